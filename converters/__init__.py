@@ -1,0 +1,1 @@
+"""From other people's checkpoints to ftbert's: name tables and one generic loop."""

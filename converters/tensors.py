@@ -1,0 +1,104 @@
+"""Where tensors come from: safetensors (one file or sharded), PyTorch .bin, or a live model; read one at a time."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zipfile
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+
+class TensorSource(ABC):
+    """Named tensors. `where` names the file or model for error messages."""
+
+    where: str
+
+    @abstractmethod
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every name with its shape, without reading the data."""
+
+    @abstractmethod
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor on the CPU, in the dtype it is stored in; the caller owns it."""
+
+
+class SafetensorsSource(TensorSource):
+    """Opened anew for each tensor: a mapping kept open would count every page ever read as memory in use."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self.where = str(files[0] if len(files) == 1 else files[0].parent)
+        self._file: dict[str, Path] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        for path in files:
+            try:
+                with safe_open(path, framework="pt") as opened:
+                    for name in opened.keys():  # noqa: SIM118 (safe_open is no mapping)
+                        self._file[name] = path
+                        self._shapes[name] = tuple(opened.get_slice(name).get_shape())
+            except (SafetensorError, OSError) as error:
+                raise ValueError(f"{path}: not a complete safetensors file ({error})") from error
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return self._shapes
+
+    def read(self, name: str) -> torch.Tensor:
+        with safe_open(self._file[name], framework="pt") as opened:
+            tensor: torch.Tensor = opened.get_tensor(name)
+            return tensor.clone()
+
+
+class StateDictSource(TensorSource):
+    """A state dict in memory, or mapped from a .bin file."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor], where: str) -> None:
+        self.where = where
+        self._tensors = tensors
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+
+    def read(self, name: str) -> torch.Tensor:
+        return self._tensors[name].detach().to("cpu", copy=True)
+
+
+def _read_bin(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        document = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError, KeyError) as error:
+        reason = str(error).split("\n", 1)[0]
+        raise ValueError(f"{path}: not a complete PyTorch weights file ({reason})") from error
+    if not isinstance(document, dict) or not all(isinstance(value, torch.Tensor) for value in document.values()):
+        raise ValueError(f"{path}: expected a state dict of tensors")
+    return document
+
+
+def _shards(index: Path) -> list[Path]:
+    try:
+        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ValueError(f"{index}: not a shard index ({error})") from error
+    files = sorted({index.parent / Path(name).name for name in names})
+    missing = [path.name for path in files if not path.exists()]
+    if missing:
+        raise ValueError(f"{index}: shards are missing: {', '.join(missing)}")
+    return files
+
+
+def open_folder(folder: Path) -> TensorSource:
+    """The weights of a HuggingFace or ftbert folder; ValueError when there are none or they are broken."""
+    if (folder / "model.safetensors").exists():
+        return SafetensorsSource([folder / "model.safetensors"])
+    if (folder / "model.safetensors.index.json").exists():
+        return SafetensorsSource(_shards(folder / "model.safetensors.index.json"))
+    if (folder / "pytorch_model.bin").exists():
+        return StateDictSource(_read_bin(folder / "pytorch_model.bin"), str(folder / "pytorch_model.bin"))
+    if (folder / "pytorch_model.bin.index.json").exists():
+        tensors: dict[str, torch.Tensor] = {}
+        for path in _shards(folder / "pytorch_model.bin.index.json"):
+            tensors.update(_read_bin(path))
+        return StateDictSource(tensors, str(folder))
+    raise ValueError(f"{folder}: no weights found (model.safetensors or pytorch_model.bin, possibly sharded)")

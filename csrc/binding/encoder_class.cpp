@@ -1,0 +1,116 @@
+#include "binding/encoder_class.h"
+
+#include <set>
+
+#include "binding/gemm_torch.h"
+#include "binding/tensors.h"
+
+namespace ftbert::binding {
+
+std::map<std::string, std::string> to_map(const StringDict& dict) {
+  std::map<std::string, std::string> map;
+  for (const auto& entry : dict) map[entry.key()] = entry.value();
+  return map;
+}
+
+namespace {
+
+AttentionPath parse_path(const std::string& name) {
+  if (name == "auto") return AttentionPath::automatic;
+  if (name == "fused") return AttentionPath::fused;
+  check(name == "general", "attention must be 'auto', 'fused' or 'general', got '", name, "'");
+  return AttentionPath::general;
+}
+
+std::string shape_text(at::IntArrayRef shape) {
+  std::string text = "[";
+  for (const int64_t size : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
+  return text + "]";
+}
+
+// Every complaint at once: missing, misshapen, of another dtype or device, and left over.
+void check_weights(const std::vector<WeightSpec>& specs, const TensorDict& weights, at::Device device,
+                   at::ScalarType dtype) {
+  std::string complaints;
+  std::set<std::string> known;
+  for (const WeightSpec& spec : specs) {
+    known.insert(spec.name);
+    const auto it = weights.find(spec.name);
+    if (it == weights.end()) {
+      complaints += "\n  missing: " + spec.name + " " + shape_text(spec.shape);
+      continue;
+    }
+    const at::Tensor tensor = it->value();
+    if (tensor.sizes() != at::IntArrayRef(spec.shape))
+      complaints += "\n  " + spec.name + ": expected " + shape_text(spec.shape) + ", got " + shape_text(tensor.sizes());
+    if (tensor.is_mkldnn() && !(spec.matrix && device.is_cpu()))
+      complaints += "\n  " + spec.name + ": only matrices on the CPU may be packed";
+    if (tensor.device() != device || tensor.scalar_type() != dtype)
+      complaints += "\n  " + spec.name + ": expected " + at::toString(dtype) + " on " + device.str() + ", got " +
+                    at::toString(tensor.scalar_type()) + " on " + tensor.device().str();
+  }
+  for (const auto& entry : weights)
+    if (!known.count(entry.key())) complaints += "\n  extra: " + entry.key();
+  check(complaints.empty(), "the weights do not fit the configuration:", complaints);
+}
+
+}  // namespace
+
+EncoderClass::EncoderClass(TensorDict weights, StringDict config, std::string attention)
+    : entries_(config.copy()), attention_(std::move(attention)), config_(EncoderConfig::parse(to_map(config))) {
+  const std::vector<WeightSpec> specs = weight_specs(config_);
+  const auto word = weights.find("embeddings.word");
+  check(word != weights.end(), "the weights lack embeddings.word");
+  device_ = word->value().device();
+  dtype_ = word->value().scalar_type();
+  const DeviceKind kind = device_kind(device_);
+  const DType dtype = dtype_of(dtype_);
+  check_weights(specs, weights, device_, dtype_);
+  const AttentionPath path = parse_path(attention_);
+
+  dispatch(kind, dtype, [&](auto backend) {
+    using Device = typename decltype(backend)::Device;
+    using T = typename decltype(backend)::T;
+    for (const WeightSpec& spec : specs) {
+      const at::Tensor given = weights.at(spec.name).detach();
+      // A loader may have packed it already, to not hold both layouts.
+      at::Tensor packed = given.is_mkldnn() ? given : at::Tensor();
+      if (!packed.defined() && spec.matrix && kind == DeviceKind::cpu) packed = pack_weight(given);
+      if (packed.defined())
+        packed_[spec.name] = packed;
+      else
+        weights_.insert(spec.name, given.contiguous());
+    }
+    const Weights<T> bound = bind_weights<T>(config_, [&](const std::string& name) -> WeightSource {
+      const auto it = packed_.find(name);
+      if (it != packed_.end()) return {nullptr, &it->second};
+      return {data<T>(weights_.at(name)), nullptr};
+    });
+    engine_ = make_engine<Device, T>(config_, bound, device_, path);
+  });
+}
+
+TensorDict EncoderClass::weights() const {
+  TensorDict all;
+  for (const WeightSpec& spec : weight_specs(config_)) {
+    const auto it = packed_.find(spec.name);
+    all.insert(spec.name, it == packed_.end() ? weights_.at(spec.name) : it->second.to_dense());
+  }
+  return all;
+}
+
+StringDict EncoderClass::info() const {
+  StringDict all;
+  all.insert("device", device_.str());
+  all.insert("dtype", at::toString(dtype_));
+  for (const auto& [key, value] : engine_->info()) all.insert(key, value);
+  return all;
+}
+
+c10::intrusive_ptr<EncoderClass> EncoderClass::to(at::Device device, at::ScalarType dtype) const {
+  TensorDict moved;
+  for (const auto& entry : weights()) moved.insert(entry.key(), entry.value().to(device, dtype));
+  return c10::make_intrusive<EncoderClass>(moved, entries_, attention_);
+}
+
+}  // namespace ftbert::binding

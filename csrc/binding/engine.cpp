@@ -1,0 +1,112 @@
+// One forward call between torch and the core: checks with words, memory from torch's allocator, the current stream.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
+
+#include "binding/encoder_class.h"
+#include "binding/padding.h"
+#include "binding/tensors.h"
+#include "gemm/gemm_cuda.h"
+#include "kernels/kernels.h"
+
+namespace ftbert::binding {
+namespace {
+
+template <class Device, class T>
+class EngineOf : public Engine {
+ public:
+  EngineOf(const EncoderConfig& config, Weights<T> weights, at::Device device, AttentionPath path)
+      : device_(device),
+        encoder_(config, std::move(weights), path,
+                 attention_supports<Device, T>(CallContext<Device>(device).context, config.head_size)) {}
+
+  std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& input_ids,
+                                             const std::optional<at::Tensor>& attention_mask,
+                                             const std::optional<at::Tensor>& token_type_ids) const override {
+    const c10::DeviceGuard guard(device_);
+    CallContext<Device> call(device_);
+    const EncoderConfig& c = encoder_.config();
+    const PaddedInput padded =
+        unpad<Device>(call.context, device_, c, input_ids, attention_mask, token_type_ids);
+    const EncoderInput& input = padded.encoder;
+    const at::Tensor packed = run(call.context, input);
+    at::Tensor hidden;
+    if (input.tokens == input.batch * input.seq) {
+      hidden = packed.view({input.batch, input.seq, c.hidden});
+    } else {
+      hidden = at::empty({input.batch, input.seq, c.hidden}, packed.options());
+      restore_padding<Device, T>(call.context, data<T>(packed), data<int32_t>(padded.packed_index),
+                                 input.batch * input.seq, c.hidden, data<T>(hidden));
+    }
+    return {hidden, pooled(call.context, packed, input.cu_seqlens, input.batch)};
+  }
+
+  at::Tensor forward_packed(const at::Tensor& input_ids, const at::Tensor& cu_seqlens, int64_t max_seqlen,
+                            const std::optional<at::Tensor>& token_type_ids) const override {
+    const c10::DeviceGuard guard(device_);
+    CallContext<Device> call(device_);
+    const PackedTensors packed = check_packed<Device>(call.context, device_, encoder_.config(), input_ids, cu_seqlens,
+                                                      max_seqlen, token_type_ids);
+    return run(call.context, packed.encoder);
+  }
+
+  at::Tensor pool(const at::Tensor& hidden, const at::Tensor& cu_seqlens) const override {
+    const c10::DeviceGuard guard(device_);
+    CallContext<Device> call(device_);
+    return pooled(call.context, hidden.contiguous(), data<int32_t>(cu_seqlens), cu_seqlens.size(0) - 1);
+  }
+
+  std::map<std::string, std::string> info() const override {
+    std::map<std::string, std::string> all{
+        {"attention", encoder_.uses_fused_attention() ? "fused" : "general"},
+        {"attention_reason", encoder_.attention_reason()},
+        {"activation", std::string(to_string(encoder_.config().activation))},
+    };
+    if constexpr (std::is_same_v<Device, Cpu>)
+      all["gemm"] = torch_gemm_name();
+    else
+      all["gemm"] = gemm_library_version();
+    return all;
+  }
+
+ private:
+  at::TensorOptions options(at::ScalarType type) const { return at::TensorOptions().device(device_).dtype(type); }
+
+  at::Tensor run(Context<Device>& context, const EncoderInput& input) const {
+    const int64_t cols = encoder_.config().hidden;
+    const at::Tensor hidden =
+        at::empty({Encoder<Device, T>::padded_rows(input.tokens), cols}, options(ScalarTypeOf<T>::value));
+    const size_t bytes = encoder_.workspace_bytes(context, input);
+    const at::Tensor workspace = at::empty({static_cast<int64_t>(bytes)}, options(at::kByte));
+    encoder_.forward(context, input, Workspace(workspace.data_ptr(), bytes), data<T>(hidden));
+    return hidden.narrow(0, 0, input.tokens);
+  }
+
+  at::Tensor pooled(Context<Device>& context, const at::Tensor& hidden, const int32_t* cu_seqlens,
+                    int64_t batch) const {
+    const EncoderConfig& c = encoder_.config();
+    if (!c.pooler) return at::empty({batch, 0}, options(ScalarTypeOf<T>::value));
+    const at::Tensor scratch = at::empty({batch, c.hidden}, options(ScalarTypeOf<T>::value));
+    const at::Tensor out = at::empty({batch, c.hidden}, options(ScalarTypeOf<T>::value));
+    encoder_.pool(context, data<T>(hidden), cu_seqlens, batch, data<T>(scratch), data<T>(out));
+    return out;
+  }
+
+  at::Device device_;
+  Encoder<Device, T> encoder_;
+};
+
+}  // namespace
+
+template <class Device, class T>
+std::unique_ptr<Engine> make_engine(const EncoderConfig& config, Weights<T> weights, at::Device device,
+                                    AttentionPath path) {
+  return std::make_unique<EngineOf<Device, T>>(config, std::move(weights), device, path);
+}
+
+#define FTBERT_INSTANTIATE(D, T) \
+  template std::unique_ptr<Engine> make_engine<D, T>(const EncoderConfig&, Weights<T>, at::Device, AttentionPath);
+FTBERT_BACKENDS(FTBERT_INSTANTIATE)
+
+}  // namespace ftbert::binding

@@ -1,0 +1,103 @@
+#include "binding/gemm_torch.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/mm.h>
+
+#include "kernels/kernels.h"
+
+namespace ftbert::binding {
+namespace {
+
+using Scalars = c10::List<std::optional<at::Scalar>>;
+using LinearPointwise = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
+                                   std::string_view, Scalars, std::optional<std::string_view>);
+using Reorder = at::Tensor(const at::Tensor&, std::optional<int64_t>);
+
+// The operators exist only where PyTorch was built with oneDNN; looked up once.
+template <class Signature>
+std::optional<c10::TypedOperatorHandle<Signature>> find(const char* name) {
+  const auto handle = c10::Dispatcher::singleton().findSchema({name, ""});
+  if (!handle || !handle->hasKernelForDispatchKey(c10::DispatchKey::CPU)) return std::nullopt;
+  return handle->typed<Signature>();
+}
+
+const auto& linear_pointwise() {
+  static const auto op = find<LinearPointwise>("mkldnn::_linear_pointwise");
+  return op;
+}
+
+const auto& reorder_weight() {
+  static const auto op = find<Reorder>("mkldnn::_reorder_linear_weight");
+  return op;
+}
+
+at::Tensor view(const float* data, at::IntArrayRef sizes) {
+  return at::from_blob(const_cast<float*>(data), sizes, at::TensorOptions().dtype(at::kFloat));
+}
+
+struct Fused {
+  const char* name;
+  const char* algorithm;
+};
+
+// The activations that oneDNN fuses with the formula HuggingFace uses; nullptr: not fused.
+const Fused* fused(Activation activation) {
+  static constexpr Fused none{"none", ""}, erf{"gelu", "none"}, tanh_gelu{"gelu", "tanh"}, relu{"relu", ""},
+      tanh{"tanh", ""};
+  switch (activation) {
+    case Activation::none: return &none;
+    case Activation::gelu_erf: return &erf;
+    case Activation::gelu_tanh: return &tanh_gelu;
+    case Activation::relu: return &relu;
+    case Activation::tanh: return &tanh;
+    default: return nullptr;
+  }
+}
+
+}  // namespace
+
+at::Tensor pack_weight(const at::Tensor& weight) {
+  if (!reorder_weight() || !linear_pointwise()) return {};
+  return reorder_weight()->call(weight.detach().contiguous(), std::nullopt);
+}
+
+std::string torch_gemm_name() { return linear_pointwise() ? "oneDNN in PyTorch, packed weights" : "at::addmm"; }
+
+const float* TorchGemm::linear(const Linear<float>& w, const float* a, int64_t m, Epilogue epilogue, float* out) {
+  const at::Tensor input = view(a, {m, w.k});
+  std::optional<at::Tensor> bias;
+  if (epilogue.bias) bias = view(w.bias, {w.n});
+  if (!w.packed) {
+    at::Tensor result = view(out, {m, w.n});
+    at::mm_out(result, input, view(w.weight, {w.n, w.k}).t());
+    Context<Cpu> context{this};
+    if (epilogue.bias || epilogue.activation != Activation::none)
+      add_bias_act<Cpu, float>(context, out, epilogue.bias ? w.bias : nullptr, epilogue.activation, m, w.n);
+    return out;
+  }
+  const Fused* act = fused(epilogue.activation);
+  at::Tensor* slot = nullptr;
+  for (auto& [place, tensor] : results_)
+    if (place == out) slot = &tensor;
+  if (!slot) slot = &results_.emplace_back(out, at::Tensor()).second;
+  slot->reset();  // give the old result back first, so that the allocator can hand out the same memory again
+  *slot = linear_pointwise()->call(input, *static_cast<const at::Tensor*>(w.packed), bias, act ? act->name : "none",
+                                   Scalars(), act ? act->algorithm : "");
+  float* result = slot->mutable_data_ptr<float>();
+  if (!act) {
+    Context<Cpu> context{this};
+    add_bias_act<Cpu, float>(context, result, nullptr, epilogue.activation, m, w.n);
+  }
+  return result;
+}
+
+void TorchGemm::gemm(const GemmShape& s, const float* a, const float* b, float* c) {
+  at::Tensor result = view(c, {s.batch, s.m, s.n});
+  const at::Tensor right = s.b_transposed ? view(b, {s.batch, s.n, s.k}).transpose(1, 2) : view(b, {s.batch, s.k, s.n});
+  at::bmm_out(result, view(a, {s.batch, s.m, s.k}), right);
+}
+
+}  // namespace ftbert::binding

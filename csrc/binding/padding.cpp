@@ -1,0 +1,205 @@
+#include "binding/padding.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+
+#include <limits>
+
+#include "binding/tensors.h"
+#include "kernels/kernels.h"
+
+namespace ftbert::binding {
+namespace {
+
+std::string describe(const at::Tensor& t) {
+  std::string text = std::string(at::toString(t.scalar_type())) + " [";
+  for (int64_t d = 0; d < t.dim(); ++d) text += (d ? ", " : "") + std::to_string(t.size(d));
+  return text + "] on " + t.device().str();
+}
+
+at::Tensor ids_tensor(const char* name, const at::Tensor& ids, int64_t rank, at::Device device) {
+  check(ids.dim() == rank && (ids.scalar_type() == at::kLong || ids.scalar_type() == at::kInt), name, ": expected ",
+        rank == 2 ? "int64 or int32 [batch, seq]" : "int64 or int32 [tokens]", ", got ", describe(ids));
+  check(ids.device() == device, name, ": the model is on ", device.str(), ", got ", describe(ids),
+        "; move one to the other");
+  return ids.to(at::kLong).contiguous();
+}
+
+std::optional<at::Tensor> type_tensor(const std::optional<at::Tensor>& types, const at::Tensor& ids,
+                                      const EncoderConfig& config) {
+  // A model without token types ignores them, as transformers does.
+  if (!types || config.token_types == 0) return std::nullopt;
+  const at::Tensor checked = ids_tensor("token_type_ids", *types, ids.dim(), ids.device());
+  check(checked.sizes() == ids.sizes(), "token_type_ids: expected the shape of input_ids, got ", describe(*types),
+        " for input_ids ", describe(ids));
+  return checked;
+}
+
+template <class Device>
+void offsets(Context<Device>& context, const at::Tensor& mask, int64_t batch, int64_t seq, PaddedInput& out,
+             PaddingInfo* info) {
+  int32_t* cu = data<int32_t>(out.cu_seqlens);
+  int64_t* index = data<int64_t>(out.token_index);
+  int32_t* packed = data<int32_t>(out.packed_index);
+  if (!mask.defined())
+    padding_offsets<Device, uint8_t>(context, nullptr, batch, seq, cu, index, packed, info);
+  else if (mask.scalar_type() == at::kFloat)
+    padding_offsets<Device, float>(context, data<float>(mask), batch, seq, cu, index, packed, info);
+  else if (mask.scalar_type() == at::kLong)
+    padding_offsets<Device, int64_t>(context, data<int64_t>(mask), batch, seq, cu, index, packed, info);
+  else
+    padding_offsets<Device, uint8_t>(context, data<uint8_t>(mask), batch, seq, cu, index, packed, info);
+}
+
+// To the three element types that the kernel reads, without losing a value that is neither 0 nor 1.
+at::Tensor mask_tensor(const at::Tensor& mask, const at::Tensor& ids) {
+  check(mask.dim() == 2 && mask.sizes() == ids.sizes(),
+        "attention_mask: expected the shape of input_ids with values 0 and 1, got ", describe(mask), " for input_ids ",
+        describe(ids));
+  check(mask.device() == ids.device() || mask.is_cpu(), "attention_mask: expected it on ", ids.device().str(),
+        " or on the CPU, got ", describe(mask));
+  const at::ScalarType type = mask.scalar_type();
+  if (type == at::kBool || type == at::kByte || type == at::kLong || type == at::kFloat) return mask.contiguous();
+  check(!at::isComplexType(type), "attention_mask: expected values 0 and 1, got ", describe(mask));
+  return mask.to(at::isFloatingType(type) ? at::kFloat : at::kLong).contiguous();
+}
+
+void check_info(const PaddingInfo& info, const EncoderConfig& config, int64_t seq, const at::Tensor& ids,
+                const std::optional<at::Tensor>& types, const at::Tensor& mask) {
+  const auto where = [&](int64_t one_based) {
+    const int64_t index = one_based - 1;
+    return seq < 0 ? "[" + std::to_string(index) + "]"
+                   : "[" + std::to_string(index / seq) + ", " + std::to_string(index % seq) + "]";
+  };
+  const auto value = [](const at::Tensor& t, int64_t one_based) { return t.view(-1)[one_based - 1].item(); };
+  if (info.bad_mask)
+    check(false, "attention_mask: expected values 0 and 1, got ", value(mask, info.bad_mask).toDouble(), " at ",
+          where(info.bad_mask));
+  if (info.bad_id)
+    check(false, "input_ids: expected ids in [0, ", config.vocab, "), the vocabulary, got ",
+          value(ids, info.bad_id).toLong(), " at ", where(info.bad_id));
+  if (info.bad_type)
+    check(false, "token_type_ids: expected ids in [0, ", config.token_types, "), got ",
+          value(*types, info.bad_type).toLong(), " at ", where(info.bad_type));
+}
+
+void check_length(const EncoderConfig& config, int64_t length) {
+  check(config.positions == PositionKind::none || length <= config.max_seq(), "sequence of ", length,
+        " tokens: the model has positions for ", config.max_seq(), "; truncate the input");
+}
+
+}  // namespace
+
+template <class Device>
+PaddedInput unpad(Context<Device>& context, at::Device device, const EncoderConfig& config,
+                  const at::Tensor& input_ids, const std::optional<at::Tensor>& attention_mask,
+                  const std::optional<at::Tensor>& token_type_ids) {
+  PaddedInput out;
+  out.input_ids = ids_tensor("input_ids", input_ids, 2, device);
+  out.token_type_ids = type_tensor(token_type_ids, out.input_ids, config);
+  const int64_t batch = input_ids.size(0), seq = input_ids.size(1), rows = batch * seq;
+  check_length(config, seq);
+  at::Tensor mask;
+  if (attention_mask) mask = mask_tensor(*attention_mask, out.input_ids);
+
+  const auto make = [&](at::Device where) {
+    // Pinned, so that the copies to the device do not wait for it.
+    const auto options = at::TensorOptions().device(where).pinned_memory(where.is_cpu() && device.is_cuda());
+    out.cu_seqlens = at::empty({batch + 1}, options.dtype(at::kInt));
+    out.token_index = at::empty({rows}, options.dtype(at::kLong));
+    out.packed_index = at::empty({rows}, options.dtype(at::kInt));
+  };
+  PaddingInfo info{};
+  const auto check_ids = [&](PaddingInfo* target) {
+    padding_check_ids<Device>(context, data<int64_t>(out.input_ids), data<int64_t>(out.token_type_ids),
+                              data<int64_t>(out.token_index), data<int32_t>(out.cu_seqlens), batch, rows, config.vocab,
+                              config.token_types, target);
+  };
+  if (device.is_cuda() && !(mask.defined() && mask.is_cpu())) {
+    make(device);
+    const at::Tensor counts =
+        at::empty({sizeof(PaddingInfo) / sizeof(int64_t)}, at::TensorOptions().device(device).dtype(at::kLong));
+    PaddingInfo* on_device = reinterpret_cast<PaddingInfo*>(data<int64_t>(counts));
+    offsets<Device>(context, mask, batch, seq, out, on_device);
+    if (mask.defined()) {
+      check_ids(on_device);
+      // The one sync of the padded path (DESIGN: mask on the GPU): the host must know how many tokens there are.
+      const at::Tensor host = counts.cpu();
+      info = *reinterpret_cast<const PaddingInfo*>(host.const_data_ptr());
+    } else {
+      info.tokens = rows;
+      info.max_seqlen = batch ? seq : 0;
+    }
+  } else {
+    // Mask on the CPU: the host counts, and a GPU is not waited for.
+    make(at::kCPU);
+    CallContext<Cpu> cpu(at::kCPU);
+    offsets<Cpu>(cpu.context, mask, batch, seq, out, &info);
+    if (device.is_cuda()) {
+      out.cu_seqlens = out.cu_seqlens.to(device, /*non_blocking=*/true);
+      out.token_index = out.token_index.to(device, /*non_blocking=*/true);
+      out.packed_index = out.packed_index.to(device, /*non_blocking=*/true);
+    } else {
+      check_ids(&info);
+    }
+  }
+  check_info(info, config, seq, out.input_ids, out.token_type_ids, mask);
+  check(info.tokens <= std::numeric_limits<int32_t>::max(), "at most 2^31-1 tokens in one call, got ", info.tokens);
+  out.encoder = {.input_ids = data<int64_t>(out.input_ids),
+                 .token_type_ids = data<int64_t>(out.token_type_ids),
+                 .token_index = data<int64_t>(out.token_index),
+                 .cu_seqlens = data<int32_t>(out.cu_seqlens),
+                 .tokens = info.tokens,
+                 .batch = batch,
+                 .seq = seq,
+                 .max_seqlen = info.max_seqlen};
+  return out;
+}
+
+template <class Device>
+PackedTensors check_packed(Context<Device>& context, at::Device device, const EncoderConfig& config,
+                           const at::Tensor& input_ids, const at::Tensor& cu_seqlens, int64_t max_seqlen,
+                           const std::optional<at::Tensor>& token_type_ids) {
+  PackedTensors out;
+  out.input_ids = ids_tensor("input_ids", input_ids, 1, device);
+  out.token_type_ids = type_tensor(token_type_ids, out.input_ids, config);
+  check(cu_seqlens.dim() == 1 && cu_seqlens.size(0) >= 1 && cu_seqlens.scalar_type() == at::kInt,
+        "cu_seqlens: expected int32 [batch+1], got ", describe(cu_seqlens));
+  check(cu_seqlens.device() == device, "cu_seqlens: the model is on ", device.str(), ", got ", describe(cu_seqlens));
+  out.cu_seqlens = cu_seqlens.contiguous();
+  const int64_t tokens = input_ids.size(0), batch = cu_seqlens.size(0) - 1;
+  check(max_seqlen >= 0, "max_seqlen: expected at least the longest sequence, got ", max_seqlen);
+  check_length(config, max_seqlen);
+  if (device.is_cpu()) {
+    const int32_t* cu = data<int32_t>(out.cu_seqlens);
+    check(cu[0] == 0 && cu[batch] == tokens, "cu_seqlens: expected it to run from 0 to ", tokens,
+          " (the number of input ids), got ", cu[0], " to ", cu[batch]);
+    for (int64_t b = 0; b < batch; ++b)
+      check(cu[b + 1] >= cu[b] && cu[b + 1] - cu[b] <= max_seqlen,
+            "cu_seqlens: expected it never to fall and no step above max_seqlen ", max_seqlen, ", got ", cu[b], " to ",
+            cu[b + 1], " at sequence ", b);
+    PaddingInfo info{};
+    padding_check_ids<Device>(context, data<int64_t>(out.input_ids), data<int64_t>(out.token_type_ids), nullptr, cu,
+                              batch, tokens, config.vocab, config.token_types, &info);
+    check_info(info, config, -1, out.input_ids, out.token_type_ids, {});
+  }
+  out.encoder = {.input_ids = data<int64_t>(out.input_ids),
+                 .token_type_ids = data<int64_t>(out.token_type_ids),
+                 .token_index = nullptr,
+                 .cu_seqlens = data<int32_t>(out.cu_seqlens),
+                 .tokens = tokens,
+                 .batch = batch,
+                 .seq = max_seqlen,
+                 .max_seqlen = max_seqlen};
+  return out;
+}
+
+#define FTBERT_INSTANTIATE(D)                                                                              \
+  template PaddedInput unpad<D>(Context<D>&, at::Device, const EncoderConfig&, const at::Tensor&,     \
+                                     const std::optional<at::Tensor>&, const std::optional<at::Tensor>&);       \
+  template PackedTensors check_packed<D>(Context<D>&, at::Device, const EncoderConfig&,               \
+                                              const at::Tensor&, const at::Tensor&, int64_t,                    \
+                                              const std::optional<at::Tensor>&);
+FTBERT_DEVICES(FTBERT_INSTANTIATE)
+
+}  // namespace ftbert::binding

@@ -1,0 +1,35 @@
+// From what a caller passes to what the core takes: checked, on the right device, unpadded.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include "encoder.h"
+
+namespace ftbert::binding {
+
+// `encoder` points into the tensors beside it.
+struct PaddedInput {
+  at::Tensor input_ids, token_index, packed_index, cu_seqlens;
+  std::optional<at::Tensor> token_type_ids;
+  EncoderInput encoder;
+};
+
+struct PackedTensors {
+  at::Tensor input_ids, cu_seqlens;
+  std::optional<at::Tensor> token_type_ids;
+  EncoderInput encoder;
+};
+
+// input_ids [batch, seq] int32/int64, mask and token types of the same shape or absent. At most one device sync:
+// when the mask is on the GPU, its token count must be read to size the packed tensors.
+template <class Device>
+PaddedInput unpad(Context<Device>& context, at::Device device, const EncoderConfig& config,
+                  const at::Tensor& input_ids, const std::optional<at::Tensor>& attention_mask,
+                  const std::optional<at::Tensor>& token_type_ids);
+
+// input_ids [tokens] int32/int64, cu_seqlens [batch+1] int32. No device sync: on CUDA the contents are not looked at.
+template <class Device>
+PackedTensors check_packed(Context<Device>& context, at::Device device, const EncoderConfig& config,
+                           const at::Tensor& input_ids, const at::Tensor& cu_seqlens, int64_t max_seqlen,
+                           const std::optional<at::Tensor>& token_type_ids);
+
+}  // namespace ftbert::binding

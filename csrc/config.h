@@ -1,0 +1,42 @@
+// What a model is: data, not subclasses. Every number comes from the checkpoint, none from a constant.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "core/types.h"
+
+namespace ftbert {
+
+enum class NormPlace { post, pre };      // LayerNorm after the residual sum (BERT), or before each block
+enum class PositionKind {
+  none,          // no position table (relative bias only)
+  absolute,      // the token's column in the padded input
+  from_padding,  // padding_id + number of non-padding ids up to and including the token (RoBERTa, MPNet)
+};
+
+struct EncoderConfig {
+  int64_t vocab = 0;
+  int64_t hidden = 0;
+  int64_t layers = 0;
+  int64_t heads = 0;
+  int64_t head_size = 0;
+  int64_t inter = 0;
+  int64_t embedding = 0;       // width of the embedding tables; projected to hidden when it differs
+  int64_t max_positions = 0;   // rows of the position table
+  int64_t token_types = 0;     // 0: the model has no token type embedding
+  int64_t padding_id = 0;
+  double layer_norm_eps = 0;
+  Activation activation = Activation::gelu_erf;
+  NormPlace norm_place = NormPlace::post;
+  PositionKind positions = PositionKind::absolute;
+  bool pooler = false;         // dense + tanh over the first token
+
+  // Longest sequence the position table can hold.
+  int64_t max_seq() const;
+
+  // From the checkpoint's config, as text by key. Throws Error listing every missing, unknown or impossible entry.
+  static EncoderConfig parse(const std::map<std::string, std::string>& entries);
+};
+
+}  // namespace ftbert

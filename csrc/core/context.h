@@ -1,0 +1,32 @@
+// What a call carries down to kernels and GEMMs: the stream, or the CPU's GEMM; never global state.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "core/types.h"
+
+namespace ftbert {
+
+struct CpuGemm;    // gemm/gemm.h
+struct GemmPlans;  // gemm/gemm_cuda.cpp
+
+template <class Device>
+struct Context;
+
+template <>
+struct Context<Cpu> {
+  CpuGemm* gemm = nullptr;  // outlives the call
+};
+
+template <>
+struct Context<Cuda> {
+  void* stream = nullptr;     // cudaStream_t of the caller
+  int device = 0;
+  int sm_count = 0;           // multiprocessors of the device
+  int capability = 0;         // 10 * major + minor
+  GemmPlans* plans = nullptr; // cuBLASLt plans of this device; shared by threads, internally locked
+  void* gemm_workspace = nullptr;  // one call's own
+  size_t gemm_workspace_bytes = 0;
+};
+
+}  // namespace ftbert

@@ -1,0 +1,42 @@
+// The only device/dtype switch: everything above is asked once, everything below is a template.
+#pragma once
+#include <utility>
+
+#include "core/check.h"
+#include "core/types.h"
+
+// The (device, element type) pairs that this build has: FTBERT_BACKENDS(X) expands to X(Device, T) for each.
+#ifdef FTBERT_CUDA
+#define FTBERT_DEVICES(X) X(Cpu) X(Cuda)
+#define FTBERT_BACKENDS(X) X(Cpu, float) X(Cuda, float) X(Cuda, half_t) X(Cuda, bfloat16_t)
+#else
+#define FTBERT_DEVICES(X) X(Cpu)
+#define FTBERT_BACKENDS(X) X(Cpu, float)
+#endif
+
+namespace ftbert {
+
+template <class D, class E>
+struct Backend {
+  using Device = D;
+  using T = E;
+};
+
+// dispatch(kind, dtype, f): calls f(Backend<Device, T>{}) for the pair, or throws Error saying what there is.
+template <class F>
+decltype(auto) dispatch(DeviceKind device, DType dtype, F&& f) {
+  if (device == DeviceKind::cpu) {
+    check(dtype == DType::fp32, "on the CPU ftbert computes in fp32, got ", to_string(dtype),
+          "; load the model with dtype='fp32'");
+    return std::forward<F>(f)(Backend<Cpu, float>{});
+  }
+#ifdef FTBERT_CUDA
+  if (dtype == DType::fp16) return std::forward<F>(f)(Backend<Cuda, half_t>{});
+  if (dtype == DType::bf16) return std::forward<F>(f)(Backend<Cuda, bfloat16_t>{});
+  return std::forward<F>(f)(Backend<Cuda, float>{});
+#else
+  throw Error("this build of ftbert has no CUDA; rebuild with FTBERT_CUDA=ON where nvcc is installed, or use the CPU");
+#endif
+}
+
+}  // namespace ftbert

@@ -1,0 +1,69 @@
+#include "core/types.h"
+
+#include <array>
+#include <utility>
+
+#include "core/check.h"
+
+namespace ftbert {
+namespace {
+
+// HuggingFace's spellings (transformers/activations.py, ACT2FN) and our own. `gelu` is the erf form there.
+constexpr std::array<std::pair<std::string_view, Activation>, 12> kActivations{{
+    {"gelu", Activation::gelu_erf},
+    {"gelu_erf", Activation::gelu_erf},
+    {"gelu_python", Activation::gelu_erf},
+    {"gelu_new", Activation::gelu_tanh},
+    {"gelu_fast", Activation::gelu_tanh},
+    {"gelu_pytorch_tanh", Activation::gelu_tanh},
+    {"gelu_tanh", Activation::gelu_tanh},
+    {"relu", Activation::relu},
+    {"silu", Activation::silu},
+    {"swish", Activation::silu},
+    {"tanh", Activation::tanh},
+    {"none", Activation::none},
+}};
+
+constexpr std::array<std::pair<std::string_view, PoolingMode>, 5> kPoolings{{
+    {"cls", PoolingMode::cls},
+    {"mean", PoolingMode::mean},
+    {"max", PoolingMode::max},
+    {"mean_sqrt_len", PoolingMode::mean_sqrt_len},
+    {"last", PoolingMode::last},
+}};
+
+template <class Table>
+auto look_up(const Table& table, std::string_view name, const char* what) {
+  std::string known;
+  for (const auto& [key, value] : table) {
+    if (key == name) return value;
+    known += known.empty() ? "" : ", ";
+    known += key;
+  }
+  throw Error(std::string("unknown ") + what + " '" + std::string(name) + "'; supported: " + known);
+}
+
+}  // namespace
+
+Activation parse_activation(std::string_view name) { return look_up(kActivations, name, "activation"); }
+PoolingMode parse_pooling(std::string_view name) { return look_up(kPoolings, name, "pooling mode"); }
+
+std::string_view to_string(Activation activation) {
+  switch (activation) {
+    case Activation::none: return "none";
+    case Activation::gelu_erf: return "gelu_erf";
+    case Activation::gelu_tanh: return "gelu_tanh";
+    case Activation::relu: return "relu";
+    case Activation::silu: return "silu";
+    case Activation::tanh: return "tanh";
+  }
+  return "?";
+}
+
+std::string_view to_string(DType dtype) {
+  return dtype == DType::fp32 ? "fp32" : dtype == DType::fp16 ? "fp16" : "bf16";
+}
+
+std::string_view to_string(DeviceKind device) { return device == DeviceKind::cpu ? "cpu" : "cuda"; }
+
+}  // namespace ftbert

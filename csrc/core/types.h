@@ -1,0 +1,34 @@
+// Devices, element types and activations: the words every other file uses.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace ftbert {
+
+// Device tags. A kernel is a function template on <device tag, element type>, declared once in
+// kernels/kernels.h and defined in <name>_cpu.cpp and <name>_cuda.cu; the linker chooses.
+struct Cpu {};
+struct Cuda {};
+
+// 16-bit elements as plain storage, so that no CUDA header is needed above the kernels.
+struct half_t {
+  uint16_t bits;
+};
+struct bfloat16_t {
+  uint16_t bits;
+};
+
+enum class DeviceKind { cpu, cuda };
+enum class DType { fp32, fp16, bf16 };
+enum class Activation { none, gelu_erf, gelu_tanh, relu, silu, tanh };
+enum class PoolingMode { cls, mean, max, mean_sqrt_len, last };
+
+// Parse the names used in configs and ops; throw ftbert::Error listing what is supported.
+Activation parse_activation(std::string_view name);
+PoolingMode parse_pooling(std::string_view name);
+std::string_view to_string(Activation activation);
+std::string_view to_string(DType dtype);
+std::string_view to_string(DeviceKind device);
+
+}  // namespace ftbert

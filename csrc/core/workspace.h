@@ -1,0 +1,38 @@
+// One buffer, carved into named pieces: the caller allocates, the core only points into it.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "core/check.h"
+
+namespace ftbert {
+
+// Run once over a null buffer to measure, once over the real one to carve: the same code, so the sizes agree.
+class Workspace {
+ public:
+  static constexpr size_t kAlignment = 256;
+
+  Workspace() = default;
+  Workspace(void* base, size_t bytes) : base_(static_cast<char*>(base)), capacity_(bytes) {}
+
+  template <class T>
+  T* take(int64_t count) {
+    const size_t start = used_;
+    used_ += (static_cast<size_t>(count) * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
+    if (!base_) return nullptr;
+    check(used_ <= capacity_, "workspace of ", capacity_, " bytes is too small: ", used_, " needed so far");
+    return reinterpret_cast<T*>(base_ + start);
+  }
+
+  size_t bytes() const { return used_; }
+  // Give back everything taken after `mark`, for pieces that live shorter than the rest.
+  size_t mark() const { return used_; }
+  void release(size_t mark) { used_ = mark; }
+
+ private:
+  char* base_ = nullptr;
+  size_t capacity_ = 0;
+  size_t used_ = 0;
+};
+
+}  // namespace ftbert

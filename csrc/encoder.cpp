@@ -1,0 +1,240 @@
+#include "encoder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+#include <utility>
+
+#include "core/check.h"
+#include "core/dispatch.h"
+#include "gemm/gemm.h"
+#include "kernels/kernels.h"
+
+namespace ftbert {
+namespace {
+
+template <class Device>
+constexpr bool on_cpu = std::is_same_v<Device, Cpu>;
+
+// On the CPU a layer runs over runs of sequences of about this many tokens, so that what a run makes stays in the
+// last-level cache while the layer's weights are used again from there. A GPU takes all tokens at once.
+constexpr int64_t kCpuPassTokens = 768;
+
+// A CPU GEMM library compiles a kernel per m (0.3-0.7 ms, measured with oneDNN): rounding m up bounds how many there
+// are. The extra rows are computed and never read.
+constexpr int64_t kCpuRowMultiple = 16;
+
+template <class Device>
+int64_t round_rows(int64_t rows) {
+  if (!on_cpu<Device> || rows < 4 * kCpuRowMultiple) return rows;
+  return (rows + kCpuRowMultiple - 1) / kCpuRowMultiple * kCpuRowMultiple;
+}
+
+// The general path keeps [batch, heads, seq, seq] scores; it works on as many sequences at a time as fit in this.
+constexpr int64_t kGeneralScoreElements = int64_t{1} << 26;
+
+}  // namespace
+
+// A run of whole sequences that goes through a layer together.
+template <class Device, class T>
+struct Encoder<Device, T>::Pass {
+  int64_t first_sequence, sequences, first_token, tokens;
+  int64_t rows() const { return round_rows<Device>(tokens); }
+};
+
+template <class Device, class T>
+struct Encoder<Device, T>::Buffers {
+  int32_t* positions;  // [tokens]
+  T* embedded;         // [tokens, embedding], where it is projected to hidden
+  T* qkv;              // [rows, 3*hidden]
+  T* context;          // [rows, hidden], attention's result
+  T* projected;        // [rows, hidden], a block's result before the residual; after context is read
+  T* inner;            // [rows, inter]; shares memory with qkv and context, which are dead by then
+  void* attention_scratch;
+  T *q, *k, *v;         // general path: [sequences, heads, seq, head_size]
+  float* scores;        // general path: [sequences, heads, seq, seq]
+  T* probabilities;     // general path, T != float
+  int64_t general_sequences;
+};
+
+namespace {
+
+// Whole sequences, greedily, up to the pass size; one sequence may be longer than it.
+template <class Device, class Pass>
+std::vector<Pass> make_passes(const EncoderInput& input) {
+  if constexpr (on_cpu<Device>) {
+    std::vector<Pass> passes;
+    int64_t begin = 0;
+    for (int64_t b = 0; b < input.batch; ++b) {
+      const int64_t start = input.cu_seqlens[begin], end = input.cu_seqlens[b + 1];
+      if (end - start > kCpuPassTokens && b > begin) {
+        const int64_t cut = input.cu_seqlens[b];
+        if (cut > start) passes.push_back({begin, b - begin, start, cut - start});
+        begin = b;
+      }
+    }
+    const int64_t start = input.cu_seqlens[begin];
+    if (input.tokens > start) passes.push_back({begin, input.batch - begin, start, input.tokens - start});
+    return passes;
+  } else {
+    return {{0, input.batch, 0, input.tokens}};
+  }
+}
+
+}  // namespace
+
+template <class Device, class T>
+Encoder<Device, T>::Encoder(EncoderConfig config, Weights<T> weights, AttentionPath path, bool fused_supported)
+    : config_(std::move(config)), weights_(std::move(weights)) {
+  check(config_.norm_place == NormPlace::post, "pre-LayerNorm models are not supported yet");
+  check(path != AttentionPath::fused || fused_supported, "the fused attention path does not support head size ",
+        config_.head_size, " in ", to_string(std::is_same_v<T, float> ? DType::fp32 : DType::fp16),
+        " on this device; use the general path");
+  fused_ = path != AttentionPath::general && fused_supported;
+  reason_ = path != AttentionPath::automatic ? "asked for"
+            : fused_supported                ? "supports this head size, dtype and device"
+                                             : "the fused path has no kernel for this head size, dtype and device";
+}
+
+template <class Device, class T>
+int64_t Encoder<Device, T>::padded_rows(int64_t tokens) {
+  return tokens + (on_cpu<Device> ? kCpuRowMultiple : 0);
+}
+
+template <class Device, class T>
+auto Encoder<Device, T>::carve(const Context<Device>&, Workspace& ws, const EncoderInput& input) const -> Buffers {
+  const EncoderConfig& c = config_;
+  // The largest pass: one long sequence, or up to kCpuPassTokens of several.
+  const int64_t most = on_cpu<Device>
+                           ? std::min(input.tokens, std::max(kCpuPassTokens, input.max_seqlen)) + kCpuRowMultiple
+                           : input.tokens;
+  Buffers b{};
+  b.positions = ws.take<int32_t>(input.tokens);
+  if (c.embedding != c.hidden) b.embedded = ws.take<T>(padded_rows(input.tokens) * c.embedding);
+  b.projected = ws.take<T>(most * c.hidden);
+  const size_t shared = ws.mark();
+  b.qkv = ws.take<T>(most * 3 * c.hidden);
+  b.context = ws.take<T>(most * c.hidden);
+  if (fused_) {
+    b.attention_scratch = ws.take<char>(attention_scratch_bytes<Device, T>(input.max_seqlen, c.head_size));
+  } else {
+    const int64_t per_sequence = std::max<int64_t>(1, c.heads * input.max_seqlen * input.max_seqlen);
+    b.general_sequences = std::clamp<int64_t>(kGeneralScoreElements / per_sequence, 1, std::max<int64_t>(1, input.batch));
+    const int64_t rows = b.general_sequences * input.max_seqlen;
+    b.q = ws.take<T>(rows * c.hidden);
+    b.k = ws.take<T>(rows * c.hidden);
+    b.v = ws.take<T>(rows * c.hidden);
+    b.scores = ws.take<float>(b.general_sequences * per_sequence);
+    if constexpr (std::is_same_v<T, float>)
+      b.probabilities = b.scores;
+    else
+      b.probabilities = ws.take<T>(b.general_sequences * per_sequence);
+  }
+  const size_t attention_end = ws.bytes();
+  ws.release(shared);
+  b.inner = ws.take<T>(most * c.inter);
+  if (ws.bytes() < attention_end) ws.release(attention_end);
+  return b;
+}
+
+template <class Device, class T>
+size_t Encoder<Device, T>::workspace_bytes(const Context<Device>& context, const EncoderInput& input) const {
+  Workspace measure;
+  carve(context, measure, input);
+  return measure.bytes();
+}
+
+// softmax(q k^T / sqrt(head_size)) v, by the path chosen at construction.
+template <class Device, class T>
+void Encoder<Device, T>::attend(Context<Device>& context, const T* qkv, const LayerWeights<T>& layer,
+                                const EncoderInput& input, const Pass& pass, const Buffers& b, T* out) const {
+  const EncoderConfig& c = config_;
+  const int32_t* cu_seqlens = input.cu_seqlens + pass.first_sequence;
+  if (fused_) {
+    attention<Device, T>(context, qkv, pass.first_token, cu_seqlens, pass.sequences, input.max_seqlen, c.heads,
+                         c.head_size, b.attention_scratch, out);
+    return;
+  }
+  const float scale = 1.0f / std::sqrt(static_cast<float>(c.head_size));
+  const int64_t seq = input.max_seqlen;
+  for (int64_t first = 0; first < pass.sequences; first += b.general_sequences) {
+    const int64_t batch = std::min(b.general_sequences, pass.sequences - first);
+    const int32_t* cu = cu_seqlens + first;
+    add_qkv_bias<Device, T>(context, qkv, layer.qkv.bias, pass.first_token, cu, batch, seq, c.heads, c.head_size, b.q,
+                            b.k, b.v);
+    gemm<Device, T, float>(context, {seq, seq, c.head_size, batch * c.heads, true}, b.q, b.k, b.scores);
+    softmax<Device, T>(context, b.scores, cu, scale, nullptr, nullptr, 0, batch, c.heads, seq, b.probabilities);
+    gemm<Device, T, T>(context, {seq, c.head_size, seq, batch * c.heads, false}, b.probabilities, b.v, b.q);
+    transpose<Device, T>(context, b.q, pass.first_token, cu, batch, seq, c.heads, c.head_size, out);
+  }
+}
+
+// One layer over one pass, in place on `hidden`.
+template <class Device, class T>
+void Encoder<Device, T>::layer_post_norm(Context<Device>& context, const LayerWeights<T>& layer,
+                                         const EncoderInput& input, const Pass& pass, const Buffers& b,
+                                         T* hidden) const {
+  const float eps = static_cast<float>(config_.layer_norm_eps);
+  const int64_t rows = pass.rows(), tokens = pass.tokens, cols = config_.hidden;
+  T* x = hidden + pass.first_token * cols;
+
+  const T* qkv = linear(context, layer.qkv, x, rows, {.bias = fused_}, b.qkv);
+  attend(context, qkv, layer, input, pass, b, b.context);
+  const T* y = linear(context, layer.out, b.context, rows, {}, b.projected);
+  add_bias_input_layernorm<Device, T>(context, y, layer.out.bias, x, layer.attention_norm.gamma,
+                                      layer.attention_norm.beta, eps, tokens, cols, nullptr, x);
+
+  const T* inner = linear(context, layer.up, x, rows, {.bias = true, .activation = config_.activation}, b.inner);
+  y = linear(context, layer.down, inner, rows, {}, b.projected);
+  add_bias_input_layernorm<Device, T>(context, y, layer.down.bias, x, layer.ffn_norm.gamma, layer.ffn_norm.beta, eps,
+                                      tokens, cols, nullptr, x);
+}
+
+template <class Device, class T>
+void Encoder<Device, T>::forward(Context<Device>& context, const EncoderInput& input, Workspace workspace,
+                                 T* hidden) const {
+  if (input.tokens == 0) return;
+  const EncoderConfig& c = config_;
+  const Buffers b = carve(context, workspace, input);
+
+  padding_positions<Device>(context, c.positions, input.input_ids, input.token_index, input.cu_seqlens, input.batch,
+                            input.seq, c.padding_id, b.positions);
+  const EmbeddingTables<T> tables{weights_.word,
+                                  weights_.position,
+                                  weights_.token_type,
+                                  weights_.embedding_norm.gamma,
+                                  weights_.embedding_norm.beta,
+                                  c.vocab,
+                                  c.max_positions,
+                                  c.token_types,
+                                  static_cast<float>(c.layer_norm_eps)};
+  T* embedded = b.embedded ? b.embedded : hidden;
+  embeddings_layernorm<Device, T>(context, tables, input.input_ids, input.token_type_ids, input.token_index,
+                                  b.positions, input.tokens, c.embedding, embedded);
+  if (b.embedded) {
+    const T* projected = linear(context, weights_.embedding_projection, embedded, input.tokens, {.bias = true}, hidden);
+    if constexpr (on_cpu<Device>)
+      if (projected != hidden) std::copy(projected, projected + input.tokens * c.hidden, hidden);
+  }
+
+  const std::vector<Pass> passes = make_passes<Device, Pass>(input);
+  for (const LayerWeights<T>& layer : weights_.layers)
+    for (const Pass& pass : passes) layer_post_norm(context, layer, input, pass, b, hidden);
+}
+
+template <class Device, class T>
+void Encoder<Device, T>::pool(Context<Device>& context, const T* hidden, const int32_t* cu_seqlens, int64_t batch,
+                              T* scratch, T* out) const {
+  if (batch == 0) return;
+  const int64_t cols = config_.hidden;
+  first_rows<Device, T>(context, hidden, cu_seqlens, batch, cols, scratch);
+  const T* pooled = linear(context, weights_.pooler, scratch, batch, {.bias = true, .activation = Activation::tanh}, out);
+  if constexpr (on_cpu<Device>)
+    if (pooled != out) std::copy(pooled, pooled + batch * cols, out);
+  zero_empty_rows<Device, T>(context, cu_seqlens, batch, cols, out);
+}
+
+#define FTBERT_INSTANTIATE(D, T) template class Encoder<D, T>;
+FTBERT_BACKENDS(FTBERT_INSTANTIATE)
+
+}  // namespace ftbert

@@ -1,0 +1,66 @@
+// The encoder's forward pass, once for every device and dtype.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "config.h"
+#include "core/context.h"
+#include "core/workspace.h"
+#include "weights.h"
+
+namespace ftbert {
+
+// Token ids on their way in: packed already, or padded with the index maps of kernels/kernels.h `padding`.
+struct EncoderInput {
+  const int64_t* input_ids = nullptr;       // [tokens], or [batch, seq] with token_index
+  const int64_t* token_type_ids = nullptr;  // like input_ids, or nullptr: all 0
+  const int64_t* token_index = nullptr;     // [tokens] rows of the padded input, or nullptr: packed
+  const int32_t* cu_seqlens = nullptr;      // [batch+1]; on the CPU readable by the host
+  int64_t tokens = 0;
+  int64_t batch = 0;
+  int64_t seq = 0;         // columns of the padded input; unused when packed
+  int64_t max_seqlen = 0;  // upper bound of the longest sequence
+};
+
+enum class AttentionPath { automatic, fused, general };
+
+// One model on one (device, dtype). Immutable after construction: any number of threads may call it.
+template <class Device, class T>
+class Encoder {
+ public:
+  Encoder(EncoderConfig config, Weights<T> weights, AttentionPath path, bool fused_supported);
+
+  // Bytes of workspace that forward needs for this input (pointers in it are not read).
+  size_t workspace_bytes(const Context<Device>& context, const EncoderInput& input) const;
+
+  // Rows that `hidden` must have room for: tokens, or a little more where the GEMM likes round sizes.
+  static int64_t padded_rows(int64_t tokens);
+
+  // hidden [padded_rows(tokens), hidden] out: the last hidden state of the packed tokens.
+  void forward(Context<Device>& context, const EncoderInput& input, Workspace workspace, T* hidden) const;
+
+  // hidden [tokens, hidden] -> tanh(pooler(first token)) [batch, hidden]
+  void pool(Context<Device>& context, const T* hidden, const int32_t* cu_seqlens, int64_t batch, T* scratch,
+            T* out) const;
+
+  const EncoderConfig& config() const { return config_; }
+  bool uses_fused_attention() const { return fused_; }
+  const std::string& attention_reason() const { return reason_; }
+
+ private:
+  struct Pass;
+  struct Buffers;
+  Buffers carve(const Context<Device>& context, Workspace& workspace, const EncoderInput& input) const;
+  void layer_post_norm(Context<Device>&, const LayerWeights<T>&, const EncoderInput&, const Pass&, const Buffers&,
+                       T* hidden) const;
+  void attend(Context<Device>&, const T* qkv, const LayerWeights<T>&, const EncoderInput&, const Pass&,
+              const Buffers&, T* out) const;
+
+  EncoderConfig config_;
+  Weights<T> weights_;
+  bool fused_ = true;
+  std::string reason_;
+};
+
+}  // namespace ftbert

@@ -1,0 +1,47 @@
+// Matrix products: describe -> choose (a plan, made once per shape and kept) -> run. FP32 accumulation everywhere.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "core/context.h"
+#include "core/types.h"
+#include "weights.h"
+
+namespace ftbert {
+
+// What is done to A @ W^T before it is stored.
+struct Epilogue {
+  bool bias = false;
+  Activation activation = Activation::none;  // after the bias
+};
+
+// out = epilogue(a @ weight^T), a [m, k], out [m, n]. Returns where the result is: `out`, or memory of a library
+// that insists on its own, valid until the next product into the same `out` or the end of the call.
+// An activation that the library cannot fuse exactly runs as add_bias_act after the product.
+template <class Device, class T>
+const T* linear(Context<Device>& context, const Linear<T>& weights, const T* a, int64_t m, Epilogue epilogue, T* out);
+
+// c[i] = a[i] @ b[i] (or b[i]^T) for i < batch, contiguous: a [m, k], b [k, n] (or [n, k]), c [m, n].
+struct GemmShape {
+  int64_t m = 0, n = 0, k = 0, batch = 1;
+  bool b_transposed = true;
+};
+
+// C is T, or float where the next step wants the accumulator unrounded (attention scores).
+template <class Device, class T, class C>
+void gemm(Context<Device>& context, const GemmShape& shape, const T* a, const T* b, C* c);
+
+// The CPU's matrix products, handed down: by the binding (what PyTorch carries) or gemm_cblas.cpp (standalone).
+// One object serves one call at a time.
+struct CpuGemm {
+  virtual ~CpuGemm() = default;
+  virtual const float* linear(const Linear<float>& weights, const float* a, int64_t m, Epilogue epilogue,
+                              float* out) = 0;
+  virtual void gemm(const GemmShape& shape, const float* a, const float* b, float* c) = 0;
+};
+
+// gemm_cblas.cpp: any CBLAS chosen at build time, or a plain loop where there is none; `cblas_name` says which.
+CpuGemm& cblas_gemm();
+std::string cblas_name();
+
+}  // namespace ftbert

@@ -1,0 +1,34 @@
+// sum = x + bias + input; out = LayerNorm(sum) * gamma + beta.
+#include "kernels/kernels.h"
+#include "kernels/layernorm_row.h"
+
+namespace ftbert {
+
+template <>
+void add_bias_input_layernorm<Cpu, float>(Context<Cpu>&, const float* x, const float* bias, const float* input,
+                                          const float* gamma, const float* beta, float eps, int64_t rows, int64_t cols,
+                                          float* sum, float* out) {
+#pragma omp parallel for schedule(static)
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* a = x + r * cols;
+    const float* b = input ? input + r * cols : nullptr;
+    // out's row holds the sum until it is normalised, unless the caller wants to keep it.
+    float* s = (sum ? sum : out) + r * cols;
+    if (b && bias) {
+#pragma omp simd
+      for (int64_t c = 0; c < cols; ++c) s[c] = a[c] + bias[c] + b[c];
+    } else if (b) {
+#pragma omp simd
+      for (int64_t c = 0; c < cols; ++c) s[c] = a[c] + b[c];
+    } else if (bias) {
+#pragma omp simd
+      for (int64_t c = 0; c < cols; ++c) s[c] = a[c] + bias[c];
+    } else if (s != a) {
+#pragma omp simd
+      for (int64_t c = 0; c < cols; ++c) s[c] = a[c];
+    }
+    layernorm_row(s, gamma, beta, eps, cols, out + r * cols);
+  }
+}
+
+}  // namespace ftbert

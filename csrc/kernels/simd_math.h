@@ -1,0 +1,68 @@
+// exp, erf and tanh in float, free of branches and calls, so that the compiler vectorises the loops around them.
+#pragma once
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+#include "core/types.h"
+
+namespace ftbert::simd {
+
+// e^x: 2^n * e^r, |r| <= ln2/2, polynomial of Cephes' expf (moshier.net/cephes). Within 2 ulp; 0 below -87.3.
+inline float exp(float x) {
+  const float clamped = std::min(std::max(x, -87.3365f), 88.7228f);
+  // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low mantissa bits.
+  const float shifted = clamped * 1.44269504088896341f + 12582912.0f;
+  const float n = shifted - 12582912.0f;
+  const float r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  const float y = p * r * r + r + 1.0f;
+  const float scale = std::bit_cast<float>((static_cast<int32_t>(n) + 127) << 23);
+  return x < -87.3365f ? 0.0f : y * scale;
+}
+
+// Rational minimax approximation on [-4, 4], where erf saturates in float (the one Eigen uses). Within 3e-7.
+inline float erf(float x) {
+  const float c = std::min(std::max(x, -4.0f), 4.0f), s = c * c;
+  float p = -2.72614225801306e-10f;
+  p = p * s + 2.77068142495902e-08f;
+  p = p * s + -2.10102402082508e-06f;
+  p = p * s + -5.69250639462346e-05f;
+  p = p * s + -7.34990630326855e-04f;
+  p = p * s + -2.95459980854025e-03f;
+  p = p * s + -1.60960333262415e-02f;
+  float q = -1.45660718464996e-05f;
+  q = q * s + -2.13374055278905e-04f;
+  q = q * s + -1.68282697438203e-03f;
+  q = q * s + -7.37332916720468e-03f;
+  q = q * s + -1.42647390514189e-02f;
+  return c * p / q;
+}
+
+inline float tanh(float x) {
+  const float c = std::min(std::max(x, -10.0f), 10.0f);
+  // Near 0 the quotient below cancels; the odd series is exact to float there.
+  const float s = c * c;
+  const float small = c * (1.0f + s * (-1.0f / 3 + s * (2.0f / 15 + s * (-17.0f / 315))));
+  const float e = exp(2.0f * c);
+  return s < 0.03f ? small : (e - 1.0f) / (e + 1.0f);
+}
+
+template <Activation activation>
+inline float activate(float x) {
+  if constexpr (activation == Activation::gelu_erf) return 0.5f * x * (1.0f + erf(x * 0.70710678118654752f));
+  if constexpr (activation == Activation::gelu_tanh)
+    return 0.5f * x * (1.0f + tanh(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+  if constexpr (activation == Activation::relu) return x < 0.0f ? 0.0f : x;
+  if constexpr (activation == Activation::silu) return x / (1.0f + exp(-x));
+  if constexpr (activation == Activation::tanh) return tanh(x);
+  return x;
+}
+
+}  // namespace ftbert::simd

@@ -1,0 +1,136 @@
+"""Shapes and dtypes of every op without computing: what torch.compile and torch.export trace with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def forward(encoder: Any, input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None) -> Any:
+    batch, seq = input_ids.shape
+    hidden = input_ids.new_empty((batch, seq, encoder.wrapped_obj.hidden()), dtype=encoder.wrapped_obj.dtype())
+    return hidden, hidden.new_empty((batch, encoder.wrapped_obj.hidden() if encoder.wrapped_obj.has_pooler() else 0))
+
+
+def forward_packed(
+    encoder: Any, input_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int, token_type_ids: Tensor | None
+) -> Tensor:
+    return input_ids.new_empty((input_ids.shape[0], encoder.wrapped_obj.hidden()), dtype=encoder.wrapped_obj.dtype())
+
+
+def pool(encoder: Any, hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
+    columns = encoder.wrapped_obj.hidden() if encoder.wrapped_obj.has_pooler() else 0
+    return hidden.new_empty((cu_seqlens.shape[0] - 1, columns))
+
+
+def pack_weight(weight: Tensor) -> Tensor:
+    return torch.empty_like(weight)
+
+
+def padding(mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rows = mask.shape[0] * mask.shape[1]
+    return (
+        mask.new_empty(mask.shape[0] + 1, dtype=torch.int32),
+        mask.new_empty(rows, dtype=torch.int64),
+        mask.new_empty(rows, dtype=torch.int32),
+        mask.new_empty(5, dtype=torch.int64),
+    )
+
+
+def padding_mask(lengths: Tensor, seq: int) -> Tensor:
+    return lengths.new_empty((lengths.shape[0], seq), dtype=torch.uint8)
+
+
+def padding_positions(
+    input_ids: Tensor, token_index: Tensor | None, cu_seqlens: Tensor, tokens: int, kind: str, padding_id: int
+) -> Tensor:
+    return input_ids.new_empty(tokens, dtype=torch.int32)
+
+
+def remove_padding(padded: Tensor, token_index: Tensor, tokens: int) -> Tensor:
+    return padded.new_empty((tokens, padded.shape[1]))
+
+
+def restore_padding(packed: Tensor, packed_index: Tensor) -> Tensor:
+    return packed.new_empty((packed_index.shape[0], packed.shape[1]))
+
+
+def embeddings_layernorm(
+    input_ids: Tensor, types: Any, token_index: Any, positions: Tensor, word: Tensor, *rest: Any
+) -> Tensor:
+    return word.new_empty((positions.shape[0], word.shape[1]))
+
+
+def add_bias_input_layernorm(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(x)
+
+
+def add_bias_act(x: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    return torch.empty_like(x)
+
+
+def attention(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, heads: int) -> Tensor:
+    return qkv.new_empty((qkv.shape[0], qkv.shape[1] // 3))
+
+
+def add_qkv_bias(
+    qkv: Tensor, bias: Tensor | None, cu_seqlens: Tensor, seq: int, heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    shape = (cu_seqlens.shape[0] - 1, heads, seq, qkv.shape[1] // 3 // heads)
+    return qkv.new_empty(shape), qkv.new_empty(shape), qkv.new_empty(shape)
+
+
+def softmax(scores: Tensor, cu_seqlens: Tensor, scale: float, bias: Any, columns: Any, dtype: torch.dtype) -> Tensor:
+    return torch.empty_like(scores, dtype=dtype)
+
+
+def transpose(x: Tensor, cu_seqlens: Tensor, tokens: int) -> Tensor:
+    return x.new_empty((tokens, x.shape[1] * x.shape[3]))
+
+
+def pooling(hidden: Tensor, cu_seqlens: Tensor, mode: str, normalize: bool) -> Tensor:
+    return hidden.new_empty((cu_seqlens.shape[0] - 1, hidden.shape[1]), dtype=torch.float32)
+
+
+def linear(a: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    return a.new_empty((a.shape[0], weight.shape[0]))
+
+
+_FAKES: tuple[Callable[..., Any], ...] = (
+    forward, forward_packed, pool, pack_weight, padding, padding_mask, padding_positions, remove_padding,
+    restore_padding, embeddings_layernorm, add_bias_input_layernorm, add_bias_act, attention, add_qkv_bias, softmax,
+    transpose, pooling, linear,
+)  # fmt: skip
+
+
+class _FakeEncoder:
+    """Stands for torch.classes.ftbert.Encoder while tracing: what shapes depend on, and nothing else."""
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        self._facts = facts
+
+    @classmethod
+    def __obj_unflatten__(cls, flat: Any) -> _FakeEncoder:
+        return cls(dict(flat))
+
+    def hidden(self) -> int:
+        return int(self._facts["hidden"])
+
+    def has_pooler(self) -> bool:
+        return bool(self._facts["pooler"])
+
+    def dtype(self) -> torch.dtype:
+        return self._facts["dtype"]  # type: ignore[no-any-return]
+
+    def device(self) -> torch.device:
+        return self._facts["device"]  # type: ignore[no-any-return]
+
+
+def register() -> None:
+    """Called once, after the library is loaded."""
+    for fake in _FAKES:
+        torch.library.register_fake(f"ftbert::{fake.__name__}", fake)
+    torch._library.register_fake_class("ftbert::Encoder", _FakeEncoder)

@@ -1,0 +1,43 @@
+"""Finds and loads the compiled library, once, and says how it was built."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import torch
+
+_LIBRARY = Path(__file__).parent / "lib" / "libftbert.so"
+
+
+@cache
+def load_library() -> None:
+    """Registers `torch.ops.ftbert` and `torch.classes.ftbert`; ImportError says how to build when it cannot."""
+    if not _LIBRARY.exists():
+        raise ImportError(
+            f"ftbert's compiled library is missing ({_LIBRARY.name} beside {Path(__file__).name}); "
+            "build it with `make build`, or `pip install --no-build-isolation .`"
+        )
+    try:
+        torch.ops.load_library(str(_LIBRARY))
+    except OSError as error:
+        raise ImportError(
+            f"ftbert's compiled library does not load with torch {torch.__version__} ({error}); "
+            "rebuild it with this torch: `make build`"
+        ) from error
+    from ftbert import _fake
+
+    _fake.register()
+
+
+def build_info() -> dict[str, str]:
+    """How the library was built and what it can use here: keys cuda, cuda_reason, cpu_arch, gemm, torch, ..."""
+    load_library()
+    info = dict(torch.ops.ftbert.build_info())
+    info["torch"] = torch.__version__
+    info["threads"] = str(torch.get_num_threads())
+    if torch.cuda.is_available():
+        for i in range(torch.cuda.device_count()):
+            major, minor = torch.cuda.get_device_capability(i)
+            info[f"cuda:{i}"] = f"{torch.cuda.get_device_name(i)} (capability {major}.{minor})"
+    return info

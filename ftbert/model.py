@@ -1,0 +1,173 @@
+"""load and Model: what a user holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ftbert._library import build_info, load_library
+from ftbert.checkpoint import Checkpoint, open_checkpoint
+from ftbert.config import EncoderConfig
+from ftbert.module import EncoderModule
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+_DTYPES = {
+    "fp32": torch.float32, "float32": torch.float32,
+    "fp16": torch.float16, "float16": torch.float16, "half": torch.float16,
+    "bf16": torch.bfloat16, "bfloat16": torch.bfloat16,
+}  # fmt: skip
+
+
+def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
+    """fp32, fp16, bf16 or the torch dtype itself; ValueError otherwise."""
+    found = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if found not in (torch.float32, torch.float16, torch.bfloat16):
+        raise ValueError(f"dtype: expected fp32, fp16 or bf16, got {dtype!r}")
+    return found
+
+
+def load(
+    source: str | Path | torch.nn.Module,
+    device: str | torch.device = "cpu",
+    dtype: str | torch.dtype = "fp32",
+    *,
+    attention: str = "auto",
+) -> Model:
+    """A model ready to compute.
+
+    source: an ftbert checkpoint folder, a HuggingFace folder, a hub id, or a live transformers model. device: "cpu",
+    "cuda", "cuda:1". dtype: fp32 (the CPU's only one), fp16, bf16. attention: "auto", or "fused" / "general" to force
+    a path. Raises FileNotFoundError, ValueError (weights or config do not fit, all problems listed), RuntimeError (a
+    device or dtype that this build or machine cannot serve).
+    """
+    place, element = _check_device(torch.device(device)), parse_dtype(dtype)
+    if place.type == "cpu" and element != torch.float32:
+        raise ValueError(f"on the CPU ftbert computes in fp32, got dtype {dtype}")
+    checkpoint = open_checkpoint(source)
+    entries = checkpoint.config.encoder.entries()
+    # One tensor at a time: repacked or moved before the next is read, so that memory peaks at the model's own size.
+    matrices = {name for name, shape in torch.ops.ftbert.weight_shapes(entries).items() if len(shape) == 2}
+    weights = {}
+    for name, tensor in checkpoint.items(element):
+        packable = place.type == "cpu" and name in matrices and not name.startswith("embeddings.")
+        weights[name] = torch.ops.ftbert.pack_weight(tensor) if packable else tensor.to(place)
+    encoder = torch.classes.ftbert.Encoder(weights, entries, attention)
+    return Model(encoder, checkpoint)
+
+
+def _check_device(device: torch.device) -> torch.device:
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda":
+        raise ValueError(f"device: expected cpu or cuda, got {device}")
+    load_library()
+    info = build_info()
+    if info["cuda"] != "yes":
+        raise RuntimeError(f"device={str(device)!r}: {info['cuda_reason']}")
+    if not torch.cuda.is_available():
+        raise RuntimeError(
+            f"device={str(device)!r}: this torch ({torch.__version__}) sees no GPU; "
+            "it needs a CUDA build of torch, an NVIDIA driver and a GPU"
+        )
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if index >= torch.cuda.device_count():
+        raise RuntimeError(f"device={str(device)!r}: there are {torch.cuda.device_count()} GPUs")
+    return torch.device("cuda", index)
+
+
+class Model:
+    """A loaded encoder. Calls are thread-safe.
+
+    module: the scriptable torch module. config: the encoder's numbers. folder: where the tokenizer's files are, or
+    None for a live model.
+    """
+
+    def __init__(self, encoder: Any, checkpoint: Checkpoint) -> None:
+        self.module = EncoderModule(encoder)
+        self.checkpoint = checkpoint
+        self.config: EncoderConfig = checkpoint.config.encoder
+        self.folder = checkpoint.folder
+
+    @property
+    def encoder(self) -> Any:
+        return self.module.encoder
+
+    @property
+    def device(self) -> torch.device:
+        return self.encoder.device()  # type: ignore[no-any-return]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.encoder.dtype()  # type: ignore[no-any-return]
+
+    def __call__(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    ) -> BaseModelOutputWithPooling:
+        """input_ids, attention_mask, token_type_ids: int [batch, seq]; the mask any of 0 and 1 (None: all ones).
+
+        Returns last_hidden_state [batch, seq, hidden] in the model's dtype, exactly 0 at padding, and pooler_output
+        [batch, hidden] (of the first kept token) or None. RuntimeError says what does not fit.
+        """
+        from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+        hidden, pooled = self.module(input_ids, attention_mask, token_type_ids)
+        return BaseModelOutputWithPooling(
+            last_hidden_state=hidden, pooler_output=pooled if self.config.pooler else None
+        )
+
+    def forward_packed(
+        self, input_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int, token_type_ids: Tensor | None = None
+    ) -> Tensor:
+        """input_ids int [tokens], cu_seqlens int32 [batch+1], both on the model's device -> [tokens, hidden].
+
+        max_seqlen: at least the longest sequence. No host synchronisation; on CUDA the contents of the arguments are
+        therefore not looked at, and an id outside the vocabulary gives a row of NaN.
+        """
+        result: Tensor = self.module.forward_packed(input_ids, cu_seqlens, max_seqlen, token_type_ids)
+        return result
+
+    def encode(
+        self,
+        texts: str | Sequence[str],
+        normalize: bool = True,
+        pooling: str | None = None,
+        max_tokens: int = 16384,
+        show_progress_bar: bool | None = None,
+    ) -> np.ndarray:
+        """Texts -> float32 numpy [n, hidden], in input order. See `ftbert.text.encode`."""
+        from ftbert.text import encode
+
+        return encode(
+            self, texts, normalize=normalize, pooling=pooling, max_tokens=max_tokens, show_progress_bar=show_progress_bar
+        )
+
+    def to(self, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None) -> Model:
+        """The same model on another device or in another dtype; this one stays as it is."""
+        place = self.device if device is None else _check_device(torch.device(device))
+        element = self.dtype if dtype is None else parse_dtype(dtype)
+        return Model(self.encoder.to(place, element), self.checkpoint)
+
+    def info(self) -> dict[str, str]:
+        """Device, dtype and which kernels were chosen and why."""
+        return {"architecture": self.checkpoint.config.architecture, **dict(self.encoder.info())}
+
+    def reference(self) -> PreTrainedModel:
+        """The equivalent transformers model: float32, eval, on the CPU, without dropout."""
+        from transformers import AutoConfig, AutoModel
+
+        from ftbert.converters.weights import find_family, to_huggingface
+
+        family = find_family(self.checkpoint.config.architecture)
+        config = AutoConfig.for_model(**self.checkpoint.config.huggingface)
+        keywords = {} if self.config.pooler else {"add_pooling_layer": False}
+        model = AutoModel.from_config(config, **keywords).float().eval()
+        model.load_state_dict(dict(to_huggingface(family, dict(self.checkpoint.items()))), strict=True)
+        return model
