@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
-from ftbert.config import EncoderConfig
-from ftbert.model import Model, load
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ftbert.config import EncoderConfig
+    from ftbert.model import Model, load
 
 __version__ = "0.1.0"
 __all__ = ["EncoderConfig", "Model", "__version__", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    # torch takes seconds to import; the command line must be able to say --help without it.
+    if name in ("Model", "load"):
+        from ftbert import model
+
+        return getattr(model, name)
+    if name == "EncoderConfig":
+        from ftbert.config import EncoderConfig
+
+        return EncoderConfig
+    raise AttributeError(f"module 'ftbert' has no attribute {name!r}")

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ftbert.config import DTYPES
+
 
 def forward(encoder: Any, input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None) -> Any:
     batch, seq = input_ids.shape
@@ -123,7 +125,7 @@ class _FakeEncoder:
         return bool(self._facts["pooler"])
 
     def dtype(self) -> torch.dtype:
-        return self._facts["dtype"]  # type: ignore[no-any-return]
+        return DTYPES[self._facts["dtype"]]
 
     def device(self) -> torch.device:
         return self._facts["device"]  # type: ignore[no-any-return]

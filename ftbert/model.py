@@ -12,24 +12,20 @@ from torch import Tensor
 
 from ftbert._library import build_info, load_library
 from ftbert.checkpoint import Checkpoint, open_checkpoint
-from ftbert.config import EncoderConfig
+from ftbert.config import DTYPES, EncoderConfig
 from ftbert.module import EncoderModule
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-_DTYPES = {
-    "fp32": torch.float32, "float32": torch.float32,
-    "fp16": torch.float16, "float16": torch.float16, "half": torch.float16,
-    "bf16": torch.bfloat16, "bfloat16": torch.bfloat16,
-}  # fmt: skip
+_SPELLINGS = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
 
 
 def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
     """fp32, fp16, bf16 or the torch dtype itself; ValueError otherwise."""
-    found = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype
-    if found not in (torch.float32, torch.float16, torch.bfloat16):
+    found = DTYPES.get(_SPELLINGS.get(dtype, dtype)) if isinstance(dtype, str) else dtype
+    if found not in DTYPES.values():
         raise ValueError(f"dtype: expected fp32, fp16 or bf16, got {dtype!r}")
     return found
 
@@ -106,7 +102,7 @@ class Model:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.encoder.dtype()  # type: ignore[no-any-return]
+        return DTYPES[self.encoder.dtype()]
 
     def __call__(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
@@ -153,7 +149,8 @@ class Model:
         """The same model on another device or in another dtype; this one stays as it is."""
         place = self.device if device is None else _check_device(torch.device(device))
         element = self.dtype if dtype is None else parse_dtype(dtype)
-        return Model(self.encoder.to(place, element), self.checkpoint)
+        names = {value: name for name, value in DTYPES.items()}
+        return Model(self.encoder.to(place, names[element]), self.checkpoint)
 
     def info(self) -> dict[str, str]:
         """Device, dtype and which kernels were chosen and why."""

@@ -1,0 +1,220 @@
+"""The command line: parses, loads a model where one is needed, prints. Exit codes: 0, 1 error, 2 usage."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+INTERRUPTED = 130  # what a shell reports for Ctrl-C
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; `arguments` default to the process's own. Returns the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            code: int = options.run(options)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone; the interpreter must not fail again when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:  # noqa: BLE001 - the one place where errors become a line
+        if os.environ.get("FTBERT_DEBUG") == "1":
+            traceback.print_exc()
+        print(f"ftbert: error: {_one_line(error)}", file=sys.stderr)
+        return 1
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="ftbert", description="BERT-like encoders at the hardware's limit.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, text: str, run: Any, *, model: bool) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text)
+        added.set_defaults(run=run)
+        added.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+        if model:
+            added.add_argument("--device", type=_device, help="cpu, cuda or cuda:N")
+            added.add_argument("--dtype", choices=("fp32", "fp16", "bf16"))
+        return added
+
+    convert = command("convert", "HuggingFace folder or hub id to an ftbert folder.", _convert, model=False)
+    convert.add_argument("source", metavar="SRC")
+    convert.add_argument("target", metavar="DST")
+    convert.add_argument(
+        "--dtype", choices=("fp32", "fp16", "bf16"), help="of the stored weights (default: kept)"
+    )
+    convert.add_argument("--force", action="store_true", help="replace DST if it exists")
+
+    embed = command(
+        "embed", "Embed a file: .txt .jsonl .csv .parquet to .npy .jsonl .parquet.", _embed, model=True
+    )
+    embed.add_argument("model", metavar="MODEL")
+    embed.add_argument("source", metavar="IN")
+    embed.add_argument("target", metavar="OUT")
+    embed.add_argument("--column", help='field with the text (default "text")')
+    embed.add_argument("--skip-bad", action="store_true", help="leave out records that cannot be read")
+    embed.add_argument("--pooling", choices=("cls", "mean", "max", "mean_sqrt_len", "last"))
+    embed.add_argument("--no-normalize", action="store_true", help="keep the length of the vectors")
+    embed.add_argument("--max-tokens", type=_count, default=16384, help="computed at once (default 16384)")
+    embed.add_argument("--batch-records", type=_count, help="put on the disk at once (default 8192)")
+    embed.add_argument("--no-resume", action="store_true", help="start again after a kill")
+
+    check = command("check", "Parity with transformers on this machine.", _check, model=True)
+    check.add_argument("model", metavar="MODEL")
+
+    bench = command("bench", "Speed against transformers on this machine.", _bench, model=True)
+    bench.add_argument("model", metavar="MODEL")
+    bench.add_argument("--texts", metavar="FILE", help=".txt .jsonl .csv .parquet for the ragged batch")
+    bench.add_argument("--column", help='field with the text (default "text")')
+    bench.add_argument("--batch", type=_count, default=32, help="texts (default 32)")
+    bench.add_argument("--longest", type=_count, default=128, help="tokens (default 128)")
+    bench.add_argument("--rounds", type=_count, default=7, help="repetitions (default 7)")
+
+    info = command("info", "The build, and what a model runs on and why.", _info, model=True)
+    info.add_argument("model", metavar="MODEL", nargs="?")
+    return parser
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from ftbert.converters.from_huggingface import convert
+    from ftbert.model import parse_dtype
+
+    dtype = None if options.dtype is None else parse_dtype(options.dtype)
+    convert(options.source, options.target, dtype=dtype, force=options.force)
+    _report(options, {"source": options.source, "target": options.target}, f"wrote {options.target}")
+    return 0
+
+
+def _embed(options: argparse.Namespace) -> int:
+    from ftbert.embed import BATCH_RECORDS, check_request, embed_file
+    from ftbert.part_area import part_folder
+
+    how: dict[str, Any] = {
+        "column": options.column,
+        "skip_bad": options.skip_bad,
+        "batch_records": options.batch_records or BATCH_RECORDS,
+    }
+    check_request(options.source, options.target, **how)
+    model = _load(options)
+    try:
+        stats = embed_file(
+            model,
+            options.source,
+            options.target,
+            normalize=not options.no_normalize,
+            pooling=options.pooling,
+            max_tokens=options.max_tokens,
+            resume=not options.no_resume,
+            **how,
+        )
+    except KeyboardInterrupt:
+        kept = part_folder(Path(options.target))
+        if kept.exists():
+            print(f"ftbert: stopped; {kept} is kept, the same command goes on from there", file=sys.stderr)
+        raise
+    text = f"{stats.target}: {stats.records} records x {stats.hidden}"
+    text += f", {stats.skipped} skipped" if stats.skipped else ""
+    text += f", {stats.resumed} of them from an earlier run" if stats.resumed else ""
+    text += f"; {stats.tokens} tokens in {stats.seconds:.1f} s, {stats.tokens_per_second:,.0f} tokens/s"
+    _report(options, stats.as_dict(), text)
+    return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    from ftbert.check import check
+
+    result = check(_load(options))
+    _report(options, result.as_dict(), str(result))
+    return 0 if result.passed else 1
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from ftbert.records import Position, ReadOptions, open_source
+
+    texts = None
+    if options.texts is not None:
+        read = ReadOptions(options.column or "text", keep=False, batch_records=options.batch)
+        chunk = next(iter(open_source(Path(options.texts), read).chunks(Position())), None)
+        texts = chunk.texts if chunk is not None else []
+    from ftbert.bench import bench
+
+    result = bench(
+        _load(options), texts=texts, batch=options.batch, longest=options.longest, rounds=options.rounds
+    )
+    _report(options, result.as_dict(), str(result))
+    return 0
+
+
+def _info(options: argparse.Namespace) -> int:
+    from ftbert._library import build_info
+
+    values: dict[str, Any] = {"build": build_info()}
+    if options.model is not None:
+        values["model"] = _load(options).info()
+    lines = []
+    for part, entries in values.items():
+        lines.append(part)
+        lines += [f"  {key:<20} {_shown(value)}" for key, value in entries.items()]
+    _report(options, values, "\n".join(lines))
+    return 0
+
+
+def _load(options: argparse.Namespace) -> Any:
+    import ftbert
+
+    # What is not given is left to load(), which knows the defaults.
+    given = {name: value for name in ("device", "dtype") if (value := getattr(options, name)) is not None}
+    return ftbert.load(options.model, **given)
+
+
+def _report(options: argparse.Namespace, values: dict[str, Any], text: str) -> None:
+    print(json.dumps(values, ensure_ascii=False, default=str) if options.json else text)
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    text = " ".join(str(error).split())
+    # Ours explain themselves; of anything else the type is needed to make sense of it.
+    explained = isinstance(error, (ValueError, TypeError, OSError, RuntimeError)) and text
+    return text if explained else f"{type(error).__name__}: {text} (FTBERT_DEBUG=1 shows where)"
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    text = " ".join(str(message).split())
+    name = "" if category is UserWarning else f"{category.__name__}: "
+    print(f"ftbert: warning: {name}{text}", file=sys.stderr)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1; got {text!r}")
+    return int(text)
+
+
+def _device(text: str) -> str:
+    kind, _, index = text.partition(":")
+    if kind not in ("cpu", "cuda") or (":" in text and (kind == "cpu" or not index.isdigit())):
+        raise argparse.ArgumentTypeError(f"expected cpu, cuda or cuda:N; got {text!r}")
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,201 @@
+"""Readers of .txt, .jsonl and .csv: UTF-8 lines, byte offsets kept so that reading can go on later."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ftbert.records import (
+    CHUNK_BYTES,
+    BadRecord,
+    Chunk,
+    Position,
+    ReadOptions,
+    missing_column,
+    one_more_skipped,
+)
+from ftbert.tokenizer import is_unicode
+
+_BOM = b"\xef\xbb\xbf"
+# An unclosed quote makes the rest of the file one field. Past this size that is what must have happened.
+_LARGEST_FIELD = 16 << 20
+
+Record = tuple[str, dict[str, Any]]  # the text, and all of the record's fields
+
+
+class _Lines:
+    """The lines of an open file, as bytes without their ending, knowing offset and line number."""
+
+    def __init__(self, file: BinaryIO, start: Position) -> None:
+        self.file = file
+        self.offset, self.line = start.offset, start.line
+        file.seek(start.offset)
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> bytes:
+        raw = self.file.readline()
+        if not raw:
+            raise StopIteration
+        first = self.offset == 0
+        self.offset += len(raw)
+        self.line += 1
+        return raw[len(_BOM) :] if first and raw.startswith(_BOM) else raw
+
+
+class _LineReader:
+    """What the three formats share: chunking, counting, and what to do about a bad record."""
+
+    def __init__(self, path: Path, options: ReadOptions) -> None:
+        self.path, self.options = path, options
+        with path.open("rb") as file:
+            self.end = file.seek(0, 2)
+            file.seek(0)
+            self._open(file)
+
+    def _open(self, file: BinaryIO) -> None:
+        """Looks at the head of the file."""
+
+    def _next(self, lines: _Lines) -> Record | None:
+        """The next record, None for a line that is none; StopIteration at the end; BadRecord."""
+        raise NotImplementedError
+
+    def chunks(self, start: Position) -> Iterator[Chunk]:
+        """See `records.Reader`."""
+        with self.path.open("rb") as file:
+            lines = _Lines(file, start)
+            position, began = start, start.offset
+            texts: list[str] = []
+            columns: list[dict[str, Any]] = []
+            while True:
+                try:
+                    record = self._next(lines)
+                except StopIteration:
+                    break
+                except BadRecord:
+                    if not self.options.skip_bad:
+                        raise
+                    position, record = one_more_skipped(position), None
+                if record is not None:
+                    texts.append(record[0])
+                    if self.options.keep:
+                        columns.append(record[1])
+                if len(texts) >= self.options.batch_records or lines.offset - began >= CHUNK_BYTES:
+                    position = self._moved(position, lines, len(texts))
+                    yield Chunk(texts, columns, position)
+                    began, texts, columns = lines.offset, [], []
+            moved = self._moved(position, lines, len(texts))
+            if moved != start and (texts or moved.skipped != start.skipped):
+                yield Chunk(texts, columns, moved)
+
+    def _moved(self, position: Position, lines: _Lines, records: int) -> Position:
+        return Position(lines.offset, lines.line, position.records + records, position.skipped)
+
+    def _bad(self, line: int, why: str) -> BadRecord:
+        return BadRecord(
+            f"{self.path}: line {line}: {why}. Mend it, or pass --skip-bad to leave such records out"
+        )
+
+    def _decoded(self, raw: bytes, lines: _Lines) -> str:
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            # Counted from the end: a byte order mark may have been taken off the front.
+            where = lines.offset - len(raw) + error.start
+            raise self._bad(
+                lines.line, f"byte 0x{raw[error.start]:02x} at offset {where} is not UTF-8"
+            ) from error
+
+    def _text(self, value: Any, line: int) -> str:
+        if not isinstance(value, str):
+            raise self._bad(line, f"{self.options.column!r} must be a string; got {type(value).__name__}")
+        if not is_unicode(value):
+            raise self._bad(line, f"{self.options.column!r} holds a lone surrogate")
+        return value
+
+
+class TextReader(_LineReader):
+    """One text a line. A blank line is an empty text, so that line and row numbers stay the same."""
+
+    def _next(self, lines: _Lines) -> Record | None:
+        text = self._decoded(next(lines), lines).removesuffix("\n").removesuffix("\r")
+        return text, {self.options.column: text}
+
+
+class JsonlReader(_LineReader):
+    """One JSON object a line; blank lines are passed over."""
+
+    def _next(self, lines: _Lines) -> Record | None:
+        text = self._decoded(next(lines), lines).strip()
+        if not text:
+            return None
+        try:
+            fields = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise self._bad(lines.line, f"not valid JSON ({error})") from error
+        if not isinstance(fields, dict):
+            raise self._bad(lines.line, f"expected a JSON object; got {type(fields).__name__}")
+        column = self.options.column
+        if column not in fields:
+            raise self._bad(
+                lines.line, f"no field {column!r}; found {', '.join(map(repr, fields)) or 'none'}"
+            )
+        return self._text(fields[column], lines.line), fields
+
+
+class CsvReader(_LineReader):
+    """Comma separated with a header line; quoted fields may hold newlines."""
+
+    def _open(self, file: BinaryIO) -> None:
+        csv.field_size_limit(max(csv.field_size_limit(), _LARGEST_FIELD))
+        lines = _Lines(file, Position())
+        try:
+            self.header = self._row(lines) or []
+        except StopIteration:
+            raise ValueError(f"{self.path}: empty; expected a header line") from None
+        self.body = lines.offset
+        column = self.options.column
+        if len(set(self.header)) != len(self.header):
+            raise ValueError(f"{self.path}: the header names a column twice: {', '.join(self.header)}")
+        if column not in self.header:
+            raise missing_column(self.path, column, self.header)
+
+    def _next(self, lines: _Lines) -> Record | None:
+        if lines.offset < self.body:
+            self._row(lines)  # the header, when reading from the start
+        row = self._row(lines)
+        if not row:
+            return None
+        if len(row) != len(self.header):
+            raise self._bad(lines.line, f"expected {len(self.header)} fields; got {len(row)}")
+        fields = dict(zip(self.header, row, strict=True))
+        return fields[self.options.column], fields
+
+    def _row(self, lines: _Lines) -> list[str]:
+        """The next row, [] for a blank line. After a bad one, reading goes on at the line below its first."""
+        offset, line = lines.offset, lines.line
+        # Decoded without failing: what is not UTF-8 becomes surrogates, looked for once the row is whole.
+        decoded = (raw.decode("utf-8", "surrogateescape") for raw in lines)
+        try:
+            row = next(csv.reader(decoded, strict=True))
+        except csv.Error as error:
+            lines.file.seek(offset)
+            lines.offset, lines.line = offset, line
+            next(lines)
+            raise self._bad(line + 1, f"not valid CSV ({error})") from error
+        if not all(map(is_unicode, row)):
+            raise self._bad(lines.line, self._where_not_utf8(lines.file, offset, lines.offset))
+        return row
+
+    def _where_not_utf8(self, file: BinaryIO, start: int, end: int) -> str:
+        file.seek(start)
+        raw = file.read(end - start)
+        try:
+            raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            return f"byte 0x{raw[error.start]:02x} at offset {start + error.start} is not UTF-8"
+        return "not UTF-8"

@@ -1,0 +1,268 @@
+"""Text in, one vector per text out: tokenise in the background, pack by a token budget, pool.
+
+Three stages run at the same time: a thread that reads and tokenises, the caller's thread that feeds the
+device, and (on CUDA) the device itself, whose results are fetched a few batches later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+import torch
+
+from ftbert.background import in_background
+from ftbert.progress import Progress
+from ftbert.text_settings import POOLINGS, TextSettings, check_pooling
+from ftbert.tokenizer import Tokenizer, is_unicode
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["POOLINGS", "Embedded", "TextSettings", "Tokenizer", "embed_windows", "encode", "tokenizer_of"]
+
+T = TypeVar("T")
+
+# A window is sorted and packed as a whole. The first is small so that computing starts at once, and
+# they grow to a size at which the half-filled last batch of a window no longer counts.
+_FIRST_WINDOW, _LARGEST_WINDOW = 512, 8192
+# Tokenised batches waiting for the device, and results of the device waiting to be fetched.
+_BATCHES_AHEAD, _RESULTS_BEHIND = 4, 3
+
+_tokenizers: weakref.WeakKeyDictionary[Any, Tokenizer] = weakref.WeakKeyDictionary()
+
+
+@dataclass
+class Embedded(Generic[T]):
+    """One finished window: what the caller gave with it, float32 [texts, hidden], and its real tokens."""
+
+    item: T
+    vectors: NDArray[np.float32]
+    tokens: int
+
+
+@dataclass
+class _Window(Generic[T]):
+    item: T
+    texts: int
+    batches: int
+
+
+@dataclass
+class _Batch:
+    ids: NDArray[np.int64]  # [tokens]
+    cu_seqlens: NDArray[np.int32]  # [texts + 1]
+    longest: int
+    rows: NDArray[np.int64]  # [texts]: places in the window
+
+
+def encode(
+    model: Any,
+    texts: str | Sequence[str],
+    normalize: bool | None = True,
+    pooling: str | None = None,
+    max_tokens: int = 16384,
+    show_progress_bar: bool | None = None,
+) -> NDArray[np.float32]:
+    """Embeds `texts`: float32 [n, hidden] in the order given, or [hidden] for a single str.
+
+    normalize: to length 1 (default), not at all (False), or as the model's folder says (None).
+    pooling: "cls", "mean", "max", "mean_sqrt_len", "last", or None for the one in the model's folder.
+    max_tokens: real tokens computed at once; memory grows with it. A longer text goes alone.
+    show_progress_bar: None shows it only on a terminal.
+
+    Texts longer than the model allows are truncated. TypeError for an item that is not a str;
+    ValueError for an unknown pooling, a lone surrogate, or a model without a usable tokenizer.
+    """
+    single = isinstance(texts, str)
+    listed: Sequence[str] = [texts] if isinstance(texts, str) else texts
+    _check_texts(listed)
+    vectors = np.empty((len(listed), model.config.hidden), dtype=np.float32)
+    progress = Progress(len(listed), show_progress_bar)
+    windows = embed_windows(
+        model,
+        _slices(listed),
+        normalize=normalize,
+        pooling=pooling,
+        max_tokens=max_tokens,
+        on_batch=progress.add,
+    )
+    try:
+        with contextlib.closing(windows):
+            for done in windows:
+                vectors[done.item] = done.vectors
+    finally:
+        progress.close()
+    return vectors[0] if single else vectors
+
+
+def embed_windows(
+    model: Any,
+    windows: Iterable[tuple[T, Sequence[str]]],
+    *,
+    normalize: bool | None = True,
+    pooling: str | None = None,
+    max_tokens: int = 16384,
+    on_batch: Callable[[int, int], None] | None = None,
+) -> Generator[Embedded[T], None, None]:
+    """Embeds a stream of (item, texts) windows, in order; memory is that of two or three windows.
+
+    `windows` is drawn from in a background thread, so reading a file overlaps with computing too.
+    `on_batch(texts, tokens)` is called as batches are done. Close the generator to stop early.
+    """
+    tokenizer = tokenizer_of(model)
+    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
+        raise ValueError(f"max_tokens must be a positive integer; got {max_tokens!r}")
+    mode = check_pooling(pooling) if pooling is not None else tokenizer.settings.pooling
+    unit = tokenizer.settings.normalize if normalize is None else bool(normalize)
+    return _compute(model, _batches(windows, tokenizer, model.config.vocab, max_tokens), mode, unit, on_batch)
+
+
+def tokenizer_of(model: Any) -> Tokenizer:
+    """The tokenizer of `model`'s folder, built once per model."""
+    tokenizer = _tokenizers.get(model)
+    if tokenizer is None:
+        if model.folder is None:
+            raise ValueError(
+                "this model has no folder with a tokenizer, so it cannot take text; load it from a folder, "
+                "or pass token ids to the model"
+            )
+        folder = Path(model.folder)
+        tokenizer = Tokenizer(folder, TextSettings.from_folder(folder), model.config.max_seq)
+        _tokenizers[model] = tokenizer
+    return tokenizer
+
+
+def _check_texts(texts: Sequence[str]) -> None:
+    if isinstance(texts, (bytes, dict)) or not hasattr(texts, "__len__") or not hasattr(texts, "__getitem__"):
+        raise TypeError(f"texts must be a str or a list of str; got {type(texts).__name__}")
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TypeError(
+                f"texts[{index}] must be a str; got {type(text).__name__}. Convert it, or leave it out"
+            )
+        if not is_unicode(text):
+            raise ValueError(
+                f"texts[{index}] is not valid Unicode: it holds a lone surrogate. Decode it again"
+            )
+
+
+def _slices(texts: Sequence[str]) -> Iterator[tuple[slice, Sequence[str]]]:
+    start, size = 0, _FIRST_WINDOW
+    while start < len(texts):
+        where = slice(start, min(start + size, len(texts)))
+        yield where, texts[where]
+        start, size = where.stop, min(2 * size, _LARGEST_WINDOW)
+
+
+def _batches(
+    windows: Iterable[tuple[T, Sequence[str]]], tokenizer: Tokenizer, vocab: int, max_tokens: int
+) -> Iterator[_Window[T] | _Batch]:
+    """Each window's header, then its batches. Runs in the background thread."""
+    for item, texts in windows:
+        encoded = tokenizer.encode_batch(texts)
+        lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
+        order = np.argsort(-lengths, kind="stable")
+        # Longest first: the batch that needs the most memory comes first, and neighbours are alike.
+        batches = [_pack(encoded, lengths, rows, vocab) for rows in _by_budget(order, lengths, max_tokens)]
+        yield _Window(item, len(texts), len(batches))
+        yield from batches
+
+
+def _by_budget(
+    order: NDArray[np.int64], lengths: NDArray[np.int64], max_tokens: int
+) -> Iterator[NDArray[np.int64]]:
+    """`order` cut into runs of at most `max_tokens` tokens, at least one text each."""
+    start, filled = 0, 0
+    for end, row in enumerate(order):
+        if filled + lengths[row] > max_tokens and end > start:
+            yield order[start:end]
+            start, filled = end, 0
+        filled += lengths[row]
+    if start < len(order):
+        yield order[start:]
+
+
+def _pack(
+    encoded: list[NDArray[np.int64]], lengths: NDArray[np.int64], rows: NDArray[np.int64], vocab: int
+) -> _Batch:
+    ids = np.concatenate([encoded[row] for row in rows])
+    # Checked here, where the ids are on the host anyway: on a GPU a check would mean waiting for it.
+    if ids.size and ids.max() >= vocab:
+        raise ValueError(
+            f"the tokenizer gave id {ids.max()}, but the model's vocabulary has {vocab} entries; "
+            "the tokenizer in the folder belongs to another model"
+        )
+    cu_seqlens = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum(lengths[rows], out=cu_seqlens[1:])
+    return _Batch(ids, cu_seqlens, int(lengths[rows].max()), rows)
+
+
+def _compute(
+    model: Any,
+    source: Iterator[_Window[T] | _Batch],
+    mode: str,
+    normalize: bool,
+    on_batch: Callable[[int, int], None] | None,
+) -> Generator[Embedded[T], None, None]:
+    """The caller's side: feeds the device, fetches results late, yields windows when they are whole."""
+    waiting: deque[tuple[Callable[[], NDArray[np.float32]], _Batch, _Window[T], Embedded[T]]] = deque()
+    open_windows: deque[tuple[_Window[T], Embedded[T]]] = deque()
+
+    def fetch_oldest() -> None:
+        fetch, batch, window, result = waiting.popleft()
+        result.vectors[batch.rows] = fetch()
+        result.tokens += len(batch.ids)
+        window.batches -= 1
+        if on_batch is not None:
+            on_batch(len(batch.rows), len(batch.ids))
+
+    def finished() -> Iterator[Embedded[T]]:
+        while open_windows and open_windows[0][0].batches == 0:
+            yield open_windows.popleft()[1]
+
+    with contextlib.closing(in_background(source, _BATCHES_AHEAD)) as arriving:
+        for piece in arriving:
+            if isinstance(piece, _Window):
+                vectors = np.empty((piece.texts, model.config.hidden), dtype=np.float32)
+                open_windows.append((piece, Embedded(piece.item, vectors, 0)))
+            else:
+                waiting.append((_launch(model, piece, mode, normalize), piece, *open_windows[-1]))
+            while len(waiting) > (_RESULTS_BEHIND if model.device.type == "cuda" else 0):
+                fetch_oldest()
+            yield from finished()
+        while waiting:
+            fetch_oldest()
+        yield from finished()
+
+
+@torch.inference_mode()
+def _launch(model: Any, batch: _Batch, mode: str, normalize: bool) -> Callable[[], NDArray[np.float32]]:
+    """Starts one batch and returns how to get its float32 [texts, hidden]; never waits on CUDA."""
+    ids, cu_seqlens = torch.from_numpy(batch.ids), torch.from_numpy(batch.cu_seqlens)
+    if model.device.type != "cuda":
+        hidden = model.forward_packed(ids, cu_seqlens, batch.longest)
+        pooled = torch.ops.ftbert.pooling(hidden, cu_seqlens, mode, normalize)
+        return lambda: pooled.numpy()
+    with torch.cuda.device(model.device):
+        # Only a copy from pinned memory lets the host go on at once.
+        ids = ids.pin_memory().to(model.device, non_blocking=True)
+        cu_seqlens = cu_seqlens.pin_memory().to(model.device, non_blocking=True)
+        hidden = model.forward_packed(ids, cu_seqlens, batch.longest)
+        pooled = torch.ops.ftbert.pooling(hidden, cu_seqlens, mode, normalize)
+        landed = torch.empty(pooled.shape, dtype=pooled.dtype, pin_memory=True)
+        landed.copy_(pooled, non_blocking=True)
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record()
+
+    def fetch() -> NDArray[np.float32]:
+        arrived.synchronize()
+        return landed.numpy()
+
+    return fetch

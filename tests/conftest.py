@@ -1,0 +1,118 @@
+"""Fixtures: where a test runs (device, dtype), real and random models."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+VOCAB_WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *[chr(c) for c in range(97, 123)]]
+VOCAB_WORDS += ["##" + chr(c) for c in range(97, 123)] + [f"word{i}" for i in range(40)] + list("0123456789.,!?")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a test computes, and the unit of its tolerances."""
+
+    device: str
+    dtype: torch.dtype
+
+    @property
+    def eps(self) -> float:
+        return torch.finfo(self.dtype).eps
+
+    def __str__(self) -> str:
+        return f"{self.device}-{str(self.dtype).removeprefix('torch.')}"
+
+
+PLACES = [Place("cpu", torch.float32)] + [
+    Place("cuda", dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16)
+]
+
+
+def have_gpu() -> bool:
+    if not torch.cuda.is_available():
+        return False
+    from ftbert._library import build_info
+
+    return build_info()["cuda"] == "yes"
+
+
+@pytest.fixture(params=PLACES, ids=str)
+def place(request: pytest.FixtureRequest) -> Place:
+    if request.param.device == "cuda" and not have_gpu():
+        if os.environ.get("FTBERT_TEST_DEVICE") == "cuda":
+            pytest.fail("FTBERT_TEST_DEVICE=cuda, but there is no GPU or no CUDA in this build")
+        pytest.skip("no GPU")
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest) -> str:
+    """For what has no dtype of its own."""
+    if request.param == "cuda" and not have_gpu():
+        pytest.skip("no GPU")
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="session")
+def minilm_folder() -> Path:
+    folder = os.environ.get("FTBERT_TEST_MINILM")
+    if not folder or not Path(folder, "config.json").exists():
+        pytest.skip("FTBERT_TEST_MINILM does not name the real MiniLM-L6 folder (make test fetches it)")
+    return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def stsb_test() -> Path:
+    path = os.environ.get("FTBERT_TEST_STSB")
+    if not path or not Path(path).exists():
+        pytest.skip("FTBERT_TEST_STSB does not name sts-test.csv (make test fetches it)")
+    return Path(path)
+
+
+def randomise(model: torch.nn.Module, seed: int = 0, std: float = 0.1) -> Any:
+    """Weights, biases and LayerNorms away from 0 and 1, so that nothing cancels and nothing hides."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "LayerNorm.weight" in name:
+                parameter.copy_(1 + 0.2 * noise)
+            else:
+                # Activations of order 1 whatever the width, as in a trained model.
+                fan = parameter.shape[-1] if parameter.dim() == 2 and "embeddings" not in name else 1
+                parameter.copy_(noise * (1.0 / fan**0.5 if fan > 1 else std))
+    return model.eval()
+
+
+def make_bert(seed: int = 0, **overrides: Any) -> Any:
+    """A random transformers BertModel; small unless told otherwise."""
+    from transformers import BertConfig, BertModel
+
+    sizes: dict[str, Any] = {
+        "vocab_size": 120, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 96, "max_position_embeddings": 128,
+    }  # fmt: skip
+    return randomise(BertModel(BertConfig(**{**sizes, **overrides})), seed)
+
+
+@pytest.fixture(scope="session")
+def tiny_bert() -> Callable[..., Path]:
+    """tiny_bert(folder, **config) -> a random HuggingFace BERT folder with a tokenizer."""
+
+    def make(folder: Path, **overrides: Any) -> Path:
+        from transformers import BertTokenizerFast
+
+        target = folder / "tiny-bert"
+        make_bert(**{"vocab_size": len(VOCAB_WORDS), **overrides}).save_pretrained(target)
+        (target / "vocab.txt").write_text("\n".join(VOCAB_WORDS) + "\n", encoding="utf-8")
+        BertTokenizerFast(str(target / "vocab.txt")).save_pretrained(target)
+        return target
+
+    return make

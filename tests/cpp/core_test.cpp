@@ -1,0 +1,421 @@
+// The core by itself, without Python or torch: a small random model through Encoder<Cpu, float> against a
+// double-precision reference written here as plainly as possible.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/check.h"
+#include "core/dispatch.h"
+#include "encoder.h"
+#include "gemm/gemm.h"
+#include "kernels/kernels.h"
+
+namespace ftbert {
+namespace {
+
+using Entries = std::map<std::string, std::string>;
+using Tensors = std::map<std::string, std::vector<float>>;
+using Row = std::vector<double>;
+
+Entries entries(int hidden, int heads, const std::string& activation) {
+  return {{"vocab", "50"},
+          {"hidden", std::to_string(hidden)},
+          {"layers", "2"},
+          {"heads", std::to_string(heads)},
+          {"head_size", std::to_string(hidden / heads)},
+          {"inter", std::to_string(2 * hidden + 8)},
+          {"embedding", std::to_string(hidden)},
+          {"max_positions", "40"},
+          {"token_types", "2"},
+          {"padding_id", "0"},
+          {"layer_norm_eps", "1e-12"},
+          {"activation", activation},
+          {"norm_place", "post"},
+          {"positions", "absolute"},
+          {"pooler", "true"}};
+}
+
+// LayerNorm weights and biases away from 1 and 0, else errors in them would not show.
+Tensors random_weights(const EncoderConfig& config) {
+  std::mt19937 engine(0);
+  std::normal_distribution<float> normal(0, 0.3f);
+  Tensors tensors;
+  for (const WeightSpec& spec : weight_specs(config)) {
+    int64_t count = 1;
+    for (const int64_t size : spec.shape) count *= size;
+    std::vector<float>& values = tensors[spec.name];
+    values.resize(count);
+    const bool gamma = spec.name.find("norm.weight") != std::string::npos;
+    for (float& value : values) value = normal(engine) + (gamma ? 1.0f : 0.0f);
+  }
+  return tensors;
+}
+
+Weights<float> bind_tensors(const EncoderConfig& config, const Tensors& tensors) {
+  return bind_weights<float>(config, [&](const std::string& name) -> WeightSource {
+    const auto it = tensors.find(name);
+    check(it != tensors.end(), "no tensor ", name);
+    return {it->second.data(), nullptr};
+  });
+}
+
+// ---- the reference: one sequence at a time, double, no tricks -----------------------------------------------------
+
+class Reference {
+ public:
+  Reference(const EncoderConfig& config, const Tensors& tensors) : c_(config), tensors_(tensors) {}
+
+  std::vector<Row> forward(const std::vector<int64_t>& ids, const std::vector<int64_t>& types,
+                           const std::vector<int64_t>& columns) const {
+    std::vector<Row> x;
+    for (size_t t = 0; t < ids.size(); ++t) {
+      Row row(c_.hidden);
+      for (int64_t j = 0; j < c_.hidden; ++j)
+        row[j] = at("embeddings.word", ids[t] * c_.hidden + j) +
+                 at("embeddings.position", columns[t] * c_.hidden + j) +
+                 at("embeddings.token_type", types[t] * c_.hidden + j);
+      x.push_back(norm("embeddings.norm", row));
+    }
+    for (int64_t i = 0; i < c_.layers; ++i) {
+      const std::string layer = "layers." + std::to_string(i) + ".";
+      const std::vector<Row> context = attention(layer, x);
+      for (size_t t = 0; t < x.size(); ++t)
+        x[t] = norm(layer + "attention.norm", sum(linear(layer + "attention.out", context[t]), x[t]));
+      for (Row& row : x) {
+        Row inner = linear(layer + "ffn.up", row);
+        for (double& value : inner) value = activate(value);
+        row = norm(layer + "ffn.norm", sum(linear(layer + "ffn.down", inner), row));
+      }
+    }
+    return x;
+  }
+
+  Row pool(const Row& first) const {
+    Row row = linear("pooler", first);
+    for (double& value : row) value = std::tanh(value);
+    return row;
+  }
+
+ private:
+  double at(const std::string& name, int64_t i) const { return tensors_.at(name)[i]; }
+
+  Row linear(const std::string& name, const Row& x) const {
+    const std::vector<float>& weight = tensors_.at(name + ".weight");
+    const std::vector<float>& bias = tensors_.at(name + ".bias");
+    Row y(bias.begin(), bias.end());
+    for (size_t n = 0; n < y.size(); ++n)
+      for (size_t k = 0; k < x.size(); ++k) y[n] += x[k] * weight[n * x.size() + k];
+    return y;
+  }
+
+  Row norm(const std::string& name, Row x) const {
+    double mean = 0, variance = 0;
+    for (const double value : x) mean += value / x.size();
+    for (const double value : x) variance += (value - mean) * (value - mean) / x.size();
+    for (size_t j = 0; j < x.size(); ++j)
+      x[j] = (x[j] - mean) / std::sqrt(variance + c_.layer_norm_eps) * at(name + ".weight", j) + at(name + ".bias", j);
+    return x;
+  }
+
+  static Row sum(Row a, const Row& b) {
+    for (size_t j = 0; j < a.size(); ++j) a[j] += b[j];
+    return a;
+  }
+
+  double activate(double x) const {
+    switch (c_.activation) {
+      case Activation::gelu_erf: return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0)));
+      case Activation::gelu_tanh: return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+      case Activation::relu: return std::max(x, 0.0);
+      case Activation::silu: return x / (1 + std::exp(-x));
+      case Activation::tanh: return std::tanh(x);
+      case Activation::none: break;
+    }
+    return x;
+  }
+
+  std::vector<Row> attention(const std::string& layer, const std::vector<Row>& x) const {
+    std::vector<Row> qkv, out;
+    for (const Row& row : x) qkv.push_back(linear(layer + "attention.qkv", row));
+    for (size_t query = 0; query < x.size(); ++query) {
+      Row context(c_.hidden, 0.0);
+      for (int64_t head = 0; head < c_.heads; ++head) {
+        const int64_t first = head * c_.head_size;
+        Row weight(x.size());
+        double total = 0;
+        for (size_t key = 0; key < x.size(); ++key) {
+          double score = 0;
+          for (int64_t d = first; d < first + c_.head_size; ++d) score += qkv[query][d] * qkv[key][c_.hidden + d];
+          total += weight[key] = std::exp(score / std::sqrt(double(c_.head_size)));
+        }
+        for (size_t key = 0; key < x.size(); ++key)
+          for (int64_t d = first; d < first + c_.head_size; ++d)
+            context[d] += weight[key] / total * qkv[key][2 * c_.hidden + d];
+      }
+      out.push_back(context);
+    }
+    return out;
+  }
+
+  const EncoderConfig& c_;
+  const Tensors& tensors_;
+};
+
+// ---- the core, called as a C++ program would ----------------------------------------------------------------------
+
+struct Batch {
+  int64_t batch, seq;
+  std::vector<int64_t> ids, types;  // [batch, seq]
+  std::vector<uint8_t> mask;        // [batch, seq]
+};
+
+struct Offsets {
+  std::vector<int32_t> cu_seqlens, packed_index;
+  std::vector<int64_t> token_index;
+  PaddingInfo info{};
+};
+
+Offsets offsets(const std::vector<uint8_t>& mask, int64_t batch, int64_t seq) {
+  Offsets o;
+  o.cu_seqlens.resize(batch + 1);
+  o.packed_index.resize(batch * seq);
+  o.token_index.resize(batch * seq);
+  Context<Cpu> context{&cblas_gemm()};
+  padding_offsets<Cpu, uint8_t>(context, mask.data(), batch, seq, o.cu_seqlens.data(), o.token_index.data(),
+                                o.packed_index.data(), &o.info);
+  return o;
+}
+
+// A right-padded row, one with a hole, a left-padded one, an empty one and a full one; garbage ids at padding.
+Batch sample_batch() {
+  const std::vector<std::string> rows = {"11111000", "10110100", "00011111", "00000000", "11111111"};
+  Batch b{static_cast<int64_t>(rows.size()), static_cast<int64_t>(rows[0].size()), {}, {}, {}};
+  std::mt19937 engine(1);
+  for (const std::string& row : rows)
+    for (const char kept : row) {
+      b.ids.push_back(kept == '1' ? static_cast<int64_t>(engine() % 50) : -7);
+      b.types.push_back(kept == '1' ? static_cast<int64_t>(engine() % 2) : 99);
+      b.mask.push_back(kept == '1');
+    }
+  return b;
+}
+
+struct Output {
+  std::vector<float> hidden, pooled;
+};
+
+Output run_core(const Encoder<Cpu, float>& encoder, const Batch& b, const Offsets& o) {
+  Context<Cpu> context{&cblas_gemm()};
+  const EncoderInput input{b.ids.data(), b.types.data(), o.token_index.data(),  o.cu_seqlens.data(),
+                           o.info.tokens, b.batch,       b.seq,                o.info.max_seqlen};
+  std::vector<char> memory(encoder.workspace_bytes(context, input));
+  const int64_t cols = encoder.config().hidden;
+  Output out;
+  out.hidden.resize(encoder.padded_rows(o.info.tokens) * cols);
+  encoder.forward(context, input, Workspace(memory.data(), memory.size()), out.hidden.data());
+  std::vector<float> scratch(b.batch * cols);
+  out.pooled.resize(b.batch * cols);
+  encoder.pool(context, out.hidden.data(), o.cu_seqlens.data(), b.batch, scratch.data(), out.pooled.data());
+  out.hidden.resize(o.info.tokens * cols);
+  return out;
+}
+
+double difference(const std::vector<float>& got, const std::vector<Row>& want) {
+  double largest = 0;
+  size_t i = 0;
+  for (const Row& row : want)
+    for (const double value : row) {
+      const double d = std::abs(got.at(i++) - value);
+      largest = d <= largest ? largest : d;  // NaN stays visible
+    }
+  check(i == got.size(), "expected ", i, " values, got ", got.size());
+  return largest;
+}
+
+// ---- tests --------------------------------------------------------------------------------------------------------
+
+void expect(bool condition, const std::string& words) { check(condition, words); }
+
+// Throws unless f throws an Error that contains every one of the words.
+void expect_error(const std::function<void()>& f, const std::vector<std::string>& words) {
+  try {
+    f();
+  } catch (const Error& error) {
+    const std::string message = error.what();
+    for (const std::string& word : words)
+      expect(message.find(word) != std::string::npos, "the error does not mention '" + word + "': " + message);
+    return;
+  }
+  throw Error("no error was thrown");
+}
+
+// The whole model against the reference; fused and general path must both pass.
+void forward_matches(int hidden, int heads, const std::string& activation, AttentionPath path) {
+  const EncoderConfig config = EncoderConfig::parse(entries(hidden, heads, activation));
+  const Tensors tensors = random_weights(config);
+  Context<Cpu> context{&cblas_gemm()};
+  const Encoder<Cpu, float> encoder(config, bind_tensors(config, tensors), path,
+                                    attention_supports<Cpu, float>(context, config.head_size));
+  const Batch b = sample_batch();
+  const Offsets o = offsets(b.mask, b.batch, b.seq);
+  const Output got = run_core(encoder, b, o);
+
+  const Reference reference(config, tensors);
+  std::vector<Row> want, want_pooled;
+  for (int64_t row = 0; row < b.batch; ++row) {
+    std::vector<int64_t> ids, types, columns;
+    for (int64_t s = 0; s < b.seq; ++s) {
+      if (!b.mask[row * b.seq + s]) continue;
+      ids.push_back(b.ids[row * b.seq + s]);
+      types.push_back(b.types[row * b.seq + s]);
+      columns.push_back(s);
+    }
+    const std::vector<Row> sequence = reference.forward(ids, types, columns);
+    want.insert(want.end(), sequence.begin(), sequence.end());
+    want_pooled.push_back(sequence.empty() ? Row(config.hidden, 0.0) : reference.pool(sequence[0]));
+  }
+  const double d = difference(got.hidden, want), p = difference(got.pooled, want_pooled);
+  expect(d <= 2e-5, "last hidden state differs by " + std::to_string(d));
+  expect(p <= 2e-5, "pooled output differs by " + std::to_string(p));
+}
+
+void packed_input_equals_padded() {
+  const EncoderConfig config = EncoderConfig::parse(entries(32, 2, "gelu"));
+  const Tensors tensors = random_weights(config);
+  const Encoder<Cpu, float> encoder(config, bind_tensors(config, tensors), AttentionPath::automatic, true);
+  Batch b = sample_batch();
+  b.mask.assign({1, 1, 1, 1, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1,
+                 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0});
+  for (int64_t& id : b.ids) id = std::max<int64_t>(id, 3);
+  b.types.assign(b.ids.size(), 0);
+  const Offsets o = offsets(b.mask, b.batch, b.seq);
+  const Output padded = run_core(encoder, b, o);
+
+  std::vector<int64_t> ids;
+  for (int64_t t = 0; t < o.info.tokens; ++t) ids.push_back(b.ids[o.token_index[t]]);
+  Context<Cpu> context{&cblas_gemm()};
+  const EncoderInput input{
+      ids.data(), nullptr, nullptr, o.cu_seqlens.data(), o.info.tokens, b.batch, 0, o.info.max_seqlen};
+  std::vector<char> memory(encoder.workspace_bytes(context, input));
+  std::vector<float> packed(encoder.padded_rows(o.info.tokens) * config.hidden);
+  encoder.forward(context, input, Workspace(memory.data(), memory.size()), packed.data());
+  packed.resize(padded.hidden.size());
+  expect(packed == padded.hidden, "packed and padded input give different bits");
+}
+
+void offsets_of_any_mask() {
+  const Batch b = sample_batch();
+  const Offsets o = offsets(b.mask, b.batch, b.seq);
+  expect(o.cu_seqlens == std::vector<int32_t>{0, 5, 9, 14, 14, 22}, "cu_seqlens");
+  expect(o.info.tokens == 22 && o.info.max_seqlen == 8 && o.info.bad_mask == 0, "info");
+  int32_t next = 0;
+  for (int64_t i = 0; i < b.batch * b.seq; ++i) {
+    expect(o.packed_index[i] == (b.mask[i] ? next : -1), "packed_index at " + std::to_string(i));
+    if (b.mask[i]) expect(o.token_index[next++] == i, "token_index of " + std::to_string(i));
+  }
+  std::vector<uint8_t> bad = b.mask;
+  bad[9] = 2;
+  expect(offsets(bad, b.batch, b.seq).info.bad_mask == 10, "a mask value of 2 must be reported by its place");
+  expect(offsets({}, 0, 8).info.tokens == 0, "an empty batch has no tokens");
+}
+
+void padding_round_trip() {
+  const Batch b = sample_batch();
+  const Offsets o = offsets(b.mask, b.batch, b.seq);
+  const int64_t cols = 5, rows = b.batch * b.seq;
+  std::vector<float> padded(rows * cols), packed(o.info.tokens * cols), back(rows * cols, -1);
+  for (size_t i = 0; i < padded.size(); ++i) padded[i] = 1 + static_cast<float>(i);
+  Context<Cpu> context{&cblas_gemm()};
+  remove_padding<Cpu, float>(context, padded.data(), o.token_index.data(), o.info.tokens, cols, packed.data());
+  restore_padding<Cpu, float>(context, packed.data(), o.packed_index.data(), rows, cols, back.data());
+  for (int64_t i = 0; i < rows * cols; ++i)
+    expect(back[i] == (b.mask[i / cols] ? padded[i] : 0.0f), "element " + std::to_string(i));
+}
+
+void config_errors_are_all_listed() {
+  Entries wrong = entries(32, 2, "gelu");
+  wrong.erase("vocab");
+  wrong["heads"] = "three";
+  wrong["activation"] = "softplus";
+  wrong["colour"] = "red";
+  expect_error([&] { EncoderConfig::parse(wrong); }, {"vocab: missing", "heads", "softplus", "colour"});
+  wrong = entries(32, 2, "gelu");
+  wrong["head_size"] = "15";
+  expect_error([&] { EncoderConfig::parse(wrong); }, {"heads * head_size"});
+}
+
+void missing_weight_is_named() {
+  const EncoderConfig config = EncoderConfig::parse(entries(32, 2, "gelu"));
+  Tensors tensors = random_weights(config);
+  tensors.erase("layers.1.ffn.up.weight");
+  expect_error([&] { bind_tensors(config, tensors); }, {"layers.1.ffn.up.weight"});
+}
+
+void small_workspace_is_an_error() {
+  const EncoderConfig config = EncoderConfig::parse(entries(32, 2, "gelu"));
+  const Tensors tensors = random_weights(config);
+  const Encoder<Cpu, float> encoder(config, bind_tensors(config, tensors), AttentionPath::automatic, true);
+  const std::vector<int64_t> ids = {1, 2, 3};
+  const std::vector<int32_t> cu = {0, 3};
+  Context<Cpu> context{&cblas_gemm()};
+  const EncoderInput input{ids.data(), nullptr, nullptr, cu.data(), 3, 1, 0, 3};
+  std::vector<char> memory(encoder.workspace_bytes(context, input) / 2);
+  std::vector<float> hidden(encoder.padded_rows(3) * config.hidden);
+  expect_error([&] { encoder.forward(context, input, Workspace(memory.data(), memory.size()), hidden.data()); },
+               {"workspace", "too small"});
+}
+
+void unsupported_choices_are_errors() {
+  const EncoderConfig config = EncoderConfig::parse(entries(32, 2, "gelu"));
+  const Tensors tensors = random_weights(config);
+  expect_error([&] { Encoder<Cpu, float>(config, bind_tensors(config, tensors), AttentionPath::fused, false); },
+               {"head size 16", "general"});
+  expect_error([&] { dispatch(DeviceKind::cpu, DType::fp16, [](auto) {}); }, {"fp32"});
+  expect_error([&] { parse_pooling("median"); }, {"median", "mean"});
+}
+
+}  // namespace
+}  // namespace ftbert
+
+int main() {
+  using namespace ftbert;
+  std::vector<std::pair<std::string, std::function<void()>>> tests = {
+      {"offsets of any mask", offsets_of_any_mask},
+      {"padding round trip", padding_round_trip},
+      {"packed input equals padded", packed_input_equals_padded},
+      {"config errors are all listed", config_errors_are_all_listed},
+      {"missing weight is named", missing_weight_is_named},
+      {"small workspace is an error", small_workspace_is_an_error},
+      {"unsupported choices are errors", unsupported_choices_are_errors},
+  };
+  for (const auto& [name, path] :
+       {std::pair{"fused", AttentionPath::fused}, std::pair{"general", AttentionPath::general}}) {
+    for (const char* activation : {"gelu", "gelu_new", "relu", "silu"})
+      tests.emplace_back(std::string("forward matches, ") + name + ", " + activation,
+                         [=] { forward_matches(32, 2, activation, path); });
+    tests.emplace_back(std::string("forward matches, ") + name + ", 2 heads of 64",
+                       [=] { forward_matches(128, 2, "gelu", path); });
+  }
+  // An odd head size has no fused kernel to be forced onto.
+  tests.emplace_back("forward matches, general, 3 heads of 7",
+                     [] { forward_matches(21, 3, "gelu", AttentionPath::general); });
+
+  int failed = 0;
+  std::printf("matrix products: %s\n", cblas_name().c_str());
+  for (const auto& [name, test] : tests) {
+    try {
+      test();
+      std::printf("  ok      %s\n", name.c_str());
+    } catch (const std::exception& error) {
+      ++failed;
+      std::printf("  FAILED  %s: %s\n", name.c_str(), error.what());
+    }
+  }
+  std::printf("%d passed, %d failed\n", static_cast<int>(tests.size()) - failed, failed);
+  return failed != 0;
+}

@@ -1,0 +1,60 @@
+"""What the kernels compute, in plain float64 PyTorch, one sequence at a time."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def offsets(lengths: list[int], device: str = "cpu") -> Tensor:
+    """[batch] -> cu_seqlens int32 [batch+1]"""
+    return torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device=device)
+
+
+def layernorm(x: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> Tensor:
+    """x [rows, cols], float64"""
+    mean = x.mean(-1, keepdim=True)
+    variance = (x - mean).pow(2).mean(-1, keepdim=True)
+    return (x - mean) / (variance + eps).sqrt() * gamma + beta
+
+
+def activation(x: Tensor, name: str) -> Tensor:
+    if name == "gelu":
+        return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
+    if name == "gelu_new":
+        return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    if name == "silu":
+        return x / (1 + torch.exp(-x))
+    return {"relu": torch.relu, "tanh": torch.tanh, "none": lambda y: y}[name](x)
+
+
+def attention(qkv: Tensor, lengths: list[int], heads: int) -> Tensor:
+    """qkv [tokens, 3*hidden] -> [tokens, hidden], float64"""
+    hidden = qkv.shape[1] // 3
+    head_size = hidden // heads
+    outputs = []
+    for part in qkv.double().split(lengths):
+        q, k, v = (x.view(-1, heads, head_size).transpose(0, 1) for x in part.split(hidden, dim=1))
+        weights = torch.softmax(q @ k.transpose(1, 2) / math.sqrt(head_size), dim=-1)
+        outputs.append((weights @ v).transpose(0, 1).reshape(-1, hidden))
+    return torch.cat(outputs) if outputs else qkv.new_zeros((0, hidden), dtype=torch.float64)
+
+
+def pooling(hidden: Tensor, lengths: list[int], mode: str, normalize: bool) -> Tensor:
+    """[tokens, hidden] -> [batch, hidden], float64"""
+    rows = []
+    for part in hidden.double().split(lengths):
+        if len(part) == 0:
+            rows.append(torch.zeros_like(hidden[:1].double().new_zeros(hidden.shape[1])))
+            continue
+        row = {
+            "cls": lambda p: p[0],
+            "last": lambda p: p[-1],
+            "mean": lambda p: p.mean(0),
+            "max": lambda p: p.max(0).values,
+            "mean_sqrt_len": lambda p: p.sum(0) / math.sqrt(len(p)),
+        }[mode](part)
+        rows.append(torch.nn.functional.normalize(row, dim=0) if normalize else row)
+    return torch.stack(rows) if rows else hidden.new_zeros((0, hidden.shape[1]), dtype=torch.float64)

@@ -1,0 +1,106 @@
+"""A stand-in for a loaded model where the native library would only be in the way of a unit test."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "a",
+    "b",
+    "c",
+    "d",
+    "e",
+    "f",
+    "g",
+    "h",
+    "the",
+    "cat",
+    "dog",
+    "sat",
+    "on",
+    "mat",
+    "über",
+    "A",
+]
+
+
+class StubModel:
+    """forward_packed gives a fixed random row per token id: a text's vector depends on that text only."""
+
+    def __init__(
+        self, folder: Path | None, vocab: int = len(WORDS), delay: float = 0.0, hidden: int = 16
+    ) -> None:
+        self.folder = folder
+        self.device = torch.device("cpu")
+        self.dtype = torch.float32
+        self.config = SimpleNamespace(hidden=hidden, max_seq=512, vocab=vocab)
+        self.table = torch.randn(vocab, hidden, generator=torch.Generator().manual_seed(0))
+        self.delay = delay
+        self.calls: list[list[int]] = []  # lengths of each call
+        self.fail_at = -1  # the call that raises
+        self.error: BaseException = RuntimeError("stub failed")
+
+    def forward_packed(self, ids: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int) -> torch.Tensor:
+        assert ids.dtype == torch.int64
+        assert cu_seqlens.dtype == torch.int32
+        assert isinstance(max_seqlen, int)
+        lengths = (cu_seqlens[1:] - cu_seqlens[:-1]).tolist()
+        assert sum(lengths) == len(ids)
+        assert max(lengths) == max_seqlen
+        if len(self.calls) == self.fail_at:
+            raise self.error
+        self.calls.append(lengths)
+        time.sleep(self.delay)
+        return self.table[ids]
+
+
+def pooling(hidden: torch.Tensor, cu_seqlens: torch.Tensor, mode: str, normalize: bool) -> torch.Tensor:
+    """What torch.ops.ftbert.pooling computes, row by row."""
+    rows = []
+    for start, end in zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True):
+        part = hidden[start:end].float()
+        if mode in ("cls", "last"):
+            row = part[0 if mode == "cls" else -1]
+        elif mode == "max":
+            row = part.max(0).values
+        else:
+            row = part.sum(0) / {"mean": len(part), "mean_sqrt_len": len(part) ** 0.5}[mode]
+        rows.append(row / row.norm() if normalize else row)
+    return torch.stack(rows)
+
+
+def threads_left() -> int:
+    """Background threads of encode that still run; none should."""
+    return sum(thread.name == "ftbert-tokenise" for thread in threading.enumerate())
+
+
+def use_stub_pooling() -> None:
+    """For a process of its own; tests patch torch.ops instead."""
+    torch.ops.ftbert.pooling = pooling
+
+
+def write_tokenizer(folder: Path) -> Path:
+    """A word tokenizer whose file asks for truncation and fixed padding, as real ones sometimes do."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        "[CLS] $A [SEP]", None, [("[CLS]", 2), ("[SEP]", 3)]
+    )
+    tokenizer.enable_truncation(6)
+    tokenizer.enable_padding(length=6)
+    folder.mkdir(exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    return folder

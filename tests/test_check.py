@@ -1,0 +1,120 @@
+"""check must pass what is right and fail what is wrong; bench must not time a wrong peer."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from ftbert.bench import bench
+from ftbert.check import check
+from ftbert.token_batches import padded, ragged_lengths
+
+
+class Mirror:
+    """A model whose forward is transformers' own, spoiled on request."""
+
+    def __init__(self, spoil: Any = None, dtype: torch.dtype = torch.float32) -> None:
+        from transformers import BertConfig, BertModel
+
+        torch.manual_seed(0)
+        config = BertConfig(
+            vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
+        )
+        self.hf = BertModel(config).eval()
+        self.config = SimpleNamespace(hidden=32, max_seq=512, vocab=50)
+        self.device, self.dtype, self.folder, self.spoil = torch.device("cpu"), dtype, None, spoil
+
+    def reference(self) -> Any:
+        return self.hf
+
+    def __call__(self, ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+        hidden = self.hf(input_ids=ids, attention_mask=attention_mask).last_hidden_state
+        hidden = hidden * attention_mask[..., None]
+        if self.spoil is not None:
+            hidden = self.spoil(hidden, attention_mask)
+        return SimpleNamespace(last_hidden_state=hidden)
+
+
+def add_at_one_token(amount: float) -> Any:
+    def spoil(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        hidden[3, int(mask[3].nonzero()[-1]), 5] += amount
+        return hidden
+
+    return spoil
+
+
+def write_into_padding(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    hidden[mask == 0] = 1e-9
+    return hidden
+
+
+def test_passes_what_is_equal() -> None:
+    result = check(Mirror())
+    assert result.passed
+    assert [m.mask for m in result.masks] == ["right", "left", "holes"]
+    assert result.masks[0].tokens == result.masks[1].tokens > result.masks[2].tokens
+    assert "passed" in str(result)
+    assert result.as_dict()["masks"][0]["max_abs_diff"] == 0
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [add_at_one_token(3e-5), add_at_one_token(float("nan")), write_into_padding],
+    ids=["over the gate", "not a number", "padding not zero"],
+)
+def test_fails_what_is_not(spoil: Any) -> None:
+    result = check(Mirror(spoil))
+    assert not result.passed
+    assert "FAILED" in str(result)
+
+
+def test_half_precision_is_held_against_transformers_in_half() -> None:
+    def rounded(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return hidden.bfloat16().float()
+
+    model = Mirror(rounded, torch.bfloat16)
+    result = check(model)
+    assert result.passed
+    assert result.masks[0].max_abs_diff_allowed > 1e-3
+    assert next(model.hf.parameters()).dtype == torch.float32  # the reference is not touched
+    assert not check(Mirror(add_at_one_token(1.0), torch.bfloat16)).passed
+
+
+def test_no_texts() -> None:
+    with pytest.raises(ValueError, match="texts is empty"):
+        check(Mirror(), texts=[])
+    with pytest.raises(ValueError, match="no text to measure"):
+        bench(Mirror(), texts=[])
+
+
+def test_bench_measures_and_refuses_wrong_outputs() -> None:
+    result = bench(Mirror(), batch=4, longest=16, rounds=2)
+    ragged, full = result.batches
+    assert full.fill == 1.0
+    assert 0.2 < ragged.fill < 0.7
+    assert ragged.timings[0].speed_up == 1.0
+    assert "tokens/s" in str(result)
+    with pytest.raises(RuntimeError, match="ftbert differs from transformers"):
+        bench(Mirror(add_at_one_token(1.0)), batch=4, longest=16, rounds=2)
+
+
+def test_ragged_lengths_are_a_third_full() -> None:
+    for batch, longest in ((16, 128), (32, 128), (64, 512)):
+        lengths = ragged_lengths(batch, longest)
+        assert (len(lengths), max(lengths)) == (batch, longest)
+        assert 0.27 < sum(lengths) / (batch * longest) < 0.36
+
+
+def test_padding_places() -> None:
+    sequences = [torch.tensor([5, 6, 7, 8]), torch.tensor([9])]
+    device = torch.device("cpu")
+    assert padded(sequences, "right", 0, device)[0].tolist() == [[5, 6, 7, 8], [9, 0, 0, 0]]
+    ids, mask = padded(sequences, "left", 1, device)
+    assert ids[1].tolist() == [1, 1, 1, 9]
+    assert mask[1].tolist() == [0, 0, 0, 1]
+    ids, mask = padded([torch.arange(200)] * 2, "holes", 0, device)
+    assert 250 < int(mask.sum()) < 390
+    assert mask[:, 0].tolist() == [1, 1]

@@ -1,0 +1,182 @@
+"""The command line: exit codes, one-line errors, --json, and that --help costs nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from stub_model import StubModel, pooling, write_tokenizer
+
+from ftbert import cli
+
+
+@pytest.fixture
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StubModel:
+    model = StubModel(write_tokenizer(tmp_path / "model"))
+    monkeypatch.setattr(torch.ops.ftbert, "pooling", pooling, raising=False)
+    monkeypatch.setattr(cli, "_load", lambda options: model)
+    (tmp_path / "in.txt").write_text("the cat\n\ndog\n")
+    monkeypatch.chdir(tmp_path)
+    return model
+
+
+def failed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line on stderr of a command that must fail with code 1."""
+    assert cli.main(arguments) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("ftbert: error: ")
+    assert err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["frobnicate"],
+        ["embed", "m", "in.txt"],
+        ["check", "m", "--device", "tpu"],
+        ["check", "m", "--device", "cuda:x"],
+        ["check", "m", "--dtype", "int8"],
+        ["embed", "m", "in.txt", "out.npy", "--max-tokens", "0"],
+        ["embed", "m", "in.txt", "out.npy", "--max-tokens", "many"],
+        ["embed", "m", "in.txt", "out.npy", "--pooling", "avg"],
+    ],
+)
+def test_wrong_usage_is_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(arguments)
+    assert stopped.value.code == 2
+    assert "usage: ftbert" in capsys.readouterr().err
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from ftbert import cli\n"
+        "try: cli.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'numpy', 'transformers', 'pyarrow'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for command in ("convert", "embed", "check", "bench", "info"):
+        assert command in done.stdout
+
+
+def test_embed_reports(stub: StubModel, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["embed", "model", "in.txt", "out.npy"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("out.npy: 3 records x 16; 9 tokens in ")
+    assert err == ""
+    assert np.load("out.npy").shape == (3, 16)
+    assert cli.main(["embed", "model", "in.txt", "out.npy", "--json", "--no-normalize"]) == 0
+    assert json.loads(capsys.readouterr().out)["records"] == 3
+
+
+def test_skip_bad_is_counted(stub: StubModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in.jsonl").write_text('{"body": "a"}\n{\n')
+    arguments = ["embed", "model", "in.jsonl", "out.jsonl", "--column", "body"]
+    assert "in.jsonl: line 2: not valid JSON" in failed(capsys, *arguments)
+    assert not (tmp_path / "out.jsonl").exists()
+    assert cli.main([*arguments, "--skip-bad"]) == 0
+    assert "1 records x 16, 1 skipped" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["none.txt", "out.npy"], "none.txt: No such file or directory"),
+        (["in.txt", "none/out.npy"], "the folder none does not exist"),
+        (["in.txt", "out.csv"], "cannot write .csv"),
+        (["in.md", "out.npy"], "cannot read .md"),
+    ],
+)
+def test_embed_refuses_before_loading(
+    arguments: list[str],
+    words: str,
+    stub: StubModel,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def load(options: Any) -> Any:
+        raise AssertionError("loaded a model")
+
+    monkeypatch.setattr(cli, "_load", load)
+    assert words in failed(capsys, "embed", "model", *arguments)
+
+
+def test_ctrl_c_keeps_the_work(stub: StubModel, capsys: pytest.CaptureFixture[str]) -> None:
+    stub.fail_at, stub.error = 1, KeyboardInterrupt()
+    arguments = ["embed", "model", "in.txt", "out.npy", "--batch-records", "1"]
+    assert cli.main(arguments) == 130
+    assert "out.npy.part is kept" in capsys.readouterr().err
+    assert not Path("out.npy").exists()
+    stub.fail_at = -1
+    assert cli.main(arguments) == 0
+    assert "1 of them from an earlier run" in capsys.readouterr().out
+
+
+def test_a_stale_part_folder_is_one_warning(stub: StubModel, capsys: pytest.CaptureFixture[str]) -> None:
+    stub.fail_at = 1
+    arguments = ["embed", "model", "in.txt", "out.npy", "--batch-records", "1"]
+    assert cli.main(arguments) == 1
+    capsys.readouterr()
+    stub.fail_at = -1
+    assert cli.main([*arguments, "--pooling", "cls"]) == 0
+    err = capsys.readouterr().err
+    assert err.startswith(
+        "ftbert: warning: out.npy.part: cannot go on from here, it was made with another pooling"
+    )
+    assert err.count("\n") == 1
+
+
+def test_debug_shows_the_traceback(
+    stub: StubModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub.fail_at, stub.error = 0, KeyError("several\nlines")
+    err = failed(capsys, "embed", "model", "in.txt", "out.npy")
+    assert err == "ftbert: error: KeyError: 'several\\nlines' (FTBERT_DEBUG=1 shows where)\n"
+    monkeypatch.setenv("FTBERT_DEBUG", "1")
+    assert cli.main(["embed", "model", "in.txt", "out.npy"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def run(*arguments: str) -> dict[str, Any]:
+    """A command in a process of its own, with --json."""
+    command = [sys.executable, "-m", "ftbert", *arguments, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    values = json.loads(done.stdout)
+    assert isinstance(values, dict)
+    return values
+
+
+def test_the_whole_way_on_a_real_model(minilm_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    assert run("convert", str(minilm_folder), str(folder))["target"] == str(folder)
+    assert set(run("info", str(folder))) == {"build", "model"}
+    checked = run("check", str(folder), "--device", "cpu", "--dtype", "fp32")
+    assert checked["passed"]
+    assert [m["mask"] for m in checked["masks"]] == ["right", "left", "holes"]
+    assert all(m["max_abs_diff"] <= 2e-5 and m["padding_is_zero"] for m in checked["masks"])
+    (tmp_path / "in.txt").write_text("one\ntwo\n")
+    assert run("embed", str(folder), str(tmp_path / "in.txt"), str(tmp_path / "out.npy"))["hidden"] == 384
+
+
+def test_bench_on_a_tiny_model(tiny_bert: Any, tmp_path: Path) -> None:
+    folder = str(tiny_bert(tmp_path))
+    result = run("bench", folder, "--batch", "4", "--longest", "16", "--rounds", "2", "--device", "cpu")
+    assert [batch["name"] for batch in result["batches"]] == ["ragged", "full"]
+    names = [timing["name"] for timing in result["batches"][0]["timings"]]
+    assert names == ["transformers", "transformers, one by one", "ftbert"]
+
+
+def test_a_folder_that_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    failed(capsys, "info", str(tmp_path / "none"))
+    failed(capsys, "check", str(tmp_path))

@@ -1,0 +1,305 @@
+"""embed_file: every format to every format, whole or not at all, and going on after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from stub_model import WORDS, StubModel, pooling, threads_left, write_tokenizer
+
+from ftbert.embed import EmbedStats, check_request, embed_file
+from ftbert.part_area import PartArea, part_folder
+from ftbert.text import encode
+
+TEXTS = [" ".join(WORDS[4 + (i * k) % 16] for k in range(i % 9)) for i in range(50)]
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StubModel:
+    monkeypatch.setattr(torch.ops.ftbert, "pooling", pooling, raising=False)
+    return StubModel(write_tokenizer(tmp_path / "model"))
+
+
+def write_source(path: Path, texts: list[str]) -> Path:
+    if path.suffix == ".txt":
+        path.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    elif path.suffix == ".jsonl":
+        rows = [{"id": i, "text": text, **({"late": 1.5} if i > 30 else {})} for i, text in enumerate(texts)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    elif path.suffix == ".csv":
+        rows = "".join(f'{i},"{text}"\n' for i, text in enumerate(texts))
+        path.write_text("id,text\n" + rows, encoding="utf-8")
+    else:
+        pq.write_table(pa.table({"id": range(len(texts)), "text": texts}), path)
+    return path
+
+
+def read_target(path: Path) -> tuple[np.ndarray[Any, Any], list[dict[str, Any]]]:
+    if path.suffix == ".npy":
+        return np.load(path), []
+    if path.suffix == ".jsonl":
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    else:
+        rows = pq.read_table(path).to_pylist()
+    vectors = np.array([row.pop("embedding") for row in rows], dtype=np.float32)
+    return vectors, rows
+
+
+@pytest.mark.parametrize("target", ["out.npy", "out.jsonl", "out.parquet"])
+@pytest.mark.parametrize("source", ["in.txt", "in.jsonl", "in.csv", "in.parquet"])
+def test_every_format_to_every_format(tmp_path: Path, model: StubModel, source: str, target: str) -> None:
+    path = write_source(tmp_path / source, TEXTS)
+    stats = embed_file(model, path, tmp_path / target, batch_records=7)
+    vectors, rows = read_target(tmp_path / target)
+    assert vectors.dtype == np.float32
+    assert np.array_equal(vectors, encode(model, TEXTS))
+    assert (stats.records, stats.skipped, stats.resumed, stats.hidden) == (50, 0, 0, 16)
+    assert stats.tokens == sum(len(text.split()) + 2 for text in TEXTS)
+    assert not part_folder(tmp_path / target).exists()
+    if rows:
+        assert [row["text"] for row in rows] == TEXTS
+    if rows and source != "in.txt":
+        assert [int(row["id"]) for row in rows] == list(range(50))
+    if rows and source == "in.jsonl":
+        assert rows[40]["late"] == 1.5
+
+
+@pytest.mark.parametrize("target", ["out.npy", "out.jsonl", "out.parquet"])
+def test_no_records(tmp_path: Path, model: StubModel, target: str) -> None:
+    stats = embed_file(model, write_source(tmp_path / "in.txt", []), tmp_path / target)
+    assert stats.records == 0
+    if target == "out.npy":
+        assert np.load(tmp_path / target).shape == (0, 16)
+    else:
+        assert read_target(tmp_path / target)[1] == []
+
+
+def test_parquet_keeps_types_and_metadata(tmp_path: Path, model: StubModel) -> None:
+    table = pa.table({"text": ["a", "b"], "tags": [["x"], None], "n": pa.array([1, None], pa.int8())})
+    table = table.replace_schema_metadata({"origin": "test"})
+    pq.write_table(table, tmp_path / "in.parquet")
+    embed_file(model, tmp_path / "in.parquet", tmp_path / "out.parquet", batch_records=1)
+    got = pq.read_table(tmp_path / "out.parquet")
+    assert got.drop_columns("embedding").equals(table)
+    assert got.schema.metadata[b"origin"] == b"test"
+    assert got.schema.field("embedding").type == pa.list_(pa.float32(), 16)
+
+
+def test_fields_that_do_not_fit_parquet(tmp_path: Path, model: StubModel) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"text": "a", "x": 1}\n{"text": "b", "x": "one"}\n')
+    with pytest.raises(ValueError, match=r"field 'x' does not fit one parquet type.*write \.jsonl"):
+        embed_file(model, path, tmp_path / "out.parquet")
+    with pytest.raises(ValueError, match=r"changes its type along the file.*write \.jsonl"):
+        embed_file(model, path, tmp_path / "out.parquet", batch_records=1)
+    assert not (tmp_path / "out.parquet").exists()
+    embed_file(model, path, tmp_path / "out.jsonl")
+
+
+def test_an_embedding_that_is_there_already(tmp_path: Path, model: StubModel) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"text": "a", "embedding": 1}\n')
+    for target in ("out.jsonl", "out.parquet"):
+        with pytest.raises(ValueError, match="already .*'embedding'"):
+            embed_file(model, path, tmp_path / target)
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["in.jsonl", "model"]
+
+
+def test_bad_records(tmp_path: Path, model: StubModel) -> None:
+    path = tmp_path / "in.txt"
+    path.write_bytes(b"a\n\xff\nb\n")
+    with pytest.raises(ValueError, match="line 2"):
+        embed_file(model, path, tmp_path / "out.npy")
+    assert not (tmp_path / "out.npy").exists()
+    assert threads_left() == 0
+    stats = embed_file(model, path, tmp_path / "out.npy", skip_bad=True)
+    assert (stats.records, stats.skipped) == (2, 1)
+    assert np.array_equal(np.load(tmp_path / "out.npy"), encode(model, ["a", "b"]))
+
+
+@pytest.mark.parametrize(
+    ("target", "error", "words"),
+    [
+        ("none/out.npy", FileNotFoundError, "does not exist; make it first"),
+        ("model", ValueError, "cannot write a file without an ending"),
+        ("folder.npy", IsADirectoryError, "is a folder"),
+        ("out.csv", ValueError, r"cannot write \.csv; expected \.npy, \.jsonl, \.parquet"),
+        ("in.jsonl", ValueError, "is the input itself"),
+    ],
+)
+def test_bad_targets_fail_before_computing(
+    tmp_path: Path, model: StubModel, target: str, error: type[Exception], words: str
+) -> None:
+    (tmp_path / "folder.npy").mkdir()
+    path = write_source(tmp_path / "in.jsonl", TEXTS)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(error, match=words):
+        embed_file(model, path, tmp_path / target)
+    assert model.calls == []
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self").exists(), reason="needs a folder that not even root can write into"
+)
+def test_an_unwritable_folder(tmp_path: Path) -> None:
+    with pytest.raises(PermissionError, match="cannot write into /proc"):
+        check_request(write_source(tmp_path / "in.txt", TEXTS), "/proc/out.npy")
+
+
+def test_vectors_that_are_not_finite_are_refused(tmp_path: Path, model: StubModel) -> None:
+    model.table[WORDS.index("dog")] = float("nan")
+    path = write_source(tmp_path / "in.txt", ["cat", "cat", "dog"])
+    with pytest.raises(ValueError, match="record 3 has an embedding that is not finite"):
+        embed_file(model, path, tmp_path / "out.npy", batch_records=2)
+    assert not (tmp_path / "out.npy").exists()
+
+
+def interrupted(model: StubModel, source: Path, target: Path, error: BaseException, **options: Any) -> None:
+    """Five chunks are done when the model raises."""
+    model.calls.clear()
+    model.fail_at, model.error = 5, error
+    with pytest.raises(type(error)):
+        embed_file(model, source, target, batch_records=7, **options)
+    model.fail_at = -1
+    assert not target.exists()
+    assert threads_left() == 0
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("out of memory")])
+@pytest.mark.parametrize("target", ["out.npy", "out.jsonl", "out.parquet"])
+@pytest.mark.parametrize("source", ["in.txt", "in.jsonl", "in.csv", "in.parquet"])
+def test_goes_on_after_an_interruption(
+    tmp_path: Path, model: StubModel, source: str, target: str, error: BaseException
+) -> None:
+    path, out = write_source(tmp_path / source, TEXTS), tmp_path / target
+    whole = tmp_path / f"whole{out.suffix}"
+    embed_file(model, path, whole, batch_records=7)
+    interrupted(model, path, out, error)
+    model.calls.clear()
+    stats = embed_file(model, path, out, batch_records=7)
+    assert stats.resumed == 35
+    assert sum(map(len, model.calls)) == 15
+    assert out.read_bytes() == whole.read_bytes()
+
+
+def test_what_was_written_after_the_manifest_is_cut_off(tmp_path: Path, model: StubModel) -> None:
+    path, out = write_source(tmp_path / "in.txt", TEXTS), tmp_path / "out.npy"
+    interrupted(model, path, out, RuntimeError())
+    with (part_folder(out) / "rows.npy").open("ab") as file:
+        file.write(b"half a chunk")
+    assert embed_file(model, path, out, batch_records=7).resumed == 35
+    assert np.array_equal(np.load(out), encode(model, TEXTS))
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"pooling": "cls"}, "pooling"),
+        ({"normalize": False}, "normalize"),
+        ({"max_tokens": 99}, "max_tokens"),
+        ({"batch_records": 8}, "batch_records"),
+    ],
+)
+def test_another_setting_starts_again(
+    tmp_path: Path, model: StubModel, options: dict[str, Any], what: str
+) -> None:
+    path, out = write_source(tmp_path / "in.txt", TEXTS), tmp_path / "out.npy"
+    interrupted(model, path, out, RuntimeError())
+    with pytest.warns(UserWarning, match=f"another {what}; starting again") as warned:
+        stats = embed_file(model, path, out, **{"batch_records": 7, **options})
+    assert len(warned) == 1
+    assert (stats.resumed, stats.records) == (0, 50)
+
+
+def test_another_source_or_model_or_damage_starts_again(tmp_path: Path, model: StubModel) -> None:
+    path, out = write_source(tmp_path / "in.txt", TEXTS), tmp_path / "out.npy"
+
+    def again(words: str) -> EmbedStats:
+        with pytest.warns(UserWarning, match=words):
+            return embed_file(model, path, out, batch_records=7)
+
+    interrupted(model, path, out, RuntimeError())
+    write_source(path, [*TEXTS, "cat"])
+    assert again("another source size, source time").records == 51
+    out.unlink()
+    interrupted(model, path, out, RuntimeError())
+    (tmp_path / "model" / "config.json").write_text("{}")
+    assert again("another model").resumed == 0
+    out.unlink()
+    interrupted(model, path, out, RuntimeError())
+    (part_folder(out) / "rows.npy").unlink()
+    assert again("files are damaged").resumed == 0
+    out.unlink()
+    interrupted(model, path, out, RuntimeError())
+    (part_folder(out) / "manifest.json").write_text('{"made_with"')
+    assert again("manifest is broken").resumed == 0
+
+
+def test_resume_can_be_refused(tmp_path: Path, model: StubModel) -> None:
+    path, out = write_source(tmp_path / "in.txt", TEXTS), tmp_path / "out.npy"
+    interrupted(model, path, out, RuntimeError())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert embed_file(model, path, out, batch_records=7, resume=False).resumed == 0
+
+
+def test_an_old_target_stays_until_the_new_one_is_whole(tmp_path: Path, model: StubModel) -> None:
+    path, out = write_source(tmp_path / "in.txt", TEXTS), tmp_path / "out.npy"
+    out.write_text("old")
+    model.fail_at = 3
+    with pytest.raises(RuntimeError):
+        embed_file(model, path, out, batch_records=7)
+    assert out.read_text() == "old"
+
+
+def test_two_writers_of_one_target(tmp_path: Path, model: StubModel) -> None:
+    path, out = write_source(tmp_path / "in.txt", TEXTS), tmp_path / "out.npy"
+    with PartArea(out), pytest.raises(BlockingIOError, match="another process is writing it"):
+        embed_file(model, path, out)
+    embed_file(model, path, out)
+
+
+KILLED = """
+import sys
+from pathlib import Path
+import stub_model
+from ftbert.embed import embed_file
+stub_model.use_stub_pooling()
+model = stub_model.StubModel(Path(sys.argv[1]), delay=0.05)
+embed_file(model, sys.argv[2], sys.argv[3], batch_records=7)
+"""
+
+
+@pytest.mark.parametrize("target", ["out.npy", "out.jsonl", "out.parquet"])
+def test_killed_and_taken_up_again(tmp_path: Path, model: StubModel, target: str) -> None:
+    path, out = write_source(tmp_path / "in.jsonl", TEXTS * 10), tmp_path / target
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(model.folder), str(path), str(out)],
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+    manifest = part_folder(out) / "manifest.json"
+    while process.poll() is None and not manifest.exists():
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not out.exists()
+    stats = embed_file(model, path, out, batch_records=7)
+    assert 0 < stats.resumed < stats.records == 500
+    whole = tmp_path / f"whole{out.suffix}"
+    embed_file(model, path, whole, batch_records=7)
+    assert out.read_bytes() == whole.read_bytes()

@@ -1,0 +1,301 @@
+"""Every kernel against its float64 reference, on every device and dtype."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import reference
+import torch
+from compare import assert_close
+from conftest import Place
+
+from ftbert._library import load_library
+
+load_library()
+ops = torch.ops.ftbert
+
+RAGGED = [[1], [5, 1, 0, 17, 64, 2], [33, 128, 7], [16] * 9, [0, 0], [], [130, 1, 129], [300, 511]]
+
+
+def random(*shape: int, place: Place, scale: float = 1.0, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(*shape, generator=generator) * scale).to(place.dtype).to(place.device)
+
+
+@pytest.mark.parametrize("cols", [1, 7, 26, 64, 312, 384, 768, 1024, 1028, 4096, 5000])
+@pytest.mark.parametrize("rows", [0, 1, 3, 130])
+@pytest.mark.parametrize("parts", ["all", "no bias", "no input", "neither"])
+def test_add_bias_input_layernorm(place: Place, rows: int, cols: int, parts: str) -> None:
+    x, residual = random(rows, cols, place=place), random(rows, cols, place=place, seed=1)
+    bias = random(cols, place=place, seed=2)
+    gamma, beta = 1 + 0.2 * random(cols, place=place, seed=3), random(cols, place=place, seed=4)
+    bias = None if parts in ("no bias", "neither") else bias
+    residual = None if parts in ("no input", "neither") else residual
+    out, total = ops.add_bias_input_layernorm(x, bias, residual, gamma, beta, 1e-5)
+    expected = x.double() + (0 if bias is None else bias.double()) + (0 if residual is None else residual.double())
+    assert_close(total, expected, atol=place.eps, rtol=place.eps, what="sum")
+    expected = reference.layernorm(expected, gamma.double(), beta.double(), 1e-5)
+    assert_close(out, expected, atol=8 * place.eps, rtol=2 * place.eps)
+
+
+def test_layernorm_is_exact_far_from_zero(place: Place) -> None:
+    """A one-pass variance (E[x^2] - E[x]^2) loses everything here."""
+    x = random(4, 768, place=place) * 8 + 256
+    ones, zeros = torch.ones_like(x[0]), torch.zeros_like(x[0])
+    out, _ = ops.add_bias_input_layernorm(x, None, None, ones, zeros, 1e-12)
+    assert_close(out, reference.layernorm(x.double(), ones.double(), zeros.double(), 1e-12), atol=1e-4 + 8 * place.eps)
+
+
+@pytest.mark.parametrize("activation", ["none", "gelu", "gelu_new", "relu", "silu", "tanh"])
+@pytest.mark.parametrize("rows,cols", [(0, 64), (1, 1), (3, 77), (65, 1536), (2, 3072)])
+def test_add_bias_act(place: Place, rows: int, cols: int, activation: str) -> None:
+    x, bias = random(rows, cols, place=place, scale=3.0), random(cols, place=place, seed=1)
+    for b in (bias, None):
+        expected = reference.activation(x.double() + (0 if b is None else b.double()), activation)
+        assert_close(ops.add_bias_act(x, b, activation), expected, atol=max(2e-6, place.eps / 4), rtol=place.eps)
+
+
+def test_activations_over_their_whole_range(place: Place) -> None:
+    x = torch.cat([torch.linspace(-30, 30, 6001), torch.linspace(-0.3, 0.3, 2001)])[None].to(place.dtype).to(place.device)
+    for activation in ("gelu", "gelu_new", "silu", "tanh"):
+        got = ops.add_bias_act(x, None, activation)
+        # The last term: the approximations' own error, absolute, next to 1 at most.
+        assert_close(got, reference.activation(x.double(), activation), atol=1e-6, rtol=place.eps * 1.5, what=activation)
+
+
+@pytest.mark.parametrize("lengths", RAGGED, ids=str)
+@pytest.mark.parametrize("heads,head_size", [(2, 32), (3, 64), (2, 128)])
+def test_attention(place: Place, lengths: list[int], heads: int, head_size: int) -> None:
+    qkv = random(sum(lengths), 3 * heads * head_size, place=place)
+    cu = reference.offsets(lengths, place.device)
+    for slack in (0, 70):  # max_seqlen is an upper bound
+        out = ops.attention(qkv, cu, max(lengths, default=0) + slack, heads)
+        assert_close(out, reference.attention(qkv, lengths, heads), atol=max(2e-6, 2 * place.eps), what=f"slack {slack}")
+
+
+def test_attention_with_large_scores(place: Place) -> None:
+    """The running maximum moves from tile to tile and e^x must not overflow."""
+    qkv = random(200, 3 * 64, place=place, scale=6.0)
+    out = ops.attention(qkv, reference.offsets([200], place.device), 200, 1)
+    assert_close(out, reference.attention(qkv, [200], 1), atol=max(5e-4, 40 * place.eps))  # scores near 100: e^x magnifies their rounding
+
+
+@pytest.mark.parametrize("head_size", [26, 80, 17])
+def test_attention_odd_head_size_on_cpu(head_size: int) -> None:
+    qkv = torch.randn(45, 3 * 2 * head_size)
+    out = ops.attention(qkv, reference.offsets([40, 5]), 40, 2)
+    assert_close(out, reference.attention(qkv, [40, 5], 2), atol=2e-6)
+
+
+def test_attention_neighbours_do_not_matter(place: Place) -> None:
+    qkv = random(150, 3 * 128, place=place)
+    alone = ops.attention(qkv[20:90].contiguous(), reference.offsets([70], place.device), 70, 2)
+    qkv[:20], qkv[90:] = float("nan"), float("inf")
+    among = ops.attention(qkv, reference.offsets([20, 70, 60], place.device), 70, 2)[20:90]
+    assert torch.equal(alone, among)
+
+
+@pytest.mark.parametrize("lengths", RAGGED, ids=str)
+@pytest.mark.parametrize("heads,head_size", [(3, 26), (2, 64), (1, 80)])
+def test_general_attention_path(place: Place, lengths: list[int], heads: int, head_size: int) -> None:
+    """add_qkv_bias, GEMM, softmax, GEMM, transpose: each step, and all together."""
+    tokens, hidden, batch = sum(lengths), heads * head_size, len(lengths)
+    seq = max(lengths, default=0) + 1
+    qkv, bias = random(tokens, 3 * hidden, place=place), random(3 * hidden, place=place, seed=1)
+    cu = reference.offsets(lengths, place.device)
+    q, k, v = ops.add_qkv_bias(qkv, bias, cu, seq, heads)
+    for i, got in enumerate((q, k, v)):
+        expected = torch.zeros(batch, heads, seq, head_size, dtype=torch.float64)
+        for b, part in enumerate((qkv + bias).cpu().split(lengths) if lengths else ()):
+            expected[b, :, : len(part)] = part[:, i * hidden : (i + 1) * hidden].view(-1, heads, head_size).transpose(0, 1)
+        assert_close(got, expected, atol=place.eps, rtol=place.eps, what="qkv"[i])
+    scores = (q.float() @ k.float().transpose(-1, -2)).contiguous()
+    probabilities = ops.softmax(scores, cu, 1 / math.sqrt(head_size), None, None, place.dtype)
+    for b, length in enumerate(lengths):
+        assert_close(
+            probabilities[b, :, :length, :length],
+            torch.softmax(scores[b, :, :length, :length].double() / math.sqrt(head_size), -1),
+            atol=max(4e-7, place.eps), what=f"probabilities of {b}",
+        )  # fmt: skip
+        assert not probabilities[b, :, length:].any() and not probabilities[b, :, :, length:].any()
+    out = ops.transpose((probabilities.float() @ v.float()).to(place.dtype).contiguous(), cu, tokens)
+    assert_close(out, reference.attention(qkv + bias, lengths, heads), atol=max(3e-6, 4 * place.eps))
+
+
+@pytest.mark.parametrize("seq", [1, 9, 40, 700, 5000])
+def test_softmax_with_relative_bias(place: Place, seq: int) -> None:
+    batch, heads, span = 2, 2, 6000
+    lengths = [seq, max(0, seq - 3)]
+    if seq > 1000:
+        batch, heads, lengths = 1, 1, [seq]
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(batch, heads, seq, seq, generator=generator).to(place.device)
+    bias = random(heads, 2 * span - 1, place=place)
+    # Columns as a mask with holes leaves them.
+    columns = torch.cat([torch.arange(n) + (torch.arange(n) > n // 2) * 7 for n in lengths]).int().to(place.device)
+    cu = reference.offsets(lengths, place.device)
+    got = ops.softmax(scores, cu, 0.5, bias, columns, place.dtype)
+    for b, (length, column) in enumerate(zip(lengths, columns.split(lengths), strict=True)):
+        distance = (column[None, :] - column[:, None] + span - 1).long()
+        expected = torch.softmax(scores[b, :, :length, :length].double() * 0.5 + bias.double()[:, distance], -1)
+        assert_close(got[b, :, :length, :length], expected, atol=max(4e-7, place.eps), what=f"sequence {b}")
+
+
+@pytest.mark.parametrize("mode", ["cls", "mean", "max", "mean_sqrt_len", "last"])
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("cols", [5, 312, 768])
+def test_pooling(place: Place, mode: str, normalize: bool, cols: int) -> None:
+    for lengths in RAGGED:
+        hidden = random(sum(lengths), cols, place=place)
+        got = ops.pooling(hidden, reference.offsets(lengths, place.device), mode, normalize)
+        assert got.dtype == torch.float32
+        assert_close(got, reference.pooling(hidden, lengths, mode, normalize), atol=2e-6, rtol=2e-6, what=str(lengths))
+
+
+def masks(batch: int, seq: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(batch * 1000 + seq)
+    lengths = torch.randint(0, seq + 1, (batch,), generator=generator)
+    right = (torch.arange(seq)[None] < lengths[:, None]).long()
+    return {
+        "right": right, "left": right.flip(1), "holes": torch.randint(0, 2, (batch, seq), generator=generator),
+        "ones": torch.ones_like(right), "zeros": torch.zeros_like(right),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("batch,seq", [(1, 1), (3, 7), (9, 300), (0, 5), (4, 0), (4099, 3), (1, 5000), (2000, 129)])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.uint8, torch.float32], ids=str)
+def test_padding(device: str, batch: int, seq: int, dtype: torch.dtype) -> None:
+    for kind, mask in masks(batch, seq).items():
+        cu, token_index, packed_index, info = ops.padding(mask.to(dtype).to(device))
+        flat = mask.reshape(-1)
+        kept = flat.nonzero().reshape(-1)
+        assert cu.tolist() == [0, *mask.sum(1).cumsum(0).tolist()], kind
+        assert torch.equal(token_index[: len(kept)].cpu(), kept), kind
+        expected = torch.where(flat > 0, flat.cumsum(0) - 1, torch.tensor(-1)).int()
+        assert torch.equal(packed_index.cpu(), expected), kind
+        assert info.tolist()[:3] == [len(kept), int(mask.sum(1).max()) if batch else 0, 0], kind
+
+
+def test_padding_names_a_bad_value(device: str) -> None:
+    mask = torch.ones(3, 70, dtype=torch.int64)
+    mask[1, 20] = 2
+    mask[2, 1] = -1
+    assert ops.padding(mask.to(device))[3][2].item() == 1 + 70 + 20
+    fraction = torch.ones(2, 4)
+    fraction[1, 3] = 0.5
+    assert ops.padding(fraction.to(device))[3][2].item() == 8
+
+
+def test_padding_mask_from_lengths(device: str) -> None:
+    lengths = torch.tensor([0, 3, 7, 1], dtype=torch.int32)
+    expected = (torch.arange(7)[None] < lengths[:, None]).to(torch.uint8)
+    assert torch.equal(ops.padding_mask(lengths.to(device), 7).cpu(), expected)
+
+
+@pytest.mark.parametrize("batch,seq", [(3, 9), (40, 300), (1, 4096), (5, 33)])
+def test_padding_positions(device: str, batch: int, seq: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 4, (batch, seq), generator=generator)
+    for kind, mask in masks(batch, seq).items():
+        cu, token_index, _, info = ops.padding(mask.to(device))
+        tokens = int(info[0])
+        kept = mask.bool()
+        columns = torch.arange(seq).expand(batch, seq)[kept].int()
+        got = ops.padding_positions(ids.to(device), token_index, cu, tokens, "absolute", 1)
+        assert torch.equal(got.cpu(), columns), kind
+        # transformers' create_position_ids_from_input_ids
+        real = ids.ne(1).int()
+        expected = (real.cumsum(1) * real + 1)[kept].int()
+        got = ops.padding_positions(ids.to(device), token_index, cu, tokens, "from_padding", 1)
+        assert torch.equal(got.cpu(), expected), kind
+    lengths = [4, 0, 200, 1]
+    packed = torch.randint(0, 4, (sum(lengths),), generator=generator)
+    for kind in ("absolute", "from_padding"):
+        got = ops.padding_positions(packed.to(device), None, reference.offsets(lengths, device), sum(lengths), kind, 1)
+        parts = [
+            torch.arange(len(p)) if kind == "absolute" else p.ne(1).cumsum(0) * p.ne(1) + 1 for p in packed.split(lengths)
+        ]
+        assert torch.equal(got.cpu(), torch.cat(parts).int()), kind
+
+
+@pytest.mark.parametrize("cols", [1, 3, 8, 312, 768])
+def test_remove_and_restore_padding(place: Place, cols: int) -> None:
+    for batch, seq in ((1, 1), (7, 33)):
+        for kind, mask in masks(batch, seq).items():
+            x = random(batch * seq, cols, place=place)
+            cu, token_index, packed_index, info = ops.padding(mask.to(place.device))
+            packed = ops.remove_padding(x, token_index, int(info[0]))
+            assert torch.equal(packed, x[mask.reshape(-1).bool().to(place.device)]), kind
+            restored = ops.restore_padding(packed, packed_index)
+            assert torch.equal(restored, x * mask.reshape(-1, 1).to(place.device)), kind
+
+
+@pytest.mark.parametrize("cols", [1, 26, 312, 384, 768, 1024, 4100])
+def test_embeddings_layernorm(place: Place, cols: int) -> None:
+    vocab, positions, types, tokens = 50, 40, 3, 70
+    generator = torch.Generator().manual_seed(0)
+    word, position = random(vocab, cols, place=place), random(positions, cols, place=place, seed=1)
+    token_type = random(types, cols, place=place, seed=2)
+    gamma, beta = 1 + 0.2 * random(cols, place=place, seed=3), random(cols, place=place, seed=4)
+    ids = torch.randint(0, vocab, (tokens,), generator=generator).to(place.device)
+    kinds = torch.randint(0, types, (tokens,), generator=generator).to(place.device)
+    index = torch.randperm(tokens, generator=generator)[:33].to(place.device)
+    places = torch.randint(0, positions, (tokens,), generator=generator).int().to(place.device)
+
+    def expected(chosen: torch.Tensor, p: torch.Tensor, with_types: bool, with_norm: bool) -> torch.Tensor:
+        x = word.double()[ids[chosen]] + position.double()[p.long()]
+        x = x + token_type.double()[kinds[chosen] if with_types else 0]
+        return reference.layernorm(x, gamma.double(), beta.double(), 1e-12) if with_norm else x
+
+    everything = torch.arange(tokens, device=place.device)
+    tolerance = {"atol": 12 * place.eps, "rtol": 2 * place.eps}
+    got = ops.embeddings_layernorm(ids, kinds, None, places, word, position, token_type, gamma, beta, 1e-12)
+    if cols > 1:
+        assert_close(got, expected(everything, places, True, True), **tolerance, what="packed")
+        got = ops.embeddings_layernorm(ids, None, index, places[:33], word, position, token_type, gamma, beta, 1e-12)
+        assert_close(got, expected(index, places[:33], False, True), **tolerance, what="gathered")
+    got = ops.embeddings_layernorm(ids, kinds, None, places, word, position, token_type, None, None, 1e-12)
+    assert_close(got, expected(everything, places, True, False), **tolerance, what="no norm")
+    got = ops.embeddings_layernorm(ids, None, None, places, word, None, None, None, None, 1e-12)
+    assert_close(got, word[ids], atol=0, what="word alone")
+
+
+@pytest.mark.parametrize("m,n,k", [(0, 8, 8), (1, 64, 64), (7, 33, 20), (128, 768, 768), (65, 3, 130), (300, 1152, 384)])
+@pytest.mark.parametrize("activation", ["none", "gelu", "gelu_new", "relu", "silu", "tanh"])
+def test_linear(place: Place, m: int, n: int, k: int, activation: str) -> None:
+    if m == 0 and place.device == "cpu":
+        pytest.skip("the CPU's GEMM is not called for 0 rows")
+    a, weight = random(m, k, place=place), random(n, k, place=place, scale=1 / math.sqrt(k), seed=1)
+    bias = random(n, place=place, seed=2)
+    for b in (bias, None):
+        expected = reference.activation(a.double() @ weight.double().T + (0 if b is None else b.double()), activation)
+        # 16-bit GEMMs whose activation is a separate pass round twice.
+        assert_close(ops.linear(a, weight, b, activation), expected, atol=max(1e-5, 4 * place.eps), rtol=2 * place.eps)
+
+
+def test_ops_refuse_what_does_not_fit(place: Place) -> None:
+    x = random(4, 8, place=place)
+    with pytest.raises(RuntimeError, match=r"bias: expected contiguous .* \[8\]"):
+        ops.add_bias_act(x, random(7, place=place), "gelu")
+    with pytest.raises(RuntimeError, match="unknown activation 'mish'; supported: gelu"):
+        ops.add_bias_act(x, None, "mish")
+    with pytest.raises(RuntimeError, match="unknown pooling mode"):
+        ops.pooling(x, reference.offsets([4], place.device), "median", False)
+    with pytest.raises(RuntimeError, match="expected float32, float16 or bfloat16"):
+        ops.add_bias_act(x.double(), None, "gelu")
+
+
+@pytest.mark.parametrize("name", ["add_bias_act", "attention", "pooling", "padding", "add_bias_input_layernorm"])
+def test_opcheck(name: str) -> None:
+    """torch's own check of schema, fake implementation and dynamic shapes."""
+    x, vector = torch.randn(6, 96), torch.randn(96)
+    cu = reference.offsets([4, 2])
+    arguments = {
+        "add_bias_act": (x, vector, "gelu"),
+        "attention": (x, cu, 4, 1),
+        "pooling": (x, cu, "mean", True),
+        "padding": (torch.ones(2, 3, dtype=torch.int64),),
+        "add_bias_input_layernorm": (x, vector, x.clone(), vector.clone(), vector.clone(), 1e-5),
+    }
+    torch.library.opcheck(getattr(ops, name).default, arguments[name])

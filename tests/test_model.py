@@ -1,0 +1,309 @@
+"""The whole model against transformers, and the properties that matter more than examples."""
+
+from __future__ import annotations
+
+import csv
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compare import assert_close
+from conftest import Place, make_bert
+
+import ftbert
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {},
+    "head 26": {"hidden_size": 78, "num_attention_heads": 3, "intermediate_size": 100},
+    "head 80": {"hidden_size": 160, "num_attention_heads": 2, "type_vocab_size": 1},
+    "head 128": {"hidden_size": 256, "num_attention_heads": 2, "hidden_act": "relu", "layer_norm_eps": 1e-5},
+    "minilm": {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536, "hidden_act": "gelu_new"},
+    "no layers": {"num_hidden_layers": 0},
+    "base": {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "num_hidden_layers": 12},
+    "large": {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096, "num_hidden_layers": 24},
+}
+
+
+def inputs(batch: int, seq: int, vocab: int = 120, types: int = 2) -> dict[str, dict[str, torch.Tensor]]:
+    """The same ids under every kind of mask."""
+    generator = torch.Generator().manual_seed(batch * 10007 + seq)
+    ids = torch.randint(0, vocab, (batch, seq), generator=generator)
+    kinds = torch.randint(0, types, (batch, seq), generator=generator)
+    lengths = torch.randint(1, seq + 1, (batch,), generator=generator)
+    right = (torch.arange(seq)[None] < lengths[:, None]).long()
+    holes = torch.randint(0, 2, (batch, seq), generator=generator)
+    holes[:, 0] = 1
+    all_masks = {"full": torch.ones_like(right), "right": right, "left": right.flip(1), "holes": holes}
+    return {
+        name: {"input_ids": ids, "attention_mask": mask, "token_type_ids": kinds} for name, mask in all_masks.items()
+    }
+
+
+def move(batch: dict[str, torch.Tensor], place: Place) -> dict[str, torch.Tensor]:
+    return {key: value.to(place.device, copy=True) for key, value in batch.items()}
+
+
+def check_against_transformers(reference: Any, model: ftbert.Model, batch: dict[str, torch.Tensor], place: Place) -> None:
+    """The gates of the design: fp32 absolute; 16 bit no worse than 1.25x transformers in that dtype, and by cosine."""
+    batch = move(batch, place)
+    kept = batch["attention_mask"].bool()
+    out = model(**batch)
+    got = out.last_hidden_state
+    assert got.dtype == place.dtype and not got[~kept].any(), "rows at padding must be exactly 0"
+    with torch.no_grad():
+        exact = reference.to(place.device, torch.float32)(**batch)
+        expected = exact.last_hidden_state[kept]
+        if place.dtype == torch.float32:
+            limit = 2e-5 if place.device == "cpu" else 5e-5
+            assert_close(got[kept], expected, atol=limit, what="last_hidden_state")
+            if reference.pooler is not None and batch["attention_mask"][:, 0].all():
+                assert_close(out.pooler_output, exact.pooler_output, atol=limit, what="pooler_output")
+            return
+        theirs = reference.to(place.dtype)(**batch).last_hidden_state[kept].float()
+        reference.to(torch.float32)
+    mine = got[kept].float()
+    assert_close(mine, expected, atol=100 * place.eps, rtol=100 * place.eps, what="last_hidden_state, roughly")
+    our_error, their_error = (mine - expected).pow(2).mean().sqrt(), (theirs - expected).pow(2).mean().sqrt()
+    assert our_error <= 1.25 * their_error + 1e-7, f"rms error {our_error:.3g}, transformers' {their_error:.3g}"
+    cosine = torch.cosine_similarity(mine.double(), expected.double(), dim=-1).min()
+    assert cosine >= (0.9999 if place.dtype == torch.float16 else 0.999), f"cosine {cosine}"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("attention", ["auto", "general"])
+def test_equals_transformers(place: Place, shape: str, attention: str) -> None:
+    if shape in ("base", "large") and place.device == "cpu" and attention == "general":
+        pytest.skip("covered by smaller shapes; too slow here")
+    import copy
+
+    reference = make_bert(**SHAPES[shape])
+    model = ftbert.load(reference, device=place.device, dtype=place.dtype, attention=attention)
+    # load() must not share what the reference then changes dtype of.
+    reference = copy.deepcopy(reference)
+    sizes = [(3, 37)] if shape == "large" else [(1, 1), (1, 128), (5, 37), (7, 128)]
+    for batch, seq in sizes:
+        for name, one in inputs(batch, seq, types=SHAPES[shape].get("type_vocab_size", 2)).items():
+            try:
+                check_against_transformers(reference, model, one, place)
+            except AssertionError as error:
+                raise AssertionError(f"{shape}, {batch}x{seq}, mask {name}: {error}") from error
+
+
+@pytest.mark.parametrize("seq", [1, 2, 63, 64, 65, 511, 1500, 4096])
+def test_long_sequences(place: Place, seq: int) -> None:
+    reference = make_bert(max_position_embeddings=4096, num_hidden_layers=1)
+    model = ftbert.load(reference, device=place.device, dtype=place.dtype)
+    check_against_transformers(reference, model, inputs(2, seq)["right"], place)
+
+
+@pytest.mark.parametrize("batch", [0, 1, 7, 4096])
+def test_batch_sizes(place: Place, batch: int) -> None:
+    reference = make_bert(num_hidden_layers=1)
+    model = ftbert.load(reference, device=place.device, dtype=place.dtype)
+    one = inputs(batch, 5)["right"]
+    if batch == 0:
+        out = model(**move(one, place))
+        assert out.last_hidden_state.shape == (0, 5, 64) and out.pooler_output.shape == (0, 64)
+    else:
+        check_against_transformers(reference, model, one, place)
+
+
+@pytest.mark.parametrize("mask", ["right", "left", "holes", "full"])
+def test_real_weights_equal_transformers(place: Place, minilm_folder: Path, mask: str) -> None:
+    model = ftbert.load(minilm_folder, device=place.device, dtype=place.dtype)
+    check_against_transformers(model.reference(), model, inputs(9, 120, vocab=30522)[mask], place)
+
+
+def test_stsb_spearman(place: Place, minilm_folder: Path, stsb_test: Path) -> None:
+    from scipy.stats import spearmanr
+
+    with open(stsb_test, encoding="utf-8", newline="") as file:
+        rows = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    model = ftbert.load(minilm_folder, device=place.device, dtype=place.dtype)
+    a, b = (model.encode([row[i] for row in rows], pooling="mean") for i in (5, 6))
+    score = spearmanr((a * b).sum(1), [float(row[4]) for row in rows]).statistic
+    assert len(rows) == 1379
+    assert abs(score - 0.8203) <= (0.0002 if place.dtype == torch.float32 else 0.0005), score
+
+
+# ---- properties ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(place: Place) -> ftbert.Model:
+    return ftbert.load(make_bert(), device=place.device, dtype=place.dtype)
+
+
+def test_padding_content_is_irrelevant(model: ftbert.Model, place: Place) -> None:
+    for name, batch in inputs(6, 50).items():
+        batch = move(batch, place)
+        first = model(**batch).last_hidden_state
+        pad = batch["attention_mask"] == 0
+        batch["input_ids"][pad], batch["token_type_ids"][pad] = -(10**15), 10**15
+        assert torch.equal(first, model(**batch).last_hidden_state), name
+
+
+def test_batch_equals_single(model: ftbert.Model, place: Place) -> None:
+    # A GEMM of another m may sum in another order: equal to rounding in 16 bit, to 1e-6 in fp32.
+    limit = 1e-6 if place.dtype == torch.float32 else 16 * place.eps
+    for name, batch in inputs(9, 60).items():
+        batch = move(batch, place)
+        together = model(**batch).last_hidden_state
+        for i in range(9):
+            alone = model(**{key: value[i : i + 1] for key, value in batch.items()}).last_hidden_state
+            assert_close(together[i : i + 1], alone, atol=limit, what=f"{name}, sentence {i}")
+
+
+def test_run_to_run_identical(model: ftbert.Model, place: Place) -> None:
+    batch = move(inputs(9, 60)["holes"], place)
+    first = model(**batch).last_hidden_state
+    for _ in range(20):
+        assert torch.equal(first, model(**batch).last_hidden_state)
+
+
+def test_packed_equals_padded(model: ftbert.Model, place: Place) -> None:
+    batch = move(inputs(6, 50)["right"], place)
+    kept = batch["attention_mask"].bool()
+    cu = torch.nn.functional.pad(kept.sum(1).cumsum(0), (1, 0)).int()
+    packed = model.forward_packed(batch["input_ids"][kept], cu, 50, batch["token_type_ids"][kept])
+    assert torch.equal(packed, model(**batch).last_hidden_state[kept])
+
+
+def test_empty_rows_give_zeros(model: ftbert.Model, place: Place) -> None:
+    batch = move(inputs(5, 20)["right"], place)
+    batch["attention_mask"][[0, 3]] = 0
+    out = model(**batch)
+    assert not out.last_hidden_state[[0, 3]].any() and not out.pooler_output[[0, 3]].any()
+    assert out.last_hidden_state[1].any() and out.pooler_output[1].any()
+    batch["attention_mask"][:] = 0
+    out = model(**batch)
+    assert not out.last_hidden_state.any() and not out.pooler_output.any()
+    assert model(batch["input_ids"][:, :0]).last_hidden_state.shape == (5, 0, 64)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32, torch.float16])
+def test_mask_dtypes(model: ftbert.Model, place: Place, dtype: torch.dtype) -> None:
+    batch = move(inputs(4, 30)["holes"], place)
+    expected = model(**batch).last_hidden_state
+    batch["attention_mask"] = batch["attention_mask"].to(dtype)
+    assert torch.equal(expected, model(**batch).last_hidden_state)
+    batch["attention_mask"] = batch["attention_mask"].cpu()  # allowed on a GPU too: then nobody waits for it
+    batch["input_ids"], batch["token_type_ids"] = batch["input_ids"].int(), batch["token_type_ids"].int()
+    assert torch.equal(expected, model(**batch).last_hidden_state)
+
+
+def test_non_contiguous_inputs(model: ftbert.Model, place: Place) -> None:
+    batch = move(inputs(4, 30)["holes"], place)
+    expected = model(**batch).last_hidden_state
+    strided = {key: value.t().contiguous().t() for key, value in batch.items()}
+    assert torch.equal(expected, model(**strided).last_hidden_state)
+
+
+def test_four_threads_get_what_one_gets(model: ftbert.Model, place: Place) -> None:
+    batches = [move(inputs(3 + i, 20 + 9 * i)["holes"], place) for i in range(4)]
+    expected = [model(**batch).last_hidden_state for batch in batches]
+    problems: list[str] = []
+
+    def work(i: int) -> None:
+        stream = torch.cuda.Stream() if place.device == "cuda" else None
+        if stream is not None:
+            stream.wait_stream(torch.cuda.default_stream())
+        with torch.cuda.stream(stream):
+            for turn in range(25):
+                if not torch.equal(model(**batches[(i + turn) % 4]).last_hidden_state, expected[(i + turn) % 4]):
+                    problems.append(f"thread {i}, turn {turn}")
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not problems
+
+
+def test_to_another_dtype_and_back(place: Place) -> None:
+    reference = make_bert()
+    model = ftbert.load(reference)
+    moved = model.to(place.device, place.dtype)
+    assert moved.device.type == place.device and moved.dtype == place.dtype and model.device.type == "cpu"
+    direct = ftbert.load(reference, device=place.device, dtype=place.dtype)
+    batch = move(inputs(4, 30)["holes"], place)
+    assert torch.equal(moved(**batch).last_hidden_state, direct(**batch).last_hidden_state)
+
+
+def test_weights_survive_packing(place: Place) -> None:
+    """What the class gives back (and pickles) is bit for bit what it was built from."""
+    reference = make_bert()
+    weights = dict(ftbert.load(reference, device=place.device, dtype=place.dtype).encoder.weights())
+    for name, tensor in ftbert.load(reference).checkpoint.items(place.dtype):
+        assert torch.equal(weights[name].cpu(), tensor), name
+
+
+# ---- bad input -----------------------------------------------------------------------------------------------------
+
+
+def test_bad_input_is_named(model: ftbert.Model, place: Place) -> None:
+    ids = torch.randint(0, 120, (3, 10), device=place.device)
+    mask = torch.ones_like(ids)
+    cases: list[tuple[str, tuple[Any, ...]]] = [
+        (r"input_ids: expected int64 or int32 \[batch, seq\], got Float", (ids.float(),)),
+        (r"input_ids: expected .*, got Long \[10\]", (ids[0],)),
+        (r"attention_mask: expected the shape of input_ids", (ids, mask[:, :9])),
+        (r"attention_mask: expected the shape of input_ids", (ids, mask[:2])),
+        (r"attention_mask: expected values 0 and 1, got 3 at \[1, 4\]", (ids, mask.index_put((torch.tensor(1), torch.tensor(4)), torch.tensor(3)))),
+        (r"attention_mask: expected values 0 and 1, got 0.25 at \[0, 0\]", (ids, mask.float() * 0.25)),
+        (r"token_type_ids: expected the shape", (ids, mask, mask[:, :3])),
+        (r"input_ids: expected ids in \[0, 120\), the vocabulary, got 120 at \[2, 9\]", (ids.index_put((torch.tensor(2), torch.tensor(9)), torch.tensor(120)), mask)),
+        (r"input_ids: expected ids in \[0, 120\), the vocabulary, got -1 at", (ids - 200 + 199 - ids, mask)),
+        (r"token_type_ids: expected ids in \[0, 2\), got 2 at \[0, 0\]", (ids, mask, mask * 2)),
+        (r"sequence of 129 tokens: the model has positions for 128", (torch.zeros(1, 129, dtype=torch.int64, device=place.device),)),
+    ]  # fmt: skip
+    for message, arguments in cases:
+        with pytest.raises(RuntimeError, match=message):
+            model(*arguments)
+    assert model(ids, mask).last_hidden_state.isfinite().all(), "an error must leave the model usable"
+
+
+def test_bad_packed_input_is_named(model: ftbert.Model, place: Place) -> None:
+    ids = torch.randint(0, 120, (10,), device=place.device)
+    cu = torch.tensor([0, 4, 10], dtype=torch.int32, device=place.device)
+    with pytest.raises(RuntimeError, match=r"cu_seqlens: expected int32 \[batch\+1\]"):
+        model.forward_packed(ids, cu.long(), 6)
+    with pytest.raises(RuntimeError, match="sequence of 129 tokens"):
+        model.forward_packed(ids, cu, 129)
+    if place.device == "cpu":  # on a GPU nobody may look at the contents
+        with pytest.raises(RuntimeError, match="from 0 to 10 .*, got 0 to 9"):
+            model.forward_packed(ids, torch.tensor([0, 4, 9], dtype=torch.int32), 6)
+        with pytest.raises(RuntimeError, match="no step above max_seqlen 5, got 4 to 10 at sequence 1"):
+            model.forward_packed(ids, cu, 5)
+        with pytest.raises(RuntimeError, match="vocabulary, got 999"):
+            model.forward_packed(ids * 0 + 999, cu, 6)
+    else:
+        out = model.forward_packed(torch.where(torch.arange(10, device="cuda") == 7, 999, ids), cu, 6)
+        assert out[4:].isnan().all() and out[:4].isfinite().all(), "an impossible id poisons its own sentence only"
+
+
+def test_wrong_device_is_named(place: Place) -> None:
+    if place.device == "cpu":
+        pytest.skip("needs two devices")
+    model = ftbert.load(make_bert(), device="cuda", dtype=place.dtype)
+    with pytest.raises(RuntimeError, match="input_ids: the model is on cuda:0, got Long .* on cpu"):
+        model(torch.zeros(1, 3, dtype=torch.int64))
+    ids = torch.zeros(1, 3, dtype=torch.int64, device="cuda")
+    with pytest.raises(RuntimeError, match="token_type_ids: the model is on cuda:0"):
+        model(ids, None, ids.cpu())
+
+
+def test_asking_for_a_gpu_without_one_says_what_is_missing() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(RuntimeError, match="no CUDA|sees no GPU"):
+        ftbert.load(make_bert(), device="cuda")
+    with pytest.raises(ValueError, match="on the CPU ftbert computes in fp32"):
+        ftbert.load(make_bert(), dtype="fp16")
+    with pytest.raises(ValueError, match="dtype: expected fp32, fp16 or bf16"):
+        ftbert.load(make_bert(), dtype="int8")
+    with pytest.raises(ValueError, match="device: expected cpu or cuda"):
+        ftbert.load(make_bert(), device="mps")

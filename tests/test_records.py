@@ -1,0 +1,244 @@
+"""Readers: what a good file gives, what a bad one says, and that reading can be taken up anywhere."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ftbert import records
+from ftbert.records import BadRecord, Position, ReadOptions, open_source
+
+FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+def read(path: Path, **options: Any) -> tuple[list[str], list[Any], Position]:
+    texts: list[str] = []
+    columns: list[Any] = []
+    end = Position()
+    for chunk in open_source(path, ReadOptions(**options)).chunks(Position()):
+        texts += chunk.texts
+        columns += chunk.columns if isinstance(chunk.columns, list) else chunk.columns.to_pylist()
+        end = chunk.end
+    return texts, columns, end
+
+
+def written(path: Path, data: str | bytes) -> Path:
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return path
+
+
+def test_txt(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.txt", "\ufeffone\r\n\ntwo\x85\u2028three\r\r\nlast")
+    texts, columns, end = read(path)
+    assert texts == ["one", "", "two\x85\u2028three\r", "last"]
+    assert columns[0] == {"text": "one"}
+    assert (end.line, end.records, end.offset) == (4, 4, path.stat().st_size)
+
+
+def test_jsonl(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", '{"id": 1, "body": "x"}\n\n  {"body": "\\u00e9\\n", "id": [2]}')
+    assert read(path, column="body")[:2] == (
+        ["x", "é\n"],
+        [{"id": 1, "body": "x"}, {"body": "é\n", "id": [2]}],
+    )
+
+
+def test_csv(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", '\ufeffid,text\r\n1,"two\r\nlines, ""quoted"""\r\n\r\n2,\r\n')
+    texts, columns, end = read(path)
+    assert texts == ['two\r\nlines, "quoted"', ""]
+    assert columns[1] == {"id": "2", "text": ""}
+    assert end.line == 5
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+def test_parquet(tmp_path: Path, kind: Any) -> None:
+    table = pa.table({"n": range(5), "text": pa.array(list("abcab")).cast(kind)})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=2)
+    texts, columns, end = read(tmp_path / "a.parquet", batch_records=3)
+    assert texts == list("abcab")
+    assert columns[4] == {"n": 4, "text": "b"}
+    assert end == Position(5, 5, 5, 0)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_an_empty_file_has_no_records(tmp_path: Path, name: str) -> None:
+    assert read(written(tmp_path / name, "")) == ([], [], Position())
+
+
+BAD = [
+    ("a.txt", b"good\nb\xe9d\ngood\n", r"a\.txt: line 2: byte 0xe9 at offset 6 is not UTF-8"),
+    ("a.jsonl", b'{"text": "good"}\n{"text": \n{"text": "good"}', "line 2: not valid JSON"),
+    ("a.jsonl", b'{"text": "good"}\n[1]\n{"text": "good"}', "line 2: expected a JSON object; got list"),
+    ("a.jsonl", b'{"text": "good"}\n{"a": 1}\n{"text": "good"}', "line 2: no field 'text'; found 'a'"),
+    (
+        "a.jsonl",
+        b'{"text": "good"}\n{"text": null}\n{"text": "good"}',
+        "'text' must be a string; got NoneType",
+    ),
+    (
+        "a.jsonl",
+        b'{"text": "good"}\n{"text": "\\ud800"}\n{"text": "good"}',
+        "line 2: 'text' holds a lone surr",
+    ),
+    ("a.jsonl", b'{"text": "good"}\n\xff\xfe\n{"text": "good"}', "line 2: byte 0xff at offset 17"),
+    ("a.jsonl", b'{"text": "good"}\n' + b"[" * 200_000 + b'\n{"text": "good"}', "line 2: not valid JSON"),
+    ("a.csv", b"id,text\n1,good\n2\n3,good\n", "line 3: expected 2 fields; got 1"),
+    ("a.csv", b"id,text\n1,good\n2,b,d\n3,good\n", "line 3: expected 2 fields; got 3"),
+    ("a.csv", b"id,text\n1,good\n2,b\xe9d\n3,good\n", "line 3: byte 0xe9 at offset 18 is not UTF-8"),
+    ("a.csv", b'id,text\n1,good\n2,"open\n3,good\n', "line 3: not valid CSV"),
+    ("a.csv", b'id,text\n1,good\n2,"a"b\n3,good\n', "line 3: not valid CSV"),
+]
+
+
+@pytest.mark.parametrize(("name", "data", "words"), BAD)
+def test_a_bad_record_is_named_and_can_be_skipped(tmp_path: Path, name: str, data: bytes, words: str) -> None:
+    path = written(tmp_path / name, data)
+    with pytest.raises(BadRecord, match=words):
+        read(path)
+    texts, _, end = read(path, skip_bad=True)
+    assert texts == ["good", "good"]
+    assert (end.records, end.skipped) == (2, 1)
+
+
+def test_a_null_in_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["a", None, "b"], "n": [1, 2, 3]}), path)
+    with pytest.raises(BadRecord, match="row 2: 'text' is null"):
+        read(path)
+    texts, columns, end = read(path, skip_bad=True)
+    assert texts == ["a", "b"]
+    assert [row["n"] for row in columns] == [1, 3]
+    assert end.skipped == 1
+
+
+def test_text_in_parquet_that_is_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    raw = pa.array([b"a", b"\xff", b"b"])
+    broken = pa.StringArray.from_buffers(3, raw.buffers()[1], raw.buffers()[2])
+    pq.write_table(pa.table({"text": broken}), path)
+    with pytest.raises(BadRecord, match="row 2: 'text' is not UTF-8"):
+        read(path)
+    assert read(path, skip_bad=True)[0] == ["a", "b"]
+
+
+def test_wrong_files_are_refused_at_once(tmp_path: Path) -> None:
+    def refused(path: Path, words: str, error: type[Exception] = ValueError, **options: Any) -> None:
+        with pytest.raises(error, match=words):
+            open_source(path, ReadOptions(**options))
+
+    refused(tmp_path / "none.txt", "No such file", FileNotFoundError)
+    refused(written(tmp_path / "a.pdf", ""), r"cannot read \.pdf; expected \.txt, \.jsonl")
+    refused(written(tmp_path / "a.csv", ""), "expected a header line")
+    refused(written(tmp_path / "a.csv", "a,b\n"), "no column 'text'; found 'a', 'b'")
+    refused(written(tmp_path / "a.csv", "a,a\n"), "names a column twice", column="a")
+    refused(written(tmp_path / "a.parquet", "PAR1"), "not a whole parquet file")
+    pq.write_table(pa.table({"n": [1], "embedding": ["x"], "text": ["x"]}), tmp_path / "b.parquet")
+    refused(tmp_path / "b.parquet", "no column 'body'; found 'n', 'embedding', 'text'", column="body")
+    refused(tmp_path / "b.parquet", "column 'n' must hold strings; it holds int64", column="n")
+    refused(tmp_path / "b.parquet", "already has a column 'embedding'")
+    refused(tmp_path / "b.parquet", "batch_records must be at least 1", batch_records=0)
+
+
+def assert_resumable(path: Path, **options: Any) -> None:
+    """Reading on from the end of any chunk gives the same chunks as reading through."""
+    reader = open_source(path, ReadOptions(**options))
+    chunks = list(reader.chunks(Position()))
+    for place, chunk in enumerate(chunks):
+        rest = list(open_source(path, ReadOptions(**options)).chunks(chunk.end))
+        assert [c.texts for c in rest] == [c.texts for c in chunks[place + 1 :]]
+        assert [c.end for c in rest] == [c.end for c in chunks[place + 1 :]]
+
+
+@FUZZ
+@given(data=st.binary(max_size=200), lines=st.integers(1, 3))
+@pytest.mark.parametrize("ending", [".txt", ".jsonl", ".csv"])
+def test_any_bytes_are_read_or_refused(tmp_path: Path, ending: str, data: bytes, lines: int) -> None:
+    head = b'"text",id\n' if ending == ".csv" else b""
+    path = written(tmp_path / f"a{ending}", head + data)
+    texts, columns, end = read(path, skip_bad=True)
+    assert len(texts) == len(columns) == end.records
+    assert_resumable(path, skip_bad=True, batch_records=lines)
+    if end.skipped:
+        with pytest.raises(BadRecord):
+            read(path)
+    else:
+        assert read(path)[0] == texts
+
+
+@FUZZ
+@given(rows=st.lists(TEXT.filter(lambda t: "\n" not in t and not t.endswith("\r")), min_size=1))
+def test_txt_round_trip(tmp_path: Path, rows: list[str]) -> None:
+    rows[0] = rows[0].lstrip("\ufeff")
+    assert read(written(tmp_path / "a.txt", "".join(f"{row}\n" for row in rows)))[0] == rows
+
+
+@FUZZ
+@given(rows=st.lists(st.tuples(TEXT, TEXT)), size=st.integers(1, 5))
+def test_csv_round_trip(tmp_path: Path, rows: list[tuple[str, str]], size: int) -> None:
+    file = io.StringIO()
+    csv.writer(file, quoting=csv.QUOTE_ALL).writerows([("id", "text"), *rows])
+    path = written(tmp_path / "a.csv", file.getvalue())
+    assert [(row["id"], row["text"]) for row in read(path)[1]] == rows
+    assert_resumable(path, batch_records=size)
+
+
+@FUZZ
+@given(rows=st.lists(st.dictionaries(TEXT, st.none() | st.booleans() | st.integers() | st.floats() | TEXT)))
+def test_jsonl_round_trip(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+    rows = [row | {"text": "x"} for row in rows]
+    path = written(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    assert json.dumps(read(path)[1]) == json.dumps(rows)
+    assert_resumable(path, batch_records=2)
+
+
+@FUZZ
+@given(data=st.data())
+def test_parquet_cut_or_changed_is_refused_or_read(tmp_path: Path, data: st.DataObject) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": [f"text {i}" for i in range(50)]}), path)
+    raw = bytearray(path.read_bytes())
+    if data.draw(st.booleans()):
+        raw = raw[: data.draw(st.integers(0, len(raw) - 1))]
+    else:
+        raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(raw)
+    try:
+        read(path, skip_bad=True)
+    except (ValueError, OSError):
+        pass
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 1000])
+def test_parquet_is_resumable(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "a.parquet"
+    texts = [None if i % 13 == 5 else f"text {i}" for i in range(300)]
+    pq.write_table(pa.table({"text": texts}), path, row_group_size=70)
+    assert_resumable(path, batch_records=size, skip_bad=True)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv", "a.parquet"])
+def test_chunks_are_bounded_in_bytes(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("ftbert.read_lines", "ftbert.read_parquet"):
+        monkeypatch.setattr(f"{module}.CHUNK_BYTES", 1000)
+    path = tmp_path / name
+    if name.endswith(".parquet"):
+        pq.write_table(pa.table({"text": ["x" * 300] * 50}), path)
+    else:
+        row = {"a.txt": "%s\n", "a.jsonl": '{"text": "%s"}\n', "a.csv": "%s\n"}[name]
+        written(path, ("text\n" if name == "a.csv" else "") + row % ("x" * 300) * 50)
+    chunks = list(open_source(path, ReadOptions()).chunks(Position()))
+    assert all(len(chunk.texts) <= 4 for chunk in chunks)
+    assert sum(len(chunk.texts) for chunk in chunks) == 50
+    assert_resumable(path)
+    assert records.CHUNK_BYTES > 1000

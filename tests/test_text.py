@@ -1,0 +1,191 @@
+"""encode: order, packing, overlap, single texts, and every way to be called wrongly."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from stub_model import WORDS, StubModel, pooling, threads_left, write_tokenizer
+
+from ftbert.text import TextSettings, Tokenizer, encode
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StubModel:
+    monkeypatch.setattr(torch.ops.ftbert, "pooling", pooling, raising=False)
+    return StubModel(write_tokenizer(tmp_path / "model"))
+
+
+def ragged(count: int) -> list[str]:
+    rng = np.random.default_rng(0)
+    return [" ".join(rng.choice(WORDS[4:], size=rng.integers(0, 40))) for _ in range(count)]
+
+
+def test_the_tokenizer_files_own_limits_do_not_leak_in(tmp_path: Path) -> None:
+    folder = write_tokenizer(tmp_path / "model")
+    tokenizer = Tokenizer(folder, TextSettings(max_length=30), 512)
+    short, long = tokenizer.encode_batch(["cat", "cat " * 100])
+    assert short.tolist() == [2, WORDS.index("cat"), 3]
+    assert len(long) == 30
+    assert (long[0], long[-1]) == (2, 3)
+    assert len(Tokenizer(folder, TextSettings(max_length=30), 12).encode_batch(["cat " * 100])[0]) == 12
+
+
+def test_lower_case_and_prompt(tmp_path: Path) -> None:
+    folder = write_tokenizer(tmp_path / "model")
+    tokenizer = Tokenizer(folder, TextSettings(lower_case=True, prompt="The "), 512)
+    assert tokenizer.encode_batch(["CAT"])[0].tolist() == [2, WORDS.index("the"), WORDS.index("cat"), 3]
+
+
+@pytest.mark.parametrize("config", [{"model_type": "bert"}, {"huggingface": {"model_type": "bert"}}])
+def test_a_vocabulary_alone_is_enough(tmp_path: Path, config: dict[str, Any]) -> None:
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS), encoding="utf-8")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ids = Tokenizer(tmp_path, TextSettings(), 512).encode_batch(["the cat sat"])[0]
+    assert ids.tolist() == [2, *(WORDS.index(word) for word in ("the", "cat", "sat")), 3]
+
+
+def test_unusable_tokenizers_are_explained(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no tokenizer here; expected tokenizer\.json"):
+        Tokenizer(tmp_path, TextSettings(), 512)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"tokenizer\.json: not a tokenizer file"):
+        Tokenizer(tmp_path, TextSettings(), 512)
+    with pytest.raises(ValueError, match="maximum length of 2 leaves no room"):
+        Tokenizer(write_tokenizer(tmp_path), TextSettings(max_length=2), 512)
+
+
+def test_order_is_restored_and_batch_equals_single(model: StubModel) -> None:
+    texts = ragged(1500)  # more than one window
+    vectors = encode(model, texts, max_tokens=300)
+    assert (vectors.shape, vectors.dtype) == ((1500, 16), np.float32)
+    for index in range(0, 1500, 37):
+        assert np.array_equal(vectors[index], encode(model, [texts[index]])[0])
+
+
+def test_packs_by_the_token_budget_longest_first(model: StubModel) -> None:
+    texts = ragged(400)
+    encode(model, texts, max_tokens=100)
+    assert all(sum(call) <= 100 for call in model.calls)
+    assert sum(map(sum, model.calls)) == sum(len(text.split()) + 2 for text in texts)  # no padding
+    flat = [length for call in model.calls for length in call]
+    assert flat == sorted(flat, reverse=True)
+    model.calls.clear()
+    encode(model, ["cat " * 50, "cat"], max_tokens=10)  # one over the budget goes alone
+    assert model.calls == [[52], [3]]
+
+
+def test_a_single_text_gives_one_vector(model: StubModel) -> None:
+    assert encode(model, "cat").shape == (16,)
+    assert np.array_equal(encode(model, "cat"), encode(model, ["cat"])[0])
+
+
+def test_nothing_and_the_empty_string(model: StubModel) -> None:
+    assert encode(model, []).shape == (0, 16)
+    assert encode(model, []).dtype == np.float32
+    vector = encode(model, "", normalize=False)
+    assert np.allclose(vector, model.table[[2, 3]].mean(0))
+
+
+@pytest.mark.parametrize("mode", ["cls", "mean", "max", "mean_sqrt_len", "last"])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_pooling_override(model: StubModel, mode: str, normalize: bool) -> None:
+    rows = model.table[[2, WORDS.index("cat"), WORDS.index("dog"), 3]]
+    want = pooling(rows, torch.tensor([0, 4]), mode, normalize)[0]
+    assert np.allclose(encode(model, "cat dog", normalize=normalize, pooling=mode), want, atol=1e-6)
+
+
+def test_normalize_none_follows_the_folder(model: StubModel) -> None:
+    assert np.linalg.norm(encode(model, "cat")) == pytest.approx(1)
+    assert np.linalg.norm(encode(model, "cat", normalize=None)) != pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("texts", "error", "words"),
+    [
+        (["a", 3], TypeError, r"texts\[1\] must be a str; got int"),
+        (["a", None], TypeError, r"texts\[1\] must be a str; got NoneType"),
+        (7, TypeError, "a list of str; got int"),
+        (b"abc", TypeError, "a list of str; got bytes"),
+        ({"a": 1}, TypeError, "a list of str; got dict"),
+        (["a", "b", "\ud800"], ValueError, r"texts\[2\] is not valid Unicode"),
+    ],
+)
+def test_wrong_texts(model: StubModel, texts: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        encode(model, texts)
+    assert model.calls == []
+
+
+def test_wrong_options(model: StubModel) -> None:
+    with pytest.raises(ValueError, match="pooling must be one of cls, mean.*got 'avg'"):
+        encode(model, ["a"], pooling="avg")
+    with pytest.raises(ValueError, match="max_tokens must be a positive integer; got 0"):
+        encode(model, ["a"], max_tokens=0)
+    with pytest.raises(ValueError, match="no folder with a tokenizer"):
+        encode(StubModel(None), ["a"])
+
+
+def test_a_tokenizer_of_another_model_is_refused(model: StubModel) -> None:
+    model.config.vocab = 10
+    with pytest.raises(ValueError, match="the model's vocabulary has 10 entries"):
+        encode(model, ["mat"])
+    assert threads_left() == 0
+
+
+def test_a_failing_model_leaves_no_thread(model: StubModel) -> None:
+    model.fail_at = 2
+    with pytest.raises(RuntimeError, match="stub failed"):
+        encode(model, ragged(5000), max_tokens=50)
+    assert threads_left() == 0
+
+
+def test_several_threads_share_a_model(model: StubModel) -> None:
+    texts = ragged(600)
+    want = encode(model, texts)
+    got: list[Any] = [None] * 4
+
+    def work(place: int) -> None:
+        got[place] = encode(model, texts)
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(np.array_equal(want, one) for one in got)
+
+
+def test_the_progress_bar_is_for_terminals(model: StubModel, capsys: pytest.CaptureFixture[str]) -> None:
+    encode(model, ["cat"])
+    assert capsys.readouterr().err == ""
+    encode(model, ["cat"], show_progress_bar=True)
+    assert "tokens/s" in capsys.readouterr().err
+
+
+def test_real_model_equals_sentence_transformers(minilm_folder: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    import ftbert
+    from ftbert.sample_texts import SAMPLE_TEXTS
+
+    texts = ["", *SAMPLE_TEXTS]
+    ours = ftbert.load(minilm_folder, device="cpu", dtype="fp32").encode(texts)
+    theirs = SentenceTransformer(str(minilm_folder), device="cpu").encode(texts)
+    assert np.abs(ours - theirs).max() < 2e-6
+
+
+def test_real_model_batch_equals_single(minilm_folder: Path) -> None:
+    import ftbert
+    from ftbert.sample_texts import SAMPLE_TEXTS
+
+    model = ftbert.load(minilm_folder, device="cpu", dtype="fp32")
+    together = model.encode(list(SAMPLE_TEXTS))
+    assert np.array_equal(together, model.encode(list(SAMPLE_TEXTS)))
+    for text, vector in zip(SAMPLE_TEXTS, together, strict=True):
+        assert np.abs(model.encode(text) - vector).max() < 1e-6
