@@ -70,7 +70,7 @@ class Reader {
   void finish() {
     for (const auto& [key, value] : entries_)
       if (!seen_.count(key)) complaints_ += "\n  " + key + ": unknown entry";
-    check(complaints_.empty(), "the model configuration is not valid:", complaints_);
+    FTBERT_CHECK(complaints_.empty(), "the model configuration is not valid:", complaints_);
   }
 
  private:

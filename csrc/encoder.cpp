@@ -86,8 +86,8 @@ std::vector<Pass> make_passes(const EncoderInput& input) {
 template <class Device, class T>
 Encoder<Device, T>::Encoder(EncoderConfig config, Weights<T> weights, AttentionPath path, bool fused_supported)
     : config_(std::move(config)), weights_(std::move(weights)) {
-  check(config_.norm_place == NormPlace::post, "pre-LayerNorm models are not supported yet");
-  check(path != AttentionPath::fused || fused_supported, "the fused attention path does not support head size ",
+  FTBERT_CHECK(config_.norm_place == NormPlace::post, "pre-LayerNorm models are not supported yet");
+  FTBERT_CHECK(path != AttentionPath::fused || fused_supported, "the fused attention path does not support head size ",
         config_.head_size, " in ", to_string(std::is_same_v<T, float> ? DType::fp32 : DType::fp16),
         " on this device; use the general path");
   fused_ = path != AttentionPath::general && fused_supported;

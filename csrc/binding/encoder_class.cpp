@@ -18,14 +18,8 @@ namespace {
 AttentionPath parse_path(const std::string& name) {
   if (name == "auto") return AttentionPath::automatic;
   if (name == "fused") return AttentionPath::fused;
-  check(name == "general", "attention must be 'auto', 'fused' or 'general', got '", name, "'");
+  FTBERT_CHECK(name == "general", "attention must be 'auto', 'fused' or 'general', got '", name, "'");
   return AttentionPath::general;
-}
-
-std::string shape_text(at::IntArrayRef shape) {
-  std::string text = "[";
-  for (const int64_t size : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
-  return text + "]";
 }
 
 // Every complaint at once: missing, misshapen, of another dtype or device, and left over.
@@ -51,7 +45,7 @@ void check_weights(const std::vector<WeightSpec>& specs, const TensorDict& weigh
   }
   for (const auto& entry : weights)
     if (!known.count(entry.key())) complaints += "\n  extra: " + entry.key();
-  check(complaints.empty(), "the weights do not fit the configuration:", complaints);
+  FTBERT_CHECK(complaints.empty(), "the weights do not fit the configuration:", complaints);
 }
 
 }  // namespace
@@ -60,7 +54,7 @@ EncoderClass::EncoderClass(TensorDict weights, StringDict config, std::string at
     : entries_(config.copy()), attention_(std::move(attention)), config_(EncoderConfig::parse(to_map(config))) {
   const std::vector<WeightSpec> specs = weight_specs(config_);
   const auto word = weights.find("embeddings.word");
-  check(word != weights.end(), "the weights lack embeddings.word");
+  FTBERT_CHECK(word != weights.end(), "the weights lack embeddings.word");
   device_ = word->value().device();
   dtype_ = word->value().scalar_type();
   const DeviceKind kind = device_kind(device_);
@@ -102,7 +96,7 @@ TensorDict EncoderClass::weights() const {
 StringDict EncoderClass::info() const {
   StringDict all;
   all.insert("device", device_.str());
-  all.insert("dtype", at::toString(dtype_));
+  all.insert("dtype", std::string(to_string(dtype_of(dtype_))));
   for (const auto& [key, value] : engine_->info()) all.insert(key, value);
   return all;
 }

@@ -18,10 +18,9 @@ using OptionalTensor = std::optional<Tensor>;
 using EncoderPtr = c10::intrusive_ptr<EncoderClass>;
 
 void same(const char* name, const Tensor& t, const Tensor& like, at::IntArrayRef shape) {
-  check(t.sizes() == shape && t.scalar_type() == like.scalar_type() && t.device() == like.device() && t.is_contiguous(),
-        name, ": expected contiguous ", at::toString(like.scalar_type()), " ", c10::str(shape), " on ",
-        like.device().str(), ", got ", at::toString(t.scalar_type()), " ", c10::str(t.sizes()), " on ",
-        t.device().str());
+  FTBERT_CHECK(t.sizes() == shape && t.scalar_type() == like.scalar_type() && t.device() == like.device() && t.is_contiguous(),
+        name, ": expected contiguous ", at::toString(like.scalar_type()), " ", shape_text(shape), " on ",
+        like.device().str(), ", got ", describe(t));
 }
 
 void same(const char* name, const OptionalTensor& t, const Tensor& like, at::IntArrayRef shape) {
@@ -29,15 +28,15 @@ void same(const char* name, const OptionalTensor& t, const Tensor& like, at::Int
 }
 
 void integers(const char* name, const Tensor& t, const Tensor& like, at::ScalarType type, int64_t least) {
-  check(t.dim() == 1 && t.size(0) >= least && t.scalar_type() == type && t.device() == like.device() &&
+  FTBERT_CHECK(t.dim() == 1 && t.size(0) >= least && t.scalar_type() == type && t.device() == like.device() &&
             t.is_contiguous(),
         name, ": expected contiguous ", at::toString(type), " of at least ", least, " on ", like.device().str(),
-        ", got ", at::toString(t.scalar_type()), " ", c10::str(t.sizes()), " on ", t.device().str());
+        ", got ", describe(t));
 }
 
 void rank(const char* name, const Tensor& t, int64_t rank) {
-  check(t.dim() == rank && t.is_contiguous(), name, ": expected a contiguous tensor of rank ", rank, ", got ",
-        c10::str(t.sizes()));
+  FTBERT_CHECK(t.dim() == rank && t.is_contiguous(), name, ": expected a contiguous tensor of rank ", rank, ", got ",
+        describe(t));
 }
 
 // f(context, T{}) for x's device and dtype
@@ -77,7 +76,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> padding(const Tensor& mask) {
     };
     if (mask.scalar_type() == at::kLong) return go(static_cast<int64_t*>(nullptr));
     if (mask.scalar_type() == at::kFloat) return go(static_cast<float*>(nullptr));
-    check(mask.scalar_type() == at::kBool || mask.scalar_type() == at::kByte, "mask: expected bool, uint8, int64 or float32");
+    FTBERT_CHECK(mask.scalar_type() == at::kBool || mask.scalar_type() == at::kByte, "mask: expected bool, uint8, int64 or float32");
     go(static_cast<uint8_t*>(nullptr));
   });
   return {cu, index, packed, info};
@@ -98,7 +97,7 @@ Tensor positions(const Tensor& ids, const OptionalTensor& token_index, const Ten
   integers("cu_seqlens", cu, ids, at::kInt, 1);
   if (token_index) integers("token_index", *token_index, ids, at::kLong, tokens);
   Tensor out = at::empty({tokens}, ids.options().dtype(at::kInt));
-  check(kind == "absolute" || kind == "from_padding", "kind: expected absolute or from_padding, got ", kind);
+  FTBERT_CHECK(kind == "absolute" || kind == "from_padding", "kind: expected absolute or from_padding, got ", kind);
   run_untyped(ids.device(), [&](auto backend, auto& context) {
     padding_positions<typename decltype(backend)::Device>(
         context, kind == "absolute" ? PositionKind::absolute : PositionKind::from_padding, data<int64_t>(ids),
@@ -189,14 +188,14 @@ Tensor bias_act(const Tensor& x, const OptionalTensor& bias, const std::string& 
 Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t heads) {
   rank("qkv", qkv, 2);
   integers("cu_seqlens", cu, qkv, at::kInt, 1);
-  check(heads > 0 && qkv.size(1) % (3 * heads) == 0, "qkv: expected [tokens, 3*heads*head_size], got ",
-        c10::str(qkv.sizes()), " for ", heads, " heads");
+  FTBERT_CHECK(heads > 0 && qkv.size(1) % (3 * heads) == 0, "qkv: expected [tokens, 3*heads*head_size], got ",
+        describe(qkv), " for ", heads, " heads");
   const int64_t hidden = qkv.size(1) / 3, head_size = hidden / heads;
   Tensor out = at::empty({qkv.size(0), hidden}, qkv.options());
   run(qkv, [&](auto backend, auto& context) {
     using T = typename decltype(backend)::T;
     using Device = typename decltype(backend)::Device;
-    check(attention_supports<Device, T>(context, head_size), "attention: no fused kernel for head size ", head_size,
+    FTBERT_CHECK(attention_supports<Device, T>(context, head_size), "attention: no fused kernel for head size ", head_size,
           " here; the general path takes any");
     const Tensor scratch = at::empty({static_cast<int64_t>(attention_scratch_bytes<Device, T>(max_seqlen, head_size))},
                                      qkv.options().dtype(at::kByte));
@@ -225,7 +224,7 @@ std::tuple<Tensor, Tensor, Tensor> qkv_bias(const Tensor& qkv, const OptionalTen
 Tensor softmax_op(const Tensor& scores, const Tensor& cu, double scale, const OptionalTensor& relative_bias,
                   const OptionalTensor& columns, at::ScalarType type) {
   rank("scores", scores, 4);
-  check(scores.scalar_type() == at::kFloat, "scores: expected float32");
+  FTBERT_CHECK(scores.scalar_type() == at::kFloat, "scores: expected float32");
   integers("cu_seqlens", cu, scores, at::kInt, scores.size(0) + 1);
   Tensor out = at::empty(scores.sizes(), scores.options().dtype(type));
   same("relative_bias", relative_bias, out, {scores.size(1), relative_bias ? relative_bias->size(1) : 0});
@@ -316,16 +315,15 @@ StringDict build_info() {
 
 // A GEMM operand in the layout that the encoder keeps on the CPU, so that a loader need not hold both.
 Tensor pack(const Tensor& weight) {
-  check(weight.dim() == 2 && weight.is_cpu() && weight.scalar_type() == at::kFloat,
-        "weight: expected float32 [n, k] on the CPU, got ", at::toString(weight.scalar_type()), " ",
-        c10::str(weight.sizes()), " on ", weight.device().str());
+  FTBERT_CHECK(weight.dim() == 2 && weight.is_cpu() && weight.scalar_type() == at::kFloat,
+        "weight: expected float32 [n, k] on the CPU, got ", describe(weight));
   const Tensor packed = pack_weight(weight);
   return packed.defined() ? packed : weight.clone();
 }
 
 Tensor pool(const EncoderPtr& encoder, const Tensor& hidden, const Tensor& cu) {
   rank("hidden", hidden, 2);
-  check(hidden.device() == encoder->device() && hidden.scalar_type() == encoder->dtype() &&
+  FTBERT_CHECK(hidden.device() == encoder->device() && hidden.scalar_type() == encoder->dtype() &&
             hidden.size(1) == encoder->config().hidden,
         "hidden: expected what forward_packed returns");
   integers("cu_seqlens", cu, hidden, at::kInt, 1);
@@ -353,12 +351,12 @@ TORCH_LIBRARY(ftbert, m) {
       .def("device", [](const EncoderPtr& self) { return self->device(); })
       .def("hidden", [](const EncoderPtr& self) { return self->config().hidden; })
       .def("has_pooler", [](const EncoderPtr& self) { return self->config().pooler; })
-      .def("dtype", [](const EncoderPtr& self) { return self->dtype(); })
-      .def("to", [](const EncoderPtr& self, at::Device device, at::ScalarType dtype) { return self->to(device, dtype); })
+      .def("dtype", [](const EncoderPtr& self) { return std::string(to_string(dtype_of(self->dtype()))); })
+      .def("to", [](const EncoderPtr& self, at::Device device, const std::string& dtype) { return self->to(device, parse_dtype(dtype)); })
       .def("__obj_flatten__",
            [](const EncoderPtr& self) {
              return std::make_tuple(
-                 std::make_tuple(std::string("device"), self->device()), std::make_tuple(std::string("dtype"), self->dtype()),
+                 std::make_tuple(std::string("device"), self->device()), std::make_tuple(std::string("dtype"), std::string(to_string(dtype_of(self->dtype())))),
                  std::make_tuple(std::string("hidden"), self->config().hidden),
                  std::make_tuple(std::string("pooler"), self->config().pooler));
            })

@@ -11,16 +11,10 @@
 namespace ftbert::binding {
 namespace {
 
-std::string describe(const at::Tensor& t) {
-  std::string text = std::string(at::toString(t.scalar_type())) + " [";
-  for (int64_t d = 0; d < t.dim(); ++d) text += (d ? ", " : "") + std::to_string(t.size(d));
-  return text + "] on " + t.device().str();
-}
-
 at::Tensor ids_tensor(const char* name, const at::Tensor& ids, int64_t rank, at::Device device) {
-  check(ids.dim() == rank && (ids.scalar_type() == at::kLong || ids.scalar_type() == at::kInt), name, ": expected ",
+  FTBERT_CHECK(ids.dim() == rank && (ids.scalar_type() == at::kLong || ids.scalar_type() == at::kInt), name, ": expected ",
         rank == 2 ? "int64 or int32 [batch, seq]" : "int64 or int32 [tokens]", ", got ", describe(ids));
-  check(ids.device() == device, name, ": the model is on ", device.str(), ", got ", describe(ids),
+  FTBERT_CHECK(ids.device() == device, name, ": the model is on ", device.str(), ", got ", describe(ids),
         "; move one to the other");
   return ids.to(at::kLong).contiguous();
 }
@@ -30,7 +24,7 @@ std::optional<at::Tensor> type_tensor(const std::optional<at::Tensor>& types, co
   // A model without token types ignores them, as transformers does.
   if (!types || config.token_types == 0) return std::nullopt;
   const at::Tensor checked = ids_tensor("token_type_ids", *types, ids.dim(), ids.device());
-  check(checked.sizes() == ids.sizes(), "token_type_ids: expected the shape of input_ids, got ", describe(*types),
+  FTBERT_CHECK(checked.sizes() == ids.sizes(), "token_type_ids: expected the shape of input_ids, got ", describe(*types),
         " for input_ids ", describe(ids));
   return checked;
 }
@@ -53,14 +47,14 @@ void offsets(Context<Device>& context, const at::Tensor& mask, int64_t batch, in
 
 // To the three element types that the kernel reads, without losing a value that is neither 0 nor 1.
 at::Tensor mask_tensor(const at::Tensor& mask, const at::Tensor& ids) {
-  check(mask.dim() == 2 && mask.sizes() == ids.sizes(),
+  FTBERT_CHECK(mask.dim() == 2 && mask.sizes() == ids.sizes(),
         "attention_mask: expected the shape of input_ids with values 0 and 1, got ", describe(mask), " for input_ids ",
         describe(ids));
-  check(mask.device() == ids.device() || mask.is_cpu(), "attention_mask: expected it on ", ids.device().str(),
+  FTBERT_CHECK(mask.device() == ids.device() || mask.is_cpu(), "attention_mask: expected it on ", ids.device().str(),
         " or on the CPU, got ", describe(mask));
   const at::ScalarType type = mask.scalar_type();
   if (type == at::kBool || type == at::kByte || type == at::kLong || type == at::kFloat) return mask.contiguous();
-  check(!at::isComplexType(type), "attention_mask: expected values 0 and 1, got ", describe(mask));
+  FTBERT_CHECK(!at::isComplexType(type), "attention_mask: expected values 0 and 1, got ", describe(mask));
   return mask.to(at::isFloatingType(type) ? at::kFloat : at::kLong).contiguous();
 }
 
@@ -73,18 +67,18 @@ void check_info(const PaddingInfo& info, const EncoderConfig& config, int64_t se
   };
   const auto value = [](const at::Tensor& t, int64_t one_based) { return t.view(-1)[one_based - 1].item(); };
   if (info.bad_mask)
-    check(false, "attention_mask: expected values 0 and 1, got ", value(mask, info.bad_mask).toDouble(), " at ",
+    fail("attention_mask: expected values 0 and 1, got ", value(mask, info.bad_mask).toDouble(), " at ",
           where(info.bad_mask));
   if (info.bad_id)
-    check(false, "input_ids: expected ids in [0, ", config.vocab, "), the vocabulary, got ",
+    fail("input_ids: expected ids in [0, ", config.vocab, "), the vocabulary, got ",
           value(ids, info.bad_id).toLong(), " at ", where(info.bad_id));
   if (info.bad_type)
-    check(false, "token_type_ids: expected ids in [0, ", config.token_types, "), got ",
+    fail("token_type_ids: expected ids in [0, ", config.token_types, "), got ",
           value(*types, info.bad_type).toLong(), " at ", where(info.bad_type));
 }
 
 void check_length(const EncoderConfig& config, int64_t length) {
-  check(config.positions == PositionKind::none || length <= config.max_seq(), "sequence of ", length,
+  FTBERT_CHECK(config.positions == PositionKind::none || length <= config.max_seq(), "sequence of ", length,
         " tokens: the model has positions for ", config.max_seq(), "; truncate the input");
 }
 
@@ -144,7 +138,7 @@ PaddedInput unpad(Context<Device>& context, at::Device device, const EncoderConf
     }
   }
   check_info(info, config, seq, out.input_ids, out.token_type_ids, mask);
-  check(info.tokens <= std::numeric_limits<int32_t>::max(), "at most 2^31-1 tokens in one call, got ", info.tokens);
+  FTBERT_CHECK(info.tokens <= std::numeric_limits<int32_t>::max(), "at most 2^31-1 tokens in one call, got ", info.tokens);
   out.encoder = {.input_ids = data<int64_t>(out.input_ids),
                  .token_type_ids = data<int64_t>(out.token_type_ids),
                  .token_index = data<int64_t>(out.token_index),
@@ -163,19 +157,19 @@ PackedTensors check_packed(Context<Device>& context, at::Device device, const En
   PackedTensors out;
   out.input_ids = ids_tensor("input_ids", input_ids, 1, device);
   out.token_type_ids = type_tensor(token_type_ids, out.input_ids, config);
-  check(cu_seqlens.dim() == 1 && cu_seqlens.size(0) >= 1 && cu_seqlens.scalar_type() == at::kInt,
+  FTBERT_CHECK(cu_seqlens.dim() == 1 && cu_seqlens.size(0) >= 1 && cu_seqlens.scalar_type() == at::kInt,
         "cu_seqlens: expected int32 [batch+1], got ", describe(cu_seqlens));
-  check(cu_seqlens.device() == device, "cu_seqlens: the model is on ", device.str(), ", got ", describe(cu_seqlens));
+  FTBERT_CHECK(cu_seqlens.device() == device, "cu_seqlens: the model is on ", device.str(), ", got ", describe(cu_seqlens));
   out.cu_seqlens = cu_seqlens.contiguous();
   const int64_t tokens = input_ids.size(0), batch = cu_seqlens.size(0) - 1;
-  check(max_seqlen >= 0, "max_seqlen: expected at least the longest sequence, got ", max_seqlen);
+  FTBERT_CHECK(max_seqlen >= 0, "max_seqlen: expected at least the longest sequence, got ", max_seqlen);
   check_length(config, max_seqlen);
   if (device.is_cpu()) {
     const int32_t* cu = data<int32_t>(out.cu_seqlens);
-    check(cu[0] == 0 && cu[batch] == tokens, "cu_seqlens: expected it to run from 0 to ", tokens,
+    FTBERT_CHECK(cu[0] == 0 && cu[batch] == tokens, "cu_seqlens: expected it to run from 0 to ", tokens,
           " (the number of input ids), got ", cu[0], " to ", cu[batch]);
     for (int64_t b = 0; b < batch; ++b)
-      check(cu[b + 1] >= cu[b] && cu[b + 1] - cu[b] <= max_seqlen,
+      FTBERT_CHECK(cu[b + 1] >= cu[b] && cu[b + 1] - cu[b] <= max_seqlen,
             "cu_seqlens: expected it never to fall and no step above max_seqlen ", max_seqlen, ", got ", cu[b], " to ",
             cu[b + 1], " at sequence ", b);
     PaddingInfo info{};

@@ -1,12 +1,14 @@
 // From torch's words to the core's: devices, dtypes, streams, and checks that name what is wrong.
 #pragma once
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "binding/gemm_torch.h"
 #include "core/check.h"
 #include "core/device.h"
 #include "core/dispatch.h"
+#include "gemm/gemm_cuda.h"
 
 namespace ftbert::binding {
 
@@ -25,15 +27,32 @@ struct ScalarTypeOf<bfloat16_t> {
   static constexpr at::ScalarType value = at::kBFloat16;
 };
 
+inline std::string shape_text(at::IntArrayRef shape) {
+  std::string text = "[";
+  for (const int64_t size : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
+  return text + "]";
+}
+
+// "Long [3, 7] on cpu"
+inline std::string describe(const at::Tensor& t) {
+  return std::string(at::toString(t.scalar_type())) + " " + shape_text(t.sizes()) + " on " + t.device().str();
+}
+
 inline DeviceKind device_kind(const at::Device& device) {
-  check(device.is_cpu() || device.is_cuda(), "ftbert runs on cpu and cuda, got ", device.str());
+  FTBERT_CHECK(device.is_cpu() || device.is_cuda(), "ftbert runs on cpu and cuda, got ", device.str());
   return device.is_cpu() ? DeviceKind::cpu : DeviceKind::cuda;
 }
 
 inline DType dtype_of(at::ScalarType type) {
-  check(type == at::kFloat || type == at::kHalf || type == at::kBFloat16,
+  FTBERT_CHECK(type == at::kFloat || type == at::kHalf || type == at::kBFloat16,
         "expected float32, float16 or bfloat16, got ", at::toString(type));
   return type == at::kFloat ? DType::fp32 : type == at::kHalf ? DType::fp16 : DType::bf16;
+}
+
+inline at::ScalarType parse_dtype(const std::string& name) {
+  for (const at::ScalarType type : {at::kFloat, at::kHalf, at::kBFloat16})
+    if (name == to_string(dtype_of(type))) return type;
+  throw Error("dtype: expected fp32, fp16 or bf16, got '" + name + "'");
 }
 
 template <class T>
@@ -62,7 +81,15 @@ struct CallContext<Cpu> {
 template <>
 struct CallContext<Cuda> {
   explicit CallContext(const at::Device& device)
-      : context(cuda_context(device.index(), c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle())) {}
+      : context(cuda_context(device.index(),
+                             c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle())) {
+    // The call's own, so that threads and streams cannot meet in it; torch's allocator makes it cheap.
+    context.gemm_workspace_bytes = gemm_workspace_bytes(device.index());
+    workspace = at::empty({static_cast<int64_t>(context.gemm_workspace_bytes)},
+                          at::TensorOptions().device(device).dtype(at::kByte));
+    context.gemm_workspace = workspace.data_ptr();
+  }
+  at::Tensor workspace;
   Context<Cuda> context;
 };
 

@@ -20,7 +20,7 @@ class Workspace {
     const size_t start = used_;
     used_ += (static_cast<size_t>(count) * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
     if (!base_) return nullptr;
-    check(used_ <= capacity_, "workspace of ", capacity_, " bytes is too small: ", used_, " needed so far");
+    FTBERT_CHECK(used_ <= capacity_, "workspace of ", capacity_, " bytes is too small: ", used_, " needed so far");
     return reinterpret_cast<T*>(base_ + start);
   }
 

@@ -46,7 +46,7 @@ void sgemm(int64_t m, int64_t n, int64_t k, bool b_transposed, const float* a, c
 class CblasGemm : public CpuGemm {
  public:
   const float* linear(const Linear<float>& w, const float* a, int64_t m, Epilogue epilogue, float* out) override {
-    check(w.weight != nullptr, "this build needs weights in their plain layout");
+    FTBERT_CHECK(w.weight != nullptr, "this build needs weights in their plain layout");
     sgemm(m, w.n, w.k, true, a, w.weight, out);
     if (epilogue.bias || epilogue.activation != Activation::none) {
       Context<Cpu> context{this};

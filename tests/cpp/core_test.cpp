@@ -59,7 +59,7 @@ Tensors random_weights(const EncoderConfig& config) {
 Weights<float> bind_tensors(const EncoderConfig& config, const Tensors& tensors) {
   return bind_weights<float>(config, [&](const std::string& name) -> WeightSource {
     const auto it = tensors.find(name);
-    check(it != tensors.end(), "no tensor ", name);
+    FTBERT_CHECK(it != tensors.end(), "no tensor ", name);
     return {it->second.data(), nullptr};
   });
 }
@@ -233,13 +233,13 @@ double difference(const std::vector<float>& got, const std::vector<Row>& want) {
       const double d = std::abs(got.at(i++) - value);
       largest = d <= largest ? largest : d;  // NaN stays visible
     }
-  check(i == got.size(), "expected ", i, " values, got ", got.size());
+  FTBERT_CHECK(i == got.size(), "expected ", i, " values, got ", got.size());
   return largest;
 }
 
 // ---- tests --------------------------------------------------------------------------------------------------------
 
-void expect(bool condition, const std::string& words) { check(condition, words); }
+void expect(bool condition, const std::string& words) { FTBERT_CHECK(condition, words); }
 
 // Throws unless f throws an Error that contains every one of the words.
 void expect_error(const std::function<void()>& f, const std::vector<std::string>& words) {

@@ -1,0 +1,23 @@
+// What the core must know of a GPU. device_cuda.cpp, or device_none.cpp in a build without CUDA; no CUDA header here.
+#pragma once
+#include <string>
+
+#include "core/context.h"
+
+namespace ftbert {
+
+// Whether this build and this machine can run on a GPU; if not, `why_not` (may be nullptr) says what is missing.
+bool cuda_available(std::string* why_not);
+
+// The context of one call on `stream` (cudaStream_t) of `device`, which must be the thread's current device while
+// kernels run. Throws when the build has no code for that GPU. The GEMM workspace is left for the caller to give.
+Context<Cuda> cuda_context(int device, void* stream);
+
+// For `ftbert info` and error messages: "NVIDIA H200", and the architectures compiled in ("" without CUDA).
+std::string cuda_device_name(int device);
+std::string cuda_archs();
+
+// Says that a GPU of this capability (10 * major + minor) is none of cuda_archs(), and how to rebuild.
+std::string architecture_mismatch(int capability);
+
+}  // namespace ftbert

@@ -1,0 +1,101 @@
+#include <map>
+#include <mutex>
+
+#include "core/check.h"
+#include "core/device.h"
+#include "core/device_guard.h"
+#include "core/device_probe.h"
+#include "gemm/gemm_cuda.h"
+
+#ifndef FTBERT_CUDA_ARCHS_STRING
+#define FTBERT_CUDA_ARCHS_STRING "unknown"
+#endif
+
+namespace ftbert {
+namespace {
+
+std::string version(int number) { return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10); }
+
+std::string missing_driver() {
+  int driver = 0, runtime = 0;
+  cudaDriverGetVersion(&driver);
+  cudaRuntimeGetVersion(&runtime);
+  if (driver == 0) return "no NVIDIA driver is installed on this machine";
+  if (driver < runtime)
+    return "the NVIDIA driver supports CUDA " + version(driver) + ", but this build needs CUDA " + version(runtime) +
+           ": update the driver";
+  return "";
+}
+
+int attribute(cudaDeviceAttr which, int device) {
+  int value = 0;
+  FTBERT_CUDA_CHECK(cudaDeviceGetAttribute(&value, which, device));
+  return value;
+}
+
+Context<Cuda> inspect(int device) {
+  std::string why_not;
+  FTBERT_CHECK(cuda_available(&why_not), "CUDA is not available: ", why_not);
+  int count = 0;
+  FTBERT_CUDA_CHECK(cudaGetDeviceCount(&count));
+  FTBERT_CHECK(device >= 0 && device < count, "expected a CUDA device from 0 to ", count - 1, ", got ", device);
+  Context<Cuda> context;
+  context.device = device;
+  context.sm_count = attribute(cudaDevAttrMultiProcessorCount, device);
+  context.capability =
+      10 * attribute(cudaDevAttrComputeCapabilityMajor, device) + attribute(cudaDevAttrComputeCapabilityMinor, device);
+  const DeviceGuard guard(device);
+  const cudaError_t error = probe_kernel_image();
+  if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
+    cudaGetLastError();
+    throw Error(architecture_mismatch(context.capability));
+  }
+  FTBERT_CUDA_CHECK(error);
+  context.plans = gemm_plans(device);
+  return context;
+}
+
+}  // namespace
+
+bool cuda_available(std::string* why_not) {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaSuccess && count > 0) return true;
+  cudaGetLastError();
+  if (why_not) {
+    *why_not = missing_driver();
+    if (why_not->empty())
+      *why_not = std::string("no NVIDIA GPU is visible (") +
+                 cudaGetErrorString(error == cudaSuccess ? cudaErrorNoDevice : error) +
+                 "); CUDA_VISIBLE_DEVICES may hide it";
+  }
+  return false;
+}
+
+Context<Cuda> cuda_context(int device, void* stream) {
+  // Never freed: at process exit the driver may be gone first.
+  static std::mutex& mutex = *new std::mutex;
+  static std::map<int, Context<Cuda>>& known = *new std::map<int, Context<Cuda>>;
+  const std::lock_guard lock(mutex);
+  auto it = known.find(device);
+  if (it == known.end()) it = known.emplace(device, inspect(device)).first;
+  Context<Cuda> context = it->second;
+  context.stream = stream;
+  return context;
+}
+
+std::string cuda_device_name(int device) {
+  cudaDeviceProp properties;
+  FTBERT_CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+  return properties.name;
+}
+
+std::string cuda_archs() { return FTBERT_CUDA_ARCHS_STRING; }
+
+std::string architecture_mismatch(int capability) {
+  const std::string arch = std::to_string(capability);
+  return "this build of ftbert has no code for this GPU: its compute capability is " + arch.substr(0, arch.size() - 1) +
+         "." + arch.back() + ", the build has " + cuda_archs() + "; rebuild with FTBERT_CUDA_ARCHS=" + arch;
+}
+
+}  // namespace ftbert

@@ -1,0 +1,26 @@
+// What device.h and gemm/gemm_cuda.h promise, in a build without CUDA.
+#include "core/check.h"
+#include "core/device.h"
+#include "gemm/gemm_cuda.h"
+
+namespace ftbert {
+namespace {
+constexpr const char* kNoCuda = "this build of ftbert has no CUDA: rebuild with FTBERT_CUDA=ON (needs nvcc)";
+}  // namespace
+
+bool cuda_available(std::string* why_not) {
+  if (why_not) *why_not = kNoCuda;
+  return false;
+}
+
+Context<Cuda> cuda_context(int, void*) { throw Error(kNoCuda); }
+std::string cuda_device_name(int) { throw Error(kNoCuda); }
+std::string cuda_archs() { return ""; }
+std::string architecture_mismatch(int) { return kNoCuda; }
+
+GemmPlans* gemm_plans(int) { throw Error(kNoCuda); }
+void gemm_allow_tf32(GemmPlans*, bool) { throw Error(kNoCuda); }
+size_t gemm_workspace_bytes(int) { throw Error(kNoCuda); }
+std::string gemm_library_version() { return ""; }
+
+}  // namespace ftbert

@@ -1,0 +1,123 @@
+// Running matrix products on CUDA: linear layers with their epilogues, and the strided batches of general attention.
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "core/check.h"
+#include "gemm/gemm.h"
+#include "gemm/gemm_plans.h"
+#include "kernels/kernels.h"
+
+namespace ftbert {
+namespace {
+
+// One call's matrices stay below 2^31 elements, and its batch below the 65535 of a grid's z: larger products are cut,
+// since what every cuBLASLt algorithm does beyond is not documented.
+constexpr int64_t kMostElements = INT32_MAX;
+constexpr int64_t kMostBatch = 32768;
+
+template <class T>
+constexpr DType kDType = std::is_same_v<T, half_t>       ? DType::fp16
+                         : std::is_same_v<T, bfloat16_t> ? DType::bf16
+                                                         : DType::fp32;
+
+// 256, 16, or less: finer steps between would only split the plans. nullptr is aligned.
+uint16_t alignment(const void* pointer) {
+  const auto address = reinterpret_cast<uintptr_t>(pointer);
+  if (address % 256 == 0) return 256;
+  if (address % 16 == 0) return 16;
+  return static_cast<uint16_t>(address & -address);
+}
+
+// False: cuBLASLt has no algorithm for this key.
+bool run(Context<Cuda>& context, GemmKey key, const void* a, const void* b, const void* bias, void* c) {
+  FTBERT_CHECK(context.plans, "a matrix product on CUDA needs Context::plans, see cuda_context");
+  key.workspace = context.gemm_workspace ? static_cast<int64_t>(context.gemm_workspace_bytes) : 0;
+  key.tf32 = key.dtype == DType::fp32 && context.plans->allow_tf32;
+  key.align_a = alignment(a);
+  key.align_b = alignment(b);
+  key.align_c = std::min(alignment(c), alignment(bias));
+  GemmPlan plan = context.plans->get(key, bias);
+  if (!plan.supported) return false;
+  if (bias)
+    FTBERT_CUBLAS_CHECK(
+        cublasLtMatmulDescSetAttribute(&plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias)));
+  const float one = 1.0f, zero = 0.0f;
+  FTBERT_CUBLAS_CHECK(cublasLtMatmul(context.plans->handle, &plan.operation, &one, b, &plan.b, a, &plan.a, &zero, c,
+                                     &plan.c, c, &plan.c, &plan.algorithm, context.gemm_workspace,
+                                     static_cast<size_t>(key.workspace), static_cast<cudaStream_t>(context.stream)));
+  return true;
+}
+
+void must_run(Context<Cuda>& context, const GemmKey& key, const void* a, const void* b, void* c) {
+  FTBERT_CHECK(run(context, key, a, b, nullptr, c), "cuBLASLt has no algorithm for a product of ", to_string(key.dtype),
+        " with m=", key.m, " n=", key.n, " k=", key.k, " batch=", key.batch);
+}
+
+// Which part of the epilogue cuBLASLt computes exactly as we would. Its GELU is the tanh form with an approximate tanh:
+// good for 16-bit outputs of gelu_tanh models, never for erf or fp32.
+struct Fused {
+  cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+  bool whole = false;  // nothing is left for add_bias_act
+};
+
+Fused fuse(bool bias, Activation activation, DType dtype) {
+  if (activation == Activation::none) return {bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT, true};
+  if (activation == Activation::relu) return {bias ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_RELU, true};
+  if (activation == Activation::gelu_tanh && dtype != DType::fp32)
+    return {bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU, true};
+  // The bias waits for add_bias_act, which adds it in float.
+  return {};
+}
+
+}  // namespace
+
+template <class Device, class T>
+const T* linear(Context<Device>& context, const Linear<T>& weights, const T* a, int64_t m, Epilogue epilogue, T* out) {
+  const int64_t n = weights.n, k = weights.k;
+  if (m == 0 || n == 0) return out;
+  const T* bias = epilogue.bias ? weights.bias : nullptr;
+  const Fused fused = fuse(bias != nullptr, epilogue.activation, kDType<T>);
+  int64_t step = std::max<int64_t>(1, kMostElements / std::max(n, k));
+  if (step > 1024) step -= step % 1024;
+  for (int64_t first = 0; first < m; first += step) {
+    const T* in = a + first * k;
+    T* to = out + first * n;
+    GemmKey key{.m = std::min(step, m - first), .n = n, .k = k, .epilogue = fused.epilogue, .dtype = kDType<T>};
+    if (fused.whole && run(context, key, in, weights.weight, bias, to)) continue;
+    key.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    must_run(context, key, in, weights.weight, to);
+    add_bias_act<Device, T>(context, to, bias, epilogue.activation, key.m, n);
+  }
+  return out;
+}
+
+template <class Device, class T, class C>
+void gemm(Context<Device>& context, const GemmShape& shape, const T* a, const T* b, C* c) {
+  const auto [m, n, k, batch, b_transposed] = shape;
+  if (m == 0 || n == 0 || batch == 0) return;
+  const int64_t largest = std::max({m * n, m * k, n * k, int64_t{1}});
+  const int64_t step = std::clamp<int64_t>(kMostElements / largest, 1, kMostBatch);
+  for (int64_t first = 0; first < batch; first += step) {
+    const GemmKey key{.m = m,
+                      .n = n,
+                      .k = k,
+                      .batch = std::min(step, batch - first),
+                      .dtype = kDType<T>,
+                      .float_out = std::is_same_v<C, float>,
+                      .b_transposed = b_transposed};
+    must_run(context, key, a + first * m * k, b + first * n * k, c + first * m * n);
+  }
+}
+
+template const float* linear(Context<Cuda>&, const Linear<float>&, const float*, int64_t, Epilogue, float*);
+template const half_t* linear(Context<Cuda>&, const Linear<half_t>&, const half_t*, int64_t, Epilogue, half_t*);
+template const bfloat16_t* linear(Context<Cuda>&, const Linear<bfloat16_t>&, const bfloat16_t*, int64_t, Epilogue,
+                                  bfloat16_t*);
+template void gemm(Context<Cuda>&, const GemmShape&, const float*, const float*, float*);
+template void gemm(Context<Cuda>&, const GemmShape&, const half_t*, const half_t*, half_t*);
+template void gemm(Context<Cuda>&, const GemmShape&, const half_t*, const half_t*, float*);
+template void gemm(Context<Cuda>&, const GemmShape&, const bfloat16_t*, const bfloat16_t*, bfloat16_t*);
+template void gemm(Context<Cuda>&, const GemmShape&, const bfloat16_t*, const bfloat16_t*, float*);
+
+}  // namespace ftbert

@@ -1,0 +1,168 @@
+// Choosing: a plan for each key from cuBLASLt's heuristic, kept for the life of the process.
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "core/check.h"
+#include "core/cuda_check.h"
+#include "core/device_guard.h"
+#include "gemm/gemm_cuda.h"
+#include "gemm/gemm_plans.h"
+
+namespace ftbert {
+namespace {
+
+// Packed tokens give every m, and a plan is about 600 bytes. A full map starts over: refilling costs one heuristic a
+// shape, tens of microseconds.
+constexpr size_t kMostPlans = 8192;
+
+cudaDataType_t data_type(DType dtype) {
+  return dtype == DType::fp16 ? CUDA_R_16F : dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F;
+}
+
+template <class V>
+void set(cublasLtMatmulPreferenceOpaque_t& preference, cublasLtMatmulPreferenceAttributes_t attribute, V value) {
+  FTBERT_CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(&preference, attribute, &value, sizeof(value)));
+}
+template <class V>
+void set(cublasLtMatmulDescOpaque_t& operation, cublasLtMatmulDescAttributes_t attribute, V value) {
+  FTBERT_CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(&operation, attribute, &value, sizeof(value)));
+}
+
+// A contiguous batch of row-major [rows, cols] matrices: to cuBLASLt, column-major [cols, rows].
+void set_layout(cublasLtMatrixLayoutOpaque_t& layout, cudaDataType_t type, int64_t rows, int64_t cols, int64_t batch) {
+  FTBERT_CUBLAS_CHECK(cublasLtMatrixLayoutInit(&layout, type, cols, rows, cols));
+  if (batch == 1) return;
+  const int32_t count = static_cast<int32_t>(batch);
+  const int64_t stride = rows * cols;
+  FTBERT_CUBLAS_CHECK(
+      cublasLtMatrixLayoutSetAttribute(&layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof(count)));
+  FTBERT_CUBLAS_CHECK(
+      cublasLtMatrixLayoutSetAttribute(&layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof(stride)));
+}
+
+}  // namespace
+
+void cublas_check(cublasStatus_t status, const char* call) {
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  FTBERT_CHECK(status != CUBLAS_STATUS_ALLOC_FAILED, call,
+        ": out of GPU memory: use a smaller batch or fewer tokens a call; the model stays usable");
+  fail(call, " failed: ", cublasLtGetStatusString(status), " (", cublasLtGetStatusName(status), ")");
+}
+
+size_t GemmKeyHash::operator()(const GemmKey& key) const {
+  uint64_t hash = 0;
+  const auto mix = [&hash](uint64_t value) {
+    hash = (hash ^ value) * 0x9e3779b97f4a7c15ull;
+    hash ^= hash >> 32;
+  };
+  for (const int64_t value : {key.m, key.n, key.k, key.batch, key.workspace}) mix(static_cast<uint64_t>(value));
+  mix(static_cast<uint64_t>(key.epilogue) << 32 | static_cast<uint64_t>(key.dtype) << 8 | key.float_out << 2 |
+      key.b_transposed << 1 | static_cast<int>(key.tf32));
+  mix(uint64_t{key.align_a} << 32 | uint64_t{key.align_b} << 16 | key.align_c);
+  return static_cast<size_t>(hash);
+}
+
+GemmPlans::GemmPlans(int device) {
+  const DeviceGuard guard(device);  // a handle belongs to the device that is current here
+  FTBERT_CUBLAS_CHECK(cublasLtCreate(&handle));
+}
+
+GemmPlan GemmPlans::get(const GemmKey& key, const void* bias) {
+  {
+    const std::shared_lock lock(mutex_);
+    if (const auto it = plans_.find(key); it != plans_.end()) return it->second;
+  }
+  // Outside the lock: two threads may make the same plan once, and none waits for another's heuristic.
+  const GemmPlan plan = make(key, bias);
+  const std::unique_lock lock(mutex_);
+  if (plans_.size() >= kMostPlans) plans_.clear();
+  plans_.emplace(key, plan);
+  return plan;
+}
+
+GemmPlan GemmPlans::make(const GemmKey& key, const void* bias) const {
+  GemmPlan plan;
+  FTBERT_CUBLAS_CHECK(cublasLtMatmulDescInit(&plan.operation,
+                                             key.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  // Column-major C^T [n, m] = op(B) A^T: cuBLASLt's first operand is our B. B [n, k] is its [k, n], to be transposed.
+  set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, key.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N);
+  set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, key.epilogue);
+  if (bias) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+
+  const cudaDataType_t type = data_type(key.dtype);
+  set_layout(plan.a, type, key.m, key.k, key.batch);
+  set_layout(plan.b, type, key.b_transposed ? key.n : key.k, key.b_transposed ? key.k : key.n, key.batch);
+  set_layout(plan.c, key.float_out ? CUDA_R_32F : type, key.m, key.n, key.batch);
+
+  if (tuned) {
+    if (const auto algorithm = tuned(key)) {
+      cublasLtMatmulHeuristicResult_t result{};
+      const cublasStatus_t status =
+          cublasLtMatmulAlgoCheck(handle, &plan.operation, &plan.b, &plan.a, &plan.c, &plan.c, &*algorithm, &result);
+      if (status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= static_cast<size_t>(key.workspace)) {
+        plan.algorithm = *algorithm;
+        plan.supported = true;
+        return plan;
+      }
+    }
+  }
+
+  cublasLtMatmulPreferenceOpaque_t preference;
+  FTBERT_CUBLAS_CHECK(cublasLtMatmulPreferenceInit(&preference));
+  set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(key.workspace));
+  // A split sum is added in float: never in 16-bit output elements.
+  set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+      static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(key.align_b));
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(key.align_a));
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(key.align_c));
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<uint32_t>(key.align_c));
+
+  std::array<cublasLtMatmulHeuristicResult_t, 8> results{};
+  int found = 0;
+  const cublasStatus_t status =
+      cublasLtMatmulAlgoGetHeuristic(handle, &plan.operation, &plan.b, &plan.a, &plan.c, &plan.c, &preference,
+                                     static_cast<int>(results.size()), results.data(), &found);
+  if (status != CUBLAS_STATUS_NOT_SUPPORTED) FTBERT_CUBLAS_CHECK(status);
+  for (int i = 0; i < found; ++i) {
+    if (results[i].state != CUBLAS_STATUS_SUCCESS || results[i].workspaceSize > static_cast<size_t>(key.workspace))
+      continue;
+    plan.algorithm = results[i].algo;
+    plan.supported = true;
+    break;
+  }
+  return plan;
+}
+
+GemmPlans* gemm_plans(int device) {
+  // Never freed: at process exit the driver may be gone first.
+  static std::mutex& mutex = *new std::mutex;
+  static auto& plans = *new std::map<int, std::unique_ptr<GemmPlans>>;
+  const std::lock_guard lock(mutex);
+  std::unique_ptr<GemmPlans>& found = plans[device];
+  if (!found) found = std::make_unique<GemmPlans>(device);
+  return found.get();
+}
+
+void gemm_allow_tf32(GemmPlans* plans, bool allow) { plans->allow_tf32 = allow; }
+
+size_t gemm_workspace_bytes(int device) {
+  if (device < 0) FTBERT_CUDA_CHECK(cudaGetDevice(&device));
+  int major = 0;
+  FTBERT_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  return size_t{major >= 9 ? 32u : 4u} << 20;  // NVIDIA's advice for cuBLAS on Hopper and before it
+}
+
+std::string gemm_library_version() {
+  const size_t version = cublasLtGetVersion();
+  return "cuBLASLt " + std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+         std::to_string(version % 100);
+}
+
+}  // namespace ftbert

@@ -1,0 +1,100 @@
+// x = act(x + bias), in place.
+#include "core/check.h"
+#include "core/cuda_check.h"
+#include "kernels/column_walk.cuh"
+#include "kernels/kernels.h"
+#include "kernels/vector.cuh"
+
+namespace ftbert {
+namespace {
+
+template <Activation kActivation>
+__device__ float activate(float x) {
+  if constexpr (kActivation == Activation::gelu_erf) {
+    return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
+  } else if constexpr (kActivation == Activation::gelu_tanh) {
+    return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
+  } else if constexpr (kActivation == Activation::relu) {
+    return x < 0.0f ? 0.0f : x;  // NaN stays NaN, as in torch
+  } else if constexpr (kActivation == Activation::silu) {
+    return x / (1.0f + expf(-x));
+  } else if constexpr (kActivation == Activation::tanh) {
+    return tanhf(x);
+  } else {
+    return x;
+  }
+}
+
+constexpr int kRows = 4;  // rows a thread has in flight
+
+template <Activation kActivation, int W, class E>
+__global__ void __launch_bounds__(kColumnThreads) add_bias_act_kernel(E* x, const E* bias, int64_t rows, int packs) {
+  using Pack = Packed<E, W>;
+  const ColumnWalk walk(packs);
+  if (walk.idle()) return;
+  float b[W] = {};
+  if (bias != nullptr) Pack::load(bias + walk.pack * W).to_floats(b);
+  const int64_t cols = int64_t{packs} * W;
+  E* column = x + walk.pack * W;
+  for (int64_t first = walk.row; first < rows; first += kRows * walk.step) {
+    Pack pack[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int64_t row = first + i * walk.step;
+      if (row < rows) pack[i] = Pack::load(column + row * cols);
+    }
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int64_t row = first + i * walk.step;
+      if (row >= rows) break;
+      float v[W];
+      pack[i].to_floats(v);
+#pragma unroll
+      for (int w = 0; w < W; ++w) v[w] = activate<kActivation>(v[w] + b[w]);
+      Pack::from_floats(v).store(column + row * cols);
+    }
+  }
+}
+
+template <int W, class E>
+void launch(Context<Cuda>& context, E* x, const E* bias, Activation activation, int64_t rows, int64_t cols) {
+  const int64_t packs = cols / W;
+  const unsigned blocks = column_blocks(rows, packs, kRows, context.sm_count);
+  const auto run = [&](auto kernel) {
+    kernel<<<blocks, kColumnThreads, 0, static_cast<cudaStream_t>(context.stream)>>>(x, bias, rows,
+                                                                                     static_cast<int>(packs));
+    FTBERT_LAUNCH_CHECK("add_bias_act");
+  };
+  switch (activation) {
+    case Activation::none:
+      return run(add_bias_act_kernel<Activation::none, W, E>);
+    case Activation::gelu_erf:
+      return run(add_bias_act_kernel<Activation::gelu_erf, W, E>);
+    case Activation::gelu_tanh:
+      return run(add_bias_act_kernel<Activation::gelu_tanh, W, E>);
+    case Activation::relu:
+      return run(add_bias_act_kernel<Activation::relu, W, E>);
+    case Activation::silu:
+      return run(add_bias_act_kernel<Activation::silu, W, E>);
+    case Activation::tanh:
+      return run(add_bias_act_kernel<Activation::tanh, W, E>);
+  }
+}
+
+}  // namespace
+
+template <class Device, class T>
+void add_bias_act(Context<Device>& context, T* x, const T* bias, Activation activation, int64_t rows, int64_t cols) {
+  if (rows == 0 || cols == 0 || (!bias && activation == Activation::none)) return;
+  FTBERT_CHECK(cols < (1 << 30), "add_bias_act: a row has at most 2^30 elements, got ", cols);
+  if (vectorizable(kWidth<T>, cols, x, bias))
+    launch<kWidth<T>>(context, native(x), native(bias), activation, rows, cols);
+  else
+    launch<1>(context, native(x), native(bias), activation, rows, cols);
+}
+
+template void add_bias_act(Context<Cuda>&, float*, const float*, Activation, int64_t, int64_t);
+template void add_bias_act(Context<Cuda>&, half_t*, const half_t*, Activation, int64_t, int64_t);
+template void add_bias_act(Context<Cuda>&, bfloat16_t*, const bfloat16_t*, Activation, int64_t, int64_t);
+
+}  // namespace ftbert

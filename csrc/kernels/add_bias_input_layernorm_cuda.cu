@@ -1,0 +1,51 @@
+// out = LayerNorm(x + bias + input) * gamma + beta, one pass over each row.
+#include "core/check.h"
+#include "core/cuda_check.h"
+#include "kernels/kernels.h"
+#include "kernels/layernorm.cuh"
+
+namespace ftbert {
+namespace {
+
+// x, input, sum and out carry no __restrict__: out and sum may alias x or input.
+template <class Shape, class E>
+__global__ void __launch_bounds__(Shape::kMaxThreads)
+    add_bias_input_layernorm_kernel(const E* x, const E* bias, const E* input, const E* gamma, const E* beta, float eps,
+                                    int64_t rows, int cols, E* sum, E* out) {
+  for (RowWalk<Shape> walk; walk.row < rows; walk.row += walk.step) {
+    const int64_t offset = walk.row * cols;
+    layernorm_row<Shape>(x + offset, bias, input ? input + offset : nullptr, gamma, beta, eps, cols, walk.lane,
+                         sum ? sum + offset : nullptr, out + offset);
+  }
+}
+
+}  // namespace
+
+template <class Device, class T>
+void add_bias_input_layernorm(Context<Device>& context, const T* x, const T* bias, const T* input, const T* gamma,
+                              const T* beta, float eps, int64_t rows, int64_t cols, T* sum, T* out) {
+  if (rows == 0 || cols == 0) return;
+  FTBERT_CHECK(cols < (1 << 30), "add_bias_input_layernorm: a row has at most 2^30 elements, got ", cols);
+  const auto launch = [&](auto shape) {
+    using Shape = decltype(shape);
+    const RowLaunch on = row_launch<Shape>(rows, context.sm_count);
+    add_bias_input_layernorm_kernel<Shape><<<on.blocks, on.threads, 0, static_cast<cudaStream_t>(context.stream)>>>(
+        native(x), native(bias), native(input), native(gamma), native(beta), eps, rows, static_cast<int>(cols),
+        native(sum), native(out));
+    FTBERT_LAUNCH_CHECK("add_bias_input_layernorm");
+  };
+  if (vectorizable(kWidth<T>, cols, x, bias, input, gamma, beta, sum, out))
+    with_row_shape<kWidth<T>>(cols, launch);
+  else
+    with_row_shape<1>(cols, launch);
+}
+
+#define FTBERT_INSTANTIATE(T)                                                                                     \
+  template void add_bias_input_layernorm(Context<Cuda>&, const T*, const T*, const T*, const T*, const T*, float, \
+                                         int64_t, int64_t, T*, T*);
+FTBERT_INSTANTIATE(float)
+FTBERT_INSTANTIATE(half_t)
+FTBERT_INSTANTIATE(bfloat16_t)
+#undef FTBERT_INSTANTIATE
+
+}  // namespace ftbert

@@ -1,0 +1,112 @@
+// softmax(q k^T / sqrt(head_size)) v within each sequence, on packed tokens, without a score matrix in memory.
+#include "kernels/attention_mma.cuh"
+#include "kernels/attention_simt.cuh"
+
+#include <cmath>
+#include <type_traits>
+
+#include "core/check.h"
+#include "core/cuda_check.h"
+#include "kernels/kernels.h"
+
+namespace ftbert {
+namespace {
+
+struct Call {
+  const void* qkv;
+  int64_t first_token;
+  const int32_t* cu_seqlens;
+  int64_t batch, max_seqlen;
+  int heads;
+  float scale_log2;  // log2(e) / sqrt(head_size): the kernels work with powers of 2
+  void* out;
+  cudaStream_t stream;
+};
+
+// Query blocks of each sequence and head, and all of them as one grid dimension (y and z end at 65535).
+struct Grid {
+  int query_blocks;
+  unsigned ctas;
+  Grid(const Call& call, int queries) : query_blocks(static_cast<int>((call.max_seqlen + queries - 1) / queries)) {
+    const int64_t all = query_blocks * call.batch * call.heads;
+    FTBERT_CHECK(all <= INT32_MAX, "attention: ", all, " blocks are more than one launch can have; pass fewer sequences");
+    ctas = static_cast<unsigned>(all);
+  }
+};
+
+template <class E, int kHeadSize, int kWarps>
+void launch_mma(const Call& call) {
+  constexpr int kBytes = attention_shared_bytes<kHeadSize, kWarps>();
+  const Grid grid(call, 16 * kWarps);
+  const auto kernel = attention_mma<E, kHeadSize, kWarps>;
+  if constexpr (kBytes > 48 * 1024)
+    FTBERT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+  kernel<<<grid.ctas, 32 * kWarps, kBytes, call.stream>>>(static_cast<const E*>(call.qkv), call.first_token,
+                                                          call.cu_seqlens, call.heads, grid.query_blocks,
+                                                          call.scale_log2, static_cast<E*>(call.out));
+}
+
+template <class T, int kHeadSize>
+void launch(const Call& call) {
+  if constexpr (std::is_same_v<T, float>) {
+    const Grid grid(call, kSimtThreads * 32 / kHeadSize);
+    attention_simt<kHeadSize><<<grid.ctas, kSimtThreads, 0, call.stream>>>(
+        static_cast<const float*>(call.qkv), call.first_token, call.cu_seqlens, call.heads, grid.query_blocks,
+        call.scale_log2, static_cast<float*>(call.out));
+  } else {
+    // As few warps as the longest sequence needs; 128 queries at most share one pass over the keys.
+    using E = native_t<T>;
+    if (call.max_seqlen <= 16)
+      launch_mma<E, kHeadSize, 1>(call);
+    else if (call.max_seqlen <= 32)
+      launch_mma<E, kHeadSize, 2>(call);
+    else if (call.max_seqlen <= 64)
+      launch_mma<E, kHeadSize, 4>(call);
+    else
+      launch_mma<E, kHeadSize, 8>(call);
+  }
+}
+
+template <class T>
+void run(Context<Cuda>& context, const T* qkv, int64_t first_token, const int32_t* cu_seqlens, int64_t batch,
+         int64_t max_seqlen, int64_t heads, int64_t head_size, T* out) {
+  if (batch == 0 || max_seqlen == 0) return;
+  const Call call{qkv,
+                  first_token,
+                  cu_seqlens,
+                  batch,
+                  max_seqlen,
+                  static_cast<int>(heads),
+                  static_cast<float>(M_LOG2E / std::sqrt(static_cast<double>(head_size))),
+                  out,
+                  static_cast<cudaStream_t>(context.stream)};
+  switch (head_size) {
+    case 32: launch<T, 32>(call); break;
+    case 64: launch<T, 64>(call); break;
+    case 128: launch<T, 128>(call); break;
+    default: throw Error("attention: no fused kernel for head size " + std::to_string(head_size));
+  }
+  FTBERT_LAUNCH_CHECK("attention");
+}
+
+}  // namespace
+
+#define FTBERT_INSTANTIATE(T)                                                                                       \
+  template <>                                                                                                       \
+  void attention<Cuda, T>(Context<Cuda> & context, const T* qkv, int64_t first_token, const int32_t* cu_seqlens,    \
+                          int64_t batch, int64_t max_seqlen, int64_t heads, int64_t head_size, void*, T* out) {     \
+    run(context, qkv, first_token, cu_seqlens, batch, max_seqlen, heads, head_size, out);                           \
+  }                                                                                                                 \
+  template <>                                                                                                       \
+  size_t attention_scratch_bytes<Cuda, T>(int64_t, int64_t) {                                                       \
+    return 0;                                                                                                       \
+  }                                                                                                                 \
+  template <>                                                                                                       \
+  bool attention_supports<Cuda, T>(const Context<Cuda>&, int64_t head_size) {                                       \
+    return head_size == 32 || head_size == 64 || head_size == 128;                                                  \
+  }
+FTBERT_INSTANTIATE(float)
+FTBERT_INSTANTIATE(half_t)
+FTBERT_INSTANTIATE(bfloat16_t)
+
+}  // namespace ftbert

@@ -1,0 +1,171 @@
+// Packed access up to 16 bytes, float conversion and reductions: what the kernels of every element type share.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "core/types.h"
+
+namespace ftbert {
+
+// The interface's storage type -> the type that device code computes with.
+template <class T>
+struct NativeOf {
+  using type = T;
+};
+template <>
+struct NativeOf<half_t> {
+  using type = __half;
+};
+template <>
+struct NativeOf<bfloat16_t> {
+  using type = __nv_bfloat16;
+};
+template <class T>
+using native_t = typename NativeOf<T>::type;
+
+template <class T>
+native_t<T>* native(T* pointer) {
+  return reinterpret_cast<native_t<T>*>(pointer);
+}
+template <class T>
+const native_t<T>* native(const T* pointer) {
+  return reinterpret_cast<const native_t<T>*>(pointer);
+}
+
+// Elements in a 16-byte access.
+template <class E>
+inline constexpr int kWidth = 16 / sizeof(E);
+
+// True where every row of `cols` elements starts on a `width`-element boundary under each pointer (nullptr: no rows).
+template <class... E>
+bool vectorizable(int width, int64_t cols, const E*... pointers) {
+  return cols % width == 0 && ((reinterpret_cast<uintptr_t>(pointers) % (width * sizeof(E)) == 0) && ...);
+}
+
+__device__ inline float to_float(float x) { return x; }
+__device__ inline float to_float(__half x) { return __half2float(x); }
+__device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+template <class E>
+__device__ E from_float(float x) {
+  if constexpr (sizeof(E) == sizeof(float))
+    return x;
+  else if constexpr (__is_same(E, __half))
+    return __float2half_rn(x);
+  else
+    return __float2bfloat16_rn(x);
+}
+
+// Two 16-bit elements convert in one instruction.
+__device__ inline float2 pair_to_float(__half2 x) { return __half22float2(x); }
+__device__ inline float2 pair_to_float(__nv_bfloat162 x) { return __bfloat1622float2(x); }
+
+template <class E>
+struct PairOf;
+template <>
+struct PairOf<__half> {
+  using type = __half2;
+  static __device__ __half2 from(float x, float y) { return __floats2half2_rn(x, y); }
+};
+template <>
+struct PairOf<__nv_bfloat16> {
+  using type = __nv_bfloat162;
+  static __device__ __nv_bfloat162 from(float x, float y) { return __floats2bfloat162_rn(x, y); }
+};
+
+template <int kBytes>
+struct BitsOf;
+template <>
+struct BitsOf<2> {
+  using type = uint16_t;
+};
+template <>
+struct BitsOf<4> {
+  using type = uint32_t;
+};
+template <>
+struct BitsOf<8> {
+  using type = uint2;
+};
+template <>
+struct BitsOf<16> {
+  using type = uint4;
+};
+
+// W elements moved by one load or store. Holding the bits, not the elements, is what makes the access one instruction.
+template <class E, int W>
+struct Packed {
+  using Bits = typename BitsOf<sizeof(E) * W>::type;
+  Bits bits;
+
+  static __device__ Packed zero() { return {Bits{}}; }
+  static __device__ Packed load(const E* from) { return {*reinterpret_cast<const Bits*>(from)}; }
+  __device__ void store(E* to) const { *reinterpret_cast<Bits*>(to) = bits; }
+
+  __device__ void to_floats(float (&out)[W]) const {
+    if constexpr (sizeof(E) == 4 || W == 1) {
+      const E* elements = reinterpret_cast<const E*>(&bits);
+#pragma unroll
+      for (int i = 0; i < W; ++i) out[i] = to_float(elements[i]);
+    } else {
+      const auto* pairs = reinterpret_cast<const typename PairOf<E>::type*>(&bits);
+#pragma unroll
+      for (int i = 0; i < W / 2; ++i) {
+        const float2 pair = pair_to_float(pairs[i]);
+        out[2 * i] = pair.x;
+        out[2 * i + 1] = pair.y;
+      }
+    }
+  }
+
+  static __device__ Packed from_floats(const float (&in)[W]) {
+    Packed packed;
+    if constexpr (sizeof(E) == 4 || W == 1) {
+      E* elements = reinterpret_cast<E*>(&packed.bits);
+#pragma unroll
+      for (int i = 0; i < W; ++i) elements[i] = from_float<E>(in[i]);
+    } else {
+      auto* pairs = reinterpret_cast<typename PairOf<E>::type*>(&packed.bits);
+#pragma unroll
+      for (int i = 0; i < W / 2; ++i) pairs[i] = PairOf<E>::from(in[2 * i], in[2 * i + 1]);
+    }
+    return packed;
+  }
+};
+
+struct Sum {
+  template <class V>
+  __device__ V operator()(V a, V b) const {
+    return a + b;
+  }
+};
+struct Max {
+  template <class V>
+  __device__ V operator()(V a, V b) const {
+    return max(a, b);
+  }
+};
+
+// Over the kThreads (a power of two) that work together, a warp or a whole block; every thread gets the same bits.
+template <int kThreads, class V, class Op>
+__device__ V reduce(V x, Op op) {
+  static_assert(kThreads >= 32 && kThreads <= 1024 && (kThreads & (kThreads - 1)) == 0);
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) x = op(x, __shfl_xor_sync(0xffffffffu, x, offset));
+  if constexpr (kThreads > 32) {
+    constexpr int kWarps = kThreads / 32;
+    __shared__ V partial[kWarps];
+    const int lane = threadIdx.x % 32;
+    __syncthreads();  // readers of the previous round
+    if (lane == 0) partial[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = partial[lane % kWarps];
+#pragma unroll
+    for (int offset = kWarps / 2; offset > 0; offset /= 2) x = op(x, __shfl_xor_sync(0xffffffffu, x, offset));
+  }
+  return x;
+}
+
+}  // namespace ftbert
