@@ -120,7 +120,7 @@ def test_general_attention_path(place: Place, lengths: list[int], heads: int, he
         )  # fmt: skip
         assert not probabilities[b, :, length:].any() and not probabilities[b, :, :, length:].any()
     out = ops.transpose((probabilities.float() @ v.float()).to(place.dtype).contiguous(), cu, tokens)
-    assert_close(out, reference.attention(qkv + bias, lengths, heads), atol=max(3e-6, 4 * place.eps))
+    assert_close(out, reference.attention(qkv + bias, lengths, heads), atol=max(5e-6, 4 * place.eps))
 
 
 @pytest.mark.parametrize("seq", [1, 9, 40, 700, 5000])

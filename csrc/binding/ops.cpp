@@ -195,7 +195,7 @@ Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t h
   run(qkv, [&](auto backend, auto& context) {
     using T = typename decltype(backend)::T;
     using Device = typename decltype(backend)::Device;
-    FTBERT_CHECK(attention_supports<Device, T>(context, head_size), "attention: no fused kernel for head size ", head_size,
+    FTBERT_CHECK((attention_supports<Device, T>(context, head_size)), "attention: no fused kernel for head size ", head_size,
           " here; the general path takes any");
     const Tensor scratch = at::empty({static_cast<int64_t>(attention_scratch_bytes<Device, T>(max_seqlen, head_size))},
                                      qkv.options().dtype(at::kByte));

@@ -8,9 +8,23 @@
 namespace ftbert {
 namespace {
 
-template <Activation kActivation>
+// x * Phi(x) for 16-bit results: 1 - erf as a polynomial times a Gaussian (Abramowitz & Stegun 7.1.26, absolute error
+// of erf 1.5e-7, a thousandth of a half's rounding). Half the instructions of erff, which alone kept this kernel from
+// the memory's speed. Written from |x| and the complement, so that the negative tail keeps its relative accuracy.
+__device__ inline float gelu_erf_16bit(float x) {
+  const float z = fabsf(x);
+  const float t = __fdividef(1.0f, 1.0f + 0.23164189f * z);  // 0.3275911 / sqrt(2)
+  const float polynomial =
+      t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
+  const float complement = polynomial * fast_exp2(-0.72134752f * x * x);  // log2(e) / 2
+  return fmaxf(x, 0.0f) - 0.5f * z * complement;
+}
+
+template <Activation kActivation, class E>
 __device__ float activate(float x) {
-  if constexpr (kActivation == Activation::gelu_erf) {
+  if constexpr (kActivation == Activation::gelu_erf && sizeof(E) == 2) {
+    return gelu_erf_16bit(x);
+  } else if constexpr (kActivation == Activation::gelu_erf) {
     return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
   } else if constexpr (kActivation == Activation::gelu_tanh) {
     return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
@@ -50,7 +64,7 @@ __global__ void __launch_bounds__(kColumnThreads) add_bias_act_kernel(E* x, cons
       float v[W];
       pack[i].to_floats(v);
 #pragma unroll
-      for (int w = 0; w < W; ++w) v[w] = activate<kActivation>(v[w] + b[w]);
+      for (int w = 0; w < W; ++w) v[w] = activate<kActivation, E>(v[w] + b[w]);
       Pack::from_floats(v).store(column + row * cols);
     }
   }

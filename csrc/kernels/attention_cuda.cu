@@ -34,11 +34,11 @@ struct Grid {
   }
 };
 
-template <class E, int kHeadSize, int kWarps>
+template <class E, int kHeadSize, int kWarps, int kRowTiles>
 void launch_mma(const Call& call) {
-  constexpr int kBytes = attention_shared_bytes<kHeadSize, kWarps>();
-  const Grid grid(call, 16 * kWarps);
-  const auto kernel = attention_mma<E, kHeadSize, kWarps>;
+  constexpr int kQueries = 16 * kWarps * kRowTiles, kBytes = attention_shared_bytes<kHeadSize, kQueries>();
+  const Grid grid(call, kQueries);
+  const auto kernel = attention_mma<E, kHeadSize, kWarps, kRowTiles>;
   if constexpr (kBytes > 48 * 1024)
     FTBERT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   kernel<<<grid.ctas, 32 * kWarps, kBytes, call.stream>>>(static_cast<const E*>(call.qkv), call.first_token,
@@ -54,16 +54,19 @@ void launch(const Call& call) {
         static_cast<const float*>(call.qkv), call.first_token, call.cu_seqlens, call.heads, grid.query_blocks,
         call.scale_log2, static_cast<float*>(call.out));
   } else {
-    // As few warps as the longest sequence needs; 128 queries at most share one pass over the keys.
+    // As few warps as the longest sequence needs; 128 queries at most share one pass over the keys. Two row tiles of
+    // 128 elements do not fit the registers.
     using E = native_t<T>;
     if (call.max_seqlen <= 16)
-      launch_mma<E, kHeadSize, 1>(call);
+      launch_mma<E, kHeadSize, 1, 1>(call);
     else if (call.max_seqlen <= 32)
-      launch_mma<E, kHeadSize, 2>(call);
+      launch_mma<E, kHeadSize, 2, 1>(call);
     else if (call.max_seqlen <= 64)
-      launch_mma<E, kHeadSize, 4>(call);
+      launch_mma<E, kHeadSize, 4, 1>(call);
+    else if constexpr (kHeadSize <= 64)
+      launch_mma<E, kHeadSize, 4, 2>(call);
     else
-      launch_mma<E, kHeadSize, 8>(call);
+      launch_mma<E, kHeadSize, 8, 1>(call);
   }
 }
 

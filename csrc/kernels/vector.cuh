@@ -58,6 +58,13 @@ __device__ E from_float(float x) {
     return __float2bfloat16_rn(x);
 }
 
+// 2^x, 0 for -inf; relative error 2^-22. exp2f would also handle subnormal results, which no 16-bit result holds.
+__device__ inline float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // Two 16-bit elements convert in one instruction.
 __device__ inline float2 pair_to_float(__half2 x) { return __half22float2(x); }
 __device__ inline float2 pair_to_float(__nv_bfloat162 x) { return __bfloat1622float2(x); }

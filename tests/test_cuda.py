@@ -1,0 +1,178 @@
+"""What only a GPU can show: graphs, synchronisation, memory, big tensors, bad devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from compare import assert_close
+from conftest import have_gpu, make_bert
+
+import ftbert
+
+pytestmark = pytest.mark.skipif(not have_gpu(), reason="no GPU")
+
+HALF = torch.float16
+
+
+@pytest.fixture
+def model() -> ftbert.Model:
+    return ftbert.load(make_bert(), device="cuda", dtype=HALF)
+
+
+def packed(lengths: list[int], seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, int]:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, 120, (sum(lengths),), generator=generator).cuda()
+    cu = torch.nn.functional.pad(torch.tensor(lengths).cumsum(0), (1, 0)).int().cuda()
+    return ids, cu, max(lengths)
+
+
+@pytest.fixture
+def no_sync() -> Iterator[None]:
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("attention", ["auto", "general"])
+def test_graph_replays_to_identical_bits(attention: str) -> None:
+    model = ftbert.load(make_bert(), device="cuda", dtype=HALF, attention=attention)
+    first, second = packed([17, 64, 3]), packed([30, 50, 4], seed=1)
+    expected = [model.forward_packed(ids, cu, 64) for ids, cu, _ in (first, second)]
+    ids, cu = first[0].clone(), first[1].clone()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        model.forward_packed(ids, cu, 64)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = model.forward_packed(ids, cu, 64)
+    for (new_ids, new_cu, _), want in ((second, expected[1]), (first, expected[0]), (second, expected[1])):
+        ids.copy_(new_ids)
+        cu.copy_(new_cu)
+        graph.replay()
+        assert torch.equal(out, want)
+
+
+def test_packed_never_synchronises(model: ftbert.Model, no_sync: None) -> None:
+    for lengths in ([5, 9], [1], [100, 1, 60]):
+        torch.cuda.set_sync_debug_mode("default")
+        arguments = packed(lengths)
+        torch.cuda.set_sync_debug_mode("error")
+        model.forward_packed(*arguments)
+
+
+def test_padded_with_mask_on_the_cpu_never_synchronises(model: ftbert.Model, no_sync: None) -> None:
+    torch.cuda.set_sync_debug_mode("default")
+    ids = torch.randint(0, 120, (4, 20)).cuda()
+    mask = torch.randint(0, 2, (4, 20))
+    torch.cuda.set_sync_debug_mode("error")
+    model(ids, mask)
+    model(ids)
+
+
+def test_padded_with_mask_on_the_gpu_synchronises_once(model: ftbert.Model) -> None:
+    ids = torch.randint(0, 120, (4, 20)).cuda()
+    mask = torch.randint(0, 2, (4, 20)).cuda()
+    model(ids, mask)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]) as p:
+        model(ids, mask)
+    names = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
+    counts = {e.key: e.count for e in p.key_averages() if e.key in names}
+    # The profiler itself ends with one cudaDeviceSynchronize.
+    counts.pop("cudaDeviceSynchronize", None)
+    assert sum(counts.values()) == 1, counts
+
+
+def test_runs_on_the_callers_stream(model: ftbert.Model) -> None:
+    ids, cu, longest = packed([40, 50])
+    expected = model.forward_packed(ids, cu, longest)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        late = torch.zeros_like(ids)
+        late.copy_(ids)  # only a kernel on this stream sees the ids
+        out = model.forward_packed(late, cu, longest)
+    stream.synchronize()
+    assert torch.equal(out, expected)
+
+
+def test_more_than_2_31_elements_in_one_activation() -> None:
+    """inter 4096 x 600,000 tokens: the activation after the first FFN matrix has 2.46e9 elements."""
+    if torch.cuda.mem_get_info()[0] < 40 << 30:
+        pytest.skip("needs 40 GB of GPU memory")
+    reference = make_bert(intermediate_size=4096, num_hidden_layers=1)
+    model = ftbert.load(reference, device="cuda", dtype=HALF)
+    batch, seq = 4700, 128
+    ids = torch.randint(0, 120, (batch, seq), device="cuda")
+    assert batch * seq * 4096 > 2**31
+    out = model(ids).last_hidden_state
+    for rows in (slice(0, 2), slice(4094, 4098), slice(batch - 2, batch)):
+        assert_close(out[rows], model(ids[rows]).last_hidden_state, atol=16 * torch.finfo(HALF).eps, what=str(rows))
+    padded = model(ids, (torch.arange(seq, device="cuda")[None] < 127).expand(batch, seq)).last_hidden_state
+    assert not padded[:, -1].any() and padded[:, -2].any(-1).all()
+
+
+def test_out_of_memory_leaves_the_model_usable(model: ftbert.Model) -> None:
+    ids, cu, longest = packed([40, 50])
+    expected = model.forward_packed(ids, cu, longest)
+    free = torch.cuda.mem_get_info()[0]
+    hog = torch.empty(max(0, free - (300 << 20)), dtype=torch.uint8, device="cuda")
+    try:
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            model(torch.zeros(20000, 128, dtype=torch.int64, device="cuda"))
+        assert torch.equal(model.forward_packed(ids, cu, longest), expected)
+    finally:
+        del hog
+        torch.cuda.empty_cache()
+
+
+def test_peak_memory_of_base_32x512() -> None:
+    """Weights and at most 12 buffers of [tokens, hidden]."""
+    sizes: dict[str, Any] = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
+    model = ftbert.load(make_bert(num_hidden_layers=12, max_position_embeddings=512, **sizes), device="cuda", dtype=HALF)
+    ids = torch.randint(0, 120, (32, 512), device="cuda")
+    model(ids)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    model(ids)
+    buffers = (torch.cuda.max_memory_allocated() - before) / (32 * 512 * 768 * 2)
+    print(f"peak of 32x512: {buffers:.2f} buffers of [tokens, hidden]")
+    assert buffers <= 12
+
+
+def test_memory_is_flat(model: ftbert.Model) -> None:
+    def run() -> int:
+        for seq in (5, 77, 128, 31):
+            model(torch.zeros(9, seq, dtype=torch.int64, device="cuda"))
+        torch.cuda.synchronize()
+        return torch.cuda.memory_allocated()
+
+    run()
+    assert len({run() for _ in range(20)}) == 1
+
+
+def test_other_device(model: ftbert.Model) -> None:
+    with pytest.raises(RuntimeError, match="there are"):
+        ftbert.load(make_bert(), device="cuda:99")
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs for the rest")
+    other = ftbert.load(make_bert(), device="cuda:1", dtype=HALF)
+    ids, cu, longest = packed([40, 50])
+    out = other.forward_packed(ids.to("cuda:1"), cu.to("cuda:1"), longest)
+    assert torch.cuda.current_device() == 0
+    assert torch.equal(out.cpu(), model.forward_packed(ids, cu, longest).cpu())
+
+
+def test_launch_failure_names_kernel_file_and_line(model: ftbert.Model) -> None:
+    """More CTAs than a launch can have is the one launch error that valid pointers can give."""
+    cu = torch.zeros(70_000_000, dtype=torch.int32, device="cuda")
+    qkv = torch.zeros(0, 3 * 64 * 12, dtype=HALF, device="cuda")
+    with pytest.raises(RuntimeError, match="attention: .* blocks are more than one launch can have"):
+        torch.ops.ftbert.attention(qkv, cu, 512, 12)
