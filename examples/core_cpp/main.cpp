@@ -1,0 +1,74 @@
+// A tiny encoder on the core alone: a config, weights by name, two sentences of different length, one forward pass.
+#include <cstdio>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/check.h"
+#include "encoder.h"
+#include "gemm/gemm.h"
+#include "kernels/kernels.h"
+
+int main() {
+  using namespace ftbert;
+  try {
+    const EncoderConfig config = EncoderConfig::parse({{"vocab", "100"},
+                                                       {"hidden", "64"},
+                                                       {"layers", "2"},
+                                                       {"heads", "2"},
+                                                       {"head_size", "32"},
+                                                       {"inter", "256"},
+                                                       {"embedding", "64"},
+                                                       {"max_positions", "128"},
+                                                       {"token_types", "2"},
+                                                       {"padding_id", "0"},
+                                                       {"layer_norm_eps", "1e-12"},
+                                                       {"activation", "gelu"},
+                                                       {"norm_place", "post"},
+                                                       {"positions", "absolute"},
+                                                       {"pooler", "false"}});
+
+    // Weights by name. A real program would read them from model.safetensors, where they have these names.
+    std::map<std::string, std::vector<float>> tensors;
+    std::mt19937 engine(0);
+    std::normal_distribution<float> normal(0, 0.1f);
+    for (const WeightSpec& spec : weight_specs(config)) {
+      int64_t count = 1;
+      for (const int64_t size : spec.shape) count *= size;
+      std::vector<float>& values = tensors[spec.name];
+      for (int64_t i = 0; i < count; ++i) values.push_back(normal(engine));
+    }
+    const Weights<float> weights = bind_weights<float>(
+        config, [&](const std::string& name) { return WeightSource{tensors.at(name).data(), nullptr}; });
+    Context<Cpu> context{&cblas_gemm()};
+    const bool fused = attention_supports<Cpu, float>(context, config.head_size);
+    const Encoder<Cpu, float> encoder(config, weights, AttentionPath::automatic, fused);
+
+    // Two sentences, packed one behind the other: nothing is computed for padding because there is none.
+    const std::vector<int64_t> input_ids = {2, 17, 25, 3, 2, 48, 31, 77, 65, 3};
+    const std::vector<int32_t> cu_seqlens = {0, 4, 10};
+    const EncoderInput input{.input_ids = input_ids.data(),
+                             .cu_seqlens = cu_seqlens.data(),
+                             .tokens = 10,
+                             .batch = 2,
+                             .max_seqlen = 6};
+
+    // The caller owns all memory; the core only points into it.
+    std::vector<char> workspace(encoder.workspace_bytes(context, input));
+    std::vector<float> hidden(encoder.padded_rows(input.tokens) * config.hidden);  // [tokens, hidden]
+    encoder.forward(context, input, Workspace(workspace.data(), workspace.size()), hidden.data());
+    std::vector<float> vectors(input.batch * config.hidden);  // [batch, hidden]
+    pooling<Cpu, float>(context, hidden.data(), cu_seqlens.data(), input.batch, config.hidden, PoolingMode::mean,
+                        /*normalize=*/true, vectors.data());
+
+    double cosine = 0;
+    for (int64_t i = 0; i < config.hidden; ++i) cosine += vectors[i] * vectors[config.hidden + i];
+    std::printf("matrix products: %s\n", cblas_name().c_str());
+    std::printf("attention: %s\n", encoder.uses_fused_attention() ? "fused" : "general");
+    std::printf("cosine of the two sentences: %.6f\n", cosine);
+  } catch (const Error& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+    return 1;
+  }
+}
