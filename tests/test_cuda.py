@@ -120,6 +120,7 @@ def test_more_than_2_31_elements_in_one_activation() -> None:
 def test_out_of_memory_leaves_the_model_usable(model: ftbert.Model) -> None:
     ids, cu, longest = packed([40, 50])
     expected = model.forward_packed(ids, cu, longest)
+    torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info()[0]
     hog = torch.empty(max(0, free - (300 << 20)), dtype=torch.uint8, device="cuda")
     try:

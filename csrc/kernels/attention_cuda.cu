@@ -1,12 +1,13 @@
 // softmax(q k^T / sqrt(head_size)) v within each sequence, on packed tokens, without a score matrix in memory.
-#include "kernels/attention_mma.cuh"
-#include "kernels/attention_simt.cuh"
-
 #include <cmath>
+#include <string_view>
 #include <type_traits>
 
 #include "core/check.h"
 #include "core/cuda_check.h"
+#include "kernels/attention_mma.cuh"
+#include "kernels/attention_simt.cuh"
+#include "kernels/attention_wgmma.cuh"
 #include "kernels/kernels.h"
 
 namespace ftbert {
@@ -21,6 +22,7 @@ struct Call {
   float scale_log2;  // log2(e) / sqrt(head_size): the kernels work with powers of 2
   void* out;
   cudaStream_t stream;
+  bool hopper;  // this GPU and this build have warpgroup instructions
 };
 
 // Query blocks of each sequence and head, and all of them as one grid dimension (y and z end at 65535).
@@ -29,7 +31,8 @@ struct Grid {
   unsigned ctas;
   Grid(const Call& call, int queries) : query_blocks(static_cast<int>((call.max_seqlen + queries - 1) / queries)) {
     const int64_t all = query_blocks * call.batch * call.heads;
-    FTBERT_CHECK(all <= INT32_MAX, "attention: ", all, " blocks are more than one launch can have; pass fewer sequences");
+    FTBERT_CHECK(all <= INT32_MAX, "attention: ", all,
+                 " blocks are more than one launch can have; pass fewer sequences");
     ctas = static_cast<unsigned>(all);
   }
 };
@@ -46,6 +49,19 @@ void launch_mma(const Call& call) {
                                                           call.scale_log2, static_cast<E*>(call.out));
 }
 
+template <class E, int kHeadSize, int kGroups>
+void launch_wgmma(const Call& call) {
+  constexpr int kBytes = attention_wgmma_shared_bytes<kHeadSize, kGroups>();
+  const Grid grid(call, 64 * kGroups);
+  const auto kernel = attention_wgmma<E, kHeadSize, kGroups>;
+  if constexpr (kBytes > 48 * 1024)
+    FTBERT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+  kernel<<<grid.ctas, 128 * kGroups, kBytes, call.stream>>>(static_cast<const E*>(call.qkv), call.first_token,
+                                                            call.cu_seqlens, call.heads, grid.query_blocks,
+                                                            call.scale_log2, static_cast<E*>(call.out));
+}
+
+// As few warps as the longest sequence needs; 128 queries at most share one pass over the keys.
 template <class T, int kHeadSize>
 void launch(const Call& call) {
   if constexpr (std::is_same_v<T, float>) {
@@ -53,21 +69,27 @@ void launch(const Call& call) {
     attention_simt<kHeadSize><<<grid.ctas, kSimtThreads, 0, call.stream>>>(
         static_cast<const float*>(call.qkv), call.first_token, call.cu_seqlens, call.heads, grid.query_blocks,
         call.scale_log2, static_cast<float*>(call.out));
+    return;
   } else {
-    // As few warps as the longest sequence needs; 128 queries at most share one pass over the keys. Two row tiles of
-    // 128 elements do not fit the registers.
     using E = native_t<T>;
-    if (call.max_seqlen <= 16)
-      launch_mma<E, kHeadSize, 1, 1>(call);
-    else if (call.max_seqlen <= 32)
-      launch_mma<E, kHeadSize, 2, 1>(call);
-    else if (call.max_seqlen <= 64)
-      launch_mma<E, kHeadSize, 4, 1>(call);
-    else if constexpr (kHeadSize <= 64)
+    if (call.max_seqlen <= 16) return launch_mma<E, kHeadSize, 1, 1>(call);
+    if (call.max_seqlen <= 32) return launch_mma<E, kHeadSize, 2, 1>(call);
+    if constexpr (kHeadSize <= 64) {
+      if (call.hopper && call.max_seqlen <= 64) return launch_wgmma<E, kHeadSize, 1>(call);
+      if (call.hopper) return launch_wgmma<E, kHeadSize, 2>(call);
+    }
+    if (call.max_seqlen <= 64) return launch_mma<E, kHeadSize, 4, 1>(call);
+    // Two row tiles of 128 elements do not fit the registers.
+    if constexpr (kHeadSize <= 64)
       launch_mma<E, kHeadSize, 4, 2>(call);
     else
       launch_mma<E, kHeadSize, 8, 1>(call);
   }
+}
+
+// Warpgroup instructions exist on capability 9.0 alone, and only in code compiled for sm_90a.
+bool has_warpgroups(const Context<Cuda>& context) {
+  return context.capability == 90 && std::string_view(FTBERT_CUDA_ARCHS_STRING).find("90a") != std::string_view::npos;
 }
 
 template <class T>
@@ -82,31 +104,39 @@ void run(Context<Cuda>& context, const T* qkv, int64_t first_token, const int32_
                   static_cast<int>(heads),
                   static_cast<float>(M_LOG2E / std::sqrt(static_cast<double>(head_size))),
                   out,
-                  static_cast<cudaStream_t>(context.stream)};
+                  static_cast<cudaStream_t>(context.stream),
+                  has_warpgroups(context)};
   switch (head_size) {
-    case 32: launch<T, 32>(call); break;
-    case 64: launch<T, 64>(call); break;
-    case 128: launch<T, 128>(call); break;
-    default: throw Error("attention: no fused kernel for head size " + std::to_string(head_size));
+    case 32:
+      launch<T, 32>(call);
+      break;
+    case 64:
+      launch<T, 64>(call);
+      break;
+    case 128:
+      launch<T, 128>(call);
+      break;
+    default:
+      throw Error("attention: no fused kernel for head size " + std::to_string(head_size));
   }
   FTBERT_LAUNCH_CHECK("attention");
 }
 
 }  // namespace
 
-#define FTBERT_INSTANTIATE(T)                                                                                       \
-  template <>                                                                                                       \
-  void attention<Cuda, T>(Context<Cuda> & context, const T* qkv, int64_t first_token, const int32_t* cu_seqlens,    \
-                          int64_t batch, int64_t max_seqlen, int64_t heads, int64_t head_size, void*, T* out) {     \
-    run(context, qkv, first_token, cu_seqlens, batch, max_seqlen, heads, head_size, out);                           \
-  }                                                                                                                 \
-  template <>                                                                                                       \
-  size_t attention_scratch_bytes<Cuda, T>(int64_t, int64_t) {                                                       \
-    return 0;                                                                                                       \
-  }                                                                                                                 \
-  template <>                                                                                                       \
-  bool attention_supports<Cuda, T>(const Context<Cuda>&, int64_t head_size) {                                       \
-    return head_size == 32 || head_size == 64 || head_size == 128;                                                  \
+#define FTBERT_INSTANTIATE(T)                                                                                    \
+  template <>                                                                                                    \
+  void attention<Cuda, T>(Context<Cuda> & context, const T* qkv, int64_t first_token, const int32_t* cu_seqlens, \
+                          int64_t batch, int64_t max_seqlen, int64_t heads, int64_t head_size, void*, T* out) {  \
+    run(context, qkv, first_token, cu_seqlens, batch, max_seqlen, heads, head_size, out);                        \
+  }                                                                                                              \
+  template <>                                                                                                    \
+  size_t attention_scratch_bytes<Cuda, T>(int64_t, int64_t) {                                                    \
+    return 0;                                                                                                    \
+  }                                                                                                              \
+  template <>                                                                                                    \
+  bool attention_supports<Cuda, T>(const Context<Cuda>&, int64_t head_size) {                                    \
+    return head_size == 32 || head_size == 64 || head_size == 128;                                               \
   }
 FTBERT_INSTANTIATE(float)
 FTBERT_INSTANTIATE(half_t)

@@ -9,8 +9,8 @@ namespace ftbert {
 namespace {
 
 constexpr int kSimtThreads = 128;
-constexpr int kSimtKeys = 32;   // keys in shared memory at a time
-constexpr int kSimtGroup = 8;   // keys between two looks at the running maximum
+constexpr int kSimtKeys = 32;  // keys in shared memory at a time
+constexpr int kSimtGroup = 8;  // keys between two looks at the running maximum
 
 // qkv [tokens, 3*hidden], out [tokens, hidden]; grid: query blocks x heads x batch, query blocks fastest.
 template <int kHeadSize>
