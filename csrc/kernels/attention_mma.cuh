@@ -90,7 +90,9 @@ __global__ void __launch_bounds__(32 * kWarps)
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {
         mask_scores(score[i], valid, lane);
-        state[i].update(score[i], sum[i], scale_log2);
+        float correction[2];
+        state[i].exponentiate(score[i], scale_log2, correction);
+        rescale(sum[i], correction);
       }
 
 #pragma unroll
