@@ -90,9 +90,7 @@ __global__ void __launch_bounds__(32 * kWarps)
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {
         mask_scores(score[i], valid, lane);
-        float correction[2];
-        state[i].exponentiate(score[i], scale_log2, correction);
-        rescale(sum[i], correction);
+        state[i].update(score[i], sum[i], scale_log2);
       }
 
 #pragma unroll

@@ -57,8 +57,9 @@ __device__ inline void mask_scores(float (&score)[kTileKeys / 8][4], int valid, 
 struct RowState {
   float most[2] = {-INFINITY, -INFINITY}, total[2] = {};
 
-  // score becomes e^(scale * (score - max)) with the new maximum; correction is what earlier sums are to be scaled by.
-  __device__ void exponentiate(float (&score)[kTileKeys / 8][4], float scale_log2, float (&correction)[2]) {
+  // score becomes e^(scale * (score - max)); the sums so far are brought to the new maximum.
+  template <int kColumns8>
+  __device__ void update(float (&score)[kTileKeys / 8][4], float (&sum)[kColumns8][4], float scale_log2) {
     float scaled[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -68,9 +69,14 @@ struct RowState {
       now = fmaxf(now, __shfl_xor_sync(0xffffffff, now, 1));
       now = fmaxf(now, __shfl_xor_sync(0xffffffff, now, 2));
       scaled[r] = now * scale_log2;
-      correction[r] = fast_exp2(most[r] * scale_log2 - scaled[r]);
+      const float correction = fast_exp2(most[r] * scale_log2 - scaled[r]);
       most[r] = now;
-      total[r] *= correction[r];
+      total[r] *= correction;
+#pragma unroll
+      for (int d = 0; d < kColumns8; ++d) {
+        sum[d][2 * r] *= correction;
+        sum[d][2 * r + 1] *= correction;
+      }
     }
 #pragma unroll
     for (int j = 0; j < kTileKeys / 8; ++j) {
@@ -88,14 +94,6 @@ struct RowState {
     return 1.0f / all;
   }
 };
-
-template <int kColumns8>
-__device__ void rescale(float (&sum)[kColumns8][4], const float (&correction)[2]) {
-#pragma unroll
-  for (int d = 0; d < kColumns8; ++d)
-#pragma unroll
-    for (int c = 0; c < 4; ++c) sum[d][c] *= correction[c / 2];
-}
 
 // Columns [16j, 16j+16) of the probabilities as the A operand of the next product.
 template <class E>

@@ -1,9 +1,8 @@
 // Fused attention on Hopper's warpgroup instructions, for sequences of more than 32 tokens and heads of 32 or 64.
 //
 // The same algorithm and shared-memory layout as attention_mma.cuh, but a warpgroup owns 64 queries: scores and
-// output take 32 registers each instead of 128, and nothing passes through ldmatrix. The scores of the next tile and
-// the output of this one are multiplied while the softmax runs (FlashAttention-3, Shah 2024), on three stages of keys
-// and values, with one barrier a tile; four warpgroups share a multiprocessor and fill what is left.
+// output take 32 registers each instead of 128, nothing passes through ldmatrix, and four warpgroups share a
+// multiprocessor, so that one's softmax runs under another's products.
 #pragma once
 #include "kernels/attention_tile.cuh"
 #include "kernels/wgmma.cuh"
@@ -11,12 +10,10 @@
 namespace ftbert {
 namespace {
 
-constexpr int kStages = 3;
-
 // 1024: the swizzle pattern repeats every eight rows of 128 bytes, counted from an address of that alignment.
 template <int kHeadSize, int kGroups>
 constexpr int attention_wgmma_shared_bytes() {
-  return (64 * kGroups + 2 * kStages * kTileKeys) * kHeadSize * 2 + 1024;
+  return (64 * kGroups + 4 * kTileKeys) * kHeadSize * 2 + 1024;
 }
 
 // qkv [tokens, 3*hidden], out [tokens, hidden]; grid: query blocks x heads x batch, query blocks fastest.
@@ -34,7 +31,7 @@ __global__ void __launch_bounds__(128 * kGroups, 4 / kGroups)
   char* const memory = unaligned_memory + (1024 - shared_address(unaligned_memory) % 1024) % 1024;
   const uint32_t shared_q = shared_address(memory);
   const uint32_t shared_k = shared_q + kQueries * kRowBytes;
-  const uint32_t shared_v = shared_k + kStages * kTileBytes;
+  const uint32_t shared_v = shared_k + 2 * kTileBytes;
   const int64_t hidden = static_cast<int64_t>(heads) * kHeadSize, stride = 3 * hidden;
   const E* q = qkv + (block.start - first_token) * stride + block.head * kHeadSize;
   const E *k = q + hidden, *v = k + hidden;
@@ -43,7 +40,7 @@ __global__ void __launch_bounds__(128 * kGroups, 4 / kGroups)
   const auto load_keys_values = [&](int tile) {
     if (tile < tiles) {
       const int first = tile * kTileKeys, valid = min(kTileKeys, block.length - first);
-      const uint32_t stage = tile % kStages * kTileBytes;
+      const uint32_t stage = tile % 2 * kTileBytes;
       load_tile<E, kHeadSize, kThreads>(shared_k + stage, k + first * stride, stride, kTileKeys, valid);
       load_tile<E, kHeadSize, kThreads>(shared_v + stage, v + first * stride, stride, kTileKeys, valid);
     }
@@ -56,62 +53,39 @@ __global__ void __launch_bounds__(128 * kGroups, 4 / kGroups)
 
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool active = block.first_query + group * 64 < block.length;
-  float sum[kHeadSize / 8][4] = {}, score[kTileKeys / 8][4], correction[2];
-  uint32_t p[kTileKeys / 16][4];
+  float sum[kHeadSize / 8][4] = {};
   RowState state;
 
-  const auto start_scores = [&](int tile) {
-    const uint32_t queries = shared_q + group * 64 * kRowBytes, keys = shared_k + tile % kStages * kTileBytes;
-    warpgroup_fence();
-#pragma unroll
-    for (int d = 0; d < kHeadSize / 16; ++d)
-      warpgroup_multiply_nt<E>(score, matrix_descriptor<kRowBytes>(queries + d * 32),
-                               matrix_descriptor<kRowBytes>(keys + d * 32), d > 0);
-    warpgroup_commit();
-  };
-  const auto start_output = [&](int tile) {
-    const uint32_t values = shared_v + tile % kStages * kTileBytes;
-    warpgroup_fence();
-#pragma unroll
-    for (int j = 0; j < kTileKeys / 16; ++j)
-      warpgroup_multiply_add_nn<E>(sum, p[j], matrix_descriptor<kRowBytes>(values + j * 16 * kRowBytes));
-    warpgroup_commit();
-  };
-  const auto pack = [&] {
-#pragma unroll
-    for (int j = 0; j < kTileKeys / 16; ++j) pack_probabilities<E>(score, j, p[j]);
-  };
-
-  copy_async_wait<1>();
-  fence_shared_for_async();
-  __syncthreads();
-  if (active) {
-    start_scores(0);
-    warpgroup_wait<0>();
-    mask_scores(score, block.length, lane);
-    state.exponentiate(score, scale_log2, correction);
-    pack();
-  }
-  for (int tile = 0; tile + 1 < tiles; ++tile) {
-    // Tile + 1 has come, and every warp is done with tile - 1, whose stage tile + 2 takes.
-    copy_async_wait<0>();
+  for (int tile = 0; tile < tiles; ++tile) {
+    copy_async_wait<1>();
     fence_shared_for_async();
     __syncthreads();
-    load_keys_values(tile + 2);
     if (active) {
-      start_scores(tile + 1);
-      start_output(tile);
-      warpgroup_wait<1>();
-      mask_scores(score, block.length - (tile + 1) * kTileKeys, lane);
-      state.exponentiate(score, scale_log2, correction);
-      warpgroup_wait<0>();
-      rescale(sum, correction);
-      pack();
+      const uint32_t keys = shared_k + tile % 2 * kTileBytes, values = shared_v + tile % 2 * kTileBytes;
+      float score[kTileKeys / 8][4];
+      warpgroup_fence();
+#pragma unroll
+      for (int d = 0; d < kHeadSize / 16; ++d)
+        warpgroup_multiply_nt<E>(score, matrix_descriptor<kRowBytes>(shared_q + group * 64 * kRowBytes + d * 32),
+                                 matrix_descriptor<kRowBytes>(keys + d * 32), d > 0);
+      warpgroup_commit();
+      warpgroup_wait();
+
+      mask_scores(score, block.length - tile * kTileKeys, lane);
+      state.update(score, sum, scale_log2);
+
+      uint32_t p[kTileKeys / 16][4];
+#pragma unroll
+      for (int j = 0; j < kTileKeys / 16; ++j) pack_probabilities<E>(score, j, p[j]);
+      warpgroup_fence();
+#pragma unroll
+      for (int j = 0; j < kTileKeys / 16; ++j)
+        warpgroup_multiply_add_nn<E>(sum, p[j], matrix_descriptor<kRowBytes>(values + j * 16 * kRowBytes));
+      warpgroup_commit();
+      warpgroup_wait();
     }
-  }
-  if (active) {
-    start_output(tiles - 1);
-    warpgroup_wait<0>();
+    __syncthreads();
+    load_keys_values(tile + 2);
   }
   copy_async_wait<0>();
   if (!active) return;
