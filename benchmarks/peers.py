@@ -258,7 +258,10 @@ class PackedGraph(Peer):
         with torch.cuda.graph(graph, stream=stream):
             out = compiled(ids, positions, cu, longest)
 
+        inputs = ids, positions, cu  # the graph reads their memory: they must outlive this function
+
         def call() -> Tensor:
+            assert len(inputs) == 3
             graph.replay()
             return out
 

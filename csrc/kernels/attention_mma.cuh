@@ -3,7 +3,7 @@
 //
 // A CTA of kWarps warps takes 16 * kRowTiles * kWarps consecutive queries of one head of one sequence; each warp owns
 // 16 * kRowTiles of them from scores to output. Two row tiles use every key and value fragment twice: with one, shared
-// memory is the limit (147 us against 101 for 32x512, 12 heads of 64, on an H200). Key and value tiles come through two
+// memory is the limit (147 us against 127 for 32x512, 12 heads of 64, on an H200). Key and value tiles come through two
 // shared-memory stages. A CTA is as small as the longest sequence allows, warps past the end of a sequence only help
 // to load, and 16-key blocks past it are not multiplied: short sequences do not pay for the tile's size.
 #pragma once
@@ -37,17 +37,18 @@ __global__ void __launch_bounds__(32 * kWarps)
   const E *k = q + hidden, *v = k + hidden;
   const int tiles = (length + kTileKeys - 1) / kTileKeys;
 
+  const TileLoader<E, kHeadSize, kThreads> loader(stride);
   const auto load_keys_values = [&](int tile) {
     if (tile < tiles) {
       const int first = tile * kTileKeys, valid = min(kTileKeys, length - first);
       const int rows = (valid + 15) & ~15;  // what the products below read
-      load_tile<E, kHeadSize, kThreads>(shared_k + tile % 2 * kTileBytes, k + first * stride, stride, rows, valid);
-      load_tile<E, kHeadSize, kThreads>(shared_v + tile % 2 * kTileBytes, v + first * stride, stride, rows, valid);
+      const uint32_t stage = tile % 2 * kTileBytes;
+      loader.template load<kTileKeys>(shared_k + stage, k + first * stride, rows, valid);
+      loader.template load<kTileKeys>(shared_v + stage, v + first * stride, rows, valid);
     }
     copy_async_commit();
   };
-  load_tile<E, kHeadSize, kThreads>(shared_q, q + first_query * stride, stride, kQueries,
-                                    min(kQueries, length - first_query));
+  loader.template load<kQueries>(shared_q, q + first_query * stride, kQueries, length - first_query);
   load_keys_values(0);
   load_keys_values(1);
 

@@ -32,22 +32,45 @@ struct AttentionBlock {
   }
 };
 
-// Rows [0, rows) of a tile, `valid` of them real and the rest zero; 16 bytes a thread, neighbours side by side.
+// Copies tiles of kHeadSize columns, 16 bytes a thread, neighbours side by side. Where in a tile a thread starts is
+// worked out once: done per chunk, address arithmetic was half of all instructions (100.2 us against 89.7 for
+// 32x512, 12 heads of 64, on an H200).
 template <class E, int kHeadSize, int kThreads>
-__device__ void load_tile(uint32_t shared, const E* global, int64_t stride, int rows, int valid) {
-  constexpr int kChunks = kHeadSize / 8;
-  for (int i = threadIdx.x; i < rows * kChunks; i += kThreads) {
-    const int row = i / kChunks, chunk = i % kChunks;
-    const bool real = row < valid;
-    copy_async16(swizzled<kHeadSize>(shared, row, chunk), global + (real ? row * stride + chunk * 8 : 0), real);
+struct TileLoader {
+  static constexpr int kChunks = kHeadSize / 8, kRowsAtOnce = kThreads / kChunks;
+  int row, chunk;
+  int64_t first, step;  // elements: this thread's place in a tile, and from one of its rows to the next
+  uint32_t shared_first;
+
+  __device__ explicit TileLoader(int64_t stride)
+      : row(threadIdx.x / kChunks),
+        chunk(threadIdx.x % kChunks),
+        first(row * stride + chunk * 8),
+        step(kRowsAtOnce * stride),
+        shared_first(swizzled<kHeadSize>(0, row, chunk)) {}
+
+  // kRows rows at most; `rows` of them are written, `valid` from memory and the rest as zeros.
+  template <int kRows>
+  __device__ void load(uint32_t shared, const E* global, int rows, int valid) const {
+    const E* source = global + first;
+#pragma unroll
+    for (int r = 0; r < kRows; r += kRowsAtOnce) {
+      // The swizzle repeats every eight rows.
+      const uint32_t offset =
+          kRowsAtOnce % 8 == 0 ? shared_first + r * kChunks * 16 : swizzled<kHeadSize>(0, row + r, chunk);
+      const bool real = row + r < valid;
+      if (row + r < rows) copy_async16(shared + offset, real ? source : global, real);
+      source += step;
+    }
   }
-}
+};
 
 // Keys from `valid` on weigh nothing.
-__device__ inline void mask_scores(float (&score)[kTileKeys / 8][4], int valid, int lane) {
-  if (valid >= kTileKeys) return;
+template <int kKeys8>
+__device__ void mask_scores(float (&score)[kKeys8][4], int valid, int lane) {
+  if (valid >= 8 * kKeys8) return;
 #pragma unroll
-  for (int j = 0; j < kTileKeys / 8; ++j)
+  for (int j = 0; j < kKeys8; ++j)
 #pragma unroll
     for (int c = 0; c < 4; ++c)
       if (j * 8 + lane % 4 * 2 + c % 2 >= valid) score[j][c] = -INFINITY;
@@ -58,14 +81,14 @@ struct RowState {
   float most[2] = {-INFINITY, -INFINITY}, total[2] = {};
 
   // score becomes e^(scale * (score - max)); the sums so far are brought to the new maximum.
-  template <int kColumns8>
-  __device__ void update(float (&score)[kTileKeys / 8][4], float (&sum)[kColumns8][4], float scale_log2) {
+  template <int kKeys8, int kColumns8>
+  __device__ void update(float (&score)[kKeys8][4], float (&sum)[kColumns8][4], float scale_log2) {
     float scaled[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float now = most[r];
 #pragma unroll
-      for (int j = 0; j < kTileKeys / 8; ++j) now = fmaxf(now, fmaxf(score[j][2 * r], score[j][2 * r + 1]));
+      for (int j = 0; j < kKeys8; ++j) now = fmaxf(now, fmaxf(score[j][2 * r], score[j][2 * r + 1]));
       now = fmaxf(now, __shfl_xor_sync(0xffffffff, now, 1));
       now = fmaxf(now, __shfl_xor_sync(0xffffffff, now, 2));
       scaled[r] = now * scale_log2;
@@ -79,7 +102,7 @@ struct RowState {
       }
     }
 #pragma unroll
-    for (int j = 0; j < kTileKeys / 8; ++j) {
+    for (int j = 0; j < kKeys8; ++j) {
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         score[j][c] = fast_exp2(score[j][c] * scale_log2 - scaled[c / 2]);
@@ -96,8 +119,8 @@ struct RowState {
 };
 
 // Columns [16j, 16j+16) of the probabilities as the A operand of the next product.
-template <class E>
-__device__ void pack_probabilities(const float (&score)[kTileKeys / 8][4], int j, uint32_t (&p)[4]) {
+template <class E, int kKeys8>
+__device__ void pack_probabilities(const float (&score)[kKeys8][4], int j, uint32_t (&p)[4]) {
 #pragma unroll
   for (int c = 0; c < 4; ++c) p[c] = pack_pair<E>(score[2 * j + c / 2][c % 2 * 2], score[2 * j + c / 2][c % 2 * 2 + 1]);
 }

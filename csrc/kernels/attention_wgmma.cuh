@@ -37,17 +37,17 @@ __global__ void __launch_bounds__(128 * kGroups, 4 / kGroups)
   const E *k = q + hidden, *v = k + hidden;
   const int tiles = (block.length + kTileKeys - 1) / kTileKeys;
 
+  const TileLoader<E, kHeadSize, kThreads> loader(stride);
   const auto load_keys_values = [&](int tile) {
     if (tile < tiles) {
       const int first = tile * kTileKeys, valid = min(kTileKeys, block.length - first);
       const uint32_t stage = tile % 2 * kTileBytes;
-      load_tile<E, kHeadSize, kThreads>(shared_k + stage, k + first * stride, stride, kTileKeys, valid);
-      load_tile<E, kHeadSize, kThreads>(shared_v + stage, v + first * stride, stride, kTileKeys, valid);
+      loader.template load<kTileKeys>(shared_k + stage, k + first * stride, kTileKeys, valid);
+      loader.template load<kTileKeys>(shared_v + stage, v + first * stride, kTileKeys, valid);
     }
     copy_async_commit();
   };
-  load_tile<E, kHeadSize, kThreads>(shared_q, q + block.first_query * stride, stride, kQueries,
-                                    min(kQueries, block.length - block.first_query));
+  loader.template load<kQueries>(shared_q, q + block.first_query * stride, kQueries, block.length - block.first_query);
   load_keys_values(0);
   load_keys_values(1);
 
