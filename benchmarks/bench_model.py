@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from peers import PEERS, Batch, Call, Peer  # noqa: E402
 
 from ftbert.token_batches import padded, ragged_lengths, random_sequences  # noqa: E402
 
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "minilm": {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},
     "base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
     "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=list(DTYPES), default="fp32")
     parser.add_argument("--threads", type=int, default=0, help="of the CPU (default: all)")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peer", action="append", help="only peers whose name contains this, repeatable")
     parser.add_argument("--out", type=Path, help="JSON file (default: benchmarks/results/MACHINE.json)")
     options = parser.parse_args(arguments)
@@ -79,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         peers = {}
         for kind in wanted:
             log(f"{name}: setting up {kind.name}")
-            peers[kind] = attempt(lambda kind=kind: build(kind, reference, device, dtype))  # type: ignore[misc]
+            peers[kind] = attempt(partial(build, kind, reference, device, dtype))
         for model, batch_size, longest, fill in points:
             if model == name:
                 batch = make_batch(reference.config.vocab_size, batch_size, longest, fill, device)
@@ -88,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     | measure(reference, peers, batch, options.rounds)
                 )
                 print(table(results[-1]), flush=True)
-        del peers, reference
+        peers.clear()
         gc.collect()
     document = {"provenance": provenance(device, options), "results": results}
     out = options.out or ROOT / "benchmarks" / "results" / f"{device.type}-{options.dtype}.json"
@@ -165,8 +166,8 @@ def measure(reference: Any, peers: dict[type[Peer], Any], batch: Batch, rounds: 
         if isinstance(peer, str):
             rows[kind.name] = {"failed": peer}
             continue
-        call = attempt(lambda peer=peer: peer.prepare(batch))  # type: ignore[misc]
-        error = call if isinstance(call, str) else attempt(lambda call=call: compare(call, want, batch))  # type: ignore[misc]
+        call = attempt(partial(peer.prepare, batch))
+        error = call if isinstance(call, str) else attempt(partial(compare, call, want, batch))
         if isinstance(error, str):
             rows[kind.name] = {"failed": error}
             continue
@@ -248,6 +249,7 @@ def provenance(device: torch.device, options: argparse.Namespace) -> dict[str, A
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "load_average": os.getloadavg(),  # well above threads: something else was running
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "os": platform.system(),
         "python": platform.python_version(),
@@ -282,9 +284,8 @@ def git(*arguments: str) -> str:
 
 
 def driver() -> str:
-    done = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True, check=False
-    )
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True, check=False)
     return done.stdout.strip().split("\n")[0]
 
 

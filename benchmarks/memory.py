@@ -3,8 +3,9 @@
     python benchmarks/memory.py [--json]
 
 Peak: VmHWM after loading and a 16x128 forward, above that of a process that has imported torch alone; the allowance is
-the weights plus 150 MB. Flat: a small model called with changing shapes, resident memory after each 1,000 calls. It grows at first: the CPU's
-GEMM library compiles a kernel for each row count (a multiple of 16 here) and keeps those it used last.
+the weights plus 150 MB. Flat: a small model called with changing shapes, resident memory after each 1,000 calls. It
+grows at first: the CPU's GEMM library compiles a kernel for each row count (a multiple of 16 here) and keeps those it
+used last.
 """
 
 from __future__ import annotations

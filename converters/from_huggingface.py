@@ -42,7 +42,8 @@ def convert(
     folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         stored = dtype or checkpoint.stored_dtype
-        save_file({ours: tensor.contiguous() for ours, tensor in checkpoint.items(stored)}, folder / "model.safetensors")
+        tensors = {ours: tensor.contiguous() for ours, tensor in checkpoint.items(stored)}
+        save_file(tensors, folder / "model.safetensors")
         checkpoint.config.write(folder / "config.json")
         if checkpoint.folder is not None:
             _copy_text_files(checkpoint.folder, folder)
@@ -78,15 +79,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Convert a HuggingFace model to an ftbert checkpoint folder.")
     parser.add_argument("source", help="folder or hub id")
     parser.add_argument("target", help="folder to write")
-    parser.add_argument("--dtype", choices=["fp32", "fp16", "bf16"], help="of the stored weights (default: as they are)")
+    parser.add_argument("--dtype", choices=["fp32", "fp16", "bf16"], help="of the stored weights (default: kept)")
     parser.add_argument("--force", action="store_true", help="replace an existing target")
     options = parser.parse_args(arguments)
     from ftbert.model import parse_dtype
 
     try:
-        path = convert(
-            options.source, options.target, dtype=parse_dtype(options.dtype) if options.dtype else None, force=options.force
-        )
+        dtype = parse_dtype(options.dtype) if options.dtype else None
+        path = convert(options.source, options.target, dtype=dtype, force=options.force)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

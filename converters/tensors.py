@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import zipfile
 from abc import ABC, abstractmethod
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
+
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
 
 
 class TensorSource(ABC):
@@ -27,28 +34,39 @@ class TensorSource(ABC):
 
 
 class SafetensorsSource(TensorSource):
-    """Opened anew for each tensor: a mapping kept open would count every page ever read as memory in use."""
+    """Read from the file, not mapped: a mapping would count every page ever read as memory in use, and opening one anew
+    for each tensor costs milliseconds (BERT base, 199 tensors: 1.4 s, against 0.2 s this way)."""
 
     def __init__(self, files: list[Path]) -> None:
         self.where = str(files[0] if len(files) == 1 else files[0].parent)
-        self._file: dict[str, Path] = {}
+        self._place: dict[str, tuple[Path, int, torch.dtype]] = {}  # file, first byte, dtype
         self._shapes: dict[str, tuple[int, ...]] = {}
         for path in files:
             try:
-                with safe_open(path, framework="pt") as opened:
-                    for name in opened.keys():  # noqa: SIM118 (safe_open is no mapping)
-                        self._file[name] = path
-                        self._shapes[name] = tuple(opened.get_slice(name).get_shape())
-            except (SafetensorError, OSError) as error:
+                # The library checks that the entries are whole and cover the file; after that the offsets can be used.
+                with safe_open(path, framework="pt"), path.open("rb") as file:
+                    length = int.from_bytes(file.read(8), "little")
+                    header = json.loads(file.read(length))
+                for name, entry in header.items():
+                    if name != "__metadata__":
+                        self._place[name] = (path, 8 + length + entry["data_offsets"][0], _DTYPES[entry["dtype"]])
+                        self._shapes[name] = tuple(entry["shape"])
+            except (SafetensorError, OSError, ValueError) as error:
                 raise ValueError(f"{path}: not a complete safetensors file ({error})") from error
+            except KeyError as error:
+                raise ValueError(f"{path}: a tensor is stored as {error}, which ftbert does not read") from error
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return self._shapes
 
     def read(self, name: str) -> torch.Tensor:
-        with safe_open(self._file[name], framework="pt") as opened:
-            tensor: torch.Tensor = opened.get_tensor(name)
-            return tensor.clone()
+        path, start, dtype = self._place[name]
+        shape = self._shapes[name]
+        size = math.prod(shape) * dtype.itemsize
+        data = np.fromfile(path, np.uint8, size, offset=start)
+        if data.size != size:
+            raise ValueError(f"{path}: ends within {name}; has it been changed since it was opened?")
+        return torch.from_numpy(data).view(dtype).reshape(shape)
 
 
 class StateDictSource(TensorSource):

@@ -1,5 +1,6 @@
 #include "config.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <set>
@@ -15,8 +16,8 @@ class Reader {
  public:
   explicit Reader(const std::map<std::string, std::string>& entries) : entries_(entries) {}
 
-  int64_t integer(const char* key, int64_t low, int64_t high = int64_t{1} << 40) {
-    const std::string* text = find(key);
+  int64_t integer(const char* key, int64_t low, int64_t high = int64_t{1} << 40, bool optional = false) {
+    const std::string* text = find(key, optional);
     if (!text) return low;
     int64_t value = 0;
     const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
@@ -40,8 +41,8 @@ class Reader {
   }
 
   template <class T>
-  T choice(const char* key, const std::vector<std::pair<std::string, T>>& choices) {
-    const std::string* text = find(key);
+  T choice(const char* key, const std::vector<std::pair<std::string, T>>& choices, bool optional = false) {
+    const std::string* text = find(key, optional);
     if (!text) return choices[0].second;
     std::string known;
     for (const auto& [name, value] : choices) {
@@ -74,11 +75,11 @@ class Reader {
   }
 
  private:
-  const std::string* find(const char* key) {
+  const std::string* find(const char* key, bool optional = false) {
     seen_.insert(key);
     const auto it = entries_.find(key);
     if (it == entries_.end()) {
-      complaints_ += std::string("\n  ") + key + ": missing";
+      if (!optional) complaints_ += std::string("\n  ") + key + ": missing";
       return nullptr;
     }
     return &it->second;
@@ -96,7 +97,8 @@ class Reader {
 
 int64_t EncoderConfig::max_seq() const {
   // The first row that a token can use is padding_id + 1 where positions count from the padding id.
-  return positions == PositionKind::from_padding ? max_positions - padding_id - 1 : max_positions;
+  const int64_t rows = positions == PositionKind::from_padding ? max_positions - padding_id - 1 : max_positions;
+  return relative_span > 0 ? std::min(rows, relative_span) : rows;
 }
 
 EncoderConfig EncoderConfig::parse(const std::map<std::string, std::string>& entries) {
@@ -112,13 +114,22 @@ EncoderConfig EncoderConfig::parse(const std::map<std::string, std::string>& ent
   c.max_positions = read.integer("max_positions", 1);
   c.token_types = read.integer("token_types", 0);
   c.padding_id = read.integer("padding_id", 0);
+  c.relative_span = read.integer("relative_span", 0, 1 << 20, /*optional=*/true);
+  c.distinct_layers = read.integer("distinct_layers", 0, c.layers, /*optional=*/true);
   c.layer_norm_eps = read.positive("layer_norm_eps");
   c.activation = read.activation("activation");
   c.norm_place = read.choice<NormPlace>("norm_place", {{"post", NormPlace::post}, {"pre", NormPlace::pre}});
   c.positions = read.choice<PositionKind>("positions", {{"absolute", PositionKind::absolute},
                                                         {"from_padding", PositionKind::from_padding},
                                                         {"none", PositionKind::none}});
-  c.pooler = read.choice<bool>("pooler", {{"false", false}, {"true", true}});
+  const std::vector<std::pair<std::string, bool>> no_yes{{"false", false}, {"true", true}};
+  const std::vector<std::pair<std::string, bool>> yes_no{{"true", true}, {"false", false}};
+  c.embedding_norm = read.choice("embedding_norm", yes_no, /*optional=*/true);
+  c.embedding_projection = read.choice("embedding_projection", no_yes, /*optional=*/true);
+  c.pooler = read.choice("pooler", no_yes);
+  read.require(c.embedding_projection || c.embedding == c.hidden,
+               "embedding " + std::to_string(c.embedding) + " differs from hidden " + std::to_string(c.hidden) +
+                   ": that needs embedding_projection");
   read.require(c.heads * c.head_size == c.hidden,
                "heads * head_size must equal hidden: " + std::to_string(c.heads) + " * " +
                    std::to_string(c.head_size) + " != " + std::to_string(c.hidden));

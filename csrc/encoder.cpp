@@ -45,7 +45,9 @@ struct Encoder<Device, T>::Pass {
 template <class Device, class T>
 struct Encoder<Device, T>::Buffers {
   int32_t* positions;  // [tokens]
+  int32_t* columns;    // [tokens], columns in the padded input, where attention has a relative bias and ids are padded
   T* embedded;         // [tokens, embedding], where it is projected to hidden
+  T* normed;           // [tokens, hidden], pre-LayerNorm models: what the next block reads; `hidden` keeps the sum
   T* qkv;              // [rows, 3*hidden]
   T* context;          // [rows, hidden], attention's result
   T* projected;        // [rows, hidden], a block's result before the residual; after context is read
@@ -86,12 +88,15 @@ std::vector<Pass> make_passes(const EncoderInput& input) {
 template <class Device, class T>
 Encoder<Device, T>::Encoder(EncoderConfig config, Weights<T> weights, AttentionPath path, bool fused_supported)
     : config_(std::move(config)), weights_(std::move(weights)) {
-  FTBERT_CHECK(config_.norm_place == NormPlace::post, "pre-LayerNorm models are not supported yet");
+  const bool relative = config_.relative_span > 0;
+  FTBERT_CHECK(path != AttentionPath::fused || !relative,
+               "the fused attention path takes no relative position bias; use the general path");
   FTBERT_CHECK(path != AttentionPath::fused || fused_supported, "the fused attention path does not support head size ",
-        config_.head_size, " in ", to_string(std::is_same_v<T, float> ? DType::fp32 : DType::fp16),
-        " on this device; use the general path");
-  fused_ = path != AttentionPath::general && fused_supported;
+               config_.head_size, " in ", to_string(std::is_same_v<T, float> ? DType::fp32 : DType::fp16),
+               " on this device; use the general path");
+  fused_ = path != AttentionPath::general && fused_supported && !relative;
   reason_ = path != AttentionPath::automatic ? "asked for"
+            : relative                       ? "the fused path takes no relative position bias"
             : fused_supported                ? "supports this head size, dtype and device"
                                              : "the fused path has no kernel for this head size, dtype and device";
 }
@@ -110,7 +115,9 @@ auto Encoder<Device, T>::carve(const Context<Device>&, Workspace& ws, const Enco
                            : input.tokens;
   Buffers b{};
   b.positions = ws.take<int32_t>(input.tokens);
-  if (c.embedding != c.hidden) b.embedded = ws.take<T>(padded_rows(input.tokens) * c.embedding);
+  if (c.relative_span > 0 && input.token_index) b.columns = ws.take<int32_t>(input.tokens);
+  if (c.embedding_projection) b.embedded = ws.take<T>(padded_rows(input.tokens) * c.embedding);
+  if (c.norm_place == NormPlace::pre) b.normed = ws.take<T>(padded_rows(input.tokens) * c.hidden);
   b.projected = ws.take<T>(most * c.hidden);
   const size_t shared = ws.mark();
   b.qkv = ws.take<T>(most * 3 * c.hidden);
@@ -163,7 +170,8 @@ void Encoder<Device, T>::attend(Context<Device>& context, const T* qkv, const La
     add_qkv_bias<Device, T>(context, qkv, layer.qkv.bias, pass.first_token, cu, batch, seq, c.heads, c.head_size, b.q,
                             b.k, b.v);
     gemm<Device, T, float>(context, {seq, seq, c.head_size, batch * c.heads, true}, b.q, b.k, b.scores);
-    softmax<Device, T>(context, b.scores, cu, scale, nullptr, nullptr, 0, batch, c.heads, seq, b.probabilities);
+    softmax<Device, T>(context, b.scores, cu, scale, weights_.relative_bias, b.columns, c.relative_span, batch, c.heads,
+                       seq, b.probabilities);
     gemm<Device, T, T>(context, {seq, c.head_size, seq, batch * c.heads, false}, b.probabilities, b.v, b.q);
     transpose<Device, T>(context, b.q, pass.first_token, cu, batch, seq, c.heads, c.head_size, out);
   }
@@ -190,15 +198,41 @@ void Encoder<Device, T>::layer_post_norm(Context<Device>& context, const LayerWe
                                       tokens, cols, nullptr, x);
 }
 
+// One layer over one pass: `b.normed` holds what the layer reads, `hidden` the sum of all blocks so far. The norm that
+// comes before the next layer (or at the end) is applied where the sum is made.
 template <class Device, class T>
-void Encoder<Device, T>::forward(Context<Device>& context, const EncoderInput& input, Workspace workspace,
-                                 T* hidden) const {
-  if (input.tokens == 0) return;
-  const EncoderConfig& c = config_;
-  const Buffers b = carve(context, workspace, input);
+void Encoder<Device, T>::layer_pre_norm(Context<Device>& context, int64_t i, const EncoderInput& input,
+                                        const Pass& pass, const Buffers& b, T* hidden) const {
+  const LayerWeights<T>& layer = weights_.layers[i];
+  const bool last = i + 1 == config_.layers;
+  const Norm<T>& next = last ? weights_.final_norm : weights_.layers[i + 1].attention_norm;
+  const float eps = static_cast<float>(config_.layer_norm_eps);
+  const int64_t rows = pass.rows(), tokens = pass.tokens, cols = config_.hidden;
+  T* x = hidden + pass.first_token * cols;
+  T* normed = b.normed + pass.first_token * cols;
 
+  const T* qkv = linear(context, layer.qkv, normed, rows, {.bias = fused_}, b.qkv);
+  attend(context, qkv, layer, input, pass, b, b.context);
+  const T* y = linear(context, layer.out, b.context, rows, {}, b.projected);
+  add_bias_input_layernorm<Device, T>(context, y, layer.out.bias, x, layer.ffn_norm.gamma, layer.ffn_norm.beta, eps,
+                                      tokens, cols, x, normed);
+
+  const T* inner = linear(context, layer.up, normed, rows, {.bias = true, .activation = config_.activation}, b.inner);
+  y = linear(context, layer.down, inner, rows, {}, b.projected);
+  add_bias_input_layernorm<Device, T>(context, y, layer.down.bias, x, next.gamma, next.beta, eps, tokens, cols,
+                                      last ? nullptr : x, last ? x : normed);
+}
+
+// hidden = what the layers start from
+template <class Device, class T>
+void Encoder<Device, T>::embed(Context<Device>& context, const EncoderInput& input, const Buffers& b,
+                               T* hidden) const {
+  const EncoderConfig& c = config_;
   padding_positions<Device>(context, c.positions, input.input_ids, input.token_index, input.cu_seqlens, input.batch,
                             input.seq, c.padding_id, b.positions);
+  if (b.columns)
+    padding_positions<Device>(context, PositionKind::absolute, input.input_ids, input.token_index, input.cu_seqlens,
+                              input.batch, input.seq, c.padding_id, b.columns);
   const EmbeddingTables<T> tables{weights_.word,
                                   weights_.position,
                                   weights_.token_type,
@@ -216,10 +250,31 @@ void Encoder<Device, T>::forward(Context<Device>& context, const EncoderInput& i
     if constexpr (on_cpu<Device>)
       if (projected != hidden) std::copy(projected, projected + input.tokens * c.hidden, hidden);
   }
+}
+
+template <class Device, class T>
+void Encoder<Device, T>::forward(Context<Device>& context, const EncoderInput& input, Workspace workspace, T* hidden,
+                                 const HiddenStateHook<T>& hook) const {
+  if (input.tokens == 0) return;
+  const Buffers b = carve(context, workspace, input);
+  const bool pre = config_.norm_place == NormPlace::pre;
+  embed(context, input, b, hidden);
+  if (hook && config_.layers > 0) hook(0, hidden);
+  if (pre) {
+    const Norm<T>& first = config_.layers > 0 ? weights_.layers[0].attention_norm : weights_.final_norm;
+    add_bias_input_layernorm<Device, T>(context, hidden, nullptr, nullptr, first.gamma, first.beta,
+                                        static_cast<float>(config_.layer_norm_eps), input.tokens, config_.hidden,
+                                        nullptr, config_.layers > 0 ? b.normed : hidden);
+  }
+  if (hook && config_.layers == 0) hook(0, hidden);
 
   const std::vector<Pass> passes = make_passes<Device, Pass>(input);
-  for (const LayerWeights<T>& layer : weights_.layers)
-    for (const Pass& pass : passes) layer_post_norm(context, layer, input, pass, b, hidden);
+  for (int64_t i = 0; i < config_.layers; ++i) {
+    for (const Pass& pass : passes)
+      pre ? layer_pre_norm(context, i, input, pass, b, hidden)
+          : layer_post_norm(context, weights_.layers[i], input, pass, b, hidden);
+    if (hook) hook(i + 1, hidden);
+  }
 }
 
 template <class Device, class T>

@@ -1,5 +1,6 @@
 // The encoder's forward pass, once for every device and dtype.
 #pragma once
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,6 +26,11 @@ struct EncoderInput {
 
 enum class AttentionPath { automatic, fused, general };
 
+// Sees the packed hidden states [tokens, hidden]: 0 what the layers start from, i what layer i made of it (the last
+// one after a pre-LayerNorm model's final norm, as transformers counts them).
+template <class T>
+using HiddenStateHook = std::function<void(int64_t i, const T* hidden)>;
+
 // One model on one (device, dtype). Immutable after construction: any number of threads may call it.
 template <class Device, class T>
 class Encoder {
@@ -38,7 +44,9 @@ class Encoder {
   static int64_t padded_rows(int64_t tokens);
 
   // hidden [padded_rows(tokens), hidden] out: the last hidden state of the packed tokens.
-  void forward(Context<Device>& context, const EncoderInput& input, Workspace workspace, T* hidden) const;
+  // `hook`, where given, is called with every hidden state on the way, the last one included.
+  void forward(Context<Device>& context, const EncoderInput& input, Workspace workspace, T* hidden,
+               const HiddenStateHook<T>& hook = nullptr) const;
 
   // hidden [tokens, hidden] -> tanh(pooler(first token)) [batch, hidden]
   void pool(Context<Device>& context, const T* hidden, const int32_t* cu_seqlens, int64_t batch, T* scratch,
@@ -52,8 +60,10 @@ class Encoder {
   struct Pass;
   struct Buffers;
   Buffers carve(const Context<Device>& context, Workspace& workspace, const EncoderInput& input) const;
+  void embed(Context<Device>&, const EncoderInput&, const Buffers&, T* hidden) const;
   void layer_post_norm(Context<Device>&, const LayerWeights<T>&, const EncoderInput&, const Pass&, const Buffers&,
                        T* hidden) const;
+  void layer_pre_norm(Context<Device>&, int64_t i, const EncoderInput&, const Pass&, const Buffers&, T* hidden) const;
   void attend(Context<Device>&, const T* qkv, const LayerWeights<T>&, const EncoderInput&, const Pass&,
               const Buffers&, T* out) const;
 

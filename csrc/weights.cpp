@@ -18,9 +18,10 @@ void walk(const EncoderConfig& c, const Visit& visit) {
     visit(name + ".weight", {n, k}, true);
     visit(name + ".bias", {n}, false);
   };
-  norm("embeddings.norm", c.embedding);
-  if (c.embedding != c.hidden) linear("embeddings.projection", c.hidden, c.embedding);
-  for (int64_t i = 0; i < c.layers; ++i) {
+  if (c.embedding_norm) norm("embeddings.norm", c.embedding);
+  if (c.embedding_projection) linear("embeddings.projection", c.hidden, c.embedding);
+  if (c.relative_span > 0) visit("attention.relative_bias", {c.heads, 2 * c.relative_span - 1}, false);
+  for (int64_t i = 0; i < (c.distinct_layers ? c.distinct_layers : c.layers); ++i) {
     const std::string layer = "layers." + std::to_string(i) + ".";
     linear(layer + "attention.qkv", 3 * c.hidden, c.hidden);
     linear(layer + "attention.out", c.hidden, c.hidden);
@@ -73,8 +74,9 @@ Weights<T> bind_weights(const EncoderConfig& config, const std::function<WeightS
   w.token_type = data("embeddings.token_type");
   w.embedding_norm = norm("embeddings.norm");
   w.embedding_projection = linear("embeddings.projection");
+  w.relative_bias = data("attention.relative_bias");
   for (int64_t i = 0; i < config.layers; ++i) {
-    const std::string layer = "layers." + std::to_string(i) + ".";
+    const std::string layer = "layers." + std::to_string(config.layer_weights(i)) + ".";
     w.layers.push_back({linear(layer + "attention.qkv"), linear(layer + "attention.out"),
                         norm(layer + "attention.norm"), linear(layer + "ffn.up"), linear(layer + "ffn.down"),
                         norm(layer + "ffn.norm")});

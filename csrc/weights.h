@@ -51,7 +51,8 @@ struct Weights {
   const T* token_type = nullptr;
   Norm<T> embedding_norm;
   Linear<T> embedding_projection;
-  std::vector<LayerWeights<T>> layers;
+  const T* relative_bias = nullptr;  // [heads, 2*relative_span-1], by column(key) - column(query) + relative_span-1
+  std::vector<LayerWeights<T>> layers;  // one for each layer; several may point at the same tensors
   Norm<T> final_norm;  // pre-LayerNorm models only
   Linear<T> pooler;
 };

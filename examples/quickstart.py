@@ -1,6 +1,8 @@
 """Embed a few sentences and find the closest pair.
 
-python examples/quickstart.py .models/minilm-l6        (`make run` makes that folder; any HuggingFace folder or hub id does)
+    python examples/quickstart.py .models/minilm-l6
+
+`make run` makes that folder; any HuggingFace folder or hub id does.
 """
 
 from __future__ import annotations

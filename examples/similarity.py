@@ -11,14 +11,16 @@ from pathlib import Path
 import matplotlib
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-import numpy as np  # noqa: E402
-from matplotlib.colors import LinearSegmentedColormap, PowerNorm  # noqa: E402
-from scipy.cluster.hierarchy import fcluster, leaves_list, linkage, optimal_leaf_ordering  # noqa: E402
-from scipy.spatial.distance import pdist  # noqa: E402
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+from matplotlib.patches import Rectangle
+from scipy.cluster.hierarchy import fcluster, leaves_list, linkage, optimal_leaf_ordering
+from scipy.spatial.distance import pdist
 
 GROUPS = 8  # topics to look for; the picture shows what was found, not what was meant
 INK, FAINT, PAPER = "#22262b", "#8a9099", "#fbfaf7"
+SEA = (PAPER, "#cfe3dc", "#5fb0a6", "#1d6f86", "#163a63", "#0d1730")
 LABEL = 64  # characters
 
 
@@ -57,7 +59,7 @@ def draw(texts: list[str], similarity: np.ndarray, groups: np.ndarray, picture: 
     left, bottom = 4.4 / (side + 5.2), 0.35 / (side + 1.6)
     axes = figure.add_axes((left, bottom, side / (side + 5.2), side / (side + 1.6)))
     shown = np.where(np.eye(count, dtype=bool), np.nan, similarity)  # 1 for everybody: it says nothing
-    colours = LinearSegmentedColormap.from_list("ink", [PAPER, "#cfe3dc", "#5fb0a6", "#1d6f86", "#163a63", "#0d1730"])
+    colours = LinearSegmentedColormap.from_list("sea", SEA)
     colours.set_bad("#e9e6df")
     most = float(np.nanpercentile(shown, 99.5))
     # The power lets the weak resemblance that any two English sentences have fade into the paper.
@@ -66,7 +68,7 @@ def draw(texts: list[str], similarity: np.ndarray, groups: np.ndarray, picture: 
     starts = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), count]
     hues = matplotlib.colormaps["Dark2"]
     for number, (begin, end) in enumerate(zip(starts, starts[1:], strict=False)):
-        frame = plt.Rectangle((begin - 0.5, begin - 0.5), end - begin, end - begin, fill=False)
+        frame = Rectangle((begin - 0.5, begin - 0.5), end - begin, end - begin, fill=False)
         frame.set(edgecolor=hues(number % 8), linewidth=2.0)
         axes.add_patch(frame)
         axes.plot([-1.0, -1.0], [begin - 0.35, end - 0.65], color=hues(number % 8), linewidth=3, clip_on=False,
@@ -78,11 +80,10 @@ def draw(texts: list[str], similarity: np.ndarray, groups: np.ndarray, picture: 
         axes.axvline(edge - 0.5, color=PAPER, linewidth=0.8)
     axes.set(xticks=[], yticks=[], xlim=(-0.5, count - 0.5), ylim=(count - 0.5, -0.5))
 
-    figure.text(0.02, 1 - 0.42 / (side + 1.6), "What the model takes to be about the same thing", fontsize=15, va="center")
-    figure.text(
-        0.02, 1 - 0.78 / (side + 1.6), fontsize=9, va="center", color=FAINT,
-        s=f"Cosine similarity of {count} texts, put in order by the vectors alone; coloured frames are the groups found",
-    )  # fmt: skip
+    title = "What the model takes to be about the same thing"
+    figure.text(0.02, 1 - 0.42 / (side + 1.6), title, fontsize=15, va="center")
+    subtitle = f"Cosine similarity of {count} texts, put in order by the vectors alone; frames are the groups found"
+    figure.text(0.02, 1 - 0.78 / (side + 1.6), subtitle, fontsize=9, va="center", color=FAINT)
     bar = figure.add_axes((left + side / (side + 5.2) + 0.018, bottom, 0.012, 0.35 * side / (side + 1.6)))
     scale = figure.colorbar(image, cax=bar)
     scale.outline.set_visible(False)

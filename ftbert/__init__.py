@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ftbert.config import EncoderConfig
     from ftbert.model import Model, load
+    from ftbert.optimization import optimize, undo
 
 __version__ = "0.1.0"
-__all__ = ["EncoderConfig", "Model", "__version__", "load"]
+__all__ = ["EncoderConfig", "Model", "__version__", "load", "optimize", "undo"]
 
 
 def __getattr__(name: str) -> Any:
@@ -22,4 +23,8 @@ def __getattr__(name: str) -> Any:
         from ftbert.config import EncoderConfig
 
         return EncoderConfig
+    if name in ("optimize", "undo"):
+        from ftbert import optimization
+
+        return getattr(optimization, name)
     raise AttributeError(f"module 'ftbert' has no attribute {name!r}")

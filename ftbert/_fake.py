@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._library.fake_class_registry import register_fake_class
 
 from ftbert.config import DTYPES
 
@@ -21,6 +22,17 @@ def forward_packed(
     encoder: Any, input_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int, token_type_ids: Tensor | None
 ) -> Tensor:
     return input_ids.new_empty((input_ids.shape[0], encoder.wrapped_obj.hidden()), dtype=encoder.wrapped_obj.dtype())
+
+
+def forward_hidden_states(
+    encoder: Any, input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None
+) -> Tensor:
+    shape = (encoder.wrapped_obj.layers() + 1, *input_ids.shape, encoder.wrapped_obj.hidden())
+    return input_ids.new_empty(shape, dtype=encoder.wrapped_obj.dtype())
+
+
+def first_rows(packed: Tensor, cu_seqlens: Tensor) -> Tensor:
+    return packed.new_empty((cu_seqlens.shape[0] - 1, packed.shape[1]))
 
 
 def pool(encoder: Any, hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
@@ -101,15 +113,20 @@ def linear(a: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> T
     return a.new_empty((a.shape[0], weight.shape[0]))
 
 
+# forward_unpadded has none: its size stands in the mask, and an op that holds an object cannot give such a size to the
+# inductor of torch 2.13 (its assertion compares with a guess). torch.compile breaks the graph there.
 _FAKES: tuple[Callable[..., Any], ...] = (
-    forward, forward_packed, pool, pack_weight, padding, padding_mask, padding_positions, remove_padding,
-    restore_padding, embeddings_layernorm, add_bias_input_layernorm, add_bias_act, attention, add_qkv_bias, softmax,
+    forward, forward_packed, forward_hidden_states, first_rows, pool, pack_weight, padding,
+    padding_mask, padding_positions, remove_padding, restore_padding, embeddings_layernorm, add_bias_input_layernorm, add_bias_act, attention, add_qkv_bias, softmax,
     transpose, pooling, linear,
 )  # fmt: skip
 
 
 class _FakeEncoder:
-    """Stands for torch.classes.ftbert.Encoder while tracing: what shapes depend on, and nothing else."""
+    """Stands for torch.classes.ftbert.Encoder while tracing: what shapes depend on, and nothing else.
+
+    torch.compile asks for an attribute by each name that __obj_flatten__ (csrc/binding/ops.cpp) gives.
+    """
 
     def __init__(self, facts: dict[str, Any]) -> None:
         self._facts = facts
@@ -121,8 +138,11 @@ class _FakeEncoder:
     def hidden(self) -> int:
         return int(self._facts["hidden"])
 
+    def layers(self) -> int:
+        return int(self._facts["layers"])
+
     def has_pooler(self) -> bool:
-        return bool(self._facts["pooler"])
+        return bool(self._facts["has_pooler"])
 
     def dtype(self) -> torch.dtype:
         return DTYPES[self._facts["dtype"]]
@@ -135,4 +155,4 @@ def register() -> None:
     """Called once, after the library is loaded."""
     for fake in _FAKES:
         torch.library.register_fake(f"ftbert::{fake.__name__}", fake)
-    torch._library.register_fake_class("ftbert::Encoder", _FakeEncoder)
+    register_fake_class("ftbert::Encoder", _FakeEncoder)  # type: ignore[arg-type]

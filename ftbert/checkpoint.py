@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +11,29 @@ import torch
 
 from ftbert._library import load_library
 from ftbert.config import FORMAT, CheckpointConfig, read_json
+from ftbert.converters.family import Derived
+from ftbert.converters.from_onnx import onnx_of, open_onnx
+from ftbert.converters.huggingface import complain, recognise
 from ftbert.converters.tensors import StateDictSource, TensorSource, open_folder
-from ftbert.converters.weights import Family, find_family
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """tensors[ours] = the names in `source` that are stacked along the rows to make it."""
+    """tensors[ours] = the names in `source` that are stacked along the rows to make it, or as derived[ours] says.
+
+    Ours are the encoder's (csrc/weights.cpp) and the heads' (ftbert.config.HeadConfig).
+    """
 
     config: CheckpointConfig
     source: TensorSource
     tensors: dict[str, tuple[str, ...]]
     folder: Path | None  # where the tokenizer's files are
+    derived: dict[str, Derived] = field(default_factory=dict)
 
     def read(self, ours: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        if ours in self.derived:
+            exact = [self.source.read(name).float() for name in self.tensors[ours]]
+            return self.derived[ours].make(self.config.encoder, exact).to(dtype)
         parts = [self.source.read(name).to(dtype) for name in self.tensors[ours]]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -38,21 +47,25 @@ class Checkpoint:
 
 
 def open_checkpoint(source: str | Path | torch.nn.Module) -> Checkpoint:
-    """A checkpoint folder of ours, a HuggingFace folder, a hub id, or a live transformers model.
+    """An ftbert or HuggingFace folder, an .onnx file or a folder with one, a hub id, or a live transformers model.
 
     ValueError lists every missing, extra and misshapen tensor at once; FileNotFoundError says what was looked for.
     """
     load_library()
     if isinstance(source, torch.nn.Module):
         return _from_live(source)
-    folder = _find_folder(source)
+    onnx = onnx_of(source)
+    if onnx is not None:
+        document, tensors, home = open_onnx(onnx)
+        return _from_huggingface(document, tensors, home, str(onnx))
+    folder = find_folder(source)
     document = read_json(folder / "config.json")
     tensors = open_folder(folder)
     if document.get("format") == FORMAT:
         config = CheckpointConfig.parse(document, str(folder / "config.json"))
-        names = {ours: (ours,) for ours in torch.ops.ftbert.weight_shapes(config.encoder.entries())}
-        _check(config, names, tensors, ignore=())
-        return Checkpoint(config, tensors, names, folder)
+        shapes = config.shapes()
+        complain(tensors.where, shapes, tensors.shapes(), ignored=set())
+        return Checkpoint(config, tensors, {ours: (ours,) for ours in shapes}, folder)
     return _from_huggingface(document, tensors, folder, str(folder / "config.json"))
 
 
@@ -61,11 +74,14 @@ def _from_live(model: torch.nn.Module) -> Checkpoint:
     if not hasattr(config, "to_dict"):
         raise TypeError(f"expected a transformers model, got {type(model).__name__} without a transformers config")
     document = config.to_dict()  # type: ignore[union-attr]
+    if type(model).__module__.startswith("transformers."):
+        document["architectures"] = [type(model).__name__]  # the config may name the class it was loaded as
     where = f"{type(model).__name__} (live)"
     return _from_huggingface(document, StateDictSource(model.state_dict(), where), None, where)
 
 
-def _find_folder(source: str | Path) -> Path:
+def find_folder(source: str | Path) -> Path:
+    """The folder itself, or the hub's snapshot of it; FileNotFoundError says what was looked for."""
     folder = Path(source)
     if folder.is_dir():
         if not (folder / "config.json").exists():
@@ -91,60 +107,8 @@ def _find_folder(source: str | Path) -> Path:
 
 def _from_huggingface(document: dict[str, Any], tensors: TensorSource, folder: Path | None, where: str) -> Checkpoint:
     try:
-        family = find_family(document.get("model_type"))
-        encoder = family.config(document)
+        recognised = recognise(document, tensors)
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
-    found = tensors.shapes()
-    prefix = _prefix(family, found)
-    pooler = any(name.startswith(prefix + theirs) for name in found for theirs in family.source_names("pooler.weight"))
-    encoder = replace(encoder, pooler=pooler)
-    names = {
-        ours: tuple(_spelling(prefix + theirs, found) for theirs in family.source_names(ours))
-        for ours in torch.ops.ftbert.weight_shapes(encoder.entries())
-    }
-    config = CheckpointConfig(family.name, encoder, document)
-    ignore = tuple(name for name in found if _is_not_encoder(name, prefix, family))
-    _check(config, names, tensors, ignore)
-    return Checkpoint(config, tensors, names, folder)
-
-
-def _prefix(family: Family, found: dict[str, Any]) -> str:
-    word = family.source_names("embeddings.word")[0]
-    for prefix in family.prefixes:
-        if prefix + word in found:
-            return prefix
-    # None fits: complain about the names as they would be without a prefix.
-    return family.prefixes[0]
-
-
-def _spelling(name: str, found: dict[str, Any]) -> str:
-    """Checkpoints converted from TensorFlow before 2019 call LayerNorm's tensors gamma and beta."""
-    if name not in found and ".LayerNorm." in name:
-        old = name.replace(".LayerNorm.weight", ".LayerNorm.gamma").replace(".LayerNorm.bias", ".LayerNorm.beta")
-        return old if old in found else name
-    return name
-
-
-def _is_not_encoder(name: str, prefix: str, family: Family) -> bool:
-    return name.startswith(family.heads) or name.endswith(family.buffers)
-
-
-def _check(
-    config: CheckpointConfig, names: dict[str, tuple[str, ...]], source: TensorSource, ignore: tuple[str, ...]
-) -> None:
-    found = source.shapes()
-    expected = torch.ops.ftbert.weight_shapes(config.encoder.entries())
-    wrong: list[str] = []
-    for ours, parts in names.items():
-        shape = list(expected[ours])
-        shape[0] //= len(parts)
-        for part in parts:
-            if part not in found:
-                wrong.append(f"missing {part} {shape}")
-            elif list(found[part]) != shape:
-                wrong.append(f"{part}: the config asks for {shape}, the file has {list(found[part])}")
-    used = {part for parts in names.values() for part in parts}
-    wrong += [f"extra {name} {list(found[name])}" for name in found if name not in used and name not in ignore]
-    if wrong:
-        raise ValueError(f"{source.where}: the weights do not fit the config:\n  " + "\n  ".join(wrong))
+        # What does not fit lies in the tensors or in the config; the former say so themselves.
+        raise error if str(error).startswith(tensors.where) else ValueError(f"{where}: {error}") from error
+    return Checkpoint(recognised.config, tensors, recognised.tensors, folder, recognised.derived)

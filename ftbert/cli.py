@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
             added.add_argument("--dtype", choices=("fp32", "fp16", "bf16"))
         return added
 
-    convert = command("convert", "HuggingFace folder or hub id to an ftbert folder.", _convert, model=False)
+    convert = command("convert", "HuggingFace folder, hub id or .onnx file to an ftbert folder.", _convert, model=False)
     convert.add_argument("source", metavar="SRC")
     convert.add_argument("target", metavar="DST")
     convert.add_argument(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ class EncoderConfig:
     """The entries of csrc/config.h, by the same names; the core checks their values.
 
     heads * head_size = hidden. embedding is the width of the embedding tables. positions: how a token gets its
-    position id, "absolute", "from_padding" or "none". activation: as HuggingFace spells it.
+    position id, "absolute", "from_padding" or "none". activation: as HuggingFace spells it. relative_span: attention has
+    an additive bias by distance, for distances below it (0: none). distinct_layers: so many layers have weights of their
+    own, the others share them in runs (0: all).
     """
 
     vocab: int
@@ -39,28 +41,70 @@ class EncoderConfig:
     norm_place: str = "post"
     positions: str = "absolute"
     pooler: bool = False
+    embedding_norm: bool = True
+    embedding_projection: bool = False
+    relative_span: int = 0
+    distinct_layers: int = 0
 
     @property
     def max_seq(self) -> int:
         """Longest sequence in tokens."""
-        return self.max_positions - (self.padding_id + 1 if self.positions == "from_padding" else 0)
+        rows = self.max_positions - (self.padding_id + 1 if self.positions == "from_padding" else 0)
+        return min(rows, self.relative_span) if self.relative_span else rows
 
     def entries(self) -> dict[str, str]:
         """As text by key: what torch.classes.ftbert.Encoder is built from."""
-        return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in asdict(self).items()}
+        return {
+            key: str(value).lower() if isinstance(value, bool) else str(value)
+            for key, value in asdict(self).items()
+        }
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """A head: out(norm(activation(dense(x)))), what is absent left out. Its tensors are heads.<task>.<part>.<kind>.
+
+    source: what x is, the "tokens", the "first" one of each sequence, or the "pooler" output. outputs, width: rows of
+    `out` and of `dense` (0: no dense, no activation). norm_eps 0: no LayerNorm. tied: the weight of `out` is the
+    encoder's embeddings.word.
+    """
+
+    task: str
+    source: str
+    outputs: int
+    width: int
+    activation: str
+    norm_eps: float
+    tied: bool
+
+    def shapes(self, hidden: int) -> dict[str, list[int]]:
+        """Every tensor's shape, by the last two parts of its name."""
+        last = self.width or hidden
+        dense = {"dense.weight": [self.width, hidden], "dense.bias": [self.width]} if self.width else {}
+        norm = {"norm.weight": [last], "norm.bias": [last]} if self.norm_eps else {}
+        out = {} if self.tied else {"out.weight": [self.outputs, last]}
+        return dense | norm | out | {"out.bias": [self.outputs]}
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
     """config.json of a checkpoint folder.
 
-    architecture: the family's name in converters/weights.py. huggingface: the config.json it was converted from,
+    architecture: the family's name in converters/families.py. huggingface: the config.json it was converted from,
     kept so that the equivalent transformers model can be built again.
     """
 
     architecture: str
     encoder: EncoderConfig
     huggingface: dict[str, Any] = field(default_factory=dict)
+    heads: tuple[HeadConfig, ...] = ()
+
+    def shapes(self) -> dict[str, list[int]]:
+        """Every tensor of the checkpoint with its shape."""
+        shapes = dict(torch.ops.ftbert.weight_shapes(self.encoder.entries()))
+        for head in self.heads:
+            shapes |= {f"heads.{head.task}.{name}": shape for name, shape in head.shapes(self.encoder.hidden).items()}
+        return shapes
 
     def write(self, path: Path) -> None:
         document = {"format": FORMAT, "version": VERSION, **asdict(self)}
@@ -71,17 +115,28 @@ class CheckpointConfig:
         """ValueError names every missing or unknown entry; `where` says which file is wrong."""
         if document.get("version") != VERSION:
             raise ValueError(
-                f"{where}: checkpoint version {document.get('version')!r}, this ftbert reads {VERSION}; convert it again"
+                f"{where}: checkpoint version {document.get('version')!r}, "
+                f"this ftbert reads {VERSION}; convert it again"
             )
         encoder = document.get("encoder")
         if not isinstance(encoder, dict) or not isinstance(document.get("architecture"), str):
             raise ValueError(f"{where}: expected 'architecture' and 'encoder'; convert it again")
-        known = {f.name for f in fields(EncoderConfig)}
-        wrong = [f"missing {key}" for key in sorted(known - encoder.keys())]
-        wrong += [f"unknown {key}" for key in sorted(encoder.keys() - known)]
+        wrong = _complaints(EncoderConfig, encoder)
+        heads = document.get("heads") or []
+        for head in heads:
+            wrong += _complaints(HeadConfig, head)
         if wrong:
             raise ValueError(f"{where}: {', '.join(wrong)}; convert it again")
-        return cls(document["architecture"], EncoderConfig(**encoder), dict(document.get("huggingface") or {}))
+        return cls(
+            document["architecture"], EncoderConfig(**encoder), dict(document.get("huggingface") or {}),
+            tuple(HeadConfig(**head) for head in heads),
+        )  # fmt: skip
+
+
+def _complaints(kind: Any, entries: dict[str, Any]) -> list[str]:
+    needed = {f.name for f in fields(kind) if f.default is MISSING}
+    wrong = [f"missing {key}" for key in sorted(needed - entries.keys())]
+    return wrong + [f"unknown {key}" for key in sorted(entries.keys() - {f.name for f in fields(kind)})]
 
 
 def read_json(path: Path) -> dict[str, Any]:

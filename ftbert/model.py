@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,12 @@ import torch
 from torch import Tensor
 
 from ftbert._library import build_info, load_library
-from ftbert.checkpoint import Checkpoint, open_checkpoint
+from ftbert.cache import open_cached
+from ftbert.checkpoint import Checkpoint
 from ftbert.config import DTYPES, EncoderConfig
+from ftbert.heads import Head, HeadedModule
 from ftbert.module import EncoderModule
+from ftbert.outputs import output
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -25,7 +29,7 @@ _SPELLINGS = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": 
 def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
     """fp32, fp16, bf16 or the torch dtype itself; ValueError otherwise."""
     found = DTYPES.get(_SPELLINGS.get(dtype, dtype)) if isinstance(dtype, str) else dtype
-    if found not in DTYPES.values():
+    if found is None or found not in DTYPES.values():
         raise ValueError(f"dtype: expected fp32, fp16 or bf16, got {dtype!r}")
     return found
 
@@ -36,27 +40,39 @@ def load(
     dtype: str | torch.dtype = "fp32",
     *,
     attention: str = "auto",
+    heads: bool = True,
 ) -> Model:
     """A model ready to compute.
 
-    source: an ftbert checkpoint folder, a HuggingFace folder, a hub id, or a live transformers model. device: "cpu",
+    source: an ftbert or HuggingFace folder, an .onnx file, a hub id, or a live transformers model. device: "cpu",
     "cuda", "cuda:1". dtype: fp32 (the CPU's only one), fp16, bf16. attention: "auto", or "fused" / "general" to force
-    a path. Raises FileNotFoundError, ValueError (weights or config do not fit, all problems listed), RuntimeError (a
+    a path. heads: with the checkpoint's task heads; without, a masked language model computes no vocabulary. Raises FileNotFoundError, ValueError (weights or config do not fit, all problems listed), RuntimeError (a
     device or dtype that this build or machine cannot serve).
     """
     place, element = _check_device(torch.device(device)), parse_dtype(dtype)
     if place.type == "cpu" and element != torch.float32:
         raise ValueError(f"on the CPU ftbert computes in fp32, got dtype {dtype}")
-    checkpoint = open_checkpoint(source)
+    checkpoint = open_cached(source)
     entries = checkpoint.config.encoder.entries()
     # One tensor at a time: repacked or moved before the next is read, so that memory peaks at the model's own size.
-    matrices = {name for name, shape in torch.ops.ftbert.weight_shapes(entries).items() if len(shape) == 2}
     weights = {}
-    for name, tensor in checkpoint.items(element):
-        packable = place.type == "cpu" and name in matrices and not name.startswith("embeddings.")
+    for name, shape in torch.ops.ftbert.weight_shapes(entries).items():
+        tensor = checkpoint.read(name, element)
+        packable = place.type == "cpu" and name.endswith(".weight") and len(shape) == 2
         weights[name] = torch.ops.ftbert.pack_weight(tensor) if packable else tensor.to(place)
     encoder = torch.classes.ftbert.Encoder(weights, entries, attention)
-    return Model(encoder, checkpoint)
+    return Model(encoder, checkpoint, _load_heads(checkpoint, place, element) if heads else [])
+
+
+def _load_heads(checkpoint: Checkpoint, place: torch.device, element: torch.dtype) -> list[Head]:
+    hidden = checkpoint.config.encoder.hidden
+    return [
+        Head(
+            config,
+            {name: checkpoint.read(f"heads.{config.task}.{name}", element).to(place) for name in config.shapes(hidden)},
+        )
+        for config in checkpoint.config.heads
+    ]
 
 
 def _check_device(device: torch.device) -> torch.device:
@@ -80,14 +96,14 @@ def _check_device(device: torch.device) -> torch.device:
 
 
 class Model:
-    """A loaded encoder. Calls are thread-safe.
+    """A loaded encoder with the heads of its checkpoint. Calls are thread-safe.
 
     module: the scriptable torch module. config: the encoder's numbers. folder: where the tokenizer's files are, or
     None for a live model.
     """
 
-    def __init__(self, encoder: Any, checkpoint: Checkpoint) -> None:
-        self.module = EncoderModule(encoder)
+    def __init__(self, encoder: Any, checkpoint: Checkpoint, heads: Sequence[Head] = ()) -> None:
+        self.module = HeadedModule(encoder, list(heads)) if heads else EncoderModule(encoder)
         self.checkpoint = checkpoint
         self.config: EncoderConfig = checkpoint.config.encoder
         self.folder = checkpoint.folder
@@ -106,18 +122,49 @@ class Model:
 
     def __call__(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
-    ) -> BaseModelOutputWithPooling:
+    ) -> BaseModelOutputWithPooling | Any:
         """input_ids, attention_mask, token_type_ids: int [batch, seq]; the mask any of 0 and 1 (None: all ones).
 
         Returns last_hidden_state [batch, seq, hidden] in the model's dtype, exactly 0 at padding, and pooler_output
-        [batch, hidden] (of the first kept token) or None. RuntimeError says what does not fit.
+        [batch, hidden] (of the first kept token) or None. With a head it is transformers' output of that task, with
+        `logits` (0 at padding; question answering: also start_logits and end_logits) beside these; multiple choice
+        takes [batch, choices, seq]. RuntimeError says what does not fit.
         """
         from transformers.modeling_outputs import BaseModelOutputWithPooling
 
+        if isinstance(self.module, HeadedModule):
+            hidden, pooled, logits = self.module.run(input_ids, attention_mask, token_type_ids)
+            return output(self.tasks, hidden, pooled if self.config.pooler else None, logits)
         hidden, pooled = self.module(input_ids, attention_mask, token_type_ids)
         return BaseModelOutputWithPooling(
             last_hidden_state=hidden, pooler_output=pooled if self.config.pooler else None
         )
+
+    @property
+    def tasks(self) -> list[str]:
+        """What the heads are for, empty without one."""
+        return [head.task for head in self.heads]
+
+    @property
+    def heads(self) -> list[Head]:
+        return list(self.module.heads) if isinstance(self.module, HeadedModule) else []  # type: ignore[arg-type]
+
+    def masked_lm_logits(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        *,
+        positions: Tensor,
+    ) -> Tensor:
+        """Logits at some tokens only, without computing the vocabulary for the others.
+
+        positions: bool [batch, seq], usually input_ids == mask_token_id; valid tokens only. Returns [count, vocab], row
+        by row. ValueError when the model has no such head.
+        """
+        if not isinstance(self.module, HeadedModule) or self.tasks[0] != "masked_lm":
+            raise ValueError(f"this model has no masked language model head, but {self.tasks or 'none'}")
+        return self.module.logits_at(positions, input_ids, attention_mask, token_type_ids)
 
     def forward_packed(
         self, input_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int, token_type_ids: Tensor | None = None
@@ -142,29 +189,25 @@ class Model:
         from ftbert.text import encode
 
         return encode(
-            self, texts, normalize=normalize, pooling=pooling, max_tokens=max_tokens, show_progress_bar=show_progress_bar
-        )
+            self, texts, normalize=normalize, pooling=pooling, max_tokens=max_tokens,
+            show_progress_bar=show_progress_bar,
+        )  # fmt: skip
 
     def to(self, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None) -> Model:
         """The same model on another device or in another dtype; this one stays as it is."""
         place = self.device if device is None else _check_device(torch.device(device))
         element = self.dtype if dtype is None else parse_dtype(dtype)
         names = {value: name for name, value in DTYPES.items()}
-        return Model(self.encoder.to(place, names[element]), self.checkpoint)
+        heads = [copy.deepcopy(head).to(place, element) for head in self.heads]
+        return Model(self.encoder.to(place, names[element]), self.checkpoint, heads)
 
     def info(self) -> dict[str, str]:
         """Device, dtype and which kernels were chosen and why."""
-        return {"architecture": self.checkpoint.config.architecture, **dict(self.encoder.info())}
+        heads = ", ".join(self.tasks) or "none"
+        return {"architecture": self.checkpoint.config.architecture, "heads": heads, **dict(self.encoder.info())}
 
     def reference(self) -> PreTrainedModel:
-        """The equivalent transformers model: float32, eval, on the CPU, without dropout."""
-        from transformers import AutoConfig, AutoModel
+        """The equivalent transformers model, with the same heads: float32, eval, on the CPU, without dropout."""
+        from ftbert.converters.reference import build_reference
 
-        from ftbert.converters.weights import find_family, to_huggingface
-
-        family = find_family(self.checkpoint.config.architecture)
-        config = AutoConfig.for_model(**self.checkpoint.config.huggingface)
-        keywords = {} if self.config.pooler else {"add_pooling_layer": False}
-        model = AutoModel.from_config(config, **keywords).float().eval()
-        model.load_state_dict(dict(to_huggingface(family, dict(self.checkpoint.items()))), strict=True)
-        return model
+        return build_reference(self.checkpoint, with_heads=bool(self.heads))

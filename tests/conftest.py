@@ -84,9 +84,10 @@ def randomise(model: torch.nn.Module, seed: int = 0, std: float = 0.1) -> Any:
     """Weights, biases and LayerNorms away from 0 and 1, so that nothing cancels and nothing hides."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
+        norms = {id(part.weight) for part in model.modules() if isinstance(part, torch.nn.LayerNorm)}
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if "LayerNorm.weight" in name:
+            if id(parameter) in norms:
                 parameter.copy_(1 + 0.2 * noise)
             else:
                 # Activations of order 1 whatever the width, as in a trained model.

@@ -286,7 +286,7 @@ def test_ops_refuse_what_does_not_fit(place: Place) -> None:
         ops.add_bias_act(x.double(), None, "gelu")
 
 
-@pytest.mark.parametrize("name", ["add_bias_act", "attention", "pooling", "padding", "add_bias_input_layernorm"])
+@pytest.mark.parametrize("name", ["add_bias_act", "attention", "pooling", "padding", "first_rows", "add_bias_input_layernorm"])
 def test_opcheck(name: str) -> None:
     """torch's own check of schema, fake implementation and dynamic shapes."""
     x, vector = torch.randn(6, 96), torch.randn(96)
@@ -295,6 +295,7 @@ def test_opcheck(name: str) -> None:
         "add_bias_act": (x, vector, "gelu"),
         "attention": (x, cu, 4, 1),
         "pooling": (x, cu, "mean", True),
+        "first_rows": (x, cu),
         "padding": (torch.ones(2, 3, dtype=torch.int64),),
         "add_bias_input_layernorm": (x, vector, x.clone(), vector.clone(), vector.clone(), 1e-5),
     }

@@ -172,6 +172,34 @@ def test_packed_equals_padded(model: ftbert.Model, place: Place) -> None:
     assert torch.equal(packed, model(**batch).last_hidden_state[kept])
 
 
+@pytest.mark.parametrize("shape", ["tiny", "head 26"])
+def test_hidden_states_equal_transformers(place: Place, shape: str) -> None:
+    """The embedding's output and every layer's, as output_hidden_states of transformers."""
+    import copy
+
+    reference = copy.deepcopy(make_bert(**SHAPES[shape]))
+    model = ftbert.load(reference, device=place.device, dtype=place.dtype)
+    for name, batch in inputs(6, 50).items():
+        batch = move(batch, place)
+        kept = batch["attention_mask"].bool()
+        got = torch.ops.ftbert.forward_hidden_states(model.encoder, *batch.values())
+        assert got.shape == (3, 6, 50, model.config.hidden) and got.dtype == place.dtype
+        assert not got[:, ~kept].any(), "padding must be exactly 0"
+        assert torch.equal(got[-1], model(**batch).last_hidden_state)
+        with torch.no_grad():
+            expected = reference.to(place.device)(**batch, output_hidden_states=True).hidden_states
+        limit = 2e-5 if place == Place("cpu", torch.float32) else max(5e-5, 32 * place.eps)
+        for i, one in enumerate(expected):
+            assert_close(got[i][kept], one[kept], atol=limit, rtol=16 * place.eps, what=f"{name}, hidden state {i}")
+
+
+def test_hidden_states_of_nothing(model: ftbert.Model, place: Place) -> None:
+    ids = torch.ones((3, 5), dtype=torch.int64, device=place.device)
+    got = torch.ops.ftbert.forward_hidden_states(model.encoder, ids, ids * 0, None)
+    assert got.shape == (3, 3, 5, 64) and not got.any()
+    assert torch.ops.ftbert.forward_hidden_states(model.encoder, ids[:0], None, None).shape == (3, 0, 5, 64)
+
+
 def test_empty_rows_give_zeros(model: ftbert.Model, place: Place) -> None:
     batch = move(inputs(5, 20)["right"], place)
     batch["attention_mask"][[0, 3]] = 0

@@ -93,6 +93,12 @@ TensorDict EncoderClass::weights() const {
   return all;
 }
 
+at::Tensor EncoderClass::weight(const std::string& name) const {
+  const auto it = weights_.find(name);
+  FTBERT_CHECK(it != weights_.end(), "no tensor of the model can be shared under the name '", name, "'");
+  return it->value();
+}
+
 StringDict EncoderClass::info() const {
   StringDict all;
   all.insert("device", device_.str());

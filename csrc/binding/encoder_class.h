@@ -25,6 +25,13 @@ struct Engine {
   virtual std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& input_ids,
                                                      const std::optional<at::Tensor>& attention_mask,
                                                      const std::optional<at::Tensor>& token_type_ids) const = 0;
+  // -> [layers+1, batch, seq, hidden]: the embedding's output, then every layer's
+  virtual at::Tensor forward_hidden_states(const at::Tensor& input_ids, const std::optional<at::Tensor>& attention_mask,
+                                           const std::optional<at::Tensor>& token_type_ids) const = 0;
+  // -> packed [tokens, hidden], packed_index int32 [batch*seq] (-1 at padding), cu_seqlens int32 [batch+1]
+  virtual std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_unpadded(
+      const at::Tensor& input_ids, const std::optional<at::Tensor>& attention_mask,
+      const std::optional<at::Tensor>& token_type_ids) const = 0;
   // -> [tokens, hidden]
   virtual at::Tensor forward_packed(const at::Tensor& input_ids, const at::Tensor& cu_seqlens, int64_t max_seqlen,
                                     const std::optional<at::Tensor>& token_type_ids) const = 0;
@@ -46,6 +53,8 @@ class EncoderClass : public torch::CustomClassHolder {
 
   // The weights in their plain layout (those repacked for the GEMM are laid out anew), and what was given.
   TensorDict weights() const;
+  // One of them without a copy; throws for an unknown name and for a repacked matrix.
+  at::Tensor weight(const std::string& name) const;
   StringDict config_entries() const { return entries_; }
   std::string attention() const { return attention_; }
   StringDict info() const;

@@ -42,6 +42,32 @@ class EngineOf : public Engine {
     return {hidden, pooled(call.context, packed, input.cu_seqlens, input.batch)};
   }
 
+  at::Tensor forward_hidden_states(const at::Tensor& input_ids, const std::optional<at::Tensor>& attention_mask,
+                                   const std::optional<at::Tensor>& token_type_ids) const override {
+    const c10::DeviceGuard guard(device_);
+    CallContext<Device> call(device_);
+    const EncoderConfig& c = encoder_.config();
+    const PaddedInput padded = unpad<Device>(call.context, device_, c, input_ids, attention_mask, token_type_ids);
+    const int64_t batch = padded.encoder.batch, seq = padded.encoder.seq, stride = batch * seq * c.hidden;
+    const at::Tensor all = at::empty({c.layers + 1, batch, seq, c.hidden}, options(ScalarTypeOf<T>::value));
+    if (padded.encoder.tokens == 0) return all.zero_();
+    run(call.context, padded.encoder, [&](int64_t i, const T* hidden) {
+      restore_padding<Device, T>(call.context, hidden, data<int32_t>(padded.packed_index), batch * seq, c.hidden,
+                                 data<T>(all) + i * stride);
+    });
+    return all;
+  }
+
+  std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_unpadded(
+      const at::Tensor& input_ids, const std::optional<at::Tensor>& attention_mask,
+      const std::optional<at::Tensor>& token_type_ids) const override {
+    const c10::DeviceGuard guard(device_);
+    CallContext<Device> call(device_);
+    const PaddedInput padded =
+        unpad<Device>(call.context, device_, encoder_.config(), input_ids, attention_mask, token_type_ids);
+    return {run(call.context, padded.encoder), padded.packed_index, padded.cu_seqlens};
+  }
+
   at::Tensor forward_packed(const at::Tensor& input_ids, const at::Tensor& cu_seqlens, int64_t max_seqlen,
                             const std::optional<at::Tensor>& token_type_ids) const override {
     const c10::DeviceGuard guard(device_);
@@ -73,13 +99,13 @@ class EngineOf : public Engine {
  private:
   at::TensorOptions options(at::ScalarType type) const { return at::TensorOptions().device(device_).dtype(type); }
 
-  at::Tensor run(Context<Device>& context, const EncoderInput& input) const {
+  at::Tensor run(Context<Device>& context, const EncoderInput& input, const HiddenStateHook<T>& hook = nullptr) const {
     const int64_t cols = encoder_.config().hidden;
     const at::Tensor hidden =
         at::empty({Encoder<Device, T>::padded_rows(input.tokens), cols}, options(ScalarTypeOf<T>::value));
     const size_t bytes = encoder_.workspace_bytes(context, input);
     const at::Tensor workspace = at::empty({static_cast<int64_t>(bytes)}, options(at::kByte));
-    encoder_.forward(context, input, Workspace(workspace.data_ptr(), bytes), data<T>(hidden));
+    encoder_.forward(context, input, Workspace(workspace.data_ptr(), bytes), data<T>(hidden), hook);
     return hidden.narrow(0, 0, input.tokens);
   }
 

@@ -295,6 +295,29 @@ Tensor forward_packed(const EncoderPtr& encoder, const Tensor& ids, const Tensor
   return encoder->engine().forward_packed(ids, cu, max_seqlen, types);
 }
 
+Tensor forward_hidden_states(const EncoderPtr& encoder, const Tensor& ids, const OptionalTensor& mask,
+                             const OptionalTensor& types) {
+  return encoder->engine().forward_hidden_states(ids, mask, types);
+}
+
+std::tuple<Tensor, Tensor, Tensor> forward_unpadded(const EncoderPtr& encoder, const Tensor& ids,
+                                                    const OptionalTensor& mask, const OptionalTensor& types) {
+  return encoder->engine().forward_unpadded(ids, mask, types);
+}
+
+Tensor first(const Tensor& packed, const Tensor& cu) {
+  rank("packed", packed, 2);
+  integers("cu_seqlens", cu, packed, at::kInt, 1);
+  const int64_t batch = cu.size(0) - 1;
+  Tensor out = at::empty({batch, packed.size(1)}, packed.options());
+  run(packed, [&](auto backend, auto& context) {
+    using T = typename decltype(backend)::T;
+    first_rows<typename decltype(backend)::Device, T>(context, data<T>(packed), data<int32_t>(cu), batch,
+                                                      packed.size(1), data<T>(out));
+  });
+  return out;
+}
+
 // THE list of weight names, for whoever converts or loads.
 c10::Dict<std::string, std::vector<int64_t>> weight_shapes(const StringDict& config) {
   c10::Dict<std::string, std::vector<int64_t>> shapes;
@@ -351,6 +374,9 @@ TORCH_LIBRARY(ftbert, m) {
       .def("device", [](const EncoderPtr& self) { return self->device(); })
       .def("hidden", [](const EncoderPtr& self) { return self->config().hidden; })
       .def("has_pooler", [](const EncoderPtr& self) { return self->config().pooler; })
+      .def("layers", [](const EncoderPtr& self) { return self->config().layers; })
+      // A tensor that kernels read as it lies, for heads that share it (a tied decoder).
+      .def("weight", [](const EncoderPtr& self, const std::string& name) { return self->weight(name); })
       .def("dtype", [](const EncoderPtr& self) { return std::string(to_string(dtype_of(self->dtype()))); })
       .def("to", [](const EncoderPtr& self, at::Device device, const std::string& dtype) { return self->to(device, parse_dtype(dtype)); })
       .def("__obj_flatten__",
@@ -358,7 +384,8 @@ TORCH_LIBRARY(ftbert, m) {
              return std::make_tuple(
                  std::make_tuple(std::string("device"), self->device()), std::make_tuple(std::string("dtype"), std::string(to_string(dtype_of(self->dtype())))),
                  std::make_tuple(std::string("hidden"), self->config().hidden),
-                 std::make_tuple(std::string("pooler"), self->config().pooler));
+                 std::make_tuple(std::string("layers"), self->config().layers),
+                 std::make_tuple(std::string("has_pooler"), self->config().pooler));
            })
       .def_pickle(
           [](const EncoderPtr& self) { return std::make_tuple(self->weights(), self->config_entries(), self->attention()); },
@@ -367,6 +394,8 @@ TORCH_LIBRARY(ftbert, m) {
           });
 
   m.def("forward(__torch__.torch.classes.ftbert.Encoder encoder, Tensor input_ids, Tensor? attention_mask, Tensor? token_type_ids) -> (Tensor, Tensor)");
+  m.def("forward_hidden_states(__torch__.torch.classes.ftbert.Encoder encoder, Tensor input_ids, Tensor? attention_mask, Tensor? token_type_ids) -> Tensor");
+  m.def("forward_unpadded(__torch__.torch.classes.ftbert.Encoder encoder, Tensor input_ids, Tensor? attention_mask, Tensor? token_type_ids) -> (Tensor, Tensor, Tensor)");
   m.def("forward_packed(__torch__.torch.classes.ftbert.Encoder encoder, "
         "Tensor input_ids, Tensor cu_seqlens, SymInt max_seqlen, Tensor? token_type_ids) -> Tensor");
   m.def("pool(__torch__.torch.classes.ftbert.Encoder encoder, Tensor hidden, Tensor cu_seqlens) -> Tensor");
@@ -388,6 +417,7 @@ TORCH_LIBRARY(ftbert, m) {
   m.def("add_qkv_bias(Tensor qkv, Tensor? bias, Tensor cu_seqlens, SymInt seq, int heads) -> (Tensor, Tensor, Tensor)");
   m.def("softmax(Tensor scores, Tensor cu_seqlens, float scale, Tensor? relative_bias, Tensor? columns, ScalarType dtype) -> Tensor");
   m.def("transpose(Tensor x, Tensor cu_seqlens, SymInt tokens) -> Tensor");
+  m.def("first_rows(Tensor packed, Tensor cu_seqlens) -> Tensor");
   m.def("pooling(Tensor hidden, Tensor cu_seqlens, str mode, bool normalize) -> Tensor");
   m.def("linear(Tensor a, Tensor weight, Tensor? bias, str activation) -> Tensor");
 }
@@ -396,6 +426,9 @@ TORCH_LIBRARY(ftbert, m) {
 #define FTBERT_OPS(m)                                          \
   m.impl("forward", &forward);                                 \
   m.impl("forward_packed", &forward_packed);                   \
+  m.impl("forward_hidden_states", &forward_hidden_states);     \
+  m.impl("forward_unpadded", &forward_unpadded);               \
+  m.impl("first_rows", &first);                                \
   m.impl("pool", &pool);                                       \
   m.impl("pack_weight", &pack);                                \
   m.impl("padding", &padding);                                 \

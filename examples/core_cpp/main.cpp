@@ -48,11 +48,8 @@ int main() {
     // Two sentences, packed one behind the other: nothing is computed for padding because there is none.
     const std::vector<int64_t> input_ids = {2, 17, 25, 3, 2, 48, 31, 77, 65, 3};
     const std::vector<int32_t> cu_seqlens = {0, 4, 10};
-    const EncoderInput input{.input_ids = input_ids.data(),
-                             .cu_seqlens = cu_seqlens.data(),
-                             .tokens = 10,
-                             .batch = 2,
-                             .max_seqlen = 6};
+    const EncoderInput input{
+        .input_ids = input_ids.data(), .cu_seqlens = cu_seqlens.data(), .tokens = 10, .batch = 2, .max_seqlen = 6};
 
     // The caller owns all memory; the core only points into it.
     std::vector<char> workspace(encoder.workspace_bytes(context, input));

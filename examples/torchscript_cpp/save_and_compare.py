@@ -37,8 +37,8 @@ def compare(model: ftbert.Model, folder: Path) -> float:
         [str(program), str(_library._LIBRARY), str(file)], check=True, capture_output=True, text=True
     ).stdout
     got = torch.tensor([float(line) for line in printed.split()])
-    want = model(IDS, (IDS != 0).long()).last_hidden_state[0, 0]
-    return float((got - want).abs().max())
+    hidden, _ = model.module(IDS, (IDS != 0).long())
+    return float((got - hidden[0, 0]).abs().max())
 
 
 def main(arguments: list[str]) -> int:

@@ -76,8 +76,7 @@ class Reference {
     for (size_t t = 0; t < ids.size(); ++t) {
       Row row(c_.hidden);
       for (int64_t j = 0; j < c_.hidden; ++j)
-        row[j] = at("embeddings.word", ids[t] * c_.hidden + j) +
-                 at("embeddings.position", columns[t] * c_.hidden + j) +
+        row[j] = at("embeddings.word", ids[t] * c_.hidden + j) + at("embeddings.position", columns[t] * c_.hidden + j) +
                  at("embeddings.token_type", types[t] * c_.hidden + j);
       x.push_back(norm("embeddings.norm", row));
     }
@@ -129,12 +128,18 @@ class Reference {
 
   double activate(double x) const {
     switch (c_.activation) {
-      case Activation::gelu_erf: return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0)));
-      case Activation::gelu_tanh: return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
-      case Activation::relu: return std::max(x, 0.0);
-      case Activation::silu: return x / (1 + std::exp(-x));
-      case Activation::tanh: return std::tanh(x);
-      case Activation::none: break;
+      case Activation::gelu_erf:
+        return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0)));
+      case Activation::gelu_tanh:
+        return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+      case Activation::relu:
+        return std::max(x, 0.0);
+      case Activation::silu:
+        return x / (1 + std::exp(-x));
+      case Activation::tanh:
+        return std::tanh(x);
+      case Activation::none:
+        break;
     }
     return x;
   }
@@ -211,8 +216,8 @@ struct Output {
 
 Output run_core(const Encoder<Cpu, float>& encoder, const Batch& b, const Offsets& o) {
   Context<Cpu> context{&cblas_gemm()};
-  const EncoderInput input{b.ids.data(), b.types.data(), o.token_index.data(),  o.cu_seqlens.data(),
-                           o.info.tokens, b.batch,       b.seq,                o.info.max_seqlen};
+  const EncoderInput input{b.ids.data(), b.types.data(), o.token_index.data(), o.cu_seqlens.data(), o.info.tokens,
+                           b.batch,      b.seq,          o.info.max_seqlen};
   std::vector<char> memory(encoder.workspace_bytes(context, input));
   const int64_t cols = encoder.config().hidden;
   Output out;
@@ -289,8 +294,8 @@ void packed_input_equals_padded() {
   const Tensors tensors = random_weights(config);
   const Encoder<Cpu, float> encoder(config, bind_tensors(config, tensors), AttentionPath::automatic, true);
   Batch b = sample_batch();
-  b.mask.assign({1, 1, 1, 1, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1,
-                 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0});
+  b.mask.assign({1, 1, 1, 1, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1,
+                 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0});
   for (int64_t& id : b.ids) id = std::max<int64_t>(id, 3);
   b.types.assign(b.ids.size(), 0);
   const Offsets o = offsets(b.mask, b.batch, b.seq);
@@ -299,8 +304,8 @@ void packed_input_equals_padded() {
   std::vector<int64_t> ids;
   for (int64_t t = 0; t < o.info.tokens; ++t) ids.push_back(b.ids[o.token_index[t]]);
   Context<Cpu> context{&cblas_gemm()};
-  const EncoderInput input{
-      ids.data(), nullptr, nullptr, o.cu_seqlens.data(), o.info.tokens, b.batch, 0, o.info.max_seqlen};
+  const EncoderInput input{ids.data(),    nullptr, nullptr, o.cu_seqlens.data(),
+                           o.info.tokens, b.batch, 0,       o.info.max_seqlen};
   std::vector<char> memory(encoder.workspace_bytes(context, input));
   std::vector<float> packed(encoder.padded_rows(o.info.tokens) * config.hidden);
   encoder.forward(context, input, Workspace(memory.data(), memory.size()), packed.data());

@@ -1,0 +1,174 @@
+"""The tables, one for each family. Adding one is adding a table: docs/adding-a-family.md.
+
+Our names are the list in csrc/weights.cpp; `{i}` is the layer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ftbert.converters.family import KEYS, Config, Family, Names
+from ftbert.converters.relative_bias import MPNET_BIAS
+from ftbert.converters.task_types import FOLDED_TASK_TYPES
+
+_LAYER = "encoder.layer.{i}."
+_ATTENTION = _LAYER + "attention."
+_BERT: Names = {
+    "embeddings.word": "embeddings.word_embeddings.weight",
+    "embeddings.position": "embeddings.position_embeddings.weight",
+    "embeddings.token_type": "embeddings.token_type_embeddings.weight",
+    "embeddings.norm": "embeddings.LayerNorm",
+    "layers.{i}.attention.qkv": tuple(_ATTENTION + "self." + name for name in ("query", "key", "value")),
+    "layers.{i}.attention.out": _ATTENTION + "output.dense",
+    "layers.{i}.attention.norm": _ATTENTION + "output.LayerNorm",
+    "layers.{i}.ffn.up": _LAYER + "intermediate.dense",
+    "layers.{i}.ffn.down": _LAYER + "output.dense",
+    "layers.{i}.ffn.norm": _LAYER + "output.LayerNorm",
+    "pooler": "pooler.dense",
+}
+_NO_POOLER: Names = {ours: theirs for ours, theirs in _BERT.items() if ours != "pooler"}
+_FROM_PADDING = {"positions": "from_padding"}
+_ROBERTA_KEYS = KEYS | {"padding_id": ("pad_token_id", 1)}
+
+
+def _embedding_size(config: Config, entries: dict[str, Any]) -> None:
+    entries["embedding"] = config.get("embedding_size") or 128
+
+
+def _electra(config: Config, entries: dict[str, Any]) -> None:
+    _embedding_size(config, entries)
+    entries["embedding_projection"] = entries["embedding"] != entries["hidden"]
+
+
+def _albert(config: Config, entries: dict[str, Any]) -> None:
+    _embedding_size(config, entries)
+    if config.get("inner_group_num", 1) != 1:
+        raise ValueError(f"inner_group_num {config['inner_group_num']} is not supported: only 1")
+    entries["distinct_layers"] = min(int(config.get("num_hidden_groups") or 1), int(entries["layers"]))
+
+
+def _mpnet(config: Config, entries: dict[str, Any]) -> None:
+    if (buckets := config.get("relative_attention_num_buckets", 32)) < 32:
+        raise ValueError(f"relative_attention_num_buckets {buckets}: transformers' MPNet looks 32 of them up")
+    entries["relative_span"] = max(1, int(entries["max_positions"]) - entries["padding_id"] - 1)
+
+
+def _like_roberta(name: str, base: str, **others: Any) -> Family:
+    return Family(name=name, base=base, names=_BERT, keys=_ROBERTA_KEYS, fixed=_FROM_PADDING, **others)
+
+
+_DISTILBERT_LAYER = "transformer.layer.{i}."
+_ALBERT_LAYER = "encoder.albert_layer_groups.{i}.albert_layers.0."
+_MPNET_ATTENTION = _ATTENTION + "attn."
+
+_ALL = (
+    Family(name="bert", base="bert", names=_BERT),
+    _like_roberta("roberta", "roberta"),
+    _like_roberta("xlm-roberta", "roberta"),
+    _like_roberta("camembert", "roberta"),
+    _like_roberta("data2vec-text", "data2vec_text"),
+    Family(
+        name="distilbert",
+        base="distilbert",
+        names={
+            "embeddings.word": "embeddings.word_embeddings.weight",
+            "embeddings.position": "embeddings.position_embeddings.weight",
+            "embeddings.norm": "embeddings.LayerNorm",
+            "layers.{i}.attention.qkv": tuple(_DISTILBERT_LAYER + f"attention.{name}_lin" for name in "qkv"),
+            "layers.{i}.attention.out": _DISTILBERT_LAYER + "attention.out_lin",
+            "layers.{i}.attention.norm": _DISTILBERT_LAYER + "sa_layer_norm",
+            "layers.{i}.ffn.up": _DISTILBERT_LAYER + "ffn.lin1",
+            "layers.{i}.ffn.down": _DISTILBERT_LAYER + "ffn.lin2",
+            "layers.{i}.ffn.norm": _DISTILBERT_LAYER + "output_layer_norm",
+        },
+        keys=KEYS | {
+            "hidden": ("dim", None), "layers": ("n_layers", None), "heads": ("n_heads", None),
+            "inter": ("hidden_dim", None), "activation": ("activation", "gelu"),
+        },
+        fixed={"token_types": 0, "layer_norm_eps": 1e-12},
+    ),
+    Family(
+        name="electra",
+        base="electra",
+        names=_NO_POOLER | {"embeddings.projection": "embeddings_project"},
+        adjust=_electra,
+    ),
+    Family(
+        name="mpnet",
+        base="mpnet",
+        names=_BERT | {
+            "attention.relative_bias": MPNET_BIAS,
+            "layers.{i}.attention.qkv": tuple(_MPNET_ATTENTION + name for name in "qkv"),
+            "layers.{i}.attention.out": _MPNET_ATTENTION + "o",
+            "layers.{i}.attention.norm": _ATTENTION + "LayerNorm",
+        },
+        # transformers' MPNet counts positions from 1 whatever its config says.
+        fixed=_FROM_PADDING | {"padding_id": 1, "token_types": 0},
+        adjust=_mpnet,
+    ),
+    Family(
+        name="albert",
+        base="albert",
+        names=_BERT | {
+            "embeddings.projection": "encoder.embedding_hidden_mapping_in",
+            "layers.{i}.attention.qkv": tuple(_ALBERT_LAYER + f"attention.{name}" for name in ("query", "key", "value")),
+            "layers.{i}.attention.out": _ALBERT_LAYER + "attention.dense",
+            "layers.{i}.attention.norm": _ALBERT_LAYER + "attention.LayerNorm",
+            "layers.{i}.ffn.up": _ALBERT_LAYER + "ffn",
+            "layers.{i}.ffn.down": _ALBERT_LAYER + "ffn_output",
+            "layers.{i}.ffn.norm": _ALBERT_LAYER + "full_layer_layer_norm",
+            "pooler": "pooler",
+        },
+        keys=KEYS | {"activation": ("hidden_act", "gelu_new")},
+        fixed={"embedding_projection": True},
+        adjust=_albert,
+    ),
+    Family(name="ernie", base="ernie", names=_BERT),
+    Family(
+        name="roberta-prelayernorm",
+        base="roberta_prelayernorm",
+        names=_BERT | {
+            "layers.{i}.attention.norm": _ATTENTION + "LayerNorm",
+            "layers.{i}.ffn.norm": _LAYER + "intermediate.LayerNorm",
+            "final_norm": "LayerNorm",
+        },
+        keys=_ROBERTA_KEYS,
+        fixed=_FROM_PADDING | {"norm_place": "pre"},
+    ),
+    Family(
+        name="xlm-roberta-xl",
+        base="roberta",
+        names=_BERT | {
+            "layers.{i}.attention.norm": _ATTENTION + "self_attn_layer_norm",
+            "layers.{i}.ffn.norm": _LAYER + "LayerNorm",
+            "final_norm": "encoder.LayerNorm",
+        },
+        keys=_ROBERTA_KEYS | {"token_types": ("type_vocab_size", 1), "layer_norm_eps": ("layer_norm_eps", 1e-5)},
+        fixed=_FROM_PADDING | {"norm_place": "pre", "embedding_norm": False},
+    ),
+    Family(
+        name="megatron-bert",
+        base="bert",
+        names=_BERT | {
+            "layers.{i}.attention.norm": _ATTENTION + "ln",
+            "layers.{i}.ffn.norm": _LAYER + "ln",
+            "final_norm": "encoder.ln",
+        },
+        fixed={"norm_place": "pre", "embedding_norm": False},
+    ),
+)  # fmt: skip
+
+FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
+
+# The same model type with another table, where the config says so.
+ERNIE_WITH_TASKS = Family(name="ernie", base="ernie", names=_BERT | {"embeddings.token_type": FOLDED_TASK_TYPES})
+
+# What people may try, and why it does not run.
+REFUSED = {
+    "xmod": "its layers hold an adapter for each language, chosen by lang_ids",
+    "deberta": "its attention scores depend on positions through projections of their own",
+    "deberta-v2": "its attention scores depend on positions through projections of their own",
+    "longformer": "its attention is a sliding window with global tokens",
+    "big_bird": "its attention is sparse by blocks",
+    "modernbert": "rotary positions and gated feed-forward layers are not there yet",
+}

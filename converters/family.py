@@ -1,0 +1,116 @@
+"""What a family's table can say: which of its tensors is which of ours, and how its config reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ftbert.config import EncoderConfig
+
+Config = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Derived:
+    """One of our tensors that is computed from theirs, and back.
+
+    shapes: of `sources`, from our and their config. undo gives tensors that mean the same to transformers.
+    """
+
+    sources: tuple[str, ...]
+    shapes: Callable[[EncoderConfig, Config], list[list[int]]]
+    make: Callable[[EncoderConfig, list[torch.Tensor]], torch.Tensor]
+    undo: Callable[[EncoderConfig, Config, torch.Tensor], list[torch.Tensor]]
+
+
+# A tensor's name, or the stem of .weight and .bias; a tuple is stacked along the rows.
+Names = dict[str, "str | tuple[str, ...] | Derived"]
+
+# Encoder entry -> key in config.json and, where older files lack it, transformers' default (None: must be there).
+Keys = dict[str, tuple[str, Any]]
+KEYS: Keys = {
+    "vocab": ("vocab_size", None),
+    "hidden": ("hidden_size", None),
+    "layers": ("num_hidden_layers", None),
+    "heads": ("num_attention_heads", None),
+    "inter": ("intermediate_size", None),
+    "max_positions": ("max_position_embeddings", None),
+    "token_types": ("type_vocab_size", 2),
+    "padding_id": ("pad_token_id", 0),
+    "layer_norm_eps": ("layer_norm_eps", 1e-12),
+    "activation": ("hidden_act", "gelu"),
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One architecture of transformers.
+
+    name: transformers' model_type. base: what stands before the encoder's names in a model with a head. keys: see KEYS.
+    fixed: encoder entries that no config changes. adjust: what a table cannot say, over the entries read so far.
+    buffers: endings of tensors that are no weights.
+    """
+
+    name: str
+    base: str
+    names: Names
+    keys: Keys = field(default_factory=lambda: KEYS)
+    fixed: dict[str, Any] = field(default_factory=dict)
+    adjust: Callable[[Config, dict[str, Any]], None] | None = None
+    buffers: tuple[str, ...] = ("position_ids", "token_type_ids")
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        return ("", self.base + ".")
+
+    def config(self, document: Config) -> EncoderConfig:
+        """The encoder that a config.json describes; ValueError says what is missing or cannot be run."""
+        wanted = {ours: key for ours, key in self.keys.items() if ours not in self.fixed}
+        missing = [key for key, default in wanted.values() if default is None and document.get(key) is None]
+        if missing:
+            raise ValueError(f"config.json lacks {', '.join(missing)}")
+        positions = document.get("position_embedding_type", "absolute")
+        if positions not in ("absolute", None):
+            raise ValueError(f"position_embedding_type {positions!r} is not supported: only 'absolute'")
+        if document.get("is_decoder") or document.get("add_cross_attention"):
+            raise ValueError("this checkpoint is a decoder (is_decoder or add_cross_attention); ftbert runs encoders")
+        entries: dict[str, Any] = dict(self.fixed)
+        for ours, (key, default) in wanted.items():
+            value = document.get(key)
+            entries[ours] = default if value is None else value
+        hidden, heads = int(entries["hidden"]), int(entries["heads"])
+        if heads <= 0 or hidden % heads:
+            raise ValueError(f"hidden size {hidden} is not a multiple of the number of attention heads {heads}")
+        entries |= {"head_size": hidden // heads, "embedding": hidden}
+        if self.adjust is not None:
+            self.adjust(document, entries)
+        kinds = EncoderConfig.__annotations__
+        convert = {"int": int, "float": float, "str": str, "bool": bool}
+        return EncoderConfig(**{ours: convert[kinds[ours]](value) for ours, value in entries.items()})
+
+    def row(self, ours: str) -> str | tuple[str, ...] | Derived:
+        """The table's row for one of our tensors, {i} filled in."""
+        parts = ours.split(".")
+        layer = parts[1] if parts[0] == "layers" else ""
+        generic = ".".join(["layers", "{i}", *parts[2:]]) if layer else ours
+        row = self.names.get(generic)
+        if isinstance(row, Derived):
+            return row
+        if row is None:
+            stem, _, kind = generic.rpartition(".")
+            stems = self.names[stem]
+            assert not isinstance(stems, Derived), "a derived row names one tensor"
+            row = tuple(f"{name}.{kind}" for name in ((stems,) if isinstance(stems, str) else stems))
+        if isinstance(row, str):
+            return row.replace("{i}", layer)
+        return tuple(name.replace("{i}", layer) for name in row)
+
+    def source_names(self, ours: str) -> tuple[str, ...]:
+        """Their names of one of our tensors, without prefix."""
+        row = self.row(ours)
+        if isinstance(row, Derived):
+            return row.sources
+        return (row,) if isinstance(row, str) else row

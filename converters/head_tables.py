@@ -1,0 +1,134 @@
+"""The heads that transformers puts on the encoders: which tensors they have, and how to tell which one a file holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ftbert.config import EncoderConfig, HeadConfig
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class HeadRow:
+    """One way to build the head of a task; the fields are those of ftbert.config.HeadConfig.
+
+    architecture: how the names of transformers' classes with it end. families: model types, () for all that no other
+    row of the task names. dense, norm, out: their stems; out_bias: what else the bias of `out` is called. activation:
+    "=hidden_act" is the encoder's.
+    """
+
+    task: str
+    architecture: str
+    source: str
+    out: str
+    dense: str = ""
+    activation: str = "none"
+    norm: str = ""
+    out_bias: str = ""
+    families: tuple[str, ...] = ()
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What a file must hold; a tied decoder has no weight of its own."""
+        return (*(f"{stem}.weight" for stem in ("dense", "norm") if getattr(self, stem)), "out.bias")
+
+    def names(self, kind: str) -> tuple[str, ...]:
+        """What dense.weight, ..., out.bias may be called in their file, likeliest first."""
+        stem, _, ending = kind.partition(".")
+        names = [f"{getattr(self, stem)}.{ending}"] if getattr(self, stem) else []
+        return (*names, self.out_bias) if kind == "out.bias" and self.out_bias else tuple(names)
+
+
+_ROBERTAS = ("roberta", "xlm-roberta", "camembert", "data2vec-text", "roberta-prelayernorm", "xlm-roberta-xl")
+_SEQUENCE = ("sequence_classification", "ForSequenceClassification")
+_MASKED = ("masked_lm", "ForMaskedLM")
+_CHOICE = ("multiple_choice", "ForMultipleChoice")
+_NEXT = ("next_sentence", "ForNextSentencePrediction")
+_CLS = "cls.predictions."
+_ELECTRA = ("electra",)
+
+# Tasks of the ...ForPreTraining classes; a family has two of them, or replaced_token alone.
+_PRETRAINING = ("masked_lm", "next_sentence", "sentence_order", "replaced_token")
+
+ROWS = (
+    HeadRow(*_SEQUENCE, "pooler", "classifier"),
+    HeadRow(*_SEQUENCE, "first", "classifier.out_proj", "classifier.dense", "tanh", families=(*_ROBERTAS, "mpnet")),
+    HeadRow(*_SEQUENCE, "first", "classifier.out_proj", "classifier.dense", "gelu", families=_ELECTRA),
+    HeadRow(*_SEQUENCE, "first", "classifier", "pre_classifier", "relu", families=("distilbert",)),
+    HeadRow("token_classification", "ForTokenClassification", "tokens", "classifier"),
+    HeadRow("question_answering", "ForQuestionAnswering", "tokens", "qa_outputs"),
+    HeadRow(*_MASKED, "tokens", _CLS + "decoder", _CLS + "transform.dense", "=hidden_act",
+            _CLS + "transform.LayerNorm", _CLS + "bias"),
+    HeadRow(*_MASKED, "tokens", "lm_head.decoder", "lm_head.dense", "gelu", "lm_head.layer_norm", "lm_head.bias",
+            families=(*_ROBERTAS, "mpnet")),
+    HeadRow(*_MASKED, "tokens", "vocab_projector", "vocab_transform", "=hidden_act", "vocab_layer_norm",
+            families=("distilbert",)),
+    HeadRow(*_MASKED, "tokens", "predictions.decoder", "predictions.dense", "=hidden_act", "predictions.LayerNorm",
+            "predictions.bias", families=("albert",)),
+    HeadRow(*_MASKED, "tokens", "generator_lm_head", "generator_predictions.dense", "gelu",
+            "generator_predictions.LayerNorm", families=_ELECTRA),
+    HeadRow("replaced_token", "ForPreTraining", "tokens", "discriminator_predictions.dense_prediction",
+            "discriminator_predictions.dense", "=hidden_act", families=_ELECTRA),
+    HeadRow(*_CHOICE, "pooler", "classifier"),
+    HeadRow(*_CHOICE, "first", "classifier", "pre_classifier", "relu", families=("distilbert",)),
+    HeadRow(*_CHOICE, "first", "classifier", "sequence_summary.summary", "=summary_activation", families=_ELECTRA),
+    HeadRow(*_NEXT, "pooler", "cls.seq_relationship", families=("bert", "ernie", "megatron-bert")),
+    HeadRow("sentence_order", "ForPreTraining", "pooler", "sop_classifier.classifier", families=("albert",)),
+)  # fmt: skip
+
+# Beginnings of tensors that belong to heads: left out where they are not wanted.
+PREFIXES = tuple(
+    sorted({name.partition(".")[0] + "." for row in ROWS for name in (row.out, row.dense, row.norm) if name} | {"dropout."})
+)
+
+
+def rows_of(family: str) -> list[HeadRow]:
+    """One row for each task that the family has."""
+    named = {row.task: row for row in ROWS if family in row.families}
+    return list(({row.task: row for row in ROWS if not row.families} | named).values())
+
+
+def find_rows(family: str, architecture: str, found: dict[str, Shape]) -> list[HeadRow]:
+    """The heads of a file with the tensors `found`.
+
+    architecture: transformers' class, "" when nobody says. A class whose head is not in the file (sentence encoders
+    often say ...ForMaskedLM) gives none. Without a class, tensors that could be several heads give none.
+    """
+    if architecture.endswith("ForPreTraining"):
+        tasks = [row for row in rows_of(family) if row.task in _PRETRAINING]
+    else:
+        tasks = [row for row in rows_of(family) if architecture.endswith(row.architecture) or not architecture]
+    if architecture:
+        return [row for row in tasks if any(_present(row, kind, found) for kind in row.parts)]
+    whole = [row for row in tasks if all(_present(row, kind, found) for kind in row.parts)]
+    return whole if len(whole) == 1 else []
+
+
+def _present(row: HeadRow, kind: str, found: dict[str, Shape]) -> bool:
+    return any(name in found for name in row.names(kind))
+
+
+def head_config(
+    row: HeadRow, config: dict[str, Any], encoder: EncoderConfig, found: dict[str, Shape], tied: bool
+) -> HeadConfig:
+    """The head that a file holds; its sizes come from the tensors."""
+    activation = encoder.activation if row.activation == "=hidden_act" else row.activation
+    if activation == "=summary_activation":
+        if config.get("summary_type", "first") != "first" or not config.get("summary_use_proj", True):
+            raise ValueError("the multiple choice head needs summary_type 'first' and summary_use_proj")
+        activation = config.get("summary_activation", "gelu") or "none"
+
+    def rows(kind: str) -> int:
+        return next((found[name][0] for name in row.names(kind) if name in found), 0)
+
+    return HeadConfig(
+        task=row.task,
+        source=row.source,
+        outputs=rows("out.bias"),
+        width=rows("dense.bias"),
+        activation=activation,
+        norm_eps=encoder.layer_norm_eps if row.norm else 0.0,
+        tied=tied,
+    )

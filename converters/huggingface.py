@@ -1,0 +1,103 @@
+"""A HuggingFace checkpoint seen through the tables: which tensors make ours, and every way in which they do not fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ftbert.config import CheckpointConfig, EncoderConfig, HeadConfig
+from ftbert.converters.family import Config, Derived, Family
+from ftbert.converters.head_tables import PREFIXES, HeadRow, Shape, find_rows, head_config
+from ftbert.converters.tensors import TensorSource
+from ftbert.converters.weights import find_family
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """tensors[ours] = their names; derived[ours] says how they make it where they are not just stacked."""
+
+    config: CheckpointConfig
+    tensors: dict[str, tuple[str, ...]]
+    derived: dict[str, Derived]
+
+
+def recognise(document: Config, source: TensorSource) -> Recognised:
+    """ValueError says why a config cannot be run, or lists every missing, extra and misshapen tensor."""
+    family = find_family(document)
+    encoder = family.config(document)
+    found = source.shapes()
+    prefix = _prefix(family, found)
+    rows = find_rows(family.name, str((document.get("architectures") or [""])[0]), found)
+    if "pooler" in family.names:
+        pooled = any(prefix + theirs in found for theirs in family.source_names("pooler.weight"))
+        encoder = replace(encoder, pooler=pooled or any(row.source == "pooler" for row in rows))
+
+    names: dict[str, tuple[str, ...]] = {}
+    derived: dict[str, Derived] = {}
+    shapes: dict[str, list[int]] = {}  # theirs -> what it must be
+    for ours, shape in torch.ops.ftbert.weight_shapes(encoder.entries()).items():
+        row = family.row(ours)
+        theirs = [_spelling(prefix + name, found) for name in family.source_names(ours)]
+        names[ours] = tuple(theirs)
+        if isinstance(row, Derived):
+            derived[ours] = row
+            shapes |= zip(theirs, row.shapes(encoder, document), strict=True)
+        else:
+            shapes |= {name: [shape[0] // len(theirs), *shape[1:]] for name in theirs}
+    heads = []
+    for head_row in rows:
+        head = _head(head_row, document, encoder, source, names["embeddings.word"][0])
+        heads.append(head)
+        for kind, shape in head.shapes(encoder.hidden).items():
+            candidates = [_spelling(name, found) for name in head_row.names(kind)]
+            theirs = [name for name in candidates if name in found] or candidates
+            names[f"heads.{head.task}.{kind}"] = (theirs[0],)
+            shapes[theirs[0]] = shape
+    ignored = {name for name in found if name.startswith(PREFIXES) or name.endswith(family.buffers)}
+    complain(source.where, shapes, found, ignored)
+    return Recognised(CheckpointConfig(family.name, encoder, document, tuple(heads)), names, derived)
+
+
+def complain(where: str, expected: dict[str, list[int]], found: dict[str, Shape], ignored: set[str]) -> None:
+    """ValueError that lists what is missing, misshapen or left over."""
+    wrong: list[str] = []
+    for name, shape in expected.items():
+        if name not in found:
+            wrong.append(f"missing {name} {shape}")
+        elif list(found[name]) != shape:
+            wrong.append(f"{name}: the config asks for {shape}, the file has {list(found[name])}")
+    wrong += [f"extra {name} {list(found[name])}" for name in found if name not in expected and name not in ignored]
+    if wrong:
+        raise ValueError(f"{where}: the weights do not fit the config:\n  " + "\n  ".join(wrong))
+
+
+def _head(row: HeadRow, document: Config, encoder: EncoderConfig, source: TensorSource, word: str) -> HeadConfig:
+    found = source.shapes()
+    own = next((name for name in row.names("out.weight") if name in found), None)
+    tied = False
+    if row.task == "masked_lm":
+        # A file may hold the decoder although it is the embedding; transformers ties them whatever the config says if
+        # they are equal, and leaves them apart if they differ.
+        same = own is not None and word in found and found[own] == found[word]
+        tied = document.get("tie_word_embeddings", True) if own is None else same and _equal(source, str(own), word)
+    return head_config(row, document, encoder, found, bool(tied))
+
+
+def _equal(source: TensorSource, one: str, other: str) -> bool:
+    return torch.equal(source.read(one), source.read(other))
+
+
+def _prefix(family: Family, found: dict[str, Any]) -> str:
+    word = family.source_names("embeddings.word")[0]
+    # Where none fits, complain about the names as they would be without a prefix.
+    return next((prefix for prefix in family.prefixes if prefix + word in found), family.prefixes[0])
+
+
+def _spelling(name: str, found: dict[str, Any]) -> str:
+    """Checkpoints converted from TensorFlow before 2019 call LayerNorm's tensors gamma and beta."""
+    if name not in found and "LayerNorm." in name:
+        old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        return old if old in found else name
+    return name

@@ -1,0 +1,120 @@
+"""What an ONNX graph says about its model, as transformers' config.json; and whether a given config.json agrees."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import torch
+
+from ftbert.config import EncoderConfig
+from ftbert.converters.onnx_encoder import Encoder
+
+# Spellings of one function: the graph cannot know which of them the author wrote.
+_ACTIVATIONS = {"gelu_python": "gelu", "gelu_fast": "gelu_new", "gelu_pytorch_tanh": "gelu_new", "swish": "silu"}
+
+
+def distinct_layers(encoder: Encoder) -> int:
+    """How many sets of weights the layers have, in runs: ALBERT's share. By content, for exporters make copies."""
+    weights = [layer.up.weight.constant.read() for layer in encoder.layers]
+    return 1 + sum(not torch.equal(one, next_one) for one, next_one in itertools.pairwise(weights))
+
+
+def guess_family(encoder: Encoder) -> str:
+    """transformers' model_type, from what only that family does."""
+    tables = encoder.tables
+    if encoder.relative_bias is not None:
+        return "mpnet"
+    if encoder.norm_place == "pre":
+        return "roberta-prelayernorm" if tables.positions == "from_padding" else "megatron-bert"
+    if tables.positions == "from_padding":
+        return "roberta"
+    if encoder.projection is not None:
+        return "albert" if distinct_layers(encoder) < len(encoder.layers) else "electra"
+    return "bert" if tables.token_type is not None else "distilbert"
+
+
+def facts(encoder: Encoder) -> dict[str, Any]:
+    """EncoderConfig's entries as the graph has them. ValueError where its layers differ from each other."""
+    tables, layers = encoder.tables, encoder.layers
+    norms = [one for layer in layers for one in (layer.attention_norm, layer.ffn_norm)]
+    norms += [norm for norm in (encoder.embedding_norm, encoder.final_norm) if norm is not None]
+    found: dict[str, Any] = {
+        "vocab": tables.word.shape[0],
+        "hidden": layers[0].out.n,
+        "layers": len(layers),
+        "heads": _same("numbers of heads", [layer.attention.heads for layer in layers]),
+        "head_size": _same("head sizes", [layer.attention.head_size for layer in layers]),
+        "inter": _same("feed-forward widths", [layer.up.n for layer in layers]),
+        "embedding": tables.word.shape[1],
+        "max_positions": tables.position.shape[0] if tables.position is not None else 0,
+        "token_types": tables.token_type.shape[0] if tables.token_type is not None else 0,
+        "layer_norm_eps": _same("eps of LayerNorm", [norm.eps for norm in norms]),
+        "activation": _same("activations", [layer.activation for layer in layers]),
+        "norm_place": encoder.norm_place,
+        "positions": tables.positions,
+    }
+    if tables.positions == "from_padding":
+        found["padding_id"] = tables.padding_id
+    return found
+
+
+def _same(what: str, values: list[Any]) -> Any:
+    if len(set(values)) > 1:
+        raise ValueError(f"its layers have different {what}: {', '.join(map(str, values))}")
+    return values[0]
+
+
+def document(encoder: Encoder) -> dict[str, Any]:
+    """A config.json for transformers' model of this kind."""
+    family, known = guess_family(encoder), facts(encoder)
+    if family == "distilbert":
+        return {
+            "model_type": family, "vocab_size": known["vocab"], "dim": known["hidden"], "n_layers": known["layers"],
+            "n_heads": known["heads"], "hidden_dim": known["inter"], "activation": known["activation"],
+            "max_position_embeddings": known["max_positions"], "pad_token_id": 0,
+        }  # fmt: skip
+    found = {
+        "model_type": family,
+        "vocab_size": known["vocab"],
+        "hidden_size": known["hidden"],
+        "num_hidden_layers": known["layers"],
+        "num_attention_heads": known["heads"],
+        "intermediate_size": known["inter"],
+        "max_position_embeddings": known["max_positions"],
+        "type_vocab_size": known["token_types"],
+        "layer_norm_eps": known["layer_norm_eps"],
+        "hidden_act": known["activation"],
+        "pad_token_id": known.get("padding_id", 0),
+    }
+    if encoder.projection is not None:
+        found["embedding_size"] = known["embedding"]
+    if family == "albert":
+        found["num_hidden_groups"], found["inner_group_num"] = distinct_layers(encoder), 1
+    if encoder.relative_bias is not None:
+        found["relative_attention_num_buckets"] = encoder.relative_bias.shape[0]
+    return found
+
+
+def fit(given: dict[str, Any], encoder: Encoder) -> dict[str, Any]:
+    """`given`, with the tables' heights as the graph has them where the export has cut them."""
+    known = facts(encoder)
+    cut = {"max_position_embeddings": known["max_positions"], "type_vocab_size": known["token_types"]}
+    return given | {key: rows for key, rows in cut.items() if isinstance(given.get(key), int) and 0 < rows < given[key]}
+
+
+def differences(config: EncoderConfig, encoder: Encoder) -> list[str]:
+    """Every entry in which the config and the graph disagree, in words."""
+    wrong = []
+    for key, value in facts(encoder).items():
+        said = getattr(config, key)
+        if key == "activation":
+            same = _ACTIVATIONS.get(said, said) == value
+        elif key == "layer_norm_eps":
+            same = math.isclose(said, value, rel_tol=1e-3)
+        else:
+            same = said == value
+        if not same:
+            wrong.append(f"{key}: the config says {said}, the graph {value}")
+    return wrong

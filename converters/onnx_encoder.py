@@ -1,0 +1,196 @@
+"""From an ONNX graph to an encoder: its numbers, and which constant is which of its weights.
+
+Nothing here depends on names. The walk starts at the embedding tables and follows attention, residual sums and
+LayerNorms from layer to layer, so anonymous initialisers are as good as named ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+from ftbert.converters.onnx_activation import ELEMENTWISE, activation
+from ftbert.converters.onnx_attention import Attention, find_attentions
+from ftbert.converters.onnx_embeddings import Tables, find_lookups, find_tables, is_input
+from ftbert.converters.onnx_file import Constant
+from ftbert.converters.onnx_graph import Graph
+from ftbert.converters.onnx_pieces import Linear, Norm, behind, find_linears, find_norms
+
+_QUANTISED = {
+    "DequantizeLinear", "QuantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "QLinearMatMul", "MatMulNBits",
+    "QAttention", "QGemm", "MatMulIntegerToFloat", "GatherBlockQuantized",
+}  # fmt: skip
+_T = TypeVar("_T")
+_FUSED = {"SkipLayerNormalization", "EmbedLayerNormalization", "MultiHeadAttention", "BiasGelu", "FusedMatMul"}
+
+
+@dataclass(frozen=True)
+class Layer:
+    attention: Attention
+    out: Linear
+    attention_norm: Norm
+    up: Linear
+    down: Linear
+    ffn_norm: Norm
+    activation: str
+    output: str
+
+
+@dataclass
+class Encoder:
+    """What the walk found. relative_bias: [buckets, heads], looked up by distance and added to the scores."""
+
+    tables: Tables
+    embedding_norm: Norm | None
+    projection: Linear | None
+    norm_place: Literal["post", "pre"]
+    layers: list[Layer] = field(default_factory=list)
+    final_norm: Norm | None = None
+    pooler: Linear | None = None
+    relative_bias: Constant | None = None
+    heads: int = 0  # Linears behind the encoder and the pooler: task heads, which are not followed
+
+
+class Pieces:
+    """The graph's Linears, LayerNorms and table look-ups, by the values they connect."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        linears = find_linears(graph)
+        norms = find_norms(graph)
+        self.by_output = {linear.output: linear for linear in linears}
+        self.readers: dict[str, list[Linear]] = {}
+        for linear in linears:
+            self.readers.setdefault(linear.input, []).append(linear)
+        self.norm_of = {norm.output: norm for norm in norms}
+        self.norms_on: dict[str, list[Norm]] = {}
+        for norm in norms:
+            self.norms_on.setdefault(graph.before_layout(norm.input), []).append(norm)
+        self.lookups = find_lookups(graph)
+        self.stream = graph.reach(name for name, (_, index) in self.lookups.items() if is_input(graph, index))
+
+    def residual(self, name: str) -> tuple[str, str] | None:
+        """(sum, the other operand) of the Add that takes `name`."""
+        for view in self.graph.views(name):
+            for node in self.graph.consumers.get(view, []):
+                parts = [self.graph.before_layout(part) for part in node.inputs]
+                if node.type == "Add" and len(parts) == 2 and all(part in self.stream for part in parts):
+                    return node.outputs[0], parts[1] if parts[0] == self.graph.before_layout(name) else parts[0]
+        return None
+
+
+def trace(graph: Graph) -> Encoder:
+    """ValueError says which piece of an encoder is missing."""
+    kinds = {node.type for node in graph.nodes}
+    if kinds & _QUANTISED:
+        raise ValueError(f"it is quantised ({', '.join(sorted(kinds & _QUANTISED))}); export it in fp32")
+    if kinds & _FUSED:
+        raise ValueError(f"an optimiser has fused it ({', '.join(sorted(kinds & _FUSED))}); give the plain export")
+    if "Trilu" in kinds:
+        raise ValueError("its mask is triangular (Trilu): this is a decoder")
+    pieces = Pieces(graph)
+    if not pieces.stream:
+        raise ValueError("no embedding: no table [vocabulary, embedding] is looked up by an input")
+    attentions = find_attentions(graph, pieces.by_output, pieces.stream)
+    if not attentions:
+        raise ValueError("no attention: no softmax over the product of two Linears of the embeddings")
+    encoder = _embeddings(pieces, attentions[0])
+    value = attentions[0].query.input
+    if encoder.norm_place == "pre":
+        value = pieces.norm_of[value].input
+    for i, attention in enumerate(attentions):
+        try:
+            layer = _layer(pieces, attention, value, encoder.norm_place)
+        except ValueError as error:
+            raise ValueError(f"layer {i}: {error}") from error
+        encoder.layers.append(layer)
+        value = layer.output
+    if encoder.norm_place == "pre":
+        encoder.final_norm = _one(pieces.norms_on.get(value, []), "LayerNorm after the last layer")
+        value = encoder.final_norm.output
+    encoder.pooler = _pooler(pieces, value)
+    encoder.relative_bias = _relative_bias(pieces, attentions)
+    after = graph.reach([value if encoder.pooler is None else encoder.pooler.output, value])
+    encoder.heads = sum(one.input in after and one is not encoder.pooler for one in pieces.by_output.values())
+    return encoder
+
+
+def _one(found: list[_T], what: str) -> _T:
+    if len(found) != 1:
+        raise ValueError(f"expected one {what}, found {len(found)}")
+    return found[0]
+
+
+def _embeddings(pieces: Pieces, first: Attention) -> Encoder:
+    """The tables behind the first layer, and where its LayerNorms are."""
+    value = first.query.input
+    out = _one(pieces.readers.get(first.output, []), "Linear on the attention's output")
+    residual = pieces.residual(out.output)
+    norm_place: Literal["post", "pre"] = "post"
+    if residual is not None and residual[1] != value:
+        if value not in pieces.norm_of:
+            raise ValueError(f"layer 0: its residual sum takes {residual[1]!r}, its attention {value!r}")
+        norm_place, value = "pre", pieces.norm_of[value].input
+    projection = pieces.by_output.get(value)
+    value = projection.input if projection is not None else value
+    norm = pieces.norm_of.get(value)
+    total = norm.input if norm is not None else value
+    return Encoder(find_tables(pieces.graph, total, pieces.lookups), norm, projection, norm_place)
+
+
+def _layer(pieces: Pieces, attention: Attention, value: str, norm_place: str) -> Layer:
+    """The layer whose attention this is and whose input is `value`."""
+    post = norm_place == "post"
+    inputs = {linear.input for linear in (attention.query, attention.key, attention.value)}
+    first_norm = None if post else _one(pieces.norms_on.get(value, []), "LayerNorm before the attention")
+    if inputs != {value if first_norm is None else first_norm.output}:
+        raise ValueError(f"query, key and value are made of {', '.join(sorted(inputs))}; expected {value!r}")
+    out = _one(pieces.readers.get(attention.output, []), "Linear on the attention's output")
+    middle = _residual(pieces, out, value, "attention")
+    second_norm = _one(pieces.norms_on.get(middle, []), "LayerNorm after the attention")
+    up = _one(pieces.readers.get(second_norm.output, []), "Linear on it (two are a gated feed-forward)")
+    down = _one(behind(pieces.graph, up.output, pieces.readers, ELEMENTWISE), "Linear behind the activation")
+    kind = activation(pieces.graph, up.output, down.input)
+    end = _residual(pieces, down, second_norm.output if post else middle, "feed-forward")
+    if first_norm is not None:
+        return Layer(attention, out, first_norm, up, down, second_norm, kind, end)
+    last_norm = _one(pieces.norms_on.get(end, []), "LayerNorm after the feed-forward")
+    return Layer(attention, out, second_norm, up, down, last_norm, kind, last_norm.output)
+
+
+def _residual(pieces: Pieces, linear: Linear, expected: str, what: str) -> str:
+    found = pieces.residual(linear.output)
+    if found is None or found[1] != expected:
+        got = "nothing" if found is None else repr(found[1])
+        raise ValueError(f"{what}: expected a residual sum with {expected!r}, found {got}")
+    return found[0]
+
+
+def _pooler(pieces: Pieces, hidden: str) -> Linear | None:
+    """The Linear over the first token with a tanh behind it."""
+    graph = pieces.graph
+    for source, linears in pieces.readers.items():
+        node = graph.producer.get(source)
+        picks = node is not None and node.type in ("Gather", "Slice") and graph.before_layout(node.inputs[0]) == hidden
+        if not picks or node is None or (node.type == "Gather" and graph.number(node.inputs[1]) != 0):
+            continue
+        for linear in linears:
+            if any(reader.type == "Tanh" for reader in graph.consumers.get(linear.output, [])):
+                return linear
+    return None
+
+
+def _relative_bias(pieces: Pieces, attentions: list[Attention]) -> Constant | None:
+    """The table behind what is added to the scores. ValueError where it is causal, or differs between layers."""
+    found: dict[str, Constant] = {}
+    for name in {name for attention in attentions for name in attention.added}:
+        for node in pieces.graph.ancestors(name):
+            compares = node.type in ("Less", "LessOrEqual", "Greater", "GreaterOrEqual")
+            if compares and not any(part in pieces.graph.constants for part in node.inputs):
+                raise ValueError("its mask compares positions with each other: this is a decoder")
+            table = pieces.lookups.get(node.outputs[0]) if node.outputs else None
+            if table is not None and node.outputs[0] not in pieces.stream:
+                found[table[0].name] = table[0]
+    if len(found) > 1:
+        raise ValueError(f"{len(found)} tables of relative positions; ftbert knows one for all layers")
+    return next(iter(found.values()), None)

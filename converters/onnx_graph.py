@@ -1,0 +1,164 @@
+"""An ONNX graph to ask questions of: who makes a value, who reads it, which values are constants."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ftbert.converters.onnx_file import Constant, Node, OnnxFile
+
+# Ops that hand a value on unchanged, as far as structure is concerned.
+_SAME = {"Identity", "Dropout", "Cast", "CastLike"}
+# Ops that move elements without changing them.
+LAYOUT = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand"}
+# Largest constant that is worth looking at as numbers: position ids are, weights are not.
+_SMALL = 1 << 16
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A constant matrix [rows, cols], stored as it is or the other way round."""
+
+    constant: Constant
+    transposed: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.constant.shape[::-1] if self.transposed else self.constant.shape
+
+    @property
+    def t(self) -> Matrix:
+        return Matrix(self.constant, not self.transposed)
+
+
+class Graph:
+    """Nodes with their names resolved: Identity, Dropout and Cast are gone, Constant nodes are constants.
+
+    producer: value -> the node that makes it. consumers: value -> the nodes that read it. Both by resolved names.
+    """
+
+    def __init__(self, file: OnnxFile) -> None:
+        self.inputs = set(file.inputs)
+        self.constants = dict(file.constants)
+        self.nodes: list[Node] = []
+        self.producer: dict[str, Node] = {}
+        self.consumers: dict[str, list[Node]] = {}
+        self._same: dict[str, str] = {}
+        for node in file.nodes:
+            self._add(node)
+
+    def _add(self, node: Node) -> None:
+        inputs = [self._same.get(name, name) for name in node.inputs]
+        if node.type in _SAME and inputs and node.outputs:
+            self._same[node.outputs[0]] = inputs[0]
+            return
+        if node.type == "Constant" and node.outputs:
+            value = _constant_value(node)
+            if value is not None:
+                self.constants[node.outputs[0]] = value
+                return
+        found = Node(node.type, inputs, node.outputs, node.attributes)
+        self.nodes.append(found)
+        for name in found.outputs:
+            self.producer[name] = found
+        for name in set(inputs):
+            self.consumers.setdefault(name, []).append(found)
+
+    def histogram(self) -> str:
+        """'24 MatMul, 7 LayerNormalization, ...', for messages."""
+        counted = Counter(node.type for node in self.nodes).most_common()
+        more = f" and {len(counted) - 12} more kinds" if len(counted) > 12 else ""
+        return ", ".join(f"{number} {kind}" for kind, number in counted[:12]) + more
+
+    def matrix(self, name: str) -> Matrix | None:
+        """A two-dimensional float constant, also behind a Transpose."""
+        node, turned = self.producer.get(name), False
+        if node is not None and node.type == "Transpose" and node.attributes.get("perm", [1, 0]) == [1, 0]:
+            name, turned = node.inputs[0], True
+        constant = self.constants.get(name)
+        if constant is None or not constant.is_float or len(constant.shape) != 2:
+            return None
+        return Matrix(constant, turned)
+
+    def vector(self, name: str) -> Constant | None:
+        """A one-dimensional float constant."""
+        constant = self.constants.get(name)
+        return constant if constant is not None and constant.is_float and len(constant.shape) == 1 else None
+
+    def numbers(self, name: str) -> np.ndarray | None:
+        """A small constant's values, float64 or int64."""
+        constant = self.constants.get(name)
+        if constant is None or constant.problem or constant.size > _SMALL:
+            return None
+        values = constant.read()
+        return np.asarray(values.double().numpy() if constant.is_float else values.long().numpy())
+
+    def number(self, name: str) -> float | None:
+        """A constant with one element."""
+        values = self.numbers(name)
+        return float(values.reshape(-1)[0]) if values is not None and values.size == 1 else None
+
+    def sizes(self, name: str, depth: int = 8) -> list[int | None]:
+        """A shape as far as it is constant; None for a side that is only known when the model runs."""
+        values = self.numbers(name)
+        if values is not None:
+            return [int(value) for value in values.reshape(-1)]
+        node = self.producer.get(name)
+        if node is not None and node.type == "Concat" and depth:
+            return [side for part in node.inputs for side in self.sizes(part, depth - 1)]
+        return [None]
+
+    def before_layout(self, name: str) -> str:
+        """The value that `name` is only another view of."""
+        for _ in range(16):
+            node = self.producer.get(name)
+            if node is None or node.type not in LAYOUT or not node.inputs:
+                break
+            name = node.inputs[0]
+        return name
+
+    def views(self, name: str) -> list[str]:
+        """`name` and every value that is only another view of it."""
+        found = [name]
+        for one in found:
+            for node in self.consumers.get(one, []):
+                if node.type in LAYOUT and node.inputs[0] == one:
+                    found += [output for output in node.outputs if output not in found]
+        return found
+
+    def ancestors(self, name: str) -> list[Node]:
+        """Every node that `name` is computed from; not through Shape."""
+        found: list[Node] = []
+        seen, todo = {name}, [name]
+        while todo:
+            node = self.producer.get(todo.pop())
+            if node is not None and node.type not in ("Shape", "Size"):
+                found.append(node)
+                todo += [part for part in node.inputs if part not in seen]
+                seen.update(node.inputs)
+        return found
+
+    def reach(self, starts: Iterable[str]) -> set[str]:
+        """Every value computed from `starts`; the Shape of a value does not count as computed from it."""
+        todo = list(starts)
+        found = set(todo)
+        while todo:
+            for node in self.consumers.get(todo.pop(), []):
+                if node.type not in ("Shape", "Size"):
+                    todo += [name for name in node.outputs if name not in found]
+                    found.update(node.outputs)
+        return found
+
+
+def _constant_value(node: Node) -> Constant | None:
+    for key, kind in (("value_int", 7), ("value_ints", 7), ("value_float", 1), ("value_floats", 1)):
+        if key in node.attributes:
+            value = node.attributes[key]
+            several = isinstance(value, list)
+            inline = value if several else [value]
+            return Constant(node.outputs[0], (len(inline),) if several else (), kind, inline=inline)
+    value = node.attributes.get("value")
+    return value if isinstance(value, Constant) else None

@@ -1,0 +1,66 @@
+"""The transformers model that a checkpoint stands for: the tables read backwards."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ftbert.converters.head_tables import HeadRow, rows_of
+from ftbert.converters.weights import find_family, to_huggingface
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from ftbert.checkpoint import Checkpoint
+
+
+def build_reference(checkpoint: Checkpoint, with_heads: bool) -> PreTrainedModel:
+    """float32, eval, on the CPU. with_heads: the class with the checkpoint's heads, else the encoder alone."""
+    import transformers
+
+    config = checkpoint.config
+    document = dict(config.huggingface)
+    if with_heads and any(head.task == "masked_lm" and not head.tied for head in config.heads):
+        document["tie_word_embeddings"] = False
+    settings = transformers.AutoConfig.for_model(**document)
+    ours = {name: tensor for name, tensor in checkpoint.items() if not name.startswith("heads.")}
+    state = dict(to_huggingface(document, config.encoder, ours))
+    if with_heads:
+        rows = {row.task: row for row in rows_of(config.architecture)}
+        model = _class_of([rows[head.task] for head in config.heads], settings)(settings)
+        state = {f"{model.base_model_prefix}.{name}": tensor for name, tensor in state.items()}
+        state |= _head_state(checkpoint, rows, model, state)
+    else:
+        keywords = {"add_pooling_layer": False} if "pooler" in find_family(document).names else {}
+        model = transformers.AutoModel.from_config(settings, **({} if config.encoder.pooler else keywords))
+    result = model.float().eval().load_state_dict(state, strict=False)
+    # Classes for single tokens have no pooler, while their checkpoints may keep one.
+    unused = [name for name in result.unexpected_keys if ".pooler" not in name]
+    if result.missing_keys or unused:
+        raise RuntimeError(f"{type(model).__name__} does not take the weights: {result}")
+    return model
+
+
+def _class_of(rows: list[HeadRow], settings: transformers.PretrainedConfig) -> type[PreTrainedModel]:
+    """transformers' class with these heads, for any class of the family."""
+    import transformers
+
+    base = transformers.AutoModel._model_mapping[type(settings)].__name__.removesuffix("Model")
+    name = "ForPreTraining" if len(rows) > 1 else rows[0].architecture
+    return getattr(transformers, base + name)
+
+
+def _head_state(
+    checkpoint: Checkpoint, rows: dict[str, HeadRow], model: PreTrainedModel, state: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The heads' tensors under every name that the model knows them by (transformers ties some pairs)."""
+    wanted = model.state_dict()
+    word = next(name for name in state if name.endswith("embeddings.word_embeddings.weight"))
+    found = {}
+    for head in checkpoint.config.heads:
+        for kind in (*head.shapes(checkpoint.config.encoder.hidden), "out.weight"):
+            tied = kind == "out.weight" and head.tied
+            tensor = state[word] if tied else checkpoint.read(f"heads.{head.task}.{kind}")
+            found |= {name: tensor for name in rows[head.task].names(kind) if name in wanted}
+    return found

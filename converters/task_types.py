@@ -1,0 +1,25 @@
+"""ERNIE's task type embedding: inputs always have task 0, so its row is added to every token type once and for all."""
+
+from __future__ import annotations
+
+import torch
+
+from ftbert.config import EncoderConfig
+from ftbert.converters.family import Config, Derived
+
+
+def _shapes(encoder: EncoderConfig, config: Config) -> list[list[int]]:
+    return [[encoder.token_types, encoder.embedding], [int(config.get("task_type_vocab_size", 3)), encoder.embedding]]
+
+
+def _make(encoder: EncoderConfig, sources: list[torch.Tensor]) -> torch.Tensor:
+    return sources[0] + sources[1][0]
+
+
+def _undo(encoder: EncoderConfig, config: Config, ours: torch.Tensor) -> list[torch.Tensor]:
+    return [ours, torch.zeros(_shapes(encoder, config)[1], dtype=ours.dtype)]
+
+
+FOLDED_TASK_TYPES = Derived(
+    ("embeddings.token_type_embeddings.weight", "embeddings.task_type_embeddings.weight"), _shapes, _make, _undo
+)

@@ -1,0 +1,240 @@
+"""What stands in for the forward of a transformers encoder after `ftbert.optimize`."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import types
+import warnings
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ftbert.checkpoint import open_checkpoint
+from ftbert.config import EncoderConfig
+from ftbert.live_weights import Watch, build_encoder
+from ftbert.model import _check_device, parse_dtype
+
+# What ftbert computes. Any other argument that asks for something goes to the original forward.
+_COMPUTED = {"input_ids", "attention_mask", "token_type_ids", "position_ids", "output_hidden_states", "return_dict"}
+# Means something to decoders only, and those are refused.
+_IGNORED = {"use_cache"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """dtype: what the encoder computes in; None follows the model (fp32 on the CPU)."""
+
+    dtype: torch.dtype | None
+    attention: str
+
+
+@dataclass(frozen=True)
+class _Built:
+    encoder: Any
+    config: EncoderConfig
+    watch: Watch
+    device: torch.device
+    out_dtype: torch.dtype
+    output: type[Any]  # the dataclass that the original returns
+    gaps: bool  # return_dict=False keeps None in the tuple (models of the older style)
+
+
+class FastForward:
+    """Callable as the forward of the encoder it was made for; `ftbert.optimize` documents what it computes.
+
+    fallbacks: how often the original ran instead, by reason. Thread-safe; a copied or unpickled model builds its own.
+    """
+
+    def __init__(self, encoder: nn.Module, settings: Settings) -> None:
+        # Weak: the model owns this object, and a cycle would keep its memory until the garbage collector comes.
+        self._module = weakref.ref(encoder)
+        self.settings = settings
+        self.fallbacks: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._built: _Built | None = None
+        self.__signature__ = inspect.signature(types.MethodType(type(encoder).forward, encoder))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module = self._owner()
+        if module.training:
+            raise RuntimeError(
+                "this model was optimized by ftbert for inference, and is in training mode; call model.eval(), "
+                "or ftbert.undo(model) to train it"
+            )
+        asked = self.__signature__.bind(*args, **kwargs).arguments
+        asked.update(asked.pop("kwargs", {}))
+        built = self.built()
+        mask = asked.get("attention_mask")
+        if isinstance(mask, Tensor) and mask.dim() == 2:
+            # As transformers reads it: what is not 0 is kept. On the host, because the next check looks at it there,
+            # and ftbert then does not wait for the device a second time.
+            asked["attention_mask"] = mask = (mask != 0).cpu()
+        reason = _why_original(asked, module.config, built.config)
+        if reason is not None:
+            self._note(reason, module)
+            return self.original(*args, **kwargs)
+        return _forward(built, module, asked)
+
+    def original(self, *args: Any, **kwargs: Any) -> Any:
+        """The forward of transformers."""
+        module = self._owner()
+        return type(module).forward(module, *args, **kwargs)
+
+    def built(self) -> _Built:
+        """Builds again when the weights changed, moved or have another dtype."""
+        built = self._built
+        if built is not None and built.watch.unchanged():
+            return built
+        with self._lock:
+            if self._built is None or not self._built.watch.unchanged():
+                self._built = None  # frees the memory before the next is built
+                self._built = _build(self._owner(), self.settings)
+            return self._built
+
+    def info(self) -> dict[str, str]:
+        """Device, dtype and which kernels were chosen and why."""
+        return dict(self.built().encoder.info())
+
+    def _owner(self) -> Any:
+        module = self._module()
+        if module is None:
+            raise RuntimeError("the model that ftbert optimized is gone; optimize the one you hold")
+        return module
+
+    def _note(self, reason: str, module: nn.Module) -> None:
+        if reason not in self.fallbacks:
+            warnings.warn(
+                f"ftbert: {reason}: {type(module).__name__} of transformers computes such calls", stacklevel=4
+            )
+        self.fallbacks[reason] = self.fallbacks.get(reason, 0) + 1
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FastForward:
+        # deepcopy has made the copy of the owner, still empty, before it comes to its attributes.
+        return FastForward(memo.get(id(self._owner()), self._owner()), self.settings)
+
+    def __reduce__(self) -> Any:
+        return FastForward, (self._owner(), self.settings)
+
+
+def _build(module: Any, settings: Settings) -> _Built:
+    devices = {parameter.device for parameter in module.parameters()}
+    if len(devices) != 1:
+        raise ValueError(f"the encoder's weights must be on one device; they are on {sorted(map(str, devices))}")
+    device = _check_device(devices.pop())
+    own = next(p.dtype for p in module.parameters() if p.is_floating_point())
+    dtype = compute_dtype(settings.dtype, own, device)
+    # Not under the caller's inference_mode: the tensors live on.
+    with torch.inference_mode(False), torch.no_grad():
+        watch = Watch(module)
+        encoder, config = build_encoder(module, open_checkpoint(module), device, dtype, settings.attention)
+        return _compare(module, encoder, config, watch, device, own)
+
+
+def compute_dtype(asked: torch.dtype | None, own: torch.dtype, device: torch.device) -> torch.dtype:
+    """What the encoder computes in; ValueError for what ftbert does not compute in there."""
+    if device.type != "cpu":
+        return parse_dtype(own if asked is None else asked)
+    # 16 bit models too: fp32 is what the CPU is fast in, and it is nearer to what they mean.
+    wanted = torch.float32 if asked is None and own in (torch.float16, torch.bfloat16) else asked or own
+    if parse_dtype(wanted) != torch.float32:
+        raise ValueError(f"on the CPU ftbert computes in fp32, got dtype {wanted}")
+    return torch.float32
+
+
+def _compare(
+    module: Any, encoder: Any, config: EncoderConfig, watch: Watch, device: torch.device, own: torch.dtype
+) -> _Built:
+    """Runs a few tokens through both: what the original returns, and that the two agree.
+
+    A model whose code was changed (a patched layer, other activation) has a config that does not say so.
+    """
+    ids = torch.arange(min(8, config.max_seq), device=device)[None] % config.vocab
+    mask = torch.ones_like(ids)
+    forward = type(module).forward
+    theirs = forward(module, ids, attention_mask=mask, return_dict=True)
+    gaps = any(x is None for x in forward(module, ids, attention_mask=mask, return_dict=False))
+    ours = torch.ops.ftbert.forward(encoder, ids, None, None)[0].float()
+    expected = theirs.last_hidden_state.float()
+    difference, largest = (ours - expected).abs().max().item(), expected.abs().max().item()
+    exact = own == torch.float32 and encoder.dtype() == "fp32"
+    if not difference <= (1e-3 if exact else 0.1) * largest:
+        raise RuntimeError(
+            f"ftbert's result differs from {type(module).__name__}'s own by {difference:.3g} on values up to "
+            f"{largest:.3g}: the model computes something that its config does not say. It cannot be optimized"
+        )
+    return _Built(encoder, config, watch, device, own, type(theirs), gaps)
+
+
+def _why_original(asked: dict[str, Any], theirs: Any, ours: EncoderConfig) -> str | None:
+    """What in a call ftbert does not compute, or None. asked["attention_mask"]: if 2-D, bool on the CPU."""
+    for name, value in asked.items():
+        if name not in _COMPUTED and name not in _IGNORED and value is not None and value is not False:
+            return name
+    if not isinstance(asked.get("input_ids"), Tensor):
+        return "no input_ids"
+    if asked.get("output_attentions") is None and theirs.output_attentions:
+        return "output_attentions"
+    if getattr(theirs, "is_decoder", False) or getattr(theirs, "is_causal", False):
+        return "a decoder"
+    if not isinstance(asked.get("output_hidden_states", False), bool | None):
+        return "output_hidden_states of chosen layers"
+    ids, mask = asked["input_ids"], asked.get("attention_mask")
+    if mask is not None:
+        if not isinstance(mask, Tensor) or mask.dim() != 2:
+            return "an attention_mask that is not [batch, seq]"
+        # Poolers and heads read column 0, whatever stands there. ftbert computes nothing at padding.
+        if mask.shape == ids.shape and mask.shape[1] and not mask[:, 0].all():
+            return "padding in column 0 (pad on the right)"
+    positions = asked.get("position_ids")
+    if positions is not None and not _are_default(positions, ids, mask, ours):
+        return "position_ids other than the default"
+    return None
+
+
+def _are_default(positions: Tensor, ids: Tensor, mask: Tensor | None, config: EncoderConfig) -> bool:
+    if ids.dim() != 2 or positions.shape not in (ids.shape, (1, ids.shape[1])):
+        return False
+    if config.positions == "from_padding":
+        kept = (ids != config.padding_id).long()
+        default = kept.cumsum(1) * kept + config.padding_id
+    elif config.positions == "absolute":
+        default = torch.arange(ids.shape[1], device=ids.device)[None]
+    else:
+        return False
+    equal = positions.to(ids.device) == default
+    return bool((equal | ~mask.to(ids.device)).all() if mask is not None and mask.shape == ids.shape else equal.all())
+
+
+def _forward(built: _Built, module: Any, asked: dict[str, Any]) -> Any:
+    inputs = (asked["input_ids"], asked.get("attention_mask"), asked.get("token_type_ids"))
+    config = module.config
+    fields: dict[str, Any] = {}
+    wanted = asked.get("output_hidden_states")
+    if config.output_hidden_states if wanted is None else wanted:
+        states = torch.ops.ftbert.forward_hidden_states(built.encoder, *inputs).to(built.out_dtype)
+        fields["hidden_states"] = states.unbind(0)
+        hidden = fields["hidden_states"][-1]
+    else:
+        hidden = torch.ops.ftbert.forward(built.encoder, *inputs)[0].to(built.out_dtype)
+    pooled = _pool(module, hidden)
+    if pooled is not None:
+        fields["pooler_output"] = pooled
+    out = built.output(last_hidden_state=hidden, **fields)
+    wanted = asked.get("return_dict")
+    if config.return_dict if wanted is None else wanted:
+        return out
+    return (hidden, None, *out.to_tuple()[1:]) if built.gaps else out.to_tuple()
+
+
+def _pool(module: Any, hidden: Tensor) -> Tensor | None:
+    """[batch, seq, hidden] -> [batch, hidden], through the model's own pooler; None if it has none."""
+    pooler = getattr(module, "pooler", None)
+    if pooler is None:
+        return None
+    if isinstance(pooler, nn.Linear):  # ALBERT keeps its activation beside it
+        return module.pooler_activation(pooler(hidden[:, 0]))  # type: ignore[no-any-return]
+    return pooler(hidden)  # type: ignore[no-any-return]

@@ -1,0 +1,132 @@
+"""Task heads: small torch functions over the encoder's packed output, and the modules that run both."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Tuple  # noqa: UP035 (TorchScript reads these annotations)
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ftbert.config import HeadConfig
+from ftbert.module import EncoderModule
+
+# transformers' names -> ours
+_ACTIVATIONS = {
+    "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu", "tanh": "tanh", "none": "none",
+}  # fmt: skip
+
+
+class Head(torch.nn.Module):
+    """out(norm(activation(dense(x)))), as ftbert.config.HeadConfig describes it. weights: by the names there."""
+
+    def __init__(self, config: HeadConfig, weights: dict[str, Tensor]) -> None:
+        super().__init__()
+        if config.width and config.activation not in _ACTIVATIONS:
+            known = ", ".join(sorted(_ACTIVATIONS))
+            raise ValueError(f"head {config.task}: activation {config.activation!r} is not one of {known}")
+        self.task = config.task
+        self.source = config.source
+        self.tied = config.tied
+        self.norm_eps = config.norm_eps
+        self.activation = _ACTIVATIONS[config.activation] if config.width else "none"
+        self.has_dense = config.width > 0
+        for name in ("dense.weight", "dense.bias", "norm.weight", "norm.bias", "out.weight", "out.bias"):
+            self.register_buffer(name.replace(".", "_"), weights.get(name, torch.empty(0)))
+
+    def forward(self, x: Tensor, word: Tensor) -> Tensor:
+        """x [rows, hidden] -> logits [rows, outputs]; word: the encoder's word table, for a tied head."""
+        if self.has_dense:
+            x = functional.linear(x, self.dense_weight, self.dense_bias)
+            if self.activation == "gelu":
+                x = functional.gelu(x)
+            elif self.activation == "gelu_tanh":
+                x = functional.gelu(x, approximate="tanh")
+            elif self.activation == "relu":
+                x = torch.relu(x)
+            elif self.activation == "silu":
+                x = functional.silu(x)
+            elif self.activation == "tanh":
+                x = torch.tanh(x)
+        if self.norm_eps > 0:
+            x = functional.layer_norm(x, [x.shape[-1]], self.norm_weight, self.norm_bias, self.norm_eps)
+        return functional.linear(x, word if self.tied else self.out_weight, self.out_bias)
+
+
+class HeadedModule(EncoderModule):
+    """An encoder with heads. What is computed for each token is computed for the valid ones only."""
+
+    def __init__(self, encoder: Any, heads: List[Head]) -> None:  # noqa: UP006
+        super().__init__(encoder)
+        self.heads = torch.nn.ModuleList(heads)
+
+    def forward(  # type: ignore[override]
+        self,
+        input_ids: Tensor,
+        attention_mask: Optional[Tensor] = None,  # noqa: UP045 (TorchScript)
+        token_type_ids: Optional[Tensor] = None,  # noqa: UP045
+    ) -> Tuple[Tensor, Tensor, Tensor]:  # noqa: UP006
+        """As EncoderModule.forward, and the first head's logits. See `run`."""
+        hidden, pooled, logits = self.run(input_ids, attention_mask, token_type_ids)
+        return hidden, pooled, logits[0]
+
+    @torch.jit.export
+    def run(
+        self,
+        input_ids: Tensor,
+        attention_mask: Optional[Tensor] = None,  # noqa: UP045
+        token_type_ids: Optional[Tensor] = None,  # noqa: UP045
+    ) -> Tuple[Tensor, Tensor, List[Tensor]]:  # noqa: UP006
+        """int [batch, seq] -> last hidden state, pooled, and the logits of every head.
+
+        Logits are [batch, seq, outputs] for heads over tokens (0 at padding), else [batch, outputs]. Ids of multiple
+        choice are [batch, choices, seq], its logits [batch, choices]; the hidden state has all choices as rows.
+        """
+        choices = input_ids.shape[1] if input_ids.dim() == 3 else 0
+        if choices > 0:
+            input_ids = input_ids.flatten(0, 1)
+            attention_mask = None if attention_mask is None else attention_mask.flatten(0, 1)
+            token_type_ids = None if token_type_ids is None else token_type_ids.flatten(0, 1)
+        packed, index, cu_seqlens = torch.ops.ftbert.forward_unpadded(
+            self.encoder, input_ids, attention_mask, token_type_ids
+        )
+        batch, seq = input_ids.shape[0], input_ids.shape[1]
+        hidden = torch.ops.ftbert.restore_padding(packed, index).view(batch, seq, packed.shape[1])
+        pooled = torch.ops.ftbert.pool(self.encoder, packed, cu_seqlens)
+        word = self.encoder.weight("embeddings.word")
+        all_logits: List[Tensor] = []  # noqa: UP006
+        for head in self.heads:
+            if head.source == "tokens":
+                logits = torch.ops.ftbert.restore_padding(head(packed, word), index)
+                logits = logits.view(batch, seq, logits.shape[1])
+            elif head.source == "pooler":
+                logits = head(pooled, word)
+            else:
+                logits = head(torch.ops.ftbert.first_rows(packed, cu_seqlens), word)
+            if head.task == "multiple_choice" and choices > 0:
+                logits = logits.view(-1, choices)
+            all_logits.append(logits)
+        return hidden, pooled, all_logits
+
+    @torch.jit.export
+    def logits_at(
+        self,
+        positions: Tensor,
+        input_ids: Tensor,
+        attention_mask: Optional[Tensor] = None,  # noqa: UP045
+        token_type_ids: Optional[Tensor] = None,  # noqa: UP045
+    ) -> Tensor:
+        """The first head's logits at the tokens where the bool [batch, seq] is set, row by row: [count, outputs]."""
+        packed, index, cu_seqlens = torch.ops.ftbert.forward_unpadded(
+            self.encoder, input_ids, attention_mask, token_type_ids
+        )
+        rows = index[positions.reshape(-1)].long()
+        if bool((rows < 0).any()):
+            raise ValueError("positions: expected valid tokens, got one at padding")
+        word = self.encoder.weight("embeddings.word")
+        logits = torch.empty(0)
+        for i, head in enumerate(self.heads):
+            if i == 0:
+                logits = head(packed[rows], word)
+        return logits

@@ -1,0 +1,52 @@
+"""What Model returns: transformers' output class of the task, with the encoder's output beside the logits."""
+
+from __future__ import annotations
+
+from dataclasses import make_dataclass
+from functools import cache
+from typing import Any
+
+from torch import Tensor
+
+# task -> transformers' class; "" where there is none.
+_CLASSES = {
+    "sequence_classification": "SequenceClassifierOutput",
+    "token_classification": "TokenClassifierOutput",
+    "question_answering": "QuestionAnsweringModelOutput",
+    "masked_lm": "MaskedLMOutput",
+    "multiple_choice": "MultipleChoiceModelOutput",
+    "next_sentence": "NextSentencePredictorOutput",
+    "replaced_token": "",
+    "sentence_order": "",
+}
+# What transformers' pretraining outputs call the second head's logits; the first are prediction_logits.
+_SECOND = {"next_sentence": "seq_relationship_logits", "sentence_order": "sop_logits"}
+
+
+@cache
+def _output_class(task: str) -> type:
+    """transformers' class plus last_hidden_state and pooler_output (and what else heads give), all optional."""
+    from transformers import modeling_outputs
+
+    base = getattr(modeling_outputs, _CLASSES[task] or "ModelOutput", modeling_outputs.ModelOutput)
+    known = {field for one in base.__mro__ for field in getattr(one, "__dataclass_fields__", {})}
+    extra = ("logits", "last_hidden_state", "pooler_output", "prediction_logits", *_SECOND.values())
+    return make_dataclass(
+        base.__name__ if _CLASSES[task] else "HeadOutput",
+        [(name, "Tensor | None", None) for name in extra if name not in known],
+        bases=(base,),
+    )
+
+
+def output(tasks: list[str], hidden: Tensor, pooled: Tensor | None, logits: list[Tensor]) -> Any:
+    """tasks and logits: of each head."""
+    first = logits[0]
+    if tasks[0] == "replaced_token":
+        first = first.squeeze(-1)
+    found: dict[str, Tensor | None] = {"logits": first, "last_hidden_state": hidden, "pooler_output": pooled}
+    if tasks[0] == "question_answering":
+        starts, ends = first[..., :2].unbind(-1)
+        found |= {"start_logits": starts.contiguous(), "end_logits": ends.contiguous()}
+    if len(tasks) > 1:
+        found |= {"prediction_logits": first, _SECOND[tasks[1]]: logits[1]}
+    return _output_class(tasks[0])(**found)

@@ -1,0 +1,124 @@
+"""Random models exported to ONNX, and broken copies of them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import make_bert, randomise
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": 120, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 96,
+    "max_position_embeddings": 130,
+}  # fmt: skip
+
+
+def _make(name: str, **sizes: Any) -> Any:
+    import transformers
+
+    return randomise(getattr(transformers, name + "Model")(getattr(transformers, name + "Config")(**sizes)))
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "bert": make_bert,
+    "bert tanh, odd heads": lambda: make_bert(
+        hidden_act="gelu_new", hidden_size=78, num_attention_heads=3, layer_norm_eps=1e-5, type_vocab_size=3
+    ),
+    "distilbert": lambda: _make(
+        "DistilBert", vocab_size=120, dim=64, n_layers=2, n_heads=2, hidden_dim=96, max_position_embeddings=128
+    ),
+    "roberta": lambda: _make("Roberta", **_SIZES, type_vocab_size=1, layer_norm_eps=1e-5, hidden_act="relu"),
+    "mpnet": lambda: _make("MPNet", **_SIZES),
+    "electra": lambda: _make("Electra", **_SIZES, embedding_size=32),
+    "albert": lambda: _make("Albert", **_SIZES, embedding_size=32),
+    "roberta-prelayernorm": lambda: _make("RobertaPreLayerNorm", **_SIZES, hidden_act="silu"),
+    "megatron-bert": lambda: _make("MegatronBert", **_SIZES),
+}
+
+
+class _Hidden(torch.nn.Module):
+    """Plain arguments and outputs for the exporters; the names get a prefix."""
+
+    def __init__(self, model: Any, pooler: bool) -> None:
+        super().__init__()
+        self.model, self.pooler = model, pooler
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
+    ) -> Any:
+        types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        out = self.model(input_ids=input_ids, attention_mask=attention_mask, **types)
+        return (out[0], out[1]) if self.pooler else out[0]
+
+
+def export(
+    model: Any, path: Path, *, dynamo: bool, types: bool = False, attention: str = "sdpa", fixed: bool = False,
+    opset: int | None = None, pooler: bool = False,
+) -> Path:  # fmt: skip
+    """types: with token_type_ids as an input. fixed: for one shape, so that the exporter folds what it can."""
+    if dynamo:
+        pytest.importorskip("onnxscript", reason="torch.onnx's dynamo exporter needs onnxscript")
+    model.set_attn_implementation(attention)
+    ids = torch.randint(5, 100, (2, 9), generator=torch.Generator().manual_seed(0))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    inputs |= {"token_type_ids": torch.zeros_like(ids)} if types else {}
+    wrapped = _Hidden(model, pooler).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if dynamo:
+            dims = {name: {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for name in inputs}
+            torch.onnx.export(
+                wrapped, (), str(path), kwargs=inputs, dynamo=True, dynamic_shapes=None if fixed else dims,
+                opset_version=opset, verbose=False,
+            )  # fmt: skip
+        else:
+            axes = {name: {0: "batch", 1: "seq"} for name in inputs}
+            torch.onnx.export(
+                wrapped, tuple(inputs.values()), str(path), dynamo=False, input_names=list(inputs),
+                output_names=["hidden"], dynamic_axes={} if fixed else axes, opset_version=opset or 17,
+            )  # fmt: skip
+    return path
+
+
+def ragged(vocab: int, padding_id: int, batch: int = 7, seq: int = 37) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids, mask), int64 [batch, seq], right padded with the padding id."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(2, vocab, (batch, seq), generator=generator)
+    lengths = torch.randint(1, seq + 1, (batch, 1), generator=generator)
+    mask = (torch.arange(seq)[None] < lengths).long()
+    return torch.where(mask.bool(), ids, padding_id), mask
+
+
+def onnxruntime_hidden(path: Path, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """What onnxruntime computes from the file: its first output with three dimensions."""
+    runtime = pytest.importorskip("onnxruntime")
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    feed = {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
+    outputs = session.run(None, {one.name: feed[one.name].numpy() for one in session.get_inputs()})
+    return torch.from_numpy(next(one for one in outputs if one.ndim == 3))
+
+
+def anonymous(path: Path, target: Path) -> Path:
+    """The same graph with every name replaced by a number, constants in one file."""
+    onnx = pytest.importorskip("onnx")
+    model = onnx.load(str(path))
+    names: dict[str, str] = {"": ""}
+    keep = {one.name for one in (*model.graph.input, *model.graph.output)}
+
+    def new(name: str) -> str:
+        return names.setdefault(name, name if name in keep else f"v{len(names)}")
+
+    for constant in model.graph.initializer:
+        constant.name = new(constant.name)
+    for node in model.graph.node:
+        node.name = ""
+        node.input[:] = [new(name) for name in node.input]
+        node.output[:] = [new(name) for name in node.output]
+        del node.metadata_props[:]
+    del model.graph.value_info[:]
+    onnx.save(model, str(target))
+    return target

@@ -1,0 +1,117 @@
+"""The model outside eager Python: TorchScript in another process and in C++, torch.compile, torch.export."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import make_bert
+
+import ftbert
+from ftbert import _library
+
+ROOT = Path(__file__).resolve().parent.parent
+IDS = torch.tensor([[11, 12, 13, 14, 15, 0, 0], [21, 22, 23, 24, 25, 26, 27]])
+MASK = (IDS != 0).long()
+
+LOAD_IN_NEW_PROCESS = """
+import sys, torch
+library, file, out = sys.argv[1:]
+torch.ops.load_library(library)
+ids = torch.tensor([[11, 12, 13, 14, 15, 0, 0], [21, 22, 23, 24, 25, 26, 27]])
+torch.save(torch.jit.load(file)(ids, (ids != 0).long()), out)
+"""
+
+
+@pytest.fixture(scope="module")
+def model() -> ftbert.Model:
+    return ftbert.load(make_bert())
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Any:
+    yield
+    torch._dynamo.reset()
+
+
+def test_scripted_module_in_a_new_process(model: ftbert.Model, tmp_path: Path) -> None:
+    file, out = tmp_path / "m.pt", tmp_path / "out.pt"
+    torch.jit.script(model.module).save(str(file))
+    command = [sys.executable, "-c", LOAD_IN_NEW_PROCESS, str(_library._LIBRARY), str(file), str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    hidden, pooled = torch.load(out)
+    want = model(IDS, MASK)
+    assert torch.equal(hidden, want.last_hidden_state)
+    assert torch.equal(pooled, want.pooler_output)
+
+
+def test_scripted_module_in_cpp(model: ftbert.Model, tmp_path: Path) -> None:
+    sys.path.insert(0, str(ROOT / "examples" / "torchscript_cpp"))
+    try:
+        from save_and_compare import compare
+    finally:
+        sys.path.pop(0)
+    assert compare(model, tmp_path / "build") == 0
+
+
+def test_core_example_in_cpp(tmp_path: Path) -> None:
+    source = ROOT / "examples" / "core_cpp"
+    for command in (["cmake", "-S", str(source), "-B", str(tmp_path)], ["cmake", "--build", str(tmp_path), "-j", "2"]):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    done = subprocess.run([str(tmp_path / "tiny_encoder")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "cosine of the two sentences" in done.stdout
+
+
+class Classifier(torch.nn.Module):
+    """A model that contains ours, as a user would write it: ops before and after."""
+
+    def __init__(self, encoder: torch.nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = torch.nn.Linear(64, 3)
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        hidden, _ = self.encoder(ids.clamp(min=0), mask)
+        pooled = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+        scores: torch.Tensor = self.head(pooled)
+        return scores
+
+
+def other_batch() -> tuple[torch.Tensor, torch.Tensor]:
+    ids = torch.randint(5, 100, (3, 11), generator=torch.Generator().manual_seed(0))
+    return ids, (torch.arange(11) < torch.tensor([[11], [4], [1]])).long()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_compile_without_graph_breaks(model: ftbert.Model, backend: str) -> None:
+    classifier = Classifier(model.module).eval()
+    compiled = torch.compile(classifier, fullgraph=True, backend=backend)
+    for ids, mask in ((IDS, MASK), other_batch()):
+        torch.testing.assert_close(compiled(ids, mask), classifier(ids, mask), atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_compile_packed(model: ftbert.Model) -> None:
+    compiled = torch.compile(model.module.forward_packed, fullgraph=True, backend="aot_eager")
+    ids, cu = IDS[MASK.bool()], torch.tensor([0, 5, 12], dtype=torch.int32)
+    assert torch.equal(compiled(ids, cu, 7), model.forward_packed(ids, cu, 7))
+
+
+@torch.no_grad()
+def test_export_with_free_batch_and_length(model: ftbert.Model, tmp_path: Path) -> None:
+    # strict=True, no longer torch's default, leaves its stand-in for the encoder in the program (torch 2.13).
+    classifier = Classifier(model.module).eval()
+    axes = {0: torch.export.Dim("batch", min=1, max=64), 1: torch.export.Dim("seq", min=2, max=128)}
+    program = torch.export.export(classifier, (IDS, MASK), dynamic_shapes=(axes, axes))
+    torch.export.save(program, tmp_path / "model.pt2")
+    program = torch.export.load(tmp_path / "model.pt2")
+    for ids, mask in ((IDS, MASK), other_batch()):
+        torch.testing.assert_close(program.module()(ids, mask), classifier(ids, mask), atol=1e-6, rtol=1e-6)

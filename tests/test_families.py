@@ -1,0 +1,299 @@
+"""Every family and head against transformers in float32, and what only some of them have."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compare import assert_close
+from conftest import Place
+from families import CASES, SIZES, make_batch, make_model
+from safetensors.torch import load_file, save_file
+
+import ftbert
+from ftbert.converters.from_huggingface import convert
+from ftbert.converters.weights import FAMILIES
+
+MASKS = ("right", "left", "holes")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """These models are too small to share: waiting for a second thread takes longer than what it would do."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def to(batch: dict[str, torch.Tensor], place: Place) -> dict[str, torch.Tensor]:
+    return {key: value.to(place.device) for key, value in batch.items()}
+
+
+@torch.no_grad()
+def check(reference: Any, model: ftbert.Model, batch: dict[str, torch.Tensor], place: Place) -> None:
+    """Every field that transformers gives, where it means something: valid tokens, sequences whose first token is kept.
+
+    fp32: absolute. 16 bit: the hidden state no worse than 1.25x transformers' own in that dtype, the rest roughly.
+    """
+    batch = to(batch, place)
+    got = model(**batch)
+    kept = batch["attention_mask"].bool()
+    kept = kept.view(-1, kept.shape[-1])
+    first = kept[:, 0]
+    wanted = dict(reference.float()(**batch))
+    base = getattr(reference, reference.base_model_prefix, reference)
+    flat = {key: value.view(kept.shape) for key, value in batch.items()}
+    wanted["last_hidden_state"] = base(**flat).last_hidden_state
+    fp32 = place.dtype == torch.float32
+    limit = (3e-5 if place.device == "cpu" else 5e-5) if fp32 else 128 * place.eps
+    for name, want in wanted.items():
+        ours = got[name]
+        assert ours.shape == want.shape and ours.dtype == place.dtype, name
+        if want.shape[:2] == kept.shape:
+            assert not ours[~kept].any(), f"{name}: rows at padding must be 0"
+            rows = kept
+        else:
+            ours, want = (x.reshape(len(kept), -1) for x in (ours, want))
+            rows = first
+        assert want.abs().max() > 0.01, f"{name}: a test of zeros shows nothing"
+        assert_close(ours[rows], want[rows], atol=limit, rtol=0 if fp32 else 64 * place.eps, what=name)
+    if not fp32:
+        theirs = base.to(place.dtype)(**flat).last_hidden_state[kept].float()
+        exact, mine = wanted["last_hidden_state"][kept], got.last_hidden_state[kept].float()
+        our_error, their_error = (mine - exact).pow(2).mean().sqrt(), (theirs - exact).pow(2).mean().sqrt()
+        assert our_error <= 1.25 * their_error + 1e-7, f"rms error {our_error:.3g}, transformers' {their_error:.3g}"
+        base.float()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("family", "task"), CASES)
+def test_equals_transformers(place: Place, family: str, task: str, size: int) -> None:
+    reference = make_model(family, task, size)
+    model = ftbert.load(reference, device=place.device, dtype=place.dtype)
+    assert task in (*model.tasks, "encoder") and len(model.tasks) <= 2
+    reference = copy.deepcopy(reference).to(place.device)
+    for mask in MASKS:
+        check(reference, model, make_batch(reference, task, mask), place)
+
+
+def test_every_family_has_cases() -> None:
+    assert {family for family, _ in CASES} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("size", SIZES)
+def test_hidden_states(place: Place, family: str, size: int) -> None:
+    """Also where LayerNorm comes first: there transformers' last one is after the final norm, the others before any."""
+    reference = make_model(family, "encoder", size)
+    model = ftbert.load(reference, device=place.device, dtype=place.dtype)
+    batch = to(make_batch(reference, "encoder", "holes"), place)
+    kept = batch["attention_mask"].bool()
+    got = torch.ops.ftbert.forward_hidden_states(
+        model.encoder, batch["input_ids"], batch["attention_mask"], batch.get("token_type_ids")
+    )
+    with torch.no_grad():
+        want = copy.deepcopy(reference).to(place.device)(**batch, output_hidden_states=True).hidden_states
+    assert len(got) == len(want)
+    limit = 3e-5 if place == Place("cpu", torch.float32) else max(5e-5, 128 * place.eps)
+    for i, one in enumerate(want):
+        assert_close(got[i][kept], one[kept], atol=limit, rtol=64 * place.eps, what=f"hidden state {i}")
+
+
+# ---- convert, load, and back ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("family", "task"), CASES)
+def test_round_trip(tmp_path: Path, family: str, task: str) -> None:
+    """HuggingFace folder -> ftbert folder -> transformers again, all giving the same."""
+    reference = make_model(family, task, 1)
+    batch = make_batch(reference, task, "right")
+    reference.save_pretrained(tmp_path / "theirs")
+    place = Place("cpu", torch.float32)
+    converted = ftbert.load(convert(tmp_path / "theirs", tmp_path / "ours"))
+    check(reference, converted, batch, place)
+    back = converted.reference()
+    assert type(back).__name__ == type(reference).__name__ or task in ("masked_lm", "next_sentence", "sentence_order")
+    check(back, converted, batch, place)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "albert", "electra"])
+@pytest.mark.parametrize("say", ["", "tie_word_embeddings is true"])
+def test_an_untied_decoder(tmp_path: Path, family: str, say: str) -> None:
+    reference = make_model(family, "masked_lm", 0, tie_word_embeddings=False)
+    reference.config.tie_word_embeddings = bool(say)  # a file whose decoder differs is right whatever its config says
+    reference.save_pretrained(tmp_path)
+    model = ftbert.load(tmp_path)
+    assert not model.checkpoint.config.heads[0].tied
+    batch = make_batch(reference, "masked_lm", "right")
+    check(reference, model, batch, Place("cpu", torch.float32))
+    check(model.reference(), model, batch, Place("cpu", torch.float32))
+
+
+def test_a_head_without_its_class_name(tmp_path: Path) -> None:
+    """Where config.json names no class, tensors that only one head has are enough; others are left out."""
+    for family, task, tasks in [
+        ("roberta", "sequence_classification", ["sequence_classification"]),
+        ("bert", "masked_lm", ["masked_lm"]),
+        ("bert", "question_answering", ["question_answering"]),
+        ("bert", "token_classification", []),  # `classifier` could be three heads
+    ]:
+        reference = make_model(family, task, 0)
+        reference.save_pretrained(tmp_path / task)
+        path = tmp_path / task / "config.json"
+        path.write_text(path.read_text().replace('"architectures"', '"unused"'))
+        assert ftbert.load(tmp_path / task).tasks == tasks
+
+
+def test_an_encoder_that_says_it_has_a_head(tmp_path: Path) -> None:
+    """all-mpnet-base-v2 says MPNetForMaskedLM and holds the encoder alone."""
+    reference = make_model("mpnet", "encoder", 0)
+    reference.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace('"MPNetModel"', '"MPNetForMaskedLM"'))
+    model = ftbert.load(tmp_path)
+    assert model.tasks == []
+    check(reference, model, make_batch(reference, "encoder", "right"), Place("cpu", torch.float32))
+
+
+def test_an_incomplete_head_is_named(tmp_path: Path) -> None:
+    reference = make_model("roberta", "sequence_classification", 0)
+    reference.save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    del state["classifier.dense.bias"]
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"missing classifier\.dense\.bias"):
+        ftbert.load(tmp_path)
+    assert ftbert.load(reference, heads=False).tasks == []
+
+
+# ---- what only some have -------------------------------------------------------------------------------------------
+
+
+def test_shared_layers_are_stored_once(tmp_path: Path) -> None:
+    model = ftbert.load(make_model("albert", "encoder", 1))
+    assert model.config.layers == 4 and model.config.distinct_layers == 2
+    names = set(model.encoder.weights())
+    assert {name.split(".")[1] for name in names if name.startswith("layers.")} == {"0", "1"}
+    assert set(dict(model.checkpoint.items())) == names
+
+
+def test_a_relative_bias_takes_the_general_path() -> None:
+    model = ftbert.load(make_model("mpnet", "encoder", 0))
+    assert model.info()["attention"] == "general" and "relative position bias" in model.info()["attention_reason"]
+    with pytest.raises(RuntimeError, match="takes no relative position bias; use the general path"):
+        ftbert.load(make_model("mpnet", "encoder", 0), attention="fused")
+
+
+def test_a_long_relative_bias(place: Place) -> None:
+    """Distances past 128, where buckets no longer grow."""
+    reference = make_model("mpnet", "encoder", 0, max_position_embeddings=402)
+    model = ftbert.load(reference, device=place.device, dtype=place.dtype)
+    ids = torch.randint(5, 96, (2, 400), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[1, 350:] = 0
+    reference = copy.deepcopy(reference).to(place.device)
+    check(reference, model, {"input_ids": ids, "attention_mask": mask}, place)
+    with pytest.raises(RuntimeError, match="sequence of 401 tokens: the model has positions for 400"):
+        model(torch.zeros((1, 401), dtype=torch.int64, device=place.device))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_equals_padded(place: Place, family: str) -> None:
+    reference = make_model(family, "encoder", 1)
+    model = ftbert.load(reference, device=place.device, dtype=place.dtype)
+    batch = to(make_batch(reference, "encoder", "right"), place)
+    kept = batch["attention_mask"].bool()
+    cu = torch.nn.functional.pad(kept.sum(1).cumsum(0), (1, 0)).int()
+    kinds = batch["token_type_ids"][kept] if "token_type_ids" in batch else None
+    packed = model.forward_packed(batch["input_ids"][kept], cu, 31, kinds)
+    assert torch.equal(packed, model(**batch).last_hidden_state[kept])
+
+
+@pytest.mark.parametrize("family", ["bert", "mpnet", "albert"])
+def test_masked_lm_logits_at_positions(place: Place, family: str) -> None:
+    model = ftbert.load(make_model(family, "masked_lm", 0), device=place.device, dtype=place.dtype)
+    batch = to(make_batch(model.reference(), "masked_lm", "holes"), place)
+    batch.pop("token_type_ids", None)
+    positions = batch["attention_mask"].bool() & (batch["input_ids"] % 3 == 0)
+    got = model.masked_lm_logits(**batch, positions=positions)
+    assert got.shape == (int(positions.sum()), 96)
+    # Another number of rows may be summed in another order.
+    assert_close(got, model(**batch).logits[positions], atol=max(2e-6, 16 * place.eps), rtol=8 * place.eps)
+    with pytest.raises((RuntimeError, ValueError), match="expected valid tokens, got one at padding"):
+        model.masked_lm_logits(**batch, positions=batch["attention_mask"] == 0)
+    with pytest.raises(ValueError, match="no masked language model head"):
+        ftbert.load(make_model(family, "encoder", 0)).masked_lm_logits(batch["input_ids"], positions=positions)
+
+
+@pytest.mark.parametrize("task", ["encoder", "sequence_classification", "masked_lm", "multiple_choice"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
+def test_torchscript(place: Place, tmp_path: Path, family: str, task: str) -> None:
+    reference = make_model(family, task, 1)
+    model = ftbert.load(reference, device=place.device, dtype=place.dtype)
+    torch.jit.script(model.module).save(str(tmp_path / "m.pt"))
+    scripted = torch.jit.load(str(tmp_path / "m.pt"))
+    batch = to(make_batch(reference, task, "holes"), place)
+    got = scripted(batch["input_ids"], batch["attention_mask"], batch.get("token_type_ids"))
+    out = model(**batch)
+    assert torch.equal(got[0], out.last_hidden_state)
+    if task != "encoder":
+        assert torch.equal(got[2], out.logits)
+
+
+def test_heads_survive_another_place(place: Place) -> None:
+    reference = make_model("bert", "sequence_classification", 0)
+    moved = ftbert.load(reference).to(place.device, place.dtype)
+    batch = to(make_batch(reference, "sequence_classification", "right"), place)
+    direct = ftbert.load(reference, device=place.device, dtype=place.dtype)
+    assert torch.equal(moved(**batch).logits, direct(**batch).logits)
+
+
+def test_empty_rows_and_batches(place: Place) -> None:
+    for family, task in CASES:
+        if family not in ("bert", "mpnet", "megatron-bert") or task == "multiple_choice":
+            continue
+        model = ftbert.load(make_model(family, task, 0), device=place.device, dtype=place.dtype)
+        ids = torch.full((3, 4), 7, device=place.device)
+        mask = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]], device=place.device)
+        assert not model(ids, mask).last_hidden_state[1].any()
+        assert all(value.isfinite().all() for value in model(ids, mask).values())
+        assert all(value.isfinite().all() for value in model(ids, mask * 0).values())
+        assert model(ids[:0]).last_hidden_state.shape == (0, 4, 48)
+
+
+# ---- what is refused -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "message"),
+    [
+        ("albert", {"inner_group_num": 2}, "inner_group_num 2 is not supported: only 1"),
+        ("bert", {"is_decoder": True}, "this checkpoint is a decoder"),
+        ("roberta", {"position_embedding_type": "relative_key"}, "'relative_key' is not supported: only 'absolute'"),
+        ("bert", {"hidden_act": "mish"}, "unknown activation 'mish'; supported: gelu"),
+        ("mpnet", {"relative_attention_num_buckets": 8}, "relative_attention_num_buckets 8"),
+    ],
+)
+def test_what_is_refused(family: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        ftbert.load(make_model(family, "encoder", 0, **settings))
+
+
+def test_other_architectures_are_refused_with_the_reason() -> None:
+    from transformers import GPT2Config, GPT2Model, XmodConfig, XmodModel
+
+    with pytest.raises(ValueError, match="model type 'xmod' is not supported: its layers hold an adapter for each language"):
+        ftbert.load(XmodModel(XmodConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)))
+    with pytest.raises(ValueError, match="model type 'gpt2' is not supported; supported: albert, bert"):
+        ftbert.load(GPT2Model(GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=1)))
+    from families import make_config
+    from transformers import ElectraForMultipleChoice
+
+    config = make_config("electra", 0, summary_type="mean")
+    with pytest.raises(ValueError, match="needs summary_type 'first'"):
+        ftbert.load(ElectraForMultipleChoice(config))

@@ -1,0 +1,406 @@
+"""ftbert.optimize: what a user of transformers and sentence-transformers gets is what they got before."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from compare import assert_close
+from conftest import VOCAB_WORDS, Place, make_bert, randomise
+
+import ftbert
+from ftbert.converters.weights import FAMILIES
+from ftbert.fast_forward import FastForward
+
+TEXTS = ["word1 word2, word3!", "a", "the quick brown fox word7 word8 word9 word10 jumps", "word30 word31 z"]
+HEADS = ["", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMaskedLM",
+         "ForMultipleChoice"]  # fmt: skip
+# Where a family spells its sizes differently, or needs more said.
+SIZES: dict[str, dict[str, Any]] = {
+    "distilbert": {"dim": 64, "hidden_dim": 96, "n_layers": 2, "n_heads": 2},
+    "electra": {"embedding_size": 32},
+    "albert": {"embedding_size": 32, "num_hidden_layers": 4, "num_hidden_groups": 2},
+    "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
+}
+
+
+def make(family: str, head: str = "", **overrides: Any) -> Any:
+    """A small random model of transformers, in eval mode."""
+    import transformers
+
+    sizes = {
+        "vocab_size": len(VOCAB_WORDS), "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 96, "max_position_embeddings": 130,
+        "num_labels": 2 if head == "ForQuestionAnswering" else 3,
+    }  # fmt: skip
+    config = transformers.AutoConfig.for_model(family, **{**sizes, **SIZES.get(family, {}), **overrides})
+    auto = getattr(transformers, "AutoModel" + head)
+    return randomise(auto.from_config(config))
+
+
+def some_inputs(model: Any, seq: int = 30) -> dict[str, torch.Tensor]:
+    """Ragged, with holes; ids [4, seq], or [4, 2, seq] for multiple choice."""
+    generator = torch.Generator().manual_seed(seq)
+    shape = (4, 2, seq) if "MultipleChoice" in type(model).__name__ else (4, seq)
+    mask = (torch.arange(seq) < torch.randint(2, seq + 1, (*shape[:-1], 1), generator=generator)).long()
+    mask[0, ..., 5:9] = 0
+    return {"input_ids": torch.randint(5, len(VOCAB_WORDS), shape, generator=generator), "attention_mask": mask}
+
+
+def run(model: Any, **inputs: Any) -> Any:
+    with torch.no_grad():
+        return model(**inputs)
+
+
+def check_same(got: Any, expected: Any, mask: torch.Tensor | None, atol: float = 1e-4) -> None:
+    """Same class and fields, equal at kept tokens."""
+    assert type(got) is type(expected)
+    if isinstance(expected, torch.Tensor):
+        assert got.dtype == expected.dtype and got.device == expected.device
+        kept = (slice(None),) if mask is None or got.shape[: mask.dim()] != mask.shape else mask.bool()
+        assert_close(got[kept], expected[kept], atol=atol)
+    elif isinstance(expected, tuple):
+        assert len(got) == len(expected)
+        for one, other in zip(got, expected, strict=True):
+            check_same(one, other, mask, atol)
+    elif expected is not None:
+        assert list(got.keys()) == list(expected.keys())
+        for key in expected:
+            check_same(got[key], expected[key], mask, atol)
+
+
+def fallbacks(model: Any) -> dict[str, int]:
+    forward = model.base_model.forward
+    assert isinstance(forward, FastForward)
+    return forward.fallbacks
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_family_and_head(family: str, head: str) -> None:
+    try:
+        model = make(family, head)
+    except ValueError as error:
+        assert "Unrecognized configuration class" in str(error)
+        pytest.skip("transformers has no such head")
+    inputs = some_inputs(model)
+    calls: list[dict[str, Any]] = [
+        {}, {"attention_mask": None}, {"output_hidden_states": True}, {"return_dict": False},
+        {"return_dict": False, "output_hidden_states": True},
+    ]  # fmt: skip
+    expected = [run(model, **(inputs | call)) for call in calls]
+    assert ftbert.optimize(model) is model
+    for call, one in zip(calls, expected, strict=True):
+        mask = (inputs | call)["attention_mask"]
+        check_same(run(model, **(inputs | call)), one, None if mask is None else mask.flatten(0, -2))
+    assert not fallbacks(model)
+
+
+def test_on_every_place(place: Place) -> None:
+    model = make("bert", "ForSequenceClassification").to(place.device)
+    inputs = {key: value.to(place.device) for key, value in some_inputs(model).items()}
+    expected = run(model, **inputs).logits
+    ftbert.optimize(model, dtype=place.dtype)
+    got = run(model, **inputs).logits
+    assert got.dtype == torch.float32 and model.bert.forward.info()["device"].startswith(place.device)
+    assert_close(got, expected, atol=1e-4 if place.dtype == torch.float32 else 100 * place.eps)
+    if place.device == "cuda":  # moved afterwards: built again there, and fp16 is nothing for a CPU
+        settings = {} if place.dtype == torch.float32 else {"dtype": "fp32"}
+        got = run(ftbert.optimize(model, device="cpu", **settings), **some_inputs(model)).logits
+        assert_close(got, expected.cpu(), atol=1e-4)
+
+
+def test_token_types_and_default_positions_are_computed() -> None:
+    model = make_bert()
+    inputs = some_inputs(model)
+    inputs["token_type_ids"] = torch.randint(0, 2, (4, 30))
+    inputs["position_ids"] = torch.arange(30)[None]
+    expected = run(model, **inputs)
+    ftbert.optimize(model)
+    check_same(run(model, **inputs), expected, inputs["attention_mask"])
+    assert not fallbacks(model)
+    with torch.no_grad():
+        check_same(model(*list(inputs.values())[:3]), expected, inputs["attention_mask"])
+
+
+@pytest.mark.parametrize(
+    "reason", ["output_attentions", "inputs_embeds", "position_ids", "mask 4-D", "column 0", "encoder_hidden_states",
+               "chosen layers", "output_attentions of config"],
+)  # fmt: skip
+def test_what_is_not_computed_runs_the_original(reason: str) -> None:
+    model = make_bert(attn_implementation="eager")
+    inputs: dict[str, Any] = some_inputs(model)
+    match reason:
+        case "output_attentions":
+            inputs["output_attentions"] = True
+        case "output_attentions of config":
+            model.config.output_attentions = True
+        case "inputs_embeds":
+            inputs["inputs_embeds"] = torch.randn(4, 30, 64)
+            del inputs["input_ids"]
+        case "position_ids":
+            inputs["position_ids"] = torch.arange(30).flip(0)[None]
+        case "mask 4-D":
+            inputs["attention_mask"] = torch.ones(4, 1, 30, 30, dtype=torch.bool).tril()
+        case "column 0":
+            inputs["attention_mask"] = inputs["attention_mask"].flip(1)
+        case "encoder_hidden_states":
+            inputs["encoder_hidden_states"] = torch.randn(4, 30, 64)
+        case "chosen layers":
+            inputs["output_hidden_states"] = [1]
+    expected = run(model, **inputs)
+    ftbert.optimize(model)
+    with pytest.warns(UserWarning, match="ftbert: .*BertModel of transformers computes such calls"):
+        check_same(run(model, **inputs), expected, None, atol=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # said once
+        run(model, **inputs)
+    assert list(fallbacks(model).values()) == [2]
+
+
+def test_bad_calls_say_what_is_wrong() -> None:
+    model = ftbert.optimize(make_bert())
+    with pytest.raises(RuntimeError, match="vocabulary, got 999"):
+        run(model, input_ids=torch.full((1, 3), 999))
+    with pytest.raises(RuntimeError, match="attention_mask: expected the shape of input_ids"):
+        run(model, input_ids=torch.zeros(2, 3, dtype=torch.int64), attention_mask=torch.ones(2, 4))
+    with pytest.raises(TypeError):
+        model(torch.zeros(1, 3, dtype=torch.int64), input_ids=torch.zeros(1, 3, dtype=torch.int64))
+
+
+def test_training_is_refused_and_gradients_stop() -> None:
+    model = make("bert", "ForSequenceClassification")
+    inputs = some_inputs(model)
+    with pytest.raises(ValueError, match=r"training mode.*model.eval\(\) first"):
+        ftbert.optimize(model.train())
+    ftbert.optimize(model.eval())
+    model(**inputs).logits.sum().backward()
+    assert model.classifier.weight.grad is not None, "heads stay trainable"
+    assert model.bert.embeddings.word_embeddings.weight.grad is None
+    with pytest.raises(RuntimeError, match=r"training mode; call model.eval\(\), or ftbert.undo"):
+        model.train()(**inputs)
+    ftbert.undo(model)(**inputs).logits.sum().backward()
+    assert model.bert.embeddings.word_embeddings.weight.grad is not None
+
+
+def test_undo_and_twice() -> None:
+    model = make("bert", "ForMaskedLM")
+    inputs = some_inputs(model)
+    before, names = run(model, **inputs), set(vars(model.bert))
+    assert ftbert.undo(model) is model, "undo of what was never optimized does nothing"
+    first = ftbert.optimize(model).bert.forward
+    assert ftbert.optimize(model).bert.forward is first
+    assert ftbert.optimize(model, attention="general").bert.forward is not first
+    check_same(run(model, **inputs), before, inputs["attention_mask"])
+    ftbert.undo(model)
+    check_same(run(model, **inputs), before, None, atol=0)
+    assert set(vars(model.bert)) == names
+
+
+def test_changed_weights_are_noticed() -> None:
+    model, other = make_bert(), make_bert(seed=1)
+    inputs = some_inputs(model)
+    ftbert.optimize(model)
+    run(model, **inputs)
+    small = copy.deepcopy(other)
+    small.encoder.layer, small.config.num_hidden_layers = small.encoder.layer[:1], 1
+
+    def drop_layer(target: Any) -> None:
+        target.encoder.layer = target.encoder.layer[:1]
+        target.config.num_hidden_layers = 1
+
+    changes: list[tuple[Callable[[Any], Any], Any]] = [
+        (lambda m: m.load_state_dict(other.state_dict()), other),
+        (lambda m: m.load_state_dict(make_bert(seed=2).state_dict(), assign=True), make_bert(seed=2)),
+        (lambda m: m.load_state_dict(other.state_dict()), other),
+        (drop_layer, small),
+    ]
+    for change, expected in changes:
+        change(model)
+        check_same(run(model, **inputs), run(expected, **inputs), inputs["attention_mask"])
+    with torch.no_grad():
+        model.encoder.layer[0].output.dense.weight[3, 4] += 10
+        small.encoder.layer[0].output.dense.weight[3, 4] += 10
+    check_same(run(model, **inputs), run(small, **inputs), inputs["attention_mask"])
+    model.resize_token_embeddings(200)
+    assert run(model, input_ids=torch.full((1, 3), 199)).last_hidden_state.isfinite().all()
+    built = model.forward.built()
+    run(model, **inputs)
+    assert model.forward.built() is built, "nothing changed, nothing built"
+
+
+def test_sixteen_bit_models_on_the_cpu_compute_in_fp32() -> None:
+    model = make("bert", "ForTokenClassification")
+    inputs = some_inputs(model)
+    expected = run(copy.deepcopy(model).bfloat16().float(), **inputs).logits
+    ftbert.optimize(model)
+    run(model, **inputs)
+    got = run(model.bfloat16(), **inputs).logits
+    assert got.dtype == torch.bfloat16
+    assert_close(got[inputs["attention_mask"].bool()], expected[inputs["attention_mask"].bool()], atol=0.05, rtol=0.02)
+    with pytest.raises(ValueError, match="on the CPU ftbert computes in fp32"):
+        ftbert.optimize(ftbert.undo(model), dtype="fp16")
+    with pytest.raises(ValueError, match="dtype: expected fp32, fp16 or bf16, got torch.float64"):
+        ftbert.optimize(model.double())
+
+
+def test_the_rest_of_the_model_is_as_before(tmp_path: Path) -> None:
+    from transformers import BertForMaskedLM
+
+    model = make("bert", "ForMaskedLM")
+    untouched = copy.deepcopy(model)
+    inputs = some_inputs(model)
+    ftbert.optimize(model)
+    assert type(model) is BertForMaskedLM and model.device.type == "cpu" and model.dtype == torch.float32
+    assert list(model.state_dict()) == list(untouched.state_dict())
+    assert [name for name, _ in model.named_parameters()] == [name for name, _ in untouched.named_parameters()]
+    assert model.config.to_dict() == untouched.config.to_dict()
+    model.save_pretrained(tmp_path)
+    check_same(run(BertForMaskedLM.from_pretrained(tmp_path).eval(), **inputs), run(untouched, **inputs), None, atol=0)
+    shared = model.bert.forward.built().encoder.weights()["embeddings.word"]
+    assert shared.data_ptr() == model.bert.embeddings.word_embeddings.weight.data_ptr(), "embeddings are not doubled"
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
+def test_copies_are_optimized_and_independent(how: str, tmp_path: Path) -> None:
+    model = ftbert.optimize(make("bert", "ForSequenceClassification"))
+    inputs = some_inputs(model)
+    expected = run(model, **inputs)
+    if how == "deepcopy":
+        twin = copy.deepcopy(model)
+    elif how == "pickle":
+        twin = pickle.loads(pickle.dumps(model))
+    else:
+        torch.save(model, tmp_path / "m.pt")
+        twin = torch.load(tmp_path / "m.pt", weights_only=False)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    check_same(run(twin, **inputs), expected, None, atol=0)
+    assert not fallbacks(twin) and not run(model, **inputs).logits.any()
+
+
+def test_what_cannot_be_optimized_says_why() -> None:
+    from transformers import GPT2Config, GPT2Model
+
+    with pytest.raises(ValueError, match="'gpt2' is not supported; supported: .*bert"):
+        ftbert.optimize(GPT2Model(GPT2Config(n_layer=1, n_embd=8, n_head=1)).eval())
+    with pytest.raises(ValueError, match="decoder"):
+        ftbert.optimize(make_bert(is_decoder=True))
+    for nothing in (torch.nn.Linear(1, 1), object()):
+        with pytest.raises(TypeError, match="transformers model"):
+            ftbert.optimize(nothing)
+    patched = make_bert()
+    patched.encoder.layer[1].intermediate.intermediate_act_fn = torch.nn.ReLU()
+    with pytest.raises(RuntimeError, match="computes something that its config does not say"):
+        ftbert.optimize(patched)
+    assert "forward" not in vars(patched)
+    patched = make_bert()
+    patched.forward = lambda *args, **kwargs: None
+    with pytest.raises(ValueError, match=r"something else has replaced BertModel.forward"):
+        ftbert.optimize(patched)
+
+
+# ---- what people call ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Any:
+    from transformers import BertTokenizerFast
+
+    (tmp_path / "vocab.txt").write_text("\n".join(VOCAB_WORDS) + "\n", encoding="utf-8")
+    return BertTokenizerFast(str(tmp_path / "vocab.txt"), model_max_length=128)
+
+
+def flat(result: Any) -> list[Any]:
+    """The numbers and strings of nested lists and dicts, in order."""
+    if isinstance(result, dict):
+        return [x for key in result for x in [key, *flat(result[key])]]
+    return [x for item in result for x in flat(item)] if isinstance(result, list | tuple) else [result]
+
+
+TASKS: dict[str, tuple[str, list[str], dict[str, Any]]] = {
+    "feature-extraction": ("", TEXTS, {}),
+    "text-classification": ("ForSequenceClassification", TEXTS, {"top_k": None}),
+    "token-classification": ("ForTokenClassification", TEXTS, {}),
+    "fill-mask": ("ForMaskedLM", [f"word4 [MASK] {text}" for text in TEXTS], {}),
+    "zero-shot-classification": (
+        "ForSequenceClassification", TEXTS, {"candidate_labels": ["word1", "word2 word3", "q"]}),
+    "question-answering": ("ForQuestionAnswering", [], {"question": TEXTS, "context": [" ".join(TEXTS)] * len(TEXTS)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("task", TASKS)
+def test_pipelines(task: str, batch_size: int, tokenizer: Any) -> None:
+    from transformers import pipeline
+    from transformers.pipelines import PIPELINE_REGISTRY
+
+    if task not in PIPELINE_REGISTRY.get_supported_tasks():
+        pytest.skip(f"transformers has no pipeline for {task} any more; test_every_family_and_head covers the model")
+    head, texts, keywords = TASKS[task]
+    model = make("bert", head, **({"label2id": {"entailment": 0, "no": 1, "so": 2}} if "zero" in task else {}))
+    pipe = pipeline(task, model=model, tokenizer=tokenizer)
+    arguments = [texts] if texts else []
+    expected = pipe(*arguments, batch_size=batch_size, **keywords)
+    assert ftbert.optimize(pipe) is pipe
+    got = pipe(*arguments, batch_size=batch_size, **keywords)
+    if task == "feature-extraction":  # it returns the rows of padding too
+        lengths = [len(ids) for ids in tokenizer(texts)["input_ids"]]
+        got, expected = ([one[0][:n] for one, n in zip(all_, lengths, strict=True)] for all_ in (got, expected))
+    for one, other in zip(flat(got), flat(expected), strict=True):
+        assert one == pytest.approx(other, abs=1e-4) if isinstance(other, float | np.floating) else one == other
+    assert not fallbacks(pipe.model)
+    ftbert.undo(pipe)
+    assert "forward" not in vars(pipe.model.base_model)
+
+
+def folder_of(model: Any, tokenizer: Any, path: Path) -> str:
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return str(path)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
+def test_sentence_transformer(pooling: str, tokenizer: Any, tmp_path: Path) -> None:
+    parts = pytest.importorskip("sentence_transformers")
+    from sentence_transformers import models
+
+    words = models.Transformer(folder_of(make_bert(vocab_size=len(VOCAB_WORDS)), tokenizer, tmp_path / "m"))
+    model = parts.SentenceTransformer(modules=[words, models.Pooling(64, pooling_mode=pooling)], device="cpu")
+    expected = model.encode(TEXTS)
+    assert ftbert.optimize(model) is model
+    assert_close(torch.from_numpy(model.encode(TEXTS)), torch.from_numpy(expected), atol=1e-5)
+    assert_close(
+        model.encode(TEXTS[0], output_value="token_embeddings"),
+        ftbert.undo(model).encode(TEXTS[0], output_value="token_embeddings"), atol=1e-5,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+def test_cross_encoder(labels: int, tokenizer: Any, tmp_path: Path) -> None:
+    parts = pytest.importorskip("sentence_transformers")
+    folder = folder_of(make("bert", "ForSequenceClassification", num_labels=labels), tokenizer, tmp_path / "m")
+    model = parts.CrossEncoder(folder, device="cpu")
+    pairs = [(a, b) for a in TEXTS for b in TEXTS]
+    expected = model.predict(pairs)
+    ftbert.optimize(model)
+    assert_close(torch.from_numpy(model.predict(pairs)), torch.from_numpy(expected), atol=1e-4)
+    if labels == 1:
+        orders = [[r["corpus_id"] for r in m.rank(TEXTS[0], TEXTS)] for m in (model, ftbert.undo(copy.deepcopy(model)))]
+        assert orders[0] == orders[1]
+
+
+def test_real_minilm(minilm_folder: Path) -> None:
+    parts = pytest.importorskip("sentence_transformers")
+    texts = [f"{text} This is sentence number {n}. " * (1 + n % 7) for n in range(20) for text in TEXTS[:2]]
+    model = parts.SentenceTransformer(str(minilm_folder), device="cpu")
+    expected = model.encode(texts)
+    assert_close(torch.from_numpy(ftbert.optimize(model).encode(texts)), torch.from_numpy(expected), atol=1e-5)
