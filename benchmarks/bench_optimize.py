@@ -59,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows.append({"name": name, "original_ms": before, "optimized_ms": after, "max_abs_diff": difference})
         print(f"| {name} | {before:.0f} | {after:.0f} | {before / after:.2f}x | {difference:.1e} |", flush=True)
     if options.out:
-        facts = {"texts": len(texts), "threads": torch.get_num_threads(), "device": options.device, "clock": options.clock}
+        facts = {name: getattr(options, name) for name in ("texts", "device", "dtype", "clock", "rounds")}
+        facts["threads"] = torch.get_num_threads()
         options.out.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
     return 0
 

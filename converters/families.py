@@ -13,12 +13,13 @@ from ftbert.converters.task_types import FOLDED_TASK_TYPES
 
 _LAYER = "encoder.layer.{i}."
 _ATTENTION = _LAYER + "attention."
+_QKV = ("query", "key", "value")
 _BERT: Names = {
     "embeddings.word": "embeddings.word_embeddings.weight",
     "embeddings.position": "embeddings.position_embeddings.weight",
     "embeddings.token_type": "embeddings.token_type_embeddings.weight",
     "embeddings.norm": "embeddings.LayerNorm",
-    "layers.{i}.attention.qkv": tuple(_ATTENTION + "self." + name for name in ("query", "key", "value")),
+    "layers.{i}.attention.qkv": tuple(_ATTENTION + "self." + name for name in _QKV),
     "layers.{i}.attention.out": _ATTENTION + "output.dense",
     "layers.{i}.attention.norm": _ATTENTION + "output.LayerNorm",
     "layers.{i}.ffn.up": _LAYER + "intermediate.dense",
@@ -31,17 +32,11 @@ _FROM_PADDING = {"positions": "from_padding"}
 _ROBERTA_KEYS = KEYS | {"padding_id": ("pad_token_id", 1)}
 
 
-def _embedding_size(config: Config, entries: dict[str, Any]) -> None:
-    entries["embedding"] = config.get("embedding_size") or 128
-
-
 def _electra(config: Config, entries: dict[str, Any]) -> None:
-    _embedding_size(config, entries)
     entries["embedding_projection"] = entries["embedding"] != entries["hidden"]
 
 
 def _albert(config: Config, entries: dict[str, Any]) -> None:
-    _embedding_size(config, entries)
     if config.get("inner_group_num", 1) != 1:
         raise ValueError(f"inner_group_num {config['inner_group_num']} is not supported: only 1")
     entries["distinct_layers"] = min(int(config.get("num_hidden_groups") or 1), int(entries["layers"]))
@@ -91,6 +86,7 @@ _ALL = (
         name="electra",
         base="electra",
         names=_NO_POOLER | {"embeddings.projection": "embeddings_project"},
+        keys=KEYS | {"embedding": ("embedding_size", 128)},
         adjust=_electra,
     ),
     Family(
@@ -111,7 +107,7 @@ _ALL = (
         base="albert",
         names=_BERT | {
             "embeddings.projection": "encoder.embedding_hidden_mapping_in",
-            "layers.{i}.attention.qkv": tuple(_ALBERT_LAYER + f"attention.{name}" for name in ("query", "key", "value")),
+            "layers.{i}.attention.qkv": tuple(_ALBERT_LAYER + "attention." + name for name in _QKV),
             "layers.{i}.attention.out": _ALBERT_LAYER + "attention.dense",
             "layers.{i}.attention.norm": _ALBERT_LAYER + "attention.LayerNorm",
             "layers.{i}.ffn.up": _ALBERT_LAYER + "ffn",
@@ -119,9 +115,16 @@ _ALL = (
             "layers.{i}.ffn.norm": _ALBERT_LAYER + "full_layer_layer_norm",
             "pooler": "pooler",
         },
-        keys=KEYS | {"activation": ("hidden_act", "gelu_new")},
+        keys=KEYS | {"embedding": ("embedding_size", 128), "activation": ("hidden_act", "gelu_new")},
         fixed={"embedding_projection": True},
         adjust=_albert,
+    ),
+    Family(
+        name="rembert",
+        base="rembert",
+        names=_BERT | {"embeddings.projection": "encoder.embedding_hidden_mapping_in"},
+        keys=KEYS | {"embedding": ("input_embedding_size", 256)},
+        fixed={"embedding_projection": True},
     ),
     Family(name="ernie", base="ernie", names=_BERT),
     Family(

@@ -84,7 +84,7 @@ class Family:
         hidden, heads = int(entries["hidden"]), int(entries["heads"])
         if heads <= 0 or hidden % heads:
             raise ValueError(f"hidden size {hidden} is not a multiple of the number of attention heads {heads}")
-        entries |= {"head_size": hidden // heads, "embedding": hidden}
+        entries = {"head_size": hidden // heads, "embedding": hidden} | entries
         if self.adjust is not None:
             self.adjust(document, entries)
         kinds = EncoderConfig.__annotations__

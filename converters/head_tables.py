@@ -67,6 +67,7 @@ ROWS = (
             families=("distilbert",)),
     HeadRow(*_MASKED, "tokens", "predictions.decoder", "predictions.dense", "=hidden_act", "predictions.LayerNorm",
             "predictions.bias", families=("albert",)),
+    HeadRow(*_MASKED, "tokens", _CLS + "decoder", _CLS + "dense", "=hidden_act", _CLS + "LayerNorm", families=("rembert",)),
     HeadRow(*_MASKED, "tokens", "generator_lm_head", "generator_predictions.dense", "gelu",
             "generator_predictions.LayerNorm", families=_ELECTRA),
     HeadRow("replaced_token", "ForPreTraining", "tokens", "discriminator_predictions.dense_prediction",
@@ -79,9 +80,8 @@ ROWS = (
 )  # fmt: skip
 
 # Beginnings of tensors that belong to heads: left out where they are not wanted.
-PREFIXES = tuple(
-    sorted({name.partition(".")[0] + "." for row in ROWS for name in (row.out, row.dense, row.norm) if name} | {"dropout."})
-)
+_STEMS = {stem for row in ROWS for stem in (row.out, row.dense, row.norm) if stem}
+PREFIXES = ("dropout.", *sorted({stem.partition(".")[0] + "." for stem in _STEMS}))
 
 
 def rows_of(family: str) -> list[HeadRow]:
@@ -120,14 +120,15 @@ def head_config(
             raise ValueError("the multiple choice head needs summary_type 'first' and summary_use_proj")
         activation = config.get("summary_activation", "gelu") or "none"
 
-    def rows(kind: str) -> int:
-        return next((found[name][0] for name in row.names(kind) if name in found), 0)
+    def rows(stem: str, otherwise: int) -> int:
+        kinds = (f"{stem}.weight", f"{stem}.bias")
+        return next((found[name][0] for kind in kinds for name in row.names(kind) if name in found), otherwise)
 
     return HeadConfig(
         task=row.task,
         source=row.source,
-        outputs=rows("out.bias"),
-        width=rows("dense.bias"),
+        outputs=encoder.vocab if row.task == "masked_lm" else rows("out", 1),
+        width=rows("dense", encoder.hidden) if row.dense else 0,
         activation=activation,
         norm_eps=encoder.layer_norm_eps if row.norm else 0.0,
         tied=tied,

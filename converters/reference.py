@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -42,11 +42,12 @@ def build_reference(checkpoint: Checkpoint, with_heads: bool) -> PreTrainedModel
     return model
 
 
-def _class_of(rows: list[HeadRow], settings: transformers.PretrainedConfig) -> type[PreTrainedModel]:
+def _class_of(rows: list[HeadRow], settings: Any) -> Any:
     """transformers' class with these heads, for any class of the family."""
     import transformers
 
-    base = transformers.AutoModel._model_mapping[type(settings)].__name__.removesuffix("Model")
+    classes: Any = transformers.AutoModel._model_mapping
+    base = classes[type(settings)].__name__.removesuffix("Model")
     name = "ForPreTraining" if len(rows) > 1 else rows[0].architecture
     return getattr(transformers, base + name)
 
@@ -57,7 +58,7 @@ def _head_state(
     """The heads' tensors under every name that the model knows them by (transformers ties some pairs)."""
     wanted = model.state_dict()
     word = next(name for name in state if name.endswith("embeddings.word_embeddings.weight"))
-    found = {}
+    found: dict[str, torch.Tensor] = {}
     for head in checkpoint.config.heads:
         for kind in (*head.shapes(checkpoint.config.encoder.hidden), "out.weight"):
             tied = kind == "out.weight" and head.tied

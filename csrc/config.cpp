@@ -130,9 +130,9 @@ EncoderConfig EncoderConfig::parse(const std::map<std::string, std::string>& ent
   read.require(c.embedding_projection || c.embedding == c.hidden,
                "embedding " + std::to_string(c.embedding) + " differs from hidden " + std::to_string(c.hidden) +
                    ": that needs embedding_projection");
-  read.require(c.heads * c.head_size == c.hidden,
-               "heads * head_size must equal hidden: " + std::to_string(c.heads) + " * " +
-                   std::to_string(c.head_size) + " != " + std::to_string(c.hidden));
+  read.require(c.heads * c.head_size == c.hidden, "heads * head_size must equal hidden: " + std::to_string(c.heads) +
+                                                      " * " + std::to_string(c.head_size) +
+                                                      " != " + std::to_string(c.hidden));
   read.finish();
   return c;
 }

@@ -53,9 +53,9 @@ struct Encoder<Device, T>::Buffers {
   T* projected;        // [rows, hidden], a block's result before the residual; after context is read
   T* inner;            // [rows, inter]; shares memory with qkv and context, which are dead by then
   void* attention_scratch;
-  T *q, *k, *v;         // general path: [sequences, heads, seq, head_size]
-  float* scores;        // general path: [sequences, heads, seq, seq]
-  T* probabilities;     // general path, T != float
+  T *q, *k, *v;      // general path: [sequences, heads, seq, head_size]
+  float* scores;     // general path: [sequences, heads, seq, seq]
+  T* probabilities;  // general path, T != float
   int64_t general_sequences;
 };
 
@@ -126,7 +126,8 @@ auto Encoder<Device, T>::carve(const Context<Device>&, Workspace& ws, const Enco
     b.attention_scratch = ws.take<char>(attention_scratch_bytes<Device, T>(input.max_seqlen, c.head_size));
   } else {
     const int64_t per_sequence = std::max<int64_t>(1, c.heads * input.max_seqlen * input.max_seqlen);
-    b.general_sequences = std::clamp<int64_t>(kGeneralScoreElements / per_sequence, 1, std::max<int64_t>(1, input.batch));
+    b.general_sequences =
+        std::clamp<int64_t>(kGeneralScoreElements / per_sequence, 1, std::max<int64_t>(1, input.batch));
     const int64_t rows = b.general_sequences * input.max_seqlen;
     b.q = ws.take<T>(rows * c.hidden);
     b.k = ws.take<T>(rows * c.hidden);
@@ -225,8 +226,7 @@ void Encoder<Device, T>::layer_pre_norm(Context<Device>& context, int64_t i, con
 
 // hidden = what the layers start from
 template <class Device, class T>
-void Encoder<Device, T>::embed(Context<Device>& context, const EncoderInput& input, const Buffers& b,
-                               T* hidden) const {
+void Encoder<Device, T>::embed(Context<Device>& context, const EncoderInput& input, const Buffers& b, T* hidden) const {
   const EncoderConfig& c = config_;
   padding_positions<Device>(context, c.positions, input.input_ids, input.token_index, input.cu_seqlens, input.batch,
                             input.seq, c.padding_id, b.positions);
@@ -283,7 +283,8 @@ void Encoder<Device, T>::pool(Context<Device>& context, const T* hidden, const i
   if (batch == 0) return;
   const int64_t cols = config_.hidden;
   first_rows<Device, T>(context, hidden, cu_seqlens, batch, cols, scratch);
-  const T* pooled = linear(context, weights_.pooler, scratch, batch, {.bias = true, .activation = Activation::tanh}, out);
+  const T* pooled =
+      linear(context, weights_.pooler, scratch, batch, {.bias = true, .activation = Activation::tanh}, out);
   if constexpr (on_cpu<Device>)
     if (pooled != out) std::copy(pooled, pooled + batch * cols, out);
   zero_empty_rows<Device, T>(context, cu_seqlens, batch, cols, out);

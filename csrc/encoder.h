@@ -64,8 +64,8 @@ class Encoder {
   void layer_post_norm(Context<Device>&, const LayerWeights<T>&, const EncoderInput&, const Pass&, const Buffers&,
                        T* hidden) const;
   void layer_pre_norm(Context<Device>&, int64_t i, const EncoderInput&, const Pass&, const Buffers&, T* hidden) const;
-  void attend(Context<Device>&, const T* qkv, const LayerWeights<T>&, const EncoderInput&, const Pass&,
-              const Buffers&, T* out) const;
+  void attend(Context<Device>&, const T* qkv, const LayerWeights<T>&, const EncoderInput&, const Pass&, const Buffers&,
+              T* out) const;
 
   EncoderConfig config_;
   Weights<T> weights_;

@@ -88,7 +88,6 @@ Weights<T> bind_weights(const EncoderConfig& config, const std::function<WeightS
 
 template Weights<float> bind_weights(const EncoderConfig&, const std::function<WeightSource(const std::string&)>&);
 template Weights<half_t> bind_weights(const EncoderConfig&, const std::function<WeightSource(const std::string&)>&);
-template Weights<bfloat16_t> bind_weights(const EncoderConfig&,
-                                          const std::function<WeightSource(const std::string&)>&);
+template Weights<bfloat16_t> bind_weights(const EncoderConfig&, const std::function<WeightSource(const std::string&)>&);
 
 }  // namespace ftbert

@@ -36,11 +36,11 @@ struct Norm {
 
 template <class T>
 struct LayerWeights {
-  Linear<T> qkv;      // [3*hidden, hidden]: query, key, value rows in this order
-  Linear<T> out;      // [hidden, hidden]
+  Linear<T> qkv;  // [3*hidden, hidden]: query, key, value rows in this order
+  Linear<T> out;  // [hidden, hidden]
   Norm<T> attention_norm;
-  Linear<T> up;       // [inter, hidden]
-  Linear<T> down;     // [hidden, inter]
+  Linear<T> up;    // [inter, hidden]
+  Linear<T> down;  // [hidden, inter]
   Norm<T> ffn_norm;
 };
 
@@ -51,9 +51,9 @@ struct Weights {
   const T* token_type = nullptr;
   Norm<T> embedding_norm;
   Linear<T> embedding_projection;
-  const T* relative_bias = nullptr;  // [heads, 2*relative_span-1], by column(key) - column(query) + relative_span-1
+  const T* relative_bias = nullptr;     // [heads, 2*relative_span-1], by column(key) - column(query) + relative_span-1
   std::vector<LayerWeights<T>> layers;  // one for each layer; several may point at the same tensors
-  Norm<T> final_norm;  // pre-LayerNorm models only
+  Norm<T> final_norm;                   // pre-LayerNorm models only
   Linear<T> pooler;
 };
 

@@ -116,8 +116,9 @@ def linear(a: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> T
 # forward_unpadded has none: its size stands in the mask, and an op that holds an object cannot give such a size to the
 # inductor of torch 2.13 (its assertion compares with a guess). torch.compile breaks the graph there.
 _FAKES: tuple[Callable[..., Any], ...] = (
-    forward, forward_packed, forward_hidden_states, first_rows, pool, pack_weight, padding,
-    padding_mask, padding_positions, remove_padding, restore_padding, embeddings_layernorm, add_bias_input_layernorm, add_bias_act, attention, add_qkv_bias, softmax,
+    forward, forward_packed, forward_hidden_states, first_rows, pool, pack_weight, padding, padding_mask,
+    padding_positions, remove_padding, restore_padding, embeddings_layernorm, add_bias_input_layernorm, add_bias_act,
+    attention, add_qkv_bias, softmax,
     transpose, pooling, linear,
 )  # fmt: skip
 

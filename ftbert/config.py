@@ -21,9 +21,9 @@ class EncoderConfig:
     """The entries of csrc/config.h, by the same names; the core checks their values.
 
     heads * head_size = hidden. embedding is the width of the embedding tables. positions: how a token gets its
-    position id, "absolute", "from_padding" or "none". activation: as HuggingFace spells it. relative_span: attention has
-    an additive bias by distance, for distances below it (0: none). distinct_layers: so many layers have weights of their
-    own, the others share them in runs (0: all).
+    position id, "absolute", "from_padding" or "none". activation: as HuggingFace spells it. relative_span: attention
+    has an additive bias by distance, for distances below it (0: none). distinct_layers: so many layers have weights
+    of their own, the others share them in runs (0: all).
     """
 
     vocab: int

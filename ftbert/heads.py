@@ -1,6 +1,7 @@
-"""Task heads: small torch functions over the encoder's packed output, and the modules that run both."""
+"""Task heads: small torch functions over the encoder's packed output, and the modules that run both.
 
-from __future__ import annotations
+No postponed annotations here: TorchScript cannot look a class's own up.
+"""
 
 from typing import Any, List, Optional, Tuple  # noqa: UP035 (TorchScript reads these annotations)
 
@@ -20,6 +21,13 @@ _ACTIVATIONS = {
 
 class Head(torch.nn.Module):
     """out(norm(activation(dense(x)))), as ftbert.config.HeadConfig describes it. weights: by the names there."""
+
+    dense_weight: Tensor
+    dense_bias: Tensor
+    norm_weight: Tensor
+    norm_bias: Tensor
+    out_weight: Tensor
+    out_bias: Tensor
 
     def __init__(self, config: HeadConfig, weights: dict[str, Tensor]) -> None:
         super().__init__()

@@ -46,8 +46,9 @@ def load(
 
     source: an ftbert or HuggingFace folder, an .onnx file, a hub id, or a live transformers model. device: "cpu",
     "cuda", "cuda:1". dtype: fp32 (the CPU's only one), fp16, bf16. attention: "auto", or "fused" / "general" to force
-    a path. heads: with the checkpoint's task heads; without, a masked language model computes no vocabulary. Raises FileNotFoundError, ValueError (weights or config do not fit, all problems listed), RuntimeError (a
-    device or dtype that this build or machine cannot serve).
+    a path. heads: the checkpoint's task heads too; a masked language model then computes logits over the vocabulary in
+    every call. Raises FileNotFoundError, ValueError (weights or config do not fit, all problems listed), RuntimeError
+    (a device or dtype that this build or machine cannot serve).
     """
     place, element = _check_device(torch.device(device)), parse_dtype(dtype)
     if place.type == "cpu" and element != torch.float32:

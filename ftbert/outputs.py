@@ -27,8 +27,9 @@ _SECOND = {"next_sentence": "seq_relationship_logits", "sentence_order": "sop_lo
 def _output_class(task: str) -> type:
     """transformers' class plus last_hidden_state and pooler_output (and what else heads give), all optional."""
     from transformers import modeling_outputs
+    from transformers.utils.generic import ModelOutput
 
-    base = getattr(modeling_outputs, _CLASSES[task] or "ModelOutput", modeling_outputs.ModelOutput)
+    base = getattr(modeling_outputs, _CLASSES[task] or "-", ModelOutput)
     known = {field for one in base.__mro__ for field in getattr(one, "__dataclass_fields__", {})}
     extra = ("logits", "last_hidden_state", "pooler_output", "prediction_logits", *_SECOND.values())
     return make_dataclass(

@@ -35,6 +35,7 @@ _SETTINGS: dict[str, list[dict[str, Any]]] = {
     "ernie": [{"use_task_id": True}, {"use_task_id": False}],
     "megatron-bert": [{}, {}],
     "mpnet": [{}, {"relative_attention_num_buckets": 40}],
+    "rembert": [{"input_embedding_size": 16, "output_embedding_size": 56}, {"input_embedding_size": 39}],
     "roberta": [{}, {"type_vocab_size": 1}],
     "roberta-prelayernorm": [{}, {}],
     "xlm-roberta": [{}, {"type_vocab_size": 1}],

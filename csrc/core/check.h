@@ -36,7 +36,8 @@ template <class... Words>
 
 // FTBERT_CHECK(condition, "expected ", a, ", got ", b): throws Error with the pieces joined. A macro, so that the
 // words cost nothing while the condition holds.
-#define FTBERT_CHECK(condition, ...)                          \
-  do {                                                        \
-    if (!(condition)) [[unlikely]] ::ftbert::fail(__VA_ARGS__); \
+#define FTBERT_CHECK(condition, ...) \
+  do {                               \
+    if (!(condition)) [[unlikely]]   \
+      ::ftbert::fail(__VA_ARGS__);   \
   } while (false)

@@ -20,11 +20,11 @@ struct Context<Cpu> {
 
 template <>
 struct Context<Cuda> {
-  void* stream = nullptr;     // cudaStream_t of the caller
+  void* stream = nullptr;  // cudaStream_t of the caller
   int device = 0;
-  int sm_count = 0;           // multiprocessors of the device
-  int capability = 0;         // 10 * major + minor
-  GemmPlans* plans = nullptr; // cuBLASLt plans of this device; shared by threads, internally locked
+  int sm_count = 0;                // multiprocessors of the device
+  int capability = 0;              // 10 * major + minor
+  GemmPlans* plans = nullptr;      // cuBLASLt plans of this device; shared by threads, internally locked
   void* gemm_workspace = nullptr;  // one call's own
   size_t gemm_workspace_bytes = 0;
 };

@@ -35,8 +35,7 @@ const char* advice(cudaError_t error) {
     case cudaErrorAssert:
     case cudaErrorECCUncorrectable:
       return "this process can no longer use the GPU: restart it (the fault may lie in work started before this call)";
-    default:
-      return "";
+    default: return "";
   }
 }
 

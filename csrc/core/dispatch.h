@@ -27,7 +27,7 @@ template <class F>
 decltype(auto) dispatch(DeviceKind device, DType dtype, F&& f) {
   if (device == DeviceKind::cpu) {
     FTBERT_CHECK(dtype == DType::fp32, "on the CPU ftbert computes in fp32, got ", to_string(dtype),
-          "; load the model with dtype='fp32'");
+                 "; load the model with dtype='fp32'");
     return std::forward<F>(f)(Backend<Cpu, float>{});
   }
 #ifdef FTBERT_CUDA

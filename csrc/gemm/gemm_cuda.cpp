@@ -51,7 +51,7 @@ bool run(Context<Cuda>& context, GemmKey key, const void* a, const void* b, cons
 
 void must_run(Context<Cuda>& context, const GemmKey& key, const void* a, const void* b, void* c) {
   FTBERT_CHECK(run(context, key, a, b, nullptr, c), "cuBLASLt has no algorithm for a product of ", to_string(key.dtype),
-        " with m=", key.m, " n=", key.n, " k=", key.k, " batch=", key.batch);
+               " with m=", key.m, " n=", key.n, " k=", key.k, " batch=", key.batch);
 }
 
 // Which part of the epilogue cuBLASLt computes exactly as we would. Its GELU is the tanh form with an approximate tanh:

@@ -50,7 +50,7 @@ void set_layout(cublasLtMatrixLayoutOpaque_t& layout, cudaDataType_t type, int64
 void cublas_check(cublasStatus_t status, const char* call) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
   FTBERT_CHECK(status != CUBLAS_STATUS_ALLOC_FAILED, call,
-        ": out of GPU memory: use a smaller batch or fewer tokens a call; the model stays usable");
+               ": out of GPU memory: use a smaller batch or fewer tokens a call; the model stays usable");
   fail(call, " failed: ", cublasLtGetStatusString(status), " (", cublasLtGetStatusName(status), ")");
 }
 

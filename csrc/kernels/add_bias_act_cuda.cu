@@ -80,18 +80,12 @@ void launch(Context<Cuda>& context, E* x, const E* bias, Activation activation, 
     FTBERT_LAUNCH_CHECK("add_bias_act");
   };
   switch (activation) {
-    case Activation::none:
-      return run(add_bias_act_kernel<Activation::none, W, E>);
-    case Activation::gelu_erf:
-      return run(add_bias_act_kernel<Activation::gelu_erf, W, E>);
-    case Activation::gelu_tanh:
-      return run(add_bias_act_kernel<Activation::gelu_tanh, W, E>);
-    case Activation::relu:
-      return run(add_bias_act_kernel<Activation::relu, W, E>);
-    case Activation::silu:
-      return run(add_bias_act_kernel<Activation::silu, W, E>);
-    case Activation::tanh:
-      return run(add_bias_act_kernel<Activation::tanh, W, E>);
+    case Activation::none: return run(add_bias_act_kernel<Activation::none, W, E>);
+    case Activation::gelu_erf: return run(add_bias_act_kernel<Activation::gelu_erf, W, E>);
+    case Activation::gelu_tanh: return run(add_bias_act_kernel<Activation::gelu_tanh, W, E>);
+    case Activation::relu: return run(add_bias_act_kernel<Activation::relu, W, E>);
+    case Activation::silu: return run(add_bias_act_kernel<Activation::silu, W, E>);
+    case Activation::tanh: return run(add_bias_act_kernel<Activation::tanh, W, E>);
   }
 }
 

@@ -16,7 +16,7 @@ namespace ftbert {
 namespace {
 
 constexpr int64_t kQueriesPerItem = 128;
-constexpr int kLanes = 16;         // one AVX-512 register; narrower machines split it
+constexpr int kLanes = 16;            // one AVX-512 register; narrower machines split it
 constexpr int kColumns = 2 * kLanes;  // of keys or of head_size, held in registers by one block
 
 using Vector __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias)) = float;
@@ -139,8 +139,10 @@ void attention<Cpu, float>(Context<Cpu>&, const float* qkv, int64_t first_token,
       float* o = out + row * hidden + h * head_size;
       gather_keys_values(q + hidden, stride, hidden, length, head_size, s);
       int64_t i = begin;
-      for (; i + 8 <= end; i += 8) attend<8>(q + i * stride, stride, s, length, head_size, scale, o + i * hidden, hidden);
-      for (; i + 4 <= end; i += 4) attend<4>(q + i * stride, stride, s, length, head_size, scale, o + i * hidden, hidden);
+      for (; i + 8 <= end; i += 8)
+        attend<8>(q + i * stride, stride, s, length, head_size, scale, o + i * hidden, hidden);
+      for (; i + 4 <= end; i += 4)
+        attend<4>(q + i * stride, stride, s, length, head_size, scale, o + i * hidden, hidden);
       for (; i < end; ++i) attend<1>(q + i * stride, stride, s, length, head_size, scale, o + i * hidden, hidden);
     }
   }

@@ -109,17 +109,10 @@ void run(Context<Cuda>& context, const T* qkv, int64_t first_token, const int32_
                   static_cast<cudaStream_t>(context.stream),
                   has_warpgroups(context)};
   switch (head_size) {
-    case 32:
-      launch<T, 32>(call);
-      break;
-    case 64:
-      launch<T, 64>(call);
-      break;
-    case 128:
-      launch<T, 128>(call);
-      break;
-    default:
-      throw Error("attention: no fused kernel for head size " + std::to_string(head_size));
+    case 32: launch<T, 32>(call); break;
+    case 64: launch<T, 64>(call); break;
+    case 128: launch<T, 128>(call); break;
+    default: throw Error("attention: no fused kernel for head size " + std::to_string(head_size));
   }
   FTBERT_LAUNCH_CHECK("attention");
 }

@@ -49,7 +49,8 @@ void embeddings_layernorm(Context<Device>& context, const EmbeddingTables<T>& ta
                           int64_t tokens, int64_t cols, T* out) {
   if (tokens == 0 || cols == 0) return;
   FTBERT_CHECK(cols < (1 << 30), "embeddings_layernorm: a row has at most 2^30 elements, got ", cols);
-  FTBERT_CHECK(!tables.position || positions, "embeddings_layernorm: the model has a position table, but no positions given");
+  FTBERT_CHECK(!tables.position || positions,
+               "embeddings_layernorm: the model has a position table, but no positions given");
   using E = native_t<T>;
   const EmbeddingTables<E> on_device{native(tables.word),  native(tables.position), native(tables.token_type),
                                      native(tables.gamma), native(tables.beta),     tables.vocab,

@@ -54,13 +54,13 @@ void padding_positions(Context<Device>& context, PositionKind kind, const int64_
 
 // [batch*seq, cols] -> [tokens, cols]
 template <class Device, class T>
-void remove_padding(Context<Device>& context, const T* padded, const int64_t* token_index, int64_t tokens,
-                    int64_t cols, T* packed);
+void remove_padding(Context<Device>& context, const T* padded, const int64_t* token_index, int64_t tokens, int64_t cols,
+                    T* packed);
 
 // [tokens, cols] -> [batch*seq, cols], rows at padding exactly 0
 template <class Device, class T>
-void restore_padding(Context<Device>& context, const T* packed, const int32_t* packed_index, int64_t rows,
-                     int64_t cols, T* padded);
+void restore_padding(Context<Device>& context, const T* packed, const int32_t* packed_index, int64_t rows, int64_t cols,
+                     T* padded);
 
 // First kept row of each sequence [tokens, cols] -> [batch, cols]; zeros for an empty sequence.
 template <class Device, class T>
@@ -116,7 +116,8 @@ void add_bias_act(Context<Device>& context, T* x, const T* bias, Activation acti
 // softmax(q k^T / sqrt(head_size)) v within each sequence, on packed tokens; no score matrix in memory.
 template <class Device, class T>
 void attention(Context<Device>& context, const T* qkv,  // [tokens, 3*hidden], bias already added
-               int64_t first_token, const int32_t* cu_seqlens, int64_t batch, int64_t max_seqlen, int64_t heads, int64_t head_size,
+               int64_t first_token, const int32_t* cu_seqlens, int64_t batch, int64_t max_seqlen, int64_t heads,
+               int64_t head_size,
                void* scratch,  // attention_scratch_bytes
                T* out);        // [tokens, hidden]
 template <class Device, class T>
@@ -129,9 +130,8 @@ bool attention_supports(const Context<Device>& context, int64_t head_size);
 // [tokens, 3*hidden] + bias [3*hidden] (nullptr: 0) -> q, k, v [batch, heads, seq, head_size], padding restored
 // as zeros.
 template <class Device, class T>
-void add_qkv_bias(Context<Device>& context, const T* qkv, const T* bias, int64_t first_token,
-                  const int32_t* cu_seqlens, int64_t batch, int64_t seq, int64_t heads, int64_t head_size, T* q, T* k,
-                  T* v);
+void add_qkv_bias(Context<Device>& context, const T* qkv, const T* bias, int64_t first_token, const int32_t* cu_seqlens,
+                  int64_t batch, int64_t seq, int64_t heads, int64_t head_size, T* q, T* k, T* v);
 
 // scores, probabilities [batch, heads, seq, seq]: softmax(scale * score + relative bias) over the keys of the row's
 // own sequence; 0 at keys and queries past its length. May run in place where T is float. relative_bias
@@ -144,8 +144,8 @@ void softmax(Context<Device>& context, const float* scores, const int32_t* cu_se
 
 // [batch, heads, seq, head_size] -> [tokens, hidden], dropping padding
 template <class Device, class T>
-void transpose(Context<Device>& context, const T* x, int64_t first_token, const int32_t* cu_seqlens, int64_t batch, int64_t seq,
-               int64_t heads, int64_t head_size, T* out);
+void transpose(Context<Device>& context, const T* x, int64_t first_token, const int32_t* cu_seqlens, int64_t batch,
+               int64_t seq, int64_t heads, int64_t head_size, T* out);
 
 // ---- pooling -----------------------------------------------------------------------------------------------
 

@@ -84,7 +84,7 @@ __device__ void layernorm_long(const E* a, const E* b, const E* c, const E* gamm
                                int lane, E* sum, E* out) {
   constexpr int W = Shape::kWidth;
   using Pack = Packed<E, W>;
-  const auto value = [&](int col, float(&x)[W]) {
+  const auto value = [&](int col, float (&x)[W]) {
     Pack::load(a + col).to_floats(x);
     float y[W];
     if (b != nullptr) {

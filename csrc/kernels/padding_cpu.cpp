@@ -33,11 +33,11 @@ void offsets(const M* mask, int64_t batch, int64_t seq, int32_t* cu_seqlens, int
 
 }  // namespace
 
-#define FTBERT_INSTANTIATE(M)                                                                                        \
-  template <>                                                                                                        \
-  void padding_offsets<Cpu, M>(Context<Cpu>&, const M* mask, int64_t batch, int64_t seq, int32_t* cu_seqlens,        \
-                               int64_t* token_index, int32_t* packed_index, PaddingInfo* info) {                     \
-    offsets(mask, batch, seq, cu_seqlens, token_index, packed_index, info);                                          \
+#define FTBERT_INSTANTIATE(M)                                                                                 \
+  template <>                                                                                                 \
+  void padding_offsets<Cpu, M>(Context<Cpu>&, const M* mask, int64_t batch, int64_t seq, int32_t* cu_seqlens, \
+                               int64_t* token_index, int32_t* packed_index, PaddingInfo* info) {              \
+    offsets(mask, batch, seq, cu_seqlens, token_index, packed_index, info);                                   \
   }
 FTBERT_INSTANTIATE(uint8_t)
 FTBERT_INSTANTIATE(int64_t)

@@ -8,8 +8,8 @@ namespace ftbert {
 
 template <>
 void softmax<Cpu, float>(Context<Cpu>&, const float* scores, const int32_t* cu_seqlens, float scale,
-                         const float* relative_bias, const int32_t* columns, int64_t span, int64_t batch,
-                         int64_t heads, int64_t seq, float* probabilities) {
+                         const float* relative_bias, const int32_t* columns, int64_t span, int64_t batch, int64_t heads,
+                         int64_t seq, float* probabilities) {
 #pragma omp parallel for schedule(static) collapse(2)
   for (int64_t b = 0; b < batch; ++b) {
     for (int64_t h = 0; h < heads; ++h) {

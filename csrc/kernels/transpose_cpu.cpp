@@ -6,8 +6,8 @@
 namespace ftbert {
 
 template <>
-void transpose<Cpu, float>(Context<Cpu>&, const float* x, int64_t first_token, const int32_t* cu_seqlens,
-                           int64_t batch, int64_t seq, int64_t heads, int64_t head_size, float* out) {
+void transpose<Cpu, float>(Context<Cpu>&, const float* x, int64_t first_token, const int32_t* cu_seqlens, int64_t batch,
+                           int64_t seq, int64_t heads, int64_t head_size, float* out) {
 #pragma omp parallel for schedule(static) collapse(2)
   for (int64_t b = 0; b < batch; ++b)
     for (int64_t h = 0; h < heads; ++h)

@@ -128,18 +128,12 @@ class Reference {
 
   double activate(double x) const {
     switch (c_.activation) {
-      case Activation::gelu_erf:
-        return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0)));
-      case Activation::gelu_tanh:
-        return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
-      case Activation::relu:
-        return std::max(x, 0.0);
-      case Activation::silu:
-        return x / (1 + std::exp(-x));
-      case Activation::tanh:
-        return std::tanh(x);
-      case Activation::none:
-        break;
+      case Activation::gelu_erf: return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0)));
+      case Activation::gelu_tanh: return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+      case Activation::relu: return std::max(x, 0.0);
+      case Activation::silu: return x / (1 + std::exp(-x));
+      case Activation::tanh: return std::tanh(x);
+      case Activation::none: break;
     }
     return x;
   }

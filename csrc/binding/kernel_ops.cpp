@@ -1,0 +1,360 @@
+// torch.ops.ftbert.*: every kernel by itself, functional, for tests, benchmarks and heads. Fake implementations are in
+// ftbert/_fake.py.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
+#include <torch/library.h>
+
+#include "binding/tensors.h"
+#include "core/types.h"
+#include "kernels/kernels.h"
+#include "weights.h"
+
+namespace ftbert::binding {
+namespace {
+
+using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+void same(const char* name, const Tensor& t, const Tensor& like, at::IntArrayRef shape) {
+  FTBERT_CHECK(
+      t.sizes() == shape && t.scalar_type() == like.scalar_type() && t.device() == like.device() && t.is_contiguous(),
+      name, ": expected contiguous ", at::toString(like.scalar_type()), " ", shape_text(shape), " on ",
+      like.device().str(), ", got ", describe(t));
+}
+
+void same(const char* name, const OptionalTensor& t, const Tensor& like, at::IntArrayRef shape) {
+  if (t) same(name, *t, like, shape);
+}
+
+void integers(const char* name, const Tensor& t, const Tensor& like, at::ScalarType type, int64_t least) {
+  FTBERT_CHECK(
+      t.dim() == 1 && t.size(0) >= least && t.scalar_type() == type && t.device() == like.device() && t.is_contiguous(),
+      name, ": expected contiguous ", at::toString(type), " of at least ", least, " on ", like.device().str(), ", got ",
+      describe(t));
+}
+
+void rank(const char* name, const Tensor& t, int64_t rank) {
+  FTBERT_CHECK(t.dim() == rank && t.is_contiguous(), name, ": expected a contiguous tensor of rank ", rank, ", got ",
+               describe(t));
+}
+
+// f(context, T{}) for x's device and dtype
+template <class F>
+void run(const Tensor& x, F&& f) {
+  const c10::DeviceGuard guard(x.device());
+  dispatch(device_kind(x.device()), dtype_of(x.scalar_type()), [&](auto backend) {
+    using Device = typename decltype(backend)::Device;
+    CallContext<Device> call(x.device());
+    f(backend, call.context);
+  });
+}
+
+// As `run`, for kernels that have no element type of their own.
+template <class F>
+void run_untyped(const at::Device& device, F&& f) {
+  const c10::DeviceGuard guard(device);
+  dispatch(device_kind(device), DType::fp32, [&](auto backend) {
+    using Device = typename decltype(backend)::Device;
+    CallContext<Device> call(device);
+    f(backend, call.context);
+  });
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> padding(const Tensor& mask) {
+  rank("mask", mask, 2);
+  const int64_t batch = mask.size(0), rows = mask.numel();
+  const auto options = mask.options();
+  Tensor cu = at::empty({batch + 1}, options.dtype(at::kInt)), index = at::empty({rows}, options.dtype(at::kLong));
+  Tensor packed = at::empty({rows}, options.dtype(at::kInt)), info = at::empty({5}, options.dtype(at::kLong));
+  run_untyped(mask.device(), [&](auto backend, auto& context) {
+    using Device = typename decltype(backend)::Device;
+    PaddingInfo* to = reinterpret_cast<PaddingInfo*>(data<int64_t>(info));
+    const auto go = [&]<class M>(M*) {
+      padding_offsets<Device, M>(context, data<M>(mask), batch, mask.size(1), data<int32_t>(cu), data<int64_t>(index),
+                                 data<int32_t>(packed), to);
+    };
+    if (mask.scalar_type() == at::kLong) return go(static_cast<int64_t*>(nullptr));
+    if (mask.scalar_type() == at::kFloat) return go(static_cast<float*>(nullptr));
+    FTBERT_CHECK(mask.scalar_type() == at::kBool || mask.scalar_type() == at::kByte,
+                 "mask: expected bool, uint8, int64 or float32");
+    go(static_cast<uint8_t*>(nullptr));
+  });
+  return {cu, index, packed, info};
+}
+
+Tensor padding_mask(const Tensor& lengths, int64_t seq) {
+  integers("lengths", lengths, lengths, at::kInt, 0);
+  Tensor mask = at::empty({lengths.size(0), seq}, lengths.options().dtype(at::kByte));
+  run_untyped(lengths.device(), [&](auto backend, auto& context) {
+    padding_mask_from_lengths<typename decltype(backend)::Device>(context, data<int32_t>(lengths), lengths.size(0), seq,
+                                                                  data<uint8_t>(mask));
+  });
+  return mask;
+}
+
+Tensor positions(const Tensor& ids, const OptionalTensor& token_index, const Tensor& cu, int64_t tokens,
+                 const std::string& kind, int64_t padding_id) {
+  integers("cu_seqlens", cu, ids, at::kInt, 1);
+  if (token_index) integers("token_index", *token_index, ids, at::kLong, tokens);
+  Tensor out = at::empty({tokens}, ids.options().dtype(at::kInt));
+  FTBERT_CHECK(kind == "absolute" || kind == "from_padding", "kind: expected absolute or from_padding, got ", kind);
+  run_untyped(ids.device(), [&](auto backend, auto& context) {
+    padding_positions<typename decltype(backend)::Device>(
+        context, kind == "absolute" ? PositionKind::absolute : PositionKind::from_padding, data<int64_t>(ids),
+        data<int64_t>(token_index), data<int32_t>(cu), cu.size(0) - 1, ids.size(-1), padding_id, data<int32_t>(out));
+  });
+  return out;
+}
+
+Tensor remove(const Tensor& padded, const Tensor& token_index, int64_t tokens) {
+  rank("padded", padded, 2);
+  integers("token_index", token_index, padded, at::kLong, tokens);
+  Tensor out = at::empty({tokens, padded.size(1)}, padded.options());
+  run(padded, [&](auto backend, auto& context) {
+    using B = decltype(backend);
+    remove_padding<typename B::Device, typename B::T>(context, data<typename B::T>(padded), data<int64_t>(token_index),
+                                                      tokens, padded.size(1), data<typename B::T>(out));
+  });
+  return out;
+}
+
+Tensor restore(const Tensor& packed, const Tensor& packed_index) {
+  rank("packed", packed, 2);
+  integers("packed_index", packed_index, packed, at::kInt, 0);
+  Tensor out = at::empty({packed_index.size(0), packed.size(1)}, packed.options());
+  run(packed, [&](auto backend, auto& context) {
+    using B = decltype(backend);
+    restore_padding<typename B::Device, typename B::T>(context, data<typename B::T>(packed),
+                                                       data<int32_t>(packed_index), packed_index.size(0),
+                                                       packed.size(1), data<typename B::T>(out));
+  });
+  return out;
+}
+
+Tensor embeddings(const Tensor& ids, const OptionalTensor& types, const OptionalTensor& token_index, const Tensor& pos,
+                  const Tensor& word, const OptionalTensor& position, const OptionalTensor& token_type,
+                  const OptionalTensor& gamma, const OptionalTensor& beta, double eps) {
+  rank("word", word, 2);
+  const int64_t tokens = pos.size(0), cols = word.size(1);
+  integers("positions", pos, word, at::kInt, 0);
+  integers("input_ids", ids, word, at::kLong, token_index ? 0 : tokens);
+  if (types) integers("token_type_ids", *types, word, at::kLong, ids.size(0));
+  if (position) same("position", position, word, {position->size(0), cols});
+  if (token_type) same("token_type", token_type, word, {token_type->size(0), cols});
+  same("gamma", gamma, word, {cols});
+  same("beta", beta, word, {cols});
+  Tensor out = at::empty({tokens, cols}, word.options());
+  run(word, [&](auto backend, auto& context) {
+    using T = typename decltype(backend)::T;
+    const EmbeddingTables<T> tables{data<T>(word),
+                                    data<T>(position),
+                                    data<T>(token_type),
+                                    data<T>(gamma),
+                                    data<T>(beta),
+                                    word.size(0),
+                                    position ? position->size(0) : 0,
+                                    token_type ? token_type->size(0) : 0,
+                                    static_cast<float>(eps)};
+    embeddings_layernorm<typename decltype(backend)::Device, T>(context, tables, data<int64_t>(ids),
+                                                                data<int64_t>(types), data<int64_t>(token_index),
+                                                                data<int32_t>(pos), tokens, cols, data<T>(out));
+  });
+  return out;
+}
+
+std::tuple<Tensor, Tensor> layernorm(const Tensor& x, const OptionalTensor& bias, const OptionalTensor& input,
+                                     const Tensor& gamma, const Tensor& beta, double eps) {
+  rank("x", x, 2);
+  const int64_t cols = x.size(1);
+  same("bias", bias, x, {cols});
+  same("input", input, x, x.sizes());
+  same("gamma", gamma, x, {cols});
+  same("beta", beta, x, {cols});
+  Tensor out = at::empty_like(x), sum = at::empty_like(x);
+  run(x, [&](auto backend, auto& context) {
+    using T = typename decltype(backend)::T;
+    add_bias_input_layernorm<typename decltype(backend)::Device, T>(
+        context, data<T>(x), data<T>(bias), data<T>(input), data<T>(gamma), data<T>(beta), static_cast<float>(eps),
+        x.size(0), cols, data<T>(sum), data<T>(out));
+  });
+  return {out, sum};
+}
+
+Tensor bias_act(const Tensor& x, const OptionalTensor& bias, const std::string& activation) {
+  rank("x", x, 2);
+  same("bias", bias, x, {x.size(1)});
+  const Activation act = parse_activation(activation);
+  Tensor out = x.clone();
+  run(x, [&](auto backend, auto& context) {
+    using T = typename decltype(backend)::T;
+    add_bias_act<typename decltype(backend)::Device, T>(context, data<T>(out), data<T>(bias), act, x.size(0),
+                                                        x.size(1));
+  });
+  return out;
+}
+
+Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t heads) {
+  rank("qkv", qkv, 2);
+  integers("cu_seqlens", cu, qkv, at::kInt, 1);
+  FTBERT_CHECK(heads > 0 && qkv.size(1) % (3 * heads) == 0, "qkv: expected [tokens, 3*heads*head_size], got ",
+               describe(qkv), " for ", heads, " heads");
+  const int64_t hidden = qkv.size(1) / 3, head_size = hidden / heads;
+  Tensor out = at::empty({qkv.size(0), hidden}, qkv.options());
+  run(qkv, [&](auto backend, auto& context) {
+    using T = typename decltype(backend)::T;
+    using Device = typename decltype(backend)::Device;
+    FTBERT_CHECK((attention_supports<Device, T>(context, head_size)), "attention: no fused kernel for head size ",
+                 head_size, " here; the general path takes any");
+    const Tensor scratch = at::empty({static_cast<int64_t>(attention_scratch_bytes<Device, T>(max_seqlen, head_size))},
+                                     qkv.options().dtype(at::kByte));
+    attention<Device, T>(context, data<T>(qkv), 0, data<int32_t>(cu), cu.size(0) - 1, max_seqlen, heads, head_size,
+                         scratch.data_ptr(), data<T>(out));
+  });
+  return out;
+}
+
+std::tuple<Tensor, Tensor, Tensor> qkv_bias(const Tensor& qkv, const OptionalTensor& bias, const Tensor& cu,
+                                            int64_t seq, int64_t heads) {
+  rank("qkv", qkv, 2);
+  integers("cu_seqlens", cu, qkv, at::kInt, 1);
+  same("bias", bias, qkv, {qkv.size(1)});
+  const int64_t batch = cu.size(0) - 1, head_size = qkv.size(1) / 3 / heads;
+  const auto make = [&] { return at::empty({batch, heads, seq, head_size}, qkv.options()); };
+  Tensor q = make(), k = make(), v = make();
+  run(qkv, [&](auto backend, auto& context) {
+    using T = typename decltype(backend)::T;
+    add_qkv_bias<typename decltype(backend)::Device, T>(context, data<T>(qkv), data<T>(bias), 0, data<int32_t>(cu),
+                                                        batch, seq, heads, head_size, data<T>(q), data<T>(k),
+                                                        data<T>(v));
+  });
+  return {q, k, v};
+}
+
+Tensor softmax_op(const Tensor& scores, const Tensor& cu, double scale, const OptionalTensor& relative_bias,
+                  const OptionalTensor& columns, at::ScalarType type) {
+  rank("scores", scores, 4);
+  FTBERT_CHECK(scores.scalar_type() == at::kFloat, "scores: expected float32");
+  integers("cu_seqlens", cu, scores, at::kInt, scores.size(0) + 1);
+  Tensor out = at::empty(scores.sizes(), scores.options().dtype(type));
+  same("relative_bias", relative_bias, out, {scores.size(1), relative_bias ? relative_bias->size(1) : 0});
+  if (columns) integers("columns", *columns, scores, at::kInt, 0);
+  const int64_t span = relative_bias ? (relative_bias->size(1) + 1) / 2 : 0;
+  run(out, [&](auto backend, auto& context) {
+    using T = typename decltype(backend)::T;
+    softmax<typename decltype(backend)::Device, T>(
+        context, data<float>(scores), data<int32_t>(cu), static_cast<float>(scale), data<T>(relative_bias),
+        data<int32_t>(columns), span, scores.size(0), scores.size(1), scores.size(2), data<T>(out));
+  });
+  return out;
+}
+
+Tensor transpose_op(const Tensor& x, const Tensor& cu, int64_t tokens) {
+  rank("x", x, 4);
+  integers("cu_seqlens", cu, x, at::kInt, x.size(0) + 1);
+  Tensor out = at::empty({tokens, x.size(1) * x.size(3)}, x.options());
+  run(x, [&](auto backend, auto& context) {
+    using T = typename decltype(backend)::T;
+    transpose<typename decltype(backend)::Device, T>(context, data<T>(x), 0, data<int32_t>(cu), x.size(0), x.size(2),
+                                                     x.size(1), x.size(3), data<T>(out));
+  });
+  return out;
+}
+
+Tensor pooling_op(const Tensor& hidden, const Tensor& cu, const std::string& mode, bool normalize) {
+  rank("hidden", hidden, 2);
+  integers("cu_seqlens", cu, hidden, at::kInt, 1);
+  const PoolingMode pooling_mode = parse_pooling(mode);
+  const int64_t batch = cu.size(0) - 1, cols = hidden.size(1);
+  Tensor out = at::empty({batch, cols}, hidden.options().dtype(at::kFloat));
+  run(hidden, [&](auto backend, auto& context) {
+    using T = typename decltype(backend)::T;
+    pooling<typename decltype(backend)::Device, T>(context, data<T>(hidden), data<int32_t>(cu), batch, cols,
+                                                   pooling_mode, normalize, data<float>(out));
+  });
+  return out;
+}
+
+Tensor linear_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bias, const std::string& activation) {
+  rank("a", a, 2);
+  rank("weight", weight, 2);
+  const int64_t m = a.size(0), n = weight.size(0), k = weight.size(1);
+  same("weight", weight, a, {n, a.size(1)});
+  same("bias", bias, a, {n});
+  const Activation act = parse_activation(activation);
+  Tensor out = at::empty({m, n}, a.options());
+  run(a, [&](auto backend, auto& context) {
+    using T = typename decltype(backend)::T;
+    Tensor packed = a.is_cpu() ? pack_weight(weight) : Tensor();
+    const Linear<T> w{data<T>(weight), packed.defined() ? &packed : nullptr, data<T>(bias), n, k};
+    const T* result =
+        linear<typename decltype(backend)::Device, T>(context, w, data<T>(a), m, {bias.has_value(), act}, data<T>(out));
+    if (result != data<T>(out)) std::copy(result, result + m * n, data<T>(out));
+  });
+  return out;
+}
+
+Tensor first(const Tensor& packed, const Tensor& cu) {
+  rank("packed", packed, 2);
+  integers("cu_seqlens", cu, packed, at::kInt, 1);
+  const int64_t batch = cu.size(0) - 1;
+  Tensor out = at::empty({batch, packed.size(1)}, packed.options());
+  run(packed, [&](auto backend, auto& context) {
+    using T = typename decltype(backend)::T;
+    first_rows<typename decltype(backend)::Device, T>(context, data<T>(packed), data<int32_t>(cu), batch,
+                                                      packed.size(1), data<T>(out));
+  });
+  return out;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(ftbert, m) {
+  m.def("padding(Tensor mask) -> (Tensor, Tensor, Tensor, Tensor)");
+  m.def("padding_mask(Tensor lengths, SymInt seq) -> Tensor");
+  m.def(
+      "padding_positions(Tensor input_ids, Tensor? token_index, Tensor cu_seqlens, SymInt tokens, str kind, int "
+      "padding_id) -> Tensor");
+  m.def("remove_padding(Tensor padded, Tensor token_index, SymInt tokens) -> Tensor");
+  m.def("restore_padding(Tensor packed, Tensor packed_index) -> Tensor");
+  m.def(
+      "embeddings_layernorm(Tensor input_ids, Tensor? token_type_ids, Tensor? token_index, Tensor positions, Tensor "
+      "word, "
+      "Tensor? position, Tensor? token_type, Tensor? gamma, Tensor? beta, float eps) -> Tensor");
+  m.def(
+      "add_bias_input_layernorm(Tensor x, Tensor? bias, Tensor? input, Tensor gamma, Tensor beta, float eps) -> "
+      "(Tensor, Tensor)");
+  m.def("add_bias_act(Tensor x, Tensor? bias, str activation) -> Tensor");
+  m.def("attention(Tensor qkv, Tensor cu_seqlens, SymInt max_seqlen, int heads) -> Tensor");
+  m.def("add_qkv_bias(Tensor qkv, Tensor? bias, Tensor cu_seqlens, SymInt seq, int heads) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "softmax(Tensor scores, Tensor cu_seqlens, float scale, Tensor? relative_bias, Tensor? columns, ScalarType "
+      "dtype) -> Tensor");
+  m.def("transpose(Tensor x, Tensor cu_seqlens, SymInt tokens) -> Tensor");
+  m.def("first_rows(Tensor packed, Tensor cu_seqlens) -> Tensor");
+  m.def("pooling(Tensor hidden, Tensor cu_seqlens, str mode, bool normalize) -> Tensor");
+  m.def("linear(Tensor a, Tensor weight, Tensor? bias, str activation) -> Tensor");
+}
+
+// One implementation for both devices: the core's own switch chooses.
+#define FTBERT_KERNEL_OPS(m)                      \
+  m.impl("first_rows", &first);                   \
+  m.impl("padding", &padding);                    \
+  m.impl("padding_mask", &padding_mask);          \
+  m.impl("padding_positions", &positions);        \
+  m.impl("remove_padding", &remove);              \
+  m.impl("restore_padding", &restore);            \
+  m.impl("embeddings_layernorm", &embeddings);    \
+  m.impl("add_bias_input_layernorm", &layernorm); \
+  m.impl("add_bias_act", &bias_act);              \
+  m.impl("attention", &attend);                   \
+  m.impl("add_qkv_bias", &qkv_bias);              \
+  m.impl("softmax", &softmax_op);                 \
+  m.impl("transpose", &transpose_op);             \
+  m.impl("pooling", &pooling_op);                 \
+  m.impl("linear", &linear_op)
+TORCH_LIBRARY_IMPL(ftbert, CPU, m) { FTBERT_KERNEL_OPS(m); }
+TORCH_LIBRARY_IMPL(ftbert, CUDA, m) { FTBERT_KERNEL_OPS(m); }
+
+}  // namespace ftbert::binding
