@@ -56,8 +56,8 @@ def open_checkpoint(source: str | Path | torch.nn.Module) -> Checkpoint:
         return _from_live(source)
     onnx = onnx_of(source)
     if onnx is not None:
-        document, tensors, home = open_onnx(onnx)
-        return _from_huggingface(document, tensors, home, str(onnx))
+        document, initialisers, home = open_onnx(onnx)
+        return _from_huggingface(document, initialisers, home, str(onnx))
     folder = find_folder(source)
     document = read_json(folder / "config.json")
     tensors = open_folder(folder)
