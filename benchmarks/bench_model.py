@@ -245,7 +245,9 @@ def provenance(device: torch.device, options: argparse.Namespace) -> dict[str, A
     facts: dict[str, Any] = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": " ".join(["python", "benchmarks/bench_model.py", *(str(a) for a in sys.argv[1:])]),
-        "commit": git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else ""),
+        # FTBERT_COMMIT: of a tree that was unpacked without its repository.
+        "commit": git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else "")
+        or os.environ.get("FTBERT_COMMIT"),
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
