@@ -394,6 +394,6 @@ def test_cross_encoder(labels: int, tokenizer: Any, tmp_path: Path) -> None:
 def test_real_minilm(minilm_folder: Path) -> None:
     parts = pytest.importorskip("sentence_transformers")
     texts = [f"{text} This is sentence number {n}. " * (1 + n % 7) for n in range(20) for text in TEXTS[:2]]
-    model = parts.SentenceTransformer(str(minilm_folder), device="cpu")
+    model = parts.SentenceTransformer(str(minilm_folder), device="cpu").float()
     expected = model.encode(texts)
     assert_close(torch.from_numpy(ftbert.optimize(model).encode(texts)), torch.from_numpy(expected), atol=1e-5)
