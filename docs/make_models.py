@@ -1,4 +1,4 @@
-"""Writes models.md from the tables in converters/ and the cases of tests/test_families.py: python docs/make_models.py"""
+"""Writes models.md from the tables in converters/ and the cases of the tests: python docs/make_models.py"""
 
 from __future__ import annotations
 
