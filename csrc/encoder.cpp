@@ -20,16 +20,6 @@ constexpr bool on_cpu = std::is_same_v<Device, Cpu>;
 // last-level cache while the layer's weights are used again from there. A GPU takes all tokens at once.
 constexpr int64_t kCpuPassTokens = 768;
 
-// A CPU GEMM library compiles a kernel per m (0.3-0.7 ms, measured with oneDNN): rounding m up bounds how many there
-// are. The extra rows are computed and never read.
-constexpr int64_t kCpuRowMultiple = 16;
-
-template <class Device>
-int64_t round_rows(int64_t rows) {
-  if (!on_cpu<Device> || rows < 4 * kCpuRowMultiple) return rows;
-  return (rows + kCpuRowMultiple - 1) / kCpuRowMultiple * kCpuRowMultiple;
-}
-
 // The general path keeps [batch, heads, seq, seq] scores; it works on as many sequences at a time as fit in this.
 constexpr int64_t kGeneralScoreElements = int64_t{1} << 26;
 
@@ -39,7 +29,13 @@ constexpr int64_t kGeneralScoreElements = int64_t{1} << 26;
 template <class Device, class T>
 struct Encoder<Device, T>::Pass {
   int64_t first_sequence, sequences, first_token, tokens;
-  int64_t rows() const { return round_rows<Device>(tokens); }
+};
+
+// Rows of a pass that go through the products after attention together. `computed` rows run through a product, `rows`
+// of them are read (gemm_rows).
+template <class Device, class T>
+struct Encoder<Device, T>::Piece {
+  int64_t first, rows, computed;
 };
 
 template <class Device, class T>
@@ -50,8 +46,8 @@ struct Encoder<Device, T>::Buffers {
   T* normed;           // [tokens, hidden], pre-LayerNorm models: what the next block reads; `hidden` keeps the sum
   T* qkv;              // [rows, 3*hidden]
   T* context;          // [rows, hidden], attention's result
-  T* projected;        // [rows, hidden], a block's result before the residual; after context is read
-  T* inner;            // [rows, inter]; shares memory with qkv and context, which are dead by then
+  T* projected;        // [rows, hidden], a block's result before the residual
+  T* inner;            // [rows, inter]; shares memory with qkv (on a GPU with context too), dead by then
   void* attention_scratch;
   T *q, *k, *v;      // general path: [sequences, heads, seq, head_size]
   float* scores;     // general path: [sequences, heads, seq, seq]
@@ -103,25 +99,25 @@ Encoder<Device, T>::Encoder(EncoderConfig config, Weights<T> weights, AttentionP
 
 template <class Device, class T>
 int64_t Encoder<Device, T>::padded_rows(int64_t tokens) {
-  return tokens + (on_cpu<Device> ? kCpuRowMultiple : 0);
+  return tokens + (on_cpu<Device> ? kGemmRowSlack : 0);
 }
 
 template <class Device, class T>
 auto Encoder<Device, T>::carve(const Context<Device>&, Workspace& ws, const EncoderInput& input) const -> Buffers {
   const EncoderConfig& c = config_;
   // The largest pass: one long sequence, or up to kCpuPassTokens of several.
-  const int64_t most = on_cpu<Device>
-                           ? std::min(input.tokens, std::max(kCpuPassTokens, input.max_seqlen)) + kCpuRowMultiple
-                           : input.tokens;
+  const int64_t most =
+      padded_rows(on_cpu<Device> ? std::min(input.tokens, std::max(kCpuPassTokens, input.max_seqlen)) : input.tokens);
   Buffers b{};
   b.positions = ws.take<int32_t>(input.tokens);
   if (c.relative_span > 0 && input.token_index) b.columns = ws.take<int32_t>(input.tokens);
   if (c.embedding_projection) b.embedded = ws.take<T>(padded_rows(input.tokens) * c.embedding);
   if (c.norm_place == NormPlace::pre) b.normed = ws.take<T>(padded_rows(input.tokens) * c.hidden);
   b.projected = ws.take<T>(most * c.hidden);
+  if (on_cpu<Device>) b.context = ws.take<T>(most * c.hidden);  // still read where a later piece begins
   const size_t shared = ws.mark();
   b.qkv = ws.take<T>(most * 3 * c.hidden);
-  b.context = ws.take<T>(most * c.hidden);
+  if (!on_cpu<Device>) b.context = ws.take<T>(most * c.hidden);
   if (fused_) {
     b.attention_scratch = ws.take<char>(attention_scratch_bytes<Device, T>(input.max_seqlen, c.head_size));
   } else {
@@ -143,6 +139,17 @@ auto Encoder<Device, T>::carve(const Context<Device>&, Workspace& ws, const Enco
   b.inner = ws.take<T>(most * c.inter);
   if (ws.bytes() < attention_end) ws.release(attention_end);
   return b;
+}
+
+template <class Device, class T>
+auto Encoder<Device, T>::pieces(const Context<Device>& context, const Pass& pass) -> std::vector<Piece> {
+  std::vector<Piece> all;
+  for (int64_t first = 0; first < pass.tokens;) {
+    const int64_t left = pass.tokens - first, computed = gemm_rows(context, left);
+    all.push_back({first, std::min(left, computed), computed});
+    first += all.back().rows;
+  }
+  return all;
 }
 
 template <class Device, class T>
@@ -184,19 +191,22 @@ void Encoder<Device, T>::layer_post_norm(Context<Device>& context, const LayerWe
                                          const EncoderInput& input, const Pass& pass, const Buffers& b,
                                          T* hidden) const {
   const float eps = static_cast<float>(config_.layer_norm_eps);
-  const int64_t rows = pass.rows(), tokens = pass.tokens, cols = config_.hidden;
-  T* x = hidden + pass.first_token * cols;
+  const int64_t cols = config_.hidden;
+  T* pass_x = hidden + pass.first_token * cols;
 
-  const T* qkv = linear(context, layer.qkv, x, rows, {.bias = fused_}, b.qkv);
+  const T* qkv = linear_in_pieces(context, layer.qkv, pass_x, pass.tokens, {.bias = fused_}, b.qkv);
   attend(context, qkv, layer, input, pass, b, b.context);
-  const T* y = linear(context, layer.out, b.context, rows, {}, b.projected);
-  add_bias_input_layernorm<Device, T>(context, y, layer.out.bias, x, layer.attention_norm.gamma,
-                                      layer.attention_norm.beta, eps, tokens, cols, nullptr, x);
+  for (const auto [first, rows, computed] : pieces(context, pass)) {
+    T* x = pass_x + first * cols;
+    const T* y = linear(context, layer.out, b.context + first * cols, computed, {}, b.projected);
+    add_bias_input_layernorm<Device, T>(context, y, layer.out.bias, x, layer.attention_norm.gamma,
+                                        layer.attention_norm.beta, eps, rows, cols, nullptr, x);
 
-  const T* inner = linear(context, layer.up, x, rows, {.bias = true, .activation = config_.activation}, b.inner);
-  y = linear(context, layer.down, inner, rows, {}, b.projected);
-  add_bias_input_layernorm<Device, T>(context, y, layer.down.bias, x, layer.ffn_norm.gamma, layer.ffn_norm.beta, eps,
-                                      tokens, cols, nullptr, x);
+    const T* inner = linear(context, layer.up, x, computed, {.bias = true, .activation = config_.activation}, b.inner);
+    y = linear(context, layer.down, inner, computed, {}, b.projected);
+    add_bias_input_layernorm<Device, T>(context, y, layer.down.bias, x, layer.ffn_norm.gamma, layer.ffn_norm.beta, eps,
+                                        rows, cols, nullptr, x);
+  }
 }
 
 // One layer over one pass: `b.normed` holds what the layer reads, `hidden` the sum of all blocks so far. The norm that
@@ -208,20 +218,24 @@ void Encoder<Device, T>::layer_pre_norm(Context<Device>& context, int64_t i, con
   const bool last = i + 1 == config_.layers;
   const Norm<T>& next = last ? weights_.final_norm : weights_.layers[i + 1].attention_norm;
   const float eps = static_cast<float>(config_.layer_norm_eps);
-  const int64_t rows = pass.rows(), tokens = pass.tokens, cols = config_.hidden;
-  T* x = hidden + pass.first_token * cols;
-  T* normed = b.normed + pass.first_token * cols;
+  const int64_t cols = config_.hidden;
+  T* pass_normed = b.normed + pass.first_token * cols;
 
-  const T* qkv = linear(context, layer.qkv, normed, rows, {.bias = fused_}, b.qkv);
+  const T* qkv = linear_in_pieces(context, layer.qkv, pass_normed, pass.tokens, {.bias = fused_}, b.qkv);
   attend(context, qkv, layer, input, pass, b, b.context);
-  const T* y = linear(context, layer.out, b.context, rows, {}, b.projected);
-  add_bias_input_layernorm<Device, T>(context, y, layer.out.bias, x, layer.ffn_norm.gamma, layer.ffn_norm.beta, eps,
-                                      tokens, cols, x, normed);
+  for (const auto [first, rows, computed] : pieces(context, pass)) {
+    T* x = hidden + (pass.first_token + first) * cols;
+    T* normed = pass_normed + first * cols;
+    const T* y = linear(context, layer.out, b.context + first * cols, computed, {}, b.projected);
+    add_bias_input_layernorm<Device, T>(context, y, layer.out.bias, x, layer.ffn_norm.gamma, layer.ffn_norm.beta, eps,
+                                        rows, cols, x, normed);
 
-  const T* inner = linear(context, layer.up, normed, rows, {.bias = true, .activation = config_.activation}, b.inner);
-  y = linear(context, layer.down, inner, rows, {}, b.projected);
-  add_bias_input_layernorm<Device, T>(context, y, layer.down.bias, x, next.gamma, next.beta, eps, tokens, cols,
-                                      last ? nullptr : x, last ? x : normed);
+    const T* inner =
+        linear(context, layer.up, normed, computed, {.bias = true, .activation = config_.activation}, b.inner);
+    y = linear(context, layer.down, inner, computed, {}, b.projected);
+    add_bias_input_layernorm<Device, T>(context, y, layer.down.bias, x, next.gamma, next.beta, eps, rows, cols,
+                                        last ? nullptr : x, last ? x : normed);
+  }
 }
 
 // hidden = what the layers start from
@@ -246,7 +260,8 @@ void Encoder<Device, T>::embed(Context<Device>& context, const EncoderInput& inp
   embeddings_layernorm<Device, T>(context, tables, input.input_ids, input.token_type_ids, input.token_index,
                                   b.positions, input.tokens, c.embedding, embedded);
   if (b.embedded) {
-    const T* projected = linear(context, weights_.embedding_projection, embedded, input.tokens, {.bias = true}, hidden);
+    const T* projected =
+        linear_in_pieces(context, weights_.embedding_projection, embedded, input.tokens, {.bias = true}, hidden);
     if constexpr (on_cpu<Device>)
       if (projected != hidden) std::copy(projected, projected + input.tokens * c.hidden, hidden);
   }
@@ -284,7 +299,7 @@ void Encoder<Device, T>::pool(Context<Device>& context, const T* hidden, const i
   const int64_t cols = config_.hidden;
   first_rows<Device, T>(context, hidden, cu_seqlens, batch, cols, scratch);
   const T* pooled =
-      linear(context, weights_.pooler, scratch, batch, {.bias = true, .activation = Activation::tanh}, out);
+      linear_in_pieces(context, weights_.pooler, scratch, batch, {.bias = true, .activation = Activation::tanh}, out);
   if constexpr (on_cpu<Device>)
     if (pooled != out) std::copy(pooled, pooled + batch * cols, out);
   zero_empty_rows<Device, T>(context, cu_seqlens, batch, cols, out);

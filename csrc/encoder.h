@@ -48,7 +48,7 @@ class Encoder {
   void forward(Context<Device>& context, const EncoderInput& input, Workspace workspace, T* hidden,
                const HiddenStateHook<T>& hook = nullptr) const;
 
-  // hidden [tokens, hidden] -> tanh(pooler(first token)) [batch, hidden]
+  // hidden [tokens, hidden] -> tanh(pooler(first token)), scratch and out [padded_rows(batch), hidden]
   void pool(Context<Device>& context, const T* hidden, const int32_t* cu_seqlens, int64_t batch, T* scratch,
             T* out) const;
 
@@ -58,8 +58,10 @@ class Encoder {
 
  private:
   struct Pass;
+  struct Piece;
   struct Buffers;
   Buffers carve(const Context<Device>& context, Workspace& workspace, const EncoderInput& input) const;
+  static std::vector<Piece> pieces(const Context<Device>& context, const Pass& pass);
   void embed(Context<Device>&, const EncoderInput&, const Buffers&, T* hidden) const;
   void layer_post_norm(Context<Device>&, const LayerWeights<T>&, const EncoderInput&, const Pass&, const Buffers&,
                        T* hidden) const;

@@ -157,6 +157,21 @@ def test_batch_equals_single(model: ftbert.Model, place: Place) -> None:
             assert_close(together[i : i + 1], alone, atol=limit, rtol=relative, what=f"{name}, sentence {i}")
 
 
+# Around the sizes in which the CPU's products take rows (gemm_rows), one piece and several, one pass and several.
+@pytest.mark.parametrize("tokens", [1, 5, 47, 50, 66, 81, 100, 257, 700, 767, 769, 1500])
+def test_any_number_of_tokens(model: ftbert.Model, place: Place, tokens: int) -> None:
+    limit = 1e-6 if place.dtype == torch.float32 else 16 * place.eps
+    lengths = [50] * (tokens // 50) + ([tokens % 50] if tokens % 50 else [])
+    ids = torch.randint(1, 90, (tokens,), device=place.device)
+    cu = torch.tensor([0, *lengths], device=place.device).cumsum(0).int()
+    together = model.forward_packed(ids, cu, 50)
+    begin = 0
+    for i, length in enumerate(lengths):
+        alone = model(ids[None, begin : begin + length]).last_hidden_state[0]
+        assert_close(together[begin : begin + length], alone, atol=limit, rtol=1e-6, what=f"sentence {i} of {tokens}")
+        begin += length
+
+
 def test_run_to_run_identical(model: ftbert.Model, place: Place) -> None:
     batch = move(inputs(9, 60)["holes"], place)
     first = model(**batch).last_hidden_state

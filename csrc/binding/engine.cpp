@@ -112,10 +112,11 @@ class EngineOf : public Engine {
                     int64_t batch) const {
     const EncoderConfig& c = encoder_.config();
     if (!c.pooler) return at::empty({batch, 0}, options(ScalarTypeOf<T>::value));
-    const at::Tensor scratch = at::empty({batch, c.hidden}, options(ScalarTypeOf<T>::value));
-    const at::Tensor out = at::empty({batch, c.hidden}, options(ScalarTypeOf<T>::value));
+    const int64_t rows = Encoder<Device, T>::padded_rows(batch);
+    const at::Tensor scratch = at::empty({rows, c.hidden}, options(ScalarTypeOf<T>::value));
+    const at::Tensor out = at::empty({rows, c.hidden}, options(ScalarTypeOf<T>::value));
     encoder_.pool(context, data<T>(hidden), cu_seqlens, batch, data<T>(scratch), data<T>(out));
-    return out;
+    return out.narrow(0, 0, batch);
   }
 
   at::Device device_;

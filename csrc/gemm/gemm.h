@@ -21,6 +21,17 @@ struct Epilogue {
 template <class Device, class T>
 const T* linear(Context<Device>& context, const Linear<T>& weights, const T* a, int64_t m, Epilogue epilogue, T* out);
 
+// How many rows the next product should take where `rows` are left: fewer, or up to kGemmRowSlack more, so that a CPU
+// library that compiles a kernel per m meets few of them. A GPU takes all.
+constexpr int64_t kGemmRowSlack = 15;
+template <class Device>
+int64_t gemm_rows(const Context<Device>& context, int64_t rows);
+
+// `linear` in as many products as gemm_rows says; a and out have room for kGemmRowSlack more rows on the CPU.
+template <class Device, class T>
+const T* linear_in_pieces(Context<Device>& context, const Linear<T>& weights, const T* a, int64_t m, Epilogue epilogue,
+                          T* out);
+
 // c[i] = a[i] @ b[i] (or b[i]^T) for i < batch, contiguous: a [m, k], b [k, n] (or [n, k]), c [m, n].
 struct GemmShape {
   int64_t m = 0, n = 0, k = 0, batch = 1;
@@ -35,6 +46,7 @@ void gemm(Context<Device>& context, const GemmShape& shape, const T* a, const T*
 // One object serves one call at a time.
 struct CpuGemm {
   virtual ~CpuGemm() = default;
+  virtual int64_t rows(int64_t left) const { return left; }  // gemm_rows
   virtual const float* linear(const Linear<float>& weights, const float* a, int64_t m, Epilogue epilogue,
                               float* out) = 0;
   virtual void gemm(const GemmShape& shape, const float* a, const float* b, float* c) = 0;

@@ -1,5 +1,6 @@
 // The CPU's products go to whatever the caller handed down in the context.
-#include "core/check.h"
+#include <algorithm>
+
 #include "gemm/gemm.h"
 
 namespace ftbert {
@@ -8,6 +9,28 @@ template <>
 const float* linear<Cpu, float>(Context<Cpu>& context, const Linear<float>& weights, const float* a, int64_t m,
                                 Epilogue epilogue, float* out) {
   return context.gemm->linear(weights, a, m, epilogue, out);
+}
+
+template <>
+int64_t gemm_rows(const Context<Cpu>& context, int64_t rows) {
+  return context.gemm->rows(rows);
+}
+
+template <>
+const float* linear_in_pieces<Cpu, float>(Context<Cpu>& context, const Linear<float>& weights, const float* a,
+                                          int64_t m, Epilogue epilogue, float* out) {
+  for (int64_t first = 0; first < m;) {
+    const int64_t rows = gemm_rows(context, m - first), count = std::min(rows, m - first), n = weights.n;
+    float* to = out + first * n;
+    const float* made = linear(context, weights, a + first * weights.k, rows, epilogue, to);
+    if (first == 0 && count == m) return made;
+    if (made != to) {
+#pragma omp parallel for schedule(static)
+      for (int64_t i = 0; i < count; ++i) std::copy(made + i * n, made + (i + 1) * n, to + i * n);
+    }
+    first += count;
+  }
+  return out;
 }
 
 template <>

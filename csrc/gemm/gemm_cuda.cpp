@@ -92,6 +92,17 @@ const T* linear(Context<Device>& context, const Linear<T>& weights, const T* a, 
   return out;
 }
 
+template <>
+int64_t gemm_rows(const Context<Cuda>&, int64_t rows) {
+  return rows;
+}
+
+template <class Device, class T>
+const T* linear_in_pieces(Context<Device>& context, const Linear<T>& weights, const T* a, int64_t m, Epilogue epilogue,
+                          T* out) {
+  return linear(context, weights, a, m, epilogue, out);
+}
+
 template <class Device, class T, class C>
 void gemm(Context<Device>& context, const GemmShape& shape, const T* a, const T* b, C* c) {
   const auto [m, n, k, batch, b_transposed] = shape;
@@ -110,10 +121,13 @@ void gemm(Context<Device>& context, const GemmShape& shape, const T* a, const T*
   }
 }
 
-template const float* linear(Context<Cuda>&, const Linear<float>&, const float*, int64_t, Epilogue, float*);
-template const half_t* linear(Context<Cuda>&, const Linear<half_t>&, const half_t*, int64_t, Epilogue, half_t*);
-template const bfloat16_t* linear(Context<Cuda>&, const Linear<bfloat16_t>&, const bfloat16_t*, int64_t, Epilogue,
-                                  bfloat16_t*);
+#define FTBERT_INSTANTIATE(T)                                                                  \
+  template const T* linear(Context<Cuda>&, const Linear<T>&, const T*, int64_t, Epilogue, T*); \
+  template const T* linear_in_pieces(Context<Cuda>&, const Linear<T>&, const T*, int64_t, Epilogue, T*);
+FTBERT_INSTANTIATE(float)
+FTBERT_INSTANTIATE(half_t)
+FTBERT_INSTANTIATE(bfloat16_t)
+#undef FTBERT_INSTANTIATE
 template void gemm(Context<Cuda>&, const GemmShape&, const float*, const float*, float*);
 template void gemm(Context<Cuda>&, const GemmShape&, const half_t*, const half_t*, half_t*);
 template void gemm(Context<Cuda>&, const GemmShape&, const half_t*, const half_t*, float*);

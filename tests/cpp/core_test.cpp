@@ -217,10 +217,11 @@ Output run_core(const Encoder<Cpu, float>& encoder, const Batch& b, const Offset
   Output out;
   out.hidden.resize(encoder.padded_rows(o.info.tokens) * cols);
   encoder.forward(context, input, Workspace(memory.data(), memory.size()), out.hidden.data());
-  std::vector<float> scratch(b.batch * cols);
-  out.pooled.resize(b.batch * cols);
+  std::vector<float> scratch(encoder.padded_rows(b.batch) * cols);
+  out.pooled.resize(scratch.size());
   encoder.pool(context, out.hidden.data(), o.cu_seqlens.data(), b.batch, scratch.data(), out.pooled.data());
   out.hidden.resize(o.info.tokens * cols);
+  out.pooled.resize(b.batch * cols);
   return out;
 }
 
