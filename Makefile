@@ -146,10 +146,12 @@ gpu-build:
 	cmake --build build-gpu --parallel
 
 gpu-test: gpu-build  ## pytest on the GPU (PYTHON=python3: nothing is installed)
-	FTBERT_TEST_DEVICE=cuda $(PYTHON) -m pytest $(ARGS)
+	FTBERT_TEST_DEVICE=cuda OMP_NUM_THREADS=2 $(PYTHON) -m pytest \
+	  $$($(PYTHON) -c 'import xdist' 2>/dev/null && echo -n 6) $(ARGS)
 
 gpu-bench: gpu-build  ## the benchmark on the GPU (PYTHON=python3: nothing is installed)
 	$(PYTHON) benchmarks/bench_model.py --device cuda --dtype fp16 $(ARGS)
+	$(PYTHON) benchmarks/memory.py --device cuda --dtype fp16
 
 clean:  ## builds and outputs; keeps .venv and .models
 	rm -rf build build-* out ftbert/lib *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,11 +1,15 @@
 """Peak memory of one BERT-base forward, and whether memory stays flat, each in a fresh process.
 
-    python benchmarks/memory.py [--json]
+    python benchmarks/memory.py [--device cuda --dtype fp16] [--json]
+
+On the CPU:
 
 Peak: VmHWM after loading and a 16x128 forward, above that of a process that has imported torch alone; the allowance is
 the weights plus 150 MB. Flat: a small model called with changing shapes, resident memory after 100 calls, when each
 of the CPU GEMM library's few kernels has been compiled (gemm_rows in csrc/gemm/gemm.h), and after 1,000 more
 (at most 16 MiB more: malloc keeps holes between results of changing size).
+
+On a GPU: what a 32x512 forward allocates above the weights, in buffers of [tokens, hidden], beside transformers.
 """
 
 from __future__ import annotations
@@ -72,10 +76,59 @@ print(*rss)
 """
 
 
+# Of one forward after a first one; `model` was made.
+DEVICE_PEAK = """
+torch.set_grad_enabled(False)
+ids = torch.randint(1000, 30000, (32, 512), device=device)
+model(ids)
+torch.cuda.synchronize()
+torch.cuda.empty_cache()
+torch.cuda.reset_peak_memory_stats()
+before = torch.cuda.memory_allocated()
+model(ids)
+torch.cuda.synchronize()
+print(torch.cuda.max_memory_allocated() - before)
+"""
+FTBERT_ON_DEVICE = """
+import ftbert
+model = ftbert.load(folder, device=device, dtype=dtype)
+"""
+TRANSFORMERS_ON_DEVICE = """
+from transformers import BertModel
+model = BertModel.from_pretrained(folder, add_pooling_layer=False).eval().to(device, dtype)
+"""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", choices=["fp32", "fp16", "bf16"], default="fp16", help="on a GPU")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    return cpu_memory(options) if options.device == "cpu" else device_memory(options)
+
+
+def device_memory(options: argparse.Namespace) -> int:
+    dtype = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}[options.dtype]
+    placed = f"device, dtype = {options.device!r}, torch.{dtype}\n"
+    buffer = 32 * 512 * 768 * (4 if options.dtype == "fp32" else 2)
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder, "base")
+        make_models(base, Path(folder, "small"))
+        peaks = {
+            "ftbert": measure(placed + FTBERT_ON_DEVICE + DEVICE_PEAK, base),
+            "transformers": measure(placed + TRANSFORMERS_ON_DEVICE + DEVICE_PEAK, base),
+        }
+    if options.json:
+        print(json.dumps({"buffer": buffer, "above_weights": peaks}))
+    else:
+        print(f"\nBERT-base 32x512 {options.dtype}, peak above the weights:")
+        for name, peak in peaks.items():
+            print(f"  {name:<16}{peak / MIB:>7.0f} MiB, {peak / buffer:.2f} buffers of [tokens, hidden]")
+    return int(peaks["ftbert"] > 12 * buffer)
+
+
+def cpu_memory(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         base, small = Path(folder, "base"), Path(folder, "small")
         make_models(base, small)

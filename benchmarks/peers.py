@@ -258,10 +258,7 @@ class PackedGraph(Peer):
         with torch.cuda.graph(graph, stream=stream):
             out = compiled(ids, positions, cu, longest)
 
-        inputs = ids, positions, cu  # the graph reads their memory: they must outlive this function
-
-        def call() -> Tensor:
-            assert len(inputs) == 3
+        def call(inputs: tuple[Tensor, ...] = (ids, positions, cu)) -> Tensor:  # the graph reads their memory
             graph.replay()
             return out
 

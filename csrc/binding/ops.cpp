@@ -49,6 +49,7 @@ StringDict build_info() {
   if (!cuda) info.insert("cuda_reason", why_not);
   info.insert("cpu_arch", FTBERT_CPU_ARCH);
   info.insert("cpu_gemm", torch_gemm_name());
+  if (cuda) info.insert("cuda_gemm", gemm_library_version());
   return info;
 }
 
@@ -100,7 +101,7 @@ TORCH_LIBRARY(ftbert, m) {
       .def("weight", [](const EncoderPtr& self, const std::string& name) { return self->weight(name); })
       .def("dtype", [](const EncoderPtr& self) { return std::string(to_string(dtype_of(self->dtype()))); })
       .def("to", [](const EncoderPtr& self, at::Device device,
-                    const std::string& dtype) { return self->to(device, parse_dtype(dtype)); })
+                    const std::string& dtype) { return self->to(device, parse_scalar_type(dtype)); })
       .def("__obj_flatten__",
            [](const EncoderPtr& self) {
              return std::make_tuple(

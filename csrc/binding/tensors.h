@@ -49,10 +49,9 @@ inline DType dtype_of(at::ScalarType type) {
   return type == at::kFloat ? DType::fp32 : type == at::kHalf ? DType::fp16 : DType::bf16;
 }
 
-inline at::ScalarType parse_dtype(const std::string& name) {
-  for (const at::ScalarType type : {at::kFloat, at::kHalf, at::kBFloat16})
-    if (name == to_string(dtype_of(type))) return type;
-  throw Error("dtype: expected fp32, fp16 or bf16, got '" + name + "'");
+inline at::ScalarType parse_scalar_type(const std::string& name) {
+  const DType dtype = parse_dtype(name);
+  return dtype == DType::fp32 ? at::kFloat : dtype == DType::fp16 ? at::kHalf : at::kBFloat16;
 }
 
 template <class T>

@@ -1,7 +1,8 @@
-// What device.h and gemm/gemm_cuda.h promise, in a build without CUDA.
+// What device.h, gemm/gemm_cuda.h and gemm/gemm_tuner.h promise, in a build without CUDA.
 #include "core/check.h"
 #include "core/device.h"
 #include "gemm/gemm_cuda.h"
+#include "gemm/gemm_tuner.h"
 
 namespace ftbert {
 namespace {
@@ -22,5 +23,7 @@ GemmPlans* gemm_plans(int) { throw Error(kNoCuda); }
 void gemm_allow_tf32(GemmPlans*, bool) { throw Error(kNoCuda); }
 size_t gemm_workspace_bytes(int) { throw Error(kNoCuda); }
 std::string gemm_library_version() { return ""; }
+std::unique_ptr<GemmTuner> make_gemm_tuner(int, const GemmProblem&, void*) { throw Error(kNoCuda); }
+void set_gemm_table(int, const std::vector<TunedGemm>&) { throw Error(kNoCuda); }
 
 }  // namespace ftbert

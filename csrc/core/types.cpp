@@ -32,6 +32,12 @@ constexpr std::array<std::pair<std::string_view, PoolingMode>, 5> kPoolings{{
     {"last", PoolingMode::last},
 }};
 
+constexpr std::array<std::pair<std::string_view, DType>, 3> kDTypes{{
+    {"fp32", DType::fp32},
+    {"fp16", DType::fp16},
+    {"bf16", DType::bf16},
+}};
+
 template <class Table>
 auto look_up(const Table& table, std::string_view name, const char* what) {
   std::string known;
@@ -47,6 +53,7 @@ auto look_up(const Table& table, std::string_view name, const char* what) {
 
 Activation parse_activation(std::string_view name) { return look_up(kActivations, name, "activation"); }
 PoolingMode parse_pooling(std::string_view name) { return look_up(kPoolings, name, "pooling mode"); }
+DType parse_dtype(std::string_view name) { return look_up(kDTypes, name, "dtype"); }
 
 std::string_view to_string(Activation activation) {
   switch (activation) {

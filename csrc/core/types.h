@@ -27,6 +27,7 @@ enum class PoolingMode { cls, mean, max, mean_sqrt_len, last };
 // Parse the names used in configs and ops; throw ftbert::Error listing what is supported.
 Activation parse_activation(std::string_view name);
 PoolingMode parse_pooling(std::string_view name);
+DType parse_dtype(std::string_view name);
 std::string_view to_string(Activation activation);
 std::string_view to_string(DType dtype);
 std::string_view to_string(DeviceKind device);

@@ -54,14 +54,11 @@ void must_run(Context<Cuda>& context, const GemmKey& key, const void* a, const v
                " with m=", key.m, " n=", key.n, " k=", key.k, " batch=", key.batch);
 }
 
-// Which part of the epilogue cuBLASLt computes exactly as we would. Its GELU is the tanh form with an approximate tanh:
-// good for 16-bit outputs of gelu_tanh models, never for erf or fp32.
-struct Fused {
-  cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-  bool whole = false;  // nothing is left for add_bias_act
-};
+}  // namespace
 
-Fused fuse(bool bias, Activation activation, DType dtype) {
+// cuBLASLt's GELU is the tanh form with an approximate tanh: good for 16-bit outputs of gelu_tanh models, never for erf
+// or fp32.
+FusedEpilogue fuse_epilogue(bool bias, Activation activation, DType dtype) {
   if (activation == Activation::none) return {bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT, true};
   if (activation == Activation::relu) return {bias ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_RELU, true};
   if (activation == Activation::gelu_tanh && dtype != DType::fp32)
@@ -70,14 +67,12 @@ Fused fuse(bool bias, Activation activation, DType dtype) {
   return {};
 }
 
-}  // namespace
-
 template <class Device, class T>
 const T* linear(Context<Device>& context, const Linear<T>& weights, const T* a, int64_t m, Epilogue epilogue, T* out) {
   const int64_t n = weights.n, k = weights.k;
   if (m == 0 || n == 0) return out;
   const T* bias = epilogue.bias ? weights.bias : nullptr;
-  const Fused fused = fuse(bias != nullptr, epilogue.activation, kDType<T>);
+  const FusedEpilogue fused = fuse_epilogue(bias != nullptr, epilogue.activation, kDType<T>);
   int64_t step = std::max<int64_t>(1, kMostElements / std::max(n, k));
   if (step > 1024) step -= step % 1024;
   for (int64_t first = 0; first < m; first += step) {

@@ -4,12 +4,15 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
-#include <optional>
+#include <map>
+#include <memory>
 #include <shared_mutex>
+#include <tuple>
 #include <unordered_map>
+#include <vector>
 
 #include "core/types.h"
+#include "gemm/gemm_tuner.h"
 
 namespace ftbert {
 
@@ -45,20 +48,40 @@ struct GemmPlans {
   GemmPlans(const GemmPlans&) = delete;
   GemmPlans& operator=(const GemmPlans&) = delete;
 
-  // The plan of this key, made on first use.
+  // The plan of this key, made on first use: the tuned table's algorithm, else cuBLASLt's first proposal.
   GemmPlan get(const GemmKey& key, const void* bias);
+
+  // Replaces the tuned table; plans made so far are forgotten.
+  void set_table(const std::vector<TunedGemm>& rows);
+
+  // A plan without its algorithm. By value below: cuBLASLt takes descriptors as non-const pointers.
+  static GemmPlan describe(const GemmKey& key, const void* bias);
+  // What cuBLASLt proposes for a described plan, best guess first.
+  std::vector<cublasLtMatmulHeuristicResult_t> propose(const GemmKey& key, GemmPlan plan, int most) const;
+  // Whether cuBLASLt can run this algorithm for the plan within the key's workspace; result: its own figures.
+  bool accepts(const GemmKey& key, GemmPlan plan, const cublasLtMatmulAlgo_t& algorithm,
+               cublasLtMatmulHeuristicResult_t* result = nullptr) const;
 
   cublasLtHandle_t handle = nullptr;
   std::atomic<bool> allow_tf32{false};
-  // A tuned algorithm for a key, asked before cuBLASLt's heuristic. Set before the first product.
-  std::function<std::optional<cublasLtMatmulAlgo_t>(const GemmKey&)> tuned;
 
  private:
-  GemmPlan make(const GemmKey& key, const void* bias) const;
+  using Rows = std::map<int64_t, TunedGemm>;                                              // by the last m
+  using Table = std::map<std::tuple<DType, cublasLtEpilogue_t, int64_t, int64_t>, Rows>;  // dtype, epilogue, n, k
+
+  GemmPlan make(const GemmKey& key, const void* bias, const Table& table) const;
 
   std::shared_mutex mutex_;
   std::unordered_map<GemmKey, GemmPlan, GemmKeyHash> plans_;
+  std::shared_ptr<const Table> table_ = std::make_shared<Table>();
 };
+
+// The part of a linear layer's epilogue that cuBLASLt computes exactly as we would.
+struct FusedEpilogue {
+  cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+  bool whole = false;  // nothing is left for add_bias_act
+};
+FusedEpilogue fuse_epilogue(bool bias, Activation activation, DType dtype);
 
 // Throws Error naming the call and cuBLASLt's own words for the status.
 void cublas_check(cublasStatus_t status, const char* call);

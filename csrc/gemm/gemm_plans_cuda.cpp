@@ -1,7 +1,7 @@
 // Choosing: a plan for each key from cuBLASLt's heuristic, kept for the life of the process.
 #include <cuda_runtime_api.h>
 
-#include <array>
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -73,19 +73,34 @@ GemmPlans::GemmPlans(int device) {
 }
 
 GemmPlan GemmPlans::get(const GemmKey& key, const void* bias) {
+  std::shared_ptr<const Table> table;
   {
     const std::shared_lock lock(mutex_);
     if (const auto it = plans_.find(key); it != plans_.end()) return it->second;
+    table = table_;
   }
   // Outside the lock: two threads may make the same plan once, and none waits for another's heuristic.
-  const GemmPlan plan = make(key, bias);
+  const GemmPlan plan = make(key, bias, *table);
   const std::unique_lock lock(mutex_);
+  if (table != table_) return plan;  // right for this call, but not to be kept
   if (plans_.size() >= kMostPlans) plans_.clear();
   plans_.emplace(key, plan);
   return plan;
 }
 
-GemmPlan GemmPlans::make(const GemmKey& key, const void* bias) const {
+void GemmPlans::set_table(const std::vector<TunedGemm>& rows) {
+  auto table = std::make_shared<Table>();
+  for (const TunedGemm& row : rows) {
+    const GemmProblem& p = row.problem;
+    const FusedEpilogue fused = fuse_epilogue(p.bias, p.activation, p.dtype);
+    if (fused.whole) (*table)[{p.dtype, fused.epilogue, p.n, p.k}][row.to] = row;
+  }
+  const std::unique_lock lock(mutex_);
+  table_ = std::move(table);
+  plans_.clear();
+}
+
+GemmPlan GemmPlans::describe(const GemmKey& key, const void* bias) {
   GemmPlan plan;
   FTBERT_CUBLAS_CHECK(cublasLtMatmulDescInit(&plan.operation,
                                              key.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
@@ -99,20 +114,19 @@ GemmPlan GemmPlans::make(const GemmKey& key, const void* bias) const {
   set_layout(plan.a, type, key.m, key.k, key.batch);
   set_layout(plan.b, type, key.b_transposed ? key.n : key.k, key.b_transposed ? key.k : key.n, key.batch);
   set_layout(plan.c, key.float_out ? CUDA_R_32F : type, key.m, key.n, key.batch);
+  return plan;
+}
 
-  if (tuned) {
-    if (const auto algorithm = tuned(key)) {
-      cublasLtMatmulHeuristicResult_t result{};
-      const cublasStatus_t status =
-          cublasLtMatmulAlgoCheck(handle, &plan.operation, &plan.b, &plan.a, &plan.c, &plan.c, &*algorithm, &result);
-      if (status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= static_cast<size_t>(key.workspace)) {
-        plan.algorithm = *algorithm;
-        plan.supported = true;
-        return plan;
-      }
-    }
-  }
+bool GemmPlans::accepts(const GemmKey& key, GemmPlan plan, const cublasLtMatmulAlgo_t& algorithm,
+                        cublasLtMatmulHeuristicResult_t* result) const {
+  cublasLtMatmulHeuristicResult_t found{};
+  const cublasStatus_t status =
+      cublasLtMatmulAlgoCheck(handle, &plan.operation, &plan.b, &plan.a, &plan.c, &plan.c, &algorithm, &found);
+  if (result) *result = found;
+  return status == CUBLAS_STATUS_SUCCESS && found.workspaceSize <= static_cast<size_t>(key.workspace);
+}
 
+std::vector<cublasLtMatmulHeuristicResult_t> GemmPlans::propose(const GemmKey& key, GemmPlan plan, int most) const {
   cublasLtMatmulPreferenceOpaque_t preference;
   FTBERT_CUBLAS_CHECK(cublasLtMatmulPreferenceInit(&preference));
   set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(key.workspace));
@@ -124,18 +138,35 @@ GemmPlan GemmPlans::make(const GemmKey& key, const void* bias) const {
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(key.align_c));
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<uint32_t>(key.align_c));
 
-  std::array<cublasLtMatmulHeuristicResult_t, 8> results{};
+  std::vector<cublasLtMatmulHeuristicResult_t> results(most);
   int found = 0;
-  const cublasStatus_t status =
-      cublasLtMatmulAlgoGetHeuristic(handle, &plan.operation, &plan.b, &plan.a, &plan.c, &plan.c, &preference,
-                                     static_cast<int>(results.size()), results.data(), &found);
+  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, &plan.operation, &plan.b, &plan.a, &plan.c,
+                                                               &plan.c, &preference, most, results.data(), &found);
   if (status != CUBLAS_STATUS_NOT_SUPPORTED) FTBERT_CUBLAS_CHECK(status);
-  for (int i = 0; i < found; ++i) {
-    if (results[i].state != CUBLAS_STATUS_SUCCESS || results[i].workspaceSize > static_cast<size_t>(key.workspace))
-      continue;
-    plan.algorithm = results[i].algo;
+  results.resize(found);
+  std::erase_if(results, [&key](const cublasLtMatmulHeuristicResult_t& result) {
+    return result.state != CUBLAS_STATUS_SUCCESS || result.workspaceSize > static_cast<size_t>(key.workspace);
+  });
+  return results;
+}
+
+GemmPlan GemmPlans::make(const GemmKey& key, const void* bias, const Table& table) const {
+  GemmPlan plan = describe(key, bias);
+  const bool plain = key.batch == 1 && key.b_transposed && !key.float_out && !key.tf32;
+  // Tables are made with aligned memory; a product that is not goes to the heuristic, which knows.
+  if (plain && std::min({key.align_a, key.align_b, key.align_c}) >= 16) {
+    if (const auto rows = table.find({key.dtype, key.epilogue, key.n, key.k}); rows != table.end()) {
+      const auto row = rows->second.lower_bound(key.m);
+      if (row != rows->second.end() && row->second.from <= key.m) {
+        std::copy(row->second.algorithm.begin(), row->second.algorithm.end(), plan.algorithm.data);
+        plan.supported = accepts(key, plan, plan.algorithm);
+        if (plan.supported) return plan;
+      }
+    }
+  }
+  if (const auto proposed = propose(key, plan, 8); !proposed.empty()) {
+    plan.algorithm = proposed.front().algo;
     plan.supported = true;
-    break;
   }
   return plan;
 }
@@ -149,6 +180,8 @@ GemmPlans* gemm_plans(int device) {
   if (!found) found = std::make_unique<GemmPlans>(device);
   return found.get();
 }
+
+void set_gemm_table(int device, const std::vector<TunedGemm>& rows) { gemm_plans(device)->set_table(rows); }
 
 void gemm_allow_tf32(GemmPlans* plans, bool allow) { plans->allow_tf32 = allow; }
 

@@ -1,0 +1,69 @@
+// Choosing GEMM algorithms by measurement, and putting the choices in force. No CUDA header: gemm_tuner_cuda.cpp, or
+// core/device_none.cpp in a build without CUDA.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/types.h"
+
+namespace ftbert {
+
+// One product of `linear`: row-major C [m, n] = epilogue(A [m, k] @ B [n, k]^T), FP32 accumulation.
+struct GemmProblem {
+  int64_t m = 0, n = 0, k = 0;
+  DType dtype = DType::fp16;
+  bool bias = false;
+  Activation activation = Activation::none;  // none, relu or gelu_tanh: what cuBLASLt computes in its epilogue
+};
+
+// cuBLASLt's description of how a product is computed. `data` is all of it, and means something to the same version of
+// cuBLASLt only; the rest is what it says of itself, for people.
+struct GemmAlgorithm {
+  std::array<uint64_t, 8> data{};
+  int id = 0, tile = 0, stages = 0, split_k = 1, reduction = 0, swizzle = 0, custom = 0, inner_shape = 0, cluster = 0;
+  int64_t workspace = 0;  // bytes
+  float waves = 0;        // blocks / blocks that the GPU holds at once
+};
+
+// Measures one problem on one device. Pointers are device memory of the caller, 256-byte aligned; calls are made on a
+// stream of its own and return when the GPU is done. Throws Error.
+class GemmTuner {
+ public:
+  virtual ~GemmTuner() = default;
+
+  // What cuBLASLt proposes, its best guess first; the first is what runs without a table. At most `most`.
+  virtual std::vector<GemmAlgorithm> heuristics(int most) = 0;
+
+  // Every algorithm with every tile, stage count, split, cluster and swizzle that says it can do this problem.
+  virtual std::vector<GemmAlgorithm> enumerate() = 0;
+
+  // What `linear` runs for this problem: from the table, else heuristics(1).
+  virtual GemmAlgorithm chosen() = 0;
+
+  // Once, for its result. a [m, k], b [n, k], bias [n] or nullptr, c [m, n].
+  virtual void run(const GemmAlgorithm& algorithm, const void* a, const void* b, const void* bias, void* c) = 0;
+
+  // Microseconds of one product, `rounds` times: each the mean of a CUDA graph of one product for each of `weights`
+  // matrices that lie one behind the other at b, so that a small B does not come out of the L2 cache every time.
+  virtual std::vector<double> time(const GemmAlgorithm& algorithm, const void* a, const void* b, int64_t weights,
+                                   const void* bias, void* c, int rounds) = 0;
+};
+
+// workspace: device memory, gemm_workspace_bytes(device) of it; the caller keeps it alive.
+std::unique_ptr<GemmTuner> make_gemm_tuner(int device, const GemmProblem& problem, void* workspace);
+
+// A row of a tuned table: for m from `from` to `to`, both included.
+struct TunedGemm {
+  GemmProblem problem;  // m is not read
+  int64_t from = 0, to = 0;
+  std::array<uint64_t, 8> algorithm{};
+};
+
+// From now on `linear` on this device uses these rows, and cuBLASLt's first proposal elsewhere or where cuBLASLt
+// refuses a row. Replaces an earlier table. The rows must come from gemm_library_version() and this kind of GPU.
+void set_gemm_table(int device, const std::vector<TunedGemm>& rows);
+
+}  // namespace ftbert

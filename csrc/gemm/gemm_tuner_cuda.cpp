@@ -1,0 +1,243 @@
+// Timing cuBLASLt's algorithms as the encoder will meet them: launched from a graph, weights not in the L2 cache.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/check.h"
+#include "core/cuda_check.h"
+#include "core/device_guard.h"
+#include "gemm/gemm_cuda.h"
+#include "gemm/gemm_plans.h"
+#include "gemm/gemm_tuner.h"
+
+namespace ftbert {
+namespace {
+
+template <class V>
+V config(const cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttributes_t attribute) {
+  V value{};
+  cublasLtMatmulAlgoConfigGetAttribute(&algorithm, attribute, &value, sizeof(value), nullptr);
+  return value;
+}
+
+// False: this algorithm does not know the attribute or the value.
+template <class V>
+bool configure(cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttributes_t attribute, V value) {
+  return cublasLtMatmulAlgoConfigSetAttribute(&algorithm, attribute, &value, sizeof(value)) == CUBLAS_STATUS_SUCCESS;
+}
+
+template <class V>
+V capability(const cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoCapAttributes_t attribute) {
+  V value{};
+  cublasLtMatmulAlgoCapGetAttribute(&algorithm, attribute, &value, sizeof(value), nullptr);
+  return value;
+}
+
+std::vector<uint32_t> capabilities(const cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoCapAttributes_t attribute) {
+  size_t bytes = 0;
+  if (cublasLtMatmulAlgoCapGetAttribute(&algorithm, attribute, nullptr, 0, &bytes) != CUBLAS_STATUS_SUCCESS) return {0};
+  std::vector<uint32_t> values(bytes / sizeof(uint32_t));
+  if (values.empty()) return {0};  // the library's own choice
+  cublasLtMatmulAlgoCapGetAttribute(&algorithm, attribute, values.data(), bytes, &bytes);
+  return values;
+}
+
+GemmAlgorithm describe(const cublasLtMatmulAlgo_t& a, const cublasLtMatmulHeuristicResult_t& result) {
+  GemmAlgorithm described;
+  std::copy(std::begin(a.data), std::end(a.data), described.data.begin());
+  described.id = config<int32_t>(a, CUBLASLT_ALGO_CONFIG_ID);
+  described.tile = static_cast<int>(config<uint32_t>(a, CUBLASLT_ALGO_CONFIG_TILE_ID));
+  described.stages = static_cast<int>(config<uint32_t>(a, CUBLASLT_ALGO_CONFIG_STAGES_ID));
+  described.split_k = config<int32_t>(a, CUBLASLT_ALGO_CONFIG_SPLITK_NUM);
+  described.reduction = static_cast<int>(config<uint32_t>(a, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME));
+  described.swizzle = static_cast<int>(config<uint32_t>(a, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING));
+  described.custom = static_cast<int>(config<uint32_t>(a, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION));
+  described.inner_shape = config<uint16_t>(a, CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID);
+  described.cluster = config<uint16_t>(a, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID);
+  described.workspace = static_cast<int64_t>(result.workspaceSize);
+  described.waves = result.wavesCount;
+  return described;
+}
+
+cublasLtMatmulAlgo_t opaque(const GemmAlgorithm& algorithm) {
+  cublasLtMatmulAlgo_t a;
+  std::copy(algorithm.data.begin(), algorithm.data.end(), a.data);
+  return a;
+}
+
+class CublasLtTuner : public GemmTuner {
+ public:
+  CublasLtTuner(int device, const GemmProblem& p, void* workspace)
+      : device_(device), plans_(*gemm_plans(device)), workspace_(workspace), element_(p.dtype == DType::fp32 ? 4 : 2) {
+    FTBERT_CHECK(p.m > 0 && p.n > 0 && p.k > 0, "expected a product with m, n, k > 0, got m=", p.m, " n=", p.n,
+                 " k=", p.k);
+    const FusedEpilogue fused = fuse_epilogue(p.bias, p.activation, p.dtype);
+    FTBERT_CHECK(fused.whole, "cuBLASLt has no exact epilogue for ", to_string(p.activation), " in ",
+                 to_string(p.dtype), ": tune the product without the activation");
+    key_ = {.m = p.m, .n = p.n, .k = p.k, .epilogue = fused.epilogue, .dtype = p.dtype};
+    key_.workspace = static_cast<int64_t>(gemm_workspace_bytes(device));
+    key_.align_a = key_.align_b = key_.align_c = 256;
+    plan_ = GemmPlans::describe(key_, workspace);  // any pointer: `launch` sets the real one
+    const DeviceGuard guard(device_);
+    FTBERT_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  }
+  CublasLtTuner(const CublasLtTuner&) = delete;
+  CublasLtTuner& operator=(const CublasLtTuner&) = delete;
+  ~CublasLtTuner() override { cudaStreamDestroy(stream_); }
+
+  std::vector<GemmAlgorithm> heuristics(int most) override {
+    std::vector<GemmAlgorithm> all;
+    for (const auto& result : plans_.propose(key_, plan_, most)) all.push_back(describe(result.algo, result));
+    return all;
+  }
+
+  std::vector<GemmAlgorithm> enumerate() override {
+    const cudaDataType_t type = key_.dtype == DType::fp16   ? CUDA_R_16F
+                                : key_.dtype == DType::bf16 ? CUDA_R_16BF
+                                                            : CUDA_R_32F;
+    std::vector<int> ids(512);
+    int count = 0;
+    FTBERT_CUBLAS_CHECK(cublasLtMatmulAlgoGetIds(plans_.handle, CUBLAS_COMPUTE_32F, CUDA_R_32F, type, type, type, type,
+                                                 static_cast<int>(ids.size()), ids.data(), &count));
+    ids.resize(count);
+    std::vector<GemmAlgorithm> all;
+    for (const int id : ids) {
+      cublasLtMatmulAlgo_t algorithm;
+      if (cublasLtMatmulAlgoInit(plans_.handle, CUBLAS_COMPUTE_32F, CUDA_R_32F, type, type, type, type, id,
+                                 &algorithm) == CUBLAS_STATUS_SUCCESS)
+        enumerate(algorithm, all);
+    }
+    return all;
+  }
+
+  GemmAlgorithm chosen() override {
+    const GemmPlan plan = plans_.get(key_, workspace_);
+    FTBERT_CHECK(plan.supported, "cuBLASLt has no algorithm for this product");
+    cublasLtMatmulHeuristicResult_t result{};
+    plans_.accepts(key_, plan, plan.algorithm, &result);
+    return describe(plan.algorithm, result);
+  }
+
+  void run(const GemmAlgorithm& algorithm, const void* a, const void* b, const void* bias, void* c) override {
+    const DeviceGuard guard(device_);
+    FTBERT_CUDA_CHECK(cudaDeviceSynchronize());  // the caller's stream has made the operands
+    launch(opaque(algorithm), a, b, bias, c);
+    FTBERT_CUDA_CHECK(cudaStreamSynchronize(stream_));
+  }
+
+  std::vector<double> time(const GemmAlgorithm& algorithm, const void* a, const void* b, int64_t weights,
+                           const void* bias, void* c, int rounds) override {
+    FTBERT_CHECK(weights > 0 && rounds > 0, "expected weights and rounds of at least 1, got ", weights, ", ", rounds);
+    const DeviceGuard guard(device_);
+    const cublasLtMatmulAlgo_t chosen = opaque(algorithm);
+    launch(chosen, a, b, bias, c);  // loads the kernel, which a capture may not
+    FTBERT_CUDA_CHECK(cudaStreamSynchronize(stream_));
+    cudaGraph_t graph = nullptr;
+    FTBERT_CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+    try {
+      for (int64_t i = 0; i < weights; ++i)
+        launch(chosen, a, static_cast<const char*>(b) + i * key_.n * key_.k * element_, bias, c);
+    } catch (...) {
+      cudaStreamEndCapture(stream_, &graph);
+      if (graph) cudaGraphDestroy(graph);
+      throw;
+    }
+    FTBERT_CUDA_CHECK(cudaStreamEndCapture(stream_, &graph));
+    cudaGraphExec_t exec = nullptr;
+    const cudaError_t made = cudaGraphInstantiate(&exec, graph, 0);
+    cudaGraphDestroy(graph);
+    FTBERT_CUDA_CHECK(made);
+    cudaEvent_t begin = nullptr, end = nullptr;
+    cudaEventCreate(&begin);
+    cudaEventCreate(&end);
+    std::vector<double> times;
+    cudaError_t error = cudaGraphLaunch(exec, stream_);
+    for (int i = 0; i < rounds && error == cudaSuccess; ++i) {
+      cudaEventRecord(begin, stream_);
+      cudaGraphLaunch(exec, stream_);
+      cudaEventRecord(end, stream_);
+      error = cudaEventSynchronize(end);
+      float milliseconds = 0;
+      cudaEventElapsedTime(&milliseconds, begin, end);
+      times.push_back(1e3 * milliseconds / static_cast<double>(weights));
+    }
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
+    cudaGraphExecDestroy(exec);
+    FTBERT_CUDA_CHECK(error);
+    return times;
+  }
+
+ private:
+  void launch(const cublasLtMatmulAlgo_t& algorithm, const void* a, const void* b, const void* bias, void* c) {
+    GemmPlan plan = plan_;
+    if (bias)
+      FTBERT_CUBLAS_CHECK(
+          cublasLtMatmulDescSetAttribute(&plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias)));
+    const float one = 1.0f, zero = 0.0f;
+    FTBERT_CUBLAS_CHECK(cublasLtMatmul(plans_.handle, &plan.operation, &one, b, &plan.b, a, &plan.a, &zero, c, &plan.c,
+                                       c, &plan.c, &algorithm, workspace_, static_cast<size_t>(key_.workspace),
+                                       stream_));
+  }
+
+  // Every setting of one algorithm that cuBLASLt accepts. A split sum is added in float, as `propose` asks for too.
+  void enumerate(cublasLtMatmulAlgo_t algorithm, std::vector<GemmAlgorithm>& all) {
+    const bool splits = capability<int32_t>(algorithm, CUBLASLT_ALGO_CAP_SPLITK_SUPPORT) != 0;
+    const bool adds_in_float = (capability<uint32_t>(algorithm, CUBLASLT_ALGO_CAP_REDUCTION_SCHEME_MASK) &
+                                CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) != 0;
+    const bool swizzles = capability<uint32_t>(algorithm, CUBLASLT_ALGO_CAP_CTA_SWIZZLING_SUPPORT) != 0;
+    const int32_t customs = capability<int32_t>(algorithm, CUBLASLT_ALGO_CAP_CUSTOM_OPTION_MAX);
+    const auto tiles = capabilities(algorithm, CUBLASLT_ALGO_CAP_TILE_IDS);
+    const auto stages = capabilities(algorithm, CUBLASLT_ALGO_CAP_STAGES_IDS);
+    static constexpr uint16_t kClusters[] = {CUBLASLT_CLUSTER_SHAPE_AUTO,  CUBLASLT_CLUSTER_SHAPE_1x1x1,
+                                             CUBLASLT_CLUSTER_SHAPE_2x1x1, CUBLASLT_CLUSTER_SHAPE_1x2x1,
+                                             CUBLASLT_CLUSTER_SHAPE_2x2x1, CUBLASLT_CLUSTER_SHAPE_4x1x1,
+                                             CUBLASLT_CLUSTER_SHAPE_1x4x1};
+    static constexpr int32_t kSplits[] = {1, 2, 3, 4, 6, 8};
+    const auto add = [&](const cublasLtMatmulAlgo_t& a) {
+      cublasLtMatmulHeuristicResult_t result{};
+      if (plans_.accepts(key_, plan_, a, &result)) all.push_back(describe(a, result));
+    };
+    for (const uint32_t tile : tiles)
+      for (const uint32_t stage : stages)
+        for (int32_t custom = 0; custom <= std::min(customs, 15); ++custom)
+          for (const uint16_t cluster : kClusters) {
+            cublasLtMatmulAlgo_t a = algorithm;
+            configure(a, CUBLASLT_ALGO_CONFIG_TILE_ID, tile);
+            configure(a, CUBLASLT_ALGO_CONFIG_STAGES_ID, stage);
+            if (customs > 0 && !configure(a, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, static_cast<uint32_t>(custom)))
+              continue;
+            if (!configure(a, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, cluster) && cluster != CUBLASLT_CLUSTER_SHAPE_AUTO)
+              continue;
+            if (!plans_.accepts(key_, plan_, a)) continue;  // saves asking for the rest
+            for (const int32_t split : kSplits) {
+              if (split > 1 && !(splits && adds_in_float)) break;
+              configure(a, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, split);
+              configure(a, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
+                        static_cast<uint32_t>(split > 1 ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
+                                                        : CUBLASLT_REDUCTION_SCHEME_NONE));
+              for (uint32_t swizzle = 0; swizzle <= (swizzles ? 1u : 0u); ++swizzle) {
+                configure(a, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, swizzle);
+                add(a);
+              }
+            }
+          }
+  }
+
+  int device_;
+  GemmPlans& plans_;
+  void* workspace_;
+  int64_t element_;
+  GemmKey key_;
+  GemmPlan plan_;
+  cudaStream_t stream_ = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<GemmTuner> make_gemm_tuner(int device, const GemmProblem& problem, void* workspace) {
+  return std::make_unique<CublasLtTuner>(device, problem, workspace);
+}
+
+}  // namespace ftbert
