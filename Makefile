@@ -147,7 +147,7 @@ gpu-build:
 
 gpu-test: gpu-build  ## pytest on the GPU (PYTHON=python3: nothing is installed)
 	FTBERT_TEST_DEVICE=cuda OMP_NUM_THREADS=2 $(PYTHON) -m pytest \
-	  $$($(PYTHON) -c 'import xdist' 2>/dev/null && echo -n 6) $(ARGS)
+	  $$($(PYTHON) -c 'import xdist' 2>/dev/null && printf '%s' '-n 6') $(ARGS)
 
 gpu-bench: gpu-build  ## the benchmark on the GPU (PYTHON=python3: nothing is installed)
 	$(PYTHON) benchmarks/bench_model.py --device cuda --dtype fp16 $(ARGS)

@@ -18,7 +18,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
-LIBRARY = Path("ftbert", "lib", "libftbert.so")
+LIBRARIES = Path("ftbert", "lib")
 OPTIONS = ("FTBERT_CUDA", "FTBERT_CUDA_ARCHS", "FTBERT_CPU_ARCH")
 
 
@@ -37,12 +37,14 @@ class CMakeBuild(build_ext):
         for command in (configure, compile_):
             subprocess.run(command, check=True, env=environment)
         if not self.editable_mode:
-            target = Path(self.build_lib) / LIBRARY
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / LIBRARY, target)
+            target = Path(self.build_lib) / LIBRARIES
+            target.mkdir(parents=True, exist_ok=True)
+            for library in (ROOT / LIBRARIES).glob("*.so"):
+                shutil.copy2(library, target)
 
     def get_outputs(self) -> list[str]:
-        return [str((ROOT if self.editable_mode else Path(self.build_lib)) / LIBRARY)]
+        base = ROOT if self.editable_mode else Path(self.build_lib)
+        return [str(base / LIBRARIES / library.name) for library in (ROOT / LIBRARIES).glob("*.so")]
 
     def get_output_mapping(self) -> dict[str, str]:
         return {}

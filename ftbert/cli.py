@@ -83,6 +83,21 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--longest", type=_count, default=128, help="tokens (default 128)")
     bench.add_argument("--rounds", type=_count, default=7, help="repetitions (default 7)")
 
+    tune = command("tune", "Choose GEMM algorithms by measurement, for this GPU.", _tune, model=True)
+    tune.add_argument("model", metavar="MODEL", nargs="?")
+    tune.add_argument("--hidden", type=_count, help="a shape instead of MODEL")
+    tune.add_argument("--inter", type=_count, help="its feed-forward width (default 4 x hidden)")
+    tune.add_argument("--activation", default="gelu", help="its activation (default gelu)")
+    tune.add_argument("--tokens", type=_range, default=(1, 16384), metavar="A..B", help="rows (default 1..16384)")
+    tune.add_argument("--texts", metavar="FILE", help="only the token counts that batches of these texts have")
+    tune.add_argument("--column", help='field with the text (default "text")')
+    tune.add_argument("--batch", type=_count, default=32, help="texts in a batch of --texts (default 32)")
+    tune.add_argument("--minutes", type=float, default=float("inf"), help="begin no further row after this")
+    tune.add_argument("--out", type=Path, metavar="FILE", help="the table (default: where models look for it)")
+    tune.add_argument("--picture", type=Path, metavar="FILE.svg", help="the gains as a picture")
+    tune.add_argument("--force", action="store_true", help="measure again what the table has")
+    tune.add_argument("--show", action="store_true", help="what is in force and where it comes from; tunes nothing")
+
     info = command("info", "The build, and what a model runs on and why.", _info, model=True)
     info.add_argument("model", metavar="MODEL", nargs="?")
     return parser
@@ -158,6 +173,54 @@ def _bench(options: argparse.Namespace) -> int:
     return 0
 
 
+def _tune(options: argparse.Namespace) -> int:
+    from ftbert import tune
+    from ftbert.cache import open_cached
+    from ftbert.tuning import products, products_of_shape
+
+    device = options.device or "cuda"
+    if device == "cpu":
+        _report(options, {"nothing_to_tune": tune.NOTHING_ON_CPU}, tune.NOTHING_ON_CPU)
+        return 0
+    if options.show:
+        values = tune.show(device)
+        _report(options, values, tune.show_text(values))
+        return 0
+    if (options.model is None) == (options.hidden is None) or (options.texts and options.model is None):
+        raise ValueError("tune: give a MODEL (--texts needs one), or --hidden for a shape")
+    dtype = options.dtype or "fp16"
+    if options.model is not None:
+        wanted = products(open_cached(options.model).config.encoder, dtype)
+    else:
+        wanted = products_of_shape(options.hidden, options.inter or 4 * options.hidden, options.activation, dtype)
+    result = tune.tune(
+        wanted,
+        *options.tokens,
+        lengths=_token_counts(options) if options.texts else (),
+        device=device,
+        minutes=options.minutes,
+        path=options.out,
+        force=options.force,
+    )
+    if options.picture is not None:
+        options.picture.write_text(tune.picture(result.rows), encoding="utf-8")
+    _report(options, result.as_dict(), str(result))
+    return 0
+
+
+def _token_counts(options: argparse.Namespace) -> list[int]:
+    """Of the batches that the texts make, in order."""
+    from ftbert.records import Position, ReadOptions, open_source
+    from ftbert.token_batches import sequences_of
+
+    model = _load(options)
+    read = ReadOptions(options.column or "text", keep=False, batch_records=options.batch)
+    return [
+        sum(len(sequence) for sequence in sequences_of(model, chunk.texts))
+        for chunk in open_source(Path(options.texts), read).chunks(Position())
+    ]
+
+
 def _info(options: argparse.Namespace) -> int:
     from ftbert._library import build_info
 
@@ -207,6 +270,13 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1; got {text!r}")
     return int(text)
+
+
+def _range(text: str) -> tuple[int, int]:
+    first, dots, last = text.partition("..")
+    if not dots or not first.isdecimal() or not last.isdecimal() or not 1 <= int(first) <= int(last):
+        raise argparse.ArgumentTypeError(f"expected A..B with 1 <= A <= B; got {text!r}")
+    return int(first), int(last)
 
 
 def _device(text: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ftbert import gemm_table
 from ftbert.checkpoint import Checkpoint
 from ftbert.config import EncoderConfig
 
@@ -63,6 +64,7 @@ def build_encoder(
         names = checkpoint.tensors[ours]
         own = theirs.get(names[0]) if len(names) == 1 else None
         weights[ours] = own if own is not None and _same(own, tensor, device) else tensor.to(device)
+    gemm_table.install(device)
     return torch.classes.ftbert.Encoder(weights, config.entries(), attention), config
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ftbert import gemm_table
 from ftbert._library import build_info, load_library
 from ftbert.cache import open_cached
 from ftbert.checkpoint import Checkpoint
@@ -61,6 +62,7 @@ def load(
         tensor = checkpoint.read(name, element)
         packable = place.type == "cpu" and name.endswith(".weight") and len(shape) == 2
         weights[name] = torch.ops.ftbert.pack_weight(tensor) if packable else tensor.to(place)
+    gemm_table.install(place)
     encoder = torch.classes.ftbert.Encoder(weights, entries, attention)
     return Model(encoder, checkpoint, _load_heads(checkpoint, place, element) if heads else [])
 
@@ -199,13 +201,20 @@ class Model:
         place = self.device if device is None else _check_device(torch.device(device))
         element = self.dtype if dtype is None else parse_dtype(dtype)
         names = {value: name for name, value in DTYPES.items()}
+        gemm_table.install(place)
         heads = [copy.deepcopy(head).to(place, element) for head in self.heads]
         return Model(self.encoder.to(place, names[element]), self.checkpoint, heads)
 
     def info(self) -> dict[str, str]:
         """Device, dtype and which kernels were chosen and why."""
         heads = ", ".join(self.tasks) or "none"
-        return {"architecture": self.checkpoint.config.architecture, "heads": heads, **dict(self.encoder.info())}
+        table = {"gemm_table": gemm_table.summary(self.device)} if self.device.type == "cuda" else {}
+        return {
+            "architecture": self.checkpoint.config.architecture,
+            "heads": heads,
+            **dict(self.encoder.info()),
+            **table,
+        }
 
     def reference(self) -> PreTrainedModel:
         """The equivalent transformers model, with the same heads: float32, eval, on the CPU, without dropout."""

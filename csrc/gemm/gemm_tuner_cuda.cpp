@@ -78,7 +78,8 @@ class CublasLtTuner : public GemmTuner {
     key_ = {.m = p.m, .n = p.n, .k = p.k, .epilogue = fused.epilogue, .dtype = p.dtype};
     key_.workspace = static_cast<int64_t>(gemm_workspace_bytes(device));
     key_.align_a = key_.align_b = key_.align_c = 256;
-    plan_ = GemmPlans::describe(key_, workspace);  // any pointer: `launch` sets the real one
+    some_bias_ = p.bias ? workspace : nullptr;  // any pointer: `launch` sets the real one
+    plan_ = GemmPlans::describe(key_, some_bias_);
     const DeviceGuard guard(device_);
     FTBERT_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   }
@@ -112,7 +113,7 @@ class CublasLtTuner : public GemmTuner {
   }
 
   GemmAlgorithm chosen() override {
-    const GemmPlan plan = plans_.get(key_, workspace_);
+    const GemmPlan plan = plans_.get(key_, some_bias_);
     FTBERT_CHECK(plan.supported, "cuBLASLt has no algorithm for this product");
     cublasLtMatmulHeuristicResult_t result{};
     plans_.accepts(key_, plan, plan.algorithm, &result);
@@ -230,6 +231,7 @@ class CublasLtTuner : public GemmTuner {
   void* workspace_;
   int64_t element_;
   GemmKey key_;
+  const void* some_bias_ = nullptr;
   GemmPlan plan_;
   cudaStream_t stream_ = nullptr;
 };

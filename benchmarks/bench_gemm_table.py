@@ -1,0 +1,83 @@
+"""What the tuned GEMM table in force brings: layer sums, and m between the measured ones against tuning of their own.
+
+    python benchmarks/bench_gemm_table.py --model base --model large --dtype fp16 [--out FILE]
+
+Layer: for each number of tokens the sum of one layer's four products with cuBLASLt's first proposals and with the
+table, measured here in turns. Between: random m; the table's algorithm against the best of a search for just that m.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+import torch  # noqa: E402
+from bench_model import SHAPES, provenance  # noqa: E402
+
+from ftbert import gemm_table  # noqa: E402
+from ftbert.tuning import Algorithm, Bench, products_of_shape, search  # noqa: E402
+
+TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", action="append", choices=list(SHAPES))
+    parser.add_argument("--dtype", choices=["fp16", "bf16", "fp32"], default="fp16")
+    parser.add_argument("--between", type=int, default=24, help="how many random m (default 24)")
+    parser.add_argument("--last", type=int, default=16384, help="largest m (default 16384)")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    options.rounds, options.minilm = 9, None  # for `provenance`
+    device = torch.device("cuda", torch.cuda.current_device())
+    gemm_table.install(device)
+    results: dict[str, Any] = {"layers": [], "between": []}
+    draw = random.Random(1)
+    for model in options.model or ["base", "large"]:
+        shape = SHAPES[model]
+        wanted = products_of_shape(shape["hidden_size"], shape["intermediate_size"], "gelu", options.dtype)
+        for m in [t for t in TOKENS if t <= options.last]:
+            benches = [Bench(product, m) for product in wanted]
+            pairs = [compare(bench, [bench.heuristics(1)[0], bench.chosen()]) for bench in benches]
+            first, tuned = (sum(column) for column in zip(*pairs, strict=True))
+            each = [pair[0] / pair[1] for pair in pairs]
+            results["layers"].append({"model": model, "m": m, "default_us": first, "tuned_us": tuned, "each": each})
+            shown = " ".join(f"{ratio:.3f}" for ratio in each)
+            print(f"{model} m={m}: {first:.1f} -> {tuned:.1f} us, {first / tuned:.3f}x ({shown})", flush=True)
+    for i in range(options.between):
+        model = (options.model or ["base", "large"])[i % len(options.model or ["base", "large"])]
+        shape = SHAPES[model]
+        wanted = products_of_shape(shape["hidden_size"], shape["intermediate_size"], "gelu", options.dtype)
+        product, m = draw.choice(wanted), round(2 ** draw.uniform(4, 14))
+        bench = Bench(product, min(m, options.last))
+        own = search(bench, [bench.chosen()])[:4]
+        times = compare(bench, [bench.heuristics(1)[0], bench.chosen(), *own])
+        best = min(times)
+        entry = {"product": str(product), "m": bench.m, "default_us": times[0], "table_us": times[1], "own_us": best}
+        results["between"].append(entry)
+        shown = f"first {times[0]:.2f}, table {times[1]:.2f}, own {best:.2f}: {times[1] / best:.3f}"
+        print(f"{product} m={bench.m}: {shown}", flush=True)
+    behind = [entry["table_us"] / entry["own_us"] for entry in results["between"]]
+    if behind:
+        print(f"table behind tuning for the very m: median {statistics.median(behind):.3f}, worst {max(behind):.3f}")
+    if options.out:
+        options.out.write_text(json.dumps({"provenance": provenance(device, options)} | results, indent=1) + "\n")
+    return 0
+
+
+def compare(bench: Bench, algorithms: list[Algorithm]) -> list[float]:
+    """Median microseconds of each, in turns."""
+    rounds = [[bench.microseconds(algorithm, 3) for algorithm in algorithms] for _ in range(9)]
+    return [statistics.median(column) for column in zip(*rounds, strict=True)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

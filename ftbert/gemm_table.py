@@ -1,0 +1,281 @@
+"""Tuned GEMM tables: JSON files of algorithms by product and range of m, and which of them is in force.
+
+A file belongs to one GPU model and one version of cuBLASLt, since an algorithm's 64 bytes mean something to that
+version only. Looked for in this order, and a row from further up hides those below it: the file that
+$FTBERT_GEMM_TABLE names ("off": none at all, cuBLASLt's own proposals), the user's cache folder (where `ftbert tune`
+writes), the tables that come with the package. What fits no row runs cuBLASLt's first proposal.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ftbert._library import build_info
+from ftbert.cache import cache_folder
+
+FORMAT = 1
+_SHIPPED = Path(__file__).parent / "gemm_tables"
+_DTYPES = ("fp32", "fp16", "bf16")
+_ACTIVATIONS = ("none", "relu", "gelu_tanh")
+
+
+class TableError(ValueError):
+    """The file is no table of ours; the words say why."""
+
+
+@dataclass(frozen=True, order=True)
+class Product:
+    """A linear layer's product [m, k] @ [n, k]^T and what cuBLASLt adds to it. dtype: fp32, fp16 or bf16."""
+
+    dtype: str
+    n: int
+    k: int
+    bias: bool = False
+    activation: str = "none"
+
+    def __str__(self) -> str:
+        epilogue = "+".join(["bias"] * self.bias + [self.activation] * (self.activation != "none")) or "no epilogue"
+        return f"{self.dtype} n={self.n} k={self.k} {epilogue}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One product for m from `first` to `last`, both included. algorithm: cublasLtMatmulAlgo_t as 8 words of 64 bit, or
+    None: cuBLASLt's own first proposal was not beaten. us, default_us: microseconds, sums over the m of `timed`."""
+
+    product: Product
+    first: int
+    last: int
+    algorithm: tuple[int, ...] | None
+    us: float = 0.0
+    default_us: float = 0.0
+    timed: tuple[int, ...] = ()
+    config: dict[str, int] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What stands in the file."""
+        words = None if self.algorithm is None else "".join(f"{word:016x}" for word in self.algorithm)
+        values = asdict(self) | {"algorithm": words, "timed": list(self.timed)}
+        return values.pop("product") | values
+
+    @staticmethod
+    def parse(values: dict[str, Any]) -> Row:
+        """TableError names what is wrong."""
+        try:
+            product = Product(
+                str(values["dtype"]), int(values["n"]), int(values["k"]), bool(values["bias"]), values["activation"]
+            )
+            words = values["algorithm"]
+            if words is not None and not re.fullmatch("[0-9a-f]{128}", words):
+                raise ValueError("algorithm is not 128 hexadecimal digits")
+            row = Row(
+                product,
+                int(values["first"]),
+                int(values["last"]),
+                None if words is None else tuple(int(words[i : i + 16], 16) for i in range(0, 128, 16)),
+                float(values["us"]),
+                float(values["default_us"]),
+                tuple(int(m) for m in values["timed"]),
+                {str(key): int(value) for key, value in values["config"].items()},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise TableError(f"a row cannot be read ({type(error).__name__}: {error})") from None
+        fits = product.dtype in _DTYPES and product.activation in _ACTIVATIONS and min(product.n, product.k) > 0
+        if not fits or not 0 < row.first <= row.last:
+            raise TableError(f"a row makes no sense: {product}, m from {row.first} to {row.last}")
+        return row
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a table belongs to: "NVIDIA H200", "cuBLASLt 13.1.1"."""
+
+    gpu: str
+    cublaslt: str
+
+    @staticmethod
+    def of(device: int | torch.device) -> Machine:
+        """The machine of a CUDA device; RuntimeError where there is none."""
+        if not torch.cuda.is_available():
+            raise RuntimeError(f"no GPU to tune for: {build_info().get('cuda_reason', 'torch sees none')}")
+        return Machine(torch.cuda.get_device_name(device), build_info().get("cuda_gemm", ""))
+
+    @property
+    def file_name(self) -> str:
+        """Of its table."""
+        words = "-".join((self.gpu, self.cublaslt)).lower()
+        return re.sub(r"[^a-z0-9.]+", "_", words) + ".json"
+
+
+def read_table(path: Path) -> tuple[Machine, list[Row]]:
+    """TableError says what is wrong with the file; OSError where it cannot be opened."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, UnicodeDecodeError) as error:
+        raise TableError(f"it is no JSON ({error})") from None
+    if not isinstance(document, dict) or not isinstance(document.get("rows"), list):
+        raise TableError("it is no table of ftbert")
+    if document.get("format") != FORMAT:
+        raise TableError(f"its format is {document.get('format')!r}, this ftbert reads {FORMAT}")
+    return Machine(str(document.get("gpu")), str(document.get("cublaslt"))), [Row.parse(r) for r in document["rows"]]
+
+
+def merge(first: Iterable[Row], second: Iterable[Row]) -> list[Row]:
+    """All of `first`, and of `second` what it leaves free."""
+    rows = list(first)
+    taken: dict[Product, list[Row]] = {}
+    for row in rows:
+        taken.setdefault(row.product, []).append(row)
+    for row in second:
+        if not any(row.first <= other.last and other.first <= row.last for other in taken.get(row.product, ())):
+            rows.append(row)
+    return sorted(rows, key=lambda row: (row.product, row.first))
+
+
+def add_rows(path: Path, machine: Machine, rows: Iterable[Row]) -> None:
+    """Puts rows into a file, over those for the same m. Several processes may do so at once; none loses a row, and a
+    killed one leaves the file as it was. A file of another machine, or no table at all, is set aside as FILE.old."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(path.with_name(path.name + ".lock")):
+        old: list[Row] = []
+        try:
+            owner, old = read_table(path)
+            if owner != machine:
+                raise TableError(f"it belongs to {owner.gpu}, {owner.cublaslt}")
+        except FileNotFoundError:
+            pass
+        except TableError as error:
+            old = []
+            aside = path.with_name(path.name + ".old")
+            path.replace(aside)
+            warnings.warn(f"{path} is replaced and kept as {aside.name}: {error}", stacklevel=2)
+        document: dict[str, Any] = {"format": FORMAT, "gpu": machine.gpu, "cublaslt": machine.cublaslt}
+        lines = ",\n".join("  " + json.dumps(row.as_dict()) for row in merge(rows, old))
+        head = json.dumps(document)[:-1]
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(f'{head}, "rows": [\n{lines}\n]}}\n')
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@dataclass(frozen=True)
+class Source:
+    """A place where a table was looked for. problem: why its rows are not used, or ""."""
+
+    kind: str
+    path: Path
+    rows: list[Row]
+    problem: str = ""
+
+
+def user_table(machine: Machine) -> Path | None:
+    """Where `ftbert tune` writes; None when the cache is off."""
+    folder = cache_folder()
+    return None if folder is None else folder / "gemm_tables" / machine.file_name
+
+
+def sources(machine: Machine) -> list[Source]:
+    """The tables that exist, first the one that counts most."""
+    chosen = os.environ.get("FTBERT_GEMM_TABLE", "")
+    if chosen == "off":
+        return []
+    user = user_table(machine)
+    places = [("$FTBERT_GEMM_TABLE", Path(chosen).expanduser())] if chosen else []
+    places += [("user cache", user)] if user is not None and user.exists() else []
+    shipped = _SHIPPED / machine.file_name
+    places += [("package", shipped)] if shipped.exists() else []
+    return [_source(kind, path, machine) for kind, path in places]
+
+
+def _source(kind: str, path: Path, machine: Machine) -> Source:
+    try:
+        owner, rows = read_table(path)
+    except TableError as error:
+        return Source(kind, path, [], str(error))
+    except OSError as error:
+        return Source(kind, path, [], error.strerror or str(error))
+    if owner != machine:
+        made, here = f"{owner.gpu}, {owner.cublaslt}", f"{machine.gpu}, {machine.cublaslt}"
+        return Source(kind, path, [], f"it was made for {made}; this is {here}")
+    return Source(kind, path, rows)
+
+
+def in_force(machine: Machine) -> list[Row]:
+    """The rows of all sources, merged. A table that cannot be used is left out with a warning that says why."""
+    rows: list[Row] = []
+    for source in sources(machine):
+        if source.problem:
+            warnings.warn(f"the tuned GEMM table {source.path} is ignored: {source.problem}", stacklevel=3)
+        rows = merge(rows, source.rows)
+    return rows
+
+
+_installed: set[int] = set()  # devices
+_lock = threading.Lock()
+
+
+def install(device: torch.device, *, again: bool = False) -> None:
+    """Puts the table in force for a CUDA device into the library: at the first model there, or `again`."""
+    if device.type != "cuda":
+        return
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    with _lock:
+        if index in _installed and not again:
+            return
+        _installed.add(index)
+        module = tuner_module()
+        if module is None:
+            return  # built without Python's headers: the build said so
+        rows = in_force(Machine.of(index))
+        module.set_table(
+            index,
+            [
+                (p.dtype, p.bias, p.activation, p.n, p.k, row.first, row.last, row.algorithm)
+                for row in rows
+                if (p := row.product) and row.algorithm is not None
+            ],
+        )
+
+
+def summary(device: torch.device) -> str:
+    """For `ftbert info`: which tables count on this GPU."""
+    if tuner_module() is None:
+        return "none: this build has no tuner module"
+    parts = [f"{s.kind} ({s.problem or f'{len(s.rows)} rows'})" for s in sources(Machine.of(device))]
+    return ", ".join(parts) or "none: cuBLASLt's own proposals; `ftbert tune` makes one"
+
+
+def tuner_module() -> Any:
+    """ftbert.lib._tuning, or None where it was not built."""
+    from ftbert._library import load_library
+
+    load_library()
+    try:
+        from ftbert.lib import _tuning  # type: ignore[attr-defined]
+    except ImportError:
+        return None
+    return _tuning

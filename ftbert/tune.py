@@ -1,0 +1,195 @@
+"""`ftbert tune`: makes the tuned GEMM table of a model or a list of shapes, and reports what it brought."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ftbert.gemm_table import Machine, Product, Row, add_rows, in_force, install, read_table, sources, user_table
+from ftbert.progress import Progress
+from ftbert.tuning import ProductTuner, buckets
+
+NOTHING_ON_CPU = (
+    "on the CPU there is nothing to tune: oneDNN picks its kernels when a product first runs, weights are repacked "
+    "wherever that is possible, and the number of threads is torch's (torch.set_num_threads, OMP_NUM_THREADS)"
+)
+
+
+@dataclass
+class Tuned:
+    """What a run of `tune` did. rows: all that the table has for the products asked for, earlier runs included."""
+
+    path: Path
+    machine: Machine
+    rows: list[Row]
+    made: int
+    left: int
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return {
+            "path": str(self.path),
+            "gpu": self.machine.gpu,
+            "cublaslt": self.machine.cublaslt,
+            "made": self.made,
+            "left": self.left,
+            "seconds": self.seconds,
+            "rows": [row.as_dict() | {"gain": gain(row)} for row in self.rows],
+        }
+
+    def __str__(self) -> str:
+        where = f"{self.machine.gpu}, {self.machine.cublaslt}"
+        lines = [f"{self.made} rows in {self.seconds:.0f} s on {where}: {self.path}"]
+        if self.left:
+            lines.append(f"{self.left} ranges are left: the same command goes on with them")
+        for product in sorted({row.product for row in self.rows}):
+            rows = [row for row in self.rows if row.product == product]
+            better = [gain(row) for row in rows if row.algorithm is not None]
+            lines.append(f"\n{product}: {len(better)} of {len(rows)} ranges gain")
+            lines.append("  m               cuBLASLt's first    tuned     gain")
+            for row in rows:
+                count = len(row.timed)
+                shown = f"{gain(row):8.1%}" if row.algorithm is not None else "       -"
+                lines.append(
+                    f"  {f'{row.first}..{row.last}':<14}{row.default_us / count:12.2f} us"
+                    f"{row.us / count:10.2f} us{shown}"
+                )
+        return "\n".join(lines)
+
+
+def gain(row: Row) -> float:
+    """How much faster than cuBLASLt's first proposals: 0.1 is 10 %."""
+    return row.default_us / row.us - 1 if row.us else 0.0
+
+
+def tune(
+    wanted: Iterable[Product],
+    first: int = 1,
+    last: int = 16384,
+    *,
+    lengths: Sequence[int] = (),
+    device: str | torch.device = "cuda",
+    minutes: float = math.inf,
+    path: Path | None = None,
+    force: bool = False,
+    show_progress_bar: bool | None = None,
+) -> Tuned:
+    """Tunes these products for m from `first` to `last`, or for the ranges that hold one of `lengths`.
+
+    path: the table; default: the user's cache folder, where models find it. Rows that it has are kept (`force`: made
+    again), each new row is in the file as soon as it is made, and after `minutes` no further row is begun. Raises
+    RuntimeError (no GPU, no CUDA in this build, too little memory), ValueError (an empty range), OSError (path).
+    """
+    device = torch.device(device)
+    machine = Machine.of(device)
+    if not 1 <= first <= last:
+        raise ValueError(f"tokens: expected 1 <= first <= last, got {first}..{last}")
+    path = path or user_table(machine)
+    if path is None:
+        raise ValueError("the cache is switched off (FTBERT_CACHE=off): say where the table shall go")
+    wanted = list(dict.fromkeys(wanted))
+    ranges = buckets(first, last)
+    if lengths:
+        ranges = [(low, high) for low, high in ranges if any(low <= m <= high for m in lengths)]
+    add_rows(path, machine, [])  # finds out now whether the file can be written
+    have = {(row.product, row.first, row.last) for row in read_table(path)[1]} if not force else set()
+    work = [(p, low, high) for low, high in reversed(ranges) for p in wanted if (p, low, high) not in have]
+    tuners = {product: ProductTuner(product, device) for product in wanted}
+    began, made = time.monotonic(), 0
+    bar = Progress(len(work), show_progress_bar, unit=" ranges", label="tune")
+    try:
+        for product, low, high in work:
+            if time.monotonic() - began > 60 * minutes:
+                break
+            try:
+                row = tuners[product].row(low, high)
+            except torch.OutOfMemoryError:
+                raise RuntimeError(
+                    f"out of GPU memory with {product} and m={high}: ask for fewer tokens; the rows made are in {path}"
+                ) from None
+            add_rows(path, machine, [row])
+            made += 1
+            bar.add(1, high)
+    finally:
+        bar.close()
+        install(device, again=True)
+    rows = [row for row in read_table(path)[1] if row.product in set(wanted)]
+    return Tuned(path, machine, rows, made, len(work) - made, time.monotonic() - began)
+
+
+def show(device: str | torch.device = "cuda") -> dict[str, Any]:
+    """What is in force on this GPU and where it comes from."""
+    machine = Machine.of(torch.device(device))
+    found = sources(machine)
+    rows = in_force(machine)
+    return {
+        "gpu": machine.gpu,
+        "cublaslt": machine.cublaslt,
+        "sources": [
+            {"kind": s.kind, "path": str(s.path), "rows": len(s.rows), "ignored": s.problem} for s in found
+        ],
+        "user_table": str(user_table(machine)),
+        "in_force": [
+            {
+                "product": str(product),
+                "m": f"{min(r.first for r in mine)}..{max(r.last for r in mine)}",
+                "rows": len(mine),
+                "tuned": sum(r.algorithm is not None for r in mine),
+            }
+            for product in sorted({row.product for row in rows})
+            if (mine := [row for row in rows if row.product == product])
+        ],
+    }
+
+
+def show_text(values: dict[str, Any]) -> str:
+    """`show` for people."""
+    lines = [f"{values['gpu']}, {values['cublaslt']}"]
+    for source in values["sources"]:
+        state = f"ignored: {source['ignored']}" if source["ignored"] else f"{source['rows']} rows"
+        lines.append(f"  {source['kind']:<20} {source['path']}: {state}")
+    if not values["sources"]:
+        lines.append(f"  no table: cuBLASLt's own proposals run; `ftbert tune` would write {values['user_table']}")
+    for entry in values["in_force"]:
+        lines.append(
+            f"  {entry['product']:<44} m {entry['m']:<12} {entry['tuned']} of {entry['rows']} ranges differ from "
+            "cuBLASLt's first proposal"
+        )
+    return "\n".join(lines)
+
+
+def picture(rows: Sequence[Row]) -> str:
+    """SVG: a square for each product and range of m, the darker the more was gained."""
+    wanted = sorted({row.product for row in rows})
+    ranges = sorted({(row.first, row.last) for row in rows})
+    step, left, top = 20, 300, 70
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + step * len(ranges) + 20}" '
+        f'height="{top + step * len(wanted) + 40}" font-family="sans-serif" font-size="11">',
+        '<rect width="100%" height="100%" fill="white"/>',
+        '<text x="10" y="18" font-size="14">Gain over cuBLASLt\'s first proposal</text>',
+    ]
+    for x, (_, high) in enumerate(ranges):
+        at = left + step * x + 14
+        parts.append(f'<text transform="translate({at},{top - 6}) rotate(-60)">{high}</text>')
+    for y, product in enumerate(wanted):
+        parts.append(f'<text x="10" y="{top + step * y + 14}">{product}</text>')
+        for row in rows:
+            if row.product == product:
+                x = left + step * ranges.index((row.first, row.last))
+                share = min(1.0, gain(row) / 0.2)
+                red, green = round(245 - 225 * share), round(245 - 125 * share)
+                parts.append(
+                    f'<rect x="{x}" y="{top + step * y}" width="{step - 1}" height="{step - 1}" '
+                    f'fill="rgb({red},{green},{green})"><title>{product}, m {row.first}..{row.last}: '
+                    f"{gain(row):.1%}</title></rect>"
+                )
+    parts.append(f'<text x="{left}" y="{top + step * len(wanted) + 22}">m (rows), 0 to 20 % and more</text></svg>')
+    return "\n".join(parts) + "\n"

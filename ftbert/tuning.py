@@ -1,0 +1,252 @@
+"""GEMM tuning from Python: which algorithms a product has, how long each takes, which one a model would run.
+
+    from ftbert.tuning import Bench, Product
+    bench = Bench(Product("fp16", n=2304, k=768, bias=True), m=4096)
+    for algorithm in bench.heuristics():
+        print(algorithm, bench.microseconds(algorithm))
+    print(bench.chosen())
+
+`ftbert tune` (ftbert/tune.py) makes tables out of this; ftbert/gemm_table.py keeps them. Times are of a CUDA graph in
+which the product runs on one weight matrix after another, more than the L2 cache holds, as in a model.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ftbert.config import DTYPES, EncoderConfig
+from ftbert.gemm_table import Product, Row, tuner_module
+
+__all__ = ["Algorithm", "Bench", "Product", "ProductTuner", "buckets", "products", "products_of_shape", "search"]
+
+# ftbert.lib._tuning.Algorithm: .data (8 words), .id, .tile, .stages, .split_k, .cluster, .custom, .workspace, .waves
+Algorithm = Any
+
+_WEIGHT_BYTES = 160 << 20  # more than any L2 cache, and about what a BERT-base has
+_TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_tanh")
+_CONFIG = ("id", "tile", "stages", "split_k", "reduction", "swizzle", "custom", "inner_shape", "cluster")
+
+
+def products(config: EncoderConfig, dtype: str) -> list[Product]:
+    """The linear layers that this encoder runs per token, each once."""
+    found = products_of_shape(config.hidden, config.inter, config.activation, dtype)
+    if config.embedding_projection:
+        found.append(Product(dtype, config.hidden, config.embedding, bias=True))
+    return found
+
+
+def products_of_shape(hidden: int, inter: int, activation: str, dtype: str) -> list[Product]:
+    """Of one layer: QKV, attention's output, and the two of the feed-forward block."""
+    # An activation that cuBLASLt does not compute exactly comes after the product, and its bias with it.
+    fused = activation if activation == "relu" else "none"
+    if activation in _TANH_GELU and dtype != "fp32":
+        fused = "gelu_tanh"
+    return [
+        Product(dtype, 3 * hidden, hidden, bias=True),
+        Product(dtype, hidden, hidden),
+        Product(dtype, inter, hidden, bias=fused != "none", activation=fused),
+        Product(dtype, hidden, inter),
+    ]
+
+
+class Bench:
+    """One product for one m on one GPU, with operands of its own. RuntimeError: no GPU, or a build without CUDA."""
+
+    def __init__(self, product: Product, m: int, device: int | str | torch.device = "cuda") -> None:
+        module = tuner_module()
+        if module is None:
+            raise RuntimeError("this build of ftbert has no tuner: Python's headers were missing when it was made")
+        if not torch.cuda.is_available():
+            raise RuntimeError("tuning needs a GPU; on the CPU there is nothing to tune")
+        device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        self.product, self.m = product, m
+        self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        index, dtype = self.device.index, DTYPES[product.dtype]
+        self._workspace = _operand("workspace", module.workspace_bytes(index), torch.uint8, self.device)
+        size = torch.empty((), dtype=dtype).element_size()
+        self.weights = max(2, min(128, _WEIGHT_BYTES // (product.n * product.k * size)))
+        self._b = _operand("b", max(_WEIGHT_BYTES // size, self.weights * product.n * product.k), dtype, self.device)
+        self._a = _operand("a", m * product.k, dtype, self.device)
+        self._c = _operand("c", m * product.n, dtype, self.device)
+        self._bias = _operand("bias", product.n, dtype, self.device)
+        problem = module.Problem(m, product.n, product.k, product.dtype, product.bias, product.activation)
+        self._tuner = module.Tuner(index, problem, self._workspace.data_ptr())
+
+    def heuristics(self, most: int = 8) -> list[Algorithm]:
+        """What cuBLASLt proposes, its best guess first; it never gives more than 8."""
+        return list(self._tuner.heuristics(most))
+
+    def enumerate(self) -> list[Algorithm]:
+        """All that cuBLASLt accepts: on Hopper tens of thousands. 0.3 s."""
+        return list(self._tuner.enumerate())
+
+    def chosen(self) -> Algorithm:
+        """What a model in this process runs for this product and m."""
+        return self._tuner.chosen()
+
+    def microseconds(self, algorithm: Algorithm, rounds: int = 5, weights: int | None = None) -> float:
+        """Median time of one product; infinite for an algorithm that cannot run after all."""
+        try:
+            times = self._tuner.time(
+                algorithm, self._a.data_ptr(), self._b.data_ptr(), min(weights or self.weights, self.weights),
+                self._bias.data_ptr() if self.product.bias else 0, self._c.data_ptr(), rounds,
+            )  # fmt: skip
+        except RuntimeError:
+            return float("inf")
+        return statistics.median(times)
+
+    def error(self, algorithm: Algorithm) -> float:
+        """Largest absolute difference to the product in float32, over the size of its largest element."""
+        p = self.product
+        a, b = self._a[: self.m * p.k].view(self.m, p.k), self._b[: p.n * p.k].view(p.n, p.k)
+        c = self._c[: self.m * p.n].view(self.m, p.n)
+        c.fill_(float("nan"))
+        bias = self._bias.data_ptr() if p.bias else 0
+        self._tuner.run(algorithm, a.data_ptr(), b.data_ptr(), bias, c.data_ptr())
+        worst, largest = 0.0, 0.0
+        for first in range(0, self.m, 4096):
+            want = _reference(a[first : first + 4096], b, self._bias if p.bias else None, p.activation)
+            difference = (c[first : first + 4096].float() - want).abs().max().item()
+            worst = max(worst, difference if difference == difference else float("inf"))
+            largest = max(largest, want.abs().max().item())
+        return worst / largest
+
+
+def _operand(name: str, elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Random numbers, kept from one Bench to the next: most of a Bench's time would go into making them."""
+    have = _operands.get((name, dtype, device))
+    if have is None or have.numel() < elements:
+        generator = torch.Generator(device=device).manual_seed(0)
+        have = torch.empty(elements, dtype=dtype, device=device)
+        if dtype.is_floating_point:
+            have.normal_(0, 0.05 if name == "b" else 1.0, generator=generator)
+        _operands[name, dtype, device] = have
+    return have
+
+
+_operands: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
+
+
+def _reference(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        want = a.float() @ b.float().T
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+    if bias is not None:
+        want += bias[: b.shape[0]].float()
+    if activation == "gelu_tanh":
+        return torch.nn.functional.gelu(want, approximate="tanh")
+    return want.relu() if activation == "relu" else want
+
+
+def search(bench: Bench, seeds: Iterable[Algorithm] = (), seed: int = 0) -> list[Algorithm]:
+    """The dozen fastest of what cuBLASLt accepts, found by sampling: each tile once, then the settings of the best
+    tiles, then the neighbours of the best. About 700 timings, 1 to 3 s."""
+    draw = random.Random(seed)
+    by_tile: dict[tuple[int, int], list[Algorithm]] = defaultdict(list)
+    for algorithm in bench.enumerate():
+        by_tile[algorithm.id, algorithm.tile].append(algorithm)
+    quick = min(bench.weights, 16)
+    timed: dict[tuple[int, ...], tuple[float, Algorithm]] = {}
+
+    def measure(candidates: Iterable[Algorithm]) -> None:
+        for algorithm in candidates:
+            key = tuple(algorithm.data)
+            if key not in timed:
+                timed[key] = bench.microseconds(algorithm, 1, quick), algorithm
+
+    def best(count: int) -> list[Algorithm]:
+        return [algorithm for _, algorithm in sorted(timed.values(), key=lambda pair: pair[0])[:count]]
+
+    measure(bench.heuristics())
+    measure(seeds)
+    for group in by_tile.values():
+        plain = [algorithm for algorithm in group if algorithm.split_k == 1] or group
+        measure([draw.choice(plain)])
+    tiles = list(dict.fromkeys((algorithm.id, algorithm.tile) for algorithm in best(40)))[:12]
+    for tile in tiles:
+        group = by_tile.get(tile, [])
+        measure(draw.sample(group, min(20, len(group))))
+    for _ in range(2):
+        for algorithm in best(3):
+            group = by_tile.get((algorithm.id, algorithm.tile), [])
+            measure([other for other in group if _steps(algorithm, other) == 1][:40])
+    return best(12)
+
+
+def _steps(one: Algorithm, other: Algorithm) -> int:
+    """In how many settings two algorithms differ; a split sum and how it is added count as one."""
+    return sum(getattr(one, name) != getattr(other, name) for name in _CONFIG if name != "reduction")
+
+
+def buckets(first: int, last: int) -> list[tuple[int, int]]:
+    """Ranges of m that share a row, 8 to a doubling from 128 on: an algorithm's blocks fill the GPU the same way."""
+    edges = [16, 32, 48, 64, 80, 96, 112, 128]
+    while edges[-1] < last:
+        edges.append(edges[-1] + (1 << (edges[-1].bit_length() - 1)) // 8)
+    ranges = [(low + 1, high) for low, high in zip([0, *edges], edges, strict=False)]
+    return [(low, high) for low, high in ranges if high >= first and low <= last]
+
+
+class ProductTuner:
+    """Makes the rows of one product. What `search` finds at a power of two serves the ranges around it."""
+
+    def __init__(self, product: Product, device: int | str | torch.device = "cuda") -> None:
+        self.product, self.device = product, device
+        self._found: dict[int, list[Algorithm]] = {}
+
+    def row(self, first: int, last: int) -> Row:
+        """The row for m from first to last.
+
+        The candidates are cuBLASLt's own 8 and the dozen that `search` found at the power of two above and at the one
+        below. They are compared at both ends of the range and in the middle. The winner of the sum must be faster than
+        cuBLASLt's first proposals for these m by more than the measurement's noise; else the row says: no better.
+        """
+        points = sorted({first if first > 1 else last // 2 + 1, (first + last) // 2, last})
+        benches = [Bench(self.product, m, self.device) for m in points]
+        defaults = [bench.heuristics(1)[0] for bench in benches]
+        above = max(16, 1 << (last - 1).bit_length())
+        pool = {tuple(a.data): a for m in {above, max(16, above // 2)} for a in self._search(m)}
+        pool |= {tuple(a.data): a for bench in benches for a in bench.heuristics()}
+
+        base = [bench.microseconds(a, 3, 24) for bench, a in zip(benches, defaults, strict=True)]
+        quick = {
+            key: sum(bench.microseconds(a, 1, 24) / us for bench, us in zip(benches, base, strict=True))
+            for key, a in pool.items()
+        }
+        finalists = [pool[key] for key in sorted(quick, key=quick.__getitem__)[:4]]
+        finalists = [a for a in finalists if all(_right(b, a, d) for b, d in zip(benches, defaults, strict=True))]
+        rounds = []
+        for _ in range(5):  # in turns: what disturbs the clocks disturbs all alike
+            rounds.append([sum(b.microseconds(d, 2) for b, d in zip(benches, defaults, strict=True))])
+            rounds[-1] += [sum(b.microseconds(a, 2) for b in benches) for a in finalists]
+        times = [statistics.median(column) for column in zip(*rounds, strict=True)]
+        winner = min(range(len(times)), key=times.__getitem__)
+        ratios = [row[winner] / row[0] for row in rounds]
+        ratio = statistics.median(ratios)
+        noise = 1.5 * statistics.median(abs(r - ratio) for r in ratios)
+        if winner == 0 or ratio + max(noise, 0.003) >= 1:
+            return Row(self.product, first, last, None, times[0], times[0], tuple(points))
+        algorithm = finalists[winner - 1]
+        config = {name: int(getattr(algorithm, name)) for name in _CONFIG}
+        return Row(
+            self.product, first, last, tuple(algorithm.data), times[winner], times[0], tuple(points), config
+        )
+
+    def _search(self, m: int) -> list[Algorithm]:
+        if m not in self._found:
+            self._found[m] = search(Bench(self.product, m, self.device))
+        return self._found[m]
+
+
+def _right(bench: Bench, algorithm: Algorithm, default: Algorithm) -> bool:
+    """As accurate as cuBLASLt's own choice: rounding may differ, a wrong sum may not."""
+    return bench.error(algorithm) <= 1.25 * bench.error(default) + torch.finfo(DTYPES[bench.product.dtype]).eps

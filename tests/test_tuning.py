@@ -1,0 +1,281 @@
+"""Tuned GEMM tables: what is in a file, which file counts, what a broken one does; on a GPU, the tuner itself."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from ftbert import gemm_table, tune
+from ftbert.cli import main
+from ftbert.config import DTYPES
+from ftbert.gemm_table import Machine, Product, Row, TableError, add_rows, in_force, merge, read_table
+from ftbert.tuning import Bench, ProductTuner, buckets, products_of_shape
+
+HERE = Machine("Test GPU", "cuBLASLt 1.2.3")
+QKV = Product("fp16", 2304, 768, bias=True)
+WORDS = tuple(range(1, 9))
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+
+def row(first: int, last: int, product: Product = QKV, words: tuple[int, ...] | None = WORDS, us: float = 9.0) -> Row:
+    return Row(product, first, last, words, us, 10.0, (first, last), {"tile": 3})
+
+
+@pytest.fixture()
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FTBERT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("FTBERT_GEMM_TABLE", raising=False)
+    monkeypatch.setattr(gemm_table, "_SHIPPED", tmp_path / "shipped")
+    return tmp_path
+
+
+def test_rows_survive_a_file(tmp_path: Path) -> None:
+    rows = [row(1, 16), row(17, 32, words=None), row(1, 16, Product("bf16", 768, 768, True, "gelu_tanh"))]
+    add_rows(tmp_path / "t.json", HERE, rows)
+    machine, found = read_table(tmp_path / "t.json")
+    assert machine == HERE and found == sorted(rows, key=lambda r: (r.product, r.first))
+
+
+def test_new_rows_replace_old_ones_where_they_overlap(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    add_rows(path, HERE, [row(1, 16), row(17, 32), row(33, 48)])
+    add_rows(path, HERE, [row(10, 20, us=5.0)])
+    assert [(r.first, r.last) for r in read_table(path)[1]] == [(10, 20), (33, 48)]
+    other = Product("bf16", 2304, 768, bias=True)
+    assert len(merge([row(1, 99)], [row(5, 6), row(5, 6, other)])) == 2
+
+
+@pytest.mark.parametrize("last", [1, 16, 17, 128, 129, 4096, 5000, 65536])
+def test_buckets_cover_every_m_once(last: int) -> None:
+    ranges = buckets(1, last)
+    assert ranges[0][0] == 1 and ranges[-1][1] >= last
+    assert all(low == high + 1 for (_, high), (low, _) in zip(ranges, ranges[1:], strict=False))
+
+
+def test_order_of_sources(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    user = gemm_table.user_table(HERE)
+    assert user is not None and in_force(HERE) == []
+    add_rows(cache / "shipped" / HERE.file_name, HERE, [row(1, 16, us=1.0), row(17, 32, us=1.0)])
+    add_rows(user, HERE, [row(1, 16, words=None, us=2.0)])
+    # Also a row that says "no better" hides the one below it.
+    assert [r.us for r in in_force(HERE)] == [2.0, 1.0]
+    add_rows(cache / "mine.json", HERE, [row(5, 20, us=3.0)])
+    monkeypatch.setenv("FTBERT_GEMM_TABLE", str(cache / "mine.json"))
+    assert [r.us for r in in_force(HERE)] == [3.0]
+    monkeypatch.setenv("FTBERT_GEMM_TABLE", "off")
+    assert in_force(HERE) == []
+
+
+BROKEN = {
+    "not json": ("{", "no JSON"),
+    "empty": ("", "no JSON"),
+    "binary": (b"\xff\xfe\x00", "no JSON"),
+    "a list": ("[]", "no table"),
+    "rows missing": ('{"format": 1}', "no table"),
+    "other format": ('{"format": 99, "rows": []}', "format is 99"),
+    "row of wrong type": ('{"format": 1, "rows": [3]}', "row cannot be read"),
+    "row without m": ('{"format": 1, "rows": [{"dtype": "fp16"}]}', "row cannot be read"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_table_is_ignored_with_one_warning(cache: Path, what: str) -> None:
+    user = gemm_table.user_table(HERE)
+    assert user is not None
+    add_rows(cache / "shipped" / HERE.file_name, HERE, [row(1, 16)])
+    user.parent.mkdir(parents=True)
+    content, why = BROKEN[what]
+    user.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.warns(UserWarning, match=why) as caught:
+        assert in_force(HERE) == [row(1, 16)]
+    assert len(caught) == 1
+    # Tuning again sets it aside rather than throwing it away.
+    with pytest.warns(UserWarning, match="kept as"):
+        add_rows(user, HERE, [row(17, 32)])
+    assert read_table(user)[1] == [row(17, 32)]
+    assert user.with_name(user.name + ".old").exists()
+
+
+@pytest.mark.parametrize("field, value", [("algorithm", "zz"), ("first", 0), ("last", 0), ("n", -1), ("dtype", "int4")])
+def test_a_row_that_makes_no_sense_is_refused(tmp_path: Path, field: str, value: object) -> None:
+    with pytest.raises(TableError):
+        Row.parse(row(1, 16).as_dict() | {field: value})
+
+
+@pytest.mark.parametrize("other", [Machine("Other GPU", HERE.cublaslt), Machine(HERE.gpu, "cuBLASLt 9.9.9")])
+def test_a_foreign_table_is_ignored_with_one_warning(cache: Path, other: Machine) -> None:
+    user = gemm_table.user_table(HERE)
+    assert user is not None
+    add_rows(user, other, [row(1, 16)])
+    with pytest.warns(UserWarning, match="it was made for") as caught:
+        assert in_force(HERE) == []
+    assert len(caught) == 1
+
+
+def _add_many(path: Path, number: int) -> None:
+    for i in range(20):
+        add_rows(path, HERE, [row(i + 1, i + 1, Product("fp16", number + 1, 8))])
+
+
+def test_concurrent_tuners_lose_no_row(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=_add_many, args=(path, number)) for number in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(read_table(path)[1]) == 80
+
+
+def test_a_killed_tuner_leaves_the_table_whole(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    code = (
+        "import sys; from pathlib import Path; from tests.test_tuning import *\n"
+        "i = 0\n"
+        "while True:\n    i += 1\n    add_rows(Path(sys.argv[1]), HERE, [row(i, i)])\n    print(i, flush=True)\n"
+    )
+    root = str(Path(__file__).parent.parent)
+    process = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True, cwd=root)
+    assert process.stdout is not None
+    for _ in range(30):
+        done = int(process.stdout.readline())
+    process.kill()
+    process.wait()
+    assert len(read_table(path)[1]) >= done
+
+
+def test_products_of_a_layer() -> None:
+    qkv, out, up, down = products_of_shape(768, 3072, "gelu", "fp16")
+    assert qkv == QKV and (out.n, out.k) == (768, 768) and (down.n, down.k) == (768, 3072)
+    # erf GELU is never cuBLASLt's: its bias is added with it.
+    assert not up.bias and up.activation == "none"
+    assert products_of_shape(768, 3072, "gelu_new", "fp16")[2] == Product("fp16", 3072, 768, True, "gelu_tanh")
+    assert products_of_shape(768, 3072, "gelu_new", "fp32")[2].activation == "none"
+
+
+def test_report_and_picture() -> None:
+    rows = [row(1, 16, us=8.0), row(17, 32, words=None, us=10.0)]
+    text = str(tune.Tuned(Path("t.json"), HERE, rows, made=2, left=1, seconds=3.0))
+    assert "25.0%" in text and "1 of 2 ranges gain" in text and "1 ranges are left" in text
+    assert tune.picture(rows).count("<title>") == 2
+
+
+def test_on_the_cpu_the_command_says_that_there_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "--hidden", "64", "--device", "cpu"]) == 0
+    assert "nothing to tune" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["--tokens", "0..4"], ["--tokens", "9..4"], ["--tokens", "x"]])
+def test_bad_token_ranges_are_named(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["tune", "--hidden", "64", *arguments])
+    assert "A..B" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_command_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "--hidden", "64"]) == 1
+    assert "no GPU to tune for" in capsys.readouterr().err
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_every_candidate_tried_is_right(dtype: str) -> None:
+    bench = Bench(Product(dtype, 384, 256, bias=True), 200)
+    default = bench.heuristics(1)[0]
+    limit = 2 * bench.error(default) + torch.finfo(DTYPES[dtype]).eps
+    candidates = bench.enumerate()
+    assert len(candidates) > 8
+    for algorithm in [*bench.heuristics(), *candidates[:: max(1, len(candidates) // 50)]]:
+        if bench.microseconds(algorithm, 1, 2) < float("inf"):
+            assert bench.error(algorithm) <= limit
+
+
+@on_gpu
+def test_a_table_changes_what_runs_and_not_what_comes_out(cache: Path) -> None:
+    product, m = Product("fp16", 384, 128, bias=True), 300
+    bench = Bench(product, m)
+    first = bench.chosen()
+    other = next(a for a in bench.enumerate() if a.tile != first.tile and bench.microseconds(a, 1, 2) < 1e6)
+    machine, device = Machine.of("cuda"), torch.device("cuda")
+    path = gemm_table.user_table(machine)
+    assert path is not None
+    try:
+        add_rows(path, machine, [Row(product, 257, 320, tuple(other.data))])
+        gemm_table.install(device, again=True)
+        assert bench.chosen().data == other.data
+        assert Bench(product, 321).chosen().data == Bench(product, 321).heuristics(1)[0].data
+        # An algorithm that cuBLASLt refuses: its own proposal runs.
+        add_rows(path, machine, [Row(product, 257, 320, (2**64 - 1,) * 8)])
+        gemm_table.install(device, again=True)
+        assert bench.chosen().data == first.data
+        assert bench.error(bench.chosen()) < 1e-2
+    finally:
+        path.unlink()
+        gemm_table.install(device, again=True)
+
+
+@on_gpu
+def test_tune_writes_resumes_and_never_loses(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["tune", "--hidden", "128", "--tokens", "100..160", "--json"]
+    assert main(arguments) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert first["made"] == 4 * len(buckets(100, 160)) and first["left"] == 0
+    assert all(r["gain"] >= 0 for r in first["rows"])
+    assert main(arguments) == 0
+    assert json.loads(capsys.readouterr().out)["made"] == 0
+    assert main(["tune", "--show"]) == 0
+    assert "user cache" in capsys.readouterr().out
+    assert main([*arguments, "--force", "--minutes", "0"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == first["rows"]
+    gemm_table.install(torch.device("cuda"), again=True)
+
+
+@on_gpu
+def test_ctrl_c_keeps_the_rows_so_far(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    honest = ProductTuner.row
+
+    def interrupted(self: ProductTuner, first: int, last: int) -> Row:
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        made.append(honest(self, first, last))
+        return made[-1]
+
+    monkeypatch.setattr(ProductTuner, "row", interrupted)
+    assert main(["tune", "--hidden", "64", "--tokens", "1..64"]) == 130
+    path = gemm_table.user_table(Machine.of("cuda"))
+    assert path is not None and len(read_table(path)[1]) == 2
+
+
+@on_gpu
+def test_an_unwritable_table_is_said_before_any_work(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (cache / "file").write_text("")
+    assert main(["tune", "--hidden", "64", "--out", str(cache / "file" / "t.json")]) == 1
+    assert "file" in capsys.readouterr().err
+
+
+@on_gpu
+def test_a_shape_too_large_for_memory_is_named(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    free = torch.cuda.mem_get_info()[0]
+    hog = torch.empty(max(0, free - (2 << 30)), dtype=torch.uint8, device="cuda")
+    try:
+        assert main(["tune", "--hidden", "8192", "--tokens", "65536..65536"]) == 1
+        assert "out of GPU memory" in capsys.readouterr().err
+    finally:
+        del hog
+        torch.cuda.empty_cache()
+
+
+def test_no_warning_without_any_table(cache: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert in_force(HERE) == []
