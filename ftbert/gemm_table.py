@@ -67,7 +67,7 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         """What stands in the file."""
-        words = None if self.algorithm is None else "".join(f"{word:016x}" for word in self.algorithm)
+        words = None if self.algorithm is None else _hex(self.algorithm)
         values = asdict(self) | {"algorithm": words, "timed": list(self.timed)}
         return values.pop("product") | values
 
@@ -79,13 +79,13 @@ class Row:
                 str(values["dtype"]), int(values["n"]), int(values["k"]), bool(values["bias"]), values["activation"]
             )
             words = values["algorithm"]
-            if words is not None and not re.fullmatch("[0-9a-f]{128}", words):
-                raise ValueError("algorithm is not 128 hexadecimal digits")
+            if words is not None and not re.fullmatch("([0-9a-f]{16}){1,8}", words):
+                raise ValueError("algorithm is not words of 16 hexadecimal digits")
             row = Row(
                 product,
                 int(values["first"]),
                 int(values["last"]),
-                None if words is None else tuple(int(words[i : i + 16], 16) for i in range(0, 128, 16)),
+                None if words is None else tuple(int(words.ljust(128, "0")[i : i + 16], 16) for i in range(0, 128, 16)),
                 float(values["us"]),
                 float(values["default_us"]),
                 tuple(int(m) for m in values["timed"]),
@@ -97,6 +97,12 @@ class Row:
         if not fits or not 0 < row.first <= row.last:
             raise TableError(f"a row makes no sense: {product}, m from {row.first} to {row.last}")
         return row
+
+
+def _hex(words: tuple[int, ...]) -> str:
+    """16 digits a word; zero words at the end, of which there are many, are left out."""
+    used = max((i + 1 for i, word in enumerate(words) if word), default=1)
+    return "".join(f"{word:016x}" for word in words[:used])
 
 
 @dataclass(frozen=True)

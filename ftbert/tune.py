@@ -84,7 +84,7 @@ def tune(
     """Tunes these products for m from `first` to `last`, or for the ranges that hold one of `lengths`.
 
     path: the table; default: the user's cache folder, where models find it. Rows that it has are kept (`force`: made
-    again), each new row is in the file as soon as it is made, and after `minutes` no further row is begun. Raises
+    again), new rows are in the file within a second, and after `minutes` no further row is begun. Raises
     RuntimeError (no GPU, no CUDA in this build, too little memory), ValueError (an empty range), OSError (path).
     """
     device = torch.device(device)
@@ -102,7 +102,8 @@ def tune(
     have = {(row.product, row.first, row.last) for row in read_table(path)[1]} if not force else set()
     work = [(p, low, high) for low, high in reversed(ranges) for p in wanted if (p, low, high) not in have]
     tuners = {product: ProductTuner(product, device) for product in wanted}
-    began, made = time.monotonic(), 0
+    began, made, unwritten = time.monotonic(), 0, list[Row]()
+    written = began
     bar = Progress(len(work), show_progress_bar, unit=" ranges", label="tune")
     try:
         for product, low, high in work:
@@ -114,11 +115,15 @@ def tune(
                 raise RuntimeError(
                     f"out of GPU memory with {product} and m={high}: ask for fewer tokens; the rows made are in {path}"
                 ) from None
-            add_rows(path, machine, [row])
+            unwritten.append(row)
             made += 1
             bar.add(1, high)
+            if time.monotonic() - written > 1:
+                add_rows(path, machine, unwritten)
+                unwritten, written = [], time.monotonic()
     finally:
         bar.close()
+        add_rows(path, machine, unwritten)
         install(device, again=True)
     rows = [row for row in read_table(path)[1] if row.product in set(wanted)]
     return Tuned(path, machine, rows, made, len(work) - made, time.monotonic() - began)

@@ -70,8 +70,11 @@ class Bench:
         index, dtype = self.device.index, DTYPES[product.dtype]
         self._workspace = _operand("workspace", module.workspace_bytes(index), torch.uint8, self.device)
         size = torch.empty((), dtype=dtype).element_size()
-        self.weights = max(2, min(128, _WEIGHT_BYTES // (product.n * product.k * size)))
-        self._b = _operand("b", max(_WEIGHT_BYTES // size, self.weights * product.n * product.k), dtype, self.device)
+        # Products in a timed graph: 250 us of them. Where a product is long, its own operands sweep the L2 cache.
+        long = 4 + 2e-6 * m * product.n * product.k / (500 if size == 2 else 40)  # us, at so many TFLOP/s
+        fitting = max(2, _WEIGHT_BYTES // (product.n * product.k * size))
+        self.launches = min(fitting, 128, max(4, round(250 / long)))
+        self._b = _operand("b", max(_WEIGHT_BYTES // size, self.launches * product.n * product.k), dtype, self.device)
         self._a = _operand("a", m * product.k, dtype, self.device)
         self._c = _operand("c", m * product.n, dtype, self.device)
         self._bias = _operand("bias", product.n, dtype, self.device)
@@ -90,11 +93,11 @@ class Bench:
         """What a model in this process runs for this product and m."""
         return self._tuner.chosen()
 
-    def microseconds(self, algorithm: Algorithm, rounds: int = 5, weights: int | None = None) -> float:
+    def microseconds(self, algorithm: Algorithm, rounds: int = 5) -> float:
         """Median time of one product; infinite for an algorithm that cannot run after all."""
         try:
             times = self._tuner.time(
-                algorithm, self._a.data_ptr(), self._b.data_ptr(), min(weights or self.weights, self.weights),
+                algorithm, self._a.data_ptr(), self._b.data_ptr(), self.launches,
                 self._bias.data_ptr() if self.product.bias else 0, self._c.data_ptr(), rounds,
             )  # fmt: skip
         except RuntimeError:
@@ -149,19 +152,18 @@ def _reference(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, acti
 
 def search(bench: Bench, seeds: Iterable[Algorithm] = (), seed: int = 0) -> list[Algorithm]:
     """The dozen fastest of what cuBLASLt accepts, found by sampling: each tile once, then the settings of the best
-    tiles, then the neighbours of the best. About 700 timings, 1 to 3 s."""
+    tiles, then the neighbours of the best. Some 2,000 timings, about a second."""
     draw = random.Random(seed)
     by_tile: dict[tuple[int, int], list[Algorithm]] = defaultdict(list)
     for algorithm in bench.enumerate():
         by_tile[algorithm.id, algorithm.tile].append(algorithm)
-    quick = min(bench.weights, 16)
     timed: dict[tuple[int, ...], tuple[float, Algorithm]] = {}
 
     def measure(candidates: Iterable[Algorithm]) -> None:
         for algorithm in candidates:
             key = tuple(algorithm.data)
             if key not in timed:
-                timed[key] = bench.microseconds(algorithm, 1, quick), algorithm
+                timed[key] = bench.microseconds(algorithm, 1), algorithm
 
     def best(count: int) -> list[Algorithm]:
         return [algorithm for _, algorithm in sorted(timed.values(), key=lambda pair: pair[0])[:count]]
@@ -170,15 +172,15 @@ def search(bench: Bench, seeds: Iterable[Algorithm] = (), seed: int = 0) -> list
     measure(seeds)
     for group in by_tile.values():
         plain = [algorithm for algorithm in group if algorithm.split_k == 1] or group
-        measure([draw.choice(plain)])
-    tiles = list(dict.fromkeys((algorithm.id, algorithm.tile) for algorithm in best(40)))[:12]
+        measure(draw.sample(plain, min(2, len(plain))))
+    tiles = list(dict.fromkeys((algorithm.id, algorithm.tile) for algorithm in best(60)))[:16]
     for tile in tiles:
         group = by_tile.get(tile, [])
-        measure(draw.sample(group, min(20, len(group))))
+        measure(draw.sample(group, min(40, len(group))))
     for _ in range(2):
         for algorithm in best(3):
             group = by_tile.get((algorithm.id, algorithm.tile), [])
-            measure([other for other in group if _steps(algorithm, other) == 1][:40])
+            measure([other for other in group if _steps(algorithm, other) == 1][:60])
     return best(12)
 
 
@@ -202,13 +204,15 @@ class ProductTuner:
     def __init__(self, product: Product, device: int | str | torch.device = "cuda") -> None:
         self.product, self.device = product, device
         self._found: dict[int, list[Algorithm]] = {}
+        self._finalists: list[Algorithm] = []  # of the rows made last
 
     def row(self, first: int, last: int) -> Row:
         """The row for m from first to last.
 
-        The candidates are cuBLASLt's own 8 and the dozen that `search` found at the power of two above and at the one
-        below. They are compared at both ends of the range and in the middle. The winner of the sum must be faster than
-        cuBLASLt's first proposals for these m by more than the measurement's noise; else the row says: no better.
+        The candidates are cuBLASLt's own 8, the dozen that `search` found at the power of two above and at the one
+        below, and the best of the rows made before. They are compared at both ends of the range and in the middle. The
+        winner of the sum must be faster than cuBLASLt's first proposals for these m by more than the measurement's
+        noise; else the row says: no better.
         """
         points = sorted({first if first > 1 else last // 2 + 1, (first + last) // 2, last})
         benches = [Bench(self.product, m, self.device) for m in points]
@@ -216,13 +220,15 @@ class ProductTuner:
         above = max(16, 1 << (last - 1).bit_length())
         pool = {tuple(a.data): a for m in {above, max(16, above // 2)} for a in self._search(m)}
         pool |= {tuple(a.data): a for bench in benches for a in bench.heuristics()}
+        pool |= {tuple(a.data): a for a in self._finalists}
 
-        base = [bench.microseconds(a, 3, 24) for bench, a in zip(benches, defaults, strict=True)]
+        base = [bench.microseconds(a, 3) for bench, a in zip(benches, defaults, strict=True)]
         quick = {
-            key: sum(bench.microseconds(a, 1, 24) / us for bench, us in zip(benches, base, strict=True))
+            key: sum(bench.microseconds(a, 1) / us for bench, us in zip(benches, base, strict=True))
             for key, a in pool.items()
         }
-        finalists = [pool[key] for key in sorted(quick, key=quick.__getitem__)[:4]]
+        finalists = [pool[key] for key in sorted(quick, key=quick.__getitem__)[:6]]
+        self._finalists = (finalists + self._finalists)[:12]
         finalists = [a for a in finalists if all(_right(b, a, d) for b, d in zip(benches, defaults, strict=True))]
         rounds = []
         for _ in range(5):  # in turns: what disturbs the clocks disturbs all alike

@@ -191,11 +191,11 @@ def test_without_a_gpu_the_command_says_what_is_missing(capsys: pytest.CaptureFi
 def test_every_candidate_tried_is_right(dtype: str) -> None:
     bench = Bench(Product(dtype, 384, 256, bias=True), 200)
     default = bench.heuristics(1)[0]
-    limit = 2 * bench.error(default) + torch.finfo(DTYPES[dtype]).eps
+    limit = 2 * bench.error(default) + 4 * torch.finfo(DTYPES[dtype]).eps
     candidates = bench.enumerate()
     assert len(candidates) > 8
     for algorithm in [*bench.heuristics(), *candidates[:: max(1, len(candidates) // 50)]]:
-        if bench.microseconds(algorithm, 1, 2) < float("inf"):
+        if bench.microseconds(algorithm, 1) < float("inf"):
             assert bench.error(algorithm) <= limit
 
 
@@ -204,7 +204,7 @@ def test_a_table_changes_what_runs_and_not_what_comes_out(cache: Path) -> None:
     product, m = Product("fp16", 384, 128, bias=True), 300
     bench = Bench(product, m)
     first = bench.chosen()
-    other = next(a for a in bench.enumerate() if a.tile != first.tile and bench.microseconds(a, 1, 2) < 1e6)
+    other = next(a for a in bench.enumerate() if a.tile != first.tile and bench.microseconds(a, 1) < 1e6)
     machine, device = Machine.of("cuda"), torch.device("cuda")
     path = gemm_table.user_table(machine)
     assert path is not None
