@@ -75,8 +75,7 @@ def main() -> int:
 
 def compare(bench: Bench, algorithms: list[Algorithm]) -> list[float]:
     """Median microseconds of each, in turns."""
-    rounds = [[bench.microseconds(algorithm, 3) for algorithm in algorithms] for _ in range(9)]
-    return [statistics.median(column) for column in zip(*rounds, strict=True)]
+    return [statistics.median(times) for times in bench.times(algorithms, 15)]
 
 
 if __name__ == "__main__":

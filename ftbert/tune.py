@@ -41,7 +41,7 @@ class Tuned:
             "made": self.made,
             "left": self.left,
             "seconds": self.seconds,
-            "rows": [row.as_dict() | {"gain": gain(row)} for row in self.rows],
+            "rows": [row.as_dict() | {"gain": row.gain} for row in self.rows],
         }
 
     def __str__(self) -> str:
@@ -51,22 +51,18 @@ class Tuned:
             lines.append(f"{self.left} ranges are left: the same command goes on with them")
         for product in sorted({row.product for row in self.rows}):
             rows = [row for row in self.rows if row.product == product]
-            better = [gain(row) for row in rows if row.algorithm is not None]
-            lines.append(f"\n{product}: {len(better)} of {len(rows)} ranges gain")
-            lines.append("  m               cuBLASLt's first    tuned     gain")
+            timed = sum(len(row.timed) for row in rows)
+            better = sum(len(row.timed) for row in rows if row.algorithm is not None)
+            lines.append(f"\n{product}: {better} of {timed} ranges gain")
+            lines.append("  m               cuBLASLt's first      tuned     gain")
             for row in rows:
-                count = len(row.timed)
-                shown = f"{gain(row):8.1%}" if row.algorithm is not None else "       -"
+                count = max(1, len(row.timed))
+                shown = f"{row.gain:8.1%}" if row.algorithm is not None else "       -"
                 lines.append(
-                    f"  {f'{row.first}..{row.last}':<14}{row.default_us / count:12.2f} us"
-                    f"{row.us / count:10.2f} us{shown}"
+                    f"  {f'{row.first}..{row.last}':<14}{sum(row.default_us) / count:14.2f} us"
+                    f"{sum(row.us) / count:10.2f} us{shown}"
                 )
         return "\n".join(lines)
-
-
-def gain(row: Row) -> float:
-    """How much faster than cuBLASLt's first proposals: 0.1 is 10 %."""
-    return row.default_us / row.us - 1 if row.us else 0.0
 
 
 def tune(
@@ -99,8 +95,13 @@ def tune(
     if lengths:
         ranges = [(low, high) for low, high in ranges if any(low <= m <= high for m in lengths)]
     add_rows(path, machine, [])  # finds out now whether the file can be written
-    have = {(row.product, row.first, row.last) for row in read_table(path)[1]} if not force else set()
-    work = [(p, low, high) for low, high in reversed(ranges) for p in wanted if (p, low, high) not in have]
+    have = [] if force else read_table(path)[1]
+    work = [
+        (product, low, high)
+        for low, high in reversed(ranges)
+        for product in wanted
+        if not any(row.product == product and row.first <= low and high <= row.last for row in have)
+    ]
     tuners = {product: ProductTuner(product, device) for product in wanted}
     began, made, unwritten = time.monotonic(), 0, list[Row]()
     written = began
@@ -171,30 +172,38 @@ def show_text(values: dict[str, Any]) -> str:
 
 
 def picture(rows: Sequence[Row]) -> str:
-    """SVG: a square for each product and range of m, the darker the more was gained."""
+    """SVG: a strip for each product, m from left to right on a logarithmic scale, the darker the more was gained."""
     wanted = sorted({row.product for row in rows})
-    ranges = sorted({(row.first, row.last) for row in rows})
-    step, left, top = 20, 300, 70
+    first, last = min(row.first for row in rows), max(row.last for row in rows)
+    left, width, step, top = 300, 900, 26, 40
+    below = top + step * len(wanted)
+
+    def at(m: float) -> float:
+        return left + width * math.log(m / first) / math.log((last + 1) / first)
+
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + step * len(ranges) + 20}" '
-        f'height="{top + step * len(wanted) + 40}" font-family="sans-serif" font-size="11">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 40}" height="{below + 50}" '
+        'font-family="sans-serif" font-size="12">',
         '<rect width="100%" height="100%" fill="white"/>',
-        '<text x="10" y="18" font-size="14">Gain over cuBLASLt\'s first proposal</text>',
+        '<text x="10" y="20" font-size="14">Gain over cuBLASLt\'s first proposal, by rows m (white: none, '
+        "dark: 20 % and more)</text>",
     ]
-    for x, (_, high) in enumerate(ranges):
-        at = left + step * x + 14
-        parts.append(f'<text transform="translate({at},{top - 6}) rotate(-60)">{high}</text>')
     for y, product in enumerate(wanted):
-        parts.append(f'<text x="10" y="{top + step * y + 14}">{product}</text>')
-        for row in rows:
-            if row.product == product:
-                x = left + step * ranges.index((row.first, row.last))
-                share = min(1.0, gain(row) / 0.2)
+        parts.append(f'<text x="10" y="{top + step * y + 17}">{product}</text>')
+        for row in (row for row in rows if row.product == product):
+            low = row.first
+            for m, us, default in zip(row.timed, row.us, row.default_us, strict=True):
+                share = min(1.0, (default / us - 1) / 0.2)
                 red, green = round(245 - 225 * share), round(245 - 125 * share)
                 parts.append(
-                    f'<rect x="{x}" y="{top + step * y}" width="{step - 1}" height="{step - 1}" '
-                    f'fill="rgb({red},{green},{green})"><title>{product}, m {row.first}..{row.last}: '
-                    f"{gain(row):.1%}</title></rect>"
+                    f'<rect x="{at(low):.1f}" y="{top + step * y}" width="{max(0.5, at(m + 1) - at(low)):.1f}" '
+                    f'height="{step - 2}" fill="rgb({red},{green},{green})"><title>{product}, m {low}..{m}: '
+                    f"{default / us - 1:.1%}</title></rect>"
                 )
-    parts.append(f'<text x="{left}" y="{top + step * len(wanted) + 22}">m (rows), 0 to 20 % and more</text></svg>')
-    return "\n".join(parts) + "\n"
+                low = m + 1
+    mark = 1 << (first - 1).bit_length()
+    while mark <= last:
+        parts.append(f'<line x1="{at(mark):.1f}" x2="{at(mark):.1f}" y1="{top}" y2="{below + 4}" stroke="#999"/>')
+        parts.append(f'<text x="{at(mark):.1f}" y="{below + 20}" text-anchor="middle">{mark}</text>')
+        mark *= 2
+    return "\n".join([*parts, "</svg>"]) + "\n"

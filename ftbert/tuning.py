@@ -12,10 +12,11 @@ which the product runs on one weight matrix after another, more than the L2 cach
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ __all__ = ["Algorithm", "Bench", "Product", "ProductTuner", "buckets", "products
 # ftbert.lib._tuning.Algorithm: .data (8 words), .id, .tile, .stages, .split_k, .cluster, .custom, .workspace, .waves
 Algorithm = Any
 
+_AT_ONCE = 64  # graphs that exist at a time
 _WEIGHT_BYTES = 160 << 20  # more than any L2 cache, and about what a BERT-base has
 _TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_tanh")
 _CONFIG = ("id", "tile", "stages", "split_k", "reduction", "swizzle", "custom", "inner_shape", "cluster")
@@ -93,16 +95,21 @@ class Bench:
         """What a model in this process runs for this product and m."""
         return self._tuner.chosen()
 
+    def times(self, algorithms: Sequence[Algorithm], rounds: int = 5) -> list[list[float]]:
+        """Microseconds of each, `rounds` times, in turns: what disturbs the clocks disturbs all alike. Infinite for an
+        algorithm that cannot run after all."""
+        bias = self._bias.data_ptr() if self.product.bias else 0
+        found: list[list[float]] = []
+        for first in range(0, len(algorithms), _AT_ONCE):
+            found += self._tuner.time(
+                algorithms[first : first + _AT_ONCE], self._a.data_ptr(), self._b.data_ptr(), self.launches, bias,
+                self._c.data_ptr(), rounds,
+            )  # fmt: skip
+        return [times or [math.inf] * rounds for times in found]
+
     def microseconds(self, algorithm: Algorithm, rounds: int = 5) -> float:
         """Median time of one product; infinite for an algorithm that cannot run after all."""
-        try:
-            times = self._tuner.time(
-                algorithm, self._a.data_ptr(), self._b.data_ptr(), self.launches,
-                self._bias.data_ptr() if self.product.bias else 0, self._c.data_ptr(), rounds,
-            )  # fmt: skip
-        except RuntimeError:
-            return float("inf")
-        return statistics.median(times)
+        return statistics.median(self.times([algorithm], rounds)[0])
 
     def error(self, algorithm: Algorithm) -> float:
         """Largest absolute difference to the product in float32, over the size of its largest element."""
@@ -151,8 +158,8 @@ def _reference(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, acti
 
 
 def search(bench: Bench, seeds: Iterable[Algorithm] = (), seed: int = 0) -> list[Algorithm]:
-    """The dozen fastest of what cuBLASLt accepts, found by sampling: each tile once, then the settings of the best
-    tiles, then the neighbours of the best. Some 2,000 timings, about a second."""
+    """The dozen fastest of what cuBLASLt accepts, found by sampling: each tile twice, then the settings of the best
+    tiles, then the neighbours of the best. Some 800 timings, half a second."""
     draw = random.Random(seed)
     by_tile: dict[tuple[int, int], list[Algorithm]] = defaultdict(list)
     for algorithm in bench.enumerate():
@@ -160,27 +167,25 @@ def search(bench: Bench, seeds: Iterable[Algorithm] = (), seed: int = 0) -> list
     timed: dict[tuple[int, ...], tuple[float, Algorithm]] = {}
 
     def measure(candidates: Iterable[Algorithm]) -> None:
-        for algorithm in candidates:
-            key = tuple(algorithm.data)
-            if key not in timed:
-                timed[key] = bench.microseconds(algorithm, 1), algorithm
+        new = {tuple(a.data): a for a in candidates if tuple(a.data) not in timed}
+        for (key, algorithm), times in zip(new.items(), bench.times(list(new.values()), 1), strict=True):
+            timed[key] = times[0], algorithm
 
     def best(count: int) -> list[Algorithm]:
         return [algorithm for _, algorithm in sorted(timed.values(), key=lambda pair: pair[0])[:count]]
 
-    measure(bench.heuristics())
-    measure(seeds)
+    measure([*bench.heuristics(), *seeds])
     for group in by_tile.values():
         plain = [algorithm for algorithm in group if algorithm.split_k == 1] or group
         measure(draw.sample(plain, min(2, len(plain))))
-    tiles = list(dict.fromkeys((algorithm.id, algorithm.tile) for algorithm in best(60)))[:16]
+    tiles = list(dict.fromkeys((algorithm.id, algorithm.tile) for algorithm in best(40)))[:10]
     for tile in tiles:
         group = by_tile.get(tile, [])
-        measure(draw.sample(group, min(40, len(group))))
+        measure(draw.sample(group, min(32, len(group))))
     for _ in range(2):
         for algorithm in best(3):
             group = by_tile.get((algorithm.id, algorithm.tile), [])
-            measure([other for other in group if _steps(algorithm, other) == 1][:60])
+            measure([other for other in group if _steps(algorithm, other) == 1][:48])
     return best(12)
 
 
@@ -190,10 +195,11 @@ def _steps(one: Algorithm, other: Algorithm) -> int:
 
 
 def buckets(first: int, last: int) -> list[tuple[int, int]]:
-    """Ranges of m that share a row, 8 to a doubling from 128 on: an algorithm's blocks fill the GPU the same way."""
+    """Ranges of m that are timed once, at their end: within one, m fills as many blocks of rows of 64 (of 128 from 4096
+    on), so that an algorithm takes the same time for all of it."""
     edges = [16, 32, 48, 64, 80, 96, 112, 128]
     while edges[-1] < last:
-        edges.append(edges[-1] + (1 << (edges[-1].bit_length() - 1)) // 8)
+        edges.append(edges[-1] + (64 if edges[-1] < 4096 else 128 if edges[-1] < 16384 else edges[-1] // 64))
     ranges = [(low + 1, high) for low, high in zip([0, *edges], edges, strict=False)]
     return [(low, high) for low, high in ranges if high >= first and low <= last]
 
@@ -204,55 +210,44 @@ class ProductTuner:
     def __init__(self, product: Product, device: int | str | torch.device = "cuda") -> None:
         self.product, self.device = product, device
         self._found: dict[int, list[Algorithm]] = {}
-        self._finalists: list[Algorithm] = []  # of the rows made last
+        self._recent: list[Algorithm] = []  # the finalists of the rows made last, the last winner first
 
     def row(self, first: int, last: int) -> Row:
         """The row for m from first to last.
 
         The candidates are cuBLASLt's own 8, the dozen that `search` found at the power of two above and at the one
-        below, and the best of the rows made before. They are compared at both ends of the range and in the middle. The
-        winner of the sum must be faster than cuBLASLt's first proposals for these m by more than the measurement's
-        noise; else the row says: no better.
+        below, and the best of the rows made before; a tie goes to the row before. The winner must be as accurate as
+        cuBLASLt's first proposal, and faster by more than the measurement's noise; else the row says: no better.
         """
-        points = sorted({first if first > 1 else last // 2 + 1, (first + last) // 2, last})
-        benches = [Bench(self.product, m, self.device) for m in points]
-        defaults = [bench.heuristics(1)[0] for bench in benches]
-        above = max(16, 1 << (last - 1).bit_length())
-        pool = {tuple(a.data): a for m in {above, max(16, above // 2)} for a in self._search(m)}
-        pool |= {tuple(a.data): a for bench in benches for a in bench.heuristics()}
-        pool |= {tuple(a.data): a for a in self._finalists}
+        bench, other_end = (Bench(self.product, m, self.device) for m in (last, first))
+        default = bench.heuristics(1)[0]
+        above = max(32, 1 << (last - 1).bit_length())
+        candidates = [default, *self._recent, *bench.heuristics(), *other_end.heuristics()]
+        candidates += [a for m in (above, max(32, above // 2)) for a in self._search(m)]
+        pool = list({tuple(a.data): a for a in candidates}.values())
+        quick = [min(times) for times in bench.times(pool, 2)]
+        order = sorted(range(1, len(pool)), key=quick.__getitem__)
+        finalists = [default, *(pool[i] for i in order[:5])]
+        rounds = bench.times(finalists, 9)
+        us = [statistics.median(times) for times in rounds]
+        order = sorted(range(len(finalists)), key=us.__getitem__)
+        before = tuple(self._recent[0].data) if self._recent else None
+        order.sort(key=lambda i: us[i] > 1.004 * min(us) or tuple(finalists[i].data) != before)
+        allowed = 1.25 * bench.error(default) + torch.finfo(DTYPES[self.product.dtype]).eps
+        winner = next(i for i in order if i == 0 or bench.error(finalists[i]) <= allowed)
+        recent = {tuple(a.data): a for a in [finalists[winner], *(finalists[i] for i in order), *self._recent]}
+        self._recent = list(recent.values())[:12]
 
-        base = [bench.microseconds(a, 3) for bench, a in zip(benches, defaults, strict=True)]
-        quick = {
-            key: sum(bench.microseconds(a, 1) / us for bench, us in zip(benches, base, strict=True))
-            for key, a in pool.items()
-        }
-        finalists = [pool[key] for key in sorted(quick, key=quick.__getitem__)[:6]]
-        self._finalists = (finalists + self._finalists)[:12]
-        finalists = [a for a in finalists if all(_right(b, a, d) for b, d in zip(benches, defaults, strict=True))]
-        rounds = []
-        for _ in range(5):  # in turns: what disturbs the clocks disturbs all alike
-            rounds.append([sum(b.microseconds(d, 2) for b, d in zip(benches, defaults, strict=True))])
-            rounds[-1] += [sum(b.microseconds(a, 2) for b in benches) for a in finalists]
-        times = [statistics.median(column) for column in zip(*rounds, strict=True)]
-        winner = min(range(len(times)), key=times.__getitem__)
-        ratios = [row[winner] / row[0] for row in rounds]
+        ratios = [mine / other for mine, other in zip(rounds[winner], rounds[0], strict=True)]
         ratio = statistics.median(ratios)
         noise = 1.5 * statistics.median(abs(r - ratio) for r in ratios)
         if winner == 0 or ratio + max(noise, 0.003) >= 1:
-            return Row(self.product, first, last, None, times[0], times[0], tuple(points))
-        algorithm = finalists[winner - 1]
+            return Row(self.product, first, last, None, (last,), (us[0],), (us[0],))
+        algorithm = finalists[winner]
         config = {name: int(getattr(algorithm, name)) for name in _CONFIG}
-        return Row(
-            self.product, first, last, tuple(algorithm.data), times[winner], times[0], tuple(points), config
-        )
+        return Row(self.product, first, last, tuple(algorithm.data), (last,), (us[winner],), (us[0],), config)
 
     def _search(self, m: int) -> list[Algorithm]:
         if m not in self._found:
-            self._found[m] = search(Bench(self.product, m, self.device))
+            self._found[m] = search(Bench(self.product, m, self.device), self._recent)
         return self._found[m]
-
-
-def _right(bench: Bench, algorithm: Algorithm, default: Algorithm) -> bool:
-    """As accurate as cuBLASLt's own choice: rounding may differ, a wrong sum may not."""
-    return bench.error(algorithm) <= 1.25 * bench.error(default) + torch.finfo(DTYPES[bench.product.dtype]).eps

@@ -25,7 +25,12 @@ on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
 def row(first: int, last: int, product: Product = QKV, words: tuple[int, ...] | None = WORDS, us: float = 9.0) -> Row:
-    return Row(product, first, last, words, us, 10.0, (first, last), {"tile": 3})
+    return Row(product, first, last, words, (last,), (us,), (10.0,), {"tile": 3})
+
+
+def measured(path: Path) -> int:
+    """How many ranges a file holds; neighbours with one algorithm share a row."""
+    return sum(len(r.timed) for r in read_table(path)[1])
 
 
 @pytest.fixture()
@@ -37,7 +42,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_rows_survive_a_file(tmp_path: Path) -> None:
-    rows = [row(1, 16), row(17, 32, words=None), row(1, 16, Product("bf16", 768, 768, True, "gelu_tanh"))]
+    rows = [row(1, 16), row(17, 32, words=None), row(40, 48, words=None), row(1, 16, Product("bf16", 768, 768, True, "gelu_tanh"))]
     add_rows(tmp_path / "t.json", HERE, rows)
     machine, found = read_table(tmp_path / "t.json")
     assert machine == HERE and found == sorted(rows, key=lambda r: (r.product, r.first))
@@ -46,8 +51,9 @@ def test_rows_survive_a_file(tmp_path: Path) -> None:
 def test_new_rows_replace_old_ones_where_they_overlap(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     add_rows(path, HERE, [row(1, 16), row(17, 32), row(33, 48)])
-    add_rows(path, HERE, [row(10, 20, us=5.0)])
-    assert [(r.first, r.last) for r in read_table(path)[1]] == [(10, 20), (33, 48)]
+    add_rows(path, HERE, [row(10, 20, words=(1, 2), us=5.0)])
+    found = [(r.first, r.last, r.timed, r.us) for r in read_table(path)[1]]
+    assert found == [(1, 9, (), ()), (10, 20, (20,), (5.0,)), (21, 48, (32, 48), (9.0, 9.0))]
     other = Product("bf16", 2304, 768, bias=True)
     assert len(merge([row(1, 99)], [row(5, 6), row(5, 6, other)])) == 2
 
@@ -65,10 +71,10 @@ def test_order_of_sources(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add_rows(cache / "shipped" / HERE.file_name, HERE, [row(1, 16, us=1.0), row(17, 32, us=1.0)])
     add_rows(user, HERE, [row(1, 16, words=None, us=2.0)])
     # Also a row that says "no better" hides the one below it.
-    assert [r.us for r in in_force(HERE)] == [2.0, 1.0]
-    add_rows(cache / "mine.json", HERE, [row(5, 20, us=3.0)])
+    assert [r.us for r in in_force(HERE)] == [(2.0,), (1.0,)]
+    add_rows(cache / "mine.json", HERE, [row(5, 20, words=(3,), us=3.0)])
     monkeypatch.setenv("FTBERT_GEMM_TABLE", str(cache / "mine.json"))
-    assert [r.us for r in in_force(HERE)] == [3.0]
+    assert [(r.first, r.last, r.us) for r in in_force(HERE)] == [(1, 4, ()), (5, 20, (3.0,)), (21, 32, (1.0,))]
     monkeypatch.setenv("FTBERT_GEMM_TABLE", "off")
     assert in_force(HERE) == []
 
@@ -132,7 +138,7 @@ def test_concurrent_tuners_lose_no_row(tmp_path: Path) -> None:
         worker.start()
     for worker in workers:
         worker.join()
-    assert len(read_table(path)[1]) == 80
+    assert measured(path) == 80
 
 
 def test_a_killed_tuner_leaves_the_table_whole(tmp_path: Path) -> None:
@@ -149,7 +155,7 @@ def test_a_killed_tuner_leaves_the_table_whole(tmp_path: Path) -> None:
         done = int(process.stdout.readline())
     process.kill()
     process.wait()
-    assert len(read_table(path)[1]) >= done
+    assert measured(path) >= done
 
 
 def test_products_of_a_layer() -> None:
@@ -253,7 +259,7 @@ def test_ctrl_c_keeps_the_rows_so_far(cache: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ProductTuner, "row", interrupted)
     assert main(["tune", "--hidden", "64", "--tokens", "1..64"]) == 130
     path = gemm_table.user_table(Machine.of("cuda"))
-    assert path is not None and len(read_table(path)[1]) == 2
+    assert path is not None and measured(path) == 2
 
 
 @on_gpu

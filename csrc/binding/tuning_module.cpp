@@ -62,11 +62,11 @@ PYBIND11_MODULE(_tuning, m) {
           "algorithm"_a, "a"_a, "b"_a, "bias"_a, "c"_a, py::call_guard<py::gil_scoped_release>())
       .def(
           "time",
-          [](GemmTuner& self, const GemmAlgorithm& algorithm, uintptr_t a, uintptr_t b, int64_t weights, uintptr_t bias,
-             uintptr_t c, int rounds) {
-            return self.time(algorithm, address(a), address(b), weights, address(bias), writable(c), rounds);
+          [](GemmTuner& self, const std::vector<GemmAlgorithm>& algorithms, uintptr_t a, uintptr_t b, int64_t weights,
+             uintptr_t bias, uintptr_t c, int rounds) {
+            return self.time(algorithms, address(a), address(b), weights, address(bias), writable(c), rounds);
           },
-          "algorithm"_a, "a"_a, "b"_a, "weights"_a, "bias"_a, "c"_a, "rounds"_a,
+          "algorithms"_a, "a"_a, "b"_a, "weights"_a, "bias"_a, "c"_a, "rounds"_a,
           py::call_guard<py::gil_scoped_release>());
 
   // rows: (dtype, bias, activation, n, k, from, to, data) each

@@ -46,10 +46,12 @@ class GemmTuner {
   // Once, for its result. a [m, k], b [n, k], bias [n] or nullptr, c [m, n].
   virtual void run(const GemmAlgorithm& algorithm, const void* a, const void* b, const void* bias, void* c) = 0;
 
-  // Microseconds of one product, `rounds` times: each the mean of a CUDA graph of one product for each of `weights`
-  // matrices that lie one behind the other at b, so that a small B does not come out of the L2 cache every time.
-  virtual std::vector<double> time(const GemmAlgorithm& algorithm, const void* a, const void* b, int64_t weights,
-                                   const void* bias, void* c, int rounds) = 0;
+  // Microseconds of one product, `rounds` times for each algorithm, in turns: each the mean of a CUDA graph of one
+  // product for each of `weights` matrices that lie one behind the other at b, so that a small B does not come out of
+  // the L2 cache every time. No times for an algorithm that cannot run after all.
+  virtual std::vector<std::vector<double>> time(const std::vector<GemmAlgorithm>& algorithms, const void* a,
+                                                const void* b, int64_t weights, const void* bias, void* c,
+                                                int rounds) = 0;
 };
 
 // workspace: device memory, gemm_workspace_bytes(device) of it; the caller keeps it alive.

@@ -127,50 +127,71 @@ class CublasLtTuner : public GemmTuner {
     FTBERT_CUDA_CHECK(cudaStreamSynchronize(stream_));
   }
 
-  std::vector<double> time(const GemmAlgorithm& algorithm, const void* a, const void* b, int64_t weights,
-                           const void* bias, void* c, int rounds) override {
+  std::vector<std::vector<double>> time(const std::vector<GemmAlgorithm>& algorithms, const void* a, const void* b,
+                                        int64_t weights, const void* bias, void* c, int rounds) override {
     FTBERT_CHECK(weights > 0 && rounds > 0, "expected weights and rounds of at least 1, got ", weights, ", ", rounds);
     const DeviceGuard guard(device_);
-    const cublasLtMatmulAlgo_t chosen = opaque(algorithm);
-    launch(chosen, a, b, bias, c);  // loads the kernel, which a capture may not
-    FTBERT_CUDA_CHECK(cudaStreamSynchronize(stream_));
-    cudaGraph_t graph = nullptr;
-    FTBERT_CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
-    try {
-      for (int64_t i = 0; i < weights; ++i)
-        launch(chosen, a, static_cast<const char*>(b) + i * key_.n * key_.k * element_, bias, c);
-    } catch (...) {
-      cudaStreamEndCapture(stream_, &graph);
-      if (graph) cudaGraphDestroy(graph);
-      throw;
-    }
-    FTBERT_CUDA_CHECK(cudaStreamEndCapture(stream_, &graph));
-    cudaGraphExec_t exec = nullptr;
-    const cudaError_t made = cudaGraphInstantiate(&exec, graph, 0);
-    cudaGraphDestroy(graph);
-    FTBERT_CUDA_CHECK(made);
-    cudaEvent_t begin = nullptr, end = nullptr;
-    cudaEventCreate(&begin);
-    cudaEventCreate(&end);
-    std::vector<double> times;
-    cudaError_t error = cudaGraphLaunch(exec, stream_);
-    for (int i = 0; i < rounds && error == cudaSuccess; ++i) {
-      cudaEventRecord(begin, stream_);
-      cudaGraphLaunch(exec, stream_);
-      cudaEventRecord(end, stream_);
-      error = cudaEventSynchronize(end);
-      float milliseconds = 0;
-      cudaEventElapsedTime(&milliseconds, begin, end);
-      times.push_back(1e3 * milliseconds / static_cast<double>(weights));
-    }
-    cudaEventDestroy(begin);
-    cudaEventDestroy(end);
-    cudaGraphExecDestroy(exec);
-    FTBERT_CUDA_CHECK(error);
+    std::vector<Graph> graphs(algorithms.size());
+    for (size_t i = 0; i < algorithms.size(); ++i) record(graphs[i], opaque(algorithms[i]), a, b, weights, bias, c);
+    Event begin, end;
+    std::vector<std::vector<double>> times(algorithms.size());
+    for (int round = 0; round < rounds; ++round)
+      for (size_t i = 0; i < algorithms.size(); ++i) {
+        if (!graphs[i].exec) continue;
+        if (round == 0) FTBERT_CUDA_CHECK(cudaGraphLaunch(graphs[i].exec, stream_));
+        FTBERT_CUDA_CHECK(cudaEventRecord(begin.event, stream_));
+        FTBERT_CUDA_CHECK(cudaGraphLaunch(graphs[i].exec, stream_));
+        FTBERT_CUDA_CHECK(cudaEventRecord(end.event, stream_));
+        FTBERT_CUDA_CHECK(cudaEventSynchronize(end.event));
+        float milliseconds = 0;
+        FTBERT_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, begin.event, end.event));
+        times[i].push_back(1e3 * milliseconds / static_cast<double>(weights));
+      }
     return times;
   }
 
  private:
+  struct Graph {
+    cudaGraphExec_t exec = nullptr;
+    Graph() = default;
+    Graph(const Graph&) = delete;
+    Graph& operator=(const Graph&) = delete;
+    ~Graph() {
+      if (exec) cudaGraphExecDestroy(exec);
+    }
+  };
+  struct Event {
+    cudaEvent_t event = nullptr;
+    Event() { FTBERT_CUDA_CHECK(cudaEventCreate(&event)); }
+    Event(const Event&) = delete;
+    Event& operator=(const Event&) = delete;
+    ~Event() { cudaEventDestroy(event); }
+  };
+
+  // Leaves graph.exec null where cuBLASLt refuses the algorithm.
+  void record(Graph& graph, const cublasLtMatmulAlgo_t& algorithm, const void* a, const void* b, int64_t weights,
+              const void* bias, void* c) {
+    try {
+      launch(algorithm, a, b, bias, c);  // loads the kernel, which a capture may not
+    } catch (const Error&) {
+      return;
+    }
+    FTBERT_CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+    cudaGraph_t recorded = nullptr;
+    try {
+      for (int64_t i = 0; i < weights; ++i)
+        launch(algorithm, a, static_cast<const char*>(b) + i * key_.n * key_.k * element_, bias, c);
+    } catch (...) {
+      cudaStreamEndCapture(stream_, &recorded);
+      if (recorded) cudaGraphDestroy(recorded);
+      throw;
+    }
+    FTBERT_CUDA_CHECK(cudaStreamEndCapture(stream_, &recorded));
+    const cudaError_t made = cudaGraphInstantiate(&graph.exec, recorded, 0);
+    cudaGraphDestroy(recorded);
+    FTBERT_CUDA_CHECK(made);
+  }
+
   void launch(const cublasLtMatmulAlgo_t& algorithm, const void* a, const void* b, const void* bias, void* c) {
     GemmPlan plan = plan_;
     if (bias)
