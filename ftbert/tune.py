@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ class Tuned:
             rows = [row for row in self.rows if row.product == product]
             timed = sum(len(row.timed) for row in rows)
             better = sum(len(row.timed) for row in rows if row.algorithm is not None)
-            lines.append(f"\n{product}: {better} of {timed} ranges gain")
+            lines.append(f"\n{product}: {better} of {timed} m gain")
             lines.append("  m               cuBLASLt's first      tuned     gain")
             for row in rows:
                 count = max(1, len(row.timed))
@@ -191,16 +192,17 @@ def picture(rows: Sequence[Row]) -> str:
     for y, product in enumerate(wanted):
         parts.append(f'<text x="10" y="{top + step * y + 17}">{product}</text>')
         for row in (row for row in rows if row.product == product):
-            low = row.first
-            for m, us, default in zip(row.timed, row.us, row.default_us, strict=True):
+            ends = [*((one + next) / 2 for one, next in pairwise(row.timed)), row.last + 1]
+            low: float = row.first
+            for m, us, default, high in zip(row.timed, row.us, row.default_us, ends, strict=False):
                 share = min(1.0, (default / us - 1) / 0.2)
                 red, green = round(245 - 225 * share), round(245 - 125 * share)
                 parts.append(
-                    f'<rect x="{at(low):.1f}" y="{top + step * y}" width="{max(0.5, at(m + 1) - at(low)):.1f}" '
-                    f'height="{step - 2}" fill="rgb({red},{green},{green})"><title>{product}, m {low}..{m}: '
+                    f'<rect x="{at(low):.1f}" y="{top + step * y}" width="{max(0.5, at(high) - at(low)):.1f}" '
+                    f'height="{step - 2}" fill="rgb({red},{green},{green})"><title>{product}, m={m}: '
                     f"{default / us - 1:.1%}</title></rect>"
                 )
-                low = m + 1
+                low = high
     mark = 1 << (first - 1).bit_length()
     while mark <= last:
         parts.append(f'<line x1="{at(mark):.1f}" x2="{at(mark):.1f}" y1="{top}" y2="{below + 4}" stroke="#999"/>')

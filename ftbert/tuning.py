@@ -95,15 +95,15 @@ class Bench:
         """What a model in this process runs for this product and m."""
         return self._tuner.chosen()
 
-    def times(self, algorithms: Sequence[Algorithm], rounds: int = 5) -> list[list[float]]:
+    def times(self, algorithms: Sequence[Algorithm], rounds: int = 5, launches: int = 0) -> list[list[float]]:
         """Microseconds of each, `rounds` times, in turns: what disturbs the clocks disturbs all alike. Infinite for an
-        algorithm that cannot run after all."""
+        algorithm that cannot run after all. launches: products in a graph, if not 250 us of them."""
         bias = self._bias.data_ptr() if self.product.bias else 0
         found: list[list[float]] = []
         for first in range(0, len(algorithms), _AT_ONCE):
             found += self._tuner.time(
-                algorithms[first : first + _AT_ONCE], self._a.data_ptr(), self._b.data_ptr(), self.launches, bias,
-                self._c.data_ptr(), rounds,
+                algorithms[first : first + _AT_ONCE], self._a.data_ptr(), self._b.data_ptr(),
+                launches or self.launches, bias, self._c.data_ptr(), rounds,
             )  # fmt: skip
         return [times or [math.inf] * rounds for times in found]
 
@@ -157,12 +157,17 @@ def _reference(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, acti
     return want.relu() if activation == "relu" else want
 
 
-def search(bench: Bench, seeds: Iterable[Algorithm] = (), seed: int = 0) -> list[Algorithm]:
-    """The dozen fastest of what cuBLASLt accepts, found by sampling: each tile twice, then the settings of the best
-    tiles, then the neighbours of the best. Some 800 timings, half a second."""
+def search(
+    bench: Bench, seeds: Iterable[Algorithm] = (), accepted: Sequence[Algorithm] = (), seed: int = 0
+) -> list[Algorithm]:
+    """The fastest of what cuBLASLt accepts, two of a tile at most, found by sampling: each tile twice, then the
+    settings of the best tiles, then the neighbours of the best. Some 800 timings, half a second.
+
+    accepted: what `bench.enumerate()` gives, where it is known from another m.
+    """
     draw = random.Random(seed)
     by_tile: dict[tuple[int, int], list[Algorithm]] = defaultdict(list)
-    for algorithm in bench.enumerate():
+    for algorithm in accepted or bench.enumerate():
         by_tile[algorithm.id, algorithm.tile].append(algorithm)
     timed: dict[tuple[int, ...], tuple[float, Algorithm]] = {}
 
@@ -171,22 +176,27 @@ def search(bench: Bench, seeds: Iterable[Algorithm] = (), seed: int = 0) -> list
         for (key, algorithm), times in zip(new.items(), bench.times(list(new.values()), 1), strict=True):
             timed[key] = times[0], algorithm
 
-    def best(count: int) -> list[Algorithm]:
-        return [algorithm for _, algorithm in sorted(timed.values(), key=lambda pair: pair[0])[:count]]
+    def best(count: int, of_a_tile: int = 1000) -> list[Algorithm]:
+        found: list[Algorithm] = []
+        for _, algorithm in sorted(timed.values(), key=lambda pair: pair[0]):
+            same = sum((algorithm.id, algorithm.tile) == (other.id, other.tile) for other in found)
+            found += [algorithm] if same < of_a_tile else []
+            if len(found) == count:
+                break
+        return found
 
     measure([*bench.heuristics(), *seeds])
     for group in by_tile.values():
         plain = [algorithm for algorithm in group if algorithm.split_k == 1] or group
         measure(draw.sample(plain, min(2, len(plain))))
-    tiles = list(dict.fromkeys((algorithm.id, algorithm.tile) for algorithm in best(40)))[:10]
-    for tile in tiles:
-        group = by_tile.get(tile, [])
+    for algorithm in best(10, of_a_tile=1):
+        group = by_tile.get((algorithm.id, algorithm.tile), [])
         measure(draw.sample(group, min(32, len(group))))
     for _ in range(2):
         for algorithm in best(3):
             group = by_tile.get((algorithm.id, algorithm.tile), [])
             measure([other for other in group if _steps(algorithm, other) == 1][:48])
-    return best(12)
+    return best(16, of_a_tile=2)
 
 
 def _steps(one: Algorithm, other: Algorithm) -> int:
@@ -195,8 +205,8 @@ def _steps(one: Algorithm, other: Algorithm) -> int:
 
 
 def buckets(first: int, last: int) -> list[tuple[int, int]]:
-    """Ranges of m that are timed once, at their end: within one, m fills as many blocks of rows of 64 (of 128 from 4096
-    on), so that an algorithm takes the same time for all of it."""
+    """Ranges of m that share a choice: within one, m fills as many blocks of 64 rows (of 128 from 4096 on), so that an
+    algorithm takes about the same time for all of it."""
     edges = [16, 32, 48, 64, 80, 96, 112, 128]
     while edges[-1] < last:
         edges.append(edges[-1] + (64 if edges[-1] < 4096 else 128 if edges[-1] < 16384 else edges[-1] // 64))
@@ -209,45 +219,74 @@ class ProductTuner:
 
     def __init__(self, product: Product, device: int | str | torch.device = "cuda") -> None:
         self.product, self.device = product, device
+        self._accepted: list[Algorithm] = []
         self._found: dict[int, list[Algorithm]] = {}
-        self._recent: list[Algorithm] = []  # the finalists of the rows made last, the last winner first
+        self._recent: list[Algorithm] = []  # the finalists of the rows made last
+        self._before: tuple[int, ...] | None = None  # the row made last
 
     def row(self, first: int, last: int) -> Row:
         """The row for m from first to last.
 
-        The candidates are cuBLASLt's own 8, the dozen that `search` found at the power of two above and at the one
-        below, and the best of the rows made before; a tie goes to the row before. The winner must be as accurate as
-        cuBLASLt's first proposal, and faster by more than the measurement's noise; else the row says: no better.
+        The candidates are cuBLASLt's own proposals, what `search` found at the power of two above and at the one below,
+        and the best of the rows made before; they are timed at both ends of the range. A tie goes to the row before.
+        The winner must be as accurate as cuBLASLt's first proposal, and faster by more than the measurement's noise;
+        else the row says: no better.
         """
-        bench, other_end = (Bench(self.product, m, self.device) for m in (last, first))
-        default = bench.heuristics(1)[0]
-        above = max(32, 1 << (last - 1).bit_length())
-        candidates = [default, *self._recent, *bench.heuristics(), *other_end.heuristics()]
-        candidates += [a for m in (above, max(32, above // 2)) for a in self._search(m)]
-        pool = list({tuple(a.data): a for a in candidates}.values())
-        quick = [min(times) for times in bench.times(pool, 2)]
-        order = sorted(range(1, len(pool)), key=quick.__getitem__)
-        finalists = [default, *(pool[i] for i in order[:5])]
-        rounds = bench.times(finalists, 9)
-        us = [statistics.median(times) for times in rounds]
-        order = sorted(range(len(finalists)), key=us.__getitem__)
-        before = tuple(self._recent[0].data) if self._recent else None
-        order.sort(key=lambda i: us[i] > 1.004 * min(us) or tuple(finalists[i].data) != before)
-        allowed = 1.25 * bench.error(default) + torch.finfo(DTYPES[self.product.dtype]).eps
-        winner = next(i for i in order if i == 0 or bench.error(finalists[i]) <= allowed)
-        recent = {tuple(a.data): a for a in [finalists[winner], *(finalists[i] for i in order), *self._recent]}
-        self._recent = list(recent.values())[:12]
+        benches = [Bench(self.product, m, self.device) for m in (first, last)]
+        defaults = [bench.heuristics(1)[0] for bench in benches]
+        pool = self._candidates(benches)
+        quick = self._both(benches, defaults, pool, rounds=2, share=3)
+        best = sorted(range(len(pool)), key=lambda i: min(map(sum, quick[1 + i])))[:5]
+        finalists = [None, *(pool[i] for i in best)]  # None: each end's default
+        rounds = self._both(benches, defaults, finalists[1:], rounds=7)
+        us = [statistics.median(map(sum, turns)) for turns in rounds]
 
-        ratios = [mine / other for mine, other in zip(rounds[winner], rounds[0], strict=True)]
+        fastest = min(us[1:])
+        tied = [us[i] <= 1.004 * fastest and tuple(a.data) == self._before for i, a in enumerate(finalists) if a]
+        order = sorted(range(1, len(us)), key=lambda i: (not tied[i - 1], us[i]))
+        winner = next((i for i in order if all(map(_right, benches, [finalists[i]] * 2, defaults))), 0)
+        recent = {tuple(a.data): a for a in [*(finalists[i] for i in order), *self._recent]}
+        self._recent = list(recent.values())[:12]
+        self._before = tuple(finalists[winner].data) if winner else None
+
+        ratios = [sum(mine) / sum(other) for mine, other in zip(rounds[winner], rounds[0], strict=True)]
         ratio = statistics.median(ratios)
         noise = 1.5 * statistics.median(abs(r - ratio) for r in ratios)
-        if winner == 0 or ratio + max(noise, 0.003) >= 1:
-            return Row(self.product, first, last, None, (last,), (us[0],), (us[0],))
+        if ratio + max(noise, 0.003) >= 1:
+            winner = 0
+        timed = tuple(dict.fromkeys((first, last)))
+        default_us, tuned_us = (
+            tuple(map(statistics.median, zip(*rounds[i], strict=True)))[-len(timed) :] for i in (0, winner)
+        )
         algorithm = finalists[winner]
-        config = {name: int(getattr(algorithm, name)) for name in _CONFIG}
-        return Row(self.product, first, last, tuple(algorithm.data), (last,), (us[winner],), (us[0],), config)
+        data = None if algorithm is None else tuple(algorithm.data)
+        config = {} if algorithm is None else {name: int(getattr(algorithm, name)) for name in _CONFIG}
+        return Row(self.product, first, last, data, timed, tuned_us, default_us, config)
+
+    def _candidates(self, benches: list[Bench]) -> list[Algorithm]:
+        above = max(32, 1 << (benches[-1].m - 1).bit_length())
+        found = [*self._recent, *(a for bench in benches for a in bench.heuristics())]
+        found += [a for m in (above, max(32, above // 2)) for a in self._search(m)]
+        return list({tuple(a.data): a for a in found}.values())
+
+    def _both(
+        self, benches: list[Bench], defaults: list[Algorithm], others: list[Algorithm], rounds: int, share: int = 1
+    ) -> list[list[tuple[float, ...]]]:
+        """times[algorithm][round] at each end of the range; the first algorithm is each end's default."""
+        ends = [
+            bench.times([default, *others], rounds, -(-bench.launches // share))
+            for bench, default in zip(benches, defaults, strict=True)
+        ]
+        return [list(zip(*both, strict=True)) for both in zip(*ends, strict=True)]
 
     def _search(self, m: int) -> list[Algorithm]:
         if m not in self._found:
-            self._found[m] = search(Bench(self.product, m, self.device), self._recent)
+            bench = Bench(self.product, m, self.device)
+            self._accepted = self._accepted or bench.enumerate()
+            self._found[m] = search(bench, self._recent, self._accepted)
         return self._found[m]
+
+
+def _right(bench: Bench, algorithm: Algorithm, default: Algorithm) -> bool:
+    """As accurate as cuBLASLt's own choice: rounding may differ, a wrong sum may not."""
+    return bench.error(algorithm) <= 1.25 * bench.error(default) + torch.finfo(DTYPES[bench.product.dtype]).eps

@@ -7,12 +7,13 @@ import multiprocessing
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from ftbert import gemm_table, tune
+from ftbert import gemm_table, tune, tuning
 from ftbert.cli import main
 from ftbert.config import DTYPES
 from ftbert.gemm_table import Machine, Product, Row, TableError, add_rows, in_force, merge, read_table
@@ -29,7 +30,7 @@ def row(first: int, last: int, product: Product = QKV, words: tuple[int, ...] | 
 
 
 def measured(path: Path) -> int:
-    """How many ranges a file holds; neighbours with one algorithm share a row."""
+    """How many m were timed for a file; neighbours with one algorithm share a row."""
     return sum(len(r.timed) for r in read_table(path)[1])
 
 
@@ -167,10 +168,70 @@ def test_products_of_a_layer() -> None:
     assert products_of_shape(768, 3072, "gelu_new", "fp32")[2].activation == "none"
 
 
+class FakeAlgorithm:
+    """Takes `us` for each m, whatever the GPU."""
+
+    def __init__(self, number: int, us: Callable[[int], float], wrong: bool = False) -> None:
+        self.data, self.us, self.wrong = (number,) * 8, us, wrong
+        self.id, self.tile, self.split_k = 66, number, 1
+        self.stages = self.reduction = self.swizzle = self.custom = self.inner_shape = self.cluster = 0
+
+
+def fake_tuner(monkeypatch: pytest.MonkeyPatch, algorithms: list[FakeAlgorithm]) -> ProductTuner:
+    """Over a GPU that has these algorithms, of which cuBLASLt proposes the first."""
+
+    class FakeBench:
+        launches = 4
+
+        def __init__(self, product: Product, m: int, device: object) -> None:
+            self.product, self.m = product, m
+
+        def heuristics(self, most: int = 8) -> list[FakeAlgorithm]:
+            return algorithms[:1]
+
+        def enumerate(self) -> list[FakeAlgorithm]:
+            return algorithms
+
+        def times(self, chosen: list[FakeAlgorithm], rounds: int = 5, launches: int = 0) -> list[list[float]]:
+            return [[a.us(self.m) * (1 + 0.001 * (i % 2)) for i in range(rounds)] for a in chosen]
+
+        def error(self, algorithm: FakeAlgorithm) -> float:
+            return 0.5 if algorithm.wrong else 1e-4
+
+    monkeypatch.setattr(tuning, "Bench", FakeBench)
+    return ProductTuner(QKV)
+
+
+def test_the_fastest_right_algorithm_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, good = FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 8.0)
+    wrong, slow = FakeAlgorithm(3, lambda m: 1.0, wrong=True), FakeAlgorithm(4, lambda m: 11.0)
+    made = fake_tuner(monkeypatch, [first, good, wrong, slow]).row(129, 192)
+    assert made.algorithm == good.data and made.timed == (129, 192)
+    assert made.us == pytest.approx((8.0, 8.0), rel=2e-3) and made.gain == pytest.approx(0.25, rel=1e-2)
+
+
+def test_what_is_fast_at_one_end_only_does_not_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    one_end = FakeAlgorithm(2, lambda m: 7.0 if m == 192 else 14.0)
+    made = fake_tuner(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), one_end]).row(129, 192)
+    assert made.algorithm is None and made.gain == 0
+
+
+def test_a_gain_within_the_noise_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuner = fake_tuner(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 9.98)])
+    assert tuner.row(129, 192).algorithm is None
+
+
+def test_a_tie_goes_to_the_row_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    two, three = FakeAlgorithm(2, lambda m: 8.0), FakeAlgorithm(3, lambda m: 8.01 if m > 192 else 7.99)
+    tuner = fake_tuner(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), two, three])
+    assert tuner.row(193, 256).algorithm == two.data
+    assert tuner.row(129, 192).algorithm == two.data  # three is faster by 0.1 %
+
+
 def test_report_and_picture() -> None:
     rows = [row(1, 16, us=8.0), row(17, 32, words=None, us=10.0)]
     text = str(tune.Tuned(Path("t.json"), HERE, rows, made=2, left=1, seconds=3.0))
-    assert "25.0%" in text and "1 of 2 ranges gain" in text and "1 ranges are left" in text
+    assert "25.0%" in text and "1 of 2 m gain" in text and "1 ranges are left" in text
     assert tune.picture(rows).count("<title>") == 2
 
 
@@ -259,7 +320,7 @@ def test_ctrl_c_keeps_the_rows_so_far(cache: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ProductTuner, "row", interrupted)
     assert main(["tune", "--hidden", "64", "--tokens", "1..64"]) == 130
     path = gemm_table.user_table(Machine.of("cuda"))
-    assert path is not None and measured(path) == 2
+    assert path is not None and measured(path) == 4  # both ends of two ranges
 
 
 @on_gpu
