@@ -40,7 +40,7 @@ struct Encoder<Device, T>::Piece {
 
 template <class Device, class T>
 struct Encoder<Device, T>::Buffers {
-  int32_t* positions;  // [tokens]
+  int32_t* positions;  // [tokens], where the input does not bring them
   int32_t* columns;    // [tokens], columns in the padded input, where attention has a relative bias and ids are padded
   T* embedded;         // [tokens, embedding], where it is projected to hidden
   T* normed;           // [tokens, hidden], pre-LayerNorm models: what the next block reads; `hidden` keeps the sum
@@ -109,7 +109,7 @@ auto Encoder<Device, T>::carve(const Context<Device>&, Workspace& ws, const Enco
   const int64_t most =
       padded_rows(on_cpu<Device> ? std::min(input.tokens, std::max(kCpuPassTokens, input.max_seqlen)) : input.tokens);
   Buffers b{};
-  b.positions = ws.take<int32_t>(input.tokens);
+  if (!input.positions) b.positions = ws.take<int32_t>(input.tokens);
   if (c.relative_span > 0 && input.token_index) b.columns = ws.take<int32_t>(input.tokens);
   if (c.embedding_projection) b.embedded = ws.take<T>(padded_rows(input.tokens) * c.embedding);
   if (c.norm_place == NormPlace::pre) b.normed = ws.take<T>(padded_rows(input.tokens) * c.hidden);
@@ -178,8 +178,8 @@ void Encoder<Device, T>::attend(Context<Device>& context, const T* qkv, const La
     add_qkv_bias<Device, T>(context, qkv, layer.qkv.bias, pass.first_token, cu, batch, seq, c.heads, c.head_size, b.q,
                             b.k, b.v);
     gemm<Device, T, float>(context, {seq, seq, c.head_size, batch * c.heads, true}, b.q, b.k, b.scores);
-    softmax<Device, T>(context, b.scores, cu, scale, weights_.relative_bias, b.columns, c.relative_span, batch, c.heads,
-                       seq, b.probabilities);
+    softmax<Device, T>(context, b.scores, cu, scale, weights_.relative_bias, input.columns ? input.columns : b.columns,
+                       c.relative_span, batch, c.heads, seq, b.probabilities);
     gemm<Device, T, T>(context, {seq, c.head_size, seq, batch * c.heads, false}, b.probabilities, b.v, b.q);
     transpose<Device, T>(context, b.q, pass.first_token, cu, batch, seq, c.heads, c.head_size, out);
   }
@@ -238,15 +238,22 @@ void Encoder<Device, T>::layer_pre_norm(Context<Device>& context, int64_t i, con
   }
 }
 
+template <class Device, class T>
+void Encoder<Device, T>::place(Context<Device>& context, const EncoderInput& input, int32_t* positions,
+                               int32_t* columns) const {
+  const auto find = [&](PositionKind kind, int32_t* out) {
+    padding_positions<Device>(context, kind, input.input_ids, input.token_index, input.cu_seqlens, input.batch,
+                              input.seq, config_.padding_id, out);
+  };
+  find(config_.positions, positions);
+  if (columns) find(PositionKind::absolute, columns);
+}
+
 // hidden = what the layers start from
 template <class Device, class T>
 void Encoder<Device, T>::embed(Context<Device>& context, const EncoderInput& input, const Buffers& b, T* hidden) const {
   const EncoderConfig& c = config_;
-  padding_positions<Device>(context, c.positions, input.input_ids, input.token_index, input.cu_seqlens, input.batch,
-                            input.seq, c.padding_id, b.positions);
-  if (b.columns)
-    padding_positions<Device>(context, PositionKind::absolute, input.input_ids, input.token_index, input.cu_seqlens,
-                              input.batch, input.seq, c.padding_id, b.columns);
+  if (!input.positions) place(context, input, b.positions, b.columns);
   const EmbeddingTables<T> tables{weights_.word,
                                   weights_.position,
                                   weights_.token_type,
@@ -258,7 +265,7 @@ void Encoder<Device, T>::embed(Context<Device>& context, const EncoderInput& inp
                                   static_cast<float>(c.layer_norm_eps)};
   T* embedded = b.embedded ? b.embedded : hidden;
   embeddings_layernorm<Device, T>(context, tables, input.input_ids, input.token_type_ids, input.token_index,
-                                  b.positions, input.tokens, c.embedding, embedded);
+                                  input.positions ? input.positions : b.positions, input.tokens, c.embedding, embedded);
   if (b.embedded) {
     const T* projected =
         linear_in_pieces(context, weights_.embedding_projection, embedded, input.tokens, {.bias = true}, hidden);

@@ -18,6 +18,9 @@ struct EncoderInput {
   const int64_t* token_type_ids = nullptr;  // like input_ids, or nullptr: all 0
   const int64_t* token_index = nullptr;     // [tokens] rows of the padded input, or nullptr: packed
   const int32_t* cu_seqlens = nullptr;      // [batch+1]; on the CPU readable by the host
+  // Packed input may bring what `place` found; else forward finds it.
+  const int32_t* positions = nullptr;  // [tokens] position ids
+  const int32_t* columns = nullptr;    // [tokens] columns in the padded input, for a relative position bias
   int64_t tokens = 0;
   int64_t batch = 0;
   int64_t seq = 0;         // columns of the padded input; unused when packed
@@ -42,6 +45,9 @@ class Encoder {
 
   // Rows that `hidden` must have room for: tokens, or a little more where the GEMM likes round sizes.
   static int64_t padded_rows(int64_t tokens);
+
+  // positions, columns [tokens] out: what EncoderInput may bring; columns may be nullptr.
+  void place(Context<Device>& context, const EncoderInput& input, int32_t* positions, int32_t* columns) const;
 
   // hidden [padded_rows(tokens), hidden] out: the last hidden state of the packed tokens.
   // `hook`, where given, is called with every hidden state on the way, the last one included.

@@ -64,6 +64,14 @@ def padding_positions(
     return input_ids.new_empty(tokens, dtype=torch.int32)
 
 
+def padding_stage(
+    input_ids: Tensor, types: Any, token_index: Any, cu_seqlens: Tensor, tokens: int, most_tokens: int, most_batch: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    ids = input_ids.new_empty(most_tokens)
+    positions = input_ids.new_empty(most_tokens, dtype=torch.int32)
+    return ids, torch.empty_like(ids), positions, cu_seqlens.new_empty(most_batch + 1)
+
+
 def remove_padding(padded: Tensor, token_index: Tensor, tokens: int) -> Tensor:
     return padded.new_empty((tokens, padded.shape[1]))
 
@@ -117,9 +125,8 @@ def linear(a: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> T
 # inductor of torch 2.13 (its assertion compares with a guess). torch.compile breaks the graph there.
 _FAKES: tuple[Callable[..., Any], ...] = (
     forward, forward_packed, forward_hidden_states, first_rows, pool, pack_weight, padding, padding_mask,
-    padding_positions, remove_padding, restore_padding, embeddings_layernorm, add_bias_input_layernorm, add_bias_act,
-    attention, add_qkv_bias, softmax,
-    transpose, pooling, linear,
+    padding_positions, padding_stage, remove_padding, restore_padding, embeddings_layernorm, add_bias_input_layernorm,
+    add_bias_act, attention, add_qkv_bias, softmax, transpose, pooling, linear,
 )  # fmt: skip
 
 

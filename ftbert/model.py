@@ -205,6 +205,12 @@ class Model:
         heads = [copy.deepcopy(head).to(place, element) for head in self.heads]
         return Model(self.encoder.to(place, names[element]), self.checkpoint, heads)
 
+    def use_cuda_graphs(self, on: bool = True) -> None:
+        """Whether small calls on a GPU (up to 8192 tokens) are recorded once for their size and then repeated as one
+        launch. On unless $FTBERT_CUDA_GRAPHS is "off"; nothing on the CPU. Results agree to rounding: a recording
+        computes a few rows more, for which cuBLASLt may choose another algorithm."""
+        self.encoder.use_cuda_graphs(on)
+
     def info(self) -> dict[str, str]:
         """Device, dtype and which kernels were chosen and why."""
         heads = ", ".join(self.tasks) or "none"

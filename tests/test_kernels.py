@@ -57,11 +57,17 @@ def test_add_bias_act(place: Place, rows: int, cols: int, activation: str) -> No
 
 
 def test_activations_over_their_whole_range(place: Place) -> None:
-    x = torch.cat([torch.linspace(-30, 30, 6001), torch.linspace(-0.3, 0.3, 2001)])[None].to(place.dtype).to(place.device)
+    x = (
+        torch.cat([torch.linspace(-30, 30, 6001), torch.linspace(-0.3, 0.3, 2001)])[None]
+        .to(place.dtype)
+        .to(place.device)
+    )
     for activation in ("gelu", "gelu_new", "silu", "tanh"):
         got = ops.add_bias_act(x, None, activation)
         # The last term: the approximations' own error, absolute, next to 1 at most.
-        assert_close(got, reference.activation(x.double(), activation), atol=1e-6, rtol=place.eps * 1.5, what=activation)
+        assert_close(
+            got, reference.activation(x.double(), activation), atol=1e-6, rtol=place.eps * 1.5, what=activation
+        )
 
 
 @pytest.mark.parametrize("lengths", RAGGED, ids=str)
@@ -71,14 +77,18 @@ def test_attention(place: Place, lengths: list[int], heads: int, head_size: int)
     cu = reference.offsets(lengths, place.device)
     for slack in (0, 70):  # max_seqlen is an upper bound
         out = ops.attention(qkv, cu, max(lengths, default=0) + slack, heads)
-        assert_close(out, reference.attention(qkv, lengths, heads), atol=max(2e-6, 2 * place.eps), what=f"slack {slack}")
+        assert_close(
+            out, reference.attention(qkv, lengths, heads), atol=max(2e-6, 2 * place.eps), what=f"slack {slack}"
+        )
 
 
 def test_attention_with_large_scores(place: Place) -> None:
     """The running maximum moves from tile to tile and e^x must not overflow."""
     qkv = random(200, 3 * 64, place=place, scale=6.0)
     out = ops.attention(qkv, reference.offsets([200], place.device), 200, 1)
-    assert_close(out, reference.attention(qkv, [200], 1), atol=max(5e-4, 40 * place.eps))  # scores near 100: e^x magnifies their rounding
+    assert_close(
+        out, reference.attention(qkv, [200], 1), atol=max(5e-4, 40 * place.eps)
+    )  # scores near 100: e^x magnifies their rounding
 
 
 @pytest.mark.parametrize("head_size", [26, 80, 17])
@@ -108,7 +118,9 @@ def test_general_attention_path(place: Place, lengths: list[int], heads: int, he
     for i, got in enumerate((q, k, v)):
         expected = torch.zeros(batch, heads, seq, head_size, dtype=torch.float64)
         for b, part in enumerate((qkv + bias).cpu().split(lengths) if lengths else ()):
-            expected[b, :, : len(part)] = part[:, i * hidden : (i + 1) * hidden].view(-1, heads, head_size).transpose(0, 1)
+            expected[b, :, : len(part)] = (
+                part[:, i * hidden : (i + 1) * hidden].view(-1, heads, head_size).transpose(0, 1)
+            )
         assert_close(got, expected, atol=place.eps, rtol=place.eps, what="qkv"[i])
     scores = (q.float() @ k.float().transpose(-1, -2)).contiguous()
     probabilities = ops.softmax(scores, cu, 1 / math.sqrt(head_size), None, None, place.dtype)
@@ -214,9 +226,30 @@ def test_padding_positions(device: str, batch: int, seq: int) -> None:
     for kind in ("absolute", "from_padding"):
         got = ops.padding_positions(packed.to(device), None, reference.offsets(lengths, device), sum(lengths), kind, 1)
         parts = [
-            torch.arange(len(p)) if kind == "absolute" else p.ne(1).cumsum(0) * p.ne(1) + 1 for p in packed.split(lengths)
+            torch.arange(len(p)) if kind == "absolute" else p.ne(1).cumsum(0) * p.ne(1) + 1
+            for p in packed.split(lengths)
         ]
         assert torch.equal(got.cpu(), torch.cat(parts).int()), kind
+
+
+@pytest.mark.parametrize(("batch", "seq"), [(1, 1), (3, 50), (40, 9)])
+def test_padding_stage(device: str, batch: int, seq: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    ids, types = torch.randint(1, 99, (2, batch, seq), generator=generator).to(device)
+    for kind, mask in masks(batch, seq).items():
+        kept = mask.bool().to(device)
+        cu, token_index, _, info = ops.padding(mask.to(device))
+        tokens = int(info[0])
+        for padded in (True, False):
+            source = (ids, types, token_index) if padded else (ids[kept], types[kept], None)
+            for most_tokens, most_batch, with_types in ((tokens, batch, True), (tokens + 700, batch + 5, False)):
+                given = source[1] if with_types else None
+                got = ops.padding_stage(source[0], given, source[2], cu, tokens, most_tokens, most_batch)
+                what = f"{kind}, padded={padded}, {tokens} of {most_tokens}"
+                assert torch.equal(got[0][:tokens], ids[kept]) and not got[0][tokens:].any(), what
+                assert torch.equal(got[1][:tokens], types[kept] * with_types) and not got[1][tokens:].any(), what
+                assert got[2][:tokens].all() and not got[2][tokens:].any(), what  # ones: as they were
+                assert torch.equal(got[3][: batch + 1], cu) and (got[3][batch:] == tokens).all(), what
 
 
 @pytest.mark.parametrize("cols", [1, 3, 8, 312, 768])
@@ -261,7 +294,9 @@ def test_embeddings_layernorm(place: Place, cols: int) -> None:
     assert_close(got, word[ids], atol=0, what="word alone")
 
 
-@pytest.mark.parametrize("m,n,k", [(0, 8, 8), (1, 64, 64), (7, 33, 20), (128, 768, 768), (65, 3, 130), (300, 1152, 384)])
+@pytest.mark.parametrize(
+    "m,n,k", [(0, 8, 8), (1, 64, 64), (7, 33, 20), (128, 768, 768), (65, 3, 130), (300, 1152, 384)]
+)
 @pytest.mark.parametrize("activation", ["none", "gelu", "gelu_new", "relu", "silu", "tanh"])
 def test_linear(place: Place, m: int, n: int, k: int, activation: str) -> None:
     if m == 0 and place.device == "cpu":
@@ -286,7 +321,10 @@ def test_ops_refuse_what_does_not_fit(place: Place) -> None:
         ops.add_bias_act(x.double(), None, "gelu")
 
 
-@pytest.mark.parametrize("name", ["add_bias_act", "attention", "pooling", "padding", "first_rows", "add_bias_input_layernorm"])
+@pytest.mark.parametrize(
+    "name",
+    ["add_bias_act", "attention", "pooling", "padding", "padding_stage", "first_rows", "add_bias_input_layernorm"],
+)
 def test_opcheck(name: str) -> None:
     """torch's own check of schema, fake implementation and dynamic shapes."""
     x, vector = torch.randn(6, 96), torch.randn(96)
@@ -297,6 +335,7 @@ def test_opcheck(name: str) -> None:
         "pooling": (x, cu, "mean", True),
         "first_rows": (x, cu),
         "padding": (torch.ones(2, 3, dtype=torch.int64),),
+        "padding_stage": (torch.arange(6), None, None, cu, 6, 8, 3),
         "add_bias_input_layernorm": (x, vector, x.clone(), vector.clone(), vector.clone(), 1e-5),
     }
     torch.library.opcheck(getattr(ops, name).default, arguments[name])

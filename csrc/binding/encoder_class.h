@@ -37,6 +37,8 @@ struct Engine {
                                     const std::optional<at::Tensor>& token_type_ids) const = 0;
   // [tokens, hidden] -> [batch, hidden]
   virtual at::Tensor pool(const at::Tensor& hidden, const at::Tensor& cu_seqlens) const = 0;
+  // On a GPU, whether small calls are recorded and repeated (binding/replay.h); does nothing on the CPU.
+  virtual void use_cuda_graphs(bool on) const = 0;
   virtual std::map<std::string, std::string> info() const = 0;
 };
 

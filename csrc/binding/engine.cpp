@@ -6,6 +6,7 @@
 
 #include "binding/encoder_class.h"
 #include "binding/padding.h"
+#include "binding/replay.h"
 #include "binding/tensors.h"
 #include "gemm/gemm_cuda.h"
 #include "kernels/kernels.h"
@@ -19,7 +20,8 @@ class EngineOf : public Engine {
   EngineOf(const EncoderConfig& config, Weights<T> weights, at::Device device, AttentionPath path)
       : device_(device),
         encoder_(config, std::move(weights), path,
-                 attention_supports<Device, T>(CallContext<Device>(device).context, config.head_size)) {}
+                 attention_supports<Device, T>(CallContext<Device>(device).context, config.head_size)),
+        replay_(encoder_, device) {}
 
   std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& input_ids,
                                              const std::optional<at::Tensor>& attention_mask,
@@ -29,16 +31,18 @@ class EngineOf : public Engine {
     const EncoderConfig& c = encoder_.config();
     const PaddedInput padded = unpad<Device>(call.context, device_, c, input_ids, attention_mask, token_type_ids);
     const EncoderInput& input = padded.encoder;
+    const auto finish = [&](const T* packed, at::Tensor hidden) -> std::tuple<at::Tensor, at::Tensor> {
+      if (!hidden.defined()) {
+        hidden = at::empty({input.batch, input.seq, c.hidden}, options(ScalarTypeOf<T>::value));
+        restore_padding<Device, T>(call.context, packed, data<int32_t>(padded.packed_index), input.batch * input.seq,
+                                   c.hidden, data<T>(hidden));
+      }
+      return {hidden, pooled(call.context, packed, input.cu_seqlens, input.batch)};
+    };
+    if (const auto replayed = replay_.run(call.context, input)) return finish(replayed.hidden(), {});
     const at::Tensor packed = run(call.context, input);
-    at::Tensor hidden;
-    if (input.tokens == input.batch * input.seq) {
-      hidden = packed.view({input.batch, input.seq, c.hidden});
-    } else {
-      hidden = at::empty({input.batch, input.seq, c.hidden}, packed.options());
-      restore_padding<Device, T>(call.context, data<T>(packed), data<int32_t>(padded.packed_index),
-                                 input.batch * input.seq, c.hidden, data<T>(hidden));
-    }
-    return {hidden, pooled(call.context, packed, input.cu_seqlens, input.batch)};
+    const bool full = input.tokens == input.batch * input.seq;
+    return finish(data<T>(packed), full ? packed.view({input.batch, input.seq, c.hidden}) : at::Tensor());
   }
 
   at::Tensor forward_hidden_states(const at::Tensor& input_ids, const std::optional<at::Tensor>& attention_mask,
@@ -64,7 +68,7 @@ class EngineOf : public Engine {
     CallContext<Device> call(device_);
     const PaddedInput padded =
         unpad<Device>(call.context, device_, encoder_.config(), input_ids, attention_mask, token_type_ids);
-    return {run(call.context, padded.encoder), padded.packed_index, padded.cu_seqlens};
+    return {run_packed(call.context, padded.encoder), padded.packed_index, padded.cu_seqlens};
   }
 
   at::Tensor forward_packed(const at::Tensor& input_ids, const at::Tensor& cu_seqlens, int64_t max_seqlen,
@@ -73,14 +77,17 @@ class EngineOf : public Engine {
     CallContext<Device> call(device_);
     const PackedTensors packed = check_packed<Device>(call.context, device_, encoder_.config(), input_ids, cu_seqlens,
                                                       max_seqlen, token_type_ids);
-    return run(call.context, packed.encoder);
+    return run_packed(call.context, packed.encoder);
   }
 
   at::Tensor pool(const at::Tensor& hidden, const at::Tensor& cu_seqlens) const override {
     const c10::DeviceGuard guard(device_);
     CallContext<Device> call(device_);
-    return pooled(call.context, hidden.contiguous(), data<int32_t>(cu_seqlens), cu_seqlens.size(0) - 1);
+    const at::Tensor packed = hidden.contiguous();
+    return pooled(call.context, data<T>(packed), data<int32_t>(cu_seqlens), cu_seqlens.size(0) - 1);
   }
+
+  void use_cuda_graphs(bool on) const override { replay_.enable(on); }
 
   std::map<std::string, std::string> info() const override {
     std::map<std::string, std::string> all{
@@ -92,11 +99,20 @@ class EngineOf : public Engine {
       all["gemm"] = torch_gemm_name();
     else
       all["gemm"] = gemm_library_version();
+    all["cuda_graphs"] = replay_.state();
     return all;
   }
 
  private:
   at::TensorOptions options(at::ScalarType type) const { return at::TensorOptions().device(device_).dtype(type); }
+
+  at::Tensor run_packed(Context<Device>& context, const EncoderInput& input) const {
+    const auto replayed = replay_.run(context, input);
+    if (!replayed) return run(context, input);
+    return at::from_blob(const_cast<T*>(replayed.hidden()), {input.tokens, encoder_.config().hidden},
+                         options(ScalarTypeOf<T>::value))
+        .clone();
+  }
 
   at::Tensor run(Context<Device>& context, const EncoderInput& input, const HiddenStateHook<T>& hook = nullptr) const {
     const int64_t cols = encoder_.config().hidden;
@@ -108,19 +124,19 @@ class EngineOf : public Engine {
     return hidden.narrow(0, 0, input.tokens);
   }
 
-  at::Tensor pooled(Context<Device>& context, const at::Tensor& hidden, const int32_t* cu_seqlens,
-                    int64_t batch) const {
+  at::Tensor pooled(Context<Device>& context, const T* hidden, const int32_t* cu_seqlens, int64_t batch) const {
     const EncoderConfig& c = encoder_.config();
     if (!c.pooler) return at::empty({batch, 0}, options(ScalarTypeOf<T>::value));
     const int64_t rows = Encoder<Device, T>::padded_rows(batch);
     const at::Tensor scratch = at::empty({rows, c.hidden}, options(ScalarTypeOf<T>::value));
     const at::Tensor out = at::empty({rows, c.hidden}, options(ScalarTypeOf<T>::value));
-    encoder_.pool(context, data<T>(hidden), cu_seqlens, batch, data<T>(scratch), data<T>(out));
+    encoder_.pool(context, hidden, cu_seqlens, batch, data<T>(scratch), data<T>(out));
     return out.narrow(0, 0, batch);
   }
 
   at::Device device_;
   Encoder<Device, T> encoder_;
+  mutable Replay<Device, T> replay_;  // locks itself
 };
 
 }  // namespace

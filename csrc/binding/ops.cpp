@@ -92,6 +92,7 @@ TORCH_LIBRARY(ftbert, m) {
             torch::arg("token_type_ids") = at::IValue()})
       .def("weights", [](const EncoderPtr& self) { return self->weights(); })
       .def("config", [](const EncoderPtr& self) { return self->config_entries(); })
+      .def("use_cuda_graphs", [](const EncoderPtr& self, bool on) { self->engine().use_cuda_graphs(on); })
       .def("info", [](const EncoderPtr& self) { return self->info(); })
       .def("device", [](const EncoderPtr& self) { return self->device(); })
       .def("hidden", [](const EncoderPtr& self) { return self->config().hidden; })

@@ -1,6 +1,7 @@
-// What device.h, gemm/gemm_cuda.h and gemm/gemm_tuner.h promise, in a build without CUDA.
+// What device.h, graph.h, gemm/gemm_cuda.h and gemm/gemm_tuner.h promise, in a build without CUDA.
 #include "core/check.h"
 #include "core/device.h"
+#include "core/graph.h"
 #include "gemm/gemm_cuda.h"
 #include "gemm/gemm_tuner.h"
 
@@ -18,6 +19,10 @@ Context<Cuda> cuda_context(int, void*) { throw Error(kNoCuda); }
 std::string cuda_device_name(int) { throw Error(kNoCuda); }
 std::string cuda_archs() { return ""; }
 std::string architecture_mismatch(int) { return kNoCuda; }
+
+std::unique_ptr<LaunchGraph> record_graph(const std::function<void(void*)>&) { throw Error(kNoCuda); }
+bool is_recording(void*) { throw Error(kNoCuda); }
+std::unique_ptr<StreamMark> make_stream_mark() { throw Error(kNoCuda); }
 
 GemmPlans* gemm_plans(int) { throw Error(kNoCuda); }
 void gemm_allow_tf32(GemmPlans*, bool) { throw Error(kNoCuda); }

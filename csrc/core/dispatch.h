@@ -5,12 +5,15 @@
 #include "core/check.h"
 #include "core/types.h"
 
-// The (device, element type) pairs that this build has: FTBERT_BACKENDS(X) expands to X(Device, T) for each.
+// The (device, element type) pairs that this build has: FTBERT_BACKENDS(X) expands to X(Device, T) for each;
+// FTBERT_CUDA_TYPES(X) to X(T) for those of CUDA.
 #ifdef FTBERT_CUDA
 #define FTBERT_DEVICES(X) X(Cpu) X(Cuda)
+#define FTBERT_CUDA_TYPES(X) X(float) X(half_t) X(bfloat16_t)
 #define FTBERT_BACKENDS(X) X(Cpu, float) X(Cuda, float) X(Cuda, half_t) X(Cuda, bfloat16_t)
 #else
 #define FTBERT_DEVICES(X) X(Cpu)
+#define FTBERT_CUDA_TYPES(X)
 #define FTBERT_BACKENDS(X) X(Cpu, float)
 #endif
 

@@ -52,6 +52,19 @@ void padding_positions(Context<Device>& context, PositionKind kind, const int64_
                        int64_t padding_id,
                        int32_t* positions);  // [tokens] out
 
+// Packed ids in buffers of a fixed size, for launches that are recorded once and repeated: ids and types of the kept
+// tokens, then zeros; cu_seqlens, then its last value (empty sequences). token_type_ids == nullptr means type 0.
+template <class Device>
+void padding_stage(Context<Device>& context, const int64_t* input_ids, const int64_t* token_type_ids,
+                   const int64_t* token_index,  // [tokens], or nullptr: ids are packed already
+                   const int32_t* cu_seqlens, int64_t tokens, int64_t batch,
+                   int64_t most_tokens,          // >= tokens
+                   int64_t most_batch,           // >= batch
+                   int64_t* staged_ids,          // [most_tokens] out
+                   int64_t* staged_types,        // [most_tokens] out
+                   int32_t* positions,           // [most_tokens] out: zeros past the last token, the rest as it was
+                   int32_t* staged_cu_seqlens);  // [most_batch+1] out
+
 // [batch*seq, cols] -> [tokens, cols]
 template <class Device, class T>
 void remove_padding(Context<Device>& context, const T* padded, const int64_t* token_index, int64_t tokens, int64_t cols,

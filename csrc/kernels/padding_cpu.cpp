@@ -86,6 +86,22 @@ void padding_positions<Cpu>(Context<Cpu>&, PositionKind kind, const int64_t* inp
 }
 
 template <>
+void padding_stage<Cpu>(Context<Cpu>&, const int64_t* input_ids, const int64_t* token_type_ids,
+                        const int64_t* token_index, const int32_t* cu_seqlens, int64_t tokens, int64_t batch,
+                        int64_t most_tokens, int64_t most_batch, int64_t* staged_ids, int64_t* staged_types,
+                        int32_t* positions, int32_t* staged_cu_seqlens) {
+  for (int64_t t = 0; t < tokens; ++t) {
+    const int64_t source = token_index ? token_index[t] : t;
+    staged_ids[t] = input_ids[source];
+    staged_types[t] = token_type_ids ? token_type_ids[source] : 0;
+  }
+  std::fill(staged_ids + tokens, staged_ids + most_tokens, 0);
+  std::fill(staged_types + tokens, staged_types + most_tokens, 0);
+  std::fill(positions + tokens, positions + most_tokens, 0);
+  for (int64_t b = 0; b <= most_batch; ++b) staged_cu_seqlens[b] = cu_seqlens[std::min(b, batch)];
+}
+
+template <>
 void remove_padding<Cpu, float>(Context<Cpu>&, const float* padded, const int64_t* token_index, int64_t tokens,
                                 int64_t cols, float* packed) {
 #pragma omp parallel for schedule(static)

@@ -181,6 +181,23 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+__global__ void __launch_bounds__(kThreads)
+    stage_kernel(const int64_t* input_ids, const int64_t* token_type_ids, const int64_t* token_index,
+                 const int32_t* cu_seqlens, int64_t tokens, int64_t batch, int64_t most_tokens, int64_t most_batch,
+                 int64_t* staged_ids, int64_t* staged_types, int32_t* positions, int32_t* staged_cu_seqlens) {
+  const int64_t items = max(most_tokens, most_batch + 1);
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < items; i += int64_t{gridDim.x} * kThreads) {
+    if (i < most_tokens) {
+      const bool kept = i < tokens;
+      const int64_t source = !kept ? 0 : token_index != nullptr ? token_index[i] : i;
+      staged_ids[i] = kept ? input_ids[source] : 0;
+      staged_types[i] = kept && token_type_ids != nullptr ? token_type_ids[source] : 0;
+      if (!kept) positions[i] = 0;
+    }
+    if (i <= most_batch) staged_cu_seqlens[i] = cu_seqlens[min(i, batch)];
+  }
+}
+
 }  // namespace
 
 template <class Device, class M>
@@ -222,6 +239,19 @@ void padding_check_ids(Context<Device>& context, const int64_t* input_ids, const
 }
 
 template <class Device>
+void padding_stage(Context<Device>& context, const int64_t* input_ids, const int64_t* token_type_ids,
+                   const int64_t* token_index, const int32_t* cu_seqlens, int64_t tokens, int64_t batch,
+                   int64_t most_tokens, int64_t most_batch, int64_t* staged_ids, int64_t* staged_types,
+                   int32_t* positions, int32_t* staged_cu_seqlens) {
+  const int64_t items = std::max(most_tokens, most_batch + 1);
+  stage_kernel<<<grid((items + kThreads - 1) / kThreads, context.sm_count), kThreads, 0,
+                 static_cast<cudaStream_t>(context.stream)>>>(input_ids, token_type_ids, token_index, cu_seqlens,
+                                                              tokens, batch, most_tokens, most_batch, staged_ids,
+                                                              staged_types, positions, staged_cu_seqlens);
+  FTBERT_LAUNCH_CHECK("padding_stage");
+}
+
+template <class Device>
 void padding_positions(Context<Device>& context, PositionKind kind, const int64_t* input_ids,
                        const int64_t* token_index, const int32_t* cu_seqlens, int64_t batch, int64_t seq,
                        int64_t padding_id, int32_t* positions) {
@@ -245,6 +275,8 @@ FTBERT_INSTANTIATE(float)
 template void padding_mask_from_lengths(Context<Cuda>&, const int32_t*, int64_t, int64_t, uint8_t*);
 template void padding_check_ids(Context<Cuda>&, const int64_t*, const int64_t*, const int64_t*, const int32_t*, int64_t,
                                 int64_t, int64_t, int64_t, PaddingInfo*);
+template void padding_stage(Context<Cuda>&, const int64_t*, const int64_t*, const int64_t*, const int32_t*, int64_t,
+                            int64_t, int64_t, int64_t, int64_t*, int64_t*, int32_t*, int32_t*);
 template void padding_positions(Context<Cuda>&, PositionKind, const int64_t*, const int64_t*, const int32_t*, int64_t,
                                 int64_t, int64_t, int32_t*);
 

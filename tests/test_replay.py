@@ -1,0 +1,183 @@
+"""CUDA graphs inside the engine: what is recorded gives what a direct run gives, whatever comes in between."""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+from typing import Any
+
+import pytest
+import torch
+from compare import assert_close
+from conftest import have_gpu, make_bert, randomise
+from test_cuda import packed
+
+import ftbert
+
+pytestmark = pytest.mark.skipif(not have_gpu(), reason="no GPU")
+
+HALF = torch.float16
+KINDS: dict[str, Any] = {
+    "bert": lambda: make_bert(),
+    "bert, head size 26": lambda: make_bert(hidden_size=52),
+    "roberta": lambda: _made("Roberta", type_vocab_size=1, max_position_embeddings=160, pad_token_id=1),
+    "mpnet": lambda: _made("MPNet", max_position_embeddings=160),
+    "electra, projected": lambda: _made("Electra", embedding_size=40),
+}
+
+
+def _made(family: str, **overrides: Any) -> Any:
+    import transformers
+
+    sizes: dict[str, Any] = {
+        "vocab_size": 120, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 96, "max_position_embeddings": 128,
+    }  # fmt: skip
+    config = getattr(transformers, f"{family}Config")(**{**sizes, **overrides})
+    return randomise(getattr(transformers, f"{family}Model")(config))
+
+
+def direct(model: ftbert.Model) -> ftbert.Model:
+    """A copy that never records."""
+    other = model.to()
+    other.use_cuda_graphs(False)
+    return other
+
+
+def recorded(model: ftbert.Model) -> int:
+    found = re.search(r"(\d+) recorded$", model.info()["cuda_graphs"])
+    assert found, model.info()["cuda_graphs"]
+    return int(found.group(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_recordings_agree_with_direct_runs(kind: str, dtype: torch.dtype) -> None:
+    """Calls of many shapes in any order, padded and packed; the first, second and later ones of a size agree bit by bit."""
+    model = ftbert.load(KINDS[kind](), device="cuda", dtype=dtype)
+    plain = direct(model)
+    draw = random.Random(0)
+    batches = []
+    for i in range(6):
+        batch, seq = draw.randint(1, 7), draw.randint(1, 90)
+        generator = torch.Generator().manual_seed(i)
+        ids = torch.randint(2, 120, (batch, seq), generator=generator).cuda()
+        mask = torch.randint(0, 2, (batch, seq), generator=generator)
+        mask[0] = 1
+        batches.append((ids, mask))
+    seen: dict[int, list[torch.Tensor]] = {}
+    for turn in range(4):
+        for i in draw.sample(range(6), 6):
+            ids, mask = batches[i]
+            out = model(ids, mask)
+            cu = torch.nn.functional.pad(mask.sum(1).cumsum(0), (1, 0)).int().cuda()
+            tokens = ids[mask.bool().cuda()]
+            results = [out.last_hidden_state, model.forward_packed(tokens, cu, ids.shape[1])]
+            results += [] if out.pooler_output is None else [out.pooler_output]
+            if i not in seen:
+                want = plain(ids, mask)
+                tolerance = 64 * torch.finfo(dtype).eps
+                assert_close(results[0], want.last_hidden_state, atol=tolerance, what=f"{i}, padded")
+                assert_close(
+                    results[1], plain.forward_packed(tokens, cu, ids.shape[1]), atol=tolerance, what=f"{i}, packed"
+                )
+                if want.pooler_output is not None:
+                    assert_close(results[2], want.pooler_output, atol=tolerance, what=f"{i}, pooled")
+                seen[i] = [r.clone() for r in results]
+            for got, first in zip(results, seen[i], strict=True):
+                assert torch.equal(got, first), f"batch {i} in turn {turn}"
+    assert recorded(model) > 0 and plain.info()["cuda_graphs"] == "off"
+
+
+def test_neighbours_in_the_buffers_do_not_leak() -> None:
+    """A short call after a long one of the same recording, and after NaN in the long one."""
+    model = ftbert.load(make_bert(), device="cuda", dtype=HALF)
+    long, short = packed([33, 60]), packed([31, 52], seed=1)  # both in 96 tokens
+    want = [model.forward_packed(*short).clone() for _ in range(3)][-1]
+    for _ in range(2):
+        model.forward_packed(*long)
+        assert torch.equal(model.forward_packed(*short), want)
+    bad = (long[0].clone(), *long[1:])
+    bad[0][90:] = 10**9  # outside the vocabulary: rows of NaN
+    assert model.forward_packed(*bad).isnan().any()
+    assert torch.equal(model.forward_packed(*short), want)
+
+
+def test_sizes_come_and_go() -> None:
+    """More sizes than are kept, growing buffers in between: results stay, memory is bounded."""
+    model = ftbert.load(make_bert(), device="cuda", dtype=HALF)
+    calls = [packed([1 + i % 128] * (1 + i), seed=i) for i in range(100)]
+    want = [direct(model).forward_packed(*call) for call in calls]
+    used = []
+    for _ in range(3):
+        for call, expected in zip(calls, want, strict=True):
+            for _ in range(2):
+                got = model.forward_packed(*call)
+                assert_close(got, expected, atol=64 * torch.finfo(HALF).eps, what=str(call[1].tolist()[-1]))
+        torch.cuda.synchronize()
+        used.append(torch.cuda.memory_allocated())
+    assert used[1] == used[2]
+
+
+def test_threads_and_streams() -> None:
+    model = ftbert.load(make_bert(), device="cuda", dtype=HALF)
+    calls = [packed([i + 3, 2 * i + 1], seed=i) for i in range(8)]
+    want = [model.forward_packed(*call).clone() for call in calls]
+    torch.cuda.synchronize()
+    wrong: list[str] = []
+
+    def work(seed: int) -> None:
+        draw = random.Random(seed)
+        streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+        for _ in range(150):
+            i = draw.randrange(8)
+            with torch.cuda.stream(draw.choice([*streams, torch.cuda.default_stream()])) as _:
+                got = model.forward_packed(*calls[i])
+                torch.cuda.current_stream().synchronize()
+                if not (got - want[i]).abs().max() <= 64 * torch.finfo(HALF).eps:
+                    wrong.append(f"call {i} of thread {seed}")
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong, wrong[:3]
+
+
+def test_another_stream_waits_for_the_buffers() -> None:
+    """Two streams that use one slot in turn: the second must not overwrite what the first still reads."""
+    model = ftbert.load(make_bert(), device="cuda", dtype=HALF)
+    one, two = packed([40, 50]), packed([41, 49], seed=1)
+    want = [model.forward_packed(*call).clone() for call in (one, two)]
+    streams = [torch.cuda.Stream() for _ in range(6)]  # more than there are slots
+    torch.cuda.synchronize()
+    results = []
+    for i in range(60):
+        with torch.cuda.stream(streams[i % 6]):
+            if i % 7 == 0:
+                torch.cuda._sleep(2_000_000)
+            results.append(model.forward_packed(*(one, two)[i % 2]))
+    torch.cuda.synchronize()
+    for i, got in enumerate(results):
+        assert torch.equal(got, want[i % 2]), i
+
+
+def test_switching_off_and_on() -> None:
+    model = ftbert.load(make_bert(), device="cuda", dtype=HALF)
+    call = packed([20, 30])
+    want = [model.forward_packed(*call) for _ in range(3)][-1]
+    assert recorded(model) == 1
+    model.use_cuda_graphs(False)
+    assert model.info()["cuda_graphs"] == "off"
+    assert_close(model.forward_packed(*call), want, atol=64 * torch.finfo(HALF).eps)
+    model.use_cuda_graphs(True)
+    assert all(torch.equal(model.forward_packed(*call), want) for _ in range(3))
+
+
+def test_large_calls_run_directly() -> None:
+    model = ftbert.load(make_bert(), device="cuda", dtype=HALF)
+    for _ in range(3):
+        model(torch.zeros(70, 128, dtype=torch.int64, device="cuda"))
+    assert recorded(model) == 0
