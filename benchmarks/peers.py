@@ -13,7 +13,7 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -50,7 +50,7 @@ class Peer:
     """One contestant. tolerance: largest error at valid tokens in float32; None: reported, not judged."""
 
     name: ClassVar[str]
-    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    devices: ClassVar[Sequence[str]] = ("cpu",)
     needs: ClassVar[str] = "torch"  # the package whose version is recorded
     tolerance: float | None = 1e-3
 

@@ -99,7 +99,7 @@ Encoder<Device, T>::Encoder(EncoderConfig config, Weights<T> weights, AttentionP
 
 template <class Device, class T>
 int64_t Encoder<Device, T>::padded_rows(int64_t tokens) {
-  return tokens + (on_cpu<Device> ? kGemmRowSlack : 0);
+  return tokens + kGemmRowSlack<Device>;
 }
 
 template <class Device, class T>

@@ -205,8 +205,8 @@ def _steps(one: Algorithm, other: Algorithm) -> int:
 
 
 def buckets(first: int, last: int) -> list[tuple[int, int]]:
-    """Ranges of m that share a choice: within one, m fills as many blocks of 64 rows (of 128 from 4096 on), so that an
-    algorithm takes about the same time for all of it."""
+    """Ranges of m that share a choice. Up to 16384 the encoder runs the last m of the range for all of them
+    (cuda_gemm_rows in csrc/gemm/gemm.h): what is timed is what runs."""
     edges = [16, 32, 48, 64, 80, 96, 112, 128]
     while edges[-1] < last:
         edges.append(edges[-1] + (64 if edges[-1] < 4096 else 128 if edges[-1] < 16384 else edges[-1] // 64))
@@ -228,56 +228,39 @@ class ProductTuner:
         """The row for m from first to last.
 
         The candidates are cuBLASLt's own proposals, what `search` found at the power of two above and at the one below,
-        and the best of the rows made before; they are timed at both ends of the range. A tie goes to the row before.
-        The winner must be as accurate as cuBLASLt's first proposal, and faster by more than the measurement's noise;
-        else the row says: no better.
+        and the best of the rows made before; they are timed at `last`. A tie goes to the row before. The winner must be
+        as accurate as cuBLASLt's first proposal, and faster by more than the measurement's noise; else the row says: no
+        better.
         """
-        benches = [Bench(self.product, m, self.device) for m in (first, last)]
-        defaults = [bench.heuristics(1)[0] for bench in benches]
-        pool = self._candidates(benches)
-        quick = self._both(benches, defaults, pool, rounds=2, share=3)
-        best = sorted(range(len(pool)), key=lambda i: min(map(sum, quick[1 + i])))[:5]
-        finalists = [None, *(pool[i] for i in best)]  # None: each end's default
-        rounds = self._both(benches, defaults, finalists[1:], rounds=7)
-        us = [statistics.median(map(sum, turns)) for turns in rounds]
+        bench = Bench(self.product, last, self.device)
+        default = bench.heuristics(1)[0]
+        pool = self._candidates(bench)
+        quick = bench.times(pool, 2, -(-bench.launches // 3))
+        best = sorted(range(len(pool)), key=lambda i: min(quick[i]))[:5]
+        finalists = [default, *(pool[i] for i in best if pool[i].data != default.data)]
+        rounds = bench.times(finalists, 9)
+        us = [statistics.median(times) for times in rounds]
 
-        fastest = min(us[1:])
-        tied = [us[i] <= 1.004 * fastest and tuple(a.data) == self._before for i, a in enumerate(finalists) if a]
-        order = sorted(range(1, len(us)), key=lambda i: (not tied[i - 1], us[i]))
-        winner = next((i for i in order if all(map(_right, benches, [finalists[i]] * 2, defaults))), 0)
+        order = sorted(range(len(us)), key=us.__getitem__)
+        tied = [i for i in order if us[i] <= 1.004 * us[order[0]] and tuple(finalists[i].data) == self._before]
+        winner = next((i for i in [*tied, *order] if i == 0 or _right(bench, finalists[i], default)), 0)
         recent = {tuple(a.data): a for a in [*(finalists[i] for i in order), *self._recent]}
-        self._recent = list(recent.values())[:12]
-        self._before = tuple(finalists[winner].data) if winner else None
+        self._recent, self._before = list(recent.values())[:12], tuple(finalists[winner].data)
 
-        ratios = [sum(mine) / sum(other) for mine, other in zip(rounds[winner], rounds[0], strict=True)]
+        ratios = [mine / other for mine, other in zip(rounds[winner], rounds[0], strict=True)]
         ratio = statistics.median(ratios)
         noise = 1.5 * statistics.median(abs(r - ratio) for r in ratios)
-        if ratio + max(noise, 0.003) >= 1:
-            winner = 0
-        timed = tuple(dict.fromkeys((first, last)))
-        default_us, tuned_us = (
-            tuple(map(statistics.median, zip(*rounds[i], strict=True)))[-len(timed) :] for i in (0, winner)
-        )
+        if winner == 0 or ratio + max(noise, 0.003) >= 1:
+            return Row(self.product, first, last, None, (last,), (us[0],), (us[0],))
         algorithm = finalists[winner]
-        data = None if algorithm is None else tuple(algorithm.data)
-        config = {} if algorithm is None else {name: int(getattr(algorithm, name)) for name in _CONFIG}
-        return Row(self.product, first, last, data, timed, tuned_us, default_us, config)
+        config = {name: int(getattr(algorithm, name)) for name in _CONFIG}
+        return Row(self.product, first, last, tuple(algorithm.data), (last,), (us[winner],), (us[0],), config)
 
-    def _candidates(self, benches: list[Bench]) -> list[Algorithm]:
-        above = max(32, 1 << (benches[-1].m - 1).bit_length())
-        found = [*self._recent, *(a for bench in benches for a in bench.heuristics())]
+    def _candidates(self, bench: Bench) -> list[Algorithm]:
+        above = max(32, 1 << (bench.m - 1).bit_length())
+        found = [*self._recent, *bench.heuristics()]
         found += [a for m in (above, max(32, above // 2)) for a in self._search(m)]
         return list({tuple(a.data): a for a in found}.values())
-
-    def _both(
-        self, benches: list[Bench], defaults: list[Algorithm], others: list[Algorithm], rounds: int, share: int = 1
-    ) -> list[list[tuple[float, ...]]]:
-        """times[algorithm][round] at each end of the range; the first algorithm is each end's default."""
-        ends = [
-            bench.times([default, *others], rounds, -(-bench.launches // share))
-            for bench, default in zip(benches, defaults, strict=True)
-        ]
-        return [list(zip(*both, strict=True)) for both in zip(*ends, strict=True)]
 
     def _search(self, m: int) -> list[Algorithm]:
         if m not in self._found:

@@ -73,7 +73,7 @@ int64_t TorchGemm::rows(int64_t left) const {
   static constexpr int64_t kSizes[] = {768, 512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 8, 4, 2, 1};
   int64_t up = 0;
   for (const int64_t size : kSizes) {
-    if (size >= left && size <= left + kGemmRowSlack) up = size;
+    if (size >= left && size <= left + kGemmRowSlack<Cpu>) up = size;
     if (size <= left) return up ? up : size;
   }
   return left;

@@ -12,6 +12,7 @@
 #include "core/check.h"
 #include "core/dispatch.h"
 #include "core/workspace.h"
+#include "gemm/gemm.h"
 #include "kernels/kernels.h"
 
 namespace ftbert::binding {
@@ -24,9 +25,6 @@ constexpr size_t kMostRecordings = 64;  // of a slot; the one not used for longe
 constexpr size_t kMostSlots = 4;        // calls under way at once, each with buffers of its own
 
 int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
-
-// Few sizes, and little wasted: GEMM tiles have 64 or 128 rows, of which the last one is seldom full anyhow.
-int64_t token_step(int64_t tokens) { return tokens <= 128 ? 16 : tokens <= 512 ? 32 : tokens <= 2048 ? 64 : 128; }
 
 bool enabled_by_default() {
   const char* value = std::getenv("FTBERT_CUDA_GRAPHS");
@@ -42,7 +40,7 @@ std::optional<ReplaySize> ReplaySize::holding(const EncoderInput& input, bool fu
   // The general path computes every score up to the longest length, the fused one only what is there.
   const int64_t longest = std::max<int64_t>(32, input.max_seqlen);
   return ReplaySize{
-      .tokens = round_up(input.tokens, token_step(input.tokens)),
+      .tokens = cuda_gemm_rows(input.tokens),
       .batch = round_up(input.batch, batch_step),
       .max_seqlen = fused_attention ? static_cast<int64_t>(std::bit_ceil(uint64_t(longest))) : round_up(longest, 32)};
 }

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include "core/check.h"
+#include "gemm/gemm.h"
 #include "gemm/gemm_cuda.h"
 #include "gemm/gemm_tuner.h"
 
@@ -80,6 +81,7 @@ PYBIND11_MODULE(_tuning, m) {
         set_gemm_table(device, table);
       },
       "device"_a, "rows"_a);
+  m.def("rows", &cuda_gemm_rows, "m"_a);  // the m that the encoder runs
   m.def("workspace_bytes", [](int device) { return gemm_workspace_bytes(device); }, "device"_a);
 }
 

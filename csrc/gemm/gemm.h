@@ -21,13 +21,23 @@ struct Epilogue {
 template <class Device, class T>
 const T* linear(Context<Device>& context, const Linear<T>& weights, const T* a, int64_t m, Epilogue epilogue, T* out);
 
-// How many rows the next product should take where `rows` are left: fewer, or up to kGemmRowSlack more, so that a CPU
-// library that compiles a kernel per m meets few of them. A GPU takes all.
-constexpr int64_t kGemmRowSlack = 15;
+// How many rows the next product should take where `rows` are left: fewer, or up to kGemmRowSlack more, which are
+// computed from whatever lies there and never read. A CPU library that compiles a kernel per m so meets few of them; a
+// GPU takes all rows at once, at an m that the tuner measures (cuda_gemm_rows).
+template <class Device>
+inline constexpr int64_t kGemmRowSlack = 15;
+template <>
+inline constexpr int64_t kGemmRowSlack<Cuda> = 127;
 template <class Device>
 int64_t gemm_rows(const Context<Device>& context, int64_t rows);
 
-// `linear` in as many products as gemm_rows says; a and out have room for kGemmRowSlack more rows on the CPU.
+// Packed tokens give every m; a GPU's tiles have 64 rows or more, of which the last is seldom full anyhow.
+inline int64_t cuda_gemm_rows(int64_t rows) {
+  const int64_t step = rows <= 128 ? 16 : rows <= 4096 ? 64 : 128;
+  return (rows + step - 1) / step * step;
+}
+
+// `linear` in as many products as gemm_rows says; a and out have room for kGemmRowSlack more rows.
 template <class Device, class T>
 const T* linear_in_pieces(Context<Device>& context, const Linear<T>& weights, const T* a, int64_t m, Epilogue epilogue,
                           T* out);

@@ -89,13 +89,13 @@ const T* linear(Context<Device>& context, const Linear<T>& weights, const T* a, 
 
 template <>
 int64_t gemm_rows(const Context<Cuda>&, int64_t rows) {
-  return rows;
+  return cuda_gemm_rows(rows);
 }
 
 template <class Device, class T>
 const T* linear_in_pieces(Context<Device>& context, const Linear<T>& weights, const T* a, int64_t m, Epilogue epilogue,
                           T* out) {
-  return linear(context, weights, a, m, epilogue, out);
+  return linear(context, weights, a, gemm_rows(context, m), epilogue, out);
 }
 
 template <class Device, class T, class C>
