@@ -73,7 +73,7 @@ class Ftbert(Peer):
     """Input ids and mask in, restored padded hidden state out, like everybody else."""
 
     name = "ftbert"
-    devices = ("cpu", "cuda")
+    devices: ClassVar[Sequence[str]] = ("cpu", "cuda")
 
     def setup(self, reference: Any) -> None:
         import ftbert

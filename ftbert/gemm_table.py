@@ -207,6 +207,7 @@ def add_rows(path: Path, machine: Machine, rows: Iterable[Row]) -> None:
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(f'{head}, "rows": [\n{lines}\n]}}\n')
+            os.chmod(name, 0o644)  # mkstemp makes it private
             os.replace(name, path)
         except BaseException:
             Path(name).unlink(missing_ok=True)
