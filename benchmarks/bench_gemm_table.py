@@ -21,7 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
-from bench_model import SHAPES, provenance  # noqa: E402
+from bench_model import SHAPES  # noqa: E402
+from machine import provenance  # noqa: E402
 
 from ftbert import gemm_table  # noqa: E402
 from ftbert.tuning import Algorithm, Bench, buckets, products_of_shape, search  # noqa: E402
@@ -37,7 +38,6 @@ def main() -> int:
     parser.add_argument("--last", type=int, default=16384, help="largest m (default 16384)")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    options.rounds, options.minilm = 9, None  # for `provenance`
     device = torch.device("cuda", torch.cuda.current_device())
     gemm_table.install(device)
     results: dict[str, Any] = {"layers": [], "between": []}
@@ -72,7 +72,7 @@ def main() -> int:
     if behind:
         print(f"table behind tuning for the very m: median {statistics.median(behind):.3f}, worst {max(behind):.3f}")
     if options.out:
-        options.out.write_text(json.dumps({"provenance": provenance(device, options)} | results, indent=1) + "\n")
+        options.out.write_text(json.dumps({"provenance": provenance(device, options.dtype)} | results, indent=1) + "\n")
     return 0
 
 

@@ -14,16 +14,10 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
+from floors import byte_floor, gemm_floor, split  # noqa: E402
+from machine import DTYPES, log, provenance, seconds  # noqa: E402
 from peers import PEERS, Batch, Call, Peer  # noqa: E402
 
 from ftbert.token_batches import padded, ragged_lengths, random_sequences  # noqa: E402
@@ -51,12 +47,19 @@ CUDA_POINTS = tuple(
     )
     for fill in fills
 )  # fmt: skip
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+GRID = tuple(
+    f"{model}:{batch}x{longest}:{fill}"
+    for model in SHAPES
+    for batch in (1, 8, 32, 64, 128)
+    for longest in (32, 128, 384, 512)
+    for fill in (("full",) if batch == 1 else ("full", "half", "ragged"))
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--point", action="append", type=parse_point, help="MODEL:BATCHxLONGEST:FILL, repeatable")
+    parser.add_argument("--grid", action="store_true", help="every model x batch x length x fill: an hour on a GPU")
     parser.add_argument("--minilm", type=Path, help="folder of the real MiniLM-L6 (default: random weights)")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=list(DTYPES), default="fp32")
@@ -68,7 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     device, dtype = torch.device(options.device), DTYPES[options.dtype]
-    points = options.point or [parse_point(p) for p in (CUDA_POINTS if device.type == "cuda" else CPU_POINTS)]
+    usual = GRID if options.grid else CUDA_POINTS if device.type == "cuda" else CPU_POINTS
+    points = options.point or [parse_point(p) for p in usual]
     wanted = [
         peer for peer in PEERS
         if device.type in peer.devices and (not options.peer or any(p in peer.name for p in options.peer))
@@ -86,12 +90,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 batch = make_batch(reference.config.vocab_size, batch_size, longest, fill, device)
                 results.append(
                     {"model": model, "batch": batch_size, "longest": longest, "fill_name": fill}
-                    | measure(reference, peers, batch, options.rounds)
+                    | measure(reference, peers, batch, options.rounds, dtype)
                 )
                 print(table(results[-1]), flush=True)
         peers.clear()
         gc.collect()
-    document = {"provenance": provenance(device, options), "results": results}
+    weights = "real" if options.minilm else "random"
+    facts = provenance(device, options.dtype, rounds=options.rounds, minilm_weights=weights)
+    document = {"provenance": facts, "results": results}
     out = options.out or ROOT / "benchmarks" / "results" / f"{device.type}-{options.dtype}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
@@ -156,8 +162,10 @@ def build(kind: type[Peer], reference: Any, device: torch.device, dtype: torch.d
 
 
 @torch.inference_mode()
-def measure(reference: Any, peers: dict[type[Peer], Any], batch: Batch, rounds: int) -> dict[str, Any]:
-    """Median milliseconds of each peer, in turns, after its output was compared."""
+def measure(
+    reference: Any, peers: dict[type[Peer], Any], batch: Batch, rounds: int, dtype: torch.dtype
+) -> dict[str, Any]:
+    """Median milliseconds of each peer, in turns, after its output was compared; floors; where ftbert's time goes."""
     on_cpu = Batch(batch.ids.cpu(), batch.mask.cpu(), batch.lengths)
     want = reference(input_ids=on_cpu.ids, attention_mask=on_cpu.mask).last_hidden_state[on_cpu.valid]
     rows: dict[str, dict[str, Any]] = {}
@@ -177,10 +185,16 @@ def measure(reference: Any, peers: dict[type[Peer], Any], batch: Batch, rounds: 
             rows[kind.name]["failed"] = f"differs from transformers by {error:.1e}"
         else:
             calls[kind.name] = call
-    for name, seconds in interleaved(calls, rounds, batch.ids.device).items():
-        rows[name] |= {"ms": 1e3 * statistics.median(seconds), "ms_least": 1e3 * min(seconds)}
+    for name, times in interleaved(calls, rounds, batch.ids.device).items():
+        rows[name] |= {"ms": 1e3 * statistics.median(times), "ms_least": 1e3 * min(times)}
     tokens = sum(batch.lengths)
-    return {"tokens": tokens, "fill": tokens / batch.ids.numel(), "peers": rows}
+    device, result = batch.ids.device, {"tokens": tokens, "fill": tokens / batch.ids.numel(), "peers": rows}
+    result["gemm_floor_ms"] = 1e3 * gemm_floor(reference, tokens, device, dtype)
+    result["byte_floor_ms"] = 1e3 * byte_floor(reference, tokens, device, dtype)
+    ours = calls.get("ftbert, packed", calls.get("ftbert"))
+    if device.type == "cuda" and ours:
+        result["split_ms"] = split(ours)
+    return result
 
 
 def compare(call: Call, want: torch.Tensor, batch: Batch) -> float:
@@ -194,32 +208,14 @@ def compare(call: Call, want: torch.Tensor, batch: Batch) -> float:
 
 def interleaved(calls: dict[str, Call], rounds: int, device: torch.device) -> dict[str, list[float]]:
     """Seconds. Taking turns gives every peer the same share of whatever disturbs the machine."""
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()
     for _ in range(rounds):
         for name, call in calls.items():
             call()  # what ran before it left its own data in the caches
-            seconds[name].append(gpu_seconds(call) if device.type == "cuda" else cpu_seconds(call))
-    return seconds
-
-
-def cpu_seconds(call: Call) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
-
-
-def gpu_seconds(call: Call, repeats: int = 10) -> float:
-    """Of one call among several on the stream, host work overlapping: what a busy GPU sees."""
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize()
-    begin.record()
-    for _ in range(repeats):
-        call()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / 1e3 / repeats
+            times[name].append(seconds(call, device, repeats=10 if device.type == "cuda" else 1))
+    return times
 
 
 def table(result: dict[str, Any]) -> str:
@@ -237,62 +233,8 @@ def table(result: dict[str, Any]) -> str:
             lines.append(f"| {name} | {row['ms']:.2f} | {tokens} | {speed_up} | {row['max_abs_diff']:.1e} |")
         else:
             lines.append(f"| {name} | failed: {row['failed']} | | | |")
+    lines.append(f"\nFloors: matrix products {result['gemm_floor_ms']:.3f} ms, bytes {result['byte_floor_ms']:.3f} ms")
     return "\n".join(lines)
-
-
-def provenance(device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
-    """Where these numbers come from."""
-    facts: dict[str, Any] = {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join(["python", "benchmarks/bench_model.py", *(str(a) for a in sys.argv[1:])]),
-        # FTBERT_COMMIT: of a tree that was unpacked without its repository.
-        "commit": git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else "")
-        or os.environ.get("FTBERT_COMMIT"),
-        "cpu": cpu_name(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "load_average": os.getloadavg(),  # well above threads: something else was running
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "os": platform.system(),
-        "python": platform.python_version(),
-        "dtype": options.dtype,
-        "rounds": options.rounds,
-        "minilm_weights": "real" if options.minilm else "random",
-        "packages": {name: version(name) for name in ("torch", "transformers", "onnxruntime", "openvino")},
-    }
-    if device.type == "cuda":
-        facts |= {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda, "driver": driver()}
-    return facts
-
-
-def version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def git(*arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
-    return done.stdout.strip()
-
-
-def driver() -> str:
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    done = subprocess.run(query, capture_output=True, text=True, check=False)
-    return done.stdout.strip().split("\n")[0]
-
-
-def log(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import json
 import logging
 import os
 import tempfile
@@ -117,15 +118,25 @@ class OneByOne(Peer):
 
 class Compiled(Peer):
     name = "torch.compile"
-    devices = ("cpu", "cuda")
+    mode = "default"
 
     def setup(self, reference: Any) -> None:
         super().setup(reference)
-        mode = "max-autotune" if self.device.type == "cuda" else "default"
-        self.compiled = torch.compile(self.model, mode=mode)
+        self.compiled = torch.compile(self.model, mode=self.mode)
 
     def prepare(self, batch: Batch) -> Call:
         return lambda: self.compiled(input_ids=batch.ids, attention_mask=batch.mask).last_hidden_state
+
+
+class CompiledGraphs(Compiled):
+    name = "torch.compile reduce-overhead"
+    devices = ("cuda",)
+    mode = "reduce-overhead"
+
+
+class CompiledTuned(CompiledGraphs):
+    name = "torch.compile max-autotune"
+    mode = "max-autotune"
 
 
 class FastPath(Peer):
@@ -225,6 +236,41 @@ class OpenVino(Peer):
         return lambda: torch.from_numpy(self.compiled(feed)[0])
 
 
+class CTranslate2(Peer):
+    """Packs nothing, but its own CPU kernels and oneDNN."""
+
+    name = "CTranslate2 fp32"
+    needs = "ctranslate2"
+
+    def setup(self, reference: Any) -> None:
+        import ctranslate2
+
+        with tempfile.TemporaryDirectory() as folder:
+            from transformers import BertTokenizerFast  # type: ignore[attr-defined]
+
+            reference.save_pretrained(Path(folder, "model"))
+            config = Path(folder, "model", "config.json")  # the converter asks for what transformers no longer writes
+            entries = json.loads(config.read_text(encoding="utf-8")) | {"position_embedding_type": "absolute"}
+            config.write_text(json.dumps(entries), encoding="utf-8")
+            words = [f"w{i}" for i in range(reference.config.vocab_size - 5)]  # the converter wants a tokenizer
+            vocab = Path(folder, "vocab.txt")
+            vocab.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]), encoding="utf-8")
+            BertTokenizerFast(vocab=str(vocab)).save_pretrained(Path(folder, "model"))
+            converter = ctranslate2.converters.TransformersConverter(str(Path(folder, "model")))
+            converter.convert(str(Path(folder, "ct2")))
+            self.encoder = ctranslate2.Encoder(
+                str(Path(folder, "ct2")), device="cpu", compute_type="float32", intra_threads=self.threads
+            )
+
+    def prepare(self, batch: Batch) -> Call:
+        import ctranslate2
+        import numpy as np
+
+        ids = ctranslate2.StorageView.from_array(batch.ids.int().numpy())
+        lengths = ctranslate2.StorageView.from_array(np.asarray(batch.lengths, dtype=np.int32))
+        return lambda: torch.from_numpy(np.array(self.encoder.forward_batch(ids, lengths).last_hidden_state))
+
+
 class PackedGraph(Peer):
     """What an expert writes in PyTorch for a GPU: tokens packed, QKV fused, FlashAttention varlen, torch.compile,
     replayed from a CUDA graph. Its packing is done before the clock starts."""
@@ -306,5 +352,6 @@ def export_onnx(reference: Any, path: Path) -> Path:
 
 
 PEERS: tuple[type[Peer], ...] = (
-    Ftbert, FtbertPacked, Eager, OneByOne, Compiled, FastPath, OnnxFloat, OnnxInt8, OpenVino, PackedGraph,
+    Ftbert, FtbertPacked, Eager, OneByOne, Compiled, CompiledGraphs, CompiledTuned, FastPath, OnnxFloat, OnnxInt8,
+    OpenVino, CTranslate2, PackedGraph,
 )  # fmt: skip

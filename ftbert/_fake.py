@@ -94,6 +94,10 @@ def add_bias_act(x: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     return torch.empty_like(x)
 
 
+def add_bias_act_(x: Tensor, bias: Any, activation: str) -> None:
+    return None
+
+
 def attention(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, heads: int) -> Tensor:
     return qkv.new_empty((qkv.shape[0], qkv.shape[1] // 3))
 
@@ -126,7 +130,7 @@ def linear(a: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> T
 _FAKES: tuple[Callable[..., Any], ...] = (
     forward, forward_packed, forward_hidden_states, first_rows, pool, pack_weight, padding, padding_mask,
     padding_positions, padding_stage, remove_padding, restore_padding, embeddings_layernorm, add_bias_input_layernorm,
-    add_bias_act, attention, add_qkv_bias, softmax, transpose, pooling, linear,
+    add_bias_act, add_bias_act_, attention, add_qkv_bias, softmax, transpose, pooling, linear,
 )  # fmt: skip
 
 

@@ -323,7 +323,7 @@ def test_ops_refuse_what_does_not_fit(place: Place) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["add_bias_act", "attention", "pooling", "padding", "padding_stage", "first_rows", "add_bias_input_layernorm"],
+    ["add_bias_act", "add_bias_act_", "attention", "pooling", "padding", "padding_stage", "first_rows", "add_bias_input_layernorm"],
 )
 def test_opcheck(name: str) -> None:
     """torch's own check of schema, fake implementation and dynamic shapes."""
@@ -331,6 +331,7 @@ def test_opcheck(name: str) -> None:
     cu = reference.offsets([4, 2])
     arguments = {
         "add_bias_act": (x, vector, "gelu"),
+        "add_bias_act_": (x, vector, "gelu"),
         "attention": (x, cu, 4, 1),
         "pooling": (x, cu, "mean", True),
         "first_rows": (x, cu),

@@ -205,16 +205,19 @@ std::tuple<Tensor, Tensor> layernorm(const Tensor& x, const OptionalTensor& bias
   return {out, sum};
 }
 
-Tensor bias_act(const Tensor& x, const OptionalTensor& bias, const std::string& activation) {
+void bias_act_in_place(const Tensor& x, const OptionalTensor& bias, const std::string& activation) {
   rank("x", x, 2);
   same("bias", bias, x, {x.size(1)});
   const Activation act = parse_activation(activation);
-  Tensor out = x.clone();
   run(x, [&](auto backend, auto& context) {
     using T = typename decltype(backend)::T;
-    add_bias_act<typename decltype(backend)::Device, T>(context, data<T>(out), data<T>(bias), act, x.size(0),
-                                                        x.size(1));
+    add_bias_act<typename decltype(backend)::Device, T>(context, data<T>(x), data<T>(bias), act, x.size(0), x.size(1));
   });
+}
+
+Tensor bias_act(const Tensor& x, const OptionalTensor& bias, const std::string& activation) {
+  const Tensor out = x.clone();
+  bias_act_in_place(out, bias, activation);
   return out;
 }
 
@@ -352,6 +355,7 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
       "add_bias_input_layernorm(Tensor x, Tensor? bias, Tensor? input, Tensor gamma, Tensor beta, float eps) -> "
       "(Tensor, Tensor)");
   m.def("add_bias_act(Tensor x, Tensor? bias, str activation) -> Tensor");
+  m.def("add_bias_act_(Tensor(a!) x, Tensor? bias, str activation) -> ()");
   m.def("attention(Tensor qkv, Tensor cu_seqlens, SymInt max_seqlen, int heads) -> Tensor");
   m.def("add_qkv_bias(Tensor qkv, Tensor? bias, Tensor cu_seqlens, SymInt seq, int heads) -> (Tensor, Tensor, Tensor)");
   m.def(
@@ -375,6 +379,7 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
   m.impl("embeddings_layernorm", &embeddings);    \
   m.impl("add_bias_input_layernorm", &layernorm); \
   m.impl("add_bias_act", &bias_act);              \
+  m.impl("add_bias_act_", &bias_act_in_place);    \
   m.impl("attention", &attend);                   \
   m.impl("add_qkv_bias", &qkv_bias);              \
   m.impl("softmax", &softmax_op);                 \

@@ -1,0 +1,226 @@
+"""Each kernel and matrix product against torch's equivalent and the floor of bytes or FLOPs.
+
+    python benchmarks/bench_kernels.py --device cuda --dtype fp16 [--out FILE]
+
+Shapes are BERT-base's for 1x128, 32x128 and 32x512 tokens. "cold": every call has operands of its own, together more
+than the caches hold, as after other layers' work; "warm": the same operands again and again. On a GPU a CUDA graph of
+many calls is timed, so that launches are not. The floor is the larger of the bytes that must move, at the speed of a
+copy measured here, and the FLOPs, at that of torch's best large product. Results are compared before they are timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+import torch  # noqa: E402
+from machine import DTYPES, bandwidth, flops, log, provenance, seconds  # noqa: E402
+from torch import Tensor  # noqa: E402
+from torch.nn.functional import gelu, layer_norm, linear, normalize, scaled_dot_product_attention  # noqa: E402
+
+from ftbert._library import load_library  # noqa: E402
+
+HIDDEN, INTER, HEADS, VOCAB = 768, 3072, 12, 30522
+SIZE = HIDDEN // HEADS
+SHAPES = ((1, 128), (32, 128), (32, 512))  # batch, seq
+Make = Callable[[], tuple[Any, ...]]
+
+
+@dataclass
+class Case:
+    """make() -> operands, new ones each time. bytes, flops: the least that one call must do."""
+
+    name: str
+    make: Make
+    ours: Callable[..., Any]
+    theirs: Callable[..., Any]
+    bytes: float
+    flops: float = 0.0
+
+
+def cases(batch: int, seq: int, device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
+    ops = torch.ops.ftbert
+    tokens, size = batch * seq, torch.empty((), dtype=dtype).element_size()
+    generator = torch.Generator(device=device).manual_seed(0)
+    cu = torch.arange(0, tokens + 1, seq, dtype=torch.int32, device=device)
+
+    def random(*shape: int, scale: float = 1.0, kind: torch.dtype = dtype) -> Tensor:
+        return torch.empty(shape, dtype=kind, device=device).normal_(0, scale, generator=generator)
+
+    activations = tokens * HIDDEN * size
+    vectors = [random(HIDDEN) for _ in range(3)]
+    yield Case(
+        "add_bias_input_layernorm", lambda: (random(tokens, HIDDEN), random(tokens, HIDDEN)),
+        lambda x, y: ops.add_bias_input_layernorm(x, vectors[0], y, vectors[1], vectors[2], 1e-12)[0],
+        lambda x, y: layer_norm(x + vectors[0] + y, (HIDDEN,), vectors[1], vectors[2], 1e-12),
+        4 * activations,  # the op also gives the sum
+    )  # fmt: skip
+    wide = random(INTER)
+    yield Case(
+        "add_bias_act (erf GELU)", lambda: (random(tokens, INTER),),
+        lambda x: ops.add_bias_act_(x, wide, "gelu") or x,
+        lambda x: gelu(x + wide), 2 * tokens * INTER * size,
+    )  # fmt: skip
+
+    def sdpa(qkv: Tensor) -> Tensor:
+        q, k, v = qkv.view(batch, seq, 3, HEADS, SIZE).permute(2, 0, 3, 1, 4)
+        return scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(tokens, HIDDEN)
+
+    yield Case(
+        "attention", lambda: (random(tokens, 3 * HIDDEN),), lambda qkv: ops.attention(qkv, cu, seq, HEADS), sdpa,
+        4 * activations, 4.0 * tokens * seq * HIDDEN,
+    )  # fmt: skip
+    triple = random(3 * HIDDEN)
+    yield Case(
+        "add_qkv_bias", lambda: (random(tokens, 3 * HIDDEN),), lambda x: ops.add_qkv_bias(x, triple, cu, seq, HEADS)[0],
+        lambda x: (x + triple).view(batch, seq, 3, HEADS, SIZE).permute(2, 0, 3, 1, 4).contiguous()[0],
+        6 * activations,
+    )  # fmt: skip
+    scores = batch * HEADS * seq * seq
+    yield Case(
+        "softmax", lambda: (random(batch, HEADS, seq, seq, kind=torch.float32),),
+        lambda x: ops.softmax(x, cu, 0.125, None, None, dtype), lambda x: (x * 0.125).softmax(-1).to(dtype),
+        scores * (4 + size),
+    )  # fmt: skip
+    yield Case(
+        "transpose", lambda: (random(batch, HEADS, seq, SIZE),), lambda x: ops.transpose(x, cu, tokens),
+        lambda x: x.transpose(1, 2).reshape(tokens, HIDDEN), 2 * activations,
+    )  # fmt: skip
+    word, position = random(VOCAB, HIDDEN), random(512, HIDDEN)
+    places = torch.arange(seq, dtype=torch.int32, device=device).repeat(batch)
+    yield Case(
+        "embeddings_layernorm", lambda: (torch.randint(0, VOCAB, (tokens,), device=device, generator=generator),),
+        lambda ids: ops.embeddings_layernorm(ids, None, None, places, word, position, None, *vectors[:2], 1e-12),
+        lambda ids: layer_norm(word[ids] + position[places], (HIDDEN,), vectors[0], vectors[1], 1e-12),
+        2 * activations + tokens * 8,
+    )  # fmt: skip
+    half = torch.arange(0, tokens, 2, device=device)  # every other token is kept
+    packed_index = torch.full((tokens,), -1, dtype=torch.int32, device=device)
+    packed_index[half] = torch.arange(len(half), dtype=torch.int32, device=device)
+    yield Case(
+        "remove_padding (half)", lambda: (random(tokens, HIDDEN),), lambda x: ops.remove_padding(x, half, len(half)),
+        lambda x: x[half], activations,
+    )  # fmt: skip
+    yield Case(
+        "restore_padding (half)", lambda: (random(len(half), HIDDEN),), lambda x: ops.restore_padding(x, packed_index),
+        lambda x: x.new_zeros(tokens, HIDDEN).index_copy_(0, half, x), 1.5 * activations,
+    )  # fmt: skip
+    yield Case(
+        "pooling (mean, normalised)", lambda: (random(tokens, HIDDEN),), lambda x: ops.pooling(x, cu, "mean", True),
+        lambda x: normalize(x.view(batch, seq, HIDDEN).float().mean(1)), activations,
+    )  # fmt: skip
+    if device.type == "cuda":  # on the CPU the op repacks the weights in every call
+        for name, n, k in (
+            ("qkv", 3 * HIDDEN, HIDDEN), ("out", HIDDEN, HIDDEN), ("up", INTER, HIDDEN), ("down", HIDDEN, INTER)
+        ):  # fmt: skip
+            yield product(name, n, k, tokens, random, size)
+
+
+def product(name: str, n: int, k: int, tokens: int, random: Callable[..., Tensor], size: int) -> Case:
+    bias = random(n)
+    return Case(
+        f"linear {name}", lambda: (random(tokens, k), random(n, k, scale=1 / math.sqrt(k))),
+        lambda x, w: torch.ops.ftbert.linear(x, w, bias, "none"), lambda x, w: linear(x, w, bias),
+        (tokens * (n + k) + n * k) * size, 2.0 * tokens * n * k,
+    )  # fmt: skip
+
+
+@torch.inference_mode()
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", choices=list(DTYPES), default="fp32")
+    parser.add_argument("--threads", type=int, default=0, help="of the CPU (default: all)")
+    parser.add_argument("--kernel", action="append", help="only kernels whose name contains this, repeatable")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--out", type=Path, help="JSON file (default: benchmarks/results/kernels-DEVICE-DTYPE.json)")
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    load_library()
+    device, dtype = torch.device(options.device), DTYPES[options.dtype]
+    speed = {"bytes": bandwidth(device), "flops": flops(device, dtype)}
+    log(f"copy {speed['bytes'] / 1e9:,.0f} GB/s, product {speed['flops'] / 1e12:.1f} TFLOP/s")
+    rows: list[dict[str, Any]] = []
+    print("| kernel | batch x seq | us cold | torch | us warm | torch | floor us | floor / cold |")
+    print("|---|---|---:|---:|---:|---:|---:|---:|")
+    for batch, seq in SHAPES if device.type == "cuda" else SHAPES[:2]:
+        for case in cases(batch, seq, device, dtype):
+            if options.kernel and not any(word in case.name for word in options.kernel):
+                continue
+            compare(case, dtype)
+            floor = 1e6 * max(case.bytes / speed["bytes"], case.flops / speed["flops"])
+            times = measure(case, device, options.rounds)
+            rows.append({"name": case.name, "batch": batch, "seq": seq, "floor_us": floor} | times)
+            shown = " | ".join(f"{times[key]:.1f}" for key in ("cold", "torch_cold", "warm", "torch_warm"))
+            share = f"{floor:.1f} | {floor / times['cold']:.0%}"
+            print(f"| {case.name} | {batch}x{seq} | {shown} | {share} |", flush=True)
+    document = {"provenance": provenance(device, options.dtype, rounds=options.rounds), "speed": speed, "rows": rows}
+    out = options.out or ROOT / "benchmarks" / "results" / f"kernels-{device.type}-{options.dtype}.json"
+    out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def compare(case: Case, dtype: torch.dtype) -> None:
+    """Against the equivalent in the same dtype: it tells another result from another rounding."""
+    operands = case.make()
+    want = case.theirs(*operands).float()
+    got = case.ours(*operands).float()  # may write its operand
+    error = float((got.view(want.shape) - want).abs().max() / want.abs().max())
+    limit = 32 * torch.finfo(dtype).eps
+    if not error <= limit:
+        raise SystemExit(f"{case.name}: differs from torch by {error:.1e} of the largest value, allowed {limit:.1e}")
+
+
+def measure(case: Case, device: torch.device, rounds: int) -> dict[str, float]:
+    """Median microseconds of a call, ours and torch's in turns."""
+    cache = 150 << 20 if device.type == "cuda" else 96 << 20
+    # A set of operands weighs about half of what moves; the sets of a cold run exceed every cache twice over.
+    sets = [case.make() for _ in range(max(2, min(400, math.ceil(2 * cache / max(1, case.bytes / 2)))))]
+    runs = {
+        "cold": graph(case.ours, sets, device),
+        "torch_cold": graph(case.theirs, sets, device),
+        "warm": graph(case.ours, sets[:1] * len(sets), device),
+        "torch_warm": graph(case.theirs, sets[:1] * len(sets), device),
+    }
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for run in runs.values():
+        run()
+    for _ in range(rounds):
+        for name, run in runs.items():
+            times[name].append(1e6 * seconds(run, device) / len(sets))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def graph(call: Callable[..., Any], sets: list[tuple[Any, ...]], device: torch.device) -> Callable[[], None]:
+    """One call that runs `call` on every set."""
+
+    def run() -> None:
+        for operands in sets:
+            call(*operands)
+
+    if device.type != "cuda":
+        return run
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call(*sets[0])
+    torch.cuda.synchronize()
+    recorded = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recorded, stream=stream):
+        run()
+    return recorded.replay
+
+
+if __name__ == "__main__":
+    sys.exit(main())

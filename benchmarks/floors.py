@@ -1,0 +1,82 @@
+"""What a forward pass cannot go below, and where its time goes."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from machine import bandwidth, flops
+from peers import Call
+
+# The first whose pattern is in a kernel's name.
+PARTS = {
+    "attention": r"attention|flash|fmha|softmax",
+    "layernorm": r"layer_?norm|bias_input",
+    "activation": r"bias_act|gelu",
+    "gemm": r"gemm|nvjet|cutlass|xmma|splitk|cublas",
+    "memory": r"memcpy|memset|restore|stage|copy",
+}
+_bandwidth: dict[torch.device, float] = {}
+_flops: dict[torch.device, float] = {}
+
+
+def byte_floor(reference: Any, tokens: int, device: torch.device, dtype: torch.dtype) -> float:
+    """Seconds in which every weight is read once, and the tokens' embeddings read and results written, at the speed of
+    a copy. What layers hand to each other may stay in a cache and is not counted."""
+    size, c = torch.empty((), dtype=dtype).element_size(), reference.config
+    weights = sum(p.numel() for name, p in reference.named_parameters() if "embeddings" not in name)
+    if device not in _bandwidth:
+        _bandwidth[device] = bandwidth(device)
+    return (weights + 2 * tokens * c.hidden_size) * size / _bandwidth[device]
+
+
+def gemm_floor(reference: Any, tokens: int, device: torch.device, dtype: torch.dtype) -> float:
+    """Seconds of the layers' matrix products alone: on a GPU cuBLASLt's, with the best algorithms known here and a
+    weight matrix of its own for each; on the CPU their FLOPs at the speed of torch's best large product."""
+    c = reference.config
+    sizes = [
+        (3 * c.hidden_size, c.hidden_size),
+        (c.hidden_size, c.hidden_size),
+        (c.intermediate_size, c.hidden_size),
+        (c.hidden_size, c.intermediate_size),
+    ]
+    if device.type != "cuda":
+        if device not in _flops:
+            _flops[device] = flops(device, dtype)
+        return float(c.num_hidden_layers * sum(2 * tokens * n * k for n, k in sizes) / _flops[device])
+    from ftbert.tuning import Bench, Product, buckets
+
+    names = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+    layer = 0.0
+    for n, k in sizes:
+        bench = Bench(Product(names[dtype], n, k), buckets(tokens, tokens)[0][1])
+        layer += min(map(statistics.median, bench.times([*bench.heuristics(), bench.chosen()], 5))) / 1e6
+    return layer * float(c.num_hidden_layers)
+
+
+def split(call: Call, repeats: int = 5) -> dict[str, float]:
+    """Milliseconds of one call on the GPU by part, and in the gaps between kernels."""
+    from torch.profiler import ProfilerActivity, profile
+
+    call()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(repeats):
+            call()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    runs = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    parts = dict.fromkeys([*PARTS, "other"], 0.0)
+    for event in runs:
+        name = next((part for part, words in PARTS.items() if re.search(words, event["name"], re.I)), "other")
+        parts[name] += event["dur"] / 1e3 / repeats
+    wall = (max(e["ts"] + e["dur"] for e in runs) - min(e["ts"] for e in runs)) / 1e3 / repeats
+    return parts | {"gaps": max(0.0, wall - sum(parts.values()))}

@@ -1,0 +1,123 @@
+"""Where numbers come from, and what the machine could do at best."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+PACKAGES = ("torch", "transformers", "sentence-transformers", "onnxruntime", "openvino", "ctranslate2")
+
+
+def provenance(device: torch.device, dtype: str, **more: Any) -> dict[str, Any]:
+    """For a JSON file of results."""
+    facts: dict[str, Any] = {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": " ".join(["python", *(str(Path(a).name if i == 0 else a) for i, a in enumerate(sys.argv))]),
+        # FTBERT_COMMIT: of a tree that was unpacked without its repository.
+        "commit": _git("rev-parse", "HEAD") + ("+changes" if _git("status", "--porcelain", "-uno") else "")
+        or os.environ.get("FTBERT_COMMIT"),
+        "device": device.type,
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load_average": [round(load, 2) for load in os.getloadavg()],  # well above threads: something else was running
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "os": platform.system(),
+        "python": platform.python_version(),
+        "dtype": dtype,
+        "packages": {name: _version(name) for name in PACKAGES},
+    }
+    if device.type == "cuda":
+        from ftbert._library import build_info
+
+        facts |= {
+            "gpu": torch.cuda.get_device_name(device),
+            "cuda": torch.version.cuda,
+            "driver": _nvidia_smi("driver_version"),
+            "clocks": {
+                name: _nvidia_smi(f"clocks.{name}") for name in ("sm", "mem", "max.sm", "max.mem")
+            },
+            "power_limit": _nvidia_smi("power.limit"),
+            "gemm": build_info().get("cuda_gemm"),
+        }  # fmt: skip
+    return facts | more
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def _nvidia_smi(what: str) -> str:
+    query = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True, check=False)
+    return done.stdout.strip().split("\n")[0]
+
+
+def log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def seconds(call: Callable[[], Any], device: torch.device, repeats: int = 1) -> float:
+    """Of one call. On a GPU, of one among `repeats` on the stream, host work overlapping: what a busy GPU sees."""
+    if device.type != "cuda":
+        began = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        return (time.perf_counter() - began) / repeats
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    begin.record()
+    for _ in range(repeats):
+        call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3 / repeats
+
+
+def median_seconds(call: Callable[[], Any], device: torch.device, rounds: int = 7, repeats: int = 1) -> float:
+    """After a call that warms up."""
+    call()
+    return statistics.median(seconds(call, device, repeats) for _ in range(rounds))
+
+
+def bandwidth(device: torch.device) -> float:
+    """Bytes a second that a copy moves, reading and writing counted."""
+    source = torch.ones((512 << 20) if device.type == "cuda" else (128 << 20), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.numel() / median_seconds(lambda: target.copy_(source), device, rounds=9, repeats=3)
+
+
+def flops(device: torch.device, dtype: torch.dtype) -> float:
+    """Floating-point operations a second of torch's best large product."""
+    n = 8192 if device.type == "cuda" else 2048
+    a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
+    return 2 * n**3 / median_seconds(lambda: a @ b.T, device, rounds=5)
