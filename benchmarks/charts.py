@@ -1,0 +1,101 @@
+"""Bar charts as SVG text, without a library: they go into files and into the page alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+# Told apart without colour vision too (Okabe and Ito); ftbert's is the first.
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999", "#555555")
+_TEXT = 'font-family="system-ui, sans-serif" fill="currentColor"'
+Series = Mapping[str, Sequence[float | None]]  # by name, a value for each group; None: no bar
+
+
+def bars(title: str, groups: Sequence[str], series: Series, unit: str = "", line_at: float | None = None) -> str:
+    """Groups of horizontal bars, one bar for each series; line_at draws a rule, for instance at "as fast as"."""
+    thick, gap, left, width, top = 13, 14, 190, 560, 62
+    height_of_group = thick * len(series) + gap
+    height = top + height_of_group * len(groups) + 20
+    most = max((v for values in series.values() for v in values if v is not None), default=1.0) or 1.0
+    parts = _head(title, left + width + 70, height) + legend(list(series), left)
+    for g, group in enumerate(groups):
+        y = top + g * height_of_group
+        middle = y + thick * len(series) / 2 + 4
+        parts.append(
+            f'<text x="{left - 10}" y="{middle:.0f}" text-anchor="end" font-size="12" {_TEXT}>{escape(group)}</text>'
+        )
+        for s, (name, values) in enumerate(series.items()):
+            value = values[g]
+            if value is None:
+                continue
+            long = max(1.0, width * value / most)
+            at = y + s * thick
+            parts.append(
+                f'<rect x="{left}" y="{at}" width="{long:.1f}" height="{thick - 2}" fill="{colour(s)}">'
+                f"<title>{escape(group)}, {escape(name)}: {value:.3g}{unit}</title></rect>"
+                f'<text x="{left + long + 4:.1f}" y="{at + 9}" font-size="10" {_TEXT}>{value:.3g}{unit}</text>'
+            )
+    if line_at is not None and line_at <= most:
+        x = left + width * line_at / most
+        parts.append(
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top - 4}" y2="{height - 16}" '
+            'stroke="currentColor" stroke-dasharray="3 3"/>'
+        )
+    return "\n".join([*parts, "</svg>"])
+
+
+def stacks(title: str, groups: Sequence[str], series: Series) -> str:
+    """One horizontal bar for each group, all of one length: the shares of its series."""
+    thick, left, width, top = 22, 190, 560, 62
+    height = top + thick * len(groups) + 20
+    parts = _head(title, left + width + 70, height) + legend(list(series), left)
+    for g, group in enumerate(groups):
+        y, x = top + g * thick, float(left)
+        total = sum(values[g] or 0.0 for values in series.values()) or 1.0
+        parts.append(
+            f'<text x="{left - 10}" y="{y + 14}" text-anchor="end" font-size="12" {_TEXT}>{escape(group)}</text>'
+        )
+        for s, (name, values) in enumerate(series.items()):
+            value = values[g] or 0.0
+            share = value / total
+            parts.append(
+                f'<rect x="{x:.1f}" y="{y}" width="{width * share:.1f}" height="{thick - 4}" fill="{colour(s)}">'
+                f"<title>{escape(group)}, {escape(name)}: {value:.3f} ms, {share:.0%}</title></rect>"
+            )
+            if share > 0.06:
+                middle = x + width * share / 2
+                parts.append(
+                    f'<text x="{middle:.1f}" y="{y + 13}" text-anchor="middle" font-size="10" '
+                    f'font-family="system-ui, sans-serif" fill="white">{share:.0%}</text>'
+                )
+            x += width * share
+        parts.append(f'<text x="{left + width + 6}" y="{y + 14}" font-size="10" {_TEXT}>{total:.3g} ms</text>')
+    return "\n".join([*parts, "</svg>"])
+
+
+def colour(index: int) -> str:
+    return COLOURS[index % len(COLOURS)]
+
+
+def legend(names: Sequence[str], left: float) -> list[str]:
+    """Above a chart, in one line or two."""
+    parts, x, y = [], float(left) - 180, 36
+    for s, name in enumerate(names):
+        if x + 20 + 6.4 * len(name) > left + 620:
+            x, y = float(left) - 180, y + 16
+        parts.append(f'<rect x="{x:.0f}" y="{y - 9}" width="11" height="11" fill="{colour(s)}"/>')
+        parts.append(f'<text x="{x + 16:.0f}" y="{y}" font-size="11" {_TEXT}>{escape(name)}</text>')
+        x += 30 + 6.4 * len(name)
+    return parts
+
+
+def _label(x: float, y: float, text: str) -> str:
+    return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="end" font-size="12" {_TEXT}>{escape(text)}</text>'
+
+
+def _head(title: str, width: float, height: float) -> list[str]:
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
+        f'role="img" aria-label="{escape(title)}" color="#222">',
+        f'<text x="10" y="18" font-size="14" font-weight="600" {_TEXT}>{escape(title)}</text>',
+    ]

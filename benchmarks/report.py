@@ -1,0 +1,275 @@
+"""The result files as one page, as charts, and as README's tables.
+
+    python benchmarks/report.py            writes benchmarks/results/index.html, *.svg, and README.md between its marks
+    python benchmarks/report.py --check    says whether README.md is what the results give
+
+Reads benchmarks/results/{cuda,cpu}-*.json (bench_model), kernels-*.json, encode-*.json and gemm_table-*.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "benchmarks")]
+
+from charts import bars, stacks  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "results"
+BASE = "transformers (sdpa)"
+STYLE = """
+:root { color-scheme: light dark; --edge: #8884; }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13px; margin: .5rem 0 1.5rem; }
+td, th { border-bottom: 1px solid var(--edge); padding: .2rem .6rem; text-align: right; }
+td:first-child, th:first-child { text-align: left; }
+.ours { font-weight: 650; } .note { opacity: .75; font-size: 13px; } .wide { overflow-x: auto; }
+svg { max-width: 100%; height: auto; color: CanvasText !important; margin: 1rem 0; }
+"""
+Table = tuple[Sequence[str], list[list[str]]]  # head, rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    readme = ROOT / "README.md"
+    old = readme.read_text(encoding="utf-8")
+    new = fill_marks(old)
+    if options.check:
+        print("README.md is what the results give" if new == old else "README.md differs: run benchmarks/report.py")
+        return int(new != old)
+    readme.write_text(new, encoding="utf-8")
+    (RESULTS / "index.html").write_text(page(), encoding="utf-8")
+    print(f"wrote {RESULTS / 'index.html'}")
+    return 0
+
+
+def load(pattern: str) -> dict[str, Any]:
+    """Result documents by file name."""
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob(pattern))}
+
+
+# ---- README --------------------------------------------------------------------------------------------------------
+
+
+def fill_marks(text: str) -> str:
+    """`<!-- results: NAME -->` ... `<!-- end -->` is replaced by the table of results/NAME.json."""
+
+    def table(match: re.Match[str]) -> str:
+        document = json.loads((RESULTS / f"{match[1]}.json").read_text(encoding="utf-8"))
+        line = machine_line(match[1], document)
+        return f"<!-- results: {match[1]} -->\n{line}\n\n{markdown(model_table(document))}\n<!-- end -->"
+
+    return re.sub(r"<!-- results: (\S+) -->.*?<!-- end -->", table, text, flags=re.S)
+
+
+def machine_line(name: str, document: dict[str, Any]) -> str:
+    return f"{machine(document['provenance'])}: [benchmarks/results/{name}.json](benchmarks/results/{name}.json)"
+
+
+def machine(facts: dict[str, Any]) -> str:
+    packages = facts["packages"]
+    if "gpu" in facts:
+        where = f"One {facts['gpu']} (driver {facts['driver']}, CUDA {facts['cuda']})"
+    else:
+        where = f"{facts['threads']} threads of {facts['cpu']}"
+    return f"{where}, {facts['dtype']}, torch {packages['torch']}, transformers {packages['transformers']}"
+
+
+def markdown(table: Table) -> str:
+    head, rows = table
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def point_name(result: dict[str, Any]) -> str:
+    return f"{result['model']} {result['batch']}x{result['longest']} {result['fill_name']}"
+
+
+def peers_of(document: dict[str, Any]) -> list[str]:
+    """Those that ran at some point, ours first."""
+    names = dict.fromkeys(n for r in document["results"] for n, row in r["peers"].items() if "ms" in row)
+    return list(names)
+
+
+def model_table(document: dict[str, Any]) -> Table:
+    """Milliseconds; ours bold; the fastest of all in each row is what a reader looks for."""
+    names = peers_of(document)
+    rows = []
+    for result in document["results"]:
+        cells = []
+        for name in names:
+            row = result["peers"].get(name, {})
+            text = (
+                f"{row['ms']:.3g}"
+                if "ms" in row and row["ms"] < 100
+                else f"{row['ms']:.0f}"
+                if "ms" in row
+                else "fails"
+            )
+            cells.append(f"**{text}**" if name.startswith("ftbert") else text)
+        rows.append([point_name(result), f"{result['tokens']:,}", *cells])
+    return ["milliseconds", "tokens", *names], rows
+
+
+# ---- the page ------------------------------------------------------------------------------------------------------
+
+
+def page() -> str:
+    parts = ["<h1>ftbert, measured</h1>", "<p>Generated from the files beside it by <code>benchmarks/report.py</code>. "
+             "Times are medians; peers take turns in one process; every output is compared with float32 transformers "
+             "before it is timed; tokens are valid tokens.</p>"]  # fmt: skip
+    for name, document in (load("cuda-*.json") | load("cpu-*.json")).items():
+        parts += model_section(name, document)
+    for name, document in load("kernels-*.json").items():
+        parts += kernel_section(name, document)
+    for name, document in load("encode-*.json").items():
+        parts += encode_section(name, document)
+    for name, document in load("gemm_table-*.json").items():
+        parts += gemm_section(name, document)
+    body = "\n".join(parts)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>ftbert, measured</title><style>{STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
+    )
+
+
+def heading(title: str, document: dict[str, Any]) -> list[str]:
+    facts = document["provenance"]
+    kept = {k: v for k, v in facts.items() if k not in ("packages", "clocks")}
+    kept |= {name: v for name, v in facts["packages"].items() if v}
+    kept |= {f"clock {name}": v for name, v in facts.get("clocks", {}).items()}
+    rows = "".join(f"<tr><td>{escape(str(k))}</td><td>{escape(str(v))}</td></tr>" for k, v in kept.items())
+    return [
+        f"<h2>{escape(title)}</h2><p>{escape(machine(facts))}.</p>"
+        f"<details><summary>Where these numbers come from</summary><table>{rows}</table></details>"
+    ]
+
+
+def html_table(table: Table) -> str:
+    head, rows = table
+    first = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    body = "".join("<tr>" + "".join(cell_html(cell) for cell in row) + "</tr>" for row in rows)
+    return f'<div class="wide"><table><tr>{first}</tr>{body}</table></div>'
+
+
+def cell_html(cell: str) -> str:
+    bold = cell.startswith("**")
+    return f"<td{' class=ours' if bold else ''}>{escape(cell.strip('*'))}</td>"
+
+
+def chart(name: str, svg: str) -> str:
+    (RESULTS / f"{name}.svg").write_text(svg + "\n", encoding="utf-8")
+    return svg
+
+
+def model_section(name: str, document: dict[str, Any]) -> list[str]:
+    results, names = document["results"], peers_of(document)
+    parts = heading(f"The whole model: {name}", document)
+    for model in dict.fromkeys(result["model"] for result in results):
+        some = [result for result in results if result["model"] == model]
+        groups = [f"{r['batch']}x{r['longest']} {r['fill_name']}" for r in some]
+        speed = {
+            peer: [
+                r["peers"][BASE]["ms"] / r["peers"][peer]["ms"]
+                if "ms" in r["peers"].get(peer, {}) and "ms" in r["peers"].get(BASE, {}) else None
+                for r in some
+            ]
+            for peer in names if peer != BASE
+        }  # fmt: skip
+        title = f"{model}: times as fast as transformers (sdpa)"
+        parts.append(chart(f"{name}-{model}-speed", bars(title, groups, speed, "x", line_at=1.0)))
+        means = [f"{peer} {geometric(values):.2f}x" for peer, values in speed.items() if any(values)]
+        parts.append(f'<p class="note">Geometric means over these points: {escape(", ".join(means))}.</p>')
+        if any("split_ms" in r for r in some):
+            kinds = list(dict.fromkeys(kind for r in some for kind in r.get("split_ms", {})))
+            shares = {kind: [r.get("split_ms", {}).get(kind) for r in some] for kind in kinds}
+            parts.append(chart(f"{name}-{model}-split", stacks(f"{model}: where ftbert's time goes", groups, shares)))
+        if all("gemm_floor_ms" in r for r in some):
+            ours = [
+                min(row["ms"] for n, row in r["peers"].items() if n.startswith("ftbert") and "ms" in row) for r in some
+            ]
+            floors = {
+                "matrix products alone": [100 * r["gemm_floor_ms"] / t for r, t in zip(some, ours, strict=True)],
+                "bytes alone": [100 * r["byte_floor_ms"] / t for r, t in zip(some, ours, strict=True)],
+            }
+            title = f"{model}: floors as a share of ftbert's time (100 %: nothing left to gain)"
+            parts.append(chart(f"{name}-{model}-floor", bars(title, groups, floors, " %")))
+    parts.append(html_table(model_table(document)))
+    failed = {
+        f"{point_name(r)}: {peer}: {row['failed']}"
+        for r in results
+        for peer, row in r["peers"].items()
+        if "failed" in row
+    }
+    if failed:
+        items = "".join(f"<li>{escape(line)}</li>" for line in sorted(failed))
+        parts.append(f'<details><summary>What could not run</summary><ul class="note">{items}</ul></details>')
+    return parts
+
+
+def geometric(values: Iterable[float | None]) -> float:
+    logs = [math.log(value) for value in values if value]
+    return math.exp(sum(logs) / len(logs))
+
+
+def kernel_section(name: str, document: dict[str, Any]) -> list[str]:
+    found, speed = document["rows"], document["speed"]
+    groups = [f"{r['name']}, {r['batch']}x{r['seq']}" for r in found]
+    gains = [r["torch_cold"] / r["cold"] for r in found]
+    rows = []
+    for group, gain, r in zip(groups, gains, found, strict=True):
+        cold, torch_cold, warm, torch_warm, floor = (
+            f"{r[key]:.1f}" for key in ("cold", "torch_cold", "warm", "torch_warm", "floor_us")
+        )
+        rows.append([group, f"**{cold}**", torch_cold, f"**{warm}**", torch_warm, floor, f"{gain:.2f}x"])
+    note = (
+        f"A copy moves {speed['bytes'] / 1e9:,.0f} GB/s here, torch's best large product makes "
+        f"{speed['flops'] / 1e12:.1f} TFLOP/s; the floor is the larger of the two times. Cold: operands in no cache."
+    )
+    head = ["microseconds", "cold", "torch, cold", "warm", "torch, warm", "floor", "times torch"]
+    svg = bars("Kernels: times as fast as torch, cold", groups, {"ftbert": gains}, "x", 1.0)
+    parts = heading(f"Kernels: {name}", document)
+    return [*parts, f'<p class="note">{note}</p>', chart(name, svg), html_table((head, rows))]
+
+
+def encode_section(name: str, document: dict[str, Any]) -> list[str]:
+    rows = [[r["name"], f"{r['texts_per_s']:,.0f}", f"{r['tokens_per_s']:,.0f}"] for r in document["rows"]]
+    busy = document.get("busy", {})
+    head = ["", "texts/s", "tokens/s"]
+    if busy:
+        head.append("GPU busy")
+        for row in rows:
+            row.append(f"{busy[row[0]]:.0%}")
+    note = f"{document['texts']:,} texts of {document['tokens']:,} tokens, tokenizing included."
+    return [*heading(f"Texts to vectors: {name}", document), f'<p class="note">{note}</p>', html_table((head, rows))]
+
+
+def gemm_section(name: str, document: dict[str, Any]) -> list[str]:
+    rows = []
+    for r in document["layers"]:
+        first, tuned = r["default_us"], r["tuned_us"]
+        rows.append([f"{r['model']}, m={r['m']}", f"{first:.1f}", f"**{tuned:.1f}**", f"{first / tuned:.3f}x"])
+    head = ["one layer's products", "cuBLASLt's first, us", "tuned, us", "gain"]
+    parts = [*heading(f"Tuned matrix products: {name}", document), html_table((head, rows))]
+    behind = sorted(r["table_us"] / r["own_us"] for r in document["between"])
+    if behind:
+        parts.append(
+            f'<p class="note">What runs at {len(behind)} random m takes {behind[len(behind) // 2]:.3f} (median), '
+            f"{behind[-1]:.3f} (worst) of the time that tuning for just that m gives.</p>"
+        )
+    return parts
+
+
+if __name__ == "__main__":
+    sys.exit(main())
