@@ -28,6 +28,7 @@ import torch  # noqa: E402
 from machine import DTYPES, log, provenance  # noqa: E402
 
 import ftbert  # noqa: E402
+from ftbert.token_batches import sequences_of  # noqa: E402
 
 Encode = Callable[[list[str]], np.ndarray]
 
@@ -58,7 +59,7 @@ def main() -> int:
     least = min(float((vectors["ftbert"] * other).sum(1).min()) for other in vectors.values())
     if not least > (0.9999 if options.dtype == "fp32" else 0.99):
         raise SystemExit(f"the vectors differ: least cosine {least:.5f}")
-    tokens = count_tokens(options.model, texts)
+    tokens = sum(map(len, sequences_of(model, texts)))
     log(f"{len(texts)} texts, {tokens} tokens, least cosine to the others {least:.6f}")
 
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
@@ -105,15 +106,6 @@ def peer(options: argparse.Namespace, batch_size: int) -> Encode:
             texts, batch_size=batch_size, convert_to_tensor=True, normalize_embeddings=True, show_progress_bar=False
         ).float().cpu()
     )  # fmt: skip
-
-
-def count_tokens(folder: Path, texts: list[str]) -> int:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.backend_tokenizer.no_truncation()
-    tokenizer.backend_tokenizer.no_padding()
-    return sum(min(256, len(encoding.ids)) for encoding in tokenizer.backend_tokenizer.encode_batch(texts))
 
 
 def busy_share(encode: Encode, texts: list[str]) -> float:

@@ -20,10 +20,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from machine import provenance  # noqa: E402
 
 import ftbert  # noqa: E402
 from ftbert.sample_texts import SAMPLE_TEXTS  # noqa: E402
@@ -59,9 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows.append({"name": name, "original_ms": before, "optimized_ms": after, "max_abs_diff": difference})
         print(f"| {name} | {before:.0f} | {after:.0f} | {before / after:.2f}x | {difference:.1e} |", flush=True)
     if options.out:
-        facts = {name: getattr(options, name) for name in ("texts", "device", "dtype", "clock", "rounds")}
-        facts["threads"] = torch.get_num_threads()
-        options.out.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
+        facts = provenance(
+            torch.device(options.device), options.dtype or "fp32", rounds=options.rounds, clock=options.clock
+        )
+        document = {"provenance": facts, "texts": options.texts, "rows": rows}
+        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

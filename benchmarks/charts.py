@@ -21,9 +21,7 @@ def bars(title: str, groups: Sequence[str], series: Series, unit: str = "", line
     for g, group in enumerate(groups):
         y = top + g * height_of_group
         middle = y + thick * len(series) / 2 + 4
-        parts.append(
-            f'<text x="{left - 10}" y="{middle:.0f}" text-anchor="end" font-size="12" {_TEXT}>{escape(group)}</text>'
-        )
+        parts.append(_label(left - 10, middle, group))
         for s, (name, values) in enumerate(series.items()):
             value = values[g]
             if value is None:
@@ -52,9 +50,7 @@ def stacks(title: str, groups: Sequence[str], series: Series) -> str:
     for g, group in enumerate(groups):
         y, x = top + g * thick, float(left)
         total = sum(values[g] or 0.0 for values in series.values()) or 1.0
-        parts.append(
-            f'<text x="{left - 10}" y="{y + 14}" text-anchor="end" font-size="12" {_TEXT}>{escape(group)}</text>'
-        )
+        parts.append(_label(left - 10, y + 14, group))
         for s, (name, values) in enumerate(series.items()):
             value = values[g] or 0.0
             share = value / total
@@ -66,7 +62,7 @@ def stacks(title: str, groups: Sequence[str], series: Series) -> str:
                 middle = x + width * share / 2
                 parts.append(
                     f'<text x="{middle:.1f}" y="{y + 13}" text-anchor="middle" font-size="10" '
-                    f'font-family="system-ui, sans-serif" fill="white">{share:.0%}</text>'
+                    f'font-family="system-ui, sans-serif" fill="{_on(colour(s))}">{share:.0%}</text>'
                 )
             x += width * share
         parts.append(f'<text x="{left + width + 6}" y="{y + 14}" font-size="10" {_TEXT}>{total:.3g} ms</text>')
@@ -75,6 +71,12 @@ def stacks(title: str, groups: Sequence[str], series: Series) -> str:
 
 def colour(index: int) -> str:
     return COLOURS[index % len(COLOURS)]
+
+
+def _on(background: str) -> str:
+    """Black or white, whichever can be read there."""
+    red, green, blue = (int(background[i : i + 2], 16) for i in (1, 3, 5))
+    return "black" if 0.3 * red + 0.59 * green + 0.11 * blue > 140 else "white"
 
 
 def legend(names: Sequence[str], left: float) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import bandwidth, flops
+from machine import DTYPES, bandwidth, flops
 from peers import Call
 
 # The first whose pattern is in a kernel's name.
@@ -39,22 +39,17 @@ def gemm_floor(reference: Any, tokens: int, device: torch.device, dtype: torch.d
     """Seconds of the layers' matrix products alone: on a GPU cuBLASLt's, with the best algorithms known here and a
     weight matrix of its own for each; on the CPU their FLOPs at the speed of torch's best large product."""
     c = reference.config
-    sizes = [
-        (3 * c.hidden_size, c.hidden_size),
-        (c.hidden_size, c.hidden_size),
-        (c.intermediate_size, c.hidden_size),
-        (c.hidden_size, c.intermediate_size),
-    ]
     if device.type != "cuda":
         if device not in _flops:
             _flops[device] = flops(device, dtype)
-        return float(c.num_hidden_layers * sum(2 * tokens * n * k for n, k in sizes) / _flops[device])
-    from ftbert.tuning import Bench, Product, buckets
+        each_token = 2 * c.hidden_size * (4 * c.hidden_size + 2 * c.intermediate_size)
+        return float(c.num_hidden_layers * tokens * each_token / _flops[device])
+    from ftbert.tuning import Bench, buckets, products_of_shape
 
-    names = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+    names = {value: name for name, value in DTYPES.items()}
     layer = 0.0
-    for n, k in sizes:
-        bench = Bench(Product(names[dtype], n, k), buckets(tokens, tokens)[0][1])
+    for product in products_of_shape(c.hidden_size, c.intermediate_size, "gelu", names[dtype]):
+        bench = Bench(product, buckets(tokens, tokens)[0][1])
         layer += min(map(statistics.median, bench.times([*bench.heuristics(), bench.chosen()], 5))) / 1e6
     return layer * float(c.num_hidden_layers)
 
@@ -74,6 +69,8 @@ def split(call: Call, repeats: int = 5) -> dict[str, float]:
         profiler.export_chrome_trace(str(path))
         events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
     runs = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    if not runs:
+        raise RuntimeError("the profiler saw no kernel")
     parts = dict.fromkeys([*PARTS, "other"], 0.0)
     for event in runs:
         name = next((part for part, words in PARTS.items() if re.search(words, event["name"], re.I)), "other")

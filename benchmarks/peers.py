@@ -54,6 +54,7 @@ class Peer:
     devices: ClassVar[Sequence[str]] = ("cpu",)
     needs: ClassVar[str] = "torch"  # the package whose version is recorded
     tolerance: float | None = 1e-3
+    slow: ClassVar[bool] = False  # runs only when asked for
 
     def __init__(self, reference: Any, device: torch.device, dtype: torch.dtype, threads: int) -> None:
         self.device, self.dtype, self.threads = device, dtype, threads
@@ -122,7 +123,7 @@ class Compiled(Peer):
 
     def setup(self, reference: Any) -> None:
         super().setup(reference)
-        self.compiled = torch.compile(self.model, mode=self.mode)
+        self.compiled = torch.compile(self.model, mode=self.mode, dynamic=False)
 
     def prepare(self, batch: Batch) -> Call:
         return lambda: self.compiled(input_ids=batch.ids, attention_mask=batch.mask).last_hidden_state
@@ -132,6 +133,7 @@ class CompiledGraphs(Compiled):
     name = "torch.compile reduce-overhead"
     devices = ("cuda",)
     mode = "reduce-overhead"
+    slow = True
 
 
 class CompiledTuned(CompiledGraphs):
@@ -237,7 +239,7 @@ class OpenVino(Peer):
 
 
 class CTranslate2(Peer):
-    """Packs nothing, but its own CPU kernels and oneDNN."""
+    """Drops padding on the CPU too; its own kernels and oneDNN or MKL."""
 
     name = "CTranslate2 fp32"
     needs = "ctranslate2"

@@ -102,23 +102,19 @@ def peers_of(document: dict[str, Any]) -> list[str]:
 
 
 def model_table(document: dict[str, Any]) -> Table:
-    """Milliseconds; ours bold; the fastest of all in each row is what a reader looks for."""
+    """Milliseconds; the fastest of each row bold, among those that compute the same."""
     names = peers_of(document)
+    labels = {name: label(document, name) for name in names}
     rows = []
     for result in document["results"]:
+        times = {name: result["peers"].get(name, {}).get("ms") for name in names}
+        best = min((ms for name, ms in times.items() if ms and labels[name] == name), default=None)
         cells = []
-        for name in names:
-            row = result["peers"].get(name, {})
-            text = (
-                f"{row['ms']:.3g}"
-                if "ms" in row and row["ms"] < 100
-                else f"{row['ms']:.0f}"
-                if "ms" in row
-                else "fails"
-            )
-            cells.append(f"**{text}**" if name.startswith("ftbert") else text)
+        for ms in times.values():
+            text = "fails" if ms is None else f"{ms:.3g}" if ms < 100 else f"{ms:.0f}"
+            cells.append(f"**{text}**" if ms is not None and ms == best else text)
         rows.append([point_name(result), f"{result['tokens']:,}", *cells])
-    return ["milliseconds", "tokens", *(label(document, name) for name in names)], rows
+    return ["milliseconds", "tokens", *labels.values()], rows
 
 
 def label(document: dict[str, Any], peer: str) -> str:
@@ -201,13 +197,15 @@ def model_section(name: str, document: dict[str, Any]) -> list[str]:
             kinds = list(dict.fromkeys(kind for r in some for kind in r.get("split_ms", {})))
             shares = {kind: [r.get("split_ms", {}).get(kind) for r in some] for kind in kinds}
             parts.append(chart(f"{name}-{model}-split", stacks(f"{model}: where ftbert's time goes", groups, shares)))
-        if all("gemm_floor_ms" in r for r in some):
+        if all("gemm_floor_ms" in r and "byte_floor_ms" in r for r in some):
             ours = [
                 min(row["ms"] for n, row in r["peers"].items() if n.startswith("ftbert") and "ms" in row) for r in some
             ]
             floors = {
-                "matrix products alone": [100 * r["gemm_floor_ms"] / t for r, t in zip(some, ours, strict=True)],
-                "bytes alone": [100 * r["byte_floor_ms"] / t for r, t in zip(some, ours, strict=True)],
+                "matrix products alone": [
+                    100 * r["gemm_floor_ms"] / t if t else None for r, t in zip(some, ours, strict=True)
+                ],
+                "bytes alone": [100 * r["byte_floor_ms"] / t if t else None for r, t in zip(some, ours, strict=True)],
             }
             title = f"{model}: floors as a share of ftbert's time (100 %: nothing left to gain)"
             parts.append(chart(f"{name}-{model}-floor", bars(title, groups, floors, " %")))

@@ -132,6 +132,7 @@ def _measure(
     differences = {}
     for way, (run, is_padded) in ways.items():
         got = run()
+        got = run()  # the second call of a size may still compile or record
         differences[way] = float(((got[valid] if is_padded else got).float() - want).abs().max())
         if not differences[way] <= _SAME_OUTPUT[dtype_of(model)]:
             raise RuntimeError(

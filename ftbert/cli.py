@@ -87,7 +87,9 @@ def _parser() -> argparse.ArgumentParser:
     tune.add_argument("model", metavar="MODEL", nargs="?")
     tune.add_argument("--hidden", type=_count, help="a shape instead of MODEL")
     tune.add_argument("--inter", type=_count, help="its feed-forward width (default 4 x hidden)")
-    tune.add_argument("--activation", default="gelu", help="its activation (default gelu)")
+    tune.add_argument(
+        "--activation", default="gelu", choices=["gelu", "gelu_new", "relu", "silu", "tanh"], help="default gelu"
+    )
     tune.add_argument("--tokens", type=_range, default=(1, 16384), metavar="A..B", help="rows (default 1..16384)")
     tune.add_argument("--texts", metavar="FILE", help="only the token counts that batches of these texts have")
     tune.add_argument("--column", help='field with the text (default "text")')
@@ -123,7 +125,7 @@ def _embed(options: argparse.Namespace) -> int:
         "batch_records": options.batch_records or BATCH_RECORDS,
     }
     check_request(options.source, options.target, **how)
-    model = _load(options)
+    model = _load(options, heads=False)
     try:
         stats = embed_file(
             model,
@@ -166,8 +168,9 @@ def _bench(options: argparse.Namespace) -> int:
         texts = chunk.texts if chunk is not None else []
     from ftbert.bench import bench
 
+    # Without heads, like the peers: what is timed ends at last_hidden_state.
     result = bench(
-        _load(options), texts=texts, batch=options.batch, longest=options.longest, rounds=options.rounds
+        _load(options, heads=False), texts=texts, batch=options.batch, longest=options.longest, rounds=options.rounds
     )
     _report(options, result.as_dict(), str(result))
     return 0
@@ -196,7 +199,7 @@ def _tune(options: argparse.Namespace) -> int:
     result = tune.tune(
         wanted,
         *options.tokens,
-        lengths=_token_counts(options) if options.texts else (),
+        lengths=_token_counts(options) if options.texts else None,
         device=device,
         minutes=options.minutes,
         path=options.out,
@@ -210,10 +213,11 @@ def _tune(options: argparse.Namespace) -> int:
 
 def _token_counts(options: argparse.Namespace) -> list[int]:
     """Of the batches that the texts make, in order."""
+    from ftbert.model import load
     from ftbert.records import Position, ReadOptions, open_source
     from ftbert.token_batches import sequences_of
 
-    model = _load(options)
+    model = load(options.model, heads=False)  # for its tokenizer
     read = ReadOptions(options.column or "text", keep=False, batch_records=options.batch)
     return [
         sum(len(sequence) for sequence in sequences_of(model, chunk.texts))
@@ -235,12 +239,12 @@ def _info(options: argparse.Namespace) -> int:
     return 0
 
 
-def _load(options: argparse.Namespace) -> Any:
+def _load(options: argparse.Namespace, **more: Any) -> Any:
     import ftbert
 
     # What is not given is left to load(), which knows the defaults.
     given = {name: value for name in ("device", "dtype") if (value := getattr(options, name)) is not None}
-    return ftbert.load(options.model, **given)
+    return ftbert.load(options.model, **given, **more)
 
 
 def _report(options: argparse.Namespace, values: dict[str, Any], text: str) -> None:

@@ -244,15 +244,18 @@ def sources(machine: Machine) -> list[Source]:
         return []
     user = user_table(machine)
     places = [("$FTBERT_GEMM_TABLE", Path(chosen).expanduser())] if chosen else []
-    places += [("user cache", user)] if user is not None and user.exists() else []
-    shipped = _SHIPPED / machine.file_name
-    places += [("package", shipped)] if shipped.exists() else []
-    return [_source(kind, path, machine) for kind, path in places]
+    places += [("user cache", user)] if user is not None else []
+    places += [("package", _SHIPPED / machine.file_name)]
+    found = [_source(kind, path, machine) for kind, path in places]
+    return [source for source in found if source is not None]
 
 
-def _source(kind: str, path: Path, machine: Machine) -> Source:
+def _source(kind: str, path: Path, machine: Machine) -> Source | None:
+    """None where there is no such file, unless it was asked for by name."""
     try:
         owner, rows = read_table(path)
+    except FileNotFoundError:
+        return Source(kind, path, [], "there is no such file") if kind.startswith("$") else None
     except TableError as error:
         return Source(kind, path, [], str(error))
     except OSError as error:
@@ -285,7 +288,6 @@ def install(device: torch.device, *, again: bool = False) -> None:
     with _lock:
         if index in _installed and not again:
             return
-        _installed.add(index)
         module = tuner_module()
         if module is None:
             return  # built without Python's headers: the build said so
@@ -298,6 +300,7 @@ def install(device: torch.device, *, again: bool = False) -> None:
                 if (p := row.product) and row.algorithm is not None
             ],
         )
+        _installed.add(index)
 
 
 def summary(device: torch.device) -> str:

@@ -131,7 +131,8 @@ class Model:
         Returns last_hidden_state [batch, seq, hidden] in the model's dtype, exactly 0 at padding, and pooler_output
         [batch, hidden] (of the first kept token) or None. With a head it is transformers' output of that task, with
         `logits` (0 at padding; question answering: also start_logits and end_logits) beside these; multiple choice
-        takes [batch, choices, seq]. RuntimeError says what does not fit.
+        takes [batch, choices, seq]. RuntimeError says what does not fit. On a GPU the ids are looked at where the call
+        waits for the GPU anyway, that is with a mask there; else one outside the vocabulary makes its sequence NaN.
         """
         from transformers.modeling_outputs import BaseModelOutputWithPooling
 
@@ -208,7 +209,7 @@ class Model:
     def use_cuda_graphs(self, on: bool = True) -> None:
         """Whether small calls on a GPU (up to 8192 tokens) are recorded once for their size and then repeated as one
         launch. On unless $FTBERT_CUDA_GRAPHS is "off"; nothing on the CPU. Results agree to rounding: a recording
-        computes a few rows more, for which cuBLASLt may choose another algorithm."""
+        may run another attention kernel, chosen for the longest length that it serves."""
         self.encoder.use_cuda_graphs(on)
 
     def info(self) -> dict[str, str]:

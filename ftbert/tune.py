@@ -71,7 +71,7 @@ def tune(
     first: int = 1,
     last: int = 16384,
     *,
-    lengths: Sequence[int] = (),
+    lengths: Sequence[int] | None = None,
     device: str | torch.device = "cuda",
     minutes: float = math.inf,
     path: Path | None = None,
@@ -93,8 +93,10 @@ def tune(
         raise ValueError("the cache is switched off (FTBERT_CACHE=off): say where the table shall go")
     wanted = list(dict.fromkeys(wanted))
     ranges = buckets(first, last)
-    if lengths:
+    if lengths is not None:
         ranges = [(low, high) for low, high in ranges if any(low <= m <= high for m in lengths)]
+        if not ranges:
+            raise ValueError(f"none of the {len(lengths)} token counts of these texts lies in {first}..{last}")
     add_rows(path, machine, [])  # finds out now whether the file can be written
     have = [] if force else read_table(path)[1]
     work = [
@@ -175,6 +177,8 @@ def show_text(values: dict[str, Any]) -> str:
 def picture(rows: Sequence[Row]) -> str:
     """SVG: a strip for each product, m from left to right on a logarithmic scale, the darker the more was gained."""
     wanted = sorted({row.product for row in rows})
+    if not rows:
+        raise ValueError("there are no rows to draw yet")
     first, last = min(row.first for row in rows), max(row.last for row in rows)
     left, width, step, top = 300, 900, 26, 40
     below = top + step * len(wanted)

@@ -38,6 +38,8 @@ _CONFIG = ("id", "tile", "stages", "split_k", "reduction", "swizzle", "custom", 
 def products(config: EncoderConfig, dtype: str) -> list[Product]:
     """The linear layers that this encoder runs per token, each once."""
     found = products_of_shape(config.hidden, config.inter, config.activation, dtype)
+    if config.relative_span or config.head_size not in (32, 64, 128):
+        found[0] = Product(dtype, 3 * config.hidden, config.hidden)  # the general attention path adds the bias itself
     if config.embedding_projection:
         found.append(Product(dtype, config.hidden, config.embedding, bias=True))
     return found

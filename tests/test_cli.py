@@ -20,7 +20,7 @@ from ftbert import cli
 def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StubModel:
     model = StubModel(write_tokenizer(tmp_path / "model"))
     monkeypatch.setattr(torch.ops.ftbert, "pooling", pooling, raising=False)
-    monkeypatch.setattr(cli, "_load", lambda options: model)
+    monkeypatch.setattr(cli, "_load", lambda options, **more: model)
     (tmp_path / "in.txt").write_text("the cat\n\ndog\n")
     monkeypatch.chdir(tmp_path)
     return model
@@ -104,7 +104,7 @@ def test_embed_refuses_before_loading(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def load(options: Any) -> Any:
+    def load(options: Any, **more: Any) -> Any:
         raise AssertionError("loaded a model")
 
     monkeypatch.setattr(cli, "_load", load)

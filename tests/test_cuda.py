@@ -37,10 +37,11 @@ def no_sync() -> Iterator[None]:
     torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.parametrize("own_graphs", [False, True])
 @pytest.mark.parametrize("attention", ["auto", "general"])
-def test_graph_replays_to_identical_bits(attention: str) -> None:
+def test_graph_replays_to_identical_bits(attention: str, own_graphs: bool) -> None:
     model = ftbert.load(make_bert(), device="cuda", dtype=HALF, attention=attention)
-    model.use_cuda_graphs(False)  # the engine's own; the caller's takes its place
+    model.use_cuda_graphs(own_graphs)
     first, second = packed([17, 64, 3]), packed([30, 50, 4], seed=1)
     expected = [model.forward_packed(ids, cu, 64) for ids, cu, _ in (first, second)]
     ids, cu = first[0].clone(), first[1].clone()

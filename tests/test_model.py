@@ -145,6 +145,12 @@ def test_padding_content_is_irrelevant(model: ftbert.Model, place: Place) -> Non
         assert torch.equal(first, model(**batch).last_hidden_state), name
 
 
+def test_small_results_hold_no_more_memory_than_they_show(model: ftbert.Model, place: Place) -> None:
+    out = model(torch.zeros(2, 5, dtype=torch.int64, device=place.device))
+    for result in (out.last_hidden_state, out.pooler_output):
+        assert result.untyped_storage().nbytes() <= 1.2 * result.nbytes
+
+
 def test_batch_equals_single(model: ftbert.Model, place: Place) -> None:
     # A GEMM of another m may sum in another order: equal to rounding in 16 bit, to 1e-6 in fp32.
     limit = 1e-6 if place.dtype == torch.float32 else 16 * place.eps

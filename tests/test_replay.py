@@ -46,7 +46,7 @@ def direct(model: ftbert.Model) -> ftbert.Model:
 
 
 def recorded(model: ftbert.Model) -> int:
-    found = re.search(r"(\d+) recorded$", model.info()["cuda_graphs"])
+    found = re.search(r"(\d+) recorded so far$", model.info()["cuda_graphs"])
     assert found, model.info()["cuda_graphs"]
     return int(found.group(1))
 
@@ -164,6 +164,24 @@ def test_another_stream_waits_for_the_buffers() -> None:
         assert torch.equal(got, want[i % 2]), i
 
 
+def test_inside_a_compiled_module_that_records_too() -> None:
+    model = ftbert.load(make_bert(), device="cuda", dtype=HALF)
+
+    class Pooled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = model.module
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.encoder(ids)[0].mean(1) * 2 + 1
+
+    compiled = torch.compile(Pooled(), mode="reduce-overhead")
+    ids = torch.randint(0, 120, (3, 40), device="cuda")
+    want = Pooled()(ids).clone()
+    for _ in range(4):
+        assert_close(compiled(ids), want, atol=64 * torch.finfo(HALF).eps)
+
+
 def test_switching_off_and_on() -> None:
     model = ftbert.load(make_bert(), device="cuda", dtype=HALF)
     call = packed([20, 30])
@@ -172,6 +190,7 @@ def test_switching_off_and_on() -> None:
     model.use_cuda_graphs(False)
     assert model.info()["cuda_graphs"] == "off"
     assert_close(model.forward_packed(*call), want, atol=64 * torch.finfo(HALF).eps)
+    assert model.to().info()["cuda_graphs"] == "off"
     model.use_cuda_graphs(True)
     assert all(torch.equal(model.forward_packed(*call), want) for _ in range(3))
 

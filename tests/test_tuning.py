@@ -15,7 +15,7 @@ import torch
 
 from ftbert import gemm_table, tune, tuning
 from ftbert.cli import main
-from ftbert.config import DTYPES
+from ftbert.config import DTYPES, EncoderConfig
 from ftbert.gemm_table import Machine, Product, Row, TableError, add_rows, in_force, merge, read_table
 from ftbert.tuning import Bench, ProductTuner, buckets, products_of_shape
 
@@ -91,6 +91,26 @@ def test_order_of_sources(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(r.first, r.last, r.us) for r in in_force(HERE)] == [(1, 4, ()), (5, 20, (3.0,)), (21, 32, (1.0,))]
     monkeypatch.setenv("FTBERT_GEMM_TABLE", "off")
     assert in_force(HERE) == []
+
+
+def test_a_cache_folder_that_cannot_be_searched(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_rows(cache / "shipped" / HERE.file_name, HERE, [row(1, 16)])
+    (cache / "file").write_text("")
+    monkeypatch.setenv("FTBERT_CACHE", str(cache / "file"))
+    with pytest.warns(UserWarning, match="is ignored: Not a directory"):
+        assert len(in_force(HERE)) == 1
+
+
+def test_general_attention_adds_the_bias_itself() -> None:
+    def qkv(heads: int = 2, relative_span: int = 0) -> Product:
+        config = EncoderConfig(
+            vocab=9, hidden=128, layers=1, heads=heads, head_size=128 // heads, inter=64, embedding=128, max_positions=9,
+            token_types=2, padding_id=0, layer_norm_eps=1e-12, activation="gelu", relative_span=relative_span,
+        )  # fmt: skip
+        return tuning.products(config, "fp16")[0]
+
+    assert qkv() == qkv(heads=4) == Product("fp16", 384, 128, bias=True)  # head sizes 64 and 32
+    assert qkv(heads=8) == qkv(relative_span=64) == Product("fp16", 384, 128)
 
 
 BROKEN = {

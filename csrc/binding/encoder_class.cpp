@@ -110,7 +110,9 @@ StringDict EncoderClass::info() const {
 c10::intrusive_ptr<EncoderClass> EncoderClass::to(at::Device device, at::ScalarType dtype) const {
   TensorDict moved;
   for (const auto& entry : weights()) moved.insert(entry.key(), entry.value().to(device, dtype));
-  return c10::make_intrusive<EncoderClass>(moved, entries_, attention_);
+  auto other = c10::make_intrusive<EncoderClass>(moved, entries_, attention_);
+  other->engine().use_cuda_graphs(engine_->uses_cuda_graphs());
+  return other;
 }
 
 }  // namespace ftbert::binding

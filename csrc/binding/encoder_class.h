@@ -39,6 +39,7 @@ struct Engine {
   virtual at::Tensor pool(const at::Tensor& hidden, const at::Tensor& cu_seqlens) const = 0;
   // On a GPU, whether small calls are recorded and repeated (binding/replay.h); does nothing on the CPU.
   virtual void use_cuda_graphs(bool on) const = 0;
+  virtual bool uses_cuda_graphs() const = 0;
   virtual std::map<std::string, std::string> info() const = 0;
 };
 

@@ -88,6 +88,7 @@ class EngineOf : public Engine {
   }
 
   void use_cuda_graphs(bool on) const override { replay_.enable(on); }
+  bool uses_cuda_graphs() const override { return replay_.enabled(); }
 
   std::map<std::string, std::string> info() const override {
     std::map<std::string, std::string> all{
@@ -121,7 +122,13 @@ class EngineOf : public Engine {
     const size_t bytes = encoder_.workspace_bytes(context, input);
     const at::Tensor workspace = at::empty({static_cast<int64_t>(bytes)}, options(at::kByte));
     encoder_.forward(context, input, Workspace(workspace.data_ptr(), bytes), data<T>(hidden), hook);
-    return hidden.narrow(0, 0, input.tokens);
+    return without_slack(hidden, input.tokens);
+  }
+
+  // A caller may keep many small results: what stands behind the last row is not kept with them.
+  static at::Tensor without_slack(const at::Tensor& rows, int64_t count) {
+    const at::Tensor view = rows.narrow(0, 0, count);
+    return 8 * (rows.size(0) - count) > count ? view.clone() : view;
   }
 
   at::Tensor pooled(Context<Device>& context, const T* hidden, const int32_t* cu_seqlens, int64_t batch) const {
@@ -131,7 +138,7 @@ class EngineOf : public Engine {
     const at::Tensor scratch = at::empty({rows, c.hidden}, options(ScalarTypeOf<T>::value));
     const at::Tensor out = at::empty({rows, c.hidden}, options(ScalarTypeOf<T>::value));
     encoder_.pool(context, hidden, cu_seqlens, batch, data<T>(scratch), data<T>(out));
-    return out.narrow(0, 0, batch);
+    return without_slack(out, batch);
   }
 
   at::Device device_;

@@ -120,18 +120,25 @@ TORCH_LIBRARY(ftbert, m) {
             return c10::make_intrusive<EncoderClass>(std::get<0>(state), std::get<1>(state), std::get<2>(state));
           });
 
+  // Calls record graphs of their own, with memory that outlives the call: inside a graph of torch.compile's there is
+  // no place for that.
+  const std::vector<at::Tag> alone{at::Tag::cudagraph_unsafe};
   m.def(
       "forward(__torch__.torch.classes.ftbert.Encoder encoder, Tensor input_ids, Tensor? attention_mask, Tensor? "
-      "token_type_ids) -> (Tensor, Tensor)");
+      "token_type_ids) -> (Tensor, Tensor)",
+      alone);
   m.def(
       "forward_hidden_states(__torch__.torch.classes.ftbert.Encoder encoder, Tensor input_ids, Tensor? attention_mask, "
-      "Tensor? token_type_ids) -> Tensor");
+      "Tensor? token_type_ids) -> Tensor",
+      alone);
   m.def(
       "forward_unpadded(__torch__.torch.classes.ftbert.Encoder encoder, Tensor input_ids, Tensor? attention_mask, "
-      "Tensor? token_type_ids) -> (Tensor, Tensor, Tensor)");
+      "Tensor? token_type_ids) -> (Tensor, Tensor, Tensor)",
+      alone);
   m.def(
       "forward_packed(__torch__.torch.classes.ftbert.Encoder encoder, "
-      "Tensor input_ids, Tensor cu_seqlens, SymInt max_seqlen, Tensor? token_type_ids) -> Tensor");
+      "Tensor input_ids, Tensor cu_seqlens, SymInt max_seqlen, Tensor? token_type_ids) -> Tensor",
+      alone);
   m.def("pool(__torch__.torch.classes.ftbert.Encoder encoder, Tensor hidden, Tensor cu_seqlens) -> Tensor");
 
   m.def("weight_shapes(Dict(str, str) config) -> Dict(str, int[])", &weight_shapes);

@@ -26,23 +26,25 @@ constexpr size_t kMostSlots = 4;        // calls under way at once, each with bu
 
 int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
-bool enabled_by_default() {
+}  // namespace
+
+bool cuda_graphs_by_default() {
   const char* value = std::getenv("FTBERT_CUDA_GRAPHS");
   return !value || (std::string_view(value) != "off" && std::string_view(value) != "0");
 }
 
-}  // namespace
-
-std::optional<ReplaySize> ReplaySize::holding(const EncoderInput& input, bool fused_attention) {
+std::optional<ReplaySize> ReplaySize::holding(const Context<Cuda>& context, const EncoderInput& input,
+                                              bool fused_attention) {
   if (input.tokens == 0 || input.tokens > kMostTokens) return std::nullopt;
   // Empty sequences cost a block that looks and leaves. Between powers of two there are three more sizes.
   const int64_t batch_step = std::max<int64_t>(1, static_cast<int64_t>(std::bit_floor(uint64_t(input.batch))) / 4);
   // The general path computes every score up to the longest length, the fused one only what is there.
-  const int64_t longest = std::max<int64_t>(32, input.max_seqlen);
+  const int64_t longest = std::max<int64_t>(16, input.max_seqlen);
   return ReplaySize{
       .tokens = cuda_gemm_rows(input.tokens),
       .batch = round_up(input.batch, batch_step),
-      .max_seqlen = fused_attention ? static_cast<int64_t>(std::bit_ceil(uint64_t(longest))) : round_up(longest, 32)};
+      .max_seqlen = fused_attention ? static_cast<int64_t>(std::bit_ceil(uint64_t(longest))) : round_up(longest, 32),
+      .tf32 = context.tf32};
 }
 
 template <class Device, class T>
@@ -70,7 +72,7 @@ struct Replay<Device, T>::Recording {
     positions = all.take<int32_t>(size.tokens);
     if (c.relative_span > 0) columns = all.take<int32_t>(size.tokens);
     cu_seqlens = all.take<int32_t>(size.batch + 1);
-    hidden = all.take<T>(size.tokens * c.hidden);
+    hidden = all.take<T>(encoder.padded_rows(size.tokens) * c.hidden);
     gemm_workspace = all.take<char>(static_cast<int64_t>(context.gemm_workspace_bytes));
     // While measuring, any address stands for the buffers that are there.
     const int32_t* there = positions ? positions : reinterpret_cast<const int32_t*>(this);
@@ -103,7 +105,7 @@ struct Replay<Device, T>::Slot {
 
 template <class Device, class T>
 Replay<Device, T>::Replay(const Encoder<Device, T>& encoder, at::Device device)
-    : encoder_(encoder), device_(device), enabled_(enabled_by_default()) {}
+    : encoder_(encoder), device_(device), enabled_(cuda_graphs_by_default()) {}
 
 template <class Device, class T>
 Replay<Device, T>::~Replay() = default;
@@ -115,8 +117,20 @@ Replay<Device, T>::Lease::~Lease() {
     slot_->last_use->set(stream_);
   } catch (const Error&) {  // the GPU is lost; the next call says so
   }
-  const std::lock_guard lock(owner_->mutex_);
-  slot_->busy = false;
+  owner_->release(slot_);
+}
+
+template <class Device, class T>
+void Replay<Device, T>::release(Slot* slot) {
+  const std::lock_guard lock(mutex_);
+  slot->busy = false;
+  if (!enabled_) slots_.remove_if([slot](const Slot& other) { return &other == slot; });
+}
+
+template <class Device, class T>
+bool Replay<Device, T>::enabled() const {
+  const std::lock_guard lock(mutex_);
+  return enabled_;
 }
 
 template <class Device, class T>
@@ -130,7 +144,7 @@ template <class Device, class T>
 std::string Replay<Device, T>::state() const {
   const std::lock_guard lock(mutex_);
   if (!enabled_) return "off";
-  return "up to " + std::to_string(kMostTokens) + " tokens, " + std::to_string(recorded_) + " recorded" +
+  return "up to " + std::to_string(kMostTokens) + " tokens, " + std::to_string(recorded_) + " recorded so far" +
          (refusal_.empty() ? "" : "; not always: " + refusal_);
 }
 
@@ -147,8 +161,8 @@ auto Replay<Device, T>::acquire(void* stream) -> Slot* {
     found->stream = stream;
   }
   if (!found) return nullptr;
+  found->last_use->wait(stream);  // also where it looks like the same stream: handles are used again
   if (found->stream != stream) {
-    found->last_use->wait(stream);
     found->stream = stream;
     if (found->memory.defined()) {
       const c10::impl::VirtualGuardImpl torch(device_.type());
@@ -193,7 +207,7 @@ void Replay<Device, T>::stage(Context<Device>& context, const EncoderInput& inpu
 template <class Device, class T>
 auto Replay<Device, T>::run(const Context<Device>& context, const EncoderInput& input) -> Lease {
   Lease lease;
-  const std::optional<ReplaySize> size = ReplaySize::holding(input, encoder_.uses_fused_attention());
+  const std::optional<ReplaySize> size = ReplaySize::holding(context, input, encoder_.uses_fused_attention());
   if (!size || is_recording(context.stream)) return lease;
   Slot* const slot = acquire(context.stream);
   if (!slot) return lease;

@@ -4,6 +4,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <cstdint>
 #include <list>
 #include <memory>
@@ -17,13 +18,18 @@
 
 namespace ftbert::binding {
 
+// Unless $FTBERT_CUDA_GRAPHS is "off".
+bool cuda_graphs_by_default();
+
 // The sizes that a recording serves; a call runs in the smallest that holds it.
 struct ReplaySize {
   int64_t tokens, batch, max_seqlen;
+  bool tf32;
   bool operator==(const ReplaySize&) const = default;
 
   // nullopt: the call is large enough to hide its launches.
-  static std::optional<ReplaySize> holding(const EncoderInput& input, bool fused_attention);
+  static std::optional<ReplaySize> holding(const Context<Cuda>& context, const EncoderInput& input,
+                                           bool fused_attention);
 };
 
 // The recordings of one model. Any number of threads and streams may call; the host waits for no GPU work.
@@ -63,10 +69,12 @@ class Replay {
   Lease run(const Context<Device>& context, const EncoderInput& input);
 
   void enable(bool on);
+  bool enabled() const;
   std::string state() const;  // for `ftbert info`
 
  private:
   struct Recording;
+  void release(Slot* slot);
   Slot* acquire(void* stream);
   Recording& find(Slot& slot, const ReplaySize& size, const Context<Device>& context);
   void stage(Context<Device>& context, const EncoderInput& input, Recording& recording);
@@ -88,10 +96,14 @@ class Replay<Cpu, T> {
     explicit operator bool() const { return false; }
     const T* hidden() const { return nullptr; }
   };
-  Replay(const Encoder<Cpu, T>&, at::Device) {}
+  Replay(const Encoder<Cpu, T>&, at::Device) : enabled_(cuda_graphs_by_default()) {}
   Lease run(const Context<Cpu>&, const EncoderInput&) { return {}; }
-  void enable(bool) {}
+  void enable(bool on) { enabled_ = on; }
+  bool enabled() const { return enabled_; }
   std::string state() const { return "none on the CPU"; }
+
+ private:
+  std::atomic<bool> enabled_;  // for a copy that moves to a GPU
 };
 
 }  // namespace ftbert::binding

@@ -25,6 +25,7 @@ struct Context<Cuda> {
   int sm_count = 0;                // multiprocessors of the device
   int capability = 0;              // 10 * major + minor
   GemmPlans* plans = nullptr;      // cuBLASLt plans of this device; shared by threads, internally locked
+  bool tf32 = false;               // asks for fp32 products with operands rounded to 10 bits (TF32)
   void* gemm_workspace = nullptr;  // one call's own
   size_t gemm_workspace_bytes = 0;
 };

@@ -13,8 +13,7 @@ bool cuda_available(std::string* why_not);
 // kernels run. Throws when the build has no code for that GPU. The GEMM workspace is left for the caller to give.
 Context<Cuda> cuda_context(int device, void* stream);
 
-// For `ftbert info` and error messages: "NVIDIA H200", and the architectures compiled in ("" without CUDA).
-std::string cuda_device_name(int device);
+// The architectures compiled in, for error messages; "" without CUDA.
 std::string cuda_archs();
 
 // Says that a GPU of this capability (10 * major + minor) is none of cuda_archs(), and how to rebuild.

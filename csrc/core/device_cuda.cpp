@@ -84,12 +84,6 @@ Context<Cuda> cuda_context(int device, void* stream) {
   return context;
 }
 
-std::string cuda_device_name(int device) {
-  cudaDeviceProp properties;
-  FTBERT_CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
-  return properties.name;
-}
-
 std::string cuda_archs() { return FTBERT_CUDA_ARCHS_STRING; }
 
 std::string architecture_mismatch(int capability) {

@@ -16,7 +16,6 @@ bool cuda_available(std::string* why_not) {
 }
 
 Context<Cuda> cuda_context(int, void*) { throw Error(kNoCuda); }
-std::string cuda_device_name(int) { throw Error(kNoCuda); }
 std::string cuda_archs() { return ""; }
 std::string architecture_mismatch(int) { return kNoCuda; }
 
@@ -25,7 +24,6 @@ bool is_recording(void*) { throw Error(kNoCuda); }
 std::unique_ptr<StreamMark> make_stream_mark() { throw Error(kNoCuda); }
 
 GemmPlans* gemm_plans(int) { throw Error(kNoCuda); }
-void gemm_allow_tf32(GemmPlans*, bool) { throw Error(kNoCuda); }
 size_t gemm_workspace_bytes(int) { throw Error(kNoCuda); }
 std::string gemm_library_version() { return ""; }
 std::unique_ptr<GemmTuner> make_gemm_tuner(int, const GemmProblem&, void*) { throw Error(kNoCuda); }

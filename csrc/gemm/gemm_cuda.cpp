@@ -33,7 +33,7 @@ uint16_t alignment(const void* pointer) {
 bool run(Context<Cuda>& context, GemmKey key, const void* a, const void* b, const void* bias, void* c) {
   FTBERT_CHECK(context.plans, "a matrix product on CUDA needs Context::plans, see cuda_context");
   key.workspace = context.gemm_workspace ? static_cast<int64_t>(context.gemm_workspace_bytes) : 0;
-  key.tf32 = key.dtype == DType::fp32 && context.plans->allow_tf32;
+  key.tf32 = key.dtype == DType::fp32 && context.tf32;
   key.align_a = alignment(a);
   key.align_b = alignment(b);
   key.align_c = std::min(alignment(c), alignment(bias));

@@ -11,9 +11,6 @@ namespace ftbert {
 // cuBLASLt allocates when its handle is made, so the first use must not lie inside a stream capture.
 GemmPlans* gemm_plans(int device);
 
-// Rounds FP32 operands to TF32 (10-bit mantissa) on the tensor cores. Off unless asked for.
-void gemm_allow_tf32(GemmPlans* plans, bool allow);
-
 // Workspace that Context<Cuda>::gemm_workspace should have on this device (-1: the current one), 256-byte aligned.
 size_t gemm_workspace_bytes(int device = -1);
 

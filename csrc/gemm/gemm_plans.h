@@ -2,7 +2,6 @@
 #pragma once
 #include <cublasLt.h>
 
-#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -63,7 +62,6 @@ struct GemmPlans {
                cublasLtMatmulHeuristicResult_t* result = nullptr) const;
 
   cublasLtHandle_t handle = nullptr;
-  std::atomic<bool> allow_tf32{false};
 
  private:
   using Rows = std::map<int64_t, TunedGemm>;                                              // by the last m

@@ -183,8 +183,6 @@ GemmPlans* gemm_plans(int device) {
 
 void set_gemm_table(int device, const std::vector<TunedGemm>& rows) { gemm_plans(device)->set_table(rows); }
 
-void gemm_allow_tf32(GemmPlans* plans, bool allow) { plans->allow_tf32 = allow; }
-
 size_t gemm_workspace_bytes(int device) {
   if (device < 0) FTBERT_CUDA_CHECK(cudaGetDevice(&device));
   int major = 0;
