@@ -25,7 +25,7 @@ def provenance(device: torch.device, dtype: str, **more: Any) -> dict[str, Any]:
     """For a JSON file of results."""
     facts: dict[str, Any] = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join(["python", *(str(Path(a).name if i == 0 else a) for i, a in enumerate(sys.argv))]),
+        "command": " ".join(["python", *map(_shown, sys.argv)]),
         # FTBERT_COMMIT: of a tree that was unpacked without its repository.
         "commit": _git("rev-parse", "HEAD") + ("+changes" if _git("status", "--porcelain", "-uno") else "")
         or os.environ.get("FTBERT_COMMIT"),
@@ -54,6 +54,14 @@ def provenance(device: torch.device, dtype: str, **more: Any) -> dict[str, Any]:
             "gemm": build_info().get("cuda_gemm"),
         }  # fmt: skip
     return facts | more
+
+
+def _shown(argument: str) -> str:
+    """An argument of the command line; of a path only what does not depend on whose machine it is."""
+    if not Path(argument).is_absolute():
+        return argument
+    path = Path(argument)
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
 
 
 def _version(package: str) -> str | None:

@@ -166,7 +166,8 @@ def test_batch_equals_single(model: ftbert.Model, place: Place) -> None:
 # Around the sizes in which the CPU's products take rows (gemm_rows), one piece and several, one pass and several.
 @pytest.mark.parametrize("tokens", [1, 5, 47, 50, 66, 81, 100, 257, 700, 767, 769, 1500])
 def test_any_number_of_tokens(model: ftbert.Model, place: Place, tokens: int) -> None:
-    limit = 1e-6 if place.dtype == torch.float32 else 16 * place.eps
+    # On a GPU another m may be another algorithm, which sums in another order.
+    limit = 1e-6 if place.device == "cpu" else 16 * place.eps if place.dtype != torch.float32 else 4e-6
     lengths = [50] * (tokens // 50) + ([tokens % 50] if tokens % 50 else [])
     ids = torch.randint(1, 90, (tokens,), device=place.device)
     cu = torch.tensor([0, *lengths], device=place.device).cumsum(0).int()
@@ -206,7 +207,8 @@ def test_hidden_states_equal_transformers(place: Place, shape: str) -> None:
         got = torch.ops.ftbert.forward_hidden_states(model.encoder, *batch.values())
         assert got.shape == (3, 6, 50, model.config.hidden) and got.dtype == place.dtype
         assert not got[:, ~kept].any(), "padding must be exactly 0"
-        assert torch.equal(got[-1], model(**batch).last_hidden_state)
+        # Not bit by bit: on a GPU the call may have been recorded for a longer length.
+        assert_close(got[-1], model(**batch).last_hidden_state, atol=8 * place.eps, rtol=8 * place.eps, what=name)
         with torch.no_grad():
             expected = reference.to(place.device)(**batch, output_hidden_states=True).hidden_states
         limit = 2e-5 if place == Place("cpu", torch.float32) else max(5e-5, 32 * place.eps)
