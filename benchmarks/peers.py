@@ -307,7 +307,7 @@ class PackedGraph(Peer):
     def prepare(self, batch: Batch) -> Call:
         ids, cu, longest = batch.packed, batch.cu_seqlens, max(batch.lengths)
         positions = torch.cat([torch.arange(n, device=self.device) for n in batch.lengths])
-        compiled = torch.compile(self.forward, dynamic=False)
+        compiled = self.compiled()
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             for _ in range(3):
@@ -322,6 +322,23 @@ class PackedGraph(Peer):
             return out
 
         return call
+
+    def compiled(self) -> Any:
+        return torch.compile(self.forward, dynamic=False)
+
+
+class PackedGraphAnySize(PackedGraph):
+    """The same, compiled once for every size: for grids, where compiling at each point would take hours."""
+
+    name = "packed PyTorch, CUDA graph, compiled once"
+    slow = True
+
+    def setup(self, reference: Any) -> None:
+        super().setup(reference)
+        self.once = torch.compile(self.forward, dynamic=True)
+
+    def compiled(self) -> Any:
+        return self.once
 
 
 def export_onnx(reference: Any, path: Path) -> Path:
@@ -355,5 +372,5 @@ def export_onnx(reference: Any, path: Path) -> Path:
 
 PEERS: tuple[type[Peer], ...] = (
     Ftbert, FtbertPacked, Eager, OneByOne, Compiled, CompiledGraphs, CompiledTuned, FastPath, OnnxFloat, OnnxInt8,
-    OpenVino, CTranslate2, PackedGraph,
+    OpenVino, CTranslate2, PackedGraph, PackedGraphAnySize,
 )  # fmt: skip
