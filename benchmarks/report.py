@@ -3,7 +3,8 @@
     python benchmarks/report.py            writes benchmarks/results/index.html, *.svg, and README.md between its marks
     python benchmarks/report.py --check    says whether README.md is what the results give
 
-Reads benchmarks/results/{cuda,cpu}-*.json (bench_model), kernels-*.json, encode-*.json and gemm_table-*.json.
+Reads benchmarks/results/{cuda,cpu}-*.json (bench_model), kernels-*.json, encode-*.json, optimize-*.json and
+gemm_table-*.json.
 """
 
 from __future__ import annotations
@@ -136,6 +137,8 @@ def page() -> str:
         parts += kernel_section(name, document)
     for name, document in load("encode-*.json").items():
         parts += encode_section(name, document)
+    for name, document in load("optimize-*.json").items():
+        parts += optimize_section(name, document)
     for name, document in load("gemm_table-*.json").items():
         parts += gemm_section(name, document)
     body = "\n".join(parts)
@@ -257,6 +260,17 @@ def encode_section(name: str, document: dict[str, Any]) -> list[str]:
             row.append(f"{busy[row[0]]:.0%}")
     note = f"{document['texts']:,} texts of {document['tokens']:,} tokens, tokenizing included."
     return [*heading(f"Texts to vectors: {name}", document), f'<p class="note">{note}</p>', html_table((head, rows))]
+
+
+def optimize_section(name: str, document: dict[str, Any]) -> list[str]:
+    rows = []
+    for r in document["rows"]:
+        before, after = r["original_ms"], r["optimized_ms"]
+        rows.append([r["name"], f"{before:,.0f}", f"**{after:,.0f}**", f"{before / after:.2f}x", f"{r['max_abs_diff']:.0e}"])
+    head = ["milliseconds", "original", "optimized", "times as fast", "largest difference"]
+    note = f"{document['texts']} ragged texts, one word to two hundred, text to result."
+    parts = heading(f"ftbert.optimize: {name}", document)
+    return [*parts, f'<p class="note">{note}</p>', html_table((head, rows))]
 
 
 def gemm_section(name: str, document: dict[str, Any]) -> list[str]:
