@@ -181,10 +181,11 @@ class CublasLtTuner : public GemmTuner {
     try {
       for (int64_t i = 0; i < weights; ++i)
         launch(algorithm, a, static_cast<const char*>(b) + i * key_.n * key_.k * element_, bias, c);
-    } catch (...) {
+    } catch (const Error&) {
       cudaStreamEndCapture(stream_, &recorded);
       if (recorded) cudaGraphDestroy(recorded);
-      throw;
+      cudaGetLastError();
+      return;
     }
     FTBERT_CUDA_CHECK(cudaStreamEndCapture(stream_, &recorded));
     const cudaError_t made = cudaGraphInstantiate(&graph.exec, recorded, 0);
