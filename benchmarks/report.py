@@ -266,7 +266,8 @@ def optimize_section(name: str, document: dict[str, Any]) -> list[str]:
     rows = []
     for r in document["rows"]:
         before, after = r["original_ms"], r["optimized_ms"]
-        rows.append([r["name"], f"{before:,.0f}", f"**{after:,.0f}**", f"{before / after:.2f}x", f"{r['max_abs_diff']:.0e}"])
+        times, off = f"{before / after:.2f}x", f"{r['max_abs_diff']:.0e}"
+        rows.append([r["name"], f"{before:,.0f}", f"**{after:,.0f}**", times, off])
     head = ["milliseconds", "original", "optimized", "times as fast", "largest difference"]
     note = f"{document['texts']} ragged texts, one word to two hundred, text to result."
     parts = heading(f"ftbert.optimize: {name}", document)
