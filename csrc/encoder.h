@@ -18,13 +18,13 @@ struct EncoderInput {
   const int64_t* token_type_ids = nullptr;  // like input_ids, or nullptr: all 0
   const int64_t* token_index = nullptr;     // [tokens] rows of the padded input, or nullptr: packed
   const int32_t* cu_seqlens = nullptr;      // [batch+1]; on the CPU readable by the host
-  // Packed input may bring what `place` found; else forward finds it.
-  const int32_t* positions = nullptr;  // [tokens] position ids
-  const int32_t* columns = nullptr;    // [tokens] columns in the padded input, for a relative position bias
   int64_t tokens = 0;
   int64_t batch = 0;
   int64_t seq = 0;         // columns of the padded input; unused when packed
   int64_t max_seqlen = 0;  // upper bound of the longest sequence
+  // Packed input may bring what `place` found; else forward finds it.
+  const int32_t* positions = nullptr;  // [tokens] position ids
+  const int32_t* columns = nullptr;    // [tokens] columns in the padded input, for a relative position bias
 };
 
 enum class AttentionPath { automatic, fused, general };

@@ -79,12 +79,12 @@ struct Replay<Device, T>::Recording {
     input = {.input_ids = staged_ids,
              .token_type_ids = c.token_types > 0 ? staged_types : nullptr,
              .cu_seqlens = cu_seqlens,
-             .positions = there,
-             .columns = c.relative_span > 0 ? (columns ? columns : there) : nullptr,
              .tokens = size.tokens,
              .batch = size.batch,
              .seq = size.max_seqlen,
-             .max_seqlen = size.max_seqlen};
+             .max_seqlen = size.max_seqlen,
+             .positions = there,
+             .columns = c.relative_span > 0 ? (columns ? columns : there) : nullptr};
     const size_t forward = encoder.workspace_bytes(context, input);
     void* const rest = all.take<char>(static_cast<int64_t>(forward));
     workspace = Workspace(rest, forward);
