@@ -85,15 +85,15 @@ template <class Device, class T>
 Encoder<Device, T>::Encoder(EncoderConfig config, Weights<T> weights, AttentionPath path, bool fused_supported)
     : config_(std::move(config)), weights_(std::move(weights)) {
   const bool relative = config_.relative_span > 0;
-  FTBERT_CHECK(path != AttentionPath::fused || !relative,
-               "the fused attention path takes no relative position bias; use the general path");
+  FTBERT_CHECK(path != AttentionPath::fused || fused_supported || !relative,
+               "the fused attention path takes no relative position bias on this device; use the general path");
   FTBERT_CHECK(path != AttentionPath::fused || fused_supported, "the fused attention path does not support head size ",
                config_.head_size, " in ", to_string(std::is_same_v<T, float> ? DType::fp32 : DType::fp16),
                " on this device; use the general path");
-  fused_ = path != AttentionPath::general && fused_supported && !relative;
+  fused_ = path != AttentionPath::general && fused_supported;
   reason_ = path != AttentionPath::automatic ? "asked for"
-            : relative                       ? "the fused path takes no relative position bias"
             : fused_supported                ? "supports this head size, dtype and device"
+            : relative                       ? "the fused path takes no relative position bias on this device"
                                              : "the fused path has no kernel for this head size, dtype and device";
 }
 
@@ -165,8 +165,9 @@ void Encoder<Device, T>::attend(Context<Device>& context, const T* qkv, const La
                                 const EncoderInput& input, const Pass& pass, const Buffers& b, T* out) const {
   const EncoderConfig& c = config_;
   const int32_t* cu_seqlens = input.cu_seqlens + pass.first_sequence;
+  const RelativeBias<T> bias{weights_.relative_bias, input.columns ? input.columns : b.columns, c.relative_span};
   if (fused_) {
-    attention<Device, T>(context, qkv, pass.first_token, cu_seqlens, pass.sequences, input.max_seqlen, c.heads,
+    attention<Device, T>(context, qkv, pass.first_token, cu_seqlens, bias, pass.sequences, input.max_seqlen, c.heads,
                          c.head_size, b.attention_scratch, out);
     return;
   }
@@ -178,8 +179,7 @@ void Encoder<Device, T>::attend(Context<Device>& context, const T* qkv, const La
     add_qkv_bias<Device, T>(context, qkv, layer.qkv.bias, pass.first_token, cu, batch, seq, c.heads, c.head_size, b.q,
                             b.k, b.v);
     gemm<Device, T, float>(context, {seq, seq, c.head_size, batch * c.heads, true}, b.q, b.k, b.scores);
-    softmax<Device, T>(context, b.scores, cu, scale, weights_.relative_bias, input.columns ? input.columns : b.columns,
-                       c.relative_span, batch, c.heads, seq, b.probabilities);
+    softmax<Device, T>(context, b.scores, cu, scale, bias, batch, c.heads, seq, b.probabilities);
     gemm<Device, T, T>(context, {seq, c.head_size, seq, batch * c.heads, false}, b.probabilities, b.v, b.q);
     transpose<Device, T>(context, b.q, pass.first_token, cu, batch, seq, c.heads, c.head_size, out);
   }

@@ -82,6 +82,24 @@ def test_attention(place: Place, lengths: list[int], heads: int, head_size: int)
         )
 
 
+@pytest.mark.parametrize("gaps", [False, True])
+@pytest.mark.parametrize("head_size", [26, 64])
+def test_attention_with_relative_bias_on_cpu(head_size: int, gaps: bool) -> None:
+    lengths, heads, span = [40, 1, 130, 9], 3, 300
+    qkv, table = torch.randn(sum(lengths), 3 * heads * head_size), torch.randn(heads, 2 * span - 1)
+    columns = torch.cat([torch.randperm(n + 50 * gaps)[:n].sort().values for n in lengths]).int()
+    expected = []
+    for part, place in zip(qkv.double().split(lengths), columns.long().split(lengths), strict=True):
+        q, k, v = part.view(-1, 3, heads, head_size).permute(1, 2, 0, 3)
+        bias = table.double()[:, place[None] - place[:, None] + span - 1]
+        weights = (q @ k.transpose(1, 2) / math.sqrt(head_size) + bias).softmax(-1)
+        expected.append((weights @ v).transpose(0, 1).reshape(-1, heads * head_size))
+    cu = reference.offsets(lengths)
+    for given in (columns, None) if not gaps else (columns,):
+        out = ops.attention(qkv, cu, 130, heads, table, given)
+        assert_close(out, torch.cat(expected), atol=4e-6, what=f"columns given: {given is not None}")
+
+
 def test_attention_with_large_scores(place: Place) -> None:
     """The running maximum moves from tile to tile and e^x must not overflow."""
     qkv = random(200, 3 * 64, place=place, scale=6.0)

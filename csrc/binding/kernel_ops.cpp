@@ -221,22 +221,30 @@ Tensor bias_act(const Tensor& x, const OptionalTensor& bias, const std::string& 
   return out;
 }
 
-Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t heads) {
+Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t heads,
+              const OptionalTensor& relative_bias, const OptionalTensor& columns) {
   rank("qkv", qkv, 2);
   integers("cu_seqlens", cu, qkv, at::kInt, 1);
   FTBERT_CHECK(heads > 0 && qkv.size(1) % (3 * heads) == 0, "qkv: expected [tokens, 3*heads*head_size], got ",
                describe(qkv), " for ", heads, " heads");
   const int64_t hidden = qkv.size(1) / 3, head_size = hidden / heads;
+  same("relative_bias", relative_bias, qkv, {heads, relative_bias ? relative_bias->size(1) : 0});
+  if (columns) integers("columns", *columns, qkv, at::kInt, qkv.size(0));
+  const int64_t span = relative_bias ? (relative_bias->size(1) + 1) / 2 : 0;
+  FTBERT_CHECK(!relative_bias || columns || max_seqlen <= span, "relative_bias: expected distances up to ", max_seqlen,
+               ", got them below ", span);
   Tensor out = at::empty({qkv.size(0), hidden}, qkv.options());
   run(qkv, [&](auto backend, auto& context) {
     using T = typename decltype(backend)::T;
     using Device = typename decltype(backend)::Device;
-    FTBERT_CHECK((attention_supports<Device, T>(context, head_size)), "attention: no fused kernel for head size ",
-                 head_size, " here; the general path takes any");
+    FTBERT_CHECK((attention_supports<Device, T>(context, head_size, relative_bias.has_value())),
+                 "attention: no fused kernel for head size ", head_size,
+                 relative_bias ? " with a relative position bias" : "", " here; the general path takes any");
     const Tensor scratch = at::empty({static_cast<int64_t>(attention_scratch_bytes<Device, T>(max_seqlen, head_size))},
                                      qkv.options().dtype(at::kByte));
-    attention<Device, T>(context, data<T>(qkv), 0, data<int32_t>(cu), cu.size(0) - 1, max_seqlen, heads, head_size,
-                         scratch.data_ptr(), data<T>(out));
+    attention<Device, T>(context, data<T>(qkv), 0, data<int32_t>(cu),
+                         {data<T>(relative_bias), data<int32_t>(columns), span}, cu.size(0) - 1, max_seqlen, heads,
+                         head_size, scratch.data_ptr(), data<T>(out));
   });
   return out;
 }
@@ -269,9 +277,10 @@ Tensor softmax_op(const Tensor& scores, const Tensor& cu, double scale, const Op
   const int64_t span = relative_bias ? (relative_bias->size(1) + 1) / 2 : 0;
   run(out, [&](auto backend, auto& context) {
     using T = typename decltype(backend)::T;
-    softmax<typename decltype(backend)::Device, T>(
-        context, data<float>(scores), data<int32_t>(cu), static_cast<float>(scale), data<T>(relative_bias),
-        data<int32_t>(columns), span, scores.size(0), scores.size(1), scores.size(2), data<T>(out));
+    softmax<typename decltype(backend)::Device, T>(context, data<float>(scores), data<int32_t>(cu),
+                                                   static_cast<float>(scale),
+                                                   {data<T>(relative_bias), data<int32_t>(columns), span},
+                                                   scores.size(0), scores.size(1), scores.size(2), data<T>(out));
   });
   return out;
 }
@@ -356,7 +365,9 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
       "(Tensor, Tensor)");
   m.def("add_bias_act(Tensor x, Tensor? bias, str activation) -> Tensor");
   m.def("add_bias_act_(Tensor(a!) x, Tensor? bias, str activation) -> ()");
-  m.def("attention(Tensor qkv, Tensor cu_seqlens, SymInt max_seqlen, int heads) -> Tensor");
+  m.def(
+      "attention(Tensor qkv, Tensor cu_seqlens, SymInt max_seqlen, int heads, Tensor? relative_bias=None, Tensor? "
+      "columns=None) -> Tensor");
   m.def("add_qkv_bias(Tensor qkv, Tensor? bias, Tensor cu_seqlens, SymInt seq, int heads) -> (Tensor, Tensor, Tensor)");
   m.def(
       "softmax(Tensor scores, Tensor cu_seqlens, float scale, Tensor? relative_bias, Tensor? columns, ScalarType "

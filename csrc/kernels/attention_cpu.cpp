@@ -1,4 +1,4 @@
-// softmax(q k^T / sqrt(head_size)) v within each sequence, on packed tokens, without a score matrix in memory.
+// softmax(q k^T / sqrt(head_size) + bias) v within each sequence, on packed tokens, without a score matrix in memory.
 //
 // One work item is up to 128 queries of one head of one sequence. Its keys are transposed and its values copied into
 // the thread's scratch (in qkv they lie 3*hidden apart and share cache sets), then 8 queries at a time go through
@@ -68,15 +68,34 @@ void multiply(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t 
   }
 }
 
-// R consecutive queries of one head against its keys and values.
+// The bias of one head for one sequence.
+struct HeadBias {
+  const float* table;      // [2*span-1], moved so that table[column(key) - column(query)] is meant; or nullptr
+  const int32_t* columns;  // [length] where they have gaps, else nullptr
+
+  void add(float* scores, int64_t query, int64_t length) const {
+    if (!table) return;
+    if (!columns) {
+      const float* row = table - query;
+#pragma omp simd
+      for (int64_t j = 0; j < length; ++j) scores[j] += row[j];
+    } else {
+      const float* row = table - columns[query];
+      for (int64_t j = 0; j < length; ++j) scores[j] += row[columns[j]];
+    }
+  }
+};
+
+// R consecutive queries of one head, the first of them `query`, against its keys and values.
 template <int R>
-void attend(const float* q, int64_t q_stride, const Scratch& s, int64_t length, int64_t head_size, float scale,
-            float* out, int64_t out_stride) {
+void attend(const float* q, int64_t q_stride, const Scratch& s, const HeadBias& bias, int64_t query, int64_t length,
+            int64_t head_size, float scale, float* out, int64_t out_stride) {
   const int64_t padded = round_up(length, kColumns), columns = round_up(head_size, kColumns);
   for (int r = 0; r < R; ++r)
     for (int64_t d = 0; d < head_size; ++d) s.queries[r * head_size + d] = q[r * q_stride + d] * scale;
   multiply<R>(s.queries, head_size, s.keys, padded, head_size, padded, s.scores, padded);
   float inverse[R];
+  for (int r = 0; r < R; ++r) bias.add(s.scores + r * padded, query + r, length);
   for (int r = 0; r < R; ++r) inverse[r] = 1.0f / exp_row(s.scores + r * padded, length);
   // The queries are spent; 8 rows of output columns do not fit there when head_size is no multiple of kColumns.
   float result[R * 256];
@@ -105,7 +124,7 @@ void gather_keys_values(const float* k, int64_t stride, int64_t hidden, int64_t 
 }  // namespace
 
 template <>
-bool attention_supports<Cpu, float>(const Context<Cpu>&, int64_t) {
+bool attention_supports<Cpu, float>(const Context<Cpu>&, int64_t, bool) {
   return true;
 }
 
@@ -116,8 +135,8 @@ size_t attention_scratch_bytes<Cpu, float>(int64_t max_seqlen, int64_t head_size
 
 template <>
 void attention<Cpu, float>(Context<Cpu>&, const float* qkv, int64_t first_token, const int32_t* cu_seqlens,
-                           int64_t batch, int64_t max_seqlen, int64_t heads, int64_t head_size, void* scratch,
-                           float* out) {
+                           RelativeBias<float> bias, int64_t batch, int64_t max_seqlen, int64_t heads,
+                           int64_t head_size, void* scratch, float* out) {
   const int64_t hidden = heads * head_size, stride = 3 * hidden;
   const float scale = 1.0f / std::sqrt(static_cast<float>(head_size));
   const int threads = omp_get_max_threads();
@@ -137,13 +156,21 @@ void attention<Cpu, float>(Context<Cpu>&, const float* qkv, int64_t first_token,
       const int64_t row = cu_seqlens[b] - first_token;
       const float* q = qkv + row * stride + h * head_size;
       float* o = out + row * hidden + h * head_size;
+      HeadBias head{nullptr, nullptr};
+      if (bias.table) {
+        head.table = bias.table + h * (2 * bias.span - 1) + bias.span - 1;
+        const int32_t* columns = bias.columns ? bias.columns + cu_seqlens[b] : nullptr;
+        // Without gaps the distances are those of the packed places.
+        if (columns && columns[length - 1] - columns[0] != length - 1) head.columns = columns;
+      }
       gather_keys_values(q + hidden, stride, hidden, length, head_size, s);
       int64_t i = begin;
       for (; i + 8 <= end; i += 8)
-        attend<8>(q + i * stride, stride, s, length, head_size, scale, o + i * hidden, hidden);
+        attend<8>(q + i * stride, stride, s, head, i, length, head_size, scale, o + i * hidden, hidden);
       for (; i + 4 <= end; i += 4)
-        attend<4>(q + i * stride, stride, s, length, head_size, scale, o + i * hidden, hidden);
-      for (; i < end; ++i) attend<1>(q + i * stride, stride, s, length, head_size, scale, o + i * hidden, hidden);
+        attend<4>(q + i * stride, stride, s, head, i, length, head_size, scale, o + i * hidden, hidden);
+      for (; i < end; ++i)
+        attend<1>(q + i * stride, stride, s, head, i, length, head_size, scale, o + i * hidden, hidden);
     }
   }
 }

@@ -119,19 +119,21 @@ void run(Context<Cuda>& context, const T* qkv, int64_t first_token, const int32_
 
 }  // namespace
 
-#define FTBERT_INSTANTIATE(T)                                                                                    \
-  template <>                                                                                                    \
-  void attention<Cuda, T>(Context<Cuda> & context, const T* qkv, int64_t first_token, const int32_t* cu_seqlens, \
-                          int64_t batch, int64_t max_seqlen, int64_t heads, int64_t head_size, void*, T* out) {  \
-    run(context, qkv, first_token, cu_seqlens, batch, max_seqlen, heads, head_size, out);                        \
-  }                                                                                                              \
-  template <>                                                                                                    \
-  size_t attention_scratch_bytes<Cuda, T>(int64_t, int64_t) {                                                    \
-    return 0;                                                                                                    \
-  }                                                                                                              \
-  template <>                                                                                                    \
-  bool attention_supports<Cuda, T>(const Context<Cuda>&, int64_t head_size) {                                    \
-    return head_size == 32 || head_size == 64 || head_size == 128;                                               \
+#define FTBERT_INSTANTIATE(T)                                                                                        \
+  template <>                                                                                                        \
+  void attention<Cuda, T>(Context<Cuda> & context, const T* qkv, int64_t first_token, const int32_t* cu_seqlens,     \
+                          RelativeBias<T> bias, int64_t batch, int64_t max_seqlen, int64_t heads, int64_t head_size, \
+                          void*, T* out) {                                                                           \
+    FTBERT_CHECK(!bias.table, "attention: the fused path takes no relative position bias on CUDA");                  \
+    run(context, qkv, first_token, cu_seqlens, batch, max_seqlen, heads, head_size, out);                            \
+  }                                                                                                                  \
+  template <>                                                                                                        \
+  size_t attention_scratch_bytes<Cuda, T>(int64_t, int64_t) {                                                        \
+    return 0;                                                                                                        \
+  }                                                                                                                  \
+  template <>                                                                                                        \
+  bool attention_supports<Cuda, T>(const Context<Cuda>&, int64_t head_size, bool relative_bias) {                    \
+    return !relative_bias && (head_size == 32 || head_size == 64 || head_size == 128);                               \
   }
 FTBERT_INSTANTIATE(float)
 FTBERT_INSTANTIATE(half_t)

@@ -126,17 +126,25 @@ void add_bias_act(Context<Device>& context, T* x, const T* bias, Activation acti
 // In this and the next section cu_seqlens may point at the first of a run of sequences; token t lies in row
 // t - first_token of the packed argument, so that a run can be worked on by itself.
 
-// softmax(q k^T / sqrt(head_size)) v within each sequence, on packed tokens; no score matrix in memory.
+// What is added to a score before the softmax: table[head][column(key) - column(query) + span-1].
+template <class T>
+struct RelativeBias {
+  const T* table = nullptr;          // [heads, 2*span-1], or nullptr: nothing is added
+  const int32_t* columns = nullptr;  // [all tokens, from token 0] places in the padded input; nullptr: in the sequence
+  int64_t span = 0;                  // distances are below it
+};
+
+// softmax(q k^T / sqrt(head_size) + bias) v within each sequence, on packed tokens; no score matrix in memory.
 template <class Device, class T>
 void attention(Context<Device>& context, const T* qkv,  // [tokens, 3*hidden], bias already added
-               int64_t first_token, const int32_t* cu_seqlens, int64_t batch, int64_t max_seqlen, int64_t heads,
-               int64_t head_size,
+               int64_t first_token, const int32_t* cu_seqlens, RelativeBias<T> bias, int64_t batch, int64_t max_seqlen,
+               int64_t heads, int64_t head_size,
                void* scratch,  // attention_scratch_bytes
                T* out);        // [tokens, hidden]
 template <class Device, class T>
 size_t attention_scratch_bytes(int64_t max_seqlen, int64_t head_size);
 template <class Device, class T>
-bool attention_supports(const Context<Device>& context, int64_t head_size);
+bool attention_supports(const Context<Device>& context, int64_t head_size, bool relative_bias);
 
 // ---- the general attention path: add_qkv_bias, GEMM, softmax, GEMM, transpose ------------------------------
 
@@ -146,14 +154,11 @@ template <class Device, class T>
 void add_qkv_bias(Context<Device>& context, const T* qkv, const T* bias, int64_t first_token, const int32_t* cu_seqlens,
                   int64_t batch, int64_t seq, int64_t heads, int64_t head_size, T* q, T* k, T* v);
 
-// scores, probabilities [batch, heads, seq, seq]: softmax(scale * score + relative bias) over the keys of the row's
-// own sequence; 0 at keys and queries past its length. May run in place where T is float. relative_bias
-// [heads, 2*span-1] is indexed by column(key) - column(query) + span-1, columns [all tokens, from token 0] being the
-// tokens' columns in the padded input (nullptr: their places in the sequence); relative_bias == nullptr: none.
+// scores, probabilities [batch, heads, seq, seq]: softmax(scale * score + bias) over the keys of the row's own
+// sequence; 0 at keys and queries past its length. May run in place where T is float.
 template <class Device, class T>
 void softmax(Context<Device>& context, const float* scores, const int32_t* cu_seqlens, float scale,
-             const T* relative_bias, const int32_t* columns, int64_t span, int64_t batch, int64_t heads, int64_t seq,
-             T* probabilities);
+             RelativeBias<T> bias, int64_t batch, int64_t heads, int64_t seq, T* probabilities);
 
 // [batch, heads, seq, head_size] -> [tokens, hidden], dropping padding
 template <class Device, class T>

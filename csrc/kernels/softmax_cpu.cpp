@@ -8,13 +8,13 @@ namespace ftbert {
 
 template <>
 void softmax<Cpu, float>(Context<Cpu>&, const float* scores, const int32_t* cu_seqlens, float scale,
-                         const float* relative_bias, const int32_t* columns, int64_t span, int64_t batch, int64_t heads,
-                         int64_t seq, float* probabilities) {
+                         RelativeBias<float> relative, int64_t batch, int64_t heads, int64_t seq,
+                         float* probabilities) {
 #pragma omp parallel for schedule(static) collapse(2)
   for (int64_t b = 0; b < batch; ++b) {
     for (int64_t h = 0; h < heads; ++h) {
       const int64_t length = cu_seqlens[b + 1] - cu_seqlens[b];
-      const int32_t* column = columns ? columns + cu_seqlens[b] : nullptr;
+      const int32_t* column = relative.columns ? relative.columns + cu_seqlens[b] : nullptr;
       for (int64_t s = 0; s < seq; ++s) {
         const int64_t offset = ((b * heads + h) * seq + s) * seq;
         const float* in = scores + offset;
@@ -25,8 +25,8 @@ void softmax<Cpu, float>(Context<Cpu>&, const float* scores, const int32_t* cu_s
         }
 #pragma omp simd
         for (int64_t j = 0; j < length; ++j) out[j] = in[j] * scale;
-        if (relative_bias) {
-          const float* bias = relative_bias + h * (2 * span - 1) + span - 1;
+        if (relative.table) {
+          const float* bias = relative.table + h * (2 * relative.span - 1) + relative.span - 1;
           for (int64_t j = 0; j < length; ++j) out[j] += bias[column ? column[j] - column[s] : j - s];
         }
         const float inverse = 1.0f / exp_row(out, length);

@@ -139,8 +139,7 @@ __global__ void __launch_bounds__(Shape::kMaxThreads)
 
 template <class Device, class T>
 void softmax(Context<Device>& context, const float* scores, const int32_t* cu_seqlens, float scale,
-             const T* relative_bias, const int32_t* columns, int64_t span, int64_t batch, int64_t heads, int64_t seq,
-             T* probabilities) {
+             RelativeBias<T> bias, int64_t batch, int64_t heads, int64_t seq, T* probabilities) {
   const int64_t rows = batch * heads * seq;
   if (rows == 0) return;
   FTBERT_CHECK(seq < (1 << 30), "softmax: a row has at most 2^30 elements, got ", seq);
@@ -148,7 +147,7 @@ void softmax(Context<Device>& context, const float* scores, const int32_t* cu_se
     using Shape = decltype(shape);
     const RowLaunch on = row_launch<Shape>(rows, context.sm_count);
     softmax_kernel<Shape><<<on.blocks, on.threads, 0, static_cast<cudaStream_t>(context.stream)>>>(
-        scores, cu_seqlens, scale, native(relative_bias), columns, span, rows, static_cast<int>(heads),
+        scores, cu_seqlens, scale, native(bias.table), bias.columns, bias.span, rows, static_cast<int>(heads),
         static_cast<int>(seq), native(probabilities));
     FTBERT_LAUNCH_CHECK("softmax");
   };
@@ -159,8 +158,8 @@ void softmax(Context<Device>& context, const float* scores, const int32_t* cu_se
 }
 
 #define FTBERT_INSTANTIATE(T)                                                                                   \
-  template void softmax(Context<Cuda>&, const float*, const int32_t*, float, const T*, const int32_t*, int64_t, \
-                        int64_t, int64_t, int64_t, T*);
+  template void softmax(Context<Cuda>&, const float*, const int32_t*, float, RelativeBias<T>, int64_t, int64_t, \
+                        int64_t, T*);
 FTBERT_INSTANTIATE(float)
 FTBERT_INSTANTIATE(half_t)
 FTBERT_INSTANTIATE(bfloat16_t)
