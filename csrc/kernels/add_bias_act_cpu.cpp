@@ -1,5 +1,6 @@
 // x = act(x + bias), row by row.
 #include "kernels/kernels.h"
+#include "kernels/parallel_cpu.h"
 #include "kernels/simd_math.h"
 
 namespace ftbert {
@@ -7,7 +8,7 @@ namespace {
 
 template <Activation activation>
 void run(float* x, const float* bias, int64_t rows, int64_t cols) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (rows * cols > kSerialElements)
   for (int64_t r = 0; r < rows; ++r) {
     float* row = x + r * cols;
     if (bias) {

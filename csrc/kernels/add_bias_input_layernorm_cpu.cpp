@@ -1,6 +1,7 @@
 // sum = x + bias + input; out = LayerNorm(sum) * gamma + beta.
 #include "kernels/kernels.h"
 #include "kernels/layernorm_row.h"
+#include "kernels/parallel_cpu.h"
 
 namespace ftbert {
 
@@ -8,7 +9,7 @@ template <>
 void add_bias_input_layernorm<Cpu, float>(Context<Cpu>&, const float* x, const float* bias, const float* input,
                                           const float* gamma, const float* beta, float eps, int64_t rows, int64_t cols,
                                           float* sum, float* out) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (rows * cols > kSerialElements)
   for (int64_t r = 0; r < rows; ++r) {
     const float* a = x + r * cols;
     const float* b = input ? input + r * cols : nullptr;

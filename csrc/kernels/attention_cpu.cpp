@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "kernels/kernels.h"
+#include "kernels/parallel_cpu.h"
 #include "kernels/softmax_row.h"
 
 namespace ftbert {
@@ -143,7 +144,9 @@ void attention<Cpu, float>(Context<Cpu>&, const float* qkv, int64_t first_token,
   const int64_t parts = (max_seqlen + kQueriesPerItem - 1) / kQueriesPerItem;
   const int64_t items = batch * heads * parts;
   const int chunk = static_cast<int>(std::clamp<int64_t>(items / (threads * 16), 1, 16));
-#pragma omp parallel num_threads(threads)
+  // Sixteen multiplications take about as long as an element elsewhere.
+  const int64_t most = (cu_seqlens[batch] - cu_seqlens[0]) * max_seqlen * hidden / 16;
+#pragma omp parallel num_threads(threads) if (most > kSerialElements)
   {
     const Scratch s(static_cast<float*>(scratch) + omp_get_thread_num() * Scratch::floats(max_seqlen, head_size),
                     max_seqlen, head_size);

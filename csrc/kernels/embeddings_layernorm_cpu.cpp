@@ -1,6 +1,7 @@
 // out[t] = LayerNorm(word[id] + position[p] + token_type[tt]) for each packed token.
 #include "kernels/kernels.h"
 #include "kernels/layernorm_row.h"
+#include "kernels/parallel_cpu.h"
 
 namespace ftbert {
 
@@ -8,7 +9,7 @@ template <>
 void embeddings_layernorm<Cpu, float>(Context<Cpu>&, const EmbeddingTables<float>& tables, const int64_t* input_ids,
                                       const int64_t* token_type_ids, const int64_t* token_index,
                                       const int32_t* positions, int64_t tokens, int64_t cols, float* out) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (tokens * cols > kSerialElements)
   for (int64_t t = 0; t < tokens; ++t) {
     const int64_t source = token_index ? token_index[t] : t;
     float* row = out + t * cols;

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "kernels/kernels.h"
+#include "kernels/parallel_cpu.h"
 
 namespace ftbert {
 namespace {
@@ -67,7 +68,7 @@ template <>
 void padding_positions<Cpu>(Context<Cpu>&, PositionKind kind, const int64_t* input_ids, const int64_t* token_index,
                             const int32_t* cu_seqlens, int64_t batch, int64_t seq, int64_t padding_id,
                             int32_t* positions) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (cu_seqlens[batch] > kSerialElements)
   for (int64_t b = 0; b < batch; ++b) {
     const int64_t begin = cu_seqlens[b], end = cu_seqlens[b + 1];
     if (kind != PositionKind::from_padding) {
@@ -104,7 +105,7 @@ void padding_stage<Cpu>(Context<Cpu>&, const int64_t* input_ids, const int64_t* 
 template <>
 void remove_padding<Cpu, float>(Context<Cpu>&, const float* padded, const int64_t* token_index, int64_t tokens,
                                 int64_t cols, float* packed) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (tokens * cols > kSerialElements)
   for (int64_t t = 0; t < tokens; ++t)
     std::memcpy(packed + t * cols, padded + token_index[t] * cols, cols * sizeof(float));
 }
@@ -112,7 +113,7 @@ void remove_padding<Cpu, float>(Context<Cpu>&, const float* padded, const int64_
 template <>
 void restore_padding<Cpu, float>(Context<Cpu>&, const float* packed, const int32_t* packed_index, int64_t rows,
                                  int64_t cols, float* padded) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (rows * cols > kSerialElements)
   for (int64_t r = 0; r < rows; ++r) {
     if (packed_index[r] < 0)
       std::memset(padded + r * cols, 0, cols * sizeof(float));
