@@ -14,7 +14,6 @@ import csv
 import json
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from machine import DTYPES, log, provenance  # noqa: E402
+from machine import DTYPES, gpu_events, log, provenance  # noqa: E402
 
 import ftbert  # noqa: E402
 from ftbert.token_batches import sequences_of  # noqa: E402
@@ -110,16 +109,7 @@ def peer(options: argparse.Namespace, batch_size: int) -> Encode:
 
 def busy_share(encode: Encode, texts: list[str]) -> float:
     """Of the time between the first and the last kernel, that in which one runs."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        encode(texts)
-        torch.cuda.synchronize()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "trace.json")
-        profiler.export_chrome_trace(str(path))
-        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") in ("kernel", "gpu_memcpy"))
+    spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in gpu_events(lambda: encode(texts)))
     busy, reached = 0.0, spans[0][0]
     for begin, end in spans:
         busy += max(0.0, end - max(begin, reached))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import torch
-from machine import DTYPES, bandwidth, flops
+from machine import DTYPES, bandwidth, flops, gpu_events
 from peers import Call
 
 # The first whose pattern is in a kernel's name.
@@ -56,21 +53,8 @@ def gemm_floor(reference: Any, tokens: int, device: torch.device, dtype: torch.d
 
 def split(call: Call, repeats: int = 5) -> dict[str, float]:
     """Milliseconds of one call on the GPU by part, and in the gaps between kernels."""
-    from torch.profiler import ProfilerActivity, profile
-
     call()
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        for _ in range(repeats):
-            call()
-        torch.cuda.synchronize()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "trace.json")
-        profiler.export_chrome_trace(str(path))
-        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    runs = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
-    if not runs:
-        raise RuntimeError("the profiler saw no kernel")
+    runs = gpu_events(lambda: [call() for _ in range(repeats)])
     parts = dict.fromkeys([*PARTS, "other"], 0.0)
     for event in runs:
         name = next((part for part, words in PARTS.items() if re.search(words, event["name"], re.I)), "other")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -14,10 +16,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-
 ROOT = Path(__file__).resolve().parent.parent
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+
+from ftbert.config import DTYPES as DTYPES  # noqa: E402
+
 PACKAGES = ("torch", "transformers", "sentence-transformers", "onnxruntime", "openvino", "ctranslate2")
 
 
@@ -129,3 +134,21 @@ def flops(device: torch.device, dtype: torch.dtype) -> float:
     n = 8192 if device.type == "cuda" else 2048
     a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
     return 2 * n**3 / median_seconds(lambda: a @ b.T, device, rounds=5)
+
+
+def gpu_events(run: Callable[[], Any]) -> list[dict[str, Any]]:
+    """What ran on the GPU meanwhile, copies too: name, ts and dur in microseconds. RuntimeError: nothing was seen."""
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        run()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    seen = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    if not seen:
+        raise RuntimeError("the profiler saw nothing run on the GPU")
+    return seen

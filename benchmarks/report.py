@@ -202,7 +202,8 @@ def model_section(name: str, document: dict[str, Any]) -> list[str]:
             parts.append(chart(f"{name}-{model}-split", stacks(f"{model}: where ftbert's time goes", groups, shares)))
         if all("gemm_floor_ms" in r and "byte_floor_ms" in r for r in some):
             ours = [
-                min(row["ms"] for n, row in r["peers"].items() if n.startswith("ftbert") and "ms" in row) for r in some
+                min((row["ms"] for n, row in r["peers"].items() if n.startswith("ftbert") and "ms" in row), default=0.0)
+                for r in some
             ]
             floors = {
                 "matrix products alone": [
@@ -219,6 +220,7 @@ def model_section(name: str, document: dict[str, Any]) -> list[str]:
         for peer, row in r["peers"].items()
         if "failed" in row
     }
+    failed |= {f"{point_name(r)}: {r['failed']}" for r in results if "failed" in r}
     if failed:
         items = "".join(f"<li>{escape(line)}</li>" for line in sorted(failed))
         parts.append(f'<details><summary>What could not run</summary><ul class="note">{items}</ul></details>')

@@ -213,14 +213,19 @@ def _tune(options: argparse.Namespace) -> int:
 
 def _token_counts(options: argparse.Namespace) -> list[int]:
     """Of the batches that the texts make, in order."""
-    from ftbert.model import load
+    from ftbert.cache import open_cached
     from ftbert.records import Position, ReadOptions, open_source
-    from ftbert.token_batches import sequences_of
+    from ftbert.text_settings import TextSettings
+    from ftbert.tokenizer import Tokenizer
 
-    model = load(options.model, heads=False)  # for its tokenizer
+    checkpoint = open_cached(options.model)
+    if checkpoint.folder is None:
+        raise ValueError("tune: --texts needs a model with a tokenizer")
+    settings = TextSettings.from_folder(checkpoint.folder)
+    tokenizer = Tokenizer(checkpoint.folder, settings, checkpoint.config.encoder.max_seq)
     read = ReadOptions(options.column or "text", keep=False, batch_records=options.batch)
     return [
-        sum(len(sequence) for sequence in sequences_of(model, chunk.texts))
+        sum(map(len, tokenizer.encode_batch(chunk.texts)))
         for chunk in open_source(Path(options.texts), read).chunks(Position())
     ]
 

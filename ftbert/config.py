@@ -10,6 +10,11 @@ from typing import Any
 import torch
 
 # The core's words for element types.
+# transformers' names -> what they compute
+ACTIVATIONS = {
+    "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu", "tanh": "tanh", "none": "none",
+}  # fmt: skip
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 FORMAT = "ftbert"

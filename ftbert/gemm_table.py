@@ -25,10 +25,10 @@ import torch
 
 from ftbert._library import build_info
 from ftbert.cache import cache_folder
+from ftbert.config import DTYPES
 
 FORMAT = 1
 _SHIPPED = Path(__file__).parent / "gemm_tables"
-_DTYPES = ("fp32", "fp16", "bf16")
 _ACTIVATIONS = ("none", "relu", "gelu_tanh")
 
 
@@ -106,7 +106,7 @@ class Row:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise TableError(f"a row cannot be read ({type(error).__name__}: {error})") from None
-        fits = product.dtype in _DTYPES and product.activation in _ACTIVATIONS and min(product.n, product.k) > 0
+        fits = product.dtype in DTYPES and product.activation in _ACTIVATIONS and min(product.n, product.k) > 0
         fits = fits and len(row.timed) == len(row.us) == len(row.default_us)
         if not fits or not 0 < row.first <= row.last:
             raise TableError(f"a row makes no sense: {product}, m from {row.first} to {row.last}")

@@ -9,14 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ftbert.config import HeadConfig
+from ftbert.config import ACTIVATIONS, HeadConfig
 from ftbert.module import EncoderModule
-
-# transformers' names -> ours
-_ACTIVATIONS = {
-    "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu", "tanh": "tanh", "none": "none",
-}  # fmt: skip
 
 
 class Head(torch.nn.Module):
@@ -31,14 +25,14 @@ class Head(torch.nn.Module):
 
     def __init__(self, config: HeadConfig, weights: dict[str, Tensor]) -> None:
         super().__init__()
-        if config.width and config.activation not in _ACTIVATIONS:
-            known = ", ".join(sorted(_ACTIVATIONS))
+        if config.width and config.activation not in ACTIVATIONS:
+            known = ", ".join(sorted(ACTIVATIONS))
             raise ValueError(f"head {config.task}: activation {config.activation!r} is not one of {known}")
         self.task = config.task
         self.source = config.source
         self.tied = config.tied
         self.norm_eps = config.norm_eps
-        self.activation = _ACTIVATIONS[config.activation] if config.width else "none"
+        self.activation = ACTIVATIONS[config.activation] if config.width else "none"
         self.has_dense = config.width > 0
         for name in ("dense.weight", "dense.bias", "norm.weight", "norm.bias", "out.weight", "out.bias"):
             self.register_buffer(name.replace(".", "_"), weights.get(name, torch.empty(0)))

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ftbert.config import DTYPES, EncoderConfig
+from ftbert.config import ACTIVATIONS, DTYPES, EncoderConfig
 from ftbert.gemm_table import Product, Row, tuner_module
 
 __all__ = ["Algorithm", "Bench", "Product", "ProductTuner", "buckets", "products", "products_of_shape", "search"]
@@ -31,7 +31,6 @@ Algorithm = Any
 
 _AT_ONCE = 64  # graphs that exist at a time
 _WEIGHT_BYTES = 160 << 20  # more than any L2 cache, and about what a BERT-base has
-_TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_tanh")
 _CONFIG = ("id", "tile", "stages", "split_k", "reduction", "swizzle", "custom", "inner_shape", "cluster")
 
 
@@ -48,9 +47,8 @@ def products(config: EncoderConfig, dtype: str) -> list[Product]:
 def products_of_shape(hidden: int, inter: int, activation: str, dtype: str) -> list[Product]:
     """Of one layer: QKV, attention's output, and the two of the feed-forward block."""
     # An activation that cuBLASLt does not compute exactly comes after the product, and its bias with it.
-    fused = activation if activation == "relu" else "none"
-    if activation in _TANH_GELU and dtype != "fp32":
-        fused = "gelu_tanh"
+    computed = ACTIVATIONS.get(activation, activation)
+    fused = computed if computed == "relu" or (computed == "gelu_tanh" and dtype != "fp32") else "none"
     return [
         Product(dtype, 3 * hidden, hidden, bias=True),
         Product(dtype, hidden, hidden),

@@ -70,6 +70,15 @@ def test_the_page_is_whole_and_escaped(results: Path) -> None:
     assert len(list(results.glob("*.svg"))) == 2
 
 
+def test_a_result_without_ftbert_and_with_a_floor_that_failed(results: Path) -> None:
+    result = json.loads(json.dumps(RESULT))
+    del result["results"][0]["peers"]["ftbert"]
+    result["results"][0]["failed"] = "RuntimeError: no profiler"
+    (results / "cpu-fp32.json").write_text(json.dumps(result))
+    page = report.page()
+    assert "base 4x8 full: RuntimeError: no profiler" in page and page.count("<svg") == 2
+
+
 def test_charts_are_well_formed() -> None:
     series = {"a & b": [1.0, None], "c": [0.5, 2.0]}
     for svg in (charts.bars("t < u", ["x", "y"], series, "x", 1.0), charts.stacks("t", ["x", "y"], series)):

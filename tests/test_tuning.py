@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import subprocess
@@ -13,10 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from ftbert import gemm_table, tune, tuning
+import ftbert
+from ftbert import cli, gemm_table, tune, tuning
 from ftbert.cli import main
 from ftbert.config import DTYPES, EncoderConfig
 from ftbert.gemm_table import Machine, Product, Row, TableError, add_rows, in_force, merge, read_table
+from ftbert.text import tokenizer_of
 from ftbert.tuning import Bench, ProductTuner, buckets, products_of_shape
 
 HERE = Machine("Test GPU", "cuBLASLt 1.2.3")
@@ -253,6 +256,26 @@ def test_a_tie_goes_to_the_row_before(monkeypatch: pytest.MonkeyPatch) -> None:
     tuner = fake_tuner(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), two, three])
     assert tuner.row(193, 256).algorithm == two.data
     assert tuner.row(129, 192).algorithm == two.data  # three is faster by 0.1 %
+
+
+def test_token_counts_of_texts(tmp_path: Path, tiny_bert: Callable[..., Path]) -> None:
+    folder = tiny_bert(tmp_path)
+    (tmp_path / "in.txt").write_text("a b c\na\nab\n\n", encoding="utf-8")
+    model = ftbert.load(folder)
+    want = [len(ids) for ids in tokenizer_of(model).encode_batch(["a b c", "a", "ab", ""])]
+    options = argparse.Namespace(model=str(folder), texts=str(tmp_path / "in.txt"), column=None, batch=2)
+    assert cli._token_counts(options) == [want[0] + want[1], want[2] + want[3]]
+    (folder / "vocab.txt").unlink()
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    with pytest.raises(FileNotFoundError):  # no counts are made up
+        cli._token_counts(options)
+
+
+def test_activations_that_cublaslt_computes() -> None:
+    for name, fused in (("gelu", "none"), ("gelu_fast", "gelu_tanh"), ("relu", "relu"), ("silu", "none")):
+        up = products_of_shape(64, 128, name, "bf16")[2]
+        assert (up.activation, up.bias) == (fused, fused != "none"), name
 
 
 def test_report_and_picture() -> None:

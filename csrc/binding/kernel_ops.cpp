@@ -1,160 +1,16 @@
-// torch.ops.ftbert.*: every kernel by itself, functional, for tests, benchmarks and heads. Fake implementations are in
-// ftbert/_fake.py.
+// torch.ops.ftbert.*: every kernel by itself, for tests, benchmarks and heads; those of padding are in padding_ops.cpp.
+// Fake implementations are in ftbert/_fake.py.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/zeros.h>
-#include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
-#include "binding/tensors.h"
+#include "binding/op_checks.h"
 #include "core/types.h"
 #include "kernels/kernels.h"
 #include "weights.h"
 
 namespace ftbert::binding {
 namespace {
-
-using at::Tensor;
-using OptionalTensor = std::optional<Tensor>;
-
-void same(const char* name, const Tensor& t, const Tensor& like, at::IntArrayRef shape) {
-  FTBERT_CHECK(
-      t.sizes() == shape && t.scalar_type() == like.scalar_type() && t.device() == like.device() && t.is_contiguous(),
-      name, ": expected contiguous ", at::toString(like.scalar_type()), " ", shape_text(shape), " on ",
-      like.device().str(), ", got ", describe(t));
-}
-
-void same(const char* name, const OptionalTensor& t, const Tensor& like, at::IntArrayRef shape) {
-  if (t) same(name, *t, like, shape);
-}
-
-void integers(const char* name, const Tensor& t, const Tensor& like, at::ScalarType type, int64_t least) {
-  FTBERT_CHECK(
-      t.dim() == 1 && t.size(0) >= least && t.scalar_type() == type && t.device() == like.device() && t.is_contiguous(),
-      name, ": expected contiguous ", at::toString(type), " of at least ", least, " on ", like.device().str(), ", got ",
-      describe(t));
-}
-
-void rank(const char* name, const Tensor& t, int64_t rank) {
-  FTBERT_CHECK(t.dim() == rank && t.is_contiguous(), name, ": expected a contiguous tensor of rank ", rank, ", got ",
-               describe(t));
-}
-
-// f(context, T{}) for x's device and dtype
-template <class F>
-void run(const Tensor& x, F&& f) {
-  const c10::DeviceGuard guard(x.device());
-  dispatch(device_kind(x.device()), dtype_of(x.scalar_type()), [&](auto backend) {
-    using Device = typename decltype(backend)::Device;
-    CallContext<Device> call(x.device());
-    f(backend, call.context);
-  });
-}
-
-// As `run`, for kernels that have no element type of their own.
-template <class F>
-void run_untyped(const at::Device& device, F&& f) {
-  const c10::DeviceGuard guard(device);
-  dispatch(device_kind(device), DType::fp32, [&](auto backend) {
-    using Device = typename decltype(backend)::Device;
-    CallContext<Device> call(device);
-    f(backend, call.context);
-  });
-}
-
-std::tuple<Tensor, Tensor, Tensor, Tensor> padding(const Tensor& mask) {
-  rank("mask", mask, 2);
-  const int64_t batch = mask.size(0), rows = mask.numel();
-  const auto options = mask.options();
-  Tensor cu = at::empty({batch + 1}, options.dtype(at::kInt)), index = at::empty({rows}, options.dtype(at::kLong));
-  Tensor packed = at::empty({rows}, options.dtype(at::kInt)), info = at::empty({5}, options.dtype(at::kLong));
-  run_untyped(mask.device(), [&](auto backend, auto& context) {
-    using Device = typename decltype(backend)::Device;
-    PaddingInfo* to = reinterpret_cast<PaddingInfo*>(data<int64_t>(info));
-    const auto go = [&]<class M>(M*) {
-      padding_offsets<Device, M>(context, data<M>(mask), batch, mask.size(1), data<int32_t>(cu), data<int64_t>(index),
-                                 data<int32_t>(packed), to);
-    };
-    if (mask.scalar_type() == at::kLong) return go(static_cast<int64_t*>(nullptr));
-    if (mask.scalar_type() == at::kFloat) return go(static_cast<float*>(nullptr));
-    FTBERT_CHECK(mask.scalar_type() == at::kBool || mask.scalar_type() == at::kByte,
-                 "mask: expected bool, uint8, int64 or float32");
-    go(static_cast<uint8_t*>(nullptr));
-  });
-  return {cu, index, packed, info};
-}
-
-Tensor padding_mask(const Tensor& lengths, int64_t seq) {
-  integers("lengths", lengths, lengths, at::kInt, 0);
-  Tensor mask = at::empty({lengths.size(0), seq}, lengths.options().dtype(at::kByte));
-  run_untyped(lengths.device(), [&](auto backend, auto& context) {
-    padding_mask_from_lengths<typename decltype(backend)::Device>(context, data<int32_t>(lengths), lengths.size(0), seq,
-                                                                  data<uint8_t>(mask));
-  });
-  return mask;
-}
-
-Tensor positions(const Tensor& ids, const OptionalTensor& token_index, const Tensor& cu, int64_t tokens,
-                 const std::string& kind, int64_t padding_id) {
-  integers("cu_seqlens", cu, ids, at::kInt, 1);
-  if (token_index) integers("token_index", *token_index, ids, at::kLong, tokens);
-  Tensor out = at::empty({tokens}, ids.options().dtype(at::kInt));
-  FTBERT_CHECK(kind == "absolute" || kind == "from_padding", "kind: expected absolute or from_padding, got ", kind);
-  run_untyped(ids.device(), [&](auto backend, auto& context) {
-    padding_positions<typename decltype(backend)::Device>(
-        context, kind == "absolute" ? PositionKind::absolute : PositionKind::from_padding, data<int64_t>(ids),
-        data<int64_t>(token_index), data<int32_t>(cu), cu.size(0) - 1, ids.size(-1), padding_id, data<int32_t>(out));
-  });
-  return out;
-}
-
-std::tuple<Tensor, Tensor, Tensor, Tensor> stage(const Tensor& ids, const OptionalTensor& types,
-                                                 const OptionalTensor& token_index, const Tensor& cu, int64_t tokens,
-                                                 int64_t most_tokens, int64_t most_batch) {
-  const int64_t batch = cu.size(0) - 1;
-  integers("cu_seqlens", cu, ids, at::kInt, 1);
-  if (token_index) integers("token_index", *token_index, ids, at::kLong, tokens);
-  same("token_type_ids", types, ids, ids.sizes());
-  FTBERT_CHECK(tokens <= most_tokens && batch <= most_batch && (token_index || tokens <= ids.numel()),
-               "expected tokens <= most_tokens and batch <= most_batch, got ", tokens, " of ", most_tokens, ", ", batch,
-               " of ", most_batch);
-  Tensor staged_ids = at::empty({most_tokens}, ids.options()), staged_types = at::empty_like(staged_ids);
-  Tensor positions = at::ones({most_tokens}, ids.options().dtype(at::kInt));
-  Tensor staged_cu = at::empty({most_batch + 1}, cu.options());
-  run_untyped(ids.device(), [&](auto backend, auto& context) {
-    padding_stage<typename decltype(backend)::Device>(
-        context, data<int64_t>(ids), data<int64_t>(types), data<int64_t>(token_index), data<int32_t>(cu), tokens, batch,
-        most_tokens, most_batch, data<int64_t>(staged_ids), data<int64_t>(staged_types), data<int32_t>(positions),
-        data<int32_t>(staged_cu));
-  });
-  return {staged_ids, staged_types, positions, staged_cu};
-}
-
-Tensor remove(const Tensor& padded, const Tensor& token_index, int64_t tokens) {
-  rank("padded", padded, 2);
-  integers("token_index", token_index, padded, at::kLong, tokens);
-  Tensor out = at::empty({tokens, padded.size(1)}, padded.options());
-  run(padded, [&](auto backend, auto& context) {
-    using B = decltype(backend);
-    remove_padding<typename B::Device, typename B::T>(context, data<typename B::T>(padded), data<int64_t>(token_index),
-                                                      tokens, padded.size(1), data<typename B::T>(out));
-  });
-  return out;
-}
-
-Tensor restore(const Tensor& packed, const Tensor& packed_index) {
-  rank("packed", packed, 2);
-  integers("packed_index", packed_index, packed, at::kInt, 0);
-  Tensor out = at::empty({packed_index.size(0), packed.size(1)}, packed.options());
-  run(packed, [&](auto backend, auto& context) {
-    using B = decltype(backend);
-    restore_padding<typename B::Device, typename B::T>(context, data<typename B::T>(packed),
-                                                       data<int32_t>(packed_index), packed_index.size(0),
-                                                       packed.size(1), data<typename B::T>(out));
-  });
-  return out;
-}
 
 Tensor embeddings(const Tensor& ids, const OptionalTensor& types, const OptionalTensor& token_index, const Tensor& pos,
                   const Tensor& word, const OptionalTensor& position, const OptionalTensor& token_type,
@@ -330,32 +186,9 @@ Tensor linear_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bi
   return out;
 }
 
-Tensor first(const Tensor& packed, const Tensor& cu) {
-  rank("packed", packed, 2);
-  integers("cu_seqlens", cu, packed, at::kInt, 1);
-  const int64_t batch = cu.size(0) - 1;
-  Tensor out = at::empty({batch, packed.size(1)}, packed.options());
-  run(packed, [&](auto backend, auto& context) {
-    using T = typename decltype(backend)::T;
-    first_rows<typename decltype(backend)::Device, T>(context, data<T>(packed), data<int32_t>(cu), batch,
-                                                      packed.size(1), data<T>(out));
-  });
-  return out;
-}
-
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(ftbert, m) {
-  m.def("padding(Tensor mask) -> (Tensor, Tensor, Tensor, Tensor)");
-  m.def("padding_mask(Tensor lengths, SymInt seq) -> Tensor");
-  m.def(
-      "padding_positions(Tensor input_ids, Tensor? token_index, Tensor cu_seqlens, SymInt tokens, str kind, int "
-      "padding_id) -> Tensor");
-  m.def(
-      "padding_stage(Tensor input_ids, Tensor? token_type_ids, Tensor? token_index, Tensor cu_seqlens, SymInt tokens, "
-      "SymInt most_tokens, SymInt most_batch) -> (Tensor, Tensor, Tensor, Tensor)");
-  m.def("remove_padding(Tensor padded, Tensor token_index, SymInt tokens) -> Tensor");
-  m.def("restore_padding(Tensor packed, Tensor packed_index) -> Tensor");
   m.def(
       "embeddings_layernorm(Tensor input_ids, Tensor? token_type_ids, Tensor? token_index, Tensor positions, Tensor "
       "word, "
@@ -373,20 +206,12 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
       "softmax(Tensor scores, Tensor cu_seqlens, float scale, Tensor? relative_bias, Tensor? columns, ScalarType "
       "dtype) -> Tensor");
   m.def("transpose(Tensor x, Tensor cu_seqlens, SymInt tokens) -> Tensor");
-  m.def("first_rows(Tensor packed, Tensor cu_seqlens) -> Tensor");
   m.def("pooling(Tensor hidden, Tensor cu_seqlens, str mode, bool normalize) -> Tensor");
   m.def("linear(Tensor a, Tensor weight, Tensor? bias, str activation) -> Tensor");
 }
 
 // One implementation for both devices: the core's own switch chooses.
 #define FTBERT_KERNEL_OPS(m)                      \
-  m.impl("first_rows", &first);                   \
-  m.impl("padding", &padding);                    \
-  m.impl("padding_mask", &padding_mask);          \
-  m.impl("padding_positions", &positions);        \
-  m.impl("padding_stage", &stage);                \
-  m.impl("remove_padding", &remove);              \
-  m.impl("restore_padding", &restore);            \
   m.impl("embeddings_layernorm", &embeddings);    \
   m.impl("add_bias_input_layernorm", &layernorm); \
   m.impl("add_bias_act", &bias_act);              \

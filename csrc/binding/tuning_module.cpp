@@ -28,12 +28,6 @@ PYBIND11_MODULE(_tuning, m) {
            "m"_a, "n"_a, "k"_a, "dtype"_a, "bias"_a, "activation"_a);
 
   py::class_<GemmAlgorithm>(m, "Algorithm")
-      .def(py::init([](const std::array<uint64_t, 8>& data) {
-             GemmAlgorithm algorithm;
-             algorithm.data = data;
-             return algorithm;
-           }),
-           "data"_a)
       .def_readonly("data", &GemmAlgorithm::data)
       .def_readonly("id", &GemmAlgorithm::id)
       .def_readonly("tile", &GemmAlgorithm::tile)
