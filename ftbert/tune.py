@@ -12,7 +12,18 @@ from typing import Any
 
 import torch
 
-from ftbert.gemm_table import Machine, Product, Row, add_rows, in_force, install, read_table, sources, user_table
+from ftbert.gemm_table import (
+    Machine,
+    Product,
+    Row,
+    add_rows,
+    in_force,
+    install,
+    merge,
+    read_table,
+    sources,
+    user_table,
+)
 from ftbert.progress import Progress
 from ftbert.tuning import ProductTuner, buckets
 
@@ -81,8 +92,9 @@ def tune(
     """Tunes these products for m from `first` to `last`, or for the ranges that hold one of `lengths`.
 
     path: the table; default: the user's cache folder, where models find it. Rows that it has are kept (`force`: made
-    again), new rows are in the file within a second, and after `minutes` no further row is begun. Raises
-    RuntimeError (no GPU, no CUDA in this build, too little memory), ValueError (an empty range), OSError (path).
+    again), new rows are in the file within a second, and after `minutes` no further row is begun. Rows that it or the
+    tables in force have for the same products in the other 16-bit type save the search. Raises RuntimeError (no GPU, no
+    CUDA in this build, too little memory), ValueError (an empty range), OSError (path).
     """
     device = torch.device(device)
     machine = Machine.of(device)
@@ -98,14 +110,16 @@ def tune(
         if not ranges:
             raise ValueError(f"none of the {len(lengths)} token counts of these texts lies in {first}..{last}")
     add_rows(path, machine, [])  # finds out now whether the file can be written
-    have = [] if force else read_table(path)[1]
+    table = read_table(path)[1]
+    have = [] if force else table
     work = [
         (product, low, high)
         for low, high in reversed(ranges)
         for product in wanted
         if not any(row.product == product and row.first <= low and high <= row.last for row in have)
     ]
-    tuners = {product: ProductTuner(product, device) for product in wanted}
+    known = merge(table, in_force(machine))
+    tuners = {product: ProductTuner(product, device, known) for product in wanted}
     began, made, unwritten = time.monotonic(), 0, list[Row]()
     written = began
     bar = Progress(len(work), show_progress_bar, unit=" ranges", label="tune")

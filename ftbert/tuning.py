@@ -17,6 +17,7 @@ import random
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ Algorithm = Any
 _AT_ONCE = 64  # graphs that exist at a time
 _WEIGHT_BYTES = 160 << 20  # more than any L2 cache, and about what a BERT-base has
 _CONFIG = ("id", "tile", "stages", "split_k", "reduction", "swizzle", "custom", "inner_shape", "cluster")
+_OTHER_16_BIT = {"fp16": "bf16", "bf16": "fp16"}
 
 
 def products(config: EncoderConfig, dtype: str) -> list[Product]:
@@ -215,10 +217,18 @@ def buckets(first: int, last: int) -> list[tuple[int, int]]:
 
 
 class ProductTuner:
-    """Makes the rows of one product. What `search` finds at a power of two serves the ranges around it."""
+    """Makes the rows of one product. What `search` finds at a power of two serves the ranges around it.
 
-    def __init__(self, product: Product, device: int | str | torch.device = "cuda") -> None:
+    known: rows of tables for this machine. Those of the same product in the other 16-bit type save the search where
+    they cover the m: what is fast in one is fast in the other, and half of the time goes into searching.
+    """
+
+    def __init__(self, product: Product, device: int | str | torch.device = "cuda", known: Iterable[Row] = ()) -> None:
         self.product, self.device = product, device
+        twin = replace(product, dtype=_OTHER_16_BIT.get(product.dtype, ""))
+        self._known = [row for row in known if row.product == twin]
+        self._named: dict[tuple[int, ...], Algorithm] = {}  # by its settings; some of them where rows are known
+        self._named_at: set[int] = set()  # powers of two
         self._accepted: list[Algorithm] = []
         self._found: dict[int, list[Algorithm]] = {}
         self._recent: list[Algorithm] = []  # the finalists of the rows made last
@@ -227,10 +237,10 @@ class ProductTuner:
     def row(self, first: int, last: int) -> Row:
         """The row for m from first to last.
 
-        The candidates are cuBLASLt's own proposals, what `search` found at the power of two above and at the one below,
-        and the best of the rows made before; they are timed at `last`. A tie goes to the row before. The winner must be
-        as accurate as cuBLASLt's first proposal, and faster by more than the measurement's noise; else the row says: no
-        better.
+        The candidates are cuBLASLt's own proposals, the best of the rows made before, and what the other 16-bit type
+        runs around that m, or where that is not known, what `search` found at the power of two above and at the one
+        below; they are timed at `last`. A tie goes to the row before. The winner must be as accurate as cuBLASLt's
+        first proposal, and faster by more than the measurement's noise; else the row says: no better.
         """
         bench = Bench(self.product, last, self.device)
         default = bench.heuristics(1)[0]
@@ -253,14 +263,30 @@ class ProductTuner:
         if winner == 0 or ratio + max(noise, 0.003) >= 1:
             return Row(self.product, first, last, None, (last,), (us[0],), (us[0],))
         algorithm = finalists[winner]
-        config = {name: int(getattr(algorithm, name)) for name in _CONFIG}
+        config = dict(zip(_CONFIG, _settings(algorithm), strict=True))
         return Row(self.product, first, last, tuple(algorithm.data), (last,), (us[winner],), (us[0],), config)
 
     def _candidates(self, bench: Bench) -> list[Algorithm]:
         above = max(32, 1 << (bench.m - 1).bit_length())
         found = [*self._recent, *bench.heuristics()]
-        found += [a for m in (above, max(32, above // 2)) for a in self._search(m)]
+        found += self._of_the_other_type(bench, above) or [
+            a for m in (above, max(32, above // 2)) for a in self._search(m)
+        ]
         return list({tuple(a.data): a for a in found}.values())
+
+    def _of_the_other_type(self, bench: Bench, above: int) -> list[Algorithm]:
+        """What its rows run from half this m to twice as much; nothing where no row covers this m."""
+        if not any(row.first <= bench.m <= row.last for row in self._known):
+            return []
+        near = [row for row in self._known if 2 * row.last >= bench.m and row.first <= 2 * bench.m]
+        better = [row.config for row in near if row.algorithm is not None]
+        wanted = dict.fromkeys(tuple(config.get(name, -1) for name in _CONFIG) for config in better)
+        # An algorithm's bytes hold the data type, its settings do not: they are found again among what cuBLASLt accepts
+        # here. A large m leaves some out, which smaller ones have: a split sum's parts must fit into the workspace.
+        if above not in self._named_at and not wanted.keys() <= self._named.keys():
+            self._named_at.add(above)
+            self._named |= {_settings(algorithm): algorithm for algorithm in bench.enumerate()}
+        return [self._named[settings] for settings in wanted if settings in self._named]
 
     def _search(self, m: int) -> list[Algorithm]:
         if m not in self._found:
@@ -268,6 +294,10 @@ class ProductTuner:
             self._accepted = self._accepted or bench.enumerate()
             self._found[m] = search(bench, self._recent, self._accepted)
         return self._found[m]
+
+
+def _settings(algorithm: Algorithm) -> tuple[int, ...]:
+    return tuple(int(getattr(algorithm, name)) for name in _CONFIG)
 
 
 def _right(bench: Bench, algorithm: Algorithm, default: Algorithm) -> bool:

@@ -213,8 +213,8 @@ class FakeAlgorithm:
         self.stages = self.reduction = self.swizzle = self.custom = self.inner_shape = self.cluster = 0
 
 
-def fake_tuner(monkeypatch: pytest.MonkeyPatch, algorithms: list[FakeAlgorithm]) -> ProductTuner:
-    """Over a GPU that has these algorithms, of which cuBLASLt proposes the first."""
+def fake_gpu(monkeypatch: pytest.MonkeyPatch, algorithms: list[FakeAlgorithm]) -> None:
+    """Has these algorithms, of which cuBLASLt proposes the first."""
 
     class FakeBench:
         launches = 4
@@ -235,6 +235,10 @@ def fake_tuner(monkeypatch: pytest.MonkeyPatch, algorithms: list[FakeAlgorithm])
             return 0.5 if algorithm.wrong else 1e-4
 
     monkeypatch.setattr(tuning, "Bench", FakeBench)
+
+
+def fake_tuner(monkeypatch: pytest.MonkeyPatch, algorithms: list[FakeAlgorithm]) -> ProductTuner:
+    fake_gpu(monkeypatch, algorithms)
     return ProductTuner(QKV)
 
 
@@ -256,6 +260,71 @@ def test_a_tie_goes_to_the_row_before(monkeypatch: pytest.MonkeyPatch) -> None:
     tuner = fake_tuner(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), two, three])
     assert tuner.row(193, 256).algorithm == two.data
     assert tuner.row(129, 192).algorithm == two.data  # three is faster by 0.1 %
+
+
+BF16 = Product("bf16", QKV.n, QKV.k, bias=True)
+
+
+def known(first: int, last: int, tile: int, product: Product = BF16) -> Row:
+    """A row made elsewhere. Its bytes say bf16, and so are no algorithm's here; its settings are."""
+    config = dict.fromkeys(tuning._CONFIG, 0) | {"id": 66, "tile": tile, "split_k": 1}
+    return Row(product, first, last, (99,) * 8, (last,), (8.0,), (10.0,), config)
+
+
+def searched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The m at which `search` runs from now on."""
+    at: list[int] = []
+    honest = tuning.search
+
+    def counted(bench: Bench, *arguments: object) -> list[object]:
+        at.append(bench.m)
+        return honest(bench, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tuning, "search", counted)
+    return at
+
+
+def test_rows_of_the_other_16_bit_type_take_the_place_of_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, far, near = (FakeAlgorithm(i, lambda m, us=us: us) for i, us in ((1, 10.0), (2, 7.0), (3, 8.0)))
+    fake_gpu(monkeypatch, [first, far, near])
+    at = searched(monkeypatch)
+    tuner = ProductTuner(QKV, known=[known(129, 192, 1), known(193, 256, 3), known(385, 448, 2)])
+    made = tuner.row(129, 192)  # the neighbour's algorithm wins; the one from beyond twice this m is no candidate
+    assert made.algorithm == near.data and made.config["tile"] == 3 and not at
+    assert made.us == pytest.approx((8.0,), rel=2e-3)
+    assert tuner.row(257, 320).algorithm == far.data and at  # no row covers this m
+
+
+def test_what_the_other_type_runs_is_verified_as_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, wrong = FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 1.0, wrong=True)
+    refused, slow = FakeAlgorithm(3, lambda m: float("inf")), FakeAlgorithm(4, lambda m: 11.0)
+    fake_gpu(monkeypatch, [first, wrong, refused, slow])
+    at = searched(monkeypatch)
+    tuner = ProductTuner(QKV, known=[known(1, 999, tile) for tile in (2, 3, 4)])
+    assert tuner.row(129, 192).algorithm is None and not at
+
+
+@pytest.mark.parametrize(
+    "row_",
+    [known(1, 999, 5), known(1, 999, 2, Product("fp32", QKV.n, QKV.k, bias=True)), known(1, 999, 2, Product("bf16", 768, 768))],
+    ids=["no such algorithm in this type", "fp32", "another product"],
+)  # fmt: skip
+def test_rows_that_help_nothing_leave_the_search(monkeypatch: pytest.MonkeyPatch, row_: Row) -> None:
+    fake_gpu(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 8.0)])
+    at = searched(monkeypatch)
+    assert ProductTuner(QKV, known=[row_]).row(129, 192).algorithm == (2,) * 8 and at
+
+
+@pytest.mark.parametrize("place", ["the table", "the tables in force"])
+def test_tune_hands_on_what_the_other_type_has(cache: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    fake_gpu(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 8.0)])
+    at = searched(monkeypatch)
+    monkeypatch.setattr(Machine, "of", staticmethod(lambda device: HERE))
+    monkeypatch.setattr(tune, "install", lambda device, again: None)
+    path = cache / "t.json"
+    add_rows(path if place == "the table" else cache / "shipped" / HERE.file_name, HERE, [known(1, 999, 2)])
+    done = tune.tune([QKV], 129, 192, path=path, force=True, show_progress_bar=False)
+    assert [r.algorithm for r in done.rows] == [(2,) * 8] and not at
 
 
 def test_token_counts_of_texts(tmp_path: Path, tiny_bert: Callable[..., Path]) -> None:
