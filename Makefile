@@ -152,7 +152,7 @@ gpu-test: gpu-build  ## pytest on the GPU (PYTHON=python3: nothing is installed)
 	FTBERT_TEST_DEVICE=cuda OMP_NUM_THREADS=2 $(PYTHON) -m pytest \
 	  $$($(PYTHON) -c 'import xdist' 2>/dev/null && printf '%s' '-n 6') $(ARGS)
 
-gpu-bench: gpu-build  ## the benchmark on the GPU (PYTHON=python3: nothing is installed); DTYPE=fp16
+gpu-bench: gpu-build  ## the benchmark on the GPU, 108 points (PYTHON=python3: nothing is installed); DTYPE=fp16
 	$(PYTHON) benchmarks/bench_model.py --device cuda --dtype $(DTYPE) $(ARGS)
 	$(PYTHON) benchmarks/bench_kernels.py --device cuda --dtype $(DTYPE)
 	@if [ -d "$(FTBERT_TEST_MINILM)" ]; then $(PYTHON) benchmarks/bench_encode.py --device cuda --dtype $(DTYPE) \

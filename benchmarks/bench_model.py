@@ -1,12 +1,13 @@
 """The whole model, input ids to last hidden state, against everything else that runs it, in one run on one machine.
 
     python benchmarks/bench_model.py --threads 2 --point base:16x128:ragged --point minilm:32x128:full
-    python benchmarks/bench_model.py --device cuda --dtype fp16
+    python benchmarks/bench_model.py --device cuda --dtype fp16 [--model base]
 
 A point is MODEL:BATCHxLONGEST:FILL with MODEL minilm, base or large, and FILL "ragged" (a third of the padded batch is
-text, as in real short texts), "half" (lengths drawn around half of the longest) or "full". Peers take turns; times are
-medians; tokens/s counts valid tokens. Every output is compared with transformers in float32 before it is timed. The
-numbers go to a JSON file that says where they come from, and as Markdown to stdout.
+text, as in real short texts), "half" (lengths drawn around half of the longest) or "full". Without --point a GPU gets a
+grid of 108, 36 for each model; the CPU four. Peers take turns; times are medians; tokens/s counts valid tokens. Every
+output is compared with transformers in float32 before it is timed. The numbers go to a JSON file that says where they
+come from, and as Markdown to stdout.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 import torch  # noqa: E402
 from floors import byte_floor, gemm_floor, split  # noqa: E402
 from machine import DTYPES, log, provenance, seconds  # noqa: E402
-from peers import PEERS, Batch, Call, PackedGraph, PackedGraphAnySize, Peer  # noqa: E402
+from peers import PEERS, Batch, Call, Peer  # noqa: E402
 
 from ftbert.token_batches import padded, ragged_lengths, random_sequences  # noqa: E402
 
@@ -37,16 +38,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
 }
 CPU_POINTS = ("base:16x128:ragged", "base:16x128:full", "minilm:32x128:ragged", "minilm:32x128:full")
-CUDA_POINTS = tuple(
-    f"{model}:{shape}:{fill}"
-    for model in ("base", "large")
-    for shape, fills in (
-        ("1x32", ("full",)), ("1x128", ("full",)), ("1x512", ("full",)), ("8x128", ("full", "half")),
-        ("32x128", ("full", "half")), ("64x128", ("full", "half")), ("8x512", ("full", "half")),
-        ("32x512", ("full", "half")),
-    )
-    for fill in fills
-)  # fmt: skip
+# Of a GPU: every model x batch x length x fill.
 GRID = tuple(
     f"{model}:{batch}x{longest}:{fill}"
     for model in SHAPES
@@ -54,12 +46,14 @@ GRID = tuple(
     for longest in (32, 128, 384, 512)
     for fill in (("full",) if batch == 1 else ("full", "half"))
 )
+# On the grid a profiler sees these only, (batch, longest, fill): it takes longer than all peers together.
+SPLIT_AT = ((1, 128, "full"), (8, 128, "half"), (32, 128, "full"), (32, 128, "half"), (32, 512, "full"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--point", action="append", type=parse_point, help="MODEL:BATCHxLONGEST:FILL, repeatable")
-    parser.add_argument("--grid", action="store_true", help="every model x batch x length x fill: for a GPU")
+    parser.add_argument("--model", action="append", choices=list(SHAPES), help="only its usual points, repeatable")
     parser.add_argument("--minilm", type=Path, help="folder of the real MiniLM-L6 (default: random weights)")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=list(DTYPES), default="fp32")
@@ -72,12 +66,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     device, dtype = torch.device(options.device), DTYPES[options.dtype]
-    usual = GRID if options.grid else CUDA_POINTS if device.type == "cuda" else CPU_POINTS
-    points = options.point or [parse_point(p) for p in usual]
+    usual = [parse_point(point) for point in (GRID if device.type == "cuda" else CPU_POINTS)]
+    points = options.point or [point for point in usual if point[0] in (options.model or SHAPES)]
     wanted = [
         peer for peer in PEERS
         if device.type in peer.devices
-        and (any(p in peer.name for p in options.peer) if options.peer else runs_unasked(peer, options))
+        and (any(p in peer.name for p in options.peer) if options.peer else options.all_peers or not peer.slow)
     ]  # fmt: skip
 
     weights = "real" if options.minilm else "random"
@@ -93,13 +87,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             peers[kind] = attempt(partial(build, kind, reference, device, dtype))
         for model, batch_size, longest, fill in points:
             if model == name:
-                if not options.grid:
+                if any(kind.compiles_each_point for kind in wanted):
                     # Every point compiles anew: a compiler that gave up recompiling would be timed in eager mode.
                     torch._dynamo.reset()
                 batch = make_batch(reference.config.vocab_size, batch_size, longest, fill, device)
+                with_split = device.type == "cuda" and bool(options.point or (batch_size, longest, fill) in SPLIT_AT)
                 results.append(
                     {"model": model, "batch": batch_size, "longest": longest, "fill_name": fill}
-                    | measure(reference, peers, batch, options.rounds, dtype)
+                    | measure(reference, peers, batch, options.rounds, dtype, with_split)
                 )
                 print(table(results[-1]), flush=True)
                 write(out, facts, results)
@@ -107,13 +102,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gc.collect()
     log(f"wrote {out}")
     return 0
-
-
-def runs_unasked(peer: type[Peer], options: argparse.Namespace) -> bool:
-    """On a grid the packed peer is the one that is compiled once for all sizes."""
-    if options.grid and peer in (PackedGraph, PackedGraphAnySize):
-        return peer is PackedGraphAnySize
-    return options.all_peers or not peer.slow
 
 
 def write(out: Path, facts: dict[str, Any], results: list[dict[str, Any]]) -> None:
@@ -180,10 +168,10 @@ def build(kind: type[Peer], reference: Any, device: torch.device, dtype: torch.d
 
 @torch.inference_mode()
 def measure(
-    reference: Any, peers: dict[type[Peer], Any], batch: Batch, rounds: int, dtype: torch.dtype
+    reference: Any, peers: dict[type[Peer], Any], batch: Batch, rounds: int, dtype: torch.dtype, with_split: bool
 ) -> dict[str, Any]:
     """Median milliseconds of each peer, in turns, after its output was compared; floors; where ftbert's time goes."""
-    want = reference(input_ids=batch.ids, attention_mask=batch.mask).last_hidden_state[batch.valid].cpu()
+    want = reference(input_ids=batch.ids, attention_mask=batch.mask).last_hidden_state[batch.valid]
     rows: dict[str, dict[str, Any]] = {}
     calls: dict[str, Call] = {}
     for kind, peer in peers.items():
@@ -209,7 +197,7 @@ def measure(
         found = attempt(partial(floor, reference, tokens, device, dtype))
         result |= {"failed": found} if isinstance(found, str) else {name: 1e3 * found}
     ours = calls.get("ftbert, packed", calls.get("ftbert"))
-    if device.type == "cuda" and ours:
+    if with_split and ours:
         parts = attempt(partial(split, ours))
         result |= {"failed": parts} if isinstance(parts, str) else {"split_ms": parts}
     return result
@@ -219,9 +207,8 @@ def compare(call: Call, want: torch.Tensor, batch: Batch) -> float:
     """Largest absolute difference at valid tokens."""
     for _ in range(2):  # the first calls of some compile or tune
         got = call()
-    got = got.float().cpu()
-    rows = got[batch.valid.cpu()] if got.dim() == 3 else got
-    return float((rows - want).abs().max())
+    rows = got[batch.valid] if got.dim() == 3 else got
+    return float((rows.float() - want).abs().max())
 
 
 def interleaved(calls: dict[str, Call], rounds: int, device: torch.device) -> dict[str, list[float]]:

@@ -55,6 +55,7 @@ class Peer:
     needs: ClassVar[str] = "torch"  # the package whose version is recorded
     tolerance: float | None = 1e-3
     slow: ClassVar[bool] = False  # runs only when asked for
+    compiles_each_point: ClassVar[bool] = False
 
     def __init__(self, reference: Any, device: torch.device, dtype: torch.dtype, threads: int) -> None:
         self.device, self.dtype, self.threads = device, dtype, threads
@@ -120,6 +121,7 @@ class OneByOne(Peer):
 class Compiled(Peer):
     name = "torch.compile"
     mode = "default"
+    compiles_each_point = True
 
     def setup(self, reference: Any) -> None:
         super().setup(reference)
@@ -277,9 +279,11 @@ class PackedGraph(Peer):
     """What an expert writes in PyTorch for a GPU: tokens packed, QKV fused, FlashAttention varlen, torch.compile,
     replayed from a CUDA graph. Its packing is done before the clock starts."""
 
-    name = "packed PyTorch, CUDA graph"
+    name = "packed PyTorch compiled per point, CUDA graph"
     devices = ("cuda",)
     tolerance = None
+    slow = True
+    compiles_each_point = True
 
     def setup(self, reference: Any) -> None:
         super().setup(reference)
@@ -328,10 +332,11 @@ class PackedGraph(Peer):
 
 
 class PackedGraphAnySize(PackedGraph):
-    """The same, compiled once for every size: for grids, where compiling at each point would take hours."""
+    """The same, compiled once for every size, as a server would: compiling at each point of a grid takes hours."""
 
-    name = "packed PyTorch, CUDA graph, compiled once"
-    slow = True
+    name = "packed PyTorch, CUDA graph"
+    slow = False
+    compiles_each_point = False
 
     def setup(self, reference: Any) -> None:
         super().setup(reference)
