@@ -1,7 +1,8 @@
-"""Bar charts as SVG text, without a library: they go into files and into the page alike."""
+"""Charts as SVG text, without a library: they go into files and into the page alike."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
@@ -69,6 +70,54 @@ def stacks(title: str, groups: Sequence[str], series: Series) -> str:
     return "\n".join([*parts, "</svg>"])
 
 
+def dots(
+    title: str,
+    groups: Sequence[tuple[str, Sequence[str]]],
+    series: Series,
+    unit: str = "",
+    line_at: float | None = None,
+) -> str:
+    """For more points than bars can show: one dot for each series above each tick, on a logarithmic scale. groups: a
+    name and its ticks, from left to right; a series has a value for each tick of all groups."""
+    step, gap, left, top, tall = 24, 5, 44, 72, 230
+    widths = [max(step * len(ticks), 6 * len(name)) for name, ticks in groups]
+    width, bottom = sum(widths) + gap * (len(groups) - 1), top + tall
+    found = [v for values in series.values() for v in values if v] + [line_at or 1.0]
+    low, high = math.log(min(found) / 1.1), math.log(max(found) * 1.1)
+
+    def height(value: float) -> float:
+        return bottom - tall * (math.log(value) - low) / (high - low)
+
+    parts = _head(title, left + width + 10, bottom + 42) + legend(list(series), 190)
+    for mark in [m * 10.0**power for power in range(-3, 5) for m in (1, 1.5, 2, 3, 5, 7)]:
+        if low <= math.log(mark) <= high:
+            y, rule = height(mark), "0.9" if mark == line_at else "0.15"
+            parts.append(f'<path d="M{left} {y:.1f}h{width}" stroke="currentColor" stroke-opacity="{rule}"/>')
+            parts.append(_label(left - 5, y + 4, f"{mark:g}{unit}", size=10))
+    apart = min(4.0, 16 / max(1, len(series)))
+    begin, first = float(left), 0
+    for (group, ticks), wide in zip(groups, widths, strict=True):
+        middle = begin + wide / 2
+        parts.append(
+            f'<rect x="{begin:.1f}" y="{top}" width="{wide}" height="{tall}" fill="currentColor" fill-opacity="0.05"/>'
+        )
+        parts.append(_label(middle, bottom + 34, group, "middle", 11))
+        at = [middle + step * (i - (len(ticks) - 1) / 2) for i in range(len(ticks))]
+        parts += [_label(x, bottom + 16, tick, "middle", 10) for x, tick in zip(at, ticks, strict=True)]
+        for s, (name, values) in enumerate(series.items()):
+            shift = apart * (s - (len(series) - 1) / 2)
+            here = [(x + shift, tick, v) for x, tick, v in zip(at, ticks, values[first:], strict=False) if v]
+            line = " ".join(f"{x:.1f},{height(v):.1f}" for x, _, v in here)
+            parts.append(f'<polyline points="{line}" fill="none" stroke="{colour(s)}" stroke-opacity="0.5"/>')
+            parts += [
+                f'<circle cx="{x:.1f}" cy="{height(v):.1f}" r="3" fill="{colour(s)}">'
+                f"<title>{escape(group)}, {escape(tick)}, {escape(name)}: {v:.3g}{unit}</title></circle>"
+                for x, tick, v in here
+            ]
+        begin, first = begin + wide + gap, first + len(ticks)
+    return "\n".join([*parts, "</svg>"])
+
+
 def colour(index: int) -> str:
     return COLOURS[index % len(COLOURS)]
 
@@ -91,8 +140,8 @@ def legend(names: Sequence[str], left: float) -> list[str]:
     return parts
 
 
-def _label(x: float, y: float, text: str) -> str:
-    return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="end" font-size="12" {_TEXT}>{escape(text)}</text>'
+def _label(x: float, y: float, text: str, anchor: str = "end", size: int = 12) -> str:
+    return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}" font-size="{size}" {_TEXT}>{escape(text)}</text>'
 
 
 def _head(title: str, width: float, height: float) -> list[str]:

@@ -16,16 +16,23 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from html import escape
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmarks")]
 
-from charts import bars, stacks  # noqa: E402
+from charts import Series, bars, dots, stacks  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 BASE = "transformers (sdpa)"
+MANY = 24  # points; of more, README shows these, with the means over all, and the page draws dots
+README_POINTS = (
+    "base 1x128 full", "base 8x128 half", "base 32x128 full", "base 32x128 half", "base 32x512 full",
+    "base 32x512 half", "base 128x128 half", "large 1x128 full", "large 32x128 half", "large 32x512 full",
+    "minilm 1x128 full", "minilm 32x128 half", "minilm 32x512 full",
+)  # fmt: skip
 STYLE = """
 :root { color-scheme: light dark; --edge: #8884; }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem; }
@@ -67,8 +74,14 @@ def fill_marks(text: str) -> str:
 
     def table(match: re.Match[str]) -> str:
         document = json.loads((RESULTS / f"{match[1]}.json").read_text(encoding="utf-8"))
-        line = machine_line(match[1], document)
-        return f"<!-- results: {match[1]} -->\n{line}\n\n{markdown(model_table(document))}\n<!-- end -->"
+        line, results = machine_line(match[1], document), document["results"]
+        tables = [model_table(document, results)]
+        if len(results) > MANY:
+            by_name = {point_name(result): result for result in results}
+            shown = [by_name[name] for name in README_POINTS if name in by_name]
+            tables = [model_table(document, shown), means_table(document)]
+        body = "\n\n".join(map(markdown, tables))
+        return f"<!-- results: {match[1]} -->\n{line}\n\n{body}\n<!-- end -->"
 
     return re.sub(r"<!-- results: (\S+) -->.*?<!-- end -->", table, text, flags=re.S)
 
@@ -93,7 +106,11 @@ def markdown(table: Table) -> str:
 
 
 def point_name(result: dict[str, Any]) -> str:
-    return f"{result['model']} {result['batch']}x{result['longest']} {result['fill_name']}"
+    return f"{result['model']} {shape_name(result)}"
+
+
+def shape_name(result: dict[str, Any]) -> str:
+    return f"{result['batch']}x{result['longest']} {result['fill_name']}"
 
 
 def peers_of(document: dict[str, Any]) -> list[str]:
@@ -102,12 +119,12 @@ def peers_of(document: dict[str, Any]) -> list[str]:
     return list(names)
 
 
-def model_table(document: dict[str, Any]) -> Table:
-    """Milliseconds; the fastest of each row bold, among those that compute the same."""
+def model_table(document: dict[str, Any], results: Iterable[dict[str, Any]]) -> Table:
+    """Milliseconds at these points; the fastest of each row bold, among those that compute the same."""
     names = peers_of(document)
     labels = {name: label(document, name) for name in names}
     rows = []
-    for result in document["results"]:
+    for result in results:
         times = {name: result["peers"].get(name, {}).get("ms") for name in names}
         best = min((ms for name, ms in times.items() if ms and labels[name] == name), default=None)
         cells = []
@@ -116,6 +133,31 @@ def model_table(document: dict[str, Any]) -> Table:
             cells.append(f"**{text}**" if ms is not None and ms == best else text)
         rows.append([point_name(result), f"{result['tokens']:,}", *cells])
     return ["milliseconds", "tokens", *labels.values()], rows
+
+
+def means_table(document: dict[str, Any]) -> Table:
+    """How many times as fast as each peer ours are: geometric means over the points where both ran, with their number
+    where one did not."""
+    results = document["results"]
+    half = [result for result in results if result["fill_name"] == "half"]
+    alone = [result for result in results if result["batch"] == 1]
+    rows = []
+    for ours in (name for name in peers_of(document) if name.startswith("ftbert")):
+        for peer in (name for name in peers_of(document) if not name.startswith("ftbert")):
+            cells = []
+            for some in (results, half, alone):
+                ratios = [value for result in some if (value := ratio(result, peer, ours))]
+                count = f" ({len(ratios)} ran)" if len(ratios) < len(some) else ""
+                cells.append(f"{geometric(ratios):.2f}x{count}" if ratios else "")
+            rows.append([f"{ours}, against {label(document, peer)}", *cells])
+    counts = f"all {len(results)} points", f"{len(half)} half full", f"{len(alone)} of batch 1"
+    return ["times as fast, geometric means", *counts], rows
+
+
+def ratio(result: dict[str, Any], slow: str, fast: str) -> float | None:
+    """Time by time; None where one did not run."""
+    times = [result["peers"].get(name, {}).get("ms") for name in (slow, fast)]
+    return times[0] / times[1] if all(times) else None
 
 
 def label(document: dict[str, Any], peer: str) -> str:
@@ -183,23 +225,19 @@ def model_section(name: str, document: dict[str, Any]) -> list[str]:
     parts = heading(f"The whole model: {name}", document)
     for model in dict.fromkeys(result["model"] for result in results):
         some = [result for result in results if result["model"] == model]
-        groups = [f"{r['batch']}x{r['longest']} {r['fill_name']}" for r in some]
-        speed = {
-            label(document, peer): [
-                r["peers"][BASE]["ms"] / r["peers"][peer]["ms"]
-                if "ms" in r["peers"].get(peer, {}) and "ms" in r["peers"].get(BASE, {}) else None
-                for r in some
-            ]
-            for peer in names if peer != BASE
-        }  # fmt: skip
+        if len(some) > MANY:
+            some.sort(key=lambda r: (r["batch"], r["fill_name"], r["longest"]))
+        speed = {label(document, peer): [ratio(r, BASE, peer) for r in some] for peer in names if peer != BASE}
         title = f"{model}: times as fast as transformers (sdpa)"
-        parts.append(chart(f"{name}-{model}-speed", bars(title, groups, speed, "x", line_at=1.0)))
+        parts.append(chart(f"{name}-{model}-speed", points_chart(title, some, speed, "x", 1.0)))
         means = [f"{peer} {geometric(values):.2f}x" for peer, values in speed.items() if any(values)]
         parts.append(f'<p class="note">Geometric means over these points: {escape(", ".join(means))}.</p>')
-        if any("split_ms" in r for r in some):
-            kinds = list(dict.fromkeys(kind for r in some for kind in r.get("split_ms", {})))
-            shares = {kind: [r.get("split_ms", {}).get(kind) for r in some] for kind in kinds}
-            parts.append(chart(f"{name}-{model}-split", stacks(f"{model}: where ftbert's time goes", groups, shares)))
+        split = [r for r in some if "split_ms" in r]
+        if split:
+            kinds = list(dict.fromkeys(kind for r in split for kind in r["split_ms"]))
+            shares = {kind: [r["split_ms"].get(kind) for r in split] for kind in kinds}
+            title = f"{model}: where ftbert's time goes"
+            parts.append(chart(f"{name}-{model}-split", stacks(title, [shape_name(r) for r in split], shares)))
         if all("gemm_floor_ms" in r and "byte_floor_ms" in r for r in some):
             ours = [
                 min((row["ms"] for n, row in r["peers"].items() if n.startswith("ftbert") and "ms" in row), default=0.0)
@@ -212,8 +250,11 @@ def model_section(name: str, document: dict[str, Any]) -> list[str]:
                 "bytes alone": [100 * r["byte_floor_ms"] / t if t else None for r, t in zip(some, ours, strict=True)],
             }
             title = f"{model}: floors as a share of ftbert's time (100 %: nothing left to gain)"
-            parts.append(chart(f"{name}-{model}-floor", bars(title, groups, floors, " %")))
-    parts.append(html_table(model_table(document)))
+            parts.append(chart(f"{name}-{model}-floor", points_chart(title, some, floors, " %")))
+    table = html_table(model_table(document, results))
+    if len(results) > MANY:
+        table = f"{html_table(means_table(document))}<details><summary>Every point</summary>{table}</details>"
+    parts.append(table)
     failed = {
         f"{point_name(r)}: {peer}: {row['failed']}"
         for r in results
@@ -225,6 +266,17 @@ def model_section(name: str, document: dict[str, Any]) -> list[str]:
         items = "".join(f"<li>{escape(line)}</li>" for line in sorted(failed))
         parts.append(f'<details><summary>What could not run</summary><ul class="note">{items}</ul></details>')
     return parts
+
+
+def points_chart(
+    title: str, results: Sequence[dict[str, Any]], series: Series, unit: str, line_at: float | None = None
+) -> str:
+    """Bars; dots where there are many points, which then are in order."""
+    if len(results) <= MANY:
+        return bars(title, [shape_name(r) for r in results], series, unit, line_at)
+    groups = groupby(results, lambda r: (r["batch"], r["fill_name"]))
+    named = [(f"batch {batch}, {fill}", [str(r["longest"]) for r in some]) for (batch, fill), some in groups]
+    return dots(f"{title}, by batch, fill and longest sequence", named, series, unit, line_at)
 
 
 def geometric(values: Iterable[float | None]) -> float:

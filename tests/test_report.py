@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
 
+import bench_model  # noqa: E402
 import charts  # noqa: E402
 import report  # noqa: E402
 
@@ -84,3 +85,52 @@ def test_charts_are_well_formed() -> None:
     for svg in (charts.bars("t < u", ["x", "y"], series, "x", 1.0), charts.stacks("t", ["x", "y"], series)):
         root = ElementTree.fromstring(svg)
         assert sum(element.tag.endswith("title") for element in root.iter()) in (3, 4)
+
+
+@pytest.fixture()
+def grid(results: Path) -> list[str]:
+    """A result with every point of the grid; the names of the points. ftbert is twice as fast as transformers, four
+    times at half fill."""
+    names, found = [], []
+    for model, batch, longest, fill in map(bench_model.parse_point, bench_model.GRID):
+        ours = batch * longest / 1e3
+        peers = {"ftbert": {"ms": ours}, "transformers (sdpa)": {"ms": ours * (4 if fill == "half" else 2)}}
+        point = {"model": model, "batch": batch, "longest": longest, "fill_name": fill}
+        found.append(point | {"tokens": 1, "gemm_floor_ms": ours / 2, "byte_floor_ms": ours / 99, "peers": peers})
+        names.append(report.point_name(point))
+    found[-1]["peers"]["ftbert"] = {"failed": "OutOfMemoryError: no"}
+    (results / "cuda-fp16.json").write_text(json.dumps(RESULT | {"results": found}))
+    return names
+
+
+def test_of_a_grid_readme_shows_chosen_points_and_means(grid: list[str]) -> None:
+    assert len(grid) == 108 and set(report.README_POINTS) <= set(grid)
+    text = report.fill_marks("<!-- results: cuda-fp16 -->\n<!-- end -->")
+    shown = [line.split(" |")[0].strip("| ") for line in text.splitlines() if " | 1 | " in line]  # of one token
+    assert shown == list(report.README_POINTS)
+    assert "| all 108 points | 48 half full | 12 of batch 1 |" in text
+    assert "| ftbert, against transformers (sdpa) | 2.71x (107 ran) | 4.00x (47 ran) | 2.00x |" in text
+
+
+def test_of_a_grid_the_page_has_every_point(grid: list[str]) -> None:
+    page = report.page()
+    assert all(f"<td>{name}</td>" in page for name in grid) and "2.71x" in page
+    assert page.count("<circle") == 107 + 2 * 107  # speed, and two floors
+
+
+def test_nothing_overlaps_in_a_chart_of_many_points(grid: list[str], results: Path) -> None:
+    report.page()
+    for path in results.glob("cuda-*.svg"):
+        root = ElementTree.fromstring(path.read_text(encoding="utf-8"))
+        _, _, width, height = map(float, root.attrib["viewBox"].split())
+        boxes: list[tuple[float, float, float, float]] = []
+        for text in (element for element in root.iter() if element.tag.endswith("}text")):
+            size = float(text.attrib["font-size"])
+            long, x, y = 0.6 * size * len(text.text or ""), float(text.attrib["x"]), float(text.attrib["y"])
+            x -= {"end": long, "middle": long / 2}.get(text.attrib.get("text-anchor", ""), 0.0)
+            assert x >= 0 and x + long <= width and size <= y <= height, text.text
+            for left, top, right, bottom in boxes:
+                assert right < x or x + long < left or bottom < y - size or y < top, text.text
+            boxes.append((x, y - size, x + long, y))
+        for dot in (element for element in root.iter() if element.tag.endswith("}circle")):
+            assert 3 <= float(dot.attrib["cx"]) <= width - 3 and 72 <= float(dot.attrib["cy"]) <= height - 42
