@@ -31,8 +31,8 @@ struct Encoder<Device, T>::Pass {
   int64_t first_sequence, sequences, first_token, tokens;
 };
 
-// Rows of a pass that go through the products after attention together. `computed` rows run through a product, `rows`
-// of them are read (gemm_rows).
+// Rows that go through the products after attention together. `computed` rows run through a product, `rows` of them
+// are read (gemm_rows).
 template <class Device, class T>
 struct Encoder<Device, T>::Piece {
   int64_t first, rows, computed;
@@ -42,6 +42,8 @@ template <class Device, class T>
 struct Encoder<Device, T>::Buffers {
   int32_t* positions;  // [tokens], where the input does not bring them
   int32_t* columns;    // [tokens], columns in the padded input, where attention has a relative bias and ids are padded
+  T* hidden;           // [tokens, hidden], where the caller reads first rows only
+  T* first;            // [batch, hidden], attention's result in those rows
   T* embedded;         // [tokens, embedding], where it is projected to hidden
   T* normed;           // [tokens, hidden], pre-LayerNorm models: what the next block reads; `hidden` keeps the sum
   T* qkv;              // [rows, 3*hidden]
@@ -105,14 +107,20 @@ int64_t Encoder<Device, T>::padded_rows(int64_t tokens) {
 template <class Device, class T>
 auto Encoder<Device, T>::carve(const Context<Device>&, Workspace& ws, const EncoderInput& input) const -> Buffers {
   const EncoderConfig& c = config_;
+  // First rows go through the last layer all together; empty sequences make them more than tokens.
+  const bool first = input.rows == OutputRows::first;
+  const int64_t rows = std::max(input.tokens, first ? input.batch : 0);
   // The largest pass: one long sequence, or up to kCpuPassTokens of several.
-  const int64_t most =
-      padded_rows(on_cpu<Device> ? std::min(input.tokens, std::max(kCpuPassTokens, input.max_seqlen)) : input.tokens);
+  const int64_t pass =
+      on_cpu<Device> ? std::min(input.tokens, std::max(kCpuPassTokens, input.max_seqlen)) : input.tokens;
+  const int64_t most = padded_rows(std::max(pass, first ? input.batch : 0));
   Buffers b{};
   if (!input.positions) b.positions = ws.take<int32_t>(input.tokens);
   if (c.relative_span > 0 && input.token_index) b.columns = ws.take<int32_t>(input.tokens);
+  if (first) b.hidden = ws.take<T>(padded_rows(input.tokens) * c.hidden);
+  if (first) b.first = ws.take<T>(padded_rows(input.batch) * c.hidden);
   if (c.embedding_projection) b.embedded = ws.take<T>(padded_rows(input.tokens) * c.embedding);
-  if (c.norm_place == NormPlace::pre) b.normed = ws.take<T>(padded_rows(input.tokens) * c.hidden);
+  if (c.norm_place == NormPlace::pre) b.normed = ws.take<T>(padded_rows(rows) * c.hidden);
   b.projected = ws.take<T>(most * c.hidden);
   if (on_cpu<Device>) b.context = ws.take<T>(most * c.hidden);  // still read where a later piece begins
   const size_t shared = ws.mark();
@@ -142,10 +150,10 @@ auto Encoder<Device, T>::carve(const Context<Device>&, Workspace& ws, const Enco
 }
 
 template <class Device, class T>
-auto Encoder<Device, T>::pieces(const Context<Device>& context, const Pass& pass) -> std::vector<Piece> {
+auto Encoder<Device, T>::pieces(const Context<Device>& context, int64_t rows) -> std::vector<Piece> {
   std::vector<Piece> all;
-  for (int64_t first = 0; first < pass.tokens;) {
-    const int64_t left = pass.tokens - first, computed = gemm_rows(context, left);
+  for (int64_t first = 0; first < rows;) {
+    const int64_t left = rows - first, computed = gemm_rows(context, left);
     all.push_back({first, std::min(left, computed), computed});
     first += all.back().rows;
   }
@@ -159,16 +167,18 @@ size_t Encoder<Device, T>::workspace_bytes(const Context<Device>& context, const
   return measure.bytes();
 }
 
-// softmax(q k^T / sqrt(head_size)) v, by the path chosen at construction.
+// b.context = softmax(q k^T / sqrt(head_size)) v of x [pass.tokens, hidden], by the path chosen at construction; of
+// each sequence the first `queries` rows at least.
 template <class Device, class T>
-void Encoder<Device, T>::attend(Context<Device>& context, const T* qkv, const LayerWeights<T>& layer,
-                                const EncoderInput& input, const Pass& pass, const Buffers& b, T* out) const {
+void Encoder<Device, T>::attend(Context<Device>& context, const LayerWeights<T>& layer, const EncoderInput& input,
+                                const Pass& pass, const Buffers& b, const T* x, int64_t queries) const {
   const EncoderConfig& c = config_;
+  const T* qkv = linear_in_pieces(context, layer.qkv, x, pass.tokens, {.bias = fused_}, b.qkv);
   const int32_t* cu_seqlens = input.cu_seqlens + pass.first_sequence;
   const RelativeBias<T> bias{weights_.relative_bias, input.columns ? input.columns : b.columns, c.relative_span};
   if (fused_) {
-    attention<Device, T>(context, qkv, pass.first_token, cu_seqlens, bias, pass.sequences, input.max_seqlen, c.heads,
-                         c.head_size, b.attention_scratch, out);
+    attention<Device, T>(context, qkv, pass.first_token, cu_seqlens, bias, pass.sequences, input.max_seqlen, queries,
+                         c.heads, c.head_size, b.attention_scratch, b.context);
     return;
   }
   const float scale = 1.0f / std::sqrt(static_cast<float>(c.head_size));
@@ -181,60 +191,51 @@ void Encoder<Device, T>::attend(Context<Device>& context, const T* qkv, const La
     gemm<Device, T, float>(context, {seq, seq, c.head_size, batch * c.heads, true}, b.q, b.k, b.scores);
     softmax<Device, T>(context, b.scores, cu, scale, bias, batch, c.heads, seq, b.probabilities);
     gemm<Device, T, T>(context, {seq, c.head_size, seq, batch * c.heads, false}, b.probabilities, b.v, b.q);
-    transpose<Device, T>(context, b.q, pass.first_token, cu, batch, seq, c.heads, c.head_size, out);
+    transpose<Device, T>(context, b.q, pass.first_token, cu, batch, seq, c.heads, c.head_size, b.context);
   }
 }
 
-// One layer over one pass, in place on `hidden`.
+// What follows attention in a layer, in place on x [rows, hidden], what the layer reads; attended [rows, hidden].
 template <class Device, class T>
-void Encoder<Device, T>::layer_post_norm(Context<Device>& context, const LayerWeights<T>& layer,
-                                         const EncoderInput& input, const Pass& pass, const Buffers& b,
-                                         T* hidden) const {
+void Encoder<Device, T>::finish_post_norm(Context<Device>& context, const LayerWeights<T>& layer, const Buffers& b,
+                                          const T* attended, int64_t rows, T* x) const {
   const float eps = static_cast<float>(config_.layer_norm_eps);
   const int64_t cols = config_.hidden;
-  T* pass_x = hidden + pass.first_token * cols;
+  for (const auto [first, count, computed] : pieces(context, rows)) {
+    T* piece = x + first * cols;
+    const T* y = linear(context, layer.out, attended + first * cols, computed, {}, b.projected);
+    add_bias_input_layernorm<Device, T>(context, y, layer.out.bias, piece, layer.attention_norm.gamma,
+                                        layer.attention_norm.beta, eps, count, cols, nullptr, piece);
 
-  const T* qkv = linear_in_pieces(context, layer.qkv, pass_x, pass.tokens, {.bias = fused_}, b.qkv);
-  attend(context, qkv, layer, input, pass, b, b.context);
-  for (const auto [first, rows, computed] : pieces(context, pass)) {
-    T* x = pass_x + first * cols;
-    const T* y = linear(context, layer.out, b.context + first * cols, computed, {}, b.projected);
-    add_bias_input_layernorm<Device, T>(context, y, layer.out.bias, x, layer.attention_norm.gamma,
-                                        layer.attention_norm.beta, eps, rows, cols, nullptr, x);
-
-    const T* inner = linear(context, layer.up, x, computed, {.bias = true, .activation = config_.activation}, b.inner);
+    const T* inner =
+        linear(context, layer.up, piece, computed, {.bias = true, .activation = config_.activation}, b.inner);
     y = linear(context, layer.down, inner, computed, {}, b.projected);
-    add_bias_input_layernorm<Device, T>(context, y, layer.down.bias, x, layer.ffn_norm.gamma, layer.ffn_norm.beta, eps,
-                                        rows, cols, nullptr, x);
+    add_bias_input_layernorm<Device, T>(context, y, layer.down.bias, piece, layer.ffn_norm.gamma, layer.ffn_norm.beta,
+                                        eps, count, cols, nullptr, piece);
   }
 }
 
-// One layer over one pass: `b.normed` holds what the layer reads, `hidden` the sum of all blocks so far. The norm that
-// comes before the next layer (or at the end) is applied where the sum is made.
+// The same where LayerNorm comes first: x holds the sum of all blocks so far, `normed` what the next one reads. The
+// norm that comes before the next layer (or at the end) is applied where the sum is made.
 template <class Device, class T>
-void Encoder<Device, T>::layer_pre_norm(Context<Device>& context, int64_t i, const EncoderInput& input,
-                                        const Pass& pass, const Buffers& b, T* hidden) const {
+void Encoder<Device, T>::finish_pre_norm(Context<Device>& context, int64_t i, const Buffers& b, const T* attended,
+                                         int64_t rows, T* x, T* normed) const {
   const LayerWeights<T>& layer = weights_.layers[i];
   const bool last = i + 1 == config_.layers;
   const Norm<T>& next = last ? weights_.final_norm : weights_.layers[i + 1].attention_norm;
   const float eps = static_cast<float>(config_.layer_norm_eps);
   const int64_t cols = config_.hidden;
-  T* pass_normed = b.normed + pass.first_token * cols;
-
-  const T* qkv = linear_in_pieces(context, layer.qkv, pass_normed, pass.tokens, {.bias = fused_}, b.qkv);
-  attend(context, qkv, layer, input, pass, b, b.context);
-  for (const auto [first, rows, computed] : pieces(context, pass)) {
-    T* x = hidden + (pass.first_token + first) * cols;
-    T* normed = pass_normed + first * cols;
-    const T* y = linear(context, layer.out, b.context + first * cols, computed, {}, b.projected);
-    add_bias_input_layernorm<Device, T>(context, y, layer.out.bias, x, layer.ffn_norm.gamma, layer.ffn_norm.beta, eps,
-                                        rows, cols, x, normed);
+  for (const auto [first, count, computed] : pieces(context, rows)) {
+    T *sum = x + first * cols, *read = normed + first * cols;
+    const T* y = linear(context, layer.out, attended + first * cols, computed, {}, b.projected);
+    add_bias_input_layernorm<Device, T>(context, y, layer.out.bias, sum, layer.ffn_norm.gamma, layer.ffn_norm.beta, eps,
+                                        count, cols, sum, read);
 
     const T* inner =
-        linear(context, layer.up, normed, computed, {.bias = true, .activation = config_.activation}, b.inner);
+        linear(context, layer.up, read, computed, {.bias = true, .activation = config_.activation}, b.inner);
     y = linear(context, layer.down, inner, computed, {}, b.projected);
-    add_bias_input_layernorm<Device, T>(context, y, layer.down.bias, x, next.gamma, next.beta, eps, rows, cols,
-                                        last ? nullptr : x, last ? x : normed);
+    add_bias_input_layernorm<Device, T>(context, y, layer.down.bias, sum, next.gamma, next.beta, eps, count, cols,
+                                        last ? nullptr : sum, last ? sum : read);
   }
 }
 
@@ -275,38 +276,65 @@ void Encoder<Device, T>::embed(Context<Device>& context, const EncoderInput& inp
 }
 
 template <class Device, class T>
-void Encoder<Device, T>::forward(Context<Device>& context, const EncoderInput& input, Workspace workspace, T* hidden,
+void Encoder<Device, T>::forward(Context<Device>& context, const EncoderInput& input, Workspace workspace, T* out,
                                  const HiddenStateHook<T>& hook) const {
-  if (input.tokens == 0) return;
+  const bool first_only = input.rows == OutputRows::first, pre = config_.norm_place == NormPlace::pre;
+  const int64_t cols = config_.hidden;
+  if (input.tokens == 0) {
+    if (first_only) zero_empty_rows<Device, T>(context, input.cu_seqlens, input.batch, cols, out);
+    return;
+  }
   const Buffers b = carve(context, workspace, input);
-  const bool pre = config_.norm_place == NormPlace::pre;
+  T* hidden = first_only ? b.hidden : out;
   embed(context, input, b, hidden);
   if (hook && config_.layers > 0) hook(0, hidden);
   if (pre) {
     const Norm<T>& first = config_.layers > 0 ? weights_.layers[0].attention_norm : weights_.final_norm;
     add_bias_input_layernorm<Device, T>(context, hidden, nullptr, nullptr, first.gamma, first.beta,
-                                        static_cast<float>(config_.layer_norm_eps), input.tokens, config_.hidden,
-                                        nullptr, config_.layers > 0 ? b.normed : hidden);
+                                        static_cast<float>(config_.layer_norm_eps), input.tokens, cols, nullptr,
+                                        config_.layers > 0 ? b.normed : hidden);
   }
   if (hook && config_.layers == 0) hook(0, hidden);
 
   const std::vector<Pass> passes = make_passes<Device, Pass>(input);
-  for (int64_t i = 0; i < config_.layers; ++i) {
-    for (const Pass& pass : passes)
-      pre ? layer_pre_norm(context, i, input, pass, b, hidden)
-          : layer_post_norm(context, weights_.layers[i], input, pass, b, hidden);
+  const auto attend_pass = [&](int64_t i, const Pass& pass, int64_t queries) {
+    attend(context, weights_.layers[i], input, pass, b, (pre ? b.normed : hidden) + pass.first_token * cols, queries);
+  };
+  const auto finish = [&](int64_t i, const T* attended, int64_t rows, T* x, int64_t first_row) {
+    pre ? finish_pre_norm(context, i, b, attended, rows, x + first_row * cols, b.normed + first_row * cols)
+        : finish_post_norm(context, weights_.layers[i], b, attended, rows, x + first_row * cols);
+  };
+  const int64_t last = config_.layers - 1, whole_layers = first_only ? last : config_.layers;
+  for (int64_t i = 0; i < whole_layers; ++i) {
+    for (const Pass& pass : passes) {
+      attend_pass(i, pass, input.max_seqlen);
+      finish(i, b.context, pass.tokens, hidden, pass.first_token);
+    }
     if (hook) hook(i + 1, hidden);
   }
+  if (!first_only) return;
+
+  // Every token's keys and values, the first token's query. Empty sequences may be in no pass: what their rows hold is
+  // overwritten in the end.
+  first_rows<Device, T>(context, hidden, 0, input.cu_seqlens, input.batch, cols, out);
+  if (last >= 0) {
+    for (const Pass& pass : passes) {
+      attend_pass(last, pass, 1);
+      first_rows<Device, T>(context, b.context, pass.first_token, input.cu_seqlens + pass.first_sequence,
+                            pass.sequences, cols, b.first + pass.first_sequence * cols);
+    }
+    finish(last, b.first, input.batch, out, 0);
+  }
+  zero_empty_rows<Device, T>(context, input.cu_seqlens, input.batch, cols, out);
 }
 
 template <class Device, class T>
-void Encoder<Device, T>::pool(Context<Device>& context, const T* hidden, const int32_t* cu_seqlens, int64_t batch,
-                              T* scratch, T* out) const {
+void Encoder<Device, T>::pool(Context<Device>& context, const T* first, const int32_t* cu_seqlens, int64_t batch,
+                              T* out) const {
   if (batch == 0) return;
   const int64_t cols = config_.hidden;
-  first_rows<Device, T>(context, hidden, cu_seqlens, batch, cols, scratch);
   const T* pooled =
-      linear_in_pieces(context, weights_.pooler, scratch, batch, {.bias = true, .activation = Activation::tanh}, out);
+      linear_in_pieces(context, weights_.pooler, first, batch, {.bias = true, .activation = Activation::tanh}, out);
   if constexpr (on_cpu<Device>)
     if (pooled != out) std::copy(pooled, pooled + batch * cols, out);
   zero_empty_rows<Device, T>(context, cu_seqlens, batch, cols, out);

@@ -12,6 +12,10 @@
 
 namespace ftbert {
 
+// Whose last hidden state the caller reads: every token's, or the first token's of each sequence. The last layer then
+// computes that one alone, from the keys and values of all.
+enum class OutputRows { all, first };
+
 // Token ids on their way in: packed already, or padded with the index maps of kernels/kernels.h `padding`.
 struct EncoderInput {
   const int64_t* input_ids = nullptr;       // [tokens], or [batch, seq] with token_index
@@ -25,6 +29,9 @@ struct EncoderInput {
   // Packed input may bring what `place` found; else forward finds it.
   const int32_t* positions = nullptr;  // [tokens] position ids
   const int32_t* columns = nullptr;    // [tokens] columns in the padded input, for a relative position bias
+  OutputRows rows = OutputRows::all;
+
+  int64_t output_rows() const { return rows == OutputRows::first ? batch : tokens; }
 };
 
 enum class AttentionPath { automatic, fused, general };
@@ -49,14 +56,13 @@ class Encoder {
   // positions, columns [tokens] out: what EncoderInput may bring; columns may be nullptr.
   void place(Context<Device>& context, const EncoderInput& input, int32_t* positions, int32_t* columns) const;
 
-  // hidden [padded_rows(tokens), hidden] out: the last hidden state of the packed tokens.
-  // `hook`, where given, is called with every hidden state on the way, the last one included.
-  void forward(Context<Device>& context, const EncoderInput& input, Workspace workspace, T* hidden,
+  // out [padded_rows(output_rows), hidden]: the last hidden state of the packed tokens, or of the first of each
+  // sequence (zeros for an empty one). `hook`, where given, is called with every hidden state of all tokens on the way.
+  void forward(Context<Device>& context, const EncoderInput& input, Workspace workspace, T* out,
                const HiddenStateHook<T>& hook = nullptr) const;
 
-  // hidden [tokens, hidden] -> tanh(pooler(first token)), scratch and out [padded_rows(batch), hidden]
-  void pool(Context<Device>& context, const T* hidden, const int32_t* cu_seqlens, int64_t batch, T* scratch,
-            T* out) const;
+  // first [padded_rows(batch), hidden], the hidden state of the first tokens -> tanh(pooler(first)), out of that shape
+  void pool(Context<Device>& context, const T* first, const int32_t* cu_seqlens, int64_t batch, T* out) const;
 
   const EncoderConfig& config() const { return config_; }
   bool uses_fused_attention() const { return fused_; }
@@ -67,13 +73,14 @@ class Encoder {
   struct Piece;
   struct Buffers;
   Buffers carve(const Context<Device>& context, Workspace& workspace, const EncoderInput& input) const;
-  static std::vector<Piece> pieces(const Context<Device>& context, const Pass& pass);
+  static std::vector<Piece> pieces(const Context<Device>& context, int64_t rows);
   void embed(Context<Device>&, const EncoderInput&, const Buffers&, T* hidden) const;
-  void layer_post_norm(Context<Device>&, const LayerWeights<T>&, const EncoderInput&, const Pass&, const Buffers&,
-                       T* hidden) const;
-  void layer_pre_norm(Context<Device>&, int64_t i, const EncoderInput&, const Pass&, const Buffers&, T* hidden) const;
-  void attend(Context<Device>&, const T* qkv, const LayerWeights<T>&, const EncoderInput&, const Pass&, const Buffers&,
-              T* out) const;
+  void attend(Context<Device>&, const LayerWeights<T>&, const EncoderInput&, const Pass&, const Buffers&, const T* x,
+              int64_t queries) const;
+  void finish_post_norm(Context<Device>&, const LayerWeights<T>&, const Buffers&, const T* attended, int64_t rows,
+                        T* x) const;
+  void finish_pre_norm(Context<Device>&, int64_t i, const Buffers&, const T* attended, int64_t rows, T* x,
+                       T* normed) const;
 
   EncoderConfig config_;
   Weights<T> weights_;

@@ -25,6 +25,11 @@ struct Engine {
   virtual std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& input_ids,
                                                      const std::optional<at::Tensor>& attention_mask,
                                                      const std::optional<at::Tensor>& token_type_ids) const = 0;
+  // -> last hidden state of the first kept tokens [batch, hidden] (0 for an empty row), pooled as above; what only the
+  // other tokens' last hidden states need is not computed
+  virtual std::tuple<at::Tensor, at::Tensor> forward_first(const at::Tensor& input_ids,
+                                                           const std::optional<at::Tensor>& attention_mask,
+                                                           const std::optional<at::Tensor>& token_type_ids) const = 0;
   // -> [layers+1, batch, seq, hidden]: the embedding's output, then every layer's
   virtual at::Tensor forward_hidden_states(const at::Tensor& input_ids, const std::optional<at::Tensor>& attention_mask,
                                            const std::optional<at::Tensor>& token_type_ids) const = 0;
@@ -35,6 +40,9 @@ struct Engine {
   // -> [tokens, hidden]
   virtual at::Tensor forward_packed(const at::Tensor& input_ids, const at::Tensor& cu_seqlens, int64_t max_seqlen,
                                     const std::optional<at::Tensor>& token_type_ids) const = 0;
+  // -> [batch, hidden], of the first tokens
+  virtual at::Tensor forward_first_packed(const at::Tensor& input_ids, const at::Tensor& cu_seqlens, int64_t max_seqlen,
+                                          const std::optional<at::Tensor>& token_type_ids) const = 0;
   // [tokens, hidden] -> [batch, hidden]
   virtual at::Tensor pool(const at::Tensor& hidden, const at::Tensor& cu_seqlens) const = 0;
   // On a GPU, whether small calls are recorded and repeated (binding/replay.h); does nothing on the CPU.

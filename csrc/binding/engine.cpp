@@ -41,9 +41,26 @@ class EngineOf : public Engine {
       return {hidden, pooled(call.context, packed, input.cu_seqlens, input.batch)};
     };
     if (const auto replayed = replay_.run(call.context, input)) return finish(replayed.hidden(), {});
-    const at::Tensor packed = run(call.context, input);
+    const at::Tensor packed = without_slack(run(call.context, input), input.tokens);
     const bool full = input.tokens == input.batch * input.seq;
     return finish(data<T>(packed), full ? packed.view({input.batch, input.seq, c.hidden}) : at::Tensor());
+  }
+
+  std::tuple<at::Tensor, at::Tensor> forward_first(const at::Tensor& input_ids,
+                                                   const std::optional<at::Tensor>& attention_mask,
+                                                   const std::optional<at::Tensor>& token_type_ids) const override {
+    const c10::DeviceGuard guard(device_);
+    CallContext<Device> call(device_);
+    PaddedInput padded =
+        unpad<Device>(call.context, device_, encoder_.config(), input_ids, attention_mask, token_type_ids);
+    EncoderInput& input = padded.encoder;
+    input.rows = OutputRows::first;
+    if (const auto replayed = replay_.run(call.context, input))
+      return {copied(replayed.hidden(), input.batch),
+              pooled_first(call.context, replayed.hidden(), input.cu_seqlens, input.batch)};
+    const at::Tensor first = run(call.context, input);
+    return {without_slack(first, input.batch),
+            pooled_first(call.context, data<T>(first), input.cu_seqlens, input.batch)};
   }
 
   at::Tensor forward_hidden_states(const at::Tensor& input_ids, const std::optional<at::Tensor>& attention_mask,
@@ -81,6 +98,16 @@ class EngineOf : public Engine {
     return run_packed(call.context, packed.encoder);
   }
 
+  at::Tensor forward_first_packed(const at::Tensor& input_ids, const at::Tensor& cu_seqlens, int64_t max_seqlen,
+                                  const std::optional<at::Tensor>& token_type_ids) const override {
+    const c10::DeviceGuard guard(device_);
+    CallContext<Device> call(device_);
+    PackedTensors packed = check_packed<Device>(call.context, device_, encoder_.config(), input_ids, cu_seqlens,
+                                                max_seqlen, token_type_ids);
+    packed.encoder.rows = OutputRows::first;
+    return run_packed(call.context, packed.encoder);
+  }
+
   at::Tensor pool(const at::Tensor& hidden, const at::Tensor& cu_seqlens) const override {
     const c10::DeviceGuard guard(device_);
     CallContext<Device> call(device_);
@@ -110,20 +137,24 @@ class EngineOf : public Engine {
 
   at::Tensor run_packed(Context<Device>& context, const EncoderInput& input) const {
     const auto replayed = replay_.run(context, input);
-    if (!replayed) return run(context, input);
-    return at::from_blob(const_cast<T*>(replayed.hidden()), {input.tokens, encoder_.config().hidden},
-                         options(ScalarTypeOf<T>::value))
+    if (replayed) return copied(replayed.hidden(), input.output_rows());
+    return without_slack(run(context, input), input.output_rows());
+  }
+
+  at::Tensor copied(const T* hidden, int64_t rows) const {
+    return at::from_blob(const_cast<T*>(hidden), {rows, encoder_.config().hidden}, options(ScalarTypeOf<T>::value))
         .clone();
   }
 
+  // [padded_rows(output_rows), hidden]
   at::Tensor run(Context<Device>& context, const EncoderInput& input, const HiddenStateHook<T>& hook = nullptr) const {
     const int64_t cols = encoder_.config().hidden;
     const at::Tensor hidden =
-        at::empty({Encoder<Device, T>::padded_rows(input.tokens), cols}, options(ScalarTypeOf<T>::value));
+        at::empty({Encoder<Device, T>::padded_rows(input.output_rows()), cols}, options(ScalarTypeOf<T>::value));
     const size_t bytes = encoder_.workspace_bytes(context, input);
     const at::Tensor workspace = at::empty({static_cast<int64_t>(bytes)}, options(at::kByte));
     encoder_.forward(context, input, Workspace(workspace.data_ptr(), bytes), data<T>(hidden), hook);
-    return without_slack(hidden, input.tokens);
+    return hidden;
   }
 
   // A caller may keep many small results: what stands behind the last row is not kept with them.
@@ -134,11 +165,20 @@ class EngineOf : public Engine {
 
   at::Tensor pooled(Context<Device>& context, const T* hidden, const int32_t* cu_seqlens, int64_t batch) const {
     const EncoderConfig& c = encoder_.config();
+    if (!c.pooler) return pooled_first(context, nullptr, cu_seqlens, batch);
+    const at::Tensor first =
+        at::empty({Encoder<Device, T>::padded_rows(batch), c.hidden}, options(ScalarTypeOf<T>::value));
+    first_rows<Device, T>(context, hidden, 0, cu_seqlens, batch, c.hidden, data<T>(first));
+    return pooled_first(context, data<T>(first), cu_seqlens, batch);
+  }
+
+  // first [padded_rows(batch), hidden]
+  at::Tensor pooled_first(Context<Device>& context, const T* first, const int32_t* cu_seqlens, int64_t batch) const {
+    const EncoderConfig& c = encoder_.config();
     if (!c.pooler) return at::empty({batch, 0}, options(ScalarTypeOf<T>::value));
-    const int64_t rows = Encoder<Device, T>::padded_rows(batch);
-    const at::Tensor scratch = at::empty({rows, c.hidden}, options(ScalarTypeOf<T>::value));
-    const at::Tensor out = at::empty({rows, c.hidden}, options(ScalarTypeOf<T>::value));
-    encoder_.pool(context, hidden, cu_seqlens, batch, data<T>(scratch), data<T>(out));
+    const at::Tensor out =
+        at::empty({Encoder<Device, T>::padded_rows(batch), c.hidden}, options(ScalarTypeOf<T>::value));
+    encoder_.pool(context, first, cu_seqlens, batch, data<T>(out));
     return without_slack(out, batch);
   }
 

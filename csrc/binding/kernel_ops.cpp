@@ -99,8 +99,8 @@ Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t h
     const Tensor scratch = at::empty({static_cast<int64_t>(attention_scratch_bytes<Device, T>(max_seqlen, head_size))},
                                      qkv.options().dtype(at::kByte));
     attention<Device, T>(context, data<T>(qkv), 0, data<int32_t>(cu),
-                         {data<T>(relative_bias), data<int32_t>(columns), span}, cu.size(0) - 1, max_seqlen, heads,
-                         head_size, scratch.data_ptr(), data<T>(out));
+                         {data<T>(relative_bias), data<int32_t>(columns), span}, cu.size(0) - 1, max_seqlen, max_seqlen,
+                         heads, head_size, scratch.data_ptr(), data<T>(out));
   });
   return out;
 }

@@ -18,6 +18,16 @@ std::tuple<Tensor, Tensor> forward(const EncoderPtr& encoder, const Tensor& ids,
   return encoder->engine().forward(ids, mask, types);
 }
 
+std::tuple<Tensor, Tensor> forward_first(const EncoderPtr& encoder, const Tensor& ids, const OptionalTensor& mask,
+                                         const OptionalTensor& types) {
+  return encoder->engine().forward_first(ids, mask, types);
+}
+
+Tensor forward_first_packed(const EncoderPtr& encoder, const Tensor& ids, const Tensor& cu, int64_t max_seqlen,
+                            const OptionalTensor& types) {
+  return encoder->engine().forward_first_packed(ids, cu, max_seqlen, types);
+}
+
 Tensor forward_packed(const EncoderPtr& encoder, const Tensor& ids, const Tensor& cu, int64_t max_seqlen,
                       const OptionalTensor& types) {
   return encoder->engine().forward_packed(ids, cu, max_seqlen, types);
@@ -128,6 +138,14 @@ TORCH_LIBRARY(ftbert, m) {
       "token_type_ids) -> (Tensor, Tensor)",
       alone);
   m.def(
+      "forward_first(__torch__.torch.classes.ftbert.Encoder encoder, Tensor input_ids, Tensor? attention_mask, Tensor? "
+      "token_type_ids) -> (Tensor, Tensor)",
+      alone);
+  m.def(
+      "forward_first_packed(__torch__.torch.classes.ftbert.Encoder encoder, "
+      "Tensor input_ids, Tensor cu_seqlens, SymInt max_seqlen, Tensor? token_type_ids) -> Tensor",
+      alone);
+  m.def(
       "forward_hidden_states(__torch__.torch.classes.ftbert.Encoder encoder, Tensor input_ids, Tensor? attention_mask, "
       "Tensor? token_type_ids) -> Tensor",
       alone);
@@ -150,6 +168,8 @@ TORCH_LIBRARY(ftbert, m) {
 #define FTBERT_ENCODER_OPS(m)                              \
   m.impl("forward", &forward);                             \
   m.impl("forward_packed", &forward_packed);               \
+  m.impl("forward_first", &forward_first);                 \
+  m.impl("forward_first_packed", &forward_first_packed);   \
   m.impl("forward_hidden_states", &forward_hidden_states); \
   m.impl("forward_unpadded", &forward_unpadded);           \
   m.impl("pool", &pool);                                   \

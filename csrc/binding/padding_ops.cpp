@@ -111,7 +111,7 @@ Tensor first(const Tensor& packed, const Tensor& cu) {
   Tensor out = at::empty({batch, packed.size(1)}, packed.options());
   run(packed, [&](auto backend, auto& context) {
     using T = typename decltype(backend)::T;
-    first_rows<typename decltype(backend)::Device, T>(context, data<T>(packed), data<int32_t>(cu), batch,
+    first_rows<typename decltype(backend)::Device, T>(context, data<T>(packed), 0, data<int32_t>(cu), batch,
                                                       packed.size(1), data<T>(out));
   });
   return out;

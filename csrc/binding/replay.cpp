@@ -44,6 +44,7 @@ std::optional<ReplaySize> ReplaySize::holding(const Context<Cuda>& context, cons
       .tokens = cuda_gemm_rows(input.tokens),
       .batch = round_up(input.batch, batch_step),
       .max_seqlen = fused_attention ? static_cast<int64_t>(std::bit_ceil(uint64_t(longest))) : round_up(longest, 32),
+      .rows = input.rows,
       .tf32 = context.tf32};
 }
 
@@ -72,7 +73,6 @@ struct Replay<Device, T>::Recording {
     positions = all.take<int32_t>(size.tokens);
     if (c.relative_span > 0) columns = all.take<int32_t>(size.tokens);
     cu_seqlens = all.take<int32_t>(size.batch + 1);
-    hidden = all.take<T>(encoder.padded_rows(size.tokens) * c.hidden);
     gemm_workspace = all.take<char>(static_cast<int64_t>(context.gemm_workspace_bytes));
     // While measuring, any address stands for the buffers that are there.
     const int32_t* there = positions ? positions : reinterpret_cast<const int32_t*>(this);
@@ -84,7 +84,9 @@ struct Replay<Device, T>::Recording {
              .seq = size.max_seqlen,
              .max_seqlen = size.max_seqlen,
              .positions = there,
-             .columns = c.relative_span > 0 ? (columns ? columns : there) : nullptr};
+             .columns = c.relative_span > 0 ? (columns ? columns : there) : nullptr,
+             .rows = size.rows};
+    hidden = all.take<T>(encoder.padded_rows(input.output_rows()) * c.hidden);
     const size_t forward = encoder.workspace_bytes(context, input);
     void* const rest = all.take<char>(static_cast<int64_t>(forward));
     workspace = Workspace(rest, forward);

@@ -24,6 +24,7 @@ bool cuda_graphs_by_default();
 // The sizes that a recording serves; a call runs in the smallest that holds it.
 struct ReplaySize {
   int64_t tokens, batch, max_seqlen;
+  OutputRows rows;
   bool tf32;
   bool operator==(const ReplaySize&) const = default;
 
@@ -41,8 +42,8 @@ class Replay {
   Replay(const Encoder<Device, T>& encoder, at::Device device);
   ~Replay();
 
-  // The hidden states [tokens, hidden] of one call. What reads them must be launched on the call's stream before the
-  // lease ends.
+  // The hidden states [output_rows, hidden] of one call. What reads them must be launched on the call's stream before
+  // the lease ends.
   class Lease {
    public:
     Lease() = default;

@@ -136,12 +136,12 @@ size_t attention_scratch_bytes<Cpu, float>(int64_t max_seqlen, int64_t head_size
 
 template <>
 void attention<Cpu, float>(Context<Cpu>&, const float* qkv, int64_t first_token, const int32_t* cu_seqlens,
-                           RelativeBias<float> bias, int64_t batch, int64_t max_seqlen, int64_t heads,
+                           RelativeBias<float> bias, int64_t batch, int64_t max_seqlen, int64_t queries, int64_t heads,
                            int64_t head_size, void* scratch, float* out) {
   const int64_t hidden = heads * head_size, stride = 3 * hidden;
   const float scale = 1.0f / std::sqrt(static_cast<float>(head_size));
   const int threads = omp_get_max_threads();
-  const int64_t parts = (max_seqlen + kQueriesPerItem - 1) / kQueriesPerItem;
+  const int64_t parts = (std::min(queries, max_seqlen) + kQueriesPerItem - 1) / kQueriesPerItem;
   const int64_t items = batch * heads * parts;
   const int chunk = static_cast<int>(std::clamp<int64_t>(items / (threads * 16), 1, 16));
   // Sixteen multiplications take about as long as an element elsewhere.
@@ -154,7 +154,7 @@ void attention<Cpu, float>(Context<Cpu>&, const float* qkv, int64_t first_token,
     for (int64_t item = 0; item < items; ++item) {
       const int64_t b = item / (heads * parts), h = item / parts % heads, part = item % parts;
       const int64_t length = cu_seqlens[b + 1] - cu_seqlens[b];
-      const int64_t begin = part * kQueriesPerItem, end = std::min(length, begin + kQueriesPerItem);
+      const int64_t begin = part * kQueriesPerItem, end = std::min({length, queries, begin + kQueriesPerItem});
       if (begin >= end) continue;
       const int64_t row = cu_seqlens[b] - first_token;
       const float* q = qkv + row * stride + h * head_size;

@@ -1,4 +1,5 @@
 // softmax(q k^T / sqrt(head_size)) v within each sequence, on packed tokens, without a score matrix in memory.
+#include <algorithm>
 #include <cmath>
 #include <string_view>
 #include <type_traits>
@@ -17,7 +18,7 @@ struct Call {
   const void* qkv;
   int64_t first_token;
   const int32_t* cu_seqlens;
-  int64_t batch, max_seqlen;
+  int64_t batch, max_seqlen, queries;
   int heads;
   float scale_log2;  // log2(e) / sqrt(head_size): the kernels work with powers of 2
   void* out;
@@ -29,7 +30,8 @@ struct Call {
 struct Grid {
   int query_blocks;
   unsigned ctas;
-  Grid(const Call& call, int queries) : query_blocks(static_cast<int>((call.max_seqlen + queries - 1) / queries)) {
+  Grid(const Call& call, int block)
+      : query_blocks(static_cast<int>((std::min(call.queries, call.max_seqlen) + block - 1) / block)) {
     const int64_t all = query_blocks * call.batch * call.heads;
     FTBERT_CHECK(all <= INT32_MAX, "attention: ", all,
                  " blocks are more than one launch can have; pass fewer sequences");
@@ -96,13 +98,14 @@ bool has_warpgroups(const Context<Cuda>& context) {
 
 template <class T>
 void run(Context<Cuda>& context, const T* qkv, int64_t first_token, const int32_t* cu_seqlens, int64_t batch,
-         int64_t max_seqlen, int64_t heads, int64_t head_size, T* out) {
+         int64_t max_seqlen, int64_t queries, int64_t heads, int64_t head_size, T* out) {
   if (batch == 0 || max_seqlen == 0) return;
   const Call call{qkv,
                   first_token,
                   cu_seqlens,
                   batch,
                   max_seqlen,
+                  queries,
                   static_cast<int>(heads),
                   static_cast<float>(M_LOG2E / std::sqrt(static_cast<double>(head_size))),
                   out,
@@ -119,21 +122,21 @@ void run(Context<Cuda>& context, const T* qkv, int64_t first_token, const int32_
 
 }  // namespace
 
-#define FTBERT_INSTANTIATE(T)                                                                                        \
-  template <>                                                                                                        \
-  void attention<Cuda, T>(Context<Cuda> & context, const T* qkv, int64_t first_token, const int32_t* cu_seqlens,     \
-                          RelativeBias<T> bias, int64_t batch, int64_t max_seqlen, int64_t heads, int64_t head_size, \
-                          void*, T* out) {                                                                           \
-    FTBERT_CHECK(!bias.table, "attention: the fused path takes no relative position bias on CUDA");                  \
-    run(context, qkv, first_token, cu_seqlens, batch, max_seqlen, heads, head_size, out);                            \
-  }                                                                                                                  \
-  template <>                                                                                                        \
-  size_t attention_scratch_bytes<Cuda, T>(int64_t, int64_t) {                                                        \
-    return 0;                                                                                                        \
-  }                                                                                                                  \
-  template <>                                                                                                        \
-  bool attention_supports<Cuda, T>(const Context<Cuda>&, int64_t head_size, bool relative_bias) {                    \
-    return !relative_bias && (head_size == 32 || head_size == 64 || head_size == 128);                               \
+#define FTBERT_INSTANTIATE(T)                                                                                      \
+  template <>                                                                                                      \
+  void attention<Cuda, T>(Context<Cuda> & context, const T* qkv, int64_t first_token, const int32_t* cu_seqlens,   \
+                          RelativeBias<T> bias, int64_t batch, int64_t max_seqlen, int64_t queries, int64_t heads, \
+                          int64_t head_size, void*, T* out) {                                                      \
+    FTBERT_CHECK(!bias.table, "attention: the fused path takes no relative position bias on CUDA");                \
+    run(context, qkv, first_token, cu_seqlens, batch, max_seqlen, queries, heads, head_size, out);                 \
+  }                                                                                                                \
+  template <>                                                                                                      \
+  size_t attention_scratch_bytes<Cuda, T>(int64_t, int64_t) {                                                      \
+    return 0;                                                                                                      \
+  }                                                                                                                \
+  template <>                                                                                                      \
+  bool attention_supports<Cuda, T>(const Context<Cuda>&, int64_t head_size, bool relative_bias) {                  \
+    return !relative_bias && (head_size == 32 || head_size == 64 || head_size == 128);                             \
   }
 FTBERT_INSTANTIATE(float)
 FTBERT_INSTANTIATE(half_t)

@@ -75,10 +75,11 @@ template <class Device, class T>
 void restore_padding(Context<Device>& context, const T* packed, const int32_t* packed_index, int64_t rows, int64_t cols,
                      T* padded);
 
-// First kept row of each sequence [tokens, cols] -> [batch, cols]; zeros for an empty sequence.
+// First kept row of each sequence [tokens, cols] -> [batch, cols]; zeros for an empty sequence. Token t lies in row
+// t - first_token of packed.
 template <class Device, class T>
-void first_rows(Context<Device>& context, const T* packed, const int32_t* cu_seqlens, int64_t batch, int64_t cols,
-                T* out);
+void first_rows(Context<Device>& context, const T* packed, int64_t first_token, const int32_t* cu_seqlens,
+                int64_t batch, int64_t cols, T* out);
 
 // Sets the rows of empty sequences to 0 in x [batch, cols].
 template <class Device, class T>
@@ -135,10 +136,11 @@ struct RelativeBias {
 };
 
 // softmax(q k^T / sqrt(head_size) + bias) v within each sequence, on packed tokens; no score matrix in memory.
+// Of each sequence the first `queries` rows are computed, and perhaps more; the others are left as they were.
 template <class Device, class T>
 void attention(Context<Device>& context, const T* qkv,  // [tokens, 3*hidden], bias already added
                int64_t first_token, const int32_t* cu_seqlens, RelativeBias<T> bias, int64_t batch, int64_t max_seqlen,
-               int64_t heads, int64_t head_size,
+               int64_t queries, int64_t heads, int64_t head_size,
                void* scratch,  // attention_scratch_bytes
                T* out);        // [tokens, hidden]
 template <class Device, class T>

@@ -123,13 +123,13 @@ void restore_padding<Cpu, float>(Context<Cpu>&, const float* packed, const int32
 }
 
 template <>
-void first_rows<Cpu, float>(Context<Cpu>&, const float* packed, const int32_t* cu_seqlens, int64_t batch, int64_t cols,
-                            float* out) {
+void first_rows<Cpu, float>(Context<Cpu>&, const float* packed, int64_t first_token, const int32_t* cu_seqlens,
+                            int64_t batch, int64_t cols, float* out) {
   for (int64_t b = 0; b < batch; ++b) {
     if (cu_seqlens[b] == cu_seqlens[b + 1])
       std::memset(out + b * cols, 0, cols * sizeof(float));
     else
-      std::memcpy(out + b * cols, packed + cu_seqlens[b] * cols, cols * sizeof(float));
+      std::memcpy(out + b * cols, packed + (cu_seqlens[b] - first_token) * cols, cols * sizeof(float));
   }
 }
 

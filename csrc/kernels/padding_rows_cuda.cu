@@ -28,8 +28,9 @@ struct FromPackedIndex {
 };
 struct FromFirstToken {
   const int32_t* cu_seqlens;
+  int64_t first_token;
   __device__ int64_t operator()(int64_t row) const {
-    return cu_seqlens[row] < cu_seqlens[row + 1] ? cu_seqlens[row] : -1;
+    return cu_seqlens[row] < cu_seqlens[row + 1] ? cu_seqlens[row] - first_token : -1;
   }
 };
 
@@ -105,10 +106,10 @@ void restore_padding(Context<Device>& context, const T* packed, const int32_t* p
 }
 
 template <class Device, class T>
-void first_rows(Context<Device>& context, const T* packed, const int32_t* cu_seqlens, int64_t batch, int64_t cols,
-                T* out) {
+void first_rows(Context<Device>& context, const T* packed, int64_t first_token, const int32_t* cu_seqlens,
+                int64_t batch, int64_t cols, T* out) {
   if (batch == 0 || cols == 0) return;
-  copy_rows(context, packed, FromFirstToken{cu_seqlens}, batch, cols, out);
+  copy_rows(context, packed, FromFirstToken{cu_seqlens, first_token}, batch, cols, out);
   FTBERT_LAUNCH_CHECK("first_rows");
 }
 
@@ -121,10 +122,10 @@ void zero_empty_rows(Context<Device>& context, const int32_t* cu_seqlens, int64_
   FTBERT_LAUNCH_CHECK("zero_empty_rows");
 }
 
-#define FTBERT_INSTANTIATE(T)                                                                    \
-  template void remove_padding(Context<Cuda>&, const T*, const int64_t*, int64_t, int64_t, T*);  \
-  template void restore_padding(Context<Cuda>&, const T*, const int32_t*, int64_t, int64_t, T*); \
-  template void first_rows(Context<Cuda>&, const T*, const int32_t*, int64_t, int64_t, T*);      \
+#define FTBERT_INSTANTIATE(T)                                                                        \
+  template void remove_padding(Context<Cuda>&, const T*, const int64_t*, int64_t, int64_t, T*);      \
+  template void restore_padding(Context<Cuda>&, const T*, const int32_t*, int64_t, int64_t, T*);     \
+  template void first_rows(Context<Cuda>&, const T*, int64_t, const int32_t*, int64_t, int64_t, T*); \
   template void zero_empty_rows(Context<Cuda>&, const int32_t*, int64_t, int64_t, T*);
 FTBERT_INSTANTIATE(float)
 FTBERT_INSTANTIATE(half_t)

@@ -205,22 +205,26 @@ Batch sample_batch() {
 }
 
 struct Output {
-  std::vector<float> hidden, pooled;
+  std::vector<float> hidden, first, pooled;
 };
 
 Output run_core(const Encoder<Cpu, float>& encoder, const Batch& b, const Offsets& o) {
   Context<Cpu> context{&cblas_gemm()};
-  const EncoderInput input{b.ids.data(), b.types.data(), o.token_index.data(), o.cu_seqlens.data(), o.info.tokens,
-                           b.batch,      b.seq,          o.info.max_seqlen};
+  EncoderInput input{b.ids.data(), b.types.data(), o.token_index.data(), o.cu_seqlens.data(), o.info.tokens,
+                     b.batch,      b.seq,          o.info.max_seqlen};
   std::vector<char> memory(encoder.workspace_bytes(context, input));
   const int64_t cols = encoder.config().hidden;
   Output out;
   out.hidden.resize(encoder.padded_rows(o.info.tokens) * cols);
   encoder.forward(context, input, Workspace(memory.data(), memory.size()), out.hidden.data());
-  std::vector<float> scratch(encoder.padded_rows(b.batch) * cols);
-  out.pooled.resize(scratch.size());
-  encoder.pool(context, out.hidden.data(), o.cu_seqlens.data(), b.batch, scratch.data(), out.pooled.data());
+  input.rows = OutputRows::first;
+  memory.assign(encoder.workspace_bytes(context, input), 0x7f);  // what is read before it is written shows
+  out.first.resize(encoder.padded_rows(b.batch) * cols);
+  encoder.forward(context, input, Workspace(memory.data(), memory.size()), out.first.data());
+  out.pooled.resize(out.first.size());
+  encoder.pool(context, out.first.data(), o.cu_seqlens.data(), b.batch, out.pooled.data());
   out.hidden.resize(o.info.tokens * cols);
+  out.first.resize(b.batch * cols);
   out.pooled.resize(b.batch * cols);
   return out;
 }
@@ -266,7 +270,7 @@ void forward_matches(int hidden, int heads, const std::string& activation, Atten
   const Output got = run_core(encoder, b, o);
 
   const Reference reference(config, tensors);
-  std::vector<Row> want, want_pooled;
+  std::vector<Row> want, want_first, want_pooled;
   for (int64_t row = 0; row < b.batch; ++row) {
     std::vector<int64_t> ids, types, columns;
     for (int64_t s = 0; s < b.seq; ++s) {
@@ -277,10 +281,13 @@ void forward_matches(int hidden, int heads, const std::string& activation, Atten
     }
     const std::vector<Row> sequence = reference.forward(ids, types, columns);
     want.insert(want.end(), sequence.begin(), sequence.end());
+    want_first.push_back(sequence.empty() ? Row(config.hidden, 0.0) : sequence[0]);
     want_pooled.push_back(sequence.empty() ? Row(config.hidden, 0.0) : reference.pool(sequence[0]));
   }
   const double d = difference(got.hidden, want), p = difference(got.pooled, want_pooled);
+  const double f = difference(got.first, want_first);
   expect(d <= 2e-5, "last hidden state differs by " + std::to_string(d));
+  expect(f <= 2e-5, "last hidden state of first tokens differs by " + std::to_string(f));
   expect(p <= 2e-5, "pooled output differs by " + std::to_string(p));
 }
 
