@@ -24,6 +24,18 @@ def forward_packed(
     return input_ids.new_empty((input_ids.shape[0], encoder.wrapped_obj.hidden()), dtype=encoder.wrapped_obj.dtype())
 
 
+def forward_first(encoder: Any, input_ids: Tensor, attention_mask: Any, token_type_ids: Any) -> tuple[Tensor, Tensor]:
+    first = input_ids.new_empty((input_ids.shape[0], encoder.wrapped_obj.hidden()), dtype=encoder.wrapped_obj.dtype())
+    return first, first.new_empty((first.shape[0], first.shape[1] if encoder.wrapped_obj.has_pooler() else 0))
+
+
+def forward_first_packed(
+    encoder: Any, input_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int, token_type_ids: Tensor | None
+) -> Tensor:
+    shape = (cu_seqlens.shape[0] - 1, encoder.wrapped_obj.hidden())
+    return input_ids.new_empty(shape, dtype=encoder.wrapped_obj.dtype())
+
+
 def forward_hidden_states(
     encoder: Any, input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None
 ) -> Tensor:
@@ -130,9 +142,9 @@ def linear(a: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> T
 # forward_unpadded has none: its size stands in the mask, and an op that holds an object cannot give such a size to the
 # inductor of torch 2.13 (its assertion compares with a guess). torch.compile breaks the graph there.
 _FAKES: tuple[Callable[..., Any], ...] = (
-    forward, forward_packed, forward_hidden_states, first_rows, pool, pack_weight, padding, padding_mask,
-    padding_positions, padding_stage, remove_padding, restore_padding, embeddings_layernorm, add_bias_input_layernorm,
-    add_bias_act, add_bias_act_, attention, add_qkv_bias, softmax, transpose, pooling, linear,
+    forward, forward_packed, forward_first, forward_first_packed, forward_hidden_states, first_rows, pool, pack_weight,
+    padding, padding_mask, padding_positions, padding_stage, remove_padding, restore_padding, embeddings_layernorm,
+    add_bias_input_layernorm, add_bias_act, add_bias_act_, attention, add_qkv_bias, softmax, transpose, pooling, linear,
 )  # fmt: skip
 
 

@@ -56,12 +56,26 @@ class Head(torch.nn.Module):
         return functional.linear(x, word if self.tied else self.out_weight, self.out_bias)
 
 
+def _choices_as_rows(
+    input_ids: Tensor,
+    attention_mask: Optional[Tensor],  # noqa: UP045
+    token_type_ids: Optional[Tensor],  # noqa: UP045
+) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor]]:  # noqa: UP006, UP045
+    """[batch, choices, seq] -> [batch * choices, seq]; two dimensions stay as they are."""
+    if input_ids.dim() == 3:
+        input_ids = input_ids.flatten(0, 1)
+        attention_mask = None if attention_mask is None else attention_mask.flatten(0, 1)
+        token_type_ids = None if token_type_ids is None else token_type_ids.flatten(0, 1)
+    return input_ids, attention_mask, token_type_ids
+
+
 class HeadedModule(EncoderModule):
     """An encoder with heads. What is computed for each token is computed for the valid ones only."""
 
     def __init__(self, encoder: Any, heads: List[Head]) -> None:  # noqa: UP006
         super().__init__(encoder)
         self.heads = torch.nn.ModuleList(heads)
+        self.reads_tokens = any(head.source == "tokens" for head in heads)
 
     def forward(  # type: ignore[override]
         self,
@@ -86,10 +100,7 @@ class HeadedModule(EncoderModule):
         choice are [batch, choices, seq], its logits [batch, choices]; the hidden state has all choices as rows.
         """
         choices = input_ids.shape[1] if input_ids.dim() == 3 else 0
-        if choices > 0:
-            input_ids = input_ids.flatten(0, 1)
-            attention_mask = None if attention_mask is None else attention_mask.flatten(0, 1)
-            token_type_ids = None if token_type_ids is None else token_type_ids.flatten(0, 1)
+        input_ids, attention_mask, token_type_ids = _choices_as_rows(input_ids, attention_mask, token_type_ids)
         packed, index, cu_seqlens = torch.ops.ftbert.forward_unpadded(
             self.encoder, input_ids, attention_mask, token_type_ids
         )
@@ -110,6 +121,29 @@ class HeadedModule(EncoderModule):
                 logits = logits.view(-1, choices)
             all_logits.append(logits)
         return hidden, pooled, all_logits
+
+    @torch.jit.export
+    def run_first(
+        self,
+        input_ids: Tensor,
+        attention_mask: Optional[Tensor] = None,  # noqa: UP045
+        token_type_ids: Optional[Tensor] = None,  # noqa: UP045
+    ) -> Tuple[Tensor, List[Tensor]]:  # noqa: UP006
+        """As `run` without the last hidden state, for heads that read the first token of each row or its pooled output
+        only: the last layer is computed for it alone."""
+        if self.reads_tokens:
+            raise ValueError("run_first: a head of this model reads every token; call run")
+        choices = input_ids.shape[1] if input_ids.dim() == 3 else 0
+        input_ids, attention_mask, token_type_ids = _choices_as_rows(input_ids, attention_mask, token_type_ids)
+        first, pooled = torch.ops.ftbert.forward_first(self.encoder, input_ids, attention_mask, token_type_ids)
+        word = self.encoder.weight("embeddings.word")
+        all_logits: List[Tensor] = []  # noqa: UP006
+        for head in self.heads:
+            logits = head(pooled if head.source == "pooler" else first, word)
+            if head.task == "multiple_choice" and choices > 0:
+                logits = logits.view(-1, choices)
+            all_logits.append(logits)
+        return pooled, all_logits
 
     @torch.jit.export
     def logits_at(

@@ -124,7 +124,12 @@ class Model:
         return DTYPES[self.encoder.dtype()]
 
     def __call__(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        *,
+        output_last_hidden_state: bool = True,
     ) -> BaseModelOutputWithPooling | Any:
         """input_ids, attention_mask, token_type_ids: int [batch, seq]; the mask any of 0 and 1 (None: all ones).
 
@@ -133,13 +138,26 @@ class Model:
         `logits` (0 at padding; question answering: also start_logits and end_logits) beside these; multiple choice
         takes [batch, choices, seq]. RuntimeError says what does not fit. On a GPU the ids are looked at where the call
         waits for the GPU anyway, that is with a mask there; else one outside the vocabulary makes its sequence NaN.
+
+        output_last_hidden_state: False leaves it None. Where the pooler and the heads read the first token only, the
+        last layer is then computed for that token alone.
         """
         from transformers.modeling_outputs import BaseModelOutputWithPooling
 
+        inputs = (input_ids, attention_mask, token_type_ids)
+        hidden: Any = None
+        pooled: Any
         if isinstance(self.module, HeadedModule):
-            hidden, pooled, logits = self.module.run(input_ids, attention_mask, token_type_ids)
-            return output(self.tasks, hidden, pooled if self.config.pooler else None, logits)
-        hidden, pooled = self.module(input_ids, attention_mask, token_type_ids)
+            if output_last_hidden_state or self.module.reads_tokens:
+                hidden, pooled, logits = self.module.run(*inputs)
+            else:
+                pooled, logits = self.module.run_first(*inputs)
+            shown = hidden if output_last_hidden_state else None
+            return output(self.tasks, shown, pooled if self.config.pooler else None, logits)
+        if output_last_hidden_state:
+            hidden, pooled = self.module(*inputs)
+        else:
+            _, pooled = self.module.forward_first(*inputs)
         return BaseModelOutputWithPooling(
             last_hidden_state=hidden, pooler_output=pooled if self.config.pooler else None
         )
@@ -179,6 +197,14 @@ class Model:
         therefore not looked at, and an id outside the vocabulary gives a row of NaN.
         """
         result: Tensor = self.module.forward_packed(input_ids, cu_seqlens, max_seqlen, token_type_ids)
+        return result
+
+    def forward_first_packed(
+        self, input_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int, token_type_ids: Tensor | None = None
+    ) -> Tensor:
+        """As forward_packed, but the first token of each sequence only, [batch, hidden] (0 for an empty one): the last
+        layer is computed for it alone."""
+        result: Tensor = self.module.forward_first_packed(input_ids, cu_seqlens, max_seqlen, token_type_ids)
         return result
 
     def encode(

@@ -25,6 +25,17 @@ class EncoderModule(torch.nn.Module):
         return torch.ops.ftbert.forward(self.encoder, input_ids, attention_mask, token_type_ids)
 
     @torch.jit.export
+    def forward_first(
+        self,
+        input_ids: Tensor,
+        attention_mask: Optional[Tensor] = None,  # noqa: UP045
+        token_type_ids: Optional[Tensor] = None,  # noqa: UP045
+    ) -> Tuple[Tensor, Tensor]:  # noqa: UP006
+        """As forward, but of the last hidden state the first kept token of each row only: [batch, hidden], 0 for an
+        empty row. The last layer is computed for it alone."""
+        return torch.ops.ftbert.forward_first(self.encoder, input_ids, attention_mask, token_type_ids)
+
+    @torch.jit.export
     def forward_packed(
         self,
         input_ids: Tensor,
@@ -34,3 +45,14 @@ class EncoderModule(torch.nn.Module):
     ) -> Tensor:
         """int [tokens], int32 [batch+1] -> [tokens, hidden]; no host synchronisation."""
         return torch.ops.ftbert.forward_packed(self.encoder, input_ids, cu_seqlens, max_seqlen, token_type_ids)
+
+    @torch.jit.export
+    def forward_first_packed(
+        self,
+        input_ids: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        token_type_ids: Optional[Tensor] = None,  # noqa: UP045
+    ) -> Tensor:
+        """As forward_packed, but the first token of each sequence only: [batch, hidden]."""
+        return torch.ops.ftbert.forward_first_packed(self.encoder, input_ids, cu_seqlens, max_seqlen, token_type_ids)

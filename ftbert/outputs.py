@@ -39,7 +39,7 @@ def _output_class(task: str) -> type:
     )
 
 
-def output(tasks: list[str], hidden: Tensor, pooled: Tensor | None, logits: list[Tensor]) -> Any:
+def output(tasks: list[str], hidden: Tensor | None, pooled: Tensor | None, logits: list[Tensor]) -> Any:
     """tasks and logits: of each head."""
     first = logits[0]
     if tasks[0] == "replaced_token":

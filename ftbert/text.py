@@ -247,15 +247,13 @@ def _launch(model: Any, batch: _Batch, mode: str, normalize: bool) -> Callable[[
     """Starts one batch and returns how to get its float32 [texts, hidden]; never waits on CUDA."""
     ids, cu_seqlens = torch.from_numpy(batch.ids), torch.from_numpy(batch.cu_seqlens)
     if model.device.type != "cuda":
-        hidden = model.forward_packed(ids, cu_seqlens, batch.longest)
-        pooled = torch.ops.ftbert.pooling(hidden, cu_seqlens, mode, normalize)
+        pooled = _pool(model, ids, cu_seqlens, batch.longest, mode, normalize)
         return lambda: pooled.numpy()
     with torch.cuda.device(model.device):
         # Only a copy from pinned memory lets the host go on at once.
         ids = ids.pin_memory().to(model.device, non_blocking=True)
         cu_seqlens = cu_seqlens.pin_memory().to(model.device, non_blocking=True)
-        hidden = model.forward_packed(ids, cu_seqlens, batch.longest)
-        pooled = torch.ops.ftbert.pooling(hidden, cu_seqlens, mode, normalize)
+        pooled = _pool(model, ids, cu_seqlens, batch.longest, mode, normalize)
         landed = torch.empty(pooled.shape, dtype=pooled.dtype, pin_memory=True)
         landed.copy_(pooled, non_blocking=True)
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -266,3 +264,17 @@ def _launch(model: Any, batch: _Batch, mode: str, normalize: bool) -> Callable[[
         return landed.numpy()
 
     return fetch
+
+
+def _pool(
+    model: Any, ids: torch.Tensor, cu_seqlens: torch.Tensor, longest: int, mode: str, normalize: bool
+) -> torch.Tensor:
+    """float32 [texts, hidden]"""
+    if mode == "cls":
+        # One row a text is all that is read, and so all that the last layer computes.
+        hidden = model.forward_first_packed(ids, cu_seqlens, longest)
+        cu_seqlens = torch.arange(len(cu_seqlens), dtype=torch.int32, device=cu_seqlens.device)
+    else:
+        hidden = model.forward_packed(ids, cu_seqlens, longest)
+    pooled: torch.Tensor = torch.ops.ftbert.pooling(hidden, cu_seqlens, mode, normalize)
+    return pooled

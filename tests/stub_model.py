@@ -63,6 +63,9 @@ class StubModel:
         time.sleep(self.delay)
         return self.table[ids]
 
+    def forward_first_packed(self, ids: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int) -> torch.Tensor:
+        return self.forward_packed(ids, cu_seqlens, max_seqlen)[cu_seqlens[:-1]]
+
 
 def pooling(hidden: torch.Tensor, cu_seqlens: torch.Tensor, mode: str, normalize: bool) -> torch.Tensor:
     """What torch.ops.ftbert.pooling computes, row by row."""

@@ -200,3 +200,25 @@ def test_large_calls_run_directly() -> None:
     for _ in range(3):
         model(torch.zeros(70, 128, dtype=torch.int64, device="cuda"))
     assert recorded(model) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_first_tokens_are_recorded_apart(kind: str) -> None:
+    """Calls for first tokens and for all tokens, of one size and in turns, do not run each other's recording."""
+    model = ftbert.load(KINDS[kind](), device="cuda", dtype=HALF)
+    ids, cu, longest = packed([20, 1, 33, 7])
+    cu = torch.cat([cu[:2], cu[1:], cu[-1:]])  # an empty sequence in the middle and one at the end
+    plain, limit = direct(model), 64 * torch.finfo(HALF).eps
+    whole, first = plain.forward_packed(ids, cu, longest), plain.forward_first_packed(ids, cu, longest)
+    assert_close(first, torch.ops.ftbert.first_rows(whole, cu), atol=limit)
+    padded = torch.randint(2, 120, (5, 30), device="cuda")
+    mask = torch.ones_like(padded).tril(12)
+    mask[3] = 0
+    want = plain.module.forward_first(padded, mask)
+    for _ in range(4):
+        assert_close(model.forward_packed(ids, cu, longest), whole, atol=limit)
+        assert_close(model.forward_first_packed(ids, cu, longest), first, atol=limit)
+        for got, expected in zip(model.module.forward_first(padded, mask), want, strict=True):
+            assert_close(got, expected, atol=limit)
+            assert not got[3].any()
+    assert recorded(model) >= 2

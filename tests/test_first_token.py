@@ -1,0 +1,188 @@
+"""The last layer for the first token of each sequence alone: what it gives is what the whole last layer gives there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compare import assert_close
+from conftest import Place, make_bert
+from families import CASES, make_batch, make_model
+
+import ftbert
+
+# LayerNorm after and before, a relative bias, projected embeddings, shared layers, positions counted from padding.
+FAMILIES = ["bert", "megatron-bert", "xlm-roberta-xl", "mpnet", "electra", "albert", "roberta"]
+MASKS = ["full", "right", "left", "holes", "mostly empty"]
+
+
+def tolerance(place: Place) -> dict[str, float]:
+    """Another number of rows may be summed in another order."""
+    if place.dtype == torch.float32:
+        return {"atol": 1e-6 if place.device == "cpu" else 4e-6, "rtol": 1e-6}
+    return {"atol": 16 * place.eps, "rtol": 16 * place.eps}
+
+
+def ragged(mask: str, place: Place, batch: int = 64, seq: int = 31) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and mask [batch, seq]: several passes of the CPU, empty rows at either end and in between."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, 96, (batch, seq), generator=generator)
+    lengths = torch.randint(1, seq + 1, (batch, 1), generator=generator)
+    if mask == "full":
+        lengths[:] = seq
+    kept = (torch.arange(seq) < lengths).long()
+    if mask == "left":
+        kept = kept.flip(1)
+    elif mask == "holes":
+        kept = torch.randint(0, 2, (batch, seq), generator=generator)
+    elif mask == "mostly empty":
+        kept[1:-1] = 0
+        kept[[batch // 2]] = 1
+    if mask != "full":
+        kept[[0, 1, 30, -1]] = 0
+    return ids.to(place.device), kept.to(place.device)
+
+
+def first_kept(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """[batch, seq, hidden] -> [batch, hidden], zeros for an empty row."""
+    rows = hidden[torch.arange(len(mask)), mask.argmax(1)]
+    return torch.where(mask.any(1, keepdim=True), rows, torch.zeros_like(rows))
+
+
+@pytest.mark.parametrize("attention", ["auto", "general"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_equals_the_whole_forward(place: Place, family: str, attention: str) -> None:
+    reference = make_model(family, "encoder", 0)
+    model = ftbert.load(reference, device=place.device, dtype=place.dtype, attention=attention)
+    for name in MASKS:
+        ids, mask = ragged(name, place)
+        hidden, want_pooled = model.module(ids, mask)
+        first, pooled = model.module.forward_first(ids, mask)
+        assert first.shape == (64, 48) and first.dtype == place.dtype
+        assert hidden.abs().max() > 0.1 and not first[~mask.bool().any(1)].any()
+        assert_close(first, first_kept(hidden, mask), **tolerance(place), what=name)
+        assert_close(pooled, want_pooled, **tolerance(place), what=f"{name}, pooled")
+
+
+@pytest.mark.parametrize("layers", [0, 1])
+def test_few_layers(place: Place, layers: int) -> None:
+    for reference in (
+        make_bert(num_hidden_layers=layers),
+        make_model("megatron-bert", "encoder", 0, num_hidden_layers=layers),
+    ):
+        model = ftbert.load(reference, device=place.device, dtype=place.dtype)
+        ids, mask = ragged("holes", place)
+        want = first_kept(model(ids, mask).last_hidden_state, mask)
+        assert_close(model.module.forward_first(ids, mask)[0], want, **tolerance(place))
+
+
+@pytest.mark.parametrize("family", ["bert", "megatron-bert"])
+def test_more_sequences_than_tokens(place: Place, family: str) -> None:
+    """Buffers have rows for the sequences too."""
+    model = ftbert.load(make_model(family, "encoder", 0), device=place.device, dtype=place.dtype)
+    ids, mask = ragged("mostly empty", place, batch=3000, seq=3)
+    hidden, want_pooled = model.module(ids, mask)
+    first, pooled = model.module.forward_first(ids, mask)
+    assert_close(first, first_kept(hidden, mask), **tolerance(place))
+    assert_close(pooled, want_pooled, **tolerance(place))
+
+
+def test_nothing_to_compute(place: Place) -> None:
+    model = ftbert.load(make_bert(), device=place.device, dtype=place.dtype)
+    ids = torch.ones((3, 5), dtype=torch.int64, device=place.device)
+    for result in model.module.forward_first(ids, ids * 0):
+        assert result.shape == (3, 64) and not result.any()
+    for result in model.module.forward_first(ids[:0]):
+        assert result.shape == (0, 64)
+
+
+@pytest.mark.parametrize("family", ["bert", "megatron-bert", "mpnet"])
+def test_batch_equals_single_packed_and_again(place: Place, family: str) -> None:
+    model = ftbert.load(make_model(family, "encoder", 0), device=place.device, dtype=place.dtype)
+    model.use_cuda_graphs(False)  # a recording may run another kernel, chosen for its longest length
+    ids, mask = ragged("right", place, batch=40)
+    together = model.module.forward_first(ids, mask)[0]
+    for _ in range(5):
+        assert torch.equal(together, model.module.forward_first(ids, mask)[0])
+    for i in range(0, 40, 3):
+        alone = model.module.forward_first(ids[i : i + 1], mask[i : i + 1])[0]
+        assert_close(together[i : i + 1], alone, **tolerance(place), what=f"row {i}")
+    kept, cu = mask.bool(), torch.nn.functional.pad(mask.sum(1).cumsum(0), (1, 0)).int()
+    longest = int(mask.sum(1).max())
+    packed = model.forward_first_packed(ids[kept], cu, longest)
+    assert_close(packed, together, **tolerance(place))
+    want = torch.ops.ftbert.first_rows(model.forward_packed(ids[kept], cu, longest), cu)
+    assert_close(packed, want, **tolerance(place))
+
+
+@pytest.mark.parametrize(("family", "task"), CASES)
+def test_outputs_without_the_last_hidden_state(place: Place, family: str, task: str) -> None:
+    reference = make_model(family, task, 1)
+    model = ftbert.load(reference, device=place.device, dtype=place.dtype)
+    for mask in ("right", "left", "holes"):
+        batch = {key: value.to(place.device) for key, value in make_batch(reference, task, mask).items()}
+        want = model(**batch)
+        got = model(**batch, output_last_hidden_state=False)
+        assert got.last_hidden_state is None and set(got) == set(want) - {"last_hidden_state"}
+        for name, value in got.items():
+            assert_close(value, want[name], **tolerance(place), what=f"{name}, {mask}")
+
+
+@pytest.mark.parametrize(
+    "task", ["sequence_classification", "multiple_choice", "next_sentence", "token_classification"]
+)
+def test_who_reads_the_first_token_only(monkeypatch: pytest.MonkeyPatch, task: str) -> None:
+    reference = make_model("bert", task, 0)
+    model = ftbert.load(reference)
+    batch = make_batch(reference, task, "right")
+    if task == "token_classification":
+        assert model(**batch, output_last_hidden_state=False).logits.shape == (4, 31, 3)
+        with pytest.raises(ValueError, match="a head of this model reads every token; call run"):
+            model.module.run_first(**batch)
+        return
+    want = model(**batch).logits
+    monkeypatch.setattr(model.module, "run", None)
+    assert_close(model(**batch, output_last_hidden_state=False).logits, want, atol=1e-6)
+
+
+def test_torchscript_and_compile(place: Place, tmp_path: Path) -> None:
+    reference = make_model("bert", "multiple_choice", 0)
+    model = ftbert.load(reference, device=place.device, dtype=place.dtype)
+    batch = {key: value.to(place.device) for key, value in make_batch(reference, "multiple_choice", "holes").items()}
+    inputs = (batch["input_ids"], batch["attention_mask"], batch["token_type_ids"])
+    want = model(*inputs)
+    torch.jit.script(model.module).save(str(tmp_path / "m.pt"))
+    scripted = torch.jit.load(str(tmp_path / "m.pt"))
+    compiled = torch.compile(model.module.forward_first, fullgraph=True, backend="aot_eager")
+    assert_close(scripted.run_first(*inputs)[1][0], want.logits, **tolerance(place))
+    rows = [x.flatten(0, 1) for x in inputs]
+    for result in (scripted.forward_first(*rows), compiled(*rows)):
+        assert_close(result[0], first_kept(want.last_hidden_state, rows[1]), **tolerance(place))
+        assert_close(result[1], want.pooler_output, **tolerance(place))
+    kept, cu = rows[1].bool(), torch.nn.functional.pad(rows[1].sum(1).cumsum(0), (1, 0)).int()
+    packed = torch.compile(model.module.forward_first_packed, fullgraph=True, backend="aot_eager")
+    expected = scripted.forward_first_packed(rows[0][kept], cu, 31)
+    assert_close(packed(rows[0][kept], cu, 31), expected, **tolerance(place))
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_encode_with_cls_pooling(
+    tiny_bert: Callable[..., Path], tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch, normalize: bool
+) -> None:
+    model = ftbert.load(tiny_bert(tmp_path), device=place.device, dtype=place.dtype)
+    texts = ["word1 word2 a b", "", "word3", "c " * 60]
+    seen: list[Any] = []
+
+    def whole(ids: torch.Tensor, cu: torch.Tensor, longest: int) -> torch.Tensor:
+        seen.append(longest)
+        return torch.ops.ftbert.first_rows(model.forward_packed(ids, cu, longest), cu)
+
+    got = model.encode(texts, pooling="cls", normalize=normalize)
+    monkeypatch.setattr(model, "forward_first_packed", whole)
+    want = model.encode(texts, pooling="cls", normalize=normalize)
+    assert seen, "cls pooling must ask for first tokens only"
+    assert_close(torch.from_numpy(got), torch.from_numpy(want), **tolerance(place))
