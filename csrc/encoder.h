@@ -50,7 +50,7 @@ class Encoder {
   // Bytes of workspace that forward needs for this input (pointers in it are not read).
   size_t workspace_bytes(const Context<Device>& context, const EncoderInput& input) const;
 
-  // Rows that `hidden` must have room for: a little more than tokens, since the GEMM likes round sizes.
+  // Rows that hidden states must have room for: a little more than tokens, since the GEMM likes round sizes.
   static int64_t padded_rows(int64_t tokens);
 
   // positions, columns [tokens] out: what EncoderInput may bring; columns may be nullptr.
