@@ -218,9 +218,11 @@ Output run_core(const Encoder<Cpu, float>& encoder, const Batch& b, const Offset
   out.hidden.resize(encoder.padded_rows(o.info.tokens) * cols);
   encoder.forward(context, input, Workspace(memory.data(), memory.size()), out.hidden.data());
   input.rows = OutputRows::first;
-  memory.assign(encoder.workspace_bytes(context, input), 0x7f);  // what is read before it is written shows
+  const size_t bytes = encoder.workspace_bytes(context, input);
+  memory.assign(bytes + (1 << 20), 0x7f);  // what is read before it is written shows, and what is written behind
   out.first.resize(encoder.padded_rows(b.batch) * cols);
-  encoder.forward(context, input, Workspace(memory.data(), memory.size()), out.first.data());
+  encoder.forward(context, input, Workspace(memory.data(), bytes), out.first.data());
+  FTBERT_CHECK(std::count(memory.begin() + bytes, memory.end(), 0x7f) == 1 << 20, "forward writes past its workspace");
   out.pooled.resize(out.first.size());
   encoder.pool(context, out.first.data(), o.cu_seqlens.data(), b.batch, out.pooled.data());
   out.hidden.resize(o.info.tokens * cols);
@@ -315,6 +317,26 @@ void packed_input_equals_padded() {
   expect(packed == padded.hidden, "packed and padded input give different bits");
 }
 
+// First rows go through the last layer together, empty ones too: buffers must have room for them.
+void more_sequences_than_tokens(const std::string& norm_place) {
+  Entries all = entries(32, 2, "gelu");
+  all["norm_place"] = norm_place;
+  const EncoderConfig config = EncoderConfig::parse(all);
+  const Tensors tensors = random_weights(config);
+  const Encoder<Cpu, float> encoder(config, bind_tensors(config, tensors), AttentionPath::automatic, true);
+  Batch b{200, 2, std::vector<int64_t>(400, 5), std::vector<int64_t>(400, 1), std::vector<uint8_t>(400, 0)};
+  b.mask[14] = b.mask[15] = b.mask[398] = 1;
+  b.ids[15] = 9;
+  const Output got = run_core(encoder, b, offsets(b.mask, b.batch, b.seq));
+  std::vector<Row> want(200, Row(config.hidden, 0.0));
+  for (int64_t j = 0; j < config.hidden; ++j) {
+    want[7][j] = got.hidden[j];
+    want[199][j] = got.hidden[2 * config.hidden + j];
+  }
+  const double d = difference(got.first, want);
+  expect(d <= 1e-6, "last hidden state of first tokens differs by " + std::to_string(d));
+}
+
 void offsets_of_any_mask() {
   const Batch b = sample_batch();
   const Offsets o = offsets(b.mask, b.batch, b.seq);
@@ -395,6 +417,8 @@ int main() {
       {"offsets of any mask", offsets_of_any_mask},
       {"padding round trip", padding_round_trip},
       {"packed input equals padded", packed_input_equals_padded},
+      {"more sequences than tokens, post", [] { more_sequences_than_tokens("post"); }},
+      {"more sequences than tokens, pre", [] { more_sequences_than_tokens("pre"); }},
       {"config errors are all listed", config_errors_are_all_listed},
       {"missing weight is named", missing_weight_is_named},
       {"small workspace is an error", small_workspace_is_an_error},
