@@ -86,16 +86,12 @@ std::vector<Pass> make_passes(const EncoderInput& input) {
 template <class Device, class T>
 Encoder<Device, T>::Encoder(EncoderConfig config, Weights<T> weights, AttentionPath path, bool fused_supported)
     : config_(std::move(config)), weights_(std::move(weights)) {
-  const bool relative = config_.relative_span > 0;
-  FTBERT_CHECK(path != AttentionPath::fused || fused_supported || !relative,
-               "the fused attention path takes no relative position bias on this device; use the general path");
   FTBERT_CHECK(path != AttentionPath::fused || fused_supported, "the fused attention path does not support head size ",
                config_.head_size, " in ", to_string(std::is_same_v<T, float> ? DType::fp32 : DType::fp16),
                " on this device; use the general path");
   fused_ = path != AttentionPath::general && fused_supported;
   reason_ = path != AttentionPath::automatic ? "asked for"
             : fused_supported                ? "supports this head size, dtype and device"
-            : relative                       ? "the fused path takes no relative position bias on this device"
                                              : "the fused path has no kernel for this head size, dtype and device";
 }
 

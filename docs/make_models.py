@@ -52,7 +52,7 @@ def render() -> str:
         besides = [
             ("embedding projection", "embeddings.projection" in table.names),
             ("layers share weights", config.distinct_layers > 0),
-            ("relative position bias (on a GPU: general attention path)", config.relative_span > 0),
+            ("relative position bias", config.relative_span > 0),
             ("no LayerNorm over the embeddings", not config.embedding_norm),
             ("task types, always 0", isinstance(table.names.get("embeddings.token_type"), Derived)),
         ]

@@ -29,7 +29,7 @@ from ftbert.config import DTYPES
 
 FORMAT = 1
 _SHIPPED = Path(__file__).parent / "gemm_tables"
-_ACTIVATIONS = ("none", "relu", "gelu_tanh")
+_ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "tanh")
 
 
 class TableError(ValueError):
@@ -38,7 +38,8 @@ class TableError(ValueError):
 
 @dataclass(frozen=True, order=True)
 class Product:
-    """A linear layer's product [m, k] @ [n, k]^T and what cuBLASLt adds to it. dtype: fp32, fp16 or bf16."""
+    """A linear layer's product [m, k] @ [n, k]^T and what comes with it. dtype: fp32, fp16 or bf16. activation: gelu
+    (erf), gelu_tanh, relu, silu or tanh; what cuBLASLt does not compute exactly follows it as add_bias_act."""
 
     dtype: str
     n: int
@@ -54,7 +55,8 @@ class Product:
 @dataclass(frozen=True)
 class Row:
     """One product for m from `first` to `last`, both included. algorithm: cublasLtMatmulAlgo_t as 8 words of 64 bit, or
-    None: cuBLASLt's own first proposal was not beaten. us, default_us: microseconds at the m of `timed`."""
+    one of ftbert's own products (config's id is -1, its tile the variant), or None: cuBLASLt's own first proposal was
+    not beaten. us, default_us: microseconds at the m of `timed`."""
 
     product: Product
     first: int

@@ -39,7 +39,7 @@ _OTHER_16_BIT = {"fp16": "bf16", "bf16": "fp16"}
 def products(config: EncoderConfig, dtype: str) -> list[Product]:
     """The linear layers that this encoder runs per token, each once."""
     found = products_of_shape(config.hidden, config.inter, config.activation, dtype)
-    if config.relative_span or config.head_size not in (32, 64, 128):
+    if config.head_size not in (32, 64, 128):
         found[0] = Product(dtype, 3 * config.hidden, config.hidden)  # the general attention path adds the bias itself
     if config.embedding_projection:
         found.append(Product(dtype, config.hidden, config.embedding, bias=True))
@@ -48,13 +48,10 @@ def products(config: EncoderConfig, dtype: str) -> list[Product]:
 
 def products_of_shape(hidden: int, inter: int, activation: str, dtype: str) -> list[Product]:
     """Of one layer: QKV, attention's output, and the two of the feed-forward block."""
-    # An activation that cuBLASLt does not compute exactly comes after the product, and its bias with it.
-    computed = ACTIVATIONS.get(activation, activation)
-    fused = computed if computed == "relu" or (computed == "gelu_tanh" and dtype != "fp32") else "none"
     return [
         Product(dtype, 3 * hidden, hidden, bias=True),
         Product(dtype, hidden, hidden),
-        Product(dtype, inter, hidden, bias=fused != "none", activation=fused),
+        Product(dtype, inter, hidden, bias=True, activation=ACTIVATIONS.get(activation, activation)),
         Product(dtype, hidden, inter),
     ]
 
@@ -92,6 +89,10 @@ class Bench:
     def enumerate(self) -> list[Algorithm]:
         """All that cuBLASLt accepts: on Hopper tens of thousands. 0.3 s."""
         return list(self._tuner.enumerate())
+
+    def fused(self) -> list[Algorithm]:
+        """ftbert's own products that can do it: any activation in the same kernel. Their id is -1."""
+        return list(self._tuner.fused())
 
     def chosen(self) -> Algorithm:
         """What a model in this process runs for this product and m."""
@@ -154,15 +155,15 @@ def _reference(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, acti
         torch.backends.cuda.matmul.allow_tf32 = allowed
     if bias is not None:
         want += bias[: b.shape[0]].float()
-    if activation == "gelu_tanh":
-        return torch.nn.functional.gelu(want, approximate="tanh")
-    return want.relu() if activation == "relu" else want
+    if activation.startswith("gelu"):
+        return torch.nn.functional.gelu(want, approximate="tanh" if activation == "gelu_tanh" else "none")
+    return want if activation == "none" else getattr(torch.nn.functional, activation)(want)
 
 
 def search(
     bench: Bench, seeds: Iterable[Algorithm] = (), accepted: Sequence[Algorithm] = (), seed: int = 0
 ) -> list[Algorithm]:
-    """The fastest of what cuBLASLt accepts, two of a tile at most, found by sampling: each tile twice, then the
+    """The fastest of our own and of what cuBLASLt accepts, two of a tile at most, found by sampling: each tile twice, then the
     settings of the best tiles, then the neighbours of the best. Some 800 timings, half a second.
 
     accepted: what `bench.enumerate()` gives, where it is known from another m.
@@ -187,7 +188,7 @@ def search(
                 break
         return found
 
-    measure([*bench.heuristics(), *seeds])
+    measure([*bench.heuristics(), *bench.fused(), *seeds])
     for group in by_tile.values():
         plain = [algorithm for algorithm in group if algorithm.split_k == 1] or group
         measure(draw.sample(plain, min(2, len(plain))))
@@ -237,10 +238,11 @@ class ProductTuner:
     def row(self, first: int, last: int) -> Row:
         """The row for m from first to last.
 
-        The candidates are cuBLASLt's own proposals, the best of the rows made before, and what the other 16-bit type
-        runs around that m, or where that is not known, what `search` found at the power of two above and at the one
-        below; they are timed at `last`. A tie goes to the row before. The winner must be as accurate as cuBLASLt's
-        first proposal, and faster by more than the measurement's noise; else the row says: no better.
+        The candidates are cuBLASLt's own proposals, the best of the rows made before, and what `search` found at the
+        power of two above and at the one below, or where rows of the other 16-bit type cover this m, what they run
+        around it and ftbert's own products; they are timed at `last`. A tie goes to the row before. The winner must be
+        as accurate as cuBLASLt's first proposal, and faster by more than the measurement's noise; else the row says:
+        no better.
         """
         bench = Bench(self.product, last, self.device)
         default = bench.heuristics(1)[0]
@@ -269,9 +271,10 @@ class ProductTuner:
     def _candidates(self, bench: Bench) -> list[Algorithm]:
         above = max(32, 1 << (bench.m - 1).bit_length())
         found = [*self._recent, *bench.heuristics()]
-        found += self._of_the_other_type(bench, above) or [
-            a for m in (above, max(32, above // 2)) for a in self._search(m)
-        ]
+        if known := self._of_the_other_type(bench, above):
+            found += [*known, *bench.fused()]
+        else:
+            found += [a for m in (above, max(32, above // 2)) for a in self._search(m)[:8]]
         return list({tuple(a.data): a for a in found}.values())
 
     def _of_the_other_type(self, bench: Bench, above: int) -> list[Algorithm]:
@@ -279,7 +282,7 @@ class ProductTuner:
         if not any(row.first <= bench.m <= row.last for row in self._known):
             return []
         near = [row for row in self._known if 2 * row.last >= bench.m and row.first <= 2 * bench.m]
-        better = [row.config for row in near if row.algorithm is not None]
+        better = [row.config for row in near if row.algorithm is not None and row.config.get("id") != -1]
         wanted = dict.fromkeys(tuple(config.get(name, -1) for name in _CONFIG) for config in better)
         # An algorithm's bytes hold the data type, its settings do not: they are found again among what cuBLASLt accepts
         # here. A large m leaves some out, which smaller ones have: a split sum's parts must fit into the workspace.

@@ -83,21 +83,26 @@ def test_attention(place: Place, lengths: list[int], heads: int, head_size: int)
 
 
 @pytest.mark.parametrize("gaps", [False, True])
-@pytest.mark.parametrize("head_size", [26, 64])
-def test_attention_with_relative_bias_on_cpu(head_size: int, gaps: bool) -> None:
-    lengths, heads, span = [40, 1, 130, 9], 3, 300
-    qkv, table = torch.randn(sum(lengths), 3 * heads * head_size), torch.randn(heads, 2 * span - 1)
+@pytest.mark.parametrize("head_size", [26, 32, 64, 128])
+@pytest.mark.parametrize("lengths", [[40, 1, 130, 9], [17, 60], [300]], ids=str)
+def test_attention_with_relative_bias(place: Place, head_size: int, gaps: bool, lengths: list[int]) -> None:
+    if place.device == "cuda" and head_size == 26:
+        pytest.skip("no fused kernel on CUDA")
+    heads, span = 3, 400
+    qkv = random(sum(lengths), 3 * heads * head_size, place=place)
+    table = random(heads, 2 * span - 1, place=place, seed=1)
     columns = torch.cat([torch.randperm(n + 50 * gaps)[:n].sort().values for n in lengths]).int()
     expected = []
-    for part, place in zip(qkv.double().split(lengths), columns.long().split(lengths), strict=True):
+    for part, where in zip(qkv.cpu().double().split(lengths), columns.long().split(lengths), strict=True):
         q, k, v = part.view(-1, 3, heads, head_size).permute(1, 2, 0, 3)
-        bias = table.double()[:, place[None] - place[:, None] + span - 1]
+        bias = table.cpu().double()[:, where[None] - where[:, None] + span - 1]
         weights = (q @ k.transpose(1, 2) / math.sqrt(head_size) + bias).softmax(-1)
         expected.append((weights @ v).transpose(0, 1).reshape(-1, heads * head_size))
-    cu = reference.offsets(lengths)
-    for given in (columns, None) if not gaps else (columns,):
-        out = ops.attention(qkv, cu, 130, heads, table, given)
-        assert_close(out, torch.cat(expected), atol=4e-6, what=f"columns given: {given is not None}")
+    cu = reference.offsets(lengths, place.device)
+    for given in (columns.to(place.device), None) if not gaps else (columns.to(place.device),):
+        out = ops.attention(qkv, cu, max(lengths), heads, table, given)
+        limit = max(4e-6, 2 * place.eps)
+        assert_close(out.cpu(), torch.cat(expected), atol=limit, what=f"columns given: {given is not None}")
 
 
 def test_attention_with_large_scores(place: Place) -> None:
@@ -325,6 +330,31 @@ def test_linear(place: Place, m: int, n: int, k: int, activation: str) -> None:
         expected = reference.activation(a.double() @ weight.double().T + (0 if b is None else b.double()), activation)
         # 16-bit GEMMs whose activation is a separate pass round twice.
         assert_close(ops.linear(a, weight, b, activation), expected, atol=max(1e-5, 4 * place.eps), rtol=2 * place.eps)
+
+
+@pytest.mark.parametrize(
+    "m,n,k",
+    [(1, 64, 64), (16, 384, 384), (31, 1152, 384), (128, 768, 3072), (200, 128, 512), (513, 256, 192), (1000, 200, 72),
+     (4100, 3072, 768)],
+)  # fmt: skip
+@pytest.mark.parametrize("activation", ["none", "gelu", "gelu_new", "relu", "silu", "tanh"])
+def test_linear_fused(place: Place, m: int, n: int, k: int, activation: str) -> None:
+    if place.device == "cpu" or place.dtype == torch.float32:
+        pytest.skip("for 16-bit elements on a GPU")
+    a, weight = random(m, k, place=place), random(n, k, place=place, scale=1 / math.sqrt(k), seed=1)
+    bias = random(n, place=place, seed=2)
+    product = a.double() @ weight.double().T
+    ran = 0
+    for b in (bias, None):
+        expected = reference.activation(product + (0 if b is None else b.double()), activation)
+        for variant in range(64):
+            got = ops.linear_fused(a, weight, b, activation, variant)
+            if got.numel():
+                ran += 1
+                assert_close(got, expected, atol=3 * place.eps, rtol=3 * place.eps, what=f"variant {variant}")
+                assert torch.equal(got, ops.linear_fused(a, weight, b, activation, variant)), variant
+    hopper = torch.cuda.get_device_capability() == (9, 0)
+    assert ran >= 2 * (5 * (n % 128 == k % 64 == 0) + 2 * (hopper and activation in ("none", "gelu")))
 
 
 def test_ops_refuse_what_does_not_fit(place: Place) -> None:

@@ -8,7 +8,7 @@ import multiprocessing
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -113,7 +113,7 @@ def test_general_attention_adds_the_bias_itself() -> None:
         return tuning.products(config, "fp16")[0]
 
     assert qkv() == qkv(heads=4) == Product("fp16", 384, 128, bias=True)  # head sizes 64 and 32
-    assert qkv(heads=8) == qkv(relative_span=64) == Product("fp16", 384, 128)
+    assert qkv(heads=8) == Product("fp16", 384, 128)
 
 
 BROKEN = {
@@ -198,10 +198,9 @@ def test_a_killed_tuner_leaves_the_table_whole(tmp_path: Path) -> None:
 def test_products_of_a_layer() -> None:
     qkv, out, up, down = products_of_shape(768, 3072, "gelu", "fp16")
     assert qkv == QKV and (out.n, out.k) == (768, 768) and (down.n, down.k) == (768, 3072)
-    # erf GELU is never cuBLASLt's: its bias is added with it.
-    assert not up.bias and up.activation == "none"
-    assert products_of_shape(768, 3072, "gelu_new", "fp16")[2] == Product("fp16", 3072, 768, True, "gelu_tanh")
-    assert products_of_shape(768, 3072, "gelu_new", "fp32")[2].activation == "none"
+    assert up == Product("fp16", 3072, 768, True, "gelu")
+    for name, kernel in (("gelu_new", "gelu_tanh"), ("relu", "relu"), ("swish", "silu")):
+        assert products_of_shape(768, 3072, name, "fp16")[2] == Product("fp16", 3072, 768, True, kernel)
 
 
 class FakeAlgorithm:
@@ -213,8 +212,10 @@ class FakeAlgorithm:
         self.stages = self.reduction = self.swizzle = self.custom = self.inner_shape = self.cluster = 0
 
 
-def fake_gpu(monkeypatch: pytest.MonkeyPatch, algorithms: list[FakeAlgorithm]) -> None:
-    """Has these algorithms, of which cuBLASLt proposes the first."""
+def fake_gpu(
+    monkeypatch: pytest.MonkeyPatch, algorithms: list[FakeAlgorithm], own: Sequence[FakeAlgorithm] = ()
+) -> None:
+    """Has these algorithms, of which cuBLASLt proposes the first, and these products of our own."""
 
     class FakeBench:
         launches = 4
@@ -224,6 +225,9 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, algorithms: list[FakeAlgorithm]) -
 
         def heuristics(self, most: int = 8) -> list[FakeAlgorithm]:
             return algorithms[:1]
+
+        def fused(self) -> list[FakeAlgorithm]:
+            return list(own)
 
         def enumerate(self) -> list[FakeAlgorithm]:
             return algorithms
@@ -248,6 +252,16 @@ def test_the_fastest_right_algorithm_wins(monkeypatch: pytest.MonkeyPatch) -> No
     made = fake_tuner(monkeypatch, [first, good, wrong, slow]).row(129, 192)
     assert made.algorithm == good.data and made.timed == (192,)
     assert made.us == pytest.approx((8.0,), rel=2e-3) and made.gain == pytest.approx(0.25, rel=1e-2)
+
+
+def test_a_product_of_our_own_may_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, own = FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(20, lambda m: 8.0 if m < 200 else 12.0)
+    own.id = -1
+    fake_gpu(monkeypatch, [first], [own])
+    tuner = ProductTuner(QKV)
+    made = tuner.row(129, 192)
+    assert made.algorithm == own.data and (made.config["id"], made.config["tile"]) == (-1, 20)
+    assert tuner.row(193, 256).algorithm is None
 
 
 def test_a_gain_within_the_noise_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,12 +355,6 @@ def test_token_counts_of_texts(tmp_path: Path, tiny_bert: Callable[..., Path]) -
         cli._token_counts(options)
 
 
-def test_activations_that_cublaslt_computes() -> None:
-    for name, fused in (("gelu", "none"), ("gelu_fast", "gelu_tanh"), ("relu", "relu"), ("silu", "none")):
-        up = products_of_shape(64, 128, name, "bf16")[2]
-        assert (up.activation, up.bias) == (fused, fused != "none"), name
-
-
 def test_report_and_picture() -> None:
     rows = [row(1, 16, us=8.0), row(17, 32, words=None, us=10.0)]
     text = str(tune.Tuned(Path("t.json"), HERE, rows, made=2, left=1, seconds=3.0))
@@ -373,24 +381,29 @@ def test_without_a_gpu_the_command_says_what_is_missing(capsys: pytest.CaptureFi
 
 
 @on_gpu
+@pytest.mark.parametrize("activation", ["none", "gelu", "gelu_tanh", "silu"])
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
-def test_every_candidate_tried_is_right(dtype: str) -> None:
-    bench = Bench(Product(dtype, 384, 256, bias=True), 200)
+def test_every_candidate_tried_is_right(dtype: str, activation: str) -> None:
+    bench = Bench(Product(dtype, 384, 256, True, activation), 200)
     default = bench.heuristics(1)[0]
     limit = 2 * bench.error(default) + 4 * torch.finfo(DTYPES[dtype]).eps
     candidates = bench.enumerate()
     assert len(candidates) > 8
-    for algorithm in [*bench.heuristics(), *candidates[:: max(1, len(candidates) // 50)]]:
+    own = bench.fused()
+    assert (len(own) > 8) == (dtype != "fp32" and torch.cuda.get_device_capability()[0] >= 9)
+    for algorithm in [*bench.heuristics(), *own, *candidates[:: max(1, len(candidates) // 50)]]:
         if bench.microseconds(algorithm, 1) < float("inf"):
             assert bench.error(algorithm) <= limit
 
 
 @on_gpu
-def test_a_table_changes_what_runs_and_not_what_comes_out(cache: Path) -> None:
-    product, m = Product("fp16", 384, 128, bias=True), 300
+@pytest.mark.parametrize("whose", ["cuBLASLt's", "ours"])
+def test_a_table_changes_what_runs_and_not_what_comes_out(cache: Path, whose: str) -> None:
+    product, m = Product("fp16", 384, 128, True, "gelu"), 300
     bench = Bench(product, m)
     first = bench.chosen()
-    other = next(a for a in bench.enumerate() if a.tile != first.tile and bench.microseconds(a, 1) < 1e6)
+    candidates = bench.fused() if whose == "ours" else bench.enumerate()
+    other = next(a for a in candidates if a.tile != first.tile and bench.microseconds(a, 1) < 1e6)
     machine, device = Machine.of("cuda"), torch.device("cuda")
     path = gemm_table.user_table(machine)
     assert path is not None

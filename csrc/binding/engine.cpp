@@ -20,8 +20,7 @@ class EngineOf : public Engine {
   EngineOf(const EncoderConfig& config, Weights<T> weights, at::Device device, AttentionPath path)
       : device_(device),
         encoder_(config, std::move(weights), path,
-                 attention_supports<Device, T>(CallContext<Device>(device).context, config.head_size,
-                                               config.relative_span > 0)),
+                 attention_supports<Device, T>(CallContext<Device>(device).context, config.head_size)),
         replay_(encoder_, device) {}
 
   std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& input_ids,

@@ -6,6 +6,7 @@
 
 #include "binding/op_checks.h"
 #include "core/types.h"
+#include "gemm/gemm_fused.h"
 #include "kernels/kernels.h"
 #include "weights.h"
 
@@ -93,9 +94,8 @@ Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t h
   run(qkv, [&](auto backend, auto& context) {
     using T = typename decltype(backend)::T;
     using Device = typename decltype(backend)::Device;
-    FTBERT_CHECK((attention_supports<Device, T>(context, head_size, relative_bias.has_value())),
-                 "attention: no fused kernel for head size ", head_size,
-                 relative_bias ? " with a relative position bias" : "", " here; the general path takes any");
+    FTBERT_CHECK((attention_supports<Device, T>(context, head_size)), "attention: no fused kernel for head size ",
+                 head_size, " here; the general path takes any");
     const Tensor scratch = at::empty({static_cast<int64_t>(attention_scratch_bytes<Device, T>(max_seqlen, head_size))},
                                      qkv.options().dtype(at::kByte));
     attention<Device, T>(context, data<T>(qkv), 0, data<int32_t>(cu),
@@ -186,6 +186,32 @@ Tensor linear_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bi
   return out;
 }
 
+// -> [m, n]; an empty tensor where the variant cannot do it
+Tensor linear_fused(const Tensor& a, const Tensor& weight, const OptionalTensor& bias, const std::string& activation,
+                    int64_t variant) {
+  rank("a", a, 2);
+  rank("weight", weight, 2);
+  const int64_t m = a.size(0), n = weight.size(0), k = weight.size(1);
+  same("weight", weight, a, {n, a.size(1)});
+  same("bias", bias, a, {n});
+  const c10::DeviceGuard guard(a.device());
+  CallContext<Cuda> call(a.device());
+  FusedGemm gemm{m,
+                 n,
+                 k,
+                 dtype_of(a.scalar_type()),
+                 parse_activation(activation),
+                 a.const_data_ptr(),
+                 weight.const_data_ptr(),
+                 bias ? bias->const_data_ptr() : nullptr};
+  if (!fused_gemm_supports(call.context.capability, static_cast<int>(variant), gemm))
+    return at::empty({0}, a.options());
+  Tensor out = at::empty({m, n}, a.options());
+  gemm.c = out.mutable_data_ptr();
+  run_fused_gemm(call.context, static_cast<int>(variant), gemm);
+  return out;
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(ftbert, m) {
@@ -207,6 +233,7 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
       "dtype) -> Tensor");
   m.def("transpose(Tensor x, Tensor cu_seqlens, SymInt tokens) -> Tensor");
   m.def("pooling(Tensor hidden, Tensor cu_seqlens, str mode, bool normalize) -> Tensor");
+  m.def("linear_fused(Tensor a, Tensor weight, Tensor? bias, str activation, int variant) -> Tensor");
   m.def("linear(Tensor a, Tensor weight, Tensor? bias, str activation) -> Tensor");
 }
 
@@ -223,6 +250,9 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
   m.impl("pooling", &pooling_op);                 \
   m.impl("linear", &linear_op)
 TORCH_LIBRARY_IMPL(ftbert, CPU, m) { FTBERT_KERNEL_OPS(m); }
-TORCH_LIBRARY_IMPL(ftbert, CUDA, m) { FTBERT_KERNEL_OPS(m); }
+TORCH_LIBRARY_IMPL(ftbert, CUDA, m) {
+  FTBERT_KERNEL_OPS(m);
+  m.impl("linear_fused", &linear_fused);
+}
 
 }  // namespace ftbert::binding

@@ -48,6 +48,7 @@ PYBIND11_MODULE(_tuning, m) {
            "device"_a, "problem"_a, "workspace"_a)
       .def("heuristics", &GemmTuner::heuristics, "most"_a, py::call_guard<py::gil_scoped_release>())
       .def("enumerate", &GemmTuner::enumerate, py::call_guard<py::gil_scoped_release>())
+      .def("fused", &GemmTuner::fused)
       .def("chosen", &GemmTuner::chosen)
       .def(
           "run",

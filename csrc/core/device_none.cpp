@@ -3,6 +3,7 @@
 #include "core/device.h"
 #include "core/graph.h"
 #include "gemm/gemm_cuda.h"
+#include "gemm/gemm_fused.h"
 #include "gemm/gemm_tuner.h"
 
 namespace ftbert {
@@ -22,6 +23,11 @@ std::string architecture_mismatch(int) { return kNoCuda; }
 std::unique_ptr<LaunchGraph> record_graph(const std::function<void(void*)>&) { throw Error(kNoCuda); }
 bool is_recording(void*) { throw Error(kNoCuda); }
 std::unique_ptr<StreamMark> make_stream_mark() { throw Error(kNoCuda); }
+
+int fused_gemm_variants() { return 0; }
+std::string fused_gemm_name(int) { throw Error(kNoCuda); }
+bool fused_gemm_supports(int, int, const FusedGemm&) { return false; }
+void run_fused_gemm(const Context<Cuda>&, int, const FusedGemm&) { throw Error(kNoCuda); }
 
 GemmPlans* gemm_plans(int) { throw Error(kNoCuda); }
 size_t gemm_workspace_bytes(int) { throw Error(kNoCuda); }

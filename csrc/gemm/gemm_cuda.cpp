@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "gemm/gemm.h"
+#include "gemm/gemm_fused.h"
 #include "gemm/gemm_plans.h"
 #include "kernels/kernels.h"
 
@@ -29,28 +30,38 @@ uint16_t alignment(const void* pointer) {
   return static_cast<uint16_t>(address & -address);
 }
 
-// False: cuBLASLt has no algorithm for this key.
-bool run(Context<Cuda>& context, GemmKey key, const void* a, const void* b, const void* bias, void* c) {
+// What `run` has left to be done.
+enum class Left { all, bias_and_activation, nothing };
+
+// bias and activation are for what the plan fuses: key.epilogue in cuBLASLt, all of it in a product of our own.
+Left run(Context<Cuda>& context, GemmKey key, const void* a, const void* b, const void* bias, Activation activation,
+         void* c) {
   FTBERT_CHECK(context.plans, "a matrix product on CUDA needs Context::plans, see cuda_context");
+  const bool plain = key.epilogue == CUBLASLT_EPILOGUE_DEFAULT;
+  const void* cublas_bias = plain ? nullptr : bias;
   key.workspace = context.gemm_workspace ? static_cast<int64_t>(context.gemm_workspace_bytes) : 0;
   key.tf32 = key.dtype == DType::fp32 && context.tf32;
   key.align_a = alignment(a);
   key.align_b = alignment(b);
   key.align_c = std::min(alignment(c), alignment(bias));
-  GemmPlan plan = context.plans->get(key, bias);
-  if (!plan.supported) return false;
-  if (bias)
+  GemmPlan plan = context.plans->get(key, cublas_bias);
+  if (!plan.supported) return Left::all;
+  if (plan.fused >= 0) {
+    run_fused_gemm(context, plan.fused, {key.m, key.n, key.k, key.dtype, activation, a, b, bias, c});
+    return Left::nothing;
+  }
+  if (cublas_bias)
     FTBERT_CUBLAS_CHECK(
         cublasLtMatmulDescSetAttribute(&plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias)));
   const float one = 1.0f, zero = 0.0f;
   FTBERT_CUBLAS_CHECK(cublasLtMatmul(context.plans->handle, &plan.operation, &one, b, &plan.b, a, &plan.a, &zero, c,
                                      &plan.c, c, &plan.c, &plan.algorithm, context.gemm_workspace,
                                      static_cast<size_t>(key.workspace), static_cast<cudaStream_t>(context.stream)));
-  return true;
+  return plain && (bias || activation != Activation::none) ? Left::bias_and_activation : Left::nothing;
 }
 
-void must_run(Context<Cuda>& context, const GemmKey& key, const void* a, const void* b, void* c) {
-  FTBERT_CHECK(run(context, key, a, b, nullptr, c), "cuBLASLt has no algorithm for a product of ", to_string(key.dtype),
+void check_ran(Left left, const GemmKey& key) {
+  FTBERT_CHECK(left != Left::all, "cuBLASLt has no algorithm for a product of ", to_string(key.dtype),
                " with m=", key.m, " n=", key.n, " k=", key.k, " batch=", key.batch);
 }
 
@@ -79,10 +90,15 @@ const T* linear(Context<Device>& context, const Linear<T>& weights, const T* a, 
     const T* in = a + first * k;
     T* to = out + first * n;
     GemmKey key{.m = std::min(step, m - first), .n = n, .k = k, .epilogue = fused.epilogue, .dtype = kDType<T>};
-    if (fused.whole && run(context, key, in, weights.weight, bias, to)) continue;
-    key.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-    must_run(context, key, in, weights.weight, to);
-    add_bias_act<Device, T>(context, to, bias, epilogue.activation, key.m, n);
+    if (!fused.whole) key.after = epilogue.activation;
+    Left left = run(context, key, in, weights.weight, bias, epilogue.activation, to);
+    if (left == Left::all) {  // not with this epilogue
+      key.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+      key.after = epilogue.activation;
+      left = run(context, key, in, weights.weight, bias, epilogue.activation, to);
+    }
+    check_ran(left, key);
+    if (left == Left::bias_and_activation) add_bias_act<Device, T>(context, to, bias, epilogue.activation, key.m, n);
   }
   return out;
 }
@@ -112,7 +128,8 @@ void gemm(Context<Device>& context, const GemmShape& shape, const T* a, const T*
                       .dtype = kDType<T>,
                       .float_out = std::is_same_v<C, float>,
                       .b_transposed = b_transposed};
-    must_run(context, key, a + first * m * k, b + first * n * k, c + first * m * n);
+    check_ran(run(context, key, a + first * m * k, b + first * n * k, nullptr, Activation::none, c + first * m * n),
+              key);
   }
 }
 

@@ -21,8 +21,9 @@ struct GemmKey {
   int64_t m = 0, n = 0, k = 0, batch = 1;
   int64_t workspace = 0;  // bytes that an algorithm may use
   cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-  DType dtype = DType::fp32;  // of A and B
-  bool float_out = false;     // C is float whatever the dtype
+  Activation after = Activation::none;  // what add_bias_act does to a product of cuBLASLt, and a fused one itself
+  DType dtype = DType::fp32;            // of A and B
+  bool float_out = false;               // C is float whatever the dtype
   bool b_transposed = true;
   bool tf32 = false;
   uint16_t align_a = 0, align_b = 0, align_c = 0;  // bytes; align_c is the bias's too
@@ -40,6 +41,7 @@ struct GemmPlan {
   cublasLtMatmulDescOpaque_t operation{};
   cublasLtMatrixLayoutOpaque_t a{}, b{}, c{};
   cublasLtMatmulAlgo_t algorithm{};
+  int fused = -1;  // not cuBLASLt, but this variant of gemm_fused.h
 };
 
 struct GemmPlans {
@@ -64,11 +66,14 @@ struct GemmPlans {
   cublasLtHandle_t handle = nullptr;
 
  private:
-  using Rows = std::map<int64_t, TunedGemm>;                                              // by the last m
-  using Table = std::map<std::tuple<DType, cublasLtEpilogue_t, int64_t, int64_t>, Rows>;  // dtype, epilogue, n, k
+  using Rows = std::map<int64_t, TunedGemm>;  // by the last m
+  // dtype, epilogue, after, n, k
+  using Table = std::map<std::tuple<DType, cublasLtEpilogue_t, Activation, int64_t, int64_t>, Rows>;
 
+  bool tuned(const GemmKey& key, const Table& table, GemmPlan& plan) const;
   GemmPlan make(const GemmKey& key, const void* bias, const Table& table) const;
 
+  int capability_ = 0;
   std::shared_mutex mutex_;
   std::unordered_map<GemmKey, GemmPlan, GemmKeyHash> plans_;
   std::shared_ptr<const Table> table_ = std::make_shared<Table>();

@@ -11,6 +11,7 @@
 #include "core/cuda_check.h"
 #include "core/device_guard.h"
 #include "gemm/gemm_cuda.h"
+#include "gemm/gemm_fused.h"
 #include "gemm/gemm_plans.h"
 
 namespace ftbert {
@@ -61,8 +62,8 @@ size_t GemmKeyHash::operator()(const GemmKey& key) const {
     hash ^= hash >> 32;
   };
   for (const int64_t value : {key.m, key.n, key.k, key.batch, key.workspace}) mix(static_cast<uint64_t>(value));
-  mix(static_cast<uint64_t>(key.epilogue) << 32 | static_cast<uint64_t>(key.dtype) << 8 | key.float_out << 2 |
-      key.b_transposed << 1 | static_cast<int>(key.tf32));
+  mix(static_cast<uint64_t>(key.epilogue) << 32 | static_cast<uint64_t>(key.after) << 16 |
+      static_cast<uint64_t>(key.dtype) << 8 | key.float_out << 2 | key.b_transposed << 1 | static_cast<int>(key.tf32));
   mix(uint64_t{key.align_a} << 32 | uint64_t{key.align_b} << 16 | key.align_c);
   return static_cast<size_t>(hash);
 }
@@ -70,6 +71,10 @@ size_t GemmKeyHash::operator()(const GemmKey& key) const {
 GemmPlans::GemmPlans(int device) {
   const DeviceGuard guard(device);  // a handle belongs to the device that is current here
   FTBERT_CUBLAS_CHECK(cublasLtCreate(&handle));
+  int major = 0, minor = 0;
+  FTBERT_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  FTBERT_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+  capability_ = 10 * major + minor;
 }
 
 GemmPlan GemmPlans::get(const GemmKey& key, const void* bias) {
@@ -93,7 +98,8 @@ void GemmPlans::set_table(const std::vector<TunedGemm>& rows) {
   for (const TunedGemm& row : rows) {
     const GemmProblem& p = row.problem;
     const FusedEpilogue fused = fuse_epilogue(p.bias, p.activation, p.dtype);
-    if (fused.whole) (*table)[{p.dtype, fused.epilogue, p.n, p.k}][row.to] = row;
+    const Activation after = fused.whole ? Activation::none : p.activation;
+    (*table)[{p.dtype, fused.epilogue, after, p.n, p.k}][row.to] = row;
   }
   const std::unique_lock lock(mutex_);
   table_ = std::move(table);
@@ -150,25 +156,47 @@ std::vector<cublasLtMatmulHeuristicResult_t> GemmPlans::propose(const GemmKey& k
   return results;
 }
 
+// The table's choice for this key, if it has one that can run.
+bool GemmPlans::tuned(const GemmKey& key, const Table& table, GemmPlan& plan) const {
+  const auto rows = table.find({key.dtype, key.epilogue, key.after, key.n, key.k});
+  if (rows == table.end()) return false;
+  const auto row = rows->second.lower_bound(key.m);
+  if (row == rows->second.end() || row->second.from > key.m) return false;
+  const auto& [problem, from, to, data] = row->second;
+  if (const int variant = fused_variant(data); variant >= 0) {
+    const FusedGemm gemm{.m = key.m, .n = key.n, .k = key.k, .dtype = key.dtype, .activation = problem.activation};
+    if (!fused_gemm_supports(capability_, variant, gemm)) return false;
+    plan.fused = variant;
+    return true;
+  }
+  std::copy(data.begin(), data.end(), plan.algorithm.data);
+  return accepts(key, plan, plan.algorithm);
+}
+
 GemmPlan GemmPlans::make(const GemmKey& key, const void* bias, const Table& table) const {
   GemmPlan plan = describe(key, bias);
   const bool plain = key.batch == 1 && key.b_transposed && !key.float_out && !key.tf32;
   // Tables are made with aligned memory; a product that is not goes to the heuristic, which knows.
-  if (plain && std::min({key.align_a, key.align_b, key.align_c}) >= 16) {
-    if (const auto rows = table.find({key.dtype, key.epilogue, key.n, key.k}); rows != table.end()) {
-      const auto row = rows->second.lower_bound(key.m);
-      if (row != rows->second.end() && row->second.from <= key.m) {
-        std::copy(row->second.algorithm.begin(), row->second.algorithm.end(), plan.algorithm.data);
-        plan.supported = accepts(key, plan, plan.algorithm);
-        if (plan.supported) return plan;
-      }
-    }
+  if (plain && std::min({key.align_a, key.align_b, key.align_c}) >= 16 && tuned(key, table, plan)) {
+    plan.supported = true;
+    return plan;
   }
   if (const auto proposed = propose(key, plan, 8); !proposed.empty()) {
     plan.algorithm = proposed.front().algo;
     plan.supported = true;
   }
   return plan;
+}
+
+namespace {
+// No cublasLtMatmulAlgo_t begins like this.
+constexpr uint64_t kFusedMark = 0xf05edull << 44;
+}  // namespace
+
+std::array<uint64_t, 8> fused_algorithm(int variant) { return {kFusedMark | static_cast<uint64_t>(variant)}; }
+
+int fused_variant(const std::array<uint64_t, 8>& data) {
+  return (data[0] & ~uint64_t{0xffff}) == kFusedMark ? static_cast<int>(data[0] & 0xffff) : -1;
 }
 
 GemmPlans* gemm_plans(int device) {

@@ -16,11 +16,12 @@ struct GemmProblem {
   int64_t m = 0, n = 0, k = 0;
   DType dtype = DType::fp16;
   bool bias = false;
-  Activation activation = Activation::none;  // none, relu or gelu_tanh: what cuBLASLt computes in its epilogue
+  Activation activation = Activation::none;  // where cuBLASLt has no exact epilogue for it, add_bias_act follows
 };
 
-// cuBLASLt's description of how a product is computed. `data` is all of it, and means something to the same version of
-// cuBLASLt only; the rest is what it says of itself, for people.
+// How a product is computed: by cuBLASLt, where `data` is all of its description, means something to the same version
+// of it only, and the rest is what it says of itself, for people; or by a product of gemm_fused.h, where id is -1 and
+// `tile` the variant.
 struct GemmAlgorithm {
   std::array<uint64_t, 8> data{};
   int id = 0, tile = 0, stages = 0, split_k = 1, reduction = 0, swizzle = 0, custom = 0, inner_shape = 0, cluster = 0;
@@ -39,6 +40,9 @@ class GemmTuner {
 
   // Every algorithm with every tile, stage count, split, cluster and swizzle that says it can do this problem.
   virtual std::vector<GemmAlgorithm> enumerate() = 0;
+
+  // The products of gemm_fused.h that can do this problem.
+  virtual std::vector<GemmAlgorithm> fused() = 0;
 
   // What `linear` runs for this problem: from the table, else heuristics(1).
   virtual GemmAlgorithm chosen() = 0;
@@ -63,6 +67,10 @@ struct TunedGemm {
   int64_t from = 0, to = 0;
   std::array<uint64_t, 8> algorithm{};
 };
+
+// `data` of a variant of gemm_fused.h, and the variant of some data; -1: it is cuBLASLt's.
+std::array<uint64_t, 8> fused_algorithm(int variant);
+int fused_variant(const std::array<uint64_t, 8>& data);
 
 // From now on `linear` on this device uses these rows, and cuBLASLt's first proposal elsewhere or where cuBLASLt
 // refuses a row. Replaces an earlier table. The rows must come from gemm_library_version() and this kind of GPU.

@@ -6,10 +6,13 @@
 
 #include "core/check.h"
 #include "core/cuda_check.h"
+#include "core/device.h"
 #include "core/device_guard.h"
 #include "gemm/gemm_cuda.h"
+#include "gemm/gemm_fused.h"
 #include "gemm/gemm_plans.h"
 #include "gemm/gemm_tuner.h"
+#include "kernels/kernels.h"
 
 namespace ftbert {
 namespace {
@@ -60,6 +63,14 @@ GemmAlgorithm describe(const cublasLtMatmulAlgo_t& a, const cublasLtMatmulHeuris
   return described;
 }
 
+GemmAlgorithm describe(int fused_variant) {
+  GemmAlgorithm described;
+  described.data = fused_algorithm(fused_variant);
+  described.id = -1;
+  described.tile = fused_variant;
+  return described;
+}
+
 cublasLtMatmulAlgo_t opaque(const GemmAlgorithm& algorithm) {
   cublasLtMatmulAlgo_t a;
   std::copy(algorithm.data.begin(), algorithm.data.end(), a.data);
@@ -69,19 +80,24 @@ cublasLtMatmulAlgo_t opaque(const GemmAlgorithm& algorithm) {
 class CublasLtTuner : public GemmTuner {
  public:
   CublasLtTuner(int device, const GemmProblem& p, void* workspace)
-      : device_(device), plans_(*gemm_plans(device)), workspace_(workspace), element_(p.dtype == DType::fp32 ? 4 : 2) {
+      : device_(device),
+        plans_(*gemm_plans(device)),
+        workspace_(workspace),
+        element_(p.dtype == DType::fp32 ? 4 : 2),
+        activation_(p.activation) {
     FTBERT_CHECK(p.m > 0 && p.n > 0 && p.k > 0, "expected a product with m, n, k > 0, got m=", p.m, " n=", p.n,
                  " k=", p.k);
     const FusedEpilogue fused = fuse_epilogue(p.bias, p.activation, p.dtype);
-    FTBERT_CHECK(fused.whole, "cuBLASLt has no exact epilogue for ", to_string(p.activation), " in ",
-                 to_string(p.dtype), ": tune the product without the activation");
     key_ = {.m = p.m, .n = p.n, .k = p.k, .epilogue = fused.epilogue, .dtype = p.dtype};
+    if (!fused.whole) key_.after = p.activation;
     key_.workspace = static_cast<int64_t>(gemm_workspace_bytes(device));
     key_.align_a = key_.align_b = key_.align_c = 256;
-    some_bias_ = p.bias ? workspace : nullptr;  // any pointer: `launch` sets the real one
+    some_bias_ = p.bias && fused.whole ? workspace : nullptr;  // any pointer: `launch` sets the real one
     plan_ = GemmPlans::describe(key_, some_bias_);
     const DeviceGuard guard(device_);
     FTBERT_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    context_ = cuda_context(device_, stream_);
+    context_.overlap = false;  // a product would hide its start behind itself, which no model lets it do
   }
   CublasLtTuner(const CublasLtTuner&) = delete;
   CublasLtTuner& operator=(const CublasLtTuner&) = delete;
@@ -112,9 +128,17 @@ class CublasLtTuner : public GemmTuner {
     return all;
   }
 
+  std::vector<GemmAlgorithm> fused() override {
+    std::vector<GemmAlgorithm> all;
+    for (int variant = 0; variant < fused_gemm_variants(); ++variant)
+      if (fused_gemm_supports(context_.capability, variant, problem())) all.push_back(describe(variant));
+    return all;
+  }
+
   GemmAlgorithm chosen() override {
     const GemmPlan plan = plans_.get(key_, some_bias_);
     FTBERT_CHECK(plan.supported, "cuBLASLt has no algorithm for this product");
+    if (plan.fused >= 0) return describe(plan.fused);
     cublasLtMatmulHeuristicResult_t result{};
     plans_.accepts(key_, plan, plan.algorithm, &result);
     return describe(plan.algorithm, result);
@@ -123,7 +147,7 @@ class CublasLtTuner : public GemmTuner {
   void run(const GemmAlgorithm& algorithm, const void* a, const void* b, const void* bias, void* c) override {
     const DeviceGuard guard(device_);
     FTBERT_CUDA_CHECK(cudaDeviceSynchronize());  // the caller's stream has made the operands
-    launch(opaque(algorithm), a, b, bias, c);
+    launch(algorithm, a, b, bias, c);
     FTBERT_CUDA_CHECK(cudaStreamSynchronize(stream_));
   }
 
@@ -132,7 +156,7 @@ class CublasLtTuner : public GemmTuner {
     FTBERT_CHECK(weights > 0 && rounds > 0, "expected weights and rounds of at least 1, got ", weights, ", ", rounds);
     const DeviceGuard guard(device_);
     std::vector<Graph> graphs(algorithms.size());
-    for (size_t i = 0; i < algorithms.size(); ++i) record(graphs[i], opaque(algorithms[i]), a, b, weights, bias, c);
+    for (size_t i = 0; i < algorithms.size(); ++i) record(graphs[i], algorithms[i], a, b, weights, bias, c);
     Event begin, end;
     std::vector<std::vector<double>> times(algorithms.size());
     for (int round = 0; round < rounds; ++round)
@@ -169,7 +193,7 @@ class CublasLtTuner : public GemmTuner {
   };
 
   // Leaves graph.exec null where cuBLASLt refuses the algorithm.
-  void record(Graph& graph, const cublasLtMatmulAlgo_t& algorithm, const void* a, const void* b, int64_t weights,
+  void record(Graph& graph, const GemmAlgorithm& algorithm, const void* a, const void* b, int64_t weights,
               const void* bias, void* c) {
     try {
       launch(algorithm, a, b, bias, c);  // loads the kernel, which a capture may not
@@ -193,15 +217,34 @@ class CublasLtTuner : public GemmTuner {
     FTBERT_CUDA_CHECK(made);
   }
 
-  void launch(const cublasLtMatmulAlgo_t& algorithm, const void* a, const void* b, const void* bias, void* c) {
+  FusedGemm problem() const { return {key_.m, key_.n, key_.k, key_.dtype, activation_}; }
+
+  void launch(const GemmAlgorithm& algorithm, const void* a, const void* b, const void* bias, void* c) {
+    if (const int variant = fused_variant(algorithm.data); variant >= 0) {
+      FusedGemm gemm = problem();
+      gemm.a = a, gemm.b = b, gemm.bias = bias, gemm.c = c;
+      run_fused_gemm(context_, variant, gemm);
+      return;
+    }
     GemmPlan plan = plan_;
-    if (bias)
+    const cublasLtMatmulAlgo_t cublas = opaque(algorithm);
+    if (bias && some_bias_)
       FTBERT_CUBLAS_CHECK(
           cublasLtMatmulDescSetAttribute(&plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias)));
     const float one = 1.0f, zero = 0.0f;
     FTBERT_CUBLAS_CHECK(cublasLtMatmul(plans_.handle, &plan.operation, &one, b, &plan.b, a, &plan.a, &zero, c, &plan.c,
-                                       c, &plan.c, &algorithm, workspace_, static_cast<size_t>(key_.workspace),
-                                       stream_));
+                                       c, &plan.c, &cublas, workspace_, static_cast<size_t>(key_.workspace), stream_));
+    if (key_.after == Activation::none) return;
+    switch (key_.dtype) {
+      case DType::fp32: return finish<float>(bias, c);
+      case DType::fp16: return finish<half_t>(bias, c);
+      case DType::bf16: return finish<bfloat16_t>(bias, c);
+    }
+  }
+
+  template <class T>
+  void finish(const void* bias, void* c) {
+    add_bias_act<Cuda, T>(context_, static_cast<T*>(c), static_cast<const T*>(bias), key_.after, key_.m, key_.n);
   }
 
   // Every setting of one algorithm that cuBLASLt accepts. A split sum is added in float, as `propose` asks for too.
@@ -252,10 +295,12 @@ class CublasLtTuner : public GemmTuner {
   GemmPlans& plans_;
   void* workspace_;
   int64_t element_;
+  Activation activation_;
   GemmKey key_;
   const void* some_bias_ = nullptr;
   GemmPlan plan_;
   cudaStream_t stream_ = nullptr;
+  Context<Cuda> context_;
 };
 
 }  // namespace

@@ -1,49 +1,21 @@
 // x = act(x + bias), in place.
 #include "core/check.h"
 #include "core/cuda_check.h"
+#include "kernels/activation.cuh"
 #include "kernels/column_walk.cuh"
 #include "kernels/kernels.h"
+#include "kernels/launch.cuh"
 #include "kernels/vector.cuh"
 
 namespace ftbert {
 namespace {
-
-// x * Phi(x) for 16-bit results: 1 - erf as a polynomial times a Gaussian (Abramowitz & Stegun 7.1.26, absolute error
-// of erf 1.5e-7, a thousandth of a half's rounding). Half the instructions of erff, which alone kept this kernel from
-// the memory's speed. Written from |x| and the complement, so that the negative tail keeps its relative accuracy.
-__device__ inline float gelu_erf_16bit(float x) {
-  const float z = fabsf(x);
-  const float t = __fdividef(1.0f, 1.0f + 0.23164189f * z);  // 0.3275911 / sqrt(2)
-  const float polynomial =
-      t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
-  const float complement = polynomial * fast_exp2(-0.72134752f * x * x);  // log2(e) / 2
-  return fmaxf(x, 0.0f) - 0.5f * z * complement;
-}
-
-template <Activation kActivation, class E>
-__device__ float activate(float x) {
-  if constexpr (kActivation == Activation::gelu_erf && sizeof(E) == 2) {
-    return gelu_erf_16bit(x);
-  } else if constexpr (kActivation == Activation::gelu_erf) {
-    return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
-  } else if constexpr (kActivation == Activation::gelu_tanh) {
-    return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
-  } else if constexpr (kActivation == Activation::relu) {
-    return x < 0.0f ? 0.0f : x;  // NaN stays NaN, as in torch
-  } else if constexpr (kActivation == Activation::silu) {
-    return x / (1.0f + expf(-x));
-  } else if constexpr (kActivation == Activation::tanh) {
-    return tanhf(x);
-  } else {
-    return x;
-  }
-}
 
 constexpr int kRows = 4;  // rows a thread has in flight
 
 template <Activation kActivation, int W, class E>
 __global__ void __launch_bounds__(kColumnThreads) add_bias_act_kernel(E* x, const E* bias, int64_t rows, int packs) {
   using Pack = Packed<E, W>;
+  wait_for_inputs();
   const ColumnWalk walk(packs);
   if (walk.idle()) return;
   float b[W] = {};
@@ -75,9 +47,7 @@ void launch(Context<Cuda>& context, E* x, const E* bias, Activation activation, 
   const int64_t packs = cols / W;
   const unsigned blocks = column_blocks(rows, packs, kRows, context.sm_count);
   const auto run = [&](auto kernel) {
-    kernel<<<blocks, kColumnThreads, 0, static_cast<cudaStream_t>(context.stream)>>>(x, bias, rows,
-                                                                                     static_cast<int>(packs));
-    FTBERT_LAUNCH_CHECK("add_bias_act");
+    launch_overlapped(context, "kernel add_bias_act", kernel, blocks, kColumnThreads, 0, 1, x, bias, rows, packs);
   };
   switch (activation) {
     case Activation::none: return run(add_bias_act_kernel<Activation::none, W, E>);

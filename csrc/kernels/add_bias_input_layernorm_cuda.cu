@@ -2,6 +2,7 @@
 #include "core/check.h"
 #include "core/cuda_check.h"
 #include "kernels/kernels.h"
+#include "kernels/launch.cuh"
 #include "kernels/layernorm.cuh"
 
 namespace ftbert {
@@ -12,6 +13,7 @@ template <class Shape, class E>
 __global__ void __launch_bounds__(Shape::kMaxThreads)
     add_bias_input_layernorm_kernel(const E* x, const E* bias, const E* input, const E* gamma, const E* beta, float eps,
                                     int64_t rows, int cols, E* sum, E* out) {
+  wait_for_inputs();
   for (RowWalk<Shape> walk; walk.row < rows; walk.row += walk.step) {
     const int64_t offset = walk.row * cols;
     layernorm_row<Shape>(x + offset, bias, input ? input + offset : nullptr, gamma, beta, eps, cols, walk.lane,
@@ -29,10 +31,9 @@ void add_bias_input_layernorm(Context<Device>& context, const T* x, const T* bia
   const auto launch = [&](auto shape) {
     using Shape = decltype(shape);
     const RowLaunch on = row_launch<Shape>(rows, context.sm_count);
-    add_bias_input_layernorm_kernel<Shape><<<on.blocks, on.threads, 0, static_cast<cudaStream_t>(context.stream)>>>(
-        native(x), native(bias), native(input), native(gamma), native(beta), eps, rows, static_cast<int>(cols),
-        native(sum), native(out));
-    FTBERT_LAUNCH_CHECK("add_bias_input_layernorm");
+    launch_overlapped(context, "kernel add_bias_input_layernorm", add_bias_input_layernorm_kernel<Shape, native_t<T>>,
+                      on.blocks, on.threads, 0, 1, native(x), native(bias), native(input), native(gamma), native(beta),
+                      eps, rows, cols, native(sum), native(out));
   };
   if (vectorizable(kWidth<T>, cols, x, bias, input, gamma, beta, sum, out))
     with_row_shape<kWidth<T>>(cols, launch);

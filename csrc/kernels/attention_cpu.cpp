@@ -125,7 +125,7 @@ void gather_keys_values(const float* k, int64_t stride, int64_t hidden, int64_t 
 }  // namespace
 
 template <>
-bool attention_supports<Cpu, float>(const Context<Cpu>&, int64_t, bool) {
+bool attention_supports<Cpu, float>(const Context<Cpu>&, int64_t) {
   return true;
 }
 

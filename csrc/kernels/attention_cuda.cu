@@ -10,6 +10,7 @@
 #include "kernels/attention_simt.cuh"
 #include "kernels/attention_wgmma.cuh"
 #include "kernels/kernels.h"
+#include "kernels/launch.cuh"
 
 namespace ftbert {
 namespace {
@@ -20,9 +21,12 @@ struct Call {
   const int32_t* cu_seqlens;
   int64_t batch, max_seqlen, queries;
   int heads;
-  float scale_log2;  // log2(e) / sqrt(head_size): the kernels work with powers of 2
+  float scale_log2;        // log2(e) / sqrt(head_size): the kernels work with powers of 2
+  const void* bias_table;  // nullptr: none
+  const int32_t* bias_columns;
+  int bias_span;
   void* out;
-  cudaStream_t stream;
+  const Context<Cuda>& context;
   bool hopper;  // this GPU and this build have warpgroup instructions
 };
 
@@ -39,16 +43,21 @@ struct Grid {
   }
 };
 
-template <class E, int kHeadSize, int kWarps, int kRowTiles>
+template <class E>
+BiasTables<E> bias_of(const Call& call) {
+  return {static_cast<const E*>(call.bias_table), call.bias_columns, call.bias_span};
+}
+
+template <class E, int kHeadSize, int kWarps, int kRowTiles, bool kBias = false>
 void launch_mma(const Call& call) {
   constexpr int kQueries = 16 * kWarps * kRowTiles, kBytes = attention_shared_bytes<kHeadSize, kQueries>();
   const Grid grid(call, kQueries);
-  const auto kernel = attention_mma<E, kHeadSize, kWarps, kRowTiles>;
+  const auto kernel = attention_mma<E, kHeadSize, kWarps, kRowTiles, kBias>;
   if constexpr (kBytes > 48 * 1024)
     FTBERT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-  kernel<<<grid.ctas, 32 * kWarps, kBytes, call.stream>>>(static_cast<const E*>(call.qkv), call.first_token,
-                                                          call.cu_seqlens, call.heads, grid.query_blocks,
-                                                          call.scale_log2, static_cast<E*>(call.out));
+  launch_overlapped(call.context, "kernel attention", kernel, grid.ctas, 32 * kWarps, kBytes, 1,
+                    static_cast<const E*>(call.qkv), call.first_token, call.cu_seqlens, call.heads, grid.query_blocks,
+                    call.scale_log2, bias_of<E>(call), static_cast<E*>(call.out));
 }
 
 template <class E, int kHeadSize, int kGroups>
@@ -58,9 +67,9 @@ void launch_wgmma(const Call& call) {
   const auto kernel = attention_wgmma<E, kHeadSize, kGroups>;
   if constexpr (kBytes > 48 * 1024)
     FTBERT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-  kernel<<<grid.ctas, 128 * kGroups, kBytes, call.stream>>>(static_cast<const E*>(call.qkv), call.first_token,
-                                                            call.cu_seqlens, call.heads, grid.query_blocks,
-                                                            call.scale_log2, static_cast<E*>(call.out));
+  launch_overlapped(call.context, "kernel attention", kernel, grid.ctas, 128 * kGroups, kBytes, 1,
+                    static_cast<const E*>(call.qkv), call.first_token, call.cu_seqlens, call.heads, grid.query_blocks,
+                    call.scale_log2, static_cast<E*>(call.out));
 }
 
 // As few warps as the longest sequence needs; 128 queries at most share one pass over the keys.
@@ -68,12 +77,16 @@ template <class T, int kHeadSize>
 void launch(const Call& call) {
   if constexpr (std::is_same_v<T, float>) {
     const Grid grid(call, kSimtThreads * 32 / kHeadSize);
-    attention_simt<kHeadSize><<<grid.ctas, kSimtThreads, 0, call.stream>>>(
-        static_cast<const float*>(call.qkv), call.first_token, call.cu_seqlens, call.heads, grid.query_blocks,
-        call.scale_log2, static_cast<float*>(call.out));
+    launch_overlapped(call.context, "kernel attention", attention_simt<kHeadSize>, grid.ctas, kSimtThreads, 0, 1,
+                      static_cast<const float*>(call.qkv), call.first_token, call.cu_seqlens, call.heads,
+                      grid.query_blocks, call.scale_log2, bias_of<float>(call), static_cast<float*>(call.out));
     return;
   } else {
     using E = native_t<T>;
+    if (call.bias_table) {
+      if (call.max_seqlen <= 64 || kHeadSize > 64) return launch_mma<E, kHeadSize, 4, 1, true>(call);
+      return launch_mma<E, kHeadSize, 4, kHeadSize <= 64 ? 2 : 1, true>(call);
+    }
     if (call.max_seqlen <= 16) return launch_mma<E, kHeadSize, 1, 1>(call);
     if (call.max_seqlen <= 32) return launch_mma<E, kHeadSize, 2, 1>(call);
     if constexpr (kHeadSize <= 64) {
@@ -97,8 +110,9 @@ bool has_warpgroups(const Context<Cuda>& context) {
 }
 
 template <class T>
-void run(Context<Cuda>& context, const T* qkv, int64_t first_token, const int32_t* cu_seqlens, int64_t batch,
-         int64_t max_seqlen, int64_t queries, int64_t heads, int64_t head_size, T* out) {
+void run(Context<Cuda>& context, const T* qkv, int64_t first_token, const int32_t* cu_seqlens,
+         const RelativeBias<T>& bias, int64_t batch, int64_t max_seqlen, int64_t queries, int64_t heads,
+         int64_t head_size, T* out) {
   if (batch == 0 || max_seqlen == 0) return;
   const Call call{qkv,
                   first_token,
@@ -108,8 +122,11 @@ void run(Context<Cuda>& context, const T* qkv, int64_t first_token, const int32_
                   queries,
                   static_cast<int>(heads),
                   static_cast<float>(M_LOG2E / std::sqrt(static_cast<double>(head_size))),
+                  bias.table,
+                  bias.columns,
+                  static_cast<int>(bias.span),
                   out,
-                  static_cast<cudaStream_t>(context.stream),
+                  context,
                   has_warpgroups(context)};
   switch (head_size) {
     case 32: launch<T, 32>(call); break;
@@ -117,7 +134,6 @@ void run(Context<Cuda>& context, const T* qkv, int64_t first_token, const int32_
     case 128: launch<T, 128>(call); break;
     default: throw Error("attention: no fused kernel for head size " + std::to_string(head_size));
   }
-  FTBERT_LAUNCH_CHECK("attention");
 }
 
 }  // namespace
@@ -127,16 +143,15 @@ void run(Context<Cuda>& context, const T* qkv, int64_t first_token, const int32_
   void attention<Cuda, T>(Context<Cuda> & context, const T* qkv, int64_t first_token, const int32_t* cu_seqlens,   \
                           RelativeBias<T> bias, int64_t batch, int64_t max_seqlen, int64_t queries, int64_t heads, \
                           int64_t head_size, void*, T* out) {                                                      \
-    FTBERT_CHECK(!bias.table, "attention: the fused path takes no relative position bias on CUDA");                \
-    run(context, qkv, first_token, cu_seqlens, batch, max_seqlen, queries, heads, head_size, out);                 \
+    run(context, qkv, first_token, cu_seqlens, bias, batch, max_seqlen, queries, heads, head_size, out);           \
   }                                                                                                                \
   template <>                                                                                                      \
   size_t attention_scratch_bytes<Cuda, T>(int64_t, int64_t) {                                                      \
     return 0;                                                                                                      \
   }                                                                                                                \
   template <>                                                                                                      \
-  bool attention_supports<Cuda, T>(const Context<Cuda>&, int64_t head_size, bool relative_bias) {                  \
-    return !relative_bias && (head_size == 32 || head_size == 64 || head_size == 128);                             \
+  bool attention_supports<Cuda, T>(const Context<Cuda>&, int64_t head_size) {                                      \
+    return head_size == 32 || head_size == 64 || head_size == 128;                                                 \
   }
 FTBERT_INSTANTIATE(float)
 FTBERT_INSTANTIATE(half_t)

@@ -7,6 +7,7 @@
 // shared-memory stages. A CTA is as small as the longest sequence allows, warps past the end of a sequence only help
 // to load, and 16-key blocks past it are not multiplied: short sequences do not pay for the tile's size.
 #pragma once
+#include "kernels/attention_bias.cuh"
 #include "kernels/attention_tile.cuh"
 
 namespace ftbert {
@@ -18,12 +19,13 @@ constexpr int attention_shared_bytes() {
 }
 
 // qkv [tokens, 3*hidden], out [tokens, hidden]; grid: query blocks x heads x batch, query blocks fastest.
-template <class E, int kHeadSize, int kWarps, int kRowTiles>
+template <class E, int kHeadSize, int kWarps, int kRowTiles, bool kBias>
 __global__ void __launch_bounds__(32 * kWarps)
     attention_mma(const E* __restrict__ qkv, int64_t first_token, const int32_t* __restrict__ cu_seqlens, int heads,
-                  int query_blocks, float scale_log2, E* __restrict__ out) {
+                  int query_blocks, float scale_log2, BiasTables<E> bias, E* __restrict__ out) {
   constexpr int kThreads = 32 * kWarps, kRows = 16 * kRowTiles, kQueries = kRows * kWarps;
   constexpr int kTileBytes = kTileKeys * kHeadSize * 2;
+  wait_for_inputs();
   const AttentionBlock block(cu_seqlens, heads, query_blocks, kQueries);
   const int length = block.length, first_query = block.first_query;
   if (first_query >= length) return;
@@ -87,6 +89,21 @@ __global__ void __launch_bounds__(32 * kWarps)
             multiply_add<E>(score[i][2 * j + 1], q_fragment[i][d], b[2], b[3]);
           }
         }
+      }
+      if constexpr (kBias) {
+        const HeadBias<E> head_bias(bias, block.head, block.start, length);
+        const float unscaled = kLog2E / scale_log2;  // the softmax multiplies by the scale
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+          for (int r = 0; r < 2; ++r) {
+            const int column = head_bias.column(first_query + first_row + i * 16 + lane / 4 + 8 * r);
+#pragma unroll
+            for (int j = 0; j < kTileKeys / 8; ++j)
+#pragma unroll
+              for (int c = 0; c < 2; ++c)
+                score[i][j][2 * r + c] += unscaled * head_bias(tile * kTileKeys + j * 8 + lane % 4 * 2 + c, column);
+          }
       }
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {

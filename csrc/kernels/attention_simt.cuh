@@ -5,6 +5,9 @@
 #pragma once
 #include <cstdint>
 
+#include "kernels/attention_bias.cuh"
+#include "kernels/launch.cuh"
+
 namespace ftbert {
 namespace {
 
@@ -16,8 +19,9 @@ constexpr int kSimtGroup = 8;  // keys between two looks at the running maximum
 template <int kHeadSize>
 __global__ void __launch_bounds__(kSimtThreads)
     attention_simt(const float* __restrict__ qkv, int64_t first_token, const int32_t* __restrict__ cu_seqlens,
-                   int heads, int query_blocks, float scale_log2, float* __restrict__ out) {
+                   int heads, int query_blocks, float scale_log2, BiasTables<float> bias, float* __restrict__ out) {
   constexpr int kThreadsPerQuery = kHeadSize / 32, kQueries = kSimtThreads / kThreadsPerQuery, kChunks = kHeadSize / 4;
+  wait_for_inputs();
   const int query_block = blockIdx.x % query_blocks;
   const int head = blockIdx.x / query_blocks % heads;
   const int sequence = blockIdx.x / query_blocks / heads;
@@ -35,6 +39,8 @@ __global__ void __launch_bounds__(kSimtThreads)
   for (int i = 0; i < 8; ++i)
     q[i] = real ? reinterpret_cast<const float4*>(base + query * stride)[i * kThreadsPerQuery + part] : float4{};
   float running_max = -INFINITY, total = 0;
+  const HeadBias<float> head_bias(bias, head, start, length);
+  const int query_column = bias.table != nullptr ? head_bias.column(query) : 0;
 
   for (int first = 0; first < length; first += kSimtKeys) {
     const int valid = min(kSimtKeys, length - first);
@@ -59,6 +65,7 @@ __global__ void __launch_bounds__(kSimtThreads)
 #pragma unroll
         for (int mask = kThreadsPerQuery / 2; mask > 0; mask /= 2) dot += __shfl_xor_sync(0xffffffff, dot, mask);
         score[j] = group + j < valid ? dot * scale_log2 : -INFINITY;
+        if (bias.table != nullptr) score[j] += kLog2E * head_bias(first + group + j, query_column);
         group_max = fmaxf(group_max, score[j]);
       }
       const float correction = exp2f(running_max - group_max);

@@ -2,22 +2,15 @@
 // the way out. Accumulators are laid out as mma.m16n8k16 leaves them: lane holds rows lane/4 and lane/4 + 8, columns
 // 8j + 2*(lane%4) and the next.
 #pragma once
+#include "kernels/launch.cuh"
 #include "kernels/mma.cuh"
+#include "kernels/tile_loader.cuh"
 #include "kernels/vector.cuh"
 
 namespace ftbert {
 namespace {
 
 constexpr int kTileKeys = 64;
-
-// Rows of kHeadSize 16-bit elements in shared memory. 16-byte chunks are permuted within 128-byte lines, so that the
-// eight rows of an 8x8 matrix lie in different banks.
-template <int kHeadSize>
-__device__ uint32_t swizzled(uint32_t base, int row, int chunk) {
-  constexpr int kChunks = kHeadSize / 8;
-  const int twist = kChunks >= 8 ? row & 7 : (row >> 1) & (kChunks - 1);
-  return base + (row * kChunks + (chunk ^ twist)) * 16;
-}
 
 // The part of the work that this CTA has.
 struct AttentionBlock {
@@ -29,39 +22,6 @@ struct AttentionBlock {
     start = cu_seqlens[sequence];
     length = cu_seqlens[sequence + 1] - start;
     first_query = blockIdx.x % query_blocks * queries;
-  }
-};
-
-// Copies tiles of kHeadSize columns, 16 bytes a thread, neighbours side by side. Where in a tile a thread starts is
-// worked out once: done per chunk, address arithmetic was half of all instructions (100.2 us against 89.7 for
-// 32x512, 12 heads of 64, on an H200).
-template <class E, int kHeadSize, int kThreads>
-struct TileLoader {
-  static constexpr int kChunks = kHeadSize / 8, kRowsAtOnce = kThreads / kChunks;
-  int row, chunk;
-  int64_t first, step;  // elements: this thread's place in a tile, and from one of its rows to the next
-  uint32_t shared_first;
-
-  __device__ explicit TileLoader(int64_t stride)
-      : row(threadIdx.x / kChunks),
-        chunk(threadIdx.x % kChunks),
-        first(row * stride + chunk * 8),
-        step(kRowsAtOnce * stride),
-        shared_first(swizzled<kHeadSize>(0, row, chunk)) {}
-
-  // kRows rows at most; `rows` of them are written, `valid` from memory and the rest as zeros.
-  template <int kRows>
-  __device__ void load(uint32_t shared, const E* global, int rows, int valid) const {
-    const E* source = global + first;
-#pragma unroll
-    for (int r = 0; r < kRows; r += kRowsAtOnce) {
-      // The swizzle repeats every eight rows.
-      const uint32_t offset =
-          kRowsAtOnce % 8 == 0 ? shared_first + r * kChunks * 16 : swizzled<kHeadSize>(0, row + r, chunk);
-      const bool real = row + r < valid;
-      if (row + r < rows) copy_async16(shared + offset, real ? source : global, real);
-      source += step;
-    }
   }
 };
 

@@ -24,6 +24,7 @@ __global__ void __launch_bounds__(128 * kGroups, 4 / kGroups)
 #ifdef FTBERT_WGMMA
   constexpr int kThreads = 128 * kGroups, kQueries = 64 * kGroups, kRowBytes = kHeadSize * 2;
   constexpr int kTileBytes = kTileKeys * kRowBytes;
+  wait_for_inputs();
   const AttentionBlock block(cu_seqlens, heads, query_blocks, kQueries);
   if (block.first_query >= block.length) return;
 

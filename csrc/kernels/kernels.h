@@ -146,7 +146,7 @@ void attention(Context<Device>& context, const T* qkv,  // [tokens, 3*hidden], b
 template <class Device, class T>
 size_t attention_scratch_bytes(int64_t max_seqlen, int64_t head_size);
 template <class Device, class T>
-bool attention_supports(const Context<Device>& context, int64_t head_size, bool relative_bias);
+bool attention_supports(const Context<Device>& context, int64_t head_size);
 
 // ---- the general attention path: add_qkv_bias, GEMM, softmax, GEMM, transpose ------------------------------
 

@@ -25,29 +25,65 @@ __device__ uint64_t matrix_descriptor(uint32_t shared) {
 
 __device__ inline void warpgroup_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-__device__ inline void warpgroup_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+// Until at most kPending committed groups are still at work.
+template <int kPending = 0>
+__device__ void warpgroup_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
 // Makes this thread's ordinary shared-memory writes visible to the instructions above, before a barrier.
 __device__ inline void fence_shared_for_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// The compiler must not move what reads d to before the wait that precedes this.
+template <int kCount>
+__device__ void warpgroup_keep(float (&d)[kCount][4]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i)
+#pragma unroll
+    for (int c = 0; c < 4; ++c) asm volatile("" : "+f"(d[i][c])::"memory");
+}
+
 #define FTBERT_R4(d, i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define FTBERT_R16(d, i) FTBERT_R4(d, i), FTBERT_R4(d, i + 1), FTBERT_R4(d, i + 2), FTBERT_R4(d, i + 3)
+#define FTBERT_R64(d, i) FTBERT_R16(d, i), FTBERT_R16(d, i + 4), FTBERT_R16(d, i + 8), FTBERT_R16(d, i + 12)
 #define FTBERT_D16 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}"
 #define FTBERT_D32                                                                                              \
   "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28," \
   "%29,%30,%31}"
 
-// d [64, 64] (+)= a [64, 16] @ b [64, 16]^T, both in shared memory with k contiguous.
-template <class E>
-__device__ void warpgroup_multiply_nt(float (&d)[8][4], uint64_t a, uint64_t b, bool add) {
-#define FTBERT_NT(type)                                                                                           \
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type \
-               " " FTBERT_D32 ", %32, %33, p, 1, 1, 0, 0; }"                                                      \
-               : FTBERT_R16(d, 0), FTBERT_R16(d, 4)                                                               \
+#define FTBERT_D64                                                                                               \
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,"  \
+  "%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55," \
+  "%56,%57,%58,%59,%60,%61,%62,%63}"
+#define FTBERT_D96                                                                                               \
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,"  \
+  "%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55," \
+  "%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82," \
+  "%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95}"
+
+// d [64, 8 * kColumns8] (+)= a [64, 16] @ b [8 * kColumns8, 16]^T, both in shared memory with k contiguous.
+template <class E, int kColumns8>
+__device__ void warpgroup_multiply_nt(float (&d)[kColumns8][4], uint64_t a, uint64_t b, bool add) {
+  static_assert(kColumns8 == 8 || kColumns8 == 16 || kColumns8 == 24);
+#define FTBERT_NT(shape, type, registers, a_at, b_at, add_at, ...)                                                 \
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, " add_at ", 0; wgmma.mma_async.sync.aligned." shape "k16.f32." type \
+               "." type " " registers ", " a_at ", " b_at ", p, 1, 1, 0, 0; }"                                     \
+               : __VA_ARGS__                                                                                       \
                : "l"(a), "l"(b), "r"(static_cast<int>(add)))
-  if constexpr (__is_same(E, __half))
-    FTBERT_NT("f16");
+  constexpr bool kHalf = __is_same(E, __half);
+  if constexpr (kColumns8 == 8 && kHalf)
+    FTBERT_NT("m64n64", "f16", FTBERT_D32, "%32", "%33", "%34", FTBERT_R16(d, 0), FTBERT_R16(d, 4));
+  else if constexpr (kColumns8 == 8)
+    FTBERT_NT("m64n64", "bf16", FTBERT_D32, "%32", "%33", "%34", FTBERT_R16(d, 0), FTBERT_R16(d, 4));
+  else if constexpr (kColumns8 == 16 && kHalf)
+    FTBERT_NT("m64n128", "f16", FTBERT_D64, "%64", "%65", "%66", FTBERT_R64(d, 0));
+  else if constexpr (kColumns8 == 16)
+    FTBERT_NT("m64n128", "bf16", FTBERT_D64, "%64", "%65", "%66", FTBERT_R64(d, 0));
+  else if constexpr (kHalf)
+    FTBERT_NT("m64n192", "f16", FTBERT_D96, "%96", "%97", "%98", FTBERT_R64(d, 0), FTBERT_R16(d, 16),
+              FTBERT_R16(d, 20));
   else
-    FTBERT_NT("bf16");
+    FTBERT_NT("m64n192", "bf16", FTBERT_D96, "%96", "%97", "%98", FTBERT_R64(d, 0), FTBERT_R16(d, 16),
+              FTBERT_R16(d, 20));
 #undef FTBERT_NT
 }
 
@@ -83,7 +119,10 @@ __device__ void warpgroup_multiply_add_nn(float (&d)[kColumns8][4], const uint32
 
 #undef FTBERT_R4
 #undef FTBERT_R16
+#undef FTBERT_R64
 #undef FTBERT_D16
 #undef FTBERT_D32
+#undef FTBERT_D64
+#undef FTBERT_D96
 
 }  // namespace ftbert

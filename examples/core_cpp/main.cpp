@@ -42,7 +42,7 @@ int main() {
     const Weights<float> weights = bind_weights<float>(
         config, [&](const std::string& name) { return WeightSource{tensors.at(name).data(), nullptr}; });
     Context<Cpu> context{&cblas_gemm()};
-    const bool fused = attention_supports<Cpu, float>(context, config.head_size, config.relative_span > 0);
+    const bool fused = attention_supports<Cpu, float>(context, config.head_size);
     const Encoder<Cpu, float> encoder(config, weights, AttentionPath::automatic, fused);
 
     // Two sentences, packed one behind the other: nothing is computed for padding because there is none.

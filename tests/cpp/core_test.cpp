@@ -266,7 +266,7 @@ void forward_matches(int hidden, int heads, const std::string& activation, Atten
   const Tensors tensors = random_weights(config);
   Context<Cpu> context{&cblas_gemm()};
   const Encoder<Cpu, float> encoder(config, bind_tensors(config, tensors), path,
-                                    attention_supports<Cpu, float>(context, config.head_size, false));
+                                    attention_supports<Cpu, float>(context, config.head_size));
   const Batch b = sample_batch();
   const Offsets o = offsets(b.mask, b.batch, b.seq);
   const Output got = run_core(encoder, b, o);

@@ -1,0 +1,30 @@
+// Matrix products of our own for few rows, where cuBLASLt's are all latency: small tiles, the sum over k split over a
+// cluster, bias and any activation applied to the float sums. No CUDA header.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "core/context.h"
+#include "core/types.h"
+
+namespace ftbert {
+
+// c [m, n] = activation(a [m, k] @ b [n, k]^T + bias [n]), 16-bit elements, 16-byte aligned; bias may be nullptr.
+struct FusedGemm {
+  int64_t m = 0, n = 0, k = 0;
+  DType dtype = DType::fp16;
+  Activation activation = Activation::none;
+  const void* a = nullptr;
+  const void* b = nullptr;
+  const void* bias = nullptr;
+  void* c = nullptr;
+};
+
+// Ways to run one, numbered from 0: a tile and a split each.
+int fused_gemm_variants();
+std::string fused_gemm_name(int variant);  // "64x64, k split over 4"
+// Whether this GPU (10 * major + minor) and this build have it, for operands aligned as said above.
+bool fused_gemm_supports(int capability, int variant, const FusedGemm& gemm);
+void run_fused_gemm(const Context<Cuda>& context, int variant, const FusedGemm& gemm);
+
+}  // namespace ftbert

@@ -1,0 +1,51 @@
+// Launches whose start overlaps the end of the kernel ahead of them (programmatic dependent launch, Hopper on): in a
+// forward pass of some hundred kernels of a few microseconds, what lies between two of them counts.
+#pragma once
+#include <cuda_runtime.h>
+
+#include <cstddef>
+
+#include "core/context.h"
+#include "core/cuda_check.h"
+
+namespace ftbert {
+
+// First in every kernel that `launch_overlapped` launches: waits until all that the kernels ahead have written is
+// there, then lets the kernel behind take the places that become free. That one waits here in turn. (A compiler may
+// take a load through a const __restrict__ pointer for one that nothing changes, and move it up; nvcc 13.0 moves none
+// in these kernels.)
+__device__ inline void wait_for_inputs() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// kernel<<<grid, threads, shared, stream>>>(args...), `cluster` neighbouring blocks (in x) together, checked under
+// `name`. The kernel must begin with wait_for_inputs(): its blocks may be there before the kernel ahead has ended.
+template <class... Parameters, class... Arguments>
+void launch_overlapped(const Context<Cuda>& context, const char* name, void (*kernel)(Parameters...), dim3 grid,
+                       unsigned threads, size_t shared, int cluster, Arguments... arguments) {
+  cudaLaunchAttribute attributes[2]{};
+  unsigned count = 0;
+  if (context.capability >= 90 && context.overlap) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count].val.clusterDim.x = static_cast<unsigned>(cluster);
+    attributes[count].val.clusterDim.y = 1;
+    attributes[count++].val.clusterDim.z = 1;
+  }
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared;
+  config.stream = static_cast<cudaStream_t>(context.stream);
+  config.attrs = attributes;
+  config.numAttrs = count;
+  cuda_check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), name, __FILE__, __LINE__);
+}
+
+}  // namespace ftbert
