@@ -27,12 +27,15 @@ from ftbert.gemm_table import Product, Row, tuner_module
 
 __all__ = ["Algorithm", "Bench", "Product", "ProductTuner", "buckets", "products", "products_of_shape", "search"]
 
-# ftbert.lib._tuning.Algorithm: .data (8 words), .id, .tile, .stages, .split_k, .cluster, .custom, .workspace, .waves
+# ftbert.lib._tuning.Algorithm: .data (8 words), .id, .tile, .tile_rows, .tile_columns, .stages, .split_k, .cluster,
+# .custom, .workspace, .waves
 Algorithm = Any
 
 _AT_ONCE = 64  # graphs that exist at a time
 _WEIGHT_BYTES = 160 << 20  # more than any L2 cache, and about what a BERT-base has
 _CONFIG = ("id", "tile", "stages", "split_k", "reduction", "swizzle", "custom", "inner_shape", "cluster")
+_SEARCHED = (32, 128, 512, 2048, 8192)  # m
+_EMPTY_US = 1.5  # a kernel that does nothing, in a graph
 _OTHER_16_BIT = {"fp16": "bf16", "bf16": "fp16"}
 
 
@@ -68,6 +71,7 @@ class Bench:
         device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
         self.product, self.m = product, m
         self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        self.sms = torch.cuda.get_device_properties(self.device).multi_processor_count
         index, dtype = self.device.index, DTYPES[product.dtype]
         self._workspace = _operand("workspace", module.workspace_bytes(index), torch.uint8, self.device)
         size = torch.empty((), dtype=dtype).element_size()
@@ -163,15 +167,32 @@ def _reference(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, acti
 def search(
     bench: Bench, seeds: Iterable[Algorithm] = (), accepted: Sequence[Algorithm] = (), seed: int = 0
 ) -> list[Algorithm]:
-    """The fastest of our own and of what cuBLASLt accepts, two of a tile at most, found by sampling: each tile twice, then the
-    settings of the best tiles, then the neighbours of the best. Some 800 timings, half a second.
+    """The fastest of our own and of what cuBLASLt accepts, two of a tile at most, found by sampling: each tile twice,
+    then the settings of the best tiles, then the neighbours of the best. Some 800 timings, half a second.
 
     accepted: what `bench.enumerate()` gives, where it is known from another m.
     """
+    return [algorithm for _, algorithm in _fastest(_explore(bench, seeds, accepted, seed), 16, of_a_tile=2)]
+
+
+_Timed = list[tuple[float, Algorithm]]  # microseconds
+
+
+def _fastest(timed: Iterable[tuple[float, Algorithm]], count: int, of_a_tile: int = 1000) -> _Timed:
+    found: _Timed = []
+    of_tile: dict[tuple[int, int], int] = defaultdict(int)
+    for us, algorithm in sorted(timed, key=lambda pair: pair[0]):
+        tile = algorithm.id, algorithm.tile
+        if of_tile[tile] < of_a_tile and len(found) < count:
+            of_tile[tile] += 1
+            found.append((us, algorithm))
+    return found
+
+
+def _explore(bench: Bench, seeds: Iterable[Algorithm], accepted: Sequence[Algorithm], seed: int = 0) -> _Timed:
+    """All that `search` has timed."""
     draw = random.Random(seed)
-    by_tile: dict[tuple[int, int], list[Algorithm]] = defaultdict(list)
-    for algorithm in accepted or bench.enumerate():
-        by_tile[algorithm.id, algorithm.tile].append(algorithm)
+    by_tile = _by_tile(accepted or bench.enumerate())
     timed: dict[tuple[int, ...], tuple[float, Algorithm]] = {}
 
     def measure(candidates: Iterable[Algorithm]) -> None:
@@ -179,27 +200,36 @@ def search(
         for (key, algorithm), times in zip(new.items(), bench.times(list(new.values()), 1), strict=True):
             timed[key] = times[0], algorithm
 
-    def best(count: int, of_a_tile: int = 1000) -> list[Algorithm]:
-        found: list[Algorithm] = []
-        for _, algorithm in sorted(timed.values(), key=lambda pair: pair[0]):
-            same = sum((algorithm.id, algorithm.tile) == (other.id, other.tile) for other in found)
-            found += [algorithm] if same < of_a_tile else []
-            if len(found) == count:
-                break
-        return found
-
     measure([*bench.heuristics(), *bench.fused(), *seeds])
     for group in by_tile.values():
         plain = [algorithm for algorithm in group if algorithm.split_k == 1] or group
         measure(draw.sample(plain, min(2, len(plain))))
-    for algorithm in best(10, of_a_tile=1):
+    for _, algorithm in _fastest(timed.values(), 10, of_a_tile=1):
         group = by_tile.get((algorithm.id, algorithm.tile), [])
         measure(draw.sample(group, min(32, len(group))))
     for _ in range(2):
-        for algorithm in best(3):
-            group = by_tile.get((algorithm.id, algorithm.tile), [])
-            measure([other for other in group if _steps(algorithm, other) == 1][:48])
-    return best(16, of_a_tile=2)
+        for _, algorithm in _fastest(timed.values(), 3):
+            measure(_neighbours(algorithm, by_tile))
+    return list(timed.values())
+
+
+def _by_tile(algorithms: Iterable[Algorithm]) -> dict[tuple[int, int], list[Algorithm]]:
+    found: dict[tuple[int, int], list[Algorithm]] = defaultdict(list)
+    for algorithm in algorithms:
+        found[algorithm.id, algorithm.tile].append(algorithm)
+    return found
+
+
+def _neighbours(algorithm: Algorithm, by_tile: dict[tuple[int, int], list[Algorithm]]) -> list[Algorithm]:
+    """Of the same tile, different in one setting."""
+    group = by_tile.get((algorithm.id, algorithm.tile), [])
+    return [other for other in group if _steps(algorithm, other) == 1][:48]
+
+
+def _rounds_of_blocks(algorithm: Algorithm, m: int, n: int, sms: int) -> int:
+    """How often all multiprocessors get a block. A block of 128x128 where cuBLASLt's header names no tile."""
+    rows, columns = algorithm.tile_rows or 128, algorithm.tile_columns or 128
+    return -(-(-(-m // rows) * -(-n // columns) * algorithm.split_k) // sms)
 
 
 def _steps(one: Algorithm, other: Algorithm) -> int:
@@ -218,11 +248,8 @@ def buckets(first: int, last: int) -> list[tuple[int, int]]:
 
 
 class ProductTuner:
-    """Makes the rows of one product. What `search` finds at a power of two serves the ranges around it.
-
-    known: rows of tables for this machine. Those of the same product in the other 16-bit type save the search where
-    they cover the m: what is fast in one is fast in the other, and half of the time goes into searching.
-    """
+    """Makes the rows of one product. A search at few m tells what each tile takes for one round of blocks; between
+    them, a tile's time is that times the rounds it needs: a step at each m where one more begins."""
 
     def __init__(self, product: Product, device: int | str | torch.device = "cuda", known: Iterable[Row] = ()) -> None:
         self.product, self.device = product, device
@@ -231,25 +258,29 @@ class ProductTuner:
         self._named: dict[tuple[int, ...], Algorithm] = {}  # by its settings; some of them where rows are known
         self._named_at: set[int] = set()  # powers of two
         self._accepted: list[Algorithm] = []
-        self._found: dict[int, list[Algorithm]] = {}
+        self._tiles: dict[tuple[int, int], list[Algorithm]] = {}  # the same
+        self._refined: set[tuple[int, int]] = set()  # tiles
+        self._found: dict[int, _Timed] = {}
         self._recent: list[Algorithm] = []  # the finalists of the rows made last
         self._before: tuple[int, ...] | None = None  # the row made last
 
     def row(self, first: int, last: int) -> Row:
         """The row for m from first to last.
 
-        The candidates are cuBLASLt's own proposals, the best of the rows made before, and what `search` found at the
-        power of two above and at the one below, or where rows of the other 16-bit type cover this m, what they run
-        around it and ftbert's own products; they are timed at `last`. A tie goes to the row before. The winner must be
-        as accurate as cuBLASLt's first proposal, and faster by more than the measurement's noise; else the row says:
-        no better.
+        The candidates are cuBLASLt's own proposals, the best of the rows made before, and the tiles expected to be the
+        fastest here, or where rows of the other 16-bit type cover this m, what they run around it and ftbert's own
+        products; they are timed at `last`. Of a tile that is in front for the first time, other settings are timed too.
+        A tie goes to the row before. The winner must be as accurate as cuBLASLt's first proposal, and faster by more
+        than the measurement's noise; else the row says: no better.
         """
         bench = Bench(self.product, last, self.device)
         default = bench.heuristics(1)[0]
-        pool = self._candidates(bench)
-        quick = bench.times(pool, 2, -(-bench.launches // 3))
-        best = sorted(range(len(pool)), key=lambda i: min(quick[i]))[:5]
-        finalists = [default, *(pool[i] for i in best if pool[i].data != default.data)]
+        timed = self._quick(bench, self._candidates(bench, first))
+        front = _fastest(timed, 1)[0][1]
+        if (front.id, front.tile) not in self._refined:
+            self._refined.add((front.id, front.tile))
+            timed += self._quick(bench, _neighbours(front, self._tiles))
+        finalists = [default, *(a for _, a in _fastest(timed, 5) if a.data != default.data)]
         rounds = bench.times(finalists, 9)
         us = [statistics.median(times) for times in rounds]
 
@@ -257,7 +288,7 @@ class ProductTuner:
         tied = [i for i in order if us[i] <= 1.004 * us[order[0]] and tuple(finalists[i].data) == self._before]
         winner = next((i for i in [*tied, *order] if i == 0 or _right(bench, finalists[i], default)), 0)
         recent = {tuple(a.data): a for a in [*(finalists[i] for i in order), *self._recent]}
-        self._recent, self._before = list(recent.values())[:12], tuple(finalists[winner].data)
+        self._recent, self._before = list(recent.values())[:8], tuple(finalists[winner].data)
 
         ratios = [mine / other for mine, other in zip(rounds[winner], rounds[0], strict=True)]
         ratio = statistics.median(ratios)
@@ -268,16 +299,38 @@ class ProductTuner:
         config = dict(zip(_CONFIG, _settings(algorithm), strict=True))
         return Row(self.product, first, last, tuple(algorithm.data), (last,), (us[winner],), (us[0],), config)
 
-    def _candidates(self, bench: Bench) -> list[Algorithm]:
-        above = max(32, 1 << (bench.m - 1).bit_length())
-        found = [*self._recent, *bench.heuristics()]
-        if known := self._of_the_other_type(bench, above):
+    def _quick(self, bench: Bench, algorithms: list[Algorithm]) -> _Timed:
+        times = bench.times(algorithms, 2, -(-bench.launches // 3))
+        return [(min(of_one), algorithm) for of_one, algorithm in zip(times, algorithms, strict=True)]
+
+    def _candidates(self, bench: Bench, first: int) -> list[Algorithm]:
+        found = [*self._recent, *bench.heuristics(), *Bench(self.product, first, self.device).heuristics()]
+        if known := self._of_the_other_type(bench):
             found += [*known, *bench.fused()]
         else:
-            found += [a for m in (above, max(32, above // 2)) for a in self._search(m)[:8]]
+            found += self._expected(bench)
         return list({tuple(a.data): a for a in found}.values())
 
-    def _of_the_other_type(self, bench: Bench, above: int) -> list[Algorithm]:
+    def _expected(self, bench: Bench) -> list[Algorithm]:
+        """Of the tiles expected to be the fastest at this m: the best seen, and what has the settings of the row made
+        last."""
+        m, n = bench.m, self.product.n
+        found: dict[tuple[int, ...], Algorithm] = {}
+        for at in sorted(_SEARCHED, key=lambda at: abs(math.log(at / m)))[:2]:
+            guesses = []
+            for us, algorithm in _fastest(self._search(at), 10000, of_a_tile=1):
+                more = _rounds_of_blocks(algorithm, m, n, bench.sms) / _rounds_of_blocks(algorithm, at, n, bench.sms)
+                guesses.append((_EMPTY_US + (us - _EMPTY_US) * more, algorithm))
+            found |= {tuple(algorithm.data): algorithm for _, algorithm in _fastest(guesses, 10)}
+        same = [
+            other
+            for algorithm in found.values()
+            for other in self._tiles.get((algorithm.id, algorithm.tile), [])
+            if self._recent and _settings(other)[2:] == _settings(self._recent[0])[2:]
+        ]
+        return [*found.values(), *same]
+
+    def _of_the_other_type(self, bench: Bench) -> list[Algorithm]:
         """What its rows run from half this m to twice as much; nothing where no row covers this m."""
         if not any(row.first <= bench.m <= row.last for row in self._known):
             return []
@@ -286,16 +339,19 @@ class ProductTuner:
         wanted = dict.fromkeys(tuple(config.get(name, -1) for name in _CONFIG) for config in better)
         # An algorithm's bytes hold the data type, its settings do not: they are found again among what cuBLASLt accepts
         # here. A large m leaves some out, which smaller ones have: a split sum's parts must fit into the workspace.
+        above = 1 << (bench.m - 1).bit_length()
         if above not in self._named_at and not wanted.keys() <= self._named.keys():
             self._named_at.add(above)
             self._named |= {_settings(algorithm): algorithm for algorithm in bench.enumerate()}
         return [self._named[settings] for settings in wanted if settings in self._named]
 
-    def _search(self, m: int) -> list[Algorithm]:
+    def _search(self, m: int) -> _Timed:
         if m not in self._found:
             bench = Bench(self.product, m, self.device)
-            self._accepted = self._accepted or bench.enumerate()
-            self._found[m] = search(bench, self._recent, self._accepted)
+            if not self._accepted:
+                self._accepted = bench.enumerate()
+                self._tiles = _by_tile(self._accepted)
+            self._found[m] = _explore(bench, self._recent, self._accepted)
         return self._found[m]
 
 

@@ -209,6 +209,7 @@ class FakeAlgorithm:
     def __init__(self, number: int, us: Callable[[int], float], wrong: bool = False) -> None:
         self.data, self.us, self.wrong = (number,) * 8, us, wrong
         self.id, self.tile, self.split_k = 66, number, 1
+        self.tile_rows = self.tile_columns = 128
         self.stages = self.reduction = self.swizzle = self.custom = self.inner_shape = self.cluster = 0
 
 
@@ -218,7 +219,7 @@ def fake_gpu(
     """Has these algorithms, of which cuBLASLt proposes the first, and these products of our own."""
 
     class FakeBench:
-        launches = 4
+        launches, sms = 4, 132
 
         def __init__(self, product: Product, m: int, device: object) -> None:
             self.product, self.m = product, m
@@ -254,6 +255,41 @@ def test_the_fastest_right_algorithm_wins(monkeypatch: pytest.MonkeyPatch) -> No
     assert made.us == pytest.approx((8.0,), rel=2e-3) and made.gain == pytest.approx(0.25, rel=1e-2)
 
 
+def test_the_tile_that_just_fits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among sixty tiles, those whose blocks fill all multiprocessors without one too many; nobody proposes them."""
+
+    def tile(number: int, rows: int) -> FakeAlgorithm:
+        made = FakeAlgorithm(number, lambda m: 1.5 + 0.05 * rows * -(-(-(-m // rows) * 8) // 132))
+        made.tile_rows = rows
+        return made
+
+    product = Product("fp16", 1024, 1024)
+    algorithms = [tile(i, rows) for i, rows in enumerate(range(16, 256, 4), start=1)]
+    timed: list[int] = []
+    fake_gpu(monkeypatch, algorithms)
+    honest = tuning.Bench.times
+    monkeypatch.setattr(tuning.Bench, "times", lambda self, *a: (timed.append(len(a[0])), honest(self, *a))[1])
+    tuner = ProductTuner(product)
+    tuner.row(16321, 16384)
+    for m in range(3072, 1024, -64):
+        timed.clear()
+        made = tuner.row(m - 63, m)
+        assert made.us[0] <= 1.005 * min(a.us(m) for a in algorithms), m
+    assert sum(timed) < 60  # a row does not try them all
+
+
+def test_a_new_tile_is_tried_with_other_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = (2048, 8192)
+    others = [FakeAlgorithm(i, lambda m: 8.0 if m in searched else 12.0) for i in range(1, 15)]
+    fits = []  # 256 rows a block: at 3072 rows two rounds of blocks as at 2048, where the others go from three to four
+    for number in range(100):
+        made = FakeAlgorithm(20, lambda m, number=number: 8.5 if m in searched else 5.0 if number == 77 else 7.0)
+        made.data, made.custom, made.tile_rows = (100 + number,) * 8, number, 256
+        fits.append(made)
+    fake_gpu(monkeypatch, [*others, *fits[:60:2], *fits[61:]])
+    assert ProductTuner(QKV).row(3009, 3072).us == pytest.approx((5.0,), rel=2e-3)
+
+
 def test_a_product_of_our_own_may_win(monkeypatch: pytest.MonkeyPatch) -> None:
     first, own = FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(20, lambda m: 8.0 if m < 200 else 12.0)
     own.id = -1
@@ -286,15 +322,15 @@ def known(first: int, last: int, tile: int, product: Product = BF16) -> Row:
 
 
 def searched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The m at which `search` runs from now on."""
+    """The m that are searched from now on."""
     at: list[int] = []
-    honest = tuning.search
+    honest = tuning._explore
 
     def counted(bench: Bench, *arguments: object) -> list[object]:
         at.append(bench.m)
         return honest(bench, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(tuning, "search", counted)
+    monkeypatch.setattr(tuning, "_explore", counted)
     return at
 
 

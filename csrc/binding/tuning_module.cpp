@@ -31,6 +31,8 @@ PYBIND11_MODULE(_tuning, m) {
       .def_readonly("data", &GemmAlgorithm::data)
       .def_readonly("id", &GemmAlgorithm::id)
       .def_readonly("tile", &GemmAlgorithm::tile)
+      .def_readonly("tile_rows", &GemmAlgorithm::tile_rows)
+      .def_readonly("tile_columns", &GemmAlgorithm::tile_columns)
       .def_readonly("stages", &GemmAlgorithm::stages)
       .def_readonly("split_k", &GemmAlgorithm::split_k)
       .def_readonly("reduction", &GemmAlgorithm::reduction)

@@ -25,7 +25,7 @@ bool is_recording(void*) { throw Error(kNoCuda); }
 std::unique_ptr<StreamMark> make_stream_mark() { throw Error(kNoCuda); }
 
 int fused_gemm_variants() { return 0; }
-std::string fused_gemm_name(int) { throw Error(kNoCuda); }
+FusedTile fused_gemm_tile(int) { throw Error(kNoCuda); }
 bool fused_gemm_supports(int, int, const FusedGemm&) { return false; }
 void run_fused_gemm(const Context<Cuda>&, int, const FusedGemm&) { throw Error(kNoCuda); }
 

@@ -2,7 +2,6 @@
 // cluster, bias and any activation applied to the float sums. No CUDA header.
 #pragma once
 #include <cstdint>
-#include <string>
 
 #include "core/context.h"
 #include "core/types.h"
@@ -20,9 +19,13 @@ struct FusedGemm {
   void* c = nullptr;
 };
 
-// Ways to run one, numbered from 0: a tile and a split each.
+struct FusedTile {
+  int rows, columns, split;  // of C in a block, and over how many blocks its k is split
+};
+
+// Ways to run one, numbered from 0.
 int fused_gemm_variants();
-std::string fused_gemm_name(int variant);  // "64x64, k split over 4"
+FusedTile fused_gemm_tile(int variant);
 // Whether this GPU (10 * major + minor) and this build have it, for operands aligned as said above.
 bool fused_gemm_supports(int capability, int variant, const FusedGemm& gemm);
 void run_fused_gemm(const Context<Cuda>& context, int variant, const FusedGemm& gemm);

@@ -198,12 +198,9 @@ void run(const Context<Cuda>& context, int variant, const FusedGemm& gemm) {
 
 int fused_gemm_variants() { return kSmallVariants + hopper_gemm_variants(); }
 
-std::string fused_gemm_name(int variant) {
-  if (variant >= kSmallVariants) return hopper_gemm_name(variant - kSmallVariants);
-  const Size size = kSizes[variant / kSplitCount];
-  const int split = kSplits[variant % kSplitCount];
-  std::string name = std::to_string(size.m) + "x" + std::to_string(size.n);
-  return split == 1 ? name : name + ", k split over " + std::to_string(split);
+FusedTile fused_gemm_tile(int variant) {
+  if (variant >= kSmallVariants) return hopper_gemm_tile(variant - kSmallVariants);
+  return {kSizes[variant / kSplitCount].m, kSizes[variant / kSplitCount].n, kSplits[variant % kSplitCount]};
 }
 
 bool fused_gemm_supports(int capability, int variant, const FusedGemm& gemm) {

@@ -6,7 +6,7 @@ namespace ftbert {
 
 // Ways to run one, numbered from 0.
 int hopper_gemm_variants();
-std::string hopper_gemm_name(int variant);
+FusedTile hopper_gemm_tile(int variant);
 bool hopper_gemm_supports(int capability, int variant, const FusedGemm& gemm);
 void run_hopper_gemm(const Context<Cuda>& context, int variant, const FusedGemm& gemm);
 

@@ -237,9 +237,7 @@ void run(const Context<Cuda>& context, int variant, const FusedGemm& g) {
 
 int hopper_gemm_variants() { return static_cast<int>(std::size(kTilesN)); }
 
-std::string hopper_gemm_name(int variant) {
-  return std::to_string(kTileM) + "x" + std::to_string(kTilesN[variant]) + ", warpgroups in turns";
-}
+FusedTile hopper_gemm_tile(int variant) { return {kTileM, kTilesN[variant], 1}; }
 
 bool hopper_gemm_supports(int capability, int variant, const FusedGemm& g) {
   return variant >= 0 && variant < hopper_gemm_variants() && capability == 90 &&

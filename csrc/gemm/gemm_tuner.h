@@ -24,6 +24,7 @@ struct GemmProblem {
 // `tile` the variant.
 struct GemmAlgorithm {
   std::array<uint64_t, 8> data{};
+  int tile_rows = 0, tile_columns = 0;  // of C in a block; 0: not known
   int id = 0, tile = 0, stages = 0, split_k = 1, reduction = 0, swizzle = 0, custom = 0, inner_shape = 0, cluster = 0;
   int64_t workspace = 0;  // bytes
   float waves = 0;        // blocks / blocks that the GPU holds at once

@@ -2,7 +2,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <cstring>
+#include <unordered_map>
 
 #include "core/check.h"
 #include "core/cuda_check.h"
@@ -46,11 +46,26 @@ std::vector<uint32_t> capabilities(const cublasLtMatmulAlgo_t& algorithm, cublas
   return values;
 }
 
+struct TileSize {
+  int rows, columns;
+};
+// By cublasLtMatmulTile_t, whose own rows are our columns. CMakeLists.txt writes them down from cublasLt.h.
+const std::unordered_map<int, TileSize>& tile_sizes() {
+  static const std::unordered_map<int, TileSize> sizes = {
+#include "cublaslt_tiles.inc"
+  };
+  return sizes;
+}
+
 GemmAlgorithm describe(const cublasLtMatmulAlgo_t& a, const cublasLtMatmulHeuristicResult_t& result) {
   GemmAlgorithm described;
   std::copy(std::begin(a.data), std::end(a.data), described.data.begin());
   described.id = config<int32_t>(a, CUBLASLT_ALGO_CONFIG_ID);
   described.tile = static_cast<int>(config<uint32_t>(a, CUBLASLT_ALGO_CONFIG_TILE_ID));
+  if (const auto size = tile_sizes().find(described.tile); size != tile_sizes().end()) {
+    described.tile_rows = size->second.rows;
+    described.tile_columns = size->second.columns;
+  }
   described.stages = static_cast<int>(config<uint32_t>(a, CUBLASLT_ALGO_CONFIG_STAGES_ID));
   described.split_k = config<int32_t>(a, CUBLASLT_ALGO_CONFIG_SPLITK_NUM);
   described.reduction = static_cast<int>(config<uint32_t>(a, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME));
@@ -68,6 +83,10 @@ GemmAlgorithm describe(int fused_variant) {
   described.data = fused_algorithm(fused_variant);
   described.id = -1;
   described.tile = fused_variant;
+  const FusedTile tile = fused_gemm_tile(fused_variant);
+  described.tile_rows = tile.rows;
+  described.tile_columns = tile.columns;
+  described.split_k = tile.split;
   return described;
 }
 
