@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     points = options.point or [point for point in usual if point[0] in (options.model or SHAPES)]
     wanted = [
         peer for peer in PEERS
-        if device.type in peer.devices
+        if device.type in peer.devices and dtype in peer.dtypes
         and (any(p in peer.name for p in options.peer) if options.peer else options.all_peers or not peer.slow)
     ]  # fmt: skip
 

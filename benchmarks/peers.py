@@ -52,6 +52,7 @@ class Peer:
 
     name: ClassVar[str]
     devices: ClassVar[Sequence[str]] = ("cpu",)
+    dtypes: ClassVar[Sequence[torch.dtype]] = (torch.float32, torch.float16, torch.bfloat16)  # of the run it belongs to
     needs: ClassVar[str] = "torch"  # the package whose version is recorded
     tolerance: float | None = 1e-3
     slow: ClassVar[bool] = False  # runs only when asked for
@@ -226,18 +227,26 @@ class OnnxInt8(OnnxFloat):
 class OpenVino(Peer):
     name = "OpenVINO fp32"
     needs = "openvino"
+    precision = "f32"
 
     def setup(self, reference: Any) -> None:
         import openvino
 
         with tempfile.TemporaryDirectory() as folder:
-            config = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": self.threads}
+            config = {"INFERENCE_PRECISION_HINT": self.precision, "INFERENCE_NUM_THREADS": self.threads}
             model = openvino.Core().read_model(export_onnx(reference, Path(folder, "model.onnx")))
             self.compiled = openvino.Core().compile_model(model, "CPU", config | {"PERFORMANCE_HINT": "LATENCY"})
 
     def prepare(self, batch: Batch) -> Call:
         feed = {"input_ids": batch.ids.numpy(), "attention_mask": batch.mask.numpy()}
         return lambda: torch.from_numpy(self.compiled(feed)[0])
+
+
+class OpenVinoBf16(OpenVino):
+    name = "OpenVINO bf16"
+    dtypes = (torch.bfloat16,)
+    precision = "bf16"
+    tolerance = None
 
 
 class CTranslate2(Peer):
@@ -377,5 +386,5 @@ def export_onnx(reference: Any, path: Path) -> Path:
 
 PEERS: tuple[type[Peer], ...] = (
     Ftbert, FtbertPacked, Eager, OneByOne, Compiled, CompiledGraphs, CompiledTuned, FastPath, OnnxFloat, OnnxInt8,
-    OpenVino, CTranslate2, PackedGraph, PackedGraphAnySize,
+    OpenVino, OpenVinoBf16, CTranslate2, PackedGraph, PackedGraphAnySize,
 )  # fmt: skip

@@ -203,8 +203,8 @@ void Encoder<Device, T>::finish_post_norm(Context<Device>& context, const LayerW
     add_bias_input_layernorm<Device, T>(context, y, layer.out.bias, piece, layer.attention_norm.gamma,
                                         layer.attention_norm.beta, eps, count, cols, nullptr, piece);
 
-    const T* inner =
-        linear(context, layer.up, piece, computed, {.bias = true, .activation = config_.activation}, b.inner);
+    const T* inner = linear(context, layer.up, piece, computed,
+                            {.bias = true, .activation = config_.activation, .for_product = true}, b.inner);
     y = linear(context, layer.down, inner, computed, {}, b.projected);
     add_bias_input_layernorm<Device, T>(context, y, layer.down.bias, piece, layer.ffn_norm.gamma, layer.ffn_norm.beta,
                                         eps, count, cols, nullptr, piece);
@@ -227,8 +227,8 @@ void Encoder<Device, T>::finish_pre_norm(Context<Device>& context, int64_t i, co
     add_bias_input_layernorm<Device, T>(context, y, layer.out.bias, sum, layer.ffn_norm.gamma, layer.ffn_norm.beta, eps,
                                         count, cols, sum, read);
 
-    const T* inner =
-        linear(context, layer.up, read, computed, {.bias = true, .activation = config_.activation}, b.inner);
+    const T* inner = linear(context, layer.up, read, computed,
+                            {.bias = true, .activation = config_.activation, .for_product = true}, b.inner);
     y = linear(context, layer.down, inner, computed, {}, b.projected);
     add_bias_input_layernorm<Device, T>(context, y, layer.down.bias, sum, next.gamma, next.beta, eps, count, cols,
                                         last ? nullptr : sum, last ? sum : read);

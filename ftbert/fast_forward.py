@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ftbert.checkpoint import open_checkpoint
 from ftbert.config import EncoderConfig
 from ftbert.live_weights import Watch, build_encoder
-from ftbert.model import _check_device, parse_dtype
+from ftbert.model import _check_device, check_dtype, parse_dtype
 
 # What ftbert computes. Any other argument that asks for something goes to the original forward.
 _COMPUTED = {"input_ids", "attention_mask", "token_type_ids", "position_ids", "output_hidden_states", "return_dict"}
@@ -26,7 +26,7 @@ _IGNORED = {"use_cache"}
 
 @dataclass(frozen=True)
 class Settings:
-    """dtype: what the encoder computes in; None follows the model (fp32 on the CPU)."""
+    """dtype: as of `ftbert.load`; None follows the model (fp32 on the CPU)."""
 
     dtype: torch.dtype | None
     attention: str
@@ -139,10 +139,9 @@ def compute_dtype(asked: torch.dtype | None, own: torch.dtype, device: torch.dev
     if device.type != "cpu":
         return parse_dtype(own if asked is None else asked)
     # 16 bit models too: fp32 is what the CPU is fast in, and it is nearer to what they mean.
-    wanted = torch.float32 if asked is None and own in (torch.float16, torch.bfloat16) else asked or own
-    if parse_dtype(wanted) != torch.float32:
-        raise ValueError(f"on the CPU ftbert computes in fp32, got dtype {wanted}")
-    return torch.float32
+    wanted = torch.float32 if asked is None and own in (torch.float16, torch.bfloat16) else parse_dtype(asked or own)
+    check_dtype(device, wanted)
+    return wanted
 
 
 def _compare(
@@ -160,7 +159,7 @@ def _compare(
     ours = torch.ops.ftbert.forward(encoder, ids, None, None)[0].float()
     expected = theirs.last_hidden_state.float()
     difference, largest = (ours - expected).abs().max().item(), expected.abs().max().item()
-    exact = own == torch.float32 and encoder.dtype() == "fp32"
+    exact = own == torch.float32 and encoder.product_dtype() == "fp32"
     if not difference <= (1e-3 if exact else 0.1) * largest:
         raise RuntimeError(
             f"ftbert's result differs from {type(module).__name__}'s own by {difference:.3g} on values up to "

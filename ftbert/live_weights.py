@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ftbert import gemm_table
 from ftbert.checkpoint import Checkpoint
 from ftbert.config import EncoderConfig
+from ftbert.model import weight_dtype
 
 
 def _version(tensor: Tensor) -> int:
@@ -59,8 +60,8 @@ def build_encoder(
     config = replace(checkpoint.config.encoder, pooler=False)
     theirs = module.state_dict()
     weights = {}
-    for ours in torch.ops.ftbert.weight_shapes(config.entries()):
-        tensor = checkpoint.read(ours, dtype)
+    for ours, shape in torch.ops.ftbert.weight_shapes(config.entries()).items():
+        tensor = checkpoint.read(ours, weight_dtype(ours, shape, device, dtype))
         names = checkpoint.tensors[ours]
         own = theirs.get(names[0]) if len(names) == 1 else None
         weights[ours] = own if own is not None and _same(own, tensor, device) else tensor.to(device)

@@ -46,25 +46,50 @@ def load(
     """A model ready to compute.
 
     source: an ftbert or HuggingFace folder, an .onnx file, a hub id, or a live transformers model. device: "cpu",
-    "cuda", "cuda:1". dtype: fp32 (the CPU's only one), fp16, bf16. attention: "auto", or "fused" / "general" to force
+    "cuda", "cuda:1". dtype: fp32, fp16 (GPU only), bf16; on the CPU bf16 is that of the matrix products' operands, with
+    float sums: all else and the results are float32. attention: "auto", or "fused" / "general" to force
     a path. heads: the checkpoint's task heads too; a masked language model then computes logits over the vocabulary in
     every call. Raises FileNotFoundError, ValueError (weights or config do not fit, all problems listed), RuntimeError
     (a device or dtype that this build or machine cannot serve).
     """
     place, element = _check_device(torch.device(device)), parse_dtype(dtype)
-    if place.type == "cpu" and element != torch.float32:
-        raise ValueError(f"on the CPU ftbert computes in fp32, got dtype {dtype}")
+    check_dtype(place, element)
     checkpoint = open_cached(source)
     entries = checkpoint.config.encoder.entries()
     # One tensor at a time: repacked or moved before the next is read, so that memory peaks at the model's own size.
     weights = {}
     for name, shape in torch.ops.ftbert.weight_shapes(entries).items():
-        tensor = checkpoint.read(name, element)
-        packable = place.type == "cpu" and name.endswith(".weight") and len(shape) == 2
+        tensor = checkpoint.read(name, weight_dtype(name, shape, place, element))
+        packable = place.type == "cpu" and is_matrix(name, shape)
         weights[name] = torch.ops.ftbert.pack_weight(tensor) if packable else tensor.to(place)
     gemm_table.install(place)
     encoder = torch.classes.ftbert.Encoder(weights, entries, attention)
-    return Model(encoder, checkpoint, _load_heads(checkpoint, place, element) if heads else [])
+    return Model(encoder, checkpoint, _load_heads(checkpoint, place, _between(place, element)) if heads else [])
+
+
+def check_dtype(device: torch.device, dtype: torch.dtype) -> None:
+    """ValueError for what ftbert does not compute in there."""
+    if device.type != "cpu" or dtype == torch.float32:
+        return
+    if dtype == torch.float16:
+        raise ValueError("on the CPU ftbert computes in fp32, or bf16 for the products; fp16 needs a GPU")
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        raise ValueError("dtype: this CPU has no instructions that products in bf16 would profit from; use fp32")
+
+
+def is_matrix(name: str, shape: Sequence[int]) -> bool:
+    """Whether the encoder's weight of that name is the operand of a matrix product."""
+    return name.endswith(".weight") and len(shape) == 2
+
+
+def weight_dtype(name: str, shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """Of one of the encoder's weights where the model is in `dtype`."""
+    return dtype if is_matrix(name, shape) else _between(device, dtype)
+
+
+def _between(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """Of all but the products' operands."""
+    return torch.float32 if device.type == "cpu" else dtype
 
 
 def _load_heads(checkpoint: Checkpoint, place: torch.device, element: torch.dtype) -> list[Head]:
@@ -121,7 +146,8 @@ class Model:
 
     @property
     def dtype(self) -> torch.dtype:
-        return DTYPES[self.encoder.dtype()]
+        """Of the matrix products' operands, and on a GPU of everything; on the CPU results are float32."""
+        return DTYPES[self.encoder.product_dtype()]
 
     def __call__(
         self,
@@ -133,11 +159,12 @@ class Model:
     ) -> BaseModelOutputWithPooling | Any:
         """input_ids, attention_mask, token_type_ids: int [batch, seq]; the mask any of 0 and 1 (None: all ones).
 
-        Returns last_hidden_state [batch, seq, hidden] in the model's dtype, exactly 0 at padding, and pooler_output
-        [batch, hidden] (of the first kept token) or None. With a head it is transformers' output of that task, with
-        `logits` (0 at padding; question answering: also start_logits and end_logits) beside these; multiple choice
-        takes [batch, choices, seq]. RuntimeError says what does not fit. On a GPU the ids are looked at where the call
-        waits for the GPU anyway, that is with a mask there; else one outside the vocabulary makes its sequence NaN.
+        Returns last_hidden_state [batch, seq, hidden] in the model's dtype (on the CPU float32), exactly 0 at padding,
+        and pooler_output [batch, hidden] (of the first kept token) or None. With a head it is transformers' output of
+        that task, with `logits` (0 at padding; question answering: also start_logits and end_logits) beside these;
+        multiple choice takes [batch, choices, seq]. RuntimeError says what does not fit. On a GPU the ids are looked at
+        where the call waits for the GPU anyway, that is with a mask there; else one outside the vocabulary makes its
+        sequence NaN.
 
         output_last_hidden_state: False leaves it None. Where the pooler and the heads read the first token only, the
         last layer is then computed for that token alone.
@@ -227,9 +254,10 @@ class Model:
         """The same model on another device or in another dtype; this one stays as it is."""
         place = self.device if device is None else _check_device(torch.device(device))
         element = self.dtype if dtype is None else parse_dtype(dtype)
+        check_dtype(place, element)
         names = {value: name for name, value in DTYPES.items()}
         gemm_table.install(place)
-        heads = [copy.deepcopy(head).to(place, element) for head in self.heads]
+        heads = [copy.deepcopy(head).to(place, _between(place, element)) for head in self.heads]
         return Model(self.encoder.to(place, names[element]), self.checkpoint, heads)
 
     def use_cuda_graphs(self, on: bool = True) -> None:

@@ -26,9 +26,9 @@ def optimize(
     torch module or object with `.model` that contains such models. It must be in eval mode. Heads and poolers stay
     as they are. Optimizing again changes the settings, or nothing.
 
-    device: where the model is moved first; None leaves it. dtype: what the encoder computes in (fp32, fp16, bf16);
-    None is the model's own, and fp32 on a CPU. Results come in the model's own dtype either way. attention: as in
-    `ftbert.load`.
+    device: where the model is moved first; None leaves it. dtype: what the encoder computes in (fp32, fp16, bf16, as in
+    `ftbert.load`); None is the model's own, and fp32 on a CPU. Results come in the model's own dtype either way.
+    attention: as in `ftbert.load`.
 
     What differs from the original: at padding the hidden states are 0, and no gradient flows into the encoder (outputs
     are detached from it, also in grad mode; training mode raises RuntimeError). Calls that ask for what ftbert does

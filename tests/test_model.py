@@ -353,7 +353,7 @@ def test_asking_for_a_gpu_without_one_says_what_is_missing() -> None:
         pytest.skip("there is one")
     with pytest.raises(RuntimeError, match="no CUDA|sees no GPU"):
         ftbert.load(make_bert(), device="cuda")
-    with pytest.raises(ValueError, match="on the CPU ftbert computes in fp32"):
+    with pytest.raises(ValueError, match="on the CPU ftbert computes in fp32, or bf16 for the products; fp16 needs a GPU"):
         ftbert.load(make_bert(), dtype="fp16")
     with pytest.raises(ValueError, match="dtype: expected fp32, fp16 or bf16"):
         ftbert.load(make_bert(), dtype="int8")

@@ -39,7 +39,9 @@ void check_weights(const std::vector<WeightSpec>& specs, const TensorDict& weigh
       complaints += "\n  " + spec.name + ": expected " + shape_text(spec.shape) + ", got " + shape_text(tensor.sizes());
     if (tensor.is_mkldnn() && !(spec.matrix && device.is_cpu()))
       complaints += "\n  " + spec.name + ": only matrices on the CPU may be packed";
-    if (tensor.device() != device || tensor.scalar_type() != dtype)
+    const bool bf16_product =
+        spec.matrix && device.is_cpu() && dtype == at::kFloat && tensor.scalar_type() == at::kBFloat16;
+    if (tensor.device() != device || (tensor.scalar_type() != dtype && !bf16_product))
       complaints += "\n  " + spec.name + ": expected " + at::toString(dtype) + " on " + device.str() + ", got " +
                     at::toString(tensor.scalar_type()) + " on " + tensor.device().str();
   }
@@ -70,6 +72,9 @@ EncoderClass::EncoderClass(TensorDict weights, StringDict config, std::string at
       // A loader may have packed it already, to not hold both layouts.
       at::Tensor packed = given.is_mkldnn() ? given : at::Tensor();
       if (!packed.defined() && spec.matrix && kind == DeviceKind::cpu) packed = pack_weight(given);
+      FTBERT_CHECK(packed.defined() || given.scalar_type() == dtype_, spec.name,
+                   ": this PyTorch has no oneDNN, which products in bf16 on the CPU need; load the model in fp32");
+      if (spec.matrix) product_dtype_ = given.scalar_type();
       if (packed.defined())
         packed_[spec.name] = packed;
       else
@@ -103,13 +108,18 @@ StringDict EncoderClass::info() const {
   StringDict all;
   all.insert("device", device_.str());
   all.insert("dtype", std::string(to_string(dtype_of(dtype_))));
+  if (product_dtype_ != dtype_) all.insert("products", std::string(to_string(dtype_of(product_dtype_))));
   for (const auto& [key, value] : engine_->info()) all.insert(key, value);
   return all;
 }
 
 c10::intrusive_ptr<EncoderClass> EncoderClass::to(at::Device device, at::ScalarType dtype) const {
   TensorDict moved;
-  for (const auto& entry : weights()) moved.insert(entry.key(), entry.value().to(device, dtype));
+  const TensorDict all = weights();
+  for (const WeightSpec& spec : weight_specs(config_)) {
+    const bool between = device.is_cpu() && dtype == at::kBFloat16 && !spec.matrix;
+    moved.insert(spec.name, all.at(spec.name).to(device, between ? at::kFloat : dtype));
+  }
   auto other = c10::make_intrusive<EncoderClass>(moved, entries_, attention_);
   other->engine().use_cuda_graphs(engine_->uses_cuda_graphs());
   return other;

@@ -54,13 +54,15 @@ struct Engine {
 class EncoderClass : public torch::CustomClassHolder {
  public:
   // attention: "auto", "fused" or "general". All weights on one device and of one dtype; missing, extra and
-  // misshapen ones are all listed in the error. On the CPU a matrix may come packed (torch.ops.ftbert.pack_weight).
+  // misshapen ones are all listed in the error. On the CPU a matrix may come packed (torch.ops.ftbert.pack_weight), and
+  // in bf16 where the others are fp32: then the products are computed in bf16 with float sums, all else in fp32.
   EncoderClass(TensorDict weights, StringDict config, std::string attention);
 
   const Engine& engine() const { return *engine_; }
   const EncoderConfig& config() const { return config_; }
   at::Device device() const { return device_; }
-  at::ScalarType dtype() const { return dtype_; }
+  at::ScalarType dtype() const { return dtype_; }                  // of results
+  at::ScalarType product_dtype() const { return product_dtype_; }  // of the operands of products
 
   // The weights in their plain layout (those repacked for the GEMM are laid out anew), and what was given.
   TensorDict weights() const;
@@ -69,6 +71,7 @@ class EncoderClass : public torch::CustomClassHolder {
   StringDict config_entries() const { return entries_; }
   std::string attention() const { return attention_; }
   StringDict info() const;
+  // bf16 on the CPU: the matrices alone.
   c10::intrusive_ptr<EncoderClass> to(at::Device device, at::ScalarType dtype) const;
 
  private:
@@ -78,7 +81,7 @@ class EncoderClass : public torch::CustomClassHolder {
   std::string attention_;
   EncoderConfig config_;
   at::Device device_{at::kCPU};
-  at::ScalarType dtype_ = at::kFloat;
+  at::ScalarType dtype_ = at::kFloat, product_dtype_ = at::kFloat;
   std::unique_ptr<Engine> engine_;
 };
 

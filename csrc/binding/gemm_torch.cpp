@@ -6,6 +6,8 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/mm.h>
 
+#include <utility>
+
 #include "kernels/kernels.h"
 
 namespace ftbert::binding {
@@ -79,31 +81,49 @@ int64_t TorchGemm::rows(int64_t left) const {
   return left;
 }
 
+at::Tensor& TorchGemm::result_at(const float* place) {
+  for (auto& [known, tensor] : results_)
+    if (known == place) return tensor;
+  return results_.emplace_back(place, at::Tensor()).second;
+}
+
+// fp32 here, bf16 where that is what a product before this one left.
+at::Tensor TorchGemm::bf16_operand(const float* a, int64_t m, int64_t k) {
+  for (auto& [place, left] : results_)
+    if (place == a && left.defined()) return std::exchange(left, at::Tensor());
+  return view(a, {m, k}).to(at::kBFloat16);
+}
+
 const float* TorchGemm::linear(const Linear<float>& w, const float* a, int64_t m, Epilogue epilogue, float* out) {
-  const at::Tensor input = view(a, {m, w.k});
   std::optional<at::Tensor> bias;
   if (epilogue.bias) bias = view(w.bias, {w.n});
+  Context<Cpu> context{this};
   if (!w.packed) {
     at::Tensor result = view(out, {m, w.n});
-    at::mm_out(result, input, view(w.weight, {w.n, w.k}).t());
-    Context<Cpu> context{this};
+    at::mm_out(result, view(a, {m, w.k}), view(w.weight, {w.n, w.k}).t());
     if (epilogue.bias || epilogue.activation != Activation::none)
       add_bias_act<Cpu, float>(context, out, epilogue.bias ? w.bias : nullptr, epilogue.activation, m, w.n);
     return out;
   }
+  const at::Tensor& weight = *static_cast<const at::Tensor*>(w.packed);
+  const bool bf16 = weight.scalar_type() == at::kBFloat16;
+  const at::Tensor input = bf16 ? bf16_operand(a, m, w.k) : view(a, {m, w.k});
   const Fused* act = fused(epilogue.activation);
-  at::Tensor* slot = nullptr;
-  for (auto& [place, tensor] : results_)
-    if (place == out) slot = &tensor;
-  if (!slot) slot = &results_.emplace_back(out, at::Tensor()).second;
-  slot->reset();  // give the old result back first, so that the allocator can hand out the same memory again
-  *slot = linear_pointwise()->call(input, *static_cast<const at::Tensor*>(w.packed), bias, act ? act->name : "none",
-                                   Scalars(), act ? act->algorithm : "");
-  float* result = slot->mutable_data_ptr<float>();
-  if (!act) {
-    Context<Cpu> context{this};
-    add_bias_act<Cpu, float>(context, result, nullptr, epilogue.activation, m, w.n);
+  at::Tensor& slot = result_at(out);
+  slot.reset();  // give the old result back first, so that the allocator can hand out the same memory again
+  at::Tensor made =
+      linear_pointwise()->call(input, weight, bias, act ? act->name : "none", Scalars(), act ? act->algorithm : "");
+  float* result = out;
+  if (bf16 && act && epilogue.for_product) {
+    slot = std::move(made);
+  } else if (bf16) {
+    // The sums were float; bias and activation were added to them before they were rounded.
+    view(out, {m, w.n}).copy_(made);
+  } else {
+    slot = std::move(made);
+    result = slot.mutable_data_ptr<float>();
   }
+  if (!act) add_bias_act<Cpu, float>(context, result, nullptr, epilogue.activation, m, w.n);
   return result;
 }
 

@@ -65,8 +65,9 @@ StringDict build_info() {
 
 // A GEMM operand in the layout that the encoder keeps on the CPU, so that a loader need not hold both.
 Tensor pack(const Tensor& weight) {
-  FTBERT_CHECK(weight.dim() == 2 && weight.is_cpu() && weight.scalar_type() == at::kFloat,
-               "weight: expected float32 [n, k] on the CPU, got ", describe(weight));
+  const bool real = weight.scalar_type() == at::kFloat || weight.scalar_type() == at::kBFloat16;
+  FTBERT_CHECK(weight.dim() == 2 && weight.is_cpu() && real,
+               "weight: expected float32 or bfloat16 [n, k] on the CPU, got ", describe(weight));
   const Tensor packed = pack_weight(weight);
   return packed.defined() ? packed : weight.clone();
 }
@@ -111,6 +112,8 @@ TORCH_LIBRARY(ftbert, m) {
       // A tensor that kernels read as it lies, for heads that share it (a tied decoder).
       .def("weight", [](const EncoderPtr& self, const std::string& name) { return self->weight(name); })
       .def("dtype", [](const EncoderPtr& self) { return std::string(to_string(dtype_of(self->dtype()))); })
+      .def("product_dtype",
+           [](const EncoderPtr& self) { return std::string(to_string(dtype_of(self->product_dtype()))); })
       .def("to", [](const EncoderPtr& self, at::Device device,
                     const std::string& dtype) { return self->to(device, parse_scalar_type(dtype)); })
       .def("__obj_flatten__",

@@ -29,8 +29,8 @@ struct Backend {
 template <class F>
 decltype(auto) dispatch(DeviceKind device, DType dtype, F&& f) {
   if (device == DeviceKind::cpu) {
-    FTBERT_CHECK(dtype == DType::fp32, "on the CPU ftbert computes in fp32, got ", to_string(dtype),
-                 "; load the model with dtype='fp32'");
+    FTBERT_CHECK(dtype == DType::fp32, "on the CPU ftbert computes in fp32, and products in bf16 if asked, got ",
+                 to_string(dtype), "; load the model with dtype='fp32' or 'bf16'");
     return std::forward<F>(f)(Backend<Cpu, float>{});
   }
 #ifdef FTBERT_CUDA

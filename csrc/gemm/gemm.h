@@ -13,10 +13,12 @@ namespace ftbert {
 struct Epilogue {
   bool bias = false;
   Activation activation = Activation::none;  // after the bias
+  bool for_product = false;                  // the next product reads it, and nothing else does
 };
 
 // out = epilogue(a @ weight^T), a [m, k], out [m, n]. Returns where the result is: `out`, or memory of a library
-// that insists on its own, valid until the next product into the same `out` or the end of the call.
+// that insists on its own, valid until the next product into the same `out` or the end of the call. With
+// epilogue.for_product the library may keep it elsewhere: only a product can read what is returned, once.
 // An activation that the library cannot fuse exactly runs as add_bias_act after the product.
 template <class Device, class T>
 const T* linear(Context<Device>& context, const Linear<T>& weights, const T* a, int64_t m, Epilogue epilogue, T* out);

@@ -1,0 +1,121 @@
+"""dtype="bf16" on the CPU: products in bf16 with float sums, everything between them and the results in float32."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_bert
+from families import make_batch, make_model
+
+import ftbert
+from ftbert.check import check
+
+pytestmark = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU has no instructions for bf16"
+)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+def error_of(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got.double() - want.double()).pow(2).mean().sqrt())
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "mpnet", "distilbert", "electra"])
+@pytest.mark.parametrize("mask", ["right", "left", "holes"])
+def test_no_worse_than_transformers_in_bf16(family: str, mask: str) -> None:
+    reference = make_model(family, "encoder", 0)
+    batch = make_batch(reference, "encoder", mask)
+    kept = batch["attention_mask"].bool()
+    with torch.inference_mode():
+        want = reference.double()(**batch).last_hidden_state[kept]
+        theirs = error_of(reference.bfloat16()(**batch).last_hidden_state[kept], want)
+    model = ftbert.load(reference.float(), dtype="bf16")
+    out = model(**batch).last_hidden_state
+    assert model.dtype == torch.bfloat16 and out.dtype == torch.float32
+    assert not out[~kept].any()
+    ours = error_of(out[kept], want)
+    assert 1e-5 < ours <= 1.25 * theirs, (ours, theirs)
+    assert torch.equal(out, model(**batch).last_hidden_state)
+
+
+def test_all_ways_to_call_agree() -> None:
+    reference = make_bert(num_hidden_layers=3)
+    model = ftbert.load(reference, dtype="bf16")
+    ids, lengths = torch.randint(5, 99, (4, 24)), [24, 7, 1, 16]
+    mask = (torch.arange(24)[None] < torch.tensor(lengths)[:, None]).long()
+    out = model(ids, mask)
+    packed, cu = ids[mask.bool()], torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+    assert torch.equal(model.forward_packed(packed, cu, 24), out.last_hidden_state[mask.bool()])
+    first = model.forward_first_packed(packed, cu, 24)
+    torch.testing.assert_close(first, out.last_hidden_state[:, 0], atol=4e-2, rtol=0)
+    for row, length in enumerate(lengths):
+        alone = model(ids[row : row + 1, :length]).last_hidden_state[0]
+        torch.testing.assert_close(alone, out.last_hidden_state[row, :length], atol=4e-2, rtol=0)
+    general = ftbert.load(reference, dtype="bf16", attention="general")(ids, mask)
+    torch.testing.assert_close(general.last_hidden_state, out.last_hidden_state, atol=6e-2, rtol=0)
+
+
+def test_moving_saving_and_scripting_keep_it() -> None:
+    exact = ftbert.load(make_bert())
+    model = exact.to(dtype="bf16")
+    ids = torch.randint(5, 99, (2, 9))
+    want = model(ids).last_hidden_state
+    assert model.info()["products"] == "bf16" and "products" not in exact.info()
+    assert not torch.equal(want, exact(ids).last_hidden_state)
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.script(model.module), file)
+    file.seek(0)
+    loaded = torch.jit.load(file)
+    assert torch.equal(loaded(ids)[0], want)
+    assert loaded.encoder.product_dtype() == "bf16"
+    weights = model.encoder.weights()
+    kinds = {name: t.dtype for name, t in weights.items()}
+    assert kinds["embeddings.word"] == torch.float32
+    assert {kinds[name] for name in kinds if "layers.0" in name and name.endswith(".weight")} >= {torch.bfloat16}
+    back = model.to(dtype="fp32")
+    assert back.dtype == torch.float32 and "products" not in back.info()
+
+
+def test_heads_and_optimize() -> None:
+    reference = make_model("bert", "sequence_classification", 0)
+    batch = make_batch(reference, "sequence_classification", "right")
+    with torch.inference_mode():
+        want = reference(**batch).logits
+    got = ftbert.load(reference, dtype="bf16")(**batch).logits
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, want, atol=2e-2, rtol=0)
+    ftbert.optimize(reference, dtype="bf16")
+    with torch.inference_mode():
+        optimized = reference(**batch).logits
+    torch.testing.assert_close(optimized, want, atol=2e-2, rtol=0)
+    assert not torch.equal(optimized, want)
+
+
+def test_weights_of_two_kinds_only_where_they_belong() -> None:
+    encoder = ftbert.load(make_bert()).encoder
+    weights, config = dict(encoder.weights()), encoder.config()
+    for name in ("embeddings.word", "layers.0.attention.qkv.bias"):
+        mixed = weights | {name: weights[name].bfloat16()}
+        with pytest.raises(RuntimeError, match="Float"):
+            torch.classes.ftbert.Encoder(mixed, config, "auto")
+
+
+MINILM = os.environ.get("FTBERT_TEST_MINILM", "")
+
+
+@pytest.mark.skipif(not Path(MINILM, "config.json").is_file(), reason="FTBERT_TEST_MINILM names no folder")
+def test_the_real_minilm() -> None:
+    exact, model = ftbert.load(MINILM), ftbert.load(MINILM, dtype="bf16")
+    report = check(model)
+    assert report.passed, str(report)
+    texts = ["a dog plays in the grass", "two men play chess", "it rains", "the bank of the river " * 20]
+    assert (exact.encode(texts) * model.encode(texts)).sum(1).min() > 0.999
