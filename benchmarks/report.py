@@ -96,7 +96,8 @@ def machine(facts: dict[str, Any]) -> str:
         where = f"One {facts['gpu']} (driver {facts['driver']}, CUDA {facts['cuda']})"
     else:
         where = f"{facts['threads']} threads of {facts['cpu']}"
-    return f"{where}, {facts['dtype']}, torch {packages['torch']}, transformers {packages['transformers']}"
+    software = f"torch {packages['torch']}, transformers {packages['transformers']}, ftbert at {facts['commit'][:7]}"
+    return f"{where}, {facts['dtype']}, {software}"
 
 
 def markdown(table: Table) -> str:

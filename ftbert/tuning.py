@@ -95,7 +95,7 @@ class Bench:
         return list(self._tuner.enumerate())
 
     def fused(self) -> list[Algorithm]:
-        """ftbert's own products that can do it: any activation in the same kernel. Their id is -1."""
+        """ftbert's own products that can do it, bias and activation included. Their id is -1."""
         return list(self._tuner.fused())
 
     def chosen(self) -> Algorithm:
@@ -226,8 +226,8 @@ def _neighbours(algorithm: Algorithm, by_tile: dict[tuple[int, int], list[Algori
     return [other for other in group if _steps(algorithm, other) == 1][:48]
 
 
-def _rounds_of_blocks(algorithm: Algorithm, m: int, n: int, sms: int) -> int:
-    """How often all multiprocessors get a block. A block of 128x128 where cuBLASLt's header names no tile."""
+def _waves(algorithm: Algorithm, m: int, n: int, sms: int) -> int:
+    """How often all multiprocessors get a block. Blocks of 128x128 where cuBLASLt's header names no tile."""
     rows, columns = algorithm.tile_rows or 128, algorithm.tile_columns or 128
     return -(-(-(-m // rows) * -(-n // columns) * algorithm.split_k) // sms)
 
@@ -248,8 +248,8 @@ def buckets(first: int, last: int) -> list[tuple[int, int]]:
 
 
 class ProductTuner:
-    """Makes the rows of one product. A search at few m tells what each tile takes for one round of blocks; between
-    them, a tile's time is that times the rounds it needs: a step at each m where one more begins."""
+    """Makes the rows of one product. A search at few m tells what each tile takes for one wave of blocks; between them,
+    a tile's time is that times the waves it needs: a step at each m where one more begins."""
 
     def __init__(self, product: Product, device: int | str | torch.device = "cuda", known: Iterable[Row] = ()) -> None:
         self.product, self.device = product, device
@@ -319,7 +319,7 @@ class ProductTuner:
         for at in sorted(_SEARCHED, key=lambda at: abs(math.log(at / m)))[:2]:
             guesses = []
             for us, algorithm in _fastest(self._search(at), 10000, of_a_tile=1):
-                more = _rounds_of_blocks(algorithm, m, n, bench.sms) / _rounds_of_blocks(algorithm, at, n, bench.sms)
+                more = _waves(algorithm, m, n, bench.sms) / _waves(algorithm, at, n, bench.sms)
                 guesses.append((_EMPTY_US + (us - _EMPTY_US) * more, algorithm))
             found |= {tuple(algorithm.data): algorithm for _, algorithm in _fastest(guesses, 10)}
         same = [

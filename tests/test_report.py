@@ -18,7 +18,9 @@ import charts  # noqa: E402
 import report  # noqa: E402
 
 RESULT: dict[str, Any] = {
-    "provenance": {"dtype": "fp32", "threads": 2, "cpu": "Some CPU", "packages": {"torch": "2", "transformers": "5"}},
+    "provenance": {
+        "dtype": "fp32", "threads": 2, "cpu": "Some CPU", "commit": "0123456789", "packages": {"torch": "2", "transformers": "5"},
+    },
     "results": [
         {
             "model": "base", "batch": 4, "longest": 8, "fill_name": "full", "tokens": 32, "fill": 1.0,

@@ -24,9 +24,6 @@ std::unique_ptr<LaunchGraph> record_graph(const std::function<void(void*)>&) { t
 bool is_recording(void*) { throw Error(kNoCuda); }
 std::unique_ptr<StreamMark> make_stream_mark() { throw Error(kNoCuda); }
 
-int fused_gemm_variants() { return 0; }
-FusedTile fused_gemm_tile(int) { throw Error(kNoCuda); }
-bool fused_gemm_supports(int, int, const FusedGemm&) { return false; }
 void run_fused_gemm(const Context<Cuda>&, int, const FusedGemm&) { throw Error(kNoCuda); }
 
 GemmPlans* gemm_plans(int) { throw Error(kNoCuda); }

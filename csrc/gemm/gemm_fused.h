@@ -1,5 +1,6 @@
-// Matrix products of our own for few rows, where cuBLASLt's are all latency: small tiles, the sum over k split over a
-// cluster, bias and any activation applied to the float sums. No CUDA header.
+// Matrix products of our own that contain bias and activation. Most are for few rows, where cuBLASLt's are all latency:
+// small tiles, the sum over k split over a cluster, any activation on the float sums. The last are those of
+// gemm_hopper.h. No CUDA header.
 #pragma once
 #include <cstdint>
 

@@ -1,4 +1,5 @@
-// Matrix products of our own for many rows on Hopper, bias and activation applied to the float sums. No CUDA header.
+// Matrix products of our own for many rows on Hopper. The bias is added to the float sums; the activation, none or erf
+// GELU, is applied to them rounded, as after cuBLASLt. No CUDA header.
 #pragma once
 #include "gemm/gemm_fused.h"
 

@@ -1,9 +1,9 @@
-// Products for many rows. A block stays on its multiprocessor and computes one 128-row tile of C after another. One
-// warp asks the tensor memory accelerator for tiles of A and B, a ring of stages ahead; two warpgroups multiply in
-// turns (wgmma), each a whole tile: while one multiplies, the other adds the bias, applies the activation and stores.
-// So the tensor cores need not wait for an epilogue, if it takes less time than a tile's products.
+// Products for many rows: persistent, warp-specialised, ping-pong. A block stays on its multiprocessor and computes one
+// 128-row tile of C after another. One warp asks the tensor memory accelerator for tiles of A and B, a ring of stages
+// ahead; two warpgroups multiply in turns (wgmma), each a whole tile: while one multiplies, the other adds the bias,
+// applies the activation and stores. So the tensor cores need not wait for an epilogue, if it takes less time than a
+// tile's products.
 #include <algorithm>
-#include <string_view>
 
 #include "core/check.h"
 #include "gemm/gemm_hopper.h"
@@ -230,6 +230,7 @@ void run(const Context<Cuda>& context, int variant, const FusedGemm& g) {
   switch (kTilesN[variant]) {
     case 128: return launch<E, 128>(context, g);
     case 192: return launch<E, 192>(context, g);
+    default: fail("there is no Hopper product ", variant);
   }
 }
 
@@ -240,10 +241,9 @@ int hopper_gemm_variants() { return static_cast<int>(std::size(kTilesN)); }
 FusedTile hopper_gemm_tile(int variant) { return {kTileM, kTilesN[variant], 1}; }
 
 bool hopper_gemm_supports(int capability, int variant, const FusedGemm& g) {
-  return variant >= 0 && variant < hopper_gemm_variants() && capability == 90 &&
-         std::string_view(FTBERT_CUDA_ARCHS_STRING).find("90a") != std::string_view::npos && g.dtype != DType::fp32 &&
-         (g.activation == Activation::none || g.activation == Activation::gelu_erf) && g.m > 0 && g.n % 8 == 0 &&
-         g.k % 8 == 0 && std::max({g.m, g.n, g.k}) < (int64_t{1} << 30);
+  return variant >= 0 && variant < hopper_gemm_variants() && has_warpgroups(capability) && g.dtype != DType::fp32 &&
+         (g.activation == Activation::none || g.activation == Activation::gelu_erf) && g.m > 0 && g.n > 0 && g.k > 0 &&
+         g.n % 8 == 0 && g.k % 8 == 0 && std::max({g.m, g.n, g.k}) < (int64_t{1} << 30);
 }
 
 void run_hopper_gemm(const Context<Cuda>& context, int variant, const FusedGemm& gemm) {

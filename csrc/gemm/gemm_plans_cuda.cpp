@@ -1,4 +1,4 @@
-// Choosing: a plan for each key from cuBLASLt's heuristic, kept for the life of the process.
+// Choosing: a plan for each key from the tuned table or cuBLASLt's heuristic, kept until there is another table.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -158,11 +158,17 @@ std::vector<cublasLtMatmulHeuristicResult_t> GemmPlans::propose(const GemmKey& k
 
 // The table's choice for this key, if it has one that can run.
 bool GemmPlans::tuned(const GemmKey& key, const Table& table, GemmPlan& plan) const {
-  const auto rows = table.find({key.dtype, key.epilogue, key.after, key.n, key.k});
-  if (rows == table.end()) return false;
-  const auto row = rows->second.lower_bound(key.m);
-  if (row == rows->second.end() || row->second.from > key.m) return false;
-  const auto& [problem, from, to, data] = row->second;
+  const auto find = [&](Activation after) -> const TunedGemm* {
+    const auto rows = table.find({key.dtype, key.epilogue, after, key.n, key.k});
+    if (rows == table.end()) return nullptr;
+    const auto row = rows->second.lower_bound(key.m);
+    return row == rows->second.end() || row->second.from > key.m ? nullptr : &row->second;
+  };
+  const TunedGemm* row = find(key.after);
+  // What is fastest without an activation is mostly the fastest with one behind it.
+  if (!row && key.after != Activation::none) row = find(Activation::none);
+  if (!row) return false;
+  const auto& [problem, from, to, data] = *row;
   if (const int variant = fused_variant(data); variant >= 0) {
     const FusedGemm gemm{.m = key.m, .n = key.n, .k = key.k, .dtype = key.dtype, .activation = problem.activation};
     if (!fused_gemm_supports(capability_, variant, gemm)) return false;

@@ -74,7 +74,8 @@ std::array<uint64_t, 8> fused_algorithm(int variant);
 int fused_variant(const std::array<uint64_t, 8>& data);
 
 // From now on `linear` on this device uses these rows, and cuBLASLt's first proposal elsewhere or where cuBLASLt
-// refuses a row. Replaces an earlier table. The rows must come from gemm_library_version() and this kind of GPU.
+// refuses a row or this build lacks its product. Replaces an earlier table. The rows must come from
+// gemm_library_version() and this kind of GPU.
 void set_gemm_table(int device, const std::vector<TunedGemm>& rows);
 
 }  // namespace ftbert

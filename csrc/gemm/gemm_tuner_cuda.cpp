@@ -1,4 +1,5 @@
-// Timing cuBLASLt's algorithms as the encoder will meet them: launched from a graph, weights not in the L2 cache.
+// Timing cuBLASLt's algorithms and our own products nearly as the encoder will meet them: launched from a graph,
+// weights not in the L2 cache, but none starting before the one ahead has ended.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>

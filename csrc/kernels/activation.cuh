@@ -14,7 +14,8 @@ __device__ inline float gelu_erf_16bit(float x) {
   // -1/2 times the polynomial
   const float polynomial =
       t * (-0.127414796f + t * (0.142248368f + t * (-0.7107068705f + t * (0.7265760135f + t * -0.5307027145f))));
-  return fmaxf(x, 0.0f) + z * (polynomial * fast_exp2(-0.72134752f * x * x));  // log2(e) / 2
+  // log2(e) / 2. Infinite times zero would not be a number.
+  return fmaxf(x, 0.0f) + fminf(z, 65504.0f) * (polynomial * fast_exp2(-0.72134752f * x * x));
 }
 
 // E: the element type of the result.

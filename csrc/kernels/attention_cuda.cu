@@ -1,7 +1,6 @@
 // softmax(q k^T / sqrt(head_size)) v within each sequence, on packed tokens, without a score matrix in memory.
 #include <algorithm>
 #include <cmath>
-#include <string_view>
 #include <type_traits>
 
 #include "core/check.h"
@@ -104,11 +103,6 @@ void launch(const Call& call) {
   }
 }
 
-// Warpgroup instructions exist on capability 9.0 alone, and only in code compiled for sm_90a.
-bool has_warpgroups(const Context<Cuda>& context) {
-  return context.capability == 90 && std::string_view(FTBERT_CUDA_ARCHS_STRING).find("90a") != std::string_view::npos;
-}
-
 template <class T>
 void run(Context<Cuda>& context, const T* qkv, int64_t first_token, const int32_t* cu_seqlens,
          const RelativeBias<T>& bias, int64_t batch, int64_t max_seqlen, int64_t queries, int64_t heads,
@@ -127,7 +121,7 @@ void run(Context<Cuda>& context, const T* qkv, int64_t first_token, const int32_
                   static_cast<int>(bias.span),
                   out,
                   context,
-                  has_warpgroups(context)};
+                  has_warpgroups(context.capability)};
   switch (head_size) {
     case 32: launch<T, 32>(call); break;
     case 64: launch<T, 64>(call); break;

@@ -10,10 +10,10 @@
 
 namespace ftbert {
 
-// First in every kernel that `launch_overlapped` launches: waits until all that the kernels ahead have written is
-// there, then lets the kernel behind take the places that become free. That one waits here in turn. (A compiler may
-// take a load through a const __restrict__ pointer for one that nothing changes, and move it up; nvcc 13.0 moves none
-// in these kernels.)
+// Every kernel that `launch_overlapped` launches comes here before it touches memory that other kernels write or read
+// (prefetching aside): it waits until all that the kernels ahead have written is there, then lets the kernel behind
+// take the places that become free. That one waits here in turn. (A compiler may take a load through a const
+// __restrict__ pointer for one that nothing changes, and move it up; nvcc 13.0 moves none in these kernels.)
 __device__ inline void wait_for_inputs() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -22,7 +22,7 @@ __device__ inline void wait_for_inputs() {
 }
 
 // kernel<<<grid, threads, shared, stream>>>(args...), `cluster` neighbouring blocks (in x) together, checked under
-// `name`. The kernel must begin with wait_for_inputs(): its blocks may be there before the kernel ahead has ended.
+// `name`. The kernel must call wait_for_inputs(): its blocks may be there before the kernel ahead has ended.
 template <class... Parameters, class... Arguments>
 void launch_overlapped(const Context<Cuda>& context, const char* name, void (*kernel)(Parameters...), dim3 grid,
                        unsigned threads, size_t shared, int cluster, Arguments... arguments) {

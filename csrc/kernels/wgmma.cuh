@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <string_view>
 
 // Kernels that use them have a body only where this is defined.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -12,6 +13,11 @@
 #endif
 
 namespace ftbert {
+
+// Warpgroup instructions exist on capability 9.0 alone, and only in code compiled for sm_90a.
+inline bool has_warpgroups(int capability) {
+  return capability == 90 && std::string_view(FTBERT_CUDA_ARCHS_STRING).find("90a") != std::string_view::npos;
+}
 
 // Rows of kRowBytes (64 or 128), 16-byte chunks xor-ed with the row as the hardware's 64- and 128-byte swizzles do;
 // groups of eight rows follow each other. PTX ISA, "Shared Memory Matrix Layout".
