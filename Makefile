@@ -135,8 +135,11 @@ cuda-compile: $(DEPS)  ## compile all CUDA sources for sm_80 and sm_90a, where n
 	  -DFTBERT_CUBLAS_DIR=$(CURDIR)/$(CUBLAS) --log-level=WARNING; \
 	cmake --build build-cuda
 
-bench: build models  ## against transformers, onnxruntime, OpenVINO, ... on the CPU with 2 threads; 15 minutes
+bench: build models  ## against transformers, onnxruntime, OpenVINO, ... on the CPU with 2 threads; 25 minutes
 	$(PYTHON) benchmarks/bench_model.py --threads 2 --minilm $(MINILM)
+	@$(PYTHON) -c 'import torch; raise SystemExit(not torch.ops.mkldnn._is_mkldnn_bf16_supported())' || \
+	  { echo "SKIPPED: this CPU has no instructions for bf16"; exit 0; }; \
+	$(PYTHON) benchmarks/bench_model.py --threads 2 --minilm $(MINILM) --dtype bf16
 	$(PYTHON) benchmarks/bench_kernels.py --threads 2
 	$(PYTHON) benchmarks/bench_encode.py --threads 2 --model $(MINILM) --texts $(STSB)
 	$(PYTHON) benchmarks/memory.py

@@ -52,7 +52,7 @@ class Peer:
 
     name: ClassVar[str]
     devices: ClassVar[Sequence[str]] = ("cpu",)
-    dtypes: ClassVar[Sequence[torch.dtype]] = (torch.float32, torch.float16, torch.bfloat16)  # of the run it belongs to
+    dtypes: ClassVar[Sequence[torch.dtype]] = (torch.float32, torch.float16, torch.bfloat16)  # of runs it is in
     needs: ClassVar[str] = "torch"  # the package whose version is recorded
     tolerance: float | None = 1e-3
     slow: ClassVar[bool] = False  # runs only when asked for
@@ -188,6 +188,7 @@ class OnnxFloat(Peer):
     """The transformers model through torch.onnx with dynamic axes."""
 
     name = "onnxruntime fp32"
+    dtypes: ClassVar[Sequence[torch.dtype]] = (torch.float32,)
     needs = "onnxruntime"
 
     def setup(self, reference: Any) -> None:
@@ -212,6 +213,7 @@ class OnnxInt8(OnnxFloat):
     """Dynamic quantisation of every matrix product, int8 weights by channel."""
 
     name = "onnxruntime int8"
+    dtypes = Peer.dtypes
     tolerance = None
 
     def model_file(self, reference: Any, folder: Path) -> Path:
@@ -226,6 +228,7 @@ class OnnxInt8(OnnxFloat):
 
 class OpenVino(Peer):
     name = "OpenVINO fp32"
+    dtypes: ClassVar[Sequence[torch.dtype]] = (torch.float32,)
     needs = "openvino"
     precision = "f32"
 
