@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import platform
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,7 +76,11 @@ def check_dtype(device: torch.device, dtype: torch.dtype) -> None:
     if dtype == torch.float16:
         raise ValueError("on the CPU ftbert computes in fp32, or bf16 for the products; fp16 needs a GPU")
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        raise ValueError("dtype: this CPU has no instructions that products in bf16 would profit from; use fp32")
+        raise ValueError("dtype: oneDNN computes no products in bf16 on this CPU; use fp32")
+    if platform.machine() in ("x86_64", "AMD64") and not (
+        torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    ):
+        warnings.warn("this CPU has no instructions for bf16 (AVX512-BF16, AMX): fp32 is faster", stacklevel=3)
 
 
 def is_matrix(name: str, shape: Sequence[int]) -> bool:

@@ -14,6 +14,7 @@ from families import make_batch, make_model
 
 import ftbert
 from ftbert.check import check
+from ftbert.converters.weights import FAMILIES
 
 pytestmark = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU has no instructions for bf16"
@@ -29,7 +30,7 @@ def error_of(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got.double() - want.double()).pow(2).mean().sqrt())
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "mpnet", "distilbert", "electra"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("mask", ["right", "left", "holes"])
 def test_no_worse_than_transformers_in_bf16(family: str, mask: str) -> None:
     reference = make_model(family, "encoder", 0)
@@ -98,6 +99,14 @@ def test_heads_and_optimize() -> None:
         optimized = reference(**batch).logits
     torch.testing.assert_close(optimized, want, atol=2e-2, rtol=0)
     assert not torch.equal(optimized, want)
+
+
+def test_a_cpu_that_gains_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        monkeypatch.setattr(torch.cpu, name, lambda: False)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    with pytest.warns(UserWarning, match="fp32 is faster"):
+        ftbert.load(make_bert(), dtype="bf16")
 
 
 def test_weights_of_two_kinds_only_where_they_belong() -> None:
