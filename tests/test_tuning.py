@@ -8,11 +8,12 @@ import multiprocessing
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from fake_gpu import QKV, FakeAlgorithm, fake_gpu, known, searched
 
 import ftbert
 from ftbert import cli, gemm_table, tune, tuning
@@ -23,7 +24,6 @@ from ftbert.text import tokenizer_of
 from ftbert.tuning import Bench, ProductTuner, buckets, products_of_shape
 
 HERE = Machine("Test GPU", "cuBLASLt 1.2.3")
-QKV = Product("fp16", 2304, 768, bias=True)
 WORDS = tuple(range(1, 9))
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -193,12 +193,13 @@ def test_concurrent_tuners_lose_no_row(tmp_path: Path) -> None:
 def test_a_killed_tuner_leaves_the_table_whole(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     code = (
-        "import sys; from pathlib import Path; from tests.test_tuning import *\n"
+        "import sys; sys.path[:0] = sys.argv[2:]; from pathlib import Path; from test_tuning import *\n"
         "i = 0\n"
         "while True:\n    i += 1\n    add_rows(Path(sys.argv[1]), HERE, [row(i, i)])\n    print(i, flush=True)\n"
     )
-    root = str(Path(__file__).parent.parent)
-    process = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True, cwd=root)
+    tests = Path(__file__).parent
+    arguments = [sys.executable, "-c", code, str(path), str(tests), str(tests.parent)]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for _ in range(30):
         done = int(process.stdout.readline())
@@ -213,168 +214,6 @@ def test_products_of_a_layer() -> None:
     assert up == Product("fp16", 3072, 768, True, "gelu")
     for name, kernel in (("gelu_new", "gelu_tanh"), ("relu", "relu"), ("swish", "silu")):
         assert products_of_shape(768, 3072, name, "fp16")[2] == Product("fp16", 3072, 768, True, kernel)
-
-
-class FakeAlgorithm:
-    """Takes `us` for each m, whatever the GPU."""
-
-    def __init__(self, number: int, us: Callable[[int], float], wrong: bool = False) -> None:
-        self.data, self.us, self.wrong = (number,) * 8, us, wrong
-        self.id, self.tile, self.split_k = 66, number, 1
-        self.tile_rows = self.tile_columns = 128
-        self.stages = self.reduction = self.swizzle = self.custom = self.inner_shape = self.cluster = 0
-
-
-def fake_gpu(
-    monkeypatch: pytest.MonkeyPatch, algorithms: list[FakeAlgorithm], own: Sequence[FakeAlgorithm] = ()
-) -> None:
-    """Has these algorithms, of which cuBLASLt proposes the first, and these products of our own."""
-
-    class FakeBench:
-        launches, sms = 4, 132
-
-        def __init__(self, product: Product, m: int, device: object) -> None:
-            self.product, self.m = product, m
-
-        def heuristics(self, most: int = 8) -> list[FakeAlgorithm]:
-            return algorithms[:1]
-
-        def fused(self) -> list[FakeAlgorithm]:
-            return list(own)
-
-        def enumerate(self) -> list[FakeAlgorithm]:
-            return algorithms
-
-        def times(self, chosen: list[FakeAlgorithm], rounds: int = 5, launches: int = 0) -> list[list[float]]:
-            return [[a.us(self.m) * (1 + 0.001 * (i % 2)) for i in range(rounds)] for a in chosen]
-
-        def error(self, algorithm: FakeAlgorithm) -> float:
-            return 0.5 if algorithm.wrong else 1e-4
-
-    monkeypatch.setattr(tuning, "Bench", FakeBench)
-
-
-def fake_tuner(monkeypatch: pytest.MonkeyPatch, algorithms: list[FakeAlgorithm]) -> ProductTuner:
-    fake_gpu(monkeypatch, algorithms)
-    return ProductTuner(QKV)
-
-
-def test_the_fastest_right_algorithm_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, good = FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 8.0)
-    wrong, slow = FakeAlgorithm(3, lambda m: 1.0, wrong=True), FakeAlgorithm(4, lambda m: 11.0)
-    made = fake_tuner(monkeypatch, [first, good, wrong, slow]).row(129, 192)
-    assert made.algorithm == good.data and made.timed == (192,)
-    assert made.us == pytest.approx((8.0,), rel=2e-3) and made.gain == pytest.approx(0.25, rel=1e-2)
-
-
-def test_the_tile_that_just_fits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Among sixty tiles, those whose blocks fill all multiprocessors without one too many; nobody proposes them."""
-
-    def tile(number: int, rows: int) -> FakeAlgorithm:
-        made = FakeAlgorithm(number, lambda m: 1.5 + 0.05 * rows * -(-(-(-m // rows) * 8) // 132))
-        made.tile_rows = rows
-        return made
-
-    product = Product("fp16", 1024, 1024)
-    algorithms = [tile(i, rows) for i, rows in enumerate(range(16, 256, 4), start=1)]
-    timed: list[int] = []
-    fake_gpu(monkeypatch, algorithms)
-    honest = tuning.Bench.times
-    monkeypatch.setattr(tuning.Bench, "times", lambda self, *a: (timed.append(len(a[0])), honest(self, *a))[1])
-    tuner = ProductTuner(product)
-    tuner.row(16321, 16384)
-    for m in range(3072, 1024, -64):
-        timed.clear()
-        made = tuner.row(m - 63, m)
-        assert made.us[0] <= 1.005 * min(a.us(m) for a in algorithms), m
-    assert sum(timed) < 60  # a row does not try them all
-
-
-def test_a_new_tile_is_tried_with_other_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    searched = (2048, 8192)
-    others = [FakeAlgorithm(i, lambda m: 8.0 if m in searched else 12.0) for i in range(1, 15)]
-    fits = []  # 256 rows a block: at 3072 rows two rounds of blocks as at 2048, where the others go from three to four
-    for number in range(100):
-        made = FakeAlgorithm(20, lambda m, number=number: 8.5 if m in searched else 5.0 if number == 77 else 7.0)
-        made.data, made.custom, made.tile_rows = (100 + number,) * 8, number, 256
-        fits.append(made)
-    fake_gpu(monkeypatch, [*others, *fits[:60:2], *fits[61:]])
-    assert ProductTuner(QKV).row(3009, 3072).us == pytest.approx((5.0,), rel=2e-3)
-
-
-def test_a_product_of_our_own_may_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, own = FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(20, lambda m: 8.0 if m < 200 else 12.0)
-    own.id = -1
-    fake_gpu(monkeypatch, [first], [own])
-    tuner = ProductTuner(QKV)
-    made = tuner.row(129, 192)
-    assert made.algorithm == own.data and (made.config["id"], made.config["tile"]) == (-1, 20)
-    assert tuner.row(193, 256).algorithm is None
-
-
-def test_a_gain_within_the_noise_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    tuner = fake_tuner(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 9.98)])
-    assert tuner.row(129, 192).algorithm is None
-
-
-def test_a_tie_goes_to_the_row_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    two, three = FakeAlgorithm(2, lambda m: 8.0), FakeAlgorithm(3, lambda m: 8.01 if m > 192 else 7.99)
-    tuner = fake_tuner(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), two, three])
-    assert tuner.row(193, 256).algorithm == two.data
-    assert tuner.row(129, 192).algorithm == two.data  # three is faster by 0.1 %
-
-
-BF16 = Product("bf16", QKV.n, QKV.k, bias=True)
-
-
-def known(first: int, last: int, tile: int, product: Product = BF16) -> Row:
-    """A row made elsewhere. Its bytes say bf16, and so are no algorithm's here; its settings are."""
-    config = dict.fromkeys(tuning._CONFIG, 0) | {"id": 66, "tile": tile, "split_k": 1}
-    return Row(product, first, last, (99,) * 8, (last,), (8.0,), (10.0,), config)
-
-
-def searched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The m that are searched from now on."""
-    at: list[int] = []
-    honest = tuning._explore
-
-    def counted(bench: Bench, *arguments: object) -> list[object]:
-        at.append(bench.m)
-        return honest(bench, *arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(tuning, "_explore", counted)
-    return at
-
-
-def test_rows_of_the_other_16_bit_type_take_the_place_of_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, far, near = (FakeAlgorithm(i, lambda m, us=us: us) for i, us in ((1, 10.0), (2, 7.0), (3, 8.0)))
-    fake_gpu(monkeypatch, [first, far, near])
-    at = searched(monkeypatch)
-    tuner = ProductTuner(QKV, known=[known(129, 192, 1), known(193, 256, 3), known(385, 448, 2)])
-    made = tuner.row(129, 192)  # the neighbour's algorithm wins; the one from beyond twice this m is no candidate
-    assert made.algorithm == near.data and made.config["tile"] == 3 and not at
-    assert made.us == pytest.approx((8.0,), rel=2e-3)
-    assert tuner.row(257, 320).algorithm == far.data and at  # no row covers this m
-
-
-def test_what_the_other_type_runs_is_verified_as_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, wrong = FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 1.0, wrong=True)
-    refused, slow = FakeAlgorithm(3, lambda m: float("inf")), FakeAlgorithm(4, lambda m: 11.0)
-    fake_gpu(monkeypatch, [first, wrong, refused, slow])
-    at = searched(monkeypatch)
-    tuner = ProductTuner(QKV, known=[known(1, 999, tile) for tile in (2, 3, 4)])
-    assert tuner.row(129, 192).algorithm is None and not at
-
-
-@pytest.mark.parametrize(
-    "row_",
-    [known(1, 999, 5), known(1, 999, 2, Product("fp32", QKV.n, QKV.k, bias=True)), known(1, 999, 2, Product("bf16", 768, 768))],
-    ids=["no such algorithm in this type", "fp32", "another product"],
-)  # fmt: skip
-def test_rows_that_help_nothing_leave_the_search(monkeypatch: pytest.MonkeyPatch, row_: Row) -> None:
-    fake_gpu(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 8.0)])
-    at = searched(monkeypatch)
-    assert ProductTuner(QKV, known=[row_]).row(129, 192).algorithm == (2,) * 8 and at
 
 
 @pytest.mark.parametrize("place", ["the table", "the tables in force"])

@@ -1,0 +1,74 @@
+"""A GPU for the tuner's tests: algorithms that take the time they are told to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from ftbert import tuning
+from ftbert.gemm_table import Product, Row
+from ftbert.tuning import Bench
+
+QKV = Product("fp16", 2304, 768, bias=True)
+
+
+class FakeAlgorithm:
+    """Takes `us` for each m, whatever the GPU."""
+
+    def __init__(self, number: int, us: Callable[[int], float], wrong: bool = False) -> None:
+        self.data, self.us, self.wrong = (number,) * 8, us, wrong
+        self.id, self.tile, self.split_k = 66, number, 1
+        self.tile_rows = self.tile_columns = 128
+        self.stages = self.reduction = self.swizzle = self.custom = self.inner_shape = self.cluster = 0
+
+
+def fake_gpu(
+    monkeypatch: pytest.MonkeyPatch, algorithms: list[FakeAlgorithm], own: Sequence[FakeAlgorithm] = ()
+) -> None:
+    """Has these algorithms, of which cuBLASLt proposes the first, and these products of our own."""
+
+    class FakeBench:
+        launches, sms = 4, 132
+
+        def __init__(self, product: Product, m: int, device: object) -> None:
+            self.product, self.m = product, m
+
+        def heuristics(self, most: int = 8) -> list[FakeAlgorithm]:
+            return algorithms[:1]
+
+        def fused(self) -> list[FakeAlgorithm]:
+            return list(own)
+
+        def enumerate(self) -> list[FakeAlgorithm]:
+            return algorithms
+
+        def times(self, chosen: list[FakeAlgorithm], rounds: int = 5, launches: int = 0) -> list[list[float]]:
+            return [[a.us(self.m) * (1 + 0.001 * (i % 2)) for i in range(rounds)] for a in chosen]
+
+        def error(self, algorithm: FakeAlgorithm) -> float:
+            return 0.5 if algorithm.wrong else 1e-4
+
+    monkeypatch.setattr(tuning, "Bench", FakeBench)
+
+
+BF16 = Product("bf16", QKV.n, QKV.k, bias=True)
+
+
+def known(first: int, last: int, tile: int, product: Product = BF16) -> Row:
+    """A row made elsewhere. Its bytes say bf16, and so are no algorithm's here; its settings are."""
+    config = dict.fromkeys(tuning._CONFIG, 0) | {"id": 66, "tile": tile, "split_k": 1}
+    return Row(product, first, last, (99,) * 8, (last,), (8.0,), (10.0,), config)
+
+
+def searched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The m that are searched from now on."""
+    at: list[int] = []
+    honest = tuning._explore
+
+    def counted(bench: Bench, *arguments: object) -> list[object]:
+        at.append(bench.m)
+        return honest(bench, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tuning, "_explore", counted)
+    return at

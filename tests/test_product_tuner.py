@@ -1,0 +1,111 @@
+"""Which algorithm the tuner puts into a row, on a GPU that is made up."""
+
+from __future__ import annotations
+
+import pytest
+from fake_gpu import QKV, FakeAlgorithm, fake_gpu, known, searched
+
+from ftbert import tuning
+from ftbert.gemm_table import Product, Row
+from ftbert.tuning import ProductTuner
+
+
+def fake_tuner(monkeypatch: pytest.MonkeyPatch, algorithms: list[FakeAlgorithm]) -> ProductTuner:
+    fake_gpu(monkeypatch, algorithms)
+    return ProductTuner(QKV)
+
+
+def test_the_fastest_right_algorithm_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, good = FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 8.0)
+    wrong, slow = FakeAlgorithm(3, lambda m: 1.0, wrong=True), FakeAlgorithm(4, lambda m: 11.0)
+    made = fake_tuner(monkeypatch, [first, good, wrong, slow]).row(129, 192)
+    assert made.algorithm == good.data and made.timed == (192,)
+    assert made.us == pytest.approx((8.0,), rel=2e-3) and made.gain == pytest.approx(0.25, rel=1e-2)
+
+
+def test_the_tile_that_just_fits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among sixty tiles, those whose blocks fill all multiprocessors without one too many; nobody proposes them."""
+
+    def tile(number: int, rows: int) -> FakeAlgorithm:
+        made = FakeAlgorithm(number, lambda m: 1.5 + 0.05 * rows * -(-(-(-m // rows) * 8) // 132))
+        made.tile_rows = rows
+        return made
+
+    product = Product("fp16", 1024, 1024)
+    algorithms = [tile(i, rows) for i, rows in enumerate(range(16, 256, 4), start=1)]
+    timed: list[int] = []
+    fake_gpu(monkeypatch, algorithms)
+    honest = tuning.Bench.times
+    monkeypatch.setattr(tuning.Bench, "times", lambda self, *a: (timed.append(len(a[0])), honest(self, *a))[1])
+    tuner = ProductTuner(product)
+    tuner.row(16321, 16384)
+    for m in range(3072, 1024, -64):
+        timed.clear()
+        made = tuner.row(m - 63, m)
+        assert made.us[0] <= 1.005 * min(a.us(m) for a in algorithms), m
+    assert sum(timed) < 60  # a row does not try them all
+
+
+def test_a_new_tile_is_tried_with_other_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = (2048, 8192)
+    others = [FakeAlgorithm(i, lambda m: 8.0 if m in searched else 12.0) for i in range(1, 15)]
+    fits = []  # 256 rows a block: at 3072 rows two rounds of blocks as at 2048, where the others go from three to four
+    for number in range(100):
+        made = FakeAlgorithm(20, lambda m, number=number: 8.5 if m in searched else 5.0 if number == 77 else 7.0)
+        made.data, made.custom, made.tile_rows = (100 + number,) * 8, number, 256
+        fits.append(made)
+    fake_gpu(monkeypatch, [*others, *fits[:60:2], *fits[61:]])
+    assert ProductTuner(QKV).row(3009, 3072).us == pytest.approx((5.0,), rel=2e-3)
+
+
+def test_a_product_of_our_own_may_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, own = FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(20, lambda m: 8.0 if m < 200 else 12.0)
+    own.id = -1
+    fake_gpu(monkeypatch, [first], [own])
+    tuner = ProductTuner(QKV)
+    made = tuner.row(129, 192)
+    assert made.algorithm == own.data and (made.config["id"], made.config["tile"]) == (-1, 20)
+    assert tuner.row(193, 256).algorithm is None
+
+
+def test_a_gain_within_the_noise_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuner = fake_tuner(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 9.98)])
+    assert tuner.row(129, 192).algorithm is None
+
+
+def test_a_tie_goes_to_the_row_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    two, three = FakeAlgorithm(2, lambda m: 8.0), FakeAlgorithm(3, lambda m: 8.01 if m > 192 else 7.99)
+    tuner = fake_tuner(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), two, three])
+    assert tuner.row(193, 256).algorithm == two.data
+    assert tuner.row(129, 192).algorithm == two.data  # three is faster by 0.1 %
+
+
+def test_rows_of_the_other_16_bit_type_take_the_place_of_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, far, near = (FakeAlgorithm(i, lambda m, us=us: us) for i, us in ((1, 10.0), (2, 7.0), (3, 8.0)))
+    fake_gpu(monkeypatch, [first, far, near])
+    at = searched(monkeypatch)
+    tuner = ProductTuner(QKV, known=[known(129, 192, 1), known(193, 256, 3), known(385, 448, 2)])
+    made = tuner.row(129, 192)  # the neighbour's algorithm wins; the one from beyond twice this m is no candidate
+    assert made.algorithm == near.data and made.config["tile"] == 3 and not at
+    assert made.us == pytest.approx((8.0,), rel=2e-3)
+    assert tuner.row(257, 320).algorithm == far.data and at  # no row covers this m
+
+
+def test_what_the_other_type_runs_is_verified_as_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, wrong = FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 1.0, wrong=True)
+    refused, slow = FakeAlgorithm(3, lambda m: float("inf")), FakeAlgorithm(4, lambda m: 11.0)
+    fake_gpu(monkeypatch, [first, wrong, refused, slow])
+    at = searched(monkeypatch)
+    tuner = ProductTuner(QKV, known=[known(1, 999, tile) for tile in (2, 3, 4)])
+    assert tuner.row(129, 192).algorithm is None and not at
+
+
+@pytest.mark.parametrize(
+    "row_",
+    [known(1, 999, 5), known(1, 999, 2, Product("fp32", QKV.n, QKV.k, bias=True)), known(1, 999, 2, Product("bf16", 768, 768))],
+    ids=["no such algorithm in this type", "fp32", "another product"],
+)  # fmt: skip
+def test_rows_that_help_nothing_leave_the_search(monkeypatch: pytest.MonkeyPatch, row_: Row) -> None:
+    fake_gpu(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 8.0)])
+    at = searched(monkeypatch)
+    assert ProductTuner(QKV, known=[row_]).row(129, 192).algorithm == (2,) * 8 and at
