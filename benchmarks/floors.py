@@ -46,9 +46,10 @@ def gemm_floor(reference: Any, tokens: int, device: torch.device, dtype: torch.d
 
     names = {value: name for name, value in DTYPES.items()}
     layer = 0.0
-    for product in products_of_shape(c.hidden_size, c.intermediate_size, "none", names[dtype]):
-        bench = Bench(replace(product, bias=False), buckets(tokens, tokens)[0][1])
-        best = bench.times([*bench.heuristics(), *bench.fused(), bench.chosen()], 5)
+    m = buckets(tokens, tokens)[0][1]
+    for product in products_of_shape(c.hidden_size, c.intermediate_size, "gelu", names[dtype]):
+        bench = Bench(replace(product, bias=False, activation="none"), m)
+        best = bench.times([*bench.heuristics(), *bench.fused(), Bench(product, m).chosen()], 5)
         layer += min(map(statistics.median, best)) / 1e6
     return layer * float(c.num_hidden_layers)
 

@@ -172,10 +172,12 @@ def search(
 
     accepted: what `bench.enumerate()` gives, where it is known from another m.
     """
-    return [algorithm for _, algorithm in _fastest(_explore(bench, seeds, accepted, seed), 16, of_a_tile=2)]
+    by_tile = _by_tile(accepted or bench.enumerate())
+    return [algorithm for _, algorithm in _fastest(_explore(bench, seeds, by_tile, seed), 16, of_a_tile=2)]
 
 
 _Timed = list[tuple[float, Algorithm]]  # microseconds
+_ByTile = dict[tuple[int, int], list[Algorithm]]
 
 
 def _fastest(timed: Iterable[tuple[float, Algorithm]], count: int, of_a_tile: int = 1000) -> _Timed:
@@ -189,10 +191,9 @@ def _fastest(timed: Iterable[tuple[float, Algorithm]], count: int, of_a_tile: in
     return found
 
 
-def _explore(bench: Bench, seeds: Iterable[Algorithm], accepted: Sequence[Algorithm], seed: int = 0) -> _Timed:
+def _explore(bench: Bench, seeds: Iterable[Algorithm], by_tile: _ByTile, seed: int = 0) -> _Timed:
     """All that `search` has timed."""
     draw = random.Random(seed)
-    by_tile = _by_tile(accepted or bench.enumerate())
     timed: dict[tuple[int, ...], tuple[float, Algorithm]] = {}
 
     def measure(candidates: Iterable[Algorithm]) -> None:
@@ -213,14 +214,14 @@ def _explore(bench: Bench, seeds: Iterable[Algorithm], accepted: Sequence[Algori
     return list(timed.values())
 
 
-def _by_tile(algorithms: Iterable[Algorithm]) -> dict[tuple[int, int], list[Algorithm]]:
-    found: dict[tuple[int, int], list[Algorithm]] = defaultdict(list)
+def _by_tile(algorithms: Iterable[Algorithm]) -> _ByTile:
+    found: _ByTile = defaultdict(list)
     for algorithm in algorithms:
         found[algorithm.id, algorithm.tile].append(algorithm)
     return found
 
 
-def _neighbours(algorithm: Algorithm, by_tile: dict[tuple[int, int], list[Algorithm]]) -> list[Algorithm]:
+def _neighbours(algorithm: Algorithm, by_tile: _ByTile) -> list[Algorithm]:
     """Of the same tile, different in one setting."""
     group = by_tile.get((algorithm.id, algorithm.tile), [])
     return [other for other in group if _steps(algorithm, other) == 1][:48]
@@ -255,10 +256,9 @@ class ProductTuner:
         self.product, self.device = product, device
         twin = replace(product, dtype=_OTHER_16_BIT.get(product.dtype, ""))
         self._known = [row for row in known if row.product == twin]
-        self._named: dict[tuple[int, ...], Algorithm] = {}  # by its settings; some of them where rows are known
+        self._named: dict[tuple[int, ...], Algorithm] = {}  # what cuBLASLt accepts, by its settings
         self._named_at: set[int] = set()  # powers of two
-        self._accepted: list[Algorithm] = []
-        self._tiles: dict[tuple[int, int], list[Algorithm]] = {}  # the same
+        self._tiles: _ByTile = {}  # what it accepts at the first m searched
         self._refined: set[tuple[int, int]] = set()  # tiles
         self._found: dict[int, _Timed] = {}
         self._recent: list[Algorithm] = []  # the finalists of the rows made last
@@ -322,13 +322,9 @@ class ProductTuner:
                 more = _waves(algorithm, m, n, bench.sms) / _waves(algorithm, at, n, bench.sms)
                 guesses.append((_EMPTY_US + (us - _EMPTY_US) * more, algorithm))
             found |= {tuple(algorithm.data): algorithm for _, algorithm in _fastest(guesses, 10)}
-        same = [
-            other
-            for algorithm in found.values()
-            for other in self._tiles.get((algorithm.id, algorithm.tile), [])
-            if self._recent and _settings(other)[2:] == _settings(self._recent[0])[2:]
-        ]
-        return [*found.values(), *same]
+        settings = _settings(self._recent[0])[2:] if self._recent else ()
+        same = [self._named.get((algorithm.id, algorithm.tile, *settings)) for algorithm in found.values()]
+        return [*found.values(), *(algorithm for algorithm in same if algorithm)]
 
     def _of_the_other_type(self, bench: Bench) -> list[Algorithm]:
         """What its rows run from half this m to twice as much; nothing where no row covers this m."""
@@ -348,10 +344,11 @@ class ProductTuner:
     def _search(self, m: int) -> _Timed:
         if m not in self._found:
             bench = Bench(self.product, m, self.device)
-            if not self._accepted:
-                self._accepted = bench.enumerate()
-                self._tiles = _by_tile(self._accepted)
-            self._found[m] = _explore(bench, self._recent, self._accepted)
+            if not self._tiles:
+                accepted = bench.enumerate()
+                self._tiles = _by_tile(accepted)
+                self._named |= {_settings(algorithm): algorithm for algorithm in accepted}
+            self._found[m] = _explore(bench, self._recent, self._tiles)
         return self._found[m]
 
 

@@ -83,7 +83,9 @@ def test_the_encoder_runs_the_m_that_is_timed() -> None:
 
 
 def test_the_tables_that_come_with_the_package() -> None:
-    for path in (Path(gemm_table.__file__).parent / "gemm_tables").glob("*.json"):
+    shipped = list((Path(gemm_table.__file__).parent / "gemm_tables").glob("*.json"))
+    assert shipped
+    for path in shipped:
         machine, rows = read_table(path)
         assert path.name == machine.file_name
         for r in rows:
@@ -304,6 +306,28 @@ def test_a_table_changes_what_runs_and_not_what_comes_out(cache: Path, whose: st
         gemm_table.install(device, again=True)
         assert bench.chosen().data == first.data
         assert bench.error(bench.chosen()) < 1e-2
+    finally:
+        path.unlink()
+        gemm_table.install(device, again=True)
+
+
+@on_gpu
+def test_the_plain_products_row_serves_what_it_can(cache: Path) -> None:
+    plain, gelu, silu = (
+        Bench(Product("fp16", 384, 128, name != "none", name), 300) for name in ("none", "gelu", "silu")
+    )
+    able = {tuple(a.data) for a in silu.fused()}
+    some = next((a for a in plain.fused() if tuple(a.data) not in able), None)
+    if some is None:
+        pytest.skip("every product of ours here has every activation")
+    machine, device = Machine.of("cuda"), torch.device("cuda")
+    path = gemm_table.user_table(machine)
+    assert path is not None
+    try:
+        add_rows(path, machine, [Row(plain.product, 257, 320, tuple(some.data))])
+        gemm_table.install(device, again=True)
+        assert plain.chosen().data == gelu.chosen().data == some.data
+        assert silu.chosen().id != -1
     finally:
         path.unlink()
         gemm_table.install(device, again=True)

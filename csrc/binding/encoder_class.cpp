@@ -22,9 +22,20 @@ AttentionPath parse_path(const std::string& name) {
   return AttentionPath::general;
 }
 
+// Of the matrices: on the CPU they may be bf16 where all else is fp32. The first one tells.
+at::ScalarType find_product_dtype(const std::vector<WeightSpec>& specs, const TensorDict& weights, at::Device device,
+                                  at::ScalarType dtype) {
+  if (!device.is_cpu() || dtype != at::kFloat) return dtype;
+  for (const WeightSpec& spec : specs) {
+    const auto it = weights.find(spec.name);
+    if (spec.matrix && it != weights.end()) return it->value().scalar_type() == at::kBFloat16 ? at::kBFloat16 : dtype;
+  }
+  return dtype;
+}
+
 // Every complaint at once: missing, misshapen, of another dtype or device, and left over.
 void check_weights(const std::vector<WeightSpec>& specs, const TensorDict& weights, at::Device device,
-                   at::ScalarType dtype) {
+                   at::ScalarType dtype, at::ScalarType product_dtype) {
   std::string complaints;
   std::set<std::string> known;
   for (const WeightSpec& spec : specs) {
@@ -39,10 +50,9 @@ void check_weights(const std::vector<WeightSpec>& specs, const TensorDict& weigh
       complaints += "\n  " + spec.name + ": expected " + shape_text(spec.shape) + ", got " + shape_text(tensor.sizes());
     if (tensor.is_mkldnn() && !(spec.matrix && device.is_cpu()))
       complaints += "\n  " + spec.name + ": only matrices on the CPU may be packed";
-    const bool bf16_product =
-        spec.matrix && device.is_cpu() && dtype == at::kFloat && tensor.scalar_type() == at::kBFloat16;
-    if (tensor.device() != device || (tensor.scalar_type() != dtype && !bf16_product))
-      complaints += "\n  " + spec.name + ": expected " + at::toString(dtype) + " on " + device.str() + ", got " +
+    const at::ScalarType expected = spec.matrix ? product_dtype : dtype;
+    if (tensor.device() != device || tensor.scalar_type() != expected)
+      complaints += "\n  " + spec.name + ": expected " + at::toString(expected) + " on " + device.str() + ", got " +
                     at::toString(tensor.scalar_type()) + " on " + tensor.device().str();
   }
   for (const auto& entry : weights)
@@ -61,7 +71,8 @@ EncoderClass::EncoderClass(TensorDict weights, StringDict config, std::string at
   dtype_ = word->value().scalar_type();
   const DeviceKind kind = device_kind(device_);
   const DType dtype = dtype_of(dtype_);
-  check_weights(specs, weights, device_, dtype_);
+  product_dtype_ = find_product_dtype(specs, weights, device_, dtype_);
+  check_weights(specs, weights, device_, dtype_, product_dtype_);
   const AttentionPath path = parse_path(attention_);
 
   dispatch(kind, dtype, [&](auto backend) {
@@ -74,7 +85,6 @@ EncoderClass::EncoderClass(TensorDict weights, StringDict config, std::string at
       if (!packed.defined() && spec.matrix && kind == DeviceKind::cpu) packed = pack_weight(given);
       FTBERT_CHECK(packed.defined() || given.scalar_type() == dtype_, spec.name,
                    ": this PyTorch has no oneDNN, which products in bf16 on the CPU need; load the model in fp32");
-      if (spec.matrix) product_dtype_ = given.scalar_type();
       if (packed.defined())
         packed_[spec.name] = packed;
       else

@@ -55,7 +55,8 @@ class EncoderClass : public torch::CustomClassHolder {
  public:
   // attention: "auto", "fused" or "general". All weights on one device and of one dtype; missing, extra and
   // misshapen ones are all listed in the error. On the CPU a matrix may come packed (torch.ops.ftbert.pack_weight), and
-  // in bf16 where the others are fp32: then the products are computed in bf16 with float sums, all else in fp32.
+  // all of them in bf16 where the others are fp32: then products are computed in bf16 with float sums, all else in
+  // fp32.
   EncoderClass(TensorDict weights, StringDict config, std::string attention);
 
   const Engine& engine() const { return *engine_; }

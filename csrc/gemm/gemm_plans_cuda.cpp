@@ -170,7 +170,9 @@ bool GemmPlans::tuned(const GemmKey& key, const Table& table, GemmPlan& plan) co
   if (!row) return false;
   const auto& [problem, from, to, data] = *row;
   if (const int variant = fused_variant(data); variant >= 0) {
-    const FusedGemm gemm{.m = key.m, .n = key.n, .k = key.k, .dtype = key.dtype, .activation = problem.activation};
+    // Also where the row is the plain product's, this one has to apply what comes after.
+    const Activation activation = key.after != Activation::none ? key.after : problem.activation;
+    const FusedGemm gemm{.m = key.m, .n = key.n, .k = key.k, .dtype = key.dtype, .activation = activation};
     if (!fused_gemm_supports(capability_, variant, gemm)) return false;
     plan.fused = variant;
     return true;
