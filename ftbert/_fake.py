@@ -111,7 +111,13 @@ def add_bias_act_(x: Tensor, bias: Any, activation: str) -> None:
 
 
 def attention(
-    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, heads: int, relative_bias: Any = None, columns: Any = None
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    heads: int,
+    relative_bias: Any = None,
+    columns: Any = None,
+    bf16: bool = False,
 ) -> Tensor:
     return qkv.new_empty((qkv.shape[0], qkv.shape[1] // 3))
 

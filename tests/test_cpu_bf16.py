@@ -8,13 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import reference
 import torch
+from compare import assert_close
 from conftest import make_bert
 from families import make_batch, make_model
 
 import ftbert
 from ftbert.check import check
 from ftbert.converters.weights import FAMILIES
+
+ops = torch.ops.ftbert
 
 pytestmark = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU has no instructions for bf16"
@@ -131,3 +135,31 @@ def test_the_real_minilm() -> None:
     assert report.passed, str(report)
     texts = ["a dog plays in the grass", "two men play chess", "it rains", "the bank of the river " * 20]
     assert (exact.encode(texts) * model.encode(texts)).sum(1).min() > 0.999
+
+
+@pytest.mark.parametrize("lengths", [[1], [2, 17, 33], [128, 0, 5], [300]], ids=str)
+@pytest.mark.parametrize("heads,head_size", [(3, 1), (2, 17), (2, 26), (12, 32), (3, 64), (1, 80), (2, 128), (1, 300)])
+def test_attention_rounds_its_operands_alone(lengths: list[int], heads: int, head_size: int) -> None:
+    qkv = torch.randn(sum(lengths), 3 * heads * head_size)
+    cu = reference.offsets(lengths)
+    exact = reference.attention(qkv, lengths, heads)
+    got = ops.attention(qkv, cu, max(lengths), heads, bf16=True)
+    assert torch.equal(got, ops.attention(qkv, cu, max(lengths), heads, bf16=True))
+    # Probabilities and values are rounded to 8 bits, and so are the scores' operands, of which head_size are summed.
+    assert_close(got, exact, atol=4e-2, rtol=8e-3)
+    rounded = reference.attention(qkv.bfloat16(), lengths, heads)
+    assert error_of(got, exact) <= 1.25 * error_of(rounded.bfloat16(), exact)
+    if torch.cpu._is_avx512_bf16_supported():
+        assert not torch.equal(got, ops.attention(qkv, cu, max(lengths), heads))
+
+
+def test_attention_in_bf16_with_relative_bias_and_neighbours() -> None:
+    heads, size, lengths = 2, 32, [41, 20, 3]
+    qkv, table = torch.randn(64, 3 * heads * size), torch.randn(heads, 2 * 64 - 1)
+    cu = reference.offsets(lengths)
+    got = ops.attention(qkv, cu, 41, heads, table, bf16=True)
+    assert_close(got, ops.attention(qkv, cu, 41, heads, table).double(), atol=4e-2, rtol=8e-3)
+    for first, last in ((0, 41), (41, 61), (61, 64)):
+        among = torch.full_like(qkv, float("nan"))
+        among[first:last] = qkv[first:last]
+        assert torch.equal(ops.attention(among, cu, 41, heads, table, bf16=True)[first:last], got[first:last])

@@ -95,7 +95,7 @@ EncoderClass::EncoderClass(TensorDict weights, StringDict config, std::string at
       if (it != packed_.end()) return {nullptr, &it->second};
       return {data<T>(weights_.at(name)), nullptr};
     });
-    engine_ = make_engine<Device, T>(config_, bound, device_, path);
+    engine_ = make_engine<Device, T>(config_, bound, device_, product_dtype_, path);
   });
 }
 

@@ -86,9 +86,9 @@ class EncoderClass : public torch::CustomClassHolder {
   std::unique_ptr<Engine> engine_;
 };
 
-// engine.cpp
+// engine.cpp. products: the dtype of the operands of matrix products, which on the CPU may be bf16.
 template <class Device, class T>
 std::unique_ptr<Engine> make_engine(const EncoderConfig& config, Weights<T> weights, at::Device device,
-                                    AttentionPath path);
+                                    at::ScalarType products, AttentionPath path);
 
 }  // namespace ftbert::binding

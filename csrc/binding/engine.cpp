@@ -17,8 +17,10 @@ namespace {
 template <class Device, class T>
 class EngineOf : public Engine {
  public:
-  EngineOf(const EncoderConfig& config, Weights<T> weights, at::Device device, AttentionPath path)
+  EngineOf(const EncoderConfig& config, Weights<T> weights, at::Device device, at::ScalarType products,
+           AttentionPath path)
       : device_(device),
+        products_(products),
         encoder_(config, std::move(weights), path,
                  attention_supports<Device, T>(CallContext<Device>(device).context, config.head_size)),
         replay_(encoder_, device) {}
@@ -27,7 +29,7 @@ class EngineOf : public Engine {
                                              const std::optional<at::Tensor>& attention_mask,
                                              const std::optional<at::Tensor>& token_type_ids) const override {
     const c10::DeviceGuard guard(device_);
-    CallContext<Device> call(device_);
+    CallContext<Device> call(device_, products_);
     const EncoderConfig& c = encoder_.config();
     const PaddedInput padded = unpad<Device>(call.context, device_, c, input_ids, attention_mask, token_type_ids);
     const EncoderInput& input = padded.encoder;
@@ -49,7 +51,7 @@ class EngineOf : public Engine {
                                                    const std::optional<at::Tensor>& attention_mask,
                                                    const std::optional<at::Tensor>& token_type_ids) const override {
     const c10::DeviceGuard guard(device_);
-    CallContext<Device> call(device_);
+    CallContext<Device> call(device_, products_);
     PaddedInput padded =
         unpad<Device>(call.context, device_, encoder_.config(), input_ids, attention_mask, token_type_ids);
     EncoderInput& input = padded.encoder;
@@ -65,7 +67,7 @@ class EngineOf : public Engine {
   at::Tensor forward_hidden_states(const at::Tensor& input_ids, const std::optional<at::Tensor>& attention_mask,
                                    const std::optional<at::Tensor>& token_type_ids) const override {
     const c10::DeviceGuard guard(device_);
-    CallContext<Device> call(device_);
+    CallContext<Device> call(device_, products_);
     const EncoderConfig& c = encoder_.config();
     const PaddedInput padded = unpad<Device>(call.context, device_, c, input_ids, attention_mask, token_type_ids);
     const int64_t batch = padded.encoder.batch, seq = padded.encoder.seq, stride = batch * seq * c.hidden;
@@ -82,7 +84,7 @@ class EngineOf : public Engine {
       const at::Tensor& input_ids, const std::optional<at::Tensor>& attention_mask,
       const std::optional<at::Tensor>& token_type_ids) const override {
     const c10::DeviceGuard guard(device_);
-    CallContext<Device> call(device_);
+    CallContext<Device> call(device_, products_);
     const PaddedInput padded =
         unpad<Device>(call.context, device_, encoder_.config(), input_ids, attention_mask, token_type_ids);
     return {run_packed(call.context, padded.encoder), padded.packed_index, padded.cu_seqlens};
@@ -91,7 +93,7 @@ class EngineOf : public Engine {
   at::Tensor forward_packed(const at::Tensor& input_ids, const at::Tensor& cu_seqlens, int64_t max_seqlen,
                             const std::optional<at::Tensor>& token_type_ids) const override {
     const c10::DeviceGuard guard(device_);
-    CallContext<Device> call(device_);
+    CallContext<Device> call(device_, products_);
     const PackedTensors packed = check_packed<Device>(call.context, device_, encoder_.config(), input_ids, cu_seqlens,
                                                       max_seqlen, token_type_ids);
     return run_packed(call.context, packed.encoder);
@@ -100,7 +102,7 @@ class EngineOf : public Engine {
   at::Tensor forward_first_packed(const at::Tensor& input_ids, const at::Tensor& cu_seqlens, int64_t max_seqlen,
                                   const std::optional<at::Tensor>& token_type_ids) const override {
     const c10::DeviceGuard guard(device_);
-    CallContext<Device> call(device_);
+    CallContext<Device> call(device_, products_);
     PackedTensors packed = check_packed<Device>(call.context, device_, encoder_.config(), input_ids, cu_seqlens,
                                                 max_seqlen, token_type_ids);
     packed.encoder.rows = OutputRows::first;
@@ -109,7 +111,7 @@ class EngineOf : public Engine {
 
   at::Tensor pool(const at::Tensor& hidden, const at::Tensor& cu_seqlens) const override {
     const c10::DeviceGuard guard(device_);
-    CallContext<Device> call(device_);
+    CallContext<Device> call(device_, products_);
     const at::Tensor packed = hidden.contiguous();
     return pooled(call.context, data<T>(packed), data<int32_t>(cu_seqlens), cu_seqlens.size(0) - 1);
   }
@@ -182,6 +184,7 @@ class EngineOf : public Engine {
   }
 
   at::Device device_;
+  at::ScalarType products_;  // of the operands of products
   Encoder<Device, T> encoder_;
   mutable Replay<Device, T> replay_;  // locks itself
 };
@@ -190,12 +193,13 @@ class EngineOf : public Engine {
 
 template <class Device, class T>
 std::unique_ptr<Engine> make_engine(const EncoderConfig& config, Weights<T> weights, at::Device device,
-                                    AttentionPath path) {
-  return std::make_unique<EngineOf<Device, T>>(config, std::move(weights), device, path);
+                                    at::ScalarType products, AttentionPath path) {
+  return std::make_unique<EngineOf<Device, T>>(config, std::move(weights), device, products, path);
 }
 
-#define FTBERT_INSTANTIATE(D, T) \
-  template std::unique_ptr<Engine> make_engine<D, T>(const EncoderConfig&, Weights<T>, at::Device, AttentionPath);
+#define FTBERT_INSTANTIATE(D, T)                                                                                   \
+  template std::unique_ptr<Engine> make_engine<D, T>(const EncoderConfig&, Weights<T>, at::Device, at::ScalarType, \
+                                                     AttentionPath);
 FTBERT_BACKENDS(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert::binding

@@ -79,8 +79,9 @@ Tensor bias_act(const Tensor& x, const OptionalTensor& bias, const std::string& 
 }
 
 Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t heads,
-              const OptionalTensor& relative_bias, const OptionalTensor& columns) {
+              const OptionalTensor& relative_bias, const OptionalTensor& columns, bool bf16) {
   rank("qkv", qkv, 2);
+  FTBERT_CHECK(!bf16 || qkv.is_cpu(), "bf16: operands are rounded on the CPU alone; elsewhere qkv itself may be bf16");
   integers("cu_seqlens", cu, qkv, at::kInt, 1);
   FTBERT_CHECK(heads > 0 && qkv.size(1) % (3 * heads) == 0, "qkv: expected [tokens, 3*heads*head_size], got ",
                describe(qkv), " for ", heads, " heads");
@@ -98,6 +99,7 @@ Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t h
                  head_size, " here; the general path takes any");
     const Tensor scratch = at::empty({static_cast<int64_t>(attention_scratch_bytes<Device, T>(max_seqlen, head_size))},
                                      qkv.options().dtype(at::kByte));
+    if constexpr (std::is_same_v<Device, Cpu>) context.bf16 = bf16;
     attention<Device, T>(context, data<T>(qkv), 0, data<int32_t>(cu),
                          {data<T>(relative_bias), data<int32_t>(columns), span}, cu.size(0) - 1, max_seqlen, max_seqlen,
                          heads, head_size, scratch.data_ptr(), data<T>(out));
@@ -224,7 +226,7 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
   m.def("add_bias_act_(Tensor(a!) x, Tensor? bias, str activation) -> ()");
   m.def(
       "attention(Tensor qkv, Tensor cu_seqlens, SymInt max_seqlen, int heads, Tensor? relative_bias=None, Tensor? "
-      "columns=None) -> Tensor");
+      "columns=None, bool bf16=False) -> Tensor");
   m.def("add_qkv_bias(Tensor qkv, Tensor? bias, Tensor cu_seqlens, SymInt seq, int heads) -> (Tensor, Tensor, Tensor)");
   m.def(
       "softmax(Tensor scores, Tensor cu_seqlens, float scale, Tensor? relative_bias, Tensor? columns, ScalarType "

@@ -72,14 +72,18 @@ struct CallContext;
 
 template <>
 struct CallContext<Cpu> {
-  explicit CallContext(const at::Device&) { context.gemm = &gemm; }
+  // products: the dtype of their operands
+  explicit CallContext(const at::Device&, at::ScalarType products = at::kFloat) {
+    context.gemm = &gemm;
+    context.bf16 = products == at::kBFloat16;
+  }
   TorchGemm gemm;
   Context<Cpu> context;
 };
 
 template <>
 struct CallContext<Cuda> {
-  explicit CallContext(const at::Device& device)
+  explicit CallContext(const at::Device& device, at::ScalarType = at::kFloat)
       : context(cuda_context(device.index(),
                              c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle())) {
     // The call's own, so that threads and streams cannot meet in it; torch's allocator makes it cheap.

@@ -16,6 +16,7 @@ struct Context;
 template <>
 struct Context<Cpu> {
   CpuGemm* gemm = nullptr;  // outlives the call
+  bool bf16 = false;        // products take operands rounded to bf16, attention's too
 };
 
 template <>

@@ -2,11 +2,17 @@
 //
 // One work item is up to 128 queries of one head of one sequence. Its keys are transposed and its values copied into
 // the thread's scratch (in qkv they lie 3*hidden apart and share cache sets), then 8 queries at a time go through
-// scores, softmax and the weighted sum with all accumulators in registers.
+// scores, softmax and the weighted sum with all accumulators in registers. Where the model's products take bf16
+// operands, these two do too.
 #include <omp.h>
+#ifdef __AVX512F__
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 means its own header's undefined operands
+#include <immintrin.h>
+#endif
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 
 #include "kernels/kernels.h"
@@ -17,13 +23,7 @@ namespace ftbert {
 namespace {
 
 constexpr int64_t kQueriesPerItem = 128;
-constexpr int kLanes = 16;            // one AVX-512 register; narrower machines split it
 constexpr int kColumns = 2 * kLanes;  // of keys or of head_size, held in registers by one block
-
-using Vector __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias)) = float;
-
-inline Vector load(const float* p) { return *reinterpret_cast<const Vector*>(p); }
-inline void store(float* p, Vector v) { *reinterpret_cast<Vector*>(p) = v; }
 
 int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
@@ -46,19 +46,149 @@ struct Scratch {
   }
 };
 
-// out [R, columns] = a [R, depth] @ b [depth, columns], columns a multiple of kColumns, all row-major.
-template <int R>
-void multiply(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, int64_t columns, float* out,
-              int64_t ldo) {
+#ifdef __AVX512F__
+// rows[i] element j <-> rows[j] element i, of 32 bits each
+inline void transpose(__m512i (&rows)[16]) {
+  __m512i t[16];
+#pragma GCC unroll 8
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+  }
+  // In each 128-bit lane: column 4 * lane + c of rows 4q to 4q + 3 becomes rows[4q + c].
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {
+    rows[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+    rows[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+    rows[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+    rows[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; ++c) {
+    t[c] = _mm512_shuffle_i32x4(rows[c], rows[4 + c], 0x88);
+    t[4 + c] = _mm512_shuffle_i32x4(rows[c], rows[4 + c], 0xdd);
+    t[8 + c] = _mm512_shuffle_i32x4(rows[8 + c], rows[12 + c], 0x88);
+    t[12 + c] = _mm512_shuffle_i32x4(rows[8 + c], rows[12 + c], 0xdd);
+  }
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; ++c) {
+    rows[c] = _mm512_shuffle_i32x4(t[c], t[8 + c], 0x88);
+    rows[8 + c] = _mm512_shuffle_i32x4(t[c], t[8 + c], 0xdd);
+    rows[4 + c] = _mm512_shuffle_i32x4(t[4 + c], t[12 + c], 0x88);
+    rows[12 + c] = _mm512_shuffle_i32x4(t[4 + c], t[12 + c], 0xdd);
+  }
+}
+
+inline __mmask16 first_lanes(int64_t count) {
+  return static_cast<__mmask16>((1u << std::clamp<int64_t>(count, 0, 16)) - 1);
+}
+#endif
+
+// A format of the two products' operands: what they are summed over, `Format::depth(n)` Operands for n elements; how
+// one of the left times 16 of the right is added to 16 sums; and how operands come about.
+struct FloatFormat {
+  using Operand = float;
+  static int64_t depth(int64_t n) { return n; }
+  static Vector multiply_add(Vector sum, Operand a, const Operand* b) { return sum + a * load(b); }
+  static void pack(float*, int64_t) {}
+
+  // keys [head_size, padded] from k [length, head_size], zeros beyond length
+  static void gather_keys(const float* k, int64_t stride, int64_t length, int64_t head_size, int64_t padded,
+                          float* keys) {
+#ifdef __AVX512F__
+    for (int64_t j = 0; j < padded; j += 16)
+      for (int64_t d = 0; d < head_size; d += 16) {
+        const __mmask16 columns = first_lanes(head_size - d);
+        __m512i rows[16];
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i)
+          rows[i] = _mm512_maskz_loadu_epi32(j + i < length ? columns : 0, k + (j + i) * stride + d);
+        transpose(rows);
+        const int64_t count = std::min<int64_t>(16, head_size - d);
+        for (int64_t i = 0; i < count; ++i) _mm512_storeu_si512(keys + (d + i) * padded + j, rows[i]);
+      }
+#else
+    for (int64_t j = 0; j < length; ++j)
+      for (int64_t d = 0; d < head_size; ++d) keys[d * padded + j] = k[j * stride + d];
+    for (int64_t d = 0; d < head_size; ++d)
+      std::memset(keys + d * padded + length, 0, (padded - length) * sizeof(float));
+#endif
+  }
+
+  // values [length, columns] from v [length, head_size], zeros beyond head_size
+  static void gather_values(const float* v, int64_t stride, int64_t length, int64_t head_size, int64_t columns,
+                            float* values) {
+    for (int64_t j = 0; j < length; ++j) {
+      std::memcpy(values + j * columns, v + j * stride, head_size * sizeof(float));
+      std::memset(values + j * columns + head_size, 0, (columns - head_size) * sizeof(float));
+    }
+  }
+};
+
+#ifdef __AVX512BF16__
+// Rounded to bf16, in pairs of neighbours along the summed dimension, which one instruction multiplies and adds.
+struct Bf16Format {
+  using Operand __attribute__((may_alias)) = uint32_t;
+  static int64_t depth(int64_t n) { return (n + 1) / 2; }
+  static Vector multiply_add(Vector sum, Operand a, const Operand* b) {
+    const auto pairs = [](__m512i bits) { return reinterpret_cast<__m512bh>(bits); };
+    return reinterpret_cast<Vector>(
+        _mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), pairs(_mm512_set1_epi32(a)), pairs(_mm512_loadu_si512(b))));
+  }
+
+  // 16 floats, zeros beyond `count`, as 8 pairs
+  static __m256i rounded(const float* from, int64_t count) {
+    return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(first_lanes(count), from)));
+  }
+
+  // The n floats at `row` become depth(n) pairs there.
+  static void pack(float* row, int64_t n) {
+    for (int64_t i = 0; i < n; i += 16)
+      _mm256_mask_storeu_epi32(row + i / 2, static_cast<__mmask8>(first_lanes(depth(n - i))), rounded(row + i, n - i));
+  }
+
+  static void gather_keys(const float* k, int64_t stride, int64_t length, int64_t head_size, int64_t padded,
+                          float* keys) {
+    for (int64_t j = 0; j < padded; j += 16)
+      for (int64_t d = 0; d < head_size; d += 32) {
+        __m512i rows[16];
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i) {
+          const float* from = k + (j + i) * stride + d;
+          const int64_t count = j + i < length ? head_size - d : 0;
+          rows[i] = _mm512_inserti64x4(_mm512_castsi256_si512(rounded(from, count)), rounded(from + 16, count - 16), 1);
+        }
+        transpose(rows);
+        const int64_t count = std::min<int64_t>(16, depth(head_size - d));
+        for (int64_t i = 0; i < count; ++i) _mm512_storeu_si512(keys + (d / 2 + i) * padded + j, rows[i]);
+      }
+  }
+
+  static void gather_values(const float* v, int64_t stride, int64_t length, int64_t head_size, int64_t columns,
+                            float* values) {
+    for (int64_t j = 0; j < length; j += 2)
+      for (int64_t d = 0; d < columns; d += 16) {
+        const float* from = v + j * stride + d;
+        const __m512i low = _mm512_cvtepu16_epi32(rounded(from, head_size - d));
+        const __m512i high = _mm512_cvtepu16_epi32(rounded(from + stride, j + 1 < length ? head_size - d : 0));
+        _mm512_storeu_si512(values + j / 2 * columns + d, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+      }
+  }
+};
+#endif
+
+// out [R, columns] = a [R, depth] @ b [depth, columns], columns a multiple of kColumns, all row-major; depth in
+// Operands.
+template <class Format, int R>
+void multiply(const typename Format::Operand* a, int64_t lda, const typename Format::Operand* b, int64_t ldb,
+              int64_t depth, int64_t columns, float* out, int64_t ldo) {
   for (int64_t c = 0; c < columns; c += kColumns) {
     Vector sum[R][2] = {};
     for (int64_t d = 0; d < depth; ++d) {
-      const Vector b0 = load(b + d * ldb + c), b1 = load(b + d * ldb + c + kLanes);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        const float x = a[r * lda + d];
-        sum[r][0] += x * b0;
-        sum[r][1] += x * b1;
+        sum[r][0] = Format::multiply_add(sum[r][0], a[r * lda + d], b + d * ldb + c);
+        sum[r][1] = Format::multiply_add(sum[r][1], a[r * lda + d], b + d * ldb + c + kLanes);
       }
     }
 #pragma GCC unroll 8
@@ -88,56 +218,39 @@ struct HeadBias {
 };
 
 // R consecutive queries of one head, the first of them `query`, against its keys and values.
-template <int R>
+template <class Format, int R>
 void attend(const float* q, int64_t q_stride, const Scratch& s, const HeadBias& bias, int64_t query, int64_t length,
             int64_t head_size, float scale, float* out, int64_t out_stride) {
+  using Operand = typename Format::Operand;
+  const auto operands = [](float* floats) { return reinterpret_cast<const Operand*>(floats); };
   const int64_t padded = round_up(length, kColumns), columns = round_up(head_size, kColumns);
-  for (int r = 0; r < R; ++r)
-    for (int64_t d = 0; d < head_size; ++d) s.queries[r * head_size + d] = q[r * q_stride + d] * scale;
-  multiply<R>(s.queries, head_size, s.keys, padded, head_size, padded, s.scores, padded);
+  for (int r = 0; r < R; ++r) {
+    float* row = s.queries + r * head_size;
+    for (int64_t d = 0; d < head_size; ++d) row[d] = q[r * q_stride + d] * scale;
+    Format::pack(row, head_size);
+  }
+  multiply<Format, R>(operands(s.queries), head_size, operands(s.keys), padded, Format::depth(head_size), padded,
+                      s.scores, padded);
   float inverse[R];
   for (int r = 0; r < R; ++r) bias.add(s.scores + r * padded, query + r, length);
   for (int r = 0; r < R; ++r) inverse[r] = 1.0f / exp_row(s.scores + r * padded, length);
+  for (int r = 0; r < R; ++r) Format::pack(s.scores + r * padded, length);
   // The queries are spent; 8 rows of output columns do not fit there when head_size is no multiple of kColumns.
   float result[R * 256];
   for (int64_t c = 0; c < columns; c += 256) {
     const int64_t width = std::min<int64_t>(256, columns - c);
-    multiply<R>(s.scores, padded, s.values + c, columns, length, width, result, 256);
+    multiply<Format, R>(operands(s.scores), padded, operands(s.values) + c, columns, Format::depth(length), width,
+                        result, 256);
     for (int r = 0; r < R; ++r)
       for (int64_t d = c; d < std::min(c + width, head_size); ++d)
         out[r * out_stride + d] = result[r * 256 + d - c] * inverse[r];
   }
 }
 
-void gather_keys_values(const float* k, int64_t stride, int64_t hidden, int64_t length, int64_t head_size,
-                        const Scratch& s) {
-  const int64_t padded = round_up(length, kColumns), columns = round_up(head_size, kColumns);
-  const float* v = k + hidden;
-  for (int64_t j = 0; j < length; ++j) {
-    for (int64_t d = 0; d < head_size; ++d) s.keys[d * padded + j] = k[j * stride + d];
-    std::memcpy(s.values + j * columns, v + j * stride, head_size * sizeof(float));
-    std::memset(s.values + j * columns + head_size, 0, (columns - head_size) * sizeof(float));
-  }
-  for (int64_t d = 0; d < head_size; ++d)
-    std::memset(s.keys + d * padded + length, 0, (padded - length) * sizeof(float));
-}
-
-}  // namespace
-
-template <>
-bool attention_supports<Cpu, float>(const Context<Cpu>&, int64_t) {
-  return true;
-}
-
-template <>
-size_t attention_scratch_bytes<Cpu, float>(int64_t max_seqlen, int64_t head_size) {
-  return omp_get_max_threads() * Scratch::floats(max_seqlen, head_size) * sizeof(float);
-}
-
-template <>
-void attention<Cpu, float>(Context<Cpu>&, const float* qkv, int64_t first_token, const int32_t* cu_seqlens,
-                           RelativeBias<float> bias, int64_t batch, int64_t max_seqlen, int64_t queries, int64_t heads,
-                           int64_t head_size, void* scratch, float* out) {
+template <class Format>
+void attend_all(const float* qkv, int64_t first_token, const int32_t* cu_seqlens, const RelativeBias<float>& bias,
+                int64_t batch, int64_t max_seqlen, int64_t queries, int64_t heads, int64_t head_size, void* scratch,
+                float* out) {
   const int64_t hidden = heads * head_size, stride = 3 * hidden;
   const float scale = 1.0f / std::sqrt(static_cast<float>(head_size));
   const int threads = omp_get_max_threads();
@@ -166,16 +279,42 @@ void attention<Cpu, float>(Context<Cpu>&, const float* qkv, int64_t first_token,
         // Without gaps the distances are those of the packed places.
         if (columns && columns[length - 1] - columns[0] != length - 1) head.columns = columns;
       }
-      gather_keys_values(q + hidden, stride, hidden, length, head_size, s);
+      Format::gather_keys(q + hidden, stride, length, head_size, round_up(length, kColumns), s.keys);
+      Format::gather_values(q + 2 * hidden, stride, length, head_size, round_up(head_size, kColumns), s.values);
       int64_t i = begin;
       for (; i + 8 <= end; i += 8)
-        attend<8>(q + i * stride, stride, s, head, i, length, head_size, scale, o + i * hidden, hidden);
+        attend<Format, 8>(q + i * stride, stride, s, head, i, length, head_size, scale, o + i * hidden, hidden);
       for (; i + 4 <= end; i += 4)
-        attend<4>(q + i * stride, stride, s, head, i, length, head_size, scale, o + i * hidden, hidden);
+        attend<Format, 4>(q + i * stride, stride, s, head, i, length, head_size, scale, o + i * hidden, hidden);
       for (; i < end; ++i)
-        attend<1>(q + i * stride, stride, s, head, i, length, head_size, scale, o + i * hidden, hidden);
+        attend<Format, 1>(q + i * stride, stride, s, head, i, length, head_size, scale, o + i * hidden, hidden);
     }
   }
+}
+
+}  // namespace
+
+template <>
+bool attention_supports<Cpu, float>(const Context<Cpu>&, int64_t) {
+  return true;
+}
+
+template <>
+size_t attention_scratch_bytes<Cpu, float>(int64_t max_seqlen, int64_t head_size) {
+  return omp_get_max_threads() * Scratch::floats(max_seqlen, head_size) * sizeof(float);
+}
+
+template <>
+void attention<Cpu, float>([[maybe_unused]] Context<Cpu>& context, const float* qkv, int64_t first_token,
+                           const int32_t* cu_seqlens, RelativeBias<float> bias, int64_t batch, int64_t max_seqlen,
+                           int64_t queries, int64_t heads, int64_t head_size, void* scratch, float* out) {
+#ifdef __AVX512BF16__
+  if (context.bf16)
+    return attend_all<Bf16Format>(qkv, first_token, cu_seqlens, bias, batch, max_seqlen, queries, heads, head_size,
+                                  scratch, out);
+#endif
+  attend_all<FloatFormat>(qkv, first_token, cu_seqlens, bias, batch, max_seqlen, queries, heads, head_size, scratch,
+                          out);
 }
 
 }  // namespace ftbert
