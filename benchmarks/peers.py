@@ -310,6 +310,8 @@ class PackedGraph(Peer):
             qkv = torch.cat([h.weight for h in heads]), torch.cat([h.bias for h in heads])
             rest = (out.dense, out.LayerNorm, layer.intermediate.dense, layer.output.dense, layer.output.LayerNorm)
             self.layers.append([*qkv, *(tensor for module in rest for tensor in (module.weight, module.bias))])
+            for tensor in self.layers[-1]:  # an argument's shape would be a variable where sizes may change
+                torch._dynamo.mark_static(tensor)
         self.compile()
 
     def compile(self) -> None:

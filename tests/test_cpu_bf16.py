@@ -137,6 +137,20 @@ def test_the_real_minilm() -> None:
     assert (exact.encode(texts) * model.encode(texts)).sum(1).min() > 0.999
 
 
+def attention_rounds() -> bool:
+    """Chosen when ftbert is compiled."""
+    return bool(ftbert.load(make_bert(num_hidden_layers=1), dtype="bf16").info()["attention_products"] == "bf16")
+
+
+def test_the_model_attends_in_bf16_where_it_says_so() -> None:
+    reference = make_bert(num_hidden_layers=1)
+    ids = torch.randint(5, 99, (3, 50))
+    fused, general = (ftbert.load(reference, dtype="bf16", attention=path) for path in ("fused", "general"))
+    assert general.info()["attention_products"] == "fp32" and "attention_products" not in ftbert.load(reference).info()
+    apart = error_of(fused(ids).last_hidden_state, general(ids).last_hidden_state)
+    assert (apart > 2e-4) == attention_rounds(), apart
+
+
 @pytest.mark.parametrize("lengths", [[1], [2, 17, 33], [128, 0, 5], [300]], ids=str)
 @pytest.mark.parametrize("heads,head_size", [(3, 1), (2, 17), (2, 26), (12, 32), (3, 64), (1, 80), (2, 128), (1, 300)])
 def test_attention_rounds_its_operands_alone(lengths: list[int], heads: int, head_size: int) -> None:
@@ -149,7 +163,7 @@ def test_attention_rounds_its_operands_alone(lengths: list[int], heads: int, hea
     assert_close(got, exact, atol=4e-2, rtol=8e-3)
     rounded = reference.attention(qkv.bfloat16(), lengths, heads)
     assert error_of(got, exact) <= 1.25 * error_of(rounded.bfloat16(), exact)
-    if torch.cpu._is_avx512_bf16_supported():
+    if attention_rounds():
         assert not torch.equal(got, ops.attention(qkv, cu, max(lengths), heads))
 
 
@@ -159,6 +173,10 @@ def test_attention_in_bf16_with_relative_bias_and_neighbours() -> None:
     cu = reference.offsets(lengths)
     got = ops.attention(qkv, cu, 41, heads, table, bf16=True)
     assert_close(got, ops.attention(qkv, cu, 41, heads, table).double(), atol=4e-2, rtol=8e-3)
+    columns = torch.cat([torch.arange(n) + 2 * (torch.arange(n) > n // 2) for n in lengths]).int()
+    gaps = ops.attention(qkv, cu, 41, heads, table, columns, True)
+    assert_close(gaps, ops.attention(qkv, cu, 41, heads, table, columns).double(), atol=4e-2, rtol=8e-3)
+    assert not torch.equal(gaps, got)
     for first, last in ((0, 41), (41, 61), (61, 64)):
         among = torch.full_like(qkv, float("nan"))
         among[first:last] = qkv[first:last]

@@ -129,6 +129,8 @@ class EngineOf : public Engine {
       all["gemm"] = torch_gemm_name();
     else
       all["gemm"] = gemm_library_version();
+    if (products_ != ScalarTypeOf<T>::value)  // the kernel for it is chosen when ftbert is compiled
+      all["attention_products"] = encoder_.uses_fused_attention() && attention_in_bf16() ? "bf16" : "fp32";
     all["cuda_graphs"] = replay_.state();
     return all;
   }

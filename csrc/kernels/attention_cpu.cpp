@@ -6,8 +6,13 @@
 // operands, these two do too.
 #include <omp.h>
 #ifdef __AVX512F__
+#if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 means its own header's undefined operands
+#endif
 #include <immintrin.h>
+#endif
+#if defined(__AVX512BF16__) && defined(__AVX512VL__)
+#define FTBERT_BF16_PAIRS
 #endif
 
 #include <algorithm>
@@ -23,7 +28,9 @@ namespace ftbert {
 namespace {
 
 constexpr int64_t kQueriesPerItem = 128;
-constexpr int kColumns = 2 * kLanes;  // of keys or of head_size, held in registers by one block
+constexpr int kColumns = 2 * simd::kLanes;  // of keys or of head_size, held in registers by one block
+
+using simd::kLanes, simd::Vector, simd::load, simd::store;
 
 int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
@@ -48,7 +55,7 @@ struct Scratch {
 
 #ifdef __AVX512F__
 // rows[i] element j <-> rows[j] element i, of 32 bits each
-inline void transpose(__m512i (&rows)[16]) {
+inline void transpose_16x16(__m512i (&rows)[16]) {
   __m512i t[16];
 #pragma GCC unroll 8
   for (int i = 0; i < 16; i += 2) {
@@ -103,7 +110,7 @@ struct FloatFormat {
 #pragma GCC unroll 16
         for (int i = 0; i < 16; ++i)
           rows[i] = _mm512_maskz_loadu_epi32(j + i < length ? columns : 0, k + (j + i) * stride + d);
-        transpose(rows);
+        transpose_16x16(rows);
         const int64_t count = std::min<int64_t>(16, head_size - d);
         for (int64_t i = 0; i < count; ++i) _mm512_storeu_si512(keys + (d + i) * padded + j, rows[i]);
       }
@@ -125,7 +132,7 @@ struct FloatFormat {
   }
 };
 
-#ifdef __AVX512BF16__
+#ifdef FTBERT_BF16_PAIRS
 // Rounded to bf16, in pairs of neighbours along the summed dimension, which one instruction multiplies and adds.
 struct Bf16Format {
   using Operand __attribute__((may_alias)) = uint32_t;
@@ -158,7 +165,7 @@ struct Bf16Format {
           const int64_t count = j + i < length ? head_size - d : 0;
           rows[i] = _mm512_inserti64x4(_mm512_castsi256_si512(rounded(from, count)), rounded(from + 16, count - 16), 1);
         }
-        transpose(rows);
+        transpose_16x16(rows);
         const int64_t count = std::min<int64_t>(16, depth(head_size - d));
         for (int64_t i = 0; i < count; ++i) _mm512_storeu_si512(keys + (d / 2 + i) * padded + j, rows[i]);
       }
@@ -299,6 +306,14 @@ bool attention_supports<Cpu, float>(const Context<Cpu>&, int64_t) {
   return true;
 }
 
+bool attention_in_bf16() {
+#ifdef FTBERT_BF16_PAIRS
+  return true;
+#else
+  return false;
+#endif
+}
+
 template <>
 size_t attention_scratch_bytes<Cpu, float>(int64_t max_seqlen, int64_t head_size) {
   return omp_get_max_threads() * Scratch::floats(max_seqlen, head_size) * sizeof(float);
@@ -308,7 +323,7 @@ template <>
 void attention<Cpu, float>([[maybe_unused]] Context<Cpu>& context, const float* qkv, int64_t first_token,
                            const int32_t* cu_seqlens, RelativeBias<float> bias, int64_t batch, int64_t max_seqlen,
                            int64_t queries, int64_t heads, int64_t head_size, void* scratch, float* out) {
-#ifdef __AVX512BF16__
+#ifdef FTBERT_BF16_PAIRS
   if (context.bf16)
     return attend_all<Bf16Format>(qkv, first_token, cu_seqlens, bias, batch, max_seqlen, queries, heads, head_size,
                                   scratch, out);

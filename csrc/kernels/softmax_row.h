@@ -7,22 +7,9 @@
 
 namespace ftbert {
 
-inline constexpr int kLanes = 16;  // one AVX-512 register; narrower machines split it
-using Vector __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias)) = float;
-
-inline Vector load(const float* p) { return *reinterpret_cast<const Vector*>(p); }
-inline void store(float* p, Vector v) { *reinterpret_cast<Vector*>(p) = v; }
-
-// Of the lanes, in a tree: a compiler reduces them one after the other, which takes as long as some 60 exponentials.
-template <class F>
-float reduce(Vector v, F&& f) {
-  for (int half = kLanes / 2; half > 0; half /= 2)
-    for (int i = 0; i < half; ++i) v[i] = f(v[i], v[i + half]);
-  return v[0];
-}
-
 // x = e^(x - max) over [0, cols); returns the sum, so that the caller can divide where it is cheapest.
 inline float exp_row(float* x, int64_t cols) {
+  using simd::kLanes, simd::Vector, simd::load, simd::reduce;
   const auto larger = [](float a, float b) { return a > b ? a : b; };
   const auto plus = [](float a, float b) { return a + b; };
   const int64_t whole = cols / kLanes * kLanes;
