@@ -290,7 +290,7 @@ class CTranslate2(Peer):
 class PackedGraph(Peer):
     """What an expert writes in PyTorch for a GPU: tokens packed, QKV fused, FlashAttention varlen, torch.compile,
     replayed from a CUDA graph. Its packing is done before the clock starts. One layer is compiled and serves them all:
-    nothing of one fuses with the next, and 24 at once take the compiler minutes."""
+    nothing of one fuses with the next."""
 
     name = "packed PyTorch compiled per point, CUDA graph"
     devices = ("cuda",)

@@ -143,12 +143,31 @@ def attention_rounds() -> bool:
 
 
 def test_the_model_attends_in_bf16_where_it_says_so() -> None:
-    reference = make_bert(num_hidden_layers=1)
-    ids = torch.randint(5, 99, (3, 50))
-    fused, general = (ftbert.load(reference, dtype="bf16", attention=path) for path in ("fused", "general"))
-    assert general.info()["attention_products"] == "fp32" and "attention_products" not in ftbert.load(reference).info()
-    apart = error_of(fused(ids).last_hidden_state, general(ids).last_hidden_state)
-    assert (apart > 2e-4) == attention_rounds(), apart
+    """One layer done again in torch, its attention both ways: the model must do the one that `info` names."""
+    model = ftbert.load(make_bert(num_hidden_layers=1), dtype="bf16")
+    w = {name.removeprefix("layers.0."): t for name, t in dict(model.encoder.weights()).items()}
+    states = ops.forward_hidden_states(model.encoder, torch.randint(5, 99, (1, 50)), None, None)
+    x, result = (state.reshape(50, -1) for state in states)
+    linear, norm, eps = torch.nn.functional.linear, torch.nn.functional.layer_norm, 1e-12
+
+    def product(a: torch.Tensor, name: str, bias: bool) -> torch.Tensor:
+        sums = linear(a.bfloat16().float(), w[name + ".weight"].float(), w[name + ".bias"] if bias else None)
+        return (torch.nn.functional.gelu(sums) if name == "ffn.up" else sums).bfloat16().float()
+
+    def normed(y: torch.Tensor, bias: str, residual: torch.Tensor, name: str) -> torch.Tensor:
+        return norm(y + w[bias] + residual, y.shape[1:], w[name + ".weight"], w[name + ".bias"], eps)
+
+    apart = {}
+    for bf16 in (False, True):
+        attended = ops.attention(product(x, "attention.qkv", True), reference.offsets([50]), 50, 2, bf16=bf16)
+        middle = normed(product(attended, "attention.out", False), "attention.out.bias", x, "attention.norm")
+        last = product(product(middle, "ffn.up", True), "ffn.down", False)
+        apart[bf16] = error_of(normed(last, "ffn.down.bias", middle, "ffn.norm"), result)
+    assert apart[attention_rounds()] < 1e-5, apart
+    if attention_rounds():
+        assert apart[False] > 5e-4, apart
+    assert ftbert.load(make_bert(), dtype="bf16", attention="general").info()["attention_products"] == "fp32"
+    assert "attention_products" not in ftbert.load(make_bert()).info()
 
 
 @pytest.mark.parametrize("lengths", [[1], [2, 17, 33], [128, 0, 5], [300]], ids=str)
