@@ -312,7 +312,6 @@ class PackedGraph(Peer):
             self.layers.append([*qkv, *(tensor for module in rest for tensor in (module.weight, module.bias))])
             for tensor in self.layers[-1]:  # an argument's shape would be a variable where sizes may change
                 torch._dynamo.mark_static(tensor)
-        self.compile()
 
     def compile(self) -> None:
         self.embed = torch.compile(self.embeddings, dynamic=self.dynamic)
@@ -369,6 +368,10 @@ class PackedGraphAnySize(PackedGraph):
     slow = False
     compiles_each_point = False
     dynamic = True
+
+    def setup(self, reference: Any) -> None:
+        super().setup(reference)
+        self.compile()
 
 
 def export_onnx(reference: Any, path: Path) -> Path:

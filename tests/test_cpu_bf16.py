@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 from pathlib import Path
@@ -137,6 +138,7 @@ def test_the_real_minilm() -> None:
     assert (exact.encode(texts) * model.encode(texts)).sum(1).min() > 0.999
 
 
+@functools.cache
 def attention_rounds() -> bool:
     """Chosen when ftbert is compiled."""
     return bool(ftbert.load(make_bert(num_hidden_layers=1), dtype="bf16").info()["attention_products"] == "bf16")

@@ -92,7 +92,7 @@ inline __mmask16 first_lanes(int64_t count) {
 #endif
 
 // A format of the two products' operands: what they are summed over, `Format::depth(n)` Operands for n elements; how
-// one of the left times 16 of the right is added to 16 sums; and how operands come about.
+// one of the left times kLanes of the right is added to as many sums; and how operands come about.
 struct FloatFormat {
   using Operand = float;
   static int64_t depth(int64_t n) { return n; }
@@ -133,6 +133,8 @@ struct FloatFormat {
 };
 
 #ifdef FTBERT_BF16_PAIRS
+static_assert(kLanes == 16);
+
 // Rounded to bf16, in pairs of neighbours along the summed dimension, which one instruction multiplies and adds.
 struct Bf16Format {
   using Operand __attribute__((may_alias)) = uint32_t;

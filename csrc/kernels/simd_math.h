@@ -11,7 +11,7 @@
 namespace ftbert::simd {
 
 // As many floats as a register holds: wider vectors compile everywhere, and where they do not fit a register each
-// operation goes through memory (attention was 28 times slower so, with 16 lanes on AVX2).
+// operation goes through memory (attention took 20 times as long so, with 16 lanes on AVX2).
 #if defined(__AVX512F__)
 inline constexpr int kLanes = 16;
 #elif defined(__AVX__)
