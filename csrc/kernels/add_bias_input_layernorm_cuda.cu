@@ -14,10 +14,26 @@ __global__ void __launch_bounds__(Shape::kMaxThreads)
     add_bias_input_layernorm_kernel(const E* x, const E* bias, const E* input, const E* gamma, const E* beta, float eps,
                                     int64_t rows, int cols, E* sum, E* out) {
   wait_for_inputs();
-  for (RowWalk<Shape> walk; walk.row < rows; walk.row += walk.step) {
-    const int64_t offset = walk.row * cols;
-    layernorm_row<Shape>(x + offset, bias, input ? input + offset : nullptr, gamma, beta, eps, cols, walk.lane,
-                         sum ? sum + offset : nullptr, out + offset);
+  RowWalk<Shape> walk;
+  if constexpr (Shape::kPacks > 0) {
+    // The vectors stay in registers for all rows of this group.
+    Packed<E, Shape::kWidth> b[Shape::kPacks], g[Shape::kPacks], h[Shape::kPacks];
+    load_row<Shape>(bias, cols, walk.lane, b);
+    load_row<Shape>(gamma, cols, walk.lane, g);
+    load_row<Shape>(beta, cols, walk.lane, h);
+    for (; walk.row < rows; walk.row += walk.step) {
+      const int64_t offset = walk.row * cols;
+      Packed<E, Shape::kWidth> a[Shape::kPacks], c[Shape::kPacks];
+      load_row<Shape>(x + offset, cols, walk.lane, a);
+      load_row<Shape>(input ? input + offset : nullptr, cols, walk.lane, c);
+      layernorm_packs<Shape>(a, b, c, g, h, true, eps, cols, walk.lane, sum ? sum + offset : nullptr, out + offset);
+    }
+  } else {
+    for (; walk.row < rows; walk.row += walk.step) {
+      const int64_t offset = walk.row * cols;
+      layernorm_row<Shape>(x + offset, bias, input ? input + offset : nullptr, gamma, beta, eps, cols, walk.lane,
+                           sum ? sum + offset : nullptr, out + offset);
+    }
   }
 }
 
@@ -30,10 +46,18 @@ void add_bias_input_layernorm(Context<Device>& context, const T* x, const T* bia
   FTBERT_CHECK(cols < (1 << 30), "add_bias_input_layernorm: a row has at most 2^30 elements, got ", cols);
   const auto launch = [&](auto shape) {
     using Shape = decltype(shape);
-    const RowLaunch on = row_launch<Shape>(rows, context.sm_count);
-    launch_overlapped(context, "kernel add_bias_input_layernorm", add_bias_input_layernorm_kernel<Shape, native_t<T>>,
-                      on.blocks, on.threads, 0, 1, native(x), native(bias), native(input), native(gamma), native(beta),
-                      eps, rows, cols, native(sum), native(out));
+    const auto kernel = add_bias_input_layernorm_kernel<Shape, native_t<T>>;
+    // No more blocks than there is room for at once: each walks over rows, its vectors loaded once.
+    static const int fitting = [&] {
+      int blocks = 0;
+      FTBERT_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, Shape::kMaxThreads, 0));
+      return blocks;
+    }();
+    RowLaunch on = row_launch<Shape>(rows, context.sm_count);
+    on.blocks = std::min(on.blocks, static_cast<unsigned>(fitting * context.sm_count));
+    launch_overlapped(context, "kernel add_bias_input_layernorm", kernel, on.blocks, on.threads, 0, 1, native(x),
+                      native(bias), native(input), native(gamma), native(beta), eps, rows, cols, native(sum),
+                      native(out));
   };
   if (vectorizable(kWidth<T>, cols, x, bias, input, gamma, beta, sum, out))
     with_row_shape<kWidth<T>>(cols, launch);

@@ -17,19 +17,15 @@ __device__ void load_row(const E* row, int cols, int lane, Packed<E, Shape::kWid
 }
 
 // The row in registers. Two-pass variance: E[x^2] - mean^2 cancels where a row's mean is large against its spread.
-// All loads are issued before the first reduction, since with few rows the kernel's time is their latency.
 template <class Shape, class E>
-__device__ void layernorm_registers(const E* a, const E* b, const E* c, const E* gamma, const E* beta, float eps,
-                                    int cols, int lane, E* sum, E* out) {
+__device__ void layernorm_packs(const Packed<E, Shape::kWidth> (&packs_a)[Shape::kPacks],
+                                const Packed<E, Shape::kWidth> (&packs_b)[Shape::kPacks],
+                                const Packed<E, Shape::kWidth> (&packs_c)[Shape::kPacks],
+                                const Packed<E, Shape::kWidth> (&packs_gamma)[Shape::kPacks],
+                                const Packed<E, Shape::kWidth> (&packs_beta)[Shape::kPacks], bool normalize, float eps,
+                                int cols, int lane, E* sum, E* out) {
   constexpr int W = Shape::kWidth, P = Shape::kPacks;
   using Pack = Packed<E, W>;
-  Pack packs_a[P], packs_b[P], packs_c[P], packs_gamma[P], packs_beta[P];
-  load_row<Shape>(a, cols, lane, packs_a);
-  load_row<Shape>(b, cols, lane, packs_b);
-  load_row<Shape>(c, cols, lane, packs_c);
-  load_row<Shape>(gamma, cols, lane, packs_gamma);
-  load_row<Shape>(beta, cols, lane, packs_beta);
-
   const float inverse = 1.0f / cols;  // while the loads are under way
   float x[P][W];
   float total = 0;
@@ -49,7 +45,7 @@ __device__ void layernorm_registers(const E* a, const E* b, const E* c, const E*
   }
 
   float mean = 0, scale = 1;
-  if (gamma != nullptr) {
+  if (normalize) {
     mean = reduce<Shape::kThreads>(total, Sum()) * inverse;
     float squares = 0;
 #pragma unroll
@@ -66,7 +62,7 @@ __device__ void layernorm_registers(const E* a, const E* b, const E* c, const E*
   for (int i = 0; i < P; ++i) {
     const int col = (i * Shape::kThreads + lane) * W;
     if (col >= cols) break;
-    if (gamma != nullptr) {
+    if (normalize) {
       float g[W], h[W];
       packs_gamma[i].to_floats(g);
       packs_beta[i].to_floats(h);
@@ -75,6 +71,22 @@ __device__ void layernorm_registers(const E* a, const E* b, const E* c, const E*
     }
     Pack::from_floats(x[i]).store(out + col);
   }
+}
+
+// All loads are issued before the first reduction, since with few rows the kernel's time is their latency.
+template <class Shape, class E>
+__device__ void layernorm_registers(const E* a, const E* b, const E* c, const E* gamma, const E* beta, float eps,
+                                    int cols, int lane, E* sum, E* out) {
+  using Pack = Packed<E, Shape::kWidth>;
+  constexpr int P = Shape::kPacks;
+  Pack packs_a[P], packs_b[P], packs_c[P], packs_gamma[P], packs_beta[P];
+  load_row<Shape>(a, cols, lane, packs_a);
+  load_row<Shape>(b, cols, lane, packs_b);
+  load_row<Shape>(c, cols, lane, packs_c);
+  load_row<Shape>(gamma, cols, lane, packs_gamma);
+  load_row<Shape>(beta, cols, lane, packs_beta);
+  layernorm_packs<Shape>(packs_a, packs_b, packs_c, packs_gamma, packs_beta, gamma != nullptr, eps, cols, lane, sum,
+                         out);
 }
 
 // A row too long for registers: the same two passes, each reading the row again (from L1 or L2). Each element is
