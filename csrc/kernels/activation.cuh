@@ -5,17 +5,21 @@
 
 namespace ftbert {
 
-// x * Phi(x) for 16-bit results: 1 - erf as a polynomial times a Gaussian (Abramowitz & Stegun 7.1.26, absolute error
-// of erf 1.5e-7, a thousandth of a half's rounding). Half the instructions of erff, which alone kept add_bias_act from
-// the memory's speed. Written from |x| and the complement, so that the negative tail keeps its relative accuracy.
+// x * Phi(x) for 16-bit results: x or 0, less |x| times Phi(-|x|), and that is 2 to a polynomial of |x|, fitted on
+// [0, 6.5] for its relative error, 6e-6; the last coefficient takes it to 0 beyond. Of all values 1 in 1000 rounds to
+// another half than the true one. Half the instructions of erff, which alone kept add_bias_act from the memory's speed,
+// and one of the slow ones (2^x) where a polynomial of a reciprocal times a Gaussian takes two.
 __device__ inline float gelu_erf_16bit(float x) {
-  const float z = fabsf(x);
-  const float t = fast_reciprocal(1.0f + 0.23164189f * z);  // 0.3275911 / sqrt(2)
-  // -1/2 times the polynomial
-  const float polynomial =
-      t * (-0.127414796f + t * (0.142248368f + t * (-0.7107068705f + t * (0.7265760135f + t * -0.5307027145f))));
-  // log2(e) / 2. Infinite times zero would not be a number.
-  return fmaxf(x, 0.0f) + fminf(z, 65504.0f) * (polynomial * fast_exp2(-0.72134752f * x * x));
+  const float z = fminf(fabsf(x), 65504.0f);  // infinite times zero would not be a number
+  float log2_tail = -1.76032324e-6f;
+  log2_tail = log2_tail * z + 6.00019739e-5f;
+  log2_tail = log2_tail * z - 9.17044061e-4f;
+  log2_tail = log2_tail * z + 8.4510725e-3f;
+  log2_tail = log2_tail * z - 5.38355261e-2f;
+  log2_tail = log2_tail * z - 0.458597898f;
+  log2_tail = log2_tail * z - 1.1511941f;
+  log2_tail = log2_tail * z - 1.0f;
+  return fmaxf(x, 0.0f) - z * fast_exp2(log2_tail);
 }
 
 // E: the element type of the result.

@@ -65,13 +65,6 @@ __device__ inline float fast_exp2(float x) {
   return y;
 }
 
-// 1 / x, relative error 1e-7
-__device__ inline float fast_reciprocal(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // Two 16-bit elements convert in one instruction.
 __device__ inline float2 pair_to_float(__half2 x) { return __half22float2(x); }
 __device__ inline float2 pair_to_float(__nv_bfloat162 x) { return __bfloat1622float2(x); }
