@@ -7,7 +7,8 @@
     print(bench.chosen())
 
 `ftbert tune` (ftbert/tune.py) makes tables out of this; ftbert/gemm_table.py keeps them. Times are of a CUDA graph in
-which the product runs on one weight matrix after another, more than the L2 cache holds, as in a model.
+which the product runs on one weight matrix after another, more than the L2 cache holds, as in a model, and a LayerNorm
+of a few rows follows each product; what the LayerNorms take alone is subtracted.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Algorithm = Any
 _AT_ONCE = 64  # graphs that exist at a time
 _WEIGHT_BYTES = 160 << 20  # more than any L2 cache, and about what a BERT-base has
 _CONFIG = ("id", "tile", "stages", "split_k", "reduction", "swizzle", "custom", "inner_shape", "cluster")
-_SEARCHED = (32, 128, 512, 2048, 8192)  # m
+_SEARCHED = (32, 128, 512, 1024, 2048, 4096, 8192)  # m
 _EMPTY_US = 1.5  # a kernel that does nothing, in a graph
 _OTHER_16_BIT = {"fp16": "bf16", "bf16": "fp16"}
 

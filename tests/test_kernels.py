@@ -345,7 +345,7 @@ def test_linear_fused(place: Place, m: int, n: int, k: int, activation: str) -> 
     bias = random(n, place=place, seed=2)
     product = a.double() @ weight.double().T
     ran = []
-    for variant in range(23):
+    for variant in range(36):
         for b in (bias, None):
             expected = reference.activation(product + (0 if b is None else b.double()), activation)
             try:
@@ -366,7 +366,11 @@ def test_linear_fused(place: Place, m: int, n: int, k: int, activation: str) -> 
         for s, split in enumerate(splits)
         if n % columns == k % 64 == 0 and k // 64 >= split
     ]
-    able += [20, 21] if capability == (9, 0) and activation in ("none", "gelu") else []
+    if capability == (9, 0):
+        able += [20, 21] if activation in ("none", "gelu") else []
+        splits = (1, 2, 4)
+        few = [22 + 3 * i + s for i in range(4) for s, split in enumerate(splits) if -(-k // 64) >= split]
+        able += few if m <= 2048 else []
     assert ran == [variant for variant in able for _ in range(2)]
 
 

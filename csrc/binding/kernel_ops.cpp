@@ -100,7 +100,7 @@ Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t h
     const Tensor scratch = at::empty({static_cast<int64_t>(attention_scratch_bytes<Device, T>(max_seqlen, head_size))},
                                      qkv.options().dtype(at::kByte));
     if constexpr (std::is_same_v<Device, Cpu>) context.bf16 = bf16;
-    attention<Device, T>(context, data<T>(qkv), 0, data<int32_t>(cu),
+    attention<Device, T>(context, data<T>(qkv), qkv.size(0), 0, data<int32_t>(cu),
                          {data<T>(relative_bias), data<int32_t>(columns), span}, cu.size(0) - 1, max_seqlen, max_seqlen,
                          heads, head_size, scratch.data_ptr(), data<T>(out));
   });
@@ -208,6 +208,7 @@ Tensor linear_fused(const Tensor& a, const Tensor& weight, const OptionalTensor&
                  bias ? bias->const_data_ptr() : nullptr};
   Tensor out = at::empty({m, n}, a.options());
   gemm.c = out.mutable_data_ptr();
+  call.context.overlap = false;  // the weights may have been written just now
   run_fused_gemm(call.context, static_cast<int>(variant), gemm);
   return out;
 }

@@ -10,7 +10,7 @@
 #include "core/check.h"
 #include "gemm/gemm_fused.h"
 #include "gemm/gemm_hopper.h"
-#include "kernels/activation.cuh"
+#include "gemm/tile_sums.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/tile_loader.cuh"
 #include "kernels/vector.cuh"
@@ -26,48 +26,9 @@ struct TileShape {
   static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
   static constexpr int kRows = kTileM / kWarpsM, kColumns = kTileN / kWarpsN;  // of a warp
   static constexpr int kBytesA = kTileM * kStep * 2, kBytesB = kTileN * kStep * 2;
-  static constexpr int kSumStride = kTileN + 4;  // floats from one row of sums to the next, apart from the banks
-  static constexpr int kBytes = std::max(kStages * (kBytesA + kBytesB), kTileM * kSumStride * 4);
+  static constexpr int kBytes = std::max(kStages * (kBytesA + kBytesB), kTileM* kSumStride<kTileN> * 4);
   static_assert(kRows % 16 == 0 && kColumns % 16 == 0);
 };
-
-struct Operands {
-  const void* a;
-  const void* b;
-  const void* bias;
-  void* c;
-  int64_t m;
-  int n, k, split;
-};
-
-// Rows [first_row, last_row) of the tile: the cluster's sums added, bias, activation, 16 bytes to memory at a time.
-template <Activation kActivation, class E, class Shape>
-__device__ void finish(const Operands& o, const float* sums, int64_t row0, int column0, int first_row, int last_row) {
-  constexpr int kPacks = Shape::kTileN / 8;
-  for (int i = threadIdx.x; i < (last_row - first_row) * kPacks; i += Shape::kThreads) {
-    const int row = first_row + i / kPacks, column = i % kPacks * 8;
-    if (row0 + row >= o.m) continue;
-    float v[8] = {};
-    for (int rank = 0; rank < o.split; ++rank) {
-      const float* from = sums + row * Shape::kSumStride + column;
-#if __CUDA_ARCH__ >= 900
-      if (o.split > 1) from = cooperative_groups::this_cluster().map_shared_rank(const_cast<float*>(from), rank);
-#endif
-      const float4 low = *reinterpret_cast<const float4*>(from), high = *reinterpret_cast<const float4*>(from + 4);
-      v[0] += low.x, v[1] += low.y, v[2] += low.z, v[3] += low.w;
-      v[4] += high.x, v[5] += high.y, v[6] += high.z, v[7] += high.w;
-    }
-    if (o.bias) {
-      float bias[8];
-      Packed<E, 8>::load(static_cast<const E*>(o.bias) + column0 + column).to_floats(bias);
-#pragma unroll
-      for (int w = 0; w < 8; ++w) v[w] += bias[w];
-    }
-#pragma unroll
-    for (int w = 0; w < 8; ++w) v[w] = activate<kActivation, E>(v[w]);
-    Packed<E, 8>::from_floats(v).store(static_cast<E*>(o.c) + (row0 + row) * o.n + column0 + column);
-  }
-}
 
 template <class E, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads) fused_gemm_kernel(Operands o, Activation activation) {
@@ -138,7 +99,7 @@ __global__ void __launch_bounds__(Shape::kThreads) fused_gemm_kernel(Operands o,
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int row = first_row + i * 16 + lane / 4 + 8 * r, column = first_column + j * 8 + lane % 4 * 2;
-        *reinterpret_cast<float2*>(sums + row * Shape::kSumStride + column) =
+        *reinterpret_cast<float2*>(sums + row * kSumStride<Shape::kTileN> + column) =
             make_float2(sum[i][j][2 * r], sum[i][j][2 * r + 1]);
       }
 #if __CUDA_ARCH__ >= 900
@@ -149,14 +110,7 @@ __global__ void __launch_bounds__(Shape::kThreads) fused_gemm_kernel(Operands o,
     __syncthreads();
 
   const int from = Shape::kTileM * rank / o.split, to = Shape::kTileM * (rank + 1) / o.split;
-  switch (activation) {
-    case Activation::none: finish<Activation::none, E, Shape>(o, sums, row0, column0, from, to); break;
-    case Activation::gelu_erf: finish<Activation::gelu_erf, E, Shape>(o, sums, row0, column0, from, to); break;
-    case Activation::gelu_tanh: finish<Activation::gelu_tanh, E, Shape>(o, sums, row0, column0, from, to); break;
-    case Activation::relu: finish<Activation::relu, E, Shape>(o, sums, row0, column0, from, to); break;
-    case Activation::silu: finish<Activation::silu, E, Shape>(o, sums, row0, column0, from, to); break;
-    case Activation::tanh: finish<Activation::tanh, E, Shape>(o, sums, row0, column0, from, to); break;
-  }
+  store_sums<E, Shape::kThreads, Shape::kTileN>(o, activation, sums, row0, column0, from, to);
 #if __CUDA_ARCH__ >= 900
   if (o.split > 1) cooperative_groups::this_cluster().sync();  // the others may still read this block's sums
 #endif
@@ -180,8 +134,8 @@ struct Size {
   int m, n;
 };
 constexpr Size kSizes[] = {{16, 64}, {32, 64}, {64, 64}, {128, 64}, {128, 128}};
-constexpr int kSmallVariants = kSplitCount * static_cast<int>(std::size(kSizes));  // those of gemm_hopper.h follow
-static_assert(kSmallVariants == 20, "tables store these numbers");
+constexpr int kSmallVariants = kSplitCount * static_cast<int>(std::size(kSizes));
+static_assert(kSmallVariants == 20, "tables store these numbers; those of gemm_hopper.h follow");
 
 template <class E>
 void run(const Context<Cuda>& context, int variant, const FusedGemm& gemm) {
@@ -198,16 +152,22 @@ void run(const Context<Cuda>& context, int variant, const FusedGemm& gemm) {
 
 }  // namespace
 
-int fused_gemm_variants() { return kSmallVariants + hopper_gemm_variants(); }
+int fused_gemm_variants() { return kSmallVariants + hopper_gemm_variants() + few_gemm_variants(); }
 
 FusedTile fused_gemm_tile(int variant) {
-  if (variant >= kSmallVariants) return hopper_gemm_tile(variant - kSmallVariants);
-  return {kSizes[variant / kSplitCount].m, kSizes[variant / kSplitCount].n, kSplits[variant % kSplitCount]};
+  if (variant < kSmallVariants)
+    return {kSizes[variant / kSplitCount].m, kSizes[variant / kSplitCount].n, kSplits[variant % kSplitCount]};
+  variant -= kSmallVariants;
+  if (variant < hopper_gemm_variants()) return hopper_gemm_tile(variant);
+  return few_gemm_tile(variant - hopper_gemm_variants());
 }
 
 bool fused_gemm_supports(int capability, int variant, const FusedGemm& gemm) {
-  if (variant >= kSmallVariants) return hopper_gemm_supports(capability, variant - kSmallVariants, gemm);
   if (variant < 0 || gemm.dtype == DType::fp32) return false;
+  if (const int of_hopper = variant - kSmallVariants; of_hopper >= 0) {
+    if (of_hopper < hopper_gemm_variants()) return hopper_gemm_supports(capability, of_hopper, gemm);
+    return few_gemm_supports(capability, of_hopper - hopper_gemm_variants(), gemm);
+  }
   const Size size = kSizes[variant / kSplitCount];
   const int split = kSplits[variant % kSplitCount];
   const int64_t blocks = (gemm.m + size.m - 1) / size.m;
@@ -223,7 +183,10 @@ void run_fused_gemm(const Context<Cuda>& context, int variant, const FusedGemm& 
                " cannot do m=", gemm.m, " n=", gemm.n, " k=", gemm.k, " and ", to_string(gemm.activation));
   for (const void* p : {gemm.a, gemm.b, gemm.bias, static_cast<const void*>(gemm.c)})
     FTBERT_CHECK(reinterpret_cast<uintptr_t>(p) % 16 == 0, "a fused product needs operands aligned to 16 bytes");
-  if (variant >= kSmallVariants) return run_hopper_gemm(context, variant - kSmallVariants, gemm);
+  if (const int of_hopper = variant - kSmallVariants; of_hopper >= 0) {
+    if (of_hopper < hopper_gemm_variants()) return run_hopper_gemm(context, of_hopper, gemm);
+    return run_few_gemm(context, of_hopper - hopper_gemm_variants(), gemm);
+  }
   gemm.dtype == DType::fp16 ? run<__half>(context, variant, gemm) : run<__nv_bfloat16>(context, variant, gemm);
 }
 

@@ -10,6 +10,7 @@
 #include "kernels/activation.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/mma.cuh"
+#include "kernels/tensor_map.h"
 #include "kernels/tma.cuh"
 #include "kernels/vector.cuh"
 #include "kernels/wgmma.cuh"
@@ -178,29 +179,6 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-// A matrix [rows, columns] of 16-bit elements, read in boxes of [box_rows, 64].
-CUtensorMap describe(const void* data, DType dtype, int64_t rows, int64_t columns, int box_rows) {
-  static const auto encode = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    FTBERT_CUDA_CHECK(
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result));
-    FTBERT_CHECK(found && result == cudaDriverEntryPointSuccess, "this driver has no cuTensorMapEncodeTiled");
-    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
-  }();
-  CUtensorMap map;
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(columns) * 2};
-  const cuuint32_t box[] = {64, static_cast<cuuint32_t>(box_rows)}, steps[] = {1, 1};
-  const auto type = dtype == DType::fp16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  const CUresult result =
-      encode(&map, type, 2, const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  FTBERT_CHECK(result == CUDA_SUCCESS, "cuTensorMapEncodeTiled failed with ", static_cast<int>(result), " for [", rows,
-               ", ", columns, "]");
-  return map;
-}
-
 template <class E, int kTileN, Activation kActivation>
 void launch(const Context<Cuda>& context, const FusedGemm& g) {
   using Shape = HopperShape<kTileN>;
@@ -210,8 +188,8 @@ void launch(const Context<Cuda>& context, const FusedGemm& g) {
   Work work{g.m, static_cast<int>(g.n), count(g.k, kStep), count(g.n, kTileN), 0, g.bias, g.c};
   work.tiles = work.columns * count(g.m, kTileM);
   launch_overlapped(context, "kernel hopper_gemm", kernel, std::min(work.tiles, context.sm_count), kThreads,
-                    Shape::kBytes, 1, describe(g.a, g.dtype, g.m, g.k, kTileM),
-                    describe(g.b, g.dtype, g.n, g.k, kTileN), work);
+                    Shape::kBytes, 1, tensor_map(g.a, g.dtype, g.m, g.k, kTileM),
+                    tensor_map(g.b, g.dtype, g.n, g.k, kTileN), work);
 }
 
 template <class E, int kTileN>

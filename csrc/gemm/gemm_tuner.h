@@ -53,7 +53,8 @@ class GemmTuner {
 
   // Microseconds of one product, `rounds` times for each algorithm, in turns: each the mean of a CUDA graph of one
   // product for each of `weights` matrices that lie one behind the other at b, so that a small B does not come out of
-  // the L2 cache every time. No times for an algorithm that cannot run after all.
+  // the L2 cache every time. A LayerNorm of some rows of c follows each product, as in a layer; what these take alone
+  // is subtracted. No times for an algorithm that cannot run after all.
   virtual std::vector<std::vector<double>> time(const std::vector<GemmAlgorithm>& algorithms, const void* a,
                                                 const void* b, int64_t weights, const void* bias, void* c,
                                                 int rounds) = 0;

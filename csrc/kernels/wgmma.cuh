@@ -52,10 +52,13 @@ __device__ void warpgroup_keep(float (&d)[kCount][4]) {
 #define FTBERT_R16(d, i) FTBERT_R4(d, i), FTBERT_R4(d, i + 1), FTBERT_R4(d, i + 2), FTBERT_R4(d, i + 3)
 #define FTBERT_R64(d, i) FTBERT_R16(d, i), FTBERT_R16(d, i + 4), FTBERT_R16(d, i + 8), FTBERT_R16(d, i + 12)
 #define FTBERT_D16 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}"
+#define FTBERT_D24 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23}"
 #define FTBERT_D32                                                                                              \
   "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28," \
   "%29,%30,%31}"
-
+#define FTBERT_D48                                                                                              \
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28," \
+  "%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}"
 #define FTBERT_D64                                                                                               \
   "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,"  \
   "%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55," \
@@ -69,27 +72,32 @@ __device__ void warpgroup_keep(float (&d)[kCount][4]) {
 // d [64, 8 * kColumns8] (+)= a [64, 16] @ b [8 * kColumns8, 16]^T, both in shared memory with k contiguous.
 template <class E, int kColumns8>
 __device__ void warpgroup_multiply_nt(float (&d)[kColumns8][4], uint64_t a, uint64_t b, bool add) {
-  static_assert(kColumns8 == 8 || kColumns8 == 16 || kColumns8 == 24);
-#define FTBERT_NT(shape, type, registers, a_at, b_at, add_at, ...)                                                 \
+  static_assert(kColumns8 == 4 || kColumns8 == 6 || kColumns8 == 8 || kColumns8 == 12 || kColumns8 == 16 ||
+                kColumns8 == 24);
+#define FTBERT_NT_TYPE(type, shape, registers, a_at, b_at, add_at, ...)                                            \
   asm volatile("{ .reg .pred p; setp.ne.b32 p, " add_at ", 0; wgmma.mma_async.sync.aligned." shape "k16.f32." type \
                "." type " " registers ", " a_at ", " b_at ", p, 1, 1, 0, 0; }"                                     \
                : __VA_ARGS__                                                                                       \
                : "l"(a), "l"(b), "r"(static_cast<int>(add)))
-  constexpr bool kHalf = __is_same(E, __half);
-  if constexpr (kColumns8 == 8 && kHalf)
-    FTBERT_NT("m64n64", "f16", FTBERT_D32, "%32", "%33", "%34", FTBERT_R16(d, 0), FTBERT_R16(d, 4));
-  else if constexpr (kColumns8 == 8)
-    FTBERT_NT("m64n64", "bf16", FTBERT_D32, "%32", "%33", "%34", FTBERT_R16(d, 0), FTBERT_R16(d, 4));
-  else if constexpr (kColumns8 == 16 && kHalf)
-    FTBERT_NT("m64n128", "f16", FTBERT_D64, "%64", "%65", "%66", FTBERT_R64(d, 0));
-  else if constexpr (kColumns8 == 16)
-    FTBERT_NT("m64n128", "bf16", FTBERT_D64, "%64", "%65", "%66", FTBERT_R64(d, 0));
-  else if constexpr (kHalf)
-    FTBERT_NT("m64n192", "f16", FTBERT_D96, "%96", "%97", "%98", FTBERT_R64(d, 0), FTBERT_R16(d, 16),
-              FTBERT_R16(d, 20));
-  else
-    FTBERT_NT("m64n192", "bf16", FTBERT_D96, "%96", "%97", "%98", FTBERT_R64(d, 0), FTBERT_R16(d, 16),
-              FTBERT_R16(d, 20));
+#define FTBERT_NT(...)                  \
+  if constexpr (__is_same(E, __half))   \
+    FTBERT_NT_TYPE("f16", __VA_ARGS__); \
+  else                                  \
+    FTBERT_NT_TYPE("bf16", __VA_ARGS__)
+  if constexpr (kColumns8 == 4) {
+    FTBERT_NT("m64n32", FTBERT_D16, "%16", "%17", "%18", FTBERT_R16(d, 0));
+  } else if constexpr (kColumns8 == 6) {
+    FTBERT_NT("m64n48", FTBERT_D24, "%24", "%25", "%26", FTBERT_R16(d, 0), FTBERT_R4(d, 4), FTBERT_R4(d, 5));
+  } else if constexpr (kColumns8 == 8) {
+    FTBERT_NT("m64n64", FTBERT_D32, "%32", "%33", "%34", FTBERT_R16(d, 0), FTBERT_R16(d, 4));
+  } else if constexpr (kColumns8 == 12) {
+    FTBERT_NT("m64n96", FTBERT_D48, "%48", "%49", "%50", FTBERT_R16(d, 0), FTBERT_R16(d, 4), FTBERT_R16(d, 8));
+  } else if constexpr (kColumns8 == 16) {
+    FTBERT_NT("m64n128", FTBERT_D64, "%64", "%65", "%66", FTBERT_R64(d, 0));
+  } else {
+    FTBERT_NT("m64n192", FTBERT_D96, "%96", "%97", "%98", FTBERT_R64(d, 0), FTBERT_R16(d, 16), FTBERT_R16(d, 20));
+  }
+#undef FTBERT_NT_TYPE
 #undef FTBERT_NT
 }
 
@@ -127,7 +135,9 @@ __device__ void warpgroup_multiply_add_nn(float (&d)[kColumns8][4], const uint32
 #undef FTBERT_R16
 #undef FTBERT_R64
 #undef FTBERT_D16
+#undef FTBERT_D24
 #undef FTBERT_D32
+#undef FTBERT_D48
 #undef FTBERT_D64
 #undef FTBERT_D96
 
