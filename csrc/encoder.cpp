@@ -173,8 +173,8 @@ void Encoder<Device, T>::attend(Context<Device>& context, const LayerWeights<T>&
   const int32_t* cu_seqlens = input.cu_seqlens + pass.first_sequence;
   const RelativeBias<T> bias{weights_.relative_bias, input.columns ? input.columns : b.columns, c.relative_span};
   if (fused_) {
-    attention<Device, T>(context, qkv, pass.first_token, cu_seqlens, bias, pass.sequences, input.max_seqlen, queries,
-                         c.heads, c.head_size, b.attention_scratch, b.context);
+    attention<Device, T>(context, qkv, pass.tokens, pass.first_token, cu_seqlens, bias, pass.sequences,
+                         input.max_seqlen, queries, c.heads, c.head_size, b.attention_scratch, b.context);
     return;
   }
   const float scale = 1.0f / std::sqrt(static_cast<float>(c.head_size));

@@ -322,7 +322,7 @@ size_t attention_scratch_bytes<Cpu, float>(int64_t max_seqlen, int64_t head_size
 }
 
 template <>
-void attention<Cpu, float>([[maybe_unused]] Context<Cpu>& context, const float* qkv, int64_t first_token,
+void attention<Cpu, float>([[maybe_unused]] Context<Cpu>& context, const float* qkv, int64_t, int64_t first_token,
                            const int32_t* cu_seqlens, RelativeBias<float> bias, int64_t batch, int64_t max_seqlen,
                            int64_t queries, int64_t heads, int64_t head_size, void* scratch, float* out) {
 #ifdef FTBERT_BF16_PAIRS

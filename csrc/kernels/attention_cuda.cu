@@ -10,13 +10,15 @@
 #include "kernels/attention_wgmma.cuh"
 #include "kernels/kernels.h"
 #include "kernels/launch.cuh"
+#include "kernels/tensor_map.h"
 
 namespace ftbert {
 namespace {
 
 struct Call {
   const void* qkv;
-  int64_t first_token;
+  DType dtype;
+  int64_t tokens, first_token;
   const int32_t* cu_seqlens;
   int64_t batch, max_seqlen, queries;
   int heads;
@@ -59,16 +61,17 @@ void launch_mma(const Call& call) {
                     call.scale_log2, bias_of<E>(call), static_cast<E*>(call.out));
 }
 
-template <class E, int kHeadSize, int kGroups>
+template <class E, int kHeadSize, int kGroups, int kStages>
 void launch_wgmma(const Call& call) {
-  constexpr int kBytes = attention_wgmma_shared_bytes<kHeadSize, kGroups>();
-  const Grid grid(call, 64 * kGroups);
-  const auto kernel = attention_wgmma<E, kHeadSize, kGroups>;
-  if constexpr (kBytes > 48 * 1024)
-    FTBERT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-  launch_overlapped(call.context, "kernel attention", kernel, grid.ctas, 128 * kGroups, kBytes, 1,
-                    static_cast<const E*>(call.qkv), call.first_token, call.cu_seqlens, call.heads, grid.query_blocks,
-                    call.scale_log2, static_cast<E*>(call.out));
+  using Shape = WgmmaAttention<kHeadSize, kGroups, kStages>;
+  const Grid grid(call, Shape::kQueries);
+  const auto kernel = attention_wgmma<E, Shape>;
+  if constexpr (Shape::kBytes > 48 * 1024)
+    FTBERT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kBytes));
+  launch_overlapped(call.context, "kernel attention", kernel, grid.ctas, Shape::kThreads, Shape::kBytes, 1,
+                    tensor_map(call.qkv, call.dtype, call.tokens, 3 * call.heads * kHeadSize, kTileKeys, kHeadSize),
+                    call.first_token, call.cu_seqlens, call.heads, grid.query_blocks, call.scale_log2,
+                    static_cast<E*>(call.out));
 }
 
 // As few warps as the longest sequence needs; 128 queries at most share one pass over the keys.
@@ -89,10 +92,10 @@ void launch(const Call& call) {
     if (call.max_seqlen <= 16) return launch_mma<E, kHeadSize, 1, 1>(call);
     if (call.max_seqlen <= 32) return launch_mma<E, kHeadSize, 2, 1>(call);
     if constexpr (kHeadSize <= 64) {
-      // Two warpgroups that share keys pay from the second block of queries on: 9.0 us against 10.0 for 32x128 with
-      // one, 89.7 against 96.2 for 32x512 with two (12 heads of 64, H200).
-      if (call.hopper && call.max_seqlen <= 128) return launch_wgmma<E, kHeadSize, 1>(call);
-      if (call.hopper) return launch_wgmma<E, kHeadSize, 2>(call);
+      // Two warpgroups that share keys pay from the second block of queries on: 1x128 3.7 us with one, 4.6 with two (12
+      // heads of 64, H200).
+      if (call.hopper && call.max_seqlen <= 128) return launch_wgmma<E, kHeadSize, 1, 2>(call);
+      if (call.hopper) return launch_wgmma<E, kHeadSize, 2, 5>(call);
     }
     if (call.max_seqlen <= 64) return launch_mma<E, kHeadSize, 4, 1>(call);
     // Two row tiles of 128 elements do not fit the registers.
@@ -104,11 +107,13 @@ void launch(const Call& call) {
 }
 
 template <class T>
-void run(Context<Cuda>& context, const T* qkv, int64_t first_token, const int32_t* cu_seqlens,
+void run(Context<Cuda>& context, const T* qkv, int64_t tokens, int64_t first_token, const int32_t* cu_seqlens,
          const RelativeBias<T>& bias, int64_t batch, int64_t max_seqlen, int64_t queries, int64_t heads,
          int64_t head_size, T* out) {
-  if (batch == 0 || max_seqlen == 0) return;
+  if (tokens == 0 || batch == 0 || max_seqlen == 0) return;
   const Call call{qkv,
+                  std::is_same_v<T, half_t> ? DType::fp16 : DType::bf16,
+                  tokens,
                   first_token,
                   cu_seqlens,
                   batch,
@@ -132,20 +137,20 @@ void run(Context<Cuda>& context, const T* qkv, int64_t first_token, const int32_
 
 }  // namespace
 
-#define FTBERT_INSTANTIATE(T)                                                                                      \
-  template <>                                                                                                      \
-  void attention<Cuda, T>(Context<Cuda> & context, const T* qkv, int64_t first_token, const int32_t* cu_seqlens,   \
-                          RelativeBias<T> bias, int64_t batch, int64_t max_seqlen, int64_t queries, int64_t heads, \
-                          int64_t head_size, void*, T* out) {                                                      \
-    run(context, qkv, first_token, cu_seqlens, bias, batch, max_seqlen, queries, heads, head_size, out);           \
-  }                                                                                                                \
-  template <>                                                                                                      \
-  size_t attention_scratch_bytes<Cuda, T>(int64_t, int64_t) {                                                      \
-    return 0;                                                                                                      \
-  }                                                                                                                \
-  template <>                                                                                                      \
-  bool attention_supports<Cuda, T>(const Context<Cuda>&, int64_t head_size) {                                      \
-    return head_size == 32 || head_size == 64 || head_size == 128;                                                 \
+#define FTBERT_INSTANTIATE(T)                                                                                    \
+  template <>                                                                                                    \
+  void attention<Cuda, T>(Context<Cuda> & context, const T* qkv, int64_t tokens, int64_t first_token,            \
+                          const int32_t* cu_seqlens, RelativeBias<T> bias, int64_t batch, int64_t max_seqlen,    \
+                          int64_t queries, int64_t heads, int64_t head_size, void*, T* out) {                    \
+    run(context, qkv, tokens, first_token, cu_seqlens, bias, batch, max_seqlen, queries, heads, head_size, out); \
+  }                                                                                                              \
+  template <>                                                                                                    \
+  size_t attention_scratch_bytes<Cuda, T>(int64_t, int64_t) {                                                    \
+    return 0;                                                                                                    \
+  }                                                                                                              \
+  template <>                                                                                                    \
+  bool attention_supports<Cuda, T>(const Context<Cuda>&, int64_t head_size) {                                    \
+    return head_size == 32 || head_size == 64 || head_size == 128;                                               \
   }
 FTBERT_INSTANTIATE(float)
 FTBERT_INSTANTIATE(half_t)

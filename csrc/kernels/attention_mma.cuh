@@ -108,7 +108,8 @@ __global__ void __launch_bounds__(32 * kWarps)
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {
         mask_scores(score[i], valid, lane);
-        state[i].update(score[i], sum[i], scale_log2);
+        state[i].look_at(score[i], sum[i], scale_log2);
+        state[i].template exponentiate<0, kTileKeys / 8>(score[i], scale_log2);
       }
 
 #pragma unroll

@@ -36,43 +36,64 @@ __device__ void mask_scores(float (&score)[kKeys8][4], int valid, int lane) {
       if (j * 8 + lane % 4 * 2 + c % 2 >= valid) score[j][c] = -INFINITY;
 }
 
-// Of this lane's two rows: the largest score so far and its own share of the sum of e^(score - max).
+// Of this lane's two rows, with scores times log2(e) / sqrt(head size): what is subtracted from them, and its own share
+// of the sum of 2^(score - subtracted), even columns and odd ones apart.
 struct RowState {
-  float most[2] = {-INFINITY, -INFINITY}, total[2] = {};
+  // A larger score than the one subtracted does not matter while 2^(what it is larger by) is far from any limit: a row
+  // is brought to a new maximum only where that is larger by more than this. Most often none of a warp's rows is.
+  static constexpr float kSlack = 8.0f;
 
-  // score becomes e^(scale * (score - max)); the sums so far are brought to the new maximum.
+  float subtracted[2] = {-INFINITY, -INFINITY}, total[2][2] = {};
+
+  // Looks at new scores, and brings the sums so far to what is subtracted from now on.
   template <int kKeys8, int kColumns8>
-  __device__ void update(float (&score)[kKeys8][4], float (&sum)[kColumns8][4], float scale_log2) {
-    float scaled[2];
+  __device__ void look_at(const float (&score)[kKeys8][4], float (&sum)[kColumns8][4], float scale_log2) {
+    float most[2][2];
+#pragma unroll
+    for (int c = 0; c < 4; ++c) most[c / 2][c % 2] = fmaxf(score[0][c], score[1][c]);
+#pragma unroll
+    for (int j = 2; j < kKeys8; j += 2)
+#pragma unroll
+      for (int c = 0; c < 4; ++c) most[c / 2][c % 2] = fmaxf(most[c / 2][c % 2], fmaxf(score[j][c], score[j + 1][c]));
+    float now[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float now = most[r];
+      now[r] = fmaxf(most[r][0], most[r][1]);
+      now[r] = fmaxf(now[r], __shfl_xor_sync(0xffffffff, now[r], 1));
+      now[r] = fmaxf(now[r], __shfl_xor_sync(0xffffffff, now[r], 2)) * scale_log2;
+    }
+    if (!__any_sync(0xffffffff, now[0] > subtracted[0] + kSlack || now[1] > subtracted[1] + kSlack)) return;
 #pragma unroll
-      for (int j = 0; j < kKeys8; ++j) now = fmaxf(now, fmaxf(score[j][2 * r], score[j][2 * r + 1]));
-      now = fmaxf(now, __shfl_xor_sync(0xffffffff, now, 1));
-      now = fmaxf(now, __shfl_xor_sync(0xffffffff, now, 2));
-      scaled[r] = now * scale_log2;
-      const float correction = fast_exp2(most[r] * scale_log2 - scaled[r]);
-      most[r] = now;
-      total[r] *= correction;
+    for (int r = 0; r < 2; ++r) {
+      const bool larger = now[r] > subtracted[r] + kSlack;  // of this row alone: others may be another sequence's
+      const float correction = larger ? fast_exp2(subtracted[r] - now[r]) : 1.0f;
+      subtracted[r] = larger ? now[r] : subtracted[r];
+      total[r][0] *= correction;
+      total[r][1] *= correction;
 #pragma unroll
       for (int d = 0; d < kColumns8; ++d) {
         sum[d][2 * r] *= correction;
         sum[d][2 * r + 1] *= correction;
       }
     }
+  }
+
+  // Scores of keys [8*kFirst, 8*kLast) become 2^(scale_log2 * score - subtracted).
+  template <int kFirst, int kLast, int kKeys8>
+  __device__ void exponentiate(float (&score)[kKeys8][4], float scale_log2) {
 #pragma unroll
-    for (int j = 0; j < kKeys8; ++j) {
+    for (int j = kFirst; j < kLast; ++j) {
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        score[j][c] = fast_exp2(score[j][c] * scale_log2 - scaled[c / 2]);
-        total[c / 2] += score[j][c];
+        score[j][c] = fast_exp2(score[j][c] * scale_log2 - subtracted[c / 2]);
+        total[c / 2][c % 2] += score[j][c];
       }
     }
   }
 
   __device__ float inverse_total(int r) const {
-    float all = total[r] + __shfl_xor_sync(0xffffffff, total[r], 1);
+    float all = total[r][0] + total[r][1];
+    all += __shfl_xor_sync(0xffffffff, all, 1);
     all += __shfl_xor_sync(0xffffffff, all, 2);
     return 1.0f / all;
   }

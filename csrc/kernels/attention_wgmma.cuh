@@ -1,96 +1,140 @@
-// Fused attention on Hopper's warpgroup instructions, for sequences of more than 32 tokens and heads of 32 or 64.
+// Fused attention on Hopper: warpgroup products, tiles through the tensor memory accelerator; for sequences of more
+// than 32 tokens and heads of 32 or 64.
 //
-// The same algorithm and shared-memory layout as attention_mma.cuh, but a warpgroup owns 64 queries: scores and
-// output take 32 registers each instead of 128, nothing passes through ldmatrix, and four warpgroups share a
-// multiprocessor, so that one's softmax runs under another's products.
+// A warpgroup owns 64 queries. One thread asks for tiles of 64 keys and values, a ring of stages ahead, and the
+// warpgroups of a block go through them each at its own pace. The products of a tile's probabilities and of the next
+// tile's scores are started together and waited for once; four warpgroups share a multiprocessor, so that one's softmax
+// runs under another's products.
 #pragma once
 #include "kernels/attention_tile.cuh"
+#include "kernels/tma.cuh"
 #include "kernels/wgmma.cuh"
 
 namespace ftbert {
 namespace {
 
-// 1024: the swizzle pattern repeats every eight rows of 128 bytes, counted from an address of that alignment.
-template <int kHeadSize, int kGroups>
-constexpr int attention_wgmma_shared_bytes() {
-  return (64 * kGroups + 4 * kTileKeys) * kHeadSize * 2 + 1024;
-}
+template <int kHeadSize_, int kGroups_, int kStages_>
+struct WgmmaAttention {
+  static constexpr int kHeadSize = kHeadSize_, kGroups = kGroups_, kStages = kStages_;
+  static constexpr int kThreads = 128 * kGroups, kQueries = 64 * kGroups;
+  static constexpr int kTileBytes = kTileKeys * kHeadSize * 2;  // as many for 64 queries
+  // Queries; keys and values of each stage; barriers. 1024: the swizzle repeats every eight rows of 128 bytes, counted
+  // from an address of that alignment.
+  static constexpr int kBytes = 1024 + (kGroups + 2 * kStages) * kTileBytes + 8 * (2 * kStages + 1);
+};
 
-// qkv [tokens, 3*hidden], out [tokens, hidden]; grid: query blocks x heads x batch, query blocks fastest.
-template <class E, int kHeadSize, int kGroups>
-__global__ void __launch_bounds__(128 * kGroups, 4 / kGroups)
-    attention_wgmma(const E* __restrict__ qkv, int64_t first_token, const int32_t* __restrict__ cu_seqlens, int heads,
-                    int query_blocks, float scale_log2, E* __restrict__ out) {
+// map: of qkv [tokens, 3*hidden] in boxes of [64, head size]; out [tokens, hidden]; grid: query blocks x heads x batch,
+// query blocks fastest.
+template <class E, class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 4 / Shape::kGroups)
+    attention_wgmma(const __grid_constant__ CUtensorMap map, int64_t first_token,
+                    const int32_t* __restrict__ cu_seqlens, int heads, int query_blocks, float scale_log2,
+                    E* __restrict__ out) {
 #ifdef FTBERT_WGMMA
-  constexpr int kThreads = 128 * kGroups, kQueries = 64 * kGroups, kRowBytes = kHeadSize * 2;
-  constexpr int kTileBytes = kTileKeys * kRowBytes;
+  constexpr int kHeadSize = Shape::kHeadSize, kStages = Shape::kStages, kTileBytes = Shape::kTileBytes;
+  constexpr int kRowBytes = kHeadSize * 2, kLag = kStages > 2 ? 2 : 1;
+  if (threadIdx.x == 0) prefetch_map(map);
   wait_for_inputs();
-  const AttentionBlock block(cu_seqlens, heads, query_blocks, kQueries);
+  const AttentionBlock block(cu_seqlens, heads, query_blocks, Shape::kQueries);
   if (block.first_query >= block.length) return;
 
   extern __shared__ char unaligned_memory[];
   char* const memory = unaligned_memory + (1024 - shared_address(unaligned_memory) % 1024) % 1024;
-  const uint32_t shared_q = shared_address(memory);
-  const uint32_t shared_k = shared_q + kQueries * kRowBytes;
-  const uint32_t shared_v = shared_k + 2 * kTileBytes;
-  const int64_t hidden = static_cast<int64_t>(heads) * kHeadSize, stride = 3 * hidden;
-  const E* q = qkv + (block.start - first_token) * stride + block.head * kHeadSize;
-  const E *k = q + hidden, *v = k + hidden;
+  const uint32_t shared_q = shared_address(memory), shared_kv = shared_q + Shape::kGroups * kTileBytes;
+  const uint32_t full = shared_kv + 2 * kStages * kTileBytes, empty = full + 8 * kStages, tail = empty + 8 * kStages;
+  const int64_t hidden = static_cast<int64_t>(heads) * kHeadSize;
+  const int groups = min(Shape::kGroups, (block.length - block.first_query + 63) / 64);  // those that have queries
   const int tiles = (block.length + kTileKeys - 1) / kTileKeys;
+  const int row0 = static_cast<int>(block.start - first_token);
 
-  const TileLoader<E, kHeadSize, kThreads> loader(stride);
   const auto load_keys_values = [&](int tile) {
-    if (tile < tiles) {
-      const int first = tile * kTileKeys, valid = min(kTileKeys, block.length - first);
-      const uint32_t stage = tile % 2 * kTileBytes;
-      loader.template load<kTileKeys>(shared_k + stage, k + first * stride, kTileKeys, valid);
-      loader.template load<kTileKeys>(shared_v + stage, v + first * stride, kTileKeys, valid);
-    }
-    copy_async_commit();
+    const int stage = tile % kStages, row = row0 + tile * kTileKeys, column = block.head * kHeadSize;
+    const uint32_t to = shared_kv + stage * 2 * kTileBytes, barrier = full + 8 * stage;
+    barrier_expect(barrier, (tile == 0 ? 2 + groups : 2) * kTileBytes);
+    tma_load(to, map, column + static_cast<int>(hidden), row, barrier);
+    tma_load(to + kTileBytes, map, column + 2 * static_cast<int>(hidden), row, barrier);
   };
-  loader.template load<kQueries>(shared_q, q + block.first_query * stride, kQueries, block.length - block.first_query);
-  load_keys_values(0);
-  load_keys_values(1);
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < kStages; ++s) {
+      barrier_init(full + 8 * s, 1);
+      barrier_init(empty + 8 * s, 4 * groups);
+    }
+    barrier_init(tail, 1);
+    barrier_init_fence();
+    load_keys_values(0);
+    for (int g = 0; g < groups; ++g)  // they count with the first keys
+      tma_load(shared_q + g * kTileBytes, map, block.head * kHeadSize, row0 + block.first_query + g * 64, full);
+    for (int tile = 1; tile < min(tiles, kStages); ++tile) load_keys_values(tile);
+  }
+  __syncthreads();
 
-  const int group = threadIdx.x / 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const bool active = block.first_query + group * 64 < block.length;
-  float sum[kHeadSize / 8][4] = {};
+  const int group = Shape::kGroups > 1 ? threadIdx.x / 128 : 0, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (group >= groups) return;
+  const uint64_t queries = matrix_descriptor<kRowBytes>(shared_q + group * kTileBytes);
+  float score[kTileKeys / 8][4], sum[kHeadSize / 8][4] = {};
   RowState state;
 
+  int stage = 0;
+  uint32_t parity = 0;
+  const auto start_scores = [&] {
+    barrier_wait(full + 8 * stage, parity);
+    const uint64_t keys = matrix_descriptor<kRowBytes>(shared_kv + stage * 2 * kTileBytes);
+    warpgroup_fence();
+#pragma unroll
+    for (int d = 0; d < kHeadSize / 16; ++d) warpgroup_multiply_nt<E>(score, queries + d * 2, keys + d * 2, d > 0);
+    warpgroup_commit();
+  };
+  start_scores();
+  warpgroup_wait();
+  warpgroup_keep(score);
+
   for (int tile = 0; tile < tiles; ++tile) {
-    copy_async_wait<1>();
-    fence_shared_for_async();
-    __syncthreads();
-    if (active) {
-      const uint32_t keys = shared_k + tile % 2 * kTileBytes, values = shared_v + tile % 2 * kTileBytes;
-      float score[kTileKeys / 8][4];
-      warpgroup_fence();
-#pragma unroll
-      for (int d = 0; d < kHeadSize / 16; ++d)
-        warpgroup_multiply_nt<E>(score, matrix_descriptor<kRowBytes>(shared_q + group * 64 * kRowBytes + d * 32),
-                                 matrix_descriptor<kRowBytes>(keys + d * 32), d > 0);
-      warpgroup_commit();
-      warpgroup_wait();
-
-      mask_scores(score, block.length - tile * kTileKeys, lane);
-      state.update(score, sum, scale_log2);
-
-      uint32_t p[kTileKeys / 16][4];
-#pragma unroll
-      for (int j = 0; j < kTileKeys / 16; ++j) pack_probabilities<E>(score, j, p[j]);
-      warpgroup_fence();
-#pragma unroll
-      for (int j = 0; j < kTileKeys / 16; ++j)
-        warpgroup_multiply_add_nn<E>(sum, p[j], matrix_descriptor<kRowBytes>(values + j * 16 * kRowBytes));
-      warpgroup_commit();
-      warpgroup_wait();
+    const uint32_t values = shared_kv + (stage * 2 + 1) * kTileBytes;
+    const int valid = block.length - tile * kTileKeys, used = stage;
+    if (valid < kTileKeys && threadIdx.x < 32) {
+      // Past the end lies another sequence, or nothing yet: a weight of zero would make a NaN of its infinity.
+      for (int i = valid * kRowBytes + 16 * lane; i < kTileBytes; i += 16 * 32)
+        *reinterpret_cast<uint4*>(memory + (values - shared_q) + i) = uint4{};
+      fence_shared_for_async();
+      __syncwarp();
+      if (lane == 0) barrier_arrive(tail);
     }
-    __syncthreads();
-    load_keys_values(tile + 2);
+    mask_scores(score, valid, lane);
+    state.look_at(score, sum, scale_log2);
+    // In two halves: the first one's products run while the second is worked out.
+    const uint64_t value_rows = matrix_descriptor<kRowBytes>(values);
+    uint32_t p[kTileKeys / 16][4];
+    const auto add_values = [&](auto half) {
+      constexpr int kHalf = decltype(half)::value;
+      state.template exponentiate<4 * kHalf, 4 * kHalf + 4>(score, scale_log2);
+#pragma unroll
+      for (int j = 2 * kHalf; j < 2 * kHalf + 2; ++j) pack_probabilities<E>(score, j, p[j]);
+      if (kHalf == 0 && valid < kTileKeys) barrier_wait(tail, 0);
+      warpgroup_fence();
+#pragma unroll
+      for (int j = 2 * kHalf; j < 2 * kHalf + 2; ++j)
+        warpgroup_multiply_add_nn<E>(sum, p[j], value_rows + j * kRowBytes);  // 16 rows, in units of 16 bytes
+      warpgroup_commit();
+    };
+    add_values(std::integral_constant<int, 0>());
+    add_values(std::integral_constant<int, 1>());
+    // The next tile into a stage that everybody has most likely left.
+    if (threadIdx.x == 0 && tile >= kLag && tile - kLag + kStages < tiles) {
+      barrier_wait(empty + 8 * ((tile - kLag) % kStages), (tile - kLag) / kStages % 2);
+      load_keys_values(tile - kLag + kStages);
+    }
+    __syncwarp();
+    if (tile + 1 < tiles) {
+      if (++stage == kStages) stage = 0, parity ^= 1;
+      start_scores();
+    }
+    warpgroup_wait();
+    warpgroup_keep(sum);
+    warpgroup_keep(score);
+    if (lane == 0) barrier_arrive(empty + 8 * used);
   }
-  copy_async_wait<0>();
-  if (!active) return;
 
+  named_barrier_wait(1 + group, 128);  // nobody reads the queries any more
   stage_rows<E, kHeadSize>(memory, warp * 16, lane, sum, state);
   __syncwarp();
   store_rows<E, kHeadSize, 16>(memory, warp * 16, lane, block.length - block.first_query - warp * 16,

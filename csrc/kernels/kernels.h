@@ -139,8 +139,8 @@ struct RelativeBias {
 // Of each sequence the first `queries` rows are computed, and perhaps more; the others are left as they were.
 template <class Device, class T>
 void attention(Context<Device>& context, const T* qkv,  // [tokens, 3*hidden], bias already added
-               int64_t first_token, const int32_t* cu_seqlens, RelativeBias<T> bias, int64_t batch, int64_t max_seqlen,
-               int64_t queries, int64_t heads, int64_t head_size,
+               int64_t tokens, int64_t first_token, const int32_t* cu_seqlens, RelativeBias<T> bias, int64_t batch,
+               int64_t max_seqlen, int64_t queries, int64_t heads, int64_t head_size,
                void* scratch,  // attention_scratch_bytes
                T* out);        // [tokens, hidden]
 template <class Device, class T>
