@@ -121,11 +121,14 @@ def test_attention_odd_head_size_on_cpu(head_size: int) -> None:
     assert_close(out, reference.attention(qkv, [40, 5], 2), atol=2e-6)
 
 
-def test_attention_neighbours_do_not_matter(place: Place) -> None:
-    qkv = random(150, 3 * 128, place=place)
-    alone = ops.attention(qkv[20:90].contiguous(), reference.offsets([70], place.device), 70, 2)
-    qkv[:20], qkv[90:] = float("nan"), float("inf")
-    among = ops.attention(qkv, reference.offsets([20, 70, 60], place.device), 70, 2)[20:90]
+@pytest.mark.parametrize("length", [70, 150, 450])  # of tiles: fewer than stages, as many, more
+@pytest.mark.parametrize("heads,head_size", [(4, 32), (2, 64), (1, 128)])
+def test_attention_neighbours_do_not_matter(place: Place, heads: int, head_size: int, length: int) -> None:
+    end = 20 + length
+    qkv = random(end + 60, 3 * 128, place=place)
+    alone = ops.attention(qkv[20:end].contiguous(), reference.offsets([length], place.device), length, heads)
+    qkv[:20], qkv[end:] = float("nan"), float("inf")
+    among = ops.attention(qkv, reference.offsets([20, length, 60], place.device), length, heads)[20:end]
     assert torch.equal(alone, among)
 
 
