@@ -65,6 +65,7 @@ template <class E, int kHeadSize, int kGroups, int kStages>
 void launch_wgmma(const Call& call) {
   using Shape = WgmmaAttention<kHeadSize, kGroups, kStages>;
   const Grid grid(call, Shape::kQueries);
+  if (call.tokens == 0) return;  // there is no map of nothing
   const auto kernel = attention_wgmma<E, Shape>;
   if constexpr (Shape::kBytes > 48 * 1024)
     FTBERT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kBytes));
@@ -110,7 +111,7 @@ template <class T>
 void run(Context<Cuda>& context, const T* qkv, int64_t tokens, int64_t first_token, const int32_t* cu_seqlens,
          const RelativeBias<T>& bias, int64_t batch, int64_t max_seqlen, int64_t queries, int64_t heads,
          int64_t head_size, T* out) {
-  if (tokens == 0 || batch == 0 || max_seqlen == 0) return;
+  if (batch == 0 || max_seqlen == 0) return;
   const Call call{qkv,
                   std::is_same_v<T, half_t> ? DType::fp16 : DType::bf16,
                   tokens,
