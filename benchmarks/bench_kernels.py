@@ -2,7 +2,8 @@
 
     python benchmarks/bench_kernels.py --device cuda --dtype fp16 [--out FILE]
 
-Shapes are BERT-base's for 1x128, 32x128 and 32x512 tokens. "cold": every call has operands of its own, together more
+Shapes are BERT-base's for 1x128, 32x128 and 32x512 tokens; on a GPU attention comes for more sizes and heads, beside
+cuDNN's. "cold": every call has operands of its own, together more
 than the caches hold, as after other layers' work; "warm": the same operands again and again. On a GPU a CUDA graph of
 many calls is timed, so that launches are not. The floor is the larger of the bytes that must move, at the speed of a
 copy measured here, and the FLOPs, at that of torch's best large product. Results are compared before they are timed.
@@ -26,6 +27,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 import torch  # noqa: E402
 from machine import DTYPES, bandwidth, flops, log, provenance, seconds  # noqa: E402
 from torch import Tensor  # noqa: E402
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from torch.nn.functional import gelu, layer_norm, linear, normalize, scaled_dot_product_attention  # noqa: E402
 
 from ftbert._library import load_library  # noqa: E402
@@ -33,6 +35,8 @@ from ftbert._library import load_library  # noqa: E402
 HIDDEN, INTER, HEADS, VOCAB = 768, 3072, 12, 30522
 SIZE = HIDDEN // HEADS
 SHAPES = ((1, 128), (32, 128), (32, 512))  # batch, seq
+ATTENTION_SHAPES = tuple((batch, seq) for batch in (8, 32, 64) for seq in (128, 384, 512))
+ATTENTION_HEADS = ((12, 64), (16, 64), (12, 32))  # heads, head size
 Make = Callable[[], tuple[Any, ...]]
 
 
@@ -126,6 +130,25 @@ def cases(batch: int, seq: int, device: torch.device, dtype: torch.dtype) -> Ite
             yield product(name, n, k, tokens, random, size)
 
 
+def attention(batch: int, seq: int, heads: int, size: int, device: torch.device, dtype: torch.dtype) -> Case:
+    """Beside cuDNN's, which torch takes by itself for some sizes only."""
+    hidden, tokens, width = heads * size, batch * seq, torch.empty((), dtype=dtype).element_size()
+    cu = torch.arange(0, tokens + 1, seq, dtype=torch.int32, device=device)
+    generator = torch.Generator(device=device).manual_seed(0)
+
+    def cudnn(qkv: Tensor) -> Tensor:
+        q, k, v = qkv.view(batch, seq, 3, heads, size).permute(2, 0, 3, 1, 4)
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(tokens, hidden)
+
+    return Case(
+        f"attention {heads}x{size}, cuDNN",
+        lambda: (torch.empty(tokens, 3 * hidden, device=device, dtype=dtype).normal_(generator=generator),),
+        lambda qkv: torch.ops.ftbert.attention(qkv, cu, seq, heads), cudnn,
+        4.0 * tokens * hidden * width, 4.0 * tokens * seq * hidden,
+    )  # fmt: skip
+
+
 def product(name: str, n: int, k: int, tokens: int, random: Callable[..., Tensor], size: int) -> Case:
     bias = random(n)
     return Case(
@@ -154,21 +177,31 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     print("| kernel | batch x seq | us cold | torch | us warm | torch | floor us | floor / cold |")
     print("|---|---|---:|---:|---:|---:|---:|---:|")
-    for batch, seq in SHAPES if device.type == "cuda" else SHAPES[:2]:
-        for case in cases(batch, seq, device, dtype):
-            if options.kernel and not any(word in case.name for word in options.kernel):
-                continue
-            compare(case, dtype)
-            floor = 1e6 * max(case.bytes / speed["bytes"], case.flops / speed["flops"])
-            times = measure(case, device, options.rounds)
-            rows.append({"name": case.name, "batch": batch, "seq": seq, "floor_us": floor} | times)
-            shown = " | ".join(f"{times[key]:.1f}" for key in ("cold", "torch_cold", "warm", "torch_warm"))
-            share = f"{floor:.1f} | {floor / times['cold']:.0%}"
-            print(f"| {case.name} | {batch}x{seq} | {shown} | {share} |", flush=True)
+    for batch, seq, case in all_cases(device, dtype):
+        if options.kernel and not any(word in case.name for word in options.kernel):
+            continue
+        compare(case, dtype)
+        floor = 1e6 * max(case.bytes / speed["bytes"], case.flops / speed["flops"])
+        times = measure(case, device, options.rounds)
+        rows.append({"name": case.name, "batch": batch, "seq": seq, "floor_us": floor} | times)
+        shown = " | ".join(f"{times[key]:.1f}" for key in ("cold", "torch_cold", "warm", "torch_warm"))
+        share = f"{floor:.1f} | {floor / times['cold']:.0%}"
+        print(f"| {case.name} | {batch}x{seq} | {shown} | {share} |", flush=True)
     document = {"provenance": provenance(device, options.dtype, rounds=options.rounds), "speed": speed, "rows": rows}
     out = options.out or ROOT / "benchmarks" / "results" / f"kernels-{device.type}-{options.dtype}.json"
     out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return 0
+
+
+def all_cases(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[int, int, Case]]:
+    """With batch and length."""
+    for batch, seq in SHAPES if device.type == "cuda" else SHAPES[:2]:
+        for case in cases(batch, seq, device, dtype):
+            yield batch, seq, case
+    if device.type == "cuda" and dtype != torch.float32:
+        for heads, size in ATTENTION_HEADS:
+            for batch, seq in ATTENTION_SHAPES:
+                yield batch, seq, attention(batch, seq, heads, size, device, dtype)
 
 
 def compare(case: Case, dtype: torch.dtype) -> None:

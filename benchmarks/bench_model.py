@@ -17,6 +17,7 @@ import gc
 import json
 import statistics
 import sys
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -191,6 +192,8 @@ def measure(
             calls[kind.name] = call
     for name, times in interleaved(calls, rounds, batch.ids.device).items():
         rows[name] |= {"ms": 1e3 * statistics.median(times), "ms_least": 1e3 * min(times)}
+        if batch.ids.is_cuda and rows[name]["ms"] < 1:
+            rows[name]["host_us"] = 1e6 * host_seconds(calls[name])
     tokens = sum(batch.lengths)
     device, result = batch.ids.device, {"tokens": tokens, "fill": tokens / batch.ids.numel(), "peers": rows}
     for name, floor in (("gemm_floor_ms", gemm_floor), ("byte_floor_ms", byte_floor)):
@@ -201,6 +204,19 @@ def measure(
         parts = attempt(partial(split, ours))
         result |= {"failed": parts} if isinstance(parts, str) else {"split_ms": parts}
     return result
+
+
+def host_seconds(call: Call, calls: int = 20, rounds: int = 5) -> float:
+    """Median seconds until a call is given to the GPU, which has more to do than the host all the while."""
+    times = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(calls):
+            call()
+        times.append((time.perf_counter() - begin) / calls)
+    torch.cuda.synchronize()
+    return statistics.median(times)
 
 
 def compare(call: Call, want: torch.Tensor, batch: Batch) -> float:

@@ -1,7 +1,7 @@
-"""The result files as one page, as charts, and as README's tables.
+"""The result files as one page, as charts, and as the tables of README and docs/speed.md.
 
-    python benchmarks/report.py            writes benchmarks/results/index.html, *.svg, and README.md between its marks
-    python benchmarks/report.py --check    says whether README.md is what the results give
+    python benchmarks/report.py            writes benchmarks/results/index.html, *.svg, and the tables between marks
+    python benchmarks/report.py --check    says whether the tables are what the results give
 
 Reads benchmarks/results/{cuda,cpu}-*.json (bench_model), kernels-*.json, encode-*.json, optimize-*.json and
 gemm_table-*.json.
@@ -13,6 +13,7 @@ import argparse
 import json
 import math
 import re
+import statistics
 import sys
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -26,6 +27,7 @@ sys.path[:0] = [str(ROOT / "benchmarks")]
 from charts import Series, bars, dots, stacks  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "speed.md")
 BASE = "transformers (sdpa)"
 MANY = 24  # points; of more, README shows these, with the means over all, and the page draws dots
 README_POINTS = (
@@ -49,13 +51,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
-    readme = ROOT / "README.md"
-    old = readme.read_text(encoding="utf-8")
-    new = fill_marks(old)
+    differ = []
+    for path in PAGES:
+        old = path.read_text(encoding="utf-8")
+        if (new := fill_marks(old)) != old:
+            differ.append(path.name)
+            if not options.check:
+                path.write_text(new, encoding="utf-8")
     if options.check:
-        print("README.md is what the results give" if new == old else "README.md differs: run benchmarks/report.py")
-        return int(new != old)
-    readme.write_text(new, encoding="utf-8")
+        print(f"{', '.join(differ)}: not what the results give: run benchmarks/report.py" if differ else "up to date")
+        return int(bool(differ))
     (RESULTS / "index.html").write_text(page(), encoding="utf-8")
     print(f"wrote {RESULTS / 'index.html'}")
     return 0
@@ -66,11 +71,12 @@ def load(pattern: str) -> dict[str, Any]:
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob(pattern))}
 
 
-# ---- README --------------------------------------------------------------------------------------------------------
+# ---- README and docs -----------------------------------------------------------------------------------------------
 
 
 def fill_marks(text: str) -> str:
-    """`<!-- results: NAME -->` ... `<!-- end -->` is replaced by the table of results/NAME.json."""
+    """`<!-- results: NAME -->` ... `<!-- end -->` is replaced by the table of results/NAME.json, and between
+    `<!-- split: NAME -->` and the end comes where ftbert's time goes at the points that a profiler saw."""
 
     def table(match: re.Match[str]) -> str:
         document = json.loads((RESULTS / f"{match[1]}.json").read_text(encoding="utf-8"))
@@ -83,7 +89,13 @@ def fill_marks(text: str) -> str:
         body = "\n\n".join(map(markdown, tables))
         return f"<!-- results: {match[1]} -->\n{line}\n\n{body}\n<!-- end -->"
 
-    return re.sub(r"<!-- results: (\S+) -->.*?<!-- end -->", table, text, flags=re.S)
+    def split(match: re.Match[str]) -> str:
+        document = json.loads((RESULTS / f"{match[1]}.json").read_text(encoding="utf-8"))
+        body = markdown(split_table(document["results"]))
+        return f"<!-- split: {match[1]} -->\n{machine(document['provenance'])}.\n\n{body}\n<!-- end -->"
+
+    text = re.sub(r"<!-- results: (\S+) -->.*?<!-- end -->", table, text, flags=re.S)
+    return re.sub(r"<!-- split: (\S+) -->.*?<!-- end -->", split, text, flags=re.S)
 
 
 def machine_line(name: str, document: dict[str, Any]) -> str:
@@ -136,6 +148,19 @@ def model_table(document: dict[str, Any], results: Iterable[dict[str, Any]]) -> 
     return ["milliseconds", "tokens", *labels.values()], rows
 
 
+def split_table(results: Iterable[dict[str, Any]]) -> Table:
+    """Where ftbert's time goes and what its products could not go below."""
+    some = [result for result in results if "split_ms" in result]
+    kinds = [kind for kind in dict.fromkeys(k for r in some for k in r["split_ms"]) if kind != "gemm"]
+    rows = []
+    for result in some:
+        parts, floor = result["split_ms"], result["gemm_floor_ms"]
+        ms = min(row["ms"] for name, row in result["peers"].items() if name.startswith("ftbert") and "ms" in row)
+        cells = [ms, floor, parts["gemm"], *(parts.get(kind, 0.0) for kind in kinds)]
+        rows.append([point_name(result), f"{ms / floor:.2f}", *(f"{cell:.3f}" for cell in cells)])
+    return ["milliseconds", "times the floor", "all", "floor: products alone", "products", *kinds], rows
+
+
 def means_table(document: dict[str, Any]) -> Table:
     """How many times as fast as each peer ours are: geometric means over the points where both ran, with their number
     where one did not."""
@@ -153,6 +178,16 @@ def means_table(document: dict[str, Any]) -> Table:
             rows.append([f"{ours}, against {label(document, peer)}", *cells])
     counts = f"all {len(results)} points", f"{len(half)} half full", f"{len(alone)} of batch 1"
     return ["times as fast, geometric means", *counts], rows
+
+
+def host_table(document: dict[str, Any]) -> Table:
+    """What a call keeps the host busy for, medians over the points where it was measured."""
+    rows, names = [], peers_of(document)
+    for model in dict.fromkeys(result["model"] for result in document["results"]):
+        some = [result["peers"] for result in document["results"] if result["model"] == model]
+        found = [[peers[name]["host_us"] for peers in some if "host_us" in peers.get(name, {})] for name in names]
+        rows.append([model, *(f"{statistics.median(us):.0f}" if us else "" for us in found)])
+    return ["", *names], rows
 
 
 def ratio(result: dict[str, Any], slow: str, fast: str) -> float | None:
@@ -256,6 +291,9 @@ def model_section(name: str, document: dict[str, Any]) -> list[str]:
     if len(results) > MANY:
         table = f"{html_table(means_table(document))}<details><summary>Every point</summary>{table}</details>"
     parts.append(table)
+    if any("host_us" in row for r in results for row in r["peers"].values()):
+        parts.append("<p>Host time of a call, microseconds, where the GPU takes less than a millisecond:</p>")
+        parts.append(html_table(host_table(document)))
     failed = {
         f"{point_name(r)}: {peer}: {row['failed']}"
         for r in results

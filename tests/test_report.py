@@ -43,9 +43,10 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_readme_says_what_the_results_say() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "<!-- results: cpu-fp32 -->" in text
+@pytest.mark.parametrize("page,mark", [("README.md", "results: cpu-fp32"), ("docs/speed.md", "split: cuda-fp16")])
+def test_pages_say_what_the_results_say(page: str, mark: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert f"<!-- {mark} -->" in text
     assert report.fill_marks(text) == text, "run benchmarks/report.py"
 
 
@@ -61,6 +62,27 @@ def test_the_fastest_that_computes_the_same_is_bold(results: Path) -> None:
     assert "| base 4x8 full | 32 | **10** | 123 | 8 |" in text
     assert "coarse <int8> (off by 0.66)" in text and "broken" not in text
     assert report.fill_marks(text) == text
+
+
+def test_the_split_is_beside_the_floor(results: Path) -> None:
+    document = json.loads((results / "cpu-fp32.json").read_text())
+    document["results"][0] |= {"gemm_floor_ms": 5.0, "split_ms": {"attention": 1.5, "gemm": 6.0, "gaps": 0.25}}
+    (results / "gpu.json").write_text(json.dumps(document))
+    text = report.fill_marks("<!-- split: gpu -->\n<!-- end -->")
+    assert "| milliseconds | times the floor | all | floor: products alone | products | attention | gaps |" in text
+    assert "| base 4x8 full | 2.00 | 10.000 | 5.000 | 6.000 | 1.500 | 0.250 |" in text
+    assert report.fill_marks(text) == text
+
+
+def test_host_times_are_medians_of_a_model(results: Path) -> None:
+    document = json.loads((results / "cpu-fp32.json").read_text())
+    one = document["results"][0]
+    for us in (10.0, 30.0, 20.0):
+        other = json.loads(json.dumps(one))
+        other["peers"]["ftbert"]["host_us"] = us
+        document["results"].append(other)
+    head, rows = report.host_table(document)
+    assert rows == [["base", *("20" if name == "ftbert" else "" for name in head[1:])]]
 
 
 def test_the_page_is_whole_and_escaped(results: Path) -> None:
