@@ -108,7 +108,9 @@ def machine(facts: dict[str, Any]) -> str:
         where = f"One {facts['gpu']} (driver {facts['driver']}, CUDA {facts['cuda']})"
     else:
         where = f"{facts['threads']} threads of {facts['cpu']}"
-    software = f"torch {packages['torch']}, transformers {packages['transformers']}, ftbert at {facts['commit'][:7]}"
+    commit, _, changed = facts["commit"].partition("+")
+    at = f"{commit[:7]} with uncommitted changes" if changed else commit[:7]
+    software = f"torch {packages['torch']}, transformers {packages['transformers']}, ftbert at {at}"
     return f"{where}, {facts['dtype']}, {software}"
 
 

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from ftbert.checkpoint import open_checkpoint
+from ftbert.config import FORMAT, read_json
 
 # Everything small that says how text becomes ids and vectors; weights and training state stay behind.
 _TEXT_FILES = (
@@ -30,13 +31,13 @@ def convert(
 ) -> Path:
     """Writes `target` (model.safetensors, config.json, the tokenizer's files) and returns its path.
 
-    dtype: of the stored weights, None keeps the source's. force: replace an existing target. Nothing half-written is
-    left: a folder beside the target is filled and renamed. FileExistsError, ValueError (see `open_checkpoint`),
-    OSError when the target cannot be written.
+    dtype: of the stored weights, None keeps the source's. force: replace a checkpoint folder that ftbert wrote; nothing
+    else is ever replaced. Nothing half-written is left: a folder beside the target is filled and renamed.
+    FileExistsError, ValueError (the target holds the source; see also `open_checkpoint`), OSError when the target
+    cannot be written.
     """
     target = Path(target)
-    if target.exists() and not force and (not target.is_dir() or any(target.iterdir())):
-        raise FileExistsError(f"{target}: exists already; remove it or pass force=True (--force)")
+    _check_target(target, source, force)
     target.parent.mkdir(parents=True, exist_ok=True)
     checkpoint = open_checkpoint(source)
     folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -54,6 +55,26 @@ def convert(
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return target
+
+
+def _check_target(target: Path, source: str | Path | torch.nn.Module, force: bool) -> None:
+    if not isinstance(source, torch.nn.Module) and Path(source).exists():
+        here, there = Path(source).resolve(), target.resolve()
+        if here == there or there in here.parents:
+            raise ValueError(f"{target}: holds the source, {source}; convert to another folder")
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    if not force:
+        raise FileExistsError(f"{target}: exists already; remove it or pass force=True (--force)")
+    if not _is_ours(target):
+        raise FileExistsError(f"{target}: is no checkpoint folder of ftbert, and nothing else is replaced; remove it")
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        return bool(read_json(folder / "config.json").get("format") == FORMAT)
+    except (OSError, ValueError):
+        return False
 
 
 def _copy_text_files(source: Path, target: Path) -> None:
@@ -80,7 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("source", help="folder or hub id")
     parser.add_argument("target", help="folder to write")
     parser.add_argument("--dtype", choices=["fp32", "fp16", "bf16"], help="of the stored weights (default: kept)")
-    parser.add_argument("--force", action="store_true", help="replace an existing target")
+    parser.add_argument("--force", action="store_true", help="replace a target that ftbert wrote")
     options = parser.parse_args(arguments)
     from ftbert.model import parse_dtype
 

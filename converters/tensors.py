@@ -73,6 +73,8 @@ class StateDictSource(TensorSource):
     """A state dict in memory, or mapped from a .bin file."""
 
     def __init__(self, tensors: dict[str, torch.Tensor], where: str) -> None:
+        if other := [name for name, value in tensors.items() if not isinstance(value, torch.Tensor)]:
+            raise ValueError(f"{where}: not all of its weights are tensors ({other[0]}, ...): is the model quantized?")
         self.where = where
         self._tensors = tensors
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ftbert._library import library_path, load_library
     from ftbert.config import EncoderConfig
     from ftbert.model import Model, load
     from ftbert.optimization import optimize, undo
 
 __version__ = "0.1.0"
-__all__ = ["EncoderConfig", "Model", "__version__", "load", "optimize", "undo"]
+__all__ = [
+    "EncoderConfig", "Model", "__version__", "library_path", "load", "load_library", "optimize", "undo",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -23,6 +26,10 @@ def __getattr__(name: str) -> Any:
         from ftbert.config import EncoderConfig
 
         return EncoderConfig
+    if name in ("library_path", "load_library"):
+        from ftbert import _library
+
+        return getattr(_library, name)
     if name in ("optimize", "undo"):
         from ftbert import optimization
 

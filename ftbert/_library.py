@@ -10,9 +10,15 @@ import torch
 _LIBRARY = Path(__file__).parent / "lib" / "libftbert.so"
 
 
+def library_path() -> Path:
+    """The compiled library: what a C++ program loads before it reads a saved module."""
+    return _LIBRARY
+
+
 @cache
 def load_library() -> None:
-    """Registers `torch.ops.ftbert` and `torch.classes.ftbert`; ImportError says how to build when it cannot."""
+    """Registers `torch.ops.ftbert` and `torch.classes.ftbert`, which `torch.jit.load` and `torch.export.load` need
+    before they meet a model of ftbert. Once is enough. ImportError says how to build when it cannot."""
     if not _LIBRARY.exists():
         raise ImportError(
             f"ftbert's compiled library is missing ({_LIBRARY.name} beside {Path(__file__).name}); "

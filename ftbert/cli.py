@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ftbert import __version__
+
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
 
@@ -39,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ftbert", description="BERT-like encoders at the hardware's limit.")
+    parser.add_argument("--version", action="version", version=f"ftbert {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, text: str, run: Any, *, model: bool) -> argparse.ArgumentParser:
@@ -56,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument(
         "--dtype", choices=("fp32", "fp16", "bf16"), help="of the stored weights (default: kept)"
     )
-    convert.add_argument("--force", action="store_true", help="replace DST if it exists")
+    convert.add_argument("--force", action="store_true", help="replace DST if it is a checkpoint folder of ftbert")
 
     embed = command(
         "embed", "Embed a file: .txt .jsonl .csv .parquet to .npy .jsonl .parquet.", _embed, model=True

@@ -67,13 +67,18 @@ class FastForward:
             )
         asked = self.__signature__.bind(*args, **kwargs).arguments
         asked.update(asked.pop("kwargs", {}))
-        built = self.built()
+        try:
+            built = self.built()
+        except ValueError as error:  # changed since into something that ftbert does not compute
+            self._note(str(error), module)
+            return self.original(*args, **kwargs)
         mask = asked.get("attention_mask")
         if isinstance(mask, Tensor) and mask.dim() == 2:
             # As transformers reads it: what is not 0 is kept. On the host, because the next check looks at it there,
             # and ftbert then does not wait for the device a second time.
             asked["attention_mask"] = mask = (mask != 0).cpu()
-        reason = _why_original(asked, module.config, built.config)
+        hooked = "forward hooks on modules inside" if built.watch.hooked() else None
+        reason = hooked or _why_original(asked, module.config, built.config)
         if reason is not None:
             self._note(reason, module)
             return self.original(*args, **kwargs)

@@ -52,11 +52,14 @@ def load(
     float sums: all else and the results are float32. attention: "auto", or "fused" / "general" to force
     a path. heads: the checkpoint's task heads too; a masked language model then computes logits over the vocabulary in
     every call. Raises FileNotFoundError, ValueError (weights or config do not fit, all problems listed), RuntimeError
-    (a device or dtype that this build or machine cannot serve).
+    (a device or dtype that this build or machine cannot serve), TypeError for what is no such source.
     """
-    place, element = _check_device(torch.device(device)), parse_dtype(dtype)
+    place, element = _check_device(_device(device)), parse_dtype(dtype)
     check_dtype(place, element)
-    checkpoint = open_cached(source)
+    return _build(open_cached(_source(source)), place, element, attention, heads)
+
+
+def _build(checkpoint: Checkpoint, place: torch.device, element: torch.dtype, attention: str, heads: bool) -> Model:
     entries = checkpoint.config.encoder.entries()
     # One tensor at a time: repacked or moved before the next is read, so that memory peaks at the model's own size.
     weights = {}
@@ -67,6 +70,30 @@ def load(
     gemm_table.install(place)
     encoder = torch.classes.ftbert.Encoder(weights, entries, attention)
     return Model(encoder, checkpoint, _load_heads(checkpoint, place, _between(place, element)) if heads else [])
+
+
+def _source(source: Any) -> str | Path | torch.nn.Module:
+    """TypeError for what cannot be one, with what the caller may have meant."""
+    if isinstance(source, torch.nn.Module):
+        if type(source).__module__.startswith("sentence_transformers"):
+            raise TypeError(
+                f"load takes a transformers model, got a {type(source).__name__}: ftbert.optimize(model) makes it "
+                "faster in place, and ftbert.load(its folder) loads it"
+            )
+        return source
+    if not isinstance(source, str | Path):
+        raise TypeError(f"load takes a folder, an .onnx file, a hub id or a transformers model, got {type(source)}")
+    path = Path(source).expanduser()
+    if path.suffix in (".safetensors", ".bin") and path.is_file():
+        raise ValueError(f"{source}: load takes the folder that holds the weights and config.json: {path.parent}")
+    return path if str(source).startswith("~") else source
+
+
+def _device(device: Any) -> torch.device:
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device: expected cpu, cuda or cuda:N, got {device!r}") from None
 
 
 def check_dtype(device: torch.device, dtype: torch.dtype) -> None:
@@ -141,6 +168,14 @@ class Model:
         self.checkpoint = checkpoint
         self.config: EncoderConfig = checkpoint.config.encoder
         self.folder = checkpoint.folder
+
+    def __repr__(self) -> str:
+        c = self.config
+        heads = f", heads {self.tasks}" if self.heads else ""
+        return (
+            f"<ftbert.Model {self.checkpoint.config.architecture}: {c.layers} layers of {c.hidden}, {self.dtype} on "
+            f"{self.device}{heads}>"
+        )
 
     @property
     def encoder(self) -> Any:
@@ -218,7 +253,7 @@ class Model:
         by row. ValueError when the model has no such head.
         """
         if not isinstance(self.module, HeadedModule) or self.tasks[0] != "masked_lm":
-            raise ValueError(f"this model has no masked language model head, but {self.tasks or 'none'}")
+            raise ValueError(f"this model has no masked language model head; its heads: {self.tasks or 'none'}")
         return self.module.logits_at(positions, input_ids, attention_mask, token_type_ids)
 
     def forward_packed(
@@ -257,10 +292,22 @@ class Model:
         )  # fmt: skip
 
     def to(self, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None) -> Model:
-        """The same model on another device or in another dtype; this one stays as it is."""
-        place = self.device if device is None else _check_device(torch.device(device))
+        """The same model on another device or in another dtype; this one stays as it is.
+
+        Weights that were rounded are read again from the checkpoint where there is one; of a live model they stay
+        rounded, with a warning.
+        """
+        if isinstance(device, torch.dtype):
+            raise TypeError(f"the first argument is a device; for a dtype write to(dtype={device})")
+        place = self.device if device is None else _check_device(_device(device))
         element = self.dtype if dtype is None else parse_dtype(dtype)
         check_dtype(place, element)
+        if self.dtype not in (torch.float32, element):
+            if self.folder is not None:
+                asked = self.info()
+                path = asked["attention"] if asked["attention_reason"] == "asked for" else "auto"
+                return _build(self.checkpoint, place, element, path, bool(self.heads))
+            warnings.warn(f"this model's weights were rounded to {self.dtype} and stay so", stacklevel=2)
         names = {value: name for name, value in DTYPES.items()}
         gemm_table.install(place)
         heads = [copy.deepcopy(head).to(place, _between(place, element)) for head in self.heads]

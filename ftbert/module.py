@@ -7,6 +7,10 @@ from typing import Any, Optional, Tuple  # noqa: UP035 (TorchScript reads these 
 import torch
 from torch import Tensor
 
+from ftbert._library import load_library
+
+load_library()  # so that pickle, which imports this first, can read the encoder
+
 
 class EncoderModule(torch.nn.Module):
     """Holds a torch.classes.ftbert.Encoder. `torch.jit.script(module).save("m.pt")` loads in C++ through LibTorch."""

@@ -9,7 +9,7 @@ from torch import nn
 
 from ftbert.checkpoint import open_checkpoint
 from ftbert.fast_forward import FastForward, Settings, compute_dtype
-from ftbert.model import _check_device, parse_dtype
+from ftbert.model import _check_device, _device, parse_dtype
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,12 +33,13 @@ def optimize(
     What differs from the original: at padding the hidden states are 0, and no gradient flows into the encoder (outputs
     are detached from it, also in grad mode; training mode raises RuntimeError). Calls that ask for what ftbert does
     not compute run the original forward, with a warning the first time: output_attentions, inputs_embeds, masks that
-    are not [batch, seq], padding in column 0, position_ids other than the default, anything of decoders. The counts
-    are in `encoder.forward.fallbacks`.
+    are not [batch, seq], padding in column 0, position_ids other than the default, anything of decoders. So do all
+    calls while a module inside the encoder has forward hooks. The counts are in `encoder.forward.fallbacks`.
 
     Weights may be changed, moved or cast afterwards: the next call builds the encoder again (writes through
-    `parameter.data` are not noticed). Memory: the layers' weights are held twice on a CPU; on a GPU in the model's own
-    dtype only those of query, key and value; state_dict, save_pretrained, copy and pickle work as before.
+    `parameter.data` are not noticed), or runs the original where ftbert does not compute them (float64, say). Memory:
+    the layers' weights are held twice on a CPU; on a GPU in the model's own dtype only those of query, key and value;
+    state_dict, save_pretrained, copy and pickle work as before.
 
     TypeError: no transformers model in `model`. ValueError: an architecture that is not supported (the supported ones
     are listed), weights that do not fit the config, training mode, a forward that something else has replaced.
@@ -46,7 +47,7 @@ def optimize(
     """
     encoders = _find_encoders(model)
     settings = Settings(None if dtype is None else parse_dtype(dtype), attention)
-    place = None if device is None else _check_device(torch.device(device))
+    place = None if device is None else _check_device(_device(device))
     for encoder in encoders:
         _check(encoder, place, settings)
     if place is not None:

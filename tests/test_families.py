@@ -120,6 +120,41 @@ def test_pretraining_models_have_two_heads(place: Place, family: str) -> None:
 # ---- convert, load, and back ---------------------------------------------------------------------------------------
 
 
+def test_convert_replaces_only_what_it_wrote(tmp_path: Path) -> None:
+    theirs, ours, precious = tmp_path / "theirs", tmp_path / "ours", tmp_path / "precious"
+    make_model("bert", "encoder", 1).save_pretrained(theirs)
+    before = sorted(path.name for path in theirs.iterdir())
+    precious.mkdir()
+    (precious / "data.txt").write_text("x")
+    for target in (theirs, tmp_path):
+        with pytest.raises(ValueError, match="holds the source"):
+            convert(theirs, target, force=True)
+    with pytest.raises(FileExistsError, match="no checkpoint folder of ftbert"):
+        convert(theirs, precious, force=True)
+    assert sorted(path.name for path in theirs.iterdir()) == before and (precious / "data.txt").exists()
+    ours.mkdir()
+    for force in (False, True):  # an empty folder, then what is in it now
+        convert(theirs, ours, force=force)
+    with pytest.raises(FileExistsError, match="--force"):
+        convert(theirs, ours)
+    ftbert.load(ours)
+
+
+def test_counted_positions_bound_the_tokens_not_the_width(place: Place) -> None:
+    """As in transformers: columns of padding take no position."""
+    reference = make_model("roberta", "encoder", 1, max_position_embeddings=22)
+    model = ftbert.load(reference, device=place.device, dtype=place.dtype)
+    batch = make_batch(reference, "encoder", "right")
+    pad = reference.config.pad_token_id
+    ids = torch.full((2, 40), pad)
+    ids[:, :10] = batch["input_ids"][:2, :10].clamp(min=pad + 1)
+    reference = copy.deepcopy(reference).to(place.device)
+    check(reference, model, {"input_ids": ids, "attention_mask": (ids != pad).long()}, place)
+    ids[0] = pad + 1
+    with pytest.raises(RuntimeError, match="sequence of 40 tokens: the model has positions for 20"):
+        model(ids.to(place.device), (ids != pad).long().to(place.device))
+
+
 @pytest.mark.parametrize(("family", "task"), CASES)
 def test_round_trip(tmp_path: Path, family: str, task: str) -> None:
     """HuggingFace folder -> ftbert folder -> transformers again, all giving the same."""

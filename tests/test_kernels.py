@@ -70,6 +70,15 @@ def test_activations_over_their_whole_range(place: Place) -> None:
         )
 
 
+@pytest.mark.parametrize("activation", ["none", "gelu", "gelu_new", "relu", "silu", "tanh"])
+def test_activations_of_what_is_no_number(place: Place, activation: str) -> None:
+    x = torch.tensor([[math.nan, math.inf, 65504.0, 1.0] * 8], dtype=place.dtype, device=place.device)
+    got = ops.add_bias_act(x, None, activation)[0].tolist()
+    assert all(map(math.isnan, got[0::4]))
+    assert got[1] == (1.0 if activation == "tanh" else math.inf)
+    assert got[2] == (1.0 if activation == "tanh" else x[0, 2].item())
+
+
 @pytest.mark.parametrize("lengths", RAGGED, ids=str)
 @pytest.mark.parametrize("heads,head_size", [(2, 32), (3, 64), (2, 128)])
 def test_attention(place: Place, lengths: list[int], heads: int, head_size: int) -> None:
@@ -121,7 +130,7 @@ def test_attention_odd_head_size_on_cpu(head_size: int) -> None:
     assert_close(out, reference.attention(qkv, [40, 5], 2), atol=2e-6)
 
 
-@pytest.mark.parametrize("length", [70, 150, 450])  # of tiles: fewer than stages, as many, more
+@pytest.mark.parametrize("length", [70, 150, 450])  # tiles of 64 keys: all resident, or more than that
 @pytest.mark.parametrize("heads,head_size", [(4, 32), (2, 64), (1, 128)])
 def test_attention_neighbours_do_not_matter(place: Place, heads: int, head_size: int, length: int) -> None:
     end = 20 + length

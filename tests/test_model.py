@@ -359,3 +359,43 @@ def test_asking_for_a_gpu_without_one_says_what_is_missing() -> None:
         ftbert.load(make_bert(), dtype="int8")
     with pytest.raises(ValueError, match="device: expected cpu or cuda"):
         ftbert.load(make_bert(), device="mps")
+
+
+def test_a_dtype_that_is_wider_again_has_the_checkpoint_s_weights(tmp_path: Path) -> None:
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("no bf16 on this CPU")
+    theirs = make_bert()
+    theirs.save_pretrained(tmp_path)
+    ids = torch.arange(5, 17)[None]
+    expected = ftbert.load(tmp_path)(ids).last_hidden_state
+    back = ftbert.load(tmp_path, dtype="bf16", attention="general").to(dtype="fp32")
+    assert_close(back(ids).last_hidden_state, expected, atol=1e-5)
+    assert back.info()["attention"] == "general"
+    with pytest.warns(UserWarning, match="rounded"):
+        rounded = ftbert.load(theirs, dtype="bf16").to(dtype="fp32")
+    assert 1e-4 < (rounded(ids).last_hidden_state - expected).abs().max() < 0.1
+
+
+@pytest.mark.parametrize(
+    "source,error,words",
+    [
+        (None, TypeError, "a folder, an .onnx file, a hub id or a transformers model"),
+        (3, TypeError, "got <class 'int'>"),
+        ("model.safetensors", ValueError, "the folder that holds the weights"),
+    ],
+)
+def test_load_says_what_it_takes(source: Any, error: type[Exception], words: str, tmp_path: Path) -> None:
+    if isinstance(source, str):
+        (tmp_path / source).touch()
+        source = str(tmp_path / source)
+    with pytest.raises(error, match=words):
+        ftbert.load(source)
+
+
+def test_devices_that_are_none_are_named() -> None:
+    with pytest.raises(ValueError, match="device: expected cpu, cuda or cuda:N, got 'gpu'"):
+        ftbert.load(make_bert(), device="gpu")
+    model = ftbert.load(make_bert())
+    with pytest.raises(TypeError, match=r"to\(dtype=torch.bfloat16\)"):
+        model.to(torch.bfloat16)  # type: ignore[arg-type]
+    assert "layers of" in repr(model) and "torch.float32 on cpu" in repr(model)

@@ -101,6 +101,44 @@ def test_every_family_and_head(family: str, head: str) -> None:
     assert not fallbacks(model)
 
 
+def test_hooks_inside_are_called() -> None:
+    model = make("bert", "ForSequenceClassification")
+    inputs = some_inputs(model)
+    ftbert.optimize(model)
+    handle = model.bert.encoder.layer[0].register_forward_hook(lambda *_: torch.zeros(4, 30, model.config.hidden_size))
+    with pytest.warns(UserWarning, match="forward hooks"):
+        got = run(model, **inputs).logits
+    handle.remove()
+    expected = run(model, **inputs).logits
+    assert fallbacks(model) == {"forward hooks on modules inside": 1}
+    assert (got - expected).abs().max() > 1e-2
+    seen: list[int] = []
+    model.bert.register_forward_hook(lambda *_: seen.append(1))  # outside: called as ever
+    run(model, **inputs)
+    assert seen == [1] and len(fallbacks(model)) == 1
+
+
+def test_weights_that_are_not_computed_with_run_the_original() -> None:
+    model = make("bert", "ForSequenceClassification")
+    inputs = some_inputs(model)
+    ftbert.optimize(model)
+    expected = run(model, **inputs).logits
+    model.double()
+    with pytest.warns(UserWarning, match="expected fp32, fp16 or bf16"):
+        got = run(model, **inputs).logits
+    assert got.dtype == torch.float64
+    assert_close(got, expected, atol=1e-4)
+    model.float()
+    assert_close(run(model, **inputs).logits, expected, atol=1e-6)
+    assert list(fallbacks(model).values()) == [1]
+
+
+def test_quantized_weights_are_refused_by_name() -> None:
+    model = torch.ao.quantization.quantize_dynamic(make("bert", "ForSequenceClassification"), {torch.nn.Linear})
+    with pytest.raises(ValueError, match="quantized"):
+        ftbert.optimize(model)
+
+
 def test_on_every_place(place: Place) -> None:
     model = make("bert", "ForSequenceClassification").to(place.device)
     inputs = {key: value.to(place.device) for key, value in some_inputs(model).items()}

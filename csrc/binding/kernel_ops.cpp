@@ -179,6 +179,8 @@ Tensor linear_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bi
   Tensor out = at::empty({m, n}, a.options());
   run(a, [&](auto backend, auto& context) {
     using T = typename decltype(backend)::T;
+    if constexpr (std::is_same_v<typename decltype(backend)::Device, Cuda>)
+      context.overlap = false;  // the weights may have been written just now
     Tensor packed = a.is_cpu() ? pack_weight(weight) : Tensor();
     const Linear<T> w{data<T>(weight), packed.defined() ? &packed : nullptr, data<T>(bias), n, k};
     const T* result =
@@ -208,7 +210,7 @@ Tensor linear_fused(const Tensor& a, const Tensor& weight, const OptionalTensor&
                  bias ? bias->const_data_ptr() : nullptr};
   Tensor out = at::empty({m, n}, a.options());
   gemm.c = out.mutable_data_ptr();
-  call.context.overlap = false;  // the weights may have been written just now
+  call.context.overlap = false;  // as above
   run_fused_gemm(call.context, static_cast<int>(variant), gemm);
   return out;
 }

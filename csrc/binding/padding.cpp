@@ -92,7 +92,8 @@ PaddedInput unpad(Context<Device>& context, at::Device device, const EncoderConf
   out.input_ids = ids_tensor("input_ids", input_ids, 2, device);
   out.token_type_ids = type_tensor(token_type_ids, out.input_ids, config);
   const int64_t batch = input_ids.size(0), seq = input_ids.size(1), rows = batch * seq;
-  check_length(config, seq);
+  const bool counted = config.positions == PositionKind::from_padding;  // then padding takes no position
+  if (!counted) check_length(config, seq);
   at::Tensor mask;
   if (attention_mask) mask = mask_tensor(*attention_mask, out.input_ids);
 
@@ -138,6 +139,7 @@ PaddedInput unpad(Context<Device>& context, at::Device device, const EncoderConf
     }
   }
   check_info(info, config, seq, out.input_ids, out.token_type_ids, mask);
+  if (counted) check_length(config, info.max_seqlen);
   FTBERT_CHECK(info.tokens <= std::numeric_limits<int32_t>::max(), "at most 2^31-1 tokens in one call, got ",
                info.tokens);
   out.encoder = {.input_ids = data<int64_t>(out.input_ids),

@@ -19,7 +19,7 @@ __device__ inline float gelu_erf_16bit(float x) {
   log2_tail = log2_tail * z - 0.458597898f;
   log2_tail = log2_tail * z - 1.1511941f;
   log2_tail = log2_tail * z - 1.0f;
-  return fmaxf(x, 0.0f) - z * fast_exp2(log2_tail);
+  return max_or_nan(x, 0.0f) - z * fast_exp2(log2_tail);
 }
 
 // E: the element type of the result.

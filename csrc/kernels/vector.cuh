@@ -58,6 +58,13 @@ __device__ E from_float(float x) {
     return __float2bfloat16_rn(x);
 }
 
+// NaN if one of them is, where fmaxf takes the other.
+__device__ inline float max_or_nan(float x, float y) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(x), "f"(y));
+  return larger;
+}
+
 // 2^x, 0 for -inf; relative error 2^-22. exp2f would also handle subnormal results, which no 16-bit result holds.
 __device__ inline float fast_exp2(float x) {
   float y;

@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 
 import ftbert
-from ftbert import _library
 
 HERE = Path(__file__).resolve().parent
 IDS = torch.tensor([[11, 12, 13, 14, 15, 0, 0], [21, 22, 23, 24, 25, 26, 27]])
@@ -34,7 +33,7 @@ def compare(model: ftbert.Model, folder: Path) -> float:
     file = folder / "model.pt"
     torch.jit.script(model.module).save(str(file))
     printed = subprocess.run(
-        [str(program), str(_library._LIBRARY), str(file)], check=True, capture_output=True, text=True
+        [str(program), str(ftbert.library_path()), str(file)], check=True, capture_output=True, text=True
     ).stdout
     got = torch.tensor([float(line) for line in printed.split()])
     hidden, _ = model.module(IDS, (IDS != 0).long())
