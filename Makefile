@@ -54,6 +54,7 @@ help:  ## this list
 $(CURDIR)/.venv/bin/python:
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 10) and "ftbert needs Python >= 3.10")'
 	@python3 -m venv .venv
+	@echo '$(CURDIR)' > "$$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ftbert.pth"
 
 $(DEPS): | $(PYTHON)
 	@echo "== installing pinned packages into $$($(PYTHON) -c 'import sys; print(sys.prefix)')"

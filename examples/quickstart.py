@@ -1,8 +1,9 @@
 """Embed a few sentences and find the closest pair.
 
-    python examples/quickstart.py .models/minilm-l6
+    .venv/bin/python examples/quickstart.py .models/minilm-l6
 
-`make run` makes that folder; any HuggingFace folder or hub id does.
+`make run` makes that environment and that folder; where ftbert is installed, any Python and any HuggingFace folder or
+hub id will do.
 """
 
 from __future__ import annotations
