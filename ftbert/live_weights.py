@@ -39,8 +39,13 @@ class Watch:
         ]
 
     def hooked(self) -> bool:
-        """Whether a module inside has forward hooks, which only the original would call."""
-        return any(self._hooks)
+        """Whether a module inside has forward hooks, which only the original would call. Those of transformers, with
+        which it collects hidden states, do not count."""
+        return any(
+            not str(getattr(hook, "__module__", "")).startswith("transformers.")
+            for hooks in self._hooks
+            for hook in hooks.values()
+        )
 
     def unchanged(self) -> bool:
         """Called before every forward: about 0.3 us for each parameter."""
