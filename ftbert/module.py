@@ -7,7 +7,9 @@ from typing import Any, Optional, Tuple  # noqa: UP035 (TorchScript reads these 
 import torch
 from torch import Tensor
 
+from ftbert import gemm_table
 from ftbert._library import load_library
+from ftbert.config import DTYPES
 
 load_library()  # so that pickle, which imports this first, can read the encoder
 
@@ -18,6 +20,21 @@ class EncoderModule(torch.nn.Module):
     def __init__(self, encoder: Any) -> None:
         super().__init__()
         self.encoder = encoder
+
+    @torch.jit.unused
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """What `to`, `cuda`, `half` and the like come to, also of a module around this one: the encoder moves along."""
+        place, dtype = self.encoder.device(), DTYPES[self.encoder.dtype()]
+        probe = fn(torch.empty(0, dtype=dtype, device=place))
+        if (probe.device, probe.dtype) != (place, dtype):
+            names = {value: name for name, value in DTYPES.items()}
+            if probe.device.type not in ("cpu", "cuda") or probe.dtype not in names:
+                raise RuntimeError(f"ftbert's encoder computes on cpu and cuda, not in {probe.dtype} on {probe.device}")
+            if probe.device.type == "cpu" and probe.dtype != torch.float32:
+                raise RuntimeError("on the CPU only products take 16 bits: use ftbert.load(..., dtype='bf16')")
+            gemm_table.install(probe.device)
+            self.encoder = self.encoder.to(probe.device, names[probe.dtype])
+        return super()._apply(fn, recurse)
 
     def forward(
         self,

@@ -399,3 +399,21 @@ def test_devices_that_are_none_are_named() -> None:
     with pytest.raises(TypeError, match=r"to\(dtype=torch.bfloat16\)"):
         model.to(torch.bfloat16)  # type: ignore[arg-type]
     assert "layers of" in repr(model) and "torch.float32 on cpu" in repr(model)
+
+
+def test_the_module_moves_as_torch_modules_do(place: Place) -> None:
+    model = ftbert.load(make_bert())
+    around = torch.nn.Sequential(model.module)
+    assert around.float().to("cpu") is around
+    for move in (lambda: around.to("meta"), around.double):
+        with pytest.raises(RuntimeError, match="computes on cpu and cuda"):
+            move()
+    for move in (around.half, around.bfloat16):
+        with pytest.raises(RuntimeError, match="only products take 16 bits"):
+            move()
+    ids = torch.arange(5, 17)[None]
+    expected = model(ids).last_hidden_state
+    around.to(place.device, place.dtype)
+    hidden, _ = around[0](ids.to(place.device))
+    assert hidden.dtype == place.dtype and str(hidden.device).startswith(place.device) and model.device == hidden.device
+    assert_close(hidden, expected, atol=1e-5 if place.dtype == torch.float32 else 100 * place.eps)
