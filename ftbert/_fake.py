@@ -188,6 +188,20 @@ class _FakeEncoder:
         return self._facts["device"]  # type: ignore[no-any-return]
 
 
+def _not_traced(name: str) -> Any:
+    def method(self: _FakeEncoder, *arguments: Any) -> Any:
+        raise RuntimeError(f"the encoder's {name} cannot be traced; torch.ops.ftbert and Model.module can")
+
+    return method
+
+
+# torch warns of every method that is not there, each time it traces.
+for _name in (
+    "config", "forward", "forward_packed", "info", "product_dtype", "to", "use_cuda_graphs", "weight", "weights",
+):  # fmt: skip
+    setattr(_FakeEncoder, _name, _not_traced(_name))
+
+
 def register() -> None:
     """Called once, after the library is loaded."""
     for fake in _FAKES:

@@ -80,6 +80,7 @@ def _source(source: Any) -> str | Path | torch.nn.Module:
                 f"load takes a transformers model, got a {type(source).__name__}: ftbert.optimize(model) makes it "
                 "faster in place, and ftbert.load(its folder) loads it"
             )
+        _warn_of_other_code(source)
         return source
     if not isinstance(source, str | Path):
         raise TypeError(f"load takes a folder, an .onnx file, a hub id or a transformers model, got {type(source)}")
@@ -87,6 +88,19 @@ def _source(source: Any) -> str | Path | torch.nn.Module:
     if path.suffix in (".safetensors", ".bin") and path.is_file():
         raise ValueError(f"{source}: load takes the folder that holds the weights and config.json: {path.parent}")
     return path if str(source).startswith("~") else source
+
+
+def _warn_of_other_code(model: torch.nn.Module) -> None:
+    """What counts for ftbert is the config and the weights: code of somebody else's is not seen."""
+    for name, part in model.named_modules():
+        home = getattr(getattr(type(part), "forward", None), "__module__", None) or ""
+        if not home.startswith(("transformers.", "torch.")):
+            warnings.warn(
+                f"{name or 'the model'} ({type(part).__name__}) has a forward that is not transformers' own: ftbert "
+                "computes what config and weights say, which may be something else. ftbert.optimize compares the two",
+                stacklevel=4,
+            )
+            return
 
 
 def _device(device: Any) -> torch.device:

@@ -101,6 +101,14 @@ def test_core_example_in_cpp(tmp_path: Path) -> None:
     assert "cosine of the two sentences" in done.stdout
 
 
+def test_tracing_meets_every_method(model: ftbert.Model) -> None:
+    """torch warns of each that the stand-in lacks, at every trace."""
+    from ftbert._fake import _FakeEncoder
+
+    methods = {name for name in model.encoder._method_names() if not name.startswith("__")}
+    assert methods and not {name for name in methods if not hasattr(_FakeEncoder, name)}
+
+
 class Classifier(torch.nn.Module):
     """A model that contains ours, as a user would write it: ops before and after."""
 
