@@ -207,7 +207,8 @@ def measure(
 
 
 def host_seconds(call: Call, calls: int = 20, rounds: int = 5) -> float:
-    """Median seconds until a call is given to the GPU, which has more to do than the host all the while."""
+    """Median seconds that a call keeps the host busy: several are given to the GPU, which is not waited for in between
+    unless the call itself does."""
     times = []
     for _ in range(rounds):
         torch.cuda.synchronize()
