@@ -68,7 +68,7 @@ class _LineReader:
         """See `records.Reader`."""
         with self.path.open("rb") as file:
             lines = _Lines(file, start)
-            position, began = start, start.offset
+            position = told = start  # told: the end of the last chunk
             texts: list[str] = []
             columns: list[dict[str, Any]] = []
             while True:
@@ -84,13 +84,12 @@ class _LineReader:
                     texts.append(record[0])
                     if self.options.keep:
                         columns.append(record[1])
-                if len(texts) >= self.options.batch_records or lines.offset - began >= CHUNK_BYTES:
-                    position = self._moved(position, lines, len(texts))
+                if len(texts) >= self.options.batch_records or lines.offset - told.offset >= CHUNK_BYTES:
+                    position = told = self._moved(position, lines, len(texts))
                     yield Chunk(texts, columns, position)
-                    began, texts, columns = lines.offset, [], []
-            moved = self._moved(position, lines, len(texts))
-            if moved != start and (texts or moved.skipped != start.skipped):
-                yield Chunk(texts, columns, moved)
+                    texts, columns = [], []
+            if texts or position.skipped != told.skipped:
+                yield Chunk(texts, columns, self._moved(position, lines, len(texts)))
 
     def _moved(self, position: Position, lines: _Lines, records: int) -> Position:
         return Position(lines.offset, lines.line, position.records + records, position.skipped)
