@@ -236,11 +236,11 @@ void Encoder<Device, T>::finish_pre_norm(Context<Device>& context, int64_t i, co
 }
 
 template <class Device, class T>
-void Encoder<Device, T>::place(Context<Device>& context, const EncoderInput& input, int32_t* positions,
+void Encoder<Device, T>::place(Context<Device>& context, const EncoderInput& input, int64_t most, int32_t* positions,
                                int32_t* columns) const {
   const auto find = [&](PositionKind kind, int32_t* out) {
     padding_positions<Device>(context, kind, input.input_ids, input.token_index, input.cu_seqlens, input.batch,
-                              input.seq, config_.padding_id, out);
+                              input.seq, config_.padding_id, most, out);
   };
   find(config_.positions, positions);
   if (columns) find(PositionKind::absolute, columns);
@@ -250,7 +250,7 @@ void Encoder<Device, T>::place(Context<Device>& context, const EncoderInput& inp
 template <class Device, class T>
 void Encoder<Device, T>::embed(Context<Device>& context, const EncoderInput& input, const Buffers& b, T* hidden) const {
   const EncoderConfig& c = config_;
-  if (!input.positions) place(context, input, b.positions, b.columns);
+  if (!input.positions) place(context, input, input.tokens, b.positions, b.columns);
   const EmbeddingTables<T> tables{weights_.word,
                                   weights_.position,
                                   weights_.token_type,

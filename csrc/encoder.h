@@ -22,7 +22,7 @@ struct EncoderInput {
   const int64_t* token_type_ids = nullptr;  // like input_ids, or nullptr: all 0
   const int64_t* token_index = nullptr;     // [tokens] rows of the padded input, or nullptr: packed
   const int32_t* cu_seqlens = nullptr;      // [batch+1]; on the CPU readable by the host
-  int64_t tokens = 0;
+  int64_t tokens = 0;  // on a GPU it may be more than cu_seqlens[batch]: what comes of the others is nobody's
   int64_t batch = 0;
   int64_t seq = 0;         // columns of the padded input; unused when packed
   int64_t max_seqlen = 0;  // upper bound of the longest sequence
@@ -53,8 +53,9 @@ class Encoder {
   // Rows that hidden states must have room for: a little more than tokens, since the GEMM likes round sizes.
   static int64_t padded_rows(int64_t tokens);
 
-  // positions, columns [tokens] out: what EncoderInput may bring; columns may be nullptr.
-  void place(Context<Device>& context, const EncoderInput& input, int32_t* positions, int32_t* columns) const;
+  // positions, columns [most] out: what EncoderInput may bring, 0 past the last token; columns may be nullptr.
+  void place(Context<Device>& context, const EncoderInput& input, int64_t most, int32_t* positions,
+             int32_t* columns) const;
 
   // out [padded_rows(output_rows), hidden]: the last hidden state of the packed tokens, or of the first of each
   // sequence (zeros for an empty one). `hook`, where given, is called with every hidden state of all tokens on the way.

@@ -29,6 +29,10 @@ def packed(lengths: list[int], seed: int = 0) -> tuple[torch.Tensor, torch.Tenso
     return ids, cu, max(lengths)
 
 
+def profiled() -> torch.profiler.profile:
+    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA])
+
+
 @pytest.fixture
 def no_sync() -> Iterator[None]:
     torch.cuda.synchronize()
@@ -81,13 +85,46 @@ def test_padded_with_mask_on_the_gpu_synchronises_once(model: ftbert.Model) -> N
     ids = torch.randint(0, 120, (4, 20)).cuda()
     mask = torch.randint(0, 2, (4, 20)).cuda()
     model(ids, mask)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]) as p:
+    with profiled() as p:
         model(ids, mask)
     names = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
     counts = {e.key: e.count for e in p.key_averages() if e.key in names}
     # The profiler itself ends with one cudaDeviceSynchronize.
     counts.pop("cudaDeviceSynchronize", None)
     assert sum(counts.values()) == 1, counts
+
+
+def test_tokens_counted_before_and_after_the_launch(model: ftbert.Model) -> None:
+    """A large batch waits for the count of its mask first, a small one is launched for all of its rows."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 120, (2400, 128), generator=generator).cuda()
+    mask = torch.randint(0, 2, ids.shape, generator=generator).cuda()
+    mask[7] = 0
+    with profiled() as p:
+        whole = model(ids, mask).last_hidden_state
+    assert not any(e.key == "cudaEventSynchronize" for e in p.key_averages())
+    for rows in (slice(0, 3), slice(7, 8), slice(2390, 2400)):
+        with profiled() as p:
+            part = model(ids[rows], mask[rows]).last_hidden_state
+        assert any(e.key == "cudaEventSynchronize" for e in p.key_averages())
+        assert_close(part, whole[rows], atol=16 * torch.finfo(HALF).eps, what=str(rows))
+        assert not part[mask[rows] == 0].any()
+
+
+@pytest.mark.parametrize("own_graphs", [False, True])
+def test_what_is_wrong_is_said_after_the_launch(model: ftbert.Model, own_graphs: bool) -> None:
+    model.use_cuda_graphs(own_graphs)
+    ids, mask = torch.randint(0, 120, (4, 20)).cuda(), torch.ones(4, 20, dtype=torch.int64).cuda()
+    mask[2, 5:] = 0
+    expected = model(ids, mask).last_hidden_state
+    bad_ids, bad_mask = ids.clone(), mask.clone()
+    bad_ids[2, 3], bad_mask[1, 7] = 1 << 40, 2
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match=r"input_ids: .* got 1099511627776 at \[2, 3\]"):
+            model(bad_ids, mask)
+        with pytest.raises(RuntimeError, match=r"attention_mask: .* at \[1, 7\]"):
+            model(ids, bad_mask)
+        assert torch.equal(model(ids, mask).last_hidden_state, expected)
 
 
 def test_runs_on_the_callers_stream(model: ftbert.Model) -> None:

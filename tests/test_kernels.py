@@ -218,7 +218,7 @@ def test_padding(device: str, batch: int, seq: int, dtype: torch.dtype) -> None:
         flat = mask.reshape(-1)
         kept = flat.nonzero().reshape(-1)
         assert cu.tolist() == [0, *mask.sum(1).cumsum(0).tolist()], kind
-        assert torch.equal(token_index[: len(kept)].cpu(), kept), kind
+        assert torch.equal(token_index[: len(kept)].cpu(), kept) and not token_index[len(kept) :].any(), kind
         expected = torch.where(flat > 0, flat.cumsum(0) - 1, torch.tensor(-1)).int()
         assert torch.equal(packed_index.cpu(), expected), kind
         assert info.tolist()[:3] == [len(kept), int(mask.sum(1).max()) if batch else 0, 0], kind
@@ -251,11 +251,15 @@ def test_padding_positions(device: str, batch: int, seq: int) -> None:
         columns = torch.arange(seq).expand(batch, seq)[kept].int()
         got = ops.padding_positions(ids.to(device), token_index, cu, tokens, "absolute", 1)
         assert torch.equal(got.cpu(), columns), kind
+        more = ops.padding_positions(ids.to(device), token_index, cu, batch * seq, "absolute", 1)
+        assert torch.equal(more[:tokens], got) and not more[tokens:].any(), kind
         # transformers' create_position_ids_from_input_ids
         real = ids.ne(1).int()
         expected = (real.cumsum(1) * real + 1)[kept].int()
         got = ops.padding_positions(ids.to(device), token_index, cu, tokens, "from_padding", 1)
         assert torch.equal(got.cpu(), expected), kind
+        more = ops.padding_positions(ids.to(device), token_index, cu, batch * seq, "from_padding", 1)
+        assert torch.equal(more[:tokens], got) and not more[tokens:].any(), kind
     lengths = [4, 0, 200, 1]
     packed = torch.randint(0, 4, (sum(lengths),), generator=generator)
     for kind in ("absolute", "from_padding"):
@@ -277,14 +281,14 @@ def test_padding_stage(device: str, batch: int, seq: int) -> None:
         tokens = int(info[0])
         for padded in (True, False):
             source = (ids, types, token_index) if padded else (ids[kept], types[kept], None)
-            for most_tokens, most_batch, with_types in ((tokens, batch, True), (tokens + 700, batch + 5, False)):
+            most = batch * seq if padded else tokens  # as much as can be known before the mask is counted
+            for most_tokens, most_batch, with_types in ((most, batch, True), (most + 700, batch + 5, False)):
                 given = source[1] if with_types else None
-                got = ops.padding_stage(source[0], given, source[2], cu, tokens, most_tokens, most_batch)
+                got = ops.padding_stage(source[0], given, source[2], cu, most, most_tokens, most_batch)
                 what = f"{kind}, padded={padded}, {tokens} of {most_tokens}"
                 assert torch.equal(got[0][:tokens], ids[kept]) and not got[0][tokens:].any(), what
                 assert torch.equal(got[1][:tokens], types[kept] * with_types) and not got[1][tokens:].any(), what
-                assert got[2][:tokens].all() and not got[2][tokens:].any(), what  # ones: as they were
-                assert torch.equal(got[3][: batch + 1], cu) and (got[3][batch:] == tokens).all(), what
+                assert torch.equal(got[2][: batch + 1], cu) and (got[2][batch:] == tokens).all(), what
 
 
 @pytest.mark.parametrize("cols", [1, 3, 8, 312, 768])

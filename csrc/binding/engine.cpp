@@ -31,7 +31,7 @@ class EngineOf : public Engine {
     const c10::DeviceGuard guard(device_);
     CallContext<Device> call(device_, products_);
     const EncoderConfig& c = encoder_.config();
-    const PaddedInput padded = unpad<Device>(call.context, device_, c, input_ids, attention_mask, token_type_ids);
+    PaddedInput padded = unpad<Device>(call.context, device_, c, input_ids, attention_mask, token_type_ids, counting());
     const EncoderInput& input = padded.encoder;
     const auto finish = [&](const T* packed, at::Tensor hidden) -> std::tuple<at::Tensor, at::Tensor> {
       if (!hidden.defined()) {
@@ -41,8 +41,13 @@ class EngineOf : public Engine {
       }
       return {hidden, pooled(call.context, packed, input.cu_seqlens, input.batch)};
     };
-    if (const auto replayed = replay_.run(call.context, input)) return finish(replayed.hidden(), {});
+    if (const auto replayed = replay_.run(call.context, input)) {
+      auto results = finish(replayed.hidden(), {});
+      padded.settle(c);
+      return results;
+    }
     const at::Tensor packed = without_slack(run(call.context, input), input.tokens);
+    padded.settle(c);
     const bool full = input.tokens == input.batch * input.seq;
     return finish(data<T>(packed), full ? packed.view({input.batch, input.seq, c.hidden}) : at::Tensor());
   }
@@ -53,15 +58,18 @@ class EngineOf : public Engine {
     const c10::DeviceGuard guard(device_);
     CallContext<Device> call(device_, products_);
     PaddedInput padded =
-        unpad<Device>(call.context, device_, encoder_.config(), input_ids, attention_mask, token_type_ids);
+        unpad<Device>(call.context, device_, encoder_.config(), input_ids, attention_mask, token_type_ids, counting());
     EncoderInput& input = padded.encoder;
     input.rows = OutputRows::first;
+    const auto finish = [&](at::Tensor first, const T* rows) -> std::tuple<at::Tensor, at::Tensor> {
+      const at::Tensor pooled = pooled_first(call.context, rows, input.cu_seqlens, input.batch);
+      padded.settle(encoder_.config());
+      return {first, pooled};
+    };
     if (const auto replayed = replay_.run(call.context, input))
-      return {copied(replayed.hidden(), input.batch),
-              pooled_first(call.context, replayed.hidden(), input.cu_seqlens, input.batch)};
+      return finish(copied(replayed.hidden(), input.batch), replayed.hidden());
     const at::Tensor first = run(call.context, input);
-    return {without_slack(first, input.batch),
-            pooled_first(call.context, data<T>(first), input.cu_seqlens, input.batch)};
+    return finish(without_slack(first, input.batch), data<T>(first));
   }
 
   at::Tensor forward_hidden_states(const at::Tensor& input_ids, const std::optional<at::Tensor>& attention_mask,
@@ -136,6 +144,8 @@ class EngineOf : public Engine {
   }
 
  private:
+  // The general attention path's work grows with the longest sequence that there may be.
+  Counting counting() const { return encoder_.uses_fused_attention() ? Counting::late : Counting::first; }
   at::TensorOptions options(at::ScalarType type) const { return at::TensorOptions().device(device_).dtype(type); }
 
   at::Tensor run_packed(Context<Device>& context, const EncoderInput& input) const {

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 
 #include <limits>
+#include <type_traits>
 
 #include "binding/tensors.h"
 #include "kernels/kernels.h"
@@ -83,18 +84,45 @@ void check_length(const EncoderConfig& config, int64_t length) {
                " tokens: the model has positions for ", config.max_seq(), "; truncate the input");
 }
 
+// Then padding takes no position.
+bool positions_count_tokens(const EncoderConfig& config) { return config.positions == PositionKind::from_padding; }
+
+void check_counted(const PaddingInfo& info, const EncoderConfig& config, const PaddedInput& input) {
+  check_info(info, config, input.input_ids.size(1), input.input_ids, input.token_type_ids, input.mask);
+  if (positions_count_tokens(config)) check_length(config, info.max_seqlen);
+}
+
+// The wait leaves a GPU idle for some 40 us, in which an H200 computes about so much. Only the shape may decide: what
+// runs for a call must not depend on the calls before it.
+constexpr double kWaitFlop = 24e9;
+
+bool cheaper_than_waiting(const EncoderConfig& c, int64_t rows) {
+  const double products = 2.0 * c.layers * (4.0 * c.hidden * c.hidden + 2.0 * c.hidden * c.inter);
+  return rows * products <= kWaitFlop;
+}
+
 }  // namespace
+
+void PaddedInput::settle(const EncoderConfig& config) {
+  if (!counts.defined()) return;
+  counted->wait_on_host();
+  const PaddingInfo info = *reinterpret_cast<const PaddingInfo*>(counts.const_data_ptr());
+  counts = at::Tensor();
+  check_counted(info, config, *this);
+  encoder.tokens = info.tokens;
+  encoder.max_seqlen = info.max_seqlen;
+}
 
 template <class Device>
 PaddedInput unpad(Context<Device>& context, at::Device device, const EncoderConfig& config, const at::Tensor& input_ids,
-                  const std::optional<at::Tensor>& attention_mask, const std::optional<at::Tensor>& token_type_ids) {
+                  const std::optional<at::Tensor>& attention_mask, const std::optional<at::Tensor>& token_type_ids,
+                  Counting counting) {
   PaddedInput out;
   out.input_ids = ids_tensor("input_ids", input_ids, 2, device);
   out.token_type_ids = type_tensor(token_type_ids, out.input_ids, config);
   const int64_t batch = input_ids.size(0), seq = input_ids.size(1), rows = batch * seq;
-  const bool counted = config.positions == PositionKind::from_padding;  // then padding takes no position
-  if (!counted) check_length(config, seq);
-  at::Tensor mask;
+  if (!positions_count_tokens(config)) check_length(config, seq);
+  at::Tensor& mask = out.mask;
   if (attention_mask) mask = mask_tensor(*attention_mask, out.input_ids);
 
   const auto make = [&](at::Device where) {
@@ -119,9 +147,19 @@ PaddedInput unpad(Context<Device>& context, at::Device device, const EncoderConf
     if (mask.defined()) {
       check_ids(on_device);
       // The one sync of the padded path (DESIGN: mask on the GPU): the host must know how many tokens there are.
-      const at::Tensor host = counts.cpu();
-      info = *reinterpret_cast<const PaddingInfo*>(host.const_data_ptr());
-    } else {
+      if constexpr (std::is_same_v<Device, Cuda>) {
+        if (counting == Counting::late && cheaper_than_waiting(config, rows) && !is_recording(context.stream)) {
+          out.counts = counts.to(at::kCPU, /*non_blocking=*/true);
+          out.counted = make_stream_mark();
+          out.counted->set(context.stream);
+        }
+      }
+      if (!out.counts.defined()) {
+        const at::Tensor host = counts.cpu();
+        info = *reinterpret_cast<const PaddingInfo*>(host.const_data_ptr());
+      }
+    }
+    if (!mask.defined() || out.counts.defined()) {
       info.tokens = rows;
       info.max_seqlen = batch ? seq : 0;
     }
@@ -138,8 +176,7 @@ PaddedInput unpad(Context<Device>& context, at::Device device, const EncoderConf
       check_ids(&info);
     }
   }
-  check_info(info, config, seq, out.input_ids, out.token_type_ids, mask);
-  if (counted) check_length(config, info.max_seqlen);
+  if (!out.counts.defined()) check_counted(info, config, out);
   FTBERT_CHECK(info.tokens <= std::numeric_limits<int32_t>::max(), "at most 2^31-1 tokens in one call, got ",
                info.tokens);
   out.encoder = {.input_ids = data<int64_t>(out.input_ids),
@@ -192,10 +229,10 @@ PackedTensors check_packed(Context<Device>& context, at::Device device, const En
   return out;
 }
 
-#define FTBERT_INSTANTIATE(D)                                                                              \
-  template PaddedInput unpad<D>(Context<D>&, at::Device, const EncoderConfig&, const at::Tensor&,          \
-                                const std::optional<at::Tensor>&, const std::optional<at::Tensor>&);       \
-  template PackedTensors check_packed<D>(Context<D>&, at::Device, const EncoderConfig&, const at::Tensor&, \
+#define FTBERT_INSTANTIATE(D)                                                                                  \
+  template PaddedInput unpad<D>(Context<D>&, at::Device, const EncoderConfig&, const at::Tensor&,              \
+                                const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, Counting); \
+  template PackedTensors check_packed<D>(Context<D>&, at::Device, const EncoderConfig&, const at::Tensor&,     \
                                          const at::Tensor&, int64_t, const std::optional<at::Tensor>&);
 FTBERT_DEVICES(FTBERT_INSTANTIATE)
 

@@ -2,16 +2,29 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <memory>
+
+#include "core/graph.h"
 #include "encoder.h"
 
 namespace ftbert::binding {
 
 // `encoder` points into the tensors beside it.
 struct PaddedInput {
-  at::Tensor input_ids, token_index, packed_index, cu_seqlens;
+  at::Tensor input_ids, mask, token_index, packed_index, cu_seqlens;
   std::optional<at::Tensor> token_type_ids;
   EncoderInput encoder;
+
+  // Until `settle` has waited for the GPU's count, encoder.tokens and max_seqlen may be as large as the padded input
+  // allows, and ids and mask unchecked. Throws Error where they are wrong.
+  void settle(const EncoderConfig& config);
+  at::Tensor counts;                    // PaddingInfo on the host, on its way; undefined: settled
+  std::unique_ptr<StreamMark> counted;  // when it has come
 };
+
+// When the host waits for the token count of a mask on the GPU: before anything else, or where computing the padding
+// costs less than that wait, in PaddedInput::settle, after the encoder has been launched.
+enum class Counting { first, late };
 
 struct PackedTensors {
   at::Tensor input_ids, cu_seqlens;
@@ -23,7 +36,8 @@ struct PackedTensors {
 // when the mask is on the GPU, its token count must be read to size the packed tensors.
 template <class Device>
 PaddedInput unpad(Context<Device>& context, at::Device device, const EncoderConfig& config, const at::Tensor& input_ids,
-                  const std::optional<at::Tensor>& attention_mask, const std::optional<at::Tensor>& token_type_ids);
+                  const std::optional<at::Tensor>& attention_mask, const std::optional<at::Tensor>& token_type_ids,
+                  Counting counting = Counting::first);
 
 // input_ids [tokens] int32/int64, cu_seqlens [batch+1] int32. No device sync: on CUDA the contents are not looked at.
 template <class Device>

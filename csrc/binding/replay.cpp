@@ -202,8 +202,8 @@ template <class Device, class T>
 void Replay<Device, T>::stage(Context<Device>& context, const EncoderInput& input, Recording& recording) {
   padding_stage<Device>(context, input.input_ids, input.token_type_ids, input.token_index, input.cu_seqlens,
                         input.tokens, input.batch, recording.size.tokens, recording.size.batch, recording.staged_ids,
-                        recording.staged_types, recording.positions, recording.cu_seqlens);
-  encoder_.place(context, input, recording.positions, recording.columns);
+                        recording.staged_types, recording.cu_seqlens);
+  encoder_.place(context, input, recording.size.tokens, recording.positions, recording.columns);
 }
 
 template <class Device, class T>

@@ -20,12 +20,13 @@ std::unique_ptr<LaunchGraph> record_graph(const std::function<void(void* stream)
 // Whether somebody is recording this stream: what is launched there does not run now.
 bool is_recording(void* stream);
 
-// A point in one stream's work that another stream can wait for. The host waits for nothing.
+// A point in one stream's work that another stream or the host can wait for.
 class StreamMark {
  public:
   virtual ~StreamMark() = default;
   virtual void set(void* stream) = 0;
-  virtual void wait(void* stream) const = 0;  // returns at once where `set` was never called
+  virtual void wait(void* stream) const = 0;  // the stream's work, not the host; nothing where `set` was never called
+  virtual void wait_on_host() const = 0;
 };
 std::unique_ptr<StreamMark> make_stream_mark();
 

@@ -30,6 +30,7 @@ class CudaMark : public StreamMark {
   void wait(void* stream) const override {
     FTBERT_CUDA_CHECK(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), event_, 0));
   }
+  void wait_on_host() const override { FTBERT_CUDA_CHECK(cudaEventSynchronize(event_)); }
 
  private:
   cudaEvent_t event_ = nullptr;

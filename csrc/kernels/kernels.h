@@ -28,7 +28,7 @@ struct PaddingInfo {
 template <class Device, class M>
 void padding_offsets(Context<Device>& context, const M* mask, int64_t batch, int64_t seq,
                      int32_t* cu_seqlens,    // [batch+1] out
-                     int64_t* token_index,   // [tokens] out: packed token -> row of the padded [batch*seq]
+                     int64_t* token_index,   // [batch*seq] out: packed token -> row of the padded [batch*seq]; then 0
                      int32_t* packed_index,  // [batch*seq] out: padded row -> packed token, -1 at padding
                      PaddingInfo* info);     // out: tokens, max_seqlen, bad_mask; the bad_* of ids are cleared
 
@@ -50,19 +50,21 @@ template <class Device>
 void padding_positions(Context<Device>& context, PositionKind kind, const int64_t* input_ids,
                        const int64_t* token_index, const int32_t* cu_seqlens, int64_t batch, int64_t seq,
                        int64_t padding_id,
-                       int32_t* positions);  // [tokens] out
+                       int64_t most,         // >= tokens
+                       int32_t* positions);  // [most] out; 0 past the last token
 
 // Packed ids in buffers of a fixed size, for launches that are recorded once and repeated: ids and types of the kept
 // tokens, then zeros; cu_seqlens, then its last value (empty sequences). token_type_ids == nullptr means type 0.
 template <class Device>
 void padding_stage(Context<Device>& context, const int64_t* input_ids, const int64_t* token_type_ids,
                    const int64_t* token_index,  // [tokens], or nullptr: ids are packed already
-                   const int32_t* cu_seqlens, int64_t tokens, int64_t batch,
+                   const int32_t* cu_seqlens,
+                   int64_t tokens,  // at least as many as cu_seqlens[batch] says
+                   int64_t batch,
                    int64_t most_tokens,          // >= tokens
                    int64_t most_batch,           // >= batch
                    int64_t* staged_ids,          // [most_tokens] out
                    int64_t* staged_types,        // [most_tokens] out
-                   int32_t* positions,           // [most_tokens] out: zeros past the last token, the rest as it was
                    int32_t* staged_cu_seqlens);  // [most_batch+1] out
 
 // [batch*seq, cols] -> [tokens, cols]

@@ -30,6 +30,7 @@ void offsets(const M* mask, int64_t batch, int64_t seq, int32_t* cu_seqlens, int
   }
   cu_seqlens[batch] = static_cast<int32_t>(tokens);
   info->tokens = tokens;
+  std::fill(token_index + tokens, token_index + batch * seq, 0);
 }
 
 }  // namespace
@@ -66,8 +67,9 @@ void padding_check_ids<Cpu>(Context<Cpu>&, const int64_t* input_ids, const int64
 
 template <>
 void padding_positions<Cpu>(Context<Cpu>&, PositionKind kind, const int64_t* input_ids, const int64_t* token_index,
-                            const int32_t* cu_seqlens, int64_t batch, int64_t seq, int64_t padding_id,
+                            const int32_t* cu_seqlens, int64_t batch, int64_t seq, int64_t padding_id, int64_t most,
                             int32_t* positions) {
+  std::fill(positions + cu_seqlens[batch], positions + most, 0);
 #pragma omp parallel for schedule(static) if (cu_seqlens[batch] > kSerialElements)
   for (int64_t b = 0; b < batch; ++b) {
     const int64_t begin = cu_seqlens[b], end = cu_seqlens[b + 1];
@@ -90,7 +92,8 @@ template <>
 void padding_stage<Cpu>(Context<Cpu>&, const int64_t* input_ids, const int64_t* token_type_ids,
                         const int64_t* token_index, const int32_t* cu_seqlens, int64_t tokens, int64_t batch,
                         int64_t most_tokens, int64_t most_batch, int64_t* staged_ids, int64_t* staged_types,
-                        int32_t* positions, int32_t* staged_cu_seqlens) {
+                        int32_t* staged_cu_seqlens) {
+  tokens = std::min<int64_t>(tokens, cu_seqlens[batch]);
   for (int64_t t = 0; t < tokens; ++t) {
     const int64_t source = token_index ? token_index[t] : t;
     staged_ids[t] = input_ids[source];
@@ -98,7 +101,6 @@ void padding_stage<Cpu>(Context<Cpu>&, const int64_t* input_ids, const int64_t* 
   }
   std::fill(staged_ids + tokens, staged_ids + most_tokens, 0);
   std::fill(staged_types + tokens, staged_types + most_tokens, 0);
-  std::fill(positions + tokens, positions + most_tokens, 0);
   for (int64_t b = 0; b <= most_batch; ++b) staged_cu_seqlens[b] = cu_seqlens[std::min(b, batch)];
 }
 

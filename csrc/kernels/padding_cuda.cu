@@ -8,8 +8,9 @@
 namespace ftbert {
 namespace {
 
-constexpr int kThreads = 128;       // of a block that works on one sequence at a time
-constexpr int kScanThreads = 1024;  // of the one block that scans the sequences' counts
+constexpr int kThreads = 128;        // of a block that works on one sequence at a time
+constexpr int kScanThreads = 1024;   // of the one block that scans the sequences' counts
+constexpr int64_t kOneBlock = 8192;  // elements of a mask that one block works on alone
 constexpr unsigned kAllLanes = 0xffffffffu;
 
 // Blocks of kThreads, one an item, looping where there are more items than fill the device.
@@ -63,8 +64,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // Counts -> offsets, in place, by one block: 1024 sequences a round (4096 take four).
-__global__ void __launch_bounds__(kScanThreads)
-    scan_counts_kernel(int64_t batch, int32_t* cu_seqlens, PaddingInfo* info) {
+__device__ void scan_counts(int64_t batch, int32_t* cu_seqlens, PaddingInfo* info) {
   __shared__ int64_t warp_total[kScanThreads / 32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int64_t carry = 0;  // 64-bit: a batch too large for int32 offsets is then seen in info->tokens
@@ -94,6 +94,17 @@ __global__ void __launch_bounds__(kScanThreads)
   }
 }
 
+__global__ void __launch_bounds__(kScanThreads)
+    scan_counts_kernel(int64_t batch, int32_t* cu_seqlens, PaddingInfo* info) {
+  scan_counts(batch, cu_seqlens, info);
+}
+
+// Thread `mine` of `all`: zeros past the last token.
+template <class I>
+__device__ void clear_tail(const int32_t* cu_seqlens, int64_t batch, int64_t most, int64_t mine, int64_t all, I* x) {
+  for (int64_t i = cu_seqlens[batch] + mine; i < most; i += all) x[i] = 0;
+}
+
 // Both index maps, and the first value that is neither 0 nor 1.
 template <class M>
 __global__ void __launch_bounds__(kThreads)
@@ -115,6 +126,43 @@ __global__ void __launch_bounds__(kThreads)
       __syncthreads();
     }
   }
+  clear_tail(cu_seqlens, batch, batch * seq, int64_t{blockIdx.x} * kThreads + threadIdx.x,
+             int64_t{gridDim.x} * kThreads, token_index);
+}
+
+// The three kernels above for a small mask, a warp a sequence: they would be launches and little else.
+template <class M>
+__global__ void __launch_bounds__(kScanThreads)
+    offsets_kernel(const M* mask, int64_t batch, int64_t seq, int32_t* cu_seqlens, int64_t* token_index,
+                   int32_t* packed_index, PaddingInfo* info) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const auto value_at = [&](int64_t row, int64_t col) {
+    return col >= seq ? M(0) : mask == nullptr ? M(1) : mask[row * seq + col];
+  };
+  for (int64_t row = warp; row < batch; row += kScanThreads / 32) {
+    int32_t count = 0;
+    for (int64_t col = lane; col < seq; col += 32) count += value_at(row, col) != M(0);
+    count = reduce<32>(count, Sum());
+    if (lane == 0) cu_seqlens[row + 1] = count;
+  }
+  __syncthreads();
+  scan_counts(batch, cu_seqlens, info);
+  __syncthreads();
+  for (int64_t row = warp; row < batch; row += kScanThreads / 32) {
+    int32_t next = cu_seqlens[row];
+    for (int64_t first = 0; first < seq; first += 32) {
+      const int64_t col = first + lane, padded = row * seq + col;
+      const M value = value_at(row, col);
+      const bool keep = value != M(0);
+      if (keep && value != M(1)) report_first(&info->bad_mask, padded);
+      const unsigned ballot = __ballot_sync(kAllLanes, keep);
+      const int32_t packed = next + __popc(ballot & ((1u << lane) - 1));
+      if (col < seq) packed_index[padded] = keep ? packed : -1;
+      if (keep) token_index[packed] = padded;
+      next += __popc(ballot);
+    }
+  }
+  clear_tail(cu_seqlens, batch, batch * seq, threadIdx.x, kScanThreads, token_index);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -139,24 +187,27 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // The token's column: an absolute position, or what relative ones are made from.
-__global__ void __launch_bounds__(kThreads) columns_kernel(const int64_t* token_index, const int32_t* cu_seqlens,
-                                                           int64_t batch, int64_t seq, int32_t* positions) {
+__global__ void __launch_bounds__(kThreads)
+    columns_kernel(const int64_t* token_index, const int32_t* cu_seqlens, int64_t batch, int64_t seq, int64_t most,
+                   int32_t* positions) {
   for (int64_t row = blockIdx.x; row < batch; row += gridDim.x) {
-    const int64_t begin = cu_seqlens[row], end = cu_seqlens[row + 1];
+    const int64_t begin = cu_seqlens[row], end = min(int64_t{cu_seqlens[row + 1]}, most);
     for (int64_t token = begin + threadIdx.x; token < end; token += kThreads)
       positions[token] = static_cast<int32_t>(token_index ? token_index[token] - row * seq : token - begin);
   }
+  clear_tail(cu_seqlens, batch, most, int64_t{blockIdx.x} * kThreads + threadIdx.x, int64_t{gridDim.x} * kThreads,
+             positions);
 }
 
 // RoBERTa's: padding_id + how many ids up to and including this one are not padding_id, itself padding_id where the id
 // is. HuggingFace counts ids, not the mask, so a masked column with a real id counts too: the whole row is walked.
 __global__ void __launch_bounds__(kThreads)
     positions_from_padding_kernel(const int64_t* input_ids, const int64_t* token_index, const int32_t* cu_seqlens,
-                                  int64_t batch, int64_t seq, int64_t padding_id, int32_t* positions) {
+                                  int64_t batch, int64_t seq, int64_t padding_id, int64_t most, int32_t* positions) {
   __shared__ int32_t warp_count[kThreads / 32];
   __shared__ int32_t position_of[kThreads];  // of the columns in this round
   for (int64_t row = blockIdx.x; row < batch; row += gridDim.x) {
-    const int64_t begin = cu_seqlens[row], end = cu_seqlens[row + 1];
+    const int64_t begin = cu_seqlens[row], end = min(int64_t{cu_seqlens[row + 1]}, most);
     const int64_t columns = token_index ? seq : end - begin;
     const int64_t* ids = input_ids + (token_index ? row * seq : begin);
     int64_t token = begin;  // the first kept token not yet done
@@ -179,20 +230,22 @@ __global__ void __launch_bounds__(kThreads)
       token += __syncthreads_count(here);
     }
   }
+  clear_tail(cu_seqlens, batch, most, int64_t{blockIdx.x} * kThreads + threadIdx.x, int64_t{gridDim.x} * kThreads,
+             positions);
 }
 
 __global__ void __launch_bounds__(kThreads)
     stage_kernel(const int64_t* input_ids, const int64_t* token_type_ids, const int64_t* token_index,
                  const int32_t* cu_seqlens, int64_t tokens, int64_t batch, int64_t most_tokens, int64_t most_batch,
-                 int64_t* staged_ids, int64_t* staged_types, int32_t* positions, int32_t* staged_cu_seqlens) {
+                 int64_t* staged_ids, int64_t* staged_types, int32_t* staged_cu_seqlens) {
   const int64_t items = max(most_tokens, most_batch + 1);
+  tokens = min(tokens, int64_t{cu_seqlens[batch]});
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < items; i += int64_t{gridDim.x} * kThreads) {
     if (i < most_tokens) {
       const bool kept = i < tokens;
       const int64_t source = !kept ? 0 : token_index != nullptr ? token_index[i] : i;
       staged_ids[i] = kept ? input_ids[source] : 0;
       staged_types[i] = kept && token_type_ids != nullptr ? token_type_ids[source] : 0;
-      if (!kept) positions[i] = 0;
     }
     if (i <= most_batch) staged_cu_seqlens[i] = cu_seqlens[min(i, batch)];
   }
@@ -204,6 +257,11 @@ template <class Device, class M>
 void padding_offsets(Context<Device>& context, const M* mask, int64_t batch, int64_t seq, int32_t* cu_seqlens,
                      int64_t* token_index, int32_t* packed_index, PaddingInfo* info) {
   const auto stream = static_cast<cudaStream_t>(context.stream);
+  if (batch * seq <= kOneBlock && batch <= kOneBlock) {
+    offsets_kernel<<<1, kScanThreads, 0, stream>>>(mask, batch, seq, cu_seqlens, token_index, packed_index, info);
+    FTBERT_LAUNCH_CHECK("padding_offsets");
+    return;
+  }
   const unsigned blocks = grid(batch, context.sm_count);
   if (batch > 0) {
     count_kept_kernel<<<blocks, kThreads, 0, stream>>>(mask, batch, seq, cu_seqlens);
@@ -242,27 +300,27 @@ template <class Device>
 void padding_stage(Context<Device>& context, const int64_t* input_ids, const int64_t* token_type_ids,
                    const int64_t* token_index, const int32_t* cu_seqlens, int64_t tokens, int64_t batch,
                    int64_t most_tokens, int64_t most_batch, int64_t* staged_ids, int64_t* staged_types,
-                   int32_t* positions, int32_t* staged_cu_seqlens) {
+                   int32_t* staged_cu_seqlens) {
   const int64_t items = std::max(most_tokens, most_batch + 1);
   stage_kernel<<<grid((items + kThreads - 1) / kThreads, context.sm_count), kThreads, 0,
                  static_cast<cudaStream_t>(context.stream)>>>(input_ids, token_type_ids, token_index, cu_seqlens,
                                                               tokens, batch, most_tokens, most_batch, staged_ids,
-                                                              staged_types, positions, staged_cu_seqlens);
+                                                              staged_types, staged_cu_seqlens);
   FTBERT_LAUNCH_CHECK("padding_stage");
 }
 
 template <class Device>
 void padding_positions(Context<Device>& context, PositionKind kind, const int64_t* input_ids,
                        const int64_t* token_index, const int32_t* cu_seqlens, int64_t batch, int64_t seq,
-                       int64_t padding_id, int32_t* positions) {
-  if (batch == 0) return;
+                       int64_t padding_id, int64_t most, int32_t* positions) {
+  if (most == 0) return;
   const auto stream = static_cast<cudaStream_t>(context.stream);
   const unsigned blocks = grid(batch, context.sm_count);
   if (kind != PositionKind::from_padding)
-    columns_kernel<<<blocks, kThreads, 0, stream>>>(token_index, cu_seqlens, batch, seq, positions);
+    columns_kernel<<<blocks, kThreads, 0, stream>>>(token_index, cu_seqlens, batch, seq, most, positions);
   else
     positions_from_padding_kernel<<<blocks, kThreads, 0, stream>>>(input_ids, token_index, cu_seqlens, batch, seq,
-                                                                   padding_id, positions);
+                                                                   padding_id, most, positions);
   FTBERT_LAUNCH_CHECK("padding_positions");
 }
 
@@ -276,8 +334,8 @@ template void padding_mask_from_lengths(Context<Cuda>&, const int32_t*, int64_t,
 template void padding_check_ids(Context<Cuda>&, const int64_t*, const int64_t*, const int64_t*, const int32_t*, int64_t,
                                 int64_t, int64_t, int64_t, PaddingInfo*);
 template void padding_stage(Context<Cuda>&, const int64_t*, const int64_t*, const int64_t*, const int32_t*, int64_t,
-                            int64_t, int64_t, int64_t, int64_t*, int64_t*, int32_t*, int32_t*);
+                            int64_t, int64_t, int64_t, int64_t*, int64_t*, int32_t*);
 template void padding_positions(Context<Cuda>&, PositionKind, const int64_t*, const int64_t*, const int32_t*, int64_t,
-                                int64_t, int64_t, int32_t*);
+                                int64_t, int64_t, int64_t, int32_t*);
 
 }  // namespace ftbert
