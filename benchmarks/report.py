@@ -3,8 +3,8 @@
     python benchmarks/report.py            writes benchmarks/results/index.html, *.svg, and the tables between marks
     python benchmarks/report.py --check    says whether the tables are what the results give
 
-Reads benchmarks/results/{cuda,cpu}-*.json (bench_model), kernels-*.json, encode-*.json, optimize-*.json and
-gemm_table-*.json.
+Reads benchmarks/results/{cuda,cpu}-*.json (bench_model; NAME-base.json, NAME-large.json, ... are parts of one run, on
+several GPUs of one host), kernels-*.json, encode-*.json, optimize-*.json and gemm_table-*.json.
 """
 
 from __future__ import annotations
@@ -71,6 +71,21 @@ def load(pattern: str) -> dict[str, Any]:
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob(pattern))}
 
 
+def load_runs(pattern: str) -> dict[str, Any]:
+    """Documents of bench_model by the name of the run, with the `files` that they came from. ValueError where parts of
+    one run are of different commits, machines or packages."""
+    runs: dict[str, Any] = {}
+    for stem, document in load(pattern).items():
+        name, facts = re.sub("-(minilm|base|large)$", "", stem), document["provenance"]
+        run = runs.setdefault(name, {"provenance": facts, "results": [], "files": []})
+        for key in ("commit", "cpu", "gpu", "driver", "cuda", "dtype", "packages"):
+            if facts.get(key) != run["provenance"].get(key):
+                raise ValueError(f"{stem}: its {key} is {facts.get(key)}, that of the run {run['provenance'].get(key)}")
+        run["results"] += document["results"]
+        run["files"].append(stem)
+    return runs
+
+
 # ---- README and docs -----------------------------------------------------------------------------------------------
 
 
@@ -79,8 +94,8 @@ def fill_marks(text: str) -> str:
     `<!-- split: NAME -->` and the end comes where ftbert's time goes at the points that a profiler saw."""
 
     def table(match: re.Match[str]) -> str:
-        document = json.loads((RESULTS / f"{match[1]}.json").read_text(encoding="utf-8"))
-        line, results = machine_line(match[1], document), document["results"]
+        document = load_runs(f"{match[1]}*.json")[match[1]]
+        line, results = machine_line(document), document["results"]
         tables = [model_table(document, results)]
         if len(results) > MANY:
             by_name = {point_name(result): result for result in results}
@@ -90,7 +105,7 @@ def fill_marks(text: str) -> str:
         return f"<!-- results: {match[1]} -->\n{line}\n\n{body}\n<!-- end -->"
 
     def split(match: re.Match[str]) -> str:
-        document = json.loads((RESULTS / f"{match[1]}.json").read_text(encoding="utf-8"))
+        document = load_runs(f"{match[1]}*.json")[match[1]]
         body = markdown(split_table(document["results"]))
         return f"<!-- split: {match[1]} -->\n{machine(document['provenance'])}.\n\n{body}\n<!-- end -->"
 
@@ -98,8 +113,9 @@ def fill_marks(text: str) -> str:
     return re.sub(r"<!-- split: (\S+) -->.*?<!-- end -->", split, text, flags=re.S)
 
 
-def machine_line(name: str, document: dict[str, Any]) -> str:
-    return f"{machine(document['provenance'])}: [benchmarks/results/{name}.json](benchmarks/results/{name}.json)"
+def machine_line(document: dict[str, Any]) -> str:
+    paths = [f"benchmarks/results/{file}.json" for file in document["files"]]
+    return f"{machine(document['provenance'])}: {', '.join(f'[{path}]({path})' for path in paths)}"
 
 
 def machine(facts: dict[str, Any]) -> str:
@@ -211,7 +227,7 @@ def page() -> str:
     parts = ["<h1>ftbert, measured</h1>", "<p>Generated from the files beside it by <code>benchmarks/report.py</code>. "
              "Times are medians; peers take turns in one process; every output is compared with float32 transformers "
              "before it is timed; tokens are valid tokens.</p>"]  # fmt: skip
-    for name, document in (load("cuda-*.json") | load("cpu-*.json")).items():
+    for name, document in (load_runs("cuda-*.json") | load_runs("cpu-*.json")).items():
         parts += model_section(name, document)
     for name, document in load("kernels-*.json").items():
         parts += kernel_section(name, document)

@@ -64,6 +64,22 @@ def test_the_fastest_that_computes_the_same_is_bold(results: Path) -> None:
     assert report.fill_marks(text) == text
 
 
+def test_parts_of_a_run_are_one_table(results: Path) -> None:
+    other = json.loads(json.dumps(RESULT))
+    other["results"][0]["model"] = "large"
+    (results / "cpu-fp32.json").rename(results / "cpu-fp32-base.json")
+    (results / "cpu-fp32-large.json").write_text(json.dumps(other))
+    (results / "cpu-bf16.json").write_text(json.dumps(RESULT))
+    text = report.fill_marks("<!-- results: cpu-fp32 -->\n<!-- end -->")
+    assert "| base 4x8 full |" in text and "| large 4x8 full |" in text
+    assert "cpu-fp32-base.json), [benchmarks/results/cpu-fp32-large.json]" in text
+    assert report.page().count("<h2>") == 2
+    other["provenance"]["commit"] = "another"
+    (results / "cpu-fp32-large.json").write_text(json.dumps(other))
+    with pytest.raises(ValueError, match="cpu-fp32-large: its commit is another"):
+        report.page()
+
+
 def test_the_split_is_beside_the_floor(results: Path) -> None:
     document = json.loads((results / "cpu-fp32.json").read_text())
     document["results"][0] |= {"gemm_floor_ms": 5.0, "split_ms": {"attention": 1.5, "gemm": 6.0, "gaps": 0.25}}
