@@ -31,7 +31,7 @@ class EngineOf : public Engine {
     const c10::DeviceGuard guard(device_);
     CallContext<Device> call(device_, products_);
     const EncoderConfig& c = encoder_.config();
-    PaddedInput padded = unpad<Device>(call.context, device_, c, input_ids, attention_mask, token_type_ids, counting());
+    PaddedInput padded = unpad<Device>(call.context, device_, c, input_ids, attention_mask, token_type_ids, wait());
     const EncoderInput& input = padded.encoder;
     const auto finish = [&](const T* packed, at::Tensor hidden) -> std::tuple<at::Tensor, at::Tensor> {
       if (!hidden.defined()) {
@@ -58,7 +58,7 @@ class EngineOf : public Engine {
     const c10::DeviceGuard guard(device_);
     CallContext<Device> call(device_, products_);
     PaddedInput padded =
-        unpad<Device>(call.context, device_, encoder_.config(), input_ids, attention_mask, token_type_ids, counting());
+        unpad<Device>(call.context, device_, encoder_.config(), input_ids, attention_mask, token_type_ids, wait());
     EncoderInput& input = padded.encoder;
     input.rows = OutputRows::first;
     const auto finish = [&](at::Tensor first, const T* rows) -> std::tuple<at::Tensor, at::Tensor> {
@@ -145,7 +145,7 @@ class EngineOf : public Engine {
 
  private:
   // The general attention path's work grows with the longest sequence that there may be.
-  Counting counting() const { return encoder_.uses_fused_attention() ? Counting::late : Counting::first; }
+  Wait wait() const { return encoder_.uses_fused_attention() ? Wait::last : Wait::first; }
   at::TensorOptions options(at::ScalarType type) const { return at::TensorOptions().device(device_).dtype(type); }
 
   at::Tensor run_packed(Context<Device>& context, const EncoderInput& input) const {

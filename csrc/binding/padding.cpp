@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "binding/tensors.h"
+#include "core/graph.h"
 #include "kernels/kernels.h"
 
 namespace ftbert::binding {
@@ -101,13 +102,50 @@ bool cheaper_than_waiting(const EncoderConfig& c, int64_t rows) {
   return rows * products <= kWaitFlop;
 }
 
+constexpr int64_t kInfoWords = sizeof(PaddingInfo) / sizeof(int64_t);
+
 }  // namespace
 
+// In the host's memory, where kernels write it: a copy would be one more thing to wait for.
+class PendingInfo {
+ public:
+  explicit PendingInfo(void* stream)
+      : stream_(stream),
+        memory_(at::empty({kInfoWords}, at::TensorOptions().dtype(at::kLong).pinned_memory(true))),
+        mark_(make_stream_mark()) {}
+  PendingInfo(const PendingInfo&) = delete;
+  PendingInfo& operator=(const PendingInfo&) = delete;
+  ~PendingInfo() {
+    if (done_) return;
+    try {  // something failed in between: the memory must outlive the kernels
+      launched();
+      wait();
+    } catch (const Error&) {  // the GPU is lost; the next call says so
+    }
+  }
+  PaddingInfo* info() const { return reinterpret_cast<PaddingInfo*>(data<int64_t>(memory_)); }
+  void launched() { mark_->set(stream_); }  // after the last kernel that writes
+  PaddingInfo wait() {
+    mark_->wait_on_host();
+    done_ = true;
+    return *info();
+  }
+
+ private:
+  void* stream_;
+  at::Tensor memory_;
+  std::unique_ptr<StreamMark> mark_;
+  bool done_ = false;
+};
+
+PaddedInput::PaddedInput() = default;
+PaddedInput::PaddedInput(PaddedInput&&) noexcept = default;
+PaddedInput::~PaddedInput() = default;
+
 void PaddedInput::settle(const EncoderConfig& config) {
-  if (!counts.defined()) return;
-  counted->wait_on_host();
-  const PaddingInfo info = *reinterpret_cast<const PaddingInfo*>(counts.const_data_ptr());
-  counts = at::Tensor();
+  if (!counting) return;
+  const PaddingInfo info = counting->wait();
+  counting.reset();
   check_counted(info, config, *this);
   encoder.tokens = info.tokens;
   encoder.max_seqlen = info.max_seqlen;
@@ -116,7 +154,7 @@ void PaddedInput::settle(const EncoderConfig& config) {
 template <class Device>
 PaddedInput unpad(Context<Device>& context, at::Device device, const EncoderConfig& config, const at::Tensor& input_ids,
                   const std::optional<at::Tensor>& attention_mask, const std::optional<at::Tensor>& token_type_ids,
-                  Counting counting) {
+                  Wait wait) {
   PaddedInput out;
   out.input_ids = ids_tensor("input_ids", input_ids, 2, device);
   out.token_type_ids = type_tensor(token_type_ids, out.input_ids, config);
@@ -140,28 +178,23 @@ PaddedInput unpad(Context<Device>& context, at::Device device, const EncoderConf
   };
   if (device.is_cuda() && !(mask.defined() && mask.is_cpu())) {
     make(device);
-    const at::Tensor counts =
-        at::empty({sizeof(PaddingInfo) / sizeof(int64_t)}, at::TensorOptions().device(device).dtype(at::kLong));
-    PaddingInfo* on_device = reinterpret_cast<PaddingInfo*>(data<int64_t>(counts));
-    offsets<Device>(context, mask, batch, seq, out, on_device);
-    if (mask.defined()) {
-      check_ids(on_device);
+    info.tokens = rows;
+    info.max_seqlen = batch ? seq : 0;
+    if (!mask.defined()) {
+      const at::Tensor unread = at::empty({kInfoWords}, at::TensorOptions().device(device).dtype(at::kLong));
+      offsets<Device>(context, mask, batch, seq, out, reinterpret_cast<PaddingInfo*>(data<int64_t>(unread)));
+    } else if constexpr (std::is_same_v<Device, Cuda>) {
+      FTBERT_CHECK(!is_recording(context.stream), "attention_mask: on a GPU its ones must be counted, which cannot be ",
+                   "recorded in a CUDA graph; leave it on the CPU, or call forward_packed");
+      out.counting = std::make_unique<PendingInfo>(context.stream);
+      offsets<Device>(context, mask, batch, seq, out, out.counting->info());
+      check_ids(out.counting->info());
+      out.counting->launched();
       // The one sync of the padded path (DESIGN: mask on the GPU): the host must know how many tokens there are.
-      if constexpr (std::is_same_v<Device, Cuda>) {
-        if (counting == Counting::late && cheaper_than_waiting(config, rows) && !is_recording(context.stream)) {
-          out.counts = counts.to(at::kCPU, /*non_blocking=*/true);
-          out.counted = make_stream_mark();
-          out.counted->set(context.stream);
-        }
+      if (wait == Wait::first || !cheaper_than_waiting(config, rows)) {
+        info = out.counting->wait();
+        out.counting.reset();
       }
-      if (!out.counts.defined()) {
-        const at::Tensor host = counts.cpu();
-        info = *reinterpret_cast<const PaddingInfo*>(host.const_data_ptr());
-      }
-    }
-    if (!mask.defined() || out.counts.defined()) {
-      info.tokens = rows;
-      info.max_seqlen = batch ? seq : 0;
     }
   } else {
     // Mask on the CPU: the host counts, and a GPU is not waited for.
@@ -176,7 +209,7 @@ PaddedInput unpad(Context<Device>& context, at::Device device, const EncoderConf
       check_ids(&info);
     }
   }
-  if (!out.counts.defined()) check_counted(info, config, out);
+  if (!out.counting) check_counted(info, config, out);
   FTBERT_CHECK(info.tokens <= std::numeric_limits<int32_t>::max(), "at most 2^31-1 tokens in one call, got ",
                info.tokens);
   out.encoder = {.input_ids = data<int64_t>(out.input_ids),
@@ -229,10 +262,10 @@ PackedTensors check_packed(Context<Device>& context, at::Device device, const En
   return out;
 }
 
-#define FTBERT_INSTANTIATE(D)                                                                                  \
-  template PaddedInput unpad<D>(Context<D>&, at::Device, const EncoderConfig&, const at::Tensor&,              \
-                                const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, Counting); \
-  template PackedTensors check_packed<D>(Context<D>&, at::Device, const EncoderConfig&, const at::Tensor&,     \
+#define FTBERT_INSTANTIATE(D)                                                                              \
+  template PaddedInput unpad<D>(Context<D>&, at::Device, const EncoderConfig&, const at::Tensor&,          \
+                                const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, Wait); \
+  template PackedTensors check_packed<D>(Context<D>&, at::Device, const EncoderConfig&, const at::Tensor&, \
                                          const at::Tensor&, int64_t, const std::optional<at::Tensor>&);
 FTBERT_DEVICES(FTBERT_INSTANTIATE)
 

@@ -4,27 +4,30 @@
 
 #include <memory>
 
-#include "core/graph.h"
 #include "encoder.h"
 
 namespace ftbert::binding {
+
+class PendingInfo;
 
 // `encoder` points into the tensors beside it.
 struct PaddedInput {
   at::Tensor input_ids, mask, token_index, packed_index, cu_seqlens;
   std::optional<at::Tensor> token_type_ids;
   EncoderInput encoder;
+  std::unique_ptr<PendingInfo> counting;  // what the GPU is still counting
 
-  // Until `settle` has waited for the GPU's count, encoder.tokens and max_seqlen may be as large as the padded input
+  PaddedInput();
+  PaddedInput(PaddedInput&&) noexcept;
+  ~PaddedInput();
+  // Until this has waited for the GPU's count, encoder.tokens and max_seqlen may be as large as the padded input
   // allows, and ids and mask unchecked. Throws Error where they are wrong.
   void settle(const EncoderConfig& config);
-  at::Tensor counts;                    // PaddingInfo on the host, on its way; undefined: settled
-  std::unique_ptr<StreamMark> counted;  // when it has come
 };
 
 // When the host waits for the token count of a mask on the GPU: before anything else, or where computing the padding
 // costs less than that wait, in PaddedInput::settle, after the encoder has been launched.
-enum class Counting { first, late };
+enum class Wait { first, last };
 
 struct PackedTensors {
   at::Tensor input_ids, cu_seqlens;
@@ -37,7 +40,7 @@ struct PackedTensors {
 template <class Device>
 PaddedInput unpad(Context<Device>& context, at::Device device, const EncoderConfig& config, const at::Tensor& input_ids,
                   const std::optional<at::Tensor>& attention_mask, const std::optional<at::Tensor>& token_type_ids,
-                  Counting counting = Counting::first);
+                  Wait wait = Wait::first);
 
 // input_ids [tokens] int32/int64, cu_seqlens [batch+1] int32. No device sync: on CUDA the contents are not looked at.
 template <class Device>
