@@ -78,9 +78,9 @@ def padding_positions(
 
 def padding_stage(
     input_ids: Tensor, types: Any, token_index: Any, cu_seqlens: Tensor, tokens: int, most_tokens: int, most_batch: int
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     ids = input_ids.new_empty(most_tokens)
-    return ids, torch.empty_like(ids), cu_seqlens.new_empty(most_batch + 1)
+    return ids, torch.empty_like(ids), cu_seqlens.new_empty(most_tokens), cu_seqlens.new_empty(most_batch + 1)
 
 
 def remove_padding(padded: Tensor, token_index: Tensor, tokens: int) -> Tensor:

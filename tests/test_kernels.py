@@ -288,7 +288,11 @@ def test_padding_stage(device: str, batch: int, seq: int) -> None:
                 what = f"{kind}, padded={padded}, {tokens} of {most_tokens}"
                 assert torch.equal(got[0][:tokens], ids[kept]) and not got[0][tokens:].any(), what
                 assert torch.equal(got[1][:tokens], types[kept] * with_types) and not got[1][tokens:].any(), what
-                assert torch.equal(got[2][: batch + 1], cu) and (got[2][batch:] == tokens).all(), what
+                columns = torch.arange(seq).expand(batch, seq)[mask.bool()].int()
+                if not padded:
+                    columns = torch.cat([torch.arange(n).int() for n in mask.sum(1)])
+                assert torch.equal(got[2][:tokens].cpu(), columns) and not got[2][tokens:].any(), what
+                assert torch.equal(got[3][: batch + 1], cu) and (got[3][batch:] == tokens).all(), what
 
 
 @pytest.mark.parametrize("cols", [1, 3, 8, 312, 768])

@@ -1,6 +1,5 @@
 // One forward call between torch and the core: checks with words, memory from torch's allocator, the current stream.
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 
@@ -8,6 +7,7 @@
 #include "binding/padding.h"
 #include "binding/replay.h"
 #include "binding/tensors.h"
+#include "core/device.h"
 #include "gemm/gemm_cuda.h"
 #include "kernels/kernels.h"
 
@@ -39,14 +39,14 @@ class EngineOf : public Engine {
         restore_padding<Device, T>(call.context, packed, data<int32_t>(padded.packed_index), input.batch * input.seq,
                                    c.hidden, data<T>(hidden));
       }
-      return {hidden, pooled(call.context, packed, input.cu_seqlens, input.batch)};
+      return {hidden, pooled(call, packed, input.cu_seqlens, input.batch)};
     };
     if (const auto replayed = replay_.run(call.context, input)) {
       auto results = finish(replayed.hidden(), {});
       padded.settle(c);
       return results;
     }
-    const at::Tensor packed = without_slack(run(call.context, input), input.tokens);
+    const at::Tensor packed = without_slack(run(call, input), input.tokens);
     padded.settle(c);
     const bool full = input.tokens == input.batch * input.seq;
     return finish(data<T>(packed), full ? packed.view({input.batch, input.seq, c.hidden}) : at::Tensor());
@@ -62,13 +62,13 @@ class EngineOf : public Engine {
     EncoderInput& input = padded.encoder;
     input.rows = OutputRows::first;
     const auto finish = [&](at::Tensor first, const T* rows) -> std::tuple<at::Tensor, at::Tensor> {
-      const at::Tensor pooled = pooled_first(call.context, rows, input.cu_seqlens, input.batch);
+      const at::Tensor pooled = pooled_first(call, rows, input.cu_seqlens, input.batch);
       padded.settle(encoder_.config());
       return {first, pooled};
     };
     if (const auto replayed = replay_.run(call.context, input))
-      return finish(copied(replayed.hidden(), input.batch), replayed.hidden());
-    const at::Tensor first = run(call.context, input);
+      return finish(copied(call.context, replayed.hidden(), input.batch), replayed.hidden());
+    const at::Tensor first = run(call, input);
     return finish(without_slack(first, input.batch), data<T>(first));
   }
 
@@ -81,7 +81,7 @@ class EngineOf : public Engine {
     const int64_t batch = padded.encoder.batch, seq = padded.encoder.seq, stride = batch * seq * c.hidden;
     const at::Tensor all = at::empty({c.layers + 1, batch, seq, c.hidden}, options(ScalarTypeOf<T>::value));
     if (padded.encoder.tokens == 0) return all.zero_();
-    run(call.context, padded.encoder, [&](int64_t i, const T* hidden) {
+    run(call, padded.encoder, [&](int64_t i, const T* hidden) {
       restore_padding<Device, T>(call.context, hidden, data<int32_t>(padded.packed_index), batch * seq, c.hidden,
                                  data<T>(all) + i * stride);
     });
@@ -95,7 +95,7 @@ class EngineOf : public Engine {
     CallContext<Device> call(device_, products_);
     const PaddedInput padded =
         unpad<Device>(call.context, device_, encoder_.config(), input_ids, attention_mask, token_type_ids);
-    return {run_packed(call.context, padded.encoder), padded.packed_index, padded.cu_seqlens};
+    return {run_packed(call, padded.encoder), padded.packed_index, padded.cu_seqlens};
   }
 
   at::Tensor forward_packed(const at::Tensor& input_ids, const at::Tensor& cu_seqlens, int64_t max_seqlen,
@@ -104,7 +104,7 @@ class EngineOf : public Engine {
     CallContext<Device> call(device_, products_);
     const PackedTensors packed = check_packed<Device>(call.context, device_, encoder_.config(), input_ids, cu_seqlens,
                                                       max_seqlen, token_type_ids);
-    return run_packed(call.context, packed.encoder);
+    return run_packed(call, packed.encoder);
   }
 
   at::Tensor forward_first_packed(const at::Tensor& input_ids, const at::Tensor& cu_seqlens, int64_t max_seqlen,
@@ -114,14 +114,14 @@ class EngineOf : public Engine {
     PackedTensors packed = check_packed<Device>(call.context, device_, encoder_.config(), input_ids, cu_seqlens,
                                                 max_seqlen, token_type_ids);
     packed.encoder.rows = OutputRows::first;
-    return run_packed(call.context, packed.encoder);
+    return run_packed(call, packed.encoder);
   }
 
   at::Tensor pool(const at::Tensor& hidden, const at::Tensor& cu_seqlens) const override {
     const c10::DeviceGuard guard(device_);
     CallContext<Device> call(device_, products_);
     const at::Tensor packed = hidden.contiguous();
-    return pooled(call.context, data<T>(packed), data<int32_t>(cu_seqlens), cu_seqlens.size(0) - 1);
+    return pooled(call, data<T>(packed), data<int32_t>(cu_seqlens), cu_seqlens.size(0) - 1);
   }
 
   void use_cuda_graphs(bool on) const override { replay_.enable(on); }
@@ -148,22 +148,24 @@ class EngineOf : public Engine {
   Wait wait() const { return encoder_.uses_fused_attention() ? Wait::last : Wait::first; }
   at::TensorOptions options(at::ScalarType type) const { return at::TensorOptions().device(device_).dtype(type); }
 
-  at::Tensor run_packed(Context<Device>& context, const EncoderInput& input) const {
-    const auto replayed = replay_.run(context, input);
-    if (replayed) return copied(replayed.hidden(), input.output_rows());
-    return without_slack(run(context, input), input.output_rows());
+  at::Tensor run_packed(CallContext<Device>& call, const EncoderInput& input) const {
+    const auto replayed = replay_.run(call.context, input);
+    if (replayed) return copied(call.context, replayed.hidden(), input.output_rows());
+    return without_slack(run(call, input), input.output_rows());
   }
 
-  at::Tensor copied(const T* hidden, int64_t rows) const {
-    return at::from_blob(const_cast<T*>(hidden), {rows, encoder_.config().hidden}, options(ScalarTypeOf<T>::value))
-        .clone();
+  at::Tensor copied(const Context<Device>& context, const T* hidden, int64_t rows) const {
+    const at::Tensor copy = at::empty({rows, encoder_.config().hidden}, options(ScalarTypeOf<T>::value));
+    if constexpr (std::is_same_v<Device, Cuda>) copy_on_device(context, hidden, data<T>(copy), copy.nbytes());
+    return copy;  // the CPU has no recordings
   }
 
   // [padded_rows(output_rows), hidden]
-  at::Tensor run(Context<Device>& context, const EncoderInput& input, const HiddenStateHook<T>& hook = nullptr) const {
+  at::Tensor run(CallContext<Device>& call, const EncoderInput& input, const HiddenStateHook<T>& hook = nullptr) const {
     const int64_t cols = encoder_.config().hidden;
     const at::Tensor hidden =
         at::empty({Encoder<Device, T>::padded_rows(input.output_rows()), cols}, options(ScalarTypeOf<T>::value));
+    Context<Device>& context = call.for_products();
     const size_t bytes = encoder_.workspace_bytes(context, input);
     const at::Tensor workspace = at::empty({static_cast<int64_t>(bytes)}, options(at::kByte));
     encoder_.forward(context, input, Workspace(workspace.data_ptr(), bytes), data<T>(hidden), hook);
@@ -176,22 +178,22 @@ class EngineOf : public Engine {
     return 8 * (rows.size(0) - count) > count ? view.clone() : view;
   }
 
-  at::Tensor pooled(Context<Device>& context, const T* hidden, const int32_t* cu_seqlens, int64_t batch) const {
+  at::Tensor pooled(CallContext<Device>& call, const T* hidden, const int32_t* cu_seqlens, int64_t batch) const {
     const EncoderConfig& c = encoder_.config();
-    if (!c.pooler) return pooled_first(context, nullptr, cu_seqlens, batch);
+    if (!c.pooler) return pooled_first(call, nullptr, cu_seqlens, batch);
     const at::Tensor first =
         at::empty({Encoder<Device, T>::padded_rows(batch), c.hidden}, options(ScalarTypeOf<T>::value));
-    first_rows<Device, T>(context, hidden, 0, cu_seqlens, batch, c.hidden, data<T>(first));
-    return pooled_first(context, data<T>(first), cu_seqlens, batch);
+    first_rows<Device, T>(call.context, hidden, 0, cu_seqlens, batch, c.hidden, data<T>(first));
+    return pooled_first(call, data<T>(first), cu_seqlens, batch);
   }
 
   // first [padded_rows(batch), hidden]
-  at::Tensor pooled_first(Context<Device>& context, const T* first, const int32_t* cu_seqlens, int64_t batch) const {
+  at::Tensor pooled_first(CallContext<Device>& call, const T* first, const int32_t* cu_seqlens, int64_t batch) const {
     const EncoderConfig& c = encoder_.config();
     if (!c.pooler) return at::empty({batch, 0}, options(ScalarTypeOf<T>::value));
     const at::Tensor out =
         at::empty({Encoder<Device, T>::padded_rows(batch), c.hidden}, options(ScalarTypeOf<T>::value));
-    encoder_.pool(context, first, cu_seqlens, batch, data<T>(out));
+    encoder_.pool(call.for_products(), first, cu_seqlens, batch, data<T>(out));
     return without_slack(out, batch);
   }
 

@@ -43,7 +43,7 @@ void run(const Tensor& x, F&& f) {
   dispatch(device_kind(x.device()), dtype_of(x.scalar_type()), [&](auto backend) {
     using Device = typename decltype(backend)::Device;
     CallContext<Device> call(x.device());
-    f(backend, call.context);
+    f(backend, call.for_products());
   });
 }
 

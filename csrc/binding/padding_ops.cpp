@@ -57,9 +57,9 @@ Tensor positions(const Tensor& ids, const OptionalTensor& token_index, const Ten
   return out;
 }
 
-std::tuple<Tensor, Tensor, Tensor> stage(const Tensor& ids, const OptionalTensor& types,
-                                         const OptionalTensor& token_index, const Tensor& cu, int64_t tokens,
-                                         int64_t most_tokens, int64_t most_batch) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> stage(const Tensor& ids, const OptionalTensor& types,
+                                                 const OptionalTensor& token_index, const Tensor& cu, int64_t tokens,
+                                                 int64_t most_tokens, int64_t most_batch) {
   const int64_t batch = cu.size(0) - 1;
   integers("cu_seqlens", cu, ids, at::kInt, 1);
   if (token_index) integers("token_index", *token_index, ids, at::kLong, tokens);
@@ -68,13 +68,14 @@ std::tuple<Tensor, Tensor, Tensor> stage(const Tensor& ids, const OptionalTensor
                "expected tokens <= most_tokens and batch <= most_batch, got ", tokens, " of ", most_tokens, ", ", batch,
                " of ", most_batch);
   Tensor staged_ids = at::empty({most_tokens}, ids.options()), staged_types = at::empty_like(staged_ids);
-  Tensor staged_cu = at::empty({most_batch + 1}, cu.options());
+  Tensor columns = at::empty({most_tokens}, cu.options()), staged_cu = at::empty({most_batch + 1}, cu.options());
   run_untyped(ids.device(), [&](auto backend, auto& context) {
     padding_stage<typename decltype(backend)::Device>(
         context, data<int64_t>(ids), data<int64_t>(types), data<int64_t>(token_index), data<int32_t>(cu), tokens, batch,
-        most_tokens, most_batch, data<int64_t>(staged_ids), data<int64_t>(staged_types), data<int32_t>(staged_cu));
+        ids.size(-1), most_tokens, most_batch, data<int64_t>(staged_ids), data<int64_t>(staged_types),
+        data<int32_t>(columns), data<int32_t>(staged_cu));
   });
-  return {staged_ids, staged_types, staged_cu};
+  return {staged_ids, staged_types, columns, staged_cu};
 }
 
 Tensor remove(const Tensor& padded, const Tensor& token_index, int64_t tokens) {
@@ -125,7 +126,7 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
       "padding_id) -> Tensor");
   m.def(
       "padding_stage(Tensor input_ids, Tensor? token_type_ids, Tensor? token_index, Tensor cu_seqlens, SymInt tokens, "
-      "SymInt most_tokens, SymInt most_batch) -> (Tensor, Tensor, Tensor)");
+      "SymInt most_tokens, SymInt most_batch) -> (Tensor, Tensor, Tensor, Tensor)");
   m.def("remove_padding(Tensor padded, Tensor token_index, SymInt tokens) -> Tensor");
   m.def("restore_padding(Tensor packed, Tensor packed_index) -> Tensor");
   m.def("first_rows(Tensor packed, Tensor cu_seqlens) -> Tensor");

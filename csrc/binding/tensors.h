@@ -77,6 +77,7 @@ struct CallContext<Cpu> {
     context.gemm = &gemm;
     context.bf16 = products == at::kBFloat16;
   }
+  Context<Cpu>& for_products() { return context; }
   TorchGemm gemm;
   Context<Cpu> context;
 };
@@ -86,11 +87,18 @@ struct CallContext<Cuda> {
   explicit CallContext(const at::Device& device, at::ScalarType = at::kFloat)
       : context(cuda_context(device.index(),
                              c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle())) {
-    // The call's own, so that threads and streams cannot meet in it; torch's allocator makes it cheap.
     context.gemm_workspace_bytes = gemm_workspace_bytes(device.index());
-    workspace = at::empty({static_cast<int64_t>(context.gemm_workspace_bytes)},
-                          at::TensorOptions().device(device).dtype(at::kByte));
-    context.gemm_workspace = workspace.data_ptr();
+  }
+  // Before products: the call's own, so that threads and streams cannot meet in it; torch's allocator makes it cheap.
+  Context<Cuda>& for_products() {
+    if (!workspace.defined()) {
+      workspace = at::empty({static_cast<int64_t>(context.gemm_workspace_bytes)},
+                            at::TensorOptions()
+                                .device(at::Device(at::kCUDA, static_cast<at::DeviceIndex>(context.device)))
+                                .dtype(at::kByte));
+      context.gemm_workspace = workspace.data_ptr();
+    }
+    return context;
   }
   at::Tensor workspace;
   Context<Cuda> context;

@@ -13,6 +13,9 @@ bool cuda_available(std::string* why_not);
 // kernels run. Throws when the build has no code for that GPU. The GEMM workspace is left for the caller to give.
 Context<Cuda> cuda_context(int device, void* stream);
 
+// Launched on the context's stream.
+void copy_on_device(const Context<Cuda>& context, const void* from, void* to, size_t bytes);
+
 // The architectures compiled in, for error messages; "" without CUDA.
 std::string cuda_archs();
 

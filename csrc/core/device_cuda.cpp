@@ -84,6 +84,11 @@ Context<Cuda> cuda_context(int device, void* stream) {
   return context;
 }
 
+void copy_on_device(const Context<Cuda>& context, const void* from, void* to, size_t bytes) {
+  FTBERT_CUDA_CHECK(
+      cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(context.stream)));
+}
+
 std::string cuda_archs() { return FTBERT_CUDA_ARCHS_STRING; }
 
 std::string architecture_mismatch(int capability) {

@@ -17,6 +17,7 @@ bool cuda_available(std::string* why_not) {
 }
 
 Context<Cuda> cuda_context(int, void*) { throw Error(kNoCuda); }
+void copy_on_device(const Context<Cuda>&, const void*, void*, size_t) { throw Error(kNoCuda); }
 std::string cuda_archs() { return ""; }
 std::string architecture_mismatch(int) { return kNoCuda; }
 

@@ -61,10 +61,12 @@ void padding_stage(Context<Device>& context, const int64_t* input_ids, const int
                    const int32_t* cu_seqlens,
                    int64_t tokens,  // at least as many as cu_seqlens[batch] says
                    int64_t batch,
-                   int64_t most_tokens,          // >= tokens
-                   int64_t most_batch,           // >= batch
-                   int64_t* staged_ids,          // [most_tokens] out
-                   int64_t* staged_types,        // [most_tokens] out
+                   int64_t seq,            // columns of the padded ids; unused without token_index
+                   int64_t most_tokens,    // >= tokens
+                   int64_t most_batch,     // >= batch
+                   int64_t* staged_ids,    // [most_tokens] out
+                   int64_t* staged_types,  // [most_tokens] out
+                   int32_t* columns,       // [most_tokens] out: places in the sequence or its padded row, or nullptr
                    int32_t* staged_cu_seqlens);  // [most_batch+1] out
 
 // [batch*seq, cols] -> [tokens, cols]

@@ -89,10 +89,10 @@ void padding_positions<Cpu>(Context<Cpu>&, PositionKind kind, const int64_t* inp
 }
 
 template <>
-void padding_stage<Cpu>(Context<Cpu>&, const int64_t* input_ids, const int64_t* token_type_ids,
+void padding_stage<Cpu>(Context<Cpu>& context, const int64_t* input_ids, const int64_t* token_type_ids,
                         const int64_t* token_index, const int32_t* cu_seqlens, int64_t tokens, int64_t batch,
-                        int64_t most_tokens, int64_t most_batch, int64_t* staged_ids, int64_t* staged_types,
-                        int32_t* staged_cu_seqlens) {
+                        int64_t seq, int64_t most_tokens, int64_t most_batch, int64_t* staged_ids,
+                        int64_t* staged_types, int32_t* columns, int32_t* staged_cu_seqlens) {
   tokens = std::min<int64_t>(tokens, cu_seqlens[batch]);
   for (int64_t t = 0; t < tokens; ++t) {
     const int64_t source = token_index ? token_index[t] : t;
@@ -101,6 +101,9 @@ void padding_stage<Cpu>(Context<Cpu>&, const int64_t* input_ids, const int64_t* 
   }
   std::fill(staged_ids + tokens, staged_ids + most_tokens, 0);
   std::fill(staged_types + tokens, staged_types + most_tokens, 0);
+  if (columns)
+    padding_positions(context, PositionKind::absolute, input_ids, token_index, cu_seqlens, batch, seq, 0, most_tokens,
+                      columns);
   for (int64_t b = 0; b <= most_batch; ++b) staged_cu_seqlens[b] = cu_seqlens[std::min(b, batch)];
 }
 

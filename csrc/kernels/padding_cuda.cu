@@ -234,10 +234,21 @@ __global__ void __launch_bounds__(kThreads)
              positions);
 }
 
+// Where the sequence that has this token begins.
+__device__ int64_t start_of_sequence(const int32_t* cu_seqlens, int64_t batch, int64_t token) {
+  int64_t low = 0, high = batch;  // cu_seqlens[low] <= token < cu_seqlens[high]
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    (cu_seqlens[middle] <= token ? low : high) = middle;
+  }
+  return cu_seqlens[low];
+}
+
 __global__ void __launch_bounds__(kThreads)
     stage_kernel(const int64_t* input_ids, const int64_t* token_type_ids, const int64_t* token_index,
-                 const int32_t* cu_seqlens, int64_t tokens, int64_t batch, int64_t most_tokens, int64_t most_batch,
-                 int64_t* staged_ids, int64_t* staged_types, int32_t* staged_cu_seqlens) {
+                 const int32_t* cu_seqlens, int64_t tokens, int64_t batch, int64_t seq, int64_t most_tokens,
+                 int64_t most_batch, int64_t* staged_ids, int64_t* staged_types, int32_t* columns,
+                 int32_t* staged_cu_seqlens) {
   const int64_t items = max(most_tokens, most_batch + 1);
   tokens = min(tokens, int64_t{cu_seqlens[batch]});
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < items; i += int64_t{gridDim.x} * kThreads) {
@@ -246,6 +257,11 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t source = !kept ? 0 : token_index != nullptr ? token_index[i] : i;
       staged_ids[i] = kept ? input_ids[source] : 0;
       staged_types[i] = kept && token_type_ids != nullptr ? token_type_ids[source] : 0;
+      if (columns != nullptr) {
+        int64_t column = 0;
+        if (kept) column = token_index != nullptr ? source % seq : i - start_of_sequence(cu_seqlens, batch, i);
+        columns[i] = static_cast<int32_t>(column);
+      }
     }
     if (i <= most_batch) staged_cu_seqlens[i] = cu_seqlens[min(i, batch)];
   }
@@ -298,14 +314,14 @@ void padding_check_ids(Context<Device>& context, const int64_t* input_ids, const
 
 template <class Device>
 void padding_stage(Context<Device>& context, const int64_t* input_ids, const int64_t* token_type_ids,
-                   const int64_t* token_index, const int32_t* cu_seqlens, int64_t tokens, int64_t batch,
+                   const int64_t* token_index, const int32_t* cu_seqlens, int64_t tokens, int64_t batch, int64_t seq,
                    int64_t most_tokens, int64_t most_batch, int64_t* staged_ids, int64_t* staged_types,
-                   int32_t* staged_cu_seqlens) {
+                   int32_t* columns, int32_t* staged_cu_seqlens) {
   const int64_t items = std::max(most_tokens, most_batch + 1);
   stage_kernel<<<grid((items + kThreads - 1) / kThreads, context.sm_count), kThreads, 0,
                  static_cast<cudaStream_t>(context.stream)>>>(input_ids, token_type_ids, token_index, cu_seqlens,
-                                                              tokens, batch, most_tokens, most_batch, staged_ids,
-                                                              staged_types, staged_cu_seqlens);
+                                                              tokens, batch, seq, most_tokens, most_batch, staged_ids,
+                                                              staged_types, columns, staged_cu_seqlens);
   FTBERT_LAUNCH_CHECK("padding_stage");
 }
 
@@ -334,7 +350,7 @@ template void padding_mask_from_lengths(Context<Cuda>&, const int32_t*, int64_t,
 template void padding_check_ids(Context<Cuda>&, const int64_t*, const int64_t*, const int64_t*, const int32_t*, int64_t,
                                 int64_t, int64_t, int64_t, PaddingInfo*);
 template void padding_stage(Context<Cuda>&, const int64_t*, const int64_t*, const int64_t*, const int32_t*, int64_t,
-                            int64_t, int64_t, int64_t, int64_t*, int64_t*, int32_t*);
+                            int64_t, int64_t, int64_t, int64_t, int64_t*, int64_t*, int32_t*, int32_t*);
 template void padding_positions(Context<Cuda>&, PositionKind, const int64_t*, const int64_t*, const int32_t*, int64_t,
                                 int64_t, int64_t, int64_t, int32_t*);
 
