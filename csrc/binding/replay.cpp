@@ -21,8 +21,8 @@ namespace {
 // From here on the GPU works longer on a layer's kernels than the host takes to launch them (base size, H200: 1.73 ms
 // without and 1.62 with a graph at 4096 tokens, no difference at 16384).
 constexpr int64_t kMostTokens = 8192;
-constexpr size_t kMostRecordings = 64;  // of a slot; the one not used for longest goes
-constexpr size_t kMostSlots = 4;        // calls under way at once, each with buffers of its own
+constexpr size_t kMostRecordings = 128;  // of a slot; the one not used for longest goes
+constexpr size_t kMostSlots = 4;         // calls under way at once, each with buffers of its own
 
 // Then a position is not the token's column.
 bool counts_positions(const EncoderConfig& c) { return c.positions == PositionKind::from_padding; }
