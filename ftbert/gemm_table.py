@@ -3,23 +3,27 @@
 A file belongs to one GPU model and one version of cuBLASLt, since an algorithm's 64 bytes mean something to that
 version only. Looked for in this order, and a row from further up hides those below it: the file that
 $FTBERT_GEMM_TABLE names ("off": none at all, cuBLASLt's own proposals), the user's cache folder (where `ftbert tune`
-writes), the tables that come with the package. What fits no row runs cuBLASLt's first proposal.
+writes), the tables that come with the package. What fits no row runs cuBLASLt's first proposal. A file holds what was
+measured; what runs between two measured m is decided when it comes into force (`between`).
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import re
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,6 +33,7 @@ from ftbert.config import DTYPES
 
 FORMAT = 1
 _SHIPPED = Path(__file__).parent / "gemm_tables"
+_EMPTY_US = 1.5  # a kernel that does nothing, in a graph
 _ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "tanh")
 
 
@@ -185,6 +190,69 @@ def merge(first: Iterable[Row], second: Iterable[Row]) -> list[Row]:
     return joined
 
 
+def waves(tile_rows: int, tile_columns: int, split_k: int, m: int, n: int, sms: int) -> int:
+    """How often all multiprocessors get a block."""
+    return -(-(-(-m // tile_rows) * -(-n // tile_columns) * split_k) // sms)
+
+
+def at_waves(us: float, timed: int, needed: int) -> float:
+    """Microseconds where `needed` waves of blocks run, from those of `timed` waves."""
+    return _EMPTY_US + (us - _EMPTY_US) * needed / timed
+
+
+class _Point(NamedTuple):
+    """A timed m."""
+
+    m: int
+    us: float
+    row: Row
+
+    def us_at(self, m: int, sms: int) -> float:
+        """What the row's algorithm is expected to take there. Of one without a tile's size, such as cuBLASLt's own
+        proposal, all that is known: fewer rows take no longer."""
+        config, n = self.row.config, self.row.product.n
+        if self.row.algorithm is None or not config.get("tile_rows"):
+            return self.us if m <= self.m else math.inf
+        rows, columns, split_k = config["tile_rows"], config["tile_columns"], config["split_k"]
+        timed, needed = waves(rows, columns, split_k, self.m, n, sms), waves(rows, columns, split_k, m, n, sms)
+        return at_waves(self.us, timed, needed)
+
+
+def between(rows: Iterable[Row], sms: int, gemm_rows: Callable[[int], int]) -> list[Row]:
+    """The same with a choice for each m that the encoder runs (gemm_rows) and nobody timed: of the algorithms at the
+    timed m below and above, the one expected to be faster on so many multiprocessors. Those one further off count only
+    where they are expected to be faster by 1 %."""
+    rows = list(rows)
+    points: dict[Product, list[_Point]] = defaultdict(list)
+    for row in sorted(rows, key=lambda row: row.first):
+        points[row.product] += [_Point(m, us, row) for m, us in zip(row.timed, row.us, strict=True)]
+    better: list[Row] = []
+    for row in rows:
+        low = row.first
+        while low <= row.last:
+            m = gemm_rows(low)
+            high = min(m, row.last)
+            if not any(low <= at <= high for at in row.timed):
+                best = _expected(row, m, points[row.product], sms)
+                if best.algorithm != row.algorithm:
+                    better.append(best.part(low, high))
+            low = high + 1
+    return merge(better, rows)
+
+
+def _expected(row: Row, m: int, points: list[_Point], sms: int) -> Row:
+    """The row whose algorithm should be the fastest at m, which `row` serves so far."""
+    i = bisect_left(points, m, key=lambda point: point.m)
+    best, least = row, math.inf
+    # The next m above comes first: a tie is its, and it counts however far it is.
+    for nearest, at in ((True, i), (True, i - 1), (False, i + 1), (False, i - 2)):
+        if 0 <= at < len(points) and (at == i or 4 * abs(points[at].m - m) <= m):
+            us = points[at].us_at(m, sms)
+            if us < (least if nearest else 0.99 * least):
+                best, least = points[at].row, us
+    return best
+
+
 def add_rows(path: Path, machine: Machine, rows: Iterable[Row]) -> None:
     """Puts rows into a file, over those for the same m. Several processes may do so at once; none loses a row, and a
     killed one leaves the file as it was. A file of another machine, or no table at all, is set aside as FILE.old."""
@@ -293,7 +361,8 @@ def install(device: torch.device, *, again: bool = False) -> None:
         module = tuner_module()
         if module is None:
             return  # built without Python's headers: the build said so
-        rows = in_force(Machine.of(index))
+        sms = torch.cuda.get_device_properties(index).multi_processor_count
+        rows = between(in_force(Machine.of(index)), sms, module.rows)
         module.set_table(
             index,
             [

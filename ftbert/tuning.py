@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from ftbert.config import ACTIVATIONS, DTYPES, EncoderConfig
-from ftbert.gemm_table import Product, Row, tuner_module
+from ftbert.gemm_table import Product, Row, at_waves, tuner_module, waves
 
 __all__ = ["Algorithm", "Bench", "Product", "ProductTuner", "buckets", "products", "products_of_shape", "search"]
 
@@ -36,7 +36,6 @@ _AT_ONCE = 64  # graphs that exist at a time
 _WEIGHT_BYTES = 160 << 20  # more than any L2 cache, and about what a BERT-base has
 _CONFIG = ("id", "tile", "stages", "split_k", "reduction", "swizzle", "custom", "inner_shape", "cluster")
 _SEARCHED = (32, 128, 512, 1024, 2048, 4096, 8192)  # m
-_EMPTY_US = 1.5  # a kernel that does nothing, in a graph
 _OTHER_16_BIT = {"fp16": "bf16", "bf16": "fp16"}
 
 
@@ -230,8 +229,7 @@ def _neighbours(algorithm: Algorithm, by_tile: _ByTile) -> list[Algorithm]:
 
 def _waves(algorithm: Algorithm, m: int, n: int, sms: int) -> int:
     """How often all multiprocessors get a block. Blocks of 128x128 where cuBLASLt's header names no tile."""
-    rows, columns = algorithm.tile_rows or 128, algorithm.tile_columns or 128
-    return -(-(-(-m // rows) * -(-n // columns) * algorithm.split_k) // sms)
+    return waves(algorithm.tile_rows or 128, algorithm.tile_columns or 128, algorithm.split_k, m, n, sms)
 
 
 def _steps(one: Algorithm, other: Algorithm) -> int:
@@ -298,6 +296,7 @@ class ProductTuner:
             return Row(self.product, first, last, None, (last,), (us[0],), (us[0],))
         algorithm = finalists[winner]
         config = dict(zip(_CONFIG, _settings(algorithm), strict=True))
+        config |= {"tile_rows": algorithm.tile_rows, "tile_columns": algorithm.tile_columns}
         return Row(self.product, first, last, tuple(algorithm.data), (last,), (us[winner],), (us[0],), config)
 
     def _quick(self, bench: Bench, algorithms: list[Algorithm]) -> _Timed:
@@ -320,8 +319,8 @@ class ProductTuner:
         for at in sorted(_SEARCHED, key=lambda at: abs(math.log(at / m)))[:2]:
             guesses = []
             for us, algorithm in _fastest(self._search(at), 10000, of_a_tile=1):
-                more = _waves(algorithm, m, n, bench.sms) / _waves(algorithm, at, n, bench.sms)
-                guesses.append((_EMPTY_US + (us - _EMPTY_US) * more, algorithm))
+                timed, needed = (_waves(algorithm, rows, n, bench.sms) for rows in (at, m))
+                guesses.append((at_waves(us, timed, needed), algorithm))
             found |= {tuple(algorithm.data): algorithm for _, algorithm in _fastest(guesses, 10)}
         settings = _settings(self._recent[0])[2:] if self._recent else ()
         same = [self._named.get((algorithm.id, algorithm.tile, *settings)) for algorithm in found.values()]

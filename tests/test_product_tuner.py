@@ -20,6 +20,7 @@ def test_the_fastest_right_algorithm_wins(monkeypatch: pytest.MonkeyPatch) -> No
     wrong, slow = FakeAlgorithm(3, lambda m: 1.0, wrong=True), FakeAlgorithm(4, lambda m: 11.0)
     made = fake_tuner(monkeypatch, [first, good, wrong, slow]).row(129, 192)
     assert made.algorithm == good.data and made.timed == (192,)
+    assert (made.config["tile"], made.config["tile_rows"], made.config["tile_columns"]) == (2, 128, 128)
     assert made.us == pytest.approx((8.0,), rel=2e-3) and made.gain == pytest.approx(0.25, rel=1e-2)
 
 

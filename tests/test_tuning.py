@@ -9,7 +9,9 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ import ftbert
 from ftbert import cli, gemm_table, tune, tuning
 from ftbert.cli import main
 from ftbert.config import DTYPES, EncoderConfig
-from ftbert.gemm_table import Machine, Product, Row, TableError, add_rows, in_force, merge, read_table
+from ftbert.gemm_table import Machine, Product, Row, TableError, add_rows, between, in_force, merge, read_table
 from ftbert.text import tokenizer_of
 from ftbert.tuning import Bench, ProductTuner, buckets, products_of_shape
 
@@ -30,6 +32,27 @@ on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 def row(first: int, last: int, product: Product = QKV, words: tuple[int, ...] | None = WORDS, us: float = 9.0) -> Row:
     return Row(product, first, last, words, (last,), (us,), (10.0,), {"tile": 3})
+
+
+NARROW = Product("fp16", 128, 1024)  # a column of blocks
+
+
+def tiled(first: int, last: int, tile_rows: int, us: float) -> Row:
+    """A row timed at its last m, whose blocks have so many rows."""
+    config = {"tile_rows": tile_rows, "tile_columns": 128, "split_k": 1}
+    return Row(NARROW, first, last, (tile_rows,) * 8, (last,), (us,), (20.0,), config)
+
+
+def by_32(m: int) -> int:
+    return -(-m // 32) * 32
+
+
+def shown(rows: list[Row]) -> list[tuple[int, int, int]]:
+    return [(r.first, r.last, r.algorithm[0] if r.algorithm else 0) for r in rows]
+
+
+def chosen(rows: list[Row], m: int) -> int:
+    return next(number for first, last, number in shown(between(rows, 4, by_32)) if first <= m <= last)
 
 
 def measured(path: Path) -> int:
@@ -74,6 +97,70 @@ def test_buckets_cover_every_m_once(last: int) -> None:
     assert all(low == high + 1 for (_, high), (low, _) in zip(ranges, ranges[1:], strict=False))
 
 
+def test_an_algorithm_serves_until_it_needs_another_wave() -> None:
+    """On 4 multiprocessors tiles of 96 rows do 384 rows in one wave, tiles of 128 rows 512."""
+    rows = [tiled(257, 320, 96, 10.0), tiled(321, 448, 128, 12.0)]
+    assert shown(between(rows, 4, by_32)) == [(257, 384, 96), (385, 448, 128)]
+    rows[0] = tiled(257, 320, 80, 10.0)
+    assert between(rows, 4, by_32) == rows  # full
+    rows = [tiled(257, 320, 96, 10.0), tiled(321, 448, 128, 10.0)]
+    assert between(rows, 4, by_32) == rows  # a tie
+
+
+def test_a_wave_more_costs_its_share() -> None:
+    """Two waves of tiles that take one in 5.5 us: 1.5 + 2 * 4."""
+    for other, last in ((10.0, 512), (9.0, 384)):
+        rows = [tiled(257, 384, 96, 5.5), tiled(385, 640, 160, other)]
+        assert shown(between(rows, 4, lambda m: -(-m // 128) * 128)) == [(257, last, 96), (last + 1, 640, 160)]
+
+
+def test_one_further_off_must_be_clearly_faster() -> None:
+    low, high = tiled(289, 320, 96, 10.0), tiled(321, 384, 128, 12.0)
+    for us, wanted in ((9.95, 96), (9.8, 104)):
+        for rows in ([tiled(257, 288, 104, us), low, high], [low, high, tiled(385, 416, 104, us)]):
+            assert chosen(rows, 352) == wanted and chosen(rows, 320) == 96 and chosen(rows, 384) == 128
+    assert chosen([tiled(225, 256, 104, 9.0), tiled(257, 288, 112, 11.0), low, high], 352) == 96  # two further
+
+
+def test_what_is_not_known_changes_nothing() -> None:
+    for nobodys in (Row(NARROW, 257, 320, None, (320,), (9.0,), (9.0,)), row(257, 320, NARROW, us=9.0)):
+        rows = [nobodys, tiled(321, 384, 128, 12.0)]
+        assert between(rows, 4, by_32) == rows  # what it takes for more rows
+        rows = [tiled(257, 320, 128, 12.0), replace(nobodys, first=321, last=384, timed=(384,))]
+        assert between(rows, 4, by_32) == rows  # for fewer it takes no longer
+    far = [tiled(1, 256, 96, 1.0), tiled(321, 448, 112, 12.0)]
+    assert between(far, 4, by_32) == far
+
+
+def test_what_was_timed_stays_and_every_m_has_one_row() -> None:
+    for path in (Path(gemm_table.__file__).parent / "gemm_tables").glob("*.json"):
+        rows = read_table(path)[1]
+        found = between(rows, 132, by_32)
+        assert len(found) > len(rows) and between(found, 132, by_32) == found == between(rows[::-1], 132, by_32)
+        for product in {r.product for r in rows}:
+            old, new = ([r for r in some if r.product == product] for some in (rows, found))
+            for m in {m for r in old for m in (r.first, r.last, *r.timed)}:
+                assert sum(r.first <= m <= r.last for r in new) == 1
+            assert sum(r.last + 1 - r.first for r in new) == sum(r.last + 1 - r.first for r in old)
+            timed = [
+                {(m, us, r.algorithm) for r in some for m, us in zip(r.timed, r.us, strict=True)} for some in (old, new)
+            ]
+            assert timed[0] == timed[1]
+
+
+def test_what_is_installed_has_choices_between_the_timed_m(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed: list[tuple[object, ...]] = []
+    module = SimpleNamespace(rows=by_32, set_table=lambda device, rows: installed.extend(rows))
+    monkeypatch.setattr(gemm_table, "tuner_module", lambda: module)
+    monkeypatch.setattr(Machine, "of", staticmethod(lambda device: HERE))
+    sms = SimpleNamespace(multi_processor_count=4)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: sms)
+    add_rows(cache / "shipped" / HERE.file_name, HERE, [tiled(257, 320, 96, 10.0), tiled(321, 448, 128, 12.0)])
+    gemm_table.install(torch.device("cuda", 0), again=True)
+    gemm_table._installed.clear()
+    assert [(r[5], r[6]) for r in installed] == [(257, 384), (385, 448)]
+
+
 def test_the_encoder_runs_the_m_that_is_timed_or_the_middle_of_its_range() -> None:
     module = gemm_table.tuner_module()
     if module is None:
@@ -94,6 +181,7 @@ def test_the_tables_that_come_with_the_package() -> None:
         for r in rows:
             assert r.timed and all(r.first <= m <= r.last for m in r.timed), r
             assert sum(r.us) <= sum(r.default_us), r
+            assert r.algorithm is None or min(r.config["tile_rows"], r.config["tile_columns"]) > 0, r
             own = r.algorithm is not None and r.algorithm[0] >> 44 == 0xF05ED
             assert own == (r.config.get("id") == -1), r
             assert not own or r.algorithm is None or r.algorithm[0] & 0xFFFF == r.config["tile"], r
