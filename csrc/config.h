@@ -36,6 +36,8 @@ struct EncoderConfig {
   bool embedding_projection = false;  // embedding -> hidden, a linear layer after that LayerNorm
   bool pooler = false;                // dense + tanh over the first token
 
+  // Whether padding takes no position: then a token's position is not its column.
+  bool counts_tokens() const { return positions == PositionKind::from_padding; }
   // Longest sequence that the position table and the relative bias can hold.
   int64_t max_seq() const;
   // Which layers.{...} of the weights layer i uses.

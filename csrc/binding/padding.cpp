@@ -85,12 +85,9 @@ void check_length(const EncoderConfig& config, int64_t length) {
                " tokens: the model has positions for ", config.max_seq(), "; truncate the input");
 }
 
-// Then padding takes no position.
-bool positions_count_tokens(const EncoderConfig& config) { return config.positions == PositionKind::from_padding; }
-
 void check_counted(const PaddingInfo& info, const EncoderConfig& config, const PaddedInput& input) {
   check_info(info, config, input.input_ids.size(1), input.input_ids, input.token_type_ids, input.mask);
-  if (positions_count_tokens(config)) check_length(config, info.max_seqlen);
+  if (config.counts_tokens()) check_length(config, info.max_seqlen);
 }
 
 // The wait leaves a GPU idle for some 40 us, in which an H200 computes about so much; and so few rows take hardly less
@@ -161,7 +158,7 @@ PaddedInput unpad(Context<Device>& context, at::Device device, const EncoderConf
   out.input_ids = ids_tensor("input_ids", input_ids, 2, device);
   out.token_type_ids = type_tensor(token_type_ids, out.input_ids, config);
   const int64_t batch = input_ids.size(0), seq = input_ids.size(1), rows = batch * seq;
-  if (!positions_count_tokens(config)) check_length(config, seq);
+  if (!config.counts_tokens()) check_length(config, seq);
   at::Tensor& mask = out.mask;
   if (attention_mask) mask = mask_tensor(*attention_mask, out.input_ids);
 

@@ -24,9 +24,6 @@ constexpr int64_t kMostTokens = 8192;
 constexpr size_t kMostRecordings = 128;  // of a slot; the one not used for longest goes
 constexpr size_t kMostSlots = 4;         // calls under way at once, each with buffers of its own
 
-// Then a position is not the token's column.
-bool counts_positions(const EncoderConfig& c) { return c.positions == PositionKind::from_padding; }
-
 int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
 }  // namespace
@@ -74,7 +71,7 @@ struct Replay<Device, T>::Recording {
     staged_ids = all.take<int64_t>(size.tokens);
     staged_types = all.take<int64_t>(size.tokens);
     positions = all.take<int32_t>(size.tokens);
-    if (c.relative_span > 0) columns = counts_positions(c) ? all.take<int32_t>(size.tokens) : positions;
+    if (c.relative_span > 0) columns = c.counts_tokens() ? all.take<int32_t>(size.tokens) : positions;
     cu_seqlens = all.take<int32_t>(size.batch + 1);
     gemm_workspace = all.take<char>(static_cast<int64_t>(context.gemm_workspace_bytes));
     // While measuring, any address stands for the buffers that are there.
@@ -203,7 +200,7 @@ auto Replay<Device, T>::find(Slot& slot, const ReplaySize& size, const Context<D
 
 template <class Device, class T>
 void Replay<Device, T>::stage(Context<Device>& context, const EncoderInput& input, Recording& recording) {
-  const bool counted = counts_positions(encoder_.config());
+  const bool counted = encoder_.config().counts_tokens();
   padding_stage<Device>(context, input.input_ids, input.token_type_ids, input.token_index, input.cu_seqlens,
                         input.tokens, input.batch, input.seq, recording.size.tokens, recording.size.batch,
                         recording.staged_ids, recording.staged_types, counted ? recording.columns : recording.positions,
