@@ -3,6 +3,9 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 
+#include <cstdlib>
+#include <string_view>
+
 #include "binding/encoder_class.h"
 #include "binding/padding.h"
 #include "binding/replay.h"
@@ -14,6 +17,12 @@
 namespace ftbert::binding {
 namespace {
 
+// Unless $FTBERT_ONE_KERNEL is "off".
+bool one_kernel_by_default() {
+  const char* value = std::getenv("FTBERT_ONE_KERNEL");
+  return !value || (std::string_view(value) != "off" && std::string_view(value) != "0");
+}
+
 template <class Device, class T>
 class EngineOf : public Engine {
  public:
@@ -23,7 +32,16 @@ class EngineOf : public Engine {
         products_(products),
         encoder_(config, std::move(weights), path,
                  attention_supports<Device, T>(CallContext<Device>(device).context, config.head_size)),
-        replay_(encoder_, device) {}
+        replay_(encoder_, device) {
+    if (!one_kernel_by_default()) return;
+    const CallContext<Device> call(device);
+    encoder_.use_one_kernel(call.context, [&](int64_t floats) {
+      folded_ = at::empty({floats}, options(at::kFloat));
+      return data<float>(folded_);
+    });
+    if (folded_.defined())  // calls may come on any stream
+      c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
+  }
 
   std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& input_ids,
                                              const std::optional<at::Tensor>& attention_mask,
@@ -140,12 +158,14 @@ class EngineOf : public Engine {
     if (products_ != ScalarTypeOf<T>::value)  // the kernel for it is chosen when ftbert is compiled
       all["attention_products"] = encoder_.uses_fused_attention() && attention_in_bf16() ? "bf16" : "fp32";
     all["cuda_graphs"] = replay_.state();
+    all["one_kernel"] = encoder_.one_kernel_state();
     return all;
   }
 
  private:
   // The general attention path's work grows with the longest sequence that there may be.
   Wait wait() const { return encoder_.uses_fused_attention() ? Wait::last : Wait::first; }
+
   at::TensorOptions options(at::ScalarType type) const { return at::TensorOptions().device(device_).dtype(type); }
 
   at::Tensor run_packed(CallContext<Device>& call, const EncoderInput& input) const {
@@ -199,6 +219,7 @@ class EngineOf : public Engine {
 
   at::Device device_;
   at::ScalarType products_;  // of the operands of products
+  at::Tensor folded_;        // where encoder_ keeps vectors of the one kernel
   Encoder<Device, T> encoder_;
   mutable Replay<Device, T> replay_;  // locks itself
 };

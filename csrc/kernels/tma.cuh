@@ -32,6 +32,20 @@ __device__ inline void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// Four floats to the same place in block `rank` of the cluster, where the barrier counts their 16 bytes.
+__device__ inline void store_async(uint32_t shared, float4 v, uint32_t barrier, int rank) {
+  asm volatile(
+      "{ .reg .b32 there, counted; mapa.shared::cluster.u32 there, %0, %6; mapa.shared::cluster.u32 counted, %5, %6; "
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%1, %2, %3, %4}, [counted]; }" ::"r"(
+          shared),
+      "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier), "r"(rank)
+      : "memory");
+}
+// Of all threads of a cluster.
+__device__ inline void cluster_wait() {
+  asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
+}
+
 // The box at (column, row) of a matrix to shared memory; zeros beyond its edges.
 __device__ inline void tma_load(uint32_t shared, const CUtensorMap& map, int column, int row, uint32_t barrier) {
   asm volatile(
@@ -39,6 +53,28 @@ __device__ inline void tma_load(uint32_t shared, const CUtensorMap& map, int col
           shared),
       "l"(&map), "r"(column), "r"(row), "r"(barrier)
       : "memory");
+}
+// Of a matrix seen as [chunk, row, 64 columns].
+__device__ inline void tma_load_chunks(uint32_t shared, const CUtensorMap& map, int row, int chunk, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
+          "r"(shared),
+      "l"(&map), "r"(0), "r"(row), "r"(chunk), "r"(barrier)
+      : "memory");
+}
+// The same to the same place in every block of the cluster that `ranks` has a bit for; each one's barrier counts it.
+__device__ inline void tma_load_chunks_shared(uint32_t shared, const CUtensorMap& map, int row, int chunk,
+                                              uint32_t barrier, uint32_t ranks) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, "
+      "%3, %4}], [%5], %6;" ::"r"(shared),
+      "l"(&map), "r"(0), "r"(row), "r"(chunk), "r"(barrier), "h"(static_cast<uint16_t>(ranks))
+      : "memory");
+}
+// The box to the L2 cache, for a load that follows.
+__device__ inline void tma_prefetch(const CUtensorMap& map, int column, int row) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(&map), "r"(column), "r"(row)
+               : "memory");
 }
 __device__ inline void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
