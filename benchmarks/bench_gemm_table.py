@@ -25,7 +25,7 @@ from bench_model import SHAPES  # noqa: E402
 from machine import provenance  # noqa: E402
 
 from ftbert import gemm_table  # noqa: E402
-from ftbert.tuning import Algorithm, Bench, products_of_shape, search  # noqa: E402
+from ftbert.tuning import Algorithm, Bench, in_turns, products_of_shape, search  # noqa: E402
 
 TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
@@ -61,13 +61,8 @@ def main() -> int:
         m = min(m, options.last)
         bench, runs = Bench(product, m), Bench(product, gemm_table.tuner_module().rows(m))
         own = search(bench, [bench.chosen()])[:4]
-        # As many algorithms in turns on both sides: one that runs alone meets the clock that it leaves behind.
-        rounds = [
-            compare(bench, [bench.heuristics(1)[0], *own])
-            + compare(runs, [*runs.heuristics(len(own)), runs.chosen()])[-1:]
-            for _ in range(3)
-        ]
-        times = [statistics.median(column) for column in zip(*rounds, strict=True)]
+        recordings = [bench.record(algorithm) for algorithm in (bench.heuristics(1)[0], *own)]
+        times = [statistics.median(of_one) for of_one in in_turns([*recordings, runs.record(runs.chosen())], 27)]
         best = min(times)
         entry = {"product": str(product), "m": m, "default_us": times[0], "table_us": times[-1], "own_us": best}
         results["between"].append(entry)

@@ -19,7 +19,7 @@ import threading
 import warnings
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -200,7 +200,7 @@ def at_waves(us: float, timed: int, needed: int) -> float:
     return _EMPTY_US + (us - _EMPTY_US) * needed / timed
 
 
-class _Point(NamedTuple):
+class Point(NamedTuple):
     """A timed m."""
 
     m: int
@@ -223,9 +223,9 @@ def between(rows: Iterable[Row], sms: int, gemm_rows: Callable[[int], int]) -> l
     timed m below and above, the one expected to be faster on so many multiprocessors. Those one further off count only
     where they are expected to be faster by 1 %."""
     rows = list(rows)
-    points: dict[Product, list[_Point]] = defaultdict(list)
+    points: dict[Product, list[Point]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: row.first):
-        points[row.product] += [_Point(m, us, row) for m, us in zip(row.timed, row.us, strict=True)]
+        points[row.product] += [Point(m, us, row) for m, us in zip(row.timed, row.us, strict=True)]
     better: list[Row] = []
     for row in rows:
         low = row.first
@@ -240,17 +240,23 @@ def between(rows: Iterable[Row], sms: int, gemm_rows: Callable[[int], int]) -> l
     return merge(better, rows)
 
 
-def _expected(row: Row, m: int, points: list[_Point], sms: int) -> Row:
-    """The row whose algorithm should be the fastest at m, which `row` serves so far."""
+def beside(points: Sequence[Point], m: int, skip: int = 0) -> list[Point]:
+    """The timed m next above, or m itself, and next below; skip: those behind them. What is a quarter of m away says
+    nothing, except of the next above: fewer rows take no longer."""
     i = bisect_left(points, m, key=lambda point: point.m)
-    best, least = row, math.inf
-    # The next m above comes first: a tie is its, and it counts however far it is.
-    for nearest, at in ((True, i), (True, i - 1), (False, i + 1), (False, i - 2)):
-        if 0 <= at < len(points) and (at == i or 4 * abs(points[at].m - m) <= m):
-            us = points[at].us_at(m, sms)
-            if us < (least if nearest else 0.99 * least):
-                best, least = points[at].row, us
-    return best
+    found = [at for at in (i + skip, i - 1 - skip) if 0 <= at < len(points)]
+    return [points[at] for at in found if at == i or 4 * abs(points[at].m - m) <= m]
+
+
+def _expected(row: Row, m: int, points: list[Point], sms: int) -> Row:
+    """The row whose algorithm should be the fastest at m, which `row` serves so far. A tie is the next above's."""
+
+    def fastest(skip: int) -> tuple[float, Row]:
+        found = [(point.us_at(m, sms), point.row) for point in beside(points, m, skip)]
+        return min(found, key=lambda pair: pair[0], default=(math.inf, row))
+
+    next_to, further = fastest(0), fastest(1)
+    return further[1] if further[0] < 0.99 * next_to[0] else next_to[1]
 
 
 def add_rows(path: Path, machine: Machine, rows: Iterable[Row]) -> None:

@@ -22,6 +22,7 @@ from ftbert.gemm_table import (
     merge,
     read_table,
     sources,
+    tuner_module,
     user_table,
 )
 from ftbert.progress import Progress
@@ -87,10 +88,13 @@ def tune(
     minutes: float = math.inf,
     path: Path | None = None,
     force: bool = False,
+    thorough: bool = False,
     show_progress_bar: bool | None = None,
 ) -> Tuned:
     """Tunes these products for m from `first` to `last`, or for the ranges that hold one of `lengths`.
 
+    thorough: looks again at what was made, with what the neighbours have won with, and between them; takes nearly
+    twice as long.
     path: the table; default: the user's cache folder, where models find it. Rows that it has are kept (`force`: made
     again), new rows are in the file within a second, and after `minutes` no further row is begun. Rows that it or the
     tables in force have for the same products in the other 16-bit type save the search. Raises RuntimeError (no GPU, no
@@ -111,30 +115,29 @@ def tune(
             raise ValueError(f"none of the {len(lengths)} token counts of these texts lies in {first}..{last}")
     add_rows(path, machine, [])  # finds out now whether the file can be written
     table = read_table(path)[1]
-    have = [] if force else table
+    have = {(row.product, m) for row in table for m in row.timed} if not force else set()
     work = [
-        (product, low, high)
-        for low, high in reversed(ranges)
-        for product in wanted
-        if not any(row.product == product and row.first <= low and high <= row.last for row in have)
+        (product, low, high) for low, high in reversed(ranges) for product in wanted if (product, high) not in have
     ]
     known = merge(table, in_force(machine))
     tuners = {product: ProductTuner(product, device, known) for product in wanted}
-    began, made, unwritten = time.monotonic(), 0, list[Row]()
+    again = [(product, *step) for product, low, high in work for step in _steps(low, high)] if thorough else []
+    began, done, unwritten = time.monotonic(), 0, list[Row]()
     written = began
-    bar = Progress(len(work), show_progress_bar, unit=" ranges", label="tune")
+    bar = Progress(len(work) + len(again), show_progress_bar, unit=" ranges", label="tune")
     try:
-        for product, low, high in work:
+        for product, low, high in [*work, *again]:
             if time.monotonic() - began > 60 * minutes:
                 break
+            tuner = tuners[product]
             try:
-                row = tuners[product].row(low, high)
+                row = tuner.row(low, high) if done < len(work) else tuner.again(low, high)
             except torch.OutOfMemoryError:
                 raise RuntimeError(
                     f"out of GPU memory with {product} and m={high}: ask for fewer tokens; the rows made are in {path}"
                 ) from None
-            unwritten.append(row)
-            made += 1
+            unwritten = merge([row] if row else [], unwritten)
+            done += 1
             bar.add(1, high)
             if time.monotonic() - written > 1:
                 add_rows(path, machine, unwritten)
@@ -144,7 +147,14 @@ def tune(
         add_rows(path, machine, unwritten)
         install(device, again=True)
     rows = [row for row in read_table(path)[1] if row.product in set(wanted)]
+    made = min(done, len(work))
     return Tuned(path, machine, rows, made, len(work) - made, time.monotonic() - began)
+
+
+def _steps(low: int, high: int) -> list[tuple[int, int]]:
+    """The whole range, then what of it ends at the smaller m that the encoder runs: each replaces what it covers."""
+    ends = sorted({min(tuner_module().rows(m), high) for m in range(low, high + 1)}, reverse=True)
+    return [(low, end) for end in ends]
 
 
 def show(device: str | torch.device = "cuda") -> dict[str, Any]:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from ftbert.config import ACTIVATIONS, DTYPES, EncoderConfig
-from ftbert.gemm_table import Product, Row, at_waves, tuner_module, waves
+from ftbert.gemm_table import Point, Product, Row, at_waves, beside, tuner_module, waves
 
 __all__ = ["Algorithm", "Bench", "Product", "ProductTuner", "buckets", "products", "products_of_shape", "search"]
 
@@ -105,14 +105,16 @@ class Bench:
     def times(self, algorithms: Sequence[Algorithm], rounds: int = 5, launches: int = 0) -> list[list[float]]:
         """Microseconds of each, `rounds` times, in turns: what disturbs the clocks disturbs all alike. Infinite for an
         algorithm that cannot run after all. launches: products in a graph, if not 250 us of them."""
-        bias = self._bias.data_ptr() if self.product.bias else 0
         found: list[list[float]] = []
         for first in range(0, len(algorithms), _AT_ONCE):
-            found += self._tuner.time(
-                algorithms[first : first + _AT_ONCE], self._a.data_ptr(), self._b.data_ptr(),
-                launches or self.launches, bias, self._c.data_ptr(), rounds,
-            )  # fmt: skip
-        return [times or [math.inf] * rounds for times in found]
+            found += in_turns([self.record(a, launches) for a in algorithms[first : first + _AT_ONCE]], rounds)
+        return found
+
+    def record(self, algorithm: Algorithm, launches: int = 0) -> Any:
+        """For `in_turns`: this product in a CUDA graph; None for an algorithm that cannot run after all."""
+        bias = self._bias.data_ptr() if self.product.bias else 0
+        a, b, c = self._a.data_ptr(), self._b.data_ptr(), self._c.data_ptr()
+        return self._tuner.record(algorithm, a, b, launches or self.launches, bias, c)
 
     def microseconds(self, algorithm: Algorithm, rounds: int = 5) -> float:
         """Median time of one product; infinite for an algorithm that cannot run after all."""
@@ -133,6 +135,15 @@ class Bench:
             worst = max(worst, difference if difference == difference else float("inf"))
             largest = max(largest, want.abs().max().item())
         return worst / largest
+
+
+def in_turns(recordings: Sequence[Any], rounds: int) -> list[list[float]]:
+    """Microseconds of what several benches recorded, `rounds` times each, in turns; infinite where it is None."""
+    times: list[list[float]] = [[] for _ in recordings]
+    for _ in range(rounds):
+        for recording, found in zip(recordings, times, strict=True):
+            found.append(math.inf if recording is None else recording.microseconds())
+    return times
 
 
 def _operand(name: str, elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -167,8 +178,9 @@ def _reference(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, acti
 def search(
     bench: Bench, seeds: Iterable[Algorithm] = (), accepted: Sequence[Algorithm] = (), seed: int = 0
 ) -> list[Algorithm]:
-    """The fastest of our own and of what cuBLASLt accepts, two of a tile at most, found by sampling: each tile twice,
-    then the settings of the best tiles, then the neighbours of the best. Some 800 timings, half a second.
+    """The fastest of our own and of what cuBLASLt accepts, two of a tile at most, found by sampling: each tile with
+    settings drawn and with those of the fastest, then the settings of the best tiles, then the neighbours of the best.
+    Some 800 timings, half a second.
 
     accepted: what `bench.enumerate()` gives, where it is known from another m.
     """
@@ -202,9 +214,12 @@ def _explore(bench: Bench, seeds: Iterable[Algorithm], by_tile: _ByTile, seed: i
             timed[key] = times[0], algorithm
 
     measure([*bench.heuristics(), *bench.fused(), *seeds])
-    for group in by_tile.values():
-        plain = [algorithm for algorithm in group if algorithm.split_k == 1] or group
-        measure(draw.sample(plain, min(2, len(plain))))
+    plain = [[algorithm for algorithm in group if algorithm.split_k == 1] or group for group in by_tile.values()]
+    drawn = [draw.choice(group) for group in plain]
+    measure(drawn)
+    # Settings count for more than many a tile: each is seen with those of the fastest.
+    fastest = min(drawn, key=lambda algorithm: timed[tuple(algorithm.data)][0])
+    measure(min(group, key=lambda other: _steps(other, fastest)) for group in plain)
     for _, algorithm in _fastest(timed.values(), 10, of_a_tile=1):
         group = by_tile.get((algorithm.id, algorithm.tile), [])
         measure(draw.sample(group, min(32, len(group))))
@@ -262,6 +277,8 @@ class ProductTuner:
         self._found: dict[int, _Timed] = {}
         self._recent: list[Algorithm] = []  # the finalists of the rows made last
         self._before: tuple[int, ...] | None = None  # the row made last
+        self._made: dict[int, Row] = {}  # by the m timed
+        self._winners: dict[tuple[int, ...], Algorithm] = {}
 
     def row(self, first: int, last: int) -> Row:
         """The row for m from first to last.
@@ -279,7 +296,29 @@ class ProductTuner:
         if (front.id, front.tile) not in self._refined:
             self._refined.add((front.id, front.tile))
             timed += self._quick(bench, _neighbours(front, self._tiles))
-        finalists = [default, *(a for _, a in _fastest(timed, 5) if a.data != default.data)]
+        return self._final(bench, first, default, [algorithm for _, algorithm in _fastest(timed, 5)])
+
+    def again(self, first: int, last: int) -> Row | None:
+        """The row for m from first to last, when those around it are made: the winners beside `last` that are expected
+        to be as fast there as its own take turns with that. Where `last` has no row yet, those expected to be within
+        2 % of the fastest, and tiles expected to beat them all by 1 %. None where there is nothing to compare."""
+        bench = Bench(self.product, last, self.device)
+        points = [Point(m, row.us[0], row) for m, row in sorted(self._made.items())]
+        near = [point for skip in (0, 1) for point in beside(points, last, skip)]
+        expected = {point.row.algorithm: point.us_at(last, bench.sms) for point in reversed(near)}
+        own, least = self._made.get(last), min(expected.values())
+        limit = own.us[0] if own else 1.02 * least
+        rivals = [words for words, us in expected.items() if us <= limit]
+        best = [self._winners[words] for words in rivals if words is not None]
+        tiles = [] if own or not self._found else self._expected(bench, best, 2, 0.99 * least)
+        if len(rivals) + len(tiles) < 2:
+            return None
+        return self._final(bench, first, bench.heuristics(1)[0], [*best, *tiles])
+
+    def _final(self, bench: Bench, first: int, default: Algorithm, best: Iterable[Algorithm]) -> Row:
+        """The row of the winner among these and cuBLASLt's first proposal, timed in turns."""
+        last = bench.m
+        finalists = list({tuple(algorithm.data): algorithm for algorithm in (default, *best)}.values())
         rounds = bench.times(finalists, 9)
         us = [statistics.median(times) for times in rounds]
 
@@ -293,11 +332,16 @@ class ProductTuner:
         ratio = statistics.median(ratios)
         noise = 1.5 * statistics.median(abs(r - ratio) for r in ratios)
         if winner == 0 or ratio + max(noise, 0.003) >= 1:
-            return Row(self.product, first, last, None, (last,), (us[0],), (us[0],))
-        algorithm = finalists[winner]
-        config = dict(zip(_CONFIG, _settings(algorithm), strict=True))
-        config |= {"tile_rows": algorithm.tile_rows, "tile_columns": algorithm.tile_columns}
-        return Row(self.product, first, last, tuple(algorithm.data), (last,), (us[winner],), (us[0],), config)
+            row = Row(self.product, first, last, None, (last,), (us[0],), (us[0],))
+        else:
+            algorithm = finalists[winner]
+            words = tuple(algorithm.data)
+            config = dict(zip(_CONFIG, _settings(algorithm), strict=True))
+            config |= {"tile_rows": algorithm.tile_rows, "tile_columns": algorithm.tile_columns}
+            row = Row(self.product, first, last, words, (last,), (us[winner],), (us[0],), config)
+            self._winners[words] = algorithm
+        self._made[last] = row
+        return row
 
     def _quick(self, bench: Bench, algorithms: list[Algorithm]) -> _Timed:
         times = bench.times(algorithms, 2, -(-bench.launches // 3))
@@ -308,12 +352,14 @@ class ProductTuner:
         if known := self._of_the_other_type(bench):
             found += [*known, *bench.fused()]
         else:
-            found += self._expected(bench)
+            found += self._expected(bench, self._recent)
         return list({tuple(a.data): a for a in found}.values())
 
-    def _expected(self, bench: Bench) -> list[Algorithm]:
-        """Of the tiles expected to be the fastest at this m: the best seen, and what has the settings of the row made
-        last."""
+    def _expected(
+        self, bench: Bench, like: Sequence[Algorithm], most: int = 10, limit: float = math.inf
+    ) -> list[Algorithm]:
+        """Of the tiles expected to be the fastest at this m, and faster than the limit: the best seen, and what has the
+        settings of the first of `like`. most: of either search next to this m."""
         m, n = bench.m, self.product.n
         found: dict[tuple[int, ...], Algorithm] = {}
         for at in sorted(_SEARCHED, key=lambda at: abs(math.log(at / m)))[:2]:
@@ -321,8 +367,9 @@ class ProductTuner:
             for us, algorithm in _fastest(self._search(at), 10000, of_a_tile=1):
                 timed, needed = (_waves(algorithm, rows, n, bench.sms) for rows in (at, m))
                 guesses.append((at_waves(us, timed, needed), algorithm))
-            found |= {tuple(algorithm.data): algorithm for _, algorithm in _fastest(guesses, 10)}
-        settings = _settings(self._recent[0])[2:] if self._recent else ()
+            fastest = [algorithm for us, algorithm in _fastest(guesses, most) if us < limit]
+            found |= {tuple(algorithm.data): algorithm for algorithm in fastest}
+        settings = _settings(like[0])[2:] if like else ()
         same = [self._named.get((algorithm.id, algorithm.tile, *settings)) for algorithm in found.values()]
         return [*found.values(), *(algorithm for algorithm in same if algorithm)]
 

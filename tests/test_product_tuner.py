@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from fake_gpu import QKV, FakeAlgorithm, fake_gpu, known, searched
 
@@ -59,6 +61,22 @@ def test_a_new_tile_is_tried_with_other_settings(monkeypatch: pytest.MonkeyPatch
     assert ProductTuner(QKV).row(3009, 3072).us == pytest.approx((5.0,), rel=2e-3)
 
 
+def test_a_search_sees_every_tile_with_good_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forty settings each of a hundred tiles, of which the best with a wrong setting is one of many."""
+    algorithms = []
+    for tile in range(1, 101):
+        for custom in range(40):
+            us = 7.0 if tile == 77 else 8.0 + tile / 1000
+            us += 0.0 if custom == 25 else 2.0 if tile == 77 else 0.5 + tile % 7 / 10
+            made = FakeAlgorithm(tile, lambda m, us=us: us)
+            made.data, made.custom = (1000 * tile + custom,) * 8, custom
+            algorithms.append(made)
+    fake_gpu(monkeypatch, algorithms)
+    for seed in range(5):
+        found = tuning.search(tuning.Bench(QKV, 2048, "cuda"), seed=seed)[0]
+        assert (found.tile, found.custom) == (77, 25)
+
+
 def test_a_product_of_our_own_may_win(monkeypatch: pytest.MonkeyPatch) -> None:
     first, own = FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(20, lambda m: 8.0 if m < 200 else 12.0)
     own.id = -1
@@ -79,6 +97,68 @@ def test_a_tie_goes_to_the_row_before(monkeypatch: pytest.MonkeyPatch) -> None:
     tuner = fake_tuner(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), two, three])
     assert tuner.row(193, 256).algorithm == two.data
     assert tuner.row(129, 192).algorithm == two.data  # three is faster by 0.1 %
+
+
+WIDE = Product("fp16", 33 * 128, 1024)  # four rows of blocks are a wave
+
+
+def of_rows(number: int, tile_rows: int, us: Callable[[int], float]) -> FakeAlgorithm:
+    made = FakeAlgorithm(number, us)
+    made.tile_rows = tile_rows
+    return made
+
+
+@pytest.mark.parametrize("real, wanted", [(8.9, 2), (9.5, 3)])
+def test_what_should_be_as_fast_between_two_rows_is_timed(
+    monkeypatch: pytest.MonkeyPatch, real: float, wanted: int
+) -> None:
+    below = of_rows(2, 504, lambda m: 20.0 if m > 2016 else 8.9 if m < 2016 else real)
+    fake_gpu(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), below, of_rows(3, 512, lambda m: 9.0)])
+    tuner = ProductTuner(WIDE)
+    assert tuner.row(1985, 2048).algorithm == (3,) * 8 and tuner.row(1921, 1984).algorithm == (2,) * 8
+    made = tuner.again(1985, 2016)
+    assert made is not None and made.algorithm == (wanted,) * 8
+    assert (made.first, made.last, made.timed) == (1985, 2016, (2016,))
+
+
+def test_what_should_be_slower_is_not_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_gpu(
+        monkeypatch,
+        [
+            FakeAlgorithm(1, lambda m: 10.0),
+            of_rows(2, 496, lambda m: 8.0 if m <= 1984 else 14.5),
+            of_rows(3, 528, lambda m: 9.0),
+        ],
+    )
+    tuner = ProductTuner(WIDE)
+    tuner.row(1985, 2048)
+    tuner.row(1921, 1984)
+    monkeypatch.setattr(tuning.Bench, "times", None)
+    assert [tuner.again(*step) for step in ((2017, 2048), (1985, 2016), (1921, 1984))] == [None] * 3
+
+
+def test_a_tile_that_fits_between_two_rows_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fits(number: int, tile_rows: int, wave: float) -> FakeAlgorithm:
+        return of_rows(number, tile_rows, lambda m: 1.5 + wave * (1 + (m > 4 * tile_rows)))
+
+    fake_gpu(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), fits(2, 496, 5.5), fits(3, 528, 7.5), fits(4, 504, 6.0)])
+    tuner = ProductTuner(WIDE)
+    assert tuner.row(1985, 2048).algorithm == (3,) * 8 and tuner.row(1921, 1984).algorithm == (2,) * 8
+    made = tuner.again(1985, 2016)
+    assert made is not None and made.algorithm == (4,) * 8
+
+
+def test_the_winner_below_is_tried_where_it_was_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    disturbed = {2048}
+    below = of_rows(2, 528, lambda m: 20.0 if m in disturbed else 8.0)
+    fake_gpu(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), below, of_rows(3, 528, lambda m: 9.0)])
+    tuner = ProductTuner(WIDE)
+    assert tuner.row(1985, 2048).algorithm == (3,) * 8
+    disturbed.clear()
+    assert tuner.row(1921, 1984).algorithm == (2,) * 8
+    made = tuner.again(2017, 2048)
+    assert made is not None and made.algorithm == (2,) * 8 and made.us == pytest.approx((8.0,), rel=2e-3)
+    assert tuner.again(2017, 2048) is None
 
 
 def test_rows_of_the_other_16_bit_type_take_the_place_of_the_search(monkeypatch: pytest.MonkeyPatch) -> None:

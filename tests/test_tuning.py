@@ -47,6 +47,12 @@ def by_32(m: int) -> int:
     return -(-m // 32) * 32
 
 
+def encoder_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does where the tuner's module was built (test_the_encoder_runs_the_m_that_is_timed...)."""
+    module = SimpleNamespace(rows=lambda m: by_32(m) if 1024 < m <= 4096 else -(-m // 64) * 64)
+    monkeypatch.setattr(tune, "tuner_module", lambda: module)
+
+
 def shown(rows: list[Row]) -> list[tuple[int, int, int]]:
     return [(r.first, r.last, r.algorithm[0] if r.algorithm else 0) for r in rows]
 
@@ -128,6 +134,8 @@ def test_what_is_not_known_changes_nothing() -> None:
         assert between(rows, 4, by_32) == rows  # what it takes for more rows
         rows = [tiled(257, 320, 128, 12.0), replace(nobodys, first=321, last=384, timed=(384,))]
         assert between(rows, 4, by_32) == rows  # for fewer it takes no longer
+    cut = [tiled(257, 320, 96, 10.0), tiled(321, 448, 128, 12.0).part(321, 370)]
+    assert shown(between(cut, 4, by_32)) == [(257, 370, 96)]
     far = [tiled(1, 256, 96, 1.0), tiled(321, 448, 112, 12.0)]
     assert between(far, 4, by_32) == far
 
@@ -319,6 +327,23 @@ def test_tune_hands_on_what_the_other_type_has(cache: Path, monkeypatch: pytest.
     add_rows(path if place == "the table" else cache / "shipped" / HERE.file_name, HERE, [known(1, 999, 2)])
     done = tune.tune([QKV], 129, 192, path=path, force=True, show_progress_bar=False)
     assert [r.algorithm for r in done.rows] == [(2,) * 8] and not at
+
+
+def test_tune_looks_again_between_the_rows(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    above, below = FakeAlgorithm(2, lambda m: 8.0), FakeAlgorithm(3, lambda m: 9.0 if m > 2016 else 7.9)
+    fake_gpu(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), above, below])
+    monkeypatch.setattr(Machine, "of", staticmethod(lambda device: HERE))
+    monkeypatch.setattr(tune, "install", lambda device, again: None)
+    encoder_rounds(monkeypatch)
+    path = cache / "t.json"
+    for force, thorough, of_three in ((False, False, (1984,)), (True, True, (1984, 2016))):
+        done = tune.tune([QKV], 1921, 2048, path=path, force=force, thorough=thorough, show_progress_bar=False)
+        assert (done.made, done.left) == (2, 0)
+        assert [(r.first, r.last, r.timed, r.algorithm) for r in done.rows] == [
+            (1921, of_three[-1], of_three, (3,) * 8),
+            (of_three[-1] + 1, 2048, (2048,), (2,) * 8),
+        ]
+    assert tune.tune([QKV], 1921, 2048, path=path, thorough=True, show_progress_bar=False).made == 0
 
 
 def test_token_counts_of_texts(tmp_path: Path, tiny_bert: Callable[..., Path]) -> None:

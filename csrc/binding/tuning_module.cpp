@@ -43,6 +43,9 @@ PYBIND11_MODULE(_tuning, m) {
       .def_readonly("workspace", &GemmAlgorithm::workspace)
       .def_readonly("waves", &GemmAlgorithm::waves);
 
+  py::class_<GemmRecording>(m, "Recording")
+      .def("microseconds", &GemmRecording::microseconds, py::call_guard<py::gil_scoped_release>());
+
   py::class_<GemmTuner>(m, "Tuner")
       .def(py::init([](int device, const GemmProblem& problem, uintptr_t workspace) {
              return make_gemm_tuner(device, problem, writable(workspace));
@@ -59,12 +62,12 @@ PYBIND11_MODULE(_tuning, m) {
           },
           "algorithm"_a, "a"_a, "b"_a, "bias"_a, "c"_a, py::call_guard<py::gil_scoped_release>())
       .def(
-          "time",
-          [](GemmTuner& self, const std::vector<GemmAlgorithm>& algorithms, uintptr_t a, uintptr_t b, int64_t weights,
-             uintptr_t bias, uintptr_t c, int rounds) {
-            return self.time(algorithms, address(a), address(b), weights, address(bias), writable(c), rounds);
+          "record",
+          [](GemmTuner& self, const GemmAlgorithm& algorithm, uintptr_t a, uintptr_t b, int64_t weights, uintptr_t bias,
+             uintptr_t c) {
+            return self.record(algorithm, address(a), address(b), weights, address(bias), writable(c));
           },
-          "algorithms"_a, "a"_a, "b"_a, "weights"_a, "bias"_a, "c"_a, "rounds"_a,
+          "algorithm"_a, "a"_a, "b"_a, "weights"_a, "bias"_a, "c"_a, py::keep_alive<0, 1>(),
           py::call_guard<py::gil_scoped_release>());
 
   // rows: (dtype, bias, activation, n, k, from, to, data) each

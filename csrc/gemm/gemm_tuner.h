@@ -30,6 +30,17 @@ struct GemmAlgorithm {
   float waves = 0;        // blocks / blocks that the GPU holds at once
 };
 
+// Products in a CUDA graph, ready to be timed, on the stream of the GemmTuner that recorded them, which must outlive
+// it.
+class GemmRecording {
+ public:
+  virtual ~GemmRecording() = default;
+
+  // Replays it and returns the microseconds of one product. Recordings of a device, also of several problems, may take
+  // turns: what disturbs the clocks then disturbs all alike.
+  virtual double microseconds() = 0;
+};
+
 // Measures one problem on one device. Pointers are device memory of the caller, 256-byte aligned; calls are made on a
 // stream of its own and return when the GPU is done. Throws Error.
 class GemmTuner {
@@ -51,13 +62,11 @@ class GemmTuner {
   // Once, for its result. a [m, k], b [n, k], bias [n] or nullptr, c [m, n].
   virtual void run(const GemmAlgorithm& algorithm, const void* a, const void* b, const void* bias, void* c) = 0;
 
-  // Microseconds of one product, `rounds` times for each algorithm, in turns: each the mean of a CUDA graph of one
-  // product for each of `weights` matrices that lie one behind the other at b, so that a small B does not come out of
-  // the L2 cache every time. A LayerNorm of some rows of c follows each product, as in a layer; what these take alone
-  // is subtracted. No times for an algorithm that cannot run after all.
-  virtual std::vector<std::vector<double>> time(const std::vector<GemmAlgorithm>& algorithms, const void* a,
-                                                const void* b, int64_t weights, const void* bias, void* c,
-                                                int rounds) = 0;
+  // One product for each of `weights` matrices that lie one behind the other at b, so that a small B does not come out
+  // of the L2 cache every time. A LayerNorm of some rows of c follows each product, as in a layer; what these take
+  // alone is subtracted. nullptr for an algorithm that cannot run after all.
+  virtual std::unique_ptr<GemmRecording> record(const GemmAlgorithm& algorithm, const void* a, const void* b,
+                                                int64_t weights, const void* bias, void* c) = 0;
 };
 
 // workspace: device memory, gemm_workspace_bytes(device) of it; the caller keeps it alive.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <utility>
 
 #include "core/check.h"
 #include "core/cuda_check.h"
@@ -171,27 +172,20 @@ class CublasLtTuner : public GemmTuner {
     FTBERT_CUDA_CHECK(cudaStreamSynchronize(stream_));
   }
 
-  std::vector<std::vector<double>> time(const std::vector<GemmAlgorithm>& algorithms, const void* a, const void* b,
-                                        int64_t weights, const void* bias, void* c, int rounds) override {
-    FTBERT_CHECK(weights > 0 && rounds > 0, "expected weights and rounds of at least 1, got ", weights, ", ", rounds);
+  std::unique_ptr<GemmRecording> record(const GemmAlgorithm& algorithm, const void* a, const void* b, int64_t weights,
+                                        const void* bias, void* c) override {
+    FTBERT_CHECK(weights > 0, "expected weights of at least 1, got ", weights);
     const DeviceGuard guard(device_);
-    const auto layer = [&](const GemmAlgorithm& algorithm, int64_t i) {
+    auto recording = std::make_unique<Recording>();
+    recording->tuner = this;
+    recording->products = static_cast<double>(weights);
+    recording->alone = neighbour_alone(b, c, weights);
+    capture(recording->graph, weights, [&](int64_t i) {
       launch(algorithm, a, static_cast<const char*>(b) + i * key_.n * key_.k * element_, bias, c);
       neighbour(b, c);
-    };
-    const double alone = neighbour_alone(b, c, weights);
-    std::vector<Graph> graphs(algorithms.size());
-    for (size_t i = 0; i < algorithms.size(); ++i)
-      record(graphs[i], weights, [&](int64_t k) { layer(algorithms[i], k); });
-    Event begin, end;
-    std::vector<std::vector<double>> times(graphs.size());
-    for (int round = 0; round < rounds; ++round)
-      for (size_t i = 0; i < graphs.size(); ++i) {
-        if (!graphs[i].exec) continue;
-        if (round == 0) FTBERT_CUDA_CHECK(cudaGraphLaunch(graphs[i].exec, stream_));
-        times[i].push_back(microseconds(graphs[i], begin, end) / static_cast<double>(weights) - alone);
-      }
-    return times;
+    });
+    if (!recording->graph.exec) return nullptr;
+    return recording;
   }
 
  private:
@@ -212,9 +206,23 @@ class CublasLtTuner : public GemmTuner {
     ~Event() { cudaEventDestroy(event); }
   };
 
+  struct Recording : GemmRecording {
+    CublasLtTuner* tuner = nullptr;
+    Graph graph;
+    Event begin, end;
+    double products = 1, alone = 0;
+    bool ran = false;
+
+    double microseconds() override {
+      const DeviceGuard guard(tuner->device_);
+      if (!std::exchange(ran, true)) FTBERT_CUDA_CHECK(cudaGraphLaunch(graph.exec, tuner->stream_));
+      return tuner->microseconds(graph, begin, end) / products - alone;
+    }
+  };
+
   // `weights` times step(i). Leaves graph.exec null where cuBLASLt refuses the algorithm.
   template <class Step>
-  void record(Graph& graph, int64_t weights, const Step& step) {
+  void capture(Graph& graph, int64_t weights, const Step& step) {
     try {
       step(0);  // loads the kernels, which a capture may not
     } catch (const Error&) {
@@ -259,7 +267,7 @@ class CublasLtTuner : public GemmTuner {
   double neighbour_alone(const void* b, void* c, int64_t count) {
     if (const auto known = alone_.find(count); known != alone_.end()) return known->second;
     Graph graph;
-    record(graph, count, [&](int64_t) { neighbour(b, c); });
+    capture(graph, count, [&](int64_t) { neighbour(b, c); });
     FTBERT_CHECK(graph.exec, "a LayerNorm of ", key_.n, " columns could not be recorded");
     Event begin, end;
     std::vector<double> times;
