@@ -13,6 +13,7 @@ from peers import Call
 
 # The first whose pattern is in a kernel's name.
 PARTS = {
+    "one kernel": r"layer_stack",
     "attention": r"attention|flash|fmha|softmax",
     "layernorm": r"layer_?norm|bias_input",
     "activation": r"bias_act|gelu",
