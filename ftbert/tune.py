@@ -26,7 +26,7 @@ from ftbert.gemm_table import (
     user_table,
 )
 from ftbert.progress import Progress
-from ftbert.tuning import ProductTuner, buckets
+from ftbert.tuning import NO_TUNER, ProductTuner, buckets
 
 NOTHING_ON_CPU = (
     "on the CPU there is nothing to tune: oneDNN picks its kernels when a product first runs, weights are repacked "
@@ -36,7 +36,8 @@ NOTHING_ON_CPU = (
 
 @dataclass
 class Tuned:
-    """What a run of `tune` did. rows: all that the table has for the products asked for, earlier runs included."""
+    """What a run of `tune` did. rows: all that the table has for the products asked for, earlier runs included.
+    seen_once: ranges that a thorough run did not look at a second time, since the table had them or time was over."""
 
     path: Path
     machine: Machine
@@ -44,6 +45,7 @@ class Tuned:
     made: int
     left: int
     seconds: float
+    seen_once: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
@@ -53,6 +55,7 @@ class Tuned:
             "cublaslt": self.machine.cublaslt,
             "made": self.made,
             "left": self.left,
+            "seen_once": self.seen_once,
             "seconds": self.seconds,
             "rows": [row.as_dict() | {"gain": row.gain} for row in self.rows],
         }
@@ -62,6 +65,8 @@ class Tuned:
         lines = [f"{self.made} rows in {self.seconds:.0f} s on {where}: {self.path}"]
         if self.left:
             lines.append(f"{self.left} ranges are left: the same command goes on with them")
+        if self.seen_once:
+            lines.append(f"{self.seen_once} ranges were not looked at a second time: with --force they are made again")
         for product in sorted({row.product for row in self.rows}):
             rows = [row for row in self.rows if row.product == product]
             timed = sum(len(row.timed) for row in rows)
@@ -93,8 +98,9 @@ def tune(
 ) -> Tuned:
     """Tunes these products for m from `first` to `last`, or for the ranges that hold one of `lengths`.
 
-    thorough: looks again at what was made, with what the neighbours have won with, and between them; takes nearly
-    twice as long.
+    thorough: then looks again at the rows that this run made, with what their neighbours have won with, and between
+    them; takes nearly twice as long. Rows that the table had are not looked at again, nor are those of a run that was
+    interrupted (`force` makes them anew).
     path: the table; default: the user's cache folder, where models find it. Rows that it has are kept (`force`: made
     again), new rows are in the file within a second, and after `minutes` no further row is begun. Rows that it or the
     tables in force have for the same products in the other 16-bit type save the search. Raises RuntimeError (no GPU, no
@@ -104,6 +110,8 @@ def tune(
     machine = Machine.of(device)
     if not 1 <= first <= last:
         raise ValueError(f"tokens: expected 1 <= first <= last, got {first}..{last}")
+    if thorough and tuner_module() is None:
+        raise RuntimeError(NO_TUNER)
     path = path or user_table(machine)
     if path is None:
         raise ValueError("the cache is switched off (FTBERT_CACHE=off): say where the table shall go")
@@ -148,7 +156,9 @@ def tune(
         install(device, again=True)
     rows = [row for row in read_table(path)[1] if row.product in set(wanted)]
     made = min(done, len(work))
-    return Tuned(path, machine, rows, made, len(work) - made, time.monotonic() - began)
+    unseen = {(product, low) for product, low, _ in again[done - made :]}
+    seen_once = len(ranges) * len(wanted) - len(work) + len(unseen) - (len(work) - made) if thorough else 0
+    return Tuned(path, machine, rows, made, len(work) - made, time.monotonic() - began, seen_once)
 
 
 def _steps(low: int, high: int) -> list[tuple[int, int]]:

@@ -18,7 +18,7 @@ import random
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,12 +26,24 @@ import torch
 from ftbert.config import ACTIVATIONS, DTYPES, EncoderConfig
 from ftbert.gemm_table import Point, Product, Row, at_waves, beside, tuner_module, waves
 
-__all__ = ["Algorithm", "Bench", "Product", "ProductTuner", "buckets", "products", "products_of_shape", "search"]
+__all__ = [
+    "Algorithm",
+    "Bench",
+    "Product",
+    "ProductTuner",
+    "Recording",
+    "buckets",
+    "in_turns",
+    "products",
+    "products_of_shape",
+    "search",
+]
 
 # ftbert.lib._tuning.Algorithm: .data (8 words), .id, .tile, .tile_rows, .tile_columns, .stages, .split_k, .cluster,
 # .custom, .workspace, .waves
 Algorithm = Any
 
+NO_TUNER = "this build of ftbert has no tuner: Python's headers were missing when it was made"
 _AT_ONCE = 64  # graphs that exist at a time
 _WEIGHT_BYTES = 160 << 20  # more than any L2 cache, and about what a BERT-base has
 _CONFIG = ("id", "tile", "stages", "split_k", "reduction", "swizzle", "custom", "inner_shape", "cluster")
@@ -65,7 +77,7 @@ class Bench:
     def __init__(self, product: Product, m: int, device: int | str | torch.device = "cuda") -> None:
         module = tuner_module()
         if module is None:
-            raise RuntimeError("this build of ftbert has no tuner: Python's headers were missing when it was made")
+            raise RuntimeError(NO_TUNER)
         if not torch.cuda.is_available():
             raise RuntimeError("tuning needs a GPU; on the CPU there is nothing to tune")
         device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
@@ -110,11 +122,11 @@ class Bench:
             found += in_turns([self.record(a, launches) for a in algorithms[first : first + _AT_ONCE]], rounds)
         return found
 
-    def record(self, algorithm: Algorithm, launches: int = 0) -> Any:
-        """For `in_turns`: this product in a CUDA graph; None for an algorithm that cannot run after all."""
+    def record(self, algorithm: Algorithm, launches: int = 0) -> Recording:
+        """This product in a CUDA graph, for `in_turns`."""
         bias = self._bias.data_ptr() if self.product.bias else 0
         a, b, c = self._a.data_ptr(), self._b.data_ptr(), self._c.data_ptr()
-        return self._tuner.record(algorithm, a, b, launches or self.launches, bias, c)
+        return Recording(self, self._tuner.record(algorithm, a, b, launches or self.launches, bias, c))
 
     def microseconds(self, algorithm: Algorithm, rounds: int = 5) -> float:
         """Median time of one product; infinite for an algorithm that cannot run after all."""
@@ -137,12 +149,25 @@ class Bench:
         return worst / largest
 
 
-def in_turns(recordings: Sequence[Any], rounds: int) -> list[list[float]]:
-    """Microseconds of what several benches recorded, `rounds` times each, in turns; infinite where it is None."""
+@dataclass(frozen=True)
+class Recording:
+    """A product that a Bench has recorded, over the Bench's operands."""
+
+    bench: Bench
+    graph: Any  # ftbert.lib._tuning.Recording; None: the algorithm cannot run after all
+
+    def microseconds(self) -> float:
+        """Replays it: the time of one product, or infinity."""
+        return math.inf if self.graph is None else float(self.graph.microseconds())
+
+
+def in_turns(recordings: Sequence[Recording], rounds: int) -> list[list[float]]:
+    """Microseconds of each, also of several benches, `rounds` times, in turns: what disturbs the clocks disturbs all
+    alike."""
     times: list[list[float]] = [[] for _ in recordings]
     for _ in range(rounds):
         for recording, found in zip(recordings, times, strict=True):
-            found.append(math.inf if recording is None else recording.microseconds())
+            found.append(recording.microseconds())
     return times
 
 
@@ -218,8 +243,9 @@ def _explore(bench: Bench, seeds: Iterable[Algorithm], by_tile: _ByTile, seed: i
     drawn = [draw.choice(group) for group in plain]
     measure(drawn)
     # Settings count for more than many a tile: each is seen with those of the fastest.
-    fastest = min(drawn, key=lambda algorithm: timed[tuple(algorithm.data)][0])
-    measure(min(group, key=lambda other: _steps(other, fastest)) for group in plain)
+    if drawn:
+        fastest = min(drawn, key=lambda algorithm: timed[tuple(algorithm.data)][0])
+        measure(min(group, key=lambda other: _steps(other, fastest)) for group in plain)
     for _, algorithm in _fastest(timed.values(), 10, of_a_tile=1):
         group = by_tile.get((algorithm.id, algorithm.tile), [])
         measure(draw.sample(group, min(32, len(group))))
@@ -313,6 +339,7 @@ class ProductTuner:
         tiles = [] if own or not self._found else self._expected(bench, best, 2, 0.99 * least)
         if len(rivals) + len(tiles) < 2:
             return None
+        self._before = own.algorithm if own else None  # a tie is the row's own
         return self._final(bench, first, bench.heuristics(1)[0], [*best, *tiles])
 
     def _final(self, bench: Bench, first: int, default: Algorithm, best: Iterable[Algorithm]) -> Row:

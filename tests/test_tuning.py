@@ -338,12 +338,33 @@ def test_tune_looks_again_between_the_rows(cache: Path, monkeypatch: pytest.Monk
     path = cache / "t.json"
     for force, thorough, of_three in ((False, False, (1984,)), (True, True, (1984, 2016))):
         done = tune.tune([QKV], 1921, 2048, path=path, force=force, thorough=thorough, show_progress_bar=False)
-        assert (done.made, done.left) == (2, 0)
+        assert (done.made, done.left, done.seen_once) == (2, 0, 0)
         assert [(r.first, r.last, r.timed, r.algorithm) for r in done.rows] == [
             (1921, of_three[-1], of_three, (3,) * 8),
             (of_three[-1] + 1, 2048, (2048,), (2,) * 8),
         ]
-    assert tune.tune([QKV], 1921, 2048, path=path, thorough=True, show_progress_bar=False).made == 0
+    again = tune.tune([QKV], 1921, 2048, path=path, thorough=True, show_progress_bar=False)
+    assert (again.made, again.left, again.seen_once) == (0, 0, 2)
+    assert "2 ranges were not looked at a second time: with --force they are made again" in str(again)
+    now = [0]
+
+    def slow(tuner: ProductTuner, first: int, last: int) -> Row | None:
+        now[0] += 31  # two m of a range in a minute
+        return look(tuner, first, last)
+
+    look = ProductTuner.again
+    monkeypatch.setattr(ProductTuner, "again", slow)
+    monkeypatch.setattr(tune, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    cut = tune.tune([QKV], 1921, 2048, path=cache / "cut.json", minutes=1, thorough=True, show_progress_bar=False)
+    assert (cut.made, cut.left, cut.seen_once) == (2, 0, 1)
+
+
+def test_a_second_look_needs_the_tuner(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Machine, "of", staticmethod(lambda device: HERE))
+    monkeypatch.setattr(tune, "tuner_module", lambda: None)
+    with pytest.raises(RuntimeError, match="no tuner"):
+        tune.tune([QKV], 1921, 2048, path=cache / "t.json", thorough=True)
+    assert not (cache / "t.json").exists()
 
 
 def test_token_counts_of_texts(tmp_path: Path, tiny_bert: Callable[..., Path]) -> None:

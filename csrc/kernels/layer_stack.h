@@ -40,8 +40,9 @@ class LayerStack {
   static std::string refusal(const Context<Cuda>& context, const EncoderConfig& config,
                              const std::vector<LayerWeights<T>>& layers);
 
-  // Weight matrices are read where they are, biases and LayerNorms are copied: into `memory`, [memory_floats()], which
-  // must live as long, on the context's stream.
+  // Weight matrices, gammas and betas are read where they are. Biases, and gammas and betas times the matrices behind
+  // them, are written into `memory`, [memory_floats()], on the context's stream; a changed weight makes them stale. All
+  // of it must live as long as this.
   LayerStack(const Context<Cuda>& context, const EncoderConfig& config, const std::vector<LayerWeights<T>>& layers,
              float* memory);
   static int64_t memory_floats(const EncoderConfig& config);
