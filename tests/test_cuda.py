@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -27,6 +29,26 @@ def packed(lengths: list[int], seed: int = 0) -> tuple[torch.Tensor, torch.Tenso
     ids = torch.randint(0, 120, (sum(lengths),), generator=generator).cuda()
     cu = torch.nn.functional.pad(torch.tensor(lengths).cumsum(0), (1, 0)).int().cuda()
     return ids, cu, max(lengths)
+
+
+def check_on_threads(model: ftbert.Model, calls: list[tuple[torch.Tensor, torch.Tensor, int]], threads: int, rounds: int) -> None:
+    """Packed calls in any order, from threads that each change between three streams: as one after another."""
+    want = [model.forward_packed(*call).clone() for call in calls]
+    torch.cuda.synchronize()
+
+    def work(seed: int) -> None:
+        draw = random.Random(seed)
+        streams = [torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.default_stream()]
+        for _ in range(rounds):
+            i = draw.randrange(len(calls))
+            with torch.cuda.stream(draw.choice(streams)):
+                got = model.forward_packed(*calls[i])
+                torch.cuda.current_stream().synchronize()
+                assert_close(got, want[i], atol=64 * torch.finfo(HALF).eps, what=f"call {i} of thread {seed}")
+
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(work, seed) for seed in range(threads)]:
+            done.result()
 
 
 def profiled() -> torch.profiler.profile:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from compare import assert_close
 from conftest import Place, have_gpu, make_bert
-from test_cuda import packed
+from test_cuda import check_on_threads, packed
 from test_model import check_against_transformers, inputs
 
 import ftbert
@@ -176,26 +175,7 @@ def test_threads_and_streams(load: Load, graphs: bool) -> None:
     """Each grid takes the whole GPU: two at once must wait for each other, not for each other's blocks."""
     model = load(make_bert(**SHAPES["base"], num_hidden_layers=4))
     model.use_cuda_graphs(graphs)
-    calls = [packed([8 * i + 3, 2 * i + 1], seed=i) for i in range(8)]
-    want = [model.forward_packed(*call).clone() for call in calls]
-    torch.cuda.synchronize()
-    wrong: list[str] = []
-
-    def work(seed: int) -> None:
-        draw = random.Random(seed)
-        streams = [torch.cuda.Stream(), torch.cuda.Stream()]
-        for _ in range(60):
-            i = draw.randrange(8)
-            with torch.cuda.stream(draw.choice(streams)):
-                got = model.forward_packed(*calls[i])
-                torch.cuda.current_stream().synchronize()
-                if not (got - want[i]).abs().max() <= 64 * torch.finfo(HALF).eps:
-                    wrong.append(f"call {i} of thread {seed}")
-
-    with ThreadPoolExecutor(4) as threads:
-        for done in [threads.submit(work, seed) for seed in range(4)]:
-            done.result()
-    assert not wrong, wrong[:3]
+    check_on_threads(model, [packed([8 * i + 3, 2 * i + 1], seed=i) for i in range(8)], threads=4, rounds=60)
 
 
 def test_what_it_does_not_do_says_why(load: Load) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 import re
-import threading
 from typing import Any
 
 import pytest
 import torch
 from compare import assert_close
 from conftest import have_gpu, make_bert, randomise
-from test_cuda import packed
+from test_cuda import check_on_threads, packed
 
 import ftbert
 
@@ -122,28 +121,7 @@ def test_sizes_come_and_go() -> None:
 
 def test_threads_and_streams() -> None:
     model = ftbert.load(make_bert(), device="cuda", dtype=HALF)
-    calls = [packed([i + 3, 2 * i + 1], seed=i) for i in range(8)]
-    want = [model.forward_packed(*call).clone() for call in calls]
-    torch.cuda.synchronize()
-    wrong: list[str] = []
-
-    def work(seed: int) -> None:
-        draw = random.Random(seed)
-        streams = [torch.cuda.Stream(), torch.cuda.Stream()]
-        for _ in range(150):
-            i = draw.randrange(8)
-            with torch.cuda.stream(draw.choice([*streams, torch.cuda.default_stream()])) as _:
-                got = model.forward_packed(*calls[i])
-                torch.cuda.current_stream().synchronize()
-                if not (got - want[i]).abs().max() <= 64 * torch.finfo(HALF).eps:
-                    wrong.append(f"call {i} of thread {seed}")
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong, wrong[:3]
+    check_on_threads(model, [packed([i + 3, 2 * i + 1], seed=i) for i in range(8)], threads=6, rounds=150)
 
 
 def test_another_stream_waits_for_the_buffers() -> None:
