@@ -10,10 +10,12 @@ import pytest
 import torch
 from compare import assert_close
 from conftest import Place, have_gpu, make_bert
+from families import SIZES, make_model
 from test_cuda import check_on_threads, packed
 from test_model import check_against_transformers, inputs
 
 import ftbert
+from ftbert.converters.weights import FAMILIES
 
 pytestmark = pytest.mark.skipif(not have_gpu(), reason="no GPU")
 
@@ -176,6 +178,15 @@ def test_threads_and_streams(load: Load, graphs: bool) -> None:
     model = load(make_bert(**SHAPES["base"], num_hidden_layers=4))
     model.use_cuda_graphs(graphs)
     check_on_threads(model, [packed([8 * i + 3, 2 * i + 1], seed=i) for i in range(8)], threads=4, rounds=60)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_which_families_it_takes(load: Load, family: str) -> None:
+    """test_families.py compares them with transformers: the last size is the one kernel's wherever that can be."""
+    load(make_bert(**SHAPES["192"]))  # skips where no model would
+    state = ftbert.load(make_model(family, "encoder", SIZES[-1]), device="cuda", dtype=HALF).info()["one_kernel"]
+    pre = ("megatron-bert", "roberta-prelayernorm", "xlm-roberta-xl")
+    assert ("LayerNorm comes first" if family in pre else "relative" if family == "mpnet" else "up to 128") in state
 
 
 def test_what_it_does_not_do_says_why(load: Load) -> None:
