@@ -25,8 +25,9 @@ from ftbert.gemm_table import (
     tuner_module,
     user_table,
 )
+from ftbert.product_bench import NO_TUNER
 from ftbert.progress import Progress
-from ftbert.tuning import NO_TUNER, ProductTuner, buckets
+from ftbert.tuning import ProductTuner, buckets
 
 NOTHING_ON_CPU = (
     "on the CPU there is nothing to tune: oneDNN picks its kernels when a product first runs, weights are repacked "
@@ -129,7 +130,7 @@ def tune(
     ]
     known = merge(table, in_force(machine))
     tuners = {product: ProductTuner(product, device, known) for product in wanted}
-    again = [(product, *step) for product, low, high in work for step in _steps(low, high)] if thorough else []
+    again = [(product, *step) for product, low, high in work for step in _second_looks(low, high)] if thorough else []
     began, done, unwritten = time.monotonic(), 0, list[Row]()
     written = began
     bar = Progress(len(work) + len(again), show_progress_bar, unit=" ranges", label="tune")
@@ -161,7 +162,7 @@ def tune(
     return Tuned(path, machine, rows, made, len(work) - made, time.monotonic() - began, seen_once)
 
 
-def _steps(low: int, high: int) -> list[tuple[int, int]]:
+def _second_looks(low: int, high: int) -> list[tuple[int, int]]:
     """The whole range, then what of it ends at the smaller m that the encoder runs: each replaces what it covers."""
     ends = sorted({min(tuner_module().rows(m), high) for m in range(low, high + 1)}, reverse=True)
     return [(low, end) for end in ends]

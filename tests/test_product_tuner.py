@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from fake_gpu import QKV, FakeAlgorithm, fake_gpu, known, searched
@@ -159,6 +161,19 @@ def test_the_winner_below_is_tried_where_it_was_not_seen(monkeypatch: pytest.Mon
     made = tuner.again(2017, 2048)
     assert made is not None and made.algorithm == (2,) * 8 and made.us == pytest.approx((8.0,), rel=2e-3)
     assert tuner.again(2017, 2048) is None
+
+
+def test_recordings_take_turns() -> None:
+    ran: list[str] = []
+
+    def recording(name: str) -> tuning.Recording:
+        times = iter((1.0, 2.0, 3.0))
+        graph = SimpleNamespace(microseconds=lambda: (ran.append(name), next(times))[1])
+        return tuning.Recording(SimpleNamespace(), graph)
+
+    never = tuning.Recording(SimpleNamespace(), None)  # what cuBLASLt refuses after all
+    assert tuning.in_turns([recording("a"), never, recording("b")], 3) == [[1, 2, 3], [math.inf] * 3, [1, 2, 3]]
+    assert ran == ["a", "b"] * 3
 
 
 def test_rows_of_the_other_16_bit_type_take_the_place_of_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
