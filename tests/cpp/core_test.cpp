@@ -40,7 +40,8 @@ Entries entries(int hidden, int heads, const std::string& activation) {
           {"pooler", "true"}};
 }
 
-// LayerNorm weights and biases away from 1 and 0, else errors in them would not show.
+// LayerNorm weights and biases away from 1 and 0, else errors in them would not show. Matrices so that what they give
+// has the same size at any width: scores that grow with it make softmax a choice, which magnifies rounding tenfold.
 Tensors random_weights(const EncoderConfig& config) {
   std::mt19937 engine(0);
   std::normal_distribution<float> normal(0, 0.3f);
@@ -51,7 +52,8 @@ Tensors random_weights(const EncoderConfig& config) {
     std::vector<float>& values = tensors[spec.name];
     values.resize(count);
     const bool gamma = spec.name.find("norm.weight") != std::string::npos;
-    for (float& value : values) value = normal(engine) + (gamma ? 1.0f : 0.0f);
+    const float scale = spec.matrix ? std::sqrt(32.0f / static_cast<float>(spec.shape[1])) : 1.0f;
+    for (float& value : values) value = scale * normal(engine) + (gamma ? 1.0f : 0.0f);
   }
   return tensors;
 }
