@@ -26,9 +26,12 @@ template <int kTileN_>
 struct HopperShape {
   static constexpr int kTileN = kTileN_;
   static constexpr int kBytesB = kTileN * kStep * 2, kStageBytes = kBytesA + kBytesB;
-  static constexpr int kOutBytes = 64 * kTileN * 2;  // half a tile of C on its way out; for each warpgroup
-  static constexpr int kStages = (220 * 1024 - 2 * kOutBytes) / kStageBytes;
-  static constexpr int kBytes = 1024 + kStages * kStageBytes + 2 * kOutBytes + 16 * kStages;
+  // Of each warp that multiplies: sums of 16 rows, rounded, on their way out, and the tile's columns of the bias. Only
+  // what lies in shared memory is near: beside the stages the L1 cache keeps next to nothing.
+  static constexpr int kSumBytes = 16 * kTileN * 2, kWarpBytes = kSumBytes + kTileN * 2;
+  static constexpr int kStages = (225 * 1024 - 8 * kWarpBytes) / kStageBytes;
+  static constexpr int kBytes = 1024 + kStages * kStageBytes + 8 * kWarpBytes + 16 * kStages;
+  static_assert(kBytes <= 227 * 1024);
 };
 
 struct Work {
@@ -38,20 +41,29 @@ struct Work {
   void* c;
 };
 
+// kTileN elements of the bias from column0 on, to shared memory, asynchronously; zeros beyond n, and where there is no
+// bias.
+template <class E, int kTileN>
+__device__ void bring_bias(const Work& work, int column0, uint32_t to) {
+  const int i = threadIdx.x % 32, column = column0 + i * 8;
+  if (i < kTileN / 8)
+    copy_async16(to + i * 16, static_cast<const E*>(work.bias) + column, work.bias != nullptr && column < work.n);
+  copy_async_commit();
+}
+
 // 16 rows of a warp: with the bias and rounded, as cuBLASLt would leave them, in shared memory, so that the activation
 // is a loop. Written out for every register it was 2,200 instructions a tile (erf GELU, 512x3072x768 on an H200: 11.3
-// us against 9.5).
+// us against 9.5). There they are blocks of 64 columns, [16][8] chunks of 16 bytes, xor-ed with the row.
 template <class E, int kTileN>
-__device__ void stage_sums(const float (&sum)[kTileN / 8][4], const E* bias, int columns, uint32_t shared) {
+__device__ void stage_sums(const float (&sum)[kTileN / 8][4], const E* bias, uint32_t shared) {
   const int lane = threadIdx.x % 32, row = lane % 16;
 #pragma unroll
   for (int j = 0; j < kTileN / 8; j += 2) {
     uint32_t packed[4];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int column = (j + i) * 8 + lane % 4 * 2;
-      float b[2] = {};
-      if (bias && column < columns) Packed<E, 2>::load(bias + column).to_floats(b);
+      float b[2];
+      Packed<E, 2>::load(bias + (j + i) * 8 + lane % 4 * 2).to_floats(b);
       const float (&s)[4] = sum[j + i];
       packed[2 * i] = pack_pair<E>(s[0] + b[0], s[1] + b[1]);
       packed[2 * i + 1] = pack_pair<E>(s[2] + b[0], s[3] + b[1]);
@@ -62,25 +74,30 @@ __device__ void stage_sums(const float (&sum)[kTileN / 8][4], const E* bias, int
   }
 }
 
-// The activation, and 16 bytes to memory at a time.
+// The activation, and to memory: of a block four rows of 128 bytes at a time, twice two of them so that what depends on
+// row % 8 is worked out once.
 template <class E, Activation kActivation, int kTileN>
 __device__ void store_sums(const char* shared, const Work& work, int64_t row0, int column0) {
-  constexpr int kPacks = kTileN / 8;
-  const int lane = threadIdx.x % 32;
-#pragma unroll 2
-  for (int i = lane; i < 16 * kPacks; i += 32) {
-    const int row = i / kPacks, chunk = i % kPacks;
-    const char* from = shared + chunk / 8 * (16 * 128) + row * 128 + ((chunk % 8) ^ (row % 8)) * 16;
-    Packed<E, 8> pack = Packed<E, 8>::load(reinterpret_cast<const E*>(from));
-    if constexpr (kActivation != Activation::none) {
-      float v[8];
-      pack.to_floats(v);
+  const int lane = threadIdx.x % 32, rows = static_cast<int>(min(int64_t{16}, work.m - row0));
+  const int64_t n = work.n;
+#pragma unroll 1
+  for (int step = 0; step < kTileN / 32; ++step) {
+    const int row = step % 2 * 8 + lane / 8, block = step / 2;
 #pragma unroll
-      for (int w = 0; w < 8; ++w) v[w] = activate<kActivation, E>(v[w]);
-      pack = Packed<E, 8>::from_floats(v);
+    for (int i = 0; i < 2; ++i) {
+      const int chunk = (lane % 8) ^ (lane / 8 + 4 * i), column = column0 + block * 64 + chunk * 8;
+      Packed<E, 8> pack =
+          Packed<E, 8>::load(reinterpret_cast<const E*>(shared + (2 * step + i) * (4 * 128) + lane * 16));
+      if constexpr (kActivation != Activation::none) {
+        float v[8];
+        pack.to_floats(v);
+#pragma unroll
+        for (int w = 0; w < 8; ++w) v[w] = activate<kActivation, E>(v[w]);
+        pack = Packed<E, 8>::from_floats(v);
+      }
+      if (row + 4 * i < rows && column < work.n)
+        pack.store(static_cast<E*>(work.c) + (row0 + row + 4 * i) * n + column);
     }
-    if (row0 + row < work.m && column0 + chunk * 8 < work.n)
-      pack.store(static_cast<E*>(work.c) + (row0 + row) * work.n + column0 + chunk * 8);
   }
 }
 
@@ -93,7 +110,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ char unaligned_memory[];
   char* const memory = unaligned_memory + (1024 - shared_address(unaligned_memory) % 1024) % 1024;
   const uint32_t base = shared_address(memory);
-  const uint32_t full = base + kStages * Shape::kStageBytes + 2 * Shape::kOutBytes, empty = full + 8 * kStages;
+  const uint32_t full = base + kStages * Shape::kStageBytes + 8 * Shape::kWarpBytes, empty = full + 8 * kStages;
   const int warpgroup = threadIdx.x / 128, step_tiles = gridDim.x;
 
   if (threadIdx.x == 0) {
@@ -129,10 +146,10 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   more_registers<240>();
   const int group = warpgroup - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-  char* const out = memory + kStages * Shape::kStageBytes + group * Shape::kOutBytes + warp * (Shape::kOutBytes / 4);
+  char* const out = memory + kStages * Shape::kStageBytes + (group * 4 + warp) * Shape::kWarpBytes;
+  const E* const bias = reinterpret_cast<const E*>(out + Shape::kSumBytes);
   const int turn = 1 + group, other_turn = 2 - group;  // named barriers
   if (group == 1) named_barrier_arrive(other_turn, 256);
-  const E* bias = static_cast<const E*>(work.bias);
   int index = group;  // of the tile among this block's
   for (int tile = blockIdx.x + group * step_tiles; tile < work.tiles; index += 2, tile += 2 * step_tiles) {
     const int row = tile / work.columns * kTileM, column = tile % work.columns * kTileN;
@@ -144,17 +161,19 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (lane == 0) barrier_arrive(empty + 8 * s);
     };
 
+    bring_bias<E, kTileN>(work, column, shared_address(bias));
     named_barrier_wait(turn, 256);
     for (int step = 0; step < work.k_steps; ++step) {
       barrier_wait(full + 8 * stage, parity);
-      const uint32_t a = base + stage * Shape::kStageBytes, b = a + kBytesA;
+      const uint32_t at = base + stage * Shape::kStageBytes;
+      // A descriptor counts its address in units of 16 bytes.
+      const uint64_t a = matrix_descriptor<128>(at), b = matrix_descriptor<128>(at + kBytesA);
       warpgroup_fence();
 #pragma unroll
       for (int d = 0; d < kStep / 16; ++d)
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-          warpgroup_multiply_nt<E>(sum[half], matrix_descriptor<128>(a + half * 64 * 128 + d * 32),
-                                   matrix_descriptor<128>(b + d * 32), step > 0 || d > 0);
+          warpgroup_multiply_nt<E>(sum[half], a + (half * 64 * 128 + d * 32) / 16, b + d * 32 / 16, step > 0 || d > 0);
       warpgroup_commit();
       if (step > 0) {
         warpgroup_wait<1>();
@@ -167,10 +186,12 @@ __global__ void __launch_bounds__(kThreads, 1)
 
     warpgroup_wait();
     release(before);
+    copy_async_wait<0>();
+    __syncwarp();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       warpgroup_keep(sum[half]);
-      stage_sums<E, kTileN>(sum[half], bias ? bias + column : nullptr, work.n - column, shared_address(out));
+      stage_sums<E, kTileN>(sum[half], bias, shared_address(out));
       __syncwarp();
       store_sums<E, kActivation, kTileN>(out, work, row + half * 64 + warp * 16, column);
       __syncwarp();
