@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,19 @@ def have_gpu() -> bool:
     from ftbert._library import build_info
 
     return build_info()["cuda"] == "yes"
+
+
+@contextmanager
+def gpu_memory_left(size: int) -> Iterator[None]:
+    """torch gives this process `size` more bytes of GPU memory at most. None is taken: other processes may test there."""
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + size) / total)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture(params=PLACES, ids=str)

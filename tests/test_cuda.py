@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from compare import assert_close
-from conftest import have_gpu, make_bert
+from conftest import gpu_memory_left, have_gpu, make_bert
 
 import ftbert
 
@@ -196,16 +196,10 @@ def test_more_than_2_31_elements_in_one_activation() -> None:
 def test_out_of_memory_leaves_the_model_usable(model: ftbert.Model) -> None:
     ids, cu, longest = packed([40, 50])
     expected = model.forward_packed(ids, cu, longest)
-    torch.cuda.empty_cache()
-    free = torch.cuda.mem_get_info()[0]
-    hog = torch.empty(max(0, free - (300 << 20)), dtype=torch.uint8, device="cuda")
-    try:
+    with gpu_memory_left(300 << 20):
         with pytest.raises(torch.cuda.OutOfMemoryError):
             model(torch.zeros(20000, 128, dtype=torch.int64, device="cuda"))
         assert torch.equal(model.forward_packed(ids, cu, longest), expected)
-    finally:
-        del hog
-        torch.cuda.empty_cache()
 
 
 def test_peak_memory_of_base_32x512() -> None:

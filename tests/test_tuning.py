@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import gpu_memory_left
 from fake_gpu import QKV, FakeAlgorithm, fake_gpu, known, searched
 
 import ftbert
@@ -512,14 +513,9 @@ def test_an_unwritable_table_is_said_before_any_work(cache: Path, capsys: pytest
 
 @on_gpu
 def test_a_shape_too_large_for_memory_is_named(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    free = torch.cuda.mem_get_info()[0]
-    hog = torch.empty(max(0, free - (2 << 30)), dtype=torch.uint8, device="cuda")
-    try:
+    with gpu_memory_left(2 << 30):
         assert main(["tune", "--hidden", "8192", "--tokens", "65536..65536"]) == 1
         assert "out of GPU memory" in capsys.readouterr().err
-    finally:
-        del hog
-        torch.cuda.empty_cache()
 
 
 def test_no_warning_without_any_table(cache: Path) -> None:
