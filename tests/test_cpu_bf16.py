@@ -141,7 +141,7 @@ def test_the_real_minilm() -> None:
 @functools.cache
 def attention_rounds() -> bool:
     """Chosen when ftbert is compiled."""
-    return bool(ftbert.load(make_bert(num_hidden_layers=1), dtype="bf16").info()["attention_products"] == "bf16")
+    return bool(ftbert.load(make_bert(num_hidden_layers=1), dtype="bf16").info()["attention_products"] != "fp32")
 
 
 def test_the_model_attends_in_bf16_where_it_says_so() -> None:
@@ -173,7 +173,7 @@ def test_the_model_attends_in_bf16_where_it_says_so() -> None:
 
 
 @pytest.mark.parametrize("lengths", [[1], [2, 17, 33], [128, 0, 5], [300]], ids=str)
-@pytest.mark.parametrize("heads,head_size", [(3, 1), (2, 17), (2, 26), (12, 32), (3, 64), (1, 80), (2, 128), (1, 300)])
+@pytest.mark.parametrize("heads,head_size", [(3, 1), (2, 17), (2, 26), (12, 32), (3, 64), (1, 80), (2, 128), (1, 288), (1, 300)])
 def test_attention_rounds_its_operands_alone(lengths: list[int], heads: int, head_size: int) -> None:
     qkv = torch.randn(sum(lengths), 3 * heads * head_size)
     cu = reference.offsets(lengths)
@@ -186,6 +186,28 @@ def test_attention_rounds_its_operands_alone(lengths: list[int], heads: int, hea
     assert error_of(got, exact) <= 1.25 * error_of(rounded.bfloat16(), exact)
     if attention_rounds():
         assert not torch.equal(got, ops.attention(qkv, cu, max(lengths), heads))
+
+
+@pytest.mark.parametrize("activation", ["gelu", "silu"])  # oneDNN's, and one that follows the product
+def test_any_number_of_threads_multiplies_right(activation: str) -> None:
+    """From 128 rows a thread on each multiplies rows of its own."""
+    reference = make_bert(hidden_act=activation)
+    ids = torch.randint(5, 99, (6, 128))
+    before = torch.get_num_threads()
+    with torch.inference_mode():
+        want = reference.double()(ids).last_hidden_state
+        theirs = error_of(reference.bfloat16()(ids).last_hidden_state, want)
+    model = ftbert.load(reference.float(), dtype="bf16")
+    try:
+        for threads in (1, 2, 3, 5):
+            torch.set_num_threads(threads)
+            for texts in (1, 2, 3, 6):
+                out = model(ids[:texts]).last_hidden_state
+                error = error_of(out, want[:texts])
+                assert 1e-5 < error <= 1.25 * theirs, (threads, texts, error, theirs)
+                assert torch.equal(out, model(ids[:texts]).last_hidden_state), (threads, texts)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_attention_in_bf16_with_relative_bias_and_neighbours() -> None:

@@ -155,8 +155,9 @@ class EngineOf : public Engine {
       all["gemm"] = torch_gemm_name();
     else
       all["gemm"] = gemm_library_version();
-    if (products_ != ScalarTypeOf<T>::value)  // the kernel for it is chosen when ftbert is compiled
-      all["attention_products"] = encoder_.uses_fused_attention() && attention_in_bf16() ? "bf16" : "fp32";
+    if (products_ != ScalarTypeOf<T>::value)
+      all["attention_products"] =
+          encoder_.uses_fused_attention() ? attention_operands(encoder_.config().head_size) : "fp32";
     all["cuda_graphs"] = replay_.state();
     all["one_kernel"] = encoder_.one_kernel_state();
     return all;

@@ -21,11 +21,18 @@ class TorchGemm : public CpuGemm {
   void gemm(const GemmShape& shape, const float* a, const float* b, float* c) override;
 
  private:
+  // Rows of a product in bf16, a tensor of each thread that multiplies.
+  struct Parts {
+    int64_t rows = 0;  // of each; the last may have fewer
+    std::vector<at::Tensor> tensors;
+  };
+  const float* linear_bf16(const Linear<float>& weights, const float* a, int64_t m, Epilogue epilogue, float* out);
   at::Tensor& result_at(const float* place);
-  at::Tensor bf16_operand(const float* a, int64_t m, int64_t k);
+  Parts& left_at(const float* place);
 
   // oneDNN returns memory of its own; it stands in for `out` until the next product into the same `out`.
   std::vector<std::pair<const float*, at::Tensor>> results_;
+  std::vector<std::pair<const float*, Parts>> left_;  // where the next product takes bf16
 };
 
 // weight [n, k], fp32 or bf16 -> oneDNN's blocked layout, or an undefined tensor where this PyTorch has no oneDNN.

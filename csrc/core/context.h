@@ -16,7 +16,7 @@ struct Context;
 template <>
 struct Context<Cpu> {
   CpuGemm* gemm = nullptr;  // outlives the call
-  bool bf16 = false;        // the fused attention rounds its products' operands, if attention_in_bf16()
+  bool bf16 = false;        // the fused attention rounds its products' operands, if it can: attention_operands
 };
 
 template <>

@@ -3,23 +3,17 @@
 // One work item is up to 128 queries of one head of one sequence. Its keys are transposed and its values copied into
 // the thread's scratch (in qkv they lie 3*hidden apart and share cache sets), then 8 queries at a time go through
 // scores, softmax and the weighted sum with all accumulators in registers. Where the model's products take bf16
-// operands, these two do too.
+// operands, these two do too; 32 queries at a time where the CPU has tiles (amx.h).
 #include <omp.h>
-#ifdef __AVX512F__
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 means its own header's undefined operands
-#endif
-#include <immintrin.h>
-#endif
-#if defined(__AVX512BF16__) && defined(__AVX512VL__)
-#define FTBERT_BF16_PAIRS
-#endif
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
+#include "kernels/amx.h"
+#include "kernels/attention_formats_cpu.h"
 #include "kernels/kernels.h"
 #include "kernels/parallel_cpu.h"
 #include "kernels/softmax_row.h"
@@ -28,163 +22,38 @@ namespace ftbert {
 namespace {
 
 constexpr int64_t kQueriesPerItem = 128;
+#ifdef FTBERT_AMX
+constexpr int64_t kQueriesAtOnce = 2 * amx::kSide;
+#else
+constexpr int64_t kQueriesAtOnce = 8;
+#endif
 constexpr int kColumns = 2 * simd::kLanes;  // of keys or of head_size, held in registers by one block
 
-using simd::kLanes, simd::Vector, simd::load, simd::store;
+using simd::kLanes, simd::Vector, simd::store;
 
 int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
 struct Scratch {
   float* keys;     // [head_size, keys padded]
   float* values;   // [keys, head columns padded]
-  float* queries;  // [8, head_size]
-  float* scores;   // [8, keys padded]
+  float* queries;  // [kQueriesAtOnce, head_size]
+  float* scores;   // [kQueriesAtOnce, keys padded]
 
   static int64_t floats(int64_t seqlen, int64_t head_size) {
     const int64_t padded = round_up(seqlen, kColumns), columns = round_up(head_size, kColumns);
-    return head_size * padded + seqlen * columns + round_up(8 * head_size, kLanes) + 8 * padded;
+    return head_size * padded + value_rows(seqlen) * columns + round_up(kQueriesAtOnce * head_size, kLanes) +
+           kQueriesAtOnce * padded;
   }
+  // Tiles read pairs of them to a multiple of kColumns.
+  static int64_t value_rows(int64_t seqlen) { return std::max<int64_t>(seqlen, kColumns / 2); }
   Scratch(float* base, int64_t seqlen, int64_t head_size) {
     const int64_t padded = round_up(seqlen, kColumns), columns = round_up(head_size, kColumns);
     keys = base;
     values = keys + head_size * padded;
-    queries = values + seqlen * columns;
-    scores = queries + round_up(8 * head_size, kLanes);
+    queries = values + value_rows(seqlen) * columns;
+    scores = queries + round_up(kQueriesAtOnce * head_size, kLanes);
   }
 };
-
-#ifdef __AVX512F__
-// rows[i] element j <-> rows[j] element i, of 32 bits each
-inline void transpose_16x16(__m512i (&rows)[16]) {
-  __m512i t[16];
-#pragma GCC unroll 8
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
-    t[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
-  }
-  // In each 128-bit lane: column 4 * lane + c of rows 4q to 4q + 3 becomes rows[4q + c].
-#pragma GCC unroll 4
-  for (int i = 0; i < 16; i += 4) {
-    rows[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-    rows[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-    rows[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-    rows[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-  }
-#pragma GCC unroll 4
-  for (int c = 0; c < 4; ++c) {
-    t[c] = _mm512_shuffle_i32x4(rows[c], rows[4 + c], 0x88);
-    t[4 + c] = _mm512_shuffle_i32x4(rows[c], rows[4 + c], 0xdd);
-    t[8 + c] = _mm512_shuffle_i32x4(rows[8 + c], rows[12 + c], 0x88);
-    t[12 + c] = _mm512_shuffle_i32x4(rows[8 + c], rows[12 + c], 0xdd);
-  }
-#pragma GCC unroll 4
-  for (int c = 0; c < 4; ++c) {
-    rows[c] = _mm512_shuffle_i32x4(t[c], t[8 + c], 0x88);
-    rows[8 + c] = _mm512_shuffle_i32x4(t[c], t[8 + c], 0xdd);
-    rows[4 + c] = _mm512_shuffle_i32x4(t[4 + c], t[12 + c], 0x88);
-    rows[12 + c] = _mm512_shuffle_i32x4(t[4 + c], t[12 + c], 0xdd);
-  }
-}
-
-inline __mmask16 first_lanes(int64_t count) {
-  return static_cast<__mmask16>((1u << std::clamp<int64_t>(count, 0, 16)) - 1);
-}
-#endif
-
-// A format of the two products' operands: what they are summed over, `Format::depth(n)` Operands for n elements; how
-// one of the left times kLanes of the right is added to as many sums; and how operands come about.
-struct FloatFormat {
-  using Operand = float;
-  static int64_t depth(int64_t n) { return n; }
-  static Vector multiply_add(Vector sum, Operand a, const Operand* b) { return sum + a * load(b); }
-  static void pack(float*, int64_t) {}
-
-  // keys [head_size, padded] from k [length, head_size], zeros beyond length
-  static void gather_keys(const float* k, int64_t stride, int64_t length, int64_t head_size, int64_t padded,
-                          float* keys) {
-#ifdef __AVX512F__
-    for (int64_t j = 0; j < padded; j += 16)
-      for (int64_t d = 0; d < head_size; d += 16) {
-        const __mmask16 columns = first_lanes(head_size - d);
-        __m512i rows[16];
-#pragma GCC unroll 16
-        for (int i = 0; i < 16; ++i)
-          rows[i] = _mm512_maskz_loadu_epi32(j + i < length ? columns : 0, k + (j + i) * stride + d);
-        transpose_16x16(rows);
-        const int64_t count = std::min<int64_t>(16, head_size - d);
-        for (int64_t i = 0; i < count; ++i) _mm512_storeu_si512(keys + (d + i) * padded + j, rows[i]);
-      }
-#else
-    for (int64_t j = 0; j < length; ++j)
-      for (int64_t d = 0; d < head_size; ++d) keys[d * padded + j] = k[j * stride + d];
-    for (int64_t d = 0; d < head_size; ++d)
-      std::memset(keys + d * padded + length, 0, (padded - length) * sizeof(float));
-#endif
-  }
-
-  // values [length, columns] from v [length, head_size], zeros beyond head_size
-  static void gather_values(const float* v, int64_t stride, int64_t length, int64_t head_size, int64_t columns,
-                            float* values) {
-    for (int64_t j = 0; j < length; ++j) {
-      std::memcpy(values + j * columns, v + j * stride, head_size * sizeof(float));
-      std::memset(values + j * columns + head_size, 0, (columns - head_size) * sizeof(float));
-    }
-  }
-};
-
-#ifdef FTBERT_BF16_PAIRS
-static_assert(kLanes == 16);
-
-// Rounded to bf16, in pairs of neighbours along the summed dimension, which one instruction multiplies and adds.
-struct Bf16Format {
-  using Operand __attribute__((may_alias)) = uint32_t;
-  static int64_t depth(int64_t n) { return (n + 1) / 2; }
-  static Vector multiply_add(Vector sum, Operand a, const Operand* b) {
-    const auto pairs = [](__m512i bits) { return reinterpret_cast<__m512bh>(bits); };
-    return reinterpret_cast<Vector>(
-        _mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), pairs(_mm512_set1_epi32(a)), pairs(_mm512_loadu_si512(b))));
-  }
-
-  // 16 floats, zeros beyond `count`, as 8 pairs
-  static __m256i rounded(const float* from, int64_t count) {
-    return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(first_lanes(count), from)));
-  }
-
-  // The n floats at `row` become depth(n) pairs there.
-  static void pack(float* row, int64_t n) {
-    for (int64_t i = 0; i < n; i += 16)
-      _mm256_mask_storeu_epi32(row + i / 2, static_cast<__mmask8>(first_lanes(depth(n - i))), rounded(row + i, n - i));
-  }
-
-  static void gather_keys(const float* k, int64_t stride, int64_t length, int64_t head_size, int64_t padded,
-                          float* keys) {
-    for (int64_t j = 0; j < padded; j += 16)
-      for (int64_t d = 0; d < head_size; d += 32) {
-        __m512i rows[16];
-#pragma GCC unroll 16
-        for (int i = 0; i < 16; ++i) {
-          const float* from = k + (j + i) * stride + d;
-          const int64_t count = j + i < length ? head_size - d : 0;
-          rows[i] = _mm512_inserti64x4(_mm512_castsi256_si512(rounded(from, count)), rounded(from + 16, count - 16), 1);
-        }
-        transpose_16x16(rows);
-        const int64_t count = std::min<int64_t>(16, depth(head_size - d));
-        for (int64_t i = 0; i < count; ++i) _mm512_storeu_si512(keys + (d / 2 + i) * padded + j, rows[i]);
-      }
-  }
-
-  static void gather_values(const float* v, int64_t stride, int64_t length, int64_t head_size, int64_t columns,
-                            float* values) {
-    for (int64_t j = 0; j < length; j += 2)
-      for (int64_t d = 0; d < columns; d += 16) {
-        const float* from = v + j * stride + d;
-        const __m512i low = _mm512_cvtepu16_epi32(rounded(from, head_size - d));
-        const __m512i high = _mm512_cvtepu16_epi32(rounded(from + stride, j + 1 < length ? head_size - d : 0));
-        _mm512_storeu_si512(values + j / 2 * columns + d, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
-      }
-  }
-};
-#endif
 
 // out [R, columns] = a [R, depth] @ b [depth, columns], columns a multiple of kColumns, all row-major; depth in
 // Operands.
@@ -256,6 +125,50 @@ void attend(const float* q, int64_t q_stride, const Scratch& s, const HeadBias& 
   }
 }
 
+#ifdef FTBERT_AMX
+// The same operands, by tiles.
+struct TileFormat : Bf16Format {
+  // A thread's, while it works on queries.
+  amx::Tiles tiles;
+
+  static void gather_values(const float* v, int64_t stride, int64_t length, int64_t head_size, int64_t columns,
+                            float* values) {
+    gather_values_to(round_up(length, kColumns), v, stride, length, head_size, columns, values);
+  }
+};
+
+// `rows` consecutive queries of one head, up to kQueriesAtOnce, the first of them `query`. head_size is a multiple of
+// kColumns. Tiles have whole rows: what they make of those past `rows` is not read.
+void attend_tiles(const float* q, int64_t q_stride, const Scratch& s, const HeadBias& bias, int64_t query, int64_t rows,
+                  int64_t length, int64_t head_size, float scale, float* out, int64_t out_stride) {
+  const auto multiply = rows > amx::kSide ? amx::multiply<2> : amx::multiply<1>;
+  const auto pairs = [](float* floats) { return reinterpret_cast<const uint32_t*>(floats); };
+  const int64_t padded = round_up(length, kColumns), tile_rows = round_up(rows, amx::kSide);
+  for (int64_t r = 0; r < rows; ++r) {
+    float* row = s.queries + r * head_size;
+    for (int64_t d = 0; d < head_size; ++d) row[d] = q[r * q_stride + d] * scale;
+    Bf16Format::pack(row, head_size);
+  }
+  std::memset(s.queries + rows * head_size, 0, (tile_rows - rows) * head_size * sizeof(float));
+  multiply(pairs(s.queries), head_size, pairs(s.keys), padded, head_size / 2, padded, s.scores, padded);
+  float inverse[kQueriesAtOnce];
+  for (int64_t r = 0; r < rows; ++r) {
+    float* row = s.scores + r * padded;
+    bias.add(row, query + r, length);
+    inverse[r] = 1.0f / exp_row(row, length);
+    std::memset(row + length, 0, (padded - length) * sizeof(float));
+    Bf16Format::pack(row, padded);
+  }
+  float result[kQueriesAtOnce * 256];
+  for (int64_t c = 0; c < head_size; c += 256) {
+    const int64_t width = std::min<int64_t>(256, head_size - c);
+    multiply(pairs(s.scores), padded, pairs(s.values) + c, head_size, padded / 2, width, result, 256);
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t d = 0; d < width; ++d) out[r * out_stride + c + d] = result[r * 256 + d] * inverse[r];
+  }
+}
+#endif
+
 template <class Format>
 void attend_all(const float* qkv, int64_t first_token, const int32_t* cu_seqlens, const RelativeBias<float>& bias,
                 int64_t batch, int64_t max_seqlen, int64_t queries, int64_t heads, int64_t head_size, void* scratch,
@@ -272,6 +185,7 @@ void attend_all(const float* qkv, int64_t first_token, const int32_t* cu_seqlens
   {
     const Scratch s(static_cast<float*>(scratch) + omp_get_thread_num() * Scratch::floats(max_seqlen, head_size),
                     max_seqlen, head_size);
+    [[maybe_unused]] const Format format;
 #pragma omp for schedule(dynamic, chunk)
     for (int64_t item = 0; item < items; ++item) {
       const int64_t b = item / (heads * parts), h = item / parts % heads, part = item % parts;
@@ -290,6 +204,14 @@ void attend_all(const float* qkv, int64_t first_token, const int32_t* cu_seqlens
       }
       Format::gather_keys(q + hidden, stride, length, head_size, round_up(length, kColumns), s.keys);
       Format::gather_values(q + 2 * hidden, stride, length, head_size, round_up(head_size, kColumns), s.values);
+#ifdef FTBERT_AMX
+      if constexpr (std::is_same_v<Format, TileFormat>) {
+        for (int64_t i = begin; i < end; i += kQueriesAtOnce)
+          attend_tiles(q + i * stride, stride, s, head, i, std::min(kQueriesAtOnce, end - i), length, head_size, scale,
+                       o + i * hidden, hidden);
+        continue;
+      }
+#endif
       int64_t i = begin;
       for (; i + 8 <= end; i += 8)
         attend<Format, 8>(q + i * stride, stride, s, head, i, length, head_size, scale, o + i * hidden, hidden);
@@ -301,6 +223,16 @@ void attend_all(const float* qkv, int64_t first_token, const int32_t* cu_seqlens
   }
 }
 
+#ifdef FTBERT_BF16_PAIRS
+bool have_tiles([[maybe_unused]] int64_t head_size) {
+#ifdef FTBERT_AMX
+  return head_size % kColumns == 0 && amx::available();
+#else
+  return false;
+#endif
+}
+#endif
+
 }  // namespace
 
 template <>
@@ -308,11 +240,11 @@ bool attention_supports<Cpu, float>(const Context<Cpu>&, int64_t) {
   return true;
 }
 
-bool attention_in_bf16() {
+const char* attention_operands([[maybe_unused]] int64_t head_size) {
 #ifdef FTBERT_BF16_PAIRS
-  return true;
+  return have_tiles(head_size) ? "bf16, AMX tiles" : "bf16";
 #else
-  return false;
+  return "fp32";
 #endif
 }
 
@@ -326,6 +258,11 @@ void attention<Cpu, float>([[maybe_unused]] Context<Cpu>& context, const float* 
                            const int32_t* cu_seqlens, RelativeBias<float> bias, int64_t batch, int64_t max_seqlen,
                            int64_t queries, int64_t heads, int64_t head_size, void* scratch, float* out) {
 #ifdef FTBERT_BF16_PAIRS
+#ifdef FTBERT_AMX
+  if (context.bf16 && have_tiles(head_size))
+    return attend_all<TileFormat>(qkv, first_token, cu_seqlens, bias, batch, max_seqlen, queries, heads, head_size,
+                                  scratch, out);
+#endif
   if (context.bf16)
     return attend_all<Bf16Format>(qkv, first_token, cu_seqlens, bias, batch, max_seqlen, queries, heads, head_size,
                                   scratch, out);

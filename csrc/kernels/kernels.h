@@ -151,8 +151,9 @@ template <class Device, class T>
 size_t attention_scratch_bytes(int64_t max_seqlen, int64_t head_size);
 template <class Device, class T>
 bool attention_supports(const Context<Device>& context, int64_t head_size);
-// Whether this build's CPU kernel can round the operands of its two products to bf16 (Context<Cpu>::bf16).
-bool attention_in_bf16();
+// What this build's CPU kernel multiplies, for `ftbert info`, where Context<Cpu>::bf16 asks for operands rounded to
+// bf16: "bf16, AMX tiles", "bf16", or "fp32" where it has no instruction for that.
+const char* attention_operands(int64_t head_size);
 
 // ---- the general attention path: add_qkv_bias, GEMM, softmax, GEMM, transpose ------------------------------
 

@@ -1,0 +1,80 @@
+// Products of bf16 pairs by tiles (Intel AMX, from Sapphire Rapids on), as functions. A tile has 16 rows of 64 bytes:
+// 16 by 32 bf16 of the left operand, 16 pairs of rows by 16 columns of the right one, 16 by 16 float sums.
+#pragma once
+// Where there are tiles there is all of AVX-512 that ftbert uses.
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#define FTBERT_AMX
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdint>
+
+namespace ftbert::amx {
+
+inline constexpr int kSide = 16;  // rows, pairs of depth, and columns of a tile
+
+// Linux gives a process the tiles' registers when it asks for them; a sandbox may refuse.
+inline bool available() {
+  static const bool granted = [] {
+    constexpr long kAsk = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return syscall(SYS_arch_prctl, kAsk, kTileData) == 0;
+  }();
+  return granted;
+}
+
+// All tiles of this thread whole, as long as this lives. The thread's: nobody else may shape them meanwhile.
+class Tiles {
+ public:
+  Tiles() {
+    struct alignas(64) {
+      uint8_t palette = 1, start_row = 0, reserved[14] = {};
+      uint16_t row_bytes[16] = {};
+      uint8_t rows[16] = {};
+    } shape;
+    for (int tile = 0; tile < 8; ++tile) shape.row_bytes[tile] = 64, shape.rows[tile] = kSide;
+    _tile_loadconfig(&shape);
+  }
+  ~Tiles() { _tile_release(); }
+  Tiles(const Tiles&) = delete;
+  Tiles& operator=(const Tiles&) = delete;
+};
+
+// out [kRowTiles * 16, columns] = a [kRowTiles * 16, depth] @ b [depth, columns], depth in pairs, a multiple of 16;
+// columns a multiple of 32; strides in elements of 4 bytes.
+template <int kRowTiles>
+void multiply(const uint32_t* a, int64_t lda, const uint32_t* b, int64_t ldb, int64_t depth, int64_t columns,
+              float* out, int64_t ldo) {
+  static_assert(kRowTiles == 1 || kRowTiles == 2);
+  asm volatile("" ::: "memory");  // the loads below do not tell the compiler what they read
+  for (int64_t c = 0; c < columns; c += 2 * kSide) {
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (kRowTiles == 2) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+    for (int64_t d = 0; d < depth; d += kSide) {
+      _tile_loadd(4, a + d, lda * 4);
+      _tile_loadd(6, b + d * ldb + c, ldb * 4);
+      _tile_loadd(7, b + d * ldb + c + kSide, ldb * 4);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      if constexpr (kRowTiles == 2) {
+        _tile_loadd(5, a + kSide * lda + d, lda * 4);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+    }
+    _tile_stored(0, out + c, ldo * 4);
+    _tile_stored(1, out + c + kSide, ldo * 4);
+    if constexpr (kRowTiles == 2) {
+      _tile_stored(2, out + kSide * ldo + c, ldo * 4);
+      _tile_stored(3, out + kSide * ldo + c + kSide, ldo * 4);
+    }
+  }
+  asm volatile("" ::: "memory");
+}
+
+}  // namespace ftbert::amx
+#endif
