@@ -52,8 +52,8 @@ def have_gpu() -> bool:
 def gpu_memory_left(size: int) -> Iterator[None]:
     """torch gives this process `size` more bytes of GPU memory at most. None is taken: other processes may test there."""
     torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + size) / total)
+    total = torch.cuda.get_device_properties("cuda").total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (torch.cuda.memory_reserved() + size) / total))
     try:
         yield
     finally:

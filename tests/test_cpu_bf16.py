@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import io
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +19,7 @@ from conftest import make_bert
 from families import make_batch, make_model
 
 import ftbert
+from ftbert._library import build_info
 from ftbert.check import check
 from ftbert.converters.weights import FAMILIES
 
@@ -139,9 +143,60 @@ def test_the_real_minilm() -> None:
 
 
 @functools.cache
+def attention_products() -> str:
+    """Chosen when ftbert is compiled; tiles also have to be granted."""
+    return ftbert.load(make_bert(num_hidden_layers=1), dtype="bf16").info()["attention_products"]
+
+
 def attention_rounds() -> bool:
-    """Chosen when ftbert is compiled."""
-    return bool(ftbert.load(make_bert(num_hidden_layers=1), dtype="bf16").info()["attention_products"] != "fp32")
+    return attention_products() != "fp32"
+
+
+def test_tiles_are_taken_where_there_are_some() -> None:
+    native = build_info()["cpu_arch"] == "native"
+    off = os.environ.get("FTBERT_AMX") == "off"
+    if off or not (native and torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx()):
+        pytest.skip("no AMX, not built for it, or switched off")
+    assert attention_products() == "bf16, AMX tiles"
+    size = {"hidden_size": 48, "num_attention_heads": 2}  # heads of 24 do not fill tiles
+    assert ftbert.load(make_bert(**size), dtype="bf16").info()["attention_products"] == "bf16"
+
+
+def test_attention_with_tiles_and_without(tmp_path: Path) -> None:
+    """FTBERT_AMX=off, in a process of its own, since it is read once: the kernel for CPUs without tiles."""
+    if attention_products() != "bf16, AMX tiles":
+        pytest.skip("no AMX, or not built for it")
+    cases = [(lengths, heads, size) for lengths in ([1], [2, 17, 33], [128, 0, 5], [300]) for heads, size in
+             ((12, 32), (3, 64), (2, 128), (1, 288))]  # fmt: skip
+    given = [torch.randn(sum(lengths), 3 * heads * size) for lengths, heads, size in cases]
+
+    def attend() -> list[torch.Tensor]:
+        return [
+            ops.attention(qkv, reference.offsets(lengths), max(lengths), heads, bf16=True)
+            for qkv, (lengths, heads, _) in zip(given, cases, strict=True)
+        ]
+
+    torch.save((given, [(lengths, heads) for lengths, heads, _ in cases]), tmp_path / "given.pt")
+    code = """
+import sys, torch
+from ftbert._library import load_library
+
+load_library()
+given, cases = torch.load(sys.argv[1])
+made = []
+for qkv, (lengths, heads) in zip(given, cases):
+    cu = torch.tensor([0, *lengths]).cumsum(0).int()
+    made.append(torch.ops.ftbert.attention(qkv, cu, max(lengths), heads, bf16=True))
+torch.save(made, sys.argv[2])
+"""
+    arguments = [sys.executable, "-c", code, str(tmp_path / "given.pt"), str(tmp_path / "made.pt")]
+    subprocess.run(arguments, check=True, env={**os.environ, "FTBERT_AMX": "off"})
+    differ = False
+    for tiles, vectors in zip(attend(), torch.load(tmp_path / "made.pt"), strict=True):
+        # Both round alike; sums in another order can round a probability to its neighbour.
+        assert_close(tiles, vectors.double(), atol=1e-2, rtol=8e-3)
+        differ |= not torch.equal(tiles, vectors)
+    assert differ, "the same bits: one of the two did not run"
 
 
 def test_the_model_attends_in_bf16_where_it_says_so() -> None:
@@ -196,7 +251,7 @@ def test_any_number_of_threads_multiplies_right(activation: str) -> None:
     before = torch.get_num_threads()
     with torch.inference_mode():
         want = reference.double()(ids).last_hidden_state
-        theirs = error_of(reference.bfloat16()(ids).last_hidden_state, want)
+        theirs = error_of(copy.deepcopy(reference).bfloat16()(ids).last_hidden_state, want)
     model = ftbert.load(reference.float(), dtype="bf16")
     try:
         for threads in (1, 2, 3, 5):

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/check.h"
 #include "kernels/kernels.h"
 
 namespace ftbert::binding {
@@ -90,32 +91,35 @@ at::Tensor& TorchGemm::result_at(const float* place) {
   return results_.emplace_back(place, at::Tensor()).second;
 }
 
-TorchGemm::Parts& TorchGemm::left_at(const float* place) {
-  for (auto& [known, parts] : left_)
-    if (known == place) return parts;
-  return left_.emplace_back(place, Parts()).second;
+// What a product before this one left there, once; or as many parts, still undefined, as threads shall have rows of
+// their own: from kFewestRows each on. With fewer all is one part, which oneDNN divides.
+TorchGemm::Parts TorchGemm::parts_of(const float* a, int64_t m) {
+  constexpr int64_t kFewestRows = 128;
+  for (auto left = left_.begin(); left != left_.end(); ++left) {
+    if (left->first != a) continue;
+    Parts parts = std::move(left->second);
+    left_.erase(left);
+    FTBERT_CHECK(parts.m == m, "a product takes ", m, " rows of the ", parts.m, " that the one before it left");
+    return parts;
+  }
+  const int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
+  const int64_t count = m / threads < kFewestRows ? 1 : threads, rows = ((m + count - 1) / count + 15) / 16 * 16;
+  return {m, rows, std::vector<at::Tensor>((m + rows - 1) / rows)};
 }
 
-// In bf16 each thread multiplies rows of its own, and rounds what goes in and widens what comes out for itself. Left to
-// divide the work, oneDNN gave one of two threads all of it at some sizes (tiles of a Xeon, 768x768x3072: 1040 GFLOP/s,
-// 2000 so).
+// In bf16 each thread, of up to six (rows() gives no more for them), multiplies rows of its own, and rounds what goes
+// in and widens what comes out for itself. Left to divide the work, oneDNN gave one of two threads all of it at some
+// sizes (tiles of a Xeon, 768x768x3072: 1040 GFLOP/s, 2000 so).
 const float* TorchGemm::linear_bf16(const Linear<float>& w, const float* a, int64_t m, Epilogue epilogue, float* out) {
+  if (m == 0) return out;
   const at::Tensor& weight = *static_cast<const at::Tensor*>(w.packed);
   std::optional<at::Tensor> bias;
   if (epilogue.bias) bias = view(w.bias, {w.n});
   const Fused* act = fused(epilogue.activation);
-  Parts input = std::exchange(left_at(a), Parts());  // of a product before this one
-  if (input.tensors.empty()) {
-    constexpr int64_t kFewestRows = 128;  // for one thread; with fewer, oneDNN divides the work
-    const int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
-    const int64_t count = m / threads < kFewestRows ? 1 : threads;
-    input.rows = ((m + count - 1) / count + 15) / 16 * 16;
-    input.tensors.resize((m + input.rows - 1) / input.rows);
-  }
-  Parts& left = left_at(out);
-  left = Parts();  // give the old result back first, so that the allocator can hand out the same memory again
+  Parts input = parts_of(a, m);
+  const int64_t parts = static_cast<int64_t>(input.tensors.size());
   const bool stays = act && epilogue.for_product;
-  if (stays) left = {input.rows, std::vector<at::Tensor>(input.tensors.size())};
+  Parts left{m, input.rows, std::vector<at::Tensor>(stays ? parts : 0)};
   const auto multiply = [&](int64_t begin, int64_t end) {
     const at::AutoDispatchBelowADInplaceOrView no_autograd;  // a new thread would not know that the caller wants none
     for (int64_t part = begin; part < end; ++part) {
@@ -131,9 +135,8 @@ const float* TorchGemm::linear_bf16(const Linear<float>& w, const float* a, int6
         view(out + first * w.n, {rows, w.n}).copy_(made);
     }
   };
-  // One part goes to all threads: to oneDNN's own.
-  const int64_t parts = static_cast<int64_t>(input.tensors.size());
   parts == 1 ? multiply(0, 1) : at::parallel_for(0, parts, 1, multiply);
+  if (stays) left_.emplace_back(out, std::move(left));
   if (!act) {
     Context<Cpu> context{this};
     add_bias_act<Cpu, float>(context, out, nullptr, epilogue.activation, m, w.n);
@@ -142,8 +145,6 @@ const float* TorchGemm::linear_bf16(const Linear<float>& w, const float* a, int6
 }
 
 const float* TorchGemm::linear(const Linear<float>& w, const float* a, int64_t m, Epilogue epilogue, float* out) {
-  std::optional<at::Tensor> bias;
-  if (epilogue.bias) bias = view(w.bias, {w.n});
   Context<Cpu> context{this};
   if (!w.packed) {
     at::Tensor result = view(out, {m, w.n});
@@ -154,6 +155,8 @@ const float* TorchGemm::linear(const Linear<float>& w, const float* a, int64_t m
   }
   const at::Tensor& weight = *static_cast<const at::Tensor*>(w.packed);
   if (weight.scalar_type() == at::kBFloat16) return linear_bf16(w, a, m, epilogue, out);
+  std::optional<at::Tensor> bias;
+  if (epilogue.bias) bias = view(w.bias, {w.n});
   const Fused* act = fused(epilogue.activation);
   at::Tensor& slot = result_at(out);
   slot.reset();  // give the old result back first, so that the allocator can hand out the same memory again

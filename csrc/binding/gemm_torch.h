@@ -15,7 +15,8 @@ namespace ftbert::binding {
 // its sums are not. Without oneDNN in this PyTorch: at::linear on the plain weights.
 class TorchGemm : public CpuGemm {
  public:
-  // One of a few sizes: a kernel that oneDNN compiles for an m takes 0.8 MB and 0.3-0.7 ms (measured).
+  // One of a few sizes, of which in bf16 a thread may take its share: a kernel that oneDNN compiles for an m takes 0.8
+  // MB and 0.3-0.7 ms (measured).
   int64_t rows(int64_t left) const override;
   const float* linear(const Linear<float>& weights, const float* a, int64_t m, Epilogue epilogue, float* out) override;
   void gemm(const GemmShape& shape, const float* a, const float* b, float* c) override;
@@ -23,12 +24,12 @@ class TorchGemm : public CpuGemm {
  private:
   // Rows of a product in bf16, a tensor of each thread that multiplies.
   struct Parts {
-    int64_t rows = 0;  // of each; the last may have fewer
+    int64_t m = 0, rows = 0;  // of all, and of each; the last may have fewer
     std::vector<at::Tensor> tensors;
   };
   const float* linear_bf16(const Linear<float>& weights, const float* a, int64_t m, Epilogue epilogue, float* out);
   at::Tensor& result_at(const float* place);
-  Parts& left_at(const float* place);
+  Parts parts_of(const float* a, int64_t m);
 
   // oneDNN returns memory of its own; it stands in for `out` until the next product into the same `out`.
   std::vector<std::pair<const float*, at::Tensor>> results_;

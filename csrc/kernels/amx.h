@@ -2,21 +2,25 @@
 // 16 by 32 bf16 of the left operand, 16 pairs of rows by 16 columns of the right one, 16 by 16 float sums.
 #pragma once
 // Where there are tiles there is all of AVX-512 that ftbert uses.
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512VL__) && \
+    defined(__linux__)
 #define FTBERT_AMX
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cstdint>
+#include <cstdlib>
+#include <string_view>
 
 namespace ftbert::amx {
 
 inline constexpr int kSide = 16;  // rows, pairs of depth, and columns of a tile
 
-// Linux gives a process the tiles' registers when it asks for them; a sandbox may refuse.
+// Linux gives a process the tiles' registers when it asks for them. A sandbox may refuse; FTBERT_AMX=off does.
 inline bool available() {
   static const bool granted = [] {
+    if (const char* wish = std::getenv("FTBERT_AMX"); wish && std::string_view(wish) == "off") return false;
     constexpr long kAsk = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     return syscall(SYS_arch_prctl, kAsk, kTileData) == 0;
   }();
@@ -33,6 +37,7 @@ class Tiles {
       uint8_t rows[16] = {};
     } shape;
     for (int tile = 0; tile < 8; ++tile) shape.row_bytes[tile] = 64, shape.rows[tile] = kSide;
+    asm volatile("" ::"r"(&shape) : "memory");  // GCC's next line says that it reads 8 of the 64 bytes
     _tile_loadconfig(&shape);
   }
   ~Tiles() { _tile_release(); }

@@ -3,7 +3,8 @@
 // One work item is up to 128 queries of one head of one sequence. Its keys are transposed and its values copied into
 // the thread's scratch (in qkv they lie 3*hidden apart and share cache sets), then 8 queries at a time go through
 // scores, softmax and the weighted sum with all accumulators in registers. Where the model's products take bf16
-// operands, these two do too; 32 queries at a time where the CPU has tiles (amx.h).
+// operands, these two do too; 32 queries at a time where the CPU gives us tiles and
+// head_size fills them (amx.h).
 #include <omp.h>
 
 #include <algorithm>
@@ -35,7 +36,7 @@ int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
 struct Scratch {
   float* keys;     // [head_size, keys padded]
-  float* values;   // [keys, head columns padded]
+  float* values;   // [value_rows, head columns padded]
   float* queries;  // [kQueriesAtOnce, head_size]
   float* scores;   // [kQueriesAtOnce, keys padded]
 
@@ -185,7 +186,7 @@ void attend_all(const float* qkv, int64_t first_token, const int32_t* cu_seqlens
   {
     const Scratch s(static_cast<float*>(scratch) + omp_get_thread_num() * Scratch::floats(max_seqlen, head_size),
                     max_seqlen, head_size);
-    [[maybe_unused]] const Format format;
+    [[maybe_unused]] const Format format;  // with tiles it shapes them, for as long as it lives
 #pragma omp for schedule(dynamic, chunk)
     for (int64_t item = 0; item < items; ++item) {
       const int64_t b = item / (heads * parts), h = item / parts % heads, part = item % parts;
