@@ -152,9 +152,9 @@ gpu-build:
 	  -DFTBERT_CUDA=ON -DPython3_EXECUTABLE=$(PYTHON)
 	cmake --build build-gpu --parallel
 
-gpu-test: gpu-build  ## pytest on the GPU (PYTHON=python3: nothing is installed)
+gpu-test: gpu-build  ## pytest on the GPU, or on all (PYTHON=python3: nothing is installed)
 	FTBERT_TEST_DEVICE=cuda OMP_NUM_THREADS=2 $(PYTHON) -m pytest \
-	  $$($(PYTHON) -c 'import xdist' 2>/dev/null && printf '%s' '-n 6') $(ARGS)
+	  $$($(PYTHON) -c 'import torch, xdist; print("-n", 6 * max(1, torch.cuda.device_count()))' 2>/dev/null) $(ARGS)
 
 gpu-bench: gpu-build  ## the benchmark on the GPU, 108 points (PYTHON=python3: nothing is installed); DTYPE=fp16
 	$(PYTHON) benchmarks/bench_model.py --device cuda --dtype $(DTYPE) $(ARGS)

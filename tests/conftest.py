@@ -12,6 +12,20 @@ from typing import Any
 import pytest
 import torch
 
+
+def spread_over_gpus(worker: str, devices: list[str]) -> list[str]:
+    """The same devices, another one first for each of pytest-xdist's workers, "gw0" and on."""
+    first = int(worker.removeprefix("gw")) % len(devices)
+    return devices[first:] + devices[:first]
+
+
+# Before CUDA starts in this process, which device_count() leaves alone where it can ask the driver's NVML.
+if "PYTEST_XDIST_WORKER" in os.environ and torch.cuda.device_count() > 1:
+    _devices = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(
+        spread_over_gpus(os.environ["PYTEST_XDIST_WORKER"], _devices.split(","))
+    )
+
 VOCAB_WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *[chr(c) for c in range(97, 123)]]
 VOCAB_WORDS += ["##" + chr(c) for c in range(97, 123)] + [f"word{i}" for i in range(40)] + list("0123456789.,!?")
 
