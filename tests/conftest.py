@@ -12,19 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-
-def spread_over_gpus(worker: str, devices: list[str]) -> list[str]:
-    """The same devices, another one first for each of pytest-xdist's workers, "gw0" and on."""
-    first = int(worker.removeprefix("gw")) % len(devices)
-    return devices[first:] + devices[:first]
-
-
-# Before CUDA starts in this process, which device_count() leaves alone where it can ask the driver's NVML.
-if "PYTEST_XDIST_WORKER" in os.environ and torch.cuda.device_count() > 1:
-    _devices = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(
-        spread_over_gpus(os.environ["PYTEST_XDIST_WORKER"], _devices.split(","))
-    )
+# Of several GPUs each of pytest-xdist's workers, "gw0" and on, has another one first. Before CUDA starts in this process,
+# which device_count() leaves alone where it can ask the driver's NVML.
+if (_worker := os.environ.get("PYTEST_XDIST_WORKER")) and (_count := torch.cuda.device_count()) > 1:
+    _gpus = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(_count)))).split(",")
+    _first = int(_worker.removeprefix("gw")) % _count
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(_gpus[_first:] + _gpus[:_first])
 
 VOCAB_WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *[chr(c) for c in range(97, 123)]]
 VOCAB_WORDS += ["##" + chr(c) for c in range(97, 123)] + [f"word{i}" for i in range(40)] + list("0123456789.,!?")
@@ -64,7 +57,7 @@ def have_gpu() -> bool:
 
 @contextmanager
 def gpu_memory_left(size: int) -> Iterator[None]:
-    """torch gives this process `size` more bytes of GPU memory at most. None is taken: other processes may test there."""
+    """torch gives this process `size` more bytes of GPU memory at most. None is taken: other tests may run there."""
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties("cuda").total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, (torch.cuda.memory_reserved() + size) / total))

@@ -3,8 +3,7 @@
 // One work item is up to 128 queries of one head of one sequence. Its keys are transposed and its values copied into
 // the thread's scratch (in qkv they lie 3*hidden apart and share cache sets), then 8 queries at a time go through
 // scores, softmax and the weighted sum with all accumulators in registers. Where the model's products take bf16
-// operands, these two do too; 32 queries at a time where the CPU gives us tiles and
-// head_size fills them (amx.h).
+// operands, these two do too; 32 queries at a time where the CPU gives us tiles and head_size fills them (amx.h).
 #include <omp.h>
 
 #include <algorithm>
@@ -56,11 +55,40 @@ struct Scratch {
   }
 };
 
-// out [R, columns] = a [R, depth] @ b [depth, columns], columns a multiple of kColumns, all row-major; depth in
-// Operands.
+template <class Format>
+constexpr bool kByTiles = false;
+
+#ifdef FTBERT_AMX
+// The same operands by tiles, with zeros up to whole ones. head_size is a multiple of kColumns.
+struct TileFormat : Bf16Format {
+  amx::Tiles tiles;  // a thread's, while it works on queries
+
+  static int64_t depth(int64_t n) { return Bf16Format::depth(round_up(n, kColumns)); }
+  static void pack(float* row, int64_t n) {
+    const int64_t whole = round_up(n, kColumns);
+    std::memset(row + n, 0, (whole - n) * sizeof(float));
+    Bf16Format::pack(row, whole);
+  }
+  static void gather_values(const float* v, int64_t stride, int64_t length, int64_t head_size, int64_t columns,
+                            float* values) {
+    gather_values_to(round_up(length, kColumns), v, stride, length, head_size, columns, values);
+  }
+};
+template <>
+constexpr bool kByTiles<TileFormat> = true;
+#endif
+
+// out [rows, columns] = a [rows, depth] @ b [depth, columns], columns a multiple of kColumns, all row-major; depth in
+// Operands. rows is R, or by tiles up to R: they are whole, what lies in the rows up to R is multiplied for nobody.
 template <class Format, int R>
-void multiply(const typename Format::Operand* a, int64_t lda, const typename Format::Operand* b, int64_t ldb,
-              int64_t depth, int64_t columns, float* out, int64_t ldo) {
+void multiply([[maybe_unused]] int64_t rows, const typename Format::Operand* a, int64_t lda,
+              const typename Format::Operand* b, int64_t ldb, int64_t depth, int64_t columns, float* out, int64_t ldo) {
+#ifdef FTBERT_AMX
+  if constexpr (kByTiles<Format>) {
+    const auto by_tiles = rows > amx::kSide ? amx::multiply<2> : amx::multiply<1>;
+    return by_tiles(a, lda, b, ldb, depth, columns, out, ldo);
+  }
+#endif
   for (int64_t c = 0; c < columns; c += kColumns) {
     Vector sum[R][2] = {};
     for (int64_t d = 0; d < depth; ++d) {
@@ -96,79 +124,42 @@ struct HeadBias {
   }
 };
 
-// R consecutive queries of one head, the first of them `query`, against its keys and values.
+// `rows` consecutive queries of one head, R or by tiles up to R, the first of them `query`, against its keys and
+// values.
 template <class Format, int R>
-void attend(const float* q, int64_t q_stride, const Scratch& s, const HeadBias& bias, int64_t query, int64_t length,
-            int64_t head_size, float scale, float* out, int64_t out_stride) {
+void attend(const float* q, int64_t q_stride, const Scratch& s, const HeadBias& bias, int64_t query, int64_t rows,
+            int64_t length, int64_t head_size, float scale, float* out, int64_t out_stride) {
   using Operand = typename Format::Operand;
   const auto operands = [](float* floats) { return reinterpret_cast<const Operand*>(floats); };
   const int64_t padded = round_up(length, kColumns), columns = round_up(head_size, kColumns);
-  for (int r = 0; r < R; ++r) {
+  for (int64_t r = 0; r < rows; ++r) {
     float* row = s.queries + r * head_size;
     for (int64_t d = 0; d < head_size; ++d) row[d] = q[r * q_stride + d] * scale;
     Format::pack(row, head_size);
   }
-  multiply<Format, R>(operands(s.queries), head_size, operands(s.keys), padded, Format::depth(head_size), padded,
+  multiply<Format, R>(rows, operands(s.queries), head_size, operands(s.keys), padded, Format::depth(head_size), padded,
                       s.scores, padded);
   float inverse[R];
-  for (int r = 0; r < R; ++r) bias.add(s.scores + r * padded, query + r, length);
-  for (int r = 0; r < R; ++r) inverse[r] = 1.0f / exp_row(s.scores + r * padded, length);
-  for (int r = 0; r < R; ++r) Format::pack(s.scores + r * padded, length);
-  // The queries are spent; 8 rows of output columns do not fit there when head_size is no multiple of kColumns.
+  for (int64_t r = 0; r < rows; ++r) {
+    float* row = s.scores + r * padded;
+    bias.add(row, query + r, length);
+    inverse[r] = 1.0f / exp_row(row, length);
+    Format::pack(row, length);
+  }
+  // The queries are spent; the rows' output columns do not fit there when head_size is no multiple of kColumns.
   float result[R * 256];
   for (int64_t c = 0; c < columns; c += 256) {
     const int64_t width = std::min<int64_t>(256, columns - c);
-    multiply<Format, R>(operands(s.scores), padded, operands(s.values) + c, columns, Format::depth(length), width,
+    multiply<Format, R>(rows, operands(s.scores), padded, operands(s.values) + c, columns, Format::depth(length), width,
                         result, 256);
-    for (int r = 0; r < R; ++r)
+    for (int64_t r = 0; r < rows; ++r)
       for (int64_t d = c; d < std::min(c + width, head_size); ++d)
         out[r * out_stride + d] = result[r * 256 + d - c] * inverse[r];
   }
 }
 
-#ifdef FTBERT_AMX
-// The same operands, by tiles.
-struct TileFormat : Bf16Format {
-  // A thread's, while it works on queries.
-  amx::Tiles tiles;
-
-  static void gather_values(const float* v, int64_t stride, int64_t length, int64_t head_size, int64_t columns,
-                            float* values) {
-    gather_values_to(round_up(length, kColumns), v, stride, length, head_size, columns, values);
-  }
-};
-
-// `rows` consecutive queries of one head, up to kQueriesAtOnce, the first of them `query`. head_size is a multiple of
-// kColumns. Tiles have whole rows: what they make of those past `rows` is not read.
-void attend_tiles(const float* q, int64_t q_stride, const Scratch& s, const HeadBias& bias, int64_t query, int64_t rows,
-                  int64_t length, int64_t head_size, float scale, float* out, int64_t out_stride) {
-  const auto multiply = rows > amx::kSide ? amx::multiply<2> : amx::multiply<1>;
-  const auto pairs = [](float* floats) { return reinterpret_cast<const uint32_t*>(floats); };
-  const int64_t padded = round_up(length, kColumns), tile_rows = round_up(rows, amx::kSide);
-  for (int64_t r = 0; r < rows; ++r) {
-    float* row = s.queries + r * head_size;
-    for (int64_t d = 0; d < head_size; ++d) row[d] = q[r * q_stride + d] * scale;
-    Bf16Format::pack(row, head_size);
-  }
-  std::memset(s.queries + rows * head_size, 0, (tile_rows - rows) * head_size * sizeof(float));
-  multiply(pairs(s.queries), head_size, pairs(s.keys), padded, head_size / 2, padded, s.scores, padded);
-  float inverse[kQueriesAtOnce];
-  for (int64_t r = 0; r < rows; ++r) {
-    float* row = s.scores + r * padded;
-    bias.add(row, query + r, length);
-    inverse[r] = 1.0f / exp_row(row, length);
-    std::memset(row + length, 0, (padded - length) * sizeof(float));
-    Bf16Format::pack(row, padded);
-  }
-  float result[kQueriesAtOnce * 256];
-  for (int64_t c = 0; c < head_size; c += 256) {
-    const int64_t width = std::min<int64_t>(256, head_size - c);
-    multiply(pairs(s.scores), padded, pairs(s.values) + c, head_size, padded / 2, width, result, 256);
-    for (int64_t r = 0; r < rows; ++r)
-      for (int64_t d = 0; d < width; ++d) out[r * out_stride + c + d] = result[r * 256 + d] * inverse[r];
-  }
-}
-#endif
+template <int kCount>
+using Rows = std::integral_constant<int, kCount>;
 
 template <class Format>
 void attend_all(const float* qkv, int64_t first_token, const int32_t* cu_seqlens, const RelativeBias<float>& bias,
@@ -205,21 +196,19 @@ void attend_all(const float* qkv, int64_t first_token, const int32_t* cu_seqlens
       }
       Format::gather_keys(q + hidden, stride, length, head_size, round_up(length, kColumns), s.keys);
       Format::gather_values(q + 2 * hidden, stride, length, head_size, round_up(head_size, kColumns), s.values);
-#ifdef FTBERT_AMX
-      if constexpr (std::is_same_v<Format, TileFormat>) {
-        for (int64_t i = begin; i < end; i += kQueriesAtOnce)
-          attend_tiles(q + i * stride, stride, s, head, i, std::min(kQueriesAtOnce, end - i), length, head_size, scale,
-                       o + i * hidden, hidden);
-        continue;
-      }
-#endif
       int64_t i = begin;
-      for (; i + 8 <= end; i += 8)
-        attend<Format, 8>(q + i * stride, stride, s, head, i, length, head_size, scale, o + i * hidden, hidden);
-      for (; i + 4 <= end; i += 4)
-        attend<Format, 4>(q + i * stride, stride, s, head, i, length, head_size, scale, o + i * hidden, hidden);
-      for (; i < end; ++i)
-        attend<Format, 1>(q + i * stride, stride, s, head, i, length, head_size, scale, o + i * hidden, hidden);
+      const auto take = [&](auto most, int64_t rows) {
+        attend<Format, most()>(q + i * stride, stride, s, head, i, rows, length, head_size, scale, o + i * hidden,
+                               hidden);
+        i += rows;
+      };
+      if constexpr (kByTiles<Format>) {
+        while (i < end) take(Rows<kQueriesAtOnce>(), std::min(kQueriesAtOnce, end - i));
+      } else {
+        while (i + 8 <= end) take(Rows<8>(), 8);
+        while (i + 4 <= end) take(Rows<4>(), 4);
+        while (i < end) take(Rows<1>(), 1);
+      }
     }
   }
 }
