@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "core/dispatch.h"
 #include "gemm/gemm.h"
+#include "gemm/gemm_layernorm.h"
 #include "kernels/kernels.h"
 
 namespace ftbert {
@@ -57,6 +58,7 @@ struct Encoder<Device, T>::Buffers {
   T* scaled;           // [tokens, hidden], where the layers run in one kernel
   float* moments;      // [hidden/64, tokens, 2], likewise
   uint32_t* arrivals;  // [1], likewise
+  NormMoments norm_moments;
   void* attention_scratch;
   T *q, *k, *v;      // general path: [sequences, heads, seq, head_size]
   float* scores;     // general path: [sequences, heads, seq, seq]
@@ -151,6 +153,10 @@ auto Encoder<Device, T>::carve(const Context<Device>&, Workspace& ws, const Enco
     b.scaled = ws.take<T>(input.tokens * c.hidden);
     b.moments = ws.take<float>(input.tokens * c.hidden / 32);
   }
+  if (may_stack<Device, T> && !stacks(input) && c.norm_place == NormPlace::post) {
+    b.norm_moments.count = norm_gemm_moments(most);
+    b.norm_moments.data = ws.take<uint64_t>(b.norm_moments.count);
+  }
   b.projected = ws.take<T>(most * c.hidden);
   if (on_cpu<Device>) b.context = ws.take<T>(most * c.hidden);  // still read where a later piece begins
   const size_t shared = ws.mark();
@@ -227,21 +233,20 @@ void Encoder<Device, T>::attend(Context<Device>& context, const LayerWeights<T>&
 
 // What follows attention in a layer, in place on x [rows, hidden], what the layer reads; attended [rows, hidden].
 template <class Device, class T>
-void Encoder<Device, T>::finish_post_norm(Context<Device>& context, const LayerWeights<T>& layer, const Buffers& b,
+void Encoder<Device, T>::finish_post_norm(Context<Device>& context, const LayerWeights<T>& layer, Buffers& b,
                                           const T* attended, int64_t rows, T* x) const {
   const float eps = static_cast<float>(config_.layer_norm_eps);
   const int64_t cols = config_.hidden;
   for (const auto [first, count, computed] : pieces(context, rows)) {
     T* piece = x + first * cols;
-    const T* y = linear(context, layer.out, attended + first * cols, computed, {}, b.projected);
-    add_bias_input_layernorm<Device, T>(context, y, layer.out.bias, piece, layer.attention_norm.gamma,
-                                        layer.attention_norm.beta, eps, count, cols, nullptr, piece);
-
+    linear_layernorm<Device, T>(context, layer.out, attended + first * cols, computed,
+                                {layer.attention_norm.gamma, layer.attention_norm.beta, eps, &b.norm_moments}, count,
+                                b.projected, piece);
     const T* inner = linear(context, layer.up, piece, computed,
                             {.bias = true, .activation = config_.activation, .for_product = true}, b.inner);
-    y = linear(context, layer.down, inner, computed, {}, b.projected);
-    add_bias_input_layernorm<Device, T>(context, y, layer.down.bias, piece, layer.ffn_norm.gamma, layer.ffn_norm.beta,
-                                        eps, count, cols, nullptr, piece);
+    linear_layernorm<Device, T>(context, layer.down, inner, computed,
+                                {layer.ffn_norm.gamma, layer.ffn_norm.beta, eps, &b.norm_moments}, count, b.projected,
+                                piece);
   }
 }
 
@@ -314,7 +319,7 @@ void Encoder<Device, T>::forward(Context<Device>& context, const EncoderInput& i
     if (first_only) zero_empty_rows<Device, T>(context, input.cu_seqlens, input.batch, cols, out);
     return;
   }
-  const Buffers b = carve(context, workspace, input);
+  Buffers b = carve(context, workspace, input);
   T* hidden = first_only ? b.hidden : out;
   embed(context, input, b, hidden);
   if (hook && config_.layers > 0) hook(0, hidden);

@@ -86,7 +86,7 @@ class Encoder {
   void embed(Context<Device>&, const EncoderInput&, const Buffers&, T* hidden) const;
   void attend(Context<Device>&, const LayerWeights<T>&, const EncoderInput&, const Pass&, const Buffers&, const T* x,
               int64_t queries) const;
-  void finish_post_norm(Context<Device>&, const LayerWeights<T>&, const Buffers&, const T* attended, int64_t rows,
+  void finish_post_norm(Context<Device>&, const LayerWeights<T>&, Buffers&, const T* attended, int64_t rows,
                         T* x) const;
   void finish_pre_norm(Context<Device>&, int64_t i, const Buffers&, const T* attended, int64_t rows, T* x,
                        T* normed) const;

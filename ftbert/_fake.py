@@ -148,13 +148,19 @@ def linear_fused(a: Tensor, weight: Tensor, bias: Tensor | None, activation: str
     return a.new_empty((a.shape[0], weight.shape[0]))
 
 
+def linear_layernorm(
+    a: Tensor, weight: Tensor, bias: Any, input: Tensor, gamma: Tensor, beta: Tensor, eps: float, variant: int
+) -> Tensor:
+    return torch.empty_like(input)
+
+
 # forward_unpadded has none: its size stands in the mask, and an op that holds an object cannot give such a size to the
 # inductor of torch 2.13 (its assertion compares with a guess). torch.compile breaks the graph there.
 _FAKES: tuple[Callable[..., Any], ...] = (
     forward, forward_packed, forward_first, forward_first_packed, forward_hidden_states, first_rows, pool, pack_weight,
     padding, padding_mask, padding_positions, padding_stage, remove_padding, restore_padding, embeddings_layernorm,
     add_bias_input_layernorm, add_bias_act, add_bias_act_, attention, add_qkv_bias, softmax, transpose, pooling, linear,
-    linear_fused,
+    linear_fused, linear_layernorm,
 )  # fmt: skip
 
 

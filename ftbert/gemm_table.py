@@ -44,24 +44,27 @@ class TableError(ValueError):
 @dataclass(frozen=True, order=True)
 class Product:
     """A linear layer's product [m, k] @ [n, k]^T and what comes with it. dtype: fp32, fp16 or bf16. activation: gelu
-    (erf), gelu_tanh, relu, silu or tanh; what cuBLASLt does not compute exactly follows it as add_bias_act."""
+    (erf), gelu_tanh, relu, silu or tanh; what cuBLASLt does not compute exactly follows it as add_bias_act. layernorm:
+    with the residual and its LayerNorm, which follow as add_bias_input_layernorm or are contained."""
 
     dtype: str
     n: int
     k: int
     bias: bool = False
     activation: str = "none"
+    layernorm: bool = False
 
     def __str__(self) -> str:
-        epilogue = "+".join(["bias"] * self.bias + [self.activation] * (self.activation != "none")) or "no epilogue"
+        parts = ["bias"] * self.bias + [self.activation] * (self.activation != "none") + ["layernorm"] * self.layernorm
+        epilogue = "+".join(parts) or "no epilogue"
         return f"{self.dtype} n={self.n} k={self.k} {epilogue}"
 
 
 @dataclass(frozen=True)
 class Row:
     """One product for m from `first` to `last`, both included. algorithm: cublasLtMatmulAlgo_t as 8 words of 64 bit, or
-    one of ftbert's own products (config's id is -1, its tile the variant), or None: cuBLASLt's own first proposal was
-    not beaten. us, default_us: microseconds at the m of `timed`."""
+    one of ftbert's own products (config's id is negative, its tile the variant), or None: cuBLASLt's own first proposal
+    was not beaten. us, default_us: microseconds at the m of `timed`."""
 
     product: Product
     first: int
@@ -89,15 +92,19 @@ class Row:
         words = None if self.algorithm is None else _hex(self.algorithm)
         values = asdict(self) | {"algorithm": words, "timed": list(self.timed)}
         values |= {key: [round(us, 2) for us in values[key]] for key in ("us", "default_us")}
-        return values.pop("product") | values
+        product = values.pop("product")
+        if not product["layernorm"]:
+            del product["layernorm"]
+        return product | values
 
     @staticmethod
     def parse(values: dict[str, Any]) -> Row:
         """TableError names what is wrong."""
         try:
             product = Product(
-                str(values["dtype"]), int(values["n"]), int(values["k"]), bool(values["bias"]), values["activation"]
-            )
+                str(values["dtype"]), int(values["n"]), int(values["k"]), bool(values["bias"]), values["activation"],
+                bool(values.get("layernorm", False)),
+            )  # fmt: skip
             words = values["algorithm"]
             if words is not None and not re.fullmatch("([0-9a-f]{16}){1,8}", words):
                 raise ValueError("algorithm is not words of 16 hexadecimal digits")
@@ -372,7 +379,7 @@ def install(device: torch.device, *, again: bool = False) -> None:
         module.set_table(
             index,
             [
-                (p.dtype, p.bias, p.activation, p.n, p.k, row.first, row.last, row.algorithm)
+                (p.dtype, p.bias, p.activation, p.layernorm, p.n, p.k, row.first, row.last, row.algorithm)
                 for row in rows
                 if (p := row.product) and row.algorithm is not None
             ],

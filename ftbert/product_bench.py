@@ -19,6 +19,7 @@ Algorithm = Any
 
 NO_TUNER = "this build of ftbert has no tuner: Python's headers were missing when it was made"
 _AT_ONCE = 64  # graphs that exist at a time
+_HOT_SECONDS = 0.08  # after half of them the clock has settled
 _WEIGHT_BYTES = 160 << 20  # more than any L2 cache, and about what a BERT-base has
 
 
@@ -44,10 +45,12 @@ class Bench:
         self.launches = min(fitting, 128, max(4, round(250 / long)))
         self._b = _operand("b", max(_WEIGHT_BYTES // size, self.launches * product.n * product.k), dtype, self.device)
         self._a = _operand("a", m * product.k, dtype, self.device)
-        self._c = _operand("c", m * product.n, dtype, self.device)
-        self._bias = _operand("bias", product.n, dtype, self.device)
-        problem = module.Problem(m, product.n, product.k, product.dtype, product.bias, product.activation)
+        self._bias = _operand("bias", 3 * product.n, dtype, self.device)  # and gamma, beta
+        problem = module.Problem(
+            m, product.n, product.k, product.dtype, product.bias, product.activation, product.layernorm
+        )
         self._tuner = module.Tuner(index, problem, self._workspace.data_ptr())
+        self._c = _operand("c", -(-self._tuner.c_bytes // size), dtype, self.device)
 
     def heuristics(self, most: int = 8) -> list[Algorithm]:
         """What cuBLASLt proposes, its best guess first; it never gives more than 8."""
@@ -58,7 +61,8 @@ class Bench:
         return list(self._tuner.enumerate())
 
     def fused(self) -> list[Algorithm]:
-        """ftbert's own products that can do it, bias and activation included. Their id is -1."""
+        """ftbert's own products that can do it, bias and activation included: their id is -1, or -2 where the LayerNorm
+        is too."""
         return list(self._tuner.fused())
 
     def chosen(self) -> Algorithm:
@@ -83,17 +87,37 @@ class Bench:
         """Median time of one product; infinite for an algorithm that cannot run after all."""
         return statistics.median(self.times([algorithm], rounds)[0])
 
+    def heat(self, algorithm: Algorithm) -> float:
+        """How many times as long it takes when the GPU has done nothing else for a while: where power is limited, an
+        algorithm that needs more of it lowers the clock more."""
+        cool = self.microseconds(algorithm, 9)
+        weights = self._b.numel() // (self.product.n * self.product.k)
+        recording = self.record(algorithm, min(128, weights))
+        once = recording.microseconds() * min(128, weights) / 1e6
+        if not math.isfinite(once):
+            return math.inf
+        times = [recording.microseconds() for _ in range(max(3, round(_HOT_SECONDS / once)))]
+        return statistics.median(times[len(times) // 2 :]) / cool
+
     def error(self, algorithm: Algorithm) -> float:
         """Largest absolute difference to the product in float32, over the size of its largest element."""
         p = self.product
         a, b = self._a[: self.m * p.k].view(self.m, p.k), self._b[: p.n * p.k].view(p.n, p.k)
         c = self._c[: self.m * p.n].view(self.m, p.n)
-        c.fill_(float("nan"))
+        norm = None
+        if p.layernorm:
+            c.copy_(torch.randn(c.shape, device=self.device, generator=torch.Generator(self.device).manual_seed(1)))
+            norm = (c.clone(), self._bias[p.n : 2 * p.n], self._bias[2 * p.n : 3 * p.n])
+        else:
+            c.fill_(float("nan"))
         bias = self._bias.data_ptr() if p.bias else 0
         self._tuner.run(algorithm, a.data_ptr(), b.data_ptr(), bias, c.data_ptr())
         worst, largest = 0.0, 0.0
         for first in range(0, self.m, 4096):
             want = _reference(a[first : first + 4096], b, self._bias if p.bias else None, p.activation)
+            if norm is not None:
+                residual, gamma, beta = (tensor.float() for tensor in (norm[0][first : first + 4096], *norm[1:]))
+                want = torch.nn.functional.layer_norm(want + residual, (p.n,), gamma, beta, 1e-5)
             difference = (c[first : first + 4096].float() - want).abs().max().item()
             worst = max(worst, difference if difference == difference else float("inf"))
             largest = max(largest, want.abs().max().item())

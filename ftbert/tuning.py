@@ -41,12 +41,15 @@ __all__ = [
 
 _CONFIG = ("id", "tile", "stages", "split_k", "reduction", "swizzle", "custom", "inner_shape", "cluster")
 _SEARCHED = (32, 128, 512, 1024, 2048, 4096, 8192)  # m
+_HOT, _HOT_AT = 2048, 4096  # m from which power counts, and where it is measured
 _OTHER_16_BIT = {"fp16": "bf16", "bf16": "fp16"}
 
 
 def products(config: EncoderConfig, dtype: str) -> list[Product]:
     """The linear layers that this encoder runs per token, each once."""
     found = products_of_shape(config.hidden, config.inter, config.activation, dtype)
+    if config.norm_place == "pre":
+        found = [replace(product, layernorm=False) for product in found]  # its LayerNorm also keeps the sum
     if config.head_size not in (32, 64, 128):
         found[0] = Product(dtype, 3 * config.hidden, config.hidden)  # the general attention path adds the bias itself
     if config.embedding_projection:
@@ -55,12 +58,12 @@ def products(config: EncoderConfig, dtype: str) -> list[Product]:
 
 
 def products_of_shape(hidden: int, inter: int, activation: str, dtype: str) -> list[Product]:
-    """Of one layer: QKV, attention's output, and the two of the feed-forward block."""
+    """Of one layer: QKV, attention's output, and the two of the feed-forward block, where LayerNorm follows both."""
     return [
         Product(dtype, 3 * hidden, hidden, bias=True),
-        Product(dtype, hidden, hidden),
+        Product(dtype, hidden, hidden, bias=True, layernorm=True),
         Product(dtype, inter, hidden, bias=True, activation=ACTIVATIONS.get(activation, activation)),
-        Product(dtype, hidden, inter),
+        Product(dtype, hidden, inter, bias=True, layernorm=True),
     ]
 
 
@@ -159,7 +162,11 @@ class ProductTuner:
     def __init__(self, product: Product, device: int | str | torch.device = "cuda", known: Iterable[Row] = ()) -> None:
         self.product, self.device = product, device
         twin = replace(product, dtype=_OTHER_16_BIT.get(product.dtype, ""))
+        known = list(known)
         self._known = [row for row in known if row.product == twin]
+        if product.layernorm and not self._known:
+            plain = replace(product, bias=False, layernorm=False)
+            self._known = [row for row in known if row.product == plain]
         self._named: dict[tuple[int, ...], Algorithm] = {}  # what cuBLASLt accepts, by its settings
         self._named_at: set[int] = set()  # powers of two
         self._tiles: _ByTile = {}  # what it accepts at the first m searched
@@ -169,15 +176,16 @@ class ProductTuner:
         self._before: tuple[int, ...] | None = None  # the row made last
         self._made: dict[int, Row] = {}  # by the m timed
         self._winners: dict[tuple[int, ...], Algorithm] = {}
+        self._heats: dict[tuple[int, ...], float] = {}
 
     def row(self, first: int, last: int) -> Row:
         """The row for m from first to last.
 
         The candidates are cuBLASLt's own proposals, the best of the rows made before, and the tiles expected to be the
-        fastest here, or where rows of the other 16-bit type cover this m, what they run around it and ftbert's own
-        products; they are timed at `last`. Of a tile that is in front for the first time, other settings are timed too.
-        A tie goes to the row before. The winner must be as accurate as cuBLASLt's first proposal, and faster by more
-        than the measurement's noise; else the row says: no better.
+        fastest here, or where rows of the other 16-bit type or of the product without its LayerNorm cover this m, what
+        they run around it and ftbert's own products; they are timed at `last`. Of a tile that is in front for the first
+        time, other settings are timed too. A tie goes to the row before. The winner must be as accurate as cuBLASLt's
+        first proposal, and faster by more than the measurement's noise; else the row says: no better.
         """
         bench = Bench(self.product, last, self.device)
         default = bench.heuristics(1)[0]
@@ -207,14 +215,16 @@ class ProductTuner:
         return self._final(bench, first, bench.heuristics(1)[0], [*best, *tiles])
 
     def _final(self, bench: Bench, first: int, default: Algorithm, best: Iterable[Algorithm]) -> Row:
-        """The row of the winner among these and cuBLASLt's first proposal, timed in turns."""
+        """The row of the winner among these and cuBLASLt's first proposal, timed in turns. With many rows that is who
+        would be the fastest when the GPU does nothing else for a while."""
         last = bench.m
         finalists = list({tuple(algorithm.data): algorithm for algorithm in (default, *best)}.values())
         rounds = bench.times(finalists, 9)
         us = [statistics.median(times) for times in rounds]
 
-        order = sorted(range(len(us)), key=us.__getitem__)
-        tied = [i for i in order if us[i] <= 1.004 * us[order[0]] and tuple(finalists[i].data) == self._before]
+        cost = [a * self._heat(b) for a, b in zip(us, finalists, strict=True)] if last >= _HOT else us
+        order = sorted(range(len(us)), key=cost.__getitem__)
+        tied = [i for i in order if cost[i] <= 1.004 * cost[order[0]] and tuple(finalists[i].data) == self._before]
         winner = next((i for i in [*tied, *order] if i == 0 or _right(bench, finalists[i], default)), 0)
         recent = {tuple(a.data): a for a in [*(finalists[i] for i in order), *self._recent]}
         self._recent, self._before = list(recent.values())[:8], tuple(finalists[winner].data)
@@ -234,13 +244,19 @@ class ProductTuner:
         self._made[last] = row
         return row
 
+    def _heat(self, algorithm: Algorithm) -> float:
+        words = tuple(algorithm.data)
+        if words not in self._heats:
+            self._heats[words] = Bench(self.product, _HOT_AT, self.device).heat(algorithm)
+        return self._heats[words]
+
     def _quick(self, bench: Bench, algorithms: list[Algorithm]) -> _Timed:
         times = bench.times(algorithms, 2, -(-bench.launches // 3))
         return [(min(of_one), algorithm) for of_one, algorithm in zip(times, algorithms, strict=True)]
 
     def _candidates(self, bench: Bench, first: int) -> list[Algorithm]:
         found = [*self._recent, *bench.heuristics(), *Bench(self.product, first, self.device).heuristics()]
-        if known := self._of_the_other_type(bench):
+        if known := self._known_settings(bench):
             found += [*known, *bench.fused()]
         else:
             found += self._expected(bench, self._recent)
@@ -264,12 +280,12 @@ class ProductTuner:
         same = [self._named.get((algorithm.id, algorithm.tile, *settings)) for algorithm in found.values()]
         return [*found.values(), *(algorithm for algorithm in same if algorithm)]
 
-    def _of_the_other_type(self, bench: Bench) -> list[Algorithm]:
-        """What its rows run from half this m to twice as much; nothing where no row covers this m."""
+    def _known_settings(self, bench: Bench) -> list[Algorithm]:
+        """What the known rows run from half this m to twice as much; nothing where none covers this m."""
         if not any(row.first <= bench.m <= row.last for row in self._known):
             return []
         near = [row for row in self._known if 2 * row.last >= bench.m and row.first <= 2 * bench.m]
-        better = [row.config for row in near if row.algorithm is not None and row.config.get("id") != -1]
+        better = [row.config for row in near if row.algorithm is not None and row.config.get("id", 0) >= 0]
         wanted = dict.fromkeys(tuple(config.get(name, -1) for name in _CONFIG) for config in better)
         # An algorithm's bytes hold the data type, its settings do not: they are found again among what cuBLASLt accepts
         # here. A large m leaves some out, which smaller ones have: a split sum's parts must fit into the workspace.

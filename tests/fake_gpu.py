@@ -16,8 +16,8 @@ QKV = Product("fp16", 2304, 768, bias=True)
 class FakeAlgorithm:
     """Takes `us` for each m, whatever the GPU."""
 
-    def __init__(self, number: int, us: Callable[[int], float], wrong: bool = False) -> None:
-        self.data, self.us, self.wrong = (number,) * 8, us, wrong
+    def __init__(self, number: int, us: Callable[[int], float], wrong: bool = False, heat: float = 1.1) -> None:
+        self.data, self.us, self.wrong, self.heat = (number,) * 8, us, wrong, heat
         self.id, self.tile, self.split_k = 66, number, 1
         self.tile_rows = self.tile_columns = 128
         self.stages = self.reduction = self.swizzle = self.custom = self.inner_shape = self.cluster = 0
@@ -45,6 +45,9 @@ def fake_gpu(
 
         def times(self, chosen: list[FakeAlgorithm], rounds: int = 5, launches: int = 0) -> list[list[float]]:
             return [[a.us(self.m) * (1 + 0.001 * (i % 2)) for i in range(rounds)] for a in chosen]
+
+        def heat(self, algorithm: FakeAlgorithm) -> float:
+            return algorithm.heat
 
         def error(self, algorithm: FakeAlgorithm) -> float:
             return 0.5 if algorithm.wrong else 1e-4

@@ -205,3 +205,27 @@ def test_rows_that_help_nothing_leave_the_search(monkeypatch: pytest.MonkeyPatch
     fake_gpu(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 8.0)])
     at = searched(monkeypatch)
     assert ProductTuner(QKV, known=[row_]).row(129, 192).algorithm == (2,) * 8 and at
+
+
+def test_with_a_layernorm_it_starts_from_the_rows_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, norm = Product("fp16", 768, 768), Product("fp16", 768, 768, bias=True, layernorm=True)
+    own = FakeAlgorithm(7, lambda m: 7.0)
+    own.id = -2
+    fake_gpu(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 8.0)], [own])
+    at = searched(monkeypatch)
+    made = ProductTuner(norm, known=[known(1, 999, 2, plain)]).row(129, 192)
+    assert made.algorithm == (7,) * 8 and made.config["id"] == -2 and not at
+    ProductTuner(norm, known=[known(1, 999, 2, Product("fp16", 768, 3072))]).row(129, 192)
+    assert at
+
+
+def test_with_many_rows_power_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, hot = FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 8.0, heat=1.5)
+    fake_gpu(monkeypatch, [first, hot, FakeAlgorithm(3, lambda m: 9.0)])
+    tuner = ProductTuner(QKV, known=[known(1, 9999, tile) for tile in (2, 3)])
+    few, many = tuner.row(1025, 1088), tuner.row(4097, 4224)
+    assert few.algorithm == (2,) * 8 and many.algorithm == (3,) * 8
+    assert many.us == (9.0,) and many.default_us == (10.0,)  # as measured
+    # Where nothing else is better than cuBLASLt's own choice, that runs.
+    fake_gpu(monkeypatch, [first, hot])
+    assert ProductTuner(QKV, known=[known(1, 9999, 2)]).row(4097, 4224).algorithm is None

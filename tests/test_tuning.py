@@ -167,7 +167,7 @@ def test_what_is_installed_has_choices_between_the_timed_m(cache: Path, monkeypa
     add_rows(cache / "shipped" / HERE.file_name, HERE, [tiled(257, 320, 96, 10.0), tiled(321, 448, 128, 12.0)])
     gemm_table.install(torch.device("cuda", 0), again=True)
     gemm_table._installed.clear()
-    assert [(r[5], r[6]) for r in installed] == [(257, 384), (385, 448)]
+    assert [(r[6], r[7]) for r in installed] == [(257, 384), (385, 448)]
 
 
 def test_the_encoder_runs_the_m_that_is_timed_or_the_middle_of_its_range() -> None:
@@ -228,6 +228,23 @@ def test_general_attention_adds_the_bias_itself() -> None:
 
     assert qkv() == qkv(heads=4) == Product("fp16", 384, 128, bias=True)  # head sizes 64 and 32
     assert qkv(heads=8) == Product("fp16", 384, 128)
+
+
+def test_a_layernorm_is_part_of_a_product(cache: Path) -> None:
+    config = EncoderConfig(
+        vocab=9, hidden=128, layers=1, heads=2, head_size=64, inter=64, embedding=128, max_positions=9, token_types=2,
+        padding_id=0, layer_norm_eps=1e-12, activation="gelu",
+    )  # fmt: skip
+    out = Product("fp16", 128, 128, bias=True, layernorm=True)
+    assert tuning.products(config, "fp16")[1] == out and str(out) == "fp16 n=128 k=128 bias+layernorm"
+    pre = [product.layernorm for product in tuning.products(replace(config, norm_place="pre"), "fp16")]
+    assert not any(pre)
+    rows = [row(1, 16, out), row(1, 32, replace(out, layernorm=False))]
+    path = cache / "table.json"
+    add_rows(path, HERE, rows)
+    assert sorted(read_table(path)[1], key=lambda r: r.last) == rows
+    text = path.read_text()
+    assert text.count('"layernorm": true') == 1 and text.count("layernorm") == 1  # as rows were before there was one
 
 
 BROKEN = {
@@ -408,18 +425,21 @@ def test_without_a_gpu_the_command_says_what_is_missing(capsys: pytest.CaptureFi
 
 
 @on_gpu
-@pytest.mark.parametrize("activation", ["none", "gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize("behind", ["none", "gelu", "gelu_tanh", "silu", "layernorm"])
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
-def test_every_candidate_tried_is_right(dtype: str, activation: str) -> None:
-    bench = Bench(Product(dtype, 384, 256, True, activation), 200)
+def test_every_candidate_tried_is_right(dtype: str, behind: str) -> None:
+    norm = behind == "layernorm"
+    bench = Bench(Product(dtype, 384, 256, True, "none" if norm else behind, norm), 200)
     default = bench.heuristics(1)[0]
     limit = 2 * bench.error(default) + 4 * torch.finfo(DTYPES[dtype]).eps
     candidates = bench.enumerate()
     assert len(candidates) > 8
     own = bench.fused()
     assert (len(own) > 8) == (dtype != "fp32" and torch.cuda.get_device_capability()[0] >= 9)
+    contained = norm and dtype != "fp32" and torch.cuda.get_device_capability() == (9, 0)
+    assert any(algorithm.id == -2 for algorithm in own) == contained
     for algorithm in [*bench.heuristics(), *own, *candidates[:: max(1, len(candidates) // 50)]]:
-        if algorithm.id == -1 or bench.microseconds(algorithm, 1) < float("inf"):
+        if algorithm.id < 0 or bench.microseconds(algorithm, 1) < float("inf"):
             assert bench.error(algorithm) <= limit
 
 

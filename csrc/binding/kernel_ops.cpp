@@ -7,6 +7,7 @@
 #include "binding/op_checks.h"
 #include "core/types.h"
 #include "gemm/gemm_fused.h"
+#include "gemm/gemm_layernorm.h"
 #include "kernels/kernels.h"
 #include "weights.h"
 
@@ -215,6 +216,29 @@ Tensor linear_fused(const Tensor& a, const Tensor& weight, const OptionalTensor&
   return out;
 }
 
+// -> [m, n]; throws where the variant cannot do it
+Tensor linear_layernorm_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bias, const Tensor& input,
+                           const Tensor& gamma, const Tensor& beta, double eps, int64_t variant) {
+  rank("a", a, 2);
+  rank("weight", weight, 2);
+  const int64_t m = a.size(0), n = weight.size(0), k = weight.size(1), moments = norm_gemm_moments(m);
+  same("weight", weight, a, {n, a.size(1)});
+  same("bias", bias, a, {n});
+  same("input", input, a, {m, n});
+  same("gamma", gamma, a, {n});
+  same("beta", beta, a, {n});
+  const c10::DeviceGuard guard(a.device());
+  CallContext<Cuda> call(a.device());
+  Tensor out = input.clone(), said = at::empty({moments}, a.options().dtype(at::kLong));
+  call.context.overlap = false;  // as above
+  run_norm_gemm(
+      call.context, static_cast<int>(variant),
+      {m, n, k, dtype_of(a.scalar_type()), static_cast<float>(eps), a.const_data_ptr(), weight.const_data_ptr(),
+       bias ? bias->const_data_ptr() : nullptr, gamma.const_data_ptr(), beta.const_data_ptr(), out.mutable_data_ptr(),
+       static_cast<uint64_t*>(said.mutable_data_ptr()), moments});
+  return out;
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(ftbert, m) {
@@ -237,6 +261,9 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
   m.def("transpose(Tensor x, Tensor cu_seqlens, SymInt tokens) -> Tensor");
   m.def("pooling(Tensor hidden, Tensor cu_seqlens, str mode, bool normalize) -> Tensor");
   m.def("linear_fused(Tensor a, Tensor weight, Tensor? bias, str activation, int variant) -> Tensor");
+  m.def(
+      "linear_layernorm(Tensor a, Tensor weight, Tensor? bias, Tensor input, Tensor gamma, Tensor beta, float eps, "
+      "int variant) -> Tensor");
   m.def("linear(Tensor a, Tensor weight, Tensor? bias, str activation) -> Tensor");
 }
 
@@ -256,6 +283,7 @@ TORCH_LIBRARY_IMPL(ftbert, CPU, m) { FTBERT_KERNEL_OPS(m); }
 TORCH_LIBRARY_IMPL(ftbert, CUDA, m) {
   FTBERT_KERNEL_OPS(m);
   m.impl("linear_fused", &linear_fused);
+  m.impl("linear_layernorm", &linear_layernorm_op);
 }
 
 }  // namespace ftbert::binding

@@ -22,10 +22,10 @@ PYBIND11_MODULE(_tuning, m) {
 
   py::class_<GemmProblem>(m, "Problem")
       .def(py::init([](int64_t rows, int64_t n, int64_t k, const std::string& dtype, bool bias,
-                       const std::string& activation) {
-             return GemmProblem{rows, n, k, parse_dtype(dtype), bias, parse_activation(activation)};
+                       const std::string& activation, bool layernorm) {
+             return GemmProblem{rows, n, k, parse_dtype(dtype), bias, parse_activation(activation), layernorm};
            }),
-           "m"_a, "n"_a, "k"_a, "dtype"_a, "bias"_a, "activation"_a);
+           "m"_a, "n"_a, "k"_a, "dtype"_a, "bias"_a, "activation"_a, "layernorm"_a);
 
   py::class_<GemmAlgorithm>(m, "Algorithm")
       .def_readonly("data", &GemmAlgorithm::data)
@@ -53,6 +53,7 @@ PYBIND11_MODULE(_tuning, m) {
            "device"_a, "problem"_a, "workspace"_a)
       .def("heuristics", &GemmTuner::heuristics, "most"_a, py::call_guard<py::gil_scoped_release>())
       .def("enumerate", &GemmTuner::enumerate, py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("c_bytes", &GemmTuner::c_bytes)
       .def("fused", &GemmTuner::fused)
       .def("chosen", &GemmTuner::chosen)
       .def(
@@ -70,14 +71,15 @@ PYBIND11_MODULE(_tuning, m) {
           "algorithm"_a, "a"_a, "b"_a, "weights"_a, "bias"_a, "c"_a, py::keep_alive<0, 1>(),
           py::call_guard<py::gil_scoped_release>());
 
-  // rows: (dtype, bias, activation, n, k, from, to, data) each
+  // rows: (dtype, bias, activation, layernorm, n, k, from, to, data) each
   m.def(
       "set_table",
-      [](int device, const std::vector<std::tuple<std::string, bool, std::string, int64_t, int64_t, int64_t, int64_t,
-                                                  std::array<uint64_t, 8>>>& rows) {
+      [](int device, const std::vector<std::tuple<std::string, bool, std::string, bool, int64_t, int64_t, int64_t,
+                                                  int64_t, std::array<uint64_t, 8>>>& rows) {
         std::vector<TunedGemm> table;
-        for (const auto& [dtype, bias, activation, n, k, from, to, data] : rows)
-          table.push_back({{0, n, k, parse_dtype(dtype), bias, parse_activation(activation)}, from, to, data});
+        for (const auto& [dtype, bias, activation, layernorm, n, k, from, to, data] : rows)
+          table.push_back(
+              {{0, n, k, parse_dtype(dtype), bias, parse_activation(activation), layernorm}, from, to, data});
         set_gemm_table(device, table);
       },
       "device"_a, "rows"_a);

@@ -4,6 +4,7 @@
 #include "core/graph.h"
 #include "gemm/gemm_cuda.h"
 #include "gemm/gemm_fused.h"
+#include "gemm/gemm_layernorm.h"
 #include "gemm/gemm_tuner.h"
 
 namespace ftbert {
@@ -26,6 +27,7 @@ bool is_recording(void*) { throw Error(kNoCuda); }
 std::unique_ptr<StreamMark> make_stream_mark() { throw Error(kNoCuda); }
 
 void run_fused_gemm(const Context<Cuda>&, int, const FusedGemm&) { throw Error(kNoCuda); }
+void run_norm_gemm(const Context<Cuda>&, int, const NormGemm&) { throw Error(kNoCuda); }
 
 GemmPlans* gemm_plans(int) { throw Error(kNoCuda); }
 size_t gemm_workspace_bytes(int) { throw Error(kNoCuda); }

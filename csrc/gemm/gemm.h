@@ -14,6 +14,7 @@ struct Epilogue {
   bool bias = false;
   Activation activation = Activation::none;  // after the bias
   bool for_product = false;                  // the next product reads it, and nothing else does
+  bool layernorm = false;                    // a LayerNorm of all its rows follows, see linear_layernorm
 };
 
 // out = epilogue(a @ weight^T), a [m, k], out [m, n]. Returns where the result is: `out`, or memory of a library
@@ -44,6 +45,30 @@ inline int64_t cuda_gemm_rows(int64_t rows) {
 template <class Device, class T>
 const T* linear_in_pieces(Context<Device>& context, const Linear<T>& weights, const T* a, int64_t m, Epilogue epilogue,
                           T* out);
+
+// Memory in which a product's blocks tell each other of their rows (gemm_layernorm.h), and how many products have used
+// it in this call.
+struct NormMoments {
+  uint64_t* data = nullptr;
+  int64_t count = 0;
+  int turn = 0;
+};
+
+// What the LayerNorm behind a product has to know.
+template <class T>
+struct ResidualNorm {
+  const T* gamma = nullptr;  // [n]
+  const T* beta = nullptr;   // [n]
+  float eps = 0;
+  NormMoments* moments = nullptr;  // of this call's products, on a GPU; nullptr: two kernels
+};
+
+// x [rows, n] = LayerNorm(a @ weight^T + bias + x) * gamma + beta, a [m, k] with m = gemm_rows(rows). One kernel where
+// a tuned table says that it is faster than a product and a LayerNorm; `product` [m, n] is memory for what lies between
+// these. The kernel directly ahead must not write x.
+template <class Device, class T>
+void linear_layernorm(Context<Device>& context, const Linear<T>& weights, const T* a, int64_t m,
+                      const ResidualNorm<T>& norm, int64_t rows, T* product, T* x);
 
 // c[i] = a[i] @ b[i] (or b[i]^T) for i < batch, contiguous: a [m, k], b [k, n] (or [n, k]), c [m, n].
 struct GemmShape {

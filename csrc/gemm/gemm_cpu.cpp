@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "gemm/gemm.h"
+#include "kernels/kernels.h"
 
 namespace ftbert {
 
@@ -31,6 +32,14 @@ const float* linear_in_pieces<Cpu, float>(Context<Cpu>& context, const Linear<fl
     first += count;
   }
   return out;
+}
+
+template <>
+void linear_layernorm<Cpu, float>(Context<Cpu>& context, const Linear<float>& weights, const float* a, int64_t m,
+                                  const ResidualNorm<float>& norm, int64_t rows, float* product, float* x) {
+  const float* made = linear(context, weights, a, m, {}, product);
+  add_bias_input_layernorm<Cpu, float>(context, made, weights.bias, x, norm.gamma, norm.beta, norm.eps, rows, weights.n,
+                                       nullptr, x);
 }
 
 template <>

@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "gemm/gemm.h"
 #include "gemm/gemm_fused.h"
+#include "gemm/gemm_layernorm.h"
 #include "gemm/gemm_plans.h"
 #include "kernels/kernels.h"
 
@@ -30,6 +31,15 @@ uint16_t alignment(const void* pointer) {
   return static_cast<uint16_t>(address & -address);
 }
 
+void set_memory(const Context<Cuda>& context, GemmKey& key, const void* a, const void* b, const void* c,
+                const void* bias) {
+  key.workspace = context.gemm_workspace ? static_cast<int64_t>(context.gemm_workspace_bytes) : 0;
+  key.tf32 = key.dtype == DType::fp32 && context.tf32;
+  key.align_a = alignment(a);
+  key.align_b = alignment(b);
+  key.align_c = std::min(alignment(c), alignment(bias));
+}
+
 // What `run` has left to be done.
 enum class Left { all, bias_and_activation, nothing };
 
@@ -39,12 +49,12 @@ Left run(Context<Cuda>& context, GemmKey key, const void* a, const void* b, cons
   FTBERT_CHECK(context.plans, "a matrix product on CUDA needs Context::plans, see cuda_context");
   const bool plain = key.epilogue == CUBLASLT_EPILOGUE_DEFAULT;
   const void* cublas_bias = plain ? nullptr : bias;
-  key.workspace = context.gemm_workspace ? static_cast<int64_t>(context.gemm_workspace_bytes) : 0;
-  key.tf32 = key.dtype == DType::fp32 && context.tf32;
-  key.align_a = alignment(a);
-  key.align_b = alignment(b);
-  key.align_c = std::min(alignment(c), alignment(bias));
+  set_memory(context, key, a, b, c, bias);
   GemmPlan plan = context.plans->get(key, cublas_bias);
+  if (plan.norm >= 0) {  // not for this call
+    key.layernorm = false;
+    plan = context.plans->get(key, cublas_bias);
+  }
   if (!plan.supported) return Left::all;
   if (plan.fused >= 0) {
     run_fused_gemm(context, plan.fused, {key.m, key.n, key.k, key.dtype, activation, a, b, bias, c});
@@ -90,6 +100,7 @@ const T* linear(Context<Device>& context, const Linear<T>& weights, const T* a, 
     const T* in = a + first * k;
     T* to = out + first * n;
     GemmKey key{.m = std::min(step, m - first), .n = n, .k = k, .epilogue = fused.epilogue, .dtype = kDType<T>};
+    key.layernorm = epilogue.layernorm;
     if (!fused.whole) key.after = epilogue.activation;
     Left left = run(context, key, in, weights.weight, bias, epilogue.activation, to);
     if (left == Left::all) {  // not with this epilogue
@@ -114,6 +125,30 @@ const T* linear_in_pieces(Context<Device>& context, const Linear<T>& weights, co
   return linear(context, weights, a, gemm_rows(context, m), epilogue, out);
 }
 
+template <class Device, class T>
+void linear_layernorm(Context<Device>& context, const Linear<T>& weights, const T* a, int64_t m,
+                      const ResidualNorm<T>& norm, int64_t rows, T* product, T* x) {
+  const int64_t n = weights.n, k = weights.k;
+  if (rows == 0 || n == 0) return;
+  if constexpr (!std::is_same_v<T, float>) {
+    if (norm.moments && context.plans) {
+      GemmKey key{.m = m, .n = n, .k = k, .dtype = kDType<T>, .layernorm = true};
+      set_memory(context, key, a, weights.weight, x, weights.bias);
+      key.align_c = std::min(key.align_c, alignment(product));
+      const GemmPlan plan = context.plans->get(key, nullptr);
+      if (plan.norm >= 0) {
+        run_norm_gemm(context, plan.norm,
+                      {rows, n, k, kDType<T>, norm.eps, a, weights.weight, weights.bias, norm.gamma, norm.beta, x,
+                       norm.moments->data, norm.moments->count, norm.moments->turn++});
+        return;
+      }
+    }
+  }
+  const T* made = linear(context, weights, a, m, {.layernorm = true}, product);
+  add_bias_input_layernorm<Device, T>(context, made, weights.bias, x, norm.gamma, norm.beta, norm.eps, rows, n, nullptr,
+                                      x);
+}
+
 template <class Device, class T, class C>
 void gemm(Context<Device>& context, const GemmShape& shape, const T* a, const T* b, C* c) {
   const auto [m, n, k, batch, b_transposed] = shape;
@@ -133,9 +168,11 @@ void gemm(Context<Device>& context, const GemmShape& shape, const T* a, const T*
   }
 }
 
-#define FTBERT_INSTANTIATE(T)                                                                  \
-  template const T* linear(Context<Cuda>&, const Linear<T>&, const T*, int64_t, Epilogue, T*); \
-  template const T* linear_in_pieces(Context<Cuda>&, const Linear<T>&, const T*, int64_t, Epilogue, T*);
+#define FTBERT_INSTANTIATE(T)                                                                                          \
+  template const T* linear(Context<Cuda>&, const Linear<T>&, const T*, int64_t, Epilogue, T*);                         \
+  template const T* linear_in_pieces(Context<Cuda>&, const Linear<T>&, const T*, int64_t, Epilogue, T*);               \
+  template void linear_layernorm(Context<Cuda>&, const Linear<T>&, const T*, int64_t, const ResidualNorm<T>&, int64_t, \
+                                 T*, T*);
 FTBERT_INSTANTIATE(float)
 FTBERT_INSTANTIATE(half_t)
 FTBERT_INSTANTIATE(bfloat16_t)

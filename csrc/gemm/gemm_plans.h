@@ -24,6 +24,7 @@ struct GemmKey {
   Activation after = Activation::none;  // what add_bias_act does to a product of cuBLASLt, and a fused one itself
   DType dtype = DType::fp32;            // of A and B
   bool float_out = false;               // C is float whatever the dtype
+  bool layernorm = false;               // a LayerNorm of all its rows follows
   bool b_transposed = true;
   bool tf32 = false;
   uint16_t align_a = 0, align_b = 0, align_c = 0;  // bytes; align_c is the bias's too
@@ -42,6 +43,7 @@ struct GemmPlan {
   cublasLtMatrixLayoutOpaque_t a{}, b{}, c{};
   cublasLtMatmulAlgo_t algorithm{};
   int fused = -1;  // not cuBLASLt, but this variant of gemm_fused.h
+  int norm = -1;   // nor that, but this variant of gemm_layernorm.h
 };
 
 struct GemmPlans {
@@ -67,8 +69,8 @@ struct GemmPlans {
 
  private:
   using Rows = std::map<int64_t, TunedGemm>;  // by the last m
-  // dtype, epilogue, after, n, k
-  using Table = std::map<std::tuple<DType, cublasLtEpilogue_t, Activation, int64_t, int64_t>, Rows>;
+  // dtype, epilogue, after, layernorm, n, k
+  using Table = std::map<std::tuple<DType, cublasLtEpilogue_t, Activation, bool, int64_t, int64_t>, Rows>;
 
   bool tuned(const GemmKey& key, const Table& table, GemmPlan& plan) const;
   GemmPlan make(const GemmKey& key, const void* bias, const Table& table) const;

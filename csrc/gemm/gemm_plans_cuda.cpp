@@ -12,6 +12,7 @@
 #include "core/device_guard.h"
 #include "gemm/gemm_cuda.h"
 #include "gemm/gemm_fused.h"
+#include "gemm/gemm_layernorm.h"
 #include "gemm/gemm_plans.h"
 
 namespace ftbert {
@@ -63,7 +64,8 @@ size_t GemmKeyHash::operator()(const GemmKey& key) const {
   };
   for (const int64_t value : {key.m, key.n, key.k, key.batch, key.workspace}) mix(static_cast<uint64_t>(value));
   mix(static_cast<uint64_t>(key.epilogue) << 32 | static_cast<uint64_t>(key.after) << 16 |
-      static_cast<uint64_t>(key.dtype) << 8 | key.float_out << 2 | key.b_transposed << 1 | static_cast<int>(key.tf32));
+      static_cast<uint64_t>(key.dtype) << 8 | key.layernorm << 3 | key.float_out << 2 | key.b_transposed << 1 |
+      static_cast<int>(key.tf32));
   mix(uint64_t{key.align_a} << 32 | uint64_t{key.align_b} << 16 | key.align_c);
   return static_cast<size_t>(hash);
 }
@@ -97,9 +99,9 @@ void GemmPlans::set_table(const std::vector<TunedGemm>& rows) {
   auto table = std::make_shared<Table>();
   for (const TunedGemm& row : rows) {
     const GemmProblem& p = row.problem;
-    const FusedEpilogue fused = fuse_epilogue(p.bias, p.activation, p.dtype);
+    const FusedEpilogue fused = fuse_epilogue(p.bias && !p.layernorm, p.activation, p.dtype);
     const Activation after = fused.whole ? Activation::none : p.activation;
-    (*table)[{p.dtype, fused.epilogue, after, p.n, p.k}][row.to] = row;
+    (*table)[{p.dtype, fused.epilogue, after, p.layernorm, p.n, p.k}][row.to] = row;
   }
   const std::unique_lock lock(mutex_);
   table_ = std::move(table);
@@ -158,15 +160,23 @@ std::vector<cublasLtMatmulHeuristicResult_t> GemmPlans::propose(const GemmKey& k
 
 // The table's choice for this key, if it has one that can run.
 bool GemmPlans::tuned(const GemmKey& key, const Table& table, GemmPlan& plan) const {
-  const auto find = [&](Activation after) -> const TunedGemm* {
-    const auto rows = table.find({key.dtype, key.epilogue, after, key.n, key.k});
+  const auto find = [&](Activation after, bool layernorm) -> const TunedGemm* {
+    const auto rows = table.find({key.dtype, key.epilogue, after, layernorm, key.n, key.k});
     if (rows == table.end()) return nullptr;
     const auto row = rows->second.lower_bound(key.m);
     return row == rows->second.end() || row->second.from > key.m ? nullptr : &row->second;
   };
-  const TunedGemm* row = find(key.after);
-  // What is fastest without an activation is mostly the fastest with one behind it.
-  if (!row && key.after != Activation::none) row = find(Activation::none);
+  const TunedGemm* row = find(key.after, key.layernorm);
+  if (row && norm_variant(row->algorithm) >= 0) {
+    const int variant = norm_variant(row->algorithm);
+    plan.norm = norm_gemm_supports(capability_, variant, {.m = key.m, .n = key.n, .k = key.k, .dtype = key.dtype})
+                    ? variant
+                    : -1;
+    if (plan.norm >= 0) return true;
+    row = nullptr;
+  }
+  // What is fastest with nothing behind it is mostly the fastest with an activation or a LayerNorm there.
+  if (!row && (key.after != Activation::none || key.layernorm)) row = find(Activation::none, false);
   if (!row) return false;
   const auto& [problem, from, to, data] = *row;
   if (const int variant = fused_variant(data); variant >= 0) {
@@ -198,14 +208,18 @@ GemmPlan GemmPlans::make(const GemmKey& key, const void* bias, const Table& tabl
 
 namespace {
 // No cublasLtMatmulAlgo_t begins like this.
-constexpr uint64_t kFusedMark = 0xf05edull << 44;
+constexpr uint64_t kFusedMark = 0xf05edull << 44, kNormMark = 0xf05eeull << 44;
+
+std::array<uint64_t, 8> marked(uint64_t mark, int variant) { return {mark | static_cast<uint64_t>(variant)}; }
+int variant_of(uint64_t mark, const std::array<uint64_t, 8>& data) {
+  return (data[0] & ~uint64_t{0xffff}) == mark ? static_cast<int>(data[0] & 0xffff) : -1;
+}
 }  // namespace
 
-std::array<uint64_t, 8> fused_algorithm(int variant) { return {kFusedMark | static_cast<uint64_t>(variant)}; }
-
-int fused_variant(const std::array<uint64_t, 8>& data) {
-  return (data[0] & ~uint64_t{0xffff}) == kFusedMark ? static_cast<int>(data[0] & 0xffff) : -1;
-}
+std::array<uint64_t, 8> fused_algorithm(int variant) { return marked(kFusedMark, variant); }
+int fused_variant(const std::array<uint64_t, 8>& data) { return variant_of(kFusedMark, data); }
+std::array<uint64_t, 8> norm_algorithm(int variant) { return marked(kNormMark, variant); }
+int norm_variant(const std::array<uint64_t, 8>& data) { return variant_of(kNormMark, data); }
 
 GemmPlans* gemm_plans(int device) {
   // Never freed: at process exit the driver may be gone first.

@@ -17,11 +17,14 @@ struct GemmProblem {
   DType dtype = DType::fp16;
   bool bias = false;
   Activation activation = Activation::none;  // where cuBLASLt has no exact epilogue for it, add_bias_act follows
+  // C = LayerNorm(A @ B^T + bias + C) * gamma + beta: after the product comes add_bias_input_layernorm, if it does not
+  // contain that.
+  bool layernorm = false;
 };
 
 // How a product is computed: by cuBLASLt, where `data` is all of its description, means something to the same version
 // of it only, and the rest is what it says of itself, for people; or by a product of gemm_fused.h, where id is -1 and
-// `tile` the variant.
+// `tile` the variant, or of gemm_layernorm.h, where id is -2.
 struct GemmAlgorithm {
   std::array<uint64_t, 8> data{};
   int tile_rows = 0, tile_columns = 0;  // of C in a block; 0: not known
@@ -53,13 +56,17 @@ class GemmTuner {
   // Every algorithm with every tile, stage count, split, cluster and swizzle that says it can do this problem.
   virtual std::vector<GemmAlgorithm> enumerate() = 0;
 
-  // The products of gemm_fused.h that can do this problem.
+  // The products of gemm_fused.h that can do this problem, and with a LayerNorm those of gemm_layernorm.h.
   virtual std::vector<GemmAlgorithm> fused() = 0;
 
   // What `linear` runs for this problem: from the table, else heuristics(1).
   virtual GemmAlgorithm chosen() = 0;
 
-  // Once, for its result. a [m, k], b [n, k], bias [n] or nullptr, c [m, n].
+  // That the memory at c must have: for [m, n], and behind it with a LayerNorm for what its kernels need.
+  virtual int64_t c_bytes() const = 0;
+
+  // Once, for its result. a [m, k], b [n, k], bias [n] or nullptr, c [m, n]; with a LayerNorm bias [3, n]: bias, gamma,
+  // beta, and c is the residual too.
   virtual void run(const GemmAlgorithm& algorithm, const void* a, const void* b, const void* bias, void* c) = 0;
 
   // One product for each of `weights` matrices that lie one behind the other at b, so that a small B does not come out
@@ -79,9 +86,11 @@ struct TunedGemm {
   std::array<uint64_t, 8> algorithm{};
 };
 
-// `data` of a variant of gemm_fused.h, and the variant of some data; -1: it is cuBLASLt's.
+// `data` of a variant of gemm_fused.h and of gemm_layernorm.h, and the variant of some data; -1: it is not of these.
 std::array<uint64_t, 8> fused_algorithm(int variant);
 int fused_variant(const std::array<uint64_t, 8>& data);
+std::array<uint64_t, 8> norm_algorithm(int variant);
+int norm_variant(const std::array<uint64_t, 8>& data);
 
 // From now on `linear` on this device uses these rows, and cuBLASLt's first proposal elsewhere or where cuBLASLt
 // refuses a row or this build lacks its product. Replaces an earlier table. The rows must come from

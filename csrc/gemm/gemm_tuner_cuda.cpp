@@ -13,6 +13,7 @@
 #include "core/device_guard.h"
 #include "gemm/gemm_cuda.h"
 #include "gemm/gemm_fused.h"
+#include "gemm/gemm_layernorm.h"
 #include "gemm/gemm_plans.h"
 #include "gemm/gemm_tuner.h"
 #include "kernels/kernels.h"
@@ -81,12 +82,12 @@ GemmAlgorithm describe(const cublasLtMatmulAlgo_t& a, const cublasLtMatmulHeuris
   return described;
 }
 
-GemmAlgorithm describe(int fused_variant) {
+GemmAlgorithm describe(int variant, bool norm) {
   GemmAlgorithm described;
-  described.data = fused_algorithm(fused_variant);
-  described.id = -1;
-  described.tile = fused_variant;
-  const FusedTile tile = fused_gemm_tile(fused_variant);
+  described.data = norm ? norm_algorithm(variant) : fused_algorithm(variant);
+  described.id = norm ? -2 : -1;
+  described.tile = variant;
+  const FusedTile tile = norm ? norm_gemm_tile(variant) : fused_gemm_tile(variant);
   described.tile_rows = tile.rows;
   described.tile_columns = tile.columns;
   described.split_k = tile.split;
@@ -99,6 +100,8 @@ cublasLtMatmulAlgo_t opaque(const GemmAlgorithm& algorithm) {
   return a;
 }
 
+constexpr float kEps = 1e-5f;
+
 class CublasLtTuner : public GemmTuner {
  public:
   CublasLtTuner(int device, const GemmProblem& p, void* workspace)
@@ -109,12 +112,16 @@ class CublasLtTuner : public GemmTuner {
         activation_(p.activation) {
     FTBERT_CHECK(p.m > 0 && p.n > 0 && p.k > 0, "expected a product with m, n, k > 0, got m=", p.m, " n=", p.n,
                  " k=", p.k);
-    const FusedEpilogue fused = fuse_epilogue(p.bias, p.activation, p.dtype);
+    FTBERT_CHECK(!p.layernorm || p.activation == Activation::none,
+                 "no activation comes between a product and LayerNorm");
+    const FusedEpilogue fused = fuse_epilogue(p.bias && !p.layernorm, p.activation, p.dtype);
     key_ = {.m = p.m, .n = p.n, .k = p.k, .epilogue = fused.epilogue, .dtype = p.dtype};
     if (!fused.whole) key_.after = p.activation;
     key_.workspace = static_cast<int64_t>(gemm_workspace_bytes(device));
     key_.align_a = key_.align_b = key_.align_c = 256;
-    some_bias_ = p.bias && fused.whole ? workspace : nullptr;  // any pointer: `launch` sets the real one
+    key_.layernorm = p.layernorm;
+    some_bias_ =
+        p.bias && fused.whole && !p.layernorm ? workspace : nullptr;  // any pointer: `launch` sets the real one
     plan_ = GemmPlans::describe(key_, some_bias_);
     const DeviceGuard guard(device_);
     FTBERT_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
@@ -152,22 +159,30 @@ class CublasLtTuner : public GemmTuner {
   std::vector<GemmAlgorithm> fused() override {
     std::vector<GemmAlgorithm> all;
     for (int variant = 0; variant < fused_gemm_variants(); ++variant)
-      if (fused_gemm_supports(context_.capability, variant, problem())) all.push_back(describe(variant));
+      if (fused_gemm_supports(context_.capability, variant, problem())) all.push_back(describe(variant, false));
+    for (int variant = 0; key_.layernorm && variant < norm_gemm_variants(); ++variant)
+      if (norm_gemm_supports(context_.capability, variant, norm_problem())) all.push_back(describe(variant, true));
     return all;
   }
 
   GemmAlgorithm chosen() override {
     const GemmPlan plan = plans_.get(key_, some_bias_);
     FTBERT_CHECK(plan.supported, "cuBLASLt has no algorithm for this product");
-    if (plan.fused >= 0) return describe(plan.fused);
+    if (plan.fused >= 0 || plan.norm >= 0) return describe(std::max(plan.fused, plan.norm), plan.norm >= 0);
     cublasLtMatmulHeuristicResult_t result{};
     plans_.accepts(key_, plan, plan.algorithm, &result);
     return describe(plan.algorithm, result);
   }
 
+  int64_t c_bytes() const override {
+    const int64_t elements = key_.m * key_.n * element_;
+    return key_.layernorm ? 2 * round_up(elements) + 8 * norm_gemm_moments(key_.m) : elements;
+  }
+
   void run(const GemmAlgorithm& algorithm, const void* a, const void* b, const void* bias, void* c) override {
     const DeviceGuard guard(device_);
     FTBERT_CUDA_CHECK(cudaDeviceSynchronize());  // the caller's stream has made the operands
+    turn_ = 0;
     launch(algorithm, a, b, bias, c);
     FTBERT_CUDA_CHECK(cudaStreamSynchronize(stream_));
   }
@@ -224,11 +239,13 @@ class CublasLtTuner : public GemmTuner {
   template <class Step>
   void capture(Graph& graph, int64_t weights, const Step& step) {
     try {
+      turn_ = 0;
       step(0);  // loads the kernels, which a capture may not
     } catch (const Error&) {
       return;
     }
     FTBERT_CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+    turn_ = 0;
     cudaGraph_t recorded = nullptr;
     try {
       for (int64_t i = 0; i < weights; ++i) step(i);
@@ -279,13 +296,41 @@ class CublasLtTuner : public GemmTuner {
   template <class T>
   void normalize(const void* b, void* c) {
     const T* some = static_cast<const T*>(b);  // any numbers
-    add_bias_input_layernorm<Cuda, T>(context_, static_cast<T*>(c), nullptr, nullptr, some, some, 1e-5f,
+    add_bias_input_layernorm<Cuda, T>(context_, static_cast<T*>(c), nullptr, nullptr, some, some, kEps,
                                       std::min<int64_t>(key_.m, 256), key_.n, nullptr, static_cast<T*>(c));
   }
 
   FusedGemm problem() const { return {key_.m, key_.n, key_.k, key_.dtype, activation_}; }
+  NormGemm norm_problem() const { return {.m = key_.m, .n = key_.n, .k = key_.k, .dtype = key_.dtype, .eps = kEps}; }
+
+  // With a LayerNorm, behind [m, n] of c: the product, then the moments.
+  static int64_t round_up(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+  char* behind_c(void* c) const { return static_cast<char*>(c) + round_up(key_.m * key_.n * element_); }
+  const void* vector(const void* bias, int i) const { return static_cast<const char*>(bias) + i * key_.n * element_; }
 
   void launch(const GemmAlgorithm& algorithm, const void* a, const void* b, const void* bias, void* c) {
+    if (const int variant = norm_variant(algorithm.data); variant >= 0) {
+      NormGemm gemm = norm_problem();
+      gemm.a = a, gemm.b = b, gemm.x = c;
+      gemm.bias = bias, gemm.gamma = vector(bias, 1), gemm.beta = vector(bias, 2);
+      gemm.moments = reinterpret_cast<uint64_t*>(behind_c(behind_c(c)));
+      gemm.moment_count = norm_gemm_moments(key_.m);
+      gemm.turn = turn_++;
+      run_norm_gemm(context_, variant, gemm);
+      return;
+    }
+    void* const product = key_.layernorm ? behind_c(c) : c;
+    multiply(algorithm, a, b, key_.layernorm ? nullptr : bias, product);
+    if (key_.after == Activation::none && !key_.layernorm) return;
+    if (key_.after != Activation::none && fused_variant(algorithm.data) >= 0) return;
+    switch (key_.dtype) {
+      case DType::fp32: return finish<float>(bias, product, c);
+      case DType::fp16: return finish<half_t>(bias, product, c);
+      case DType::bf16: return finish<bfloat16_t>(bias, product, c);
+    }
+  }
+
+  void multiply(const GemmAlgorithm& algorithm, const void* a, const void* b, const void* bias, void* c) {
     if (const int variant = fused_variant(algorithm.data); variant >= 0) {
       FusedGemm gemm = problem();
       gemm.a = a, gemm.b = b, gemm.bias = bias, gemm.c = c;
@@ -300,17 +345,18 @@ class CublasLtTuner : public GemmTuner {
     const float one = 1.0f, zero = 0.0f;
     FTBERT_CUBLAS_CHECK(cublasLtMatmul(plans_.handle, &plan.operation, &one, b, &plan.b, a, &plan.a, &zero, c, &plan.c,
                                        c, &plan.c, &cublas, workspace_, static_cast<size_t>(key_.workspace), stream_));
-    if (key_.after == Activation::none) return;
-    switch (key_.dtype) {
-      case DType::fp32: return finish<float>(bias, c);
-      case DType::fp16: return finish<half_t>(bias, c);
-      case DType::bf16: return finish<bfloat16_t>(bias, c);
-    }
   }
 
   template <class T>
-  void finish(const void* bias, void* c) {
-    add_bias_act<Cuda, T>(context_, static_cast<T*>(c), static_cast<const T*>(bias), key_.after, key_.m, key_.n);
+  void finish(const void* bias, void* product, void* c) {
+    if (!key_.layernorm) {
+      add_bias_act<Cuda, T>(context_, static_cast<T*>(c), static_cast<const T*>(bias), key_.after, key_.m, key_.n);
+      return;
+    }
+    const auto part = [&](int i) { return static_cast<const T*>(vector(bias, i)); };
+    T* const x = static_cast<T*>(c);
+    add_bias_input_layernorm<Cuda, T>(context_, static_cast<const T*>(product), part(0), x, part(1), part(2), kEps,
+                                      key_.m, key_.n, nullptr, x);
   }
 
   // Every setting of one algorithm that cuBLASLt accepts. A split sum is added in float, as `propose` asks for too.
@@ -368,6 +414,7 @@ class CublasLtTuner : public GemmTuner {
   cudaStream_t stream_ = nullptr;
   Context<Cuda> context_;
   std::unordered_map<int64_t, double> alone_;
+  int turn_ = 0;  // of the next product with LayerNorm
 };
 
 }  // namespace

@@ -21,22 +21,33 @@ __device__ inline void wait_for_inputs() {
 #endif
 }
 
-// kernel<<<grid, threads, shared, stream>>>(args...), `cluster` neighbouring blocks (in x) together, checked under
-// `name`. The kernel must call wait_for_inputs(): its blocks may be there before the kernel ahead has ended.
+// Which blocks of a grid may count on each other's presence: neighbours (in x) of a cluster, or all.
+struct Presence {
+  int cluster = 1;
+  bool all = false;
+  Presence(int cluster, bool all = false) : cluster(cluster), all(all) {}
+};
+
+// kernel<<<grid, threads, shared, stream>>>(args...), checked under `name`. The kernel must call wait_for_inputs(): its
+// blocks may be there before the kernel ahead has ended.
 template <class... Parameters, class... Arguments>
 void launch_overlapped(const Context<Cuda>& context, const char* name, void (*kernel)(Parameters...), dim3 grid,
-                       unsigned threads, size_t shared, int cluster, Arguments... arguments) {
-  cudaLaunchAttribute attributes[2]{};
+                       unsigned threads, size_t shared, Presence presence, Arguments... arguments) {
+  cudaLaunchAttribute attributes[3]{};
   unsigned count = 0;
   if (context.capability >= 90 && context.overlap) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   }
-  if (cluster > 1) {
+  if (presence.cluster > 1) {
     attributes[count].id = cudaLaunchAttributeClusterDimension;
-    attributes[count].val.clusterDim.x = static_cast<unsigned>(cluster);
+    attributes[count].val.clusterDim.x = static_cast<unsigned>(presence.cluster);
     attributes[count].val.clusterDim.y = 1;
     attributes[count++].val.clusterDim.z = 1;
+  }
+  if (presence.all) {
+    attributes[count].id = cudaLaunchAttributeCooperative;
+    attributes[count++].val.cooperative = 1;
   }
   cudaLaunchConfig_t config{};
   config.gridDim = grid;

@@ -71,6 +71,16 @@ __device__ inline void tma_load_chunks_shared(uint32_t shared, const CUtensorMap
       "l"(&map), "r"(0), "r"(row), "r"(chunk), "r"(barrier), "h"(static_cast<uint16_t>(ranks))
       : "memory");
 }
+// The box from shared memory to (column, row) of a matrix, what lies within its edges; asynchronous. What this warp has
+// written there needs fence_shared_for_async first. Until tma_store_wait_read, in the same thread, the memory is in
+// use.
+__device__ inline void tma_store(const CUtensorMap& map, int column, int row, uint32_t shared) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map), "r"(column),
+               "r"(row), "r"(shared)
+               : "memory");
+}
+__device__ inline void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ inline void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 // The box to the L2 cache, for a load that follows.
 __device__ inline void tma_prefetch(const CUtensorMap& map, int column, int row) {
   asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(&map), "r"(column), "r"(row)

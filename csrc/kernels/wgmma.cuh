@@ -73,12 +73,18 @@ __device__ void warpgroup_keep(float (&d)[kCount][4]) {
   "%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55," \
   "%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82," \
   "%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95}"
+#define FTBERT_D128                                                                                              \
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,"  \
+  "%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55," \
+  "%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82," \
+  "%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107," \
+  "%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127}"
 
 // d [64, 8 * kColumns8] (+)= a [64, 16] @ b [8 * kColumns8, 16]^T, both in shared memory with k contiguous.
 template <class E, int kColumns8>
 __device__ void warpgroup_multiply_nt(float (&d)[kColumns8][4], uint64_t a, uint64_t b, bool add) {
   static_assert((kColumns8 >= 1 && kColumns8 <= 4) || kColumns8 == 6 || kColumns8 == 8 || kColumns8 == 12 ||
-                kColumns8 == 16 || kColumns8 == 24);
+                kColumns8 == 16 || kColumns8 == 24 || kColumns8 == 32);
 #define FTBERT_NT_TYPE(type, shape, registers, a_at, b_at, add_at, ...)                                            \
   asm volatile("{ .reg .pred p; setp.ne.b32 p, " add_at ", 0; wgmma.mma_async.sync.aligned." shape "k16.f32." type \
                "." type " " registers ", " a_at ", " b_at ", p, 1, 1, 0, 0; }"                                     \
@@ -105,6 +111,8 @@ __device__ void warpgroup_multiply_nt(float (&d)[kColumns8][4], uint64_t a, uint
     FTBERT_NT("m64n96", FTBERT_D48, "%48", "%49", "%50", FTBERT_R16(d, 0), FTBERT_R16(d, 4), FTBERT_R16(d, 8));
   } else if constexpr (kColumns8 == 16) {
     FTBERT_NT("m64n128", FTBERT_D64, "%64", "%65", "%66", FTBERT_R64(d, 0));
+  } else if constexpr (kColumns8 == 32) {
+    FTBERT_NT("m64n256", FTBERT_D128, "%128", "%129", "%130", FTBERT_R64(d, 0), FTBERT_R64(d, 16));
   } else {
     FTBERT_NT("m64n192", FTBERT_D96, "%96", "%97", "%98", FTBERT_R64(d, 0), FTBERT_R16(d, 16), FTBERT_R16(d, 20));
   }
@@ -154,5 +162,6 @@ __device__ void warpgroup_multiply_add_nn(float (&d)[kColumns8][4], const uint32
 #undef FTBERT_D48
 #undef FTBERT_D64
 #undef FTBERT_D96
+#undef FTBERT_D128
 
 }  // namespace ftbert

@@ -1,0 +1,147 @@
+"""Products that contain the LayerNorm behind them (csrc/gemm/gemm_layernorm.h), forced on whole models by a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compare import assert_close
+from conftest import Place, have_gpu, make_bert
+from test_cuda import check_on_threads, packed, profiled
+from test_first_token import first_kept, ragged
+from test_model import check_against_transformers, inputs
+
+import ftbert
+from ftbert import gemm_table
+from ftbert.gemm_table import Machine, Row, add_rows
+from ftbert.tuning import Bench, Product, products_of_shape
+
+pytestmark = pytest.mark.skipif(
+    not have_gpu() or torch.cuda.get_device_capability() != (9, 0), reason="no GPU with warpgroup instructions"
+)
+
+HALF = torch.float16
+SHAPES: dict[str, dict[str, Any]] = {
+    "384": {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536},
+    "1024": {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 320},
+}
+Force = Callable[[Any, int], None]
+
+
+@pytest.fixture
+def force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Force]:
+    """force(config, variant): both products before a LayerNorm run that variant, at every m; -1: none does."""
+    path, device = tmp_path / "table.json", torch.device("cuda")
+    monkeypatch.setenv("FTBERT_GEMM_TABLE", str(path))
+    monkeypatch.setenv("FTBERT_ONE_KERNEL", "off")
+
+    def put(config: Any, variant: int) -> None:
+        rows = [
+            Row(product, 1, 1 << 20, words(product, variant) if variant >= 0 else None)
+            for dtype in ("fp16", "bf16")
+            for product in products_of_shape(config.hidden_size, config.intermediate_size, "gelu", dtype)
+            if product.layernorm
+        ]
+        path.unlink(missing_ok=True)
+        add_rows(path, Machine.of("cuda"), rows)
+        gemm_table.install(device, again=True)
+
+    yield put
+    monkeypatch.undo()
+    gemm_table.install(device, again=True)
+
+
+def variants(product: Product) -> dict[int, tuple[int, ...]]:
+    """Those that can do it, and the words that stand for them in a table."""
+    return {a.tile: tuple(a.data) for a in Bench(product, 64).fused() if a.id == -2}
+
+
+def words(product: Product, variant: int) -> tuple[int, ...]:
+    found = variants(product)
+    if variant not in found:
+        pytest.skip(f"{product} has no variant {variant}")
+    return found[variant]
+
+
+def kernels(call: Callable[[], object]) -> int:
+    call()
+    with profiled() as profile:
+        call()
+        torch.cuda.synchronize()
+    return sum("norm_gemm" in event.name for event in profile.events())
+
+
+@pytest.mark.parametrize("dtype", [HALF, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("variant", range(7))
+@pytest.mark.parametrize("shape", SHAPES)
+def test_equals_transformers(force: Force, shape: str, variant: int, dtype: torch.dtype) -> None:
+    reference = make_bert(**SHAPES[shape])
+    force(reference.config, variant)
+    model = ftbert.load(reference, device="cuda", dtype=dtype)
+    for batch, seq in ((1, 1), (2, 17), (7, 64), (40, 128)):
+        for name, one in inputs(batch, seq).items():
+            try:
+                check_against_transformers(reference, model, one, Place("cuda", dtype))
+            except AssertionError as error:
+                raise AssertionError(f"{batch}x{seq}, mask {name}: {error}") from error
+
+
+@pytest.mark.parametrize("own_graphs", [False, True])
+def test_runs_where_the_table_says_so_and_gives_the_same_bits(force: Force, own_graphs: bool) -> None:
+    reference = make_bert(**SHAPES["384"], num_hidden_layers=3)
+    call = packed([17, 64, 3, 100])
+    got = {}
+    for variant in (-1, 0, 1):
+        force(reference.config, variant)
+        model = ftbert.load(reference, device="cuda", dtype=HALF)
+        model.use_cuda_graphs(own_graphs)
+        assert kernels(lambda model=model: model.forward_packed(*call)) == (6 if variant >= 0 else 0)  # type: ignore[misc]
+        got[variant] = model.forward_packed(*call).clone()
+        for _ in range(5):
+            assert torch.equal(model.forward_packed(*call), got[variant])
+    for variant in (0, 1):
+        assert_close(got[variant], got[-1], atol=64 * torch.finfo(HALF).eps)
+
+
+def test_the_same_with_graphs_and_without(force: Force) -> None:
+    reference = make_bert(**SHAPES["384"])
+    force(reference.config, 2)
+    model = ftbert.load(reference, device="cuda", dtype=HALF)
+    for lengths in ([5], [64] * 20, [1, 128, 0, 77]):
+        model.use_cuda_graphs(True)
+        with_graphs = model.forward_packed(*packed(lengths)).clone()
+        model.use_cuda_graphs(False)
+        assert torch.equal(model.forward_packed(*packed(lengths)), with_graphs)
+
+
+def test_more_turns_than_marks(force: Force) -> None:
+    """A product is known by its turn; after 255 of them the memory for what blocks tell each other is zeroed again."""
+    reference = make_bert(**SHAPES["384"] | {"intermediate_size": 64}, num_hidden_layers=140)
+    call, got = packed([33, 100, 128]), {}
+    for variant in (-1, 1):
+        force(reference.config, variant)
+        got[variant] = ftbert.load(reference, device="cuda", dtype=HALF).forward_packed(*call).float()
+    cosine = torch.cosine_similarity(got[1], got[-1], dim=-1)
+    assert cosine.min() > 0.999
+
+
+@pytest.mark.parametrize("mask", ["full", "right", "mostly empty"])
+@pytest.mark.parametrize("variant", [0, 5])
+def test_the_last_layer_of_first_tokens_alone(force: Force, variant: int, mask: str) -> None:
+    """It has as many rows as texts, empty ones too, which can be more than there are tokens."""
+    reference = make_bert(**SHAPES["384"])
+    force(reference.config, variant)
+    model = ftbert.load(reference, device="cuda", dtype=HALF)
+    ids, kept = ragged(mask, Place("cuda", HALF), batch=200, seq=31)
+    whole, first = model.module(ids, kept)[0], model.module.forward_first(ids, kept)[0]
+    assert_close(first, first_kept(whole, kept), atol=16 * torch.finfo(HALF).eps, rtol=16 * torch.finfo(HALF).eps)
+
+
+def test_threads_and_streams(force: Force) -> None:
+    reference = make_bert(**SHAPES["384"])
+    force(reference.config, 0)
+    model = ftbert.load(reference, device="cuda", dtype=HALF)
+    check_on_threads(model, [packed(lengths) for lengths in ([3], [64] * 40, [128] * 70, [100, 7])], threads=4, rounds=30)
