@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -116,7 +116,9 @@ def tune(
     path = path or user_table(machine)
     if path is None:
         raise ValueError("the cache is switched off (FTBERT_CACHE=off): say where the table shall go")
-    wanted = list(dict.fromkeys(wanted))
+    # First what runs where no product that contains the LayerNorm is faster.
+    pairs = [(replace(p, bias=False, layernorm=False), p) if p.layernorm else (p,) for p in wanted]
+    wanted = list(dict.fromkeys(product for pair in pairs for product in pair))
     ranges = buckets(first, last)
     if lengths is not None:
         ranges = [(low, high) for low, high in ranges if any(low <= m <= high for m in lengths)]
@@ -129,7 +131,10 @@ def tune(
         (product, low, high) for low, high in reversed(ranges) for product in wanted if (product, high) not in have
     ]
     known = merge(table, in_force(machine))
-    tuners = {product: ProductTuner(product, device, known) for product in wanted}
+    install(device)
+    tuners = {product: ProductTuner(product, device, known) for product in wanted if not product.layernorm}
+    for plain, product in (pair for pair in pairs if len(pair) == 2):
+        tuners[product] = ProductTuner(product, device, known, tuners[plain])
     again = [(product, *step) for product, low, high in work for step in _second_looks(low, high)] if thorough else []
     began, done, unwritten = time.monotonic(), 0, list[Row]()
     written = began

@@ -41,6 +41,7 @@ __all__ = [
 
 _CONFIG = ("id", "tile", "stages", "split_k", "reduction", "swizzle", "custom", "inner_shape", "cluster")
 _SEARCHED = (32, 128, 512, 1024, 2048, 4096, 8192)  # m
+_WITH_LAYERNORM = -2  # an algorithm's id
 _HOT, _HOT_AT = 2048, 4096  # m from which power counts, and where it is measured
 _OTHER_16_BIT = {"fp16": "bf16", "bf16": "fp16"}
 
@@ -159,14 +160,17 @@ class ProductTuner:
     """Makes the rows of one product. A search at few m tells what each tile takes for one wave of blocks; between them,
     a tile's time is that times the waves it needs: a step at each m where one more begins."""
 
-    def __init__(self, product: Product, device: int | str | torch.device = "cuda", known: Iterable[Row] = ()) -> None:
-        self.product, self.device = product, device
+    def __init__(
+        self,
+        product: Product,
+        device: int | str | torch.device = "cuda",
+        known: Iterable[Row] = (),
+        plain: ProductTuner | None = None,
+    ) -> None:
+        """known: rows of other tables. plain: of a product with LayerNorm the tuner of that without."""
+        self.product, self.device, self._plain = product, device, plain
         twin = replace(product, dtype=_OTHER_16_BIT.get(product.dtype, ""))
-        known = list(known)
         self._known = [row for row in known if row.product == twin]
-        if product.layernorm and not self._known:
-            plain = replace(product, bias=False, layernorm=False)
-            self._known = [row for row in known if row.product == plain]
         self._named: dict[tuple[int, ...], Algorithm] = {}  # what cuBLASLt accepts, by its settings
         self._named_at: set[int] = set()  # powers of two
         self._tiles: _ByTile = {}  # what it accepts at the first m searched
@@ -182,13 +186,22 @@ class ProductTuner:
         """The row for m from first to last.
 
         The candidates are cuBLASLt's own proposals, the best of the rows made before, and the tiles expected to be the
-        fastest here, or where rows of the other 16-bit type or of the product without its LayerNorm cover this m, what
-        they run around it and ftbert's own products; they are timed at `last`. Of a tile that is in front for the first
-        time, other settings are timed too. A tie goes to the row before. The winner must be as accurate as cuBLASLt's
-        first proposal, and faster by more than the measurement's noise; else the row says: no better.
+        fastest here, or where rows of the other 16-bit type cover this m, what they run around it and ftbert's own
+        products; they are timed at `last`. Of a tile that is in front for the first time, other settings are timed too.
+        A tie goes to the row before. The winner must be as accurate as cuBLASLt's first proposal, and faster by more
+        than the measurement's noise; else the row says: no better.
+
+        With a LayerNorm they are the products that contain it, and what the product without it runs.
         """
         bench = Bench(self.product, last, self.device)
         default = bench.heuristics(1)[0]
+        if self.product.layernorm:
+            timed = self._quick(bench, [algorithm for algorithm in bench.fused() if algorithm.id == _WITH_LAYERNORM])
+            best = [self._without_layernorm(last), *(algorithm for _, algorithm in _fastest(timed, 3))]
+            made = self._final(bench, first, default, best)
+            if made.config.get("id") != _WITH_LAYERNORM:
+                made = self._made[last] = replace(made, algorithm=None, config={})
+            return made
         timed = self._quick(bench, self._candidates(bench, first))
         front = _fastest(timed, 1)[0][1]
         if (front.id, front.tile) not in self._refined:
@@ -200,6 +213,8 @@ class ProductTuner:
         """The row for m from first to last, when those around it are made: the winners beside `last` that are expected
         to be as fast there as its own take turns with that. Where `last` has no row yet, those expected to be within
         2 % of the fastest, and tiles expected to beat them all by 1 %. None where there is nothing to compare."""
+        if self.product.layernorm:
+            return None if last in self._made else self.row(first, last)
         bench = Bench(self.product, last, self.device)
         points = [Point(m, row.us[0], row) for m, row in sorted(self._made.items())]
         near = [point for skip in (0, 1) for point in beside(points, last, skip)]
@@ -244,6 +259,14 @@ class ProductTuner:
         self._made[last] = row
         return row
 
+    def _without_layernorm(self, m: int) -> Algorithm:
+        """What the product itself runs."""
+        bench = Bench(replace(self.product, bias=False, layernorm=False), m, self.device)
+        row = self._plain._made.get(m) if self._plain else None
+        if self._plain is None or row is None:
+            return bench.chosen()
+        return bench.heuristics(1)[0] if row.algorithm is None else self._plain._winners[row.algorithm]
+
     def _heat(self, algorithm: Algorithm) -> float:
         words = tuple(algorithm.data)
         if words not in self._heats:
@@ -256,7 +279,7 @@ class ProductTuner:
 
     def _candidates(self, bench: Bench, first: int) -> list[Algorithm]:
         found = [*self._recent, *bench.heuristics(), *Bench(self.product, first, self.device).heuristics()]
-        if known := self._known_settings(bench):
+        if known := self._of_the_other_type(bench):
             found += [*known, *bench.fused()]
         else:
             found += self._expected(bench, self._recent)
@@ -280,8 +303,8 @@ class ProductTuner:
         same = [self._named.get((algorithm.id, algorithm.tile, *settings)) for algorithm in found.values()]
         return [*found.values(), *(algorithm for algorithm in same if algorithm)]
 
-    def _known_settings(self, bench: Bench) -> list[Algorithm]:
-        """What the known rows run from half this m to twice as much; nothing where none covers this m."""
+    def _of_the_other_type(self, bench: Bench) -> list[Algorithm]:
+        """What its rows run from half this m to twice as much; nothing where no row covers this m."""
         if not any(row.first <= bench.m <= row.last for row in self._known):
             return []
         near = [row for row in self._known if 2 * row.last >= bench.m and row.first <= 2 * bench.m]

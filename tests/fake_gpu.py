@@ -37,6 +37,9 @@ def fake_gpu(
         def heuristics(self, most: int = 8) -> list[FakeAlgorithm]:
             return algorithms[:1]
 
+        def chosen(self) -> FakeAlgorithm:
+            return algorithms[0]
+
         def fused(self) -> list[FakeAlgorithm]:
             return list(own)
 

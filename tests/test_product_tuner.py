@@ -207,16 +207,28 @@ def test_rows_that_help_nothing_leave_the_search(monkeypatch: pytest.MonkeyPatch
     assert ProductTuner(QKV, known=[row_]).row(129, 192).algorithm == (2,) * 8 and at
 
 
-def test_with_a_layernorm_it_starts_from_the_rows_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layernorm_is_contained_where_that_is_faster_than_what_the_product_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def own(number: int, us: float, id: int) -> FakeAlgorithm:
+        algorithm = FakeAlgorithm(number, lambda m: us)
+        algorithm.id = id
+        return algorithm
+
     plain, norm = Product("fp16", 768, 768), Product("fp16", 768, 768, bias=True, layernorm=True)
-    own = FakeAlgorithm(7, lambda m: 7.0)
-    own.id = -2
-    fake_gpu(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 8.0)], [own])
-    at = searched(monkeypatch)
-    made = ProductTuner(norm, known=[known(1, 999, 2, plain)]).row(129, 192)
-    assert made.algorithm == (7,) * 8 and made.config["id"] == -2 and not at
-    ProductTuner(norm, known=[known(1, 999, 2, Product("fp16", 768, 3072))]).row(129, 192)
-    assert at
+    first, better = FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 8.0 if m < 500 else 6.0)
+    fake_gpu(monkeypatch, [first, better], [own(5, 5.0, -1), own(7, 7.0, -2), own(8, 9.0, -2)])
+    without = ProductTuner(plain, known=[known(1, 999, 2, Product("bf16", 768, 768))])
+    tuner = ProductTuner(norm, plain=without)
+    # A product of ours without LayerNorm is not asked anew.
+    monkeypatch.setattr(without, "_made", {192: row_of(plain, 192, better), 512: row_of(plain, 512, better)})
+    monkeypatch.setattr(without, "_winners", {better.data: better})
+    contained, two_kernels = tuner.row(129, 192), tuner.row(449, 512)
+    assert contained.algorithm == (7,) * 8 and contained.config["id"] == -2 and contained.default_us == (10.0,)
+    assert two_kernels.algorithm is None and two_kernels.us == (6.0,)
+    assert tuner.again(129, 192) is None and tuner.again(129, 160) is not None
+
+
+def row_of(product: Product, m: int, algorithm: FakeAlgorithm) -> Row:
+    return Row(product, m, m, algorithm.data, (m,), (1.0,), (1.0,), dict.fromkeys(tuning._CONFIG, 0))
 
 
 def test_with_many_rows_power_counts(monkeypatch: pytest.MonkeyPatch) -> None:

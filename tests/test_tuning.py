@@ -340,7 +340,7 @@ def test_tune_hands_on_what_the_other_type_has(cache: Path, monkeypatch: pytest.
     fake_gpu(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 8.0)])
     at = searched(monkeypatch)
     monkeypatch.setattr(Machine, "of", staticmethod(lambda device: HERE))
-    monkeypatch.setattr(tune, "install", lambda device, again: None)
+    monkeypatch.setattr(tune, "install", lambda device, again=False: None)
     path = cache / "t.json"
     add_rows(path if place == "the table" else cache / "shipped" / HERE.file_name, HERE, [known(1, 999, 2)])
     done = tune.tune([QKV], 129, 192, path=path, force=True, show_progress_bar=False)
@@ -351,7 +351,7 @@ def test_tune_looks_again_between_the_rows(cache: Path, monkeypatch: pytest.Monk
     above, below = FakeAlgorithm(2, lambda m: 8.0), FakeAlgorithm(3, lambda m: 9.0 if m > 2016 else 7.9)
     fake_gpu(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), above, below])
     monkeypatch.setattr(Machine, "of", staticmethod(lambda device: HERE))
-    monkeypatch.setattr(tune, "install", lambda device, again: None)
+    monkeypatch.setattr(tune, "install", lambda device, again=False: None)
     encoder_rounds(monkeypatch)
     path = cache / "t.json"
     for force, thorough, of_three in ((False, False, (1984,)), (True, True, (1984, 2016))):
@@ -496,7 +496,7 @@ def test_tune_writes_resumes_and_never_loses(cache: Path, capsys: pytest.Capture
     arguments = ["tune", "--hidden", "128", "--tokens", "100..160", "--json"]
     assert main(arguments) == 0
     first = json.loads(capsys.readouterr().out)
-    assert first["made"] == 4 * len(buckets(100, 160)) and first["left"] == 0
+    assert first["made"] == 6 * len(buckets(100, 160))  # two with LayerNorm and without and first["left"] == 0
     assert all(r["gain"] >= 0 for r in first["rows"])
     assert main(arguments) == 0
     assert json.loads(capsys.readouterr().out)["made"] == 0
