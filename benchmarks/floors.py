@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -61,10 +62,19 @@ def gemm_floor(reference: Any, tokens: int, device: torch.device, dtype: torch.d
 def split(call: Call, repeats: int = 5) -> dict[str, float]:
     """Milliseconds of one call on the GPU by part, and in the gaps between kernels."""
     call()
-    runs = gpu_events(lambda: [call() for _ in range(repeats)])
-    parts = dict.fromkeys([*PARTS, "other"], 0.0)
-    for event in runs:
+    parts = by_part(gpu_events(lambda: [call() for _ in range(repeats)]))
+    return {part: us / 1e3 / repeats for part, us in parts.items()}
+
+
+def by_part(events: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """Microseconds of these kernels and copies by part; together they are what passed from the first start to the last
+    end. A kernel that starts before the one ahead has ended waits for it: it counts from that end."""
+    parts = dict.fromkeys([*PARTS, "other", "gaps"], 0.0)
+    now = None
+    for event in sorted(events, key=lambda e: float(e["ts"] + e["dur"])):
+        start, end = event["ts"], event["ts"] + event["dur"]
         name = next((part for part, words in PARTS.items() if re.search(words, event["name"], re.I)), "other")
-        parts[name] += event["dur"] / 1e3 / repeats
-    wall = (max(e["ts"] + e["dur"] for e in runs) - min(e["ts"] for e in runs)) / 1e3 / repeats
-    return parts | {"gaps": max(0.0, wall - sum(parts.values()))}
+        parts["gaps"] += max(0.0, start - now) if now is not None else 0.0
+        parts[name] += end - (start if now is None else max(start, now))
+        now = end
+    return parts

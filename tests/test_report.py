@@ -15,6 +15,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import bench_model  # noqa: E402
 import charts  # noqa: E402
+import floors  # noqa: E402
 import report  # noqa: E402
 
 RESULT: dict[str, Any] = {
@@ -174,3 +175,14 @@ def test_nothing_overlaps_in_a_chart_of_many_points(grid: list[str], results: Pa
             boxes.append((x, y - size, x + long, y))
         for dot in (element for element in root.iter() if element.tag.endswith("}circle")):
             assert 3 <= float(dot.attrib["cx"]) <= width - 3 and 72 <= float(dot.attrib["cy"]) <= height - 42
+
+
+def test_a_kernel_that_starts_early_counts_from_the_end_of_the_one_ahead() -> None:
+    names = ("attention_wgmma<x>", "norm_gemm_kernel", "hopper_gemm_kernel", "add_bias_input_layernorm_kernel", "who")
+    times = ((100.0, 10.0), (103.0, 19.0), (108.0, 34.0), (145.0, 5.0), (151.0, 2.0))
+    events = [{"name": name, "ts": ts, "dur": dur} for name, (ts, dur) in zip(names, times, strict=True)]
+    parts = floors.by_part(reversed(events))
+    assert {part: us for part, us in parts.items() if us} == {
+        "attention": 10, "products with layernorm": 12, "gemm": 20, "layernorm": 5, "other": 2, "gaps": 4,
+    }  # fmt: skip
+    assert sum(parts.values()) == 53
