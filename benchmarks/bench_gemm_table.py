@@ -2,9 +2,9 @@
 
     python benchmarks/bench_gemm_table.py --model base --model large --dtype fp16 [--out FILE]
 
-Layer: for each number of tokens the sum of one layer's four products with cuBLASLt's first proposals and with the
-table, measured here in turns. Between: random m; what the encoder runs for it (m rounded up, with the table's
-algorithm) against the best of a search for just that m, in turns too.
+Layer: for each number of tokens the sum of one layer's four products, two of them with the LayerNorm behind them, with
+cuBLASLt's first proposals and with the table, measured here in turns. Between: random m; what the encoder runs for it
+(m rounded up, with the table's algorithm) against the best of a search for just that m, in turns too.
 """
 
 from __future__ import annotations

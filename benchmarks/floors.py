@@ -45,16 +45,15 @@ def gemm_floor(reference: Any, tokens: int, device: torch.device, dtype: torch.d
             _flops[device] = flops(device, dtype)
         each_token = 2 * c.hidden_size * (4 * c.hidden_size + 2 * c.intermediate_size)
         return float(c.num_hidden_layers * tokens * each_token / _flops[device])
-    from ftbert.tuning import Bench, buckets, products_of_shape
+    from ftbert.tuning import Bench, buckets, products_of_shape, without_layernorm
 
     names = {value: name for name, value in DTYPES.items()}
     layer = 0.0
     m = buckets(tokens, tokens)[0][1]
     for product in products_of_shape(c.hidden_size, c.intermediate_size, "gelu", names[dtype]):
         bench = Bench(replace(product, bias=False, activation="none", layernorm=False), m)
-        chosen = Bench(product, m).chosen()
-        tuned = [chosen] if chosen.id >= -1 else []  # not one that contains the LayerNorm
-        best = bench.times([*bench.heuristics(), *bench.fused(), *tuned], 5)
+        tuned = Bench(without_layernorm(product) if product.layernorm else product, m).chosen()
+        best = bench.times([*bench.heuristics(), *bench.fused(), tuned], 5)
         layer += min(map(statistics.median, best)) / 1e6
     return layer * float(c.num_hidden_layers)
 

@@ -153,7 +153,8 @@ auto Encoder<Device, T>::carve(const Context<Device>&, Workspace& ws, const Enco
     b.scaled = ws.take<T>(input.tokens * c.hidden);
     b.moments = ws.take<float>(input.tokens * c.hidden / 32);
   }
-  if (may_stack<Device, T> && !stacks(input) && c.norm_place == NormPlace::post) {
+  // Also where one kernel runs the layers: hooks and the last layer of first rows go kernel by kernel.
+  if (may_stack<Device, T> && c.norm_place == NormPlace::post) {
     b.norm_moments.count = norm_gemm_moments(most);
     b.norm_moments.data = ws.take<uint64_t>(b.norm_moments.count);
   }

@@ -31,7 +31,8 @@ from ftbert._library import build_info
 from ftbert.cache import cache_folder
 from ftbert.config import DTYPES
 
-FORMAT = 1
+FORMAT = 2  # 1: the same, without products that have a LayerNorm
+WITH_LAYERNORM = -2  # the id of an algorithm that contains it
 _SHIPPED = Path(__file__).parent / "gemm_tables"
 _EMPTY_US = 1.5  # a kernel that does nothing, in a graph
 _ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "tanh")
@@ -163,8 +164,8 @@ def read_table(path: Path) -> tuple[Machine, list[Row]]:
         raise TableError(f"it is no JSON ({error})") from None
     if not isinstance(document, dict) or not isinstance(document.get("rows"), list):
         raise TableError("it is no table of ftbert")
-    if document.get("format") != FORMAT:
-        raise TableError(f"its format is {document.get('format')!r}, this ftbert reads {FORMAT}")
+    if document.get("format") not in (1, FORMAT):
+        raise TableError(f"its format is {document.get('format')!r}, this ftbert reads 1 and {FORMAT}")
     return Machine(str(document.get("gpu")), str(document.get("cublaslt"))), [Row.parse(r) for r in document["rows"]]
 
 
@@ -198,9 +199,14 @@ def merge(first: Iterable[Row], second: Iterable[Row]) -> list[Row]:
     return joined
 
 
-def waves(tile_rows: int, tile_columns: int, split_k: int, m: int, n: int, sms: int) -> int:
-    """How often all multiprocessors get a block."""
-    return -(-(-(-m // tile_rows) * -(-n // tile_columns) * split_k) // sms)
+def waves(
+    tile_rows: int, tile_columns: int, split_k: int, m: int, n: int, sms: int, whole_rows: bool = False
+) -> int:
+    """How often all multiprocessors get a block; whole_rows: those of a row of tiles at a time."""
+    rows, columns = -(-m // tile_rows), -(-n // tile_columns)
+    if whole_rows:
+        return -(-rows // max(1, sms // columns))
+    return -(-(rows * columns * split_k) // sms)
 
 
 def at_waves(us: float, timed: int, needed: int) -> float:
@@ -222,7 +228,8 @@ class Point(NamedTuple):
         if self.row.algorithm is None or not config.get("tile_rows"):
             return self.us if m <= self.m else math.inf
         rows, columns, split_k = config["tile_rows"], config["tile_columns"], config["split_k"]
-        timed, needed = waves(rows, columns, split_k, self.m, n, sms), waves(rows, columns, split_k, m, n, sms)
+        whole_rows = config.get("id") == WITH_LAYERNORM
+        timed, needed = (waves(rows, columns, split_k, at, n, sms, whole_rows) for at in (self.m, m))
         return at_waves(self.us, timed, needed)
 
 
@@ -372,20 +379,24 @@ def install(device: torch.device, *, again: bool = False) -> None:
     with _lock:
         if index in _installed and not again:
             return
-        module = tuner_module()
-        if module is None:
+        if tuner_module() is None:
             return  # built without Python's headers: the build said so
-        sms = torch.cuda.get_device_properties(index).multi_processor_count
-        rows = between(in_force(Machine.of(index)), sms, module.rows)
-        module.set_table(
-            index,
-            [
-                (p.dtype, p.bias, p.activation, p.layernorm, p.n, p.k, row.first, row.last, row.algorithm)
-                for row in rows
-                if (p := row.product) and row.algorithm is not None
-            ],
-        )
+        put_in_force(index, in_force(Machine.of(index)))
         _installed.add(index)
+
+
+def put_in_force(index: int, rows: Iterable[Row]) -> None:
+    """These rows on a CUDA device from now on, whatever the files say."""
+    module = tuner_module()
+    sms = torch.cuda.get_device_properties(index).multi_processor_count
+    module.set_table(
+        index,
+        [
+            (p.dtype, p.bias, p.activation, p.layernorm, p.n, p.k, row.first, row.last, row.algorithm)
+            for row in between(rows, sms, module.rows)
+            if (p := row.product) and row.algorithm is not None
+        ],
+    )
 
 
 def summary(device: torch.device) -> str:

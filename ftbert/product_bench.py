@@ -87,17 +87,20 @@ class Bench:
         """Median time of one product; infinite for an algorithm that cannot run after all."""
         return statistics.median(self.times([algorithm], rounds)[0])
 
-    def heat(self, algorithm: Algorithm) -> float:
-        """How many times as long it takes when the GPU has done nothing else for a while: where power is limited, an
-        algorithm that needs more of it lowers the clock more."""
-        cool = self.microseconds(algorithm, 9)
-        weights = self._b.numel() // (self.product.n * self.product.k)
-        recording = self.record(algorithm, min(128, weights))
-        once = recording.microseconds() * min(128, weights) / 1e6
+    def heats(self, algorithms: Sequence[Algorithm]) -> list[float]:
+        """How many times as long each takes when the GPU has done nothing else for a while: where power is limited, an
+        algorithm that needs more of it lowers the clock more. 0.1 s each."""
+        cool = [statistics.median(times) for times in self.times(algorithms, 9)]
+        return [self._hot_microseconds(a) / us for a, us in zip(algorithms, cool, strict=True)]
+
+    def _hot_microseconds(self, algorithm: Algorithm) -> float:
+        launches = min(128, self._b.numel() // (self.product.n * self.product.k))
+        recording = self.record(algorithm, launches)
+        once = recording.microseconds() * launches / 1e6
         if not math.isfinite(once):
             return math.inf
         times = [recording.microseconds() for _ in range(max(3, round(_HOT_SECONDS / once)))]
-        return statistics.median(times[len(times) // 2 :]) / cool
+        return statistics.median(times[len(times) // 2 :])
 
     def error(self, algorithm: Algorithm) -> float:
         """Largest absolute difference to the product in float32, over the size of its largest element."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ftbert import tuning
 from ftbert.gemm_table import (
+    WITH_LAYERNORM,
     Machine,
     Product,
     Row,
@@ -20,6 +23,7 @@ from ftbert.gemm_table import (
     in_force,
     install,
     merge,
+    put_in_force,
     read_table,
     sources,
     tuner_module,
@@ -27,7 +31,7 @@ from ftbert.gemm_table import (
 )
 from ftbert.product_bench import NO_TUNER
 from ftbert.progress import Progress
-from ftbert.tuning import ProductTuner, buckets
+from ftbert.tuning import ProductTuner, buckets, without_layernorm
 
 NOTHING_ON_CPU = (
     "on the CPU there is nothing to tune: oneDNN picks its kernels when a product first runs, weights are repacked "
@@ -116,9 +120,7 @@ def tune(
     path = path or user_table(machine)
     if path is None:
         raise ValueError("the cache is switched off (FTBERT_CACHE=off): say where the table shall go")
-    # First what runs where no product that contains the LayerNorm is faster.
-    pairs = [(replace(p, bias=False, layernorm=False), p) if p.layernorm else (p,) for p in wanted]
-    wanted = list(dict.fromkeys(product for pair in pairs for product in pair))
+    wanted = list(dict.fromkeys(wanted))
     ranges = buckets(first, last)
     if lengths is not None:
         ranges = [(low, high) for low, high in ranges if any(low <= m <= high for m in lengths)]
@@ -127,44 +129,80 @@ def tune(
     add_rows(path, machine, [])  # finds out now whether the file can be written
     table = read_table(path)[1]
     have = {(row.product, m) for row in table for m in row.timed} if not force else set()
-    work = [
-        (product, low, high) for low, high in reversed(ranges) for product in wanted if (product, high) not in have
-    ]
-    known = merge(table, in_force(machine))
-    install(device)
-    tuners = {product: ProductTuner(product, device, known) for product in wanted if not product.layernorm}
-    for plain, product in (pair for pair in pairs if len(pair) == 2):
-        tuners[product] = ProductTuner(product, device, known, tuners[plain])
-    again = [(product, *step) for product, low, high in work for step in _second_looks(low, high)] if thorough else []
+    in_files = in_force(machine)
+    known = merge(table, in_files)
+    # Those with a LayerNorm come when the rows that they have to beat are made.
+    plain = list(dict.fromkeys(without_layernorm(p) if p.layernorm else p for p in wanted))
+    norms = [p for p in wanted if p.layernorm and _may_contain_layernorm(p, device, path)]
+    wanted = [*plain, *norms]
+    tuners = {product: ProductTuner(product, device, known) for product in wanted}
+    steps: list[_Step] = []
+    for products in (plain, norms):
+        rest = [(p, low, high) for low, high in reversed(ranges) for p in products if (p, high) not in have]
+        steps += [_Step(p, low, high) for p, low, high in rest]
+        if thorough:
+            steps += [_Step(p, *step, again=True) for p, low, high in rest for step in _second_looks(low, high)]
     began, done, unwritten = time.monotonic(), 0, list[Row]()
-    written = began
-    bar = Progress(len(work) + len(again), show_progress_bar, unit=" ranges", label="tune")
+    written, beaten_in_force = began, False
+    bar = Progress(len(steps), show_progress_bar, unit=" ranges", label="tune")
+
+    def write() -> None:
+        nonlocal unwritten, written
+        add_rows(path, machine, unwritten)
+        unwritten, written = [], time.monotonic()
+
     try:
-        for product, low, high in [*work, *again]:
+        for step in steps:
             if time.monotonic() - began > 60 * minutes:
                 break
-            tuner = tuners[product]
-            try:
-                row = tuner.row(low, high) if done < len(work) else tuner.again(low, high)
-            except torch.OutOfMemoryError:
-                raise RuntimeError(
-                    f"out of GPU memory with {product} and m={high}: ask for fewer tokens; the rows made are in {path}"
-                ) from None
+            if step.product.layernorm and not beaten_in_force:
+                write()
+                put_in_force(torch.cuda.current_device() if device.index is None else device.index,
+                             merge(read_table(path)[1], in_files))  # fmt: skip
+                beaten_in_force = True
+            with _memory_named(step.product, step.high, path):
+                look = tuners[step.product].again if step.again else tuners[step.product].row
+                row = look(step.low, step.high)
             unwritten = merge([row] if row else [], unwritten)
             done += 1
-            bar.add(1, high)
+            bar.add(1, step.high)
             if time.monotonic() - written > 1:
-                add_rows(path, machine, unwritten)
-                unwritten, written = [], time.monotonic()
+                write()
     finally:
         bar.close()
-        add_rows(path, machine, unwritten)
+        write()
         install(device, again=True)
     rows = [row for row in read_table(path)[1] if row.product in set(wanted)]
-    made = min(done, len(work))
-    unseen = {(product, low) for product, low, _ in again[done - made :]}
-    seen_once = len(ranges) * len(wanted) - len(work) + len(unseen) - (len(work) - made) if thorough else 0
-    return Tuned(path, machine, rows, made, len(work) - made, time.monotonic() - began, seen_once)
+    asked = sum(not step.again for step in steps)
+    made = sum(not step.again for step in steps[:done])
+    unseen = {(step.product, step.low) for step in steps[done:] if step.again}
+    seen_once = len(ranges) * len(wanted) - asked + len(unseen) - (asked - made) if thorough else 0
+    return Tuned(path, machine, rows, made, asked - made, time.monotonic() - began, seen_once)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A row to be made, or looked at again."""
+
+    product: Product
+    low: int
+    high: int
+    again: bool = False
+
+
+def _may_contain_layernorm(product: Product, device: torch.device, path: Path) -> bool:
+    with _memory_named(product, 1, path):
+        return any(algorithm.id == WITH_LAYERNORM for algorithm in tuning.Bench(product, 1, device).fused())
+
+
+@contextmanager
+def _memory_named(product: Product, m: int, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise RuntimeError(
+            f"out of GPU memory with {product} and m={m}: ask for fewer tokens; the rows made are in {path}"
+        ) from None
 
 
 def _second_looks(low: int, high: int) -> list[tuple[int, int]]:
@@ -191,6 +229,7 @@ def show(device: str | torch.device = "cuda") -> dict[str, Any]:
                 "m": f"{min(r.first for r in mine)}..{max(r.last for r in mine)}",
                 "rows": len(mine),
                 "tuned": sum(r.algorithm is not None for r in mine),
+                "default": "the product and then LayerNorm" if product.layernorm else "cuBLASLt's first proposal",
             }
             for product in sorted({row.product for row in rows})
             if (mine := [row for row in rows if row.product == product])
@@ -209,7 +248,7 @@ def show_text(values: dict[str, Any]) -> str:
     for entry in values["in_force"]:
         lines.append(
             f"  {entry['product']:<44} m {entry['m']:<12} {entry['tuned']} of {entry['rows']} ranges differ from "
-            "cuBLASLt's first proposal"
+            f"{entry['default']}"
         )
     return "\n".join(lines)
 

@@ -23,7 +23,7 @@ from dataclasses import replace
 import torch
 
 from ftbert.config import ACTIVATIONS, DTYPES, EncoderConfig
-from ftbert.gemm_table import Point, Product, Row, at_waves, beside, waves
+from ftbert.gemm_table import WITH_LAYERNORM, Point, Product, Row, at_waves, beside, waves
 from ftbert.product_bench import Algorithm, Bench, Recording, in_turns
 
 __all__ = [
@@ -41,7 +41,6 @@ __all__ = [
 
 _CONFIG = ("id", "tile", "stages", "split_k", "reduction", "swizzle", "custom", "inner_shape", "cluster")
 _SEARCHED = (32, 128, 512, 1024, 2048, 4096, 8192)  # m
-_WITH_LAYERNORM = -2  # an algorithm's id
 _HOT, _HOT_AT = 2048, 4096  # m from which power counts, and where it is measured
 _OTHER_16_BIT = {"fp16": "bf16", "bf16": "fp16"}
 
@@ -50,7 +49,8 @@ def products(config: EncoderConfig, dtype: str) -> list[Product]:
     """The linear layers that this encoder runs per token, each once."""
     found = products_of_shape(config.hidden, config.inter, config.activation, dtype)
     if config.norm_place == "pre":
-        found = [replace(product, layernorm=False) for product in found]  # its LayerNorm also keeps the sum
+        # Its LayerNorm also keeps the sum.
+        found = [without_layernorm(product) if product.layernorm else product for product in found]
     if config.head_size not in (32, 64, 128):
         found[0] = Product(dtype, 3 * config.hidden, config.hidden)  # the general attention path adds the bias itself
     if config.embedding_projection:
@@ -66,6 +66,11 @@ def products_of_shape(hidden: int, inter: int, activation: str, dtype: str) -> l
         Product(dtype, inter, hidden, bias=True, activation=ACTIVATIONS.get(activation, activation)),
         Product(dtype, hidden, inter, bias=True, layernorm=True),
     ]
+
+
+def without_layernorm(product: Product) -> Product:
+    """The product that runs, the LayerNorm behind it, where none that contains it is faster."""
+    return replace(product, bias=False, layernorm=False)
 
 
 def search(
@@ -160,15 +165,9 @@ class ProductTuner:
     """Makes the rows of one product. A search at few m tells what each tile takes for one wave of blocks; between them,
     a tile's time is that times the waves it needs: a step at each m where one more begins."""
 
-    def __init__(
-        self,
-        product: Product,
-        device: int | str | torch.device = "cuda",
-        known: Iterable[Row] = (),
-        plain: ProductTuner | None = None,
-    ) -> None:
-        """known: rows of other tables. plain: of a product with LayerNorm the tuner of that without."""
-        self.product, self.device, self._plain = product, device, plain
+    def __init__(self, product: Product, device: int | str | torch.device = "cuda", known: Iterable[Row] = ()) -> None:
+        """known: rows of other tables."""
+        self.product, self.device = product, device
         twin = replace(product, dtype=_OTHER_16_BIT.get(product.dtype, ""))
         self._known = [row for row in known if row.product == twin]
         self._named: dict[tuple[int, ...], Algorithm] = {}  # what cuBLASLt accepts, by its settings
@@ -191,17 +190,15 @@ class ProductTuner:
         A tie goes to the row before. The winner must be as accurate as cuBLASLt's first proposal, and faster by more
         than the measurement's noise; else the row says: no better.
 
-        With a LayerNorm they are the products that contain it, and what the product without it runs.
+        With a LayerNorm they are the products that contain it, and the winner must beat what the product without it
+        runs in this process, followed by the LayerNorm.
         """
         bench = Bench(self.product, last, self.device)
         default = bench.heuristics(1)[0]
         if self.product.layernorm:
-            timed = self._quick(bench, [algorithm for algorithm in bench.fused() if algorithm.id == _WITH_LAYERNORM])
-            best = [self._without_layernorm(last), *(algorithm for _, algorithm in _fastest(timed, 3))]
-            made = self._final(bench, first, default, best)
-            if made.config.get("id") != _WITH_LAYERNORM:
-                made = self._made[last] = replace(made, algorithm=None, config={})
-            return made
+            timed = self._quick(bench, [algorithm for algorithm in bench.fused() if algorithm.id == WITH_LAYERNORM])
+            two_kernels = Bench(without_layernorm(self.product), last, self.device).chosen()
+            return self._final(bench, first, default, [algorithm for _, algorithm in _fastest(timed, 3)], two_kernels)
         timed = self._quick(bench, self._candidates(bench, first))
         front = _fastest(timed, 1)[0][1]
         if (front.id, front.tile) not in self._refined:
@@ -229,26 +226,33 @@ class ProductTuner:
         self._before = own.algorithm if own else None  # a tie is the row's own
         return self._final(bench, first, bench.heuristics(1)[0], [*best, *tiles])
 
-    def _final(self, bench: Bench, first: int, default: Algorithm, best: Iterable[Algorithm]) -> Row:
-        """The row of the winner among these and cuBLASLt's first proposal, timed in turns. With many rows that is who
-        would be the fastest when the GPU does nothing else for a while."""
-        last = bench.m
-        finalists = list({tuple(algorithm.data): algorithm for algorithm in (default, *best)}.values())
+    def _final(
+        self, bench: Bench, first: int, default: Algorithm, best: Iterable[Algorithm], rival: Algorithm | None = None
+    ) -> Row:
+        """The row of the winner among these, timed in turns, if it beats the rival: cuBLASLt's first proposal, if
+        nobody else. With many rows the winner is who would be the fastest when the GPU does nothing else for a while,
+        and is not slower than that proposal when it does."""
+        last, rival = bench.m, rival or default
+        finalists = list({tuple(algorithm.data): algorithm for algorithm in (default, rival, *best)}.values())
+        beaten = next(i for i, algorithm in enumerate(finalists) if tuple(algorithm.data) == tuple(rival.data))
         rounds = bench.times(finalists, 9)
         us = [statistics.median(times) for times in rounds]
+        heats = self._heats_of(finalists) if last >= _HOT else [1.0] * len(us)
 
-        cost = [a * self._heat(b) for a, b in zip(us, finalists, strict=True)] if last >= _HOT else us
+        cost = [a * b for a, b in zip(us, heats, strict=True)]
         order = sorted(range(len(us)), key=cost.__getitem__)
         tied = [i for i in order if cost[i] <= 1.004 * cost[order[0]] and tuple(finalists[i].data) == self._before]
-        winner = next((i for i in [*tied, *order] if i == 0 or _right(bench, finalists[i], default)), 0)
+        able = (i for i in [*tied, *order] if i == 0 or (us[i] <= us[0] and _right(bench, finalists[i], default)))
+        winner = next(able, beaten)
         recent = {tuple(a.data): a for a in [*(finalists[i] for i in order), *self._recent]}
         self._recent, self._before = list(recent.values())[:8], tuple(finalists[winner].data)
 
-        ratios = [mine / other for mine, other in zip(rounds[winner], rounds[0], strict=True)]
+        hotter = heats[winner] / heats[beaten]
+        ratios = [hotter * mine / other for mine, other in zip(rounds[winner], rounds[beaten], strict=True)]
         ratio = statistics.median(ratios)
         noise = 1.5 * statistics.median(abs(r - ratio) for r in ratios)
-        if winner == 0 or ratio + max(noise, 0.003) >= 1:
-            row = Row(self.product, first, last, None, (last,), (us[0],), (us[0],))
+        if winner in (0, beaten) or ratio + max(noise, 0.003) >= 1:
+            row = Row(self.product, first, last, None, (last,), (us[beaten],), (us[0],))
         else:
             algorithm = finalists[winner]
             words = tuple(algorithm.data)
@@ -259,19 +263,12 @@ class ProductTuner:
         self._made[last] = row
         return row
 
-    def _without_layernorm(self, m: int) -> Algorithm:
-        """What the product itself runs."""
-        bench = Bench(replace(self.product, bias=False, layernorm=False), m, self.device)
-        row = self._plain._made.get(m) if self._plain else None
-        if self._plain is None or row is None:
-            return bench.chosen()
-        return bench.heuristics(1)[0] if row.algorithm is None else self._plain._winners[row.algorithm]
-
-    def _heat(self, algorithm: Algorithm) -> float:
-        words = tuple(algorithm.data)
-        if words not in self._heats:
-            self._heats[words] = Bench(self.product, _HOT_AT, self.device).heat(algorithm)
-        return self._heats[words]
+    def _heats_of(self, algorithms: Sequence[Algorithm]) -> list[float]:
+        new = [algorithm for algorithm in algorithms if tuple(algorithm.data) not in self._heats]
+        if new:
+            heats = Bench(self.product, _HOT_AT, self.device).heats(new)
+            self._heats |= {tuple(algorithm.data): heat for algorithm, heat in zip(new, heats, strict=True)}
+        return [self._heats[tuple(algorithm.data)] for algorithm in algorithms]
 
     def _quick(self, bench: Bench, algorithms: list[Algorithm]) -> _Timed:
         times = bench.times(algorithms, 2, -(-bench.launches // 3))

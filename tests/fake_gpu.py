@@ -24,9 +24,12 @@ class FakeAlgorithm:
 
 
 def fake_gpu(
-    monkeypatch: pytest.MonkeyPatch, algorithms: list[FakeAlgorithm], own: Sequence[FakeAlgorithm] = ()
+    monkeypatch: pytest.MonkeyPatch,
+    algorithms: list[FakeAlgorithm],
+    own: Sequence[FakeAlgorithm] = (),
+    in_force: FakeAlgorithm | None = None,
 ) -> None:
-    """Has these algorithms, of which cuBLASLt proposes the first, and these products of our own."""
+    """Has these algorithms, of which cuBLASLt proposes the first, and these products of our own. in_force: what runs."""
 
     class FakeBench:
         launches, sms = 4, 132
@@ -38,7 +41,7 @@ def fake_gpu(
             return algorithms[:1]
 
         def chosen(self) -> FakeAlgorithm:
-            return algorithms[0]
+            return in_force or algorithms[0]
 
         def fused(self) -> list[FakeAlgorithm]:
             return list(own)
@@ -49,8 +52,8 @@ def fake_gpu(
         def times(self, chosen: list[FakeAlgorithm], rounds: int = 5, launches: int = 0) -> list[list[float]]:
             return [[a.us(self.m) * (1 + 0.001 * (i % 2)) for i in range(rounds)] for a in chosen]
 
-        def heat(self, algorithm: FakeAlgorithm) -> float:
-            return algorithm.heat
+        def heats(self, chosen: list[FakeAlgorithm]) -> list[float]:
+            return [algorithm.heat for algorithm in chosen]
 
         def error(self, algorithm: FakeAlgorithm) -> float:
             return 0.5 if algorithm.wrong else 1e-4

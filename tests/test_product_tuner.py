@@ -207,28 +207,31 @@ def test_rows_that_help_nothing_leave_the_search(monkeypatch: pytest.MonkeyPatch
     assert ProductTuner(QKV, known=[row_]).row(129, 192).algorithm == (2,) * 8 and at
 
 
-def test_a_layernorm_is_contained_where_that_is_faster_than_what_the_product_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def own(number: int, us: float, id: int) -> FakeAlgorithm:
-        algorithm = FakeAlgorithm(number, lambda m: us)
-        algorithm.id = id
-        return algorithm
+NORM = Product("fp16", 768, 768, bias=True, layernorm=True)
 
-    plain, norm = Product("fp16", 768, 768), Product("fp16", 768, 768, bias=True, layernorm=True)
-    first, better = FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 8.0 if m < 500 else 6.0)
-    fake_gpu(monkeypatch, [first, better], [own(5, 5.0, -1), own(7, 7.0, -2), own(8, 9.0, -2)])
-    without = ProductTuner(plain, known=[known(1, 999, 2, Product("bf16", 768, 768))])
-    tuner = ProductTuner(norm, plain=without)
+
+def own(number: int, us: float, id: int, heat: float = 1.1) -> FakeAlgorithm:
+    algorithm = FakeAlgorithm(number, lambda m: us, heat=heat)
+    algorithm.id = id
+    return algorithm
+
+
+def test_a_layernorm_is_contained_where_that_is_faster_than_what_the_product_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, runs = FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 8.0 if m < 500 else 6.0)
+    fake_gpu(monkeypatch, [first, runs], [own(5, 5.0, -1), own(7, 7.0, -2), own(8, 9.0, -2)], in_force=runs)
+    tuner = ProductTuner(NORM)
     # A product of ours without LayerNorm is not asked anew.
-    monkeypatch.setattr(without, "_made", {192: row_of(plain, 192, better), 512: row_of(plain, 512, better)})
-    monkeypatch.setattr(without, "_winners", {better.data: better})
     contained, two_kernels = tuner.row(129, 192), tuner.row(449, 512)
     assert contained.algorithm == (7,) * 8 and contained.config["id"] == -2 and contained.default_us == (10.0,)
-    assert two_kernels.algorithm is None and two_kernels.us == (6.0,)
+    assert two_kernels.algorithm is None and two_kernels.us == (6.0,) and two_kernels.default_us == (10.0,)
     assert tuner.again(129, 192) is None and tuner.again(129, 160) is not None
 
 
-def row_of(product: Product, m: int, algorithm: FakeAlgorithm) -> Row:
-    return Row(product, m, m, algorithm.data, (m,), (1.0,), (1.0,), dict.fromkeys(tuning._CONFIG, 0))
+def test_a_contained_layernorm_beats_two_kernels_also_under_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, runs = FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 8.0)
+    fake_gpu(monkeypatch, [first, runs], [own(7, 7.6, -2, heat=1.2)], in_force=runs)
+    assert ProductTuner(NORM).row(129, 192).algorithm == (7,) * 8
+    assert ProductTuner(NORM).row(4097, 4224).algorithm is None
 
 
 def test_with_many_rows_power_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,6 +241,9 @@ def test_with_many_rows_power_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     few, many = tuner.row(1025, 1088), tuner.row(4097, 4224)
     assert few.algorithm == (2,) * 8 and many.algorithm == (3,) * 8
     assert many.us == (9.0,) and many.default_us == (10.0,)  # as measured
-    # Where nothing else is better than cuBLASLt's own choice, that runs.
+    # Where nothing else is better than cuBLASLt's own choice, that runs; and where what is better under load is slower in
+    # a cool moment.
     fake_gpu(monkeypatch, [first, hot])
+    assert ProductTuner(QKV, known=[known(1, 9999, 2)]).row(4097, 4224).algorithm is None
+    fake_gpu(monkeypatch, [first, FakeAlgorithm(2, lambda m: 10.1, heat=0.9)])
     assert ProductTuner(QKV, known=[known(1, 9999, 2)]).row(4097, 4224).algorithm is None

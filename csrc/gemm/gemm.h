@@ -14,7 +14,6 @@ struct Epilogue {
   bool bias = false;
   Activation activation = Activation::none;  // after the bias
   bool for_product = false;                  // the next product reads it, and nothing else does
-  bool layernorm = false;                    // a LayerNorm of all its rows follows, see linear_layernorm
 };
 
 // out = epilogue(a @ weight^T), a [m, k], out [m, n]. Returns where the result is: `out`, or memory of a library
@@ -65,7 +64,7 @@ struct ResidualNorm {
 
 // x [rows, n] = LayerNorm(a @ weight^T + bias + x) * gamma + beta, a [m, k] with m = gemm_rows(rows). One kernel where
 // a tuned table says that it is faster than a product and a LayerNorm; `product` [m, n] is memory for what lies between
-// these. The kernel directly ahead must not write x.
+// these. The kernel directly ahead must not write x (NormGemm).
 template <class Device, class T>
 void linear_layernorm(Context<Device>& context, const Linear<T>& weights, const T* a, int64_t m,
                       const ResidualNorm<T>& norm, int64_t rows, T* product, T* x);

@@ -51,10 +51,6 @@ Left run(Context<Cuda>& context, GemmKey key, const void* a, const void* b, cons
   const void* cublas_bias = plain ? nullptr : bias;
   set_memory(context, key, a, b, c, bias);
   GemmPlan plan = context.plans->get(key, cublas_bias);
-  if (plan.norm >= 0) {  // not for this call
-    key.layernorm = false;
-    plan = context.plans->get(key, cublas_bias);
-  }
   if (!plan.supported) return Left::all;
   if (plan.fused >= 0) {
     run_fused_gemm(context, plan.fused, {key.m, key.n, key.k, key.dtype, activation, a, b, bias, c});
@@ -100,7 +96,6 @@ const T* linear(Context<Device>& context, const Linear<T>& weights, const T* a, 
     const T* in = a + first * k;
     T* to = out + first * n;
     GemmKey key{.m = std::min(step, m - first), .n = n, .k = k, .epilogue = fused.epilogue, .dtype = kDType<T>};
-    key.layernorm = epilogue.layernorm;
     if (!fused.whole) key.after = epilogue.activation;
     Left left = run(context, key, in, weights.weight, bias, epilogue.activation, to);
     if (left == Left::all) {  // not with this epilogue
@@ -134,7 +129,7 @@ void linear_layernorm(Context<Device>& context, const Linear<T>& weights, const 
     if (norm.moments && context.plans) {
       GemmKey key{.m = m, .n = n, .k = k, .dtype = kDType<T>, .layernorm = true};
       set_memory(context, key, a, weights.weight, x, weights.bias);
-      key.align_c = std::min(key.align_c, alignment(product));
+      key.align_c = std::min({key.align_c, alignment(norm.gamma), alignment(norm.beta)});
       const GemmPlan plan = context.plans->get(key, nullptr);
       if (plan.norm >= 0) {
         run_norm_gemm(context, plan.norm,
@@ -144,7 +139,7 @@ void linear_layernorm(Context<Device>& context, const Linear<T>& weights, const 
       }
     }
   }
-  const T* made = linear(context, weights, a, m, {.layernorm = true}, product);
+  const T* made = linear(context, weights, a, m, {}, product);
   add_bias_input_layernorm<Device, T>(context, made, weights.bias, x, norm.gamma, norm.beta, norm.eps, rows, n, nullptr,
                                       x);
 }

@@ -9,9 +9,9 @@
 namespace ftbert {
 
 // x [m, n] = LayerNorm(a [m, k] @ b [n, k]^T + bias + x) * gamma + beta, 16-bit elements, all 16-byte aligned; bias may
-// be nullptr. The sum is rounded once, at the end. As weights, x must not be what the kernel directly ahead writes,
-// unless Context::overlap is off: it is asked for before that has ended. n is a multiple of 128 or 192, and at most
-// 2048.
+// be nullptr. The sum is rounded once, at the end. A row is at most 8 tiles of 128, 192 or 256 columns. Parts of x are
+// read before the kernel ahead has ended, unless Context::overlap is off: like weights, x must be there before that one
+// begins to work.
 struct NormGemm {
   int64_t m = 0, n = 0, k = 0;
   DType dtype = DType::fp16;

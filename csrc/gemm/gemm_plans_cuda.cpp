@@ -167,12 +167,11 @@ bool GemmPlans::tuned(const GemmKey& key, const Table& table, GemmPlan& plan) co
     return row == rows->second.end() || row->second.from > key.m ? nullptr : &row->second;
   };
   const TunedGemm* row = find(key.after, key.layernorm);
-  if (row && norm_variant(row->algorithm) >= 0) {
-    const int variant = norm_variant(row->algorithm);
-    plan.norm = norm_gemm_supports(capability_, variant, {.m = key.m, .n = key.n, .k = key.k, .dtype = key.dtype})
-                    ? variant
-                    : -1;
-    if (plan.norm >= 0) return true;
+  if (const int variant = row && key.layernorm ? norm_variant(row->algorithm) : -1; variant >= 0) {
+    if (norm_gemm_supports(capability_, variant, {.m = key.m, .n = key.n, .k = key.k, .dtype = key.dtype})) {
+      plan.norm = variant;
+      return true;
+    }
     row = nullptr;
   }
   // What is fastest with nothing behind it is mostly the fastest with an activation or a LayerNorm there.

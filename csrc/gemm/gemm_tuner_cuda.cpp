@@ -112,8 +112,8 @@ class CublasLtTuner : public GemmTuner {
         activation_(p.activation) {
     FTBERT_CHECK(p.m > 0 && p.n > 0 && p.k > 0, "expected a product with m, n, k > 0, got m=", p.m, " n=", p.n,
                  " k=", p.k);
-    FTBERT_CHECK(!p.layernorm || p.activation == Activation::none,
-                 "no activation comes between a product and LayerNorm");
+    FTBERT_CHECK(!p.layernorm || (p.bias && p.activation == Activation::none),
+                 "a product with LayerNorm has a bias and no activation");
     const FusedEpilogue fused = fuse_epilogue(p.bias && !p.layernorm, p.activation, p.dtype);
     key_ = {.m = p.m, .n = p.n, .k = p.k, .epilogue = fused.epilogue, .dtype = p.dtype};
     if (!fused.whole) key_.after = p.activation;
