@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from ftbert import tuning
-from ftbert.gemm_table import Product, Row
+from ftbert.gemm_table import WITH_LAYERNORM, Product, Row
 from ftbert.tuning import Bench
 
 QKV = Product("fp16", 2304, 768, bias=True)
@@ -44,7 +44,7 @@ def fake_gpu(
             return in_force or algorithms[0]
 
         def fused(self) -> list[FakeAlgorithm]:
-            return list(own)
+            return [a for a in own if a.id != WITH_LAYERNORM or self.product.layernorm]
 
         def enumerate(self) -> list[FakeAlgorithm]:
             return algorithms

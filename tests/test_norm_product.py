@@ -28,23 +28,23 @@ SHAPES: dict[str, dict[str, Any]] = {
     "384": {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536},
     "1024": {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 320},
 }
-Force = Callable[[Any, int], None]
+Force = Callable[..., None]
 
 
 @pytest.fixture
 def force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Force]:
-    """force(config, variant): both products before a LayerNorm run that variant, at every m; -1: none does."""
+    """force(config, variant, of_down): the products before a LayerNorm run that variant, at every m, or the second one
+    another; -1: none does."""
     path, device = tmp_path / "table.json", torch.device("cuda")
     monkeypatch.setenv("FTBERT_GEMM_TABLE", str(path))
     monkeypatch.setenv("FTBERT_ONE_KERNEL", "off")
 
-    def put(config: Any, variant: int) -> None:
-        rows = [
-            Row(product, 1, 1 << 20, words(product, variant) if variant >= 0 else None)
-            for dtype in ("fp16", "bf16")
-            for product in products_of_shape(config.hidden_size, config.intermediate_size, "gelu", dtype)
-            if product.layernorm
-        ]
+    def put(config: Any, variant: int, of_down: int | None = None) -> None:
+        rows = []
+        for dtype in ("fp16", "bf16"):
+            _, out, _, down = products_of_shape(config.hidden_size, config.intermediate_size, "gelu", dtype)
+            for product, of in ((out, variant), (down, variant if of_down is None else of_down)):
+                rows.append(Row(product, 1, 1 << 20, words(product, of) if of >= 0 else None))
         path.unlink(missing_ok=True)
         add_rows(path, Machine.of("cuda"), rows)
         gemm_table.install(device, again=True)
@@ -118,7 +118,7 @@ def test_the_same_with_graphs_and_without(force: Force) -> None:
 
 
 def test_more_turns_than_marks(force: Force) -> None:
-    """A product is known by its turn; after 255 of them the memory for what blocks tell each other is zeroed again."""
+    """A product is known by its turn, which begins anew after 255."""
     reference = make_bert(**SHAPES["384"] | {"intermediate_size": 64}, num_hidden_layers=140)
     call, got = packed([33, 100, 128]), {}
     for variant in (-1, 1):
@@ -126,6 +126,31 @@ def test_more_turns_than_marks(force: Force) -> None:
         got[variant] = ftbert.load(reference, device="cuda", dtype=HALF).forward_packed(*call).float()
     cosine = torch.cosine_similarity(got[1], got[-1], dim=-1)
     assert cosine.min() > 0.999
+
+
+@pytest.mark.parametrize("variants", [(0, 3), (3, 0), (5, -1), (-1, 1), (2, 4)])
+def test_products_of_different_tiles_share_what_they_tell(force: Force, variants: tuple[int, int]) -> None:
+    reference = make_bert(**SHAPES["384"], num_hidden_layers=5)
+    force(reference.config, *variants)
+    model = ftbert.load(reference, device="cuda", dtype=HALF)
+    for one in (inputs(3, 50)["right"], inputs(64, 100)["holes"]):
+        check_against_transformers(reference, model, one, Place("cuda", HALF))
+
+
+def test_beside_one_kernel_for_all_layers(force: Force, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hidden states and the last layer of first tokens go kernel by kernel where the others run in one."""
+    reference = make_bert(**SHAPES["384"])
+    force(reference.config, 5)
+    monkeypatch.setenv("FTBERT_ONE_KERNEL", "on")
+    model = ftbert.load(reference, device="cuda", dtype=HALF)
+    ids = torch.randint(0, 120, (4, 32), generator=torch.Generator().manual_seed(0)).cuda()
+    with torch.no_grad():
+        want = reference.to("cuda", torch.float32)(ids, output_hidden_states=True)
+    got = torch.ops.ftbert.forward_hidden_states(model.encoder, ids, None, None)
+    for mine, exact in zip(got, want.hidden_states, strict=True):
+        assert_close(mine, exact, atol=64 * torch.finfo(HALF).eps, rtol=64 * torch.finfo(HALF).eps)
+    first = model.module.forward_first(ids)[0]
+    assert_close(first, want.last_hidden_state[:, 0], atol=64 * torch.finfo(HALF).eps, rtol=64 * torch.finfo(HALF).eps)
 
 
 @pytest.mark.parametrize("mask", ["full", "right", "mostly empty"])

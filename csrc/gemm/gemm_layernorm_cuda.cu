@@ -9,6 +9,7 @@
 
 #include "core/check.h"
 #include "gemm/gemm_layernorm.h"
+#include "gemm/row_moments.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/mma.cuh"
 #include "kernels/tensor_map.h"
@@ -51,47 +52,11 @@ struct Work {
   uint32_t mark;
 };
 
-// A tile's moments in one access, marked with the product's turn in what squares do not need: the sign, and the last
-// seven of 23 bits. 0 is nobody's mark.
-constexpr uint32_t kMark = 0x8000007fu, kMarks = 255;
-
-__device__ inline uint64_t pack_moments(float mean, float squares, uint32_t mark) {
-  return static_cast<uint64_t>((__float_as_uint(squares) & ~kMark) | mark) << 32 | __float_as_uint(mean);
-}
-__device__ inline bool has_mark(uint64_t moments, uint32_t mark) {
-  return (static_cast<uint32_t>(moments >> 32) & kMark) == mark;
-}
-__device__ inline float mean_of(uint64_t moments) { return __uint_as_float(static_cast<uint32_t>(moments)); }
-__device__ inline float squares_of(uint64_t moments) {
-  return __uint_as_float(static_cast<uint32_t>(moments >> 32) & ~kMark);
-}
-__device__ inline void tell(uint64_t* to, uint64_t moments) {
-  asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(moments) : "memory");
-}
-__device__ inline uint64_t look(const uint64_t* from) {
-  uint64_t moments;
-  asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(moments) : "l"(from) : "memory");
-  return moments;
-}
-
-// Over the four lanes that share a row.
-__device__ inline float quad_sum(float x) {
-  x += __shfl_xor_sync(0xffffffffu, x, 1);
-  return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-
 template <class E>
 __device__ float2 unpack_pair(uint32_t bits) {
   typename PairOf<E>::type pair;
   memcpy(&pair, &bits, 4);
   return pair_to_float(pair);
-}
-
-// Where this thread's row of 16-byte chunks begins in a tile that lies in shared memory as blocks of 64 columns, rows
-// of 128 bytes, chunks xor-ed with the row; column 8 * j is `at ^ j % 8 * 16` of block j / 8, for even j.
-__device__ inline uint32_t matrix_row(uint32_t tile) {
-  const int lane = threadIdx.x % 32, row = lane % 16;
-  return tile + row * 128 + ((lane / 16) ^ (row % 8)) * 16;
 }
 
 // sum += residual for 16 rows of a warp, and the mean and the squared deviations of each of a thread's two.

@@ -36,6 +36,13 @@ __device__ inline void load_matrices_transposed(uint32_t (&r)[4], uint32_t addre
                : "memory");
 }
 
+// Where this thread's row of 16-byte chunks begins in a tile that lies in shared memory as blocks of 64 columns, rows
+// of 128 bytes, chunks xor-ed with the row; column 8 * j is `at ^ j % 8 * 16` of block j / 8, for even j.
+__device__ inline uint32_t matrix_row(uint32_t tile) {
+  const int lane = threadIdx.x % 32, row = lane % 16;
+  return tile + row * 128 + ((lane / 16) ^ (row % 8)) * 16;
+}
+
 // d [16, 8] += a [16, 16] @ b [16, 8] in float.
 template <class E>
 __device__ void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
