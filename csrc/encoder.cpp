@@ -155,8 +155,7 @@ auto Encoder<Device, T>::carve(const Context<Device>&, Workspace& ws, const Enco
   }
   // Also where one kernel runs the layers: hooks and the last layer of first rows go kernel by kernel.
   if (may_stack<Device, T> && c.norm_place == NormPlace::post) {
-    b.norm_moments.count = norm_gemm_moments(most);
-    b.norm_moments.data = ws.take<uint64_t>(b.norm_moments.count);
+    b.norm_moments = {ws.take<uint64_t>(norm_gemm_moments(most)), norm_gemm_moments(most)};
   }
   b.projected = ws.take<T>(most * c.hidden);
   if (on_cpu<Device>) b.context = ws.take<T>(most * c.hidden);  // still read where a later piece begins

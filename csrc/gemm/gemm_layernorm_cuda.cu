@@ -131,43 +131,6 @@ __device__ void normalize(const float (&sum)[Shape::kHalves][Shape::kTileN / 8][
   }
 }
 
-// The mean of two rows of n columns, eight apart, and what LayerNorm multiplies their deviations by, when all tiles of
-// them have told their moments. The four lanes of a row look at one tile in four.
-template <int kTileN>
-__device__ void row_moments_of(const Work& work, const uint64_t* moments, float (&mean)[2], float (&scale)[2]) {
-  constexpr int kLooks = kMostNormTiles / 4;
-  const int mine = threadIdx.x % 4;
-  uint64_t seen[2][kLooks];
-  bool all;
-  do {
-    all = true;
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-#pragma unroll
-      for (int i = 0; i < kLooks; ++i)
-        if (mine + 4 * i < work.columns) seen[r][i] = look(moments + r * 8 * work.columns + mine + 4 * i);
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-#pragma unroll
-      for (int i = 0; i < kLooks; ++i) all &= mine + 4 * i >= work.columns || has_mark(seen[r][i], work.mark);
-  } while (!all);
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float total = 0, squares = 0;
-#pragma unroll
-    for (int i = 0; i < kLooks; ++i)
-      if (mine + 4 * i < work.columns) total += mean_of(seen[r][i]);
-    mean[r] = quad_sum(total) * (kTileN * work.row_inverse);
-#pragma unroll
-    for (int i = 0; i < kLooks; ++i)
-      if (mine + 4 * i < work.columns) {
-        const float d = mean_of(seen[r][i]) - mean[r];
-        squares += squares_of(seen[r][i]) + kTileN * d * d;
-      }
-    scale[r] = rsqrtf(quad_sum(squares) * work.row_inverse + work.eps);
-  }
-}
-
 template <class E, class Shape>
 __global__ void __launch_bounds__(kThreads, 1)
     norm_gemm_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
@@ -327,7 +290,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
 #pragma unroll
     for (int half = 0; half < kHalves; ++half)
-      row_moments_of<kTileN>(work, row_moments + half * 64 * work.columns, mean[half], scale[half]);
+      row_moments_of<kTileN, kMostNormTiles / 4>(work, row_moments + half * 64 * work.columns, mean[half], scale[half]);
     normalize<E, Shape>(sum, vectors, mean, scale, shared, [&](int block) {
       fence_shared_for_async();
       __syncwarp();

@@ -24,7 +24,7 @@ struct GemmKey {
   Activation after = Activation::none;  // what add_bias_act does to a product of cuBLASLt, and a fused one itself
   DType dtype = DType::fp32;            // of A and B
   bool float_out = false;               // C is float whatever the dtype
-  bool layernorm = false;               // a LayerNorm of all its rows follows
+  bool layernorm = false;  // asks for a product that contains the LayerNorm behind it, and for nothing else
   bool b_transposed = true;
   bool tf32 = false;
   uint16_t align_a = 0, align_b = 0, align_c = 0;  // bytes; align_c is the bias's too

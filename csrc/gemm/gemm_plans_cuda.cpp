@@ -160,22 +160,21 @@ std::vector<cublasLtMatmulHeuristicResult_t> GemmPlans::propose(const GemmKey& k
 
 // The table's choice for this key, if it has one that can run.
 bool GemmPlans::tuned(const GemmKey& key, const Table& table, GemmPlan& plan) const {
-  const auto find = [&](Activation after, bool layernorm) -> const TunedGemm* {
-    const auto rows = table.find({key.dtype, key.epilogue, after, layernorm, key.n, key.k});
+  const auto find = [&](Activation after) -> const TunedGemm* {
+    const auto rows = table.find({key.dtype, key.epilogue, after, key.layernorm, key.n, key.k});
     if (rows == table.end()) return nullptr;
     const auto row = rows->second.lower_bound(key.m);
     return row == rows->second.end() || row->second.from > key.m ? nullptr : &row->second;
   };
-  const TunedGemm* row = find(key.after, key.layernorm);
-  if (const int variant = row && key.layernorm ? norm_variant(row->algorithm) : -1; variant >= 0) {
-    if (norm_gemm_supports(capability_, variant, {.m = key.m, .n = key.n, .k = key.k, .dtype = key.dtype})) {
-      plan.norm = variant;
-      return true;
-    }
-    row = nullptr;
+  const TunedGemm* row = find(key.after);
+  if (key.layernorm) {
+    const int variant = row ? norm_variant(row->algorithm) : -1;
+    const NormGemm gemm{.m = key.m, .n = key.n, .k = key.k, .dtype = key.dtype};
+    if (norm_gemm_supports(capability_, variant, gemm)) plan.norm = variant;
+    return plan.norm >= 0;
   }
-  // What is fastest with nothing behind it is mostly the fastest with an activation or a LayerNorm there.
-  if (!row && (key.after != Activation::none || key.layernorm)) row = find(Activation::none, false);
+  // What is fastest without an activation is mostly the fastest with one behind it.
+  if (!row && key.after != Activation::none) row = find(Activation::none);
   if (!row) return false;
   const auto& [problem, from, to, data] = *row;
   if (const int variant = fused_variant(data); variant >= 0) {
@@ -198,6 +197,7 @@ GemmPlan GemmPlans::make(const GemmKey& key, const void* bias, const Table& tabl
     plan.supported = true;
     return plan;
   }
+  if (key.layernorm) return plan;
   if (const auto proposed = propose(key, plan, 8); !proposed.empty()) {
     plan.algorithm = proposed.front().algo;
     plan.supported = true;

@@ -11,6 +11,7 @@
 #include "core/cuda_check.h"
 #include "core/device.h"
 #include "core/device_guard.h"
+#include "gemm/gemm_algorithms.h"
 #include "gemm/gemm_cuda.h"
 #include "gemm/gemm_fused.h"
 #include "gemm/gemm_layernorm.h"
@@ -20,85 +21,6 @@
 
 namespace ftbert {
 namespace {
-
-template <class V>
-V config(const cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttributes_t attribute) {
-  V value{};
-  cublasLtMatmulAlgoConfigGetAttribute(&algorithm, attribute, &value, sizeof(value), nullptr);
-  return value;
-}
-
-// False: this algorithm does not know the attribute or the value.
-template <class V>
-bool configure(cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttributes_t attribute, V value) {
-  return cublasLtMatmulAlgoConfigSetAttribute(&algorithm, attribute, &value, sizeof(value)) == CUBLAS_STATUS_SUCCESS;
-}
-
-template <class V>
-V capability(const cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoCapAttributes_t attribute) {
-  V value{};
-  cublasLtMatmulAlgoCapGetAttribute(&algorithm, attribute, &value, sizeof(value), nullptr);
-  return value;
-}
-
-std::vector<uint32_t> capabilities(const cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoCapAttributes_t attribute) {
-  size_t bytes = 0;
-  if (cublasLtMatmulAlgoCapGetAttribute(&algorithm, attribute, nullptr, 0, &bytes) != CUBLAS_STATUS_SUCCESS) return {0};
-  std::vector<uint32_t> values(bytes / sizeof(uint32_t));
-  if (values.empty()) return {0};  // the library's own choice
-  cublasLtMatmulAlgoCapGetAttribute(&algorithm, attribute, values.data(), bytes, &bytes);
-  return values;
-}
-
-struct TileSize {
-  int rows, columns;
-};
-// By cublasLtMatmulTile_t, whose own rows are our columns. CMakeLists.txt writes them down from cublasLt.h.
-const std::unordered_map<int, TileSize>& tile_sizes() {
-  static const std::unordered_map<int, TileSize> sizes = {
-#include "cublaslt_tiles.inc"
-  };
-  return sizes;
-}
-
-GemmAlgorithm describe(const cublasLtMatmulAlgo_t& a, const cublasLtMatmulHeuristicResult_t& result) {
-  GemmAlgorithm described;
-  std::copy(std::begin(a.data), std::end(a.data), described.data.begin());
-  described.id = config<int32_t>(a, CUBLASLT_ALGO_CONFIG_ID);
-  described.tile = static_cast<int>(config<uint32_t>(a, CUBLASLT_ALGO_CONFIG_TILE_ID));
-  if (const auto size = tile_sizes().find(described.tile); size != tile_sizes().end()) {
-    described.tile_rows = size->second.rows;
-    described.tile_columns = size->second.columns;
-  }
-  described.stages = static_cast<int>(config<uint32_t>(a, CUBLASLT_ALGO_CONFIG_STAGES_ID));
-  described.split_k = config<int32_t>(a, CUBLASLT_ALGO_CONFIG_SPLITK_NUM);
-  described.reduction = static_cast<int>(config<uint32_t>(a, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME));
-  described.swizzle = static_cast<int>(config<uint32_t>(a, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING));
-  described.custom = static_cast<int>(config<uint32_t>(a, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION));
-  described.inner_shape = config<uint16_t>(a, CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID);
-  described.cluster = config<uint16_t>(a, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID);
-  described.workspace = static_cast<int64_t>(result.workspaceSize);
-  described.waves = result.wavesCount;
-  return described;
-}
-
-GemmAlgorithm describe(int variant, bool norm) {
-  GemmAlgorithm described;
-  described.data = norm ? norm_algorithm(variant) : fused_algorithm(variant);
-  described.id = norm ? -2 : -1;
-  described.tile = variant;
-  const FusedTile tile = norm ? norm_gemm_tile(variant) : fused_gemm_tile(variant);
-  described.tile_rows = tile.rows;
-  described.tile_columns = tile.columns;
-  described.split_k = tile.split;
-  return described;
-}
-
-cublasLtMatmulAlgo_t opaque(const GemmAlgorithm& algorithm) {
-  cublasLtMatmulAlgo_t a;
-  std::copy(algorithm.data.begin(), algorithm.data.end(), a.data);
-  return a;
-}
 
 constexpr float kEps = 1e-5f;
 
@@ -133,45 +55,34 @@ class CublasLtTuner : public GemmTuner {
 
   std::vector<GemmAlgorithm> heuristics(int most) override {
     std::vector<GemmAlgorithm> all;
-    for (const auto& result : plans_.propose(key_, plan_, most)) all.push_back(describe(result.algo, result));
+    for (const auto& result : plans_.propose(key_, plan_, most)) all.push_back(describe_algorithm(result.algo, result));
     return all;
   }
 
-  std::vector<GemmAlgorithm> enumerate() override {
-    const cudaDataType_t type = key_.dtype == DType::fp16   ? CUDA_R_16F
-                                : key_.dtype == DType::bf16 ? CUDA_R_16BF
-                                                            : CUDA_R_32F;
-    std::vector<int> ids(512);
-    int count = 0;
-    FTBERT_CUBLAS_CHECK(cublasLtMatmulAlgoGetIds(plans_.handle, CUBLAS_COMPUTE_32F, CUDA_R_32F, type, type, type, type,
-                                                 static_cast<int>(ids.size()), ids.data(), &count));
-    ids.resize(count);
-    std::vector<GemmAlgorithm> all;
-    for (const int id : ids) {
-      cublasLtMatmulAlgo_t algorithm;
-      if (cublasLtMatmulAlgoInit(plans_.handle, CUBLAS_COMPUTE_32F, CUDA_R_32F, type, type, type, type, id,
-                                 &algorithm) == CUBLAS_STATUS_SUCCESS)
-        enumerate(algorithm, all);
-    }
-    return all;
-  }
+  std::vector<GemmAlgorithm> enumerate() override { return accepted_algorithms(plans_, key_, plan_); }
 
   std::vector<GemmAlgorithm> fused() override {
     std::vector<GemmAlgorithm> all;
     for (int variant = 0; variant < fused_gemm_variants(); ++variant)
-      if (fused_gemm_supports(context_.capability, variant, problem())) all.push_back(describe(variant, false));
+      if (fused_gemm_supports(context_.capability, variant, problem()))
+        all.push_back(describe_algorithm(variant, false));
     for (int variant = 0; key_.layernorm && variant < norm_gemm_variants(); ++variant)
-      if (norm_gemm_supports(context_.capability, variant, norm_problem())) all.push_back(describe(variant, true));
+      if (norm_gemm_supports(context_.capability, variant, norm_problem()))
+        all.push_back(describe_algorithm(variant, true));
     return all;
   }
 
   GemmAlgorithm chosen() override {
-    const GemmPlan plan = plans_.get(key_, some_bias_);
+    if (key_.layernorm)
+      if (const int variant = plans_.get(key_, some_bias_).norm; variant >= 0) return describe_algorithm(variant, true);
+    GemmKey key = key_;
+    key.layernorm = false;
+    const GemmPlan plan = plans_.get(key, some_bias_);
     FTBERT_CHECK(plan.supported, "cuBLASLt has no algorithm for this product");
-    if (plan.fused >= 0 || plan.norm >= 0) return describe(std::max(plan.fused, plan.norm), plan.norm >= 0);
+    if (plan.fused >= 0) return describe_algorithm(plan.fused, false);
     cublasLtMatmulHeuristicResult_t result{};
-    plans_.accepts(key_, plan, plan.algorithm, &result);
-    return describe(plan.algorithm, result);
+    plans_.accepts(key, plan, plan.algorithm, &result);
+    return describe_algorithm(plan.algorithm, result);
   }
 
   int64_t c_bytes() const override {
@@ -338,7 +249,7 @@ class CublasLtTuner : public GemmTuner {
       return;
     }
     GemmPlan plan = plan_;
-    const cublasLtMatmulAlgo_t cublas = opaque(algorithm);
+    const cublasLtMatmulAlgo_t cublas = cublas_algorithm(algorithm);
     if (bias && some_bias_)
       FTBERT_CUBLAS_CHECK(
           cublasLtMatmulDescSetAttribute(&plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias)));
@@ -357,50 +268,6 @@ class CublasLtTuner : public GemmTuner {
     T* const x = static_cast<T*>(c);
     add_bias_input_layernorm<Cuda, T>(context_, static_cast<const T*>(product), part(0), x, part(1), part(2), kEps,
                                       key_.m, key_.n, nullptr, x);
-  }
-
-  // Every setting of one algorithm that cuBLASLt accepts. A split sum is added in float, as `propose` asks for too.
-  void enumerate(cublasLtMatmulAlgo_t algorithm, std::vector<GemmAlgorithm>& all) {
-    const bool splits = capability<int32_t>(algorithm, CUBLASLT_ALGO_CAP_SPLITK_SUPPORT) != 0;
-    const bool adds_in_float = (capability<uint32_t>(algorithm, CUBLASLT_ALGO_CAP_REDUCTION_SCHEME_MASK) &
-                                CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) != 0;
-    const bool swizzles = capability<uint32_t>(algorithm, CUBLASLT_ALGO_CAP_CTA_SWIZZLING_SUPPORT) != 0;
-    const int32_t customs = capability<int32_t>(algorithm, CUBLASLT_ALGO_CAP_CUSTOM_OPTION_MAX);
-    const auto tiles = capabilities(algorithm, CUBLASLT_ALGO_CAP_TILE_IDS);
-    const auto stages = capabilities(algorithm, CUBLASLT_ALGO_CAP_STAGES_IDS);
-    static constexpr uint16_t kClusters[] = {CUBLASLT_CLUSTER_SHAPE_AUTO,  CUBLASLT_CLUSTER_SHAPE_1x1x1,
-                                             CUBLASLT_CLUSTER_SHAPE_2x1x1, CUBLASLT_CLUSTER_SHAPE_1x2x1,
-                                             CUBLASLT_CLUSTER_SHAPE_2x2x1, CUBLASLT_CLUSTER_SHAPE_4x1x1,
-                                             CUBLASLT_CLUSTER_SHAPE_1x4x1};
-    static constexpr int32_t kSplits[] = {1, 2, 3, 4, 6, 8};
-    const auto add = [&](const cublasLtMatmulAlgo_t& a) {
-      cublasLtMatmulHeuristicResult_t result{};
-      if (plans_.accepts(key_, plan_, a, &result)) all.push_back(describe(a, result));
-    };
-    for (const uint32_t tile : tiles)
-      for (const uint32_t stage : stages)
-        for (int32_t custom = 0; custom <= std::min(customs, 15); ++custom)
-          for (const uint16_t cluster : kClusters) {
-            cublasLtMatmulAlgo_t a = algorithm;
-            configure(a, CUBLASLT_ALGO_CONFIG_TILE_ID, tile);
-            configure(a, CUBLASLT_ALGO_CONFIG_STAGES_ID, stage);
-            if (customs > 0 && !configure(a, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, static_cast<uint32_t>(custom)))
-              continue;
-            if (!configure(a, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, cluster) && cluster != CUBLASLT_CLUSTER_SHAPE_AUTO)
-              continue;
-            if (!plans_.accepts(key_, plan_, a)) continue;  // saves asking for the rest
-            for (const int32_t split : kSplits) {
-              if (split > 1 && !(splits && adds_in_float)) break;
-              configure(a, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, split);
-              configure(a, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
-                        static_cast<uint32_t>(split > 1 ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
-                                                        : CUBLASLT_REDUCTION_SCHEME_NONE));
-              for (uint32_t swizzle = 0; swizzle <= (swizzles ? 1u : 0u); ++swizzle) {
-                configure(a, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, swizzle);
-                add(a);
-              }
-            }
-          }
   }
 
   int device_;

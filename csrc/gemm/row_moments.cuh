@@ -35,5 +35,42 @@ __device__ inline float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
+// The mean of two rows of n columns, eight apart, and what LayerNorm multiplies their deviations by, when all tiles of
+// them have told their moments. The four lanes of a row look at one tile in four, up to kLooks each.
+// work: columns (tiles side by side), mark, eps, row_inverse (1 / n).
+template <int kTileN, int kLooks, class Work>
+__device__ void row_moments_of(const Work& work, const uint64_t* moments, float (&mean)[2], float (&scale)[2]) {
+  const int mine = threadIdx.x % 4;
+  uint64_t seen[2][kLooks];
+  bool all;
+  do {
+    all = true;
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+#pragma unroll
+      for (int i = 0; i < kLooks; ++i)
+        if (mine + 4 * i < work.columns) seen[r][i] = look(moments + r * 8 * work.columns + mine + 4 * i);
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+#pragma unroll
+      for (int i = 0; i < kLooks; ++i) all &= mine + 4 * i >= work.columns || has_mark(seen[r][i], work.mark);
+  } while (!all);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float total = 0, squares = 0;
+#pragma unroll
+    for (int i = 0; i < kLooks; ++i)
+      if (mine + 4 * i < work.columns) total += mean_of(seen[r][i]);
+    mean[r] = quad_sum(total) * (kTileN * work.row_inverse);
+#pragma unroll
+    for (int i = 0; i < kLooks; ++i)
+      if (mine + 4 * i < work.columns) {
+        const float d = mean_of(seen[r][i]) - mean[r];
+        squares += squares_of(seen[r][i]) + kTileN * d * d;
+      }
+    scale[r] = rsqrtf(quad_sum(squares) * work.row_inverse + work.eps);
+  }
+}
+
 }  // namespace
 }  // namespace ftbert

@@ -11,10 +11,10 @@
 namespace ftbert {
 
 // Every kernel that `launch_overlapped` launches comes here before it touches memory that other kernels write or read
-// (prefetching and what must be there earlier aside, as weights): it waits until all that the kernels ahead have
+// (prefetching aside, and what must be there earlier, as weights): it waits until all that the kernels ahead have
 // written is there, then lets the kernel behind take the places that become free. That one waits here in turn. (A
-// compiler may take a load through a const
-// __restrict__ pointer for one that nothing changes, and move it up; nvcc 13.0 moves none in these kernels.)
+// compiler may take a load through a const __restrict__ pointer for one that nothing changes, and move it up; nvcc 13.0
+// moves none in these kernels.)
 __device__ inline void wait_for_inputs() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
