@@ -11,128 +11,25 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 import re
 import tempfile
 import threading
 import warnings
-from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from ftbert._library import build_info
 from ftbert.cache import cache_folder
-from ftbert.config import DTYPES
+from ftbert.gemm_rows import Row, TableError, between, merge
 
 FORMAT = 2  # 1: the same, without products that have a LayerNorm
-WITH_LAYERNORM = -2  # the id of an algorithm that contains it
 _SHIPPED = Path(__file__).parent / "gemm_tables"
-_EMPTY_US = 1.5  # a kernel that does nothing, in a graph
-_ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "tanh")
-
-
-class TableError(ValueError):
-    """The file is no table of ours; the words say why."""
-
-
-@dataclass(frozen=True, order=True)
-class Product:
-    """A linear layer's product [m, k] @ [n, k]^T and what comes with it. dtype: fp32, fp16 or bf16. activation: gelu
-    (erf), gelu_tanh, relu, silu or tanh; what cuBLASLt does not compute exactly follows it as add_bias_act. layernorm:
-    with the residual and its LayerNorm, which follow as add_bias_input_layernorm or are contained."""
-
-    dtype: str
-    n: int
-    k: int
-    bias: bool = False
-    activation: str = "none"
-    layernorm: bool = False
-
-    def __str__(self) -> str:
-        parts = ["bias"] * self.bias + [self.activation] * (self.activation != "none") + ["layernorm"] * self.layernorm
-        epilogue = "+".join(parts) or "no epilogue"
-        return f"{self.dtype} n={self.n} k={self.k} {epilogue}"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One product for m from `first` to `last`, both included. algorithm: cublasLtMatmulAlgo_t as 8 words of 64 bit, or
-    one of ftbert's own products (config's id is negative, its tile the variant), or None: cuBLASLt's own first proposal
-    was not beaten, or with a LayerNorm: what the product without it runs was not. us, default_us: microseconds at the m
-    of `timed`."""
-
-    product: Product
-    first: int
-    last: int
-    algorithm: tuple[int, ...] | None
-    timed: tuple[int, ...] = ()
-    us: tuple[float, ...] = ()
-    default_us: tuple[float, ...] = ()
-    config: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def gain(self) -> float:
-        """How much faster than cuBLASLt's first proposals: 0.1 is 10 %."""
-        return sum(self.default_us) / sum(self.us) - 1 if self.us else 0.0
-
-    def part(self, first: int, last: int) -> Row:
-        """The same for fewer m."""
-        kept = [i for i, m in enumerate(self.timed) if first <= m <= last]
-        timed = tuple(self.timed[i] for i in kept)
-        us, default_us = (tuple(values[i] for i in kept) for values in (self.us, self.default_us))
-        return replace(self, first=first, last=last, timed=timed, us=us, default_us=default_us)
-
-    def as_dict(self) -> dict[str, Any]:
-        """What stands in the file."""
-        words = None if self.algorithm is None else _hex(self.algorithm)
-        values = asdict(self) | {"algorithm": words, "timed": list(self.timed)}
-        values |= {key: [round(us, 2) for us in values[key]] for key in ("us", "default_us")}
-        product = values.pop("product")
-        if not product["layernorm"]:
-            del product["layernorm"]
-        return product | values
-
-    @staticmethod
-    def parse(values: dict[str, Any]) -> Row:
-        """TableError names what is wrong."""
-        try:
-            product = Product(
-                str(values["dtype"]), int(values["n"]), int(values["k"]), bool(values["bias"]), values["activation"],
-                bool(values.get("layernorm", False)),
-            )  # fmt: skip
-            words = values["algorithm"]
-            if words is not None and not re.fullmatch("([0-9a-f]{16}){1,8}", words):
-                raise ValueError("algorithm is not words of 16 hexadecimal digits")
-            row = Row(
-                product,
-                int(values["first"]),
-                int(values["last"]),
-                None if words is None else tuple(int(words.ljust(128, "0")[i : i + 16], 16) for i in range(0, 128, 16)),
-                tuple(int(m) for m in values["timed"]),
-                tuple(float(us) for us in values["us"]),
-                tuple(float(us) for us in values["default_us"]),
-                {str(key): int(value) for key, value in values["config"].items()},
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise TableError(f"a row cannot be read ({type(error).__name__}: {error})") from None
-        fits = product.dtype in DTYPES and product.activation in _ACTIVATIONS and min(product.n, product.k) > 0
-        fits = fits and len(row.timed) == len(row.us) == len(row.default_us)
-        if not fits or not 0 < row.first <= row.last:
-            raise TableError(f"a row makes no sense: {product}, m from {row.first} to {row.last}")
-        return row
-
-
-def _hex(words: tuple[int, ...]) -> str:
-    """16 digits a word; zero words at the end, of which there are many, are left out."""
-    used = max((i + 1 for i, word in enumerate(words) if word), default=1)
-    return "".join(f"{word:016x}" for word in words[:used])
 
 
 @dataclass(frozen=True)
@@ -167,111 +64,6 @@ def read_table(path: Path) -> tuple[Machine, list[Row]]:
     if document.get("format") not in (1, FORMAT):
         raise TableError(f"its format is {document.get('format')!r}, this ftbert reads 1 and {FORMAT}")
     return Machine(str(document.get("gpu")), str(document.get("cublaslt"))), [Row.parse(r) for r in document["rows"]]
-
-
-def merge(first: Iterable[Row], second: Iterable[Row]) -> list[Row]:
-    """All of `first`, and of `second` what it leaves free. Neighbours with one algorithm become one row."""
-    rows = list(first)
-    taken: dict[Product, list[Row]] = {}
-    for row in sorted(rows, key=lambda row: row.first):
-        taken.setdefault(row.product, []).append(row)
-    for row in second:
-        free = row.first
-        for other in taken.get(row.product, ()):
-            if free < other.first <= row.last:
-                rows.append(row.part(free, other.first - 1))
-            free = max(free, other.last + 1) if other.first <= row.last else free
-        if free <= row.last:
-            rows.append(row.part(free, row.last))
-    joined: list[Row] = []
-    for row in sorted(rows, key=lambda row: (row.product, row.first)):
-        before = joined[-1] if joined else None
-        if before and (before.product, before.algorithm, before.last + 1) == (row.product, row.algorithm, row.first):
-            joined[-1] = replace(
-                before,
-                last=row.last,
-                timed=before.timed + row.timed,
-                us=before.us + row.us,
-                default_us=before.default_us + row.default_us,
-            )
-        else:
-            joined.append(row)
-    return joined
-
-
-def waves(
-    tile_rows: int, tile_columns: int, split_k: int, m: int, n: int, sms: int, whole_rows: bool = False
-) -> int:
-    """How often all multiprocessors get a block; whole_rows: those of a row of tiles at a time."""
-    rows, columns = -(-m // tile_rows), -(-n // tile_columns)
-    if whole_rows:
-        return -(-rows // max(1, sms // columns))
-    return -(-(rows * columns * split_k) // sms)
-
-
-def at_waves(us: float, timed: int, needed: int) -> float:
-    """Microseconds where `needed` waves of blocks run, from those of `timed` waves."""
-    return _EMPTY_US + (us - _EMPTY_US) * needed / timed
-
-
-class Point(NamedTuple):
-    """A timed m."""
-
-    m: int
-    us: float
-    row: Row
-
-    def us_at(self, m: int, sms: int) -> float:
-        """What the row's algorithm is expected to take there. Of one without a tile's size, such as cuBLASLt's own
-        proposal, all that is known: fewer rows take no longer."""
-        config, n = self.row.config, self.row.product.n
-        if self.row.algorithm is None or not config.get("tile_rows"):
-            return self.us if m <= self.m else math.inf
-        rows, columns, split_k = config["tile_rows"], config["tile_columns"], config["split_k"]
-        whole_rows = config.get("id") == WITH_LAYERNORM
-        timed, needed = (waves(rows, columns, split_k, at, n, sms, whole_rows) for at in (self.m, m))
-        return at_waves(self.us, timed, needed)
-
-
-def between(rows: Iterable[Row], sms: int, gemm_rows: Callable[[int], int]) -> list[Row]:
-    """The same with a choice for each m that the encoder runs (gemm_rows) and nobody timed: of the algorithms at the
-    timed m below and above, the one expected to be faster on so many multiprocessors. Those one further off count only
-    where they are expected to be faster by 1 %."""
-    rows = list(rows)
-    points: dict[Product, list[Point]] = defaultdict(list)
-    for row in sorted(rows, key=lambda row: row.first):
-        points[row.product] += [Point(m, us, row) for m, us in zip(row.timed, row.us, strict=True)]
-    better: list[Row] = []
-    for row in rows:
-        low = row.first
-        while low <= row.last:
-            m = gemm_rows(low)
-            high = min(m, row.last)
-            if not any(low <= at <= high for at in row.timed):
-                best = _expected(row, m, points[row.product], sms)
-                if best.algorithm != row.algorithm:
-                    better.append(best.part(low, high))
-            low = high + 1
-    return merge(better, rows)
-
-
-def beside(points: Sequence[Point], m: int, skip: int = 0) -> list[Point]:
-    """The timed m next above, or m itself, and next below; skip: those behind them. What is a quarter of m away says
-    nothing, except of the next above: fewer rows take no longer."""
-    i = bisect_left(points, m, key=lambda point: point.m)
-    found = [at for at in (i + skip, i - 1 - skip) if 0 <= at < len(points)]
-    return [points[at] for at in found if at == i or 4 * abs(points[at].m - m) <= m]
-
-
-def _expected(row: Row, m: int, points: list[Point], sms: int) -> Row:
-    """The row whose algorithm should be the fastest at m, which `row` serves so far. A tie is the next above's."""
-
-    def fastest(skip: int) -> tuple[float, Row]:
-        found = [(point.us_at(m, sms), point.row) for point in beside(points, m, skip)]
-        return min(found, key=lambda pair: pair[0], default=(math.inf, row))
-
-    next_to, further = fastest(0), fastest(1)
-    return further[1] if further[0] < 0.99 * next_to[0] else next_to[1]
 
 
 def add_rows(path: Path, machine: Machine, rows: Iterable[Row]) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from ftbert.config import DTYPES
-from ftbert.gemm_table import Product, tuner_module
+from ftbert.gemm_rows import Product
+from ftbert.gemm_table import tuner_module
 
 # ftbert.lib._tuning.Algorithm: .data (8 words), .id, .tile, .tile_rows, .tile_columns, .stages, .split_k, .cluster,
 # .custom, .workspace, .waves

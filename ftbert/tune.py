@@ -14,15 +14,12 @@ from typing import Any
 import torch
 
 from ftbert import tuning
+from ftbert.gemm_rows import WITH_LAYERNORM, Product, Row, merge
 from ftbert.gemm_table import (
-    WITH_LAYERNORM,
     Machine,
-    Product,
-    Row,
     add_rows,
     in_force,
     install,
-    merge,
     put_in_force,
     read_table,
     sources,

@@ -23,7 +23,7 @@ from dataclasses import replace
 import torch
 
 from ftbert.config import ACTIVATIONS, DTYPES, EncoderConfig
-from ftbert.gemm_table import WITH_LAYERNORM, Point, Product, Row, at_waves, beside, waves
+from ftbert.gemm_rows import WITH_LAYERNORM, Point, Product, Row, at_waves, beside, waves
 from ftbert.product_bench import Algorithm, Bench, Recording, in_turns
 
 __all__ = [

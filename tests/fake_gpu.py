@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from ftbert import tuning
-from ftbert.gemm_table import WITH_LAYERNORM, Product, Row
+from ftbert.gemm_rows import WITH_LAYERNORM, Product, Row
 from ftbert.tuning import Bench
 
 QKV = Product("fp16", 2304, 768, bias=True)

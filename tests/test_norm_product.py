@@ -16,7 +16,8 @@ from test_model import check_against_transformers, inputs
 
 import ftbert
 from ftbert import gemm_table
-from ftbert.gemm_table import Machine, Row, add_rows
+from ftbert.gemm_rows import Row
+from ftbert.gemm_table import Machine, add_rows
 from ftbert.tuning import Bench, Product, products_of_shape
 
 pytestmark = pytest.mark.skipif(

@@ -10,7 +10,7 @@ import pytest
 from fake_gpu import QKV, FakeAlgorithm, fake_gpu, known, searched
 
 from ftbert import tuning
-from ftbert.gemm_table import Product, Row
+from ftbert.gemm_rows import Product, Row
 from ftbert.tuning import ProductTuner
 
 

@@ -22,7 +22,8 @@ import ftbert
 from ftbert import cli, gemm_table, tune, tuning
 from ftbert.cli import main
 from ftbert.config import DTYPES, EncoderConfig
-from ftbert.gemm_table import Machine, Product, Row, TableError, add_rows, between, in_force, merge, read_table
+from ftbert.gemm_rows import Point, Product, Row, TableError, between, merge, waves
+from ftbert.gemm_table import Machine, add_rows, in_force, read_table
 from ftbert.text import tokenizer_of
 from ftbert.tuning import Bench, ProductTuner, buckets, products_of_shape
 
@@ -232,11 +233,11 @@ def test_general_attention_adds_the_bias_itself() -> None:
 
 def test_a_contained_layernorm_takes_whole_rows_of_tiles() -> None:
     """The blocks of a row wait for each other: 132 multiprocessors work on 16 rows of 8 tiles, not on 16.5."""
-    assert gemm_table.waves(128, 128, 1, 16 * 128, 1024, 132) == gemm_table.waves(128, 128, 1, 2049, 1024, 132) - 1 == 1
-    assert [gemm_table.waves(64, 128, 1, m, 1024, 132, whole_rows=True) for m in (1024, 1025, 2048, 2049)] == [1, 2, 2, 3]
+    assert waves(128, 128, 1, 16 * 128, 1024, 132) == waves(128, 128, 1, 2049, 1024, 132) - 1 == 1
+    assert [waves(64, 128, 1, m, 1024, 132, whole_rows=True) for m in (1024, 1025, 2048, 2049)] == [1, 2, 2, 3]
     config = {"id": -2, "tile_rows": 64, "tile_columns": 128, "split_k": 1}
     made = Row(Product("fp16", 1024, 64, True, "none", True), 1, 2048, (1,) * 8, (2048,), (20.0,), (30.0,), config)
-    point = gemm_table.Point(2048, 20.0, made)
+    point = Point(2048, 20.0, made)
     assert point.us_at(1024, 132) < 12 and point.us_at(1025, 132) == 20.0 and point.us_at(2112, 132) > 28
 
 
