@@ -154,7 +154,7 @@ def _steps(one: Algorithm, other: Algorithm) -> int:
 def buckets(first: int, last: int) -> list[tuple[int, int]]:
     """Ranges of m that share a choice, timed at their last m. The encoder rounds m up (cuda_gemm_rows in
     csrc/gemm/gemm.h): to that m, or above 1024 to the middle of the range where that is enough."""
-    edges = [16, 32, 48, 64, 80, 96, 112, 128]
+    edges = [8, 16, 24, 32, 48, 64, 80, 96, 112, 128]
     while edges[-1] < last:
         edges.append(edges[-1] + (64 if edges[-1] < 4096 else 128 if edges[-1] < 16384 else edges[-1] // 64))
     ranges = [(low + 1, high) for low, high in zip([0, *edges], edges, strict=False)]

@@ -91,6 +91,19 @@ def test_attention(place: Place, lengths: list[int], heads: int, head_size: int)
         )
 
 
+@pytest.mark.parametrize("copies", [1, 20])  # a GPU has room for all blocks of queries at once, or not
+@pytest.mark.parametrize("lengths", [[193, 1, 64], [700, 65, 3], [129, 256, 255], [449]], ids=str)
+@pytest.mark.parametrize("heads,head_size", [(2, 32), (3, 64)])
+def test_attention_with_and_without_room(
+    place: Place, heads: int, head_size: int, lengths: list[int], copies: int
+) -> None:
+    qkv = random(copies * sum(lengths), 3 * heads * head_size, place=place)
+    cu = reference.offsets(copies * lengths, place.device)
+    out = ops.attention(qkv, cu, max(lengths), heads)
+    assert_close(out, reference.attention(qkv, copies * lengths, heads), atol=max(2e-6, 2 * place.eps))
+    assert torch.equal(out, ops.attention(qkv, cu, max(lengths), heads))
+
+
 @pytest.mark.parametrize("gaps", [False, True])
 @pytest.mark.parametrize("head_size", [26, 32, 64, 128])
 @pytest.mark.parametrize("lengths", [[40, 1, 130, 9], [17, 60], [300]], ids=str)

@@ -61,9 +61,9 @@ void launch_mma(const Call& call) {
                     call.scale_log2, bias_of<E>(call), static_cast<E*>(call.out));
 }
 
-template <class E, int kHeadSize, int kGroups, int kStages>
+template <class E, int kHeadSize, int kGroups, int kStages, int kParts = 1>
 void launch_wgmma(const Call& call) {
-  using Shape = WgmmaAttention<kHeadSize, kGroups, kStages>;
+  using Shape = WgmmaAttention<kHeadSize, kGroups, kStages, kParts>;
   const Grid grid(call, Shape::kQueries);
   if (call.tokens == 0) return;  // there is no map of nothing
   const auto kernel = attention_wgmma<E, Shape>;
@@ -93,10 +93,15 @@ void launch(const Call& call) {
     if (call.max_seqlen <= 16) return launch_mma<E, kHeadSize, 1, 1>(call);
     if (call.max_seqlen <= 32) return launch_mma<E, kHeadSize, 2, 1>(call);
     if constexpr (kHeadSize <= 64) {
-      // Two warpgroups that share keys pay from the second block of queries on: 1x128 3.7 us with one, 4.6 with two (12
-      // heads of 64, H200).
-      if (call.hopper && call.max_seqlen <= 128) return launch_wgmma<E, kHeadSize, 1, 2>(call);
-      if (call.hopper) return launch_wgmma<E, kHeadSize, 2, 5>(call);
+      // Two warpgroups that share keys pay from the second block of queries on, where these do not find room for all:
+      // 1x128 3.1 us with one, 3.9 with two, 1x192 4.0 and 4.6. With room, two that divide the keys are faster from 256
+      // on: 1x512 8.3, 8.7 and 7.0 (12 heads of 64, H200).
+      if (call.hopper) {
+        const bool room = Grid(call, 64).ctas <= static_cast<unsigned>(call.context.sm_count);
+        if (call.max_seqlen <= (room ? 192 : 128)) return launch_wgmma<E, kHeadSize, 1, 2>(call);
+        if (room) return launch_wgmma<E, kHeadSize, 1, 6, 2>(call);
+        return launch_wgmma<E, kHeadSize, 2, 5>(call);
+      }
     }
     if (call.max_seqlen <= 64) return launch_mma<E, kHeadSize, 4, 1>(call);
     // Two row tiles of 128 elements do not fit the registers.

@@ -91,11 +91,29 @@ struct RowState {
     }
   }
 
-  __device__ float inverse_total(int r) const {
+  __device__ float row_total(int r) const {
     float all = total[r][0] + total[r][1];
     all += __shfl_xor_sync(0xffffffff, all, 1);
-    all += __shfl_xor_sync(0xffffffff, all, 2);
-    return 1.0f / all;
+    return all + __shfl_xor_sync(0xffffffff, all, 2);
+  }
+};
+
+// What some of the keys leave for 64 queries, in shared memory: sums and totals of 2^(score - subtracted).
+template <int kHeadSize>
+struct PartialRows {
+  float sum[64][kHeadSize + 4];  // rows apart from the banks
+  float2 state[64];              // subtracted, total
+
+  __device__ void put(int first_row, int lane, const float (&from)[kHeadSize / 8][4], const RowState& rows) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = first_row + lane / 4 + 8 * r;
+      const float total = rows.row_total(r);
+      if (lane % 4 == 0) state[row] = make_float2(rows.subtracted[r], total);
+#pragma unroll
+      for (int d = 0; d < kHeadSize / 8; ++d)
+        *reinterpret_cast<float2*>(&sum[row][d * 8 + lane % 4 * 2]) = make_float2(from[d][2 * r], from[d][2 * r + 1]);
+    }
   }
 };
 
@@ -112,7 +130,7 @@ __device__ void stage_rows(char* memory, int first_row, int lane, const float (&
                            const RowState& state) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float inverse = state.inverse_total(r);
+    const float inverse = 1.0f / state.row_total(r);
 #pragma unroll
     for (int d = 0; d < kHeadSize / 8; ++d) {
       const uint32_t offset = swizzled<kHeadSize>(0, first_row + lane / 4 + 8 * r, d) + lane % 4 * 4;

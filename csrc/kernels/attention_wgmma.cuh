@@ -4,7 +4,9 @@
 // A warpgroup owns 64 queries. One thread asks for tiles of 64 keys and values, a ring of stages ahead, and the
 // warpgroups of a block go through them each at its own pace. The products of a tile's probabilities and of the next
 // tile's scores are started together and waited for once; four warpgroups share a multiprocessor, so that one's softmax
-// runs under another's products.
+// runs under another's products. Where there are fewer blocks than multiprocessors, what counts is how long one takes:
+// there several warpgroups own the same 64 queries and take the tiles of keys in turn, and what they found is added at
+// the end.
 #pragma once
 #include "kernels/attention_tile.cuh"
 #include "kernels/tma.cuh"
@@ -13,26 +15,54 @@
 namespace ftbert {
 namespace {
 
-template <int kHeadSize_, int kGroups_, int kStages_>
+// kGroups: of 64 queries; kParts: warpgroups that own the same ones.
+template <int kHeadSize_, int kGroups_, int kStages_, int kParts_ = 1>
 struct WgmmaAttention {
-  static constexpr int kHeadSize = kHeadSize_, kGroups = kGroups_, kStages = kStages_;
-  static constexpr int kThreads = 128 * kGroups, kQueries = 64 * kGroups;
+  static constexpr int kHeadSize = kHeadSize_, kGroups = kGroups_, kStages = kStages_, kParts = kParts_;
+  static_assert(kGroups == 1 || kParts == 1);
+  static constexpr int kThreads = 128 * kGroups * kParts, kQueries = 64 * kGroups;
   static constexpr int kTileBytes = kTileKeys * kHeadSize * 2;  // as many for 64 queries
   // Queries; keys and values of each stage; barriers. 1024: the swizzle repeats every eight rows of 128 bytes, counted
   // from an address of that alignment.
-  static constexpr int kBytes = 1024 + (kGroups + 2 * kStages) * kTileBytes + 8 * (2 * kStages + 1);
+  static constexpr int kBytes = 1024 + (kGroups + 2 * kStages) * kTileBytes + 8 * (2 * kStages + 2);
+  static_assert(kParts == 1 || kParts * sizeof(PartialRows<kHeadSize>) <= 2 * kStages * kTileBytes);
 };
+
+// What the parts found, one behind the other at `parts`, added and written to out; by all threads of the block.
+template <class E, class Shape>
+__device__ void add_parts(const PartialRows<Shape::kHeadSize>* parts, int real, E* out, int64_t hidden) {
+  constexpr int kParts = Shape::kParts, kColumns = Shape::kHeadSize * Shape::kQueries >= 8 * Shape::kThreads ? 8 : 4;
+  constexpr int kInRow = Shape::kHeadSize / kColumns;
+  for (int i = threadIdx.x; i < min(real, 64) * kInRow; i += Shape::kThreads) {
+    const int row = i / kInRow, column = i % kInRow * kColumns;
+    float most = -INFINITY, total = 0, sum[kColumns] = {};
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) most = fmaxf(most, parts[part].state[row].x);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const float2 state = parts[part].state[row];
+      const float weight = fast_exp2(state.x - most);  // of a part without keys: 0
+      total += weight * state.y;
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) sum[c] += weight * parts[part].sum[row][column + c];
+    }
+    const float inverse = 1.0f / total;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) sum[c] *= inverse;
+    Packed<E, kColumns>::from_floats(sum).store(out + row * hidden + column);
+  }
+}
 
 // map: of qkv [tokens, 3*hidden] in boxes of [64, head size]; out [tokens, hidden]; grid: query blocks x heads x batch,
 // query blocks fastest.
 template <class E, class Shape>
-__global__ void __launch_bounds__(Shape::kThreads, 4 / Shape::kGroups)
+__global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
     attention_wgmma(const __grid_constant__ CUtensorMap map, int64_t first_token,
                     const int32_t* __restrict__ cu_seqlens, int heads, int query_blocks, float scale_log2,
                     E* __restrict__ out) {
 #ifdef FTBERT_WGMMA
   constexpr int kHeadSize = Shape::kHeadSize, kStages = Shape::kStages, kTileBytes = Shape::kTileBytes;
-  constexpr int kRowBytes = kHeadSize * 2, kLag = kStages > 2 ? 2 : 1;
+  constexpr int kRowBytes = kHeadSize * 2, kParts = Shape::kParts, kLag = kParts == 1 && kStages > 2 ? 2 : 1;
   if (threadIdx.x == 0) prefetch_map(map);
   wait_for_inputs();
   const AttentionBlock block(cu_seqlens, heads, query_blocks, Shape::kQueries);
@@ -42,6 +72,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 4 / Shape::kGroups)
   char* const memory = unaligned_memory + (1024 - shared_address(unaligned_memory) % 1024) % 1024;
   const uint32_t shared_q = shared_address(memory), shared_kv = shared_q + Shape::kGroups * kTileBytes;
   const uint32_t full = shared_kv + 2 * kStages * kTileBytes, empty = full + 8 * kStages, tail = empty + 8 * kStages;
+  const uint32_t asked = kParts > 1 ? tail + 8 : full;  // all parts wait for the queries, not all for the first keys
   const int64_t hidden = static_cast<int64_t>(heads) * kHeadSize;
   const int groups = min(Shape::kGroups, (block.length - block.first_query + 63) / 64);  // those that have queries
   const int tiles = (block.length + kTileKeys - 1) / kTileKeys;
@@ -50,31 +81,34 @@ __global__ void __launch_bounds__(Shape::kThreads, 4 / Shape::kGroups)
   const auto load_keys_values = [&](int tile) {
     const int stage = tile % kStages, row = row0 + tile * kTileKeys, column = block.head * kHeadSize;
     const uint32_t to = shared_kv + stage * 2 * kTileBytes, barrier = full + 8 * stage;
-    barrier_expect(barrier, (tile == 0 ? 2 + groups : 2) * kTileBytes);
+    barrier_expect(barrier, (tile == 0 && kParts == 1 ? 2 + groups : 2) * kTileBytes);
     tma_load(to, map, column + static_cast<int>(hidden), row, barrier);
     tma_load(to + kTileBytes, map, column + 2 * static_cast<int>(hidden), row, barrier);
   };
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
       barrier_init(full + 8 * s, 1);
-      barrier_init(empty + 8 * s, 4 * groups);
+      barrier_init(empty + 8 * s, 4 * groups);  // of several parts one
     }
     barrier_init(tail, 1);
+    if (kParts > 1) barrier_init(asked, 1);
     barrier_init_fence();
+    if (kParts > 1) barrier_expect(asked, kTileBytes);
     load_keys_values(0);
-    for (int g = 0; g < groups; ++g)  // they count with the first keys
-      tma_load(shared_q + g * kTileBytes, map, block.head * kHeadSize, row0 + block.first_query + g * 64, full);
+    for (int g = 0; g < groups; ++g)
+      tma_load(shared_q + g * kTileBytes, map, block.head * kHeadSize, row0 + block.first_query + g * 64, asked);
     for (int tile = 1; tile < min(tiles, kStages); ++tile) load_keys_values(tile);
   }
   __syncthreads();
 
-  const int group = Shape::kGroups > 1 ? threadIdx.x / 128 : 0, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int group = Shape::kGroups > 1 ? threadIdx.x / 128 : 0, part = kParts > 1 ? threadIdx.x / 128 : 0;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (group >= groups) return;
   const uint64_t queries = matrix_descriptor<kRowBytes>(shared_q + group * kTileBytes);
   float score[kTileKeys / 8][4], sum[kHeadSize / 8][4] = {};
   RowState state;
 
-  int stage = 0;
+  int stage = part;
   uint32_t parity = 0;
   const auto start_scores = [&] {
     barrier_wait(full + 8 * stage, parity);
@@ -84,14 +118,15 @@ __global__ void __launch_bounds__(Shape::kThreads, 4 / Shape::kGroups)
     for (int d = 0; d < kHeadSize / 16; ++d) warpgroup_multiply_nt<E>(score, queries + d * 2, keys + d * 2, d > 0);
     warpgroup_commit();
   };
-  start_scores();
+  if (kParts > 1) barrier_wait(asked, 0);
+  if (part < tiles) start_scores();
   warpgroup_wait();
   warpgroup_keep(score);
 
-  for (int tile = 0; tile < tiles; ++tile) {
+  for (int tile = part; tile < tiles; tile += kParts) {
     const uint32_t values = shared_kv + (stage * 2 + 1) * kTileBytes;
     const int valid = block.length - tile * kTileKeys, used = stage;
-    if (valid < kTileKeys && threadIdx.x < 32) {
+    if (valid < kTileKeys && (kParts > 1 ? warp % 4 : warp) == 0) {
       // Past the end lies another sequence, or nothing yet: a weight of zero would make a NaN of its infinity.
       for (int i = valid * kRowBytes + 16 * lane; i < kTileBytes; i += 16 * 32)
         *reinterpret_cast<uint4*>(memory + (values - shared_q) + i) = uint4{};
@@ -118,14 +153,17 @@ __global__ void __launch_bounds__(Shape::kThreads, 4 / Shape::kGroups)
     };
     add_values(std::integral_constant<int, 0>());
     add_values(std::integral_constant<int, 1>());
-    // The next tile into a stage that everybody has most likely left.
-    if (threadIdx.x == 0 && tile >= kLag && tile - kLag + kStages < tiles) {
-      barrier_wait(empty + 8 * ((tile - kLag) % kStages), (tile - kLag) / kStages % 2);
-      load_keys_values(tile - kLag + kStages);
-    }
+    // The next tiles into stages that everybody has most likely left.
+    const int left = tile - kLag * kParts;
+    if (threadIdx.x == 0 && left >= 0)
+      for (int from = left; from < left + kParts && from + kStages < tiles; ++from) {
+        barrier_wait(empty + 8 * (from % kStages), from / kStages % 2);
+        load_keys_values(from + kStages);
+      }
     __syncwarp();
-    if (tile + 1 < tiles) {
-      if (++stage == kStages) stage = 0, parity ^= 1;
+    if (tile + kParts < tiles) {
+      stage += kParts;
+      if (stage >= kStages) stage -= kStages, parity ^= 1;
       start_scores();
     }
     warpgroup_wait();
@@ -134,12 +172,20 @@ __global__ void __launch_bounds__(Shape::kThreads, 4 / Shape::kGroups)
     if (lane == 0) barrier_arrive(empty + 8 * used);
   }
 
-  named_barrier_wait(1 + group, 128);  // nobody reads the queries any more
-  stage_rows<E, kHeadSize>(memory, warp * 16, lane, sum, state);
-  __syncwarp();
-  store_rows<E, kHeadSize, 16>(memory, warp * 16, lane, block.length - block.first_query - warp * 16,
-                               out + (block.start - first_token + block.first_query) * hidden + block.head * kHeadSize,
-                               hidden);
+  const int real = block.length - block.first_query;
+  out += (block.start - first_token + block.first_query) * hidden + block.head * kHeadSize;
+  if constexpr (kParts > 1) {
+    auto* const parts = reinterpret_cast<PartialRows<kHeadSize>*>(memory + Shape::kGroups * kTileBytes);
+    __syncthreads();  // nobody reads keys or values any more
+    parts[part].put(warp % 4 * 16, lane, sum, state);
+    __syncthreads();
+    add_parts<E, Shape>(parts, real, out, hidden);
+  } else {
+    named_barrier_wait(1 + group, 128);  // nobody reads the queries any more
+    stage_rows<E, kHeadSize>(memory, warp * 16, lane, sum, state);
+    __syncwarp();
+    store_rows<E, kHeadSize, 16>(memory, warp * 16, lane, real - warp * 16, out, hidden);
+  }
 #endif
 }
 
