@@ -131,8 +131,9 @@ def tune(
     # Those with a LayerNorm come when the rows that they have to beat are made.
     plain = list(dict.fromkeys(without_layernorm(p) if p.layernorm else p for p in wanted))
     norms = [p for p in wanted if p.layernorm and _may_contain_layernorm(p, device, path)]
+    in_layer = {without_layernorm(product): product for product in wanted if product.layernorm}
     wanted = [*plain, *norms]
-    tuners = {product: ProductTuner(product, device, known) for product in wanted}
+    tuners = {product: ProductTuner(product, device, known, in_layer.get(product)) for product in wanted}
     steps: list[_Step] = []
     for products in (plain, norms):
         rest = [(p, low, high) for low, high in reversed(ranges) for p in products if (p, high) not in have]

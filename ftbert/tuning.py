@@ -83,7 +83,8 @@ def search(
     accepted: what `bench.enumerate()` gives, where it is known from another m.
     """
     by_tile = _by_tile(accepted or bench.enumerate())
-    return [algorithm for _, algorithm in _fastest(_explore(bench, seeds, by_tile, seed), 16, of_a_tile=2)]
+    timed = _explore(bench, [*bench.fused(), *seeds], by_tile, seed)
+    return [algorithm for _, algorithm in _fastest(timed, 16, of_a_tile=2)]
 
 
 _Timed = list[tuple[float, Algorithm]]  # microseconds
@@ -102,7 +103,7 @@ def _fastest(timed: Iterable[tuple[float, Algorithm]], count: int, of_a_tile: in
 
 
 def _explore(bench: Bench, seeds: Iterable[Algorithm], by_tile: _ByTile, seed: int = 0) -> _Timed:
-    """All that `search` has timed."""
+    """All that a search has timed, what cuBLASLt proposes and the seeds included."""
     draw = random.Random(seed)
     timed: dict[tuple[int, ...], tuple[float, Algorithm]] = {}
 
@@ -111,7 +112,7 @@ def _explore(bench: Bench, seeds: Iterable[Algorithm], by_tile: _ByTile, seed: i
         for (key, algorithm), times in zip(new.items(), bench.times(list(new.values()), 1), strict=True):
             timed[key] = times[0], algorithm
 
-    measure([*bench.heuristics(), *bench.fused(), *seeds])
+    measure([*bench.heuristics(), *seeds])
     plain = [[algorithm for algorithm in group if algorithm.split_k == 1] or group for group in by_tile.values()]
     drawn = [draw.choice(group) for group in plain]
     measure(drawn)
@@ -165,9 +166,17 @@ class ProductTuner:
     """Makes the rows of one product. A search at few m tells what each tile takes for one wave of blocks; between them,
     a tile's time is that times the waves it needs: a step at each m where one more begins."""
 
-    def __init__(self, product: Product, device: int | str | torch.device = "cuda", known: Iterable[Row] = ()) -> None:
-        """known: rows of other tables."""
+    def __init__(
+        self,
+        product: Product,
+        device: int | str | torch.device = "cuda",
+        known: Iterable[Row] = (),
+        in_layer: Product | None = None,
+    ) -> None:
+        """known: rows of other tables. in_layer: the same product with the LayerNorm that follows it; it is then timed
+        with that behind it, since what is fastest without need not be the fastest with it."""
         self.product, self.device = product, device
+        self._timed = in_layer or product
         twin = replace(product, dtype=_OTHER_16_BIT.get(product.dtype, ""))
         self._known = [row for row in known if row.product == twin]
         self._named: dict[tuple[int, ...], Algorithm] = {}  # what cuBLASLt accepts, by its settings
@@ -193,10 +202,10 @@ class ProductTuner:
         With a LayerNorm they are the products that contain it, and the winner must beat what the product without it
         runs in this process, followed by the LayerNorm.
         """
-        bench = Bench(self.product, last, self.device)
+        bench = self._bench(last)
         default = bench.heuristics(1)[0]
         if self.product.layernorm:
-            timed = self._quick(bench, [algorithm for algorithm in bench.fused() if algorithm.id == WITH_LAYERNORM])
+            timed = self._quick(bench, self._own(bench))
             two_kernels = Bench(without_layernorm(self.product), last, self.device).chosen()
             return self._final(bench, first, default, [algorithm for _, algorithm in _fastest(timed, 3)], two_kernels)
         timed = self._quick(bench, self._candidates(bench, first))
@@ -212,7 +221,7 @@ class ProductTuner:
         2 % of the fastest, and tiles expected to beat them all by 1 %. None where there is nothing to compare."""
         if self.product.layernorm:
             return None if last in self._made else self.row(first, last)
-        bench = Bench(self.product, last, self.device)
+        bench = self._bench(last)
         points = [Point(m, row.us[0], row) for m, row in sorted(self._made.items())]
         near = [point for skip in (0, 1) for point in beside(points, last, skip)]
         expected = {point.row.algorithm: point.us_at(last, bench.sms) for point in reversed(near)}
@@ -266,18 +275,25 @@ class ProductTuner:
     def _heats_of(self, algorithms: Sequence[Algorithm]) -> list[float]:
         new = [algorithm for algorithm in algorithms if tuple(algorithm.data) not in self._heats]
         if new:
-            heats = Bench(self.product, _HOT_AT, self.device).heats(new)
+            heats = self._bench(_HOT_AT).heats(new)
             self._heats |= {tuple(algorithm.data): heat for algorithm, heat in zip(new, heats, strict=True)}
         return [self._heats[tuple(algorithm.data)] for algorithm in algorithms]
+
+    def _bench(self, m: int) -> Bench:
+        return Bench(self._timed, m, self.device)
+
+    def _own(self, bench: Bench) -> list[Algorithm]:
+        """ftbert's own products: with a LayerNorm those that contain it."""
+        return [a for a in bench.fused() if (a.id == WITH_LAYERNORM) == self.product.layernorm]
 
     def _quick(self, bench: Bench, algorithms: list[Algorithm]) -> _Timed:
         times = bench.times(algorithms, 2, -(-bench.launches // 3))
         return [(min(of_one), algorithm) for of_one, algorithm in zip(times, algorithms, strict=True)]
 
     def _candidates(self, bench: Bench, first: int) -> list[Algorithm]:
-        found = [*self._recent, *bench.heuristics(), *Bench(self.product, first, self.device).heuristics()]
+        found = [*self._recent, *bench.heuristics(), *self._bench(first).heuristics()]
         if known := self._of_the_other_type(bench):
-            found += [*known, *bench.fused()]
+            found += [*known, *self._own(bench)]
         else:
             found += self._expected(bench, self._recent)
         return list({tuple(a.data): a for a in found}.values())
@@ -317,12 +333,12 @@ class ProductTuner:
 
     def _search(self, m: int) -> _Timed:
         if m not in self._found:
-            bench = Bench(self.product, m, self.device)
+            bench = self._bench(m)
             if not self._tiles:
                 accepted = bench.enumerate()
                 self._tiles = _by_tile(accepted)
                 self._named |= {_settings(algorithm): algorithm for algorithm in accepted}
-            self._found[m] = _explore(bench, self._recent, self._tiles)
+            self._found[m] = _explore(bench, [*self._own(bench), *self._recent], self._tiles)
         return self._found[m]
 
 

@@ -14,7 +14,9 @@ QKV = Product("fp16", 2304, 768, bias=True)
 
 
 class FakeAlgorithm:
-    """Takes `us` for each m, whatever the GPU."""
+    """Takes `us` for each m, whatever the GPU, and with a LayerNorm behind it `layernorm` more."""
+
+    layernorm = 0.0
 
     def __init__(self, number: int, us: Callable[[int], float], wrong: bool = False, heat: float = 1.1) -> None:
         self.data, self.us, self.wrong, self.heat = (number,) * 8, us, wrong, heat
@@ -50,7 +52,8 @@ def fake_gpu(
             return algorithms
 
         def times(self, chosen: list[FakeAlgorithm], rounds: int = 5, launches: int = 0) -> list[list[float]]:
-            return [[a.us(self.m) * (1 + 0.001 * (i % 2)) for i in range(rounds)] for a in chosen]
+            us = [a.us(self.m) + self.product.layernorm * a.layernorm for a in chosen]
+            return [[one * (1 + 0.001 * (i % 2)) for i in range(rounds)] for one in us]
 
         def heats(self, chosen: list[FakeAlgorithm]) -> list[float]:
             return [algorithm.heat for algorithm in chosen]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from fake_gpu import QKV, FakeAlgorithm, fake_gpu, known, searched
 
 from ftbert import tuning
 from ftbert.gemm_rows import Product, Row
-from ftbert.tuning import ProductTuner
+from ftbert.tuning import ProductTuner, without_layernorm
 
 
 def fake_tuner(monkeypatch: pytest.MonkeyPatch, algorithms: list[FakeAlgorithm]) -> ProductTuner:
@@ -232,6 +233,19 @@ def test_a_contained_layernorm_beats_two_kernels_also_under_load(monkeypatch: py
     fake_gpu(monkeypatch, [first, runs], [own(7, 7.6, -2, heat=1.2)], in_force=runs)
     assert ProductTuner(NORM).row(129, 192).algorithm == (7,) * 8
     assert ProductTuner(NORM).row(4097, 4224).algorithm is None
+
+
+def test_what_a_layernorm_follows_is_timed_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One algorithm is faster alone, another with the LayerNorm behind it; a product that contains one is neither."""
+    first, alone, followed = FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 8.0), own(3, 8.6, -1)
+    first.layernorm, alone.layernorm, followed.layernorm = 1.3, 4.7, 1.3
+    fake_gpu(monkeypatch, [first, alone], [followed, own(7, 1.0, -2)])
+    plain = without_layernorm(NORM)
+    assert ProductTuner(plain).row(129, 192).algorithm == alone.data
+    for known_rows in ([], [known(1, 999, 2, replace(plain, dtype="bf16"))]):
+        row = ProductTuner(plain, known=known_rows, in_layer=NORM).row(129, 192)
+        assert (row.product, row.algorithm) == (plain, followed.data)
+        assert row.us == pytest.approx((9.9,), rel=2e-3) and row.default_us == pytest.approx((11.3,), rel=2e-3)
 
 
 def test_with_many_rows_power_counts(monkeypatch: pytest.MonkeyPatch) -> None:

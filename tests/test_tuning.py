@@ -362,7 +362,9 @@ def test_tune_makes_what_a_contained_layernorm_has_to_beat_first(cache: Path, mo
     norm = Product("fp16", 768, 768, bias=True, layernorm=True)
     contained, told = FakeAlgorithm(7, lambda m: 7.0), list[list[Row]]()
     contained.id = -2
-    fake_gpu(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 8.0)], [contained])
+    plain = FakeAlgorithm(2, lambda m: 8.0)
+    plain.layernorm = 0.5
+    fake_gpu(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), plain], [contained])
     monkeypatch.setattr(Machine, "of", staticmethod(lambda device: HERE))
     monkeypatch.setattr(tune, "install", lambda device, again=False: None)
     monkeypatch.setattr(tune, "put_in_force", lambda index, rows: told.append(rows))
@@ -371,6 +373,7 @@ def test_tune_makes_what_a_contained_layernorm_has_to_beat_first(cache: Path, mo
     assert (done.made, done.left) == (2 * len(buckets(100, 192)), 0)
     assert {r.product: r.algorithm for r in done.rows} == {tuning.without_layernorm(norm): (2,) * 8, norm: (7,) * 8}
     assert len(told) == 1 and {r.product for r in told[0]} == {tuning.without_layernorm(norm)}
+    assert all(us == 8.5 for r in told[0] for us in r.us)  # with the LayerNorm behind it
     again = tune.tune([norm], 100, 192, device="cuda:0", path=path, show_progress_bar=False)
     assert (again.made, again.left) == (0, 0)
     # Where no product contains a LayerNorm there are no rows for one.
