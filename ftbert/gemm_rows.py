@@ -45,7 +45,7 @@ class Row:
     """One product for m from `first` to `last`, both included. algorithm: cublasLtMatmulAlgo_t as 8 words of 64 bit, or
     one of ftbert's own products (config's id is negative, its tile the variant), or None: cuBLASLt's own first proposal
     was not beaten, or with a LayerNorm: what the product without it runs was not. us, default_us: microseconds at the m
-    of `timed`."""
+    of `timed`, where config's followed is 1 with the LayerNorm that follows the product in a layer."""
 
     product: Product
     first: int
@@ -55,6 +55,11 @@ class Row:
     us: tuple[float, ...] = ()
     default_us: tuple[float, ...] = ()
     config: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def followed(self) -> bool:
+        """Whether the LayerNorm that follows the product in a layer is in its times."""
+        return bool(self.config.get("followed"))
 
     @property
     def gain(self) -> float:
@@ -131,7 +136,9 @@ def merge(first: Iterable[Row], second: Iterable[Row]) -> list[Row]:
     joined: list[Row] = []
     for row in sorted(rows, key=lambda row: (row.product, row.first)):
         before = joined[-1] if joined else None
-        if before and (before.product, before.algorithm, before.last + 1) == (row.product, row.algorithm, row.first):
+        if before and before.last + 1 == row.first and all(
+            getattr(before, name) == getattr(row, name) for name in ("product", "algorithm", "followed")
+        ):
             joined[-1] = replace(
                 before,
                 last=row.last,

@@ -112,6 +112,7 @@ class Bench:
         if p.layernorm:
             c.copy_(torch.randn(c.shape, device=self.device, generator=torch.Generator(self.device).manual_seed(1)))
             norm = (c.clone(), self._bias[p.n : 2 * p.n], self._bias[2 * p.n : 3 * p.n])
+            self._c[self.m * p.n : self._tuner.c_bytes // c.element_size()].fill_(float("nan"))  # the product's place
         else:
             c.fill_(float("nan"))
         bias = self._bias.data_ptr() if p.bias else 0

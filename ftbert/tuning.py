@@ -174,11 +174,13 @@ class ProductTuner:
         in_layer: Product | None = None,
     ) -> None:
         """known: rows of other tables. in_layer: the same product with the LayerNorm that follows it; it is then timed
-        with that behind it, since what is fastest without need not be the fastest with it."""
+        with that behind it, and known rows count that were: what is fastest without need not be the fastest with it."""
         self.product, self.device = product, device
-        self._timed = in_layer or product
+        self._measured_as = in_layer or product
         twin = replace(product, dtype=_OTHER_16_BIT.get(product.dtype, ""))
-        self._known = [row for row in known if row.product == twin]
+        followed = in_layer is not None
+        self._known = [row for row in known if row.product == twin and (row.followed or not followed)]
+        self._config = {"followed": 1} if followed else {}
         self._named: dict[tuple[int, ...], Algorithm] = {}  # what cuBLASLt accepts, by its settings
         self._named_at: set[int] = set()  # powers of two
         self._tiles: _ByTile = {}  # what it accepts at the first m searched
@@ -261,12 +263,12 @@ class ProductTuner:
         ratio = statistics.median(ratios)
         noise = 1.5 * statistics.median(abs(r - ratio) for r in ratios)
         if winner in (0, beaten) or ratio + max(noise, 0.003) >= 1:
-            row = Row(self.product, first, last, None, (last,), (us[beaten],), (us[0],))
+            row = Row(self.product, first, last, None, (last,), (us[beaten],), (us[0],), self._config)
         else:
             algorithm = finalists[winner]
             words = tuple(algorithm.data)
             config = dict(zip(_CONFIG, _settings(algorithm), strict=True))
-            config |= {"tile_rows": algorithm.tile_rows, "tile_columns": algorithm.tile_columns}
+            config |= {"tile_rows": algorithm.tile_rows, "tile_columns": algorithm.tile_columns} | self._config
             row = Row(self.product, first, last, words, (last,), (us[winner],), (us[0],), config)
             self._winners[words] = algorithm
         self._made[last] = row
@@ -280,7 +282,7 @@ class ProductTuner:
         return [self._heats[tuple(algorithm.data)] for algorithm in algorithms]
 
     def _bench(self, m: int) -> Bench:
-        return Bench(self._timed, m, self.device)
+        return Bench(self._measured_as, m, self.device)
 
     def _own(self, bench: Bench) -> list[Algorithm]:
         """ftbert's own products: with a LayerNorm those that contain it."""

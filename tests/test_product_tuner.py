@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fake_gpu import QKV, FakeAlgorithm, fake_gpu, known, searched
@@ -235,17 +236,39 @@ def test_a_contained_layernorm_beats_two_kernels_also_under_load(monkeypatch: py
     assert ProductTuner(NORM).row(4097, 4224).algorithm is None
 
 
+def only(bench: Any, product: Product) -> Callable[..., Any]:
+    def make(asked: Product, m: int, device: object) -> Any:
+        assert asked == product
+        return bench(asked, m, device)
+
+    return make
+
+
 def test_what_a_layernorm_follows_is_timed_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """One algorithm is faster alone, another with the LayerNorm behind it; a product that contains one is neither."""
     first, alone, followed = FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 8.0), own(3, 8.6, -1)
     first.layernorm, alone.layernorm, followed.layernorm = 1.3, 4.7, 1.3
     fake_gpu(monkeypatch, [first, alone], [followed, own(7, 1.0, -2)])
-    plain = without_layernorm(NORM)
-    assert ProductTuner(plain).row(129, 192).algorithm == alone.data
-    for known_rows in ([], [known(1, 999, 2, replace(plain, dtype="bf16"))]):
-        row = ProductTuner(plain, known=known_rows, in_layer=NORM).row(129, 192)
-        assert (row.product, row.algorithm) == (plain, followed.data)
+    plain, at = without_layernorm(NORM), searched(monkeypatch)
+    lone = ProductTuner(plain).row(129, 192)
+    assert lone.algorithm == alone.data and not lone.followed and at
+    twin = known(1, 999, 2, replace(plain, dtype="bf16"))
+    for row_, searches in ((twin, True), (replace(twin, config=twin.config | {"followed": 1}), False)):
+        at.clear()
+        tuner = ProductTuner(plain, known=[row_], in_layer=NORM)
+        row = tuner.row(129, 192)
+        assert (row.product, row.algorithm, row.followed) == (plain, followed.data, True)
         assert row.us == pytest.approx((9.9,), rel=2e-3) and row.default_us == pytest.approx((11.3,), rel=2e-3)
+        assert bool(at) == searches  # what was timed alone does not take its place
+        # Also where it looks again, and where power counts.
+        monkeypatch.setattr(tuning, "Bench", only(tuning.Bench, NORM))
+        tuner.row(4033, 4096)
+        tuner.again(193, 256)
+        fake_gpu(monkeypatch, [first, alone], [followed, own(7, 1.0, -2)])
+    first.layernorm = -9.0
+    assert ProductTuner(plain, in_layer=NORM).row(129, 192) == Row(
+        plain, 129, 192, None, (192,), (1.0,), (1.0,), {"followed": 1}
+    )
 
 
 def test_with_many_rows_power_counts(monkeypatch: pytest.MonkeyPatch) -> None:

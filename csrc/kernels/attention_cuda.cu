@@ -93,9 +93,9 @@ void launch(const Call& call) {
     if (call.max_seqlen <= 16) return launch_mma<E, kHeadSize, 1, 1>(call);
     if (call.max_seqlen <= 32) return launch_mma<E, kHeadSize, 2, 1>(call);
     if constexpr (kHeadSize <= 64) {
-      // Two warpgroups that share keys pay from the second block of queries on, where these do not find room for all:
-      // 1x128 3.1 us with one, 3.9 with two, 1x192 4.0 and 4.6. With room, two that divide the keys are faster from 256
-      // on: 1x512 8.3, 8.7 and 7.0 (12 heads of 64, H200).
+      // Without room for all blocks at once two warpgroups that share keys are faster above 128. With room one is up to
+      // 192, above that two that divide the keys: 1x192 4.0 us with one, 4.6 sharing, 4.4 dividing; 1x512 8.3, 8.7 and
+      // 7.0 (12 heads of 64, H200).
       if (call.hopper) {
         const bool room = Grid(call, 64).ctas <= static_cast<unsigned>(call.context.sm_count);
         if (call.max_seqlen <= (room ? 192 : 128)) return launch_wgmma<E, kHeadSize, 1, 2>(call);

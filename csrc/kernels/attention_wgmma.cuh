@@ -20,6 +20,7 @@ template <int kHeadSize_, int kGroups_, int kStages_, int kParts_ = 1>
 struct WgmmaAttention {
   static constexpr int kHeadSize = kHeadSize_, kGroups = kGroups_, kStages = kStages_, kParts = kParts_;
   static_assert(kGroups == 1 || kParts == 1);
+  static_assert(kStages >= 2 * kParts || kParts == 1);  // a part waits for a tile that is asked for two rounds ahead
   static constexpr int kThreads = 128 * kGroups * kParts, kQueries = 64 * kGroups;
   static constexpr int kTileBytes = kTileKeys * kHeadSize * 2;  // as many for 64 queries
   // Queries; keys and values of each stage; barriers. 1024: the swizzle repeats every eight rows of 128 bytes, counted
@@ -31,7 +32,7 @@ struct WgmmaAttention {
 // What the parts found, one behind the other at `parts`, added and written to out; by all threads of the block.
 template <class E, class Shape>
 __device__ void add_parts(const PartialRows<Shape::kHeadSize>* parts, int real, E* out, int64_t hidden) {
-  constexpr int kParts = Shape::kParts, kColumns = Shape::kHeadSize * Shape::kQueries >= 8 * Shape::kThreads ? 8 : 4;
+  constexpr int kParts = Shape::kParts, kColumns = 8;
   constexpr int kInRow = Shape::kHeadSize / kColumns;
   for (int i = threadIdx.x; i < min(real, 64) * kInRow; i += Shape::kThreads) {
     const int row = i / kInRow, column = i % kInRow * kColumns;
@@ -153,7 +154,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
     };
     add_values(std::integral_constant<int, 0>());
     add_values(std::integral_constant<int, 1>());
-    // The next tiles into stages that everybody has most likely left.
+    // The next tiles into stages that their readers have most likely left; another part may still be at its last one.
     const int left = tile - kLag * kParts;
     if (threadIdx.x == 0 && left >= 0)
       for (int from = left; from < left + kParts && from + kStages < tiles; ++from) {
