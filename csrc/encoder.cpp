@@ -209,7 +209,7 @@ template <class Device, class T>
 void Encoder<Device, T>::attend(Context<Device>& context, const LayerWeights<T>& layer, const EncoderInput& input,
                                 const Pass& pass, const Buffers& b, const T* x, int64_t queries) const {
   const EncoderConfig& c = config_;
-  const T* qkv = linear_in_pieces(context, layer.qkv, x, pass.tokens, {.bias = fused_}, b.qkv);
+  const T* qkv = linear_in_pieces(context, layer.qkv, x, pass.tokens, {.bias = fused_, .for_attention = fused_}, b.qkv);
   const int32_t* cu_seqlens = input.cu_seqlens + pass.first_sequence;
   const RelativeBias<T> bias{weights_.relative_bias, input.columns ? input.columns : b.columns, c.relative_span};
   if (fused_) {

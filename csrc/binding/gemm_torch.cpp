@@ -9,6 +9,7 @@
 #include <ATen/ops/mm.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "core/check.h"
@@ -131,6 +132,8 @@ const float* TorchGemm::linear_bf16(const Linear<float>& w, const float* a, int6
       // The sums were float; bias and activation were added to them before they were rounded.
       if (stays)
         left.tensors[part] = std::move(made);
+      else if (epilogue.for_attention)
+        std::memcpy(reinterpret_cast<bfloat16_t*>(out) + first * w.n, made.const_data_ptr(), made.nbytes());
       else
         view(out + first * w.n, {rows, w.n}).copy_(made);
     }
@@ -142,6 +145,10 @@ const float* TorchGemm::linear_bf16(const Linear<float>& w, const float* a, int6
     add_bias_act<Cpu, float>(context, out, nullptr, epilogue.activation, m, w.n);
   }
   return out;
+}
+
+bool TorchGemm::leaves_bf16(const Linear<float>& w) const {
+  return w.packed && static_cast<const at::Tensor*>(w.packed)->scalar_type() == at::kBFloat16 && w.n % 2 == 0;
 }
 
 const float* TorchGemm::linear(const Linear<float>& w, const float* a, int64_t m, Epilogue epilogue, float* out) {

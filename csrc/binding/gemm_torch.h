@@ -19,6 +19,7 @@ class TorchGemm : public CpuGemm {
   // MB and 0.3-0.7 ms (measured).
   int64_t rows(int64_t left) const override;
   const float* linear(const Linear<float>& weights, const float* a, int64_t m, Epilogue epilogue, float* out) override;
+  bool leaves_bf16(const Linear<float>& weights) const override;
   void gemm(const GemmShape& shape, const float* a, const float* b, float* c) override;
 
  private:

@@ -14,6 +14,7 @@ struct Epilogue {
   bool bias = false;
   Activation activation = Activation::none;  // after the bias
   bool for_product = false;                  // the next product reads it, and nothing else does
+  bool for_attention = false;                // the fused attention reads it next: linear_in_pieces
 };
 
 // out = epilogue(a @ weight^T), a [m, k], out [m, n]. Returns where the result is: `out`, or memory of a library
@@ -87,6 +88,9 @@ struct CpuGemm {
   virtual int64_t rows(int64_t left) const { return left; }  // gemm_rows
   virtual const float* linear(const Linear<float>& weights, const float* a, int64_t m, Epilogue epilogue,
                               float* out) = 0;
+  // Whether `linear` can leave what it makes in bf16 (m * n of them at `out`), with epilogue.for_attention.
+  virtual bool leaves_bf16(const Linear<float>&) const { return false; }
+  const float* bf16_at = nullptr;  // where it did, until attention has read it
   virtual void gemm(const GemmShape& shape, const float* a, const float* b, float* c) = 0;
 };
 

@@ -20,8 +20,13 @@ int64_t gemm_rows(const Context<Cpu>& context, int64_t rows) {
 template <>
 const float* linear_in_pieces<Cpu, float>(Context<Cpu>& context, const Linear<float>& weights, const float* a,
                                           int64_t m, Epilogue epilogue, float* out) {
+  const bool in_bf16 =
+      epilogue.for_attention && context.bf16 && attention_reads_bf16() && context.gemm->leaves_bf16(weights);
+  epilogue.for_attention = in_bf16;
+  context.gemm->bf16_at = in_bf16 ? out : nullptr;
+  const int64_t n = in_bf16 ? weights.n / 2 : weights.n;  // floats' places in a row
   for (int64_t first = 0; first < m;) {
-    const int64_t rows = gemm_rows(context, m - first), count = std::min(rows, m - first), n = weights.n;
+    const int64_t rows = gemm_rows(context, m - first), count = std::min(rows, m - first);
     float* to = out + first * n;
     const float* made = linear(context, weights, a + first * weights.k, rows, epilogue, to);
     if (first == 0 && count == m) return made;

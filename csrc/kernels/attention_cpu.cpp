@@ -11,7 +11,9 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
+#include "gemm/gemm.h"
 #include "kernels/amx.h"
 #include "kernels/attention_formats_cpu.h"
 #include "kernels/kernels.h"
@@ -69,7 +71,8 @@ struct TileFormat : Bf16Format {
     std::memset(row + n, 0, (whole - n) * sizeof(float));
     Bf16Format::pack(row, whole);
   }
-  static void gather_values(const float* v, int64_t stride, int64_t length, int64_t head_size, int64_t columns,
+  template <class In>
+  static void gather_values(const In* v, int64_t stride, int64_t length, int64_t head_size, int64_t columns,
                             float* values) {
     gather_values_to(round_up(length, kColumns), v, stride, length, head_size, columns, values);
   }
@@ -126,17 +129,13 @@ struct HeadBias {
 
 // `rows` consecutive queries of one head, R or by tiles up to R, the first of them `query`, against its keys and
 // values.
-template <class Format, int R>
-void attend(const float* q, int64_t q_stride, const Scratch& s, const HeadBias& bias, int64_t query, int64_t rows,
+template <class Format, int R, class In>
+void attend(const In* q, int64_t q_stride, const Scratch& s, const HeadBias& bias, int64_t query, int64_t rows,
             int64_t length, int64_t head_size, float scale, float* out, int64_t out_stride) {
   using Operand = typename Format::Operand;
   const auto operands = [](float* floats) { return reinterpret_cast<const Operand*>(floats); };
   const int64_t padded = round_up(length, kColumns), columns = round_up(head_size, kColumns);
-  for (int64_t r = 0; r < rows; ++r) {
-    float* row = s.queries + r * head_size;
-    for (int64_t d = 0; d < head_size; ++d) row[d] = q[r * q_stride + d] * scale;
-    Format::pack(row, head_size);
-  }
+  for (int64_t r = 0; r < rows; ++r) Format::pack_scaled(q + r * q_stride, scale, head_size, s.queries + r * head_size);
   multiply<Format, R>(rows, operands(s.queries), head_size, operands(s.keys), padded, Format::depth(head_size), padded,
                       s.scores, padded);
   float inverse[R];
@@ -161,8 +160,9 @@ void attend(const float* q, int64_t q_stride, const Scratch& s, const HeadBias& 
 template <int kCount>
 using Rows = std::integral_constant<int, kCount>;
 
-template <class Format>
-void attend_all(const float* qkv, int64_t first_token, const int32_t* cu_seqlens, const RelativeBias<float>& bias,
+// In: float, or bfloat16_t for formats of pairs.
+template <class Format, class In>
+void attend_all(const In* qkv, int64_t first_token, const int32_t* cu_seqlens, const RelativeBias<float>& bias,
                 int64_t batch, int64_t max_seqlen, int64_t queries, int64_t heads, int64_t head_size, void* scratch,
                 float* out) {
   const int64_t hidden = heads * head_size, stride = 3 * hidden;
@@ -185,7 +185,7 @@ void attend_all(const float* qkv, int64_t first_token, const int32_t* cu_seqlens
       const int64_t begin = part * kQueriesPerItem, end = std::min({length, queries, begin + kQueriesPerItem});
       if (begin >= end) continue;
       const int64_t row = cu_seqlens[b] - first_token;
-      const float* q = qkv + row * stride + h * head_size;
+      const In* q = qkv + row * stride + h * head_size;
       float* o = out + row * hidden + h * head_size;
       HeadBias head{nullptr, nullptr};
       if (bias.table) {
@@ -238,6 +238,14 @@ const char* attention_operands([[maybe_unused]] int64_t head_size) {
 #endif
 }
 
+bool attention_reads_bf16() {
+#ifdef FTBERT_BF16_PAIRS
+  return true;
+#else
+  return false;
+#endif
+}
+
 template <>
 size_t attention_scratch_bytes<Cpu, float>(int64_t max_seqlen, int64_t head_size) {
   return omp_get_max_threads() * Scratch::floats(max_seqlen, head_size) * sizeof(float);
@@ -248,14 +256,18 @@ void attention<Cpu, float>([[maybe_unused]] Context<Cpu>& context, const float* 
                            const int32_t* cu_seqlens, RelativeBias<float> bias, int64_t batch, int64_t max_seqlen,
                            int64_t queries, int64_t heads, int64_t head_size, void* scratch, float* out) {
 #ifdef FTBERT_BF16_PAIRS
+  const auto attend_in_pairs = [&](const auto* rows) {
 #ifdef FTBERT_AMX
-  if (context.bf16 && have_tiles(head_size))
-    return attend_all<TileFormat>(qkv, first_token, cu_seqlens, bias, batch, max_seqlen, queries, heads, head_size,
-                                  scratch, out);
+    if (have_tiles(head_size))
+      return attend_all<TileFormat>(rows, first_token, cu_seqlens, bias, batch, max_seqlen, queries, heads, head_size,
+                                    scratch, out);
 #endif
-  if (context.bf16)
-    return attend_all<Bf16Format>(qkv, first_token, cu_seqlens, bias, batch, max_seqlen, queries, heads, head_size,
-                                  scratch, out);
+    attend_all<Bf16Format>(rows, first_token, cu_seqlens, bias, batch, max_seqlen, queries, heads, head_size, scratch,
+                           out);
+  };
+  if (context.gemm && std::exchange(context.gemm->bf16_at, nullptr) == qkv)
+    return attend_in_pairs(reinterpret_cast<const bfloat16_t*>(qkv));
+  if (context.bf16) return attend_in_pairs(qkv);
 #endif
   attend_all<FloatFormat>(qkv, first_token, cu_seqlens, bias, batch, max_seqlen, queries, heads, head_size, scratch,
                           out);

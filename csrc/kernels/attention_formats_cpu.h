@@ -6,7 +6,7 @@
 #endif
 #include <immintrin.h>
 #endif
-#if defined(__AVX512BF16__) && defined(__AVX512VL__)
+#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #define FTBERT_BF16_PAIRS
 #endif
 
@@ -63,6 +63,9 @@ struct FloatFormat {
   static int64_t depth(int64_t n) { return n; }
   static simd::Vector multiply_add(simd::Vector sum, Operand a, const Operand* b) { return sum + a * simd::load(b); }
   static void pack(float*, int64_t) {}
+  static void pack_scaled(const float* q, float scale, int64_t n, float* row) {
+    for (int64_t i = 0; i < n; ++i) row[i] = q[i] * scale;
+  }
 
   // keys [head_size, padded] from k [length, head_size], zeros beyond length
   static void gather_keys(const float* k, int64_t stride, int64_t length, int64_t head_size, int64_t padded,
@@ -110,25 +113,34 @@ struct Bf16Format {
         _mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), pairs(_mm512_set1_epi32(a)), pairs(_mm512_loadu_si512(b))));
   }
 
-  // 16 floats, zeros beyond `count`, as 8 pairs
-  static __m256i rounded(const float* from, int64_t count) {
-    return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(first_lanes(count), from)));
+  // 16 elements, zeros beyond `count`, as floats and as 8 pairs
+  static __m512 widened(const float* from, int64_t count) { return _mm512_maskz_loadu_ps(first_lanes(count), from); }
+  static __m512 widened(const bfloat16_t* from, int64_t count) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(rounded(from, count)), 16));
+  }
+  static __m256i rounded(__m512 floats) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(floats)); }
+  static __m256i rounded(const float* from, int64_t count) { return rounded(widened(from, count)); }
+  static __m256i rounded(const bfloat16_t* from, int64_t count) {
+    return _mm256_maskz_loadu_epi16(first_lanes(count), from);
   }
 
   // The n floats at `row` become depth(n) pairs there.
-  static void pack(float* row, int64_t n) {
+  static void pack(float* row, int64_t n) { pack_scaled(row, 1.0f, n, row); }
+  template <class In>
+  static void pack_scaled(const In* from, float scale, int64_t n, float* row) {
     for (int64_t i = 0; i < n; i += 16)
-      _mm256_mask_storeu_epi32(row + i / 2, static_cast<__mmask8>(first_lanes(depth(n - i))), rounded(row + i, n - i));
+      _mm256_mask_storeu_epi32(row + i / 2, static_cast<__mmask8>(first_lanes(depth(n - i))),
+                               rounded(_mm512_mul_ps(widened(from + i, n - i), _mm512_set1_ps(scale))));
   }
 
-  static void gather_keys(const float* k, int64_t stride, int64_t length, int64_t head_size, int64_t padded,
-                          float* keys) {
+  template <class In>
+  static void gather_keys(const In* k, int64_t stride, int64_t length, int64_t head_size, int64_t padded, float* keys) {
     for (int64_t j = 0; j < padded; j += 16)
       for (int64_t d = 0; d < head_size; d += 32) {
         __m512i rows[16];
 #pragma GCC unroll 16
         for (int i = 0; i < 16; ++i) {
-          const float* from = k + (j + i) * stride + d;
+          const In* from = k + (j + i) * stride + d;
           const int64_t count = j + i < length ? head_size - d : 0;
           rows[i] = _mm512_inserti64x4(_mm512_castsi256_si512(rounded(from, count)), rounded(from + 16, count - 16), 1);
         }
@@ -138,16 +150,18 @@ struct Bf16Format {
       }
   }
 
-  static void gather_values(const float* v, int64_t stride, int64_t length, int64_t head_size, int64_t columns,
+  template <class In>
+  static void gather_values(const In* v, int64_t stride, int64_t length, int64_t head_size, int64_t columns,
                             float* values) {
     gather_values_to(length, v, stride, length, head_size, columns, values);
   }
   // With zeros in the rows from `length` to `end`.
-  static void gather_values_to(int64_t end, const float* v, int64_t stride, int64_t length, int64_t head_size,
+  template <class In>
+  static void gather_values_to(int64_t end, const In* v, int64_t stride, int64_t length, int64_t head_size,
                                int64_t columns, float* values) {
     for (int64_t j = 0; j < end; j += 2)
       for (int64_t d = 0; d < columns; d += 16) {
-        const float* from = v + j * stride + d;
+        const In* from = v + j * stride + d;
         const __m512i low = _mm512_cvtepu16_epi32(rounded(from, j < length ? head_size - d : 0));
         const __m512i high = _mm512_cvtepu16_epi32(rounded(from + stride, j + 1 < length ? head_size - d : 0));
         _mm512_storeu_si512(values + j / 2 * columns + d, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));

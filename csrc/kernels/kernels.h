@@ -154,6 +154,8 @@ bool attention_supports(const Context<Device>& context, int64_t head_size);
 // What this build's CPU kernel multiplies, for `ftbert info`, where Context<Cpu>::bf16 asks for operands rounded to
 // bf16: "bf16, AMX tiles", "bf16", or "fp32" where it has no instruction for that.
 const char* attention_operands(int64_t head_size);
+// Whether it then also takes qkv in bf16, where Context<Cpu>::gemm says that it left that there (bf16_at).
+bool attention_reads_bf16();
 
 // ---- the general attention path: add_qkv_bias, GEMM, softmax, GEMM, transpose ------------------------------
 
