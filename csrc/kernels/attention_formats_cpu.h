@@ -1,11 +1,5 @@
 // The operands of the CPU's fused attention: in float, or rounded to bf16 in pairs.
 #pragma once
-#ifdef __AVX512F__
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 means its own header's undefined operands
-#endif
-#include <immintrin.h>
-#endif
 #if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #define FTBERT_BF16_PAIRS
 #endif

@@ -6,6 +6,13 @@
 #include <cmath>
 #include <cstdint>
 
+#ifdef __AVX512F__
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 means its own header's undefined operands
+#endif
+#include <immintrin.h>
+#endif
+
 #include "core/types.h"
 
 namespace ftbert::simd {
@@ -54,6 +61,33 @@ inline float exp(float x) {
   const float scale = std::bit_cast<float>((static_cast<int32_t>(n) + 127) << 23);
   return x < -87.3365f ? 0.0f : y * scale;
 }
+
+#ifdef __AVX512F__
+// The same for 16, infinity above 88.7: rounding and the power of two are an instruction each.
+inline Vector exp(Vector v) {
+  const __m512 x = reinterpret_cast<__m512>(v);
+  const auto all = [](float value) { return _mm512_set1_ps(value); };
+  const __mmask16 kept = _mm512_cmp_ps_mask(x, all(-87.3365f), _CMP_NLT_UQ);  // a NaN, too
+  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, all(1.44269504088896341f)), 0);
+  const __m512 r = _mm512_fmadd_ps(n, all(2.12194440e-4f), _mm512_fnmadd_ps(n, all(0.693359375f), x));
+  __m512 p = _mm512_fmadd_ps(all(1.9875691500e-4f), r, all(1.3981999507e-3f));
+  p = _mm512_fmadd_ps(p, r, all(8.3334519073e-3f));
+  p = _mm512_fmadd_ps(p, r, all(4.1665795894e-2f));
+  p = _mm512_fmadd_ps(p, r, all(1.6666665459e-1f));
+  p = _mm512_fmadd_ps(p, r, all(5.0000001201e-1f));
+  p = _mm512_add_ps(_mm512_fmadd_ps(_mm512_mul_ps(p, r), r, r), all(1.0f));
+  return reinterpret_cast<Vector>(_mm512_maskz_scalef_ps(kept, p, n));
+}
+inline float largest(Vector v) { return _mm512_reduce_max_ps(reinterpret_cast<__m512>(v)); }
+inline float sum(Vector v) { return _mm512_reduce_add_ps(reinterpret_cast<__m512>(v)); }
+#else
+inline float largest(Vector v) {
+  return reduce(v, [](float a, float b) { return a > b ? a : b; });
+}
+inline float sum(Vector v) {
+  return reduce(v, [](float a, float b) { return a + b; });
+}
+#endif
 
 // Rational minimax approximation on [-4, 4], where erf saturates in float (the one Eigen uses). Within 3e-7.
 inline float erf(float x) {

@@ -9,9 +9,7 @@ namespace ftbert {
 
 // x = e^(x - max) over [0, cols); returns the sum, so that the caller can divide where it is cheapest.
 inline float exp_row(float* x, int64_t cols) {
-  using simd::kLanes, simd::Vector, simd::load, simd::reduce;
-  const auto larger = [](float a, float b) { return a > b ? a : b; };
-  const auto plus = [](float a, float b) { return a + b; };
+  using simd::kLanes, simd::Vector, simd::load;
   const int64_t whole = cols / kLanes * kLanes;
   float most = -std::numeric_limits<float>::infinity();
   if (whole > 0) {
@@ -20,14 +18,23 @@ inline float exp_row(float* x, int64_t cols) {
       const Vector v = load(x + c);
       lanes = v > lanes ? v : lanes;
     }
-    most = reduce(lanes, larger);
+    most = simd::largest(lanes);
   }
-  for (int64_t c = whole; c < cols; ++c) most = larger(x[c], most);
+  for (int64_t c = whole; c < cols; ++c) most = x[c] > most ? x[c] : most;
+  Vector lanes = {};
+#ifdef __AVX512F__
+  for (int64_t c = 0; c < whole; c += kLanes) {
+    const Vector v = simd::exp(load(x + c) - most);
+    simd::store(x + c, v);
+    lanes += v;
+  }
+  for (int64_t c = whole; c < cols; ++c) x[c] = simd::exp(x[c] - most);
+#else
 #pragma omp simd
   for (int64_t c = 0; c < cols; ++c) x[c] = simd::exp(x[c] - most);
-  Vector lanes = {};
   for (int64_t c = 0; c < whole; c += kLanes) lanes += load(x + c);
-  float sum = reduce(lanes, plus);
+#endif
+  float sum = simd::sum(lanes);
   for (int64_t c = whole; c < cols; ++c) sum += x[c];
   return sum;
 }
