@@ -213,6 +213,21 @@ def test_softmax_with_relative_bias(place: Place, seq: int) -> None:
         assert_close(got[b, :, :length, :length], expected, atol=max(4e-7, place.eps), what=f"sequence {b}")
 
 
+@pytest.mark.parametrize("length", [5, 16, 37, 64])  # of a vector's lanes: fewer, all, several and some, several
+def test_softmax_of_extreme_scores(place: Place, length: int) -> None:
+    """What is too small for a float weighs exactly nothing, an infinity below nothing too, and one NaN is the row's."""
+    scores = random(1, 2, length, length, place=Place(place.device, torch.float32), scale=3.0)
+    scores[..., 0] = 4.0
+    scores[..., 1], scores[..., 2], scores[..., 3], scores[..., -1] = -float("inf"), -1e30, -84.0, -300.0
+    scores[0, 1, 2, 4] = float("nan")
+    cu = reference.offsets([length], place.device)
+    expected = torch.softmax(scores.double(), -1)
+    got = ops.softmax(scores, cu, 1.0, None, None, place.dtype)
+    assert got[0, 1, 2].isnan().all() and int(got.isnan().any(-1).sum()) == 1
+    assert not got[0, 0][:, [1, 2, -1]].any()
+    assert_close(got, expected, atol=max(4e-7, place.eps))
+
+
 @pytest.mark.parametrize("mode", ["cls", "mean", "max", "mean_sqrt_len", "last"])
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("cols", [5, 312, 768])

@@ -42,7 +42,8 @@ inline int64_t cuda_gemm_rows(int64_t rows) {
   return (rows + step - 1) / step * step;
 }
 
-// `linear` in as many products as gemm_rows says; a and out have room for kGemmRowSlack more rows.
+// `linear` in as many products as gemm_rows says; a and out have room for kGemmRowSlack more rows. With
+// epilogue.for_attention the CPU's result may lie at `out` in bf16 (CpuGemm::bf16_at): only attention can read it.
 template <class Device, class T>
 const T* linear_in_pieces(Context<Device>& context, const Linear<T>& weights, const T* a, int64_t m, Epilogue epilogue,
                           T* out);
