@@ -14,6 +14,7 @@ from ftbert.config import DTYPES
 
 WITH_LAYERNORM = -2  # the id of an algorithm that contains it
 _EMPTY_US = 1.5  # a kernel that does nothing, in a graph
+_LAYERNORM_BYTES_PER_US = 3.5e6  # of an H200's LayerNorm: three 16-bit elements read or written for each of its own
 _ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "tanh")
 
 
@@ -161,9 +162,16 @@ def waves(
     return -(-(rows * columns * split_k) // sms)
 
 
-def at_waves(us: float, timed: int, needed: int) -> float:
-    """Microseconds where `needed` waves of blocks run, from those of `timed` waves."""
-    return _EMPTY_US + (us - _EMPTY_US) * needed / timed
+def at_waves(us: float, timed: int, needed: int, other: float = 0.0) -> float:
+    """Microseconds where `needed` waves of blocks run, from those of `timed` waves. other: what does not grow with the
+    waves."""
+    other += _EMPTY_US
+    return other + (us - other) * needed / timed
+
+
+def layernorm_us(m: int, n: int) -> float:
+    """What the LayerNorm of m rows that follows a product of n columns has in its time, about."""
+    return 6 * m * n / _LAYERNORM_BYTES_PER_US
 
 
 class Point(NamedTuple):
@@ -182,7 +190,10 @@ class Point(NamedTuple):
         rows, columns, split_k = config["tile_rows"], config["tile_columns"], config["split_k"]
         whole_rows = config.get("id") == WITH_LAYERNORM
         timed, needed = (waves(rows, columns, split_k, at, n, sms, whole_rows) for at in (self.m, m))
-        return at_waves(self.us, timed, needed)
+        if not self.row.followed:
+            return at_waves(self.us, timed, needed)
+        behind = layernorm_us(self.m, n)
+        return at_waves(self.us, timed, needed, behind) + layernorm_us(m, n) - behind
 
 
 def between(rows: Iterable[Row], sms: int, gemm_rows: Callable[[int], int]) -> list[Row]:

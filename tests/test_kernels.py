@@ -391,6 +391,11 @@ def test_linear(place: Place, m: int, n: int, k: int, activation: str) -> None:
         assert_close(ops.linear(a, weight, b, activation), expected, atol=max(1e-5, 4 * place.eps), rtol=2 * place.eps)
 
 
+# Of the products for up to some 2000 rows: a tile's rows, and over how much k is divided.
+FEW = ((64, 1), (64, 2), (64, 4), (64, 1), (64, 2), (64, 1), (64, 2), (64, 4), (64, 1), (64, 2), (64, 2), (64, 4),
+       (64, 2), (64, 4), (64, 2), (64, 2), (64, 4), (64, 2), *[(128, 1)] * 4)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "m,n,k",
     [(1, 64, 64), (16, 384, 384), (31, 1152, 384), (128, 768, 3072), (200, 128, 512), (513, 256, 192), (1000, 200, 72),
@@ -404,7 +409,7 @@ def test_linear_fused(place: Place, m: int, n: int, k: int, activation: str) -> 
     bias = random(n, place=place, seed=2)
     product = a.double() @ weight.double().T
     ran = []
-    for variant in range(36):
+    for variant in range(60):
         for b in (bias, None):
             expected = reference.activation(product + (0 if b is None else b.double()), activation)
             try:
@@ -427,9 +432,7 @@ def test_linear_fused(place: Place, m: int, n: int, k: int, activation: str) -> 
     ]
     if capability == (9, 0):
         able += [20, 21] if activation in ("none", "gelu") else []
-        splits = (1, 2, 4)
-        few = [22 + 3 * i + s for i in range(4) for s, split in enumerate(splits) if -(-k // 64) >= split]
-        able += few if m <= 2048 else []
+        able += [34 + i for i, (rows, parts) in enumerate(FEW) if m <= 32 * rows and -(-k // 64) >= parts]
     assert ran == [variant for variant in able for _ in range(2)]
 
 

@@ -135,7 +135,9 @@ struct Size {
 };
 constexpr Size kSizes[] = {{16, 64}, {32, 64}, {64, 64}, {128, 64}, {128, 128}};
 constexpr int kSmallVariants = kSplitCount * static_cast<int>(std::size(kSizes));
-static_assert(kSmallVariants == 20, "tables store these numbers; those of gemm_hopper.h follow");
+// Tables store the numbers. Those of gemm_hopper.h follow, 22 to 33 were products that are no more.
+constexpr int kFirstHopper = kSmallVariants, kFirstFew = 34;
+static_assert(kFirstHopper == 20);
 
 template <class E>
 void run(const Context<Cuda>& context, int variant, const FusedGemm& gemm) {
@@ -152,22 +154,18 @@ void run(const Context<Cuda>& context, int variant, const FusedGemm& gemm) {
 
 }  // namespace
 
-int fused_gemm_variants() { return kSmallVariants + hopper_gemm_variants() + few_gemm_variants(); }
+int fused_gemm_variants() { return kFirstFew + few_gemm_variants(); }
 
 FusedTile fused_gemm_tile(int variant) {
   if (variant < kSmallVariants)
     return {kSizes[variant / kSplitCount].m, kSizes[variant / kSplitCount].n, kSplits[variant % kSplitCount]};
-  variant -= kSmallVariants;
-  if (variant < hopper_gemm_variants()) return hopper_gemm_tile(variant);
-  return few_gemm_tile(variant - hopper_gemm_variants());
+  return variant < kFirstFew ? hopper_gemm_tile(variant - kFirstHopper) : few_gemm_tile(variant - kFirstFew);
 }
 
 bool fused_gemm_supports(int capability, int variant, const FusedGemm& gemm) {
   if (variant < 0 || gemm.dtype == DType::fp32) return false;
-  if (const int of_hopper = variant - kSmallVariants; of_hopper >= 0) {
-    if (of_hopper < hopper_gemm_variants()) return hopper_gemm_supports(capability, of_hopper, gemm);
-    return few_gemm_supports(capability, of_hopper - hopper_gemm_variants(), gemm);
-  }
+  if (variant >= kFirstFew) return few_gemm_supports(capability, variant - kFirstFew, gemm);
+  if (variant >= kFirstHopper) return hopper_gemm_supports(capability, variant - kFirstHopper, gemm);
   const Size size = kSizes[variant / kSplitCount];
   const int split = kSplits[variant % kSplitCount];
   const int64_t blocks = (gemm.m + size.m - 1) / size.m;
@@ -183,10 +181,8 @@ void run_fused_gemm(const Context<Cuda>& context, int variant, const FusedGemm& 
                " cannot do m=", gemm.m, " n=", gemm.n, " k=", gemm.k, " and ", to_string(gemm.activation));
   for (const void* p : {gemm.a, gemm.b, gemm.bias, static_cast<const void*>(gemm.c)})
     FTBERT_CHECK(reinterpret_cast<uintptr_t>(p) % 16 == 0, "a fused product needs operands aligned to 16 bytes");
-  if (const int of_hopper = variant - kSmallVariants; of_hopper >= 0) {
-    if (of_hopper < hopper_gemm_variants()) return run_hopper_gemm(context, of_hopper, gemm);
-    return run_few_gemm(context, of_hopper - hopper_gemm_variants(), gemm);
-  }
+  if (variant >= kFirstFew) return run_few_gemm(context, variant - kFirstFew, gemm);
+  if (variant >= kFirstHopper) return run_hopper_gemm(context, variant - kFirstHopper, gemm);
   gemm.dtype == DType::fp16 ? run<__half>(context, variant, gemm) : run<__nv_bfloat16>(context, variant, gemm);
 }
 

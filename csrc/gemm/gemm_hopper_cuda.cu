@@ -111,7 +111,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   char* const memory = unaligned_memory + (1024 - shared_address(unaligned_memory) % 1024) % 1024;
   const uint32_t base = shared_address(memory);
   const uint32_t full = base + kStages * Shape::kStageBytes + 8 * Shape::kWarpBytes, empty = full + 8 * kStages;
-  const int warpgroup = threadIdx.x / 128, step_tiles = gridDim.x;
+  // As the compiler sees, the same for all lanes: what follows from it stays in uniform registers.
+  const int all_warps = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0), warpgroup = all_warps / 4;
+  const int step_tiles = static_cast<int>(gridDim.x);
 
   if (threadIdx.x == 0) {
     prefetch_map(map_a);
@@ -123,29 +125,41 @@ __global__ void __launch_bounds__(kThreads, 1)
     barrier_init_fence();
   }
   __syncthreads();
-  wait_for_inputs();
 
   if (warpgroup == 0) {
     fewer_registers<24>();
     if (threadIdx.x != 0) return;
+    const auto load_b = [&](int stage, int tile, int step) {
+      barrier_expect(full + 8 * stage, Shape::kStageBytes);
+      tma_load(base + stage * Shape::kStageBytes + kBytesA, map_b, step * kStep, tile % work.columns * kTileN,
+               full + 8 * stage);
+    };
+    // Weights do not change while a model runs.
+    int ahead = 0;
+    for (int tile = blockIdx.x, step = 0; tile < work.tiles && ahead < kStages; ++ahead) {
+      load_b(ahead, tile, step);
+      if (++step == work.k_steps) step = 0, tile += step_tiles;
+    }
+    wait_for_inputs();
     int stage = 0;
     uint32_t parity = 1;  // a fresh stage is empty
     for (int tile = blockIdx.x; tile < work.tiles; tile += step_tiles) {
-      const int row = tile / work.columns * kTileM, column = tile % work.columns * kTileN;
-      for (int step = 0; step < work.k_steps; ++step) {
-        const uint32_t to = base + stage * Shape::kStageBytes;
-        barrier_wait(empty + 8 * stage, parity);
-        barrier_expect(full + 8 * stage, Shape::kStageBytes);
-        tma_load(to, map_a, step * kStep, row, full + 8 * stage);
-        tma_load(to + kBytesA, map_b, step * kStep, column, full + 8 * stage);
+      const int row = tile / work.columns * kTileM;
+      for (int step = 0; step < work.k_steps; ++step, --ahead) {
+        if (ahead <= 0) {
+          barrier_wait(empty + 8 * stage, parity);
+          load_b(stage, tile, step);
+        }
+        tma_load(base + stage * Shape::kStageBytes, map_a, step * kStep, row, full + 8 * stage);
         if (++stage == kStages) stage = 0, parity ^= 1;
       }
     }
     return;
   }
 
+  // What is written below comes after A has come, so after the wait above.
   more_registers<240>();
-  const int group = warpgroup - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const int group = warpgroup - 1, warp = all_warps % 4, lane = threadIdx.x % 32;
   char* const out = memory + kStages * Shape::kStageBytes + (group * 4 + warp) * Shape::kWarpBytes;
   const E* const bias = reinterpret_cast<const E*>(out + Shape::kSumBytes);
   const int turn = 1 + group, other_turn = 2 - group;  // named barriers

@@ -148,7 +148,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   float2* const bias = reinterpret_cast<float2*>(vectors + kTileN / 2);
   const uint32_t full = tiles + kBuffers * Shape::kTileBytes + Shape::kVectorBytes, empty = full + 8 * kStages;
   const uint32_t arrived = empty + 8 * kStages, gone = arrived + 8 * kTurns;
-  const int warpgroup = threadIdx.x / 128;
+  // As the compiler sees, the same for all lanes: what follows from it stays in uniform registers.
+  const int all_warps = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0), warpgroup = all_warps / 4;
   // A block's tiles all have the same columns.
   const int column_tile = static_cast<int>(blockIdx.x) % work.columns, column = column_tile * kTileN;
   const int first = static_cast<int>(blockIdx.x) / work.columns,
@@ -228,7 +229,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   more_registers<240>();
   constexpr int kHalves = Shape::kHalves;
-  const int group = warpgroup - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const int group = warpgroup - 1, warp = all_warps % 4, lane = threadIdx.x % 32;
   const int turn = 1 + group, other_turn = 2 - group;  // named barriers
   if (!kTogether && group == 1) named_barrier_arrive(other_turn, 256);
   int index = kTogether ? 0 : group;  // of the tile among this block's

@@ -102,8 +102,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
   }
   __syncthreads();
 
-  const int group = Shape::kGroups > 1 ? threadIdx.x / 128 : 0, part = kParts > 1 ? threadIdx.x / 128 : 0;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  // As the compiler sees, the same for all lanes: what follows from it stays in uniform registers.
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0), lane = threadIdx.x % 32;
+  const int group = Shape::kGroups > 1 ? warp / 4 : 0, part = kParts > 1 ? warp / 4 : 0;
   if (group >= groups) return;
   const uint64_t queries = matrix_descriptor<kRowBytes>(shared_q + group * kTileBytes);
   float score[kTileKeys / 8][4], sum[kHeadSize / 8][4] = {};

@@ -34,7 +34,7 @@ struct Presence {
 template <class... Parameters, class... Arguments>
 void launch_overlapped(const Context<Cuda>& context, const char* name, void (*kernel)(Parameters...), dim3 grid,
                        unsigned threads, size_t shared, Presence presence, Arguments... arguments) {
-  cudaLaunchAttribute attributes[3]{};
+  cudaLaunchAttribute attributes[4]{};
   unsigned count = 0;
   if (context.capability >= 90 && context.overlap) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -50,6 +50,11 @@ void launch_overlapped(const Context<Cuda>& context, const char* name, void (*ke
     attributes[count].id = cudaLaunchAttributeCooperative;
     attributes[count++].val.cooperative = 1;
   }
+  // A multiprocessor divides its memory between L1 cache and shared memory, and for another division has to be empty.
+  // One for all kernels, or those that need little shared memory keep the large ones behind them from starting early:
+  // 192x768x3072, then LayerNorm, then the next: 12.5 us, 9.8 with one division (H200).
+  attributes[count].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+  attributes[count++].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(threads);
