@@ -14,7 +14,6 @@ from peers import Call
 
 # The first whose pattern is in a kernel's name.
 PARTS = {
-    "one kernel": r"layer_stack",
     "attention": r"attention|flash|fmha|softmax",
     "products with layernorm": r"norm_gemm",
     "layernorm": r"layer_?norm|bias_input",

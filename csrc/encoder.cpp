@@ -17,10 +17,6 @@ namespace {
 template <class Device>
 constexpr bool on_cpu = std::is_same_v<Device, Cpu>;
 
-// Whether LayerStack exists for this pair at all.
-template <class Device, class T>
-constexpr bool may_stack = !on_cpu<Device> && !std::is_same_v<T, float>;
-
 // On the CPU a layer runs over runs of sequences of about this many tokens, so that what a run makes stays in the
 // last-level cache while the layer's weights are used again from there. A GPU takes all tokens at once.
 constexpr int64_t kCpuPassTokens = 768;
@@ -55,9 +51,6 @@ struct Encoder<Device, T>::Buffers {
   T* context;          // [rows, hidden], attention's result
   T* projected;        // [rows, hidden], a block's result before the residual
   T* inner;            // [rows, inter]; shares memory with qkv (on a GPU with context too), dead by then
-  T* scaled;           // [tokens, hidden], where the layers run in one kernel
-  float* moments;      // [hidden/64, tokens, 2], likewise
-  uint32_t* arrivals;  // [1], likewise
   NormMoments norm_moments;
   void* attention_scratch;
   T *q, *k, *v;      // general path: [sequences, heads, seq, head_size]
@@ -105,28 +98,6 @@ Encoder<Device, T>::Encoder(EncoderConfig config, Weights<T> weights, AttentionP
 }
 
 template <class Device, class T>
-void Encoder<Device, T>::use_one_kernel(const Context<Device>& context,
-                                        const std::function<float*(int64_t floats)>& allocate) {
-  stack_state_ = "no: only 16-bit elements on a GPU";
-  if constexpr (may_stack<Device, T>) {
-    const std::string refusal =
-        fused_ ? LayerStack<T>::refusal(context, config_, weights_.layers) : "the attention path is the general one";
-    stack_state_ = "no: " + refusal;
-    if (!refusal.empty()) return;
-    stack_ = std::make_shared<LayerStack<T>>(context, config_, weights_.layers,
-                                             allocate(LayerStack<T>::memory_floats(config_)));
-    stack_state_ = "up to " + std::to_string(stack_->most_tokens()) + " tokens";
-  }
-}
-
-template <class Device, class T>
-bool Encoder<Device, T>::stacks(const EncoderInput& input) const {
-  if constexpr (may_stack<Device, T>)
-    return stack_ && input.tokens <= stack_->most_tokens() && input.batch <= kMostStackTokens;
-  return false;
-}
-
-template <class Device, class T>
 int64_t Encoder<Device, T>::padded_rows(int64_t tokens) {
   return tokens + kGemmRowSlack<Device>;
 }
@@ -148,15 +119,8 @@ auto Encoder<Device, T>::carve(const Context<Device>&, Workspace& ws, const Enco
   if (first) b.first = ws.take<T>(padded_rows(input.batch) * c.hidden);
   if (c.embedding_projection) b.embedded = ws.take<T>(padded_rows(input.tokens) * c.embedding);
   if (c.norm_place == NormPlace::pre) b.normed = ws.take<T>(padded_rows(rows) * c.hidden);
-  if (stacks(input)) {
-    b.arrivals = ws.take<uint32_t>(1);
-    b.scaled = ws.take<T>(input.tokens * c.hidden);
-    b.moments = ws.take<float>(input.tokens * c.hidden / 32);
-  }
-  // Also where one kernel runs the layers: hooks and the last layer of first rows go kernel by kernel.
-  if (may_stack<Device, T> && c.norm_place == NormPlace::post) {
+  if (!on_cpu<Device> && !std::is_same_v<T, float> && c.norm_place == NormPlace::post)
     b.norm_moments = {ws.take<uint64_t>(norm_gemm_moments(most)), norm_gemm_moments(most)};
-  }
   b.projected = ws.take<T>(most * c.hidden);
   if (on_cpu<Device>) b.context = ws.take<T>(most * c.hidden);  // still read where a later piece begins
   const size_t shared = ws.mark();
@@ -340,26 +304,7 @@ void Encoder<Device, T>::forward(Context<Device>& context, const EncoderInput& i
         : finish_post_norm(context, weights_.layers[i], b, attended, rows, x + first_row * cols);
   };
   const int64_t last = config_.layers - 1, whole_layers = first_only ? last : config_.layers;
-  int64_t done = 0;
-  if constexpr (may_stack<Device, T>) {
-    if (!hook && whole_layers > 0 && stacks(input)) {
-      stack_->run(context, {.cu_seqlens = input.cu_seqlens,
-                            .tokens = input.tokens,
-                            .batch = input.batch,
-                            .max_seqlen = input.max_seqlen,
-                            .layers = whole_layers,
-                            .hidden = hidden,
-                            .sum = b.projected,
-                            .scaled = b.scaled,
-                            .qkv = b.qkv,
-                            .context = b.context,
-                            .inner = b.inner,
-                            .moments = b.moments,
-                            .arrivals = b.arrivals});
-      done = whole_layers;
-    }
-  }
-  for (int64_t i = done; i < whole_layers; ++i) {
+  for (int64_t i = 0; i < whole_layers; ++i) {
     for (const Pass& pass : passes) {
       attend_pass(i, pass, input.max_seqlen);
       finish(i, b.context, pass.tokens, hidden, pass.first_token);

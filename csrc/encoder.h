@@ -1,14 +1,12 @@
 // The encoder's forward pass, once for every device and dtype.
 #pragma once
 #include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "config.h"
 #include "core/context.h"
 #include "core/workspace.h"
-#include "kernels/layer_stack.h"
 #include "weights.h"
 
 namespace ftbert {
@@ -48,10 +46,6 @@ class Encoder {
  public:
   Encoder(EncoderConfig config, Weights<T> weights, AttentionPath path, bool fused_supported);
 
-  // Lets the layers of few tokens run in one kernel (kernels/layer_stack.h), where they can. allocate(floats) gives
-  // memory of that device that must live as long as this; what is written there is, on the context's stream.
-  void use_one_kernel(const Context<Device>& context, const std::function<float*(int64_t floats)>& allocate);
-
   // Bytes of workspace that forward needs for this input (pointers in it are not read).
   size_t workspace_bytes(const Context<Device>& context, const EncoderInput& input) const;
 
@@ -73,15 +67,12 @@ class Encoder {
   const EncoderConfig& config() const { return config_; }
   bool uses_fused_attention() const { return fused_; }
   const std::string& attention_reason() const { return reason_; }
-  // Up to how many tokens the layers run in one kernel, or why they do not.
-  const std::string& one_kernel_state() const { return stack_state_; }
 
  private:
   struct Pass;
   struct Piece;
   struct Buffers;
   Buffers carve(const Context<Device>& context, Workspace& workspace, const EncoderInput& input) const;
-  bool stacks(const EncoderInput& input) const;
   static std::vector<Piece> pieces(const Context<Device>& context, int64_t rows);
   void embed(Context<Device>&, const EncoderInput&, const Buffers&, T* hidden) const;
   void attend(Context<Device>&, const LayerWeights<T>&, const EncoderInput&, const Pass&, const Buffers&, const T* x,
@@ -95,10 +86,6 @@ class Encoder {
   Weights<T> weights_;
   bool fused_ = true;
   std::string reason_;
-  // nullptr: layer by layer, kernel by kernel. Shared, since a unique_ptr would need LayerStack's destructor
-  // everywhere.
-  std::shared_ptr<const LayerStack<T>> stack_;
-  std::string stack_state_ = "off";
 };
 
 }  // namespace ftbert

@@ -10,7 +10,7 @@ from conftest import randomise
 from ftbert.converters.head_tables import rows_of
 from ftbert.converters.weights import FAMILIES
 
-# The second size has nothing that a vector of 4 or 8 divides; the third is one that Hopper's one kernel takes.
+# The second size has nothing that a vector of 4 or 8 divides; the third is one that Hopper's own products take.
 _SIZES: list[dict[str, Any]] = [
     {
         "vocab_size": 96, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 80,

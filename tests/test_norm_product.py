@@ -38,7 +38,6 @@ def force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Force]:
     another; -1: none does."""
     path, device = tmp_path / "table.json", torch.device("cuda")
     monkeypatch.setenv("FTBERT_GEMM_TABLE", str(path))
-    monkeypatch.setenv("FTBERT_ONE_KERNEL", "off")
 
     def put(config: Any, variant: int, of_down: int | None = None) -> None:
         rows = []
@@ -138,11 +137,9 @@ def test_products_of_different_tiles_share_what_they_tell(force: Force, variants
         check_against_transformers(reference, model, one, Place("cuda", HALF))
 
 
-def test_beside_one_kernel_for_all_layers(force: Force, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hidden states and the last layer of first tokens go kernel by kernel where the others run in one."""
+def test_hidden_states_and_first_tokens(force: Force) -> None:
     reference = make_bert(**SHAPES["384"])
     force(reference.config, 5)
-    monkeypatch.setenv("FTBERT_ONE_KERNEL", "on")
     model = ftbert.load(reference, device="cuda", dtype=HALF)
     ids = torch.randint(0, 120, (4, 32), generator=torch.Generator().manual_seed(0)).cuda()
     with torch.no_grad():

@@ -17,12 +17,6 @@
 namespace ftbert::binding {
 namespace {
 
-// Unless $FTBERT_ONE_KERNEL is "off".
-bool one_kernel_by_default() {
-  const char* value = std::getenv("FTBERT_ONE_KERNEL");
-  return !value || (std::string_view(value) != "off" && std::string_view(value) != "0");
-}
-
 template <class Device, class T>
 class EngineOf : public Engine {
  public:
@@ -32,16 +26,7 @@ class EngineOf : public Engine {
         products_(products),
         encoder_(config, std::move(weights), path,
                  attention_supports<Device, T>(CallContext<Device>(device).context, config.head_size)),
-        replay_(encoder_, device) {
-    if (!one_kernel_by_default()) return;
-    const CallContext<Device> call(device);
-    encoder_.use_one_kernel(call.context, [&](int64_t floats) {
-      folded_ = at::empty({floats}, options(at::kFloat));
-      return data<float>(folded_);
-    });
-    if (folded_.defined())  // calls may come on any stream
-      c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
-  }
+        replay_(encoder_, device) {}
 
   std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& input_ids,
                                              const std::optional<at::Tensor>& attention_mask,
@@ -159,7 +144,6 @@ class EngineOf : public Engine {
       all["attention_products"] =
           encoder_.uses_fused_attention() ? attention_operands(encoder_.config().head_size) : "fp32";
     all["cuda_graphs"] = replay_.state();
-    all["one_kernel"] = encoder_.one_kernel_state();
     return all;
   }
 
@@ -220,7 +204,6 @@ class EngineOf : public Engine {
 
   at::Device device_;
   at::ScalarType products_;  // of the operands of products
-  at::Tensor folded_;        // where encoder_ keeps vectors of the one kernel
   Encoder<Device, T> encoder_;
   mutable Replay<Device, T> replay_;  // locks itself
 };

@@ -176,8 +176,6 @@ template <class Device, class T>
 void transpose(Context<Device>& context, const T* x, int64_t first_token, const int32_t* cu_seqlens, int64_t batch,
                int64_t seq, int64_t heads, int64_t head_size, T* out);
 
-// ---- layer_stack: all of the layers at once, for few tokens on Hopper: kernels/layer_stack.h -------------------
-
 // ---- pooling -----------------------------------------------------------------------------------------------
 
 // One vector a sequence from its packed tokens, in float; zeros for an empty sequence. normalize: to unit length.

@@ -45,12 +45,4 @@ inline CUtensorMap tensor_map(const void* data, DType dtype, int64_t rows, int64
                        {static_cast<cuuint32_t>(box_columns), static_cast<cuuint32_t>(box_rows)});
 }
 
-// The same in chunks of 64 columns, of which a box has several, one after the other: [box_chunks, box_rows, 64].
-inline CUtensorMap chunk_map(const void* data, DType dtype, int64_t rows, int64_t columns, int box_rows,
-                             int box_chunks) {
-  return encode_map<3>(data, dtype, {64, static_cast<cuuint64_t>(rows), static_cast<cuuint64_t>(columns / 64)},
-                       {static_cast<cuuint64_t>(columns) * 2, 128},
-                       {64, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(box_chunks)});
-}
-
 }  // namespace ftbert

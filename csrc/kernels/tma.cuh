@@ -57,23 +57,6 @@ __device__ inline void tma_load(uint32_t shared, const CUtensorMap& map, int col
       "l"(&map), "r"(column), "r"(row), "r"(barrier)
       : "memory");
 }
-// Of a matrix seen as [chunk, row, 64 columns].
-__device__ inline void tma_load_chunks(uint32_t shared, const CUtensorMap& map, int row, int chunk, uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
-          "r"(shared),
-      "l"(&map), "r"(0), "r"(row), "r"(chunk), "r"(barrier)
-      : "memory");
-}
-// The same to the same place in every block of the cluster that `ranks` has a bit for; each one's barrier counts it.
-__device__ inline void tma_load_chunks_shared(uint32_t shared, const CUtensorMap& map, int row, int chunk,
-                                              uint32_t barrier, uint32_t ranks) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, "
-      "%3, %4}], [%5], %6;" ::"r"(shared),
-      "l"(&map), "r"(0), "r"(row), "r"(chunk), "r"(barrier), "h"(static_cast<uint16_t>(ranks))
-      : "memory");
-}
 // The box from shared memory to (column, row) of a matrix, what lies within its edges; asynchronous. What this warp has
 // written there needs fence_shared_for_async first. Until tma_store_wait_read, in the same thread, the memory is in
 // use.

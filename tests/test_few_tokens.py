@@ -1,0 +1,155 @@
+"""ftbert's own products for up to some 2000 rows (csrc/gemm/gemm_few_cuda.cu), forced on whole models by a table."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compare import assert_close
+from conftest import Place, have_gpu, make_bert
+from test_cuda import check_on_threads, packed
+from test_kernels import FEW
+from test_model import check_against_transformers, inputs
+
+import ftbert
+from ftbert import gemm_table
+from ftbert.gemm_rows import Row
+from ftbert.gemm_table import Machine, add_rows
+from ftbert.tuning import Bench, products_of_shape, without_layernorm
+
+pytestmark = pytest.mark.skipif(
+    not have_gpu() or torch.cuda.get_device_capability() != (9, 0), reason="no GPU with warpgroup instructions"
+)
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "minilm": {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536},
+    "base": {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072},
+    "large": {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096},
+    "192": {"hidden_size": 192, "num_attention_heads": 6, "intermediate_size": 320},
+    "64": {"hidden_size": 64, "num_attention_heads": 1, "intermediate_size": 64},
+    "960": {"hidden_size": 960, "num_attention_heads": 15, "intermediate_size": 1920},
+}
+HALF = torch.float16
+Load = Callable[..., ftbert.Model]
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
+    """load(reference, dtype, first): its products run these own ones, `first` and those after it, one each."""
+    path, device = tmp_path / "table.json", torch.device("cuda")
+    monkeypatch.setenv("FTBERT_GEMM_TABLE", str(path))
+
+    def make(reference: Any, dtype: torch.dtype = HALF, first: int = 0) -> ftbert.Model:
+        config, rows = reference.config, []
+        name = "fp16" if dtype == HALF else "bf16"
+        products = products_of_shape(config.hidden_size, config.intermediate_size, config.hidden_act, name)
+        for i, product in enumerate(products):
+            plain = without_layernorm(product) if product.layernorm else product
+            able = [a for a in Bench(plain, 64).fused() if a.tile >= 34]
+            rows.append(Row(plain, 1, 2048, tuple(able[(first + i) % len(able)].data)))
+        path.unlink(missing_ok=True)
+        add_rows(path, Machine.of("cuda"), rows)
+        gemm_table.install(device, again=True)
+        return ftbert.load(reference, device="cuda", dtype=dtype)
+
+    yield make
+    monkeypatch.undo()
+    gemm_table.install(device, again=True)
+
+
+@pytest.mark.parametrize("dtype", [HALF, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_equals_transformers(load: Load, shape: str, dtype: torch.dtype) -> None:
+    reference = make_bert(**SHAPES[shape])
+    sizes = [(1, seq) for seq in (1, 2, 15, 16, 17, 63, 64, 65, 127, 128)] + [(8, 16), (3, 37), (128, 1), (5, 100)]
+    for i, (batch, seq) in enumerate(sizes):
+        if batch * seq * SHAPES[shape]["hidden_size"] < 512:
+            continue  # too few values for a mean error to be compared
+        model = load(reference, dtype, 4 * i)
+        for name, one in inputs(batch, seq).items():
+            try:
+                check_against_transformers(reference, model, one, Place("cuda", dtype))
+            except AssertionError as error:
+                raise AssertionError(f"{shape}, {batch}x{seq}, mask {name}, first {4 * i}: {error}") from error
+
+
+@pytest.mark.parametrize("first", range(len(FEW)))
+def test_every_one_in_a_model(load: Load, first: int) -> None:
+    reference = make_bert(**SHAPES["base"], num_hidden_layers=2)
+    for one in (inputs(3, 50)["right"], inputs(20, 90)["holes"]):
+        check_against_transformers(reference, load(reference, first=first), one, Place("cuda", HALF))
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu", "silu", "tanh"])
+def test_activations(load: Load, activation: str) -> None:
+    reference = make_bert(**SHAPES["192"], hidden_act=activation)
+    check_against_transformers(reference, load(reference), inputs(2, 50)["right"], Place("cuda", HALF))
+
+
+def test_the_same_bits_every_time(load: Load) -> None:
+    for shape, first in (("base", 0), ("base", 9), ("large", 12), ("minilm", 18)):
+        model = load(make_bert(**SHAPES[shape], num_hidden_layers=3), first=first)
+        for lengths in ([128], [1], [5, 0, 33, 1, 0, 64, 0], [0, 16, 16], [17] * 7, [1] * 128, [300, 90]):
+            call = packed(lengths)
+            want = model.forward_packed(*call).clone()
+            for _ in range(5):
+                assert torch.equal(model.forward_packed(*call), want), f"{shape}, {first}, {lengths}"
+
+
+def test_recorded_and_direct_runs_agree(load: Load) -> None:
+    """A recording runs more tokens than there are: those past the end must not matter, whatever they are."""
+    model = load(make_bert(**SHAPES["192"]))
+    other = model.to()
+    other.use_cuda_graphs(False)
+    draw = random.Random(0)
+    for i in range(40):
+        lengths = [draw.randint(0, 20) for _ in range(draw.randint(1, 6))]
+        if not sum(lengths):
+            continue
+        call = packed(lengths, seed=i)
+        want = other.forward_packed(*call)
+        for _ in range(3):
+            assert_close(model.forward_packed(*call), want, atol=64 * torch.finfo(HALF).eps, what=str(lengths))
+
+
+def test_what_lies_in_the_buffers_does_not_leak(load: Load) -> None:
+    """A short call after one full of NaN in the same recording."""
+    model = load(make_bert(**SHAPES["192"]))
+    long, short = packed([33, 60]), packed([31, 52], seed=1)  # both in 96 tokens
+    want = [model.forward_packed(*short).clone() for _ in range(3)][-1]
+    bad = (torch.full_like(long[0], 10**9), *long[1:])  # outside the vocabulary: rows of NaN
+    for _ in range(3):
+        assert model.forward_packed(*bad).isnan().all()
+        assert torch.equal(model.forward_packed(*short), want)
+
+
+def test_a_sequence_alone_and_among_others(load: Load) -> None:
+    model = load(make_bert(**SHAPES["base"]), first=12)
+    ids, cu, longest = packed([30, 7, 64, 1])
+    whole, at = model.forward_packed(ids, cu, longest), cu.tolist()
+    for start, end in zip(at, at[1:], strict=False):
+        offsets = torch.tensor([0, end - start], dtype=torch.int32, device="cuda")
+        alone = model.forward_packed(ids[start:end], offsets, end - start)
+        assert_close(alone, whole[start:end], atol=64 * torch.finfo(HALF).eps, what=f"{start} to {end}")
+
+
+def test_an_infinite_neighbour_does_not_leak(load: Load) -> None:
+    model = load(make_bert(**SHAPES["192"]))
+    model.use_cuda_graphs(False)
+    ids, cu, longest = packed([30, 7, 64])
+    want = model.forward_packed(ids, cu, longest)
+    ids[30:37] = 10**9  # outside the vocabulary: rows of NaN
+    got = model.forward_packed(ids, cu, longest)
+    assert got[30:37].isnan().all()
+    assert torch.equal(got[:30], want[:30]) and torch.equal(got[37:], want[37:])
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_threads_and_streams(load: Load, graphs: bool) -> None:
+    model = load(make_bert(**SHAPES["base"], num_hidden_layers=4), first=9)
+    model.use_cuda_graphs(graphs)
+    check_on_threads(model, [packed([8 * i + 3, 2 * i + 1], seed=i) for i in range(8)], threads=4, rounds=60)
