@@ -29,6 +29,7 @@ from ftbert.cache import cache_folder
 from ftbert.gemm_rows import Row, TableError, between, merge
 
 FORMAT = 2  # 1: the same, without products that have a LayerNorm
+_FIRST_PROPOSAL = (0,) * 8  # cuBLASLt's, to the library
 _SHIPPED = Path(__file__).parent / "gemm_tables"
 
 
@@ -184,9 +185,9 @@ def put_in_force(index: int, rows: Iterable[Row]) -> None:
     module.set_table(
         index,
         [
-            (p.dtype, p.bias, p.activation, p.layernorm, p.n, p.k, row.first, row.last, row.algorithm)
+            (p.dtype, p.bias, p.activation, p.layernorm, p.n, p.k, row.first, row.last, words)
             for row in between(rows, sms, module.rows)
-            if (p := row.product) and row.algorithm is not None
+            if (p := row.product) and (words := row.algorithm or (None if p.layernorm else _FIRST_PROPOSAL))
         ],
     )
 

@@ -196,8 +196,8 @@ class ProductTuner:
         """The row for m from first to last.
 
         The candidates are cuBLASLt's own proposals, the best of the rows made before, and the tiles expected to be the
-        fastest here, or where rows of the other 16-bit type cover this m, what they run around it and ftbert's own
-        products; they are timed at `last`. Of a tile that is in front for the first time, other settings are timed too.
+        fastest here, or where rows of the other 16-bit type cover this m, what they run around it; they are timed at
+        `last`. Of a tile that is in front for the first time, other settings are timed too.
         A tie goes to the row before. The winner must be as accurate as cuBLASLt's first proposal, and faster by more
         than the measurement's noise; else the row says: no better.
 
@@ -295,7 +295,7 @@ class ProductTuner:
     def _candidates(self, bench: Bench, first: int) -> list[Algorithm]:
         found = [*self._recent, *bench.heuristics(), *self._bench(first).heuristics()]
         if known := self._of_the_other_type(bench):
-            found += [*known, *self._own(bench)]
+            found += known
         else:
             found += self._expected(bench, self._recent)
         return list({tuple(a.data): a for a in found}.values())
@@ -324,15 +324,19 @@ class ProductTuner:
         if not any(row.first <= bench.m <= row.last for row in self._known):
             return []
         near = [row for row in self._known if 2 * row.last >= bench.m and row.first <= 2 * bench.m]
-        better = [row.config for row in near if row.algorithm is not None and row.config.get("id", 0) >= 0]
-        wanted = dict.fromkeys(tuple(config.get(name, -1) for name in _CONFIG) for config in better)
+        better = [row.config for row in near if row.algorithm is not None]
+        tiles = {(config["id"], config["tile"]) for config in better if config.get("id", 0) < 0}
+        own = [algorithm for algorithm in self._own(bench) if (algorithm.id, algorithm.tile) in tiles]
+        wanted = dict.fromkeys(
+            tuple(config.get(name, -1) for name in _CONFIG) for config in better if config.get("id", 0) >= 0
+        )
         # An algorithm's bytes hold the data type, its settings do not: they are found again among what cuBLASLt accepts
         # here. A large m leaves some out, which smaller ones have: a split sum's parts must fit into the workspace.
         above = 1 << (bench.m - 1).bit_length()
         if above not in self._named_at and not wanted.keys() <= self._named.keys():
             self._named_at.add(above)
             self._named |= {_settings(algorithm): algorithm for algorithm in bench.enumerate()}
-        return [self._named[settings] for settings in wanted if settings in self._named]
+        return own + [self._named[settings] for settings in wanted if settings in self._named]
 
     def _search(self, m: int) -> _Timed:
         if m not in self._found:

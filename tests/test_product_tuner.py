@@ -253,7 +253,8 @@ def test_what_a_layernorm_follows_is_timed_with_it(monkeypatch: pytest.MonkeyPat
     lone = ProductTuner(plain).row(129, 192)
     assert lone.algorithm == alone.data and not lone.followed and at
     twin = known(1, 999, 2, replace(plain, dtype="bf16"))
-    for row_, searches in ((twin, True), (replace(twin, config=twin.config | {"followed": 1}), False)):
+    behind = replace(twin, config=twin.config | {"followed": 1, "id": -1, "tile": 3})  # one of our own
+    for row_, searches in ((twin, True), (behind, False)):
         at.clear()
         tuner = ProductTuner(plain, known=[row_], in_layer=NORM)
         row = tuner.row(129, 192)

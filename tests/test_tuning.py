@@ -483,7 +483,7 @@ def test_every_candidate_tried_is_right(dtype: str, behind: str) -> None:
 def test_a_table_changes_what_runs_and_not_what_comes_out(cache: Path, whose: str) -> None:
     product, m = Product("fp16", 384, 128, True, "gelu"), 300
     bench = Bench(product, m)
-    first = bench.chosen()
+    first, beside = bench.chosen(), Bench(product, 321).chosen()
     candidates = bench.fused() if whose == "ours" else bench.enumerate()
     other = next(a for a in candidates if a.tile != first.tile and bench.microseconds(a, 1) < 1e6)
     machine, device = Machine.of("cuda"), torch.device("cuda")
@@ -493,11 +493,15 @@ def test_a_table_changes_what_runs_and_not_what_comes_out(cache: Path, whose: st
         add_rows(path, machine, [Row(product, 257, 320, tuple(other.data))])
         gemm_table.install(device, again=True)
         assert bench.chosen().data == other.data
-        assert Bench(product, 321).chosen().data == Bench(product, 321).heuristics(1)[0].data
-        # An algorithm that cuBLASLt refuses: its own proposal runs.
+        assert Bench(product, 321).chosen().data == beside.data
+        # An algorithm that cuBLASLt refuses: as without a table.
         add_rows(path, machine, [Row(product, 257, 320, (2**64 - 1,) * 8)])
         gemm_table.install(device, again=True)
         assert bench.chosen().data == first.data
+        # A row that found nothing better than cuBLASLt's first proposal.
+        add_rows(path, machine, [Row(product, 257, 320, None)])
+        gemm_table.install(device, again=True)
+        assert bench.chosen().data == bench.heuristics(1)[0].data
         assert bench.error(bench.chosen()) < 1e-2
     finally:
         path.unlink()
@@ -520,7 +524,7 @@ def test_the_plain_products_row_serves_what_it_can(cache: Path) -> None:
         add_rows(path, machine, [Row(plain.product, 257, 320, tuple(some.data))])
         gemm_table.install(device, again=True)
         assert plain.chosen().data == gelu.chosen().data == some.data
-        assert silu.chosen().id != -1
+        assert silu.chosen().data != some.data
     finally:
         path.unlink()
         gemm_table.install(device, again=True)

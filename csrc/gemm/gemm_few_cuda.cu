@@ -25,7 +25,7 @@
 namespace ftbert {
 namespace {
 
-constexpr int kStep = 64;  // a row of a stage: 64 elements, 128 bytes
+constexpr int kStep = 64;         // a row of a stage: 64 elements, 128 bytes
 constexpr int kShareBytes = 512;  // of a warp: its sums of 16 rows by 8 columns
 
 // kGroupsM warpgroups have 64 rows each, kGroupsK share these rows and take steps of k in turns; kSplit blocks of a
@@ -35,9 +35,9 @@ struct FewShape {
   static constexpr int kTileN = kTileN_, kGroupsM = kGroupsM_, kGroupsK = kGroupsK_, kSplit = kSplit_;
   static constexpr int kTileM = 64 * kGroupsM, kBytesA = kTileM * kStep * 2, kStageBytes = kBytesA + kTileN * kStep * 2;
   static constexpr int kGroups = kGroupsM * kGroupsK, kMultiplying = 128 * kGroups, kThreads = kMultiplying + 32;
-  static constexpr int kParts = kGroupsK * kSplit;     // of k
-  static constexpr int kOwn = kTileN / 8 / kParts;     // eights of columns that each of them finishes
-  static constexpr int kRowBytes = 16 * (kOwn | 1);    // of such columns, apart from the banks
+  static constexpr int kParts = kGroupsK * kSplit;   // of k
+  static constexpr int kOwn = kTileN / 8 / kParts;   // eights of columns that each of them finishes
+  static constexpr int kRowBytes = 16 * (kOwn | 1);  // of such columns, apart from the banks
   static constexpr int kAreaBytes = std::max(16 * kRowBytes, (kParts - 1) * kOwn * kShareBytes);  // of a warp
   static constexpr int kAreasBytes = 4 * kGroups * kAreaBytes;
   static constexpr int kRound = (kKilobytes * 1024 - kAreasBytes) / kStageBytes / kGroupsK;  // a warpgroup's stages
@@ -70,8 +70,7 @@ __device__ void store_rows(const char* shared, const FewWork& work, int64_t row0
       for (int w = 0; w < 8; ++w) v[w] = activate<kActivation, E>(v[w]);
       pack = Packed<E, 8>::from_floats(v);
     }
-    if (row0 + row < work.m && column < work.n)
-      pack.store(static_cast<E*>(work.c) + (row0 + row) * work.n + column);
+    if (row0 + row < work.m && column < work.n) pack.store(static_cast<E*>(work.c) + (row0 + row) * work.n + column);
   }
 }
 
@@ -89,8 +88,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
   const uint32_t full = areas + Shape::kAreasBytes, empty = full + 8 * kStages, summed = empty + 8 * kStages;
   const int rank = static_cast<int>(blockIdx.x) % kSplit, column0 = static_cast<int>(blockIdx.x) / kSplit * kTileN;
   const int row0 = static_cast<int>(blockIdx.y) * Shape::kTileM;
-  const int all = (work.k + kStep - 1) / kStep, first = all * rank / kSplit,
-            steps = all * (rank + 1) / kSplit - first;
+  const int all = (work.k + kStep - 1) / kStep, first = all * rank / kSplit, steps = all * (rank + 1) / kSplit - first;
   // As the compiler sees, the same for all lanes.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0), lane = threadIdx.x % 32;
 
@@ -183,7 +181,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
     const int to_group = to % kGroupsK * kGroupsM + group_m, from = part < to ? part : part - 1;
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) {
-      const float(&s)[4] = sum[to * kOwn + j];
+      const float (&s)[4] = sum[to * kOwn + j];
       const int at = area(to_group) + (from * kOwn + j) * kShareBytes + lane * 16;
       if (to == part) {
 #pragma unroll
@@ -203,7 +201,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
 #pragma unroll
     for (int i = 0; i < (kParts - 1) * kOwn; ++i) {
       const float4 share = *reinterpret_cast<const float4*>(own_area + i * kShareBytes + lane * 16);
-      float(&s)[4] = own[i % kOwn];
+      float (&s)[4] = own[i % kOwn];
       s[0] += share.x, s[1] += share.y, s[2] += share.z, s[3] += share.w;
     }
     __syncwarp();
@@ -264,11 +262,19 @@ struct List {
     static constexpr Launch kLaunches[] = {launch<E, Shapes>...};
     kLaunches[variant](context, g);
   }
+
+  template <class Shape>
+  static constexpr int place() {
+    int at = 0;
+    bool found = false;
+    ((found = found || std::is_same_v<Shape, Shapes>, at += !found), ...);
+    return at;
+  }
 };
-using Variants = List<InTwos<32, 1>, InTwos<32, 2>, InTwos<32, 4>, InTwos<48, 1>, InTwos<48, 2>, InTwos<64, 1>,
-                      InTwos<64, 2>, InTwos<64, 4>, InTwos<96, 1>, Single<48, 2>, Single<96, 2>, Single<96, 4>,
-                      KShared<32, 1>, KShared<32, 2>, KShared<48, 1>, KShared<64, 1>, KShared<64, 2>, KShared<96, 1>,
-                      Tall<64>, Tall<96>, Tall<128>, Tall<192>>;
+using Variants =
+    List<InTwos<32, 1>, InTwos<32, 2>, InTwos<32, 4>, InTwos<48, 1>, InTwos<48, 2>, InTwos<64, 1>, InTwos<64, 2>,
+         InTwos<64, 4>, InTwos<96, 1>, Single<48, 2>, Single<96, 2>, Single<96, 4>, KShared<32, 1>, KShared<32, 2>,
+         KShared<48, 1>, KShared<64, 1>, KShared<64, 2>, KShared<96, 1>, Tall<64>, Tall<96>, Tall<128>, Tall<192>>;
 
 }  // namespace
 
@@ -281,6 +287,24 @@ bool few_gemm_supports(int capability, int variant, const FusedGemm& g) {
   const int64_t most_rows = 32 * Variants::kTiles[variant].rows;  // from there on a kernel that stays is faster
   return g.dtype != DType::fp32 && g.m > 0 && g.m <= most_rows && g.n > 0 && g.k > 0 && g.n % 8 == 0 && g.k % 8 == 0 &&
          std::max(g.n, g.k) < (1 << 24) && (g.k + kStep - 1) / kStep >= Variants::kParts[variant];
+}
+
+int few_gemm_guess(int capability, int sm_count, const FusedGemm& g) {
+  const auto fits = [&](int variant) {
+    const FusedTile tile = few_gemm_tile(variant);
+    const int64_t blocks = (g.m + tile.rows - 1) / tile.rows * ((g.n + tile.columns - 1) / tile.columns) * tile.split;
+    return few_gemm_supports(capability, variant, g) && blocks <= sm_count;
+  };
+  if (g.m > 1024) return -1;
+  if (g.k >= 32 * kStep) {
+    const int variant = g.m <= 128 ? Variants::place<Single<96, 4>>() : Variants::place<Single<48, 2>>();
+    if (fits(variant)) return variant;
+  }
+  for (const int variant : {Variants::place<KShared<32, 1>>(), Variants::place<KShared<48, 1>>(),
+                            Variants::place<KShared<64, 1>>(), Variants::place<Tall<64>>(), Variants::place<Tall<96>>(),
+                            Variants::place<Tall<128>>(), Variants::place<Tall<192>>()})
+    if (fits(variant)) return variant;
+  return -1;
 }
 
 void run_few_gemm(const Context<Cuda>& context, int variant, const FusedGemm& g) {

@@ -1,5 +1,5 @@
-// Matrix products of our own that contain bias and activation. Most are for few rows, where cuBLASLt's are all latency:
-// small tiles, the sum over k split over a cluster, any activation on the float sums. The last are those of
+// Matrix products of our own that contain bias and activation: for few rows on any GPU, where cuBLASLt's are all
+// latency, with small tiles, the sum over k split over a cluster and any activation on the float sums; and those of
 // gemm_hopper.h. No CUDA header.
 #pragma once
 #include <cstdint>
@@ -29,6 +29,8 @@ int fused_gemm_variants();
 FusedTile fused_gemm_tile(int variant);
 // Whether this GPU (10 * major + minor) and this build have it, for operands aligned as said above.
 bool fused_gemm_supports(int capability, int variant, const FusedGemm& gemm);
+// Where no table says anything: one that is most likely faster than cuBLASLt's first proposal, or -1.
+int fused_gemm_guess(int capability, int sm_count, const FusedGemm& gemm);
 void run_fused_gemm(const Context<Cuda>& context, int variant, const FusedGemm& gemm);
 
 }  // namespace ftbert

@@ -176,6 +176,11 @@ bool fused_gemm_supports(int capability, int variant, const FusedGemm& gemm) {
          (split == 1 || capability >= 90) && !(small_memory && size.m == 128 && size.n == 128);
 }
 
+int fused_gemm_guess(int capability, int sm_count, const FusedGemm& gemm) {
+  const int variant = few_gemm_guess(capability, sm_count, gemm);
+  return variant < 0 ? -1 : kFirstFew + variant;
+}
+
 void run_fused_gemm(const Context<Cuda>& context, int variant, const FusedGemm& gemm) {
   FTBERT_CHECK(fused_gemm_supports(context.capability, variant, gemm), "the fused product ", variant,
                " cannot do m=", gemm.m, " n=", gemm.n, " k=", gemm.k, " and ", to_string(gemm.activation));

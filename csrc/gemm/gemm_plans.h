@@ -51,7 +51,8 @@ struct GemmPlans {
   GemmPlans(const GemmPlans&) = delete;
   GemmPlans& operator=(const GemmPlans&) = delete;
 
-  // The plan of this key, made on first use: the tuned table's algorithm, else cuBLASLt's first proposal.
+  // The plan of this key, made on first use: the tuned table's algorithm; where it has none fused_gemm_guess, else
+  // cuBLASLt's first proposal.
   GemmPlan get(const GemmKey& key, const void* bias);
 
   // Replaces the tuned table; plans made so far are forgotten.
@@ -72,10 +73,11 @@ struct GemmPlans {
   // dtype, epilogue, after, layernorm, n, k
   using Table = std::map<std::tuple<DType, cublasLtEpilogue_t, Activation, bool, int64_t, int64_t>, Rows>;
 
-  bool tuned(const GemmKey& key, const Table& table, GemmPlan& plan) const;
+  static const TunedGemm* row_of(const GemmKey& key, const Table& table);
+  bool follows(const GemmKey& key, const TunedGemm& row, GemmPlan& plan) const;
   GemmPlan make(const GemmKey& key, const void* bias, const Table& table) const;
 
-  int capability_ = 0;
+  int capability_ = 0, sm_count_ = 0;
   std::shared_mutex mutex_;
   std::unordered_map<GemmKey, GemmPlan, GemmKeyHash> plans_;
   std::shared_ptr<const Table> table_ = std::make_shared<Table>();

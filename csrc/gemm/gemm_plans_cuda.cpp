@@ -77,6 +77,7 @@ GemmPlans::GemmPlans(int device) {
   FTBERT_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
   FTBERT_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
   capability_ = 10 * major + minor;
+  FTBERT_CUDA_CHECK(cudaDeviceGetAttribute(&sm_count_, cudaDevAttrMultiProcessorCount, device));
 }
 
 GemmPlan GemmPlans::get(const GemmKey& key, const void* bias) {
@@ -158,8 +159,8 @@ std::vector<cublasLtMatmulHeuristicResult_t> GemmPlans::propose(const GemmKey& k
   return results;
 }
 
-// The table's choice for this key, if it has one that can run.
-bool GemmPlans::tuned(const GemmKey& key, const Table& table, GemmPlan& plan) const {
+// The table's row for this key, or nullptr.
+const TunedGemm* GemmPlans::row_of(const GemmKey& key, const Table& table) {
   const auto find = [&](Activation after) -> const TunedGemm* {
     const auto rows = table.find({key.dtype, key.epilogue, after, key.layernorm, key.n, key.k});
     if (rows == table.end()) return nullptr;
@@ -167,16 +168,19 @@ bool GemmPlans::tuned(const GemmKey& key, const Table& table, GemmPlan& plan) co
     return row == rows->second.end() || row->second.from > key.m ? nullptr : &row->second;
   };
   const TunedGemm* row = find(key.after);
+  // What is fastest without an activation is mostly the fastest with one behind it.
+  return row || key.after == Activation::none || key.layernorm ? row : find(Activation::none);
+}
+
+// Whether the row's choice can run; the plan then says so.
+bool GemmPlans::follows(const GemmKey& key, const TunedGemm& row, GemmPlan& plan) const {
+  const auto& [problem, from, to, data] = row;
   if (key.layernorm) {
-    const int variant = row ? norm_variant(row->algorithm) : -1;
+    const int variant = norm_variant(data);
     const NormGemm gemm{.m = key.m, .n = key.n, .k = key.k, .dtype = key.dtype};
     if (norm_gemm_supports(capability_, variant, gemm)) plan.norm = variant;
     return plan.norm >= 0;
   }
-  // What is fastest without an activation is mostly the fastest with one behind it.
-  if (!row && key.after != Activation::none) row = find(Activation::none);
-  if (!row) return false;
-  const auto& [problem, from, to, data] = *row;
   if (const int variant = fused_variant(data); variant >= 0) {
     // Also where the row is the plain product's, this one has to apply what comes after.
     const Activation activation = key.after != Activation::none ? key.after : problem.activation;
@@ -191,13 +195,21 @@ bool GemmPlans::tuned(const GemmKey& key, const Table& table, GemmPlan& plan) co
 
 GemmPlan GemmPlans::make(const GemmKey& key, const void* bias, const Table& table) const {
   GemmPlan plan = describe(key, bias);
-  const bool plain = key.batch == 1 && key.b_transposed && !key.float_out && !key.tf32;
   // Tables are made with aligned memory; a product that is not goes to the heuristic, which knows.
-  if (plain && std::min({key.align_a, key.align_b, key.align_c}) >= 16 && tuned(key, table, plan)) {
+  const bool plain = key.batch == 1 && key.b_transposed && !key.float_out && !key.tf32 &&
+                     std::min({key.align_a, key.align_b, key.align_c}) >= 16;
+  const TunedGemm* row = plain ? row_of(key, table) : nullptr;
+  const bool proposal = row && row->algorithm == kFirstProposal;
+  if (row && !proposal && follows(key, *row, plan)) {
     plan.supported = true;
     return plan;
   }
   if (key.layernorm) return plan;
+  if (plain && !proposal) {
+    plan.fused = fused_gemm_guess(capability_, sm_count_, {.m = key.m, .n = key.n, .k = key.k, .dtype = key.dtype});
+    plan.supported = plan.fused >= 0;
+    if (plan.supported) return plan;
+  }
   if (const auto proposed = propose(key, plan, 8); !proposed.empty()) {
     plan.algorithm = proposed.front().algo;
     plan.supported = true;

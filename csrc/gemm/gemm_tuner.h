@@ -50,7 +50,7 @@ class GemmTuner {
  public:
   virtual ~GemmTuner() = default;
 
-  // What cuBLASLt proposes, its best guess first; the first is what runs without a table. At most `most`.
+  // What cuBLASLt proposes, its best guess first. At most `most`.
   virtual std::vector<GemmAlgorithm> heuristics(int most) = 0;
 
   // Every algorithm with every tile, stage count, split, cluster and swizzle that says it can do this problem.
@@ -59,7 +59,7 @@ class GemmTuner {
   // The products of gemm_fused.h that can do this problem, and with a LayerNorm those of gemm_layernorm.h.
   virtual std::vector<GemmAlgorithm> fused() = 0;
 
-  // What `linear` runs for this problem: from the table, else heuristics(1).
+  // What `linear` runs for this problem.
   virtual GemmAlgorithm chosen() = 0;
 
   // That the memory at c must have: for [m, n], and behind it with a LayerNorm for what its kernels need.
@@ -85,6 +85,7 @@ struct TunedGemm {
   int64_t from = 0, to = 0;
   std::array<uint64_t, 8> algorithm{};
 };
+constexpr std::array<uint64_t, 8> kFirstProposal{};  // as a row's algorithm: cuBLASLt's
 
 // `data` of a variant of gemm_fused.h and of gemm_layernorm.h, and the variant of some data; -1: it is not of these.
 std::array<uint64_t, 8> fused_algorithm(int variant);
@@ -92,8 +93,8 @@ int fused_variant(const std::array<uint64_t, 8>& data);
 std::array<uint64_t, 8> norm_algorithm(int variant);
 int norm_variant(const std::array<uint64_t, 8>& data);
 
-// From now on `linear` on this device uses these rows, and cuBLASLt's first proposal elsewhere or where cuBLASLt
-// refuses a row or this build lacks its product. Replaces an earlier table. The rows must come from
+// From now on `linear` on this device uses these rows; elsewhere, and where cuBLASLt refuses a row or this build lacks
+// its product, fused_gemm_guess or cuBLASLt's first proposal. Replaces an earlier table. The rows must come from
 // gemm_library_version() and this kind of GPU.
 void set_gemm_table(int device, const std::vector<TunedGemm>& rows);
 
