@@ -40,7 +40,13 @@ def main() -> int:
     options = parser.parse_args()
     device = torch.device("cuda", torch.cuda.current_device())
     gemm_table.install(device)
-    results: dict[str, Any] = {"layers": [], "between": []}
+    results: dict[str, Any] = {"provenance": provenance(device, options.dtype), "layers": [], "between": []}
+
+    def write() -> None:
+        """After every measurement: a run that is cut off keeps what it has."""
+        if options.out:
+            options.out.write_text(json.dumps(results, indent=1) + "\n")
+
     draw = random.Random(1)
     for model in options.model or ["base", "large"]:
         shape = SHAPES[model]
@@ -53,6 +59,7 @@ def main() -> int:
             results["layers"].append({"model": model, "m": m, "default_us": first, "tuned_us": tuned, "each": each})
             shown = " ".join(f"{ratio:.3f}" for ratio in each)
             print(f"{model} m={m}: {first:.1f} -> {tuned:.1f} us, {first / tuned:.3f}x ({shown})", flush=True)
+            write()
     for i in range(options.between):
         model = (options.model or ["base", "large"])[i % len(options.model or ["base", "large"])]
         shape = SHAPES[model]
@@ -68,11 +75,10 @@ def main() -> int:
         results["between"].append(entry)
         shown = f"first {times[0]:.2f}, table {times[-1]:.2f}, own {best:.2f}: {times[-1] / best:.3f}"
         print(f"{product} m={m}: {shown}", flush=True)
+        write()
     behind = [entry["table_us"] / entry["own_us"] for entry in results["between"]]
     if behind:
         print(f"table behind tuning for the very m: median {statistics.median(behind):.3f}, worst {max(behind):.3f}")
-    if options.out:
-        options.out.write_text(json.dumps({"provenance": provenance(device, options.dtype)} | results, indent=1) + "\n")
     return 0
 
 
