@@ -190,7 +190,9 @@ def test_the_tables_that_come_with_the_package() -> None:
         assert path.name == machine.file_name
         for r in rows:
             assert r.timed and all(r.first <= m <= r.last for m in r.timed), r
-            assert sum(r.us) <= sum(r.default_us), r
+            # Where none that contains the LayerNorm won, that is what two kernels took, chosen in another measurement.
+            noise = 1.01 if r.product.layernorm and r.algorithm is None else 1.0
+            assert sum(r.us) <= noise * sum(r.default_us), r
             assert r.algorithm is None or min(r.config["tile_rows"], r.config["tile_columns"]) > 0, r
             own = r.algorithm is not None and r.algorithm[0] >> 44 == 0xF05ED
             assert own == (r.config.get("id") == -1), r
