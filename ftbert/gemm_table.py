@@ -2,8 +2,8 @@
 
 A file belongs to one GPU model and one version of cuBLASLt, since an algorithm's 64 bytes mean something to that
 version only. Looked for in this order, and a row from further up hides those below it: the file that
-$FTBERT_GEMM_TABLE names ("off": none at all, cuBLASLt's own proposals), the user's cache folder (where `ftbert tune`
-writes), the tables that come with the package. What fits no row runs cuBLASLt's first proposal. A file holds what was
+$FTBERT_GEMM_TABLE names ("off": none at all), the user's cache folder (where `ftbert tune` writes), the tables that come
+with the package. What fits no row runs what fused_gemm_guess (csrc/gemm/gemm_fused.h) or cuBLASLt proposes. A file holds what was
 measured; what runs between two measured m is decided when it comes into force (`between`).
 """
 
@@ -197,7 +197,7 @@ def summary(device: torch.device) -> str:
     if tuner_module() is None:
         return "none: this build has no tuner module"
     parts = [f"{s.kind} ({s.problem or f'{len(s.rows)} rows'})" for s in sources(Machine.of(device))]
-    return ", ".join(parts) or "none: cuBLASLt's own proposals; `ftbert tune` makes one"
+    return ", ".join(parts) or "none: products are guessed; `ftbert tune` makes one"
 
 
 def tuner_module() -> Any:

@@ -242,7 +242,7 @@ def show_text(values: dict[str, Any]) -> str:
         state = f"ignored: {source['ignored']}" if source["ignored"] else f"{source['rows']} rows"
         lines.append(f"  {source['kind']:<20} {source['path']}: {state}")
     if not values["sources"]:
-        lines.append(f"  no table: cuBLASLt's own proposals run; `ftbert tune` would write {values['user_table']}")
+        lines.append(f"  no table: products are guessed; `ftbert tune` would write {values['user_table']}")
     for entry in values["in_force"]:
         lines.append(
             f"  {entry['product']:<44} m {entry['m']:<12} {entry['tuned']} of {entry['rows']} ranges differ from "
