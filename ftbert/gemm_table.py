@@ -2,9 +2,9 @@
 
 A file belongs to one GPU model and one version of cuBLASLt, since an algorithm's 64 bytes mean something to that
 version only. Looked for in this order, and a row from further up hides those below it: the file that
-$FTBERT_GEMM_TABLE names ("off": none at all), the user's cache folder (where `ftbert tune` writes), the tables that come
-with the package. What fits no row runs what fused_gemm_guess (csrc/gemm/gemm_fused.h) or cuBLASLt proposes. A file
-holds what was measured; what runs between two measured m is decided when it comes into force (`between`).
+$FTBERT_GEMM_TABLE names ("off": none at all), the user's cache folder (where `ftbert tune` writes), the tables that
+come with the package. What fits no row runs what fused_gemm_guess (csrc/gemm/gemm_fused.h) or cuBLASLt proposes. A
+file holds what was measured; what runs between two measured m is decided when it comes into force (`between`).
 """
 
 from __future__ import annotations

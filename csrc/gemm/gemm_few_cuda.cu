@@ -62,14 +62,8 @@ __device__ void store_rows(const char* shared, const FewWork& work, int64_t row0
 #pragma unroll 2
   for (int i = threadIdx.x % 32; i < 16 * kOwn; i += 32) {
     const int row = i / kOwn, column = column0 + i % kOwn * 8;
-    auto pack = Packed<E, 8>::load(reinterpret_cast<const E*>(shared + row * Shape::kRowBytes + i % kOwn * 16));
-    if constexpr (kActivation != Activation::none) {
-      float v[8];
-      pack.to_floats(v);
-#pragma unroll
-      for (int w = 0; w < 8; ++w) v[w] = activate<kActivation, E>(v[w]);
-      pack = Packed<E, 8>::from_floats(v);
-    }
+    const auto pack = activate<kActivation>(
+        Packed<E, 8>::load(reinterpret_cast<const E*>(shared + row * Shape::kRowBytes + i % kOwn * 16)));
     if (row0 + row < work.m && column < work.n) pack.store(static_cast<E*>(work.c) + (row0 + row) * work.n + column);
   }
 }
@@ -214,17 +208,9 @@ __global__ void __launch_bounds__(Shape::kThreads)
       *reinterpret_cast<uint32_t*>(own_area + (lane / 4 + 8 * r) * Shape::kRowBytes + j * 16 + lane % 4 * 4) =
           pack_pair<E>(own[j][2 * r] + bias[j].x, own[j][2 * r + 1] + bias[j].y);
   __syncwarp();
-  const auto store = [&](auto kind) {
+  with_activation(activation, [&](auto kind) {
     store_rows<E, decltype(kind)::value, Shape>(own_area, work, row0 + group_m * 64 + warp % 4 * 16, own_column);
-  };
-  switch (activation) {
-    case Activation::none: return store(std::integral_constant<Activation, Activation::none>());
-    case Activation::gelu_erf: return store(std::integral_constant<Activation, Activation::gelu_erf>());
-    case Activation::gelu_tanh: return store(std::integral_constant<Activation, Activation::gelu_tanh>());
-    case Activation::relu: return store(std::integral_constant<Activation, Activation::relu>());
-    case Activation::silu: return store(std::integral_constant<Activation, Activation::silu>());
-    case Activation::tanh: return store(std::integral_constant<Activation, Activation::tanh>());
-  }
+  });
 #endif
 }
 

@@ -86,15 +86,8 @@ __device__ void store_sums(const char* shared, const Work& work, int64_t row0, i
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int chunk = (lane % 8) ^ (lane / 8 + 4 * i), column = column0 + block * 64 + chunk * 8;
-      Packed<E, 8> pack =
-          Packed<E, 8>::load(reinterpret_cast<const E*>(shared + (2 * step + i) * (4 * 128) + lane * 16));
-      if constexpr (kActivation != Activation::none) {
-        float v[8];
-        pack.to_floats(v);
-#pragma unroll
-        for (int w = 0; w < 8; ++w) v[w] = activate<kActivation, E>(v[w]);
-        pack = Packed<E, 8>::from_floats(v);
-      }
+      const auto pack = activate<kActivation>(
+          Packed<E, 8>::load(reinterpret_cast<const E*>(shared + (2 * step + i) * (4 * 128) + lane * 16)));
       if (row + 4 * i < rows && column < work.n)
         pack.store(static_cast<E*>(work.c) + (row0 + row + 4 * i) * n + column);
     }

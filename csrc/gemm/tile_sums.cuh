@@ -55,17 +55,9 @@ __device__ void store_activated(const Operands& o, const float* sums, int64_t ro
 template <class E, int kThreads, int kColumns>
 __device__ void store_sums(const Operands& o, Activation activation, const float* sums, int64_t row0, int column0,
                            int first_row, int last_row) {
-  const auto store = [&](auto kind) {
+  with_activation(activation, [&](auto kind) {
     store_activated<decltype(kind)::value, E, kThreads, kColumns>(o, sums, row0, column0, first_row, last_row);
-  };
-  switch (activation) {
-    case Activation::none: return store(std::integral_constant<Activation, Activation::none>());
-    case Activation::gelu_erf: return store(std::integral_constant<Activation, Activation::gelu_erf>());
-    case Activation::gelu_tanh: return store(std::integral_constant<Activation, Activation::gelu_tanh>());
-    case Activation::relu: return store(std::integral_constant<Activation, Activation::relu>());
-    case Activation::silu: return store(std::integral_constant<Activation, Activation::silu>());
-    case Activation::tanh: return store(std::integral_constant<Activation, Activation::tanh>());
-  }
+  });
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 // Activations in float, as add_bias_act and the fused products apply them.
 #pragma once
+#include <type_traits>
+
 #include "core/types.h"
 #include "kernels/vector.cuh"
 
@@ -39,6 +41,30 @@ __device__ float activate(float x) {
     return tanhf(x);
   } else {
     return x;
+  }
+}
+
+// Of eight elements.
+template <Activation kActivation, class E>
+__device__ Packed<E, 8> activate(const Packed<E, 8>& pack) {
+  if constexpr (kActivation == Activation::none) return pack;
+  float v[8];
+  pack.to_floats(v);
+#pragma unroll
+  for (int w = 0; w < 8; ++w) v[w] = activate<kActivation, E>(v[w]);
+  return Packed<E, 8>::from_floats(v);
+}
+
+// run(std::integral_constant<Activation, activation>()).
+template <class Run>
+__device__ void with_activation(Activation activation, const Run& run) {
+  switch (activation) {
+    case Activation::none: return run(std::integral_constant<Activation, Activation::none>());
+    case Activation::gelu_erf: return run(std::integral_constant<Activation, Activation::gelu_erf>());
+    case Activation::gelu_tanh: return run(std::integral_constant<Activation, Activation::gelu_tanh>());
+    case Activation::relu: return run(std::integral_constant<Activation, Activation::relu>());
+    case Activation::silu: return run(std::integral_constant<Activation, Activation::silu>());
+    case Activation::tanh: return run(std::integral_constant<Activation, Activation::tanh>());
   }
 }
 
