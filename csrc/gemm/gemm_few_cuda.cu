@@ -62,7 +62,7 @@ __device__ void store_rows(const char* shared, const FewWork& work, int64_t row0
 #pragma unroll 2
   for (int i = threadIdx.x % 32; i < 16 * kOwn; i += 32) {
     const int row = i / kOwn, column = column0 + i % kOwn * 8;
-    const auto pack = activate<kActivation>(
+    const auto pack = activate_pack<kActivation>(
         Packed<E, 8>::load(reinterpret_cast<const E*>(shared + row * Shape::kRowBytes + i % kOwn * 16)));
     if (row0 + row < work.m && column < work.n) pack.store(static_cast<E*>(work.c) + (row0 + row) * work.n + column);
   }

@@ -86,7 +86,7 @@ __device__ void store_sums(const char* shared, const Work& work, int64_t row0, i
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int chunk = (lane % 8) ^ (lane / 8 + 4 * i), column = column0 + block * 64 + chunk * 8;
-      const auto pack = activate<kActivation>(
+      const auto pack = activate_pack<kActivation>(
           Packed<E, 8>::load(reinterpret_cast<const E*>(shared + (2 * step + i) * (4 * 128) + lane * 16)));
       if (row + 4 * i < rows && column < work.n)
         pack.store(static_cast<E*>(work.c) + (row0 + row + 4 * i) * n + column);

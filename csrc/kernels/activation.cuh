@@ -46,7 +46,7 @@ __device__ float activate(float x) {
 
 // Of eight elements.
 template <Activation kActivation, class E>
-__device__ Packed<E, 8> activate(const Packed<E, 8>& pack) {
+__device__ Packed<E, 8> activate_pack(const Packed<E, 8>& pack) {
   if constexpr (kActivation == Activation::none) return pack;
   float v[8];
   pack.to_floats(v);
