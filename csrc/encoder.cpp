@@ -21,6 +21,10 @@ constexpr bool on_cpu = std::is_same_v<Device, Cpu>;
 // last-level cache while the layer's weights are used again from there. A GPU takes all tokens at once.
 constexpr int64_t kCpuPassTokens = 768;
 
+// Where threads can have sequences of their own they meet once a call, not at each kernel; with at least so many tokens
+// each.
+constexpr int64_t kLeastShare = 128;
+
 // The general path keeps [batch, heads, seq, seq] scores; it works on as many sequences at a time as fit in this.
 constexpr int64_t kGeneralScoreElements = int64_t{1} << 26;
 
@@ -39,18 +43,13 @@ struct Encoder<Device, T>::Piece {
   int64_t first, rows, computed;
 };
 
+// What a pass through a layer works on.
 template <class Device, class T>
-struct Encoder<Device, T>::Buffers {
-  int32_t* positions;  // [tokens], where the input does not bring them
-  int32_t* columns;    // [tokens], columns in the padded input, where attention has a relative bias and ids are padded
-  T* hidden;           // [tokens, hidden], where the caller reads first rows only
-  T* first;            // [batch, hidden], attention's result in those rows
-  T* embedded;         // [tokens, embedding], where it is projected to hidden
-  T* normed;           // [tokens, hidden], pre-LayerNorm models: what the next block reads; `hidden` keeps the sum
-  T* qkv;              // [rows, 3*hidden]
-  T* context;          // [rows, hidden], attention's result
-  T* projected;        // [rows, hidden], a block's result before the residual
-  T* inner;            // [rows, inter]; shares memory with qkv (on a GPU with context too), dead by then
+struct Encoder<Device, T>::Scratch {
+  T* qkv;        // [rows, 3*hidden]
+  T* context;    // [rows, hidden], attention's result
+  T* projected;  // [rows, hidden], a block's result before the residual
+  T* inner;      // [rows, inter]; shares memory with qkv (on a GPU with context too), dead by then
   NormMoments norm_moments;
   void* attention_scratch;
   T *q, *k, *v;      // general path: [sequences, heads, seq, head_size]
@@ -59,28 +58,53 @@ struct Encoder<Device, T>::Buffers {
   int64_t general_sequences;
 };
 
+template <class Device, class T>
+struct Encoder<Device, T>::Buffers : Scratch {
+  int32_t* positions;  // [tokens], where the input does not bring them
+  int32_t* columns;    // [tokens], columns in the padded input, where attention has a relative bias and ids are padded
+  T* hidden;           // [tokens, hidden], where the caller reads first rows only
+  T* first;            // [batch, hidden], attention's result in those rows
+  T* embedded;         // [tokens, embedding], where it is projected to hidden
+  T* normed;           // [tokens, hidden], pre-LayerNorm models: what the next block reads; `hidden` keeps the sum
+  std::vector<Scratch> shares;  // where threads may have sequences of their own; the memory is this one's scratch, too
+};
+
 namespace {
 
-// Whole sequences, greedily, up to the pass size; one sequence may be longer than it.
-template <class Device, class Pass>
-std::vector<Pass> make_passes(const EncoderInput& input) {
-  if constexpr (on_cpu<Device>) {
-    std::vector<Pass> passes;
-    int64_t begin = 0;
-    for (int64_t b = 0; b < input.batch; ++b) {
-      const int64_t start = input.cu_seqlens[begin], end = input.cu_seqlens[b + 1];
-      if (end - start > kCpuPassTokens && b > begin) {
-        const int64_t cut = input.cu_seqlens[b];
-        if (cut > start) passes.push_back({begin, b - begin, start, cut - start});
-        begin = b;
-      }
+// Of the sequences from `first` to before `last`, whole ones, greedily, up to `most` tokens; one may be longer than
+// that.
+template <class Pass>
+std::vector<Pass> make_passes(const int32_t* cu_seqlens, int64_t first, int64_t last, int64_t most) {
+  std::vector<Pass> passes;
+  int64_t begin = first;
+  for (int64_t b = first; b < last; ++b) {
+    const int64_t start = cu_seqlens[begin], end = cu_seqlens[b + 1];
+    if (end - start > most && b > begin) {
+      const int64_t cut = cu_seqlens[b];
+      if (cut > start) passes.push_back({begin, b - begin, start, cut - start});
+      begin = b;
     }
-    const int64_t start = input.cu_seqlens[begin];
-    if (input.tokens > start) passes.push_back({begin, input.batch - begin, start, input.tokens - start});
-    return passes;
-  } else {
-    return {{0, input.batch, 0, input.tokens}};
   }
+  const int64_t start = cu_seqlens[begin], end = cu_seqlens[last];
+  if (end > start) passes.push_back({begin, last - begin, start, end - start});
+  return passes;
+}
+
+// Where to cut the sequences so that each of `count` threads has about as many tokens, [count + 1]; empty where one
+// would have a tenth more than its share.
+std::vector<int64_t> equal_shares(const EncoderInput& input, int64_t count) {
+  if (count < 2) return {};
+  std::vector<int64_t> cuts{0};
+  for (int64_t i = 1; i <= count; ++i) {
+    const int32_t* const all = input.cu_seqlens;
+    const auto aim = static_cast<int32_t>(input.tokens * i / count);
+    int64_t at = std::lower_bound(all, all + input.batch + 1, aim) - all;
+    if (at > 0 && aim - all[at - 1] < all[at] - aim) --at;
+    if (i == count) at = input.batch;
+    if (10 * count * (all[at] - all[cuts.back()]) > 11 * input.tokens) return {};
+    cuts.push_back(at);
+  }
+  return cuts;
 }
 
 }  // namespace
@@ -103,22 +127,10 @@ int64_t Encoder<Device, T>::padded_rows(int64_t tokens) {
 }
 
 template <class Device, class T>
-auto Encoder<Device, T>::carve(const Context<Device>&, Workspace& ws, const EncoderInput& input) const -> Buffers {
+auto Encoder<Device, T>::carve_scratch(Workspace& ws, const EncoderInput& input, int64_t pass) const -> Scratch {
   const EncoderConfig& c = config_;
-  // First rows go through the last layer all together; empty sequences make them more than tokens.
-  const bool first = input.rows == OutputRows::first;
-  const int64_t rows = std::max(input.tokens, first ? input.batch : 0);
-  // The largest pass: one long sequence, or up to kCpuPassTokens of several.
-  const int64_t pass =
-      on_cpu<Device> ? std::min(input.tokens, std::max(kCpuPassTokens, input.max_seqlen)) : input.tokens;
-  const int64_t most = padded_rows(std::max(pass, first ? input.batch : 0));
-  Buffers b{};
-  if (!input.positions) b.positions = ws.take<int32_t>(input.tokens);
-  if (c.relative_span > 0 && input.token_index) b.columns = ws.take<int32_t>(input.tokens);
-  if (first) b.hidden = ws.take<T>(padded_rows(input.tokens) * c.hidden);
-  if (first) b.first = ws.take<T>(padded_rows(input.batch) * c.hidden);
-  if (c.embedding_projection) b.embedded = ws.take<T>(padded_rows(input.tokens) * c.embedding);
-  if (c.norm_place == NormPlace::pre) b.normed = ws.take<T>(padded_rows(rows) * c.hidden);
+  const int64_t most = padded_rows(pass);
+  Scratch b{};
   if (!on_cpu<Device> && !std::is_same_v<T, float> && c.norm_place == NormPlace::post)
     b.norm_moments = {ws.take<uint64_t>(norm_gemm_moments(most)), norm_gemm_moments(most)};
   b.projected = ws.take<T>(most * c.hidden);
@@ -146,6 +158,37 @@ auto Encoder<Device, T>::carve(const Context<Device>&, Workspace& ws, const Enco
   ws.release(shared);
   b.inner = ws.take<T>(most * c.inter);
   if (ws.bytes() < attention_end) ws.release(attention_end);
+  return b;
+}
+
+template <class Device, class T>
+auto Encoder<Device, T>::carve(const Context<Device>& context, Workspace& ws, const EncoderInput& input) const
+    -> Buffers {
+  const EncoderConfig& c = config_;
+  // First rows go through the last layer all together; empty sequences make them more than tokens.
+  const bool first = input.rows == OutputRows::first;
+  const int64_t rows = std::max(input.tokens, first ? input.batch : 0);
+  Buffers b{};
+  if (!input.positions) b.positions = ws.take<int32_t>(input.tokens);
+  if (c.relative_span > 0 && input.token_index) b.columns = ws.take<int32_t>(input.tokens);
+  if (first) b.hidden = ws.take<T>(padded_rows(input.tokens) * c.hidden);
+  if (first) b.first = ws.take<T>(padded_rows(input.batch) * c.hidden);
+  if (c.embedding_projection) b.embedded = ws.take<T>(padded_rows(input.tokens) * c.embedding);
+  if (c.norm_place == NormPlace::pre) b.normed = ws.take<T>(padded_rows(rows) * c.hidden);
+  // The largest pass: one long sequence, or up to so many tokens of several.
+  const auto pass = [&](int64_t most) {
+    return on_cpu<Device> ? std::min(input.tokens, std::max(most, input.max_seqlen)) : input.tokens;
+  };
+  const size_t shared = ws.mark();
+  if constexpr (on_cpu<Device>) {
+    const int64_t count = fused_ ? context.gemm->threads() : 1;
+    if (count > 1 && input.tokens >= count * kLeastShare)
+      for (int64_t i = 0; i < count; ++i) b.shares.push_back(carve_scratch(ws, input, pass(kCpuPassTokens / count)));
+  }
+  const size_t shares_end = ws.bytes();
+  ws.release(shared);
+  static_cast<Scratch&>(b) = carve_scratch(ws, input, std::max(pass(kCpuPassTokens), first ? input.batch : 0));
+  if (ws.bytes() < shares_end) ws.release(shares_end);
   return b;
 }
 
@@ -295,20 +338,41 @@ void Encoder<Device, T>::forward(Context<Device>& context, const EncoderInput& i
   }
   if (hook && config_.layers == 0) hook(0, hidden);
 
-  const std::vector<Pass> passes = make_passes<Device, Pass>(input);
-  const auto attend_pass = [&](int64_t i, const Pass& pass, int64_t queries) {
-    attend(context, weights_.layers[i], input, pass, b, (pre ? b.normed : hidden) + pass.first_token * cols, queries);
+  std::vector<Pass> passes{{0, input.batch, 0, input.tokens}};
+  if constexpr (on_cpu<Device>) passes = make_passes<Pass>(input.cu_seqlens, 0, input.batch, kCpuPassTokens);
+  const auto attend_pass = [&](Context<Device>& own, const Buffers& b, int64_t i, const Pass& pass, int64_t queries) {
+    attend(own, weights_.layers[i], input, pass, b, (pre ? b.normed : hidden) + pass.first_token * cols, queries);
   };
-  const auto finish = [&](int64_t i, const T* attended, int64_t rows, T* x, int64_t first_row) {
-    pre ? finish_pre_norm(context, i, b, attended, rows, x + first_row * cols, b.normed + first_row * cols)
-        : finish_post_norm(context, weights_.layers[i], b, attended, rows, x + first_row * cols);
+  const auto finish = [&](Context<Device>& own, Buffers& b, int64_t i, const T* attended, int64_t rows, T* x,
+                          int64_t first_row) {
+    pre ? finish_pre_norm(own, i, b, attended, rows, x + first_row * cols, b.normed + first_row * cols)
+        : finish_post_norm(own, weights_.layers[i], b, attended, rows, x + first_row * cols);
+  };
+  const auto layer = [&](Context<Device>& own, Buffers& b, int64_t i, const std::vector<Pass>& of) {
+    for (const Pass& pass : of) {
+      attend_pass(own, b, i, pass, input.max_seqlen);
+      finish(own, b, i, b.context, pass.tokens, hidden, pass.first_token);
+    }
   };
   const int64_t last = config_.layers - 1, whole_layers = first_only ? last : config_.layers;
-  for (int64_t i = 0; i < whole_layers; ++i) {
-    for (const Pass& pass : passes) {
-      attend_pass(i, pass, input.max_seqlen);
-      finish(i, b.context, pass.tokens, hidden, pass.first_token);
+  int64_t done = 0;
+  if constexpr (on_cpu<Device>) {
+    const int64_t count = static_cast<int64_t>(b.shares.size());
+    if (const auto cuts = equal_shares(input, hook ? 0 : count); !cuts.empty()) {
+      context.gemm->each_alone(count, [&](int64_t share, CpuGemm& gemm) {
+        Context<Device> own = context;
+        own.gemm = &gemm;
+        Buffers scratch = b;
+        static_cast<Scratch&>(scratch) = b.shares[share];
+        const std::vector<Pass> of =
+            make_passes<Pass>(input.cu_seqlens, cuts[share], cuts[share + 1], kCpuPassTokens / count);
+        for (int64_t i = 0; i < whole_layers; ++i) layer(own, scratch, i, of);
+      });
+      done = whole_layers;
     }
+  }
+  for (int64_t i = done; i < whole_layers; ++i) {
+    layer(context, b, i, passes);
     if (hook) hook(i + 1, hidden);
   }
   if (!first_only) return;
@@ -318,11 +382,11 @@ void Encoder<Device, T>::forward(Context<Device>& context, const EncoderInput& i
   first_rows<Device, T>(context, hidden, 0, input.cu_seqlens, input.batch, cols, out);
   if (last >= 0) {
     for (const Pass& pass : passes) {
-      attend_pass(last, pass, 1);
+      attend_pass(context, b, last, pass, 1);
       first_rows<Device, T>(context, b.context, pass.first_token, input.cu_seqlens + pass.first_sequence,
                             pass.sequences, cols, b.first + pass.first_sequence * cols);
     }
-    finish(last, b.first, input.batch, out, 0);
+    finish(context, b, last, b.first, input.batch, out, 0);
   }
   zero_empty_rows<Device, T>(context, input.cu_seqlens, input.batch, cols, out);
 }

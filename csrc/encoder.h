@@ -71,8 +71,10 @@ class Encoder {
  private:
   struct Pass;
   struct Piece;
+  struct Scratch;
   struct Buffers;
   Buffers carve(const Context<Device>& context, Workspace& workspace, const EncoderInput& input) const;
+  Scratch carve_scratch(Workspace& workspace, const EncoderInput& input, int64_t pass) const;
   static std::vector<Piece> pieces(const Context<Device>& context, int64_t rows);
   void embed(Context<Device>&, const EncoderInput&, const Buffers&, T* hidden) const;
   void attend(Context<Device>&, const LayerWeights<T>&, const EncoderInput&, const Pass&, const Buffers&, const T* x,

@@ -103,7 +103,7 @@ TorchGemm::Parts TorchGemm::parts_of(const float* a, int64_t m) {
     FTBERT_CHECK(parts.m == m, "a product takes ", m, " rows of the ", parts.m, " that the one before it left");
     return parts;
   }
-  const int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
+  const int64_t threads = this->threads();
   const int64_t count = m / threads < kFewestRows ? 1 : threads, rows = ((m + count - 1) / count + 15) / 16 * 16;
   return {m, rows, std::vector<at::Tensor>((m + rows - 1) / rows)};
 }
@@ -172,6 +172,18 @@ const float* TorchGemm::linear(const Linear<float>& w, const float* a, int64_t m
   float* result = slot.mutable_data_ptr<float>();
   if (!act) add_bias_act<Cpu, float>(context, result, nullptr, epilogue.activation, m, w.n);
   return result;
+}
+
+int64_t TorchGemm::threads() const { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
+
+void TorchGemm::each_alone(int64_t count, const std::function<void(int64_t i, CpuGemm& own)>& work) {
+  at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
+    const at::AutoDispatchBelowADInplaceOrView no_autograd;  // a new thread would not know that the caller wants none
+    for (int64_t i = begin; i < end; ++i) {
+      TorchGemm own;
+      work(i, own);
+    }
+  });
 }
 
 void TorchGemm::gemm(const GemmShape& s, const float* a, const float* b, float* c) {

@@ -21,6 +21,8 @@ class TorchGemm : public CpuGemm {
   const float* linear(const Linear<float>& weights, const float* a, int64_t m, Epilogue epilogue, float* out) override;
   bool leaves_bf16(const Linear<float>& weights) const override;
   void gemm(const GemmShape& shape, const float* a, const float* b, float* c) override;
+  int64_t threads() const override;
+  void each_alone(int64_t count, const std::function<void(int64_t i, CpuGemm& own)>& work) override;
 
  private:
   // Rows of a product in bf16, a tensor of each thread that multiplies.

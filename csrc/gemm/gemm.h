@@ -1,6 +1,7 @@
 // Matrix products: describe -> choose (a plan, made once per shape and kept) -> run. FP32 accumulation everywhere.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "core/context.h"
@@ -92,6 +93,12 @@ struct CpuGemm {
   // Whether `linear` can leave what it makes in bf16 (m * n of them at `out`), with epilogue.for_attention.
   virtual bool leaves_bf16(const Linear<float>&) const { return false; }
   const float* bf16_at = nullptr;  // where it did, until attention has read it
+
+  // How many threads can each have an object like this to themselves, and work(i, its own) for i < count at once.
+  virtual int64_t threads() const { return 1; }
+  virtual void each_alone(int64_t count, const std::function<void(int64_t i, CpuGemm& own)>& work) {
+    for (int64_t i = 0; i < count; ++i) work(i, *this);
+  }
   virtual void gemm(const GemmShape& shape, const float* a, const float* b, float* c) = 0;
 };
 

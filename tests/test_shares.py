@@ -1,0 +1,100 @@
+"""Calls on the CPU in which threads have sequences of their own (csrc/encoder.cpp) against those in which they share all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from compare import assert_close
+from conftest import make_bert
+
+import ftbert
+from ftbert.token_batches import padded, random_sequences
+
+SIZES = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128, "num_hidden_layers": 3}
+# Sequences for two threads to share, for three, with empty ones at the cuts, of which one is too long for a fair share,
+# and of so few tokens that a share is not worth it.
+LENGTHS = [
+    [32] * 8,
+    [40, 17, 90, 3, 60, 31, 1, 77, 55, 20],
+    [128] * 3,
+    [0, 100, 30, 0, 0, 120, 12, 0],
+    [120, 5, 5, 5, 120, 5],
+    [110, 1],
+    [128, 120, 100, 99] * 6,
+]
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def packed(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor, int]:
+    ids = [token for one in random_sequences(120, lengths) for token in one]
+    ends = torch.tensor([0, *lengths]).cumsum(0)
+    return torch.tensor(ids), ends.to(torch.int32), max(lengths)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_threads_alone_and_together(threads: None, lengths: list[int], dtype: str) -> None:
+    if dtype == "bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("no bf16 products on this CPU")
+    model = ftbert.load(make_bert(**SIZES), dtype=dtype)
+    call = packed(lengths)
+    eps = 1e-5 if dtype == "fp32" else 2e-2
+    for name in ("forward_packed", "forward_first_packed"):
+        torch.set_num_threads(1)
+        want = getattr(model, name)(*call)
+        for count in (2, 3, 5):
+            torch.set_num_threads(count)
+            got = getattr(model, name)(*call)
+            assert_close(got, want, atol=eps, rtol=eps, what=f"{name}, {count} threads")
+            assert torch.equal(getattr(model, name)(*call), got), f"{name}, {count} threads"
+
+
+@pytest.mark.parametrize("path", ["fused", "general"])
+@pytest.mark.parametrize("family", ["bert", "pre", "relative"])
+def test_equals_transformers(threads: None, family: str, path: str) -> None:
+    """Also where LayerNorm comes first, and where attention has a bias."""
+    from transformers import MPNetConfig, MPNetModel, RobertaPreLayerNormConfig, RobertaPreLayerNormModel
+
+    torch.manual_seed(0)
+    common: dict[str, Any] = SIZES | {"vocab_size": 120, "max_position_embeddings": 140}
+    reference = {
+        "bert": lambda: make_bert(**SIZES),
+        "pre": lambda: RobertaPreLayerNormModel(RobertaPreLayerNormConfig(**common)).eval(),
+        "relative": lambda: MPNetModel(MPNetConfig(**common)).eval(),
+    }[family]()
+    ids, mask = padded(random_sequences(118, [100, 30, 128, 7, 90, 45, 64, 80]), "right", 1, torch.device("cpu"))
+    ids = torch.where(mask.bool(), ids + 2, ids)
+    model = ftbert.load(reference, attention=path)
+    with torch.no_grad():
+        want = reference(ids, attention_mask=mask, output_hidden_states=True)
+    for count in (1, 2, 4):
+        torch.set_num_threads(count)
+        kept = mask.bool()
+        got = model.module(ids, mask)[0]
+        assert_close(got[kept], want.last_hidden_state[kept], atol=1e-4, rtol=1e-4, what=f"{count} threads")
+        first = model.module.forward_first(ids, mask)[0]
+        assert_close(first, want.last_hidden_state[:, 0], atol=1e-4, rtol=1e-4, what=f"first, {count} threads")
+        states = torch.ops.ftbert.forward_hidden_states(model.encoder, ids, mask, None)
+        assert_close(states[1][kept], want.hidden_states[1][kept], atol=1e-4, rtol=1e-4, what=f"{count} threads")
+
+
+def test_one_text_does_not_matter_to_others(threads: None) -> None:
+    torch.set_num_threads(2)
+    model = ftbert.load(make_bert(**SIZES))
+    ids, cu, longest = packed([64] * 6)
+    want = model.forward_packed(ids, cu, longest)
+    with torch.no_grad():
+        other = ids.clone()
+        other[128:192] = 7
+    got = model.forward_packed(other, cu, longest)
+    assert torch.equal(got[:128], want[:128]) and torch.equal(got[192:], want[192:])
+    assert not torch.equal(got[128:192], want[128:192])
