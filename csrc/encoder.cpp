@@ -21,8 +21,8 @@ constexpr bool on_cpu = std::is_same_v<Device, Cpu>;
 // last-level cache while the layer's weights are used again from there. A GPU takes all tokens at once.
 constexpr int64_t kCpuPassTokens = 768;
 
-// Where threads can have sequences of their own they meet once a call, not at each kernel; with at least so many tokens
-// each.
+// Where threads can have sequences of their own they meet once a call, not at each kernel; with about so many tokens
+// each at least. (A product's last rows, which nobody reads, may be those that another thread is writing.)
 constexpr int64_t kLeastShare = 128;
 
 // The general path keeps [batch, heads, seq, seq] scores; it works on as many sequences at a time as fit in this.
@@ -66,7 +66,10 @@ struct Encoder<Device, T>::Buffers : Scratch {
   T* first;            // [batch, hidden], attention's result in those rows
   T* embedded;         // [tokens, embedding], where it is projected to hidden
   T* normed;           // [tokens, hidden], pre-LayerNorm models: what the next block reads; `hidden` keeps the sum
-  std::vector<Scratch> shares;  // where threads may have sequences of their own; the memory is this one's scratch, too
+  // Where threads have sequences of their own, from cuts[i] to before cuts[i + 1]. Its memory is this one's scratch,
+  // too.
+  std::vector<Scratch> shares;
+  std::vector<int64_t> cuts;
 };
 
 namespace {
@@ -90,10 +93,12 @@ std::vector<Pass> make_passes(const int32_t* cu_seqlens, int64_t first, int64_t 
   return passes;
 }
 
+int64_t share_pass_tokens(int64_t shares) { return std::max(kCpuPassTokens / shares, kLeastShare); }
+
 // Where to cut the sequences so that each of `count` threads has about as many tokens, [count + 1]; empty where one
-// would have a tenth more than its share.
+// would have a tenth more than its share, or all too few for products.
 std::vector<int64_t> equal_shares(const EncoderInput& input, int64_t count) {
-  if (count < 2) return {};
+  if (count < 2 || input.tokens < count * kLeastShare) return {};
   std::vector<int64_t> cuts{0};
   for (int64_t i = 1; i <= count; ++i) {
     const int32_t* const all = input.cu_seqlens;
@@ -127,7 +132,8 @@ int64_t Encoder<Device, T>::padded_rows(int64_t tokens) {
 }
 
 template <class Device, class T>
-auto Encoder<Device, T>::carve_scratch(Workspace& ws, const EncoderInput& input, int64_t pass) const -> Scratch {
+auto Encoder<Device, T>::carve_scratch(Workspace& ws, const EncoderInput& input, int64_t pass, bool alone) const
+    -> Scratch {
   const EncoderConfig& c = config_;
   const int64_t most = padded_rows(pass);
   Scratch b{};
@@ -139,7 +145,7 @@ auto Encoder<Device, T>::carve_scratch(Workspace& ws, const EncoderInput& input,
   b.qkv = ws.take<T>(most * 3 * c.hidden);
   if (!on_cpu<Device>) b.context = ws.take<T>(most * c.hidden);
   if (fused_) {
-    b.attention_scratch = ws.take<char>(attention_scratch_bytes<Device, T>(input.max_seqlen, c.head_size));
+    b.attention_scratch = ws.take<char>(attention_scratch_bytes<Device, T>(input.max_seqlen, c.head_size, alone));
   } else {
     const int64_t per_sequence = std::max<int64_t>(1, c.heads * input.max_seqlen * input.max_seqlen);
     b.general_sequences =
@@ -181,13 +187,14 @@ auto Encoder<Device, T>::carve(const Context<Device>& context, Workspace& ws, co
   };
   const size_t shared = ws.mark();
   if constexpr (on_cpu<Device>) {
-    const int64_t count = fused_ ? context.gemm->threads() : 1;
-    if (count > 1 && input.tokens >= count * kLeastShare)
-      for (int64_t i = 0; i < count; ++i) b.shares.push_back(carve_scratch(ws, input, pass(kCpuPassTokens / count)));
+    const int64_t threads = fused_ ? context.gemm->threads() : 1;
+    b.cuts = equal_shares(input, threads);
+    for (size_t i = 1; i < b.cuts.size(); ++i)
+      b.shares.push_back(carve_scratch(ws, input, pass(share_pass_tokens(threads)), true));
   }
   const size_t shares_end = ws.bytes();
   ws.release(shared);
-  static_cast<Scratch&>(b) = carve_scratch(ws, input, std::max(pass(kCpuPassTokens), first ? input.batch : 0));
+  static_cast<Scratch&>(b) = carve_scratch(ws, input, std::max(pass(kCpuPassTokens), first ? input.batch : 0), false);
   if (ws.bytes() < shares_end) ws.release(shares_end);
   return b;
 }
@@ -357,15 +364,14 @@ void Encoder<Device, T>::forward(Context<Device>& context, const EncoderInput& i
   const int64_t last = config_.layers - 1, whole_layers = first_only ? last : config_.layers;
   int64_t done = 0;
   if constexpr (on_cpu<Device>) {
-    const int64_t count = static_cast<int64_t>(b.shares.size());
-    if (const auto cuts = equal_shares(input, hook ? 0 : count); !cuts.empty()) {
+    if (const auto count = static_cast<int64_t>(b.shares.size()); count > 1 && !hook) {
       context.gemm->each_alone(count, [&](int64_t share, CpuGemm& gemm) {
         Context<Device> own = context;
         own.gemm = &gemm;
         Buffers scratch = b;
         static_cast<Scratch&>(scratch) = b.shares[share];
         const std::vector<Pass> of =
-            make_passes<Pass>(input.cu_seqlens, cuts[share], cuts[share + 1], kCpuPassTokens / count);
+            make_passes<Pass>(input.cu_seqlens, b.cuts[share], b.cuts[share + 1], share_pass_tokens(count));
         for (int64_t i = 0; i < whole_layers; ++i) layer(own, scratch, i, of);
       });
       done = whole_layers;

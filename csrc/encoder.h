@@ -46,7 +46,7 @@ class Encoder {
  public:
   Encoder(EncoderConfig config, Weights<T> weights, AttentionPath path, bool fused_supported);
 
-  // Bytes of workspace that forward needs for this input (pointers in it are not read).
+  // Bytes of workspace that forward needs for this input (of the pointers in it only cu_seqlens is read, on the CPU).
   size_t workspace_bytes(const Context<Device>& context, const EncoderInput& input) const;
 
   // Rows that hidden states must have room for: a little more than tokens, since the GEMM likes round sizes.
@@ -74,7 +74,7 @@ class Encoder {
   struct Scratch;
   struct Buffers;
   Buffers carve(const Context<Device>& context, Workspace& workspace, const EncoderInput& input) const;
-  Scratch carve_scratch(Workspace& workspace, const EncoderInput& input, int64_t pass) const;
+  Scratch carve_scratch(Workspace& workspace, const EncoderInput& input, int64_t pass, bool alone) const;
   static std::vector<Piece> pieces(const Context<Device>& context, int64_t rows);
   void embed(Context<Device>&, const EncoderInput&, const Buffers&, T* hidden) const;
   void attend(Context<Device>&, const LayerWeights<T>&, const EncoderInput&, const Pass&, const Buffers&, const T* x,

@@ -165,13 +165,14 @@ def waves(
 def at_waves(us: float, timed: int, needed: int, other: float = 0.0) -> float:
     """Microseconds where `needed` waves of blocks run, from those of `timed` waves. other: what does not grow with the
     waves."""
-    other += _EMPTY_US
+    other = min(other + _EMPTY_US, us)
     return other + (us - other) * needed / timed
 
 
-def layernorm_us(m: int, n: int) -> float:
-    """What the LayerNorm of m rows that follows a product of n columns has in its time, about."""
-    return 6 * m * n / _LAYERNORM_BYTES_PER_US
+def followed_at_waves(us: float, timed: int, needed: int, n: int, at: int, m: int) -> float:
+    """The same at m where the LayerNorm of n columns that follows is in the time, which was taken at `at`."""
+    there, here = (6 * rows * n / _LAYERNORM_BYTES_PER_US for rows in (at, m))
+    return at_waves(us, timed, needed, there) + here - there
 
 
 class Point(NamedTuple):
@@ -192,8 +193,7 @@ class Point(NamedTuple):
         timed, needed = (waves(rows, columns, split_k, at, n, sms, whole_rows) for at in (self.m, m))
         if not self.row.followed:
             return at_waves(self.us, timed, needed)
-        behind = layernorm_us(self.m, n)
-        return at_waves(self.us, timed, needed, behind) + layernorm_us(m, n) - behind
+        return followed_at_waves(self.us, timed, needed, n, self.m, m)
 
 
 def between(rows: Iterable[Row], sms: int, gemm_rows: Callable[[int], int]) -> list[Row]:

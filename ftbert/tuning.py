@@ -23,7 +23,7 @@ from dataclasses import replace
 import torch
 
 from ftbert.config import ACTIVATIONS, DTYPES, EncoderConfig
-from ftbert.gemm_rows import WITH_LAYERNORM, Point, Product, Row, at_waves, beside, layernorm_us, waves
+from ftbert.gemm_rows import WITH_LAYERNORM, Point, Product, Row, at_waves, beside, followed_at_waves, waves
 from ftbert.product_bench import Algorithm, Bench, Recording, in_turns
 
 __all__ = [
@@ -311,8 +311,8 @@ class ProductTuner:
             guesses = []
             for us, algorithm in _fastest(self._search(at), 10000, of_a_tile=1):
                 timed, needed = (_waves(algorithm, rows, n, bench.sms) for rows in (at, m))
-                behind = layernorm_us(at, n) if self._config else 0.0
-                guesses.append((at_waves(us, timed, needed, behind), algorithm))
+                guess = followed_at_waves(us, timed, needed, n, at, m) if self._config else at_waves(us, timed, needed)
+                guesses.append((guess, algorithm))
             fastest = [algorithm for us, algorithm in _fastest(guesses, most) if us < limit]
             found |= {tuple(algorithm.data): algorithm for algorithm in fastest}
         settings = _settings(like[0])[2:] if like else ()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,14 +18,15 @@ import ftbert
 from ftbert.token_batches import padded, random_sequences
 
 SIZES = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128, "num_hidden_layers": 3}
-# Sequences for two threads to share, for three, with empty ones at the cuts, of which one is too long for a fair share,
-# and of so few tokens that a share is not worth it.
+# Sequences for two threads to share, for more, with empty ones at the cuts, of which one is too long for a fair share of
+# two, and of so few tokens that a share is not worth it.
 LENGTHS = [
     [32] * 8,
     [40, 17, 90, 3, 60, 31, 1, 77, 55, 20],
     [128] * 3,
     [0, 100, 30, 0, 0, 120, 12, 0],
-    [120, 5, 5, 5, 120, 5],
+    [120, 60, 60, 60, 5, 5],
+    [30, 20, 128, 128],
     [110, 1],
     [128, 120, 100, 99] * 6,
 ]
@@ -85,6 +90,24 @@ def test_equals_transformers(threads: None, family: str, path: str) -> None:
         assert_close(first, want.last_hidden_state[:, 0], atol=1e-4, rtol=1e-4, what=f"first, {count} threads")
         states = torch.ops.ftbert.forward_hidden_states(model.encoder, ids, mask, None)
         assert_close(states[1][kept], want.hidden_states[1][kept], atol=1e-4, rtol=1e-4, what=f"{count} threads")
+
+
+def test_with_nested_parallel_regions() -> None:
+    """Threads that start threads of their own would write into each other's memory."""
+    code = (
+        "import sys; sys.path[:0] = sys.argv[1:]\n"
+        "import torch, ftbert\n"
+        "from conftest import make_bert\n"
+        "from test_shares import SIZES, packed\n"
+        "model, call = ftbert.load(make_bert(**SIZES)), packed([128] * 8)\n"
+        "got = model.forward_packed(*call)\n"
+        "threads = torch.get_num_threads()\n"
+        "torch.set_num_threads(1)\n"
+        "assert torch.allclose(got, model.forward_packed(*call), atol=1e-5) and threads == 2"
+    )
+    folders = [str(Path(__file__).parent), str(Path(ftbert.__file__).parent.parent)]
+    nested = os.environ | {"OMP_NUM_THREADS": "2,8", "OMP_MAX_ACTIVE_LEVELS": "2"}
+    subprocess.run([sys.executable, "-c", code, *folders], env=nested, check=True)
 
 
 def test_one_text_does_not_matter_to_others(threads: None) -> None:

@@ -7,6 +7,7 @@
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/mm.h>
+#include <omp.h>
 
 #include <algorithm>
 #include <cstring>
@@ -63,6 +64,15 @@ const Fused* fused(Activation activation) {
     default: return nullptr;
   }
 }
+
+// While it lives this thread starts no others, whatever the environment says of nested parallel regions.
+struct OneThread {
+  const int before = omp_get_max_threads();
+  OneThread() { omp_set_num_threads(1); }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+  ~OneThread() { omp_set_num_threads(before); }
+};
 
 }  // namespace
 
@@ -179,6 +189,7 @@ int64_t TorchGemm::threads() const { return at::in_parallel_region() ? 1 : at::g
 void TorchGemm::each_alone(int64_t count, const std::function<void(int64_t i, CpuGemm& own)>& work) {
   at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
     const at::AutoDispatchBelowADInplaceOrView no_autograd;  // a new thread would not know that the caller wants none
+    const OneThread alone;
     for (int64_t i = begin; i < end; ++i) {
       TorchGemm own;
       work(i, own);

@@ -94,7 +94,8 @@ struct CpuGemm {
   virtual bool leaves_bf16(const Linear<float>&) const { return false; }
   const float* bf16_at = nullptr;  // where it did, until attention has read it
 
-  // How many threads can each have an object like this to themselves, and work(i, its own) for i < count at once.
+  // How many threads can each have an object like this to themselves, and work(i, its own) for i < count at once, each
+  // on one thread.
   virtual int64_t threads() const { return 1; }
   virtual void each_alone(int64_t count, const std::function<void(int64_t i, CpuGemm& own)>& work) {
     for (int64_t i = 0; i < count; ++i) work(i, *this);

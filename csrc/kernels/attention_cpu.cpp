@@ -247,8 +247,8 @@ bool attention_reads_bf16() {
 }
 
 template <>
-size_t attention_scratch_bytes<Cpu, float>(int64_t max_seqlen, int64_t head_size) {
-  return omp_get_max_threads() * Scratch::floats(max_seqlen, head_size) * sizeof(float);
+size_t attention_scratch_bytes<Cpu, float>(int64_t max_seqlen, int64_t head_size, bool alone) {
+  return (alone ? 1 : omp_get_max_threads()) * Scratch::floats(max_seqlen, head_size) * sizeof(float);
 }
 
 template <>

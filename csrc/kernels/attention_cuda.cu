@@ -151,7 +151,7 @@ void run(Context<Cuda>& context, const T* qkv, int64_t tokens, int64_t first_tok
     run(context, qkv, tokens, first_token, cu_seqlens, bias, batch, max_seqlen, queries, heads, head_size, out); \
   }                                                                                                              \
   template <>                                                                                                    \
-  size_t attention_scratch_bytes<Cuda, T>(int64_t, int64_t) {                                                    \
+  size_t attention_scratch_bytes<Cuda, T>(int64_t, int64_t, bool) {                                              \
     return 0;                                                                                                    \
   }                                                                                                              \
   template <>                                                                                                    \

@@ -148,7 +148,8 @@ void attention(Context<Device>& context, const T* qkv,  // [tokens, 3*hidden], b
                void* scratch,  // attention_scratch_bytes
                T* out);        // [tokens, hidden]
 template <class Device, class T>
-size_t attention_scratch_bytes(int64_t max_seqlen, int64_t head_size);
+size_t attention_scratch_bytes(int64_t max_seqlen, int64_t head_size,
+                               bool alone = false);  // on the CPU: for a call that has one thread (CpuGemm::each_alone)
 template <class Device, class T>
 bool attention_supports(const Context<Device>& context, int64_t head_size);
 // What this build's CPU kernel multiplies, for `ftbert info`, where Context<Cpu>::bf16 asks for operands rounded to
