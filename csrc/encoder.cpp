@@ -7,6 +7,7 @@
 
 #include "core/check.h"
 #include "core/dispatch.h"
+#include "cpu_shares.h"
 #include "gemm/gemm.h"
 #include "gemm/gemm_layernorm.h"
 #include "kernels/kernels.h"
@@ -16,14 +17,6 @@ namespace {
 
 template <class Device>
 constexpr bool on_cpu = std::is_same_v<Device, Cpu>;
-
-// On the CPU a layer runs over runs of sequences of about this many tokens, so that what a run makes stays in the
-// last-level cache while the layer's weights are used again from there. A GPU takes all tokens at once.
-constexpr int64_t kCpuPassTokens = 768;
-
-// Where threads can have sequences of their own they meet once a call, not at each kernel; with about so many tokens
-// each at least. (A product's last rows, which nobody reads, may be those that another thread is writing.)
-constexpr int64_t kLeastShare = 128;
 
 // The general path keeps [batch, heads, seq, seq] scores; it works on as many sequences at a time as fit in this.
 constexpr int64_t kGeneralScoreElements = int64_t{1} << 26;
@@ -71,48 +64,6 @@ struct Encoder<Device, T>::Buffers : Scratch {
   std::vector<Scratch> shares;
   std::vector<int64_t> cuts;
 };
-
-namespace {
-
-// Of the sequences from `first` to before `last`, whole ones, greedily, up to `most` tokens; one may be longer than
-// that.
-template <class Pass>
-std::vector<Pass> make_passes(const int32_t* cu_seqlens, int64_t first, int64_t last, int64_t most) {
-  std::vector<Pass> passes;
-  int64_t begin = first;
-  for (int64_t b = first; b < last; ++b) {
-    const int64_t start = cu_seqlens[begin], end = cu_seqlens[b + 1];
-    if (end - start > most && b > begin) {
-      const int64_t cut = cu_seqlens[b];
-      if (cut > start) passes.push_back({begin, b - begin, start, cut - start});
-      begin = b;
-    }
-  }
-  const int64_t start = cu_seqlens[begin], end = cu_seqlens[last];
-  if (end > start) passes.push_back({begin, last - begin, start, end - start});
-  return passes;
-}
-
-int64_t share_pass_tokens(int64_t shares) { return std::max(kCpuPassTokens / shares, kLeastShare); }
-
-// Where to cut the sequences so that each of `count` threads has about as many tokens, [count + 1]; empty where one
-// would have a tenth more than its share, or all too few for products.
-std::vector<int64_t> equal_shares(const EncoderInput& input, int64_t count) {
-  if (count < 2 || input.tokens < count * kLeastShare) return {};
-  std::vector<int64_t> cuts{0};
-  for (int64_t i = 1; i <= count; ++i) {
-    const int32_t* const all = input.cu_seqlens;
-    const auto aim = static_cast<int32_t>(input.tokens * i / count);
-    int64_t at = std::lower_bound(all, all + input.batch + 1, aim) - all;
-    if (at > 0 && aim - all[at - 1] < all[at] - aim) --at;
-    if (i == count) at = input.batch;
-    if (10 * count * (all[at] - all[cuts.back()]) > 11 * input.tokens) return {};
-    cuts.push_back(at);
-  }
-  return cuts;
-}
-
-}  // namespace
 
 template <class Device, class T>
 Encoder<Device, T>::Encoder(EncoderConfig config, Weights<T> weights, AttentionPath path, bool fused_supported)
@@ -188,7 +139,7 @@ auto Encoder<Device, T>::carve(const Context<Device>& context, Workspace& ws, co
   const size_t shared = ws.mark();
   if constexpr (on_cpu<Device>) {
     const int64_t threads = fused_ ? context.gemm->threads() : 1;
-    b.cuts = equal_shares(input, threads);
+    b.cuts = equal_shares(input.cu_seqlens, input.batch, input.tokens, threads);
     for (size_t i = 1; i < b.cuts.size(); ++i)
       b.shares.push_back(carve_scratch(ws, input, pass(share_pass_tokens(threads)), true));
   }
@@ -364,7 +315,7 @@ void Encoder<Device, T>::forward(Context<Device>& context, const EncoderInput& i
   const int64_t last = config_.layers - 1, whole_layers = first_only ? last : config_.layers;
   int64_t done = 0;
   if constexpr (on_cpu<Device>) {
-    if (const auto count = static_cast<int64_t>(b.shares.size()); count > 1 && !hook) {
+    if (const auto count = static_cast<int64_t>(b.shares.size()); count > 1 && !hook && whole_layers > 0) {
       context.gemm->each_alone(count, [&](int64_t share, CpuGemm& gemm) {
         Context<Device> own = context;
         own.gemm = &gemm;

@@ -190,9 +190,7 @@ def test_the_tables_that_come_with_the_package() -> None:
         assert path.name == machine.file_name
         for r in rows:
             assert r.timed and all(r.first <= m <= r.last for m in r.timed), r
-            # Where none that contains the LayerNorm won, that is what two kernels took, chosen in another measurement.
-            noise = 1.01 if r.product.layernorm and r.algorithm is None else 1.0
-            assert sum(r.us) <= noise * sum(r.default_us), r
+            assert sum(r.us) <= sum(r.default_us), r
             assert r.algorithm is None or min(r.config["tile_rows"], r.config["tile_columns"]) > 0, r
             own = r.algorithm is not None and r.algorithm[0] >> 44 == 0xF05ED
             assert own == (r.config.get("id") == -1), r
@@ -519,6 +517,7 @@ def test_the_plain_products_row_serves_what_it_can(cache: Path) -> None:
     some = next((a for a in plain.fused() if tuple(a.data) not in able), None)
     if some is None:
         pytest.skip("every product of ours here has every activation")
+    before = silu.chosen()
     machine, device = Machine.of("cuda"), torch.device("cuda")
     path = gemm_table.user_table(machine)
     assert path is not None
@@ -526,7 +525,7 @@ def test_the_plain_products_row_serves_what_it_can(cache: Path) -> None:
         add_rows(path, machine, [Row(plain.product, 257, 320, tuple(some.data))])
         gemm_table.install(device, again=True)
         assert plain.chosen().data == gelu.chosen().data == some.data
-        assert silu.chosen().data != some.data
+        assert silu.chosen().data == before.data != some.data
     finally:
         path.unlink()
         gemm_table.install(device, again=True)

@@ -3,9 +3,6 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 
-#include <cstdlib>
-#include <string_view>
-
 #include "binding/encoder_class.h"
 #include "binding/padding.h"
 #include "binding/replay.h"

@@ -11,6 +11,7 @@
 
 #include "core/check.h"
 #include "core/dispatch.h"
+#include "cpu_shares.h"
 #include "encoder.h"
 #include "gemm/gemm.h"
 #include "kernels/kernels.h"
@@ -319,6 +320,66 @@ void packed_input_equals_padded() {
   expect(packed == padded.hidden, "packed and padded input give different bits");
 }
 
+void equal_shares_are_fair() {
+  const auto cut = [](const std::vector<int32_t>& lengths, int64_t count) {
+    std::vector<int32_t> ends{0};
+    for (const int32_t length : lengths) ends.push_back(ends.back() + length);
+    return equal_shares(ends.data(), static_cast<int64_t>(lengths.size()), ends.back(), count);
+  };
+  using Cuts = std::vector<int64_t>;
+  expect(cut({128, 128, 128, 128}, 2) == Cuts{0, 2, 4}, "four equal ones for two");
+  expect(cut({200, 60, 130, 120}, 2) == Cuts{0, 2, 4}, "260 and 250");
+  const Cuts with_empty = cut({0, 200, 0, 0, 200, 0}, 2);
+  expect(with_empty.size() == 3 && with_empty[1] >= 2 && with_empty[1] <= 4, "empty ones beside the cut");
+  expect(cut({300, 100, 100}, 2).empty(), "300 of 500 are more than a fair half");
+  expect(cut({100, 100}, 2).empty(), "too few tokens");
+  expect(cut({128, 128, 128, 128}, 1).empty(), "one thread shares with nobody");
+}
+
+// Products of cblas_gemm; says that two can work at once, and counts those that do.
+struct SharingGemm : CpuGemm {
+  int64_t shared = 0;
+  const float* linear(const Linear<float>& w, const float* a, int64_t m, Epilogue epilogue, float* out) override {
+    return cblas_gemm().linear(w, a, m, epilogue, out);
+  }
+  void gemm(const GemmShape& shape, const float* a, const float* b, float* c) override {
+    cblas_gemm().gemm(shape, a, b, c);
+  }
+  int64_t threads() const override { return 2; }
+  void each_alone(int64_t count, const std::function<void(int64_t i, CpuGemm& own)>& work) override {
+    shared += count;
+    CpuGemm::each_alone(count, work);
+  }
+};
+
+void shares_give_the_same() {
+  const EncoderConfig config = EncoderConfig::parse(entries(32, 2, "gelu"));
+  const Tensors tensors = random_weights(config);
+  const Encoder<Cpu, float> encoder(config, bind_tensors(config, tensors), AttentionPath::automatic, true);
+  std::vector<int32_t> ends{0};
+  for (const int32_t length : {40, 40, 0, 40, 21, 0, 40, 40, 40, 25}) ends.push_back(ends.back() + length);
+  const int64_t tokens = ends.back(), batch = static_cast<int64_t>(ends.size()) - 1;
+  std::vector<int64_t> ids;
+  for (int64_t t = 0; t < tokens; ++t) ids.push_back(t * 7 % 50);
+  const auto run = [&](CpuGemm& gemm, bool look) {
+    Context<Cpu> context{&gemm};
+    const EncoderInput input{ids.data(), nullptr, nullptr, ends.data(), tokens, batch, 0, 40};
+    std::vector<char> memory(encoder.workspace_bytes(context, input));
+    std::vector<float> out(encoder.padded_rows(tokens) * config.hidden);
+    const HiddenStateHook<float> hook = look ? [](int64_t, const float*) {} : HiddenStateHook<float>();
+    encoder.forward(context, input, Workspace(memory.data(), memory.size()), out.data(), hook);
+    out.resize(tokens * config.hidden);
+    return out;
+  };
+  SharingGemm sharing;
+  const std::vector<float> want = run(cblas_gemm(), false), got = run(sharing, false);
+  expect(sharing.shared == 2, "expected two shares, got " + std::to_string(sharing.shared));
+  for (size_t i = 0; i < want.size(); ++i)
+    expect(std::abs(got[i] - want[i]) <= 1e-5, "value " + std::to_string(i) + " differs");
+  run(sharing, true);
+  expect(sharing.shared == 2, "who looks at every layer sees all of it at once");
+}
+
 // First rows go through the last layer together, empty ones too: buffers must have room for them.
 void more_sequences_than_tokens(const std::string& norm_place) {
   Entries all = entries(32, 2, "gelu");
@@ -422,6 +483,8 @@ int main() {
       {"more sequences than tokens, post", [] { more_sequences_than_tokens("post"); }},
       {"more sequences than tokens, pre", [] { more_sequences_than_tokens("pre"); }},
       {"config errors are all listed", config_errors_are_all_listed},
+      {"equal shares are fair", equal_shares_are_fair},
+      {"shares give the same", shares_give_the_same},
       {"missing weight is named", missing_weight_is_named},
       {"small workspace is an error", small_workspace_is_an_error},
       {"unsupported choices are errors", unsupported_choices_are_errors},
