@@ -8,20 +8,11 @@
 #include "core/check.h"
 #include "core/dispatch.h"
 #include "cpu_shares.h"
+#include "encoder_buffers.h"
 #include "gemm/gemm.h"
-#include "gemm/gemm_layernorm.h"
 #include "kernels/kernels.h"
 
 namespace ftbert {
-namespace {
-
-template <class Device>
-constexpr bool on_cpu = std::is_same_v<Device, Cpu>;
-
-// The general path keeps [batch, heads, seq, seq] scores; it works on as many sequences at a time as fit in this.
-constexpr int64_t kGeneralScoreElements = int64_t{1} << 26;
-
-}  // namespace
 
 // A run of whole sequences that goes through a layer together.
 template <class Device, class T>
@@ -34,35 +25,6 @@ struct Encoder<Device, T>::Pass {
 template <class Device, class T>
 struct Encoder<Device, T>::Piece {
   int64_t first, rows, computed;
-};
-
-// What a pass through a layer works on.
-template <class Device, class T>
-struct Encoder<Device, T>::Scratch {
-  T* qkv;        // [rows, 3*hidden]
-  T* context;    // [rows, hidden], attention's result
-  T* projected;  // [rows, hidden], a block's result before the residual
-  T* inner;      // [rows, inter]; shares memory with qkv (on a GPU with context too), dead by then
-  NormMoments norm_moments;
-  void* attention_scratch;
-  T *q, *k, *v;      // general path: [sequences, heads, seq, head_size]
-  float* scores;     // general path: [sequences, heads, seq, seq]
-  T* probabilities;  // general path, T != float
-  int64_t general_sequences;
-};
-
-template <class Device, class T>
-struct Encoder<Device, T>::Buffers : Scratch {
-  int32_t* positions;  // [tokens], where the input does not bring them
-  int32_t* columns;    // [tokens], columns in the padded input, where attention has a relative bias and ids are padded
-  T* hidden;           // [tokens, hidden], where the caller reads first rows only
-  T* first;            // [batch, hidden], attention's result in those rows
-  T* embedded;         // [tokens, embedding], where it is projected to hidden
-  T* normed;           // [tokens, hidden], pre-LayerNorm models: what the next block reads; `hidden` keeps the sum
-  // Where threads have sequences of their own, from cuts[i] to before cuts[i + 1]. Its memory is this one's scratch,
-  // too.
-  std::vector<Scratch> shares;
-  std::vector<int64_t> cuts;
 };
 
 template <class Device, class T>
@@ -78,76 +40,23 @@ Encoder<Device, T>::Encoder(EncoderConfig config, Weights<T> weights, AttentionP
 }
 
 template <class Device, class T>
-int64_t Encoder<Device, T>::padded_rows(int64_t tokens) {
-  return tokens + kGemmRowSlack<Device>;
+void Encoder<Device, T>::fold_layernorms(const Context<Device>& context,
+                                         const std::function<float*(int64_t floats)>& allocate) {
+  if constexpr (may_fold<Device, T>) {
+    const std::string refusal = fused_ && config_.relative_span == 0
+                                    ? FoldedLayers<T>::refusal(context, config_, weights_.layers)
+                                    : "attention has a bias or takes the general path";
+    folded_state_ = refusal.empty() ? "where its products are ftbert's own for few rows" : "no: " + refusal;
+    if (refusal.empty())
+      folded_ = std::make_shared<FoldedLayers<T>>(context, config_, weights_.layers,
+                                                  allocate(FoldedLayers<T>::memory_floats(config_)));
+  }
 }
 
 template <class Device, class T>
-auto Encoder<Device, T>::carve_scratch(Workspace& ws, const EncoderInput& input, int64_t pass, bool alone) const
-    -> Scratch {
-  const EncoderConfig& c = config_;
-  const int64_t most = padded_rows(pass);
-  Scratch b{};
-  if (!on_cpu<Device> && !std::is_same_v<T, float> && c.norm_place == NormPlace::post)
-    b.norm_moments = {ws.take<uint64_t>(norm_gemm_moments(most)), norm_gemm_moments(most)};
-  b.projected = ws.take<T>(most * c.hidden);
-  if (on_cpu<Device>) b.context = ws.take<T>(most * c.hidden);  // still read where a later piece begins
-  const size_t shared = ws.mark();
-  b.qkv = ws.take<T>(most * 3 * c.hidden);
-  if (!on_cpu<Device>) b.context = ws.take<T>(most * c.hidden);
-  if (fused_) {
-    b.attention_scratch = ws.take<char>(attention_scratch_bytes<Device, T>(input.max_seqlen, c.head_size, alone));
-  } else {
-    const int64_t per_sequence = std::max<int64_t>(1, c.heads * input.max_seqlen * input.max_seqlen);
-    b.general_sequences =
-        std::clamp<int64_t>(kGeneralScoreElements / per_sequence, 1, std::max<int64_t>(1, input.batch));
-    const int64_t rows = b.general_sequences * input.max_seqlen;
-    b.q = ws.take<T>(rows * c.hidden);
-    b.k = ws.take<T>(rows * c.hidden);
-    b.v = ws.take<T>(rows * c.hidden);
-    b.scores = ws.take<float>(b.general_sequences * per_sequence);
-    if constexpr (std::is_same_v<T, float>)
-      b.probabilities = b.scores;
-    else
-      b.probabilities = ws.take<T>(b.general_sequences * per_sequence);
-  }
-  const size_t attention_end = ws.bytes();
-  ws.release(shared);
-  b.inner = ws.take<T>(most * c.inter);
-  if (ws.bytes() < attention_end) ws.release(attention_end);
-  return b;
-}
-
-template <class Device, class T>
-auto Encoder<Device, T>::carve(const Context<Device>& context, Workspace& ws, const EncoderInput& input) const
-    -> Buffers {
-  const EncoderConfig& c = config_;
-  // First rows go through the last layer all together; empty sequences make them more than tokens.
-  const bool first = input.rows == OutputRows::first;
-  const int64_t rows = std::max(input.tokens, first ? input.batch : 0);
-  Buffers b{};
-  if (!input.positions) b.positions = ws.take<int32_t>(input.tokens);
-  if (c.relative_span > 0 && input.token_index) b.columns = ws.take<int32_t>(input.tokens);
-  if (first) b.hidden = ws.take<T>(padded_rows(input.tokens) * c.hidden);
-  if (first) b.first = ws.take<T>(padded_rows(input.batch) * c.hidden);
-  if (c.embedding_projection) b.embedded = ws.take<T>(padded_rows(input.tokens) * c.embedding);
-  if (c.norm_place == NormPlace::pre) b.normed = ws.take<T>(padded_rows(rows) * c.hidden);
-  // The largest pass: one long sequence, or up to so many tokens of several.
-  const auto pass = [&](int64_t most) {
-    return on_cpu<Device> ? std::min(input.tokens, std::max(most, input.max_seqlen)) : input.tokens;
-  };
-  const size_t shared = ws.mark();
-  if constexpr (on_cpu<Device>) {
-    const int64_t threads = fused_ ? context.gemm->threads() : 1;
-    b.cuts = equal_shares(input.cu_seqlens, input.batch, input.tokens, threads);
-    for (size_t i = 1; i < b.cuts.size(); ++i)
-      b.shares.push_back(carve_scratch(ws, input, pass(share_pass_tokens(threads)), true));
-  }
-  const size_t shares_end = ws.bytes();
-  ws.release(shared);
-  static_cast<Scratch&>(b) = carve_scratch(ws, input, std::max(pass(kCpuPassTokens), first ? input.batch : 0), false);
-  if (ws.bytes() < shares_end) ws.release(shares_end);
-  return b;
+bool Encoder<Device, T>::folds(const Context<Device>& context, const EncoderInput& input) const {
+  if constexpr (may_fold<Device, T>) return folded_ && folded_->takes(context, input.tokens);
+  return false;
 }
 
 template <class Device, class T>
@@ -159,13 +68,6 @@ auto Encoder<Device, T>::pieces(const Context<Device>& context, int64_t rows) ->
     first += all.back().rows;
   }
   return all;
-}
-
-template <class Device, class T>
-size_t Encoder<Device, T>::workspace_bytes(const Context<Device>& context, const EncoderInput& input) const {
-  Workspace measure;
-  carve(context, measure, input);
-  return measure.bytes();
 }
 
 // b.context = softmax(q k^T / sqrt(head_size)) v of x [pass.tokens, hidden], by the path chosen at construction; of
@@ -314,6 +216,23 @@ void Encoder<Device, T>::forward(Context<Device>& context, const EncoderInput& i
   };
   const int64_t last = config_.layers - 1, whole_layers = first_only ? last : config_.layers;
   int64_t done = 0;
+  if constexpr (may_fold<Device, T>) {
+    if (!hook && whole_layers > 0 && folds(context, input)) {
+      folded_->run(context, {.cu_seqlens = input.cu_seqlens,
+                             .tokens = input.tokens,
+                             .batch = input.batch,
+                             .max_seqlen = input.max_seqlen,
+                             .layers = whole_layers,
+                             .attention_scratch = b.attention_scratch,
+                             .hidden = hidden,
+                             .sum = b.projected,
+                             .qkv = b.qkv,
+                             .context = b.context,
+                             .inner = b.inner,
+                             .moments = b.folded_moments});
+      done = whole_layers;
+    }
+  }
   if constexpr (on_cpu<Device>) {
     if (const auto count = static_cast<int64_t>(b.shares.size()); count > 1 && !hook && whole_layers > 0) {
       context.gemm->each_alone(count, [&](int64_t share, CpuGemm& gemm) {

@@ -1,12 +1,14 @@
 // The encoder's forward pass, once for every device and dtype.
 #pragma once
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "config.h"
 #include "core/context.h"
 #include "core/workspace.h"
+#include "folded_layers.h"
 #include "weights.h"
 
 namespace ftbert {
@@ -46,6 +48,10 @@ class Encoder {
  public:
   Encoder(EncoderConfig config, Weights<T> weights, AttentionPath path, bool fused_supported);
 
+  // Lets the products of few tokens do the LayerNorms between them (folded_layers.h), where they can. allocate(floats)
+  // gives memory of that device that must live as long as this; what is written there is, on the context's stream.
+  void fold_layernorms(const Context<Device>& context, const std::function<float*(int64_t floats)>& allocate);
+
   // Bytes of workspace that forward needs for this input (of the pointers in it only cu_seqlens is read, on the CPU).
   size_t workspace_bytes(const Context<Device>& context, const EncoderInput& input) const;
 
@@ -67,6 +73,8 @@ class Encoder {
   const EncoderConfig& config() const { return config_; }
   bool uses_fused_attention() const { return fused_; }
   const std::string& attention_reason() const { return reason_; }
+  // Whether LayerNorms are folded, or why they are not.
+  const std::string& folded_state() const { return folded_state_; }
 
  private:
   struct Pass;
@@ -75,6 +83,7 @@ class Encoder {
   struct Buffers;
   Buffers carve(const Context<Device>& context, Workspace& workspace, const EncoderInput& input) const;
   Scratch carve_scratch(Workspace& workspace, const EncoderInput& input, int64_t pass, bool alone) const;
+  bool folds(const Context<Device>& context, const EncoderInput& input) const;
   static std::vector<Piece> pieces(const Context<Device>& context, int64_t rows);
   void embed(Context<Device>&, const EncoderInput&, const Buffers&, T* hidden) const;
   void attend(Context<Device>&, const LayerWeights<T>&, const EncoderInput&, const Pass&, const Buffers&, const T* x,
@@ -88,6 +97,8 @@ class Encoder {
   Weights<T> weights_;
   bool fused_ = true;
   std::string reason_;
+  std::shared_ptr<const FoldedLayers<T>> folded_;  // nullptr: LayerNorms are kernels, or parts of one product
+  std::string folded_state_ = "no: only 16-bit elements on a GPU";
 };
 
 }  // namespace ftbert

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from test_model import check_against_transformers, inputs
 import ftbert
 from ftbert import gemm_table
 from ftbert.gemm_rows import Row
-from ftbert.gemm_table import Machine, add_rows
 from ftbert.tuning import Bench, products_of_shape, without_layernorm
 
 pytestmark = pytest.mark.skipif(
@@ -38,23 +36,26 @@ Load = Callable[..., ftbert.Model]
 
 
 @pytest.fixture
-def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
-    """load(reference, dtype, first): its products run these own ones, `first` and those after it, one each."""
-    path, device = tmp_path / "table.json", torch.device("cuda")
-    monkeypatch.setenv("FTBERT_GEMM_TABLE", str(path))
+def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
+    """load(reference, dtype, first, folded=False): its products run these own ones, `first` and those after it, one
+    each."""
+    device = torch.device("cuda", torch.cuda.current_device())
 
-    def make(reference: Any, dtype: torch.dtype = HALF, first: int = 0) -> ftbert.Model:
-        config, rows = reference.config, []
+    def make(reference: Any, dtype: torch.dtype = HALF, first: int = 0, folded: bool = False) -> ftbert.Model:
+        monkeypatch.setenv("FTBERT_FOLDED_NORM", "2048" if folded else "off")
+        config, rows = reference.config, {}
         name = "fp16" if dtype == HALF else "bf16"
         products = products_of_shape(config.hidden_size, config.intermediate_size, config.hidden_act, name)
         for i, product in enumerate(products):
             plain = without_layernorm(product) if product.layernorm else product
             able = [a for a in Bench(plain, 64).fused() if a.tile >= 34]
-            rows.append(Row(plain, 1, 2048, tuple(able[(first + i) % len(able)].data)))
-        path.unlink(missing_ok=True)
-        add_rows(path, Machine.of("cuda"), rows)
-        gemm_table.install(device, again=True)
-        return ftbert.load(reference, device="cuda", dtype=dtype)
+            rows[plain] = Row(plain, 1, 2048, tuple(able[(first + i) % len(able)].data))
+        model = ftbert.load(reference, device="cuda", dtype=dtype)
+        # These and no others: rows without times would give way to the package's.
+        gemm_table.put_in_force(device.index, rows.values())
+        for row in rows.values():
+            assert all(tuple(Bench(row.product, m).chosen().data) == row.algorithm for m in (1, 80, 1024)), str(row)
+        return model
 
     yield make
     monkeypatch.undo()
@@ -77,11 +78,14 @@ def test_equals_transformers(load: Load, shape: str, dtype: torch.dtype) -> None
                 raise AssertionError(f"{shape}, {batch}x{seq}, mask {name}, first {4 * i}: {error}") from error
 
 
+@pytest.mark.parametrize("folded", [False, True], ids=["plain", "folded"])
 @pytest.mark.parametrize("first", range(len(FEW)))
-def test_every_one_in_a_model(load: Load, first: int) -> None:
+def test_every_one_in_a_model(load: Load, first: int, folded: bool) -> None:
     reference = make_bert(**SHAPES["base"], num_hidden_layers=2)
+    model = load(reference, first=first, folded=folded)
+    assert model.info()["folded_layernorm"].startswith("where" if folded else "no: switched off")
     for one in (inputs(3, 50)["right"], inputs(20, 90)["holes"]):
-        check_against_transformers(reference, load(reference, first=first), one, Place("cuda", HALF))
+        check_against_transformers(reference, model, one, Place("cuda", HALF))
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu", "silu", "tanh"])

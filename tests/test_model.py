@@ -216,7 +216,8 @@ def test_hidden_states_equal_transformers(place: Place, shape: str) -> None:
         got = torch.ops.ftbert.forward_hidden_states(model.encoder, *batch.values())
         assert got.shape == (3, 6, 50, model.config.hidden) and got.dtype == place.dtype
         assert not got[:, ~kept].any(), "padding must be exactly 0"
-        assert torch.equal(got[-1], model(**counted(batch)).last_hidden_state)
+        last = model(**counted(batch)).last_hidden_state  # without states in between LayerNorms may be folded
+        assert_close(got[-1], last, atol=32 * place.eps if place.device == "cuda" else 0, what=f"{name}, last state")
         with torch.no_grad():
             expected = reference.to(place.device)(**batch, output_hidden_states=True).hidden_states
         limit = 2e-5 if place == Place("cpu", torch.float32) else max(5e-5, 32 * place.eps)

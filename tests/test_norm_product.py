@@ -38,6 +38,7 @@ def force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Force]:
     another; -1: none does."""
     path, device = tmp_path / "table.json", torch.device("cuda")
     monkeypatch.setenv("FTBERT_GEMM_TABLE", str(path))
+    monkeypatch.setenv("FTBERT_FOLDED_NORM", "off")
 
     def put(config: Any, variant: int, of_down: int | None = None) -> None:
         rows = []

@@ -23,7 +23,15 @@ class EngineOf : public Engine {
         products_(products),
         encoder_(config, std::move(weights), path,
                  attention_supports<Device, T>(CallContext<Device>(device).context, config.head_size)),
-        replay_(encoder_, device) {}
+        replay_(encoder_, device) {
+    const CallContext<Device> call(device);
+    encoder_.fold_layernorms(call.context, [&](int64_t floats) {
+      folded_ = at::empty({floats}, options(at::kFloat));
+      return data<float>(folded_);
+    });
+    if (folded_.defined())  // calls may come on any stream
+      c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
+  }
 
   std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& input_ids,
                                              const std::optional<at::Tensor>& attention_mask,
@@ -140,6 +148,7 @@ class EngineOf : public Engine {
     if (products_ != ScalarTypeOf<T>::value)
       all["attention_products"] =
           encoder_.uses_fused_attention() ? attention_operands(encoder_.config().head_size) : "fp32";
+    all["folded_layernorm"] = encoder_.folded_state();
     all["cuda_graphs"] = replay_.state();
     return all;
   }
@@ -201,6 +210,7 @@ class EngineOf : public Engine {
 
   at::Device device_;
   at::ScalarType products_;  // of the operands of products
+  at::Tensor folded_;        // where encoder_ keeps what its folded LayerNorms need
   Encoder<Device, T> encoder_;
   mutable Replay<Device, T> replay_;  // locks itself
 };

@@ -21,6 +21,13 @@ struct bfloat16_t {
 
 enum class DeviceKind { cpu, cuda };
 enum class DType { fp32, fp16, bf16 };
+template <class T>
+inline constexpr DType kDType = DType::fp32;  // of float
+template <>
+inline constexpr DType kDType<half_t> = DType::fp16;
+template <>
+inline constexpr DType kDType<bfloat16_t> = DType::bf16;
+
 enum class Activation { none, gelu_erf, gelu_tanh, relu, silu, tanh };
 enum class PoolingMode { cls, mean, max, mean_sqrt_len, last };
 

@@ -5,7 +5,9 @@
 
 #include "core/check.h"
 #include "gemm/gemm.h"
+#include "gemm/gemm_folded.h"
 #include "gemm/gemm_fused.h"
+#include "gemm/gemm_hopper.h"
 #include "gemm/gemm_layernorm.h"
 #include "gemm/gemm_plans.h"
 #include "kernels/kernels.h"
@@ -17,11 +19,6 @@ namespace {
 // since what every cuBLASLt algorithm does beyond is not documented.
 constexpr int64_t kMostElements = INT32_MAX;
 constexpr int64_t kMostBatch = 32768;
-
-template <class T>
-constexpr DType kDType = std::is_same_v<T, half_t>       ? DType::fp16
-                         : std::is_same_v<T, bfloat16_t> ? DType::bf16
-                                                         : DType::fp32;
 
 // 256, 16, or less: finer steps between would only split the plans. nullptr is aligned.
 uint16_t alignment(const void* pointer) {
@@ -144,6 +141,16 @@ void linear_layernorm(Context<Device>& context, const Linear<T>& weights, const 
                                       x);
 }
 
+template <class T>
+int few_variant(const Context<Cuda>& context, const Linear<T>& weights, int64_t m, Epilogue epilogue) {
+  const FusedEpilogue fused = fuse_epilogue(epilogue.bias, epilogue.activation, kDType<T>);
+  GemmKey key{.m = m, .n = weights.n, .k = weights.k, .epilogue = fused.epilogue, .dtype = kDType<T>};
+  if (!fused.whole) key.after = epilogue.activation;
+  set_memory(context, key, nullptr, weights.weight, nullptr, nullptr);
+  const bool cublas_bias = key.epilogue != CUBLASLT_EPILOGUE_DEFAULT;
+  return few_place(context.plans->get(key, cublas_bias ? weights.bias : nullptr).fused);
+}
+
 template <class Device, class T, class C>
 void gemm(Context<Device>& context, const GemmShape& shape, const T* a, const T* b, C* c) {
   const auto [m, n, k, batch, b_transposed] = shape;
@@ -172,6 +179,8 @@ FTBERT_INSTANTIATE(float)
 FTBERT_INSTANTIATE(half_t)
 FTBERT_INSTANTIATE(bfloat16_t)
 #undef FTBERT_INSTANTIATE
+template int few_variant(const Context<Cuda>&, const Linear<half_t>&, int64_t, Epilogue);
+template int few_variant(const Context<Cuda>&, const Linear<bfloat16_t>&, int64_t, Epilogue);
 template void gemm(Context<Cuda>&, const GemmShape&, const float*, const float*, float*);
 template void gemm(Context<Cuda>&, const GemmShape&, const half_t*, const half_t*, half_t*);
 template void gemm(Context<Cuda>&, const GemmShape&, const half_t*, const half_t*, float*);

@@ -154,6 +154,8 @@ void run(const Context<Cuda>& context, int variant, const FusedGemm& gemm) {
 
 }  // namespace
 
+int few_place(int fused_variant) { return fused_variant >= kFirstFew ? fused_variant - kFirstFew : -1; }
+
 int fused_gemm_variants() { return kFirstFew + few_gemm_variants(); }
 
 FusedTile fused_gemm_tile(int variant) {

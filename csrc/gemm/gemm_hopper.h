@@ -23,5 +23,7 @@ void run_few_gemm(const Context<Cuda>& context, int variant, const FusedGemm& ge
 // LayerNorm behind, it is 1 % slower on average than the best of all and 8 % at most (H200); cuBLASLt's best of eight
 // proposals was 0 to 53 % slower than it.
 int few_gemm_guess(int capability, int sm_count, const FusedGemm& gemm);
+// Which of them a variant of gemm_fused.h is, or -1.
+int few_place(int fused_variant);
 
 }  // namespace ftbert

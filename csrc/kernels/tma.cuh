@@ -57,6 +57,12 @@ __device__ inline void tma_load(uint32_t shared, const CUtensorMap& map, int col
       "l"(&map), "r"(column), "r"(row), "r"(barrier)
       : "memory");
 }
+// So many bytes, a multiple of 16, from a place at a multiple of 16.
+__device__ inline void bulk_load(uint32_t shared, const void* from, int bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+               "l"(from), "r"(bytes), "r"(barrier)
+               : "memory");
+}
 // The box from shared memory to (column, row) of a matrix, what lies within its edges; asynchronous. What this warp has
 // written there needs fence_shared_for_async first. Until tma_store_wait_read, in the same thread, the memory is in
 // use.

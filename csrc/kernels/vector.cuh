@@ -74,7 +74,12 @@ __device__ inline float fast_exp2(float x) {
 
 // Two 16-bit elements convert in one instruction.
 __device__ inline float2 pair_to_float(__half2 x) { return __half22float2(x); }
-__device__ inline float2 pair_to_float(__nv_bfloat162 x) { return __bfloat1622float2(x); }
+// (__bfloat1622float2 takes each out of the pair before it shifts it.)
+__device__ inline float2 pair_to_float(__nv_bfloat162 x) {
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u)};
+}
 
 template <class E>
 struct PairOf;

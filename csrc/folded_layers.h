@@ -1,0 +1,71 @@
+// The layers of a post-LayerNorm encoder without LayerNorm kernels, for up to some 1000 tokens: the products on both
+// sides of one do its work (gemm/gemm_folded.h). Hopper alone, 16-bit elements; folded_layers_cuda.cpp. No CUDA header.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "config.h"
+#include "core/context.h"
+#include "weights.h"
+
+namespace ftbert {
+
+template <class T>
+struct FoldedInput {
+  const int32_t* cu_seqlens = nullptr;  // [batch+1]
+  int64_t tokens = 0, batch = 0;
+  int64_t max_seqlen = 0;  // upper bound of the longest sequence
+  int64_t layers = 0;      // how many of the model's layers to run
+  void* attention_scratch = nullptr;
+  // With room for kGemmRowSlack more rows.
+  T* hidden = nullptr;   // [tokens, hidden], what the first layer reads; in the end what the last one made of it
+  T* sum = nullptr;      // [tokens, hidden], from here on scratch: what LayerNorm is pending on, times its gamma
+  T* qkv = nullptr;      // [tokens, 3*hidden]
+  T* context = nullptr;  // [tokens, hidden]
+  T* inner = nullptr;    // [tokens, inter]; may share memory with qkv and context
+  long long* moments = nullptr;  // FoldedLayers::moments_words
+};
+
+// One model's layers on one device. Immutable: any number of threads may run it, each on buffers of its own.
+template <class T>
+class FoldedLayers {
+ public:
+  // Why these layers cannot run so; "" where they can.
+  static std::string refusal(const Context<Cuda>& context, const EncoderConfig& config,
+                             const std::vector<LayerWeights<T>>& layers);
+
+  // Weights are read where they are. What gammas, betas and biases make of them is written into `memory`,
+  // [memory_floats()], on the context's stream; a changed weight makes it stale. All must live as long as this.
+  FoldedLayers(const Context<Cuda>& context, const EncoderConfig& config, const std::vector<LayerWeights<T>>& layers,
+               float* memory);
+  static int64_t memory_floats(const EncoderConfig& config);
+  static int64_t moments_words(int64_t tokens);
+
+  // More are faster with LayerNorms.
+  int64_t most_tokens() const { return most_tokens_; }
+  // Whether all products of so many tokens have a way to do this.
+  bool takes(const Context<Cuda>& context, int64_t tokens) const;
+  void run(Context<Cuda>& context, const FoldedInput<T>& input) const;
+
+ private:
+  // What a product adds, and the gamma it leaves to the next or what the one left to it makes of its weights.
+  struct Vectors {
+    float *add, *gamma;
+  };
+  struct LayerVectors {
+    Vectors qkv, out, up, down;
+  };
+  struct Variants {
+    int qkv, out, up, down;
+    bool all() const { return qkv >= 0 && out >= 0 && up >= 0 && down >= 0; }
+  };
+  Variants variants(const Context<Cuda>& context, int64_t rows) const;
+
+  EncoderConfig config_;
+  std::vector<LayerWeights<T>> layers_;
+  int64_t most_tokens_;
+  std::vector<LayerVectors> vectors_;
+};
+
+}  // namespace ftbert

@@ -1,0 +1,61 @@
+// Rows' moments as the blocks of one product add them up, and what the next one reads off them.
+#pragma once
+#include <cstdint>
+
+#include "gemm/gemm_folded.h"
+
+namespace ftbert {
+
+// A row's moments are integers, to which any number of blocks add theirs in any order for the same result: the sum in
+// units of kSumUnit; squares in units of kFineUnit, those of kFine and more, which are whole numbers, in another. Where
+// these are kTooMany or not numbers, so is what LayerNorm makes of the row.
+inline constexpr float kSumUnit = 1.0f / (1 << 24), kFineUnit = 1.0f / (1 << 30), kFine = 1 << 24;
+inline constexpr long long kTooMany = 1ll << 54;
+
+// total, squares: this lane's of two rows, eight apart, the same in the four lanes of a row. Each lane adds one number.
+__device__ inline void add_moments(const RowMoments& moments, int64_t row, int64_t rows, const float (&total)[2],
+                                   const float (&squares)[2]) {
+  const int r = static_cast<int>(threadIdx.x) % 4 / 2;
+  const float sum = r == 0 ? total[0] : total[1], square = r == 0 ? squares[0] : squares[1];
+  long long value;
+  int word;
+  if (threadIdx.x % 2 == 0)
+    value = __float2ll_rn(sum / kSumUnit), word = 0;
+  else if (square < kFine)
+    value = __float2ll_rn(square / kFineUnit), word = 1;
+  else
+    value = square < static_cast<float>(kTooMany) ? __float2ll_rn(square) : kTooMany, word = 2;
+  if (row + 8 * r < rows)
+    atomicAdd(reinterpret_cast<unsigned long long*>(moments.data + (row + 8 * r) * kMomentWords + word),
+              static_cast<unsigned long long>(value));
+}
+
+// What LayerNorm multiplies a row's elements by, and then adds, both over the headroom: of two rows, eight apart.
+struct RowScales {
+  longlong2 first[2];
+  long long last[2];
+
+  // Nobody waits for what is looked at before it is needed. It is read from the L2 cache: other kernels wrote it.
+  __device__ void look(const RowMoments& moments, int64_t row, int64_t rows) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const long long* const from = moments.data + min(row + 8 * r, rows - 1) * kMomentWords;
+      first[r] = __ldcg(reinterpret_cast<const longlong2*>(from));
+      last[r] = __ldcg(from + 2);
+    }
+  }
+
+  __device__ void get(float inverse, float eps, float2 (&scale)[2]) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float mean = __ll2float_rn(first[r].x) * kSumUnit * inverse;
+      const float squares = __ll2float_rn(first[r].y) * kFineUnit + __ll2float_rn(last[r]);
+      const bool usable = static_cast<unsigned long long>(last[r]) < static_cast<unsigned long long>(kTooMany);
+      const float variance = usable ? fmaxf(squares * inverse - mean * mean, 0.0f) : __int_as_float(0x7fffffff);
+      const float by = rsqrtf(variance + eps) / kHeadroom;
+      scale[r] = {by, -mean * by};
+    }
+  }
+};
+
+}  // namespace ftbert

@@ -1,0 +1,59 @@
+// Products for up to some 2000 rows on Hopper between which no LayerNorm has to run: the one before it leaves the sum
+// that is to be normalised times gamma, and moments of the sum's rows; the one behind it multiplies that and corrects
+// what comes out,
+//   (LayerNorm(x) @ W^T + b) [row, n] = scale * (x gamma @ W^T) + shift * slope [n] + add [n],
+// scale = 1 / deviation, shift = -mean * scale, slope = W gamma, add = b + W beta. No CUDA header.
+#pragma once
+#include <cstdint>
+
+#include "gemm/gemm.h"
+#include "gemm/gemm_fused.h"
+
+namespace ftbert {
+
+// gamma may be larger than 1, and a sum near the largest 16-bit number: sums times gamma are stored times this. Exact.
+inline constexpr float kHeadroom = 1.0f / 16;
+
+// Of a matrix's rows: their sums and those of their squares, to which blocks that have other columns add. data [rows,
+// kMomentWords], of which three are used: rows that many add to at once lie apart.
+struct RowMoments {
+  long long* data = nullptr;
+};
+inline constexpr int kMomentWords = 16;
+
+// A LayerNorm that nobody has applied yet to x, [n] gamma of fold_sum; what there is, is x times that gamma. gamma
+// nullptr: there is x.
+struct PendingNorm {
+  const float* gamma = nullptr;
+  RowMoments moments;
+  float eps = 0;
+};
+
+// The variant of few_gemm that `linear` runs for this product; -1: it runs something else.
+template <class T>
+int few_variant(const Context<Cuda>& context, const Linear<T>& weights, int64_t m, Epilogue epilogue);
+
+// gemm.c = activation(corrected product): gemm.a is what `run_summing` left, gemm.bias is not read; add, slope [n] of
+// fold_weight. Rows of `cleared`, which are not those of norm, become 0.
+void run_corrected(const Context<Cuda>& context, int few_variant, const FusedGemm& gemm, const float* add,
+                   const float* slope, const PendingNorm& norm, const RowMoments& cleared);
+
+// gemm.c = x * gamma, x = gemm.a @ gemm.b^T + add + residual (gemm.bias is not read); adds to moments those of x. add,
+// gamma [n] of fold_sum; gamma nullptr: gemm.c = x. residual [m, n], with the LayerNorm, short of its beta, that is
+// pending on it; it may be gemm.c. It and its moments are read before the kernel ahead has ended, so they must be there
+// before that one.
+void run_summing(const Context<Cuda>& context, int few_variant, const FusedGemm& gemm, const float* add,
+                 const void* residual, const PendingNorm& norm, const float* gamma, const RowMoments& moments);
+
+// add = bias + weight beta, slope = kHeadroom * weight gamma, float [n], of a weight [n, k]. Without gamma and beta
+// (nullptr) add = bias, slope = 0.
+void fold_weight(const Context<Cuda>& context, DType dtype, const void* weight, const void* bias, const void* gamma,
+                 const void* beta, int64_t n, int64_t k, float* add, float* slope);
+
+// add = bias + beta of the LayerNorm that is pending (nullptr: none), less the mean of it: the LayerNorm that follows
+// does not see a constant, and a 16-bit sum is the better for being small. gamma_out = kHeadroom * gamma of that one.
+// Float [n].
+void fold_sum(const Context<Cuda>& context, DType dtype, const void* bias, const void* beta, const void* gamma,
+              int64_t n, float* add, float* gamma_out);
+
+}  // namespace ftbert

@@ -1,0 +1,234 @@
+// The endings of gemm_folded.h on the kernel of few_gemm.cuh.
+#include "gemm/few_gemm.cuh"
+#include "gemm/folded_moments.cuh"
+#include "gemm/gemm_folded.h"
+#include "gemm/row_moments.cuh"
+
+namespace ftbert {
+namespace {
+
+// Of the two columns that this thread has in accumulator j.
+template <int kVector, class Shape>
+__device__ float2 pair_of(const float* vectors, int j) {
+  return *reinterpret_cast<const float2*>(vectors + kVector * Shape::kTileN + j * 8 + threadIdx.x % 4 * 2);
+}
+
+template <class E, class Shape>
+struct Corrected {
+  struct Arguments {
+    const float *add, *slope;
+    PendingNorm norm;
+    RowMoments cleared;
+    float inverse;  // 1 / k
+    void* c;
+    Activation activation;
+  };
+  static constexpr int kVectors = 2;
+
+  const Arguments& arguments;
+  const FewWork& work;
+  int64_t row0 = 0;
+  int column0 = 0;
+  RowScales scales;
+
+  __device__ Corrected(const Arguments& arguments, const FewWork& work) : arguments(arguments), work(work) {}
+  __device__ const float* vector(int i) const { return i == 0 ? arguments.add : arguments.slope; }
+
+  __device__ void look_ahead(int64_t row, int column) {
+    row0 = row, column0 = column;
+    const int lane = threadIdx.x % 32;
+    wait_for_inputs();
+    if (arguments.norm.gamma) scales.look(arguments.norm.moments, row0 + lane / 4, work.m);
+    if (column0 == 0 && lane < 16 && row0 + lane < work.m) {
+      long long* const to = arguments.cleared.data + (row0 + lane) * kMomentWords;
+      *reinterpret_cast<longlong2*>(to) = {0, 0};
+      to[2] = 0;
+    }
+  }
+
+  __device__ void finish(float (&own)[Shape::kOwn][4], const float* vectors, char* area) {
+    float2 scale[2] = {{1, 0}, {1, 0}};
+    if (arguments.norm.gamma) scales.get(arguments.inverse, arguments.norm.eps, scale);
+#pragma unroll
+    for (int j = 0; j < Shape::kOwn; ++j) {
+      const float2 add = pair_of<0, Shape>(vectors, j), slope = pair_of<1, Shape>(vectors, j);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        own[j][2 * r] = own[j][2 * r] * scale[r].x + (slope.x * scale[r].y + add.x);
+        own[j][2 * r + 1] = own[j][2 * r + 1] * scale[r].x + (slope.y * scale[r].y + add.y);
+      }
+    }
+    stage_rows<E, Shape>(area, [&](int j, int c) { return own[j][c]; });
+    with_activation(arguments.activation, [&](auto kind) {
+      store_rows<E, decltype(kind)::value, Shape>(area, work, arguments.c, row0, column0);
+    });
+  }
+};
+
+template <class E, class Shape>
+struct Summing {
+  struct Arguments {
+    const float *add, *gamma, *gamma_out;  // without LayerNorm pending, or none to come: any vector
+    PendingNorm norm;
+    bool scaled;
+    RowMoments moments;
+    float inverse;  // 1 / n
+    const void* residual;
+    void* c;
+  };
+  static constexpr int kVectors = 3;
+
+  const Arguments& arguments;
+  const FewWork& work;
+  int64_t row0 = 0;
+  int column0 = 0;
+  RowScales scales;
+  uint32_t residual[Shape::kOwn][2];
+
+  __device__ Summing(const Arguments& arguments, const FewWork& work) : arguments(arguments), work(work) {}
+  __device__ const float* vector(int i) const {
+    return i == 0 ? arguments.add : i == 1 ? arguments.gamma : arguments.gamma_out;
+  }
+  __device__ int64_t first_row() const { return row0 + static_cast<int>(threadIdx.x) % 32 / 4; }
+
+  __device__ void look_ahead(int64_t row, int column) {
+    row0 = row, column0 = column;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const E* const from = static_cast<const E*>(arguments.residual) + min(first_row() + 8 * r, work.m - 1) * work.n +
+                            column0 + threadIdx.x % 4 * 2;
+#pragma unroll
+      for (int j = 0; j < Shape::kOwn; ++j)
+        residual[j][r] = column0 + j * 8 < work.n ? __ldcg(reinterpret_cast<const uint32_t*>(from + j * 8)) : 0;
+    }
+    if (arguments.norm.gamma) scales.look(arguments.norm.moments, first_row(), work.m);
+  }
+
+  __device__ void finish(float (&own)[Shape::kOwn][4], const float* vectors, char* area) {
+    float2 scale[2] = {{1, 0}, {1, 0}};
+    if (arguments.norm.gamma) scales.get(arguments.inverse, arguments.norm.eps, scale);
+    float total[2] = {}, squares[2] = {};
+#pragma unroll
+    for (int j = 0; j < Shape::kOwn; ++j) {
+      const float2 add = pair_of<0, Shape>(vectors, j), gamma = pair_of<1, Shape>(vectors, j);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const Packed<E, 2> pair{residual[j][r]};
+        float x[2];
+        pair.to_floats(x);
+        float &first = own[j][2 * r], &second = own[j][2 * r + 1];
+        first += x[0] * scale[r].x + (gamma.x * scale[r].y + add.x);
+        second += x[1] * scale[r].x + (gamma.y * scale[r].y + add.y);
+        if (column0 + j * 8 < work.n) {
+          total[r] += first + second;
+          squares[r] += first * first + second * second;
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) total[r] = quad_sum(total[r]), squares[r] = quad_sum(squares[r]);
+    add_moments(arguments.moments, first_row(), work.m, total, squares);
+    stage_rows<E, Shape>(area, [&](int j, int c) {
+      const float2 gamma = arguments.scaled ? pair_of<2, Shape>(vectors, j) : float2{1, 1};
+      return own[j][c] * (c % 2 ? gamma.y : gamma.x);
+    });
+    store_rows<E, Activation::none, Shape>(area, work, arguments.c, row0, column0);
+  }
+};
+
+template <class E>
+struct RunCorrected {
+  template <class Shape>
+  static void with(const Context<Cuda>& context, const FusedGemm& g, const float* const& add, const float* const& slope,
+                   const PendingNorm& norm, const RowMoments& cleared) {
+    launch_few<E, Shape, Corrected<E, Shape>>(
+        context, "kernel corrected_gemm", g,
+        {add, slope, norm, cleared, 1.0f / static_cast<float>(g.k), g.c, g.activation});
+  }
+};
+
+template <class E>
+struct RunSumming {
+  template <class Shape>
+  static void with(const Context<Cuda>& context, const FusedGemm& g, const float* const& add,
+                   const void* const& residual, const PendingNorm& norm, const float* const& gamma,
+                   const RowMoments& moments) {
+    launch_few<E, Shape, Summing<E, Shape>>(context, "kernel summing_gemm", g,
+                                            {add, norm.gamma ? norm.gamma : add, gamma ? gamma : add, norm,
+                                             gamma != nullptr, moments, 1.0f / static_cast<float>(g.n), residual, g.c});
+  }
+};
+
+// A warp for each of the weight's rows.
+template <class E>
+__global__ void fold_weight_kernel(const E* weight, const E* bias, const E* gamma, const E* beta, int n, int k,
+                                   float* add, float* slope) {
+  const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
+  if (row >= n) return;
+  float with_gamma = 0, with_beta = 0;
+  for (int i = lane; gamma && i < k; i += 32) {
+    const float w = to_float(weight[static_cast<int64_t>(row) * k + i]);
+    with_gamma += w * to_float(gamma[i]);
+    with_beta += w * to_float(beta[i]);
+  }
+  with_gamma = reduce<32>(with_gamma, Sum());
+  with_beta = reduce<32>(with_beta, Sum());
+  if (lane == 0) add[row] = to_float(bias[row]) + with_beta, slope[row] = with_gamma * kHeadroom;
+}
+
+// One warp.
+template <class E>
+__global__ void fold_sum_kernel(const E* bias, const E* beta, const E* gamma, int n, float* add, float* gamma_out) {
+  const int lane = threadIdx.x;
+  const auto value = [&](int i) { return to_float(bias[i]) + (beta ? to_float(beta[i]) : 0.0f); };
+  float sum = 0;
+  for (int i = lane; i < n; i += 32) sum += value(i);
+  const float mean = reduce<32>(sum, Sum()) / static_cast<float>(n);
+  for (int i = lane; i < n; i += 32) {
+    add[i] = value(i) - mean;
+    gamma_out[i] = to_float(gamma[i]) * kHeadroom;
+  }
+}
+
+template <class Run>
+void with_element(DType dtype, const Run& run) {
+  dtype == DType::fp16 ? run(__half()) : run(__nv_bfloat16());
+}
+
+}  // namespace
+
+void run_corrected(const Context<Cuda>& context, int few_variant, const FusedGemm& g, const float* add,
+                   const float* slope, const PendingNorm& norm, const RowMoments& cleared) {
+  with_element(g.dtype, [&](auto element) {
+    FewShapes::run<RunCorrected<decltype(element)>>(few_variant, context, g, add, slope, norm, cleared);
+  });
+}
+
+void run_summing(const Context<Cuda>& context, int few_variant, const FusedGemm& g, const float* add,
+                 const void* residual, const PendingNorm& norm, const float* gamma, const RowMoments& moments) {
+  with_element(g.dtype, [&](auto element) {
+    FewShapes::run<RunSumming<decltype(element)>>(few_variant, context, g, add, residual, norm, gamma, moments);
+  });
+}
+
+void fold_weight(const Context<Cuda>& context, DType dtype, const void* weight, const void* bias, const void* gamma,
+                 const void* beta, int64_t n, int64_t k, float* add, float* slope) {
+  with_element(dtype, [&](auto element) {
+    const auto of = [](const void* pointer) { return static_cast<const decltype(element)*>(pointer); };
+    fold_weight_kernel<<<static_cast<unsigned>((n + 7) / 8), 256, 0, static_cast<cudaStream_t>(context.stream)>>>(
+        of(weight), of(bias), of(gamma), of(beta), static_cast<int>(n), static_cast<int>(k), add, slope);
+    FTBERT_LAUNCH_CHECK("fold_weight");
+  });
+}
+
+void fold_sum(const Context<Cuda>& context, DType dtype, const void* bias, const void* beta, const void* gamma,
+              int64_t n, float* add, float* gamma_out) {
+  with_element(dtype, [&](auto element) {
+    const auto of = [](const void* pointer) { return static_cast<const decltype(element)*>(pointer); };
+    fold_sum_kernel<<<1, 32, 0, static_cast<cudaStream_t>(context.stream)>>>(of(bias), of(beta), of(gamma),
+                                                                             static_cast<int>(n), add, gamma_out);
+    FTBERT_LAUNCH_CHECK("fold_sum");
+  });
+}
+
+}  // namespace ftbert
