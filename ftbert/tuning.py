@@ -320,13 +320,17 @@ class ProductTuner:
         return [*found.values(), *(algorithm for algorithm in same if algorithm)]
 
     def _of_the_other_type(self, bench: Bench) -> list[Algorithm]:
-        """What its rows run from half this m to twice as much; nothing where no row covers this m."""
-        if not any(row.first <= bench.m <= row.last for row in self._known):
+        """What its rows run from half this m to twice as much; nothing where no row covers this m. Rows with a product
+        of ours that is no more do not count: what took its place would be left out."""
+        able = {(algorithm.id, algorithm.tile): algorithm for algorithm in self._own(bench)}
+        with_tiles = [(row, (row.config.get("id", 0), row.config.get("tile", 0))) for row in self._known]
+        rows = [row for row, tile in with_tiles if tile[0] >= 0 or tile in able]
+        if not any(row.first <= bench.m <= row.last for row in rows):
             return []
-        near = [row for row in self._known if 2 * row.last >= bench.m and row.first <= 2 * bench.m]
+        near = [row for row in rows if 2 * row.last >= bench.m and row.first <= 2 * bench.m]
         better = [row.config for row in near if row.algorithm is not None]
         tiles = {(config["id"], config["tile"]) for config in better if config.get("id", 0) < 0}
-        own = [algorithm for algorithm in self._own(bench) if (algorithm.id, algorithm.tile) in tiles]
+        own = [algorithm for tile, algorithm in able.items() if tile in tiles]
         wanted = dict.fromkeys(
             tuple(config.get(name, -1) for name in _CONFIG) for config in better if config.get("id", 0) >= 0
         )

@@ -189,6 +189,16 @@ def test_rows_of_the_other_16_bit_type_take_the_place_of_the_search(monkeypatch:
     assert tuner.row(257, 320).algorithm == far.data and at  # no row covers this m
 
 
+def test_a_product_of_ours_that_is_no_more_leaves_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, near, new = FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 9.0), own(40, 8.0, -1)
+    gone = replace(known(129, 192, 22), config=known(129, 192, 22).config | {"id": -1})
+    for row_, searches in ((gone, True), (replace(gone, config=gone.config | {"tile": 40}), False)):
+        fake_gpu(monkeypatch, [first, near], [new])
+        at = searched(monkeypatch)
+        made = ProductTuner(QKV, known=[row_, known(193, 256, 2)]).row(129, 192)
+        assert made.algorithm == new.data and bool(at) == searches
+
+
 def test_what_the_other_type_runs_is_verified_as_always(monkeypatch: pytest.MonkeyPatch) -> None:
     first, wrong = FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 1.0, wrong=True)
     refused, slow = FakeAlgorithm(3, lambda m: float("inf")), FakeAlgorithm(4, lambda m: 11.0)
