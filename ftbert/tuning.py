@@ -220,22 +220,27 @@ class ProductTuner:
     def again(self, first: int, last: int) -> Row | None:
         """The row for m from first to last, when those around it are made: the winners beside `last` that are expected
         to be as fast there as its own take turns with that. Where `last` has no row yet, those expected to be within
-        2 % of the fastest, and tiles expected to beat them all by 1 %. None where there is nothing to compare."""
+        2 % of the fastest, and tiles expected to beat them all by 1 %. None where there is nothing to compare. A first
+        proposal that was not beaten counts as a winner: what cuBLASLt proposes eight rows on may be 28 % slower."""
         if self.product.layernorm:
             return None if last in self._made else self.row(first, last)
         bench = self._bench(last)
         points = [Point(m, row.us[0], row) for m, row in sorted(self._made.items())]
         near = [point for skip in (0, 1) for point in beside(points, last, skip)]
-        expected = {point.row.algorithm: point.us_at(last, bench.sms) for point in reversed(near)}
-        own, least = self._made.get(last), min(expected.values())
+        winners = [(self._winner(point), point.us_at(last, bench.sms)) for point in reversed(near)]
+        expected = {tuple(algorithm.data): (algorithm, us) for algorithm, us in winners}
+        own, least = self._made.get(last), min(us for _, us in expected.values())
         limit = own.us[0] if own else 1.02 * least
-        rivals = [words for words, us in expected.items() if us <= limit]
-        best = [self._winners[words] for words in rivals if words is not None]
+        best = [algorithm for algorithm, us in expected.values() if us <= limit]
         tiles = [] if own or not self._found else self._expected(bench, best, 2, 0.99 * least)
-        if len(rivals) + len(tiles) < 2:
+        if len(best) + len(tiles) < 2:
             return None
         self._before = own.algorithm if own else None  # a tie is the row's own
         return self._final(bench, first, bench.heuristics(1)[0], [*best, *tiles])
+
+    def _winner(self, point: Point) -> Algorithm:
+        words = point.row.algorithm
+        return self._bench(point.m).heuristics(1)[0] if words is None else self._winners[words]
 
     def _final(
         self, bench: Bench, first: int, default: Algorithm, best: Iterable[Algorithm], rival: Algorithm | None = None

@@ -30,8 +30,10 @@ def fake_gpu(
     algorithms: list[FakeAlgorithm],
     own: Sequence[FakeAlgorithm] = (),
     in_force: FakeAlgorithm | None = None,
+    proposed: Callable[[int], FakeAlgorithm] | None = None,
 ) -> None:
-    """Has these algorithms, of which cuBLASLt proposes the first, and these products of our own. in_force: what runs."""
+    """Has these algorithms, of which cuBLASLt proposes the first, or what is `proposed` at an m, and these products of
+    our own. in_force: what runs."""
 
     class FakeBench:
         launches, sms = 4, 132
@@ -40,7 +42,7 @@ def fake_gpu(
             self.product, self.m = product, m
 
         def heuristics(self, most: int = 8) -> list[FakeAlgorithm]:
-            return algorithms[:1]
+            return [proposed(self.m)] if proposed else algorithms[:1]
 
         def chosen(self) -> FakeAlgorithm:
             return in_force or algorithms[0]

@@ -125,6 +125,17 @@ def test_what_should_be_as_fast_between_two_rows_is_timed(
     assert (made.first, made.last, made.timed) == (1985, 2016, (2016,))
 
 
+def test_a_first_proposal_of_another_m_is_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLASLt proposes a good one at 1504 rows, and a bad one at others."""
+    found, good, bad = (FakeAlgorithm(i, lambda m, us=us: us) for i, us in ((1, 23.7), (2, 22.9), (3, 28.4)))
+    fake_gpu(monkeypatch, [found], proposed=lambda m: good if 1472 < m <= 1504 else bad)
+    tuner = ProductTuner(QKV)
+    assert tuner.row(1409, 1472).algorithm == found.data
+    assert tuner.row(1473, 1504).algorithm is None
+    made = tuner.again(1409, 1472)
+    assert made is not None and made.algorithm == good.data and made.us == pytest.approx((22.9,), rel=2e-3)
+
+
 def test_what_should_be_slower_is_not_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_gpu(
         monkeypatch,
