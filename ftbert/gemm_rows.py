@@ -44,9 +44,10 @@ class Product:
 @dataclass(frozen=True)
 class Row:
     """One product for m from `first` to `last`, both included. algorithm: cublasLtMatmulAlgo_t as 8 words of 64 bit, or
-    one of ftbert's own products (config's id is negative, its tile the variant), or None: cuBLASLt's own first proposal
-    was not beaten, or with a LayerNorm: what the product without it runs was not. us, default_us: microseconds at the m
-    of `timed`, where config's followed is 1 with the LayerNorm that follows the product in a layer."""
+    one of ftbert's own products (config's id is negative, its tile the variant), or None: with a LayerNorm what the
+    product without it runs was not beaten; without one, in tables made before, cuBLASLt's first proposal was not.
+    us, default_us: microseconds at the m of `timed`, where config's followed is 1 with the LayerNorm that follows the
+    product in a layer."""
 
     product: Product
     first: int

@@ -199,7 +199,7 @@ class ProductTuner:
         fastest here, or where rows of the other 16-bit type cover this m, what they run around it; they are timed at
         `last`. Of a tile that is in front for the first time, other settings are timed too.
         A tie goes to the row before. The winner must be as accurate as cuBLASLt's first proposal, and faster by more
-        than the measurement's noise; else the row says: no better.
+        than the measurement's noise; else that proposal is the row's.
 
         With a LayerNorm they are the products that contain it, and the winner must beat what the product without it
         runs in this process, followed by the LayerNorm.
@@ -220,27 +220,21 @@ class ProductTuner:
     def again(self, first: int, last: int) -> Row | None:
         """The row for m from first to last, when those around it are made: the winners beside `last` that are expected
         to be as fast there as its own take turns with that. Where `last` has no row yet, those expected to be within
-        2 % of the fastest, and tiles expected to beat them all by 1 %. None where there is nothing to compare. A first
-        proposal that was not beaten counts as a winner: what cuBLASLt proposes eight rows on may be 28 % slower."""
+        2 % of the fastest, and tiles expected to beat them all by 1 %. None where there is nothing to compare."""
         if self.product.layernorm:
             return None if last in self._made else self.row(first, last)
         bench = self._bench(last)
         points = [Point(m, row.us[0], row) for m, row in sorted(self._made.items())]
         near = [point for skip in (0, 1) for point in beside(points, last, skip)]
-        winners = [(self._winner(point), point.us_at(last, bench.sms)) for point in reversed(near)]
-        expected = {tuple(algorithm.data): (algorithm, us) for algorithm, us in winners}
-        own, least = self._made.get(last), min(us for _, us in expected.values())
+        expected = {point.row.algorithm: point.us_at(last, bench.sms) for point in reversed(near)}
+        own, least = self._made.get(last), min(expected.values())
         limit = own.us[0] if own else 1.02 * least
-        best = [algorithm for algorithm, us in expected.values() if us <= limit]
+        best = [self._winners[words] for words, us in expected.items() if words is not None and us <= limit]
         tiles = [] if own or not self._found else self._expected(bench, best, 2, 0.99 * least)
         if len(best) + len(tiles) < 2:
             return None
         self._before = own.algorithm if own else None  # a tie is the row's own
         return self._final(bench, first, bench.heuristics(1)[0], [*best, *tiles])
-
-    def _winner(self, point: Point) -> Algorithm:
-        words = point.row.algorithm
-        return self._bench(point.m).heuristics(1)[0] if words is None else self._winners[words]
 
     def _final(
         self, bench: Bench, first: int, default: Algorithm, best: Iterable[Algorithm], rival: Algorithm | None = None
@@ -261,15 +255,18 @@ class ProductTuner:
         able = (i for i in [*tied, *order] if i == 0 or (us[i] <= us[0] and _right(bench, finalists[i], default)))
         winner = next(able, beaten)
         recent = {tuple(a.data): a for a in [*(finalists[i] for i in order), *self._recent]}
-        self._recent, self._before = list(recent.values())[:8], tuple(finalists[winner].data)
+        self._recent = list(recent.values())[:8]
 
         hotter = heats[winner] / heats[beaten]
         ratios = [hotter * mine / other for mine, other in zip(rounds[winner], rounds[beaten], strict=True)]
         ratio = statistics.median(ratios)
         noise = 1.5 * statistics.median(abs(r - ratio) for r in ratios)
         if winner in (0, beaten) or ratio + max(noise, 0.003) >= 1:
+            winner = beaten
+        self._before = tuple(finalists[winner].data)
+        if winner == beaten and self.product.layernorm:
             row = Row(self.product, first, last, None, (last,), (us[beaten],), (us[0],), self._config)
-        else:
+        else:  # also where it is cuBLASLt's first proposal: at the m beside this one that may be another
             algorithm = finalists[winner]
             words = tuple(algorithm.data)
             config = dict(zip(_CONFIG, _settings(algorithm), strict=True))
