@@ -68,6 +68,13 @@ class Row:
         """How much faster than cuBLASLt's first proposals: 0.1 is 10 %."""
         return sum(self.default_us) / sum(self.us) - 1 if self.us else 0.0
 
+    @property
+    def tuned(self) -> int:
+        """At how many of the timed m its own algorithm is faster than those."""
+        if self.algorithm is None:
+            return 0
+        return sum(us < default for us, default in zip(self.us, self.default_us, strict=True))
+
     def part(self, first: int, last: int) -> Row:
         """The same for fewer m."""
         kept = [i for i, m in enumerate(self.timed) if first <= m <= last]

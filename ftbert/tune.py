@@ -72,12 +72,12 @@ class Tuned:
         for product in sorted({row.product for row in self.rows}):
             rows = [row for row in self.rows if row.product == product]
             timed = sum(len(row.timed) for row in rows)
-            better = sum(us < default for row in rows for us, default in zip(row.us, row.default_us, strict=True))
+            better = sum(row.tuned for row in rows)
             lines.append(f"\n{product}: {better} of {timed} m gain")
             lines.append("  m               cuBLASLt's first      tuned     gain")
             for row in rows:
                 count = max(1, len(row.timed))
-                shown = f"{row.gain:8.1%}" if row.gain > 0 else "       -"
+                shown = f"{row.gain:8.1%}" if row.tuned else "       -"
                 lines.append(
                     f"  {f'{row.first}..{row.last}':<14}{sum(row.default_us) / count:14.2f} us"
                     f"{sum(row.us) / count:10.2f} us{shown}"
@@ -226,7 +226,7 @@ def show(device: str | torch.device = "cuda") -> dict[str, Any]:
                 "product": str(product),
                 "m": f"{min(r.first for r in mine)}..{max(r.last for r in mine)}",
                 "rows": len(mine),
-                "tuned": sum(r.gain > 0 for r in mine),
+                "tuned": sum(bool(r.tuned) for r in mine),
                 "default": "the product and then LayerNorm" if product.layernorm else "cuBLASLt's first proposal",
             }
             for product in sorted({row.product for row in rows})

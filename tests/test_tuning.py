@@ -435,10 +435,12 @@ def test_token_counts_of_texts(tmp_path: Path, tiny_bert: Callable[..., Path]) -
 
 
 def test_report_and_picture() -> None:
-    rows = [row(1, 16, us=8.0), row(17, 32, words=None, us=10.0)]
-    text = str(tune.Tuned(Path("t.json"), HERE, rows, made=2, left=1, seconds=3.0))
-    assert "25.0%" in text and "1 of 2 m gain" in text and "1 ranges are left" in text
-    assert tune.picture(rows).count("<title>") == 2
+    norm = Product("fp16", 768, 768, layernorm=True)
+    rows = [row(1, 16, us=8.0), row(17, 32, words=None, us=10.0), row(33, 64, us=10.0)]  # the last: the first proposal
+    rows.append(row(1, 16, norm, words=None, us=8.0))  # two kernels were not beaten
+    text = str(tune.Tuned(Path("t.json"), HERE, rows, made=4, left=1, seconds=3.0))
+    assert "25.0%" in text and "1 of 3 m gain" in text and "0 of 1 m gain" in text and "1 ranges are left" in text
+    assert text.count("%") == 1 and tune.picture(rows[:3]).count("<title>") == 3
 
 
 def test_on_the_cpu_the_command_says_that_there_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:
