@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 write(out, facts, results)
         peers.clear()
         gc.collect()
-    # Last: once a profiler has run, every launch of the process takes the host longer.
+    # Last: behind a profiler the host's time of a replayed call rose from 28 to 47 us and more (H200).
     ours = next((kind for kind in wanted if kind.name == "ftbert, packed"), None)
     if ours:
         for name in dict.fromkeys(model for model, *_ in points):

@@ -16,6 +16,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 import bench_model  # noqa: E402
 import charts  # noqa: E402
 import floors  # noqa: E402
+import peers  # noqa: E402
 import report  # noqa: E402
 
 RESULT: dict[str, Any] = {
@@ -126,6 +127,35 @@ def test_charts_are_well_formed() -> None:
     for svg in (charts.bars("t < u", ["x", "y"], series, "x", 1.0), charts.stacks("t", ["x", "y"], series)):
         root = ElementTree.fromstring(svg)
         assert sum(element.tag.endswith("title") for element in root.iter()) in (3, 4)
+
+
+def test_the_profiler_comes_after_everything_that_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And only at the points asked for, of the model's own kind of call."""
+    order: list[str] = []
+
+    class Packed(peers.Ftbert):
+        name = "ftbert, packed"
+
+        def prepare(self, batch: peers.Batch) -> peers.Call:
+            order.append(f"prepared {len(batch.lengths)}")
+            return super().prepare(batch)
+
+    def split(call: peers.Call) -> dict[str, float]:
+        assert call().shape[-1] == 64
+        order.append("profiled")
+        return {"products": float(len(order))}
+
+    shape = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 64}
+    monkeypatch.setitem(bench_model.SHAPES, "minilm", shape)
+    monkeypatch.setattr(bench_model, "PEERS", [Packed])
+    monkeypatch.setattr(bench_model, "split", split)
+    for name in ("gemm_floor", "byte_floor"):
+        monkeypatch.setattr(bench_model, name, lambda *arguments: 1.0)
+    out = tmp_path / "out.json"
+    points = ["--point", "minilm:1x4:full", "--point", "minilm:2x4:full"]
+    assert bench_model.main([*points, "--rounds", "1", "--out", str(out)]) == 0
+    assert order == ["prepared 1", "prepared 2", "prepared 1", "profiled", "prepared 2", "profiled"]
+    assert [result["split_ms"] for result in json.loads(out.read_text())["results"]] == [{"products": 4.0}, {"products": 6.0}]
 
 
 @pytest.fixture()
