@@ -43,20 +43,22 @@ template <class Device, class T>
 void Encoder<Device, T>::fold_layernorms(const Context<Device>& context,
                                          const std::function<float*(int64_t floats)>& allocate) {
   if constexpr (may_fold<Device, T>) {
-    const std::string refusal = fused_ && config_.relative_span == 0
-                                    ? FoldedLayers<T>::refusal(context, config_, weights_.layers)
-                                    : "attention has a bias or takes the general path";
-    folded_state_ = refusal.empty() ? "where its products are ftbert's own for few rows" : "no: " + refusal;
-    if (refusal.empty())
+    not_folded_ = fused_ && config_.relative_span == 0 ? FoldedLayers<T>::refusal(context, config_, weights_.layers)
+                                                       : "attention has a bias or takes the general path";
+    if (not_folded_.empty())
       folded_ = std::make_shared<FoldedLayers<T>>(context, config_, weights_.layers,
                                                   allocate(FoldedLayers<T>::memory_floats(config_)));
   }
 }
 
 template <class Device, class T>
-bool Encoder<Device, T>::folds(const Context<Device>& context, const EncoderInput& input) const {
-  if constexpr (may_fold<Device, T>) return folded_ && folded_->takes(context, input.tokens);
-  return false;
+std::string Encoder<Device, T>::folded_state(const Context<Device>& context) const {
+  std::string sizes;
+  if constexpr (may_fold<Device, T>)
+    if (folded_) sizes = folded_->sizes(context);
+  if (!sizes.empty()) return "of " + sizes + " tokens";
+  return "no: " +
+         (folded_ ? "no number of tokens has all four products of a layer from gemm_few_cuda.cu" : not_folded_);
 }
 
 template <class Device, class T>
@@ -217,19 +219,22 @@ void Encoder<Device, T>::forward(Context<Device>& context, const EncoderInput& i
   const int64_t last = config_.layers - 1, whole_layers = first_only ? last : config_.layers;
   int64_t done = 0;
   if constexpr (may_fold<Device, T>) {
-    if (!hook && whole_layers > 0 && folds(context, input)) {
-      folded_->run(context, {.cu_seqlens = input.cu_seqlens,
-                             .tokens = input.tokens,
-                             .batch = input.batch,
-                             .max_seqlen = input.max_seqlen,
-                             .layers = whole_layers,
-                             .attention_scratch = b.attention_scratch,
-                             .hidden = hidden,
-                             .sum = b.projected,
-                             .qkv = b.qkv,
-                             .context = b.context,
-                             .inner = b.inner,
-                             .moments = b.folded_moments});
+    const auto products = folded_ && !hook && whole_layers > 0 ? folded_->takes(context, input.tokens) : std::nullopt;
+    if (products) {
+      folded_->run(context,
+                   {.cu_seqlens = input.cu_seqlens,
+                    .tokens = input.tokens,
+                    .batch = input.batch,
+                    .max_seqlen = input.max_seqlen,
+                    .layers = whole_layers,
+                    .attention_scratch = b.attention_scratch,
+                    .hidden = hidden,
+                    .sum = b.projected,
+                    .qkv = b.qkv,
+                    .context = b.context,
+                    .inner = b.inner,
+                    .moments = b.folded_moments},
+                   *products);
       done = whole_layers;
     }
   }

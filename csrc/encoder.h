@@ -73,8 +73,8 @@ class Encoder {
   const EncoderConfig& config() const { return config_; }
   bool uses_fused_attention() const { return fused_; }
   const std::string& attention_reason() const { return reason_; }
-  // Whether LayerNorms are folded, or why they are not.
-  const std::string& folded_state() const { return folded_state_; }
+  // Of how many tokens LayerNorms are folded, or why they are not.
+  std::string folded_state(const Context<Device>& context) const;
 
  private:
   struct Pass;
@@ -83,7 +83,6 @@ class Encoder {
   struct Buffers;
   Buffers carve(const Context<Device>& context, Workspace& workspace, const EncoderInput& input) const;
   Scratch carve_scratch(Workspace& workspace, const EncoderInput& input, int64_t pass, bool alone) const;
-  bool folds(const Context<Device>& context, const EncoderInput& input) const;
   static std::vector<Piece> pieces(const Context<Device>& context, int64_t rows);
   void embed(Context<Device>&, const EncoderInput&, const Buffers&, T* hidden) const;
   void attend(Context<Device>&, const LayerWeights<T>&, const EncoderInput&, const Pass&, const Buffers&, const T* x,
@@ -98,7 +97,7 @@ class Encoder {
   bool fused_ = true;
   std::string reason_;
   std::shared_ptr<const FoldedLayers<T>> folded_;  // nullptr: LayerNorms are kernels, or parts of one product
-  std::string folded_state_ = "no: only 16-bit elements on a GPU";
+  std::string not_folded_ = "only 16-bit elements on a GPU";  // why not
 };
 
 }  // namespace ftbert

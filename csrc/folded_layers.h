@@ -2,6 +2,7 @@
 // sides of one do its work (gemm/gemm_folded.h). Hopper alone, 16-bit elements; folded_layers_cuda.cpp. No CUDA header.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,25 +43,32 @@ class FoldedLayers {
   static int64_t memory_floats(const EncoderConfig& config);
   static int64_t moments_words(int64_t tokens);
 
-  // More are faster with LayerNorms.
+  // Which variant of gemm_few_cuda.cu each product of a layer runs.
+  struct Products {
+    int qkv, out, up, down;
+  };
+  // Those of so many tokens, where all four run such products also with LayerNorms: what the tuner found faster than
+  // they is not given up for this.
+  std::optional<Products> takes(const Context<Cuda>& context, int64_t tokens) const;
+  // More than these are never taken: from there on LayerNorms are faster.
   int64_t most_tokens() const { return most_tokens_; }
-  // Whether all products of so many tokens have a way to do this.
-  bool takes(const Context<Cuda>& context, int64_t tokens) const;
-  void run(Context<Cuda>& context, const FoldedInput<T>& input) const;
+  // For people, which numbers of tokens are: "1 to 320, 385 to 512".
+  std::string sizes(const Context<Cuda>& context) const;
+
+  void run(Context<Cuda>& context, const FoldedInput<T>& input, const Products& products) const;
 
  private:
-  // What a product adds, and the gamma it leaves to the next or what the one left to it makes of its weights.
-  struct Vectors {
-    float *add, *gamma;
+  // gemm/gemm_folded.h
+  struct CorrectionVectors {
+    float *add, *slope;
+  };
+  struct SumVectors {
+    float *add, *gamma, *unscale;
   };
   struct LayerVectors {
-    Vectors qkv, out, up, down;
+    CorrectionVectors qkv, up;
+    SumVectors out, down;
   };
-  struct Variants {
-    int qkv, out, up, down;
-    bool all() const { return qkv >= 0 && out >= 0 && up >= 0 && down >= 0; }
-  };
-  Variants variants(const Context<Cuda>& context, int64_t rows) const;
 
   EncoderConfig config_;
   std::vector<LayerWeights<T>> layers_;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -53,6 +53,15 @@ def check_on_threads(model: ftbert.Model, calls: list[tuple[torch.Tensor, torch.
 
 def profiled() -> torch.profiler.profile:
     return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA])
+
+
+def layernorms(call: Callable[[], object]) -> int:
+    """How many kernels do nothing else, but for the embeddings'."""
+    call()
+    with profiled() as profile:
+        call()
+        torch.cuda.synchronize()
+    return sum("add_bias_input_layernorm" in event.name for event in profile.events())
 
 
 def launches_before_the_wait(profile: torch.profiler.profile) -> int:

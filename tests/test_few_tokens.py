@@ -10,7 +10,7 @@ import pytest
 import torch
 from compare import assert_close
 from conftest import Place, have_gpu, make_bert
-from test_cuda import check_on_threads, packed
+from test_cuda import check_on_threads, layernorms, packed
 from test_kernels import FEW
 from test_model import check_against_transformers, inputs
 
@@ -33,6 +33,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 HALF = torch.float16
 Load = Callable[..., ftbert.Model]
+FOLDED = pytest.mark.parametrize("folded", [False, True], ids=["layernorms", "folded"])
 
 
 @pytest.fixture
@@ -55,6 +56,8 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
         gemm_table.put_in_force(device.index, rows.values())
         for row in rows.values():
             assert all(tuple(Bench(row.product, m).chosen().data) == row.algorithm for m in (1, 80, 1024)), str(row)
+        state = model.info()["folded_layernorm"]
+        assert state == ("of 1 to 2048 tokens" if folded else "no: switched off")
         return model
 
     yield make
@@ -78,20 +81,21 @@ def test_equals_transformers(load: Load, shape: str, dtype: torch.dtype) -> None
                 raise AssertionError(f"{shape}, {batch}x{seq}, mask {name}, first {4 * i}: {error}") from error
 
 
-@pytest.mark.parametrize("folded", [False, True], ids=["plain", "folded"])
+@FOLDED
 @pytest.mark.parametrize("first", range(len(FEW)))
 def test_every_one_in_a_model(load: Load, first: int, folded: bool) -> None:
     reference = make_bert(**SHAPES["base"], num_hidden_layers=2)
     model = load(reference, first=first, folded=folded)
-    assert model.info()["folded_layernorm"].startswith("where" if folded else "no: switched off")
+    assert layernorms(lambda: model.forward_packed(*packed([64, 30]))) == (1 if folded else 4)
     for one in (inputs(3, 50)["right"], inputs(20, 90)["holes"]):
         check_against_transformers(reference, model, one, Place("cuda", HALF))
 
 
+@FOLDED
 @pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu", "silu", "tanh"])
-def test_activations(load: Load, activation: str) -> None:
+def test_activations(load: Load, activation: str, folded: bool) -> None:
     reference = make_bert(**SHAPES["192"], hidden_act=activation)
-    check_against_transformers(reference, load(reference), inputs(2, 50)["right"], Place("cuda", HALF))
+    check_against_transformers(reference, load(reference, folded=folded), inputs(2, 50)["right"], Place("cuda", HALF))
 
 
 def test_the_same_bits_every_time(load: Load) -> None:
@@ -104,14 +108,15 @@ def test_the_same_bits_every_time(load: Load) -> None:
                 assert torch.equal(model.forward_packed(*call), want), f"{shape}, {first}, {lengths}"
 
 
-def test_recorded_and_direct_runs_agree(load: Load) -> None:
+@FOLDED
+def test_recorded_and_direct_runs_agree(load: Load, folded: bool) -> None:
     """A recording runs more tokens than there are: those past the end must not matter, whatever they are."""
-    model = load(make_bert(**SHAPES["192"]))
+    model = load(make_bert(**SHAPES["192"]), folded=folded)
     other = model.to()
     other.use_cuda_graphs(False)
     draw = random.Random(0)
     for i in range(40):
-        lengths = [draw.randint(0, 20) for _ in range(draw.randint(1, 6))]
+        lengths = [draw.randint(0, 90) for _ in range(draw.randint(1, 6))]
         if not sum(lengths):
             continue
         call = packed(lengths, seed=i)
@@ -120,9 +125,10 @@ def test_recorded_and_direct_runs_agree(load: Load) -> None:
             assert_close(model.forward_packed(*call), want, atol=64 * torch.finfo(HALF).eps, what=str(lengths))
 
 
-def test_what_lies_in_the_buffers_does_not_leak(load: Load) -> None:
+@FOLDED
+def test_what_lies_in_the_buffers_does_not_leak(load: Load, folded: bool) -> None:
     """A short call after one full of NaN in the same recording."""
-    model = load(make_bert(**SHAPES["192"]))
+    model = load(make_bert(**SHAPES["192"]), folded=folded)
     long, short = packed([33, 60]), packed([31, 52], seed=1)  # both in 96 tokens
     want = [model.forward_packed(*short).clone() for _ in range(3)][-1]
     bad = (torch.full_like(long[0], 10**9), *long[1:])  # outside the vocabulary: rows of NaN
@@ -141,8 +147,9 @@ def test_a_sequence_alone_and_among_others(load: Load) -> None:
         assert_close(alone, whole[start:end], atol=64 * torch.finfo(HALF).eps, what=f"{start} to {end}")
 
 
-def test_an_infinite_neighbour_does_not_leak(load: Load) -> None:
-    model = load(make_bert(**SHAPES["192"]))
+@FOLDED
+def test_an_infinite_neighbour_does_not_leak(load: Load, folded: bool) -> None:
+    model = load(make_bert(**SHAPES["192"]), folded=folded)
     model.use_cuda_graphs(False)
     ids, cu, longest = packed([30, 7, 64])
     want = model.forward_packed(ids, cu, longest)
@@ -152,8 +159,9 @@ def test_an_infinite_neighbour_does_not_leak(load: Load) -> None:
     assert torch.equal(got[:30], want[:30]) and torch.equal(got[37:], want[37:])
 
 
+@FOLDED
 @pytest.mark.parametrize("graphs", [True, False])
-def test_threads_and_streams(load: Load, graphs: bool) -> None:
-    model = load(make_bert(**SHAPES["base"], num_hidden_layers=4), first=9)
+def test_threads_and_streams(load: Load, graphs: bool, folded: bool) -> None:
+    model = load(make_bert(**SHAPES["base"], num_hidden_layers=4), first=9, folded=folded)
     model.use_cuda_graphs(graphs)
     check_on_threads(model, [packed([8 * i + 3, 2 * i + 1], seed=i) for i in range(8)], threads=4, rounds=60)

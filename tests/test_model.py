@@ -217,7 +217,8 @@ def test_hidden_states_equal_transformers(place: Place, shape: str) -> None:
         assert got.shape == (3, 6, 50, model.config.hidden) and got.dtype == place.dtype
         assert not got[:, ~kept].any(), "padding must be exactly 0"
         last = model(**counted(batch)).last_hidden_state  # without states in between LayerNorms may be folded
-        assert_close(got[-1], last, atol=32 * place.eps if place.device == "cuda" else 0, what=f"{name}, last state")
+        folds = place.device == "cuda" and place.dtype != torch.float32
+        assert_close(got[-1], last, atol=32 * place.eps if folds else 0, what=f"{name}, last state")
         with torch.no_grad():
             expected = reference.to(place.device)(**batch, output_hidden_states=True).hidden_states
         limit = 2e-5 if place == Place("cpu", torch.float32) else max(5e-5, 32 * place.eps)

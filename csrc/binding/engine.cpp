@@ -148,7 +148,7 @@ class EngineOf : public Engine {
     if (products_ != ScalarTypeOf<T>::value)
       all["attention_products"] =
           encoder_.uses_fused_attention() ? attention_operands(encoder_.config().head_size) : "fp32";
-    all["folded_layernorm"] = encoder_.folded_state();
+    all["folded_layernorm"] = encoder_.folded_state(CallContext<Device>(device_).context);
     all["cuda_graphs"] = replay_.state();
     return all;
   }

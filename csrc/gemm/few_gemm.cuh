@@ -4,7 +4,6 @@
 #include <array>
 #include <type_traits>
 
-#include "core/check.h"
 #include "gemm/gemm_hopper.h"
 #include "kernels/activation.cuh"
 #include "kernels/launch.cuh"
@@ -75,12 +74,11 @@ __device__ void store_rows(const char* shared, const FewWork& work, void* c, int
 
 // What an Ending has: Arguments, what it needs; kVectors, how many vectors [n] of floats; and as an object of a block's
 // threads
-//   vector(i), the vectors: they do not change while a model runs, and a tile's columns of them come to shared memory;
+//   vector(i): the vectors. They do not change while a model runs, and a tile's columns of them come to shared memory;
 //   look_ahead(row0, column0), of the warps that multiply, before they do: 16 rows and Shape::kOwn * 8 columns are a
 //     warp's own. The inputs are not waited for;
 //   finish(own, vectors, area), of these: the sums of its own; the vectors, Shape::kTileN after each other, from its
-//   own
-//     columns on; and shared memory of the warp's own for stage_rows.
+//     own columns on; and shared memory of the warp's own for stage_rows.
 template <class E, class Shape, class Ending>
 __global__ void __launch_bounds__(Shape::kThreads)
     few_gemm_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
@@ -149,7 +147,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
     return;
   }
 
-  // What is written below comes after A has come, so after the wait above.
+  // What an ending writes comes after A has come, so after the wait above, or after a wait of its own.
   const int group = warp / 4, group_m = group % kGroupsM, group_k = group / kGroupsM;
   const int part = rank * kGroupsK + group_k, own_column = column0 + part * kOwn * 8;
   const int64_t own_row = row0 + group_m * 64 + warp % 4 * 16;

@@ -143,6 +143,7 @@ void linear_layernorm(Context<Device>& context, const Linear<T>& weights, const 
 
 template <class T>
 int few_variant(const Context<Cuda>& context, const Linear<T>& weights, int64_t m, Epilogue epilogue) {
+  FTBERT_CHECK(context.plans, "a matrix product on CUDA needs Context::plans, see cuda_context");
   const FusedEpilogue fused = fuse_epilogue(epilogue.bias, epilogue.activation, kDType<T>);
   GemmKey key{.m = m, .n = weights.n, .k = weights.k, .epilogue = fused.epilogue, .dtype = kDType<T>};
   if (!fused.whole) key.after = epilogue.activation;

@@ -1,8 +1,7 @@
 // The endings of gemm_folded.h on the kernel of few_gemm.cuh.
+#include "gemm/added_moments.cuh"
 #include "gemm/few_gemm.cuh"
-#include "gemm/folded_moments.cuh"
 #include "gemm/gemm_folded.h"
-#include "gemm/row_moments.cuh"
 
 namespace ftbert {
 namespace {
@@ -18,7 +17,7 @@ struct Corrected {
   struct Arguments {
     const float *add, *slope;
     PendingNorm norm;
-    RowMoments cleared;
+    AddedMoments cleared;
     float inverse;  // 1 / k
     void* c;
     Activation activation;
@@ -38,7 +37,7 @@ struct Corrected {
     row0 = row, column0 = column;
     const int lane = threadIdx.x % 32;
     wait_for_inputs();
-    if (arguments.norm.gamma) scales.look(arguments.norm.moments, row0 + lane / 4, work.m);
+    if (arguments.norm.gamma) scales.look(arguments.norm, row0 + lane / 4, work.m);
     if (column0 == 0 && lane < 16 && row0 + lane < work.m) {
       long long* const to = arguments.cleared.data + (row0 + lane) * kMomentWords;
       *reinterpret_cast<longlong2*>(to) = {0, 0};
@@ -71,7 +70,7 @@ struct Summing {
     const float *add, *gamma, *gamma_out;  // without LayerNorm pending, or none to come: any vector
     PendingNorm norm;
     bool scaled;
-    RowMoments moments;
+    AddedMoments moments;
     float inverse;  // 1 / n
     const void* residual;
     void* c;
@@ -101,7 +100,7 @@ struct Summing {
       for (int j = 0; j < Shape::kOwn; ++j)
         residual[j][r] = column0 + j * 8 < work.n ? __ldcg(reinterpret_cast<const uint32_t*>(from + j * 8)) : 0;
     }
-    if (arguments.norm.gamma) scales.look(arguments.norm.moments, first_row(), work.m);
+    if (arguments.norm.gamma) scales.look(arguments.norm, first_row(), work.m);
   }
 
   __device__ void finish(float (&own)[Shape::kOwn][4], const float* vectors, char* area) {
@@ -126,7 +125,7 @@ struct Summing {
       }
     }
 #pragma unroll
-    for (int r = 0; r < 2; ++r) total[r] = quad_sum(total[r]), squares[r] = quad_sum(squares[r]);
+    for (int r = 0; r < 2; ++r) total[r] = reduce<4>(total[r], Sum()), squares[r] = reduce<4>(squares[r], Sum());
     add_moments(arguments.moments, first_row(), work.m, total, squares);
     stage_rows<E, Shape>(area, [&](int j, int c) {
       const float2 gamma = arguments.scaled ? pair_of<2, Shape>(vectors, j) : float2{1, 1};
@@ -140,7 +139,7 @@ template <class E>
 struct RunCorrected {
   template <class Shape>
   static void with(const Context<Cuda>& context, const FusedGemm& g, const float* const& add, const float* const& slope,
-                   const PendingNorm& norm, const RowMoments& cleared) {
+                   const PendingNorm& norm, const AddedMoments& cleared) {
     launch_few<E, Shape, Corrected<E, Shape>>(
         context, "kernel corrected_gemm", g,
         {add, slope, norm, cleared, 1.0f / static_cast<float>(g.k), g.c, g.activation});
@@ -152,7 +151,7 @@ struct RunSumming {
   template <class Shape>
   static void with(const Context<Cuda>& context, const FusedGemm& g, const float* const& add,
                    const void* const& residual, const PendingNorm& norm, const float* const& gamma,
-                   const RowMoments& moments) {
+                   const AddedMoments& moments) {
     launch_few<E, Shape, Summing<E, Shape>>(context, "kernel summing_gemm", g,
                                             {add, norm.gamma ? norm.gamma : add, gamma ? gamma : add, norm,
                                              gamma != nullptr, moments, 1.0f / static_cast<float>(g.n), residual, g.c});
@@ -161,33 +160,41 @@ struct RunSumming {
 
 // A warp for each of the weight's rows.
 template <class E>
-__global__ void fold_weight_kernel(const E* weight, const E* bias, const E* gamma, const E* beta, int n, int k,
+__global__ void fold_weight_kernel(const E* weight, const E* bias, const float* gamma, const E* beta, int n, int k,
                                    float* add, float* slope) {
   const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
   if (row >= n) return;
   float with_gamma = 0, with_beta = 0;
   for (int i = lane; gamma && i < k; i += 32) {
     const float w = to_float(weight[static_cast<int64_t>(row) * k + i]);
-    with_gamma += w * to_float(gamma[i]);
+    with_gamma += w * gamma[i];
     with_beta += w * to_float(beta[i]);
   }
   with_gamma = reduce<32>(with_gamma, Sum());
   with_beta = reduce<32>(with_beta, Sum());
-  if (lane == 0) add[row] = to_float(bias[row]) + with_beta, slope[row] = with_gamma * kHeadroom;
+  if (lane == 0) add[row] = to_float(bias[row]) + with_beta, slope[row] = with_gamma;
 }
 
 // One warp.
 template <class E>
-__global__ void fold_sum_kernel(const E* bias, const E* beta, const E* gamma, int n, float* add, float* gamma_out) {
+__global__ void fold_sum_kernel(const E* bias, const E* beta, const E* gamma, int n, float* add, float* scaled,
+                                float* unscale) {
   const int lane = threadIdx.x;
   const auto value = [&](int i) { return to_float(bias[i]) + (beta ? to_float(beta[i]) : 0.0f); };
-  float sum = 0;
-  for (int i = lane; i < n; i += 32) sum += value(i);
+  float sum = 0, largest = 0;
+  for (int i = lane; i < n; i += 32) {
+    sum += value(i);
+    largest = fmaxf(largest, fabsf(to_float(gamma[i])));
+  }
   const float mean = reduce<32>(sum, Sum()) / static_cast<float>(n);
+  largest = reduce<32>(largest, Max());
+  int exponent = 0;
+  if (largest > 0 && isfinite(largest)) frexpf(largest, &exponent);
   for (int i = lane; i < n; i += 32) {
     add[i] = value(i) - mean;
-    gamma_out[i] = to_float(gamma[i]) * kHeadroom;
+    scaled[i] = ldexpf(to_float(gamma[i]), -exponent);
   }
+  if (lane == 0) *unscale = ldexpf(1, exponent);
 }
 
 template <class Run>
@@ -195,39 +202,48 @@ void with_element(DType dtype, const Run& run) {
   dtype == DType::fp16 ? run(__half()) : run(__nv_bfloat16());
 }
 
+void check(const Context<Cuda>& context, int variant, const FusedGemm& g) {
+  FTBERT_CHECK(few_gemm_supports(context.capability, variant, g), "the product ", variant,
+               " between LayerNorms cannot do m=", g.m, " n=", g.n, " k=", g.k);
+  for (const void* p : {g.a, g.b, static_cast<const void*>(g.c)})
+    FTBERT_CHECK(reinterpret_cast<uintptr_t>(p) % 16 == 0, "a product needs operands aligned to 16 bytes");
+}
+
 }  // namespace
 
-void run_corrected(const Context<Cuda>& context, int few_variant, const FusedGemm& g, const float* add,
-                   const float* slope, const PendingNorm& norm, const RowMoments& cleared) {
+void run_corrected(const Context<Cuda>& context, int variant, const FusedGemm& g, const float* add, const float* slope,
+                   const PendingNorm& norm, const AddedMoments& cleared) {
+  check(context, variant, g);
   with_element(g.dtype, [&](auto element) {
-    FewShapes::run<RunCorrected<decltype(element)>>(few_variant, context, g, add, slope, norm, cleared);
+    FewShapes::run<RunCorrected<decltype(element)>>(variant, context, g, add, slope, norm, cleared);
   });
 }
 
-void run_summing(const Context<Cuda>& context, int few_variant, const FusedGemm& g, const float* add,
-                 const void* residual, const PendingNorm& norm, const float* gamma, const RowMoments& moments) {
+void run_summing(const Context<Cuda>& context, int variant, const FusedGemm& g, const float* add, const void* residual,
+                 const PendingNorm& norm, const float* gamma, const AddedMoments& moments) {
+  check(context, variant, g);
   with_element(g.dtype, [&](auto element) {
-    FewShapes::run<RunSumming<decltype(element)>>(few_variant, context, g, add, residual, norm, gamma, moments);
-  });
-}
-
-void fold_weight(const Context<Cuda>& context, DType dtype, const void* weight, const void* bias, const void* gamma,
-                 const void* beta, int64_t n, int64_t k, float* add, float* slope) {
-  with_element(dtype, [&](auto element) {
-    const auto of = [](const void* pointer) { return static_cast<const decltype(element)*>(pointer); };
-    fold_weight_kernel<<<static_cast<unsigned>((n + 7) / 8), 256, 0, static_cast<cudaStream_t>(context.stream)>>>(
-        of(weight), of(bias), of(gamma), of(beta), static_cast<int>(n), static_cast<int>(k), add, slope);
-    FTBERT_LAUNCH_CHECK("fold_weight");
+    FewShapes::run<RunSumming<decltype(element)>>(variant, context, g, add, residual, norm, gamma, moments);
   });
 }
 
 void fold_sum(const Context<Cuda>& context, DType dtype, const void* bias, const void* beta, const void* gamma,
-              int64_t n, float* add, float* gamma_out) {
+              int64_t n, float* add, float* scaled, float* unscale) {
   with_element(dtype, [&](auto element) {
     const auto of = [](const void* pointer) { return static_cast<const decltype(element)*>(pointer); };
     fold_sum_kernel<<<1, 32, 0, static_cast<cudaStream_t>(context.stream)>>>(of(bias), of(beta), of(gamma),
-                                                                             static_cast<int>(n), add, gamma_out);
+                                                                             static_cast<int>(n), add, scaled, unscale);
     FTBERT_LAUNCH_CHECK("fold_sum");
+  });
+}
+
+void fold_weight(const Context<Cuda>& context, DType dtype, const void* weight, const void* bias, const float* gamma,
+                 const void* beta, int64_t n, int64_t k, float* add, float* slope) {
+  with_element(dtype, [&](auto element) {
+    const auto of = [](const void* pointer) { return static_cast<const decltype(element)*>(pointer); };
+    fold_weight_kernel<<<static_cast<unsigned>((n + 7) / 8), 256, 0, static_cast<cudaStream_t>(context.stream)>>>(
+        of(weight), of(bias), gamma, of(beta), static_cast<int>(n), static_cast<int>(k), add, slope);
+    FTBERT_LAUNCH_CHECK("fold_weight");
   });
 }
 

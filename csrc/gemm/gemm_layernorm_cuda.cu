@@ -82,7 +82,7 @@ __device__ void add_residual(float (&sum)[Shape::kTileN / 8][4], uint32_t tile, 
     }
   }
 #pragma unroll
-  for (int r = 0; r < 2; ++r) mean[r] = quad_sum(total[r]) * (1.0f / kTileN);
+  for (int r = 0; r < 2; ++r) mean[r] = reduce<4>(total[r], Sum()) * (1.0f / kTileN);
   float partial[2][2] = {};
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j)
@@ -92,7 +92,7 @@ __device__ void add_residual(float (&sum)[Shape::kTileN / 8][4], uint32_t tile, 
       partial[i / 2][i % 2] += d * d;
     }
 #pragma unroll
-  for (int r = 0; r < 2; ++r) squares[r] = quad_sum(partial[r][0] + partial[r][1]);
+  for (int r = 0; r < 2; ++r) squares[r] = reduce<4>(partial[r][0] + partial[r][1], Sum());
 }
 
 // (sum - mean) * scale * gamma + beta, rounded, to shared memory; store(block) when 64 columns are there. vectors: for

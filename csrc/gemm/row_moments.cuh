@@ -3,6 +3,8 @@
 #pragma once
 #include <cstdint>
 
+#include "kernels/vector.cuh"
+
 namespace ftbert {
 namespace {
 
@@ -27,12 +29,6 @@ __device__ inline uint64_t look(const uint64_t* from) {
   uint64_t moments;
   asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(moments) : "l"(from) : "memory");
   return moments;
-}
-
-// Over the four lanes that share a row.
-__device__ inline float quad_sum(float x) {
-  x += __shfl_xor_sync(0xffffffffu, x, 1);
-  return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
 // The mean of two rows of n columns, eight apart, and what LayerNorm multiplies their deviations by, when all tiles of
@@ -61,14 +57,14 @@ __device__ void row_moments_of(const Work& work, const uint64_t* moments, float 
 #pragma unroll
     for (int i = 0; i < kLooks; ++i)
       if (mine + 4 * i < work.columns) total += mean_of(seen[r][i]);
-    mean[r] = quad_sum(total) * (kTileN * work.row_inverse);
+    mean[r] = reduce<4>(total, Sum()) * (kTileN * work.row_inverse);
 #pragma unroll
     for (int i = 0; i < kLooks; ++i)
       if (mine + 4 * i < work.columns) {
         const float d = mean_of(seen[r][i]) - mean[r];
         squares += squares_of(seen[r][i]) + kTileN * d * d;
       }
-    scale[r] = rsqrtf(quad_sum(squares) * work.row_inverse + work.eps);
+    scale[r] = rsqrtf(reduce<4>(squares, Sum()) * work.row_inverse + work.eps);
   }
 }
 

@@ -72,9 +72,8 @@ __device__ inline float fast_exp2(float x) {
   return y;
 }
 
-// Two 16-bit elements convert in one instruction.
 __device__ inline float2 pair_to_float(__half2 x) { return __half22float2(x); }
-// (__bfloat1622float2 takes each out of the pair before it shifts it.)
+// An instruction each: __bfloat1622float2 takes each out of the pair before it shifts it.
 __device__ inline float2 pair_to_float(__nv_bfloat162 x) {
   uint32_t bits;
   memcpy(&bits, &x, 4);
@@ -167,12 +166,14 @@ struct Max {
   }
 };
 
-// Over the kThreads (a power of two) that work together, a warp or a whole block; every thread gets the same bits.
+// Over the kThreads (a power of two) that work together, neighbours in a warp or a whole block; every thread gets the
+// same bits.
 template <int kThreads, class V, class Op>
 __device__ V reduce(V x, Op op) {
-  static_assert(kThreads >= 32 && kThreads <= 1024 && (kThreads & (kThreads - 1)) == 0);
+  static_assert(kThreads >= 2 && kThreads <= 1024 && (kThreads & (kThreads - 1)) == 0);
 #pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) x = op(x, __shfl_xor_sync(0xffffffffu, x, offset));
+  for (int offset = kThreads < 32 ? kThreads / 2 : 16; offset > 0; offset /= 2)
+    x = op(x, __shfl_xor_sync(0xffffffffu, x, offset));
   if constexpr (kThreads > 32) {
     constexpr int kWarps = kThreads / 32;
     __shared__ V partial[kWarps];
