@@ -67,7 +67,7 @@ class FoldedLayers {
   };
   struct LayerVectors {
     CorrectionVectors qkv, up;
-    SumVectors out, down;
+    SumVectors out, down, last_down;  // last_down: where this layer is the last to run
   };
 
   EncoderConfig config_;

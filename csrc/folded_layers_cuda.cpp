@@ -51,7 +51,7 @@ std::string FoldedLayers<T>::refusal(const Context<Cuda>& context, const Encoder
 
 template <class T>
 int64_t FoldedLayers<T>::memory_floats(const EncoderConfig& c) {
-  const int64_t corrected = 2 * (3 * c.hidden + c.inter), summing = 2 * (2 * c.hidden + kAlone);
+  const int64_t corrected = 2 * (3 * c.hidden + c.inter), summing = 3 * (2 * c.hidden + kAlone);
   return c.layers * (corrected + summing);
 }
 
@@ -77,9 +77,9 @@ FoldedLayers<T>::FoldedLayers(const Context<Cuda>& context, const EncoderConfig&
                 made.slope);
     return made;
   };
-  const auto summing = [&](const Linear<T>& linear, const T* beta, const Norm<T>& after) {
+  const auto summing = [&](const Linear<T>& linear, const T* beta, const T* gamma) {
     const SumVectors made{take(linear.n), take(linear.n), take(kAlone)};
-    fold_sum(context, kDType<T>, linear.bias, beta, after.gamma, linear.n, made.add, made.gamma, made.unscale);
+    fold_sum(context, kDType<T>, linear.bias, beta, gamma, linear.n, made.add, made.gamma, made.unscale);
     return made;
   };
   SumVectors before{};
@@ -87,9 +87,10 @@ FoldedLayers<T>::FoldedLayers(const Context<Cuda>& context, const EncoderConfig&
   for (const LayerWeights<T>& layer : layers) {
     LayerVectors made;
     made.qkv = corrected(layer.qkv, before, beta);
-    made.out = summing(layer.out, beta, layer.attention_norm);
+    made.out = summing(layer.out, beta, layer.attention_norm.gamma);
     made.up = corrected(layer.up, made.out, layer.attention_norm.beta);
-    made.down = summing(layer.down, layer.attention_norm.beta, layer.ffn_norm);
+    made.down = summing(layer.down, layer.attention_norm.beta, layer.ffn_norm.gamma);
+    made.last_down = summing(layer.down, layer.attention_norm.beta, nullptr);
     before = made.down, beta = layer.ffn_norm.beta;
     vectors_.push_back(made);
   }
@@ -138,9 +139,8 @@ void FoldedLayers<T>::run(Context<Cuda>& context, const FoldedInput<T>& in, cons
     run_corrected(context, variant, product(linear, x, to, activation), vectors.add, vectors.slope, pending, cleared);
   };
   const auto sum = [&](int variant, const Linear<T>& linear, const SumVectors& vectors, const T* a,
-                       const AddedMoments& moments, bool scaled) {
-    run_summing(context, variant, product(linear, a, in.sum), vectors.add, x, pending, scaled ? vectors.gamma : nullptr,
-                moments);
+                       const AddedMoments& moments) {
+    run_summing(context, variant, product(linear, a, in.sum), vectors.add, x, pending, vectors.gamma, moments);
     x = in.sum;
     pending = {vectors.gamma, vectors.unscale, moments, eps};
   };
@@ -150,9 +150,9 @@ void FoldedLayers<T>::run(Context<Cuda>& context, const FoldedInput<T>& in, cons
     corrected(products.qkv, layer.qkv, vectors.qkv, Activation::none, in.qkv, of_attention);
     attention<Cuda, T>(context, in.qkv, in.tokens, 0, in.cu_seqlens, {}, in.batch, in.max_seqlen, in.max_seqlen,
                        config_.heads, config_.head_size, in.attention_scratch, in.context);
-    sum(products.out, layer.out, vectors.out, in.context, of_attention, true);
+    sum(products.out, layer.out, vectors.out, in.context, of_attention);
     corrected(products.up, layer.up, vectors.up, config_.activation, in.inner, of_ffn);
-    sum(products.down, layer.down, vectors.down, in.inner, of_ffn, i + 1 < in.layers);
+    sum(products.down, layer.down, i + 1 < in.layers ? vectors.down : vectors.last_down, in.inner, of_ffn);
   }
   const Norm<T>& norm = layers_[in.layers - 1].ffn_norm;
   add_bias_input_layernorm<Cuda, T>(context, in.sum, nullptr, nullptr, norm.gamma, norm.beta, eps, in.tokens,

@@ -12,24 +12,20 @@ namespace ftbert {
 // kTooMany or not numbers, so is what LayerNorm makes of the row: 512 times as many, of rows of kMostColumns, do not
 // wrap around.
 inline constexpr float kSumUnit = 1.0f / (1 << 24), kFine = 1 << 16, kFineUnit = 1.0f / (int64_t{1} << 38);
-inline constexpr long long kTooMany = 1ll << 54;
+inline constexpr int64_t kTooMany = int64_t{1} << 54;
 
 // total, squares: this lane's of two rows, eight apart, the same in the four lanes of a row. Each lane adds one number.
 __device__ inline void add_moments(const AddedMoments& moments, int64_t row, int64_t rows, const float (&total)[2],
                                    const float (&squares)[2]) {
   const int r = static_cast<int>(threadIdx.x) % 4 / 2;
   const float sum = r == 0 ? total[0] : total[1], square = r == 0 ? squares[0] : squares[1];
-  long long value;
-  int word;
-  if (threadIdx.x % 2 == 0)
-    value = __float2ll_rn(sum / kSumUnit), word = 0;
-  else if (square < kFine)
-    value = __float2ll_rn(square / kFineUnit), word = 1;
-  else
-    value = square < static_cast<float>(kTooMany) ? __float2ll_rn(square) : kTooMany, word = 2;
+  const bool squared = threadIdx.x % 2 != 0, whole = squared && !(square < kFine);
+  // fminf takes the number where the other is none.
+  const float units = !squared ? sum / kSumUnit : whole ? fminf(square, kTooMany) : square / kFineUnit;
+  const auto value = static_cast<unsigned long long>(__float2ll_rn(units));
+  const int word = !squared ? 0 : whole ? 2 : 1;
   if (row + 8 * r < rows)
-    atomicAdd(reinterpret_cast<unsigned long long*>(moments.data + (row + 8 * r) * kMomentWords + word),
-              static_cast<unsigned long long>(value));
+    atomicAdd(reinterpret_cast<unsigned long long*>(moments.data + (row + 8 * r) * kMomentWords + word), value);
 }
 
 // What LayerNorm multiplies by a row's elements times gamma as they are stored, and what it then multiplies by gamma as
@@ -56,7 +52,7 @@ struct RowScales {
     for (int r = 0; r < 2; ++r) {
       const float mean = __ll2float_rn(first[r].x) * kSumUnit * inverse;
       const float squares = __ll2float_rn(first[r].y) * kFineUnit + __ll2float_rn(last[r]);
-      const bool usable = static_cast<unsigned long long>(last[r]) < static_cast<unsigned long long>(kTooMany);
+      const bool usable = static_cast<unsigned long long>(last[r]) < kTooMany;
       const float variance = usable ? fmaxf(squares * inverse - mean * mean, 0.0f) : __int_as_float(0x7fffffff);
       const float by = rsqrtf(variance + eps) * unscale;
       scale[r] = {by, -mean * by};

@@ -57,12 +57,12 @@ __device__ void stage_rows(char* shared, const Value& value) {
     for (int r = 0; r < 2; ++r)
       *reinterpret_cast<uint32_t*>(shared + (lane / 4 + 8 * r) * Shape::kRowBytes + j * 16 + lane % 4 * 4) =
           pack_pair<E>(value(j, 2 * r), value(j, 2 * r + 1));
-  __syncwarp();
 }
 
 template <class E, Activation kActivation, class Shape>
 __device__ void store_rows(const char* shared, const FewWork& work, void* c, int64_t row0, int column0) {
   constexpr int kOwn = Shape::kOwn;
+  __syncwarp();
 #pragma unroll 2
   for (int i = threadIdx.x % 32; i < 16 * kOwn; i += 32) {
     const int row = i / kOwn, column = column0 + i % kOwn * 8;

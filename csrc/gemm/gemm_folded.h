@@ -38,16 +38,15 @@ void run_corrected(const Context<Cuda>& context, int variant, const FusedGemm& g
                    const float* slope, const PendingNorm& norm, const AddedMoments& cleared);
 
 // gemm.c = x * gamma, x = gemm.a @ gemm.b^T + add + residual (gemm.bias is not read); adds to moments those of x. add,
-// gamma [n] of fold_sum; gamma nullptr: gemm.c = x. residual [m, n], with the LayerNorm, short of its beta, that is
-// pending on it; it may be gemm.c. It and its moments are read before the kernel ahead has ended, so they must be there
-// before that one.
+// gamma [n] of fold_sum. residual [m, n], with the LayerNorm, short of its beta, that is pending on it; it may be
+// gemm.c. It and its moments are read before the kernel ahead has ended, so they must be there before that one.
 void run_summing(const Context<Cuda>& context, int variant, const FusedGemm& gemm, const float* add,
                  const void* residual, const PendingNorm& norm, const float* gamma, const AddedMoments& moments);
 
 // add = bias + beta of the LayerNorm that is pending (nullptr: none), less the mean of it: the LayerNorm that follows
 // does not see a constant, and a 16-bit sum is the better for being small. scaled = gamma of that one, times the power
 // of two with which the largest is between 1/2 and 1: x times it is stored as exactly as x would be, and no larger.
-// unscale, one float, undoes that. Float [n].
+// unscale, one float, undoes that. gamma nullptr: a LayerNorm kernel follows; scaled = 1. Float [n].
 void fold_sum(const Context<Cuda>& context, DType dtype, const void* bias, const void* beta, const void* gamma,
               int64_t n, float* add, float* scaled, float* unscale);
 

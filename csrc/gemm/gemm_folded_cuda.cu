@@ -67,9 +67,8 @@ struct Corrected {
 template <class E, class Shape>
 struct Summing {
   struct Arguments {
-    const float *add, *gamma, *gamma_out;  // without LayerNorm pending, or none to come: any vector
+    const float *add, *gamma, *gamma_out;  // gamma: of the LayerNorm that is pending, or any vector
     PendingNorm norm;
-    bool scaled;
     AddedMoments moments;
     float inverse;  // 1 / n
     const void* residual;
@@ -110,6 +109,7 @@ struct Summing {
 #pragma unroll
     for (int j = 0; j < Shape::kOwn; ++j) {
       const float2 add = pair_of<0, Shape>(vectors, j), gamma = pair_of<1, Shape>(vectors, j);
+      const float2 gamma_out = pair_of<2, Shape>(vectors, j);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const Packed<E, 2> pair{residual[j][r]};
@@ -122,15 +122,13 @@ struct Summing {
           total[r] += first + second;
           squares[r] += first * first + second * second;
         }
+        first *= gamma_out.x, second *= gamma_out.y;
       }
     }
+    stage_rows<E, Shape>(area, [&](int j, int c) { return own[j][c]; });
 #pragma unroll
     for (int r = 0; r < 2; ++r) total[r] = reduce<4>(total[r], Sum()), squares[r] = reduce<4>(squares[r], Sum());
     add_moments(arguments.moments, first_row(), work.m, total, squares);
-    stage_rows<E, Shape>(area, [&](int j, int c) {
-      const float2 gamma = arguments.scaled ? pair_of<2, Shape>(vectors, j) : float2{1, 1};
-      return own[j][c] * (c % 2 ? gamma.y : gamma.x);
-    });
     store_rows<E, Activation::none, Shape>(area, work, arguments.c, row0, column0);
   }
 };
@@ -152,9 +150,9 @@ struct RunSumming {
   static void with(const Context<Cuda>& context, const FusedGemm& g, const float* const& add,
                    const void* const& residual, const PendingNorm& norm, const float* const& gamma,
                    const AddedMoments& moments) {
-    launch_few<E, Shape, Summing<E, Shape>>(context, "kernel summing_gemm", g,
-                                            {add, norm.gamma ? norm.gamma : add, gamma ? gamma : add, norm,
-                                             gamma != nullptr, moments, 1.0f / static_cast<float>(g.n), residual, g.c});
+    launch_few<E, Shape, Summing<E, Shape>>(
+        context, "kernel summing_gemm", g,
+        {add, norm.gamma ? norm.gamma : add, gamma, norm, moments, 1.0f / static_cast<float>(g.n), residual, g.c});
   }
 };
 
@@ -182,17 +180,18 @@ __global__ void fold_sum_kernel(const E* bias, const E* beta, const E* gamma, in
   const int lane = threadIdx.x;
   const auto value = [&](int i) { return to_float(bias[i]) + (beta ? to_float(beta[i]) : 0.0f); };
   float sum = 0, largest = 0;
+  const auto gamma_of = [&](int i) { return gamma ? to_float(gamma[i]) : 1.0f; };
   for (int i = lane; i < n; i += 32) {
     sum += value(i);
-    largest = fmaxf(largest, fabsf(to_float(gamma[i])));
+    largest = fmaxf(largest, fabsf(gamma_of(i)));
   }
   const float mean = reduce<32>(sum, Sum()) / static_cast<float>(n);
   largest = reduce<32>(largest, Max());
   int exponent = 0;
-  if (largest > 0 && isfinite(largest)) frexpf(largest, &exponent);
+  if (gamma && largest > 0 && isfinite(largest)) frexpf(largest, &exponent);
   for (int i = lane; i < n; i += 32) {
     add[i] = value(i) - mean;
-    scaled[i] = ldexpf(to_float(gamma[i]), -exponent);
+    scaled[i] = ldexpf(gamma_of(i), -exponent);
   }
   if (lane == 0) *unscale = ldexpf(1, exponent);
 }
