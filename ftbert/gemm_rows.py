@@ -47,7 +47,7 @@ class Row:
     one of ftbert's own products (config's id is negative, its tile the variant), or None: with a LayerNorm what the
     product without it runs was not beaten; without one, in tables made before, cuBLASLt's first proposal was not.
     us, default_us: microseconds at the m of `timed`, where config's followed is 1 with the LayerNorm that follows the
-    product in a layer."""
+    product in a layer; where its in_layer is 1, the algorithm was chosen by the time of whole layers."""
 
     product: Product
     first: int
@@ -62,6 +62,11 @@ class Row:
     def followed(self) -> bool:
         """Whether the LayerNorm that follows the product in a layer is in its times."""
         return bool(self.config.get("followed"))
+
+    @property
+    def in_layer(self) -> bool:
+        """Whether it was compared by the time of whole layers."""
+        return bool(self.config.get("in_layer"))
 
     @property
     def gain(self) -> float:
@@ -146,7 +151,7 @@ def merge(first: Iterable[Row], second: Iterable[Row]) -> list[Row]:
     for row in sorted(rows, key=lambda row: (row.product, row.first)):
         before = joined[-1] if joined else None
         if before and before.last + 1 == row.first and all(
-            getattr(before, name) == getattr(row, name) for name in ("product", "algorithm", "followed")
+            getattr(before, name) == getattr(row, name) for name in ("product", "algorithm", "followed", "in_layer")
         ):
             joined[-1] = replace(
                 before,

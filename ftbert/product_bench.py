@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -15,7 +15,7 @@ from ftbert.gemm_rows import Product
 from ftbert.gemm_table import tuner_module
 
 # ftbert.lib._tuning.Algorithm: .data (8 words), .id, .tile, .tile_rows, .tile_columns, .stages, .split_k, .cluster,
-# .custom, .workspace, .waves
+# .custom, .workspace, .waves, .folds
 Algorithm = Any
 
 NO_TUNER = "this build of ftbert has no tuner: Python's headers were missing when it was made"
@@ -141,7 +141,14 @@ class Recording:
         return math.inf if self.graph is None else float(self.graph.microseconds())
 
 
-def in_turns(recordings: Sequence[Recording], rounds: int) -> list[list[float]]:
+class Timed(Protocol):
+    """What can be run again and again for the time that it takes."""
+
+    def microseconds(self) -> float:
+        """Runs it."""
+
+
+def in_turns(recordings: Sequence[Timed], rounds: int) -> list[list[float]]:
     """Microseconds of each, also of several benches, `rounds` times, in turns: what disturbs the clocks disturbs all
     alike."""
     times: list[list[float]] = [[] for _ in recordings]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from ftbert.gemm_table import (
     tuner_module,
     user_table,
 )
+from ftbert.layer_tuning import MOST, Layer, LayerTuner, can_fold, layers_of
 from ftbert.product_bench import NO_TUNER
 from ftbert.progress import Progress
 from ftbert.tuning import ProductTuner, buckets, without_layernorm
@@ -39,7 +41,8 @@ NOTHING_ON_CPU = (
 @dataclass
 class Tuned:
     """What a run of `tune` did. rows: all that the table has for the products asked for, earlier runs included.
-    seen_once: ranges that a thorough run did not look at a second time, since the table had them or time was over."""
+    seen_once: ranges that a thorough run did not look at a second time, since the table had them or time was over.
+    layer_gains: of the ranges where a whole layer is faster with other products than with those fastest one by one."""
 
     path: Path
     machine: Machine
@@ -48,6 +51,7 @@ class Tuned:
     left: int
     seconds: float
     seen_once: int = 0
+    layer_gains: Sequence[float] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
@@ -59,6 +63,7 @@ class Tuned:
             "left": self.left,
             "seen_once": self.seen_once,
             "seconds": self.seconds,
+            "layer_gains": list(self.layer_gains),
             "rows": [row.as_dict() | {"gain": row.gain} for row in self.rows],
         }
 
@@ -69,6 +74,12 @@ class Tuned:
             lines.append(f"{self.left} ranges are left: the same command goes on with them")
         if self.seen_once:
             lines.append(f"{self.seen_once} ranges were not looked at a second time: with --force they are made again")
+        if self.layer_gains:
+            lines.append(
+                f"in {len(self.layer_gains)} ranges whole layers are faster with other products than with the fastest "
+                f"one by one: by {statistics.median(self.layer_gains):.1%} in the median, {max(self.layer_gains):.1%} "
+                "at most"
+            )
         for product in sorted({row.product for row in self.rows}):
             rows = [row for row in self.rows if row.product == product]
             timed = sum(len(row.timed) for row in rows)
@@ -132,6 +143,7 @@ def tune(
     plain = list(dict.fromkeys(without_layernorm(p) if p.layernorm else p for p in wanted))
     norms = [p for p in wanted if p.layernorm and _may_contain_layernorm(p, device, path)]
     in_layer = {without_layernorm(product): product for product in wanted if product.layernorm}
+    layers = {layer: LayerTuner(layer, device) for layer in layers_of(wanted) if _may_fold(layer, device, path)}
     wanted = [*plain, *norms]
     tuners = {product: ProductTuner(product, device, known, in_layer.get(product)) for product in wanted}
     steps: list[_Step] = []
@@ -140,6 +152,12 @@ def tune(
         steps += [_Step(p, low, high) for p, low, high in rest]
         if thorough:
             steps += [_Step(p, *step, again=True) for p, low, high in rest for step in _second_looks(low, high)]
+    steps += [
+        _Step(layer.down, low, high, layer=layer)
+        for layer in layers
+        for low, high in reversed(ranges)
+        if high <= MOST and (force or not _seen_in_layer(table, layer, high))
+    ]
     began, done, unwritten = time.monotonic(), 0, list[Row]()
     written, beaten_in_force = began, False
     bar = Progress(len(steps), show_progress_bar, unit=" ranges", label="tune")
@@ -149,19 +167,27 @@ def tune(
         add_rows(path, machine, unwritten)
         unwritten, written = [], time.monotonic()
 
+    def all_rows() -> list[Row]:
+        write()
+        return merge(read_table(path)[1], in_files)
+
+    def rows_of(step: _Step) -> list[Row]:
+        nonlocal beaten_in_force
+        if step.layer is not None:
+            return layers[step.layer].rows(step.low, step.high, all_rows())
+        if step.product.layernorm and not beaten_in_force:
+            put_in_force(torch.cuda.current_device() if device.index is None else device.index, all_rows())
+            beaten_in_force = True
+        look = tuners[step.product].again if step.again else tuners[step.product].row
+        row = look(step.low, step.high)
+        return [row] if row else []
+
     try:
         for step in steps:
             if time.monotonic() - began > 60 * minutes:
                 break
-            if step.product.layernorm and not beaten_in_force:
-                write()
-                put_in_force(torch.cuda.current_device() if device.index is None else device.index,
-                             merge(read_table(path)[1], in_files))  # fmt: skip
-                beaten_in_force = True
             with _memory_named(step.product, step.high, path):
-                look = tuners[step.product].again if step.again else tuners[step.product].row
-                row = look(step.low, step.high)
-            unwritten = merge([row] if row else [], unwritten)
+                unwritten = merge(rows_of(step), unwritten)
             done += 1
             bar.add(1, step.high)
             if time.monotonic() - written > 1:
@@ -171,26 +197,39 @@ def tune(
         write()
         install(device, again=True)
     rows = [row for row in read_table(path)[1] if row.product in set(wanted)]
-    asked = sum(not step.again for step in steps)
-    made = sum(not step.again for step in steps[:done])
+    asked = sum(not step.again and step.layer is None for step in steps)
+    made = sum(not step.again and step.layer is None for step in steps[:done])
+    left = sum(not step.again for step in steps[done:])
     unseen = {(step.product, step.low) for step in steps[done:] if step.again}
     seen_once = len(ranges) * len(wanted) - asked + len(unseen) - (asked - made) if thorough else 0
-    return Tuned(path, machine, rows, made, asked - made, time.monotonic() - began, seen_once)
+    gains = [gain for tuner in layers.values() for gain in tuner.gains]
+    return Tuned(path, machine, rows, made, left, time.monotonic() - began, seen_once, gains)
 
 
 @dataclass(frozen=True)
 class _Step:
-    """A row to be made, or looked at again."""
+    """A row to be made, or looked at again. layer: instead the rows of its products, looked at together."""
 
     product: Product
     low: int
     high: int
     again: bool = False
+    layer: Layer | None = None
 
 
 def _may_contain_layernorm(product: Product, device: torch.device, path: Path) -> bool:
     with _memory_named(product, 1, path):
         return any(algorithm.id == WITH_LAYERNORM for algorithm in tuning.Bench(product, 1, device).fused())
+
+
+def _may_fold(layer: Layer, device: torch.device, path: Path) -> bool:
+    with _memory_named(layer.down, 1, path):
+        return can_fold(layer, device)
+
+
+def _seen_in_layer(table: Iterable[Row], layer: Layer, m: int) -> bool:
+    seen = {row.product for row in table if row.in_layer and m in row.timed}
+    return seen.issuperset(layer.plain)
 
 
 @contextmanager

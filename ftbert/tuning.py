@@ -154,10 +154,12 @@ def _steps(one: Algorithm, other: Algorithm) -> int:
 
 def buckets(first: int, last: int) -> list[tuple[int, int]]:
     """Ranges of m that share a choice, timed at their last m. The encoder rounds m up (cuda_gemm_rows in
-    csrc/gemm/gemm.h): to that m, or above 1024 to the middle of the range where that is enough."""
+    csrc/gemm/gemm.h): to that m, or above 1024 to the middle of the range, above 8192 to a quarter of it, where that is
+    enough."""
     edges = [8, 16, 24, 32, 48, 64, 80, 96, 112, 128]
     while edges[-1] < last:
-        edges.append(edges[-1] + (64 if edges[-1] < 4096 else 128 if edges[-1] < 16384 else edges[-1] // 64))
+        at = edges[-1]
+        edges.append(at + (64 if at < 4096 else 128 if at < 8192 else 256 if at < 16384 else at // 64))
     ranges = [(low + 1, high) for low, high in zip([0, *edges], edges, strict=False)]
     return [(low, high) for low, high in ranges if high >= first and low <= last]
 
@@ -252,7 +254,7 @@ class ProductTuner:
         cost = [a * b for a, b in zip(us, heats, strict=True)]
         order = sorted(range(len(us)), key=cost.__getitem__)
         tied = [i for i in order if cost[i] <= 1.004 * cost[order[0]] and tuple(finalists[i].data) == self._before]
-        able = (i for i in [*tied, *order] if i == 0 or (us[i] <= us[0] and _right(bench, finalists[i], default)))
+        able = (i for i in [*tied, *order] if i == 0 or (us[i] <= us[0] and verified(bench, finalists[i])))
         winner = next(able, beaten)
         recent = {tuple(a.data): a for a in [*(finalists[i] for i in order), *self._recent]}
         self._recent = list(recent.values())[:8]
@@ -268,11 +270,8 @@ class ProductTuner:
             row = Row(self.product, first, last, None, (last,), (us[beaten],), (us[0],), self._config)
         else:  # also where it is cuBLASLt's first proposal: at the m beside this one that may be another
             algorithm = finalists[winner]
-            words = tuple(algorithm.data)
-            config = dict(zip(_CONFIG, _settings(algorithm), strict=True))
-            config |= {"tile_rows": algorithm.tile_rows, "tile_columns": algorithm.tile_columns} | self._config
-            row = Row(self.product, first, last, words, (last,), (us[winner],), (us[0],), config)
-            self._winners[words] = algorithm
+            row = row_of(self.product, algorithm, first, last, us[winner], us[0], self._config)
+            self._winners[tuple(algorithm.data)] = algorithm
         self._made[last] = row
         return row
 
@@ -359,6 +358,16 @@ def _settings(algorithm: Algorithm) -> tuple[int, ...]:
     return tuple(int(getattr(algorithm, name)) for name in _CONFIG)
 
 
-def _right(bench: Bench, algorithm: Algorithm, default: Algorithm) -> bool:
-    """As accurate as cuBLASLt's own choice: rounding may differ, a wrong sum may not."""
-    return bench.error(algorithm) <= 1.25 * bench.error(default) + torch.finfo(DTYPES[bench.product.dtype]).eps
+def row_of(
+    product: Product, algorithm: Algorithm, first: int, last: int, us: float, default_us: float, config: dict[str, int]
+) -> Row:
+    """The row that says so; config: what it has beside the algorithm's settings."""
+    settings = dict(zip(_CONFIG, _settings(algorithm), strict=True))
+    settings |= {"tile_rows": algorithm.tile_rows, "tile_columns": algorithm.tile_columns} | config
+    return Row(product, first, last, tuple(algorithm.data), (last,), (us,), (default_us,), settings)
+
+
+def verified(bench: Bench, algorithm: Algorithm) -> bool:
+    """As accurate as cuBLASLt's first proposal: rounding may differ, a wrong sum may not."""
+    limit = 1.25 * bench.error(bench.heuristics(1)[0]) + torch.finfo(DTYPES[bench.product.dtype]).eps
+    return bench.error(algorithm) <= limit

@@ -22,6 +22,7 @@ class FakeAlgorithm:
         self.data, self.us, self.wrong, self.heat = (number,) * 8, us, wrong, heat
         self.id, self.tile, self.split_k = 66, number, 1
         self.tile_rows = self.tile_columns = 128
+        self.folds = False
         self.stages = self.reduction = self.swizzle = self.custom = self.inner_shape = self.cluster = 0
 
 

@@ -40,6 +40,7 @@ PYBIND11_MODULE(_tuning, m) {
       .def_readonly("custom", &GemmAlgorithm::custom)
       .def_readonly("inner_shape", &GemmAlgorithm::inner_shape)
       .def_readonly("cluster", &GemmAlgorithm::cluster)
+      .def_readonly("folds", &GemmAlgorithm::folds)
       .def_readonly("workspace", &GemmAlgorithm::workspace)
       .def_readonly("waves", &GemmAlgorithm::waves);
 

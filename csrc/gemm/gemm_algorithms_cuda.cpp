@@ -4,6 +4,7 @@
 
 #include "gemm/gemm_algorithms.h"
 #include "gemm/gemm_fused.h"
+#include "gemm/gemm_hopper.h"
 #include "gemm/gemm_layernorm.h"
 
 namespace ftbert {
@@ -81,6 +82,7 @@ GemmAlgorithm describe_algorithm(int variant, bool norm) {
   described.tile_rows = tile.rows;
   described.tile_columns = tile.columns;
   described.split_k = tile.split;
+  described.folds = !norm && few_place(variant) >= 0;
   return described;
 }
 

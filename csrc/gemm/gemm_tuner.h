@@ -29,6 +29,7 @@ struct GemmAlgorithm {
   std::array<uint64_t, 8> data{};
   int tile_rows = 0, tile_columns = 0;  // of C in a block; 0: not known
   int id = 0, tile = 0, stages = 0, split_k = 1, reduction = 0, swizzle = 0, custom = 0, inner_shape = 0, cluster = 0;
+  bool folds = false;     // of gemm_few_cuda.cu: where all of a layer are, its LayerNorms may be folded into them
   int64_t workspace = 0;  // bytes
   float waves = 0;        // blocks / blocks that the GPU holds at once
 };
