@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -162,7 +163,7 @@ def test_layers_give_what_the_same_products_give_with_layernorms(dtype: str, mon
     rows = [Row(p, 1, 1024, tuple(next(a for a in Bench(p, 64).fused() if a.folds).data)) for p in layer.plain]
     try:
         folded = Layers(layer, device)
-        assert folded.folds(rows) and not folded.folds(rows[1:])
+        assert folded.folds(rows) and not folded.folds([replace(rows[0], algorithm=None), *rows[1:]])  # cuBLASLt's
         monkeypatch.setenv("FTBERT_FOLDED_NORM", "off")
         plain = Layers(layer, device)
         assert not plain.folds(rows)
