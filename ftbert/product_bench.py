@@ -92,9 +92,10 @@ class Bench:
         """How many times as long each takes when the GPU has done nothing else for a while: where power is limited, an
         algorithm that needs more of it lowers the clock more. 0.1 s each."""
         cool = [statistics.median(times) for times in self.times(algorithms, 9)]
-        return [self._hot_microseconds(a) / us for a, us in zip(algorithms, cool, strict=True)]
+        return [self.hot_microseconds(a) / us for a, us in zip(algorithms, cool, strict=True)]
 
-    def _hot_microseconds(self, algorithm: Algorithm) -> float:
+    def hot_microseconds(self, algorithm: Algorithm) -> float:
+        """Of one product when the GPU has done nothing else for 40 ms; infinite if it cannot run after all."""
         launches = min(128, self._b.numel() // (self.product.n * self.product.k))
         recording = self.record(algorithm, launches)
         once = recording.microseconds() * launches / 1e6

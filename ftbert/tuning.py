@@ -181,7 +181,9 @@ class ProductTuner:
         self._measured_as = in_layer or product
         twin = replace(product, dtype=_OTHER_16_BIT.get(product.dtype, ""))
         followed = in_layer is not None
+        known = list(known)
         self._known = [row for row in known if row.product == twin and (row.followed or not followed)]
+        self._earlier = [row for row in known if row.product == product]
         self._config = {"followed": 1} if followed else {}
         self._named: dict[tuple[int, ...], Algorithm] = {}  # what cuBLASLt accepts, by its settings
         self._named_at: set[int] = set()  # powers of two
@@ -198,8 +200,9 @@ class ProductTuner:
         """The row for m from first to last.
 
         The candidates are cuBLASLt's own proposals, the best of the rows made before, and the tiles expected to be the
-        fastest here, or where rows of the other 16-bit type cover this m, what they run around it; they are timed at
-        `last`. Of a tile that is in front for the first time, other settings are timed too.
+        fastest here, or where rows of the other 16-bit type cover this m, what they run around it, and what earlier
+        rows of this product run; they are timed at `last`. Of a tile that is in front for the first time, other
+        settings are timed too.
         A tie goes to the row before. The winner must be as accurate as cuBLASLt's first proposal, and faster by more
         than the measurement's noise; else that proposal is the row's.
 
@@ -294,11 +297,15 @@ class ProductTuner:
         return [(min(of_one), algorithm) for of_one, algorithm in zip(times, algorithms, strict=True)]
 
     def _candidates(self, bench: Bench, first: int) -> list[Algorithm]:
-        found = [*self._recent, *bench.heuristics(), *self._bench(first).heuristics()]
+        found = [*self._recent, *bench.heuristics()]
+        # What it proposes first changes with every few rows (docs/tuning.md).
+        for m in range(first, bench.m, max(8, (bench.m + 1 - first) // 8)):
+            found += self._bench(m).heuristics(1 if m > first else 8)
         if known := self._of_the_other_type(bench):
             found += known
         else:
             found += self._expected(bench, self._recent)
+        found += self._run_by(bench, [row for row in self._earlier if row.first <= bench.m and first <= row.last])
         return list({tuple(a.data): a for a in found}.values())
 
     def _expected(
@@ -323,15 +330,18 @@ class ProductTuner:
     def _of_the_other_type(self, bench: Bench) -> list[Algorithm]:
         """What its rows run from half this m to twice as much; nothing where no row covers this m. Rows with a product
         of ours that is no more do not count: what took its place would be left out."""
-        able = {(algorithm.id, algorithm.tile): algorithm for algorithm in self._own(bench)}
+        able = {(algorithm.id, algorithm.tile) for algorithm in self._own(bench)}
         with_tiles = [(row, (row.config.get("id", 0), row.config.get("tile", 0))) for row in self._known]
         rows = [row for row, tile in with_tiles if tile[0] >= 0 or tile in able]
         if not any(row.first <= bench.m <= row.last for row in rows):
             return []
-        near = [row for row in rows if 2 * row.last >= bench.m and row.first <= 2 * bench.m]
-        better = [row.config for row in near if row.algorithm is not None]
+        return self._run_by(bench, [row for row in rows if 2 * row.last >= bench.m and row.first <= 2 * bench.m])
+
+    def _run_by(self, bench: Bench, rows: Iterable[Row]) -> list[Algorithm]:
+        """What these rows run, where this product has it."""
+        better = [row.config for row in rows if row.algorithm is not None]
         tiles = {(config["id"], config["tile"]) for config in better if config.get("id", 0) < 0}
-        own = [algorithm for tile, algorithm in able.items() if tile in tiles]
+        own = [algorithm for algorithm in self._own(bench) if (algorithm.id, algorithm.tile) in tiles]
         wanted = dict.fromkeys(
             tuple(config.get(name, -1) for name in _CONFIG) for config in better if config.get("id", 0) >= 0
         )

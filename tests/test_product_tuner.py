@@ -13,7 +13,7 @@ from fake_gpu import QKV, FakeAlgorithm, fake_gpu, known, searched
 
 from ftbert import tuning
 from ftbert.gemm_rows import Product, Row
-from ftbert.tuning import ProductTuner, without_layernorm
+from ftbert.tuning import ProductTuner, buckets, without_layernorm
 
 
 def fake_tuner(monkeypatch: pytest.MonkeyPatch, algorithms: list[FakeAlgorithm]) -> ProductTuner:
@@ -200,6 +200,21 @@ def test_rows_of_the_other_16_bit_type_take_the_place_of_the_search(monkeypatch:
     assert made.algorithm == near.data and made.config["tile"] == 3 and not at
     assert made.us == pytest.approx((8.0,), rel=2e-3)
     assert tuner.row(257, 320).algorithm == far.data and at  # no row covers this m
+
+
+def test_what_an_earlier_table_runs_is_a_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, other, earlier = (FakeAlgorithm(i, lambda m, us=us: us) for i, us in ((1, 10.0), (2, 9.0), (3, 8.0)))
+    fake_gpu(monkeypatch, [first, other, earlier])
+    rows = [known(129, 256, 2), known(192, 192, 3, QKV)]
+    for row_, winner in zip(buckets(129, 256), (earlier, other), strict=True):
+        assert ProductTuner(QKV, known=rows).row(*row_).algorithm == winner.data
+
+
+def test_what_cublaslt_proposes_for_fewer_rows_of_the_range_is_a_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, inside = FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 8.0)
+    fake_gpu(monkeypatch, [first, inside], proposed=lambda m: inside if 1457 <= m <= 1464 else first)
+    tuner = ProductTuner(QKV, known=[known(1, 9999, 1)])
+    assert [tuner.row(*row_).algorithm for row_ in ((1473, 1536), (1409, 1472))] == [first.data, inside.data]
 
 
 def test_a_product_of_ours_that_is_no_more_leaves_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
