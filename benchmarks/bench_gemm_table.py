@@ -1,10 +1,13 @@
-"""What the tuned GEMM table in force brings: layer sums, and m between the measured ones against tuning of their own.
+"""What the tuned GEMM table in force brings: to layers, to whole models, and between the m that were measured.
 
     python benchmarks/bench_gemm_table.py --model base --model large --dtype fp16 [--out FILE]
 
 Layer: for each number of tokens the sum of one layer's four products, two of them with the LayerNorm behind them, with
-cuBLASLt's first proposals and with the table, measured here in turns. Between: random m; what the encoder runs for it
-(m rounded up, with the table's algorithm) against the best of a search for just that m, in turns too.
+cuBLASLt's first proposals and with the table, measured here in turns. Whole models, packed calls: with cuBLASLt's first
+proposals everywhere, without a table, and with it, in turns. Between: random m; what the encoder runs for it (m rounded
+up, with the table's choice) against the best of tuning for just that m, in turns too. Up to 1024 rows, where a layer's
+products are chosen together, it is the time of whole layers; from 2048 rows on, where power counts, all are timed when
+the GPU has done nothing else for a while, as the tuner compares them.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ import json
 import random
 import statistics
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +26,26 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
-from bench_model import SHAPES  # noqa: E402
-from machine import provenance  # noqa: E402
+from bench_model import SHAPES, make_batch, reference_model  # noqa: E402
+from machine import provenance, seconds  # noqa: E402
 
+import ftbert  # noqa: E402
 from ftbert import gemm_table  # noqa: E402
-from ftbert.tuning import Algorithm, Bench, in_turns, products_of_shape, search  # noqa: E402
+from ftbert.gemm_rows import Product, Row  # noqa: E402
+from ftbert.gemm_table import Machine, in_force, put_in_force  # noqa: E402
+from ftbert.layer_tuning import MOST, Layers, LayerTuner, can_fold, layers_of  # noqa: E402
+from ftbert.product_bench import in_turns  # noqa: E402
+from ftbert.tuning import (  # noqa: E402
+    Algorithm,
+    Bench,
+    ProductTuner,
+    products_of_shape,
+    search,
+    without_layernorm,
+)
 
 TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+HOT = 2048  # m from which the tuner regards power
 
 
 def main() -> int:
@@ -39,43 +57,46 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     device = torch.device("cuda", torch.cuda.current_device())
-    gemm_table.install(device)
-    results: dict[str, Any] = {"provenance": provenance(device, options.dtype), "layers": [], "between": []}
+    rows = in_force(Machine.of(device))
+    put_in_force(device.index, rows)
+    results: dict[str, Any] = {
+        "provenance": provenance(device, options.dtype), "layers": [], "models": [], "between": [],
+    }  # fmt: skip
 
-    def write() -> None:
+    def add(kind: str, entry: dict[str, Any], text: str) -> None:
         """After every measurement: a run that is cut off keeps what it has."""
+        results[kind].append(entry)
+        print(text, flush=True)
         if options.out:
             options.out.write_text(json.dumps(results, indent=1) + "\n")
 
-    draw = random.Random(1)
-    for model in options.model or ["base", "large"]:
-        shape = SHAPES[model]
-        wanted = products_of_shape(shape["hidden_size"], shape["intermediate_size"], "gelu", options.dtype)
+    models, draw = options.model or ["base", "large"], random.Random(1)
+    wanted = {
+        name: products_of_shape(SHAPES[name]["hidden_size"], SHAPES[name]["intermediate_size"], "gelu", options.dtype)
+        for name in models
+    }
+    for name in models:
         for m in [t for t in TOKENS if t <= options.last]:
-            benches = [Bench(product, m) for product in wanted]
+            benches = [Bench(product, m) for product in wanted[name]]
             pairs = [compare(bench, [bench.heuristics(1)[0], bench.chosen()]) for bench in benches]
             first, tuned = (sum(column) for column in zip(*pairs, strict=True))
             each = [pair[0] / pair[1] for pair in pairs]
-            results["layers"].append({"model": model, "m": m, "default_us": first, "tuned_us": tuned, "each": each})
             shown = " ".join(f"{ratio:.3f}" for ratio in each)
-            print(f"{model} m={m}: {first:.1f} -> {tuned:.1f} us, {first / tuned:.3f}x ({shown})", flush=True)
-            write()
+            add("layers", {"model": name, "m": m, "default_us": first, "tuned_us": tuned, "each": each},
+                f"{name} m={m}: {first:.1f} -> {tuned:.1f} us, {first / tuned:.3f}x ({shown})")  # fmt: skip
     for i in range(options.between):
-        model = (options.model or ["base", "large"])[i % len(options.model or ["base", "large"])]
-        shape = SHAPES[model]
-        wanted = products_of_shape(shape["hidden_size"], shape["intermediate_size"], "gelu", options.dtype)
-        product, m = draw.choice(wanted), round(2 ** draw.uniform(4, 14))
-        m = min(m, options.last)
-        bench, runs = Bench(product, m), Bench(product, gemm_table.tuner_module().rows(m))
-        own = search(bench, [bench.chosen()])[:4]
-        recordings = [bench.record(algorithm) for algorithm in (bench.heuristics(1)[0], *own)]
-        times = [statistics.median(of_one) for of_one in in_turns([*recordings, runs.record(runs.chosen())], 27)]
-        best = min(times)
-        entry = {"product": str(product), "m": m, "default_us": times[0], "table_us": times[-1], "own_us": best}
-        results["between"].append(entry)
-        shown = f"first {times[0]:.2f}, table {times[-1]:.2f}, own {best:.2f}: {times[-1] / best:.3f}"
-        print(f"{product} m={m}: {shown}", flush=True)
-        write()
+        name = models[i % len(models)]
+        product, m = draw.choice(wanted[name]), min(round(2 ** draw.uniform(4, 14)), options.last)
+        if m <= MOST and layers_of(wanted[name]) and can_fold(layers_of(wanted[name])[0], device):
+            entry = between_layers(wanted[name], m, rows, device)
+        else:
+            entry = between_products(product, m)
+        add("between", entry, f"{entry['product']} m={m}: table {entry['table_us']:.2f}, "
+            f"own {entry['own_us']:.2f}: {entry['table_us'] / entry['own_us']:.3f}")  # fmt: skip
+    for name in models:
+        for entry in whole_models(name, wanted[name], options.dtype, options.last, rows, device):
+            add("models", entry, f"{name}, {entry['tokens']} tokens: first proposals {entry['first_ms']:.3f}, "
+                f"no table {entry['guess_ms']:.3f}, table {entry['table_ms']:.3f} ms")  # fmt: skip
     behind = [entry["table_us"] / entry["own_us"] for entry in results["between"]]
     if behind:
         print(f"table behind tuning for the very m: median {statistics.median(behind):.3f}, worst {max(behind):.3f}")
@@ -85,6 +106,64 @@ def main() -> int:
 def compare(bench: Bench, algorithms: list[Algorithm]) -> list[float]:
     """Median microseconds of each, in turns."""
     return [statistics.median(times) for times in bench.times(algorithms, 9)]
+
+
+def between_products(product: Product, m: int) -> dict[str, Any]:
+    bench, runs = Bench(product, m), Bench(product, gemm_table.tuner_module().rows(m))
+    own = [bench.heuristics(1)[0], *search(bench, [bench.chosen()])[:4]]
+    if m < HOT:
+        recordings = [*(bench.record(algorithm) for algorithm in own), runs.record(runs.chosen())]
+        times = [statistics.median(of_one) for of_one in in_turns(recordings, 27)]
+    else:
+        calls: list[Callable[[], float]] = [partial(bench.hot_microseconds, algorithm) for algorithm in own]
+        calls.append(partial(runs.hot_microseconds, runs.chosen()))
+        rounds = [[call() for call in calls] for _ in range(3)]
+        times = [statistics.median(of_one) for of_one in zip(*rounds, strict=True)]
+    return {"product": str(product), "m": m, "default_us": times[0], "table_us": times[-1], "own_us": min(times)}
+
+
+def between_layers(products: list[Product], m: int, table: list[Row], device: torch.device) -> dict[str, Any]:
+    """Whole layers of these products."""
+    layer, layers = layers_of(products)[0], Layers(layers_of(products)[0], device)
+    ran = gemm_table.tuner_module().rows(m)
+    made = [ProductTuner(without_layernorm(product) if product.layernorm else product, device,
+                         in_layer=product if product.layernorm else None).row(ran, ran)
+            for product in layer]  # fmt: skip
+    own = LayerTuner(layer, device).rows(ran, ran, made)
+    relevant = [row for row in table if row.product in {*layer, *layer.plain}]
+    recordings = [layers.record(rows, m) for rows in (relevant, own)]
+    put_in_force(device.index, table)
+    times = [statistics.median(of_one) for of_one in in_turns(recordings, 27)]
+    shape = f"{layer.out.dtype} layer of {layer.out.n}, {layer.up.n}"
+    return {"product": shape, "m": m, "table_us": times[0], "own_us": min(times)}
+
+
+def whole_models(
+    name: str, products: list[Product], dtype: str, last: int, table: list[Row], device: torch.device
+) -> list[dict[str, Any]]:
+    """Milliseconds of a packed call: with cuBLASLt's first proposals, with no table, with the table."""
+    plain = [without_layernorm(product) if product.layernorm else product for product in products]
+    own = [row for row in table if row.product in {*plain, *products}]
+    tables = {"first": [Row(product, 1, last, None) for product in plain], "guess": [], "table": own}
+    reference = reference_model(name, None).to(device)
+    models = {kind: ftbert.load(reference, device=device, dtype=dtype) for kind in tables}
+    found = []
+    for tokens in [t for t in TOKENS if 128 <= t <= last]:
+        batch = make_batch(reference.config.vocab_size, tokens // 128, 128, "full", device)
+        ids, cu_seqlens = batch.packed, batch.cu_seqlens
+        times: dict[str, list[float]] = {kind: [] for kind in tables}
+        repeats = 1
+        for _ in range(6):
+            for kind, model in models.items():
+                put_in_force(device.index, tables[kind])  # a call that is not recorded asks for its products anew
+                for _ in range(max(3, repeats)):
+                    model.forward_packed(ids, cu_seqlens, 128)
+                times[kind].append(seconds(partial(model.forward_packed, ids, cu_seqlens, 128), device, repeats))
+            repeats = max(1, min(40, round(0.04 / times["table"][-1])))
+        each = {f"{kind}_ms": 1e3 * statistics.median(of_one[1:]) for kind, of_one in times.items()}
+        found.append({"model": name, "tokens": tokens} | each)
+    put_in_force(device.index, table)
+    return found
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmarks")]
 
 from charts import Series, bars, dots, stacks  # noqa: E402
+from sections import Table, encode_section, gemm_section, heading, html_table, machine, optimize_section  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "speed.md")
@@ -44,7 +45,6 @@ td:first-child, th:first-child { text-align: left; }
 .ours { font-weight: 650; } .note { opacity: .75; font-size: 13px; } .wide { overflow-x: auto; }
 svg { max-width: 100%; height: auto; color: CanvasText !important; margin: 1rem 0; }
 """
-Table = tuple[Sequence[str], list[list[str]]]  # head, rows
 
 
 def main() -> int:
@@ -116,18 +116,6 @@ def fill_marks(text: str) -> str:
 def machine_line(document: dict[str, Any]) -> str:
     paths = [f"benchmarks/results/{file}.json" for file in document["files"]]
     return f"{machine(document['provenance'])}: {', '.join(f'[{path}]({path})' for path in paths)}"
-
-
-def machine(facts: dict[str, Any]) -> str:
-    packages = facts["packages"]
-    if "gpu" in facts:
-        where = f"One {facts['gpu']} (driver {facts['driver']}, CUDA {facts['cuda']})"
-    else:
-        where = f"{facts['threads']} threads of {facts['cpu']}"
-    commit, _, changed = facts["commit"].partition("+")
-    at = f"{commit[:7]} with uncommitted changes" if changed else commit[:7]
-    software = f"torch {packages['torch']}, transformers {packages['transformers']}, ftbert at {at}"
-    return f"{where}, {facts['dtype']}, {software}"
 
 
 def markdown(table: Table) -> str:
@@ -245,30 +233,6 @@ def page() -> str:
     )
 
 
-def heading(title: str, document: dict[str, Any]) -> list[str]:
-    facts = document["provenance"]
-    kept = {k: v for k, v in facts.items() if k not in ("packages", "clocks")}
-    kept |= {name: v for name, v in facts["packages"].items() if v}
-    kept |= {f"clock {name}": v for name, v in facts.get("clocks", {}).items()}
-    rows = "".join(f"<tr><td>{escape(str(k))}</td><td>{escape(str(v))}</td></tr>" for k, v in kept.items())
-    return [
-        f"<h2>{escape(title)}</h2><p>{escape(machine(facts))}.</p>"
-        f"<details><summary>Where these numbers come from</summary><table>{rows}</table></details>"
-    ]
-
-
-def html_table(table: Table) -> str:
-    head, rows = table
-    first = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(cell_html(cell) for cell in row) + "</tr>" for row in rows)
-    return f'<div class="wide"><table><tr>{first}</tr>{body}</table></div>'
-
-
-def cell_html(cell: str) -> str:
-    bold = cell.startswith("**")
-    return f"<td{' class=ours' if bold else ''}>{escape(cell.strip('*'))}</td>"
-
-
 def chart(name: str, svg: str) -> str:
     (RESULTS / f"{name}.svg").write_text(svg + "\n", encoding="utf-8")
     return svg
@@ -359,46 +323,6 @@ def kernel_section(name: str, document: dict[str, Any]) -> list[str]:
     svg = bars("Kernels: times as fast as torch, cold", groups, {"ftbert": gains}, "x", 1.0)
     parts = heading(f"Kernels: {name}", document)
     return [*parts, f'<p class="note">{note}</p>', chart(name, svg), html_table((head, rows))]
-
-
-def encode_section(name: str, document: dict[str, Any]) -> list[str]:
-    rows = [[r["name"], f"{r['texts_per_s']:,.0f}", f"{r['tokens_per_s']:,.0f}"] for r in document["rows"]]
-    busy = document.get("busy", {})
-    head = ["", "texts/s", "tokens/s"]
-    if busy:
-        head.append("GPU busy")
-        for row in rows:
-            row.append(f"{busy[row[0]]:.0%}")
-    note = f"{document['texts']:,} texts of {document['tokens']:,} tokens, tokenizing included."
-    return [*heading(f"Texts to vectors: {name}", document), f'<p class="note">{note}</p>', html_table((head, rows))]
-
-
-def optimize_section(name: str, document: dict[str, Any]) -> list[str]:
-    rows = []
-    for r in document["rows"]:
-        before, after = r["original_ms"], r["optimized_ms"]
-        times, off = f"{before / after:.2f}x", f"{r['max_abs_diff']:.0e}"
-        rows.append([r["name"], f"{before:,.0f}", f"**{after:,.0f}**", times, off])
-    head = ["milliseconds", "original", "optimized", "times as fast", "largest difference"]
-    note = f"{document['texts']} ragged texts, one word to two hundred, text to result."
-    parts = heading(f"ftbert.optimize: {name}", document)
-    return [*parts, f'<p class="note">{note}</p>', html_table((head, rows))]
-
-
-def gemm_section(name: str, document: dict[str, Any]) -> list[str]:
-    rows = []
-    for r in document["layers"]:
-        first, tuned = r["default_us"], r["tuned_us"]
-        rows.append([f"{r['model']}, m={r['m']}", f"{first:.1f}", f"**{tuned:.1f}**", f"{first / tuned:.3f}x"])
-    head = ["one layer's products", "cuBLASLt's first, us", "tuned, us", "gain"]
-    parts = [*heading(f"Tuned matrix products: {name}", document), html_table((head, rows))]
-    behind = sorted(r["table_us"] / r["own_us"] for r in document["between"])
-    if behind:
-        parts.append(
-            f'<p class="note">What runs at {len(behind)} random m takes {behind[len(behind) // 2]:.3f} (median), '
-            f"{behind[-1]:.3f} (worst) of the time that tuning for just that m gives.</p>"
-        )
-    return parts
 
 
 if __name__ == "__main__":
