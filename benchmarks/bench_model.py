@@ -8,6 +8,10 @@ text, as in real short texts), "half" (lengths drawn around half of the longest)
 grid of 108, 36 for each model; the CPU four. Peers take turns; times are medians; tokens/s counts valid tokens. Every
 output is compared with transformers in float32 before it is timed. The numbers go to a JSON file that says where they
 come from, and as Markdown to stdout.
+
+A GPU at its power limit lowers its clock within some hundredths of a second, and what ran before leaves its mark: each
+call of a millisecond or more is repeated until that has settled before it is timed. With --rest the GPU does nothing
+before each timing instead: the times of a GPU that is not always busy.
 """
 
 from __future__ import annotations
@@ -48,6 +52,8 @@ GRID = tuple(
     for longest in (32, 128, 384, 512)
     for fill in (("full",) if batch == 1 else ("full", "half"))
 )
+LONG = 1e-3  # seconds: from such calls on power may count
+SHORT, SETTLED = 0.02, 0.04  # seconds: what events cost does not count; the clock has settled
 # On the grid a profiler sees these only, (batch, longest, fill): it takes longer than all peers together.
 SPLIT_AT = ((1, 128, "full"), (8, 128, "half"), (32, 128, "full"), (32, 128, "half"), (32, 512, "full"))
 
@@ -61,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=list(DTYPES), default="fp32")
     parser.add_argument("--threads", type=int, default=0, help="of the CPU (default: all)")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rest", type=float, default=0.0, help="seconds in which the GPU rests before each timing")
     parser.add_argument("--peer", action="append", help="only peers whose name contains this, repeatable")
     parser.add_argument("--all-peers", action="store_true", help="also those that compile for a minute a point")
     parser.add_argument("--out", type=Path, help="JSON file (default: benchmarks/results/DEVICE-DTYPE.json)")
@@ -77,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]  # fmt: skip
 
     weights = "real" if options.minilm else "random"
-    facts = provenance(device, options.dtype, rounds=options.rounds, minilm_weights=weights)
+    facts = provenance(device, options.dtype, rounds=options.rounds, rest=options.rest, minilm_weights=weights)
     out = options.out or ROOT / "benchmarks" / "results" / f"{device.type}-{options.dtype}.json"
     torch._dynamo.config.recompile_limit = 1000
     results: list[dict[str, Any]] = []
@@ -95,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 batch = make_batch(reference.config.vocab_size, batch_size, longest, fill, device)
                 results.append(
                     {"model": model, "batch": batch_size, "longest": longest, "fill_name": fill}
-                    | measure(reference, peers, batch, options.rounds, dtype)
+                    | measure(reference, peers, batch, options.rounds, dtype, options.rest)
                 )
                 print(table(results[-1]), flush=True)
                 write(out, facts, results)
@@ -183,7 +190,7 @@ def build(kind: type[Peer], reference: Any, device: torch.device, dtype: torch.d
 
 @torch.inference_mode()
 def measure(
-    reference: Any, peers: dict[type[Peer], Any], batch: Batch, rounds: int, dtype: torch.dtype
+    reference: Any, peers: dict[type[Peer], Any], batch: Batch, rounds: int, dtype: torch.dtype, rest: float
 ) -> dict[str, Any]:
     """Median milliseconds of each peer, in turns, after its output was compared; floors."""
     want = reference(input_ids=batch.ids, attention_mask=batch.mask).last_hidden_state[batch.valid]
@@ -204,7 +211,7 @@ def measure(
             rows[kind.name]["failed"] = f"differs from transformers by {error:.1e}"
         else:
             calls[kind.name] = call
-    for name, times in interleaved(calls, rounds, batch.ids.device).items():
+    for name, times in interleaved(calls, rounds, batch.ids.device, rest).items():
         rows[name] |= {"ms": 1e3 * statistics.median(times), "ms_least": 1e3 * min(times)}
         if batch.ids.is_cuda and rows[name]["ms"] < 1:
             rows[name]["host_us"] = 1e6 * host_seconds(calls[name])
@@ -246,19 +253,28 @@ def compare(call: Call, want: torch.Tensor, batch: Batch) -> float:
     return float((rows.float() - want).abs().max())
 
 
-def interleaved(calls: dict[str, Call], rounds: int, device: torch.device) -> dict[str, list[float]]:
-    """Seconds. Taking turns gives every peer the same share of whatever disturbs the machine."""
+def interleaved(calls: dict[str, Call], rounds: int, device: torch.device, rest: float) -> dict[str, list[float]]:
+    """Seconds. Taking turns gives every peer the same share of whatever disturbs the machine. rest: seconds in which a
+    GPU does nothing before each timing; 0: it does the same work before."""
     times: dict[str, list[float]] = {name: [] for name in calls}
-    repeats = dict.fromkeys(calls, 1)
+    repeats, before = dict.fromkeys(calls, 1), dict.fromkeys(calls, 1)  # one: caches hold the data of what ran before
     for name, call in calls.items():
         call()
-        if device.type == "cuda":  # about 20 ms, so that what the events cost does not count
-            repeats[name] = max(1, min(20, round(0.02 / seconds(call, device))))
+        if device.type == "cuda":
+            once = seconds(call, device)
+            within = SETTLED if once >= LONG and not rest else SHORT
+            repeats[name] = max(1, min(20 if within == SHORT else 40, round(within / once)))
+            if within == SETTLED:
+                before[name] = repeats[name]
     draw = random.Random(0)
     for _ in range(rounds):
-        # In an order of its own each time: a large batch leaves the GPU with a lower clock to whoever comes next.
+        # In an order of its own each time: who comes next differs.
         for name, call in draw.sample(list(calls.items()), len(calls)):
-            call()  # what ran before it left its own data in the caches
+            for _ in range(before[name]):
+                call()
+            if rest:
+                seconds(call, device)
+                time.sleep(rest)
             times[name].append(seconds(call, device, repeats[name]))
     return times
 
