@@ -33,9 +33,10 @@ import ftbert  # noqa: E402
 from ftbert import gemm_table  # noqa: E402
 from ftbert.gemm_rows import Product, Row  # noqa: E402
 from ftbert.gemm_table import Machine, in_force, put_in_force  # noqa: E402
-from ftbert.layer_tuning import MOST, Layers, LayerTuner, can_fold, layers_of  # noqa: E402
+from ftbert.layer_tuning import MOST_ROWS, Layer, Layers, LayerTuner, layers_of  # noqa: E402
 from ftbert.product_bench import in_turns  # noqa: E402
 from ftbert.tuning import (  # noqa: E402
+    HOT,
     Algorithm,
     Bench,
     ProductTuner,
@@ -45,7 +46,6 @@ from ftbert.tuning import (  # noqa: E402
 )
 
 TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-HOT = 2048  # m from which the tuner regards power
 
 
 def main() -> int:
@@ -87,8 +87,8 @@ def main() -> int:
     for i in range(options.between):
         name = models[i % len(models)]
         product, m = draw.choice(wanted[name]), min(round(2 ** draw.uniform(4, 14)), options.last)
-        if m <= MOST and layers_of(wanted[name]) and can_fold(layers_of(wanted[name])[0], device):
-            entry = between_layers(wanted[name], m, rows, device)
+        if m <= MOST_ROWS and layers_of(wanted[name]) and torch.cuda.get_device_capability(device) == (9, 0):
+            entry = between_layers(layers_of(wanted[name])[0], m, rows, device)
         else:
             entry = between_products(product, m)
         add("between", entry, f"{entry['product']} m={m}: table {entry['table_us']:.2f}, "
@@ -122,14 +122,14 @@ def between_products(product: Product, m: int) -> dict[str, Any]:
     return {"product": str(product), "m": m, "default_us": times[0], "table_us": times[-1], "own_us": min(times)}
 
 
-def between_layers(products: list[Product], m: int, table: list[Row], device: torch.device) -> dict[str, Any]:
-    """Whole layers of these products."""
-    layer, layers = layers_of(products)[0], Layers(layers_of(products)[0], device)
+def between_layers(layer: Layer, m: int, table: list[Row], device: torch.device) -> dict[str, Any]:
+    """Whole layers."""
+    layers = Layers(layer, device)
     ran = gemm_table.tuner_module().rows(m)
     made = [ProductTuner(without_layernorm(product) if product.layernorm else product, device,
                          in_layer=product if product.layernorm else None).row(ran, ran)
             for product in layer]  # fmt: skip
-    own = LayerTuner(layer, device).rows(ran, ran, made)
+    own = LayerTuner(layer, device).rows(ran, ran, made) or made
     relevant = [row for row in table if row.product in {*layer, *layer.plain}]
     recordings = [layers.record(rows, m) for rows in (relevant, own)]
     put_in_force(device.index, table)

@@ -9,9 +9,9 @@ grid of 108, 36 for each model; the CPU four. Peers take turns; times are median
 output is compared with transformers in float32 before it is timed. The numbers go to a JSON file that says where they
 come from, and as Markdown to stdout.
 
-A GPU at its power limit lowers its clock within some hundredths of a second, and what ran before leaves its mark: each
-call of a millisecond or more is repeated until that has settled before it is timed. With --rest the GPU does nothing
-before each timing instead: the times of a GPU that is not always busy.
+A GPU at its power limit lowers its clock within some hundredths of a second, and what ran before leaves its mark: where
+a peer takes a millisecond or more, each is repeated until that has settled before it is timed. With --rest the GPU does
+nothing before each timing instead: the times of a GPU that is not always busy.
 """
 
 from __future__ import annotations
@@ -258,14 +258,17 @@ def interleaved(calls: dict[str, Call], rounds: int, device: torch.device, rest:
     GPU does nothing before each timing; 0: it does the same work before."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     repeats, before = dict.fromkeys(calls, 1), dict.fromkeys(calls, 1)  # one: caches hold the data of what ran before
-    for name, call in calls.items():
-        call()
-        if device.type == "cuda":
-            once = seconds(call, device)
-            within = SETTLED if once >= LONG and not rest else SHORT
-            repeats[name] = max(1, min(20 if within == SHORT else 40, round(within / once)))
-            if within == SETTLED:
-                before[name] = repeats[name]
+    if device.type == "cuda":
+        for call in calls.values():
+            call()
+        once = {name: seconds(call, device) for name, call in calls.items()}
+        settle = max(once.values(), default=0.0) >= LONG and not rest
+        for name in calls:
+            repeats[name] = max(1, min(40 if settle else 20, round((SETTLED if settle else SHORT) / once[name])))
+            before[name] = max(1, round(SETTLED / once[name])) if settle else 1
+    else:
+        for call in calls.values():
+            call()
     draw = random.Random(0)
     for _ in range(rounds):
         # In an order of its own each time: who comes next differs.

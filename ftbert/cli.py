@@ -197,9 +197,11 @@ def _tune(options: argparse.Namespace) -> int:
         raise ValueError("tune: give a MODEL (--texts needs one), or --hidden for a shape")
     dtype = options.dtype or "fp16"
     if options.model is not None:
-        wanted = products(open_cached(options.model).config.encoder, dtype)
+        config = open_cached(options.model).config.encoder
+        wanted, folds = products(config, dtype), config.norm_place == "post" and not config.relative_span
     else:
         wanted = products_of_shape(options.hidden, options.inter or 4 * options.hidden, options.activation, dtype)
+        folds = True
     result = tune.tune(
         wanted,
         *options.tokens,
@@ -209,6 +211,7 @@ def _tune(options: argparse.Namespace) -> int:
         path=options.out,
         force=options.force,
         thorough=options.thorough,
+        whole_layers=folds,
     )
     if options.picture is not None:
         options.picture.write_text(tune.picture(result.rows), encoding="utf-8")

@@ -8,8 +8,9 @@ BERT-large at 256 tokens, 0.735 ms with the products that are the fastest one by
 from __future__ import annotations
 
 import math
+import re
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,8 +22,9 @@ from ftbert.gemm_rows import Product, Row
 from ftbert.product_bench import Algorithm, in_turns
 from ftbert.tuning import Bench, row_of, verified, without_layernorm
 
-MOST = 1024  # rows up to which the encoder folds (most_tokens_by_default in csrc/folded_layers_cuda.cpp)
-_WEIGHT_BYTES = 80 << 20  # of the layers timed: more than an H100's L2 cache holds
+MOST_ROWS = 1024  # up to which the encoder folds (most_tokens_by_default in csrc/folded_layers_cuda.cpp)
+_MOST_HIDDEN = 4096  # kMostColumns in csrc/gemm/gemm_folded.h
+_WEIGHT_BYTES = 80 << 20  # of the layers timed, where 12 have as much: more than an L2 cache holds, as in a model
 _SEQUENCE = 128  # tokens, at most
 _REPLAYS_US = 1000  # of a measurement
 _NEAR = 1.5  # how much slower than the fastest a product alone may be, and
@@ -50,19 +52,16 @@ def layers_of(products: Iterable[Product]) -> list[Layer]:
     for out in wanted:
         hidden = out.n
         qkv = Product(out.dtype, 3 * hidden, hidden, bias=True)
-        if out.dtype == "fp32" or not out.layernorm or out.k != hidden or hidden % 32 or qkv not in wanted:
+        if out.dtype == "fp32" or not out.layernorm or out.k != hidden or qkv not in wanted:
+            continue
+        if hidden % 32 or hidden > _MOST_HIDDEN:
             continue
         for up in wanted:
             down = Product(out.dtype, hidden, up.n, bias=True, layernorm=True)
             first = Product(out.dtype, up.n, hidden, bias=True, activation=up.activation)
-            if up == first and up != qkv and down in wanted:
+            if up == first and up != qkv and down != out and down in wanted:
                 found.append(Layer(qkv, out, up, down))
     return found
-
-
-def can_fold(layer: Layer, device: torch.device) -> bool:
-    """Whether this GPU has products for that."""
-    return all(any(a.folds for a in Bench(product, 1, device).fused()) for product in layer.plain)
 
 
 class Alone(NamedTuple):
@@ -98,15 +97,18 @@ class Layers:
         self._encoder = torch.classes.ftbert.Encoder(weights, config.entries(), "auto")
         self._encoder.use_cuda_graphs(False)
 
-    def folds(self, rows: Iterable[Row]) -> bool:
-        """Whether these rows lead to folded LayerNorms (FTBERT_FOLDED_NORM may say no)."""
+    def folds(self, rows: Iterable[Row], m: int) -> bool:
+        """Whether LayerNorms are folded at m with the products of these rows, which stay in force. $FTBERT_FOLDED_NORM
+        may say no."""
         gemm_table.put_in_force(self._index, rows)
-        return bool(self._encoder.info()["folded_layernorm"].startswith("of "))
+        sizes = re.findall(r"(\d+) to (\d+)", self._encoder.info()["folded_layernorm"])
+        return any(int(first) <= m <= int(last) for first, last in sizes)
 
     def record(self, rows: Iterable[Row], m: int) -> RecordedLayers:
         """With the products of these rows, which stay in force."""
         gemm_table.put_in_force(self._index, rows)
-        return RecordedLayers(self._encoder, m, self._device)
+        with torch.cuda.device(self._index):
+            return RecordedLayers(self._encoder, m, self._device)
 
 
 class RecordedLayers:
@@ -120,7 +122,8 @@ class RecordedLayers:
         torch.ops.ftbert.forward_packed(*call)  # plans are made
         self._inputs = ids, cu_seqlens
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        # A stream of this device: torch's own for graphs is of the device that was current first.
+        with torch.cuda.graph(self._graph, stream=torch.cuda.Stream(device), capture_error_mode="thread_local"):
             self.result = torch.ops.ftbert.forward_packed(*call)
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
         self._graph.replay()
@@ -130,10 +133,11 @@ class RecordedLayers:
     def microseconds(self) -> float:
         """Of one pass."""
         begin, end = self._events
-        begin.record()
-        for _ in range(self._replays):
-            self._graph.replay()
-        end.record()
+        with torch.cuda.device(self.result.device):
+            begin.record()
+            for _ in range(self._replays):
+                self._graph.replay()
+            end.record()
         end.synchronize()
         return float(begin.elapsed_time(end)) * 1e3 / self._replays
 
@@ -141,46 +145,67 @@ class RecordedLayers:
 class LayerTuner:
     """Makes the rows of a layer's products anew where that makes the layer faster."""
 
-    def __init__(self, layer: Layer, device: torch.device) -> None:
+    def __init__(self, layer: Layer, device: torch.device, known: Iterable[Row] = ()) -> None:
+        """known: rows of other tables; what was chosen in a layer before is where a search may begin."""
         self.layer, self._device = layer, device
-        self._layers: Layers | None = None
+        self._layers = Layers(layer, device)
+        self._known = self._own_rows(known)
         self.gains: list[float] = []  # of the ranges that got other products: 0.1 is 10 % faster
 
+    def can_fold(self) -> bool:
+        """Whether LayerNorms are folded at any m where this GPU's products for that run."""
+        able = [[a for a in Bench(product, 1, self._device).fused() if a.folds] for product in self.layer.plain]
+        if not all(able):
+            return False
+        rows = [Row(product, 1, MOST_ROWS, tuple(own[0].data))
+                for product, own in zip(self.layer.plain, able, strict=True)]  # fmt: skip
+        return self._layers.folds(rows, 1)
+
     def rows(self, first: int, last: int, in_force: Iterable[Row]) -> list[Row]:
-        """The rows of the four products for m from first to last, all marked as seen in their layer; in_force: those
-        so far, which stay unless others are faster by more than the noise, one product after the other exchanged for
-        each of those that are not much slower alone; no slower together, alone, than cuBLASLt's first proposals;
-        each as accurate as these; and equal in what the layers give."""
-        if self._layers is None:
-            self._layers = Layers(self.layer, self._device)
-        before = [row.part(max(first, row.first), min(last, row.last))
-                  for row in in_force if row.product in (*self.layer, *self.layer.plain)
-                  and row.first <= last and first <= row.last]  # fmt: skip
-        found = self._fastest(first, last, before)
+        """The rows of the four products for m from first to last, all marked as seen in their layer, or none where
+        LayerNorms are not folded.
+
+        in_force: the rows so far. They stay unless others make the layer faster by more than the noise: those of the
+        products that fold which are not much slower alone take turns, one product after the other. Together, alone,
+        they must be no slower than cuBLASLt's first proposals, and each as accurate; and what the layers give must be
+        the same but for rounding."""
+        before = self._parts(self._own_rows(in_force), first, last)
+        able = [self._able(product, last) for product in self.layer]
+        starts = [self._choice(able, rows) for rows in (before, self._parts(self._known, first, last))]
+        if not all(able) or not self._layers.folds(self._as_rows(starts[0], first, last), last):
+            return []
+        found = self._faster(self._descend(able, starts, first, last), first, last, before)
         if found is None:
             found = [row for row in before if row.product in self.layer.plain]
         return [replace(row, config=row.config | {"in_layer": 1}) for row in found]
 
-    def _fastest(self, first: int, last: int, before: list[Row]) -> list[Row] | None:
-        """None: `before` stays."""
-        assert self._layers is not None
-        able = [self._able(product, last) for product in self.layer]
-        now = []
+    def _own_rows(self, rows: Iterable[Row]) -> list[Row]:
+        return [row for row in rows if row.product in (*self.layer, *self.layer.plain)]
+
+    @staticmethod
+    def _parts(rows: Iterable[Row], first: int, last: int) -> list[Row]:
+        return [row.part(max(first, row.first), min(last, row.last))
+                for row in rows if row.first <= last and first <= row.last]  # fmt: skip
+
+    def _choice(self, able: list[list[Alone]], rows: Sequence[Row]) -> list[Alone]:
+        """What these rows run, where it folds; else what is the fastest alone."""
+        found = []
         for product, alone in zip(self.layer.plain, able, strict=True):
-            words = next((row.algorithm for row in before if row.product == product), None)
-            now.append(next((own for own in alone if tuple(own.algorithm.data) == words), alone[0]))
-        if not self._layers.folds(self._as_rows(now, first, last)):
+            words = next((row.algorithm for row in rows if row.product == product), None)
+            found += [next((own for own in alone if tuple(own.algorithm.data) == words), alone[0])] if alone else []
+        return found
+
+    def _faster(self, choice: list[Alone], first: int, last: int, before: list[Row]) -> list[Row] | None:
+        """The rows of this choice if they pass; None: `before` stays."""
+        if sum(own.us for own in choice) > sum(own.default_us for own in choice):
             return None
-        now = self._descend(able, now, first, last)
-        if sum(own.us for own in now) > sum(own.default_us for own in now):
-            return None
-        rows = self._as_rows(now, first, last)
-        one, other = (self._layers.record(choice, last) for choice in (before, rows))
+        rows = self._as_rows(choice, first, last)
+        one, other = (self._layers.record(these, last) for these in (before, rows))
         ratios = [mine / theirs for theirs, mine in zip(*in_turns([one, other], 9), strict=True)]
         ratio = statistics.median(ratios)
         noise = 1.5 * statistics.median(abs(r - ratio) for r in ratios)
         right = all(verified(Bench(product, last, self._device), own.algorithm)
-                    for product, own in zip(self.layer.plain, now, strict=True))  # fmt: skip
+                    for product, own in zip(self.layer.plain, choice, strict=True))  # fmt: skip
         if ratio + max(noise, 0.003) >= 1 or not right or not same(one.result, other.result):
             return None
         self.gains.append(1 / ratio - 1)
@@ -194,19 +219,19 @@ class LayerTuner:
         alone = sorted(zip(mine, own, strict=True), key=lambda pair: pair[0])[:_MOST_OF_A_PRODUCT]
         return [Alone(us, algorithm, default) for us, algorithm in alone if us <= _NEAR * alone[0][0]]
 
-    def _descend(self, able: list[list[Alone]], now: list[Alone], first: int, last: int) -> list[Alone]:
-        """From one choice to a better one by exchanging one product at a time."""
+    def _descend(self, able: list[list[Alone]], starts: list[list[Alone]], first: int, last: int) -> list[Alone]:
+        """From the best start to a better choice by exchanging one product at a time."""
 
         def us(choice: list[Alone]) -> float:
-            assert self._layers is not None
             recorded = self._layers.record(self._as_rows(choice, first, last), last)
             return min(recorded.microseconds() for _ in range(3))
 
-        best, near = us(now), [list(alone) for alone in able]
+        best, now = min(((us(start), start) for start in starts), key=lambda pair: pair[0])
+        near = [list(alone) for alone in able]
         for _ in range(2):
             began = best
             for i in (3, 0, 2, 1):
-                times = {}
+                times = {now[i].algorithm.tile: best}
                 for own in near[i]:
                     if own.algorithm.tile == now[i].algorithm.tile:
                         continue
@@ -226,6 +251,7 @@ class LayerTuner:
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether results behind some layers differ by no more than 16 bits make of the order of sums."""
-    difference, eps = (one.float() - other.float()).abs(), torch.finfo(one.dtype).eps
-    return bool(difference.mean() <= 8 * eps)  # False for NaN
+    """Whether results behind some layers, [m, hidden] of about 1, differ by no more than 16 bits make of the order of
+    sums: in no row and in no column by more on average."""
+    difference, limit = (one.float() - other.float()).abs(), 24 * torch.finfo(one.dtype).eps
+    return bool((difference.mean(1) <= limit).all() and (difference.mean(0) <= limit).all())  # False for NaN

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from ftbert.gemm_table import (
     tuner_module,
     user_table,
 )
-from ftbert.layer_tuning import MOST, Layer, LayerTuner, can_fold, layers_of
+from ftbert.layer_tuning import MOST_ROWS, Layer, LayerTuner, layers_of
 from ftbert.product_bench import NO_TUNER
 from ftbert.progress import Progress
 from ftbert.tuning import ProductTuner, buckets, without_layernorm
@@ -42,7 +43,8 @@ NOTHING_ON_CPU = (
 class Tuned:
     """What a run of `tune` did. rows: all that the table has for the products asked for, earlier runs included.
     seen_once: ranges that a thorough run did not look at a second time, since the table had them or time was over.
-    layer_gains: of the ranges where a whole layer is faster with other products than with those fastest one by one."""
+    in_layers: ranges at which whole layers were timed; layer_gains: of those where other products than those so far
+    make a layer faster."""
 
     path: Path
     machine: Machine
@@ -51,6 +53,7 @@ class Tuned:
     left: int
     seconds: float
     seen_once: int = 0
+    in_layers: int = 0
     layer_gains: Sequence[float] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -63,6 +66,7 @@ class Tuned:
             "left": self.left,
             "seen_once": self.seen_once,
             "seconds": self.seconds,
+            "in_layers": self.in_layers,
             "layer_gains": list(self.layer_gains),
             "rows": [row.as_dict() | {"gain": row.gain} for row in self.rows],
         }
@@ -76,9 +80,9 @@ class Tuned:
             lines.append(f"{self.seen_once} ranges were not looked at a second time: with --force they are made again")
         if self.layer_gains:
             lines.append(
-                f"in {len(self.layer_gains)} ranges whole layers are faster with other products than with the fastest "
-                f"one by one: by {statistics.median(self.layer_gains):.1%} in the median, {max(self.layer_gains):.1%} "
-                "at most"
+                f"in {len(self.layer_gains)} of {self.in_layers} ranges whole layers are faster with other products "
+                f"than with those so far: by {statistics.median(self.layer_gains):.1%} in the median, "
+                f"{max(self.layer_gains):.1%} at most"
             )
         for product in sorted({row.product for row in self.rows}):
             rows = [row for row in self.rows if row.product == product]
@@ -107,6 +111,7 @@ def tune(
     path: Path | None = None,
     force: bool = False,
     thorough: bool = False,
+    whole_layers: bool = True,
     show_progress_bar: bool | None = None,
 ) -> Tuned:
     """Tunes these products for m from `first` to `last`, or for the ranges that hold one of `lengths`.
@@ -114,10 +119,14 @@ def tune(
     thorough: then looks again at the rows that this run made, with what their neighbours have won with, and between
     them; takes nearly twice as long. Rows that the table had are not looked at again, nor are those of a run that was
     interrupted (`force` makes them anew).
+    whole_layers: up to 1024 rows the four products of a layer are then chosen together, where LayerNorms can be folded
+    into them; False for models where they never are. Meanwhile other models of this process run what their products are
+    guessed to run best with: make them afterwards. A failure of this part is a warning.
     path: the table; default: the user's cache folder, where models find it. Rows that it has are kept (`force`: made
-    again), new rows are in the file within a second, and after `minutes` no further row is begun. Rows that it or the
-    tables in force have for the same products in the other 16-bit type save the search. Raises RuntimeError (no GPU, no
-    CUDA in this build, too little memory), ValueError (an empty range), OSError (path).
+    again), new ranges are in the file within a second, and after `minutes` no further row is begun. Rows that it or the
+    tables in force have for the same products in the other 16-bit type save the search; those for the products
+    themselves are candidates. Raises RuntimeError (no GPU, no CUDA in this build, too little memory), ValueError (an
+    empty range), OSError (path).
     """
     device = torch.device(device)
     machine = Machine.of(device)
@@ -143,21 +152,13 @@ def tune(
     plain = list(dict.fromkeys(without_layernorm(p) if p.layernorm else p for p in wanted))
     norms = [p for p in wanted if p.layernorm and _may_contain_layernorm(p, device, path)]
     in_layer = {without_layernorm(product): product for product in wanted if product.layernorm}
-    layers = {layer: LayerTuner(layer, device) for layer in layers_of(wanted) if _may_fold(layer, device, path)}
+    layers = _layer_tuners(wanted, device, known) if whole_layers else {}
     wanted = [*plain, *norms]
     tuners = {product: ProductTuner(product, device, known, in_layer.get(product)) for product in wanted}
-    steps: list[_Step] = []
-    for products in (plain, norms):
-        rest = [(p, low, high) for low, high in reversed(ranges) for p in products if (p, high) not in have]
-        steps += [_Step(p, low, high) for p, low, high in rest]
-        if thorough:
-            steps += [_Step(p, *step, again=True) for p, low, high in rest for step in _second_looks(low, high)]
-    steps += [
-        _Step(layer.down, low, high, layer=layer)
-        for layer in layers
-        for low, high in reversed(ranges)
-        if high <= MOST and (force or not _seen_in_layer(table, layer, high))
-    ]
+    together = [_Step(layer.down, low, high, layer=layer) for low, high in reversed(ranges) for layer in layers
+                if high <= MOST_ROWS and (force or not _seen_in_layer(table, layer, high))]  # fmt: skip
+    first_looks = {p: [(low, high) for low, high in reversed(ranges) if (p, high) not in have] for p in wanted}
+    steps = _in_order(first_looks, together, thorough)
     began, done, unwritten = time.monotonic(), 0, list[Row]()
     written, beaten_in_force = began, False
     bar = Progress(len(steps), show_progress_bar, unit=" ranges", label="tune")
@@ -168,42 +169,46 @@ def tune(
         unwritten, written = [], time.monotonic()
 
     def all_rows() -> list[Row]:
-        write()
-        return merge(read_table(path)[1], in_files)
+        return merge(unwritten, merge(read_table(path)[1], in_files))
 
     def rows_of(step: _Step) -> list[Row]:
         nonlocal beaten_in_force
         if step.layer is not None:
-            return layers[step.layer].rows(step.low, step.high, all_rows())
+            return _or_warning(layers, step, all_rows())
         if step.product.layernorm and not beaten_in_force:
             put_in_force(torch.cuda.current_device() if device.index is None else device.index, all_rows())
             beaten_in_force = True
         look = tuners[step.product].again if step.again else tuners[step.product].row
-        row = look(step.low, step.high)
+        with _memory_named(step.product, step.high, path):
+            row = look(step.low, step.high)
         return [row] if row else []
 
     try:
         for step in steps:
             if time.monotonic() - began > 60 * minutes:
                 break
-            with _memory_named(step.product, step.high, path):
-                unwritten = merge(rows_of(step), unwritten)
+            unwritten = merge(rows_of(step), unwritten)
             done += 1
             bar.add(1, step.high)
-            if time.monotonic() - written > 1:
+            # The products of a range are written with what is chosen for its layers.
+            ended = done == len(steps) or steps[done].low != step.low
+            if ended and time.monotonic() - written > 1:
                 write()
     finally:
         bar.close()
-        write()
-        install(device, again=True)
+        try:
+            write()
+        finally:
+            install(device, again=True)
     rows = [row for row in read_table(path)[1] if row.product in set(wanted)]
     asked = sum(not step.again and step.layer is None for step in steps)
     made = sum(not step.again and step.layer is None for step in steps[:done])
     left = sum(not step.again for step in steps[done:])
     unseen = {(step.product, step.low) for step in steps[done:] if step.again}
     seen_once = len(ranges) * len(wanted) - asked + len(unseen) - (asked - made) if thorough else 0
+    seen = sum(step.layer in layers for step in steps[:done])
     gains = [gain for tuner in layers.values() for gain in tuner.gains]
-    return Tuned(path, machine, rows, made, left, time.monotonic() - began, seen_once, gains)
+    return Tuned(path, machine, rows, made, left, time.monotonic() - began, seen_once, seen, gains)
 
 
 @dataclass(frozen=True)
@@ -217,14 +222,56 @@ class _Step:
     layer: Layer | None = None
 
 
+def _in_order(first_looks: dict[Product, list[tuple[int, int]]], together: list[_Step], thorough: bool) -> list[_Step]:
+    """From many rows to few; those that contain a LayerNorm when what they have to beat is made. A range's layers come
+    behind its products, so that a run cut short leaves few that wait for theirs; second looks need all first ones."""
+    steps = []
+    for norms in (False, True):
+        looks = [(p, *step) for p, ranges in first_looks.items() if p.layernorm == norms for step in ranges]
+        made, layers = [_Step(*look) for look in looks], [] if norms else together
+        if thorough:
+            again = [_Step(p, *step, again=True) for p, low, high in looks for step in _second_looks(low, high)]
+            steps += [*sorted(made, key=_downwards), *sorted(again, key=_downwards), *layers]
+        else:
+            steps += sorted([*made, *layers], key=_downwards)
+    return steps
+
+
+def _downwards(step: _Step) -> int:
+    return -step.high
+
+
 def _may_contain_layernorm(product: Product, device: torch.device, path: Path) -> bool:
     with _memory_named(product, 1, path):
         return any(algorithm.id == WITH_LAYERNORM for algorithm in tuning.Bench(product, 1, device).fused())
 
 
-def _may_fold(layer: Layer, device: torch.device, path: Path) -> bool:
-    with _memory_named(layer.down, 1, path):
-        return can_fold(layer, device)
+def _layer_tuners(wanted: Iterable[Product], device: torch.device, known: list[Row]) -> dict[Layer, LayerTuner]:
+    found = {}
+    for layer in layers_of(wanted):
+        try:
+            tuner = LayerTuner(layer, device, known)
+            if tuner.can_fold():
+                found[layer] = tuner
+        except RuntimeError as error:
+            _warn_of_layers(error)
+    return found
+
+
+def _or_warning(layers: dict[Layer, LayerTuner], step: _Step, in_force: list[Row]) -> list[Row]:
+    """The layer's rows; where that fails, none, nor of its other ranges: its products have theirs without it."""
+    if step.layer is None or step.layer not in layers:
+        return []
+    try:
+        return layers[step.layer].rows(step.low, step.high, in_force)
+    except RuntimeError as error:
+        _warn_of_layers(error)
+        del layers[step.layer]
+        return []
+
+
+def _warn_of_layers(error: RuntimeError) -> None:
+    warnings.warn(f"the products of a layer are not chosen together: {error}", stacklevel=4)
 
 
 def _seen_in_layer(table: Iterable[Row], layer: Layer, m: int) -> bool:

@@ -41,7 +41,7 @@ __all__ = [
 
 _CONFIG = ("id", "tile", "stages", "split_k", "reduction", "swizzle", "custom", "inner_shape", "cluster")
 _SEARCHED = (32, 128, 512, 1024, 2048, 4096, 8192)  # m
-_HOT, _HOT_AT = 2048, 4096  # m from which power counts, and where it is measured
+HOT, _HOT_AT = 2048, 4096  # m from which power counts, and where it is measured
 _OTHER_16_BIT = {"fp16": "bf16", "bf16": "fp16"}
 
 
@@ -182,7 +182,8 @@ class ProductTuner:
         twin = replace(product, dtype=_OTHER_16_BIT.get(product.dtype, ""))
         followed = in_layer is not None
         known = list(known)
-        self._known = [row for row in known if row.product == twin and (row.followed or not followed)]
+        # What was chosen in a layer need not be the fastest alone.
+        self._known = [r for r in known if r.product == twin and (r.followed or not followed) and not r.in_layer]
         self._earlier = [row for row in known if row.product == product]
         self._config = {"followed": 1} if followed else {}
         self._named: dict[tuple[int, ...], Algorithm] = {}  # what cuBLASLt accepts, by its settings
@@ -199,10 +200,10 @@ class ProductTuner:
     def row(self, first: int, last: int) -> Row:
         """The row for m from first to last.
 
-        The candidates are cuBLASLt's own proposals, the best of the rows made before, and the tiles expected to be the
-        fastest here, or where rows of the other 16-bit type cover this m, what they run around it, and what earlier
-        rows of this product run; they are timed at `last`. Of a tile that is in front for the first time, other
-        settings are timed too.
+        The candidates are cuBLASLt's own proposals, its first ones also for fewer rows of the range, the best of the
+        rows made before, and the tiles expected to be the fastest here, or where rows of the other 16-bit type cover
+        this m, what they run around it, and what earlier rows of this product run; they are timed at `last`. Of a tile
+        that is in front for the first time, other settings are timed too.
         A tie goes to the row before. The winner must be as accurate as cuBLASLt's first proposal, and faster by more
         than the measurement's noise; else that proposal is the row's.
 
@@ -252,7 +253,7 @@ class ProductTuner:
         beaten = next(i for i, algorithm in enumerate(finalists) if tuple(algorithm.data) == tuple(rival.data))
         rounds = bench.times(finalists, 9)
         us = [statistics.median(times) for times in rounds]
-        heats = self._heats_of(finalists) if last >= _HOT else [1.0] * len(us)
+        heats = self._heats_of(finalists) if last >= HOT else [1.0] * len(us)
 
         cost = [a * b for a, b in zip(us, heats, strict=True)]
         order = sorted(range(len(us)), key=cost.__getitem__)

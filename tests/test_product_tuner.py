@@ -202,6 +202,17 @@ def test_rows_of_the_other_16_bit_type_take_the_place_of_the_search(monkeypatch:
     assert tuner.row(257, 320).algorithm == far.data and at  # no row covers this m
 
 
+def test_what_the_other_type_chose_in_a_layer_does_not_take_the_place_of_the_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, theirs, mine = (FakeAlgorithm(i, lambda m, us=us: us) for i, us in ((1, 10.0), (2, 9.0), (3, 5.0)))
+    fake_gpu(monkeypatch, [first, theirs, mine])
+    row_ = known(1, 999, 2)
+    assert ProductTuner(QKV, known=[row_]).row(129, 192).algorithm == theirs.data
+    in_layer = replace(row_, config=row_.config | {"in_layer": 1})
+    assert ProductTuner(QKV, known=[in_layer]).row(129, 192).algorithm == mine.data
+
+
 def test_what_an_earlier_table_runs_is_a_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
     first, other, earlier = (FakeAlgorithm(i, lambda m, us=us: us) for i, us in ((1, 10.0), (2, 9.0), (3, 8.0)))
     fake_gpu(monkeypatch, [first, other, earlier])
