@@ -51,6 +51,19 @@ def check_on_threads(model: ftbert.Model, calls: list[tuple[torch.Tensor, torch.
             done.result()
 
 
+def check_hidden_states_and_first_tokens(reference: Any, model: ftbert.Model) -> None:
+    """Of a model in float16."""
+    limit = 64 * torch.finfo(HALF).eps
+    ids = torch.randint(0, 120, (4, 32), generator=torch.Generator().manual_seed(0)).cuda()
+    with torch.no_grad():
+        want = reference.to("cuda", torch.float32)(ids, output_hidden_states=True)
+    got = torch.ops.ftbert.forward_hidden_states(model.encoder, ids, None, None)
+    for mine, exact in zip(got, want.hidden_states, strict=True):
+        assert_close(mine, exact, atol=limit, rtol=limit)
+    first = model.module.forward_first(ids)[0]
+    assert_close(first, want.last_hidden_state[:, 0], atol=limit, rtol=limit)
+
+
 def profiled() -> torch.profiler.profile:
     return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA])
 

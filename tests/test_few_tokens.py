@@ -12,7 +12,7 @@ from compare import assert_close
 from conftest import Place, have_gpu, make_bert
 from test_cuda import check_on_threads, layernorms, packed
 from test_kernels import FEW
-from test_model import check_against_transformers, inputs
+from test_model import check_against_transformers, check_every_mask, inputs
 
 import ftbert
 from ftbert import gemm_table
@@ -74,11 +74,7 @@ def test_equals_transformers(load: Load, shape: str, dtype: torch.dtype) -> None
         if batch * seq * SHAPES[shape]["hidden_size"] < 512:
             continue  # too few values for a mean error to be compared
         model = load(reference, dtype, 4 * i)
-        for name, one in inputs(batch, seq).items():
-            try:
-                check_against_transformers(reference, model, one, Place("cuda", dtype))
-            except AssertionError as error:
-                raise AssertionError(f"{shape}, {batch}x{seq}, mask {name}, first {4 * i}: {error}") from error
+        check_every_mask(reference, model, batch, seq, Place("cuda", dtype), f"{shape}, first {4 * i},")
 
 
 @FOLDED

@@ -11,9 +11,9 @@ import torch
 from compare import assert_close
 from conftest import Place, have_gpu, make_bert
 from families import SIZES, make_model
-from test_cuda import layernorms, packed
+from test_cuda import check_hidden_states_and_first_tokens, layernorms, packed
 from test_few_tokens import SHAPES
-from test_model import check_against_transformers, inputs
+from test_model import check_every_mask
 
 import ftbert
 from ftbert import gemm_table
@@ -56,11 +56,7 @@ def test_equals_transformers(load: Load, shape: str, dtype: torch.dtype) -> None
     for batch, seq in sizes:
         if batch * seq * SHAPES[shape]["hidden_size"] < 512:
             continue  # too few values for a mean error to be compared
-        for name, one in inputs(batch, seq).items():
-            try:
-                check_against_transformers(reference, model, one, Place("cuda", dtype))
-            except AssertionError as error:
-                raise AssertionError(f"{shape}, {batch}x{seq}, mask {name}: {error}") from error
+        check_every_mask(reference, model, batch, seq, Place("cuda", dtype), shape)
 
 
 @pytest.mark.parametrize("dtype", [HALF, torch.bfloat16], ids=str)
@@ -176,14 +172,7 @@ def test_one_layer(load: Load) -> None:
 def test_hidden_states_and_first_tokens(load: Load) -> None:
     reference = make_bert(**SHAPES["192"])
     model = load(reference)
-    ids = torch.randint(0, 120, (4, 32), generator=torch.Generator().manual_seed(0)).cuda()
-    with torch.no_grad():
-        want = reference.to("cuda", torch.float32)(ids, output_hidden_states=True)
-    got = torch.ops.ftbert.forward_hidden_states(model.encoder, ids, None, None)
-    for mine, exact in zip(got, want.hidden_states, strict=True):
-        assert_close(mine, exact, atol=64 * torch.finfo(HALF).eps, rtol=64 * torch.finfo(HALF).eps)
-    first = model.module.forward_first(ids)[0]
-    assert_close(first, want.last_hidden_state[:, 0], atol=64 * torch.finfo(HALF).eps, rtol=64 * torch.finfo(HALF).eps)
+    check_hidden_states_and_first_tokens(reference, model)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

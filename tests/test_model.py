@@ -72,6 +72,14 @@ def check_against_transformers(reference: Any, model: ftbert.Model, batch: dict[
     assert cosine >= (0.9999 if place.dtype == torch.float16 else 0.999), f"cosine {cosine}"
 
 
+def check_every_mask(reference: Any, model: ftbert.Model, batch: int, seq: int, place: Place, what: str = "") -> None:
+    for name, one in inputs(batch, seq).items():
+        try:
+            check_against_transformers(reference, model, one, place)
+        except AssertionError as error:
+            raise AssertionError(f"{what} {batch}x{seq}, mask {name}: {error}") from error
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("attention", ["auto", "general"])
 def test_equals_transformers(place: Place, shape: str, attention: str) -> None:

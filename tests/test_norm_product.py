@@ -10,9 +10,9 @@ import pytest
 import torch
 from compare import assert_close
 from conftest import Place, have_gpu, make_bert
-from test_cuda import check_on_threads, kernels, packed
+from test_cuda import check_hidden_states_and_first_tokens, check_on_threads, kernels, packed
 from test_first_token import first_kept, ragged
-from test_model import check_against_transformers, inputs
+from test_model import check_against_transformers, check_every_mask, inputs
 
 import ftbert
 from ftbert import gemm_table
@@ -75,11 +75,7 @@ def test_equals_transformers(force: Force, shape: str, variant: int, dtype: torc
     force(reference.config, variant)
     model = ftbert.load(reference, device="cuda", dtype=dtype)
     for batch, seq in ((1, 1), (2, 17), (7, 64), (40, 128)):
-        for name, one in inputs(batch, seq).items():
-            try:
-                check_against_transformers(reference, model, one, Place("cuda", dtype))
-            except AssertionError as error:
-                raise AssertionError(f"{batch}x{seq}, mask {name}: {error}") from error
+        check_every_mask(reference, model, batch, seq, Place("cuda", dtype))
 
 
 @pytest.mark.parametrize("own_graphs", [False, True])
@@ -134,14 +130,7 @@ def test_hidden_states_and_first_tokens(force: Force) -> None:
     reference = make_bert(**SHAPES["384"])
     force(reference.config, 5)
     model = ftbert.load(reference, device="cuda", dtype=HALF)
-    ids = torch.randint(0, 120, (4, 32), generator=torch.Generator().manual_seed(0)).cuda()
-    with torch.no_grad():
-        want = reference.to("cuda", torch.float32)(ids, output_hidden_states=True)
-    got = torch.ops.ftbert.forward_hidden_states(model.encoder, ids, None, None)
-    for mine, exact in zip(got, want.hidden_states, strict=True):
-        assert_close(mine, exact, atol=64 * torch.finfo(HALF).eps, rtol=64 * torch.finfo(HALF).eps)
-    first = model.module.forward_first(ids)[0]
-    assert_close(first, want.last_hidden_state[:, 0], atol=64 * torch.finfo(HALF).eps, rtol=64 * torch.finfo(HALF).eps)
+    check_hidden_states_and_first_tokens(reference, model)
 
 
 @pytest.mark.parametrize("mask", ["full", "right", "mostly empty"])
