@@ -33,7 +33,7 @@ import ftbert  # noqa: E402
 from ftbert import gemm_table  # noqa: E402
 from ftbert.gemm_rows import Product, Row  # noqa: E402
 from ftbert.gemm_table import Machine, in_force, put_in_force  # noqa: E402
-from ftbert.layer_tuning import MOST_ROWS, Layer, Layers, LayerTuner, layers_of  # noqa: E402
+from ftbert.layer_tuning import MOST_ROWS, Layer, LayerTuner, layers_of  # noqa: E402
 from ftbert.product_bench import in_turns  # noqa: E402
 from ftbert.tuning import (  # noqa: E402
     HOT,
@@ -124,14 +124,14 @@ def between_products(product: Product, m: int) -> dict[str, Any]:
 
 def between_layers(layer: Layer, m: int, table: list[Row], device: torch.device) -> dict[str, Any]:
     """Whole layers."""
-    layers = Layers(layer, device)
+    tuner = LayerTuner(layer, device)
     ran = gemm_table.tuner_module().rows(m)
-    made = [ProductTuner(without_layernorm(product) if product.layernorm else product, device,
+    made = [ProductTuner(without_layernorm(product), device,
                          in_layer=product if product.layernorm else None).row(ran, ran)
             for product in layer]  # fmt: skip
-    own = LayerTuner(layer, device).rows(ran, ran, made) or made
+    own = tuner.rows(ran, ran, made) or made
     relevant = [row for row in table if row.product in {*layer, *layer.plain}]
-    recordings = [layers.record(rows, m) for rows in (relevant, own)]
+    recordings = [tuner.layers.record(rows, m) for rows in (relevant, own)]
     put_in_force(device.index, table)
     times = [statistics.median(of_one) for of_one in in_turns(recordings, 27)]
     shape = f"{layer.out.dtype} layer of {layer.out.n}, {layer.up.n}"
@@ -142,7 +142,7 @@ def whole_models(
     name: str, products: list[Product], dtype: str, last: int, table: list[Row], device: torch.device
 ) -> list[dict[str, Any]]:
     """Milliseconds of a packed call: with cuBLASLt's first proposals, with no table, with the table."""
-    plain = [without_layernorm(product) if product.layernorm else product for product in products]
+    plain = [without_layernorm(product) for product in products]
     own = [row for row in table if row.product in {*plain, *products}]
     tables = {"first": [Row(product, 1, last, None) for product in plain], "guess": [], "table": own}
     reference = reference_model(name, None).to(device)

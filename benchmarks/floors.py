@@ -51,7 +51,7 @@ def gemm_floor(reference: Any, tokens: int, device: torch.device, dtype: torch.d
     m = buckets(tokens, tokens)[0][1]
     for product in products_of_shape(c.hidden_size, c.intermediate_size, "gelu", names[dtype]):
         bench = Bench(replace(product, bias=False, activation="none", layernorm=False), m)
-        tuned = Bench(without_layernorm(product) if product.layernorm else product, m).chosen()
+        tuned = Bench(without_layernorm(product), m).chosen()
         best = bench.times([*bench.heuristics(), *bench.fused(), tuned], 5)
         layer += min(map(statistics.median, best)) / 1e6
     return layer * float(c.num_hidden_layers)

@@ -42,7 +42,7 @@ class Layer(NamedTuple):
     @property
     def plain(self) -> list[Product]:
         """What runs where LayerNorms are not contained in products."""
-        return [without_layernorm(product) if product.layernorm else product for product in self]
+        return [without_layernorm(product) for product in self]
 
 
 def layers_of(products: Iterable[Product]) -> list[Layer]:
@@ -91,7 +91,6 @@ class Layers:
             spread = 0.1 if len(shape) == 1 else shape[-1] ** -0.5
             drawn = torch.randn(shape, device=device, generator=draw) * spread
             weights[name] = (drawn + name.endswith("norm.weight")).to(dtype)
-        self.layers = config.layers
         self._device = device
         self._index = torch.cuda.current_device() if device.index is None else device.index
         self._encoder = torch.classes.ftbert.Encoder(weights, config.entries(), "auto")
@@ -148,8 +147,9 @@ class LayerTuner:
     def __init__(self, layer: Layer, device: torch.device, known: Iterable[Row] = ()) -> None:
         """known: rows of other tables; what was chosen in a layer before is where a search may begin."""
         self.layer, self._device = layer, device
-        self._layers = Layers(layer, device)
+        self.layers = Layers(layer, device)
         self._known = self._own_rows(known)
+        self.seen = 0  # ranges
         self.gains: list[float] = []  # of the ranges that got other products: 0.1 is 10 % faster
 
     def can_fold(self) -> bool:
@@ -159,7 +159,7 @@ class LayerTuner:
             return False
         rows = [Row(product, 1, MOST_ROWS, tuple(own[0].data))
                 for product, own in zip(self.layer.plain, able, strict=True)]  # fmt: skip
-        return self._layers.folds(rows, 1)
+        return self.layers.folds(rows, 1)
 
     def rows(self, first: int, last: int, in_force: Iterable[Row]) -> list[Row]:
         """The rows of the four products for m from first to last, all marked as seen in their layer, or none where
@@ -172,9 +172,12 @@ class LayerTuner:
         before = self._parts(self._own_rows(in_force), first, last)
         able = [self._able(product, last) for product in self.layer]
         starts = [self._choice(able, rows) for rows in (before, self._parts(self._known, first, last))]
-        if not all(able) or not self._layers.folds(self._as_rows(starts[0], first, last), last):
+        if not all(able) or not self.layers.folds(self._as_rows(starts[0], first, last), last):
             return []
+        if starts[0] == starts[1]:
+            del starts[1]
         found = self._faster(self._descend(able, starts, first, last), first, last, before)
+        self.seen += 1
         if found is None:
             found = [row for row in before if row.product in self.layer.plain]
         return [replace(row, config=row.config | {"in_layer": 1}) for row in found]
@@ -200,7 +203,7 @@ class LayerTuner:
         if sum(own.us for own in choice) > sum(own.default_us for own in choice):
             return None
         rows = self._as_rows(choice, first, last)
-        one, other = (self._layers.record(these, last) for these in (before, rows))
+        one, other = (self.layers.record(these, last) for these in (before, rows))
         ratios = [mine / theirs for theirs, mine in zip(*in_turns([one, other], 9), strict=True)]
         ratio = statistics.median(ratios)
         noise = 1.5 * statistics.median(abs(r - ratio) for r in ratios)
@@ -223,7 +226,7 @@ class LayerTuner:
         """From the best start to a better choice by exchanging one product at a time."""
 
         def us(choice: list[Alone]) -> float:
-            recorded = self._layers.record(self._as_rows(choice, first, last), last)
+            recorded = self.layers.record(self._as_rows(choice, first, last), last)
             return min(recorded.microseconds() for _ in range(3))
 
         best, now = min(((us(start), start) for start in starts), key=lambda pair: pair[0])

@@ -149,10 +149,11 @@ def tune(
     in_files = in_force(machine)
     known = merge(table, in_files)
     # Those with a LayerNorm come when the rows that they have to beat are made.
-    plain = list(dict.fromkeys(without_layernorm(p) if p.layernorm else p for p in wanted))
+    plain = list(dict.fromkeys(without_layernorm(p) for p in wanted))
     norms = [p for p in wanted if p.layernorm and _may_contain_layernorm(p, device, path)]
     in_layer = {without_layernorm(product): product for product in wanted if product.layernorm}
     layers = _layer_tuners(wanted, device, known) if whole_layers else {}
+    able = dict(layers)  # those that have not failed
     wanted = [*plain, *norms]
     tuners = {product: ProductTuner(product, device, known, in_layer.get(product)) for product in wanted}
     together = [_Step(layer.down, low, high, layer=layer) for low, high in reversed(ranges) for layer in layers
@@ -174,7 +175,7 @@ def tune(
     def rows_of(step: _Step) -> list[Row]:
         nonlocal beaten_in_force
         if step.layer is not None:
-            return _or_warning(layers, step, all_rows())
+            return _or_warning(able, step, all_rows())
         if step.product.layernorm and not beaten_in_force:
             put_in_force(torch.cuda.current_device() if device.index is None else device.index, all_rows())
             beaten_in_force = True
@@ -206,7 +207,7 @@ def tune(
     left = sum(not step.again for step in steps[done:])
     unseen = {(step.product, step.low) for step in steps[done:] if step.again}
     seen_once = len(ranges) * len(wanted) - asked + len(unseen) - (asked - made) if thorough else 0
-    seen = sum(step.layer in layers for step in steps[:done])
+    seen = sum(tuner.seen for tuner in layers.values())
     gains = [gain for tuner in layers.values() for gain in tuner.gains]
     return Tuned(path, machine, rows, made, left, time.monotonic() - began, seen_once, seen, gains)
 
@@ -258,15 +259,15 @@ def _layer_tuners(wanted: Iterable[Product], device: torch.device, known: list[R
     return found
 
 
-def _or_warning(layers: dict[Layer, LayerTuner], step: _Step, in_force: list[Row]) -> list[Row]:
+def _or_warning(able: dict[Layer, LayerTuner], step: _Step, in_force: list[Row]) -> list[Row]:
     """The layer's rows; where that fails, none, nor of its other ranges: its products have theirs without it."""
-    if step.layer is None or step.layer not in layers:
+    if step.layer is None or step.layer not in able:
         return []
     try:
-        return layers[step.layer].rows(step.low, step.high, in_force)
+        return able[step.layer].rows(step.low, step.high, in_force)
     except RuntimeError as error:
         _warn_of_layers(error)
-        del layers[step.layer]
+        del able[step.layer]
         return []
 
 

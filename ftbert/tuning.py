@@ -50,7 +50,7 @@ def products(config: EncoderConfig, dtype: str) -> list[Product]:
     found = products_of_shape(config.hidden, config.inter, config.activation, dtype)
     if config.norm_place == "pre":
         # Its LayerNorm also keeps the sum.
-        found = [without_layernorm(product) if product.layernorm else product for product in found]
+        found = [without_layernorm(product) for product in found]
     if config.head_size not in (32, 64, 128):
         found[0] = Product(dtype, 3 * config.hidden, config.hidden)  # the general attention path adds the bias itself
     if config.embedding_projection:
@@ -69,8 +69,8 @@ def products_of_shape(hidden: int, inter: int, activation: str, dtype: str) -> l
 
 
 def without_layernorm(product: Product) -> Product:
-    """The product that runs, the LayerNorm behind it, where none that contains it is faster."""
-    return replace(product, bias=False, layernorm=False)
+    """The product that runs, the LayerNorm behind it, where none that contains it is faster; itself without one."""
+    return replace(product, bias=False, layernorm=False) if product.layernorm else product
 
 
 def search(

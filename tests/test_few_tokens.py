@@ -48,7 +48,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
         name = "fp16" if dtype == HALF else "bf16"
         products = products_of_shape(config.hidden_size, config.intermediate_size, config.hidden_act, name)
         for i, product in enumerate(products):
-            plain = without_layernorm(product) if product.layernorm else product
+            plain = without_layernorm(product)
             able = [a for a in Bench(plain, 64).fused() if a.folds]
             rows[plain] = Row(plain, 1, 2048, tuple(able[(first + i) % len(able)].data))
         model = ftbert.load(reference, device="cuda", dtype=dtype)
