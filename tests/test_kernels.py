@@ -129,15 +129,29 @@ def test_attention_with_relative_bias(place: Place, head_size: int, gaps: bool, 
         assert_close(out.cpu(), torch.cat(expected), atol=limit, what=f"columns given: {given is not None}")
 
 
-@pytest.mark.parametrize("copies", [1, 150])
-@pytest.mark.parametrize("length", [190, 200])
-def test_attention_with_large_scores(place: Place, length: int, copies: int) -> None:
-    """The running maximum moves from tile to tile and e^x must not overflow."""
+@pytest.mark.parametrize("copies", [1, 150])  # a GPU has room for all blocks of queries at once, or not
+@pytest.mark.parametrize("length", [31, 100, 190, 200])
+@pytest.mark.parametrize("head_size", [32, 64, 128])
+def test_attention_with_large_scores(place: Place, head_size: int, length: int, copies: int) -> None:
+    """The running maximum moves from tile to tile and e^x must not overflow; what that does to one query does nothing
+    to the others."""
     lengths = copies * [length]
-    qkv = random(length, 3 * 64, place=place, scale=6.0).repeat(copies, 1)
-    out = ops.attention(qkv, reference.offsets(lengths, place.device), length, 1)
-    expected = reference.attention(qkv[:length], [length], 1).repeat(copies, 1)
-    assert_close(out, expected, atol=max(5e-4, 40 * place.eps))  # scores near 100: e^x magnifies their rounding
+    cu = reference.offsets(lengths, place.device)
+    qkv = random(length, 3 * head_size, place=place, scale=6.0 * (64 / head_size) ** 0.25)
+    large = ops.attention(qkv.repeat(copies, 1), cu, length, 1)
+    expected = reference.attention(qkv, [length], 1).repeat(copies, 1)
+    assert_close(large, expected, atol=max(5e-4, 40 * place.eps))  # scores near 100: e^x magnifies their rounding
+
+    qkv[:, :head_size] /= 32  # exact, and scores of single digits
+    qkv[5::16, :head_size] *= 32
+    few = ops.attention(qkv.repeat(copies, 1), cu, length, 1)
+    expected = reference.attention(qkv, [length], 1).repeat(copies, 1)
+    assert_close(few, expected, atol=max(5e-4, 40 * place.eps))
+    assert torch.equal(few[5:length:16], large[5:length:16])
+    qkv[5::16, :head_size] /= 32
+    none = ops.attention(qkv.repeat(copies, 1), cu, length, 1)
+    rest = [row for row in range(length) if row % 16 != 5]
+    assert torch.equal(few[rest], none[rest])
 
 
 @pytest.mark.parametrize("head_size", [26, 80, 17])

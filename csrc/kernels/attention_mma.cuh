@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_row = warp * kRows;
   const bool active = first_query + first_row < length;
   uint32_t q_fragment[kRowTiles][kHeadSize / 16][4];
-  float sum[kRowTiles][kHeadSize / 8][4] = {};
+  RowSums<kHeadSize> sum[kRowTiles] = {};
   RowState state[kRowTiles];
 
   for (int tile = 0; tile < tiles; ++tile) {
@@ -105,29 +105,29 @@ __global__ void __launch_bounds__(32 * kWarps)
                 score[i][j][2 * r + c] += unscaled * head_bias(tile * kTileKeys + j * 8 + lane % 4 * 2 + c, column);
           }
       }
+      uint32_t p[kRowTiles][kTileKeys / 16][4];
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {
         mask_scores(score[i], valid, lane);
-        state[i].look_at(score[i], sum[i], scale_log2);
-        state[i].template exponentiate<0, kTileKeys / 8>(score[i], scale_log2);
+        if (tile == 0) state[i].begin(score[i], scale_log2);
+        state[i].template probabilities<E>(score[i], p[i], sum[i], scale_log2);
       }
 
 #pragma unroll
       for (int j = 0; j < kTileKeys / 16; ++j) {
         if (j * 16 >= valid) break;
-        uint32_t p[kRowTiles][4];
-#pragma unroll
-        for (int i = 0; i < kRowTiles; ++i) pack_probabilities<E>(score[i], j, p[i]);
 #pragma unroll
         for (int d = 0; d < kHeadSize / 16; ++d) {
           uint32_t b[4];
           load_matrices_transposed(b, swizzled<kHeadSize>(values, j * 16 + lane % 16, 2 * d + lane / 16));
 #pragma unroll
           for (int i = 0; i < kRowTiles; ++i) {
-            multiply_add<E>(sum[i][2 * d], p[i], b[0], b[1]);
-            multiply_add<E>(sum[i][2 * d + 1], p[i], b[2], b[3]);
+            multiply_add<E>(sum[i][2 * d], p[i][j], b[0], b[1]);
+            multiply_add<E>(sum[i][2 * d + 1], p[i][j], b[2], b[3]);
           }
         }
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) multiply_add<E>(sum[i][kHeadSize / 8], p[i][j], kOnes<E>, kOnes<E>);
       }
     }
     __syncthreads();
@@ -137,8 +137,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   if (!active) return;
 
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i)
-    stage_rows<E, kHeadSize>(shared_memory, first_row + i * 16, lane, sum[i], state[i]);
+  for (int i = 0; i < kRowTiles; ++i) stage_rows<E, kHeadSize>(shared_memory, first_row + i * 16, lane, sum[i]);
   __syncwarp();
   store_rows<E, kHeadSize, kRows>(shared_memory, first_row, lane, length - first_query - first_row,
                                   out + (block.start - first_token + first_query) * hidden + block.head * kHeadSize,

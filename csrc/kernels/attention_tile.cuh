@@ -12,6 +12,15 @@ namespace {
 
 constexpr int kTileKeys = 64;
 
+// A row's sums of probabilities times values: eights of columns, and behind the head's one of ones, so that there
+// stands the sum of the probabilities, as they are rounded.
+template <int kHeadSize>
+using RowSums = float[kHeadSize / 8 + 1][4];
+
+// Two ones.
+template <class E>
+inline constexpr uint32_t kOnes = std::is_same_v<E, __half> ? 0x3C003C00 : 0x3F803F80;
+
 // The part of the work that this CTA has.
 struct AttentionBlock {
   int head, start, length, first_query;
@@ -36,65 +45,85 @@ __device__ void mask_scores(float (&score)[kKeys8][4], int valid, int lane) {
       if (j * 8 + lane % 4 * 2 + c % 2 >= valid) score[j][c] = -INFINITY;
 }
 
-// Of this lane's two rows, with scores times log2(e) / sqrt(head size): what is subtracted from them, and its own share
-// of the sum of 2^(score - subtracted), even columns and odd ones apart.
+template <class E>
+using Pair = std::conditional_t<std::is_same_v<E, __half>, __half2, __nv_bfloat162>;
+
+template <class E>
+__device__ Pair<E> as_pair(uint32_t bits) {
+  return *reinterpret_cast<const Pair<E>*>(&bits);
+}
+
+// Whether one of two powers of two is above 2^8, or no number.
+template <class E>
+__device__ bool too_large(Pair<E> pair) {
+  constexpr uint32_t kMost = std::is_same_v<E, __half> ? 0x5C00 : 0x4380;
+  const uint32_t bits = *reinterpret_cast<const uint32_t*>(&pair);
+  return (bits & 0xFFFF) > kMost || bits >> 16 > kMost;
+}
+
+// Of this lane's two rows, with scores times log2(e) / sqrt(head size): what is subtracted from them before they become
+// powers of two.
 struct RowState {
-  // A larger score than the one subtracted does not matter while 2^(what it is larger by) is far from any limit: a row
-  // is brought to a new maximum only where that is larger by more than this. Most often none of a warp's rows is.
-  static constexpr float kSlack = 8.0f;
+  float subtracted[2] = {-INFINITY, -INFINITY};
 
-  float subtracted[2] = {-INFINITY, -INFINITY}, total[2][2] = {};
+  // Of a row's first tile: its maximum there.
+  template <int kKeys8>
+  __device__ void begin(const float (&score)[kKeys8][4], float scale_log2) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) subtracted[r] = row_maximum(score, r) * scale_log2;
+  }
 
-  // Looks at new scores, and brings the sums so far to what is subtracted from now on.
-  template <int kKeys8, int kColumns8>
-  __device__ void look_at(const float (&score)[kKeys8][4], float (&sum)[kColumns8][4], float scale_log2) {
-    float most[2][2];
-#pragma unroll
-    for (int c = 0; c < 4; ++c) most[c / 2][c % 2] = fmaxf(score[0][c], score[1][c]);
-#pragma unroll
-    for (int j = 2; j < kKeys8; j += 2)
-#pragma unroll
-      for (int c = 0; c < 4; ++c) most[c / 2][c % 2] = fmaxf(most[c / 2][c % 2], fmaxf(score[j][c], score[j + 1][c]));
-    float now[2];
+  // p: 2^(scale_log2 * score - subtracted) as the A operand of the next product. They are worked out before their
+  // maximum is known: a larger score than the one subtracted does not matter while its power is far from any limit.
+  // Where a power is too large after all, most often nowhere in the warp, the row is brought to its new maximum, its
+  // sum so far too.
+  template <class E, int kKeys16, int kColumns8>
+  __device__ void probabilities(const float (&score)[2 * kKeys16][4], uint32_t (&p)[kKeys16][4],
+                                float (&sum)[kColumns8][4], float scale_log2) {
+    to_powers<E>(score, p, scale_log2);
+    Pair<E> most[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      now[r] = fmaxf(most[r][0], most[r][1]);
-      now[r] = fmaxf(now[r], __shfl_xor_sync(0xffffffff, now[r], 1));
-      now[r] = fmaxf(now[r], __shfl_xor_sync(0xffffffff, now[r], 2)) * scale_log2;
+      most[r] = __hmax2(as_pair<E>(p[0][r]), as_pair<E>(p[0][2 + r]));
+#pragma unroll
+      for (int j = 1; j < kKeys16; ++j)
+        most[r] = __hmax2(most[r], __hmax2(as_pair<E>(p[j][r]), as_pair<E>(p[j][2 + r])));
     }
-    if (!__any_sync(0xffffffff, now[0] > subtracted[0] + kSlack || now[1] > subtracted[1] + kSlack)) return;
+    if (!__any_sync(~0u, too_large<E>(__hmax2(most[0], most[1])))) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const bool larger = now[r] > subtracted[r] + kSlack;  // of this row alone: others may be another sequence's
-      const float correction = larger ? fast_exp2(subtracted[r] - now[r]) : 1.0f;
-      subtracted[r] = larger ? now[r] : subtracted[r];
-      total[r][0] *= correction;
-      total[r][1] *= correction;
+      const unsigned lanes = __ballot_sync(~0u, too_large<E>(most[r]));
+      const bool larger = lanes >> (threadIdx.x % 32 / 4 * 4) & 0xF;  // of this row alone: others do not depend on it
+      const float now = row_maximum(score, r) * scale_log2;
+      const float correction = larger ? fast_exp2(subtracted[r] - now) : 1.0f;
+      subtracted[r] = larger ? now : subtracted[r];
 #pragma unroll
       for (int d = 0; d < kColumns8; ++d) {
         sum[d][2 * r] *= correction;
         sum[d][2 * r + 1] *= correction;
       }
     }
+    to_powers<E>(score, p, scale_log2);
   }
 
-  // Scores of keys [8*kFirst, 8*kLast) become 2^(scale_log2 * score - subtracted).
-  template <int kFirst, int kLast, int kKeys8>
-  __device__ void exponentiate(float (&score)[kKeys8][4], float scale_log2) {
+ private:
+  template <int kKeys8>
+  __device__ static float row_maximum(const float (&score)[kKeys8][4], int r) {
+    float most = fmaxf(score[0][2 * r], score[0][2 * r + 1]);
 #pragma unroll
-    for (int j = kFirst; j < kLast; ++j) {
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        score[j][c] = fast_exp2(score[j][c] * scale_log2 - subtracted[c / 2]);
-        total[c / 2][c % 2] += score[j][c];
-      }
-    }
+    for (int j = 1; j < kKeys8; ++j) most = fmaxf(most, fmaxf(score[j][2 * r], score[j][2 * r + 1]));
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+    return fmaxf(most, __shfl_xor_sync(~0u, most, 2));
   }
 
-  __device__ float row_total(int r) const {
-    float all = total[r][0] + total[r][1];
-    all += __shfl_xor_sync(0xffffffff, all, 1);
-    return all + __shfl_xor_sync(0xffffffff, all, 2);
+  template <class E, int kKeys16>
+  __device__ void to_powers(const float (&score)[2 * kKeys16][4], uint32_t (&p)[kKeys16][4], float scale_log2) const {
+#pragma unroll
+    for (int j = 0; j < 2 * kKeys16; ++j)
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        p[j / 2][j % 2 * 2 + r] = pack_pair<E>(fast_exp2(score[j][2 * r] * scale_log2 - subtracted[r]),
+                                               fast_exp2(score[j][2 * r + 1] * scale_log2 - subtracted[r]));
   }
 };
 
@@ -104,12 +133,11 @@ struct PartialRows {
   float sum[64][kHeadSize + 4];  // rows apart from the banks
   float2 state[64];              // subtracted, total
 
-  __device__ void put(int first_row, int lane, const float (&from)[kHeadSize / 8][4], const RowState& rows) {
+  __device__ void put(int first_row, int lane, const RowSums<kHeadSize>& from, const RowState& rows) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = first_row + lane / 4 + 8 * r;
-      const float total = rows.row_total(r);
-      if (lane % 4 == 0) state[row] = make_float2(rows.subtracted[r], total);
+      if (lane % 4 == 0) state[row] = make_float2(rows.subtracted[r], from[kHeadSize / 8][2 * r]);
 #pragma unroll
       for (int d = 0; d < kHeadSize / 8; ++d)
         *reinterpret_cast<float2*>(&sum[row][d * 8 + lane % 4 * 2]) = make_float2(from[d][2 * r], from[d][2 * r + 1]);
@@ -117,20 +145,12 @@ struct PartialRows {
   }
 };
 
-// Columns [16j, 16j+16) of the probabilities as the A operand of the next product.
-template <class E, int kKeys8>
-__device__ void pack_probabilities(const float (&score)[kKeys8][4], int j, uint32_t (&p)[4]) {
-#pragma unroll
-  for (int c = 0; c < 4; ++c) p[c] = pack_pair<E>(score[2 * j + c / 2][c % 2 * 2], score[2 * j + c / 2][c % 2 * 2 + 1]);
-}
-
 // sum / total of 16 rows into shared memory, so that store_rows can write whole 16-byte chunks.
 template <class E, int kHeadSize>
-__device__ void stage_rows(char* memory, int first_row, int lane, const float (&sum)[kHeadSize / 8][4],
-                           const RowState& state) {
+__device__ void stage_rows(char* memory, int first_row, int lane, const RowSums<kHeadSize>& sum) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float inverse = 1.0f / state.row_total(r);
+    const float inverse = 1.0f / sum[kHeadSize / 8][2 * r];
 #pragma unroll
     for (int d = 0; d < kHeadSize / 8; ++d) {
       const uint32_t offset = swizzled<kHeadSize>(0, first_row + lane / 4 + 8 * r, d) + lane % 4 * 4;

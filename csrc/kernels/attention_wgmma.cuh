@@ -23,9 +23,10 @@ struct WgmmaAttention {
   static_assert(kStages >= 2 * kParts || kParts == 1);  // a part waits for a tile that is asked for two rounds ahead
   static constexpr int kThreads = 128 * kGroups * kParts, kQueries = 64 * kGroups;
   static constexpr int kTileBytes = kTileKeys * kHeadSize * 2;  // as many for 64 queries
-  // Queries; keys and values of each stage; barriers. 1024: the swizzle repeats every eight rows of 128 bytes, counted
-  // from an address of that alignment.
-  static constexpr int kBytes = 1024 + (kGroups + 2 * kStages) * kTileBytes + 8 * (2 * kStages + 2);
+  static constexpr int kOnesBytes = 16 * kHeadSize * 2;         // of 16 rows
+  // Queries; keys and values of each stage; ones; barriers. 1024: the swizzle repeats every eight rows of 128 bytes,
+  // counted from an address of that alignment.
+  static constexpr int kBytes = 1024 + (kGroups + 2 * kStages) * kTileBytes + kOnesBytes + 8 * (2 * kStages + 2);
   static_assert(kParts == 1 || kParts * sizeof(PartialRows<kHeadSize>) <= 2 * kStages * kTileBytes);
 };
 
@@ -70,9 +71,13 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
   if (block.first_query >= block.length) return;
 
   extern __shared__ char unaligned_memory[];
-  char* const memory = unaligned_memory + (1024 - shared_address(unaligned_memory) % 1024) % 1024;
-  const uint32_t shared_q = shared_address(memory), shared_kv = shared_q + Shape::kGroups * kTileBytes;
-  const uint32_t full = shared_kv + 2 * kStages * kTileBytes, empty = full + 8 * kStages, tail = empty + 8 * kStages;
+  // As the compiler sees, the same for all lanes: what follows from it stays in uniform registers. And as it does not
+  // see where it comes from, it is not worked out again for every tile.
+  const uint32_t unaligned = __shfl_sync(~0u, shared_address(unaligned_memory), 0);
+  const uint32_t shared_q = (unaligned + 1023) / 1024 * 1024, shared_kv = shared_q + Shape::kGroups * kTileBytes;
+  char* const memory = unaligned_memory + (shared_q - unaligned);
+  const uint32_t shared_ones = shared_kv + 2 * kStages * kTileBytes;
+  const uint32_t full = shared_ones + Shape::kOnesBytes, empty = full + 8 * kStages, tail = empty + 8 * kStages;
   const uint32_t asked = kParts > 1 ? tail + 8 : full;  // all parts wait for the queries, not all for the first keys
   const int64_t hidden = static_cast<int64_t>(heads) * kHeadSize;
   const int groups = min(Shape::kGroups, (block.length - block.first_query + 63) / 64);  // those that have queries
@@ -100,14 +105,17 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
       tma_load(shared_q + g * kTileBytes, map, block.head * kHeadSize, row0 + block.first_query + g * 64, asked);
     for (int tile = 1; tile < min(tiles, kStages); ++tile) load_keys_values(tile);
   }
+  for (int i = threadIdx.x; i < Shape::kOnesBytes / 16; i += Shape::kThreads)
+    reinterpret_cast<uint4*>(memory + (shared_ones - shared_q))[i] = {kOnes<E>, kOnes<E>, kOnes<E>, kOnes<E>};
+  fence_shared_for_async();
   __syncthreads();
 
-  // As the compiler sees, the same for all lanes: what follows from it stays in uniform registers.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0), lane = threadIdx.x % 32;
   const int group = Shape::kGroups > 1 ? warp / 4 : 0, part = kParts > 1 ? warp / 4 : 0;
   if (group >= groups) return;
   const uint64_t queries = matrix_descriptor<kRowBytes>(shared_q + group * kTileBytes);
-  float score[kTileKeys / 8][4], sum[kHeadSize / 8][4] = {};
+  float score[kTileKeys / 8][4];
+  RowSums<kHeadSize> sum = {};
   RowState state;
 
   int stage = part;
@@ -128,33 +136,31 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
   for (int tile = part; tile < tiles; tile += kParts) {
     const uint32_t values = shared_kv + (stage * 2 + 1) * kTileBytes;
     const int valid = block.length - tile * kTileKeys, used = stage;
-    if (valid < kTileKeys && (kParts > 1 ? warp % 4 : warp) == 0) {
-      // Past the end lies another sequence, or nothing yet: a weight of zero would make a NaN of its infinity.
-      for (int i = valid * kRowBytes + 16 * lane; i < kTileBytes; i += 16 * 32)
-        *reinterpret_cast<uint4*>(memory + (values - shared_q) + i) = uint4{};
-      fence_shared_for_async();
-      __syncwarp();
-      if (lane == 0) barrier_arrive(tail);
+    if (valid < kTileKeys) {
+      int keys = valid;
+      asm volatile("" : "+r"(keys));  // nothing of this is worked out for the tiles before
+      if ((kParts > 1 ? warp % 4 : warp) == 0) {
+        // Past the end lies another sequence, or nothing yet: a weight of zero would make a NaN of its infinity.
+        for (int i = keys * kRowBytes + 16 * lane; i < kTileBytes; i += 16 * 32)
+          *reinterpret_cast<uint4*>(memory + (values - shared_q) + i) = uint4{};
+        fence_shared_for_async();
+        __syncwarp();
+        if (lane == 0) barrier_arrive(tail);
+      }
+      mask_scores(score, keys, lane);
     }
-    mask_scores(score, valid, lane);
-    state.look_at(score, sum, scale_log2);
-    // In two halves: the first one's products run while the second is worked out.
-    const uint64_t value_rows = matrix_descriptor<kRowBytes>(values);
+    const uint64_t value_rows = matrix_descriptor<kRowBytes>(values, shared_ones - values);
     uint32_t p[kTileKeys / 16][4];
-    const auto add_values = [&](auto half) {
-      constexpr int kHalf = decltype(half)::value;
-      state.template exponentiate<4 * kHalf, 4 * kHalf + 4>(score, scale_log2);
+    if (tile == part) state.begin(score, scale_log2);
+    state.template probabilities<E>(score, p, sum, scale_log2);
+    if (valid < kTileKeys) barrier_wait(tail, 0);
+    warpgroup_fence();
 #pragma unroll
-      for (int j = 2 * kHalf; j < 2 * kHalf + 2; ++j) pack_probabilities<E>(score, j, p[j]);
-      if (kHalf == 0 && valid < kTileKeys) barrier_wait(tail, 0);
-      warpgroup_fence();
-#pragma unroll
-      for (int j = 2 * kHalf; j < 2 * kHalf + 2; ++j)
-        warpgroup_multiply_add_nn<E>(sum, p[j], value_rows + j * kRowBytes);  // 16 rows, in units of 16 bytes
-      warpgroup_commit();
-    };
-    add_values(std::integral_constant<int, 0>());
-    add_values(std::integral_constant<int, 1>());
+    for (int j = 0; j < kTileKeys / 16; ++j)
+      // 16 rows, in units of 16 bytes; the ones stay where they are.
+      warpgroup_multiply_add_nn<E>(sum, p[j],
+                                   value_rows + j * kRowBytes - (static_cast<uint64_t>(j * kRowBytes) << 16));
+    warpgroup_commit();
     // The next tiles into stages that their readers have most likely left; another part may still be at its last one.
     const int left = tile - kLag * kParts;
     if (threadIdx.x == 0 && left >= 0)
@@ -184,7 +190,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
     add_parts<E, Shape>(parts, real, out, hidden);
   } else {
     named_barrier_wait(1 + group, 128);  // nobody reads the queries any more
-    stage_rows<E, kHeadSize>(memory, warp * 16, lane, sum, state);
+    stage_rows<E, kHeadSize>(memory, warp * 16, lane, sum);
     __syncwarp();
     store_rows<E, kHeadSize, 16>(memory, warp * 16, lane, real - warp * 16, out, hidden);
   }

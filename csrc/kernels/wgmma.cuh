@@ -20,13 +20,13 @@ inline bool has_warpgroups(int capability) {
 }
 
 // Rows of kRowBytes (64 or 128), 16-byte chunks xor-ed with the row as the hardware's 64- and 128-byte swizzles do;
-// groups of eight rows follow each other. PTX ISA, "Shared Memory Matrix Layout".
+// groups of eight rows follow each other. PTX ISA, "Shared Memory Matrix Layout". further: bytes to the rows' columns
+// from kRowBytes on, where columns are contiguous and there are more of them.
 template <int kRowBytes>
-__device__ uint64_t matrix_descriptor(uint32_t shared) {
+__device__ uint64_t matrix_descriptor(uint32_t shared, uint32_t further = 16) {
   static_assert(kRowBytes == 64 || kRowBytes == 128);
   constexpr uint64_t kSwizzle = kRowBytes == 128 ? 1 : 2;
-  return (static_cast<uint64_t>(shared & 0x3FFFF) >> 4) | uint64_t{1} << 16 | uint64_t{8 * kRowBytes / 16} << 32 |
-         kSwizzle << 62;
+  return ((shared & 0x3FFFF) >> 4 | further >> 4 << 16) | uint64_t{8 * kRowBytes / 16} << 32 | kSwizzle << 62;
 }
 
 __device__ inline void warpgroup_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -57,10 +57,14 @@ __device__ void warpgroup_keep(float (&d)[kCount][4]) {
 #define FTBERT_D8 "{%0,%1,%2,%3,%4,%5,%6,%7}"
 #define FTBERT_D12 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11}"
 #define FTBERT_D16 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}"
+#define FTBERT_D20 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19}"
 #define FTBERT_D24 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23}"
 #define FTBERT_D32                                                                                              \
   "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28," \
   "%29,%30,%31}"
+#define FTBERT_D36                                                                                              \
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28," \
+  "%29,%30,%31,%32,%33,%34,%35}"
 #define FTBERT_D48                                                                                              \
   "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28," \
   "%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}"
@@ -124,30 +128,30 @@ __device__ void warpgroup_multiply_nt(float (&d)[kColumns8][4], uint64_t a, uint
 // contiguous.
 template <class E, int kColumns8>
 __device__ void warpgroup_multiply_add_nn(float (&d)[kColumns8][4], const uint32_t (&a)[4], uint64_t b) {
-  static_assert(kColumns8 == 4 || kColumns8 == 8);
-#define FTBERT_NN32(type)                                                                 \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type " " FTBERT_D16 \
-               ", {%16,%17,%18,%19}, %20, 1, 1, 1, 1;"                                    \
-               : FTBERT_R16(d, 0)                                                         \
+  static_assert(kColumns8 == 5 || kColumns8 == 9);
+#define FTBERT_NN40(type)                                                                 \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n40k16.f32." type "." type " " FTBERT_D20 \
+               ", {%20,%21,%22,%23}, %24, 1, 1, 1, 1;"                                    \
+               : FTBERT_R16(d, 0), FTBERT_R4(d, 4)                                        \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-#define FTBERT_NN64(type)                                                                 \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " FTBERT_D32 \
-               ", {%32,%33,%34,%35}, %36, 1, 1, 1, 1;"                                    \
-               : FTBERT_R16(d, 0), FTBERT_R16(d, 4)                                       \
+#define FTBERT_NN72(type)                                                                 \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n72k16.f32." type "." type " " FTBERT_D36 \
+               ", {%36,%37,%38,%39}, %40, 1, 1, 1, 1;"                                    \
+               : FTBERT_R16(d, 0), FTBERT_R16(d, 4), FTBERT_R4(d, 8)                      \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-  if constexpr (kColumns8 == 4) {
+  if constexpr (kColumns8 == 5) {
     if constexpr (__is_same(E, __half))
-      FTBERT_NN32("f16");
+      FTBERT_NN40("f16");
     else
-      FTBERT_NN32("bf16");
+      FTBERT_NN40("bf16");
   } else {
     if constexpr (__is_same(E, __half))
-      FTBERT_NN64("f16");
+      FTBERT_NN72("f16");
     else
-      FTBERT_NN64("bf16");
+      FTBERT_NN72("bf16");
   }
-#undef FTBERT_NN32
-#undef FTBERT_NN64
+#undef FTBERT_NN40
+#undef FTBERT_NN72
 }
 
 #undef FTBERT_R4
