@@ -17,7 +17,6 @@ import json
 import random
 import statistics
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from ftbert import gemm_table  # noqa: E402
 from ftbert.gemm_rows import Product, Row  # noqa: E402
 from ftbert.gemm_table import Machine, in_force, put_in_force  # noqa: E402
 from ftbert.layer_tuning import MOST_ROWS, Layer, LayerTuner, layers_of  # noqa: E402
-from ftbert.product_bench import in_turns  # noqa: E402
+from ftbert.product_bench import held_in_turns, in_turns  # noqa: E402
 from ftbert.tuning import (  # noqa: E402
     HOT,
     Algorithm,
@@ -111,14 +110,11 @@ def compare(bench: Bench, algorithms: list[Algorithm]) -> list[float]:
 def between_products(product: Product, m: int) -> dict[str, Any]:
     bench, runs = Bench(product, m), Bench(product, gemm_table.tuner_module().rows(m))
     own = [bench.heuristics(1)[0], *search(bench, [bench.chosen()])[:4]]
+    recordings = [*(bench.record(algorithm) for algorithm in own), runs.record(runs.chosen())]
     if m < HOT:
-        recordings = [*(bench.record(algorithm) for algorithm in own), runs.record(runs.chosen())]
         times = [statistics.median(of_one) for of_one in in_turns(recordings, 27)]
     else:
-        calls: list[Callable[[], float]] = [partial(bench.hot_microseconds, algorithm) for algorithm in own]
-        calls.append(partial(runs.hot_microseconds, runs.chosen()))
-        rounds = [[call() for call in calls] for _ in range(3)]
-        times = [statistics.median(of_one) for of_one in zip(*rounds, strict=True)]
+        times = held_in_turns(recordings, 9)
     return {"product": str(product), "m": m, "default_us": times[0], "table_us": times[-1], "own_us": min(times)}
 
 

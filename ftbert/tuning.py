@@ -196,6 +196,7 @@ class ProductTuner:
         self._made: dict[int, Row] = {}  # by the m timed
         self._winners: dict[tuple[int, ...], Algorithm] = {}
         self._heats: dict[tuple[int, ...], float] = {}
+        self._yardstick: Algorithm | None = None
 
     def row(self, first: int, last: int) -> Row:
         """The row for m from first to last.
@@ -280,9 +281,12 @@ class ProductTuner:
         return row
 
     def _heats_of(self, algorithms: Sequence[Algorithm]) -> list[float]:
+        """All next to the one that was measured first."""
         new = [algorithm for algorithm in algorithms if tuple(algorithm.data) not in self._heats]
         if new:
-            heats = self._bench(_HOT_AT).heats(new)
+            bench = self._bench(_HOT_AT)
+            self._yardstick = self._yardstick or bench.heuristics(1)[0]
+            heats = bench.heats([self._yardstick, *new])[1:]
             self._heats |= {tuple(algorithm.data): heat for algorithm, heat in zip(new, heats, strict=True)}
         return [self._heats[tuple(algorithm.data)] for algorithm in algorithms]
 

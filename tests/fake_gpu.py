@@ -59,7 +59,7 @@ def fake_gpu(
             return [[one * (1 + 0.001 * (i % 2)) for i in range(rounds)] for one in us]
 
         def heats(self, chosen: list[FakeAlgorithm]) -> list[float]:
-            return [algorithm.heat for algorithm in chosen]
+            return [algorithm.heat / chosen[0].heat for algorithm in chosen]
 
         def error(self, algorithm: FakeAlgorithm) -> float:
             return 0.5 if algorithm.wrong else 1e-4

@@ -13,6 +13,7 @@ from fake_gpu import QKV, FakeAlgorithm, fake_gpu, known, searched
 
 from ftbert import tuning
 from ftbert.gemm_rows import Product, Row
+from ftbert.product_bench import held_in_turns
 from ftbert.tuning import ProductTuner, buckets, without_layernorm
 
 
@@ -184,11 +185,30 @@ def test_recordings_take_turns() -> None:
     def recording(name: str) -> tuning.Recording:
         times = iter((1.0, 2.0, 3.0))
         graph = SimpleNamespace(microseconds=lambda: (ran.append(name), next(times))[1])
-        return tuning.Recording(SimpleNamespace(), graph)
+        return tuning.Recording(SimpleNamespace(), graph, 4)
 
-    never = tuning.Recording(SimpleNamespace(), None)  # what cuBLASLt refuses after all
+    never = tuning.Recording(SimpleNamespace(), None, 4)  # what cuBLASLt refuses after all
     assert tuning.in_turns([recording("a"), never, recording("b")], 3) == [[1, 2, 3], [math.inf] * 3, [1, 2, 3]]
     assert ran == ["a", "b"] * 3
+
+
+def test_held_times_do_not_depend_on_what_ran_before_or_on_a_moment() -> None:
+    at = 0.0  # seconds
+
+    def recording(us: float) -> tuning.Recording:
+        def microseconds() -> float:
+            nonlocal at
+            clock = 1.2 if at < 0.1 else 0.8 if at % 1 > 0.9 else 1.0  # after a pause; and for 0.1 s every second
+            at += 1000 * us / clock / 1e6
+            return us / clock
+
+        return tuning.Recording(SimpleNamespace(), SimpleNamespace(microseconds=microseconds), 1000)
+
+    never = tuning.Recording(SimpleNamespace(), None, 1000)  # what cuBLASLt refuses after all
+    for pause in (0.0, 0.3, 0.85, 0.95):
+        at = pause
+        assert held_in_turns([recording(5.0), never, recording(4.0), recording(6.0)]) == [5.0, math.inf, 4.0, 6.0]
+    assert at > 0.7  # 5 times 40 ms each, and a start
 
 
 def test_rows_of_the_other_16_bit_type_take_the_place_of_the_search(monkeypatch: pytest.MonkeyPatch) -> None:

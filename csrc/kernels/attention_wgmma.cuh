@@ -26,7 +26,7 @@ struct WgmmaAttention {
   static constexpr int kOnesBytes = 16 * kHeadSize * 2;         // of 16 rows
   // Queries; keys and values of each stage; ones; barriers. 1024: the swizzle repeats every eight rows of 128 bytes,
   // counted from an address of that alignment.
-  static constexpr int kBytes = 1024 + (kGroups + 2 * kStages) * kTileBytes + kOnesBytes + 8 * (2 * kStages + 2);
+  static constexpr int kBytes = 1024 + (kGroups + 2 * kStages) * kTileBytes + kOnesBytes + 8 * (3 * kStages + 2);
   static_assert(kParts == 1 || kParts * sizeof(PartialRows<kHeadSize>) <= 2 * kStages * kTileBytes);
 };
 
@@ -77,8 +77,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
   const uint32_t shared_q = (unaligned + 1023) / 1024 * 1024, shared_kv = shared_q + Shape::kGroups * kTileBytes;
   char* const memory = unaligned_memory + (shared_q - unaligned);
   const uint32_t shared_ones = shared_kv + 2 * kStages * kTileBytes;
-  const uint32_t full = shared_ones + Shape::kOnesBytes, empty = full + 8 * kStages, tail = empty + 8 * kStages;
-  const uint32_t asked = kParts > 1 ? tail + 8 : full;  // all parts wait for the queries, not all for the first keys
+  // Of each stage: keys are there; values are; nobody reads them any more. Then the queries are; the last values end in
+  // zeros.
+  const uint32_t keys_in = shared_ones + Shape::kOnesBytes, values_in = keys_in + 8 * kStages;
+  const uint32_t empty = values_in + 8 * kStages, queries_in = empty + 8 * kStages, tail = queries_in + 8;
   const int64_t hidden = static_cast<int64_t>(heads) * kHeadSize;
   const int groups = min(Shape::kGroups, (block.length - block.first_query + 63) / 64);  // those that have queries
   const int tiles = (block.length + kTileKeys - 1) / kTileKeys;
@@ -86,24 +88,25 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
 
   const auto load_keys_values = [&](int tile) {
     const int stage = tile % kStages, row = row0 + tile * kTileKeys, column = block.head * kHeadSize;
-    const uint32_t to = shared_kv + stage * 2 * kTileBytes, barrier = full + 8 * stage;
-    barrier_expect(barrier, (tile == 0 && kParts == 1 ? 2 + groups : 2) * kTileBytes);
-    tma_load(to, map, column + static_cast<int>(hidden), row, barrier);
-    tma_load(to + kTileBytes, map, column + 2 * static_cast<int>(hidden), row, barrier);
+    const uint32_t to = shared_kv + stage * 2 * kTileBytes;
+    barrier_expect(keys_in + 8 * stage, kTileBytes);
+    tma_load(to, map, column + static_cast<int>(hidden), row, keys_in + 8 * stage);
+    barrier_expect(values_in + 8 * stage, kTileBytes);
+    tma_load(to + kTileBytes, map, column + 2 * static_cast<int>(hidden), row, values_in + 8 * stage);
   };
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
-      barrier_init(full + 8 * s, 1);
+      barrier_init(keys_in + 8 * s, 1);
+      barrier_init(values_in + 8 * s, 1);
       barrier_init(empty + 8 * s, 4 * groups);  // of several parts one
     }
+    barrier_init(queries_in, 1);
     barrier_init(tail, 1);
-    if (kParts > 1) barrier_init(asked, 1);
     barrier_init_fence();
-    if (kParts > 1) barrier_expect(asked, kTileBytes);
-    load_keys_values(0);
+    barrier_expect(queries_in, groups * kTileBytes);
     for (int g = 0; g < groups; ++g)
-      tma_load(shared_q + g * kTileBytes, map, block.head * kHeadSize, row0 + block.first_query + g * 64, asked);
-    for (int tile = 1; tile < min(tiles, kStages); ++tile) load_keys_values(tile);
+      tma_load(shared_q + g * kTileBytes, map, block.head * kHeadSize, row0 + block.first_query + g * 64, queries_in);
+    for (int tile = 0; tile < min(tiles, kStages); ++tile) load_keys_values(tile);
   }
   for (int i = threadIdx.x; i < Shape::kOnesBytes / 16; i += Shape::kThreads)
     reinterpret_cast<uint4*>(memory + (shared_ones - shared_q))[i] = {kOnes<E>, kOnes<E>, kOnes<E>, kOnes<E>};
@@ -121,14 +124,14 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
   int stage = part;
   uint32_t parity = 0;
   const auto start_scores = [&] {
-    barrier_wait(full + 8 * stage, parity);
+    barrier_wait(keys_in + 8 * stage, parity);
     const uint64_t keys = matrix_descriptor<kRowBytes>(shared_kv + stage * 2 * kTileBytes);
     warpgroup_fence();
 #pragma unroll
     for (int d = 0; d < kHeadSize / 16; ++d) warpgroup_multiply_nt<E>(score, queries + d * 2, keys + d * 2, d > 0);
     warpgroup_commit();
   };
-  if (kParts > 1) barrier_wait(asked, 0);
+  barrier_wait(queries_in, 0);
   if (part < tiles) start_scores();
   warpgroup_wait();
   warpgroup_keep(score);
@@ -141,6 +144,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
       asm volatile("" : "+r"(keys));  // nothing of this is worked out for the tiles before
       if ((kParts > 1 ? warp % 4 : warp) == 0) {
         // Past the end lies another sequence, or nothing yet: a weight of zero would make a NaN of its infinity.
+        barrier_wait(values_in + 8 * stage, parity);
         for (int i = keys * kRowBytes + 16 * lane; i < kTileBytes; i += 16 * 32)
           *reinterpret_cast<uint4*>(memory + (values - shared_q) + i) = uint4{};
         fence_shared_for_async();
@@ -153,6 +157,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
     uint32_t p[kTileKeys / 16][4];
     if (tile == part) state.begin(score, scale_log2);
     state.template probabilities<E>(score, p, sum, scale_log2);
+    barrier_wait(values_in + 8 * stage, parity);
     if (valid < kTileKeys) barrier_wait(tail, 0);
     warpgroup_fence();
 #pragma unroll
