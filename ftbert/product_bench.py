@@ -21,7 +21,7 @@ Algorithm = Any
 
 NO_TUNER = "this build of ftbert has no tuner: Python's headers were missing when it was made"
 _AT_ONCE = 64  # graphs that exist at a time
-_HELD_SECONDS = 0.04  # of which the latter half counts
+_HELD_SECONDS = 0.03  # of which the latter half counts
 _WEIGHT_BYTES = 160 << 20  # more than any L2 cache, and about what a BERT-base has
 
 
@@ -93,7 +93,7 @@ class Bench:
     def heats(self, algorithms: Sequence[Algorithm]) -> list[float]:
         """How much longer each takes when the GPU does nothing else for a while, next to what the first one does: where
         power is limited, an algorithm that needs more of it lowers the clock more. Infinite for one that cannot run
-        after all. 0.2 s each."""
+        after all. 0.15 s each."""
         launches = min(128, self._b.numel() // (self.product.n * self.product.k))
         recordings = [self.record(a, launches) for a in algorithms]
         cool = [statistics.median(times) for times in in_turns(recordings, 9)]
@@ -163,7 +163,6 @@ def held_in_turns(recordings: Sequence[Recording], rounds: int = 5) -> list[floa
     turns, between others in each, and the median counts."""
     windows: list[list[float]] = [[] for _ in recordings]
     shuffled = random.Random(0)
-    _hold(recordings[0], 0.1)
     for _ in range(rounds):
         for i in shuffled.sample(range(len(recordings)), len(recordings)):
             times = _hold(recordings[i], _HELD_SECONDS)

@@ -195,7 +195,7 @@ class ProductTuner:
         self._before: tuple[int, ...] | None = None  # the row made last
         self._made: dict[int, Row] = {}  # by the m timed
         self._winners: dict[tuple[int, ...], Algorithm] = {}
-        self._heats: dict[tuple[int, ...], float] = {}
+        self._heats: dict[tuple[int, int], float] = {}  # by id and tile
         self._yardstick: Algorithm | None = None
 
     def row(self, first: int, last: int) -> Row:
@@ -281,14 +281,16 @@ class ProductTuner:
         return row
 
     def _heats_of(self, algorithms: Sequence[Algorithm]) -> list[float]:
-        """All next to the one that was measured first."""
-        new = [algorithm for algorithm in algorithms if tuple(algorithm.data) not in self._heats]
+        """All next to the first that was measured. The tile stands for the algorithm: what else distinguishes two of
+        them moves their power less than it can be measured."""
+        tiles = [(algorithm.id, algorithm.tile) for algorithm in algorithms]
+        new = {tile: a for tile, a in zip(tiles, algorithms, strict=True) if tile not in self._heats}
         if new:
             bench = self._bench(_HOT_AT)
             self._yardstick = self._yardstick or bench.heuristics(1)[0]
-            heats = bench.heats([self._yardstick, *new])[1:]
-            self._heats |= {tuple(algorithm.data): heat for algorithm, heat in zip(new, heats, strict=True)}
-        return [self._heats[tuple(algorithm.data)] for algorithm in algorithms]
+            heats = bench.heats([self._yardstick, *new.values()])[1:]
+            self._heats |= dict(zip(new, heats, strict=True))
+        return [self._heats[tile] for tile in tiles]
 
     def _bench(self, m: int) -> Bench:
         return Bench(self._measured_as, m, self.device)

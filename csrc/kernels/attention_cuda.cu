@@ -61,9 +61,9 @@ void launch_mma(const Call& call) {
                     call.scale_log2, bias_of<E>(call), static_cast<E*>(call.out));
 }
 
-template <class E, int kHeadSize, int kGroups, int kStages, int kParts = 1>
+template <class E, int kHeadSize, int kGroups, int kStages, int kParts, bool kApart>
 void launch_wgmma(const Call& call) {
-  using Shape = WgmmaAttention<kHeadSize, kGroups, kStages, kParts>;
+  using Shape = WgmmaAttention<kHeadSize, kGroups, kStages, kParts, kApart>;
   const Grid grid(call, Shape::kQueries);
   if (call.tokens == 0) return;  // there is no map of nothing
   const auto kernel = attention_wgmma<E, Shape>;
@@ -98,9 +98,10 @@ void launch(const Call& call) {
       // 7.0 (12 heads of 64, H200).
       if (call.hopper) {
         const bool room = Grid(call, 64).ctas <= static_cast<unsigned>(call.context.sm_count);
-        if (call.max_seqlen <= (room ? 192 : 128)) return launch_wgmma<E, kHeadSize, 1, 2>(call);
-        if (room) return launch_wgmma<E, kHeadSize, 1, 6, 2>(call);
-        return launch_wgmma<E, kHeadSize, 2, 5>(call);
+        if (room && call.max_seqlen <= 192) return launch_wgmma<E, kHeadSize, 1, 2, 1, false>(call);
+        if (room) return launch_wgmma<E, kHeadSize, 1, 6, 2, false>(call);
+        if (call.max_seqlen <= 128) return launch_wgmma<E, kHeadSize, 1, 2, 1, true>(call);
+        return launch_wgmma<E, kHeadSize, 2, 5, 1, true>(call);
       }
     }
     if (call.max_seqlen <= 64) return launch_mma<E, kHeadSize, 4, 1>(call);
