@@ -6,8 +6,7 @@ Layer: for each number of tokens the sum of one layer's four products, two of th
 cuBLASLt's first proposals and with the table, measured here in turns. Whole models, packed calls: with cuBLASLt's first
 proposals everywhere, without a table, and with it, in turns. Between: random m; what the encoder runs for it (m rounded
 up, with the table's choice) against the best of tuning for just that m, in turns too. Up to 1024 rows, where a layer's
-products are chosen together, it is the time of whole layers; from 2048 rows on, where power counts, all are timed when
-the GPU has done nothing else for a while, as the tuner compares them.
+products are chosen together, it is the time of whole layers.
 """
 
 from __future__ import annotations
@@ -33,9 +32,8 @@ from ftbert import gemm_table  # noqa: E402
 from ftbert.gemm_rows import Product, Row  # noqa: E402
 from ftbert.gemm_table import Machine, in_force, put_in_force  # noqa: E402
 from ftbert.layer_tuning import MOST_ROWS, Layer, LayerTuner, layers_of  # noqa: E402
-from ftbert.product_bench import held_in_turns, in_turns  # noqa: E402
+from ftbert.product_bench import in_turns  # noqa: E402
 from ftbert.tuning import (  # noqa: E402
-    HOT,
     Algorithm,
     Bench,
     ProductTuner,
@@ -111,10 +109,7 @@ def between_products(product: Product, m: int) -> dict[str, Any]:
     bench, runs = Bench(product, m), Bench(product, gemm_table.tuner_module().rows(m))
     own = [bench.heuristics(1)[0], *search(bench, [bench.chosen()])[:4]]
     recordings = [*(bench.record(algorithm) for algorithm in own), runs.record(runs.chosen())]
-    if m < HOT:
-        times = [statistics.median(of_one) for of_one in in_turns(recordings, 27)]
-    else:
-        times = held_in_turns(recordings, 9)
+    times = [statistics.median(of_one) for of_one in in_turns(recordings, 27)]
     return {"product": str(product), "m": m, "default_us": times[0], "table_us": times[-1], "own_us": min(times)}
 
 

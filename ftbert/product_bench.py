@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ Algorithm = Any
 
 NO_TUNER = "this build of ftbert has no tuner: Python's headers were missing when it was made"
 _AT_ONCE = 64  # graphs that exist at a time
-_HELD_SECONDS = 0.03  # of which the latter half counts
 _WEIGHT_BYTES = 160 << 20  # more than any L2 cache, and about what a BERT-base has
 
 
@@ -83,23 +81,11 @@ class Bench:
         """This product in a CUDA graph, for `in_turns`."""
         bias = self._bias.data_ptr() if self.product.bias else 0
         a, b, c = self._a.data_ptr(), self._b.data_ptr(), self._c.data_ptr()
-        launches = launches or self.launches
-        return Recording(self, self._tuner.record(algorithm, a, b, launches, bias, c), launches)
+        return Recording(self, self._tuner.record(algorithm, a, b, launches or self.launches, bias, c))
 
     def microseconds(self, algorithm: Algorithm, rounds: int = 5) -> float:
         """Median time of one product; infinite for an algorithm that cannot run after all."""
         return statistics.median(self.times([algorithm], rounds)[0])
-
-    def heats(self, algorithms: Sequence[Algorithm]) -> list[float]:
-        """How much longer each takes when the GPU does nothing else for a while, next to what the first one does: where
-        power is limited, an algorithm that needs more of it lowers the clock more. Infinite for one that cannot run
-        after all. 0.15 s each."""
-        launches = min(128, self._b.numel() // (self.product.n * self.product.k))
-        recordings = [self.record(a, launches) for a in algorithms]
-        cool = [statistics.median(times) for times in in_turns(recordings, 9)]
-        held = held_in_turns(recordings)
-        longer = [us / once if math.isfinite(once) else math.inf for us, once in zip(held, cool, strict=True)]
-        return [ratio / longer[0] for ratio in longer]
 
     def error(self, algorithm: Algorithm) -> float:
         """Largest absolute difference to the product in float32, over the size of its largest element."""
@@ -133,7 +119,6 @@ class Recording:
 
     bench: Bench
     graph: Any  # ftbert.lib._tuning.Recording; None: the algorithm cannot run after all
-    launches: int  # products in it
 
     def microseconds(self) -> float:
         """Replays it: the time of one product, or infinity."""
@@ -155,26 +140,6 @@ def in_turns(recordings: Sequence[Timed], rounds: int) -> list[list[float]]:
         for recording, found in zip(recordings, times, strict=True):
             found.append(recording.microseconds())
     return times
-
-
-def held_in_turns(recordings: Sequence[Recording], rounds: int = 5) -> list[float]:
-    """Microseconds of each when the GPU does nothing else for a while. A GPU that is limited by power takes some 100 ms
-    after a pause to lower its clock, and then lowers it too far now and then, for as long again: each takes several
-    turns, between others in each, and the median counts."""
-    windows: list[list[float]] = [[] for _ in recordings]
-    shuffled = random.Random(0)
-    for _ in range(rounds):
-        for i in shuffled.sample(range(len(recordings)), len(recordings)):
-            times = _hold(recordings[i], _HELD_SECONDS)
-            windows[i].append(statistics.median(times[len(times) // 2 :]))
-    return [statistics.median(of_one) for of_one in windows]
-
-
-def _hold(recording: Recording, for_seconds: float) -> list[float]:
-    launches_us = recording.microseconds() * recording.launches
-    if not math.isfinite(launches_us):
-        return [math.inf]
-    return [recording.microseconds() for _ in range(max(2, round(1e6 * for_seconds / launches_us)))]
 
 
 def _operand(name: str, elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

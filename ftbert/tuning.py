@@ -41,7 +41,6 @@ __all__ = [
 
 _CONFIG = ("id", "tile", "stages", "split_k", "reduction", "swizzle", "custom", "inner_shape", "cluster")
 _SEARCHED = (32, 128, 512, 1024, 2048, 4096, 8192)  # m
-HOT, _HOT_AT = 2048, 4096  # m from which power counts, and where it is measured
 _OTHER_16_BIT = {"fp16": "bf16", "bf16": "fp16"}
 
 
@@ -195,8 +194,6 @@ class ProductTuner:
         self._before: tuple[int, ...] | None = None  # the row made last
         self._made: dict[int, Row] = {}  # by the m timed
         self._winners: dict[tuple[int, ...], Algorithm] = {}
-        self._heats: dict[tuple[int, int], float] = {}  # by id and tile
-        self._yardstick: Algorithm | None = None
 
     def row(self, first: int, last: int) -> Row:
         """The row for m from first to last.
@@ -247,25 +244,21 @@ class ProductTuner:
         self, bench: Bench, first: int, default: Algorithm, best: Iterable[Algorithm], rival: Algorithm | None = None
     ) -> Row:
         """The row of the winner among these, timed in turns, if it beats the rival: cuBLASLt's first proposal, if
-        nobody else. With many rows the winner is who would be the fastest when the GPU does nothing else for a while,
-        and is not slower than that proposal when it does."""
+        nobody else."""
         last, rival = bench.m, rival or default
         finalists = list({tuple(algorithm.data): algorithm for algorithm in (default, rival, *best)}.values())
         beaten = next(i for i, algorithm in enumerate(finalists) if tuple(algorithm.data) == tuple(rival.data))
         rounds = bench.times(finalists, 9)
         us = [statistics.median(times) for times in rounds]
-        heats = self._heats_of(finalists) if last >= HOT else [1.0] * len(us)
 
-        cost = [a * b for a, b in zip(us, heats, strict=True)]
-        order = sorted(range(len(us)), key=cost.__getitem__)
-        tied = [i for i in order if cost[i] <= 1.004 * cost[order[0]] and tuple(finalists[i].data) == self._before]
+        order = sorted(range(len(us)), key=us.__getitem__)
+        tied = [i for i in order if us[i] <= 1.004 * us[order[0]] and tuple(finalists[i].data) == self._before]
         able = (i for i in [*tied, *order] if i == 0 or (us[i] <= us[0] and verified(bench, finalists[i])))
         winner = next(able, beaten)
         recent = {tuple(a.data): a for a in [*(finalists[i] for i in order), *self._recent]}
         self._recent = list(recent.values())[:8]
 
-        hotter = heats[winner] / heats[beaten]
-        ratios = [hotter * mine / other for mine, other in zip(rounds[winner], rounds[beaten], strict=True)]
+        ratios = [mine / other for mine, other in zip(rounds[winner], rounds[beaten], strict=True)]
         ratio = statistics.median(ratios)
         noise = 1.5 * statistics.median(abs(r - ratio) for r in ratios)
         if winner in (0, beaten) or ratio + max(noise, 0.003) >= 1:
@@ -279,18 +272,6 @@ class ProductTuner:
             self._winners[tuple(algorithm.data)] = algorithm
         self._made[last] = row
         return row
-
-    def _heats_of(self, algorithms: Sequence[Algorithm]) -> list[float]:
-        """All next to the first that was measured. The tile stands for the algorithm: what else distinguishes two of
-        them moves their power less than it can be measured."""
-        tiles = [(algorithm.id, algorithm.tile) for algorithm in algorithms]
-        new = {tile: a for tile, a in zip(tiles, algorithms, strict=True) if tile not in self._heats}
-        if new:
-            bench = self._bench(_HOT_AT)
-            self._yardstick = self._yardstick or bench.heuristics(1)[0]
-            heats = bench.heats([self._yardstick, *new.values()])[1:]
-            self._heats |= dict(zip(new, heats, strict=True))
-        return [self._heats[tile] for tile in tiles]
 
     def _bench(self, m: int) -> Bench:
         return Bench(self._measured_as, m, self.device)

@@ -18,8 +18,8 @@ class FakeAlgorithm:
 
     layernorm = 0.0
 
-    def __init__(self, number: int, us: Callable[[int], float], wrong: bool = False, heat: float = 1.1) -> None:
-        self.data, self.us, self.wrong, self.heat = (number,) * 8, us, wrong, heat
+    def __init__(self, number: int, us: Callable[[int], float], wrong: bool = False) -> None:
+        self.data, self.us, self.wrong = (number,) * 8, us, wrong
         self.id, self.tile, self.split_k = 66, number, 1
         self.tile_rows = self.tile_columns = 128
         self.folds = False
@@ -57,9 +57,6 @@ def fake_gpu(
         def times(self, chosen: list[FakeAlgorithm], rounds: int = 5, launches: int = 0) -> list[list[float]]:
             us = [a.us(self.m) + self.product.layernorm * a.layernorm for a in chosen]
             return [[one * (1 + 0.001 * (i % 2)) for i in range(rounds)] for one in us]
-
-        def heats(self, chosen: list[FakeAlgorithm]) -> list[float]:
-            return [algorithm.heat / chosen[0].heat for algorithm in chosen]
 
         def error(self, algorithm: FakeAlgorithm) -> float:
             return 0.5 if algorithm.wrong else 1e-4

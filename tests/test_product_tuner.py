@@ -13,7 +13,6 @@ from fake_gpu import QKV, FakeAlgorithm, fake_gpu, known, searched
 
 from ftbert import tuning
 from ftbert.gemm_rows import Product, Row
-from ftbert.product_bench import held_in_turns
 from ftbert.tuning import ProductTuner, buckets, without_layernorm
 
 
@@ -185,29 +184,11 @@ def test_recordings_take_turns() -> None:
     def recording(name: str) -> tuning.Recording:
         times = iter((1.0, 2.0, 3.0))
         graph = SimpleNamespace(microseconds=lambda: (ran.append(name), next(times))[1])
-        return tuning.Recording(SimpleNamespace(), graph, 4)
+        return tuning.Recording(SimpleNamespace(), graph)
 
-    never = tuning.Recording(SimpleNamespace(), None, 4)  # what cuBLASLt refuses after all
+    never = tuning.Recording(SimpleNamespace(), None)  # what cuBLASLt refuses after all
     assert tuning.in_turns([recording("a"), never, recording("b")], 3) == [[1, 2, 3], [math.inf] * 3, [1, 2, 3]]
     assert ran == ["a", "b"] * 3
-
-
-def test_held_times_do_not_depend_on_what_ran_before_or_on_a_moment() -> None:
-    at = 0.0  # seconds
-
-    def recording(us: float) -> tuning.Recording:
-        def microseconds() -> float:
-            nonlocal at
-            clock = 1.2 if at < 0.1 else 0.8 if at % 1 > 0.9 else 1.0  # after a pause; and for 0.1 s every second
-            at += 1000 * us / clock / 1e6
-            return us / clock
-
-        return tuning.Recording(SimpleNamespace(), SimpleNamespace(microseconds=microseconds), 1000)
-
-    never = tuning.Recording(SimpleNamespace(), None, 1000)  # what cuBLASLt refuses after all
-    for pause in (0.0, 0.3, 0.85, 0.95):
-        at = pause
-        assert held_in_turns([recording(5.0), never, recording(4.0), recording(6.0)]) == [5.0, math.inf, 4.0, 6.0]
 
 
 def test_rows_of_the_other_16_bit_type_take_the_place_of_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,8 +261,8 @@ def test_rows_that_help_nothing_leave_the_search(monkeypatch: pytest.MonkeyPatch
 NORM = Product("fp16", 768, 768, bias=True, layernorm=True)
 
 
-def own(number: int, us: float, id: int, heat: float = 1.1) -> FakeAlgorithm:
-    algorithm = FakeAlgorithm(number, lambda m: us, heat=heat)
+def own(number: int, us: float, id: int) -> FakeAlgorithm:
+    algorithm = FakeAlgorithm(number, lambda m: us)
     algorithm.id = id
     return algorithm
 
@@ -295,13 +276,6 @@ def test_a_layernorm_is_contained_where_that_is_faster_than_what_the_product_run
     assert contained.algorithm == (7,) * 8 and contained.config["id"] == -2 and contained.default_us == (10.0,)
     assert two_kernels.algorithm is None and two_kernels.us == (6.0,) and two_kernels.default_us == (10.0,)
     assert tuner.again(129, 192) is None and tuner.again(129, 160) is not None
-
-
-def test_a_contained_layernorm_beats_two_kernels_also_under_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, runs = FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 8.0)
-    fake_gpu(monkeypatch, [first, runs], [own(7, 7.6, -2, heat=1.2)], in_force=runs)
-    assert ProductTuner(NORM).row(129, 192).algorithm == (7,) * 8
-    assert ProductTuner(NORM).row(4097, 4224).algorithm is None
 
 
 def only(bench: Any, product: Product) -> Callable[..., Any]:
@@ -329,37 +303,10 @@ def test_what_a_layernorm_follows_is_timed_with_it(monkeypatch: pytest.MonkeyPat
         assert (row.product, row.algorithm, row.followed) == (plain, followed.data, True)
         assert row.us == pytest.approx((9.9,), rel=2e-3) and row.default_us == pytest.approx((11.3,), rel=2e-3)
         assert bool(at) == searches  # what was timed alone does not take its place
-        # Also where it looks again, and where power counts.
+        # Also where it looks again.
         monkeypatch.setattr(tuning, "Bench", only(tuning.Bench, NORM))
-        tuner.row(4033, 4096)
         tuner.again(193, 256)
         fake_gpu(monkeypatch, [first, alone], [followed, own(7, 1.0, -2)])
     first.layernorm = -9.0
     row = ProductTuner(plain, in_layer=NORM).row(129, 192)
     assert row.algorithm == first.data and row.followed and row.us == row.default_us == (1.0,)
-
-
-def test_heats_measured_at_different_times_compare(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, *others = (FakeAlgorithm(i, lambda m: 10.0, heat=heat) for i, heat in ((1, 1.1), (2, 1.5), (3, 0.9)))
-    fake_gpu(monkeypatch, [first, *others])
-    tuner = ProductTuner(QKV)
-    assert tuner._heats_of(others[:1]) + tuner._heats_of([first, *others]) == pytest.approx(
-        [1.5 / 1.1, 1.0, 1.5 / 1.1, 0.9 / 1.1]
-    )
-    others[0].heat = 7.0
-    assert tuner._heats_of(others[:1]) == pytest.approx([1.5 / 1.1])  # once for each tile
-
-
-def test_with_many_rows_power_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, hot = FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 8.0, heat=1.5)
-    fake_gpu(monkeypatch, [first, hot, FakeAlgorithm(3, lambda m: 9.0)])
-    tuner = ProductTuner(QKV, known=[known(1, 9999, tile) for tile in (2, 3)])
-    few, many = tuner.row(1025, 1088), tuner.row(4097, 4224)
-    assert few.algorithm == (2,) * 8 and many.algorithm == (3,) * 8
-    assert many.us == (9.0,) and many.default_us == (10.0,)  # as measured
-    # Where nothing else is better than cuBLASLt's own choice, that runs; and where what is better under load is slower in
-    # a cool moment.
-    fake_gpu(monkeypatch, [first, hot])
-    assert ProductTuner(QKV, known=[known(1, 9999, 2)]).row(4097, 4224).algorithm == first.data
-    fake_gpu(monkeypatch, [first, FakeAlgorithm(2, lambda m: 10.1, heat=0.9)])
-    assert ProductTuner(QKV, known=[known(1, 9999, 2)]).row(4097, 4224).algorithm == first.data
