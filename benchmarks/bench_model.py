@@ -35,6 +35,7 @@ import torch  # noqa: E402
 from floors import byte_floor, gemm_floor, split  # noqa: E402
 from machine import DTYPES, log, provenance, seconds  # noqa: E402
 from peers import PEERS, Batch, Call, Peer  # noqa: E402
+from runtimes import RUNTIMES  # noqa: E402
 
 from ftbert.token_batches import padded, ragged_lengths, random_sequences  # noqa: E402
 
@@ -78,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     usual = [parse_point(point) for point in (GRID if device.type == "cuda" else CPU_POINTS)]
     points = options.point or [point for point in usual if point[0] in (options.model or SHAPES)]
     wanted = [
-        peer for peer in PEERS
+        peer for peer in (*PEERS, *RUNTIMES)
         if device.type in peer.devices and dtype in peer.dtypes
         and (any(p in peer.name for p in options.peer) if options.peer else options.all_peers or not peer.slow)
     ]  # fmt: skip
@@ -206,8 +207,7 @@ def measure(
             rows[kind.name] = {"failed": error}
             continue
         rows[kind.name] = {"max_abs_diff": error}
-        judged = peer.tolerance is not None and peer.dtype == torch.float32
-        if judged and not error <= peer.tolerance:
+        if not peer.passes(error):
             rows[kind.name]["failed"] = f"differs from transformers by {error:.1e}"
         else:
             calls[kind.name] = call

@@ -1,4 +1,5 @@
-"""The ways of running one BERT that the benchmark compares. A peer is a small class; `PEERS` lists them.
+"""The ways of running one BERT that the benchmark compares: ours and PyTorch's; benchmarks/runtimes.py has those that
+take the model as ONNX or convert it. A peer is a small class; `PEERS` lists them.
 
 A peer is built from the float32 transformers model, prepares what it likes, and gets a batch: `prepare(batch)` is not
 timed and returns the call that is. That call gives the last hidden state: padded [batch, seq, hidden], or one row per
@@ -9,14 +10,8 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import json
-import logging
-import os
-import tempfile
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -48,7 +43,7 @@ class Batch:
 
 
 class Peer:
-    """One contestant. tolerance: largest error at valid tokens in float32; None: reported, not judged."""
+    """One contestant. tolerance: largest error at valid tokens, of 16-bit types 64 roundings; None: not judged."""
 
     name: ClassVar[str]
     devices: ClassVar[Sequence[str]] = ("cpu",)
@@ -67,6 +62,9 @@ class Peer:
 
     def prepare(self, batch: Batch) -> Call:
         raise NotImplementedError
+
+    def passes(self, error: float) -> bool:
+        return self.tolerance is None or error <= max(self.tolerance, 64 * torch.finfo(self.dtype).eps)
 
     @classmethod
     def available(cls) -> bool:
@@ -97,6 +95,17 @@ class FtbertPacked(Ftbert):
     def prepare(self, batch: Batch) -> Call:
         ids, cu, longest = batch.packed, batch.cu_seqlens, max(batch.lengths)
         return lambda: self.model.forward_packed(ids, cu, longest)
+
+
+class FtbertPackedBf16(FtbertPacked):
+    """In a run in fp16: the two types beside each other, under the same clock."""
+
+    name = "ftbert, packed, bf16"
+    dtypes = (torch.float16,)
+
+    def setup(self, reference: Any) -> None:
+        self.dtype = torch.bfloat16
+        super().setup(reference)
 
 
 class Eager(Peer):
@@ -182,109 +191,6 @@ class FastPath(Peer):
             return out
 
         return call
-
-
-class OnnxFloat(Peer):
-    """The transformers model through torch.onnx with dynamic axes."""
-
-    name = "onnxruntime fp32"
-    dtypes: ClassVar[Sequence[torch.dtype]] = (torch.float32,)
-    needs = "onnxruntime"
-
-    def setup(self, reference: Any) -> None:
-        import onnxruntime
-
-        with tempfile.TemporaryDirectory() as folder:
-            options = onnxruntime.SessionOptions()
-            options.intra_op_num_threads = self.threads
-            self.session = onnxruntime.InferenceSession(
-                str(self.model_file(reference, Path(folder))), options, providers=["CPUExecutionProvider"]
-            )
-
-    def model_file(self, reference: Any, folder: Path) -> Path:
-        return export_onnx(reference, folder / "model.onnx")
-
-    def prepare(self, batch: Batch) -> Call:
-        feed = {"input_ids": batch.ids.numpy(), "attention_mask": batch.mask.numpy()}
-        return lambda: torch.from_numpy(self.session.run(None, feed)[0])
-
-
-class OnnxInt8(OnnxFloat):
-    """Dynamic quantisation of every matrix product, int8 weights by channel."""
-
-    name = "onnxruntime int8"
-    dtypes = Peer.dtypes
-    tolerance = None
-
-    def model_file(self, reference: Any, folder: Path) -> Path:
-        from onnxruntime.quantization import QuantType, quantize_dynamic
-
-        target = folder / "int8.onnx"
-        quantize_dynamic(
-            export_onnx(reference, folder / "model.onnx"), target, weight_type=QuantType.QInt8, per_channel=True
-        )
-        return target
-
-
-class OpenVino(Peer):
-    name = "OpenVINO fp32"
-    dtypes: ClassVar[Sequence[torch.dtype]] = (torch.float32,)
-    needs = "openvino"
-    precision = "f32"
-
-    def setup(self, reference: Any) -> None:
-        import openvino
-
-        with tempfile.TemporaryDirectory() as folder:
-            config = {"INFERENCE_PRECISION_HINT": self.precision, "INFERENCE_NUM_THREADS": self.threads}
-            model = openvino.Core().read_model(export_onnx(reference, Path(folder, "model.onnx")))
-            self.compiled = openvino.Core().compile_model(model, "CPU", config | {"PERFORMANCE_HINT": "LATENCY"})
-
-    def prepare(self, batch: Batch) -> Call:
-        feed = {"input_ids": batch.ids.numpy(), "attention_mask": batch.mask.numpy()}
-        return lambda: torch.from_numpy(self.compiled(feed)[0])
-
-
-class OpenVinoBf16(OpenVino):
-    name = "OpenVINO bf16"
-    dtypes = (torch.bfloat16,)
-    precision = "bf16"
-    tolerance = None
-
-
-class CTranslate2(Peer):
-    """Drops padding on the CPU too; its own kernels and oneDNN or MKL."""
-
-    name = "CTranslate2 fp32"
-    needs = "ctranslate2"
-
-    def setup(self, reference: Any) -> None:
-        import ctranslate2
-
-        with tempfile.TemporaryDirectory() as folder:
-            from transformers import BertTokenizerFast  # type: ignore[attr-defined]
-
-            reference.save_pretrained(Path(folder, "model"))
-            config = Path(folder, "model", "config.json")  # the converter asks for what transformers no longer writes
-            entries = json.loads(config.read_text(encoding="utf-8")) | {"position_embedding_type": "absolute"}
-            config.write_text(json.dumps(entries), encoding="utf-8")
-            words = [f"w{i}" for i in range(reference.config.vocab_size - 5)]  # the converter wants a tokenizer
-            vocab = Path(folder, "vocab.txt")
-            vocab.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]), encoding="utf-8")
-            BertTokenizerFast(vocab=str(vocab)).save_pretrained(Path(folder, "model"))
-            converter = ctranslate2.converters.TransformersConverter(str(Path(folder, "model")))
-            converter.convert(str(Path(folder, "ct2")))
-            self.encoder = ctranslate2.Encoder(
-                str(Path(folder, "ct2")), device="cpu", compute_type="float32", intra_threads=self.threads
-            )
-
-    def prepare(self, batch: Batch) -> Call:
-        import ctranslate2
-        import numpy as np
-
-        ids = ctranslate2.StorageView.from_array(batch.ids.int().numpy())
-        lengths = ctranslate2.StorageView.from_array(np.asarray(batch.lengths, dtype=np.int32))
-        return lambda: torch.from_numpy(np.array(self.encoder.forward_batch(ids, lengths).last_hidden_state))
 
 
 class PackedGraph(Peer):
@@ -374,36 +280,7 @@ class PackedGraphAnySize(PackedGraph):
         self.compile()
 
 
-def export_onnx(reference: Any, path: Path) -> Path:
-    """input_ids and attention_mask int64 [batch, seq] -> last_hidden_state, both axes free."""
-
-    class Hidden(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = reference
-
-        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-            out: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-            return out
-
-    ids, mask = torch.ones(2, 16, dtype=torch.int64), torch.ones(2, 16, dtype=torch.int64)
-    axes = {0: "batch", 1: "seq"}
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with warnings.catch_warnings(), open(os.devnull, "w") as silence, torch.no_grad():
-        warnings.simplefilter("ignore")
-        from contextlib import redirect_stdout
-
-        with redirect_stdout(silence):
-            # The exporter that traces: the newer one needs a further package and gives the same graph here.
-            torch.onnx.export(
-                Hidden().eval(), (ids, mask), str(path), input_names=["input_ids", "attention_mask"],
-                output_names=["last_hidden_state"], opset_version=17, dynamo=False,
-                dynamic_axes={"input_ids": axes, "attention_mask": axes, "last_hidden_state": axes},
-            )  # fmt: skip
-    return path
-
-
 PEERS: tuple[type[Peer], ...] = (
-    Ftbert, FtbertPacked, Eager, OneByOne, Compiled, CompiledGraphs, CompiledTuned, FastPath, OnnxFloat, OnnxInt8,
-    OpenVino, OpenVinoBf16, CTranslate2, PackedGraph, PackedGraphAnySize,
+    Ftbert, FtbertPacked, FtbertPackedBf16, Eager, OneByOne, Compiled, CompiledGraphs, CompiledTuned, FastPath,
+    PackedGraph, PackedGraphAnySize,
 )  # fmt: skip

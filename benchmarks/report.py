@@ -30,6 +30,7 @@ from sections import Table, encode_section, gemm_section, heading, html_table, m
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "speed.md")
 BASE = "transformers (sdpa)"
+OTHER_TYPE = "ftbert, packed, bf16"  # in a run in fp16
 MANY = 24  # points; of more, README shows these, with the means over all, and the page draws dots
 README_POINTS = (
     "base 1x128 full", "base 8x128 half", "base 32x128 full", "base 32x128 half", "base 32x512 full",
@@ -138,6 +139,12 @@ def peers_of(document: dict[str, Any]) -> list[str]:
     return list(names)
 
 
+def ours_of(result: dict[str, Any]) -> list[str]:
+    """Our ways that ran, in the run's type."""
+    peers = result["peers"]
+    return [name for name in peers if name.startswith("ftbert") and name != OTHER_TYPE and "ms" in peers[name]]
+
+
 def model_table(document: dict[str, Any], results: Iterable[dict[str, Any]]) -> Table:
     """Milliseconds at these points; the fastest of each row bold, among those that compute the same."""
     names = peers_of(document)
@@ -145,7 +152,8 @@ def model_table(document: dict[str, Any], results: Iterable[dict[str, Any]]) -> 
     rows = []
     for result in results:
         times = {name: result["peers"].get(name, {}).get("ms") for name in names}
-        best = min((ms for name, ms in times.items() if ms and labels[name] == name), default=None)
+        same = (name for name in names if labels[name] == name and name != OTHER_TYPE)
+        best = min((ms for name in same if (ms := times[name])), default=None)
         cells = []
         for ms in times.values():
             text = "fails" if ms is None else f"{ms:.3g}" if ms < 100 else f"{ms:.0f}"
@@ -161,7 +169,7 @@ def split_table(results: Iterable[dict[str, Any]]) -> Table:
     rows = []
     for result in some:
         parts, floor = result["split_ms"], result["gemm_floor_ms"]
-        ms = min(row["ms"] for name, row in result["peers"].items() if name.startswith("ftbert") and "ms" in row)
+        ms = min(result["peers"][name]["ms"] for name in ours_of(result))
         cells = [ms, floor, parts["gemm"], *(parts.get(kind, 0.0) for kind in kinds)]
         rows.append([point_name(result), f"{ms / floor:.2f}", *(f"{cell:.3f}" for cell in cells)])
     return ["milliseconds", "times the floor", "all", "floor: products alone", "products", *kinds], rows
@@ -173,15 +181,17 @@ def means_table(document: dict[str, Any]) -> Table:
     results = document["results"]
     half = [result for result in results if result["fill_name"] == "half"]
     alone = [result for result in results if result["batch"] == 1]
-    rows = []
-    for ours in (name for name in peers_of(document) if name.startswith("ftbert")):
-        for peer in (name for name in peers_of(document) if not name.startswith("ftbert")):
-            cells = []
-            for some in (results, half, alone):
-                ratios = [value for result in some if (value := ratio(result, peer, ours))]
-                count = f" ({len(ratios)} ran)" if len(ratios) < len(some) else ""
-                cells.append(f"{geometric(ratios):.2f}x{count}" if ratios else "")
-            rows.append([f"{ours}, against {label(document, peer)}", *cells])
+    rows, names = [], peers_of(document)
+    ours = [name for name in names if name.startswith("ftbert") and name != OTHER_TYPE]
+    pairs = [(one, peer) for one in ours for peer in names if not peer.startswith("ftbert")]
+    pairs += [(OTHER_TYPE, "ftbert, packed")] if OTHER_TYPE in names else []
+    for one, peer in pairs:
+        cells = []
+        for some in (results, half, alone):
+            ratios = [value for result in some if (value := ratio(result, peer, one))]
+            count = f" ({len(ratios)} ran)" if len(ratios) < len(some) else ""
+            cells.append(f"{geometric(ratios):.2f}x{count}" if ratios else "")
+        rows.append([f"{one}, against {label(document, peer)}", *cells])
     counts = f"all {len(results)} points", f"{len(half)} half full", f"{len(alone)} of batch 1"
     return ["times as fast, geometric means", *counts], rows
 
@@ -257,10 +267,7 @@ def model_section(name: str, document: dict[str, Any]) -> list[str]:
             title = f"{model}: where ftbert's time goes"
             parts.append(chart(f"{name}-{model}-split", stacks(title, [shape_name(r) for r in split], shares)))
         if all("gemm_floor_ms" in r and "byte_floor_ms" in r for r in some):
-            ours = [
-                min((row["ms"] for n, row in r["peers"].items() if n.startswith("ftbert") and "ms" in row), default=0.0)
-                for r in some
-            ]
+            ours = [min((r["peers"][name]["ms"] for name in ours_of(r)), default=0.0) for r in some]
             floors = {
                 "matrix products alone": [
                     100 * r["gemm_floor_ms"] / t if t else None for r, t in zip(some, ours, strict=True)

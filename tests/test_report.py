@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
@@ -148,6 +149,7 @@ def test_the_profiler_comes_after_everything_that_is_timed(tmp_path: Path, monke
     shape = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 64}
     monkeypatch.setitem(bench_model.SHAPES, "minilm", shape)
     monkeypatch.setattr(bench_model, "PEERS", [Packed])
+    monkeypatch.setattr(bench_model, "RUNTIMES", [])
     monkeypatch.setattr(bench_model, "split", split)
     for name in ("gemm_floor", "byte_floor"):
         monkeypatch.setattr(bench_model, name, lambda *arguments: 1.0)
@@ -156,6 +158,47 @@ def test_the_profiler_comes_after_everything_that_is_timed(tmp_path: Path, monke
     assert bench_model.main([*points, "--rounds", "1", "--out", str(out)]) == 0
     assert order == ["prepared 1", "prepared 2", "prepared 1", "profiled", "prepared 2", "profiled"]
     assert [result["split_ms"] for result in json.loads(out.read_text())["results"]] == [{"products": 4.0}, {"products": 6.0}]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_peer_that_is_off_is_not_timed(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Off(peers.Ftbert):
+        name = "off"
+        by = 1.0
+
+        def prepare(self, batch: peers.Batch) -> peers.Call:
+            call = super().prepare(batch)
+            return lambda: call() + self.by * torch.finfo(dtype).eps * 4000
+
+    class Close(Off):
+        name, by = "close", 1e-3
+
+    class Nowhere(Off):
+        name, by = "nowhere", float("nan")
+
+    shape = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 64}
+    monkeypatch.setitem(bench_model.SHAPES, "minilm", shape)
+    reference, cpu = bench_model.reference_model("minilm", None), torch.device("cpu")
+    built = {kind: bench_model.build(kind, reference, cpu, dtype) for kind in (Off, Close, Nowhere)}
+    for peer in built.values():
+        peer.tolerance = 1e-4
+    batch = bench_model.make_batch(30522, 2, 9, "half", cpu)
+    rows = bench_model.measure(reference, built, batch, 1, dtype, 0.0)["peers"]
+    assert "ms" in rows["close"] and "failed" not in rows["close"]
+    for name in ("off", "nowhere"):
+        assert "differs" in rows[name]["failed"] and "ms" not in rows[name]
+
+
+def test_the_other_type_is_beside_the_runs_own(results: Path) -> None:
+    document = json.loads(json.dumps(RESULT))
+    document["provenance"]["dtype"] = "fp16"
+    document["results"][0]["peers"] |= {"ftbert, packed": {"ms": 9.0}, report.OTHER_TYPE: {"ms": 4.5}}
+    document["results"][0]["split_ms"] = {"gemm": 3.0}
+    assert report.model_table(document, document["results"])[1] == [["base 4x8 full", "32", "10", "123", "**8**", "9", "4.5"]]
+    means = {row[0]: row[1] for row in report.means_table(document)[1]}
+    assert means[f"{report.OTHER_TYPE}, against ftbert, packed"] == "2.00x"
+    assert not any(name.startswith(f"{report.OTHER_TYPE}, against trans") for name in means)
+    assert report.split_table(document["results"])[1][0][1] == "1.80"
 
 
 @pytest.fixture()
