@@ -139,10 +139,14 @@ def peers_of(document: dict[str, Any]) -> list[str]:
     return list(names)
 
 
-def ours_of(result: dict[str, Any]) -> list[str]:
-    """Our ways that ran, in the run's type."""
-    peers = result["peers"]
-    return [name for name in peers if name.startswith("ftbert") and name != OTHER_TYPE and "ms" in peers[name]]
+def is_ours(peer: str) -> bool:
+    """In the run's type."""
+    return peer.startswith("ftbert") and peer != OTHER_TYPE
+
+
+def our_ms(result: dict[str, Any]) -> float:
+    """The least of our ways; 0 where none ran."""
+    return min((row["ms"] for name, row in result["peers"].items() if is_ours(name) and "ms" in row), default=0.0)
 
 
 def model_table(document: dict[str, Any], results: Iterable[dict[str, Any]]) -> Table:
@@ -169,7 +173,7 @@ def split_table(results: Iterable[dict[str, Any]]) -> Table:
     rows = []
     for result in some:
         parts, floor = result["split_ms"], result["gemm_floor_ms"]
-        ms = min(result["peers"][name]["ms"] for name in ours_of(result))
+        ms = our_ms(result)
         cells = [ms, floor, parts["gemm"], *(parts.get(kind, 0.0) for kind in kinds)]
         rows.append([point_name(result), f"{ms / floor:.2f}", *(f"{cell:.3f}" for cell in cells)])
     return ["milliseconds", "times the floor", "all", "floor: products alone", "products", *kinds], rows
@@ -182,8 +186,7 @@ def means_table(document: dict[str, Any]) -> Table:
     half = [result for result in results if result["fill_name"] == "half"]
     alone = [result for result in results if result["batch"] == 1]
     rows, names = [], peers_of(document)
-    ours = [name for name in names if name.startswith("ftbert") and name != OTHER_TYPE]
-    pairs = [(one, peer) for one in ours for peer in names if not peer.startswith("ftbert")]
+    pairs = [(one, peer) for one in names if is_ours(one) for peer in names if not peer.startswith("ftbert")]
     pairs += [(OTHER_TYPE, "ftbert, packed")] if OTHER_TYPE in names else []
     for one, peer in pairs:
         cells = []
@@ -267,7 +270,7 @@ def model_section(name: str, document: dict[str, Any]) -> list[str]:
             title = f"{model}: where ftbert's time goes"
             parts.append(chart(f"{name}-{model}-split", stacks(title, [shape_name(r) for r in split], shares)))
         if all("gemm_floor_ms" in r and "byte_floor_ms" in r for r in some):
-            ours = [min((r["peers"][name]["ms"] for name in ours_of(r)), default=0.0) for r in some]
+            ours = [our_ms(r) for r in some]
             floors = {
                 "matrix products alone": [
                     100 * r["gemm_floor_ms"] / t if t else None for r, t in zip(some, ours, strict=True)

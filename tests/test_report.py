@@ -38,6 +38,8 @@ RESULT: dict[str, Any] = {
     ],
 }  # fmt: skip
 
+TINY = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 64}
+
 
 @pytest.fixture()
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -146,8 +148,7 @@ def test_the_profiler_comes_after_everything_that_is_timed(tmp_path: Path, monke
         order.append("profiled")
         return {"products": float(len(order))}
 
-    shape = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 64}
-    monkeypatch.setitem(bench_model.SHAPES, "minilm", shape)
+    monkeypatch.setitem(bench_model.SHAPES, "minilm", TINY)
     monkeypatch.setattr(bench_model, "PEERS", [Packed])
     monkeypatch.setattr(bench_model, "RUNTIMES", [])
     monkeypatch.setattr(bench_model, "split", split)
@@ -176,8 +177,7 @@ def test_a_peer_that_is_off_is_not_timed(dtype: torch.dtype, monkeypatch: pytest
     class Nowhere(Off):
         name, by = "nowhere", float("nan")
 
-    shape = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 64}
-    monkeypatch.setitem(bench_model.SHAPES, "minilm", shape)
+    monkeypatch.setitem(bench_model.SHAPES, "minilm", TINY)
     reference, cpu = bench_model.reference_model("minilm", None), torch.device("cpu")
     built = {kind: bench_model.build(kind, reference, cpu, dtype) for kind in (Off, Close, Nowhere)}
     for peer in built.values():
@@ -190,6 +190,7 @@ def test_a_peer_that_is_off_is_not_timed(dtype: torch.dtype, monkeypatch: pytest
 
 
 def test_the_other_type_is_beside_the_runs_own(results: Path) -> None:
+    assert peers.FtbertPackedBf16.name == report.OTHER_TYPE
     document = json.loads(json.dumps(RESULT))
     document["provenance"]["dtype"] = "fp16"
     document["results"][0]["peers"] |= {"ftbert, packed": {"ms": 9.0}, report.OTHER_TYPE: {"ms": 4.5}}
