@@ -15,7 +15,7 @@ from ftbert._library import load_library
 load_library()
 ops = torch.ops.ftbert
 
-RAGGED = [[1], [5, 1, 0, 17, 64, 2], [33, 128, 7], [16] * 9, [0, 0], [], [130, 1, 129], [300, 511]]
+RAGGED = [[1], [5, 1, 0, 17, 64, 2], [33, 128, 7], [65, 127, 63], [16] * 9, [0, 0], [], [130, 1, 129], [300, 511]]
 
 
 def random(*shape: int, place: Place, scale: float = 1.0, seed: int = 0) -> torch.Tensor:
@@ -162,19 +162,21 @@ def test_attention_odd_head_size_on_cpu(head_size: int) -> None:
 
 
 @pytest.mark.parametrize("others", [1, 140])
-@pytest.mark.parametrize("length", [70, 150, 300, 450])  # tiles of 64 keys: all resident, or more than that
+@pytest.mark.parametrize(  # tiles of 64 keys: whole or not, fewer than the longest could have, all resident or not
+    "length,longest", [(50, 60), (50, 128), (64, 64), (70, 70), (128, 128), (150, 150), (300, 300), (450, 450)]
+)
 @pytest.mark.parametrize("heads,head_size", [(4, 32), (2, 64), (1, 128)])
 def test_attention_neighbours_do_not_matter(
-    place: Place, heads: int, head_size: int, length: int, others: int
+    place: Place, heads: int, head_size: int, length: int, longest: int, others: int
 ) -> None:
     end = 20 + length
     qkv = random(end + 60 * others, 3 * 128, place=place)
     cu = reference.offsets([20, length, *others * [60]], place.device)
-    alone = ops.attention(qkv, cu, length, heads)[20:end]
+    alone = ops.attention(qkv, cu, longest, heads)[20:end]
     qkv[:20], qkv[end:] = float("nan"), float("inf")
-    assert torch.equal(alone, ops.attention(qkv, cu, length, heads)[20:end])
-    alone = ops.attention(qkv[20:end].contiguous(), reference.offsets([length], place.device), length, heads)
-    among = ops.attention(qkv, cu, length, heads)[20:end]
+    assert torch.equal(alone, ops.attention(qkv, cu, longest, heads)[20:end])
+    alone = ops.attention(qkv[20:end].contiguous(), reference.offsets([length], place.device), longest, heads)
+    among = ops.attention(qkv, cu, longest, heads)[20:end]
     # With and without room for all blocks at once a GPU adds in another order.
     assert_close(among, alone, atol=0 if place.device == "cpu" else 2 * place.eps)
 

@@ -100,7 +100,10 @@ Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t h
                  head_size, " here; the general path takes any");
     const Tensor scratch = at::empty({static_cast<int64_t>(attention_scratch_bytes<Device, T>(max_seqlen, head_size))},
                                      qkv.options().dtype(at::kByte));
-    if constexpr (std::is_same_v<Device, Cpu>) context.bf16 = bf16;
+    if constexpr (std::is_same_v<Device, Cpu>)
+      context.bf16 = bf16;
+    else
+      context.offsets_early = false;  // they may have been written just now
     attention<Device, T>(context, data<T>(qkv), qkv.size(0), 0, data<int32_t>(cu),
                          {data<T>(relative_bias), data<int32_t>(columns), span}, cu.size(0) - 1, max_seqlen, max_seqlen,
                          heads, head_size, scratch.data_ptr(), data<T>(out));

@@ -29,7 +29,8 @@ struct Context<Cuda> {
   bool tf32 = false;               // asks for fp32 products with operands rounded to 10 bits (TF32)
   void* gemm_workspace = nullptr;  // one call's own
   size_t gemm_workspace_bytes = 0;
-  bool overlap = true;  // kernels may start while the one ahead of them ends (kernels/launch.cuh)
+  bool overlap = true;        // kernels may start while the one ahead of them ends (kernels/launch.cuh)
+  bool offsets_early = true;  // cu_seqlens was there before the kernel ahead began (kernels/launch.cuh)
 };
 
 }  // namespace ftbert

@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "core/cuda_check.h"
 #include "kernels/attention_mma.cuh"
+#include "kernels/attention_short.cuh"
 #include "kernels/attention_simt.cuh"
 #include "kernels/attention_wgmma.cuh"
 #include "kernels/kernels.h"
@@ -35,12 +36,16 @@ struct Call {
 struct Grid {
   int query_blocks;
   unsigned ctas;
+  bool room;   // for each block a multiprocessor of its own
+  bool early;  // worth it there alone: of several blocks on one, most find the offsets in its cache
   Grid(const Call& call, int block)
       : query_blocks(static_cast<int>((std::min(call.queries, call.max_seqlen) + block - 1) / block)) {
     const int64_t all = query_blocks * call.batch * call.heads;
     FTBERT_CHECK(all <= INT32_MAX, "attention: ", all,
                  " blocks are more than one launch can have; pass fewer sequences");
     ctas = static_cast<unsigned>(all);
+    room = all <= call.context.sm_count;
+    early = room && call.context.offsets_early;
   }
 };
 
@@ -61,18 +66,30 @@ void launch_mma(const Call& call) {
                     call.scale_log2, bias_of<E>(call), static_cast<E*>(call.out));
 }
 
-template <class E, int kHeadSize, int kGroups, int kStages, int kParts, bool kApart>
-void launch_wgmma(const Call& call) {
-  using Shape = WgmmaAttention<kHeadSize, kGroups, kStages, kParts, kApart>;
+// kernel: of attention_wgmma.cuh or attention_short.cuh.
+template <class E, class Shape, class Kernel>
+void launch_hopper(const Call& call, Kernel kernel) {
   const Grid grid(call, Shape::kQueries);
   if (call.tokens == 0) return;  // there is no map of nothing
-  const auto kernel = attention_wgmma<E, Shape>;
   if constexpr (Shape::kBytes > 48 * 1024)
     FTBERT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kBytes));
-  launch_overlapped(call.context, "kernel attention", kernel, grid.ctas, Shape::kThreads, Shape::kBytes, 1,
-                    tensor_map(call.qkv, call.dtype, call.tokens, 3 * call.heads * kHeadSize, kTileKeys, kHeadSize),
-                    call.first_token, call.cu_seqlens, call.heads, grid.query_blocks, call.scale_log2,
-                    static_cast<E*>(call.out));
+  launch_overlapped(
+      call.context, "kernel attention", kernel, grid.ctas, Shape::kThreads, Shape::kBytes, 1,
+      tensor_map(call.qkv, call.dtype, call.tokens, 3 * call.heads * Shape::kHeadSize, kTileKeys, Shape::kHeadSize),
+      call.first_token, call.cu_seqlens, grid.early, call.heads, grid.query_blocks, call.scale_log2,
+      static_cast<E*>(call.out));
+}
+
+template <class E, int kHeadSize, int kTiles>
+void launch_short(const Call& call) {
+  using Shape = ShortAttention<kHeadSize, kTiles>;
+  launch_hopper<E, Shape>(call, attention_short<E, Shape>);
+}
+
+template <class E, int kHeadSize, int kGroups, int kStages, int kParts = 1>
+void launch_wgmma(const Call& call) {
+  using Shape = WgmmaAttention<kHeadSize, kGroups, kStages, kParts>;
+  launch_hopper<E, Shape>(call, attention_wgmma<E, Shape>);
 }
 
 // As few warps as the longest sequence needs; 128 queries at most share one pass over the keys.
@@ -90,18 +107,19 @@ void launch(const Call& call) {
       if (call.max_seqlen <= 64 || kHeadSize > 64) return launch_mma<E, kHeadSize, 4, 1, true>(call);
       return launch_mma<E, kHeadSize, 4, kHeadSize <= 64 ? 2 : 1, true>(call);
     }
-    if (call.max_seqlen <= 16) return launch_mma<E, kHeadSize, 1, 1>(call);
-    if (call.max_seqlen <= 32) return launch_mma<E, kHeadSize, 2, 1>(call);
+    const bool room = Grid(call, 64).room, hopper = call.hopper && kHeadSize <= 64;
+    if (call.max_seqlen <= 32 && !(hopper && room))
+      return call.max_seqlen <= 16 ? launch_mma<E, kHeadSize, 1, 1>(call) : launch_mma<E, kHeadSize, 2, 1>(call);
     if constexpr (kHeadSize <= 64) {
-      // Without room for all blocks at once two warpgroups that share keys are faster above 128. With room one is up to
-      // 192, above that two that divide the keys: 1x192 4.0 us with one, 4.6 sharing, 4.4 dividing; 1x512 8.3, 8.7 and
-      // 7.0 (12 heads of 64, H200).
-      if (call.hopper) {
-        const bool room = Grid(call, 64).ctas <= static_cast<unsigned>(call.context.sm_count);
-        if (room && call.max_seqlen <= 192) return launch_wgmma<E, kHeadSize, 1, 2, 1, false>(call);
-        if (room) return launch_wgmma<E, kHeadSize, 1, 6, 2, false>(call);
-        if (call.max_seqlen <= 128) return launch_wgmma<E, kHeadSize, 1, 2, 1, true>(call);
-        return launch_wgmma<E, kHeadSize, 2, 5, 1, true>(call);
+      // Above 128 keys, without room for all blocks at once, two warpgroups that share keys. With room one up to 192,
+      // above that two that divide the keys: 1x192 4.0 us with one, 4.6 sharing, 4.4 dividing; 1x512 8.3, 8.7 and 7.0
+      // (12 heads of 64, H200).
+      if (hopper) {
+        if (call.max_seqlen <= 64) return launch_short<E, kHeadSize, 1>(call);
+        if (call.max_seqlen <= 128) return launch_short<E, kHeadSize, 2>(call);
+        if (!room) return launch_wgmma<E, kHeadSize, 2, 5>(call);
+        if (call.max_seqlen <= 192) return launch_wgmma<E, kHeadSize, 1, 2>(call);
+        return launch_wgmma<E, kHeadSize, 1, 6, 2>(call);
       }
     }
     if (call.max_seqlen <= 64) return launch_mma<E, kHeadSize, 4, 1>(call);

@@ -25,11 +25,29 @@ inline constexpr uint32_t kOnes = std::is_same_v<E, __half> ? 0x3C003C00 : 0x3F8
 struct AttentionBlock {
   int head, start, length, first_query;
 
-  __device__ AttentionBlock(const int32_t* cu_seqlens, int heads, int query_blocks, int queries) {
+  __device__ AttentionBlock(const int32_t* cu_seqlens, int heads, int query_blocks, int queries)
+      : AttentionBlock(cu_seqlens, heads, query_blocks, queries, [](const int32_t* at) { return *at; }) {}
+
+  // The same with wait_for_inputs. early: the offsets were there before the kernel ahead began, and are read while it
+  // ends, past a cache that may have older ones.
+  static __device__ AttentionBlock after_wait(const int32_t* cu_seqlens, bool early, int heads, int query_blocks,
+                                              int queries) {
+    if (!early) {
+      wait_for_inputs();
+      return AttentionBlock(cu_seqlens, heads, query_blocks, queries);
+    }
+    const AttentionBlock block(cu_seqlens, heads, query_blocks, queries, [](const int32_t* at) { return __ldcg(at); });
+    wait_for_inputs();
+    return block;
+  }
+
+ private:
+  template <class Load>
+  __device__ AttentionBlock(const int32_t* cu_seqlens, int heads, int query_blocks, int queries, Load load) {
     const int sequence = blockIdx.x / query_blocks / heads;
     head = blockIdx.x / query_blocks % heads;
-    start = cu_seqlens[sequence];
-    length = cu_seqlens[sequence + 1] - start;
+    start = load(cu_seqlens + sequence);
+    length = load(cu_seqlens + sequence + 1) - start;
     first_query = blockIdx.x % query_blocks * queries;
   }
 };
@@ -53,7 +71,7 @@ __device__ Pair<E> as_pair(uint32_t bits) {
   return *reinterpret_cast<const Pair<E>*>(&bits);
 }
 
-// Whether one of two powers of two is above 2^8, or no number.
+// Whether one of two powers of two is above 2^8. A NaN need not be noticed: it reaches the sums as it is.
 template <class E>
 __device__ bool too_large(Pair<E> pair) {
   constexpr uint32_t kMost = std::is_same_v<E, __half> ? 0x5C00 : 0x4380;
@@ -73,14 +91,24 @@ struct RowState {
     for (int r = 0; r < 2; ++r) subtracted[r] = row_maximum(score, r) * scale_log2;
   }
 
-  // p: 2^(scale_log2 * score - subtracted) as the A operand of the next product. They are worked out before their
-  // maximum is known: a larger score than the one subtracted does not matter while its power is far from any limit.
-  // Where a power is too large after all, most often nowhere in the warp, the row is brought to its new maximum, its
-  // sum so far too.
+  // p: 2^(scale_log2 * score - subtracted) as the A operand of the next product.
+  template <class E, int kKeys16>
+  __device__ void powers(const float (&score)[2 * kKeys16][4], uint32_t (&p)[kKeys16][4], float scale_log2) const {
+#pragma unroll
+    for (int j = 0; j < 2 * kKeys16; ++j)
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        p[j / 2][j % 2 * 2 + r] = pack_pair<E>(fast_exp2(score[j][2 * r] * scale_log2 - subtracted[r]),
+                                               fast_exp2(score[j][2 * r + 1] * scale_log2 - subtracted[r]));
+  }
+
+  // The same, before their maximum is known: a larger score than the one subtracted does not matter while its power is
+  // far from any limit. Where a power is too large after all, most often nowhere in the warp, the row is brought to its
+  // new maximum, its sum so far too.
   template <class E, int kKeys16, int kColumns8>
   __device__ void probabilities(const float (&score)[2 * kKeys16][4], uint32_t (&p)[kKeys16][4],
                                 float (&sum)[kColumns8][4], float scale_log2) {
-    to_powers<E>(score, p, scale_log2);
+    powers<E>(score, p, scale_log2);
     Pair<E> most[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -103,7 +131,7 @@ struct RowState {
         sum[d][2 * r + 1] *= correction;
       }
     }
-    to_powers<E>(score, p, scale_log2);
+    powers<E>(score, p, scale_log2);
   }
 
  private:
@@ -114,16 +142,6 @@ struct RowState {
     for (int j = 1; j < kKeys8; ++j) most = fmaxf(most, fmaxf(score[j][2 * r], score[j][2 * r + 1]));
     most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
     return fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-  }
-
-  template <class E, int kKeys16>
-  __device__ void to_powers(const float (&score)[2 * kKeys16][4], uint32_t (&p)[kKeys16][4], float scale_log2) const {
-#pragma unroll
-    for (int j = 0; j < 2 * kKeys16; ++j)
-#pragma unroll
-      for (int r = 0; r < 2; ++r)
-        p[j / 2][j % 2 * 2 + r] = pack_pair<E>(fast_exp2(score[j][2 * r] * scale_log2 - subtracted[r]),
-                                               fast_exp2(score[j][2 * r + 1] * scale_log2 - subtracted[r]));
   }
 };
 

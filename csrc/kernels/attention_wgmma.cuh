@@ -1,5 +1,5 @@
 // Fused attention on Hopper: warpgroup products, tiles through the tensor memory accelerator; for sequences of more
-// than 32 tokens and heads of 32 or 64.
+// than 128 tokens and heads of 32 or 64 (attention_short.cuh has the others).
 //
 // A warpgroup owns 64 queries. One thread asks for tiles of 64 keys and values, a ring of stages ahead, and the
 // warpgroups of a block go through them each at its own pace. The products of a tile's probabilities and of the next
@@ -16,12 +16,12 @@ namespace ftbert {
 namespace {
 
 // kGroups: of 64 queries; kParts: warpgroups that own the same ones. kApart: there is a barrier for the keys of a stage
-// and one for its values, so that scores start while values are still on their way. One for both is faster where all
-// blocks have a multiprocessor of their own: 1x128 2.98 us, apart 3.09; 32x128 8.81 and 8.40 (12 heads of 64, H200).
-template <int kHeadSize_, int kGroups_, int kStages_, int kParts_, bool kApart_>
+// and one for its values, so that scores start while values are still on their way. Where a block has a multiprocessor
+// of its own one for both is faster: 1x512 6.23 us, apart 6.28 (12 heads of 64, H200).
+template <int kHeadSize_, int kGroups_, int kStages_, int kParts_>
 struct WgmmaAttention {
   static constexpr int kHeadSize = kHeadSize_, kGroups = kGroups_, kStages = kStages_, kParts = kParts_;
-  static constexpr bool kApart = kApart_;
+  static constexpr bool kApart = kGroups > 1;
   static_assert(kGroups == 1 || kParts == 1);
   static_assert(kStages >= 2 * kParts || kParts == 1);  // a part waits for a tile that is asked for two rounds ahead
   static constexpr int kThreads = 128 * kGroups * kParts, kQueries = 64 * kGroups;
@@ -63,16 +63,12 @@ __device__ void add_parts(const PartialRows<Shape::kHeadSize>* parts, int real, 
 template <class E, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
     attention_wgmma(const __grid_constant__ CUtensorMap map, int64_t first_token,
-                    const int32_t* __restrict__ cu_seqlens, int heads, int query_blocks, float scale_log2,
-                    E* __restrict__ out) {
+                    const int32_t* __restrict__ cu_seqlens, bool offsets_early, int heads, int query_blocks,
+                    float scale_log2, E* __restrict__ out) {
 #ifdef FTBERT_WGMMA
   constexpr int kHeadSize = Shape::kHeadSize, kStages = Shape::kStages, kTileBytes = Shape::kTileBytes;
   constexpr int kRowBytes = kHeadSize * 2, kParts = Shape::kParts, kLag = kParts == 1 && kStages > 2 ? 2 : 1;
   if (threadIdx.x == 0) prefetch_map(map);
-  wait_for_inputs();
-  const AttentionBlock block(cu_seqlens, heads, query_blocks, Shape::kQueries);
-  if (block.first_query >= block.length) return;
-
   extern __shared__ char unaligned_memory[];
   // As the compiler sees, the same for all lanes: what follows from it stays in uniform registers. And as it does not
   // see where it comes from, it is not worked out again for every tile.
@@ -85,6 +81,23 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
   const uint32_t keys_in = shared_ones + Shape::kOnesBytes, empty = keys_in + 8 * kStages;
   const uint32_t values_in = Shape::kApart ? empty + 8 * kStages : keys_in, tail = empty + 16 * kStages;
   const uint32_t queries_in = kParts > 1 ? tail + 8 : keys_in;
+  const auto init_barriers = [&](int groups) {
+    for (int s = 0; s < kStages; ++s) {
+      barrier_init(keys_in + 8 * s, 1);
+      if (Shape::kApart) barrier_init(values_in + 8 * s, 1);
+      barrier_init(empty + 8 * s, 4 * groups);  // of several parts one
+    }
+    barrier_init(tail, 1);
+    if (kParts > 1) barrier_init(queries_in, 1);
+    barrier_init_fence();
+  };
+  if (threadIdx.x == 0 && Shape::kGroups == 1) init_barriers(1);
+  if (threadIdx.x < Shape::kOnesBytes / 16)
+    reinterpret_cast<uint4*>(memory + (shared_ones - shared_q))[threadIdx.x] = {kOnes<E>, kOnes<E>, kOnes<E>, kOnes<E>};
+  fence_shared_for_async();
+  const auto block = AttentionBlock::after_wait(cu_seqlens, offsets_early, heads, query_blocks, Shape::kQueries);
+  if (block.first_query >= block.length) return;
+
   const int64_t hidden = static_cast<int64_t>(heads) * kHeadSize;
   const int groups = min(Shape::kGroups, (block.length - block.first_query + 63) / 64);  // those that have queries
   const int tiles = (block.length + kTileKeys - 1) / kTileKeys;
@@ -103,20 +116,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
     tma_load(to + kTileBytes, map, column + 2 * static_cast<int>(hidden), row, values_in + 8 * stage);
   };
   if (threadIdx.x == 0) {
-    for (int s = 0; s < kStages; ++s) {
-      barrier_init(keys_in + 8 * s, 1);
-      if (Shape::kApart) barrier_init(values_in + 8 * s, 1);
-      barrier_init(empty + 8 * s, 4 * groups);  // of several parts one
-    }
-    barrier_init(tail, 1);
-    if (kParts > 1) barrier_init(queries_in, 1);
-    barrier_init_fence();
+    if (Shape::kGroups > 1) init_barriers(groups);
     if (kParts > 1) barrier_expect(queries_in, kTileBytes);
     for (int tile = 0; tile < min(tiles, kStages); ++tile) load_keys_values(tile);
   }
-  for (int i = threadIdx.x; i < Shape::kOnesBytes / 16; i += Shape::kThreads)
-    reinterpret_cast<uint4*>(memory + (shared_ones - shared_q))[i] = {kOnes<E>, kOnes<E>, kOnes<E>, kOnes<E>};
-  fence_shared_for_async();
   __syncthreads();
 
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0), lane = threadIdx.x % 32;

@@ -15,6 +15,8 @@ namespace ftbert {
 // written is there, then lets the kernel behind take the places that become free. That one waits here in turn. (A
 // compiler may take a load through a const __restrict__ pointer for one that nothing changes, and move it up; nvcc 13.0
 // moves none in these kernels.)
+//
+// As each lets the next one start only after its own wait, all before the kernel ahead have ended when a kernel starts.
 __device__ inline void wait_for_inputs() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
