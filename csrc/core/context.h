@@ -24,6 +24,7 @@ struct Context<Cuda> {
   void* stream = nullptr;  // cudaStream_t of the caller
   int device = 0;
   int sm_count = 0;                // multiprocessors of the device
+  int64_t l2_bytes = 0;            // of the device's cache
   int capability = 0;              // 10 * major + minor
   GemmPlans* plans = nullptr;      // cuBLASLt plans of this device; shared by threads, internally locked
   bool tf32 = false;               // asks for fp32 products with operands rounded to 10 bits (TF32)

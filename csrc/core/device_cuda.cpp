@@ -42,6 +42,7 @@ Context<Cuda> inspect(int device) {
   Context<Cuda> context;
   context.device = device;
   context.sm_count = attribute(cudaDevAttrMultiProcessorCount, device);
+  context.l2_bytes = attribute(cudaDevAttrL2CacheSize, device);
   context.capability =
       10 * attribute(cudaDevAttrComputeCapabilityMajor, device) + attribute(cudaDevAttrComputeCapabilityMinor, device);
   const DeviceGuard guard(device);

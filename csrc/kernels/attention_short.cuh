@@ -28,7 +28,7 @@ struct ShortAttention {
 template <class E, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     attention_short(const __grid_constant__ CUtensorMap map, int64_t first_token,
-                    const int32_t* __restrict__ cu_seqlens, bool offsets_early, int heads, int query_blocks,
+                    const int32_t* __restrict__ cu_seqlens, OffsetReads offset_reads, int heads, int query_blocks,
                     float scale_log2, E* __restrict__ out) {
 #ifdef FTBERT_WGMMA
   constexpr int kHeadSize = Shape::kHeadSize, kRowBytes = kHeadSize * 2, kTileBytes = Shape::kTileBytes;
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   if (threadIdx.x < Shape::kOnesBytes / 16)
     reinterpret_cast<uint4*>(memory + (shared_ones - shared_q))[threadIdx.x] = {kOnes<E>, kOnes<E>, kOnes<E>, kOnes<E>};
   fence_shared_for_async();
-  const auto block = AttentionBlock::after_wait(cu_seqlens, offsets_early, heads, query_blocks, Shape::kQueries);
+  const auto block = AttentionBlock::after_wait(cu_seqlens, offset_reads, heads, query_blocks, Shape::kQueries);
   if (block.first_query >= block.length) return;
 
   const int64_t hidden = static_cast<int64_t>(heads) * kHeadSize;

@@ -21,6 +21,10 @@ using RowSums = float[kHeadSize / 8 + 1][4];
 template <class E>
 inline constexpr uint32_t kOnes = std::is_same_v<E, __half> ? 0x3C003C00 : 0x3F803F80;
 
+// How a block reads where its sequence begins and ends: through the multiprocessor's cache; past it; or so while the
+// kernel ahead ends, where they were there before that began (the cache may have older ones).
+enum class OffsetReads { kCached, kUncached, kEarly };
+
 // The part of the work that this CTA has.
 struct AttentionBlock {
   int head, start, length, first_query;
@@ -28,16 +32,13 @@ struct AttentionBlock {
   __device__ AttentionBlock(const int32_t* cu_seqlens, int heads, int query_blocks, int queries)
       : AttentionBlock(cu_seqlens, heads, query_blocks, queries, [](const int32_t* at) { return *at; }) {}
 
-  // The same with wait_for_inputs. early: the offsets were there before the kernel ahead began, and are read while it
-  // ends, past a cache that may have older ones.
-  static __device__ AttentionBlock after_wait(const int32_t* cu_seqlens, bool early, int heads, int query_blocks,
+  // The same with wait_for_inputs.
+  static __device__ AttentionBlock after_wait(const int32_t* cu_seqlens, OffsetReads reads, int heads, int query_blocks,
                                               int queries) {
-    if (!early) {
-      wait_for_inputs();
-      return AttentionBlock(cu_seqlens, heads, query_blocks, queries);
-    }
+    if (reads != OffsetReads::kEarly) wait_for_inputs();
+    if (reads == OffsetReads::kCached) return AttentionBlock(cu_seqlens, heads, query_blocks, queries);
     const AttentionBlock block(cu_seqlens, heads, query_blocks, queries, [](const int32_t* at) { return __ldcg(at); });
-    wait_for_inputs();
+    if (reads == OffsetReads::kEarly) wait_for_inputs();
     return block;
   }
 

@@ -63,7 +63,7 @@ __device__ void add_parts(const PartialRows<Shape::kHeadSize>* parts, int real, 
 template <class E, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
     attention_wgmma(const __grid_constant__ CUtensorMap map, int64_t first_token,
-                    const int32_t* __restrict__ cu_seqlens, bool offsets_early, int heads, int query_blocks,
+                    const int32_t* __restrict__ cu_seqlens, OffsetReads offset_reads, int heads, int query_blocks,
                     float scale_log2, E* __restrict__ out) {
 #ifdef FTBERT_WGMMA
   constexpr int kHeadSize = Shape::kHeadSize, kStages = Shape::kStages, kTileBytes = Shape::kTileBytes;
@@ -95,7 +95,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
   if (threadIdx.x < Shape::kOnesBytes / 16)
     reinterpret_cast<uint4*>(memory + (shared_ones - shared_q))[threadIdx.x] = {kOnes<E>, kOnes<E>, kOnes<E>, kOnes<E>};
   fence_shared_for_async();
-  const auto block = AttentionBlock::after_wait(cu_seqlens, offsets_early, heads, query_blocks, Shape::kQueries);
+  const auto block = AttentionBlock::after_wait(cu_seqlens, Shape::kGroups == 1 ? offset_reads : OffsetReads::kCached,
+                                                heads, query_blocks, Shape::kQueries);
   if (block.first_query >= block.length) return;
 
   const int64_t hidden = static_cast<int64_t>(heads) * kHeadSize;
