@@ -44,11 +44,12 @@ def gemm_floor(reference: Any, tokens: int, device: torch.device, dtype: torch.d
             _flops[device] = flops(device, dtype)
         each_token = 2 * c.hidden_size * (4 * c.hidden_size + 2 * c.intermediate_size)
         return float(c.num_hidden_layers * tokens * each_token / _flops[device])
-    from ftbert.tuning import Bench, buckets, products_of_shape, without_layernorm
+    from ftbert.gemm_table import tuner_module
+    from ftbert.tuning import Bench, products_of_shape, without_layernorm
 
     names = {value: name for name, value in DTYPES.items()}
     layer = 0.0
-    m = buckets(tokens, tokens)[0][1]
+    m = tuner_module().rows(tokens)  # what the encoder runs
     for product in products_of_shape(c.hidden_size, c.intermediate_size, "gelu", names[dtype]):
         bench = Bench(replace(product, bias=False, activation="none", layernorm=False), m)
         tuned = Bench(without_layernorm(product), m).chosen()

@@ -158,7 +158,7 @@ def buckets(first: int, last: int) -> list[tuple[int, int]]:
     edges = [8, 16, 24, 32, 48, 64, 80, 96, 112, 128]
     while edges[-1] < last:
         at = edges[-1]
-        edges.append(at + (64 if at < 4096 else 128 if at < 8192 else 256 if at < 16384 else at // 64))
+        edges.append(at + (64 if at < 4096 else 128 if at < 8192 else 256 if at < 16384 else at // 32))
     ranges = [(low + 1, high) for low, high in zip([0, *edges], edges, strict=False)]
     return [(low, high) for low, high in ranges if high >= first and low <= last]
 
