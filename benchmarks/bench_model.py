@@ -10,8 +10,8 @@ output is compared with transformers in float32 before it is timed. The numbers 
 come from, and as Markdown to stdout.
 
 A GPU at its power limit lowers its clock within some hundredths of a second, and what ran before leaves its mark: where
-the fastest peer takes 0.4 ms or more, each is repeated until that has settled before it is timed. With --rest the GPU
-does nothing before each timing instead: the times of a GPU that is not always busy.
+the fastest peer takes 0.4 ms or more, each is repeated until that has settled before it is timed. There all are timed
+once more with a GPU that did nothing for a while before (--rest): the times of one that is not always busy.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ GRID = tuple(
 )
 LONG = 4e-4  # seconds: where the fastest peer takes as long, power may count
 SHORT, SETTLED = 0.02, 0.04  # seconds: what events cost does not count; the clock has settled
+RESTED_ROUNDS = 3  # at most: each costs every peer a rest
 # On the grid a profiler sees these only, (batch, longest, fill): it takes longer than all peers together.
 SPLIT_AT = ((1, 128, "full"), (8, 128, "half"), (32, 128, "full"), (32, 128, "half"), (32, 512, "full"))
 
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=list(DTYPES), default="fp32")
     parser.add_argument("--threads", type=int, default=0, help="of the CPU (default: all)")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--rest", type=float, default=0.0, help="seconds in which the GPU rests before each timing")
+    parser.add_argument("--rest", type=float, default=0.2, help="seconds before a timing of a rested GPU (0: none)")
     parser.add_argument("--peer", action="append", help="only peers whose name contains this, repeatable")
     parser.add_argument("--all-peers", action="store_true", help="also those that compile for a minute a point")
     parser.add_argument("--out", type=Path, help="JSON file (default: benchmarks/results/DEVICE-DTYPE.json)")
@@ -211,10 +212,13 @@ def measure(
             rows[kind.name]["failed"] = f"differs from transformers by {error:.1e}"
         else:
             calls[kind.name] = call
-    for name, times in interleaved(calls, rounds, batch.ids.device, rest).items():
+    for name, times in interleaved(calls, rounds, batch.ids.device).items():
         rows[name] |= {"ms": 1e3 * statistics.median(times), "ms_least": 1e3 * min(times)}
         if batch.ids.is_cuda and rows[name]["ms"] < 1:
             rows[name]["host_us"] = 1e6 * host_seconds(calls[name])
+    if batch.ids.is_cuda and rest and min((rows[name]["ms"] for name in calls), default=0.0) >= 1e3 * LONG:
+        for name, times in interleaved(calls, min(rounds, RESTED_ROUNDS), batch.ids.device, rest).items():
+            rows[name]["rested_ms"] = 1e3 * statistics.median(times)
     tokens = sum(batch.lengths)
     device, result = batch.ids.device, {"tokens": tokens, "fill": tokens / batch.ids.numel(), "peers": rows}
     for name, floor in (("gemm_floor_ms", gemm_floor), ("byte_floor_ms", byte_floor)):
@@ -253,7 +257,7 @@ def compare(call: Call, want: torch.Tensor, batch: Batch) -> float:
     return float((rows.float() - want).abs().max())
 
 
-def interleaved(calls: dict[str, Call], rounds: int, device: torch.device, rest: float) -> dict[str, list[float]]:
+def interleaved(calls: dict[str, Call], rounds: int, device: torch.device, rest: float = 0) -> dict[str, list[float]]:
     """Seconds. Taking turns gives every peer the same share of whatever disturbs the machine. rest: seconds in which a
     GPU does nothing before each timing; 0: it does the same work before."""
     times: dict[str, list[float]] = {name: [] for name in calls}
@@ -287,16 +291,17 @@ def table(result: dict[str, Any]) -> str:
     lines = [
         f"\n### {result['model']} {result['batch']}x{result['longest']} {result['fill_name']}: "
         f"{result['tokens']} valid tokens, fill {result['fill']:.2f}\n",
-        "| | ms | valid tokens/s | against transformers | max abs diff |",
-        "|---|---:|---:|---:|---:|",
+        "| | ms | after a rest | valid tokens/s | against transformers | max abs diff |",
+        "|---|---:|---:|---:|---:|---:|",
     ]
     for name, row in result["peers"].items():
         if "ms" in row:
             speed_up = f"{base / row['ms']:.2f}x" if base else ""
             tokens = f"{1e3 * result['tokens'] / row['ms']:,.0f}"
-            lines.append(f"| {name} | {row['ms']:.2f} | {tokens} | {speed_up} | {row['max_abs_diff']:.1e} |")
+            rested = f"{row['rested_ms']:.2f}" if "rested_ms" in row else ""
+            lines.append(f"| {name} | {row['ms']:.2f} | {rested} | {tokens} | {speed_up} | {row['max_abs_diff']:.1e} |")
         else:
-            lines.append(f"| {name} | failed: {row['failed']} | | | |")
+            lines.append(f"| {name} | failed: {row['failed']} | | | | |")
     if "gemm_floor_ms" in result and "byte_floor_ms" in result:
         floors = f"matrix products {result['gemm_floor_ms']:.3f} ms, bytes {result['byte_floor_ms']:.3f} ms"
         lines.append(f"\nFloors: {floors}")

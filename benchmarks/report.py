@@ -144,13 +144,18 @@ def is_ours(peer: str) -> bool:
     return peer.startswith("ftbert") and peer != OTHER_TYPE
 
 
+def has_rested(document: dict[str, Any]) -> bool:
+    return any("rested_ms" in row for result in document["results"] for row in result["peers"].values())
+
+
 def our_ms(result: dict[str, Any]) -> float:
     """The least of our ways; 0 where none ran."""
     return min((row["ms"] for name, row in result["peers"].items() if is_ours(name) and "ms" in row), default=0.0)
 
 
 def model_table(document: dict[str, Any], results: Iterable[dict[str, Any]]) -> Table:
-    """Milliseconds at these points; the fastest of each row bold, among those that compute the same."""
+    """Milliseconds at these points, in brackets those of a rested GPU; the fastest of each row bold, among those that
+    compute the same."""
     names = peers_of(document)
     labels = {name: label(document, name) for name in names}
     rows = []
@@ -159,11 +164,13 @@ def model_table(document: dict[str, Any], results: Iterable[dict[str, Any]]) -> 
         same = (name for name in names if labels[name] == name and name != OTHER_TYPE)
         best = min((ms for name in same if (ms := times[name])), default=None)
         cells = []
-        for ms in times.values():
+        for name, ms in times.items():
             text = "fails" if ms is None else f"{ms:.3g}" if ms < 100 else f"{ms:.0f}"
-            cells.append(f"**{text}**" if ms is not None and ms == best else text)
+            text = f"**{text}**" if ms is not None and ms == best else text
+            rested = result["peers"].get(name, {}).get("rested_ms")
+            cells.append(f"{text} ({rested:.3g})" if rested else text)
         rows.append([point_name(result), f"{result['tokens']:,}", *cells])
-    return ["milliseconds", "tokens", *labels.values()], rows
+    return [f"milliseconds{' (rested)' * has_rested(document)}", "tokens", *labels.values()], rows
 
 
 def split_table(results: Iterable[dict[str, Any]]) -> Table:
@@ -189,12 +196,13 @@ def means_table(document: dict[str, Any]) -> Table:
     pairs = [(one, peer) for one in names if is_ours(one) for peer in names if not peer.startswith("ftbert")]
     pairs += [(OTHER_TYPE, "ftbert, packed")] if OTHER_TYPE in names else []
     for one, peer in pairs:
-        cells = []
-        for some in (results, half, alone):
-            ratios = [value for result in some if (value := ratio(result, peer, one))]
-            count = f" ({len(ratios)} ran)" if len(ratios) < len(some) else ""
-            cells.append(f"{geometric(ratios):.2f}x{count}" if ratios else "")
-        rows.append([f"{one}, against {label(document, peer)}", *cells])
+        for rested in (False, True) if has_rested(document) else (False,):
+            cells = []
+            for some in (results, half, alone):
+                ratios = [value for result in some if (value := ratio(result, peer, one, rested))]
+                count = f" ({len(ratios)} ran)" if len(ratios) < len(some) else ""
+                cells.append(f"{geometric(ratios):.2f}x{count}" if ratios else "")
+            rows.append([f"{one}, against {label(document, peer)}" + ", rested" * rested, *cells])
     counts = f"all {len(results)} points", f"{len(half)} half full", f"{len(alone)} of batch 1"
     return ["times as fast, geometric means", *counts], rows
 
@@ -209,9 +217,11 @@ def host_table(document: dict[str, Any]) -> Table:
     return ["", *names], rows
 
 
-def ratio(result: dict[str, Any], slow: str, fast: str) -> float | None:
-    """Time by time; None where one did not run."""
-    times = [result["peers"].get(name, {}).get("ms") for name in (slow, fast)]
+def ratio(result: dict[str, Any], slow: str, fast: str, rested: bool = False) -> float | None:
+    """Time by time; None where one did not run. rested: of the rested GPU where that was timed, which is where it is
+    another."""
+    pair = [result["peers"].get(name, {}) for name in (slow, fast)]
+    times = [row.get("rested_ms", row.get("ms")) if rested else row.get("ms") for row in pair]
     return times[0] / times[1] if all(times) else None
 
 

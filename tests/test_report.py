@@ -202,6 +202,33 @@ def test_the_other_type_is_beside_the_runs_own(results: Path) -> None:
     assert report.split_table(document["results"])[1][0][1] == "1.80"
 
 
+def test_a_rested_gpu_is_beside_the_one_that_settled(results: Path) -> None:
+    document = json.loads(json.dumps(RESULT))
+    small = json.loads(json.dumps(RESULT["results"][0])) | {"batch": 1}
+    for name, ms in (("ftbert", 5.0), ("transformers (sdpa)", 100.0)):
+        document["results"][0]["peers"][name]["rested_ms"] = ms
+    document["results"].append(small)  # too small for a rest to matter
+    head, rows = report.model_table(document, document["results"])
+    assert head[0] == "milliseconds (rested)" and rows[0][2:5] == ["**10** (5)", "123 (100)", "8"] and rows[1][2] == "**10**"
+    means = {row[0]: row[1:] for row in report.means_table(document)[1]}
+    assert means["ftbert, against transformers (sdpa)"] == ["12.34x", "", "12.34x"]
+    assert means["ftbert, against transformers (sdpa), rested"] == ["15.71x", "", "12.34x"]
+
+
+def test_a_rested_gpu_is_timed_where_power_may_count(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(bench_model.SHAPES, "minilm", TINY)
+    for name in ("gemm_floor", "byte_floor"):
+        monkeypatch.setattr(bench_model, name, lambda *arguments: 1.0)
+    on = torch.device(device)
+    reference = bench_model.reference_model("minilm", None).to(on)
+    built = {peers.Ftbert: bench_model.build(peers.Ftbert, reference, on, torch.float32)}
+    batch = bench_model.make_batch(30522, 2, 9, "half", on)
+    for least, rest in ((1e9, 0.01), (0.0, 0.01), (0.0, 0.0)):
+        monkeypatch.setattr(bench_model, "LONG", least)
+        row = bench_model.measure(reference, built, batch, 2, torch.float32, rest)["peers"]["ftbert"]
+        assert ("rested_ms" in row) == (device == "cuda" and least == 0.0 and rest > 0)
+
+
 @pytest.fixture()
 def grid(results: Path) -> list[str]:
     """A result with every point of the grid; the names of the points. ftbert is twice as fast as transformers, four
