@@ -153,12 +153,12 @@ def _steps(one: Algorithm, other: Algorithm) -> int:
 
 def buckets(first: int, last: int) -> list[tuple[int, int]]:
     """Ranges of m that share a choice, timed at their last m. The encoder rounds m up (cuda_gemm_rows in
-    csrc/gemm/gemm.h): to that m, or above 1024 to the middle of the range, above 8192 to a quarter of it, where that is
-    enough."""
+    csrc/gemm/gemm.h): to that m, or above 1024 to the middle of the range, above 8192 to a quarter of it, above 16384
+    to a multiple of 64, where that is enough."""
     edges = [8, 16, 24, 32, 48, 64, 80, 96, 112, 128]
     while edges[-1] < last:
         at = edges[-1]
-        edges.append(at + (64 if at < 4096 else 128 if at < 8192 else 256 if at < 16384 else at // 32))
+        edges.append(at + (64 if at < 4096 else 128 if at < 8192 else 256 if at < 16384 else at // 2048 * 64))
     ranges = [(low + 1, high) for low, high in zip([0, *edges], edges, strict=False)]
     return [(low, high) for low, high in ranges if high >= first and low <= last]
 

@@ -91,8 +91,10 @@ def test_attention(place: Place, lengths: list[int], heads: int, head_size: int)
         )
 
 
-@pytest.mark.parametrize("copies", [1, 20])  # a GPU has room for all blocks of queries at once, or not
-@pytest.mark.parametrize("lengths", [[193, 1, 64], [700, 65, 3], [129, 256, 255], [449]], ids=str)
+@pytest.mark.parametrize("copies", [1, 24])  # a GPU has room for all blocks of queries at once, or not
+@pytest.mark.parametrize(
+    "lengths", [[16, 1, 9], [32, 17], [64, 5], [193, 1, 64], [700, 65, 3], [129, 256, 255], [449]], ids=str
+)
 @pytest.mark.parametrize("heads,head_size", [(2, 32), (3, 64)])
 def test_attention_with_and_without_room(
     place: Place, heads: int, head_size: int, lengths: list[int], copies: int
@@ -104,6 +106,17 @@ def test_attention_with_and_without_room(
         out = ops.attention(qkv, cu, max(lengths) + slack, heads)
         assert_close(out, expected, atol=max(2e-6, 2 * place.eps), what=f"slack {slack}")
         assert torch.equal(out, ops.attention(qkv, cu, max(lengths) + slack, heads))
+
+
+def test_attention_of_more_than_a_cache_holds(place: Place) -> None:
+    """A GPU then reads offsets in another way; what a sequence gets is the same as among a few."""
+    few, heads, head_size = [128, 100, 1, 64, 65], 16, 64
+    lengths, tokens = 28 * few, sum(few)
+    qkv = random(28 * tokens, 3 * heads * head_size, place=place)
+    all_at_once = ops.attention(qkv, reference.offsets(lengths, place.device), max(few), heads)
+    cu = reference.offsets(few, place.device)
+    for i, (part, got) in enumerate(zip(qkv.split(tokens), all_at_once.split(tokens), strict=True)):
+        assert torch.equal(got, ops.attention(part.contiguous(), cu, max(few), heads)), f"part {i}"
 
 
 @pytest.mark.parametrize("gaps", [False, True])
@@ -163,7 +176,7 @@ def test_attention_odd_head_size_on_cpu(head_size: int) -> None:
 
 @pytest.mark.parametrize("others", [1, 140])
 @pytest.mark.parametrize(  # tiles of 64 keys: whole or not, fewer than the longest could have, all resident or not
-    "length,longest", [(50, 60), (50, 128), (64, 64), (70, 70), (128, 128), (150, 150), (300, 300), (450, 450)]
+    "length,longest", [(1, 128), (50, 60), (50, 128), (64, 64), (64, 128), (70, 70), (128, 128), (150, 150), (300, 300), (450, 450)]
 )
 @pytest.mark.parametrize("heads,head_size", [(4, 32), (2, 64), (1, 128)])
 def test_attention_neighbours_do_not_matter(

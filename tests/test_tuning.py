@@ -105,6 +105,7 @@ def test_buckets_cover_every_m_once(last: int) -> None:
     ranges = buckets(1, last)
     assert ranges[0][0] == 1 and ranges[-1][1] >= last
     assert all(low == high + 1 for (_, high), (low, _) in zip(ranges, ranges[1:], strict=False))
+    assert all(high % 64 == 0 for _, high in ranges if high > 128)  # the encoder runs that m
 
 
 def test_an_algorithm_serves_until_it_needs_another_wave() -> None:
@@ -192,6 +193,7 @@ def test_the_tables_that_come_with_the_package() -> None:
         assert path.name == machine.file_name
         for r in rows:
             assert r.timed and all(r.first <= m <= r.last for m in r.timed), r
+            assert list(r.timed) == sorted(set(r.timed)), r
             assert r.in_layer or sum(r.us) <= sum(r.default_us), r
             assert r.algorithm is None or min(r.config["tile_rows"], r.config["tile_columns"]) > 0, r
             own = r.algorithm is not None and r.algorithm[0] >> 44 == 0xF05ED
