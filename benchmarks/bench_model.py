@@ -86,7 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]  # fmt: skip
 
     weights = "real" if options.minilm else "random"
-    facts = provenance(device, options.dtype, rounds=options.rounds, rest=options.rest, minilm_weights=weights)
+    rest = options.rest if device.type == "cuda" else 0.0
+    facts = provenance(device, options.dtype, rounds=options.rounds, rest=rest, minilm_weights=weights)
     out = options.out or ROOT / "benchmarks" / "results" / f"{device.type}-{options.dtype}.json"
     torch._dynamo.config.recompile_limit = 1000
     results: list[dict[str, Any]] = []
@@ -104,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 batch = make_batch(reference.config.vocab_size, batch_size, longest, fill, device)
                 results.append(
                     {"model": model, "batch": batch_size, "longest": longest, "fill_name": fill}
-                    | measure(reference, peers, batch, options.rounds, dtype, options.rest)
+                    | measure(reference, peers, batch, options.rounds, dtype, rest)
                 )
                 print(table(results[-1]), flush=True)
                 write(out, facts, results)
