@@ -119,6 +119,23 @@ def test_attention_of_more_than_a_cache_holds(place: Place) -> None:
         assert torch.equal(got, ops.attention(part.contiguous(), cu, max(few), heads)), f"part {i}"
 
 
+@pytest.mark.parametrize("scale", [1.0, 6.0])
+@pytest.mark.parametrize(  # mostly padding, or not, up to 128 keys and more
+    "few", [[200, 1, 65, 0, 97, 129, 64, 33, 32, 31], [200, 193, 160, 161, 200], [128, 1, 65, 0, 97, 33, 32, 64], [128, 97]],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("heads,head_size", [(6, 32), (6, 64)])
+def test_attention_of_many(place: Place, heads: int, head_size: int, few: list[int], scale: float) -> None:
+    """More than eight blocks of queries for each of a GPU's multiprocessors; what the same sequences get is the same."""
+    copies, tokens = max(1, 1500 // (len(few) * heads * -(-max(few) // 64))), sum(few)
+    qkv = random(tokens, 3 * heads * head_size, place=place, scale=scale)
+    out = ops.attention(qkv.repeat(copies, 1), reference.offsets(copies * few, place.device), max(few), heads)
+    limit = max(2e-6, 2 * place.eps) if scale == 1 else max(5e-4, 40 * place.eps)
+    assert_close(out[:tokens], reference.attention(qkv, few, heads), atol=limit)
+    for i, got in enumerate(out.split(tokens)):
+        assert torch.equal(got, out[:tokens]), f"part {i}"
+
+
 @pytest.mark.parametrize("gaps", [False, True])
 @pytest.mark.parametrize("head_size", [26, 32, 64, 128])
 @pytest.mark.parametrize("lengths", [[40, 1, 130, 9], [17, 60], [300]], ids=str)

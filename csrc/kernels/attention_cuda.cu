@@ -73,6 +73,18 @@ OffsetReads offset_reads(const Call& call, const Grid& grid, int head_size) {
   return call.context.offsets_early ? OffsetReads::kEarly : OffsetReads::kUncached;
 }
 
+// Whether single warpgroups, more of them at once since each takes a tile's keys in two steps, are faster than what
+// shares keys or has all scores at once. With heads of 32 they are with many blocks: 32x512 55.6 -> 49.2 us,
+// 64x192 26.0
+// -> 19.2; up to 128 keys only where half is padding, 128x128 15.8 -> 13.9, full 20.4 and 21.6. With heads of 64 also
+// only there, since a block of two warpgroups then often has queries for one: 64x384 41.4 -> 38.0, full 85.0 and 84.9.
+// Few blocks gain nothing: 8x384, heads of 32, half padding 8.2 -> 10.0 (12 heads, H200).
+bool many_blocks_want_steps(const Call& call, const Grid& blocks, int head_size) {
+  if (blocks.ctas <= 8u * call.context.sm_count) return false;
+  const bool sparse = 4 * call.tokens < 3 * call.batch * call.max_seqlen;
+  return head_size == 32 ? sparse || call.max_seqlen > 128 : sparse && call.max_seqlen > 128;
+}
+
 // kernel: of attention_wgmma.cuh or attention_short.cuh.
 template <class E, class Shape, class Kernel>
 void launch_hopper(const Call& call, Kernel kernel) {
@@ -93,9 +105,9 @@ void launch_short(const Call& call) {
   launch_hopper<E, Shape>(call, attention_short<E, Shape>);
 }
 
-template <class E, int kHeadSize, int kGroups, int kStages, int kParts = 1>
+template <class E, int kHeadSize, int kGroups, int kStages, int kParts = 1, int kSteps = 1>
 void launch_wgmma(const Call& call) {
-  using Shape = WgmmaAttention<kHeadSize, kGroups, kStages, kParts>;
+  using Shape = WgmmaAttention<kHeadSize, kGroups, kStages, kParts, kSteps>;
   launch_hopper<E, Shape>(call, attention_wgmma<E, Shape>);
 }
 
@@ -114,7 +126,8 @@ void launch(const Call& call) {
       if (call.max_seqlen <= 64 || kHeadSize > 64) return launch_mma<E, kHeadSize, 4, 1, true>(call);
       return launch_mma<E, kHeadSize, 4, kHeadSize <= 64 ? 2 : 1, true>(call);
     }
-    const bool room = Grid(call, 64).room, hopper = call.hopper && kHeadSize <= 64;
+    const Grid blocks(call, 64);
+    const bool room = blocks.room, hopper = call.hopper && kHeadSize <= 64;
     if (call.max_seqlen <= 32 && !(hopper && room))
       return call.max_seqlen <= 16 ? launch_mma<E, kHeadSize, 1, 1>(call) : launch_mma<E, kHeadSize, 2, 1>(call);
     if constexpr (kHeadSize <= 64) {
@@ -123,6 +136,7 @@ void launch(const Call& call) {
       // (12 heads of 64, H200).
       if (hopper) {
         if (call.max_seqlen <= 64) return launch_short<E, kHeadSize, 1>(call);
+        if (many_blocks_want_steps(call, blocks, kHeadSize)) return launch_wgmma<E, kHeadSize, 1, 2, 1, 2>(call);
         if (call.max_seqlen <= 128) return launch_short<E, kHeadSize, 2>(call);
         if (!room) return launch_wgmma<E, kHeadSize, 2, 5>(call);
         if (call.max_seqlen <= 192) return launch_wgmma<E, kHeadSize, 1, 2>(call);

@@ -1,12 +1,12 @@
 // Fused attention on Hopper: warpgroup products, tiles through the tensor memory accelerator; for sequences of more
-// than 128 tokens and heads of 32 or 64 (attention_short.cuh has the others).
+// than 128 tokens and heads of 32 or 64 (attention_short.cuh has most of the others).
 //
 // A warpgroup owns 64 queries. One thread asks for tiles of 64 keys and values, a ring of stages ahead, and the
 // warpgroups of a block go through them each at its own pace. The products of a tile's probabilities and of the next
-// tile's scores are started together and waited for once; four warpgroups share a multiprocessor, so that one's softmax
-// runs under another's products. Where there are fewer blocks than multiprocessors, what counts is how long one takes:
-// there several warpgroups own the same 64 queries and take the tiles of keys in turn, and what they found is added at
-// the end.
+// tile's scores are started together and waited for once; four to seven warpgroups share a multiprocessor, so that
+// one's softmax runs under another's products. Where there are fewer blocks than multiprocessors, what counts is how
+// long one takes: there several warpgroups own the same 64 queries and take the tiles of keys in turn, and what they
+// found is added at the end.
 #pragma once
 #include "kernels/attention_tile.cuh"
 #include "kernels/tma.cuh"
@@ -15,12 +15,17 @@
 namespace ftbert {
 namespace {
 
-// kGroups: of 64 queries; kParts: warpgroups that own the same ones. kApart: there is a barrier for the keys of a stage
-// and one for its values, so that scores start while values are still on their way. Where a block has a multiprocessor
-// of its own one for both is faster: 1x512 6.23 us, apart 6.28 (12 heads of 64, H200).
-template <int kHeadSize_, int kGroups_, int kStages_, int kParts_>
+// kGroups: of 64 queries; kParts: warpgroups that own the same ones. kSteps: those in which a tile's keys are gone
+// through. Half as many scores and powers at once are fewer registers, 70 with heads of 32 and 86 with heads of 64, and
+// so more warpgroups on a multiprocessor, but each tile has two waits for products. kApart: there is a barrier for the
+// keys of a stage and one for its values, so that scores start while values are still on their way. Where a block has a
+// multiprocessor of its own one for both is faster: 1x512 6.23 us, apart 6.28 (12 heads of 64, H200).
+template <int kHeadSize_, int kGroups_, int kStages_, int kParts_, int kSteps_>
 struct WgmmaAttention {
   static constexpr int kHeadSize = kHeadSize_, kGroups = kGroups_, kStages = kStages_, kParts = kParts_;
+  static constexpr int kSteps = kSteps_, kStepKeys = kTileKeys / kSteps;
+  static constexpr int kWarpgroups = kSteps == 1 ? 4 : kHeadSize == 32 ? 7 : 5;  // on a multiprocessor
+  static constexpr int kBlocks = kWarpgroups / (kGroups * kParts);
   static constexpr bool kApart = kGroups > 1;
   static_assert(kGroups == 1 || kParts == 1);
   static_assert(kStages >= 2 * kParts || kParts == 1);  // a part waits for a tile that is asked for two rounds ahead
@@ -61,7 +66,7 @@ __device__ void add_parts(const PartialRows<Shape::kHeadSize>* parts, int real, 
 // map: of qkv [tokens, 3*hidden] in boxes of [64, head size]; out [tokens, hidden]; grid: query blocks x heads x batch,
 // query blocks fastest.
 template <class E, class Shape>
-__global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     attention_wgmma(const __grid_constant__ CUtensorMap map, int64_t first_token,
                     const int32_t* __restrict__ cu_seqlens, OffsetReads offset_reads, int heads, int query_blocks,
                     float scale_log2, E* __restrict__ out) {
@@ -127,71 +132,85 @@ __global__ void __launch_bounds__(Shape::kThreads, 512 / Shape::kThreads)
   const int group = Shape::kGroups > 1 ? warp / 4 : 0, part = kParts > 1 ? warp / 4 : 0;
   if (group >= groups) return;
   const uint64_t queries = matrix_descriptor<kRowBytes>(shared_q + group * kTileBytes);
-  float score[kTileKeys / 8][4];
+  constexpr int kStepKeys = Shape::kStepKeys, kSteps = Shape::kSteps;
+  float score[kStepKeys / 8][4];
   RowSums<kHeadSize> sum = {};
   RowState state;
 
   int stage = part;
   uint32_t parity = 0;
-  const auto start_scores = [&] {
-    barrier_wait(keys_in + 8 * stage, parity);
-    const uint64_t keys = matrix_descriptor<kRowBytes>(shared_kv + stage * 2 * kTileBytes);
+  const auto start_scores = [&](int step) {
+    if (step == 0) barrier_wait(keys_in + 8 * stage, parity);
+    const uint64_t keys =
+        matrix_descriptor<kRowBytes>(shared_kv + stage * 2 * kTileBytes) + step * (kStepKeys * kRowBytes / 16);
     warpgroup_fence();
 #pragma unroll
     for (int d = 0; d < kHeadSize / 16; ++d) warpgroup_multiply_nt<E>(score, queries + d * 2, keys + d * 2, d > 0);
     warpgroup_commit();
   };
   if (kParts > 1) barrier_wait(queries_in, 0);
-  if (part < tiles) start_scores();
+  if (part < tiles) start_scores(0);
   warpgroup_wait();
   warpgroup_keep(score);
 
   for (int tile = part; tile < tiles; tile += kParts) {
     const uint32_t values = shared_kv + (stage * 2 + 1) * kTileBytes;
     const int valid = block.length - tile * kTileKeys, used = stage;
-    if (valid < kTileKeys) {
+    if (valid < kTileKeys && (kParts > 1 ? warp % 4 : warp) == 0) {
+      // Past the end lies another sequence, or nothing yet: a weight of zero would make a NaN of its infinity.
       int keys = valid;
       asm volatile("" : "+r"(keys));  // nothing of this is worked out for the tiles before
-      if ((kParts > 1 ? warp % 4 : warp) == 0) {
-        // Past the end lies another sequence, or nothing yet: a weight of zero would make a NaN of its infinity.
-        if (Shape::kApart) barrier_wait(values_in + 8 * stage, parity);
-        for (int i = keys * kRowBytes + 16 * lane; i < kTileBytes; i += 16 * 32)
-          *reinterpret_cast<uint4*>(memory + (values - shared_q) + i) = uint4{};
-        fence_shared_for_async();
-        __syncwarp();
-        if (lane == 0) barrier_arrive(tail);
-      }
-      mask_scores(score, keys, lane);
+      if (Shape::kApart) barrier_wait(values_in + 8 * stage, parity);
+      for (int i = keys * kRowBytes + 16 * lane; i < kTileBytes; i += 16 * 32)
+        *reinterpret_cast<uint4*>(memory + (values - shared_q) + i) = uint4{};
+      fence_shared_for_async();
+      __syncwarp();
+      if (lane == 0) barrier_arrive(tail);
     }
     const uint64_t value_rows = matrix_descriptor<kRowBytes>(values, shared_ones - values);
-    uint32_t p[kTileKeys / 16][4];
-    if (tile == part) state.begin(score, scale_log2);
-    state.template probabilities<E>(score, p, sum, scale_log2);
-    if (Shape::kApart) barrier_wait(values_in + 8 * stage, parity);
-    if (valid < kTileKeys) barrier_wait(tail, 0);
-    warpgroup_fence();
 #pragma unroll
-    for (int j = 0; j < kTileKeys / 16; ++j)
-      // 16 rows, in units of 16 bytes; the ones stay where they are.
-      warpgroup_multiply_add_nn<E>(sum, p[j],
-                                   value_rows + j * kRowBytes - (static_cast<uint64_t>(j * kRowBytes) << 16));
-    warpgroup_commit();
-    // The next tiles into stages that their readers have most likely left; another part may still be at its last one.
-    const int left = tile - kLag * kParts;
-    if (threadIdx.x == 0 && left >= 0)
-      for (int from = left; from < left + kParts && from + kStages < tiles; ++from) {
-        barrier_wait(empty + 8 * (from % kStages), from / kStages % 2);
-        load_keys_values(from + kStages);
+    for (int step = 0; step < kSteps; ++step) {
+      if (step > 0 && valid <= step * kStepKeys) break;
+      const bool last = step + 1 == kSteps || valid <= (step + 1) * kStepKeys;
+      if (valid < (step + 1) * kStepKeys) {
+        int keys = valid - step * kStepKeys;
+        asm volatile("" : "+r"(keys));
+        mask_scores(score, keys, lane);
       }
-    __syncwarp();
-    if (tile + kParts < tiles) {
-      stage += kParts;
-      if (stage >= kStages) stage -= kStages, parity ^= 1;
-      start_scores();
+      uint32_t p[kStepKeys / 16][4];
+      if (tile == part && step == 0) state.begin(score, scale_log2);
+      state.template probabilities<E>(score, p, sum, scale_log2);
+      if (Shape::kApart && step == 0) barrier_wait(values_in + 8 * stage, parity);
+      if (valid < kTileKeys) barrier_wait(tail, 0);
+      warpgroup_fence();
+#pragma unroll
+      for (int j = 0; j < kStepKeys / 16; ++j) {
+        // 16 rows, in units of 16 bytes; the ones stay where they are.
+        const int rows = (step * (kStepKeys / 16) + j) * kRowBytes;
+        warpgroup_multiply_add_nn<E>(sum, p[j], value_rows + rows - (static_cast<uint64_t>(rows) << 16));
+      }
+      warpgroup_commit();
+      if (step == 0) {
+        // The next tiles into stages that their readers have most likely left; another part may still be at its last.
+        const int left = tile - kLag * kParts;
+        if (threadIdx.x == 0 && left >= 0)
+          for (int from = left; from < left + kParts && from + kStages < tiles; ++from) {
+            barrier_wait(empty + 8 * (from % kStages), from / kStages % 2);
+            load_keys_values(from + kStages);
+          }
+        __syncwarp();
+      }
+      if (!last) {
+        start_scores(step + 1);
+      } else if (tile + kParts < tiles) {
+        stage += kParts;
+        if (stage >= kStages) stage -= kStages, parity ^= 1;
+        start_scores(0);
+      }
+      warpgroup_wait();
+      warpgroup_keep(sum);
+      warpgroup_keep(score);
     }
-    warpgroup_wait();
-    warpgroup_keep(sum);
-    warpgroup_keep(score);
     if (lane == 0) barrier_arrive(empty + 8 * used);
   }
 
