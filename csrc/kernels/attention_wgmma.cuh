@@ -73,7 +73,6 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
 #ifdef FTBERT_WGMMA
   constexpr int kHeadSize = Shape::kHeadSize, kStages = Shape::kStages, kTileBytes = Shape::kTileBytes;
   constexpr int kRowBytes = kHeadSize * 2, kParts = Shape::kParts, kLag = kParts == 1 && kStages > 2 ? 2 : 1;
-  if (threadIdx.x == 0) prefetch_map(map);
   extern __shared__ char unaligned_memory[];
   // As the compiler sees, the same for all lanes: what follows from it stays in uniform registers. And as it does not
   // see where it comes from, it is not worked out again for every tile.
@@ -96,7 +95,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     if (kParts > 1) barrier_init(queries_in, 1);
     barrier_init_fence();
   };
-  if (threadIdx.x == 0 && Shape::kGroups == 1) init_barriers(1);
+  if (threadIdx.x == 0) {
+    prefetch_map(map);
+    if (Shape::kGroups == 1) init_barriers(1);
+  }
   if (threadIdx.x < Shape::kOnesBytes / 16)
     reinterpret_cast<uint4*>(memory + (shared_ones - shared_q))[threadIdx.x] = {kOnes<E>, kOnes<E>, kOnes<E>, kOnes<E>};
   fence_shared_for_async();
