@@ -1,12 +1,12 @@
 // Fused attention on Hopper: warpgroup products, tiles through the tensor memory accelerator; for sequences of more
-// than 128 tokens and heads of 32 or 64 (attention_short.cuh has most of the others).
+// than 128 tokens and heads of 32 or 64 (attention_short.cuh has most of the shorter ones).
 //
 // A warpgroup owns 64 queries. One thread asks for tiles of 64 keys and values, a ring of stages ahead, and the
 // warpgroups of a block go through them each at its own pace. The products of a tile's probabilities and of the next
-// tile's scores are started together and waited for once; four to seven warpgroups share a multiprocessor, so that
-// one's softmax runs under another's products. Where there are fewer blocks than multiprocessors, what counts is how
-// long one takes: there several warpgroups own the same 64 queries and take the tiles of keys in turn, and what they
-// found is added at the end.
+// tile's scores, or a step's and the next one's, are started together and waited for once; four to seven warpgroups
+// share a multiprocessor, so that one's softmax runs under another's products. Where there are fewer blocks than
+// multiprocessors, what counts is how long one takes: there several warpgroups own the same 64 queries and take the
+// tiles of keys in turn, and what they found is added at the end.
 #pragma once
 #include "kernels/attention_tile.cuh"
 #include "kernels/tma.cuh"
@@ -19,7 +19,8 @@ namespace {
 // through. Half as many scores and powers at once are fewer registers, 70 with heads of 32 and 86 with heads of 64, and
 // so more warpgroups on a multiprocessor, but each tile has two waits for products. kApart: there is a barrier for the
 // keys of a stage and one for its values, so that scores start while values are still on their way. Where a block has a
-// multiprocessor of its own one for both is faster: 1x512 6.23 us, apart 6.28 (12 heads of 64, H200).
+// multiprocessor of its own one for both is faster: 1x512 6.23 us, apart 6.28 (12 heads of 64, H200). With steps it was
+// not tried apart.
 template <int kHeadSize_, int kGroups_, int kStages_, int kParts_, int kSteps_>
 struct WgmmaAttention {
   static constexpr int kHeadSize = kHeadSize_, kGroups = kGroups_, kStages = kStages_, kParts = kParts_;
@@ -36,6 +37,7 @@ struct WgmmaAttention {
   // counted from an address of that alignment.
   static constexpr int kBytes = 1024 + (kGroups + 2 * kStages) * kTileBytes + kOnesBytes + 8 * (3 * kStages + 2);
   static_assert(kParts == 1 || kParts * sizeof(PartialRows<kHeadSize>) <= 2 * kStages * kTileBytes);
+  static_assert(kSteps == 1 || kBlocks * (kBytes + 1024) <= 228 * 1024);  // all at once, and what each has besides
 };
 
 // What the parts found, one behind the other at `parts`, added and written to out; by all threads of the block.
