@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,6 +14,8 @@ from compare import assert_close
 from conftest import gpu_memory_left, have_gpu, make_bert
 
 import ftbert
+from ftbert.gemm_rows import Product
+from ftbert.product_bench import Bench
 
 pytestmark = pytest.mark.skipif(not have_gpu(), reason="no GPU")
 
@@ -189,6 +192,35 @@ def test_a_mask_on_the_gpu_cannot_be_recorded(model: ftbert.Model) -> None:
     with counted, torch.cuda.graph(torch.cuda.CUDAGraph()):
         model(ids, mask)
     assert torch.equal(model(ids, mask).last_hidden_state, expected)
+
+
+@pytest.mark.parametrize("other_thread", [False, True])
+@pytest.mark.parametrize("what", ["model", "tuner"])
+def test_may_go_while_somebody_records(what: str, other_thread: bool) -> None:
+    """As when Python's collector takes it."""
+    if what == "model":
+        owned: Any = ftbert.load(make_bert(), device="cuda", dtype=HALF)
+        for _ in range(3):
+            owned.forward_packed(*packed([17, 30]))
+        assert owned.info()["cuda_graphs"].endswith("1 recorded so far")
+    else:
+        bench = Bench(Product("fp16", 64, 64, bias=True), 16)
+        owned = bench.record(bench.heuristics(1)[0])
+        assert owned.microseconds() > 0
+        del bench
+    torch.cuda.synchronize()
+    gone, x, graph = weakref.ref(owned), torch.zeros(8, device="cuda"), torch.cuda.CUDAGraph()
+    kept = [owned]
+    del owned
+    with ThreadPoolExecutor(1) as pool, torch.cuda.graph(graph):
+        y = x + 1
+        if other_thread:
+            pool.submit(kept.clear).result()
+        kept.clear()
+        assert gone() is None
+        y += 1
+    graph.replay()
+    assert y.tolist() == [2] * 8
 
 
 def test_runs_on_the_callers_stream(model: ftbert.Model) -> None:

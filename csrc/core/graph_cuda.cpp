@@ -2,6 +2,7 @@
 
 #include "core/cuda_check.h"
 #include "core/graph.h"
+#include "core/relaxed_capture.h"
 
 namespace ftbert {
 namespace {
@@ -11,7 +12,10 @@ class CudaGraph : public LaunchGraph {
   explicit CudaGraph(cudaGraph_t recorded) { FTBERT_CUDA_CHECK(cudaGraphInstantiate(&exec_, recorded, 0)); }
   CudaGraph(const CudaGraph&) = delete;
   CudaGraph& operator=(const CudaGraph&) = delete;
-  ~CudaGraph() override { cudaGraphExecDestroy(exec_); }  // a launch under way ends first
+  ~CudaGraph() override {
+    const RelaxedCapture relaxed;
+    cudaGraphExecDestroy(exec_);  // a launch under way ends first
+  }
   void launch(void* stream) const override {
     FTBERT_CUDA_CHECK(cudaGraphLaunch(exec_, static_cast<cudaStream_t>(stream)));
   }
@@ -25,7 +29,10 @@ class CudaMark : public StreamMark {
   CudaMark() { FTBERT_CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
   CudaMark(const CudaMark&) = delete;
   CudaMark& operator=(const CudaMark&) = delete;
-  ~CudaMark() override { cudaEventDestroy(event_); }
+  ~CudaMark() override {
+    const RelaxedCapture relaxed;
+    cudaEventDestroy(event_);
+  }
   void set(void* stream) override { FTBERT_CUDA_CHECK(cudaEventRecord(event_, static_cast<cudaStream_t>(stream))); }
   void wait(void* stream) const override {
     FTBERT_CUDA_CHECK(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), event_, 0));

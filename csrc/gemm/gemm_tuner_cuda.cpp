@@ -11,6 +11,7 @@
 #include "core/cuda_check.h"
 #include "core/device.h"
 #include "core/device_guard.h"
+#include "core/relaxed_capture.h"
 #include "gemm/gemm_algorithms.h"
 #include "gemm/gemm_cuda.h"
 #include "gemm/gemm_fused.h"
@@ -51,7 +52,10 @@ class CublasLtTuner : public GemmTuner {
   }
   CublasLtTuner(const CublasLtTuner&) = delete;
   CublasLtTuner& operator=(const CublasLtTuner&) = delete;
-  ~CublasLtTuner() override { cudaStreamDestroy(stream_); }
+  ~CublasLtTuner() override {
+    const RelaxedCapture relaxed;
+    cudaStreamDestroy(stream_);
+  }
 
   std::vector<GemmAlgorithm> heuristics(int most) override {
     std::vector<GemmAlgorithm> all;
@@ -121,6 +125,7 @@ class CublasLtTuner : public GemmTuner {
     Graph(const Graph&) = delete;
     Graph& operator=(const Graph&) = delete;
     ~Graph() {
+      const RelaxedCapture relaxed;
       if (exec) cudaGraphExecDestroy(exec);
     }
   };
@@ -129,7 +134,10 @@ class CublasLtTuner : public GemmTuner {
     Event() { FTBERT_CUDA_CHECK(cudaEventCreate(&event)); }
     Event(const Event&) = delete;
     Event& operator=(const Event&) = delete;
-    ~Event() { cudaEventDestroy(event); }
+    ~Event() {
+      const RelaxedCapture relaxed;
+      cudaEventDestroy(event);
+    }
   };
 
   struct Recording : GemmRecording {
