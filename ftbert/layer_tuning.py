@@ -20,7 +20,7 @@ from ftbert import gemm_table
 from ftbert.config import ACTIVATIONS, DTYPES, EncoderConfig
 from ftbert.gemm_rows import Product, Row
 from ftbert.product_bench import Algorithm, in_turns
-from ftbert.tuning import Bench, row_of, verified, without_layernorm
+from ftbert.tuning import OTHER_16_BIT, Bench, row_of, verified, without_layernorm
 
 MOST_ROWS = 1024  # up to which the encoder folds (most_tokens_by_default in csrc/folded_layers_cuda.cpp)
 _MOST_HIDDEN = 4096  # kMostColumns in csrc/gemm/gemm_folded.h
@@ -145,10 +145,13 @@ class LayerTuner:
     """Makes the rows of a layer's products anew where that makes the layer faster."""
 
     def __init__(self, layer: Layer, device: torch.device, known: Iterable[Row] = ()) -> None:
-        """known: rows of other tables; what was chosen in a layer before is where a search may begin."""
+        """known: rows of other tables; what was chosen before, in either 16-bit type, is where a search may begin."""
         self.layer, self._device = layer, device
         self.layers = Layers(layer, device)
-        self._known = self._own_rows(known)
+        known, dtype = list(known), layer.out.dtype
+        twins = (replace(row, product=replace(row.product, dtype=dtype)) for row in known
+                 if row.product.dtype == OTHER_16_BIT[dtype])  # fmt: skip
+        self._known = [self._own_rows(rows) for rows in (known, twins)]
         self.seen = 0  # ranges
         self.gains: list[float] = []  # of the ranges that got other products: 0.1 is 10 % faster
 
@@ -171,12 +174,12 @@ class LayerTuner:
         the same but for rounding."""
         before = self._parts(self._own_rows(in_force), first, last)
         able = [self._able(product, last) for product in self.layer]
-        starts = [self._choice(able, rows) for rows in (before, self._parts(self._known, first, last))]
+        starts = [self._choice(able, rows)
+                  for rows in (before, *(self._parts(known, first, last) for known in self._known))]  # fmt: skip
         if not all(able) or not self.layers.folds(self._as_rows(starts[0], first, last), last):
             return []
-        if starts[0] == starts[1]:
-            del starts[1]
-        found = self._faster(self._descend(able, starts, first, last), first, last, before)
+        different = [start for i, start in enumerate(starts) if start not in starts[:i]]
+        found = self._faster(self._descend(able, different, first, last), first, last, before)
         self.seen += 1
         if found is None:
             found = [row for row in before if row.product in self.layer.plain]

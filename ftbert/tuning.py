@@ -41,7 +41,7 @@ __all__ = [
 
 _CONFIG = ("id", "tile", "stages", "split_k", "reduction", "swizzle", "custom", "inner_shape", "cluster")
 _SEARCHED = (32, 128, 512, 1024, 2048, 4096, 8192)  # m
-_OTHER_16_BIT = {"fp16": "bf16", "bf16": "fp16"}
+OTHER_16_BIT = {"fp16": "bf16", "bf16": "fp16"}
 
 
 def products(config: EncoderConfig, dtype: str) -> list[Product]:
@@ -178,7 +178,7 @@ class ProductTuner:
         with that behind it, and known rows count that were: what is fastest without need not be the fastest with it."""
         self.product, self.device = product, device
         self._measured_as = in_layer or product
-        twin = replace(product, dtype=_OTHER_16_BIT.get(product.dtype, ""))
+        twin = replace(product, dtype=OTHER_16_BIT.get(product.dtype, ""))
         followed = in_layer is not None
         known = list(known)
         # What was chosen in a layer need not be the fastest alone.

@@ -150,7 +150,8 @@ def test_a_search_begins_with_what_was_chosen_before(told: Told) -> None:
     told(lambda these: {(4, 4, 4, 4): 80.0, (3, 4, 4, 4): 79.0}.get(these, 100.0))
     device, before = torch.device("cuda:0"), chosen((2, 2, 2, 2))
     assert numbers(LayerTuner(BASE, device).rows(49, 64, before), 64) == (2, 2, 2, 2)
-    for known in (chosen((4, 4, 4, 4), 17, 128), chosen((4, 4, 4, 4), 64, 64, 1)):
+    other = [replace(r, product=replace(r.product, dtype="bf16")) for r in chosen((4, 4, 4, 4), 17, 128, 1)]
+    for known in (chosen((4, 4, 4, 4), 17, 128), chosen((4, 4, 4, 4), 64, 64, 1), other, [*before, *other]):
         assert numbers(LayerTuner(BASE, device, known).rows(49, 64, before), 64) == (3, 4, 4, 4)
     assert numbers(LayerTuner(BASE, device, chosen((4, 4, 4, 4), 65)).rows(49, 64, before), 64) == (2, 2, 2, 2)
     assert numbers(LayerTuner(BASE, device).rows(49, 64, chosen((4, 4, 4, 4))), 64) == (3, 4, 4, 4)
@@ -315,7 +316,9 @@ def test_tune_chooses_for_the_layer(cache: Path, capsys: pytest.CaptureFixture[s
     want = ftbert.load(reference, device="cuda", dtype=torch.float32).forward_packed(*call)
     arguments = ["tune", "--hidden", "256", "--inter", "512", "--tokens", "49..80", "--json"]
     assert main(arguments) == 0
-    done = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    assert "warning" not in printed.err  # a failure of this part is one
+    done = json.loads(printed.out)
     assert (done["left"], done["in_layers"]) == (0, 2) and len(done["layer_gains"]) <= 2
     path = user_table(Machine.of(torch.device("cuda")))
     assert path is not None
