@@ -74,6 +74,9 @@ class FastForward:
             return self.original(*args, **kwargs)
         mask = asked.get("attention_mask")
         if isinstance(mask, Tensor) and mask.dim() == 2:
+            if mask.is_cuda and torch.cuda.is_current_stream_capturing():
+                self._note("the ones of attention_mask cannot be counted while a CUDA graph is recorded", module)
+                return self.original(*args, **kwargs)
             # As transformers reads it: what is not 0 is kept. On the host, because the next check looks at it there,
             # and ftbert then does not wait for the device a second time.
             asked["attention_mask"] = mask = (mask != 0).cpu()

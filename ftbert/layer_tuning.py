@@ -7,6 +7,7 @@ BERT-large at 256 tokens, 0.735 ms with the products that are the fastest one by
 
 from __future__ import annotations
 
+import gc
 import math
 import re
 import statistics
@@ -121,9 +122,15 @@ class RecordedLayers:
         torch.ops.ftbert.forward_packed(*call)  # plans are made
         self._inputs = ids, cu_seqlens
         self._graph = torch.cuda.CUDAGraph()
-        # A stream of this device: torch's own for graphs is of the device that was current first.
-        with torch.cuda.graph(self._graph, stream=torch.cuda.Stream(device), capture_error_mode="thread_local"):
-            self.result = torch.ops.ftbert.forward_packed(*call)
+        collecting = gc.isenabled()
+        gc.disable()  # what it destroys may spoil a recording
+        try:
+            # A stream of this device: torch's own for graphs is of the device that was current first.
+            with torch.cuda.graph(self._graph, stream=torch.cuda.Stream(device), capture_error_mode="thread_local"):
+                self.result = torch.ops.ftbert.forward_packed(*call)
+        finally:
+            if collecting:
+                gc.enable()
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
         self._graph.replay()
         self._replays = 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import weakref
 from collections.abc import Callable, Iterator
@@ -185,10 +186,11 @@ def test_what_is_wrong_is_said_after_the_launch(model: ftbert.Model, own_graphs:
         assert torch.equal(model(ids, mask).last_hidden_state, expected)
 
 
-def test_a_mask_on_the_gpu_cannot_be_recorded(model: ftbert.Model) -> None:
-    ids, mask = torch.randint(0, 120, (4, 20)).cuda(), torch.ones(4, 20).cuda()
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_mask_cannot_be_recorded(model: ftbert.Model, device: str) -> None:
+    ids, mask = torch.randint(0, 120, (4, 20)).cuda(), torch.ones(4, 20, device=device)
     expected = model(ids, mask).last_hidden_state
-    counted = pytest.raises(RuntimeError, match="attention_mask: on a GPU its ones must be counted")
+    counted = pytest.raises(RuntimeError, match="attention_mask: its ones must be counted.*call forward_packed")
     with counted, torch.cuda.graph(torch.cuda.CUDAGraph()):
         model(ids, mask)
     assert torch.equal(model(ids, mask).last_hidden_state, expected)
@@ -208,19 +210,46 @@ def test_may_go_while_somebody_records(what: str, other_thread: bool) -> None:
         owned = bench.record(bench.heuristics(1)[0])
         assert owned.microseconds() > 0
         del bench
-    torch.cuda.synchronize()
     gone, x, graph = weakref.ref(owned), torch.zeros(8, device="cuda"), torch.cuda.CUDAGraph()
     kept = [owned]
     del owned
+    gc.collect()  # what else is left
+    bytes_before = torch.cuda.memory_allocated()
     with ThreadPoolExecutor(1) as pool, torch.cuda.graph(graph):
         y = x + 1
         if other_thread:
             pool.submit(kept.clear).result()
         kept.clear()
         assert gone() is None
+        assert what != "model" or torch.cuda.memory_allocated() < bytes_before
         y += 1
     graph.replay()
     assert y.tolist() == [2] * 8
+
+
+@pytest.mark.parametrize("what", ["packed", "mask"])
+def test_new_sizes_while_another_thread_records(model: ftbert.Model, what: str) -> None:
+    """The first call of a size is over, the next are recorded and replayed."""
+    call = packed([17, 30, 9])
+    ids, mask = torch.randint(0, 120, (4, 20)).cuda(), torch.ones(4, 20).cuda()
+
+    def run() -> torch.Tensor:
+        return model.forward_packed(*call) if what == "packed" else model(ids, mask).last_hidden_state
+
+    other = model.to()
+    other.use_cuda_graphs(False)
+    want = other.forward_packed(*call) if what == "packed" else other(ids, mask).last_hidden_state
+    x, graph = torch.zeros(8, device="cuda"), torch.cuda.CUDAGraph()
+    run()
+    with ThreadPoolExecutor(1) as pool, torch.cuda.graph(graph):
+        y = x + 1
+        found = [pool.submit(run).result() for _ in range(3)]
+        y += 1
+    graph.replay()
+    assert y.tolist() == [2] * 8
+    assert model.info()["cuda_graphs"].endswith(" 1 recorded so far")
+    for got in found:
+        assert_close(got, want, atol=64 * torch.finfo(HALF).eps)
 
 
 def test_runs_on_the_callers_stream(model: ftbert.Model) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from compare import assert_close
-from conftest import VOCAB_WORDS, Place, make_bert, randomise
+from conftest import VOCAB_WORDS, Place, have_gpu, make_bert, randomise
 
 import ftbert
 from ftbert.converters.weights import FAMILIES
@@ -435,3 +435,19 @@ def test_real_minilm(minilm_folder: Path) -> None:
     model = parts.SentenceTransformer(str(minilm_folder), device="cpu").float()
     expected = model.encode(texts)
     assert_close(torch.from_numpy(ftbert.optimize(model).encode(texts)), torch.from_numpy(expected), atol=1e-5)
+
+
+@pytest.mark.skipif(not have_gpu(), reason="no GPU")
+def test_a_mask_on_the_gpu_while_the_caller_records() -> None:
+    """Its ones cannot be counted then."""
+    model = make("bert").to("cuda", torch.float16)
+    inputs = {name: tensor.cuda() for name, tensor in some_inputs(model).items()}
+    ftbert.optimize(model)
+    want = run(model, **inputs).last_hidden_state
+    graph = torch.cuda.CUDAGraph()
+    with pytest.warns(UserWarning, match="while a CUDA graph is recorded"), torch.cuda.graph(graph):
+        out = run(model, **inputs).last_hidden_state
+    graph.replay()
+    kept = inputs["attention_mask"].bool()
+    assert_close(out[kept], want[kept], atol=64 * torch.finfo(torch.float16).eps)
+    assert list(model.forward.fallbacks.values()) == [1]

@@ -161,6 +161,10 @@ PaddedInput unpad(Context<Device>& context, at::Device device, const EncoderConf
   if (!config.counts_tokens()) check_length(config, seq);
   at::Tensor& mask = out.mask;
   if (attention_mask) mask = mask_tensor(*attention_mask, out.input_ids);
+  // Of a mask on the CPU a replay would read the offsets where they no longer are.
+  if constexpr (std::is_same_v<Device, Cuda>)
+    FTBERT_CHECK(!mask.defined() || !is_recording(context.stream), "attention_mask: its ones must be counted, which ",
+                 "cannot be recorded in a CUDA graph; call forward_packed");
 
   const auto make = [&](at::Device where) {
     // Pinned, so that the copies to the device do not wait for it.
@@ -183,8 +187,6 @@ PaddedInput unpad(Context<Device>& context, at::Device device, const EncoderConf
       const at::Tensor unread = at::empty({kInfoWords}, at::TensorOptions().device(device).dtype(at::kLong));
       offsets<Device>(context, mask, batch, seq, out, reinterpret_cast<PaddingInfo*>(data<int64_t>(unread)));
     } else if constexpr (std::is_same_v<Device, Cuda>) {
-      FTBERT_CHECK(!is_recording(context.stream), "attention_mask: on a GPU its ones must be counted, which cannot be ",
-                   "recorded in a CUDA graph; leave it on the CPU, or call forward_packed");
       out.counting = std::make_unique<PendingInfo>(context.stream);
       offsets<Device>(context, mask, batch, seq, out, out.counting->info());
       check_ids(out.counting->info());
