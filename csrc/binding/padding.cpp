@@ -161,7 +161,7 @@ PaddedInput unpad(Context<Device>& context, at::Device device, const EncoderConf
   if (!config.counts_tokens()) check_length(config, seq);
   at::Tensor& mask = out.mask;
   if (attention_mask) mask = mask_tensor(*attention_mask, out.input_ids);
-  // Of a mask on the CPU a replay would read the offsets where they no longer are.
+  // On the CPU, too: a replay copies the offsets again, from memory that may be somebody else's by then.
   if constexpr (std::is_same_v<Device, Cuda>)
     FTBERT_CHECK(!mask.defined() || !is_recording(context.stream), "attention_mask: its ones must be counted, which ",
                  "cannot be recorded in a CUDA graph; call forward_packed");
