@@ -32,8 +32,7 @@ def provenance(device: torch.device, dtype: str, **more: Any) -> dict[str, Any]:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": " ".join(["python", *map(_shown, sys.argv)]),
         # FTBERT_COMMIT: of a tree that was unpacked without its repository.
-        "commit": _git("rev-parse", "HEAD") + ("+changes" if _git("status", "--porcelain", "-uno") else "")
-        or os.environ.get("FTBERT_COMMIT"),
+        "commit": _commit() or os.environ.get("FTBERT_COMMIT"),
         "device": device.type,
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
@@ -82,6 +81,12 @@ def _cpu_name() -> str:
     except OSError:
         return platform.processor()
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _commit() -> str:
+    """Of the code. What the benchmark before this one wrote, results and the tables in *.md, is not a change of that."""
+    code = (":/", ":(exclude,top)benchmarks/results", ":(exclude,top)*.md")
+    return _git("rev-parse", "HEAD") + ("+changes" if _git("status", "--porcelain", "-uno", "--", *code) else "")
 
 
 def _git(*arguments: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -17,6 +18,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 import bench_model  # noqa: E402
 import charts  # noqa: E402
 import floors  # noqa: E402
+import machine  # noqa: E402
 import peers  # noqa: E402
 import report  # noqa: E402
 
@@ -291,3 +293,22 @@ def test_a_kernel_that_starts_early_counts_from_the_end_of_the_one_ahead() -> No
         "attention": 10, "products with layernorm": 12, "gemm": 20, "layernorm": 5, "other": 2, "gaps": 4,
     }  # fmt: skip
     assert sum(parts.values()) == 53
+
+
+def test_results_are_no_change_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second benchmark of a run was measured at the commit too, though the first one's file has changed."""
+    files = {name: tmp_path / name for name in ("README.md", "docs/speed.md", "benchmarks/results/a.json", "csrc/a.cu")}
+    for path in files.values():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("before\n", encoding="utf-8")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=somebody", "-c", "user.email=", "-c", "commit.gpgsign=false"]
+    for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "all"]):
+        subprocess.run([*git, *arguments], check=True)
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    commit = machine._commit()
+    assert len(commit) == 40
+    for name in ("README.md", "docs/speed.md", "benchmarks/results/a.json"):
+        files[name].write_text("after\n", encoding="utf-8")
+    assert machine._commit() == commit
+    files["csrc/a.cu"].write_text("after\n", encoding="utf-8")
+    assert machine._commit() == f"{commit}+changes"
