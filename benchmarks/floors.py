@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from machine import DTYPES, bandwidth, flops, gpu_events
+from machine import DTYPES, bandwidth, cpu_product, gpu_events
 from peers import Call
 
 # The first whose pattern is in a kernel's name.
@@ -22,7 +22,6 @@ PARTS = {
     "memory": r"memcpy|memset|restore|stage|copy",
 }
 _bandwidth: dict[torch.device, float] = {}
-_flops: dict[torch.device, float] = {}
 
 
 def byte_floor(reference: Any, tokens: int, device: torch.device, dtype: torch.dtype) -> float:
@@ -37,13 +36,12 @@ def byte_floor(reference: Any, tokens: int, device: torch.device, dtype: torch.d
 
 def gemm_floor(reference: Any, tokens: int, device: torch.device, dtype: torch.dtype) -> float:
     """Seconds of the layers' matrix products alone: on a GPU the best of what cuBLASLt proposes and of our own, with a
-    weight matrix of its own for each; on the CPU their FLOPs at the speed of torch's best large product."""
+    weight matrix of its own for each; on the CPU the best of what torch carries (`cpu_product`)."""
     c = reference.config
     if device.type != "cuda":
-        if device not in _flops:
-            _flops[device] = flops(device, dtype)
-        each_token = 2 * c.hidden_size * (4 * c.hidden_size + 2 * c.intermediate_size)
-        return float(c.num_hidden_layers * tokens * each_token / _flops[device])
+        sizes = [(3 * c.hidden_size, c.hidden_size), (c.hidden_size, c.hidden_size),
+                 (c.intermediate_size, c.hidden_size), (c.hidden_size, c.intermediate_size)]  # fmt: skip
+        return float(c.num_hidden_layers * sum(cpu_product(tokens, n, k, dtype) for n, k in sizes))
     from ftbert.gemm_table import tuner_module
     from ftbert.tuning import Bench, products_of_shape, without_layernorm
 

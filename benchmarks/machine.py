@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,7 @@ def _cpu_name() -> str:
 
 
 def _commit() -> str:
-    """Of the code. What the benchmark before this one wrote, results and the tables in *.md, is not a change of that."""
+    """Of the code. What a benchmark before this one wrote, results and the tables in *.md, is not a change of that."""
     code = (":/", ":(exclude,top)benchmarks/results", ":(exclude,top)*.md")
     return _git("rev-parse", "HEAD") + ("+changes" if _git("status", "--porcelain", "-uno", "--", *code) else "")
 
@@ -136,9 +137,33 @@ def bandwidth(device: torch.device) -> float:
 
 def flops(device: torch.device, dtype: torch.dtype) -> float:
     """Floating-point operations a second of torch's best large product."""
-    n = 8192 if device.type == "cuda" else 2048
+    if device.type != "cuda":
+        n = 2048
+        return 2 * n**3 / cpu_product(n, n, n, dtype)
+    n = 8192
     a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
     return 2 * n**3 / median_seconds(lambda: a @ b.T, device, rounds=5)
+
+
+def cpu_product(m: int, n: int, k: int, dtype: torch.dtype, rounds: int = 5) -> float:
+    """Seconds of [m, k] @ [n, k]^T at best: weights as they are or packed by oneDNN; all threads at all rows, or each,
+    as if nothing else ran, at its share of them."""
+    weight, threads = torch.randn(n, k, dtype=dtype), torch.get_num_threads()
+    found = []
+    for count, rows in ((threads, m), (1, -(-m // threads))):
+        x = torch.randn(rows, k, dtype=dtype)
+        ways = [partial(torch.nn.functional.linear, x, weight)]
+        if torch.backends.mkldnn.is_available():
+            packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+            ways.append(partial(torch.ops.mkldnn._linear_pointwise, x, packed, None, "none", [], ""))
+        torch.set_num_threads(count)
+        try:
+            for way in ways:
+                way()
+                found.append(min(seconds(way, x.device) for _ in range(rounds)))
+        finally:
+            torch.set_num_threads(threads)
+    return min(found)
 
 
 def gpu_events(run: Callable[[], Any]) -> list[dict[str, Any]]:

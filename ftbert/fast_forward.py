@@ -67,6 +67,11 @@ class FastForward:
             )
         asked = self.__signature__.bind(*args, **kwargs).arguments
         asked.update(asked.pop("kwargs", {}))
+        looked_at = [asked.get(name) for name in ("attention_mask", "position_ids")]
+        if any(isinstance(one, Tensor) for one in looked_at) and _is_recording(asked.get("input_ids")):
+            # What stands in them decides what is launched, and the host cannot read it then.
+            self._note("attention_mask or position_ids while a CUDA graph is recorded", module)
+            return self.original(*args, **kwargs)
         try:
             built = self.built()
         except ValueError as error:  # changed since into something that ftbert does not compute
@@ -74,9 +79,6 @@ class FastForward:
             return self.original(*args, **kwargs)
         mask = asked.get("attention_mask")
         if isinstance(mask, Tensor) and mask.dim() == 2:
-            if mask.is_cuda and torch.cuda.is_current_stream_capturing():
-                self._note("the ones of attention_mask cannot be counted while a CUDA graph is recorded", module)
-                return self.original(*args, **kwargs)
             # As transformers reads it: what is not 0 is kept. On the host, because the next check looks at it there,
             # and ftbert then does not wait for the device a second time.
             asked["attention_mask"] = mask = (mask != 0).cpu()
@@ -126,6 +128,11 @@ class FastForward:
 
     def __reduce__(self) -> Any:
         return FastForward, (self._owner(), self.settings)
+
+
+def _is_recording(ids: Any) -> bool:
+    """Whether the caller records the launches of this call."""
+    return isinstance(ids, Tensor) and ids.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _build(module: Any, settings: Settings) -> _Built:

@@ -33,9 +33,10 @@ def optimize(
     What differs from the original: at padding the hidden states are 0, and no gradient flows into the encoder (outputs
     are detached from it, also in grad mode; training mode raises RuntimeError). Calls that ask for what ftbert does
     not compute run the original forward, with a warning the first time: output_attentions, inputs_embeds, masks that
-    are not [batch, seq], a mask on a GPU while the caller records a CUDA graph, padding in column 0, position_ids other
-    than the default, anything of decoders. So do all calls while a module inside the encoder has forward hooks. The
-    counts are in `encoder.forward.fallbacks`.
+    are not [batch, seq], padding in column 0, position_ids other than the default, anything of decoders. So do all
+    calls while a module inside the encoder has forward hooks, and those with attention_mask or position_ids while the
+    caller records a CUDA graph (warm up `encoder.forward.original` for them). The counts are in
+    `encoder.forward.fallbacks`.
 
     Weights may be changed, moved or cast afterwards: the next call builds the encoder again (writes through
     `parameter.data` are not noticed), or runs the original where ftbert does not compute them (float64, say). Memory:

@@ -227,31 +227,6 @@ def test_may_go_while_somebody_records(what: str, other_thread: bool) -> None:
     assert y.tolist() == [2] * 8
 
 
-@pytest.mark.parametrize("what", ["packed", "mask"])
-def test_new_sizes_while_another_thread_records(model: ftbert.Model, what: str) -> None:
-    """The first call of a size is over, the next are recorded and replayed."""
-    call = packed([17, 30, 9])
-    ids, mask = torch.randint(0, 120, (4, 20)).cuda(), torch.ones(4, 20).cuda()
-
-    def run() -> torch.Tensor:
-        return model.forward_packed(*call) if what == "packed" else model(ids, mask).last_hidden_state
-
-    other = model.to()
-    other.use_cuda_graphs(False)
-    want = other.forward_packed(*call) if what == "packed" else other(ids, mask).last_hidden_state
-    x, graph = torch.zeros(8, device="cuda"), torch.cuda.CUDAGraph()
-    run()
-    with ThreadPoolExecutor(1) as pool, torch.cuda.graph(graph):
-        y = x + 1
-        found = [pool.submit(run).result() for _ in range(3)]
-        y += 1
-    graph.replay()
-    assert y.tolist() == [2] * 8
-    assert model.info()["cuda_graphs"].endswith(" 1 recorded so far")
-    for got in found:
-        assert_close(got, want, atol=64 * torch.finfo(HALF).eps)
-
-
 def test_runs_on_the_callers_stream(model: ftbert.Model) -> None:
     ids, cu, longest = packed([40, 50])
     expected = model.forward_packed(ids, cu, longest)

@@ -437,17 +437,40 @@ def test_real_minilm(minilm_folder: Path) -> None:
     assert_close(torch.from_numpy(ftbert.optimize(model).encode(texts)), torch.from_numpy(expected), atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["attention_mask", "position_ids"])
+def test_what_the_host_must_read_while_the_caller_records(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("bert")
+    inputs = some_inputs(model)
+    ids, mask = inputs["input_ids"], torch.ones_like(inputs["input_ids"])
+    read = mask if name == "attention_mask" else torch.arange(ids.shape[1])[None]
+    want = run(model, input_ids=ids, **{name: read})
+    ftbert.optimize(model)
+    run(model, input_ids=ids, **{name: read})
+    assert not fallbacks(model)
+    monkeypatch.setattr("ftbert.fast_forward._is_recording", lambda ids: True)
+    with pytest.warns(UserWarning, match="attention_mask or position_ids while a CUDA graph is recorded"):
+        out = run(model, input_ids=ids, **{name: read})
+    assert torch.equal(out.last_hidden_state, want.last_hidden_state)
+    assert list(fallbacks(model).values()) == [1]
+    run(model, input_ids=ids)
+    assert list(fallbacks(model).values()) == [1]
+
+
 @pytest.mark.skipif(not have_gpu(), reason="no GPU")
-def test_a_mask_on_the_gpu_while_the_caller_records() -> None:
-    """Its ones cannot be counted then."""
+def test_the_caller_records_on_the_gpu() -> None:
+    """With a mask the original, which must have run before, as all that is recorded; without one, ftbert."""
     model = make("bert").to("cuda", torch.float16)
     inputs = {name: tensor.cuda() for name, tensor in some_inputs(model).items()}
+    ids = {"input_ids": inputs["input_ids"]}
     ftbert.optimize(model)
-    want = run(model, **inputs).last_hidden_state
-    graph = torch.cuda.CUDAGraph()
-    with pytest.warns(UserWarning, match="while a CUDA graph is recorded"), torch.cuda.graph(graph):
-        out = run(model, **inputs).last_hidden_state
-    graph.replay()
-    kept = inputs["attention_mask"].bool()
-    assert_close(out[kept], want[kept], atol=64 * torch.finfo(torch.float16).eps)
-    assert list(model.forward.fallbacks.values()) == [1]
+    with torch.no_grad():
+        theirs = model.forward.original(**inputs).last_hidden_state
+    ours = run(model, **ids).last_hidden_state
+    for given, want in ((inputs, theirs), (ids, ours)):
+        graph = torch.cuda.CUDAGraph()
+        with warnings.catch_warnings(record=True) as said, torch.cuda.graph(graph):
+            out = run(model, **given).last_hidden_state
+        graph.replay()
+        assert_close(out, want, atol=16 * torch.finfo(torch.float16).eps)
+        assert sum("is recorded" in str(one.message) for one in said) == (given is inputs)
+        assert sum(fallbacks(model).values()) == 1

@@ -312,3 +312,9 @@ def test_results_are_no_change_of_the_code(tmp_path: Path, monkeypatch: pytest.M
     assert machine._commit() == commit
     files["csrc/a.cu"].write_text("after\n", encoding="utf-8")
     assert machine._commit() == f"{commit}+changes"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_floor_of_the_cpu_leaves_the_threads_as_they_were(dtype: torch.dtype) -> None:
+    threads = torch.get_num_threads()
+    assert machine.cpu_product(5, 64, 32, dtype) > 0 and torch.get_num_threads() == threads

@@ -22,7 +22,7 @@ namespace {
 // without and 1.62 with a graph at 4096 tokens, no difference at 16384).
 constexpr int64_t kMostTokens = 8192;
 constexpr size_t kMostRecordings = 128;  // of a slot; the one not used for longest goes
-constexpr int kMostFailures = 3;         // what another thread does may spoil a recording
+constexpr int kMostFailures = 3;         // to record a call; what another thread does may spoil a recording
 constexpr size_t kMostSlots = 4;         // calls under way at once, each with buffers of its own
 
 int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
@@ -240,8 +240,9 @@ auto Replay<Device, T>::run(const Context<Device>& context, const EncoderInput& 
       const std::lock_guard lock(mutex_);
       ++recorded_;
     } catch (const Error& error) {
+      ++recording.failures;
       const std::lock_guard lock(mutex_);
-      if (++recording.failures == kMostFailures) refusal_ = error.what();
+      refusal_ = error.what();
     }
   }
   if (recording.graph)

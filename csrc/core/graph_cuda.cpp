@@ -37,10 +37,7 @@ class CudaMark : public StreamMark {
   void wait(void* stream) const override {
     FTBERT_CUDA_CHECK(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), event_, 0));
   }
-  void wait_on_host() const override {
-    const RelaxedCapture relaxed;
-    FTBERT_CUDA_CHECK(cudaEventSynchronize(event_));
-  }
+  void wait_on_host() const override { FTBERT_CUDA_CHECK(cudaEventSynchronize(event_)); }
 
  private:
   cudaEvent_t event_ = nullptr;
@@ -57,7 +54,6 @@ struct Stream {
 }  // namespace
 
 std::unique_ptr<LaunchGraph> record_graph(const std::function<void(void* stream)>& work) {
-  const RelaxedCapture relaxed;
   const Stream recording;  // the caller's may be the legacy default stream, which cannot be recorded
   FTBERT_CUDA_CHECK(cudaStreamBeginCapture(recording.stream, cudaStreamCaptureModeThreadLocal));
   cudaGraph_t recorded = nullptr;

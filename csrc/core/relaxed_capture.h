@@ -1,6 +1,5 @@
-// Some calls, destroying a graph is one, are refused while the thread records a stream, or another thread does so in
-// CUDA's global mode, and that recording is lost: a model that Python's collector takes just then would spoil it, or a
-// call of a new size in the other thread.
+// Destroying a graph, a stream or an event is refused while the thread records a stream, or another thread does so in
+// CUDA's global mode, and that recording is lost: a model that Python's collector takes just then would spoil it.
 #pragma once
 #include <cuda_runtime_api.h>
 

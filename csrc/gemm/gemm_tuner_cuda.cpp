@@ -163,7 +163,6 @@ class CublasLtTuner : public GemmTuner {
     } catch (const Error&) {
       return;
     }
-    const RelaxedCapture relaxed;
     FTBERT_CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
     turn_ = 0;
     cudaGraph_t recorded = nullptr;
