@@ -127,12 +127,13 @@ lint: $(DEPS)  ## ruff, mypy, clang-format
 	@mypy
 	@clang-format --dry-run -Werror $(CXX_FILES) && echo "clang-format: $(words $(CXX_FILES)) files"
 
-# Compiles every CUDA source for two architectures, so that a machine without a GPU sees what does not compile.
-cuda-compile: $(DEPS)  ## compile all CUDA sources for sm_80 and sm_90a, where nvcc is
+# The library for GPUs, with PyTorch's build for the CPU: a machine without a GPU sees what does not compile or link.
+cuda-compile: $(DEPS)  ## build the library for sm_80 and sm_90a, where nvcc is
 	@printf '\n== CUDA sources\n'
 	@if ! command -v nvcc >/dev/null; then echo "SKIPPED: CUDA sources were not compiled: nvcc was not found"; exit 0; fi; \
 	$(MAKE) $(MODELS)/.cublas; \
-	cmake -S . -B build-cuda -G Ninja -DFTBERT_CUDA=ON '-DFTBERT_CUDA_ARCHS=80;90a' -DFTBERT_TORCH=OFF \
+	cmake -S . -B build-cuda -G Ninja -DFTBERT_CUDA=ON '-DFTBERT_CUDA_ARCHS=80;90a' -DFTBERT_TORCH=ON \
+	  -DPython3_EXECUTABLE=$(PYTHON) -DFTBERT_LIB_DIR=$(CURDIR)/build-cuda/lib \
 	  -DFTBERT_CUBLAS_DIR=$(CURDIR)/$(CUBLAS) --log-level=WARNING; \
 	cmake --build build-cuda
 

@@ -1,0 +1,51 @@
+"""The library that has CUDA in it, on a machine without a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import ftbert
+
+LIBRARY = Path(__file__).resolve().parent.parent / "build-cuda" / "lib" / "libftbert.so"
+PROGRAM = """
+import json, sys
+from pathlib import Path
+
+import torch
+from ftbert import _library
+
+_library._LIBRARY = Path(sys.argv[1])  # before anything asks for it
+import ftbert
+
+try:
+    ftbert.load(sys.argv[2], device="cuda")
+except RuntimeError as error:
+    said = str(error)
+model = ftbert.load(sys.argv[2])
+arguments = torch.load(sys.argv[3])
+torch.save(model(*arguments).last_hidden_state, sys.argv[3])
+print(json.dumps({"said": said, **_library.build_info()}))
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.skipif(not LIBRARY.exists(), reason="make cuda-compile has not built the library for GPUs")
+def test_computes_the_same_on_the_cpu(tiny_bert: Callable[..., Path], tmp_path: Path) -> None:
+    """Every symbol is there, nothing asks for a driver when it is loaded."""
+    folder, file = tiny_bert(tmp_path), tmp_path / "tensors.pt"
+    ids, mask = torch.randint(5, 100, (5, 40)), torch.randint(0, 2, (5, 40))
+    want = ftbert.load(folder)(ids, mask).last_hidden_state
+    torch.save((ids, mask), file)
+    command = [sys.executable, "-c", PROGRAM, str(LIBRARY), str(folder), str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["cuda"] == "no" and "driver" in facts["cuda_reason"] and facts["cuda_reason"] in facts["said"]
+    assert torch.equal(torch.load(file), want)
