@@ -22,7 +22,6 @@ namespace {
 // without and 1.62 with a graph at 4096 tokens, no difference at 16384).
 constexpr int64_t kMostTokens = 8192;
 constexpr size_t kMostRecordings = 128;  // of a slot; the one not used for longest goes
-constexpr int kMostFailures = 3;         // to record a call; what another thread does may spoil a recording
 constexpr size_t kMostSlots = 4;         // calls under way at once, each with buffers of its own
 
 int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
@@ -63,8 +62,7 @@ struct Replay<Device, T>::Recording {
   Workspace workspace;  // of the forward pass
   size_t bytes = 0;     // of all
   std::unique_ptr<LaunchGraph> graph;
-  bool ran = false;
-  int failures = 0;  // to record it
+  bool ran = false, refused = false;
 
   // Run over a null buffer to measure, over the real one to carve.
   void carve(const Encoder<Device, T>& encoder, const Context<Device>& context, void* base, size_t capacity) {
@@ -230,7 +228,7 @@ auto Replay<Device, T>::run(const Context<Device>& context, const EncoderInput& 
   Context<Device> mine = context;
   mine.gemm_workspace = recording.gemm_workspace;
   stage(mine, input, recording);
-  if (recording.ran && !recording.graph && recording.failures < kMostFailures) {
+  if (recording.ran && !recording.graph && !recording.refused) {
     try {
       recording.graph = record_graph([&](void* stream) {
         Context<Device> recorder = mine;
@@ -240,7 +238,7 @@ auto Replay<Device, T>::run(const Context<Device>& context, const EncoderInput& 
       const std::lock_guard lock(mutex_);
       ++recorded_;
     } catch (const Error& error) {
-      ++recording.failures;
+      recording.refused = true;
       const std::lock_guard lock(mutex_);
       refusal_ = error.what();
     }
