@@ -23,7 +23,7 @@ import time
 import warnings
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,14 +39,17 @@ _FORGOTTEN_SECONDS = 24 * 3600
 
 
 def cache_folder() -> Path | None:
-    """None when the cache is switched off."""
+    """None when the cache is switched off, and where nobody knows a home (a container's user without an entry)."""
     chosen = os.environ.get("FTBERT_CACHE", "")
     if chosen == "off":
         return None
     if chosen:
-        return Path(chosen).expanduser()
+        return Path(os.path.expanduser(chosen))
     base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if base else Path.home() / ".cache") / "ftbert"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "ftbert"
+    except RuntimeError:
+        return None
 
 
 def open_cached(source: str | Path | torch.nn.Module) -> Checkpoint:
@@ -79,7 +82,7 @@ def _entry(root: Path, found: Foreign) -> Path:
     if _is_whole(entry):
         return entry
     entry.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(entry.parent / f"{key}.lock"):
+    with locked(entry.parent / f"{key}.lock"):
         if _is_whole(entry):  # somebody else was faster
             return entry
         _clear_up(entry)
@@ -150,12 +153,12 @@ def _crc(path: Path) -> int:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """One at a time; a killed process lets go by itself. Without locks (some network file systems) both do the work."""
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:
-            yield
-            return
+    handle = os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)  # to read: another user's file will do
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(handle)

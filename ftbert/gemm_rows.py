@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 from ftbert.config import DTYPES
@@ -15,6 +16,9 @@ from ftbert.config import DTYPES
 WITH_LAYERNORM = -2  # the id of an algorithm that contains it
 _EMPTY_US = 1.5  # a kernel that does nothing, in a graph
 _LAYERNORM_BYTES_PER_US = 3.5e6  # of an H200's LayerNorm: three 16-bit elements read or written for each of its own
+_MOST = (1 << 31) - 1  # of rows, columns and whatever else is counted
+_SPARSE = 1 << 18  # rows of a range that nobody times closely enough to expect something between
+_TILE = ("tile_rows", "tile_columns", "split_k")
 _ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "tanh")
 
 
@@ -99,10 +103,10 @@ class Row:
 
     @staticmethod
     def parse(values: dict[str, Any]) -> Row:
-        """TableError names what is wrong."""
+        """TableError names what is wrong: whatever a file holds, it must not break the model that asks for it."""
         try:
             product = Product(
-                str(values["dtype"]), int(values["n"]), int(values["k"]), bool(values["bias"]), values["activation"],
+                values["dtype"], _whole(values["n"]), _whole(values["k"]), bool(values["bias"]), values["activation"],
                 bool(values.get("layernorm", False)),
             )  # fmt: skip
             words = values["algorithm"]
@@ -110,21 +114,34 @@ class Row:
                 raise ValueError("algorithm is not words of 16 hexadecimal digits")
             row = Row(
                 product,
-                int(values["first"]),
-                int(values["last"]),
+                _whole(values["first"]),
+                _whole(values["last"]),
                 None if words is None else tuple(int(words.ljust(128, "0")[i : i + 16], 16) for i in range(0, 128, 16)),
-                tuple(int(m) for m in values["timed"]),
-                tuple(float(us) for us in values["us"]),
-                tuple(float(us) for us in values["default_us"]),
-                {str(key): int(value) for key, value in values["config"].items()},
+                tuple(_whole(m) for m in values["timed"]),
+                tuple(_microseconds(us) for us in values["us"]),
+                tuple(_microseconds(us) for us in values["default_us"]),
+                {str(key): _whole(value, least=-_MOST) for key, value in values["config"].items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise TableError(f"a row cannot be read ({type(error).__name__}: {error})") from None
-        fits = product.dtype in DTYPES and product.activation in _ACTIVATIONS and min(product.n, product.k) > 0
-        fits = fits and len(row.timed) == len(row.us) == len(row.default_us)
-        if not fits or not 0 < row.first <= row.last:
+        if product.dtype not in (*DTYPES,) or product.activation not in _ACTIVATIONS:
+            raise TableError(f"a row makes no sense: dtype {product.dtype!r}, activation {product.activation!r}")
+        tile = not row.config.get("tile_rows") or min(row.config.get(key, 0) for key in _TILE) > 0
+        if not (row.first <= row.last and tile and len(row.timed) == len(row.us) == len(row.default_us)):
             raise TableError(f"a row makes no sense: {product}, m from {row.first} to {row.last}")
-        return row
+        return row.part(row.first, row.last)  # without times of other m
+
+
+def _whole(value: Any, least: int = 1) -> int:
+    if type(value) is not int or not least <= value <= _MOST:
+        raise ValueError(f"expected a whole number from {least} to {_MOST}, got {str(value)[:40]}")
+    return value
+
+
+def _microseconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _MOST:
+        raise ValueError(f"expected microseconds, got {str(value)[:40]}")
+    return float(value)
 
 
 def _hex(words: tuple[int, ...]) -> str:
@@ -209,6 +226,9 @@ class Point(NamedTuple):
         return followed_at_waves(self.us, timed, needed, n, self.m, m)
 
 
+_m, _us = attrgetter("m"), itemgetter(0)
+
+
 def between(rows: Iterable[Row], sms: int, gemm_rows: Callable[[int], int]) -> list[Row]:
     """The same with a choice for each m that the encoder runs (gemm_rows) and nobody timed: of the algorithms at the
     timed m below and above, the one expected to be faster on so many multiprocessors. Those one further off count only
@@ -217,24 +237,26 @@ def between(rows: Iterable[Row], sms: int, gemm_rows: Callable[[int], int]) -> l
     points: dict[Product, list[Point]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: row.first):
         points[row.product] += [Point(m, us, row) for m, us in zip(row.timed, row.us, strict=True)]
-    better: list[Row] = []
+    better: list[tuple[Row, int, int]] = []
     for row in rows:
-        low = row.first
-        while low <= row.last:
+        low, timed = row.first, sorted(row.timed)
+        while low <= row.last and row.last - row.first < _SPARSE:
             m = gemm_rows(low)
             high = min(m, row.last)
-            if not any(low <= at <= high for at in row.timed):
-                best = _expected(row, m, points[row.product], sms)
+            if bisect_left(timed, low) == bisect_right(timed, high):
+                best, begin = _expected(row, m, points[row.product], sms), low
                 if best.algorithm != row.algorithm:
-                    better.append(best.part(low, high))
+                    if better and better[-1][0] is best and better[-1][2] + 1 == low:
+                        begin = better.pop()[1]
+                    better.append((best, begin, high))
             low = high + 1
-    return merge(better, rows)
+    return merge([best.part(low, high) for best, low, high in better], rows)
 
 
 def beside(points: Sequence[Point], m: int, skip: int = 0) -> list[Point]:
     """The timed m next above, or m itself, and next below; skip: those behind them. What is a quarter of m away says
     nothing, except of the next above: fewer rows take no longer."""
-    i = bisect_left(points, m, key=lambda point: point.m)
+    i = bisect_left(points, m, key=_m)
     found = [at for at in (i + skip, i - 1 - skip) if 0 <= at < len(points)]
     return [points[at] for at in found if at == i or 4 * abs(points[at].m - m) <= m]
 
@@ -242,9 +264,11 @@ def beside(points: Sequence[Point], m: int, skip: int = 0) -> list[Point]:
 def _expected(row: Row, m: int, points: list[Point], sms: int) -> Row:
     """The row whose algorithm should be the fastest at m, which `row` serves so far. A tie is the next above's."""
 
-    def fastest(skip: int) -> tuple[float, Row]:
-        found = [(point.us_at(m, sms), point.row) for point in beside(points, m, skip)]
-        return min(found, key=lambda pair: pair[0], default=(math.inf, row))
+    def fastest(near: list[Point]) -> tuple[float, Row]:
+        return min([(point.us_at(m, sms), point.row) for point in near], key=_us, default=(math.inf, row))
 
-    next_to, further = fastest(0), fastest(1)
+    near, behind = beside(points, m), beside(points, m, 1)
+    if all(point.row.algorithm == row.algorithm for point in (*near, *behind)):
+        return row
+    next_to, further = fastest(near), fastest(behind)
     return further[1] if further[0] < 0.99 * next_to[0] else next_to[1]

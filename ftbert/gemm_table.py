@@ -9,15 +9,13 @@ file holds what was measured; what runs between two measured m is decided when i
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
-import tempfile
+import secrets
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +23,11 @@ from typing import Any
 import torch
 
 from ftbert._library import build_info
-from ftbert.cache import cache_folder
+from ftbert.cache import cache_folder, locked
 from ftbert.gemm_rows import Row, TableError, between, merge
 
 FORMAT = 2  # 1: the same, without products that have a LayerNorm
+_MOST_BYTES = 64 << 20  # of a file; the package's are below 1 MB
 _FIRST_PROPOSAL = (0,) * 8  # cuBLASLt's, to the library
 _SHIPPED = Path(__file__).parent / "gemm_tables"
 
@@ -56,22 +55,28 @@ class Machine:
 
 def read_table(path: Path) -> tuple[Machine, list[Row]]:
     """TableError says what is wrong with the file; OSError where it cannot be opened."""
+    if path.exists() and not path.is_file():
+        raise TableError("it is no file")  # a pipe would be waited for
+    if path.stat().st_size > _MOST_BYTES:
+        raise TableError(f"it has more than {_MOST_BYTES >> 20} MB")
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise TableError(f"it is no JSON ({error})") from None
     if not isinstance(document, dict) or not isinstance(document.get("rows"), list):
         raise TableError("it is no table of ftbert")
     if document.get("format") not in (1, FORMAT):
-        raise TableError(f"its format is {document.get('format')!r}, this ftbert reads 1 and {FORMAT}")
+        raise TableError(f"its format is {repr(document.get('format'))[:40]}, this ftbert reads 1 and {FORMAT}")
     return Machine(str(document.get("gpu")), str(document.get("cublaslt"))), [Row.parse(r) for r in document["rows"]]
 
 
 def add_rows(path: Path, machine: Machine, rows: Iterable[Row]) -> None:
     """Puts rows into a file, over those for the same m. Several processes may do so at once; none loses a row, and a
-    killed one leaves the file as it was. A file of another machine, or no table at all, is set aside as FILE.old."""
+    killed one leaves the file as it was. A file of another machine, or no table at all, is set aside as FILE.old, or
+    FILE.old2 and so on where that is taken. A link stays one."""
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(path.with_name(path.name + ".lock")):
+    with locked(path.with_name(path.name + ".lock")):
         old: list[Row] = []
         try:
             owner, old = read_table(path)
@@ -81,28 +86,28 @@ def add_rows(path: Path, machine: Machine, rows: Iterable[Row]) -> None:
             pass
         except TableError as error:
             old = []
-            aside = path.with_name(path.name + ".old")
-            path.replace(aside)
+            aside = _set_aside(path)
             warnings.warn(f"{path} is replaced and kept as {aside.name}: {error}", stacklevel=2)
         document: dict[str, Any] = {"format": FORMAT, "gpu": machine.gpu, "cublaslt": machine.cublaslt}
         lines = ",\n".join("  " + json.dumps(row.as_dict()) for row in merge(rows, old))
         head = json.dumps(document)[:-1]
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+        fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
+            with fresh.open("x", encoding="utf-8") as file:
                 file.write(f'{head}, "rows": [\n{lines}\n]}}\n')
-            os.chmod(name, 0o644)  # mkstemp makes it private
-            os.replace(name, path)
+                file.flush()
+                os.fsync(file.fileno())  # else a power cut may leave the new name and nothing in it
+            fresh.replace(path)
         except BaseException:
-            Path(name).unlink(missing_ok=True)
+            fresh.unlink(missing_ok=True)
             raise
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _set_aside(path: Path) -> Path:
+    number = 1
+    while (aside := path.with_name(f"{path.name}.old{number if number > 1 else ''}")).exists():
+        number += 1
+    return path.replace(aside)
 
 
 @dataclass(frozen=True)
@@ -127,7 +132,7 @@ def sources(machine: Machine) -> list[Source]:
     if chosen == "off":
         return []
     user = user_table(machine)
-    places = [("$FTBERT_GEMM_TABLE", Path(chosen).expanduser())] if chosen else []
+    places = [("$FTBERT_GEMM_TABLE", Path(os.path.expanduser(chosen)))] if chosen else []
     places += [("user cache", user)] if user is not None else []
     places += [("package", _SHIPPED / machine.file_name)]
     found = [_source(kind, path, machine) for kind, path in places]
@@ -151,15 +156,18 @@ def _source(kind: str, path: Path, machine: Machine) -> Source | None:
 
 
 def in_force(machine: Machine) -> list[Row]:
-    """The rows of all sources, merged. A table that cannot be used is left out with a warning that says why."""
+    """The rows of all sources, merged. A table that cannot be used is left out, with one warning in a process that says
+    why."""
     rows: list[Row] = []
     for source in sources(machine):
-        if source.problem:
+        if source.problem and (source.path, source.problem) not in _warned:
+            _warned.add((source.path, source.problem))
             warnings.warn(f"the tuned GEMM table {source.path} is ignored: {source.problem}", stacklevel=3)
         rows = merge(rows, source.rows)
     return rows
 
 
+_warned: set[tuple[Path, str]] = set()
 _installed: set[int] = set()  # devices
 _lock = threading.Lock()
 

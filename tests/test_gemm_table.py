@@ -1,0 +1,220 @@
+"""Files of tuned products: whatever stands in them or around them, models load and nobody's rows are lost."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import stat
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import make_bert
+
+import ftbert
+from ftbert import cache as cache_module
+from ftbert import gemm_table
+from ftbert.gemm_rows import Product, Row, between
+from ftbert.gemm_table import Machine, TableError, add_rows, in_force, read_table
+
+HERE, THERE = Machine("Test GPU", "cuBLASLt 1.2.3"), Machine("Other GPU", "cuBLASLt 1.2.3")
+GOOD: dict[str, Any] = {
+    "dtype": "fp16", "n": 768, "k": 64, "bias": True, "activation": "none", "first": 1, "last": 64, "algorithm": "0" * 15 + "1",
+    "timed": [64], "us": [3.0], "default_us": [4.0], "config": {"tile_rows": 64, "tile_columns": 64, "split_k": 1},
+}  # fmt: skip
+
+
+def row(first: int, last: int) -> Row:
+    return Row(Product("fp16", 2304, 768), first, last, tuple(range(1, 9)), (last,), (9.0,), (10.0,))
+
+
+def document(**changes: Any) -> str:
+    head = {"format": 2, "gpu": HERE.gpu, "cublaslt": HERE.cublaslt}
+    return json.dumps(head | {"rows": [GOOD | changes]})
+
+
+@pytest.fixture()
+def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the user's table belongs; nothing is there, and no other table exists."""
+    monkeypatch.setenv("FTBERT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("FTBERT_GEMM_TABLE", raising=False)
+    monkeypatch.setattr(gemm_table, "_SHIPPED", tmp_path / "shipped")
+    path = gemm_table.user_table(HERE)
+    assert path is not None
+    path.parent.mkdir(parents=True)
+    return path
+
+
+HOSTILE = {
+    "deep": "[" * 100_000,
+    "first is infinite": document(first=float("inf")),
+    "first is a fraction": document(first=1.5),
+    "first is a bool": document(first=True),
+    "first is 0": document(first=0),
+    "first after last": document(first=65),
+    "last has 400 digits": document(last=10**400),
+    "n is beyond 2^31": document(n=1 << 70),
+    "k is a text": document(k="64"),
+    "dtype is a list": document(dtype=["fp16"]),
+    "activation is a list": document(activation=[1]),
+    "no such activation": document(activation="gulp"),
+    "algorithm is a number": document(algorithm=7),
+    "algorithm is no hexadecimal": document(algorithm="x" * 16),
+    "timed is a number": document(timed=64),
+    "us has no end": document(us=[float("inf")]),
+    "us is 0": document(us=[0.0]),
+    "us is negative": document(default_us=[-4.0]),
+    "us has 400 digits": document(us=[10**400]),
+    "us is not a number": document(us=[float("nan")]),
+    "fewer times than m": document(us=[]),
+    "a tile without columns": document(config={"tile_rows": 64, "split_k": 1}),
+    "a tile of 0 columns": document(config={"tile_rows": 64, "tile_columns": 0, "split_k": 1}),
+    "split_k is 0": document(config={"tile_rows": 64, "tile_columns": 64, "split_k": 0}),
+    "config is a list": document(config=[1]),
+    "config has an infinite value": document(config={"tile": float("inf")}),
+    "rows are numbers": json.dumps({"format": 2, "rows": [1]}),
+    "format is a list": json.dumps({"format": [[]] * 999, "rows": []}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_nothing_in_a_file_breaks_who_reads_it(user: Path, what: str) -> None:
+    user.write_text(HOSTILE[what], encoding="utf-8")
+    with pytest.warns(UserWarning, match="is ignored: ") as said:
+        assert in_force(HERE) == []
+    assert len(str(said[0].message)) < 400
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert in_force(HERE) == []  # said once
+    with pytest.warns(UserWarning, match="kept as"):
+        add_rows(user, HERE, [row(1, 16)])
+    assert in_force(HERE) == [row(1, 16)]
+
+
+def test_the_row_that_these_change_is_good(user: Path) -> None:
+    user.write_text(document(), encoding="utf-8")
+    (found,) = in_force(HERE)
+    assert found.as_dict() == GOOD and found.gain == pytest.approx(1 / 3)
+
+
+def test_times_of_other_m_are_left_out(user: Path) -> None:
+    """Tables of an earlier tuner may have them."""
+    user.write_text(document(timed=[64, 128], us=[3.0, 5.0], default_us=[4.0, 6.0]), encoding="utf-8")
+    assert [(r.timed, r.us, r.default_us) for r in in_force(HERE)] == [((64,), (3.0,), (4.0,))]
+    for path in (Path(gemm_table.__file__).parent / "gemm_tables").glob("*.json"):
+        for values in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+            assert all(values["first"] <= m <= values["last"] for m in values["timed"]), (path.name, values)
+
+
+def test_a_range_without_end_takes_no_time(user: Path) -> None:
+    user.write_text(document(last=(1 << 31) - 1), encoding="utf-8")
+    asked: list[int] = []
+
+    def gemm_rows(m: int) -> int:
+        asked.append(m)
+        return m
+
+    assert between(in_force(HERE), 132, gemm_rows) == in_force(HERE)
+    assert len(asked) < 1000
+
+
+def test_a_large_file_and_a_pipe_are_not_read(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(user)
+    with pytest.raises(TableError, match="it is no file"):
+        read_table(user)
+    user.unlink()
+    user.write_text(document(), encoding="utf-8")
+    monkeypatch.setattr(gemm_table, "_MOST_BYTES", 9)
+    with pytest.raises(TableError, match="it has more than"):
+        read_table(user)
+
+
+def test_every_table_set_aside_is_kept(tmp_path: Path) -> None:
+    """One file for two GPUs in turns: the first one's rows are still somewhere."""
+    path = tmp_path / "t.json"
+    for i, machine in enumerate((HERE, THERE, HERE, THERE)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            add_rows(path, machine, [row(16 * i + 1, 16 * i + 16)])
+    found = {one.name: read_table(one) for one in tmp_path.glob("t.json*") if not one.name.endswith(".lock")}
+    assert {name: (owner, [r.first for r in rows]) for name, (owner, rows) in found.items()} == {
+        "t.json.old": (HERE, [1]), "t.json.old2": (THERE, [17]), "t.json.old3": (HERE, [33]), "t.json": (THERE, [49]),
+    }  # fmt: skip
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    link, target = tmp_path / "t.json", tmp_path / "elsewhere" / "t.json"
+    link.symlink_to(target)
+    for i in range(2):
+        add_rows(link, HERE, [row(16 * i + 1, 16 * i + 16)])
+    assert link.is_symlink() and len(read_table(target)[1]) == 1 and read_table(target)[1][0].last == 32
+
+
+def test_a_write_that_fails_leaves_the_table_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "t.json"
+    add_rows(path, HERE, [row(1, 16)])
+    before = path.read_bytes()
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        add_rows(path, HERE, [row(17, 32)])
+    assert path.read_bytes() == before and sorted(p.name for p in tmp_path.iterdir()) == ["t.json", "t.json.lock"]
+
+
+def test_the_mode_is_the_users(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        add_rows(tmp_path / "t.json", HERE, [row(1, 16)])
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "t.json").stat().st_mode) == 0o600
+
+
+def test_without_locks_rows_are_written_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(handle: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    add_rows(tmp_path / "t.json", HERE, [row(1, 16)])
+    assert len(read_table(tmp_path / "t.json")[1]) == 1
+
+
+def test_a_lock_file_that_cannot_be_written_will_do(tmp_path: Path) -> None:
+    """Somebody else's, in a folder that all may write to. root may write to any, so its opening is looked at."""
+    asked: list[int] = []
+
+    def opened(path: Any, flags: int, mode: int = 0o777) -> int:
+        asked.append(flags)
+        return os_open(path, flags, mode)
+
+    os_open = os.open
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache_module.os, "open", opened)
+        with cache_module.locked(tmp_path / "one.lock"):
+            pass
+    assert asked and not asked[0] & (os.O_WRONLY | os.O_RDWR)
+
+
+def test_nobody_knows_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a container's user without an entry."""
+
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("FTBERT_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", unknown)
+    assert cache_module.cache_folder() is None and gemm_table.user_table(HERE) is None
+    make_bert().save_pretrained(tmp_path / "bert")
+    ftbert.load(tmp_path / "bert")
+    monkeypatch.setattr(gemm_table, "_SHIPPED", tmp_path / "shipped")
+    monkeypatch.setenv("FTBERT_GEMM_TABLE", "~nobody_of_that_name/table.json")
+    with pytest.warns(UserWarning, match="there is no such file"):
+        assert in_force(HERE) == []
