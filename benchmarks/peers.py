@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -43,7 +44,8 @@ class Batch:
 
 
 class Peer:
-    """One contestant. tolerance: largest error at valid tokens, of 16-bit types 64 roundings; None: not judged."""
+    """One contestant. tolerance: largest error at valid tokens, of 16-bit types 64 roundings; None: any that is finite,
+    which the report then shows."""
 
     name: ClassVar[str]
     devices: ClassVar[Sequence[str]] = ("cpu",)
@@ -64,7 +66,8 @@ class Peer:
         raise NotImplementedError
 
     def passes(self, error: float) -> bool:
-        return self.tolerance is None or error <= max(self.tolerance, 64 * torch.finfo(self.dtype).eps)
+        most = math.inf if self.tolerance is None else max(self.tolerance, 64 * torch.finfo(self.dtype).eps)
+        return math.isfinite(error) and error <= most
 
     @classmethod
     def available(cls) -> bool:
@@ -200,7 +203,6 @@ class PackedGraph(Peer):
 
     name = "packed PyTorch compiled per point, CUDA graph"
     devices = ("cuda",)
-    tolerance = None
     slow = True
     compiles_each_point = True
     dynamic: ClassVar[bool] = False

@@ -81,7 +81,6 @@ class OpenVinoBf16(OpenVino):
     name = "OpenVINO bf16"
     dtypes = (torch.bfloat16,)
     precision = "bf16"
-    tolerance = None
 
 
 class CTranslate2(Peer):

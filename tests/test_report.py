@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -21,6 +22,7 @@ import floors  # noqa: E402
 import machine  # noqa: E402
 import peers  # noqa: E402
 import report  # noqa: E402
+import runtimes  # noqa: E402
 
 RESULT: dict[str, Any] = {
     "provenance": {
@@ -191,13 +193,46 @@ def test_a_peer_that_is_off_is_not_timed(dtype: torch.dtype, monkeypatch: pytest
         assert "differs" in rows[name]["failed"] and "ms" not in rows[name]
 
 
+def test_what_is_not_finite_fails_whatever_is_allowed() -> None:
+    for kind in (*peers.PEERS, *runtimes.RUNTIMES):
+        peer = kind.__new__(kind)
+        for peer.dtype in (torch.float32, torch.float16, torch.bfloat16):
+            assert peer.passes(0.0) and not any(map(peer.passes, (math.nan, math.inf))), kind.name
+    assert [kind.name for kind in (*peers.PEERS, *runtimes.RUNTIMES) if kind.tolerance is None] == ["onnxruntime int8"]
+
+
+@pytest.mark.parametrize("dtype,published", [(torch.float16, 0.024), (torch.bfloat16, 0.155)])
+def test_packed_pytorch_is_judged_like_the_others(dtype: torch.dtype, published: float) -> None:
+    peer = peers.PackedGraphAnySize.__new__(peers.PackedGraphAnySize)
+    peer.dtype = dtype
+    assert peer.passes(published) and not peer.passes(1.0)
+
+
+@pytest.mark.parametrize("dtype", bench_model.DTYPES)
+def test_who_is_off_by_more_than_the_dtype_allows_is_marked_and_not_bold(dtype: str) -> None:
+    peer = peers.Ftbert.__new__(peers.Ftbert)
+    peer.dtype, limit = bench_model.DTYPES[dtype], report.LIMITS[dtype]
+    assert peer.passes(limit) and not peer.passes(1.001 * limit)
+    for error, mark in ((limit, ""), (1.1 * limit, f" (off by {1.1 * limit:.2g})"), (math.nan, " (off by nan)")):
+        document = json.loads(json.dumps(RESULT))
+        document["provenance"]["dtype"] = dtype
+        rows = document["results"][0]["peers"]
+        rows["coarse <int8>"]["max_abs_diff"] = error
+        rows["transformers (sdpa)"] = {"failed": "differs from transformers by nan", "max_abs_diff": math.nan}
+        head, (cells,) = report.model_table(document, document["results"])
+        assert head[2:] == ["ftbert", f"coarse <int8>{mark}"]
+        assert cells[2:] == (["**10**", "8"] if mark else ["10", "**8**"])
+
+
 def test_the_other_type_is_beside_the_runs_own(results: Path) -> None:
     assert peers.FtbertPackedBf16.name == report.OTHER_TYPE
     document = json.loads(json.dumps(RESULT))
     document["provenance"]["dtype"] = "fp16"
-    document["results"][0]["peers"] |= {"ftbert, packed": {"ms": 9.0}, report.OTHER_TYPE: {"ms": 4.5}}
+    document["results"][0]["peers"] |= {"ftbert, packed": {"ms": 9.0}, report.OTHER_TYPE: {"ms": 4.5, "max_abs_diff": 0.155}}
     document["results"][0]["split_ms"] = {"gemm": 3.0}
-    assert report.model_table(document, document["results"])[1] == [["base 4x8 full", "32", "10", "123", "**8**", "9", "4.5"]]
+    head, rows = report.model_table(document, document["results"])
+    assert head[-1] == report.OTHER_TYPE  # judged as bf16, though no fp16 may be off by as much
+    assert rows == [["base 4x8 full", "32", "10", "123", "8", "**9**", "4.5"]]
     means = {row[0]: row[1] for row in report.means_table(document)[1]}
     assert means[f"{report.OTHER_TYPE}, against ftbert, packed"] == "2.00x"
     assert not any(name.startswith(f"{report.OTHER_TYPE}, against trans") for name in means)
