@@ -23,7 +23,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
 from floors import byte_floor, gemm_floor, split  # noqa: E402
-from machine import DTYPES, log, provenance, seconds  # noqa: E402
+from machine import DTYPES, attempt, log, provenance, seconds  # noqa: E402
 from peers import PEERS, Batch, Call, Peer  # noqa: E402
 from runtimes import RUNTIMES  # noqa: E402
 
@@ -176,14 +176,6 @@ def make_batch(vocab: int, batch: int, longest: int, fill: str, device: torch.de
     return Batch(ids, mask, lengths)
 
 
-def attempt(make: Any) -> Any:
-    """What `make` returns, or the words of what it raised: a peer that fails must not end the run."""
-    try:
-        return make()
-    except Exception as error:  # noqa: BLE001
-        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:200]
-
-
 def build(kind: type[Peer], reference: Any, device: torch.device, dtype: torch.dtype) -> Peer:
     if not kind.available():
         raise RuntimeError(f"{kind.needs} is not installed")
@@ -213,19 +205,31 @@ def measure(
             rows[kind.name]["failed"] = f"differs from transformers by {error:.1e}"
         else:
             calls[kind.name] = call
-    for name, times in interleaved(calls, rounds, batch.ids.device).items():
-        rows[name] |= {"ms": 1e3 * statistics.median(times), "ms_least": 1e3 * min(times)}
-        if batch.ids.is_cuda and rows[name]["ms"] < 1:
-            rows[name]["host_us"] = 1e6 * host_seconds(calls[name])
-    if batch.ids.is_cuda and rest and min((rows[name]["ms"] for name in calls), default=0.0) >= 1e3 * LONG:
-        for name, times in interleaved(calls, min(rounds, RESTED_ROUNDS), batch.ids.device, rest).items():
-            rows[name]["rested_ms"] = 1e3 * statistics.median(times)
+    for name, found in timed(calls, rounds, batch.ids.device, rest).items():
+        rows[name] |= {"failed": found} if isinstance(found, str) else found
     tokens = sum(batch.lengths)
     device, result = batch.ids.device, {"tokens": tokens, "fill": tokens / batch.ids.numel(), "peers": rows}
     for name, floor in (("gemm_floor_ms", gemm_floor), ("byte_floor_ms", byte_floor)):
         found = attempt(partial(floor, reference, tokens, device, dtype))
         result |= {"failed": found} if isinstance(found, str) else {name: 1e3 * found}
     return result
+
+
+def timed(calls: dict[str, Call], rounds: int, device: torch.device, rest: float) -> dict[str, Any]:
+    """What a row says of its time, or, of a call that raised at any time, the words of that alone."""
+    rows: dict[str, Any] = {}
+    for name, times in interleaved(calls, rounds, device).items():
+        rows[name] = times
+        if not isinstance(times, str):
+            rows[name] = {"ms": 1e3 * statistics.median(times), "ms_least": 1e3 * min(times)}
+            if device.type == "cuda" and rows[name]["ms"] < 1:
+                host = attempt(partial(host_seconds, calls[name]))
+                rows[name] = host if isinstance(host, str) else rows[name] | {"host_us": 1e6 * host}
+    going = {name: call for name, call in calls.items() if not isinstance(rows[name], str)}
+    if device.type == "cuda" and rest and min((rows[name]["ms"] for name in going), default=0.0) >= 1e3 * LONG:
+        for name, times in interleaved(going, min(rounds, RESTED_ROUNDS), device, rest).items():
+            rows[name] = times if isinstance(times, str) else rows[name] | {"rested_ms": 1e3 * statistics.median(times)}
+    return rows
 
 
 @torch.inference_mode()
@@ -258,33 +262,46 @@ def compare(call: Call, want: torch.Tensor, batch: Batch) -> float:
     return float((rows.float() - want).abs().max())
 
 
-def interleaved(calls: dict[str, Call], rounds: int, device: torch.device, rest: float = 0) -> dict[str, list[float]]:
-    """Seconds. Taking turns gives every peer the same share of whatever disturbs the machine. rest: seconds in which a
-    GPU does nothing before each timing; 0: it does the same work before."""
+def interleaved(
+    calls: dict[str, Call], rounds: int, device: torch.device, rest: float = 0
+) -> dict[str, list[float] | str]:
+    """Seconds, or the words of what a call raised: the others go on. Taking turns gives every peer the same share of
+    whatever disturbs the machine. rest: seconds in which a GPU does nothing before each timing; 0: it does the same
+    work before."""
     times: dict[str, list[float]] = {name: [] for name in calls}
+    failed: dict[str, str] = {}
     repeats, before = dict.fromkeys(calls, 1), dict.fromkeys(calls, 1)  # one: caches hold the data of what ran before
+
+    def each(names: Iterable[str], take: Callable[[str], float]) -> dict[str, float]:
+        """What that gives for each that has not failed so far."""
+        found = {name: attempt(partial(take, name)) for name in names if name not in failed}
+        failed.update((name, words) for name, words in found.items() if isinstance(words, str))
+        return {name: value for name, value in found.items() if name not in failed}
+
+    def alone(name: str) -> float:
+        return seconds(calls[name], device)
+
+    def in_turn(name: str) -> float:
+        for _ in range(before[name]):
+            calls[name]()
+        if rest:
+            seconds(calls[name], device)
+            time.sleep(rest)
+        return seconds(calls[name], device, repeats[name])
+
+    once = each(calls, alone)
     if device.type == "cuda":
-        for call in calls.values():
-            call()
-        once = {name: seconds(call, device) for name, call in calls.items()}
+        once = each(calls, alone)  # the first warmed up
         settle = min(once.values(), default=0.0) >= LONG and not rest  # all peers alike
-        for name in calls:
-            repeats[name] = max(1, min(40 if settle else 20, round((SETTLED if settle else SHORT) / once[name])))
-            before[name] = max(1, round(SETTLED / once[name])) if settle else 1
-    else:
-        for call in calls.values():
-            call()
+        for name, took in once.items():
+            repeats[name] = max(1, min(40 if settle else 20, round((SETTLED if settle else SHORT) / took)))
+            before[name] = max(1, round(SETTLED / took)) if settle else 1
     draw = random.Random(0)
     for _ in range(rounds):
         # In an order of its own each time: who comes next differs.
-        for name, call in draw.sample(list(calls.items()), len(calls)):
-            for _ in range(before[name]):
-                call()
-            if rest:
-                seconds(call, device)
-                time.sleep(rest)
-            times[name].append(seconds(call, device, repeats[name]))
-    return times
+        for name, took in each(draw.sample(list(calls), len(calls)), in_turn).items():
+            times[name].append(took)
+    return {name: failed.get(name, times[name]) for name in calls}
 
 
 def table(result: dict[str, Any]) -> str:

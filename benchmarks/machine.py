@@ -105,6 +105,14 @@ def log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def attempt(make: Any) -> Any:
+    """What `make` returns, or the words of what it raised: a peer that fails must not end the run."""
+    try:
+        return make()
+    except Exception as error:  # noqa: BLE001
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:200]
+
+
 def seconds(call: Callable[[], Any], device: torch.device, repeats: int = 1) -> float:
     """Of one call. On a GPU, of one among `repeats` on the stream, host work overlapping: what a busy GPU sees."""
     if device.type != "cuda":

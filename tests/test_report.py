@@ -193,6 +193,61 @@ def test_a_peer_that_is_off_is_not_timed(dtype: torch.dtype, monkeypatch: pytest
         assert "differs" in rows[name]["failed"] and "ms" not in rows[name]
 
 
+@pytest.mark.parametrize("good_calls", [2, 3, 4])  # two are compared; then it warms up, and is timed
+def test_a_peer_that_raises_while_it_is_timed_is_a_row_that_says_so(
+    good_calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Tired(peers.Ftbert):
+        name = "tired"
+
+        def prepare(self, batch: peers.Batch) -> peers.Call:
+            call, left = super().prepare(batch), iter(range(good_calls))
+
+            def once() -> torch.Tensor:
+                if next(left, None) is None:
+                    raise RuntimeError("no more")
+                return call()
+
+            return once
+
+    monkeypatch.setitem(bench_model.SHAPES, "minilm", TINY)
+    reference, cpu = bench_model.reference_model("minilm", None), torch.device("cpu")
+    built = {kind: bench_model.build(kind, reference, cpu, torch.float32) for kind in (Tired, peers.Ftbert)}
+    batch = bench_model.make_batch(30522, 2, 9, "half", cpu)
+    result = bench_model.measure(reference, built, batch, 3, torch.float32, 0.0)
+    assert result["peers"]["tired"].keys() == {"max_abs_diff", "failed"}
+    assert result["peers"]["tired"]["failed"] == "RuntimeError: no more"
+    assert result["peers"]["ftbert"]["ms"] > 0 and "failed" not in result["peers"]["ftbert"]
+    assert "| tired | failed: RuntimeError: no more |" in bench_model.table(
+        {"model": "minilm", "batch": 2, "longest": 9, "fill_name": "half"} | result
+    )
+
+
+@pytest.mark.parametrize("raises_in", ["host_seconds", "rested"])
+def test_a_peer_that_raises_after_its_first_times_has_none(raises_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interleaved(calls: dict[str, peers.Call], rounds: int, device: torch.device, rest: float = 0) -> dict[str, object]:
+        return {name: "RuntimeError: no more" if rest and name == "tired" else [7e-4] for name in calls}
+
+    def host_seconds(call: peers.Call) -> float:
+        return 1e-6 if raises_in == "rested" else float(call().sum())
+
+    def tired() -> torch.Tensor:
+        raise RuntimeError("no more")
+
+    monkeypatch.setattr(bench_model, "interleaved", interleaved)
+    monkeypatch.setattr(bench_model, "host_seconds", host_seconds)
+    calls = {"tired": tired, "ftbert": lambda: torch.zeros(1)}
+    rows = bench_model.timed(calls, 1, torch.device("cuda"), 0.1)
+    assert rows["tired"] == "RuntimeError: no more"
+    assert rows["ftbert"].keys() == {"ms", "ms_least", "host_us", "rested_ms"}
+
+
+def test_times_are_medians(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_model, "interleaved", lambda *arguments: {"ftbert": [9e-3, 1e-3, 2e-3]})
+    rows = bench_model.timed({"ftbert": lambda: torch.empty(0)}, 3, torch.device("cpu"), 0.0)
+    assert rows == {"ftbert": {"ms": pytest.approx(2.0), "ms_least": pytest.approx(1.0)}}
+
+
 def test_what_is_not_finite_fails_whatever_is_allowed() -> None:
     for kind in (*peers.PEERS, *runtimes.RUNTIMES):
         peer = kind.__new__(kind)
