@@ -3,19 +3,21 @@
     python benchmarks/bench_encode.py --model FOLDER --texts FILE... --device cuda --dtype fp16
 
 FILE: .txt with a text a line, or STS-B's .csv (both sentences of every line). All get the texts in the same order and
-sort them as they like; they take turns, and their vectors are compared before they are timed. On a GPU the share of
-the time is given in which at least one kernel runs.
+sort them as they like; they take turns, and their vectors are compared before they are timed: who differs from
+sentence-transformers, or raises, is a row that says so, and the exit status is 1. On a GPU the share of the time is
+given in which at least one kernel runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import json
+import math
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +26,17 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from machine import DTYPES, gpu_events, log, provenance  # noqa: E402
+from machine import DTYPES, attempt, gpu_events, log, provenance, write  # noqa: E402
 
 import ftbert  # noqa: E402
 from ftbert.token_batches import sequences_of  # noqa: E402
 
 Encode = Callable[[list[str]], np.ndarray]
+PEERS = {f"sentence-transformers, batch_size={size}": size for size in (32, 256)}
+REFERENCE = next(iter(PEERS))  # its default; with its vectors the others' are compared
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="a sentence-transformers folder")
     parser.add_argument("--texts", type=Path, nargs="+", required=True)
@@ -42,48 +46,77 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=0, help="of the CPU (default: all)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, help="JSON file (default: benchmarks/results/encode-DEVICE-DTYPE.json)")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)
     texts = [text for path in options.texts for text in read(path)]
     texts = texts[: options.most or None]
     device = torch.device(options.device)
+    facts = provenance(device, options.dtype, rounds=options.rounds, model=options.model.name)
+    out = options.out or ROOT / "benchmarks" / "results" / f"encode-{device.type}-{options.dtype}.json"
     model = ftbert.load(options.model, device=device, dtype=options.dtype)
     contestants: dict[str, Encode] = {"ftbert": lambda some: model.encode(some, show_progress_bar=False)}
-    for batch_size in (32, 256):
-        contestants[f"sentence-transformers, batch_size={batch_size}"] = peer(options, batch_size)
-
-    sample = texts[:200]
-    vectors = {name: encode(sample) for name, encode in contestants.items()}
-    least = min(float((vectors["ftbert"] * other).sum(1).min()) for other in vectors.values())
-    if not least > (0.9999 if options.dtype == "fp32" else 0.99):
-        raise SystemExit(f"the vectors differ: least cosine {least:.5f}")
-    tokens = sum(map(len, sequences_of(model, texts)))
-    log(f"{len(texts)} texts, {tokens} tokens, least cosine to the others {least:.6f}")
-
+    contestants |= {name: peer(options, batch_size) for name, batch_size in PEERS.items()}
+    document: dict[str, Any] = {
+        "provenance": facts, "texts": len(texts), "tokens": sum(map(len, sequences_of(model, texts))),
+    }  # fmt: skip
+    log(f"{document['texts']} texts, {document['tokens']} tokens")
+    rows = compared(contestants, texts[:200], 0.9999 if options.dtype == "fp32" else 0.99)
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(options.rounds):
         for name, encode in contestants.items():
-            began = time.perf_counter()
-            encode(texts)
-            seconds[name].append(time.perf_counter() - began)
-    rows: list[dict[str, Any]] = []
-    print("| | texts/s | tokens/s | against sentence-transformers |\n|---|---:|---:|---:|")
-    medians = {name: statistics.median(times) for name, times in seconds.items()}
-    best = min(took for name, took in medians.items() if name != "ftbert")
-    for name, took in medians.items():
-        rows.append({"name": name, "seconds": took, "texts_per_s": len(texts) / took, "tokens_per_s": tokens / took})
-        print(f"| {name} | {len(texts) / took:,.0f} | {tokens / took:,.0f} | {best / took:.2f}x |")
-    document: dict[str, Any] = {
-        "provenance": provenance(device, options.dtype, rounds=options.rounds, model=options.model.name),
-        "texts": len(texts), "tokens": tokens, "least_cosine": least, "rows": rows,
-    }  # fmt: skip
+            took = rows[name].get("failed") or attempt(partial(seconds_of, encode, texts))
+            if isinstance(took, str):
+                rows[name] = {"name": name, "failed": took}
+                continue
+            seconds[name].append(took)
+            median = statistics.median(seconds[name])
+            speed = {"texts_per_s": document["texts"] / median, "tokens_per_s": document["tokens"] / median}
+            rows[name] |= {"seconds": median} | speed
+        document["rows"] = list(rows.values())
+        write(out, document)
+    print(table(document["rows"]))
     if device.type == "cuda":
-        document["busy"] = {name: busy_share(encode, texts) for name, encode in contestants.items()}
-        print("\n" + ", ".join(f"{name}: GPU busy {share:.0%}" for name, share in document["busy"].items()))
-    out = options.out or ROOT / "benchmarks" / "results" / f"encode-{device.type}-{options.dtype}.json"
-    out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    return 0
+        document["busy"] = {}
+        for name in [name for name, row in rows.items() if "failed" not in row]:
+            share = attempt(partial(busy_share, contestants[name], texts))
+            if not isinstance(share, str):
+                document["busy"][name] = share
+            print(f"{name}: GPU busy {share if isinstance(share, str) else f'{share:.0%}'}")
+        write(out, document)
+    return int(any("failed" in row for row in document["rows"]))
+
+
+def compared(contestants: dict[str, Encode], sample: list[str], least: float) -> dict[str, dict[str, Any]]:
+    """A row for each, with its least cosine to the first of sentence-transformers, which must be at least that."""
+    vectors = {name: attempt(partial(encode, sample)) for name, encode in contestants.items()}
+    want = vectors[REFERENCE]
+    rows: dict[str, dict[str, Any]] = {}
+    for name, got in vectors.items():
+        words = next((words for words in (got, want) if isinstance(words, str)), None)
+        cosine = math.nan if words else float((got * want).sum(1).min())
+        rows[name] = {"name": name, "least_cosine": cosine}
+        if not cosine >= least:
+            rows[name] = {"name": name, "failed": words or f"differs from {REFERENCE}: least cosine {cosine:.5f}"}
+    return rows
+
+
+def seconds_of(encode: Encode, texts: list[str]) -> float:
+    began = time.perf_counter()
+    encode(texts)
+    return time.perf_counter() - began
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    best = min((row["seconds"] for row in rows if row["name"] != "ftbert" and "seconds" in row), default=math.nan)
+    lines = ["| | texts/s | tokens/s | against sentence-transformers |", "|---|---:|---:|---:|"]
+    for row in rows:
+        if "failed" in row:
+            lines.append(f"| {row['name']} | failed: {row['failed']} | | |")
+        else:
+            speed = f"{row['texts_per_s']:,.0f} | {row['tokens_per_s']:,.0f} | {best / row['seconds']:.2f}x"
+            lines.append(f"| {row['name']} | {speed} |")
+    return "\n".join(lines)
 
 
 def read(path: Path) -> list[str]:

@@ -12,7 +12,6 @@ products are chosen together, it is the time of whole layers.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import sys
@@ -25,7 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
 from bench_model import SHAPES, make_batch, reference_model  # noqa: E402
-from machine import provenance, seconds  # noqa: E402
+from machine import provenance, seconds, write  # noqa: E402
 
 import ftbert  # noqa: E402
 from ftbert import gemm_table  # noqa: E402
@@ -61,11 +60,10 @@ def main() -> int:
     }  # fmt: skip
 
     def add(kind: str, entry: dict[str, Any], text: str) -> None:
-        """After every measurement: a run that is cut off keeps what it has."""
         results[kind].append(entry)
         print(text, flush=True)
         if options.out:
-            options.out.write_text(json.dumps(results, indent=1) + "\n")
+            write(options.out, results)
 
     models, draw = options.model or ["base", "large"], random.Random(1)
     wanted = {

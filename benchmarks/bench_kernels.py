@@ -6,18 +6,19 @@ Shapes are BERT-base's for 1x128, 32x128 and 32x512 tokens; on a GPU attention c
 cuDNN's. "cold": every call has operands of its own, together more
 than the caches hold, as after other layers' work; "warm": the same operands again and again. On a GPU a CUDA graph of
 many calls is timed, so that launches are not. The floor is the larger of the bytes that must move, at the speed of a
-copy measured here, and the FLOPs, at that of torch's best large product. Results are compared before they are timed.
+copy measured here, and the FLOPs, at that of torch's best large product. Results are compared before they are timed: a
+kernel that differs, or raises, is a row that says so, and the exit status is 1.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
-from machine import DTYPES, bandwidth, flops, log, provenance, seconds  # noqa: E402
+from machine import DTYPES, attempt, bandwidth, flops, log, provenance, seconds, write  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from torch.nn.functional import gelu, layer_norm, linear, normalize, scaled_dot_product_attention  # noqa: E402
@@ -159,7 +160,7 @@ def product(name: str, n: int, k: int, tokens: int, random: Callable[..., Tensor
 
 
 @torch.inference_mode()
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=list(DTYPES), default="fp32")
@@ -167,11 +168,13 @@ def main() -> int:
     parser.add_argument("--kernel", action="append", help="only kernels whose name contains this, repeatable")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", type=Path, help="JSON file (default: benchmarks/results/kernels-DEVICE-DTYPE.json)")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)
     load_library()
     device, dtype = torch.device(options.device), DTYPES[options.dtype]
+    facts = provenance(device, options.dtype, rounds=options.rounds)
+    out = options.out or ROOT / "benchmarks" / "results" / f"kernels-{device.type}-{options.dtype}.json"
     speed = {"bytes": bandwidth(device), "flops": flops(device, dtype)}
     log(f"copy {speed['bytes'] / 1e9:,.0f} GB/s, product {speed['flops'] / 1e12:.1f} TFLOP/s")
     rows: list[dict[str, Any]] = []
@@ -180,17 +183,22 @@ def main() -> int:
     for batch, seq, case in all_cases(device, dtype):
         if options.kernel and not any(word in case.name for word in options.kernel):
             continue
-        compare(case, dtype)
         floor = 1e6 * max(case.bytes / speed["bytes"], case.flops / speed["flops"])
-        times = measure(case, device, options.rounds)
-        rows.append({"name": case.name, "batch": batch, "seq": seq, "floor_us": floor} | times)
-        shown = " | ".join(f"{times[key]:.1f}" for key in ("cold", "torch_cold", "warm", "torch_warm"))
-        share = f"{floor:.1f} | {floor / times['cold']:.0%}"
-        print(f"| {case.name} | {batch}x{seq} | {shown} | {share} |", flush=True)
-    document = {"provenance": provenance(device, options.dtype, rounds=options.rounds), "speed": speed, "rows": rows}
-    out = options.out or ROOT / "benchmarks" / "results" / f"kernels-{device.type}-{options.dtype}.json"
-    out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    return 0
+        found = attempt(partial(compared_and_timed, case, device, dtype, options.rounds))
+        found = {"failed": found} if isinstance(found, str) else found
+        rows.append({"name": case.name, "batch": batch, "seq": seq, "floor_us": floor} | found)
+        print(line(rows[-1]), flush=True)
+        write(out, {"provenance": facts, "speed": speed, "rows": rows})
+    return int(any("failed" in row for row in rows))
+
+
+def line(row: dict[str, Any]) -> str:
+    """Of the table that is printed."""
+    name = f"| {row['name']} | {row['batch']}x{row['seq']} |"
+    if "failed" in row:
+        return f"{name} failed: {row['failed']} | | | | {row['floor_us']:.1f} | |"
+    shown = " | ".join(f"{row[key]:.1f}" for key in ("cold", "torch_cold", "warm", "torch_warm", "floor_us"))
+    return f"{name} {shown} | {row['floor_us'] / row['cold']:.0%} |"
 
 
 def all_cases(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[int, int, Case]]:
@@ -204,6 +212,11 @@ def all_cases(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[int, i
                 yield batch, seq, attention(batch, seq, heads, size, device, dtype)
 
 
+def compared_and_timed(case: Case, device: torch.device, dtype: torch.dtype, rounds: int) -> dict[str, float]:
+    compare(case, dtype)
+    return measure(case, device, rounds)
+
+
 def compare(case: Case, dtype: torch.dtype) -> None:
     """Against the equivalent in the same dtype: it tells another result from another rounding."""
     operands = case.make()
@@ -212,7 +225,7 @@ def compare(case: Case, dtype: torch.dtype) -> None:
     error = float((got.view(want.shape) - want).abs().max() / want.abs().max())
     limit = 32 * torch.finfo(dtype).eps
     if not error <= limit:
-        raise SystemExit(f"{case.name}: differs from torch by {error:.1e} of the largest value, allowed {limit:.1e}")
+        raise ValueError(f"differs from torch by {error:.1e} of the largest value, allowed {limit:.1e}")
 
 
 def measure(case: Case, device: torch.device, rounds: int) -> dict[str, float]:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import random
 import statistics
 import sys
@@ -33,7 +32,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
 from floors import byte_floor, gemm_floor, split  # noqa: E402
-from machine import DTYPES, attempt, log, provenance, seconds  # noqa: E402
+from machine import DTYPES, attempt, log, provenance, seconds, write  # noqa: E402
 from peers import PEERS, Batch, Call, Peer  # noqa: E402
 from runtimes import RUNTIMES  # noqa: E402
 
@@ -108,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     | measure(reference, peers, batch, options.rounds, dtype, rest)
                 )
                 print(table(results[-1]), flush=True)
-                write(out, facts, results)
+                write(out, {"provenance": facts, "results": results})
         peers.clear()
         gc.collect()
     # Last: behind a profiler the host's time of a replayed call rose from 28 to 47 us and more (H200).
@@ -124,15 +123,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     batch = make_batch(reference.config.vocab_size, *point, device)
                     parts = peer if isinstance(peer, str) else attempt(partial(split_of, peer, batch))
                     result |= {"failed": parts} if isinstance(parts, str) else {"split_ms": parts}
-            write(out, facts, results)
+            write(out, {"provenance": facts, "results": results})
     log(f"wrote {out}")
     return 0
-
-
-def write(out: Path, facts: dict[str, Any], results: list[dict[str, Any]]) -> None:
-    """After every point: a run that is cut off keeps what it has."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({"provenance": facts, "results": results}, indent=1) + "\n", encoding="utf-8")
 
 
 def parse_point(text: str) -> tuple[str, int, int, str]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import statistics
 import sys
 import time
@@ -25,7 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from machine import provenance  # noqa: E402
+from machine import provenance, write  # noqa: E402
 
 import ftbert  # noqa: E402
 from ftbert.sample_texts import SAMPLE_TEXTS  # noqa: E402
@@ -50,8 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)
+    facts = provenance(
+        torch.device(options.device), options.dtype or "fp32", rounds=options.rounds, clock=options.clock
+    )
     texts = ragged_texts(options.texts)
-    rows = []
+    rows: list[dict[str, Any]] = []
     print("| | original ms | optimized ms | original / optimized | max abs diff |\n|---|---:|---:|---:|---:|")
     for name, original, use in cases(options, texts):
         fast = ftbert.optimize(copy.deepcopy(original), dtype=options.dtype)
@@ -60,12 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         before, after = (1e3 * statistics.median(times) for times in seconds)
         rows.append({"name": name, "original_ms": before, "optimized_ms": after, "max_abs_diff": difference})
         print(f"| {name} | {before:.0f} | {after:.0f} | {before / after:.2f}x | {difference:.1e} |", flush=True)
-    if options.out:
-        facts = provenance(
-            torch.device(options.device), options.dtype or "fp32", rounds=options.rounds, clock=options.clock
-        )
-        document = {"provenance": facts, "texts": options.texts, "rows": rows}
-        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        if options.out:
+            write(options.out, {"provenance": facts, "texts": options.texts, "rows": rows})
     return 0
 
 

@@ -101,6 +101,12 @@ def _nvidia_smi(what: str) -> str:
     return done.stdout.strip().split("\n")[0]
 
 
+def write(out: Path, document: dict[str, Any]) -> None:
+    """After every measurement: a run that is cut off keeps what it has."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
 def log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 

@@ -25,7 +25,16 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmarks")]
 
 from charts import Series, bars, dots, stacks  # noqa: E402
-from sections import Table, encode_section, gemm_section, heading, html_table, machine, optimize_section  # noqa: E402
+from sections import (  # noqa: E402
+    Table,
+    encode_section,
+    gemm_section,
+    heading,
+    html_table,
+    machine,
+    optimize_section,
+    what_failed,
+)
 
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "speed.md")
@@ -311,10 +320,7 @@ def model_section(name: str, document: dict[str, Any]) -> list[str]:
         if "failed" in row
     }
     failed |= {f"{point_name(r)}: {r['failed']}" for r in results if "failed" in r}
-    if failed:
-        items = "".join(f"<li>{escape(line)}</li>" for line in sorted(failed))
-        parts.append(f'<details><summary>What could not run</summary><ul class="note">{items}</ul></details>')
-    return parts
+    return [*parts, *what_failed(failed)]
 
 
 def points_chart(
@@ -336,9 +342,12 @@ def geometric(values: Iterable[float | None]) -> float:
 def kernel_section(name: str, document: dict[str, Any]) -> list[str]:
     found, speed = document["rows"], document["speed"]
     groups = [f"{r['name']}, {r['batch']}x{r['seq']}" for r in found]
-    gains = [r["torch_cold"] / r["cold"] for r in found]
+    gains = [None if "failed" in r else r["torch_cold"] / r["cold"] for r in found]
     rows = []
     for group, gain, r in zip(groups, gains, found, strict=True):
+        if gain is None:
+            rows.append([group, "fails", "", "", "", f"{r['floor_us']:.1f}", ""])
+            continue
         cold, torch_cold, warm, torch_warm, floor = (
             f"{r[key]:.1f}" for key in ("cold", "torch_cold", "warm", "torch_warm", "floor_us")
         )
@@ -350,7 +359,8 @@ def kernel_section(name: str, document: dict[str, Any]) -> list[str]:
     head = ["microseconds", "cold", "torch, cold", "warm", "torch, warm", "floor", "times torch"]
     svg = bars("Kernels: times as fast as torch, cold", groups, {"ftbert": gains}, "x", 1.0)
     parts = heading(f"Kernels: {name}", document)
-    return [*parts, f'<p class="note">{note}</p>', chart(name, svg), html_table((head, rows))]
+    failed = [f"{group}: {r['failed']}" for group, r in zip(groups, found, strict=True) if "failed" in r]
+    return [*parts, f'<p class="note">{note}</p>', chart(name, svg), html_table((head, rows)), *what_failed(failed)]
 
 
 if __name__ == "__main__":

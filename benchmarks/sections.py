@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
@@ -46,16 +46,26 @@ def cell_html(cell: str) -> str:
     return f"<td{' class=ours' if bold else ''}>{escape(cell.strip('*'))}</td>"
 
 
+def what_failed(lines: Iterable[str]) -> list[str]:
+    items = "".join(f"<li>{escape(line)}</li>" for line in sorted(lines))
+    return [f'<details><summary>What could not run</summary><ul class="note">{items}</ul></details>'] if items else []
+
+
 def encode_section(name: str, document: dict[str, Any]) -> list[str]:
-    rows = [[r["name"], f"{r['texts_per_s']:,.0f}", f"{r['tokens_per_s']:,.0f}"] for r in document["rows"]]
+    rows = [
+        [r["name"], *("fails" if "failed" in r else f"{r[key]:,.0f}" for key in ("texts_per_s", "tokens_per_s"))]
+        for r in document["rows"]
+    ]
     busy = document.get("busy", {})
     head = ["", "texts/s", "tokens/s"]
     if busy:
         head.append("GPU busy")
         for row in rows:
-            row.append(f"{busy[row[0]]:.0%}")
+            row.append(f"{busy[row[0]]:.0%}" if row[0] in busy else "")
     note = f"{document['texts']:,} texts of {document['tokens']:,} tokens, tokenizing included."
-    return [*heading(f"Texts to vectors: {name}", document), f'<p class="note">{note}</p>', html_table((head, rows))]
+    failed = [f"{r['name']}: {r['failed']}" for r in document["rows"] if "failed" in r]
+    parts = heading(f"Texts to vectors: {name}", document)
+    return [*parts, f'<p class="note">{note}</p>', html_table((head, rows)), *what_failed(failed)]
 
 
 def optimize_section(name: str, document: dict[str, Any]) -> list[str]:
