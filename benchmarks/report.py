@@ -84,12 +84,12 @@ def load(pattern: str) -> dict[str, Any]:
 
 def load_runs(pattern: str) -> dict[str, Any]:
     """Documents of bench_model by the name of the run, with the `files` that they came from. ValueError where parts of
-    one run are of different commits, machines or packages."""
+    one run are of different commits, machines or packages, or were measured in another way."""
     runs: dict[str, Any] = {}
     for stem, document in load(pattern).items():
         name, facts = re.sub("-(minilm|base|large)$", "", stem), document["provenance"]
         run = runs.setdefault(name, {"provenance": facts, "results": [], "files": []})
-        for key in ("commit", "cpu", "gpu", "driver", "cuda", "dtype", "packages"):
+        for key in ("commit", "cpu", "gpu", "driver", "cuda", "dtype", "packages", "threads", "rest", "rounds"):
             if facts.get(key) != run["provenance"].get(key):
                 raise ValueError(f"{stem}: its {key} is {facts.get(key)}, that of the run {run['provenance'].get(key)}")
         run["results"] += document["results"]
@@ -180,7 +180,8 @@ def model_table(document: dict[str, Any], results: Iterable[dict[str, Any]]) -> 
         best = min((ms for name in same if (ms := times[name])), default=None)
         cells = []
         for name, ms in times.items():
-            text = "fails" if ms is None else f"{ms:.3g}" if ms < 100 else f"{ms:.0f}"
+            none = "fails" if name in result["peers"] else ""  # a part of the run may be without that peer
+            text = none if ms is None else f"{ms:.3g}" if ms < 100 else f"{ms:.0f}"
             text = f"**{text}**" if ms is not None and ms == best else text
             rested = result["peers"].get(name, {}).get("rested_ms")
             cells.append(f"{text} ({rested:.3g})" if rested and is_replayed(name) else text)
@@ -194,10 +195,10 @@ def split_table(results: Iterable[dict[str, Any]]) -> Table:
     kinds = [kind for kind in dict.fromkeys(k for r in some for k in r["split_ms"]) if kind != "gemm"]
     rows = []
     for result in some:
-        parts, floor = result["split_ms"], result["gemm_floor_ms"]
-        ms = our_ms(result)
-        cells = [ms, floor, parts["gemm"], *(parts.get(kind, 0.0) for kind in kinds)]
-        rows.append([point_name(result), f"{ms / floor:.2f}", *(f"{cell:.3f}" for cell in cells)])
+        parts, floor, ms = result["split_ms"], result.get("gemm_floor_ms"), our_ms(result)
+        times = f"{ms / floor:.2f}" if ms and floor else ""
+        cells = [ms or None, floor, parts["gemm"], *(parts.get(kind, 0.0) for kind in kinds)]
+        rows.append([point_name(result), times, *("" if cell is None else f"{cell:.3f}" for cell in cells)])
     return ["milliseconds", "times the floor", "all", "floor: products alone", "products", *kinds], rows
 
 
@@ -214,9 +215,7 @@ def means_table(document: dict[str, Any]) -> Table:
         for rested in (False, True) if has_rested(document) and is_replayed(peer) else (False,):
             cells = []
             for some in (results, half, alone):
-                ratios = [value for result in some if (value := ratio(result, peer, one, rested))]
-                count = f" ({len(ratios)} ran)" if len(ratios) < len(some) else ""
-                cells.append(f"{geometric(ratios):.2f}x{count}" if ratios else "")
+                cells.append(mean([ratio(result, peer, one, rested) for result in some]))
             rows.append([f"{one}, against {label(document, peer)}" + ", rested" * rested, *cells])
     counts = f"all {len(results)} points", f"{len(half)} half full", f"{len(alone)} of batch 1"
     return ["times as fast, geometric means", *counts], rows
@@ -288,7 +287,7 @@ def model_section(name: str, document: dict[str, Any]) -> list[str]:
         speed = {label(document, peer): [ratio(r, BASE, peer) for r in some] for peer in names if peer != BASE}
         title = f"{model}: times as fast as transformers (sdpa)"
         parts.append(chart(f"{name}-{model}-speed", points_chart(title, some, speed, "x", 1.0)))
-        means = [f"{peer} {geometric(values):.2f}x" for peer, values in speed.items() if any(values)]
+        means = [f"{peer} {mean(values)}" for peer, values in speed.items() if any(values)]
         parts.append(f'<p class="note">Geometric means over these points: {escape(", ".join(means))}.</p>')
         split = [r for r in some if "split_ms" in r]
         if split:
@@ -334,9 +333,11 @@ def points_chart(
     return dots(f"{title}, by batch, fill and longest sequence", named, series, unit, line_at)
 
 
-def geometric(values: Iterable[float | None]) -> float:
-    logs = [math.log(value) for value in values if value]
-    return math.exp(sum(logs) / len(logs))
+def mean(ratios: Sequence[float | None]) -> str:
+    """The geometric one of those that there are, with their number where that is not all; "" where there is none."""
+    logs = [math.log(value) for value in ratios if value]
+    count = f" ({len(logs)} ran)" if len(logs) < len(ratios) else ""
+    return f"{math.exp(sum(logs) / len(logs)):.2f}x{count}" if logs else ""
 
 
 def kernel_section(name: str, document: dict[str, Any]) -> list[str]:

@@ -16,8 +16,8 @@ def machine(facts: dict[str, Any]) -> str:
         where = f"One {facts['gpu']} (driver {facts['driver']}, CUDA {facts['cuda']})"
     else:
         where = f"{facts['threads']} threads of {facts['cpu']}"
-    commit, _, changed = facts["commit"].partition("+")
-    at = f"{commit[:7]} with uncommitted changes" if changed else commit[:7]
+    commit, _, changed = (facts["commit"] or "").partition("+")
+    at = (commit[:7] or "an unknown commit") + " with uncommitted changes" * bool(changed)
     software = f"torch {packages['torch']}, transformers {packages['transformers']}, ftbert at {at}"
     return f"{where}, {facts['dtype']}, {software}"
 

@@ -89,6 +89,51 @@ def test_parts_of_a_run_are_one_table(results: Path) -> None:
         report.page()
 
 
+@pytest.mark.parametrize("key,value", [("threads", 64), ("rest", 0.2), ("rounds", 3)])
+def test_parts_measured_in_another_way_are_no_table(key: str, value: float, results: Path) -> None:
+    other = json.loads(json.dumps(RESULT))
+    other["provenance"][key] = value
+    (results / "cpu-fp32-large.json").write_text(json.dumps(other))
+    with pytest.raises(ValueError, match=f"its {key} is .*, that of the run {value}"):
+        report.page()
+
+
+def test_who_was_not_in_a_part_of_the_run_did_not_fail(results: Path) -> None:
+    document = json.loads(json.dumps(RESULT))
+    other = json.loads(json.dumps(RESULT["results"][0]))
+    del other["peers"]["coarse <int8>"]
+    other["peers"]["transformers (sdpa)"] = {"failed": "RuntimeError: no"}
+    _, rows = report.model_table(document, [*document["results"], other])
+    assert rows[1][2:] == ["**10**", "fails", ""]
+
+
+def test_means_say_over_how_many_points_they_are(results: Path) -> None:
+    document = json.loads(json.dumps(RESULT))
+    other = json.loads(json.dumps(RESULT["results"][0])) | {"batch": 2}
+    del other["peers"]["coarse <int8>"]
+    document["results"].append(other)
+    (results / "cpu-fp32.json").write_text(json.dumps(document))
+    assert "points: ftbert 12.34x, coarse &lt;int8&gt; (off by 0.66) 15.42x (1 ran)." in report.page()
+
+
+@pytest.mark.parametrize("commit,shown", [(None, "an unknown commit"), ("012345678+changes", "0123456 with uncommitted changes")])
+def test_a_commit_that_nobody_knows(commit: str | None, shown: str, results: Path) -> None:
+    document = json.loads(json.dumps(RESULT))
+    document["provenance"]["commit"] = commit
+    (results / "cpu-fp32.json").write_text(json.dumps(document))
+    assert f"ftbert at {shown}." in report.page()
+
+
+def test_a_split_without_the_floor_or_without_a_time(results: Path) -> None:
+    document = json.loads(json.dumps(RESULT))
+    one = document["results"][0]
+    one["split_ms"] = {"gemm": 3.0}
+    timed = one.pop("gemm_floor_ms")
+    other = one | {"gemm_floor_ms": timed, "peers": {"ftbert": {"failed": "RuntimeError: no"}}}
+    rows = report.split_table([one, other])[1]
+    assert [row[1:] for row in rows] == [["", "10.000", "", "3.000"], ["", "", "5.000", "3.000"]]
+
+
 def test_the_split_is_beside_the_floor(results: Path) -> None:
     document = json.loads((results / "cpu-fp32.json").read_text())
     document["results"][0] |= {"gemm_floor_ms": 5.0, "split_ms": {"attention": 1.5, "gemm": 6.0, "gaps": 0.25}}
