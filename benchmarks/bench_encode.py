@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from machine import DTYPES, attempt, gpu_events, log, provenance, write  # noqa: E402
+from machine import DTYPES, attempt, gpu_events, log, provenance, results_file, write  # noqa: E402
 
 import ftbert  # noqa: E402
 from ftbert.token_batches import sequences_of  # noqa: E402
@@ -45,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=list(DTYPES), default="fp32")
     parser.add_argument("--threads", type=int, default=0, help="of the CPU (default: all)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="JSON file (default: benchmarks/results/encode-DEVICE-DTYPE.json)")
+    parser.add_argument("--out", type=Path, help="JSON file (default: benchmarks/results/encode-DEVICE-DTYPE.json; "
+                        "with --most out/bench-encode-DEVICE-DTYPE.json)")  # fmt: skip
     options = parser.parse_args(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     texts = texts[: options.most or None]
     device = torch.device(options.device)
     facts = provenance(device, options.dtype, rounds=options.rounds, model=options.model.name)
-    out = options.out or ROOT / "benchmarks" / "results" / f"encode-{device.type}-{options.dtype}.json"
+    out = options.out or results_file(f"encode-{device.type}-{options.dtype}", whole=not options.most)
     model = ftbert.load(options.model, device=device, dtype=options.dtype)
     contestants: dict[str, Encode] = {"ftbert": lambda some: model.encode(some, show_progress_bar=False)}
     contestants |= {name: peer(options, batch_size) for name, batch_size in PEERS.items()}
@@ -84,6 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 document["busy"][name] = share
             print(f"{name}: GPU busy {share if isinstance(share, str) else f'{share:.0%}'}")
         write(out, document)
+    log(f"wrote {out}")
     return int(any("failed" in row for row in document["rows"]))
 
 

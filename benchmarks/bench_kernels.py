@@ -26,7 +26,17 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
-from machine import DTYPES, attempt, bandwidth, flops, log, provenance, seconds, write  # noqa: E402
+from machine import (  # noqa: E402
+    DTYPES,
+    attempt,
+    bandwidth,
+    flops,
+    log,
+    provenance,
+    results_file,
+    seconds,
+    write,
+)
 from torch import Tensor  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from torch.nn.functional import gelu, layer_norm, linear, normalize, scaled_dot_product_attention  # noqa: E402
@@ -167,14 +177,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=0, help="of the CPU (default: all)")
     parser.add_argument("--kernel", action="append", help="only kernels whose name contains this, repeatable")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--out", type=Path, help="JSON file (default: benchmarks/results/kernels-DEVICE-DTYPE.json)")
+    parser.add_argument("--out", type=Path, help="JSON file (default: benchmarks/results/kernels-DEVICE-DTYPE.json; "
+                        "with --kernel out/bench-kernels-DEVICE-DTYPE.json)")  # fmt: skip
     options = parser.parse_args(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)
     load_library()
     device, dtype = torch.device(options.device), DTYPES[options.dtype]
     facts = provenance(device, options.dtype, rounds=options.rounds)
-    out = options.out or ROOT / "benchmarks" / "results" / f"kernels-{device.type}-{options.dtype}.json"
+    out = options.out or results_file(f"kernels-{device.type}-{options.dtype}", whole=not options.kernel)
     speed = {"bytes": bandwidth(device), "flops": flops(device, dtype)}
     log(f"copy {speed['bytes'] / 1e9:,.0f} GB/s, product {speed['flops'] / 1e12:.1f} TFLOP/s")
     rows: list[dict[str, Any]] = []
@@ -189,6 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows.append({"name": case.name, "batch": batch, "seq": seq, "floor_us": floor} | found)
         print(line(rows[-1]), flush=True)
         write(out, {"provenance": facts, "speed": speed, "rows": rows})
+    log(f"wrote {out}")
     return int(any("failed" in row for row in rows))
 
 

@@ -32,7 +32,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
 from floors import byte_floor, gemm_floor, split  # noqa: E402
-from machine import DTYPES, attempt, log, provenance, seconds, write  # noqa: E402
+from machine import DTYPES, attempt, log, provenance, results_file, seconds, write  # noqa: E402
 from peers import PEERS, Batch, Call, Peer  # noqa: E402
 from runtimes import RUNTIMES  # noqa: E402
 
@@ -71,7 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rest", type=float, default=0.2, help="seconds before a timing of a rested GPU (0: none)")
     parser.add_argument("--peer", action="append", help="only peers whose name contains this, repeatable")
     parser.add_argument("--all-peers", action="store_true", help="also those that compile for a minute a point")
-    parser.add_argument("--out", type=Path, help="JSON file (default: benchmarks/results/DEVICE-DTYPE.json)")
+    parser.add_argument("--out", type=Path, help="JSON file (default: benchmarks/results/DEVICE-DTYPE.json; with "
+                        "--point, --model or --peer out/bench-DEVICE-DTYPE.json)")  # fmt: skip
     options = parser.parse_args(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -87,7 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     weights = "real" if options.minilm else "random"
     rest = options.rest if device.type == "cuda" else 0.0
     facts = provenance(device, options.dtype, rounds=options.rounds, rest=rest, minilm_weights=weights)
-    out = options.out or ROOT / "benchmarks" / "results" / f"{device.type}-{options.dtype}.json"
+    whole = not (options.point or options.model or options.peer)
+    out = options.out or results_file(f"{device.type}-{options.dtype}", whole)
     torch._dynamo.config.recompile_limit = 1000
     results: list[dict[str, Any]] = []
     for name in dict.fromkeys(model for model, *_ in points):

@@ -46,6 +46,7 @@ def provenance(device: torch.device, dtype: str, **more: Any) -> dict[str, Any]:
         "packages": {name: _version(name) for name in PACKAGES},
     }
     if device.type == "cuda":
+        from ftbert import gemm_table
         from ftbert._library import build_info
 
         facts |= {
@@ -57,6 +58,7 @@ def provenance(device: torch.device, dtype: str, **more: Any) -> dict[str, Any]:
             },
             "power_limit": _nvidia_smi("power.limit"),
             "gemm": build_info().get("cuda_gemm"),
+            "gemm_table": gemm_table.summary(device),
         }  # fmt: skip
     return facts | more
 
@@ -85,9 +87,10 @@ def _cpu_name() -> str:
 
 
 def _commit() -> str:
-    """Of the code. What a benchmark before this one wrote, results and the tables in *.md, is not a change of that."""
+    """Of the code; a file of it that git does not know is a change. What a benchmark before this one wrote, results and
+    the tables in *.md, is none."""
     code = (":/", ":(exclude,top)benchmarks/results", ":(exclude,top)*.md")
-    return _git("rev-parse", "HEAD") + ("+changes" if _git("status", "--porcelain", "-uno", "--", *code) else "")
+    return _git("rev-parse", "HEAD") + ("+changes" if _git("status", "--porcelain", "-unormal", "--", *code) else "")
 
 
 def _git(*arguments: str) -> str:
@@ -99,6 +102,11 @@ def _nvidia_smi(what: str) -> str:
     query = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader"]
     done = subprocess.run(query, capture_output=True, text=True, check=False)
     return done.stdout.strip().split("\n")[0]
+
+
+def results_file(name: str, whole: bool) -> Path:
+    """Where numbers go that nobody named a file for: to the published ones only if they are of everything."""
+    return ROOT / "benchmarks" / "results" / f"{name}.json" if whole else ROOT / "out" / f"bench-{name}.json"
 
 
 def write(out: Path, document: dict[str, Any]) -> None:

@@ -41,6 +41,9 @@ PAGES = (ROOT / "README.md", ROOT / "docs" / "speed.md")
 BASE = "transformers (sdpa)"
 OTHER_TYPE = "ftbert, packed, bf16"  # in a run in fp16
 LIMITS = {"fp32": 1e-3, "fp16": 64 * 2.0**-10, "bf16": 64 * 2.0**-7}  # of errors: those of peers.py, without torch
+ALIKE = (  # facts of the parts of one run
+    "commit", "cpu", "gpu", "driver", "cuda", "gemm_table", "dtype", "packages", "threads", "rest", "rounds",
+)  # fmt: skip
 MANY = 24  # points; of more, README shows these, with the means over all, and the page draws dots
 README_POINTS = (
     "base 1x128 full", "base 8x128 half", "base 32x128 full", "base 32x128 half", "base 32x512 full",
@@ -89,7 +92,7 @@ def load_runs(pattern: str) -> dict[str, Any]:
     for stem, document in load(pattern).items():
         name, facts = re.sub("-(minilm|base|large)$", "", stem), document["provenance"]
         run = runs.setdefault(name, {"provenance": facts, "results": [], "files": []})
-        for key in ("commit", "cpu", "gpu", "driver", "cuda", "dtype", "packages", "threads", "rest", "rounds"):
+        for key in ALIKE:
             if facts.get(key) != run["provenance"].get(key):
                 raise ValueError(f"{stem}: its {key} is {facts.get(key)}, that of the run {run['provenance'].get(key)}")
         run["results"] += document["results"]

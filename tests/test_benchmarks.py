@@ -17,6 +17,8 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import bench_encode  # noqa: E402
 import bench_kernels  # noqa: E402
+import bench_model  # noqa: E402
+import machine  # noqa: E402
 import report  # noqa: E402
 
 PLUS_ONE = {"make": lambda: (torch.ones(4),), "theirs": lambda x: x + 1, "bytes": 1e6}
@@ -74,6 +76,34 @@ def test_kernels_measured_before_a_run_is_cut_off_are_kept(
     assert len(json.loads((tmp_path / "new" / "k.json").read_text())["rows"]) == 3
 
 
+@pytest.mark.parametrize("what", [["--kernel", "right"], []])
+def test_a_part_of_the_kernels_is_not_published(
+    what: list[str], few_kernels: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    bench_kernels.main(["--rounds", "1", *what])
+    written = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json")]
+    assert written == ["out/bench-kernels-cpu-fp32.json" if what else "benchmarks/results/kernels-cpu-fp32.json"]
+
+
+@pytest.mark.parametrize("what", [["--peer", "ftbert"], ["--point", "minilm:1x4:full"], ["--model", "minilm"], []])
+def test_a_part_of_the_peers_or_points_is_not_published(
+    what: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 64}
+    monkeypatch.setitem(bench_model.SHAPES, "minilm", tiny)
+    monkeypatch.setattr(bench_model, "CPU_POINTS", ("minilm:2x4:full",))
+    monkeypatch.setattr(bench_model, "PEERS", [])
+    monkeypatch.setattr(bench_model, "RUNTIMES", [])
+    for name in ("gemm_floor", "byte_floor"):
+        monkeypatch.setattr(bench_model, name, lambda *arguments: 1.0)
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    assert bench_model.main(["--rounds", "1", *what]) == 0
+    (written,) = tmp_path.rglob("*.json")
+    expected = "out/bench-cpu-fp32.json" if what else "benchmarks/results/cpu-fp32.json"
+    assert written == tmp_path / expected and f"wrote {written}" in capsys.readouterr().err
+
+
 class Encoder:
     """Stands for a model that has been loaded. Unit vectors; what is `off` are others."""
 
@@ -121,6 +151,9 @@ def test_encoders_that_agree_are_timed(tmp_path: Path, monkeypatch: pytest.Monke
     status, rows = encode_rows(Encoder(), Encoder(), tmp_path / "e.json", monkeypatch)
     assert status == 0 and len(rows) == 3
     assert all(row["least_cosine"] > 0.9999 and row["texts_per_s"] > 0 for row in rows.values())
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    words = ["--model", "model", "--texts", str(tmp_path / "e.txt"), "--most", "1"]
+    assert bench_encode.main(words) == 0 and (tmp_path / "out" / "bench-encode-cpu-fp32.json").exists()
 
 
 def test_rounds_before_a_run_of_encoders_is_cut_off_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,8 @@ import peers  # noqa: E402
 import report  # noqa: E402
 import runtimes  # noqa: E402
 
+from ftbert import gemm_table  # noqa: E402
+
 RESULT: dict[str, Any] = {
     "provenance": {
         "dtype": "fp32", "threads": 2, "cpu": "Some CPU", "commit": "0123456789", "packages": {"torch": "2", "transformers": "5"},
@@ -89,7 +91,7 @@ def test_parts_of_a_run_are_one_table(results: Path) -> None:
         report.page()
 
 
-@pytest.mark.parametrize("key,value", [("threads", 64), ("rest", 0.2), ("rounds", 3)])
+@pytest.mark.parametrize("key,value", [("threads", 64), ("rest", 0.2), ("rounds", 3), ("gemm_table", "none")])
 def test_parts_measured_in_another_way_are_no_table(key: str, value: float, results: Path) -> None:
     other = json.loads(json.dumps(RESULT))
     other["provenance"][key] = value
@@ -447,6 +449,33 @@ def test_results_are_no_change_of_the_code(tmp_path: Path, monkeypatch: pytest.M
     assert machine._commit() == commit
     files["csrc/a.cu"].write_text("after\n", encoding="utf-8")
     assert machine._commit() == f"{commit}+changes"
+
+
+@pytest.mark.parametrize("name", ["csrc/b.cu", "b.cu"])
+def test_a_file_of_the_code_that_git_does_not_know_is_a_change(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=somebody", "-c", "user.email=", "-c", "commit.gpgsign=false"]
+    for path, text in (("csrc/a.cu", "before"), ("benchmarks/results/a.json", "{}"), (".gitignore", "out/")):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text, encoding="utf-8")
+    for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "all"]):
+        subprocess.run([*git, *arguments], check=True)
+    (tmp_path / "out").mkdir()
+    for other in ("benchmarks/results/b.json", "notes.md", "out/b.cu"):
+        (tmp_path / other).write_text("new", encoding="utf-8")
+    assert len(machine._commit()) == 40
+    (tmp_path / name).write_text("new", encoding="utf-8")
+    assert machine._commit().endswith("+changes")
+
+
+def test_the_gemm_table_in_force_is_named_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
+    monkeypatch.setattr(machine, "_nvidia_smi", lambda what: "")
+    monkeypatch.setattr(gemm_table, "summary", lambda device: f"user cache (7 rows) of {device}")
+    assert machine.provenance(torch.device("cuda", 0), "fp16")["gemm_table"] == "user cache (7 rows) of cuda:0"
+    assert "gemm_table" not in machine.provenance(torch.device("cpu"), "fp32")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
