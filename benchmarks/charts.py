@@ -14,11 +14,11 @@ Series = Mapping[str, Sequence[float | None]]  # by name, a value for each group
 
 def bars(title: str, groups: Sequence[str], series: Series, unit: str = "", line_at: float | None = None) -> str:
     """Groups of horizontal bars, one bar for each series; line_at draws a rule, for instance at "as fast as"."""
-    thick, gap, left, width, top = 13, 14, 190, 560, 62
+    thick, gap, left, width, top = 13, 14, room_for(groups), 560, 62
     height_of_group = thick * len(series) + gap
     height = top + height_of_group * len(groups) + 20
     most = max((v for values in series.values() for v in values if v is not None), default=1.0) or 1.0
-    parts = _head(title, left + width + 70, height) + legend(list(series), left)
+    parts = _head(title, left + width + 70, height) + legend(list(series))
     for g, group in enumerate(groups):
         y = top + g * height_of_group
         middle = y + thick * len(series) / 2 + 4
@@ -45,9 +45,9 @@ def bars(title: str, groups: Sequence[str], series: Series, unit: str = "", line
 
 def stacks(title: str, groups: Sequence[str], series: Series) -> str:
     """One horizontal bar for each group, all of one length: the shares of its series."""
-    thick, left, width, top = 22, 190, 560, 62
+    thick, left, width, top = 22, room_for(groups), 560, 62
     height = top + thick * len(groups) + 20
-    parts = _head(title, left + width + 70, height) + legend(list(series), left)
+    parts = _head(title, left + width + 70, height) + legend(list(series))
     for g, group in enumerate(groups):
         y, x = top + g * thick, float(left)
         total = sum(values[g] or 0.0 for values in series.values()) or 1.0
@@ -88,7 +88,7 @@ def dots(
     def height(value: float) -> float:
         return bottom - tall * (math.log(value) - low) / (high - low)
 
-    parts = _head(title, left + width + 10, bottom + 42) + legend(list(series), 190)
+    parts = _head(title, left + width + 10, bottom + 42) + legend(list(series))
     for mark in [m * 10.0**power for power in range(-3, 5) for m in (1, 1.5, 2, 3, 5, 7)]:
         if low <= math.log(mark) <= high:
             y, rule = height(mark), "0.9" if mark == line_at else "0.15"
@@ -128,12 +128,17 @@ def _on(background: str) -> str:
     return "black" if 0.3 * red + 0.59 * green + 0.11 * blue > 140 else "white"
 
 
-def legend(names: Sequence[str], left: float) -> list[str]:
+def room_for(labels: Sequence[str]) -> int:
+    """Left of a chart, for labels of size 12, of which no character is wider than 0.6 of that on average."""
+    return max(190, 20 + math.ceil(0.6 * 12 * max(map(len, labels), default=0)))
+
+
+def legend(names: Sequence[str]) -> list[str]:
     """Above a chart, in one line or two."""
-    parts, x, y = [], float(left) - 180, 36
+    parts, x, y = [], 10.0, 36
     for s, name in enumerate(names):
-        if x + 20 + 6.4 * len(name) > left + 620:
-            x, y = float(left) - 180, y + 16
+        if x + 20 + 6.4 * len(name) > 810:
+            x, y = 10.0, y + 16
         parts.append(f'<rect x="{x:.0f}" y="{y - 9}" width="11" height="11" fill="{colour(s)}"/>')
         parts.append(f'<text x="{x + 16:.0f}" y="{y}" font-size="11" {_TEXT}>{escape(name)}</text>')
         x += 30 + 6.4 * len(name)
@@ -145,6 +150,8 @@ def _label(x: float, y: float, text: str, anchor: str = "end", size: int = 12) -
 
 
 def _head(title: str, width: float, height: float) -> list[str]:
+    """At least as wide as the title and a line of the legend."""
+    width = max(width, 820, 20 + 0.6 * 14 * len(title))
     return [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
         f'role="img" aria-label="{escape(title)}" color="#222">',
