@@ -62,6 +62,14 @@ def test_a_kernel_that_differs_is_a_row_that_says_so(few_kernels: None, results:
     assert bench_kernels.main(["--rounds", "1", "--out", str(out), "--kernel", "right"]) == 0
 
 
+def test_times_of_kernels_are_medians_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = bench_kernels.Case(name="two sets", ours=lambda x: x, **(PLUS_ONE | {"bytes": 1e12}))  # type: ignore[arg-type]
+    took = iter([second for second in (9e-6, 1e-6, 2e-6) for _ in range(4)])
+    monkeypatch.setattr(bench_kernels, "seconds", lambda run, device: next(took))
+    times = bench_kernels.measure(case, torch.device("cpu"), 3)
+    assert times == {key: pytest.approx(1.0) for key in ("cold", "torch_cold", "warm", "torch_warm")}
+
+
 def test_kernels_measured_before_a_run_is_cut_off_are_kept(
     few_kernels: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

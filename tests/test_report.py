@@ -183,6 +183,37 @@ def test_charts_are_well_formed() -> None:
         assert sum(element.tag.endswith("title") for element in root.iter()) in (3, 4)
 
 
+def test_bars_are_as_long_as_their_values_and_the_rule_stands_at_its_own() -> None:
+    root = ElementTree.fromstring(charts.bars("t", ["x", "y"], {"a": [1.0, None], "b": [4.0, 2.0]}, "x", 1.0))
+    found = [element for element in root.iter() if element.tag.endswith("}rect") and len(element)]  # the legend's are bare
+    lengths = {str(element[0].text): float(element.attrib["width"]) for element in found}
+    assert lengths == {"x, a: 1x": 140.0, "x, b: 4x": 560.0, "y, b: 2x": 280.0}
+    (rule,) = (element for element in root.iter() if element.tag.endswith("}line"))
+    ends = {float(element.attrib["x"]) + 140.0 for element in found}
+    assert {float(rule.attrib[end]) for end in ("x1", "x2")} == ends
+
+
+def test_gains_are_the_others_time_by_ours(results: Path) -> None:
+    facts = RESULT["provenance"]
+    times = {"cold": 2.0, "torch_cold": 5.0, "warm": 1.0, "torch_warm": 1.5, "floor_us": 0.5}
+    kernels = {"provenance": facts, "speed": {"bytes": 1e9, "flops": 1e9}, "rows": [{"name": "k", "batch": 1, "seq": 8} | times]}
+    (results / "kernels-cpu-fp32.json").write_text(json.dumps(kernels))
+    table = {
+        "provenance": facts,
+        "layers": [{"model": "base", "m": 16, "default_us": 30.0, "tuned_us": 20.0}],
+        "models": [{"model": "base", "tokens": 16, "first_ms": 5.0, "guess_ms": 3.0, "table_ms": 2.0}],
+        "between": [{"table_us": 11.0, "own_us": 10.0}],
+    }
+    (results / "gemm_table-fp16.json").write_text(json.dumps(table))
+    optimized = {"name": "o", "original_ms": 70.0, "optimized_ms": 20.0, "max_abs_diff": 1e-6}
+    (results / "optimize-cpu.json").write_text(json.dumps({"provenance": facts, "texts": 1, "rows": [optimized]}))
+    page = report.page()
+    assert "<td>0.5</td><td>2.50x</td></tr>" in page and "k, 1x8, ftbert: 2.5x</title>" in page
+    assert "<td class=ours>20.0</td><td>1.500x</td></tr>" in page
+    assert "<td class=ours>2.000</td><td>2.500x</td></tr>" in page and "takes 1.100 (median)" in page
+    assert "<td class=ours>20</td><td>3.50x</td>" in page
+
+
 def test_the_profiler_comes_after_everything_that_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And only at the points asked for, of the model's own kind of call."""
     order: list[str] = []
@@ -293,6 +324,8 @@ def test_times_are_medians(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_model, "interleaved", lambda *arguments: {"ftbert": [9e-3, 1e-3, 2e-3]})
     rows = bench_model.timed({"ftbert": lambda: torch.empty(0)}, 3, torch.device("cpu"), 0.0)
     assert rows == {"ftbert": {"ms": pytest.approx(2.0), "ms_least": pytest.approx(1.0)}}
+    rows = bench_model.timed({"ftbert": lambda: torch.empty(0)}, 3, torch.device("cuda"), 0.1)
+    assert rows["ftbert"]["ms"] == rows["ftbert"]["rested_ms"] == pytest.approx(2.0)
 
 
 def test_what_is_not_finite_fails_whatever_is_allowed() -> None:
@@ -482,6 +515,16 @@ def test_the_gemm_table_in_force_is_named_on_a_gpu(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(gemm_table, "summary", lambda device: f"user cache (7 rows) of {device}")
     assert machine.provenance(torch.device("cuda", 0), "fp16")["gemm_table"] == "user cache (7 rows) of cuda:0"
     assert "gemm_table" not in machine.provenance(torch.device("cpu"), "fp32")
+
+
+def test_floor_of_bytes_reads_every_weight_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    monkeypatch.setitem(bench_model.SHAPES, "minilm", TINY)
+    monkeypatch.setitem(floors._bandwidth, cpu, 1e9)
+    weights = 6 * 64 * 64 + 6 * 64 + 2 * 2 * 64  # six products of the one layer with their biases, two LayerNorms
+    reference = bench_model.reference_model("minilm", None)
+    for dtype, size in ((torch.float32, 4), (torch.bfloat16, 2)):
+        assert floors.byte_floor(reference, 10, cpu, dtype) == pytest.approx((weights + 2 * 10 * 64) * size / 1e9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
