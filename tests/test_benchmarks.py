@@ -40,7 +40,7 @@ def few_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def cases(*arguments: Any) -> Iterator[tuple[int, int, bench_kernels.Case]]:
         for name, call in ours.items():
-            yield 1, 4, bench_kernels.Case(name=name, ours=call, **PLUS_ONE)  # type: ignore[arg-type]
+            yield 1, 4, bench_kernels.Case(name=name, ours=call, **PLUS_ONE)
 
     monkeypatch.setattr(bench_kernels, "all_cases", cases)
     monkeypatch.setattr(bench_kernels, "bandwidth", lambda device: 1e9)
@@ -63,7 +63,7 @@ def test_a_kernel_that_differs_is_a_row_that_says_so(few_kernels: None, results:
 
 
 def test_times_of_kernels_are_medians_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = bench_kernels.Case(name="two sets", ours=lambda x: x, **(PLUS_ONE | {"bytes": 1e12}))  # type: ignore[arg-type]
+    case = bench_kernels.Case(name="two sets", ours=lambda x: x, **(PLUS_ONE | {"bytes": 1e12}))
     took = iter([second for second in (9e-6, 1e-6, 2e-6) for _ in range(4)])
     monkeypatch.setattr(bench_kernels, "seconds", lambda run, device: next(took))
     times = bench_kernels.measure(case, torch.device("cpu"), 3)
