@@ -41,6 +41,7 @@ __all__ = [
 
 _CONFIG = ("id", "tile", "stages", "split_k", "reduction", "swizzle", "custom", "inner_shape", "cluster")
 _SEARCHED = (32, 128, 512, 1024, 2048, 4096, 8192)  # m
+_ROUNDS = 9  # of the turns that finalists take
 OTHER_16_BIT = {"fp16": "bf16", "bf16": "fp16"}
 
 
@@ -202,8 +203,8 @@ class ProductTuner:
         rows made before, and the tiles expected to be the fastest here, or where rows of the other 16-bit type cover
         this m, what they run around it, and what earlier rows of this product run; they are timed at `last`. Of a tile
         that is in front for the first time, other settings are timed too.
-        A tie goes to the row before. The winner must be as accurate as cuBLASLt's first proposal, and faster by more
-        than the measurement's noise; else that proposal is the row's.
+        A tie goes to the row before. The winner must be as accurate as cuBLASLt's first proposal, and in new turns
+        faster by more than the measurement's noise; else that proposal is the row's.
 
         With a LayerNorm they are the products that contain it, and the winner must beat what the product without it
         runs in this process, followed by the LayerNorm.
@@ -243,13 +244,12 @@ class ProductTuner:
     def _final(
         self, bench: Bench, first: int, default: Algorithm, best: Iterable[Algorithm], rival: Algorithm | None = None
     ) -> Row:
-        """The row of the winner among these, timed in turns, if it beats the rival: cuBLASLt's first proposal, if
-        nobody else."""
+        """The row of the winner among these, timed in turns, if it beats the rival in new ones: cuBLASLt's first
+        proposal, if nobody else."""
         last, rival = bench.m, rival or default
         finalists = list({tuple(algorithm.data): algorithm for algorithm in (default, rival, *best)}.values())
         beaten = next(i for i, algorithm in enumerate(finalists) if tuple(algorithm.data) == tuple(rival.data))
-        rounds = bench.times(finalists, 9)
-        us = [statistics.median(times) for times in rounds]
+        us = [statistics.median(times) for times in bench.times(finalists, _ROUNDS)]
 
         order = sorted(range(len(us)), key=us.__getitem__)
         tied = [i for i in order if us[i] <= 1.004 * us[order[0]] and tuple(finalists[i].data) == self._before]
@@ -258,17 +258,21 @@ class ProductTuner:
         recent = {tuple(a.data): a for a in [*(finalists[i] for i in order), *self._recent]}
         self._recent = list(recent.values())[:8]
 
+        # It is the least of several medians, and that is too low by chance: new turns decide.
+        kept = sorted({0, beaten, winner})
+        rounds = dict(zip(kept, bench.times([finalists[i] for i in kept], _ROUNDS), strict=True))
+        medians = {i: statistics.median(times) for i, times in rounds.items()}
         ratios = [mine / other for mine, other in zip(rounds[winner], rounds[beaten], strict=True)]
         ratio = statistics.median(ratios)
         noise = 1.5 * statistics.median(abs(r - ratio) for r in ratios)
-        if winner in (0, beaten) or ratio + max(noise, 0.003) >= 1:
+        if winner in (0, beaten) or ratio + max(noise, 0.003) >= 1 or medians[winner] > medians[0]:
             winner = beaten
         self._before = tuple(finalists[winner].data)
         if winner == beaten and self.product.layernorm:
-            row = Row(self.product, first, last, None, (last,), (us[beaten],), (us[0],), self._config)
+            row = Row(self.product, first, last, None, (last,), (medians[beaten],), (medians[0],), self._config)
         else:  # also where it is cuBLASLt's first proposal: at the m beside this one that may be another
             algorithm = finalists[winner]
-            row = row_of(self.product, algorithm, first, last, us[winner], us[0], self._config)
+            row = row_of(self.product, algorithm, first, last, medians[winner], medians[0], self._config)
             self._winners[tuple(algorithm.data)] = algorithm
         self._made[last] = row
         return row

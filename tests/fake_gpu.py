@@ -14,12 +14,13 @@ QKV = Product("fp16", 2304, 768, bias=True)
 
 
 class FakeAlgorithm:
-    """Takes `us` for each m, whatever the GPU, and with a LayerNorm behind it `layernorm` more."""
+    """Takes `us` for each m, whatever the GPU, and with a LayerNorm behind it `layernorm` more. It is asked in each
+    turn: `us` may be disturbed in some."""
 
     layernorm = 0.0
 
     def __init__(self, number: int, us: Callable[[int], float], wrong: bool = False) -> None:
-        self.data, self.us, self.wrong = (number,) * 8, us, wrong
+        self.data, self.us, self.error = (number,) * 8, us, 0.5 if wrong else 1e-4
         self.id, self.tile, self.split_k = 66, number, 1
         self.tile_rows = self.tile_columns = 128
         self.folds = False
@@ -55,11 +56,13 @@ def fake_gpu(
             return algorithms
 
         def times(self, chosen: list[FakeAlgorithm], rounds: int = 5, launches: int = 0) -> list[list[float]]:
-            us = [a.us(self.m) + self.product.layernorm * a.layernorm for a in chosen]
-            return [[one * (1 + 0.001 * (i % 2)) for i in range(rounds)] for one in us]
+            def us(algorithm: FakeAlgorithm) -> float:
+                return algorithm.us(self.m) + self.product.layernorm * algorithm.layernorm
+
+            return [[us(a) * (1 + 0.001 * (i % 2)) for i in range(rounds)] for a in chosen]  # disturbs all alike
 
         def error(self, algorithm: FakeAlgorithm) -> float:
-            return 0.5 if algorithm.wrong else 1e-4
+            return algorithm.error
 
     monkeypatch.setattr(tuning, "Bench", FakeBench)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain, repeat
 from types import SimpleNamespace
 from typing import Any
 
@@ -96,6 +97,55 @@ def test_a_gain_within_the_noise_is_none(monkeypatch: pytest.MonkeyPatch) -> Non
     first = FakeAlgorithm(1, lambda m: 10.0)
     row = fake_tuner(monkeypatch, [first, FakeAlgorithm(2, lambda m: 9.98)]).row(129, 192)
     assert row.algorithm == first.data and row.config["tile"] == 1 and row.gain == 0 and row.us == row.default_us
+
+
+def in_turns(*us: float) -> Callable[[int], float]:
+    """The times of its turns, the first two of a short look; the last of these again and again."""
+    turns = chain(us, repeat(us[-1]))
+    return lambda m: next(turns)
+
+
+def without_search(monkeypatch: pytest.MonkeyPatch, *us: Callable[[int], float]) -> Row:
+    """The row of algorithms that take turns for it and nothing else."""
+    fake_gpu(monkeypatch, [FakeAlgorithm(i, one) for i, one in enumerate(us, start=1)])
+    return ProductTuner(QKV, known=[known(1, 999, i + 1) for i in range(len(us))]).row(129, 192)
+
+
+def test_a_gain_must_exceed_what_a_time_varies_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 % in the median of nine turns; by the first of those that decide, 4 %."""
+    varies = in_turns(*[9.6, 10.2, 9.9] * 7)
+    assert without_search(monkeypatch, lambda m: 10.0, varies).algorithm == (1,) * 8
+    assert without_search(monkeypatch, lambda m: 10.0, lambda m: 9.9).algorithm == (2,) * 8
+
+
+def test_what_was_fast_when_it_was_chosen_must_be_so_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of several is fast by chance; the times in the row are those of the turns after that."""
+    for later, wanted, us in ((10.0, 1, 10.0), (9.0, 2, 9.0)):
+        row = without_search(monkeypatch, lambda m: 10.0, in_turns(*[8.0] * 11, later), lambda m: 9.99)
+        assert row.algorithm == (wanted,) * 8 and row.us == (us,) and row.default_us == (10.0,)
+
+
+def test_no_row_is_slower_than_the_first_proposal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by the times that stand in it either, whatever most turns say, where the clock varies between them."""
+    default, other = [9.0] * 4 + [10.0] + [20.0] * 4, [12.0] * 4 + [7.5] + [15.0] * 4
+    row = without_search(monkeypatch, in_turns(*[14.0] * 11, *default), in_turns(*[8.0] * 11, *other))
+    assert row.algorithm == (1,) * 8 and row.us == row.default_us == (10.0,)
+
+
+def test_a_disturbed_turn_of_the_short_look_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least of two decides who is among the five."""
+    others = [lambda m, us=9.0 + i / 10: us for i in range(6)]
+    row = without_search(monkeypatch, lambda m: 10.0, *others, in_turns(8.0, 20.0, 8.0))
+    assert row.algorithm == (8,) * 8
+
+
+@pytest.mark.parametrize("error, able", [(0.0134, True), (0.0136, False)])
+def test_how_wrong_a_winner_may_be(monkeypatch: pytest.MonkeyPatch, error: float, able: bool) -> None:
+    """A quarter more than cuBLASLt's first proposal is, and what fp16 rounds by."""
+    first, other = FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 8.0)
+    first.error, other.error = 0.01, error
+    fake_gpu(monkeypatch, [first, other])
+    assert (ProductTuner(QKV).row(129, 192).algorithm == other.data) == able
 
 
 def test_a_tie_goes_to_the_row_before(monkeypatch: pytest.MonkeyPatch) -> None:
