@@ -23,6 +23,10 @@ _AT_ONCE = 64  # graphs that exist at a time
 _WEIGHT_BYTES = 160 << 20  # more than any L2 cache, and about what a BERT-base has
 
 
+class NothingProposed(RuntimeError):
+    """cuBLASLt has nothing to compare with, and nothing to run where no table has the product."""
+
+
 class Bench:
     """One product for one m on one GPU, with operands of its own. RuntimeError: no GPU, or a build without CUDA."""
 
@@ -55,6 +59,13 @@ class Bench:
     def heuristics(self, most: int = 8) -> list[Algorithm]:
         """What cuBLASLt proposes, its best guess first; it never gives more than 8."""
         return list(self._tuner.heuristics(most))
+
+    def first_proposal(self) -> Algorithm:
+        """What runs without a table, unless a product of ours is guessed to be faster."""
+        found = self.heuristics(1)
+        if not found:
+            raise NothingProposed(f"cuBLASLt proposes nothing for {self.product} with m={self.m}")
+        return found[0]
 
     def enumerate(self) -> list[Algorithm]:
         """All that cuBLASLt accepts: on Hopper tens of thousands. 0.3 s."""

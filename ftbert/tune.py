@@ -29,7 +29,7 @@ from ftbert.gemm_table import (
     user_table,
 )
 from ftbert.layer_tuning import MOST_ROWS, Layer, LayerTuner, layers_of
-from ftbert.product_bench import NO_TUNER
+from ftbert.product_bench import NO_TUNER, NothingProposed
 from ftbert.progress import Progress
 from ftbert.tuning import ProductTuner, buckets, without_layernorm
 
@@ -162,6 +162,7 @@ def tune(
     steps = _in_order(first_looks, together, thorough)
     began, done, unwritten = time.monotonic(), 0, list[Row]()
     written, beaten_in_force = began, False
+    left_out = set[tuple[Product, int]]()  # ranges by their last m: cuBLASLt proposes nothing there
     bar = Progress(len(steps), show_progress_bar, unit=" ranges", label="tune")
 
     def write() -> None:
@@ -175,14 +176,25 @@ def tune(
     def rows_of(step: _Step) -> list[Row]:
         nonlocal beaten_in_force
         if step.layer is not None:
-            return _or_warning(able, step, all_rows())
+            whole = not any((product, step.high) in left_out for product in step.layer.plain)
+            return _or_warning(able, step, all_rows()) if whole else []
         if step.product.layernorm and not beaten_in_force:
             put_in_force(torch.cuda.current_device() if device.index is None else device.index, all_rows())
             beaten_in_force = True
         look = tuners[step.product].again if step.again else tuners[step.product].row
         with _memory_named(step.product, step.high, path):
-            row = look(step.low, step.high)
+            try:
+                row = look(step.low, step.high)
+            except NothingProposed as error:
+                leave_out(step, error)
+                return []
         return [row] if row else []
+
+    def leave_out(step: _Step, error: NothingProposed) -> None:
+        if all(product != step.product for product, _ in left_out):
+            warnings.warn(f"{error}: that m gets no row, nor do others of which this is true", stacklevel=4)
+        if not step.again:
+            left_out.add((step.product, step.high))
 
     try:
         for step in steps:
@@ -209,7 +221,7 @@ def tune(
     seen_once = len(ranges) * len(wanted) - asked + len(unseen) - (asked - made) if thorough else 0
     seen = sum(tuner.seen for tuner in layers.values())
     gains = [gain for tuner in layers.values() for gain in tuner.gains]
-    return Tuned(path, machine, rows, made, left, time.monotonic() - began, seen_once, seen, gains)
+    return Tuned(path, machine, rows, made - len(left_out), left, time.monotonic() - began, seen_once, seen, gains)
 
 
 @dataclass(frozen=True)

@@ -207,10 +207,10 @@ class ProductTuner:
         faster by more than the measurement's noise; else that proposal is the row's.
 
         With a LayerNorm they are the products that contain it, and the winner must beat what the product without it
-        runs in this process, followed by the LayerNorm.
+        runs in this process, followed by the LayerNorm. Raises NothingProposed.
         """
         bench = self._bench(last)
-        default = bench.heuristics(1)[0]
+        default = bench.first_proposal()
         if self.product.layernorm:
             timed = self._quick(bench, self._own(bench))
             two_kernels = Bench(without_layernorm(self.product), last, self.device).chosen()
@@ -231,6 +231,8 @@ class ProductTuner:
         bench = self._bench(last)
         points = [Point(m, row.us[0], row) for m, row in sorted(self._made.items())]
         near = [point for skip in (0, 1) for point in beside(points, last, skip)]
+        if not near:
+            return None
         expected = {point.row.algorithm: point.us_at(last, bench.sms) for point in reversed(near)}
         own, least = self._made.get(last), min(expected.values())
         limit = own.us[0] if own else 1.02 * least
@@ -239,7 +241,7 @@ class ProductTuner:
         if len(best) + len(tiles) < 2:
             return None
         self._before = own.algorithm if own else None  # a tie is the row's own
-        return self._final(bench, first, bench.heuristics(1)[0], [*best, *tiles])
+        return self._final(bench, first, bench.first_proposal(), [*best, *tiles])
 
     def _final(
         self, bench: Bench, first: int, default: Algorithm, best: Iterable[Algorithm], rival: Algorithm | None = None
@@ -371,5 +373,5 @@ def row_of(
 
 def verified(bench: Bench, algorithm: Algorithm) -> bool:
     """As accurate as cuBLASLt's first proposal: rounding may differ, a wrong sum may not."""
-    limit = 1.25 * bench.error(bench.heuristics(1)[0]) + torch.finfo(DTYPES[bench.product.dtype]).eps
+    limit = 1.25 * bench.error(bench.first_proposal()) + torch.finfo(DTYPES[bench.product.dtype]).eps
     return bench.error(algorithm) <= limit

@@ -32,10 +32,10 @@ def fake_gpu(
     algorithms: list[FakeAlgorithm],
     own: Sequence[FakeAlgorithm] = (),
     in_force: FakeAlgorithm | None = None,
-    proposed: Callable[[int], FakeAlgorithm] | None = None,
+    proposed: Callable[[int], FakeAlgorithm | None] | None = None,
 ) -> None:
-    """Has these algorithms, of which cuBLASLt proposes the first, or what is `proposed` at an m, and these products of
-    our own. in_force: what runs."""
+    """Has these algorithms, of which cuBLASLt proposes the first, or what is `proposed` at an m (None: nothing), and
+    these products of our own. in_force: what runs."""
 
     class FakeBench:
         launches, sms = 4, 132
@@ -44,7 +44,10 @@ def fake_gpu(
             self.product, self.m = product, m
 
         def heuristics(self, most: int = 8) -> list[FakeAlgorithm]:
-            return [proposed(self.m)] if proposed else algorithms[:1]
+            first = proposed(self.m) if proposed else algorithms[0]
+            return [first] if first else []
+
+        first_proposal = Bench.first_proposal
 
         def chosen(self) -> FakeAlgorithm:
             return in_force or algorithms[0]

@@ -232,6 +232,27 @@ def test_a_failure_of_the_layers_is_a_warning(cache: Path, told: Told, monkeypat
     assert done_before == [64, 48] and (done.in_layers, len(done.layer_gains)) == (1, 1)
 
 
+def test_where_cublaslt_proposes_nothing_there_is_no_row(
+    cache: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor a layer that needs one; the others are made."""
+    told(distance((3, 3, 3, 3)))
+    honest = tuning.Bench.heuristics
+    missing = {64, 80}
+    monkeypatch.setattr(
+        tuning.Bench, "heuristics",
+        lambda bench, most=8: [] if bench.product == QKV and bench.m in missing else honest(bench, most),
+    )  # fmt: skip
+    with pytest.warns(UserWarning, match="proposes nothing for fp16 n=2304 k=768 bias with m=80") as warned:
+        done = run(cache / "t.json", last=80)
+    assert len(warned) == 1 and (done.made, done.left, done.in_layers) == (10, 0, 1)
+    assert {m for row in done.rows if row.product == QKV for m in row.timed} == {48}
+    assert all(row.in_layer == (m == 48) for row in done.rows for m in row.timed)
+    missing.clear()
+    again = run(cache / "t.json", last=80)
+    assert (again.made, again.in_layers) == (2, 2)  # they come as soon as there is one
+
+
 def test_without_layers(cache: Path, told: Told) -> None:
     """Where a model never folds, or this GPU or $FTBERT_FOLDED_NORM does not, rows say nothing of layers."""
     for name, most, whole_layers in (("a", 1024, False), ("b", 0, True), ("c", 1024, True)):

@@ -14,6 +14,7 @@ from fake_gpu import QKV, FakeAlgorithm, fake_gpu, known, searched
 
 from ftbert import tuning
 from ftbert.gemm_rows import Product, Row
+from ftbert.product_bench import NothingProposed
 from ftbert.tuning import ProductTuner, buckets, without_layernorm
 
 
@@ -186,6 +187,16 @@ def test_a_first_proposal_of_another_m_is_timed_again(monkeypatch: pytest.Monkey
     assert tuner.row(1473, 1504).algorithm == good.data
     made = tuner.again(1409, 1472)
     assert made is not None and made.algorithm == good.data and made.us == pytest.approx((22.9,), rel=2e-3)
+
+
+def test_where_nothing_is_proposed_there_is_no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = FakeAlgorithm(1, lambda m: 10.0)
+    fake_gpu(monkeypatch, [first], proposed=lambda m: first if m <= 1024 else None)
+    tuner = ProductTuner(QKV)
+    tuner.row(961, 1024)
+    with pytest.raises(NothingProposed, match="m=2048"):
+        tuner.row(1985, 2048)
+    assert tuner.again(1985, 2016) is None
 
 
 def test_what_should_be_slower_is_not_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
