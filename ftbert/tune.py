@@ -145,13 +145,16 @@ def tune(
             raise ValueError(f"none of the {len(lengths)} token counts of these texts lies in {first}..{last}")
     add_rows(path, machine, [])  # finds out now whether the file can be written
     table = read_table(path)[1]
-    have = {(row.product, m) for row in table for m in row.timed} if not force else set()
     in_files = in_force(machine)
     known = merge(table, in_files)
     # Those with a LayerNorm come when the rows that they have to beat are made.
     plain = list(dict.fromkeys(without_layernorm(p) for p in wanted))
     norms = [p for p in wanted if p.layernorm and _may_contain_layernorm(p, device, path)]
     in_layer = {without_layernorm(product): product for product in wanted if product.layernorm}
+    # Times without the LayerNorm that follows here, of a model that has it elsewhere, do not count; those with it count
+    # for both models.
+    have = {(row.product, m) for row in table for m in row.timed
+            if not force and (row.followed or row.product not in in_layer)}  # fmt: skip
     layers = _layer_tuners(wanted, device, known) if whole_layers else {}
     able = dict(layers)  # those that have not failed
     wanted = [*plain, *norms]

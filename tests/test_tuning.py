@@ -394,6 +394,19 @@ def test_tune_makes_what_a_contained_layernorm_has_to_beat_first(cache: Path, mo
     assert made.made == len(buckets(100, 192)) and {r.product for r in made.rows} == {tuning.without_layernorm(norm)}
 
 
+def test_times_without_the_layernorm_that_follows_are_made_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that normalises before its blocks was tuned first; tuning it again keeps what was made for the other."""
+    norm = Product("fp16", 768, 768, bias=True, layernorm=True)
+    fake_gpu(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 8.0)])
+    monkeypatch.setattr(Machine, "of", staticmethod(lambda device: HERE))
+    monkeypatch.setattr(tune, "install", lambda device, again=False: None)
+    for wanted, followed, made in (
+        (tuning.without_layernorm(norm), False, 2), (norm, True, 2), (norm, True, 0), (tuning.without_layernorm(norm), True, 0)
+    ):  # fmt: skip
+        done = tune.tune([wanted], 129, 256, path=cache / "t.json", show_progress_bar=False)
+        assert done.made == made and all(r.followed == followed for r in done.rows)
+
+
 def test_tune_looks_again_between_the_rows(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     above, below = FakeAlgorithm(2, lambda m: 8.0), FakeAlgorithm(3, lambda m: 9.0 if m > 2016 else 7.9)
     fake_gpu(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), above, below])
