@@ -91,18 +91,21 @@ def _parser() -> argparse.ArgumentParser:
     tune.add_argument("--hidden", type=_count, help="a shape instead of MODEL")
     tune.add_argument("--inter", type=_count, help="its feed-forward width (default 4 x hidden)")
     tune.add_argument(
-        "--activation", default="gelu", choices=["gelu", "gelu_new", "relu", "silu", "tanh"], help="default gelu"
+        "--activation", choices=["gelu", "gelu_new", "relu", "silu", "tanh"], help="its activation (default gelu)"
     )
-    tune.add_argument("--tokens", type=_range, default=(1, 16384), metavar="A..B", help="rows (default 1..16384)")
+    tune.add_argument(
+        "--tokens", type=_range, metavar="A..B", help="rows (default 1..16384, with --texts as many as those have)"
+    )
     tune.add_argument("--texts", metavar="FILE", help="only the token counts that batches of these texts have")
     tune.add_argument("--column", help='field with the text (default "text")')
     tune.add_argument("--batch", type=_count, default=32, help="texts in a batch of --texts (default 32)")
-    tune.add_argument("--minutes", type=float, default=float("inf"), help="begin no further row after this")
+    tune.add_argument("--minutes", type=_minutes, default=float("inf"), help="begin no further row after this")
     tune.add_argument("--out", type=Path, metavar="FILE", help="the table (default: where models look for it)")
     tune.add_argument("--picture", type=Path, metavar="FILE.svg", help="the gains as a picture")
     tune.add_argument("--thorough", action="store_true", help="look at each row twice; nearly twice as long")
     tune.add_argument("--force", action="store_true", help="measure again what the table has")
     tune.add_argument("--show", action="store_true", help="what is in force and where it comes from; tunes nothing")
+    tune.set_defaults(usage_error=tune.error)
 
     info = command("info", "The build, and what a model runs on and why.", _info, model=True)
     info.add_argument("model", metavar="MODEL", nargs="?")
@@ -181,42 +184,68 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _tune(options: argparse.Namespace) -> int:
+    import torch
+
     from ftbert import tune
-    from ftbert.cache import open_cached
-    from ftbert.tuning import products, products_of_shape
+    from ftbert.gemm_table import Machine
 
     device = options.device or "cuda"
     if device == "cpu":
         _report(options, {"nothing_to_tune": tune.NOTHING_ON_CPU}, tune.NOTHING_ON_CPU)
         return 0
+    if wrong := _contradiction(options):
+        options.usage_error(wrong)
     if options.show:
         values = tune.show(device)
         _report(options, values, tune.show_text(values))
         return 0
-    if (options.model is None) == (options.hidden is None) or (options.texts and options.model is None):
-        raise ValueError("tune: give a MODEL (--texts needs one), or --hidden for a shape")
-    dtype = options.dtype or "fp16"
-    if options.model is not None:
-        config = open_cached(options.model).config.encoder
-        wanted, folds = products(config, dtype), config.norm_place == "post" and not config.relative_span
-    else:
-        wanted = products_of_shape(options.hidden, options.inter or 4 * options.hidden, options.activation, dtype)
-        folds = True
-    result = tune.tune(
-        wanted,
-        *options.tokens,
-        lengths=_token_counts(options) if options.texts else None,
-        device=device,
-        minutes=options.minutes,
-        path=options.out,
-        force=options.force,
-        thorough=options.thorough,
-        whole_layers=folds,
-    )
+    wanted, folds = _products(options)
+    lengths = _token_counts(options) if options.texts else None
+    path = tune.table_path(Machine.of(torch.device(device)), options.out)
+    try:
+        result = tune.tune(
+            wanted,
+            *(options.tokens or (1, 16384 if lengths is None else max(lengths, default=1))),
+            lengths=lengths,
+            device=device,
+            minutes=options.minutes,
+            path=path,
+            force=options.force,
+            thorough=options.thorough,
+            whole_layers=folds,
+        )
+    except KeyboardInterrupt:
+        same = "the same command without --force" if options.force else "the same command"
+        print(f"ftbert: stopped; the rows made are in {path}, {same} goes on from there", file=sys.stderr)
+        raise
     if options.picture is not None:
         options.picture.write_text(tune.picture(result.rows), encoding="utf-8")
     _report(options, result.as_dict(), str(result))
     return 0
+
+
+def _products(options: argparse.Namespace) -> tuple[list[Any], bool]:
+    """Those to tune, and whether whole layers are worth it."""
+    from ftbert.cache import open_cached
+    from ftbert.tuning import products, products_of_shape
+
+    dtype = options.dtype or "fp16"
+    if options.model is not None:
+        config = open_cached(options.model).config.encoder
+        return products(config, dtype), config.norm_place == "post" and not config.relative_span
+    inter, activation = options.inter or 4 * options.hidden, options.activation or "gelu"
+    return products_of_shape(options.hidden, inter, activation, dtype), True
+
+
+def _contradiction(options: argparse.Namespace) -> str:
+    """Between what was asked of `tune`, or ""."""
+    if options.show:
+        return "--show tunes nothing: it takes no --out and no --picture" if options.out or options.picture else ""
+    if (options.model is None) == (options.hidden is None) or (options.texts and options.model is None):
+        return "give a MODEL (--texts needs one), or --hidden for a shape"
+    if options.model is not None and (options.inter or options.activation):
+        return "a MODEL has its own sizes: --inter and --activation belong to --hidden"
+    return ""
 
 
 def _token_counts(options: argparse.Namespace) -> list[int]:
@@ -294,6 +323,16 @@ def _range(text: str) -> tuple[int, int]:
     if not dots or not first.isdecimal() or not last.isdecimal() or not 1 <= int(first) <= int(last):
         raise argparse.ArgumentTypeError(f"expected A..B with 1 <= A <= B; got {text!r}")
     return int(first), int(last)
+
+
+def _minutes(text: str) -> float:
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = -1
+    if not minutes >= 0:  # nor a NaN
+        raise argparse.ArgumentTypeError(f"expected a number of minutes, not negative; got {text!r}")
+    return minutes
 
 
 def _device(text: str) -> str:

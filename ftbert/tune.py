@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
 import time
 import warnings
@@ -134,15 +135,18 @@ def tune(
         raise ValueError(f"tokens: expected 1 <= first <= last, got {first}..{last}")
     if thorough and tuner_module() is None:
         raise RuntimeError(NO_TUNER)
-    path = path or user_table(machine)
-    if path is None:
-        raise ValueError("the cache is switched off (FTBERT_CACHE=off): say where the table shall go")
+    path = table_path(machine, path)
+    if tables_are_off():
+        warnings.warn("no model uses these rows while tables are switched off (FTBERT_GEMM_TABLE=off)", stacklevel=2)
     wanted = list(dict.fromkeys(wanted))
     ranges = buckets(first, last)
     if lengths is not None:
         ranges = [(low, high) for low, high in ranges if any(low <= m <= high for m in lengths)]
         if not ranges:
             raise ValueError(f"none of the {len(lengths)} token counts of these texts lies in {first}..{last}")
+        if outside := sum(not any(low <= m <= high for low, high in ranges) for m in lengths):
+            of = f"{outside} of the {len(lengths)} token counts of these texts"
+            warnings.warn(f"{of} lie outside {first}..{last} and get no rows", stacklevel=2)
     add_rows(path, machine, [])  # finds out now whether the file can be written
     table = read_table(path)[1]
     in_files = in_force(machine)
@@ -211,10 +215,14 @@ def tune(
             if ended and time.monotonic() - written > 1:
                 write()
     finally:
-        bar.close()
         try:
-            write()
+            try:
+                write()
+            except KeyboardInterrupt:  # pressed once more: what is not in the file now is lost
+                write()
+                raise
         finally:
+            bar.close()
             install(device, again=True)
     rows = [row for row in read_table(path)[1] if row.product in set(wanted)]
     asked = sum(not step.again and step.layer is None for step in steps)
@@ -225,6 +233,19 @@ def tune(
     seen = sum(tuner.seen for tuner in layers.values())
     gains = [gain for tuner in layers.values() for gain in tuner.gains]
     return Tuned(path, machine, rows, made - len(left_out), left, time.monotonic() - began, seen_once, seen, gains)
+
+
+def table_path(machine: Machine, path: Path | None = None) -> Path:
+    """Where `tune` writes: this file, or the user's."""
+    path = path or user_table(machine)
+    if path is None:
+        raise ValueError("the cache is switched off (FTBERT_CACHE=off): say where the table shall go (--out)")
+    return path
+
+
+def tables_are_off() -> bool:
+    """Whether models use none at all."""
+    return os.environ.get("FTBERT_GEMM_TABLE") == "off"
 
 
 @dataclass(frozen=True)
@@ -322,7 +343,8 @@ def show(device: str | torch.device = "cuda") -> dict[str, Any]:
         "sources": [
             {"kind": s.kind, "path": str(s.path), "rows": len(s.rows), "ignored": s.problem} for s in found
         ],
-        "user_table": str(user_table(machine)),
+        "user_table": None if (path := user_table(machine)) is None else str(path),
+        "switched_off": tables_are_off(),
         "in_force": [
             {
                 "product": str(product),
@@ -344,7 +366,9 @@ def show_text(values: dict[str, Any]) -> str:
         state = f"ignored: {source['ignored']}" if source["ignored"] else f"{source['rows']} rows"
         lines.append(f"  {source['kind']:<20} {source['path']}: {state}")
     if not values["sources"]:
-        lines.append(f"  no table: products are guessed; `ftbert tune` would write {values['user_table']}")
+        none = "tables are switched off (FTBERT_GEMM_TABLE=off)" if values["switched_off"] else "no table"
+        makes = f"would write {values['user_table']}" if values["user_table"] else "needs --out (FTBERT_CACHE=off)"
+        lines.append(f"  {none}: products are guessed; `ftbert tune` {makes}")
     for entry in values["in_force"]:
         lines.append(
             f"  {entry['product']:<44} m {entry['m']:<12} {entry['tuned']} of {entry['rows']} ranges differ from "

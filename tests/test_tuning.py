@@ -468,6 +468,144 @@ def test_report_and_picture() -> None:
     assert text.count("%") == 1 and tune.picture(rows[:3]).count("<title>") == 3
 
 
+@pytest.fixture()
+def installed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A GPU that `ftbert tune` can run on; how many rows the user's table had each time that tables came into force."""
+    fake_gpu(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 8.0)])
+    monkeypatch.setattr(Machine, "of", staticmethod(lambda device: HERE))
+    found: list[int] = []
+
+    def install(device: torch.device, *, again: bool = False) -> None:
+        assert again
+        found.append(measured(user_table()))
+
+    monkeypatch.setattr(tune, "install", install)
+    return found
+
+
+def user_table() -> Path:
+    path = gemm_table.user_table(HERE)
+    assert path is not None
+    return path
+
+
+SHAPE = ["tune", "--hidden", "64", "--dtype", "fp32"]  # four products, of which none folds
+
+
+def stopped_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Ctrl-C is pressed when so many rows are made."""
+    made, honest = itertools.count(), ProductTuner.row
+
+    def interrupted(tuner: ProductTuner, first: int, last: int) -> Row:
+        if next(made) == number:
+            raise KeyboardInterrupt
+        return honest(tuner, first, last)
+
+    monkeypatch.setattr(ProductTuner, "row", interrupted)
+
+
+def test_ctrl_c_says_where_the_rows_are(
+    installed: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        stopped_at(patch, 3)
+        assert main([*SHAPE, "--tokens", "129..256"]) == 130
+    err = capsys.readouterr().err
+    assert err == f"ftbert: stopped; the rows made are in {user_table()}, the same command goes on from there\n"
+    assert installed == [3]  # they are in force
+    assert main([*SHAPE, "--tokens", "129..256", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["made"] == 5 and installed == [3, 8]
+    stopped_at(monkeypatch, 3)
+    assert main([*SHAPE, "--tokens", "129..256", "--force"]) == 130
+    assert "the same command without --force goes on" in capsys.readouterr().err
+
+
+def test_ctrl_c_pressed_twice_keeps_the_rows(installed: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped_at(monkeypatch, 3)
+    calls = itertools.count()
+
+    def interrupted(path: Path, machine: Machine, rows: list[Row]) -> None:
+        if next(calls) == 1:  # the first finds out whether it can write
+            raise KeyboardInterrupt
+        add_rows(path, machine, rows)
+
+    monkeypatch.setattr(tune, "add_rows", interrupted)
+    assert main([*SHAPE, "--tokens", "129..256"]) == 130
+    assert measured(user_table()) == 3 and installed == [3]
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["tune"], "give a MODEL"),
+        (["tune", "model", "--hidden", "64"], "give a MODEL"),
+        ([*SHAPE, "--texts", "in.txt"], "--texts needs one"),
+        (["tune", "model", "--inter", "64"], "--inter and --activation belong to --hidden"),
+        (["tune", "model", "--activation", "gelu"], "--inter and --activation belong to --hidden"),
+        (["tune", "--show", "--out", "t.json"], "takes no --out"),
+        (["tune", "--show", "--picture", "p.svg"], "no --picture"),
+        ([*SHAPE, "--minutes", "nan"], "expected a number of minutes"),
+        ([*SHAPE, "--minutes", "-1"], "expected a number of minutes"),
+        ([*SHAPE, "--minutes", "soon"], "expected a number of minutes"),
+    ],
+)
+def test_contradictions_are_usage_errors(
+    arguments: list[str], words: str, installed: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2 and words in capsys.readouterr().err and installed == []
+
+
+def test_tables_that_are_switched_off(
+    installed: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tune", "--show"]) == 0
+    assert f"no table: products are guessed; `ftbert tune` would write {user_table()}" in capsys.readouterr().out
+    monkeypatch.setenv("FTBERT_GEMM_TABLE", "off")
+    assert main([*SHAPE, "--tokens", "129..192"]) == 0 and measured(user_table()) == 4
+    assert "warning: no model uses these rows" in capsys.readouterr().err
+    assert main(["tune", "--show"]) == 0
+    assert "switched off (FTBERT_GEMM_TABLE=off)" in capsys.readouterr().out
+    monkeypatch.setenv("FTBERT_CACHE", "off")
+    assert main(["tune", "--show"]) == 0
+    assert "`ftbert tune` needs --out" in capsys.readouterr().out
+    assert main(["tune", "--show", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["user_table"] is None
+    assert main(SHAPE) == 1 and "where the table shall go (--out)" in capsys.readouterr().err
+
+
+def test_what_is_in_force_is_shown(installed: list[int], capsys: pytest.CaptureFixture[str]) -> None:
+    add_rows(user_table(), HERE, [row(1, 16), row(17, 32, words=(2,), us=10.0), row(33, 48, words=(3,))])
+    assert main(["tune", "--show"]) == 0
+    out = capsys.readouterr().out
+    assert f"user cache           {user_table()}: 3 rows" in out
+    assert "m 1..48        2 of 3 ranges differ from cuBLASLt's first proposal" in out
+
+
+@pytest.mark.parametrize(
+    "tokens, timed, warned",
+    [([], {128, 20736, 41088}, False), (["--tokens", "1..16384"], {128}, True)],
+    ids=["of the texts alone", "and given"],
+)
+def test_texts_longer_than_the_range(
+    installed: list[int],
+    tokens: list[str],
+    timed: set[int],
+    warned: bool,
+    tmp_path: Path,
+    tiny_bert: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(cli, "_token_counts", lambda options: [128, 20736, 41088])
+    arguments = ["tune", str(tiny_bert(tmp_path)), "--texts", "in.txt", "--dtype", "fp32", *tokens]
+    assert main(arguments) == 0
+    assert {m for r in read_table(user_table())[1] for m in r.timed} == timed
+    said = "2 of the 3 token counts of these texts lie outside 1..16384 and get no rows"
+    assert (said in capsys.readouterr().err) == warned
+
+
 def test_on_the_cpu_the_command_says_that_there_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", "--hidden", "64", "--device", "cpu"]) == 0
     assert "nothing to tune" in capsys.readouterr().out
