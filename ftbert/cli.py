@@ -202,6 +202,8 @@ def _tune(options: argparse.Namespace) -> int:
     wanted, folds = _products(options)
     lengths = _token_counts(options) if options.texts else None
     path = tune.table_path(Machine.of(torch.device(device)), options.out)
+    if options.picture is not None:
+        _expect_writable(options.picture)
     try:
         result = tune.tune(
             wanted,
@@ -218,10 +220,20 @@ def _tune(options: argparse.Namespace) -> int:
         same = "the same command without --force" if options.force else "the same command"
         print(f"ftbert: stopped; the rows made are in {path}, {same} goes on from there", file=sys.stderr)
         raise
-    if options.picture is not None:
-        options.picture.write_text(tune.picture(result.rows), encoding="utf-8")
     _report(options, result.as_dict(), str(result))
+    if options.picture is not None and result.rows:
+        options.picture.write_text(tune.picture(result.rows), encoding="utf-8")
+    elif options.picture is not None:
+        warnings.warn(f"{options.picture} is not written: there are no rows to draw yet", stacklevel=1)
     return 0
+
+
+def _expect_writable(path: Path) -> None:
+    """OSError says why it is not, before hours of work."""
+    existed = path.exists()
+    path.open("a").close()
+    if not existed:
+        path.unlink()
 
 
 def _products(options: argparse.Namespace) -> tuple[list[Any], bool]:

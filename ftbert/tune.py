@@ -378,7 +378,8 @@ def show_text(values: dict[str, Any]) -> str:
 
 
 def picture(rows: Sequence[Row]) -> str:
-    """SVG: a strip for each product, m from left to right on a logarithmic scale, the darker the more was gained."""
+    """SVG: a strip for each product, m from left to right on a logarithmic scale, the darker the more was gained or,
+    in red, lost."""
     wanted = sorted({row.product for row in rows})
     if not rows:
         raise ValueError("there are no rows to draw yet")
@@ -393,8 +394,8 @@ def picture(rows: Sequence[Row]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 40}" height="{below + 50}" '
         'font-family="sans-serif" font-size="12">',
         '<rect width="100%" height="100%" fill="white"/>',
-        '<text x="10" y="20" font-size="14">Gain over cuBLASLt\'s first proposal, by rows m (white: none, '
-        "dark: 20 % and more)</text>",
+        '<text x="10" y="20" font-size="14">Gain over cuBLASLt\'s first proposal, by rows m (gray: none, '
+        "dark green: 20 % and more, red: a loss)</text>",
     ]
     for y, product in enumerate(wanted):
         parts.append(f'<text x="10" y="{top + step * y + 17}">{product}</text>')
@@ -402,17 +403,21 @@ def picture(rows: Sequence[Row]) -> str:
             ends = [*((one + next) / 2 for one, next in pairwise(row.timed)), row.last + 1]
             low: float = row.first
             for m, us, default, high in zip(row.timed, row.us, row.default_us, ends, strict=False):
-                share = min(1.0, (default / us - 1) / 0.2)
-                red, green = round(245 - 225 * share), round(245 - 125 * share)
+                gain = default / us - 1
                 parts.append(
                     f'<rect x="{at(low):.1f}" y="{top + step * y}" width="{max(0.5, at(high) - at(low)):.1f}" '
-                    f'height="{step - 2}" fill="rgb({red},{green},{green})"><title>{product}, m={m}: '
-                    f"{default / us - 1:.1%}</title></rect>"
+                    f'height="{step - 2}" fill="{_colour(gain)}"><title>{product}, m={m}: {gain:.1%}</title></rect>'
                 )
                 low = high
-    mark = 1 << (first - 1).bit_length()
-    while mark <= last:
+    powers = [1 << bits for bits in range((first - 1).bit_length(), last.bit_length())]
+    for mark in powers if len(powers) > 1 else sorted({first, last}):
         parts.append(f'<line x1="{at(mark):.1f}" x2="{at(mark):.1f}" y1="{top}" y2="{below + 4}" stroke="#999"/>')
         parts.append(f'<text x="{at(mark):.1f}" y="{below + 20}" text-anchor="middle">{mark}</text>')
-        mark *= 2
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _colour(gain: float) -> str:
+    share = min(1.0, abs(gain) / 0.2)
+    if gain < 0:  # the least loss is seen
+        return f"rgb({250 - 50 * share:.0f},{205 - 165 * share:.0f},{205 - 165 * share:.0f})"
+    return f"rgb({235 - 215 * share:.0f},{235 - 115 * share:.0f},{235 - 115 * share:.0f})"

@@ -6,6 +6,7 @@ import argparse
 import itertools
 import json
 import multiprocessing
+import re
 import subprocess
 import sys
 import warnings
@@ -459,15 +460,6 @@ def test_token_counts_of_texts(tmp_path: Path, tiny_bert: Callable[..., Path]) -
         cli._token_counts(options)
 
 
-def test_report_and_picture() -> None:
-    norm = Product("fp16", 768, 768, layernorm=True)
-    rows = [row(1, 16, us=8.0), row(17, 32, words=None, us=10.0), row(33, 64, us=10.0)]  # the last: the first proposal
-    rows.append(row(1, 16, norm, words=None, us=8.0))  # two kernels were not beaten
-    text = str(tune.Tuned(Path("t.json"), HERE, rows, made=4, left=1, seconds=3.0))
-    assert "25.0%" in text and "1 of 3 m gain" in text and "0 of 1 m gain" in text and "1 ranges are left" in text
-    assert text.count("%") == 1 and tune.picture(rows[:3]).count("<title>") == 3
-
-
 @pytest.fixture()
 def installed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A GPU that `ftbert tune` can run on; how many rows the user's table had each time that tables came into force."""
@@ -490,6 +482,59 @@ def user_table() -> Path:
 
 
 SHAPE = ["tune", "--hidden", "64", "--dtype", "fp32"]  # four products, of which none folds
+
+
+def test_report_and_picture() -> None:
+    norm = Product("fp16", 768, 768, layernorm=True)
+    rows = [row(1, 16, us=8.0), row(17, 32, words=None, us=10.0), row(33, 64, us=10.0)]  # the last: the first proposal
+    rows.append(row(1, 16, norm, words=None, us=8.0))  # two kernels were not beaten
+    text = str(tune.Tuned(Path("t.json"), HERE, rows, made=4, left=1, seconds=3.0))
+    assert "25.0%" in text and "1 of 3 m gain" in text and "0 of 1 m gain" in text and "1 ranges are left" in text
+    assert text.count("%") == 1 and tune.picture(rows[:3]).count("<title>") == 3
+
+
+def drawn(rows: list[Row]) -> list[tuple[float, float, list[int], str]]:
+    """Of each m: where it begins, how wide it is, red, green and blue, and what its title says."""
+    pattern = r'<rect x="(.*?)".*?width="(.*?)".*?rgb\((.*?)\)"><title>.*: (.*?)</title>'
+    found = re.findall(pattern, tune.picture(rows))
+    return [(float(x), float(width), [*map(int, colour.split(","))], title) for x, width, colour, title in found]
+
+
+def test_the_picture_shows_gains_and_losses() -> None:
+    us = (8.0, 9.5, 10.0, 10.05, 12.5)  # of 10
+    drew = drawn([row(8 << i, (16 << i) - 1, words=(i,), us=one) for i, one in enumerate(us)])
+    assert [title for *_, title in drew] == ["25.0%", "5.3%", "0.0%", "-0.5%", "-20.0%"]
+    most, some, none, loss, large = (colour for _, _, colour, _ in drew)
+    assert most == [20, 120, 120] and sum(most) < sum(some) < sum(none) and max(none) == min(none) < 255
+    assert large == [200, 40, 40] and loss[0] > loss[1] + 20 and sum(large) < sum(loss)
+    # Twice as much is as far everywhere.
+    assert [x for x, *_ in drew] == [300, 480, 660, 840, 1020]
+    assert {width for _, width, *_ in drew} == {180}
+
+
+@pytest.mark.parametrize(
+    "first, last, marks",
+    [(1, 16, ["1", "2", "4", "8", "16"]), (129, 192, ["129", "192"]), (100, 192, ["100", "192"]), (9, 9, ["9"])],
+)
+def test_the_marks_of_the_picture(first: int, last: int, marks: list[str]) -> None:
+    assert re.findall(r'text-anchor="middle">(\d+)<', tune.picture([row(first, last)])) == marks
+
+
+def test_a_picture_does_not_cost_the_report(
+    installed: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture, arguments = tmp_path / "gains.svg", [*SHAPE, "--tokens", "129..192", "--json"]
+    assert main([*arguments, "--picture", str(tmp_path / "none" / "gains.svg")]) == 1
+    assert "No such file or directory" in capsys.readouterr().err
+    assert installed == [] and not user_table().exists()  # before any work
+    assert main([*arguments, "--minutes", "0", "--picture", str(picture)]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["left"] == 4 and "no rows to draw" in printed.err and not picture.exists()
+    assert main([*arguments, "--picture", str(picture)]) == 0
+    assert json.loads(capsys.readouterr().out)["made"] == 4 and picture.read_text().count("<title>") == 4
+    monkeypatch.setattr(tune, "picture", lambda rows: "\ud800")  # what cannot be written after all
+    assert main([*arguments, "--picture", str(picture)]) == 1
+    assert json.loads(capsys.readouterr().out)["made"] == 0
 
 
 def stopped_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
