@@ -73,7 +73,7 @@ def main() -> int:
     for name in models:
         for m in [t for t in TOKENS if t <= options.last]:
             benches = [Bench(product, m) for product in wanted[name]]
-            pairs = [compare(bench, [bench.heuristics(1)[0], bench.chosen()]) for bench in benches]
+            pairs = [compare(bench, [bench.first_proposal(), bench.chosen()]) for bench in benches]
             first, tuned = (sum(column) for column in zip(*pairs, strict=True))
             each = [pair[0] / pair[1] for pair in pairs]
             shown = " ".join(f"{ratio:.3f}" for ratio in each)
@@ -105,7 +105,7 @@ def compare(bench: Bench, algorithms: list[Algorithm]) -> list[float]:
 
 def between_products(product: Product, m: int) -> dict[str, Any]:
     bench, runs = Bench(product, m), Bench(product, gemm_table.tuner_module().rows(m))
-    own = [bench.heuristics(1)[0], *search(bench, [bench.chosen()])[:4]]
+    own = [bench.first_proposal(), *search(bench, [bench.chosen()])[:4]]
     recordings = [*(bench.record(algorithm) for algorithm in own), runs.record(runs.chosen())]
     times = [statistics.median(of_one) for of_one in in_turns(recordings, 27)]
     return {"product": str(product), "m": m, "default_us": times[0], "table_us": times[-1], "own_us": min(times)}

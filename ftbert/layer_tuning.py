@@ -229,7 +229,7 @@ class LayerTuner:
         """The products that fold, those fastest alone first."""
         bench = Bench(product, m, self._device)
         own = [algorithm for algorithm in bench.fused() if algorithm.folds]
-        *mine, default = (min(times) for times in bench.times([*own, bench.heuristics(1)[0]], 3))
+        *mine, default = (min(times) for times in bench.times([*own, bench.first_proposal()], 3))
         alone = sorted(zip(mine, own, strict=True), key=lambda pair: pair[0])[:_MOST_OF_A_PRODUCT]
         return [Alone(us, algorithm, default) for us, algorithm in alone if us <= _NEAR * alone[0][0]]
 
