@@ -16,6 +16,8 @@ from ftbert.converters.from_onnx import onnx_of, open_onnx
 from ftbert.converters.huggingface import complain, recognise
 from ftbert.converters.tensors import StateDictSource, TensorSource, open_folder
 
+_REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -32,10 +34,19 @@ class Checkpoint:
 
     def read(self, ours: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         if ours in self.derived:
-            exact = [self.source.read(name).float() for name in self.tensors[ours]]
+            exact = [self._part(name).float() for name in self.tensors[ours]]
             return self.derived[ours].make(self.config.encoder, exact).to(dtype)
-        parts = [self.source.read(name).to(dtype) for name in self.tensors[ours]]
+        parts = [self._part(name).to(dtype) for name in self.tensors[ours]]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _part(self, name: str) -> torch.Tensor:
+        part = self.source.read(name)
+        if part.dtype not in _REAL:
+            raise ValueError(
+                f"{self.source.where}: {name} is stored as {part.dtype}; quantized weights need their scales, which "
+                "ftbert does not read: load the model that they were made from"
+            )
+        return part
 
     def items(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, torch.Tensor]]:
         for ours in self.tensors:
@@ -83,6 +94,8 @@ def _from_live(model: torch.nn.Module) -> Checkpoint:
 def find_folder(source: str | Path) -> Path:
     """The folder itself, or the hub's snapshot of it; FileNotFoundError says what was looked for."""
     folder = Path(source)
+    if not str(source):
+        raise FileNotFoundError("expected a model folder (with config.json and weights) or a hub id, got ''")
     if folder.is_dir():
         if not (folder / "config.json").exists():
             raise FileNotFoundError(f"{folder}: no config.json in this folder")

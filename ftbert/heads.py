@@ -157,6 +157,8 @@ class HeadedModule(EncoderModule):
         packed, index, cu_seqlens = torch.ops.ftbert.forward_unpadded(
             self.encoder, input_ids, attention_mask, token_type_ids
         )
+        if positions.dtype != torch.bool or positions.shape != input_ids.shape:
+            raise ValueError("positions: expected bool, of the shape of input_ids")
         rows = index[positions.reshape(-1)].long()
         if bool((rows < 0).any()):
             raise ValueError("positions: expected valid tokens, got one at padding")

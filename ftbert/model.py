@@ -217,9 +217,9 @@ class Model:
         Returns last_hidden_state [batch, seq, hidden] in the model's dtype (on the CPU float32), exactly 0 at padding,
         and pooler_output [batch, hidden] (of the first kept token) or None. With a head it is transformers' output of
         that task, with `logits` (0 at padding; question answering: also start_logits and end_logits) beside these;
-        multiple choice takes [batch, choices, seq]. RuntimeError says what does not fit. On a GPU the ids are looked at
-        where the call waits for the GPU anyway, that is with a mask there; else one outside the vocabulary makes its
-        sequence NaN.
+        multiple choice takes [batch, choices, seq]. RuntimeError says what does not fit, TypeError what is no tensor.
+        On a GPU the ids are looked at where the call waits for the GPU anyway, that is with a mask there; else one
+        outside the vocabulary makes its sequence NaN.
 
         output_last_hidden_state: False leaves it None. Where the pooler and the heads read the first token only, the
         last layer is then computed for that token alone.
@@ -227,6 +227,9 @@ class Model:
         from transformers.modeling_outputs import BaseModelOutputWithPooling
 
         inputs = (input_ids, attention_mask, token_type_ids)
+        for name, given in zip(("input_ids", "attention_mask", "token_type_ids"), inputs, strict=True):
+            if not isinstance(given, Tensor) and (given is not None or name == "input_ids"):
+                raise TypeError(f"{name}: expected a torch tensor [batch, seq], got {type(given).__name__}")
         hidden: Any = None
         pooled: Any
         if isinstance(self.module, HeadedModule):

@@ -36,7 +36,12 @@ def _output_class(task: str) -> type:
         base.__name__ if _CLASSES[task] else "HeadOutput",
         [(name, "Tensor | None", None) for name in extra if name not in known],
         bases=(base,),
+        namespace={"__reduce__": lambda self: (_restored, (task, dict(self)))},  # no module holds the class
     )
+
+
+def _restored(task: str, fields: dict[str, Tensor | None]) -> Any:
+    return _output_class(task)(**fields)
 
 
 def output(tasks: list[str], hidden: Tensor | None, pooled: Tensor | None, logits: list[Tensor]) -> Any:

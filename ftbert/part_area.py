@@ -10,12 +10,14 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 import warnings
 from pathlib import Path
 from typing import Any
 
 _MANIFEST = "manifest.json"
+_OURS = re.compile(r"manifest\.(json|new)|rows(-\d{8})?\.(npy|jsonl|parquet)")
 
 
 class PartArea:
@@ -29,6 +31,7 @@ class PartArea:
     def __enter__(self) -> PartArea:  # noqa: PYI034 - typing.Self needs Python 3.11
         while True:
             self.folder.mkdir(exist_ok=True)
+            self._refuse_others_files()
             self._lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -42,6 +45,15 @@ class PartArea:
                 if os.stat(self.folder).st_ino == os.fstat(self._lock).st_ino:
                     return self
             os.close(self._lock)
+
+    def _refuse_others_files(self) -> None:
+        with contextlib.suppress(FileNotFoundError):  # somebody has just finished
+            names = sorted(path.name for path in self.folder.iterdir() if not _OURS.fullmatch(path.name))
+            if names:
+                raise FileExistsError(
+                    f"{self.folder}: ftbert keeps unfinished work there, and it holds {names[0]!r}, which ftbert did "
+                    "not write; move it away, or name another output"
+                )
 
     def __exit__(self, *raised: object) -> None:
         """Keeps the folder only when it holds a finished chunk."""

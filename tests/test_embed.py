@@ -256,6 +256,17 @@ def test_resume_can_be_refused(tmp_path: Path, model: StubModel) -> None:
         assert embed_file(model, path, out, batch_records=7, resume=False).resumed == 0
 
 
+def test_a_folder_of_somebody_else_is_not_emptied(tmp_path: Path, model: StubModel) -> None:
+    path, out = write_source(tmp_path / "in.txt", TEXTS), tmp_path / "out.npy"
+    folder = part_folder(out)
+    (folder / "sub").mkdir(parents=True)
+    (folder / "mine").write_text("mine")
+    for resume in (True, False):
+        with pytest.raises(FileExistsError, match="holds 'mine', which ftbert did not write"):
+            embed_file(model, path, out, resume=resume)
+    assert (folder / "mine").read_text() == "mine" and (folder / "sub").is_dir() and not out.exists()
+
+
 def test_an_old_target_stays_until_the_new_one_is_whole(tmp_path: Path, model: StubModel) -> None:
     path, out = write_source(tmp_path / "in.txt", TEXTS), tmp_path / "out.npy"
     out.write_text("old")

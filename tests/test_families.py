@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -276,10 +277,23 @@ def test_masked_lm_logits_at_positions(place: Place, family: str) -> None:
     assert got.shape == (int(positions.sum()), 96)
     # Another number of rows may be summed in another order.
     assert_close(got, model(**batch).logits[positions], atol=max(2e-6, 16 * place.eps), rtol=8 * place.eps)
+    for wrong in (positions.long(), positions.T):
+        with pytest.raises((RuntimeError, ValueError), match="positions: expected bool, of the shape of input_ids"):
+            model.masked_lm_logits(**batch, positions=wrong)
     with pytest.raises((RuntimeError, ValueError), match="expected valid tokens, got one at padding"):
         model.masked_lm_logits(**batch, positions=batch["attention_mask"] == 0)
     with pytest.raises(ValueError, match="no masked language model head"):
         ftbert.load(make_model(family, "encoder", 0)).masked_lm_logits(batch["input_ids"], positions=positions)
+
+
+@pytest.mark.parametrize("task", ["encoder", "sequence_classification", "question_answering", "multiple_choice"])
+def test_outputs_go_through_pickle(task: str) -> None:
+    """As from a worker process."""
+    reference = make_model("bert", task, 1)
+    out = ftbert.load(reference)(**make_batch(reference, task, "right"))
+    for back in (pickle.loads(pickle.dumps(out)), copy.deepcopy(out)):
+        assert type(back) is type(out) and list(back) == list(out)
+        assert all(torch.equal(back[name], out[name]) for name in out)
 
 
 @pytest.mark.parametrize("task", ["encoder", "sequence_classification", "masked_lm", "multiple_choice"])

@@ -12,6 +12,7 @@ import pytest
 import torch
 from compare import assert_close
 from conftest import Place, make_bert
+from safetensors.torch import load_file, save_file
 
 import ftbert
 
@@ -455,3 +456,26 @@ def test_a_forward_of_somebody_else_is_warned_of() -> None:
         ftbert.load(Renamed(config))
     with pytest.warns(UserWarning, match=r"the model \(Doubled\) has a forward that is not transformers' own"):
         ftbert.load(Doubled(config))
+
+
+def test_weights_that_are_no_real_numbers_are_refused(tmp_path: Path) -> None:
+    """Codes of a quantized model would load as if they were its weights."""
+    make_bert().save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    name = "encoder.layer.1.output.dense.weight"
+    save_file(weights | {name: (10 * weights[name]).to(torch.int8)}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=f"{name} is stored as torch.int8; quantized weights need their scales"):
+        ftbert.load(tmp_path)
+
+
+def test_what_is_no_tensor_is_named(place: Place) -> None:
+    model = ftbert.load(make_bert(), device=place.device, dtype=place.dtype)
+    ids = torch.ones(1, 4, dtype=torch.int64, device=place.device)
+    wrong: dict[str, tuple[Any, ...]] = {
+        "input_ids": (None,), "attention_mask": (ids, [[1]]), "token_type_ids": (ids, None, "a"),
+    }  # fmt: skip
+    for name, arguments in wrong.items():
+        with pytest.raises(TypeError, match=rf"{name}: expected a torch tensor \[batch, seq\], got"):
+            model(*arguments)
+    with pytest.raises(FileNotFoundError, match="expected a model folder .* got ''"):
+        ftbert.load("")

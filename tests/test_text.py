@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,21 @@ import torch
 from stub_model import WORDS, StubModel, pooling, threads_left, write_tokenizer
 
 from ftbert.text import TextSettings, Tokenizer, encode
+
+
+class Frame:
+    """As a data frame of pandas: its items are the names of its columns, its length is that of a column."""
+
+    ndim = 2
+
+    def __len__(self) -> int:
+        return 5
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["text"])
+
+    def __getitem__(self, where: slice) -> list[str]:
+        return ["a", "b", "c", "d", "e"][where]
 
 
 @pytest.fixture
@@ -113,6 +129,9 @@ def test_normalize_none_follows_the_folder(model: StubModel) -> None:
         (7, TypeError, "a list of str; got int"),
         (b"abc", TypeError, "a list of str; got bytes"),
         ({"a": 1}, TypeError, "a list of str; got dict"),
+        (np.array([["a"], ["b"]]), TypeError, "a list of str; got ndarray"),
+        (np.array("a"), TypeError, "a list of str; got ndarray"),
+        (Frame(), TypeError, "a list of str; got Frame"),
         (["a", "b", "\ud800"], ValueError, r"texts\[2\] is not valid Unicode"),
     ],
 )

@@ -36,7 +36,7 @@ def compare(model: ftbert.Model, folder: Path) -> float:
         [str(program), str(ftbert.library_path()), str(file)], check=True, capture_output=True, text=True
     ).stdout
     got = torch.tensor([float(line) for line in printed.split()])
-    hidden, _ = model.module(IDS, (IDS != 0).long())
+    hidden = model.module(IDS, (IDS != 0).long())[0]
     return float((got - hidden[0, 0]).abs().max())
 
 
