@@ -186,7 +186,7 @@ def _bench(options: argparse.Namespace) -> int:
 def _tune(options: argparse.Namespace) -> int:
     import torch
 
-    from ftbert import tune
+    from ftbert import gains_picture, tune
     from ftbert.gemm_table import Machine
 
     device = options.device or "cuda"
@@ -222,7 +222,7 @@ def _tune(options: argparse.Namespace) -> int:
         raise
     _report(options, result.as_dict(), str(result))
     if options.picture is not None and result.rows:
-        options.picture.write_text(tune.picture(result.rows), encoding="utf-8")
+        options.picture.write_text(gains_picture.picture(result.rows), encoding="utf-8")
     elif options.picture is not None:
         warnings.warn(f"{options.picture} is not written: there are no rows to draw yet", stacklevel=1)
     return 0

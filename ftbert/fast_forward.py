@@ -131,8 +131,10 @@ class FastForward:
 
 
 def _is_recording(ids: Any) -> bool:
-    """Whether the caller records the launches of this call."""
-    return isinstance(ids, Tensor) and ids.is_cuda and torch.cuda.is_current_stream_capturing()
+    """Whether the caller records the launches of this call. Not asked while torch.compile traces, which it cannot."""
+    if torch.compiler.is_compiling() or not isinstance(ids, Tensor):
+        return False
+    return ids.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _build(module: Any, settings: Settings) -> _Built:

@@ -140,8 +140,8 @@ def tokenizer_of(model: Any) -> Tokenizer:
 
 
 def _check_texts(texts: Sequence[str]) -> None:
-    whole = getattr(texts, "ndim", 1) != 1  # a data frame has the names of its columns as items, and another length
-    if isinstance(texts, (bytes, dict)) or whole or not hasattr(texts, "__len__") or not hasattr(texts, "__getitem__"):
+    table = getattr(texts, "ndim", 1) != 1  # the items of a data frame are its columns' names, its length is another
+    if isinstance(texts, (bytes, dict)) or table or not hasattr(texts, "__len__") or not hasattr(texts, "__getitem__"):
         raise TypeError(f"texts must be a str or a list of str; got {type(texts).__name__}")
     for index, text in enumerate(texts):
         if not isinstance(text, str):

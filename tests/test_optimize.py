@@ -14,8 +14,10 @@ import pytest
 import torch
 from compare import assert_close
 from conftest import VOCAB_WORDS, Place, have_gpu, make_bert, randomise
+from torch._subclasses import FakeTensorMode
 
 import ftbert
+from ftbert import fast_forward
 from ftbert.converters.weights import FAMILIES
 from ftbert.fast_forward import FastForward
 
@@ -454,6 +456,16 @@ def test_what_the_host_must_read_while_the_caller_records(name: str, monkeypatch
     assert list(fallbacks(model).values()) == [1]
     run(model, input_ids=ids)
     assert list(fallbacks(model).values()) == [1]
+
+
+def test_whether_the_caller_records_is_not_asked_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile cannot trace the question."""
+    with FakeTensorMode():
+        ids = torch.empty(2, device="cuda")  # needs no GPU
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert fast_forward._is_recording(ids)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert not fast_forward._is_recording(ids)
 
 
 @pytest.mark.skipif(not have_gpu(), reason="no GPU")

@@ -21,7 +21,7 @@ from conftest import gpu_memory_left
 from fake_gpu import QKV, FakeAlgorithm, fake_gpu, known, searched
 
 import ftbert
-from ftbert import cli, gemm_table, tune, tuning
+from ftbert import cli, gains_picture, gemm_table, tune, tuning
 from ftbert.cli import main
 from ftbert.config import DTYPES, EncoderConfig
 from ftbert.gemm_rows import Point, Product, Row, TableError, between, merge, waves
@@ -490,13 +490,13 @@ def test_report_and_picture() -> None:
     rows.append(row(1, 16, norm, words=None, us=8.0))  # two kernels were not beaten
     text = str(tune.Tuned(Path("t.json"), HERE, rows, made=4, left=1, seconds=3.0))
     assert "25.0%" in text and "1 of 3 m gain" in text and "0 of 1 m gain" in text and "1 ranges are left" in text
-    assert text.count("%") == 1 and tune.picture(rows[:3]).count("<title>") == 3
+    assert text.count("%") == 1 and gains_picture.picture(rows[:3]).count("<title>") == 3
 
 
 def drawn(rows: list[Row]) -> list[tuple[float, float, list[int], str]]:
     """Of each m: where it begins, how wide it is, red, green and blue, and what its title says."""
     pattern = r'<rect x="(.*?)".*?width="(.*?)".*?rgb\((.*?)\)"><title>.*: (.*?)</title>'
-    found = re.findall(pattern, tune.picture(rows))
+    found = re.findall(pattern, gains_picture.picture(rows))
     return [(float(x), float(width), [*map(int, colour.split(","))], title) for x, width, colour, title in found]
 
 
@@ -517,7 +517,7 @@ def test_the_picture_shows_gains_and_losses() -> None:
     [(1, 16, ["1", "2", "4", "8", "16"]), (129, 192, ["129", "192"]), (100, 192, ["100", "192"]), (9, 9, ["9"])],
 )
 def test_the_marks_of_the_picture(first: int, last: int, marks: list[str]) -> None:
-    assert re.findall(r'text-anchor="middle">(\d+)<', tune.picture([row(first, last)])) == marks
+    assert re.findall(r'text-anchor="middle">(\d+)<', gains_picture.picture([row(first, last)])) == marks
 
 
 def test_a_picture_does_not_cost_the_report(
@@ -532,7 +532,7 @@ def test_a_picture_does_not_cost_the_report(
     assert json.loads(printed.out)["left"] == 4 and "no rows to draw" in printed.err and not picture.exists()
     assert main([*arguments, "--picture", str(picture)]) == 0
     assert json.loads(capsys.readouterr().out)["made"] == 4 and picture.read_text().count("<title>") == 4
-    monkeypatch.setattr(tune, "picture", lambda rows: "\ud800")  # what cannot be written after all
+    monkeypatch.setattr(gains_picture, "picture", lambda rows: "\ud800")  # what cannot be written after all
     assert main([*arguments, "--picture", str(picture)]) == 1
     assert json.loads(capsys.readouterr().out)["made"] == 0
 
