@@ -133,6 +133,7 @@ cuda-compile: $(DEPS)  ## build the library for sm_80 and sm_90a, where nvcc is
 	@if ! command -v nvcc >/dev/null; then echo "SKIPPED: CUDA sources were not compiled: nvcc was not found"; exit 0; fi; \
 	$(MAKE) $(MODELS)/.cublas; \
 	cmake -S . -B build-cuda -G Ninja -DFTBERT_CUDA=ON '-DFTBERT_CUDA_ARCHS=80;90a' -DFTBERT_TORCH=ON \
+	  -DFTBERT_FIND_LIBSTDCXX=ON \
 	  -DPython3_EXECUTABLE=$(PYTHON) -DFTBERT_LIB_DIR=$(CURDIR)/build-cuda/lib \
 	  -DFTBERT_CUBLAS_DIR=$(CURDIR)/$(CUBLAS) --log-level=WARNING; \
 	cmake --build build-cuda
