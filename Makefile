@@ -38,7 +38,7 @@ export FTBERT_TEST_ONNX ?= $(CURDIR)/$(ONNX)
 # The stamp carries the checksum of what it stands for: other requirements, another stamp.
 DEPS := $(STATE)/installed-$(shell cat requirements.txt requirements-dev.txt | cksum | cut -d' ' -f1)
 
-CMAKE_OPTIONS := -G Ninja $(foreach name,FTBERT_CUDA FTBERT_CUDA_ARCHS FTBERT_CPU_ARCH,$(if $($(name)),"-D$(name)=$($(name))"))
+CMAKE_OPTIONS := -G Ninja $(foreach name,FTBERT_CUDA FTBERT_CUDA_ARCHS,$(if $($(name)),"-D$(name)=$($(name))"))
 CXX_FILES = $(shell find csrc tests/cpp examples -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: help run test build bench lint clean core-test cuda-compile py-test gpu-build gpu-test gpu-bench models
@@ -93,7 +93,7 @@ $(CHECKPOINT)/config.json: $(MODELS)/.minilm $(wildcard converters/*.py) ftbert/
 
 # ---- targets --------------------------------------------------------------------------------------------------------
 
-build: $(DEPS)  ## ftbert/lib/libftbert.so (FTBERT_CUDA=, FTBERT_CUDA_ARCHS=, FTBERT_CPU_ARCH=)
+build: $(DEPS)  ## ftbert/lib/libftbert.so (FTBERT_CUDA=, FTBERT_CUDA_ARCHS=)
 	@cmake -S . -B build $(CMAKE_OPTIONS) -DPython3_EXECUTABLE=$(PYTHON) --log-level=WARNING
 	@cmake --build build
 

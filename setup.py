@@ -3,7 +3,7 @@
 pip install --no-build-isolation .         the binding must be compiled against the torch that will load it
 pip install --no-build-isolation -e .
 
-Environment: FTBERT_CUDA (AUTO, ON, OFF), FTBERT_CUDA_ARCHS ("80;90a"), FTBERT_CPU_ARCH (native, x86-64-v3, ...).
+Environment: FTBERT_CUDA (AUTO, ON, OFF), FTBERT_CUDA_ARCHS ("80;90a").
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 LIBRARIES = Path("ftbert", "lib")
-OPTIONS = ("FTBERT_CUDA", "FTBERT_CUDA_ARCHS", "FTBERT_CPU_ARCH")
+OPTIONS = ("FTBERT_CUDA", "FTBERT_CUDA_ARCHS")
 
 
 class CMakeBuild(build_ext):

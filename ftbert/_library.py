@@ -37,7 +37,7 @@ def load_library() -> None:
 
 
 def build_info() -> dict[str, str]:
-    """How the library was built and what it can use here: keys cuda, cuda_reason, cpu_arch, gemm, torch, ..."""
+    """How the library was built and what it can use here: keys cuda, cuda_reason, cpu_isa, gemm, torch, ..."""
     load_library()
     info = dict(torch.ops.ftbert.build_info())
     info["torch"] = torch.__version__

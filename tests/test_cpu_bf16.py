@@ -144,7 +144,7 @@ def test_the_real_minilm() -> None:
 
 @functools.cache
 def attention_products() -> str:
-    """Chosen when ftbert is compiled; tiles also have to be granted."""
+    """By the CPU; tiles also have to be granted."""
     return ftbert.load(make_bert(num_hidden_layers=1), dtype="bf16").info()["attention_products"]
 
 
@@ -153,19 +153,19 @@ def attention_rounds() -> bool:
 
 
 def test_tiles_are_taken_where_there_are_some() -> None:
-    native = build_info()["cpu_arch"] == "native"
-    off = os.environ.get("FTBERT_AMX") == "off"
-    if off or not (native and torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx()):
-        pytest.skip("no AMX, not built for it, or switched off")
+    held = os.environ.get("FTBERT_MAX_CPU_ISA", "amx") != "amx"
+    if held or not (torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx()):
+        pytest.skip("no AMX, or held to less")
+    assert build_info()["cpu_isa"] == "amx"
     assert attention_products() == "bf16, AMX tiles"
     size = {"hidden_size": 48, "num_attention_heads": 2}  # heads of 24 do not fill tiles
     assert ftbert.load(make_bert(**size), dtype="bf16").info()["attention_products"] == "bf16"
 
 
 def test_attention_with_tiles_and_without(tmp_path: Path) -> None:
-    """FTBERT_AMX=off, in a process of its own, since it is read once: the kernel for CPUs without tiles."""
+    """Held to avx512_bf16, in a process of its own, since that is read once: the kernel for CPUs without tiles."""
     if attention_products() != "bf16, AMX tiles":
-        pytest.skip("no AMX, or not built for it")
+        pytest.skip("no AMX, or held to less")
     cases = [(lengths, heads, size) for lengths in ([1], [2, 17, 33], [128, 0, 5], [300]) for heads, size in
              ((12, 32), (3, 64), (2, 128), (1, 288))]  # fmt: skip
     given = [torch.randn(sum(lengths), 3 * heads * size) for lengths, heads, size in cases]
@@ -190,7 +190,7 @@ for qkv, (lengths, heads) in zip(given, cases):
 torch.save(made, sys.argv[2])
 """
     arguments = [sys.executable, "-c", code, str(tmp_path / "given.pt"), str(tmp_path / "made.pt")]
-    subprocess.run(arguments, check=True, env={**os.environ, "FTBERT_AMX": "off"})
+    subprocess.run(arguments, check=True, env={**os.environ, "FTBERT_MAX_CPU_ISA": "avx512_bf16"})
     differ = False
     for tiles, vectors in zip(attend(), torch.load(tmp_path / "made.pt"), strict=True):
         # Both round alike; sums in another order can round a probability to its neighbour.

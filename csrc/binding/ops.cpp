@@ -5,6 +5,7 @@
 #include "binding/gemm_torch.h"
 #include "binding/tensors.h"
 #include "core/device.h"
+#include "kernels/isa.h"
 
 namespace ftbert::binding {
 namespace {
@@ -57,7 +58,7 @@ StringDict build_info() {
   const bool cuda = cuda_available(&why_not);
   info.insert("cuda", cuda ? "yes" : "no");
   if (!cuda) info.insert("cuda_reason", why_not);
-  info.insert("cpu_arch", FTBERT_CPU_ARCH);
+  info.insert("cpu_isa", std::string(cpu_isa()));
   info.insert("cpu_gemm", torch_gemm_name());
   if (cuda) info.insert("cuda_gemm", gemm_library_version());
   return info;
@@ -68,8 +69,7 @@ Tensor pack(const Tensor& weight) {
   const bool real = weight.scalar_type() == at::kFloat || weight.scalar_type() == at::kBFloat16;
   FTBERT_CHECK(weight.dim() == 2 && weight.is_cpu() && real,
                "weight: expected float32 or bfloat16 [n, k] on the CPU, got ", describe(weight));
-  const Tensor packed = pack_weight(weight);
-  return packed.defined() ? packed : weight.clone();
+  return pack_weight(weight);
 }
 
 Tensor pool(const EncoderPtr& encoder, const Tensor& hidden, const Tensor& cu) {

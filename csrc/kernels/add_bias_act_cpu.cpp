@@ -3,7 +3,7 @@
 #include "kernels/parallel_cpu.h"
 #include "kernels/simd_math.h"
 
-namespace ftbert {
+namespace ftbert::FTBERT_ISA {
 namespace {
 
 template <Activation activation>
@@ -23,9 +23,7 @@ void run(float* x, const float* bias, int64_t rows, int64_t cols) {
 
 }  // namespace
 
-template <>
-void add_bias_act<Cpu, float>(Context<Cpu>&, float* x, const float* bias, Activation activation, int64_t rows,
-                              int64_t cols) {
+void add_bias_act(Context<Cpu>&, float* x, const float* bias, Activation activation, int64_t rows, int64_t cols) {
   switch (activation) {
     case Activation::none: return run<Activation::none>(x, bias, rows, cols);
     case Activation::gelu_erf: return run<Activation::gelu_erf>(x, bias, rows, cols);
@@ -36,4 +34,4 @@ void add_bias_act<Cpu, float>(Context<Cpu>&, float* x, const float* bias, Activa
   }
 }
 
-}  // namespace ftbert
+}  // namespace ftbert::FTBERT_ISA

@@ -3,12 +3,10 @@
 #include "kernels/layernorm_row.h"
 #include "kernels/parallel_cpu.h"
 
-namespace ftbert {
+namespace ftbert::FTBERT_ISA {
 
-template <>
-void add_bias_input_layernorm<Cpu, float>(Context<Cpu>&, const float* x, const float* bias, const float* input,
-                                          const float* gamma, const float* beta, float eps, int64_t rows, int64_t cols,
-                                          float* sum, float* out) {
+void add_bias_input_layernorm(Context<Cpu>&, const float* x, const float* bias, const float* input, const float* gamma,
+                              const float* beta, float eps, int64_t rows, int64_t cols, float* sum, float* out) {
 #pragma omp parallel for schedule(static) if (rows * cols > kSerialElements)
   for (int64_t r = 0; r < rows; ++r) {
     const float* a = x + r * cols;
@@ -32,4 +30,4 @@ void add_bias_input_layernorm<Cpu, float>(Context<Cpu>&, const float* x, const f
   }
 }
 
-}  // namespace ftbert
+}  // namespace ftbert::FTBERT_ISA

@@ -3,12 +3,10 @@
 
 #include "kernels/kernels.h"
 
-namespace ftbert {
+namespace ftbert::FTBERT_ISA {
 
-template <>
-void add_qkv_bias<Cpu, float>(Context<Cpu>&, const float* qkv, const float* bias, int64_t first_token,
-                              const int32_t* cu_seqlens, int64_t batch, int64_t seq, int64_t heads, int64_t head_size,
-                              float* q, float* k, float* v) {
+void add_qkv_bias(Context<Cpu>&, const float* qkv, const float* bias, int64_t first_token, const int32_t* cu_seqlens,
+                  int64_t batch, int64_t seq, int64_t heads, int64_t head_size, float* q, float* k, float* v) {
   const int64_t hidden = heads * head_size;
   float* const outs[3] = {q, k, v};
 #pragma omp parallel for schedule(static) collapse(2)
@@ -31,4 +29,4 @@ void add_qkv_bias<Cpu, float>(Context<Cpu>&, const float* qkv, const float* bias
   }
 }
 
-}  // namespace ftbert
+}  // namespace ftbert::FTBERT_ISA

@@ -2,30 +2,15 @@
 // 16 by 32 bf16 of the left operand, 16 pairs of rows by 16 columns of the right one, 16 by 16 float sums.
 #pragma once
 // Where there are tiles there is all of AVX-512 that ftbert uses.
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512VL__) && \
-    defined(__linux__)
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512VL__)
 #define FTBERT_AMX
 #include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <cstdint>
-#include <cstdlib>
-#include <string_view>
 
-namespace ftbert::amx {
+namespace ftbert::FTBERT_ISA::amx {
 
 inline constexpr int kSide = 16;  // rows, pairs of depth, and columns of a tile
-
-// Linux gives a process the tiles' registers when it asks for them. A sandbox may refuse; FTBERT_AMX=off does.
-inline bool available() {
-  static const bool granted = [] {
-    if (const char* wish = std::getenv("FTBERT_AMX"); wish && std::string_view(wish) == "off") return false;
-    constexpr long kAsk = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-    return syscall(SYS_arch_prctl, kAsk, kTileData) == 0;
-  }();
-  return granted;
-}
 
 // All tiles of this thread whole, as long as this lives. The thread's: nobody else may shape them meanwhile.
 class Tiles {
@@ -81,5 +66,5 @@ void multiply(const uint32_t* a, int64_t lda, const uint32_t* b, int64_t ldb, in
   asm volatile("" ::: "memory");
 }
 
-}  // namespace ftbert::amx
+}  // namespace ftbert::FTBERT_ISA::amx
 #endif

@@ -16,11 +16,11 @@
 #include "gemm/gemm.h"
 #include "kernels/amx.h"
 #include "kernels/attention_formats_cpu.h"
-#include "kernels/kernels.h"
+#include "kernels/isa.h"
 #include "kernels/parallel_cpu.h"
 #include "kernels/softmax_row.h"
 
-namespace ftbert {
+namespace ftbert::FTBERT_ISA {
 namespace {
 
 constexpr int64_t kQueriesPerItem = 128;
@@ -213,52 +213,19 @@ void attend_all(const In* qkv, int64_t first_token, const int32_t* cu_seqlens, c
   }
 }
 
-#ifdef FTBERT_BF16_PAIRS
-bool have_tiles([[maybe_unused]] int64_t head_size) {
-#ifdef FTBERT_AMX
-  return head_size % kColumns == 0 && amx::available();
-#else
-  return false;
-#endif
-}
-#endif
-
 }  // namespace
 
-template <>
-bool attention_supports<Cpu, float>(const Context<Cpu>&, int64_t) {
-  return true;
-}
-
-const char* attention_operands([[maybe_unused]] int64_t head_size) {
-#ifdef FTBERT_BF16_PAIRS
-  return have_tiles(head_size) ? "bf16, AMX tiles" : "bf16";
-#else
-  return "fp32";
-#endif
-}
-
-bool attention_reads_bf16() {
-#ifdef FTBERT_BF16_PAIRS
-  return true;
-#else
-  return false;
-#endif
-}
-
-template <>
-size_t attention_scratch_bytes<Cpu, float>(int64_t max_seqlen, int64_t head_size, bool alone) {
+size_t attention_scratch_bytes(int64_t max_seqlen, int64_t head_size, bool alone) {
   return (alone ? 1 : omp_get_max_threads()) * Scratch::floats(max_seqlen, head_size) * sizeof(float);
 }
 
-template <>
-void attention<Cpu, float>([[maybe_unused]] Context<Cpu>& context, const float* qkv, int64_t, int64_t first_token,
-                           const int32_t* cu_seqlens, RelativeBias<float> bias, int64_t batch, int64_t max_seqlen,
-                           int64_t queries, int64_t heads, int64_t head_size, void* scratch, float* out) {
+void attention([[maybe_unused]] Context<Cpu>& context, const float* qkv, int64_t, int64_t first_token,
+               const int32_t* cu_seqlens, RelativeBias<float> bias, int64_t batch, int64_t max_seqlen, int64_t queries,
+               int64_t heads, int64_t head_size, void* scratch, float* out) {
 #ifdef FTBERT_BF16_PAIRS
   const auto attend_in_pairs = [&](const auto* rows) {
 #ifdef FTBERT_AMX
-    if (have_tiles(head_size))
+    if (attention_by_tiles(head_size))
       return attend_all<TileFormat>(rows, first_token, cu_seqlens, bias, batch, max_seqlen, queries, heads, head_size,
                                     scratch, out);
 #endif
@@ -273,4 +240,4 @@ void attention<Cpu, float>([[maybe_unused]] Context<Cpu>& context, const float* 
                           out);
 }
 
-}  // namespace ftbert
+}  // namespace ftbert::FTBERT_ISA

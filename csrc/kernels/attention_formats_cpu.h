@@ -10,7 +10,14 @@
 
 #include "kernels/simd_math.h"
 
-namespace ftbert {
+namespace ftbert::FTBERT_ISA {
+
+inline constexpr bool kBf16Pairs =
+#ifdef FTBERT_BF16_PAIRS
+    true;
+#else
+    false;
+#endif
 
 #ifdef __AVX512F__
 // rows[i] element j <-> rows[j] element i, of 32 bits each
@@ -164,4 +171,4 @@ struct Bf16Format {
 };
 #endif
 
-}  // namespace ftbert
+}  // namespace ftbert::FTBERT_ISA

@@ -3,12 +3,11 @@
 #include "kernels/layernorm_row.h"
 #include "kernels/parallel_cpu.h"
 
-namespace ftbert {
+namespace ftbert::FTBERT_ISA {
 
-template <>
-void embeddings_layernorm<Cpu, float>(Context<Cpu>&, const EmbeddingTables<float>& tables, const int64_t* input_ids,
-                                      const int64_t* token_type_ids, const int64_t* token_index,
-                                      const int32_t* positions, int64_t tokens, int64_t cols, float* out) {
+void embeddings_layernorm(Context<Cpu>&, const EmbeddingTables<float>& tables, const int64_t* input_ids,
+                          const int64_t* token_type_ids, const int64_t* token_index, const int32_t* positions,
+                          int64_t tokens, int64_t cols, float* out) {
 #pragma omp parallel for schedule(static) if (tokens * cols > kSerialElements)
   for (int64_t t = 0; t < tokens; ++t) {
     const int64_t source = token_index ? token_index[t] : t;
@@ -31,4 +30,4 @@ void embeddings_layernorm<Cpu, float>(Context<Cpu>&, const EmbeddingTables<float
   }
 }
 
-}  // namespace ftbert
+}  // namespace ftbert::FTBERT_ISA

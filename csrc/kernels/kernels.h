@@ -152,11 +152,13 @@ size_t attention_scratch_bytes(int64_t max_seqlen, int64_t head_size,
                                bool alone = false);  // on the CPU: for a call that has one thread (CpuGemm::each_alone)
 template <class Device, class T>
 bool attention_supports(const Context<Device>& context, int64_t head_size);
-// What this build's CPU kernel multiplies, for `ftbert info`, where Context<Cpu>::bf16 asks for operands rounded to
-// bf16: "bf16, AMX tiles", "bf16", or "fp32" where it has no instruction for that.
+// What the CPU's kernel multiplies, for `ftbert info`, where Context<Cpu>::bf16 asks for operands rounded to bf16:
+// "bf16, AMX tiles", "bf16", or "fp32" where the CPU has no instruction for that.
 const char* attention_operands(int64_t head_size);
 // Whether it then also takes qkv in bf16, where Context<Cpu>::gemm says that it left that there (bf16_at).
 bool attention_reads_bf16();
+// Whether heads of this size are multiplied by tiles: they fill them.
+bool attention_by_tiles(int64_t head_size);
 
 // ---- the general attention path: add_qkv_bias, GEMM, softmax, GEMM, transpose ------------------------------
 

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstdint>
 
-namespace ftbert {
+namespace ftbert::FTBERT_ISA {
 
 // out = (x - mean) / sqrt(variance + eps) * gamma + beta over cols. Two passes: the row is in L1. out may be x.
 inline void layernorm_row(const float* x, const float* gamma, const float* beta, float eps, int64_t cols, float* out) {
@@ -19,4 +19,4 @@ inline void layernorm_row(const float* x, const float* gamma, const float* beta,
   for (int64_t c = 0; c < cols; ++c) out[c] = (x[c] - mean) * scale * gamma[c] + beta[c];
 }
 
-}  // namespace ftbert
+}  // namespace ftbert::FTBERT_ISA

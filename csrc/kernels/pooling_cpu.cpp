@@ -5,11 +5,10 @@
 
 #include "kernels/kernels.h"
 
-namespace ftbert {
+namespace ftbert::FTBERT_ISA {
 
-template <>
-void pooling<Cpu, float>(Context<Cpu>&, const float* hidden, const int32_t* cu_seqlens, int64_t batch, int64_t cols,
-                         PoolingMode mode, bool normalize, float* out) {
+void pooling(Context<Cpu>&, const float* hidden, const int32_t* cu_seqlens, int64_t batch, int64_t cols,
+             PoolingMode mode, bool normalize, float* out) {
 #pragma omp parallel for schedule(dynamic)
   for (int64_t b = 0; b < batch; ++b) {
     const int64_t length = cu_seqlens[b + 1] - cu_seqlens[b];
@@ -45,4 +44,4 @@ void pooling<Cpu, float>(Context<Cpu>&, const float* hidden, const int32_t* cu_s
   }
 }
 
-}  // namespace ftbert
+}  // namespace ftbert::FTBERT_ISA

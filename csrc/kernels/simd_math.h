@@ -1,4 +1,4 @@
-// Vectors of this machine's width; exp, erf and tanh in float, free of branches and calls, so that the compiler
+// Vectors of the instruction set's width; exp, erf and tanh in float, free of branches and calls, so that the compiler
 // vectorises the loops around them.
 #pragma once
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 #include "core/types.h"
 
-namespace ftbert::simd {
+namespace ftbert::FTBERT_ISA::simd {
 
 // As many floats as a register holds: wider vectors compile everywhere, and where they do not fit a register each
 // operation goes through memory (attention took 20 times as long so, with 16 lanes on AVX2).
@@ -127,4 +127,4 @@ inline float activate(float x) {
   return x;
 }
 
-}  // namespace ftbert::simd
+}  // namespace ftbert::FTBERT_ISA::simd

@@ -4,12 +4,10 @@
 #include "kernels/kernels.h"
 #include "kernels/softmax_row.h"
 
-namespace ftbert {
+namespace ftbert::FTBERT_ISA {
 
-template <>
-void softmax<Cpu, float>(Context<Cpu>&, const float* scores, const int32_t* cu_seqlens, float scale,
-                         RelativeBias<float> relative, int64_t batch, int64_t heads, int64_t seq,
-                         float* probabilities) {
+void softmax(Context<Cpu>&, const float* scores, const int32_t* cu_seqlens, float scale, RelativeBias<float> relative,
+             int64_t batch, int64_t heads, int64_t seq, float* probabilities) {
 #pragma omp parallel for schedule(static) collapse(2)
   for (int64_t b = 0; b < batch; ++b) {
     for (int64_t h = 0; h < heads; ++h) {
@@ -38,4 +36,4 @@ void softmax<Cpu, float>(Context<Cpu>&, const float* scores, const int32_t* cu_s
   }
 }
 
-}  // namespace ftbert
+}  // namespace ftbert::FTBERT_ISA

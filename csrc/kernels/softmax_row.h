@@ -5,7 +5,7 @@
 
 #include "kernels/simd_math.h"
 
-namespace ftbert {
+namespace ftbert::FTBERT_ISA {
 
 // x = e^(x - max) over [0, cols); returns the sum, so that the caller can divide where it is cheapest.
 inline float exp_row(float* x, int64_t cols) {
@@ -39,4 +39,4 @@ inline float exp_row(float* x, int64_t cols) {
   return sum;
 }
 
-}  // namespace ftbert
+}  // namespace ftbert::FTBERT_ISA

@@ -1,0 +1,167 @@
+// The choice among the instruction sets that the library was compiled for, and the kernels that go by it.
+#include "kernels/isa.h"
+
+#include <cstdlib>
+#include <iterator>
+#include <string>
+
+#include "core/check.h"
+
+#ifdef __x86_64__
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace ftbert {
+
+#define FTBERT_DECLARE(isa)        \
+  namespace isa {                  \
+  extern const IsaKernels kernels; \
+  }
+#ifdef __x86_64__
+FTBERT_DECLARE(avx2)
+FTBERT_DECLARE(avx512)
+FTBERT_DECLARE(avx512_bf16)
+#else
+FTBERT_DECLARE(baseline)
+#endif
+#undef FTBERT_DECLARE
+
+namespace {
+
+struct Level {
+  std::string_view name;
+  const IsaKernels* kernels;
+};
+
+#ifdef __x86_64__
+constexpr Level kLevels[] = {{"avx2", &avx2::kernels},
+                             {"avx512", &avx512::kernels},
+                             {"avx512_bf16", &avx512_bf16::kernels},
+                             {"amx", &avx512_bf16::kernels}};
+
+// Linux gives a process the tiles' registers when it asks for them; a sandbox may refuse.
+bool tiles_granted() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1) || !(d >> 24 & 1)) return false;  // bf16, tiles
+#ifdef __linux__
+  constexpr long kAsk = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kAsk, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
+// How many of kLevels this CPU has. The builtin also asks whether the system saves the registers.
+int levels_here() {
+  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                        __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+  if (!has_avx2) return 0;
+  const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                          __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+                          __builtin_cpu_supports("avx512vl");
+  if (!has_avx512) return 1;
+  if (!__builtin_cpu_supports("avx512bf16")) return 2;
+  return tiles_granted() ? 4 : 3;
+}
+#else
+constexpr Level kLevels[] = {{"baseline", &baseline::kernels}};
+int levels_here() { return 1; }
+#endif
+
+const Level& level() {
+  static const Level& chosen = []() -> const Level& {
+    const int here = levels_here();
+    FTBERT_CHECK(here > 0,
+                 "this CPU lacks AVX2 or FMA; on the CPU ftbert needs x86-64-v3, as of Intel Haswell (2013) or "
+                 "AMD Zen (2017)");
+    const char* wish = std::getenv("FTBERT_MAX_CPU_ISA");
+    if (!wish || !*wish) return kLevels[here - 1];
+    std::string names;
+    for (int i = 0; i < static_cast<int>(std::size(kLevels)); ++i) {
+      if (kLevels[i].name == wish) return kLevels[i < here ? i : here - 1];
+      names += (i ? ", " : "") + std::string(kLevels[i].name);
+    }
+    throw Error("FTBERT_MAX_CPU_ISA: expected one of " + names + ", got " + wish);
+  }();
+  return chosen;
+}
+
+}  // namespace
+
+const IsaKernels& isa_kernels() { return *level().kernels; }
+std::string_view cpu_isa() { return level().name; }
+
+bool attention_reads_bf16() { return isa_kernels().bf16; }
+
+bool attention_by_tiles(int64_t head_size) {
+  constexpr int64_t kTileColumns = 32;  // two tiles of 16 sums side by side
+  return cpu_isa() == "amx" && head_size % kTileColumns == 0;
+}
+
+const char* attention_operands(int64_t head_size) {
+  return !attention_reads_bf16() ? "fp32" : attention_by_tiles(head_size) ? "bf16, AMX tiles" : "bf16";
+}
+
+template <>
+bool attention_supports<Cpu, float>(const Context<Cpu>&, int64_t) {
+  isa_kernels();  // the error of a CPU without kernels comes when a model is loaded
+  return true;
+}
+
+template <>
+void add_bias_act<Cpu, float>(Context<Cpu>& context, float* x, const float* bias, Activation activation, int64_t rows,
+                              int64_t cols) {
+  isa_kernels().add_bias_act(context, x, bias, activation, rows, cols);
+}
+
+template <>
+void add_bias_input_layernorm<Cpu, float>(Context<Cpu>& context, const float* x, const float* bias, const float* input,
+                                          const float* gamma, const float* beta, float eps, int64_t rows, int64_t cols,
+                                          float* sum, float* out) {
+  isa_kernels().add_bias_input_layernorm(context, x, bias, input, gamma, beta, eps, rows, cols, sum, out);
+}
+
+template <>
+void add_qkv_bias<Cpu, float>(Context<Cpu>& context, const float* qkv, const float* bias, int64_t first_token,
+                              const int32_t* cu_seqlens, int64_t batch, int64_t seq, int64_t heads, int64_t head_size,
+                              float* q, float* k, float* v) {
+  isa_kernels().add_qkv_bias(context, qkv, bias, first_token, cu_seqlens, batch, seq, heads, head_size, q, k, v);
+}
+
+template <>
+void attention<Cpu, float>(Context<Cpu>& context, const float* qkv, int64_t tokens, int64_t first_token,
+                           const int32_t* cu_seqlens, RelativeBias<float> bias, int64_t batch, int64_t max_seqlen,
+                           int64_t queries, int64_t heads, int64_t head_size, void* scratch, float* out) {
+  isa_kernels().attention(context, qkv, tokens, first_token, cu_seqlens, bias, batch, max_seqlen, queries, heads,
+                          head_size, scratch, out);
+}
+
+template <>
+size_t attention_scratch_bytes<Cpu, float>(int64_t max_seqlen, int64_t head_size, bool alone) {
+  return isa_kernels().attention_scratch_bytes(max_seqlen, head_size, alone);
+}
+
+template <>
+void embeddings_layernorm<Cpu, float>(Context<Cpu>& context, const EmbeddingTables<float>& tables,
+                                      const int64_t* input_ids, const int64_t* token_type_ids,
+                                      const int64_t* token_index, const int32_t* positions, int64_t tokens,
+                                      int64_t cols, float* out) {
+  isa_kernels().embeddings_layernorm(context, tables, input_ids, token_type_ids, token_index, positions, tokens, cols,
+                                     out);
+}
+
+template <>
+void pooling<Cpu, float>(Context<Cpu>& context, const float* hidden, const int32_t* cu_seqlens, int64_t batch,
+                         int64_t cols, PoolingMode mode, bool normalize, float* out) {
+  isa_kernels().pooling(context, hidden, cu_seqlens, batch, cols, mode, normalize, out);
+}
+
+template <>
+void softmax<Cpu, float>(Context<Cpu>& context, const float* scores, const int32_t* cu_seqlens, float scale,
+                         RelativeBias<float> bias, int64_t batch, int64_t heads, int64_t seq, float* probabilities) {
+  isa_kernels().softmax(context, scores, cu_seqlens, scale, bias, batch, heads, seq, probabilities);
+}
+
+}  // namespace ftbert
