@@ -46,9 +46,9 @@ void check_weights(const std::vector<WeightSpec>& specs, const TensorDict& weigh
       continue;
     }
     const at::Tensor tensor = it->value();
-    if (tensor.sizes() != at::IntArrayRef(spec.shape))
+    if (!has_shape(tensor, spec.shape))
       complaints += "\n  " + spec.name + ": expected " + shape_text(spec.shape) + ", got " + shape_text(tensor.sizes());
-    if (tensor.is_mkldnn() && !(spec.matrix && device.is_cpu()))
+    if (is_packed(tensor) && !(spec.matrix && device.is_cpu()))
       complaints += "\n  " + spec.name + ": only matrices on the CPU may be packed";
     const at::ScalarType expected = spec.matrix ? product_dtype : dtype;
     if (tensor.device() != device || tensor.scalar_type() != expected)
@@ -81,12 +81,8 @@ EncoderClass::EncoderClass(TensorDict weights, StringDict config, std::string at
     for (const WeightSpec& spec : specs) {
       const at::Tensor given = weights.at(spec.name).detach();
       // A loader may have packed it already, to not hold both layouts.
-      at::Tensor packed = given.is_mkldnn() ? given : at::Tensor();
-      if (!packed.defined() && spec.matrix && kind == DeviceKind::cpu) packed = pack_weight(given);
-      FTBERT_CHECK(packed.defined() || given.scalar_type() == dtype_, spec.name,
-                   ": this PyTorch has no oneDNN, which products in bf16 on the CPU need; load the model in fp32");
-      if (packed.defined())
-        packed_[spec.name] = packed;
+      if (spec.matrix && kind == DeviceKind::cpu)
+        packed_[spec.name] = is_packed(given) ? given : pack_weight(given);
       else
         weights_.insert(spec.name, given.contiguous());
     }
@@ -103,7 +99,7 @@ TensorDict EncoderClass::weights() const {
   TensorDict all;
   for (const WeightSpec& spec : weight_specs(config_)) {
     const auto it = packed_.find(spec.name);
-    all.insert(spec.name, it == packed_.end() ? weights_.at(spec.name) : it->second.to_dense());
+    all.insert(spec.name, it == packed_.end() ? weights_.at(spec.name) : unpack_weight(it->second, spec.shape[0]));
   }
   return all;
 }

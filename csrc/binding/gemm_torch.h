@@ -39,8 +39,12 @@ class TorchGemm : public CpuGemm {
   std::vector<std::pair<const float*, Parts>> left_;  // where the next product takes bf16
 };
 
-// weight [n, k], fp32 or bf16 -> oneDNN's blocked layout, or an undefined tensor where this PyTorch has no oneDNN.
+// weight [n, k], fp32 or bf16 -> what TorchGemm multiplies by: oneDNN's blocked layout, or panels [n / width, k,
+// width].
 at::Tensor pack_weight(const at::Tensor& weight);
+bool is_packed(const at::Tensor& weight);
+bool has_shape(const at::Tensor& weight, at::IntArrayRef shape);  // packed or not
+at::Tensor unpack_weight(const at::Tensor& packed, int64_t n);    // [n, k]
 std::string torch_gemm_name();
 
 }  // namespace ftbert::binding

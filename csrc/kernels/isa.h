@@ -19,11 +19,23 @@
 
 namespace ftbert {
 
+// out [m, n] = act(a [m, k] @ weight [n, k]^T + bias), the weight packed by pack_panels.
+struct PanelProduct {
+  int64_t m, n, k;
+  const float *a, *panels, *bias;  // bias [n] or nullptr
+  Activation activation;
+  float* out;
+};
+
 // One set. isa_table_cpu.cpp fills it.
 struct IsaKernels {
 #define FTBERT_MEMBER(name) decltype(&ftbert::name<Cpu, float>) name;
   FTBERT_ISA_KERNELS(FTBERT_MEMBER)
 #undef FTBERT_MEMBER
+  int64_t panel_width;
+  void (*pack_panels)(const float* weight, int64_t n, int64_t k,
+                      float* panels);  // [n up to whole panels, k]: panels of [k, panel_width]
+  void (*panel_product)(const PanelProduct& product);
   bool bf16;  // has instructions for products of bf16 pairs
 };
 

@@ -128,3 +128,9 @@ inline float activate(float x) {
 }
 
 }  // namespace ftbert::FTBERT_ISA::simd
+
+namespace ftbert::FTBERT_ISA {
+
+inline constexpr int kPanelWidth = 2 * simd::kLanes;  // columns that panel_product holds in registers
+
+}  // namespace ftbert::FTBERT_ISA
