@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 
 import torch
+
+from ftbert.torch_release import torch_release
 
 _LIBRARY = Path(__file__).parent / "lib" / "libftbert.so"
 
@@ -24,6 +27,7 @@ def load_library() -> None:
             f"ftbert's compiled library is missing ({_LIBRARY.name} beside {Path(__file__).name}); "
             "build it with `make build`, or `pip install --no-build-isolation .`"
         )
+    _check_torch()
     try:
         torch.ops.load_library(str(_LIBRARY))
     except OSError as error:
@@ -34,6 +38,19 @@ def load_library() -> None:
     from ftbert import _fake
 
     _fake.register()
+
+
+def _check_torch() -> None:
+    """Before the library is loaded: beside another torch it misses symbols, or finds them and crashes."""
+    record = _LIBRARY.with_name("built_for.json")
+    if not record.exists():  # a library that CMake did not put there
+        return
+    release = torch_release(json.loads(record.read_text())["torch"])
+    if torch_release(torch.__version__) != release:
+        raise ImportError(
+            f"ftbert was built for torch {release} and this is torch {torch.__version__}; build it beside this one "
+            f"(`pip install --no-build-isolation .`, or `make build`), or install torch=={release}"
+        )
 
 
 def build_info() -> dict[str, str]:
