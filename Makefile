@@ -167,5 +167,5 @@ gpu-bench: gpu-build  ## the benchmark on the GPU, 108 points (PYTHON=python3: n
 	$(PYTHON) benchmarks/report.py
 
 clean:  ## builds and outputs; keeps .venv and .models
-	rm -rf build build-* out ftbert/lib *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build build-* dist out ftbert/lib *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,15 +1,162 @@
-"""What pip and `python -m build` find: a library for this torch."""
+"""What pip and `python -m build` find: one line where something is missing, all sources, a library for this torch."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import torch
 
+import ftbert
 from ftbert import _library
 from ftbert.torch_release import torch_release
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT))
+
+import build_backend  # noqa: E402
+
+SETUPTOOLS = next(iter(metadata.distributions(name="setuptools")), None)
+needs_setuptools = pytest.mark.skipif(
+    SETUPTOOLS is None or build_backend._older(SETUPTOOLS.version, build_backend.SETUPTOOLS),
+    reason=f"no setuptools >= {build_backend.SETUPTOOLS} is here",
+)
+# Calls a hook where the packages named first are not installed, or have the version that stands behind "==".
+HOOK = """
+import sys
+from importlib import metadata
+
+found, versions = metadata.version, dict(name.split("==") for name in sys.argv[1].split(","))
+def version(name):
+    if versions.get(name) == "":
+        raise metadata.PackageNotFoundError(name)
+    return versions.get(name) or found(name)
+metadata.version = version
+import build_backend
+print("done", getattr(build_backend, sys.argv[2])(*sys.argv[3:]))
+"""
+
+
+def hook(
+    name: str, *arguments: str, packages: str = "nothing==", root: Path = ROOT, path: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    # A Python outside bin/: the folder of sys.executable is searched before the PATH.
+    environment = {**os.environ, "PYTHONPATH": str(root), **({"PATH": str(path)} if path else {})}
+    program = f"import sys; sys.executable = '/nowhere/python'\n{HOOK}" if path else HOOK
+    command = [sys.executable, "-c", program, packages, name, *arguments]
+    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+
+
+def line(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line that a failed hook leaves."""
+    assert done.returncode == 1 and done.stdout == "", done.stdout
+    assert done.stderr.startswith("ftbert: ") and done.stderr.count("\n") == 1, done.stderr
+    return done.stderr.strip()
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """A copy of what git knows, with a compiled library of some other build in it."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("git does not know these sources")
+    for name in listed.stdout.split("\0")[:-1]:
+        if os.path.lexists(ROOT / name):
+            (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tmp_path / "tree" / name, follow_symlinks=False)
+    (tmp_path / "tree" / "ftbert" / "lib").mkdir()
+    (tmp_path / "tree" / "ftbert" / "lib" / "libftbert.so").write_text("stale")
+    return tmp_path / "tree"
+
+
+@pytest.fixture
+def tool(tmp_path: Path) -> Callable[[str, str], Path]:
+    """A program that answers --version; the folder with all of them."""
+
+    def make(name: str, answer: str) -> Path:
+        folder = tmp_path / "bin"
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text(f"#!/bin/sh\necho '{answer}'\n")
+        (folder / name).chmod(0o755)
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("name", "packages", "problem", "command"),
+    [
+        ("get_requires_for_build_wheel", "torch==,setuptools==", "no torch >= ", "install --no-build-isolation ."),
+        ("get_requires_for_build_editable", "torch==,setuptools==", "no torch >= ", "--no-build-isolation -e ."),
+        ("get_requires_for_build_sdist", "setuptools==", "no setuptools >= ", "python -m build --no-isolation"),
+        ("prepare_metadata_for_build_wheel", "torch==2.5.1+cu121", "torch 2.5.1+cu121 is too old", "."),
+        ("prepare_metadata_for_build_editable", "setuptools==65.5.0", "setuptools 65.5.0 is too old", "-e ."),
+    ],
+)
+def test_a_missing_package_is_one_line(name: str, packages: str, problem: str, command: str, tmp_path: Path) -> None:
+    said = line(hook(name, *[str(tmp_path)] * name.startswith("prepare"), packages=packages))
+    assert problem in said and said.endswith(command)
+    if "no " in problem:
+        pinned = re.search(r"^torch==\S+", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
+        assert pinned and f"Type: pip install {pinned[0]} setuptools cmake ninja" in said
+
+
+@needs_setuptools
+def test_an_old_or_missing_tool_is_one_line(tool: Callable[[str, str], Path], tmp_path: Path) -> None:
+    def said() -> str:
+        return line(hook("build_wheel", str(tmp_path), path=tmp_path / "bin"))
+
+    tool("make", "GNU Make 4.3")
+    assert re.search(r"cmake was not found, [\d.]+ or later is needed\. Type: pip install cmake && pip ", said())
+    tool("cmake", "cmake version 3.9.6")
+    least = re.search(r"VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text())
+    assert least and re.search(rf"cmake 3\.9\.6 is too old \(.*/bin/cmake\), {least[1]} or later", said())
+    tool("cmake", f"cmake version {least[1]}.0")
+    tool("ninja", "1.2")
+    assert "ninja 1.2 is too old" in said()
+    tool("ninja", "")
+    assert "ninja does not tell its version" in said()
+    for name in ("ninja", "make"):
+        (tmp_path / "bin" / name).unlink()
+    assert "ninja was not found" in said()
+
+
+@needs_setuptools
+def test_the_sdist_holds_all_sources(sources: Path, tmp_path: Path) -> None:
+    """Torch and cmake are not needed for it."""
+    (tmp_path / "bin").mkdir()
+    done = hook("build_sdist", str(tmp_path), packages="torch==", root=sources, path=tmp_path / "bin")
+    assert done.returncode == 0, done.stderr
+    folder = f"ftbert-{ftbert.__version__}"
+    with tarfile.open(tmp_path / f"{folder}.tar.gz") as archive:
+        members = {member.name.removeprefix(f"{folder}/"): member for member in archive if not member.isdir()}
+        requires = archive.extractfile(f"{folder}/PKG-INFO")
+        assert requires is not None and re.search(rb"^Requires-Dist: torch>=[\d.]+$", requires.read(), re.MULTILINE)
+    files = {str(file.relative_to(sources)) for file in sources.rglob("*") if file.is_file() or file.is_symlink()}
+    made = ("ftbert/lib/", "ftbert.egg-info/")
+    want = {name for name in files if not name.startswith(made) and "__pycache__" not in name}
+    assert {"csrc/encoder.cpp", "CMakeLists.txt", "build_backend.py", "converters/family.py"} < want
+    assert want - members.keys() == set()
+    assert members.keys() - want == {"PKG-INFO", "setup.cfg"} | {n for n in members if n.startswith("ftbert.egg-info/")}
+    assert members["ftbert/converters"].linkname == "../converters"
+
+
+@needs_setuptools
+def test_metadata_name_the_torch_that_was_compiled_against(sources: Path, tmp_path: Path) -> None:
+    done = hook("prepare_metadata_for_build_wheel", str(tmp_path), packages="torch==2.9.1+cu130", root=sources)
+    assert done.returncode == 0, done.stderr
+    (info,) = tmp_path.glob("*.dist-info")
+    requires = [text for text in metadata.PathDistribution(info).requires or [] if text.startswith("torch")]
+    assert requires == ["torch==2.9.*"]
 
 
 def test_releases_of_torch() -> None:
