@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +15,9 @@ import torch
 
 import ftbert
 
-LIBRARY = Path(__file__).resolve().parent.parent / "build-cuda" / "lib" / "libftbert.so"
+ROOT = Path(__file__).resolve().parent.parent
+LIBRARY = ROOT / "build-cuda" / "lib" / "libftbert.so"
+CUBLAS = ROOT / ".models" / "nvidia" / "cu13"
 PROGRAM = """
 import json, sys
 from pathlib import Path
@@ -49,3 +53,28 @@ def test_computes_the_same_on_the_cpu(tiny_bert: Callable[..., Path], tmp_path: 
     facts = json.loads(done.stdout)
     assert facts["cuda"] == "no" and "driver" in facts["cuda_reason"] and facts["cuda_reason"] in facts["said"]
     assert torch.equal(torch.load(file), want)
+
+
+@pytest.mark.skipif(not shutil.which("nvcc") or not CUBLAS.exists(), reason="no nvcc, or no cuBLAS from make cuda-compile")
+@pytest.mark.parametrize(
+    "asked, got",
+    [
+        ("80;90", {"sm_80", "sm_90a"}),
+        ("90-real;90a", {"sm_90a"}),
+        ("90a;90-virtual", {"sm_90a", "compute_90"}),
+        ("80-virtual", None),
+        ("9.0", None),
+    ],
+)
+def test_architectures(asked: str, got: set[str] | None, tmp_path: Path) -> None:
+    """sm_90 has none of the warpgroup instructions: whoever asks for it means sm_90a."""
+    options = {"CUDA": "ON", "CUDA_ARCHS": asked, "TORCH": "OFF", "CUBLAS_DIR": CUBLAS}
+    command = ["cmake", "-S", ROOT, "-B", tmp_path, *(f"-DFTBERT_{name}={value}" for name, value in options.items())]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if got is None:
+        assert done.returncode != 0 and f"expected a list like 80;86;90a, got {asked}" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    assert ("90a instead of 90" in done.stdout) == ("90a;" not in asked)
+    commands = (tmp_path / "compile_commands.json").read_text()
+    assert set(re.findall(r"code=\[(\w+)\]", commands)) == got
