@@ -218,6 +218,8 @@ __global__ void __launch_bounds__(Shape::kThreads)
 
   if constexpr (Ending::kVectors > 0) barrier_wait(vectors_full, 0);
   ending.finish(own, reinterpret_cast<const float*>(memory + kVectors) + part * kOwn * 8, own_area);
+#else
+  no_warpgroups();
 #endif
 }
 

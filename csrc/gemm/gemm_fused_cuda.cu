@@ -106,6 +106,8 @@ __global__ void __launch_bounds__(Shape::kThreads) fused_gemm_kernel(Operands o,
   if (o.split > 1)
     cooperative_groups::this_cluster().sync();
   else
+#else
+  if (o.split > 1) __trap();  // there are no clusters
 #endif
     __syncthreads();
 

@@ -204,6 +204,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       __syncwarp();
     }
   }
+#else
+  no_warpgroups();
 #endif
 }
 

@@ -310,6 +310,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     index += kTurns;
     tile = first + index * step_tiles;
   }
+#else
+  no_warpgroups();
 #endif
 }
 

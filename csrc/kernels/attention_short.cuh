@@ -118,6 +118,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   stage_rows<E, kHeadSize>(memory, warp * 16, lane, sum);
   __syncwarp();
   store_rows<E, kHeadSize, 16>(memory, warp * 16, lane, real - warp * 16, out, hidden);
+#else
+  no_warpgroups();
 #endif
 }
 

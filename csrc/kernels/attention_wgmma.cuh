@@ -232,6 +232,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     __syncwarp();
     store_rows<E, kHeadSize, 16>(memory, warp * 16, lane, real - warp * 16, out, hidden);
   }
+#else
+  no_warpgroups();
 #endif
 }
 

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string_view>
 
-// Kernels that use them have a body only where this is defined.
+// Kernels that use them have a body only where this is defined, elsewhere no_warpgroups().
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define FTBERT_WGMMA
 #endif
@@ -28,6 +28,9 @@ __device__ uint64_t matrix_descriptor(uint32_t shared, uint32_t further = 16) {
   constexpr uint64_t kSwizzle = kRowBytes == 128 ? 1 : 2;
   return ((shared & 0x3FFFF) >> 4 | further >> 4 << 16) | uint64_t{8 * kRowBytes / 16} << 32 | kSwizzle << 62;
 }
+
+// Launched where has_warpgroups is false: an error for the host. An empty body would leave old memory as the result.
+__device__ inline void no_warpgroups() { __trap(); }
 
 __device__ inline void warpgroup_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
