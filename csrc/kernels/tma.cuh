@@ -11,6 +11,8 @@ __device__ inline void barrier_init(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 // After barrier_init, before the accelerator and other threads use the barriers (and then a barrier of all threads).
+// The fence of CUTLASS (cutlass::arch::fence_barrier_init). fence.proxy.async is for data that ordinary stores wrote;
+// initialisation of a barrier does not need it (CCCL, cub/device/dispatch/kernels/kernel_transform.cuh).
 __device__ inline void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
