@@ -1,4 +1,7 @@
 // out = LayerNorm(x + bias + input) * gamma + beta, one pass over each row.
+#include <array>
+#include <atomic>
+
 #include "core/check.h"
 #include "core/cuda_check.h"
 #include "kernels/kernels.h"
@@ -48,11 +51,13 @@ void add_bias_input_layernorm(Context<Device>& context, const T* x, const T* bia
     using Shape = decltype(shape);
     const auto kernel = add_bias_input_layernorm_kernel<Shape, native_t<T>>;
     // No more blocks than there is room for at once: each walks over rows, its vectors loaded once.
-    static const int fitting = [&] {
-      int blocks = 0;
-      FTBERT_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, Shape::kMaxThreads, 0));
-      return blocks;
-    }();
+    static std::array<std::atomic<int>, 64> known{};  // by device; 0: not asked yet
+    const size_t device = static_cast<size_t>(context.device);
+    int fitting = device < known.size() ? known[device].load(std::memory_order_relaxed) : 0;
+    if (fitting == 0) {
+      FTBERT_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fitting, kernel, Shape::kMaxThreads, 0));
+      if (device < known.size()) known[device].store(fitting, std::memory_order_relaxed);
+    }
     RowLaunch on = row_launch<Shape>(rows, context.sm_count);
     on.blocks = std::min(on.blocks, static_cast<unsigned>(fitting * context.sm_count));
     launch_overlapped(context, "kernel add_bias_input_layernorm", kernel, on.blocks, on.threads, 0, 1, native(x),
