@@ -45,6 +45,7 @@ Context<Cuda> inspect(int device) {
   context.l2_bytes = attribute(cudaDevAttrL2CacheSize, device);
   context.capability =
       10 * attribute(cudaDevAttrComputeCapabilityMajor, device) + attribute(cudaDevAttrComputeCapabilityMinor, device);
+  context.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   const DeviceGuard guard(device);
   const cudaError_t error = probe_kernel_image();
   if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {

@@ -5,6 +5,7 @@
 #include <cooperative_groups.h>
 
 #include <algorithm>
+#include <tuple>
 #include <type_traits>
 
 #include "core/check.h"
@@ -133,9 +134,17 @@ void launch(const Context<Cuda>& context, const FusedGemm& g, int split) {
 constexpr int kSplits[] = {1, 2, 4, 8};
 constexpr int kSplitCount = 4;
 struct Size {
-  int m, n;
+  int m, n, bytes;  // bytes: of shared memory
 };
-constexpr Size kSizes[] = {{16, 64}, {32, 64}, {64, 64}, {128, 64}, {128, 128}};
+template <class... Shapes>
+struct List {
+  static constexpr Size kSizes[] = {{Shapes::kTileM, Shapes::kTileN, Shapes::kBytes}...};
+  template <int kPlace>
+  using At = std::tuple_element_t<kPlace, std::tuple<Shapes...>>;
+};
+using Shapes = List<TileShape<16, 64, 1, 4, 8>, TileShape<32, 64, 2, 2, 8>, TileShape<64, 64, 2, 2, 6>,
+                    TileShape<128, 64, 4, 2, 4>, TileShape<128, 128, 2, 4, 4>>;
+constexpr auto& kSizes = Shapes::kSizes;
 constexpr int kSmallVariants = kSplitCount * static_cast<int>(std::size(kSizes));
 // Tables store the numbers. Those of gemm_hopper.h follow, 22 to 33 were products that are no more.
 constexpr int kFirstHopper = kSmallVariants, kFirstFew = 34;
@@ -145,11 +154,11 @@ template <class E>
 void run(const Context<Cuda>& context, int variant, const FusedGemm& gemm) {
   const int split = kSplits[variant % kSplitCount];
   switch (variant / kSplitCount) {
-    case 0: return launch<E, TileShape<16, 64, 1, 4, 8>>(context, gemm, split);
-    case 1: return launch<E, TileShape<32, 64, 2, 2, 8>>(context, gemm, split);
-    case 2: return launch<E, TileShape<64, 64, 2, 2, 6>>(context, gemm, split);
-    case 3: return launch<E, TileShape<128, 64, 4, 2, 4>>(context, gemm, split);
-    case 4: return launch<E, TileShape<128, 128, 2, 4, 4>>(context, gemm, split);
+    case 0: return launch<E, Shapes::At<0>>(context, gemm, split);
+    case 1: return launch<E, Shapes::At<1>>(context, gemm, split);
+    case 2: return launch<E, Shapes::At<2>>(context, gemm, split);
+    case 3: return launch<E, Shapes::At<3>>(context, gemm, split);
+    case 4: return launch<E, Shapes::At<4>>(context, gemm, split);
     default: fail("there is no fused product ", variant);
   }
 }
@@ -166,18 +175,16 @@ FusedTile fused_gemm_tile(int variant) {
   return variant < kFirstFew ? hopper_gemm_tile(variant - kFirstHopper) : few_gemm_tile(variant - kFirstFew);
 }
 
-bool fused_gemm_supports(int capability, int variant, const FusedGemm& gemm) {
+bool fused_gemm_supports(int capability, int shared_bytes, int variant, const FusedGemm& gemm) {
   if (variant < 0 || gemm.dtype == DType::fp32) return false;
   if (variant >= kFirstFew) return few_gemm_supports(capability, variant - kFirstFew, gemm);
   if (variant >= kFirstHopper) return hopper_gemm_supports(capability, variant - kFirstHopper, gemm);
   const Size size = kSizes[variant / kSplitCount];
   const int split = kSplits[variant % kSplitCount];
   const int64_t blocks = (gemm.m + size.m - 1) / size.m;
-  // Capabilities with 100 KB of shared memory a block, not 160 or more: 8.6, 8.9 and those from 11 on.
-  const bool small_memory = capability == 86 || capability == 89 || capability >= 110;
   return gemm.m > 0 && gemm.n > 0 && gemm.k > 0 && gemm.n % size.n == 0 && gemm.k % kStep == 0 &&
          gemm.k / kStep >= split && std::max(gemm.n, gemm.k) < (1 << 24) && blocks <= 65535 &&
-         (split == 1 || capability >= 90) && !(small_memory && size.m == 128 && size.n == 128);
+         (split == 1 || capability >= 90) && size.bytes <= shared_bytes;
 }
 
 int fused_gemm_guess(int capability, int sm_count, const FusedGemm& gemm) {
@@ -186,8 +193,8 @@ int fused_gemm_guess(int capability, int sm_count, const FusedGemm& gemm) {
 }
 
 void run_fused_gemm(const Context<Cuda>& context, int variant, const FusedGemm& gemm) {
-  FTBERT_CHECK(fused_gemm_supports(context.capability, variant, gemm), "the fused product ", variant,
-               " cannot do m=", gemm.m, " n=", gemm.n, " k=", gemm.k, " and ", to_string(gemm.activation));
+  FTBERT_CHECK(fused_gemm_supports(context.capability, context.shared_bytes, variant, gemm), "the fused product ",
+               variant, " cannot do m=", gemm.m, " n=", gemm.n, " k=", gemm.k, " and ", to_string(gemm.activation));
   for (const void* p : {gemm.a, gemm.b, gemm.bias, static_cast<const void*>(gemm.c)})
     FTBERT_CHECK(reinterpret_cast<uintptr_t>(p) % 16 == 0, "a fused product needs operands aligned to 16 bytes");
   if (variant >= kFirstFew) return run_few_gemm(context, variant - kFirstFew, gemm);

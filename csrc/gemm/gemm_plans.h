@@ -77,7 +77,7 @@ struct GemmPlans {
   bool follows(const GemmKey& key, const TunedGemm& row, GemmPlan& plan) const;
   GemmPlan make(const GemmKey& key, const void* bias, const Table& table) const;
 
-  int capability_ = 0, sm_count_ = 0;
+  int capability_ = 0, sm_count_ = 0, shared_bytes_ = 0;
   std::shared_mutex mutex_;
   std::unordered_map<GemmKey, GemmPlan, GemmKeyHash> plans_;
   std::shared_ptr<const Table> table_ = std::make_shared<Table>();

@@ -78,6 +78,7 @@ GemmPlans::GemmPlans(int device) {
   FTBERT_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
   capability_ = 10 * major + minor;
   FTBERT_CUDA_CHECK(cudaDeviceGetAttribute(&sm_count_, cudaDevAttrMultiProcessorCount, device));
+  FTBERT_CUDA_CHECK(cudaDeviceGetAttribute(&shared_bytes_, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
 }
 
 GemmPlan GemmPlans::get(const GemmKey& key, const void* bias) {
@@ -185,7 +186,7 @@ bool GemmPlans::follows(const GemmKey& key, const TunedGemm& row, GemmPlan& plan
     // Also where the row is the plain product's, this one has to apply what comes after.
     const Activation activation = key.after != Activation::none ? key.after : problem.activation;
     const FusedGemm gemm{.m = key.m, .n = key.n, .k = key.k, .dtype = key.dtype, .activation = activation};
-    if (!fused_gemm_supports(capability_, variant, gemm)) return false;
+    if (!fused_gemm_supports(capability_, shared_bytes_, variant, gemm)) return false;
     plan.fused = variant;
     return true;
   }

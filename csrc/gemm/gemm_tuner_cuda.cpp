@@ -68,7 +68,7 @@ class CublasLtTuner : public GemmTuner {
   std::vector<GemmAlgorithm> fused() override {
     std::vector<GemmAlgorithm> all;
     for (int variant = 0; variant < fused_gemm_variants(); ++variant)
-      if (fused_gemm_supports(context_.capability, variant, problem()))
+      if (fused_gemm_supports(context_.capability, context_.shared_bytes, variant, problem()))
         all.push_back(describe_algorithm(variant, false));
     for (int variant = 0; key_.layernorm && variant < norm_gemm_variants(); ++variant)
       if (norm_gemm_supports(context_.capability, variant, norm_problem()))
