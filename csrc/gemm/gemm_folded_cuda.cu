@@ -18,7 +18,7 @@ struct Corrected {
     const float *add, *slope;
     PendingNorm norm;
     AddedMoments cleared;
-    float inverse;  // 1 / k
+    double inverse;  // 1 / k
     void* c;
     Activation activation;
   };
@@ -70,7 +70,7 @@ struct Summing {
     const float *add, *gamma, *gamma_out;  // gamma: of the LayerNorm that is pending, or any vector
     PendingNorm norm;
     AddedMoments moments;
-    float inverse;  // 1 / n
+    double inverse;  // 1 / n
     const void* residual;
     void* c;
   };
@@ -105,22 +105,33 @@ struct Summing {
   __device__ void finish(float (&own)[Shape::kOwn][4], const float* vectors, char* area) {
     float2 scale[2] = {{1, 0}, {1, 0}};
     if (arguments.norm.gamma) scales.get(arguments.inverse, arguments.norm.eps, scale);
-    float total[2] = {}, squares[2] = {};
 #pragma unroll
     for (int j = 0; j < Shape::kOwn; ++j) {
       const float2 add = pair_of<0, Shape>(vectors, j), gamma = pair_of<1, Shape>(vectors, j);
-      const float2 gamma_out = pair_of<2, Shape>(vectors, j);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const Packed<E, 2> pair{residual[j][r]};
         float x[2];
         pair.to_floats(x);
+        own[j][2 * r] += x[0] * scale[r].x + (gamma.x * scale[r].y + add.x);
+        own[j][2 * r + 1] += x[1] * scale[r].x + (gamma.y * scale[r].y + add.y);
+      }
+    }
+    const int count = max(0, min(Shape::kOwn * 8, work.n - column0));
+    float shift[2] = {}, total[2] = {}, squares[2] = {};
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      if (count > 0) shift[r] = __shfl_sync(~0u, own[0][2 * r], 0, 4);
+#pragma unroll
+    for (int j = 0; j < Shape::kOwn; ++j) {
+      const float2 gamma_out = pair_of<2, Shape>(vectors, j);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
         float &first = own[j][2 * r], &second = own[j][2 * r + 1];
-        first += x[0] * scale[r].x + (gamma.x * scale[r].y + add.x);
-        second += x[1] * scale[r].x + (gamma.y * scale[r].y + add.y);
-        if (column0 + j * 8 < work.n) {
-          total[r] += first + second;
-          squares[r] += first * first + second * second;
+        if (j * 8 < count) {
+          const float d0 = first - shift[r], d1 = second - shift[r];
+          total[r] += d0 + d1;
+          squares[r] += d0 * d0 + d1 * d1;
         }
         first *= gamma_out.x, second *= gamma_out.y;
       }
@@ -128,7 +139,7 @@ struct Summing {
     stage_rows<E, Shape>(area, [&](int j, int c) { return own[j][c]; });
 #pragma unroll
     for (int r = 0; r < 2; ++r) total[r] = reduce<4>(total[r], Sum()), squares[r] = reduce<4>(squares[r], Sum());
-    add_moments(arguments.moments, first_row(), work.m, total, squares);
+    add_moments(arguments.moments, first_row(), work.m, count, shift, total, squares);
     store_rows<E, Activation::none, Shape>(area, work, arguments.c, row0, column0);
   }
 };
@@ -140,7 +151,7 @@ struct RunCorrected {
                    const PendingNorm& norm, const AddedMoments& cleared) {
     launch_few<E, Shape, Corrected<E, Shape>>(
         context, "kernel corrected_gemm", g,
-        {add, slope, norm, cleared, 1.0f / static_cast<float>(g.k), g.c, g.activation});
+        {add, slope, norm, cleared, 1.0 / static_cast<double>(g.k), g.c, g.activation});
   }
 };
 
@@ -152,7 +163,7 @@ struct RunSumming {
                    const AddedMoments& moments) {
     launch_few<E, Shape, Summing<E, Shape>>(
         context, "kernel summing_gemm", g,
-        {add, norm.gamma ? norm.gamma : add, gamma, norm, moments, 1.0f / static_cast<float>(g.n), residual, g.c});
+        {add, norm.gamma ? norm.gamma : add, gamma, norm, moments, 1.0 / static_cast<double>(g.n), residual, g.c});
   }
 };
 
