@@ -128,15 +128,17 @@ lint: $(DEPS)  ## ruff, mypy, clang-format
 	@clang-format --dry-run -Werror $(CXX_FILES) && echo "clang-format: $(words $(CXX_FILES)) files"
 
 # The library for GPUs, with PyTorch's build for the CPU: a machine without a GPU sees what does not compile or link.
-cuda-compile: $(DEPS)  ## build the library for sm_80 and sm_90a, where nvcc is
+cuda-compile: $(DEPS)  ## build the library for sm_80 and sm_90a, where nvcc is; no kernel may spill
 	@printf '\n== CUDA sources\n'
 	@if ! command -v nvcc >/dev/null; then echo "SKIPPED: CUDA sources were not compiled: nvcc was not found"; exit 0; fi; \
 	$(MAKE) $(MODELS)/.cublas; \
 	cmake -S . -B build-cuda -G Ninja -DFTBERT_CUDA=ON '-DFTBERT_CUDA_ARCHS=80;90a' -DFTBERT_TORCH=ON \
 	  -DFTBERT_FIND_LIBSTDCXX=ON \
 	  -DPython3_EXECUTABLE=$(PYTHON) -DFTBERT_LIB_DIR=$(CURDIR)/build-cuda/lib \
-	  -DFTBERT_CUBLAS_DIR=$(CURDIR)/$(CUBLAS) --log-level=WARNING; \
-	cmake --build build-cuda
+	  -DFTBERT_CUBLAS_DIR=$(CURDIR)/$(CUBLAS) --log-level=WARNING \
+	  "-DCMAKE_CUDA_COMPILER_LAUNCHER=$(PYTHON);$(CURDIR)/tests/spills.py;--compile"; \
+	cmake --build build-cuda; \
+	$(PYTHON) tests/spills.py build-cuda
 
 bench: build models  ## against transformers, onnxruntime, OpenVINO, ... on the CPU with 2 threads; 25 minutes
 	$(PYTHON) benchmarks/bench_model.py --threads 2 --minilm $(MINILM)
