@@ -1,7 +1,7 @@
 // softmax(q k^T / sqrt(head_size) + bias) v within each sequence, on packed tokens, without a score matrix in memory.
 //
 // One work item is up to 128 queries of one head of one sequence. Its keys are transposed and its values copied into
-// the thread's scratch (in qkv they lie 3*hidden apart and share cache sets), then 8 queries at a time go through
+// the thread's scratch (in qkv they lie 3*hidden apart and share cache sets), then a few queries at a time go through
 // scores, softmax and the weighted sum with all accumulators in registers. Where the model's products take bf16
 // operands, these two do too; 32 queries at a time where the CPU gives us tiles and head_size fills them (amx.h).
 #include <omp.h>
@@ -24,10 +24,11 @@ namespace ftbert::FTBERT_ISA {
 namespace {
 
 constexpr int64_t kQueriesPerItem = 128;
+constexpr int kTall = simd::kLanes == 8 ? 6 : 8;  // queries whose sums registers hold: AVX2 has 16, the others 32
 #ifdef FTBERT_AMX
 constexpr int64_t kQueriesAtOnce = 2 * amx::kSide;
 #else
-constexpr int64_t kQueriesAtOnce = 8;
+constexpr int64_t kQueriesAtOnce = kTall;
 #endif
 constexpr int kColumns = 2 * simd::kLanes;  // of keys or of head_size, held in registers by one block
 
@@ -205,8 +206,9 @@ void attend_all(const In* qkv, int64_t first_token, const int32_t* cu_seqlens, c
       if constexpr (kByTiles<Format>) {
         while (i < end) take(Rows<kQueriesAtOnce>(), std::min(kQueriesAtOnce, end - i));
       } else {
-        while (i + 8 <= end) take(Rows<8>(), 8);
+        while (i + kTall <= end) take(Rows<kTall>(), kTall);
         while (i + 4 <= end) take(Rows<4>(), 4);
+        while (i + 2 <= end) take(Rows<2>(), 2);
         while (i < end) take(Rows<1>(), 1);
       }
     }

@@ -55,6 +55,31 @@ inline void transpose_16x16(__m512i (&rows)[16]) {
 inline __mmask16 first_lanes(int64_t count) {
   return static_cast<__mmask16>((1u << std::clamp<int64_t>(count, 0, 16)) - 1);
 }
+#elif defined(__AVX2__)
+// rows[i] element j <-> rows[j] element i
+inline void transpose_8x8(__m256 (&rows)[8]) {
+  __m256 t[8];
+#pragma GCC unroll 4
+  for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm256_unpacklo_ps(rows[i], rows[i + 1]);
+    t[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
+  }
+  // In each half: column 4 * half + c of rows 4q to 4q + 3 becomes rows[4q + c].
+#pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4) {
+    rows[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+    rows[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+    rows[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+    rows[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+  }
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; ++c) {
+    t[c] = _mm256_permute2f128_ps(rows[c], rows[4 + c], 0x20);
+    t[4 + c] = _mm256_permute2f128_ps(rows[c], rows[4 + c], 0x31);
+  }
+#pragma GCC unroll 8
+  for (int c = 0; c < 8; ++c) rows[c] = t[c];
+}
 #endif
 
 // A format of the two products' operands: what they are summed over, `Format::depth(n)` Operands for n elements; how
@@ -84,8 +109,22 @@ struct FloatFormat {
         for (int64_t i = 0; i < count; ++i) _mm512_storeu_si512(keys + (d + i) * padded + j, rows[i]);
       }
 #else
+    int64_t whole = 0, wide = 0;  // keys and columns that were moved by squares
+#ifdef __AVX2__
+    whole = length / 8 * 8;
+    wide = head_size / 8 * 8;
+    for (int64_t j = 0; j < whole; j += 8)
+      for (int64_t d = 0; d < wide; d += 8) {
+        __m256 rows[8];
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) rows[i] = _mm256_loadu_ps(k + (j + i) * stride + d);
+        transpose_8x8(rows);
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) _mm256_storeu_ps(keys + (d + i) * padded + j, rows[i]);
+      }
+#endif
     for (int64_t j = 0; j < length; ++j)
-      for (int64_t d = 0; d < head_size; ++d) keys[d * padded + j] = k[j * stride + d];
+      for (int64_t d = j < whole ? wide : 0; d < head_size; ++d) keys[d * padded + j] = k[j * stride + d];
     for (int64_t d = 0; d < head_size; ++d)
       std::memset(keys + d * padded + length, 0, (padded - length) * sizeof(float));
 #endif

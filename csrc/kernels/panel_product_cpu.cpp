@@ -19,33 +19,30 @@ namespace {
 using simd::kLanes, simd::load, simd::store, simd::Vector;
 
 constexpr int kWidth = kPanelWidth;
-constexpr int kTall = kLanes == 8 ? 6 : 12;  // AVX2 has 16 registers, the others 32
-constexpr int64_t kRows = 192, kDepth = 256;
+constexpr int kTall = kLanes == 16 ? 14 : kLanes == 8 ? 6 : 12;  // tiles of 28 sums of 32 registers, 12 of 16, 24 of 32
+constexpr int64_t kRows = 196, kDepth = kLanes == 16 ? 256 : 384, kLine = 64;
 
-// c [R, kWidth] = (or +=, where `first` is nullptr) a [R, depth] @ panel [depth, kWidth], starting from `first`.
+// c [R, kWidth] = a [R, depth] @ panel [depth, kWidth] + `first` [kWidth], or + c where that is nullptr. Each cut of the
+// depth is summed by itself: that rounds less than one long sum.
 template <int R>
 void multiply_tile(const float* a, int64_t lda, const float* panel, int64_t depth, const float* first, float* c,
                    int64_t ldc) {
-  Vector sum[R][2];
-#pragma GCC unroll 12
-  for (int r = 0; r < R; ++r) {
-    sum[r][0] = load(first ? first : c + r * ldc);
-    sum[r][1] = load((first ? first : c + r * ldc) + kLanes);
-  }
+  Vector sum[R][2] = {};
 #pragma GCC unroll 4
   for (int64_t d = 0; d < depth; ++d) {
     const Vector left = load(panel + d * kWidth), right = load(panel + d * kWidth + kLanes);
-#pragma GCC unroll 12
+#pragma GCC unroll 14
     for (int r = 0; r < R; ++r) {
       const float x = a[r * lda + d];
       sum[r][0] += x * left;
       sum[r][1] += x * right;
     }
   }
-#pragma GCC unroll 12
+#pragma GCC unroll 14
   for (int r = 0; r < R; ++r) {
-    store(c + r * ldc, sum[r][0]);
-    store(c + r * ldc + kLanes, sum[r][1]);
+    const float* add = first ? first : c + r * ldc;
+    store(c + r * ldc, sum[r][0] + load(add));
+    store(c + r * ldc + kLanes, sum[r][1] + load(add + kLanes));
   }
 }
 
@@ -78,38 +75,60 @@ void activate_tile(Activation activation, float* c, int64_t ldc, int64_t rows) {
   }
 }
 
-// The rows [row, row_end) and panels [panel, panel_end) of the product.
-void multiply_block(const PanelProduct& p, int64_t row, int64_t row_end, int64_t panel, int64_t panel_end) {
+// A thread's part: rows [row, row_end) of panels [panel, panel_end).
+struct Part {
+  int64_t row, row_end, panel, panel_end;
+};
+
+// At most kRows rows. Each tile asks for its share of the panel after this one, which comes from far.
+void multiply_block(const PanelProduct& p, const Part& part) {
+  const int64_t block = part.row_end - part.row, tiles = (block + kTall - 1) / kTall;
   const int64_t cuts = (p.k + kDepth - 1) / kDepth, depth = (p.k + cuts - 1) / cuts;
+  const int64_t tall = (block + tiles - 1) / tiles;  // of all tiles but the last: 8 and 8 rows rather than 14 and 2
   for (int64_t begin = 0; begin < p.k; begin += depth) {
     const int64_t count = std::min(depth, p.k - begin);
     const bool ends = begin + count == p.k;
-    for (int64_t j = panel; j < panel_end; ++j) {
+    for (int64_t j = part.panel; j < part.panel_end; ++j) {
       const int64_t column = j * kWidth, columns = std::min<int64_t>(kWidth, p.n - column);
       const float* weights = p.panels + column * p.k + begin * kWidth;
+      const char* ahead = reinterpret_cast<const char*>(weights + p.k * kWidth);
+      const int64_t lines = count * kWidth * static_cast<int64_t>(sizeof(float)) / kLine;
+      const int64_t share = j + 1 < part.panel_end ? (lines + tiles - 1) / tiles : 0;
       alignas(64) float bias[kWidth] = {};
       if (p.bias) std::copy(p.bias + column, p.bias + column + columns, bias);
-      for (int64_t i = row; i < row_end; i += kTall) {
-        const int64_t rows = std::min<int64_t>(kTall, row_end - i);
+      const float* first = begin == 0 ? bias : nullptr;
+      for (int64_t i = part.row; i < part.row_end; i += tall) {
+        const int64_t rows = std::min(tall, part.row_end - i);
         const float* a = p.a + i * p.k + begin;
         float* c = p.out + i * p.n + column;
-        const float* first = begin == 0 ? bias : nullptr;
+        for (int64_t line = 0; line < share; ++line, ahead += kLine) __builtin_prefetch(ahead, 0, 2);
+        const MultiplyTile multiply = tile_of(rows);
         if (columns == kWidth) {
-          rows == kTall ? multiply_tile<kTall>(a, p.k, weights, count, first, c, p.n)
-                        : tile_of(rows)(a, p.k, weights, count, first, c, p.n);
+          multiply(a, p.k, weights, count, first, c, p.n);
           if (ends) activate_tile(p.activation, c, p.n, rows);
           continue;
         }
         // The last panel has columns beyond the matrix.
         alignas(64) float tile[kTall * kWidth];
-        for (int64_t r = 0; begin > 0 && r < rows; ++r)
-          std::copy(c + r * p.n, c + r * p.n + columns, tile + r * kWidth);
-        tile_of(rows)(a, p.k, weights, count, first, tile, kWidth);
+        for (int64_t r = 0; !first && r < rows; ++r) std::copy(c + r * p.n, c + r * p.n + columns, tile + r * kWidth);
+        multiply(a, p.k, weights, count, first, tile, kWidth);
         if (ends) activate_tile(p.activation, tile, kWidth, rows);
         for (int64_t r = 0; r < rows; ++r) std::copy(tile + r * kWidth, tile + r * kWidth + columns, c + r * p.n);
       }
     }
   }
+}
+
+// How many threads divide the rows; the others divide the panels. The busiest one then has the least to do.
+int64_t row_threads(int64_t tiles, int64_t panels, int64_t threads) {
+  const auto most = [&](int64_t by_rows) {
+    const int64_t by_panels = threads / by_rows;
+    return (tiles + by_rows - 1) / by_rows * ((panels + by_panels - 1) / by_panels);
+  };
+  int64_t best = 1;
+  for (int64_t count = 2; count <= threads; ++count)
+    if (most(count) < most(best)) best = count;
+  return best;
 }
 
 }  // namespace
@@ -123,16 +142,23 @@ void pack_panels(const float* weight, int64_t n, int64_t k, float* panels) {
 }
 
 void panel_product(const PanelProduct& p) {
-  const int64_t panels = (p.n + kWidth - 1) / kWidth, threads = omp_get_max_threads();
-  // Blocks of rows first; panels are divided where these alone are too few for all threads, or do not come out even.
-  const int64_t blocks = (p.m + kRows - 1) / kRows, rows = ((p.m + blocks - 1) / blocks + kTall - 1) / kTall * kTall;
-  const int64_t groups = blocks % threads == 0 ? 1 : std::min(panels, threads);
+  if (p.m == 0) return;
   // Sixteen multiplications take about as long as an element elsewhere.
-#pragma omp parallel for collapse(2) schedule(static) if (p.m * p.n * p.k / 16 > kSerialElements)
-  for (int64_t block = 0; block < blocks; ++block)
-    for (int64_t group = 0; group < groups; ++group)
-      multiply_block(p, block * rows, std::min((block + 1) * rows, p.m), group * panels / groups,
-                     (group + 1) * panels / groups);
+  const bool alone = p.m * p.n * p.k / 16 <= kSerialElements;
+  const int64_t panels = (p.n + kWidth - 1) / kWidth, tiles = (p.m + kTall - 1) / kTall;
+  const int64_t threads = alone ? 1 : omp_get_max_threads();
+  const int64_t by_rows = row_threads(tiles, panels, threads), by_panels = threads / by_rows;
+#pragma omp parallel for schedule(static) if (threads > 1)
+  for (int64_t thread = 0; thread < by_rows * by_panels; ++thread) {
+    const int64_t r = thread % by_rows, c = thread / by_rows;
+    const int64_t row = tiles * r / by_rows * kTall, end = std::min(tiles * (r + 1) / by_rows * kTall, p.m);
+    const int64_t blocks = (end - row + kRows - 1) / kRows;
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t height = (end - row + blocks - 1) / blocks;
+      multiply_block(p, {row + block * height, std::min(row + (block + 1) * height, end), panels * c / by_panels,
+                         panels * (c + 1) / by_panels});
+    }
+  }
 }
 
 }  // namespace ftbert::FTBERT_ISA

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstdint>
 
-#ifdef __AVX512F__
+#ifdef __AVX2__
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 means its own header's undefined operands
 #endif
@@ -81,6 +81,22 @@ inline Vector exp(Vector v) {
 inline float largest(Vector v) { return _mm512_reduce_max_ps(reinterpret_cast<__m512>(v)); }
 inline float sum(Vector v) { return _mm512_reduce_add_ps(reinterpret_cast<__m512>(v)); }
 #else
+// The same steps over all lanes.
+inline Vector exp(Vector x) {
+  using Whole __attribute__((vector_size(sizeof(Vector)))) = int32_t;
+  const Vector low = Vector{} - 87.3365f, high = Vector{} + 88.7228f;
+  const Vector above = x < low ? low : x, clamped = above > high ? high : above;
+  const Vector n = (clamped * 1.44269504088896341f + 12582912.0f) - 12582912.0f;
+  const Vector r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
+  Vector p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  const Vector y = p * r * r + r + 1.0f;
+  const Whole exponent = (__builtin_convertvector(n, Whole) + 127) << 23;
+  return x < low ? Vector{} : y * reinterpret_cast<Vector>(exponent);
+}
 inline float largest(Vector v) {
   return reduce(v, [](float a, float b) { return a > b ? a : b; });
 }

@@ -22,18 +22,12 @@ inline float exp_row(float* x, int64_t cols) {
   }
   for (int64_t c = whole; c < cols; ++c) most = x[c] > most ? x[c] : most;
   Vector lanes = {};
-#ifdef __AVX512F__
   for (int64_t c = 0; c < whole; c += kLanes) {
     const Vector v = simd::exp(load(x + c) - most);
     simd::store(x + c, v);
     lanes += v;
   }
   for (int64_t c = whole; c < cols; ++c) x[c] = simd::exp(x[c] - most);
-#else
-#pragma omp simd
-  for (int64_t c = 0; c < cols; ++c) x[c] = simd::exp(x[c] - most);
-  for (int64_t c = 0; c < whole; c += kLanes) lanes += load(x + c);
-#endif
   float sum = simd::sum(lanes);
   for (int64_t c = whole; c < cols; ++c) sum += x[c];
   return sum;
