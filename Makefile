@@ -41,7 +41,7 @@ DEPS := $(STATE)/installed-$(shell cat requirements.txt requirements-dev.txt | c
 CMAKE_OPTIONS := -G Ninja $(foreach name,FTBERT_CUDA FTBERT_CUDA_ARCHS,$(if $($(name)),"-D$(name)=$($(name))"))
 CXX_FILES = $(shell find csrc tests/cpp examples -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help run test build bench lint clean core-test cuda-compile py-test gpu-build gpu-test gpu-bench models
+.PHONY: help run test build bench bench-avx2 lint clean core-test cuda-compile py-test avx2-test gpu-build gpu-test gpu-bench models
 
 # One thing after another, also under -j: pytest's closing line comes last.
 .NOTPARALLEL:
@@ -108,18 +108,30 @@ run: build models  ## the real thing: fetch MiniLM-L6, convert, embed a text fil
 	@printf '\n== the closest texts, and out/similarity.png\n'
 	@$(PYTHON) examples/similarity.py examples/sample.txt out/sample.npy out/similarity.png
 
-test: build models lint core-test cuda-compile py-test  ## everything that CI runs
+test: build models lint core-test cuda-compile py-test avx2-test  ## everything that CI runs
 
 py-test: build models $(ONNX)  ## pytest alone; ARGS="-k softmax"
 	@printf '\n== pytest\n'; $(PYTHON) -m pytest $(ARGS)
 
-core-test: $(DEPS)  ## the core's C++ test, without Python or torch
+# What depends on the CPU, once more as on one without AVX-512, whatever this machine has.
+HELD := kernels model shares first_token cpu_bf16 families report text
+avx2-test: build models  ## pytest of the CPU's part, held to AVX2
+	@printf '\n== pytest, held to AVX2\n'; FTBERT_MAX_CPU_ISA=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(PYTHON) -m pytest -q \
+	  $(HELD:%=tests/test_%.py) $(ARGS)
+
+core-test: $(DEPS)  ## the core's C++ test, without Python or torch; for aarch64 where a cross compiler is
 	@printf '\n== the core alone, in C++\n'
 	@cmake -S . -B build-core -G Ninja -DFTBERT_TESTS=ON -DFTBERT_TORCH=OFF -DFTBERT_CUDA=OFF --log-level=WARNING
 	@cmake --build build-core
 	@grep -q '^FTBERT_HAS_CBLAS:INTERNAL=1' build-core/CMakeCache.txt || \
 	  echo "warning: no CBLAS was found; the core's test runs with plain loops"
 	@ctest --test-dir build-core --output-on-failure
+	@if ! { command -v aarch64-linux-gnu-g++ && command -v qemu-aarch64; } >/dev/null; then \
+	  echo "SKIPPED: the core for aarch64: no aarch64-linux-gnu-g++ or qemu-aarch64 was found"; exit 0; fi; \
+	cmake -S . -B build-aarch64 -G Ninja -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_EXE_LINKER_FLAGS=-static \
+	  -DFTBERT_TESTS=ON -DFTBERT_TORCH=OFF -DFTBERT_CUDA=OFF --log-level=WARNING; \
+	cmake --build build-aarch64; qemu-aarch64 build-aarch64/core_test
 
 lint: $(DEPS)  ## ruff, mypy, clang-format
 	@printf '\n== lint\n'
@@ -148,6 +160,12 @@ bench: build models  ## against transformers, onnxruntime, OpenVINO, ... on the 
 	$(PYTHON) benchmarks/bench_kernels.py --threads 2
 	$(PYTHON) benchmarks/bench_encode.py --threads 2 --model $(MINILM) --texts $(STSB)
 	$(PYTHON) benchmarks/memory.py
+	$(PYTHON) benchmarks/report.py
+
+bench-avx2: build models  ## the same in fp32 as on a CPU without AVX-512: it is hidden from every peer
+	@mkdir -p build && cc -O1 -shared -fPIC benchmarks/hide_avx512.c -o build/hide_avx512.so
+	env LD_PRELOAD=$(CURDIR)/build/hide_avx512.so $(PYTHON) benchmarks/bench_model.py --threads 2 --minilm $(MINILM) \
+	  --out benchmarks/results/cpu-fp32-avx2.json
 	$(PYTHON) benchmarks/report.py
 
 # On a machine with a GPU: nothing is installed or fetched; the Python must have torch, transformers and pytest.

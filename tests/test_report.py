@@ -44,6 +44,10 @@ RESULT: dict[str, Any] = {
     ],
 }  # fmt: skip
 
+BF16 = pytest.param(
+    torch.bfloat16,
+    marks=pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU has no instructions for bf16"),
+)
 TINY = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 64}
 
 
@@ -243,7 +247,7 @@ def test_the_profiler_comes_after_everything_that_is_timed(tmp_path: Path, monke
     assert [result["split_ms"] for result in json.loads(out.read_text())["results"]] == [{"products": 4.0}, {"products": 6.0}]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
 def test_a_peer_that_is_off_is_not_timed(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     class Off(peers.Ftbert):
         name = "off"
@@ -527,7 +531,7 @@ def test_floor_of_bytes_reads_every_weight_once(monkeypatch: pytest.MonkeyPatch)
         assert floors.byte_floor(reference, 10, cpu, dtype) == pytest.approx((weights + 2 * 10 * 64) * size / 1e9)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
 def test_floor_of_the_cpu_leaves_the_threads_as_they_were(dtype: torch.dtype) -> None:
     threads = torch.get_num_threads()
     assert machine.cpu_product(5, 64, 32, dtype) > 0 and torch.get_num_threads() == threads

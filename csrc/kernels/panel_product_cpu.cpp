@@ -22,8 +22,8 @@ constexpr int kWidth = kPanelWidth;
 constexpr int kTall = kLanes == 16 ? 14 : kLanes == 8 ? 6 : 12;  // tiles of 28 sums of 32 registers, 12 of 16, 24 of 32
 constexpr int64_t kRows = 196, kDepth = kLanes == 16 ? 256 : 384, kLine = 64;
 
-// c [R, kWidth] = a [R, depth] @ panel [depth, kWidth] + `first` [kWidth], or + c where that is nullptr. Each cut of the
-// depth is summed by itself: that rounds less than one long sum.
+// c [R, kWidth] = a [R, depth] @ panel [depth, kWidth] + `first` [kWidth], or + c where that is nullptr. Each cut of
+// the depth is summed by itself: that rounds less than one long sum.
 template <int R>
 void multiply_tile(const float* a, int64_t lda, const float* panel, int64_t depth, const float* first, float* c,
                    int64_t ldc) {

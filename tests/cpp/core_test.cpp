@@ -14,6 +14,7 @@
 #include "cpu_shares.h"
 #include "encoder.h"
 #include "gemm/gemm.h"
+#include "kernels/isa.h"
 #include "kernels/kernels.h"
 
 namespace ftbert {
@@ -471,6 +472,41 @@ void unsupported_choices_are_errors() {
   expect_error([&] { parse_pooling("median"); }, {"median", "mean"});
 }
 
+// Of each size one tile and more, whole and not, in one cut of the depth and several.
+void panel_product_matches() {
+  std::mt19937 engine(0);
+  std::normal_distribution<float> normal;
+  const auto random = [&](int64_t count) {
+    std::vector<float> values(count);
+    for (float& value : values) value = normal(engine);
+    return values;
+  };
+  for (const int64_t m : {0, 1, 5, 15, 29, 400})
+    for (const int64_t n : {1, 16, 33, 100})
+      for (const int64_t k : {1, 64, 385, 800})
+        for (const Activation activation : {Activation::none, Activation::relu}) {
+          const std::vector<float> a = random(m * k), weight = random(n * k), bias = random(n);
+          const int64_t width = isa_kernels().panel_width;
+          std::vector<float> panels((n + width - 1) / width * width * k, NAN), out(m * n + 1, NAN);
+          isa_kernels().pack_panels(weight.data(), n, k, panels.data());
+          const bool biased = activation != Activation::none;
+          isa_kernels().panel_product(
+              {m, n, k, a.data(), panels.data(), biased ? bias.data() : nullptr, activation, out.data()});
+          for (int64_t i = 0; i < m * n; ++i) {
+            double want = biased ? bias[i % n] : 0, size = 1;
+            for (int64_t d = 0; d < k; ++d) {
+              const double term = static_cast<double>(a[i / n * k + d]) * weight[i % n * k + d];
+              want += term;
+              size += std::abs(term);
+            }
+            if (biased) want = std::max(want, 0.0);
+            FTBERT_CHECK(std::abs(out[i] - want) <= 1e-6 * size, m, " x ", n, " x ", k, ": expected ", want, " at ", i,
+                         ", got ", out[i]);
+          }
+          FTBERT_CHECK(std::isnan(out[m * n]), m, " x ", n, " x ", k, ": wrote behind its result");
+        }
+}
+
 }  // namespace
 }  // namespace ftbert
 
@@ -488,6 +524,7 @@ int main() {
       {"missing weight is named", missing_weight_is_named},
       {"small workspace is an error", small_workspace_is_an_error},
       {"unsupported choices are errors", unsupported_choices_are_errors},
+      {"panel product matches", panel_product_matches},
   };
   for (const auto& [name, path] :
        {std::pair{"fused", AttentionPath::fused}, std::pair{"general", AttentionPath::general}}) {
@@ -502,7 +539,7 @@ int main() {
                      [] { forward_matches(21, 3, "gelu", AttentionPath::general); });
 
   int failed = 0;
-  std::printf("matrix products: %s\n", cblas_name().c_str());
+  std::printf("matrix products: %s; instructions: %s\n", cblas_name().c_str(), std::string(cpu_isa()).c_str());
   for (const auto& [name, test] : tests) {
     try {
       test();

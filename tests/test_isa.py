@@ -1,0 +1,77 @@
+"""One library for every CPU: kernels for several instruction sets, one set chosen at load."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import make_bert
+
+from ftbert._library import build_info
+
+ROOT = Path(__file__).resolve().parent.parent
+SETS = ("avx2", "avx512", "avx512_bf16", "amx")
+PROGRAM = """
+import sys, torch, ftbert
+from ftbert._library import build_info
+ids = torch.arange(5, 95).view(3, 30)
+mask = (torch.arange(30) < torch.tensor([[30], [17], [1]])).long()
+print(build_info()["cpu_isa"])
+torch.save(ftbert.load(sys.argv[1])(ids, mask).last_hidden_state, sys.argv[2])
+"""
+x86 = pytest.mark.skipif(build_info()["cpu_isa"] not in SETS, reason="the sets are those of x86-64")
+
+
+def run(wish: str, folder: Path, file: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PROGRAM, str(folder), str(file)]
+    environment = {**os.environ, "FTBERT_MAX_CPU_ISA": wish}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@x86
+def test_each_set_gives_the_same(tmp_path: Path) -> None:
+    import torch
+
+    # Sizes that fill neither vectors nor panels; heads that fill tiles and heads that do not.
+    make_bert(hidden_size=120, num_attention_heads=5, intermediate_size=200).save_pretrained(tmp_path / "model")
+    made = {}
+    for name in SETS:
+        done = run(name, tmp_path / "model", tmp_path / name)
+        assert done.returncode == 0, done.stderr
+        used = done.stdout.strip()
+        assert SETS.index(used) <= SETS.index(name)  # this CPU may have less
+        made.setdefault(used, torch.load(tmp_path / name).numpy())
+    assert "avx2" in made
+    for vectors in made.values():
+        np.testing.assert_allclose(vectors, made["avx2"], atol=1e-5)
+
+
+@x86
+def test_an_unknown_set_is_an_error(tmp_path: Path) -> None:
+    done = run("sse9", tmp_path, tmp_path / "none")
+    assert done.returncode != 0
+    assert "FTBERT_MAX_CPU_ISA: expected one of avx2, avx512, avx512_bf16, amx, got sse9" in done.stderr
+
+
+@x86
+@pytest.mark.skipif(not shutil.which("nm"), reason="no nm")
+def test_sets_share_no_code() -> None:
+    """A function that two sets define under one name is linked once, with the instructions of either."""
+    checked = 0
+    for name in ("avx2", "avx512", "avx512_bf16"):
+        objects = list((ROOT / "build" / "CMakeFiles" / f"ftbert_{name}.dir").rglob("*.o"))
+        for file in objects:
+            done = subprocess.run(["nm", "-C", "--defined-only", file], capture_output=True, text=True, check=True)
+            # Other than local ones; the data that leads to the handler of exceptions is no code.
+            symbols = re.findall(r"^[0-9a-f]+ [^a-z\n] (.*)", done.stdout, re.MULTILINE)
+            strangers = [s for s in symbols if f"ftbert::{name}::" not in s and "__gxx_personality" not in s]
+            assert strangers == [], file
+            checked += len(symbols)
+    if not checked:
+        pytest.skip("built elsewhere: no objects in build/")
