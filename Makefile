@@ -164,8 +164,9 @@ bench: build models  ## against transformers, onnxruntime, OpenVINO, ... on the 
 
 bench-avx2: build models  ## the same in fp32 as on a CPU without AVX-512: it is hidden from every peer
 	@mkdir -p build && cc -O1 -shared -fPIC benchmarks/hide_avx512.c -o build/hide_avx512.so
-	env LD_PRELOAD=$(CURDIR)/build/hide_avx512.so $(PYTHON) benchmarks/bench_model.py --threads 2 --minilm $(MINILM) \
-	  --out benchmarks/results/cpu-fp32-avx2.json
+	for model in base minilm; do \
+	  env LD_PRELOAD=$(CURDIR)/build/hide_avx512.so $(PYTHON) benchmarks/bench_model.py --threads 2 --minilm $(MINILM) \
+	    --model $$model --out benchmarks/results/cpu-fp32-avx2-$$model.json; done
 	$(PYTHON) benchmarks/report.py
 
 # On a machine with a GPU: nothing is installed or fetched; the Python must have torch, transformers and pytest.
