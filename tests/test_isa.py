@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conftest import make_bert
 
 from ftbert._library import build_info
@@ -36,9 +37,7 @@ def run(wish: str, folder: Path, file: Path) -> subprocess.CompletedProcess[str]
 
 @x86
 def test_each_set_gives_the_same(tmp_path: Path) -> None:
-    import torch
-
-    # Sizes that fill neither vectors nor panels; heads that fill tiles and heads that do not.
+    # Sizes that fill neither vectors nor panels, nor tiles.
     make_bert(hidden_size=120, num_attention_heads=5, intermediate_size=200).save_pretrained(tmp_path / "model")
     made = {}
     for name in SETS:
