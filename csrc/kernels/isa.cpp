@@ -63,7 +63,7 @@ int levels_here() {
                           __builtin_cpu_supports("avx512vl");
   if (!has_avx512) return 1;
   if (!__builtin_cpu_supports("avx512bf16")) return 2;
-  return tiles_granted() ? 4 : 3;
+  return avx512_bf16::kernels.tiles && tiles_granted() ? 4 : 3;
 }
 #else
 constexpr Level kLevels[] = {{"baseline", &baseline::kernels}};

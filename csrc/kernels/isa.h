@@ -36,7 +36,8 @@ struct IsaKernels {
   void (*pack_panels)(const float* weight, int64_t n, int64_t k,
                       float* panels);  // [n up to whole panels, k]: panels of [k, panel_width]
   void (*panel_product)(const PanelProduct& product);
-  bool bf16;  // has instructions for products of bf16 pairs
+  bool bf16;   // has instructions for products of bf16 pairs
+  bool tiles;  // was compiled with AMX
 };
 
 // The set for this CPU, or for the lower one that FTBERT_MAX_CPU_ISA names: avx2, avx512, avx512_bf16 or amx. Throws

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 
 #include "kernels/isa.h"
 #include "kernels/parallel_cpu.h"
