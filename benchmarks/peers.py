@@ -138,6 +138,8 @@ class Compiled(Peer):
 
     def setup(self, reference: Any) -> None:
         super().setup(reference)
+        # The pool of compiling processes outlives the compilation and takes time from the peers on the CPU.
+        torch._inductor.config.compile_threads = 1
         self.compiled = torch.compile(self.model, mode=self.mode, dynamic=False)
 
     def prepare(self, batch: Batch) -> Call:

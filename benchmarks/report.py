@@ -1,4 +1,4 @@
-"""The result files as one page, as charts, and as the tables of README and docs/speed.md.
+"""The result files as one page, as charts, and as the tables of README and docs.
 
     python benchmarks/report.py            writes benchmarks/results/index.html, *.svg, and the tables between marks
     python benchmarks/report.py --check    says whether the tables are what the results give
@@ -37,19 +37,31 @@ from sections import (  # noqa: E402
 )
 
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "speed.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "speed.md")
 BASE = "transformers (sdpa)"
 OTHER_TYPE = "ftbert, packed, bf16"  # in a run in fp16
 LIMITS = {"fp32": 1e-3, "fp16": 64 * 2.0**-10, "bf16": 64 * 2.0**-7}  # of errors: those of peers.py, without torch
 ALIKE = (  # facts of the parts of one run
     "commit", "cpu", "gpu", "driver", "cuda", "gemm_table", "dtype", "packages", "threads", "rest", "rounds",
 )  # fmt: skip
-MANY = 24  # points; of more, README shows these, with the means over all, and the page draws dots
-README_POINTS = (
+MANY = 24  # points; of more, docs/benchmarks.md shows these, with the means over all, and the page draws dots
+SHOWN_POINTS = (
     "base 1x128 full", "base 8x128 half", "base 32x128 full", "base 32x128 half", "base 32x512 full",
     "base 32x512 half", "base 128x128 half", "large 1x128 full", "large 32x128 half", "large 32x512 full",
     "minilm 1x128 full", "minilm 32x128 half", "minilm 32x512 full",
 )  # fmt: skip
+# README's two tables: rows and columns.
+SUMMARY_POINTS = {
+    "cuda": (
+        "base 1x128 full", "base 32x128 half", "base 32x512 full", "large 32x512 full", "minilm 1x128 full",
+        "minilm 32x128 half",
+    ),
+    "cpu": ("base 16x128 ragged", "minilm 32x128 full"),
+}  # fmt: skip
+SUMMARY_PEERS = {
+    "cuda": ("ftbert, packed", BASE, "nn.TransformerEncoder fast path", "packed PyTorch, CUDA graph"),
+    "cpu": ("ftbert", BASE, "torch.compile", "onnxruntime", "OpenVINO", "CTranslate2"),
+}
 STYLE = """
 :root { color-scheme: light dark; --edge: #8884; }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem; }
@@ -68,7 +80,7 @@ def main() -> int:
     differ = []
     for path in PAGES:
         old = path.read_text(encoding="utf-8")
-        if (new := fill_marks(old)) != old:
+        if (new := fill_marks(old, path)) != old:
             differ.append(path.name)
             if not options.check:
                 path.write_text(new, encoding="utf-8")
@@ -103,17 +115,18 @@ def load_runs(pattern: str) -> dict[str, Any]:
 # ---- README and docs -----------------------------------------------------------------------------------------------
 
 
-def fill_marks(text: str) -> str:
-    """`<!-- results: NAME -->` ... `<!-- end -->` is replaced by the table of results/NAME.json, and between
+def fill_marks(text: str, page: Path = PAGES[0]) -> str:
+    """`<!-- results: NAME -->` ... `<!-- end -->` is replaced by the table of results/NAME.json, between
+    `<!-- summary: NAME... -->` and the end come chosen rows of several runs on one kind of device, and between
     `<!-- split: NAME -->` and the end comes where ftbert's time goes at the points that a profiler saw."""
 
     def table(match: re.Match[str]) -> str:
         document = load_runs(f"{match[1]}*.json")[match[1]]
-        line, results = machine_line(document), document["results"]
+        line, results = machine_line(document, page), document["results"]
         tables = [model_table(document, results)]
         if len(results) > MANY:
             by_name = {point_name(result): result for result in results}
-            shown = [by_name[name] for name in README_POINTS if name in by_name]
+            shown = [by_name[name] for name in SHOWN_POINTS if name in by_name]
             tables = [model_table(document, shown), means_table(document)]
         body = "\n\n".join(map(markdown, tables))
         return f"<!-- results: {match[1]} -->\n{line}\n\n{body}\n<!-- end -->"
@@ -123,13 +136,49 @@ def fill_marks(text: str) -> str:
         body = markdown(split_table(document["results"]))
         return f"<!-- split: {match[1]} -->\n{machine(document['provenance'])}.\n\n{body}\n<!-- end -->"
 
+    def summary(match: re.Match[str]) -> str:
+        names = match[1].split()
+        body = markdown(summary_table({name: load_runs(f"{name}*.json")[name] for name in names}))
+        return f"<!-- summary: {match[1]} -->\n{body}\n<!-- end -->"
+
+    text = re.sub(r"<!-- summary: (.+?) -->.*?<!-- end -->", summary, text, flags=re.S)
     text = re.sub(r"<!-- results: (\S+) -->.*?<!-- end -->", table, text, flags=re.S)
     return re.sub(r"<!-- split: (\S+) -->.*?<!-- end -->", split, text, flags=re.S)
 
 
-def machine_line(document: dict[str, Any]) -> str:
-    paths = [f"benchmarks/results/{file}.json" for file in document["files"]]
-    return f"{machine(document['provenance'])}: {', '.join(f'[{path}]({path})' for path in paths)}"
+def machine_line(document: dict[str, Any], page: Path) -> str:
+    up = "../" * len(page.relative_to(ROOT).parent.parts)
+    links = [f"[{file}.json]({up}benchmarks/results/{file}.json)" for file in document["files"]]
+    return f"{machine(document['provenance'])}: {', '.join(links)}"
+
+
+def summary_table(runs: dict[str, Any]) -> Table:
+    """Milliseconds of chosen points and peers; the fastest of each row bold. A column of peers of several types
+    ("OpenVINO fp32", "OpenVINO bf16") has one name; what differs in its numbers (int8) is left out."""
+    device = next(iter(runs)).partition("-")[0]
+    rows = []
+    for run, document in runs.items():
+        by_name = {point_name(result): result for result in document["results"]}
+        facts = document["provenance"]
+        where = f"{instructions(run, facts)}, {facts['dtype']}, " if device == "cpu" else ""
+        for point in SUMMARY_POINTS[device]:
+            peers = {name: row["ms"] for name, row in by_name[point]["peers"].items() if "ms" in row}
+            peers = {name: ms for name, ms in peers.items() if label(document, name) == name}
+            column = [
+                next((ms for name, ms in peers.items() if name in (peer, f"{peer} fp32", f"{peer} bf16")), None)
+                for peer in SUMMARY_PEERS[device]
+            ]
+            best = min(ms for ms in column if ms is not None)
+            texts = ["" if ms is None else f"{ms:.3g}" if ms < 100 else f"{ms:.0f}" for ms in column]
+            cells = [f"**{text}**" if ms == best else text for ms, text in zip(column, texts, strict=True)]
+            rows.append([where + point, *cells])
+    return ["milliseconds", *SUMMARY_PEERS[device]], rows
+
+
+def instructions(run: str, facts: dict[str, Any]) -> str:
+    """The CPU with the instructions that its run had: the run's name says tiles, the file AVX2 or AVX-512."""
+    cpu = re.sub(r"\(R\)| Processor", "", facts["cpu"]).replace("Intel ", "")
+    return f"{cpu}, {'AMX' if 'amx' in run else facts['cpu_capability'].replace('AVX512', 'AVX-512')}"
 
 
 def markdown(table: Table) -> str:

@@ -58,11 +58,18 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("page,mark", [("README.md", "results: cpu-fp32"), ("docs/speed.md", "split: cuda-fp16")])
+@pytest.mark.parametrize("page,mark",
+    [
+        ("README.md", "summary: cuda-fp16"),
+        ("README.md", "summary: cpu-fp32 "),
+        ("docs/benchmarks.md", "results: cpu-fp32 "),
+        ("docs/speed.md", "split: cuda-fp16 "),
+    ],
+)
 def test_pages_say_what_the_results_say(page: str, mark: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
-    assert f"<!-- {mark} -->" in text
-    assert report.fill_marks(text) == text, "run benchmarks/report.py"
+    assert f"<!-- {mark}" in text
+    assert report.fill_marks(text, ROOT / page) == text, "run benchmarks/report.py"
 
 
 def test_results_name_no_machine_path() -> None:
@@ -87,7 +94,7 @@ def test_parts_of_a_run_are_one_table(results: Path) -> None:
     (results / "cpu-bf16.json").write_text(json.dumps(RESULT))
     text = report.fill_marks("<!-- results: cpu-fp32 -->\n<!-- end -->")
     assert "| base 4x8 full |" in text and "| large 4x8 full |" in text
-    assert "cpu-fp32-base.json), [benchmarks/results/cpu-fp32-large.json]" in text
+    assert "cpu-fp32-base.json), [cpu-fp32-large.json]" in text
     assert report.page().count("<h2>") == 2
     other["provenance"]["commit"] = "another"
     (results / "cpu-fp32-large.json").write_text(json.dumps(other))
@@ -425,11 +432,11 @@ def grid(results: Path) -> list[str]:
     return names
 
 
-def test_of_a_grid_readme_shows_chosen_points_and_means(grid: list[str]) -> None:
-    assert len(grid) == 108 and set(report.README_POINTS) <= set(grid)
+def test_of_a_grid_chosen_points_and_means_are_shown(grid: list[str]) -> None:
+    assert len(grid) == 108 and set(report.SHOWN_POINTS) <= set(grid)
     text = report.fill_marks("<!-- results: cuda-fp16 -->\n<!-- end -->")
     shown = [line.split(" |")[0].strip("| ") for line in text.splitlines() if " | 1 | " in line]  # of one token
-    assert shown == list(report.README_POINTS)
+    assert shown == list(report.SHOWN_POINTS)
     assert "| all 108 points | 48 half full | 12 of batch 1 |" in text
     assert "| ftbert, against transformers (sdpa) | 2.71x (107 ran) | 4.00x (47 ran) | 2.00x |" in text
 
@@ -477,7 +484,7 @@ def test_a_kernel_that_starts_early_counts_from_the_end_of_the_one_ahead() -> No
 
 def test_results_are_no_change_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second benchmark of a run was measured at the commit too, though the first one's file has changed."""
-    files = {name: tmp_path / name for name in ("README.md", "docs/speed.md", "benchmarks/results/a.json", "csrc/a.cu")}
+    files = {name: tmp_path / name for name in ("README.md", "docs/benchmarks.md", "docs/speed.md", "benchmarks/results/a.json", "csrc/a.cu")}
     for path in files.values():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("before\n", encoding="utf-8")
@@ -487,7 +494,7 @@ def test_results_are_no_change_of_the_code(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(machine, "ROOT", tmp_path)
     commit = machine._commit()
     assert len(commit) == 40
-    for name in ("README.md", "docs/speed.md", "benchmarks/results/a.json"):
+    for name in ("README.md", "docs/benchmarks.md", "docs/speed.md", "benchmarks/results/a.json"):
         files[name].write_text("after\n", encoding="utf-8")
     assert machine._commit() == commit
     files["csrc/a.cu"].write_text("after\n", encoding="utf-8")
