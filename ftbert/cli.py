@@ -70,6 +70,10 @@ def _parser() -> argparse.ArgumentParser:
     embed.add_argument("--column", help='field with the text (default "text")')
     embed.add_argument("--skip-bad", action="store_true", help="leave out records that cannot be read")
     embed.add_argument("--pooling", choices=("cls", "mean", "max", "mean_sqrt_len", "last"))
+    embed.add_argument("--prompt", metavar="TEXT", help="put before every text (default: the model's own, if any)")
+    embed.add_argument("--prompt-name", metavar="NAME", help="one of the model's prompts, such as query")
+    embed.add_argument("--max-length", type=_count, metavar="N", help="tokens of a text (default: the model's)")
+    embed.add_argument("--truncate-dim", type=_count, metavar="N", help="entries kept of a vector (default: all)")
     embed.add_argument("--no-normalize", action="store_true", help="keep the length of the vectors")
     embed.add_argument("--max-tokens", type=_count, default=16384, help="computed at once (default 16384)")
     embed.add_argument("--batch-records", type=_count, help="put on the disk at once (default 8192)")
@@ -140,6 +144,10 @@ def _embed(options: argparse.Namespace) -> int:
             options.target,
             normalize=not options.no_normalize,
             pooling=options.pooling,
+            prompt=options.prompt,
+            prompt_name=options.prompt_name,
+            max_length=options.max_length,
+            truncate_dim=options.truncate_dim,
             max_tokens=options.max_tokens,
             resume=not options.no_resume,
             **how,
@@ -274,7 +282,7 @@ def _token_counts(options: argparse.Namespace) -> list[int]:
     tokenizer = Tokenizer(checkpoint.folder, settings, checkpoint.config.encoder.max_seq)
     read = ReadOptions(options.column or "text", keep=False, batch_records=options.batch)
     return [
-        sum(map(len, tokenizer.encode_batch(chunk.texts)))
+        sum(map(len, tokenizer.encode_batch(chunk.texts, settings.default_prompt)))
         for chunk in open_source(Path(options.texts), read).chunks(Position())
     ]
 

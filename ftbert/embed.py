@@ -40,7 +40,7 @@ class EmbedStats:
     records: int
     skipped: int
     resumed: int  # records that an earlier, interrupted run had finished
-    hidden: int
+    hidden: int  # entries of a vector
     tokens: int
     seconds: float
 
@@ -92,6 +92,10 @@ def embed_file(
     batch_records: int = BATCH_RECORDS,
     normalize: bool | None = True,
     pooling: str | None = None,
+    prompt: str | None = None,
+    prompt_name: str | None = None,
+    max_length: int | None = None,
+    truncate_dim: int | None = None,
     max_tokens: int = 16384,
     resume: bool = True,
     show_progress_bar: bool | None = None,
@@ -102,24 +106,21 @@ def embed_file(
     and count them; by default the first one is an error (`records.BadRecord`) naming its line.
     batch_records: how often finished work is put on the disk. resume: go on where a killed run with the
     same settings, model and source stopped; the result is bit for bit that of an unbroken run.
-    normalize, pooling, max_tokens: as in `encode`.
+    normalize, pooling, prompt, prompt_name, max_length, truncate_dim, max_tokens: as in `encode`.
 
     The target appears whole or not at all. Unfinished work stays in `<target>.part`. Errors: OSError,
     ValueError, TypeError, before anything is computed wherever possible.
     """
     source, target = Path(source), Path(target)
     reader = check_request(source, target, column=column, skip_bad=skip_bad, batch_records=batch_records)
-    from ftbert.text import embed_windows, tokenizer_of  # torch only once the request is known to be sound
+    from ftbert.text import embed_windows, text_options  # torch only once the request is known to be sound
 
-    settings = tokenizer_of(model).settings
+    how = text_options(
+        model, normalize=normalize, pooling=pooling, prompt=prompt, prompt_name=prompt_name, max_length=max_length,
+        truncate_dim=truncate_dim, max_tokens=max_tokens,
+    )  # fmt: skip
     made_with = _source_identity(source) | _model_identity(model)
-    made_with |= {
-        "column": column or "text",
-        "batch_records": batch_records,
-        "pooling": pooling or settings.pooling,
-        "normalize": settings.normalize if normalize is None else normalize,
-        "max_tokens": max_tokens,
-    }
+    made_with |= {"column": column or "text", "batch_records": batch_records} | how.identity()
     with contextlib.ExitStack() as stack:
         area = stack.enter_context(PartArea(target))
         progress = Progress(reader.end, show_progress_bar, unit="", label="embed")
@@ -130,16 +131,14 @@ def embed_file(
         if saved is not None and saved["position"]["skipped"] and not skip_bad:
             area.discard("it was made with skip_bad")
             saved = None
-        writer, position = _writer(area, target, model.config.hidden, saved)
+        writer, position = _writer(area, target, how.width, saved)
         stack.callback(writer.close)
         resumed = position.records
         progress.add(0, 0, position.offset)
         windows = embed_windows(
             model,
             _windows(reader, position),
-            normalize=normalize,
-            pooling=pooling,
-            max_tokens=max_tokens,
+            how,
             on_batch=lambda texts, tokens: progress.add(texts, tokens, 0),
         )
         with contextlib.closing(windows):
@@ -156,7 +155,7 @@ def embed_file(
             records=position.records,
             skipped=position.skipped,
             resumed=resumed,
-            hidden=model.config.hidden,
+            hidden=how.width,
             tokens=progress.tokens,
             seconds=progress.seconds,
         )

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +20,7 @@ from ftbert.config import DTYPES, EncoderConfig
 from ftbert.heads import Head, HeadedModule
 from ftbert.module import EncoderModule
 from ftbert.outputs import output
+from ftbert.text_model import TextModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -170,7 +170,7 @@ def _check_device(device: torch.device) -> torch.device:
     return torch.device("cuda", index)
 
 
-class Model:
+class Model(TextModel):
     """A loaded encoder with the heads of its checkpoint. Calls are thread-safe.
 
     module: the scriptable torch module. config: the encoder's numbers. folder: where the tokenizer's files are, or
@@ -291,22 +291,6 @@ class Model:
         layer is computed for it alone."""
         result: Tensor = self.module.forward_first_packed(input_ids, cu_seqlens, max_seqlen, token_type_ids)
         return result
-
-    def encode(
-        self,
-        texts: str | Sequence[str],
-        normalize: bool = True,
-        pooling: str | None = None,
-        max_tokens: int = 16384,
-        show_progress_bar: bool | None = None,
-    ) -> np.ndarray:
-        """Texts -> float32 numpy [n, hidden], in input order. See `ftbert.text.encode`."""
-        from ftbert.text import encode
-
-        return encode(
-            self, texts, normalize=normalize, pooling=pooling, max_tokens=max_tokens,
-            show_progress_bar=show_progress_bar,
-        )  # fmt: skip
 
     def to(self, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None) -> Model:
         """The same model on another device or in another dtype; this one stays as it is.

@@ -1,4 +1,4 @@
-"""Text in, one vector per text out: tokenise in the background, pack by a token budget, pool.
+"""Texts in, one vector per text out: tokenise in the background, pack by a token budget, pool.
 
 Three stages run at the same time: a thread that reads and tokenises, the caller's thread that feeds the
 device, and (on CUDA) the device itself, whose results are fetched a few batches later.
@@ -19,13 +19,14 @@ import torch
 
 from ftbert.background import in_background
 from ftbert.progress import Progress
-from ftbert.text_settings import POOLINGS, TextSettings, check_pooling
+from ftbert.text_options import TextOptions
+from ftbert.text_settings import TextSettings
 from ftbert.tokenizer import Tokenizer, is_unicode
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["POOLINGS", "Embedded", "TextSettings", "Tokenizer", "embed_windows", "encode", "tokenizer_of"]
+__all__ = ["Embedded", "embed_windows", "encode", "text_options", "tokenizer_of"]
 
 T = TypeVar("T")
 
@@ -60,41 +61,28 @@ class _Batch:
     cu_seqlens: NDArray[np.int32]  # [texts + 1]
     longest: int
     rows: NDArray[np.int64]  # [texts]: places in the window
+    pooled: _Pooled | None  # None: all tokens are
+
+
+@dataclass
+class _Pooled:
+    """The tokens of a batch that are pooled, where the prompt's are not."""
+
+    tokens: NDArray[np.int64]  # places among the batch's
+    cu_seqlens: NDArray[np.int32]  # [texts + 1]
 
 
 def encode(
-    model: Any,
-    texts: str | Sequence[str],
-    normalize: bool | None = True,
-    pooling: str | None = None,
-    max_tokens: int = 16384,
-    show_progress_bar: bool | None = None,
+    model: Any, texts: str | Sequence[str], how: TextOptions, show_progress_bar: bool | None = None
 ) -> NDArray[np.float32]:
-    """Embeds `texts`: float32 [n, hidden] in the order given, or [hidden] for a single str.
-
-    normalize: to length 1 (default), not at all (False), or as the model's folder says (None).
-    pooling: "cls", "mean", "max", "mean_sqrt_len", "last", or None for the one in the model's folder.
-    max_tokens: real tokens computed at once; memory grows with it. A longer text goes alone.
-    show_progress_bar: None shows it only on a terminal.
-
-    Texts longer than the model allows are truncated. TypeError for an item that is not a str;
-    ValueError for an unknown pooling, a lone surrogate, or a model without a usable tokenizer.
-    """
+    """float32 [n, width] in the order given, or [width] for a single str. See `ftbert.Model.encode`."""
     single = isinstance(texts, str)
     listed: Sequence[str] = [texts] if isinstance(texts, str) else texts
     _check_texts(listed)
-    vectors = np.empty((len(listed), model.config.hidden), dtype=np.float32)
+    vectors = np.empty((len(listed), how.width), dtype=np.float32)
     progress = Progress(len(listed), show_progress_bar)
-    windows = embed_windows(
-        model,
-        _slices(listed),
-        normalize=normalize,
-        pooling=pooling,
-        max_tokens=max_tokens,
-        on_batch=progress.add,
-    )
     try:
-        with contextlib.closing(windows):
+        with contextlib.closing(embed_windows(model, _slices(listed), how, on_batch=progress.add)) as windows:
             for done in windows:
                 vectors[done.item] = done.vectors
     finally:
@@ -105,10 +93,8 @@ def encode(
 def embed_windows(
     model: Any,
     windows: Iterable[tuple[T, Sequence[str]]],
+    how: TextOptions,
     *,
-    normalize: bool | None = True,
-    pooling: str | None = None,
-    max_tokens: int = 16384,
     on_batch: Callable[[int, int], None] | None = None,
 ) -> Generator[Embedded[T], None, None]:
     """Embeds a stream of (item, texts) windows, in order; memory is that of two or three windows.
@@ -117,11 +103,12 @@ def embed_windows(
     `on_batch(texts, tokens)` is called as batches are done. Close the generator to stop early.
     """
     tokenizer = tokenizer_of(model)
-    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
-        raise ValueError(f"max_tokens must be a positive integer; got {max_tokens!r}")
-    mode = check_pooling(pooling) if pooling is not None else tokenizer.settings.pooling
-    unit = tokenizer.settings.normalize if normalize is None else bool(normalize)
-    return _compute(model, _batches(windows, tokenizer, model.config.vocab, max_tokens), mode, unit, on_batch)
+    return _compute(model, _batches(windows, tokenizer, model.config.vocab, how), how, on_batch)
+
+
+def text_options(model: Any, **given: Any) -> TextOptions:
+    """What `given` (see `TextOptions.choose`) and the settings of `model`'s folder come to."""
+    return TextOptions.choose(tokenizer_of(model), model.config.hidden, **given)
 
 
 def tokenizer_of(model: Any) -> Tokenizer:
@@ -163,26 +150,30 @@ def _slices(texts: Sequence[str]) -> Iterator[tuple[slice, Sequence[str]]]:
 
 
 def _batches(
-    windows: Iterable[tuple[T, Sequence[str]]], tokenizer: Tokenizer, vocab: int, max_tokens: int
+    windows: Iterable[tuple[T, Sequence[str]]], tokenizer: Tokenizer, vocab: int, how: TextOptions
 ) -> Iterator[_Window[T] | _Batch]:
     """Each window's header, then its batches. Runs in the background thread."""
     for item, texts in windows:
-        encoded = tokenizer.encode_batch(texts)
+        encoded = tokenizer.encode_batch(texts, how.prompt, how.max_length)
         lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
         order = np.argsort(-lengths, kind="stable")
         # Longest first: the batch that needs the most memory comes first, and neighbours are alike.
-        batches = [_pack(encoded, lengths, rows, vocab) for rows in _by_budget(order, lengths, max_tokens)]
+        batches = [
+            _pack(encoded, lengths, rows, vocab, how)
+            for rows in _by_budget(order, lengths, how.max_tokens, how.batch_size)
+        ]
         yield _Window(item, len(texts), len(batches))
         yield from batches
 
 
 def _by_budget(
-    order: NDArray[np.int64], lengths: NDArray[np.int64], max_tokens: int
+    order: NDArray[np.int64], lengths: NDArray[np.int64], max_tokens: int, batch_size: int | None
 ) -> Iterator[NDArray[np.int64]]:
-    """`order` cut into runs of at most `max_tokens` tokens, at least one text each."""
+    """`order` cut into runs of at most `max_tokens` tokens and `batch_size` texts, at least one text each."""
+    most = len(order) if batch_size is None else batch_size
     start, filled = 0, 0
     for end, row in enumerate(order):
-        if filled + lengths[row] > max_tokens and end > start:
+        if end > start and (filled + lengths[row] > max_tokens or end - start == most):
             yield order[start:end]
             start, filled = end, 0
         filled += lengths[row]
@@ -191,7 +182,11 @@ def _by_budget(
 
 
 def _pack(
-    encoded: list[NDArray[np.int64]], lengths: NDArray[np.int64], rows: NDArray[np.int64], vocab: int
+    encoded: list[NDArray[np.int64]],
+    lengths: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    vocab: int,
+    how: TextOptions,
 ) -> _Batch:
     ids = np.concatenate([encoded[row] for row in rows])
     # Checked here, where the ids are on the host anyway: on a GPU a check would mean waiting for it.
@@ -202,14 +197,24 @@ def _pack(
         )
     cu_seqlens = np.zeros(len(rows) + 1, dtype=np.int32)
     np.cumsum(lengths[rows], out=cu_seqlens[1:])
-    return _Batch(ids, cu_seqlens, int(lengths[rows].max()), rows)
+    pooled = _without_prompt(cu_seqlens, how) if how.unpooled_tokens else None
+    return _Batch(ids, cu_seqlens, int(lengths[rows].max()), rows, pooled)
+
+
+def _without_prompt(cu_seqlens: NDArray[np.int32], how: TextOptions) -> _Pooled:
+    lengths = np.diff(cu_seqlens)
+    places = np.arange(cu_seqlens[-1]) - np.repeat(cu_seqlens[:-1], lengths)
+    kept = places >= how.unpooled_tokens
+    if how.pooling == "cls":  # the first token where nothing is behind the prompt
+        kept |= np.repeat(lengths <= how.unpooled_tokens, lengths) & (places == 0)
+    before = np.concatenate([[0], np.cumsum(kept)]).astype(np.int32)
+    return _Pooled(np.flatnonzero(kept), before[cu_seqlens])
 
 
 def _compute(
     model: Any,
     source: Iterator[_Window[T] | _Batch],
-    mode: str,
-    normalize: bool,
+    how: TextOptions,
     on_batch: Callable[[int, int], None] | None,
 ) -> Generator[Embedded[T], None, None]:
     """The caller's side: feeds the device, fetches results late, yields windows when they are whole."""
@@ -231,10 +236,10 @@ def _compute(
     with contextlib.closing(in_background(source, _BATCHES_AHEAD)) as arriving:
         for piece in arriving:
             if isinstance(piece, _Window):
-                vectors = np.empty((piece.texts, model.config.hidden), dtype=np.float32)
+                vectors = np.empty((piece.texts, how.width), dtype=np.float32)
                 open_windows.append((piece, Embedded(piece.item, vectors, 0)))
             else:
-                waiting.append((_launch(model, piece, mode, normalize), piece, *open_windows[-1]))
+                waiting.append((_launch(model, piece, how), piece, *open_windows[-1]))
             while len(waiting) > (_RESULTS_BEHIND if model.device.type == "cuda" else 0):
                 fetch_oldest()
             yield from finished()
@@ -244,19 +249,20 @@ def _compute(
 
 
 @torch.inference_mode()
-def _launch(model: Any, batch: _Batch, mode: str, normalize: bool) -> Callable[[], NDArray[np.float32]]:
-    """Starts one batch and returns how to get its float32 [texts, hidden]; never waits on CUDA."""
-    ids, cu_seqlens = torch.from_numpy(batch.ids), torch.from_numpy(batch.cu_seqlens)
+def _launch(model: Any, batch: _Batch, how: TextOptions) -> Callable[[], NDArray[np.float32]]:
+    """Starts one batch and returns how to get its float32 [texts, width]; never waits on CUDA."""
     if model.device.type != "cuda":
-        pooled = _pool(model, ids, cu_seqlens, batch.longest, mode, normalize)
-        return lambda: pooled.numpy()
-    with torch.cuda.device(model.device):
+        vectors = _pool(model, batch, torch.from_numpy, how)
+        return lambda: vectors.numpy()
+
+    def upload(array: NDArray[Any]) -> torch.Tensor:
         # Only a copy from pinned memory lets the host go on at once.
-        ids = ids.pin_memory().to(model.device, non_blocking=True)
-        cu_seqlens = cu_seqlens.pin_memory().to(model.device, non_blocking=True)
-        pooled = _pool(model, ids, cu_seqlens, batch.longest, mode, normalize)
-        landed = torch.empty(pooled.shape, dtype=pooled.dtype, pin_memory=True)
-        landed.copy_(pooled, non_blocking=True)
+        return torch.from_numpy(array).pin_memory().to(model.device, non_blocking=True)
+
+    with torch.cuda.device(model.device):
+        vectors = _pool(model, batch, upload, how)
+        landed = torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=True)
+        landed.copy_(vectors, non_blocking=True)
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
 
@@ -268,14 +274,25 @@ def _launch(model: Any, batch: _Batch, mode: str, normalize: bool) -> Callable[[
 
 
 def _pool(
-    model: Any, ids: torch.Tensor, cu_seqlens: torch.Tensor, longest: int, mode: str, normalize: bool
+    model: Any, batch: _Batch, upload: Callable[[NDArray[Any]], torch.Tensor], how: TextOptions
 ) -> torch.Tensor:
-    """float32 [texts, hidden]"""
-    if mode == "cls":
+    """float32 [texts, width]"""
+    ids, cu_seqlens = upload(batch.ids), upload(batch.cu_seqlens)
+    if batch.pooled is not None:
+        hidden = model.forward_packed(ids, cu_seqlens, batch.longest)[upload(batch.pooled.tokens)]
+        cu_seqlens = upload(batch.pooled.cu_seqlens)
+    elif how.pooling == "cls":
         # One row a text is all that is read, and so all that the last layer computes.
-        hidden = model.forward_first_packed(ids, cu_seqlens, longest)
+        hidden = model.forward_first_packed(ids, cu_seqlens, batch.longest)
         cu_seqlens = torch.arange(len(cu_seqlens), dtype=torch.int32, device=cu_seqlens.device)
     else:
-        hidden = model.forward_packed(ids, cu_seqlens, longest)
-    pooled: torch.Tensor = torch.ops.ftbert.pooling(hidden, cu_seqlens, mode, normalize)
-    return pooled
+        hidden = model.forward_packed(ids, cu_seqlens, batch.longest)
+    if how.truncate_dim is None:
+        whole: torch.Tensor = torch.ops.ftbert.pooling(
+            hidden, cu_seqlens, how.pooling, how.normalize or how.normalize_whole
+        )
+        return whole
+    # As sentence-transformers does: the folder's Normalize sees the whole vector, the caller's the truncated one.
+    whole = torch.ops.ftbert.pooling(hidden, cu_seqlens, how.pooling, how.normalize_whole)
+    part = whole[:, : how.truncate_dim]
+    return torch.nn.functional.normalize(part) if how.normalize else part.contiguous()

@@ -1,63 +1,96 @@
-"""What a model folder says about turning text into one vector: pooling, length, case, prompt, normalisation.
+"""What a model folder says about turning text into one vector, read as sentence-transformers reads it.
 
-The files are the ones sentence-transformers writes: `modules.json`, `1_Pooling/config.json`,
-`sentence_bert_config.json`, `config_sentence_transformers.json`. A folder without them gets what
-sentence-transformers gives it: mean pooling, the model's own maximum length.
+The files: `modules.json`, which names the folders of the others, `config_sentence_transformers.json`,
+`sentence_bert_config.json`, `1_Pooling/config.json`. Without `modules.json` the others do not count: such a folder gets
+mean pooling and the tokenizer's own maximum length.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ftbert.text_modules import Modules
+
 POOLINGS = ("cls", "mean", "max", "mean_sqrt_len", "last")
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+
+_MODEL_TYPE = "SentenceTransformer"
 
 # How sentence-transformers spells the pooling, as booleans (before 5.x) and as one string (since).
 _POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
-    "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
-    "pooling_mode_lasttoken": "last",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
     "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
 }
-_POOLING_NAMES = {"mean_sqrt_len_tokens": "mean_sqrt_len", "lasttoken": "last"}
+_POOLING_NAMES = {
+    "cls": "cls", "mean": "mean", "max": "max", "mean_sqrt_len_tokens": "mean_sqrt_len", "lasttoken": "last",
+}  # fmt: skip
 
-# Older folders name the file after the architecture.
+# Older folders name the file after the architecture. The first that is not empty counts.
 _LENGTH_FILES = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
+_ARGUMENTS = ("model", "tokenizer", "config", "processor")
+# Arguments for transformers' model that do not change its numbers in float32.
+_HARMLESS = {
+    "add_pooling_layer", "attn_implementation", "device_map", "dtype", "low_cpu_mem_usage", "torch_dtype",
+    "trust_remote_code", "use_safetensors",
+}  # fmt: skip
+# What reaches the tokenizer from elsewhere.
+_HUB_ARGUMENTS = {"trust_remote_code", "subfolder", "token", "cache_dir", "revision", "local_files_only"}
 
 
 @dataclass(frozen=True)
 class TextSettings:
     """How a model wants its text treated.
 
-    pooling: one of `POOLINGS`. normalize: the folder ends in a Normalize module.
-    max_length: tokens with the special ones, None when the folder does not say.
-    lower_case: lower the text before the tokenizer. prompt: put before every text, usually "".
+    pooling: one of `POOLINGS`. include_prompt: the prompt's tokens are pooled too. normalize: the folder ends in a
+    Normalize module. max_length, query_length, document_length: tokens with the special ones, None where the
+    folder does not say. lower_case: lower the text before the tokenizer. tokenizer_arguments: for AutoTokenizer.
+    prompts: by name; default_prompt_name: the one put before every text. truncate_dim: entries kept of a vector.
+    similarity: one of `SIMILARITIES`.
     """
 
     pooling: str = "mean"
+    include_prompt: bool = True
     normalize: bool = False
     max_length: int | None = None
+    query_length: int | None = None
+    document_length: int | None = None
     lower_case: bool = False
-    prompt: str = ""
+    tokenizer_arguments: Mapping[str, Any] = field(default_factory=dict)
+    prompts: Mapping[str, str] = field(default_factory=lambda: {"query": "", "document": ""})
+    default_prompt_name: str | None = None
+    truncate_dim: int | None = None
+    similarity: str = "cosine"
+
+    @property
+    def default_prompt(self) -> str:
+        """Put before every text where the caller names no prompt."""
+        return "" if self.default_prompt_name is None else self.prompts[self.default_prompt_name]
 
     @classmethod
     def from_folder(cls, folder: Path) -> TextSettings:
-        """Reads the settings of `folder`; ValueError when it asks for something ftbert does not do."""
-        pooling_folder, transformer_folder, normalize = _modules(folder)
-        length = _first_json([transformer_folder, folder], _LENGTH_FILES)
+        """Reads the settings of `folder`. ValueError names the file that is broken or asks for something else."""
+        head = folder / "config_sentence_transformers.json"
+        values = read_object(head) if (folder / "modules.json").exists() and head.exists() else {}
+        # What another kind of model saved (a CrossEncoder) is not used for embeddings.
+        if not (folder / "modules.json").exists() or values.get("model_type", _MODEL_TYPE) != _MODEL_TYPE:
+            return cls(pooling=_default_pooling(folder))
+        modules = Modules.read(folder, _read_json(folder / "modules.json"))
         return cls(
-            pooling=_pooling(pooling_folder / "config.json"),
-            normalize=normalize,
-            max_length=_max_length(length, folder),
-            lower_case=bool(length.get("do_lower_case", False)),
-            prompt=_prompt(folder, pooling_folder),
+            **_pooling(modules.pooling / "config.json"),
+            normalize=_normalizes(modules.normalize),
+            **_transformer(modules.transformer),
+            **_sentence_settings(head, values),
         )
 
 
@@ -68,94 +101,116 @@ def check_pooling(name: str) -> str:
     return name
 
 
-def _modules(folder: Path) -> tuple[Path, Path, bool]:
-    """(folder of the pooling, folder of the transformer, is there a Normalize) from modules.json."""
-    pooling, transformer, normalize = folder / "1_Pooling", folder, False
-    path = folder / "modules.json"
+def _default_pooling(folder: Path) -> str:
+    """Of a folder without modules: a causal language model's is the last token."""
+    path = folder / "config.json"
+    config = read_object(path) if path.exists() else {}
+    config = config.get("huggingface") or config  # a converted folder keeps the original one level down
+    architectures = config.get("architectures") or [""]
+    causal = str(architectures[0]).endswith("ForCausalLM") and config.get("is_causal", True)
+    return "last" if causal else "mean"
+
+
+def _pooling(path: Path) -> dict[str, Any]:
     if not path.exists():
-        return pooling, transformer, normalize
-    modules = _read_json(path)
-    if not isinstance(modules, list) or not all(isinstance(m, dict) and "type" in m for m in modules):
-        raise ValueError(f"{path}: expected a list of modules, each with a 'type'")
-    for module in modules:
-        kind = str(module["type"])
-        # The class has moved between packages over the releases; only its own name is stable. A class
-        # from elsewhere (custom_st.Transformer) may compute anything, whatever its name.
-        name = kind.rsplit(".", 1)[-1] if kind.startswith("sentence_transformers.") else kind
-        where = folder / str(module.get("path", ""))
-        if name == "Transformer":
-            transformer = where
-        elif name == "Pooling":
-            pooling = where
-        elif name == "Normalize":
-            normalize = True
-        elif name != "Dropout":  # does nothing at inference
-            raise ValueError(
-                f"{path}: module {kind!r} is not supported; encode() knows Transformer, Pooling, Normalize. "
-                "Call the model itself for last_hidden_state and apply the module to that"
-            )
-    return pooling, transformer, normalize
-
-
-def _pooling(path: Path) -> str:
-    if not path.exists():
-        return "mean"
-    config = _read_object(path)
-    if "pooling_mode" in config:
-        value = config["pooling_mode"]
-        names = [value] if isinstance(value, str) else list(value)
-    else:
-        names = [name for flag, name in _POOLING_FLAGS.items() if config.get(flag)] or ["mean"]
-    names = [_POOLING_NAMES.get(name, name) for name in names]
-    if len(names) != 1 or names[0] not in POOLINGS:
-        raise ValueError(
-            f"{path}: pooling {' + '.join(map(str, names))} is not supported; expected one of "
-            f"{', '.join(POOLINGS)}. Pass pooling= to choose one of them"
-        )
-    return str(names[0])
-
-
-def _max_length(config: dict[str, Any], folder: Path) -> int | None:
-    """The folder's own limit: sentence_bert_config.json first, tokenizer_config.json after it."""
-    value = config.get("max_seq_length")
+        raise ValueError(f"{path}: missing, although modules.json names it")
+    config = read_object(path)
+    value = config.get("pooling_mode")
     if value is None:
-        value = _first_json([folder], ("tokenizer_config.json",)).get("model_max_length")
-        # transformers writes 1e30 for "no limit".
-        if not isinstance(value, (int, float)) or value > 1_000_000:
-            return None
-    if not isinstance(value, (int, float)) or int(value) < 1:
-        raise ValueError(f"{folder}: max_seq_length must be a positive integer; got {value!r}")
-    return int(value)
+        names = [name for flag, name in _POOLING_FLAGS.items() if config.get(flag)] or ["mean"]
+    else:
+        names = value if isinstance(value, list) else [value]
+    if len(names) != 1 or str(names[0]) not in _POOLING_NAMES:
+        known = ", ".join(_POOLING_NAMES)
+        raise ValueError(f"{path}: pooling {' + '.join(map(str, names))} is not supported; expected one of {known}")
+    return {"pooling": _POOLING_NAMES[names[0]], "include_prompt": bool(config.get("include_prompt", True))}
 
 
-def _prompt(folder: Path, pooling_folder: Path) -> str:
-    """The prompt sentence-transformers puts before every text when the caller names none."""
-    path = folder / "config_sentence_transformers.json"
-    if not path.exists():
-        return ""
-    config = _read_object(path)
-    name = config.get("default_prompt_name")
-    prompt = (config.get("prompts") or {}).get(name) if name is not None else None
-    if not prompt:
-        return ""
-    pooling = pooling_folder / "config.json"
-    if pooling.exists() and _read_object(pooling).get("include_prompt") is False:
-        raise ValueError(
-            f"{path}: the default prompt {name!r} would have to be left out of the pooling "
-            f"({pooling}: include_prompt is false), which is not supported"
-        )
-    return str(prompt)
-
-
-def _first_json(folders: list[Path], names: tuple[str, ...]) -> dict[str, Any]:
+def _normalizes(folders: list[Path]) -> bool:
     for folder in folders:
-        for name in names:
-            if (folder / name).exists():
-                return _read_object(folder / name)
-    return {}
+        path = folder / "config.json"
+        config = read_object(path) if path.exists() else {}
+        for key in ("module_input_name", "module_output_name"):
+            if config.get(key) not in (None, "sentence_embedding"):
+                raise ValueError(f"{path}: {key} {config[key]!r} is not supported; expected sentence_embedding")
+    return bool(folders)
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _transformer(folder: Path) -> dict[str, Any]:
+    """Of sentence_bert_config.json: lengths, case, and arguments for the tokenizer."""
+    paths = [folder / name for name in _LENGTH_FILES if (folder / name).exists()]
+    path = next((path for path in paths if read_object(path)), folder / _LENGTH_FILES[0])
+    config = read_object(path) if path in paths else {}
+    for key in ("query_expansion", "processing_kwargs", "tokenizer_name_or_path"):
+        if config.get(key):
+            raise ValueError(f"{path}: {key} is not supported")
+    if config.get("transformer_task", "feature-extraction") != "feature-extraction":
+        raise ValueError(f"{path}: transformer_task {config['transformer_task']!r} is not supported")
+    if config.get("module_output_name", "token_embeddings") != "token_embeddings":
+        raise ValueError(f"{path}: module_output_name {config['module_output_name']!r} is not supported")
+    text = {"method": "forward", "method_output_name": "last_hidden_state"}
+    if config.get("modality_config", {"text": text}) != {"text": text}:
+        raise ValueError(f"{path}: modality_config is not supported; expected text through forward")
+    given = _arguments(path, config)
+    for kind, known in (("config", _HUB_ARGUMENTS), ("model", _HARMLESS | _HUB_ARGUMENTS)):
+        if unknown := sorted(given[kind].keys() - known):
+            raise ValueError(f"{path}: arguments for the {kind} are not supported: {', '.join(unknown)}")
+    arguments = {key: value for key, value in given["tokenizer"].items() if key not in _HUB_ARGUMENTS}
+    # The tokenizer's own argument goes first, as in sentence-transformers.
+    longest = _length(path, config, "max_seq_length")
+    own = _length(path, arguments, "model_max_length")
+    return {
+        "max_length": longest if own is None else own,
+        "query_length": _length(path, config, "query_length"),
+        "document_length": _length(path, config, "document_length"),
+        "lower_case": bool(config.get("do_lower_case", False)),
+        "tokenizer_arguments": arguments,
+    }
+
+
+def _arguments(path: Path, config: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """For transformers' model, config and tokenizer; each has an older name, which goes first."""
+    found = {}
+    for kind, names in {
+        "model": ("model_args", "model_kwargs"),
+        "config": ("config_args", "config_kwargs"),
+        "tokenizer": ("tokenizer_args", "processor_kwargs"),
+    }.items():
+        value: Any = next((config[name] for name in names if config.get(name)), {})
+        if not isinstance(value, dict):
+            raise ValueError(f"{path}: {names[1]} must be an object; got {value!r}")
+        found[kind] = value
+    return found
+
+
+def _length(path: Path, config: Mapping[str, Any], key: str) -> int | None:
+    value = config.get(key)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ValueError(f"{path}: {key} must be a positive integer; got {value!r}")
+    return value
+
+
+def _sentence_settings(path: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """Of config_sentence_transformers.json: prompts, width, similarity."""
+    stored = config.get("prompts") or {}
+    if not isinstance(stored, dict) or not all(isinstance(text, str | None) for text in stored.values()):
+        raise ValueError(f"{path}: prompts must be an object of texts; got {stored!r}")
+    prompts = {"query": "", "document": ""} | {name: text or "" for name, text in stored.items()}
+    name = config.get("default_prompt_name")
+    if name is not None and (not isinstance(name, str) or name not in prompts):
+        raise ValueError(f"{path}: default_prompt_name {name!r} is none of the prompts: {', '.join(prompts)}")
+    # One that is for other kinds of models, "maxsim", leaves the default.
+    similarity = config.get("similarity_fn_name")
+    return {
+        "prompts": prompts,
+        "default_prompt_name": name,
+        "truncate_dim": _length(path, config, "truncate_dim"),
+        "similarity": similarity if similarity in SIMILARITIES else "cosine",
+    }
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object from `path`; ValueError names it."""
     value = _read_json(path)
     if not isinstance(value, dict):
         raise ValueError(f"{path}: expected a JSON object, got {type(value).__name__}")  # noqa: TRY004
@@ -165,5 +220,5 @@ def _read_object(path: Path) -> dict[str, Any]:
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # both broken JSON and broken UTF-8
+    except (ValueError, RecursionError) as error:  # broken JSON, broken UTF-8, brackets without end
         raise ValueError(f"{path}: not valid JSON ({error})") from error

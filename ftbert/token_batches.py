@@ -17,7 +17,8 @@ def sequences_of(model: Any, texts: Sequence[str], longest: int | None = None) -
         from ftbert.text import tokenizer_of
 
         try:
-            encoded = tokenizer_of(model).encode_batch(texts)
+            tokenizer = tokenizer_of(model)
+            encoded = tokenizer.encode_batch(texts, tokenizer.settings.default_prompt)
         except FileNotFoundError:
             pass
         else:

@@ -1,98 +1,206 @@
-"""The fast tokenizer, with only the truncation that the model needs and never any padding."""
+"""The model's tokenizer as transformers' AutoTokenizer builds it, with only truncation and never any padding.
+
+Which class reads the files, what of tokenizer_config.json it applies and what of tokenizer.json it rebuilds differs
+between families and releases of transformers. So AutoTokenizer does that; its `tokenizers` object does the work.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import copy
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ftbert.text_settings import TextSettings
+from ftbert.text_settings import TextSettings, read_object
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Any of these lets transformers build the fast tokenizer when tokenizer.json itself is missing.
+# Any of these lets transformers build a tokenizer when tokenizer.json itself is missing.
 _VOCABULARIES = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model")
 
 # The tokenizer's own result keeps strings, offsets and the truncated rest: about 100 bytes a token.
 # Handing it this many texts at a time bounds that; one call is still long enough to use every core.
 _TEXTS_PER_CALL = 512
 
+# Maximum lengths in use at once; each has a tokenizer of its own, since the length is part of it.
+_LENGTHS_KEPT = 4
+
 
 class Tokenizer:
-    """text -> token ids with the special tokens, truncated to `max_length`, unpadded. Thread-safe."""
+    """text -> token ids with the special tokens, truncated, unpadded. Thread-safe.
+
+    max_length: tokens with the special ones where the caller asks for no other length. longest: the most the model
+    takes.
+    """
 
     def __init__(self, folder: Path, settings: TextSettings, max_seq: int) -> None:
-        """`folder` holds tokenizer.json or a vocabulary that transformers can turn into one.
+        """`folder` holds tokenizer.json or a vocabulary that transformers can turn into a tokenizer.
 
-        `max_seq` bounds the length, special tokens included; settings.max_length may lower it.
-        FileNotFoundError without a tokenizer, ValueError when it cannot be used.
+        `max_seq` bounds the length, special tokens included; settings.max_length, or else the tokenizer's own
+        model_max_length, may lower it. FileNotFoundError without a tokenizer, ValueError when it cannot be used.
         """
         self.settings = settings
-        self.max_length = min(max_seq, settings.max_length or max_seq)
-        self._fast = _load(folder)
-        special = self._fast.num_special_tokens_to_add(False)
-        if self.max_length <= special:
-            raise ValueError(
-                f"{folder}: a maximum length of {self.max_length} leaves no room beside {special} special tokens"
-            )
+        self.longest = max_seq
+        tokenizer = load_tokenizer(folder, settings.tokenizer_arguments)
+        self.special_ids = frozenset(tokenizer.all_special_ids)
+        self._special = tokenizer.num_special_tokens_to_add(pair=False)
+        self._side = tokenizer.truncation_side
+        self._fast: Any = getattr(tokenizer, "backend_tokenizer", None)
+        self._python = tokenizer if self._fast is None else None
+        self._lock = threading.Lock()
+        self._by_length: dict[int, Any] = {}
+        own = settings.max_length or _own_length(folder, tokenizer)
+        self.max_length = self.check_length(min(max_seq, own), str(folder))
+        _expect_one_type(folder, tokenizer)
+        if self._fast is None:
+            if settings.lower_case:
+                raise ValueError(f"{folder}: do_lower_case is not supported for {type(tokenizer).__name__}")
+            return
         # tokenizer.json may carry both, and they belong to whoever saved it, not to this model.
         self._fast.no_padding()
-        self._fast.enable_truncation(self.max_length)
+        self._fast.no_truncation()
         if settings.lower_case:
-            from tokenizers import normalizers
+            _lower_first(self._fast)
 
-            before = self._fast.normalizer
-            rest = [] if before is None else [before]
-            self._fast.normalizer = normalizers.Sequence([normalizers.Lowercase(), *rest])
+    def check_length(self, length: int, where: str) -> int:
+        """`length` itself; ValueError where it is more than the model takes, or no room for a text."""
+        if length > self.longest:
+            raise ValueError(f"{where}: a maximum length of {length} is more than the model's {self.longest}")
+        if length <= self._special:
+            raise ValueError(
+                f"{where}: a maximum length of {length} leaves no room beside {self._special} special tokens"
+            )
+        return length
 
-    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
-        """Token ids of each text, int64 [tokens]. ValueError for text that is not valid Unicode."""
-        prompt = self.settings.prompt
+    def encode_batch(
+        self, texts: Sequence[str], prompt: str = "", max_length: int | None = None
+    ) -> list[NDArray[np.int64]]:
+        """Token ids of `prompt` + each text, int64 [tokens]. ValueError for text that is not valid Unicode."""
+        length = self.max_length if max_length is None else max_length
         found: list[NDArray[np.int64]] = []
         for start in range(0, len(texts), _TEXTS_PER_CALL):
-            part = list(texts[start : start + _TEXTS_PER_CALL])
-            if prompt:
-                part = [prompt + text for text in part]
+            part = [prompt + text for text in texts[start : start + _TEXTS_PER_CALL]]
             try:
-                # _fast: the same ids, without the character offsets.
-                encodings = self._fast.encode_batch_fast(part)
+                rows = self._rows(part, length)
             except (TypeError, UnicodeError) as error:
                 raise _explained(error, part, start) from error
-            found.extend(np.array(encoding.ids, dtype=np.int64) for encoding in encodings)
+            found.extend(np.array(ids, dtype=np.int64) for ids in rows)
         return found
 
+    def prompt_tokens(self, prompt: str) -> int:
+        """Tokens at the beginning of a text that are the prompt's or special ones before it."""
+        if not prompt:
+            return 0
+        ids = self.encode_batch([prompt])[0]
+        return len(ids) - (len(ids) > 0 and int(ids[-1]) in self.special_ids)
 
-def _load(folder: Path) -> Any:
-    """A `tokenizers.Tokenizer` that nobody else holds."""
+    def _rows(self, texts: list[str], length: int) -> list[list[int]]:
+        if self._python is not None:
+            rows: list[list[int]] = self._python(texts, truncation=True, max_length=length)["input_ids"]
+            return rows
+        # _fast: the same ids, without the character offsets.
+        return [encoding.ids for encoding in self._truncating(length).encode_batch_fast(texts)]
+
+    def _truncating(self, length: int) -> Any:
+        """A `tokenizers.Tokenizer` for this length: setting it in one that another thread uses would change both."""
+        with self._lock:
+            found = self._by_length.get(length)
+            if found is None:
+                found = copy.deepcopy(self._fast)
+                found.encode_special_tokens = self._fast.encode_special_tokens  # the copy is of what a file holds
+                found.enable_truncation(length, direction=self._side)
+                while len(self._by_length) >= _LENGTHS_KEPT:
+                    del self._by_length[next(iter(self._by_length))]
+                self._by_length[length] = found
+            return found
+
+
+def load_tokenizer(folder: Path, arguments: Mapping[str, Any] | None = None) -> Any:
+    """transformers' tokenizer of `folder`, which may be a converted one. Never runs the folder's code or goes online.
+
+    FileNotFoundError without its files, ValueError naming the one that cannot be used.
+    """
+    if not any((folder / name).exists() for name in ("tokenizer.json", *_VOCABULARIES)):
+        raise FileNotFoundError(
+            f"{folder}: no tokenizer here; expected tokenizer.json or one of {', '.join(_VOCABULARIES)}. "
+            "Copy the tokenizer's files beside the weights, or pass token ids to the model"
+        )
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False, **_config(folder), **(arguments or {})
+        )
+    except Exception as error:
+        raise ValueError(f"{_culprit(folder)}: cannot be used as a tokenizer ({_words(error)})") from error
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """The model's config where AutoTokenizer does not find it by itself: it says which class reads the files."""
+    from transformers import AutoConfig, PretrainedConfig
+
+    path = folder / "config.json"
+    if not path.exists():
+        return {"config": PretrainedConfig()}  # tokenizer_config.json alone decides
+    original = read_object(path).get("huggingface")
+    if not isinstance(original, dict) or "model_type" not in original:
+        return {}
+    config = AutoConfig.for_model(**original)
+    config._name_or_path = str(folder)
+    return {"config": config}
+
+
+def _culprit(folder: Path) -> Path:
+    """The file that an error of AutoTokenizer is most likely about."""
     from tokenizers import Tokenizer as Fast
 
     path = folder / "tokenizer.json"
     if path.exists():
         try:
-            return Fast.from_file(str(path))
-        except Exception as error:  # tokenizers raises plain Exception
-            raise ValueError(f"{path}: not a tokenizer file ({error})") from error
-    if not any((folder / name).exists() for name in _VOCABULARIES):
-        raise FileNotFoundError(
-            f"{folder}: no tokenizer here; expected tokenizer.json or one of {', '.join(_VOCABULARIES)}. "
-            "Copy the tokenizer's files beside the weights, or pass token ids to the model"
-        )
-    from transformers import AutoConfig, AutoTokenizer
+            Fast.from_file(str(path))
+        except Exception:  # noqa: BLE001 - tokenizers raises nothing more precise
+            return path
+    for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
+        if (folder / name).exists():
+            try:
+                read_object(folder / name)
+            except ValueError:
+                return folder / name
+    stated = folder / "tokenizer_config.json"
+    return stated if stated.exists() else folder
 
-    # Which class reads the vocabulary follows from the model type; our own config.json keeps it one level down.
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("huggingface")
-    known = {"config": AutoConfig.for_model(**config)} if config else {}
-    slow = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, **known)
-    fast = getattr(slow, "backend_tokenizer", None)
-    if fast is None:
-        raise ValueError(
-            f"{folder}: {type(slow).__name__} has no fast version; save a tokenizer.json into the folder"
-        )
-    return Fast.from_str(fast.to_str())
+
+def _own_length(folder: Path, tokenizer: Any) -> int:
+    length = tokenizer.model_max_length  # transformers writes 1e30 for "no limit"
+    if not isinstance(length, int | float) or isinstance(length, bool) or not length >= 1:
+        raise ValueError(f"{folder / 'tokenizer_config.json'}: model_max_length must be positive; got {length!r}")
+    return int(min(length, 1 << 62))
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
+
+
+def _expect_one_type(folder: Path, tokenizer: Any) -> None:
+    """encode passes no token types: refuse the rare template that gives others than 0 to a single text."""
+    if "token_type_ids" in tokenizer.model_input_names and any(tokenizer("a").get("token_type_ids", [])):
+        raise ValueError(f"{folder}: its tokenizer gives one text token types other than 0, which is not supported")
+
+
+def _lower_first(fast: Any) -> None:
+    """What sentence-transformers does for do_lower_case: Lowercase before the rest, unless it is there."""
+    from tokenizers import normalizers
+
+    before: Any = fast.normalizer
+    rest: list[Any] = [] if before is None else [before]
+    if isinstance(before, normalizers.Sequence):
+        rest = [before[place] for place in range(len(before))]  # type: ignore[arg-type]
+    if not any(isinstance(one, normalizers.Lowercase) for one in rest):
+        fast.normalizer = normalizers.Sequence([normalizers.Lowercase(), *rest])
 
 
 def is_unicode(text: str) -> bool:

@@ -7,8 +7,11 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
+
+from ftbert.text_model import TextModel
 
 WORDS = [
     "[PAD]",
@@ -34,7 +37,7 @@ WORDS = [
 ]
 
 
-class StubModel:
+class StubModel(TextModel):
     """forward_packed gives a fixed random row per token id: a text's vector depends on that text only."""
 
     def __init__(
@@ -82,6 +85,10 @@ def pooling(hidden: torch.Tensor, cu_seqlens: torch.Tensor, mode: str, normalize
     return torch.stack(rows)
 
 
+def encode(model: StubModel, texts: Any, **options: Any) -> Any:
+    return model.encode(texts, **options)
+
+
 def threads_left() -> int:
     """Background threads of encode that still run; none should."""
     return sum(thread.name == "ftbert-tokenise" for thread in threading.enumerate())
@@ -106,4 +113,6 @@ def write_tokenizer(folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    # As the file is: BERT's own class would put BERT's normaliser in.
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     return folder

@@ -17,11 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from stub_model import WORDS, StubModel, pooling, threads_left, write_tokenizer
+from stub_model import WORDS, StubModel, encode, pooling, threads_left, write_tokenizer
 
 from ftbert.embed import EmbedStats, check_request, embed_file
 from ftbert.part_area import PartArea, part_folder
-from ftbert.text import encode
 
 TEXTS = [" ".join(WORDS[4 + (i * k) % 16] for k in range(i % 9)) for i in range(50)]
 

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from stub_model import WORDS, StubModel, pooling, threads_left, write_tokenizer
+from stub_model import WORDS, StubModel, encode, pooling, threads_left, write_tokenizer
 
-from ftbert.text import TextSettings, Tokenizer, encode
+from ftbert.text_settings import TextSettings
+from ftbert.tokenizer import Tokenizer
 
 
 class Frame:
@@ -54,8 +55,8 @@ def test_the_tokenizer_files_own_limits_do_not_leak_in(tmp_path: Path) -> None:
 
 def test_lower_case_and_prompt(tmp_path: Path) -> None:
     folder = write_tokenizer(tmp_path / "model")
-    tokenizer = Tokenizer(folder, TextSettings(lower_case=True, prompt="The "), 512)
-    assert tokenizer.encode_batch(["CAT"])[0].tolist() == [2, WORDS.index("the"), WORDS.index("cat"), 3]
+    tokenizer = Tokenizer(folder, TextSettings(lower_case=True), 512)
+    assert tokenizer.encode_batch(["CAT"], "The ")[0].tolist() == [2, WORDS.index("the"), WORDS.index("cat"), 3]
 
 
 @pytest.mark.parametrize("config", [{"model_type": "bert"}, {"huggingface": {"model_type": "bert"}}])
@@ -70,7 +71,7 @@ def test_unusable_tokenizers_are_explained(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no tokenizer here; expected tokenizer\.json"):
         Tokenizer(tmp_path, TextSettings(), 512)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"tokenizer\.json: not a tokenizer file"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json: cannot be used as a tokenizer"):
         Tokenizer(tmp_path, TextSettings(), 512)
     with pytest.raises(ValueError, match="maximum length of 2 leaves no room"):
         Tokenizer(write_tokenizer(tmp_path), TextSettings(max_length=2), 512)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,23 @@ def modules(*names: str) -> list[dict[str, str]]:
     ]
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """One that sentence-transformers could have written."""
+    write(tmp_path, "modules.json", modules(ST + "Transformer", ST + "Pooling"))
+    write(tmp_path, "1_Pooling/config.json", {"pooling_mode": "mean"})
+    return tmp_path
+
+
 def test_a_bare_folder_gets_mean_pooling(tmp_path: Path) -> None:
-    assert TextSettings.from_folder(tmp_path) == TextSettings("mean", False, None, False, "")
+    assert TextSettings.from_folder(tmp_path) == TextSettings("mean")
+    write(tmp_path, "1_Pooling/config.json", {"pooling_mode": "cls"})  # nothing names it
+    write(tmp_path, "sentence_bert_config.json", {"max_seq_length": 7})
+    assert TextSettings.from_folder(tmp_path) == TextSettings("mean")
+    write(tmp_path, "config.json", {"architectures": ["RobertaForCausalLM"]})
+    assert TextSettings.from_folder(tmp_path) == TextSettings("last")
+    write(tmp_path, "config.json", {"format": "ftbert", "huggingface": {"architectures": ["RobertaForCausalLM"]}})
+    assert TextSettings.from_folder(tmp_path) == TextSettings("last")
 
 
 @pytest.mark.parametrize(
@@ -44,9 +60,9 @@ def test_a_bare_folder_gets_mean_pooling(tmp_path: Path) -> None:
         ({"pooling_mode": "mean_sqrt_len_tokens", "pooling_mode_cls_token": True}, "mean_sqrt_len"),
     ],
 )
-def test_both_spellings_of_pooling(tmp_path: Path, config: dict[str, Any], pooling: str) -> None:
-    write(tmp_path, "1_Pooling/config.json", config)
-    assert TextSettings.from_folder(tmp_path).pooling == pooling
+def test_both_spellings_of_pooling(folder: Path, config: dict[str, Any], pooling: str) -> None:
+    write(folder, "1_Pooling/config.json", config)
+    assert TextSettings.from_folder(folder).pooling == pooling
 
 
 @pytest.mark.parametrize(
@@ -58,57 +74,102 @@ def test_both_spellings_of_pooling(tmp_path: Path, config: dict[str, Any], pooli
         {"pooling_mode_weightedmean_tokens": True},
     ],
 )
-def test_unsupported_pooling_is_named(tmp_path: Path, config: dict[str, Any]) -> None:
-    write(tmp_path, "1_Pooling/config.json", config)
+def test_unsupported_pooling_is_named(folder: Path, config: dict[str, Any]) -> None:
+    write(folder, "1_Pooling/config.json", config)
     with pytest.raises(
         ValueError, match=r"config\.json: pooling (cls \+ mean|weightedmean) is not supported"
     ):
-        TextSettings.from_folder(tmp_path)
+        TextSettings.from_folder(folder)
 
 
-def test_modules_say_where_the_rest_is(tmp_path: Path) -> None:
+def test_modules_say_where_the_rest_is(folder: Path) -> None:
     kinds = modules(ST + "Transformer", "sentence_transformers.sentence_transformer.modules.pooling.Pooling")
     kinds += [{"type": ST + "Normalize", "path": "2_Normalize"}, {"type": ST + "Dropout", "path": ""}]
-    kinds[0]["path"] = "0_Transformer"
     kinds[1]["path"] = "elsewhere"
-    write(tmp_path, "modules.json", kinds)
-    write(tmp_path, "elsewhere/config.json", {"pooling_mode": "cls"})
-    write(tmp_path, "0_Transformer/sentence_bert_config.json", {"max_seq_length": 77, "do_lower_case": True})
-    assert TextSettings.from_folder(tmp_path) == TextSettings("cls", True, 77, True)
+    write(folder, "modules.json", kinds)
+    write(folder, "elsewhere/config.json", {"pooling_mode": "cls", "include_prompt": False})
+    write(folder, "sentence_bert_config.json", {})
+    write(folder, "sentence_roberta_config.json", {"max_seq_length": 77, "do_lower_case": True, "query_length": 9})
+    expected = TextSettings("cls", False, True, max_length=77, lower_case=True, query_length=9)
+    assert TextSettings.from_folder(folder) == expected
 
 
-@pytest.mark.parametrize("kind", [ST + "Dense", "custom_st.Transformer", ST + "LSTM"])
-def test_an_unsupported_module_is_named(tmp_path: Path, kind: str) -> None:
-    write(tmp_path, "modules.json", modules(ST + "Transformer", ST + "Pooling", kind))
-    with pytest.raises(ValueError, match=f"modules.json: module '{kind}' is not supported"):
-        TextSettings.from_folder(tmp_path)
+T, P, N = ST + "Transformer", ST + "Pooling", ST + "Normalize"
 
 
-def test_the_length_may_stand_in_other_files(tmp_path: Path) -> None:
-    write(tmp_path, "tokenizer_config.json", {"model_max_length": 10**30})
-    assert TextSettings.from_folder(tmp_path).max_length is None
-    write(tmp_path, "tokenizer_config.json", {"model_max_length": 384})
-    assert TextSettings.from_folder(tmp_path).max_length == 384
-    write(tmp_path, "sentence_roberta_config.json", {"max_seq_length": 128})
-    assert TextSettings.from_folder(tmp_path).max_length == 128
-    write(tmp_path, "sentence_roberta_config.json", {"max_seq_length": -1})
-    with pytest.raises(ValueError, match="positive integer; got -1"):
-        TextSettings.from_folder(tmp_path)
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (modules(T, P, ST + "Dense"), f"module '{ST}Dense' is not supported"),
+        (modules("custom_st.Transformer", P), "module 'custom_st.Transformer' is not supported"),
+        (modules(T), "got Transformer"),
+        (modules(T, N, P), "got Transformer, Normalize, Pooling"),
+        (modules(T, P, P), "got Transformer, Pooling, Pooling"),
+        ([], "got nothing"),
+        ({"type": T}, "expected a list of modules"),
+        ([{"type": T, "path": "0_Transformer"}, {"type": P, "path": "1_Pooling"}], "only one in the folder itself"),
+        ([{"type": T, "path": ""}, {"type": P, "path": "../1_Pooling"}], "must stay inside"),
+        ([{"type": T, "path": ""}, {"type": P, "path": "/1_Pooling"}], "must stay inside"),
+        ([{"type": T, "path": ""}, {"type": P, "path": 1}], "must stay inside"),
+        ([{"type": T, "path": "", "name": "0"}, {"type": P, "path": "1_Pooling", "name": "0"}], "one name"),
+    ],
+)
+def test_another_chain_of_modules_is_refused(folder: Path, content: Any, words: str) -> None:
+    write(folder, "modules.json", content)
+    with pytest.raises(ValueError, match=r"modules\.json: .*" + words):
+        TextSettings.from_folder(folder)
 
 
-def test_the_default_prompt(tmp_path: Path) -> None:
-    prompts = {"prompts": {"query": "query: ", "doc": ""}, "default_prompt_name": "query"}
-    write(tmp_path, "config_sentence_transformers.json", prompts)
-    assert TextSettings.from_folder(tmp_path).prompt == "query: "
-    write(tmp_path, "1_Pooling/config.json", {"pooling_mode": "mean", "include_prompt": False})
-    with pytest.raises(ValueError, match="include_prompt is false"):
-        TextSettings.from_folder(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("sentence_bert_config.json", {"max_seq_length": -1}, "max_seq_length must be a positive integer; got -1"),
+        ("sentence_bert_config.json", {"max_seq_length": 8.5}, "positive integer; got 8.5"),
+        ("sentence_bert_config.json", {"query_length": True}, "positive integer; got True"),
+        ("sentence_bert_config.json", {"query_expansion": {"length": 32}}, "query_expansion is not supported"),
+        ("sentence_bert_config.json", {"processing_kwargs": {"text": {}}}, "processing_kwargs is not supported"),
+        ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "'fill-mask' is not supported"),
+        ("sentence_bert_config.json", {"config_args": {"hidden_act": "relu"}}, "config are not supported: hidden_act"),
+        ("sentence_bert_config.json", {"model_kwargs": {"x": 1, "dtype": "a"}}, "model are not supported: x"),
+        ("config_sentence_transformers.json", {"prompts": ["a"]}, "prompts must be an object of texts"),
+        ("config_sentence_transformers.json", {"prompts": {"a": 1}}, "prompts must be an object of texts"),
+        ("config_sentence_transformers.json", {"default_prompt_name": "a"}, "'a' is none of the prompts"),
+        ("config_sentence_transformers.json", {"truncate_dim": 0}, "truncate_dim must be a positive integer; got 0"),
+        ("1_Pooling/config.json", {"pooling_mode": {"a": 1}}, "is not supported"),
+        ("1_Pooling/config.json", [], "expected a JSON object"),
+        ("config_sentence_transformers.json", [], "expected a JSON object"),
+        ("sentence_bert_config.json", [1], "expected a JSON object"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(folder: Path, name: str, content: Any, words: str) -> None:
+    write(folder, name, content)
+    with pytest.raises(ValueError, match=re.escape(name) + ": .*" + words):
+        TextSettings.from_folder(folder)
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe", b"[" * 3])
-def test_a_broken_file_is_named(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "sentence_bert_config.json").write_bytes(content)
-    with pytest.raises(
-        ValueError, match=r"sentence_bert_config\.json: (not valid JSON|expected a JSON object)"
-    ):
-        TextSettings.from_folder(tmp_path)
+def test_missing_pooling(folder: Path) -> None:
+    (folder / "1_Pooling/config.json").unlink()
+    with pytest.raises(ValueError, match=r"1_Pooling/config\.json: missing"):
+        TextSettings.from_folder(folder)
+
+
+def test_prompts_width_and_similarity(folder: Path) -> None:
+    stored = {"prompts": {"query": "query: ", "doc": None}, "default_prompt_name": "query"}
+    name = "config_sentence_transformers.json"
+    write(folder, name, stored | {"truncate_dim": 8, "similarity_fn_name": "dot"})
+    settings = TextSettings.from_folder(folder)
+    assert settings.prompts == {"query": "query: ", "document": "", "doc": ""}
+    assert (settings.default_prompt, settings.truncate_dim, settings.similarity) == ("query: ", 8, "dot")
+    write(folder, name, {"similarity_fn_name": "maxsim"})
+    assert TextSettings.from_folder(folder) == TextSettings()
+    write(folder, name, stored | {"model_type": "CrossEncoder"})  # sentence-transformers takes nothing over from it
+    write(folder, "1_Pooling/config.json", {"pooling_mode": "cls"})
+    assert TextSettings.from_folder(folder) == TextSettings()
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe", b"[" * 100_000])
+@pytest.mark.parametrize("name", ["sentence_bert_config.json", "config_sentence_transformers.json", "modules.json"])
+def test_a_broken_file_is_named(folder: Path, name: str, content: bytes) -> None:
+    (folder / name).write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(name) + ": (not valid JSON|expected)"):
+        TextSettings.from_folder(folder)

@@ -1,0 +1,46 @@
+"""How alike two sets of vectors are, by the names and meanings of sentence-transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+
+def similarity(one: Any, other: Any, name: str) -> Tensor:
+    """Every vector of `one` [n, width] with every one of `other` [m, width] -> [n, m]; a single [width] counts as one.
+
+    Arrays, tensors or lists of them. name: "cosine", "dot", or "euclidean" and "manhattan": distances times -1.
+    """
+    left, right = (torch.atleast_2d(_tensor(each)) for each in (one, other))
+    if name == "cosine":
+        return normalize(left, dim=-1) @ normalize(right, dim=-1).T
+    if name == "dot":
+        return left @ right.T
+    return -torch.cdist(left, right, p=_POWERS[name])
+
+
+def similarity_pairwise(one: Any, other: Any, name: str) -> Tensor:
+    """Each vector of `one` [n, width] with the one in the same row of `other` -> [n]."""
+    left, right = _tensor(one), _tensor(other)
+    if name == "cosine":
+        return (normalize(left, dim=-1) * normalize(right, dim=-1)).sum(-1)
+    if name == "dot":
+        return (left * right).sum(-1)
+    return -torch.linalg.vector_norm(left - right, ord=_POWERS[name], dim=-1)
+
+
+_POWERS = {"euclidean": 2.0, "manhattan": 1.0}
+
+
+def _tensor(values: Any) -> Tensor:
+    """At least float32: products in fewer bits would round the results together."""
+    if isinstance(values, list | tuple) and values and isinstance(values[0], Tensor):
+        values = torch.stack(list(values))
+    elif not isinstance(values, Tensor):
+        values = torch.from_numpy(np.asarray(values))
+    small = values.is_floating_point() and torch.finfo(values.dtype).bits < 32
+    return values.float() if small or not values.is_floating_point() else values
