@@ -45,6 +45,7 @@ class Tokenizer:
         """
         self.settings = settings
         self.longest = max_seq
+        self._folder = folder
         tokenizer = load_tokenizer(folder, settings.tokenizer_arguments)
         self.special_ids = frozenset(tokenizer.all_special_ids)
         self._special = tokenizer.num_special_tokens_to_add(pair=False)
@@ -64,7 +65,7 @@ class Tokenizer:
         self._fast.no_padding()
         self._fast.no_truncation()
         if settings.lower_case:
-            _lower_first(self._fast)
+            lower_first(self._fast)
 
     def check_length(self, length: int, where: str) -> int:
         """`length` itself; ValueError where it is more than the model takes, or no room for a text."""
@@ -88,6 +89,8 @@ class Tokenizer:
                 rows = self._rows(part, length)
             except (TypeError, UnicodeError) as error:
                 raise _explained(error, part, start) from error
+            except Exception as error:  # a vocabulary without the unknown token, for one; no type of its own
+                raise ValueError(f"{self._folder}: the tokenizer cannot encode texts ({_words(error)})") from error
             found.extend(np.array(ids, dtype=np.int64) for ids in rows)
         return found
 
@@ -187,11 +190,15 @@ def _words(error: Exception) -> str:
 
 def _expect_one_type(folder: Path, tokenizer: Any) -> None:
     """encode passes no token types: refuse the rare template that gives others than 0 to a single text."""
-    if "token_type_ids" in tokenizer.model_input_names and any(tokenizer("a").get("token_type_ids", [])):
+    try:
+        types = tokenizer("a").get("token_type_ids", [])  # absent where the model does not get them
+    except Exception as error:  # of no type of its own
+        raise ValueError(f"{folder}: its tokenizer cannot encode texts ({_words(error)})") from error
+    if any(types):
         raise ValueError(f"{folder}: its tokenizer gives one text token types other than 0, which is not supported")
 
 
-def _lower_first(fast: Any) -> None:
+def lower_first(fast: Any) -> None:
     """What sentence-transformers does for do_lower_case: Lowercase before the rest, unless it is there."""
     from tokenizers import normalizers
 

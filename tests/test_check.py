@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from test_sentence_transformers import sentence_folder
 
 from ftbert.bench import bench
 from ftbert.check import check
@@ -118,3 +120,35 @@ def test_padding_places() -> None:
     ids, mask = padded([torch.arange(200)] * 2, "holes", 0, device)
     assert 250 < int(mask.sum()) < 390
     assert mask[:, 0].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("converted", [False, True])
+@pytest.mark.parametrize("lower", [False, True])
+def test_texts_are_compared_end_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, converted: bool, lower: bool
+) -> None:
+    import ftbert
+    from ftbert.converters.from_huggingface import convert
+    from ftbert.text import tokenizer_of
+
+    folder = sentence_folder(
+        tmp_path / "a", tokenizer={"do_lower_case": False}, sentence={"do_lower_case": lower}, truncate_dim=20,
+        prompts={"query": "two "}, default_prompt_name="query", include_prompt=False,
+    )  # fmt: skip
+    model = ftbert.load(convert(folder, tmp_path / "b") if converted else folder)
+    result = check(model)
+    assert result.passed, str(result)
+    assert result.texts is not None
+    assert result.texts.peer == ("transformers" if converted else "sentence-transformers")
+    # Another tokenizer, as one that lost a setting: found, and the worst text is named.
+    tokenizer = tokenizer_of(model)
+    right = tokenizer.encode_batch
+    monkeypatch.setattr(
+        tokenizer, "encode_batch", lambda texts, *more, **other: right([t.swapcase() for t in texts], *more, **other)
+    )
+    wrong = check(model)
+    if not lower:
+        assert not wrong.passed
+        assert wrong.texts.different_ids > 0
+        assert "FAILED" in str(wrong)
+        assert "other ids than AutoTokenizer's" in str(wrong)

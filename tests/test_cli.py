@@ -69,6 +69,25 @@ def test_help_loads_nothing_heavy() -> None:
         assert command in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        (["--prompt", "the "], {"prompt": "the "}),
+        (["--max-length", "3"], {"max_length": 3}),
+        (["--truncate-dim", "5"], {"truncate_dim": 5}),
+        (["--prompt-name", "document"], {"prompt_name": "document"}),
+    ],
+)
+def test_embed_takes_the_options_of_encode(stub: StubModel, arguments: list[str], options: dict[str, Any]) -> None:
+    assert cli.main(["embed", "model", "in.txt", "out.npy", *arguments]) == 0
+    assert np.array_equal(np.load("out.npy"), stub.encode(["the cat", "", "dog"], **options))
+
+
+def test_embed_refuses_an_unknown_prompt(stub: StubModel, capsys: pytest.CaptureFixture[str]) -> None:
+    err = failed(capsys, "embed", "model", "in.txt", "out.npy", "--prompt-name", "x")
+    assert "prompt_name must be one of 'query', 'document'; got 'x'" in err
+
+
 def test_embed_reports(stub: StubModel, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["embed", "model", "in.txt", "out.npy"]) == 0
     out, err = capsys.readouterr()

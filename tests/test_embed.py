@@ -313,3 +313,21 @@ def test_killed_and_taken_up_again(tmp_path: Path, model: StubModel, target: str
     whole = tmp_path / f"whole{out.suffix}"
     embed_file(model, path, whole, batch_records=7)
     assert out.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "option", [{"prompt": "cat "}, {"prompt_name": "document"}, {"max_length": 4}, {"truncate_dim": 3}], ids=str
+)
+def test_options_of_the_text_count_on_resume(
+    tmp_path: Path, model: StubModel, monkeypatch: pytest.MonkeyPatch, option: dict[str, Any]
+) -> None:
+    path, out = write_source(tmp_path / "in.txt", TEXTS), tmp_path / "out.npy"
+    model.fail_at = 3
+    with pytest.raises(RuntimeError, match="stub failed"):
+        embed_file(model, path, out, batch_records=7)
+    model.fail_at = -1
+    stats = embed_file(model, path, out, batch_records=7, **option)
+    same = "prompt_name" in option  # without such a prompt in the folder it is the same request
+    assert (stats.resumed > 0) == same
+    assert stats.hidden == option.get("truncate_dim", 16)
+    assert np.array_equal(np.load(out), encode(model, TEXTS, **option))

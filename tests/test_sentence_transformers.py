@@ -1,0 +1,171 @@
+"""encode and its kin against sentence-transformers on the same folder: settings, keywords, similarity."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_bert
+from sentence_transformers import SentenceTransformer
+from tokenizers_offline import TEXTS, write
+
+import ftbert
+
+PROMPTS = {"query": "Query: ", "document": "Document: ", "other": "hello two "}
+
+
+def sentence_folder(
+    folder: Path, *, pooling: str = "mean", include_prompt: bool = True, normalize: bool = False,
+    sentence: dict[str, Any] | None = None, tokenizer: dict[str, Any] | None = None, bert: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Path:  # fmt: skip
+    """A random BERT as sentence-transformers saves one; settings: of config_sentence_transformers.json."""
+    write(folder, "bert", **(tokenizer or {}))
+    make_bert(**{"vocab_size": 300, "max_position_embeddings": 48, **(bert or {})}).save_pretrained(folder)
+    kinds = ["Transformer", "Pooling", "Normalize"][: 3 if normalize else 2]
+    modules = [
+        {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
+        for i, kind in enumerate(kinds)
+    ]
+    for path, content in {
+        "modules.json": modules,
+        "1_Pooling/config.json": {
+            "word_embedding_dimension": 64, "pooling_mode": pooling, "include_prompt": include_prompt,
+        },
+        "sentence_bert_config.json": sentence or {},
+        "config_sentence_transformers.json": settings,
+    }.items():  # fmt: skip
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+def both(folder: Path) -> tuple[Any, SentenceTransformer]:
+    return ftbert.load(folder), SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    assert ours.shape == theirs.shape
+    assert float(abs(ours - theirs).max()) < 5e-6 * max(1, float(abs(theirs).max()))
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "mean_sqrt_len_tokens", "lasttoken"])
+@pytest.mark.parametrize("include_prompt", [True, False])
+def test_prompts_and_pooling(tmp_path: Path, pooling: str, include_prompt: bool) -> None:
+    ours, theirs = both(
+        sentence_folder(
+            tmp_path, pooling=pooling, include_prompt=include_prompt, prompts=PROMPTS, default_prompt_name="other"
+        )
+    )
+    for given in ({}, {"prompt": "line: "}, {"prompt": ""}, {"prompt_name": "query"}):
+        assert_same(ours.encode(TEXTS, normalize=None, **given), theirs.encode(TEXTS, **given))
+    for name in ("encode_query", "encode_document"):
+        assert_same(
+            getattr(ours, name)(TEXTS), getattr(theirs, name)(TEXTS, normalize_embeddings=True)
+        )  # normalised by default
+    assert ours.prompts == theirs.prompts
+    plain = ours.encode(TEXTS, normalize=None, prompt="")
+    assert np.abs(plain - ours.encode(TEXTS, normalize=None)).max() > 1e-3  # the prompt counts
+
+
+@pytest.mark.parametrize(("normalize", "width"), itertools.product([False, True], [None, 7, 64, 100]))
+def test_width_and_length(tmp_path: Path, normalize: bool, width: int | None) -> None:
+    ours, theirs = both(sentence_folder(tmp_path, normalize=normalize, truncate_dim=width, similarity_fn_name="dot"))
+    for unit, given in itertools.product((False, True), ({}, {"truncate_dim": 5})):
+        assert_same(
+            ours.encode(TEXTS, normalize_embeddings=unit, **given),
+            theirs.encode(TEXTS, normalize_embeddings=unit, **given),
+        )
+    vectors = ours.encode(TEXTS)
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+    assert ours.similarity_fn_name == theirs.similarity_fn_name == "dot"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"tokenizer": {"do_lower_case": False}},
+        {"tokenizer": {"do_lower_case": True, "strip_accents": False, "truncation_side": "left"}},
+        {"tokenizer": {"model_max_length": 9}},
+        {"tokenizer": {"do_lower_case": False}, "sentence": {"do_lower_case": True, "max_seq_length": 8}},
+        {"sentence": {"processor_kwargs": {"do_lower_case": False, "model_max_length": 6}, "max_seq_length": 8}},
+        {"sentence": {"query_length": 6, "document_length": 11}},
+        {"model_type": "CrossEncoder", "prompts": PROMPTS, "default_prompt_name": "query", "pooling": "cls"},
+        {"bert": {"architectures": ["BertForCausalLM"]}, "model_type": "CrossEncoder"},
+    ],
+    ids=str,
+)
+def test_settings_of_the_folder(tmp_path: Path, given: dict[str, Any]) -> None:
+    ours, theirs = both(sentence_folder(tmp_path, **given))
+    for name in ("encode", "encode_query", "encode_document"):
+        assert_same(getattr(ours, name)(TEXTS, normalize=None), getattr(theirs, name)(TEXTS))
+
+
+@pytest.mark.parametrize("name", ["cosine", "dot", "euclidean", "manhattan"])
+def test_similarity(tmp_path: Path, name: str) -> None:
+    ours, theirs = both(sentence_folder(tmp_path, similarity_fn_name=name))
+    one, other = np.random.default_rng(0).standard_normal((2, 5, 64)).astype(np.float32)
+    for a, b in ((one, other), (one[0], other), (torch.from_numpy(one), list(torch.from_numpy(other)))):
+        assert_same(ours.similarity(a, b), theirs.similarity(a, b))
+    assert_same(ours.similarity_pairwise(one, other), theirs.similarity_pairwise(one, other))
+    half = torch.from_numpy(one).half()
+    assert_same(ours.similarity(half, half), theirs.similarity(half, half))
+
+
+def test_forms_of_results_and_wrong_calls(tmp_path: Path) -> None:
+    model = ftbert.load(sentence_folder(tmp_path, prompts=PROMPTS))
+    vectors = model.encode(TEXTS)
+    tensor = model.encode(TEXTS, convert_to_tensor=True)
+    assert isinstance(tensor, torch.Tensor)
+    assert torch.equal(tensor, torch.from_numpy(vectors))
+    rows = model.encode(TEXTS, convert_to_numpy=False)
+    assert isinstance(rows, list)
+    assert torch.equal(torch.stack(rows), tensor)
+    assert model.encode("hello", convert_to_tensor=True).shape == (64,)
+    assert model.encode([], truncate_dim=8).shape == (0, 8)
+    assert_same(model.encode(TEXTS, batch_size=3), vectors)
+    assert_same(model.encode(TEXTS, max_length=48, pooling="mean"), vectors)
+    with pytest.raises(TypeError, match="positional"):
+        model.encode(TEXTS, 32)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'precision'"):
+        model.encode(TEXTS, precision="int8")
+    with pytest.raises(TypeError, match="not both"):
+        model.encode(TEXTS, normalize=False, normalize_embeddings=True)
+    with pytest.raises(TypeError, match="normalize must be True, False or None; got 32"):
+        model.encode(TEXTS, normalize=32)
+    with pytest.raises(ValueError, match="prompt_name must be one of 'query', 'document', 'other'; got 'x'"):
+        model.encode(TEXTS, prompt_name="x")
+    with pytest.raises(ValueError, match="maximum length of 49 is more than the model's 48"):
+        model.encode(TEXTS, max_length=49)
+    for name, value in (("batch_size", 0), ("truncate_dim", -1), ("max_length", 2.0), ("max_tokens", True)):
+        with pytest.raises(ValueError, match=f"{name} must be a positive integer"):
+            model.encode(TEXTS, **{name: value})
+    with pytest.raises(TypeError, match="prompt must be a str; got int"):
+        model.encode(TEXTS, prompt=3)
+    with pytest.warns(UserWarning, match="prompt_name is ignored"):
+        model.encode(TEXTS, prompt="a", prompt_name="query")
+
+
+def test_the_converted_folder_gives_the_same(tmp_path: Path) -> None:
+    source = sentence_folder(
+        tmp_path / "a", tokenizer={"do_lower_case": False, "truncation_side": "left"}, truncate_dim=9,
+        prompts=PROMPTS, default_prompt_name="query", include_prompt=False, normalize=True,
+    )  # fmt: skip
+    from ftbert.converters.from_huggingface import convert
+
+    copy = ftbert.load(convert(source, tmp_path / "b"))
+    assert_same(copy.encode(TEXTS, normalize=None), SentenceTransformer(str(source), device="cpu").encode(TEXTS))
+
+
+def test_the_real_model(minilm_folder: Path) -> None:
+    ours, theirs = both(minilm_folder)
+    theirs = theirs.float()
+    texts = [text for text in TEXTS if len(text) < 120]
+    for given in ({}, {"prompt": "query: "}, {"truncate_dim": 64}):
+        assert_same(ours.encode(texts, normalize_embeddings=True, **given), theirs.encode(texts, normalize_embeddings=True, **given))
+    assert_same(ours.similarity(ours.encode(texts), ours.encode(texts)), theirs.similarity(theirs.encode(texts), theirs.encode(texts)))

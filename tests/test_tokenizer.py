@@ -1,0 +1,133 @@
+"""The tokenizer gives the ids of transformers' AutoTokenizer: families, settings, sides, lengths, texts."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers_offline import FAMILIES, TEXTS, write
+from transformers import AutoTokenizer
+
+from ftbert.text_settings import TextSettings
+from ftbert.tokenizer import Tokenizer
+
+CASES: list[dict[str, Any]] = [
+    *({"do_lower_case": low, "strip_accents": strip} for low, strip in itertools.product((False, True), (None, True, False))),
+    {"tokenize_chinese_chars": False, "do_lower_case": False},
+    {"truncation_side": "left", "model_max_length": 7},
+    {"model_max_length": 12},
+    {"model_max_length": 10**30},
+    {"max_len": 9},
+    {"add_prefix_space": True, "trim_offsets": False},
+    {"add_bos_token": False, "add_eos_token": False},
+    {"split_special_tokens": True, "model_max_length": 100},
+    {"clean_up_tokenization_spaces": False, "padding_side": "left"},
+    {"extra_special_tokens": ["<new>", "query:"]},
+    {"additional_special_tokens": ["hello"]},
+    {"added_tokens_decoder": {"3": {"content": "two", "lstrip": True, "rstrip": False, "normalized": False, "single_word": False, "special": False}}},
+    {"tokenizer_class": "PreTrainedTokenizerFast"},
+    {"tokenizer_class": "BertTokenizer", "do_lower_case": False},
+    {"tokenizer_class": "RobertaTokenizerFast"},
+    {"cls_token": "</s>", "sep_token": "<s>"},
+    {"unk_token": "<s>"},
+    {"keep_accents": True, "remove_space": False},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_ids_are_those_of_autotokenizer(tmp_path: Path, family: str) -> None:
+    compared = 0
+    for number, settings in enumerate(CASES):
+        folder = write(tmp_path / str(number), family, **settings)
+        compared += compare(folder, settings)
+    assert compared >= len(CASES) - 4  # the rest are refused by both
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert", "mpnet", "roberta"])
+def test_a_folder_with_a_vocabulary_alone(tmp_path: Path, family: str) -> None:
+    for number, settings in enumerate(CASES[:12]):
+        assert compare(write(tmp_path / str(number), family, tokenizer_json=False, **settings), settings)
+
+
+def compare(folder: Path, settings: dict[str, Any]) -> bool:
+    """False where transformers cannot make such a tokenizer; then we must not either."""
+    try:
+        theirs = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        want = theirs(TEXTS, truncation=True, max_length=min(theirs.model_max_length, 64))["input_ids"]
+    except Exception:  # noqa: BLE001 - whatever it raises
+        with pytest.raises(ValueError, match=str(folder)):
+            Tokenizer(folder, TextSettings(), 64).encode_batch(TEXTS)
+        return False
+    ours = Tokenizer(folder, TextSettings(), 64)
+    assert [ids.tolist() for ids in ours.encode_batch(TEXTS)] == want, settings
+    shorter = theirs(TEXTS, truncation=True, max_length=5)["input_ids"]
+    assert [ids.tolist() for ids in ours.encode_batch(TEXTS, max_length=5)] == shorter, settings
+    return True
+
+
+def test_settings_change_ids(tmp_path: Path) -> None:
+    """The grid above compares something: these two differ in tokenizer_config.json alone."""
+    one, other = (
+        Tokenizer(write(tmp_path / str(low), "bert", do_lower_case=low), TextSettings(), 64) for low in (False, True)
+    )
+    assert one.encode_batch(["Hello World"])[0].tolist() != other.encode_batch(["Hello World"])[0].tolist()
+
+
+def test_legacy_files_of_special_tokens(tmp_path: Path) -> None:
+    folder = write(tmp_path, "bert", do_lower_case=False)
+    (folder / "special_tokens_map.json").write_text(json.dumps({"sep_token": "[MASK]", "cls_token": "[CLS]"}))
+    (folder / "added_tokens.json").write_text(json.dumps({"two spaces": 300}))
+    assert compare(folder, {})
+
+
+def test_a_folder_without_a_config_goes_by_its_tokenizer_config(tmp_path: Path) -> None:
+    folder = write(tmp_path, "bert", tokenizer_class="BertTokenizer", do_lower_case=True)
+    want = Tokenizer(folder, TextSettings(), 64).encode_batch(TEXTS)
+    (folder / "config.json").unlink()
+    got = Tokenizer(folder, TextSettings(), 64).encode_batch(TEXTS)
+    assert [ids.tolist() for ids in got] == [ids.tolist() for ids in want]
+
+
+def test_lengths_do_not_disturb_each_other(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(write(tmp_path, "bert", split_special_tokens=True), TextSettings(), 64)
+    want = {length: len(tokenizer.encode_batch(["hello " * 80], max_length=length)[0]) for length in range(3, 13)}
+    assert want == {length: length for length in want}
+    literal = tokenizer.encode_batch(["[MASK]"], max_length=50)[0]
+    assert len(literal) > 3  # split, in the copy too
+    with ThreadPoolExecutor(4) as pool:
+        lengths = [3 + i % 10 for i in range(200)]
+        got = pool.map(lambda length: len(tokenizer.encode_batch(["hello " * 80], max_length=length)[0]), lengths)
+    assert list(got) == lengths
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("tokenizer.json", "{", r"tokenizer\.json: cannot be used"),
+        ("tokenizer_config.json", "{", r"tokenizer_config\.json: cannot be used"),
+        ("tokenizer_config.json", '{"model_max_length": 2}', "a maximum length of 2 leaves no room"),
+        ("tokenizer_config.json", '{"model_max_length": "64"}', r"tokenizer_config\.json: model_max_length must be"),
+        ("tokenizer_config.json", '{"model_max_length": NaN}', r"tokenizer_config\.json: model_max_length must be"),
+        ("tokenizer_config.json", '{"truncation_side": "up"}', r"tokenizer_config\.json: cannot be used"),
+        ("tokenizer_config.json", '{"do_lower_case": "yes"}', r"tokenizer_config\.json: cannot be used"),
+        ("special_tokens_map.json", "[", r"special_tokens_map\.json: cannot be used"),
+    ],
+)
+def test_a_broken_file_is_named(tmp_path: Path, name: str, content: str, words: str) -> None:
+    folder = write(tmp_path, "bert")
+    (folder / name).write_text(content)
+    with pytest.raises(ValueError, match=words):
+        Tokenizer(folder, TextSettings(), 64)
+
+
+def test_code_of_the_folder_never_runs(tmp_path: Path) -> None:
+    folder = write(tmp_path, "bert", auto_map={"AutoTokenizer": ["evil.Evil", "evil.Evil"]}, tokenizer_class="Evil")
+    (folder / "config.json").write_text("{}")
+    (folder / "evil.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\nclass Evil: pass\n")
+    with pytest.raises(ValueError, match=str(folder)):
+        Tokenizer(folder, TextSettings(), 64)
+    assert not (folder / "ran").exists()

@@ -1,0 +1,77 @@
+"""Small tokenizers of every kind, made without a network: a folder with tokenizer.json, a vocabulary, or both."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+TEXTS = [
+    "Hello World", "hello world", "naïve CAFÉ", "nai\u0308ve cafe\u0301", "中文字符 and 中文", "", " ", "  two  spaces ",
+    "tab\there\x00\x07\u200bnull", "\ufeffbom\r\nline", "[MASK] <mask> [CLS] </s> mid</s>dle", "Straße ǅ İstanbul ﬁ", "hello " * 80,
+    "Hello " * 7 + "World the end", "🙂 emoji 👩‍👩‍👧", "a" * 200, "query: x", "\u0301", "ａｂｃ　ｗｉｄｅ",
+]  # fmt: skip
+
+_SAMPLE = [
+    "hello world the end naive cafe naïve café Hello World CAFÉ query document two spaces tab here null bom line mid "
+    "middle strasse istanbul wide emoji 中文字符",
+] * 3
+FAMILIES = ("bert", "roberta", "mpnet", "xlm-roberta", "camembert", "distilbert", "albert")
+_WORDPIECE = ("bert", "distilbert", "mpnet")
+
+
+def write(folder: Path, family: str, *, tokenizer_json: bool = True, **config: Any) -> Path:
+    """A folder that AutoTokenizer reads. config: entries of tokenizer_config.json beside the class."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": family}), encoding="utf-8")
+    if family in _WORDPIECE:
+        _wordpiece(folder, family, tokenizer_json)
+    elif family == "roberta":
+        _byte_level(folder, tokenizer_json)
+    else:
+        _unigram(folder, family)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def _wordpiece(folder: Path, family: str, tokenizer_json: bool) -> None:
+    from tokenizers import BertWordPieceTokenizer
+
+    special = ["<pad>", "[UNK]", "<s>", "</s>", "<mask>"] if family == "mpnet" else None
+    special = special or ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer = BertWordPieceTokenizer(
+        lowercase=False, strip_accents=False, unk_token="[UNK]", cls_token=special[2], sep_token=special[3],
+        pad_token=special[0], mask_token=special[4],
+    )  # fmt: skip
+    tokenizer.train_from_iterator(_SAMPLE, vocab_size=300, min_frequency=1, special_tokens=special, show_progress=False)
+    if tokenizer_json:
+        tokenizer.save(str(folder / "tokenizer.json"))
+    words = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    (folder / "vocab.txt").write_text("".join(word + "\n" for word, _ in words), encoding="utf-8")
+
+
+def _byte_level(folder: Path, tokenizer_json: bool) -> None:
+    from tokenizers import ByteLevelBPETokenizer, processors
+
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(_SAMPLE, vocab_size=350, min_frequency=1, special_tokens=special, show_progress=False)
+    tokenizer._tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    if tokenizer_json:
+        tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer.save_model(str(folder))
+
+
+def _unigram(folder: Path, family: str) -> None:
+    from tokenizers import SentencePieceUnigramTokenizer, processors
+
+    first = ["[CLS]", "[SEP]", "<unk>", "<pad>", "[MASK]"] if family == "albert" else None
+    special = first or ["<s>", "</s>", "<unk>", "<pad>", "<mask>"]
+    tokenizer = SentencePieceUnigramTokenizer()
+    tokenizer.train_from_iterator(
+        _SAMPLE, vocab_size=120, unk_token="<unk>", special_tokens=special, show_progress=False
+    )
+    tokenizer._tokenizer.post_processor = processors.TemplateProcessing(
+        f"{special[0]} $A {special[1]}", None, [(special[0], 0), (special[1], 1)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
