@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ftbert.converters.family import KEYS, Config, Family, Names
-from ftbert.converters.relative_bias import MPNET_BIAS
+from ftbert.converters.relative_bias import MPNET_BIAS, SPAN
 from ftbert.converters.task_types import FOLDED_TASK_TYPES
 
 _LAYER = "encoder.layer.{i}."
@@ -45,7 +45,7 @@ def _albert(config: Config, entries: dict[str, Any]) -> None:
 def _mpnet(config: Config, entries: dict[str, Any]) -> None:
     if (buckets := config.get("relative_attention_num_buckets", 32)) < 32:
         raise ValueError(f"relative_attention_num_buckets {buckets}: transformers' MPNet looks 32 of them up")
-    entries["relative_span"] = max(1, int(entries["max_positions"]) - entries["padding_id"] - 1)
+    entries["relative_span"] = SPAN
 
 
 def _like_roberta(name: str, base: str, **others: Any) -> Family:

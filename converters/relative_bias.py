@@ -11,6 +11,7 @@ from ftbert.converters.family import Config, Derived
 
 _BUCKETS = 32  # transformers' MPNet looks up 32 whatever relative_attention_num_buckets says
 _MAX_DISTANCE = 128
+SPAN = _MAX_DISTANCE + 1  # past it every distance is in its side's last bucket, which is how the table's ends are read
 
 
 def buckets(span: int) -> torch.Tensor:

@@ -1,6 +1,5 @@
 #include "config.h"
 
-#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <set>
@@ -97,8 +96,7 @@ class Reader {
 
 int64_t EncoderConfig::max_seq() const {
   // The first row that a token can use is padding_id + 1 where positions count from the padding id.
-  const int64_t rows = positions == PositionKind::from_padding ? max_positions - padding_id - 1 : max_positions;
-  return relative_span > 0 ? std::min(rows, relative_span) : rows;
+  return positions == PositionKind::from_padding ? max_positions - padding_id - 1 : max_positions;
 }
 
 EncoderConfig EncoderConfig::parse(const std::map<std::string, std::string>& entries) {

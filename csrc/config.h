@@ -26,7 +26,7 @@ struct EncoderConfig {
   int64_t max_positions = 0;  // rows of the position table
   int64_t token_types = 0;    // 0: the model has no token type embedding
   int64_t padding_id = 0;
-  int64_t relative_span = 0;    // attention has an additive bias by distance, for distances below this; 0: none
+  int64_t relative_span = 0;    // attention has an additive bias by distance, the same from this - 1 on; 0: none
   int64_t distinct_layers = 0;  // layer i has the weights of layers.{i * distinct_layers / layers}; 0: its own
   double layer_norm_eps = 0;
   Activation activation = Activation::gelu_erf;
@@ -38,7 +38,7 @@ struct EncoderConfig {
 
   // Whether padding takes no position: then a token's position is not its column.
   bool counts_tokens() const { return positions == PositionKind::from_padding; }
-  // Longest sequence that the position table and the relative bias can hold.
+  // Longest sequence that the position table can hold; there is no such where positions are `none`.
   int64_t max_seq() const;
   // Which layers.{...} of the weights layer i uses.
   int64_t layer_weights(int64_t i) const { return distinct_layers ? i * distinct_layers / layers : i; }

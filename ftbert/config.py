@@ -27,8 +27,8 @@ class EncoderConfig:
 
     heads * head_size = hidden. embedding is the width of the embedding tables. positions: how a token gets its
     position id, "absolute", "from_padding" or "none". activation: as HuggingFace spells it. relative_span: attention
-    has an additive bias by distance, for distances below it (0: none). distinct_layers: so many layers have weights
-    of their own, the others share them in runs (0: all).
+    has an additive bias by distance, the same from relative_span - 1 on (0: none). distinct_layers: so many layers
+    have weights of their own, the others share them in runs (0: all).
     """
 
     vocab: int
@@ -54,8 +54,7 @@ class EncoderConfig:
     @property
     def max_seq(self) -> int:
         """Longest sequence in tokens."""
-        rows = self.max_positions - (self.padding_id + 1 if self.positions == "from_padding" else 0)
-        return min(rows, self.relative_span) if self.relative_span else rows
+        return self.max_positions - (self.padding_id + 1 if self.positions == "from_padding" else 0)
 
     def entries(self) -> dict[str, str]:
         """As text by key: what torch.classes.ftbert.Encoder is built from."""

@@ -18,6 +18,7 @@
 #include "kernels/attention_formats_cpu.h"
 #include "kernels/isa.h"
 #include "kernels/parallel_cpu.h"
+#include "kernels/relative_bias_row.h"
 #include "kernels/softmax_row.h"
 
 namespace ftbert::FTBERT_ISA {
@@ -112,19 +113,12 @@ void multiply([[maybe_unused]] int64_t rows, const typename Format::Operand* a, 
 
 // The bias of one head for one sequence.
 struct HeadBias {
-  const float* table;      // [2*span-1], moved so that table[column(key) - column(query)] is meant; or nullptr
+  const float* table;      // [2*span-1], moved so that table[0] is distance 0; or nullptr
+  int64_t farthest;        // span - 1
   const int32_t* columns;  // [length] where they have gaps, else nullptr
 
   void add(float* scores, int64_t query, int64_t length) const {
-    if (!table) return;
-    if (!columns) {
-      const float* row = table - query;
-#pragma omp simd
-      for (int64_t j = 0; j < length; ++j) scores[j] += row[j];
-    } else {
-      const float* row = table - columns[query];
-      for (int64_t j = 0; j < length; ++j) scores[j] += row[columns[j]];
-    }
+    if (table) add_relative_bias(table, farthest, columns, query, length, scores);
   }
 };
 
@@ -188,7 +182,7 @@ void attend_all(const In* qkv, int64_t first_token, const int32_t* cu_seqlens, c
       const int64_t row = cu_seqlens[b] - first_token;
       const In* q = qkv + row * stride + h * head_size;
       float* o = out + row * hidden + h * head_size;
-      HeadBias head{nullptr, nullptr};
+      HeadBias head{nullptr, bias.span - 1, nullptr};
       if (bias.table) {
         head.table = bias.table + h * (2 * bias.span - 1) + bias.span - 1;
         const int32_t* columns = bias.columns ? bias.columns + cu_seqlens[b] : nullptr;

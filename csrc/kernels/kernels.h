@@ -51,7 +51,7 @@ void padding_positions(Context<Device>& context, PositionKind kind, const int64_
                        const int64_t* token_index, const int32_t* cu_seqlens, int64_t batch, int64_t seq,
                        int64_t padding_id,
                        int64_t most,         // >= tokens
-                       int32_t* positions);  // [most] out; 0 past the last token
+                       int32_t* positions);  // [most] out, 2^31-1 where larger; 0 past the last token
 
 // Packed ids in buffers of a fixed size, for launches that are recorded once and repeated: ids and types of the kept
 // tokens, then zeros; cu_seqlens, then its last value (empty sequences). token_type_ids == nullptr means type 0.
@@ -103,8 +103,8 @@ struct EmbeddingTables {
 };
 
 // out[t] = LayerNorm(word[id] + position[p] + token_type[tt]) for each packed token, gathered from padded ids
-// through token_index (nullptr: ids are packed). token_type_ids == nullptr means type 0. An id outside its table
-// gives a row of NaN on CUDA, where no host may be asked; the CPU's caller has checked them.
+// through token_index (nullptr: ids are packed). token_type_ids == nullptr means type 0. An id or a position outside
+// its table gives a row of NaN on CUDA, where no host may be asked; the CPU's caller has checked them.
 template <class Device, class T>
 void embeddings_layernorm(Context<Device>& context, const EmbeddingTables<T>& tables, const int64_t* input_ids,
                           const int64_t* token_type_ids, const int64_t* token_index, const int32_t* positions,
@@ -131,12 +131,13 @@ void add_bias_act(Context<Device>& context, T* x, const T* bias, Activation acti
 // In this and the next section cu_seqlens may point at the first of a run of sequences; token t lies in row
 // t - first_token of the packed argument, so that a run can be worked on by itself.
 
-// What is added to a score before the softmax: table[head][column(key) - column(query) + span-1].
+// What is added to a score before the softmax: table[head][column(key) - column(query) + span-1]. Distances outside
+// the table are read as its first and last.
 template <class T>
 struct RelativeBias {
   const T* table = nullptr;          // [heads, 2*span-1], or nullptr: nothing is added
   const int32_t* columns = nullptr;  // [all tokens, from token 0] places in the padded input; nullptr: in the sequence
-  int64_t span = 0;                  // distances are below it
+  int64_t span = 0;
 };
 
 // softmax(q k^T / sqrt(head_size) + bias) v within each sequence, on packed tokens; no score matrix in memory.

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "kernels/kernels.h"
+#include "kernels/relative_bias_row.h"
 #include "kernels/softmax_row.h"
 
 namespace ftbert::FTBERT_ISA {
@@ -25,7 +26,7 @@ void softmax(Context<Cpu>&, const float* scores, const int32_t* cu_seqlens, floa
         for (int64_t j = 0; j < length; ++j) out[j] = in[j] * scale;
         if (relative.table) {
           const float* bias = relative.table + h * (2 * relative.span - 1) + relative.span - 1;
-          for (int64_t j = 0; j < length; ++j) out[j] += bias[column ? column[j] - column[s] : j - s];
+          add_relative_bias(bias, relative.span - 1, column, s, length, out);
         }
         const float inverse = 1.0f / exp_row(out, length);
 #pragma omp simd

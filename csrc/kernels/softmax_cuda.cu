@@ -16,10 +16,12 @@ constexpr int kSoftmaxWidth = kWidth<float>;  // scores are float; an access to 
 template <class E>
 struct Logits {
   const float* scores;     // [seq], this query's
-  const E* bias;           // [2*span-1] of this head, moved so that bias[column(key)] is the key's; or nullptr
+  const E* bias;           // [2*span-1] of this head, moved so that bias[0] is distance 0; or nullptr
   const int32_t* columns;  // [length] of this sequence, or nullptr
   float scale;
   int length;
+  int query;     // this one's column
+  int farthest;  // larger distances are read as this one
 
   // -inf at keys past the length, whatever stands there: NaN must not leak out of padding.
   template <int W>
@@ -30,11 +32,12 @@ struct Logits {
       if (key + w >= length)
         x[w] = -INFINITY;
       else if (bias != nullptr)
-        x[w] = scale * x[w] + to_float(bias[columns ? columns[key + w] : key + w]);
+        x[w] = scale * x[w] + to_float(bias[distance(columns ? columns[key + w] : key + w)]);
       else
         x[w] *= scale;
     }
   }
+  __device__ int distance(int column) const { return max(-farthest, min(column - query, farthest)); }
   template <int W>
   __device__ void load(int key, float (&x)[W]) const {
     from_scores(key, Packed<float, W>::load(scores + key), x);
@@ -124,10 +127,13 @@ __global__ void __launch_bounds__(Shape::kMaxThreads)
         Packed<E, Shape::kWidth>::zero().store(out + key);
       continue;
     }
-    Logits<E> logits{scores + walk.row * seq, nullptr, columns ? columns + begin : nullptr, scale, min(length, seq)};
-    if (relative_bias != nullptr)
-      logits.bias =
-          relative_bias + matrix % heads * (2 * span - 1) + (span - 1) - (columns ? logits.columns[query] : query);
+    Logits<E> logits{
+        scores + walk.row * seq, nullptr, columns ? columns + begin : nullptr, scale, min(length, seq), query, 0};
+    if (relative_bias != nullptr) {
+      logits.bias = relative_bias + matrix % heads * (2 * span - 1) + (span - 1);
+      logits.farthest = static_cast<int>(span - 1);
+      if (columns) logits.query = logits.columns[query];
+    }
     if constexpr (Shape::kPacks > 0)
       softmax_registers<Shape>(logits, seq, walk.lane, out);
     else
