@@ -3,6 +3,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <limits>
 #include <type_traits>
 
@@ -14,6 +15,7 @@ namespace ftbert::binding {
 namespace {
 
 at::Tensor ids_tensor(const char* name, const at::Tensor& ids, int64_t rank, at::Device device) {
+  plain(name, ids);
   FTBERT_CHECK(ids.dim() == rank && (ids.scalar_type() == at::kLong || ids.scalar_type() == at::kInt), name,
                ": expected ", rank == 2 ? "int64 or int32 [batch, seq]" : "int64 or int32 [tokens]", ", got ",
                describe(ids));
@@ -50,6 +52,7 @@ void offsets(Context<Device>& context, const at::Tensor& mask, int64_t batch, in
 
 // To the three element types that the kernel reads, without losing a value that is neither 0 nor 1.
 at::Tensor mask_tensor(const at::Tensor& mask, const at::Tensor& ids) {
+  plain("attention_mask", mask);
   FTBERT_CHECK(mask.dim() == 2 && mask.sizes() == ids.sizes(),
                "attention_mask: expected the shape of input_ids with values 0 and 1, got ", describe(mask),
                " for input_ids ", describe(ids));
@@ -57,7 +60,6 @@ at::Tensor mask_tensor(const at::Tensor& mask, const at::Tensor& ids) {
                " or on the CPU, got ", describe(mask));
   const at::ScalarType type = mask.scalar_type();
   if (type == at::kBool || type == at::kByte || type == at::kLong || type == at::kFloat) return mask.contiguous();
-  FTBERT_CHECK(!at::isComplexType(type), "attention_mask: expected values 0 and 1, got ", describe(mask));
   return mask.to(at::isFloatingType(type) ? at::kFloat : at::kLong).contiguous();
 }
 
@@ -83,6 +85,26 @@ void check_info(const PaddingInfo& info, const EncoderConfig& config, int64_t se
 void check_length(const EncoderConfig& config, int64_t length) {
   FTBERT_CHECK(config.positions == PositionKind::none || length <= config.max_seq(), "sequence of ", length,
                " tokens: the model has positions for ", config.max_seq(), "; truncate the input");
+}
+
+// Positions counted from padding count masked ids too: few kept tokens may stand at high ones. On the CPU.
+void check_positions(const EncoderConfig& config, const PaddedInput& input, int64_t tokens) {
+  const int64_t batch = input.input_ids.size(0), seq = input.input_ids.size(1);
+  if (!config.counts_tokens() || seq <= config.max_seq()) return;
+  const at::Tensor positions = at::empty({tokens}, at::TensorOptions().dtype(at::kInt));
+  CallContext<Cpu> cpu(at::kCPU);
+  padding_positions<Cpu>(cpu.context, config.positions, data<int64_t>(input.input_ids),
+                         data<int64_t>(input.token_index), data<int32_t>(input.cu_seqlens), batch, seq,
+                         config.padding_id, tokens, data<int32_t>(positions));
+  const int32_t* const found = data<int32_t>(positions);
+  for (int64_t t = 0; t < tokens; ++t) {
+    if (found[t] < config.max_positions) continue;
+    const int64_t at = data<int64_t>(input.token_index)[t];
+    fail("input_ids: the kept token at [", at / seq, ", ", at % seq, "] is number ", found[t] - config.padding_id,
+         " of the ids there that are not the padding id ", config.padding_id,
+         ", which count whether they are masked or not: the model has positions for ", config.max_seq(),
+         "; put the padding id where the mask is 0, or truncate the input");
+  }
 }
 
 void check_counted(const PaddingInfo& info, const EncoderConfig& config, const PaddedInput& input) {
@@ -159,6 +181,7 @@ PaddedInput unpad(Context<Device>& context, at::Device device, const EncoderConf
   out.token_type_ids = type_tensor(token_type_ids, out.input_ids, config);
   const int64_t batch = input_ids.size(0), seq = input_ids.size(1), rows = batch * seq;
   if (!config.counts_tokens()) check_length(config, seq);
+  FTBERT_CHECK(seq <= std::numeric_limits<int32_t>::max(), "input_ids: at most 2^31-1 columns, got ", seq);
   at::Tensor& mask = out.mask;
   if (attention_mask) mask = mask_tensor(*attention_mask, out.input_ids);
   // On the CPU, too: a replay copies the offsets again, from memory that may be somebody else's by then.
@@ -211,6 +234,7 @@ PaddedInput unpad(Context<Device>& context, at::Device device, const EncoderConf
     }
   }
   if (!out.counting) check_counted(info, config, out);
+  if (device.is_cpu()) check_positions(config, out, info.tokens);
   FTBERT_CHECK(info.tokens <= std::numeric_limits<int32_t>::max(), "at most 2^31-1 tokens in one call, got ",
                info.tokens);
   out.encoder = {.input_ids = data<int64_t>(out.input_ids),
@@ -231,6 +255,7 @@ PackedTensors check_packed(Context<Device>& context, at::Device device, const En
   PackedTensors out;
   out.input_ids = ids_tensor("input_ids", input_ids, 1, device);
   out.token_type_ids = type_tensor(token_type_ids, out.input_ids, config);
+  plain("cu_seqlens", cu_seqlens);
   FTBERT_CHECK(cu_seqlens.dim() == 1 && cu_seqlens.size(0) >= 1 && cu_seqlens.scalar_type() == at::kInt,
                "cu_seqlens: expected int32 [batch+1], got ", describe(cu_seqlens));
   FTBERT_CHECK(cu_seqlens.device() == device, "cu_seqlens: the model is on ", device.str(), ", got ",
@@ -239,6 +264,7 @@ PackedTensors check_packed(Context<Device>& context, at::Device device, const En
   const int64_t tokens = input_ids.size(0), batch = cu_seqlens.size(0) - 1;
   FTBERT_CHECK(max_seqlen >= 0, "max_seqlen: expected at least the longest sequence, got ", max_seqlen);
   check_length(config, max_seqlen);
+  FTBERT_CHECK(tokens <= std::numeric_limits<int32_t>::max(), "at most 2^31-1 tokens in one call, got ", tokens);
   if (device.is_cpu()) {
     const int32_t* cu = data<int32_t>(out.cu_seqlens);
     FTBERT_CHECK(cu[0] == 0 && cu[batch] == tokens, "cu_seqlens: expected it to run from 0 to ", tokens,
@@ -258,8 +284,8 @@ PackedTensors check_packed(Context<Device>& context, at::Device device, const En
                  .cu_seqlens = data<int32_t>(out.cu_seqlens),
                  .tokens = tokens,
                  .batch = batch,
-                 .seq = max_seqlen,
-                 .max_seqlen = max_seqlen};
+                 .seq = std::min(max_seqlen, tokens),  // no sequence is longer than all
+                 .max_seqlen = std::min(max_seqlen, tokens)};
   return out;
 }
 

@@ -38,6 +38,21 @@ inline std::string describe(const at::Tensor& t) {
   return std::string(at::toString(t.scalar_type())) + " " + shape_text(t.sizes()) + " on " + t.device().str();
 }
 
+// What kernels can read where it lies: not sparse, quantised, nested, complex, or without data.
+inline void plain(const char* name, const at::Tensor& t) {
+  const char* kind = !t.defined()                                       ? "none"
+                     : t.is_nested()                                    ? "a nested one"
+                     : t.is_mkldnn()                                    ? "one in a layout of oneDNN's"
+                     : t.layout() != at::kStrided                       ? "a sparse one"
+                     : t.is_quantized()                                 ? "a quantized one"
+                     : t.is_complex()                                   ? "a complex one"
+                     : t.is_meta()                                      ? "one on meta, which has no data"
+                     : t.is_neg() || t._is_zerotensor()                 ? "one that is not materialised"
+                     : !t.has_storage() || !(t.is_cpu() || t.is_cuda()) ? "one of another kind"
+                                                                        : nullptr;
+  FTBERT_CHECK(!kind, name, ": expected a dense tensor on the CPU or a GPU, got ", kind ? kind : "");
+}
+
 inline DeviceKind device_kind(const at::Device& device) {
   FTBERT_CHECK(device.is_cpu() || device.is_cuda(), "ftbert runs on cpu and cuda, got ", device.str());
   return device.is_cpu() ? DeviceKind::cpu : DeviceKind::cuda;

@@ -1,6 +1,7 @@
 // Offsets and index maps of the valid tokens, and moving rows out of and back into the padded layout.
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "kernels/kernels.h"
 #include "kernels/parallel_cpu.h"
@@ -83,7 +84,8 @@ void padding_positions<Cpu>(Context<Cpu>&, PositionKind kind, const int64_t* inp
     for (int64_t t = begin; t < end; ++t) {
       const int64_t source = token_index ? token_index[t] : t;
       for (; next <= source; ++next) count += input_ids[next] != padding_id;
-      positions[t] = static_cast<int32_t>(padding_id + (input_ids[source] == padding_id ? 0 : count));
+      const int64_t position = padding_id + (input_ids[source] == padding_id ? 0 : count);
+      positions[t] = static_cast<int32_t>(std::min<int64_t>(position, std::numeric_limits<int32_t>::max()));
     }
   }
 }

@@ -217,7 +217,8 @@ __global__ void __launch_bounds__(kThreads)
       const bool real = col < columns && ids[col] != padding_id;
       int total;
       const int rank = rank_in_block(real, warp_count, total);
-      position_of[threadIdx.x] = static_cast<int32_t>(padding_id + (real ? counted + rank + 1 : 0));
+      const int64_t position = padding_id + (real ? counted + rank + 1 : 0);
+      position_of[threadIdx.x] = static_cast<int32_t>(min(position, int64_t{INT32_MAX}));
       __syncthreads();
       // Kept tokens have ascending columns, so at most kThreads of them lie in this round.
       const int64_t mine = token + threadIdx.x;
