@@ -11,7 +11,10 @@ inline void add_relative_bias(const float* table, int64_t farthest, const int32_
                               int64_t length, float* scores) {
   if (columns) {
     const int64_t column = columns[query];
-    for (int64_t j = 0; j < length; ++j) scores[j] += table[std::clamp(columns[j] - column, -farthest, farthest)];
+    for (int64_t j = 0; j < length; ++j) {
+      const int64_t distance = columns[j] - column;
+      scores[j] += table[distance < -farthest ? -farthest : distance > farthest ? farthest : distance];
+    }
     return;
   }
   const float* row = table - query;
