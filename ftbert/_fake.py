@@ -12,35 +12,50 @@ from torch._library.fake_class_registry import register_fake_class
 from ftbert.config import DTYPES
 
 
+def _facts(encoder: Any) -> Any:
+    """The stand-in of the encoder while something is traced. A real one has none: tensors without data came by hand."""
+    if isinstance(encoder, torch._C.ScriptObject):
+        raise RuntimeError(
+            "expected tensors with data, on the model's device, got one on meta; shapes alone are computed where "
+            "torch.compile or torch.export traces"
+        )
+    return encoder.wrapped_obj
+
+
 def forward(encoder: Any, input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None) -> Any:
+    facts = _facts(encoder)
     batch, seq = input_ids.shape
-    hidden = input_ids.new_empty((batch, seq, encoder.wrapped_obj.hidden()), dtype=encoder.wrapped_obj.dtype())
-    return hidden, hidden.new_empty((batch, encoder.wrapped_obj.hidden() if encoder.wrapped_obj.has_pooler() else 0))
+    hidden = input_ids.new_empty((batch, seq, facts.hidden()), dtype=facts.dtype())
+    return hidden, hidden.new_empty((batch, facts.hidden() if facts.has_pooler() else 0))
 
 
 def forward_packed(
     encoder: Any, input_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int, token_type_ids: Tensor | None
 ) -> Tensor:
-    return input_ids.new_empty((input_ids.shape[0], encoder.wrapped_obj.hidden()), dtype=encoder.wrapped_obj.dtype())
+    facts = _facts(encoder)
+    return input_ids.new_empty((input_ids.shape[0], facts.hidden()), dtype=facts.dtype())
 
 
 def forward_first(encoder: Any, input_ids: Tensor, attention_mask: Any, token_type_ids: Any) -> tuple[Tensor, Tensor]:
-    first = input_ids.new_empty((input_ids.shape[0], encoder.wrapped_obj.hidden()), dtype=encoder.wrapped_obj.dtype())
-    return first, first.new_empty((first.shape[0], first.shape[1] if encoder.wrapped_obj.has_pooler() else 0))
+    facts = _facts(encoder)
+    first = input_ids.new_empty((input_ids.shape[0], facts.hidden()), dtype=facts.dtype())
+    return first, first.new_empty((first.shape[0], first.shape[1] if facts.has_pooler() else 0))
 
 
 def forward_first_packed(
     encoder: Any, input_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int, token_type_ids: Tensor | None
 ) -> Tensor:
-    shape = (cu_seqlens.shape[0] - 1, encoder.wrapped_obj.hidden())
-    return input_ids.new_empty(shape, dtype=encoder.wrapped_obj.dtype())
+    facts = _facts(encoder)
+    shape = (cu_seqlens.shape[0] - 1, facts.hidden())
+    return input_ids.new_empty(shape, dtype=facts.dtype())
 
 
 def forward_hidden_states(
     encoder: Any, input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None
 ) -> Tensor:
-    shape = (encoder.wrapped_obj.layers() + 1, *input_ids.shape, encoder.wrapped_obj.hidden())
-    return input_ids.new_empty(shape, dtype=encoder.wrapped_obj.dtype())
+    facts = _facts(encoder)
+    shape = (facts.layers() + 1, *input_ids.shape, facts.hidden())
+    return input_ids.new_empty(shape, dtype=facts.dtype())
 
 
 def first_rows(packed: Tensor, cu_seqlens: Tensor) -> Tensor:
@@ -48,7 +63,8 @@ def first_rows(packed: Tensor, cu_seqlens: Tensor) -> Tensor:
 
 
 def pool(encoder: Any, hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
-    columns = encoder.wrapped_obj.hidden() if encoder.wrapped_obj.has_pooler() else 0
+    facts = _facts(encoder)
+    columns = facts.hidden() if facts.has_pooler() else 0
     return hidden.new_empty((cu_seqlens.shape[0] - 1, columns))
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ftbert.checkpoint import open_checkpoint
 from ftbert.config import EncoderConfig
+from ftbert.forked import note_fork
 from ftbert.live_weights import Watch, build_encoder
 from ftbert.model import _check_device, check_dtype, parse_dtype
 
@@ -59,6 +60,7 @@ class FastForward:
         self.__signature__ = inspect.signature(types.MethodType(type(encoder).forward, encoder))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        note_fork()
         module = self._owner()
         if module.training:
             raise RuntimeError(

@@ -62,6 +62,8 @@ def _choices_as_rows(
     token_type_ids: Optional[Tensor],  # noqa: UP045
 ) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor]]:  # noqa: UP006, UP045
     """[batch, choices, seq] -> [batch * choices, seq]; two dimensions stay as they are."""
+    if not torch.jit.is_scripting() and not isinstance(input_ids, Tensor):
+        raise TypeError(f"input_ids: expected a torch tensor, got {type(input_ids).__name__}")
     if input_ids.dim() == 3:
         input_ids = input_ids.flatten(0, 1)
         attention_mask = None if attention_mask is None else attention_mask.flatten(0, 1)
@@ -99,8 +101,9 @@ class HeadedModule(EncoderModule):
         Logits are [batch, seq, outputs] for heads over tokens (0 at padding), else [batch, outputs]. Ids of multiple
         choice are [batch, choices, seq], its logits [batch, choices]; the hidden state has all choices as rows.
         """
-        choices = input_ids.shape[1] if input_ids.dim() == 3 else 0
+        given = input_ids
         input_ids, attention_mask, token_type_ids = _choices_as_rows(input_ids, attention_mask, token_type_ids)
+        choices = given.shape[1] if given.dim() == 3 else 0
         packed, index, cu_seqlens = torch.ops.ftbert.forward_unpadded(
             self.encoder, input_ids, attention_mask, token_type_ids
         )
@@ -133,8 +136,9 @@ class HeadedModule(EncoderModule):
         only: the last layer is computed for it alone."""
         if self.reads_tokens:
             raise ValueError("run_first: a head of this model reads every token; call run")
-        choices = input_ids.shape[1] if input_ids.dim() == 3 else 0
+        given = input_ids
         input_ids, attention_mask, token_type_ids = _choices_as_rows(input_ids, attention_mask, token_type_ids)
+        choices = given.shape[1] if given.dim() == 3 else 0
         first, pooled = torch.ops.ftbert.forward_first(self.encoder, input_ids, attention_mask, token_type_ids)
         word = self.encoder.weight("embeddings.word")
         all_logits: List[Tensor] = []  # noqa: UP006

@@ -17,6 +17,7 @@ from ftbert._library import build_info, load_library
 from ftbert.cache import open_cached
 from ftbert.checkpoint import Checkpoint
 from ftbert.config import DTYPES, EncoderConfig
+from ftbert.forked import note_fork
 from ftbert.heads import Head, HeadedModule
 from ftbert.module import EncoderModule
 from ftbert.outputs import output
@@ -60,6 +61,7 @@ def load(
 
 
 def _build(checkpoint: Checkpoint, place: torch.device, element: torch.dtype, attention: str, heads: bool) -> Model:
+    note_fork()
     entries = checkpoint.config.encoder.entries()
     # One tensor at a time: repacked or moved before the next is read, so that memory peaks at the model's own size.
     weights = {}
@@ -156,6 +158,8 @@ def _check_device(device: torch.device) -> torch.device:
     if device.type != "cuda":
         raise ValueError(f"device: expected cpu or cuda, got {device}")
     load_library()
+    if torch.cuda._is_in_bad_fork():
+        torch.cuda.init()  # PyTorch's own error
     info = build_info()
     if info["cuda"] != "yes":
         raise RuntimeError(f"device={str(device)!r}: {info['cuda_reason']}")
@@ -226,10 +230,13 @@ class Model(TextModel):
         """
         from transformers.modeling_outputs import BaseModelOutputWithPooling
 
+        note_fork()
         inputs = (input_ids, attention_mask, token_type_ids)
         for name, given in zip(("input_ids", "attention_mask", "token_type_ids"), inputs, strict=True):
             if not isinstance(given, Tensor) and (given is not None or name == "input_ids"):
                 raise TypeError(f"{name}: expected a torch tensor [batch, seq], got {type(given).__name__}")
+            if given is not None and given.is_meta:
+                raise RuntimeError(f"{name}: expected a tensor with data, on {self.device}, got one on meta")
         hidden: Any = None
         pooled: Any
         if isinstance(self.module, HeadedModule):
@@ -271,6 +278,8 @@ class Model(TextModel):
         """
         if not isinstance(self.module, HeadedModule) or self.tasks[0] != "masked_lm":
             raise ValueError(f"this model has no masked language model head; its heads: {self.tasks or 'none'}")
+        if not isinstance(positions, Tensor):
+            raise TypeError(f"positions: expected a torch tensor [batch, seq], got {type(positions).__name__}")
         return self.module.logits_at(positions, input_ids, attention_mask, token_type_ids)
 
     def forward_packed(
@@ -281,6 +290,7 @@ class Model(TextModel):
         max_seqlen: at least the longest sequence. No host synchronisation; on CUDA the contents of the arguments are
         therefore not looked at, and an id outside the vocabulary gives a row of NaN.
         """
+        note_fork()
         result: Tensor = self.module.forward_packed(input_ids, cu_seqlens, max_seqlen, token_type_ids)
         return result
 
@@ -289,6 +299,7 @@ class Model(TextModel):
     ) -> Tensor:
         """As forward_packed, but the first token of each sequence only, [batch, hidden] (0 for an empty one): the last
         layer is computed for it alone."""
+        note_fork()
         result: Tensor = self.module.forward_first_packed(input_ids, cu_seqlens, max_seqlen, token_type_ids)
         return result
 

@@ -46,8 +46,12 @@ void check_weights(const std::vector<WeightSpec>& specs, const TensorDict& weigh
       continue;
     }
     const at::Tensor tensor = it->value();
+    const bool packed_here = device.is_cpu() && spec.matrix && tensor.is_mkldnn();
+    if (!packed_here) plain(spec.name.c_str(), tensor);
     if (!has_shape(tensor, spec.shape))
       complaints += "\n  " + spec.name + ": expected " + shape_text(spec.shape) + ", got " + shape_text(tensor.sizes());
+    if (tensor.dim() == 3 && tensor.scalar_type() != at::kFloat)
+      complaints += "\n  " + spec.name + ": panels are Float, got " + at::toString(tensor.scalar_type());
     if (is_packed(tensor) && !(spec.matrix && device.is_cpu()))
       complaints += "\n  " + spec.name + ": only matrices on the CPU may be packed";
     const at::ScalarType expected = spec.matrix ? product_dtype : dtype;
@@ -68,6 +72,7 @@ EncoderClass::EncoderClass(TensorDict weights, StringDict config, std::string at
   const auto word = weights.find("embeddings.word");
   FTBERT_CHECK(word != weights.end(), "the weights lack embeddings.word");
   device_ = word->value().device();
+  plain("embeddings.word", word->value());
   dtype_ = word->value().scalar_type();
   const DeviceKind kind = device_kind(device_);
   const DType dtype = dtype_of(dtype_);
@@ -82,7 +87,7 @@ EncoderClass::EncoderClass(TensorDict weights, StringDict config, std::string at
       const at::Tensor given = weights.at(spec.name).detach();
       // A loader may have packed it already, to not hold both layouts.
       if (spec.matrix && kind == DeviceKind::cpu)
-        packed_[spec.name] = is_packed(given) ? given : pack_weight(given);
+        packed_[spec.name] = given.is_mkldnn() ? given : is_packed(given) ? given.contiguous() : pack_weight(given);
       else
         weights_.insert(spec.name, given.contiguous());
     }

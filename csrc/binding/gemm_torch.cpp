@@ -12,6 +12,7 @@
 #include <cstring>
 #include <utility>
 
+#include "binding/forked.h"
 #include "core/check.h"
 #include "kernels/isa.h"
 #include "kernels/kernels.h"
@@ -85,6 +86,7 @@ struct OneThread {
 }  // namespace
 
 at::Tensor pack_weight(const at::Tensor& weight) {
+  one_thread_if_forked();
   const at::Tensor plain = weight.detach().contiguous();
   if (plain.scalar_type() == at::kFloat && own_products()) {
     const int64_t n = plain.size(0), k = plain.size(1), width = isa_kernels().panel_width;
@@ -106,6 +108,7 @@ bool has_shape(const at::Tensor& weight, at::IntArrayRef shape) {
 }
 
 at::Tensor unpack_weight(const at::Tensor& packed, int64_t n) {
+  one_thread_if_forked();
   if (packed.is_mkldnn()) return packed.to_dense();
   return packed.transpose(1, 2).flatten(0, 1).narrow(0, 0, n).contiguous();
 }

@@ -18,25 +18,29 @@ Tensor embeddings(const Tensor& ids, const OptionalTensor& types, const Optional
                   const Tensor& word, const OptionalTensor& position, const OptionalTensor& token_type,
                   const OptionalTensor& gamma, const OptionalTensor& beta, double eps) {
   rank("word", word, 2);
-  const int64_t tokens = pos.size(0), cols = word.size(1);
+  elements("word", word);
+  const int64_t cols = word.size(1);
   integers("positions", pos, word, at::kInt, 0);
+  const int64_t tokens = pos.size(0);
   integers("input_ids", ids, word, at::kLong, token_index ? 0 : tokens);
   if (types) integers("token_type_ids", *types, word, at::kLong, ids.size(0));
-  if (position) same("position", position, word, {position->size(0), cols});
-  if (token_type) same("token_type", token_type, word, {token_type->size(0), cols});
+  if (token_index) integers("token_index", *token_index, word, at::kLong, tokens);
+  const int64_t positions = table_rows("position", position, word, cols);
+  const int64_t kinds = table_rows("token_type", token_type, word, cols);
   same("gamma", gamma, word, {cols});
   same("beta", beta, word, {cols});
+  FTBERT_CHECK(gamma.has_value() == beta.has_value(), "gamma, beta: expected both or neither");
+  FTBERT_CHECK(!token_type || types || kinds > 0, "token_type: expected a row for type 0, got ", describe(*token_type));
+  if (token_index) check_range("token_index", *token_index, tokens, 0, ids.size(0));
+  const int64_t* const read = data<int64_t>(token_index);
+  check_range("input_ids", ids, tokens, 0, word.size(0), read);
+  if (types && token_type) check_range("token_type_ids", *types, tokens, 0, kinds, read);
+  if (position) check_range("positions", pos, tokens, 0, positions);
   Tensor out = at::empty({tokens, cols}, word.options());
   run(word, [&](auto backend, auto& context) {
     using T = typename decltype(backend)::T;
-    const EmbeddingTables<T> tables{data<T>(word),
-                                    data<T>(position),
-                                    data<T>(token_type),
-                                    data<T>(gamma),
-                                    data<T>(beta),
-                                    word.size(0),
-                                    position ? position->size(0) : 0,
-                                    token_type ? token_type->size(0) : 0,
+    const EmbeddingTables<T> tables{data<T>(word),          data<T>(position), data<T>(token_type), data<T>(gamma),
+                                    data<T>(beta),          word.size(0),      positions,           kinds,
                                     static_cast<float>(eps)};
     embeddings_layernorm<typename decltype(backend)::Device, T>(context, tables, data<int64_t>(ids),
                                                                 data<int64_t>(types), data<int64_t>(token_index),
@@ -48,12 +52,14 @@ Tensor embeddings(const Tensor& ids, const OptionalTensor& types, const Optional
 std::tuple<Tensor, Tensor> layernorm(const Tensor& x, const OptionalTensor& bias, const OptionalTensor& input,
                                      const Tensor& gamma, const Tensor& beta, double eps) {
   rank("x", x, 2);
+  elements("x", x);
   const int64_t cols = x.size(1);
   same("bias", bias, x, {cols});
   same("input", input, x, x.sizes());
   same("gamma", gamma, x, {cols});
   same("beta", beta, x, {cols});
   Tensor out = at::empty_like(x), sum = at::empty_like(x);
+  if (x.numel() == 0) return {out, sum};
   run(x, [&](auto backend, auto& context) {
     using T = typename decltype(backend)::T;
     add_bias_input_layernorm<typename decltype(backend)::Device, T>(
@@ -65,8 +71,10 @@ std::tuple<Tensor, Tensor> layernorm(const Tensor& x, const OptionalTensor& bias
 
 void bias_act_in_place(const Tensor& x, const OptionalTensor& bias, const std::string& activation) {
   rank("x", x, 2);
+  elements("x", x);
   same("bias", bias, x, {x.size(1)});
   const Activation act = parse_activation(activation);
+  if (x.numel() == 0) return;
   run(x, [&](auto backend, auto& context) {
     using T = typename decltype(backend)::T;
     add_bias_act<typename decltype(backend)::Device, T>(context, data<T>(x), data<T>(bias), act, x.size(0), x.size(1));
@@ -74,24 +82,41 @@ void bias_act_in_place(const Tensor& x, const OptionalTensor& bias, const std::s
 }
 
 Tensor bias_act(const Tensor& x, const OptionalTensor& bias, const std::string& activation) {
+  rank("x", x, 2);
   const Tensor out = x.clone();
   bias_act_in_place(out, bias, activation);
   return out;
 }
 
+// qkv [tokens, 3*heads*head_size]
+int64_t head_size_of(const Tensor& qkv, int64_t heads) {
+  FTBERT_CHECK(heads > 0 && heads <= qkv.size(1) && qkv.size(1) % (3 * heads) == 0,
+               "qkv: expected [tokens, 3*heads*head_size], got ", describe(qkv), " for ", heads, " heads");
+  return qkv.size(1) / 3 / heads;
+}
+
+// table [heads, 2*span-1], or none: 0
+int64_t span_of(const OptionalTensor& table, const Tensor& like, int64_t heads) {
+  if (!table) return 0;
+  FTBERT_CHECK(table->dim() == 2 && table->size(1) % 2 == 1, "relative_bias: expected [heads, 2*span-1], got ",
+               describe(*table));
+  same("relative_bias", *table, like, {heads, table->size(1)});
+  return (table->size(1) + 1) / 2;
+}
+
 Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t heads,
               const OptionalTensor& relative_bias, const OptionalTensor& columns, bool bf16) {
   rank("qkv", qkv, 2);
+  elements("qkv", qkv);
   FTBERT_CHECK(!bf16 || qkv.is_cpu(), "bf16: operands are rounded on the CPU alone; elsewhere qkv itself may be bf16");
   integers("cu_seqlens", cu, qkv, at::kInt, 1);
-  FTBERT_CHECK(heads > 0 && qkv.size(1) % (3 * heads) == 0, "qkv: expected [tokens, 3*heads*head_size], got ",
-               describe(qkv), " for ", heads, " heads");
-  const int64_t hidden = qkv.size(1) / 3, head_size = hidden / heads;
-  same("relative_bias", relative_bias, qkv, {heads, relative_bias ? relative_bias->size(1) : 0});
+  const int64_t head_size = head_size_of(qkv, heads), hidden = heads * head_size;
+  const int64_t span = span_of(relative_bias, qkv, heads);
   if (columns) integers("columns", *columns, qkv, at::kInt, qkv.size(0));
-  const int64_t span = relative_bias ? (relative_bias->size(1) + 1) / 2 : 0;
-  FTBERT_CHECK(!relative_bias || columns || max_seqlen <= span, "relative_bias: expected distances up to ", max_seqlen,
-               ", got them below ", span);
+  count("max_seqlen", max_seqlen, 0, kAnyLength);
+  max_seqlen = std::min(max_seqlen, qkv.size(0));  // no sequence is longer than all
+  check_offsets(cu, qkv.size(0), max_seqlen);
+  check_columns(columns, cu);
   Tensor out = at::empty({qkv.size(0), hidden}, qkv.options());
   run(qkv, [&](auto backend, auto& context) {
     using T = typename decltype(backend)::T;
@@ -114,11 +139,15 @@ Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t h
 std::tuple<Tensor, Tensor, Tensor> qkv_bias(const Tensor& qkv, const OptionalTensor& bias, const Tensor& cu,
                                             int64_t seq, int64_t heads) {
   rank("qkv", qkv, 2);
+  elements("qkv", qkv);
   integers("cu_seqlens", cu, qkv, at::kInt, 1);
   same("bias", bias, qkv, {qkv.size(1)});
-  const int64_t batch = cu.size(0) - 1, head_size = qkv.size(1) / 3 / heads;
+  count("seq", seq, 0);
+  const int64_t batch = cu.size(0) - 1, head_size = head_size_of(qkv, heads);
+  check_offsets(cu, qkv.size(0), seq);
   const auto make = [&] { return at::empty({batch, heads, seq, head_size}, qkv.options()); };
   Tensor q = make(), k = make(), v = make();
+  if (q.numel() == 0) return {q, k, v};
   run(qkv, [&](auto backend, auto& context) {
     using T = typename decltype(backend)::T;
     add_qkv_bias<typename decltype(backend)::Device, T>(context, data<T>(qkv), data<T>(bias), 0, data<int32_t>(cu),
@@ -131,26 +160,40 @@ std::tuple<Tensor, Tensor, Tensor> qkv_bias(const Tensor& qkv, const OptionalTen
 Tensor softmax_op(const Tensor& scores, const Tensor& cu, double scale, const OptionalTensor& relative_bias,
                   const OptionalTensor& columns, at::ScalarType type) {
   rank("scores", scores, 4);
-  FTBERT_CHECK(scores.scalar_type() == at::kFloat, "scores: expected float32");
-  integers("cu_seqlens", cu, scores, at::kInt, scores.size(0) + 1);
+  const int64_t batch = scores.size(0), heads = scores.size(1), seq = scores.size(3);
+  FTBERT_CHECK(scores.scalar_type() == at::kFloat && scores.size(2) == seq,
+               "scores: expected Float [batch, heads, seq, seq], got ", describe(scores));
+  integers("cu_seqlens", cu, scores, at::kInt, 1);
+  FTBERT_CHECK(cu.size(0) == batch + 1, "cu_seqlens: expected [", batch + 1, "], got ", describe(cu));
+  dtype_of(type);
+  FTBERT_CHECK(type == at::kFloat || !scores.is_cpu(), "dtype: expected Float on the CPU, got ", at::toString(type));
   Tensor out = at::empty(scores.sizes(), scores.options().dtype(type));
-  same("relative_bias", relative_bias, out, {scores.size(1), relative_bias ? relative_bias->size(1) : 0});
+  const int64_t span = span_of(relative_bias, out, heads);
+  check_offsets(cu, columns ? columns->numel() : std::numeric_limits<int32_t>::max(), seq);
   if (columns) integers("columns", *columns, scores, at::kInt, 0);
-  const int64_t span = relative_bias ? (relative_bias->size(1) + 1) / 2 : 0;
+  check_columns(columns, cu);
+  if (out.numel() == 0) return out;
+  count("heads", heads, 1);
   run(out, [&](auto backend, auto& context) {
     using T = typename decltype(backend)::T;
-    softmax<typename decltype(backend)::Device, T>(context, data<float>(scores), data<int32_t>(cu),
-                                                   static_cast<float>(scale),
-                                                   {data<T>(relative_bias), data<int32_t>(columns), span},
-                                                   scores.size(0), scores.size(1), scores.size(2), data<T>(out));
+    softmax<typename decltype(backend)::Device, T>(
+        context, data<float>(scores), data<int32_t>(cu), static_cast<float>(scale),
+        {data<T>(relative_bias), data<int32_t>(columns), span}, batch, heads, seq, data<T>(out));
   });
   return out;
 }
 
 Tensor transpose_op(const Tensor& x, const Tensor& cu, int64_t tokens) {
   rank("x", x, 4);
-  integers("cu_seqlens", cu, x, at::kInt, x.size(0) + 1);
+  elements("x", x);
+  integers("cu_seqlens", cu, x, at::kInt, 1);
+  FTBERT_CHECK(cu.size(0) == x.size(0) + 1, "cu_seqlens: expected [", x.size(0) + 1, "], got ", describe(cu));
+  count("tokens", tokens, 0);
+  check_offsets(cu, tokens, x.size(2));
+  count("heads", x.size(1), 0);
+  count("head_size", x.size(3), 0);
   Tensor out = at::empty({tokens, x.size(1) * x.size(3)}, x.options());
+  if (x.numel() == 0) return out;
   run(x, [&](auto backend, auto& context) {
     using T = typename decltype(backend)::T;
     transpose<typename decltype(backend)::Device, T>(context, data<T>(x), 0, data<int32_t>(cu), x.size(0), x.size(2),
@@ -161,7 +204,9 @@ Tensor transpose_op(const Tensor& x, const Tensor& cu, int64_t tokens) {
 
 Tensor pooling_op(const Tensor& hidden, const Tensor& cu, const std::string& mode, bool normalize) {
   rank("hidden", hidden, 2);
+  elements("hidden", hidden);
   integers("cu_seqlens", cu, hidden, at::kInt, 1);
+  check_offsets(cu, hidden.size(0));
   const PoolingMode pooling_mode = parse_pooling(mode);
   const int64_t batch = cu.size(0) - 1, cols = hidden.size(1);
   Tensor out = at::empty({batch, cols}, hidden.options().dtype(at::kFloat));
@@ -173,11 +218,19 @@ Tensor pooling_op(const Tensor& hidden, const Tensor& cu, const std::string& mod
   return out;
 }
 
-Tensor linear_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bias, const std::string& activation) {
+// a [m, k], weight [n, k], none of them empty
+void operands(const Tensor& a, const Tensor& weight) {
   rank("a", a, 2);
+  elements("a", a);
   rank("weight", weight, 2);
+  count("n, the rows of weight", weight.size(0), 1);
+  count("k, the columns of a", a.size(1), 1);
+  same("weight", weight, a, {weight.size(0), a.size(1)});
+}
+
+Tensor linear_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bias, const std::string& activation) {
+  operands(a, weight);
   const int64_t m = a.size(0), n = weight.size(0), k = weight.size(1);
-  same("weight", weight, a, {n, a.size(1)});
   same("bias", bias, a, {n});
   const Activation act = parse_activation(activation);
   Tensor out = at::empty({m, n}, a.options());
@@ -197,10 +250,8 @@ Tensor linear_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bi
 // -> [m, n]; throws where the variant cannot do it
 Tensor linear_fused(const Tensor& a, const Tensor& weight, const OptionalTensor& bias, const std::string& activation,
                     int64_t variant) {
-  rank("a", a, 2);
-  rank("weight", weight, 2);
+  operands(a, weight);
   const int64_t m = a.size(0), n = weight.size(0), k = weight.size(1);
-  same("weight", weight, a, {n, a.size(1)});
   same("bias", bias, a, {n});
   const c10::DeviceGuard guard(a.device());
   CallContext<Cuda> call(a.device());
@@ -222,10 +273,8 @@ Tensor linear_fused(const Tensor& a, const Tensor& weight, const OptionalTensor&
 // -> [m, n]; throws where the variant cannot do it
 Tensor linear_layernorm_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bias, const Tensor& input,
                            const Tensor& gamma, const Tensor& beta, double eps, int64_t variant) {
-  rank("a", a, 2);
-  rank("weight", weight, 2);
+  operands(a, weight);
   const int64_t m = a.size(0), n = weight.size(0), k = weight.size(1), moments = norm_gemm_moments(m);
-  same("weight", weight, a, {n, a.size(1)});
   same("bias", bias, a, {n});
   same("input", input, a, {m, n});
   same("gamma", gamma, a, {n});

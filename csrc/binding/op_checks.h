@@ -2,8 +2,10 @@
 #pragma once
 #include <c10/core/DeviceGuard.h>
 
+#include <limits>
 #include <optional>
 
+#include "binding/index_checks.h"
 #include "binding/tensors.h"
 #include "core/check.h"
 #include "core/dispatch.h"
@@ -14,10 +16,15 @@ using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
 inline void same(const char* name, const Tensor& t, const Tensor& like, at::IntArrayRef shape) {
-  FTBERT_CHECK(
-      t.sizes() == shape && t.scalar_type() == like.scalar_type() && t.device() == like.device() && t.is_contiguous(),
-      name, ": expected contiguous ", at::toString(like.scalar_type()), " ", shape_text(shape), " on ",
-      like.device().str(), ", got ", describe(t));
+  FTBERT_CHECK(t.sizes() == shape && t.scalar_type() == like.scalar_type() && t.device() == like.device() &&
+                   t.is_contiguous() && has_data(t),
+               name, ": expected contiguous ", at::toString(like.scalar_type()), " ", shape_text(shape), " on ",
+               like.device().str(), ", got ", describe(t));
+}
+
+// value in [low, high]
+inline void count(const char* name, int64_t value, int64_t low, int64_t high = std::numeric_limits<int32_t>::max()) {
+  FTBERT_CHECK(value >= low && value <= high, name, ": expected ", low, " to ", high, ", got ", value);
 }
 
 inline void same(const char* name, const OptionalTensor& t, const Tensor& like, at::IntArrayRef shape) {
@@ -25,15 +32,31 @@ inline void same(const char* name, const OptionalTensor& t, const Tensor& like, 
 }
 
 inline void integers(const char* name, const Tensor& t, const Tensor& like, at::ScalarType type, int64_t least) {
-  FTBERT_CHECK(
-      t.dim() == 1 && t.size(0) >= least && t.scalar_type() == type && t.device() == like.device() && t.is_contiguous(),
-      name, ": expected contiguous ", at::toString(type), " of at least ", least, " on ", like.device().str(), ", got ",
-      describe(t));
+  FTBERT_CHECK(t.dim() == 1 && t.size(0) >= least && t.scalar_type() == type && t.device() == like.device() &&
+                   t.is_contiguous() && has_data(t),
+               name, ": expected contiguous ", at::toString(type), " of at least ", least, " on ", like.device().str(),
+               ", got ", describe(t));
 }
 
 inline void rank(const char* name, const Tensor& t, int64_t rank) {
-  FTBERT_CHECK(t.dim() == rank && t.is_contiguous(), name, ": expected a contiguous tensor of rank ", rank, ", got ",
-               describe(t));
+  FTBERT_CHECK(t.dim() == rank && t.is_contiguous() && has_data(t), name, ": expected a contiguous tensor of rank ",
+               rank, ", got ", describe(t));
+}
+
+// What a kernel has an element type for there.
+inline void elements(const char* name, const Tensor& t) {
+  const at::ScalarType type = t.scalar_type();
+  FTBERT_CHECK(type == at::kFloat || type == at::kHalf || type == at::kBFloat16, name,
+               ": expected float32, float16 or bfloat16, got ", describe(t));
+  FTBERT_CHECK(type == at::kFloat || !t.is_cpu(), name, ": expected float32 on the CPU, got ", describe(t));
+}
+
+// A table of `cols` columns, of x's dtype and device: its rows; 0 where there is none.
+inline int64_t table_rows(const char* name, const OptionalTensor& t, const Tensor& x, int64_t cols) {
+  if (!t) return 0;
+  rank(name, *t, 2);
+  same(name, *t, x, {t->size(0), cols});
+  return t->size(0);
 }
 
 // f(context, T{}) for x's device and dtype

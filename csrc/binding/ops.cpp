@@ -3,6 +3,7 @@
 
 #include "binding/encoder_class.h"
 #include "binding/gemm_torch.h"
+#include "binding/index_checks.h"
 #include "binding/tensors.h"
 #include "core/device.h"
 #include "kernels/isa.h"
@@ -66,19 +67,24 @@ StringDict build_info() {
 
 // A GEMM operand in the layout that the encoder keeps on the CPU, so that a loader need not hold both.
 Tensor pack(const Tensor& weight) {
+  plain("weight", weight);
   const bool real = weight.scalar_type() == at::kFloat || weight.scalar_type() == at::kBFloat16;
-  FTBERT_CHECK(weight.dim() == 2 && weight.is_cpu() && real,
+  FTBERT_CHECK(weight.dim() == 2 && weight.numel() > 0 && weight.is_cpu() && real,
                "weight: expected float32 or bfloat16 [n, k] on the CPU, got ", describe(weight));
   return pack_weight(weight);
 }
 
 Tensor pool(const EncoderPtr& encoder, const Tensor& hidden, const Tensor& cu) {
+  plain("hidden", hidden);
+  plain("cu_seqlens", cu);
   FTBERT_CHECK(hidden.dim() == 2 && hidden.device() == encoder->device() && hidden.scalar_type() == encoder->dtype() &&
                    hidden.size(1) == encoder->config().hidden,
-               "hidden: expected what forward_packed returns");
+               "hidden: expected what forward_packed returns, ", at::toString(encoder->dtype()), " [tokens, ",
+               encoder->config().hidden, "] on ", encoder->device().str(), ", got ", describe(hidden));
   FTBERT_CHECK(cu.dim() == 1 && cu.size(0) >= 1 && cu.scalar_type() == at::kInt && cu.device() == hidden.device() &&
                    cu.is_contiguous(),
                "cu_seqlens: expected contiguous Int [batch+1] on ", hidden.device().str(), ", got ", describe(cu));
+  check_offsets(cu, hidden.size(0));
   return encoder->engine().pool(hidden, cu);
 }
 

@@ -12,6 +12,10 @@ namespace {
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> padding(const Tensor& mask) {
   rank("mask", mask, 2);
+  const at::ScalarType type = mask.scalar_type();
+  FTBERT_CHECK(type == at::kBool || type == at::kByte || type == at::kLong || type == at::kFloat,
+               "mask: expected Bool, Byte, Long or Float, got ", describe(mask));
+  count("elements of mask", mask.numel(), 0);
   const int64_t batch = mask.size(0), rows = mask.numel();
   const auto options = mask.options();
   Tensor cu = at::empty({batch + 1}, options.dtype(at::kInt)), index = at::empty({rows}, options.dtype(at::kLong));
@@ -23,10 +27,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> padding(const Tensor& mask) {
       padding_offsets<Device, M>(context, data<M>(mask), batch, mask.size(1), data<int32_t>(cu), data<int64_t>(index),
                                  data<int32_t>(packed), to);
     };
-    if (mask.scalar_type() == at::kLong) return go(static_cast<int64_t*>(nullptr));
-    if (mask.scalar_type() == at::kFloat) return go(static_cast<float*>(nullptr));
-    FTBERT_CHECK(mask.scalar_type() == at::kBool || mask.scalar_type() == at::kByte,
-                 "mask: expected bool, uint8, int64 or float32");
+    if (type == at::kLong) return go(static_cast<int64_t*>(nullptr));
+    if (type == at::kFloat) return go(static_cast<float*>(nullptr));
     go(static_cast<uint8_t*>(nullptr));
   });
   return {cu, index, packed, info};
@@ -34,6 +36,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> padding(const Tensor& mask) {
 
 Tensor padding_mask(const Tensor& lengths, int64_t seq) {
   integers("lengths", lengths, lengths, at::kInt, 0);
+  count("seq", seq, 0);
   Tensor mask = at::empty({lengths.size(0), seq}, lengths.options().dtype(at::kByte));
   run_untyped(lengths.device(), [&](auto backend, auto& context) {
     padding_mask_from_lengths<typename decltype(backend)::Device>(context, data<int32_t>(lengths), lengths.size(0), seq,
@@ -42,10 +45,24 @@ Tensor padding_mask(const Tensor& lengths, int64_t seq) {
   return mask;
 }
 
+// cu_seqlens and token_index over ids [batch, seq], or cu_seqlens alone over packed ids; up to `tokens` of them.
+void layout(const Tensor& ids, const OptionalTensor& token_index, const Tensor& cu, int64_t tokens) {
+  FTBERT_CHECK(
+      ids.dim() == (token_index ? 2 : 1) && ids.scalar_type() == at::kLong && ids.is_contiguous() && has_data(ids),
+      "input_ids: expected contiguous Long ", token_index ? "[batch, seq]" : "[tokens]", ", got ", describe(ids));
+  integers("cu_seqlens", cu, ids, at::kInt, 1);
+  count("tokens", tokens, 0);
+  check_offsets(cu, token_index ? tokens : std::min(tokens, ids.numel()));
+  if (!token_index) return;
+  FTBERT_CHECK(cu.size(0) == ids.size(0) + 1, "cu_seqlens: expected [", ids.size(0) + 1, "], got ", describe(cu));
+  integers("token_index", *token_index, ids, at::kLong, tokens);
+  check_token_index(*token_index, cu, ids.size(1));
+}
+
 Tensor positions(const Tensor& ids, const OptionalTensor& token_index, const Tensor& cu, int64_t tokens,
                  const std::string& kind, int64_t padding_id) {
-  integers("cu_seqlens", cu, ids, at::kInt, 1);
-  if (token_index) integers("token_index", *token_index, ids, at::kLong, tokens);
+  layout(ids, token_index, cu, tokens);
+  count("padding_id", padding_id, 0);
   Tensor out = at::empty({tokens}, ids.options().dtype(at::kInt));
   FTBERT_CHECK(kind == "absolute" || kind == "from_padding", "kind: expected absolute or from_padding, got ", kind);
   run_untyped(ids.device(), [&](auto backend, auto& context) {
@@ -60,13 +77,12 @@ Tensor positions(const Tensor& ids, const OptionalTensor& token_index, const Ten
 std::tuple<Tensor, Tensor, Tensor, Tensor> stage(const Tensor& ids, const OptionalTensor& types,
                                                  const OptionalTensor& token_index, const Tensor& cu, int64_t tokens,
                                                  int64_t most_tokens, int64_t most_batch) {
+  layout(ids, token_index, cu, tokens);
   const int64_t batch = cu.size(0) - 1;
-  integers("cu_seqlens", cu, ids, at::kInt, 1);
-  if (token_index) integers("token_index", *token_index, ids, at::kLong, tokens);
   same("token_type_ids", types, ids, ids.sizes());
-  FTBERT_CHECK(tokens <= most_tokens && batch <= most_batch && (token_index || tokens <= ids.numel()),
-               "expected tokens <= most_tokens and batch <= most_batch, got ", tokens, " of ", most_tokens, ", ", batch,
-               " of ", most_batch);
+  if (!token_index) count("tokens", tokens, 0, ids.numel());
+  count("most_tokens", most_tokens, tokens);
+  count("most_batch", most_batch, batch, std::numeric_limits<int32_t>::max() - 1);
   Tensor staged_ids = at::empty({most_tokens}, ids.options()), staged_types = at::empty_like(staged_ids);
   Tensor columns = at::empty({most_tokens}, cu.options()), staged_cu = at::empty({most_batch + 1}, cu.options());
   run_untyped(ids.device(), [&](auto backend, auto& context) {
@@ -80,7 +96,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> stage(const Tensor& ids, const Option
 
 Tensor remove(const Tensor& padded, const Tensor& token_index, int64_t tokens) {
   rank("padded", padded, 2);
+  elements("padded", padded);
+  count("tokens", tokens, 0);
   integers("token_index", token_index, padded, at::kLong, tokens);
+  check_range("token_index", token_index, tokens, 0, padded.size(0));
   Tensor out = at::empty({tokens, padded.size(1)}, padded.options());
   run(padded, [&](auto backend, auto& context) {
     using B = decltype(backend);
@@ -92,7 +111,9 @@ Tensor remove(const Tensor& padded, const Tensor& token_index, int64_t tokens) {
 
 Tensor restore(const Tensor& packed, const Tensor& packed_index) {
   rank("packed", packed, 2);
+  elements("packed", packed);
   integers("packed_index", packed_index, packed, at::kInt, 0);
+  check_range("packed_index", packed_index, packed_index.size(0), -1, packed.size(0));
   Tensor out = at::empty({packed_index.size(0), packed.size(1)}, packed.options());
   run(packed, [&](auto backend, auto& context) {
     using B = decltype(backend);
@@ -105,7 +126,9 @@ Tensor restore(const Tensor& packed, const Tensor& packed_index) {
 
 Tensor first(const Tensor& packed, const Tensor& cu) {
   rank("packed", packed, 2);
+  elements("packed", packed);
   integers("cu_seqlens", cu, packed, at::kInt, 1);
+  check_offsets(cu, packed.size(0));
   const int64_t batch = cu.size(0) - 1;
   Tensor out = at::empty({batch, packed.size(1)}, packed.options());
   run(packed, [&](auto backend, auto& context) {

@@ -1,9 +1,11 @@
 // From torch's words to the core's: devices, dtypes, streams, and checks that name what is wrong.
 #pragma once
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "binding/forked.h"
 #include "binding/gemm_torch.h"
 #include "core/check.h"
 #include "core/device.h"
@@ -38,6 +40,12 @@ inline std::string describe(const at::Tensor& t) {
   return std::string(at::toString(t.scalar_type())) + " " + shape_text(t.sizes()) + " on " + t.device().str();
 }
 
+// Whether its storage reaches as far as its elements: it may have been resized since.
+inline bool has_data(const at::Tensor& t) {
+  return t.numel() == 0 || t.storage().nbytes() >= at::detail::computeStorageNbytes(
+                                                       t.sizes(), t.strides(), t.element_size(), t.storage_offset());
+}
+
 // What kernels can read where it lies: not sparse, quantised, nested, complex, or without data.
 inline void plain(const char* name, const at::Tensor& t) {
   const char* kind = !t.defined()                                       ? "none"
@@ -49,6 +57,7 @@ inline void plain(const char* name, const at::Tensor& t) {
                      : t.is_meta()                                      ? "one on meta, which has no data"
                      : t.is_neg() || t._is_zerotensor()                 ? "one that is not materialised"
                      : !t.has_storage() || !(t.is_cpu() || t.is_cuda()) ? "one of another kind"
+                     : !has_data(t)                                     ? "one whose storage is too short for it"
                                                                         : nullptr;
   FTBERT_CHECK(!kind, name, ": expected a dense tensor on the CPU or a GPU, got ", kind ? kind : "");
 }
@@ -89,6 +98,7 @@ template <>
 struct CallContext<Cpu> {
   // products: the dtype of their operands
   explicit CallContext(const at::Device&, at::ScalarType products = at::kFloat) {
+    one_thread_if_forked();
     context.gemm = &gemm;
     context.bf16 = products == at::kBFloat16;
   }

@@ -1,0 +1,143 @@
+"""Forked children: their parent's threads are not there, and their calls end all the same, with the same numbers."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SECONDS = 60
+
+# Before each case: what the parent does, which leaves threads in its pools. `batch` takes two threads everywhere.
+SETUP = """
+import os, pickle, sys, warnings
+import torch
+sys.path[:0] = [{root!r}, {tests!r}]
+import ftbert
+from families import make_model
+torch.set_num_threads(2)
+model = make_model({family!r}, "encoder", 2, hidden_size=128, num_attention_heads={heads}, intermediate_size=512)
+ids = torch.randint(5, 90, (40, 50), generator=torch.Generator().manual_seed(0))
+
+def in_child(work):
+    read, write = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(write)
+        with os.fdopen(read, "rb") as pipe:
+            result = pickle.load(pipe)
+        os.waitpid(child, 0)
+        return result
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        try:
+            value = work()
+        except BaseException as error:
+            value = repr(error)
+    with os.fdopen(write, "wb") as pipe:
+        pickle.dump((value, [str(one.message) for one in seen], torch.get_num_threads()), pipe)
+    os._exit(0)
+"""
+
+
+def run(script: str, family: str = "bert", heads: int = 4) -> Any:
+    """What the script leaves in `result`; a process group of its own, so that what hangs can be ended whole."""
+    here = Path(__file__).resolve().parent
+    setup = SETUP.format(root=str(here.parent), tests=str(here), family=family, heads=heads)
+    last = "\nsys.stdout.buffer.write(b'RESULT' + pickle.dumps(result)); sys.stdout.flush(); os._exit(0)\n"
+    process = subprocess.Popen(
+        [sys.executable, "-c", setup + textwrap.dedent(script) + last],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "2"},
+    )  # fmt: skip
+    try:
+        out, errors = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        pytest.fail(f"no end within {SECONDS} s")
+    assert b"RESULT" in out, errors.decode()[-2000:]
+    return pickle.loads(out[out.index(b"RESULT") + 6 :])
+
+
+CALLS = """
+    def call():
+        with torch.no_grad():
+            first, second = (fast(ids).last_hidden_state for _ in range(2))
+        return first.numpy().copy()
+    mine = call()
+    theirs, warned, threads = in_child(call)
+    result = (abs(mine - theirs).max() if not isinstance(theirs, str) else theirs, warned, threads)
+"""
+
+
+@pytest.mark.parametrize("how", ["load", "general", "optimize"])
+@pytest.mark.parametrize("family", ["bert", "mpnet"])
+def test_a_forked_child_computes_the_same(how: str, family: str) -> None:
+    make = {
+        "load": "fast = ftbert.load(model)",
+        "general": "fast = ftbert.load(model, attention='general')",
+        "optimize": "fast = ftbert.optimize(model)",
+    }[how]
+    error, warned, threads = run(make + textwrap.dedent(CALLS), family)
+    assert not isinstance(error, str) and error <= 1e-5, error
+    assert [one for one in warned if "forked" in one] == warned and len(warned) == 1, warned
+    assert threads == 1
+
+
+def test_a_child_that_loads_for_itself() -> None:
+    """The library was there, the model comes after the fork: packing its weights is a call, too."""
+    error, warned, threads = run(
+        """
+        torch.ones(2000, 2000) @ torch.ones(2000, 2000)
+        ftbert.load(model)(ids)
+        theirs, warned, threads = in_child(lambda: ftbert.load(model)(ids).last_hidden_state.numpy())
+        result = (abs(ftbert.load(model)(ids).last_hidden_state.numpy() - theirs).max(), warned, threads)
+        """
+    )
+    assert error <= 1e-5 and len(warned) == 1 and threads == 1
+
+
+def test_workers_of_a_data_loader() -> None:
+    """Each is a fork that torch itself holds to one thread, so that nothing need be warned of."""
+    error, warned = run(
+        """
+        fast = ftbert.load(model)
+        mine = fast(ids).last_hidden_state
+
+        class Embedded(torch.utils.data.Dataset):
+            def __len__(self):
+                return len(ids)
+            def __getitem__(self, i):
+                with warnings.catch_warnings(record=True) as seen:
+                    warnings.simplefilter("always")
+                    return fast(ids[i : i + 1]).last_hidden_state[0], len(seen)
+
+        loader = torch.utils.data.DataLoader(Embedded(), batch_size=10, num_workers=2, multiprocessing_context="fork")
+        parts = list(loader)
+        result = ((torch.cat([part for part, _ in parts]) - mine).abs().max().item(), sum(int(n.sum()) for _, n in parts))
+        """
+    )
+    assert error <= 1e-5 and warned == 0
+
+
+def test_the_parent_keeps_its_threads() -> None:
+    before, after, warned = run(
+        """
+        fast = ftbert.load(model)
+        fast(ids)
+        before = torch.get_num_threads()
+        in_child(lambda: fast(ids).last_hidden_state.sum().item())
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            fast(ids)
+        result = (before, torch.get_num_threads(), len(seen))
+        """
+    )
+    assert before == after == 2 and warned == 0
