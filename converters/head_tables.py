@@ -48,6 +48,8 @@ _CHOICE = ("multiple_choice", "ForMultipleChoice")
 _NEXT = ("next_sentence", "ForNextSentencePrediction")
 _CLS = "cls.predictions."
 _ELECTRA = ("electra",)
+# Decoders. Without is_decoder, which is refused, their head is the masked language model's, tensor by tensor.
+_LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
 
 # Tasks of the ...ForPreTraining classes; a family has two of them, or replaced_token alone.
 _PRETRAINING = ("masked_lm", "next_sentence", "sentence_order", "replaced_token")
@@ -97,6 +99,8 @@ def find_rows(family: str, architecture: str, found: dict[str, Shape]) -> list[H
     architecture: transformers' class, "" when nobody says. A class whose head is not in the file (sentence encoders
     often say ...ForMaskedLM) gives none. Without a class, tensors that could be several heads give none.
     """
+    if architecture.endswith(_LANGUAGE_MODELS):
+        architecture = "ForMaskedLM"
     if architecture.endswith("ForPreTraining"):
         tasks = [row for row in rows_of(family) if row.task in _PRETRAINING]
     else:
@@ -105,6 +109,16 @@ def find_rows(family: str, architecture: str, found: dict[str, Shape]) -> list[H
         return [row for row in tasks if any(_present(row, kind, found) for kind in row.parts)]
     whole = [row for row in tasks if all(_present(row, kind, found) for kind in row.parts)]
     return whole if len(whole) == 1 else []
+
+
+def left_out(rows: list[HeadRow], architecture: str, found: dict[str, Shape]) -> str:
+    """A sentence on the tensors of a head of which `rows` has nothing, "" where there are none."""
+    names = [name for name in found if name.startswith(PREFIXES) and not name.startswith("dropout.")]
+    if rows or not names:
+        return ""
+    shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+    reason = f"it is none that ftbert knows for {architecture}" if architecture else "its config names no class"
+    return f"the task head is left out ({shown}): {reason}"
 
 
 def _present(row: HeadRow, kind: str, found: dict[str, Shape]) -> bool:

@@ -9,7 +9,7 @@ import torch
 
 from ftbert.config import CheckpointConfig, EncoderConfig, HeadConfig
 from ftbert.converters.family import Config, Derived, Family
-from ftbert.converters.head_tables import PREFIXES, HeadRow, Shape, find_rows, head_config
+from ftbert.converters.head_tables import PREFIXES, HeadRow, Shape, find_rows, head_config, left_out
 from ftbert.converters.tensors import TensorSource
 from ftbert.converters.weights import find_family
 
@@ -29,7 +29,8 @@ def recognise(document: Config, source: TensorSource) -> Recognised:
     encoder = family.config(document)
     found = source.shapes()
     prefix = _prefix(family, found)
-    rows = find_rows(family.name, str((document.get("architectures") or [""])[0]), found)
+    architecture = str((document.get("architectures") or [""])[0])
+    rows = find_rows(family.name, architecture, found)
     if "pooler" in family.names:
         pooled = any(prefix + theirs in found for theirs in family.source_names("pooler.weight"))
         encoder = replace(encoder, pooler=pooled or any(row.source == "pooler" for row in rows))
@@ -57,7 +58,8 @@ def recognise(document: Config, source: TensorSource) -> Recognised:
             shapes[theirs[0]] = shape
     ignored = {name for name in found if name.startswith(PREFIXES) or name.endswith(family.buffers)}
     complain(source.where, shapes, found, ignored)
-    return Recognised(CheckpointConfig(family.name, encoder, document, tuple(heads)), names, derived)
+    dropped = left_out(rows, architecture, found)
+    return Recognised(CheckpointConfig(family.name, encoder, document, tuple(heads), dropped), names, derived)
 
 
 def complain(where: str, expected: dict[str, list[int]], found: dict[str, Shape], ignored: set[str]) -> None:

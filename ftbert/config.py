@@ -95,13 +95,15 @@ class CheckpointConfig:
     """config.json of a checkpoint folder.
 
     architecture: the family's name in converters/families.py. huggingface: the config.json it was converted from,
-    kept so that the equivalent transformers model can be built again.
+    kept so that the equivalent transformers model can be built again. left_out: a sentence on tensors of the source
+    that belong to a head ftbert does not compute, or "".
     """
 
     architecture: str
     encoder: EncoderConfig
     huggingface: dict[str, Any] = field(default_factory=dict)
     heads: tuple[HeadConfig, ...] = ()
+    left_out: str = ""
 
     def shapes(self) -> dict[str, list[int]]:
         """Every tensor of the checkpoint with its shape."""
@@ -133,7 +135,7 @@ class CheckpointConfig:
             raise ValueError(f"{where}: {', '.join(wrong)}; convert it again")
         return cls(
             document["architecture"], EncoderConfig(**encoder), dict(document.get("huggingface") or {}),
-            tuple(HeadConfig(**head) for head in heads),
+            tuple(HeadConfig(**head) for head in heads), str(document.get("left_out") or ""),
         )  # fmt: skip
 
 

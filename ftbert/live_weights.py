@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ftbert import gemm_table
 from ftbert.checkpoint import Checkpoint
 from ftbert.config import EncoderConfig
+from ftbert.live_check import has_hooks, hooks_of
 from ftbert.model import weight_dtype
 
 
@@ -27,8 +28,7 @@ class Watch:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        parts = [part for part in module.modules() if part is not module]
-        self._hooks = [hooks for part in parts for hooks in (part._forward_hooks, part._forward_pre_hooks)]
+        self._hooks = hooks_of(module)
         self._children = [(part._modules, tuple(part._modules.values())) for part in module.modules()]
         # The alias keeps the storage alive, so that its address cannot come back with other contents.
         self._parameters = [
@@ -39,13 +39,8 @@ class Watch:
         ]
 
     def hooked(self) -> bool:
-        """Whether a module inside has forward hooks, which only the original would call. Those of transformers, with
-        which it collects hidden states, do not count."""
-        return any(
-            not str(getattr(hook, "__module__", "")).startswith("transformers.")
-            for hooks in filter(None, self._hooks)  # most often all are empty: 3 us before every call
-            for hook in hooks.values()
-        )
+        """Whether a module inside has forward hooks, which only the original would call."""
+        return has_hooks(self._hooks)
 
     def unchanged(self) -> bool:
         """Called before every forward: about 0.3 us for each parameter."""

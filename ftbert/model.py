@@ -19,6 +19,7 @@ from ftbert.checkpoint import Checkpoint
 from ftbert.config import DTYPES, EncoderConfig
 from ftbert.forked import note_fork
 from ftbert.heads import Head, HeadedModule
+from ftbert.live_check import check_loaded
 from ftbert.module import EncoderModule
 from ftbert.outputs import output
 from ftbert.text_model import TextModel
@@ -52,12 +53,21 @@ def load(
     "cuda", "cuda:1". dtype: fp32, fp16 (GPU only), bf16; on the CPU bf16 is that of the matrix products' operands, with
     float sums: all else and the results are float32. attention: "auto", or "fused" / "general" to force
     a path. heads: the checkpoint's task heads too; a masked language model then computes logits over the vocabulary in
-    every call. Raises FileNotFoundError, ValueError (weights or config do not fit, all problems listed), RuntimeError
-    (a device or dtype that this build or machine cannot serve), TypeError for what is no such source.
+    every call; a language model without is_decoder (...ForCausalLM, ...LMHeadModel) is one. A head that ftbert does
+    not know is left out, with a warning. Raises FileNotFoundError, ValueError (weights or config do not fit, all
+    problems listed), RuntimeError (a device or dtype that this build or machine cannot serve; a live model that
+    computes something else than its config says), TypeError for what is no such source.
     """
     place, element = _check_device(_device(device)), parse_dtype(dtype)
     check_dtype(place, element)
-    return _build(open_cached(_source(source)), place, element, attention, heads)
+    source = _source(source)
+    checkpoint = open_cached(source)
+    if heads and checkpoint.config.left_out and not checkpoint.config.heads:
+        warnings.warn(f"{checkpoint.source.where}: {checkpoint.config.left_out}", stacklevel=2)
+    model = _build(checkpoint, place, element, attention, heads)
+    if isinstance(source, torch.nn.Module):
+        check_loaded(model, source)
+    return model
 
 
 def _build(checkpoint: Checkpoint, place: torch.device, element: torch.dtype, attention: str, heads: bool) -> Model:
@@ -82,7 +92,6 @@ def _source(source: Any) -> str | Path | torch.nn.Module:
                 f"load takes a transformers model, got a {type(source).__name__}: ftbert.optimize(model) makes it "
                 "faster in place, and ftbert.load(its folder) loads it"
             )
-        _warn_of_other_code(source)
         return source
     if not isinstance(source, str | Path):
         raise TypeError(f"load takes a folder, an .onnx file, a hub id or a transformers model, got {type(source)}")
@@ -90,19 +99,6 @@ def _source(source: Any) -> str | Path | torch.nn.Module:
     if path.suffix in (".safetensors", ".bin") and path.is_file():
         raise ValueError(f"{source}: load takes the folder that holds the weights and config.json: {path.parent}")
     return path if str(source).startswith("~") else source
-
-
-def _warn_of_other_code(model: torch.nn.Module) -> None:
-    """What counts for ftbert is the config and the weights: code of somebody else's is not seen."""
-    for name, part in model.named_modules():
-        home = getattr(getattr(type(part), "forward", None), "__module__", None) or ""
-        if not home.startswith(("transformers.", "torch.")):
-            warnings.warn(
-                f"{name or 'the model'} ({type(part).__name__}) has a forward that is not transformers' own: ftbert "
-                "computes what config and weights say, which may be something else. ftbert.optimize compares the two",
-                stacklevel=4,
-            )
-            return
 
 
 def _device(device: Any) -> torch.device:

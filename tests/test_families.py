@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,6 +120,36 @@ def test_pretraining_models_have_two_heads(place: Place, family: str) -> None:
     assert type(model.reference()) is kind
 
 
+LANGUAGE_MODELS = [family for family in FAMILIES if family not in ("albert", "distilbert", "mpnet")]
+
+
+def make_language_model(family: str, size: int) -> Any:
+    """transformers' decoder class as an encoder: without is_decoder nothing about it is causal."""
+    from transformers import AutoModelForCausalLM
+
+    return randomise(AutoModelForCausalLM.from_config(make_config(family, size)))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("family", LANGUAGE_MODELS)
+def test_language_models_that_are_no_decoders(place: Place, tmp_path: Path, family: str, size: int) -> None:
+    reference = make_language_model(family, size)
+    reference.save_pretrained(tmp_path)
+    reference = reference.to(place.device)
+    for source in (reference, tmp_path):
+        model = ftbert.load(source, device=place.device, dtype=place.dtype)
+        assert model.tasks == ["masked_lm"]
+        for mask in MASKS:
+            check(reference, model, make_batch(reference, "masked_lm", mask), place)
+
+
+def test_no_family_has_another_language_model() -> None:
+    from transformers import AutoModelForCausalLM
+
+    theirs = AutoModelForCausalLM._model_mapping
+    assert [family for family in FAMILIES if type(make_config(family, 0)) in theirs] == LANGUAGE_MODELS
+
+
 # ---- convert, load, and back ---------------------------------------------------------------------------------------
 
 
@@ -195,7 +227,26 @@ def test_a_head_without_its_class_name(tmp_path: Path) -> None:
         reference.save_pretrained(tmp_path / task)
         path = tmp_path / task / "config.json"
         path.write_text(path.read_text().replace('"architectures"', '"unused"'))
-        assert ftbert.load(tmp_path / task).tasks == tasks
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            assert ftbert.load(tmp_path / task).tasks == tasks
+        left = r"the task head is left out \(classifier\..*\): its config names no class"
+        assert [bool(re.search(left, str(one.message))) for one in said] == ([] if tasks else [True])
+
+
+def test_a_head_that_is_not_known_is_named(tmp_path: Path) -> None:
+    """Also after a conversion; not where no head is wanted."""
+    reference = make_model("bert", "sequence_classification", 0)
+    reference.classifier = randomise(torch.nn.Sequential(torch.nn.Linear(48, 48), torch.nn.Linear(48, 3)))
+    reference.save_pretrained(tmp_path / "theirs")
+    convert(tmp_path / "theirs", tmp_path / "ours")
+    for source in (reference, tmp_path / "theirs", tmp_path / "ours"):
+        left = r"left out \(classifier.0.*\): it is none that ftbert knows for BertForSequenceClassification"
+        with pytest.warns(UserWarning, match=left):
+            assert ftbert.load(source).tasks == []
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            ftbert.load(source, heads=False)
 
 
 def test_an_encoder_that_says_it_has_a_head(tmp_path: Path) -> None:

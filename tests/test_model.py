@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import threading
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -436,26 +435,6 @@ def test_the_module_moves_as_torch_modules_do(place: Place) -> None:
     hidden, _ = around[0](ids.to(place.device))
     assert hidden.dtype == place.dtype and str(hidden.device).startswith(place.device) and model.device == hidden.device
     assert_close(hidden, expected, atol=1e-5 if place.dtype == torch.float32 else 100 * place.eps)
-
-
-def test_a_forward_of_somebody_else_is_warned_of() -> None:
-    from transformers import BertModel
-
-    class Renamed(BertModel):
-        pass
-
-    class Doubled(BertModel):
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            out = super().forward(*args, **kwargs)
-            out.last_hidden_state = 2 * out.last_hidden_state
-            return out
-
-    config = make_bert().config
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        ftbert.load(Renamed(config))
-    with pytest.warns(UserWarning, match=r"the model \(Doubled\) has a forward that is not transformers' own"):
-        ftbert.load(Doubled(config))
 
 
 def test_weights_that_are_no_real_numbers_are_refused(tmp_path: Path) -> None:

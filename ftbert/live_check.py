@@ -1,0 +1,103 @@
+"""Whether ftbert computes what a live transformers model computes: a few tokens through both.
+
+Config and weights do not say everything: an activation, LayerNorm or attention that was replaced, a head of another
+form, a hook that changes what passes.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from ftbert.model import Model
+
+
+def sample_ids(vocab: int, max_seq: int, device: torch.device) -> Tensor:
+    """int64 [1, seq] of the first ids."""
+    return torch.arange(min(8, max_seq), device=device)[None] % vocab
+
+
+def check_equal(ours: Tensor, theirs: Tensor, name: str, exact: bool, least: float = 0.0) -> None:
+    """RuntimeError where the two differ by more than rounding.
+
+    name: of the original's class. exact: both computed in fp32. The tolerance is relative to the largest value, at
+    least to `least`: logits may cancel, hidden states do not.
+    """
+    # Products of fp32 may be rounded to TF32 on a GPU.
+    tolerance = (1e-4 if theirs.device.type == "cpu" else 1e-3) if exact else 0.1
+    ours, theirs = ours.float().cpu(), theirs.float().cpu()
+    largest = max(theirs.abs().max().item(), least)
+    difference = (ours - theirs).abs().max().item() if ours.shape == theirs.shape else float("inf")
+    if not difference <= tolerance * largest:
+        raise RuntimeError(
+            f"ftbert's result differs from {name}'s own by {difference:.3g} on values up to {largest:.3g}: the model "
+            "computes something that its config does not say (was a layer, activation or head replaced?). ftbert "
+            "cannot compute it"
+        )
+
+
+def hooks_of(module: nn.Module) -> list[Any]:
+    """The dicts of the forward hooks of all modules inside."""
+    parts = [part for part in module.modules() if part is not module]
+    return [hooks for part in parts for hooks in (part._forward_hooks, part._forward_pre_hooks)]
+
+
+def has_hooks(hooks: list[Any]) -> bool:
+    """Whether any is set. Those of transformers, with which it collects hidden states, do not count."""
+    return any(
+        not str(getattr(hook, "__module__", "")).startswith("transformers.")
+        for each in filter(None, hooks)  # most often all are empty: 3 us before every call
+        for hook in each.values()
+    )
+
+
+def check_loaded(model: Model, live: Any) -> None:
+    """RuntimeError where `model`, loaded from `live`, gives another hidden state, pooled output or other logits.
+
+    Warns of what only `live` itself does: hooks inside, a head of somebody else's.
+    """
+    parameter = next(live.parameters())
+    exact = parameter.dtype in (torch.float32, torch.float64) and model.dtype == torch.float32
+    ids = sample_ids(model.config.vocab, model.config.max_seq, parameter.device)
+    name, base = type(live).__name__, getattr(live, "base_model", live)
+    with torch.inference_mode(False), torch.no_grad(), _in_eval_mode(live):
+        ours: Any = model(ids.to(model.device))
+        theirs = base(input_ids=ids, attention_mask=torch.ones_like(ids), return_dict=True)
+        check_equal(ours.last_hidden_state, theirs.last_hidden_state, name, exact)
+        if model.heads and is_transformers_own(live):
+            ids = ids[None] if model.tasks[0] == "multiple_choice" else ids
+            theirs, ours = live(input_ids=ids, return_dict=True), model(ids.to(model.device))
+        for field in set(ours) & set(theirs) - {"last_hidden_state", "hidden_states"}:
+            if isinstance(theirs[field], Tensor) and isinstance(ours[field], Tensor):
+                check_equal(ours[field], theirs[field], name, exact, least=1.0)
+    if has_hooks(hooks_of(live)):
+        warnings.warn(f"ftbert does not call the forward hooks on modules inside this {name}", stacklevel=4)
+    if base is not live and not is_transformers_own(live):
+        warnings.warn(
+            f"{name} has a forward that is not transformers' own: ftbert computes its encoder"
+            f"{' and the heads ' + str(model.tasks) if model.heads else ''}, and nothing else of it",
+            stacklevel=4,
+        )
+
+
+def is_transformers_own(model: nn.Module) -> bool:
+    """Whether the forward of its class is transformers' own."""
+    return str(getattr(type(model).forward, "__module__", "")).startswith("transformers.")
+
+
+@contextmanager
+def _in_eval_mode(model: nn.Module) -> Iterator[None]:
+    training = [part for part in model.modules() if part.training]
+    for part in training:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
