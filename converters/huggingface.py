@@ -13,6 +13,8 @@ from ftbert.converters.head_tables import PREFIXES, HeadRow, Shape, find_rows, h
 from ftbert.converters.tensors import TensorSource
 from ftbert.converters.weights import find_family
 
+MERGE = "merge it into the weights with peft's merge_and_unload(), and load the model that this returns"
+
 
 @dataclass(frozen=True)
 class Recognised:
@@ -28,6 +30,8 @@ def recognise(document: Config, source: TensorSource) -> Recognised:
     family = find_family(document)
     encoder = family.config(document)
     found = source.shapes()
+    if adapted := next((name for name in found if ".base_layer." in name or ".lora_" in name), None):
+        raise ValueError(f"{source.where}: {adapted} belongs to a PEFT adapter; {MERGE}")
     prefix = _prefix(family, found)
     architecture = str((document.get("architectures") or [""])[0])
     rows = find_rows(family.name, architecture, found)

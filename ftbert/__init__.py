@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,22 +17,18 @@ __all__ = [
 ]  # fmt: skip
 
 
+# torch takes seconds to import; the command line must be able to say --help without it.
+_HOMES = {
+    "EncoderConfig": "config", "Model": "model", "library_path": "_library", "load": "model",
+    "load_library": "_library", "optimize": "optimization", "undo": "optimization",
+}  # fmt: skip
+
+
 def __getattr__(name: str) -> Any:
-    # torch takes seconds to import; the command line must be able to say --help without it.
-    if name in ("Model", "load"):
-        from ftbert import model
-
-        return getattr(model, name)
-    if name == "EncoderConfig":
-        from ftbert.config import EncoderConfig
-
-        return EncoderConfig
-    if name in ("library_path", "load_library"):
-        from ftbert import _library
-
-        return getattr(_library, name)
-    if name in ("optimize", "undo"):
-        from ftbert import optimization
-
-        return getattr(optimization, name)
+    if name in _HOMES:
+        return getattr(import_module(f"ftbert.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'ftbert' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -13,8 +13,9 @@ from ftbert._library import load_library
 from ftbert.config import FORMAT, CheckpointConfig, read_json
 from ftbert.converters.family import Derived
 from ftbert.converters.from_onnx import onnx_of, open_onnx
-from ftbert.converters.huggingface import complain, recognise
+from ftbert.converters.huggingface import MERGE, complain, recognise
 from ftbert.converters.tensors import StateDictSource, TensorSource, open_folder
+from ftbert.hub import fetch
 
 _REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -81,6 +82,8 @@ def open_checkpoint(source: str | Path | torch.nn.Module) -> Checkpoint:
 
 
 def _from_live(model: torch.nn.Module) -> Checkpoint:
+    if type(model).__module__.partition(".")[0] == "peft":
+        raise ValueError(f"{type(model).__name__}: a model with PEFT adapters; {MERGE}")
     config = getattr(model, "config", None)
     if not hasattr(config, "to_dict"):
         raise TypeError(f"expected a transformers model, got {type(model).__name__} without a transformers config")
@@ -97,25 +100,14 @@ def find_folder(source: str | Path) -> Path:
     if not str(source):
         raise FileNotFoundError("expected a model folder (with config.json and weights) or a hub id, got ''")
     if folder.is_dir():
+        if (folder / "adapter_config.json").exists():
+            raise ValueError(f"{folder}: a PEFT adapter (adapter_config.json), no whole model; {MERGE}")
         if not (folder / "config.json").exists():
             raise FileNotFoundError(f"{folder}: no config.json in this folder")
         return folder
     if folder.exists() or isinstance(source, Path) or str(source).count("/") > 1 or str(source).startswith((".", "/")):
         raise FileNotFoundError(f"{source}: expected a model folder (with config.json and weights) or a hub id")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(
-            snapshot_download(
-                str(source),
-                allow_patterns=["*.json", "*.txt", "*.model", "*.safetensors", "pytorch_model*.bin"],
-                ignore_patterns=["onnx/*", "openvino/*", "coreml/*"],
-            )
-        )
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).split("\n", 1)[0]
-        raise FileNotFoundError(f"{source}: no such folder, and not to be had from the hub ({reason})") from error
+    return fetch(str(source))
 
 
 def _from_huggingface(document: dict[str, Any], tensors: TensorSource, folder: Path | None, where: str) -> Checkpoint:
