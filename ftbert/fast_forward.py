@@ -24,6 +24,12 @@ from ftbert.model import _check_device, check_dtype, parse_dtype
 _COMPUTED = {"input_ids", "attention_mask", "token_type_ids", "position_ids", "output_hidden_states", "return_dict"}
 # Means something to decoders only, and those are refused.
 _IGNORED = {"use_cache"}
+# Read by transformers wherever a forward takes any keyword, beside what signatures say.
+_READ = {"return_dict", "output_cross_attentions", "output_mask_decoder_attentions", "kernel_options", "debug_io"}
+_UNTRACEABLE = (
+    "ftbert.optimize looks at each call's mask and at the weights before it computes, which cannot be traced; call "
+    "ftbert.undo(model) first, or trace the module of ftbert.load(model)"
+)
 
 
 @dataclass(frozen=True)
@@ -48,19 +54,27 @@ class _Built:
 class FastForward:
     """Callable as the forward of the encoder it was made for; `ftbert.optimize` documents what it computes.
 
+    first_column: who reads column 0 of the output, which may be padding: "read" by somebody, "unread", or "pooled", by
+    the encoder's own pooler alone.
     fallbacks: how often the original ran instead, by reason. Thread-safe; a copied or unpickled model builds its own.
     """
 
-    def __init__(self, encoder: nn.Module, settings: Settings) -> None:
+    def __init__(self, encoder: nn.Module, settings: Settings, first_column: str = "read") -> None:
         # Weak: the model owns this object, and a cycle would keep its memory until the garbage collector comes.
         self._module = weakref.ref(encoder)
         self.settings = settings
+        self.first_column = first_column
         self.fallbacks: dict[str, int] = {}
+        self._warned_of_pooler = False
         self._lock = threading.Lock()
         self._built: _Built | None = None
         self.__signature__ = inspect.signature(types.MethodType(type(encoder).forward, encoder))
+        self._read = _names_read(self.__signature__)
 
+    @torch.compiler.disable(reason=_UNTRACEABLE)  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch._C._get_tracing_state() is not None or torch.compiler.is_exporting():
+            raise RuntimeError(_UNTRACEABLE)
         note_fork()
         module = self._owner()
         if module.training:
@@ -69,7 +83,7 @@ class FastForward:
                 "or ftbert.undo(model) to train it"
             )
         asked = self.__signature__.bind(*args, **kwargs).arguments
-        asked.update(asked.pop("kwargs", {}))
+        asked.update({name: value for name, value in asked.pop("kwargs", {}).items() if name in self._read})
         looked_at = [asked.get(name) for name in ("attention_mask", "position_ids")]
         if any(isinstance(one, Tensor) for one in looked_at) and _is_recording(asked.get("input_ids")):
             # What stands in them decides what is launched, and the host cannot read it then.
@@ -86,10 +100,12 @@ class FastForward:
             # and ftbert then does not wait for the device a second time.
             asked["attention_mask"] = mask = (mask != 0).cpu()
         hooked = "forward hooks on modules inside" if built.watch.hooked() else None
-        reason = hooked or _why_original(asked, module.config, built.config)
+        reason = hooked or _why_original(asked, module.config, built.config, self.first_column)
         if reason is not None:
             self._note(reason, module)
             return self.original(*args, **kwargs)
+        if self.first_column == "pooled" and _starts_with_padding(asked["input_ids"], mask):
+            self._warn_of_pooler(module)
         return _forward(built, module, asked)
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
@@ -125,12 +141,33 @@ class FastForward:
             )
         self.fallbacks[reason] = self.fallbacks.get(reason, 0) + 1
 
+    def _warn_of_pooler(self, module: nn.Module) -> None:
+        if not self._warned_of_pooler:
+            self._warned_of_pooler = True
+            warnings.warn(
+                f"ftbert: padding in column 0: the pooler_output of {type(module).__name__} is of each row's first kept "
+                "token, where transformers takes the padding's",
+                stacklevel=4,
+            )
+
     def __deepcopy__(self, memo: dict[int, Any]) -> FastForward:
         # deepcopy has made the copy of the owner, still empty, before it comes to its attributes.
-        return FastForward(memo.get(id(self._owner()), self._owner()), self.settings)
+        owner = self._owner()
+        return FastForward(memo.get(id(owner), owner), self.settings, self.first_column)
 
     def __reduce__(self) -> Any:
-        return FastForward, (self._owner(), self.settings)
+        return FastForward, (self._owner(), self.settings, self.first_column)
+
+
+def _names_read(signature: inspect.Signature) -> set[str]:
+    """The keywords that mean something to transformers; a forward with **kwargs ignores all others."""
+    from transformers import AttentionInterface, utils
+
+    names = {*signature.parameters, *_COMPUTED, *_READ}
+    names |= set(getattr(getattr(utils, "TransformersKwargs", None), "__annotations__", {}))
+    for attention in AttentionInterface().values():
+        names |= set(inspect.signature(attention).parameters)
+    return names
 
 
 def _is_recording(ids: Any) -> bool:
@@ -179,7 +216,7 @@ def _compare(
     return _Built(encoder, config, watch, device, own, type(theirs), gaps)
 
 
-def _why_original(asked: dict[str, Any], theirs: Any, ours: EncoderConfig) -> str | None:
+def _why_original(asked: dict[str, Any], theirs: Any, ours: EncoderConfig, first_column: str) -> str | None:
     """What in a call ftbert does not compute, or None. asked["attention_mask"]: if 2-D, bool on the CPU."""
     for name, value in asked.items():
         if name not in _COMPUTED and name not in _IGNORED and value is not None and value is not False:
@@ -196,13 +233,17 @@ def _why_original(asked: dict[str, Any], theirs: Any, ours: EncoderConfig) -> st
     if mask is not None:
         if not isinstance(mask, Tensor) or mask.dim() != 2:
             return "an attention_mask that is not [batch, seq]"
-        # Poolers and heads read column 0, whatever stands there. ftbert computes nothing at padding.
-        if mask.shape == ids.shape and mask.shape[1] and not mask[:, 0].all():
+        # Most heads read column 0, whatever stands there. ftbert computes nothing at padding.
+        if first_column == "read" and _starts_with_padding(ids, mask):
             return "padding in column 0 (pad on the right)"
     positions = asked.get("position_ids")
     if positions is not None and not _are_default(positions, ids, mask, ours):
         return "position_ids other than the default"
     return None
+
+
+def _starts_with_padding(ids: Tensor, mask: Tensor | None) -> bool:
+    return mask is not None and mask.shape == ids.shape and mask.shape[1] > 0 and not bool(mask[:, 0].all())
 
 
 def _are_default(positions: Tensor, ids: Tensor, mask: Tensor | None, config: EncoderConfig) -> bool:
@@ -230,7 +271,12 @@ def _forward(built: _Built, module: Any, asked: dict[str, Any]) -> Any:
         hidden = fields["hidden_states"][-1]
     else:
         hidden = torch.ops.ftbert.forward(built.encoder, *inputs)[0].to(built.out_dtype)
-    pooled = _pool(module, hidden)
+    mask = inputs[1]
+    start = hidden
+    if mask is not None and _starts_with_padding(inputs[0], mask):  # only where nobody but the pooler reads it
+        first = mask.long().argmax(1).to(hidden.device)
+        start = hidden[torch.arange(len(hidden), device=hidden.device), first][:, None]
+    pooled = _pool(module, start)
     if pooled is not None:
         fields["pooler_output"] = pooled
     out = built.output(last_hidden_state=hidden, **fields)

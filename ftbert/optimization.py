@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ftbert.checkpoint import open_checkpoint
+from ftbert.converters.head_tables import rows_of
 from ftbert.fast_forward import FastForward, Settings, compute_dtype
 from ftbert.model import _check_device, _device, parse_dtype
 
@@ -31,12 +32,16 @@ def optimize(
     attention: as in `ftbert.load`.
 
     What differs from the original: at padding the hidden states are 0, and no gradient flows into the encoder (outputs
-    are detached from it, also in grad mode; training mode raises RuntimeError). Calls that ask for what ftbert does
-    not compute run the original forward, with a warning the first time: output_attentions, inputs_embeds, masks that
-    are not [batch, seq], padding in column 0, position_ids other than the default, anything of decoders. So do all
-    calls while a module inside the encoder has forward hooks, and those with attention_mask or position_ids while the
-    caller records a CUDA graph (warm up `encoder.forward.original` for them). The counts are in
-    `encoder.forward.fallbacks`.
+    are detached from it, also in grad mode; training mode raises RuntimeError). With padding in column 0 the
+    pooler_output of a bare encoder is that of each row's first kept token, with a warning the first time.
+
+    Calls that ask for what ftbert does not compute run the original forward, with a warning the first time:
+    output_attentions, inputs_embeds, masks that are not [batch, seq], padding in column 0 where a head or somebody
+    else's module may read it, position_ids other than the default, anything of decoders. So do all calls while a module
+    inside the encoder has forward hooks, and those with attention_mask or position_ids while the caller records a CUDA
+    graph (warm up `encoder.forward.original` for them). The counts are in `encoder.forward.fallbacks`. torch.jit.trace,
+    torch.export and torch.compile(fullgraph=True) raise an error that says to call `undo` first; torch.compile without
+    it breaks its graph around the encoder.
 
     Weights may be changed, moved or cast afterwards: the next call builds the encoder again (writes through
     `parameter.data` are not noticed), or runs the original where ftbert does not compute them (float64, say). Memory:
@@ -54,7 +59,11 @@ def optimize(
         _check(encoder, place, settings)
     if place is not None:
         _move(model, place)
-    fresh = [(encoder, FastForward(encoder, settings)) for encoder in encoders if _settings_of(encoder) != settings]
+    fresh = [
+        (encoder, FastForward(encoder, settings, reader))
+        for encoder, reader in encoders.items()
+        if _settings_of(encoder) != settings
+    ]
     for _, forward in fresh:
         forward.built()
     # Only now: what fails above leaves every encoder as it was.
@@ -71,8 +80,8 @@ def undo(model: T) -> T:
     return model
 
 
-def _find_encoders(model: Any) -> list[PreTrainedModel]:
-    """The encoders under the topmost transformers models in `model`."""
+def _find_encoders(model: Any) -> dict[PreTrainedModel, str]:
+    """The encoders under the topmost transformers models in `model`, and who reads column 0 (see FastForward)."""
     from transformers import PreTrainedModel
 
     root = model if isinstance(model, nn.Module) else getattr(model, "model", None)
@@ -81,17 +90,28 @@ def _find_encoders(model: Any) -> list[PreTrainedModel]:
             "expected a transformers model or pipeline, a SentenceTransformer or a CrossEncoder; "
             f"got {type(model).__name__}"
         )
-    found: list[PreTrainedModel] = []
+    found: dict[PreTrainedModel, str] = {}
     waiting = [root]
     while waiting:
         part = waiting.pop()
         if isinstance(part, PreTrainedModel):
-            found.append(part.base_model)  # type: ignore[arg-type]
+            found[part.base_model] = _first_column(part, root)  # type: ignore[index]
         else:
             waiting += part.children()
     if not found:
         raise TypeError(f"there is no transformers model in this {type(root).__name__}")
-    return list(dict.fromkeys(found))
+    return found
+
+
+def _first_column(part: PreTrainedModel, root: nn.Module) -> str:
+    if part.base_model is part:
+        # sentence-transformers' poolings go by the mask. Other modules around an encoder may read anything.
+        known = part is root or type(root).__module__.startswith("sentence_transformers.")
+        pooled = "pooled" if part is root and getattr(part, "pooler", None) is not None else "unread"
+        return pooled if known else "read"
+    rows = rows_of(str(part.config.model_type))
+    sources = {row.source for row in rows if type(part).__name__.endswith(row.architecture)}
+    return "unread" if sources == {"tokens"} else "read"
 
 
 def _settings_of(encoder: nn.Module) -> Settings | None:

@@ -188,6 +188,7 @@ def test_what_is_not_computed_runs_the_original(reason: str) -> None:
         case "mask 4-D":
             inputs["attention_mask"] = torch.ones(4, 1, 30, 30, dtype=torch.bool).tril()
         case "column 0":
+            model = make("bert", "ForSequenceClassification")
             inputs["attention_mask"] = inputs["attention_mask"].flip(1)
         case "encoder_hidden_states":
             inputs["encoder_hidden_states"] = torch.randn(4, 30, 64)
@@ -201,6 +202,78 @@ def test_what_is_not_computed_runs_the_original(reason: str) -> None:
         warnings.simplefilter("error")  # said once
         run(model, **inputs)
     assert list(fallbacks(model).values()) == [2]
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_keywords_that_transformers_ignores_are_ignored(family: str) -> None:
+    """sentence-transformers puts its results into the dict of features, which a second call passes on."""
+    model = make(family)
+    inputs = some_inputs(model)
+    more = {"token_embeddings": torch.randn(4, 30, 64), "sentence_embedding": torch.randn(4, 64), "foo": 1}
+    expected = run(model, **inputs)
+    with_more = run(model, **inputs, **more)
+    check_same(with_more, expected, None, atol=0)
+    ftbert.optimize(model)
+    check_same(run(model, **inputs, **more), expected, inputs["attention_mask"])
+    assert not fallbacks(model)
+
+
+@pytest.mark.parametrize("head", ["", "ForTokenClassification", "ForMaskedLM", "ForSequenceClassification"])
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_padding_on_the_left(family: str, head: str) -> None:
+    """Fast where nobody reads column 0, equal to transformers everywhere; a bare encoder's pooler says what it reads."""
+    model = make(family, head)
+    inputs = some_inputs(model)
+    inputs["attention_mask"] = mask = inputs["attention_mask"].flip(1)
+    inputs["input_ids"][mask == 0] = model.config.pad_token_id
+    expected = run(model, **inputs)
+    ftbert.optimize(model)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        got = run(model, **inputs)
+    assert bool(fallbacks(model)) == (head == "ForSequenceClassification")
+    if "pooler_output" in got:
+        hidden = got.last_hidden_state
+        first = hidden[torch.arange(4), mask.argmax(1)][:, None]
+        assert_close(got.pooler_output, fast_forward._pool(model, first), atol=1e-6)
+        expected.pooler_output = got.pooler_output
+        assert "first kept token" in str(said[0].message)
+    check_same(got, expected, mask)
+
+
+def test_padding_on_the_left_in_a_module_of_somebody_else() -> None:
+    class Reads(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bert = make("bert")
+
+        def forward(self, **inputs: Any) -> Any:
+            return self.bert(**inputs).last_hidden_state[:, 0]
+
+    model = Reads().eval()
+    inputs = some_inputs(model.bert)
+    inputs["attention_mask"] = inputs["attention_mask"].flip(1)
+    expected = run(model, **inputs)
+    ftbert.optimize(model)
+    with pytest.warns(UserWarning, match="padding in column 0"):
+        assert torch.equal(run(model, **inputs), expected)
+
+
+@pytest.mark.parametrize("how", ["trace", "export", "fullgraph"])
+def test_what_traces_says_undo(how: str) -> None:
+    torch.compiler.reset()  # graphs of other tests
+    model = ftbert.optimize(make("bert", "ForTokenClassification"))
+    inputs = some_inputs(model)
+    with pytest.raises(Exception, match=r"call ftbert.undo\(model\) first"):
+        if how == "trace":
+            torch.jit.trace(model, example_kwarg_inputs=inputs, strict=False)
+        elif how == "export":
+            torch.export.export(model, (), inputs)
+        else:
+            run(torch.compile(model, fullgraph=True, backend="eager"), **inputs)
+    expected = run(model, **inputs)
+    check_same(run(torch.compile(model, backend="eager"), **inputs), expected, None, atol=0)
+    torch.export.export(ftbert.undo(model), (), inputs)
 
 
 def test_bad_calls_say_what_is_wrong() -> None:
@@ -413,6 +486,17 @@ def test_sentence_transformer(pooling: str, tokenizer: Any, tmp_path: Path) -> N
     expected = model.encode(TEXTS)
     assert ftbert.optimize(model) is model
     assert_close(torch.from_numpy(model.encode(TEXTS)), torch.from_numpy(expected), atol=1e-5)
+    features = model.preprocess(TEXTS) if hasattr(model, "preprocess") else model.tokenize(TEXTS)
+    for side in ("right", "left"):
+        if side == "left":
+            features = {name: features[name].flip(1) for name in ("input_ids", "attention_mask")}
+            want = run(ftbert.undo(model), input=dict(features))["sentence_embedding"]
+            ftbert.optimize(model)
+        for _ in range(2):  # the results are put into the dict, and passed on the second time
+            got = run(model, input=features)["sentence_embedding"]
+            assert_close(got, torch.from_numpy(expected) if side == "right" else want, atol=1e-5)
+        [forward] = [p.__dict__["forward"] for p in model.modules() if isinstance(p.__dict__.get("forward"), FastForward)]
+        assert not forward.fallbacks
     tokens = model.encode(TEXTS[0], output_value="token_embeddings")
     assert_close(tokens, ftbert.undo(model).encode(TEXTS[0], output_value="token_embeddings"), atol=1e-5)
 
