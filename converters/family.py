@@ -75,8 +75,10 @@ class Family:
         positions = document.get("position_embedding_type", "absolute")
         if positions not in ("absolute", None):
             raise ValueError(f"position_embedding_type {positions!r} is not supported: only 'absolute'")
-        if document.get("is_decoder") or document.get("add_cross_attention"):
-            raise ValueError("this checkpoint is a decoder (is_decoder or add_cross_attention); ftbert runs encoders")
+        if any(document.get(key) for key in ("is_decoder", "is_causal", "add_cross_attention")):
+            raise ValueError(
+                "this checkpoint is a decoder (is_decoder, is_causal or add_cross_attention); ftbert runs encoders"
+            )
         entries: dict[str, Any] = dict(self.fixed)
         for ours, (key, default) in wanted.items():
             value = document.get(key)

@@ -391,6 +391,7 @@ def test_empty_rows_and_batches(place: Place) -> None:
     [
         ("albert", {"inner_group_num": 2}, "inner_group_num 2 is not supported: only 1"),
         ("bert", {"is_decoder": True}, "this checkpoint is a decoder"),
+        ("bert", {"is_causal": True}, "this checkpoint is a decoder"),
         ("roberta", {"position_embedding_type": "relative_key"}, "'relative_key' is not supported: only 'absolute'"),
         ("bert", {"hidden_act": "mish"}, "unknown activation 'mish'; supported: gelu"),
         ("mpnet", {"relative_attention_num_buckets": 8}, "relative_attention_num_buckets 8"),
