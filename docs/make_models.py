@@ -70,8 +70,8 @@ def render() -> str:
         "Refused, with the reason in the error:",
         "",
         *(f"- {kind}: {reason}" for kind, reason in sorted(REFUSED.items())),
-        "- decoders (`is_decoder`, `is_causal`, `add_cross_attention`), `position_embedding_type` other than absolute, ALBERT with",
-        "  `inner_group_num` over 1, ELECTRA multiple choice with a `summary_type` other than first",
+        "- decoders (`is_decoder`, `is_causal`, `add_cross_attention`), `position_embedding_type` other than absolute,",
+        "  ALBERT with `inner_group_num` over 1, ELECTRA multiple choice with a `summary_type` other than first",
         "- every other model type",
     ]
     return "\n".join(lines) + "\n"
