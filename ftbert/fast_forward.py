@@ -145,8 +145,8 @@ class FastForward:
         if not self._warned_of_pooler:
             self._warned_of_pooler = True
             warnings.warn(
-                f"ftbert: padding in column 0: the pooler_output of {type(module).__name__} is of each row's first kept "
-                "token, where transformers takes the padding's",
+                f"ftbert: padding in column 0: the pooler_output of {type(module).__name__} is of each row's first "
+                "kept token, where transformers takes the padding's",
                 stacklevel=4,
             )
 
