@@ -6,17 +6,20 @@ python -m ftbert.converters.from_huggingface SRC DST
 from __future__ import annotations
 
 import argparse
+import errno
 import os
+import re
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from ftbert.checkpoint import open_checkpoint
+from ftbert.checkpoint import Checkpoint, open_checkpoint
 from ftbert.config import FORMAT, read_json
+from ftbert.work_folder import put_in_place, work_folder
 
 # Everything small that says how text becomes ids and vectors; weights and training state stay behind.
 _TEXT_FILES = (
@@ -32,29 +35,36 @@ def convert(
     """Writes `target` (model.safetensors, config.json, the tokenizer's files) and returns its path.
 
     dtype: of the stored weights, None keeps the source's. force: replace a checkpoint folder that ftbert wrote; nothing
-    else is ever replaced. Nothing half-written is left: a folder beside the target is filled and renamed.
-    FileExistsError, ValueError (the target holds the source; see also `open_checkpoint`), OSError when the target
-    cannot be written.
+    else is ever replaced. The target appears whole, in one step, and with `force` there is one at every moment.
+    FileExistsError, ValueError (the target holds the source, links that lead out of the source; see also
+    `open_checkpoint`), OSError when the target cannot be written.
     """
     target = Path(target)
+    place = Path(os.path.realpath(target))  # a link stays one
     _check_target(target, source, force)
-    target.parent.mkdir(parents=True, exist_ok=True)
     checkpoint = open_checkpoint(source)
-    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        stored = dtype or checkpoint.stored_dtype
-        tensors = {ours: tensor.contiguous() for ours, tensor in checkpoint.items(stored)}
-        save_file(tensors, folder / "model.safetensors")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with work_folder(place) as folder:
+        _save_weights(checkpoint, dtype or checkpoint.stored_dtype, folder / "model.safetensors")
         checkpoint.config.write(folder / "config.json")
         if checkpoint.folder is not None:
             _copy_text_files(checkpoint.folder, folder)
-        folder.chmod(0o755)
-        (folder / "model.safetensors").chmod(0o644)
-        _replace_folder(folder, target)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+        try:
+            put_in_place(folder, place, lambda found: force and not _not_ours(found))
+        except FileExistsError:
+            _check_target(target, source, force)  # the reason, for whoever came in between
+            raise
     return target
+
+
+def _save_weights(checkpoint: Checkpoint, dtype: torch.dtype, path: Path) -> None:
+    tensors = {ours: tensor.contiguous() for ours, tensor in checkpoint.items(dtype)}
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:  # a full disk among them
+        code = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(code[1]) if code else errno.EIO, f"cannot be written ({error})", str(path)) from error
+    path.chmod(path.parent.stat().st_mode & 0o666)  # the library gives others no access whatever the umask says
 
 
 def _check_target(target: Path, source: str | Path | torch.nn.Module, force: bool) -> None:
@@ -66,34 +76,32 @@ def _check_target(target: Path, source: str | Path | torch.nn.Module, force: boo
         return
     if not force:
         raise FileExistsError(f"{target}: exists already; remove it or pass force=True (--force)")
-    if not _is_ours(target):
-        raise FileExistsError(f"{target}: is no checkpoint folder of ftbert, and nothing else is replaced; remove it")
+    if reason := _not_ours(target):
+        raise FileExistsError(f"{target}: {reason}, and nothing else is replaced; remove it")
 
 
-def _is_ours(folder: Path) -> bool:
+def _not_ours(folder: Path) -> str:
+    """Why it is no checkpoint folder that `convert` wrote, or ""."""
     try:
-        return bool(read_json(folder / "config.json").get("format") == FORMAT)
+        ours = read_json(folder / "config.json").get("format") == FORMAT
     except (OSError, ValueError):
-        return False
+        ours = False
+    if not ours:
+        return "is no checkpoint folder of ftbert"
+    written = {folder / "config.json", folder / "model.safetensors", *(found for found in _text_files(folder))}
+    others = sorted(path for path in folder.rglob("*") if path not in written and not path.is_dir())
+    return f"holds {str(others[0].relative_to(folder))!r}, which ftbert did not write" if others else ""
+
+
+def _text_files(folder: Path) -> list[Path]:
+    return [path for pattern in _TEXT_FILES for path in sorted(folder.glob(pattern))]
 
 
 def _copy_text_files(source: Path, target: Path) -> None:
-    for pattern in _TEXT_FILES:
-        for path in sorted(source.glob(pattern)):
-            copy = target / path.relative_to(source)
-            copy.parent.mkdir(exist_ok=True)
-            shutil.copyfile(path, copy)
-
-
-def _replace_folder(folder: Path, target: Path) -> None:
-    """A rename cannot replace a folder that has files: the old one steps aside first, and goes last."""
-    if not target.exists():
-        os.rename(folder, target)
-        return
-    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
-    os.rename(target, aside / "old")
-    os.rename(folder, target)
-    shutil.rmtree(aside, ignore_errors=True)
+    for path in _text_files(source):
+        copy = target / path.relative_to(source)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, copy)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,0 +1,160 @@
+"""convert's target: whole, in one step, never at the cost of what somebody else put there, and nothing left of kills."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import make_bert
+
+from ftbert import work_folder
+from ftbert.converters import from_huggingface
+from ftbert.converters.from_huggingface import convert
+from ftbert.work_folder import put_in_place
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    make_bert(hidden_size=16, num_hidden_layers=1).save_pretrained(tmp_path / "source")
+    return tmp_path / "source"
+
+
+@pytest.fixture(params=["exchange", "no exchange"])
+def files(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without a file system that exchanges two names."""
+    if request.param == "no exchange":
+        monkeypatch.setattr(work_folder, "can_exchange", lambda folder: False)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def before_the_move(monkeypatch: pytest.MonkeyPatch, what: Any) -> None:
+    """Calls `what` once when a target is filled and not yet in its place."""
+
+    def move(*arguments: Any) -> None:
+        monkeypatch.undo()
+        what()
+        put_in_place(*arguments)
+
+    monkeypatch.setattr(from_huggingface, "put_in_place", move)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_folder_that_appears_meanwhile_stays(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool
+) -> None:
+    def appear() -> None:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "precious").write_text("x")
+
+    before_the_move(monkeypatch, appear)
+    with pytest.raises(FileExistsError, match="out: "):
+        convert(source, tmp_path / "out", force=force)
+    assert (tmp_path / "out" / "precious").read_text() == "x"
+    assert names(tmp_path) == ["out", "source"]
+
+
+def test_of_two_converts_one_fails(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before_the_move(monkeypatch, lambda: convert(source, tmp_path / "out"))
+    with pytest.raises(FileExistsError, match="--force"):
+        convert(source, tmp_path / "out")
+    assert names(tmp_path) == ["out", "source"]
+
+
+def test_files_of_others_in_a_checkpoint_are_not_removed(source: Path, tmp_path: Path, files: None) -> None:
+    out = convert(source, tmp_path / "out")
+    (out / "notes.md").write_text("mine")
+    with pytest.raises(FileExistsError, match="holds 'notes.md', which ftbert did not write"):
+        convert(source, out, force=True)
+    assert (out / "notes.md").exists()
+    (out / "notes.md").unlink()
+    convert(source, out, force=True)
+    assert names(tmp_path) == ["out", "source"]
+
+
+def test_what_comes_between_two_looks_is_put_back(tmp_path: Path, files: None) -> None:
+    new, target = tmp_path / "work" / "new", tmp_path / "out"
+    for folder in (new, target):
+        folder.mkdir(parents=True)
+        (folder / folder.name).write_text("")
+    answers = iter([True, False])
+    with pytest.raises(FileExistsError):
+        put_in_place(new, target, lambda found: next(answers))
+    assert names(target) == ["out"] and names(new) == ["new"]
+
+
+def test_there_is_a_target_at_every_moment(source: Path, tmp_path: Path) -> None:
+    if not work_folder.can_exchange(tmp_path):
+        pytest.skip("this file system exchanges no names")
+    out, gone, over = convert(source, tmp_path / "out"), [], threading.Event()
+
+    def watch() -> None:
+        while not over.is_set():
+            if not os.access(out / "config.json", os.F_OK) and not os.access(out / "config.json", os.F_OK):
+                gone.append(1)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    for _ in range(20):
+        convert(source, out, force=True)
+    over.set()
+    watcher.join()
+    assert not gone
+
+
+def test_a_link_as_target_stays_one(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("real")
+    for force in (False, True):
+        convert(source, tmp_path / "link", force=force)
+        assert (tmp_path / "link").is_symlink() and (tmp_path / "real" / "config.json").exists()
+
+
+def test_leftovers_go_and_work_in_progress_stays(source: Path, tmp_path: Path) -> None:
+    for name in (".out.ftbert-0123abcd", ".out.backup", ".other.ftbert-0123abcd"):
+        (tmp_path / name / "new").mkdir(parents=True)
+    with work_folder.work_folder(tmp_path / "out") as busy:
+        (busy / "half").write_text("x")
+        convert(source, tmp_path / "out")
+        assert (busy / "half").exists()
+    assert names(tmp_path) == [".other.ftbert-0123abcd", ".out.backup", "out", "source"]
+
+
+def test_an_old_target_that_had_stepped_aside_comes_back(source: Path, tmp_path: Path) -> None:
+    """Killed between the two renames, where names cannot be exchanged."""
+    left = tmp_path / ".out.ftbert-0123abcd"
+    left.mkdir()
+    convert(source, left / "old")
+    shutil.copytree(source, tmp_path / "broken")
+    (tmp_path / "broken" / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(ValueError, match="broken"):
+        convert(tmp_path / "broken", tmp_path / "out")
+    with work_folder.work_folder(tmp_path / "out"):
+        pass
+    assert (tmp_path / "out" / "config.json").exists() and not left.exists()
+
+
+_FULL = """
+import resource, sys
+from ftbert.converters.from_huggingface import convert
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+try:
+    convert(sys.argv[1], sys.argv[2])
+except OSError as error:
+    print(error.filename)
+"""
+
+
+def test_a_full_disk_names_the_file(source: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _FULL, str(source), str(tmp_path / "out")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip().endswith("model.safetensors"), done.stderr
+    assert names(tmp_path) == ["source"]
