@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ftbert.converters.family import KEYS, Config, Family, Names
+from ftbert.converters.family import KEYS, Config, Family, Names, entry
 from ftbert.converters.relative_bias import MPNET_BIAS, SPAN
 from ftbert.converters.task_types import FOLDED_TASK_TYPES
 
@@ -37,13 +37,19 @@ def _electra(config: Config, entries: dict[str, Any]) -> None:
 
 
 def _albert(config: Config, entries: dict[str, Any]) -> None:
-    if config.get("inner_group_num", 1) != 1:
-        raise ValueError(f"inner_group_num {config['inner_group_num']} is not supported: only 1")
-    entries["distinct_layers"] = min(int(config.get("num_hidden_groups") or 1), int(entries["layers"]))
+    if (groups := entry(config, "inner_group_num", "int", 1)) != 1:
+        raise ValueError(f"inner_group_num {groups} is not supported: only 1")
+    entries["distinct_layers"] = min(entry(config, "num_hidden_groups", "int", 1), entries["layers"])
+    if entries["distinct_layers"] < min(1, entries["layers"]):
+        raise ValueError(f"num_hidden_groups {entries['distinct_layers']}: expected at least 1")
+    layers, groups = entries["layers"], entries["distinct_layers"]
+    # transformers divides floats, which gives another group here and there where the one is no multiple of the other.
+    if any(int(i / (layers / groups)) != i * groups // layers for i in range(min(layers, 10_000))):
+        raise ValueError(f"num_hidden_groups {groups} of {layers} layers is not supported: not a divisor")
 
 
 def _mpnet(config: Config, entries: dict[str, Any]) -> None:
-    if (buckets := config.get("relative_attention_num_buckets", 32)) < 32:
+    if (buckets := entry(config, "relative_attention_num_buckets", "int", 32)) < 32:
         raise ValueError(f"relative_attention_num_buckets {buckets}: transformers' MPNet looks 32 of them up")
     entries["relative_span"] = SPAN
 

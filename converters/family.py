@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from ftbert.config import EncoderConfig
+from ftbert.config import EncoderConfig, typed
+from ftbert.input_file import shown
 
 Config = dict[str, Any]
 
@@ -45,6 +46,12 @@ KEYS: Keys = {
 }
 
 
+def entry(document: Config, key: str, kind: str, default: Any) -> Any:
+    """An entry of config.json of that kind ("int", "float", "str", "bool"), `default` where it is null or missing."""
+    value = document.get(key)
+    return typed(kind, key, default if value is None else value)
+
+
 @dataclass(frozen=True)
 class Family:
     """One architecture of transformers.
@@ -74,24 +81,22 @@ class Family:
             raise ValueError(f"config.json lacks {', '.join(missing)}")
         positions = document.get("position_embedding_type", "absolute")
         if positions not in ("absolute", None):
-            raise ValueError(f"position_embedding_type {positions!r} is not supported: only 'absolute'")
+            raise ValueError(f"position_embedding_type {shown(positions)} is not supported: only 'absolute'")
         if any(document.get(key) for key in ("is_decoder", "is_causal", "add_cross_attention")):
             raise ValueError(
                 "this checkpoint is a decoder (is_decoder, is_causal or add_cross_attention); ftbert runs encoders"
             )
         entries: dict[str, Any] = dict(self.fixed)
+        kinds = EncoderConfig.__annotations__
         for ours, (key, default) in wanted.items():
-            value = document.get(key)
-            entries[ours] = default if value is None else value
-        hidden, heads = int(entries["hidden"]), int(entries["heads"])
+            entries[ours] = entry(document, key, kinds[ours], default)
+        hidden, heads = entries["hidden"], entries["heads"]
         if heads <= 0 or hidden % heads:
             raise ValueError(f"hidden size {hidden} is not a multiple of the number of attention heads {heads}")
         entries = {"head_size": hidden // heads, "embedding": hidden} | entries
         if self.adjust is not None:
             self.adjust(document, entries)
-        kinds = EncoderConfig.__annotations__
-        convert = {"int": int, "float": float, "str": str, "bool": bool}
-        return EncoderConfig(**{ours: convert[kinds[ours]](value) for ours, value in entries.items()})
+        return EncoderConfig(**entries)
 
     def row(self, ours: str) -> str | tuple[str, ...] | Derived:
         """The table's row for one of our tensors, {i} filled in."""

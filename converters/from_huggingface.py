@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 
 from ftbert.checkpoint import Checkpoint, open_checkpoint
 from ftbert.config import FORMAT, read_json
+from ftbert.input_file import expect_file, expect_inside
 from ftbert.work_folder import put_in_place, work_folder
 
 # Everything small that says how text becomes ids and vectors; weights and training state stay behind.
@@ -43,6 +44,8 @@ def convert(
     place = Path(os.path.realpath(target))  # a link stays one
     _check_target(target, source, force)
     checkpoint = open_checkpoint(source)
+    if checkpoint.folder is not None:
+        _refuse_links(checkpoint.folder)
     place.parent.mkdir(parents=True, exist_ok=True)
     with work_folder(place) as folder:
         _save_weights(checkpoint, dtype or checkpoint.stored_dtype, folder / "model.safetensors")
@@ -91,6 +94,16 @@ def _not_ours(folder: Path) -> str:
     written = {folder / "config.json", folder / "model.safetensors", *(found for found in _text_files(folder))}
     others = sorted(path for path in folder.rglob("*") if path not in written and not path.is_dir())
     return f"holds {str(others[0].relative_to(folder))!r}, which ftbert did not write" if others else ""
+
+
+def _refuse_links(folder: Path) -> None:
+    """What is written may be shared: nothing of it comes from elsewhere by way of a link."""
+    for pattern in ("config.json", "*.safetensors", "*.bin", "*.index.json"):
+        for path in sorted(folder.glob(pattern)):
+            expect_inside(path, folder)
+    for path in _text_files(folder):
+        expect_inside(path, folder)
+        expect_file(path)
 
 
 def _text_files(folder: Path) -> list[Path]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ftbert.config import EncoderConfig, HeadConfig
+from ftbert.config import ACTIVATIONS, EncoderConfig, HeadConfig
+from ftbert.input_file import shown
 
 Shape = tuple[int, ...]
 
@@ -131,13 +132,16 @@ def head_config(
     """The head that a file holds; its sizes come from the tensors."""
     activation = encoder.activation if row.activation == "=hidden_act" else row.activation
     if activation == "=summary_activation":
-        if config.get("summary_type", "first") != "first" or not config.get("summary_use_proj", True):
+        if config.get("summary_type", "first") != "first" or config.get("summary_use_proj", True) is not True:
             raise ValueError("the multiple choice head needs summary_type 'first' and summary_use_proj")
         activation = config.get("summary_activation", "gelu") or "none"
+    if row.dense and (not isinstance(activation, str) or activation not in ACTIVATIONS):
+        known = ", ".join(ACTIVATIONS)
+        raise ValueError(f"activation {shown(activation)} of the head for {row.task} is not one of {known}")
 
     def rows(stem: str, otherwise: int) -> int:
         kinds = (f"{stem}.weight", f"{stem}.bias")
-        return next((found[name][0] for kind in kinds for name in row.names(kind) if name in found), otherwise)
+        return next((found[name][0] for kind in kinds for name in row.names(kind) if found.get(name)), otherwise)
 
     return HeadConfig(
         task=row.task,

@@ -8,10 +8,13 @@ from typing import Any
 import torch
 
 from ftbert.config import CheckpointConfig, EncoderConfig, HeadConfig
-from ftbert.converters.family import Config, Derived, Family
+from ftbert.converters.family import Config, Derived, Family, entry
 from ftbert.converters.head_tables import PREFIXES, HeadRow, Shape, find_rows, head_config, left_out
 from ftbert.converters.tensors import TensorSource
 from ftbert.converters.weights import find_family
+from ftbert.input_file import shown
+
+_MOST_COMPLAINTS = 60  # lines of one message
 
 MERGE = "merge it into the weights with peft's merge_and_unload(), and load the model that this returns"
 
@@ -33,7 +36,7 @@ def recognise(document: Config, source: TensorSource) -> Recognised:
     if adapted := next((name for name in found if ".base_layer." in name or ".lora_" in name), None):
         raise ValueError(f"{source.where}: {adapted} belongs to a PEFT adapter; {MERGE}")
     prefix = _prefix(family, found)
-    architecture = str((document.get("architectures") or [""])[0])
+    architecture = _architecture(document)
     rows = find_rows(family.name, architecture, found)
     if "pooler" in family.names:
         pooled = any(prefix + theirs in found for theirs in family.source_names("pooler.weight"))
@@ -42,7 +45,7 @@ def recognise(document: Config, source: TensorSource) -> Recognised:
     names: dict[str, tuple[str, ...]] = {}
     derived: dict[str, Derived] = {}
     shapes: dict[str, list[int]] = {}  # theirs -> what it must be
-    for ours, shape in torch.ops.ftbert.weight_shapes(encoder.entries()).items():
+    for ours, shape in encoder.weight_shapes().items():
         row = family.row(ours)
         theirs = [_spelling(prefix + name, found) for name in family.source_names(ours)]
         names[ours] = tuple(theirs)
@@ -76,7 +79,17 @@ def complain(where: str, expected: dict[str, list[int]], found: dict[str, Shape]
             wrong.append(f"{name}: the config asks for {shape}, the file has {list(found[name])}")
     wrong += [f"extra {name} {list(found[name])}" for name in found if name not in expected and name not in ignored]
     if wrong:
-        raise ValueError(f"{where}: the weights do not fit the config:\n  " + "\n  ".join(wrong))
+        more = [f"and {len(wrong) - _MOST_COMPLAINTS} more"] if len(wrong) > _MOST_COMPLAINTS else []
+        listed = "\n  ".join(wrong[:_MOST_COMPLAINTS] + more)
+        raise ValueError(f"{where}: the weights do not fit the config:\n  {listed}")
+
+
+def _architecture(document: Config) -> str:
+    """The transformers class that the config names first, "" where it names none."""
+    names = document.get("architectures") or [""]
+    if not isinstance(names, list) or not isinstance(names[0], str):
+        raise ValueError(f"architectures: expected a list of class names, got {shown(names)}")
+    return names[0]
 
 
 def _head(row: HeadRow, document: Config, encoder: EncoderConfig, source: TensorSource, word: str) -> HeadConfig:
@@ -87,7 +100,8 @@ def _head(row: HeadRow, document: Config, encoder: EncoderConfig, source: Tensor
         # A file may hold the decoder although it is the embedding; transformers ties them whatever the config says if
         # they are equal, and leaves them apart if they differ.
         same = own is not None and word in found and found[own] == found[word]
-        tied = document.get("tie_word_embeddings", True) if own is None else same and _equal(source, str(own), word)
+        said = entry(document, "tie_word_embeddings", "bool", True)
+        tied = said if own is None else same and _equal(source, str(own), word)
     return head_config(row, document, encoder, found, bool(tied))
 
 

@@ -7,7 +7,7 @@ import math
 import torch
 
 from ftbert.config import EncoderConfig
-from ftbert.converters.family import Config, Derived
+from ftbert.converters.family import Config, Derived, entry
 
 _BUCKETS = 32  # transformers' MPNet looks up 32 whatever relative_attention_num_buckets says
 _MAX_DISTANCE = 128
@@ -30,7 +30,7 @@ def buckets(span: int) -> torch.Tensor:
 
 
 def _shapes(encoder: EncoderConfig, config: Config) -> list[list[int]]:
-    return [[int(config.get("relative_attention_num_buckets", _BUCKETS)), encoder.heads]]
+    return [[entry(config, "relative_attention_num_buckets", "int", _BUCKETS), encoder.heads]]
 
 
 def _make(encoder: EncoderConfig, sources: list[torch.Tensor]) -> torch.Tensor:

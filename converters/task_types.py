@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 
 from ftbert.config import EncoderConfig
-from ftbert.converters.family import Config, Derived
+from ftbert.converters.family import Config, Derived, entry
 
 
 def _shapes(encoder: EncoderConfig, config: Config) -> list[list[int]]:
-    return [[encoder.token_types, encoder.embedding], [int(config.get("task_type_vocab_size", 3)), encoder.embedding]]
+    rows = entry(config, "task_type_vocab_size", "int", 3)
+    return [[encoder.token_types, encoder.embedding], [rows, encoder.embedding]]
 
 
 def _make(encoder: EncoderConfig, sources: list[torch.Tensor]) -> torch.Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
 import zipfile
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -12,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
+
+from ftbert.input_file import expect_file, read_json_value, shown
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
@@ -42,6 +43,7 @@ class SafetensorsSource(TensorSource):
         self._place: dict[str, tuple[Path, int, torch.dtype]] = {}  # file, first byte, dtype
         self._shapes: dict[str, tuple[int, ...]] = {}
         for path in files:
+            expect_file(path)
             try:
                 # The library checks that the entries are whole and cover the file; after that the offsets can be used.
                 with safe_open(path, framework="pt"), path.open("rb") as file:
@@ -86,22 +88,33 @@ class StateDictSource(TensorSource):
 
 
 def _read_bin(path: Path) -> dict[str, torch.Tensor]:
+    expect_file(path)
     try:
         document = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError, KeyError) as error:
-        reason = str(error).split("\n", 1)[0]
+    except Exception as error:  # noqa: BLE001 - a broken pickle raises whatever its instructions happen to meet
+        reason = str(error).split("\n", 1)[0][:200] or type(error).__name__
         raise ValueError(f"{path}: not a complete PyTorch weights file ({reason})") from error
-    if not isinstance(document, dict) or not all(isinstance(value, torch.Tensor) for value in document.values()):
+    if not isinstance(document, dict) or not all(
+        isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in document.items()
+    ):
         raise ValueError(f"{path}: expected a state dict of tensors")
+    for name, tensor in document.items():
+        if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+            raise ValueError(f"{path}: {shown(name)} is not a plain tensor with data")
+        # A stride of 0 lets four bytes stand for any number of elements, which copying them would make real.
+        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            raise ValueError(f"{path}: {shown(name)} has {list(tensor.shape)} elements that the file does not hold")
     return document
 
 
 def _shards(index: Path) -> list[Path]:
-    try:
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-    except (ValueError, KeyError, AttributeError) as error:
-        raise ValueError(f"{index}: not a shard index ({error})") from error
-    files = sorted({index.parent / Path(name).name for name in names})
+    document = read_json_value(index)
+    places = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
+        raise ValueError(f"{index}: not a shard index (no 'weight_map' from tensors to files)")
+    if elsewhere := next((name for name in places.values() if Path(name).name != name or "\0" in name), None):
+        raise ValueError(f"{index}: {shown(elsewhere)} is not the name of a file in the same folder")
+    files = sorted({index.parent / name for name in places.values()})
     missing = [path.name for path in files if not path.exists()]
     if missing:
         raise ValueError(f"{index}: shards are missing: {', '.join(missing)}")

@@ -8,7 +8,8 @@ import torch
 
 from ftbert.config import EncoderConfig
 from ftbert.converters.families import ERNIE_WITH_TASKS, FAMILIES, REFUSED
-from ftbert.converters.family import Config, Derived, Family
+from ftbert.converters.family import Config, Derived, Family, entry
+from ftbert.input_file import shown
 
 __all__ = ["FAMILIES", "Family", "find_family", "to_huggingface"]
 
@@ -16,10 +17,10 @@ __all__ = ["FAMILIES", "Family", "find_family", "to_huggingface"]
 def find_family(config: Config) -> Family:
     """The table for a config.json of transformers; ValueError says why there is none."""
     kind = config.get("model_type")
-    if kind not in FAMILIES:
-        reason = f": {REFUSED[str(kind)]}" if kind in REFUSED else ""
-        raise ValueError(f"model type {kind!r} is not supported{reason}; supported: {', '.join(sorted(FAMILIES))}")
-    if kind == "ernie" and config.get("use_task_id"):
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        reason = f": {REFUSED[str(kind)]}" if str(kind) in REFUSED else ""
+        raise ValueError(f"model type {shown(kind)} is not supported{reason}; supported: {', '.join(sorted(FAMILIES))}")
+    if kind == "ernie" and entry(config, "use_task_id", "bool", False):
         return ERNIE_WITH_TASKS
     return FAMILIES[str(kind)]
 

@@ -52,6 +52,30 @@ def cache_folder() -> Path | None:
         return None
 
 
+def untrusted(*folders: Path) -> str:
+    """Why what lies in these folders may come from somebody else, and what to do; "" where it cannot, or where there
+    is none. As ssh has it: the owner is this user or root, and nobody else may write."""
+    for folder in folders:
+        try:
+            found = folder.stat()
+        except OSError:
+            continue  # whoever goes on says so
+        if found.st_uid not in (0, os.geteuid()):
+            return f"{folder} belongs to another user; FTBERT_CACHE names another folder"
+        if found.st_mode & 0o022:
+            return f"others can write to {folder}; `chmod -R go-w {folder}`, or name another with FTBERT_CACHE"
+    return ""
+
+
+def make_private(folder: Path) -> None:
+    """Makes the folder and its parents, for this user alone to write in whatever the umask says."""
+    if not folder.is_dir():
+        make_private(folder.parent)
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o755)
+            folder.chmod(folder.stat().st_mode & ~0o022)
+
+
 def open_cached(source: str | Path | torch.nn.Module) -> Checkpoint:
     """As `ftbert.checkpoint.open_checkpoint`, through the cache where that is faster.
 
@@ -63,6 +87,9 @@ def open_cached(source: str | Path | torch.nn.Module) -> Checkpoint:
     source = source if Path(source).exists() else find_folder(source)
     found = foreign(source)
     if found is None:
+        return open_checkpoint(source)
+    if reason := untrusted(root, root / "index", root / "converted"):
+        warnings.warn(f"the cache is not used: {reason}", stacklevel=3)
         return open_checkpoint(source)
     try:
         entry = _entry(root, found)
@@ -77,11 +104,12 @@ def open_cached(source: str | Path | torch.nn.Module) -> Checkpoint:
 
 def _entry(root: Path, found: Foreign) -> Path:
     """The folder of the entry, converted now if there is none or it is broken."""
+    make_private(root / "index")
     key = key_of(found, root / "index")
     entry = root / "converted" / key
     if _is_whole(entry):
         return entry
-    entry.parent.mkdir(parents=True, exist_ok=True)
+    make_private(entry.parent)
     with locked(entry.parent / f"{key}.lock"):
         if _is_whole(entry):  # somebody else was faster
             return entry

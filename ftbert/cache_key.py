@@ -7,6 +7,7 @@ import json
 import os
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from ftbert.converters.onnx_file import file_set
 _CONVERSION = 2
 # A file younger than this may change again without its time or size showing it.
 _SETTLED_NS = 2_000_000_000
+_FORGOTTEN_SECONDS = 3600
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ def foreign(source: str | Path) -> Foreign | None:
         return Foreign(onnx, home_of(onnx), (onnx,))
     if not path.is_dir() or any(True for _ in path.glob("*.safetensors")) or not (path / "config.json").is_file():
         return None
-    files = tuple(sorted(path.glob("pytorch_model*.bin")))
+    files = tuple(sorted(file for file in path.glob("pytorch_model*.bin") if file.is_file()))
     index = path / "pytorch_model.bin.index.json"
     return Foreign(path, path, (*files, index) if index.exists() else files) if files else None
 
@@ -87,6 +89,10 @@ def _digest(path: Path) -> bytes:
 
 def _remember(place: Path, entry: dict[str, object]) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
+    for left in place.parent.glob(".index.*"):  # of killed processes; writing one takes milliseconds
+        with suppress(FileNotFoundError):
+            if time.time() - left.stat().st_mtime > _FORGOTTEN_SECONDS:
+                left.unlink()
     handle, name = tempfile.mkstemp(prefix=".index.", dir=place.parent)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         json.dump(entry, file)

@@ -75,7 +75,10 @@ def open_checkpoint(source: str | Path | torch.nn.Module) -> Checkpoint:
     tensors = open_folder(folder)
     if document.get("format") == FORMAT:
         config = CheckpointConfig.parse(document, str(folder / "config.json"))
-        shapes = config.shapes()
+        try:
+            shapes = config.shapes()
+        except ValueError as error:
+            raise ValueError(f"{folder / 'config.json'}: {error}") from None
         complain(tensors.where, shapes, tensors.shapes(), ignored=set())
         return Checkpoint(config, tensors, {ours: (ours,) for ours in shapes}, folder)
     return _from_huggingface(document, tensors, folder, str(folder / "config.json"))

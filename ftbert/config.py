@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from ftbert.input_file import named, read_json_value, shown
+
 # The core's words for element types.
 # transformers' names -> what they compute
 ACTIVATIONS = {
@@ -19,6 +21,10 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 FORMAT = "ftbert"
 VERSION = 1
+
+# The deepest encoders that were ever trained have 1000. Shared layers cost a file nothing, each call pays for all.
+_MOST_LAYERS = 4096
+_KINDS = {"int": "a whole number", "float": "a finite number", "str": "a string", "bool": "true or false"}
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,15 @@ class EncoderConfig:
             key: str(value).lower() if isinstance(value, bool) else str(value)
             for key, value in asdict(self).items()
         }
+
+    def weight_shapes(self) -> dict[str, list[int]]:
+        """Every tensor of the encoder with its shape; ValueError lists what the core cannot run."""
+        if self.layers > _MOST_LAYERS:
+            raise ValueError(f"{self.layers} layers are more than ftbert runs ({_MOST_LAYERS})")
+        try:
+            return dict(torch.ops.ftbert.weight_shapes(self.entries()))
+        except RuntimeError as error:
+            raise ValueError(str(error)[:4000]) from None
 
 
 @dataclass(frozen=True)
@@ -107,50 +122,83 @@ class CheckpointConfig:
 
     def shapes(self) -> dict[str, list[int]]:
         """Every tensor of the checkpoint with its shape."""
-        shapes = dict(torch.ops.ftbert.weight_shapes(self.encoder.entries()))
+        shapes = self.encoder.weight_shapes()
         for head in self.heads:
             shapes |= {f"heads.{head.task}.{name}": shape for name, shape in head.shapes(self.encoder.hidden).items()}
         return shapes
 
     def write(self, path: Path) -> None:
         document = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        with named(path):
+            path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
     @classmethod
     def parse(cls, document: dict[str, Any], where: str) -> CheckpointConfig:
-        """ValueError names every missing or unknown entry; `where` says which file is wrong."""
+        """ValueError names every missing, unknown or wrong entry; `where` says which file is wrong."""
         if document.get("version") != VERSION:
             raise ValueError(
-                f"{where}: checkpoint version {document.get('version')!r}, "
+                f"{where}: checkpoint version {shown(document.get('version'))}, "
                 f"this ftbert reads {VERSION}; convert it again"
             )
         encoder = document.get("encoder")
         if not isinstance(encoder, dict) or not isinstance(document.get("architecture"), str):
             raise ValueError(f"{where}: expected 'architecture' and 'encoder'; convert it again")
         wrong = _complaints(EncoderConfig, encoder)
-        heads = document.get("heads") or []
+        heads, huggingface = document.get("heads") or [], document.get("huggingface") or {}
+        if not isinstance(heads, list) or not isinstance(huggingface, dict):
+            raise ValueError(f"{where}: expected a list 'heads' and an object 'huggingface'; convert it again")
         for head in heads:
-            wrong += _complaints(HeadConfig, head)
+            wrong += _complaints(HeadConfig, head) if isinstance(head, dict) else [f"head {shown(head)}"]
+            wrong += [] if wrong else _head_complaints(head, bool(encoder.get("pooler")))
+        if len({head["task"] for head in heads} if not wrong else heads) != len(heads):
+            wrong.append("two heads for one task")
         if wrong:
-            raise ValueError(f"{where}: {', '.join(wrong)}; convert it again")
+            raise ValueError(f"{where}: {', '.join(wrong[:20])}; convert it again")
         return cls(
-            document["architecture"], EncoderConfig(**encoder), dict(document.get("huggingface") or {}),
-            tuple(HeadConfig(**head) for head in heads), str(document.get("left_out") or ""),
+            document["architecture"], EncoderConfig(**encoder), huggingface,
+            tuple(HeadConfig(**head) for head in heads), typed("str", "left_out", document.get("left_out", "")),
         )  # fmt: skip
+
+
+def typed(kind: str, name: str, value: Any) -> Any:
+    """`value` if it is of that kind ("int", "float", "str", "bool"), nothing rounded or parsed; else ValueError."""
+    good = {
+        "int": type(value) is int,
+        "float": type(value) in (int, float) and abs(value) < 1e300,  # no NaN, nor an int past every float
+        "str": isinstance(value, str),
+        "bool": isinstance(value, bool),
+    }[kind]
+    if not good:
+        raise ValueError(f"{name}: expected {_KINDS[kind]}, got {shown(value)}")
+    return value
 
 
 def _complaints(kind: Any, entries: dict[str, Any]) -> list[str]:
     needed = {f.name for f in fields(kind) if f.default is MISSING}
     wrong = [f"missing {key}" for key in sorted(needed - entries.keys())]
-    return wrong + [f"unknown {key}" for key in sorted(entries.keys() - {f.name for f in fields(kind)})]
+    wrong += [f"unknown {shown(key)}" for key in sorted(entries.keys() - {f.name for f in fields(kind)})]
+    for f in fields(kind):
+        try:
+            typed(str(f.type), f.name, entries.get(f.name, f.default if f.default is not MISSING else None))
+        except ValueError as error:
+            wrong += [str(error)] if f.name in entries else []
+    return wrong
+
+
+def _head_complaints(head: dict[str, Any], pooler: bool) -> list[str]:
+    wrong = []
+    if head["source"] not in ("tokens", "first", "pooler") or (head["source"] == "pooler" and not pooler):
+        wrong.append(f"head source {shown(head['source'])}")
+    if head["width"] and head["activation"] not in ACTIVATIONS:
+        wrong.append(f"head activation {shown(head['activation'])}")
+    if head["outputs"] < 0 or head["width"] < 0 or not 0 <= head["norm_eps"] <= 1:
+        wrong.append("head sizes below 0 or norm_eps not in [0, 1]")
+    return wrong
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; ValueError or FileNotFoundError name the file."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: not valid JSON ({error})") from error
+    document = read_json_value(path)
     if not isinstance(document, dict):
         raise ValueError(f"{path}: expected a JSON object, got {type(document).__name__}")
     return document

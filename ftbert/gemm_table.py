@@ -23,8 +23,9 @@ from typing import Any
 import torch
 
 from ftbert._library import build_info
-from ftbert.cache import cache_folder, locked
+from ftbert.cache import cache_folder, locked, make_private, untrusted
 from ftbert.gemm_rows import Row, TableError, between, merge
+from ftbert.input_file import named
 
 FORMAT = 2  # 1: the same, without products that have a LayerNorm
 _MOST_BYTES = 64 << 20  # of a file; the package's are below 1 MB
@@ -75,7 +76,7 @@ def add_rows(path: Path, machine: Machine, rows: Iterable[Row]) -> None:
     killed one leaves the file as it was. A file of another machine, or no table at all, is set aside as FILE.old, or
     FILE.old2 and so on where that is taken. A link stays one."""
     path = Path(os.path.realpath(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(path.parent)
     with locked(path.with_name(path.name + ".lock")):
         old: list[Row] = []
         try:
@@ -93,7 +94,7 @@ def add_rows(path: Path, machine: Machine, rows: Iterable[Row]) -> None:
         head = json.dumps(document)[:-1]
         fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
         try:
-            with fresh.open("x", encoding="utf-8") as file:
+            with named(fresh), fresh.open("x", encoding="utf-8") as file:
                 file.write(f'{head}, "rows": [\n{lines}\n]}}\n')
                 file.flush()
                 os.fsync(file.fileno())  # else a power cut may leave the new name and nothing in it
@@ -141,6 +142,8 @@ def sources(machine: Machine) -> list[Source]:
 
 def _source(kind: str, path: Path, machine: Machine) -> Source | None:
     """None where there is no such file, unless it was asked for by name."""
+    if kind == "user cache" and path.exists() and (reason := untrusted(path.parent.parent, path.parent)):
+        return Source(kind, path, [], reason)
     try:
         owner, rows = read_table(path)
     except FileNotFoundError:

@@ -75,7 +75,7 @@ def _build(checkpoint: Checkpoint, place: torch.device, element: torch.dtype, at
     entries = checkpoint.config.encoder.entries()
     # One tensor at a time: repacked or moved before the next is read, so that memory peaks at the model's own size.
     weights = {}
-    for name, shape in torch.ops.ftbert.weight_shapes(entries).items():
+    for name, shape in checkpoint.config.encoder.weight_shapes().items():
         tensor = checkpoint.read(name, weight_dtype(name, shape, place, element))
         packable = place.type == "cpu" and is_matrix(name, shape)
         weights[name] = torch.ops.ftbert.pack_weight(tensor) if packable else tensor.to(place)

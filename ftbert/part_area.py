@@ -16,6 +16,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from ftbert.input_file import named
+
 _MANIFEST = "manifest.json"
 _OURS = re.compile(r"manifest\.(json|new)|rows(-\d{8})?\.(npy|jsonl|parquet)")
 
@@ -84,7 +86,7 @@ class PartArea:
     def save(self, made_with: dict[str, Any], progress: dict[str, Any]) -> None:
         """Stores the manifest; the files it speaks of must be on the disk already."""
         beside = self.folder / "manifest.new"
-        with beside.open("w", encoding="utf-8") as file:
+        with named(beside), beside.open("w", encoding="utf-8") as file:
             json.dump({"made_with": made_with, "progress": progress}, file, indent=1)
             file.flush()
             os.fsync(file.fileno())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ftbert.input_file import expect_file
 from ftbert.records import (
     CHUNK_BYTES,
     BadRecord,
@@ -27,18 +29,21 @@ Record = tuple[str, dict[str, Any]]  # the text, and all of the record's fields
 
 
 class _Lines:
-    """The lines of an open file, as bytes without their ending, knowing offset and line number."""
+    """The lines of an open stream, as bytes with their ending, knowing offset and line number. Read forward only; the
+    last ones can be put back."""
 
     def __init__(self, file: BinaryIO, start: Position) -> None:
         self.file = file
         self.offset, self.line = start.offset, start.line
-        file.seek(start.offset)
+        self._back: deque[bytes] = deque()
+        if start.offset:
+            file.seek(start.offset)
 
     def __iter__(self) -> _Lines:
         return self
 
     def __next__(self) -> bytes:
-        raw = self.file.readline()
+        raw = self._back.popleft() if self._back else self.file.readline()
         if not raw:
             raise StopIteration
         first = self.offset == 0
@@ -46,12 +51,19 @@ class _Lines:
         self.line += 1
         return raw[len(_BOM) :] if first and raw.startswith(_BOM) else raw
 
+    def put_back(self, drawn: list[bytes]) -> None:
+        """The lines drawn last, none of them the first of the file."""
+        self._back.extendleft(reversed(drawn))
+        self.offset -= sum(map(len, drawn))
+        self.line -= len(drawn)
+
 
 class _LineReader:
     """What the three formats share: chunking, counting, and what to do about a bad record."""
 
     def __init__(self, path: Path, options: ReadOptions) -> None:
         self.path, self.options = path, options
+        expect_file(path)
         with path.open("rb") as file:
             self.end = file.seek(0, 2)
             file.seek(0)
@@ -149,6 +161,9 @@ class JsonlReader(_LineReader):
 class CsvReader(_LineReader):
     """Comma separated with a header line; quoted fields may hold newlines."""
 
+    delimiter = ","
+    _open_from, _open_to, _open_why = -1, -1, ""  # offsets between which an open quote ends in a known error
+
     def _open(self, file: BinaryIO) -> None:
         csv.field_size_limit(max(csv.field_size_limit(), _LARGEST_FIELD))
         lines = _Lines(file, Position())
@@ -175,26 +190,49 @@ class CsvReader(_LineReader):
         return fields[self.options.column], fields
 
     def _row(self, lines: _Lines) -> list[str]:
-        """The next row, [] for a blank line. After a bad one, reading goes on at the line below its first."""
-        offset, line = lines.offset, lines.line
-        # Decoded without failing: what is not UTF-8 becomes surrogates, looked for once the row is whole.
-        decoded = (raw.decode("utf-8", "surrogateescape") for raw in lines)
+        """The next row, [] for a blank line. After a bad one, reading goes on at the line below its first.
+
+        The time is linear in the file: where a row failed whose quote was open from one line to another, each line
+        between them fails in the same place if a quote is open at its beginning, and is not read on from again.
+        """
+        line = lines.line
+        drawn: list[bytes] = []
+
+        def decoded() -> Iterator[str]:
+            for raw in lines:
+                if drawn and self._open_from < lines.offset - len(raw) <= self._open_to:
+                    lines.put_back([raw])
+                    raise csv.Error(self._open_why)
+                drawn.append(raw)
+                # Without failing: what is not UTF-8 becomes surrogates, looked for once the row is whole.
+                yield raw.decode("utf-8", "surrogateescape")
+
         try:
-            row = next(csv.reader(decoded, strict=True))
+            row = next(csv.reader(decoded(), delimiter=self.delimiter, strict=True))
         except csv.Error as error:
-            lines.file.seek(offset)
-            lines.offset, lines.line = offset, line
-            next(lines)
+            rest = drawn[1:]
+            lines.put_back(rest)
+            if rest:
+                self._open_from, self._open_why = lines.offset - 1, str(error)
+                self._open_to = lines.offset + sum(map(len, rest[:-1]))
+                if "field limit" in self._open_why:  # a quote that opens later may close within the limit
+                    self._open_to = (self._open_from + self._open_to) // 2
             raise self._bad(line + 1, f"not valid CSV ({error})") from error
         if not all(map(is_unicode, row)):
-            raise self._bad(lines.line, self._where_not_utf8(lines.file, offset, lines.offset))
+            raise self._bad(lines.line, _where_not_utf8(b"".join(drawn), lines.offset))
         return row
 
-    def _where_not_utf8(self, file: BinaryIO, start: int, end: int) -> str:
-        file.seek(start)
-        raw = file.read(end - start)
-        try:
-            raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            return f"byte 0x{raw[error.start]:02x} at offset {start + error.start} is not UTF-8"
-        return "not UTF-8"
+
+class TsvReader(CsvReader):
+    """The same with tabs."""
+
+    delimiter = "\t"
+
+
+def _where_not_utf8(raw: bytes, end: int) -> str:
+    """raw: the bytes that end at offset `end` of the file."""
+    try:
+        raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return f"byte 0x{raw[error.start]:02x} at offset {end - len(raw) + error.start} is not UTF-8"
+    return "not UTF-8"

@@ -10,8 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ftbert.input_file import expect_file
 from ftbert.records import CHUNK_BYTES, EMBEDDING, BadRecord, Chunk, Position, ReadOptions, missing_column
 
+# What pyarrow raises for bytes that are no parquet; ArrowException has no base of its own beside Exception.
+_BROKEN = (pa.ArrowException, OSError, ValueError, LookupError, TypeError, OverflowError, MemoryError)
 _ROWS_READ = 1024  # decoded at once; rows can be large
 
 
@@ -20,11 +23,14 @@ class ParquetReader:
 
     def __init__(self, path: Path, options: ReadOptions) -> None:
         self.path, self.options = path, options
+        expect_file(path)
         try:
             with pq.ParquetFile(path) as file:
                 self.end: int = file.metadata.num_rows
                 schema = file.schema_arrow
-        except pa.ArrowInvalid as error:
+        except FileNotFoundError:
+            raise
+        except _BROKEN as error:
             raise ValueError(f"{path}: not a whole parquet file ({error})") from error
         column = options.column
         if column not in schema.names:
@@ -68,7 +74,7 @@ class ParquetReader:
                         rest = rest.slice(cut)
                 if rest is not None and len(rest):
                     yield rest
-        except (pa.ArrowInvalid, OSError) as error:
+        except _BROKEN as error:
             raise ValueError(f"{self.path}: broken parquet data ({error})") from error
 
     def _cut(self, table: Any) -> int | None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-SOURCES = (".txt", ".jsonl", ".csv", ".parquet")
+SOURCES = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")
 TARGETS = (".npy", ".jsonl", ".parquet")
 EMBEDDING = "embedding"  # the column that writers add
 
@@ -93,9 +93,9 @@ def open_source(path: Path, options: ReadOptions) -> Reader:
         from ftbert.read_parquet import ParquetReader
 
         return ParquetReader(path, options)
-    from ftbert.read_lines import CsvReader, JsonlReader, TextReader
+    from ftbert.read_lines import CsvReader, JsonlReader, TextReader, TsvReader
 
-    reader: Any = {".txt": TextReader, ".jsonl": JsonlReader, ".csv": CsvReader}[kind]
+    reader: Any = {".txt": TextReader, ".jsonl": JsonlReader, ".csv": CsvReader, ".tsv": TsvReader}[kind]
     opened: Reader = reader(path, options)
     return opened
 

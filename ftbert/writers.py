@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ftbert.input_file import named
 from ftbert.records import EMBEDDING, Chunk
 
 if TYPE_CHECKING:
@@ -32,20 +34,24 @@ class _AppendedFile:
         self._file.seek(size)
 
     def write(self, data: bytes | memoryview) -> None:
-        self._file.write(data)
+        with named(self.path):
+            self._file.write(data)
 
     def write_head(self, data: bytes) -> None:
-        self._file.seek(0)
-        self._file.write(data)
-        self._file.seek(0, os.SEEK_END)
+        with named(self.path):
+            self._file.seek(0)
+            self._file.write(data)
+            self._file.seek(0, os.SEEK_END)
 
     def sync(self) -> int:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        return self._file.tell()
+        with named(self.path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            return self._file.tell()
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # what could not be written was an error before, or is not wanted any more
+            self._file.close()
 
 
 class NpyWriter:
@@ -136,7 +142,8 @@ class ParquetWriter:
             raise ValueError(f"the records already have a field {EMBEDDING!r}; rename it, or write .npy")
         flat = pa.array(vectors.ravel(), type=pa.float32())
         table = table.append_column(self._field(), pa.FixedSizeListArray.from_arrays(flat, self._hidden))
-        pq.write_table(table, self._part(self._count))
+        with named(self._part(self._count)):
+            pq.write_table(table, self._part(self._count))
         self._count += 1
 
     def sync(self) -> dict[str, int]:
@@ -159,7 +166,7 @@ class ParquetWriter:
                 f"a field changes its type along the file ({error}); write .jsonl instead"
             ) from error
         whole = self._folder / "rows.parquet"
-        with pq.ParquetWriter(whole, schema) as writer:
+        with named(whole), pq.ParquetWriter(whole, schema) as writer:
             for part in parts:
                 table = pq.read_table(part, partitioning=None)
                 columns = [

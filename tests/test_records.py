@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ftbert import records
+from ftbert import read_lines, records
 from ftbert.records import BadRecord, Position, ReadOptions, open_source
 
 FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -243,3 +244,44 @@ def test_chunks_are_bounded_in_bytes(tmp_path: Path, name: str, monkeypatch: pyt
     assert sum(len(chunk.texts) for chunk in chunks) == 50
     assert_resumable(path)
     assert records.CHUNK_BYTES > 1000
+
+
+class _Forgetful(read_lines.CsvReader):
+    """Reads on from each line below a bad row's first as if nothing were known of the rest."""
+
+    def _row(self, lines: Any) -> list[str]:
+        self._open_from = self._open_to = -1
+        return super()._row(lines)
+
+
+@settings(FUZZ, max_examples=300)
+@given(data=st.text('"""a,\n\n\r', max_size=40))
+def test_csv_remembers_only_what_is_so(tmp_path: Path, data: str) -> None:
+    path = written(tmp_path / "a.csv", "text,b\n" + data)
+    options = ReadOptions(skip_bad=True)
+    got, expected = (list(reader(path, options).chunks(Position())) for reader in (read_lines.CsvReader, _Forgetful))
+    assert got == expected
+
+
+@pytest.mark.parametrize("rows", ['"\n', '"a\n"b,\n', 'x,"y\n'])
+def test_csv_with_open_quotes_is_read_in_linear_time(
+    tmp_path: Path, rows: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+    following = read_lines._Lines.__next__
+    monkeypatch.setattr(read_lines._Lines, "__next__", lambda lines: drawn.append(1) or following(lines))
+    path = written(tmp_path / "a.csv", "text,b\n" + rows * 300)
+    assert read(path, skip_bad=True)[0] == []
+    assert len(drawn) < 5 * 300 * rows.count("\n")
+
+
+def test_tsv(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.tsv", 'id\ttext\n1\t"a\tb, c"\n')
+    assert read(path)[1] == [{"id": "1", "text": "a\tb, c"}]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv", "a.parquet"])
+def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ValueError, match=f"{name}: expected a file, it is a named pipe"):
+        open_source(tmp_path / name, ReadOptions())

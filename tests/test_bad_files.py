@@ -1,0 +1,203 @@
+"""Files that are wrong, hostile or too large: each is a ValueError or OSError that names the file, at once."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import make_bert
+from families import make_model
+
+import ftbert
+from ftbert import cache
+from ftbert.checkpoint import open_checkpoint
+from ftbert.config import CheckpointConfig
+from ftbert.converters.from_huggingface import convert
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bert")
+    make_bert(hidden_size=16, num_hidden_layers=1).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(bert: Path, tmp_path: Path) -> Path:
+    """One's own copy of the files."""
+    copy = tmp_path / "model"
+    copy.mkdir()
+    for path in bert.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    return copy
+
+
+def change(folder: Path, **entries: Any) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ({"num_attention_heads": 2.5}, "num_attention_heads: expected a whole number, got 2.5"),
+        ({"num_attention_heads": True}, "num_attention_heads: expected a whole number, got True"),
+        ({"hidden_size": "16"}, "hidden_size: expected a whole number, got '16'"),
+        ({"hidden_size": [16]}, "hidden_size: expected a whole number, got a list of 1"),
+        ({"layer_norm_eps": float("nan")}, "layer_norm_eps: expected a finite number"),
+        ({"layer_norm_eps": "1e-12"}, "layer_norm_eps: expected a finite number"),
+        ({"layer_norm_eps": -1e-5}, "layer_norm_eps: expected a number in"),
+        ({"layer_norm_eps": 10**400}, "layer_norm_eps: expected a finite number"),
+        ({"hidden_act": {}}, "hidden_act: expected a string, got a dict of 0"),
+        ({"model_type": ["bert"]}, "model type a list of 1 is not supported"),
+        ({"architectures": {"a": 1}}, "architectures: expected a list of class names"),
+        ({"architectures": [None]}, "architectures: expected a list of class names"),
+        ({"num_hidden_layers": 65536}, "65536 layers are more than ftbert runs"),
+        ({"num_hidden_layers": 4000}, r"and \d{5} more"),
+        ({"vocab_size": 2**70}, "vocab: expected an integer"),
+        ({"hidden_act": "x" * 10_000_000}, "hidden_act|activation"),
+    ],
+)
+def test_config_entries(folder: Path, entries: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words) as caught:
+        open_checkpoint(change(folder, **entries))
+    assert str(folder) in str(caught.value) and len(str(caught.value)) < 10_000
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' + "1" * 5000 + "}", "[]", "\xff", '"\\ud800"', ""])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_broken_json(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_bytes(text.encode("latin-1"))
+    if name != "config.json":
+        (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=name):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "pytorch_model.bin"])
+def test_pipes_are_not_waited_for(folder: Path, name: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    if name.endswith(".bin"):
+        (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(ValueError, match=f"{name}: expected a file, it is a named pipe"):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "a/b", "a\0", 7])
+def test_shards_outside(folder: Path, name: Any) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(ValueError, match="index.json"):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"a": torch.zeros(1).expand(2**20, 2**20)},
+        {"a": torch.zeros(3).to_sparse()},
+        {"a": torch.zeros(3, device="meta")},
+        {7: torch.zeros(3)},
+        [torch.zeros(3)],
+        {"a": [1]},
+    ],
+    ids=["expanded", "sparse", "meta", "number as name", "list", "no tensor"],
+)
+def test_states_that_are_none(folder: Path, state: Any) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save(state, folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="pytorch_model.bin: "):
+        open_checkpoint(folder)
+
+
+def test_our_own_config(folder: Path, tmp_path: Path) -> None:
+    ours = convert(folder, tmp_path / "ours")
+    document = json.loads((ours / "config.json").read_text())
+    head = {"task": "masked_lm", "source": "x", "outputs": 1, "width": 0, "activation": "none", "norm_eps": 0.0, "tied": False}
+    for change_ in ({"heads": 5}, {"heads": [5]}, {"heads": [head]}, {"huggingface": [1]}, {"version": [1]}, {"encoder": []}):
+        with pytest.raises(ValueError, match="here: "):
+            CheckpointConfig.parse(document | change_, "here")
+    for key, value in (("layers", 2.5), ("heads", "2"), ("pooler", 1), ("layer_norm_eps", None), ("activation", 3)):
+        with pytest.raises(ValueError, match=f"here: .*{key}: expected"):
+            CheckpointConfig.parse(document | {"encoder": document["encoder"] | {key: value}}, "here")
+    change(ours, encoder=document["encoder"] | {"layer_norm_eps": 2.0})
+    with pytest.raises(ValueError, match=r"ours/config.json: [^.]*layer_norm_eps"):
+        open_checkpoint(ours)
+
+
+def test_albert_groups_that_transformers_rounds_otherwise(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="num_hidden_groups 14 of 18 layers"):
+        open_checkpoint(make_model("albert", "encoder", 0, num_hidden_layers=18, num_hidden_groups=14))
+
+
+# ---- links and the cache ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors", "1_Pooling/config.json"])
+def test_convert_follows_no_link_out_of_the_source(folder: Path, tmp_path: Path, name: str) -> None:
+    secret = tmp_path / "secret"
+    (folder / name).parent.mkdir(exist_ok=True)
+    secret.write_bytes((folder / name).read_bytes() if (folder / name).exists() else b"{}")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(secret)
+    with pytest.raises(ValueError, match=f"{name}: is a link that leads out of"):
+        convert(folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    (folder / name).unlink()
+    (folder / "real").write_bytes(secret.read_bytes())
+    (folder / name).symlink_to(folder / "real")
+    convert(folder, tmp_path / "out")
+
+
+def test_convert_follows_the_links_of_the_hubs_cache(folder: Path, tmp_path: Path) -> None:
+    model = tmp_path / "models--a--b"
+    (model / "blobs").mkdir(parents=True)
+    snapshot = model / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    (folder / "tokenizer_config.json").write_text("{}")
+    for path in folder.iterdir():
+        path.rename(model / "blobs" / path.name)
+        (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
+    convert(snapshot, tmp_path / "out")
+    assert not (tmp_path / "out" / "tokenizer_config.json").is_symlink()
+
+
+@pytest.mark.parametrize("who", ["group", "others", "below", "owner"])
+def test_a_cache_that_others_can_write_to_is_not_used(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    model = make_bert(hidden_size=16, num_hidden_layers=1)
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    root = tmp_path / "cache"
+    monkeypatch.setenv("FTBERT_CACHE", str(root))
+    before = os.umask(0)
+    try:
+        ftbert.load(folder)
+    finally:
+        os.umask(before)
+    assert cache.untrusted(root, root / "index", root / "converted") == ""
+    (entry,) = [path for path in (root / "converted").iterdir() if path.is_dir()]
+    (entry / "config.json").write_text("poisoned")  # whoever looks at it fails
+    if who == "owner":
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+        monkeypatch.setattr(Path, "stat", _owned_by_another(Path.stat, root))
+    else:
+        (root / "converted" if who == "below" else root).chmod({"group": 0o770, "others": 0o757, "below": 0o775}[who])
+    monkeypatch.setattr(cache, "_entry", lambda *_: pytest.fail("the cache was used"))
+    with pytest.warns(UserWarning, match="the cache is not used: .*(others can write to|belongs to another user)"):
+        ftbert.load(folder)
+
+
+def _owned_by_another(stat: Any, root: Path) -> Any:
+    def changed(path: Path, **how: Any) -> os.stat_result:
+        found = stat(path, **how)
+        return os.stat_result((*found[:4], 54321, *found[5:10])) if path == root else found
+
+    return changed
