@@ -1,0 +1,260 @@
+"""Mutated files against every reader of files: python tests/fuzz_files.py --count 3000 --seed 0
+
+Each file is read in a child of its own with 5 s and 4 GB. It must be read rightly (a checkpoint that transformers loads
+too must give the same numbers) or refused with a ValueError or OSError that names it. Exit code 1 where one was not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import isolated
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from conftest import make_bert
+from families import make_model
+
+import ftbert
+from ftbert.checkpoint import open_checkpoint
+from ftbert.converters.from_huggingface import convert
+from ftbert.gemm_table import Machine, in_force
+from ftbert.records import Position, ReadOptions, open_source
+from ftbert.text_settings import TextSettings
+
+GOOD = ("right", "refused")
+_VALUES: list[Any] = [
+    None, True, False, 0, -1, 1, 2, 3, 64.5, 65536, 2**31, 2**63, 2**70, -(2**40), 1e-12, -1e-5, float("nan"), 1e400, "",
+    "64", "gelu", "relu", "bert", "roberta", "albert", "x" * 5000, "../..", "/etc/passwd", "a\0b", "\ud800", [], {}, [1],
+    {"a": 1}, [None], "F16", "I8", [0], [2**40, 2**40], 10**400,
+]  # fmt: skip
+
+
+def _mutate_value(value: Any, rng: random.Random) -> Any:
+    """One entry somewhere in a JSON value changed, removed, added or doubled."""
+    if isinstance(value, dict) and value and rng.random() < 0.9:
+        key = rng.choice(list(value))
+        how = rng.random()
+        changed = dict(value)
+        if how < 0.15:
+            del changed[key]
+        elif how < 0.2:
+            changed[rng.choice(["num_hidden_groups", "is_decoder", "use_task_id", "extra"])] = rng.choice(_VALUES)
+        else:
+            changed[key] = _mutate_value(value[key], rng)
+        return changed
+    if isinstance(value, list) and value and rng.random() < 0.7:
+        place = rng.randrange(len(value))
+        return [*value[:place], _mutate_value(value[place], rng), *value[place + 1 :]]
+    if type(value) is int and rng.random() < 0.4:
+        return value + rng.choice([-1, 1, value, 16])
+    return rng.choice(_VALUES)
+
+
+def _mutate_bytes(data: bytes, rng: random.Random) -> bytes:
+    changed = bytearray(data)
+    for _ in range(rng.choice([1, 1, 2, 8])):
+        if not changed:
+            break
+        place = rng.randrange(len(changed) if rng.random() < 0.5 else min(len(changed), 600))
+        how = rng.randrange(6)
+        if how == 0:
+            changed[place] ^= 1 << rng.randrange(8)
+        elif how == 1:
+            changed[place] = rng.choice(b'\x00\xff"{}[],0-\n\t')
+        elif how == 2:
+            del changed[place : place + rng.choice([1, 4, 64])]
+        elif how == 3:
+            changed[place:place] = changed[place : place + rng.choice([1, 8, 100])]
+        elif how == 4:
+            del changed[place:]
+        else:
+            changed[place:place] = rng.choice([b'"' * 99, b"\xff" * 8, b"[" * 3000, bytes(8), b"1" * 5000])
+    return bytes(changed)
+
+
+def _mutate(path: Path, rng: random.Random, header: bool = False) -> None:
+    """header: of a .safetensors file, whose JSON lies behind 8 bytes."""
+    data = path.read_bytes()
+    if (path.suffix == ".json" or header) and rng.random() < 0.8:
+        length = int.from_bytes(data[:8], "little") if header else len(data)
+        head = json.loads(data[8 : 8 + length] if header else data)
+        for _ in range(rng.choice([1, 1, 2])):
+            head = _mutate_value(head, rng)
+        text = json.dumps(head).encode()
+        data = len(text).to_bytes(8, "little") + text + data[8 + length :] if header else text
+    else:
+        data = _mutate_bytes(data, rng)
+    path.write_bytes(data)
+
+
+class Seeds:
+    """A folder of whole files, one subfolder for each kind."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        sizes = {"hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 50, "max_position_embeddings": 24, "intermediate_size": 24}
+        for name in ("config", "weights", "modules"):
+            make_bert(**sizes).save_pretrained(root / name)
+        make_model("roberta", "masked_lm", 0).save_pretrained(root / "config-roberta")
+        make_model("albert", "encoder", 1).save_pretrained(root / "config-albert")
+        model = make_bert(**sizes)
+        model.save_pretrained(root / "index", max_shard_size="8KB")
+        for name, legacy in (("bin", False), ("bin-legacy", True)):
+            model.config.save_pretrained(root / name)
+            torch.save(model.state_dict(), root / name / "pytorch_model.bin", _use_new_zipfile_serialization=not legacy)
+        (root / "modules" / "1_Pooling").mkdir()
+        (root / "modules" / "1_Pooling" / "config.json").write_text(
+            json.dumps({"word_embedding_dimension": 16, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True})
+        )
+        kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+        (root / "modules" / "modules.json").write_text(json.dumps([
+            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for i, (path, kind) in enumerate(kinds.items())
+        ]))  # fmt: skip
+        convert(root / "config-roberta", root / "ours")
+        for name in ("txt", "jsonl", "csv", "tsv", "parquet", "table"):
+            (root / name).mkdir()
+        rows = [{"id": i, "text": f'te"xt, {i}\n'} for i in range(40)]
+        (root / "txt" / "a.txt").write_text("".join(f"text {i}\r\n" for i in range(40)))
+        (root / "jsonl" / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (root / "csv" / "a.csv").write_text("id,text\n" + '1,"a ""b"", c\nd"\n' * 40)
+        (root / "tsv" / "a.tsv").write_text("id\ttext\n" + '1\t"a ""b""\t c\nd"\n' * 40)
+        pq.write_table(pa.table({"text": [row["text"] for row in rows], "id": range(40)}), root / "parquet" / "a.parquet")
+        shipped = sorted((Path(ftbert.__file__).parent / "gemm_tables").glob("*.json"))[0]
+        document = json.loads(shipped.read_text())
+        (root / "table" / "a.json").write_text(json.dumps(document | {"rows": document["rows"][:8]}))
+
+    def kinds(self) -> list[str]:
+        return sorted(path.name for path in self.root.iterdir())
+
+
+# What is mutated of each kind, and how it is read.
+_MUTATED = {
+    "weights": "model.safetensors", "bin": "pytorch_model.bin", "bin-legacy": "pytorch_model.bin",
+    "index": "model.safetensors.index.json",
+}  # fmt: skip
+
+
+def _victim(folder: Path, kind: str, rng: random.Random) -> Path:
+    if kind in _MUTATED:
+        return folder / _MUTATED[kind]
+    if kind == "modules":
+        return folder / rng.choice(["modules.json", "1_Pooling/config.json"])
+    if kind == "ours":
+        return folder / rng.choice(["config.json", "model.safetensors"])
+    if kind.startswith("config"):
+        return folder / "config.json"
+    return next(folder.iterdir())
+
+
+def _read(folder: Path, kind: str, path: Path) -> str:
+    """"right" or what was wrong; raises what the reader raises."""
+    if kind == "table":
+        os.environ["FTBERT_GEMM_TABLE"] = str(path)
+        in_force(Machine("NVIDIA H200", "cuBLASLt 13.1.0"))  # whatever is in it, only a warning
+    elif kind == "modules":
+        TextSettings.from_folder(folder)
+    elif path.parent == folder and kind in ("txt", "jsonl", "csv", "tsv", "parquet"):
+        return _read_records(path)
+    else:
+        return _read_checkpoint(folder, kind)
+    return "right"
+
+
+def _read_records(path: Path) -> str:
+    texts = [text for chunk in open_source(path, ReadOptions(skip_bad=True)).chunks(Position()) for text in chunk.texts]
+    chunks = open_source(path, ReadOptions()).chunks(Position())
+    return "right" if [text for chunk in chunks for text in chunk.texts] == texts else "wrong: skip_bad changes texts"
+
+
+def _read_checkpoint(folder: Path, kind: str) -> str:
+    model = ftbert.load(folder)
+    ids = torch.randint(5, min(50, model.config.vocab), (2, 9), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[1, 6:] = 0
+    got = model(ids, mask).last_hidden_state
+    if kind == "ours":
+        return "right"
+    try:
+        import transformers
+
+        ids[1, 6:] = int(getattr(model.checkpoint.config.encoder, "padding_id", 0))
+        theirs = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+        with torch.no_grad():
+            expected = theirs(ids, mask).last_hidden_state * mask[..., None]
+    except Exception:  # noqa: BLE001 - it refuses what it likes
+        return "right"
+    # Weights with flipped exponents are beyond comparing.
+    if not bool(expected.isfinite().all()) or float(expected.abs().max()) > 1e6:
+        return "right"
+    worst = float((got - expected).abs().max())
+    return "right" if worst <= 1e-3 * max(1.0, float(expected.abs().max())) else f"wrong: off by {worst:.3g}"
+
+
+def judge(outcome: tuple[str, Any], folder: Path) -> tuple[str, str]:
+    """(class, words)"""
+    kind, what = outcome
+    if kind == "done":
+        return ("right", "") if what == "right" else ("silent wrong result", what)
+    if kind == "raised":
+        name, expected, message = what
+        if expected and folder.name in message and len(message) < 20_000:
+            return "refused", message
+        return ("wrong type" if not expected else "no name" if len(message) < 20_000 else "long message"), f"{name}: {message[:300]}"
+    return kind, str(what)[:300]
+
+
+def fuzz(count: int, seed: int, tell: Callable[[str], None] = lambda line: None) -> Counter[str]:
+    """Counts by class; `tell` gets a line for each file that was neither read rightly nor refused."""
+    import transformers
+
+    transformers.logging.set_verbosity(50)
+    transformers.utils.logging.disable_progress_bar()
+    open_checkpoint(make_bert(hidden_size=16, num_hidden_layers=1))  # the library, once for all children
+    torch.set_num_threads(1)  # a child that was forked beside OpenMP's threads would wait for them
+    found: Counter[str] = Counter()
+    # The cache would remember what was read before.
+    environment = {"FTBERT_CACHE": "off", "FTBERT_GEMM_TABLE": ""}
+    with warnings.catch_warnings(), mock.patch.dict(os.environ, environment), tempfile.TemporaryDirectory(prefix="fuzz-") as root:
+        warnings.simplefilter("ignore")
+        seeds = Seeds(Path(root) / "seeds")
+        for number in range(count):
+            rng = random.Random(f"{seed} {number}")
+            kind = seeds.kinds()[number % len(seeds.kinds())]
+            folder = Path(root) / f"case-{number}-"
+            shutil.copytree(seeds.root / kind, folder)
+            path = _victim(folder, kind, rng)
+            _mutate(path, rng, header=path.suffix == ".safetensors" and rng.random() < 0.6)
+            verdict, words = judge(isolated.run(lambda: _read(folder, kind, path)), folder)  # noqa: B023
+            found[verdict] += 1
+            if verdict not in GOOD:
+                tell(f"seed {seed} number {number} {kind}: {verdict}: {words}")
+            shutil.rmtree(folder)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=3000, help="files (default 3000)")
+    parser.add_argument("--seed", type=int, default=0, help="(default 0)")
+    options = parser.parse_args()
+    found = fuzz(options.count, options.seed, lambda line: print(line, flush=True))
+    print(f"fuzz_files: {options.count} files: " + ", ".join(f"{n} {kind}" for kind, n in found.most_common()))
+    return int(any(kind not in GOOD for kind in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
