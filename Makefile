@@ -41,7 +41,8 @@ DEPS := $(STATE)/installed-$(shell cat requirements.txt requirements-dev.txt | c
 CMAKE_OPTIONS := -G Ninja $(foreach name,FTBERT_CUDA FTBERT_CUDA_ARCHS,$(if $($(name)),"-D$(name)=$($(name))"))
 CXX_FILES = $(shell find csrc tests/cpp examples -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help run test build bench bench-avx2 lint clean core-test cuda-compile py-test avx2-test fuzz-ops asan-test gpu-build gpu-test gpu-bench models
+.PHONY: help run test build bench bench-avx2 lint clean core-test cuda-compile py-test avx2-test fuzz kills asan-test \
+  gpu-build gpu-test gpu-bench models
 
 # One thing after another, also under -j: pytest's closing line comes last.
 .NOTPARALLEL:
@@ -149,6 +150,16 @@ core-test: $(DEPS)  ## the core's C++ test, without Python or torch; for aarch64
 	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_EXE_LINKER_FLAGS=-static \
 	  -DFTBERT_TESTS=ON -DFTBERT_TORCH=OFF -DFTBERT_CUDA=OFF --log-level=WARNING; \
 	cmake --build build-aarch64; qemu-aarch64 build-aarch64/core_test
+
+FUZZ := $(wildcard tests/fuzz_*.py)
+COUNT ?= 3000
+SEED ?= 0
+fuzz: build  ## mutated files and random calls against every reader and op (COUNT=3000 SEED=0)
+	@$(foreach script,$(FUZZ),printf '\n== $(script)\n'; \
+	  PYTHONPATH=. $(PYTHON) $(script) --count $(COUNT) --seed $(SEED);) true
+
+kills: build  ## SIGKILL at 200 random moments of convert and embed
+	PYTHONPATH=. $(PYTHON) tests/kills.py --count 200 --seed $(SEED)
 
 lint: $(DEPS)  ## ruff, mypy, clang-format
 	@printf '\n== lint\n'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import sys
@@ -10,10 +11,21 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from ftbert import __version__
 
+_EXAMPLES = {
+    "convert": "example: ftbert convert sentence-transformers/all-MiniLM-L6-v2 minilm --dtype bf16",
+    "embed": (
+        "examples: ftbert embed minilm reviews.jsonl.gz vectors.npy --column body --skip-bad\n"
+        "          sort -u queries.txt | ftbert embed minilm - - > vectors.jsonl"
+    ),
+    "check": "example: ftbert check minilm --dtype bf16",
+    "bench": "example: ftbert bench minilm --texts reviews.txt --batch 64",
+    "tune": "example: ftbert tune minilm --dtype fp16 --minutes 30",
+    "info": "example: ftbert info minilm --device cuda",
+}
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
 
@@ -45,12 +57,15 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, text: str, run: Any, *, model: bool) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=text, description=text)
+        added = commands.add_parser(
+            name, help=text, description=text, epilog=_EXAMPLES[name], formatter_class=argparse.RawTextHelpFormatter
+        )
         added.set_defaults(run=run)
         added.add_argument("--json", action="store_true", help="print one JSON object instead of text")
         if model:
-            added.add_argument("--device", type=_device, help="cpu, cuda or cuda:N")
-            added.add_argument("--dtype", choices=("fp32", "fp16", "bf16"))
+            device, dtype = ("cuda", "fp16") if name == "tune" else ("cpu", "fp32")
+            added.add_argument("--device", type=_device, help=f"cpu, cuda or cuda:N (default {device})")
+            added.add_argument("--dtype", choices=("fp32", "fp16", "bf16"), help=f"(default {dtype})")
         return added
 
     convert = command("convert", "HuggingFace folder, hub id or .onnx file to an ftbert folder.", _convert, model=False)
@@ -62,14 +77,22 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("--force", action="store_true", help="replace DST if it is a checkpoint folder of ftbert")
 
     embed = command(
-        "embed", "Embed a file: .txt .jsonl .csv .parquet to .npy .jsonl .parquet.", _embed, model=True
+        "embed", "Embed a file: .txt .jsonl .csv .tsv (also .gz) .parquet to .npy .jsonl .jsonl.gz .parquet.",
+        _embed, model=True,
     )
     embed.add_argument("model", metavar="MODEL")
-    embed.add_argument("source", metavar="IN")
-    embed.add_argument("target", metavar="OUT")
+    embed.add_argument("source", metavar="IN", help="- is standard input, of lines as --input-format says")
+    embed.add_argument("target", metavar="OUT", help="- is standard output, of JSON lines")
+    embed.add_argument(
+        "--input-format", choices=("txt", "jsonl", "csv", "tsv"), default="txt", help="of IN - (default txt)"
+    )
     embed.add_argument("--column", help='field with the text (default "text")')
-    embed.add_argument("--skip-bad", action="store_true", help="leave out records that cannot be read")
-    embed.add_argument("--pooling", choices=("cls", "mean", "max", "mean_sqrt_len", "last"))
+    embed.add_argument(
+        "--skip-bad", action="store_true", help="leave out records that cannot be read; OUT.skipped.jsonl lists them"
+    )
+    embed.add_argument(
+        "--pooling", choices=("cls", "mean", "max", "mean_sqrt_len", "last"), help="(default: the model's own)"
+    )
     embed.add_argument("--prompt", metavar="TEXT", help="put before every text (default: the model's own, if any)")
     embed.add_argument("--prompt-name", metavar="NAME", help="one of the model's prompts, such as query")
     embed.add_argument("--max-length", type=_count, metavar="N", help="tokens of a text (default: the model's)")
@@ -129,11 +152,13 @@ def _convert(options: argparse.Namespace) -> int:
 def _embed(options: argparse.Namespace) -> int:
     from ftbert.embed import BATCH_RECORDS, check_request, embed_file
     from ftbert.part_area import part_folder
+    from ftbert.records import skipped_file
 
     how: dict[str, Any] = {
         "column": options.column,
         "skip_bad": options.skip_bad,
         "batch_records": options.batch_records or BATCH_RECORDS,
+        "kind": f".{options.input_format}",
     }
     check_request(options.source, options.target, **how)
     model = _load(options, heads=False)
@@ -159,9 +184,11 @@ def _embed(options: argparse.Namespace) -> int:
         raise
     text = f"{stats.target}: {stats.records} records x {stats.hidden}"
     text += f", {stats.skipped} skipped" if stats.skipped else ""
+    text += f" (see {skipped_file(Path(stats.target))})" if stats.skipped and stats.target != "-" else ""
     text += f", {stats.resumed} of them from an earlier run" if stats.resumed else ""
     text += f"; {stats.tokens} tokens in {stats.seconds:.1f} s, {stats.tokens_per_second:,.0f} tokens/s"
-    _report(options, stats.as_dict(), text)
+    # Where the vectors go to standard output, what there is to say goes to the other.
+    _report(options, stats.as_dict(), text, sys.stderr if stats.target == "-" else sys.stdout)
     return 0
 
 
@@ -309,8 +336,8 @@ def _load(options: argparse.Namespace, **more: Any) -> Any:
     return ftbert.load(options.model, **given, **more)
 
 
-def _report(options: argparse.Namespace, values: dict[str, Any], text: str) -> None:
-    print(json.dumps(values, ensure_ascii=False, default=str) if options.json else text)
+def _report(options: argparse.Namespace, values: dict[str, Any], text: str, where: TextIO | None = None) -> None:
+    print(json.dumps(values, ensure_ascii=False, default=str) if options.json else text, file=where or sys.stdout)
 
 
 def _shown(value: Any) -> str:
@@ -320,6 +347,8 @@ def _shown(value: Any) -> str:
 def _one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"standard output: {error.strerror}"  # of all else the name is known
     text = " ".join(str(error).split())
     # Ours explain themselves; of anything else the type is needed to make sense of it.
     explained = isinstance(error, (ValueError, TypeError, OSError, RuntimeError)) and text

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -16,6 +18,7 @@ import numpy as np
 from ftbert.part_area import PartArea
 from ftbert.progress import Progress
 from ftbert.records import (
+    STREAM,
     Chunk,
     Position,
     Reader,
@@ -24,7 +27,9 @@ from ftbert.records import (
     keeps_columns,
     open_source,
     open_target,
+    skipped_file,
 )
+from ftbert.writers import SkippedWriter
 
 BATCH_RECORDS = 8192  # finished records that a kill can cost, and the records held in memory at once
 
@@ -61,18 +66,23 @@ def check_request(
     column: str | None = None,
     skip_bad: bool = False,
     batch_records: int = BATCH_RECORDS,
+    kind: str = ".txt",
 ) -> Reader:
     """Everything that can be refused before a model is loaded: formats, column, a readable source, a
     writable place for the target. OSError or ValueError; leaves nothing behind.
     """
     source, target = Path(source), Path(target)
-    options = ReadOptions(column or "text", skip_bad, keeps_columns(target), batch_records)
+    options = ReadOptions(column or "text", skip_bad, keeps_columns(target), batch_records, kind)
     reader = open_source(source, options)
+    if target == STREAM:
+        return reader
     if not target.parent.is_dir():
         raise FileNotFoundError(f"{target}: the folder {target.parent} does not exist; make it first")
     if target.is_dir():
         raise IsADirectoryError(f"{target}: is a folder; expected the name of a file")
-    if target.exists() and target.samefile(source):
+    if target.exists() and not target.is_file():
+        raise ValueError(f"{target}: is no file; name another output")
+    if source != STREAM and target.exists() and target.samefile(source):
         raise ValueError(f"{target}: is the input itself; name another output")
     try:
         with tempfile.TemporaryFile(dir=target.parent):
@@ -99,11 +109,15 @@ def embed_file(
     max_tokens: int = 16384,
     resume: bool = True,
     show_progress_bar: bool | None = None,
+    kind: str = ".txt",
 ) -> EmbedStats:
-    """Embeds every record of `source` (.txt .jsonl .csv .parquet) into `target` (.npy .jsonl .parquet).
+    """Embeds every record of `source` (.txt .jsonl .csv .tsv, also .gz, .parquet) into `target` (.npy .jsonl .jsonl.gz
+    .parquet). "-" is standard input, of lines of `kind` (.txt .jsonl .csv .tsv), and standard output, of JSON lines
+    written as they are computed.
 
-    column: the one with the text, "text" by default. skip_bad: leave out records that cannot be read,
-    and count them; by default the first one is an error (`records.BadRecord`) naming its line.
+    column: the one with the text, "text" by default. skip_bad: leave out records that cannot be read, count them and
+    list them in `<target>.skipped.jsonl` (standard error where the target is "-"); ValueError where no record is
+    good. By default the first bad one is an error (`records.BadRecord`) naming its line.
     batch_records: how often finished work is put on the disk. resume: go on where a killed run with the
     same settings, model and source stopped; the result is bit for bit that of an unbroken run.
     normalize, pooling, prompt, prompt_name, max_length, truncate_dim, max_tokens: as in `encode`.
@@ -112,7 +126,7 @@ def embed_file(
     ValueError, TypeError, before anything is computed wherever possible.
     """
     source, target = Path(source), Path(target)
-    reader = check_request(source, target, column=column, skip_bad=skip_bad, batch_records=batch_records)
+    reader = check_request(source, target, column=column, skip_bad=skip_bad, batch_records=batch_records, kind=kind)
     from ftbert.text import embed_windows, text_options  # torch only once the request is known to be sound
 
     how = text_options(
@@ -122,34 +136,47 @@ def embed_file(
     made_with = _source_identity(source) | _model_identity(model)
     made_with |= {"column": column or "text", "batch_records": batch_records} | how.identity()
     with contextlib.ExitStack() as stack:
-        area = stack.enter_context(PartArea(target))
+        piped = STREAM in (source, target)  # nobody can go on from there
+        beside = target
+        if target == STREAM:
+            beside = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ftbert-"))) / "out"
+        area = stack.enter_context(PartArea(beside))
         progress = Progress(reader.end, show_progress_bar, unit="", label="embed")
         stack.callback(progress.close)
-        if not resume:
+        if not resume or piped:
             area.discard(None)
         saved = area.saved(made_with)
         if saved is not None and saved["position"]["skipped"] and not skip_bad:
             area.discard("it was made with skip_bad")
             saved = None
-        writer, position = _writer(area, target, how.width, saved)
+        writer, left_out, position = _writer(area, source, target, how.width, saved)
         stack.callback(writer.close)
+        stack.callback(left_out.close)
         resumed = position.records
-        progress.add(0, 0, position.offset)
         windows = embed_windows(
             model,
-            _windows(reader, position),
+            _windows(reader, position, progress),
             how,
-            on_batch=lambda texts, tokens: progress.add(texts, tokens, 0),
+            on_batch=progress.add_expected,
         )
         with contextlib.closing(windows):
             for done in windows:
                 _check_finite(done.vectors, done.item)
                 writer.append(done.item, done.vectors)
-                state = writer.sync()
-                progress.add(0, 0, done.item.end.offset - position.offset)
+                left_out.append(done.item.bad)
+                state = {"writer": writer.sync(), "skipped": left_out.sync()}
                 position = done.item.end
-                area.save(made_with, {"position": asdict(position), "writer": state})
-        area.deliver(writer.finish())
+                if not piped:
+                    area.save(made_with, {"position": asdict(position), **state})
+        if position.skipped and not position.records:
+            first = json.loads(left_out.finish().read_text(encoding="utf-8").splitlines()[0])
+            area.discard(None)
+            reason = f"the first, line {first['line']}: {first['reason']}"
+            raise ValueError(f"{source}: all {position.skipped} records are bad; {reason}")
+        _deliver_skipped(left_out, position, target, skip_bad)
+        finished = writer.finish()
+        if target != STREAM:
+            area.deliver(finished)
         return EmbedStats(
             target=str(target),
             records=position.records,
@@ -161,22 +188,36 @@ def embed_file(
         )
 
 
-def _windows(reader: Reader, start: Position) -> Iterator[tuple[Chunk, list[str]]]:
+def _windows(reader: Reader, start: Position, progress: Progress) -> Iterator[tuple[Chunk, list[str]]]:
+    before = 0
     for chunk in reader.chunks(start):
+        progress.expect(len(chunk.texts), chunk.consumed - before)
+        before = chunk.consumed
         yield chunk, chunk.texts
 
 
+def _deliver_skipped(left_out: SkippedWriter, position: Position, target: Path, skip_bad: bool) -> None:
+    listed = left_out.finish()
+    if target == STREAM:
+        sys.stderr.write(listed.read_text(encoding="utf-8"))
+    elif position.skipped:
+        listed.replace(skipped_file(target))
+    elif skip_bad:
+        skipped_file(target).unlink(missing_ok=True)  # of an earlier run
+
+
 def _writer(
-    area: PartArea, target: Path, hidden: int, saved: dict[str, Any] | None
-) -> tuple[Writer, Position]:
-    """The writer and where to read on; starts again when the files do not match the manifest."""
+    area: PartArea, source: Path, target: Path, hidden: int, saved: dict[str, Any] | None
+) -> tuple[Writer, SkippedWriter, Position]:
+    """The writers and where to read on; starts again when the files do not match the manifest."""
     if saved is not None:
         try:
             position = Position(**saved["position"])
-            return open_target(target, area.folder, hidden, saved["writer"]), position
+            left_out = SkippedWriter(area.folder, source, saved["skipped"])
+            return open_target(target, area.folder, hidden, saved["writer"]), left_out, position
         except (OSError, ValueError, TypeError, KeyError) as error:
             area.discard(f"its files are damaged ({error})")
-    return open_target(target, area.folder, hidden, None), Position()
+    return open_target(target, area.folder, hidden, None), SkippedWriter(area.folder, source, {}), Position()
 
 
 def _check_finite(vectors: np.ndarray[Any, np.dtype[np.float32]], chunk: Chunk) -> None:
@@ -190,6 +231,8 @@ def _check_finite(vectors: np.ndarray[Any, np.dtype[np.float32]], chunk: Chunk) 
 
 
 def _source_identity(source: Path) -> dict[str, Any]:
+    if source == STREAM:
+        return {}
     stat = source.stat()
     return {
         "source": str(source.resolve()),

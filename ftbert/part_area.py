@@ -19,7 +19,7 @@ from typing import Any
 from ftbert.input_file import named
 
 _MANIFEST = "manifest.json"
-_OURS = re.compile(r"manifest\.(json|new)|rows(-\d{8})?\.(npy|jsonl|parquet)")
+_OURS = re.compile(r"manifest\.(json|new)|(rows(-\d{8})?|skipped)\.(npy|jsonl|parquet)")
 
 
 class PartArea:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
+import zlib
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ftbert.input_file import expect_file
 from ftbert.records import (
     CHUNK_BYTES,
+    STREAM,
     BadRecord,
     Chunk,
     Position,
     ReadOptions,
+    Skipped,
     missing_column,
     one_more_skipped,
+    open_lines,
 )
 from ftbert.tokenizer import is_unicode
 
@@ -63,13 +69,33 @@ class _LineReader:
 
     def __init__(self, path: Path, options: ReadOptions) -> None:
         self.path, self.options = path, options
+        self.end: int | None = None
+        if path == STREAM:
+            return  # its head can be read once only
         expect_file(path)
-        with path.open("rb") as file:
-            self.end = file.seek(0, 2)
-            file.seek(0)
-            self._open(file)
+        self.end = path.stat().st_size
+        with self._opened() as (file, _), self._whole():
+            self._open(_Lines(file, Position()))
 
-    def _open(self, file: BinaryIO) -> None:
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+        file, packed = open_lines(self.path)
+        try:
+            yield file, packed
+        finally:
+            if self.path != STREAM:
+                file.close()
+                packed.close()
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Names the file where its .gz is broken."""
+        try:
+            yield
+        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+            raise ValueError(f"{self.path}: not a whole .gz file ({error})") from error
+
+    def _open(self, lines: _Lines) -> None:
         """Looks at the head of the file."""
 
     def _next(self, lines: _Lines) -> Record | None:
@@ -78,38 +104,47 @@ class _LineReader:
 
     def chunks(self, start: Position) -> Iterator[Chunk]:
         """See `records.Reader`."""
-        with self.path.open("rb") as file:
+        with self._opened() as (file, packed), self._whole():
             lines = _Lines(file, start)
+            if self.path == STREAM:
+                self._open(lines)
             position = told = start  # told: the end of the last chunk
             texts: list[str] = []
             columns: list[dict[str, Any]] = []
+            bad: list[Skipped] = []
+
+            def chunk() -> Chunk:
+                consumed = 0 if self.path == STREAM else packed.tell()
+                return Chunk(texts, columns, self._moved(position, lines, len(texts)), consumed, bad)
+
             while True:
                 try:
                     record = self._next(lines)
                 except StopIteration:
                     break
-                except BadRecord:
+                except BadRecord as error:
                     if not self.options.skip_bad:
                         raise
+                    bad.append(error.skipped)
                     position, record = one_more_skipped(position), None
                 if record is not None:
                     texts.append(record[0])
                     if self.options.keep:
                         columns.append(record[1])
-                if len(texts) >= self.options.batch_records or lines.offset - told.offset >= CHUNK_BYTES:
-                    position = told = self._moved(position, lines, len(texts))
-                    yield Chunk(texts, columns, position)
-                    texts, columns = [], []
-            if texts or position.skipped != told.skipped:
-                yield Chunk(texts, columns, self._moved(position, lines, len(texts)))
+                many = max(len(texts), len(bad)) >= self.options.batch_records
+                if many or lines.offset - told.offset >= CHUNK_BYTES:
+                    done = chunk()
+                    position = told = done.end
+                    yield done
+                    texts, columns, bad = [], [], []
+            if texts or bad:
+                yield chunk()
 
     def _moved(self, position: Position, lines: _Lines, records: int) -> Position:
         return Position(lines.offset, lines.line, position.records + records, position.skipped)
 
     def _bad(self, line: int, why: str) -> BadRecord:
-        return BadRecord(
-            f"{self.path}: line {line}: {why}. Mend it, or pass --skip-bad to leave such records out"
-        )
+        return BadRecord(self.path, line, why)
 
     def _decoded(self, raw: bytes, lines: _Lines) -> str:
         try:
@@ -164,9 +199,8 @@ class CsvReader(_LineReader):
     delimiter = ","
     _open_from, _open_to, _open_why = -1, -1, ""  # offsets between which an open quote ends in a known error
 
-    def _open(self, file: BinaryIO) -> None:
+    def _open(self, lines: _Lines) -> None:
         csv.field_size_limit(max(csv.field_size_limit(), _LARGEST_FIELD))
-        lines = _Lines(file, Position())
         try:
             self.header = self._row(lines) or []
         except StopIteration:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ftbert.input_file import expect_file
-from ftbert.records import CHUNK_BYTES, EMBEDDING, BadRecord, Chunk, Position, ReadOptions, missing_column
+from ftbert.records import CHUNK_BYTES, EMBEDDING, BadRecord, Chunk, Position, ReadOptions, Skipped, missing_column
 
 # What pyarrow raises for bytes that are no parquet; ArrowException has no base of its own beside Exception.
 _BROKEN = (pa.ArrowException, OSError, ValueError, LookupError, TypeError, OverflowError, MemoryError)
@@ -26,7 +26,7 @@ class ParquetReader:
         expect_file(path)
         try:
             with pq.ParquetFile(path) as file:
-                self.end: int = file.metadata.num_rows
+                self.end: int | None = file.metadata.num_rows
                 schema = file.schema_arrow
         except FileNotFoundError:
             raise
@@ -46,7 +46,7 @@ class ParquetReader:
         """See `records.Reader`."""
         position = start
         for table in self._tables(start.offset):
-            texts, good = self._texts(table[self.options.column], position.offset)
+            texts, good, bad = self._texts(table[self.options.column], position.offset)
             kept = None
             if self.options.keep:
                 kept = table if len(texts) == len(table) else table.filter(pa.array(good))
@@ -56,7 +56,7 @@ class ParquetReader:
                 records=position.records + len(texts),
                 skipped=position.skipped + len(table) - len(texts),
             )
-            yield Chunk(texts, kept, position)
+            yield Chunk(texts, kept, position, position.offset, bad)
 
     def _tables(self, first: int) -> Iterator[Any]:
         """The rows from `first` on in chunks; where they are cut depends only on the rows that follow."""
@@ -88,8 +88,9 @@ class ParquetReader:
         full = int(ends.searchsorted(CHUNK_BYTES)) + 1 if len(ends) else 1
         return min(full, limit) if min(full, limit) <= len(table) else None
 
-    def _texts(self, column: Any, first: int) -> tuple[list[str], list[bool]]:
-        """The good texts, and which rows they were."""
+    def _texts(self, column: Any, first: int) -> tuple[list[str], list[bool], list[Skipped]]:
+        """The good texts, which rows they were, and the bad ones."""
+        bad: list[Skipped] = []
         texts: list[str] = []
         good: list[bool] = []
         for row, scalar in enumerate(column, start=first + 1):
@@ -98,15 +99,15 @@ class ParquetReader:
                 why = "is null" if text is None else ""
             except UnicodeDecodeError:
                 text, why = None, "is not UTF-8"
-            if why and not self.options.skip_bad:
-                raise BadRecord(
-                    f"{self.path}: row {row}: {self.options.column!r} {why}. "
-                    "Mend it, or pass --skip-bad to leave such records out"
-                )
+            if why:
+                error = BadRecord(self.path, row, f"{self.options.column!r} {why}", "row")
+                if not self.options.skip_bad:
+                    raise error
+                bad.append(error.skipped)
             good.append(text is not None)
             if text is not None:
                 texts.append(text)
-        return texts, good
+        return texts, good, bad
 
 
 def _groups_from(metadata: Any, first: int) -> tuple[list[int], int]:

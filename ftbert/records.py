@@ -7,17 +7,21 @@ position: a resumed run cuts the same chunks.
 
 from __future__ import annotations
 
+import gzip
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-SOURCES = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")
-TARGETS = (".npy", ".jsonl", ".parquet")
+LINES = (".txt", ".jsonl", ".csv", ".tsv")
+SOURCES = (*LINES, *(kind + ".gz" for kind in LINES), ".parquet")
+TARGETS = (".npy", ".jsonl", ".jsonl.gz", ".parquet")
+STREAM = Path("-")  # standard input, of text lines unless told otherwise, or standard output, of JSON lines
 EMBEDDING = "embedding"  # the column that writers add
 
 # A chunk also ends here, so that a file of very long texts needs no more memory than one of short ones.
@@ -36,21 +40,37 @@ class Position:
 
 @dataclass
 class Chunk:
-    """texts: what to embed. columns: the records to keep beside it, a list of dict or a pyarrow Table."""
+    """texts: what to embed. columns: the records to keep beside it, a list of dict or a pyarrow Table. consumed: of
+    Reader.end, up to the end of the chunk. bad: the records left out."""
 
     texts: list[str]
     columns: Any
     end: Position
+    consumed: int = 0
+    bad: list[Skipped] = field(default_factory=list)
+
+
+class Skipped(NamedTuple):
+    """A record that was left out. line: from 1 on; rows for parquet."""
+
+    line: int
+    reason: str
 
 
 class BadRecord(ValueError):
     """A record that cannot be read; the message names file, line and reason."""
 
+    def __init__(self, path: Path, line: int, reason: str, unit: str = "line") -> None:
+        super().__init__(
+            f"{path}: {unit} {line}: {reason}. Mend it, or pass --skip-bad to leave such records out"
+        )
+        self.skipped = Skipped(line, reason)
+
 
 class Reader(Protocol):
     """A source file."""
 
-    end: int  # Position.offset at the end of the file
+    end: int | None  # Chunk.consumed at the end of the file, where that is known
 
     def chunks(self, start: Position) -> Iterator[Chunk]:
         """Chunks from `start` on; BadRecord at a bad record unless the reader skips them."""
@@ -74,12 +94,14 @@ class Writer(Protocol):
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """column: the one with the text. keep: read the other columns too. batch_records: per chunk."""
+    """column: the one with the text. keep: read the other columns too. batch_records: per chunk. kind: of standard
+    input, one of LINES."""
 
     column: str = "text"
     skip_bad: bool = False
     keep: bool = True
     batch_records: int = 8192
+    kind: str = ".txt"
 
 
 def open_source(path: Path, options: ReadOptions) -> Reader:
@@ -88,7 +110,7 @@ def open_source(path: Path, options: ReadOptions) -> Reader:
     """
     if options.batch_records < 1:
         raise ValueError(f"batch_records must be at least 1; got {options.batch_records}")
-    kind = _kind(path, SOURCES, "read")
+    kind = options.kind if path == STREAM else _kind(path, SOURCES, "read").removesuffix(".gz")
     if kind == ".parquet":
         from ftbert.read_parquet import ParquetReader
 
@@ -102,17 +124,35 @@ def open_source(path: Path, options: ReadOptions) -> Reader:
 
 def open_target(path: Path, folder: Path, hidden: int, state: dict[str, int] | None) -> Writer:
     """A writer of `path`'s kind working inside `folder`; `state` is what `sync` returned, None at first."""
-    from ftbert.writers import JsonlWriter, NpyWriter, ParquetWriter
+    from ftbert.writers import JsonlGzWriter, JsonlStream, JsonlWriter, NpyWriter, ParquetWriter
 
+    if path == STREAM:
+        return JsonlStream(hidden)
     kind = _kind(path, TARGETS, "write")
-    writer: Any = {".npy": NpyWriter, ".jsonl": JsonlWriter, ".parquet": ParquetWriter}[kind]
+    kinds = {".npy": NpyWriter, ".jsonl": JsonlWriter, ".jsonl.gz": JsonlGzWriter, ".parquet": ParquetWriter}
+    writer: Any = kinds[kind]
     opened: Writer = writer(folder, hidden, state or {})
     return opened
 
 
 def keeps_columns(target: Path) -> bool:
     """True when the target's format has room for the other columns."""
-    return _kind(target, TARGETS, "write") != ".npy"
+    return target == STREAM or _kind(target, TARGETS, "write") != ".npy"
+
+
+def skipped_file(target: Path) -> Path:
+    """Where the records are listed that were left out of `target`."""
+    return target.with_name(target.name + ".skipped.jsonl")
+
+
+def open_lines(path: Path) -> tuple[BinaryIO, BinaryIO]:
+    """The bytes of a file of lines, unpacked, and what they are read from, whose place says how far that is."""
+    if path == STREAM:
+        return sys.stdin.buffer, sys.stdin.buffer
+    packed: BinaryIO = path.open("rb")  # type: ignore[assignment]
+    if path.suffix.lower() != ".gz":
+        return packed, packed
+    return gzip.GzipFile(fileobj=packed), packed  # type: ignore[return-value]
 
 
 def missing_column(path: Path, column: str, found: list[str]) -> ValueError:
@@ -128,7 +168,7 @@ def one_more_skipped(position: Position, **moved: int) -> Position:
 
 
 def _kind(path: Path, kinds: tuple[str, ...], verb: str) -> str:
-    kind = path.suffix.lower()
+    kind = "".join(path.suffixes[-2:] if path.suffix.lower() == ".gz" else path.suffixes[-1:]).lower()
     if kind not in kinds:
         raise ValueError(
             f"{path}: cannot {verb} {kind or 'a file without an ending'}; expected {', '.join(kinds)}"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftbert.input_file import named
-from ftbert.records import EMBEDDING, Chunk
+from ftbert.records import EMBEDDING, STREAM, Chunk, Skipped
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,23 +90,17 @@ class NpyWriter:
         self._file.close()
 
 
-class JsonlWriter:
-    """The record's fields and "embedding", one JSON object a line."""
+class SkippedWriter:
+    """The records left out: {"file", "line", "reason"}, one JSON object a line."""
 
-    def __init__(self, folder: Path, hidden: int, state: dict[str, int]) -> None:
-        self._file = _AppendedFile(folder / "rows.jsonl", state.get("bytes", 0))
-        # Nine significant digits give every float32 back exactly, at half the length of a double's.
-        self._numbers = "[" + ", ".join(["%.9g"] * hidden) + "]"
+    def __init__(self, folder: Path, source: Path, state: dict[str, int]) -> None:
+        self._source = str(source)
+        self._file = _AppendedFile(folder / "skipped.jsonl", state.get("bytes", 0))
 
-    def append(self, chunk: Chunk, vectors: NDArray[np.float32]) -> None:
-        """See `records.Writer`."""
-        rows = chunk.columns if isinstance(chunk.columns, list) else chunk.columns.to_pylist()
-        for fields, vector in zip(rows, vectors.tolist(), strict=True):
-            if EMBEDDING in fields:
-                raise ValueError(f"a record already has a field {EMBEDDING!r}; rename it, or write .npy")
-            numbers = self._numbers % tuple(vector)
-            body = _as_json(fields)[:-1] + (", " if fields else "") + f'"{EMBEDDING}": {numbers}}}\n'
-            self._file.write(body.encode("utf-8"))
+    def append(self, bad: list[Skipped]) -> None:
+        for line, reason in bad:
+            row = {"file": self._source, "line": line, "reason": reason}
+            self._file.write((_as_json(row) + "\n").encode("utf-8"))
 
     def sync(self) -> dict[str, int]:
         """See `records.Writer`."""
@@ -117,6 +114,78 @@ class JsonlWriter:
     def close(self) -> None:
         """See `records.Writer`."""
         self._file.close()
+
+
+class JsonlWriter:
+    """The record's fields and "embedding", one JSON object a line."""
+
+    def __init__(self, folder: Path, hidden: int, state: dict[str, int]) -> None:
+        self._set_width(hidden)
+        self._file = _AppendedFile(folder / "rows.jsonl", state.get("bytes", 0))
+
+    def _set_width(self, hidden: int) -> None:
+        # Nine significant digits give every float32 back exactly, at half the length of a double's.
+        self._numbers = "[" + ", ".join(["%.9g"] * hidden) + "]"
+
+    def append(self, chunk: Chunk, vectors: NDArray[np.float32]) -> None:
+        """See `records.Writer`."""
+        self._file.write(self._packed(b"".join(self._lines(chunk, vectors))))
+
+    def _packed(self, data: bytes) -> bytes:
+        return data
+
+    def _lines(self, chunk: Chunk, vectors: NDArray[np.float32]) -> Iterator[bytes]:
+        rows = chunk.columns if isinstance(chunk.columns, list) else chunk.columns.to_pylist()
+        for fields, vector in zip(rows, vectors.tolist(), strict=True):
+            if EMBEDDING in fields:
+                raise ValueError(f"a record already has a field {EMBEDDING!r}; rename it, or write .npy")
+            numbers = self._numbers % tuple(vector)
+            body = _as_json(fields)[:-1] + (", " if fields else "") + f'"{EMBEDDING}": {numbers}}}\n'
+            yield body.encode("utf-8")
+
+    def sync(self) -> dict[str, int]:
+        """See `records.Writer`."""
+        return {"bytes": self._file.sync()}
+
+    def finish(self) -> Path:
+        """See `records.Writer`."""
+        self._file.sync()
+        return self._file.path
+
+    def close(self) -> None:
+        """See `records.Writer`."""
+        self._file.close()
+
+
+class JsonlGzWriter(JsonlWriter):
+    """The same packed, each chunk on its own, so that a later process can go on behind any of them."""
+
+    def _packed(self, data: bytes) -> bytes:
+        return gzip.compress(data, mtime=0) if data else b""
+
+
+class JsonlStream(JsonlWriter):
+    """The same on standard output, as it is computed. There is nothing to go on from."""
+
+    def __init__(self, hidden: int) -> None:
+        self._set_width(hidden)
+
+    def append(self, chunk: Chunk, vectors: NDArray[np.float32]) -> None:
+        """See `records.Writer`."""
+        with named("standard output"):
+            sys.stdout.buffer.writelines(self._lines(chunk, vectors))
+            sys.stdout.buffer.flush()
+
+    def sync(self) -> dict[str, int]:
+        """See `records.Writer`."""
+        return {}
+
+    def finish(self) -> Path:
+        """See `records.Writer`."""
+        return STREAM
+
+    def close(self) -> None:
+        """See `records.Writer`."""
 
 
 class ParquetWriter:

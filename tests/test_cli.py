@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import subprocess
 import sys
@@ -199,3 +201,98 @@ def test_bench_on_a_tiny_model(tiny_bert: Any, tmp_path: Path) -> None:
 def test_a_folder_that_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     failed(capsys, "info", str(tmp_path / "none"))
     failed(capsys, "check", str(tmp_path))
+
+
+@pytest.mark.parametrize("command", ["convert", "embed", "check", "bench", "tune", "info"])
+def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    out = capsys.readouterr().out
+    assert f" ftbert {command} " in out.split("example")[-1]
+    for option in ("--device", "--dtype", "--pooling", "--column"):
+        assert out.count(option) == 0 or "default" in out.split(f"  {option} ")[1].split("\n  --")[0]
+
+
+class _Bytes(io.StringIO):
+    def __init__(self, data: bytes = b"") -> None:
+        super().__init__()
+        self.buffer = io.BytesIO(data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        ("txt", b"\xef\xbb\xbfthe cat\n\ndog\n"),
+        ("jsonl", b'{"text": "the cat"}\n{"text": ""}\n{"text": "dog"}'),
+        ("csv", b'\xef\xbb\xbftext\n"the cat"\n""\ndog\n'),
+    ],
+)
+def test_standard_input_to_standard_output(
+    stub: StubModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str, data: bytes
+) -> None:
+    out = _Bytes()
+    monkeypatch.setattr(sys, "stdin", _Bytes(data))
+    monkeypatch.setattr(sys, "stdout", out)
+    assert cli.main(["embed", "model", "-", "-", "--input-format", kind, "--batch-records", "2"]) == 0
+    rows = [json.loads(line) for line in out.buffer.getvalue().splitlines()]
+    assert [row["text"] for row in rows] == ["the cat", "", "dog"] and len(rows[0]["embedding"]) == 16
+    assert out.getvalue() == "" and "3 records x 16" in capsys.readouterr().err
+    assert sorted(path.name for path in Path().iterdir()) == ["in.txt", "model"]
+
+
+def test_packed_lines(stub: StubModel) -> None:
+    Path("in.jsonl.gz").write_bytes(gzip.compress(b'{"text": "cat"}\n{"text": "dog"}\n'))
+    assert cli.main(["embed", "model", "in.jsonl.gz", "out.jsonl.gz", "--batch-records", "1"]) == 0
+    rows = [json.loads(line) for line in gzip.decompress(Path("out.jsonl.gz").read_bytes()).splitlines()]
+    assert [row["text"] for row in rows] == ["cat", "dog"]
+
+
+def test_a_broken_gz(stub: StubModel, capsys: pytest.CaptureFixture[str]) -> None:
+    for data in (b"no gz", gzip.compress(b"text\n" * 99)[:-9]):
+        Path("in.txt.gz").write_bytes(data)
+        assert "in.txt.gz: not a whole .gz file" in failed(capsys, "embed", "model", "in.txt.gz", "out.npy")
+
+
+def test_skipped_records_are_listed(stub: StubModel, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("in.jsonl").write_text('{"text": "cat"}\n{\n{"text": 1}\n{"text": "dog"}\n')
+    arguments = ["embed", "model", "in.jsonl", "out.npy", "--skip-bad", "--batch-records", "1"]
+    stub.fail_at = 1
+    assert cli.main(arguments) == 1  # the list goes on too where the work does
+    stub.fail_at = -1
+    assert cli.main(arguments) == 0
+    assert "2 skipped (see out.npy.skipped.jsonl)" in capsys.readouterr().out
+    rows = [json.loads(line) for line in Path("out.npy.skipped.jsonl").read_text().splitlines()]
+    assert [(row["file"], row["line"]) for row in rows] == [("in.jsonl", 2), ("in.jsonl", 3)]
+    assert "must be a string" in rows[1]["reason"]
+    Path("in.jsonl").write_text('{"text": "cat"}\n')
+    assert cli.main(arguments) == 0 and not Path("out.npy.skipped.jsonl").exists()
+
+
+def test_nothing_but_bad_records_is_an_error(stub: StubModel, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("in.jsonl").write_text("{\n}\n")
+    words = failed(capsys, "embed", "model", "in.jsonl", "out.npy", "--skip-bad")
+    assert "in.jsonl: all 2 records are bad; the first, line 1: not valid JSON" in words
+    assert sorted(path.name for path in Path().iterdir()) == ["in.jsonl", "in.txt", "model"]
+
+
+@pytest.mark.parametrize("name", ["in.txt", "in.txt.gz"])
+def test_the_bar_moves_from_the_first_batch_on(
+    stub: StubModel, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    from ftbert.progress import Progress
+
+    data = b"the cat\n" * 50
+    Path(name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    steps: list[int | None] = []
+    monkeypatch.setattr(Progress, "add", lambda bar, texts, tokens, step=None: steps.append(step))
+    assert cli.main(["embed", "model", name, "out.npy", "--max-tokens", "40"]) == 0
+    assert steps[0] and len(steps) == 5 and sum(step or 0 for step in steps) == Path(name).stat().st_size
+
+
+def test_a_full_standard_output_is_named() -> None:
+    code = "import sys; from ftbert import cli; sys.exit(cli.main(['info']))"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=Path(__file__).parents[1], stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert "ftbert: error: standard output: No space left on device" in done.stderr

@@ -134,7 +134,7 @@ def test_bad_records(tmp_path: Path, model: StubModel) -> None:
         ("none/out.npy", FileNotFoundError, "does not exist; make it first"),
         ("model", ValueError, "cannot write a file without an ending"),
         ("folder.npy", IsADirectoryError, "is a folder"),
-        ("out.csv", ValueError, r"cannot write \.csv; expected \.npy, \.jsonl, \.parquet"),
+        ("out.csv", ValueError, r"cannot write \.csv; expected \.npy, \.jsonl, "),
         ("in.jsonl", ValueError, "is the input itself"),
     ],
 )
@@ -331,3 +331,31 @@ def test_options_of_the_text_count_on_resume(
     assert (stats.resumed > 0) == same
     assert stats.hidden == option.get("truncate_dim", 16)
     assert np.array_equal(np.load(out), encode(model, TEXTS, **option))
+
+
+_FULL = """
+import resource, sys
+from pathlib import Path
+import stub_model
+from ftbert.embed import embed_file
+stub_model.use_stub_pooling()
+model = stub_model.StubModel(Path(sys.argv[1]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+try:
+    embed_file(model, sys.argv[2], sys.argv[3])
+except OSError as error:
+    print(error.filename)
+"""
+
+
+@pytest.mark.parametrize("target", ["out.npy", "out.jsonl", "out.jsonl.gz", "out.parquet"])
+def test_a_full_disk_names_the_file(tmp_path: Path, model: StubModel, target: str) -> None:
+    path = write_source(tmp_path / "in.txt", TEXTS)
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(here), str(here.parent)])
+    arguments = [sys.executable, "-c", _FULL, str(model.folder), str(path), str(tmp_path / target)]
+    done = subprocess.run(
+        arguments, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=True
+    )
+    assert f"{target}.part/rows" in done.stdout, done.stderr
+    assert not (tmp_path / target).exists()
