@@ -62,7 +62,7 @@ def _choices_as_rows(
     token_type_ids: Optional[Tensor],  # noqa: UP045
 ) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor]]:  # noqa: UP006, UP045
     """[batch, choices, seq] -> [batch * choices, seq]; two dimensions stay as they are."""
-    if not torch.jit.is_scripting() and not isinstance(input_ids, Tensor):
+    if not torch.jit.is_scripting() and not isinstance(input_ids, Tensor):  # type: ignore[attr-defined]
         raise TypeError(f"input_ids: expected a torch tensor, got {type(input_ids).__name__}")
     if input_ids.dim() == 3:
         input_ids = input_ids.flatten(0, 1)

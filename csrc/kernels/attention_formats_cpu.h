@@ -185,7 +185,7 @@ struct Bf16Format {
           rows[i] = _mm512_inserti64x4(_mm512_castsi256_si512(rounded(from, count)), rounded(from + 16, count - 16), 1);
         }
         transpose_16x16(rows);
-        const int64_t count = std::min<int64_t>(16, depth(head_size - d));
+        const int64_t pairs = depth(head_size - d), count = pairs < 16 ? pairs : 16;
         for (int64_t i = 0; i < count; ++i) _mm512_storeu_si512(keys + (d / 2 + i) * padded + j, rows[i]);
       }
   }
