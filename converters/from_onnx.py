@@ -4,25 +4,27 @@ python -m ftbert.converters.from_onnx SRC DST      SRC: an .onnx file, or a fold
 
 The graph is followed from the embeddings on (onnx_encoder.py), so it does not matter which exporter wrote the file
 and whether it kept any name. A config.json beside it is used and must agree with the graph; without one the config is
-what the graph says, eps, head count and activation included. Only the encoder and the pooler are taken.
+what the graph says, eps, head count and activation included. Only the encoder and the pooler are taken. What was read
+is a guess until the graph itself has been evaluated and computes the same (onnx_check.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ftbert.config import FORMAT, EncoderConfig, read_json
 from ftbert.converters.family import Family
+from ftbert.converters.onnx_check import Interface
 from ftbert.converters.onnx_config import differences, document, fit
 from ftbert.converters.onnx_encoder import Encoder, trace
-from ftbert.converters.onnx_file import DTYPES, Constant, read_onnx
-from ftbert.converters.onnx_graph import Graph, Matrix
+from ftbert.converters.onnx_file import BFLOAT16, DTYPES, OnnxFile, computed, data_files, read_onnx
+from ftbert.converters.onnx_graph import Graph, Matrix, histogram
 from ftbert.converters.onnx_pieces import Linear, Norm
 from ftbert.converters.tensors import TensorSource
 from ftbert.converters.weights import find_family
@@ -34,8 +36,9 @@ _MOST = 20  # problems shown
 class OnnxSource(TensorSource):
     """The constants of a traced graph under HuggingFace's names, matrices as torch.nn.Linear has them."""
 
-    def __init__(self, where: str, tensors: dict[str, Matrix]) -> None:
+    def __init__(self, where: str, tensors: dict[str, Matrix], interface: Interface) -> None:
         self.where = where
+        self.interface = interface
         self._tensors = tensors
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -43,7 +46,8 @@ class OnnxSource(TensorSource):
 
     def read(self, name: str) -> torch.Tensor:
         matrix = self._tensors[name]
-        found = matrix.constant.read()
+        found = torch.tensor(matrix.constant.read())
+        found = found.view(torch.bfloat16) if matrix.constant.type == BFLOAT16 else found
         return found.t().contiguous() if matrix.transposed else found
 
 
@@ -85,10 +89,9 @@ def open_onnx(path: Path) -> tuple[dict[str, Any], OnnxSource, Path | None]:
     if broken:
         more = [f"... and {len(broken) - _MOST} more"] if len(broken) > _MOST else []
         raise ValueError("\n  ".join([f"{path}: constants cannot be read:", *broken[:_MOST], *more]))
-    graph = Graph(file)
     home = home_of(path)
     try:
-        encoder = trace(graph)
+        encoder = trace(Graph(file))
         given = _given_config(home)
         config = document(encoder) if given is None else fit(given, encoder)
         family = find_family(config)
@@ -97,16 +100,37 @@ def open_onnx(path: Path) -> tuple[dict[str, Any], OnnxSource, Path | None]:
         if wrong:
             said = "what a config for it would say" if given is None else f"{home}/config.json"
             raise ValueError("\n  ".join([f"{said} does not fit the graph:", *wrong]))
-        source = OnnxSource(str(path), _names(family, numbers, encoder))
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        torch.ops.ftbert.weight_shapes(numbers.entries())  # the core's own limits
+        source = OnnxSource(str(path), _names(family, numbers, encoder), _interface(path, file, encoder))
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
         # Of a flipped bit anything may come; the graph's own words are the best there is to say about it.
         raise ValueError(
             f"{path}: no BERT-family encoder that ftbert can read: {error}\n"
-            f"  The graph ({file.producer or 'producer unknown'}) has {graph.histogram()}."
+            f"  The graph ({file.producer or 'producer unknown'}) has {histogram(file.nodes)}."
         ) from error
-    if encoder.heads:
-        warnings.warn(f"{path}: its task head is left out; only the encoder and the pooler are read", stacklevel=4)
     return config, source, home
+
+
+def _interface(path: Path, file: OnnxFile, encoder: Encoder) -> Interface:
+    """ValueError where the graph's inputs are not those of an encoder."""
+    tables = encoder.tables
+    rest = [one for one in file.inputs if one.name not in (tables.ids, tables.types) and "type" not in one.name]
+    masks = [one.name for one in rest if "mask" in one.name] or [one.name for one in rest]
+    if len(masks) > 1:
+        raise ValueError(f"which of its inputs is the attention mask: {', '.join(masks)}?")
+    files = [path, *data_files(file.constants.values())]
+    return Interface(
+        path=path,
+        size=sum(one.stat().st_size for one in files),
+        weights=tables.word.type,
+        inputs=tuple(file.inputs),
+        outputs=tuple(file.outputs),
+        ids=tables.ids,
+        types=tables.types,
+        mask=masks[0] if masks else "",
+        hidden=encoder.hidden,
+        pooled=encoder.pooled,
+    )
 
 
 def _given_config(home: Path | None) -> dict[str, Any] | None:
@@ -130,7 +154,7 @@ def _names(family: Family, config: EncoderConfig, encoder: Encoder) -> dict[str,
     def linear(ours: str, *parts: Linear) -> None:
         add(f"{ours}.weight", [part.weight for part in parts])
         # An exporter that folds constants drops a bias of zeros.
-        add(f"{ours}.bias", [Matrix(part.bias or _zeros(part.n)) for part in parts])
+        add(f"{ours}.bias", [Matrix(part.bias or computed("", np.zeros(part.n, np.float32))) for part in parts])
 
     def norm(ours: str, one: Norm) -> None:
         add(f"{ours}.weight", [Matrix(one.weight)])
@@ -160,10 +184,6 @@ def _names(family: Family, config: EncoderConfig, encoder: Encoder) -> dict[str,
     if encoder.pooler is not None and "pooler" in family.names:
         linear("pooler", encoder.pooler)
     return found
-
-
-def _zeros(size: int) -> Constant:
-    return Constant("no bias", (size,), 1, inline=[0.0] * size)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -6,7 +6,7 @@ import itertools
 import math
 from typing import Any
 
-import torch
+import numpy as np
 
 from ftbert.config import EncoderConfig
 from ftbert.converters.onnx_encoder import Encoder
@@ -17,8 +17,10 @@ _ACTIVATIONS = {"gelu_python": "gelu", "gelu_fast": "gelu_new", "gelu_pytorch_ta
 
 def distinct_layers(encoder: Encoder) -> int:
     """How many sets of weights the layers have, in runs: ALBERT's share. By content, for exporters make copies."""
-    weights = [layer.up.weight.constant.read() for layer in encoder.layers]
-    return 1 + sum(not torch.equal(one, next_one) for one, next_one in itertools.pairwise(weights))
+    weights = [layer.up.weight.constant for layer in encoder.layers]
+    return 1 + sum(
+        one is not other and not np.array_equal(one.read(), other.read()) for one, other in itertools.pairwise(weights)
+    )
 
 
 def guess_family(encoder: Encoder) -> str:
@@ -31,7 +33,9 @@ def guess_family(encoder: Encoder) -> str:
     if tables.positions == "from_padding":
         return "roberta"
     if encoder.projection is not None:
-        return "albert" if distinct_layers(encoder) < len(encoder.layers) else "electra"
+        if distinct_layers(encoder) < len(encoder.layers):
+            return "albert"
+        return "electra" if encoder.pooler is None else "rembert"
     return "bert" if tables.token_type is not None else "distilbert"
 
 
@@ -89,7 +93,7 @@ def document(encoder: Encoder) -> dict[str, Any]:
         "pad_token_id": known.get("padding_id", 0),
     }
     if encoder.projection is not None:
-        found["embedding_size"] = known["embedding"]
+        found["input_embedding_size" if family == "rembert" else "embedding_size"] = known["embedding"]
     if family == "albert":
         found["num_hidden_groups"], found["inner_group_num"] = distinct_layers(encoder), 1
     if encoder.relative_bias is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ftbert.converters.onnx_file import Constant
+from ftbert.converters.onnx_file import Constant, computed
 from ftbert.converters.onnx_graph import LAYOUT, Graph
 
 # Of these only the first input is a source of values; the rest says where and how.
@@ -19,9 +19,14 @@ _MOVES = LAYOUT | {"Slice", "Gather", "GatherElements", "GatherND", "Clip"}
 
 @dataclass
 class Tables:
-    """Constants [rows, embedding]. padding_id only where positions == "from_padding"."""
+    """Constants [rows, embedding]. padding_id only where positions == "from_padding".
+
+    ids, types: the graph's inputs that index the first and the last; types is "" where there is no such input.
+    """
 
     word: Constant
+    ids: str
+    types: str = ""
     position: Constant | None = None
     token_type: Constant | None = None
     positions: str = "none"
@@ -65,9 +70,9 @@ def find_tables(graph: Graph, total: str, lookups: dict[str, tuple[Constant, str
     roles = _name_inputs(direct)
     if "position" in roles:
         raise ValueError("embeddings: position ids are an input of this model; export it without them")
-    word = roles.pop("word")
-    token_type = roles.get("token type", found.get("token type"))
-    return Tables(word, found.get("position"), token_type, positions, padding_id)
+    ids, word = roles["word"]
+    types, token_type = roles.get("token type", ("", found.get("token type")))
+    return Tables(word, ids, types, found.get("position"), token_type, positions, padding_id)
 
 
 def _leaves(graph: Graph, total: str) -> list[str]:
@@ -84,15 +89,15 @@ def _leaves(graph: Graph, total: str) -> list[str]:
     return found
 
 
-def _name_inputs(direct: list[tuple[str, Constant]]) -> dict[str, Constant]:
+def _name_inputs(direct: list[tuple[str, Constant]]) -> dict[str, tuple[str, Constant]]:
     """By the input's name where it has a usual one; else the largest table is the vocabulary."""
-    found: dict[str, Constant] = {}
+    found: dict[str, tuple[str, Constant]] = {}
     for name, table in sorted(direct, key=lambda entry: -entry[1].shape[0]):
         role = "token type" if "type" in name or "segment" in name else "position" if "position" in name else "word"
         role = "token type" if role in found else role
         if role in found:
             raise ValueError(f"embeddings: {len(direct)} tables are indexed by inputs, cannot tell them apart")
-        found[role] = table
+        found[role] = (name, table)
     if "word" not in found:
         raise ValueError("embeddings: no table is indexed by the token ids")
     return found
@@ -111,8 +116,6 @@ def _role(graph: Graph, index: str, padding_id: int) -> tuple[str, int]:
     columns = [values.reshape(-1) for values in numbers if values.size > 1]
     if len(columns) == 1 and np.array_equal(columns[0], np.arange(columns[0].size)):
         return "absolute", padding_id
-    if len(columns) == 1 and np.array_equal(columns[0] - columns[0][0], np.arange(columns[0].size)):
-        raise ValueError(f"embeddings: position ids are constants from {columns[0][0]} on, whatever the padding")
     raise ValueError(f"embeddings: an index is computed from {', '.join(sorted(ops)) or 'constants'}, by no known rule")
 
 
@@ -139,7 +142,7 @@ def _sources(graph: Graph, name: str) -> tuple[set[str], set[str]]:
 
 
 def _filled(value: object) -> Constant:
-    return value if isinstance(value, Constant) else Constant("", (1,), 1, inline=[0.0])
+    return value if isinstance(value, Constant) else computed("", np.zeros(1, np.float32))
 
 
 def _padding_id(graph: Graph, index: str) -> int:
@@ -155,13 +158,12 @@ def _padding_id(graph: Graph, index: str) -> int:
 def _folded(graph: Graph, leaf: str) -> tuple[str, Constant]:
     """An exporter without dynamic shapes looks constants up beforehand: [.., rows, embedding]."""
     constant = graph.constants.get(leaf)
-    if constant is None or not constant.is_float or not constant.shape:
+    if constant is None or not constant.is_float or not constant.shape or not constant.size:
         node = graph.producer.get(leaf)
         raise ValueError(f"embeddings: the sum contains {leaf!r}, made by {node.type if node else 'nothing'}")
     table = constant.read().reshape(-1, constant.shape[-1])
     if len(constant.shape) == 3:
         table = table[: constant.shape[1]]
     same = bool((table == table[:1]).all())
-    rows = table[:1] if same else table
-    kept = Constant(constant.name, tuple(rows.shape), 1, inline=rows.float().reshape(-1).tolist())
+    kept = computed(constant.name, np.ascontiguousarray(table[:1] if same else table))
     return ("token type" if same else "absolute"), kept

@@ -16,10 +16,8 @@ from ftbert.converters.onnx_file import Constant
 from ftbert.converters.onnx_graph import Graph
 from ftbert.converters.onnx_pieces import Linear, Norm, behind, find_linears, find_norms
 
-_QUANTISED = {
-    "DequantizeLinear", "QuantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "QLinearMatMul", "MatMulNBits",
-    "QAttention", "QGemm", "MatMulIntegerToFloat", "GatherBlockQuantized",
-}  # fmt: skip
+# In the names of ops that compute in 8 bits, or keep weights in 8 bits or fewer.
+_QUANTISED = ("quant", "nbits", "bnb4", "qlinear", "qattention", "qgemm", "qmoe", "qembed", "integer")
 _T = TypeVar("_T")
 _FUSED = {"SkipLayerNormalization", "EmbedLayerNormalization", "MultiHeadAttention", "BiasGelu", "FusedMatMul"}
 
@@ -38,7 +36,10 @@ class Layer:
 
 @dataclass
 class Encoder:
-    """What the walk found. relative_bias: [buckets, heads], looked up by distance and added to the scores."""
+    """What the walk found. relative_bias: [buckets, heads], looked up by distance and added to the scores.
+
+    hidden, pooled: the values that are the last hidden state and the pooler's output ("" without one).
+    """
 
     tables: Tables
     embedding_norm: Norm | None
@@ -48,7 +49,8 @@ class Encoder:
     final_norm: Norm | None = None
     pooler: Linear | None = None
     relative_bias: Constant | None = None
-    heads: int = 0  # Linears behind the encoder and the pooler: task heads, which are not followed
+    hidden: str = ""
+    pooled: str = ""
 
 
 class Pieces:
@@ -82,12 +84,10 @@ class Pieces:
 def trace(graph: Graph) -> Encoder:
     """ValueError says which piece of an encoder is missing."""
     kinds = {node.type for node in graph.nodes}
-    if kinds & _QUANTISED:
-        raise ValueError(f"it is quantised ({', '.join(sorted(kinds & _QUANTISED))}); export it in fp32")
+    if quantised := sorted(kind for kind in kinds if any(part in kind.lower() for part in _QUANTISED)):
+        raise ValueError(f"it is quantised ({', '.join(quantised)}); export it in fp32")
     if kinds & _FUSED:
         raise ValueError(f"an optimiser has fused it ({', '.join(sorted(kinds & _FUSED))}); give the plain export")
-    if "Trilu" in kinds:
-        raise ValueError("its mask is triangular (Trilu): this is a decoder")
     pieces = Pieces(graph)
     if not pieces.stream:
         raise ValueError("no embedding: no table [vocabulary, embedding] is looked up by an input")
@@ -108,10 +108,9 @@ def trace(graph: Graph) -> Encoder:
     if encoder.norm_place == "pre":
         encoder.final_norm = _one(pieces.norms_on.get(value, []), "LayerNorm after the last layer")
         value = encoder.final_norm.output
-    encoder.pooler = _pooler(pieces, value)
+    encoder.hidden = value
+    encoder.pooler, encoder.pooled = _pooler(pieces, value)
     encoder.relative_bias = _relative_bias(pieces, attentions)
-    after = graph.reach([value if encoder.pooler is None else encoder.pooler.output, value])
-    encoder.heads = sum(one.input in after and one is not encoder.pooler for one in pieces.by_output.values())
     return encoder
 
 
@@ -166,8 +165,8 @@ def _residual(pieces: Pieces, linear: Linear, expected: str, what: str) -> str:
     return found[0]
 
 
-def _pooler(pieces: Pieces, hidden: str) -> Linear | None:
-    """The Linear over the first token with a tanh behind it."""
+def _pooler(pieces: Pieces, hidden: str) -> tuple[Linear | None, str]:
+    """The Linear over the first token with a tanh behind it, and the tanh's output."""
     graph = pieces.graph
     for source, linears in pieces.readers.items():
         node = graph.producer.get(source)
@@ -175,22 +174,19 @@ def _pooler(pieces: Pieces, hidden: str) -> Linear | None:
         if not picks or node is None or (node.type == "Gather" and graph.number(node.inputs[1]) != 0):
             continue
         for linear in linears:
-            if any(reader.type == "Tanh" for reader in graph.consumers.get(linear.output, [])):
-                return linear
-    return None
+            for reader in graph.consumers.get(linear.output, []):
+                if reader.type == "Tanh":
+                    return linear, reader.outputs[0]
+    return None, ""
 
 
 def _relative_bias(pieces: Pieces, attentions: list[Attention]) -> Constant | None:
-    """The table behind what is added to the scores. ValueError where it is causal, or differs between layers."""
+    """The table behind what is added to the scores. ValueError where there are several."""
     found: dict[str, Constant] = {}
-    for name in {name for attention in attentions for name in attention.added}:
-        for node in pieces.graph.ancestors(name):
-            compares = node.type in ("Less", "LessOrEqual", "Greater", "GreaterOrEqual")
-            if compares and not any(part in pieces.graph.constants for part in node.inputs):
-                raise ValueError("its mask compares positions with each other: this is a decoder")
-            table = pieces.lookups.get(node.outputs[0]) if node.outputs else None
-            if table is not None and node.outputs[0] not in pieces.stream:
-                found[table[0].name] = table[0]
+    for node in pieces.graph.ancestors(*{name for attention in attentions for name in attention.added}):
+        table = pieces.lookups.get(node.outputs[0]) if node.outputs else None
+        if table is not None and node.outputs[0] not in pieces.stream:
+            found[table[0].name] = table[0]
     if len(found) > 1:
         raise ValueError(f"{len(found)} tables of relative positions; ftbert knows one for all layers")
     return next(iter(found.values()), None)

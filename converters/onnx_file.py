@@ -1,62 +1,74 @@
-"""An ONNX file as plain data: nodes, constants (not yet read), inputs. Field numbers are those of onnx.proto."""
+"""An ONNX file as plain data: nodes, constants (not yet read), inputs and outputs.
+
+The onnx package reads the protobuf. It is imported when the first file is opened. Nothing here imports torch, since the
+process that evaluates graphs (onnx_run.py) starts in a fraction of the time that torch takes.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from ftbert.converters.onnx_wire import Field, fields
-
-# TensorProto.DataType of what a model's weights and shapes are stored in. bfloat16 travels as int16.
-DTYPES: dict[int, tuple[torch.dtype, str]] = {
-    1: (torch.float32, "<f4"), 2: (torch.uint8, "u1"), 3: (torch.int8, "i1"), 6: (torch.int32, "<i4"),
-    7: (torch.int64, "<i8"), 9: (torch.bool, "?"), 10: (torch.float16, "<f2"), 11: (torch.float64, "<f8"),
-    16: (torch.bfloat16, "<i2"),
+# TensorProto.DataType of weights and shapes: numpy's type as stored, and the field that holds values outside raw_data.
+DTYPES: dict[int, tuple[str, str]] = {
+    1: ("<f4", "float_data"), 2: ("u1", "int32_data"), 3: ("i1", "int32_data"), 6: ("<i4", "int32_data"),
+    7: ("<i8", "int64_data"), 9: ("?", "int32_data"), 10: ("<f2", "int32_data"), 11: ("<f8", "double_data"),
+    16: ("<i2", "int32_data"),
 }  # fmt: skip
-_FLOAT, _INTEGER, _STRING, _TENSOR, _FLOATS, _INTEGERS = 1, 2, 3, 4, 6, 7
+BFLOAT16 = 16
+_FLOATS = (1, 10, 11, BFLOAT16)
 
 
 @dataclass
 class Constant:
-    """A tensor of the file: where its bytes are, or its values where the file has them inline."""
+    """A tensor of the file, or one that was computed from others (values)."""
 
     name: str = ""
     shape: tuple[int, ...] = ()
     type: int = 0
-    path: Path = Path()
-    start: int = 0
-    bytes: int = 0
-    inline: list[Any] = field(default_factory=list)
     problem: str = ""  # why it cannot be read, if it cannot: only an error when somebody wants it
+    proto: Any = None  # TensorProto
+    path: Path | None = None  # external data
+    start: int = 0
+    values: np.ndarray | None = None
 
     @property
     def is_float(self) -> bool:
-        return self.type in (1, 10, 11, 16)
+        return self.type in _FLOATS
 
     @property
     def size(self) -> int:
         return math.prod(self.shape)
 
-    def read(self) -> torch.Tensor:
-        """On the CPU, owned by the caller; ValueError says what is wrong with it."""
+    def read(self) -> np.ndarray:
+        """Of `shape`; bfloat16 as the int16 of its bits. ValueError says what is wrong with it."""
         if self.problem:
             raise ValueError(f"{self.name}: {self.problem}")
-        dtype, code = DTYPES[self.type]
-        if self.inline:
-            values = torch.tensor(self.inline)
-            # Half precision is stored inline as its bits.
-            bits = dtype in (torch.float16, torch.bfloat16)
-            return (values.to(torch.int16).view(dtype) if bits else values.to(dtype)).reshape(self.shape)
-        found = np.fromfile(self.path, np.dtype(code), self.size, offset=self.start)
-        if found.size != self.size:
-            raise ValueError(f"{self.path}: ends within {self.name}, {self.bytes} bytes at {self.start}")
-        return torch.from_numpy(found).view(dtype).reshape(self.shape)
+        if self.values is not None:
+            return self.values
+        code, inline = DTYPES[self.type]
+        if self.path is not None:
+            found = np.fromfile(self.path, code, self.size, offset=self.start)
+            if found.size != self.size:
+                raise ValueError(f"{self.path}: ends within {self.name}")
+        elif self.proto.HasField("raw_data"):
+            found = np.frombuffer(self.proto.raw_data, code)
+        elif self.type in (10, BFLOAT16):  # inline, half precision is stored as its bits
+            found = np.array(self.proto.int32_data, np.int32).astype(np.int16).view(code)
+        else:
+            found = np.array(getattr(self.proto, inline)).astype(code)
+        return found.reshape(self.shape)
+
+
+def computed(name: str, values: np.ndarray) -> Constant:
+    """A constant that no file holds. values: float32, float16, float64, int64, int32 or bool."""
+    kinds = {np.dtype(code): kind for kind, (code, _) in DTYPES.items() if kind != BFLOAT16}
+    return Constant(name, values.shape, kinds[values.dtype], values=values)
 
 
 @dataclass
@@ -67,154 +79,138 @@ class Node:
     attributes: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Input:
+    """type: TensorProto.DataType. sides: a number, or the name ("" without one) of a side that the caller chooses."""
+
+    name: str
+    type: int
+    sides: tuple[int | str, ...]
+
+
 @dataclass
 class OnnxFile:
     path: Path
     nodes: list[Node] = field(default_factory=list)
     constants: dict[str, Constant] = field(default_factory=dict)
-    inputs: list[str] = field(default_factory=list)
+    inputs: list[Input] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
     producer: str = ""
 
 
-def read_onnx(path: Path) -> OnnxFile:
-    """ValueError names the file and says where it stops being ONNX; FileNotFoundError if there is none."""
-    found = OnnxFile(path)
+def read_model(path: Path) -> Any:
+    """The file's onnx.ModelProto without external data. ValueError names the file; FileNotFoundError if there is none;
+    ImportError where the onnx package is missing."""
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            graphs = 0
-            for entry in fields(file, 0, size):
-                if entry.number == 2:
-                    found.producer = entry.text()
-                elif entry.number == 7:
-                    graphs += 1
-                    _read_graph(entry, found)
-            if not graphs or not found.nodes:
-                raise ValueError("no graph in it")
-    except (ValueError, OverflowError, MemoryError) as error:
+        import onnx
+        from google.protobuf.message import DecodeError
+    except ImportError as error:
+        raise ImportError(f"{path}: to read an ONNX file ftbert needs the onnx package: pip install onnx") from error
+    try:
+        model = onnx.ModelProto.FromString(path.read_bytes())
+        for text in _texts(model):
+            if not isinstance(text, str):  # protobuf gives bytes for what is no UTF-8
+                raise ValueError(f"a name in it is no text: {text[:40]!r}")
+    except (DecodeError, ValueError, MemoryError) as error:
         raise ValueError(f"{path}: not a complete ONNX file ({error})") from error
-    found.inputs = [name for name in found.inputs if name not in found.constants]
+    if not model.graph.node:
+        raise ValueError(f"{path}: not a complete ONNX file (no graph in it)")
+    return model
+
+
+def _texts(model: Any) -> Iterator[Any]:
+    """Every name in the graph."""
+    graph = model.graph
+    yield model.producer_name
+    for node in graph.node:
+        yield from (node.op_type, *node.input, *node.output, *(one.name for one in node.attribute))
+    yield from (one.name for part in (graph.initializer, graph.input, graph.output) for one in part)
+
+
+def read_onnx(path: Path) -> OnnxFile:
+    """As `read_model`, as plain data."""
+    model = read_model(path)
+    found = OnnxFile(path, producer=model.producer_name)
+    try:
+        graph = model.graph
+        for node in graph.node:
+            attributes = {one.name: _attribute(one, path) for one in node.attribute}
+            found.nodes.append(Node(node.op_type, list(node.input), list(node.output), attributes))
+        found.constants = {one.name: constant(one, path) for one in graph.initializer}
+        found.inputs = [_input(one) for one in graph.input if one.name not in found.constants]
+        found.outputs = [one.name for one in graph.output]
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{path}: not a complete ONNX file ({error})") from error
     return found
 
 
-def _read_graph(graph: Field, found: OnnxFile) -> None:
-    for entry in graph.fields():
-        if entry.number == 1:
-            found.nodes.append(_read_node(entry, found.path))
-        elif entry.number == 5:
-            constant = _read_constant(entry, found.path)
-            found.constants[constant.name] = constant
-        elif entry.number == 11:
-            found.inputs += [part.text() for part in entry.fields() if part.number == 1]
-
-
-def _read_node(entry: Field, path: Path) -> Node:
-    node = Node()
-    for part in entry.fields():
-        if part.number == 1:
-            node.inputs.append(part.text())
-        elif part.number == 2:
-            node.outputs.append(part.text())
-        elif part.number == 4:
-            node.type = part.text()
-        elif part.number == 5:
-            name, value = _read_attribute(part, path)
-            node.attributes[name] = value
-    return node
-
-
-def _read_attribute(entry: Field, path: Path) -> tuple[str, Any]:
+def _attribute(entry: Any, path: Path) -> Any:
     """Numbers, strings, tensors and lists of numbers; None for what no encoder needs (subgraphs, types)."""
-    name, kind = "", 0
-    found: dict[int, Any] = {_FLOATS: [], _INTEGERS: []}
-    for part in entry.fields():
-        if part.number == 1:
-            name = part.text()
-        elif part.number == 20:
-            kind = part.value
-        elif part.number == 2:
-            found[_FLOAT] = part.real()
-        elif part.number == 3:
-            found[_INTEGER] = part.signed()
-        elif part.number == 4:
-            found[_STRING] = part.bytes().decode("utf-8", "replace")
-        elif part.number == 5:
-            found[_TENSOR] = _read_constant(part, path)
-        elif part.number == 7:
-            found[_FLOATS] += part.floats()
-        elif part.number == 8:
-            found[_INTEGERS] += part.integers()
-    return name, found.get(kind)
+    if entry.type == entry.STRING:
+        return entry.s.decode("utf-8", "replace")
+    if entry.type == entry.TENSOR:
+        return constant(entry.t, path)
+    names = {entry.FLOAT: "f", entry.INT: "i", entry.FLOATS: "floats", entry.INTS: "ints"}
+    value: Any = getattr(entry, names[entry.type]) if entry.type in names else None
+    return list(value) if entry.type in (entry.FLOATS, entry.INTS) else value
 
 
-def _read_constant(entry: Field, path: Path) -> Constant:
-    found = Constant(path=path)
-    shape: list[int] = []
-    external: dict[str, str] = {}
-    raw = False
-    for part in entry.fields():
-        if part.number == 1:
-            shape += part.integers()
-        elif part.number == 2:
-            found.type = part.value
-        elif part.number == 4:
-            found.inline += part.floats()
-        elif part.number in (5, 7):
-            found.inline += part.integers()
-        elif part.number == 8:
-            found.name = part.text()
-        elif part.number == 9:
-            found.start, found.bytes, raw = part.start, part.end - part.start, True
-        elif part.number == 13:
-            external.update([_read_pair(part.fields())])
-    found.shape = tuple(shape)
-    if external:
-        _locate(found, external)
-    found.problem = found.problem or _problem(found, raw or bool(external))
+def _input(entry: Any) -> Input:
+    kind = entry.type.tensor_type
+    sides = (side.dim_value if side.HasField("dim_value") else side.dim_param for side in kind.shape.dim)
+    return Input(entry.name, kind.elem_type, tuple(sides))
+
+
+def constant(proto: Any, path: Path) -> Constant:
+    """Of a TensorProto in the file at `path`; its data is looked for, not read."""
+    found = Constant(proto.name, tuple(proto.dims), proto.data_type, proto=proto)
+    if found.type not in DTYPES:
+        found.problem = f"stored as ONNX type {found.type}, which ftbert does not read"
+    elif any(side < 0 for side in found.shape):
+        found.problem = f"impossible shape {list(found.shape)}"
+    elif proto.data_location == proto.EXTERNAL:
+        _locate(found, {entry.key: entry.value for entry in proto.external_data}, path)
+    elif proto.HasField("raw_data"):
+        _expect(found, len(proto.raw_data))
+    else:
+        have = len(getattr(proto, DTYPES[found.type][1]))
+        found.problem = "" if have == found.size else f"{have} values for the shape {list(found.shape)}"
     return found
 
 
-def _read_pair(parts: Iterator[Field]) -> tuple[str, str]:
-    texts = {part.number: part.text() for part in parts}
-    return texts.get(1, ""), texts.get(2, "")
+def _expect(found: Constant, size: int) -> None:
+    if size != found.size * np.dtype(DTYPES[found.type][0]).itemsize:
+        found.problem = f"{size} bytes for the shape {list(found.shape)}"
 
 
-def _locate(constant: Constant, external: dict[str, str]) -> None:
+def _locate(found: Constant, external: dict[str, str], model: Path) -> None:
     """Data in a file beside the model. A path that leads out of the model's folder is not followed."""
     location = external.get("location", "")
-    folder = constant.path.parent.resolve()
-    path = (folder / location).resolve()
+    folder = model.parent.resolve()
+    try:
+        path = (folder / location).resolve()
+        start = int(external.get("offset", 0))
+        have = path.stat().st_size if path.is_file() else -1
+        size = int(external.get("length", have - start))
+    except (ValueError, OSError, RuntimeError) as error:  # no number, a zero byte in a path, links in a circle
+        found.problem = f"its external data cannot be found ({error})"
+        return
     if not location or folder not in path.parents:
-        constant.problem = f"its data is said to be in {location!r}, outside the model's folder"
-        return
-    if not path.is_file():
-        constant.problem = f"its data is in {path}, and there is no such file"
-        return
-    size = path.stat().st_size
-    constant.path, constant.start = path, int(external.get("offset", 0))
-    constant.bytes = int(external.get("length", size - constant.start))
-    if constant.start < 0 or constant.bytes < 0 or constant.start + constant.bytes > size:
-        constant.problem = (
-            f"its data is {constant.bytes} bytes at {constant.start} of {path}, which has {size}: is it complete?"
-        )
+        found.problem = f"its data is said to be in {location!r}, outside the model's folder"
+    elif have < 0:
+        found.problem = f"its data is in {path}, and there is no such file"
+    elif start < 0 or size < 0 or start + size > have:
+        found.problem = f"its data is {size} bytes at {start} of {path}, which has {have}: is it complete?"
+    else:
+        found.path, found.start = path, start
+        _expect(found, size)
 
 
-def _problem(constant: Constant, has_bytes: bool) -> str:
-    if constant.type not in DTYPES:
-        return f"stored as ONNX type {constant.type}, which ftbert does not read"
-    if any(side < 0 for side in constant.shape):
-        return f"impossible shape {list(constant.shape)}"
-    if has_bytes:
-        expected = constant.size * np.dtype(DTYPES[constant.type][1]).itemsize
-        return "" if constant.bytes == expected else f"{constant.bytes} bytes for the shape {list(constant.shape)}"
-    have = len(constant.inline)
-    return "" if have == constant.size else f"{have} values for the shape {list(constant.shape)}"
+def data_files(constants: Iterable[Constant]) -> list[Path]:
+    """The files beside the model that hold its external data."""
+    return sorted({one.path for one in constants if one.path is not None})
 
 
 def file_set(path: Path) -> list[Path]:
     """Every file that the model consists of: itself and its external data."""
-    with path.open("rb"):
-        paths = {constant.path for constant in read_onnx(path).constants.values() if not constant.problem}
-    return [path, *sorted(paths - {path})]
-
-
+    return [path, *data_files(read_onnx(path).constants.values())]

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ftbert.converters.onnx_file import Constant, Node, OnnxFile
+from ftbert.converters.onnx_file import BFLOAT16, Constant, Node, OnnxFile, computed
+from ftbert.converters.onnx_fold import fold
 
 # Ops that hand a value on unchanged, as far as structure is concerned.
 _SAME = {"Identity", "Dropout", "Cast", "CastLike"}
@@ -16,6 +17,8 @@ _SAME = {"Identity", "Dropout", "Cast", "CastLike"}
 LAYOUT = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand"}
 # Largest constant that is worth looking at as numbers: position ids are, weights are not.
 _SMALL = 1 << 16
+# Sides of the longest shape that is worth knowing.
+_SIDES = 8
 
 
 @dataclass(frozen=True)
@@ -35,18 +38,21 @@ class Matrix:
 
 
 class Graph:
-    """Nodes with their names resolved: Identity, Dropout and Cast are gone, Constant nodes are constants.
+    """Nodes with their names resolved: Identity, Dropout and Cast are gone, nodes over constants are constants.
 
     producer: value -> the node that makes it. consumers: value -> the nodes that read it. Both by resolved names.
     """
 
     def __init__(self, file: OnnxFile) -> None:
-        self.inputs = set(file.inputs)
+        self.inputs = {one.name for one in file.inputs}
         self.constants = dict(file.constants)
         self.nodes: list[Node] = []
         self.producer: dict[str, Node] = {}
         self.consumers: dict[str, list[Node]] = {}
         self._same: dict[str, str] = {}
+        self._sizes: dict[str, list[int | None]] = {}
+        # Elements that folding may read and make: a few nodes can ask for more than any memory.
+        self._budget = 16 * _SMALL + 8 * sum(one.size for one in self.constants.values() if not one.problem)
         for node in file.nodes:
             self._add(node)
 
@@ -60,6 +66,10 @@ class Graph:
             if value is not None:
                 self.constants[node.outputs[0]] = value
                 return
+        folded = self._fold(node, inputs)
+        if folded is not None:
+            self.constants[node.outputs[0]] = folded
+            return
         found = Node(node.type, inputs, node.outputs, node.attributes)
         self.nodes.append(found)
         for name in found.outputs:
@@ -67,11 +77,21 @@ class Graph:
         for name in set(inputs):
             self.consumers.setdefault(name, []).append(found)
 
-    def histogram(self) -> str:
-        """'24 MatMul, 7 LayerNormalization, ...', for messages."""
-        counted = Counter(node.type for node in self.nodes).most_common()
-        more = f" and {len(counted) - 12} more kinds" if len(counted) > 12 else ""
-        return ", ".join(f"{number} {kind}" for kind, number in counted[:12]) + more
+    def _fold(self, node: Node, inputs: list[str]) -> Constant | None:
+        parts = []
+        for name in inputs:
+            matrix = self.matrix(name)
+            one = matrix.constant if matrix is not None else self.constants.get(name)
+            if one is None or one.problem or one.type == BFLOAT16:
+                return None
+            parts.append((one, matrix is not None and matrix.transposed))
+        if node.type == "Transpose" and parts and parts[0][0].size > _SMALL:
+            return None  # `matrix` sees through it without a copy
+        values = fold(node, parts, self._budget - sum(one.size for one, _ in parts))
+        if values is None:
+            return None
+        self._budget -= values.size + sum(one.size for one, _ in parts)
+        return computed(node.outputs[0], values)
 
     def matrix(self, name: str) -> Matrix | None:
         """A two-dimensional float constant, also behind a Transpose."""
@@ -79,22 +99,22 @@ class Graph:
         if node is not None and node.type == "Transpose" and node.attributes.get("perm", [1, 0]) == [1, 0]:
             name, turned = node.inputs[0], True
         constant = self.constants.get(name)
-        if constant is None or not constant.is_float or len(constant.shape) != 2:
+        if constant is None or not constant.is_float or len(constant.shape) != 2 or not constant.size:
             return None
         return Matrix(constant, turned)
 
     def vector(self, name: str) -> Constant | None:
-        """A one-dimensional float constant."""
+        """A one-dimensional float constant, not empty."""
         constant = self.constants.get(name)
-        return constant if constant is not None and constant.is_float and len(constant.shape) == 1 else None
+        fits = constant is not None and constant.is_float and len(constant.shape) == 1 and constant.size
+        return constant if fits else None
 
     def numbers(self, name: str) -> np.ndarray | None:
         """A small constant's values, float64 or int64."""
         constant = self.constants.get(name)
-        if constant is None or constant.problem or constant.size > _SMALL:
+        if constant is None or constant.problem or constant.size > _SMALL or constant.type == BFLOAT16:
             return None
-        values = constant.read()
-        return np.asarray(values.double().numpy() if constant.is_float else values.long().numpy())
+        return constant.read().astype(np.float64 if constant.is_float else np.int64)
 
     def number(self, name: str) -> float | None:
         """A constant with one element."""
@@ -103,13 +123,18 @@ class Graph:
 
     def sizes(self, name: str, depth: int = 8) -> list[int | None]:
         """A shape as far as it is constant; None for a side that is only known when the model runs."""
-        values = self.numbers(name)
-        if values is not None:
-            return [int(value) for value in values.reshape(-1)]
-        node = self.producer.get(name)
-        if node is not None and node.type == "Concat" and depth:
-            return [side for part in node.inputs for side in self.sizes(part, depth - 1)]
-        return [None]
+        if name not in self._sizes:
+            values, node = self.numbers(name), self.producer.get(name)
+            if values is not None:
+                sides: list[int | None] = [int(value) for value in values.reshape(-1)[: _SIDES + 1]]
+            elif node is not None and node.type == "Concat" and depth:
+                sides = []
+                for part in node.inputs:
+                    sides = [*sides, *self.sizes(part, depth - 1)][: _SIDES + 1]
+            else:
+                sides = [None]
+            self._sizes[name] = sides
+        return self._sizes[name]
 
     def before_layout(self, name: str) -> str:
         """The value that `name` is only another view of."""
@@ -122,17 +147,20 @@ class Graph:
 
     def views(self, name: str) -> list[str]:
         """`name` and every value that is only another view of it."""
-        found = [name]
-        for one in found:
+        found = dict.fromkeys([name])
+        todo = [name]
+        while todo:
+            one = todo.pop()
             for node in self.consumers.get(one, []):
                 if node.type in LAYOUT and node.inputs[0] == one:
-                    found += [output for output in node.outputs if output not in found]
-        return found
+                    todo += [output for output in node.outputs if output not in found]
+                    found.update(dict.fromkeys(node.outputs))
+        return list(found)
 
-    def ancestors(self, name: str) -> list[Node]:
-        """Every node that `name` is computed from; not through Shape."""
+    def ancestors(self, *names: str) -> list[Node]:
+        """Every node that the names are computed from; not through Shape."""
         found: list[Node] = []
-        seen, todo = {name}, [name]
+        seen, todo = set(names), list(names)
         while todo:
             node = self.producer.get(todo.pop())
             if node is not None and node.type not in ("Shape", "Size"):
@@ -153,12 +181,17 @@ class Graph:
         return found
 
 
+def histogram(nodes: Iterable[Node]) -> str:
+    """'24 MatMul, 7 LayerNormalization, ...', for messages."""
+    counted = Counter(node.type for node in nodes).most_common()
+    more = f" and {len(counted) - 12} more kinds" if len(counted) > 12 else ""
+    return ", ".join(f"{number} {kind[:40]}" for kind, number in counted[:12]) + more
+
+
 def _constant_value(node: Node) -> Constant | None:
-    for key, kind in (("value_int", 7), ("value_ints", 7), ("value_float", 1), ("value_floats", 1)):
-        if key in node.attributes:
-            value = node.attributes[key]
-            several = isinstance(value, list)
-            inline = value if several else [value]
-            return Constant(node.outputs[0], (len(inline),) if several else (), kind, inline=inline)
+    kinds = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}
+    for key, kind in kinds.items():
+        if node.attributes.get(key) is not None:
+            return computed(node.outputs[0], np.array(node.attributes[key], kind))
     value = node.attributes.get("value")
     return value if isinstance(value, Constant) else None

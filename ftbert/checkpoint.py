@@ -14,6 +14,7 @@ from ftbert.config import FORMAT, CheckpointConfig, read_json
 from ftbert.converters.family import Derived
 from ftbert.converters.from_onnx import onnx_of, open_onnx
 from ftbert.converters.huggingface import MERGE, complain, recognise
+from ftbert.converters.onnx_check import check_graph
 from ftbert.converters.tensors import StateDictSource, TensorSource, open_folder
 from ftbert.hub import fetch
 
@@ -69,7 +70,9 @@ def open_checkpoint(source: str | Path | torch.nn.Module) -> Checkpoint:
     onnx = onnx_of(source)
     if onnx is not None:
         document, initialisers, home = open_onnx(onnx)
-        return _from_huggingface(document, initialisers, home, str(onnx))
+        checkpoint = _from_huggingface(document, initialisers, home, str(onnx))
+        check_graph(initialisers.interface, checkpoint)
+        return checkpoint
     folder = find_folder(source)
     document = read_json(folder / "config.json")
     tensors = open_folder(folder)

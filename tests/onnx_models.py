@@ -35,38 +35,105 @@ MODELS: dict[str, Callable[[], Any]] = {
     "mpnet": lambda: _make("MPNet", **_SIZES),
     "electra": lambda: _make("Electra", **_SIZES, embedding_size=32),
     "albert": lambda: _make("Albert", **_SIZES, embedding_size=32),
+    "rembert": lambda: _make("RemBert", **_SIZES, input_embedding_size=32),
     "roberta-prelayernorm": lambda: _make("RobertaPreLayerNorm", **_SIZES, hidden_act="silu"),
     "megatron-bert": lambda: _make("MegatronBert", **_SIZES),
 }
 
 
+class _Around(torch.nn.Module):
+    """A module whose result goes through `change`, with its first argument."""
+
+    def __init__(self, inner: torch.nn.Module, change: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.inner, self.change = inner, change
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.change(self.inner, x)
+
+
+def _noise(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(7))
+
+
+_DOWN, _UP, _SCALE = _noise(64, 2), 0.1 * _noise(2, 64), 1 + 0.1 * _noise(64)
+
+
+def _distance(scores: torch.Tensor) -> torch.Tensor:
+    columns = torch.arange(scores.shape[-1])
+    return (columns[None] - columns[:, None]).abs()
+
+
+# Graphs with the structure of BERT that compute something else: what happens in a module, to the scores, to the mask.
+_IN_MODULE: dict[str, tuple[str, Callable[..., torch.Tensor]]] = {
+    "LoRA not merged": ("query", lambda inner, x: inner(x) + x @ _DOWN @ _UP),
+    "positions plus 2": ("position_embeddings", lambda inner, x: inner(x + 2)),
+    "positions times 2": ("position_embeddings", lambda inner, x: inner(x * 2)),
+    "query times a vector": ("query", lambda inner, x: inner(x) * _SCALE),
+    "key clipped": ("key", lambda inner, x: inner(x).clamp(-0.5, 0.5)),
+    "bias computed": ("value", lambda inner, x: x @ inner.weight.t() + inner.bias * x.mean(-1, keepdim=True)),
+}
+_TO_SCORES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "ALiBi": lambda scores: scores - 0.1 * _distance(scores),
+    "window": lambda scores: scores.masked_fill(_distance(scores) > 3, -1e9),
+    "window of 60": lambda scores: scores.masked_fill(_distance(scores) > 60, -1e9),
+    "diagonal added": lambda scores: scores + (_distance(scores) == 0) * 0.5,
+    "causal": lambda scores: scores + torch.full_like(scores[0, 0], -1e9).triu(1),
+    "scale": lambda scores: scores * 1.01,
+}
+_TO_MASK: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "mask inverted": lambda mask: 1 - mask,
+    "mask unused": lambda mask: mask * 0 + 1,
+    "mask shifted": lambda mask: torch.cat([mask[:, 1:], mask[:, :1]], 1),
+}
+NEARLY_BERT = [*_IN_MODULE, *_TO_SCORES, *_TO_MASK]
+
+
+def export_nearly_bert(variant: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    model = make_bert()
+    if variant in _IN_MODULE:
+        name, change = _IN_MODULE[variant]
+        parts = [part for part in model.modules() if hasattr(part, name)]
+        for part in parts:
+            setattr(part, name, _Around(getattr(part, name), change))
+    elif variant in _TO_SCORES:
+        softmax = torch.nn.functional.softmax
+        monkeypatch.setattr(
+            torch.nn.functional, "softmax", lambda x, *args, **named: softmax(_TO_SCORES[variant](x), *args, **named)
+        )
+    return export(model, path, dynamo=False, attention="eager", mask=_TO_MASK.get(variant))
+
+
 class _Hidden(torch.nn.Module):
     """Plain arguments and outputs for the exporters; the names get a prefix."""
 
-    def __init__(self, model: Any, pooler: bool) -> None:
+    def __init__(self, model: Any, pooler: bool, mask: Callable[[torch.Tensor], torch.Tensor] | None) -> None:
         super().__init__()
-        self.model, self.pooler = model, pooler
+        self.model, self.pooler, self.mask = model, pooler, mask
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
     ) -> Any:
         types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        if self.mask is not None:
+            attention_mask = self.mask(attention_mask)
         out = self.model(input_ids=input_ids, attention_mask=attention_mask, **types)
         return (out[0], out[1]) if self.pooler else out[0]
 
 
 def export(
     model: Any, path: Path, *, dynamo: bool, types: bool = False, attention: str = "sdpa", fixed: bool = False,
-    opset: int | None = None, pooler: bool = False,
+    opset: int | None = None, pooler: bool = False, mask: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> Path:  # fmt: skip
-    """types: with token_type_ids as an input. fixed: for one shape, so that the exporter folds what it can."""
+    """types: with token_type_ids as an input. fixed: for one shape, so that the exporter folds what it can. mask: what
+    the graph makes of the mask before it is used."""
     if dynamo:
         pytest.importorskip("onnxscript", reason="torch.onnx's dynamo exporter needs onnxscript")
     model.set_attn_implementation(attention)
     ids = torch.randint(5, 100, (2, 9), generator=torch.Generator().manual_seed(0))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     inputs |= {"token_type_ids": torch.zeros_like(ids)} if types else {}
-    wrapped = _Hidden(model, pooler).eval()
+    wrapped = _Hidden(model, pooler, mask).eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if dynamo:

@@ -1,0 +1,275 @@
+"""Whether ftbert computes what an ONNX graph computes: both are run on random ids under every kind of mask.
+
+Which constant is which weight is read off the graph's structure, and a graph may do more than that: scores with a bias
+of its own, positions from another place, a mask that is not used. So its numbers decide.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ftbert.converters.onnx_file import Input
+
+if TYPE_CHECKING:
+    from ftbert.checkpoint import Checkpoint
+
+# Of the largest value that the graph computes, by the ONNX type of its weights. Rounding makes 1.2e-6 (all-MiniLM-L6-v2
+# at 512 tokens). A 16-bit graph is evaluated in float32 too, but its constants, the scores' scale and GELU's among
+# them, have been rounded to 16 bits: by up to 2^-12 and 2^-9 of their size, some of them one after the other.
+_LIMITS = {10: 1e-3, 16: 8e-3}
+_LIMIT = 2e-5
+_SEQ, _LONG, _MOST_TOKENS = 12, 512, 16384
+_KINDS = ("full", "right-padded", "left-padded", "holed")
+_NUMPY = {1: "f4", 2: "u1", 3: "i1", 6: "i4", 7: "i8", 9: "?", 10: "f4", 11: "f8", 16: "f4"}
+_CHILD = """
+import sys
+from pathlib import Path
+sys.path[:] = sys.argv[2:]
+from ftbert.converters.onnx_run import main
+main(Path(sys.argv[1]))
+"""
+
+
+@dataclass(frozen=True)
+class Interface:
+    """What the graph's values are.
+
+    size: bytes of the model's files. weights: their TensorProto.DataType. ids, types, mask: inputs, "" where there is
+    none. hidden: the last hidden state [batch, seq, hidden]. pooled: the pooler's output [batch, hidden], or "".
+    """
+
+    path: Path
+    size: int
+    weights: int
+    inputs: tuple[Input, ...]
+    outputs: tuple[str, ...]
+    ids: str
+    types: str
+    mask: str
+    hidden: str
+    pooled: str
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """kinds: of mask, one for each row. ids, mask, types: int64 [batch, seq]."""
+
+    kinds: list[str]
+    ids: np.ndarray
+    mask: np.ndarray
+    types: np.ndarray
+
+
+def check_graph(graph: Interface, checkpoint: Checkpoint) -> None:
+    """ValueError names the file and says by how much and where the two differ, or why the graph cannot be evaluated.
+
+    Outputs that are neither the last hidden state, nor the pooler's, nor a pooling of the former are named in a
+    warning.
+    """
+    try:
+        batches = _batches(graph, checkpoint)
+        feeds = [_feed(graph, batch) for batch in batches]
+        pooler = checkpoint.config.encoder.pooler
+        runs = _evaluate(graph, feeds, [graph.hidden, *([graph.pooled] if graph.pooled and pooler else [])])
+        left_out = _compare(graph, pooler, batches, runs, _compute(checkpoint, batches))
+    except (ValueError, RuntimeError, OSError) as error:
+        raise ValueError(f"{graph.path}: {error}") from error
+    if left_out:
+        names = ", ".join(left_out[:8]) + (f" and {len(left_out) - 8} more" if len(left_out) > 8 else "")
+        warnings.warn(
+            f"{graph.path}: its outputs {names} are left out; only the encoder and the pooler are read", stacklevel=4
+        )
+
+
+def _batches(graph: Interface, checkpoint: Checkpoint) -> list[_Batch]:
+    """Short rows with all kinds of masks, and a long one: a window or a distance may show in that alone."""
+    config, rng = checkpoint.config.encoder, np.random.default_rng(0)
+    sides = next(one for one in graph.inputs if one.name == graph.ids).sides
+    if len(sides) != 2:
+        raise ValueError(f"its input {graph.ids!r} has {len(sides)} dimensions, not [batch, seq]")
+    longest = config.max_seq if config.positions != "none" or config.relative_span else _LONG
+    rows, seq = (side if isinstance(side, int) else 0 for side in sides)
+    if seq > longest or rows * seq > _MOST_TOKENS:
+        raise ValueError(f"its inputs are [{rows}, {seq}]; expected at most {longest} columns, {_MOST_TOKENS} tokens")
+    kinds = list(_KINDS) if graph.mask else ["full"]
+    short = kinds if rows else kinds * 2
+    rows = rows or len(short)
+    short += short[: -len(short) % rows]
+    plan = [(short[at : at + rows], seq or min(_SEQ, longest)) for at in range(0, len(short), rows)]
+    if not seq and longest > _SEQ:
+        plan.append((["full"] * (rows if isinstance(sides[0], int) else 1), min(_LONG, longest)))
+    types = config.token_types if graph.types else 0
+    return [_batch(some, columns, config, max(1, types), rng) for some, columns in plan]
+
+
+def _batch(kinds: list[str], seq: int, config: Any, types: int, rng: np.random.Generator) -> _Batch:
+    shape = (len(kinds), seq)
+    ids, mask = rng.integers(0, config.vocab, shape), np.ones(shape, np.int64)
+    for row, kind in enumerate(kinds):
+        length = int(rng.integers(1, max(2, seq)))
+        if kind == "right-padded":
+            mask[row, length:] = 0
+        elif kind == "left-padded":
+            mask[row, : seq - length] = 0
+        elif kind == "holed":
+            mask[row, 1:] = rng.integers(0, 2, seq - 1)
+        if "padded" in kind:  # under holes any ids
+            ids[row, mask[row] == 0] = config.padding_id
+    return _Batch(kinds, ids, mask, rng.integers(0, types, shape))
+
+
+def _feed(graph: Interface, batch: _Batch) -> dict[str, np.ndarray]:
+    """Every input; what is none of ids, mask and types varies too."""
+    rng = np.random.default_rng(1)
+    sides = next(one for one in graph.inputs if one.name == graph.ids).sides
+    sizes: dict[int | str, int] = dict(zip(sides, batch.ids.shape, strict=True))
+    known = {graph.ids: batch.ids, graph.types: batch.types, graph.mask: batch.mask}
+    found = {}
+    for one in graph.inputs:
+        if one.type not in _NUMPY:
+            raise ValueError(f"its input {one.name!r} is of ONNX type {one.type}")
+        value = known.get(one.name)
+        if value is None:
+            shape: list[int] = []
+            for i, side in enumerate(one.sides):
+                chosen = sizes[side] if side in sizes else batch.ids.shape[i > 0]
+                shape.append(side if isinstance(side, int) else int(chosen))
+            if min(shape, default=1) < 0 or math.prod(shape) > _MOST_TOKENS:
+                raise ValueError(f"its input {one.name!r} has the shape {shape}")
+            value = rng.integers(0, 2, shape)
+        found[one.name] = value.astype(_NUMPY[one.type])
+    return found
+
+
+def _evaluate(
+    graph: Interface, feeds: list[dict[str, np.ndarray]], values: list[str]
+) -> list[dict[str, np.ndarray]]:
+    """What the graph's outputs and `values` are in each run. ValueError says why there are none."""
+    tokens = sum(next(iter(feed.values())).size for feed in feeds)
+    # A core computes some 10^9 products of a weight and a token in a second, a slow one with numpy alone a tenth.
+    seconds = 5 + round(graph.size / 4 * tokens / 3e8)
+    limits = {"bytes": (3 << 30) + 6 * graph.size, "seconds": seconds}
+    with tempfile.TemporaryDirectory(prefix="ftbert.onnx.") as name:
+        folder = Path(name)
+        job = {"path": str(graph.path.absolute()), "values": values, **limits}
+        (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
+        named = {f"{i}/{key}": value for i, feed in enumerate(feeds) for key, value in feed.items()}
+        np.savez(folder / "feeds.npz", **named)  # type: ignore[arg-type]
+        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", _CHILD, name, *sys.path]
+        try:
+            done = subprocess.run(
+                command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=60 + 20 * seconds,
+                check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise ValueError("its graph does not come to an end") from None
+        if not (folder / "done.json").is_file():
+            last = done.stderr.decode("utf-8", "replace").strip().rsplit("\n", 1)[-1]
+            ended = f"signal {-done.returncode}" if done.returncode < 0 else last
+            raise ValueError(f"its graph was evaluated and the process ended ({ended}); it has {seconds} s of CPU time")
+        said = json.loads((folder / "done.json").read_text(encoding="utf-8"))
+        if said["error"]:
+            raise ValueError(f"its graph cannot be evaluated: {said['error']}")
+        with np.load(folder / "results.npz", allow_pickle=False) as file:
+            return [{name: file[f"{i}/{k}"] for k, name in enumerate(said["outputs"])} for i in range(len(feeds))]
+
+
+def _compute(checkpoint: Checkpoint, batches: list[_Batch]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """ftbert's last hidden state and pooled output for each batch, in float32."""
+    weights = {name: tensor for name, tensor in checkpoint.items() if not name.startswith("heads.")}
+    encoder = torch.classes.ftbert.Encoder(weights, checkpoint.config.encoder.entries(), "auto")
+    types = checkpoint.config.encoder.token_types > 0
+    found = []
+    for batch in batches:
+        ids, mask, kinds = (torch.from_numpy(one) for one in (batch.ids, batch.mask, batch.types))
+        hidden, pooled = torch.ops.ftbert.forward(encoder, ids, mask, kinds if types else None)
+        found.append((hidden.numpy(), pooled.numpy()))
+    return found
+
+
+def _compare(
+    graph: Interface,
+    pooler: bool,
+    batches: list[_Batch],
+    runs: list[dict[str, np.ndarray]],
+    ours: list[tuple[np.ndarray, np.ndarray]],
+) -> list[str]:
+    """The graph's outputs that ftbert does not compute. ValueError where a value that it computes is another one."""
+    hidden, pooled = [one for one, _ in ours], [one for _, one in ours]
+
+    def differ(name: str, expected: list[np.ndarray]) -> str:
+        return _difference(name, batches, [run[name] for run in runs], expected, _LIMITS.get(graph.weights, _LIMIT))
+
+    problem = differ(graph.hidden, hidden)
+    if not problem and pooler and graph.pooled:
+        problem = differ(graph.pooled, pooled)
+    if problem:
+        raise ValueError(problem)
+    left_out, similar = [], {}
+    for name in graph.outputs:
+        theirs = [run[name] for run in runs]
+        if [one.shape for one in theirs] == [one.shape for one in hidden]:
+            similar[name] = differ(name, hidden)
+        elif not any(differ(name, one) == "" for one in _vectors(batches, hidden, pooled)):
+            left_out.append(f"{name!r} {list(theirs[0].shape)}")
+    # Of the outputs that look like it one must be the last hidden state; others may be those of earlier layers.
+    if similar and all(similar.values()):
+        raise ValueError(next(iter(similar.values())))
+    return [repr(name) for name, problem in similar.items() if problem] + left_out
+
+
+def _vectors(
+    batches: list[_Batch], hidden: list[np.ndarray], pooled: list[np.ndarray]
+) -> Iterator[list[np.ndarray]]:
+    """What a graph may make of the last hidden state [batch, seq, hidden], one vector for each row."""
+    yield pooled
+    for mode in ("mean", "cls", "max"):
+        rows = []
+        for batch, one in zip(batches, hidden, strict=True):
+            mask = batch.mask[..., None] == 1
+            if mode == "mean":
+                rows.append((one * mask).sum(1) / mask.sum(1))
+            else:
+                rows.append(one[:, 0] if mode == "cls" else np.where(mask, one, -np.inf).max(1))
+        yield rows
+        yield [one / np.linalg.norm(one, axis=1, keepdims=True).clip(1e-12) for one in rows]
+
+
+def _difference(
+    name: str, batches: list[_Batch], theirs: list[np.ndarray], ours: list[np.ndarray], limit: float
+) -> str:
+    """Where and by how much they differ, "" where they do not. Tokens that are not masked count; of vectors those of
+    rows that keep their first token, since ftbert pools the first one that is kept."""
+    if [one.shape for one in theirs] != [one.shape for one in ours]:
+        return f"{name!r} is {list(theirs[0].shape)}, expected {list(ours[0].shape)}"
+    kept = [batch.mask == 1 if ours[0].ndim == 3 else batch.mask[:, 0] == 1 for batch in batches]
+    scale = max(float(np.abs(one[rows]).max(initial=0.0)) for one, rows in zip(theirs, kept, strict=True))
+    worst, where = 0.0, ""
+    for batch, one, other, rows in zip(batches, theirs, ours, kept, strict=True):
+        for row, kind in enumerate(batch.kinds):
+            error = np.abs(one[row].astype(np.float64) - other[row])[rows[row]]
+            found = float(error.max()) if error.size else 0.0
+            if not found <= worst:
+                worst, where = found, f"a {kind} row of {batch.ids.shape[1]} columns"
+                if not np.isfinite(found):
+                    return f"its graph or ftbert computes no finite {name!r} in {where}"
+    if worst <= limit * scale:
+        return ""
+    return (
+        f"its graph computes something else than the encoder that was read from it: {name!r} differs by up to "
+        f"{worst:.2g}, {worst / scale if scale else np.inf:.2g} of its largest value, in {where}"
+    )
