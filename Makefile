@@ -120,22 +120,19 @@ avx2-test: build models  ## pytest of the CPU's part, held to AVX2
 	@printf '\n== pytest, held to AVX2\n'; FTBERT_MAX_CPU_ISA=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(PYTHON) -m pytest -q \
 	  $(HELD:%=tests/test_%.py) $(ARGS)
 
-fuzz-ops: build  ## random calls of ops and models, in child processes; ARGS="--calls 20000 --seed 1"
-	@printf '\n== random calls\n'; OMP_NUM_THREADS=2 $(PYTHON) tests/fuzz_ops.py $(ARGS)
-
 # The package beside the library that is built with AddressSanitizer: links to all but its own library. Python itself
 # leaks by design, and a size that is refused is an answer.
 ASAN := build-asan
 ASAN_RUN = cd $(ASAN) && LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libstdc++.so.6)" \
   ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=1024 OMP_NUM_THREADS=2 $(PYTHON)
-asan-test: $(DEPS)  ## op and call tests on the CPU, then 20,000 random calls, with AddressSanitizer; ARGS="--calls 100"
+asan-test: $(DEPS)  ## op and call tests on the CPU, then 20,000 random calls, with AddressSanitizer; ARGS="--count 100"
 	@printf '\n== AddressSanitizer\n'
 	@cmake -S . -B $(ASAN) $(filter-out -DFTBERT_CUDA=%,$(CMAKE_OPTIONS)) -DFTBERT_ASAN=ON -DFTBERT_CUDA=OFF \
 	  -DPython3_EXECUTABLE=$(PYTHON) -DFTBERT_LIB_DIR=$(CURDIR)/$(ASAN)/ftbert/lib --log-level=WARNING
 	@cmake --build $(ASAN)
 	@ln -sfn $(filter-out %/lib %/__pycache__,$(wildcard $(CURDIR)/ftbert/*)) $(ASAN)/ftbert/
 	@$(ASAN_RUN) -m pytest -q -p no:cacheprovider $(addprefix $(CURDIR)/tests/test_,kernels.py ops.py far_columns.py)
-	@$(ASAN_RUN) $(CURDIR)/tests/fuzz_ops.py $(or $(ARGS),--calls 20000)
+	@$(ASAN_RUN) $(CURDIR)/tests/fuzz_ops.py $(or $(ARGS),--count 20000)
 
 core-test: $(DEPS)  ## the core's C++ test, without Python or torch; for aarch64 where a cross compiler is
 	@printf '\n== the core alone, in C++\n'

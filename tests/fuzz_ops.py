@@ -1,7 +1,7 @@
-"""Runs random calls (fuzz_calls.py) in child processes, and counts: `make fuzz-ops ARGS="--calls 20000 --seed 1"`.
+"""Runs random calls (random_calls.py) in child processes, and counts: `python tests/fuzz_ops.py --count 20000 --seed 1`.
 
 A call that ends the process is a crash, one that takes longer than 5 s a hang; both are reported with their seeds, which
-`--seed N --calls 1 --here` repeats in this process, and the run goes on behind them. Exits with 1 where there was one, or
+`--seed N --count 1 --here` repeats in this process, and the run goes on behind them. Exits with 1 where there was one, or
 an error of a kind that says nothing to a caller.
 """
 
@@ -52,7 +52,7 @@ class Report:
 def answer(seed: int, device: str) -> tuple[str, str]:
     """Calls what the seed says: how it ended, and with which words."""
     import torch
-    from fuzz_calls import make_call
+    from random_calls import make_call
 
     name, function, arguments = make_call(seed, device)
     sys.stdout.write(f"{seed} {name}\n")
@@ -70,7 +70,7 @@ def answer(seed: int, device: str) -> tuple[str, str]:
 
 def child(first: int, calls: int, device: str) -> None:
     import torch
-    from fuzz_calls import make_call, models, without_positions
+    from random_calls import make_call, models, without_positions
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -109,7 +109,7 @@ def run(first: int, calls: int, device: str = "cpu", progress: bool = False) -> 
     assert spec is not None and spec.origin is not None
     home = Path(spec.origin).parents[1]
     while seed < end:
-        command = [sys.executable, __file__, "--child", "--seed", str(seed), "--calls", str(end - seed), "--device", device]
+        command = [sys.executable, __file__, "--child", "--seed", str(seed), "--count", str(end - seed), "--device", device]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=None if progress else subprocess.DEVNULL, cwd=home)
         name, started, hung = "(start)", time.monotonic(), False
         for line in _lines(process):
@@ -141,18 +141,18 @@ def run(first: int, calls: int, device: str = "cpu", progress: bool = False) -> 
 if __name__ == "__main__":
     sys.path.insert(0, os.getcwd())  # the package that is tested, as with `python -m pytest`
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--calls", type=int, default=2000)
+    parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0, help="the first of so many seeds in a row")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--here", action="store_true", help="in this process, with every answer shown")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.child:
-        child(asked.seed, asked.calls, asked.device)
+        child(asked.seed, asked.count, asked.device)
     elif asked.here:
-        for one in range(asked.seed, asked.seed + asked.calls):
+        for one in range(asked.seed, asked.seed + asked.count):
             print(*answer(one, asked.device))
     else:
-        result = run(asked.seed, asked.calls, asked.device, progress=True)
+        result = run(asked.seed, asked.count, asked.device, progress=True)
         print(result)
         sys.exit(not result.clean)

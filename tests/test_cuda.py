@@ -307,6 +307,6 @@ def test_other_device(model: ftbert.Model) -> None:
 def test_launch_failure_names_kernel_file_and_line(model: ftbert.Model) -> None:
     """More CTAs than a launch can have is the one launch error that valid pointers can give."""
     cu = torch.zeros(70_000_000, dtype=torch.int32, device="cuda")
-    qkv = torch.zeros(0, 3 * 64 * 12, dtype=HALF, device="cuda")
+    qkv = torch.zeros(512, 3 * 64 * 12, dtype=HALF, device="cuda")
     with pytest.raises(RuntimeError, match="attention: .* blocks are more than one launch can have"):
         torch.ops.ftbert.attention(qkv, cu, 512, 12)

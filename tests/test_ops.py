@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from fuzz_calls import DTYPES, models, op_names, valid, without_positions
+from random_calls import DTYPES, models, op_names, valid, without_positions
 from fuzz_ops import run
 
 import ftbert
@@ -16,7 +16,7 @@ ops = torch.ops.ftbert
 
 
 def test_random_calls() -> None:
-    """A few hundred; `make fuzz-ops` and `make asan-test` make more of them."""
+    """A few hundred; `make fuzz` and `make asan-test` make more of them."""
     report = run(1_000_000, 400)
     assert report.clean, report
     assert report.answers["returned"] > 50 and sum(report.answers.values()) == 400, report
@@ -24,7 +24,7 @@ def test_random_calls() -> None:
 
 @pytest.mark.parametrize("name", [name for name in op_names() if name not in ("linear_fused", "linear_layernorm")])
 def test_valid_calls_return(device: str, name: str) -> None:
-    """What fuzz_calls.py makes wrong is right before."""
+    """What random_calls.py makes wrong is right before."""
     arguments = valid(name, device)
     if name == "pack_weight" and device == "cuda":
         pytest.skip("for the CPU alone")

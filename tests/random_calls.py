@@ -237,7 +237,7 @@ def _method(rng: random.Random, device: str) -> Call:
     name = rng.choice(["forward", "forward", "forward_packed", "forward_packed", "weight", "to", "__init__", "use_cuda_graphs"])
     if name == "__init__":
         return name, torch.classes.ftbert.Encoder, [encoder.weights(), encoder.config(), rng.choice(["auto", "general"])]
-    arguments = {"weight": ["embeddings.word"], "to": [torch.device(rng.choice(["cpu", "meta", "cuda:9"])), "fp32"], "use_cuda_graphs": [True]}
+    arguments = {"weight": ["embeddings.word"], "to": [torch.device(rng.choice(["cpu", "meta", "mps" if torch.cuda.is_available() else "cuda:9"])), "fp32"], "use_cuda_graphs": [True]}
     return name, getattr(encoder, name), arguments.get(name, valid(name, device)[1:])
 
 
