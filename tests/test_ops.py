@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from random_calls import DTYPES, models, op_names, valid, without_positions
 from fuzz_ops import run
+from random_calls import DTYPES, models, op_names, valid, without_positions
 
 import ftbert
 
