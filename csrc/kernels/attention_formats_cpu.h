@@ -53,7 +53,8 @@ inline void transpose_16x16(__m512i (&rows)[16]) {
 }
 
 inline __mmask16 first_lanes(int64_t count) {
-  return static_cast<__mmask16>((1u << std::clamp<int64_t>(count, 0, 16)) - 1);
+  // By value: GCC 12 moves the stores of std::clamp's temporaries out of loops, which AddressSanitizer reports.
+  return static_cast<__mmask16>((1u << (count < 0 ? 0 : count > 16 ? 16 : count)) - 1);
 }
 #elif defined(__AVX2__)
 // rows[i] element j <-> rows[j] element i
@@ -185,7 +186,7 @@ struct Bf16Format {
           rows[i] = _mm512_inserti64x4(_mm512_castsi256_si512(rounded(from, count)), rounded(from + 16, count - 16), 1);
         }
         transpose_16x16(rows);
-        const int64_t pairs = depth(head_size - d), count = pairs < 16 ? pairs : 16;
+        const int64_t count = std::min<int64_t>(16, depth(head_size - d));
         for (int64_t i = 0; i < count; ++i) _mm512_storeu_si512(keys + (d / 2 + i) * padded + j, rows[i]);
       }
   }
