@@ -15,7 +15,7 @@ def similarity(one: Any, other: Any, name: str) -> Tensor:
 
     Arrays, tensors or lists of them. name: "cosine", "dot", or "euclidean" and "manhattan": distances times -1.
     """
-    left, right = (torch.atleast_2d(_tensor(each)) for each in (one, other))
+    left, right = map(torch.atleast_2d, _pair(one, other))
     if name == "cosine":
         return normalize(left, dim=-1) @ normalize(right, dim=-1).T
     if name == "dot":
@@ -25,7 +25,7 @@ def similarity(one: Any, other: Any, name: str) -> Tensor:
 
 def similarity_pairwise(one: Any, other: Any, name: str) -> Tensor:
     """Each vector of `one` [n, width] with the one in the same row of `other` -> [n]."""
-    left, right = _tensor(one), _tensor(other)
+    left, right = _pair(one, other)
     if name == "cosine":
         return (normalize(left, dim=-1) * normalize(right, dim=-1)).sum(-1)
     if name == "dot":
@@ -36,11 +36,17 @@ def similarity_pairwise(one: Any, other: Any, name: str) -> Tensor:
 _POWERS = {"euclidean": 2.0, "manhattan": 1.0}
 
 
+def _pair(one: Any, other: Any) -> tuple[Tensor, Tensor]:
+    left, right = _tensor(one), _tensor(other)
+    dtype = torch.promote_types(left.dtype, right.dtype)
+    return left.to(dtype), right.to(dtype)
+
+
 def _tensor(values: Any) -> Tensor:
     """At least float32: products in fewer bits would round the results together."""
     if isinstance(values, list | tuple) and values and isinstance(values[0], Tensor):
         values = torch.stack(list(values))
     elif not isinstance(values, Tensor):
-        values = torch.from_numpy(np.asarray(values))
+        values = torch.from_numpy(np.asarray(values, None if isinstance(values, np.ndarray) else np.float32))
     small = values.is_floating_point() and torch.finfo(values.dtype).bits < 32
     return values.float() if small or not values.is_floating_point() else values

@@ -162,12 +162,16 @@ def run_one(base: str, seed: int, folder: str) -> tuple[str, str]:
         kind, what = "unnamed", f"{type(error).__name__}: {error}"
     if _cpu_seconds() - before > 5:
         kind, what = "hang", f"{_cpu_seconds() - before:.1f} s; {what}"
-    whom = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    if max(resource.getrusage(who).ru_maxrss for who in whom) * 1024 > 4 * _GB:
+    if (peak := _peak_bytes()) > 4 * _GB and peak > int(os.environ["FUZZ_START_BYTES"]):
         kind = "memory"
     if kind in ("right", "refused"):
         path.unlink()
     return kind, what[:300]
+
+
+def _peak_bytes() -> int:
+    whom = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return max(resource.getrusage(who).ru_maxrss for who in whom) * 1024
 
 
 def _cpu_seconds() -> float:
@@ -208,6 +212,7 @@ def _wrong(model: Any, path: Path, seed: int, said: list[str]) -> str:
 
 def _start() -> None:
     os.environ["FTBERT_CACHE"] = "off"
+    os.environ["FUZZ_START_BYTES"] = str(_peak_bytes())  # Linux hands the parent's peak on
     resource.setrlimit(resource.RLIMIT_AS, (8 * _GB, 8 * _GB))
     import torch
 
