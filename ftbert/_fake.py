@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -223,8 +225,23 @@ for _name in (
     setattr(_FakeEncoder, _name, _not_traced(_name))
 
 
+def _refuse_none(fake: Callable[..., Any]) -> Callable[..., Any]:
+    """None in the place of a Tensor reaches a fake where another argument is on meta."""
+    names = list(inspect.signature(fake).parameters)
+    tensors = {name for name, kind in fake.__annotations__.items() if kind == "Tensor"}
+
+    @functools.wraps(fake)
+    def checked(*arguments: Any, **named: Any) -> Any:
+        for name, value in [*zip(names, arguments, strict=False), *named.items()]:
+            if value is None and name in tensors:
+                raise ValueError(f"{fake.__name__}: {name}: expected a tensor, got None")
+        return fake(*arguments, **named)
+
+    return checked
+
+
 def register() -> None:
     """Called once, after the library is loaded."""
     for fake in _FAKES:
-        torch.library.register_fake(f"ftbert::{fake.__name__}", fake)
+        torch.library.register_fake(f"ftbert::{fake.__name__}", _refuse_none(fake))
     register_fake_class("ftbert::Encoder", _FakeEncoder)  # type: ignore[arg-type]

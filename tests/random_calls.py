@@ -281,5 +281,8 @@ def make_call(seed: int, device: str = "cpu") -> Call:
     arguments = [copy.copy(one) if isinstance(one, dict) else one for one in arguments]
     for _ in range(rng.choice([0, 1, 1, 1, 2, 3]) if arguments else 0):
         which = rng.randrange(len(arguments))
-        arguments[which] = made(lambda which=which: change(rng, arguments[which], device), arguments[which])
+        changed = made(lambda which=which: change(rng, arguments[which], device), arguments[which])
+        if isinstance(changed, torch.Tensor) and changed.layout == torch.jagged and isinstance(function, torch.ScriptMethod):
+            continue  # fails inside torch, before ftbert is asked
+        arguments[which] = changed
     return name, function, arguments

@@ -194,3 +194,11 @@ def test_every_dtype_of_ids_and_mask(dtype: torch.dtype) -> None:
 def test_a_call_with_none() -> None:
     with pytest.raises(TypeError, match="input_ids: expected a torch tensor"):
         ftbert.Model.__call__(models("cpu")[0], None)  # type: ignore[arg-type]
+
+
+def test_none_in_the_place_of_a_tensor() -> None:
+    """Beside a tensor on meta it reaches the fakes, which know no more than the op's schema."""
+    arguments = valid("embeddings_layernorm", "cpu")
+    arguments[0], arguments[4] = arguments[0].to("meta"), None
+    with pytest.raises(ValueError, match="word: expected a tensor, got None"):
+        ops.embeddings_layernorm(*arguments)
