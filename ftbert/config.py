@@ -156,7 +156,8 @@ class CheckpointConfig:
             raise ValueError(f"{where}: {', '.join(wrong[:20])}; convert it again")
         return cls(
             document["architecture"], EncoderConfig(**encoder), huggingface,
-            tuple(HeadConfig(**head) for head in heads), typed("str", "left_out", document.get("left_out", "")),
+            tuple(HeadConfig(**head) for head in heads),
+            typed("str", f"{where}: left_out", document.get("left_out", "")),
         )  # fmt: skip
 
 

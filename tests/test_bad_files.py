@@ -69,6 +69,12 @@ def test_config_entries(folder: Path, entries: dict[str, Any], words: str) -> No
     assert str(folder) in str(caught.value) and len(str(caught.value)) < 10_000
 
 
+def test_what_a_checkpoint_left_out(folder: Path, tmp_path: Path) -> None:
+    convert(folder, tmp_path / "converted")
+    with pytest.raises(ValueError, match="converted.*left_out: expected a string, got 7"):
+        open_checkpoint(change(tmp_path / "converted", left_out=7))
+
+
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' + "1" * 5000 + "}", "[]", "\xff", '"\\ud800"', ""])
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
 def test_broken_json(folder: Path, name: str, text: str) -> None:
