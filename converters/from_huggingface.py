@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from ftbert.checkpoint import Checkpoint, open_checkpoint
-from ftbert.config import FORMAT, read_json
-from ftbert.input_file import expect_file, expect_inside
+from ftbert.config import FORMAT
+from ftbert.input_file import expect_file, expect_inside, read_json_object
 from ftbert.work_folder import put_in_place, work_folder
 
 # Everything small that says how text becomes ids and vectors; weights and training state stay behind.
@@ -86,7 +86,7 @@ def _check_target(target: Path, source: str | Path | torch.nn.Module, force: boo
 def _not_ours(folder: Path) -> str:
     """Why it is no checkpoint folder that `convert` wrote, or ""."""
     try:
-        ours = read_json(folder / "config.json").get("format") == FORMAT
+        ours = read_json_object(folder / "config.json").get("format") == FORMAT
     except (OSError, ValueError):
         ours = False
     if not ours:
@@ -98,7 +98,7 @@ def _not_ours(folder: Path) -> str:
 
 def _refuse_links(folder: Path) -> None:
     """What is written may be shared: nothing of it comes from elsewhere by way of a link."""
-    for pattern in ("config.json", "*.safetensors", "*.bin", "*.index.json"):
+    for pattern in ("config.json", "*.safetensors", "*.bin", "*.index.json", "*.onnx", "onnx/*.onnx"):
         for path in sorted(folder.glob(pattern)):
             expect_inside(path, folder)
     for path in _text_files(folder):
@@ -118,8 +118,8 @@ def _copy_text_files(source: Path, target: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Convert a HuggingFace model to an ftbert checkpoint folder.")
-    parser.add_argument("source", help="folder or hub id")
+    parser = argparse.ArgumentParser(description="Convert a HuggingFace or ONNX model to an ftbert checkpoint folder.")
+    parser.add_argument("source", help="folder, .onnx file or hub id")
     parser.add_argument("target", help="folder to write")
     parser.add_argument("--dtype", choices=["fp32", "fp16", "bf16"], help="of the stored weights (default: kept)")
     parser.add_argument("--force", action="store_true", help="replace a target that ftbert wrote")

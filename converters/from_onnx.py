@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ftbert.config import FORMAT, EncoderConfig, read_json
+from ftbert.config import FORMAT, EncoderConfig
 from ftbert.converters.family import Family
 from ftbert.converters.onnx_check import Interface
 from ftbert.converters.onnx_config import differences, document, fit
@@ -28,6 +28,7 @@ from ftbert.converters.onnx_graph import Graph, Matrix, histogram
 from ftbert.converters.onnx_pieces import Linear, Norm
 from ftbert.converters.tensors import TensorSource
 from ftbert.converters.weights import find_family
+from ftbert.input_file import read_json_object
 
 _TOKENIZER = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer_config.json")
 _MOST = 20  # problems shown
@@ -100,7 +101,7 @@ def open_onnx(path: Path) -> tuple[dict[str, Any], OnnxSource, Path | None]:
         if wrong:
             said = "what a config for it would say" if given is None else f"{home}/config.json"
             raise ValueError("\n  ".join([f"{said} does not fit the graph:", *wrong]))
-        torch.ops.ftbert.weight_shapes(numbers.entries())  # the core's own limits
+        numbers.weight_shapes()  # the core's own limits
         source = OnnxSource(str(path), _names(family, numbers, encoder), _interface(path, file, encoder))
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
         # Of a flipped bit anything may come; the graph's own words are the best there is to say about it.
@@ -136,7 +137,7 @@ def _interface(path: Path, file: OnnxFile, encoder: Encoder) -> Interface:
 def _given_config(home: Path | None) -> dict[str, Any] | None:
     if home is None or not (home / "config.json").is_file():
         return None
-    found = read_json(home / "config.json")
+    found = read_json_object(home / "config.json")
     return None if found.get("format") == FORMAT else found
 
 

@@ -100,7 +100,11 @@ def check(model: Any, *, texts: Sequence[str] | None = None) -> CheckResult:
     limit = _FP32_GATE[model.device.type] if dtype == torch.float32 else 1.0
     spoken = None
     if model.folder is not None:
-        spoken = compare_texts(model, reference, SAMPLE_TEXTS if texts is None else texts, limit, cosine)
+        given = SAMPLE_TEXTS if texts is None else texts
+        try:
+            spoken = compare_texts(model, reference, given, limit, cosine)
+        except ValueError as error:
+            spoken = TextResult.failed(len(given), str(error))
     passed = all(m.passed for m in masks) and (spoken is None or spoken.passed)
     return CheckResult(str(model.device), name, passed, masks, spoken)
 

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from ftbert.input_file import read_json_object
 from ftbert.text import text_options, tokenizer_of
 from ftbert.text_options import TextOptions
-from ftbert.text_settings import TextSettings, read_object
+from ftbert.text_settings import TextSettings
 from ftbert.tokenizer import load_tokenizer, lower_first
 
 # What settings of a tokenizer show in: case, accents, Chinese characters, control characters, nothing at all.
@@ -26,7 +27,7 @@ SETTLING_TEXTS = (
 @dataclass(frozen=True)
 class TextResult:
     """peer: what was compared with. different_ids: texts whose ids are not AutoTokenizer's. max_abs_diff: of vectors
-    of length 1. worst: the text with the largest difference."""
+    of length 1. worst: the text with the largest difference. reason: why the peer computed nothing, or ""."""
 
     peer: str
     texts: int
@@ -37,8 +38,17 @@ class TextResult:
     min_cosine_allowed: float
     worst: str
     passed: bool
+    reason: str = ""
+
+    @classmethod
+    def failed(cls, texts: int, reason: str) -> TextResult:
+        """Where the peer cannot be had, or refuses the texts."""
+        nan = float("nan")
+        return cls("", texts, 0, nan, nan, nan, nan, "", passed=False, reason=reason)
 
     def __str__(self) -> str:
+        if self.reason:
+            return f"texts   {self.texts:>8}  FAILED: {self.reason}"
         line = (
             f"texts   {self.texts:>8}{self.max_abs_diff:>15.2e}{self.max_abs_diff_allowed:>11.2e}"
             f"{self.min_cosine:>13.7f}{self.min_cosine_allowed:>9}  {'ok' if self.passed else 'FAILED'}"
@@ -95,7 +105,7 @@ def _ids(folder: Path, settings: TextSettings, texts: Sequence[str], how: TextOp
 def _by_sentence_transformers(model: Any, texts: list[str]) -> Any:
     """None where it is not installed, or the folder is not one that it reads."""
     folder = Path(model.folder)
-    read = (folder / "modules.json").exists() and "model_type" in read_object(folder / "config.json")
+    read = (folder / "modules.json").exists() and "model_type" in read_json_object(folder / "config.json")
     if not read or find_spec("sentence_transformers") is None:
         return None
     from sentence_transformers import SentenceTransformer

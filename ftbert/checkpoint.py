@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from ftbert._library import load_library
-from ftbert.config import FORMAT, CheckpointConfig, read_json
+from ftbert.config import FORMAT, CheckpointConfig
 from ftbert.converters.family import Derived
 from ftbert.converters.from_onnx import onnx_of, open_onnx
 from ftbert.converters.huggingface import MERGE, complain, recognise
 from ftbert.converters.onnx_check import check_graph
 from ftbert.converters.tensors import StateDictSource, TensorSource, open_folder
 from ftbert.hub import fetch
+from ftbert.input_file import read_json_object
 
 _REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -74,7 +75,7 @@ def open_checkpoint(source: str | Path | torch.nn.Module) -> Checkpoint:
         check_graph(initialisers.interface, checkpoint)
         return checkpoint
     folder = find_folder(source)
-    document = read_json(folder / "config.json")
+    document = read_json_object(folder / "config.json")
     tensors = open_folder(folder)
     if document.get("format") == FORMAT:
         config = CheckpointConfig.parse(document, str(folder / "config.json"))

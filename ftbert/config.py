@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from ftbert.input_file import named, read_json_value, shown
+from ftbert.input_file import named, shown
 
-# The core's words for element types.
-# transformers' names -> what they compute
+# transformers' names -> the core's
 ACTIVATIONS = {
     "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu", "tanh": "tanh", "none": "none",
 }  # fmt: skip
+# The core's words for element types.
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 FORMAT = "ftbert"
@@ -195,11 +195,3 @@ def _head_complaints(head: dict[str, Any], pooler: bool) -> list[str]:
     if head["outputs"] < 0 or head["width"] < 0 or not 0 <= head["norm_eps"] <= 1:
         wrong.append("head sizes below 0 or norm_eps not in [0, 1]")
     return wrong
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; ValueError or FileNotFoundError name the file."""
-    document = read_json_value(path)
-    if not isinstance(document, dict):
-        raise ValueError(f"{path}: expected a JSON object, got {type(document).__name__}")
-    return document

@@ -34,6 +34,14 @@ def read_json_value(path: Path) -> Any:
         raise ValueError(f"{path}: not valid JSON ({error})") from error
 
 
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object that a file holds. ValueError or OSError name the file."""
+    value = read_json_value(path)
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: expected a JSON object, got {type(value).__name__}")  # noqa: TRY004
+    return value
+
+
 def expect_inside(path: Path, folder: Path) -> None:
     """ValueError for a link that leads out of `folder`. Of a hub's snapshot (models--*/snapshots/<revision>) the blobs
     of the same model count as inside."""

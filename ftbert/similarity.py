@@ -39,7 +39,8 @@ _POWERS = {"euclidean": 2.0, "manhattan": 1.0}
 def _pair(one: Any, other: Any) -> tuple[Tensor, Tensor]:
     left, right = _tensor(one), _tensor(other)
     dtype = torch.promote_types(left.dtype, right.dtype)
-    return left.to(dtype), right.to(dtype)
+    device = right.device if left.device.type == "cpu" else left.device
+    return left.to(device, dtype), right.to(device, dtype)
 
 
 def _tensor(values: Any) -> Tensor:

@@ -51,6 +51,8 @@ class TextOptions:
         settings = tokenizer.settings
         if not isinstance(normalize, bool | None):
             raise TypeError(f"normalize must be True, False or None; got {normalize!r}")
+        if task not in (None, "query", "document"):
+            raise ValueError(f"task must be 'query', 'document' or None; got {task!r}")
         if max_length is None:
             own = {"query": settings.query_length, "document": settings.document_length}.get(task or "")
             length = tokenizer.max_length

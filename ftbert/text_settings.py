@@ -7,12 +7,12 @@ mean pooling and the tokenizer's own maximum length.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ftbert.input_file import read_json_object, read_json_value, shown
 from ftbert.text_modules import Modules
 
 POOLINGS = ("cls", "mean", "max", "mean_sqrt_len", "last")
@@ -44,8 +44,10 @@ _HARMLESS = {
     "add_pooling_layer", "attn_implementation", "device_map", "dtype", "low_cpu_mem_usage", "torch_dtype",
     "trust_remote_code", "use_safetensors",
 }  # fmt: skip
-# What reaches the tokenizer from elsewhere.
-_HUB_ARGUMENTS = {"trust_remote_code", "subfolder", "token", "cache_dir", "revision", "local_files_only"}
+# Of a download; the files are here.
+_HUB_ARGUMENTS = {"trust_remote_code", "token", "cache_dir", "revision", "local_files_only"}
+# Names of files: they would let a folder's own config read any other file.
+_FILE_ARGUMENTS = ("_file", "_files", "_dir", "_path", "subfolder", "proxies", "config", "_commit_hash")
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,11 @@ class TextSettings:
     def from_folder(cls, folder: Path) -> TextSettings:
         """Reads the settings of `folder`. ValueError names the file that is broken or asks for something else."""
         head = folder / "config_sentence_transformers.json"
-        values = read_object(head) if (folder / "modules.json").exists() and head.exists() else {}
+        values = read_json_object(head) if (folder / "modules.json").exists() and head.exists() else {}
         # What another kind of model saved (a CrossEncoder) is not used for embeddings.
         if not (folder / "modules.json").exists() or values.get("model_type", _MODEL_TYPE) != _MODEL_TYPE:
             return cls(pooling=_default_pooling(folder))
-        modules = Modules.read(folder, _read_json(folder / "modules.json"))
+        modules = Modules.read(folder, read_json_value(folder / "modules.json"))
         return cls(
             **_pooling(modules.pooling / "config.json"),
             normalize=_normalizes(modules.normalize),
@@ -104,9 +106,11 @@ def check_pooling(name: str) -> str:
 def _default_pooling(folder: Path) -> str:
     """Of a folder without modules: a causal language model's is the last token."""
     path = folder / "config.json"
-    config = read_object(path) if path.exists() else {}
+    config = read_json_object(path) if path.exists() else {}
     config = config.get("huggingface") or config  # a converted folder keeps the original one level down
-    architectures = config.get("architectures") or [""]
+    architectures = config.get("architectures") or [""] if isinstance(config, dict) else None
+    if not isinstance(architectures, list):
+        raise ValueError(f"{path}: architectures must be a list of names; got {shown(architectures)}")
     causal = str(architectures[0]).endswith("ForCausalLM") and config.get("is_causal", True)
     return "last" if causal else "mean"
 
@@ -114,7 +118,7 @@ def _default_pooling(folder: Path) -> str:
 def _pooling(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise ValueError(f"{path}: missing, although modules.json names it")
-    config = read_object(path)
+    config = read_json_object(path)
     value = config.get("pooling_mode")
     if value is None:
         names = [name for flag, name in _POOLING_FLAGS.items() if config.get(flag)] or ["mean"]
@@ -129,7 +133,7 @@ def _pooling(path: Path) -> dict[str, Any]:
 def _normalizes(folders: list[Path]) -> bool:
     for folder in folders:
         path = folder / "config.json"
-        config = read_object(path) if path.exists() else {}
+        config = read_json_object(path) if path.exists() else {}
         for key in ("module_input_name", "module_output_name"):
             if config.get(key) not in (None, "sentence_embedding"):
                 raise ValueError(f"{path}: {key} {config[key]!r} is not supported; expected sentence_embedding")
@@ -139,8 +143,8 @@ def _normalizes(folders: list[Path]) -> bool:
 def _transformer(folder: Path) -> dict[str, Any]:
     """Of sentence_bert_config.json: lengths, case, and arguments for the tokenizer."""
     paths = [folder / name for name in _LENGTH_FILES if (folder / name).exists()]
-    path = next((path for path in paths if read_object(path)), folder / _LENGTH_FILES[0])
-    config = read_object(path) if path in paths else {}
+    path = next((path for path in paths if read_json_object(path)), folder / _LENGTH_FILES[0])
+    config = read_json_object(path) if path in paths else {}
     for key in ("query_expansion", "processing_kwargs", "tokenizer_name_or_path"):
         if config.get(key):
             raise ValueError(f"{path}: {key} is not supported")
@@ -156,6 +160,8 @@ def _transformer(folder: Path) -> dict[str, Any]:
         if unknown := sorted(given[kind].keys() - known):
             raise ValueError(f"{path}: arguments for the {kind} are not supported: {', '.join(unknown)}")
     arguments = {key: value for key, value in given["tokenizer"].items() if key not in _HUB_ARGUMENTS}
+    if elsewhere := sorted(key for key in arguments if key.endswith(_FILE_ARGUMENTS)):
+        raise ValueError(f"{path}: arguments for the tokenizer are not supported: {', '.join(elsewhere)}")
     # The tokenizer's own argument goes first, as in sentence-transformers.
     longest = _length(path, config, "max_seq_length")
     own = _length(path, arguments, "model_max_length")
@@ -207,18 +213,3 @@ def _sentence_settings(path: Path, config: dict[str, Any]) -> dict[str, Any]:
         "truncate_dim": _length(path, config, "truncate_dim"),
         "similarity": similarity if similarity in SIMILARITIES else "cosine",
     }
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object from `path`; ValueError names it."""
-    value = _read_json(path)
-    if not isinstance(value, dict):
-        raise ValueError(f"{path}: expected a JSON object, got {type(value).__name__}")  # noqa: TRY004
-    return value
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # broken JSON, broken UTF-8, brackets without end
-        raise ValueError(f"{path}: not valid JSON ({error})") from error

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ftbert.text_settings import TextSettings, read_object
+from ftbert.input_file import expect_file, read_json_object
+from ftbert.text_settings import TextSettings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # Any of these lets transformers build a tokenizer when tokenizer.json itself is missing.
 _VOCABULARIES = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model")
+_SUFFIXES = (".json", ".txt", ".model", ".jinja")  # of all that AutoTokenizer may open
 
 # The tokenizer's own result keeps strings, offsets and the truncated rest: about 100 bytes a token.
 # Handing it this many texts at a time bounds that; one call is still long enough to use every core.
@@ -132,6 +134,9 @@ def load_tokenizer(folder: Path, arguments: Mapping[str, Any] | None = None) -> 
             f"{folder}: no tokenizer here; expected tokenizer.json or one of {', '.join(_VOCABULARIES)}. "
             "Copy the tokenizer's files beside the weights, or pass token ids to the model"
         )
+    for path in folder.iterdir():
+        if path.suffix in _SUFFIXES:
+            expect_file(path)  # a pipe in the place of a file would hold it for ever
     from transformers import AutoTokenizer
 
     try:
@@ -149,7 +154,7 @@ def _config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.exists():
         return {"config": PretrainedConfig()}  # tokenizer_config.json alone decides
-    original = read_object(path).get("huggingface")
+    original = read_json_object(path).get("huggingface")
     if not isinstance(original, dict) or "model_type" not in original:
         return {}
     config = AutoConfig.for_model(**original)
@@ -170,7 +175,7 @@ def _culprit(folder: Path) -> Path:
     for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
         if (folder / name).exists():
             try:
-                read_object(folder / name)
+                read_json_object(folder / name)
             except ValueError:
                 return folder / name
     stated = folder / "tokenizer_config.json"

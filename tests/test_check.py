@@ -152,3 +152,16 @@ def test_texts_are_compared_end_to_end(
         assert wrong.texts.different_ids > 0
         assert "FAILED" in str(wrong)
         assert "other ids than AutoTokenizer's" in str(wrong)
+
+
+def test_a_peer_that_refuses_the_texts_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ftbert
+    from ftbert import check_texts
+
+    def refuse(*_: Any) -> None:
+        raise ValueError("its words")
+
+    monkeypatch.setattr(check_texts, "_by_sentence_transformers", refuse)
+    result = check(ftbert.load(sentence_folder(tmp_path / "a")))
+    assert not result.passed
+    assert "FAILED: its words" in str(result)

@@ -116,6 +116,8 @@ def test_similarity(tmp_path: Path, name: str) -> None:
     assert torch.equal(ours.similarity(one, list(torch.from_numpy(other))), ours.similarity(one, other))
     half = torch.from_numpy(one).half()
     assert_same(ours.similarity(half, half), theirs.similarity(half, half))
+    if torch.cuda.is_available():
+        assert_same(ours.similarity(torch.from_numpy(one).cuda(), one).cpu(), ours.similarity(one, one))
 
 
 def test_forms_of_results_and_wrong_calls(tmp_path: Path) -> None:

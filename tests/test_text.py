@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,6 +76,12 @@ def test_unusable_tokenizers_are_explained(tmp_path: Path) -> None:
         Tokenizer(tmp_path, TextSettings(), 512)
     with pytest.raises(ValueError, match="maximum length of 2 leaves no room"):
         Tokenizer(write_tokenizer(tmp_path), TextSettings(max_length=2), 512)
+    for name in ("tokenizer_config.json", "added_tokens.json"):
+        (tmp_path / name).unlink(missing_ok=True)
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(ValueError, match=f"{name}: expected a file, it is a named pipe"):
+            Tokenizer(tmp_path, TextSettings(), 512)
+        (tmp_path / name).unlink()
 
 
 def test_order_is_restored_and_batch_equals_single(model: StubModel) -> None:
@@ -147,6 +154,8 @@ def test_wrong_options(model: StubModel) -> None:
         encode(model, ["a"], pooling="avg")
     with pytest.raises(ValueError, match="max_tokens must be a positive integer; got 0"):
         encode(model, ["a"], max_tokens=0)
+    with pytest.raises(ValueError, match="task must be 'query', 'document' or None; got 'retrieval'"):
+        encode(model, ["a"], task="retrieval")
     with pytest.raises(ValueError, match="no folder with a tokenizer"):
         encode(StubModel(None), ["a"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,8 @@ def test_another_chain_of_modules_is_refused(folder: Path, content: Any, words: 
         ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "'fill-mask' is not supported"),
         ("sentence_bert_config.json", {"config_args": {"hidden_act": "relu"}}, "config are not supported: hidden_act"),
         ("sentence_bert_config.json", {"model_kwargs": {"x": 1, "dtype": "a"}}, "model are not supported: x"),
+        ("sentence_bert_config.json", {"tokenizer_args": {"vocab_file": "/a"}}, "tokenizer are not supported: vocab_file"),
+        ("sentence_bert_config.json", {"processor_kwargs": {"subfolder": ".."}}, "not supported: subfolder"),
         ("config_sentence_transformers.json", {"prompts": ["a"]}, "prompts must be an object of texts"),
         ("config_sentence_transformers.json", {"prompts": {"a": 1}}, "prompts must be an object of texts"),
         ("config_sentence_transformers.json", {"default_prompt_name": "a"}, "'a' is none of the prompts"),
@@ -165,6 +168,21 @@ def test_prompts_width_and_similarity(folder: Path) -> None:
     write(folder, name, stored | {"model_type": "CrossEncoder"})  # sentence-transformers takes nothing over from it
     write(folder, "1_Pooling/config.json", {"pooling_mode": "cls"})
     assert TextSettings.from_folder(folder) == TextSettings()
+
+
+@pytest.mark.parametrize("config", [{"architectures": 7}, {"architectures": {"a": 1}}, {"huggingface": [1]}])
+def test_a_bare_folder_with_a_config_of_wrong_types(tmp_path: Path, config: Any) -> None:
+    write(tmp_path, "config.json", config)
+    with pytest.raises(ValueError, match=r"config\.json: architectures must be a list"):
+        TextSettings.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["sentence_bert_config.json", "config_sentence_transformers.json", "modules.json"])
+def test_pipes_are_not_waited_for(folder: Path, name: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(ValueError, match=re.escape(name) + ": expected a file, it is a named pipe"):
+        TextSettings.from_folder(folder)
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe", b"[" * 100_000])
