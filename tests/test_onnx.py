@@ -71,6 +71,14 @@ def test_real_file(real_file: Path) -> None:
     assert (config.layer_norm_eps, config.activation, config.positions) == (1e-12, "gelu", "absolute")
 
 
+def test_the_current_folder_runs_nothing(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph is evaluated in a child, whose modules come from where ours came from."""
+    for name in ("pathlib", "json", "numpy"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('ran')")
+    monkeypatch.chdir(tmp_path)
+    ftbert.load(small)
+
+
 def test_real_file_without_names(real_file: Path, tmp_path: Path) -> None:
     same_weights(ftbert.load(anonymous(real_file, tmp_path / "a.onnx")), real_file)
 
