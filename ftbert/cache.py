@@ -136,6 +136,8 @@ def _build(entry: Path, found: Foreign) -> None:
         fresh = convert(found.source, work / "entry")
         seal = {name: _looks(fresh / name) | {"crc": _crc(fresh / name)} for name in _files(fresh)}
         (fresh / _SEAL).write_text(json.dumps(seal), encoding="utf-8")
+        for path in (fresh, *fresh.iterdir()):
+            path.chmod(path.stat().st_mode & ~0o022)
         if entry.exists():
             os.rename(entry, work / "broken")
         os.rename(fresh, entry)
@@ -148,7 +150,9 @@ def _files(folder: Path) -> list[str]:
 
 
 def _is_whole(entry: Path) -> bool:
-    """Whether the entry is what was written. False too where there is none."""
+    """Whether the entry is what was written, and by whom it may be. False too where there is none."""
+    if untrusted(entry, *(entry / name for name in (_SEAL, *_files(entry)))):
+        return False
     try:
         seal = json.loads((entry / _SEAL).read_text(encoding="utf-8"))
         for name in _files(entry):

@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -45,8 +46,17 @@ def put_in_place(new: Path, target: Path, replaceable: Callable[[Path], bool]) -
     exchange of the two, after which the old one is in `new`.
 
     A folder for which `replaceable` is False stays: FileExistsError. Where the file system cannot exchange, the old one
-    is renamed away first, and back when the new one cannot follow.
+    is renamed away first, and back when the new one cannot follow. Where a stranger's folder came in between and
+    another has taken its name since, the error says where it is now.
     """
+    handle = os.open(new, os.O_RDONLY | os.O_DIRECTORY)  # so that no other folder gets its number
+    try:
+        _put_in_place(new, target, replaceable, _identity(new))
+    finally:
+        os.close(handle)
+
+
+def _put_in_place(new: Path, target: Path, replaceable: Callable[[Path], bool], ours: tuple[int, int]) -> None:
     while True:
         try:
             os.rename(new, target)  # POSIX: replaces an empty folder and nothing else
@@ -55,14 +65,52 @@ def put_in_place(new: Path, target: Path, replaceable: Callable[[Path], bool]) -
             if error.errno not in _OCCUPIED:
                 raise
         if not replaceable(target):
-            raise FileExistsError(errno.EEXIST, "exists and is not replaced", str(target))
+            raise _occupied(target)
         with suppress(FileNotFoundError):  # somebody has just removed it
-            (_exchange if can_exchange(new.parent) else _step_aside)(new, target)
-            if replaceable(new if new.exists() else new.parent / "old"):
+            old = _exchange_or_step_aside(new, target)
+            if replaceable(old):
                 return
-            # It came between the two looks at it.
-            (_exchange if new.exists() else _step_back)(new, target)
-            raise FileExistsError(errno.EEXIST, "exists and is not replaced", str(target))
+            _put_back(old, target, ours)  # it came between the two looks at it
+            raise _occupied(target)
+
+
+def _exchange_or_step_aside(new: Path, target: Path) -> Path:
+    """Where the old target is now."""
+    if can_exchange(new.parent):
+        _exchange(new, target)
+        return new
+    old = new.parent / "old"
+    os.rename(target, old)
+    try:
+        os.rename(new, target)
+    except BaseException:
+        _put_back(old, target, None)
+        raise
+    return old
+
+
+def _put_back(old: Path, target: Path, ours: tuple[int, int] | None) -> None:
+    """Gives `old` its name again, which `ours` has or nobody. FileExistsError where somebody else has taken it."""
+    try:
+        if ours is not None and _identity(target) == ours:
+            os.rename(target, old.parent / "ours")
+        os.rename(old, target)
+    except OSError as error:
+        if error.errno not in (*_OCCUPIED, errno.ENOENT):
+            raise
+        kept = target.with_name(f"{target.name}.found-{secrets.token_hex(4)}")
+        os.rename(old, kept)
+        words = f"was made again meanwhile; what was there before is {kept}"
+        raise FileExistsError(errno.EEXIST, words, str(target)) from error
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    found = folder.stat()
+    return found.st_dev, found.st_ino
+
+
+def _occupied(target: Path) -> FileExistsError:
+    return FileExistsError(errno.EEXIST, "exists and is not replaced", str(target))
 
 
 def can_exchange(folder: Path) -> bool:
@@ -89,20 +137,6 @@ def _exchange(one: Path, other: Path) -> None:
     if libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), str(one), None, str(other))
-
-
-def _step_aside(new: Path, target: Path) -> None:
-    os.rename(target, new.parent / "old")
-    try:
-        os.rename(new, target)
-    except BaseException:
-        os.rename(new.parent / "old", target)
-        raise
-
-
-def _step_back(new: Path, target: Path) -> None:
-    os.rename(target, new)
-    os.rename(new.parent / "old", target)
 
 
 def _make(target: Path) -> tuple[Path, int]:
@@ -138,12 +172,15 @@ def _clear_up(target: Path) -> None:
     name = re.compile(re.escape(f".{target.name}.ftbert-") + "[0-9a-f]{8}")
     for path in [path for path in target.parent.iterdir() if name.fullmatch(path.name)]:
         with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            found = path.lstat()
+            if stat.S_ISLNK(found.st_mode) or found.st_uid != os.geteuid():
+                continue  # somebody else's
             lock = _lock(path)
             if lock is None or lock < 0:
                 continue
             try:
                 if (path / "old").exists() and not target.exists():
-                    os.rename(path / "old", target)
+                    os.rename(path / "old", target)  # an error where one has come since: nothing is removed
                 shutil.rmtree(path, ignore_errors=True)
             finally:
                 os.close(lock)

@@ -190,6 +190,7 @@ def test_a_cache_that_others_can_write_to_is_not_used(
         os.umask(before)
     assert cache.untrusted(root, root / "index", root / "converted") == ""
     (entry,) = [path for path in (root / "converted").iterdir() if path.is_dir()]
+    assert cache.untrusted(entry, *entry.iterdir()) == ""
     (entry / "config.json").write_text("poisoned")  # whoever looks at it fails
     if who == "owner":
         monkeypatch.setattr(os, "geteuid", lambda: 12345)

@@ -168,6 +168,8 @@ BREAK = {
     "no seal": lambda entry: (entry / "entry.json").unlink(),
     "seal cut": lambda entry: _truncate(entry / "entry.json"),
     "seal of something else": lambda entry: (entry / "entry.json").write_text("[1]"),
+    "others can write": lambda entry: (entry / "model.safetensors").chmod(0o666),
+    "others can write into it": lambda entry: entry.chmod(0o777),
     "empty folder": lambda entry: [one.unlink() for one in entry.iterdir()],
 }
 

@@ -88,7 +88,35 @@ def test_what_comes_between_two_looks_is_put_back(tmp_path: Path, files: None) -
     answers = iter([True, False])
     with pytest.raises(FileExistsError):
         put_in_place(new, target, lambda found: next(answers))
-    assert names(target) == ["out"] and names(new) == ["new"]
+    assert names(target) == ["out"]
+
+
+def test_two_strangers_in_a_row_both_stay(tmp_path: Path, files: None) -> None:
+    """One comes between the two looks, and before it is put back another has its name."""
+    new, target = tmp_path / "work" / "new", tmp_path / "out"
+    for folder in (new, target):
+        folder.mkdir(parents=True)
+        (folder / folder.name).write_text("")
+
+    def look(found: Path) -> bool:
+        if found == target:
+            return True
+        shutil.rmtree(target)
+        target.mkdir()
+        (target / "second").write_text("")
+        return False
+
+    with pytest.raises(FileExistsError, match="what was there before is .*out.found-") as raised:
+        put_in_place(new, target, look)
+    assert names(target) == ["second"]
+    assert names(Path(str(raised.value.strerror).rsplit(" ", 1)[-1])) == ["out"]
+
+
+def test_what_others_named_like_a_leftover_stays(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "precious" / "file").mkdir(parents=True)
+    (tmp_path / ".out.ftbert-0123abcd").symlink_to(tmp_path / "precious")
+    convert(source, tmp_path / "out")
+    assert names(tmp_path / "precious") == ["file"]
 
 
 def test_there_is_a_target_at_every_moment(source: Path, tmp_path: Path) -> None:
