@@ -152,7 +152,7 @@ def _convert(options: argparse.Namespace) -> int:
 def _embed(options: argparse.Namespace) -> int:
     from ftbert.embed import BATCH_RECORDS, check_request, embed_file
     from ftbert.part_area import part_folder
-    from ftbert.records import skipped_file
+    from ftbert.records import skipped_file, stream_or_file
 
     how: dict[str, Any] = {
         "column": options.column,
@@ -178,13 +178,13 @@ def _embed(options: argparse.Namespace) -> int:
             **how,
         )
     except KeyboardInterrupt:
-        kept = part_folder(Path(options.target))
+        kept = part_folder(stream_or_file(options.target))
         if kept.exists():
             print(f"ftbert: stopped; {kept} is kept, the same command goes on from there", file=sys.stderr)
         raise
     text = f"{stats.target}: {stats.records} records x {stats.hidden}"
     text += f", {stats.skipped} skipped" if stats.skipped else ""
-    text += f" (see {skipped_file(Path(stats.target))})" if stats.skipped and stats.target != "-" else ""
+    text += f" (see {skipped_file(stream_or_file(stats.target))})" if stats.skipped and stats.target != "-" else ""
     text += f", {stats.resumed} of them from an earlier run" if stats.resumed else ""
     text += f"; {stats.tokens} tokens in {stats.seconds:.1f} s, {stats.tokens_per_second:,.0f} tokens/s"
     # Where the vectors go to standard output, what there is to say goes to the other.
@@ -201,12 +201,12 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from ftbert.records import Position, ReadOptions, open_source
+    from ftbert.records import Position, ReadOptions, open_source, stream_or_file
 
     texts = None
     if options.texts is not None:
         read = ReadOptions(options.column or "text", keep=False, batch_records=options.batch)
-        chunk = next(iter(open_source(Path(options.texts), read).chunks(Position())), None)
+        chunk = next(iter(open_source(stream_or_file(options.texts), read).chunks(Position())), None)
         texts = chunk.texts if chunk is not None else []
     from ftbert.bench import bench
 
@@ -298,7 +298,7 @@ def _contradiction(options: argparse.Namespace) -> str:
 def _token_counts(options: argparse.Namespace) -> list[int]:
     """Of the batches that the texts make, in order."""
     from ftbert.cache import open_cached
-    from ftbert.records import Position, ReadOptions, open_source
+    from ftbert.records import Position, ReadOptions, open_source, stream_or_file
     from ftbert.text_settings import TextSettings
     from ftbert.tokenizer import Tokenizer
 
@@ -310,7 +310,7 @@ def _token_counts(options: argparse.Namespace) -> list[int]:
     read = ReadOptions(options.column or "text", keep=False, batch_records=options.batch)
     return [
         sum(map(len, tokenizer.encode_batch(chunk.texts, settings.default_prompt)))
-        for chunk in open_source(Path(options.texts), read).chunks(Position())
+        for chunk in open_source(stream_or_file(options.texts), read).chunks(Position())
     ]
 
 

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from ftbert.records import (
     open_source,
     open_target,
     skipped_file,
+    stream_or_file,
 )
 from ftbert.writers import SkippedWriter
 
@@ -71,7 +73,7 @@ def check_request(
     """Everything that can be refused before a model is loaded: formats, column, a readable source, a
     writable place for the target. OSError or ValueError; leaves nothing behind.
     """
-    source, target = Path(source), Path(target)
+    source, target = stream_or_file(source), stream_or_file(target)
     options = ReadOptions(column or "text", skip_bad, keeps_columns(target), batch_records, kind)
     reader = open_source(source, options)
     if target == STREAM:
@@ -125,7 +127,7 @@ def embed_file(
     The target appears whole or not at all. Unfinished work stays in `<target>.part`. Errors: OSError,
     ValueError, TypeError, before anything is computed wherever possible.
     """
-    source, target = Path(source), Path(target)
+    source, target = stream_or_file(source), stream_or_file(target)
     reader = check_request(source, target, column=column, skip_bad=skip_bad, batch_records=batch_records, kind=kind)
     from ftbert.text import embed_windows, text_options  # torch only once the request is known to be sound
 
@@ -170,11 +172,12 @@ def embed_file(
                     area.save(made_with, {"position": asdict(position), **state})
         if position.skipped and not position.records:
             first = json.loads(left_out.finish().read_text(encoding="utf-8").splitlines()[0])
+            _deliver_skipped(left_out, position, target, skip_bad)
             area.discard(None)
             reason = f"the first, line {first['line']}: {first['reason']}"
             raise ValueError(f"{source}: all {position.skipped} records are bad; {reason}")
-        _deliver_skipped(left_out, position, target, skip_bad)
         finished = writer.finish()
+        _deliver_skipped(left_out, position, target, skip_bad)
         if target != STREAM:
             area.deliver(finished)
         return EmbedStats(
@@ -201,7 +204,7 @@ def _deliver_skipped(left_out: SkippedWriter, position: Position, target: Path, 
     if target == STREAM:
         sys.stderr.write(listed.read_text(encoding="utf-8"))
     elif position.skipped:
-        listed.replace(skipped_file(target))
+        shutil.copyfile(listed, skipped_file(target))  # a run killed now goes on with the list that it has
     elif skip_bad:
         skipped_file(target).unlink(missing_ok=True)  # of an earlier run
 

@@ -28,6 +28,12 @@ EMBEDDING = "embedding"  # the column that writers add
 CHUNK_BYTES = 64 << 20
 
 
+def stream_or_file(given: str | Path) -> Path:
+    """STREAM for "-" itself; "./-", which pathlib takes for the same, is a file."""
+    path = Path(given)
+    return path.absolute() if path == STREAM and str(given) != "-" else path
+
+
 @dataclass(frozen=True)
 class Position:
     """Where reading stands. offset: bytes (parquet: rows) consumed; line: lines (rows) consumed."""

@@ -126,6 +126,17 @@ def test_bad_records(tmp_path: Path, model: StubModel) -> None:
     stats = embed_file(model, path, tmp_path / "out.npy", skip_bad=True)
     assert (stats.records, stats.skipped) == (2, 1)
     assert np.array_equal(np.load(tmp_path / "out.npy"), encode(model, ["a", "b"]))
+    path.write_bytes(b"\xff\n\xfe\n")
+    with pytest.raises(ValueError, match="all 2 records are bad; the first, line 1"):
+        embed_file(model, path, tmp_path / "none.npy", skip_bad=True)
+    assert (tmp_path / "none.npy.skipped.jsonl").read_text().count("\n") == 2
+    assert not (tmp_path / "none.npy").exists()
+
+
+def test_a_file_named_like_the_stream(tmp_path: Path, model: StubModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="/-: cannot (read|write) a file without an ending"):
+        embed_file(model, "./-", tmp_path / "out.npy")
 
 
 @pytest.mark.parametrize(
