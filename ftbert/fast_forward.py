@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ftbert.checkpoint import open_checkpoint
 from ftbert.config import EncoderConfig
 from ftbert.forked import note_fork
-from ftbert.live_check import check_equal, sample_ids
+from ftbert.live_check import Differs, check_equal, sample_ids
 from ftbert.live_weights import Watch, build_encoder
 from ftbert.model import _check_device, check_dtype, parse_dtype
 
@@ -91,7 +91,7 @@ class FastForward:
             return self.original(*args, **kwargs)
         try:
             built = self.built()
-        except ValueError as error:  # changed since into something that ftbert does not compute
+        except (ValueError, Differs) as error:  # changed since into something that ftbert does not compute
             self._note(str(error), module)
             return self.original(*args, **kwargs)
         mask = asked.get("attention_mask")

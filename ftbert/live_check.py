@@ -23,8 +23,12 @@ def sample_ids(vocab: int, max_seq: int, device: torch.device) -> Tensor:
     return torch.arange(min(8, max_seq), device=device)[None] % vocab
 
 
+class Differs(RuntimeError):
+    """ftbert and the live model compute something else."""
+
+
 def check_equal(ours: Tensor, theirs: Tensor, name: str, exact: bool, least: float = 0.0) -> None:
-    """RuntimeError where the two differ by more than rounding.
+    """Differs where the two differ by more than rounding.
 
     name: of the original's class. exact: both computed in fp32. The tolerance is relative to the largest value, at
     least to `least`: logits may cancel, hidden states do not.
@@ -35,7 +39,7 @@ def check_equal(ours: Tensor, theirs: Tensor, name: str, exact: bool, least: flo
     largest = max(theirs.abs().max().item(), least)
     difference = (ours - theirs).abs().max().item() if ours.shape == theirs.shape else float("inf")
     if not difference <= tolerance * largest:
-        raise RuntimeError(
+        raise Differs(
             f"ftbert's result differs from {name}'s own by {difference:.3g} on values up to {largest:.3g}: the model "
             "computes something that its config does not say (was a layer, activation or head replaced?). ftbert "
             "cannot compute it"
@@ -58,7 +62,7 @@ def has_hooks(hooks: list[Any]) -> bool:
 
 
 def check_loaded(model: Model, live: Any) -> None:
-    """RuntimeError where `model`, loaded from `live`, gives another hidden state, pooled output or other logits.
+    """Differs where `model`, loaded from `live`, gives another hidden state, pooled output or other logits.
 
     Warns of what only `live` itself does: hooks inside, a head of somebody else's.
     """

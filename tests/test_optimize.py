@@ -343,6 +343,10 @@ def test_changed_weights_are_noticed() -> None:
     model.resize_token_embeddings(200)
     assert run(model, input_ids=torch.full((1, 3), 199)).last_hidden_state.isfinite().all()
     assert model.forward.built() is model.forward.built()
+    model.encoder.layer[0].intermediate.intermediate_act_fn = torch.nn.ReLU()  # no weight tells
+    with pytest.warns(UserWarning, match="differs from BertModel's own"):
+        mine = run(model, **inputs)
+    check_same(mine, run(ftbert.undo(model), **inputs), inputs["attention_mask"])
 
 
 def test_sixteen_bit_models_on_the_cpu_compute_in_fp32() -> None:

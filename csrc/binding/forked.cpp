@@ -29,10 +29,10 @@ void one_thread_if_forked() {
   if (threads == 1 && omp_get_max_threads() == 1) return;
   at::set_num_threads(1);  // oneDNN's and MKL's too
   omp_set_num_threads(1);  // of the OpenMP that this library is linked to, should that be another one
-  if (warned.exchange(true)) return;
-  TORCH_WARN("ftbert: this process was forked from one that had loaded ftbert, whose ", threads,
-             " threads stayed there; it computes on one. Start workers by \"spawn\" or \"forkserver\", or before "
-             "ftbert is imported, to let each have threads of its own");
+  if (threads == 1 || warned.exchange(true)) return;  // ftbert/forked.py has said it
+  TORCH_WARN("ftbert: this process was forked from one that had imported ftbert, whose ", threads,
+             " threads stayed there: it computes on one. Start workers by \"spawn\" or \"forkserver\" to let each "
+             "have threads of its own");
 }
 
 }  // namespace ftbert::binding
