@@ -272,7 +272,8 @@ def test_nothing_but_bad_records_is_an_error(stub: StubModel, capsys: pytest.Cap
     Path("in.jsonl").write_text("{\n}\n")
     words = failed(capsys, "embed", "model", "in.jsonl", "out.npy", "--skip-bad")
     assert "in.jsonl: all 2 records are bad; the first, line 1: not valid JSON" in words
-    assert sorted(path.name for path in Path().iterdir()) == ["in.jsonl", "in.txt", "model"]
+    listed = {path.name for path in Path().iterdir()}
+    assert listed == {"in.jsonl", "in.txt", "model", "out.npy.skipped.jsonl"}  # no target, and the reasons in full
 
 
 @pytest.mark.parametrize("name", ["in.txt", "in.txt.gz"])
