@@ -68,6 +68,11 @@ class Row:
         return bool(self.config.get("followed"))
 
     @property
+    def is_own(self) -> bool:
+        """Whether it names a product of ftbert's own, which any cuBLASLt leaves as it is."""
+        return self.config.get("id", 0) < 0
+
+    @property
     def in_layer(self) -> bool:
         """Whether it was compared by the time of whole layers."""
         return bool(self.config.get("in_layer"))

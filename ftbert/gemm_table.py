@@ -1,10 +1,11 @@
 """Tuned GEMM tables: JSON files of algorithms by product and range of m, and which of them is in force.
 
 A file belongs to one GPU model and one version of cuBLASLt, since an algorithm's 64 bytes mean something to that
-version only. Looked for in this order, and a row from further up hides those below it: the file that
+version only; rows that name ftbert's own products hold for every version, and for every GPU of the same architecture
+with as many multiprocessors. Looked for in this order, and a row from further up hides those below it: the file that
 $FTBERT_GEMM_TABLE names ("off": none at all), the user's cache folder (where `ftbert tune` writes), the tables that
-come with the package. What fits no row runs what fused_gemm_guess (csrc/gemm/gemm_fused.h) or cuBLASLt proposes. A
-file holds what was measured; what runs between two measured m is decided when it comes into force (`between`).
+come with the package. What fits no row runs what guess_gemm (csrc/gemm/gemm_guess.h) chooses. A file holds what was
+measured; what runs between two measured m is decided when it comes into force (`between`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import secrets
 import threading
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +37,21 @@ _SHIPPED = Path(__file__).parent / "gemm_tables"
 
 @dataclass(frozen=True)
 class Machine:
-    """What a table belongs to: "NVIDIA H200", "cuBLASLt 13.1.1"."""
+    """What a table belongs to: "NVIDIA H200", "cuBLASLt 13.1.1", "sm_90 x 132". The last, architecture and
+    multiprocessors, is what ftbert's own products depend on; tables made before do not have it."""
 
     gpu: str
     cublaslt: str
+    kind: str = field(default="", compare=False)
 
     @staticmethod
     def of(device: int | torch.device) -> Machine:
         """The machine of a CUDA device; RuntimeError where there is none."""
         if not torch.cuda.is_available():
             raise RuntimeError(f"no GPU to tune for: {build_info().get('cuda_reason', 'torch sees none')}")
-        return Machine(torch.cuda.get_device_name(device), build_info().get("cuda_gemm", ""))
+        found = torch.cuda.get_device_properties(device)
+        kind = f"sm_{found.major}{found.minor} x {found.multi_processor_count}"
+        return Machine(found.name, build_info().get("cuda_gemm", ""), kind)
 
     @property
     def file_name(self) -> str:
@@ -68,7 +74,8 @@ def read_table(path: Path) -> tuple[Machine, list[Row]]:
         raise TableError("it is no table of ftbert")
     if document.get("format") not in (1, FORMAT):
         raise TableError(f"its format is {repr(document.get('format'))[:40]}, this ftbert reads 1 and {FORMAT}")
-    return Machine(str(document.get("gpu")), str(document.get("cublaslt"))), [Row.parse(r) for r in document["rows"]]
+    owner = Machine(*(str(document.get(key, "")) for key in ("gpu", "cublaslt", "kind")))
+    return owner, [Row.parse(r) for r in document["rows"]]
 
 
 def add_rows(path: Path, machine: Machine, rows: Iterable[Row]) -> None:
@@ -89,7 +96,7 @@ def add_rows(path: Path, machine: Machine, rows: Iterable[Row]) -> None:
             old = []
             aside = _set_aside(path)
             warnings.warn(f"{path} is replaced and kept as {aside.name}: {error}", stacklevel=2)
-        document: dict[str, Any] = {"format": FORMAT, "gpu": machine.gpu, "cublaslt": machine.cublaslt}
+        document: dict[str, Any] = {"format": FORMAT} | asdict(machine)
         lines = ",\n".join("  " + json.dumps(row.as_dict()) for row in merge(rows, old))
         head = json.dumps(document)[:-1]
         fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
@@ -113,7 +120,7 @@ def _set_aside(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class Source:
-    """A place where a table was looked for. problem: why its rows are not used, or ""."""
+    """A place where a table was looked for. problem: why its rows, or some of them, are not used, or ""."""
 
     kind: str
     path: Path
@@ -134,10 +141,23 @@ def sources(machine: Machine) -> list[Source]:
         return []
     user = user_table(machine)
     places = [("$FTBERT_GEMM_TABLE", Path(os.path.expanduser(chosen)))] if chosen else []
-    places += [("user cache", user)] if user is not None else []
-    places += [("package", _SHIPPED / machine.file_name)]
+    places += [("user cache", _nearest(user, machine))] if user is not None else []
+    places += [("package", _nearest(_SHIPPED / machine.file_name, machine))]
     found = [_source(kind, path, machine) for kind, path in places]
     return [source for source in found if source is not None]
+
+
+def _nearest(path: Path, machine: Machine) -> Path:
+    """`path` where it exists, else the newest beside it that fits in part: of this GPU, or else of its kind."""
+    if path.exists() or untrusted(path.parent):
+        return path
+    fitting = []
+    for other in path.parent.glob("*.json"):
+        with suppress(TableError, OSError):
+            owner, _ = read_table(other)
+            if owner.gpu == machine.gpu or (owner.kind and owner.kind == machine.kind):
+                fitting.append((owner.gpu == machine.gpu, other.stat().st_mtime_ns, other))
+    return max(fitting, default=(False, 0, path))[2]
 
 
 def _source(kind: str, path: Path, machine: Machine) -> Source | None:
@@ -152,20 +172,38 @@ def _source(kind: str, path: Path, machine: Machine) -> Source | None:
         return Source(kind, path, [], str(error))
     except OSError as error:
         return Source(kind, path, [], error.strerror or str(error))
+    kept, problem = rows, ""
     if owner != machine:
-        made, here = f"{owner.gpu}, {owner.cublaslt}", f"{machine.gpu}, {machine.cublaslt}"
-        return Source(kind, path, [], f"it was made for {made}; this is {here}")
-    return Source(kind, path, rows)
+        problem = f"it was made for {owner.gpu}, {owner.cublaslt}; this is {machine.gpu}, {machine.cublaslt}"
+        fits = owner.gpu == machine.gpu or (owner.kind and owner.kind == machine.kind)
+        kept = [row for row in rows if fits and row.is_own]
+    module = tuner_module()
+    known = [row for row in kept if module is None or row.algorithm is None or module.is_known(row.algorithm)]
+    if len(known) < len(kept):
+        gone = f"{len(kept) - len(known)} rows name products that this ftbert does not have"
+        problem = "; ".join(filter(None, [problem, gone]))
+    if kept and len(known) < len(rows):
+        problem += f"; {_cost(rows, known)}"
+    return Source(kind, path, known, problem)
+
+
+def _cost(rows: list[Row], kept: list[Row]) -> str:
+    """What the rows that are not kept were worth, and what to do."""
+    lost = [row for row in rows if row not in kept]
+    own, proposed = (sum(us for row in lost for us in getattr(row, name)) for name in ("us", "default_us"))
+    gain = f", up to {proposed / own - 1:.0%} slower" if own else ""
+    return f"{len(lost)} of {len(rows)} rows are not used{gain}: `ftbert tune` makes them anew"
 
 
 def in_force(machine: Machine) -> list[Row]:
-    """The rows of all sources, merged. A table that cannot be used is left out, with one warning in a process that says
-    why."""
+    """The rows of all sources, merged. What cannot be used of a table is left out, with one warning in a process that
+    says why."""
     rows: list[Row] = []
     for source in sources(machine):
         if source.problem and (source.path, source.problem) not in _warned:
             _warned.add((source.path, source.problem))
-            warnings.warn(f"the tuned GEMM table {source.path} is ignored: {source.problem}", stacklevel=3)
+            how = "used in part" if source.rows else "ignored"
+            warnings.warn(f"the tuned GEMM table {source.path} is {how}: {source.problem}", stacklevel=3)
         rows = merge(rows, source.rows)
     return rows
 
@@ -207,7 +245,10 @@ def summary(device: torch.device) -> str:
     """For `ftbert info`: which tables count on this GPU."""
     if tuner_module() is None:
         return "none: this build has no tuner module"
-    parts = [f"{s.kind} ({s.problem or f'{len(s.rows)} rows'})" for s in sources(Machine.of(device))]
+    parts = []
+    for source in sources(Machine.of(device)):
+        state = [f"{len(source.rows)} rows"] if source.rows else []
+        parts.append(f"{source.kind} ({'; '.join([*state, *filter(None, [source.problem])])})")
     return ", ".join(parts) or "none: products are guessed; `ftbert tune` makes one"
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import make_bert
 
 import ftbert
@@ -20,7 +21,9 @@ from ftbert import gemm_table
 from ftbert.gemm_rows import Product, Row, between
 from ftbert.gemm_table import Machine, TableError, add_rows, in_force, read_table
 
-HERE, THERE = Machine("Test GPU", "cuBLASLt 1.2.3"), Machine("Other GPU", "cuBLASLt 1.2.3")
+HERE = Machine("Test GPU", "cuBLASLt 1.2.3", "sm_90 x 132")
+THERE = Machine("Other GPU", "cuBLASLt 1.2.3", "sm_90 x 114")
+NEWER, TWIN = Machine(HERE.gpu, "cuBLASLt 2.0.0", HERE.kind), Machine("Twin GPU", "cuBLASLt 2.0.0", HERE.kind)
 GOOD: dict[str, Any] = {
     "dtype": "fp16", "n": 768, "k": 64, "bias": True, "activation": "none", "first": 1, "last": 64, "algorithm": "0" * 15 + "1",
     "timed": [64], "us": [3.0], "default_us": [4.0], "config": {"tile_rows": 64, "tile_columns": 64, "split_k": 1},
@@ -29,6 +32,12 @@ GOOD: dict[str, Any] = {
 
 def row(first: int, last: int) -> Row:
     return Row(Product("fp16", 2304, 768), first, last, tuple(range(1, 9)), (last,), (9.0,), (10.0,))
+
+
+def own_row(first: int, last: int, variant: int = 20, mark: int = 0xF05ED) -> Row:
+    words = (mark << 44 | variant, *[0] * 7)
+    config = {"id": -1 if mark == 0xF05ED else -2, "tile": variant, "tile_rows": 64, "tile_columns": 64, "split_k": 1}
+    return Row(Product("fp16", 2304, 768), first, last, words, (last,), (9.0,), (10.0,), config)
 
 
 def document(**changes: Any) -> str:
@@ -119,6 +128,58 @@ def test_a_range_without_end_takes_no_time(user: Path) -> None:
 
     assert between(in_force(HERE), 132, gemm_rows) == in_force(HERE)
     assert len(asked) < 1000
+
+
+@pytest.mark.parametrize("place", ["user cache", "package", "$FTBERT_GEMM_TABLE"])
+@pytest.mark.parametrize("machine", [NEWER, TWIN])
+def test_rows_of_our_own_products_hold_elsewhere(
+    user: Path, monkeypatch: pytest.MonkeyPatch, machine: Machine, place: str
+) -> None:
+    """For every cuBLASLt, and for GPUs of one architecture with as many multiprocessors."""
+    path = {"user cache": user, "package": user.parents[2] / "shipped" / HERE.file_name}.get(place, user.parent / "x.json")
+    if place.startswith("$"):
+        monkeypatch.setenv("FTBERT_GEMM_TABLE", str(path))
+    add_rows(path, HERE, [own_row(1, 16), row(17, 32), row(33, 64)])
+    with pytest.warns(UserWarning, match="used in part: it was made for Test GPU, cuBLASLt 1.2.3") as said:
+        assert in_force(machine) == [own_row(1, 16)]
+    assert "1 of 2 rows are not used, up to 11% slower: `ftbert tune` makes them anew" in str(said[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert in_force(machine) == [own_row(1, 16)]  # said once
+
+
+def test_nothing_holds_on_a_gpu_with_other_multiprocessors(user: Path) -> None:
+    add_rows(user, HERE, [own_row(1, 16)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert in_force(THERE) == []  # it lies there for another GPU
+
+
+def test_a_table_of_this_machine_goes_before_one_that_fits_in_part(user: Path) -> None:
+    add_rows(user, HERE, [own_row(1, 16)])
+    add_rows(user.with_name(NEWER.file_name), NEWER, [own_row(1, 8)])
+    add_rows(user.with_name(TWIN.file_name), TWIN, [own_row(1, 4)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert in_force(NEWER) == [own_row(1, 8)]
+
+
+@pytest.mark.parametrize(("variant", "mark"), [(21, 0xF05ED), (33, 0xF05ED), (999, 0xF05ED), (40, 0xF05EE)])
+def test_products_that_are_no_more(user: Path, variant: int, mark: int) -> None:
+    module = gemm_table.tuner_module()
+    if module is None or not torch.cuda.is_available():
+        pytest.skip("this build has no products of a GPU")
+    add_rows(user, HERE, [own_row(1, 16), own_row(17, 32, variant, mark)])
+    with pytest.warns(UserWarning, match="1 rows name products that this ftbert does not have; 1 of 2 rows are not used"):
+        assert in_force(HERE) == [own_row(1, 16)]
+
+
+def test_the_packages_tables_name_what_this_build_has() -> None:
+    module = gemm_table.tuner_module()
+    for path in gemm_table._SHIPPED.glob("*.json"):
+        owner, rows = read_table(path)
+        assert owner.kind
+        assert module is None or all(module.is_known(row.algorithm) for row in rows if row.algorithm)
 
 
 def test_a_large_file_and_a_pipe_are_not_read(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:

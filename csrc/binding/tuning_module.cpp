@@ -84,7 +84,8 @@ PYBIND11_MODULE(_tuning, m) {
         set_gemm_table(device, table);
       },
       "device"_a, "rows"_a);
-  m.def("rows", &cuda_gemm_rows, "m"_a);  // the m that the encoder runs
+  m.def("is_known", &is_known, "words"_a);  // whether this build has what a row names
+  m.def("rows", &cuda_gemm_rows, "m"_a);    // the m that the encoder runs
   m.def("workspace_bytes", [](int device) { return gemm_workspace_bytes(device); }, "device"_a);
 }
 

@@ -72,21 +72,37 @@ bool few_gemm_supports(int capability, int variant, const FusedGemm& g) {
          std::max(g.n, g.k) < (1 << 24) && (g.k + kStep - 1) / kStep >= FewShapes::kParts[variant];
 }
 
-int few_gemm_guess(int capability, int sm_count, const FusedGemm& g) {
-  const auto fits = [&](int variant) {
+int few_gemm_guessed_place(int capability, int sm_count, const FusedGemm& g) {
+  const auto fits = [&](int variant, double share) {
     const FusedTile tile = few_gemm_tile(variant);
     const int64_t blocks = (g.m + tile.rows - 1) / tile.rows * ((g.n + tile.columns - 1) / tile.columns) * tile.split;
-    return few_gemm_supports(capability, variant, g) && blocks <= sm_count;
+    return few_gemm_supports(capability, variant, g) && static_cast<double>(blocks) <= share * sm_count;
   };
   if (g.m > 1024) return -1;
-  if (g.k >= 32 * kStep) {
-    const int variant = g.m <= 128 ? FewShapes::place<Single<96, 4>>() : FewShapes::place<Single<48, 2>>();
-    if (fits(variant)) return variant;
+  const bool short_k = g.k <= 8 * kStep, long_k = g.k >= 32 * kStep;
+  if (g.m <= 256 && (g.k > g.n || (long_k && g.k == g.n))) {
+    const int variant = g.k < 16 * kStep ? -1
+                        : !long_k        ? FewShapes::place<InTwos<64, 4>>()
+                        : g.m <= 128     ? FewShapes::place<Single<96, 4>>()
+                                         : FewShapes::place<Single<48, 2>>();
+    if (variant >= 0 && fits(variant, 1)) return variant;
   }
-  for (const int variant : {FewShapes::place<KShared<32, 1>>(), FewShapes::place<KShared<48, 1>>(),
-                            FewShapes::place<KShared<64, 1>>(), FewShapes::place<Tall<64>>(),
-                            FewShapes::place<Tall<96>>(), FewShapes::place<Tall<128>>(), FewShapes::place<Tall<192>>()})
-    if (fits(variant)) return variant;
+  const bool in_twos = short_k && g.m <= 256;
+  const int narrow[] = {
+      in_twos ? FewShapes::place<InTwos<32, 1>>() : FewShapes::place<KShared<32, 1>>(),
+      in_twos ? FewShapes::place<InTwos<48, 1>>() : FewShapes::place<KShared<48, 1>>(),
+      in_twos ? FewShapes::place<InTwos<64, 1>>() : FewShapes::place<KShared<64, 1>>(),
+      in_twos ? FewShapes::place<InTwos<96, 1>>() : FewShapes::place<KShared<96, 1>>(),
+      FewShapes::place<Tall<64>>(),
+      FewShapes::place<Tall<96>>(),
+      FewShapes::place<Tall<128>>(),
+      FewShapes::place<Tall<192>>(),
+  };
+  const bool with_96 = g.m <= 192 || long_k;
+  const double share = long_k || g.k > g.n ? 1 : short_k ? (in_twos ? 0.75 : 0.9) : g.m <= 128 ? 0.6 : 1;
+  for (const double limit : {share, 1.0})
+    for (const int variant : narrow)
+      if ((with_96 || variant != FewShapes::place<KShared<96, 1>>()) && fits(variant, limit)) return variant;
   return -1;
 }
 

@@ -26,12 +26,11 @@ struct FusedTile {
 
 // Ways to run one, numbered from 0.
 int fused_gemm_variants();
+bool is_fused_gemm(int variant);  // some numbers are of products that are no more
 FusedTile fused_gemm_tile(int variant);
 // Whether this GPU (10 * major + minor; bytes of shared memory a block) and this build have it, for operands aligned as
 // said above.
 bool fused_gemm_supports(int capability, int shared_bytes, int variant, const FusedGemm& gemm);
-// Where no table says anything: one that is most likely faster than cuBLASLt's first proposal, or -1.
-int fused_gemm_guess(int capability, int sm_count, const FusedGemm& gemm);
 void run_fused_gemm(const Context<Cuda>& context, int variant, const FusedGemm& gemm);
 
 }  // namespace ftbert

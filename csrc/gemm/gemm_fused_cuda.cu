@@ -146,9 +146,9 @@ using Shapes = List<TileShape<16, 64, 1, 4, 8>, TileShape<32, 64, 2, 2, 8>, Tile
                     TileShape<128, 64, 4, 2, 4>, TileShape<128, 128, 2, 4, 4>>;
 constexpr auto& kSizes = Shapes::kSizes;
 constexpr int kSmallVariants = kSplitCount * static_cast<int>(std::size(kSizes));
-// Tables store the numbers. Those of gemm_hopper.h follow, 22 to 33 were products that are no more.
-constexpr int kFirstHopper = kSmallVariants, kFirstFew = 34;
-static_assert(kFirstHopper == 20);
+// Tables store the numbers. That of gemm_hopper.h follows, 21 to 33 were products that are no more.
+constexpr int kHopper = kSmallVariants, kFirstFew = 34;
+static_assert(kHopper == 20);
 
 template <class E>
 void run(const Context<Cuda>& context, int variant, const FusedGemm& gemm) {
@@ -165,20 +165,29 @@ void run(const Context<Cuda>& context, int variant, const FusedGemm& gemm) {
 
 }  // namespace
 
+int few_gemm_guess(int capability, int sm_count, const FusedGemm& gemm) {
+  const int place = few_gemm_guessed_place(capability, sm_count, gemm);
+  return place < 0 ? -1 : kFirstFew + place;
+}
+
 int few_place(int fused_variant) { return fused_variant >= kFirstFew ? fused_variant - kFirstFew : -1; }
 
 int fused_gemm_variants() { return kFirstFew + few_gemm_variants(); }
 
+bool is_fused_gemm(int variant) {
+  return variant >= 0 && variant < fused_gemm_variants() && (variant <= kHopper || variant >= kFirstFew);
+}
+
 FusedTile fused_gemm_tile(int variant) {
   if (variant < kSmallVariants)
     return {kSizes[variant / kSplitCount].m, kSizes[variant / kSplitCount].n, kSplits[variant % kSplitCount]};
-  return variant < kFirstFew ? hopper_gemm_tile(variant - kFirstHopper) : few_gemm_tile(variant - kFirstFew);
+  return variant < kFirstFew ? hopper_gemm_tile() : few_gemm_tile(variant - kFirstFew);
 }
 
 bool fused_gemm_supports(int capability, int shared_bytes, int variant, const FusedGemm& gemm) {
-  if (variant < 0 || gemm.dtype == DType::fp32) return false;
+  if (!is_fused_gemm(variant) || gemm.dtype == DType::fp32) return false;
   if (variant >= kFirstFew) return few_gemm_supports(capability, variant - kFirstFew, gemm);
-  if (variant >= kFirstHopper) return hopper_gemm_supports(capability, variant - kFirstHopper, gemm);
+  if (variant == kHopper) return hopper_gemm_supports(capability, gemm);
   const Size size = kSizes[variant / kSplitCount];
   const int split = kSplits[variant % kSplitCount];
   const int64_t blocks = (gemm.m + size.m - 1) / size.m;
@@ -187,18 +196,13 @@ bool fused_gemm_supports(int capability, int shared_bytes, int variant, const Fu
          (split == 1 || capability >= 90) && size.bytes <= shared_bytes;
 }
 
-int fused_gemm_guess(int capability, int sm_count, const FusedGemm& gemm) {
-  const int variant = few_gemm_guess(capability, sm_count, gemm);
-  return variant < 0 ? -1 : kFirstFew + variant;
-}
-
 void run_fused_gemm(const Context<Cuda>& context, int variant, const FusedGemm& gemm) {
   FTBERT_CHECK(fused_gemm_supports(context.capability, context.shared_bytes, variant, gemm), "the fused product ",
                variant, " cannot do m=", gemm.m, " n=", gemm.n, " k=", gemm.k, " and ", to_string(gemm.activation));
   for (const void* p : {gemm.a, gemm.b, gemm.bias, static_cast<const void*>(gemm.c)})
     FTBERT_CHECK(reinterpret_cast<uintptr_t>(p) % 16 == 0, "a fused product needs operands aligned to 16 bytes");
   if (variant >= kFirstFew) return run_few_gemm(context, variant - kFirstFew, gemm);
-  if (variant >= kFirstHopper) return run_hopper_gemm(context, variant - kFirstHopper, gemm);
+  if (variant == kHopper) return run_hopper_gemm(context, gemm);
   gemm.dtype == DType::fp16 ? run<__half>(context, variant, gemm) : run<__nv_bfloat16>(context, variant, gemm);
 }
 

@@ -51,7 +51,7 @@ struct GemmPlans {
   GemmPlans(const GemmPlans&) = delete;
   GemmPlans& operator=(const GemmPlans&) = delete;
 
-  // The plan of this key, made on first use: the tuned table's algorithm; where it has none fused_gemm_guess, else
+  // The plan of this key, made on first use: the tuned table's algorithm; where it has none guess_gemm's, else
   // cuBLASLt's first proposal.
   GemmPlan get(const GemmKey& key, const void* bias);
 

@@ -12,6 +12,7 @@
 #include "core/device_guard.h"
 #include "gemm/gemm_cuda.h"
 #include "gemm/gemm_fused.h"
+#include "gemm/gemm_guess.h"
 #include "gemm/gemm_layernorm.h"
 #include "gemm/gemm_plans.h"
 
@@ -45,6 +46,17 @@ void set_layout(cublasLtMatrixLayoutOpaque_t& layout, cudaDataType_t type, int64
       cublasLtMatrixLayoutSetAttribute(&layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof(count)));
   FTBERT_CUBLAS_CHECK(
       cublasLtMatrixLayoutSetAttribute(&layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof(stride)));
+}
+
+// All of it, whether cuBLASLt would fuse it or not.
+Activation activation_of(const GemmKey& key) {
+  switch (key.epilogue) {
+    case CUBLASLT_EPILOGUE_RELU:
+    case CUBLASLT_EPILOGUE_RELU_BIAS: return Activation::relu;
+    case CUBLASLT_EPILOGUE_GELU:
+    case CUBLASLT_EPILOGUE_GELU_BIAS: return Activation::gelu_tanh;
+    default: return key.after;
+  }
 }
 
 }  // namespace
@@ -205,12 +217,21 @@ GemmPlan GemmPlans::make(const GemmKey& key, const void* bias, const Table& tabl
     plan.supported = true;
     return plan;
   }
-  if (key.layernorm) return plan;
-  if (plain && !proposal) {
-    plan.fused = fused_gemm_guess(capability_, sm_count_, {.m = key.m, .n = key.n, .k = key.k, .dtype = key.dtype});
-    plan.supported = plan.fused >= 0;
+  const bool decided = row && (proposal || key.layernorm);
+  if (plain && !decided) {
+    const GemmProblem problem{.m = key.m,
+                              .n = key.n,
+                              .k = key.k,
+                              .dtype = key.dtype,
+                              .activation = activation_of(key),
+                              .layernorm = key.layernorm};
+    const GemmGuess guess = guess_gemm(capability_, sm_count_, problem);
+    plan.fused = guess.fused;
+    plan.norm = guess.norm;
+    plan.supported = plan.fused >= 0 || plan.norm >= 0;
     if (plan.supported) return plan;
   }
+  if (key.layernorm) return plan;
   if (const auto proposed = propose(key, plan, 8); !proposed.empty()) {
     plan.algorithm = proposed.front().algo;
     plan.supported = true;
@@ -232,6 +253,10 @@ std::array<uint64_t, 8> fused_algorithm(int variant) { return marked(kFusedMark,
 int fused_variant(const std::array<uint64_t, 8>& data) { return variant_of(kFusedMark, data); }
 std::array<uint64_t, 8> norm_algorithm(int variant) { return marked(kNormMark, variant); }
 int norm_variant(const std::array<uint64_t, 8>& data) { return variant_of(kNormMark, data); }
+bool is_known(const std::array<uint64_t, 8>& data) {
+  const int fused = fused_variant(data);
+  return norm_variant(data) < norm_gemm_variants() && (fused < 0 || is_fused_gemm(fused));
+}
 
 GemmPlans* gemm_plans(int device) {
   // Never freed: at process exit the driver may be gone first.

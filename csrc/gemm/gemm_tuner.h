@@ -93,9 +93,11 @@ std::array<uint64_t, 8> fused_algorithm(int variant);
 int fused_variant(const std::array<uint64_t, 8>& data);
 std::array<uint64_t, 8> norm_algorithm(int variant);
 int norm_variant(const std::array<uint64_t, 8>& data);
+// False for a product of our own that this build does not have; what cuBLASLt knows is not looked at.
+bool is_known(const std::array<uint64_t, 8>& data);
 
 // From now on `linear` on this device uses these rows; elsewhere, and where cuBLASLt refuses a row or this build lacks
-// its product, fused_gemm_guess or cuBLASLt's first proposal. Replaces an earlier table. The rows must come from
+// its product, guess_gemm or cuBLASLt's first proposal. Replaces an earlier table. The rows must come from
 // gemm_library_version() and this kind of GPU.
 void set_gemm_table(int device, const std::vector<TunedGemm>& rows);
 

@@ -1,0 +1,80 @@
+"""What runs where no table has a row: which product, on this GPU, and that what it computes is right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from ftbert import gemm_table
+from ftbert.tuning import Bench, Product
+
+PERSISTENT = 20
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+
+@pytest.fixture(autouse=True)
+def no_table() -> Iterator[None]:
+    device = torch.device("cuda", torch.cuda.current_device())
+    gemm_table.install(device)
+    gemm_table.put_in_force(torch.cuda.current_device(), [])
+    yield
+    gemm_table.install(device, again=True)
+
+
+def on_hopper() -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the products that are guessed are Hopper's")
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("m", [1, 8, 64, 128, 200, 320, 700, 1000, 1024])
+@pytest.mark.parametrize(("n", "k"), [(2304, 768), (768, 768), (768, 3072), (1152, 384), (384, 384), (384, 1536)])
+def test_few_rows_run_what_folds_a_layernorm(dtype: str, n: int, k: int, m: int) -> None:
+    """One wave at most, so that every block has a multiprocessor."""
+    on_hopper()
+    bench = Bench(Product(dtype, n, k), m)
+    chosen = bench.chosen()
+    assert chosen.folds
+    assert -(-m // chosen.tile_rows) * -(-n // chosen.tile_columns) * max(1, chosen.split_k) <= bench.sms
+
+
+@pytest.mark.parametrize(
+    ("product", "m", "own"),
+    [
+        (Product("fp16", 2304, 768, True), 2048, PERSISTENT),
+        (Product("bf16", 2304, 768, True), 16384, PERSISTENT),
+        (Product("fp16", 4096, 1024, True, "gelu"), 1024, PERSISTENT),
+        (Product("fp16", 4096, 1024, True, "gelu"), 12288, PERSISTENT),
+        (Product("fp16", 768, 768), 1100, None),  # for few rows
+        (Product("fp16", 768, 768, True, layernorm=True), 4096, "norm"),
+        (Product("bf16", 384, 1536, True, layernorm=True), 16384, "norm"),
+        (Product("fp16", 384, 1536, True, layernorm=True), 1100, None),
+        (Product("fp16", 2304, 768, True, "relu"), 4096, "cuBLASLt"),  # the persistent one has none
+        (Product("fp16", 2304, 768, True, "gelu_tanh"), 16384, "cuBLASLt"),
+        (Product("fp16", 2300, 768, True), 4096, "cuBLASLt"),
+        (Product("fp32", 2304, 768, True), 4096, "cuBLASLt"),
+    ],
+    ids=str,
+)
+def test_many_rows(product: Product, m: int, own: object) -> None:
+    on_hopper()
+    bench = Bench(product, m)
+    chosen = bench.chosen()
+    if own == "cuBLASLt":
+        assert chosen.id >= 0 and chosen.data == bench.first_proposal().data
+    elif own == "norm":
+        assert chosen.id == -2
+    else:
+        assert chosen.id == -1 and (chosen.tile == own if own else chosen.folds)
+
+
+@pytest.mark.parametrize("m", [1025, 1090, 1700, 2048, 2177, 3000, 4500, 9000])
+@pytest.mark.parametrize("norm", [False, True])
+def test_what_is_guessed_is_right(m: int, norm: bool) -> None:
+    """On every GPU; at m whose last wave is computed in halves, and whose last tile is."""
+    for dtype in ("fp16", "bf16"):
+        for n, k in ((768, 768), (1536, 192), (1024, 2048)):
+            bench = Bench(Product(dtype, n, k, True, "none" if norm else "gelu", norm), m)
+            assert bench.error(bench.chosen()) <= 2 * bench.error(bench.first_proposal()) + 2**-8
