@@ -245,11 +245,13 @@ def summary(device: torch.device) -> str:
     """For `ftbert info`: which tables count on this GPU."""
     if tuner_module() is None:
         return "none: this build has no tuner module"
+    machine = Machine.of(device)
     parts = []
-    for source in sources(Machine.of(device)):
+    for source in sources(machine):
         state = [f"{len(source.rows)} rows"] if source.rows else []
         parts.append(f"{source.kind} ({'; '.join([*state, *filter(None, [source.problem])])})")
-    return ", ".join(parts) or "none: products are guessed; `ftbert tune` makes one"
+    without = "products are guessed" if machine.kind.startswith("sm_90 ") else "cuBLASLt's first proposals run"
+    return ", ".join(parts) or f"none: {without}; `ftbert tune` makes one"
 
 
 def tuner_module() -> Any:
