@@ -133,7 +133,7 @@ def whole_models(
     """Milliseconds of a packed call: with cuBLASLt's first proposals, with no table, with the table."""
     plain = [without_layernorm(product) for product in products]
     own = [row for row in table if row.product in {*plain, *products}]
-    tables = {"first": [Row(product, 1, last, None) for product in plain], "guess": [], "table": own}
+    tables = {"first": [Row(product, 1, last, None) for product in {*plain, *products}], "guess": [], "table": own}
     reference = reference_model(name, None).to(device)
     models = {kind: ftbert.load(reference, device=device, dtype=dtype) for kind in tables}
     found = []

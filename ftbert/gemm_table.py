@@ -31,7 +31,8 @@ from ftbert.input_file import named
 
 FORMAT = 2  # 1: the same, without products that have a LayerNorm
 _MOST_BYTES = 64 << 20  # of a file; the package's are below 1 MB
-_FIRST_PROPOSAL = (0,) * 8  # cuBLASLt's, to the library
+# To the library: cuBLASLt's first proposal, and where a LayerNorm is asked for, none that contains it.
+_NOTHING_OF_OURS = (0,) * 8
 _SHIPPED = Path(__file__).parent / "gemm_tables"
 
 
@@ -236,7 +237,7 @@ def put_in_force(index: int, rows: Iterable[Row]) -> None:
         [
             (p.dtype, p.bias, p.activation, p.layernorm, p.n, p.k, row.first, row.last, words)
             for row in between(rows, sms, module.rows)
-            if (p := row.product) and (words := row.algorithm or (None if p.layernorm else _FIRST_PROPOSAL))
+            if (p := row.product) and (words := row.algorithm or _NOTHING_OF_OURS)
         ],
     )
 

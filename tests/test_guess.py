@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ftbert import gemm_table
+from ftbert.gemm_rows import Row
 from ftbert.tuning import Bench, Product
 
 PERSISTENT = 20
@@ -68,6 +69,16 @@ def test_many_rows(product: Product, m: int, own: object) -> None:
         assert chosen.id == -2
     else:
         assert chosen.id == -1 and (chosen.tile == own if own else chosen.folds)
+
+
+def test_a_row_that_found_nothing_better_is_followed() -> None:
+    """With a LayerNorm it says: no product that contains it."""
+    on_hopper()
+    norm, plain = Product("fp16", 768, 768, True, layernorm=True), Product("fp16", 768, 768)
+    gemm_table.put_in_force(torch.cuda.current_device(), [Row(norm, 1, 8192, None), Row(plain, 1, 8192, None)])
+    bench = Bench(norm, 4096)
+    assert bench.chosen().data == Bench(plain, 4096).first_proposal().data
+    assert Bench(norm, 9000).chosen().id == -2
 
 
 @pytest.mark.parametrize("m", [1025, 1090, 1700, 2048, 2177, 3000, 4500, 9000])

@@ -86,7 +86,8 @@ struct TunedGemm {
   int64_t from = 0, to = 0;
   std::array<uint64_t, 8> algorithm{};
 };
-constexpr std::array<uint64_t, 8> kFirstProposal{};  // as a row's algorithm: cuBLASLt's
+// As a row's algorithm: cuBLASLt's; with a LayerNorm no product that contains it.
+constexpr std::array<uint64_t, 8> kFirstProposal{};
 
 // `data` of a variant of gemm_fused.h and of gemm_layernorm.h, and the variant of some data; -1: it is not of these.
 std::array<uint64_t, 8> fused_algorithm(int variant);
