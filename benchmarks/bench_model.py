@@ -11,7 +11,9 @@ come from, and as Markdown to stdout.
 
 A GPU at its power limit lowers its clock within some hundredths of a second, and what ran before leaves its mark: where
 the fastest peer takes 0.4 ms or more, each is repeated until that has settled before it is timed. There all are timed
-once more with a GPU that did nothing for a while before (--rest): the times of one that is not always busy.
+once more with a GPU that did nothing for a while before (--rest): the times of one that is not always busy. The matrix
+products alone take turns with the peers, in the same state. At some points of the grid each peer then runs for half a
+second at a stretch, with the mean clock and the energy of a token.
 """
 
 from __future__ import annotations
@@ -31,10 +33,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
-from floors import byte_floor, gemm_floor, split  # noqa: E402
+from floors import GpuProducts, byte_floor, cpu_gemm_floor, split  # noqa: E402
 from machine import DTYPES, attempt, log, provenance, results_file, seconds, write  # noqa: E402
+from nvml import meter  # noqa: E402
 from peers import PEERS, Batch, Call, Peer  # noqa: E402
 from runtimes import RUNTIMES  # noqa: E402
+from sustained import sustained  # noqa: E402
 
 from ftbert.token_batches import padded, ragged_lengths, random_sequences  # noqa: E402
 
@@ -55,6 +59,8 @@ GRID = tuple(
 LONG = 4e-4  # seconds: where the fastest peer takes as long, power may count
 SHORT, SETTLED = 0.02, 0.04  # seconds: what events cost does not count; the clock has settled
 RESTED_ROUNDS = 3  # at most: each costs every peer a rest
+SUSTAINED_AT = ((1, 128, "full"), (32, 128, "half"), (32, 512, "full"))
+FLOOR = "matrix products alone"
 # On the grid a profiler sees these only, (batch, longest, fill): it takes longer than all peers together.
 SPLIT_AT = ((1, 128, "full"), (8, 128, "half"), (32, 128, "full"), (32, 128, "half"), (32, 512, "full"))
 
@@ -70,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rest", type=float, default=0.2, help="seconds before a timing of a rested GPU (0: none)")
     parser.add_argument("--peer", action="append", help="only peers whose name contains this, repeatable")
-    parser.add_argument("--all-peers", action="store_true", help="also those that compile for a minute a point")
+    parser.add_argument("--all-peers", action="store_true", help="also those that run only on request")
     parser.add_argument("--out", type=Path, help="JSON file (default: benchmarks/results/DEVICE-DTYPE.json; with "
                         "--point, --model or --peer out/bench-DEVICE-DTYPE.json)")  # fmt: skip
     options = parser.parse_args(arguments)
@@ -82,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wanted = [
         peer for peer in (*PEERS, *RUNTIMES)
         if device.type in peer.devices and dtype in peer.dtypes
-        and (any(p in peer.name for p in options.peer) if options.peer else options.all_peers or not peer.slow)
+        and (any(p in peer.name for p in options.peer) if options.peer else options.all_peers or not peer.on_request)
     ]  # fmt: skip
 
     weights = "real" if options.minilm else "random"
@@ -104,9 +110,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     # Every point compiles anew: a compiler that gave up recompiling would be timed in eager mode.
                     torch._dynamo.reset()
                 batch = make_batch(reference.config.vocab_size, batch_size, longest, fill, device)
+                sustain = (batch_size, longest, fill) in SUSTAINED_AT
                 results.append(
                     {"model": model, "batch": batch_size, "longest": longest, "fill_name": fill}
-                    | measure(reference, peers, batch, options.rounds, dtype, rest)
+                    | measure(reference, peers, batch, options.rounds, dtype, rest, sustain)
                 )
                 print(table(results[-1]), flush=True)
                 write(out, {"provenance": facts, "results": results})
@@ -180,12 +187,19 @@ def build(kind: type[Peer], reference: Any, device: torch.device, dtype: torch.d
 
 @torch.inference_mode()
 def measure(
-    reference: Any, peers: dict[type[Peer], Any], batch: Batch, rounds: int, dtype: torch.dtype, rest: float
+    reference: Any,
+    peers: dict[type[Peer], Any],
+    batch: Batch,
+    rounds: int,
+    dtype: torch.dtype,
+    rest: float,
+    sustain: bool = False,
 ) -> dict[str, Any]:
     """Median milliseconds of each peer, in turns, after its output was compared; floors."""
+    tokens, device = sum(batch.lengths), batch.ids.device
     want = reference(input_ids=batch.ids, attention_mask=batch.mask).last_hidden_state[batch.valid]
     rows: dict[str, dict[str, Any]] = {}
-    calls: dict[str, Call] = {}
+    calls: dict[str, Callable[[], Any]] = {}
     for kind, peer in peers.items():
         if isinstance(peer, str):
             rows[kind.name] = {"failed": peer}
@@ -200,28 +214,47 @@ def measure(
             rows[kind.name]["failed"] = f"differs from transformers by {error:.1e}"
         else:
             calls[kind.name] = call
-    for name, found in timed(calls, rounds, batch.ids.device, rest).items():
-        rows[name] |= {"failed": found} if isinstance(found, str) else found
-    tokens = sum(batch.lengths)
-    device, result = batch.ids.device, {"tokens": tokens, "fill": tokens / batch.ids.numel(), "peers": rows}
-    for name, floor in (("gemm_floor_ms", gemm_floor), ("byte_floor_ms", byte_floor)):
-        found = attempt(partial(floor, reference, tokens, device, dtype))
+    result: dict[str, Any] = {"tokens": tokens, "fill": tokens / batch.ids.numel(), "peers": rows}
+    gpu = device.type == "cuda"
+    products = attempt(partial(GpuProducts, reference, tokens, dtype)) if gpu else None
+    if isinstance(products, GpuProducts):
+        calls[FLOOR] = products
+    for name, found in timed(calls, rounds, device, rest).items():
+        found = {"failed": found} if isinstance(found, str) else found
+        if name == FLOOR:
+            result |= {f"gemm_floor_{key}": found[key] for key in ("ms", "rested_ms") if key in found}
+            products = found.get("failed")
+        else:
+            rows[name] |= found
+    calls.pop(FLOOR, None)
+    if isinstance(products, str):
+        result["failed"] = products
+    if gpu and sustain:
+        gauge = meter(device)
+        for name, call in calls.items():
+            held = attempt(partial(sustained, call, tokens, device, gauge))
+            rows[name] |= {"failed": held} if isinstance(held, str) else {"sustained": held}
+    floors = [("byte_floor_ms", partial(byte_floor, reference, tokens, device, dtype))]
+    floors += [] if gpu else [("gemm_floor_ms", partial(cpu_gemm_floor, reference, tokens, dtype))]
+    for name, floor in floors:
+        found = attempt(floor)
         result |= {"failed": found} if isinstance(found, str) else {name: 1e3 * found}
     return result
 
 
-def timed(calls: dict[str, Call], rounds: int, device: torch.device, rest: float) -> dict[str, Any]:
+def timed(calls: dict[str, Callable[[], Any]], rounds: int, device: torch.device, rest: float) -> dict[str, Any]:
     """What a row says of its time, or, of a call that raised at any time, the words of that alone."""
     rows: dict[str, Any] = {}
     for name, times in interleaved(calls, rounds, device).items():
         rows[name] = times
         if not isinstance(times, str):
             rows[name] = {"ms": 1e3 * statistics.median(times), "ms_least": 1e3 * min(times)}
-            if device.type == "cuda" and rows[name]["ms"] < 1:
+            if device.type == "cuda" and rows[name]["ms"] < 1 and name != FLOOR:
                 host = attempt(partial(host_seconds, calls[name]))
                 rows[name] = host if isinstance(host, str) else rows[name] | {"host_us": 1e6 * host}
     going = {name: call for name, call in calls.items() if not isinstance(rows[name], str)}
-    if device.type == "cuda" and rest and min((rows[name]["ms"] for name in going), default=0.0) >= 1e3 * LONG:
+    least = min((rows[name]["ms"] for name in going if name != FLOOR), default=0.0)
+    if device.type == "cuda" and rest and least >= 1e3 * LONG:
         for name, times in interleaved(going, min(rounds, RESTED_ROUNDS), device, rest).items():
             rows[name] = times if isinstance(times, str) else rows[name] | {"rested_ms": 1e3 * statistics.median(times)}
     return rows
@@ -232,10 +265,11 @@ def split_of(peer: Peer, batch: Batch) -> dict[str, float]:
     call = peer.prepare(batch)
     for _ in range(3):
         call()
-    return split(call)
+    took = seconds(call, batch.ids.device)
+    return split(call, before=round(SETTLED / took) if took >= LONG else 3)
 
 
-def host_seconds(call: Call, calls: int = 20, rounds: int = 5) -> float:
+def host_seconds(call: Callable[[], Any], calls: int = 20, rounds: int = 5) -> float:
     """Median seconds that a call keeps the host busy: several are given to the GPU, which is not waited for in between
     unless the call itself does."""
     times = []
@@ -258,7 +292,7 @@ def compare(call: Call, want: torch.Tensor, batch: Batch) -> float:
 
 
 def interleaved(
-    calls: dict[str, Call], rounds: int, device: torch.device, rest: float = 0
+    calls: dict[str, Callable[[], Any]], rounds: int, device: torch.device, rest: float = 0
 ) -> dict[str, list[float] | str]:
     """Seconds, or the words of what a call raised: the others go on. Taking turns gives every peer the same share of
     whatever disturbs the machine. rest: seconds in which a GPU does nothing before each timing; 0: it does the same
@@ -267,27 +301,32 @@ def interleaved(
     failed: dict[str, str] = {}
     repeats, before = dict.fromkeys(calls, 1), dict.fromkeys(calls, 1)  # one: caches hold the data of what ran before
 
-    def each(names: Iterable[str], take: Callable[[str], float]) -> dict[str, float]:
+    def each(names: Iterable[str], of_one: Callable[[str], float]) -> dict[str, float]:
         """What that gives for each that has not failed so far."""
-        found = {name: attempt(partial(take, name)) for name in names if name not in failed}
+        found = {name: attempt(partial(of_one, name)) for name in names if name not in failed}
         failed.update((name, words) for name, words in found.items() if isinstance(words, str))
         return {name: value for name, value in found.items() if name not in failed}
 
+    def take(name: str, times: int = 1) -> float:
+        own = getattr(calls[name], "seconds", None)  # of one that times itself
+        return statistics.fmean(own() for _ in range(times)) if own else seconds(calls[name], device, times)
+
     def alone(name: str) -> float:
-        return seconds(calls[name], device)
+        return take(name)
 
     def in_turn(name: str) -> float:
         for _ in range(before[name]):
             calls[name]()
         if rest:
-            seconds(calls[name], device)
+            take(name)
             time.sleep(rest)
-        return seconds(calls[name], device, repeats[name])
+        return take(name, repeats[name])
 
     once = each(calls, alone)
     if device.type == "cuda":
         once = each(calls, alone)  # the first warmed up
-        settle = min(once.values(), default=0.0) >= LONG and not rest  # all peers alike
+        least = min((took for name, took in once.items() if name != FLOOR), default=0.0)
+        settle = least >= LONG and not rest  # all peers alike
         for name, took in once.items():
             repeats[name] = max(1, min(40 if settle else 20, round((SETTLED if settle else SHORT) / took)))
             before[name] = max(1, round(SETTLED / took)) if settle else 1

@@ -34,32 +34,45 @@ def byte_floor(reference: Any, tokens: int, device: torch.device, dtype: torch.d
     return (weights + 2 * tokens * c.hidden_size) * size / _bandwidth[device]
 
 
-def gemm_floor(reference: Any, tokens: int, device: torch.device, dtype: torch.dtype) -> float:
-    """Seconds of the layers' matrix products alone: on a GPU the best of what cuBLASLt proposes and of our own, with a
-    weight matrix of its own for each; on the CPU the best of what torch carries (`cpu_product`)."""
+def cpu_gemm_floor(reference: Any, tokens: int, dtype: torch.dtype) -> float:
+    """Seconds of the layers' matrix products alone, each by the best of what torch carries (`cpu_product`)."""
     c = reference.config
-    if device.type != "cuda":
-        sizes = [(3 * c.hidden_size, c.hidden_size), (c.hidden_size, c.hidden_size),
-                 (c.intermediate_size, c.hidden_size), (c.hidden_size, c.intermediate_size)]  # fmt: skip
-        return float(c.num_hidden_layers * sum(cpu_product(tokens, n, k, dtype) for n, k in sizes))
-    from ftbert.gemm_table import tuner_module
-    from ftbert.tuning import Bench, products_of_shape, without_layernorm
-
-    names = {value: name for name, value in DTYPES.items()}
-    layer = 0.0
-    m = tuner_module().rows(tokens)  # what the encoder runs
-    for product in products_of_shape(c.hidden_size, c.intermediate_size, "gelu", names[dtype]):
-        bench = Bench(replace(product, bias=False, activation="none", layernorm=False), m)
-        tuned = Bench(without_layernorm(product), m).chosen()
-        best = bench.times([*bench.heuristics(), *bench.fused(), tuned], 5)
-        layer += min(map(statistics.median, best)) / 1e6
-    return layer * float(c.num_hidden_layers)
+    sizes = [(3 * c.hidden_size, c.hidden_size), (c.hidden_size, c.hidden_size),
+             (c.intermediate_size, c.hidden_size), (c.hidden_size, c.intermediate_size)]  # fmt: skip
+    return float(c.num_hidden_layers * sum(cpu_product(tokens, n, k, dtype) for n, k in sizes))
 
 
-def split(call: Call, repeats: int = 5) -> dict[str, float]:
-    """Milliseconds of one call on the GPU by part, and in the gaps between kernels."""
+class GpuProducts:
+    """The layers' matrix products alone, each by the best of what cuBLASLt proposes and of our own, with a weight
+    matrix of its own for each. It takes its turns among the peers, so that it meets their clock."""
+
+    def __init__(self, reference: Any, tokens: int, dtype: torch.dtype) -> None:
+        from ftbert.gemm_table import tuner_module
+        from ftbert.tuning import Bench, products_of_shape, without_layernorm
+
+        c, names = reference.config, {value: name for name, value in DTYPES.items()}
+        m = tuner_module().rows(tokens)  # what the encoder runs
+        self._layers, self._recordings = c.num_hidden_layers, []
+        for product in products_of_shape(c.hidden_size, c.intermediate_size, "gelu", names[dtype]):
+            bench = Bench(replace(product, bias=False, activation="none", layernorm=False), m)
+            able = [*bench.heuristics(), *bench.fused(), Bench(without_layernorm(product), m).chosen()]
+            times = [statistics.median(of_one) for of_one in bench.times(able, 5)]
+            self._recordings.append(bench.record(able[times.index(min(times))]))
+
+    def __call__(self) -> None:
+        self.seconds()
+
+    def seconds(self) -> float:
+        """Of all layers' products."""
+        return float(self._layers * sum(recording.microseconds() for recording in self._recordings) / 1e6)
+
+
+def split(call: Call, before: int, repeats: int = 5) -> dict[str, float]:
+    """Milliseconds of one call on the GPU by part, and in the gaps between kernels, after as many calls as settle the
+    clock: they run behind the profiler too, which lets the GPU rest when it starts."""
     call()
-    parts = by_part(gpu_events(lambda: [call() for _ in range(repeats)]))
+    events = sorted(gpu_events(lambda: [call() for _ in range(before + repeats)]), key=lambda event: float(event["ts"]))
+    parts = by_part(events[len(events) * before // (before + repeats) :])
     return {part: us / 1e3 / repeats for part, us in parts.items()}
 
 

@@ -52,7 +52,7 @@ class Peer:
     dtypes: ClassVar[Sequence[torch.dtype]] = (torch.float32, torch.float16, torch.bfloat16)  # of runs it is in
     needs: ClassVar[str] = "torch"  # the package whose version is recorded
     tolerance: float | None = 1e-3
-    slow: ClassVar[bool] = False  # runs only when asked for
+    on_request: ClassVar[bool] = False  # runs only when asked for
     compiles_each_point: ClassVar[bool] = False
 
     def __init__(self, reference: Any, device: torch.device, dtype: torch.dtype, threads: int) -> None:
@@ -98,6 +98,32 @@ class FtbertPacked(Ftbert):
     def prepare(self, batch: Batch) -> Call:
         ids, cu, longest = batch.packed, batch.cu_seqlens, max(batch.lengths)
         return lambda: self.model.forward_packed(ids, cu, longest)
+
+
+class FtbertPackedNoTable(FtbertPacked):
+    """What runs on a GPU that no tuned table is for: recorded by the caller while none is in force."""
+
+    name = "ftbert, packed, no table"
+    on_request = True
+
+    def prepare(self, batch: Batch) -> Call:
+        from ftbert import gemm_table
+
+        index = self.device.index if self.device.index is not None else torch.cuda.current_device()
+        call, graph = super().prepare(batch), torch.cuda.CUDAGraph()
+        gemm_table.put_in_force(index, [])
+        try:
+            call()
+            with torch.cuda.graph(graph):
+                out = call()
+        finally:
+            gemm_table.put_in_force(index, gemm_table.in_force(gemm_table.Machine.of(self.device)))
+
+        def replay() -> Tensor:
+            graph.replay()
+            return out
+
+        return replay
 
 
 class FtbertPackedBf16(FtbertPacked):
@@ -150,7 +176,7 @@ class CompiledGraphs(Compiled):
     name = "torch.compile reduce-overhead"
     devices = ("cuda",)
     mode = "reduce-overhead"
-    slow = True
+    on_request = True
 
 
 class CompiledTuned(CompiledGraphs):
@@ -205,7 +231,7 @@ class PackedGraph(Peer):
 
     name = "packed PyTorch compiled per point, CUDA graph"
     devices = ("cuda",)
-    slow = True
+    on_request = True
     compiles_each_point = True
     dynamic: ClassVar[bool] = False
 
@@ -275,7 +301,7 @@ class PackedGraphAnySize(PackedGraph):
     """The same, compiled once for every size, as a server would."""
 
     name = "packed PyTorch, CUDA graph"
-    slow = False
+    on_request = False
     compiles_each_point = False
     dynamic = True
 
@@ -285,6 +311,6 @@ class PackedGraphAnySize(PackedGraph):
 
 
 PEERS: tuple[type[Peer], ...] = (
-    Ftbert, FtbertPacked, FtbertPackedBf16, Eager, OneByOne, Compiled, CompiledGraphs, CompiledTuned, FastPath,
-    PackedGraph, PackedGraphAnySize,
+    Ftbert, FtbertPacked, FtbertPackedNoTable, FtbertPackedBf16, Eager, OneByOne, Compiled, CompiledGraphs,
+    CompiledTuned, FastPath, PackedGraph, PackedGraphAnySize,
 )  # fmt: skip

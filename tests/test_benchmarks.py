@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,11 @@ sys.path.append(str(ROOT / "benchmarks"))
 import bench_encode  # noqa: E402
 import bench_kernels  # noqa: E402
 import bench_model  # noqa: E402
+import floors  # noqa: E402
 import machine  # noqa: E402
+import nvml  # noqa: E402
 import report  # noqa: E402
+import sustained  # noqa: E402
 
 PLUS_ONE = {"make": lambda: (torch.ones(4),), "theirs": lambda x: x + 1, "bytes": 1e6}
 
@@ -103,13 +106,84 @@ def test_a_part_of_the_peers_or_points_is_not_published(
     monkeypatch.setattr(bench_model, "CPU_POINTS", ("minilm:2x4:full",))
     monkeypatch.setattr(bench_model, "PEERS", [])
     monkeypatch.setattr(bench_model, "RUNTIMES", [])
-    for name in ("gemm_floor", "byte_floor"):
+    for name in ("cpu_gemm_floor", "byte_floor"):
         monkeypatch.setattr(bench_model, name, lambda *arguments: 1.0)
     monkeypatch.setattr(machine, "ROOT", tmp_path)
     assert bench_model.main(["--rounds", "1", *what]) == 0
     (written,) = tmp_path.rglob("*.json")
     expected = "out/bench-cpu-fp32.json" if what else "benchmarks/results/cpu-fp32.json"
     assert written == tmp_path / expected and f"wrote {written}" in capsys.readouterr().err
+
+
+def test_the_floor_takes_turns_with_the_peers_and_times_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    class Products:
+        def __call__(self) -> None:
+            self.seconds()
+
+        def seconds(self) -> float:
+            order.append("floor")
+            return 0.25
+
+    calls = {"peer": lambda: order.append("peer"), bench_model.FLOOR: Products()}
+    rows = bench_model.timed(calls, 4, torch.device("cpu"), 0.0)
+    assert rows[bench_model.FLOOR] == {"ms": 250.0, "ms_least": 250.0}
+    assert 0 < rows["peer"]["ms"] < 250
+    firsts = [name for name, before in zip(order, [None, *order], strict=False) if name != before]
+    assert firsts.count("floor") >= 3 and firsts.count("peer") >= 3  # neither all at once
+
+
+def test_the_split_is_of_calls_with_a_settled_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a profiler that let the GPU rest the first calls are faster: they do not count."""
+    made: list[dict[str, float | str]] = []
+
+    def call() -> None:
+        at, us = 100.0 * len(made), 10.0 if len(made) < 2 * 4 else 20.0
+        made.extend({"name": name, "ts": at + i * us, "dur": us} for i, name in enumerate(("gemm", "attention")))
+
+    def events(run: Callable[[], None]) -> list[dict[str, float | str]]:
+        made.clear()
+        run()
+        return made
+
+    monkeypatch.setattr(floors, "gpu_events", events)
+    parts = floors.split(call, before=4, repeats=5)
+    assert parts["gemm"] == parts["attention"] == pytest.approx(0.02)
+
+
+class Gauge:
+    joules = 0.0
+
+    def sm_mhz(self) -> float:
+        return 1500.0
+
+    def millijoules(self) -> float:
+        self.joules += 6000.0
+        return self.joules
+
+
+def test_what_a_peer_takes_for_half_a_second() -> None:
+    calls = []
+    found = sustained.sustained(lambda: calls.append(1), 3, torch.device("cpu"), Gauge(), least=0.05)
+    assert found["sm_mhz"] == 1500 and found["ms"] > 0
+    assert 6000 / (3 * len(calls)) <= found["mj_per_token"] <= 6000 / 3
+    assert sustained.sustained(lambda: None, 3, torch.device("cpu"), None, least=0.01).keys() == {"ms"}
+
+
+def test_without_the_drivers_library_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(nvml.ctypes, "CDLL", missing)
+    assert nvml.meter(torch.device("cuda", 0)) is None and nvml.meter(torch.device("cpu")) is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_the_clock_and_the_energy_of_a_gpu() -> None:
+    found = nvml.meter(torch.device("cuda", torch.cuda.current_device()))
+    assert found is not None
+    assert 100 < (found.sm_mhz() or 0) < 5000 and (found.millijoules() or 0) > 0
 
 
 class Encoder:

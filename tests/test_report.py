@@ -236,7 +236,7 @@ def test_the_profiler_comes_after_everything_that_is_timed(tmp_path: Path, monke
             order.append(f"prepared {len(batch.lengths)}")
             return super().prepare(batch)
 
-    def split(call: peers.Call) -> dict[str, float]:
+    def split(call: peers.Call, before: int) -> dict[str, float]:
         assert call().shape[-1] == 64
         order.append("profiled")
         return {"products": float(len(order))}
@@ -245,7 +245,7 @@ def test_the_profiler_comes_after_everything_that_is_timed(tmp_path: Path, monke
     monkeypatch.setattr(bench_model, "PEERS", [Packed])
     monkeypatch.setattr(bench_model, "RUNTIMES", [])
     monkeypatch.setattr(bench_model, "split", split)
-    for name in ("gemm_floor", "byte_floor"):
+    for name in ("cpu_gemm_floor", "byte_floor"):
         monkeypatch.setattr(bench_model, name, lambda *arguments: 1.0)
     out = tmp_path / "out.json"
     points = ["--point", "minilm:1x4:full", "--point", "minilm:2x4:full"]
@@ -404,7 +404,7 @@ def test_a_rested_gpu_is_beside_the_one_that_settled(results: Path) -> None:
 
 def test_a_rested_gpu_is_timed_where_power_may_count(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(bench_model.SHAPES, "minilm", TINY)
-    for name in ("gemm_floor", "byte_floor"):
+    for name in ("cpu_gemm_floor", "byte_floor"):
         monkeypatch.setattr(bench_model, name, lambda *arguments: 1.0)
     on = torch.device(device)
     reference = bench_model.reference_model("minilm", None).to(on)
