@@ -129,7 +129,6 @@ def _parser() -> argparse.ArgumentParser:
     tune.add_argument("--minutes", type=_minutes, default=float("inf"), help="begin no further row after this")
     tune.add_argument("--out", type=Path, metavar="FILE", help="the table (default: where models look for it)")
     tune.add_argument("--picture", type=Path, metavar="FILE.svg", help="the gains as a picture")
-    tune.add_argument("--thorough", action="store_true", help="look at each row twice; nearly twice as long")
     tune.add_argument("--force", action="store_true", help="measure again what the table has")
     tune.add_argument("--show", action="store_true", help="what is in force and where it comes from; tunes nothing")
     tune.set_defaults(usage_error=tune.error)
@@ -248,7 +247,6 @@ def _tune(options: argparse.Namespace) -> int:
             minutes=options.minutes,
             path=path,
             force=options.force,
-            thorough=options.thorough,
             whole_layers=folds,
         )
     except KeyboardInterrupt:

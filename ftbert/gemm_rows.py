@@ -1,23 +1,16 @@
-"""Rows of tuned GEMM tables: what was measured of a product, and what that lets expect between the measured m."""
+"""Rows of tuned GEMM tables: what was measured of a product."""
 
 from __future__ import annotations
 
-import math
 import re
-from bisect import bisect_left, bisect_right
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
-from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from ftbert.config import DTYPES
 
 WITH_LAYERNORM = -2  # the id of an algorithm that contains it
-_EMPTY_US = 1.5  # a kernel that does nothing, in a graph
-_LAYERNORM_BYTES_PER_US = 3.5e6  # of an H200's LayerNorm: three 16-bit elements read or written for each of its own
 _MOST = (1 << 31) - 1  # of rows, columns and whatever else is counted
-_SPARSE = 1 << 18  # rows of a range that nobody times closely enough to expect something between
 _TILE = ("tile_rows", "tile_columns", "split_k")
 _ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "tanh")
 
@@ -185,95 +178,3 @@ def merge(first: Iterable[Row], second: Iterable[Row]) -> list[Row]:
         else:
             joined.append(row)
     return joined
-
-
-def waves(
-    tile_rows: int, tile_columns: int, split_k: int, m: int, n: int, sms: int, whole_rows: bool = False
-) -> int:
-    """How often all multiprocessors get a block; whole_rows: those of a row of tiles at a time."""
-    rows, columns = -(-m // tile_rows), -(-n // tile_columns)
-    if whole_rows:
-        return -(-rows // max(1, sms // columns))
-    return -(-(rows * columns * split_k) // sms)
-
-
-def at_waves(us: float, timed: int, needed: int, other: float = 0.0) -> float:
-    """Microseconds where `needed` waves of blocks run, from those of `timed` waves. other: what does not grow with the
-    waves."""
-    other = min(other + _EMPTY_US, us)
-    return other + (us - other) * needed / timed
-
-
-def followed_at_waves(us: float, timed: int, needed: int, n: int, at: int, m: int) -> float:
-    """The same at m where the LayerNorm of n columns that follows is in the time, which was taken at `at`."""
-    there, here = (6 * rows * n / _LAYERNORM_BYTES_PER_US for rows in (at, m))
-    return at_waves(us, timed, needed, there) + here - there
-
-
-class Point(NamedTuple):
-    """A timed m."""
-
-    m: int
-    us: float
-    row: Row
-
-    def us_at(self, m: int, sms: int) -> float:
-        """What the row's algorithm is expected to take there. Of one without a tile's size, such as cuBLASLt's own
-        proposal, all that is known: fewer rows take no longer."""
-        config, n = self.row.config, self.row.product.n
-        if self.row.algorithm is None or not config.get("tile_rows"):
-            return self.us if m <= self.m else math.inf
-        rows, columns, split_k = config["tile_rows"], config["tile_columns"], config["split_k"]
-        whole_rows = config.get("id") == WITH_LAYERNORM
-        timed, needed = (waves(rows, columns, split_k, at, n, sms, whole_rows) for at in (self.m, m))
-        if not self.row.followed:
-            return at_waves(self.us, timed, needed)
-        return followed_at_waves(self.us, timed, needed, n, self.m, m)
-
-
-_m, _us = attrgetter("m"), itemgetter(0)
-
-
-def between(rows: Iterable[Row], sms: int, gemm_rows: Callable[[int], int]) -> list[Row]:
-    """The same with a choice for each m that the encoder runs (gemm_rows) and nobody timed: of the algorithms at the
-    timed m below and above, the one expected to be faster on so many multiprocessors. Those one further off count only
-    where they are expected to be faster by 1 %."""
-    rows = list(rows)
-    points: dict[Product, list[Point]] = defaultdict(list)
-    for row in sorted(rows, key=lambda row: row.first):
-        points[row.product] += [Point(m, us, row) for m, us in zip(row.timed, row.us, strict=True)]
-    better: list[tuple[Row, int, int]] = []
-    for row in rows:
-        low, timed = row.first, sorted(row.timed)
-        while low <= row.last and row.last - row.first < _SPARSE:
-            m = gemm_rows(low)
-            high = min(m, row.last)
-            if bisect_left(timed, low) == bisect_right(timed, high):
-                best, begin = _expected(row, m, points[row.product], sms), low
-                if best.algorithm != row.algorithm:
-                    if better and better[-1][0] is best and better[-1][2] + 1 == low:
-                        begin = better.pop()[1]
-                    better.append((best, begin, high))
-            low = high + 1
-    return merge([best.part(low, high) for best, low, high in better], rows)
-
-
-def beside(points: Sequence[Point], m: int, skip: int = 0) -> list[Point]:
-    """The timed m next above, or m itself, and next below; skip: those behind them. What is a quarter of m away says
-    nothing, except of the next above: fewer rows take no longer."""
-    i = bisect_left(points, m, key=_m)
-    found = [at for at in (i + skip, i - 1 - skip) if 0 <= at < len(points)]
-    return [points[at] for at in found if at == i or 4 * abs(points[at].m - m) <= m]
-
-
-def _expected(row: Row, m: int, points: list[Point], sms: int) -> Row:
-    """The row whose algorithm should be the fastest at m, which `row` serves so far. A tie is the next above's."""
-
-    def fastest(near: list[Point]) -> tuple[float, Row]:
-        return min([(point.us_at(m, sms), point.row) for point in near], key=_us, default=(math.inf, row))
-
-    near, behind = beside(points, m), beside(points, m, 1)
-    if all(point.row.algorithm == row.algorithm for point in (*near, *behind)):
-        return row
-    next_to, further = fastest(near), fastest(behind)
-    return further[1] if further[0] < 0.99 * next_to[0] else next_to[1]

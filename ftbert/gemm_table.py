@@ -4,8 +4,7 @@ A file belongs to one GPU model and one version of cuBLASLt, since an algorithm'
 version only; rows that name ftbert's own products hold for every version, and for every GPU of the same architecture
 with as many multiprocessors. Looked for in this order, and a row from further up hides those below it: the file that
 $FTBERT_GEMM_TABLE names ("off": none at all), the user's cache folder (where `ftbert tune` writes), the tables that
-come with the package. What fits no row runs what guess_gemm (csrc/gemm/gemm_guess.h) chooses. A file holds what was
-measured; what runs between two measured m is decided when it comes into force (`between`).
+come with the package. What fits no row runs what guess_gemm (csrc/gemm/gemm_guess.h) chooses.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import torch
 
 from ftbert._library import build_info
 from ftbert.cache import cache_folder, locked, make_private, untrusted
-from ftbert.gemm_rows import Row, TableError, between, merge
+from ftbert.gemm_rows import Row, TableError, merge
 from ftbert.input_file import named
 
 FORMAT = 2  # 1: the same, without products that have a LayerNorm
@@ -231,12 +230,11 @@ def install(device: torch.device, *, again: bool = False) -> None:
 def put_in_force(index: int, rows: Iterable[Row]) -> None:
     """These rows on a CUDA device from now on, whatever the files say."""
     module = tuner_module()
-    sms = torch.cuda.get_device_properties(index).multi_processor_count
     module.set_table(
         index,
         [
             (p.dtype, p.bias, p.activation, p.layernorm, p.n, p.k, row.first, row.last, words)
-            for row in between(rows, sms, module.rows)
+            for row in rows
             if (p := row.product) and (words := row.algorithm or _NOTHING_OF_OURS)
         ],
     )

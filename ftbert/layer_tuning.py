@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import math
 import re
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -20,8 +19,8 @@ import torch
 from ftbert import gemm_table
 from ftbert.config import ACTIVATIONS, DTYPES, EncoderConfig
 from ftbert.gemm_rows import Product, Row
-from ftbert.product_bench import Algorithm, in_turns
-from ftbert.tuning import OTHER_16_BIT, Bench, row_of, verified, without_layernorm
+from ftbert.product_bench import Algorithm, in_turns, share_beyond_noise
+from ftbert.tuning import Bench, row_of, verified, without_layernorm
 
 MOST_ROWS = 1024  # up to which the encoder folds (most_tokens_by_default in csrc/folded_layers_cuda.cpp)
 _MOST_HIDDEN = 4096  # kMostColumns in csrc/gemm/gemm_folded.h
@@ -30,6 +29,7 @@ _SEQUENCE = 128  # tokens, at most
 _REPLAYS_US = 1000  # of a measurement
 _NEAR = 1.5  # how much slower than the fastest a product alone may be, and
 _MOST_OF_A_PRODUCT = 10
+_OTHER_16_BIT = {"fp16": "bf16", "bf16": "fp16"}
 
 
 class Layer(NamedTuple):
@@ -157,7 +157,7 @@ class LayerTuner:
         self.layers = Layers(layer, device)
         known, dtype = list(known), layer.out.dtype
         twins = (replace(row, product=replace(row.product, dtype=dtype)) for row in known
-                 if row.product.dtype == OTHER_16_BIT[dtype])  # fmt: skip
+                 if row.product.dtype == _OTHER_16_BIT[dtype])  # fmt: skip
         self._known = [self._own_rows(rows) for rows in (known, twins)]
         self.seen = 0  # ranges
         self.gains: list[float] = []  # of the ranges that got other products: 0.1 is 10 % faster
@@ -214,15 +214,14 @@ class LayerTuner:
             return None
         rows = self._as_rows(choice, first, last)
         one, other = (self.layers.record(these, last) for these in (before, rows))
-        ratios = [mine / theirs for theirs, mine in zip(*in_turns([one, other], 9), strict=True)]
-        ratio = statistics.median(ratios)
-        noise = 1.5 * statistics.median(abs(r - ratio) for r in ratios)
-        if ratio + max(noise, 0.003) >= 1 or not same(one.result, other.result):
+        theirs, mine = in_turns([one, other], 9)
+        share = share_beyond_noise(mine, theirs)
+        if share == 1 or not same(one.result, other.result):
             return None
         for product, own in zip(self.layer.plain, choice, strict=True):
             if not verified(Bench(product, last, self._device), own.algorithm):
                 return None
-        self.gains.append(1 / ratio - 1)
+        self.gains.append(1 / share - 1)
         return rows
 
     def _able(self, product: Product, m: int) -> list[Alone]:

@@ -153,6 +153,16 @@ def in_turns(recordings: Sequence[Timed], rounds: int) -> list[list[float]]:
     return times
 
 
+def share_beyond_noise(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """How long ours take of theirs, in the median of turns; 1 where that is not faster by more than the noise, or where
+    the medians of both say otherwise."""
+    ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
+    ratio = statistics.median(ratios)
+    noise = 1.5 * statistics.median(abs(r - ratio) for r in ratios)
+    faster = ratio + max(noise, 0.003) < 1 and statistics.median(ours) < statistics.median(theirs)
+    return ratio if faster else 1.0
+
+
 def _operand(name: str, elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Random numbers, kept from one Bench to the next: most of a Bench's time would go into making them."""
     have = _operands.get((name, dtype, device))

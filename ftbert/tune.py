@@ -7,8 +7,7 @@ import os
 import statistics
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,11 +24,10 @@ from ftbert.gemm_table import (
     put_in_force,
     read_table,
     sources,
-    tuner_module,
     user_table,
 )
 from ftbert.layer_tuning import MOST_ROWS, Layer, LayerTuner, layers_of
-from ftbert.product_bench import NO_TUNER, NothingProposed
+from ftbert.product_bench import NothingProposed
 from ftbert.progress import Progress
 from ftbert.tuning import ProductTuner, buckets, without_layernorm
 
@@ -42,7 +40,6 @@ NOTHING_ON_CPU = (
 @dataclass
 class Tuned:
     """What a run of `tune` did. rows: all that the table has for the products asked for, earlier runs included.
-    seen_once: ranges that a thorough run did not look at a second time, since the table had them or time was over.
     in_layers: ranges at which whole layers were timed; layer_gains: of those where other products than those so far
     make a layer faster."""
 
@@ -52,7 +49,6 @@ class Tuned:
     made: int
     left: int
     seconds: float
-    seen_once: int = 0
     in_layers: int = 0
     layer_gains: Sequence[float] = ()
 
@@ -64,7 +60,6 @@ class Tuned:
             "cublaslt": self.machine.cublaslt,
             "made": self.made,
             "left": self.left,
-            "seen_once": self.seen_once,
             "seconds": self.seconds,
             "in_layers": self.in_layers,
             "layer_gains": list(self.layer_gains),
@@ -76,8 +71,6 @@ class Tuned:
         lines = [f"{self.made} rows in {self.seconds:.0f} s on {where}: {self.path}"]
         if self.left:
             lines.append(f"{self.left} ranges are left: the same command goes on with them")
-        if self.seen_once:
-            lines.append(f"{self.seen_once} ranges were not looked at a second time: with --force they are made again")
         if self.layer_gains:
             lines.append(
                 f"in {len(self.layer_gains)} of {self.in_layers} ranges whole layers are faster with other products "
@@ -110,65 +103,53 @@ def tune(
     minutes: float = math.inf,
     path: Path | None = None,
     force: bool = False,
-    thorough: bool = False,
     whole_layers: bool = True,
     show_progress_bar: bool | None = None,
 ) -> Tuned:
     """Tunes these products for m from `first` to `last`, or for the ranges that hold one of `lengths`.
 
-    thorough: then looks again at the rows that this run made, with what their neighbours have won with, and between
-    them; takes nearly twice as long. Rows that the table had are not looked at again, nor are those of a run that was
-    interrupted (`force` makes them anew).
     whole_layers: up to 1024 rows the four products of a layer are then chosen together, where LayerNorms can be folded
     into them; False for models where they never are. Meanwhile other models of this process run what their products are
     guessed to run best with: make them afterwards. A failure of this part is a warning.
     path: the table; default: the user's cache folder, where models find it. Rows that it has are kept (`force`: made
     again), new ranges are in the file within a second, and after `minutes` no further row is begun. Rows that it or the
-    tables in force have for the same products in the other 16-bit type save the search; those for the products
-    themselves are candidates. Raises RuntimeError (no GPU, no CUDA in this build, too little memory), ValueError (an
-    empty range), OSError (path).
+    tables in force have for these products are candidates. Raises RuntimeError (no GPU, no CUDA in this build, too
+    little memory), ValueError (an empty range), OSError (path).
     """
     device = torch.device(device)
     machine = Machine.of(device)
-    if not 1 <= first <= last:
-        raise ValueError(f"tokens: expected 1 <= first <= last, got {first}..{last}")
-    if thorough and tuner_module() is None:
-        raise RuntimeError(NO_TUNER)
     path = table_path(machine, path)
     if tables_are_off():
         warnings.warn("no model uses these rows while tables are switched off (FTBERT_GEMM_TABLE=off)", stacklevel=2)
-    wanted = list(dict.fromkeys(wanted))
-    ranges = buckets(first, last)
-    if lengths is not None:
-        ranges = [(low, high) for low, high in ranges if any(low <= m <= high for m in lengths)]
-        if not ranges:
-            raise ValueError(f"none of the {len(lengths)} token counts of these texts lies in {first}..{last}")
-        if outside := sum(not any(low <= m <= high for low, high in ranges) for m in lengths):
-            of = f"{outside} of the {len(lengths)} token counts of these texts"
-            warnings.warn(f"{of} lie outside {first}..{last} and get no rows", stacklevel=2)
+    ranges = _ranges(first, last, lengths)
     add_rows(path, machine, [])  # finds out now whether the file can be written
-    table = read_table(path)[1]
-    in_files = in_force(machine)
+    table, in_files = read_table(path)[1], in_force(machine)
     known = merge(table, in_files)
-    # Those with a LayerNorm come when the rows that they have to beat are made.
-    plain = list(dict.fromkeys(without_layernorm(p) for p in wanted))
-    norms = [p for p in wanted if p.layernorm and _may_contain_layernorm(p, device, path)]
+    wanted = list(dict.fromkeys(wanted))
     in_layer = {without_layernorm(product): product for product in wanted if product.layernorm}
-    # Times without the LayerNorm that follows here, of a model that has it elsewhere, do not count; those with it count
-    # for both models.
-    have = {(row.product, m) for row in table for m in row.timed
-            if not force and (row.followed or row.product not in in_layer)}  # fmt: skip
+    plain = list(dict.fromkeys(without_layernorm(product) for product in wanted))
+    norms = [product for product in in_layer.values() if _may_contain_layernorm(product, device)]
+    tuners = {product: ProductTuner(product, device, known, in_layer.get(product)) for product in (*plain, *norms)}
     layers = _layer_tuners(wanted, device, known) if whole_layers else {}
     able = dict(layers)  # those that have not failed
-    wanted = [*plain, *norms]
-    tuners = {product: ProductTuner(product, device, known, in_layer.get(product)) for product in wanted}
-    together = [_Step(layer.down, low, high, layer=layer) for low, high in reversed(ranges) for layer in layers
-                if high <= MOST_ROWS and (force or not _seen_in_layer(table, layer, high))]  # fmt: skip
-    first_looks = {p: [(low, high) for low, high in reversed(ranges) if (p, high) not in have] for p in wanted}
-    steps = _in_order(first_looks, together, thorough)
-    began, done, unwritten = time.monotonic(), 0, list[Row]()
-    written, beaten_in_force = began, False
-    left_out = set[tuple[Product, int]]()  # ranges by their last m: cuBLASLt proposes nothing there
+
+    # Times without the LayerNorm that follows here, of a model that has it elsewhere, do not count.
+    timed = {(row.product, m) for row in table for m in row.timed if row.followed or row.product not in in_layer}
+    timed_in_layer = {(row.product, m) for row in table for m in row.timed if row.in_layer}
+
+    def is_due(each: Product | Layer, m: int) -> bool:
+        if isinstance(each, Layer):
+            return m <= MOST_ROWS and (force or not timed_in_layer.issuperset((product, m) for product in each.plain))
+        return force or (each, m) not in timed
+
+    # From many rows to few, a range's layers behind its products; what contains a LayerNorm comes when all that it has
+    # to beat is made.
+    kinds: list[list[Product | Layer]] = [[*plain, *layers], [*norms]]
+    steps = [(each, low, high) for kind in kinds for low, high in reversed(ranges)
+             for each in kind if is_due(each, high)]  # fmt: skip
+    began = written = time.monotonic()
+    done, made, unwritten, beaten_in_force = 0, 0, list[Row](), False
+    missing = set[Product]()  # those that cuBLASLt proposes nothing for at some m
     bar = Progress(len(steps), show_progress_bar, unit=" ranges", label="tune")
 
     def write() -> None:
@@ -179,59 +160,59 @@ def tune(
     def all_rows() -> list[Row]:
         return merge(unwritten, merge(read_table(path)[1], in_files))
 
-    def rows_of(step: _Step) -> list[Row]:
+    def layer_rows(layer: Layer, low: int, high: int) -> list[Row]:
+        """None where it fails, nor for its other ranges: its products have theirs without it."""
+        rows = all_rows()
+        if layer not in able or not {r.product for r in rows if r.first <= high <= r.last} >= {*layer.plain}:
+            return []
+        try:
+            return able[layer].rows(low, high, rows)
+        except RuntimeError as error:
+            _warn_of_layers(error)
+            del able[layer]
+            return []
+
+    def product_rows(product: Product, low: int, high: int) -> list[Row]:
         nonlocal beaten_in_force
-        if step.layer is not None:
-            whole = not any((product, step.high) in left_out for product in step.layer.plain)
-            return _or_warning(able, step, all_rows()) if whole else []
-        if step.product.layernorm and not beaten_in_force:
+        if product.layernorm and not beaten_in_force:
             put_in_force(torch.cuda.current_device() if device.index is None else device.index, all_rows())
             beaten_in_force = True
-        look = tuners[step.product].again if step.again else tuners[step.product].row
-        with _memory_named(step.product, step.high, path):
-            try:
-                row = look(step.low, step.high)
-            except NothingProposed as error:
-                leave_out(step, error)
-                return []
-        return [row] if row else []
-
-    def leave_out(step: _Step, error: NothingProposed) -> None:
-        if all(product != step.product for product, _ in left_out):
-            warnings.warn(f"{error}: that m gets no row, nor do others of which this is true", stacklevel=4)
-        if not step.again:
-            left_out.add((step.product, step.high))
+        try:
+            return [tuners[product].row(low, high)]
+        except NothingProposed as error:
+            if product not in missing:
+                warnings.warn(f"{error}: that m gets no row, nor do others of which this is true", stacklevel=3)
+            missing.add(product)
+            return []
+        except torch.OutOfMemoryError:
+            raise RuntimeError(
+                f"out of GPU memory with {product} and m={high}: ask for fewer tokens; the rows made are in {path}"
+            ) from None
 
     try:
-        for step in steps:
+        for each, low, high in steps:
             if time.monotonic() - began > 60 * minutes:
                 break
-            unwritten = merge(rows_of(step), unwritten)
+            if isinstance(each, Layer):
+                rows = layer_rows(each, low, high)
+            else:
+                rows = product_rows(each, low, high)
+                made += len(rows)
+            unwritten = merge(rows, unwritten)
             done += 1
-            bar.add(1, step.high)
-            # The products of a range are written with what is chosen for its layers.
-            ended = done == len(steps) or steps[done].low != step.low
-            if ended and time.monotonic() - written > 1:
+            bar.add(1, high)
+            if time.monotonic() - written > 1:
                 write()
     finally:
         try:
-            try:
-                write()
-            except KeyboardInterrupt:  # pressed once more: what is not in the file now is lost
-                write()
-                raise
+            write()
         finally:
             bar.close()
             install(device, again=True)
-    rows = [row for row in read_table(path)[1] if row.product in set(wanted)]
-    asked = sum(not step.again and step.layer is None for step in steps)
-    made = sum(not step.again and step.layer is None for step in steps[:done])
-    left = sum(not step.again for step in steps[done:])
-    unseen = {(step.product, step.low) for step in steps[done:] if step.again}
-    seen_once = len(ranges) * len(wanted) - asked + len(unseen) - (asked - made) if thorough else 0
+    rows = [row for row in read_table(path)[1] if row.product in tuners]
     seen = sum(tuner.seen for tuner in layers.values())
     gains = [gain for tuner in layers.values() for gain in tuner.gains]
-    return Tuned(path, machine, rows, made - len(left_out), left, time.monotonic() - began, seen_once, seen, gains)
+    return Tuned(path, machine, rows, made, len(steps) - done, time.monotonic() - began, seen, gains)
 
 
 def table_path(machine: Machine, path: Path | None = None) -> Path:
@@ -247,39 +228,24 @@ def tables_are_off() -> bool:
     return os.environ.get("FTBERT_GEMM_TABLE") == "off"
 
 
-@dataclass(frozen=True)
-class _Step:
-    """A row to be made, or looked at again. layer: instead the rows of its products, looked at together."""
-
-    product: Product
-    low: int
-    high: int
-    again: bool = False
-    layer: Layer | None = None
-
-
-def _in_order(first_looks: dict[Product, list[tuple[int, int]]], together: list[_Step], thorough: bool) -> list[_Step]:
-    """From many rows to few; those that contain a LayerNorm when what they have to beat is made. A range's layers come
-    behind its products, so that a run cut short leaves few that wait for theirs; second looks need all first ones."""
-    steps = []
-    for norms in (False, True):
-        looks = [(p, *step) for p, ranges in first_looks.items() if p.layernorm == norms for step in ranges]
-        made, layers = [_Step(*look) for look in looks], [] if norms else together
-        if thorough:
-            again = [_Step(p, *step, again=True) for p, low, high in looks for step in _second_looks(low, high)]
-            steps += [*sorted(made, key=_downwards), *sorted(again, key=_downwards), *layers]
-        else:
-            steps += sorted([*made, *layers], key=_downwards)
-    return steps
+def _ranges(first: int, last: int, lengths: Sequence[int] | None) -> list[tuple[int, int]]:
+    """That share a row."""
+    if not 1 <= first <= last:
+        raise ValueError(f"tokens: expected 1 <= first <= last, got {first}..{last}")
+    ranges = buckets(first, last)
+    if lengths is None:
+        return ranges
+    ranges = [(low, high) for low, high in ranges if any(low <= m <= high for m in lengths)]
+    if not ranges:
+        raise ValueError(f"none of the {len(lengths)} token counts of these texts lies in {first}..{last}")
+    if outside := sum(not any(low <= m <= high for low, high in ranges) for m in lengths):
+        of = f"{outside} of the {len(lengths)} token counts of these texts"
+        warnings.warn(f"{of} lie outside {first}..{last} and get no rows", stacklevel=3)
+    return ranges
 
 
-def _downwards(step: _Step) -> int:
-    return -step.high
-
-
-def _may_contain_layernorm(product: Product, device: torch.device, path: Path) -> bool:
-    with _memory_named(product, 1, path):
-        return any(algorithm.id == WITH_LAYERNORM for algorithm in tuning.Bench(product, 1, device).fused())
+def _may_contain_layernorm(product: Product, device: torch.device) -> bool:
+    return any(algorithm.id == WITH_LAYERNORM for algorithm in tuning.Bench(product, 1, device).fused())
 
 
 def _layer_tuners(wanted: Iterable[Product], device: torch.device, known: list[Row]) -> dict[Layer, LayerTuner]:
@@ -294,41 +260,8 @@ def _layer_tuners(wanted: Iterable[Product], device: torch.device, known: list[R
     return found
 
 
-def _or_warning(able: dict[Layer, LayerTuner], step: _Step, in_force: list[Row]) -> list[Row]:
-    """The layer's rows; where that fails, none, nor of its other ranges: its products have theirs without it."""
-    if step.layer is None or step.layer not in able:
-        return []
-    try:
-        return able[step.layer].rows(step.low, step.high, in_force)
-    except RuntimeError as error:
-        _warn_of_layers(error)
-        del able[step.layer]
-        return []
-
-
 def _warn_of_layers(error: RuntimeError) -> None:
     warnings.warn(f"the products of a layer are not chosen together: {error}", stacklevel=4)
-
-
-def _seen_in_layer(table: Iterable[Row], layer: Layer, m: int) -> bool:
-    seen = {row.product for row in table if row.in_layer and m in row.timed}
-    return seen.issuperset(layer.plain)
-
-
-@contextmanager
-def _memory_named(product: Product, m: int, path: Path) -> Iterator[None]:
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise RuntimeError(
-            f"out of GPU memory with {product} and m={m}: ask for fewer tokens; the rows made are in {path}"
-        ) from None
-
-
-def _second_looks(low: int, high: int) -> list[tuple[int, int]]:
-    """The whole range, then what of it ends at the smaller m that the encoder runs: each replaces what it covers."""
-    ends = sorted({min(tuner_module().rows(m), high) for m in range(low, high + 1)}, reverse=True)
-    return [(low, end) for end in ends]
 
 
 def show(device: str | torch.device = "cuda") -> dict[str, Any]:

@@ -70,23 +70,7 @@ def fake_gpu(
     monkeypatch.setattr(tuning, "Bench", FakeBench)
 
 
-BF16 = Product("bf16", QKV.n, QKV.k, bias=True)
-
-
-def known(first: int, last: int, tile: int, product: Product = BF16) -> Row:
-    """A row made elsewhere. Its bytes say bf16, and so are no algorithm's here; its settings are."""
+def known(first: int, last: int, tile: int, product: Product = QKV) -> Row:
+    """A row made elsewhere. Its bytes are no algorithm's here; its settings are."""
     config = dict.fromkeys(tuning._CONFIG, 0) | {"id": 66, "tile": tile, "split_k": 1}
     return Row(product, first, last, (99,) * 8, (last,), (8.0,), (10.0,), config)
-
-
-def searched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The m that are searched from now on."""
-    at: list[int] = []
-    honest = tuning._explore
-
-    def counted(bench: Bench, *arguments: object) -> list[object]:
-        at.append(bench.m)
-        return honest(bench, *arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(tuning, "_explore", counted)
-    return at

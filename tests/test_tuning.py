@@ -18,13 +18,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import gpu_memory_left
-from fake_gpu import QKV, FakeAlgorithm, fake_gpu, known, searched
+from fake_gpu import QKV, FakeAlgorithm, fake_gpu, known
 
 import ftbert
 from ftbert import cli, gains_picture, gemm_table, tune, tuning
 from ftbert.cli import main
 from ftbert.config import DTYPES, EncoderConfig
-from ftbert.gemm_rows import Point, Product, Row, TableError, between, merge, waves
+from ftbert.gemm_rows import Product, Row, merge
 from ftbert.gemm_table import Machine, add_rows, in_force, read_table
 from ftbert.layer_tuning import Layer
 from ftbert.text import tokenizer_of
@@ -37,33 +37,6 @@ on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 def row(first: int, last: int, product: Product = QKV, words: tuple[int, ...] | None = WORDS, us: float = 9.0) -> Row:
     return Row(product, first, last, words, (last,), (us,), (10.0,), {"tile": 3})
-
-
-NARROW = Product("fp16", 128, 1024)  # a column of blocks
-
-
-def tiled(first: int, last: int, tile_rows: int, us: float) -> Row:
-    """A row timed at its last m, whose blocks have so many rows."""
-    config = {"tile_rows": tile_rows, "tile_columns": 128, "split_k": 1}
-    return Row(NARROW, first, last, (tile_rows,) * 8, (last,), (us,), (20.0,), config)
-
-
-def by_32(m: int) -> int:
-    return -(-m // 32) * 32
-
-
-def encoder_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it does where the tuner's module was built (test_the_encoder_runs_the_m_that_is_timed...)."""
-    module = SimpleNamespace(rows=lambda m: by_32(m) if 1024 < m <= 4096 else -(-m // 64) * 64)
-    monkeypatch.setattr(tune, "tuner_module", lambda: module)
-
-
-def shown(rows: list[Row]) -> list[tuple[int, int, int]]:
-    return [(r.first, r.last, r.algorithm[0] if r.algorithm else 0) for r in rows]
-
-
-def chosen(rows: list[Row], m: int) -> int:
-    return next(number for first, last, number in shown(between(rows, 4, by_32)) if first <= m <= last)
 
 
 def measured(path: Path) -> int:
@@ -109,70 +82,16 @@ def test_buckets_cover_every_m_once(last: int) -> None:
     assert all(high % 64 == 0 for _, high in ranges if high > 128)  # the encoder runs that m
 
 
-def test_an_algorithm_serves_until_it_needs_another_wave() -> None:
-    """On 4 multiprocessors tiles of 96 rows do 384 rows in one wave, tiles of 128 rows 512."""
-    rows = [tiled(257, 320, 96, 10.0), tiled(321, 448, 128, 12.0)]
-    assert shown(between(rows, 4, by_32)) == [(257, 384, 96), (385, 448, 128)]
-    rows[0] = tiled(257, 320, 80, 10.0)
-    assert between(rows, 4, by_32) == rows  # full
-    rows = [tiled(257, 320, 96, 10.0), tiled(321, 448, 128, 10.0)]
-    assert between(rows, 4, by_32) == rows  # a tie
-
-
-def test_a_wave_more_costs_its_share() -> None:
-    """Two waves of tiles that take one in 5.5 us: 1.5 + 2 * 4."""
-    for other, last in ((10.0, 512), (9.0, 384)):
-        rows = [tiled(257, 384, 96, 5.5), tiled(385, 640, 160, other)]
-        assert shown(between(rows, 4, lambda m: -(-m // 128) * 128)) == [(257, last, 96), (last + 1, 640, 160)]
-
-
-def test_one_further_off_must_be_clearly_faster() -> None:
-    low, high = tiled(289, 320, 96, 10.0), tiled(321, 384, 128, 12.0)
-    for us, wanted in ((9.95, 96), (9.8, 104)):
-        for rows in ([tiled(257, 288, 104, us), low, high], [low, high, tiled(385, 416, 104, us)]):
-            assert chosen(rows, 352) == wanted and chosen(rows, 320) == 96 and chosen(rows, 384) == 128
-    assert chosen([tiled(225, 256, 104, 9.0), tiled(257, 288, 112, 11.0), low, high], 352) == 96  # two further
-
-
-def test_what_is_not_known_changes_nothing() -> None:
-    for nobodys in (Row(NARROW, 257, 320, None, (320,), (9.0,), (9.0,)), row(257, 320, NARROW, us=9.0)):
-        rows = [nobodys, tiled(321, 384, 128, 12.0)]
-        assert between(rows, 4, by_32) == rows  # what it takes for more rows
-        rows = [tiled(257, 320, 128, 12.0), replace(nobodys, first=321, last=384, timed=(384,))]
-        assert between(rows, 4, by_32) == rows  # for fewer it takes no longer
-    cut = [tiled(257, 320, 96, 10.0), tiled(321, 448, 128, 12.0).part(321, 370)]
-    assert shown(between(cut, 4, by_32)) == [(257, 370, 96)]
-    far = [tiled(1, 256, 96, 1.0), tiled(321, 448, 112, 12.0)]
-    assert between(far, 4, by_32) == far
-
-
-def test_what_was_timed_stays_and_every_m_has_one_row() -> None:
-    for path in (Path(gemm_table.__file__).parent / "gemm_tables").glob("*.json"):
-        rows = read_table(path)[1]
-        found = between(rows, 132, by_32)
-        assert len(found) > len(rows) and between(found, 132, by_32) == found == between(rows[::-1], 132, by_32)
-        for product in {r.product for r in rows}:
-            old, new = ([r for r in some if r.product == product] for some in (rows, found))
-            for m in {m for r in old for m in (r.first, r.last, *r.timed)}:
-                assert sum(r.first <= m <= r.last for r in new) == 1
-            assert sum(r.last + 1 - r.first for r in new) == sum(r.last + 1 - r.first for r in old)
-            timed = [
-                {(m, us, r.algorithm) for r in some for m, us in zip(r.timed, r.us, strict=True)} for some in (old, new)
-            ]
-            assert timed[0] == timed[1]
-
-
-def test_what_is_installed_has_choices_between_the_timed_m(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_installed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row for its range; without an algorithm cuBLASLt's first proposal."""
     installed: list[tuple[object, ...]] = []
-    module = SimpleNamespace(rows=by_32, is_known=lambda words: True, set_table=lambda device, rows: installed.extend(rows))
+    module = SimpleNamespace(is_known=lambda words: True, set_table=lambda device, rows: installed.extend(rows))
     monkeypatch.setattr(gemm_table, "tuner_module", lambda: module)
     monkeypatch.setattr(Machine, "of", staticmethod(lambda device: HERE))
-    sms = SimpleNamespace(multi_processor_count=4)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: sms)
-    add_rows(cache / "shipped" / HERE.file_name, HERE, [tiled(257, 320, 96, 10.0), tiled(321, 448, 128, 12.0)])
+    add_rows(cache / "shipped" / HERE.file_name, HERE, [row(257, 320), row(321, 448, words=None)])
     gemm_table.install(torch.device("cuda", 0), again=True)
     gemm_table._installed.clear()
-    assert [(r[6], r[7]) for r in installed] == [(257, 384), (385, 448)]
+    assert [r[6:] for r in installed] == [(257, 320, WORDS), (321, 448, (0,) * 8)]
 
 
 def test_the_encoder_runs_the_m_that_is_timed_and_few_more() -> None:
@@ -212,7 +131,9 @@ def test_the_tables_that_come_with_the_package() -> None:
 
 def test_order_of_sources(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     user = gemm_table.user_table(HERE)
-    assert user is not None and in_force(HERE) == []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert user is not None and in_force(HERE) == []
     add_rows(cache / "shipped" / HERE.file_name, HERE, [row(1, 16, us=1.0), row(17, 32, us=1.0)])
     add_rows(user, HERE, [row(1, 16, words=None, us=2.0)])
     # Also a row that says "no better" hides the one below it.
@@ -244,16 +165,6 @@ def test_general_attention_adds_the_bias_itself() -> None:
     assert qkv(heads=8) == Product("fp16", 384, 128)
 
 
-def test_a_contained_layernorm_takes_whole_rows_of_tiles() -> None:
-    """The blocks of a row wait for each other: 132 multiprocessors work on 16 rows of 8 tiles, not on 16.5."""
-    assert waves(128, 128, 1, 16 * 128, 1024, 132) == waves(128, 128, 1, 2049, 1024, 132) - 1 == 1
-    assert [waves(64, 128, 1, m, 1024, 132, whole_rows=True) for m in (1024, 1025, 2048, 2049)] == [1, 2, 2, 3]
-    config = {"id": -2, "tile_rows": 64, "tile_columns": 128, "split_k": 1}
-    made = Row(Product("fp16", 1024, 64, True, "none", True), 1, 2048, (1,) * 8, (2048,), (20.0,), (30.0,), config)
-    point = Point(2048, 20.0, made)
-    assert point.us_at(1024, 132) < 12 and point.us_at(1025, 132) == 20.0 and point.us_at(2112, 132) > 28
-
-
 def test_a_layernorm_is_part_of_a_product(cache: Path) -> None:
     config = EncoderConfig(
         vocab=9, hidden=128, layers=1, heads=2, head_size=64, inter=64, embedding=128, max_positions=9, token_types=2,
@@ -269,42 +180,6 @@ def test_a_layernorm_is_part_of_a_product(cache: Path) -> None:
     assert sorted(read_table(path)[1], key=lambda r: r.last) == rows
     text = path.read_text()
     assert text.count('"layernorm": true') == 1 and text.count("layernorm") == 1  # as rows were before there was one
-
-
-BROKEN = {
-    "not json": ("{", "no JSON"),
-    "empty": ("", "no JSON"),
-    "binary": (b"\xff\xfe\x00", "no JSON"),
-    "a list": ("[]", "no table"),
-    "rows missing": ('{"format": 1}', "no table"),
-    "other format": ('{"format": 99, "rows": []}', "format is 99"),
-    "row of wrong type": ('{"format": 1, "rows": [3]}', "row cannot be read"),
-    "row without m": ('{"format": 1, "rows": [{"dtype": "fp16"}]}', "row cannot be read"),
-}
-
-
-@pytest.mark.parametrize("what", BROKEN)
-def test_a_broken_table_is_ignored_with_one_warning(cache: Path, what: str) -> None:
-    user = gemm_table.user_table(HERE)
-    assert user is not None
-    add_rows(cache / "shipped" / HERE.file_name, HERE, [row(1, 16)])
-    user.parent.mkdir(parents=True)
-    content, why = BROKEN[what]
-    user.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.warns(UserWarning, match=why) as caught:
-        assert in_force(HERE) == [row(1, 16)]
-    assert len(caught) == 1
-    # Tuning again sets it aside rather than throwing it away.
-    with pytest.warns(UserWarning, match="kept as"):
-        add_rows(user, HERE, [row(17, 32)])
-    assert read_table(user)[1] == [row(17, 32)]
-    assert user.with_name(user.name + ".old").exists()
-
-
-@pytest.mark.parametrize("field, value", [("algorithm", "zz"), ("first", 0), ("last", 0), ("n", -1), ("dtype", "int4")])
-def test_a_row_that_makes_no_sense_is_refused(tmp_path: Path, field: str, value: object) -> None:
-    with pytest.raises(TableError):
-        Row.parse(row(1, 16).as_dict() | {field: value})
 
 
 @pytest.mark.parametrize("other", [Machine("Other GPU", HERE.cublaslt), Machine(HERE.gpu, "cuBLASLt 9.9.9")])
@@ -359,29 +234,35 @@ def test_products_of_a_layer() -> None:
         assert products_of_shape(768, 3072, name, "fp16")[2] == Product("fp16", 3072, 768, True, kernel)
 
 
-@pytest.mark.parametrize("place", ["the table", "the tables in force"])
-def test_tune_hands_on_what_the_other_type_has(cache: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+@pytest.fixture()
+def gpu(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache's folder on a machine that `tune` can run on."""
     fake_gpu(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 8.0)])
-    at = searched(monkeypatch)
     monkeypatch.setattr(Machine, "of", staticmethod(lambda device: HERE))
     monkeypatch.setattr(tune, "install", lambda device, again=False: None)
-    path = cache / "t.json"
-    add_rows(path if place == "the table" else cache / "shipped" / HERE.file_name, HERE, [known(1, 999, 2)])
-    done = tune.tune([QKV], 129, 192, path=path, force=True, show_progress_bar=False)
-    assert [r.algorithm for r in done.rows] == [(2,) * 8] and not at
+    return cache
 
 
-def test_tune_makes_what_a_contained_layernorm_has_to_beat_first(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", ["the table", "the tables in force"])
+def test_tune_hands_on_what_earlier_tables_run(gpu: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    hidden = FakeAlgorithm(3, lambda m: 12.0 if m in tuning._SEARCHED else 7.0)
+    fake_gpu(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), *(FakeAlgorithm(i, lambda m: 8.0) for i in range(9, 40)), hidden])
+    for earlier, found in (([], False), ([known(1, 999, 3)], True)):
+        path = gpu / f"{found}.json"
+        add_rows(path if place == "the table" else gpu / "shipped" / HERE.file_name, HERE, earlier)
+        done = tune.tune([QKV], 129, 192, path=path, force=True, show_progress_bar=False)
+        assert [r.algorithm == hidden.data for r in done.rows if r.last == 192] == [found]
+
+
+def test_tune_makes_what_a_contained_layernorm_has_to_beat_first(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     norm = Product("fp16", 768, 768, bias=True, layernorm=True)
     contained, told = FakeAlgorithm(7, lambda m: 7.0), list[list[Row]]()
     contained.id = -2
     plain = FakeAlgorithm(2, lambda m: 8.0)
     plain.layernorm = 0.5
     fake_gpu(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), plain], [contained])
-    monkeypatch.setattr(Machine, "of", staticmethod(lambda device: HERE))
-    monkeypatch.setattr(tune, "install", lambda device, again=False: None)
     monkeypatch.setattr(tune, "put_in_force", lambda index, rows: told.append(rows))
-    path = cache / "t.json"
+    path = gpu / "t.json"
     done = tune.tune([norm], 100, 192, device="cuda:0", path=path, show_progress_bar=False)
     assert (done.made, done.left) == (2 * len(buckets(100, 192)), 0)
     assert {r.product: r.algorithm for r in done.rows} == {tuning.without_layernorm(norm): (2,) * 8, norm: (7,) * 8}
@@ -391,59 +272,18 @@ def test_tune_makes_what_a_contained_layernorm_has_to_beat_first(cache: Path, mo
     assert (again.made, again.left) == (0, 0)
     # Where no product contains a LayerNorm there are no rows for one.
     fake_gpu(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 8.0)])
-    made = tune.tune([norm], 100, 192, device="cuda:0", path=cache / "u.json", show_progress_bar=False)
+    made = tune.tune([norm], 100, 192, device="cuda:0", path=gpu / "u.json", show_progress_bar=False)
     assert made.made == len(buckets(100, 192)) and {r.product for r in made.rows} == {tuning.without_layernorm(norm)}
 
 
-def test_times_without_the_layernorm_that_follows_are_made_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_without_the_layernorm_that_follows_are_made_again(gpu: Path) -> None:
     """A model that normalises before its blocks was tuned first; tuning it again keeps what was made for the other."""
     norm = Product("fp16", 768, 768, bias=True, layernorm=True)
-    fake_gpu(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 8.0)])
-    monkeypatch.setattr(Machine, "of", staticmethod(lambda device: HERE))
-    monkeypatch.setattr(tune, "install", lambda device, again=False: None)
     for wanted, followed, made in (
         (tuning.without_layernorm(norm), False, 2), (norm, True, 2), (norm, True, 0), (tuning.without_layernorm(norm), True, 0)
     ):  # fmt: skip
-        done = tune.tune([wanted], 129, 256, path=cache / "t.json", show_progress_bar=False)
+        done = tune.tune([wanted], 129, 256, path=gpu / "t.json", show_progress_bar=False)
         assert done.made == made and all(r.followed == followed for r in done.rows)
-
-
-def test_tune_looks_again_between_the_rows(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    above, below = FakeAlgorithm(2, lambda m: 8.0), FakeAlgorithm(3, lambda m: 9.0 if m > 2016 else 7.9)
-    fake_gpu(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), above, below])
-    monkeypatch.setattr(Machine, "of", staticmethod(lambda device: HERE))
-    monkeypatch.setattr(tune, "install", lambda device, again=False: None)
-    encoder_rounds(monkeypatch)
-    path = cache / "t.json"
-    for force, thorough, of_three in ((False, False, (1984,)), (True, True, (1984, 2016))):
-        done = tune.tune([QKV], 1921, 2048, path=path, force=force, thorough=thorough, show_progress_bar=False)
-        assert (done.made, done.left, done.seen_once) == (2, 0, 0)
-        assert [(r.first, r.last, r.timed, r.algorithm) for r in done.rows] == [
-            (1921, of_three[-1], of_three, (3,) * 8),
-            (of_three[-1] + 1, 2048, (2048,), (2,) * 8),
-        ]
-    again = tune.tune([QKV], 1921, 2048, path=path, thorough=True, show_progress_bar=False)
-    assert (again.made, again.left, again.seen_once) == (0, 0, 2)
-    assert "2 ranges were not looked at a second time: with --force they are made again" in str(again)
-    now = [0]
-
-    def slow(tuner: ProductTuner, first: int, last: int) -> Row | None:
-        now[0] += 31  # two m of a range in a minute
-        return look(tuner, first, last)
-
-    look = ProductTuner.again
-    monkeypatch.setattr(ProductTuner, "again", slow)
-    monkeypatch.setattr(tune, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    cut = tune.tune([QKV], 1921, 2048, path=cache / "cut.json", minutes=1, thorough=True, show_progress_bar=False)
-    assert (cut.made, cut.left, cut.seen_once) == (2, 0, 1)
-
-
-def test_a_second_look_needs_the_tuner(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Machine, "of", staticmethod(lambda device: HERE))
-    monkeypatch.setattr(tune, "tuner_module", lambda: None)
-    with pytest.raises(RuntimeError, match="no tuner"):
-        tune.tune([QKV], 1921, 2048, path=cache / "t.json", thorough=True)
-    assert not (cache / "t.json").exists()
 
 
 def test_token_counts_of_texts(tmp_path: Path, tiny_bert: Callable[..., Path]) -> None:
@@ -461,10 +301,8 @@ def test_token_counts_of_texts(tmp_path: Path, tiny_bert: Callable[..., Path]) -
 
 
 @pytest.fixture()
-def installed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A GPU that `ftbert tune` can run on; how many rows the user's table had each time that tables came into force."""
-    fake_gpu(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 8.0)])
-    monkeypatch.setattr(Machine, "of", staticmethod(lambda device: HERE))
+def installed(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows the user's table had each time that tables came into force."""
     found: list[int] = []
 
     def install(device: torch.device, *, again: bool = False) -> None:
@@ -565,20 +403,6 @@ def test_ctrl_c_says_where_the_rows_are(
     assert "the same command without --force goes on" in capsys.readouterr().err
 
 
-def test_ctrl_c_pressed_twice_keeps_the_rows(installed: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    stopped_at(monkeypatch, 3)
-    calls = itertools.count()
-
-    def interrupted(path: Path, machine: Machine, rows: list[Row]) -> None:
-        if next(calls) == 1:  # the first finds out whether it can write
-            raise KeyboardInterrupt
-        add_rows(path, machine, rows)
-
-    monkeypatch.setattr(tune, "add_rows", interrupted)
-    assert main([*SHAPE, "--tokens", "129..256"]) == 130
-    assert measured(user_table()) == 3 and installed == [3]
-
-
 @pytest.mark.parametrize(
     "arguments, words",
     [
@@ -618,6 +442,14 @@ def test_tables_that_are_switched_off(
     assert main(["tune", "--show", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["user_table"] is None
     assert main(SHAPE) == 1 and "where the table shall go (--out)" in capsys.readouterr().err
+
+
+def test_an_unwritable_table_is_said_before_any_work(
+    installed: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert main([*SHAPE, "--out", str(tmp_path / "file" / "t.json")]) == 1
+    assert "file" in capsys.readouterr().err and installed == []
 
 
 def test_what_is_in_force_is_shown(installed: list[int], capsys: pytest.CaptureFixture[str]) -> None:
@@ -759,37 +591,7 @@ def test_tune_writes_resumes_and_never_loses(cache: Path, capsys: pytest.Capture
 
 
 @on_gpu
-def test_ctrl_c_keeps_the_rows_so_far(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    honest = ProductTuner.row
-
-    def interrupted(self: ProductTuner, first: int, last: int) -> Row:
-        if len(made) == 2:
-            raise KeyboardInterrupt
-        made.append(honest(self, first, last))
-        return made[-1]
-
-    monkeypatch.setattr(ProductTuner, "row", interrupted)
-    assert main(["tune", "--hidden", "64", "--tokens", "1..64"]) == 130
-    path = gemm_table.user_table(Machine.of("cuda"))
-    assert path is not None and measured(path) == 2
-
-
-@on_gpu
-def test_an_unwritable_table_is_said_before_any_work(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (cache / "file").write_text("")
-    assert main(["tune", "--hidden", "64", "--out", str(cache / "file" / "t.json")]) == 1
-    assert "file" in capsys.readouterr().err
-
-
-@on_gpu
 def test_a_shape_too_large_for_memory_is_named(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with gpu_memory_left(2 << 30):
         assert main(["tune", "--hidden", "8192", "--tokens", "65536..65536"]) == 1
         assert "out of GPU memory" in capsys.readouterr().err
-
-
-def test_no_warning_without_any_table(cache: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert in_force(HERE) == []
