@@ -195,29 +195,24 @@ def test_when_time_is_over_layers_are_left(cache: Path, told: Told, monkeypatch:
 
 
 def test_a_failure_of_the_layers_is_a_warning(cache: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their products have rows without them; layers come with the next run."""
+
     def fails(*arguments: object) -> list[Row]:
         raise torch.OutOfMemoryError("no memory for layers")
 
-    told(distance((3, 3, 3, 3)))
-    with monkeypatch.context() as patch:
-        patch.setattr(LayerTuner, "rows", fails)
-        with pytest.warns(UserWarning, match="not chosen together: no memory") as warned:
-            done = run(cache / "t.json")
-        assert (done.made, done.left, done.in_layers, len(warned)) == (8, 0, 0, 1)
-        patch.setattr(layer_tuning, "Layers", fails)
-        with pytest.warns(UserWarning, match="not chosen together: no memory") as warned:
-            assert run(cache / "u.json").made == 8 and len(warned) == 1
-    assert run(cache / "t.json").in_layers == 2  # they come with the next run
-    rows, done_before = LayerTuner.rows, list[int]()
-
     def fails_later(self: LayerTuner, first: int, last: int, in_force: Iterable[Row]) -> list[Row]:
-        done_before.append(last)
-        return rows(self, first, last, in_force) if len(done_before) == 1 else fails()
+        begun.append(last)
+        return rows(self, first, last, in_force) if len(begun) == 1 else fails()
 
-    monkeypatch.setattr(LayerTuner, "rows", fails_later)
-    with pytest.warns(UserWarning, match="not chosen together"):
-        done = run(cache / "v.json", 17)
-    assert done_before == [64, 48] and (done.in_layers, len(done.layer_gains)) == (1, 1)
+    told(distance((3, 3, 3, 3)))
+    rows, begun = LayerTuner.rows, list[int]()
+    for owner, name, how, seen in ((layer_tuning, "Layers", fails, 0), (LayerTuner, "rows", fails_later, 1)):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, how)
+            with pytest.warns(UserWarning, match="not chosen together: no memory") as warned:
+                done = run(cache / name, 17)
+        assert (done.made, done.left, done.in_layers, len(warned)) == (16, 0, seen, 1)
+    assert begun == [64, 48] and run(cache / "rows", 17).in_layers == 3
 
 
 def test_where_cublaslt_proposes_nothing_there_is_no_row(

@@ -153,27 +153,23 @@ def test_a_cache_folder_that_cannot_be_searched(cache: Path, monkeypatch: pytest
         assert len(in_force(HERE)) == 1
 
 
-def test_general_attention_adds_the_bias_itself() -> None:
-    def qkv(heads: int = 2, relative_span: int = 0) -> Product:
-        config = EncoderConfig(
-            vocab=9, hidden=128, layers=1, heads=heads, head_size=128 // heads, inter=64, embedding=128, max_positions=9,
-            token_types=2, padding_id=0, layer_norm_eps=1e-12, activation="gelu", relative_span=relative_span,
-        )  # fmt: skip
-        return tuning.products(config, "fp16")[0]
-
-    assert qkv() == qkv(heads=4) == Product("fp16", 384, 128, bias=True)  # head sizes 64 and 32
-    assert qkv(heads=8) == Product("fp16", 384, 128)
-
-
-def test_a_layernorm_is_part_of_a_product(cache: Path) -> None:
+def products_of(**changes: object) -> list[Product]:
     config = EncoderConfig(
         vocab=9, hidden=128, layers=1, heads=2, head_size=64, inter=64, embedding=128, max_positions=9, token_types=2,
         padding_id=0, layer_norm_eps=1e-12, activation="gelu",
     )  # fmt: skip
+    return tuning.products(replace(config, **changes), "fp16")  # type: ignore[arg-type]
+
+
+def test_general_attention_adds_the_bias_itself() -> None:
+    assert products_of()[0] == products_of(heads=4, head_size=32)[0] == Product("fp16", 384, 128, bias=True)
+    assert products_of(heads=8, head_size=16)[0] == Product("fp16", 384, 128)
+
+
+def test_a_layernorm_is_part_of_a_product(cache: Path) -> None:
     out = Product("fp16", 128, 128, bias=True, layernorm=True)
-    assert tuning.products(config, "fp16")[1] == out and str(out) == "fp16 n=128 k=128 bias+layernorm"
-    pre = [product.layernorm for product in tuning.products(replace(config, norm_place="pre"), "fp16")]
-    assert not any(pre)
+    assert products_of()[1] == out and str(out) == "fp16 n=128 k=128 bias+layernorm"
+    assert not any(product.layernorm for product in products_of(norm_place="pre"))
     rows = [row(1, 16, out), row(1, 32, replace(out, layernorm=False))]
     path = cache / "table.json"
     add_rows(path, HERE, rows)
