@@ -135,7 +135,7 @@ def test_what_would_be_faster_but_is_no_candidate(told: Told) -> None:
 
 
 def test_layers_are_for_few_rows_only(cache: Path, told: Told) -> None:
-    told(distance((3, 3, 3, 3)))
+    told(distance((3, 3, 3, 3)), most=4096)
     done = run(cache / "t.json", 1000, 1088)
     assert (done.in_layers, done.left) == (1, 0)
     assert numbers(done.rows, 1024) == (3, 3, 3, 3) and numbers(done.rows, 1088) == (2, 2, 2, 2)
@@ -160,7 +160,6 @@ def test_a_second_round_may_go_back(told: Told) -> None:
 
 
 def test_a_run_cut_short_goes_on_with_its_layers(cache: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is written for a range has its layers in it."""
     told(lambda these: 100.0 - (these == (3, 2, 2, 2)))
     path, rows = cache / "t.json", LayerTuner.rows
     begun: list[int] = []
