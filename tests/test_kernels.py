@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 
 import pytest
 import reference
@@ -16,6 +17,8 @@ load_library()
 ops = torch.ops.ftbert
 
 RAGGED = [[1], [5, 1, 0, 17, 64, 2], [33, 128, 7], [65, 127, 63], [16] * 9, [0, 0], [], [130, 1, 129], [300, 511]]
+# GCC vectorises no loop that AddressSanitizer checks: a LayerNorm on the CPU then adds a row in one float, not in one a lane.
+ONE_SUM = 16 if "asan" in os.environ.get("LD_PRELOAD", "") else 1
 
 
 def random(*shape: int, place: Place, scale: float = 1.0, seed: int = 0) -> torch.Tensor:
@@ -36,7 +39,7 @@ def test_add_bias_input_layernorm(place: Place, rows: int, cols: int, parts: str
     expected = x.double() + (0 if bias is None else bias.double()) + (0 if residual is None else residual.double())
     assert_close(total, expected, atol=place.eps, rtol=place.eps, what="sum")
     expected = reference.layernorm(expected, gamma.double(), beta.double(), 1e-5)
-    assert_close(out, expected, atol=8 * place.eps, rtol=2 * place.eps)
+    assert_close(out, expected, atol=8 * ONE_SUM * place.eps, rtol=2 * place.eps)
 
 
 def test_layernorm_is_exact_far_from_zero(place: Place) -> None:
@@ -410,7 +413,7 @@ def test_embeddings_layernorm(place: Place, cols: int) -> None:
         return reference.layernorm(x, gamma.double(), beta.double(), 1e-12) if with_norm else x
 
     everything = torch.arange(tokens, device=place.device)
-    tolerance = {"atol": 12 * place.eps, "rtol": 2 * place.eps}
+    tolerance = {"atol": 12 * ONE_SUM * place.eps, "rtol": 2 * place.eps}
     got = ops.embeddings_layernorm(ids, kinds, None, places, word, position, token_type, gamma, beta, 1e-12)
     if cols > 1:
         assert_close(got, expected(everything, places, True, True), **tolerance, what="packed")
