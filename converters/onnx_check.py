@@ -34,6 +34,7 @@ _LIMIT = 2e-5
 _SEQ, _LONG, _MOST_TOKENS = 12, 512, 16384
 _KINDS = ("full", "right-padded", "left-padded", "holed")
 _NUMPY = {1: "f4", 2: "u1", 3: "i1", 6: "i4", 7: "i8", 9: "?", 10: "f4", 11: "f8", 16: "f4"}
+_ROOT = str(Path(__file__).absolute().parents[2])  # where ftbert is imported from
 _CHILD = """
 import sys
 sys.path[:] = sys.argv[2:]  # before any other import: the current folder is on it, and not to be trusted
@@ -169,7 +170,9 @@ def _evaluate(
         named = {f"{i}/{key}": value for i, feed in enumerate(feeds) for key, value in feed.items()}
         np.savez(folder / "feeds.npz", **named)  # type: ignore[arg-type]
         environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-c", _CHILD, name, *sys.path]
+        # What is relative would lead into the current folder, whatever that is now.
+        places = [_ROOT, *filter(os.path.isabs, sys.path)]
+        command = [sys.executable, "-c", _CHILD, name, *places]
         try:
             done = subprocess.run(
                 command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=60 + 20 * seconds,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import warnings
 import zlib
 from collections import deque
 from collections.abc import Iterator
@@ -169,7 +170,20 @@ class TextReader(_LineReader):
 
     def _next(self, lines: _Lines) -> Record | None:
         text = self._decoded(next(lines), lines).removesuffix("\n").removesuffix("\r")
+        if self.path == STREAM and lines.line == 1 and _is_object(text):
+            warnings.warn(
+                "standard input begins with a JSON object and is read as lines of text, braces and all; "
+                "--input-format jsonl (kind='.jsonl') reads its column",
+                stacklevel=2,
+            )
         return text, {self.options.column: text}
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return text.startswith("{") and isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 class JsonlReader(_LineReader):

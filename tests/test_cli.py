@@ -276,6 +276,15 @@ def test_nothing_but_bad_records_is_an_error(stub: StubModel, capsys: pytest.Cap
     assert listed == {"in.jsonl", "in.txt", "model", "out.npy.skipped.jsonl"}  # no target, and the reasons in full
 
 
+@pytest.mark.parametrize(("line", "warned"), [(b'{"text": "a"}', True), (b"{a brace}", False), (b"a", False)])
+def test_json_lines_that_are_read_as_text_are_noticed(
+    stub: StubModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: bytes, warned: bool
+) -> None:
+    monkeypatch.setattr(sys, "stdin", _Bytes(line + b"\n" + line + b"\n"))
+    assert cli.main(["embed", "model", "-", "out.npy"]) == 0
+    assert capsys.readouterr().err.count("--input-format jsonl") == warned
+
+
 @pytest.mark.parametrize("name", ["in.txt", "in.txt.gz"])
 def test_the_bar_moves_from_the_first_batch_on(
     stub: StubModel, monkeypatch: pytest.MonkeyPatch, name: str
