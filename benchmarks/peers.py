@@ -100,30 +100,39 @@ class FtbertPacked(Ftbert):
         return lambda: self.model.forward_packed(ids, cu, longest)
 
 
-class FtbertPackedNoTable(FtbertPacked):
-    """What runs on a GPU that no tuned table is for: recorded by the caller while none is in force."""
+class FtbertPackedRecorded(FtbertPacked):
+    """forward_packed in a CUDA graph of the caller's: beside the next, which differs in nothing but the table."""
 
-    name = "ftbert, packed, no table"
+    name = "ftbert, packed, recorded"
     on_request = True
+    with_table: ClassVar[bool] = True
 
     def prepare(self, batch: Batch) -> Call:
         from ftbert import gemm_table
 
         index = self.device.index if self.device.index is not None else torch.cuda.current_device()
+        rows = gemm_table.in_force(gemm_table.Machine.of(self.device))
         call, graph = super().prepare(batch), torch.cuda.CUDAGraph()
-        gemm_table.put_in_force(index, [])
+        gemm_table.put_in_force(index, rows if self.with_table else [])
         try:
             call()
             with torch.cuda.graph(graph):
                 out = call()
         finally:
-            gemm_table.put_in_force(index, gemm_table.in_force(gemm_table.Machine.of(self.device)))
+            gemm_table.put_in_force(index, rows)
 
         def replay() -> Tensor:
             graph.replay()
             return out
 
         return replay
+
+
+class FtbertPackedNoTable(FtbertPackedRecorded):
+    """What runs on a GPU that no tuned table is for."""
+
+    name = "ftbert, packed, recorded, no table"
+    with_table = False
 
 
 class FtbertPackedBf16(FtbertPacked):
@@ -311,6 +320,6 @@ class PackedGraphAnySize(PackedGraph):
 
 
 PEERS: tuple[type[Peer], ...] = (
-    Ftbert, FtbertPacked, FtbertPackedNoTable, FtbertPackedBf16, Eager, OneByOne, Compiled, CompiledGraphs,
+    Ftbert, FtbertPacked, FtbertPackedRecorded, FtbertPackedNoTable, FtbertPackedBf16, Eager, OneByOne, Compiled, CompiledGraphs,
     CompiledTuned, FastPath, PackedGraph, PackedGraphAnySize,
 )  # fmt: skip
