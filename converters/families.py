@@ -1,6 +1,6 @@
 """The tables, one for each family. Adding one is adding a table: docs/adding-a-family.md.
 
-Our names are the list in csrc/weights.cpp; `{i}` is the layer.
+Our names are the list in csrc/model/weights.cpp; `{i}` is the layer.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@
 
 #include "core/check.h"
 #include "core/dispatch.h"
-#include "cpu_shares.h"
-#include "encoder_buffers.h"
 #include "gemm/gemm.h"
 #include "kernels/kernels.h"
+#include "layers/cpu_shares.h"
+#include "layers/encoder_buffers.h"
 
 namespace ftbert {
 

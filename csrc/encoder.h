@@ -5,11 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "config.h"
 #include "core/context.h"
 #include "core/workspace.h"
-#include "folded_layers.h"
-#include "weights.h"
+#include "layers/deferred_norm.h"
+#include "model/config.h"
+#include "model/weights.h"
 
 namespace ftbert {
 

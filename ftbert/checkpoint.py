@@ -26,7 +26,7 @@ _REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 class Checkpoint:
     """tensors[ours] = the names in `source` that are stacked along the rows to make it, or as derived[ours] says.
 
-    Ours are the encoder's (csrc/weights.cpp) and the heads' (ftbert.config.HeadConfig).
+    Ours are the encoder's (csrc/model/weights.cpp) and the heads' (ftbert.config.HeadConfig).
     """
 
     config: CheckpointConfig

@@ -29,7 +29,7 @@ _KINDS = {"int": "a whole number", "float": "a finite number", "str": "a string"
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """The entries of csrc/config.h, by the same names; the core checks their values.
+    """The entries of csrc/model/config.h, by the same names; the core checks their values.
 
     heads * head_size = hidden. embedding is the width of the embedding tables. positions: how a token gets its
     position id, "absolute", "from_padding" or "none". activation: as HuggingFace spells it. relative_span: attention

@@ -8,8 +8,8 @@
 #include <string>
 #include <tuple>
 
-#include "config.h"
 #include "encoder.h"
+#include "model/config.h"
 
 namespace ftbert::binding {
 

@@ -8,7 +8,7 @@
 #include "binding/replay.h"
 #include "binding/tensors.h"
 #include "core/device.h"
-#include "gemm/gemm_cuda.h"
+#include "gemm/cublaslt.h"
 #include "kernels/kernels.h"
 
 namespace ftbert::binding {

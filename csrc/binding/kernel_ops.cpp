@@ -6,10 +6,10 @@
 
 #include "binding/op_checks.h"
 #include "core/types.h"
-#include "gemm/gemm_fused.h"
-#include "gemm/gemm_layernorm.h"
+#include "gemm/own/own.h"
+#include "gemm/own/wgmma_layernorm.h"
 #include "kernels/kernels.h"
-#include "weights.h"
+#include "model/weights.h"
 
 namespace ftbert::binding {
 namespace {

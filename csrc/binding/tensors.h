@@ -10,7 +10,7 @@
 #include "core/check.h"
 #include "core/device.h"
 #include "core/dispatch.h"
-#include "gemm/gemm_cuda.h"
+#include "gemm/cublaslt.h"
 
 namespace ftbert::binding {
 
@@ -112,7 +112,8 @@ struct CallContext<Cuda> {
   explicit CallContext(const at::Device& device, at::ScalarType = at::kFloat)
       : context(cuda_context(device.index(),
                              c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle())) {
-    context.gemm_workspace_bytes = gemm_workspace_bytes(device.index());
+    context.plans = gemm_plans(context.device);
+    context.gemm_workspace_bytes = gemm_workspace_bytes(context.device);
   }
   // Before products: the call's own, so that threads and streams cannot meet in it; torch's allocator makes it cheap.
   Context<Cuda>& for_products() {

@@ -4,9 +4,9 @@
 #include <pybind11/stl.h>
 
 #include "core/check.h"
+#include "gemm/cublaslt.h"
 #include "gemm/gemm.h"
-#include "gemm/gemm_cuda.h"
-#include "gemm/gemm_tuner.h"
+#include "gemm/tuner/tuner.h"
 
 namespace py = pybind11;
 using namespace py::literals;

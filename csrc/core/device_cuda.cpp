@@ -5,7 +5,6 @@
 #include "core/device.h"
 #include "core/device_guard.h"
 #include "core/device_probe.h"
-#include "gemm/gemm_cuda.h"
 
 #ifndef FTBERT_CUDA_ARCHS_STRING
 #define FTBERT_CUDA_ARCHS_STRING "unknown"
@@ -53,7 +52,6 @@ Context<Cuda> inspect(int device) {
     throw Error(architecture_mismatch(context.capability));
   }
   FTBERT_CUDA_CHECK(error);
-  context.plans = gemm_plans(device);
   return context;
 }
 

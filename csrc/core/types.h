@@ -29,6 +29,11 @@ template <>
 inline constexpr DType kDType<bfloat16_t> = DType::bf16;
 
 enum class Activation { none, gelu_erf, gelu_tanh, relu, silu, tanh };
+enum class PositionKind {
+  none,          // no position table (relative bias only)
+  absolute,      // the token's column in the padded input
+  from_padding,  // padding_id + number of non-padding ids up to and including the token (RoBERTa, MPNet)
+};
 enum class PoolingMode { cls, mean, max, mean_sqrt_len, last };
 
 // Parse the names used in configs and ops; throw ftbert::Error listing what is supported.

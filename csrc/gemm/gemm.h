@@ -6,7 +6,7 @@
 
 #include "core/context.h"
 #include "core/types.h"
-#include "weights.h"
+#include "model/weights.h"
 
 namespace ftbert {
 

@@ -1,6 +1,6 @@
 // The table of one instruction set's kernels.
-#include "kernels/amx.h"
-#include "kernels/attention_formats_cpu.h"
+#include "device/amx.h"
+#include "kernels/attention/attention_formats_cpu.h"
 #include "kernels/isa.h"
 
 namespace ftbert::FTBERT_ISA {

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "config.h"
 #include "core/context.h"
 #include "core/types.h"
 

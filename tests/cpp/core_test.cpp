@@ -11,11 +11,11 @@
 
 #include "core/check.h"
 #include "core/dispatch.h"
-#include "cpu_shares.h"
 #include "encoder.h"
 #include "gemm/gemm.h"
 #include "kernels/isa.h"
 #include "kernels/kernels.h"
+#include "layers/cpu_shares.h"
 
 namespace ftbert {
 namespace {

@@ -1,0 +1,58 @@
+// Products for up to some 2000 rows on Hopper between which no LayerNorm has to run: the one before it leaves the sum
+// that is to be normalised times gamma, and moments of the sum's rows; the one behind it multiplies that and corrects
+// what comes out,
+//   (LayerNorm(x) @ W^T + b) [row, n] = scale * (x gamma @ W^T) + shift * slope [n] + add [n],
+// scale = 1 / deviation, shift = -mean * scale, slope = W gamma, add = b + W beta. No CUDA header.
+#pragma once
+#include <cstdint>
+
+#include "gemm/gemm.h"
+#include "gemm/own/own.h"
+
+namespace ftbert {
+
+// Of a matrix's rows: their sums and those of their squares, to which blocks that have other columns add. data [rows,
+// kMomentWords], of which three are used: rows that many add to at once lie apart.
+struct AddedMoments {
+  long long* data = nullptr;
+};
+inline constexpr int kMomentWords = 16;
+inline constexpr int64_t kMostColumns = 4096;  // more could overflow
+
+// A LayerNorm that nobody has applied yet to x: what is stored is x times gamma [n] of fold_sum, and what LayerNorm
+// means is that times *unscale. gamma nullptr: x is stored.
+struct PendingNorm {
+  const float* gamma = nullptr;
+  const float* unscale = nullptr;
+  AddedMoments moments;
+  float eps = 0;
+};
+
+// The variant of few_gemm that `linear` runs for this product; -1: it runs something else.
+template <class T>
+int few_variant(const Context<Cuda>& context, const Linear<T>& weights, int64_t m, Epilogue epilogue);
+
+// gemm.c = activation(corrected product): gemm.a is what `run_summing` left, gemm.bias is not read; add, slope [n] of
+// fold_weight. Rows of `cleared`, which are not those of norm, become 0.
+void run_corrected(const Context<Cuda>& context, int variant, const FusedGemm& gemm, const float* add,
+                   const float* slope, const PendingNorm& norm, const AddedMoments& cleared);
+
+// gemm.c = x * gamma, x = gemm.a @ gemm.b^T + add + residual (gemm.bias is not read); adds to moments those of x. add,
+// gamma [n] of fold_sum. residual [m, n], with the LayerNorm, short of its beta, that is pending on it; it may be
+// gemm.c. It and its moments are read before the kernel ahead has ended, so they must be there before that one.
+void run_summing(const Context<Cuda>& context, int variant, const FusedGemm& gemm, const float* add,
+                 const void* residual, const PendingNorm& norm, const float* gamma, const AddedMoments& moments);
+
+// add = bias + beta of the LayerNorm that is pending (nullptr: none), less the mean of it: the LayerNorm that follows
+// does not see a constant, and a 16-bit sum is the better for being small. scaled = gamma of that one, times the power
+// of two with which the largest is between 1/2 and 1: x times it is stored as exactly as x would be, and no larger.
+// unscale, one float, undoes that. gamma nullptr: a LayerNorm kernel follows; scaled = 1. Float [n].
+void fold_sum(const Context<Cuda>& context, DType dtype, const void* bias, const void* beta, const void* gamma,
+              int64_t n, float* add, float* scaled, float* unscale);
+
+// add = bias + weight beta, slope = weight gamma, float [n], of a weight [n, k]; gamma [k] is fold_sum's. Without beta
+// and gamma (nullptr) add = bias, slope = 0.
+void fold_weight(const Context<Cuda>& context, DType dtype, const void* weight, const void* bias, const float* gamma,
+                 const void* beta, int64_t n, int64_t k, float* add, float* slope);
+
+}  // namespace ftbert

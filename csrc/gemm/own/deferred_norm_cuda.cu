@@ -1,0 +1,260 @@
+// The endings of gemm_folded.h on the kernel of few_gemm.cuh.
+#include "gemm/own/added_moments.cuh"
+#include "gemm/own/deferred_norm.h"
+#include "gemm/own/wgmma_tile.cuh"
+
+namespace ftbert {
+namespace {
+
+// Of the two columns that this thread has in accumulator j.
+template <int kVector, class Shape>
+__device__ float2 pair_of(const float* vectors, int j) {
+  return *reinterpret_cast<const float2*>(vectors + kVector * Shape::kTileN + j * 8 + threadIdx.x % 4 * 2);
+}
+
+template <class E, class Shape>
+struct Corrected {
+  struct Arguments {
+    const float *add, *slope;
+    PendingNorm norm;
+    AddedMoments cleared;
+    double inverse;  // 1 / k
+    void* c;
+    Activation activation;
+  };
+  static constexpr int kVectors = 2;
+
+  const Arguments& arguments;
+  const FewWork& work;
+  int64_t row0 = 0;
+  int column0 = 0;
+  RowScales scales;
+
+  __device__ Corrected(const Arguments& arguments, const FewWork& work) : arguments(arguments), work(work) {}
+  __device__ const float* vector(int i) const { return i == 0 ? arguments.add : arguments.slope; }
+
+  __device__ void look_ahead(int64_t row, int column) {
+    row0 = row, column0 = column;
+    const int lane = threadIdx.x % 32;
+    wait_for_inputs();
+    if (arguments.norm.gamma) scales.look(arguments.norm, row0 + lane / 4, work.m);
+    if (column0 == 0 && lane < 16 && row0 + lane < work.m) {
+      long long* const to = arguments.cleared.data + (row0 + lane) * kMomentWords;
+      *reinterpret_cast<longlong2*>(to) = {0, 0};
+      to[2] = 0;
+    }
+  }
+
+  __device__ void finish(float (&own)[Shape::kOwn][4], const float* vectors, char* area) {
+    float2 scale[2] = {{1, 0}, {1, 0}};
+    if (arguments.norm.gamma) scales.get(arguments.inverse, arguments.norm.eps, scale);
+#pragma unroll
+    for (int j = 0; j < Shape::kOwn; ++j) {
+      const float2 add = pair_of<0, Shape>(vectors, j), slope = pair_of<1, Shape>(vectors, j);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        own[j][2 * r] = own[j][2 * r] * scale[r].x + (slope.x * scale[r].y + add.x);
+        own[j][2 * r + 1] = own[j][2 * r + 1] * scale[r].x + (slope.y * scale[r].y + add.y);
+      }
+    }
+    stage_rows<E, Shape>(area, [&](int j, int c) { return own[j][c]; });
+    with_activation(arguments.activation, [&](auto kind) {
+      store_rows<E, decltype(kind)::value, Shape>(area, work, arguments.c, row0, column0);
+    });
+  }
+};
+
+template <class E, class Shape>
+struct Summing {
+  struct Arguments {
+    const float *add, *gamma, *gamma_out;  // gamma: of the LayerNorm that is pending, or any vector
+    PendingNorm norm;
+    AddedMoments moments;
+    double inverse;  // 1 / n
+    const void* residual;
+    void* c;
+  };
+  static constexpr int kVectors = 3;
+
+  const Arguments& arguments;
+  const FewWork& work;
+  int64_t row0 = 0;
+  int column0 = 0;
+  RowScales scales;
+  uint32_t residual[Shape::kOwn][2];
+
+  __device__ Summing(const Arguments& arguments, const FewWork& work) : arguments(arguments), work(work) {}
+  __device__ const float* vector(int i) const {
+    return i == 0 ? arguments.add : i == 1 ? arguments.gamma : arguments.gamma_out;
+  }
+  __device__ int64_t first_row() const { return row0 + static_cast<int>(threadIdx.x) % 32 / 4; }
+
+  __device__ void look_ahead(int64_t row, int column) {
+    row0 = row, column0 = column;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const E* const from = static_cast<const E*>(arguments.residual) + min(first_row() + 8 * r, work.m - 1) * work.n +
+                            column0 + threadIdx.x % 4 * 2;
+#pragma unroll
+      for (int j = 0; j < Shape::kOwn; ++j)
+        residual[j][r] = column0 + j * 8 < work.n ? __ldcg(reinterpret_cast<const uint32_t*>(from + j * 8)) : 0;
+    }
+    if (arguments.norm.gamma) scales.look(arguments.norm, first_row(), work.m);
+  }
+
+  __device__ void finish(float (&own)[Shape::kOwn][4], const float* vectors, char* area) {
+    float2 scale[2] = {{1, 0}, {1, 0}};
+    if (arguments.norm.gamma) scales.get(arguments.inverse, arguments.norm.eps, scale);
+#pragma unroll
+    for (int j = 0; j < Shape::kOwn; ++j) {
+      const float2 add = pair_of<0, Shape>(vectors, j), gamma = pair_of<1, Shape>(vectors, j);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const Packed<E, 2> pair{residual[j][r]};
+        float x[2];
+        pair.to_floats(x);
+        own[j][2 * r] += x[0] * scale[r].x + (gamma.x * scale[r].y + add.x);
+        own[j][2 * r + 1] += x[1] * scale[r].x + (gamma.y * scale[r].y + add.y);
+      }
+    }
+    const int count = max(0, min(Shape::kOwn * 8, work.n - column0));
+    float shift[2] = {}, total[2] = {}, squares[2] = {};
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      if (count > 0) shift[r] = __shfl_sync(~0u, own[0][2 * r], 0, 4);
+#pragma unroll
+    for (int j = 0; j < Shape::kOwn; ++j) {
+      const float2 gamma_out = pair_of<2, Shape>(vectors, j);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float &first = own[j][2 * r], &second = own[j][2 * r + 1];
+        if (j * 8 < count) {
+          const float d0 = first - shift[r], d1 = second - shift[r];
+          total[r] += d0 + d1;
+          squares[r] += d0 * d0 + d1 * d1;
+        }
+        first *= gamma_out.x, second *= gamma_out.y;
+      }
+    }
+    stage_rows<E, Shape>(area, [&](int j, int c) { return own[j][c]; });
+#pragma unroll
+    for (int r = 0; r < 2; ++r) total[r] = reduce<4>(total[r], Sum()), squares[r] = reduce<4>(squares[r], Sum());
+    add_moments(arguments.moments, first_row(), work.m, count, shift, total, squares);
+    store_rows<E, Activation::none, Shape>(area, work, arguments.c, row0, column0);
+  }
+};
+
+template <class E>
+struct RunCorrected {
+  template <class Shape>
+  static void with(const Context<Cuda>& context, const FusedGemm& g, const float* const& add, const float* const& slope,
+                   const PendingNorm& norm, const AddedMoments& cleared) {
+    launch_few<E, Shape, Corrected<E, Shape>>(
+        context, "kernel corrected_gemm", g,
+        {add, slope, norm, cleared, 1.0 / static_cast<double>(g.k), g.c, g.activation});
+  }
+};
+
+template <class E>
+struct RunSumming {
+  template <class Shape>
+  static void with(const Context<Cuda>& context, const FusedGemm& g, const float* const& add,
+                   const void* const& residual, const PendingNorm& norm, const float* const& gamma,
+                   const AddedMoments& moments) {
+    launch_few<E, Shape, Summing<E, Shape>>(
+        context, "kernel summing_gemm", g,
+        {add, norm.gamma ? norm.gamma : add, gamma, norm, moments, 1.0 / static_cast<double>(g.n), residual, g.c});
+  }
+};
+
+// A warp for each of the weight's rows.
+template <class E>
+__global__ void fold_weight_kernel(const E* weight, const E* bias, const float* gamma, const E* beta, int n, int k,
+                                   float* add, float* slope) {
+  const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
+  if (row >= n) return;
+  float with_gamma = 0, with_beta = 0;
+  for (int i = lane; gamma && i < k; i += 32) {
+    const float w = to_float(weight[static_cast<int64_t>(row) * k + i]);
+    with_gamma += w * gamma[i];
+    with_beta += w * to_float(beta[i]);
+  }
+  with_gamma = reduce<32>(with_gamma, Sum());
+  with_beta = reduce<32>(with_beta, Sum());
+  if (lane == 0) add[row] = to_float(bias[row]) + with_beta, slope[row] = with_gamma;
+}
+
+// One warp.
+template <class E>
+__global__ void fold_sum_kernel(const E* bias, const E* beta, const E* gamma, int n, float* add, float* scaled,
+                                float* unscale) {
+  const int lane = threadIdx.x;
+  const auto value = [&](int i) { return to_float(bias[i]) + (beta ? to_float(beta[i]) : 0.0f); };
+  float sum = 0, largest = 0;
+  const auto gamma_of = [&](int i) { return gamma ? to_float(gamma[i]) : 1.0f; };
+  for (int i = lane; i < n; i += 32) {
+    sum += value(i);
+    largest = fmaxf(largest, fabsf(gamma_of(i)));
+  }
+  const float mean = reduce<32>(sum, Sum()) / static_cast<float>(n);
+  largest = reduce<32>(largest, Max());
+  int exponent = 0;
+  if (gamma && largest > 0 && isfinite(largest)) frexpf(largest, &exponent);
+  for (int i = lane; i < n; i += 32) {
+    add[i] = value(i) - mean;
+    scaled[i] = ldexpf(gamma_of(i), -exponent);
+  }
+  if (lane == 0) *unscale = ldexpf(1, exponent);
+}
+
+template <class Run>
+void with_element(DType dtype, const Run& run) {
+  dtype == DType::fp16 ? run(__half()) : run(__nv_bfloat16());
+}
+
+void check(const Context<Cuda>& context, int variant, const FusedGemm& g) {
+  FTBERT_CHECK(few_gemm_supports(context.capability, variant, g), "the product ", variant,
+               " between LayerNorms cannot do m=", g.m, " n=", g.n, " k=", g.k);
+  for (const void* p : {g.a, g.b, static_cast<const void*>(g.c)})
+    FTBERT_CHECK(reinterpret_cast<uintptr_t>(p) % 16 == 0, "a product needs operands aligned to 16 bytes");
+}
+
+}  // namespace
+
+void run_corrected(const Context<Cuda>& context, int variant, const FusedGemm& g, const float* add, const float* slope,
+                   const PendingNorm& norm, const AddedMoments& cleared) {
+  check(context, variant, g);
+  with_element(g.dtype, [&](auto element) {
+    FewShapes::run<RunCorrected<decltype(element)>>(variant, context, g, add, slope, norm, cleared);
+  });
+}
+
+void run_summing(const Context<Cuda>& context, int variant, const FusedGemm& g, const float* add, const void* residual,
+                 const PendingNorm& norm, const float* gamma, const AddedMoments& moments) {
+  check(context, variant, g);
+  with_element(g.dtype, [&](auto element) {
+    FewShapes::run<RunSumming<decltype(element)>>(variant, context, g, add, residual, norm, gamma, moments);
+  });
+}
+
+void fold_sum(const Context<Cuda>& context, DType dtype, const void* bias, const void* beta, const void* gamma,
+              int64_t n, float* add, float* scaled, float* unscale) {
+  with_element(dtype, [&](auto element) {
+    const auto of = [](const void* pointer) { return static_cast<const decltype(element)*>(pointer); };
+    fold_sum_kernel<<<1, 32, 0, static_cast<cudaStream_t>(context.stream)>>>(of(bias), of(beta), of(gamma),
+                                                                             static_cast<int>(n), add, scaled, unscale);
+    FTBERT_LAUNCH_CHECK("fold_sum");
+  });
+}
+
+void fold_weight(const Context<Cuda>& context, DType dtype, const void* weight, const void* bias, const float* gamma,
+                 const void* beta, int64_t n, int64_t k, float* add, float* slope) {
+  with_element(dtype, [&](auto element) {
+    const auto of = [](const void* pointer) { return static_cast<const decltype(element)*>(pointer); };
+    fold_weight_kernel<<<static_cast<unsigned>((n + 7) / 8), 256, 0, static_cast<cudaStream_t>(context.stream)>>>(
+        of(weight), of(bias), gamma, of(beta), static_cast<int>(n), static_cast<int>(k), add, slope);
+    FTBERT_LAUNCH_CHECK("fold_weight");
+  });
+}
+
+}  // namespace ftbert

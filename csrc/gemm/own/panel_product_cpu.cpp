@@ -1,0 +1,163 @@
+// out = act(a @ weight^T + bias) in float, on a weight that lies in panels: kWidth of its rows side by side, so that a
+// step along k reads whole vectors one after the other.
+//
+// A block of kRows rows of `a` stays in the second-level cache while all panels pass; kDepth of a panel stays in the
+// first while the rows of the block pass; a tile of kTall rows and a panel's width stays in registers meanwhile.
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "device/parallel_cpu.h"
+#include "device/simd_math.h"
+#include "kernels/isa.h"
+
+namespace ftbert::FTBERT_ISA {
+namespace {
+
+using simd::kLanes, simd::load, simd::store, simd::Vector;
+
+constexpr int kWidth = kPanelWidth;
+constexpr int kTall = kLanes == 16 ? 14 : kLanes == 8 ? 6 : 12;  // tiles of 28 sums of 32 registers, 12 of 16, 24 of 32
+constexpr int64_t kRows = 196, kDepth = kLanes == 16 ? 256 : 384, kLine = 64;
+
+// c [R, kWidth] = a [R, depth] @ panel [depth, kWidth] + `first` [kWidth], or + c where that is nullptr. Each cut of
+// the depth is summed by itself: that rounds less than one long sum.
+template <int R>
+void multiply_tile(const float* a, int64_t lda, const float* panel, int64_t depth, const float* first, float* c,
+                   int64_t ldc) {
+  Vector sum[R][2] = {};
+#pragma GCC unroll 4
+  for (int64_t d = 0; d < depth; ++d) {
+    const Vector left = load(panel + d * kWidth), right = load(panel + d * kWidth + kLanes);
+#pragma GCC unroll 14
+    for (int r = 0; r < R; ++r) {
+      const float x = a[r * lda + d];
+      sum[r][0] += x * left;
+      sum[r][1] += x * right;
+    }
+  }
+#pragma GCC unroll 14
+  for (int r = 0; r < R; ++r) {
+    const float* add = first ? first : c + r * ldc;
+    store(c + r * ldc, sum[r][0] + load(add));
+    store(c + r * ldc + kLanes, sum[r][1] + load(add + kLanes));
+  }
+}
+
+using MultiplyTile = decltype(&multiply_tile<1>);
+
+template <int R = kTall>
+MultiplyTile tile_of(int64_t rows) {
+  if constexpr (R > 1) {
+    if (rows < R) return tile_of<R - 1>(rows);
+  }
+  return multiply_tile<R>;
+}
+
+template <Activation activation>
+void activate_rows(float* c, int64_t ldc, int64_t rows) {
+  for (int64_t r = 0; r < rows; ++r) {
+#pragma omp simd
+    for (int i = 0; i < kWidth; ++i) c[r * ldc + i] = simd::activate<activation>(c[r * ldc + i]);
+  }
+}
+
+void activate_tile(Activation activation, float* c, int64_t ldc, int64_t rows) {
+  switch (activation) {
+    case Activation::none: return;
+    case Activation::gelu_erf: return activate_rows<Activation::gelu_erf>(c, ldc, rows);
+    case Activation::gelu_tanh: return activate_rows<Activation::gelu_tanh>(c, ldc, rows);
+    case Activation::relu: return activate_rows<Activation::relu>(c, ldc, rows);
+    case Activation::silu: return activate_rows<Activation::silu>(c, ldc, rows);
+    case Activation::tanh: return activate_rows<Activation::tanh>(c, ldc, rows);
+  }
+}
+
+// A thread's part: rows [row, row_end) of panels [panel, panel_end).
+struct Part {
+  int64_t row, row_end, panel, panel_end;
+};
+
+// At most kRows rows. Each tile asks for its share of the panel after this one, which comes from far.
+void multiply_block(const PanelProduct& p, const Part& part) {
+  const int64_t block = part.row_end - part.row, tiles = (block + kTall - 1) / kTall;
+  const int64_t cuts = (p.k + kDepth - 1) / kDepth, depth = (p.k + cuts - 1) / cuts;
+  const int64_t tall = (block + tiles - 1) / tiles;  // of all tiles but the last: 8 and 8 rows rather than 14 and 2
+  for (int64_t begin = 0; begin < p.k; begin += depth) {
+    const int64_t count = std::min(depth, p.k - begin);
+    const bool ends = begin + count == p.k;
+    for (int64_t j = part.panel; j < part.panel_end; ++j) {
+      const int64_t column = j * kWidth, columns = std::min<int64_t>(kWidth, p.n - column);
+      const float* weights = p.panels + column * p.k + begin * kWidth;
+      const char* ahead = reinterpret_cast<const char*>(weights + p.k * kWidth);
+      const int64_t lines = count * kWidth * static_cast<int64_t>(sizeof(float)) / kLine;
+      const int64_t share = j + 1 < part.panel_end ? (lines + tiles - 1) / tiles : 0;
+      alignas(64) float bias[kWidth] = {};
+      if (p.bias) std::copy(p.bias + column, p.bias + column + columns, bias);
+      const float* first = begin == 0 ? bias : nullptr;
+      for (int64_t i = part.row; i < part.row_end; i += tall) {
+        const int64_t rows = std::min(tall, part.row_end - i);
+        const float* a = p.a + i * p.k + begin;
+        float* c = p.out + i * p.n + column;
+        for (int64_t line = 0; line < share; ++line, ahead += kLine) __builtin_prefetch(ahead, 0, 2);
+        const MultiplyTile multiply = tile_of(rows);
+        if (columns == kWidth) {
+          multiply(a, p.k, weights, count, first, c, p.n);
+          if (ends) activate_tile(p.activation, c, p.n, rows);
+          continue;
+        }
+        // The last panel has columns beyond the matrix.
+        alignas(64) float tile[kTall * kWidth];
+        for (int64_t r = 0; !first && r < rows; ++r) std::copy(c + r * p.n, c + r * p.n + columns, tile + r * kWidth);
+        multiply(a, p.k, weights, count, first, tile, kWidth);
+        if (ends) activate_tile(p.activation, tile, kWidth, rows);
+        for (int64_t r = 0; r < rows; ++r) std::copy(tile + r * kWidth, tile + r * kWidth + columns, c + r * p.n);
+      }
+    }
+  }
+}
+
+// How many threads divide the rows; the others divide the panels. The busiest one then has the least to do.
+int64_t row_threads(int64_t tiles, int64_t panels, int64_t threads) {
+  const auto most = [&](int64_t by_rows) {
+    const int64_t by_panels = threads / by_rows;
+    return (tiles + by_rows - 1) / by_rows * ((panels + by_panels - 1) / by_panels);
+  };
+  int64_t best = 1;
+  for (int64_t count = 2; count <= threads; ++count)
+    if (most(count) < most(best)) best = count;
+  return best;
+}
+
+}  // namespace
+
+void pack_panels(const float* weight, int64_t n, int64_t k, float* panels) {
+#pragma omp parallel for schedule(static) if (n * k > kSerialElements)
+  for (int64_t column = 0; column < n; column += kWidth)
+    for (int64_t d = 0; d < k; ++d)
+      for (int64_t i = 0; i < kWidth; ++i)
+        panels[column * k + d * kWidth + i] = column + i < n ? weight[(column + i) * k + d] : 0.0f;
+}
+
+void panel_product(const PanelProduct& p) {
+  if (p.m == 0) return;
+  // Sixteen multiplications take about as long as an element elsewhere.
+  const bool alone = p.m * p.n * p.k / 16 <= kSerialElements;
+  const int64_t panels = (p.n + kWidth - 1) / kWidth, tiles = (p.m + kTall - 1) / kTall;
+  const int64_t threads = alone ? 1 : omp_get_max_threads();
+  const int64_t by_rows = row_threads(tiles, panels, threads), by_panels = threads / by_rows;
+#pragma omp parallel for schedule(static) if (threads > 1)
+  for (int64_t thread = 0; thread < by_rows * by_panels; ++thread) {
+    const int64_t r = thread % by_rows, c = thread / by_rows;
+    const int64_t row = tiles * r / by_rows * kTall, end = std::min(tiles * (r + 1) / by_rows * kTall, p.m);
+    const int64_t blocks = (end - row + kRows - 1) / kRows;
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t height = (end - row + blocks - 1) / blocks;
+      multiply_block(p, {row + block * height, std::min(row + (block + 1) * height, end), panels * c / by_panels,
+                         panels * (c + 1) / by_panels});
+    }
+  }
+}
+
+}  // namespace ftbert::FTBERT_ISA

@@ -1,0 +1,239 @@
+// softmax(q k^T / sqrt(head_size) + bias) v within each sequence, on packed tokens, without a score matrix in memory.
+//
+// One work item is up to 128 queries of one head of one sequence. Its keys are transposed and its values copied into
+// the thread's scratch (in qkv they lie 3*hidden apart and share cache sets), then a few queries at a time go through
+// scores, softmax and the weighted sum with all accumulators in registers. Where the model's products take bf16
+// operands, these two do too; 32 queries at a time where the CPU gives us tiles and head_size fills them (amx.h).
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "device/amx.h"
+#include "device/parallel_cpu.h"
+#include "gemm/gemm.h"
+#include "kernels/attention/attention_formats_cpu.h"
+#include "kernels/attention/relative_bias_row.h"
+#include "kernels/attention/softmax_row.h"
+#include "kernels/isa.h"
+
+namespace ftbert::FTBERT_ISA {
+namespace {
+
+constexpr int64_t kQueriesPerItem = 128;
+constexpr int kTall = simd::kLanes == 8 ? 6 : 8;  // queries whose sums registers hold: AVX2 has 16, the others 32
+#ifdef FTBERT_AMX
+constexpr int64_t kQueriesAtOnce = 2 * amx::kSide;
+#else
+constexpr int64_t kQueriesAtOnce = kTall;
+#endif
+constexpr int kColumns = 2 * simd::kLanes;  // of keys or of head_size, held in registers by one block
+
+using simd::kLanes, simd::Vector, simd::store;
+
+int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+struct Scratch {
+  float* keys;     // [head_size, keys padded]
+  float* values;   // [value_rows, head columns padded]
+  float* queries;  // [kQueriesAtOnce, head_size]
+  float* scores;   // [kQueriesAtOnce, keys padded]
+
+  static int64_t floats(int64_t seqlen, int64_t head_size) {
+    const int64_t padded = round_up(seqlen, kColumns), columns = round_up(head_size, kColumns);
+    return head_size * padded + value_rows(seqlen) * columns + round_up(kQueriesAtOnce * head_size, kLanes) +
+           kQueriesAtOnce * padded;
+  }
+  // Tiles read pairs of them to a multiple of kColumns.
+  static int64_t value_rows(int64_t seqlen) { return std::max<int64_t>(seqlen, kColumns / 2); }
+  Scratch(float* base, int64_t seqlen, int64_t head_size) {
+    const int64_t padded = round_up(seqlen, kColumns), columns = round_up(head_size, kColumns);
+    keys = base;
+    values = keys + head_size * padded;
+    queries = values + value_rows(seqlen) * columns;
+    scores = queries + round_up(kQueriesAtOnce * head_size, kLanes);
+  }
+};
+
+template <class Format>
+constexpr bool kByTiles = false;
+
+#ifdef FTBERT_AMX
+// The same operands by tiles, with zeros up to whole ones. head_size is a multiple of kColumns.
+struct TileFormat : Bf16Format {
+  amx::Tiles tiles;  // a thread's, while it works on queries
+
+  static int64_t depth(int64_t n) { return Bf16Format::depth(round_up(n, kColumns)); }
+  static void pack(float* row, int64_t n) {
+    const int64_t whole = round_up(n, kColumns);
+    std::memset(row + n, 0, (whole - n) * sizeof(float));
+    Bf16Format::pack(row, whole);
+  }
+  template <class In>
+  static void gather_values(const In* v, int64_t stride, int64_t length, int64_t head_size, int64_t columns,
+                            float* values) {
+    gather_values_to(round_up(length, kColumns), v, stride, length, head_size, columns, values);
+  }
+};
+template <>
+constexpr bool kByTiles<TileFormat> = true;
+#endif
+
+// out [rows, columns] = a [rows, depth] @ b [depth, columns], columns a multiple of kColumns, all row-major; depth in
+// Operands. rows is R, or by tiles up to R: they are whole, what lies in the rows up to R is multiplied for nobody.
+template <class Format, int R>
+void multiply([[maybe_unused]] int64_t rows, const typename Format::Operand* a, int64_t lda,
+              const typename Format::Operand* b, int64_t ldb, int64_t depth, int64_t columns, float* out, int64_t ldo) {
+#ifdef FTBERT_AMX
+  if constexpr (kByTiles<Format>) {
+    const auto by_tiles = rows > amx::kSide ? amx::multiply<2> : amx::multiply<1>;
+    return by_tiles(a, lda, b, ldb, depth, columns, out, ldo);
+  }
+#endif
+  for (int64_t c = 0; c < columns; c += kColumns) {
+    Vector sum[R][2] = {};
+    for (int64_t d = 0; d < depth; ++d) {
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        sum[r][0] = Format::multiply_add(sum[r][0], a[r * lda + d], b + d * ldb + c);
+        sum[r][1] = Format::multiply_add(sum[r][1], a[r * lda + d], b + d * ldb + c + kLanes);
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      store(out + r * ldo + c, sum[r][0]);
+      store(out + r * ldo + c + kLanes, sum[r][1]);
+    }
+  }
+}
+
+// The bias of one head for one sequence.
+struct HeadBias {
+  const float* table;      // [2*span-1], moved so that table[0] is distance 0; or nullptr
+  int64_t farthest;        // span - 1
+  const int32_t* columns;  // [length] where they have gaps, else nullptr
+
+  void add(float* scores, int64_t query, int64_t length) const {
+    if (table) add_relative_bias(table, farthest, columns, query, length, scores);
+  }
+};
+
+// `rows` consecutive queries of one head, R or by tiles up to R, the first of them `query`, against its keys and
+// values.
+template <class Format, int R, class In>
+void attend(const In* q, int64_t q_stride, const Scratch& s, const HeadBias& bias, int64_t query, int64_t rows,
+            int64_t length, int64_t head_size, float scale, float* out, int64_t out_stride) {
+  using Operand = typename Format::Operand;
+  const auto operands = [](float* floats) { return reinterpret_cast<const Operand*>(floats); };
+  const int64_t padded = round_up(length, kColumns), columns = round_up(head_size, kColumns);
+  for (int64_t r = 0; r < rows; ++r) Format::pack_scaled(q + r * q_stride, scale, head_size, s.queries + r * head_size);
+  multiply<Format, R>(rows, operands(s.queries), head_size, operands(s.keys), padded, Format::depth(head_size), padded,
+                      s.scores, padded);
+  float inverse[R];
+  for (int64_t r = 0; r < rows; ++r) {
+    float* row = s.scores + r * padded;
+    bias.add(row, query + r, length);
+    inverse[r] = 1.0f / exp_row(row, length);
+    Format::pack(row, length);
+  }
+  // The queries are spent; the rows' output columns do not fit there when head_size is no multiple of kColumns.
+  float result[R * 256];
+  for (int64_t c = 0; c < columns; c += 256) {
+    const int64_t width = std::min<int64_t>(256, columns - c);
+    multiply<Format, R>(rows, operands(s.scores), padded, operands(s.values) + c, columns, Format::depth(length), width,
+                        result, 256);
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t d = c; d < std::min(c + width, head_size); ++d)
+        out[r * out_stride + d] = result[r * 256 + d - c] * inverse[r];
+  }
+}
+
+template <int kCount>
+using Rows = std::integral_constant<int, kCount>;
+
+// In: float, or bfloat16_t for formats of pairs.
+template <class Format, class In>
+void attend_all(const In* qkv, int64_t first_token, const int32_t* cu_seqlens, const RelativeBias<float>& bias,
+                int64_t batch, int64_t max_seqlen, int64_t queries, int64_t heads, int64_t head_size, void* scratch,
+                float* out) {
+  const int64_t hidden = heads * head_size, stride = 3 * hidden;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(head_size));
+  const int threads = omp_get_max_threads();
+  const int64_t parts = (std::min(queries, max_seqlen) + kQueriesPerItem - 1) / kQueriesPerItem;
+  const int64_t items = batch * heads * parts;
+  const int chunk = static_cast<int>(std::clamp<int64_t>(items / (threads * 16), 1, 16));
+  // Sixteen multiplications take about as long as an element elsewhere.
+  const int64_t most = (cu_seqlens[batch] - cu_seqlens[0]) * max_seqlen * hidden / 16;
+#pragma omp parallel num_threads(threads) if (most > kSerialElements)
+  {
+    const Scratch s(static_cast<float*>(scratch) + omp_get_thread_num() * Scratch::floats(max_seqlen, head_size),
+                    max_seqlen, head_size);
+    [[maybe_unused]] const Format format;  // with tiles it shapes them, for as long as it lives
+#pragma omp for schedule(dynamic, chunk)
+    for (int64_t item = 0; item < items; ++item) {
+      const int64_t b = item / (heads * parts), h = item / parts % heads, part = item % parts;
+      const int64_t length = cu_seqlens[b + 1] - cu_seqlens[b];
+      const int64_t begin = part * kQueriesPerItem, end = std::min({length, queries, begin + kQueriesPerItem});
+      if (begin >= end) continue;
+      const int64_t row = cu_seqlens[b] - first_token;
+      const In* q = qkv + row * stride + h * head_size;
+      float* o = out + row * hidden + h * head_size;
+      HeadBias head{nullptr, bias.span - 1, nullptr};
+      if (bias.table) {
+        head.table = bias.table + h * (2 * bias.span - 1) + bias.span - 1;
+        const int32_t* columns = bias.columns ? bias.columns + cu_seqlens[b] : nullptr;
+        // Without gaps the distances are those of the packed places.
+        if (columns && columns[length - 1] - columns[0] != length - 1) head.columns = columns;
+      }
+      Format::gather_keys(q + hidden, stride, length, head_size, round_up(length, kColumns), s.keys);
+      Format::gather_values(q + 2 * hidden, stride, length, head_size, round_up(head_size, kColumns), s.values);
+      int64_t i = begin;
+      const auto take = [&](auto most, int64_t rows) {
+        attend<Format, most()>(q + i * stride, stride, s, head, i, rows, length, head_size, scale, o + i * hidden,
+                               hidden);
+        i += rows;
+      };
+      if constexpr (kByTiles<Format>) {
+        while (i < end) take(Rows<kQueriesAtOnce>(), std::min(kQueriesAtOnce, end - i));
+      } else {
+        while (i + kTall <= end) take(Rows<kTall>(), kTall);
+        while (i + 4 <= end) take(Rows<4>(), 4);
+        while (i + 2 <= end) take(Rows<2>(), 2);
+        while (i < end) take(Rows<1>(), 1);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+size_t attention_scratch_bytes(int64_t max_seqlen, int64_t head_size, bool alone) {
+  return (alone ? 1 : omp_get_max_threads()) * Scratch::floats(max_seqlen, head_size) * sizeof(float);
+}
+
+void attention([[maybe_unused]] Context<Cpu>& context, const float* qkv, int64_t, int64_t first_token,
+               const int32_t* cu_seqlens, RelativeBias<float> bias, int64_t batch, int64_t max_seqlen, int64_t queries,
+               int64_t heads, int64_t head_size, void* scratch, float* out) {
+#ifdef FTBERT_BF16_PAIRS
+  const auto attend_in_pairs = [&](const auto* rows) {
+#ifdef FTBERT_AMX
+    if (attention_by_tiles(head_size))
+      return attend_all<TileFormat>(rows, first_token, cu_seqlens, bias, batch, max_seqlen, queries, heads, head_size,
+                                    scratch, out);
+#endif
+    attend_all<Bf16Format>(rows, first_token, cu_seqlens, bias, batch, max_seqlen, queries, heads, head_size, scratch,
+                           out);
+  };
+  if (context.gemm && std::exchange(context.gemm->bf16_at, nullptr) == qkv)
+    return attend_in_pairs(reinterpret_cast<const bfloat16_t*>(qkv));
+  if (context.bf16) return attend_in_pairs(qkv);
+#endif
+  attend_all<FloatFormat>(qkv, first_token, cu_seqlens, bias, batch, max_seqlen, queries, heads, head_size, scratch,
+                          out);
+}
+
+}  // namespace ftbert::FTBERT_ISA

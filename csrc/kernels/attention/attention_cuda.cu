@@ -1,0 +1,206 @@
+// softmax(q k^T / sqrt(head_size)) v within each sequence, on packed tokens, without a score matrix in memory.
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+
+#include "core/check.h"
+#include "core/cuda_check.h"
+#include "device/launch.cuh"
+#include "device/tensor_map.h"
+#include "kernels/attention/attention_mma.cuh"
+#include "kernels/attention/attention_short.cuh"
+#include "kernels/attention/attention_simt.cuh"
+#include "kernels/attention/attention_wgmma.cuh"
+#include "kernels/kernels.h"
+
+namespace ftbert {
+namespace {
+
+struct Call {
+  const void* qkv;
+  DType dtype;
+  int64_t tokens, first_token;
+  const int32_t* cu_seqlens;
+  int64_t batch, max_seqlen, queries;
+  int heads;
+  float scale_log2;        // log2(e) / sqrt(head_size): the kernels work with powers of 2
+  const void* bias_table;  // nullptr: none
+  const int32_t* bias_columns;
+  int bias_span;
+  void* out;
+  const Context<Cuda>& context;
+  bool hopper;  // this GPU and this build have warpgroup instructions
+};
+
+// Query blocks of each sequence and head, and all of them as one grid dimension (y and z end at 65535).
+struct Grid {
+  int query_blocks;
+  unsigned ctas;
+  bool room;  // for each block a multiprocessor of its own
+  Grid(const Call& call, int block)
+      : query_blocks(static_cast<int>((std::min(call.queries, call.max_seqlen) + block - 1) / block)) {
+    const int64_t all = query_blocks * call.batch * call.heads;
+    FTBERT_CHECK(all <= INT32_MAX, "attention: ", all,
+                 " blocks are more than one launch can have; pass fewer sequences");
+    ctas = static_cast<unsigned>(all);
+    room = all <= call.context.sm_count;
+  }
+};
+
+template <class E>
+BiasTables<E> bias_of(const Call& call) {
+  return {static_cast<const E*>(call.bias_table), call.bias_columns, call.bias_span};
+}
+
+template <class E, int kHeadSize, int kWarps, int kRowTiles, bool kBias = false>
+void launch_mma(const Call& call) {
+  constexpr int kQueries = 16 * kWarps * kRowTiles, kBytes = attention_shared_bytes<kHeadSize, kQueries>();
+  const Grid grid(call, kQueries);
+  const auto kernel = attention_mma<E, kHeadSize, kWarps, kRowTiles, kBias>;
+  if constexpr (kBytes > 48 * 1024)
+    FTBERT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+  launch_overlapped(call.context, "kernel attention", kernel, grid.ctas, 32 * kWarps, kBytes, 1,
+                    static_cast<const E*>(call.qkv), call.first_token, call.cu_seqlens, call.heads, grid.query_blocks,
+                    call.scale_log2, bias_of<E>(call), static_cast<E*>(call.out));
+}
+
+// Of several blocks on a multiprocessor most find the offsets in its cache, if the first have waited for them: 64x64
+// 4.85 us, past the cache 6.5. Where all does not fit L2 it is the other way round, 64x128 with 16 heads 23.1 and 22.3
+// (12 heads of 64 but for that, H200): blocks then do not ask for their tiles all at once.
+OffsetReads offset_reads(const Call& call, const Grid& grid, int head_size) {
+  const int64_t bytes = 8 * call.tokens * call.heads * head_size;  // qkv and what is written
+  if (!grid.room && bytes <= call.context.l2_bytes) return OffsetReads::kCached;
+  return call.context.offsets_early ? OffsetReads::kEarly : OffsetReads::kUncached;
+}
+
+// Whether single warpgroups, more of them at once since each takes a tile's keys in two steps, are faster than what
+// shares keys or has all scores at once. With heads of 32 they are where there are many blocks: 32x512 55.6 -> 49.2 us,
+// 64x192 26.0 -> 19.2; but up to 128 keys only where half is padding, 128x128 15.8 -> 13.9, full 20.4 and 21.6. With
+// heads of 64 only above 128 keys and where half is padding, since a block of two warpgroups then often has queries for
+// one: 64x384 41.4 -> 38.0, full 85.0 and 84.9. 6 blocks a multiprocessor gain nothing, 8x512 with heads of 32 16.2 us
+// and 16.4, half padding 10.3 and 11.9; 9 do, 16x384 11.8 -> 10.6 (12 heads, H200). Tokens, texts and the longest may
+// be upper bounds (binding/replay.cpp).
+bool many_blocks_want_steps(const Call& call, const Grid& blocks, int head_size) {
+  if (blocks.ctas <= 8u * call.context.sm_count) return false;
+  const bool sparse = 4 * call.tokens < 3 * call.batch * call.max_seqlen;
+  return head_size == 32 ? sparse || call.max_seqlen > 128 : sparse && call.max_seqlen > 128;
+}
+
+// kernel: of attention_wgmma.cuh or attention_short.cuh.
+template <class E, class Shape, class Kernel>
+void launch_hopper(const Call& call, Kernel kernel) {
+  const Grid grid(call, Shape::kQueries);
+  if (call.tokens == 0) return;  // there is no map of nothing
+  if constexpr (Shape::kBytes > 48 * 1024)
+    FTBERT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kBytes));
+  launch_overlapped(
+      call.context, "kernel attention", kernel, grid.ctas, Shape::kThreads, Shape::kBytes, 1,
+      tensor_map(call.qkv, call.dtype, call.tokens, 3 * call.heads * Shape::kHeadSize, kTileKeys, Shape::kHeadSize),
+      call.first_token, call.cu_seqlens, offset_reads(call, grid, Shape::kHeadSize), call.heads, grid.query_blocks,
+      call.scale_log2, static_cast<E*>(call.out));
+}
+
+template <class E, int kHeadSize, int kTiles>
+void launch_short(const Call& call) {
+  using Shape = ShortAttention<kHeadSize, kTiles>;
+  launch_hopper<E, Shape>(call, attention_short<E, Shape>);
+}
+
+template <class E, int kHeadSize, int kGroups, int kStages, int kParts = 1, int kSteps = 1>
+void launch_wgmma(const Call& call) {
+  using Shape = WgmmaAttention<kHeadSize, kGroups, kStages, kParts, kSteps>;
+  launch_hopper<E, Shape>(call, attention_wgmma<E, Shape>);
+}
+
+// As few warps as the longest sequence needs; 128 queries at most share one pass over the keys.
+template <class T, int kHeadSize>
+void launch(const Call& call) {
+  if constexpr (std::is_same_v<T, float>) {
+    const Grid grid(call, kSimtThreads * 32 / kHeadSize);
+    launch_overlapped(call.context, "kernel attention", attention_simt<kHeadSize>, grid.ctas, kSimtThreads, 0, 1,
+                      static_cast<const float*>(call.qkv), call.first_token, call.cu_seqlens, call.heads,
+                      grid.query_blocks, call.scale_log2, bias_of<float>(call), static_cast<float*>(call.out));
+    return;
+  } else {
+    using E = native_t<T>;
+    if (call.bias_table) {
+      if (call.max_seqlen <= 64 || kHeadSize > 64) return launch_mma<E, kHeadSize, 4, 1, true>(call);
+      return launch_mma<E, kHeadSize, 4, kHeadSize <= 64 ? 2 : 1, true>(call);
+    }
+    const Grid blocks(call, 64);
+    const bool room = blocks.room, hopper = call.hopper && kHeadSize <= 64;
+    if (call.max_seqlen <= 32 && !(hopper && room))
+      return call.max_seqlen <= 16 ? launch_mma<E, kHeadSize, 1, 1>(call) : launch_mma<E, kHeadSize, 2, 1>(call);
+    if constexpr (kHeadSize <= 64) {
+      // Else, above 128 keys, without room for all blocks at once two warpgroups that share keys; with room one up to
+      // 192, above that two that divide the keys: 1x192 4.0 us with one, 4.6 sharing, 4.4 dividing; 1x512 8.3, 8.7
+      // and 7.0 (12 heads of 64, H200).
+      if (hopper) {
+        if (call.max_seqlen <= 64) return launch_short<E, kHeadSize, 1>(call);
+        if (many_blocks_want_steps(call, blocks, kHeadSize)) return launch_wgmma<E, kHeadSize, 1, 2, 1, 2>(call);
+        if (call.max_seqlen <= 128) return launch_short<E, kHeadSize, 2>(call);
+        if (!room) return launch_wgmma<E, kHeadSize, 2, 5>(call);
+        if (call.max_seqlen <= 192) return launch_wgmma<E, kHeadSize, 1, 2>(call);
+        return launch_wgmma<E, kHeadSize, 1, 6, 2>(call);
+      }
+    }
+    if (call.max_seqlen <= 64) return launch_mma<E, kHeadSize, 4, 1>(call);
+    // Two row tiles of 128 elements do not fit the registers.
+    if constexpr (kHeadSize <= 64)
+      launch_mma<E, kHeadSize, 4, 2>(call);
+    else
+      launch_mma<E, kHeadSize, 8, 1>(call);
+  }
+}
+
+template <class T>
+void run(Context<Cuda>& context, const T* qkv, int64_t tokens, int64_t first_token, const int32_t* cu_seqlens,
+         const RelativeBias<T>& bias, int64_t batch, int64_t max_seqlen, int64_t queries, int64_t heads,
+         int64_t head_size, T* out) {
+  if (batch == 0 || max_seqlen == 0) return;
+  const Call call{qkv,
+                  std::is_same_v<T, half_t> ? DType::fp16 : DType::bf16,
+                  tokens,
+                  first_token,
+                  cu_seqlens,
+                  batch,
+                  max_seqlen,
+                  queries,
+                  static_cast<int>(heads),
+                  static_cast<float>(M_LOG2E / std::sqrt(static_cast<double>(head_size))),
+                  bias.table,
+                  bias.columns,
+                  static_cast<int>(bias.span),
+                  out,
+                  context,
+                  has_warpgroups(context.capability)};
+  switch (head_size) {
+    case 32: launch<T, 32>(call); break;
+    case 64: launch<T, 64>(call); break;
+    case 128: launch<T, 128>(call); break;
+    default: throw Error("attention: no fused kernel for head size " + std::to_string(head_size));
+  }
+}
+
+}  // namespace
+
+#define FTBERT_INSTANTIATE(T)                                                                                    \
+  template <>                                                                                                    \
+  void attention<Cuda, T>(Context<Cuda> & context, const T* qkv, int64_t tokens, int64_t first_token,            \
+                          const int32_t* cu_seqlens, RelativeBias<T> bias, int64_t batch, int64_t max_seqlen,    \
+                          int64_t queries, int64_t heads, int64_t head_size, void*, T* out) {                    \
+    run(context, qkv, tokens, first_token, cu_seqlens, bias, batch, max_seqlen, queries, heads, head_size, out); \
+  }                                                                                                              \
+  template <>                                                                                                    \
+  size_t attention_scratch_bytes<Cuda, T>(int64_t, int64_t, bool) {                                              \
+    return 0;                                                                                                    \
+  }                                                                                                              \
+  template <>                                                                                                    \
+  bool attention_supports<Cuda, T>(const Context<Cuda>&, int64_t head_size) {                                    \
+    return head_size == 32 || head_size == 64 || head_size == 128;                                               \
+  }
+FTBERT_INSTANTIATE(float)
+FTBERT_INSTANTIATE(half_t)
+FTBERT_INSTANTIATE(bfloat16_t)
+
+}  // namespace ftbert

@@ -1,0 +1,106 @@
+// Fused attention in FP32 without tensor cores (their TF32 would round the operands to 10 bits).
+//
+// head_size / 32 neighbouring threads own one query: each holds 32 of its elements and 32 of its output, in 16-byte
+// chunks dealt out in turn, so that their reads of a key lie side by side. Keys and values go through shared memory.
+#pragma once
+#include <cstdint>
+
+#include "device/launch.cuh"
+#include "kernels/attention/attention_bias.cuh"
+
+namespace ftbert {
+namespace {
+
+constexpr int kSimtThreads = 128;
+constexpr int kSimtKeys = 32;  // keys in shared memory at a time
+constexpr int kSimtGroup = 8;  // keys between two looks at the running maximum
+
+// qkv [tokens, 3*hidden], out [tokens, hidden]; grid: query blocks x heads x batch, query blocks fastest.
+template <int kHeadSize>
+__global__ void __launch_bounds__(kSimtThreads)
+    attention_simt(const float* __restrict__ qkv, int64_t first_token, const int32_t* __restrict__ cu_seqlens,
+                   int heads, int query_blocks, float scale_log2, BiasTables<float> bias, float* __restrict__ out) {
+  constexpr int kThreadsPerQuery = kHeadSize / 32, kQueries = kSimtThreads / kThreadsPerQuery, kChunks = kHeadSize / 4;
+  wait_for_inputs();
+  const int query_block = blockIdx.x % query_blocks;
+  const int head = blockIdx.x / query_blocks % heads;
+  const int sequence = blockIdx.x / query_blocks / heads;
+  const int start = cu_seqlens[sequence], length = cu_seqlens[sequence + 1] - start;
+  if (query_block * kQueries >= length) return;
+
+  __shared__ float4 keys[kSimtKeys][kChunks], values[kSimtKeys][kChunks];
+  const int64_t hidden = static_cast<int64_t>(heads) * kHeadSize, stride = 3 * hidden;
+  const float* base = qkv + (start - first_token) * stride + head * kHeadSize;
+  const int query = query_block * kQueries + threadIdx.x / kThreadsPerQuery, part = threadIdx.x % kThreadsPerQuery;
+  const bool real = query < length;
+
+  float4 q[8], sum[8] = {};
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+    q[i] = real ? reinterpret_cast<const float4*>(base + query * stride)[i * kThreadsPerQuery + part] : float4{};
+  float running_max = -INFINITY, total = 0;
+  const HeadBias<float> head_bias(bias, head, start, length);
+  const int query_column = bias.table != nullptr ? head_bias.column(query) : 0;
+
+  for (int first = 0; first < length; first += kSimtKeys) {
+    const int valid = min(kSimtKeys, length - first);
+    __syncthreads();
+    for (int i = threadIdx.x; i < kSimtKeys * kChunks; i += kSimtThreads) {
+      const int row = i / kChunks, chunk = i % kChunks;
+      const float* source = base + hidden + (first + row) * stride;
+      keys[row][chunk] = row < valid ? reinterpret_cast<const float4*>(source)[chunk] : float4{};
+      values[row][chunk] = row < valid ? reinterpret_cast<const float4*>(source + hidden)[chunk] : float4{};
+    }
+    __syncthreads();
+    for (int group = 0; group < valid; group += kSimtGroup) {
+      float score[kSimtGroup], group_max = running_max;
+#pragma unroll
+      for (int j = 0; j < kSimtGroup; ++j) {
+        float dot = 0;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const float4 k = keys[group + j][i * kThreadsPerQuery + part];
+          dot += q[i].x * k.x + q[i].y * k.y + q[i].z * k.z + q[i].w * k.w;
+        }
+#pragma unroll
+        for (int mask = kThreadsPerQuery / 2; mask > 0; mask /= 2) dot += __shfl_xor_sync(0xffffffff, dot, mask);
+        score[j] = group + j < valid ? dot * scale_log2 : -INFINITY;
+        if (bias.table != nullptr) score[j] += kLog2E * head_bias(first + group + j, query_column);
+        group_max = fmaxf(group_max, score[j]);
+      }
+      const float correction = exp2f(running_max - group_max);
+      running_max = group_max;
+      total *= correction;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        sum[i].x *= correction;
+        sum[i].y *= correction;
+        sum[i].z *= correction;
+        sum[i].w *= correction;
+      }
+#pragma unroll
+      for (int j = 0; j < kSimtGroup; ++j) {
+        const float p = exp2f(score[j] - running_max);
+        total += p;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const float4 v = values[group + j][i * kThreadsPerQuery + part];
+          sum[i].x += p * v.x;
+          sum[i].y += p * v.y;
+          sum[i].z += p * v.z;
+          sum[i].w += p * v.w;
+        }
+      }
+    }
+  }
+  if (!real) return;
+  const float inverse = 1.0f / total;
+  float4* o = reinterpret_cast<float4*>(out + (start - first_token + query) * hidden + head * kHeadSize);
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+    o[i * kThreadsPerQuery + part] =
+        float4{sum[i].x * inverse, sum[i].y * inverse, sum[i].z * inverse, sum[i].w * inverse};
+}
+
+}  // namespace
+}  // namespace ftbert

@@ -1,0 +1,241 @@
+// Fused attention on Hopper: warpgroup products, tiles through the tensor memory accelerator; for sequences of more
+// than 128 tokens and heads of 32 or 64 (attention_short.cuh has most of the shorter ones).
+//
+// A warpgroup owns 64 queries. One thread asks for tiles of 64 keys and values, a ring of stages ahead, and the
+// warpgroups of a block go through them each at its own pace. The products of a tile's probabilities and of the next
+// tile's scores, or a step's and the next one's, are started together and waited for once; four to seven warpgroups
+// share a multiprocessor, so that one's softmax runs under another's products. Where there are fewer blocks than
+// multiprocessors, what counts is how long one takes: there several warpgroups own the same 64 queries and take the
+// tiles of keys in turn, and what they found is added at the end.
+#pragma once
+#include "device/tma.cuh"
+#include "device/wgmma.cuh"
+#include "kernels/attention/attention_tile.cuh"
+
+namespace ftbert {
+namespace {
+
+// kGroups: of 64 queries; kParts: warpgroups that own the same ones. kSteps: those in which a tile's keys are gone
+// through. Half as many scores and powers at once are fewer registers, 70 with heads of 32 and 86 with heads of 64, and
+// so more warpgroups on a multiprocessor, but each tile has two waits for products. kApart: there is a barrier for the
+// keys of a stage and one for its values, so that scores start while values are still on their way. Where a block has a
+// multiprocessor of its own one for both is faster: 1x512 6.23 us, apart 6.28 (12 heads of 64, H200). With steps it was
+// not tried apart.
+template <int kHeadSize_, int kGroups_, int kStages_, int kParts_, int kSteps_>
+struct WgmmaAttention {
+  static constexpr int kHeadSize = kHeadSize_, kGroups = kGroups_, kStages = kStages_, kParts = kParts_;
+  static constexpr int kSteps = kSteps_, kStepKeys = kTileKeys / kSteps;
+  static constexpr int kWarpgroups = kSteps == 1 ? 4 : kHeadSize == 32 ? 7 : 5;  // on a multiprocessor
+  static constexpr int kBlocks = kWarpgroups / (kGroups * kParts);
+  static constexpr bool kApart = kGroups > 1;
+  static_assert(kGroups == 1 || kParts == 1);
+  static_assert(kStages >= 2 * kParts || kParts == 1);  // a part waits for a tile that is asked for two rounds ahead
+  static constexpr int kThreads = 128 * kGroups * kParts, kQueries = 64 * kGroups;
+  static constexpr int kTileBytes = kTileKeys * kHeadSize * 2;  // as many for 64 queries
+  static constexpr int kOnesBytes = 16 * kHeadSize * 2;         // of 16 rows
+  // Queries; keys and values of each stage; ones; barriers. 1024: the swizzle repeats every eight rows of 128 bytes,
+  // counted from an address of that alignment.
+  static constexpr int kBytes = 1024 + (kGroups + 2 * kStages) * kTileBytes + kOnesBytes + 8 * (3 * kStages + 2);
+  static_assert(kParts == 1 || kParts * sizeof(PartialRows<kHeadSize>) <= 2 * kStages * kTileBytes);
+  static_assert(kSteps == 1 || kBlocks * (kBytes + 1024) <= 228 * 1024);  // all at once, and what each has besides
+};
+
+// What the parts found, one behind the other at `parts`, added and written to out; by all threads of the block.
+template <class E, class Shape>
+__device__ void add_parts(const PartialRows<Shape::kHeadSize>* parts, int real, E* out, int64_t hidden) {
+  constexpr int kParts = Shape::kParts, kColumns = 8;
+  constexpr int kInRow = Shape::kHeadSize / kColumns;
+  for (int i = threadIdx.x; i < min(real, 64) * kInRow; i += Shape::kThreads) {
+    const int row = i / kInRow, column = i % kInRow * kColumns;
+    float most = -INFINITY, total = 0, sum[kColumns] = {};
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) most = fmaxf(most, parts[part].state[row].x);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const float2 state = parts[part].state[row];
+      const float weight = fast_exp2(state.x - most);  // of a part without keys: 0
+      total += weight * state.y;
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) sum[c] += weight * parts[part].sum[row][column + c];
+    }
+    const float inverse = 1.0f / total;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) sum[c] *= inverse;
+    Packed<E, kColumns>::from_floats(sum).store(out + row * hidden + column);
+  }
+}
+
+// map: of qkv [tokens, 3*hidden] in boxes of [64, head size]; out [tokens, hidden]; grid: query blocks x heads x batch,
+// query blocks fastest.
+template <class E, class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
+    attention_wgmma(const __grid_constant__ CUtensorMap map, int64_t first_token,
+                    const int32_t* __restrict__ cu_seqlens, OffsetReads offset_reads, int heads, int query_blocks,
+                    float scale_log2, E* __restrict__ out) {
+#ifdef FTBERT_WGMMA
+  constexpr int kHeadSize = Shape::kHeadSize, kStages = Shape::kStages, kTileBytes = Shape::kTileBytes;
+  constexpr int kRowBytes = kHeadSize * 2, kParts = Shape::kParts, kLag = kParts == 1 && kStages > 2 ? 2 : 1;
+  extern __shared__ char unaligned_memory[];
+  // As the compiler sees, the same for all lanes: what follows from it stays in uniform registers. And as it does not
+  // see where it comes from, it is not worked out again for every tile.
+  const uint32_t unaligned = __shfl_sync(~0u, shared_address(unaligned_memory), 0);
+  const uint32_t shared_q = (unaligned + 1023) / 1024 * 1024, shared_kv = shared_q + Shape::kGroups * kTileBytes;
+  char* const memory = unaligned_memory + (shared_q - unaligned);
+  const uint32_t shared_ones = shared_kv + 2 * kStages * kTileBytes;
+  // Of each stage: keys are there; nobody reads them any more; values are there. Then the last values end in zeros;
+  // queries are there, for which all parts wait, and not all for the first keys.
+  const uint32_t keys_in = shared_ones + Shape::kOnesBytes, empty = keys_in + 8 * kStages;
+  const uint32_t values_in = Shape::kApart ? empty + 8 * kStages : keys_in, tail = empty + 16 * kStages;
+  const uint32_t queries_in = kParts > 1 ? tail + 8 : keys_in;
+  const auto init_barriers = [&](int groups) {
+    for (int s = 0; s < kStages; ++s) {
+      barrier_init(keys_in + 8 * s, 1);
+      if (Shape::kApart) barrier_init(values_in + 8 * s, 1);
+      barrier_init(empty + 8 * s, 4 * groups);  // of several parts one
+    }
+    barrier_init(tail, 1);
+    if (kParts > 1) barrier_init(queries_in, 1);
+    barrier_init_fence();
+  };
+  if (threadIdx.x == 0) {
+    prefetch_map(map);
+    if (Shape::kGroups == 1) init_barriers(1);
+  }
+  if (threadIdx.x < Shape::kOnesBytes / 16)
+    reinterpret_cast<uint4*>(memory + (shared_ones - shared_q))[threadIdx.x] = {kOnes<E>, kOnes<E>, kOnes<E>, kOnes<E>};
+  fence_shared_for_async();
+  const auto block = AttentionBlock::after_wait(cu_seqlens, Shape::kGroups == 1 ? offset_reads : OffsetReads::kCached,
+                                                heads, query_blocks, Shape::kQueries);
+  if (block.first_query >= block.length) return;
+
+  const int64_t hidden = static_cast<int64_t>(heads) * kHeadSize;
+  const int groups = min(Shape::kGroups, (block.length - block.first_query + 63) / 64);  // those that have queries
+  const int tiles = (block.length + kTileKeys - 1) / kTileKeys;
+  const int row0 = static_cast<int>(block.start - first_token);
+
+  const auto load_keys_values = [&](int tile) {
+    const int stage = tile % kStages, row = row0 + tile * kTileKeys, column = block.head * kHeadSize;
+    const uint32_t to = shared_kv + stage * 2 * kTileBytes;
+    const int with_keys = (Shape::kApart ? 1 : 2) + (kParts == 1 && tile == 0 ? groups : 0);
+    barrier_expect(keys_in + 8 * stage, with_keys * kTileBytes);
+    if (Shape::kApart) barrier_expect(values_in + 8 * stage, kTileBytes);
+    tma_load(to, map, column + static_cast<int>(hidden), row, keys_in + 8 * stage);
+    if (tile == 0)
+      for (int g = 0; g < groups; ++g)
+        tma_load(shared_q + g * kTileBytes, map, column, row0 + block.first_query + g * 64, queries_in);
+    tma_load(to + kTileBytes, map, column + 2 * static_cast<int>(hidden), row, values_in + 8 * stage);
+  };
+  if (threadIdx.x == 0) {
+    if (Shape::kGroups > 1) init_barriers(groups);
+    if (kParts > 1) barrier_expect(queries_in, kTileBytes);
+    for (int tile = 0; tile < min(tiles, kStages); ++tile) load_keys_values(tile);
+  }
+  __syncthreads();
+
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0), lane = threadIdx.x % 32;
+  const int group = Shape::kGroups > 1 ? warp / 4 : 0, part = kParts > 1 ? warp / 4 : 0;
+  if (group >= groups) return;
+  const uint64_t queries = matrix_descriptor<kRowBytes>(shared_q + group * kTileBytes);
+  constexpr int kStepKeys = Shape::kStepKeys, kSteps = Shape::kSteps;
+  float score[kStepKeys / 8][4];
+  RowSums<kHeadSize> sum = {};
+  RowState state;
+
+  int stage = part;
+  uint32_t parity = 0;
+  const auto start_scores = [&](int step) {
+    if (step == 0) barrier_wait(keys_in + 8 * stage, parity);
+    const uint64_t keys =
+        matrix_descriptor<kRowBytes>(shared_kv + stage * 2 * kTileBytes) + step * (kStepKeys * kRowBytes / 16);
+    warpgroup_fence();
+#pragma unroll
+    for (int d = 0; d < kHeadSize / 16; ++d) warpgroup_multiply_nt<E>(score, queries + d * 2, keys + d * 2, d > 0);
+    warpgroup_commit();
+  };
+  if (kParts > 1) barrier_wait(queries_in, 0);
+  if (part < tiles) start_scores(0);
+  warpgroup_wait();
+  warpgroup_keep(score);
+
+  for (int tile = part; tile < tiles; tile += kParts) {
+    const uint32_t values = shared_kv + (stage * 2 + 1) * kTileBytes;
+    const int valid = block.length - tile * kTileKeys, used = stage;
+    if (valid < kTileKeys && (kParts > 1 ? warp % 4 : warp) == 0) {
+      // Past the end lies another sequence, or nothing yet: a weight of zero would make a NaN of its infinity.
+      int keys = valid;
+      asm volatile("" : "+r"(keys));  // nothing of this is worked out for the tiles before
+      if (Shape::kApart) barrier_wait(values_in + 8 * stage, parity);
+      for (int i = keys * kRowBytes + 16 * lane; i < kTileBytes; i += 16 * 32)
+        *reinterpret_cast<uint4*>(memory + (values - shared_q) + i) = uint4{};
+      fence_shared_for_async();
+      __syncwarp();
+      if (lane == 0) barrier_arrive(tail);
+    }
+    const uint64_t value_rows = matrix_descriptor<kRowBytes>(values, shared_ones - values);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      if (step > 0 && valid <= step * kStepKeys) break;
+      const bool last = step + 1 == kSteps || valid <= (step + 1) * kStepKeys;
+      if (valid < (step + 1) * kStepKeys) {
+        int keys = valid - step * kStepKeys;
+        asm volatile("" : "+r"(keys));
+        mask_scores(score, keys, lane);
+      }
+      uint32_t p[kStepKeys / 16][4];
+      if (tile == part && step == 0) state.begin(score, scale_log2);
+      state.template probabilities<E>(score, p, sum, scale_log2);
+      if (Shape::kApart && step == 0) barrier_wait(values_in + 8 * stage, parity);
+      if (valid < kTileKeys) barrier_wait(tail, 0);
+      warpgroup_fence();
+#pragma unroll
+      for (int j = 0; j < kStepKeys / 16; ++j) {
+        // 16 rows, in units of 16 bytes; the ones stay where they are.
+        const int rows = (step * (kStepKeys / 16) + j) * kRowBytes;
+        warpgroup_multiply_add_nn<E>(sum, p[j], value_rows + rows - (static_cast<uint64_t>(rows) << 16));
+      }
+      warpgroup_commit();
+      if (step == 0) {
+        // The next tiles into stages that their readers have most likely left; another part may still be at its last.
+        const int left = tile - kLag * kParts;
+        if (threadIdx.x == 0 && left >= 0)
+          for (int from = left; from < left + kParts && from + kStages < tiles; ++from) {
+            barrier_wait(empty + 8 * (from % kStages), from / kStages % 2);
+            load_keys_values(from + kStages);
+          }
+        __syncwarp();
+      }
+      if (!last) {
+        start_scores(step + 1);
+      } else if (tile + kParts < tiles) {
+        stage += kParts;
+        if (stage >= kStages) stage -= kStages, parity ^= 1;
+        start_scores(0);
+      }
+      warpgroup_wait();
+      warpgroup_keep(sum);
+      warpgroup_keep(score);
+    }
+    if (lane == 0) barrier_arrive(empty + 8 * used);
+  }
+
+  const int real = block.length - block.first_query;
+  out += (block.start - first_token + block.first_query) * hidden + block.head * kHeadSize;
+  if constexpr (kParts > 1) {
+    auto* const parts = reinterpret_cast<PartialRows<kHeadSize>*>(memory + Shape::kGroups * kTileBytes);
+    __syncthreads();  // nobody reads keys or values any more
+    parts[part].put(warp % 4 * 16, lane, sum, state);
+    __syncthreads();
+    add_parts<E, Shape>(parts, real, out, hidden);
+  } else {
+    named_barrier_wait(1 + group, 128);  // nobody reads the queries any more
+    stage_rows<E, kHeadSize>(memory, warp * 16, lane, sum);
+    __syncwarp();
+    store_rows<E, kHeadSize, 16>(memory, warp * 16, lane, real - warp * 16, out, hidden);
+  }
+#else
+  no_warpgroups();
+#endif
+}
+
+}  // namespace
+}  // namespace ftbert

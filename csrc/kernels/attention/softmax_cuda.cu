@@ -1,0 +1,174 @@
+// probabilities = softmax(scale * scores + relative bias) over the keys of each query's own sequence.
+#include <cmath>
+
+#include "core/check.h"
+#include "core/cuda_check.h"
+#include "device/row_shape.cuh"
+#include "device/vector.cuh"
+#include "kernels/kernels.h"
+
+namespace ftbert {
+namespace {
+
+constexpr int kSoftmaxWidth = kWidth<float>;  // scores are float; an access to half probabilities is 8 bytes
+
+// What turns a score of one query into a logit.
+template <class E>
+struct Logits {
+  const float* scores;     // [seq], this query's
+  const E* bias;           // [2*span-1] of this head, moved so that bias[0] is distance 0; or nullptr
+  const int32_t* columns;  // [length] of this sequence, or nullptr
+  float scale;
+  int length;
+  int query;     // this one's column
+  int farthest;  // larger distances are read as this one
+
+  // -inf at keys past the length, whatever stands there: NaN must not leak out of padding.
+  template <int W>
+  __device__ void from_scores(int key, const Packed<float, W>& pack, float (&x)[W]) const {
+    pack.to_floats(x);
+#pragma unroll
+    for (int w = 0; w < W; ++w) {
+      if (key + w >= length)
+        x[w] = -INFINITY;
+      else if (bias != nullptr)
+        x[w] = scale * x[w] + to_float(bias[distance(columns ? columns[key + w] : key + w)]);
+      else
+        x[w] *= scale;
+    }
+  }
+  __device__ int distance(int column) const { return max(-farthest, min(column - query, farthest)); }
+  template <int W>
+  __device__ void load(int key, float (&x)[W]) const {
+    from_scores(key, Packed<float, W>::load(scores + key), x);
+  }
+};
+
+// The row in registers: one read, one write; also in place.
+template <class Shape, class E>
+__device__ void softmax_registers(const Logits<E>& logits, int seq, int lane, E* out) {
+  constexpr int W = Shape::kWidth, P = Shape::kPacks;
+  Packed<float, W> packs[P];  // all loads are in flight before the first is used
+#pragma unroll
+  for (int i = 0; i < P; ++i) {
+    const int key = (i * Shape::kThreads + lane) * W;
+    packs[i] = key < logits.length ? Packed<float, W>::load(logits.scores + key) : Packed<float, W>::zero();
+  }
+  float x[P][W];
+  float highest = -INFINITY;
+#pragma unroll
+  for (int i = 0; i < P; ++i) {
+    logits.from_scores((i * Shape::kThreads + lane) * W, packs[i], x[i]);
+#pragma unroll
+    for (int w = 0; w < W; ++w) highest = fmaxf(highest, x[i][w]);
+  }
+  highest = reduce<Shape::kThreads>(highest, Max());
+  float total = 0;
+#pragma unroll
+  for (int i = 0; i < P; ++i) {
+#pragma unroll
+    for (int w = 0; w < W; ++w) {
+      x[i][w] = expf(x[i][w] - highest);
+      total += x[i][w];
+    }
+  }
+  total = reduce<Shape::kThreads>(total, Sum());
+  const float inverse = 1.0f / total;
+#pragma unroll
+  for (int i = 0; i < P; ++i) {
+    const int key = (i * Shape::kThreads + lane) * W;
+    if (key >= seq) break;
+#pragma unroll
+    for (int w = 0; w < W; ++w) x[i][w] *= inverse;
+    Packed<E, W>::from_floats(x[i]).store(out + key);
+  }
+}
+
+// A row too long for registers: three reads. Each thread stores only what it alone has read, so in place works too.
+template <class Shape, class E>
+__device__ void softmax_long(const Logits<E>& logits, int seq, int lane, E* out) {
+  constexpr int W = Shape::kWidth, kStep = Shape::kThreads * W;
+  float x[W];
+  float highest = -INFINITY, total = 0;
+  for (int key = lane * W; key < logits.length; key += kStep) {
+    logits.load(key, x);
+#pragma unroll
+    for (int w = 0; w < W; ++w) highest = fmaxf(highest, x[w]);
+  }
+  highest = reduce<Shape::kThreads>(highest, Max());
+  for (int key = lane * W; key < logits.length; key += kStep) {
+    logits.load(key, x);
+#pragma unroll
+    for (int w = 0; w < W; ++w) total += expf(x[w] - highest);
+  }
+  const float inverse = 1.0f / reduce<Shape::kThreads>(total, Sum());
+  for (int key = lane * W; key < seq; key += kStep) {
+#pragma unroll
+    for (int w = 0; w < W; ++w) x[w] = -INFINITY;
+    if (key < logits.length) logits.load(key, x);
+#pragma unroll
+    for (int w = 0; w < W; ++w) x[w] = expf(x[w] - highest) * inverse;
+    Packed<E, W>::from_floats(x).store(out + key);
+  }
+}
+
+template <class Shape, class E>
+__global__ void __launch_bounds__(Shape::kMaxThreads)
+    softmax_kernel(const float* scores, const int32_t* cu_seqlens, float scale, const E* relative_bias,
+                   const int32_t* columns, int64_t span, int64_t rows, int heads, int seq, E* probabilities) {
+  for (RowWalk<Shape> walk; walk.row < rows; walk.row += walk.step) {
+    const int64_t matrix = walk.row / seq;  // sequence * heads + head
+    const int query = static_cast<int>(walk.row % seq);
+    const int64_t begin = cu_seqlens[matrix / heads];
+    const int length = static_cast<int>(cu_seqlens[matrix / heads + 1] - begin);
+    E* out = probabilities + walk.row * seq;
+    if (query >= length) {
+      for (int key = walk.lane * Shape::kWidth; key < seq; key += Shape::kThreads * Shape::kWidth)
+        Packed<E, Shape::kWidth>::zero().store(out + key);
+      continue;
+    }
+    Logits<E> logits{
+        scores + walk.row * seq, nullptr, columns ? columns + begin : nullptr, scale, min(length, seq), query, 0};
+    if (relative_bias != nullptr) {
+      logits.bias = relative_bias + matrix % heads * (2 * span - 1) + (span - 1);
+      logits.farthest = static_cast<int>(span - 1);
+      if (columns) logits.query = logits.columns[query];
+    }
+    if constexpr (Shape::kPacks > 0)
+      softmax_registers<Shape>(logits, seq, walk.lane, out);
+    else
+      softmax_long<Shape>(logits, seq, walk.lane, out);
+  }
+}
+
+}  // namespace
+
+template <class Device, class T>
+void softmax(Context<Device>& context, const float* scores, const int32_t* cu_seqlens, float scale,
+             RelativeBias<T> bias, int64_t batch, int64_t heads, int64_t seq, T* probabilities) {
+  const int64_t rows = batch * heads * seq;
+  if (rows == 0) return;
+  FTBERT_CHECK(seq < (1 << 30), "softmax: a row has at most 2^30 elements, got ", seq);
+  const auto launch = [&](auto shape) {
+    using Shape = decltype(shape);
+    const RowLaunch on = row_launch<Shape>(rows, context.sm_count);
+    softmax_kernel<Shape><<<on.blocks, on.threads, 0, static_cast<cudaStream_t>(context.stream)>>>(
+        scores, cu_seqlens, scale, native(bias.table), bias.columns, bias.span, rows, static_cast<int>(heads),
+        static_cast<int>(seq), native(probabilities));
+    FTBERT_LAUNCH_CHECK("softmax");
+  };
+  if (vectorizable(kSoftmaxWidth, seq, scores) && vectorizable(kSoftmaxWidth, seq, probabilities))
+    with_row_shape<kSoftmaxWidth>(seq, launch);
+  else
+    with_row_shape<1>(seq, launch);
+}
+
+#define FTBERT_INSTANTIATE(T)                                                                                   \
+  template void softmax(Context<Cuda>&, const float*, const int32_t*, float, RelativeBias<T>, int64_t, int64_t, \
+                        int64_t, T*);
+FTBERT_INSTANTIATE(float)
+FTBERT_INSTANTIATE(half_t)
+FTBERT_INSTANTIATE(bfloat16_t)
+#undef FTBERT_INSTANTIATE
+
+}  // namespace ftbert

@@ -1,0 +1,74 @@
+// qkv [tokens, 3*hidden] + bias -> q, k, v [batch, heads, seq, head_size], padding restored as zeros.
+#include "core/check.h"
+#include "core/cuda_check.h"
+#include "device/column_walk.cuh"
+#include "device/vector.cuh"
+#include "kernels/kernels.h"
+
+namespace ftbert {
+namespace {
+
+template <int W, class E>
+__global__ void __launch_bounds__(kColumnThreads)
+    add_qkv_bias_kernel(const E* __restrict__ qkv, const E* __restrict__ bias, int64_t first_token,
+                        const int32_t* __restrict__ cu_seqlens, int64_t rows, int64_t seq, int heads, int head_size,
+                        int packs, E* __restrict__ q, E* __restrict__ k, E* __restrict__ v) {
+  using Pack = Packed<E, W>;
+  SequenceWalk walk(packs, seq);
+  if (walk.idle()) return;
+  // A pack never straddles two heads: W divides head_size.
+  const int col = walk.pack * W;
+  const int hidden = heads * head_size;
+  const int part = col / hidden;
+  const int head = col % hidden / head_size;
+  const int64_t cols = 3 * int64_t{hidden};
+  E* out = (part == 0 ? q : part == 1 ? k : v) + head * seq * head_size + col % head_size;
+  float b[W] = {};
+  if (bias != nullptr) Pack::load(bias + col).to_floats(b);
+
+  for (; walk.row < rows; walk.next(seq)) {
+    const int64_t begin = cu_seqlens[walk.sequence], end = cu_seqlens[walk.sequence + 1];
+    Pack pack = Pack::zero();
+    if (begin + walk.place < end) {
+      pack = Pack::load(qkv + (begin + walk.place - first_token) * cols + col);
+      float x[W];
+      pack.to_floats(x);
+#pragma unroll
+      for (int w = 0; w < W; ++w) x[w] += b[w];
+      pack = Pack::from_floats(x);
+    }
+    pack.store(out + (walk.sequence * heads * seq + walk.place) * head_size);
+  }
+}
+
+}  // namespace
+
+template <class Device, class T>
+void add_qkv_bias(Context<Device>& context, const T* qkv, const T* bias, int64_t first_token, const int32_t* cu_seqlens,
+                  int64_t batch, int64_t seq, int64_t heads, int64_t head_size, T* q, T* k, T* v) {
+  const int64_t rows = batch * seq, cols = 3 * heads * head_size;
+  if (rows == 0 || cols == 0) return;
+  FTBERT_CHECK(cols < (1 << 30), "add_qkv_bias: a row has at most 2^30 elements, got ", cols);
+  const auto launch = [&]<int W>() {
+    const int64_t packs = cols / W;
+    add_qkv_bias_kernel<W><<<column_blocks(rows, packs, 2, context.sm_count), kColumnThreads, 0,
+                             static_cast<cudaStream_t>(context.stream)>>>(
+        native(qkv), native(bias), first_token, cu_seqlens, rows, seq, static_cast<int>(heads),
+        static_cast<int>(head_size), static_cast<int>(packs), native(q), native(k), native(v));
+    FTBERT_LAUNCH_CHECK("add_qkv_bias");
+  };
+  if (vectorizable(kWidth<T>, head_size, qkv, bias, q, k, v))
+    launch.template operator()<kWidth<T>>();
+  else
+    launch.template operator()<1>();
+}
+
+#define FTBERT_INSTANTIATE(T)                                                                                        \
+  template void add_qkv_bias(Context<Cuda>&, const T*, const T*, int64_t, const int32_t*, int64_t, int64_t, int64_t, \
+                             int64_t, T*, T*, T*);
+FTBERT_INSTANTIATE(float)
+FTBERT_INSTANTIATE(half_t)
+FTBERT_INSTANTIATE(bfloat16_t)
+#undef FTBERT_INSTANTIATE
+
+}  // namespace ftbert

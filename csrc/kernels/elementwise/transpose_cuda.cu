@@ -1,0 +1,57 @@
+// [batch, heads, seq, head_size] -> [tokens, hidden], dropping padding.
+#include "core/check.h"
+#include "core/cuda_check.h"
+#include "device/column_walk.cuh"
+#include "device/vector.cuh"
+#include "kernels/kernels.h"
+
+namespace ftbert {
+namespace {
+
+template <int W, class E>
+__global__ void __launch_bounds__(kColumnThreads)
+    transpose_kernel(const E* __restrict__ x, int64_t first_token, const int32_t* __restrict__ cu_seqlens, int64_t rows,
+                     int64_t seq, int heads, int head_size, int packs, E* __restrict__ out) {
+  SequenceWalk walk(packs, seq);
+  if (walk.idle()) return;
+  const int col = walk.pack * W;
+  const int64_t hidden = int64_t{heads} * head_size;
+  const E* in = x + col / head_size * seq * head_size + col % head_size;
+  for (; walk.row < rows; walk.next(seq)) {
+    const int64_t begin = cu_seqlens[walk.sequence], end = cu_seqlens[walk.sequence + 1];
+    if (begin + walk.place >= end) continue;
+    Packed<E, W>::load(in + (walk.sequence * heads * seq + walk.place) * head_size)
+        .store(out + (begin + walk.place - first_token) * hidden + col);
+  }
+}
+
+}  // namespace
+
+template <class Device, class T>
+void transpose(Context<Device>& context, const T* x, int64_t first_token, const int32_t* cu_seqlens, int64_t batch,
+               int64_t seq, int64_t heads, int64_t head_size, T* out) {
+  const int64_t rows = batch * seq, cols = heads * head_size;
+  if (rows == 0 || cols == 0) return;
+  FTBERT_CHECK(cols < (1 << 30), "transpose: a row has at most 2^30 elements, got ", cols);
+  const auto launch = [&]<int W>() {
+    const int64_t packs = cols / W;
+    transpose_kernel<W><<<column_blocks(rows, packs, 2, context.sm_count), kColumnThreads, 0,
+                          static_cast<cudaStream_t>(context.stream)>>>(
+        native(x), first_token, cu_seqlens, rows, seq, static_cast<int>(heads), static_cast<int>(head_size),
+        static_cast<int>(packs), native(out));
+    FTBERT_LAUNCH_CHECK("transpose");
+  };
+  if (vectorizable(kWidth<T>, head_size, x, out))
+    launch.template operator()<kWidth<T>>();
+  else
+    launch.template operator()<1>();
+}
+
+#define FTBERT_INSTANTIATE(T) \
+  template void transpose(Context<Cuda>&, const T*, int64_t, const int32_t*, int64_t, int64_t, int64_t, int64_t, T*);
+FTBERT_INSTANTIATE(float)
+FTBERT_INSTANTIATE(half_t)
+FTBERT_INSTANTIATE(bfloat16_t)
+#undef FTBERT_INSTANTIATE
+
+}  // namespace ftbert

@@ -1,0 +1,33 @@
+// sum = x + bias + input; out = LayerNorm(sum) * gamma + beta.
+#include "device/parallel_cpu.h"
+#include "kernels/kernels.h"
+#include "kernels/norm/layernorm_row.h"
+
+namespace ftbert::FTBERT_ISA {
+
+void add_bias_input_layernorm(Context<Cpu>&, const float* x, const float* bias, const float* input, const float* gamma,
+                              const float* beta, float eps, int64_t rows, int64_t cols, float* sum, float* out) {
+#pragma omp parallel for schedule(static) if (rows * cols > kSerialElements)
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* a = x + r * cols;
+    const float* b = input ? input + r * cols : nullptr;
+    // out's row holds the sum until it is normalised, unless the caller wants to keep it.
+    float* s = (sum ? sum : out) + r * cols;
+    if (b && bias) {
+#pragma omp simd
+      for (int64_t c = 0; c < cols; ++c) s[c] = a[c] + bias[c] + b[c];
+    } else if (b) {
+#pragma omp simd
+      for (int64_t c = 0; c < cols; ++c) s[c] = a[c] + b[c];
+    } else if (bias) {
+#pragma omp simd
+      for (int64_t c = 0; c < cols; ++c) s[c] = a[c] + bias[c];
+    } else if (s != a) {
+#pragma omp simd
+      for (int64_t c = 0; c < cols; ++c) s[c] = a[c];
+    }
+    layernorm_row(s, gamma, beta, eps, cols, out + r * cols);
+  }
+}
+
+}  // namespace ftbert::FTBERT_ISA

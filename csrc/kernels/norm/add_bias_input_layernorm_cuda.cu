@@ -1,0 +1,81 @@
+// out = LayerNorm(x + bias + input) * gamma + beta, one pass over each row.
+#include <array>
+#include <atomic>
+
+#include "core/check.h"
+#include "core/cuda_check.h"
+#include "device/launch.cuh"
+#include "kernels/kernels.h"
+#include "kernels/norm/layernorm.cuh"
+
+namespace ftbert {
+namespace {
+
+// x, input, sum and out carry no __restrict__: out and sum may alias x or input.
+template <class Shape, class E>
+__global__ void __launch_bounds__(Shape::kMaxThreads)
+    add_bias_input_layernorm_kernel(const E* x, const E* bias, const E* input, const E* gamma, const E* beta, float eps,
+                                    int64_t rows, int cols, E* sum, E* out) {
+  wait_for_inputs();
+  RowWalk<Shape> walk;
+  if constexpr (Shape::kPacks > 0) {
+    // The vectors stay in registers for all rows of this group.
+    Packed<E, Shape::kWidth> b[Shape::kPacks], g[Shape::kPacks], h[Shape::kPacks];
+    load_row<Shape>(bias, cols, walk.lane, b);
+    load_row<Shape>(gamma, cols, walk.lane, g);
+    load_row<Shape>(beta, cols, walk.lane, h);
+    for (; walk.row < rows; walk.row += walk.step) {
+      const int64_t offset = walk.row * cols;
+      Packed<E, Shape::kWidth> a[Shape::kPacks], c[Shape::kPacks];
+      load_row<Shape>(x + offset, cols, walk.lane, a);
+      load_row<Shape>(input ? input + offset : nullptr, cols, walk.lane, c);
+      layernorm_packs<Shape>(a, b, c, g, h, true, eps, cols, walk.lane, sum ? sum + offset : nullptr, out + offset);
+    }
+  } else {
+    for (; walk.row < rows; walk.row += walk.step) {
+      const int64_t offset = walk.row * cols;
+      layernorm_row<Shape>(x + offset, bias, input ? input + offset : nullptr, gamma, beta, eps, cols, walk.lane,
+                           sum ? sum + offset : nullptr, out + offset);
+    }
+  }
+}
+
+}  // namespace
+
+template <class Device, class T>
+void add_bias_input_layernorm(Context<Device>& context, const T* x, const T* bias, const T* input, const T* gamma,
+                              const T* beta, float eps, int64_t rows, int64_t cols, T* sum, T* out) {
+  if (rows == 0 || cols == 0) return;
+  FTBERT_CHECK(cols < (1 << 30), "add_bias_input_layernorm: a row has at most 2^30 elements, got ", cols);
+  const auto launch = [&](auto shape) {
+    using Shape = decltype(shape);
+    const auto kernel = add_bias_input_layernorm_kernel<Shape, native_t<T>>;
+    // No more blocks than there is room for at once: each walks over rows, its vectors loaded once.
+    static std::array<std::atomic<int>, 64> known{};  // by device; 0: not asked yet
+    const size_t device = static_cast<size_t>(context.device);
+    int fitting = device < known.size() ? known[device].load(std::memory_order_relaxed) : 0;
+    if (fitting == 0) {
+      FTBERT_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fitting, kernel, Shape::kMaxThreads, 0));
+      if (device < known.size()) known[device].store(fitting, std::memory_order_relaxed);
+    }
+    RowLaunch on = row_launch<Shape>(rows, context.sm_count);
+    on.blocks = std::min(on.blocks, static_cast<unsigned>(fitting * context.sm_count));
+    launch_overlapped(context, "kernel add_bias_input_layernorm", kernel, on.blocks, on.threads, 0, 1, native(x),
+                      native(bias), native(input), native(gamma), native(beta), eps, rows, cols, native(sum),
+                      native(out));
+  };
+  if (vectorizable(kWidth<T>, cols, x, bias, input, gamma, beta, sum, out))
+    with_row_shape<kWidth<T>>(cols, launch);
+  else
+    with_row_shape<1>(cols, launch);
+}
+
+#define FTBERT_INSTANTIATE(T)                                                                                     \
+  template void add_bias_input_layernorm(Context<Cuda>&, const T*, const T*, const T*, const T*, const T*, float, \
+                                         int64_t, int64_t, T*, T*);
+FTBERT_INSTANTIATE(float)
+FTBERT_INSTANTIATE(half_t)
+FTBERT_INSTANTIATE(bfloat16_t)
+#undef FTBERT_INSTANTIATE
+
+}  // namespace ftbert

@@ -1,0 +1,33 @@
+// out[t] = LayerNorm(word[id] + position[p] + token_type[tt]) for each packed token.
+#include "device/parallel_cpu.h"
+#include "kernels/kernels.h"
+#include "kernels/norm/layernorm_row.h"
+
+namespace ftbert::FTBERT_ISA {
+
+void embeddings_layernorm(Context<Cpu>&, const EmbeddingTables<float>& tables, const int64_t* input_ids,
+                          const int64_t* token_type_ids, const int64_t* token_index, const int32_t* positions,
+                          int64_t tokens, int64_t cols, float* out) {
+#pragma omp parallel for schedule(static) if (tokens * cols > kSerialElements)
+  for (int64_t t = 0; t < tokens; ++t) {
+    const int64_t source = token_index ? token_index[t] : t;
+    float* row = out + t * cols;
+    const float* word = tables.word + input_ids[source] * cols;
+#pragma omp simd
+    for (int64_t c = 0; c < cols; ++c) row[c] = word[c];
+    // The order of transformers' BertEmbeddings: word + token type, then + position.
+    if (tables.token_type) {
+      const float* type = tables.token_type + (token_type_ids ? token_type_ids[source] : 0) * cols;
+#pragma omp simd
+      for (int64_t c = 0; c < cols; ++c) row[c] += type[c];
+    }
+    if (tables.position) {
+      const float* position = tables.position + positions[t] * cols;
+#pragma omp simd
+      for (int64_t c = 0; c < cols; ++c) row[c] += position[c];
+    }
+    if (tables.gamma) layernorm_row(row, tables.gamma, tables.beta, tables.eps, cols, row);
+  }
+}
+
+}  // namespace ftbert::FTBERT_ISA

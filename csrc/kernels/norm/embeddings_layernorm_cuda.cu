@@ -1,0 +1,79 @@
+// out[t] = LayerNorm(word[id] + token_type[type] + position[p]), gathered straight into packed rows.
+#include <cmath>
+
+#include "core/check.h"
+#include "core/cuda_check.h"
+#include "kernels/kernels.h"
+#include "kernels/norm/layernorm.cuh"
+
+namespace ftbert {
+namespace {
+
+// Row `index` of a table, nullptr where there is no table. Clears `inside` where the index lies outside.
+template <class E>
+__device__ const E* table_row(const E* table, int64_t index, int64_t rows, int cols, bool& inside) {
+  if (table == nullptr) return nullptr;
+  if (index < 0 || index >= rows) inside = false;
+  return table + index * cols;
+}
+
+template <class Shape, class E>
+__global__ void __launch_bounds__(Shape::kMaxThreads)
+    embeddings_layernorm_kernel(EmbeddingTables<E> tables, const int64_t* input_ids, const int64_t* token_type_ids,
+                                const int64_t* token_index, const int32_t* positions, int64_t tokens, int cols,
+                                E* out) {
+  for (RowWalk<Shape> walk; walk.row < tokens; walk.row += walk.step) {
+    const int64_t at = token_index ? token_index[walk.row] : walk.row;
+    bool inside = true;
+    const E* word = table_row(tables.word, input_ids[at], tables.vocab, cols, inside);
+    const E* type =
+        table_row(tables.token_type, token_type_ids ? token_type_ids[at] : 0, tables.token_types, cols, inside);
+    const E* position =
+        table_row(tables.position, positions ? int64_t{positions[walk.row]} : 0, tables.max_positions, cols, inside);
+    E* row = out + walk.row * cols;
+    if (inside) {
+      layernorm_row<Shape>(word, type, position, tables.gamma, tables.beta, tables.eps, cols, walk.lane,
+                           static_cast<E*>(nullptr), row);
+    } else {
+      // No host may be asked here; NaN cannot be mistaken for an embedding.
+      for (int col = walk.lane; col < cols; col += Shape::kThreads) row[col] = from_float<E>(NAN);
+    }
+  }
+}
+
+}  // namespace
+
+template <class Device, class T>
+void embeddings_layernorm(Context<Device>& context, const EmbeddingTables<T>& tables, const int64_t* input_ids,
+                          const int64_t* token_type_ids, const int64_t* token_index, const int32_t* positions,
+                          int64_t tokens, int64_t cols, T* out) {
+  if (tokens == 0 || cols == 0) return;
+  FTBERT_CHECK(cols < (1 << 30), "embeddings_layernorm: a row has at most 2^30 elements, got ", cols);
+  FTBERT_CHECK(!tables.position || positions,
+               "embeddings_layernorm: the model has a position table, but no positions given");
+  using E = native_t<T>;
+  const EmbeddingTables<E> on_device{native(tables.word),  native(tables.position), native(tables.token_type),
+                                     native(tables.gamma), native(tables.beta),     tables.vocab,
+                                     tables.max_positions, tables.token_types,      tables.eps};
+  const auto launch = [&](auto shape) {
+    using Shape = decltype(shape);
+    const RowLaunch on = row_launch<Shape>(tokens, context.sm_count);
+    embeddings_layernorm_kernel<Shape><<<on.blocks, on.threads, 0, static_cast<cudaStream_t>(context.stream)>>>(
+        on_device, input_ids, token_type_ids, token_index, positions, tokens, static_cast<int>(cols), native(out));
+    FTBERT_LAUNCH_CHECK("embeddings_layernorm");
+  };
+  if (vectorizable(kWidth<T>, cols, tables.word, tables.position, tables.token_type, tables.gamma, tables.beta, out))
+    with_row_shape<kWidth<T>>(cols, launch);
+  else
+    with_row_shape<1>(cols, launch);
+}
+
+#define FTBERT_INSTANTIATE(T)                                                                                   \
+  template void embeddings_layernorm(Context<Cuda>&, const EmbeddingTables<T>&, const int64_t*, const int64_t*, \
+                                     const int64_t*, const int32_t*, int64_t, int64_t, T*);
+FTBERT_INSTANTIATE(float)
+FTBERT_INSTANTIATE(half_t)
+FTBERT_INSTANTIATE(bfloat16_t)
+#undef FTBERT_INSTANTIATE
+
+}  // namespace ftbert

@@ -1,0 +1,159 @@
+// out = LayerNorm(a + b + c) * gamma + beta for one row: the body that the LayerNorm kernels share.
+#pragma once
+#include "device/row_shape.cuh"
+#include "device/vector.cuh"
+
+namespace ftbert {
+
+// This thread's packs of one row; zeros past the end and for a null row.
+template <class Shape, class E>
+__device__ void load_row(const E* row, int cols, int lane, Packed<E, Shape::kWidth> (&packs)[Shape::kPacks]) {
+#pragma unroll
+  for (int i = 0; i < Shape::kPacks; ++i) {
+    const int col = (i * Shape::kThreads + lane) * Shape::kWidth;
+    packs[i] =
+        row != nullptr && col < cols ? Packed<E, Shape::kWidth>::load(row + col) : Packed<E, Shape::kWidth>::zero();
+  }
+}
+
+// The row in registers. Two-pass variance: E[x^2] - mean^2 cancels where a row's mean is large against its spread.
+template <class Shape, class E>
+__device__ void layernorm_packs(const Packed<E, Shape::kWidth> (&packs_a)[Shape::kPacks],
+                                const Packed<E, Shape::kWidth> (&packs_b)[Shape::kPacks],
+                                const Packed<E, Shape::kWidth> (&packs_c)[Shape::kPacks],
+                                const Packed<E, Shape::kWidth> (&packs_gamma)[Shape::kPacks],
+                                const Packed<E, Shape::kWidth> (&packs_beta)[Shape::kPacks], bool normalize, float eps,
+                                int cols, int lane, E* sum, E* out) {
+  constexpr int W = Shape::kWidth, P = Shape::kPacks;
+  using Pack = Packed<E, W>;
+  const float inverse = 1.0f / cols;  // while the loads are under way
+  float x[P][W];
+  float total = 0;
+#pragma unroll
+  for (int i = 0; i < P; ++i) {
+    float y[W], z[W];
+    packs_a[i].to_floats(x[i]);
+    packs_b[i].to_floats(y);
+    packs_c[i].to_floats(z);
+#pragma unroll
+    for (int w = 0; w < W; ++w) {
+      x[i][w] = x[i][w] + y[w] + z[w];
+      total += x[i][w];
+    }
+    const int col = (i * Shape::kThreads + lane) * W;
+    if (sum != nullptr && col < cols) Pack::from_floats(x[i]).store(sum + col);
+  }
+
+  float mean = 0, scale = 1;
+  if (normalize) {
+    mean = reduce<Shape::kThreads>(total, Sum()) * inverse;
+    float squares = 0;
+#pragma unroll
+    for (int i = 0; i < P; ++i) {
+      if ((i * Shape::kThreads + lane) * W < cols) {
+#pragma unroll
+        for (int w = 0; w < W; ++w) squares += (x[i][w] - mean) * (x[i][w] - mean);
+      }
+    }
+    scale = rsqrtf(reduce<Shape::kThreads>(squares, Sum()) * inverse + eps);
+  }
+
+#pragma unroll
+  for (int i = 0; i < P; ++i) {
+    const int col = (i * Shape::kThreads + lane) * W;
+    if (col >= cols) break;
+    if (normalize) {
+      float g[W], h[W];
+      packs_gamma[i].to_floats(g);
+      packs_beta[i].to_floats(h);
+#pragma unroll
+      for (int w = 0; w < W; ++w) x[i][w] = (x[i][w] - mean) * scale * g[w] + h[w];
+    }
+    Pack::from_floats(x[i]).store(out + col);
+  }
+}
+
+// All loads are issued before the first reduction, since with few rows the kernel's time is their latency.
+template <class Shape, class E>
+__device__ void layernorm_registers(const E* a, const E* b, const E* c, const E* gamma, const E* beta, float eps,
+                                    int cols, int lane, E* sum, E* out) {
+  using Pack = Packed<E, Shape::kWidth>;
+  constexpr int P = Shape::kPacks;
+  Pack packs_a[P], packs_b[P], packs_c[P], packs_gamma[P], packs_beta[P];
+  load_row<Shape>(a, cols, lane, packs_a);
+  load_row<Shape>(b, cols, lane, packs_b);
+  load_row<Shape>(c, cols, lane, packs_c);
+  load_row<Shape>(gamma, cols, lane, packs_gamma);
+  load_row<Shape>(beta, cols, lane, packs_beta);
+  layernorm_packs<Shape>(packs_a, packs_b, packs_c, packs_gamma, packs_beta, gamma != nullptr, eps, cols, lane, sum,
+                         out);
+}
+
+// A row too long for registers: the same two passes, each reading the row again (from L1 or L2). Each element is
+// stored by the thread that read it, after its last read, so that out and sum may alias a or c here too.
+template <class Shape, class E>
+__device__ void layernorm_long(const E* a, const E* b, const E* c, const E* gamma, const E* beta, float eps, int cols,
+                               int lane, E* sum, E* out) {
+  constexpr int W = Shape::kWidth;
+  using Pack = Packed<E, W>;
+  const auto value = [&](int col, float (&x)[W]) {
+    Pack::load(a + col).to_floats(x);
+    float y[W];
+    if (b != nullptr) {
+      Pack::load(b + col).to_floats(y);
+#pragma unroll
+      for (int w = 0; w < W; ++w) x[w] += y[w];
+    }
+    if (c != nullptr) {
+      Pack::load(c + col).to_floats(y);
+#pragma unroll
+      for (int w = 0; w < W; ++w) x[w] += y[w];
+    }
+  };
+
+  float mean = 0, scale = 1;
+  float x[W];
+  if (gamma != nullptr) {
+    const float inverse = 1.0f / cols;
+    float total = 0, squares = 0;
+#pragma unroll 1
+    for (int col = lane * W; col < cols; col += Shape::kThreads * W) {
+      value(col, x);
+#pragma unroll
+      for (int w = 0; w < W; ++w) total += x[w];
+    }
+    mean = reduce<Shape::kThreads>(total, Sum()) * inverse;
+#pragma unroll 1
+    for (int col = lane * W; col < cols; col += Shape::kThreads * W) {
+      value(col, x);
+#pragma unroll
+      for (int w = 0; w < W; ++w) squares += (x[w] - mean) * (x[w] - mean);
+    }
+    scale = rsqrtf(reduce<Shape::kThreads>(squares, Sum()) * inverse + eps);
+  }
+#pragma unroll 1
+  for (int col = lane * W; col < cols; col += Shape::kThreads * W) {
+    value(col, x);
+    if (sum != nullptr) Pack::from_floats(x).store(sum + col);
+    if (gamma != nullptr) {
+      float g[W], h[W];
+      Pack::load(gamma + col).to_floats(g);
+      Pack::load(beta + col).to_floats(h);
+#pragma unroll
+      for (int w = 0; w < W; ++w) x[w] = (x[w] - mean) * scale * g[w] + h[w];
+    }
+    Pack::from_floats(x).store(out + col);
+  }
+}
+
+// a, b, c: one row each, b and c may be null. gamma == nullptr: no LayerNorm. sum (may be null): a + b + c is kept.
+template <class Shape, class E>
+__device__ void layernorm_row(const E* a, const E* b, const E* c, const E* gamma, const E* beta, float eps, int cols,
+                              int lane, E* sum, E* out) {
+  if constexpr (Shape::kPacks > 0)
+    layernorm_registers<Shape>(a, b, c, gamma, beta, eps, cols, lane, sum, out);
+  else
+    layernorm_long<Shape>(a, b, c, gamma, beta, eps, cols, lane, sum, out);
+}
+
+}  // namespace ftbert

@@ -1,0 +1,149 @@
+// Offsets and index maps of the valid tokens, and moving rows out of and back into the padded layout.
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "device/parallel_cpu.h"
+#include "kernels/kernels.h"
+
+namespace ftbert {
+namespace {
+
+template <class M>
+void offsets(const M* mask, int64_t batch, int64_t seq, int32_t* cu_seqlens, int64_t* token_index,
+             int32_t* packed_index, PaddingInfo* info) {
+  *info = {};
+  int64_t tokens = 0;
+  for (int64_t b = 0; b < batch; ++b) {
+    cu_seqlens[b] = static_cast<int32_t>(tokens);
+    const int64_t start = tokens;
+    for (int64_t row = b * seq; row < (b + 1) * seq; ++row) {
+      const M value = mask ? mask[row] : M(1);
+      if (value == M(0)) {
+        packed_index[row] = -1;
+        continue;
+      }
+      if (value != M(1) && !info->bad_mask) info->bad_mask = 1 + row;
+      packed_index[row] = static_cast<int32_t>(tokens);
+      token_index[tokens++] = row;
+    }
+    info->max_seqlen = std::max(info->max_seqlen, tokens - start);
+  }
+  cu_seqlens[batch] = static_cast<int32_t>(tokens);
+  info->tokens = tokens;
+  std::fill(token_index + tokens, token_index + batch * seq, 0);
+}
+
+}  // namespace
+
+#define FTBERT_INSTANTIATE(M)                                                                                 \
+  template <>                                                                                                 \
+  void padding_offsets<Cpu, M>(Context<Cpu>&, const M* mask, int64_t batch, int64_t seq, int32_t* cu_seqlens, \
+                               int64_t* token_index, int32_t* packed_index, PaddingInfo* info) {              \
+    offsets(mask, batch, seq, cu_seqlens, token_index, packed_index, info);                                   \
+  }
+FTBERT_INSTANTIATE(uint8_t)
+FTBERT_INSTANTIATE(int64_t)
+FTBERT_INSTANTIATE(float)
+#undef FTBERT_INSTANTIATE
+
+template <>
+void padding_mask_from_lengths<Cpu>(Context<Cpu>&, const int32_t* lengths, int64_t batch, int64_t seq, uint8_t* mask) {
+  for (int64_t b = 0; b < batch; ++b)
+    for (int64_t s = 0; s < seq; ++s) mask[b * seq + s] = s < lengths[b];
+}
+
+template <>
+void padding_check_ids<Cpu>(Context<Cpu>&, const int64_t* input_ids, const int64_t* token_type_ids,
+                            const int64_t* token_index, const int32_t* cu_seqlens, int64_t batch, int64_t most,
+                            int64_t vocab, int64_t token_types, PaddingInfo* info) {
+  const int64_t tokens = std::min<int64_t>(most, cu_seqlens[batch]);
+  for (int64_t t = 0; t < tokens; ++t) {
+    const int64_t source = token_index ? token_index[t] : t;
+    if (!info->bad_id && (input_ids[source] < 0 || input_ids[source] >= vocab)) info->bad_id = 1 + source;
+    if (token_type_ids && !info->bad_type && (token_type_ids[source] < 0 || token_type_ids[source] >= token_types))
+      info->bad_type = 1 + source;
+  }
+}
+
+template <>
+void padding_positions<Cpu>(Context<Cpu>&, PositionKind kind, const int64_t* input_ids, const int64_t* token_index,
+                            const int32_t* cu_seqlens, int64_t batch, int64_t seq, int64_t padding_id, int64_t most,
+                            int32_t* positions) {
+  std::fill(positions + cu_seqlens[batch], positions + most, 0);
+#pragma omp parallel for schedule(static) if (cu_seqlens[batch] > kSerialElements)
+  for (int64_t b = 0; b < batch; ++b) {
+    const int64_t begin = cu_seqlens[b], end = cu_seqlens[b + 1];
+    if (kind != PositionKind::from_padding) {
+      for (int64_t t = begin; t < end; ++t)
+        positions[t] = static_cast<int32_t>(token_index ? token_index[t] - b * seq : t - begin);
+      continue;
+    }
+    // transformers' create_position_ids_from_input_ids counts every id that is not padding, masked or not.
+    int64_t count = 0, next = token_index ? b * seq : begin;
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t source = token_index ? token_index[t] : t;
+      for (; next <= source; ++next) count += input_ids[next] != padding_id;
+      const int64_t position = padding_id + (input_ids[source] == padding_id ? 0 : count);
+      positions[t] = static_cast<int32_t>(std::min<int64_t>(position, std::numeric_limits<int32_t>::max()));
+    }
+  }
+}
+
+template <>
+void padding_stage<Cpu>(Context<Cpu>& context, const int64_t* input_ids, const int64_t* token_type_ids,
+                        const int64_t* token_index, const int32_t* cu_seqlens, int64_t tokens, int64_t batch,
+                        int64_t seq, int64_t most_tokens, int64_t most_batch, int64_t* staged_ids,
+                        int64_t* staged_types, int32_t* columns, int32_t* staged_cu_seqlens) {
+  tokens = std::min<int64_t>(tokens, cu_seqlens[batch]);
+  for (int64_t t = 0; t < tokens; ++t) {
+    const int64_t source = token_index ? token_index[t] : t;
+    staged_ids[t] = input_ids[source];
+    staged_types[t] = token_type_ids ? token_type_ids[source] : 0;
+  }
+  std::fill(staged_ids + tokens, staged_ids + most_tokens, 0);
+  std::fill(staged_types + tokens, staged_types + most_tokens, 0);
+  if (columns)
+    padding_positions(context, PositionKind::absolute, input_ids, token_index, cu_seqlens, batch, seq, 0, most_tokens,
+                      columns);
+  for (int64_t b = 0; b <= most_batch; ++b) staged_cu_seqlens[b] = cu_seqlens[std::min(b, batch)];
+}
+
+template <>
+void remove_padding<Cpu, float>(Context<Cpu>&, const float* padded, const int64_t* token_index, int64_t tokens,
+                                int64_t cols, float* packed) {
+#pragma omp parallel for schedule(static) if (tokens * cols > kSerialElements)
+  for (int64_t t = 0; t < tokens; ++t)
+    std::memcpy(packed + t * cols, padded + token_index[t] * cols, cols * sizeof(float));
+}
+
+template <>
+void restore_padding<Cpu, float>(Context<Cpu>&, const float* packed, const int32_t* packed_index, int64_t rows,
+                                 int64_t cols, float* padded) {
+#pragma omp parallel for schedule(static) if (rows * cols > kSerialElements)
+  for (int64_t r = 0; r < rows; ++r) {
+    if (packed_index[r] < 0)
+      std::memset(padded + r * cols, 0, cols * sizeof(float));
+    else
+      std::memcpy(padded + r * cols, packed + packed_index[r] * cols, cols * sizeof(float));
+  }
+}
+
+template <>
+void first_rows<Cpu, float>(Context<Cpu>&, const float* packed, int64_t first_token, const int32_t* cu_seqlens,
+                            int64_t batch, int64_t cols, float* out) {
+  for (int64_t b = 0; b < batch; ++b) {
+    if (cu_seqlens[b] == cu_seqlens[b + 1])
+      std::memset(out + b * cols, 0, cols * sizeof(float));
+    else
+      std::memcpy(out + b * cols, packed + (cu_seqlens[b] - first_token) * cols, cols * sizeof(float));
+  }
+}
+
+template <>
+void zero_empty_rows<Cpu, float>(Context<Cpu>&, const int32_t* cu_seqlens, int64_t batch, int64_t cols, float* x) {
+  for (int64_t b = 0; b < batch; ++b)
+    if (cu_seqlens[b] == cu_seqlens[b + 1]) std::memset(x + b * cols, 0, cols * sizeof(float));
+}
+
+}  // namespace ftbert

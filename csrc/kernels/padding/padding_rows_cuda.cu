@@ -1,0 +1,135 @@
+// Rows moved as they are between padded and packed tensors: remove_padding, restore_padding, first_rows.
+#include <algorithm>
+#include <type_traits>
+
+#include "core/check.h"
+#include "core/cuda_check.h"
+#include "device/vector.cuh"
+#include "kernels/kernels.h"
+
+namespace ftbert {
+namespace {
+
+constexpr int kWarps = 8;  // of a block; a warp moves a row
+constexpr int kInFlight = 4;
+
+// Only sizes matter to a copy: half_t and bfloat16_t share one kernel.
+template <class T>
+using Raw = std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>;
+
+// Where an output row comes from; -1: it is zeros.
+struct FromTokenIndex {
+  const int64_t* token_index;
+  __device__ int64_t operator()(int64_t token) const { return token_index[token]; }
+};
+struct FromPackedIndex {
+  const int32_t* packed_index;
+  __device__ int64_t operator()(int64_t row) const { return packed_index[row]; }
+};
+struct FromFirstToken {
+  const int32_t* cu_seqlens;
+  int64_t first_token;
+  __device__ int64_t operator()(int64_t row) const {
+    return cu_seqlens[row] < cu_seqlens[row + 1] ? cu_seqlens[row] - first_token : -1;
+  }
+};
+
+template <int W, class E, class Source>
+__global__ void __launch_bounds__(32 * kWarps)
+    copy_rows_kernel(const E* __restrict__ from, Source source, int64_t rows, int cols, E* __restrict__ to) {
+  const int lane = threadIdx.x % 32;
+  for (int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; row < rows; row += int64_t{gridDim.x} * kWarps) {
+    const int64_t at = source(row);
+    E* out = to + row * cols;
+    if (at < 0) {
+      for (int col = lane * W; col < cols; col += 32 * W) Packed<E, W>::zero().store(out + col);
+      continue;
+    }
+    const E* in = from + at * cols;
+#pragma unroll 1
+    for (int first = lane * W; first < cols; first += kInFlight * 32 * W) {
+      Packed<E, W> pack[kInFlight];
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) {
+        const int col = first + i * 32 * W;
+        if (col < cols) pack[i] = Packed<E, W>::load(in + col);
+      }
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) {
+        const int col = first + i * 32 * W;
+        if (col < cols) pack[i].store(out + col);
+      }
+    }
+  }
+}
+
+template <class E>
+__global__ void __launch_bounds__(32 * kWarps)
+    zero_empty_rows_kernel(const int32_t* cu_seqlens, int64_t batch, int64_t cols, E* x) {
+  for (int64_t row = blockIdx.x; row < batch; row += gridDim.x) {
+    if (cu_seqlens[row] < cu_seqlens[row + 1]) continue;
+    for (int64_t col = threadIdx.x; col < cols; col += 32 * kWarps) x[row * cols + col] = E(0);
+  }
+}
+
+template <class T, class Source>
+void copy_rows(Context<Cuda>& context, const T* from, Source source, int64_t rows, int64_t cols, T* to) {
+  FTBERT_CHECK(cols < (1 << 30), "expected rows of at most 2^30 elements, got ", cols);
+  using E = Raw<T>;
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>((rows + kWarps - 1) / kWarps, 1 << 30));
+  const auto run = [&](auto kernel) {
+    kernel<<<blocks, 32 * kWarps, 0, static_cast<cudaStream_t>(context.stream)>>>(
+        reinterpret_cast<const E*>(from), source, rows, static_cast<int>(cols), reinterpret_cast<E*>(to));
+  };
+  if (vectorizable(kWidth<E>, cols, from, static_cast<const T*>(to)))
+    run(copy_rows_kernel<kWidth<E>, E, Source>);
+  else
+    run(copy_rows_kernel<1, E, Source>);
+}
+
+}  // namespace
+
+template <class Device, class T>
+void remove_padding(Context<Device>& context, const T* padded, const int64_t* token_index, int64_t tokens, int64_t cols,
+                    T* packed) {
+  if (tokens == 0 || cols == 0) return;
+  copy_rows(context, padded, FromTokenIndex{token_index}, tokens, cols, packed);
+  FTBERT_LAUNCH_CHECK("remove_padding");
+}
+
+template <class Device, class T>
+void restore_padding(Context<Device>& context, const T* packed, const int32_t* packed_index, int64_t rows, int64_t cols,
+                     T* padded) {
+  if (rows == 0 || cols == 0) return;
+  copy_rows(context, packed, FromPackedIndex{packed_index}, rows, cols, padded);
+  FTBERT_LAUNCH_CHECK("restore_padding");
+}
+
+template <class Device, class T>
+void first_rows(Context<Device>& context, const T* packed, int64_t first_token, const int32_t* cu_seqlens,
+                int64_t batch, int64_t cols, T* out) {
+  if (batch == 0 || cols == 0) return;
+  copy_rows(context, packed, FromFirstToken{cu_seqlens, first_token}, batch, cols, out);
+  FTBERT_LAUNCH_CHECK("first_rows");
+}
+
+template <class Device, class T>
+void zero_empty_rows(Context<Device>& context, const int32_t* cu_seqlens, int64_t batch, int64_t cols, T* x) {
+  if (batch == 0 || cols == 0) return;
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(batch, 8 * context.sm_count));
+  zero_empty_rows_kernel<<<blocks, 32 * kWarps, 0, static_cast<cudaStream_t>(context.stream)>>>(
+      cu_seqlens, batch, cols, reinterpret_cast<Raw<T>*>(x));
+  FTBERT_LAUNCH_CHECK("zero_empty_rows");
+}
+
+#define FTBERT_INSTANTIATE(T)                                                                        \
+  template void remove_padding(Context<Cuda>&, const T*, const int64_t*, int64_t, int64_t, T*);      \
+  template void restore_padding(Context<Cuda>&, const T*, const int32_t*, int64_t, int64_t, T*);     \
+  template void first_rows(Context<Cuda>&, const T*, int64_t, const int32_t*, int64_t, int64_t, T*); \
+  template void zero_empty_rows(Context<Cuda>&, const int32_t*, int64_t, int64_t, T*);
+FTBERT_INSTANTIATE(float)
+FTBERT_INSTANTIATE(half_t)
+FTBERT_INSTANTIATE(bfloat16_t)
+#undef FTBERT_INSTANTIATE
+
+}  // namespace ftbert

@@ -1,0 +1,138 @@
+#include "model/config.h"
+
+#include <charconv>
+#include <cstdlib>
+#include <set>
+#include <vector>
+
+#include "core/check.h"
+
+namespace ftbert {
+namespace {
+
+// Reads entries one by one and keeps every complaint, so that a user sees all of them at once.
+class Reader {
+ public:
+  explicit Reader(const std::map<std::string, std::string>& entries) : entries_(entries) {}
+
+  int64_t integer(const char* key, int64_t low, int64_t high = int64_t{1} << 40, bool optional = false) {
+    const std::string* text = find(key, optional);
+    if (!text) return low;
+    int64_t value = 0;
+    const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
+    if (error != std::errc() || end != text->data() + text->size() || value < low || value > high) {
+      complain(key, *text, "an integer >= " + std::to_string(low));
+      return low;
+    }
+    return value;
+  }
+
+  double positive(const char* key) {
+    const std::string* text = find(key);
+    if (!text) return 1;
+    char* end = nullptr;
+    const double value = std::strtod(text->c_str(), &end);
+    if (end == text->c_str() || *end || !(value > 0) || value > 1) {
+      complain(key, *text, "a number in (0, 1]");
+      return 1;
+    }
+    return value;
+  }
+
+  template <class T>
+  T choice(const char* key, const std::vector<std::pair<std::string, T>>& choices, bool optional = false) {
+    const std::string* text = find(key, optional);
+    if (!text) return choices[0].second;
+    std::string known;
+    for (const auto& [name, value] : choices) {
+      if (name == *text) return value;
+      known += (known.empty() ? "one of " : ", ") + name;
+    }
+    complain(key, *text, known);
+    return choices[0].second;
+  }
+
+  Activation activation(const char* key) {
+    const std::string* text = find(key);
+    if (!text) return Activation::none;
+    try {
+      return parse_activation(*text);
+    } catch (const Error& error) {
+      complaints_ += std::string("\n  ") + key + ": " + error.what();
+      return Activation::none;
+    }
+  }
+
+  void require(bool condition, const std::string& complaint) {
+    if (!condition) complaints_ += "\n  " + complaint;
+  }
+
+  void finish() {
+    for (const auto& [key, value] : entries_)
+      if (!seen_.count(key)) complaints_ += "\n  " + key + ": unknown entry";
+    FTBERT_CHECK(complaints_.empty(), "the model configuration is not valid:", complaints_);
+  }
+
+ private:
+  const std::string* find(const char* key, bool optional = false) {
+    seen_.insert(key);
+    const auto it = entries_.find(key);
+    if (it == entries_.end()) {
+      if (!optional) complaints_ += std::string("\n  ") + key + ": missing";
+      return nullptr;
+    }
+    return &it->second;
+  }
+  void complain(const char* key, const std::string& got, const std::string& expected) {
+    complaints_ += std::string("\n  ") + key + ": expected " + expected + ", got '" + got + "'";
+  }
+
+  const std::map<std::string, std::string>& entries_;
+  std::set<std::string> seen_;
+  std::string complaints_;
+};
+
+}  // namespace
+
+int64_t EncoderConfig::max_seq() const {
+  // The first row that a token can use is padding_id + 1 where positions count from the padding id.
+  return positions == PositionKind::from_padding ? max_positions - padding_id - 1 : max_positions;
+}
+
+EncoderConfig EncoderConfig::parse(const std::map<std::string, std::string>& entries) {
+  Reader read(entries);
+  EncoderConfig c;
+  c.vocab = read.integer("vocab", 1);
+  c.hidden = read.integer("hidden", 1, 1 << 20);
+  c.layers = read.integer("layers", 0, 1 << 16);
+  c.heads = read.integer("heads", 1, 1 << 16);
+  c.head_size = read.integer("head_size", 1, 1 << 16);
+  c.inter = read.integer("inter", 1, 1 << 24);
+  c.embedding = read.integer("embedding", 1, 1 << 20);
+  c.max_positions = read.integer("max_positions", 1);
+  c.token_types = read.integer("token_types", 0);
+  c.padding_id = read.integer("padding_id", 0);
+  c.relative_span = read.integer("relative_span", 0, 1 << 20, /*optional=*/true);
+  c.distinct_layers = read.integer("distinct_layers", 0, c.layers, /*optional=*/true);
+  c.layer_norm_eps = read.positive("layer_norm_eps");
+  c.activation = read.activation("activation");
+  c.norm_place = read.choice<NormPlace>("norm_place", {{"post", NormPlace::post}, {"pre", NormPlace::pre}});
+  c.positions = read.choice<PositionKind>("positions", {{"absolute", PositionKind::absolute},
+                                                        {"from_padding", PositionKind::from_padding},
+                                                        {"none", PositionKind::none}});
+  const std::vector<std::pair<std::string, bool>> no_yes{{"false", false}, {"true", true}};
+  const std::vector<std::pair<std::string, bool>> yes_no{{"true", true}, {"false", false}};
+  c.embedding_norm = read.choice("embedding_norm", yes_no, /*optional=*/true);
+  c.embedding_projection = read.choice("embedding_projection", no_yes, /*optional=*/true);
+  c.pooler = read.choice("pooler", no_yes);
+  read.require(c.embedding_projection || c.embedding == c.hidden,
+               "embedding " + std::to_string(c.embedding) + " differs from hidden " + std::to_string(c.hidden) +
+                   ": that needs embedding_projection");
+  read.require(c.heads * c.head_size == c.hidden, "heads * head_size must equal hidden: " + std::to_string(c.heads) +
+                                                      " * " + std::to_string(c.head_size) +
+                                                      " != " + std::to_string(c.hidden));
+  read.finish();
+  return c;
+}
+
+}  // namespace ftbert

@@ -1,0 +1,93 @@
+#include "model/weights.h"
+
+namespace ftbert {
+namespace {
+
+// One walk over the model, used both to list the tensors and to bind them: the two cannot disagree.
+template <class Visit>
+void walk(const EncoderConfig& c, const Visit& visit) {
+  const bool pre = c.norm_place == NormPlace::pre;
+  visit("embeddings.word", {c.vocab, c.embedding}, false);
+  if (c.positions != PositionKind::none) visit("embeddings.position", {c.max_positions, c.embedding}, false);
+  if (c.token_types > 0) visit("embeddings.token_type", {c.token_types, c.embedding}, false);
+  const auto norm = [&](const std::string& name, int64_t cols) {
+    visit(name + ".weight", {cols}, false);
+    visit(name + ".bias", {cols}, false);
+  };
+  const auto linear = [&](const std::string& name, int64_t n, int64_t k) {
+    visit(name + ".weight", {n, k}, true);
+    visit(name + ".bias", {n}, false);
+  };
+  if (c.embedding_norm) norm("embeddings.norm", c.embedding);
+  if (c.embedding_projection) linear("embeddings.projection", c.hidden, c.embedding);
+  if (c.relative_span > 0) visit("attention.relative_bias", {c.heads, 2 * c.relative_span - 1}, false);
+  for (int64_t i = 0; i < (c.distinct_layers ? c.distinct_layers : c.layers); ++i) {
+    const std::string layer = "layers." + std::to_string(i) + ".";
+    linear(layer + "attention.qkv", 3 * c.hidden, c.hidden);
+    linear(layer + "attention.out", c.hidden, c.hidden);
+    norm(layer + "attention.norm", c.hidden);
+    linear(layer + "ffn.up", c.inter, c.hidden);
+    linear(layer + "ffn.down", c.hidden, c.inter);
+    norm(layer + "ffn.norm", c.hidden);
+  }
+  if (pre) norm("final_norm", c.hidden);
+  if (c.pooler) linear("pooler", c.hidden, c.hidden);
+}
+
+}  // namespace
+
+std::vector<WeightSpec> weight_specs(const EncoderConfig& config) {
+  std::vector<WeightSpec> specs;
+  walk(config, [&](const std::string& name, std::vector<int64_t> shape, bool matrix) {
+    specs.push_back({name, std::move(shape), matrix});
+  });
+  return specs;
+}
+
+template <class T>
+Weights<T> bind_weights(const EncoderConfig& config, const std::function<WeightSource(const std::string&)>& source) {
+  std::map<std::string, WeightSource> found;
+  std::map<std::string, std::vector<int64_t>> shapes;
+  walk(config, [&](const std::string& name, std::vector<int64_t> shape, bool) {
+    found[name] = source(name);
+    shapes[name] = std::move(shape);
+  });
+  const auto data = [&](const std::string& name) {
+    const auto it = found.find(name);
+    return it == found.end() ? nullptr : static_cast<const T*>(it->second.data);
+  };
+  const auto norm = [&](const std::string& name) { return Norm<T>{data(name + ".weight"), data(name + ".bias")}; };
+  const auto linear = [&](const std::string& name) {
+    Linear<T> l;
+    const auto it = found.find(name + ".weight");
+    if (it == found.end()) return l;
+    l.weight = static_cast<const T*>(it->second.data);
+    l.packed = it->second.packed;
+    l.bias = data(name + ".bias");
+    l.n = shapes[name + ".weight"][0];
+    l.k = shapes[name + ".weight"][1];
+    return l;
+  };
+  Weights<T> w;
+  w.word = data("embeddings.word");
+  w.position = data("embeddings.position");
+  w.token_type = data("embeddings.token_type");
+  w.embedding_norm = norm("embeddings.norm");
+  w.embedding_projection = linear("embeddings.projection");
+  w.relative_bias = data("attention.relative_bias");
+  for (int64_t i = 0; i < config.layers; ++i) {
+    const std::string layer = "layers." + std::to_string(config.layer_weights(i)) + ".";
+    w.layers.push_back({linear(layer + "attention.qkv"), linear(layer + "attention.out"),
+                        norm(layer + "attention.norm"), linear(layer + "ffn.up"), linear(layer + "ffn.down"),
+                        norm(layer + "ffn.norm")});
+  }
+  w.final_norm = norm("final_norm");
+  w.pooler = linear("pooler");
+  return w;
+}
+
+template Weights<float> bind_weights(const EncoderConfig&, const std::function<WeightSource(const std::string&)>&);
+template Weights<half_t> bind_weights(const EncoderConfig&, const std::function<WeightSource(const std::string&)>&);
+template Weights<bfloat16_t> bind_weights(const EncoderConfig&, const std::function<WeightSource(const std::string&)>&);
+
+}  // namespace ftbert

@@ -1,0 +1,70 @@
+// THE list of weight names. A checkpoint has these tensors, no more and no fewer; families share the names.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "model/config.h"
+
+namespace ftbert {
+
+struct WeightSpec {
+  std::string name;
+  std::vector<int64_t> shape;
+  bool matrix = false;  // the [n, k] operand of a GEMM (may be repacked); everything else is read by kernels
+};
+
+// Every tensor that a model of this config has, in forward order.
+std::vector<WeightSpec> weight_specs(const EncoderConfig& config);
+
+// C = A @ weight^T + bias
+template <class T>
+struct Linear {
+  const T* weight = nullptr;  // [n, k] row-major; nullptr where only `packed` is kept
+  void* packed = nullptr;     // the CPU GEMM's own layout of the weight, see gemm/gemm.h
+  const T* bias = nullptr;    // [n] or nullptr
+  int64_t n = 0, k = 0;
+};
+
+template <class T>
+struct Norm {
+  const T* gamma = nullptr;  // [hidden]
+  const T* beta = nullptr;   // [hidden]
+};
+
+template <class T>
+struct LayerWeights {
+  Linear<T> qkv;  // [3*hidden, hidden]: query, key, value rows in this order
+  Linear<T> out;  // [hidden, hidden]
+  Norm<T> attention_norm;
+  Linear<T> up;    // [inter, hidden]
+  Linear<T> down;  // [hidden, inter]
+  Norm<T> ffn_norm;
+};
+
+template <class T>
+struct Weights {
+  const T* word = nullptr;
+  const T* position = nullptr;
+  const T* token_type = nullptr;
+  Norm<T> embedding_norm;
+  Linear<T> embedding_projection;
+  const T* relative_bias = nullptr;     // [heads, 2*relative_span-1], by column(key) - column(query) + relative_span-1
+  std::vector<LayerWeights<T>> layers;  // one for each layer; several may point at the same tensors
+  Norm<T> final_norm;                   // pre-LayerNorm models only
+  Linear<T> pooler;
+};
+
+// Where a named tensor lies: `data` for kernels, `packed` for a GEMM operand that was repacked.
+struct WeightSource {
+  const void* data = nullptr;
+  void* packed = nullptr;
+};
+
+// Looks every spec up by name. The source throws for names it lacks.
+template <class T>
+Weights<T> bind_weights(const EncoderConfig& config, const std::function<WeightSource(const std::string&)>& source);
+
+}  // namespace ftbert
