@@ -34,7 +34,7 @@ def render() -> str:
         "# What runs",
         "",
         "Written by `docs/make_models.py` from the tables in `converters/` and the cases of `tests/test_families.py`;",
-        f"do not edit. Every \u2713 is a test: random weights, {len(SIZES)} sizes (one with nothing that 4 divides),",
+        f"do not edit. Every \u2713 is a test: random weights, {len(SIZES)} sizes (in one no dimension is a multiple of 4),",
         "right- and left-padded masks and masks with holes, against transformers in float32.",
         "",
         "| model type | " + " | ".join(_TASKS.values()) + " |",
