@@ -247,34 +247,39 @@ Tensor linear_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bi
   return out;
 }
 
+// A variant of a kernel of ours on operands of one type; overlap as above.
+void run_own_on(CallContext<Cuda>& call, const std::string& kernel, const std::string& variant, const Tensor& a,
+                const Tensor& weight, Epilogue epilogue, const ProductData& data) {
+  const OwnChoice own = find_own(kernel, variant);
+  FTBERT_CHECK(own, "there is no product ", kernel, " ", variant);
+  const DType type = dtype_of(a.scalar_type());
+  const Product product{a.size(0), weight.size(0), a.size(1), type, type, type, epilogue};
+  call.context.overlap = false;
+  run_own(call.context, own, product, data);
+}
+
 // -> [m, n]; throws where the variant cannot do it
-Tensor linear_fused(const Tensor& a, const Tensor& weight, const OptionalTensor& bias, const std::string& activation,
-                    int64_t variant) {
+Tensor linear_own(const Tensor& a, const Tensor& weight, const OptionalTensor& bias, const std::string& activation,
+                  const std::string& kernel, const std::string& variant) {
   operands(a, weight);
-  const int64_t m = a.size(0), n = weight.size(0), k = weight.size(1);
+  const int64_t n = weight.size(0);
   same("bias", bias, a, {n});
   const c10::DeviceGuard guard(a.device());
   CallContext<Cuda> call(a.device());
-  FusedGemm gemm{m,
-                 n,
-                 k,
-                 dtype_of(a.scalar_type()),
-                 parse_activation(activation),
-                 a.const_data_ptr(),
-                 weight.const_data_ptr(),
-                 bias ? bias->const_data_ptr() : nullptr};
-  Tensor out = at::empty({m, n}, a.options());
-  gemm.c = out.mutable_data_ptr();
-  call.context.overlap = false;  // as above
-  run_fused_gemm(call.context, static_cast<int>(variant), gemm);
+  Tensor out = at::empty({a.size(0), n}, a.options());
+  run_own_on(call, kernel, variant, a, weight, {bias.has_value(), parse_activation(activation)},
+             {.a = a.const_data_ptr(),
+              .b = weight.const_data_ptr(),
+              .bias = bias ? bias->const_data_ptr() : nullptr,
+              .c = out.mutable_data_ptr()});
   return out;
 }
 
 // -> [m, n]; throws where the variant cannot do it
 Tensor linear_layernorm_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bias, const Tensor& input,
-                           const Tensor& gamma, const Tensor& beta, double eps, int64_t variant) {
+                           const Tensor& gamma, const Tensor& beta, double eps, const std::string& variant) {
   operands(a, weight);
-  const int64_t m = a.size(0), n = weight.size(0), k = weight.size(1), moments = norm_gemm_moments(m);
+  const int64_t m = a.size(0), n = weight.size(0), moments = layernorm_moments(m);
   same("bias", bias, a, {n});
   same("input", input, a, {m, n});
   same("gamma", gamma, a, {n});
@@ -282,12 +287,15 @@ Tensor linear_layernorm_op(const Tensor& a, const Tensor& weight, const Optional
   const c10::DeviceGuard guard(a.device());
   CallContext<Cuda> call(a.device());
   Tensor out = input.clone(), said = at::empty({moments}, a.options().dtype(at::kLong));
-  call.context.overlap = false;  // as above
-  run_norm_gemm(
-      call.context, static_cast<int>(variant),
-      {m, n, k, dtype_of(a.scalar_type()), static_cast<float>(eps), a.const_data_ptr(), weight.const_data_ptr(),
-       bias ? bias->const_data_ptr() : nullptr, gamma.const_data_ptr(), beta.const_data_ptr(), out.mutable_data_ptr(),
-       static_cast<uint64_t*>(said.mutable_data_ptr()), moments});
+  run_own_on(call, "wgmma_layernorm", variant, a, weight, {.bias = bias.has_value(), .residual_norm = true},
+             {.a = a.const_data_ptr(),
+              .b = weight.const_data_ptr(),
+              .bias = bias ? bias->const_data_ptr() : nullptr,
+              .c = out.mutable_data_ptr(),
+              .gamma = gamma.const_data_ptr(),
+              .beta = beta.const_data_ptr(),
+              .eps = static_cast<float>(eps),
+              .moments = {static_cast<uint64_t*>(said.mutable_data_ptr()), moments}});
   return out;
 }
 
@@ -312,10 +320,10 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
       "dtype) -> Tensor");
   m.def("transpose(Tensor x, Tensor cu_seqlens, SymInt tokens) -> Tensor");
   m.def("pooling(Tensor hidden, Tensor cu_seqlens, str mode, bool normalize) -> Tensor");
-  m.def("linear_fused(Tensor a, Tensor weight, Tensor? bias, str activation, int variant) -> Tensor");
+  m.def("linear_own(Tensor a, Tensor weight, Tensor? bias, str activation, str kernel, str variant) -> Tensor");
   m.def(
       "linear_layernorm(Tensor a, Tensor weight, Tensor? bias, Tensor input, Tensor gamma, Tensor beta, float eps, "
-      "int variant) -> Tensor");
+      "str variant) -> Tensor");
   m.def("linear(Tensor a, Tensor weight, Tensor? bias, str activation) -> Tensor");
 }
 
@@ -334,7 +342,7 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
 TORCH_LIBRARY_IMPL(ftbert, CPU, m) { FTBERT_KERNEL_OPS(m); }
 TORCH_LIBRARY_IMPL(ftbert, CUDA, m) {
   FTBERT_KERNEL_OPS(m);
-  m.impl("linear_fused", &linear_fused);
+  m.impl("linear_own", &linear_own);
   m.impl("linear_layernorm", &linear_layernorm_op);
 }
 

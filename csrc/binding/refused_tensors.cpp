@@ -42,7 +42,7 @@ void refuse_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack*) {
                            "transpose",                                 \
                            "pooling",                                   \
                            "linear",                                    \
-                           "linear_fused",                              \
+                           "linear_own",                                \
                            "linear_layernorm",                          \
                            "padding",                                   \
                            "padding_mask",                              \
@@ -65,7 +65,7 @@ FTBERT_REFUSE(NestedTensorCUDA)
 FTBERT_REFUSE(MkldnnCPU)
 
 TORCH_LIBRARY_IMPL(ftbert, CPU, m) {
-  m.impl("linear_fused", torch::CppFunction::makeFromBoxedFunction<&refuse_on_cpu>());
+  m.impl("linear_own", torch::CppFunction::makeFromBoxedFunction<&refuse_on_cpu>());
   m.impl("linear_layernorm", torch::CppFunction::makeFromBoxedFunction<&refuse_on_cpu>());
 }
 

@@ -112,7 +112,7 @@ struct CallContext<Cuda> {
   explicit CallContext(const at::Device& device, at::ScalarType = at::kFloat)
       : context(cuda_context(device.index(),
                              c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle())) {
-    context.plans = gemm_plans(context.device);
+    context.plans = product_plans(context.device);
     context.gemm_workspace_bytes = gemm_workspace_bytes(context.device);
   }
   // Before products: the call's own, so that threads and streams cannot meet in it; torch's allocator makes it cheap.

@@ -7,8 +7,8 @@
 
 namespace ftbert {
 
-struct CpuGemm;    // gemm/gemm.h
-struct GemmPlans;  // gemm/gemm_cuda.cpp
+struct CpuGemm;       // gemm/gemm.h
+struct ProductPlans;  // gemm/plans.h
 
 template <class Device>
 struct Context;
@@ -27,7 +27,7 @@ struct Context<Cuda> {
   int64_t l2_bytes = 0;            // of the device's cache
   int capability = 0;              // 10 * major + minor
   int shared_bytes = 0;            // shared memory that a block may have
-  GemmPlans* plans = nullptr;      // cuBLASLt plans of this device; shared by threads, internally locked
+  ProductPlans* plans = nullptr;   // of this device's products; shared by threads, internally locked
   bool tf32 = false;               // asks for fp32 products with operands rounded to 10 bits (TF32)
   void* gemm_workspace = nullptr;  // one call's own
   size_t gemm_workspace_bytes = 0;

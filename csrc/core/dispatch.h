@@ -36,7 +36,8 @@ decltype(auto) dispatch(DeviceKind device, DType dtype, F&& f) {
 #ifdef FTBERT_CUDA
   if (dtype == DType::fp16) return std::forward<F>(f)(Backend<Cuda, half_t>{});
   if (dtype == DType::bf16) return std::forward<F>(f)(Backend<Cuda, bfloat16_t>{});
-  return std::forward<F>(f)(Backend<Cuda, float>{});
+  if (dtype == DType::fp32) return std::forward<F>(f)(Backend<Cuda, float>{});
+  throw Error("on the GPU ftbert computes in fp32, fp16 or bf16, got " + std::string(to_string(dtype)));
 #else
   throw Error("this build of ftbert has no CUDA; rebuild with FTBERT_CUDA=ON where nvcc is installed, or use the CPU");
 #endif

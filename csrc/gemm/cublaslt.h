@@ -7,9 +7,9 @@
 
 namespace ftbert {
 
-// The cuBLASLt handle and plans of one device: process-wide, made on first use, never destroyed, locked inside.
+// The cuBLASLt handle and the plans of one device: process-wide, made on first use, never destroyed, locked inside.
 // cuBLASLt allocates when its handle is made, so the first use must not lie inside a stream capture.
-GemmPlans* gemm_plans(int device);
+ProductPlans* product_plans(int device);
 
 // Workspace that Context<Cuda>::gemm_workspace should have on this device (-1: the current one), 256-byte aligned.
 size_t gemm_workspace_bytes(int device = -1);

@@ -1,4 +1,5 @@
-// Choosing: a plan for each key from the tuned table or cuBLASLt's heuristic, kept until there is another table.
+// Choosing: a plan for each key from the tuned table, a guess or cuBLASLt's heuristic, kept until there is another
+// table.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -12,8 +13,6 @@
 #include "core/device_guard.h"
 #include "gemm/cublaslt.h"
 #include "gemm/guess.h"
-#include "gemm/own/own.h"
-#include "gemm/own/wgmma_layernorm.h"
 #include "gemm/plans.h"
 
 namespace ftbert {
@@ -22,10 +21,6 @@ namespace {
 // Packed tokens give every m, and a plan is about 600 bytes. A full map starts over: refilling costs one heuristic a
 // shape, tens of microseconds.
 constexpr size_t kMostPlans = 8192;
-
-cudaDataType_t data_type(DType dtype) {
-  return dtype == DType::fp16 ? CUDA_R_16F : dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F;
-}
 
 template <class V>
 void set(cublasLtMatmulPreferenceOpaque_t& preference, cublasLtMatmulPreferenceAttributes_t attribute, V value) {
@@ -48,18 +43,38 @@ void set_layout(cublasLtMatrixLayoutOpaque_t& layout, cudaDataType_t type, int64
       cublasLtMatrixLayoutSetAttribute(&layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof(stride)));
 }
 
-// All of it, whether cuBLASLt would fuse it or not.
-Activation activation_of(const GemmKey& key) {
-  switch (key.epilogue) {
-    case CUBLASLT_EPILOGUE_RELU:
-    case CUBLASLT_EPILOGUE_RELU_BIAS: return Activation::relu;
-    case CUBLASLT_EPILOGUE_GELU:
-    case CUBLASLT_EPILOGUE_GELU_BIAS: return Activation::gelu_tanh;
-    default: return key.after;
-  }
+// What products share a row: a bias counts where cuBLASLt adds it.
+Product without_m(Product product) {
+  product.m = 0;
+  product.epilogue.bias = cublas_epilogue(product).bias;
+  return product;
 }
 
 }  // namespace
+
+cudaDataType_t cuda_type(DType dtype) {
+  switch (dtype) {
+    case DType::fp32: return CUDA_R_32F;
+    case DType::fp16: return CUDA_R_16F;
+    case DType::bf16: return CUDA_R_16BF;
+    case DType::e4m3: return CUDA_R_8F_E4M3;
+    case DType::int8: return CUDA_R_8I;
+  }
+  fail("cuBLASLt has no such type");
+}
+
+// cuBLASLt's GELU is the tanh form with an approximate tanh: good for 16-bit outputs of gelu_tanh models, never for erf
+// or fp32. A LayerNorm behind the product adds its bias.
+CublasEpilogue cublas_epilogue(const Product& product) {
+  const auto [bias, activation, residual_norm] = product.epilogue;
+  if (residual_norm) return {};
+  if (activation == Activation::none) return {bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT, bias, {}};
+  if (activation == Activation::relu) return {bias ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_RELU, bias, {}};
+  if (activation == Activation::gelu_tanh && product.c != DType::fp32)
+    return {bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU, bias, {}};
+  // The bias waits for add_bias_act, which adds it in float.
+  return {.after = product.epilogue};
+}
 
 void cublas_check(cublasStatus_t status, const char* call) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
@@ -68,32 +83,45 @@ void cublas_check(cublasStatus_t status, const char* call) {
   fail(call, " failed: ", cublasLtGetStatusString(status), " (", cublasLtGetStatusName(status), ")");
 }
 
-size_t GemmKeyHash::operator()(const GemmKey& key) const {
-  uint64_t hash = 0;
-  const auto mix = [&hash](uint64_t value) {
-    hash = (hash ^ value) * 0x9e3779b97f4a7c15ull;
-    hash ^= hash >> 32;
-  };
-  for (const int64_t value : {key.m, key.n, key.k, key.batch, key.workspace}) mix(static_cast<uint64_t>(value));
-  mix(static_cast<uint64_t>(key.epilogue) << 32 | static_cast<uint64_t>(key.after) << 16 |
-      static_cast<uint64_t>(key.dtype) << 8 | key.layernorm << 3 | key.float_out << 2 | key.b_transposed << 1 |
-      static_cast<int>(key.tf32));
-  mix(uint64_t{key.align_a} << 32 | uint64_t{key.align_b} << 16 | key.align_c);
-  return static_cast<size_t>(hash);
+namespace {
+struct Hash {
+  uint64_t value = 0;
+  void mix(uint64_t word) {
+    value = (value ^ word) * 0x9e3779b97f4a7c15ull;
+    value ^= value >> 32;
+  }
+};
+}  // namespace
+
+size_t ProductHash::operator()(const Product& p) const {
+  Hash hash;
+  for (const int64_t value : {p.m, p.n, p.k, p.batch}) hash.mix(static_cast<uint64_t>(value));
+  const Epilogue& e = p.epilogue;
+  hash.mix(static_cast<uint64_t>(e.activation) << 32 | static_cast<uint64_t>(p.a) << 24 |
+           static_cast<uint64_t>(p.b) << 16 | static_cast<uint64_t>(p.c) << 8 | e.residual_norm << 2 | e.bias << 1 |
+           static_cast<int>(p.b_transposed));
+  return static_cast<size_t>(hash.value);
 }
 
-GemmPlans::GemmPlans(int device) {
+size_t PlanKeyHash::operator()(const PlanKey& key) const {
+  Hash hash{ProductHash()(key.product)};
+  hash.mix(static_cast<uint64_t>(key.workspace) << 1 | static_cast<int>(key.tf32));
+  hash.mix(uint64_t{key.align_a} << 32 | uint64_t{key.align_b} << 16 | key.align_c);
+  return static_cast<size_t>(hash.value);
+}
+
+ProductPlans::ProductPlans(int device) {
   const DeviceGuard guard(device);  // a handle belongs to the device that is current here
   FTBERT_CUBLAS_CHECK(cublasLtCreate(&handle));
   int major = 0, minor = 0;
   FTBERT_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
   FTBERT_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-  capability_ = 10 * major + minor;
-  FTBERT_CUDA_CHECK(cudaDeviceGetAttribute(&sm_count_, cudaDevAttrMultiProcessorCount, device));
-  FTBERT_CUDA_CHECK(cudaDeviceGetAttribute(&shared_bytes_, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  gpu_.capability = 10 * major + minor;
+  FTBERT_CUDA_CHECK(cudaDeviceGetAttribute(&gpu_.sm_count, cudaDevAttrMultiProcessorCount, device));
+  FTBERT_CUDA_CHECK(cudaDeviceGetAttribute(&gpu_.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
 }
 
-GemmPlan GemmPlans::get(const GemmKey& key, const void* bias) {
+Plan ProductPlans::get(const PlanKey& key, const void* bias) {
   std::shared_ptr<const Table> table;
   {
     const std::shared_lock lock(mutex_);
@@ -101,7 +129,10 @@ GemmPlan GemmPlans::get(const GemmKey& key, const void* bias) {
     table = table_;
   }
   // Outside the lock: two threads may make the same plan once, and none waits for another's heuristic.
-  const GemmPlan plan = make(key, bias, *table);
+  const CublasEpilogue epilogue = cublas_epilogue(key.product);
+  Plan plan = make(key, epilogue, bias, *table);
+  if (!plan.supported && epilogue.fused != CUBLASLT_EPILOGUE_DEFAULT)  // nothing with this epilogue
+    plan = make(key, {.after = key.product.epilogue}, bias, *table);
   const std::unique_lock lock(mutex_);
   if (table != table_) return plan;  // right for this call, but not to be kept
   if (plans_.size() >= kMostPlans) plans_.clear();
@@ -109,38 +140,33 @@ GemmPlan GemmPlans::get(const GemmKey& key, const void* bias) {
   return plan;
 }
 
-void GemmPlans::set_table(const std::vector<TunedGemm>& rows) {
+void ProductPlans::set_table(const std::vector<TunedRow>& rows) {
   auto table = std::make_shared<Table>();
-  for (const TunedGemm& row : rows) {
-    const GemmProblem& p = row.problem;
-    const FusedEpilogue fused = fuse_epilogue(p.bias && !p.layernorm, p.activation, p.dtype);
-    const Activation after = fused.whole ? Activation::none : p.activation;
-    (*table)[{p.dtype, fused.epilogue, after, p.layernorm, p.n, p.k}][row.to] = row;
-  }
+  for (const TunedRow& row : rows) (*table)[without_m(row.product)][row.to] = row;
   const std::unique_lock lock(mutex_);
   table_ = std::move(table);
   plans_.clear();
 }
 
-GemmPlan GemmPlans::describe(const GemmKey& key, const void* bias) {
-  GemmPlan plan;
+Plan ProductPlans::describe(const PlanKey& key, const CublasEpilogue& epilogue, const void* bias) {
+  const Product& p = key.product;
+  Plan plan{.epilogue = epilogue};
   FTBERT_CUBLAS_CHECK(cublasLtMatmulDescInit(&plan.operation,
                                              key.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
   // Column-major C^T [n, m] = op(B) A^T: cuBLASLt's first operand is our B. B [n, k] is its [k, n], to be transposed.
-  set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, key.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, p.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N);
-  set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, key.epilogue);
-  if (bias) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+  set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue.fused);
+  if (epilogue.bias) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
 
-  const cudaDataType_t type = data_type(key.dtype);
-  set_layout(plan.a, type, key.m, key.k, key.batch);
-  set_layout(plan.b, type, key.b_transposed ? key.n : key.k, key.b_transposed ? key.k : key.n, key.batch);
-  set_layout(plan.c, key.float_out ? CUDA_R_32F : type, key.m, key.n, key.batch);
+  set_layout(plan.a, cuda_type(p.a), p.m, p.k, p.batch);
+  set_layout(plan.b, cuda_type(p.b), p.b_transposed ? p.n : p.k, p.b_transposed ? p.k : p.n, p.batch);
+  set_layout(plan.c, cuda_type(p.c), p.m, p.n, p.batch);
   return plan;
 }
 
-bool GemmPlans::accepts(const GemmKey& key, GemmPlan plan, const cublasLtMatmulAlgo_t& algorithm,
-                        cublasLtMatmulHeuristicResult_t* result) const {
+bool ProductPlans::accepts(const PlanKey& key, Plan plan, const cublasLtMatmulAlgo_t& algorithm,
+                           cublasLtMatmulHeuristicResult_t* result) const {
   cublasLtMatmulHeuristicResult_t found{};
   const cublasStatus_t status =
       cublasLtMatmulAlgoCheck(handle, &plan.operation, &plan.b, &plan.a, &plan.c, &plan.c, &algorithm, &found);
@@ -148,7 +174,7 @@ bool GemmPlans::accepts(const GemmKey& key, GemmPlan plan, const cublasLtMatmulA
   return status == CUBLAS_STATUS_SUCCESS && found.workspaceSize <= static_cast<size_t>(key.workspace);
 }
 
-std::vector<cublasLtMatmulHeuristicResult_t> GemmPlans::propose(const GemmKey& key, GemmPlan plan, int most) const {
+std::vector<cublasLtMatmulHeuristicResult_t> ProductPlans::propose(const PlanKey& key, Plan plan, int most) const {
   cublasLtMatmulPreferenceOpaque_t preference;
   FTBERT_CUBLAS_CHECK(cublasLtMatmulPreferenceInit(&preference));
   set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(key.workspace));
@@ -172,66 +198,64 @@ std::vector<cublasLtMatmulHeuristicResult_t> GemmPlans::propose(const GemmKey& k
   return results;
 }
 
-// The table's row for this key, or nullptr.
-const TunedGemm* GemmPlans::row_of(const GemmKey& key, const Table& table) {
-  const auto find = [&](Activation after) -> const TunedGemm* {
-    const auto rows = table.find({key.dtype, key.epilogue, after, key.layernorm, key.n, key.k});
+void ProductPlans::run(const PlanKey& key, Plan plan, const ProductData& data, void* workspace, void* stream) const {
+  if (plan.epilogue.bias) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, data.bias);
+  const float one = 1.0f, zero = 0.0f;
+  FTBERT_CUBLAS_CHECK(cublasLtMatmul(handle, &plan.operation, &one, data.b, &plan.b, data.a, &plan.a, &zero, data.c,
+                                     &plan.c, data.c, &plan.c, &plan.algorithm, workspace,
+                                     static_cast<size_t>(key.workspace), static_cast<cudaStream_t>(stream)));
+}
+
+// The table's row for this product, or nullptr.
+const TunedRow* ProductPlans::row_of(const Product& product, const Table& table) {
+  const auto find = [&](const Product& wanted) -> const TunedRow* {
+    const auto rows = table.find(without_m(wanted));
     if (rows == table.end()) return nullptr;
-    const auto row = rows->second.lower_bound(key.m);
-    return row == rows->second.end() || row->second.from > key.m ? nullptr : &row->second;
+    const auto row = rows->second.lower_bound(product.m);
+    return row == rows->second.end() || row->second.from > product.m ? nullptr : &row->second;
   };
-  const TunedGemm* row = find(key.after);
+  const TunedRow* row = find(product);
+  if (row || cublas_epilogue(product).after == Epilogue{}) return row;
   // What is fastest without an activation is mostly the fastest with one behind it.
-  return row || key.after == Activation::none || key.layernorm ? row : find(Activation::none);
+  Product plain = product;
+  plain.epilogue = {};
+  return find(plain);
 }
 
 // Whether the row's choice can run; the plan then says so.
-bool GemmPlans::follows(const GemmKey& key, const TunedGemm& row, GemmPlan& plan) const {
-  const auto& [problem, from, to, data] = row;
-  if (key.layernorm) {
-    const int variant = norm_variant(data);
-    const NormGemm gemm{.m = key.m, .n = key.n, .k = key.k, .dtype = key.dtype};
-    if (norm_gemm_supports(capability_, variant, gemm)) plan.norm = variant;
-    return plan.norm >= 0;
-  }
-  if (const int variant = fused_variant(data); variant >= 0) {
-    // Also where the row is the plain product's, this one has to apply what comes after.
-    const Activation activation = key.after != Activation::none ? key.after : problem.activation;
-    const FusedGemm gemm{.m = key.m, .n = key.n, .k = key.k, .dtype = key.dtype, .activation = activation};
-    if (!fused_gemm_supports(capability_, shared_bytes_, variant, gemm)) return false;
-    plan.fused = variant;
+bool ProductPlans::follows(const PlanKey& key, const TunedRow& row, Plan& plan) const {
+  if (row.own) {
+    // Also where the row is the plain product's: the kernel has to apply this one's epilogue.
+    if (!row.own.kernel->supports(gpu_, row.own.variant, key.product)) return false;
+    plan.own = row.own;
     return true;
   }
-  std::copy(data.begin(), data.end(), plan.algorithm.data);
+  if (key.product.epilogue.residual_norm) return false;
+  std::copy(row.algorithm.begin(), row.algorithm.end(), plan.algorithm.data);
   return accepts(key, plan, plan.algorithm);
 }
 
-GemmPlan GemmPlans::make(const GemmKey& key, const void* bias, const Table& table) const {
-  GemmPlan plan = describe(key, bias);
+Plan ProductPlans::make(const PlanKey& key, const CublasEpilogue& epilogue, const void* bias,
+                        const Table& table) const {
+  const Product& p = key.product;
+  const bool with_norm = p.epilogue.residual_norm;
+  Plan plan = describe(key, epilogue, bias);
   // Tables are made with aligned memory; a product that is not goes to the heuristic, which knows.
-  const bool plain = key.batch == 1 && key.b_transposed && !key.float_out && !key.tf32 &&
+  const bool plain = p.batch == 1 && p.b_transposed && p.a == p.b && p.a == p.c && !key.tf32 &&
                      std::min({key.align_a, key.align_b, key.align_c}) >= 16;
-  const TunedGemm* row = plain ? row_of(key, table) : nullptr;
-  const bool proposal = row && row->algorithm == kFirstProposal;
+  const TunedRow* row = plain ? row_of(p, table) : nullptr;
+  const bool proposal = row && row->is_first_proposal();
   if (row && !proposal && follows(key, *row, plan)) {
     plan.supported = true;
     return plan;
   }
-  const bool decided = row && (proposal || key.layernorm);
+  const bool decided = row && (proposal || with_norm);
   if (plain && !decided) {
-    const GemmProblem problem{.m = key.m,
-                              .n = key.n,
-                              .k = key.k,
-                              .dtype = key.dtype,
-                              .activation = activation_of(key),
-                              .layernorm = key.layernorm};
-    const GemmGuess guess = guess_gemm(capability_, sm_count_, problem);
-    plan.fused = guess.fused;
-    plan.norm = guess.norm;
-    plan.supported = plan.fused >= 0 || plan.norm >= 0;
+    plan.own = guess_product(gpu_, p);
+    plan.supported = static_cast<bool>(plan.own);
     if (plan.supported) return plan;
   }
-  if (key.layernorm) return plan;
+  if (with_norm) return plan;
   if (const auto proposed = propose(key, plan, 8); !proposed.empty()) {
     plan.algorithm = proposed.front().algo;
     plan.supported = true;
@@ -239,36 +263,21 @@ GemmPlan GemmPlans::make(const GemmKey& key, const void* bias, const Table& tabl
   return plan;
 }
 
-namespace {
-// No cublasLtMatmulAlgo_t begins like this.
-constexpr uint64_t kFusedMark = 0xf05edull << 44, kNormMark = 0xf05eeull << 44;
-
-std::array<uint64_t, 8> marked(uint64_t mark, int variant) { return {mark | static_cast<uint64_t>(variant)}; }
-int variant_of(uint64_t mark, const std::array<uint64_t, 8>& data) {
-  return (data[0] & ~uint64_t{0xffff}) == mark ? static_cast<int>(data[0] & 0xffff) : -1;
-}
-}  // namespace
-
-std::array<uint64_t, 8> fused_algorithm(int variant) { return marked(kFusedMark, variant); }
-int fused_variant(const std::array<uint64_t, 8>& data) { return variant_of(kFusedMark, data); }
-std::array<uint64_t, 8> norm_algorithm(int variant) { return marked(kNormMark, variant); }
-int norm_variant(const std::array<uint64_t, 8>& data) { return variant_of(kNormMark, data); }
-bool is_known(const std::array<uint64_t, 8>& data) {
-  const int fused = fused_variant(data);
-  return norm_variant(data) < norm_gemm_variants() && (fused < 0 || is_fused_gemm(fused));
-}
-
-GemmPlans* gemm_plans(int device) {
+ProductPlans* product_plans(int device) {
   // Never freed: at process exit the driver may be gone first.
   static std::mutex& mutex = *new std::mutex;
-  static auto& plans = *new std::map<int, std::unique_ptr<GemmPlans>>;
+  static auto& plans = *new std::map<int, std::unique_ptr<ProductPlans>>;
   const std::lock_guard lock(mutex);
-  std::unique_ptr<GemmPlans>& found = plans[device];
-  if (!found) found = std::make_unique<GemmPlans>(device);
+  std::unique_ptr<ProductPlans>& found = plans[device];
+  if (!found) found = std::make_unique<ProductPlans>(device);
   return found.get();
 }
 
-void set_gemm_table(int device, const std::vector<TunedGemm>& rows) { gemm_plans(device)->set_table(rows); }
+void set_table(int device, const std::vector<TunedRow>& rows) { product_plans(device)->set_table(rows); }
+
+bool is_known(std::string_view kernel, std::string_view variant) {
+  return static_cast<bool>(find_own(kernel, variant));
+}
 
 size_t gemm_workspace_bytes(int device) {
   if (device < 0) FTBERT_CUDA_CHECK(cudaGetDevice(&device));

@@ -40,4 +40,11 @@ struct Linear {
   const T* bias = nullptr;  // [n] or nullptr
 };
 
+// A layer's product over m rows of the stream's own type. The bias counts where the layer has one.
+template <class T>
+Product product_of(const Linear<T>& linear, int64_t m, Epilogue epilogue) {
+  epilogue.bias = epilogue.bias && linear.bias;
+  return {m, linear.weight.n, linear.weight.k, kDType<T>, linear.weight.dtype, kDType<T>, epilogue};
+}
+
 }  // namespace ftbert

@@ -7,8 +7,6 @@
 #include "gemm/gemm.h"
 #include "gemm/own/deferred_norm.h"
 #include "gemm/own/own.h"
-#include "gemm/own/wgmma.h"
-#include "gemm/own/wgmma_layernorm.h"
 #include "gemm/plans.h"
 #include "kernels/kernels.h"
 
@@ -28,82 +26,57 @@ uint16_t alignment(const void* pointer) {
   return static_cast<uint16_t>(address & -address);
 }
 
-void set_memory(const Context<Cuda>& context, GemmKey& key, const void* a, const void* b, const void* c,
-                const void* bias) {
-  key.workspace = context.gemm_workspace ? static_cast<int64_t>(context.gemm_workspace_bytes) : 0;
-  key.tf32 = key.dtype == DType::fp32 && context.tf32;
-  key.align_a = alignment(a);
-  key.align_b = alignment(b);
-  key.align_c = std::min(alignment(c), alignment(bias));
-}
-
-// What `run` has left to be done.
-enum class Left { all, bias_and_activation, nothing };
-
-// bias and activation are for what the plan fuses: key.epilogue in cuBLASLt, all of it in a product of our own.
-Left run(Context<Cuda>& context, GemmKey key, const void* a, const void* b, const void* bias, Activation activation,
-         void* c) {
+PlanKey key_of(const Context<Cuda>& context, const Product& product, const ProductData& data) {
   FTBERT_CHECK(context.plans, "a matrix product on CUDA needs Context::plans, see cuda_context");
-  const bool plain = key.epilogue == CUBLASLT_EPILOGUE_DEFAULT;
-  const void* cublas_bias = plain ? nullptr : bias;
-  set_memory(context, key, a, b, c, bias);
-  GemmPlan plan = context.plans->get(key, cublas_bias);
-  if (!plan.supported) return Left::all;
-  if (plan.fused >= 0) {
-    run_fused_gemm(context, plan.fused, {key.m, key.n, key.k, key.dtype, activation, a, b, bias, c});
-    return Left::nothing;
-  }
-  if (cublas_bias)
-    FTBERT_CUBLAS_CHECK(
-        cublasLtMatmulDescSetAttribute(&plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias)));
-  const float one = 1.0f, zero = 0.0f;
-  FTBERT_CUBLAS_CHECK(cublasLtMatmul(context.plans->handle, &plan.operation, &one, b, &plan.b, a, &plan.a, &zero, c,
-                                     &plan.c, c, &plan.c, &plan.algorithm, context.gemm_workspace,
-                                     static_cast<size_t>(key.workspace), static_cast<cudaStream_t>(context.stream)));
-  return plain && (bias || activation != Activation::none) ? Left::bias_and_activation : Left::nothing;
+  PlanKey key{.product = product};
+  key.workspace = context.gemm_workspace ? static_cast<int64_t>(context.gemm_workspace_bytes) : 0;
+  key.tf32 = product.a == DType::fp32 && context.tf32;
+  key.align_a = alignment(data.a);
+  key.align_b = alignment(data.b);
+  key.align_c = std::min({alignment(data.c), alignment(data.bias), alignment(data.gamma), alignment(data.beta)});
+  return key;
 }
 
-void check_ran(Left left, const GemmKey& key) {
-  FTBERT_CHECK(left != Left::all, "cuBLASLt has no algorithm for a product of ", to_string(key.dtype),
-               " with m=", key.m, " n=", key.n, " k=", key.k, " batch=", key.batch);
+// Returns the part of the epilogue that is left for add_bias_act.
+Epilogue run(Context<Cuda>& context, const Product& product, const ProductData& data) {
+  const PlanKey key = key_of(context, product, data);
+  const Plan plan = context.plans->get(key, data.bias);
+  FTBERT_CHECK(plan.supported, "cuBLASLt has no algorithm for a product of ", to_string(product.a),
+               " with m=", product.m, " n=", product.n, " k=", product.k, " batch=", product.batch);
+  if (plan.own) {
+    run_own(context, plan.own, product, data);
+    return {};
+  }
+  context.plans->run(key, plan, data, context.gemm_workspace, context.stream);
+  return plan.epilogue.after;
 }
 
 }  // namespace
 
-// cuBLASLt's GELU is the tanh form with an approximate tanh: good for 16-bit outputs of gelu_tanh models, never for erf
-// or fp32.
-FusedEpilogue fuse_epilogue(bool bias, Activation activation, DType dtype) {
-  if (activation == Activation::none) return {bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT, true};
-  if (activation == Activation::relu) return {bias ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_RELU, true};
-  if (activation == Activation::gelu_tanh && dtype != DType::fp32)
-    return {bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU, true};
-  // The bias waits for add_bias_act, which adds it in float.
-  return {};
-}
-
 template <class Device, class T>
-const T* linear(Context<Device>& context, const Linear<T>& weights, const T* a, int64_t m, Epilogue epilogue, T* out) {
-  const int64_t n = weights.n, k = weights.k;
-  if (m == 0 || n == 0) return out;
-  const T* bias = epilogue.bias ? weights.bias : nullptr;
-  const FusedEpilogue fused = fuse_epilogue(bias != nullptr, epilogue.activation, kDType<T>);
+Operand linear(Context<Device>& context, const Linear<T>& linear, const Operand& a, int64_t m, Epilogue epilogue,
+               T* out, DType) {
+  check_computed(DeviceKind::cuda, kDType<T>, linear.weight);
+  Product product = product_of(linear, m, epilogue);
+  const int64_t n = product.n, k = product.k;
+  if (m == 0 || n == 0) return Operand::of(out);
+  const T* const from = a.template as<T>();
+  const T* const bias = product.epilogue.bias ? linear.bias : nullptr;
   int64_t step = std::max<int64_t>(1, kMostElements / std::max(n, k));
   if (step > 1024) step -= step % 1024;
   for (int64_t first = 0; first < m; first += step) {
-    const T* in = a + first * k;
-    T* to = out + first * n;
-    GemmKey key{.m = std::min(step, m - first), .n = n, .k = k, .epilogue = fused.epilogue, .dtype = kDType<T>};
-    if (!fused.whole) key.after = epilogue.activation;
-    Left left = run(context, key, in, weights.weight, bias, epilogue.activation, to);
-    if (left == Left::all) {  // not with this epilogue
-      key.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-      key.after = epilogue.activation;
-      left = run(context, key, in, weights.weight, bias, epilogue.activation, to);
-    }
-    check_ran(left, key);
-    if (left == Left::bias_and_activation) add_bias_act<Device, T>(context, to, bias, epilogue.activation, key.m, n);
+    T* const to = out + first * n;
+    product.m = std::min(step, m - first);
+    const Epilogue left = run(context, product, {from + first * k, linear.weight.data, bias, to});
+    if (left != Epilogue{})
+      add_bias_act<Device, T>(context, to, left.bias ? bias : nullptr, left.activation, product.m, n);
   }
-  return out;
+  return Operand::of(out);
+}
+
+template <class Device, class T>
+DType operand_dtype(const Matrix&) {
+  return kDType<T>;
 }
 
 template <>
@@ -112,80 +85,73 @@ int64_t gemm_rows(const Context<Cuda>&, int64_t rows) {
 }
 
 template <class Device, class T>
-const T* linear_in_pieces(Context<Device>& context, const Linear<T>& weights, const T* a, int64_t m, Epilogue epilogue,
-                          T* out) {
-  return linear(context, weights, a, gemm_rows(context, m), epilogue, out);
+Operand linear_all(Context<Device>& context, const Linear<T>& weights, const Operand& a, int64_t m, Epilogue epilogue,
+                   T* out, DType as) {
+  return linear(context, weights, a, gemm_rows(context, m), epilogue, out, as);
 }
 
 template <class Device, class T>
-void linear_layernorm(Context<Device>& context, const Linear<T>& weights, const T* a, int64_t m,
+void linear_layernorm(Context<Device>& context, const Linear<T>& weights, const Operand& a, int64_t m,
                       const ResidualNorm<T>& norm, int64_t rows, T* product, T* x) {
-  const int64_t n = weights.n, k = weights.k;
+  const int64_t n = weights.weight.n;
   if (rows == 0 || n == 0) return;
   if constexpr (!std::is_same_v<T, float>) {
     if (norm.moments && context.plans) {
-      GemmKey key{.m = m, .n = n, .k = k, .dtype = kDType<T>, .layernorm = true};
-      set_memory(context, key, a, weights.weight, x, weights.bias);
-      key.align_c = std::min({key.align_c, alignment(norm.gamma), alignment(norm.beta)});
-      const GemmPlan plan = context.plans->get(key, nullptr);
-      if (plan.norm >= 0) {
-        run_norm_gemm(context, plan.norm,
-                      {rows, n, k, kDType<T>, norm.eps, a, weights.weight, weights.bias, norm.gamma, norm.beta, x,
-                       norm.moments->data, norm.moments->count, norm.moments->turn++});
+      check_computed(DeviceKind::cuda, kDType<T>, weights.weight);
+      Product whole = product_of(weights, m, {.bias = true, .residual_norm = true});
+      const ProductData data{a.template as<T>(), weights.weight.data, weights.bias, x,
+                             norm.gamma,         norm.beta,           norm.eps,     *norm.moments};
+      if (const OwnChoice own = context.plans->get(key_of(context, whole, data), nullptr).own) {
+        whole.m = rows;
+        run_own(context, own, whole, data);
+        ++norm.moments->turn;
         return;
       }
     }
   }
-  const T* made = linear(context, weights, a, m, {}, product);
-  add_bias_input_layernorm<Device, T>(context, made, weights.bias, x, norm.gamma, norm.beta, norm.eps, rows, n, nullptr,
-                                      x);
+  const Operand made = linear(context, weights, a, m, {}, product);
+  add_bias_input_layernorm<Device, T>(context, made.template as<T>(), weights.bias, x, norm.gamma, norm.beta, norm.eps,
+                                      rows, n, nullptr, x);
 }
 
 template <class T>
-int few_variant(const Context<Cuda>& context, const Linear<T>& weights, int64_t m, Epilogue epilogue) {
-  FTBERT_CHECK(context.plans, "a matrix product on CUDA needs Context::plans, see cuda_context");
-  const FusedEpilogue fused = fuse_epilogue(epilogue.bias, epilogue.activation, kDType<T>);
-  GemmKey key{.m = m, .n = weights.n, .k = weights.k, .epilogue = fused.epilogue, .dtype = kDType<T>};
-  if (!fused.whole) key.after = epilogue.activation;
-  set_memory(context, key, nullptr, weights.weight, nullptr, nullptr);
-  const bool cublas_bias = key.epilogue != CUBLASLT_EPILOGUE_DEFAULT;
-  return few_place(context.plans->get(key, cublas_bias ? weights.bias : nullptr).fused);
+int wgmma_tile_variant(const Context<Cuda>& context, const Linear<T>& linear, int64_t m, Epilogue epilogue) {
+  const PlanKey key = key_of(context, product_of(linear, m, epilogue), {.b = linear.weight.data});
+  const OwnChoice own = context.plans->get(key, linear.bias).own;
+  return own.kernel == &wgmma_tile ? own.variant : -1;
 }
 
 template <class Device, class T, class C>
-void gemm(Context<Device>& context, const GemmShape& shape, const T* a, const T* b, C* c) {
-  const auto [m, n, k, batch, b_transposed] = shape;
-  if (m == 0 || n == 0 || batch == 0) return;
+void gemm(Context<Device>& context, const Product& product, const T* a, const T* b, C* c) {
+  FTBERT_CHECK(product.a == kDType<T> && product.b == kDType<T> && product.c == kDType<C>,
+               "a batch of products is described by other types than those of its matrices");
+  const int64_t m = product.m, n = product.n, k = product.k;
+  if (m == 0 || n == 0 || product.batch == 0) return;
   const int64_t largest = std::max({m * n, m * k, n * k, int64_t{1}});
   const int64_t step = std::clamp<int64_t>(kMostElements / largest, 1, kMostBatch);
-  for (int64_t first = 0; first < batch; first += step) {
-    const GemmKey key{.m = m,
-                      .n = n,
-                      .k = k,
-                      .batch = std::min(step, batch - first),
-                      .dtype = kDType<T>,
-                      .float_out = std::is_same_v<C, float>,
-                      .b_transposed = b_transposed};
-    check_ran(run(context, key, a + first * m * k, b + first * n * k, nullptr, Activation::none, c + first * m * n),
-              key);
+  for (int64_t first = 0; first < product.batch; first += step) {
+    Product part = product;
+    part.batch = std::min(step, product.batch - first);
+    run(context, part, {.a = a + first * m * k, .b = b + first * n * k, .c = c + first * m * n});
   }
 }
 
-#define FTBERT_INSTANTIATE(T)                                                                                          \
-  template const T* linear(Context<Cuda>&, const Linear<T>&, const T*, int64_t, Epilogue, T*);                         \
-  template const T* linear_in_pieces(Context<Cuda>&, const Linear<T>&, const T*, int64_t, Epilogue, T*);               \
-  template void linear_layernorm(Context<Cuda>&, const Linear<T>&, const T*, int64_t, const ResidualNorm<T>&, int64_t, \
-                                 T*, T*);
+#define FTBERT_INSTANTIATE(T)                                                                                       \
+  template Operand linear(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, Epilogue, T*, DType);          \
+  template DType operand_dtype<Cuda, T>(const Matrix&);                                                             \
+  template Operand linear_all(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, Epilogue, T*, DType);      \
+  template void linear_layernorm(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, const ResidualNorm<T>&, \
+                                 int64_t, T*, T*);
 FTBERT_INSTANTIATE(float)
 FTBERT_INSTANTIATE(half_t)
 FTBERT_INSTANTIATE(bfloat16_t)
 #undef FTBERT_INSTANTIATE
-template int few_variant(const Context<Cuda>&, const Linear<half_t>&, int64_t, Epilogue);
-template int few_variant(const Context<Cuda>&, const Linear<bfloat16_t>&, int64_t, Epilogue);
-template void gemm(Context<Cuda>&, const GemmShape&, const float*, const float*, float*);
-template void gemm(Context<Cuda>&, const GemmShape&, const half_t*, const half_t*, half_t*);
-template void gemm(Context<Cuda>&, const GemmShape&, const half_t*, const half_t*, float*);
-template void gemm(Context<Cuda>&, const GemmShape&, const bfloat16_t*, const bfloat16_t*, bfloat16_t*);
-template void gemm(Context<Cuda>&, const GemmShape&, const bfloat16_t*, const bfloat16_t*, float*);
+template int wgmma_tile_variant(const Context<Cuda>&, const Linear<half_t>&, int64_t, Epilogue);
+template int wgmma_tile_variant(const Context<Cuda>&, const Linear<bfloat16_t>&, int64_t, Epilogue);
+template void gemm(Context<Cuda>&, const Product&, const float*, const float*, float*);
+template void gemm(Context<Cuda>&, const Product&, const half_t*, const half_t*, half_t*);
+template void gemm(Context<Cuda>&, const Product&, const half_t*, const half_t*, float*);
+template void gemm(Context<Cuda>&, const Product&, const bfloat16_t*, const bfloat16_t*, bfloat16_t*);
+template void gemm(Context<Cuda>&, const Product&, const bfloat16_t*, const bfloat16_t*, float*);
 
 }  // namespace ftbert

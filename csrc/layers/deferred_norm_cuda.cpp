@@ -39,10 +39,10 @@ std::string FoldedLayers<T>::refusal(const Context<Cuda>& context, const Encoder
   if (c.hidden % 8 != 0 || c.inter % 8 != 0) return "hidden and inter must be multiples of 8";
   if (c.hidden > kMostColumns) return "hidden is more than " + std::to_string(kMostColumns);
   for (const LayerWeights<T>& layer : layers)
-    for (const T* pointer : {layer.qkv.weight, layer.qkv.bias, layer.out.weight, layer.out.bias, layer.up.weight,
-                             layer.up.bias, layer.down.weight, layer.down.bias})
-      if (!pointer || reinterpret_cast<uintptr_t>(pointer) % 16 != 0)
-        return "a weight is missing or does not begin at 16 bytes";
+    for (const Linear<T>* linear : {&layer.qkv, &layer.out, &layer.up, &layer.down})
+      for (const void* pointer : {linear->weight.data, static_cast<const void*>(linear->bias)})
+        if (!pointer || reinterpret_cast<uintptr_t>(pointer) % 16 != 0)
+          return "a weight is missing or does not begin at 16 bytes";
   for (const LayerWeights<T>& layer : layers)
     for (const Norm<T>* norm : {&layer.attention_norm, &layer.ffn_norm})
       if (!norm->gamma || !norm->beta) return "a LayerNorm has no gamma or beta";
@@ -72,14 +72,16 @@ FoldedLayers<T>::FoldedLayers(const Context<Cuda>& context, const EncoderConfig&
   };
   // before: what the LayerNorm that is pending has left, and its beta.
   const auto corrected = [&](const Linear<T>& linear, const SumVectors& before, const T* beta) {
-    const CorrectionVectors made{take(linear.n), take(linear.n)};
-    fold_weight(context, kDType<T>, linear.weight, linear.bias, before.gamma, beta, linear.n, linear.k, made.add,
+    const int64_t n = linear.weight.n;
+    const CorrectionVectors made{take(n), take(n)};
+    fold_weight(context, kDType<T>, linear.weight.data, linear.bias, before.gamma, beta, n, linear.weight.k, made.add,
                 made.slope);
     return made;
   };
   const auto summing = [&](const Linear<T>& linear, const T* beta, const T* gamma) {
-    const SumVectors made{take(linear.n), take(linear.n), take(kAlone)};
-    fold_sum(context, kDType<T>, linear.bias, beta, gamma, linear.n, made.add, made.gamma, made.unscale);
+    const int64_t n = linear.weight.n;
+    const SumVectors made{take(n), take(n), take(kAlone)};
+    fold_sum(context, kDType<T>, linear.bias, beta, gamma, n, made.add, made.gamma, made.unscale);
     return made;
   };
   SumVectors before{};
@@ -101,9 +103,11 @@ auto FoldedLayers<T>::takes(const Context<Cuda>& context, int64_t tokens) const 
   if (tokens == 0 || tokens > most_tokens_) return std::nullopt;
   const LayerWeights<T>& layer = layers_.front();
   const int64_t rows = gemm_rows(context, tokens);
-  const Products all{few_variant(context, layer.qkv, rows, {.bias = true}), few_variant(context, layer.out, rows, {}),
-                     few_variant(context, layer.up, rows, {.bias = true, .activation = config_.activation}),
-                     few_variant(context, layer.down, rows, {})};
+  const auto variant = [&](const Linear<T>& linear, Epilogue epilogue) {
+    return wgmma_tile_variant(context, linear, rows, epilogue);
+  };
+  const Products all{variant(layer.qkv, {.bias = true}), variant(layer.out, {}),
+                     variant(layer.up, {.bias = true, .activation = config_.activation}), variant(layer.down, {})};
   if (std::min({all.qkv, all.out, all.up, all.down}) < 0) return std::nullopt;
   return all;
 }
@@ -129,18 +133,17 @@ void FoldedLayers<T>::run(Context<Cuda>& context, const FoldedInput<T>& in, cons
   const int64_t rows = gemm_rows(context, in.tokens);
   const float eps = static_cast<float>(config_.layer_norm_eps);
   const AddedMoments of_attention{in.moments}, of_ffn{in.moments + rows * kMomentWords};
-  const auto product = [&](const Linear<T>& linear, const T* a, T* c, Activation activation = Activation::none) {
-    return FusedGemm{rows, linear.n, linear.k, kDType<T>, activation, a, linear.weight, nullptr, c};
-  };
   const T* x = in.hidden;
   PendingNorm pending;
   const auto corrected = [&](int variant, const Linear<T>& linear, const CorrectionVectors& vectors,
                              Activation activation, T* to, const AddedMoments& cleared) {
-    run_corrected(context, variant, product(linear, x, to, activation), vectors.add, vectors.slope, pending, cleared);
+    run_corrected(context, variant, product_of(linear, rows, {.activation = activation}),
+                  {.a = x, .b = linear.weight.data, .c = to}, vectors.add, vectors.slope, pending, cleared);
   };
   const auto sum = [&](int variant, const Linear<T>& linear, const SumVectors& vectors, const T* a,
                        const AddedMoments& moments) {
-    run_summing(context, variant, product(linear, a, in.sum), vectors.add, x, pending, vectors.gamma, moments);
+    run_summing(context, variant, product_of(linear, rows, {}), {.a = a, .b = linear.weight.data, .c = in.sum},
+                vectors.add, x, pending, vectors.gamma, moments);
     x = in.sum;
     pending = {vectors.gamma, vectors.unscale, moments, eps};
   };

@@ -29,7 +29,7 @@ auto Encoder<Device, T>::carve_scratch(Workspace& ws, const EncoderInput& input,
   Scratch b{};
   // Also where LayerNorms are folded: hooks and the last layer of first rows go kernel by kernel.
   if (may_fold<Device, T> && c.norm_place == NormPlace::post)
-    b.norm_moments = {ws.take<uint64_t>(norm_gemm_moments(most)), norm_gemm_moments(most)};
+    b.norm_moments = {ws.take<uint64_t>(layernorm_moments(most)), layernorm_moments(most)};
   b.projected = ws.take<T>(most * c.hidden);
   if (on_cpu<Device>) b.context = ws.take<T>(most * c.hidden);  // still read where a later piece begins
   const size_t shared = ws.mark();

@@ -1,6 +1,6 @@
-// Products for up to some 2000 rows on Hopper between which no LayerNorm has to run: the one before it leaves the sum
-// that is to be normalised times gamma, and moments of the sum's rows; the one behind it multiplies that and corrects
-// what comes out,
+// Products on Hopper between which no LayerNorm kernel runs (wgmma_tile with other endings): the one before the
+// LayerNorm leaves the sum that is to be normalised times gamma, and moments of the sum's rows; the one behind it
+// multiplies that and corrects its result,
 //   (LayerNorm(x) @ W^T + b) [row, n] = scale * (x gamma @ W^T) + shift * slope [n] + add [n],
 // scale = 1 / deviation, shift = -mean * scale, slope = W gamma, add = b + W beta. No CUDA header.
 #pragma once
@@ -28,25 +28,26 @@ struct PendingNorm {
   float eps = 0;
 };
 
-// The variant of few_gemm that `linear` runs for this product; -1: it runs something else.
+// The variant of wgmma_tile that the plans choose for this product of a layer; -1: they choose something else.
 template <class T>
-int few_variant(const Context<Cuda>& context, const Linear<T>& weights, int64_t m, Epilogue epilogue);
+int wgmma_tile_variant(const Context<Cuda>& context, const Linear<T>& linear, int64_t m, Epilogue epilogue);
 
-// gemm.c = activation(corrected product): gemm.a is what `run_summing` left, gemm.bias is not read; add, slope [n] of
-// fold_weight. Rows of `cleared`, which are not those of norm, become 0.
-void run_corrected(const Context<Cuda>& context, int variant, const FusedGemm& gemm, const float* add,
-                   const float* slope, const PendingNorm& norm, const AddedMoments& cleared);
+// data.c = activation(corrected product): data.a is what `run_summing` left; add, slope [n] of fold_weight hold the
+// bias. Rows of `cleared`, which are not those of norm, become 0.
+void run_corrected(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data,
+                   const float* add, const float* slope, const PendingNorm& norm, const AddedMoments& cleared);
 
-// gemm.c = x * gamma, x = gemm.a @ gemm.b^T + add + residual (gemm.bias is not read); adds to moments those of x. add,
-// gamma [n] of fold_sum. residual [m, n], with the LayerNorm, short of its beta, that is pending on it; it may be
-// gemm.c. It and its moments are read before the kernel ahead has ended, so they must be there before that one.
-void run_summing(const Context<Cuda>& context, int variant, const FusedGemm& gemm, const float* add,
-                 const void* residual, const PendingNorm& norm, const float* gamma, const AddedMoments& moments);
+// data.c = x * gamma, x = data.a @ data.b^T + add + residual; adds to moments those of x. add, gamma [n] of fold_sum
+// hold the bias. residual [m, n], with the LayerNorm, short of its beta, that is pending on it; it may be data.c. It
+// and its moments are read before the kernel ahead has ended, so they must be there before that one.
+void run_summing(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data,
+                 const float* add, const void* residual, const PendingNorm& norm, const float* gamma,
+                 const AddedMoments& moments);
 
 // add = bias + beta of the LayerNorm that is pending (nullptr: none), less the mean of it: the LayerNorm that follows
-// does not see a constant, and a 16-bit sum is the better for being small. scaled = gamma of that one, times the power
-// of two with which the largest is between 1/2 and 1: x times it is stored as exactly as x would be, and no larger.
-// unscale, one float, undoes that. gamma nullptr: a LayerNorm kernel follows; scaled = 1. Float [n].
+// ignores a constant, and removing it reduces rounding. scaled = gamma of that one, times the power of two with which
+// the largest is between 1/2 and 1: x times it is stored as exactly as x would be, and no larger. unscale, one float,
+// undoes that. gamma nullptr: a LayerNorm kernel follows; scaled = 1. Float [n].
 void fold_sum(const Context<Cuda>& context, DType dtype, const void* bias, const void* beta, const void* gamma,
               int64_t n, float* add, float* scaled, float* unscale);
 

@@ -1,4 +1,4 @@
-// The endings of gemm_folded.h on the kernel of few_gemm.cuh.
+// The endings of deferred_norm.h on the kernel of wgmma_tile.cuh.
 #include "gemm/own/added_moments.cuh"
 #include "gemm/own/deferred_norm.h"
 #include "gemm/own/wgmma_tile.cuh"
@@ -25,12 +25,12 @@ struct Corrected {
   static constexpr int kVectors = 2;
 
   const Arguments& arguments;
-  const FewWork& work;
+  const TileWork& work;
   int64_t row0 = 0;
   int column0 = 0;
   RowScales scales;
 
-  __device__ Corrected(const Arguments& arguments, const FewWork& work) : arguments(arguments), work(work) {}
+  __device__ Corrected(const Arguments& arguments, const TileWork& work) : arguments(arguments), work(work) {}
   __device__ const float* vector(int i) const { return i == 0 ? arguments.add : arguments.slope; }
 
   __device__ void look_ahead(int64_t row, int column) {
@@ -77,13 +77,13 @@ struct Summing {
   static constexpr int kVectors = 3;
 
   const Arguments& arguments;
-  const FewWork& work;
+  const TileWork& work;
   int64_t row0 = 0;
   int column0 = 0;
   RowScales scales;
   uint32_t residual[Shape::kOwn][2];
 
-  __device__ Summing(const Arguments& arguments, const FewWork& work) : arguments(arguments), work(work) {}
+  __device__ Summing(const Arguments& arguments, const TileWork& work) : arguments(arguments), work(work) {}
   __device__ const float* vector(int i) const {
     return i == 0 ? arguments.add : i == 1 ? arguments.gamma : arguments.gamma_out;
   }
@@ -147,23 +147,23 @@ struct Summing {
 template <class E>
 struct RunCorrected {
   template <class Shape>
-  static void with(const Context<Cuda>& context, const FusedGemm& g, const float* const& add, const float* const& slope,
-                   const PendingNorm& norm, const AddedMoments& cleared) {
-    launch_few<E, Shape, Corrected<E, Shape>>(
-        context, "kernel corrected_gemm", g,
-        {add, slope, norm, cleared, 1.0 / static_cast<double>(g.k), g.c, g.activation});
+  static void with(const Context<Cuda>& context, const Product& p, const ProductData& data, const float* const& add,
+                   const float* const& slope, const PendingNorm& norm, const AddedMoments& cleared) {
+    launch_tile<E, Shape, Corrected<E, Shape>>(
+        context, "kernel corrected_product", p, data,
+        {add, slope, norm, cleared, 1.0 / static_cast<double>(p.k), data.c, p.epilogue.activation});
   }
 };
 
 template <class E>
 struct RunSumming {
   template <class Shape>
-  static void with(const Context<Cuda>& context, const FusedGemm& g, const float* const& add,
+  static void with(const Context<Cuda>& context, const Product& p, const ProductData& data, const float* const& add,
                    const void* const& residual, const PendingNorm& norm, const float* const& gamma,
                    const AddedMoments& moments) {
-    launch_few<E, Shape, Summing<E, Shape>>(
-        context, "kernel summing_gemm", g,
-        {add, norm.gamma ? norm.gamma : add, gamma, norm, moments, 1.0 / static_cast<double>(g.n), residual, g.c});
+    launch_tile<E, Shape, Summing<E, Shape>>(
+        context, "kernel summing_product", p, data,
+        {add, norm.gamma ? norm.gamma : add, gamma, norm, moments, 1.0 / static_cast<double>(p.n), residual, data.c});
   }
 };
 
@@ -212,28 +212,30 @@ void with_element(DType dtype, const Run& run) {
   dtype == DType::fp16 ? run(__half()) : run(__nv_bfloat16());
 }
 
-void check(const Context<Cuda>& context, int variant, const FusedGemm& g) {
-  FTBERT_CHECK(few_gemm_supports(context.capability, variant, g), "the product ", variant,
-               " between LayerNorms cannot do m=", g.m, " n=", g.n, " k=", g.k);
-  for (const void* p : {g.a, g.b, static_cast<const void*>(g.c)})
-    FTBERT_CHECK(reinterpret_cast<uintptr_t>(p) % 16 == 0, "a product needs operands aligned to 16 bytes");
+void check(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
+  FTBERT_CHECK(wgmma_tile.supports(gpu_of(context), variant, p), "the product wgmma_tile ",
+               wgmma_tile.variants[variant].name(), " between LayerNorms cannot do m=", p.m, " n=", p.n, " k=", p.k);
+  for (const void* pointer : {data.a, data.b, static_cast<const void*>(data.c)})
+    FTBERT_CHECK(reinterpret_cast<uintptr_t>(pointer) % 16 == 0, "a product needs operands aligned to 16 bytes");
 }
 
 }  // namespace
 
-void run_corrected(const Context<Cuda>& context, int variant, const FusedGemm& g, const float* add, const float* slope,
-                   const PendingNorm& norm, const AddedMoments& cleared) {
-  check(context, variant, g);
-  with_element(g.dtype, [&](auto element) {
-    FewShapes::run<RunCorrected<decltype(element)>>(variant, context, g, add, slope, norm, cleared);
+void run_corrected(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data,
+                   const float* add, const float* slope, const PendingNorm& norm, const AddedMoments& cleared) {
+  check(context, variant, product, data);
+  with_element(product.a, [&](auto element) {
+    TileShapes::run<RunCorrected<decltype(element)>>(variant, context, product, data, add, slope, norm, cleared);
   });
 }
 
-void run_summing(const Context<Cuda>& context, int variant, const FusedGemm& g, const float* add, const void* residual,
-                 const PendingNorm& norm, const float* gamma, const AddedMoments& moments) {
-  check(context, variant, g);
-  with_element(g.dtype, [&](auto element) {
-    FewShapes::run<RunSumming<decltype(element)>>(variant, context, g, add, residual, norm, gamma, moments);
+void run_summing(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data,
+                 const float* add, const void* residual, const PendingNorm& norm, const float* gamma,
+                 const AddedMoments& moments) {
+  check(context, variant, product, data);
+  with_element(product.a, [&](auto element) {
+    TileShapes::run<RunSumming<decltype(element)>>(variant, context, product, data, add, residual, norm, gamma,
+                                                   moments);
   });
 }
 

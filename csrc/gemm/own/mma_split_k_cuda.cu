@@ -1,25 +1,77 @@
-// Products for few rows. A block computes one tile of C over its share of k: tiles of A and B come through a ring of
-// shared-memory stages (cp.async), tensor cores multiply (mma.sync: with this little work the instruction's rate does
-// not count, its latency does). The blocks of a cluster share a tile and add their sums through distributed shared
-// memory, always in the same order. While the kernel ahead still runs, a block asks for its part of B in the L2 cache.
+// Products for few rows on any GPU, with any activation on the float sums. A block computes one tile of C over its
+// share of k: tiles of A and B come through a ring of shared-memory stages (cp.async), tensor cores multiply (mma.sync:
+// with this little work the instruction's rate does not count, its latency does). The blocks of a cluster share a tile
+// and add their sums through distributed shared memory, always in the same order. While the kernel ahead still runs, a
+// block asks for its part of B in the L2 cache.
 #include <cooperative_groups.h>
 
 #include <algorithm>
+#include <array>
 #include <tuple>
-#include <type_traits>
+#include <utility>
 
-#include "core/check.h"
+#include "device/activation.cuh"
 #include "device/launch.cuh"
 #include "device/tile_loader.cuh"
 #include "device/vector.cuh"
 #include "gemm/own/own.h"
-#include "gemm/own/tile_sums.cuh"
-#include "gemm/own/wgmma.h"
 
 namespace ftbert {
 namespace {
 
 constexpr int kStep = 64;  // columns of A and B in a stage: rows of 128 bytes
+
+struct Work {
+  const void* a;
+  const void* b;
+  const void* bias;
+  void* c;
+  int64_t m;
+  int n, k, split;  // split: blocks of a cluster, which share a tile of C and divide its k
+};
+
+// Floats from one row of a tile's sums to the next, apart from the banks.
+template <int kColumns>
+constexpr int kSumStride = kColumns + 4;
+
+template <Activation kActivation, class E, int kThreads, int kColumns>
+__device__ void store_activated(const Work& o, const float* sums, int64_t row0, int column0, int first_row,
+                                int last_row) {
+  constexpr int kPacks = kColumns / 8;
+  for (int i = threadIdx.x; i < (last_row - first_row) * kPacks; i += kThreads) {
+    const int row = first_row + i / kPacks, column = i % kPacks * 8;
+    if (row0 + row >= o.m || column0 + column >= o.n) continue;
+    float v[8] = {};
+    for (int rank = 0; rank < o.split; ++rank) {
+      const float* from = sums + row * kSumStride<kColumns> + column;
+#if __CUDA_ARCH__ >= 900
+      if (o.split > 1) from = cooperative_groups::this_cluster().map_shared_rank(const_cast<float*>(from), rank);
+#endif
+      const float4 low = *reinterpret_cast<const float4*>(from), high = *reinterpret_cast<const float4*>(from + 4);
+      v[0] += low.x, v[1] += low.y, v[2] += low.z, v[3] += low.w;
+      v[4] += high.x, v[5] += high.y, v[6] += high.z, v[7] += high.w;
+    }
+    if (o.bias) {
+      float bias[8];
+      Packed<E, 8>::load(static_cast<const E*>(o.bias) + column0 + column).to_floats(bias);
+#pragma unroll
+      for (int w = 0; w < 8; ++w) v[w] += bias[w];
+    }
+#pragma unroll
+    for (int w = 0; w < 8; ++w) v[w] = activate<kActivation, E>(v[w]);
+    Packed<E, 8>::from_floats(v).store(static_cast<E*>(o.c) + (row0 + row) * o.n + column0 + column);
+  }
+}
+
+// Rows [first_row, last_row) of the tile of `kColumns` columns at (row0, column0), by threads 0 to kThreads - 1: the
+// cluster's sums added, always in the same order, bias, activation, 16 bytes at a time.
+template <class E, int kThreads, int kColumns>
+__device__ void store_sums(const Work& o, Activation activation, const float* sums, int64_t row0, int column0,
+                           int first_row, int last_row) {
+  with_activation(activation, [&](auto kind) {
+    store_activated<decltype(kind)::value, E, kThreads, kColumns>(o, sums, row0, column0, first_row, last_row);
+  });
+}
 
 template <int kTileM_, int kTileN_, int kWarpsM_, int kWarpsN_, int kStages_>
 struct TileShape {
@@ -32,7 +84,7 @@ struct TileShape {
 };
 
 template <class E, class Shape>
-__global__ void __launch_bounds__(Shape::kThreads) fused_gemm_kernel(Operands o, Activation activation) {
+__global__ void __launch_bounds__(Shape::kThreads) mma_split_k_kernel(Work o, Activation activation) {
   extern __shared__ __align__(128) char memory[];
   const int rank = blockIdx.x % o.split, column0 = static_cast<int>(blockIdx.x / o.split) * Shape::kTileN;
   const int64_t row0 = int64_t{blockIdx.y} * Shape::kTileM;
@@ -120,19 +172,18 @@ __global__ void __launch_bounds__(Shape::kThreads) fused_gemm_kernel(Operands o,
 }
 
 template <class E, class Shape>
-void launch(const Context<Cuda>& context, const FusedGemm& g, int split) {
-  const auto kernel = fused_gemm_kernel<E, Shape>;
+void launch(const Context<Cuda>& context, const Product& p, const ProductData& d, int split) {
+  const auto kernel = mma_split_k_kernel<E, Shape>;
   if constexpr (Shape::kBytes > 48 * 1024)
     FTBERT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kBytes));
-  const dim3 grid(static_cast<unsigned>(g.n / Shape::kTileN * split),
-                  static_cast<unsigned>((g.m + Shape::kTileM - 1) / Shape::kTileM));
-  launch_overlapped(context, "kernel fused_gemm", kernel, grid, Shape::kThreads, Shape::kBytes, split,
-                    Operands{g.a, g.b, g.bias, g.c, g.m, static_cast<int>(g.n), static_cast<int>(g.k), split},
-                    g.activation);
+  const dim3 grid(static_cast<unsigned>(p.n / Shape::kTileN * split),
+                  static_cast<unsigned>((p.m + Shape::kTileM - 1) / Shape::kTileM));
+  launch_overlapped(context, "kernel mma_split_k", kernel, grid, Shape::kThreads, Shape::kBytes, split,
+                    Work{d.a, d.b, d.bias, d.c, p.m, static_cast<int>(p.n), static_cast<int>(p.k), split},
+                    p.epilogue.activation);
 }
 
 constexpr int kSplits[] = {1, 2, 4, 8};
-constexpr int kSplitCount = 4;
 struct Size {
   int m, n, bytes;  // bytes: of shared memory
 };
@@ -144,66 +195,44 @@ struct List {
 };
 using Shapes = List<TileShape<16, 64, 1, 4, 8>, TileShape<32, 64, 2, 2, 8>, TileShape<64, 64, 2, 2, 6>,
                     TileShape<128, 64, 4, 2, 4>, TileShape<128, 128, 2, 4, 4>>;
-constexpr auto& kSizes = Shapes::kSizes;
-constexpr int kSmallVariants = kSplitCount * static_cast<int>(std::size(kSizes));
-// Tables store the numbers. That of gemm_hopper.h follows, 21 to 33 were products that are no more.
-constexpr int kHopper = kSmallVariants, kFirstFew = 34;
-static_assert(kHopper == 20);
+
+// Each shape with each split.
+constexpr int kSplitCount = static_cast<int>(std::size(kSplits));
+constexpr auto kVariants = []<size_t... kPlaces>(std::index_sequence<kPlaces...>) {
+  return std::array{OwnVariant({Shapes::kSizes[kPlaces / kSplitCount].m, Shapes::kSizes[kPlaces / kSplitCount].n,
+                                kSplits[kPlaces % kSplitCount]})...};
+}(std::make_index_sequence<kSplitCount * std::size(Shapes::kSizes)>());
 
 template <class E>
-void run(const Context<Cuda>& context, int variant, const FusedGemm& gemm) {
+void run_shape(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data) {
   const int split = kSplits[variant % kSplitCount];
   switch (variant / kSplitCount) {
-    case 0: return launch<E, Shapes::At<0>>(context, gemm, split);
-    case 1: return launch<E, Shapes::At<1>>(context, gemm, split);
-    case 2: return launch<E, Shapes::At<2>>(context, gemm, split);
-    case 3: return launch<E, Shapes::At<3>>(context, gemm, split);
-    case 4: return launch<E, Shapes::At<4>>(context, gemm, split);
-    default: fail("there is no fused product ", variant);
+    case 0: return launch<E, Shapes::At<0>>(context, product, data, split);
+    case 1: return launch<E, Shapes::At<1>>(context, product, data, split);
+    case 2: return launch<E, Shapes::At<2>>(context, product, data, split);
+    case 3: return launch<E, Shapes::At<3>>(context, product, data, split);
+    default: return launch<E, Shapes::At<4>>(context, product, data, split);
   }
 }
 
+void run(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data) {
+  product.a == DType::fp16 ? run_shape<__half>(context, variant, product, data)
+                           : run_shape<__nv_bfloat16>(context, variant, product, data);
+}
+
+bool supports(const Gpu& gpu, int variant, const Product& p) {
+  const Size size = Shapes::kSizes[variant / kSplitCount];
+  const int split = kVariants[variant].tile.split;
+  const int64_t blocks = (p.m + size.m - 1) / size.m;
+  return is_16_bit_linear(p) && !p.epilogue.residual_norm && p.n % size.n == 0 && p.k % kStep == 0 &&
+         p.k / kStep >= split && std::max(p.n, p.k) < (1 << 24) && blocks <= 65535 &&
+         (split == 1 || gpu.capability >= 90) && size.bytes <= gpu.shared_bytes;
+}
+
+OwnGuess guess(const Gpu&, const Product&) { return {}; }
+
 }  // namespace
 
-int few_gemm_guess(int capability, int sm_count, const FusedGemm& gemm) {
-  const int place = few_gemm_guessed_place(capability, sm_count, gemm);
-  return place < 0 ? -1 : kFirstFew + place;
-}
-
-int few_place(int fused_variant) { return fused_variant >= kFirstFew ? fused_variant - kFirstFew : -1; }
-
-int fused_gemm_variants() { return kFirstFew + few_gemm_variants(); }
-
-bool is_fused_gemm(int variant) {
-  return variant >= 0 && variant < fused_gemm_variants() && (variant <= kHopper || variant >= kFirstFew);
-}
-
-FusedTile fused_gemm_tile(int variant) {
-  if (variant < kSmallVariants)
-    return {kSizes[variant / kSplitCount].m, kSizes[variant / kSplitCount].n, kSplits[variant % kSplitCount]};
-  return variant < kFirstFew ? hopper_gemm_tile() : few_gemm_tile(variant - kFirstFew);
-}
-
-bool fused_gemm_supports(int capability, int shared_bytes, int variant, const FusedGemm& gemm) {
-  if (!is_fused_gemm(variant) || gemm.dtype == DType::fp32) return false;
-  if (variant >= kFirstFew) return few_gemm_supports(capability, variant - kFirstFew, gemm);
-  if (variant == kHopper) return hopper_gemm_supports(capability, gemm);
-  const Size size = kSizes[variant / kSplitCount];
-  const int split = kSplits[variant % kSplitCount];
-  const int64_t blocks = (gemm.m + size.m - 1) / size.m;
-  return gemm.m > 0 && gemm.n > 0 && gemm.k > 0 && gemm.n % size.n == 0 && gemm.k % kStep == 0 &&
-         gemm.k / kStep >= split && std::max(gemm.n, gemm.k) < (1 << 24) && blocks <= 65535 &&
-         (split == 1 || capability >= 90) && size.bytes <= shared_bytes;
-}
-
-void run_fused_gemm(const Context<Cuda>& context, int variant, const FusedGemm& gemm) {
-  FTBERT_CHECK(fused_gemm_supports(context.capability, context.shared_bytes, variant, gemm), "the fused product ",
-               variant, " cannot do m=", gemm.m, " n=", gemm.n, " k=", gemm.k, " and ", to_string(gemm.activation));
-  for (const void* p : {gemm.a, gemm.b, gemm.bias, static_cast<const void*>(gemm.c)})
-    FTBERT_CHECK(reinterpret_cast<uintptr_t>(p) % 16 == 0, "a fused product needs operands aligned to 16 bytes");
-  if (variant >= kFirstFew) return run_few_gemm(context, variant - kFirstFew, gemm);
-  if (variant == kHopper) return run_hopper_gemm(context, gemm);
-  gemm.dtype == DType::fp16 ? run<__half>(context, variant, gemm) : run<__nv_bfloat16>(context, variant, gemm);
-}
+const OwnKernel mma_split_k{"mma_split_k", kVariants, supports, guess, run};
 
 }  // namespace ftbert

@@ -1,36 +1,114 @@
-// Matrix products of our own that contain bias and activation: for few rows on any GPU, where cuBLASLt's are all
-// latency, with small tiles, the sum over k split over a cluster and any activation on the float sums; and those of
-// gemm_hopper.h. No CUDA header.
+// The registry of our own kernels for matrix products. No CUDA header.
 #pragma once
+#include <array>
 #include <cstdint>
+#include <limits>
+#include <span>
+#include <string_view>
 
 #include "core/context.h"
-#include "core/types.h"
+#include "gemm/gemm.h"
+#include "gemm/product.h"
 
 namespace ftbert {
 
-// c [m, n] = activation(a [m, k] @ b [n, k]^T + bias [n]), 16-bit elements, 16-byte aligned; bias may be nullptr.
-struct FusedGemm {
-  int64_t m = 0, n = 0, k = 0;
-  DType dtype = DType::fp16;
-  Activation activation = Activation::none;
+// Where a product's operands lie, all aligned to 16 bytes; shapes as in Product.
+struct ProductData {
   const void* a = nullptr;
   const void* b = nullptr;
-  const void* bias = nullptr;
-  void* c = nullptr;
+  const void* bias = nullptr;  // [n], or nullptr where the epilogue has none
+  void* c = nullptr;           // with residual_norm also the residual
+  // For residual_norm.
+  const void* gamma = nullptr;  // [n]
+  const void* beta = nullptr;   // [n]
+  float eps = 0;
+  NormMoments moments = {};  // wgmma_layernorm.h
 };
 
-struct FusedTile {
-  int rows, columns, split;  // of C in a block, and over how many blocks its k is split
+// What a kernel's fitness depends on.
+struct Gpu {
+  int capability = 0;  // 10 * major + minor
+  int sm_count = 0;
+  int shared_bytes = 0;  // of shared memory that a block may have
+};
+inline Gpu gpu_of(const Context<Cuda>& context) { return {context.capability, context.sm_count, context.shared_bytes}; }
+
+// A block's tile of c, and over how many blocks its k is split.
+struct Tile {
+  int rows = 0, columns = 0, split = 1;
 };
 
-// Ways to run one, numbered from 0.
-int fused_gemm_variants();
-bool is_fused_gemm(int variant);  // some numbers are of products that are no more
-FusedTile fused_gemm_tile(int variant);
-// Whether this GPU (10 * major + minor; bytes of shared memory a block) and this build have it, for operands aligned as
-// said above.
-bool fused_gemm_supports(int capability, int shared_bytes, int variant, const FusedGemm& gemm);
-void run_fused_gemm(const Context<Cuda>& context, int variant, const FusedGemm& gemm);
+// One instance of a kernel. Its name says the tile: "64x96", "64x96 k4" where k is split over 4 blocks, and one more
+// word for what tells it from others of that tile. Tables store names.
+class OwnVariant {
+ public:
+  constexpr OwnVariant(Tile tile, std::string_view kind = {}) : tile(tile) {
+    number(tile.rows);
+    add("x");
+    number(tile.columns);
+    if (tile.split > 1) add(" k"), number(tile.split);
+    if (!kind.empty()) add(" "), add(kind);
+  }
+  constexpr std::string_view name() const { return {text_.data(), length_}; }
+
+  Tile tile;
+
+ private:
+  constexpr void add(std::string_view word) {
+    for (const char letter : word) text_[length_++] = letter;
+  }
+  constexpr void number(int value) {
+    if (value >= 10) number(value / 10);
+    text_[length_++] = static_cast<char>('0' + value % 10);
+  }
+
+  std::array<char, 32> text_{};
+  size_t length_ = 0;
+};
+
+// A kernel's best variant for a product, -1: none, and the microseconds that it is expected to take. 0 microseconds: a
+// rule says that nothing else is faster.
+struct OwnGuess {
+  int variant = -1;
+  double us = std::numeric_limits<double>::infinity();
+};
+
+// Variants are numbered by their place in `variants`, within one process only.
+struct OwnKernel {
+  std::string_view name;
+  std::span<const OwnVariant> variants;
+  // Whether this GPU and this build compute the product, all of its epilogue included, with aligned operands.
+  bool (*supports)(const Gpu& gpu, int variant, const Product& product);
+  OwnGuess (*guess)(const Gpu& gpu, const Product& product);
+  void (*run)(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data);
+};
+
+extern const OwnKernel wgmma_tile;        // Hopper, up to some thousand rows: a block for each tile
+extern const OwnKernel wgmma_persistent;  // Hopper, many rows: blocks that stay and compute one tile after another
+extern const OwnKernel wgmma_layernorm;   // the same with the residual LayerNorm behind the product: wgmma_layernorm.h
+// Few rows, on every GPU from capability 8.0 on. Never guessed, and no row of the shipped table names it; tables that
+// were tuned on an Ampere or Ada GPU may, where no other kernel of ours runs.
+extern const OwnKernel mma_split_k;
+std::span<const OwnKernel* const> own_kernels();
+
+// A variant of a kernel of ours; without a kernel: none of them.
+struct OwnChoice {
+  const OwnKernel* kernel = nullptr;
+  int variant = -1;
+
+  explicit operator bool() const { return kernel != nullptr; }
+  std::string_view variant_name() const { return kernel->variants[variant].name(); }
+};
+// By names, as tables have them; none where this build has no such kernel or variant.
+OwnChoice find_own(std::string_view kernel, std::string_view variant);
+
+// Error where the kernel does not support the product or an operand is not aligned.
+void run_own(const Context<Cuda>& context, const OwnChoice& own, const Product& product, const ProductData& data);
+
+// 16-bit operands and result of one type, one product, b [n, k]: what all kernels of today ask for.
+constexpr bool is_16_bit_linear(const Product& p) {
+  return (p.a == DType::fp16 || p.a == DType::bf16) && p.b == p.a && p.c == p.a && p.batch == 1 && p.b_transposed &&
+         p.m > 0 && p.n > 0 && p.k > 0;
+}
 
 }  // namespace ftbert

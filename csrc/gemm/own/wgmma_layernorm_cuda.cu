@@ -1,11 +1,12 @@
 // A product for many rows whose blocks finish the residual LayerNorm behind it: persistent and warp-specialised like
-// gemm_hopper_cuda.cu. The sums of a tile stay in registers. Bias and residual are added there; then who has the tiles
+// wgmma_persistent. The sums of a tile stay in registers. Bias and residual are added there; then who has the tiles
 // beside it in the same rows is told the mean and the squared deviations of its columns (through global memory: a
 // cluster of them would leave a tenth of a GPU's multiprocessors without work), and when all have said theirs each
 // writes its columns normalised. So the sums are not written, read again and added, and a kernel less is launched.
 //
 // Blocks wait for each other, so all must be there at once: the launch is cooperative, a block to a multiprocessor.
 #include <algorithm>
+#include <string_view>
 
 #include "core/check.h"
 #include "device/launch.cuh"
@@ -14,6 +15,9 @@
 #include "device/tma.cuh"
 #include "device/vector.cuh"
 #include "device/wgmma.cuh"
+#include "gemm/own/guessed_time.h"
+#include "gemm/own/own.h"
+#include "gemm/own/residual_tile.cuh"
 #include "gemm/own/row_moments.cuh"
 #include "gemm/own/wgmma_layernorm.h"
 
@@ -38,6 +42,8 @@ struct NormShape {
   static constexpr int kStages = (227 * 1024 - kOther) / kStageBytes;
   static constexpr int kBytes = kOther + kStages * kStageBytes;
   static constexpr int kWarps = kTogether ? 8 : 4;  // that read a stage
+  // In the variant's name: how two of the same tile differ.
+  static constexpr std::string_view kKind = kTogether ? "together" : kBuffers == 1 ? "single" : "";
   static_assert(kHalves * 64 == kRows && kWarps * kTurns == 8);
   static_assert(16 * kStages + 8 * (kBuffers + kTurns) <= 256 && kBytes <= 227 * 1024);
 };
@@ -52,90 +58,11 @@ struct Work {
   uint32_t mark;
 };
 
-template <class E>
-__device__ float2 unpack_pair(uint32_t bits) {
-  typename PairOf<E>::type pair;
-  memcpy(&pair, &bits, 4);
-  return pair_to_float(pair);
-}
-
-// sum += residual for 16 rows of a warp, and the mean and the squared deviations of each of a thread's two.
-template <class E, class Shape>
-__device__ void add_residual(float (&sum)[Shape::kTileN / 8][4], uint32_t tile, float (&mean)[2], float (&squares)[2]) {
-  constexpr int kTileN = Shape::kTileN;
-  const uint32_t row = matrix_row(tile);
-  uint32_t bits[2][4];  // 16 columns, and the next ones on their way
-  const auto load = [&](int j) {
-    load_matrices(bits[j / 2 % 2], (row ^ (j % 8 * 16)) + j / 8 * (Shape::kTileM * 128));
-  };
-  float total[2] = {};
-  load(0);
-#pragma unroll
-  for (int j = 0; j < kTileN / 8; j += 2) {
-    if (j + 2 < kTileN / 8) load(j + 2);
-#pragma unroll
-    for (int p = 0; p < 4; ++p) {
-      const float2 r = unpack_pair<E>(bits[j / 2 % 2][p]);
-      float* const s = sum[j + p / 2] + p % 2 * 2;
-      s[0] += r.x, s[1] += r.y;
-      total[p % 2] += s[0] + s[1];
-    }
-  }
-#pragma unroll
-  for (int r = 0; r < 2; ++r) mean[r] = reduce<4>(total[r], Sum()) * (1.0f / kTileN);
-  float partial[2][2] = {};
-#pragma unroll
-  for (int j = 0; j < kTileN / 8; ++j)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float d = sum[j][i] - mean[i / 2];
-      partial[i / 2][i % 2] += d * d;
-    }
-#pragma unroll
-  for (int r = 0; r < 2; ++r) squares[r] = reduce<4>(partial[r][0] + partial[r][1], Sum());
-}
-
-// (sum - mean) * scale * gamma + beta, rounded, to shared memory; store(block) when 64 columns are there. vectors: for
-// two columns both gammas, both betas.
-template <class E, class Shape, class Store>
-__device__ void normalize(const float (&sum)[Shape::kHalves][Shape::kTileN / 8][4], const float4* vectors,
-                          const float (&mean)[Shape::kHalves][2], const float (&scale)[Shape::kHalves][2],
-                          uint32_t tile, const Store& store) {
-  constexpr int kHalves = Shape::kHalves;
-  const uint32_t row = matrix_row(tile);
-  float shift[kHalves][2];
-#pragma unroll
-  for (int half = 0; half < kHalves; ++half)
-#pragma unroll
-    for (int r = 0; r < 2; ++r) shift[half][r] = -mean[half][r] * scale[half][r];
-#pragma unroll
-  for (int j = 0; j < Shape::kTileN / 8; j += 2) {
-    uint32_t packed[kHalves][4];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float4 v = vectors[(j + i) * 4 + threadIdx.x % 4];
-#pragma unroll
-      for (int half = 0; half < kHalves; ++half)
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const float* const s = sum[half][j + i] + 2 * r;
-          packed[half][2 * i + r] = pack_pair<E>((s[0] * scale[half][r] + shift[half][r]) * v.x + v.z,
-                                                 (s[1] * scale[half][r] + shift[half][r]) * v.y + v.w);
-        }
-    }
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half)
-      store_matrices((row ^ (j % 8 * 16)) + j / 8 * (Shape::kTileM * 128) + half * (64 * 128), packed[half][0],
-                     packed[half][1], packed[half][2], packed[half][3]);
-    if (j % 8 == 6) store(j / 8);
-  }
-}
-
 template <class E, class Shape>
 __global__ void __launch_bounds__(kThreads, 1)
-    norm_gemm_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
-                     const __grid_constant__ CUtensorMap map_in, const __grid_constant__ CUtensorMap map_out,
-                     const Work work) {
+    wgmma_layernorm_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+                           const __grid_constant__ CUtensorMap map_in, const __grid_constant__ CUtensorMap map_out,
+                           const Work work) {
 #ifdef FTBERT_WGMMA
   constexpr int kTileN = Shape::kTileN, kStages = Shape::kStages, kBuffers = Shape::kBuffers;
   constexpr int kTurns = Shape::kTurns;
@@ -316,74 +243,84 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 template <class E, class Shape>
-void launch(const Context<Cuda>& context, const NormGemm& g) {
-  const auto kernel = norm_gemm_kernel<E, Shape>;
+void launch(const Context<Cuda>& context, const Product& p, const ProductData& data) {
+  const auto kernel = wgmma_layernorm_kernel<E, Shape>;
   FTBERT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kBytes));
-  const int columns = static_cast<int>(g.n / Shape::kTileN);
-  const int row_tiles = static_cast<int>((g.m + Shape::kTileM - 1) / Shape::kTileM);
-  FTBERT_CHECK(columns <= context.sm_count, "norm_gemm: a row of ", columns, " tiles needs as many multiprocessors");
-  const uint32_t turn = static_cast<uint32_t>(g.turn) % kMarks, mark = turn + 1;
+  const int columns = static_cast<int>(p.n / Shape::kTileN), row_tiles = static_cast<int>(over(p.m, Shape::kTileM));
+  FTBERT_CHECK(columns <= context.sm_count, "wgmma_layernorm: a row of ", columns,
+               " tiles needs as many multiprocessors");
+  const NormMoments& moments = data.moments;
+  const uint32_t turn = static_cast<uint32_t>(moments.turn) % kMarks, mark = turn + 1;
   if (turn == 0)
-    FTBERT_CUDA_CHECK(
-        cudaMemsetAsync(g.moments, 0, g.moment_count * sizeof(*g.moments), static_cast<cudaStream_t>(context.stream)));
-  const Work work{static_cast<int>((g.k + kStep - 1) / kStep),
+    FTBERT_CUDA_CHECK(cudaMemsetAsync(moments.data, 0, moments.count * sizeof(*moments.data),
+                                      static_cast<cudaStream_t>(context.stream)));
+  const Work work{static_cast<int>(over(p.k, kStep)),
                   columns,
                   row_tiles,
-                  g.eps,
-                  1.0f / static_cast<float>(g.n),
-                  g.bias,
-                  g.gamma,
-                  g.beta,
-                  g.moments,
+                  data.eps,
+                  1.0f / static_cast<float>(p.n),
+                  data.bias,
+                  data.gamma,
+                  data.beta,
+                  moments.data,
                   (mark >> 7) << 31 | (mark & 0x7f)};
   const int blocks = std::min(row_tiles, context.sm_count / columns) * columns;
-  launch_overlapped(context, "kernel norm_gemm", kernel, blocks, kThreads, Shape::kBytes, Presence(1, true),
-                    tensor_map(g.a, g.dtype, g.m, g.k, Shape::kTileM),
-                    tensor_map(g.b, g.dtype, g.n, g.k, Shape::kTileN),
-                    tensor_map(g.x, g.dtype, g.m, g.n, Shape::kTileM), tensor_map(g.x, g.dtype, g.m, g.n, 16), work);
+  launch_overlapped(context, "kernel wgmma_layernorm", kernel, blocks, kThreads, Shape::kBytes, Presence(1, true),
+                    tensor_map(data.a, p.a, p.m, p.k, Shape::kTileM), tensor_map(data.b, p.b, p.n, p.k, Shape::kTileN),
+                    tensor_map(data.c, p.c, p.m, p.n, Shape::kTileM), tensor_map(data.c, p.c, p.m, p.n, 16), work);
 }
 
-struct Size {
-  int columns, rows;
-};
-constexpr Size kSizes[] = {{192, 128}, {192, 128}, {192, 64}, {128, 128}, {128, 128}, {128, 64}, {256, 128}};
+template <class... Shapes>
+struct List {
+  static constexpr OwnVariant kVariants[] = {OwnVariant({Shapes::kTileM, Shapes::kTileN, 1}, Shapes::kKind)...};
 
-template <class E>
-void run(const Context<Cuda>& context, int variant, const NormGemm& g) {
-  switch (variant) {
-    case 0: return launch<E, NormShape<192, 128, false, 1>>(context, g);
-    case 1: return launch<E, NormShape<192, 64, true, 1>>(context, g);
-    case 2: return launch<E, NormShape<192, 64, false, 2>>(context, g);
-    case 3: return launch<E, NormShape<128, 128, false, 2>>(context, g);
-    case 4: return launch<E, NormShape<128, 128, false, 1>>(context, g);
-    case 5: return launch<E, NormShape<128, 64, false, 2>>(context, g);
-    case 6: return launch<E, NormShape<256, 64, true, 1>>(context, g);
-    default: fail("there is no product with LayerNorm ", variant);
+  template <class E>
+  static void run(int variant, const Context<Cuda>& context, const Product& p, const ProductData& data) {
+    using Launch = void (*)(const Context<Cuda>&, const Product&, const ProductData&);
+    static constexpr Launch kLaunches[] = {launch<E, Shapes>...};
+    kLaunches[variant](context, p, data);
   }
+};
+using Shapes = List<NormShape<192, 128, false, 1>, NormShape<192, 64, true, 1>, NormShape<192, 64, false, 2>,
+                    NormShape<128, 128, false, 2>, NormShape<128, 128, false, 1>, NormShape<128, 64, false, 2>,
+                    NormShape<256, 64, true, 1>>;
+
+void run(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
+  FTBERT_CHECK(data.moments.count >= layernorm_moments(p.m), "a product with LayerNorm of ", p.m, " rows needs ",
+               layernorm_moments(p.m), " moments, got ", data.moments.count);
+  p.a == DType::fp16 ? Shapes::run<__half>(variant, context, p, data)
+                     : Shapes::run<__nv_bfloat16>(variant, context, p, data);
+}
+
+bool supports(const Gpu& gpu, int variant, const Product& p) {
+  const int64_t columns = Shapes::kVariants[variant].tile.columns;
+  return has_warpgroups(gpu.capability) && is_16_bit_linear(p) && p.epilogue.residual_norm &&
+         p.epilogue.activation == Activation::none && p.n % columns == 0 && p.k % 8 == 0 &&
+         p.n / columns <= kMostNormTiles && std::max(p.m, p.k) < (int64_t{1} << 30);
+}
+
+OwnGuess guess(const Gpu& gpu, const Product& p) {
+  static constexpr TimeLine kLines[] = {
+      {0, 3.66, 0.461, 1.10, 0, 0.625},   // 128x192 single
+      {1, 0.52, 0.466, 3.51, 0, 0.554},   // 128x192 together
+      {2, 3.01, 0.288, 0.13, 0, 0.927},   // 64x192
+      {3, 3.37, 0.326, 0.28, 0, 0.899},   // 128x128
+      {6, -0.32, 0.632, 3.62, 0, 0.866},  // 128x256 together
+  };
+  OwnGuess best;
+  for (const TimeLine& line : kLines) {
+    if (p.m <= kFewRows || !supports(gpu, line.variant, p)) continue;
+    const Tile tile = Shapes::kVariants[line.variant].tile;
+    const int64_t at_once = gpu.sm_count / (p.n / tile.columns);  // rows of tiles
+    if (at_once == 0) continue;
+    const double us = microseconds(line, static_cast<double>(over(over(p.m, tile.rows), at_once)), p);
+    if (us < best.us) best = {line.variant, us};
+  }
+  return best;
 }
 
 }  // namespace
 
-int norm_gemm_variants() { return static_cast<int>(std::size(kSizes)); }
-
-FusedTile norm_gemm_tile(int variant) { return {kSizes[variant].rows, kSizes[variant].columns, 1}; }
-
-bool norm_gemm_supports(int capability, int variant, const NormGemm& g) {
-  if (variant < 0 || variant >= norm_gemm_variants() || !has_warpgroups(capability)) return false;
-  const int64_t columns = kSizes[variant].columns;
-  return g.dtype != DType::fp32 && g.m > 0 && g.n > 0 && g.k > 0 && g.n % columns == 0 && g.k % 8 == 0 &&
-         g.n / columns <= kMostNormTiles && std::max(g.m, g.k) < (int64_t{1} << 30);
-}
-
-void run_norm_gemm(const Context<Cuda>& context, int variant, const NormGemm& g) {
-  FTBERT_CHECK(norm_gemm_supports(context.capability, variant, g), "the product with LayerNorm ", variant,
-               " cannot do m=", g.m, " n=", g.n, " k=", g.k);
-  FTBERT_CHECK(g.moment_count >= norm_gemm_moments(g.m), "a product with LayerNorm of ", g.m, " rows needs ",
-               norm_gemm_moments(g.m), " moments, got ", g.moment_count);
-  for (const void* p : {g.a, g.b, g.bias, g.gamma, g.beta, static_cast<const void*>(g.x)})
-    FTBERT_CHECK(reinterpret_cast<uintptr_t>(p) % 16 == 0,
-                 "a product with LayerNorm needs operands aligned to 16 bytes");
-  g.dtype == DType::fp16 ? run<__half>(context, variant, g) : run<__nv_bfloat16>(context, variant, g);
-}
+const OwnKernel wgmma_layernorm{"wgmma_layernorm", Shapes::kVariants, supports, guess, run};
 
 }  // namespace ftbert

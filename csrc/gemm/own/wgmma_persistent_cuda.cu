@@ -14,7 +14,8 @@
 #include "device/tma.cuh"
 #include "device/vector.cuh"
 #include "device/wgmma.cuh"
-#include "gemm/own/wgmma.h"
+#include "gemm/own/guessed_time.h"
+#include "gemm/own/own.h"
 
 namespace ftbert {
 namespace {
@@ -107,8 +108,8 @@ __device__ void store_sums(const char* shared, const Work& work, int64_t row0, i
 
 template <class E, Activation kActivation>
 __global__ void __launch_bounds__(kThreads, 1)
-    hopper_gemm_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_half_a,
-                       const __grid_constant__ CUtensorMap map_b, const Work work) {
+    wgmma_persistent_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_half_a,
+                            const __grid_constant__ CUtensorMap map_b, const Work work) {
 #ifdef FTBERT_WGMMA
   extern __shared__ char unaligned_memory[];
   char* const memory = unaligned_memory + (1024 - shared_address(unaligned_memory) % 1024) % 1024;
@@ -227,12 +228,11 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-int over(int64_t of, int64_t size) { return static_cast<int>((of + size - 1) / size); }
-
-Work work_of(const FusedGemm& g, int sm_count) {
-  Work work{g.m, static_cast<int>(g.n), over(g.k, kStep), over(g.n, kTileN), 0, 0, 0, g.bias, g.c};
-  const int tiles = work.columns * over(g.m, kTileM), rest = tiles % sm_count;  // of the last wave
-  const int single = (g.m - 1) % kTileM < kTileM / 2 ? std::min(rest, work.columns) : 0;
+Work work_of(const Product& p, const ProductData& data, int sm_count) {
+  const auto tiles_of = [](int64_t size, int64_t tile) { return static_cast<int>(over(size, tile)); };
+  Work work{p.m, static_cast<int>(p.n), tiles_of(p.k, kStep), tiles_of(p.n, kTileN), 0, 0, 0, data.bias, data.c};
+  const int tiles = work.columns * tiles_of(p.m, kTileM), rest = tiles % sm_count;  // of the last wave
+  const int single = (p.m - 1) % kTileM < kTileM / 2 ? std::min(rest, work.columns) : 0;
   const int paired = 2 * (rest - single);
   if (paired + single <= sm_count)
     work.whole = tiles - rest, work.paired = paired, work.items = work.whole + paired + single;
@@ -242,41 +242,46 @@ Work work_of(const FusedGemm& g, int sm_count) {
 }
 
 template <class E, Activation kActivation>
-void launch(const Context<Cuda>& context, const FusedGemm& g) {
-  const auto kernel = hopper_gemm_kernel<E, kActivation>;
+void launch(const Context<Cuda>& context, const Product& p, const ProductData& data) {
+  const auto kernel = wgmma_persistent_kernel<E, kActivation>;
   FTBERT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-  const Work work = work_of(g, context.sm_count);
-  launch_overlapped(context, "kernel hopper_gemm", kernel, std::min(work.items, context.sm_count), kThreads, kBytes, 1,
-                    tensor_map(g.a, g.dtype, g.m, g.k, kTileM), tensor_map(g.a, g.dtype, g.m, g.k, kTileM / 2),
-                    tensor_map(g.b, g.dtype, g.n, g.k, kTileN), work);
+  const Work work = work_of(p, data, context.sm_count);
+  launch_overlapped(context, "kernel wgmma_persistent", kernel, std::min(work.items, context.sm_count), kThreads,
+                    kBytes, 1, tensor_map(data.a, p.a, p.m, p.k, kTileM), tensor_map(data.a, p.a, p.m, p.k, kTileM / 2),
+                    tensor_map(data.b, p.b, p.n, p.k, kTileN), work);
 }
 
 template <class E>
-void run(const Context<Cuda>& context, const FusedGemm& g) {
-  switch (g.activation) {
-    case Activation::none: return launch<E, Activation::none>(context, g);
-    case Activation::gelu_erf: return launch<E, Activation::gelu_erf>(context, g);
-    default: fail("hopper_gemm: no epilogue for ", to_string(g.activation));
-  }
+void run_type(const Context<Cuda>& context, const Product& p, const ProductData& data) {
+  if (p.epilogue.activation == Activation::none) return launch<E, Activation::none>(context, p, data);
+  return launch<E, Activation::gelu_erf>(context, p, data);
 }
+
+void run(const Context<Cuda>& context, int, const Product& p, const ProductData& data) {
+  p.a == DType::fp16 ? run_type<__half>(context, p, data) : run_type<__nv_bfloat16>(context, p, data);
+}
+
+bool supports(const Gpu& gpu, int, const Product& p) {
+  const Epilogue& e = p.epilogue;
+  return has_warpgroups(gpu.capability) && is_16_bit_linear(p) && !e.residual_norm &&
+         (e.activation == Activation::none || e.activation == Activation::gelu_erf) && p.n % 8 == 0 && p.k % 8 == 0 &&
+         std::max({p.m, p.n, p.k}) < (int64_t{1} << 30);
+}
+
+// In waves; half of one counts.
+OwnGuess guess(const Gpu& gpu, const Product& p) {
+  constexpr TimeLine kLine{0, 2.80, 0.350, 0.323, 1.07, 0};
+  if (!supports(gpu, 0, p)) return {};
+  const Work work = work_of(p, {}, gpu.sm_count);
+  const double waves = static_cast<double>(over(work.whole, gpu.sm_count)) + (work.items > work.whole ? 0.5 : 0.0);
+  return {0, microseconds(kLine, waves, p)};
+}
+
+constexpr Tile kTile{kTileM, kTileN, 1};
+constexpr OwnVariant kVariants[] = {OwnVariant(kTile)};
 
 }  // namespace
 
-FusedTile hopper_gemm_tile() { return {kTileM, kTileN, 1}; }
-
-bool hopper_gemm_supports(int capability, const FusedGemm& g) {
-  return has_warpgroups(capability) && g.dtype != DType::fp32 &&
-         (g.activation == Activation::none || g.activation == Activation::gelu_erf) && g.m > 0 && g.n > 0 && g.k > 0 &&
-         g.n % 8 == 0 && g.k % 8 == 0 && std::max({g.m, g.n, g.k}) < (int64_t{1} << 30);
-}
-
-double hopper_gemm_waves(int sm_count, const FusedGemm& gemm) {
-  const Work work = work_of(gemm, sm_count);
-  return static_cast<double>(over(work.whole, sm_count)) + (work.items > work.whole ? 0.5 : 0.0);
-}
-
-void run_hopper_gemm(const Context<Cuda>& context, const FusedGemm& gemm) {
-  gemm.dtype == DType::fp16 ? run<__half>(context, gemm) : run<__nv_bfloat16>(context, gemm);
-}
+const OwnKernel wgmma_persistent{"wgmma_persistent", kVariants, supports, guess, run};
 
 }  // namespace ftbert

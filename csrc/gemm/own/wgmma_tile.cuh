@@ -1,7 +1,7 @@
-// The products for up to some 2000 rows (gemm_few_cuda.cu says how they work) over what is done with a tile's sums.
+// The kernel of wgmma_tile_cuda.cu, a template over what is done with a tile's sums: an Ending.
 #pragma once
 #include <algorithm>
-#include <array>
+#include <string_view>
 #include <type_traits>
 
 #include "device/activation.cuh"
@@ -11,7 +11,7 @@
 #include "device/tma.cuh"
 #include "device/vector.cuh"
 #include "device/wgmma.cuh"
-#include "gemm/own/wgmma.h"
+#include "gemm/own/own.h"
 
 namespace ftbert {
 namespace {
@@ -22,7 +22,7 @@ constexpr int kShareBytes = 512;  // of a warp: its sums of 16 rows by 8 columns
 // kGroupsM warpgroups have 64 rows each, kGroupsK share these rows and take steps of k in turns; kSplit blocks of a
 // cluster divide k. kKilobytes: of shared memory.
 template <int kTileN_, int kGroupsM_, int kGroupsK_, int kSplit_, int kKilobytes>
-struct FewShape {
+struct TileShape {
   static constexpr int kTileN = kTileN_, kGroupsM = kGroupsM_, kGroupsK = kGroupsK_, kSplit = kSplit_;
   static constexpr int kTileM = 64 * kGroupsM, kBytesA = kTileM * kStep * 2, kStageBytes = kBytesA + kTileN * kStep * 2;
   static constexpr int kGroups = kGroupsM * kGroupsK, kMultiplying = 128 * kGroups, kThreads = kMultiplying + 32;
@@ -35,13 +35,15 @@ struct FewShape {
   static constexpr int kStages = kRound * kGroupsK;
   static constexpr int kBarriersBytes = 16 * kStages + (8 * (kGroups + 1) + 15) / 16 * 16;
   static constexpr int kBytes = 1024 + kStages * kStageBytes + kAreasBytes + kBarriersBytes;
+  // In the variant's name: two warpgroups share k; two blocks share a multiprocessor.
+  static constexpr std::string_view kKind = kGroupsK > 1 ? "pair" : kKilobytes <= 113 ? "half" : "";
   static_assert(kTileN % (8 * kParts) == 0, "each part finishes as many columns");
   static_assert(kRound >= 2, "a stage is given back when the next one's products have begun");
   static_assert(kBytes <= 227 * 1024);
 };
 
 // C [m, n] and what it is made of, where the kernel itself looks.
-struct FewWork {
+struct TileWork {
   int64_t m;
   int n, k;
 };
@@ -60,7 +62,7 @@ __device__ void stage_rows(char* shared, const Value& value) {
 }
 
 template <class E, Activation kActivation, class Shape>
-__device__ void store_rows(const char* shared, const FewWork& work, void* c, int64_t row0, int column0) {
+__device__ void store_rows(const char* shared, const TileWork& work, void* c, int64_t row0, int column0) {
   constexpr int kOwn = Shape::kOwn;
   __syncwarp();
 #pragma unroll 2
@@ -81,8 +83,8 @@ __device__ void store_rows(const char* shared, const FewWork& work, void* c, int
 //     own columns on; and shared memory of the warp's own for stage_rows.
 template <class E, class Shape, class Ending>
 __global__ void __launch_bounds__(Shape::kThreads)
-    few_gemm_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
-                    const FewWork work, const typename Ending::Arguments arguments) {
+    wgmma_tile_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+                      const TileWork work, const typename Ending::Arguments arguments) {
 #ifdef FTBERT_WGMMA
   constexpr int kTileN = Shape::kTileN, kStages = Shape::kStages, kStageBytes = Shape::kStageBytes;
   constexpr int kGroupsM = Shape::kGroupsM, kGroupsK = Shape::kGroupsK, kSplit = Shape::kSplit;
@@ -224,53 +226,51 @@ __global__ void __launch_bounds__(Shape::kThreads)
 }
 
 template <class E, class Shape, class Ending>
-void launch_few(const Context<Cuda>& context, const char* name, const FusedGemm& g,
-                const typename Ending::Arguments& arguments) {
+void launch_tile(const Context<Cuda>& context, const char* name, const Product& p, const ProductData& data,
+                 const typename Ending::Arguments& arguments) {
   constexpr int kBytes = Shape::kBytes + Ending::kVectors * 4 * Shape::kTileN;
   static_assert(kBytes <= 227 * 1024);
-  const auto kernel = few_gemm_kernel<E, Shape, Ending>;
+  const auto kernel = wgmma_tile_kernel<E, Shape, Ending>;
   FTBERT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   const auto blocks = [](int64_t of, int64_t size) { return static_cast<unsigned>((of + size - 1) / size); };
-  const dim3 grid(blocks(g.n, Shape::kTileN) * Shape::kSplit, blocks(g.m, Shape::kTileM));
+  const dim3 grid(blocks(p.n, Shape::kTileN) * Shape::kSplit, blocks(p.m, Shape::kTileM));
   launch_overlapped(context, name, kernel, grid, Shape::kThreads, kBytes, Shape::kSplit,
-                    tensor_map(g.a, g.dtype, g.m, g.k, Shape::kTileM),
-                    tensor_map(g.b, g.dtype, g.n, g.k, Shape::kTileN),
-                    FewWork{g.m, static_cast<int>(g.n), static_cast<int>(g.k)}, arguments);
+                    tensor_map(data.a, p.a, p.m, p.k, Shape::kTileM), tensor_map(data.b, p.b, p.n, p.k, Shape::kTileN),
+                    TileWork{p.m, static_cast<int>(p.n), static_cast<int>(p.k)}, arguments);
 }
 
 template <int kTileN, int kSplit>
-using InTwos = FewShape<kTileN, 1, 1, kSplit, 101>;
+using InTwos = TileShape<kTileN, 1, 1, kSplit, 101>;
 template <int kTileN, int kSplit>
-using Single = FewShape<kTileN, 1, 1, kSplit, 200>;
+using Single = TileShape<kTileN, 1, 1, kSplit, 200>;
 template <int kTileN, int kSplit>
-using KShared = FewShape<kTileN, 1, 2, kSplit, 200>;
+using KShared = TileShape<kTileN, 1, 2, kSplit, 200>;
 template <int kTileN>
-using Tall = FewShape<kTileN, 2, 1, 1, 224>;
+using Tall = TileShape<kTileN, 2, 1, 1, 224>;
 
-// Tables store their places in this list.
 template <class... Shapes>
 struct List {
-  static constexpr std::array<FusedTile, sizeof...(Shapes)> kTiles{
-      FusedTile{Shapes::kTileM, Shapes::kTileN, Shapes::kSplit}...};
-  static constexpr std::array<int, sizeof...(Shapes)> kParts{Shapes::kParts...};
+  static constexpr OwnVariant kVariants[] = {
+      OwnVariant({Shapes::kTileM, Shapes::kTileN, Shapes::kSplit}, Shapes::kKind)...};
+  static constexpr int kParts[] = {Shapes::kParts...};
 
-  // Run::with<Shape>(arguments...) of that place's shape.
+  // Run::with<Shape>(arguments...) of that variant's shape.
   template <class Run, class... Arguments>
-  static void run(int place, const Arguments&... arguments) {
+  static void run(int variant, const Arguments&... arguments) {
     using Launch = void (*)(const Arguments&...);
     static constexpr Launch kLaunches[] = {Run::template with<Shapes>...};
-    kLaunches[place](arguments...);
+    kLaunches[variant](arguments...);
   }
 
   template <class Shape>
-  static constexpr int place() {
+  static constexpr int variant_of() {
     int at = 0;
     bool found = false;
     ((found = found || std::is_same_v<Shape, Shapes>, at += !found), ...);
     return at;
   }
 };
-using FewShapes =
+using TileShapes =
     List<InTwos<32, 1>, InTwos<32, 2>, InTwos<32, 4>, InTwos<48, 1>, InTwos<48, 2>, InTwos<64, 1>, InTwos<64, 2>,
          InTwos<64, 4>, InTwos<96, 1>, Single<48, 2>, Single<96, 2>, Single<96, 4>, KShared<32, 1>, KShared<32, 2>,
          KShared<48, 1>, KShared<64, 1>, KShared<64, 2>, KShared<96, 1>, Tall<64>, Tall<96>, Tall<128>, Tall<192>>;

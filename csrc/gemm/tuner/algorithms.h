@@ -9,13 +9,12 @@
 
 namespace ftbert {
 
-GemmAlgorithm describe_algorithm(const cublasLtMatmulAlgo_t& algorithm, const cublasLtMatmulHeuristicResult_t& result);
-// A variant of gemm_layernorm.h, or of gemm_fused.h.
-GemmAlgorithm describe_algorithm(int variant, bool norm);
-// The algorithm that a GemmAlgorithm of cuBLASLt's stands for.
-cublasLtMatmulAlgo_t cublas_algorithm(const GemmAlgorithm& algorithm);
+Algorithm describe_algorithm(const cublasLtMatmulAlgo_t& algorithm, const cublasLtMatmulHeuristicResult_t& result);
+Algorithm describe_algorithm(const OwnChoice& own);
+// The algorithm that an Algorithm of cuBLASLt's stands for.
+cublasLtMatmulAlgo_t cublas_algorithm(const Algorithm& algorithm);
 
 // Every algorithm with every setting that cuBLASLt accepts for a described plan.
-std::vector<GemmAlgorithm> accepted_algorithms(const GemmPlans& plans, const GemmKey& key, const GemmPlan& plan);
+std::vector<Algorithm> accepted_algorithms(const ProductPlans& plans, const PlanKey& key, const Plan& plan);
 
 }  // namespace ftbert

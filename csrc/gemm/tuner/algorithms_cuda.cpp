@@ -2,9 +2,6 @@
 #include <algorithm>
 #include <unordered_map>
 
-#include "gemm/own/own.h"
-#include "gemm/own/wgmma.h"
-#include "gemm/own/wgmma_layernorm.h"
 #include "gemm/tuner/algorithms.h"
 
 namespace ftbert {
@@ -52,8 +49,8 @@ const std::unordered_map<int, TileSize>& tile_sizes() {
 
 }  // namespace
 
-GemmAlgorithm describe_algorithm(const cublasLtMatmulAlgo_t& a, const cublasLtMatmulHeuristicResult_t& result) {
-  GemmAlgorithm described;
+Algorithm describe_algorithm(const cublasLtMatmulAlgo_t& a, const cublasLtMatmulHeuristicResult_t& result) {
+  Algorithm described;
   std::copy(std::begin(a.data), std::end(a.data), described.data.begin());
   described.id = config<int32_t>(a, CUBLASLT_ALGO_CONFIG_ID);
   described.tile = static_cast<int>(config<uint32_t>(a, CUBLASLT_ALGO_CONFIG_TILE_ID));
@@ -73,20 +70,12 @@ GemmAlgorithm describe_algorithm(const cublasLtMatmulAlgo_t& a, const cublasLtMa
   return described;
 }
 
-GemmAlgorithm describe_algorithm(int variant, bool norm) {
-  GemmAlgorithm described;
-  described.data = norm ? norm_algorithm(variant) : fused_algorithm(variant);
-  described.id = norm ? -2 : -1;
-  described.tile = variant;
-  const FusedTile tile = norm ? norm_gemm_tile(variant) : fused_gemm_tile(variant);
-  described.tile_rows = tile.rows;
-  described.tile_columns = tile.columns;
-  described.split_k = tile.split;
-  described.folds = !norm && few_place(variant) >= 0;
-  return described;
+Algorithm describe_algorithm(const OwnChoice& own) {
+  const Tile& tile = own.kernel->variants[own.variant].tile;
+  return {.own = own, .tile_rows = tile.rows, .tile_columns = tile.columns, .split_k = tile.split};
 }
 
-cublasLtMatmulAlgo_t cublas_algorithm(const GemmAlgorithm& algorithm) {
+cublasLtMatmulAlgo_t cublas_algorithm(const Algorithm& algorithm) {
   cublasLtMatmulAlgo_t a;
   std::copy(algorithm.data.begin(), algorithm.data.end(), a.data);
   return a;
@@ -95,8 +84,8 @@ cublasLtMatmulAlgo_t cublas_algorithm(const GemmAlgorithm& algorithm) {
 namespace {
 
 // Every setting of one algorithm that cuBLASLt accepts. A split sum is added in float, as `propose` asks for too.
-void enumerate(const GemmPlans& plans, const GemmKey& key, const GemmPlan& plan, cublasLtMatmulAlgo_t algorithm,
-               std::vector<GemmAlgorithm>& all) {
+void enumerate(const ProductPlans& plans, const PlanKey& key, const Plan& plan, cublasLtMatmulAlgo_t algorithm,
+               std::vector<Algorithm>& all) {
   const bool splits = capability<int32_t>(algorithm, CUBLASLT_ALGO_CAP_SPLITK_SUPPORT) != 0;
   const bool adds_in_float = (capability<uint32_t>(algorithm, CUBLASLT_ALGO_CAP_REDUCTION_SCHEME_MASK) &
                               CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) != 0;
@@ -140,16 +129,14 @@ void enumerate(const GemmPlans& plans, const GemmKey& key, const GemmPlan& plan,
 
 }  // namespace
 
-std::vector<GemmAlgorithm> accepted_algorithms(const GemmPlans& plans, const GemmKey& key, const GemmPlan& plan) {
-  const cudaDataType_t type = key.dtype == DType::fp16   ? CUDA_R_16F
-                              : key.dtype == DType::bf16 ? CUDA_R_16BF
-                                                         : CUDA_R_32F;
+std::vector<Algorithm> accepted_algorithms(const ProductPlans& plans, const PlanKey& key, const Plan& plan) {
+  const cudaDataType_t type = cuda_type(key.product.a);
   std::vector<int> ids(512);
   int count = 0;
   FTBERT_CUBLAS_CHECK(cublasLtMatmulAlgoGetIds(plans.handle, CUBLAS_COMPUTE_32F, CUDA_R_32F, type, type, type, type,
                                                static_cast<int>(ids.size()), ids.data(), &count));
   ids.resize(count);
-  std::vector<GemmAlgorithm> all;
+  std::vector<Algorithm> all;
   for (const int id : ids) {
     cublasLtMatmulAlgo_t algorithm;
     if (cublasLtMatmulAlgoInit(plans.handle, CUBLAS_COMPUTE_32F, CUDA_R_32F, type, type, type, type, id, &algorithm) ==

@@ -1,105 +1,92 @@
-// Choosing GEMM algorithms by measurement, and putting the choices in force. No CUDA header: gemm_tuner_cuda.cpp, or
-// core/device_none.cpp in a build without CUDA.
+// Choosing kernels and algorithms by measurement, and putting the choices in force. No CUDA header: tuner_cuda.cpp, or
+// gemm_none.cpp in a build without CUDA.
 #pragma once
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <string>
+#include <string_view>
 #include <vector>
 
-#include "core/types.h"
+#include "gemm/own/own.h"
+#include "gemm/product.h"
 
 namespace ftbert {
 
-// One product of `linear`: row-major C [m, n] = epilogue(A [m, k] @ B [n, k]^T), FP32 accumulation.
-struct GemmProblem {
-  int64_t m = 0, n = 0, k = 0;
-  DType dtype = DType::fp16;
-  bool bias = false;
-  Activation activation = Activation::none;  // where cuBLASLt has no exact epilogue for it, add_bias_act follows
-  // C = LayerNorm(A @ B^T + bias + C) * gamma + beta: after the product comes add_bias_input_layernorm, if it does not
-  // contain that.
-  bool layernorm = false;
-};
-
-// How a product is computed: by cuBLASLt, where `data` is all of its description, means something to the same version
-// of it only, and the rest is what it says of itself, for people; or by a product of gemm_fused.h, where id is -1 and
-// `tile` the variant, or of gemm_layernorm.h, where id is -2.
-struct GemmAlgorithm {
+// How a product is computed: by a kernel of ours; or by cuBLASLt, where `data` is all of its description, means
+// something to the same version of it only, and the rest is what it says of itself, for people.
+struct Algorithm {
+  OwnChoice own = {};
   std::array<uint64_t, 8> data{};
   int tile_rows = 0, tile_columns = 0;  // of C in a block; 0: not known
   int id = 0, tile = 0, stages = 0, split_k = 1, reduction = 0, swizzle = 0, custom = 0, inner_shape = 0, cluster = 0;
-  bool folds = false;     // of gemm_few_cuda.cu: where all of a layer are, its LayerNorms may be folded into them
   int64_t workspace = 0;  // bytes
   float waves = 0;        // blocks / blocks that the GPU holds at once
 };
 
-// Products in a CUDA graph, ready to be timed, on the stream of the GemmTuner that recorded them, which must outlive
-// it.
-class GemmRecording {
+// Products in a CUDA graph, ready to be timed, on the stream of the Tuner that recorded them, which must outlive it.
+class Recording {
  public:
-  virtual ~GemmRecording() = default;
+  virtual ~Recording() = default;
 
-  // Replays it and returns the microseconds of one product. Recordings of a device, also of several problems, may take
+  // Replays it and returns the microseconds of one product. Recordings of a device, also of several products, may take
   // turns: what disturbs the clocks then disturbs all alike.
   virtual double microseconds() = 0;
 };
 
-// Measures one problem on one device. Pointers are device memory of the caller, 256-byte aligned; calls are made on a
+// Measures one product on one device. Pointers are device memory of the caller, 256-byte aligned; calls are made on a
 // stream of its own and return when the GPU is done. Throws Error.
-class GemmTuner {
+class Tuner {
  public:
-  virtual ~GemmTuner() = default;
+  virtual ~Tuner() = default;
 
   // What cuBLASLt proposes, its best guess first. At most `most`.
-  virtual std::vector<GemmAlgorithm> heuristics(int most) = 0;
+  virtual std::vector<Algorithm> heuristics(int most) = 0;
 
-  // Every algorithm with every tile, stage count, split, cluster and swizzle that says it can do this problem.
-  virtual std::vector<GemmAlgorithm> enumerate() = 0;
+  // Every algorithm with every tile, stage count, split, cluster and swizzle that says it can do this product.
+  virtual std::vector<Algorithm> enumerate() = 0;
 
-  // The products of gemm_fused.h that can do this problem, and with a LayerNorm those of gemm_layernorm.h.
-  virtual std::vector<GemmAlgorithm> fused() = 0;
+  // Our kernels that can do this product; with a LayerNorm those that contain it and those that it follows.
+  virtual std::vector<Algorithm> own() = 0;
 
-  // What `linear` runs for this problem.
-  virtual GemmAlgorithm chosen() = 0;
+  // What `linear` runs for this product.
+  virtual Algorithm chosen() = 0;
 
   // That the memory at c must have: for [m, n], and behind it with a LayerNorm for what its kernels need.
   virtual int64_t c_bytes() const = 0;
 
   // Once, for its result. a [m, k], b [n, k], bias [n] or nullptr, c [m, n]; with a LayerNorm bias [3, n]: bias, gamma,
   // beta, and c is the residual too.
-  virtual void run(const GemmAlgorithm& algorithm, const void* a, const void* b, const void* bias, void* c) = 0;
+  virtual void run(const Algorithm& algorithm, const void* a, const void* b, const void* bias, void* c) = 0;
 
   // One product for each of `weights` matrices that lie one behind the other at b, so that a small B does not come out
   // of the L2 cache every time. A LayerNorm of some rows of c follows each product, as in a layer; what these take
   // alone is subtracted. nullptr for an algorithm that cannot run after all.
-  virtual std::unique_ptr<GemmRecording> record(const GemmAlgorithm& algorithm, const void* a, const void* b,
-                                                int64_t weights, const void* bias, void* c) = 0;
+  virtual std::unique_ptr<Recording> record(const Algorithm& algorithm, const void* a, const void* b, int64_t weights,
+                                            const void* bias, void* c) = 0;
 };
 
-// workspace: device memory, gemm_workspace_bytes(device) of it; the caller keeps it alive.
-std::unique_ptr<GemmTuner> make_gemm_tuner(int device, const GemmProblem& problem, void* workspace);
+// product: a linear layer's, in one type. An activation that cuBLASLt cannot fuse exactly is followed by add_bias_act,
+// a LayerNorm that the kernel does not contain by add_bias_input_layernorm. workspace: device memory,
+// gemm_workspace_bytes(device) of it; the caller keeps it alive.
+std::unique_ptr<Tuner> make_tuner(int device, const Product& product, void* workspace);
 
 // A row of a tuned table: for m from `from` to `to`, both included.
-struct TunedGemm {
-  GemmProblem problem;  // m is not read
+struct TunedRow {
+  Product product;  // m is not read
   int64_t from = 0, to = 0;
-  std::array<uint64_t, 8> algorithm{};
+  OwnChoice own = {};                   // if there is none:
+  std::array<uint64_t, 8> algorithm{};  // cuBLASLt's
+
+  // cuBLASLt's, whatever that is; with residual_norm: no kernel that contains the LayerNorm.
+  bool is_first_proposal() const { return !own && algorithm == std::array<uint64_t, 8>{}; }
 };
-// As a row's algorithm: cuBLASLt's; with a LayerNorm no product that contains it.
-constexpr std::array<uint64_t, 8> kFirstProposal{};
 
-// `data` of a variant of gemm_fused.h and of gemm_layernorm.h, and the variant of some data; -1: it is not of these.
-std::array<uint64_t, 8> fused_algorithm(int variant);
-int fused_variant(const std::array<uint64_t, 8>& data);
-std::array<uint64_t, 8> norm_algorithm(int variant);
-int norm_variant(const std::array<uint64_t, 8>& data);
-// False for a product of our own that this build does not have; what cuBLASLt knows is not looked at.
-bool is_known(const std::array<uint64_t, 8>& data);
+// False for a kernel or variant that this build does not have.
+bool is_known(std::string_view kernel, std::string_view variant);
 
-// From now on `linear` on this device uses these rows; elsewhere, and where cuBLASLt refuses a row or this build lacks
-// its product, guess_gemm or cuBLASLt's first proposal. Replaces an earlier table. The rows must come from
-// gemm_library_version() and this kind of GPU.
-void set_gemm_table(int device, const std::vector<TunedGemm>& rows);
+// From now on `linear` on this device uses these rows; elsewhere, and where the GPU or cuBLASLt refuses a row,
+// guess_product or cuBLASLt's first proposal. Replaces an earlier table. Rows with an algorithm of cuBLASLt must come
+// from gemm_library_version() and this kind of GPU.
+void set_table(int device, const std::vector<TunedRow>& rows);
 
 }  // namespace ftbert

@@ -1,4 +1,4 @@
-// Timing cuBLASLt's algorithms and our own products as the encoder will meet them: launched from a graph, weights not
+// Timing cuBLASLt's algorithms and our own kernels as the encoder will meet them: launched from a graph, weights not
 // in the L2 cache, a short kernel of ours before and after each: where a product starts early, or lets the next kernel
 // do so, that counts.
 #include <cuda_runtime_api.h>
@@ -25,76 +25,69 @@ namespace {
 
 constexpr float kEps = 1e-5f;
 
-class CublasLtTuner : public GemmTuner {
+class DeviceTuner : public Tuner {
  public:
-  CublasLtTuner(int device, const GemmProblem& p, void* workspace)
-      : device_(device),
-        plans_(*gemm_plans(device)),
-        workspace_(workspace),
-        element_(p.dtype == DType::fp32 ? 4 : 2),
-        activation_(p.activation) {
+  DeviceTuner(int device, const Product& p, void* workspace)
+      : device_(device), plans_(*product_plans(device)), workspace_(workspace), element_(dtype_bytes(p.a)) {
     FTBERT_CHECK(p.m > 0 && p.n > 0 && p.k > 0, "expected a product with m, n, k > 0, got m=", p.m, " n=", p.n,
                  " k=", p.k);
-    FTBERT_CHECK(!p.layernorm || (p.bias && p.activation == Activation::none),
+    FTBERT_CHECK(!p.epilogue.residual_norm || (p.epilogue.bias && p.epilogue.activation == Activation::none),
                  "a product with LayerNorm has a bias and no activation");
-    const FusedEpilogue fused = fuse_epilogue(p.bias && !p.layernorm, p.activation, p.dtype);
-    key_ = {.m = p.m, .n = p.n, .k = p.k, .epilogue = fused.epilogue, .dtype = p.dtype};
-    if (!fused.whole) key_.after = p.activation;
+    key_.product = p;
     key_.workspace = static_cast<int64_t>(gemm_workspace_bytes(device));
     key_.align_a = key_.align_b = key_.align_c = 256;
-    key_.layernorm = p.layernorm;
-    some_bias_ =
-        p.bias && fused.whole && !p.layernorm ? workspace : nullptr;  // any pointer: `launch` sets the real one
-    plan_ = GemmPlans::describe(key_, some_bias_);
+    plan_ = ProductPlans::describe(key_, cublas_epilogue(p), some_bias());
     const DeviceGuard guard(device_);
     FTBERT_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     context_ = cuda_context(device_, stream_);
   }
-  CublasLtTuner(const CublasLtTuner&) = delete;
-  CublasLtTuner& operator=(const CublasLtTuner&) = delete;
-  ~CublasLtTuner() override {
+  DeviceTuner(const DeviceTuner&) = delete;
+  DeviceTuner& operator=(const DeviceTuner&) = delete;
+  ~DeviceTuner() override {
     const RelaxedCapture relaxed;
     cudaStreamDestroy(stream_);
   }
 
-  std::vector<GemmAlgorithm> heuristics(int most) override {
-    std::vector<GemmAlgorithm> all;
+  std::vector<Algorithm> heuristics(int most) override {
+    std::vector<Algorithm> all;
     for (const auto& result : plans_.propose(key_, plan_, most)) all.push_back(describe_algorithm(result.algo, result));
     return all;
   }
 
-  std::vector<GemmAlgorithm> enumerate() override { return accepted_algorithms(plans_, key_, plan_); }
+  std::vector<Algorithm> enumerate() override { return accepted_algorithms(plans_, key_, plan_); }
 
-  std::vector<GemmAlgorithm> fused() override {
-    std::vector<GemmAlgorithm> all;
-    for (int variant = 0; variant < fused_gemm_variants(); ++variant)
-      if (fused_gemm_supports(context_.capability, context_.shared_bytes, variant, problem()))
-        all.push_back(describe_algorithm(variant, false));
-    for (int variant = 0; key_.layernorm && variant < norm_gemm_variants(); ++variant)
-      if (norm_gemm_supports(context_.capability, variant, norm_problem()))
-        all.push_back(describe_algorithm(variant, true));
+  std::vector<Algorithm> own() override {
+    std::vector<Algorithm> all;
+    const auto add = [&](const Product& product) {
+      for (const OwnKernel* kernel : own_kernels())
+        for (int variant = 0; variant < static_cast<int>(kernel->variants.size()); ++variant)
+          if (kernel->supports(gpu_of(context_), variant, product))
+            all.push_back(describe_algorithm(OwnChoice{kernel, variant}));
+    };
+    add(before_norm());
+    if (with_norm()) add(product());
     return all;
   }
 
-  GemmAlgorithm chosen() override {
-    if (key_.layernorm)
-      if (const int variant = plans_.get(key_, some_bias_).norm; variant >= 0) return describe_algorithm(variant, true);
-    GemmKey key = key_;
-    key.layernorm = false;
-    const GemmPlan plan = plans_.get(key, some_bias_);
+  Algorithm chosen() override {
+    if (with_norm())
+      if (const OwnChoice own = plans_.get(key_, some_bias()).own) return describe_algorithm(own);
+    PlanKey key = key_;
+    key.product = before_norm();
+    const Plan plan = plans_.get(key, some_bias());
     FTBERT_CHECK(plan.supported, "cuBLASLt has no algorithm for this product");
-    if (plan.fused >= 0) return describe_algorithm(plan.fused, false);
+    if (plan.own) return describe_algorithm(plan.own);
     cublasLtMatmulHeuristicResult_t result{};
     plans_.accepts(key, plan, plan.algorithm, &result);
     return describe_algorithm(plan.algorithm, result);
   }
 
   int64_t c_bytes() const override {
-    const int64_t elements = key_.m * key_.n * element_;
-    return key_.layernorm ? 2 * round_up(elements) + 8 * norm_gemm_moments(key_.m) : elements;
+    const int64_t elements = product().m * product().n * element_;
+    return with_norm() ? 2 * round_up(elements) + 8 * layernorm_moments(product().m) : elements;
   }
 
-  void run(const GemmAlgorithm& algorithm, const void* a, const void* b, const void* bias, void* c) override {
+  void run(const Algorithm& algorithm, const void* a, const void* b, const void* bias, void* c) override {
     const DeviceGuard guard(device_);
     FTBERT_CUDA_CHECK(cudaDeviceSynchronize());  // the caller's stream has made the operands
     turn_ = 0;
@@ -102,16 +95,16 @@ class CublasLtTuner : public GemmTuner {
     FTBERT_CUDA_CHECK(cudaStreamSynchronize(stream_));
   }
 
-  std::unique_ptr<GemmRecording> record(const GemmAlgorithm& algorithm, const void* a, const void* b, int64_t weights,
-                                        const void* bias, void* c) override {
+  std::unique_ptr<Recording> record(const Algorithm& algorithm, const void* a, const void* b, int64_t weights,
+                                    const void* bias, void* c) override {
     FTBERT_CHECK(weights > 0, "expected weights of at least 1, got ", weights);
     const DeviceGuard guard(device_);
-    auto recording = std::make_unique<Recording>();
+    auto recording = std::make_unique<GraphRecording>();
     recording->tuner = this;
     recording->products = static_cast<double>(weights);
     recording->alone = neighbour_alone(b, c, weights);
     capture(recording->graph, weights, [&](int64_t i) {
-      launch(algorithm, a, static_cast<const char*>(b) + i * key_.n * key_.k * element_, bias, c);
+      launch(algorithm, a, static_cast<const char*>(b) + i * product().n * product().k * element_, bias, c);
       neighbour(b, c);
     });
     if (!recording->graph.exec) return nullptr;
@@ -140,8 +133,8 @@ class CublasLtTuner : public GemmTuner {
     }
   };
 
-  struct Recording : GemmRecording {
-    CublasLtTuner* tuner = nullptr;
+  struct GraphRecording : Recording {
+    DeviceTuner* tuner = nullptr;
     Graph graph;
     Event begin, end;
     double products = 1, alone = 0;
@@ -192,10 +185,11 @@ class CublasLtTuner : public GemmTuner {
 
   // What follows a product in a layer, of a size that takes one wave at any m: a LayerNorm of the first rows of c.
   void neighbour(const void* b, void* c) {
-    switch (key_.dtype) {
+    switch (product().a) {
       case DType::fp32: return normalize<float>(b, c);
       case DType::fp16: return normalize<half_t>(b, c);
       case DType::bf16: return normalize<bfloat16_t>(b, c);
+      default: fail("no LayerNorm in ", to_string(product().a));
     }
   }
 
@@ -204,7 +198,7 @@ class CublasLtTuner : public GemmTuner {
     if (const auto known = alone_.find(count); known != alone_.end()) return known->second;
     Graph graph;
     capture(graph, count, [&](int64_t) { neighbour(b, c); });
-    FTBERT_CHECK(graph.exec, "a LayerNorm of ", key_.n, " columns could not be recorded");
+    FTBERT_CHECK(graph.exec, "a LayerNorm of ", product().n, " columns could not be recorded");
     Event begin, end;
     std::vector<double> times;
     for (int round = 0; round < 10; ++round) times.push_back(microseconds(graph, begin, end));
@@ -216,76 +210,70 @@ class CublasLtTuner : public GemmTuner {
   void normalize(const void* b, void* c) {
     const T* some = static_cast<const T*>(b);  // any numbers
     add_bias_input_layernorm<Cuda, T>(context_, static_cast<T*>(c), nullptr, nullptr, some, some, kEps,
-                                      std::min<int64_t>(key_.m, 256), key_.n, nullptr, static_cast<T*>(c));
+                                      std::min<int64_t>(product().m, 256), product().n, nullptr, static_cast<T*>(c));
   }
 
-  FusedGemm problem() const { return {key_.m, key_.n, key_.k, key_.dtype, activation_}; }
-  NormGemm norm_problem() const { return {.m = key_.m, .n = key_.n, .k = key_.k, .dtype = key_.dtype, .eps = kEps}; }
+  const Product& product() const { return key_.product; }
+  bool with_norm() const { return product().epilogue.residual_norm; }
+  // What runs where a kernel does not contain the LayerNorm, which then adds the bias.
+  Product before_norm() const {
+    Product alone = product();
+    if (with_norm()) alone.epilogue = {};
+    return alone;
+  }
+  const void* some_bias() const { return workspace_; }  // cuBLASLt asks for a pointer; the real one comes with a call
 
   // With a LayerNorm, behind [m, n] of c: the product, then the moments.
   static int64_t round_up(int64_t bytes) { return (bytes + 255) / 256 * 256; }
-  char* behind_c(void* c) const { return static_cast<char*>(c) + round_up(key_.m * key_.n * element_); }
-  const void* vector(const void* bias, int i) const { return static_cast<const char*>(bias) + i * key_.n * element_; }
-
-  void launch(const GemmAlgorithm& algorithm, const void* a, const void* b, const void* bias, void* c) {
-    if (const int variant = norm_variant(algorithm.data); variant >= 0) {
-      NormGemm gemm = norm_problem();
-      gemm.a = a, gemm.b = b, gemm.x = c;
-      gemm.bias = bias, gemm.gamma = vector(bias, 1), gemm.beta = vector(bias, 2);
-      gemm.moments = reinterpret_cast<uint64_t*>(behind_c(behind_c(c)));
-      gemm.moment_count = norm_gemm_moments(key_.m);
-      gemm.turn = turn_++;
-      run_norm_gemm(context_, variant, gemm);
-      return;
-    }
-    void* const product = key_.layernorm ? behind_c(c) : c;
-    multiply(algorithm, a, b, key_.layernorm ? nullptr : bias, product);
-    if (key_.after == Activation::none && !key_.layernorm) return;
-    if (key_.after != Activation::none && fused_variant(algorithm.data) >= 0) return;
-    switch (key_.dtype) {
-      case DType::fp32: return finish<float>(bias, product, c);
-      case DType::fp16: return finish<half_t>(bias, product, c);
-      case DType::bf16: return finish<bfloat16_t>(bias, product, c);
-    }
+  char* behind_c(void* c) const { return static_cast<char*>(c) + round_up(product().m * product().n * element_); }
+  const void* vector(const void* bias, int i) const {
+    return static_cast<const char*>(bias) + i * product().n * element_;
   }
 
-  void multiply(const GemmAlgorithm& algorithm, const void* a, const void* b, const void* bias, void* c) {
-    if (const int variant = fused_variant(algorithm.data); variant >= 0) {
-      FusedGemm gemm = problem();
-      gemm.a = a, gemm.b = b, gemm.bias = bias, gemm.c = c;
-      run_fused_gemm(context_, variant, gemm);
-      return;
+  void launch(const Algorithm& algorithm, const void* a, const void* b, const void* bias, void* c) {
+    ProductData data{.a = a, .b = b, .bias = bias, .c = c};
+    const OwnChoice& own = algorithm.own;
+    if (own && with_norm() && own.kernel->supports(gpu_of(context_), own.variant, product())) {
+      data.gamma = vector(bias, 1), data.beta = vector(bias, 2), data.eps = kEps;
+      data.moments = {reinterpret_cast<uint64_t*>(behind_c(behind_c(c))), layernorm_moments(product().m), turn_++};
+      return run_own(context_, own, product(), data);
     }
-    GemmPlan plan = plan_;
-    const cublasLtMatmulAlgo_t cublas = cublas_algorithm(algorithm);
-    if (bias && some_bias_)
-      FTBERT_CUBLAS_CHECK(
-          cublasLtMatmulDescSetAttribute(&plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias)));
-    const float one = 1.0f, zero = 0.0f;
-    FTBERT_CUBLAS_CHECK(cublasLtMatmul(plans_.handle, &plan.operation, &one, b, &plan.b, a, &plan.a, &zero, c, &plan.c,
-                                       c, &plan.c, &cublas, workspace_, static_cast<size_t>(key_.workspace), stream_));
+    if (with_norm()) data.bias = nullptr, data.c = behind_c(c);
+    if (own) {
+      run_own(context_, own, before_norm(), data);
+    } else {
+      Plan plan = plan_;
+      plan.algorithm = cublas_algorithm(algorithm);
+      plans_.run(key_, plan, data, workspace_, stream_);
+    }
+    if (!with_norm() && (own || plan_.epilogue.after == Epilogue{})) return;
+    switch (product().a) {
+      case DType::fp32: return finish<float>(bias, data.c, c);
+      case DType::fp16: return finish<half_t>(bias, data.c, c);
+      case DType::bf16: return finish<bfloat16_t>(bias, data.c, c);
+      default: fail("nothing follows a product in ", to_string(product().a));
+    }
   }
 
   template <class T>
-  void finish(const void* bias, void* product, void* c) {
-    if (!key_.layernorm) {
-      add_bias_act<Cuda, T>(context_, static_cast<T*>(c), static_cast<const T*>(bias), key_.after, key_.m, key_.n);
+  void finish(const void* bias, void* made, void* c) {
+    const int64_t m = product().m, n = product().n;
+    T* const x = static_cast<T*>(c);
+    if (!with_norm()) {
+      add_bias_act<Cuda, T>(context_, x, static_cast<const T*>(bias), product().epilogue.activation, m, n);
       return;
     }
     const auto part = [&](int i) { return static_cast<const T*>(vector(bias, i)); };
-    T* const x = static_cast<T*>(c);
-    add_bias_input_layernorm<Cuda, T>(context_, static_cast<const T*>(product), part(0), x, part(1), part(2), kEps,
-                                      key_.m, key_.n, nullptr, x);
+    add_bias_input_layernorm<Cuda, T>(context_, static_cast<const T*>(made), part(0), x, part(1), part(2), kEps, m, n,
+                                      nullptr, x);
   }
 
   int device_;
-  GemmPlans& plans_;
+  ProductPlans& plans_;
   void* workspace_;
-  int64_t element_;
-  Activation activation_;
-  GemmKey key_;
-  const void* some_bias_ = nullptr;
-  GemmPlan plan_;
+  int64_t element_;  // bytes
+  PlanKey key_;
+  Plan plan_;
   cudaStream_t stream_ = nullptr;
   Context<Cuda> context_;
   std::unordered_map<int64_t, double> alone_;
@@ -294,8 +282,8 @@ class CublasLtTuner : public GemmTuner {
 
 }  // namespace
 
-std::unique_ptr<GemmTuner> make_gemm_tuner(int device, const GemmProblem& problem, void* workspace) {
-  return std::make_unique<CublasLtTuner>(device, problem, workspace);
+std::unique_ptr<Tuner> make_tuner(int device, const Product& product, void* workspace) {
+  return std::make_unique<DeviceTuner>(device, product, workspace);
 }
 
 }  // namespace ftbert

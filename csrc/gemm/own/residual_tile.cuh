@@ -1,0 +1,91 @@
+// A tile's float sums in registers with its residual in shared memory: added, and normalised.
+#pragma once
+#include <cstdint>
+
+#include "device/mma.cuh"
+#include "device/vector.cuh"
+
+namespace ftbert {
+namespace {
+
+template <class E>
+__device__ float2 unpack_pair(uint32_t bits) {
+  typename PairOf<E>::type pair;
+  memcpy(&pair, &bits, 4);
+  return pair_to_float(pair);
+}
+
+// sum += residual for 16 rows of a warp, and the mean and the squared deviations of each of a thread's two.
+template <class E, class Shape>
+__device__ void add_residual(float (&sum)[Shape::kTileN / 8][4], uint32_t tile, float (&mean)[2], float (&squares)[2]) {
+  constexpr int kTileN = Shape::kTileN;
+  const uint32_t row = matrix_row(tile);
+  uint32_t bits[2][4];  // 16 columns, and the next ones on their way
+  const auto load = [&](int j) {
+    load_matrices(bits[j / 2 % 2], (row ^ (j % 8 * 16)) + j / 8 * (Shape::kTileM * 128));
+  };
+  float total[2] = {};
+  load(0);
+#pragma unroll
+  for (int j = 0; j < kTileN / 8; j += 2) {
+    if (j + 2 < kTileN / 8) load(j + 2);
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+      const float2 r = unpack_pair<E>(bits[j / 2 % 2][p]);
+      float* const s = sum[j + p / 2] + p % 2 * 2;
+      s[0] += r.x, s[1] += r.y;
+      total[p % 2] += s[0] + s[1];
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) mean[r] = reduce<4>(total[r], Sum()) * (1.0f / kTileN);
+  float partial[2][2] = {};
+#pragma unroll
+  for (int j = 0; j < kTileN / 8; ++j)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float d = sum[j][i] - mean[i / 2];
+      partial[i / 2][i % 2] += d * d;
+    }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) squares[r] = reduce<4>(partial[r][0] + partial[r][1], Sum());
+}
+
+// (sum - mean) * scale * gamma + beta, rounded, to shared memory; store(block) when 64 columns are there. vectors: for
+// two columns both gammas, both betas.
+template <class E, class Shape, class Store>
+__device__ void normalize(const float (&sum)[Shape::kHalves][Shape::kTileN / 8][4], const float4* vectors,
+                          const float (&mean)[Shape::kHalves][2], const float (&scale)[Shape::kHalves][2],
+                          uint32_t tile, const Store& store) {
+  constexpr int kHalves = Shape::kHalves;
+  const uint32_t row = matrix_row(tile);
+  float shift[kHalves][2];
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) shift[half][r] = -mean[half][r] * scale[half][r];
+#pragma unroll
+  for (int j = 0; j < Shape::kTileN / 8; j += 2) {
+    uint32_t packed[kHalves][4];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float4 v = vectors[(j + i) * 4 + threadIdx.x % 4];
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float* const s = sum[half][j + i] + 2 * r;
+          packed[half][2 * i + r] = pack_pair<E>((s[0] * scale[half][r] + shift[half][r]) * v.x + v.z,
+                                                 (s[1] * scale[half][r] + shift[half][r]) * v.y + v.w);
+        }
+    }
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half)
+      store_matrices((row ^ (j % 8 * 16)) + j / 8 * (Shape::kTileM * 128) + half * (64 * 128), packed[half][0],
+                     packed[half][1], packed[half][2], packed[half][3]);
+    if (j % 8 == 6) store(j / 8);
+  }
+}
+
+}  // namespace
+}  // namespace ftbert
