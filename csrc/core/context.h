@@ -7,16 +7,15 @@
 
 namespace ftbert {
 
-struct CpuGemm;    // gemm/gemm.h
-struct GemmPlans;  // gemm/gemm_cuda.cpp
+struct CpuProducts;  // gemm/gemm.h
+struct GemmPlans;    // gemm/plans.h
 
 template <class Device>
 struct Context;
 
 template <>
 struct Context<Cpu> {
-  CpuGemm* gemm = nullptr;  // outlives the call
-  bool bf16 = false;        // the fused attention rounds its products' operands, if it can: attention_operands
+  CpuProducts* products = nullptr;  // outlives the call
 };
 
 template <>

@@ -68,7 +68,14 @@ std::string_view to_string(Activation activation) {
 }
 
 std::string_view to_string(DType dtype) {
-  return dtype == DType::fp32 ? "fp32" : dtype == DType::fp16 ? "fp16" : "bf16";
+  switch (dtype) {
+    case DType::fp32: return "fp32";
+    case DType::fp16: return "fp16";
+    case DType::bf16: return "bf16";
+    case DType::e4m3: return "e4m3";
+    case DType::int8: return "int8";
+  }
+  return "?";
 }
 
 std::string_view to_string(DeviceKind device) { return device == DeviceKind::cpu ? "cpu" : "cuda"; }

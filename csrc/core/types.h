@@ -20,7 +20,10 @@ struct bfloat16_t {
 };
 
 enum class DeviceKind { cpu, cuda };
-enum class DType { fp32, fp16, bf16 };
+enum class DType { fp32, fp16, bf16, e4m3, int8 };  // e4m3, int8: of stored matrices
+constexpr int64_t bytes_of(DType dtype) {           // an element
+  return dtype == DType::fp32 ? 4 : dtype == DType::fp16 || dtype == DType::bf16 ? 2 : 1;
+}
 template <class T>
 inline constexpr DType kDType = DType::fp32;  // of float
 template <>

@@ -1,4 +1,4 @@
-#include "binding/gemm_torch.h"
+#include "binding/torch_products.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -53,6 +53,13 @@ bool own_products() {
 
 at::Tensor view(const float* data, at::IntArrayRef sizes) {
   return at::from_blob(const_cast<float*>(data), sizes, at::TensorOptions().dtype(at::kFloat));
+}
+
+// Rows [first, first + rows) of a [m, k], in chunk i where it has some, rounded where they are float.
+at::Tensor rows_in_bf16(const Operand& a, int64_t i, int64_t first, int64_t rows, int64_t k) {
+  if (a.dtype != DType::bf16) return view(a.as<float>() + first * k, {rows, k}).to(at::kBFloat16);
+  const void* const at = a.chunks ? a.chunks[i] : static_cast<const bfloat16_t*>(a.data) + first * k;
+  return at::from_blob(const_cast<void*>(at), {rows, k}, at::TensorOptions().dtype(at::kBFloat16));
 }
 
 struct Fused {
@@ -113,11 +120,11 @@ at::Tensor unpack_weight(const at::Tensor& packed, int64_t n) {
   return packed.transpose(1, 2).flatten(0, 1).narrow(0, 0, n).contiguous();
 }
 
-std::string torch_gemm_name() {
+std::string torch_products_name() {
   return own_products() ? "panels of ftbert's own" : "oneDNN in PyTorch, packed weights";
 }
 
-int64_t TorchGemm::rows(int64_t left) const {
+int64_t TorchProducts::rows(int64_t left) const {
   if (own_products()) return left;
   // From 48 rows on a row costs the same to 10 % whatever the size, and from 96 on to 5 % (2 cores, n and k 384 to
   // 3072). So a remainder may be rounded up a little, or left for a product of its own.
@@ -130,112 +137,104 @@ int64_t TorchGemm::rows(int64_t left) const {
   return left;
 }
 
-at::Tensor& TorchGemm::result_at(const float* place) {
-  for (auto& [known, tensor] : results_)
-    if (known == place) return tensor;
-  return results_.emplace_back(place, at::Tensor()).second;
+auto TorchProducts::kept_at(const void* out) -> Kept& {
+  for (auto& [known, kept] : kept_)
+    if (known == out) return kept;
+  return kept_.emplace_back(out, Kept()).second;
 }
 
-// What a product before this one left there, once; or as many parts, still undefined, as threads shall have rows of
-// their own: from kFewestRows each on. With fewer all is one part, which oneDNN divides.
-TorchGemm::Parts TorchGemm::parts_of(const float* a, int64_t m) {
+// In bf16 each thread, of up to six (rows() gives no more for them), multiplies rows of its own, from kFewestRows each
+// on, and rounds what goes in and widens what comes out for itself. Left to divide the work, oneDNN gave one of two
+// threads all of it at some sizes (tiles of a Xeon, 768x768x3072: 1040 GFLOP/s, 2000 so).
+Operand TorchProducts::linear_bf16(const Linear<float>& linear, const Operand& a, int64_t m, Epilogue epilogue,
+                                   void* out, DType as, bool in_one_piece) {
   constexpr int64_t kFewestRows = 128;
-  for (auto left = left_.begin(); left != left_.end(); ++left) {
-    if (left->first != a) continue;
-    Parts parts = std::move(left->second);
-    left_.erase(left);
-    FTBERT_CHECK(parts.m == m, "a product takes ", m, " rows of the ", parts.m, " that the one before it left");
-    return parts;
-  }
-  const int64_t threads = this->threads();
-  const int64_t count = m / threads < kFewestRows ? 1 : threads, rows = ((m + count - 1) / count + 15) / 16 * 16;
-  return {m, rows, std::vector<at::Tensor>((m + rows - 1) / rows)};
-}
-
-// In bf16 each thread, of up to six (rows() gives no more for them), multiplies rows of its own, and rounds what goes
-// in and widens what comes out for itself. Left to divide the work, oneDNN gave one of two threads all of it at some
-// sizes (tiles of a Xeon, 768x768x3072: 1040 GFLOP/s, 2000 so).
-const float* TorchGemm::linear_bf16(const Linear<float>& w, const float* a, int64_t m, Epilogue epilogue, float* out) {
-  if (m == 0) return out;
-  const at::Tensor& weight = *static_cast<const at::Tensor*>(w.packed);
+  const int64_t n = linear.weight.n, k = linear.weight.k;
+  if (m == 0) return {out, as};
+  const at::Tensor& weight = *static_cast<const at::Tensor*>(linear.weight.packed);
   std::optional<at::Tensor> bias;
-  if (epilogue.bias) bias = view(w.bias, {w.n});
+  if (epilogue.bias) bias = view(linear.bias, {n});
   const Fused* act = fused(epilogue.activation);
-  Parts input = parts_of(a, m);
-  const int64_t parts = static_cast<int64_t>(input.tensors.size());
-  const bool stays = act && epilogue.for_product;
-  Parts left{m, input.rows, std::vector<at::Tensor>(stays ? parts : 0)};
+  const int64_t threads = this->threads(), shares = m / threads < kFewestRows ? 1 : threads;
+  const int64_t chunk_rows = a.chunks ? a.chunk_rows : ((m + shares - 1) / shares + 15) / 16 * 16;
+  const int64_t count = (m + chunk_rows - 1) / chunk_rows;
+  const bool in_bf16 = act && as == DType::bf16, stays = in_bf16 && !in_one_piece;
+  Kept& kept = kept_at(out);
+  kept.tensors.assign(stays ? count : 0, at::Tensor());  // gives the old ones back before there are new ones
+  kept.pointers.assign(stays ? count : 0, nullptr);
   const auto multiply = [&](int64_t begin, int64_t end) {
     const at::AutoDispatchBelowADInplaceOrView no_autograd;  // a new thread would not know that the caller wants none
-    for (int64_t part = begin; part < end; ++part) {
-      const int64_t first = part * input.rows, rows = std::min(input.rows, m - first);
-      at::Tensor from = std::move(input.tensors[part]);
-      if (!from.defined()) from = view(a + first * w.k, {rows, w.k}).to(at::kBFloat16);
-      at::Tensor made =
-          linear_pointwise()->call(from, weight, bias, act ? act->name : "none", Scalars(), act ? act->algorithm : "");
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t first = i * chunk_rows, rows = std::min(chunk_rows, m - first);
+      at::Tensor made = linear_pointwise()->call(rows_in_bf16(a, i, first, rows, k), weight, bias,
+                                                 act ? act->name : "none", Scalars(), act ? act->algorithm : "");
       // The sums were float; bias and activation were added to them before they were rounded.
-      if (stays)
-        left.tensors[part] = std::move(made);
-      else if (epilogue.for_attention)
-        std::memcpy(reinterpret_cast<bfloat16_t*>(out) + first * w.n, made.const_data_ptr(), made.nbytes());
-      else
-        view(out + first * w.n, {rows, w.n}).copy_(made);
+      if (stays) {
+        kept.pointers[i] = made.const_data_ptr();
+        kept.tensors[i] = std::move(made);
+      } else if (in_bf16) {
+        std::memcpy(static_cast<bfloat16_t*>(out) + first * n, made.const_data_ptr(), made.nbytes());
+      } else {
+        view(static_cast<float*>(out) + first * n, {rows, n}).copy_(made);
+      }
     }
   };
-  parts == 1 ? multiply(0, 1) : at::parallel_for(0, parts, 1, multiply);
-  if (stays) left_.emplace_back(out, std::move(left));
+  count == 1 ? multiply(0, 1) : at::parallel_for(0, count, 1, multiply);
+  if (stays && count == 1) return {kept.pointers[0], as};
+  if (stays) return {kept.pointers[0], as, kept.pointers.data(), chunk_rows};
+  if (in_bf16) return {out, as};
+  auto* const sums = static_cast<float*>(out);
   if (!act) {
     Context<Cpu> context{this};
-    add_bias_act<Cpu, float>(context, out, nullptr, epilogue.activation, m, w.n);
+    add_bias_act<Cpu, float>(context, sums, nullptr, epilogue.activation, m, n);
   }
-  return out;
+  return Operand::of(sums);
 }
 
-bool TorchGemm::leaves_bf16(const Linear<float>& w) const {
-  return w.packed && static_cast<const at::Tensor*>(w.packed)->scalar_type() == at::kBFloat16 && w.n % 2 == 0;
-}
-
-const float* TorchGemm::linear(const Linear<float>& w, const float* a, int64_t m, Epilogue epilogue, float* out) {
+Operand TorchProducts::linear(const Linear<float>& linear, const Operand& a, int64_t m, Epilogue epilogue, void* out,
+                              DType as, bool in_one_piece) {
   Context<Cpu> context{this};
+  const Matrix& w = linear.weight;
   const at::Tensor& weight = *static_cast<const at::Tensor*>(w.packed);
   if (!weight.is_mkldnn()) {
+    auto* const c = static_cast<float*>(out);
     isa_kernels().panel_product({.m = m,
                                  .n = w.n,
                                  .k = w.k,
-                                 .a = a,
+                                 .a = a.as<float>(),
                                  .panels = weight.const_data_ptr<float>(),
-                                 .bias = epilogue.bias ? w.bias : nullptr,
+                                 .bias = epilogue.bias ? linear.bias : nullptr,
                                  .activation = epilogue.activation,
-                                 .out = out});
-    return out;
+                                 .out = c});
+    return Operand::of(c);
   }
-  if (weight.scalar_type() == at::kBFloat16) return linear_bf16(w, a, m, epilogue, out);
+  if (w.dtype == DType::bf16) return linear_bf16(linear, a, m, epilogue, out, as, in_one_piece);
   std::optional<at::Tensor> bias;
-  if (epilogue.bias) bias = view(w.bias, {w.n});
+  if (epilogue.bias) bias = view(linear.bias, {w.n});
   const Fused* act = fused(epilogue.activation);
-  at::Tensor& slot = result_at(out);
-  slot.reset();  // give the old result back first, so that the allocator can hand out the same memory again
-  slot = linear_pointwise()->call(view(a, {m, w.k}), weight, bias, act ? act->name : "none", Scalars(),
-                                  act ? act->algorithm : "");
-  float* result = slot.mutable_data_ptr<float>();
+  Kept& kept = kept_at(out);
+  kept.tensors.clear();  // so that the allocator can hand out the same memory again
+  at::Tensor& made = kept.tensors.emplace_back(linear_pointwise()->call(
+      view(a.as<float>(), {m, w.k}), weight, bias, act ? act->name : "none", Scalars(), act ? act->algorithm : ""));
+  float* const result = made.mutable_data_ptr<float>();
   if (!act) add_bias_act<Cpu, float>(context, result, nullptr, epilogue.activation, m, w.n);
-  return result;
+  return Operand::of(result);
 }
 
-int64_t TorchGemm::threads() const { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
+int64_t TorchProducts::threads() const { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
 
-void TorchGemm::each_alone(int64_t count, const std::function<void(int64_t i, CpuGemm& own)>& work) {
+void TorchProducts::each_alone(int64_t count, const std::function<void(int64_t i, CpuProducts& own)>& work) {
   at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
     const at::AutoDispatchBelowADInplaceOrView no_autograd;  // a new thread would not know that the caller wants none
     const OneThread alone;
     for (int64_t i = begin; i < end; ++i) {
-      TorchGemm own;
+      TorchProducts own;
       work(i, own);
     }
   });
 }
 
-void TorchGemm::gemm(const GemmShape& s, const float* a, const float* b, float* c) {
+void TorchProducts::gemm(const Product& s, const float* a, const float* b, float* c) {
   at::Tensor result = view(c, {s.batch, s.m, s.n});
   const at::Tensor right = s.b_transposed ? view(b, {s.batch, s.n, s.k}).transpose(1, 2) : view(b, {s.batch, s.k, s.n});
   at::bmm_out(result, view(a, {s.batch, s.m, s.k}), right);
