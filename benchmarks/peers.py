@@ -320,6 +320,6 @@ class PackedGraphAnySize(PackedGraph):
 
 
 PEERS: tuple[type[Peer], ...] = (
-    Ftbert, FtbertPacked, FtbertPackedRecorded, FtbertPackedNoTable, FtbertPackedBf16, Eager, OneByOne, Compiled, CompiledGraphs,
-    CompiledTuned, FastPath, PackedGraph, PackedGraphAnySize,
+    Ftbert, FtbertPacked, FtbertPackedRecorded, FtbertPackedNoTable, FtbertPackedBf16, Eager, OneByOne, Compiled,
+    CompiledGraphs, CompiledTuned, FastPath, PackedGraph, PackedGraphAnySize,
 )  # fmt: skip
