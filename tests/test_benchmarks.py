@@ -67,16 +67,6 @@ def test_kernels_measured_before_a_run_is_cut_off_are_kept(
     assert len(json.loads((tmp_path / "new" / "k.json").read_text())["rows"]) == 3
 
 
-@pytest.mark.parametrize("what", [["--kernel", "right"], []])
-def test_a_part_of_the_kernels_is_not_published(
-    what: list[str], few_kernels: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine, "ROOT", tmp_path)
-    bench_kernels.main(["--rounds", "1", *what])
-    written = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json")]
-    assert written == ["out/bench-kernels-cpu-fp32.json" if what else "benchmarks/results/kernels-cpu-fp32.json"]
-
-
 @pytest.mark.parametrize("what", [["--peer", "ftbert"], ["--point", "minilm:1x4:full"], ["--model", "minilm"], []])
 def test_a_part_of_the_peers_or_points_is_not_published(
     what: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -135,17 +125,3 @@ def test_who_encodes_otherwise_is_a_row_that_says_so(
     assert status == 1 and words in rows["ftbert"]["failed"] and "seconds" not in rows["ftbert"]
     assert all(rows[name]["seconds"] > 0 for name in bench_encode.PEERS)
     assert "| ftbert | failed: " in capsys.readouterr().out
-
-
-def test_rounds_before_a_run_of_encoders_is_cut_off_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = iter([1.0, 1.0, 1.0])
-
-    def cut(*arguments: Any) -> float:
-        if (took := next(seconds, None)) is None:
-            raise KeyboardInterrupt
-        return took
-
-    monkeypatch.setattr(bench_encode, "seconds_of", cut)
-    with pytest.raises(KeyboardInterrupt):
-        encode_rows(Encoder(), Encoder(), tmp_path / "e.json", monkeypatch)
-    assert len(json.loads((tmp_path / "e.json").read_text())["rows"]) == 3

@@ -227,7 +227,3 @@ def test_nobody_knows_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert cache_module.cache_folder() is None and gemm_table.user_table(HERE) is None
     make_bert().save_pretrained(tmp_path / "bert")
     ftbert.load(tmp_path / "bert")
-    monkeypatch.setattr(gemm_table, "_SHIPPED", tmp_path / "shipped")
-    monkeypatch.setenv("FTBERT_GEMM_TABLE", "~nobody_of_that_name/table.json")
-    with pytest.warns(UserWarning, match="there is no such file"):
-        assert in_force(HERE) == []

@@ -16,7 +16,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
 
 import bench_model  # noqa: E402
-import floors  # noqa: E402
 import machine  # noqa: E402
 import peers  # noqa: E402
 import report  # noqa: E402
@@ -178,36 +177,6 @@ def test_who_is_off_by_more_than_the_dtype_allows_is_marked_and_not_bold(dtype: 
         assert cells[2:] == (["**10**", "8"] if mark else ["10", "**8**"])
 
 
-def test_the_other_type_is_beside_the_runs_own(results: Path) -> None:
-    assert peers.FtbertPackedBf16.name == report.OTHER_TYPE
-    document = json.loads(json.dumps(RESULT))
-    document["provenance"]["dtype"] = "fp16"
-    document["results"][0]["peers"] |= {"ftbert, packed": {"ms": 9.0}, report.OTHER_TYPE: {"ms": 4.5, "max_abs_diff": 0.155}}
-    head, rows = report.model_table(document, document["results"])
-    assert head[-1] == report.OTHER_TYPE  # judged as bf16, though no fp16 may be off by as much
-    assert rows == [["base 4x8 full", "32", "10", "123", "8", "**9**", "4.5"]]
-    means = {row[0]: row[1] for row in report.means_table(document)[1]}
-    assert means[f"{report.OTHER_TYPE}, against ftbert, packed"] == "2.00x"
-    assert not any(name.startswith(f"{report.OTHER_TYPE}, against trans") for name in means)
-
-
-def test_a_rested_gpu_is_beside_the_one_that_settled(results: Path) -> None:
-    document = json.loads(json.dumps(RESULT))
-    document["results"][0]["peers"]["peer, CUDA graph"] = {"ms": 123.4, "max_abs_diff": 0.0}
-    small = json.loads(json.dumps(document["results"][0])) | {"batch": 1}
-    for name, ms in (("ftbert", 5.0), ("transformers (sdpa)", 200.0), ("peer, CUDA graph", 100.0)):
-        document["results"][0]["peers"][name]["rested_ms"] = ms
-    document["results"].append(small)  # too small for a rest to matter
-    head, rows = report.model_table(document, document["results"])
-    assert head[0] == "milliseconds (rested)"
-    # The host launches transformers' kernels: what that takes after a rest is not the GPU's.
-    assert rows[0][2:] == ["**10** (5)", "123", "8", "123 (100)"] and rows[1][2] == "**10**"
-    means = {row[0]: row[1:] for row in report.means_table(document)[1]}
-    assert means["ftbert, against transformers (sdpa)"] == ["12.34x", "", "12.34x"]
-    assert "ftbert, against transformers (sdpa), rested" not in means
-    assert means["ftbert, against peer, CUDA graph, rested"] == ["15.71x", "", "12.34x"]
-
-
 def test_of_a_grid_chosen_points_and_means_are_shown(results: Path) -> None:
     """ftbert is twice as fast as transformers, four times at half fill."""
     names, found = [], []
@@ -247,13 +216,3 @@ def test_results_are_no_change_of_the_code(tmp_path: Path, monkeypatch: pytest.M
         path.write_text("after\n", encoding="utf-8")
         assert machine._commit() == f"{commit}+changes"
         path.unlink() if back is None else path.write_text(back, encoding="utf-8")
-
-
-def test_floor_of_bytes_reads_every_weight_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = torch.device("cpu")
-    monkeypatch.setitem(bench_model.SHAPES, "minilm", TINY)
-    monkeypatch.setitem(floors._bandwidth, cpu, 1e9)
-    weights = 6 * 64 * 64 + 6 * 64 + 2 * 2 * 64  # six products of the one layer with their biases, two LayerNorms
-    reference = bench_model.reference_model("minilm", None)
-    for dtype, size in ((torch.float32, 4), (torch.bfloat16, 2)):
-        assert floors.byte_floor(reference, 10, cpu, dtype) == pytest.approx((weights + 2 * 10 * 64) * size / 1e9)
