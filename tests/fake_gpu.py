@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from ftbert import tuning
-from ftbert.gemm_rows import WITH_LAYERNORM, Product, Row
+from ftbert.gemm_rows import WITH_LAYERNORM, Product
 from ftbert.tuning import Bench
 
 QKV = Product("fp16", 2304, 768, bias=True)
@@ -68,9 +68,3 @@ def fake_gpu(
             return algorithm.error
 
     monkeypatch.setattr(tuning, "Bench", FakeBench)
-
-
-def known(first: int, last: int, tile: int, product: Product = QKV) -> Row:
-    """A row made elsewhere. Its bytes are no algorithm's here; its settings are."""
-    config = dict.fromkeys(tuning._CONFIG, 0) | {"id": 66, "tile": tile, "split_k": 1}
-    return Row(product, first, last, (99,) * 8, (last,), (8.0,), (10.0,), config)

@@ -293,26 +293,35 @@ def test_two_writers_of_one_target(tmp_path: Path, model: StubModel) -> None:
     embed_file(model, path, out)
 
 
-KILLED = """
-import sys
+CHILD = """
+import resource, sys
 from pathlib import Path
 import stub_model
 from ftbert.embed import embed_file
 stub_model.use_stub_pooling()
-model = stub_model.StubModel(Path(sys.argv[1]), delay=0.05)
-embed_file(model, sys.argv[2], sys.argv[3], batch_records=7)
+model = stub_model.StubModel(Path(sys.argv[1]), delay=float(sys.argv[4]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[5]),) * 2)
+try:
+    embed_file(model, sys.argv[2], sys.argv[3], batch_records=7)
+except OSError as error:
+    print(error.filename)
 """
+
+
+def start(model: StubModel, source: Path, target: Path, delay: float, file_bytes: int) -> subprocess.Popen[str]:
+    """embed_file in a process of its own, whose files have at most so many bytes (-1: any number)."""
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
+    arguments = [str(model.folder), str(source), str(target), str(delay), str(file_bytes)]
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD, *arguments], env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE, text=True
+    )
 
 
 @pytest.mark.parametrize("target", ["out.npy", "out.jsonl", "out.parquet"])
 def test_killed_and_taken_up_again(tmp_path: Path, model: StubModel, target: str) -> None:
     path, out = write_source(tmp_path / "in.jsonl", TEXTS * 10), tmp_path / target
-    here = Path(__file__).parent
-    paths = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(model.folder), str(path), str(out)],
-        env={**os.environ, "PYTHONPATH": paths},
-    )
+    process = start(model, path, out, delay=0.05, file_bytes=-1)
     manifest = part_folder(out) / "manifest.json"
     while process.poll() is None and not manifest.exists():
         time.sleep(0.005)
@@ -344,29 +353,9 @@ def test_options_of_the_text_count_on_resume(
     assert np.array_equal(np.load(out), encode(model, TEXTS, **option))
 
 
-_FULL = """
-import resource, sys
-from pathlib import Path
-import stub_model
-from ftbert.embed import embed_file
-stub_model.use_stub_pooling()
-model = stub_model.StubModel(Path(sys.argv[1]))
-resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
-try:
-    embed_file(model, sys.argv[2], sys.argv[3])
-except OSError as error:
-    print(error.filename)
-"""
-
-
 @pytest.mark.parametrize("target", ["out.npy", "out.jsonl", "out.jsonl.gz", "out.parquet"])
 def test_a_full_disk_names_the_file(tmp_path: Path, model: StubModel, target: str) -> None:
     path = write_source(tmp_path / "in.txt", TEXTS)
-    here = Path(__file__).parent
-    paths = os.pathsep.join([str(here), str(here.parent)])
-    arguments = [sys.executable, "-c", _FULL, str(model.folder), str(path), str(tmp_path / target)]
-    done = subprocess.run(
-        arguments, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=True
-    )
-    assert f"{target}.part/rows" in done.stdout, done.stderr
+    said, _ = start(model, path, tmp_path / target, delay=0, file_bytes=2000).communicate()
+    assert f"{target}.part/rows" in said
     assert not (tmp_path / target).exists()

@@ -64,11 +64,12 @@ def same_weights(model: ftbert.Model, source: Any) -> None:
         assert torch.equal(model.checkpoint.read(name), expected.read(name)), name
 
 
-def test_real_file(real_file: Path) -> None:
+def test_real_file(real_file: Path, tmp_path: Path) -> None:
     model = check(real_file)
     config = model.config
     assert (config.layers, config.heads, config.head_size, config.vocab) == (3, 12, 32, 30522)
     assert (config.layer_norm_eps, config.activation, config.positions) == (1e-12, "gelu", "absolute")
+    same_weights(ftbert.load(anonymous(real_file, tmp_path / "a.onnx")), real_file)
 
 
 def test_the_current_folder_runs_nothing(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,10 +78,6 @@ def test_the_current_folder_runs_nothing(small: Path, tmp_path: Path, monkeypatc
         (tmp_path / f"{name}.py").write_text("raise SystemExit('ran')")
     monkeypatch.chdir(tmp_path)
     ftbert.load(small)
-
-
-def test_real_file_without_names(real_file: Path, tmp_path: Path) -> None:
-    same_weights(ftbert.load(anonymous(real_file, tmp_path / "a.onnx")), real_file)
 
 
 @pytest.mark.parametrize("exporter", EXPORTERS)

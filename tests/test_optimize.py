@@ -14,7 +14,6 @@ import pytest
 import torch
 from compare import assert_close
 from conftest import VOCAB_WORDS, Place, have_gpu, make_bert, randomise
-from torch._subclasses import FakeTensorMode
 
 import ftbert
 from ftbert import fast_forward
@@ -239,24 +238,6 @@ def test_padding_on_the_left(family: str, head: str) -> None:
         expected.pooler_output = got.pooler_output
         assert "first kept token" in str(said[0].message)
     check_same(got, expected, mask)
-
-
-def test_padding_on_the_left_in_a_module_of_somebody_else() -> None:
-    class Reads(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bert = make("bert")
-
-        def forward(self, **inputs: Any) -> Any:
-            return self.bert(**inputs).last_hidden_state[:, 0]
-
-    model = Reads().eval()
-    inputs = some_inputs(model.bert)
-    inputs["attention_mask"] = inputs["attention_mask"].flip(1)
-    expected = run(model, **inputs)
-    ftbert.optimize(model)
-    with pytest.warns(UserWarning, match="padding in column 0"):
-        assert torch.equal(run(model, **inputs), expected)
 
 
 @pytest.mark.parametrize("how", ["trace", "export", "fullgraph"])
@@ -519,14 +500,6 @@ def test_cross_encoder(labels: int, tokenizer: Any, tmp_path: Path) -> None:
         assert orders[0] == orders[1]
 
 
-def test_real_minilm(minilm_folder: Path) -> None:
-    parts = pytest.importorskip("sentence_transformers")
-    texts = [f"{text} This is sentence number {n}. " * (1 + n % 7) for n in range(20) for text in TEXTS[:2]]
-    model = parts.SentenceTransformer(str(minilm_folder), device="cpu").float()
-    expected = model.encode(texts)
-    assert_close(torch.from_numpy(ftbert.optimize(model).encode(texts)), torch.from_numpy(expected), atol=1e-5)
-
-
 @pytest.mark.parametrize("name", ["attention_mask", "position_ids"])
 def test_what_the_host_must_read_while_the_caller_records(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("bert")
@@ -544,16 +517,6 @@ def test_what_the_host_must_read_while_the_caller_records(name: str, monkeypatch
     assert list(fallbacks(model).values()) == [1]
     run(model, input_ids=ids)
     assert list(fallbacks(model).values()) == [1]
-
-
-def test_whether_the_caller_records_is_not_asked_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.compile cannot trace the question."""
-    with FakeTensorMode():
-        ids = torch.empty(2, device="cuda")  # needs no GPU
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert fast_forward._is_recording(ids)
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert not fast_forward._is_recording(ids)
 
 
 @pytest.mark.skipif(not have_gpu(), reason="no GPU")

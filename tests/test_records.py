@@ -246,23 +246,6 @@ def test_chunks_are_bounded_in_bytes(tmp_path: Path, name: str, monkeypatch: pyt
     assert records.CHUNK_BYTES > 1000
 
 
-class _Forgetful(read_lines.CsvReader):
-    """Reads on from each line below a bad row's first as if nothing were known of the rest."""
-
-    def _row(self, lines: Any) -> list[str]:
-        self._open_from = self._open_to = -1
-        return super()._row(lines)
-
-
-@settings(FUZZ, max_examples=300)
-@given(data=st.text('"""a,\n\n\r', max_size=40))
-def test_csv_remembers_only_what_is_so(tmp_path: Path, data: str) -> None:
-    path = written(tmp_path / "a.csv", "text,b\n" + data)
-    options = ReadOptions(skip_bad=True)
-    got, expected = (list(reader(path, options).chunks(Position())) for reader in (read_lines.CsvReader, _Forgetful))
-    assert got == expected
-
-
 @pytest.mark.parametrize("rows", ['"\n', '"a\n"b,\n', 'x,"y\n'])
 def test_csv_with_open_quotes_is_read_in_linear_time(
     tmp_path: Path, rows: str, monkeypatch: pytest.MonkeyPatch

@@ -15,7 +15,6 @@
 #include "gemm/gemm.h"
 #include "kernels/isa.h"
 #include "kernels/kernels.h"
-#include "layers/schedule.h"
 
 namespace ftbert {
 namespace {
@@ -297,97 +296,6 @@ void forward_matches(int hidden, int heads, const std::string& activation, Atten
   expect(p <= 2e-5, "pooled output differs by " + std::to_string(p));
 }
 
-void packed_input_equals_padded() {
-  const EncoderConfig config = EncoderConfig::parse(entries(32, 2, "gelu"));
-  const Tensors tensors = random_weights(config);
-  const Encoder<Cpu, float> encoder({}, config, bind_tensors(config, tensors), AttentionPath::automatic);
-  Batch b = sample_batch();
-  b.mask.assign({1, 1, 1, 1, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1,
-                 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0});
-  for (int64_t& id : b.ids) id = std::max<int64_t>(id, 3);
-  b.types.assign(b.ids.size(), 0);
-  const Offsets o = offsets(b.mask, b.batch, b.seq);
-  const Output padded = run_core(encoder, b, o);
-
-  std::vector<int64_t> ids;
-  for (int64_t t = 0; t < o.info.tokens; ++t) ids.push_back(b.ids[o.token_index[t]]);
-  Context<Cpu> context{&cblas_products()};
-  const EncoderInput input{ids.data(),    nullptr, nullptr, o.cu_seqlens.data(),
-                           o.info.tokens, b.batch, 0,       o.info.max_seqlen};
-  std::vector<char> memory(encoder.workspace_bytes(context, input));
-  std::vector<float> packed(padded_rows<Cpu>(o.info.tokens) * config.hidden);
-  encoder.forward(context, input, Workspace(memory.data(), memory.size()), packed.data());
-  packed.resize(padded.hidden.size());
-  expect(packed == padded.hidden, "packed and padded input give different bits");
-}
-
-// Products of cblas_products; says that two can work at once, and counts those that do.
-struct SharingProducts : CpuProducts {
-  int64_t shared = 0;
-  Operand linear(const Linear<float>& linear, const Operand& a, int64_t m, Epilogue epilogue, void* out, DType as,
-                 bool in_one_piece) override {
-    return cblas_products().linear(linear, a, m, epilogue, out, as, in_one_piece);
-  }
-  void gemm(const Product& product, const float* a, const float* b, float* c) override {
-    cblas_products().gemm(product, a, b, c);
-  }
-  int64_t threads() const override { return 2; }
-  void each_alone(int64_t count, const std::function<void(int64_t i, CpuProducts& own)>& work) override {
-    shared += count;
-    CpuProducts::each_alone(count, work);
-  }
-};
-
-void equal_shares_are_fair() {
-  SharingProducts two;
-  // The first sequence of each thread, where threads have sequences of their own.
-  const auto cut = [](CpuProducts& products, const std::vector<int32_t>& lengths) {
-    std::vector<int32_t> ends{0};
-    for (const int32_t length : lengths) ends.push_back(ends.back() + length);
-    const auto batch = static_cast<int64_t>(lengths.size());
-    const Schedule schedule = make_schedule(Context<Cpu>{&products}, {ends.data(), nullptr, batch, ends.back()}, true);
-    std::vector<int64_t> firsts;
-    for (const std::vector<Run>& runs : schedule.alone) firsts.push_back(runs.at(0).first_sequence);
-    return firsts;
-  };
-  using Firsts = std::vector<int64_t>;
-  expect(cut(two, {128, 128, 128, 128}) == Firsts{0, 2}, "four equal ones for two");
-  expect(cut(two, {200, 60, 130, 120}) == Firsts{0, 2}, "260 and 250");
-  const Firsts with_empty = cut(two, {0, 200, 0, 0, 200, 0});
-  expect(with_empty.size() == 2 && with_empty[1] >= 2 && with_empty[1] <= 4, "empty ones beside the cut");
-  expect(cut(two, {300, 100, 100}).empty(), "300 of 500 are more than a fair half");
-  expect(cut(two, {100, 100}).empty(), "too few tokens");
-  expect(cut(cblas_products(), {128, 128, 128, 128}).empty(), "one thread has no one to share with");
-}
-
-void shares_give_the_same() {
-  const EncoderConfig config = EncoderConfig::parse(entries(32, 2, "gelu"));
-  const Tensors tensors = random_weights(config);
-  const Encoder<Cpu, float> encoder({}, config, bind_tensors(config, tensors), AttentionPath::automatic);
-  std::vector<int32_t> ends{0};
-  for (const int32_t length : {40, 40, 0, 40, 21, 0, 40, 40, 40, 25}) ends.push_back(ends.back() + length);
-  const int64_t tokens = ends.back(), batch = static_cast<int64_t>(ends.size()) - 1;
-  std::vector<int64_t> ids;
-  for (int64_t t = 0; t < tokens; ++t) ids.push_back(t * 7 % 50);
-  const auto run = [&](CpuProducts& products, bool look) {
-    Context<Cpu> context{&products};
-    const EncoderInput input{ids.data(), nullptr, nullptr, ends.data(), tokens, batch, 0, 40};
-    std::vector<char> memory(encoder.workspace_bytes(context, input));
-    std::vector<float> out(padded_rows<Cpu>(tokens) * config.hidden);
-    const HiddenStateHook<float> hook = look ? [](int64_t, const float*) {} : HiddenStateHook<float>();
-    encoder.forward(context, input, Workspace(memory.data(), memory.size()), out.data(), hook);
-    out.resize(tokens * config.hidden);
-    return out;
-  };
-  SharingProducts sharing;
-  const std::vector<float> want = run(cblas_products(), false), got = run(sharing, false);
-  expect(sharing.shared == 2, "expected two shares, got " + std::to_string(sharing.shared));
-  for (size_t i = 0; i < want.size(); ++i)
-    expect(std::abs(got[i] - want[i]) <= 1e-5, "value " + std::to_string(i) + " differs");
-  run(sharing, true);
-  expect(sharing.shared == 2, "who looks at every layer sees all of it at once");
-}
-
 // First rows go through the last layer together, empty ones too: buffers must have room for them.
 void more_sequences_than_tokens(const std::string& norm_place) {
   Entries all = entries(32, 2, "gelu");
@@ -422,19 +330,6 @@ void offsets_of_any_mask() {
   bad[9] = 2;
   expect(offsets(bad, b.batch, b.seq).info.bad_mask == 10, "a mask value of 2 must be reported by its place");
   expect(offsets({}, 0, 8).info.tokens == 0, "an empty batch has no tokens");
-}
-
-void padding_round_trip() {
-  const Batch b = sample_batch();
-  const Offsets o = offsets(b.mask, b.batch, b.seq);
-  const int64_t cols = 5, rows = b.batch * b.seq;
-  std::vector<float> padded(rows * cols), packed(o.info.tokens * cols), back(rows * cols, -1);
-  for (size_t i = 0; i < padded.size(); ++i) padded[i] = 1 + static_cast<float>(i);
-  Context<Cpu> context{&cblas_products()};
-  remove_padding<Cpu, float>(context, padded.data(), o.token_index.data(), o.info.tokens, cols, packed.data());
-  restore_padding<Cpu, float>(context, packed.data(), o.packed_index.data(), rows, cols, back.data());
-  for (int64_t i = 0; i < rows * cols; ++i)
-    expect(back[i] == (b.mask[i / cols] ? padded[i] : 0.0f), "element " + std::to_string(i));
 }
 
 void config_errors_are_all_listed() {
@@ -522,13 +417,9 @@ int main() {
   using namespace ftbert;
   std::vector<std::pair<std::string, std::function<void()>>> tests = {
       {"offsets of any mask", offsets_of_any_mask},
-      {"padding round trip", padding_round_trip},
-      {"packed input equals padded", packed_input_equals_padded},
       {"more sequences than tokens, post", [] { more_sequences_than_tokens("post"); }},
       {"more sequences than tokens, pre", [] { more_sequences_than_tokens("pre"); }},
       {"config errors are all listed", config_errors_are_all_listed},
-      {"equal shares are fair", equal_shares_are_fair},
-      {"shares give the same", shares_give_the_same},
       {"missing weight is named", missing_weight_is_named},
       {"small workspace is an error", small_workspace_is_an_error},
       {"unsupported choices are errors", unsupported_choices_are_errors},
