@@ -108,7 +108,7 @@ class FtbertPackedRecorded(FtbertPacked):
     with_table: ClassVar[bool] = True
 
     def prepare(self, batch: Batch) -> Call:
-        from ftbert import gemm_table
+        from ftbert.tuning import gemm_table
 
         index = self.device.index if self.device.index is not None else torch.cuda.current_device()
         rows = gemm_table.in_force(gemm_table.Machine.of(self.device))
@@ -320,6 +320,6 @@ class PackedGraphAnySize(PackedGraph):
 
 
 PEERS: tuple[type[Peer], ...] = (
-    Ftbert, FtbertPacked, FtbertPackedRecorded, FtbertPackedNoTable, FtbertPackedBf16, Eager, OneByOne, Compiled, CompiledGraphs,
-    CompiledTuned, FastPath, PackedGraph, PackedGraphAnySize,
+    Ftbert, FtbertPacked, FtbertPackedRecorded, FtbertPackedNoTable, FtbertPackedBf16, Eager, OneByOne, Compiled,
+    CompiledGraphs, CompiledTuned, FastPath, PackedGraph, PackedGraphAnySize,
 )  # fmt: skip

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ftbert.config import FORMAT, EncoderConfig
+from ftbert.checkpoint import FORMAT, EncoderConfig, TensorSource, read_json_object
 from ftbert.converters.family import Family
 from ftbert.converters.onnx_check import Interface
 from ftbert.converters.onnx_config import differences, document, fit
@@ -26,9 +26,7 @@ from ftbert.converters.onnx_encoder import Encoder, trace
 from ftbert.converters.onnx_file import BFLOAT16, DTYPES, OnnxFile, computed, data_files, read_onnx
 from ftbert.converters.onnx_graph import Graph, Matrix, histogram
 from ftbert.converters.onnx_pieces import Linear, Norm
-from ftbert.converters.tensors import TensorSource
 from ftbert.converters.weights import find_family
-from ftbert.input_file import read_json_object
 
 _TOKENIZER = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer_config.json")
 _MOST = 20  # problems shown

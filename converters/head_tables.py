@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ftbert.config import ACTIVATIONS, EncoderConfig, HeadConfig
-from ftbert.input_file import shown
-
-Shape = tuple[int, ...]
+from ftbert.checkpoint import ACTIVATIONS, EncoderConfig, HeadConfig, Shape, shown
 
 
 @dataclass(frozen=True)

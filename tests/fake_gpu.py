@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from ftbert import tuning
-from ftbert.gemm_rows import WITH_LAYERNORM, Product, Row
-from ftbert.tuning import Bench
+from ftbert.tuning import WITH_LAYERNORM, Bench, Product, Row, run
+from ftbert.tuning import product_tuner as tuning
 
 QKV = Product("fp16", 2304, 768, bias=True)
 
@@ -67,7 +66,8 @@ def fake_gpu(
         def error(self, algorithm: FakeAlgorithm) -> float:
             return algorithm.error
 
-    monkeypatch.setattr(tuning, "Bench", FakeBench)
+    for module in (tuning, run):
+        monkeypatch.setattr(module, "Bench", FakeBench)
 
 
 def known(first: int, last: int, tile: int, product: Product = QKV) -> Row:

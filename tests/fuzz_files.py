@@ -28,11 +28,11 @@ from conftest import make_bert
 from families import make_model
 
 import ftbert
-from ftbert.checkpoint import open_checkpoint
+from ftbert.converters import open_checkpoint
 from ftbert.converters.from_huggingface import convert
-from ftbert.gemm_table import Machine, in_force
-from ftbert.records import Position, ReadOptions, open_source
-from ftbert.text_settings import TextSettings
+from ftbert.files import Position, ReadOptions, open_source
+from ftbert.text import TextSettings
+from ftbert.tuning import Machine, in_force
 
 GOOD = ("right", "refused")
 _VALUES: list[Any] = [
@@ -133,7 +133,7 @@ class Seeds:
         (root / "csv" / "a.csv").write_text("id,text\n" + '1,"a ""b"", c\nd"\n' * 40)
         (root / "tsv" / "a.tsv").write_text("id\ttext\n" + '1\t"a ""b""\t c\nd"\n' * 40)
         pq.write_table(pa.table({"text": [row["text"] for row in rows], "id": range(40)}), root / "parquet" / "a.parquet")
-        shipped = sorted((Path(ftbert.__file__).parent / "gemm_tables").glob("*.json"))[0]
+        shipped = sorted((Path(ftbert.__file__).parent / "tuning" / "gemm_tables").glob("*.json"))[0]
         document = json.loads(shipped.read_text())
         (root / "table" / "a.json").write_text(json.dumps(document | {"rows": document["rows"][:8]}))
 

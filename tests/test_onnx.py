@@ -19,8 +19,7 @@ from fuzz_onnx import fuzz, make_files
 from onnx_models import MODELS, NEARLY_BERT, anonymous, export, export_nearly_bert, onnxruntime_hidden, ragged
 
 import ftbert
-from ftbert.checkpoint import open_checkpoint
-from ftbert.converters import from_onnx
+from ftbert.converters import from_onnx, open_checkpoint
 
 EXPORTERS = {"torchscript": False, "dynamo": True}
 

@@ -10,10 +10,9 @@ from types import SimpleNamespace
 import pytest
 from fake_gpu import QKV, FakeAlgorithm, fake_gpu, known
 
-from ftbert import tuning
-from ftbert.gemm_rows import Product
-from ftbert.product_bench import NothingProposed, share_beyond_noise
-from ftbert.tuning import ProductTuner, without_layernorm
+from ftbert.tuning import NothingProposed, Product, ProductTuner, Recording, without_layernorm
+from ftbert.tuning import product_tuner as tuning
+from ftbert.tuning.product_bench import share_beyond_noise
 
 NORM = Product("fp16", 768, 768, bias=True, layernorm=True)
 
@@ -129,12 +128,12 @@ def test_turns_and_medians_must_agree() -> None:
 def test_recordings_take_turns() -> None:
     ran: list[str] = []
 
-    def recording(name: str) -> tuning.Recording:
+    def recording(name: str) -> Recording:
         times = iter((1.0, 2.0, 3.0))
         graph = SimpleNamespace(microseconds=lambda: (ran.append(name), next(times))[1])
-        return tuning.Recording(SimpleNamespace(), graph)
+        return Recording(SimpleNamespace(), graph)
 
-    never = tuning.Recording(SimpleNamespace(), None)  # what cuBLASLt refuses after all
+    never = Recording(SimpleNamespace(), None)  # what cuBLASLt refuses after all
     assert tuning.in_turns([recording("a"), never, recording("b")], 3) == [[1, 2, 3], [math.inf] * 3, [1, 2, 3]]
     assert ran == ["a", "b"] * 3
 

@@ -24,7 +24,7 @@ import peers  # noqa: E402
 import report  # noqa: E402
 import runtimes  # noqa: E402
 
-from ftbert import gemm_table  # noqa: E402
+from ftbert.tuning import gemm_table  # noqa: E402
 
 RESULT: dict[str, Any] = {
     "provenance": {
