@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ftbert.converters.from_huggingface import convert
-    from ftbert.converters.from_onnx import home_of, onnx_of
     from ftbert.converters.head_tables import rows_of
     from ftbert.converters.onnx_file import file_set
+    from ftbert.converters.onnx_source import home_of, onnx_of
     from ftbert.converters.open import find_folder, open_checkpoint
     from ftbert.converters.reference import build_reference
 
@@ -22,7 +22,7 @@ __all__ = [
 
 _HOMES = {
     "build_reference": "reference", "convert": "from_huggingface", "file_set": "onnx_file", "find_folder": "open",
-    "home_of": "from_onnx", "onnx_of": "from_onnx", "open_checkpoint": "open", "rows_of": "head_tables",
+    "home_of": "onnx_source", "onnx_of": "onnx_source", "open_checkpoint": "open", "rows_of": "head_tables",
 }  # fmt: skip
 
 

@@ -16,10 +16,10 @@ from ftbert.checkpoint import (
     read_checkpoint,
     read_json_object,
 )
-from ftbert.converters.from_onnx import onnx_of, open_onnx
 from ftbert.converters.hub import fetch
 from ftbert.converters.huggingface import MERGE, recognise
 from ftbert.converters.onnx_check import check_graph
+from ftbert.converters.onnx_source import onnx_of, open_onnx
 
 
 def open_checkpoint(source: str | Path | torch.nn.Module) -> Checkpoint:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from fake_gpu import QKV, FakeAlgorithm, fake_gpu, known
 
-from ftbert.tuning import NothingProposed, Product, ProductTuner, Recording, without_layernorm
+from ftbert.tuning import NothingProposed, Product, ProductTuner, Recording, product_bench, without_layernorm
 from ftbert.tuning import product_tuner as tuning
 from ftbert.tuning.product_bench import share_beyond_noise
 
@@ -134,7 +134,7 @@ def test_recordings_take_turns() -> None:
         return Recording(SimpleNamespace(), graph)
 
     never = Recording(SimpleNamespace(), None)  # what cuBLASLt refuses after all
-    assert tuning.in_turns([recording("a"), never, recording("b")], 3) == [[1, 2, 3], [math.inf] * 3, [1, 2, 3]]
+    assert product_bench.in_turns([recording("a"), never, recording("b")], 3) == [[1, 2, 3], [math.inf] * 3, [1, 2, 3]]
     assert ran == ["a", "b"] * 3
 
 
