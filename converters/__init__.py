@@ -1,6 +1,6 @@
 """From other people's checkpoints to ftbert's: name tables and one generic loop.
 
-Imported when first asked for: the process that evaluates an ONNX graph (onnx_run.py) has no torch.
+Names are imported when first asked for: the process that evaluates an ONNX graph (onnx_run.py) imports no torch.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def has_hooks(hooks: list[Any]) -> bool:
 def check_loaded(model: Any, live: Any) -> None:
     """Differs where `model`, a Model loaded from `live`, gives another hidden state, pooled output or other logits.
 
-    Warns of what only `live` itself does: hooks inside, a head of somebody else's.
+    Warns of results that only `live` itself gives: forward hooks inside, a head that is not transformers'.
     """
     parameter = next(live.parameters())
     exact = parameter.dtype in (torch.float32, torch.float64) and model.dtype == torch.float32

@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path | None:
-    """None when the cache is switched off, and where nobody knows a home (a container's user without an entry)."""
+    """None when the cache is switched off, and where the user has no home (in a container, one without an entry)."""
     chosen = os.environ.get("FTBERT_CACHE", "")
     if chosen == "off":
         return None
@@ -27,8 +27,8 @@ def cache_folder() -> Path | None:
 
 
 def untrusted(*folders: Path) -> str:
-    """Why what lies in these folders may come from somebody else, and what to do; "" where it cannot, or where there
-    is none. As ssh has it: the owner is this user or root, and nobody else may write."""
+    """Why other users may have written files in these folders, and what to do; "" where they cannot have, or where a
+    folder does not exist. The rule is ssh's: a folder belongs to this user or root, and no other user may write."""
     for folder in folders:
         try:
             found = folder.stat()
@@ -42,7 +42,7 @@ def untrusted(*folders: Path) -> str:
 
 
 def make_private(folder: Path) -> None:
-    """Makes the folder and its parents, for this user alone to write in whatever the umask says."""
+    """Makes the folder and its parents; whatever the umask says, only this user may write there."""
     if not folder.is_dir():
         make_private(folder.parent)
         with suppress(FileExistsError):
@@ -52,7 +52,8 @@ def make_private(folder: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """One at a time; a killed process lets go by itself. Without locks (some network file systems) both do the work."""
+    """Holds the lock file: one process at a time, and a killed one lets go. Where a file system has no locks (some
+    network file systems), several processes go on at once."""
     handle = os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)  # to read: another user's file will do
     try:
         with suppress(OSError):

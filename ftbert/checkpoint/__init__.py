@@ -1,6 +1,6 @@
 """The format of a checkpoint: its config, its tensors, reading and writing its files.
 
-Imported when first asked for: the checks of input files are of use where torch is not.
+Names are imported when first asked for: readers of text files need the checks of input files, and no torch.
 """
 
 from __future__ import annotations

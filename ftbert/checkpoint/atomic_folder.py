@@ -66,7 +66,7 @@ def _put_in_place(new: Path, target: Path, replaceable: Callable[[Path], bool], 
                 raise
         if not replaceable(target):
             raise _occupied(target)
-        with suppress(FileNotFoundError):  # somebody has just removed it
+        with suppress(FileNotFoundError):  # another process has just removed it
             old = _exchange_or_step_aside(new, target)
             if replaceable(old):
                 return
@@ -90,7 +90,7 @@ def _exchange_or_step_aside(new: Path, target: Path) -> Path:
 
 
 def _put_back(old: Path, target: Path, ours: tuple[int, int] | None) -> None:
-    """Gives `old` its name again, which `ours` has or nobody. FileExistsError where somebody else has taken it."""
+    """Gives `old` its name again, which is free or taken by `ours`. FileExistsError where another folder has it."""
     try:
         if ours is not None and _identity(target) == ours:
             os.rename(target, old.parent / "ours")
@@ -174,7 +174,7 @@ def _clear_up(target: Path) -> None:
         with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
             found = path.lstat()
             if stat.S_ISLNK(found.st_mode) or found.st_uid != os.geteuid():
-                continue  # somebody else's
+                continue  # another user's
             lock = _lock(path)
             if lock is None or lock < 0:
                 continue

@@ -1,4 +1,4 @@
-"""What the commands share: their common options, loading the model, the report."""
+"""Shared by the commands: common options, the model, the report."""
 
 from __future__ import annotations
 

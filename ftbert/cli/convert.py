@@ -18,9 +18,7 @@ def add_to(commands: common.Commands) -> None:
     )
     parser.add_argument("source", metavar="SRC")
     parser.add_argument("target", metavar="DST")
-    parser.add_argument(
-        "--dtype", choices=("fp32", "fp16", "bf16"), help="of the stored weights (default: kept)"
-    )
+    parser.add_argument("--dtype", choices=("fp32", "fp16", "bf16"), help="of the stored weights (default: kept)")
     parser.add_argument("--force", action="store_true", help="replace DST if it is a checkpoint folder of ftbert")
 
 

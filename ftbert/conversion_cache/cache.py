@@ -72,7 +72,7 @@ def _entry(root: Path, found: Foreign) -> Path:
         return entry
     make_private(entry.parent)
     with locked(entry.parent / f"{key}.lock"):
-        if _is_whole(entry):  # somebody else was faster
+        if _is_whole(entry):  # another process was faster
             return entry
         _clear_up(entry)
         _build(entry, found)

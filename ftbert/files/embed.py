@@ -127,7 +127,7 @@ def embed_file(
     made_with = _source_identity(source) | _model_identity(model)
     made_with |= {"column": column or "text", "batch_records": batch_records} | how.identity()
     with contextlib.ExitStack() as stack:
-        piped = STREAM in (source, target)  # nobody can go on from there
+        piped = STREAM in (source, target)  # a later run cannot go on from there
         beside = target
         if target == STREAM:
             beside = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ftbert-"))) / "out"

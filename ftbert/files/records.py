@@ -1,4 +1,4 @@
-"""What readers and writers share: files of texts as a stream of chunks, files of embeddings as a stream of appends.
+"""Types of readers and writers: files of texts as a stream of chunks, files of embeddings as a stream of appends.
 
 A chunk holds up to `batch_records` good records and the position at which the next chunk starts, so that
 reading can go on from there in another process. What is in a chunk depends only on the file and on that

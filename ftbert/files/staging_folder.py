@@ -1,4 +1,4 @@
-"""The folder beside an output in which an unfinished run keeps what it has, and its manifest.
+"""The folder beside an output in which an unfinished run keeps its finished chunks and a manifest.
 
 Every path out of a run leaves either the whole target, or no target and (when there is something worth
 keeping) this folder. A kill at any moment costs at most the chunk being computed.
@@ -49,7 +49,7 @@ class StagingFolder:
             os.close(self._lock)
 
     def _refuse_others_files(self) -> None:
-        with contextlib.suppress(FileNotFoundError):  # somebody has just finished
+        with contextlib.suppress(FileNotFoundError):  # another process has just finished
             names = sorted(path.name for path in self.folder.iterdir() if not _OURS.fullmatch(path.name))
             if names:
                 raise FileExistsError(

@@ -36,8 +36,8 @@ def optimize(
     pooler_output of a bare encoder is that of each row's first kept token, with a warning the first time.
 
     Calls that ask for what ftbert does not compute run the original forward, with a warning the first time:
-    output_attentions, inputs_embeds, masks that are not [batch, seq], padding in column 0 where a head or somebody
-    else's module may read it, position_ids other than the default, anything of decoders. So do all calls while a module
+    output_attentions, inputs_embeds, masks that are not [batch, seq], padding in column 0 where a head or another
+    module may read it, position_ids other than the default, anything of decoders. So do all calls while a module
     inside the encoder has forward hooks, and those with attention_mask or position_ids while the caller records a CUDA
     graph (warm up `encoder.forward.original` for them). The counts are in `encoder.forward.fallbacks`. torch.jit.trace,
     torch.export and torch.compile(fullgraph=True) raise an error that says to call `undo` first; torch.compile without

@@ -1,4 +1,4 @@
-"""What stands in for the forward of a transformers encoder after `ftbert.optimize`."""
+"""The forward that `ftbert.optimize` gives a transformers encoder."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class _Built:
 class PatchedForward:
     """Callable as the forward of the encoder it was made for; `ftbert.optimize` documents what it computes.
 
-    first_column: who reads column 0 of the output, which may be padding: "read" by somebody, "unread", or "pooled", by
-    the encoder's own pooler alone.
+    first_column: who reads column 0 of the output, which may be padding: "unread", "pooled" (the encoder's own pooler
+    alone), or "read" (a head or another module may).
     fallbacks: how often the original ran instead, by reason. Thread-safe; a copied or unpickled model builds its own.
     """
 
@@ -277,7 +277,7 @@ def _forward(built: _Built, module: Any, asked: dict[str, Any]) -> Any:
         hidden = torch.ops.ftbert.forward(built.encoder, *inputs)[0].to(built.out_dtype)
     mask = inputs[1]
     start = hidden
-    if mask is not None and _starts_with_padding(inputs[0], mask):  # only where nobody but the pooler reads it
+    if mask is not None and _starts_with_padding(inputs[0], mask):  # only the pooler reads column 0 then
         first = mask.long().argmax(1).to(hidden.device)
         start = hidden[torch.arange(len(hidden), device=hidden.device), first][:, None]
     pooled = _pool(module, start)
