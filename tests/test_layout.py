@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -162,6 +163,13 @@ def test_imports_run_down_the_house() -> None:
 
 def test_every_place_in_the_order_is_lived_in() -> None:
     assert set(PYTHON) == {unit(module) for module in sources()}
+
+
+def test_a_wheel_holds_every_package() -> None:
+    listed = re.search(r"^packages = \[(.*?)\]", (ROOT / "pyproject.toml").read_text(), re.MULTILINE | re.DOTALL)
+    assert listed is not None
+    packages = {module.rpartition(".")[0] if module.count(".") == 2 else "ftbert" for module in sources()}
+    assert set(re.findall(r'"(.+?)"', listed[1])) == packages
 
 
 @pytest.mark.parametrize(

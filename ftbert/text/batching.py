@@ -36,7 +36,7 @@ class Batch:
 
     ids: NDArray[np.int64]  # [tokens]
     cu_seqlens: NDArray[np.int32]  # [texts + 1]
-    longest: int
+    longest: int  # tokens of the longest text
     rows: NDArray[np.int64]  # [texts]: the texts' positions in the window
     pooled: PooledTokens | None  # None: all tokens are pooled
 
@@ -61,7 +61,7 @@ def windows_of(texts: Sequence[str]) -> Iterator[tuple[slice, Sequence[str]]]:
 def batches_of(
     windows: Iterable[tuple[T, Sequence[str]]], tokenizer: Tokenizer, vocab: int, how: TextOptions
 ) -> Iterator[Window[T] | Batch]:
-    """Each window's header, then its batches. Runs in the background thread."""
+    """Each window's header, then its batches. windows: (item, texts). vocab: rows of the model's word table."""
     for item, texts in windows:
         encoded = tokenizer.encode_batch(texts, how.prompt, how.max_length)
         lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
@@ -97,6 +97,7 @@ def pack(
     vocab: int,
     how: TextOptions,
 ) -> Batch:
+    """The texts `rows` as one batch. encoded: ids of each text; lengths: theirs. ValueError: an id outside `vocab`."""
     ids = np.concatenate([encoded[row] for row in rows])
     # Checked here, where the ids are on the host anyway: on a GPU a check would mean waiting for it.
     if ids.size and ids.max() >= vocab:
