@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from ftbert import tuning
-from ftbert.gemm_rows import WITH_LAYERNORM, Product
-from ftbert.tuning import Bench
+from ftbert.tuning import WITH_LAYERNORM, Bench, Product, run
+from ftbert.tuning import product_tuner as tuning
 
 QKV = Product("fp16", 2304, 768, bias=True)
 
@@ -67,4 +66,5 @@ def fake_gpu(
         def error(self, algorithm: FakeAlgorithm) -> float:
             return algorithm.error
 
-    monkeypatch.setattr(tuning, "Bench", FakeBench)
+    for module in (tuning, run):
+        monkeypatch.setattr(module, "Bench", FakeBench)

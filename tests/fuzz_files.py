@@ -28,10 +28,10 @@ from conftest import make_bert
 from families import make_model
 
 import ftbert
-from ftbert.checkpoint import open_checkpoint
+from ftbert.converters import open_checkpoint
 from ftbert.converters.from_huggingface import convert
-from ftbert.gemm_table import Machine, in_force
-from ftbert.text_settings import TextSettings
+from ftbert.text import TextSettings
+from ftbert.tuning import Machine, in_force
 
 GOOD = ("right", "refused")
 _VALUES: list[Any] = [
@@ -125,7 +125,7 @@ class Seeds:
         ]))  # fmt: skip
         convert(root / "config-roberta", root / "ours")
         (root / "table").mkdir()
-        shipped = sorted((Path(ftbert.__file__).parent / "gemm_tables").glob("*.json"))[0]
+        shipped = sorted((Path(ftbert.__file__).parent / "tuning" / "gemm_tables").glob("*.json"))[0]
         document = json.loads(shipped.read_text())
         (root / "table" / "a.json").write_text(json.dumps(document | {"rows": document["rows"][:8]}))
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 from test_sentence_transformers import sentence_folder
 
-from ftbert.bench import bench
-from ftbert.check import check
+from ftbert.evaluation import bench, check
 
 
 class Mirror:
@@ -136,7 +135,7 @@ def test_texts_are_compared_end_to_end(
 
 def test_a_peer_that_refuses_the_texts_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import ftbert
-    from ftbert import check_texts
+    from ftbert.evaluation import text_parity as check_texts
 
     def refuse(*_: Any) -> None:
         raise ValueError("its words")

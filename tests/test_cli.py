@@ -16,13 +16,14 @@ import torch
 from stub_model import StubModel, pooling, write_tokenizer
 
 from ftbert import cli
+from ftbert.cli import common
 
 
 @pytest.fixture
 def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StubModel:
     model = StubModel(write_tokenizer(tmp_path / "model"))
     monkeypatch.setattr(torch.ops.ftbert, "pooling", pooling, raising=False)
-    monkeypatch.setattr(cli, "_load", lambda options, **more: model)
+    monkeypatch.setattr(common, "load_model", lambda options, **more: model)
     (tmp_path / "in.txt").write_text("the cat\n\ndog\n")
     monkeypatch.chdir(tmp_path)
     return model
@@ -119,7 +120,7 @@ def test_embed_refuses_before_loading(
     def load(options: Any, **more: Any) -> Any:
         raise AssertionError("loaded a model")
 
-    monkeypatch.setattr(cli, "_load", load)
+    monkeypatch.setattr(common, "load_model", load)
     assert words in failed(capsys, "embed", "model", *arguments)
 
 

@@ -15,8 +15,7 @@ from compare import assert_close
 from conftest import gpu_memory_left, have_gpu, make_bert
 
 import ftbert
-from ftbert.gemm_rows import Product
-from ftbert.product_bench import Bench
+from ftbert.tuning import Bench, Product
 
 pytestmark = pytest.mark.skipif(not have_gpu(), reason="no GPU")
 

@@ -17,9 +17,8 @@ from test_few_tokens import SHAPES
 from test_model import check_every_mask
 
 import ftbert
-from ftbert import gemm_table
 from ftbert.converters.weights import FAMILIES
-from ftbert.gemm_rows import Product, Row
+from ftbert.tuning import Product, Row, gemm_table
 
 pytestmark = pytest.mark.skipif(
     not have_gpu() or torch.cuda.get_device_capability() != (9, 0), reason="no GPU with warpgroup instructions"

@@ -16,10 +16,9 @@ import torch
 from conftest import make_bert
 
 import ftbert
-from ftbert import cache as cache_module
-from ftbert import gemm_table
-from ftbert.gemm_rows import Product, Row
-from ftbert.gemm_table import Machine, TableError, add_rows, in_force, read_table
+from ftbert import user_cache as cache_module
+from ftbert.tuning import Machine, Product, Row, TableError, gemm_table, in_force
+from ftbert.tuning.gemm_table import add_rows, read_table
 
 HERE = Machine("Test GPU", "cuBLASLt 1.2.3", "sm_90 x 132")
 THERE = Machine("Other GPU", "cuBLASLt 1.2.3", "sm_90 x 114")

@@ -18,12 +18,24 @@ from test_tuning import HERE, measured
 from test_tuning import cache as cache
 
 import ftbert
-from ftbert import gemm_table, layer_tuning, tune, tuning
 from ftbert.cli import main
-from ftbert.gemm_rows import Row
-from ftbert.gemm_table import Machine, put_in_force, read_table, user_table
-from ftbert.layer_tuning import Layer, Layers, LayerTuner, layers_of
-from ftbert.tuning import Bench, ProductTuner, products_of_shape
+from ftbert.tuning import (
+    Bench,
+    Layer,
+    LayerTuner,
+    Machine,
+    ProductTuner,
+    Row,
+    gemm_table,
+    layers_of,
+    products_of_shape,
+    put_in_force,
+)
+from ftbert.tuning import layer_tuner as layer_tuning
+from ftbert.tuning import product_tuner as tuning
+from ftbert.tuning import run as tune
+from ftbert.tuning.gemm_table import read_table, user_table
+from ftbert.tuning.layer_tuner import Layers
 
 QKV, OUT, UP, DOWN = BASE = Layer(*products_of_shape(768, 3072, "gelu", "fp16"))
 Time = Callable[[tuple[int, ...]], float]  # of a layer, by its products' numbers, 0 for one of cuBLASLt's

@@ -15,10 +15,8 @@ from test_first_token import first_kept, ragged
 from test_model import check_against_transformers, check_every_mask, inputs
 
 import ftbert
-from ftbert import gemm_table
-from ftbert.gemm_rows import Row
-from ftbert.gemm_table import Machine, add_rows
-from ftbert.tuning import Bench, Product, products_of_shape
+from ftbert.tuning import Bench, Machine, Product, Row, gemm_table, products_of_shape
+from ftbert.tuning.gemm_table import add_rows
 
 pytestmark = pytest.mark.skipif(
     not have_gpu() or torch.cuda.get_device_capability() != (9, 0), reason="no GPU with warpgroup instructions"

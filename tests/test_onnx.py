@@ -19,8 +19,7 @@ from fuzz_onnx import fuzz, make_files
 from onnx_models import MODELS, NEARLY_BERT, anonymous, export, export_nearly_bert, onnxruntime_hidden, ragged
 
 import ftbert
-from ftbert.checkpoint import open_checkpoint
-from ftbert.converters import from_onnx
+from ftbert.converters import onnx_source, open_checkpoint
 
 EXPORTERS = {"torchscript": False, "dynamo": True}
 
@@ -368,7 +367,7 @@ def test_truncated_files_are_refused(small: Path, tmp_path: Path) -> None:
     for length in [0, 1, 2, 3, 7, 100, len(data) - 1, *(rng.randrange(len(data)) for _ in range(60))]:
         path.write_bytes(data[:length])
         with pytest.raises(ValueError, match=r"cut\.onnx"):
-            from_onnx.open_onnx(path)
+            onnx_source.open_onnx(path)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -377,7 +376,7 @@ def test_noise_is_refused(tmp_path: Path, seed: int) -> None:
     for size in (1, 10, 1000, 100_000):
         path.write_bytes(random.Random(seed).randbytes(size))
         with pytest.raises(ValueError, match=r"noise\.onnx"):
-            from_onnx.open_onnx(path)
+            onnx_source.open_onnx(path)
 
 
 def test_fuzz(tmp_path: Path) -> None:

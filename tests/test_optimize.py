@@ -16,9 +16,8 @@ from compare import assert_close
 from conftest import VOCAB_WORDS, Place, have_gpu, make_bert, randomise
 
 import ftbert
-from ftbert import fast_forward
 from ftbert.converters.weights import FAMILIES
-from ftbert.fast_forward import FastForward
+from ftbert.optimization import PatchedForward, patched_forward
 
 TEXTS = ["word1 word2, word3!", "a", "the quick brown fox word7 word8 word9 word10 jumps", "word30 word31 z"]
 HEADS = ["", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMaskedLM",
@@ -79,7 +78,7 @@ def check_same(got: Any, expected: Any, mask: torch.Tensor | None, atol: float =
 
 def fallbacks(model: Any) -> dict[str, int]:
     forward = model.base_model.forward
-    assert isinstance(forward, FastForward)
+    assert isinstance(forward, PatchedForward)
     return forward.fallbacks
 
 
@@ -234,7 +233,7 @@ def test_padding_on_the_left(family: str, head: str) -> None:
     if "pooler_output" in got:
         hidden = got.last_hidden_state
         first = hidden[torch.arange(4), mask.argmax(1)][:, None]
-        assert_close(got.pooler_output, fast_forward._pool(model, first), atol=1e-6)
+        assert_close(got.pooler_output, patched_forward._pool(model, first), atol=1e-6)
         expected.pooler_output = got.pooler_output
         assert "first kept token" in str(said[0].message)
     check_same(got, expected, mask)
@@ -480,7 +479,7 @@ def test_sentence_transformer(pooling: str, tokenizer: Any, tmp_path: Path) -> N
         for _ in range(2):  # the results are put into the dict, and passed on the second time
             got = run(model, input=features)["sentence_embedding"]
             assert_close(got, torch.from_numpy(expected) if side == "right" else want, atol=1e-5)
-        [forward] = [p.__dict__["forward"] for p in model.modules() if isinstance(p.__dict__.get("forward"), FastForward)]
+        [forward] = [p.__dict__["forward"] for p in model.modules() if isinstance(p.__dict__.get("forward"), PatchedForward)]
         assert not forward.fallbacks
     tokens = model.encode(TEXTS[0], output_value="token_embeddings")
     assert_close(tokens, ftbert.undo(model).encode(TEXTS[0], output_value="token_embeddings"), atol=1e-5)
@@ -510,7 +509,7 @@ def test_what_the_host_must_read_while_the_caller_records(name: str, monkeypatch
     ftbert.optimize(model)
     run(model, input_ids=ids, **{name: read})
     assert not fallbacks(model)
-    monkeypatch.setattr("ftbert.fast_forward._is_recording", lambda ids: True)
+    monkeypatch.setattr("ftbert.optimization.patched_forward._is_recording", lambda ids: True)
     with pytest.warns(UserWarning, match="attention_mask or position_ids while a CUDA graph is recorded"):
         out = run(model, input_ids=ids, **{name: read})
     assert torch.equal(out.last_hidden_state, want.last_hidden_state)

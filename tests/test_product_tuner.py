@@ -9,9 +9,7 @@ from collections.abc import Callable
 import pytest
 from fake_gpu import QKV, FakeAlgorithm, fake_gpu
 
-from ftbert.gemm_rows import Product
-from ftbert.product_bench import NothingProposed
-from ftbert.tuning import ProductTuner
+from ftbert.tuning import NothingProposed, Product, ProductTuner
 
 NORM = Product("fp16", 768, 768, bias=True, layernorm=True)
 

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ftbert import read_lines, records
-from ftbert.records import BadRecord, Position, ReadOptions, open_source
+from ftbert.files import Position, ReadOptions, open_source, read_lines, records
+from ftbert.files.records import BadRecord
 
 FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -231,7 +231,7 @@ def test_parquet_is_resumable(tmp_path: Path, size: int) -> None:
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv", "a.parquet"])
 def test_chunks_are_bounded_in_bytes(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("ftbert.read_lines", "ftbert.read_parquet"):
+    for module in ("ftbert.files.read_lines", "ftbert.files.read_parquet"):
         monkeypatch.setattr(f"{module}.CHUNK_BYTES", 1000)
     path = tmp_path / name
     if name.endswith(".parquet"):

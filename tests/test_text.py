@@ -14,8 +14,7 @@ import pytest
 import torch
 from stub_model import WORDS, StubModel, encode, pooling, threads_left, write_tokenizer
 
-from ftbert.text_settings import TextSettings
-from ftbert.tokenizer import Tokenizer
+from ftbert.text import TextSettings, Tokenizer
 
 
 class Frame:
@@ -197,9 +196,21 @@ def test_the_progress_bar_is_for_terminals(model: StubModel, capsys: pytest.Capt
     assert "tokens/s" in capsys.readouterr().err
 
 
+def test_real_model_equals_sentence_transformers(minilm_folder: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    import ftbert
+    from ftbert.evaluation import SAMPLE_TEXTS
+
+    texts = ["", *SAMPLE_TEXTS]
+    ours = ftbert.load(minilm_folder, device="cpu", dtype="fp32").encode(texts)
+    theirs = SentenceTransformer(str(minilm_folder), device="cpu").float().encode(texts)
+    assert np.abs(ours - theirs).max() < 2e-6
+
+
 def test_real_model_batch_equals_single(minilm_folder: Path) -> None:
     import ftbert
-    from ftbert.sample_texts import SAMPLE_TEXTS
+    from ftbert.evaluation import SAMPLE_TEXTS
 
     model = ftbert.load(minilm_folder, device="cpu", dtype="fp32")
     together = model.encode(list(SAMPLE_TEXTS))

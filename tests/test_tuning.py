@@ -17,13 +17,26 @@ from conftest import gpu_memory_left
 from fake_gpu import QKV, FakeAlgorithm, fake_gpu
 
 import ftbert
-from ftbert import cli, gemm_table, tune, tuning
+from ftbert.checkpoint import EncoderConfig
 from ftbert.cli import main
-from ftbert.config import DTYPES, EncoderConfig
-from ftbert.gemm_rows import Product, Row, merge
-from ftbert.gemm_table import Machine, add_rows, in_force, read_table
+from ftbert.cli import tune as tune_command
+from ftbert.dtypes import DTYPES
 from ftbert.text import tokenizer_of
-from ftbert.tuning import Bench, ProductTuner, buckets, products_of_shape
+from ftbert.tuning import (
+    Bench,
+    Machine,
+    Product,
+    ProductTuner,
+    Row,
+    buckets,
+    gemm_table,
+    in_force,
+    merge,
+    products_of_shape,
+)
+from ftbert.tuning import product_tuner as tuning
+from ftbert.tuning import run as tune
+from ftbert.tuning.gemm_table import add_rows, read_table
 
 HERE = Machine("Test GPU", "cuBLASLt 1.2.3")
 WORDS = tuple(range(1, 9))
@@ -178,12 +191,12 @@ def test_token_counts_of_texts(tmp_path: Path, tiny_bert: Callable[..., Path]) -
     model = ftbert.load(folder)
     want = [len(ids) for ids in tokenizer_of(model).encode_batch(["a b c", "a", "ab", ""])]
     options = argparse.Namespace(model=str(folder), texts=str(tmp_path / "in.txt"), column=None, batch=2)
-    assert cli._token_counts(options) == [want[0] + want[1], want[2] + want[3]]
+    assert tune_command._token_counts(options) == [want[0] + want[1], want[2] + want[3]]
     (folder / "vocab.txt").unlink()
     for path in folder.glob("tokenizer*"):
         path.unlink()
     with pytest.raises(FileNotFoundError):  # no counts are made up
-        cli._token_counts(options)
+        tune_command._token_counts(options)
 
 
 @pytest.fixture()
@@ -328,7 +341,7 @@ def test_texts_longer_than_the_range(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(cli, "_token_counts", lambda options: [128, 20736, 41088])
+    monkeypatch.setattr(tune_command, "_token_counts", lambda options: [128, 20736, 41088])
     arguments = ["tune", str(tiny_bert(tmp_path)), "--texts", "in.txt", "--dtype", "fp32", "--tokens", "1..16384"]
     assert main(arguments) == 0
     assert {m for r in read_table(user_table())[1] for m in r.timed} == {128}

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from conftest import make_bert
 
-from ftbert import work_folder
+from ftbert.checkpoint import atomic_folder as work_folder
+from ftbert.checkpoint import put_in_place
 from ftbert.converters import from_huggingface
 from ftbert.converters.from_huggingface import convert
-from ftbert.work_folder import put_in_place
 
 
 @pytest.fixture
