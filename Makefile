@@ -88,7 +88,7 @@ $(ONNX): | $(DEPS)
 
 models: $(MODELS)/.minilm $(MODELS)/.stsb
 
-$(CHECKPOINT)/config.json: $(MODELS)/.minilm $(wildcard converters/*.py) ftbert/checkpoint.py ftbert/config.py
+$(CHECKPOINT)/config.json: $(MODELS)/.minilm $(wildcard converters/*.py ftbert/checkpoint/*.py)
 	$(FTBERT) convert --force $(MINILM) $(CHECKPOINT)
 	@touch $@
 

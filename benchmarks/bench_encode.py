@@ -29,7 +29,7 @@ import torch  # noqa: E402
 from machine import DTYPES, attempt, gpu_events, log, provenance, results_file, write  # noqa: E402
 
 import ftbert  # noqa: E402
-from ftbert.token_batches import sequences_of  # noqa: E402
+from ftbert.evaluation import sequences_of  # noqa: E402
 
 Encode = Callable[[list[str]], np.ndarray]
 PEERS = {f"sentence-transformers, batch_size={size}": size for size in (32, 256)}

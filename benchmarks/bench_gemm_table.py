@@ -27,16 +27,22 @@ from bench_model import SHAPES, make_batch, reference_model  # noqa: E402
 from machine import provenance, seconds, write  # noqa: E402
 
 import ftbert  # noqa: E402
-from ftbert import gemm_table  # noqa: E402
-from ftbert.gemm_rows import Product, Row  # noqa: E402
-from ftbert.gemm_table import Machine, in_force, put_in_force  # noqa: E402
-from ftbert.layer_tuning import MOST_ROWS, Layer, LayerTuner, layers_of  # noqa: E402
-from ftbert.product_bench import in_turns  # noqa: E402
 from ftbert.tuning import (  # noqa: E402
+    MOST_ROWS,
     Algorithm,
     Bench,
+    Layer,
+    LayerTuner,
+    Machine,
+    Product,
     ProductTuner,
+    Row,
+    gemm_table,
+    in_force,
+    in_turns,
+    layers_of,
     products_of_shape,
+    put_in_force,
     search,
     without_layernorm,
 )

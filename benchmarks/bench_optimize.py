@@ -27,7 +27,7 @@ import torch  # noqa: E402
 from machine import provenance, write  # noqa: E402
 
 import ftbert  # noqa: E402
-from ftbert.sample_texts import SAMPLE_TEXTS  # noqa: E402
+from ftbert.evaluation import SAMPLE_TEXTS  # noqa: E402
 
 Use = Callable[[Any], list[Any]]  # what a user holds -> arrays of results to compare
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}

@@ -47,8 +47,7 @@ class GpuProducts:
     matrix of its own for each. It takes its turns among the peers, so that it meets their clock."""
 
     def __init__(self, reference: Any, tokens: int, dtype: torch.dtype) -> None:
-        from ftbert.gemm_table import tuner_module
-        from ftbert.tuning import Bench, products_of_shape, without_layernorm
+        from ftbert.tuning import Bench, products_of_shape, tuner_module, without_layernorm
 
         c, names = reference.config, {value: name for name, value in DTYPES.items()}
         m = tuner_module().rows(tokens)  # what the encoder runs

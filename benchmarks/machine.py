@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from ftbert.config import DTYPES as DTYPES  # noqa: E402
+from ftbert.dtypes import DTYPES as DTYPES  # noqa: E402
 
 PACKAGES = ("torch", "transformers", "sentence-transformers", "onnxruntime", "openvino", "ctranslate2")
 
@@ -46,8 +46,8 @@ def provenance(device: torch.device, dtype: str, **more: Any) -> dict[str, Any]:
         "packages": {name: _version(name) for name in PACKAGES},
     }
     if device.type == "cuda":
-        from ftbert import gemm_table
         from ftbert._library import build_info
+        from ftbert.tuning import gemm_table
 
         facts |= {
             "gpu": torch.cuda.get_device_name(device),

@@ -108,7 +108,7 @@ class FtbertPackedRecorded(FtbertPacked):
     with_table: ClassVar[bool] = True
 
     def prepare(self, batch: Batch) -> Call:
-        from ftbert import gemm_table
+        from ftbert.tuning import gemm_table
 
         index = self.device.index if self.device.index is not None else torch.cuda.current_device()
         rows = gemm_table.in_force(gemm_table.Machine.of(self.device))

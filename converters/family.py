@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from ftbert.config import EncoderConfig, typed
-from ftbert.input_file import shown
+from ftbert.checkpoint import EncoderConfig, Make, shown, typed
 
 Config = dict[str, Any]
 
@@ -23,7 +22,7 @@ class Derived:
 
     sources: tuple[str, ...]
     shapes: Callable[[EncoderConfig, Config], list[list[int]]]
-    make: Callable[[EncoderConfig, list[torch.Tensor]], torch.Tensor]
+    make: Make
     undo: Callable[[EncoderConfig, Config, torch.Tensor], list[torch.Tensor]]
 
 

@@ -17,10 +17,17 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from ftbert.checkpoint import Checkpoint, open_checkpoint
-from ftbert.config import FORMAT
-from ftbert.input_file import expect_file, expect_inside, read_json_object
-from ftbert.work_folder import put_in_place, work_folder
+from ftbert.checkpoint import (
+    DTYPES,
+    FORMAT,
+    Checkpoint,
+    expect_file,
+    expect_inside,
+    put_in_place,
+    read_json_object,
+    work_folder,
+)
+from ftbert.converters.open import open_checkpoint
 
 # Everything small that says how text becomes ids and vectors; weights and training state stay behind.
 _TEXT_FILES = (
@@ -121,13 +128,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Convert a HuggingFace or ONNX model to an ftbert checkpoint folder.")
     parser.add_argument("source", help="folder, .onnx file or hub id")
     parser.add_argument("target", help="folder to write")
-    parser.add_argument("--dtype", choices=["fp32", "fp16", "bf16"], help="of the stored weights (default: kept)")
+    parser.add_argument("--dtype", choices=list(DTYPES), help="of the stored weights (default: kept)")
     parser.add_argument("--force", action="store_true", help="replace a target that ftbert wrote")
     options = parser.parse_args(arguments)
-    from ftbert.model import parse_dtype
-
     try:
-        dtype = parse_dtype(options.dtype) if options.dtype else None
+        dtype = DTYPES[options.dtype] if options.dtype else None
         path = convert(options.source, options.target, dtype=dtype, force=options.force)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

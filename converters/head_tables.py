@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ftbert.config import ACTIVATIONS, EncoderConfig, HeadConfig
-from ftbert.input_file import shown
-
-Shape = tuple[int, ...]
+from ftbert.checkpoint import ACTIVATIONS, EncoderConfig, HeadConfig, Shape, shown
 
 
 @dataclass(frozen=True)
 class HeadRow:
-    """One way to build the head of a task; the fields are those of ftbert.config.HeadConfig.
+    """One way to build the head of a task; the fields are those of ftbert.checkpoint.HeadConfig.
 
     architecture: how the names of transformers' classes with it end. families: model types, () for all that no other
     row of the task names. dense, norm, out: their stems; out_bias: what else the bias of `out` is called. activation:
@@ -97,8 +94,8 @@ def rows_of(family: str) -> list[HeadRow]:
 def find_rows(family: str, architecture: str, found: dict[str, Shape]) -> list[HeadRow]:
     """The heads of a file with the tensors `found`.
 
-    architecture: transformers' class, "" when nobody says. A class whose head is not in the file (sentence encoders
-    often say ...ForMaskedLM) gives none. Without a class, tensors that could be several heads give none.
+    architecture: transformers' class, "" where the config names none. A class whose head is not in the file gives none
+    (sentence encoders often say ...ForMaskedLM). Without a class, tensors that could be several heads give none.
     """
     if architecture.endswith(_LANGUAGE_MODELS):
         architecture = "ForMaskedLM"

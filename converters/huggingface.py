@@ -7,25 +7,30 @@ from typing import Any
 
 import torch
 
-from ftbert.config import CheckpointConfig, EncoderConfig, HeadConfig
+from ftbert.checkpoint import (
+    CheckpointConfig,
+    EncoderConfig,
+    HeadConfig,
+    Make,
+    TensorSource,
+    check_shapes,
+    shown,
+)
 from ftbert.converters.family import Config, Derived, Family, entry
-from ftbert.converters.head_tables import PREFIXES, HeadRow, Shape, find_rows, head_config, left_out
-from ftbert.converters.tensors import TensorSource
+from ftbert.converters.head_tables import PREFIXES, HeadRow, find_rows, head_config, left_out
 from ftbert.converters.weights import find_family
-from ftbert.input_file import shown
-
-_MOST_COMPLAINTS = 60  # lines of one message
 
 MERGE = "merge it into the weights with peft's merge_and_unload(), and load the model that this returns"
 
 
 @dataclass(frozen=True)
 class Recognised:
-    """tensors[ours] = their names; derived[ours] says how they make it where they are not just stacked."""
+    """tensors[ours]: the source's names. made[ours]: the function of these tensors that makes ours, where they are not
+    just stacked."""
 
     config: CheckpointConfig
     tensors: dict[str, tuple[str, ...]]
-    derived: dict[str, Derived]
+    made: dict[str, Make]
 
 
 def recognise(document: Config, source: TensorSource) -> Recognised:
@@ -43,14 +48,14 @@ def recognise(document: Config, source: TensorSource) -> Recognised:
         encoder = replace(encoder, pooler=pooled or any(row.source == "pooler" for row in rows))
 
     names: dict[str, tuple[str, ...]] = {}
-    derived: dict[str, Derived] = {}
+    made: dict[str, Make] = {}
     shapes: dict[str, list[int]] = {}  # theirs -> what it must be
     for ours, shape in encoder.weight_shapes().items():
         row = family.row(ours)
         theirs = [_spelling(prefix + name, found) for name in family.source_names(ours)]
         names[ours] = tuple(theirs)
         if isinstance(row, Derived):
-            derived[ours] = row
+            made[ours] = row.make
             shapes |= zip(theirs, row.shapes(encoder, document), strict=True)
         else:
             shapes |= {name: [shape[0] // len(theirs), *shape[1:]] for name in theirs}
@@ -64,24 +69,9 @@ def recognise(document: Config, source: TensorSource) -> Recognised:
             names[f"heads.{head.task}.{kind}"] = (theirs[0],)
             shapes[theirs[0]] = shape
     ignored = {name for name in found if name.startswith(PREFIXES) or name.endswith(family.buffers)}
-    complain(source.where, shapes, found, ignored)
+    check_shapes(source.where, shapes, found, ignored)
     dropped = left_out(rows, architecture, found)
-    return Recognised(CheckpointConfig(family.name, encoder, document, tuple(heads), dropped), names, derived)
-
-
-def complain(where: str, expected: dict[str, list[int]], found: dict[str, Shape], ignored: set[str]) -> None:
-    """ValueError that lists what is missing, misshapen or left over."""
-    wrong: list[str] = []
-    for name, shape in expected.items():
-        if name not in found:
-            wrong.append(f"missing {name} {shape}")
-        elif list(found[name]) != shape:
-            wrong.append(f"{name}: the config asks for {shape}, the file has {list(found[name])}")
-    wrong += [f"extra {name} {list(found[name])}" for name in found if name not in expected and name not in ignored]
-    if wrong:
-        more = [f"and {len(wrong) - _MOST_COMPLAINTS} more"] if len(wrong) > _MOST_COMPLAINTS else []
-        listed = "\n  ".join(wrong[:_MOST_COMPLAINTS] + more)
-        raise ValueError(f"{where}: the weights do not fit the config:\n  {listed}")
+    return Recognised(CheckpointConfig(family.name, encoder, document, tuple(heads), dropped), names, made)
 
 
 def _architecture(document: Config) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ftbert.config import EncoderConfig
+from ftbert.checkpoint import EncoderConfig
 from ftbert.converters.onnx_encoder import Encoder
 
 # Spellings of one function: the graph cannot know which of them the author wrote.

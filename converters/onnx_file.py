@@ -31,7 +31,7 @@ class Constant:
     name: str = ""
     shape: tuple[int, ...] = ()
     type: int = 0
-    problem: str = ""  # why it cannot be read, if it cannot: only an error when somebody wants it
+    problem: str = ""  # why its data cannot be read, "" where it can; an error only when it is needed
     proto: Any = None  # TensorProto
     path: Path | None = None  # external data
     start: int = 0

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ftbert.config import EncoderConfig
+from ftbert.checkpoint import EncoderConfig
 from ftbert.converters.family import Config, Derived, entry
 
 _BUCKETS = 32  # transformers' MPNet looks up 32 whatever relative_attention_num_buckets says

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ftbert.config import EncoderConfig
+from ftbert.checkpoint import EncoderConfig
 from ftbert.converters.family import Config, Derived, entry
 
 

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 import torch
 
-from ftbert.config import EncoderConfig
+from ftbert.checkpoint import EncoderConfig, shown
 from ftbert.converters.families import ERNIE_WITH_TASKS, FAMILIES, REFUSED
 from ftbert.converters.family import Config, Derived, Family, entry
-from ftbert.input_file import shown
 
 __all__ = ["FAMILIES", "Family", "find_family", "to_huggingface"]
 

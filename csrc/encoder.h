@@ -1,13 +1,14 @@
-// The encoder's forward pass, once for every device and dtype.
+// The encoder's forward pass for every device and dtype: embed, a stack of layers, the output rows.
 #pragma once
-#include <functional>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "core/context.h"
 #include "core/workspace.h"
+#include "layers/attention.h"
 #include "layers/deferred_norm.h"
+#include "layers/layer_stack.h"
+#include "layers/schedule.h"
 #include "model/config.h"
 #include "model/weights.h"
 
@@ -23,7 +24,7 @@ struct EncoderInput {
   const int64_t* token_type_ids = nullptr;  // like input_ids, or nullptr: all 0
   const int64_t* token_index = nullptr;     // [tokens] rows of the padded input, or nullptr: packed
   const int32_t* cu_seqlens = nullptr;      // [batch+1]; on the CPU readable by the host
-  int64_t tokens = 0;  // on a GPU it may be more than cu_seqlens[batch]: what comes of the others is nobody's
+  int64_t tokens = 0;                       // on a GPU an upper bound: rows past cu_seqlens[batch] are undefined
   int64_t batch = 0;
   int64_t seq = 0;         // columns of the padded input; unused when packed
   int64_t max_seqlen = 0;  // upper bound of the longest sequence
@@ -35,28 +36,19 @@ struct EncoderInput {
   int64_t output_rows() const { return rows == OutputRows::first ? batch : tokens; }
 };
 
-enum class AttentionPath { automatic, fused, general };
-
-// Sees the packed hidden states [tokens, hidden]: 0 what the layers start from, i what layer i made of it (the last
-// one after a pre-LayerNorm model's final norm, as transformers counts them).
-template <class T>
-using HiddenStateHook = std::function<void(int64_t i, const T* hidden)>;
-
 // One model on one (device, dtype). Immutable after construction: any number of threads may call it.
 template <class Device, class T>
 class Encoder {
  public:
-  Encoder(EncoderConfig config, Weights<T> weights, AttentionPath path, bool fused_supported);
+  Encoder(const Context<Device>& context, EncoderConfig config, Weights<T> weights, AttentionPath path);
+  Encoder(const Encoder&) = delete;  // the stacks refer to its config and weights
+  Encoder& operator=(const Encoder&) = delete;
 
-  // Lets the products of few tokens do the LayerNorms between them (folded_layers.h), where they can. allocate(floats)
-  // gives memory of that device that must live as long as this; what is written there is, on the context's stream.
-  void fold_layernorms(const Context<Device>& context, const std::function<float*(int64_t floats)>& allocate);
+  // Lets products do the work of the LayerNorms between them where they can (layers/deferred_norm.h).
+  void defer_norms(const Context<Device>& context, const AllocateFloats& allocate);
 
   // Bytes of workspace that forward needs for this input (of the pointers in it only cu_seqlens is read, on the CPU).
   size_t workspace_bytes(const Context<Device>& context, const EncoderInput& input) const;
-
-  // Rows that hidden states must have room for: a little more than tokens, since the GEMM likes round sizes.
-  static int64_t padded_rows(int64_t tokens);
 
   // positions, columns [most] out: what EncoderInput may bring, 0 past the last token; columns may be nullptr.
   void place(Context<Device>& context, const EncoderInput& input, int64_t most, int32_t* positions,
@@ -68,36 +60,23 @@ class Encoder {
                const HiddenStateHook<T>& hook = nullptr) const;
 
   // first [padded_rows(batch), hidden], the hidden state of the first tokens -> tanh(pooler(first)), out of that shape
-  void pool(Context<Device>& context, const T* first, const int32_t* cu_seqlens, int64_t batch, T* out) const;
+  void pooler(Context<Device>& context, const T* first, const int32_t* cu_seqlens, int64_t batch, T* out) const;
 
   const EncoderConfig& config() const { return config_; }
-  bool uses_fused_attention() const { return fused_; }
-  const std::string& attention_reason() const { return reason_; }
-  // Of how many tokens LayerNorms are folded, or why they are not.
-  std::string folded_state(const Context<Device>& context) const;
+  const AttentionChoice& attention() const { return attention_; }
+  // Of how many tokens LayerNorms are deferred, or why they are not.
+  std::string deferred_state(const Context<Device>& context) const;
 
  private:
-  struct Pass;
-  struct Piece;
-  struct Scratch;
   struct Buffers;
   Buffers carve(const Context<Device>& context, Workspace& workspace, const EncoderInput& input) const;
-  Scratch carve_scratch(Workspace& workspace, const EncoderInput& input, int64_t pass, bool alone) const;
-  static std::vector<Piece> pieces(const Context<Device>& context, int64_t rows);
-  void embed(Context<Device>&, const EncoderInput&, const Buffers&, T* hidden) const;
-  void attend(Context<Device>&, const LayerWeights<T>&, const EncoderInput&, const Pass&, const Buffers&, const T* x,
-              int64_t queries) const;
-  void finish_post_norm(Context<Device>&, const LayerWeights<T>&, Buffers&, const T* attended, int64_t rows,
-                        T* x) const;
-  void finish_pre_norm(Context<Device>&, int64_t i, const Buffers&, const T* attended, int64_t rows, T* x,
-                       T* normed) const;
+  void embed(Context<Device>&, const EncoderInput&, const Buffers&, T* x) const;
 
-  EncoderConfig config_;
-  Weights<T> weights_;
-  bool fused_ = true;
-  std::string reason_;
-  std::shared_ptr<const FoldedLayers<T>> folded_;  // nullptr: LayerNorms are kernels, or parts of one product
-  std::string not_folded_ = "only 16-bit elements on a GPU";  // why not
+  const EncoderConfig config_;
+  const Weights<T> weights_;
+  const AttentionChoice attention_;
+  const std::unique_ptr<const LayerStack<Device, T>> layers_;
+  DeferredNormChoice<Device, T> deferred_;
 };
 
 }  // namespace ftbert

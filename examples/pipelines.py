@@ -15,7 +15,7 @@ import numpy as np
 from transformers import pipeline
 
 import ftbert
-from ftbert.sample_texts import SAMPLE_TEXTS
+from ftbert.evaluation import SAMPLE_TEXTS
 
 
 def main(folder: str) -> None:

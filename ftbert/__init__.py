@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ftbert._library import library_path, load_library
-    from ftbert.config import EncoderConfig
+    from ftbert.checkpoint import EncoderConfig
     from ftbert.model import Model, load
     from ftbert.optimization import optimize, undo
 
@@ -19,7 +19,7 @@ __all__ = [
 
 # torch takes seconds to import; the command line must be able to say --help without it.
 _HOMES = {
-    "EncoderConfig": "config", "Model": "model", "library_path": "_library", "load": "model",
+    "EncoderConfig": "checkpoint", "Model": "model", "library_path": "_library", "load": "model",
     "load_library": "_library", "optimize": "optimization", "undo": "optimization",
 }  # fmt: skip
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._library.fake_class_registry import register_fake_class
 
-from ftbert.config import DTYPES
+from ftbert.dtypes import DTYPES
 
 
 def _facts(encoder: Any) -> Any:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ftbert.config import ACTIVATIONS, HeadConfig
+from ftbert.checkpoint import ACTIVATIONS, HeadConfig
 from ftbert.module import EncoderModule
 
 
 class Head(torch.nn.Module):
-    """out(norm(activation(dense(x)))), as ftbert.config.HeadConfig describes it. weights: by the names there."""
+    """out(norm(activation(dense(x)))), as ftbert.checkpoint.HeadConfig describes it. weights: by the names there."""
 
     dense_weight: Tensor
     dense_bias: Tensor

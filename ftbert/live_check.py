@@ -9,13 +9,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    from ftbert.model import Model
 
 
 def sample_ids(vocab: int, max_seq: int, device: torch.device) -> Tensor:
@@ -61,10 +58,10 @@ def has_hooks(hooks: list[Any]) -> bool:
     )
 
 
-def check_loaded(model: Model, live: Any) -> None:
-    """Differs where `model`, loaded from `live`, gives another hidden state, pooled output or other logits.
+def check_loaded(model: Any, live: Any) -> None:
+    """Differs where `model`, a Model loaded from `live`, gives another hidden state, pooled output or other logits.
 
-    Warns of what only `live` itself does: hooks inside, a head of somebody else's.
+    Warns of results that only `live` itself gives: forward hooks inside, a head that is not transformers'.
     """
     parameter = next(live.parameters())
     exact = parameter.dtype in (torch.float32, torch.float64) and model.dtype == torch.float32

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import platform
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,32 +11,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ftbert import gemm_table
-from ftbert._library import build_info, load_library
-from ftbert.cache import open_cached
-from ftbert.checkpoint import Checkpoint
-from ftbert.config import DTYPES, EncoderConfig
+from ftbert.checkpoint import Checkpoint, EncoderConfig
+from ftbert.conversion_cache import open_cached
+from ftbert.converters import build_reference
+from ftbert.devices import check_device, check_dtype, is_matrix, parse_device, stream_dtype, weight_dtype
+from ftbert.dtypes import DTYPES, parse_dtype
 from ftbert.forked import note_fork
 from ftbert.heads import Head, HeadedModule
 from ftbert.live_check import check_loaded
 from ftbert.module import EncoderModule
 from ftbert.outputs import output
-from ftbert.text_model import TextModel
+from ftbert.text import TextModel
+from ftbert.tuning import gemm_table
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.modeling_outputs import BaseModelOutputWithPooling
-
-_SPELLINGS = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
-
-
-def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
-    """fp32, fp16, bf16 or the torch dtype itself; ValueError otherwise."""
-    found = DTYPES.get(_SPELLINGS.get(dtype, dtype)) if isinstance(dtype, str) else dtype
-    if found is None or found not in DTYPES.values():
-        raise ValueError(f"dtype: expected fp32, fp16 or bf16, got {dtype!r}")
-    return found
-
 
 def load(
     source: str | Path | torch.nn.Module,
@@ -58,7 +47,7 @@ def load(
     problems listed), RuntimeError (a device or dtype that this build or machine cannot serve; a live model that
     computes something else than its config says), TypeError for what is no such source.
     """
-    place, element = _check_device(_device(device)), parse_dtype(dtype)
+    place, element = check_device(parse_device(device)), parse_dtype(dtype)
     check_dtype(place, element)
     source = _source(source)
     checkpoint = open_cached(source)
@@ -81,7 +70,7 @@ def _build(checkpoint: Checkpoint, place: torch.device, element: torch.dtype, at
         weights[name] = torch.ops.ftbert.pack_weight(tensor) if packable else tensor.to(place)
     gemm_table.install(place)
     encoder = torch.classes.ftbert.Encoder(weights, entries, attention)
-    return Model(encoder, checkpoint, _load_heads(checkpoint, place, _between(place, element)) if heads else [])
+    return Model(encoder, checkpoint, _load_heads(checkpoint, place, stream_dtype(place, element)) if heads else [])
 
 
 def _source(source: Any) -> str | Path | torch.nn.Module:
@@ -101,42 +90,6 @@ def _source(source: Any) -> str | Path | torch.nn.Module:
     return path if str(source).startswith("~") else source
 
 
-def _device(device: Any) -> torch.device:
-    try:
-        return torch.device(device)
-    except (RuntimeError, TypeError):
-        raise ValueError(f"device: expected cpu, cuda or cuda:N, got {device!r}") from None
-
-
-def check_dtype(device: torch.device, dtype: torch.dtype) -> None:
-    """ValueError for what ftbert does not compute in there."""
-    if device.type != "cpu" or dtype == torch.float32:
-        return
-    if dtype == torch.float16:
-        raise ValueError("on the CPU ftbert computes in fp32, or bf16 for the products; fp16 needs a GPU")
-    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        raise ValueError("dtype: oneDNN computes no products in bf16 on this CPU; use fp32")
-    if platform.machine() in ("x86_64", "AMD64") and not (
-        torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    ):
-        warnings.warn("this CPU has no instructions for bf16 (AVX512-BF16, AMX): fp32 is faster", stacklevel=3)
-
-
-def is_matrix(name: str, shape: Sequence[int]) -> bool:
-    """Whether the encoder's weight of that name is the operand of a matrix product."""
-    return name.endswith(".weight") and len(shape) == 2
-
-
-def weight_dtype(name: str, shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """Of one of the encoder's weights where the model is in `dtype`."""
-    return dtype if is_matrix(name, shape) else _between(device, dtype)
-
-
-def _between(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """Of all but the products' operands."""
-    return torch.float32 if device.type == "cpu" else dtype
-
-
 def _load_heads(checkpoint: Checkpoint, place: torch.device, element: torch.dtype) -> list[Head]:
     hidden = checkpoint.config.encoder.hidden
     return [
@@ -146,28 +99,6 @@ def _load_heads(checkpoint: Checkpoint, place: torch.device, element: torch.dtyp
         )
         for config in checkpoint.config.heads
     ]
-
-
-def _check_device(device: torch.device) -> torch.device:
-    if device.type == "cpu":
-        return device
-    if device.type != "cuda":
-        raise ValueError(f"device: expected cpu or cuda, got {device}")
-    load_library()
-    if torch.cuda._is_in_bad_fork():
-        torch.cuda.init()  # PyTorch's own error
-    info = build_info()
-    if info["cuda"] != "yes":
-        raise RuntimeError(f"device={str(device)!r}: {info['cuda_reason']}")
-    if not torch.cuda.is_available():
-        raise RuntimeError(
-            f"device={str(device)!r}: this torch ({torch.__version__}) sees no GPU; "
-            "it needs a CUDA build of torch, an NVIDIA driver and a GPU"
-        )
-    index = torch.cuda.current_device() if device.index is None else device.index
-    if index >= torch.cuda.device_count():
-        raise RuntimeError(f"device={str(device)!r}: there are {torch.cuda.device_count()} GPUs")
-    return torch.device("cuda", index)
 
 
 class Model(TextModel):
@@ -307,7 +238,7 @@ class Model(TextModel):
         """
         if isinstance(device, torch.dtype):
             raise TypeError(f"the first argument is a device; for a dtype write to(dtype={device})")
-        place = self.device if device is None else _check_device(_device(device))
+        place = self.device if device is None else check_device(parse_device(device))
         element = self.dtype if dtype is None else parse_dtype(dtype)
         check_dtype(place, element)
         if self.dtype not in (torch.float32, element):
@@ -318,7 +249,7 @@ class Model(TextModel):
             warnings.warn(f"this model's weights were rounded to {self.dtype} and stay so", stacklevel=2)
         names = {value: name for name, value in DTYPES.items()}
         gemm_table.install(place)
-        heads = [copy.deepcopy(head).to(place, _between(place, element)) for head in self.heads]
+        heads = [copy.deepcopy(head).to(place, stream_dtype(place, element)) for head in self.heads]
         return Model(self.encoder.to(place, names[element]), self.checkpoint, heads)
 
     def use_cuda_graphs(self, on: bool = True) -> None:
@@ -340,6 +271,4 @@ class Model(TextModel):
 
     def reference(self) -> PreTrainedModel:
         """The equivalent transformers model, with the same heads: float32, eval, on the CPU, without dropout."""
-        from ftbert.converters.reference import build_reference
-
         return build_reference(self.checkpoint, with_heads=bool(self.heads))

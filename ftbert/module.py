@@ -7,9 +7,9 @@ from typing import Any, Optional, Tuple  # noqa: UP035 (TorchScript reads these 
 import torch
 from torch import Tensor
 
-from ftbert import gemm_table
 from ftbert._library import load_library
-from ftbert.config import DTYPES
+from ftbert.dtypes import DTYPES
+from ftbert.tuning import gemm_table
 
 load_library()  # so that pickle, which imports this first, can read the encoder
 

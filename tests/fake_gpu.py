@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from ftbert import tuning
-from ftbert.gemm_rows import WITH_LAYERNORM, Product, Row
-from ftbert.tuning import Bench
+from ftbert.tuning import WITH_LAYERNORM, Bench, Product, run
+from ftbert.tuning import product_tuner as tuning
 
 QKV = Product("fp16", 2304, 768, bias=True)
 
@@ -67,10 +66,5 @@ def fake_gpu(
         def error(self, algorithm: FakeAlgorithm) -> float:
             return algorithm.error
 
-    monkeypatch.setattr(tuning, "Bench", FakeBench)
-
-
-def known(first: int, last: int, tile: int, product: Product = QKV) -> Row:
-    """A row made elsewhere. Its bytes are no algorithm's here; its settings are."""
-    config = dict.fromkeys(tuning._CONFIG, 0) | {"id": 66, "tile": tile, "split_k": 1}
-    return Row(product, first, last, (99,) * 8, (last,), (8.0,), (10.0,), config)
+    for module in (tuning, run):
+        monkeypatch.setattr(module, "Bench", FakeBench)

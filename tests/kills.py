@@ -23,10 +23,9 @@ import torch
 from conftest import make_bert
 from stub_model import StubModel, use_stub_pooling, write_tokenizer
 
-from ftbert.checkpoint import open_checkpoint
+from ftbert.converters import open_checkpoint
 from ftbert.converters.from_huggingface import convert
-from ftbert.embed import embed_file
-from ftbert.part_area import part_folder
+from ftbert.files import embed_file, staging_path
 
 
 def _forked(call: Callable[[], object]) -> int:
@@ -118,7 +117,7 @@ def kill_embeds(root: Path, count: int, rng: random.Random) -> Counter[str]:
             _kill_within(call, rng.uniform(0, takes / 2))
         _takes(call)
         found["wrong embeddings"] += target.read_bytes() != whole[ending]
-        found["leftovers of embed"] += part_folder(target).exists() or _names(home) != [target.name]
+        found["leftovers of embed"] += staging_path(target).exists() or _names(home) != [target.name]
         target.unlink()
     return found
 

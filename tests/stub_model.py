@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ftbert.text_model import TextModel
+from ftbert.text import TextModel
 
 WORDS = [
     "[PAD]",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from stub_model import threads_left
 
-from ftbert.background import in_background
+from ftbert.text.background import in_background
 
 
 def test_keeps_the_order_and_ends() -> None:

@@ -13,9 +13,10 @@ from conftest import make_bert
 from families import make_model
 
 import ftbert
-from ftbert import cache
-from ftbert.checkpoint import open_checkpoint
-from ftbert.config import CheckpointConfig
+from ftbert import user_cache
+from ftbert.checkpoint import CheckpointConfig
+from ftbert.conversion_cache import cache
+from ftbert.converters import open_checkpoint
 from ftbert.converters.from_huggingface import convert
 
 
@@ -188,9 +189,9 @@ def test_a_cache_that_others_can_write_to_is_not_used(
         ftbert.load(folder)
     finally:
         os.umask(before)
-    assert cache.untrusted(root, root / "index", root / "converted") == ""
+    assert user_cache.untrusted(root, root / "index", root / "converted") == ""
     (entry,) = [path for path in (root / "converted").iterdir() if path.is_dir()]
-    assert cache.untrusted(entry, *entry.iterdir()) == ""
+    assert user_cache.untrusted(entry, *entry.iterdir()) == ""
     (entry / "config.json").write_text("poisoned")  # whoever looks at it fails
     if who == "owner":
         monkeypatch.setattr(os, "geteuid", lambda: 12345)

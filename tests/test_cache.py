@@ -18,15 +18,16 @@ import torch
 from conftest import make_bert
 
 import ftbert
-from ftbert import cache
-from ftbert.cache import cache_folder, open_cached
-from ftbert.checkpoint import Checkpoint, open_checkpoint
+from ftbert.checkpoint import Checkpoint
+from ftbert.conversion_cache import cache, open_cached
+from ftbert.converters import open_checkpoint
+from ftbert.user_cache import cache_folder
 
 # What a child process does: opens through the cache and says what it got.
 _CHILD = """
 import sys, torch
 torch.set_num_threads(1)
-from ftbert.cache import open_cached
+from ftbert.conversion_cache import open_cached
 print("ready", flush=True)
 sys.stdin.readline()
 print(sum(float(tensor.double().sum()) for _, tensor in open_cached(sys.argv[1]).items()), flush=True)

@@ -10,9 +10,7 @@ import pytest
 import torch
 from test_sentence_transformers import sentence_folder
 
-from ftbert.bench import bench
-from ftbert.check import check
-from ftbert.token_batches import padded, ragged_lengths
+from ftbert.evaluation import bench, check
 
 
 class Mirror:
@@ -103,25 +101,6 @@ def test_bench_measures_and_refuses_wrong_outputs() -> None:
         bench(Mirror(add_at_one_token(1.0)), batch=4, longest=16, rounds=2)
 
 
-def test_ragged_lengths_are_a_third_full() -> None:
-    for batch, longest in ((16, 128), (32, 128), (64, 512)):
-        lengths = ragged_lengths(batch, longest)
-        assert (len(lengths), max(lengths)) == (batch, longest)
-        assert 0.27 < sum(lengths) / (batch * longest) < 0.36
-
-
-def test_padding_places() -> None:
-    sequences = [torch.tensor([5, 6, 7, 8]), torch.tensor([9])]
-    device = torch.device("cpu")
-    assert padded(sequences, "right", 0, device)[0].tolist() == [[5, 6, 7, 8], [9, 0, 0, 0]]
-    ids, mask = padded(sequences, "left", 1, device)
-    assert ids[1].tolist() == [1, 1, 1, 9]
-    assert mask[1].tolist() == [0, 0, 0, 1]
-    ids, mask = padded([torch.arange(200)] * 2, "holes", 0, device)
-    assert 250 < int(mask.sum()) < 390
-    assert mask[:, 0].tolist() == [1, 1]
-
-
 @pytest.mark.parametrize("converted", [False, True])
 @pytest.mark.parametrize("lower", [False, True])
 def test_texts_are_compared_end_to_end(
@@ -156,7 +135,7 @@ def test_texts_are_compared_end_to_end(
 
 def test_a_peer_that_refuses_the_texts_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import ftbert
-    from ftbert import check_texts
+    from ftbert.evaluation import text_parity as check_texts
 
     def refuse(*_: Any) -> None:
         raise ValueError("its words")

@@ -16,13 +16,14 @@ import torch
 from stub_model import StubModel, pooling, write_tokenizer
 
 from ftbert import cli
+from ftbert.cli import common
 
 
 @pytest.fixture
 def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StubModel:
     model = StubModel(write_tokenizer(tmp_path / "model"))
     monkeypatch.setattr(torch.ops.ftbert, "pooling", pooling, raising=False)
-    monkeypatch.setattr(cli, "_load", lambda options, **more: model)
+    monkeypatch.setattr(common, "load_model", lambda options, **more: model)
     (tmp_path / "in.txt").write_text("the cat\n\ndog\n")
     monkeypatch.chdir(tmp_path)
     return model
@@ -100,15 +101,6 @@ def test_embed_reports(stub: StubModel, capsys: pytest.CaptureFixture[str]) -> N
     assert json.loads(capsys.readouterr().out)["records"] == 3
 
 
-def test_skip_bad_is_counted(stub: StubModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "in.jsonl").write_text('{"body": "a"}\n{\n')
-    arguments = ["embed", "model", "in.jsonl", "out.jsonl", "--column", "body"]
-    assert "in.jsonl: line 2: not valid JSON" in failed(capsys, *arguments)
-    assert not (tmp_path / "out.jsonl").exists()
-    assert cli.main([*arguments, "--skip-bad"]) == 0
-    assert "1 records x 16, 1 skipped" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -128,7 +120,7 @@ def test_embed_refuses_before_loading(
     def load(options: Any, **more: Any) -> Any:
         raise AssertionError("loaded a model")
 
-    monkeypatch.setattr(cli, "_load", load)
+    monkeypatch.setattr(common, "load_model", load)
     assert words in failed(capsys, "embed", "model", *arguments)
 
 
@@ -141,20 +133,6 @@ def test_ctrl_c_keeps_the_work(stub: StubModel, capsys: pytest.CaptureFixture[st
     stub.fail_at = -1
     assert cli.main(arguments) == 0
     assert "1 of them from an earlier run" in capsys.readouterr().out
-
-
-def test_a_stale_part_folder_is_one_warning(stub: StubModel, capsys: pytest.CaptureFixture[str]) -> None:
-    stub.fail_at = 1
-    arguments = ["embed", "model", "in.txt", "out.npy", "--batch-records", "1"]
-    assert cli.main(arguments) == 1
-    capsys.readouterr()
-    stub.fail_at = -1
-    assert cli.main([*arguments, "--pooling", "cls"]) == 0
-    err = capsys.readouterr().err
-    assert err.startswith(
-        "ftbert: warning: out.npy.part: cannot go on from here, it was made with another pooling"
-    )
-    assert err.count("\n") == 1
 
 
 def test_debug_shows_the_traceback(
@@ -254,8 +232,10 @@ def test_a_broken_gz(stub: StubModel, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_skipped_records_are_listed(stub: StubModel, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("in.jsonl").write_text('{"text": "cat"}\n{\n{"text": 1}\n{"text": "dog"}\n')
-    arguments = ["embed", "model", "in.jsonl", "out.npy", "--skip-bad", "--batch-records", "1"]
+    Path("in.jsonl").write_text('{"body": "cat"}\n{\n{"body": 1}\n{"body": "dog"}\n')
+    arguments = ["embed", "model", "in.jsonl", "out.npy", "--column", "body", "--batch-records", "1"]
+    assert "in.jsonl: line 2: not valid JSON" in failed(capsys, *arguments)
+    arguments.append("--skip-bad")
     stub.fail_at = 1
     assert cli.main(arguments) == 1  # the list goes on too where the work does
     stub.fail_at = -1
@@ -264,16 +244,8 @@ def test_skipped_records_are_listed(stub: StubModel, capsys: pytest.CaptureFixtu
     rows = [json.loads(line) for line in Path("out.npy.skipped.jsonl").read_text().splitlines()]
     assert [(row["file"], row["line"]) for row in rows] == [("in.jsonl", 2), ("in.jsonl", 3)]
     assert "must be a string" in rows[1]["reason"]
-    Path("in.jsonl").write_text('{"text": "cat"}\n')
+    Path("in.jsonl").write_text('{"body": "cat"}\n')
     assert cli.main(arguments) == 0 and not Path("out.npy.skipped.jsonl").exists()
-
-
-def test_nothing_but_bad_records_is_an_error(stub: StubModel, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("in.jsonl").write_text("{\n}\n")
-    words = failed(capsys, "embed", "model", "in.jsonl", "out.npy", "--skip-bad")
-    assert "in.jsonl: all 2 records are bad; the first, line 1: not valid JSON" in words
-    listed = {path.name for path in Path().iterdir()}
-    assert listed == {"in.jsonl", "in.txt", "model", "out.npy.skipped.jsonl"}  # no target, and the reasons in full
 
 
 @pytest.mark.parametrize(("line", "warned"), [(b'{"text": "a"}', True), (b"{a brace}", False), (b"a", False)])
@@ -283,20 +255,6 @@ def test_json_lines_that_are_read_as_text_are_noticed(
     monkeypatch.setattr(sys, "stdin", _Bytes(line + b"\n" + line + b"\n"))
     assert cli.main(["embed", "model", "-", "out.npy"]) == 0
     assert capsys.readouterr().err.count("--input-format jsonl") == warned
-
-
-@pytest.mark.parametrize("name", ["in.txt", "in.txt.gz"])
-def test_the_bar_moves_from_the_first_batch_on(
-    stub: StubModel, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    from ftbert.progress import Progress
-
-    data = b"the cat\n" * 50
-    Path(name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
-    steps: list[int | None] = []
-    monkeypatch.setattr(Progress, "add", lambda bar, texts, tokens, step=None: steps.append(step))
-    assert cli.main(["embed", "model", name, "out.npy", "--max-tokens", "40"]) == 0
-    assert steps[0] and len(steps) == 5 and sum(step or 0 for step in steps) == Path(name).stat().st_size
 
 
 def test_a_full_standard_output_is_named() -> None:

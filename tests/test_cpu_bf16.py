@@ -20,8 +20,8 @@ from families import make_batch, make_model
 
 import ftbert
 from ftbert._library import build_info
-from ftbert.check import check
 from ftbert.converters.weights import FAMILIES
+from ftbert.evaluation import check
 
 ops = torch.ops.ftbert
 

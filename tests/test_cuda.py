@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,8 +15,7 @@ from compare import assert_close
 from conftest import gpu_memory_left, have_gpu, make_bert
 
 import ftbert
-from ftbert.gemm_rows import Product
-from ftbert.product_bench import Bench
+from ftbert.tuning import Bench, Product
 
 pytestmark = pytest.mark.skipif(not have_gpu(), reason="no GPU")
 
@@ -55,19 +54,6 @@ def check_on_threads(model: ftbert.Model, calls: list[tuple[torch.Tensor, torch.
             done.result()
 
 
-def check_hidden_states_and_first_tokens(reference: Any, model: ftbert.Model) -> None:
-    """Of a model in float16."""
-    limit = 64 * torch.finfo(HALF).eps
-    ids = torch.randint(0, 120, (4, 32), generator=torch.Generator().manual_seed(0)).cuda()
-    with torch.no_grad():
-        want = reference.to("cuda", torch.float32)(ids, output_hidden_states=True)
-    got = torch.ops.ftbert.forward_hidden_states(model.encoder, ids, None, None)
-    for mine, exact in zip(got, want.hidden_states, strict=True):
-        assert_close(mine, exact, atol=limit, rtol=limit)
-    first = model.module.forward_first(ids)[0]
-    assert_close(first, want.last_hidden_state[:, 0], atol=limit, rtol=limit)
-
-
 def profiled() -> torch.profiler.profile:
     return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA])
 
@@ -90,14 +76,6 @@ def launches_before_the_wait(profile: torch.profiler.profile) -> int:
     events = sorted(profile.events(), key=lambda e: e.time_range.start)
     names = [e.name for e in events]
     return sum(name.startswith(("cudaLaunchKernel", "cudaGraphLaunch")) for name in names[: names.index("cudaEventSynchronize")])
-
-
-@pytest.fixture
-def no_sync() -> Iterator[None]:
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    yield
-    torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("own_graphs", [False, True])
@@ -123,21 +101,18 @@ def test_graph_replays_to_identical_bits(attention: str, own_graphs: bool) -> No
         assert torch.equal(out, want)
 
 
-def test_packed_never_synchronises(model: ftbert.Model, no_sync: None) -> None:
-    for lengths in ([5, 9], [1], [100, 1, 60]):
-        torch.cuda.set_sync_debug_mode("default")
-        arguments = packed(lengths)
-        torch.cuda.set_sync_debug_mode("error")
-        model.forward_packed(*arguments)
-
-
-def test_padded_with_mask_on_the_cpu_never_synchronises(model: ftbert.Model, no_sync: None) -> None:
-    torch.cuda.set_sync_debug_mode("default")
-    ids = torch.randint(0, 120, (4, 20)).cuda()
-    mask = torch.randint(0, 2, (4, 20))
+def test_packed_and_a_mask_on_the_cpu_never_synchronise(model: ftbert.Model) -> None:
+    calls = [packed(lengths) for lengths in ([5, 9], [1], [100, 1, 60])]
+    ids, mask = torch.randint(0, 120, (4, 20)).cuda(), torch.randint(0, 2, (4, 20))
+    torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
-    model(ids, mask)
-    model(ids)
+    try:
+        for call in calls:
+            model.forward_packed(*call)
+        model(ids, mask)
+        model(ids)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_padded_with_mask_on_the_gpu_synchronises_once(model: ftbert.Model) -> None:
@@ -279,17 +254,6 @@ def test_peak_memory_of_base_32x512() -> None:
     buffers = (torch.cuda.max_memory_allocated() - before) / (32 * 512 * 768 * 2)
     print(f"peak of 32x512: {buffers:.2f} buffers of [tokens, hidden]")
     assert buffers <= 12
-
-
-def test_memory_is_flat(model: ftbert.Model) -> None:
-    def run() -> int:
-        for seq in (5, 77, 128, 31):
-            model(torch.zeros(9, seq, dtype=torch.int64, device="cuda"))
-        torch.cuda.synchronize()
-        return torch.cuda.memory_allocated()
-
-    run()
-    assert len({run() for _ in range(20)}) == 1
 
 
 def test_other_device(model: ftbert.Model) -> None:

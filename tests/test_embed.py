@@ -19,8 +19,8 @@ import pytest
 import torch
 from stub_model import WORDS, StubModel, encode, pooling, threads_left, write_tokenizer
 
-from ftbert.embed import EmbedStats, check_request, embed_file
-from ftbert.part_area import PartArea, part_folder
+from ftbert.files import EmbedStats, check_request, embed_file, staging_path
+from ftbert.files.staging_folder import StagingFolder
 
 TEXTS = [" ".join(WORDS[4 + (i * k) % 16] for k in range(i % 9)) for i in range(50)]
 
@@ -66,7 +66,7 @@ def test_every_format_to_every_format(tmp_path: Path, model: StubModel, source: 
     assert np.array_equal(vectors, encode(model, TEXTS))
     assert (stats.records, stats.skipped, stats.resumed, stats.hidden) == (50, 0, 0, 16)
     assert stats.tokens == sum(len(text.split()) + 2 for text in TEXTS)
-    assert not part_folder(tmp_path / target).exists()
+    assert not staging_path(tmp_path / target).exists()
     if rows:
         assert [row["text"] for row in rows] == TEXTS
     if rows and source != "in.txt":
@@ -208,7 +208,7 @@ def test_goes_on_after_an_interruption(
 def test_what_was_written_after_the_manifest_is_cut_off(tmp_path: Path, model: StubModel) -> None:
     path, out = write_source(tmp_path / "in.txt", TEXTS), tmp_path / "out.npy"
     interrupted(model, path, out, RuntimeError())
-    with (part_folder(out) / "rows.npy").open("ab") as file:
+    with (staging_path(out) / "rows.npy").open("ab") as file:
         file.write(b"half a chunk")
     assert embed_file(model, path, out, batch_records=7).resumed == 35
     assert np.array_equal(np.load(out), encode(model, TEXTS))
@@ -250,11 +250,11 @@ def test_another_source_or_model_or_damage_starts_again(tmp_path: Path, model: S
     assert again("another model").resumed == 0
     out.unlink()
     interrupted(model, path, out, RuntimeError())
-    (part_folder(out) / "rows.npy").unlink()
+    (staging_path(out) / "rows.npy").unlink()
     assert again("files are damaged").resumed == 0
     out.unlink()
     interrupted(model, path, out, RuntimeError())
-    (part_folder(out) / "manifest.json").write_text('{"made_with"')
+    (staging_path(out) / "manifest.json").write_text('{"made_with"')
     assert again("manifest is broken").resumed == 0
 
 
@@ -268,7 +268,7 @@ def test_resume_can_be_refused(tmp_path: Path, model: StubModel) -> None:
 
 def test_a_folder_of_somebody_else_is_not_emptied(tmp_path: Path, model: StubModel) -> None:
     path, out = write_source(tmp_path / "in.txt", TEXTS), tmp_path / "out.npy"
-    folder = part_folder(out)
+    folder = staging_path(out)
     (folder / "sub").mkdir(parents=True)
     (folder / "mine").write_text("mine")
     for resume in (True, False):
@@ -288,32 +288,41 @@ def test_an_old_target_stays_until_the_new_one_is_whole(tmp_path: Path, model: S
 
 def test_two_writers_of_one_target(tmp_path: Path, model: StubModel) -> None:
     path, out = write_source(tmp_path / "in.txt", TEXTS), tmp_path / "out.npy"
-    with PartArea(out), pytest.raises(BlockingIOError, match="another process is writing it"):
+    with StagingFolder(out), pytest.raises(BlockingIOError, match="another process is writing it"):
         embed_file(model, path, out)
     embed_file(model, path, out)
 
 
-KILLED = """
-import sys
+CHILD = """
+import resource, sys
 from pathlib import Path
 import stub_model
-from ftbert.embed import embed_file
+from ftbert.files import embed_file
 stub_model.use_stub_pooling()
-model = stub_model.StubModel(Path(sys.argv[1]), delay=0.05)
-embed_file(model, sys.argv[2], sys.argv[3], batch_records=7)
+model = stub_model.StubModel(Path(sys.argv[1]), delay=float(sys.argv[4]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[5]),) * 2)
+try:
+    embed_file(model, sys.argv[2], sys.argv[3], batch_records=7)
+except OSError as error:
+    print(error.filename)
 """
+
+
+def start(model: StubModel, source: Path, target: Path, delay: float, file_bytes: int) -> subprocess.Popen[str]:
+    """embed_file in a process of its own, whose files have at most so many bytes (-1: any number)."""
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
+    arguments = [str(model.folder), str(source), str(target), str(delay), str(file_bytes)]
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD, *arguments], env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE, text=True
+    )
 
 
 @pytest.mark.parametrize("target", ["out.npy", "out.jsonl", "out.parquet"])
 def test_killed_and_taken_up_again(tmp_path: Path, model: StubModel, target: str) -> None:
     path, out = write_source(tmp_path / "in.jsonl", TEXTS * 10), tmp_path / target
-    here = Path(__file__).parent
-    paths = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(model.folder), str(path), str(out)],
-        env={**os.environ, "PYTHONPATH": paths},
-    )
-    manifest = part_folder(out) / "manifest.json"
+    process = start(model, path, out, delay=0.05, file_bytes=-1)
+    manifest = staging_path(out) / "manifest.json"
     while process.poll() is None and not manifest.exists():
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
@@ -344,29 +353,9 @@ def test_options_of_the_text_count_on_resume(
     assert np.array_equal(np.load(out), encode(model, TEXTS, **option))
 
 
-_FULL = """
-import resource, sys
-from pathlib import Path
-import stub_model
-from ftbert.embed import embed_file
-stub_model.use_stub_pooling()
-model = stub_model.StubModel(Path(sys.argv[1]))
-resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
-try:
-    embed_file(model, sys.argv[2], sys.argv[3])
-except OSError as error:
-    print(error.filename)
-"""
-
-
 @pytest.mark.parametrize("target", ["out.npy", "out.jsonl", "out.jsonl.gz", "out.parquet"])
 def test_a_full_disk_names_the_file(tmp_path: Path, model: StubModel, target: str) -> None:
     path = write_source(tmp_path / "in.txt", TEXTS)
-    here = Path(__file__).parent
-    paths = os.pathsep.join([str(here), str(here.parent)])
-    arguments = [sys.executable, "-c", _FULL, str(model.folder), str(path), str(tmp_path / target)]
-    done = subprocess.run(
-        arguments, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=True
-    )
-    assert f"{target}.part/rows" in done.stdout, done.stderr
+    said, _ = start(model, path, tmp_path / target, delay=0, file_bytes=2000).communicate()
+    assert f"{target}.part/rows" in said
     assert not (tmp_path / target).exists()

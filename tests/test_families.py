@@ -94,6 +94,7 @@ def test_hidden_states(place: Place, family: str, size: int) -> None:
     """Also where LayerNorm comes first: there transformers' last one is after the final norm, the others before any."""
     reference = make_model(family, "encoder", size)
     model = ftbert.load(reference, device=place.device, dtype=place.dtype)
+    model.use_cuda_graphs(False)  # the op runs directly; a recording may serve a longer length (test_replay.py)
     batch = to(make_batch(reference, "encoder", "holes"), place)
     kept = batch["attention_mask"].bool()
     got = torch.ops.ftbert.forward_hidden_states(
@@ -101,7 +102,11 @@ def test_hidden_states(place: Place, family: str, size: int) -> None:
     )
     with torch.no_grad():
         want = copy.deepcopy(reference).to(place.device)(**batch, output_hidden_states=True).hidden_states
-    assert len(got) == len(want)
+    assert len(got) == len(want) and got.dtype == place.dtype and not got[:, ~kept].any()
+    # The mask on the CPU: the tokens are counted first, here as there. Without states LayerNorms may be folded.
+    last = model(**batch | {"attention_mask": batch["attention_mask"].cpu()}).last_hidden_state
+    folds = place.device == "cuda" and place.dtype != torch.float32
+    assert_close(got[-1], last, atol=32 * place.eps if folds else 0, what="last state")
     limit = 3e-5 if place == Place("cpu", torch.float32) else max(5e-5, 128 * place.eps)
     for i, one in enumerate(want):
         assert_close(got[i][kept], one[kept], atol=limit, rtol=64 * place.eps, what=f"hidden state {i}")
@@ -293,19 +298,6 @@ def test_both_paths_add_the_same_relative_bias(place: Place) -> None:
         assert_close(got, want, atol=max(2e-5, 32 * place.eps), what=mask)
 
 
-def test_a_long_relative_bias(place: Place) -> None:
-    """Distances past 128, where buckets no longer grow."""
-    reference = make_model("mpnet", "encoder", 0, max_position_embeddings=402)
-    model = ftbert.load(reference, device=place.device, dtype=place.dtype)
-    ids = torch.randint(5, 96, (2, 400), generator=torch.Generator().manual_seed(0))
-    mask = torch.ones_like(ids)
-    mask[1, 350:] = 0
-    reference = copy.deepcopy(reference).to(place.device)
-    check(reference, model, {"input_ids": ids, "attention_mask": mask}, place)
-    with pytest.raises(RuntimeError, match="sequence of 401 tokens: the model has positions for 400"):
-        model(torch.zeros((1, 401), dtype=torch.int64, device=place.device))
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_equals_padded(place: Place, family: str) -> None:
     reference = make_model(family, "encoder", 1)
@@ -360,14 +352,6 @@ def test_torchscript(place: Place, tmp_path: Path, family: str, task: str) -> No
     assert torch.equal(got[0], out.last_hidden_state)
     if task != "encoder":
         assert torch.equal(got[2], out.logits)
-
-
-def test_heads_survive_another_place(place: Place) -> None:
-    reference = make_model("bert", "sequence_classification", 0)
-    moved = ftbert.load(reference).to(place.device, place.dtype)
-    batch = to(make_batch(reference, "sequence_classification", "right"), place)
-    direct = ftbert.load(reference, device=place.device, dtype=place.dtype)
-    assert torch.equal(moved(**batch).logits, direct(**batch).logits)
 
 
 def test_empty_rows_and_batches(place: Place) -> None:

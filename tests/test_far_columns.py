@@ -94,7 +94,7 @@ def test_the_table_ends_where_buckets_do() -> None:
 @pytest.mark.parametrize("path", ["auto", "general"])
 def test_a_relative_bias_without_positions(place: Place, path: str) -> None:
     """No table of positions bounds the length; past the span the bias stays what it is."""
-    from ftbert.checkpoint import open_checkpoint
+    from ftbert.converters import open_checkpoint
 
     checkpoint = open_checkpoint(make_model("mpnet", "encoder", 2))
     span = 9

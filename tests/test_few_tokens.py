@@ -15,9 +15,7 @@ from test_kernels import FEW
 from test_model import check_against_transformers, check_every_mask, inputs
 
 import ftbert
-from ftbert import gemm_table
-from ftbert.gemm_rows import Row
-from ftbert.tuning import Bench, products_of_shape, without_layernorm
+from ftbert.tuning import Bench, Row, gemm_table, products_of_shape, without_layernorm
 
 pytestmark = pytest.mark.skipif(
     not have_gpu() or torch.cuda.get_device_capability() != (9, 0), reason="no GPU with warpgroup instructions"

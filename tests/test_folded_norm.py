@@ -12,14 +12,13 @@ import torch
 from compare import assert_close
 from conftest import Place, have_gpu, make_bert
 from families import SIZES, make_model
-from test_cuda import check_hidden_states_and_first_tokens, layernorms, packed
+from test_cuda import layernorms, packed
 from test_few_tokens import SHAPES
 from test_model import check_every_mask
 
 import ftbert
-from ftbert import gemm_table
 from ftbert.converters.weights import FAMILIES
-from ftbert.gemm_rows import Product, Row
+from ftbert.tuning import Product, Row, gemm_table
 
 pytestmark = pytest.mark.skipif(
     not have_gpu() or torch.cuda.get_device_capability() != (9, 0), reason="no GPU with warpgroup instructions"
@@ -182,21 +181,6 @@ def test_a_few_large_columns(load: Load) -> None:
             linear.bias[300 + i] -= 700
     folded, plain = rms_errors(load, reference)
     assert folded <= 1.5 * plain, f"rms error {folded:.2g}, with LayerNorms {plain:.2g}"
-
-
-def test_one_layer(load: Load) -> None:
-    reference = make_bert(**SHAPES["192"], num_hidden_layers=1)
-    folded, plain = load(reference), load(reference, folded=False)
-    call = packed([17, 1, 64])
-    for name in ("forward_packed", "forward_first_packed"):
-        got, want = (getattr(model, name)(*call) for model in (folded, plain))
-        assert_close(got, want, atol=32 * torch.finfo(HALF).eps, what=name)
-
-
-def test_hidden_states_and_first_tokens(load: Load) -> None:
-    reference = make_bert(**SHAPES["192"])
-    model = load(reference)
-    check_hidden_states_and_first_tokens(reference, model)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -16,10 +16,9 @@ import torch
 from conftest import make_bert
 
 import ftbert
-from ftbert import cache as cache_module
-from ftbert import gemm_table
-from ftbert.gemm_rows import Product, Row
-from ftbert.gemm_table import Machine, TableError, add_rows, in_force, read_table
+from ftbert import user_cache as cache_module
+from ftbert.tuning import Machine, Product, Row, TableError, gemm_table, in_force
+from ftbert.tuning.gemm_table import add_rows, read_table
 
 HERE = Machine("Test GPU", "cuBLASLt 1.2.3", "sm_90 x 132")
 THERE = Machine("Other GPU", "cuBLASLt 1.2.3", "sm_90 x 114")
@@ -117,50 +116,22 @@ def test_the_row_that_these_change_is_good(user: Path) -> None:
     assert found.as_dict() == GOOD and found.gain == pytest.approx(1 / 3)
 
 
-def test_times_of_other_m_are_left_out(user: Path) -> None:
-    """Tables of an earlier tuner may have them."""
-    user.write_text(document(timed=[64, 128], us=[3.0, 5.0], default_us=[4.0, 6.0]), encoding="utf-8")
-    assert [(r.timed, r.us, r.default_us) for r in in_force(HERE)] == [((64,), (3.0,), (4.0,))]
-    for path in (Path(gemm_table.__file__).parent / "gemm_tables").glob("*.json"):
-        for values in json.loads(path.read_text(encoding="utf-8"))["rows"]:
-            assert all(values["first"] <= m <= values["last"] for m in values["timed"]), (path.name, values)
-
-
-@pytest.mark.parametrize("place", ["user cache", "package", "$FTBERT_GEMM_TABLE"])
 @pytest.mark.parametrize("machine", [NEWER, TWIN])
-def test_rows_of_our_own_products_hold_elsewhere(
-    user: Path, monkeypatch: pytest.MonkeyPatch, machine: Machine, place: str
-) -> None:
+def test_rows_of_our_own_products_hold_elsewhere(user: Path, machine: Machine) -> None:
     """For every cuBLASLt, and for GPUs of one architecture with as many multiprocessors."""
-    path = {"user cache": user, "package": user.parents[2] / "shipped" / HERE.file_name}.get(place, user.parent / "x.json")
-    if place.startswith("$"):
-        monkeypatch.setenv("FTBERT_GEMM_TABLE", str(path))
-    add_rows(path, HERE, [own_row(1, 16), row(17, 32), row(33, 64)])
+    add_rows(user, HERE, [own_row(1, 16), row(17, 32), row(33, 64)])
     with pytest.warns(UserWarning, match="used in part: it was made for Test GPU, cuBLASLt 1.2.3") as said:
         assert in_force(machine) == [own_row(1, 16)]
     assert "1 of 2 rows are not used, up to 11% slower: `ftbert tune` makes them anew" in str(said[0].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert in_force(machine) == [own_row(1, 16)]  # said once
+        assert in_force(THERE) == []  # with other multiprocessors nothing holds
+        add_rows(user.with_name(machine.file_name), machine, [own_row(1, 8)])
+        assert in_force(machine) == [own_row(1, 8)]  # its own goes before one that fits in part
 
 
-def test_nothing_holds_on_a_gpu_with_other_multiprocessors(user: Path) -> None:
-    add_rows(user, HERE, [own_row(1, 16)])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert in_force(THERE) == []  # it lies there for another GPU
-
-
-def test_a_table_of_this_machine_goes_before_one_that_fits_in_part(user: Path) -> None:
-    add_rows(user, HERE, [own_row(1, 16)])
-    add_rows(user.with_name(NEWER.file_name), NEWER, [own_row(1, 8)])
-    add_rows(user.with_name(TWIN.file_name), TWIN, [own_row(1, 4)])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert in_force(NEWER) == [own_row(1, 8)]
-
-
-@pytest.mark.parametrize(("variant", "mark"), [(21, 0xF05ED), (33, 0xF05ED), (999, 0xF05ED), (40, 0xF05EE)])
+@pytest.mark.parametrize(("variant", "mark"), [(21, 0xF05ED), (999, 0xF05ED), (40, 0xF05EE)])
 def test_products_that_are_no_more(user: Path, variant: int, mark: int) -> None:
     module = gemm_table.tuner_module()
     if module is None or not torch.cuda.is_available():
@@ -243,22 +214,6 @@ def test_without_locks_rows_are_written_too(tmp_path: Path, monkeypatch: pytest.
     assert len(read_table(tmp_path / "t.json")[1]) == 1
 
 
-def test_a_lock_file_that_cannot_be_written_will_do(tmp_path: Path) -> None:
-    """Somebody else's, in a folder that all may write to. root may write to any, so its opening is looked at."""
-    asked: list[int] = []
-
-    def opened(path: Any, flags: int, mode: int = 0o777) -> int:
-        asked.append(flags)
-        return os_open(path, flags, mode)
-
-    os_open = os.open
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache_module.os, "open", opened)
-        with cache_module.locked(tmp_path / "one.lock"):
-            pass
-    assert asked and not asked[0] & (os.O_WRONLY | os.O_RDWR)
-
-
 def test_nobody_knows_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As for a container's user without an entry."""
 
@@ -271,7 +226,3 @@ def test_nobody_knows_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert cache_module.cache_folder() is None and gemm_table.user_table(HERE) is None
     make_bert().save_pretrained(tmp_path / "bert")
     ftbert.load(tmp_path / "bert")
-    monkeypatch.setattr(gemm_table, "_SHIPPED", tmp_path / "shipped")
-    monkeypatch.setenv("FTBERT_GEMM_TABLE", "~nobody_of_that_name/table.json")
-    with pytest.warns(UserWarning, match="there is no such file"):
-        assert in_force(HERE) == []

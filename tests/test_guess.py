@@ -7,9 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ftbert import gemm_table
-from ftbert.gemm_rows import Row
-from ftbert.tuning import Bench, Product
+from ftbert.tuning import Bench, Product, Row, gemm_table
 
 PERSISTENT = 20
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -14,7 +14,7 @@ from conftest import make_bert
 from torch import nn
 
 import ftbert
-from ftbert.hub import wanted
+from ftbert.converters.hub import wanted
 
 TEXT = ["config.json", "tokenizer.json", "vocab.txt", "1_Pooling/config.json"]
 OTHER = ["README.md", "tf_model.h5", "flax_model.msgpack", "onnx/model.onnx", "onnx/config.json", "rust_model.ot",

@@ -10,8 +10,6 @@ import torch
 from fuzz_ops import run
 from random_calls import DTYPES, models, op_names, valid, without_positions
 
-import ftbert
-
 ops = torch.ops.ftbert
 
 
@@ -189,11 +187,6 @@ def test_every_dtype_of_ids_and_mask(dtype: torch.dtype) -> None:
         assert torch.equal(model(ids, other).last_hidden_state, model(ids).last_hidden_state)
     except RuntimeError as error:
         assert "attention_mask" in str(error) or "not implemented" in str(error)
-
-
-def test_a_call_with_none() -> None:
-    with pytest.raises(TypeError, match="input_ids: expected a torch tensor"):
-        ftbert.Model.__call__(models("cpu")[0], None)  # type: ignore[arg-type]
 
 
 def test_none_in_the_place_of_a_tensor() -> None:

@@ -14,12 +14,10 @@ import pytest
 import torch
 from compare import assert_close
 from conftest import VOCAB_WORDS, Place, have_gpu, make_bert, randomise
-from torch._subclasses import FakeTensorMode
 
 import ftbert
-from ftbert import fast_forward
 from ftbert.converters.weights import FAMILIES
-from ftbert.fast_forward import FastForward
+from ftbert.optimization import PatchedForward, patched_forward
 
 TEXTS = ["word1 word2, word3!", "a", "the quick brown fox word7 word8 word9 word10 jumps", "word30 word31 z"]
 HEADS = ["", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMaskedLM",
@@ -80,7 +78,7 @@ def check_same(got: Any, expected: Any, mask: torch.Tensor | None, atol: float =
 
 def fallbacks(model: Any) -> dict[str, int]:
     forward = model.base_model.forward
-    assert isinstance(forward, FastForward)
+    assert isinstance(forward, PatchedForward)
     return forward.fallbacks
 
 
@@ -235,28 +233,10 @@ def test_padding_on_the_left(family: str, head: str) -> None:
     if "pooler_output" in got:
         hidden = got.last_hidden_state
         first = hidden[torch.arange(4), mask.argmax(1)][:, None]
-        assert_close(got.pooler_output, fast_forward._pool(model, first), atol=1e-6)
+        assert_close(got.pooler_output, patched_forward._pool(model, first), atol=1e-6)
         expected.pooler_output = got.pooler_output
         assert "first kept token" in str(said[0].message)
     check_same(got, expected, mask)
-
-
-def test_padding_on_the_left_in_a_module_of_somebody_else() -> None:
-    class Reads(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bert = make("bert")
-
-        def forward(self, **inputs: Any) -> Any:
-            return self.bert(**inputs).last_hidden_state[:, 0]
-
-    model = Reads().eval()
-    inputs = some_inputs(model.bert)
-    inputs["attention_mask"] = inputs["attention_mask"].flip(1)
-    expected = run(model, **inputs)
-    ftbert.optimize(model)
-    with pytest.warns(UserWarning, match="padding in column 0"):
-        assert torch.equal(run(model, **inputs), expected)
 
 
 @pytest.mark.parametrize("how", ["trace", "export", "fullgraph"])
@@ -499,7 +479,7 @@ def test_sentence_transformer(pooling: str, tokenizer: Any, tmp_path: Path) -> N
         for _ in range(2):  # the results are put into the dict, and passed on the second time
             got = run(model, input=features)["sentence_embedding"]
             assert_close(got, torch.from_numpy(expected) if side == "right" else want, atol=1e-5)
-        [forward] = [p.__dict__["forward"] for p in model.modules() if isinstance(p.__dict__.get("forward"), FastForward)]
+        [forward] = [p.__dict__["forward"] for p in model.modules() if isinstance(p.__dict__.get("forward"), PatchedForward)]
         assert not forward.fallbacks
     tokens = model.encode(TEXTS[0], output_value="token_embeddings")
     assert_close(tokens, ftbert.undo(model).encode(TEXTS[0], output_value="token_embeddings"), atol=1e-5)
@@ -519,14 +499,6 @@ def test_cross_encoder(labels: int, tokenizer: Any, tmp_path: Path) -> None:
         assert orders[0] == orders[1]
 
 
-def test_real_minilm(minilm_folder: Path) -> None:
-    parts = pytest.importorskip("sentence_transformers")
-    texts = [f"{text} This is sentence number {n}. " * (1 + n % 7) for n in range(20) for text in TEXTS[:2]]
-    model = parts.SentenceTransformer(str(minilm_folder), device="cpu").float()
-    expected = model.encode(texts)
-    assert_close(torch.from_numpy(ftbert.optimize(model).encode(texts)), torch.from_numpy(expected), atol=1e-5)
-
-
 @pytest.mark.parametrize("name", ["attention_mask", "position_ids"])
 def test_what_the_host_must_read_while_the_caller_records(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("bert")
@@ -537,23 +509,13 @@ def test_what_the_host_must_read_while_the_caller_records(name: str, monkeypatch
     ftbert.optimize(model)
     run(model, input_ids=ids, **{name: read})
     assert not fallbacks(model)
-    monkeypatch.setattr("ftbert.fast_forward._is_recording", lambda ids: True)
+    monkeypatch.setattr("ftbert.optimization.patched_forward._is_recording", lambda ids: True)
     with pytest.warns(UserWarning, match="attention_mask or position_ids while a CUDA graph is recorded"):
         out = run(model, input_ids=ids, **{name: read})
     assert torch.equal(out.last_hidden_state, want.last_hidden_state)
     assert list(fallbacks(model).values()) == [1]
     run(model, input_ids=ids)
     assert list(fallbacks(model).values()) == [1]
-
-
-def test_whether_the_caller_records_is_not_asked_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.compile cannot trace the question."""
-    with FakeTensorMode():
-        ids = torch.empty(2, device="cuda")  # needs no GPU
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert fast_forward._is_recording(ids)
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert not fast_forward._is_recording(ids)
 
 
 @pytest.mark.skipif(not have_gpu(), reason="no GPU")

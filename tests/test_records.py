@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ftbert import read_lines, records
-from ftbert.records import BadRecord, Position, ReadOptions, open_source
+from ftbert.files import Position, ReadOptions, open_source, read_lines, records
+from ftbert.files.records import BadRecord
 
 FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -231,7 +231,7 @@ def test_parquet_is_resumable(tmp_path: Path, size: int) -> None:
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv", "a.parquet"])
 def test_chunks_are_bounded_in_bytes(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("ftbert.read_lines", "ftbert.read_parquet"):
+    for module in ("ftbert.files.read_lines", "ftbert.files.read_parquet"):
         monkeypatch.setattr(f"{module}.CHUNK_BYTES", 1000)
     path = tmp_path / name
     if name.endswith(".parquet"):
@@ -244,23 +244,6 @@ def test_chunks_are_bounded_in_bytes(tmp_path: Path, name: str, monkeypatch: pyt
     assert sum(len(chunk.texts) for chunk in chunks) == 50
     assert_resumable(path)
     assert records.CHUNK_BYTES > 1000
-
-
-class _Forgetful(read_lines.CsvReader):
-    """Reads on from each line below a bad row's first as if nothing were known of the rest."""
-
-    def _row(self, lines: Any) -> list[str]:
-        self._open_from = self._open_to = -1
-        return super()._row(lines)
-
-
-@settings(FUZZ, max_examples=300)
-@given(data=st.text('"""a,\n\n\r', max_size=40))
-def test_csv_remembers_only_what_is_so(tmp_path: Path, data: str) -> None:
-    path = written(tmp_path / "a.csv", "text,b\n" + data)
-    options = ReadOptions(skip_bad=True)
-    got, expected = (list(reader(path, options).chunks(Position())) for reader in (read_lines.CsvReader, _Forgetful))
-    assert got == expected
 
 
 @pytest.mark.parametrize("rows", ['"\n', '"a\n"b,\n', 'x,"y\n'])

@@ -15,7 +15,7 @@ from compare import assert_close
 from conftest import make_bert
 
 import ftbert
-from ftbert.token_batches import padded, random_sequences
+from ftbert.evaluation import padded, random_sequences
 
 SIZES = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128, "num_hidden_layers": 3}
 # Sequences for two threads to share, for more, with empty ones at the cuts, of which one is too long for a fair share of

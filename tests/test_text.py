@@ -14,8 +14,7 @@ import pytest
 import torch
 from stub_model import WORDS, StubModel, encode, pooling, threads_left, write_tokenizer
 
-from ftbert.text_settings import TextSettings
-from ftbert.tokenizer import Tokenizer
+from ftbert.text import TextSettings, Tokenizer
 
 
 class Frame:
@@ -201,7 +200,7 @@ def test_real_model_equals_sentence_transformers(minilm_folder: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
     import ftbert
-    from ftbert.sample_texts import SAMPLE_TEXTS
+    from ftbert.evaluation import SAMPLE_TEXTS
 
     texts = ["", *SAMPLE_TEXTS]
     ours = ftbert.load(minilm_folder, device="cpu", dtype="fp32").encode(texts)
@@ -211,7 +210,7 @@ def test_real_model_equals_sentence_transformers(minilm_folder: Path) -> None:
 
 def test_real_model_batch_equals_single(minilm_folder: Path) -> None:
     import ftbert
-    from ftbert.sample_texts import SAMPLE_TEXTS
+    from ftbert.evaluation import SAMPLE_TEXTS
 
     model = ftbert.load(minilm_folder, device="cpu", dtype="fp32")
     together = model.encode(list(SAMPLE_TEXTS))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ftbert.text_settings import TextSettings
+from ftbert.text import TextSettings
 
 ST = "sentence_transformers.models."
 

@@ -12,8 +12,7 @@ import pytest
 from tokenizers_offline import FAMILIES, TEXTS, write
 from transformers import AutoTokenizer
 
-from ftbert.text_settings import TextSettings
-from ftbert.tokenizer import Tokenizer
+from ftbert.text import TextSettings, Tokenizer
 
 CASES: list[dict[str, Any]] = [
     *({"do_lower_case": low, "strip_accents": strip} for low, strip in itertools.product((False, True), (None, True, False))),

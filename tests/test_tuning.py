@@ -6,29 +6,37 @@ import argparse
 import itertools
 import json
 import multiprocessing
-import re
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import gpu_memory_left
-from fake_gpu import QKV, FakeAlgorithm, fake_gpu, known
+from fake_gpu import QKV, FakeAlgorithm, fake_gpu
 
 import ftbert
-from ftbert import cli, gains_picture, gemm_table, tune, tuning
+from ftbert.checkpoint import EncoderConfig
 from ftbert.cli import main
-from ftbert.config import DTYPES, EncoderConfig
-from ftbert.gemm_rows import Product, Row, merge
-from ftbert.gemm_table import Machine, add_rows, in_force, read_table
-from ftbert.layer_tuning import Layer
+from ftbert.cli import tune as tune_command
+from ftbert.dtypes import DTYPES
 from ftbert.text import tokenizer_of
-from ftbert.tuning import Bench, ProductTuner, buckets, products_of_shape
+from ftbert.tuning import (
+    Bench,
+    Machine,
+    Product,
+    ProductTuner,
+    Row,
+    buckets,
+    gemm_table,
+    in_force,
+    merge,
+    products_of_shape,
+)
+from ftbert.tuning import product_tuner as tuning
+from ftbert.tuning import run as tune
+from ftbert.tuning.gemm_table import add_rows, read_table
 
 HERE = Machine("Test GPU", "cuBLASLt 1.2.3")
 WORDS = tuple(range(1, 9))
@@ -58,6 +66,7 @@ def test_rows_survive_a_file(tmp_path: Path) -> None:
         row(17, 32, words=None),
         row(40, 48, words=None),
         row(1, 16, Product("bf16", 768, 768, True, "gelu_tanh")),
+        row(1, 16, Product("bf16", 768, 768, True, layernorm=True)),
     ]
     add_rows(tmp_path / "t.json", HERE, rows)
     machine, found = read_table(tmp_path / "t.json")
@@ -82,18 +91,6 @@ def test_buckets_cover_every_m_once(last: int) -> None:
     assert all(high % 64 == 0 for _, high in ranges if high > 128)  # the encoder runs that m
 
 
-def test_what_is_installed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each row for its range; without an algorithm cuBLASLt's first proposal."""
-    installed: list[tuple[object, ...]] = []
-    module = SimpleNamespace(is_known=lambda words: True, set_table=lambda device, rows: installed.extend(rows))
-    monkeypatch.setattr(gemm_table, "tuner_module", lambda: module)
-    monkeypatch.setattr(Machine, "of", staticmethod(lambda device: HERE))
-    add_rows(cache / "shipped" / HERE.file_name, HERE, [row(257, 320), row(321, 448, words=None)])
-    gemm_table.install(torch.device("cuda", 0), again=True)
-    gemm_table._installed.clear()
-    assert [r[6:] for r in installed] == [(257, 320, WORDS), (321, 448, (0,) * 8)]
-
-
 def test_the_encoder_runs_the_m_that_is_timed_and_few_more() -> None:
     module = gemm_table.tuner_module()
     if module is None:
@@ -113,20 +110,7 @@ def test_the_tables_that_come_with_the_package() -> None:
         assert path.name == machine.file_name
         for r in rows:
             assert r.timed and all(r.first <= m <= r.last for m in r.timed), r
-            assert list(r.timed) == sorted(set(r.timed)), r
             assert r.in_layer or sum(r.us) <= sum(r.default_us), r
-            assert r.algorithm is None or min(r.config["tile_rows"], r.config["tile_columns"]) > 0, r
-            own = r.algorithm is not None and r.algorithm[0] >> 44 == 0xF05ED
-            assert own == (r.config.get("id") == -1), r
-            assert not own or r.algorithm is None or r.algorithm[0] & 0xFFFF == r.config["tile"], r
-        for hidden, dtype in itertools.product((384, 768, 1024), ("fp16", "bf16")):
-            layer = Layer(*products_of_shape(hidden, 4 * hidden, "gelu", dtype)).plain
-            seen = [(m, us, default) for r in rows if r.in_layer and r.product in layer
-                    for m, us, default in zip(r.timed, r.us, r.default_us, strict=True)]  # fmt: skip
-            assert len(seen) == (96 if "h200" in path.name else 0)  # 24 m that the encoder runs up to 1024
-            for at in {m for m, _, _ in seen}:
-                ours, defaults = (sum(one[i] for one in seen if one[0] == at) for i in (1, 2))
-                assert ours <= defaults, (path.name, dtype, hidden, at)
 
 
 def test_order_of_sources(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,29 +137,17 @@ def test_a_cache_folder_that_cannot_be_searched(cache: Path, monkeypatch: pytest
         assert len(in_force(HERE)) == 1
 
 
-def products_of(**changes: object) -> list[Product]:
+def test_products_are_those_that_a_model_runs() -> None:
     config = EncoderConfig(
-        vocab=9, hidden=128, layers=1, heads=2, head_size=64, inter=64, embedding=128, max_positions=9, token_types=2,
-        padding_id=0, layer_norm_eps=1e-12, activation="gelu",
+        vocab=9, hidden=768, layers=1, heads=12, head_size=64, inter=3072, embedding=768, max_positions=9, token_types=2,
+        padding_id=0, layer_norm_eps=1e-12, activation="gelu_new",
     )  # fmt: skip
-    return tuning.products(replace(config, **changes), "fp16")  # type: ignore[arg-type]
-
-
-def test_general_attention_adds_the_bias_itself() -> None:
-    assert products_of()[0] == products_of(heads=4, head_size=32)[0] == Product("fp16", 384, 128, bias=True)
-    assert products_of(heads=8, head_size=16)[0] == Product("fp16", 384, 128)
-
-
-def test_a_layernorm_is_part_of_a_product(cache: Path) -> None:
-    out = Product("fp16", 128, 128, bias=True, layernorm=True)
-    assert products_of()[1] == out and str(out) == "fp16 n=128 k=128 bias+layernorm"
-    assert not any(product.layernorm for product in products_of(norm_place="pre"))
-    rows = [row(1, 16, out), row(1, 32, replace(out, layernorm=False))]
-    path = cache / "table.json"
-    add_rows(path, HERE, rows)
-    assert sorted(read_table(path)[1], key=lambda r: r.last) == rows
-    text = path.read_text()
-    assert text.count('"layernorm": true') == 1 and text.count("layernorm") == 1  # as rows were before there was one
+    out, down = (Product("fp16", 768, k, True, layernorm=True) for k in (768, 3072))
+    up = Product("fp16", 3072, 768, True, "gelu_tanh")
+    assert tuning.products(config, "fp16") == products_of_shape(768, 3072, "gelu_new", "fp16") == [QKV, out, up, down]
+    assert not any(product.layernorm for product in tuning.products(replace(config, norm_place="pre"), "fp16"))
+    # The general attention path adds the bias itself.
+    assert tuning.products(replace(config, heads=48, head_size=16), "fp16")[0] == Product("fp16", 2304, 768)
 
 
 @pytest.mark.parametrize("other", [Machine("Other GPU", HERE.cublaslt), Machine(HERE.gpu, "cuBLASLt 9.9.9")])
@@ -204,82 +176,13 @@ def test_concurrent_tuners_lose_no_row(tmp_path: Path) -> None:
     assert measured(path) == 80
 
 
-def test_a_killed_tuner_leaves_the_table_whole(tmp_path: Path) -> None:
-    path = tmp_path / "t.json"
-    code = (
-        "import sys; sys.path[:0] = sys.argv[2:]; from pathlib import Path; from test_tuning import *\n"
-        "i = 0\n"
-        "while True:\n    i += 1\n    add_rows(Path(sys.argv[1]), HERE, [row(i, i)])\n    print(i, flush=True)\n"
-    )
-    tests = Path(__file__).parent
-    arguments = [sys.executable, "-c", code, str(path), str(tests), str(tests.parent)]
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    for _ in range(30):
-        done = int(process.stdout.readline())
-    process.kill()
-    process.wait()
-    assert measured(path) >= done
-
-
-def test_products_of_a_layer() -> None:
-    qkv, out, up, down = products_of_shape(768, 3072, "gelu", "fp16")
-    assert qkv == QKV and (out.n, out.k) == (768, 768) and (down.n, down.k) == (768, 3072)
-    assert up == Product("fp16", 3072, 768, True, "gelu")
-    for name, kernel in (("gelu_new", "gelu_tanh"), ("relu", "relu"), ("swish", "silu")):
-        assert products_of_shape(768, 3072, name, "fp16")[2] == Product("fp16", 3072, 768, True, kernel)
-
-
 @pytest.fixture()
 def gpu(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The cache's folder on a machine that `tune` can run on."""
+    """The cache's folder on a machine that `tune` can run on; 2 is its fastest algorithm."""
     fake_gpu(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 8.0)])
     monkeypatch.setattr(Machine, "of", staticmethod(lambda device: HERE))
     monkeypatch.setattr(tune, "install", lambda device, again=False: None)
     return cache
-
-
-@pytest.mark.parametrize("place", ["the table", "the tables in force"])
-def test_tune_hands_on_what_earlier_tables_run(gpu: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-    hidden = FakeAlgorithm(3, lambda m: 12.0 if m in tuning._SEARCHED else 7.0)
-    fake_gpu(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), *(FakeAlgorithm(i, lambda m: 8.0) for i in range(9, 40)), hidden])
-    for earlier, found in (([], False), ([known(1, 999, 3)], True)):
-        path = gpu / f"{found}.json"
-        add_rows(path if place == "the table" else gpu / "shipped" / HERE.file_name, HERE, earlier)
-        done = tune.tune([QKV], 129, 192, path=path, force=True, show_progress_bar=False)
-        assert [r.algorithm == hidden.data for r in done.rows if r.last == 192] == [found]
-
-
-def test_tune_makes_what_a_contained_layernorm_has_to_beat_first(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    norm = Product("fp16", 768, 768, bias=True, layernorm=True)
-    contained, told = FakeAlgorithm(7, lambda m: 7.0), list[list[Row]]()
-    contained.id = -2
-    plain = FakeAlgorithm(2, lambda m: 8.0)
-    plain.layernorm = 0.5
-    fake_gpu(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), plain], [contained])
-    monkeypatch.setattr(tune, "put_in_force", lambda index, rows: told.append(rows))
-    path = gpu / "t.json"
-    done = tune.tune([norm], 100, 192, device="cuda:0", path=path, show_progress_bar=False)
-    assert (done.made, done.left) == (2 * len(buckets(100, 192)), 0)
-    assert {r.product: r.algorithm for r in done.rows} == {tuning.without_layernorm(norm): (2,) * 8, norm: (7,) * 8}
-    assert len(told) == 1 and {r.product for r in told[0]} == {tuning.without_layernorm(norm)}
-    assert all(us == 8.5 for r in told[0] for us in r.us)  # with the LayerNorm behind it
-    again = tune.tune([norm], 100, 192, device="cuda:0", path=path, show_progress_bar=False)
-    assert (again.made, again.left) == (0, 0)
-    # Where no product contains a LayerNorm there are no rows for one.
-    fake_gpu(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0), FakeAlgorithm(2, lambda m: 8.0)])
-    made = tune.tune([norm], 100, 192, device="cuda:0", path=gpu / "u.json", show_progress_bar=False)
-    assert made.made == len(buckets(100, 192)) and {r.product for r in made.rows} == {tuning.without_layernorm(norm)}
-
-
-def test_times_without_the_layernorm_that_follows_are_made_again(gpu: Path) -> None:
-    """A model that normalises before its blocks was tuned first; tuning it again keeps what was made for the other."""
-    norm = Product("fp16", 768, 768, bias=True, layernorm=True)
-    for wanted, followed, made in (
-        (tuning.without_layernorm(norm), False, 2), (norm, True, 2), (norm, True, 0), (tuning.without_layernorm(norm), True, 0)
-    ):  # fmt: skip
-        done = tune.tune([wanted], 129, 256, path=gpu / "t.json", show_progress_bar=False)
-        assert done.made == made and all(r.followed == followed for r in done.rows)
 
 
 def test_token_counts_of_texts(tmp_path: Path, tiny_bert: Callable[..., Path]) -> None:
@@ -288,12 +191,12 @@ def test_token_counts_of_texts(tmp_path: Path, tiny_bert: Callable[..., Path]) -
     model = ftbert.load(folder)
     want = [len(ids) for ids in tokenizer_of(model).encode_batch(["a b c", "a", "ab", ""])]
     options = argparse.Namespace(model=str(folder), texts=str(tmp_path / "in.txt"), column=None, batch=2)
-    assert cli._token_counts(options) == [want[0] + want[1], want[2] + want[3]]
+    assert tune_command._token_counts(options) == [want[0] + want[1], want[2] + want[3]]
     (folder / "vocab.txt").unlink()
     for path in folder.glob("tokenizer*"):
         path.unlink()
     with pytest.raises(FileNotFoundError):  # no counts are made up
-        cli._token_counts(options)
+        tune_command._token_counts(options)
 
 
 @pytest.fixture()
@@ -318,85 +221,50 @@ def user_table() -> Path:
 SHAPE = ["tune", "--hidden", "64", "--dtype", "fp32"]  # four products, of which none folds
 
 
-def test_report_and_picture() -> None:
-    norm = Product("fp16", 768, 768, layernorm=True)
-    rows = [row(1, 16, us=8.0), row(17, 32, words=None, us=10.0), row(33, 64, us=10.0)]  # the last: the first proposal
-    rows.append(row(1, 16, norm, words=None, us=8.0))  # two kernels were not beaten
-    text = str(tune.Tuned(Path("t.json"), HERE, rows, made=4, left=1, seconds=3.0))
-    assert "25.0%" in text and "1 of 3 m gain" in text and "0 of 1 m gain" in text and "1 ranges are left" in text
-    assert text.count("%") == 1 and gains_picture.picture(rows[:3]).count("<title>") == 3
+def test_a_table_is_made_in_force_kept_and_made_again(installed: list[int], capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*SHAPE, "--tokens", "129..256", "--json"]
+    for more, made in (([], 8), ([], 0), (["--force"], 8)):
+        assert main([*arguments, *more]) == 0
+        done = json.loads(capsys.readouterr().out)
+        assert (done["made"], done["left"], len(done["rows"])) == (made, 0, 4)  # neighbours are one row
+    assert installed == [8, 8, 8]
+    rows = in_force(HERE)
+    assert len(rows) == 4 and all((r.first, r.last, r.algorithm) == (129, 256, (2,) * 8) for r in rows)
+    assert all(r.gain == pytest.approx(0.25, rel=0.01) for r in rows)
+    assert main([*arguments, "--force", "--minutes", "0"]) == 0
+    assert json.loads(capsys.readouterr().out)["left"] == 8 and in_force(HERE) == rows
 
 
-def drawn(rows: list[Row]) -> list[tuple[float, float, list[int], str]]:
-    """Of each m: where it begins, how wide it is, red, green and blue, and what its title says."""
-    pattern = r'<rect x="(.*?)".*?width="(.*?)".*?rgb\((.*?)\)"><title>.*: (.*?)</title>'
-    found = re.findall(pattern, gains_picture.picture(rows))
-    return [(float(x), float(width), [*map(int, colour.split(","))], title) for x, width, colour, title in found]
-
-
-def test_the_picture_shows_gains_and_losses() -> None:
-    us = (8.0, 9.5, 10.0, 10.05, 12.5)  # of 10
-    drew = drawn([row(8 << i, (16 << i) - 1, words=(i,), us=one) for i, one in enumerate(us)])
-    assert [title for *_, title in drew] == ["25.0%", "5.3%", "0.0%", "-0.5%", "-20.0%"]
-    most, some, none, loss, large = (colour for _, _, colour, _ in drew)
-    assert most == [20, 120, 120] and sum(most) < sum(some) < sum(none) and max(none) == min(none) < 255
-    assert large == [200, 40, 40] and loss[0] > loss[1] + 20 and sum(large) < sum(loss)
-    # Twice as much is as far everywhere.
-    assert [x for x, *_ in drew] == [300, 480, 660, 840, 1020]
-    assert {width for _, width, *_ in drew} == {180}
-
-
-@pytest.mark.parametrize(
-    "first, last, marks",
-    [(1, 16, ["1", "2", "4", "8", "16"]), (129, 192, ["129", "192"]), (100, 192, ["100", "192"]), (9, 9, ["9"])],
-)
-def test_the_marks_of_the_picture(first: int, last: int, marks: list[str]) -> None:
-    assert re.findall(r'text-anchor="middle">(\d+)<', gains_picture.picture([row(first, last)])) == marks
-
-
-def test_a_picture_does_not_cost_the_report(
-    installed: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_ctrl_c_keeps_the_rows(
+    installed: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    picture, arguments = tmp_path / "gains.svg", [*SHAPE, "--tokens", "129..192", "--json"]
-    assert main([*arguments, "--picture", str(tmp_path / "none" / "gains.svg")]) == 1
-    assert "No such file or directory" in capsys.readouterr().err
-    assert installed == [] and not user_table().exists()  # before any work
-    assert main([*arguments, "--minutes", "0", "--picture", str(picture)]) == 0
-    printed = capsys.readouterr()
-    assert json.loads(printed.out)["left"] == 4 and "no rows to draw" in printed.err and not picture.exists()
-    assert main([*arguments, "--picture", str(picture)]) == 0
-    assert json.loads(capsys.readouterr().out)["made"] == 4 and picture.read_text().count("<title>") == 4
-    monkeypatch.setattr(gains_picture, "picture", lambda rows: "\ud800")  # what cannot be written after all
-    assert main([*arguments, "--picture", str(picture)]) == 1
-    assert json.loads(capsys.readouterr().out)["made"] == 0
-
-
-def stopped_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Ctrl-C is pressed when so many rows are made."""
     made, honest = itertools.count(), ProductTuner.row
 
     def interrupted(tuner: ProductTuner, first: int, last: int) -> Row:
-        if next(made) == number:
+        if next(made) == 3:
             raise KeyboardInterrupt
         return honest(tuner, first, last)
 
     monkeypatch.setattr(ProductTuner, "row", interrupted)
-
-
-def test_ctrl_c_says_where_the_rows_are(
-    installed: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with monkeypatch.context() as patch:
-        stopped_at(patch, 3)
-        assert main([*SHAPE, "--tokens", "129..256"]) == 130
+    assert main([*SHAPE, "--tokens", "129..256"]) == 130
     err = capsys.readouterr().err
     assert err == f"ftbert: stopped; the rows made are in {user_table()}, the same command goes on from there\n"
     assert installed == [3]  # they are in force
     assert main([*SHAPE, "--tokens", "129..256", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["made"] == 5 and installed == [3, 8]
-    stopped_at(monkeypatch, 3)
+    made = itertools.count(3)
     assert main([*SHAPE, "--tokens", "129..256", "--force"]) == 130
     assert "the same command without --force goes on" in capsys.readouterr().err
+
+
+def test_where_cublaslt_proposes_nothing_there_is_no_row(
+    installed: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = FakeAlgorithm(1, lambda m: 10.0)
+    fake_gpu(monkeypatch, [first], proposed=lambda m: None if m in (192, 256) else first)
+    assert main([*SHAPE, "--tokens", "100..256"]) == 0
+    assert capsys.readouterr().err.count("proposes nothing for") == 4  # once for each product
+    assert {m for r in in_force(HERE) for m in r.timed} == {112, 128}
 
 
 @pytest.mark.parametrize(
@@ -443,12 +311,19 @@ def test_tables_that_are_switched_off(
     assert main(SHAPE) == 1 and "where the table shall go (--out)" in capsys.readouterr().err
 
 
-def test_an_unwritable_table_is_said_before_any_work(
-    installed: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("option", ["--out", "--picture"])
+def test_an_unwritable_file_is_said_before_any_work(
+    installed: list[int], option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    assert main([*SHAPE, "--out", str(tmp_path / "file" / "t.json")]) == 1
-    assert "file" in capsys.readouterr().err and installed == []
+    assert main([*SHAPE, option, str(tmp_path / "file" / "t.svg")]) == 1
+    assert "file" in capsys.readouterr().err and installed == [] and not user_table().exists()
+
+
+def test_the_picture_is_written(installed: list[int], tmp_path: Path) -> None:
+    picture = tmp_path / "gains.svg"
+    assert main([*SHAPE, "--tokens", "129..192", "--picture", str(picture)]) == 0
+    assert picture.read_text().count("<title>") == 4
 
 
 def test_what_is_in_force_is_shown(installed: list[int], capsys: pytest.CaptureFixture[str]) -> None:
@@ -459,27 +334,18 @@ def test_what_is_in_force_is_shown(installed: list[int], capsys: pytest.CaptureF
     assert "m 1..48        2 of 3 ranges differ from cuBLASLt's first proposal" in out
 
 
-@pytest.mark.parametrize(
-    "tokens, timed, warned",
-    [([], {128, 20736, 41088}, False), (["--tokens", "1..16384"], {128}, True)],
-    ids=["of the texts alone", "and given"],
-)
 def test_texts_longer_than_the_range(
     installed: list[int],
-    tokens: list[str],
-    timed: set[int],
-    warned: bool,
     tmp_path: Path,
     tiny_bert: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(cli, "_token_counts", lambda options: [128, 20736, 41088])
-    arguments = ["tune", str(tiny_bert(tmp_path)), "--texts", "in.txt", "--dtype", "fp32", *tokens]
+    monkeypatch.setattr(tune_command, "_token_counts", lambda options: [128, 20736, 41088])
+    arguments = ["tune", str(tiny_bert(tmp_path)), "--texts", "in.txt", "--dtype", "fp32", "--tokens", "1..16384"]
     assert main(arguments) == 0
-    assert {m for r in read_table(user_table())[1] for m in r.timed} == timed
-    said = "2 of the 3 token counts of these texts lie outside 1..16384 and get no rows"
-    assert (said in capsys.readouterr().err) == warned
+    assert {m for r in read_table(user_table())[1] for m in r.timed} == {128}
+    assert "2 of the 3 token counts of these texts lie outside 1..16384 and get no rows" in capsys.readouterr().err
 
 
 def test_on_the_cpu_the_command_says_that_there_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -537,29 +403,6 @@ def test_a_table_changes_what_runs_and_not_what_comes_out(cache: Path, whose: st
         gemm_table.install(device, again=True)
         assert bench.chosen().data == bench.heuristics(1)[0].data
         assert bench.error(bench.chosen()) < 1e-2
-    finally:
-        path.unlink()
-        gemm_table.install(device, again=True)
-
-
-@on_gpu
-def test_the_plain_products_row_serves_what_it_can(cache: Path) -> None:
-    plain, gelu, silu = (
-        Bench(Product("fp16", 384, 128, name != "none", name), 300) for name in ("none", "gelu", "silu")
-    )
-    able = {tuple(a.data) for a in silu.fused()}
-    some = next((a for a in plain.fused() if tuple(a.data) not in able), None)
-    if some is None:
-        pytest.skip("every product of ours here has every activation")
-    before = silu.chosen()
-    machine, device = Machine.of("cuda"), torch.device("cuda")
-    path = gemm_table.user_table(machine)
-    assert path is not None
-    try:
-        add_rows(path, machine, [Row(plain.product, 257, 320, tuple(some.data))])
-        gemm_table.install(device, again=True)
-        assert plain.chosen().data == gelu.chosen().data == some.data
-        assert silu.chosen().data == before.data != some.data
     finally:
         path.unlink()
         gemm_table.install(device, again=True)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import make_bert
 
-from ftbert import work_folder
+from ftbert.checkpoint import atomic_folder as work_folder
+from ftbert.checkpoint import put_in_place
 from ftbert.converters import from_huggingface
 from ftbert.converters.from_huggingface import convert
-from ftbert.work_folder import put_in_place
 
 
 @pytest.fixture
@@ -59,13 +57,6 @@ def test_a_folder_that_appears_meanwhile_stays(
     with pytest.raises(FileExistsError, match="out: "):
         convert(source, tmp_path / "out", force=force)
     assert (tmp_path / "out" / "precious").read_text() == "x"
-    assert names(tmp_path) == ["out", "source"]
-
-
-def test_of_two_converts_one_fails(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before_the_move(monkeypatch, lambda: convert(source, tmp_path / "out"))
-    with pytest.raises(FileExistsError, match="--force"):
-        convert(source, tmp_path / "out")
     assert names(tmp_path) == ["out", "source"]
 
 
@@ -117,25 +108,6 @@ def test_what_others_named_like_a_leftover_stays(source: Path, tmp_path: Path) -
     (tmp_path / ".out.ftbert-0123abcd").symlink_to(tmp_path / "precious")
     convert(source, tmp_path / "out")
     assert names(tmp_path / "precious") == ["file"]
-
-
-def test_there_is_a_target_at_every_moment(source: Path, tmp_path: Path) -> None:
-    if not work_folder.can_exchange(tmp_path):
-        pytest.skip("this file system exchanges no names")
-    out, gone, over = convert(source, tmp_path / "out"), [], threading.Event()
-
-    def watch() -> None:
-        while not over.is_set():
-            if not os.access(out / "config.json", os.F_OK) and not os.access(out / "config.json", os.F_OK):
-                gone.append(1)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    for _ in range(20):
-        convert(source, out, force=True)
-    over.set()
-    watcher.join()
-    assert not gone
 
 
 def test_a_link_as_target_stays_one(source: Path, tmp_path: Path) -> None:

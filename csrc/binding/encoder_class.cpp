@@ -2,8 +2,8 @@
 
 #include <set>
 
-#include "binding/gemm_torch.h"
 #include "binding/tensors.h"
+#include "binding/torch_products.h"
 
 namespace ftbert::binding {
 
@@ -22,20 +22,24 @@ AttentionPath parse_path(const std::string& name) {
   return AttentionPath::general;
 }
 
-// Of the matrices: on the CPU they may be bf16 where all else is fp32. The first one tells.
-at::ScalarType find_product_dtype(const std::vector<WeightSpec>& specs, const TensorDict& weights, at::Device device,
-                                  at::ScalarType dtype) {
-  if (!device.is_cpu() || dtype != at::kFloat) return dtype;
+// As the matrices are stored: like all else, in bf16 on the CPU, or in a type that only matrices have. The first one
+// tells; check_computed says whether there is a product for it.
+at::ScalarType find_matrix_dtype(const std::vector<WeightSpec>& specs, const TensorDict& weights, at::Device device,
+                                 at::ScalarType dtype) {
   for (const WeightSpec& spec : specs) {
     const auto it = weights.find(spec.name);
-    if (spec.matrix && it != weights.end()) return it->value().scalar_type() == at::kBFloat16 ? at::kBFloat16 : dtype;
+    if (!spec.matrix || it == weights.end()) continue;
+    const at::ScalarType stored = it->value().scalar_type();
+    const bool own = stored == at::kFloat8_e4m3fn || stored == at::kChar ||
+                     (stored == at::kBFloat16 && device.is_cpu() && dtype == at::kFloat);
+    return own ? stored : dtype;
   }
   return dtype;
 }
 
 // Every complaint at once: missing, misshapen, of another dtype or device, and left over.
 void check_weights(const std::vector<WeightSpec>& specs, const TensorDict& weights, at::Device device,
-                   at::ScalarType dtype, at::ScalarType product_dtype) {
+                   at::ScalarType dtype, at::ScalarType matrix_dtype) {
   std::string complaints;
   std::set<std::string> known;
   for (const WeightSpec& spec : specs) {
@@ -54,7 +58,7 @@ void check_weights(const std::vector<WeightSpec>& specs, const TensorDict& weigh
       complaints += "\n  " + spec.name + ": panels are Float, got " + at::toString(tensor.scalar_type());
     if (is_packed(tensor) && !(spec.matrix && device.is_cpu()))
       complaints += "\n  " + spec.name + ": only matrices on the CPU may be packed";
-    const at::ScalarType expected = spec.matrix ? product_dtype : dtype;
+    const at::ScalarType expected = spec.matrix ? matrix_dtype : dtype;
     if (tensor.device() != device || tensor.scalar_type() != expected)
       complaints += "\n  " + spec.name + ": expected " + at::toString(expected) + " on " + device.str() + ", got " +
                     at::toString(tensor.scalar_type()) + " on " + tensor.device().str();
@@ -76,8 +80,9 @@ EncoderClass::EncoderClass(TensorDict weights, StringDict config, std::string at
   dtype_ = word->value().scalar_type();
   const DeviceKind kind = device_kind(device_);
   const DType dtype = dtype_of(dtype_);
-  product_dtype_ = find_product_dtype(specs, weights, device_, dtype_);
-  check_weights(specs, weights, device_, dtype_, product_dtype_);
+  matrix_dtype_ = find_matrix_dtype(specs, weights, device_, dtype_);
+  check_weights(specs, weights, device_, dtype_, matrix_dtype_);
+  check_computed(kind, dtype, {.dtype = stored_dtype(matrix_dtype_)});
   const AttentionPath path = parse_path(attention_);
 
   dispatch(kind, dtype, [&](auto backend) {
@@ -93,10 +98,11 @@ EncoderClass::EncoderClass(TensorDict weights, StringDict config, std::string at
     }
     const Weights<T> bound = bind_weights<T>(config_, [&](const std::string& name) -> WeightSource {
       const auto it = packed_.find(name);
-      if (it != packed_.end()) return {nullptr, &it->second};
-      return {data<T>(weights_.at(name)), nullptr};
+      const DType stored = stored_dtype(matrix_dtype_);
+      if (it != packed_.end()) return {nullptr, &it->second, stored};
+      return {data<T>(weights_.at(name)), nullptr, stored};
     });
-    engine_ = make_engine<Device, T>(config_, bound, device_, product_dtype_, path);
+    engine_ = make_engine<Device, T>(config_, bound, device_, path);
   });
 }
 
@@ -119,8 +125,12 @@ StringDict EncoderClass::info() const {
   StringDict all;
   all.insert("device", device_.str());
   all.insert("dtype", std::string(to_string(dtype_of(dtype_))));
-  if (product_dtype_ != dtype_) all.insert("products", std::string(to_string(dtype_of(product_dtype_))));
   for (const auto& [key, value] : engine_->info()) all.insert(key, value);
+  if (matrix_dtype_ == dtype_) return all;
+  all.insert("products", std::string(to_string(stored_dtype(matrix_dtype_))));
+  const int64_t head_size = config_.layers.empty() ? 0 : config_.layers.front().attention.head_size;
+  all.insert("attention_products",
+             all.at("attention") == "fused" ? std::string(attention_products(head_size)) : std::string("fp32"));
   return all;
 }
 
@@ -128,8 +138,8 @@ c10::intrusive_ptr<EncoderClass> EncoderClass::to(at::Device device, at::ScalarT
   TensorDict moved;
   const TensorDict all = weights();
   for (const WeightSpec& spec : weight_specs(config_)) {
-    const bool between = device.is_cpu() && dtype == at::kBFloat16 && !spec.matrix;
-    moved.insert(spec.name, all.at(spec.name).to(device, between ? at::kFloat : dtype));
+    const bool stream = device.is_cpu() && dtype == at::kBFloat16 && !spec.matrix;  // it stays in float
+    moved.insert(spec.name, all.at(spec.name).to(device, stream ? at::kFloat : dtype));
   }
   auto other = c10::make_intrusive<EncoderClass>(moved, entries_, attention_);
   other->engine().use_cuda_graphs(engine_->uses_cuda_graphs());

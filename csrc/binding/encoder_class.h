@@ -6,10 +6,10 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <tuple>
+#include <vector>
 
+#include "binding/call.h"
 #include "encoder.h"
-#include "model/config.h"
 
 namespace ftbert::binding {
 
@@ -21,30 +21,8 @@ std::map<std::string, std::string> to_map(const StringDict& dict);
 // What differs between (device, dtype) pairs, behind one virtual call.
 struct Engine {
   virtual ~Engine() = default;
-  // -> last hidden state [batch, seq, hidden], pooled [batch, hidden] ([batch, 0] without a pooler)
-  virtual std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& input_ids,
-                                                     const std::optional<at::Tensor>& attention_mask,
-                                                     const std::optional<at::Tensor>& token_type_ids) const = 0;
-  // -> last hidden state of the first kept tokens [batch, hidden] (0 for an empty row), pooled as above; what only the
-  // other tokens' last hidden states need is not computed
-  virtual std::tuple<at::Tensor, at::Tensor> forward_first(const at::Tensor& input_ids,
-                                                           const std::optional<at::Tensor>& attention_mask,
-                                                           const std::optional<at::Tensor>& token_type_ids) const = 0;
-  // -> [layers+1, batch, seq, hidden]: the embedding's output, then every layer's
-  virtual at::Tensor forward_hidden_states(const at::Tensor& input_ids, const std::optional<at::Tensor>& attention_mask,
-                                           const std::optional<at::Tensor>& token_type_ids) const = 0;
-  // -> packed [tokens, hidden], packed_index int32 [batch*seq] (-1 at padding), cu_seqlens int32 [batch+1]
-  virtual std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_unpadded(
-      const at::Tensor& input_ids, const std::optional<at::Tensor>& attention_mask,
-      const std::optional<at::Tensor>& token_type_ids) const = 0;
-  // -> [tokens, hidden]
-  virtual at::Tensor forward_packed(const at::Tensor& input_ids, const at::Tensor& cu_seqlens, int64_t max_seqlen,
-                                    const std::optional<at::Tensor>& token_type_ids) const = 0;
-  // -> [batch, hidden], of the first tokens
-  virtual at::Tensor forward_first_packed(const at::Tensor& input_ids, const at::Tensor& cu_seqlens, int64_t max_seqlen,
-                                          const std::optional<at::Tensor>& token_type_ids) const = 0;
-  // [tokens, hidden] -> [batch, hidden]
-  virtual at::Tensor pool(const at::Tensor& hidden, const at::Tensor& cu_seqlens) const = 0;
+  // One tensor for each want, in their order.
+  virtual std::vector<at::Tensor> forward(const Call& call, const std::vector<Want>& wants) const = 0;
   // On a GPU, whether small calls are recorded and repeated (binding/replay.h); does nothing on the CPU.
   virtual void use_cuda_graphs(bool on) const = 0;
   virtual bool uses_cuda_graphs() const = 0;
@@ -62,8 +40,8 @@ class EncoderClass : public torch::CustomClassHolder {
   const Engine& engine() const { return *engine_; }
   const EncoderConfig& config() const { return config_; }
   at::Device device() const { return device_; }
-  at::ScalarType dtype() const { return dtype_; }                  // of results
-  at::ScalarType product_dtype() const { return product_dtype_; }  // of the operands of products
+  at::ScalarType dtype() const { return dtype_; }                // of the residual stream and of results
+  at::ScalarType matrix_dtype() const { return matrix_dtype_; }  // as matrices are stored
 
   // The weights in their plain layout (those repacked for the GEMM are laid out anew), and what was given.
   TensorDict weights() const;
@@ -82,13 +60,13 @@ class EncoderClass : public torch::CustomClassHolder {
   std::string attention_;
   EncoderConfig config_;
   at::Device device_{at::kCPU};
-  at::ScalarType dtype_ = at::kFloat, product_dtype_ = at::kFloat;
+  at::ScalarType dtype_ = at::kFloat, matrix_dtype_ = at::kFloat;
   std::unique_ptr<Engine> engine_;
 };
 
-// engine.cpp. products: the dtype of the operands of matrix products, which on the CPU may be bf16.
+// engine.cpp
 template <class Device, class T>
 std::unique_ptr<Engine> make_engine(const EncoderConfig& config, Weights<T> weights, at::Device device,
-                                    at::ScalarType products, AttentionPath path);
+                                    AttentionPath path);
 
 }  // namespace ftbert::binding

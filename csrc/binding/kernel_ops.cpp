@@ -125,11 +125,10 @@ Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t h
                  head_size, " here; the general path takes any");
     const Tensor scratch = at::empty({static_cast<int64_t>(attention_scratch_bytes<Device, T>(max_seqlen, head_size))},
                                      qkv.options().dtype(at::kByte));
-    if constexpr (std::is_same_v<Device, Cpu>)
-      context.bf16 = bf16;
-    else
-      context.offsets_early = false;  // they may have been written just now
-    attention<Device, T>(context, data<T>(qkv), qkv.size(0), 0, data<int32_t>(cu),
+    if constexpr (std::is_same_v<Device, Cuda>) context.offsets_early = false;  // they may have been written just now
+    const DType read = attention_operand<Device, T>(bf16 ? DType::bf16 : kDType<T>);
+    const Tensor given = read == kDType<T> ? qkv : qkv.to(at::kBFloat16);
+    attention<Device, T>(context, {given.const_data_ptr(), read}, qkv.size(0), 0, data<int32_t>(cu),
                          {data<T>(relative_bias), data<int32_t>(columns), span}, cu.size(0) - 1, max_seqlen, max_seqlen,
                          heads, head_size, scratch.data_ptr(), data<T>(out));
   });
@@ -238,11 +237,12 @@ Tensor linear_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bi
     using T = typename decltype(backend)::T;
     if constexpr (std::is_same_v<typename decltype(backend)::Device, Cuda>)
       context.overlap = false;  // the weights may have been written just now
-    Tensor packed = a.is_cpu() ? pack_weight(weight) : Tensor();
-    const Linear<T> w{data<T>(weight), packed.defined() ? &packed : nullptr, data<T>(bias), n, k};
-    const T* result =
-        linear<typename decltype(backend)::Device, T>(context, w, data<T>(a), m, {bias.has_value(), act}, data<T>(out));
-    if (result != data<T>(out)) std::copy(result, result + m * n, data<T>(out));
+    const Tensor packed = a.is_cpu() ? pack_weight(weight) : Tensor();
+    const Linear<T> w{
+        {.data = data<T>(weight), .dtype = kDType<T>, .packed = packed.defined() ? &packed : nullptr, .n = n, .k = k},
+        data<T>(bias)};
+    const Operand made = linear(context, w, Operand::of(data<T>(a)), m, {bias.has_value(), act}, data<T>(out));
+    if (made.data != data<T>(out)) copy_on_device(context, made.as<T>(), data<T>(out), out.nbytes());
   });
   return out;
 }

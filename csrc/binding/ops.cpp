@@ -2,9 +2,9 @@
 #include <torch/library.h>
 
 #include "binding/encoder_class.h"
-#include "binding/gemm_torch.h"
 #include "binding/index_checks.h"
 #include "binding/tensors.h"
+#include "binding/torch_products.h"
 #include "core/device.h"
 #include "kernels/isa.h"
 
@@ -15,34 +15,13 @@ using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 using EncoderPtr = c10::intrusive_ptr<EncoderClass>;
 
-std::tuple<Tensor, Tensor> forward(const EncoderPtr& encoder, const Tensor& ids, const OptionalTensor& mask,
-                                   const OptionalTensor& types) {
-  return encoder->engine().forward(ids, mask, types);
-}
-
-std::tuple<Tensor, Tensor> forward_first(const EncoderPtr& encoder, const Tensor& ids, const OptionalTensor& mask,
-                                         const OptionalTensor& types) {
-  return encoder->engine().forward_first(ids, mask, types);
-}
-
-Tensor forward_first_packed(const EncoderPtr& encoder, const Tensor& ids, const Tensor& cu, int64_t max_seqlen,
-                            const OptionalTensor& types) {
-  return encoder->engine().forward_first_packed(ids, cu, max_seqlen, types);
-}
-
-Tensor forward_packed(const EncoderPtr& encoder, const Tensor& ids, const Tensor& cu, int64_t max_seqlen,
-                      const OptionalTensor& types) {
-  return encoder->engine().forward_packed(ids, cu, max_seqlen, types);
-}
-
-Tensor forward_hidden_states(const EncoderPtr& encoder, const Tensor& ids, const OptionalTensor& mask,
-                             const OptionalTensor& types) {
-  return encoder->engine().forward_hidden_states(ids, mask, types);
-}
-
-std::tuple<Tensor, Tensor, Tensor> forward_unpadded(const EncoderPtr& encoder, const Tensor& ids,
-                                                    const OptionalTensor& mask, const OptionalTensor& types) {
-  return encoder->engine().forward_unpadded(ids, mask, types);
+std::vector<Tensor> forward_batch(const EncoderPtr& encoder, const Tensor& ids, const OptionalTensor& mask,
+                                  const OptionalTensor& types, const OptionalTensor& cu, int64_t max_seqlen,
+                                  const c10::List<std::string>& want) {
+  FTBERT_CHECK(!cu || !mask, "attention_mask: packed ids (with cu_seqlens) have none");
+  std::vector<Want> wants;
+  for (size_t i = 0; i < want.size(); ++i) wants.push_back(parse_want(want.get(i)));
+  return encoder->engine().forward({ids, mask, types, cu, max_seqlen}, wants);
 }
 
 // THE list of weight names, for whoever converts or loads.
@@ -60,7 +39,7 @@ StringDict build_info() {
   info.insert("cuda", cuda ? "yes" : "no");
   if (!cuda) info.insert("cuda_reason", why_not);
   info.insert("cpu_isa", std::string(cpu_isa()));
-  info.insert("cpu_gemm", torch_gemm_name());
+  info.insert("cpu_gemm", torch_products_name());
   if (cuda) info.insert("cuda_gemm", gemm_library_version());
   return info;
 }
@@ -74,20 +53,6 @@ Tensor pack(const Tensor& weight) {
   return pack_weight(weight);
 }
 
-Tensor pool(const EncoderPtr& encoder, const Tensor& hidden, const Tensor& cu) {
-  plain("hidden", hidden);
-  plain("cu_seqlens", cu);
-  FTBERT_CHECK(hidden.dim() == 2 && hidden.device() == encoder->device() && hidden.scalar_type() == encoder->dtype() &&
-                   hidden.size(1) == encoder->config().hidden,
-               "hidden: expected what forward_packed returns, ", at::toString(encoder->dtype()), " [tokens, ",
-               encoder->config().hidden, "] on ", encoder->device().str(), ", got ", describe(hidden));
-  FTBERT_CHECK(cu.dim() == 1 && cu.size(0) >= 1 && cu.scalar_type() == at::kInt && cu.device() == hidden.device() &&
-                   cu.is_contiguous(),
-               "cu_seqlens: expected contiguous Int [batch+1] on ", hidden.device().str(), ", got ", describe(cu));
-  check_offsets(cu, hidden.size(0));
-  return encoder->engine().pool(hidden, cu);
-}
-
 }  // namespace
 
 TORCH_LIBRARY(ftbert, m) {
@@ -96,14 +61,17 @@ TORCH_LIBRARY(ftbert, m) {
            {torch::arg("weights"), torch::arg("config"), torch::arg("attention") = "auto"})
       .def("forward",
            [](const EncoderPtr& self, const Tensor& ids, const OptionalTensor& mask, const OptionalTensor& types) {
-             return self->engine().forward(ids, mask, types);
+             const auto made = self->engine().forward({ids, mask, types}, {Want::tokens, Want::pooled});
+             return std::make_tuple(made[0], made[1]);
            },
            "",
            {torch::arg("input_ids"), torch::arg("attention_mask") = at::IValue(),
             torch::arg("token_type_ids") = at::IValue()})
       .def("forward_packed",
            [](const EncoderPtr& self, const Tensor& ids, const Tensor& cu, int64_t max_seqlen,
-              const OptionalTensor& types) { return self->engine().forward_packed(ids, cu, max_seqlen, types); },
+              const OptionalTensor& types) {
+             return self->engine().forward({ids, std::nullopt, types, cu, max_seqlen}, {Want::tokens})[0];
+           },
            "",
            {torch::arg("input_ids"), torch::arg("cu_seqlens"), torch::arg("max_seqlen"),
             torch::arg("token_type_ids") = at::IValue()})
@@ -114,12 +82,12 @@ TORCH_LIBRARY(ftbert, m) {
       .def("device", [](const EncoderPtr& self) { return self->device(); })
       .def("hidden", [](const EncoderPtr& self) { return self->config().hidden; })
       .def("has_pooler", [](const EncoderPtr& self) { return self->config().pooler; })
-      .def("layers", [](const EncoderPtr& self) { return self->config().layers; })
+      .def("layers", [](const EncoderPtr& self) { return self->config().depth(); })
       // A tensor that kernels read as it lies, for heads that share it (a tied decoder).
       .def("weight", [](const EncoderPtr& self, const std::string& name) { return self->weight(name); })
       .def("dtype", [](const EncoderPtr& self) { return std::string(to_string(dtype_of(self->dtype()))); })
-      .def("product_dtype",
-           [](const EncoderPtr& self) { return std::string(to_string(dtype_of(self->product_dtype()))); })
+      .def("matrix_dtype",
+           [](const EncoderPtr& self) { return std::string(to_string(stored_dtype(self->matrix_dtype()))); })
       .def("to", [](const EncoderPtr& self, at::Device device,
                     const std::string& dtype) { return self->to(device, parse_scalar_type(dtype)); })
       .def("__obj_flatten__",
@@ -128,7 +96,7 @@ TORCH_LIBRARY(ftbert, m) {
                  std::make_tuple(std::string("device"), self->device()),
                  std::make_tuple(std::string("dtype"), std::string(to_string(dtype_of(self->dtype())))),
                  std::make_tuple(std::string("hidden"), self->config().hidden),
-                 std::make_tuple(std::string("layers"), self->config().layers),
+                 std::make_tuple(std::string("layers"), self->config().depth()),
                  std::make_tuple(std::string("has_pooler"), self->config().pooler));
            })
       .def_pickle(
@@ -141,32 +109,10 @@ TORCH_LIBRARY(ftbert, m) {
 
   // Calls record graphs of their own, with memory that outlives the call: inside a graph of torch.compile's there is
   // no place for that.
-  const std::vector<at::Tag> alone{at::Tag::cudagraph_unsafe};
   m.def(
-      "forward(__torch__.torch.classes.ftbert.Encoder encoder, Tensor input_ids, Tensor? attention_mask, Tensor? "
-      "token_type_ids) -> (Tensor, Tensor)",
-      alone);
-  m.def(
-      "forward_first(__torch__.torch.classes.ftbert.Encoder encoder, Tensor input_ids, Tensor? attention_mask, Tensor? "
-      "token_type_ids) -> (Tensor, Tensor)",
-      alone);
-  m.def(
-      "forward_first_packed(__torch__.torch.classes.ftbert.Encoder encoder, "
-      "Tensor input_ids, Tensor cu_seqlens, SymInt max_seqlen, Tensor? token_type_ids) -> Tensor",
-      alone);
-  m.def(
-      "forward_hidden_states(__torch__.torch.classes.ftbert.Encoder encoder, Tensor input_ids, Tensor? attention_mask, "
-      "Tensor? token_type_ids) -> Tensor",
-      alone);
-  m.def(
-      "forward_unpadded(__torch__.torch.classes.ftbert.Encoder encoder, Tensor input_ids, Tensor? attention_mask, "
-      "Tensor? token_type_ids) -> (Tensor, Tensor, Tensor)",
-      alone);
-  m.def(
-      "forward_packed(__torch__.torch.classes.ftbert.Encoder encoder, "
-      "Tensor input_ids, Tensor cu_seqlens, SymInt max_seqlen, Tensor? token_type_ids) -> Tensor",
-      alone);
-  m.def("pool(__torch__.torch.classes.ftbert.Encoder encoder, Tensor hidden, Tensor cu_seqlens) -> Tensor");
+      "forward_batch(__torch__.torch.classes.ftbert.Encoder encoder, Tensor input_ids, Tensor? attention_mask, Tensor? "
+      "token_type_ids, Tensor? cu_seqlens, SymInt max_seqlen, str[] want) -> Tensor[]",
+      {at::Tag::cudagraph_unsafe});
 
   m.def("weight_shapes(Dict(str, str) config) -> Dict(str, int[])", &weight_shapes);
   m.def("build_info() -> Dict(str, str)", &build_info);
@@ -174,14 +120,8 @@ TORCH_LIBRARY(ftbert, m) {
 }
 
 // One implementation for both devices: the core's own switch chooses.
-#define FTBERT_ENCODER_OPS(m)                              \
-  m.impl("forward", &forward);                             \
-  m.impl("forward_packed", &forward_packed);               \
-  m.impl("forward_first", &forward_first);                 \
-  m.impl("forward_first_packed", &forward_first_packed);   \
-  m.impl("forward_hidden_states", &forward_hidden_states); \
-  m.impl("forward_unpadded", &forward_unpadded);           \
-  m.impl("pool", &pool);                                   \
+#define FTBERT_ENCODER_OPS(m)              \
+  m.impl("forward_batch", &forward_batch); \
   m.impl("pack_weight", &pack)
 TORCH_LIBRARY_IMPL(ftbert, CPU, m) { FTBERT_ENCODER_OPS(m); }
 TORCH_LIBRARY_IMPL(ftbert, CUDA, m) { FTBERT_ENCODER_OPS(m); }

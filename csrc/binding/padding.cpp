@@ -35,7 +35,7 @@ std::optional<at::Tensor> type_tensor(const std::optional<at::Tensor>& types, co
 }
 
 template <class Device>
-void offsets(Context<Device>& context, const at::Tensor& mask, int64_t batch, int64_t seq, PaddedInput& out,
+void offsets(Context<Device>& context, const at::Tensor& mask, int64_t batch, int64_t seq, CheckedInput& out,
              PaddingInfo* info) {
   int32_t* cu = data<int32_t>(out.cu_seqlens);
   int64_t* index = data<int64_t>(out.token_index);
@@ -88,7 +88,7 @@ void check_length(const EncoderConfig& config, int64_t length) {
 }
 
 // Positions counted from padding count masked ids too: few kept tokens may stand at high ones. On the CPU.
-void check_positions(const EncoderConfig& config, const PaddedInput& input, int64_t tokens) {
+void check_positions(const EncoderConfig& config, const CheckedInput& input, int64_t tokens) {
   const int64_t batch = input.input_ids.size(0), seq = input.input_ids.size(1);
   if (!config.counts_tokens() || seq <= config.max_seq()) return;
   const at::Tensor positions = at::empty({tokens}, at::TensorOptions().dtype(at::kInt));
@@ -107,7 +107,7 @@ void check_positions(const EncoderConfig& config, const PaddedInput& input, int6
   }
 }
 
-void check_counted(const PaddingInfo& info, const EncoderConfig& config, const PaddedInput& input) {
+void check_counted(const PaddingInfo& info, const EncoderConfig& config, const CheckedInput& input) {
   check_info(info, config, input.input_ids.size(1), input.input_ids, input.token_type_ids, input.mask);
   if (config.counts_tokens()) check_length(config, info.max_seqlen);
 }
@@ -119,7 +119,9 @@ constexpr double kWaitFlop = 24e9;
 constexpr int64_t kFewRows = 256;
 
 bool cheaper_than_waiting(const EncoderConfig& c, int64_t rows) {
-  const double products = 2.0 * c.layers * (4.0 * c.hidden * c.hidden + 2.0 * c.hidden * c.inter);
+  double products = 0;
+  for (const LayerConfig& layer : c.layers)
+    products += 4.0 * c.hidden * (2.0 * static_cast<double>(layer.attention.width()) + layer.ffn.inter);
   return rows <= kFewRows || rows * products <= kWaitFlop;
 }
 
@@ -159,11 +161,11 @@ class PendingInfo {
   bool done_ = false;
 };
 
-PaddedInput::PaddedInput() = default;
-PaddedInput::PaddedInput(PaddedInput&&) noexcept = default;
-PaddedInput::~PaddedInput() = default;
+CheckedInput::CheckedInput() = default;
+CheckedInput::CheckedInput(CheckedInput&&) noexcept = default;
+CheckedInput::~CheckedInput() = default;
 
-void PaddedInput::settle(const EncoderConfig& config) {
+void CheckedInput::settle(const EncoderConfig& config) {
   if (!counting) return;
   const PaddingInfo info = counting->wait();
   counting.reset();
@@ -173,10 +175,10 @@ void PaddedInput::settle(const EncoderConfig& config) {
 }
 
 template <class Device>
-PaddedInput unpad(Context<Device>& context, at::Device device, const EncoderConfig& config, const at::Tensor& input_ids,
-                  const std::optional<at::Tensor>& attention_mask, const std::optional<at::Tensor>& token_type_ids,
-                  Wait wait) {
-  PaddedInput out;
+CheckedInput unpad(Context<Device>& context, at::Device device, const EncoderConfig& config,
+                   const at::Tensor& input_ids, const std::optional<at::Tensor>& attention_mask,
+                   const std::optional<at::Tensor>& token_type_ids, Wait wait) {
+  CheckedInput out;
   out.input_ids = ids_tensor("input_ids", input_ids, 2, device);
   out.token_type_ids = type_tensor(token_type_ids, out.input_ids, config);
   const int64_t batch = input_ids.size(0), seq = input_ids.size(1), rows = batch * seq;
@@ -214,7 +216,7 @@ PaddedInput unpad(Context<Device>& context, at::Device device, const EncoderConf
       offsets<Device>(context, mask, batch, seq, out, out.counting->info());
       check_ids(out.counting->info());
       out.counting->launched();
-      // The one sync of the padded path (DESIGN: mask on the GPU): the host must know how many tokens there are.
+      // The one sync of the padded path: the host must know how many tokens there are.
       if (wait == Wait::first || !cheaper_than_waiting(config, rows)) {
         info = out.counting->wait();
         out.counting.reset();
@@ -249,10 +251,10 @@ PaddedInput unpad(Context<Device>& context, at::Device device, const EncoderConf
 }
 
 template <class Device>
-PackedTensors check_packed(Context<Device>& context, at::Device device, const EncoderConfig& config,
-                           const at::Tensor& input_ids, const at::Tensor& cu_seqlens, int64_t max_seqlen,
-                           const std::optional<at::Tensor>& token_type_ids) {
-  PackedTensors out;
+CheckedInput check_packed(Context<Device>& context, at::Device device, const EncoderConfig& config,
+                          const at::Tensor& input_ids, const at::Tensor& cu_seqlens, int64_t max_seqlen,
+                          const std::optional<at::Tensor>& token_type_ids) {
+  CheckedInput out;
   out.input_ids = ids_tensor("input_ids", input_ids, 1, device);
   out.token_type_ids = type_tensor(token_type_ids, out.input_ids, config);
   plain("cu_seqlens", cu_seqlens);
@@ -289,11 +291,11 @@ PackedTensors check_packed(Context<Device>& context, at::Device device, const En
   return out;
 }
 
-#define FTBERT_INSTANTIATE(D)                                                                              \
-  template PaddedInput unpad<D>(Context<D>&, at::Device, const EncoderConfig&, const at::Tensor&,          \
-                                const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, Wait); \
-  template PackedTensors check_packed<D>(Context<D>&, at::Device, const EncoderConfig&, const at::Tensor&, \
-                                         const at::Tensor&, int64_t, const std::optional<at::Tensor>&);
+#define FTBERT_INSTANTIATE(D)                                                                               \
+  template CheckedInput unpad<D>(Context<D>&, at::Device, const EncoderConfig&, const at::Tensor&,          \
+                                 const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, Wait); \
+  template CheckedInput check_packed<D>(Context<D>&, at::Device, const EncoderConfig&, const at::Tensor&,   \
+                                        const at::Tensor&, int64_t, const std::optional<at::Tensor>&);
 FTBERT_DEVICES(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert::binding

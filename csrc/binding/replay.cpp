@@ -86,7 +86,7 @@ struct Replay<Device, T>::Recording {
              .positions = there,
              .columns = c.relative_span > 0 ? (columns ? columns : there) : nullptr,
              .rows = size.rows};
-    hidden = all.take<T>(encoder.padded_rows(input.output_rows()) * c.hidden);
+    hidden = all.take<T>(padded_rows<Device>(input.output_rows()) * c.hidden);
     const size_t forward = encoder.workspace_bytes(context, input);
     void* const rest = all.take<char>(static_cast<int64_t>(forward));
     workspace = Workspace(rest, forward);
@@ -211,7 +211,7 @@ void Replay<Device, T>::stage(Context<Device>& context, const EncoderInput& inpu
 template <class Device, class T>
 auto Replay<Device, T>::run(const Context<Device>& context, const EncoderInput& input) -> Lease {
   Lease lease;
-  const std::optional<ReplaySize> size = ReplaySize::holding(context, input, encoder_.uses_fused_attention());
+  const std::optional<ReplaySize> size = ReplaySize::holding(context, input, encoder_.attention().fused);
   if (!size || is_recording(context.stream)) return lease;
   Slot* const slot = acquire(context.stream);
   if (!slot) return lease;

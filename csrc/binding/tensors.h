@@ -6,7 +6,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "binding/forked.h"
-#include "binding/gemm_torch.h"
+#include "binding/torch_products.h"
 #include "core/check.h"
 #include "core/device.h"
 #include "core/dispatch.h"
@@ -73,6 +73,11 @@ inline DType dtype_of(at::ScalarType type) {
   return type == at::kFloat ? DType::fp32 : type == at::kHalf ? DType::fp16 : DType::bf16;
 }
 
+// Of a matrix, which may be stored in a type that nothing else has.
+inline DType stored_dtype(at::ScalarType type) {
+  return type == at::kFloat8_e4m3fn ? DType::e4m3 : type == at::kChar ? DType::int8 : dtype_of(type);
+}
+
 inline at::ScalarType parse_scalar_type(const std::string& name) {
   const DType dtype = parse_dtype(name);
   return dtype == DType::fp32 ? at::kFloat : dtype == DType::fp16 ? at::kHalf : at::kBFloat16;
@@ -96,20 +101,18 @@ struct CallContext;
 
 template <>
 struct CallContext<Cpu> {
-  // products: the dtype of their operands
-  explicit CallContext(const at::Device&, at::ScalarType products = at::kFloat) {
+  explicit CallContext(const at::Device&) {
     one_thread_if_forked();
-    context.gemm = &gemm;
-    context.bf16 = products == at::kBFloat16;
+    context.products = &products;
   }
   Context<Cpu>& for_products() { return context; }
-  TorchGemm gemm;
+  TorchProducts products;
   Context<Cpu> context;
 };
 
 template <>
 struct CallContext<Cuda> {
-  explicit CallContext(const at::Device& device, at::ScalarType = at::kFloat)
+  explicit CallContext(const at::Device& device)
       : context(cuda_context(device.index(),
                              c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle())) {
     context.plans = product_plans(context.device);

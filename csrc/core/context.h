@@ -7,7 +7,7 @@
 
 namespace ftbert {
 
-struct CpuGemm;       // gemm/gemm.h
+struct CpuProducts;   // gemm/gemm.h
 struct ProductPlans;  // gemm/plans.h
 
 template <class Device>
@@ -15,8 +15,7 @@ struct Context;
 
 template <>
 struct Context<Cpu> {
-  CpuGemm* gemm = nullptr;  // outlives the call
-  bool bf16 = false;        // the fused attention rounds its products' operands, if it can: attention_operands
+  CpuProducts* products = nullptr;  // outlives the call
 };
 
 template <>

@@ -1,5 +1,6 @@
 // What the core must know of a GPU. device_cuda.cpp, or device_none.cpp in a build without CUDA; no CUDA header here.
 #pragma once
+#include <cstring>
 #include <string>
 
 #include "core/context.h"
@@ -13,8 +14,11 @@ bool cuda_available(std::string* why_not);
 // kernels run. Throws when the build has no code for that GPU. The GEMM workspace is left for the caller to give.
 Context<Cuda> cuda_context(int device, void* stream);
 
-// Launched on the context's stream.
+// On a GPU launched on the context's stream.
 void copy_on_device(const Context<Cuda>& context, const void* from, void* to, size_t bytes);
+inline void copy_on_device(const Context<Cpu>&, const void* from, void* to, size_t bytes) {
+  std::memcpy(to, from, bytes);
+}
 
 // The architectures compiled in, for error messages; "" without CUDA.
 std::string cuda_archs();

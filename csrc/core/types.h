@@ -20,26 +20,16 @@ struct bfloat16_t {
 };
 
 enum class DeviceKind { cpu, cuda };
-// The last two are how a matrix may be stored; nothing computes in them (check_computed in gemm/gemm.h).
-enum class DType { fp32, fp16, bf16, e4m3, int8 };
+enum class DType { fp32, fp16, bf16, e4m3, int8 };  // e4m3, int8: of stored matrices
+constexpr int64_t bytes_of(DType dtype) {           // an element
+  return dtype == DType::fp32 ? 4 : dtype == DType::fp16 || dtype == DType::bf16 ? 2 : 1;
+}
 template <class T>
 inline constexpr DType kDType = DType::fp32;  // of float
 template <>
 inline constexpr DType kDType<half_t> = DType::fp16;
 template <>
 inline constexpr DType kDType<bfloat16_t> = DType::bf16;
-
-// Of one element.
-constexpr int64_t dtype_bytes(DType dtype) {
-  switch (dtype) {
-    case DType::fp32: return 4;
-    case DType::fp16:
-    case DType::bf16: return 2;
-    case DType::e4m3:
-    case DType::int8: return 1;
-  }
-  return 0;
-}
 
 enum class Activation { none, gelu_erf, gelu_tanh, relu, silu, tanh };
 enum class PositionKind {
@@ -52,7 +42,7 @@ enum class PoolingMode { cls, mean, max, mean_sqrt_len, last };
 // Parse the names used in configs and ops; throw ftbert::Error listing what is supported.
 Activation parse_activation(std::string_view name);
 PoolingMode parse_pooling(std::string_view name);
-DType parse_dtype(std::string_view name);  // of those that ftbert computes in
+DType parse_dtype(std::string_view name);
 std::string_view to_string(Activation activation);
 std::string_view to_string(DType dtype);
 std::string_view to_string(DeviceKind device);

@@ -43,27 +43,30 @@ void sgemm(int64_t m, int64_t n, int64_t k, bool b_transposed, const float* a, c
 #endif
 }
 
-class CblasGemm : public CpuGemm {
+class CblasProducts : public CpuProducts {
  public:
-  const float* linear(const Linear<float>& w, const float* a, int64_t m, Epilogue epilogue, float* out) override {
-    FTBERT_CHECK(w.weight != nullptr, "this build needs weights in their plain layout");
-    sgemm(m, w.n, w.k, true, a, w.weight, out);
+  Operand linear(const Linear<float>& linear, const Operand& a, int64_t m, Epilogue epilogue, void* out, DType,
+                 bool) override {
+    const Matrix& w = linear.weight;
+    FTBERT_CHECK(w.data != nullptr && w.dtype == DType::fp32, "this build needs fp32 weights in their plain layout");
+    auto* const c = static_cast<float*>(out);
+    sgemm(m, w.n, w.k, true, a.as<float>(), static_cast<const float*>(w.data), c);
     if (epilogue.bias || epilogue.activation != Activation::none) {
       Context<Cpu> context{this};
-      add_bias_act<Cpu, float>(context, out, epilogue.bias ? w.bias : nullptr, epilogue.activation, m, w.n);
+      add_bias_act<Cpu, float>(context, c, epilogue.bias ? linear.bias : nullptr, epilogue.activation, m, w.n);
     }
-    return out;
+    return Operand::of(c);
   }
-  void gemm(const GemmShape& s, const float* a, const float* b, float* c) override {
-    for (int64_t i = 0; i < s.batch; ++i)
-      sgemm(s.m, s.n, s.k, s.b_transposed, a + i * s.m * s.k, b + i * s.n * s.k, c + i * s.m * s.n);
+  void gemm(const Product& p, const float* a, const float* b, float* c) override {
+    for (int64_t i = 0; i < p.batch; ++i)
+      sgemm(p.m, p.n, p.k, p.b_transposed, a + i * p.m * p.k, b + i * p.n * p.k, c + i * p.m * p.n);
   }
 };
 
 }  // namespace
 
-CpuGemm& cblas_gemm() {
-  static CblasGemm instance;
+CpuProducts& cblas_products() {
+  static CblasProducts instance;
   return instance;
 }
 

@@ -10,9 +10,9 @@
 namespace ftbert {
 
 // out = epilogue(a @ weight^T), a [m, k]. What comes back says where the result is and in which type: [m, n] at `out`,
-// or in memory of a library that insists on its own, valid until the next product into the same `out` or the end of
-// the call. `as` is the type in which the next step reads it; a product that cannot store it so stores T.
-// An activation that the library cannot fuse exactly runs as add_bias_act after the product.
+// or in memory of a library that insists on its own, perhaps in chunks, valid until the next product into the same
+// `out` or the end of the call. `as` is the type in which the next step reads it; a product that cannot store it so
+// stores T. An activation that the library cannot fuse exactly runs as add_bias_act after the product.
 template <class Device, class T>
 Operand linear(Context<Device>& context, const Linear<T>& linear, const Operand& a, int64_t m, Epilogue epilogue,
                T* out, DType as = kDType<T>);
@@ -78,9 +78,9 @@ void gemm(Context<Device>& context, const Product& product, const T* a, const T*
 struct CpuProducts {
   virtual ~CpuProducts() = default;
   virtual int64_t rows(int64_t left) const { return left; }  // gemm_rows
-  // linear<Cpu, float>
-  virtual Operand linear(const Linear<float>& linear, const Operand& a, int64_t m, Epilogue epilogue, float* out,
-                         DType as) = 0;
+  // As the function of that name; out has room for [m, n] floats. in_one_piece: no chunks.
+  virtual Operand linear(const Linear<float>& linear, const Operand& a, int64_t m, Epilogue epilogue, void* out,
+                         DType as, bool in_one_piece) = 0;
   virtual void gemm(const Product& product, const float* a, const float* b, float* c) = 0;
 
   // How many threads can each have an object like this to themselves, and work(i, its own) for i < count at once, each

@@ -1,5 +1,6 @@
-// The CPU's products go to whatever the caller handed down in the context.
+// The CPU's products go to the object that the caller handed down in the context.
 #include <algorithm>
+#include <cstring>
 
 #include "gemm/gemm.h"
 #include "kernels/kernels.h"
@@ -7,49 +8,55 @@
 namespace ftbert {
 
 template <>
-const float* linear<Cpu, float>(Context<Cpu>& context, const Linear<float>& weights, const float* a, int64_t m,
-                                Epilogue epilogue, float* out) {
-  return context.gemm->linear(weights, a, m, epilogue, out);
+Operand linear<Cpu, float>(Context<Cpu>& context, const Linear<float>& linear, const Operand& a, int64_t m,
+                           Epilogue epilogue, float* out, DType as) {
+  return context.products->linear(linear, a, m, epilogue, out, as, /*in_one_piece=*/false);
+}
+
+// A product in bf16 rounds its operands, so that it reads what was stored in bf16 as it is.
+template <>
+DType operand_dtype<Cpu, float>(const Matrix& weight) {
+  return weight.dtype;
 }
 
 template <>
 int64_t gemm_rows(const Context<Cpu>& context, int64_t rows) {
-  return context.gemm->rows(rows);
+  return context.products->rows(rows);
 }
 
 template <>
-const float* linear_in_pieces<Cpu, float>(Context<Cpu>& context, const Linear<float>& weights, const float* a,
-                                          int64_t m, Epilogue epilogue, float* out) {
-  const bool in_bf16 =
-      epilogue.for_attention && context.bf16 && attention_reads_bf16() && context.gemm->leaves_bf16(weights);
-  epilogue.for_attention = in_bf16;
-  context.gemm->bf16_at = in_bf16 ? out : nullptr;
-  const int64_t n = in_bf16 ? weights.n / 2 : weights.n;  // floats' places in a row
+Operand linear_all<Cpu, float>(Context<Cpu>& context, const Linear<float>& linear, const Operand& a, int64_t m,
+                               Epilogue epilogue, float* out, DType as) {
+  const float* const from = a.as<float>();
   for (int64_t first = 0; first < m;) {
     const int64_t rows = gemm_rows(context, m - first), count = std::min(rows, m - first);
-    float* to = out + first * n;
-    const float* made = linear(context, weights, a + first * weights.k, rows, epilogue, to);
+    const int64_t row_bytes = linear.weight.n * bytes_of(as);
+    char* const to = reinterpret_cast<char*>(out) + first * row_bytes;
+    const Operand made = context.products->linear(linear, Operand::of(from + first * linear.weight.k), rows, epilogue,
+                                                  to, as, /*in_one_piece=*/true);
     if (first == 0 && count == m) return made;
-    if (made != to) {
+    as = made.dtype;  // also of the chunks that follow
+    const int64_t made_bytes = linear.weight.n * bytes_of(as);
+    if (const auto* source = static_cast<const char*>(made.data); source != to) {
 #pragma omp parallel for schedule(static)
-      for (int64_t i = 0; i < count; ++i) std::copy(made + i * n, made + (i + 1) * n, to + i * n);
+      for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * made_bytes, source + i * made_bytes, made_bytes);
     }
     first += count;
   }
-  return out;
+  return {out, as};
 }
 
 template <>
-void linear_layernorm<Cpu, float>(Context<Cpu>& context, const Linear<float>& weights, const float* a, int64_t m,
+void linear_layernorm<Cpu, float>(Context<Cpu>& context, const Linear<float>& block, const Operand& a, int64_t m,
                                   const ResidualNorm<float>& norm, int64_t rows, float* product, float* x) {
-  const float* made = linear(context, weights, a, m, {}, product);
-  add_bias_input_layernorm<Cpu, float>(context, made, weights.bias, x, norm.gamma, norm.beta, norm.eps, rows, weights.n,
-                                       nullptr, x);
+  const Operand y = linear(context, block, a, m, {}, product);
+  add_bias_input_layernorm<Cpu, float>(context, y.as<float>(), block.bias, x, norm.gamma, norm.beta, norm.eps, rows,
+                                       block.weight.n, nullptr, x);
 }
 
 template <>
-void gemm<Cpu, float, float>(Context<Cpu>& context, const GemmShape& shape, const float* a, const float* b, float* c) {
-  context.gemm->gemm(shape, a, b, c);
+void gemm<Cpu, float, float>(Context<Cpu>& context, const Product& product, const float* a, const float* b, float* c) {
+  context.products->gemm(product, a, b, c);
 }
 
 }  // namespace ftbert

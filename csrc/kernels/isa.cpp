@@ -94,15 +94,18 @@ const Level& level() {
 const IsaKernels& isa_kernels() { return *level().kernels; }
 std::string_view cpu_isa() { return level().name; }
 
-bool attention_reads_bf16() { return isa_kernels().bf16; }
+template <>
+DType attention_operand<Cpu, float>(DType weight) {
+  return weight == DType::bf16 && isa_kernels().bf16 ? DType::bf16 : DType::fp32;
+}
 
 bool attention_by_tiles(int64_t head_size) {
   constexpr int64_t kTileColumns = 32;  // two tiles of 16 sums side by side
   return cpu_isa() == "amx" && head_size % kTileColumns == 0;
 }
 
-const char* attention_operands(int64_t head_size) {
-  return !attention_reads_bf16() ? "fp32" : attention_by_tiles(head_size) ? "bf16, AMX tiles" : "bf16";
+const char* attention_products(int64_t head_size) {
+  return !isa_kernels().bf16 ? "fp32" : attention_by_tiles(head_size) ? "bf16, AMX tiles" : "bf16";
 }
 
 template <>
@@ -132,9 +135,12 @@ void add_qkv_bias<Cpu, float>(Context<Cpu>& context, const float* qkv, const flo
 }
 
 template <>
-void attention<Cpu, float>(Context<Cpu>& context, const float* qkv, int64_t tokens, int64_t first_token,
+void attention<Cpu, float>(Context<Cpu>& context, const Operand& qkv, int64_t tokens, int64_t first_token,
                            const int32_t* cu_seqlens, RelativeBias<float> bias, int64_t batch, int64_t max_seqlen,
                            int64_t queries, int64_t heads, int64_t head_size, void* scratch, float* out) {
+  FTBERT_CHECK(!qkv.chunks && (qkv.dtype == DType::fp32 || (qkv.dtype == DType::bf16 && isa_kernels().bf16)),
+               "attention on this CPU reads fp32", isa_kernels().bf16 ? " or bf16" : "", ", got ", to_string(qkv.dtype),
+               qkv.chunks ? " in chunks" : "");
   isa_kernels().attention(context, qkv, tokens, first_token, cu_seqlens, bias, batch, max_seqlen, queries, heads,
                           head_size, scratch, out);
 }

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "core/context.h"
+#include "core/operand.h"
 #include "core/types.h"
 
 namespace ftbert {
@@ -142,21 +143,22 @@ struct RelativeBias {
 // softmax(q k^T / sqrt(head_size) + bias) v within each sequence, on packed tokens; no score matrix in memory.
 // Of each sequence the first `queries` rows are computed, and perhaps more; the others are left as they were.
 template <class Device, class T>
-void attention(Context<Device>& context, const T* qkv,  // [tokens, 3*hidden], bias already added
+void attention(Context<Device>& context, const Operand& qkv,  // [tokens, 3*hidden], bias already added
                int64_t tokens, int64_t first_token, const int32_t* cu_seqlens, RelativeBias<T> bias, int64_t batch,
                int64_t max_seqlen, int64_t queries, int64_t heads, int64_t head_size,
                void* scratch,  // attention_scratch_bytes
                T* out);        // [tokens, hidden]
+// The type in which attention takes qkv from a product by a weight stored as `weight`: on the CPU bf16 where that
+// product rounds and the CPU has instructions for it, and then attention's own products are of bf16 too; else T.
+template <class Device, class T>
+DType attention_operand(DType weight);
 template <class Device, class T>
 size_t attention_scratch_bytes(int64_t max_seqlen, int64_t head_size,
-                               bool alone = false);  // on the CPU: for a call that has one thread (CpuGemm::each_alone)
+                               bool alone = false);  // on the CPU: for a thread with sequences of its own
 template <class Device, class T>
 bool attention_supports(const Context<Device>& context, int64_t head_size);
-// What the CPU's kernel multiplies, for `ftbert info`, where Context<Cpu>::bf16 asks for operands rounded to bf16:
-// "bf16, AMX tiles", "bf16", or "fp32" where the CPU has no instruction for that.
-const char* attention_operands(int64_t head_size);
-// Whether it then also takes qkv in bf16, where Context<Cpu>::gemm says that it left that there (bf16_at).
-bool attention_reads_bf16();
+// What the CPU's kernel multiplies where weights are bf16, for `ftbert info`: "bf16, AMX tiles", "bf16" or "fp32".
+const char* attention_products(int64_t head_size);
 // Whether heads of this size are multiplied by tiles: they fill them.
 bool attention_by_tiles(int64_t head_size);
 

@@ -102,20 +102,23 @@ int64_t EncoderConfig::max_seq() const {
 EncoderConfig EncoderConfig::parse(const std::map<std::string, std::string>& entries) {
   Reader read(entries);
   EncoderConfig c;
+  LayerConfig layer;  // every layer's
   c.vocab = read.integer("vocab", 1);
   c.hidden = read.integer("hidden", 1, 1 << 20);
-  c.layers = read.integer("layers", 0, 1 << 16);
-  c.heads = read.integer("heads", 1, 1 << 16);
-  c.head_size = read.integer("head_size", 1, 1 << 16);
-  c.inter = read.integer("inter", 1, 1 << 24);
+  const int64_t depth = read.integer("layers", 0, 1 << 16);
+  layer.attention.heads = c.relative_heads = read.integer("heads", 1, 1 << 16);
+  layer.attention.head_size = read.integer("head_size", 1, 1 << 16);
+  layer.ffn.inter = read.integer("inter", 1, 1 << 24);
   c.embedding = read.integer("embedding", 1, 1 << 20);
   c.max_positions = read.integer("max_positions", 1);
   c.token_types = read.integer("token_types", 0);
   c.padding_id = read.integer("padding_id", 0);
   c.relative_span = read.integer("relative_span", 0, 1 << 20, /*optional=*/true);
-  c.distinct_layers = read.integer("distinct_layers", 0, c.layers, /*optional=*/true);
-  c.layer_norm_eps = read.positive("layer_norm_eps");
-  c.activation = read.activation("activation");
+  layer.attention.relative_bias = c.relative_span > 0;
+  // So many layers have tensors of their own, the others share them in runs; 0: all.
+  const int64_t distinct = read.integer("distinct_layers", 0, depth, /*optional=*/true);
+  c.norm.eps = layer.attention_norm.eps = layer.ffn_norm.eps = read.positive("layer_norm_eps");
+  layer.ffn.activation = read.activation("activation");
   c.norm_place = read.choice<NormPlace>("norm_place", {{"post", NormPlace::post}, {"pre", NormPlace::pre}});
   c.positions = read.choice<PositionKind>("positions", {{"absolute", PositionKind::absolute},
                                                         {"from_padding", PositionKind::from_padding},
@@ -128,10 +131,14 @@ EncoderConfig EncoderConfig::parse(const std::map<std::string, std::string>& ent
   read.require(c.embedding_projection || c.embedding == c.hidden,
                "embedding " + std::to_string(c.embedding) + " differs from hidden " + std::to_string(c.hidden) +
                    ": that needs embedding_projection");
-  read.require(c.heads * c.head_size == c.hidden, "heads * head_size must equal hidden: " + std::to_string(c.heads) +
-                                                      " * " + std::to_string(c.head_size) +
-                                                      " != " + std::to_string(c.hidden));
+  read.require(layer.attention.width() == c.hidden,
+               "heads * head_size must equal hidden: " + std::to_string(layer.attention.heads) + " * " +
+                   std::to_string(layer.attention.head_size) + " != " + std::to_string(c.hidden));
   read.finish();
+  for (int64_t i = 0; i < depth; ++i) {
+    layer.weights_of = distinct ? i * distinct / depth : i;
+    c.layers.push_back(layer);
+  }
   return c;
 }
 

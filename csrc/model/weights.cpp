@@ -1,12 +1,14 @@
 #include "model/weights.h"
 
+#include <map>
+#include <set>
+
 namespace ftbert {
 namespace {
 
 // One walk over the model, used both to list the tensors and to bind them: the two cannot disagree.
 template <class Visit>
 void walk(const EncoderConfig& c, const Visit& visit) {
-  const bool pre = c.norm_place == NormPlace::pre;
   visit("embeddings.word", {c.vocab, c.embedding}, false);
   if (c.positions != PositionKind::none) visit("embeddings.position", {c.max_positions, c.embedding}, false);
   if (c.token_types > 0) visit("embeddings.token_type", {c.token_types, c.embedding}, false);
@@ -20,17 +22,19 @@ void walk(const EncoderConfig& c, const Visit& visit) {
   };
   if (c.embedding_norm) norm("embeddings.norm", c.embedding);
   if (c.embedding_projection) linear("embeddings.projection", c.hidden, c.embedding);
-  if (c.relative_span > 0) visit("attention.relative_bias", {c.heads, 2 * c.relative_span - 1}, false);
-  for (int64_t i = 0; i < (c.distinct_layers ? c.distinct_layers : c.layers); ++i) {
-    const std::string layer = "layers." + std::to_string(i) + ".";
-    linear(layer + "attention.qkv", 3 * c.hidden, c.hidden);
-    linear(layer + "attention.out", c.hidden, c.hidden);
+  if (c.relative_span > 0) visit("attention.relative_bias", {c.relative_heads, 2 * c.relative_span - 1}, false);
+  std::set<int64_t> seen;
+  for (const LayerConfig& l : c.layers) {
+    if (!seen.insert(l.weights_of).second) continue;
+    const std::string layer = "layers." + std::to_string(l.weights_of) + ".";
+    linear(layer + "attention.qkv", 3 * l.attention.width(), c.hidden);
+    linear(layer + "attention.out", c.hidden, l.attention.width());
     norm(layer + "attention.norm", c.hidden);
-    linear(layer + "ffn.up", c.inter, c.hidden);
-    linear(layer + "ffn.down", c.hidden, c.inter);
+    linear(layer + "ffn.up", l.ffn.inter, c.hidden);
+    linear(layer + "ffn.down", c.hidden, l.ffn.inter);
     norm(layer + "ffn.norm", c.hidden);
   }
-  if (pre) norm("final_norm", c.hidden);
+  if (c.norm_place == NormPlace::pre) norm("final_norm", c.hidden);
   if (c.pooler) linear("pooler", c.hidden, c.hidden);
 }
 
@@ -56,32 +60,33 @@ Weights<T> bind_weights(const EncoderConfig& config, const std::function<WeightS
     const auto it = found.find(name);
     return it == found.end() ? nullptr : static_cast<const T*>(it->second.data);
   };
-  const auto norm = [&](const std::string& name) { return Norm<T>{data(name + ".weight"), data(name + ".bias")}; };
+  const auto norm = [&](const std::string& name, const NormConfig& n) {
+    return Norm<T>{data(name + ".weight"), data(name + ".bias"), static_cast<float>(n.eps)};
+  };
   const auto linear = [&](const std::string& name) {
     Linear<T> l;
     const auto it = found.find(name + ".weight");
     if (it == found.end()) return l;
-    l.weight = static_cast<const T*>(it->second.data);
-    l.packed = it->second.packed;
+    const WeightSource& at = it->second;
+    const std::vector<int64_t>& shape = shapes[it->first];
+    l.weight = {.data = at.data, .dtype = at.dtype, .packed = at.packed, .n = shape[0], .k = shape[1]};
     l.bias = data(name + ".bias");
-    l.n = shapes[name + ".weight"][0];
-    l.k = shapes[name + ".weight"][1];
     return l;
   };
   Weights<T> w;
   w.word = data("embeddings.word");
   w.position = data("embeddings.position");
   w.token_type = data("embeddings.token_type");
-  w.embedding_norm = norm("embeddings.norm");
+  w.embedding_norm = norm("embeddings.norm", config.norm);
   w.embedding_projection = linear("embeddings.projection");
   w.relative_bias = data("attention.relative_bias");
-  for (int64_t i = 0; i < config.layers; ++i) {
-    const std::string layer = "layers." + std::to_string(config.layer_weights(i)) + ".";
-    w.layers.push_back({linear(layer + "attention.qkv"), linear(layer + "attention.out"),
-                        norm(layer + "attention.norm"), linear(layer + "ffn.up"), linear(layer + "ffn.down"),
-                        norm(layer + "ffn.norm")});
+  for (const LayerConfig& c : config.layers) {
+    const std::string layer = "layers." + std::to_string(c.weights_of) + ".";
+    w.layers.push_back({c, linear(layer + "attention.qkv"), linear(layer + "attention.out"),
+                        norm(layer + "attention.norm", c.attention_norm), linear(layer + "ffn.up"),
+                        linear(layer + "ffn.down"), norm(layer + "ffn.norm", c.ffn_norm)});
   }
-  w.final_norm = norm("final_norm");
+  w.final_norm = norm("final_norm", config.norm);
   w.pooler = linear("pooler");
   return w;
 }

@@ -2,10 +2,10 @@
 #pragma once
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <string>
 #include <vector>
 
+#include "gemm/product.h"
 #include "model/config.h"
 
 namespace ftbert {
@@ -13,31 +13,24 @@ namespace ftbert {
 struct WeightSpec {
   std::string name;
   std::vector<int64_t> shape;
-  bool matrix = false;  // the [n, k] operand of a GEMM (may be repacked); everything else is read by kernels
+  bool matrix = false;  // the [n, k] operand of a product (may be repacked); everything else is read by kernels
 };
 
 // Every tensor that a model of this config has, in forward order.
 std::vector<WeightSpec> weight_specs(const EncoderConfig& config);
 
-// C = A @ weight^T + bias
-template <class T>
-struct Linear {
-  const T* weight = nullptr;  // [n, k] row-major; nullptr where only `packed` is kept
-  void* packed = nullptr;     // the CPU GEMM's own layout of the weight, see gemm/gemm.h
-  const T* bias = nullptr;    // [n] or nullptr
-  int64_t n = 0, k = 0;
-};
-
 template <class T>
 struct Norm {
   const T* gamma = nullptr;  // [hidden]
   const T* beta = nullptr;   // [hidden]
+  float eps = 0;
 };
 
 template <class T>
-struct LayerWeights {
-  Linear<T> qkv;  // [3*hidden, hidden]: query, key, value rows in this order
-  Linear<T> out;  // [hidden, hidden]
+struct Layer {
+  LayerConfig config;
+  Linear<T> qkv;  // [3*width, hidden]: query, key, value rows in this order
+  Linear<T> out;  // [hidden, width]
   Norm<T> attention_norm;
   Linear<T> up;    // [inter, hidden]
   Linear<T> down;  // [hidden, inter]
@@ -51,16 +44,17 @@ struct Weights {
   const T* token_type = nullptr;
   Norm<T> embedding_norm;
   Linear<T> embedding_projection;
-  const T* relative_bias = nullptr;     // [heads, 2*relative_span-1], by column(key) - column(query) + relative_span-1
-  std::vector<LayerWeights<T>> layers;  // one for each layer; several may point at the same tensors
-  Norm<T> final_norm;                   // pre-LayerNorm models only
+  const T* relative_bias = nullptr;  // [heads, 2*relative_span-1], by column(key) - column(query) + relative_span-1
+  std::vector<Layer<T>> layers;      // several may point at the same tensors
+  Norm<T> final_norm;                // pre-LayerNorm models only
   Linear<T> pooler;
 };
 
-// Where a named tensor lies: `data` for kernels, `packed` for a GEMM operand that was repacked.
+// Where a named tensor lies: `data` for kernels, `packed` for a matrix in the layout of a CPU library.
 struct WeightSource {
   const void* data = nullptr;
-  void* packed = nullptr;
+  const void* packed = nullptr;
+  DType dtype = DType::fp32;
 };
 
 // Looks every spec up by name. The source throws for names it lacks.

@@ -41,9 +41,8 @@ int main() {
     }
     const Weights<float> weights = bind_weights<float>(
         config, [&](const std::string& name) { return WeightSource{tensors.at(name).data(), nullptr}; });
-    Context<Cpu> context{&cblas_gemm()};
-    const bool fused = attention_supports<Cpu, float>(context, config.head_size);
-    const Encoder<Cpu, float> encoder(config, weights, AttentionPath::automatic, fused);
+    Context<Cpu> context{&cblas_products()};
+    const Encoder<Cpu, float> encoder(context, config, weights, AttentionPath::automatic);
 
     // Two sentences, packed one behind the other: nothing is computed for padding because there is none.
     const std::vector<int64_t> input_ids = {2, 17, 25, 3, 2, 48, 31, 77, 65, 3};
@@ -53,7 +52,7 @@ int main() {
 
     // The caller owns all memory; the core only points into it.
     std::vector<char> workspace(encoder.workspace_bytes(context, input));
-    std::vector<float> hidden(encoder.padded_rows(input.tokens) * config.hidden);  // [tokens, hidden]
+    std::vector<float> hidden(padded_rows<Cpu>(input.tokens) * config.hidden);  // [tokens, hidden]
     encoder.forward(context, input, Workspace(workspace.data(), workspace.size()), hidden.data());
     std::vector<float> vectors(input.batch * config.hidden);  // [batch, hidden]
     pooling<Cpu, float>(context, hidden.data(), cu_seqlens.data(), input.batch, config.hidden, PoolingMode::mean,
@@ -62,7 +61,7 @@ int main() {
     double cosine = 0;
     for (int64_t i = 0; i < config.hidden; ++i) cosine += vectors[i] * vectors[config.hidden + i];
     std::printf("matrix products: %s\n", cblas_name().c_str());
-    std::printf("attention: %s\n", encoder.uses_fused_attention() ? "fused" : "general");
+    std::printf("attention: %s\n", encoder.attention().fused ? "fused" : "general");
     std::printf("cosine of the two sentences: %.6f\n", cosine);
   } catch (const Error& error) {
     std::fprintf(stderr, "error: %s\n", error.what());

@@ -15,7 +15,6 @@
 #include "gemm/gemm.h"
 #include "kernels/isa.h"
 #include "kernels/kernels.h"
-#include "layers/cpu_shares.h"
 
 namespace ftbert {
 namespace {
@@ -84,7 +83,7 @@ class Reference {
                  at("embeddings.token_type", types[t] * c_.hidden + j);
       x.push_back(norm("embeddings.norm", row));
     }
-    for (int64_t i = 0; i < c_.layers; ++i) {
+    for (int64_t i = 0; i < c_.depth(); ++i) {
       const std::string layer = "layers." + std::to_string(i) + ".";
       const std::vector<Row> context = attention(layer, x);
       for (size_t t = 0; t < x.size(); ++t)
@@ -121,7 +120,7 @@ class Reference {
     for (const double value : x) mean += value / x.size();
     for (const double value : x) variance += (value - mean) * (value - mean) / x.size();
     for (size_t j = 0; j < x.size(); ++j)
-      x[j] = (x[j] - mean) / std::sqrt(variance + c_.layer_norm_eps) * at(name + ".weight", j) + at(name + ".bias", j);
+      x[j] = (x[j] - mean) / std::sqrt(variance + c_.norm.eps) * at(name + ".weight", j) + at(name + ".bias", j);
     return x;
   }
 
@@ -131,7 +130,7 @@ class Reference {
   }
 
   double activate(double x) const {
-    switch (c_.activation) {
+    switch (c_.layers[0].ffn.activation) {
       case Activation::gelu_erf: return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0)));
       case Activation::gelu_tanh: return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
       case Activation::relu: return std::max(x, 0.0);
@@ -143,21 +142,22 @@ class Reference {
   }
 
   std::vector<Row> attention(const std::string& layer, const std::vector<Row>& x) const {
+    const auto [heads, head_size, relative_bias] = c_.layers[0].attention;
     std::vector<Row> qkv, out;
     for (const Row& row : x) qkv.push_back(linear(layer + "attention.qkv", row));
     for (size_t query = 0; query < x.size(); ++query) {
       Row context(c_.hidden, 0.0);
-      for (int64_t head = 0; head < c_.heads; ++head) {
-        const int64_t first = head * c_.head_size;
+      for (int64_t head = 0; head < heads; ++head) {
+        const int64_t first = head * head_size;
         Row weight(x.size());
         double total = 0;
         for (size_t key = 0; key < x.size(); ++key) {
           double score = 0;
-          for (int64_t d = first; d < first + c_.head_size; ++d) score += qkv[query][d] * qkv[key][c_.hidden + d];
-          total += weight[key] = std::exp(score / std::sqrt(double(c_.head_size)));
+          for (int64_t d = first; d < first + head_size; ++d) score += qkv[query][d] * qkv[key][c_.hidden + d];
+          total += weight[key] = std::exp(score / std::sqrt(double(head_size)));
         }
         for (size_t key = 0; key < x.size(); ++key)
-          for (int64_t d = first; d < first + c_.head_size; ++d)
+          for (int64_t d = first; d < first + head_size; ++d)
             context[d] += weight[key] / total * qkv[key][2 * c_.hidden + d];
       }
       out.push_back(context);
@@ -188,7 +188,7 @@ Offsets offsets(const std::vector<uint8_t>& mask, int64_t batch, int64_t seq) {
   o.cu_seqlens.resize(batch + 1);
   o.packed_index.resize(batch * seq);
   o.token_index.resize(batch * seq);
-  Context<Cpu> context{&cblas_gemm()};
+  Context<Cpu> context{&cblas_products()};
   padding_offsets<Cpu, uint8_t>(context, mask.data(), batch, seq, o.cu_seqlens.data(), o.token_index.data(),
                                 o.packed_index.data(), &o.info);
   return o;
@@ -213,22 +213,22 @@ struct Output {
 };
 
 Output run_core(const Encoder<Cpu, float>& encoder, const Batch& b, const Offsets& o) {
-  Context<Cpu> context{&cblas_gemm()};
+  Context<Cpu> context{&cblas_products()};
   EncoderInput input{b.ids.data(), b.types.data(), o.token_index.data(), o.cu_seqlens.data(), o.info.tokens,
                      b.batch,      b.seq,          o.info.max_seqlen};
   std::vector<char> memory(encoder.workspace_bytes(context, input));
   const int64_t cols = encoder.config().hidden;
   Output out;
-  out.hidden.resize(encoder.padded_rows(o.info.tokens) * cols);
+  out.hidden.resize(padded_rows<Cpu>(o.info.tokens) * cols);
   encoder.forward(context, input, Workspace(memory.data(), memory.size()), out.hidden.data());
   input.rows = OutputRows::first;
   const size_t bytes = encoder.workspace_bytes(context, input);
   memory.assign(bytes + (1 << 20), 0x7f);  // what is read before it is written shows, and what is written behind
-  out.first.resize(encoder.padded_rows(b.batch) * cols);
+  out.first.resize(padded_rows<Cpu>(b.batch) * cols);
   encoder.forward(context, input, Workspace(memory.data(), bytes), out.first.data());
   FTBERT_CHECK(std::count(memory.begin() + bytes, memory.end(), 0x7f) == 1 << 20, "forward writes past its workspace");
   out.pooled.resize(out.first.size());
-  encoder.pool(context, out.first.data(), o.cu_seqlens.data(), b.batch, out.pooled.data());
+  encoder.pooler(context, out.first.data(), o.cu_seqlens.data(), b.batch, out.pooled.data());
   out.hidden.resize(o.info.tokens * cols);
   out.first.resize(b.batch * cols);
   out.pooled.resize(b.batch * cols);
@@ -268,9 +268,8 @@ void expect_error(const std::function<void()>& f, const std::vector<std::string>
 void forward_matches(int hidden, int heads, const std::string& activation, AttentionPath path) {
   const EncoderConfig config = EncoderConfig::parse(entries(hidden, heads, activation));
   const Tensors tensors = random_weights(config);
-  Context<Cpu> context{&cblas_gemm()};
-  const Encoder<Cpu, float> encoder(config, bind_tensors(config, tensors), path,
-                                    attention_supports<Cpu, float>(context, config.head_size));
+  Context<Cpu> context{&cblas_products()};
+  const Encoder<Cpu, float> encoder(context, config, bind_tensors(config, tensors), path);
   const Batch b = sample_batch();
   const Offsets o = offsets(b.mask, b.batch, b.seq);
   const Output got = run_core(encoder, b, o);
@@ -297,97 +296,13 @@ void forward_matches(int hidden, int heads, const std::string& activation, Atten
   expect(p <= 2e-5, "pooled output differs by " + std::to_string(p));
 }
 
-void packed_input_equals_padded() {
-  const EncoderConfig config = EncoderConfig::parse(entries(32, 2, "gelu"));
-  const Tensors tensors = random_weights(config);
-  const Encoder<Cpu, float> encoder(config, bind_tensors(config, tensors), AttentionPath::automatic, true);
-  Batch b = sample_batch();
-  b.mask.assign({1, 1, 1, 1, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1,
-                 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0});
-  for (int64_t& id : b.ids) id = std::max<int64_t>(id, 3);
-  b.types.assign(b.ids.size(), 0);
-  const Offsets o = offsets(b.mask, b.batch, b.seq);
-  const Output padded = run_core(encoder, b, o);
-
-  std::vector<int64_t> ids;
-  for (int64_t t = 0; t < o.info.tokens; ++t) ids.push_back(b.ids[o.token_index[t]]);
-  Context<Cpu> context{&cblas_gemm()};
-  const EncoderInput input{ids.data(),    nullptr, nullptr, o.cu_seqlens.data(),
-                           o.info.tokens, b.batch, 0,       o.info.max_seqlen};
-  std::vector<char> memory(encoder.workspace_bytes(context, input));
-  std::vector<float> packed(encoder.padded_rows(o.info.tokens) * config.hidden);
-  encoder.forward(context, input, Workspace(memory.data(), memory.size()), packed.data());
-  packed.resize(padded.hidden.size());
-  expect(packed == padded.hidden, "packed and padded input give different bits");
-}
-
-void equal_shares_are_fair() {
-  const auto cut = [](const std::vector<int32_t>& lengths, int64_t count) {
-    std::vector<int32_t> ends{0};
-    for (const int32_t length : lengths) ends.push_back(ends.back() + length);
-    return equal_shares(ends.data(), static_cast<int64_t>(lengths.size()), ends.back(), count);
-  };
-  using Cuts = std::vector<int64_t>;
-  expect(cut({128, 128, 128, 128}, 2) == Cuts{0, 2, 4}, "four equal ones for two");
-  expect(cut({200, 60, 130, 120}, 2) == Cuts{0, 2, 4}, "260 and 250");
-  const Cuts with_empty = cut({0, 200, 0, 0, 200, 0}, 2);
-  expect(with_empty.size() == 3 && with_empty[1] >= 2 && with_empty[1] <= 4, "empty ones beside the cut");
-  expect(cut({300, 100, 100}, 2).empty(), "300 of 500 are more than a fair half");
-  expect(cut({100, 100}, 2).empty(), "too few tokens");
-  expect(cut({128, 128, 128, 128}, 1).empty(), "one thread shares with nobody");
-}
-
-// Products of cblas_gemm; says that two can work at once, and counts those that do.
-struct SharingGemm : CpuGemm {
-  int64_t shared = 0;
-  const float* linear(const Linear<float>& w, const float* a, int64_t m, Epilogue epilogue, float* out) override {
-    return cblas_gemm().linear(w, a, m, epilogue, out);
-  }
-  void gemm(const GemmShape& shape, const float* a, const float* b, float* c) override {
-    cblas_gemm().gemm(shape, a, b, c);
-  }
-  int64_t threads() const override { return 2; }
-  void each_alone(int64_t count, const std::function<void(int64_t i, CpuGemm& own)>& work) override {
-    shared += count;
-    CpuGemm::each_alone(count, work);
-  }
-};
-
-void shares_give_the_same() {
-  const EncoderConfig config = EncoderConfig::parse(entries(32, 2, "gelu"));
-  const Tensors tensors = random_weights(config);
-  const Encoder<Cpu, float> encoder(config, bind_tensors(config, tensors), AttentionPath::automatic, true);
-  std::vector<int32_t> ends{0};
-  for (const int32_t length : {40, 40, 0, 40, 21, 0, 40, 40, 40, 25}) ends.push_back(ends.back() + length);
-  const int64_t tokens = ends.back(), batch = static_cast<int64_t>(ends.size()) - 1;
-  std::vector<int64_t> ids;
-  for (int64_t t = 0; t < tokens; ++t) ids.push_back(t * 7 % 50);
-  const auto run = [&](CpuGemm& gemm, bool look) {
-    Context<Cpu> context{&gemm};
-    const EncoderInput input{ids.data(), nullptr, nullptr, ends.data(), tokens, batch, 0, 40};
-    std::vector<char> memory(encoder.workspace_bytes(context, input));
-    std::vector<float> out(encoder.padded_rows(tokens) * config.hidden);
-    const HiddenStateHook<float> hook = look ? [](int64_t, const float*) {} : HiddenStateHook<float>();
-    encoder.forward(context, input, Workspace(memory.data(), memory.size()), out.data(), hook);
-    out.resize(tokens * config.hidden);
-    return out;
-  };
-  SharingGemm sharing;
-  const std::vector<float> want = run(cblas_gemm(), false), got = run(sharing, false);
-  expect(sharing.shared == 2, "expected two shares, got " + std::to_string(sharing.shared));
-  for (size_t i = 0; i < want.size(); ++i)
-    expect(std::abs(got[i] - want[i]) <= 1e-5, "value " + std::to_string(i) + " differs");
-  run(sharing, true);
-  expect(sharing.shared == 2, "who looks at every layer sees all of it at once");
-}
-
 // First rows go through the last layer together, empty ones too: buffers must have room for them.
 void more_sequences_than_tokens(const std::string& norm_place) {
   Entries all = entries(32, 2, "gelu");
   all["norm_place"] = norm_place;
   const EncoderConfig config = EncoderConfig::parse(all);
   const Tensors tensors = random_weights(config);
-  const Encoder<Cpu, float> encoder(config, bind_tensors(config, tensors), AttentionPath::automatic, true);
+  const Encoder<Cpu, float> encoder({}, config, bind_tensors(config, tensors), AttentionPath::automatic);
   Batch b{200, 2, std::vector<int64_t>(400, 5), std::vector<int64_t>(400, 1), std::vector<uint8_t>(400, 0)};
   b.mask[14] = b.mask[15] = b.mask[398] = 1;
   b.ids[15] = 9;
@@ -417,19 +332,6 @@ void offsets_of_any_mask() {
   expect(offsets({}, 0, 8).info.tokens == 0, "an empty batch has no tokens");
 }
 
-void padding_round_trip() {
-  const Batch b = sample_batch();
-  const Offsets o = offsets(b.mask, b.batch, b.seq);
-  const int64_t cols = 5, rows = b.batch * b.seq;
-  std::vector<float> padded(rows * cols), packed(o.info.tokens * cols), back(rows * cols, -1);
-  for (size_t i = 0; i < padded.size(); ++i) padded[i] = 1 + static_cast<float>(i);
-  Context<Cpu> context{&cblas_gemm()};
-  remove_padding<Cpu, float>(context, padded.data(), o.token_index.data(), o.info.tokens, cols, packed.data());
-  restore_padding<Cpu, float>(context, packed.data(), o.packed_index.data(), rows, cols, back.data());
-  for (int64_t i = 0; i < rows * cols; ++i)
-    expect(back[i] == (b.mask[i / cols] ? padded[i] : 0.0f), "element " + std::to_string(i));
-}
-
 void config_errors_are_all_listed() {
   Entries wrong = entries(32, 2, "gelu");
   wrong.erase("vocab");
@@ -452,13 +354,13 @@ void missing_weight_is_named() {
 void small_workspace_is_an_error() {
   const EncoderConfig config = EncoderConfig::parse(entries(32, 2, "gelu"));
   const Tensors tensors = random_weights(config);
-  const Encoder<Cpu, float> encoder(config, bind_tensors(config, tensors), AttentionPath::automatic, true);
+  const Encoder<Cpu, float> encoder({}, config, bind_tensors(config, tensors), AttentionPath::automatic);
   const std::vector<int64_t> ids = {1, 2, 3};
   const std::vector<int32_t> cu = {0, 3};
-  Context<Cpu> context{&cblas_gemm()};
+  Context<Cpu> context{&cblas_products()};
   const EncoderInput input{ids.data(), nullptr, nullptr, cu.data(), 3, 1, 0, 3};
   std::vector<char> memory(encoder.workspace_bytes(context, input) / 2);
-  std::vector<float> hidden(encoder.padded_rows(3) * config.hidden);
+  std::vector<float> hidden(padded_rows<Cpu>(3) * config.hidden);
   expect_error([&] { encoder.forward(context, input, Workspace(memory.data(), memory.size()), hidden.data()); },
                {"workspace", "too small"});
 }
@@ -466,8 +368,9 @@ void small_workspace_is_an_error() {
 void unsupported_choices_are_errors() {
   const EncoderConfig config = EncoderConfig::parse(entries(32, 2, "gelu"));
   const Tensors tensors = random_weights(config);
-  expect_error([&] { Encoder<Cpu, float>(config, bind_tensors(config, tensors), AttentionPath::fused, false); },
-               {"head size 16", "general"});
+  for (const DType stored : {DType::e4m3, DType::int8})
+    expect_error([&] { check_computed(DeviceKind::cpu, DType::fp32, {.dtype = stored}); },
+                 {"cpu", to_string(stored).data(), "fp32 or bf16"});
   expect_error([&] { dispatch(DeviceKind::cpu, DType::fp16, [](auto) {}); }, {"fp32"});
   expect_error([&] { parse_pooling("median"); }, {"median", "mean"});
 }
@@ -514,13 +417,9 @@ int main() {
   using namespace ftbert;
   std::vector<std::pair<std::string, std::function<void()>>> tests = {
       {"offsets of any mask", offsets_of_any_mask},
-      {"padding round trip", padding_round_trip},
-      {"packed input equals padded", packed_input_equals_padded},
       {"more sequences than tokens, post", [] { more_sequences_than_tokens("post"); }},
       {"more sequences than tokens, pre", [] { more_sequences_than_tokens("pre"); }},
       {"config errors are all listed", config_errors_are_all_listed},
-      {"equal shares are fair", equal_shares_are_fair},
-      {"shares give the same", shares_give_the_same},
       {"missing weight is named", missing_weight_is_named},
       {"small workspace is an error", small_workspace_is_an_error},
       {"unsupported choices are errors", unsupported_choices_are_errors},

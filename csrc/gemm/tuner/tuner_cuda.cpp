@@ -28,7 +28,7 @@ constexpr float kEps = 1e-5f;
 class DeviceTuner : public Tuner {
  public:
   DeviceTuner(int device, const Product& p, void* workspace)
-      : device_(device), plans_(*product_plans(device)), workspace_(workspace), element_(dtype_bytes(p.a)) {
+      : device_(device), plans_(*product_plans(device)), workspace_(workspace), element_(bytes_of(p.a)) {
     FTBERT_CHECK(p.m > 0 && p.n > 0 && p.k > 0, "expected a product with m, n, k > 0, got m=", p.m, " n=", p.n,
                  " k=", p.k);
     FTBERT_CHECK(!p.epilogue.residual_norm || (p.epilogue.bias && p.epilogue.activation == Activation::none),

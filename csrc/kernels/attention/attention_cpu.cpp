@@ -2,8 +2,8 @@
 //
 // One work item is up to 128 queries of one head of one sequence. Its keys are transposed and its values copied into
 // the thread's scratch (in qkv they lie 3*hidden apart and share cache sets), then a few queries at a time go through
-// scores, softmax and the weighted sum with all accumulators in registers. Where the model's products take bf16
-// operands, these two do too; 32 queries at a time where the CPU gives us tiles and head_size fills them (amx.h).
+// scores, softmax and the weighted sum with all accumulators in registers. Where qkv is bf16, both products multiply
+// bf16; 32 queries at a time where the CPU gives us tiles and head_size fills them (amx.h).
 #include <omp.h>
 
 #include <algorithm>
@@ -11,11 +11,9 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
-#include <utility>
 
 #include "device/amx.h"
 #include "device/parallel_cpu.h"
-#include "gemm/gemm.h"
 #include "kernels/attention/attention_formats_cpu.h"
 #include "kernels/attention/relative_bias_row.h"
 #include "kernels/attention/softmax_row.h"
@@ -215,25 +213,23 @@ size_t attention_scratch_bytes(int64_t max_seqlen, int64_t head_size, bool alone
   return (alone ? 1 : omp_get_max_threads()) * Scratch::floats(max_seqlen, head_size) * sizeof(float);
 }
 
-void attention([[maybe_unused]] Context<Cpu>& context, const float* qkv, int64_t, int64_t first_token,
-               const int32_t* cu_seqlens, RelativeBias<float> bias, int64_t batch, int64_t max_seqlen, int64_t queries,
-               int64_t heads, int64_t head_size, void* scratch, float* out) {
+void attention(Context<Cpu>&, const Operand& qkv, int64_t, int64_t first_token, const int32_t* cu_seqlens,
+               RelativeBias<float> bias, int64_t batch, int64_t max_seqlen, int64_t queries, int64_t heads,
+               int64_t head_size, void* scratch, float* out) {
 #ifdef FTBERT_BF16_PAIRS
-  const auto attend_in_pairs = [&](const auto* rows) {
+  if (qkv.dtype == DType::bf16) {
+    const auto* rows = static_cast<const bfloat16_t*>(qkv.data);
 #ifdef FTBERT_AMX
     if (attention_by_tiles(head_size))
       return attend_all<TileFormat>(rows, first_token, cu_seqlens, bias, batch, max_seqlen, queries, heads, head_size,
                                     scratch, out);
 #endif
-    attend_all<Bf16Format>(rows, first_token, cu_seqlens, bias, batch, max_seqlen, queries, heads, head_size, scratch,
-                           out);
-  };
-  if (context.gemm && std::exchange(context.gemm->bf16_at, nullptr) == qkv)
-    return attend_in_pairs(reinterpret_cast<const bfloat16_t*>(qkv));
-  if (context.bf16) return attend_in_pairs(qkv);
+    return attend_all<Bf16Format>(rows, first_token, cu_seqlens, bias, batch, max_seqlen, queries, heads, head_size,
+                                  scratch, out);
+  }
 #endif
-  attend_all<FloatFormat>(qkv, first_token, cu_seqlens, bias, batch, max_seqlen, queries, heads, head_size, scratch,
-                          out);
+  attend_all<FloatFormat>(static_cast<const float*>(qkv.data), first_token, cu_seqlens, bias, batch, max_seqlen,
+                          queries, heads, head_size, scratch, out);
 }
 
 }  // namespace ftbert::FTBERT_ISA

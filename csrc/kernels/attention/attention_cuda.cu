@@ -184,20 +184,25 @@ void run(Context<Cuda>& context, const T* qkv, int64_t tokens, int64_t first_tok
 
 }  // namespace
 
-#define FTBERT_INSTANTIATE(T)                                                                                    \
-  template <>                                                                                                    \
-  void attention<Cuda, T>(Context<Cuda> & context, const T* qkv, int64_t tokens, int64_t first_token,            \
-                          const int32_t* cu_seqlens, RelativeBias<T> bias, int64_t batch, int64_t max_seqlen,    \
-                          int64_t queries, int64_t heads, int64_t head_size, void*, T* out) {                    \
-    run(context, qkv, tokens, first_token, cu_seqlens, bias, batch, max_seqlen, queries, heads, head_size, out); \
-  }                                                                                                              \
-  template <>                                                                                                    \
-  size_t attention_scratch_bytes<Cuda, T>(int64_t, int64_t, bool) {                                              \
-    return 0;                                                                                                    \
-  }                                                                                                              \
-  template <>                                                                                                    \
-  bool attention_supports<Cuda, T>(const Context<Cuda>&, int64_t head_size) {                                    \
-    return head_size == 32 || head_size == 64 || head_size == 128;                                               \
+#define FTBERT_INSTANTIATE(T)                                                                                      \
+  template <>                                                                                                      \
+  void attention<Cuda, T>(Context<Cuda> & context, const Operand& qkv, int64_t tokens, int64_t first_token,        \
+                          const int32_t* cu_seqlens, RelativeBias<T> bias, int64_t batch, int64_t max_seqlen,      \
+                          int64_t queries, int64_t heads, int64_t head_size, void*, T* out) {                      \
+    run(context, qkv.as<T>(), tokens, first_token, cu_seqlens, bias, batch, max_seqlen, queries, heads, head_size, \
+        out);                                                                                                      \
+  }                                                                                                                \
+  template <>                                                                                                      \
+  DType attention_operand<Cuda, T>(DType) {                                                                        \
+    return kDType<T>;                                                                                              \
+  }                                                                                                                \
+  template <>                                                                                                      \
+  size_t attention_scratch_bytes<Cuda, T>(int64_t, int64_t, bool) {                                                \
+    return 0;                                                                                                      \
+  }                                                                                                                \
+  template <>                                                                                                      \
+  bool attention_supports<Cuda, T>(const Context<Cuda>&, int64_t head_size) {                                      \
+    return head_size == 32 || head_size == 64 || head_size == 128;                                                 \
   }
 FTBERT_INSTANTIATE(float)
 FTBERT_INSTANTIATE(half_t)

@@ -160,7 +160,6 @@ struct Bf16Format {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(rounded(from, count)), 16));
   }
   static __m256i rounded(__m512 floats) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(floats)); }
-  static __m256i rounded(const float* from, int64_t count) { return rounded(widened(from, count)); }
   static __m256i rounded(const bfloat16_t* from, int64_t count) {
     return _mm256_maskz_loadu_epi16(first_lanes(count), from);
   }

@@ -1,0 +1,181 @@
+"""An ONNX export of a BERT-family model as a source of tensors.
+
+The graph is followed from the embeddings on (onnx_encoder.py), so it does not matter which exporter wrote the file
+and whether it kept any name. A config.json beside it is used and must agree with the graph; without one the config is
+what the graph says, eps, head count and activation included. Only the encoder and the pooler are taken. What was read
+is a guess until the graph itself has been evaluated and computes the same (onnx_check.py).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ftbert.checkpoint import FORMAT, EncoderConfig, TensorSource, read_json_object
+from ftbert.converters.family import Family
+from ftbert.converters.onnx_check import Interface
+from ftbert.converters.onnx_config import differences, document, fit
+from ftbert.converters.onnx_encoder import Encoder, trace
+from ftbert.converters.onnx_file import BFLOAT16, DTYPES, OnnxFile, computed, data_files, read_onnx
+from ftbert.converters.onnx_graph import Graph, Matrix, histogram
+from ftbert.converters.onnx_pieces import Linear, Norm
+from ftbert.converters.weights import find_family
+
+_TOKENIZER = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer_config.json")
+_MOST = 20  # problems shown
+
+
+class OnnxSource(TensorSource):
+    """The constants of a traced graph under HuggingFace's names, matrices as torch.nn.Linear has them."""
+
+    def __init__(self, where: str, tensors: dict[str, Matrix], interface: Interface) -> None:
+        self.where = where
+        self.interface = interface
+        self._tensors = tensors
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: matrix.shape for name, matrix in self._tensors.items()}
+
+    def read(self, name: str) -> torch.Tensor:
+        matrix = self._tensors[name]
+        found = torch.tensor(matrix.constant.read())
+        found = found.view(torch.bfloat16) if matrix.constant.type == BFLOAT16 else found
+        return found.t().contiguous() if matrix.transposed else found
+
+
+def find_onnx(source: str | Path) -> Path | None:
+    """The model in an .onnx file or a folder: model.onnx, onnx/model.onnx, or the only .onnx there is. Else None."""
+    path = Path(source)
+    if path.is_file():
+        return path if path.suffix == ".onnx" else None
+    places = [path, path / "onnx"]
+    for folder in places:
+        if (folder / "model.onnx").is_file():
+            return folder / "model.onnx"
+    found = [one for folder in places for one in sorted(folder.glob("*.onnx"))]
+    if len(found) > 1:
+        names = ", ".join(str(one.relative_to(path)) for one in found)
+        raise ValueError(f"{path}: several ONNX files ({names}); name one of them")
+    return found[0] if found else None
+
+
+def onnx_of(source: str | Path) -> Path | None:
+    """As `find_onnx`; None too for a folder that has the weights in a format that is read directly."""
+    folder = Path(source)
+    other = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
+    if folder.is_dir() and any(True for pattern in other for _ in folder.glob(pattern)):
+        return None
+    return find_onnx(folder)
+
+
+def home_of(path: Path) -> Path | None:
+    """The folder with the tokenizer and config.json of the model at `path`."""
+    folders = [path.parent, path.parent.parent] if path.parent.name == "onnx" else [path.parent]
+    return next((one for one in folders if any((one / name).is_file() for name in ("config.json", *_TOKENIZER))), None)
+
+
+def open_onnx(path: Path) -> tuple[dict[str, Any], OnnxSource, Path | None]:
+    """(HuggingFace config, tensors, folder of the tokenizer). ValueError names the file and says what was found."""
+    file = read_onnx(path)
+    broken = [f"{one.name}: {one.problem}" for one in file.constants.values() if one.problem and one.type in DTYPES]
+    if broken:
+        more = [f"... and {len(broken) - _MOST} more"] if len(broken) > _MOST else []
+        raise ValueError("\n  ".join([f"{path}: constants cannot be read:", *broken[:_MOST], *more]))
+    home = home_of(path)
+    try:
+        encoder = trace(Graph(file))
+        given = _given_config(home)
+        config = document(encoder) if given is None else fit(given, encoder)
+        family = find_family(config)
+        numbers = family.config(config)
+        wrong = differences(numbers, encoder)
+        if wrong:
+            said = "what a config for it would say" if given is None else f"{home}/config.json"
+            raise ValueError("\n  ".join([f"{said} does not fit the graph:", *wrong]))
+        numbers.weight_shapes()  # the core's own limits
+        source = OnnxSource(str(path), _names(family, numbers, encoder), _interface(path, file, encoder))
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
+        # Of a flipped bit anything may come; the graph's own words are the best there is to say about it.
+        raise ValueError(
+            f"{path}: no BERT-family encoder that ftbert can read: {error}\n"
+            f"  The graph ({file.producer or 'producer unknown'}) has {histogram(file.nodes)}."
+        ) from error
+    return config, source, home
+
+
+def _interface(path: Path, file: OnnxFile, encoder: Encoder) -> Interface:
+    """ValueError where the graph's inputs are not those of an encoder."""
+    tables = encoder.tables
+    rest = [one for one in file.inputs if one.name not in (tables.ids, tables.types) and "type" not in one.name]
+    masks = [one.name for one in rest if "mask" in one.name] or [one.name for one in rest]
+    if len(masks) > 1:
+        raise ValueError(f"which of its inputs is the attention mask: {', '.join(masks)}?")
+    files = [path, *data_files(file.constants.values())]
+    return Interface(
+        path=path,
+        size=sum(one.stat().st_size for one in files),
+        weights=tables.word.type,
+        inputs=tuple(file.inputs),
+        outputs=tuple(file.outputs),
+        ids=tables.ids,
+        types=tables.types,
+        mask=masks[0] if masks else "",
+        hidden=encoder.hidden,
+        pooled=encoder.pooled,
+    )
+
+
+def _given_config(home: Path | None) -> dict[str, Any] | None:
+    if home is None or not (home / "config.json").is_file():
+        return None
+    found = read_json_object(home / "config.json")
+    return None if found.get("format") == FORMAT else found
+
+
+def _names(family: Family, config: EncoderConfig, encoder: Encoder) -> dict[str, Matrix]:
+    """HuggingFace's name -> constant, through the family's table."""
+    found: dict[str, Matrix] = {}
+
+    def add(ours: str, parts: list[Matrix]) -> None:
+        try:
+            names = family.source_names(ours)
+        except KeyError:
+            raise ValueError(f"it has {ours}, which {family.name} has not") from None
+        found.update(zip(names, parts, strict=True))
+
+    def linear(ours: str, *parts: Linear) -> None:
+        add(f"{ours}.weight", [part.weight for part in parts])
+        # An exporter that folds constants drops a bias of zeros.
+        add(f"{ours}.bias", [Matrix(part.bias or computed("", np.zeros(part.n, np.float32))) for part in parts])
+
+    def norm(ours: str, one: Norm) -> None:
+        add(f"{ours}.weight", [Matrix(one.weight)])
+        add(f"{ours}.bias", [Matrix(one.bias)])
+
+    tables = {"word": encoder.tables.word, "position": encoder.tables.position, "token_type": encoder.tables.token_type}
+    for what, table in tables.items():
+        if table is not None:
+            add(f"embeddings.{what}", [Matrix(table)])
+    if encoder.embedding_norm is not None:
+        norm("embeddings.norm", encoder.embedding_norm)
+    if encoder.projection is not None:
+        linear("embeddings.projection", encoder.projection)
+    if encoder.relative_bias is not None:
+        add("attention.relative_bias", [Matrix(encoder.relative_bias)])
+    distinct = config.distinct_layers or config.layers
+    for i in range(distinct):
+        layer, ours = encoder.layers[-(-i * len(encoder.layers) // distinct)], f"layers.{i}"
+        linear(f"{ours}.attention.qkv", layer.attention.query, layer.attention.key, layer.attention.value)
+        linear(f"{ours}.attention.out", layer.out)
+        norm(f"{ours}.attention.norm", layer.attention_norm)
+        linear(f"{ours}.ffn.up", layer.up)
+        linear(f"{ours}.ffn.down", layer.down)
+        norm(f"{ours}.ffn.norm", layer.ffn_norm)
+    if encoder.final_norm is not None:
+        norm("final_norm", encoder.final_norm)
+    if encoder.pooler is not None and "pooler" in family.names:
+        linear("pooler", encoder.pooler)
+    return found

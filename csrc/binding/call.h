@@ -1,0 +1,36 @@
+// One forward call as a caller makes it: what comes in, and what is wanted of it.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string_view>
+#include <vector>
+
+namespace ftbert::binding {
+
+// Padded ids with an optional mask, or packed ids with the offsets of the sequences.
+struct Call {
+  at::Tensor input_ids;                      // int64 or int32 [batch, seq]; packed: [tokens]
+  std::optional<at::Tensor> attention_mask;  // [batch, seq], 0 or 1; padded input alone
+  std::optional<at::Tensor> token_type_ids;  // like input_ids
+  std::optional<at::Tensor> cu_seqlens;      // int32 [batch+1]: the ids are packed
+  int64_t max_seqlen = 0;                    // of packed input: at least the longest sequence
+};
+
+enum class Want {
+  tokens,         // last hidden state as the ids lie: [batch, seq, hidden] with zeros at padding, or [tokens, hidden]
+  packed_tokens,  // last hidden state of the valid tokens [tokens, hidden]
+  packed_index,   // of padded input: int32 [batch*seq], row of the padded input -> row of packed_tokens, -1 at padding
+  cu_seqlens,     // int32 [batch+1], offsets of the sequences in packed_tokens
+  first,          // last hidden state of each sequence's first token [batch, hidden], 0 for an empty one
+  pooled,         // tanh(pooler(first)) [batch, hidden]; [batch, 0] where the model has no pooler
+  hidden_states,  // the embedding's output, then every layer's: [layers+1, ...] over the shape of `tokens`
+};
+
+// Error listing the words where it is none of them.
+Want parse_want(std::string_view word);
+
+// Where nothing but first tokens is read, the last layer computes those alone.
+bool reads_first_tokens_only(const std::vector<Want>& wants);
+
+}  // namespace ftbert::binding

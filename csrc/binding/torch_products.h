@@ -1,0 +1,48 @@
+// The CPU's matrix products, by the library that PyTorch already carries.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gemm/gemm.h"
+
+namespace ftbert::binding {
+
+// oneDNN through ATen's dispatcher, with weights repacked once at load: 220 GFLOP/s from m=32 up on two Zen 4 cores,
+// where at::linear (MKL) gives 120-200, and 430 with weights packed in bf16, where a product's operands are rounded and
+// its sums are not. Without oneDNN in this PyTorch: at::linear on the plain weights.
+class TorchProducts : public CpuProducts {
+ public:
+  // One of a few sizes, of which in bf16 a thread may take its share: a kernel that oneDNN compiles for an m takes 0.8
+  // MB and 0.3-0.7 ms (measured).
+  int64_t rows(int64_t left) const override;
+  Operand linear(const Linear<float>& linear, const Operand& a, int64_t m, Epilogue epilogue, void* out, DType as,
+                 bool in_one_piece) override;
+  void gemm(const Product& product, const float* a, const float* b, float* c) override;
+  int64_t threads() const override;
+  void each_alone(int64_t count, const std::function<void(int64_t i, CpuProducts& own)>& work) override;
+
+ private:
+  // Memory of oneDNN's that stands in for `out` until the next product into the same `out`.
+  struct Kept {
+    std::vector<at::Tensor> tensors;    // of each thread that multiplied
+    std::vector<const void*> pointers;  // into them
+  };
+  Kept& kept_at(const void* out);
+  Operand linear_bf16(const Linear<float>& linear, const Operand& a, int64_t m, Epilogue epilogue, void* out, DType as,
+                      bool in_one_piece);
+
+  std::vector<std::pair<const void*, Kept>> kept_;
+};
+
+// weight [n, k], fp32 or bf16 -> what TorchProducts multiplies by: oneDNN's blocked layout, or panels [n / width, k,
+// width].
+at::Tensor pack_weight(const at::Tensor& weight);
+bool is_packed(const at::Tensor& weight);
+bool has_shape(const at::Tensor& weight, at::IntArrayRef shape);  // packed or not
+at::Tensor unpack_weight(const at::Tensor& packed, int64_t n);    // [n, k]
+std::string torch_products_name();
+
+}  // namespace ftbert::binding

@@ -1,0 +1,72 @@
+// How much memory the layers need, and where in it everything lies.
+#include "layers/buffers.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "core/dispatch.h"
+#include "gemm/own/wgmma_layernorm.h"
+#include "kernels/kernels.h"
+
+namespace ftbert {
+namespace {
+
+// The general path keeps [sequences, heads, seq, seq] scores; it works on as many sequences at a time as fit in this.
+constexpr int64_t kGeneralScoreElements = int64_t{1} << 26;
+
+// With several chunks of rows, attention's result of the next chunk is read after `inner` of this one was written.
+template <class Device>
+constexpr bool kAttendedOutlivesInner = std::is_same_v<Device, Cpu>;
+
+// Products that contain a LayerNorm are of 16-bit elements on a GPU.
+template <class Device, class T>
+constexpr bool kNormInsideProducts = !std::is_same_v<Device, Cpu> && !std::is_same_v<T, float>;
+
+}  // namespace
+
+template <class Device, class T>
+LayerBuffers<T> carve_layer_buffers(Workspace& ws, const EncoderConfig& config, const BufferSizes& sizes) {
+  int64_t width = 0, inter = 0, heads = 0, head_size = 0;
+  for (const LayerConfig& layer : config.layers) {
+    width = std::max(width, layer.attention.width());
+    heads = std::max(heads, layer.attention.heads);
+    head_size = std::max(head_size, layer.attention.head_size);
+    inter = std::max(inter, layer.ffn.inter);
+  }
+  const int64_t most = padded_rows<Device>(sizes.rows);
+  LayerBuffers<T> b;
+  if (kNormInsideProducts<Device, T> && config.norm_place == NormPlace::post)
+    b.norm_moments = {ws.take<uint64_t>(layernorm_moments(most)), layernorm_moments(most)};
+  b.projected = ws.take<T>(most * config.hidden);
+  if (kAttendedOutlivesInner<Device>) b.attended = ws.take<T>(most * width);
+  const size_t shared = ws.mark();
+  b.qkv = ws.take<T>(most * 3 * width);
+  if (!kAttendedOutlivesInner<Device>) b.attended = ws.take<T>(most * width);
+  if (sizes.fused) {
+    b.attention_scratch = ws.take<char>(attention_scratch_bytes<Device, T>(sizes.max_seqlen, head_size, sizes.alone));
+  } else {
+    const int64_t per_sequence = std::max<int64_t>(1, heads * sizes.max_seqlen * sizes.max_seqlen);
+    b.general_sequences =
+        std::clamp<int64_t>(kGeneralScoreElements / per_sequence, 1, std::max<int64_t>(1, sizes.sequences));
+    const int64_t rows = b.general_sequences * sizes.max_seqlen;
+    b.q = ws.take<T>(rows * width);
+    b.k = ws.take<T>(rows * width);
+    b.v = ws.take<T>(rows * width);
+    b.scores = ws.take<float>(b.general_sequences * per_sequence);
+    if constexpr (std::is_same_v<T, float>)
+      b.probabilities = b.scores;
+    else
+      b.probabilities = ws.take<T>(b.general_sequences * per_sequence);
+  }
+  const size_t attention_end = ws.bytes();
+  ws.release(shared);
+  b.inner = ws.take<T>(most * inter);
+  if (ws.bytes() < attention_end) ws.release(attention_end);
+  return b;
+}
+
+#define FTBERT_INSTANTIATE(D, T) \
+  template LayerBuffers<T> carve_layer_buffers<D, T>(Workspace&, const EncoderConfig&, const BufferSizes&);
+FTBERT_BACKENDS(FTBERT_INSTANTIATE)
+
+}  // namespace ftbert

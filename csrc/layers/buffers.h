@@ -1,0 +1,47 @@
+// What the layers work on beside the hidden states.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "core/workspace.h"
+#include "gemm/gemm.h"
+#include "model/config.h"
+
+namespace ftbert {
+
+// Rows that hidden states must have room for: products may compute a few more (kGemmRowSlack).
+template <class Device>
+constexpr int64_t padded_rows(int64_t rows) {
+  return rows + kGemmRowSlack<Device>;
+}
+
+// One run's, one after the other; threads with sequences of their own have one each.
+template <class T>
+struct LayerBuffers {
+  T* qkv = nullptr;        // [rows, 3*width]
+  T* attended = nullptr;   // [rows, width]
+  T* projected = nullptr;  // [rows, hidden], a block's result before the residual
+  T* inner = nullptr;      // [rows, inter]; shares memory with qkv (on a GPU with attended too), dead by then
+  NormMoments norm_moments;
+  void* attention_scratch = nullptr;
+  T *q = nullptr, *k = nullptr, *v = nullptr;  // general path: [sequences, heads, seq, head_size]
+  float* scores = nullptr;                     // general path: [sequences, heads, seq, seq]
+  T* probabilities = nullptr;                  // general path, T != float
+  int64_t general_sequences = 0;               // that the general path works on at a time
+  // The batch's, whatever the run; by stack.
+  T* normed = nullptr;               // pre-norm: [tokens, hidden], what the next block reads
+  long long* row_moments = nullptr;  // deferred norm
+};
+
+struct BufferSizes {
+  int64_t rows = 0;        // of the largest run
+  int64_t sequences = 0;   // of the batch
+  int64_t max_seqlen = 0;  // of the batch
+  bool fused = true;       // the attention path
+  bool alone = false;      // for a thread with sequences of its own
+};
+
+template <class Device, class T>
+LayerBuffers<T> carve_layer_buffers(Workspace& workspace, const EncoderConfig& config, const BufferSizes& sizes);
+
+}  // namespace ftbert

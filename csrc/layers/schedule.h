@@ -1,0 +1,28 @@
+// Who computes which sequences: a GPU all at once; a CPU in runs that fit its cache, by all threads together or by each
+// thread alone.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "core/context.h"
+#include "layers/batch.h"
+
+namespace ftbert {
+
+struct Schedule {
+  std::vector<Run> together;            // of all sequences, one after the other
+  std::vector<std::vector<Run>> alone;  // by thread, each with sequences of its own; empty: threads share the work
+
+  // Of the largest run.
+  static int64_t most_tokens(const std::vector<Run>& runs);
+};
+
+Schedule make_schedule(const Context<Cpu>& context, const PackedBatch& batch, bool may_share);
+Schedule make_schedule(const Context<Cuda>& context, const PackedBatch& batch, bool may_share);
+
+// work(context of its own, i) for each of `count` threads at once; a GPU has one.
+void on_threads(Context<Cpu>& context, int64_t count, const std::function<void(Context<Cpu>&, int64_t i)>& work);
+void on_threads(Context<Cuda>& context, int64_t count, const std::function<void(Context<Cuda>&, int64_t i)>& work);
+
+}  // namespace ftbert

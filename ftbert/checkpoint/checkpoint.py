@@ -1,0 +1,69 @@
+"""A checkpoint ready to be read: its config and its tensors by our names, whatever format it came in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ftbert.checkpoint.config import CheckpointConfig, EncoderConfig
+from ftbert.checkpoint.tensors import TensorSource, check_shapes
+
+# Makes one of our tensors from the source's, in float32.
+Make = Callable[[EncoderConfig, list[torch.Tensor]], torch.Tensor]
+
+_REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """tensors[ours]: the names in `source` of the tensors that are stacked along the rows to make ours, or from which
+    made[ours] makes it.
+
+    Ours are the encoder's (csrc/weights.cpp) and the heads' (HeadConfig).
+    """
+
+    config: CheckpointConfig
+    source: TensorSource
+    tensors: dict[str, tuple[str, ...]]
+    folder: Path | None  # where the tokenizer's files are
+    made: dict[str, Make] = field(default_factory=dict)
+
+    def read(self, ours: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        if ours in self.made:
+            exact = [self._part(name).float() for name in self.tensors[ours]]
+            return self.made[ours](self.config.encoder, exact).to(dtype)
+        parts = [self._part(name).to(dtype) for name in self.tensors[ours]]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _part(self, name: str) -> torch.Tensor:
+        part = self.source.read(name)
+        if part.dtype not in _REAL:
+            raise ValueError(
+                f"{self.source.where}: {name} is stored as {part.dtype}; quantized weights need their scales, which "
+                "ftbert does not read: load the model that they were made from"
+            )
+        return part
+
+    def items(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, torch.Tensor]]:
+        for ours in self.tensors:
+            yield ours, self.read(ours, dtype)
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        return self.source.read(next(iter(self.tensors.values()))[0]).dtype
+
+
+def read_checkpoint(folder: Path, document: dict[str, Any], tensors: TensorSource) -> Checkpoint:
+    """A folder in ftbert's own format. document: its config.json. ValueError lists what does not fit."""
+    where = str(folder / "config.json")
+    config = CheckpointConfig.parse(document, where)
+    try:
+        shapes = config.shapes()
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    check_shapes(tensors.where, shapes, tensors.shapes(), ignored=set())
+    return Checkpoint(config, tensors, {ours: (ours,) for ours in shapes}, folder)

@@ -1,0 +1,83 @@
+"""Checks that all readers of files share: no waiting for pipes, no unbounded JSON, errors that name the file."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+_MOST_JSON = 64 << 20  # bytes; the largest index of shards is below 1 MB
+
+
+def expect_file(path: Path) -> None:
+    """ValueError for a pipe, a device or a socket, which a reader would wait for; OSError where there is nothing."""
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        kind = "a named pipe" if stat.S_ISFIFO(mode) else "a device or a socket"
+        raise ValueError(f"{path}: expected a file, it is {kind}")
+
+
+def read_json_value(path: Path) -> Any:
+    """What a JSON file holds. ValueError or OSError name the file."""
+    expect_file(path)
+    with path.open("rb") as file:
+        data = file.read(_MOST_JSON + 1)
+    if len(data) > _MOST_JSON:
+        raise ValueError(f"{path}: has more than {_MOST_JSON >> 20} MB; that is no configuration")
+    try:
+        return json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # broken JSON, broken UTF-8, a number of 5000 digits, deep nesting
+        raise ValueError(f"{path}: not valid JSON ({error})") from error
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object that a file holds. ValueError or OSError name the file."""
+    value = read_json_value(path)
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: expected a JSON object, got {type(value).__name__}")  # noqa: TRY004
+    return value
+
+
+def expect_inside(path: Path, folder: Path) -> None:
+    """ValueError for a link that leads out of `folder`. Of a hub's snapshot (models--*/snapshots/<revision>) the blobs
+    of the same model count as inside."""
+    home, real = folder.resolve(), path.resolve()
+    hub = home.parent.parent
+    homes = [home, hub] if home.parent.name == "snapshots" and hub.name.startswith("models--") else [home]
+    if not any(real.is_relative_to(one) for one in homes):
+        raise ValueError(f"{path}: is a link that leads out of {folder}, to {real}; put the file itself there")
+
+
+def shown(value: Any) -> str:
+    """A value out of a file, short enough for a message."""
+    if isinstance(value, (list, dict)):
+        return f"a {type(value).__name__} of {len(value)}"
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def is_unicode(text: str) -> bool:
+    """False for a str with a lone surrogate, the only kind that no tokenizer takes."""
+    if text.isascii():  # a flag of the object, so most texts cost nothing
+        return True
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+@contextmanager
+def named(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Gives an OSError that lacks one (a full disk, from `write`) this file's name."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        code = error.errno if error.errno is not None else 0
+        raise OSError(code, os.strerror(code) if code else str(error), str(path)) from error

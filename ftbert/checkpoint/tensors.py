@@ -1,0 +1,156 @@
+"""Where tensors come from: safetensors (one file or sharded), PyTorch .bin, or a live model; read one at a time."""
+
+from __future__ import annotations
+
+import json
+import math
+import zipfile
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+
+from ftbert.checkpoint.input_file import expect_file, read_json_value, shown
+
+Shape = tuple[int, ...]
+
+_MOST_COMPLAINTS = 60  # lines of one message
+
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+
+
+class TensorSource(ABC):
+    """Named tensors. `where` names the file or model for error messages."""
+
+    where: str
+
+    @abstractmethod
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every name with its shape, without reading the data."""
+
+    @abstractmethod
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor on the CPU, in the dtype it is stored in; the caller owns it."""
+
+
+class SafetensorsSource(TensorSource):
+    """Read from the file, not mapped: a mapping would count every page ever read as memory in use, and opening one anew
+    for each tensor costs milliseconds (BERT base, 199 tensors: 1.4 s, against 0.2 s this way)."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self.where = str(files[0] if len(files) == 1 else files[0].parent)
+        self._place: dict[str, tuple[Path, int, torch.dtype]] = {}  # file, first byte, dtype
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        for path in files:
+            expect_file(path)
+            try:
+                # The library checks that the entries are whole and cover the file; after that the offsets can be used.
+                with safe_open(path, framework="pt"), path.open("rb") as file:
+                    length = int.from_bytes(file.read(8), "little")
+                    header = json.loads(file.read(length))
+                for name, entry in header.items():
+                    if name != "__metadata__":
+                        self._place[name] = (path, 8 + length + entry["data_offsets"][0], _DTYPES[entry["dtype"]])
+                        self._shapes[name] = tuple(entry["shape"])
+            except (SafetensorError, OSError, ValueError) as error:
+                raise ValueError(f"{path}: not a complete safetensors file ({error})") from error
+            except KeyError as error:
+                raise ValueError(f"{path}: a tensor is stored as {error}, which ftbert does not read") from error
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return self._shapes
+
+    def read(self, name: str) -> torch.Tensor:
+        path, start, dtype = self._place[name]
+        shape = self._shapes[name]
+        size = math.prod(shape) * dtype.itemsize
+        data = np.fromfile(path, np.uint8, size, offset=start)
+        if data.size != size:
+            raise ValueError(f"{path}: ends within {name}; has it been changed since it was opened?")
+        return torch.from_numpy(data).view(dtype).reshape(shape)
+
+
+class StateDictSource(TensorSource):
+    """A state dict in memory, or mapped from a .bin file."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor], where: str) -> None:
+        if other := [name for name, value in tensors.items() if not isinstance(value, torch.Tensor)]:
+            raise ValueError(f"{where}: not all of its weights are tensors ({other[0]}, ...): is the model quantized?")
+        self.where = where
+        self._tensors = tensors
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+
+    def read(self, name: str) -> torch.Tensor:
+        return self._tensors[name].detach().to("cpu", copy=True)
+
+
+def _read_bin(path: Path) -> dict[str, torch.Tensor]:
+    expect_file(path)
+    try:
+        document = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as error:  # noqa: BLE001 - a broken pickle raises whatever its instructions happen to meet
+        reason = str(error).split("\n", 1)[0][:200] or type(error).__name__
+        raise ValueError(f"{path}: not a complete PyTorch weights file ({reason})") from error
+    if not isinstance(document, dict) or not all(
+        isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in document.items()
+    ):
+        raise ValueError(f"{path}: expected a state dict of tensors")
+    for name, tensor in document.items():
+        if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+            raise ValueError(f"{path}: {shown(name)} is not a plain tensor with data")
+        # A stride of 0 lets four bytes stand for any number of elements, which copying them would make real.
+        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            raise ValueError(f"{path}: {shown(name)} has {list(tensor.shape)} elements that the file does not hold")
+    return document
+
+
+def _shards(index: Path) -> list[Path]:
+    document = read_json_value(index)
+    places = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
+        raise ValueError(f"{index}: not a shard index (no 'weight_map' from tensors to files)")
+    if elsewhere := next((name for name in places.values() if Path(name).name != name or "\0" in name), None):
+        raise ValueError(f"{index}: {shown(elsewhere)} is not the name of a file in the same folder")
+    files = sorted({index.parent / name for name in places.values()})
+    missing = [path.name for path in files if not path.exists()]
+    if missing:
+        raise ValueError(f"{index}: shards are missing: {', '.join(missing)}")
+    return files
+
+
+def open_weights(folder: Path) -> TensorSource:
+    """The weights of a HuggingFace or ftbert folder; ValueError when there are none or they are broken."""
+    if (folder / "model.safetensors").exists():
+        return SafetensorsSource([folder / "model.safetensors"])
+    if (folder / "model.safetensors.index.json").exists():
+        return SafetensorsSource(_shards(folder / "model.safetensors.index.json"))
+    if (folder / "pytorch_model.bin").exists():
+        return StateDictSource(_read_bin(folder / "pytorch_model.bin"), str(folder / "pytorch_model.bin"))
+    if (folder / "pytorch_model.bin.index.json").exists():
+        tensors: dict[str, torch.Tensor] = {}
+        for path in _shards(folder / "pytorch_model.bin.index.json"):
+            tensors.update(_read_bin(path))
+        return StateDictSource(tensors, str(folder))
+    raise ValueError(f"{folder}: no weights found (model.safetensors or pytorch_model.bin, possibly sharded)")
+
+
+def check_shapes(where: str, expected: dict[str, list[int]], found: dict[str, Shape], ignored: set[str]) -> None:
+    """ValueError that lists what is missing, misshapen or left over."""
+    wrong: list[str] = []
+    for name, shape in expected.items():
+        if name not in found:
+            wrong.append(f"missing {name} {shape}")
+        elif list(found[name]) != shape:
+            wrong.append(f"{name}: the config asks for {shape}, the file has {list(found[name])}")
+    wrong += [f"extra {name} {list(found[name])}" for name in found if name not in expected and name not in ignored]
+    if wrong:
+        more = [f"and {len(wrong) - _MOST_COMPLAINTS} more"] if len(wrong) > _MOST_COMPLAINTS else []
+        listed = "\n  ".join(wrong[:_MOST_COMPLAINTS] + more)
+        raise ValueError(f"{where}: the weights do not fit the config:\n  {listed}")

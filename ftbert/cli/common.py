@@ -1,0 +1,62 @@
+"""Shared by the commands: common options, the model, the report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from typing import Any, TextIO
+
+import ftbert
+
+Commands = Any  # what add_subparsers returns; its class is private to argparse
+
+
+def command(
+    commands: Commands,
+    name: str,
+    text: str,
+    run: Callable[[argparse.Namespace], int],
+    example: str,
+    *,
+    model: bool = True,
+    defaults: tuple[str, str] = ("cpu", "fp32"),
+) -> argparse.ArgumentParser:
+    """A command with --json and, where it computes with a model, --device and --dtype. text: what it does."""
+    added: argparse.ArgumentParser = commands.add_parser(
+        name, help=text, description=text, epilog=example, formatter_class=argparse.RawTextHelpFormatter
+    )
+    added.set_defaults(run=run)
+    added.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    if model:
+        device, dtype = defaults
+        added.add_argument("--device", type=_device, help=f"cpu, cuda or cuda:N (default {device})")
+        added.add_argument("--dtype", choices=("fp32", "fp16", "bf16"), help=f"(default {dtype})")
+    return added
+
+
+def load_model(options: argparse.Namespace, **more: Any) -> Any:
+    """The model that a command names, where and in which dtype it says."""
+    # What is not given is left to load(), which knows the defaults.
+    given = {name: value for name in ("device", "dtype") if (value := getattr(options, name)) is not None}
+    return ftbert.load(options.model, **given, **more)
+
+
+def report(options: argparse.Namespace, values: dict[str, Any], text: str, where: TextIO | None = None) -> None:
+    """Prints `values` as JSON where --json is given, else `text`."""
+    print(json.dumps(values, ensure_ascii=False, default=str) if options.json else text, file=where or sys.stdout)
+
+
+def count(text: str) -> int:
+    """An argument that is a whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1; got {text!r}")
+    return int(text)
+
+
+def _device(text: str) -> str:
+    kind, _, index = text.partition(":")
+    if kind not in ("cpu", "cuda") or (":" in text and (kind == "cpu" or not index.isdigit())):
+        raise argparse.ArgumentTypeError(f"expected cpu, cuda or cuda:N; got {text!r}")
+    return text

@@ -1,0 +1,84 @@
+"""`ftbert embed`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from ftbert.cli import common
+
+
+def add_to(commands: common.Commands) -> None:
+    parser = common.command(
+        commands,
+        "embed",
+        "Embed a file: .txt .jsonl .csv .tsv (also .gz) .parquet to .npy .jsonl .jsonl.gz .parquet.",
+        _embed,
+        "examples: ftbert embed minilm reviews.jsonl.gz vectors.npy --column body --skip-bad\n"
+        "          sort -u queries.txt | ftbert embed minilm - - > vectors.jsonl",
+    )
+    parser.add_argument("model", metavar="MODEL")
+    parser.add_argument("source", metavar="IN", help="- is standard input, of lines as --input-format says")
+    parser.add_argument("target", metavar="OUT", help="- is standard output, of JSON lines")
+    parser.add_argument(
+        "--input-format", choices=("txt", "jsonl", "csv", "tsv"), default="txt", help="of IN - (default txt)"
+    )
+    parser.add_argument("--column", help='field with the text (default "text")')
+    parser.add_argument(
+        "--skip-bad", action="store_true", help="leave out records that cannot be read; OUT.skipped.jsonl lists them"
+    )
+    parser.add_argument(
+        "--pooling", choices=("cls", "mean", "max", "mean_sqrt_len", "last"), help="(default: the model's own)"
+    )
+    parser.add_argument("--prompt", metavar="TEXT", help="put before every text (default: the model's own, if any)")
+    parser.add_argument("--prompt-name", metavar="NAME", help="one of the model's prompts, such as query")
+    parser.add_argument("--max-length", type=common.count, metavar="N", help="tokens of a text (default: the model's)")
+    parser.add_argument(
+        "--truncate-dim", type=common.count, metavar="N", help="entries kept of a vector (default: all)"
+    )
+    parser.add_argument("--no-normalize", action="store_true", help="keep the length of the vectors")
+    parser.add_argument("--max-tokens", type=common.count, default=16384, help="computed at once (default 16384)")
+    parser.add_argument("--batch-records", type=common.count, help="put on the disk at once (default 8192)")
+    parser.add_argument("--no-resume", action="store_true", help="start again after a kill")
+
+
+def _embed(options: argparse.Namespace) -> int:
+    from ftbert.files import BATCH_RECORDS, check_request, embed_file, skipped_file, staging_path, stream_or_file
+
+    how: dict[str, Any] = {
+        "column": options.column,
+        "skip_bad": options.skip_bad,
+        "batch_records": options.batch_records or BATCH_RECORDS,
+        "kind": f".{options.input_format}",
+    }
+    check_request(options.source, options.target, **how)
+    model = common.load_model(options, heads=False)
+    try:
+        stats = embed_file(
+            model,
+            options.source,
+            options.target,
+            normalize=not options.no_normalize,
+            pooling=options.pooling,
+            prompt=options.prompt,
+            prompt_name=options.prompt_name,
+            max_length=options.max_length,
+            truncate_dim=options.truncate_dim,
+            max_tokens=options.max_tokens,
+            resume=not options.no_resume,
+            **how,
+        )
+    except KeyboardInterrupt:
+        kept = staging_path(stream_or_file(options.target))
+        if kept.exists():
+            print(f"ftbert: stopped; {kept} is kept, the same command goes on from there", file=sys.stderr)
+        raise
+    text = f"{stats.target}: {stats.records} records x {stats.hidden}"
+    text += f", {stats.skipped} skipped" if stats.skipped else ""
+    text += f" (see {skipped_file(stream_or_file(stats.target))})" if stats.skipped and stats.target != "-" else ""
+    text += f", {stats.resumed} of them from an earlier run" if stats.resumed else ""
+    text += f"; {stats.tokens} tokens in {stats.seconds:.1f} s, {stats.tokens_per_second:,.0f} tokens/s"
+    # Where the vectors go to standard output, what there is to say goes to the other.
+    common.report(options, stats.as_dict(), text, sys.stderr if stats.target == "-" else sys.stdout)
+    return 0

@@ -1,0 +1,65 @@
+"""The program: parses, runs one command, turns errors into a line. Exit codes: 0, 1 error, 2 usage."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from ftbert import __version__
+from ftbert.cli import convert, embed, evaluate, info, tune
+
+INTERRUPTED = 130  # what a shell reports for Ctrl-C
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; `arguments` default to the process's own. Returns the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            code: int = options.run(options)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone; the interpreter must not fail again when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:  # noqa: BLE001 - the one place where errors become a line
+        if os.environ.get("FTBERT_DEBUG") == "1":
+            traceback.print_exc()
+        print(f"ftbert: error: {_one_line(error)}", file=sys.stderr)
+        return 1
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="ftbert", description="BERT-like encoders at the hardware's limit.")
+    parser.add_argument("--version", action="version", version=f"ftbert {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for group in (convert, embed, evaluate, tune, info):
+        group.add_to(commands)
+    return parser
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"standard output: {error.strerror}"  # of all else the name is known
+    text = " ".join(str(error).split())
+    # Ours explain themselves; of anything else the type is needed to make sense of it.
+    explained = isinstance(error, (ValueError, TypeError, OSError, RuntimeError)) and text
+    return text if explained else f"{type(error).__name__}: {text} (FTBERT_DEBUG=1 shows where)"
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    text = " ".join(str(message).split())
+    name = "" if category is UserWarning else f"{category.__name__}: "
+    print(f"ftbert: warning: {name}{text}", file=sys.stderr)

@@ -1,0 +1,153 @@
+"""`ftbert tune`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from ftbert.cli import common
+
+
+def add_to(commands: common.Commands) -> None:
+    parser = common.command(
+        commands,
+        "tune",
+        "Choose GEMM algorithms by measurement, for this GPU.",
+        _tune,
+        "example: ftbert tune minilm --dtype fp16 --minutes 30",
+        defaults=("cuda", "fp16"),
+    )
+    parser.add_argument("model", metavar="MODEL", nargs="?")
+    parser.add_argument("--hidden", type=common.count, help="a shape instead of MODEL")
+    parser.add_argument("--inter", type=common.count, help="its feed-forward width (default 4 x hidden)")
+    parser.add_argument(
+        "--activation", choices=["gelu", "gelu_new", "relu", "silu", "tanh"], help="its activation (default gelu)"
+    )
+    parser.add_argument(
+        "--tokens",
+        type=_token_range,
+        metavar="A..B",
+        help="rows (default 1..16384, with --texts as many as those have)",
+    )
+    parser.add_argument("--texts", metavar="FILE", help="only the token counts that batches of these texts have")
+    parser.add_argument("--column", help='field with the text (default "text")')
+    parser.add_argument("--batch", type=common.count, default=32, help="texts in a batch of --texts (default 32)")
+    parser.add_argument("--minutes", type=_minutes, default=float("inf"), help="begin no further row after this")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the table (default: where models look for it)")
+    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="the gains as a picture")
+    parser.add_argument("--force", action="store_true", help="measure again what the table has")
+    parser.add_argument("--show", action="store_true", help="what is in force and where it comes from; tunes nothing")
+    parser.set_defaults(usage_error=parser.error)
+
+
+def _tune(options: argparse.Namespace) -> int:
+    import torch
+
+    from ftbert import tuning
+
+    device = options.device or "cuda"
+    if device == "cpu":
+        common.report(options, {"nothing_to_tune": tuning.NOTHING_ON_CPU}, tuning.NOTHING_ON_CPU)
+        return 0
+    if wrong := _contradiction(options):
+        options.usage_error(wrong)
+    if options.show:
+        values = tuning.show(device)
+        common.report(options, values, tuning.show_text(values))
+        return 0
+    wanted, folds = _products(options)
+    lengths = _token_counts(options) if options.texts else None
+    path = tuning.table_path(tuning.Machine.of(torch.device(device)), options.out)
+    if options.picture is not None:
+        _expect_writable(options.picture)
+    try:
+        result = tuning.tune(
+            wanted,
+            *(options.tokens or (1, 16384 if lengths is None else max(lengths, default=1))),
+            lengths=lengths,
+            device=device,
+            minutes=options.minutes,
+            path=path,
+            force=options.force,
+            whole_layers=folds,
+        )
+    except KeyboardInterrupt:
+        same = "the same command without --force" if options.force else "the same command"
+        print(f"ftbert: stopped; the rows made are in {path}, {same} goes on from there", file=sys.stderr)
+        raise
+    common.report(options, result.as_dict(), str(result))
+    if options.picture is not None and result.rows:
+        options.picture.write_text(tuning.picture(result.rows), encoding="utf-8")
+    elif options.picture is not None:
+        warnings.warn(f"{options.picture} is not written: there are no rows to draw yet", stacklevel=1)
+    return 0
+
+
+def _expect_writable(path: Path) -> None:
+    """OSError says why it is not, before hours of work."""
+    existed = path.exists()
+    path.open("a").close()
+    if not existed:
+        path.unlink()
+
+
+def _products(options: argparse.Namespace) -> tuple[list[Any], bool]:
+    """Those to tune, and whether whole layers are worth it."""
+    from ftbert.conversion_cache import open_cached
+    from ftbert.tuning import products, products_of_shape
+
+    dtype = options.dtype or "fp16"
+    if options.model is not None:
+        config = open_cached(options.model).config.encoder
+        return products(config, dtype), config.norm_place == "post" and not config.relative_span
+    inter, activation = options.inter or 4 * options.hidden, options.activation or "gelu"
+    return products_of_shape(options.hidden, inter, activation, dtype), True
+
+
+def _contradiction(options: argparse.Namespace) -> str:
+    """Between what was asked of `tune`, or ""."""
+    if options.show:
+        return "--show tunes nothing: it takes no --out and no --picture" if options.out or options.picture else ""
+    if (options.model is None) == (options.hidden is None) or (options.texts and options.model is None):
+        return "give a MODEL (--texts needs one), or --hidden for a shape"
+    if options.model is not None and (options.inter or options.activation):
+        return "a MODEL has its own sizes: --inter and --activation belong to --hidden"
+    return ""
+
+
+def _token_counts(options: argparse.Namespace) -> list[int]:
+    """Of the batches that the texts make, in order."""
+    from ftbert.conversion_cache import open_cached
+    from ftbert.files import Position, ReadOptions, open_source, stream_or_file
+    from ftbert.text import TextSettings, Tokenizer
+
+    checkpoint = open_cached(options.model)
+    if checkpoint.folder is None:
+        raise ValueError("tune: --texts needs a model with a tokenizer")
+    settings = TextSettings.from_folder(checkpoint.folder)
+    tokenizer = Tokenizer(checkpoint.folder, settings, checkpoint.config.encoder.max_seq)
+    read = ReadOptions(options.column or "text", keep=False, batch_records=options.batch)
+    return [
+        sum(map(len, tokenizer.encode_batch(chunk.texts, settings.default_prompt)))
+        for chunk in open_source(stream_or_file(options.texts), read).chunks(Position())
+    ]
+
+
+def _token_range(text: str) -> tuple[int, int]:
+    first, dots, last = text.partition("..")
+    if not dots or not first.isdecimal() or not last.isdecimal() or not 1 <= int(first) <= int(last):
+        raise argparse.ArgumentTypeError(f"expected A..B with 1 <= A <= B; got {text!r}")
+    return int(first), int(last)
+
+
+def _minutes(text: str) -> float:
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = -1
+    if not minutes >= 0:  # nor a NaN
+        raise argparse.ArgumentTypeError(f"expected a number of minutes, not negative; got {text!r}")
+    return minutes

@@ -1,0 +1,74 @@
+"""Where ftbert computes, and in which element type there: the checks and rules that `load` and `optimize` share."""
+
+from __future__ import annotations
+
+import platform
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ftbert._library import build_info, load_library
+
+
+def parse_device(device: Any) -> torch.device:
+    """A torch.device from what torch takes for one; ValueError otherwise. Whether it is there: `check_device`."""
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device: expected cpu, cuda or cuda:N, got {device!r}") from None
+
+
+def check_device(device: torch.device) -> torch.device:
+    """The same device, a GPU with its index. ValueError for another kind, RuntimeError where this build, this torch or
+    this machine has no such GPU."""
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda":
+        raise ValueError(f"device: expected cpu or cuda, got {device}")
+    load_library()
+    if torch.cuda._is_in_bad_fork():
+        torch.cuda.init()  # PyTorch's own error
+    info = build_info()
+    if info["cuda"] != "yes":
+        raise RuntimeError(f"device={str(device)!r}: {info['cuda_reason']}")
+    if not torch.cuda.is_available():
+        raise RuntimeError(
+            f"device={str(device)!r}: this torch ({torch.__version__}) sees no GPU; "
+            "it needs a CUDA build of torch, an NVIDIA driver and a GPU"
+        )
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if index >= torch.cuda.device_count():
+        raise RuntimeError(f"device={str(device)!r}: there are {torch.cuda.device_count()} GPUs")
+    return torch.device("cuda", index)
+
+
+def check_dtype(device: torch.device, dtype: torch.dtype) -> None:
+    """ValueError for an element type that ftbert does not compute in on this device."""
+    if device.type != "cpu" or dtype == torch.float32:
+        return
+    if dtype == torch.float16:
+        raise ValueError("on the CPU ftbert computes in fp32, or bf16 for the products; fp16 needs a GPU")
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        raise ValueError("dtype: oneDNN computes no products in bf16 on this CPU; use fp32")
+    if platform.machine() in ("x86_64", "AMD64") and not (
+        torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    ):
+        warnings.warn("this CPU has no instructions for bf16 (AVX512-BF16, AMX): fp32 is faster", stacklevel=3)
+
+
+def is_matrix(name: str, shape: Sequence[int]) -> bool:
+    """Whether the encoder's weight of that name is the operand of a matrix product."""
+    return name.endswith(".weight") and len(shape) == 2
+
+
+def weight_dtype(name: str, shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """The element type of one of the encoder's weights in a model of `dtype`."""
+    return dtype if is_matrix(name, shape) else stream_dtype(device, dtype)
+
+
+def stream_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """The element type of the residual stream, of vectors and tables in a model of `dtype`: all but the operands of
+    matrix products."""
+    return torch.float32 if device.type == "cpu" else dtype

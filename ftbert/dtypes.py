@@ -1,0 +1,18 @@
+"""The element types that ftbert computes and stores in, by their short names."""
+
+from __future__ import annotations
+
+import torch
+
+# The core's words (csrc/core/types.cpp).
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+_SPELLINGS = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
+
+
+def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
+    """fp32, fp16, bf16 or the torch dtype itself; ValueError otherwise."""
+    found = DTYPES.get(_SPELLINGS.get(dtype, dtype)) if isinstance(dtype, str) else dtype
+    if found is None or found not in DTYPES.values():
+        raise ValueError(f"dtype: expected fp32, fp16 or bf16, got {dtype!r}")
+    return found

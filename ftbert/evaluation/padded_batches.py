@@ -1,0 +1,62 @@
+"""Padded batches for `check` and `bench`: from texts where there is a tokenizer, else from random ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ftbert.text import tokenizer_of
+
+MASK_KINDS = ("right", "left", "holes")
+
+
+def sequences_of(model: Any, texts: Sequence[str], longest: int | None = None) -> list[torch.Tensor]:
+    """int64 [tokens] per text. Random ids of the same ragged kind when the model has no tokenizer."""
+    limit = min(longest or model.config.max_seq, model.config.max_seq)
+    if model.folder is not None:
+        try:
+            tokenizer = tokenizer_of(model)
+            encoded = tokenizer.encode_batch(texts, tokenizer.settings.default_prompt)
+        except FileNotFoundError:
+            pass
+        else:
+            return [torch.from_numpy(ids[:limit]) for ids in encoded]
+    words = [min(limit, len(text.split()) + 2) for text in texts]
+    return random_sequences(model.config.vocab, words)
+
+
+def random_sequences(vocab: int, lengths: Sequence[int]) -> list[torch.Tensor]:
+    """int64 [length] each, the same on every call; the first ids, usually special, are left out."""
+    generator = torch.Generator().manual_seed(0)
+    first = min(vocab - 1, 1000 if vocab > 2000 else 5)
+    return [torch.randint(first, vocab, (length,), generator=generator) for length in lengths]
+
+
+def ragged_lengths(batch: int, longest: int) -> list[int]:
+    """Lengths like those of real short texts: one of `longest`, the others falling off, a third full."""
+    # The quantiles of an exponential distribution, which reviews and queries follow closely enough.
+    steps = (torch.arange(batch, dtype=torch.float64) + 0.5) / batch
+    lengths = (-torch.log1p(-steps) * longest * 0.31).clamp(min=3, max=longest).round().int().tolist()
+    lengths[-1] = longest
+    shuffled = torch.randperm(batch, generator=torch.Generator().manual_seed(0)).tolist()
+    return [lengths[place] for place in shuffled]
+
+
+def padded(
+    sequences: Sequence[torch.Tensor], kind: str, pad: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids, mask), both int64 [batch, longest], padded "right", "left", or right with "holes" inside."""
+    batch, longest = len(sequences), max(map(len, sequences))
+    ids = torch.full((batch, longest), pad, dtype=torch.int64)
+    mask = torch.zeros((batch, longest), dtype=torch.int64)
+    for row, sequence in enumerate(sequences):
+        where = slice(longest - len(sequence), longest) if kind == "left" else slice(0, len(sequence))
+        ids[row, where] = sequence
+        mask[row, where] = 1
+    if kind == "holes":
+        # The first token stays, so that no row is empty: transformers gives NaN or noise for such rows.
+        generator = torch.Generator().manual_seed(1)
+        mask[:, 1:] *= (torch.rand((batch, longest - 1), generator=generator) > 0.2).long()
+    return ids.to(device), mask.to(device)

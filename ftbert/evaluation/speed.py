@@ -1,0 +1,173 @@
+"""A short benchmark against transformers: same machine, same run, interleaved, outputs checked first."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from ftbert.evaluation.padded_batches import padded, ragged_lengths, random_sequences, sequences_of
+from ftbert.evaluation.parity import base_of, dtype_of, in_dtype, pad_id
+
+# Loose on purpose: it tells a peer that computes something else from one that rounds elsewhere.
+_SAME_OUTPUT = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
+
+Forward = Callable[[], torch.Tensor]  # -> [valid tokens, hidden], row by row
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One way of computing one batch."""
+
+    name: str
+    milliseconds: float  # median
+    tokens_per_second: float  # valid tokens
+    speed_up: float  # over transformers on the padded batch
+    max_abs_diff: float  # to transformers in float32, at valid tokens
+
+
+@dataclass(frozen=True)
+class BatchResult:
+    """One batch. fill: valid tokens / (batch * longest)."""
+
+    name: str
+    batch: int
+    longest: int
+    tokens: int
+    fill: float
+    timings: tuple[Timing, ...]
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """What `bench` measured."""
+
+    device: str
+    dtype: str
+    threads: int
+    torch: str
+    rounds: int
+    batches: tuple[BatchResult, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.device} {self.dtype}, {self.threads} threads, torch {self.torch}, median of {self.rounds}"
+        ]
+        for b in self.batches:
+            lines.append(f"\n{b.name}: {b.batch} x {b.longest}, {b.tokens} valid tokens, fill {b.fill:.2f}")
+            lines.append(f"  {'':<28}{'ms':>10}{'tokens/s':>12}{'speed-up':>10}{'max diff':>11}")
+            lines += [
+                f"  {t.name:<28}{t.milliseconds:>10.2f}{t.tokens_per_second:>12,.0f}{t.speed_up:>9.2f}x"
+                f"{t.max_abs_diff:>11.1e}"
+                for t in b.timings
+            ]
+        return "\n".join(lines)
+
+
+@torch.inference_mode()
+def bench(
+    model: Any,
+    *,
+    texts: Sequence[str] | None = None,
+    batch: int = 32,
+    longest: int = 128,
+    rounds: int = 7,
+) -> BenchResult:
+    """Times `model` against transformers (padded, sdpa) and transformers one by one without padding.
+
+    texts: the first `batch` of them make the ragged batch; else random ids a third full. The full batch
+    is always random ids. RuntimeError when a peer's output differs from the float32 reference.
+    """
+    if batch < 1 or longest < 3 or rounds < 1:
+        raise ValueError(f"batch, rounds must be at least 1 and longest 3; got {batch}, {rounds}, {longest}")
+    longest = min(longest, model.config.max_seq)
+    if texts is None:
+        ragged = random_sequences(model.config.vocab, ragged_lengths(batch, longest))
+    else:
+        if not texts:
+            raise ValueError("there is no text to measure with; expected at least one")
+        ragged = sequences_of(model, texts[:batch], longest)
+    full = random_sequences(model.config.vocab, [longest] * batch)
+    reference = base_of(model.reference()).to(model.device)
+    peer = in_dtype(reference, dtype_of(model))
+    batches = tuple(
+        _measure(model, reference, peer, name, sequences, rounds)
+        for name, sequences in (("ragged", ragged), ("full", full))
+    )
+    return BenchResult(
+        device=str(model.device),
+        dtype=str(dtype_of(model)).removeprefix("torch."),
+        threads=torch.get_num_threads(),
+        torch=torch.__version__,
+        rounds=rounds,
+        batches=batches,
+    )
+
+
+def _measure(
+    model: Any, reference: Any, peer: Any, name: str, sequences: Sequence[torch.Tensor], rounds: int
+) -> BatchResult:
+    ids, mask = padded(sequences, "right", pad_id(reference), model.device)
+    valid = mask.bool()
+    alone = [sequence[None].to(model.device) for sequence in sequences]
+
+    def one_by_one() -> torch.Tensor:
+        return torch.cat([peer(input_ids=one).last_hidden_state[0] for one in alone])
+
+    # What is timed ends at last_hidden_state; taking the valid rows out is part of the check only.
+    ways: dict[str, tuple[Forward, bool]] = {
+        "transformers": (lambda: peer(input_ids=ids, attention_mask=mask).last_hidden_state, True),
+        "transformers, one by one": (one_by_one, False),
+        "ftbert": (lambda: model(ids, attention_mask=mask).last_hidden_state, True),
+    }
+    want = reference(input_ids=ids, attention_mask=mask).last_hidden_state[valid]
+    differences = {}
+    for way, (run, is_padded) in ways.items():
+        if model.device.type == "cuda":
+            run()  # the second call of a size may still record
+        got = run()
+        differences[way] = float(((got[valid] if is_padded else got).float() - want).abs().max())
+        if not differences[way] <= _SAME_OUTPUT[dtype_of(model)]:
+            raise RuntimeError(
+                f"{way} differs from transformers in float32 by {differences[way]:.1e}, so its time means "
+                "nothing; run `ftbert check` on this model"
+            )
+    times = _interleaved({way: run for way, (run, _) in ways.items()}, rounds, model.device)
+    tokens = int(valid.sum())
+    base = times["transformers"]
+    return BatchResult(
+        name=name,
+        batch=len(sequences),
+        longest=ids.shape[1],
+        tokens=tokens,
+        fill=tokens / valid.numel(),
+        timings=tuple(
+            Timing(way, 1e3 * t, tokens / t, base / t, differences[way]) for way, t in times.items()
+        ),
+    )
+
+
+def _interleaved(ways: dict[str, Forward], rounds: int, device: torch.device) -> dict[str, float]:
+    """Median seconds of each. Taking turns gives every way the same share of whatever disturbs."""
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(rounds):
+        for way, run in ways.items():
+            _wait(device)
+            began = time.perf_counter()
+            run()
+            _wait(device)
+            seconds[way].append(time.perf_counter() - began)
+    return {way: statistics.median(taken) for way, taken in seconds.items()}
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

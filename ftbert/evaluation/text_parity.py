@@ -1,0 +1,130 @@
+"""Texts end to end: what encode makes of them against the libraries that read the folder as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ftbert.checkpoint import read_json_object
+from ftbert.text import TextOptions, TextSettings, load_tokenizer, lower_first, text_options, tokenizer_of
+
+# What settings of a tokenizer show in: case, accents, Chinese characters, control characters, nothing at all.
+SETTLING_TEXTS = (
+    "Hello World", "Na\u00efve CAF\u00c9, cafe\u0301", "\u4e2d\u6587\u5b57\u7b26", "", "  two\tspaces\x07\u200b",
+    "long " * 600 + "end",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TextResult:
+    """peer: what was compared with. different_ids: texts whose ids are not AutoTokenizer's. max_abs_diff: of vectors
+    of length 1. worst: the text with the largest difference. reason: why the peer computed nothing, or ""."""
+
+    peer: str
+    texts: int
+    different_ids: int
+    max_abs_diff: float
+    max_abs_diff_allowed: float
+    min_cosine: float
+    min_cosine_allowed: float
+    worst: str
+    passed: bool
+    reason: str = ""
+
+    @classmethod
+    def failed(cls, texts: int, reason: str) -> TextResult:
+        """Where the peer cannot be had, or refuses the texts."""
+        nan = float("nan")
+        return cls("", texts, 0, nan, nan, nan, nan, "", passed=False, reason=reason)
+
+    def __str__(self) -> str:
+        if self.reason:
+            return f"texts   {self.texts:>8}  FAILED: {self.reason}"
+        line = (
+            f"texts   {self.texts:>8}{self.max_abs_diff:>15.2e}{self.max_abs_diff_allowed:>11.2e}"
+            f"{self.min_cosine:>13.7f}{self.min_cosine_allowed:>9}  {'ok' if self.passed else 'FAILED'}"
+        )
+        ids = f"; {self.different_ids} texts have other ids than AutoTokenizer's" if self.different_ids else ""
+        return f"{line}  (encode against {self.peer}{ids})" + ("" if self.passed else f"; worst: {self.worst!r}")
+
+
+def compare_texts(
+    model: Any, reference: Any, texts: Sequence[str], allowed: float, cosine: float
+) -> TextResult | None:
+    """None for a model without a tokenizer. reference: its transformers encoder in float32, on its device."""
+    try:
+        tokenizer = tokenizer_of(model)
+    except FileNotFoundError:
+        return None
+    how = text_options(model, normalize=None)
+    listed = [*texts, *SETTLING_TEXTS]
+    wanted_ids = _ids(Path(model.folder), tokenizer.settings, listed, how)
+    got_ids = tokenizer.encode_batch(listed, how.prompt, how.max_length)
+    different = [got.tolist() != want for got, want in zip(got_ids, wanted_ids, strict=True)]
+    peer = "sentence-transformers"
+    wanted = _by_sentence_transformers(model, listed)
+    if wanted is None:
+        peer, wanted = "transformers", np.stack([_vector(reference, ids, how) for ids in wanted_ids])
+    got, wanted = _unit(model.encode(listed, normalize=None, show_progress_bar=False)), _unit(wanted)
+    differences = np.abs(got - wanted).max(axis=1)
+    cosines = (got.astype(np.float64) * wanted).sum(axis=1)
+    largest, lowest = float(differences.max()), float(cosines.min())
+    worst = listed[int(np.argmax(np.where(np.isnan(differences), np.inf, differences) + 10 * np.array(different)))]
+    return TextResult(
+        peer=peer,
+        texts=len(listed),
+        different_ids=sum(different),
+        max_abs_diff=largest,
+        max_abs_diff_allowed=allowed,
+        min_cosine=lowest,
+        min_cosine_allowed=cosine,
+        worst=worst[:60],
+        passed=not any(different) and largest <= allowed and lowest >= cosine,  # False for NaN as well
+    )
+
+
+def _ids(folder: Path, settings: TextSettings, texts: Sequence[str], how: TextOptions) -> list[list[int]]:
+    """Of a fresh tokenizer, called as transformers documents it."""
+    tokenizer = load_tokenizer(folder, settings.tokenizer_arguments)
+    if settings.lower_case:
+        lower_first(tokenizer.backend_tokenizer)
+    whole = [how.prompt + text for text in texts]
+    ids: list[list[int]] = tokenizer(whole, truncation=True, max_length=how.max_length)["input_ids"]
+    return ids
+
+
+def _by_sentence_transformers(model: Any, texts: list[str]) -> Any:
+    """None where it is not installed, or the folder is not one that it reads."""
+    folder = Path(model.folder)
+    read = (folder / "modules.json").exists() and "model_type" in read_json_object(folder / "config.json")
+    if not read or find_spec("sentence_transformers") is None:
+        return None
+    from sentence_transformers import SentenceTransformer
+
+    peer = SentenceTransformer(str(folder), device=str(model.device), local_files_only=True).float()
+    peer.max_seq_length = text_options(model).max_length  # beyond the positions it would fail
+    return peer.encode(texts, show_progress_bar=False)
+
+
+def _vector(reference: Any, ids: list[int], how: TextOptions) -> Any:
+    """One text at a time: no padding, so no mask."""
+    hidden = reference(input_ids=torch.tensor([ids], device=reference.device)).last_hidden_state[0].float()
+    hidden = hidden[min(how.unpooled_tokens, len(ids) - 1) :]
+    pooled = {
+        "cls": lambda: hidden[0],
+        "last": lambda: hidden[-1],
+        "max": lambda: hidden.max(0).values,
+        "mean": lambda: hidden.mean(0),
+        "mean_sqrt_len": lambda: hidden.sum(0) / len(hidden) ** 0.5,
+    }[how.pooling]()
+    return pooled[: how.truncate_dim].cpu().numpy()
+
+
+def _unit(vectors: Any) -> Any:
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)

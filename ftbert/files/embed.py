@@ -1,0 +1,246 @@
+"""A file of texts to a file of embeddings, in constant memory, resumable, never half-written."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ftbert.files.formats import keeps_columns, open_source, open_target, skipped_file, stream_or_file
+from ftbert.files.records import STREAM, Chunk, Position, Reader, ReadOptions, Writer
+from ftbert.files.staging_folder import StagingFolder
+from ftbert.files.writers import SkippedWriter
+from ftbert.progress import Progress
+
+BATCH_RECORDS = 8192  # finished records that a kill can cost, and the records held in memory at once
+
+# Files up to this size are told apart by their content, larger ones by size and time of change.
+_HASHED_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class EmbedStats:
+    """What `embed_file` did. tokens and seconds are those of this run, records those in the file."""
+
+    target: str
+    records: int
+    skipped: int
+    resumed: int  # records that an earlier, interrupted run had finished
+    hidden: int  # entries of a vector
+    tokens: int
+    seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Real tokens, no padding."""
+        return self.tokens / max(self.seconds, 1e-9)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self) | {"tokens_per_second": self.tokens_per_second}
+
+
+def check_request(
+    source: str | Path,
+    target: str | Path,
+    *,
+    column: str | None = None,
+    skip_bad: bool = False,
+    batch_records: int = BATCH_RECORDS,
+    kind: str = ".txt",
+) -> Reader:
+    """Everything that can be refused before a model is loaded: formats, column, a readable source, a
+    writable place for the target. OSError or ValueError; leaves nothing behind.
+    """
+    source, target = stream_or_file(source), stream_or_file(target)
+    options = ReadOptions(column or "text", skip_bad, keeps_columns(target), batch_records, kind)
+    reader = open_source(source, options)
+    if target == STREAM:
+        return reader
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"{target}: the folder {target.parent} does not exist; make it first")
+    if target.is_dir():
+        raise IsADirectoryError(f"{target}: is a folder; expected the name of a file")
+    if target.exists() and not target.is_file():
+        raise ValueError(f"{target}: is no file; name another output")
+    if source != STREAM and target.exists() and target.samefile(source):
+        raise ValueError(f"{target}: is the input itself; name another output")
+    try:
+        with tempfile.TemporaryFile(dir=target.parent):
+            pass
+    except OSError as error:
+        raise PermissionError(f"{target}: cannot write into {target.parent} ({error.strerror})") from error
+    return reader
+
+
+def embed_file(
+    model: Any,
+    source: str | Path,
+    target: str | Path,
+    *,
+    column: str | None = None,
+    skip_bad: bool = False,
+    batch_records: int = BATCH_RECORDS,
+    normalize: bool | None = True,
+    pooling: str | None = None,
+    prompt: str | None = None,
+    prompt_name: str | None = None,
+    max_length: int | None = None,
+    truncate_dim: int | None = None,
+    max_tokens: int = 16384,
+    resume: bool = True,
+    show_progress_bar: bool | None = None,
+    kind: str = ".txt",
+) -> EmbedStats:
+    """Embeds every record of `source` (.txt .jsonl .csv .tsv, also .gz, .parquet) into `target` (.npy .jsonl .jsonl.gz
+    .parquet). "-" is standard input, of lines of `kind` (.txt .jsonl .csv .tsv), and standard output, of JSON lines
+    written as they are computed.
+
+    column: the one with the text, "text" by default. skip_bad: leave out records that cannot be read, count them and
+    list them in `<target>.skipped.jsonl` (standard error where the target is "-"); ValueError where no record is
+    good. By default the first bad one is an error (`records.BadRecord`) naming its line.
+    batch_records: how often finished work is put on the disk. resume: go on where a killed run with the
+    same settings, model and source stopped; the result is bit for bit that of an unbroken run.
+    normalize, pooling, prompt, prompt_name, max_length, truncate_dim, max_tokens: as in `encode`.
+
+    The target appears whole or not at all. Unfinished work stays in `<target>.part`. Errors: OSError,
+    ValueError, TypeError, before anything is computed wherever possible.
+    """
+    source, target = stream_or_file(source), stream_or_file(target)
+    reader = check_request(source, target, column=column, skip_bad=skip_bad, batch_records=batch_records, kind=kind)
+    from ftbert.text import embed_windows, text_options  # torch only once the request is known to be sound
+
+    how = text_options(
+        model, normalize=normalize, pooling=pooling, prompt=prompt, prompt_name=prompt_name, max_length=max_length,
+        truncate_dim=truncate_dim, max_tokens=max_tokens,
+    )  # fmt: skip
+    made_with = _source_identity(source) | _model_identity(model)
+    made_with |= {"column": column or "text", "batch_records": batch_records} | how.identity()
+    with contextlib.ExitStack() as stack:
+        piped = STREAM in (source, target)  # a later run cannot go on from there
+        beside = target
+        if target == STREAM:
+            beside = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ftbert-"))) / "out"
+        staging = stack.enter_context(StagingFolder(beside))
+        progress = Progress(reader.end, show_progress_bar, unit="", label="embed")
+        stack.callback(progress.close)
+        if not resume or piped:
+            staging.discard(None)
+        saved = staging.saved(made_with)
+        if saved is not None and saved["position"]["skipped"] and not skip_bad:
+            staging.discard("it was made with skip_bad")
+            saved = None
+        writer, left_out, position = _writer(staging, source, target, how.width, saved)
+        stack.callback(writer.close)
+        stack.callback(left_out.close)
+        resumed = position.records
+        windows = embed_windows(
+            model,
+            _windows(reader, position, progress),
+            how,
+            on_batch=progress.add_expected,
+        )
+        with contextlib.closing(windows):
+            for done in windows:
+                _check_finite(done.vectors, done.item)
+                writer.append(done.item, done.vectors)
+                left_out.append(done.item.bad)
+                state = {"writer": writer.sync(), "skipped": left_out.sync()}
+                position = done.item.end
+                if not piped:
+                    staging.save(made_with, {"position": asdict(position), **state})
+        if position.skipped and not position.records:
+            first = json.loads(left_out.finish().read_text(encoding="utf-8").splitlines()[0])
+            _deliver_skipped(left_out, position, target, skip_bad)
+            staging.discard(None)
+            reason = f"the first, line {first['line']}: {first['reason']}"
+            raise ValueError(f"{source}: all {position.skipped} records are bad; {reason}")
+        finished = writer.finish()
+        _deliver_skipped(left_out, position, target, skip_bad)
+        if target != STREAM:
+            staging.deliver(finished)
+        return EmbedStats(
+            target=str(target),
+            records=position.records,
+            skipped=position.skipped,
+            resumed=resumed,
+            hidden=how.width,
+            tokens=progress.tokens,
+            seconds=progress.seconds,
+        )
+
+
+def _windows(reader: Reader, start: Position, progress: Progress) -> Iterator[tuple[Chunk, list[str]]]:
+    before = 0
+    for chunk in reader.chunks(start):
+        progress.expect(len(chunk.texts), chunk.consumed - before)
+        before = chunk.consumed
+        yield chunk, chunk.texts
+
+
+def _deliver_skipped(left_out: SkippedWriter, position: Position, target: Path, skip_bad: bool) -> None:
+    listed = left_out.finish()
+    if target == STREAM:
+        sys.stderr.write(listed.read_text(encoding="utf-8"))
+    elif position.skipped:
+        shutil.copyfile(listed, skipped_file(target))  # a run killed now goes on with the list that it has
+    elif skip_bad:
+        skipped_file(target).unlink(missing_ok=True)  # of an earlier run
+
+
+def _writer(
+    staging: StagingFolder, source: Path, target: Path, hidden: int, saved: dict[str, Any] | None
+) -> tuple[Writer, SkippedWriter, Position]:
+    """The writers and where to read on; starts again when the files do not match the manifest."""
+    if saved is not None:
+        try:
+            position = Position(**saved["position"])
+            left_out = SkippedWriter(staging.folder, source, saved["skipped"])
+            return open_target(target, staging.folder, hidden, saved["writer"]), left_out, position
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            staging.discard(f"its files are damaged ({error})")
+    return open_target(target, staging.folder, hidden, None), SkippedWriter(staging.folder, source, {}), Position()
+
+
+def _check_finite(vectors: np.ndarray[Any, np.dtype[np.float32]], chunk: Chunk) -> None:
+    finite = np.isfinite(vectors).all(axis=1)
+    if not finite.all():
+        record = chunk.end.records - len(chunk.texts) + int(np.argmin(finite)) + 1
+        raise ValueError(
+            f"record {record} has an embedding that is not finite; the weights or the dtype cannot hold it "
+            "(fp16 overflows where bf16 and fp32 do not)"
+        )
+
+
+def _source_identity(source: Path) -> dict[str, Any]:
+    if source == STREAM:
+        return {}
+    stat = source.stat()
+    return {
+        "source": str(source.resolve()),
+        "source size": stat.st_size,
+        "source time": stat.st_mtime_ns,
+    }
+
+
+def _model_identity(model: Any) -> dict[str, Any]:
+    """Changes when anything changes that a vector depends on."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(model.folder).rglob("*")):
+        if path.is_file() and path.suffix in {".safetensors", ".bin", ".json", ".txt", ".model"}:
+            stat = os.stat(path)
+            digest.update(f"{path.relative_to(model.folder)} {stat.st_size} ".encode())
+            small = stat.st_size <= _HASHED_BYTES
+            digest.update(path.read_bytes() if small else str(stat.st_mtime_ns).encode())
+    dtype = str(getattr(model, "dtype", "")).removeprefix("torch.")
+    return {"model": digest.hexdigest(), "dtype": dtype, "device": model.device.type}

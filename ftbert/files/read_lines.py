@@ -1,0 +1,285 @@
+"""Readers of .txt, .jsonl and .csv: UTF-8 lines, byte offsets kept so that reading can go on later."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import warnings
+import zlib
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ftbert.checkpoint import expect_file, is_unicode
+from ftbert.files.records import (
+    CHUNK_BYTES,
+    STREAM,
+    BadRecord,
+    Chunk,
+    Position,
+    ReadOptions,
+    Skipped,
+    missing_column,
+    one_more_skipped,
+    open_lines,
+)
+
+_BOM = b"\xef\xbb\xbf"
+# An unclosed quote makes the rest of the file one field. Past this size that is what must have happened.
+_LARGEST_FIELD = 16 << 20
+
+Record = tuple[str, dict[str, Any]]  # the text, and all of the record's fields
+
+
+class _Lines:
+    """The lines of an open stream, as bytes with their ending, knowing offset and line number. Read forward only; the
+    last ones can be put back."""
+
+    def __init__(self, file: BinaryIO, start: Position) -> None:
+        self.file = file
+        self.offset, self.line = start.offset, start.line
+        self._back: deque[bytes] = deque()
+        if start.offset:
+            file.seek(start.offset)
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> bytes:
+        raw = self._back.popleft() if self._back else self.file.readline()
+        if not raw:
+            raise StopIteration
+        first = self.offset == 0
+        self.offset += len(raw)
+        self.line += 1
+        return raw[len(_BOM) :] if first and raw.startswith(_BOM) else raw
+
+    def put_back(self, drawn: list[bytes]) -> None:
+        """The lines drawn last, none of them the first of the file."""
+        self._back.extendleft(reversed(drawn))
+        self.offset -= sum(map(len, drawn))
+        self.line -= len(drawn)
+
+
+class _LineReader:
+    """What the three formats share: chunking, counting, and what to do about a bad record."""
+
+    def __init__(self, path: Path, options: ReadOptions) -> None:
+        self.path, self.options = path, options
+        self.end: int | None = None
+        if path == STREAM:
+            return  # its head can be read once only
+        expect_file(path)
+        self.end = path.stat().st_size
+        with self._opened() as (file, _), self._whole():
+            self._open(_Lines(file, Position()))
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+        file, packed = open_lines(self.path)
+        try:
+            yield file, packed
+        finally:
+            if self.path != STREAM:
+                file.close()
+                packed.close()
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Names the file where its .gz is broken."""
+        try:
+            yield
+        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+            raise ValueError(f"{self.path}: not a whole .gz file ({error})") from error
+
+    def _open(self, lines: _Lines) -> None:
+        """Looks at the head of the file."""
+
+    def _next(self, lines: _Lines) -> Record | None:
+        """The next record, None for a line that is none; StopIteration at the end; BadRecord."""
+        raise NotImplementedError
+
+    def chunks(self, start: Position) -> Iterator[Chunk]:
+        """See `records.Reader`."""
+        with self._opened() as (file, packed), self._whole():
+            lines = _Lines(file, start)
+            if self.path == STREAM:
+                self._open(lines)
+            position = told = start  # told: the end of the last chunk
+            texts: list[str] = []
+            columns: list[dict[str, Any]] = []
+            bad: list[Skipped] = []
+
+            def chunk() -> Chunk:
+                consumed = 0 if self.path == STREAM else packed.tell()
+                return Chunk(texts, columns, self._moved(position, lines, len(texts)), consumed, bad)
+
+            while True:
+                try:
+                    record = self._next(lines)
+                except StopIteration:
+                    break
+                except BadRecord as error:
+                    if not self.options.skip_bad:
+                        raise
+                    bad.append(error.skipped)
+                    position, record = one_more_skipped(position), None
+                if record is not None:
+                    texts.append(record[0])
+                    if self.options.keep:
+                        columns.append(record[1])
+                many = max(len(texts), len(bad)) >= self.options.batch_records
+                if many or lines.offset - told.offset >= CHUNK_BYTES:
+                    done = chunk()
+                    position = told = done.end
+                    yield done
+                    texts, columns, bad = [], [], []
+            if texts or bad:
+                yield chunk()
+
+    def _moved(self, position: Position, lines: _Lines, records: int) -> Position:
+        return Position(lines.offset, lines.line, position.records + records, position.skipped)
+
+    def _bad(self, line: int, why: str) -> BadRecord:
+        return BadRecord(self.path, line, why)
+
+    def _decoded(self, raw: bytes, lines: _Lines) -> str:
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            # Counted from the end: a byte order mark may have been taken off the front.
+            where = lines.offset - len(raw) + error.start
+            raise self._bad(
+                lines.line, f"byte 0x{raw[error.start]:02x} at offset {where} is not UTF-8"
+            ) from error
+
+    def _text(self, value: Any, line: int) -> str:
+        if not isinstance(value, str):
+            raise self._bad(line, f"{self.options.column!r} must be a string; got {type(value).__name__}")
+        if not is_unicode(value):
+            raise self._bad(line, f"{self.options.column!r} holds a lone surrogate")
+        return value
+
+
+class TextReader(_LineReader):
+    """One text a line. A blank line is an empty text, so that line and row numbers stay the same."""
+
+    def _next(self, lines: _Lines) -> Record | None:
+        text = self._decoded(next(lines), lines).removesuffix("\n").removesuffix("\r")
+        if self.path == STREAM and lines.line == 1 and _is_object(text):
+            warnings.warn(
+                "standard input begins with a JSON object and is read as lines of text, braces and all; "
+                "--input-format jsonl (kind='.jsonl') reads its column",
+                stacklevel=2,
+            )
+        return text, {self.options.column: text}
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return text.startswith("{") and isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+class JsonlReader(_LineReader):
+    """One JSON object a line; blank lines are passed over."""
+
+    def _next(self, lines: _Lines) -> Record | None:
+        text = self._decoded(next(lines), lines).strip()
+        if not text:
+            return None
+        try:
+            fields = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise self._bad(lines.line, f"not valid JSON ({error})") from error
+        if not isinstance(fields, dict):
+            raise self._bad(lines.line, f"expected a JSON object; got {type(fields).__name__}")
+        column = self.options.column
+        if column not in fields:
+            raise self._bad(
+                lines.line, f"no field {column!r}; found {', '.join(map(repr, fields)) or 'none'}"
+            )
+        return self._text(fields[column], lines.line), fields
+
+
+class CsvReader(_LineReader):
+    """Comma separated with a header line; quoted fields may hold newlines."""
+
+    delimiter = ","
+    _open_from, _open_to, _open_why = -1, -1, ""  # offsets between which an open quote ends in a known error
+
+    def _open(self, lines: _Lines) -> None:
+        csv.field_size_limit(max(csv.field_size_limit(), _LARGEST_FIELD))
+        try:
+            self.header = self._row(lines) or []
+        except StopIteration:
+            raise ValueError(f"{self.path}: empty; expected a header line") from None
+        self.body = lines.offset
+        column = self.options.column
+        if len(set(self.header)) != len(self.header):
+            raise ValueError(f"{self.path}: the header names a column twice: {', '.join(self.header)}")
+        if column not in self.header:
+            raise missing_column(self.path, column, self.header)
+
+    def _next(self, lines: _Lines) -> Record | None:
+        if lines.offset < self.body:
+            self._row(lines)  # the header, when reading from the start
+        row = self._row(lines)
+        if not row:
+            return None
+        if len(row) != len(self.header):
+            raise self._bad(lines.line, f"expected {len(self.header)} fields; got {len(row)}")
+        fields = dict(zip(self.header, row, strict=True))
+        return fields[self.options.column], fields
+
+    def _row(self, lines: _Lines) -> list[str]:
+        """The next row, [] for a blank line. After a bad one, reading goes on at the line below its first.
+
+        The time is linear in the file: where a row failed whose quote was open from one line to another, each line
+        between them fails in the same place if a quote is open at its beginning, and is not read on from again.
+        """
+        line = lines.line
+        drawn: list[bytes] = []
+
+        def decoded() -> Iterator[str]:
+            for raw in lines:
+                if drawn and self._open_from < lines.offset - len(raw) <= self._open_to:
+                    lines.put_back([raw])
+                    raise csv.Error(self._open_why)
+                drawn.append(raw)
+                # Without failing: what is not UTF-8 becomes surrogates, looked for once the row is whole.
+                yield raw.decode("utf-8", "surrogateescape")
+
+        try:
+            row = next(csv.reader(decoded(), delimiter=self.delimiter, strict=True))
+        except csv.Error as error:
+            rest = drawn[1:]
+            lines.put_back(rest)
+            if rest:
+                self._open_from, self._open_why = lines.offset - 1, str(error)
+                self._open_to = lines.offset + sum(map(len, rest[:-1]))
+                if "field limit" in self._open_why:  # a quote that opens later may close within the limit
+                    self._open_to = (self._open_from + self._open_to) // 2
+            raise self._bad(line + 1, f"not valid CSV ({error})") from error
+        if not all(map(is_unicode, row)):
+            raise self._bad(lines.line, _where_not_utf8(b"".join(drawn), lines.offset))
+        return row
+
+
+class TsvReader(CsvReader):
+    """The same with tabs."""
+
+    delimiter = "\t"
+
+
+def _where_not_utf8(raw: bytes, end: int) -> str:
+    """raw: the bytes that end at offset `end` of the file."""
+    try:
+        raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return f"byte 0x{raw[error.start]:02x} at offset {end - len(raw) + error.start} is not UTF-8"
+    return "not UTF-8"

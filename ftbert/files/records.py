@@ -1,0 +1,123 @@
+"""Types of readers and writers: files of texts as a stream of chunks, files of embeddings as a stream of appends.
+
+A chunk holds up to `batch_records` good records and the position at which the next chunk starts, so that
+reading can go on from there in another process. What is in a chunk depends only on the file and on that
+position: a resumed run cuts the same chunks.
+"""
+
+from __future__ import annotations
+
+import gzip
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+STREAM = Path("-")  # standard input, of text lines unless told otherwise, or standard output, of JSON lines
+EMBEDDING = "embedding"  # the column that writers add
+
+# A chunk also ends here, so that a file of very long texts needs no more memory than one of short ones.
+CHUNK_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where reading stands. offset: bytes (parquet: rows) consumed; line: lines (rows) consumed."""
+
+    offset: int = 0
+    line: int = 0
+    records: int = 0  # good ones
+    skipped: int = 0  # bad ones, counted when the reader may skip
+
+
+@dataclass
+class Chunk:
+    """texts: what to embed. columns: the records to keep beside it, a list of dict or a pyarrow Table. consumed: of
+    Reader.end, up to the end of the chunk. bad: the records left out."""
+
+    texts: list[str]
+    columns: Any
+    end: Position
+    consumed: int = 0
+    bad: list[Skipped] = field(default_factory=list)
+
+
+class Skipped(NamedTuple):
+    """A record that was left out. line: from 1 on; rows for parquet."""
+
+    line: int
+    reason: str
+
+
+class BadRecord(ValueError):
+    """A record that cannot be read; the message names file, line and reason."""
+
+    def __init__(self, path: Path, line: int, reason: str, unit: str = "line") -> None:
+        super().__init__(
+            f"{path}: {unit} {line}: {reason}. Mend it, or pass --skip-bad to leave such records out"
+        )
+        self.skipped = Skipped(line, reason)
+
+
+class Reader(Protocol):
+    """A source file."""
+
+    end: int | None  # Chunk.consumed at the end of the file, where that is known
+
+    def chunks(self, start: Position) -> Iterator[Chunk]:
+        """Chunks from `start` on; BadRecord at a bad record unless the reader skips them."""
+
+
+class Writer(Protocol):
+    """A target file in the making, inside a folder that may outlive the process."""
+
+    def append(self, chunk: Chunk, vectors: NDArray[np.float32]) -> None:
+        """Adds the chunk's records with their vectors, float32 [records, hidden]."""
+
+    def sync(self) -> dict[str, int]:
+        """Puts what was appended on the disk; returns the state a later process continues from."""
+
+    def finish(self) -> Path:
+        """The finished file, still inside the folder, on the disk."""
+
+    def close(self) -> None:
+        """Lets go of what is open; what was not synced may be lost."""
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """column: the one with the text. keep: read the other columns too. batch_records: per chunk. kind: of standard
+    input, one of formats.LINES."""
+
+    column: str = "text"
+    skip_bad: bool = False
+    keep: bool = True
+    batch_records: int = 8192
+    kind: str = ".txt"
+
+
+def open_lines(path: Path) -> tuple[BinaryIO, BinaryIO]:
+    """The bytes of a file of lines, unpacked, and what they are read from, whose place says how far that is."""
+    if path == STREAM:
+        return sys.stdin.buffer, sys.stdin.buffer
+    packed: BinaryIO = path.open("rb")  # type: ignore[assignment]
+    if path.suffix.lower() != ".gz":
+        return packed, packed
+    return gzip.GzipFile(fileobj=packed), packed  # type: ignore[return-value]
+
+
+def missing_column(path: Path, column: str, found: list[str]) -> ValueError:
+    """The error for a column that is not there."""
+    return ValueError(
+        f"{path}: no column {column!r}; found {', '.join(map(repr, found))}. Name one with --column"
+    )
+
+
+def one_more_skipped(position: Position, **moved: int) -> Position:
+    """`position` after a bad record was passed over."""
+    return replace(position, skipped=position.skipped + 1, **moved)

@@ -1,0 +1,295 @@
+"""Writers of .npy, .jsonl and .parquet that can be left and taken up again between two appends."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ftbert.checkpoint import named
+from ftbert.files.records import EMBEDDING, STREAM, Chunk, Skipped
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_NPY_HEADER = 128  # bytes; room for any row count, so that the count can be filled in at the end
+
+
+class _AppendedFile:
+    """A file that grows; what an earlier process wrote after its last `sync` is cut off."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path = path
+        self._file = path.open("r+b" if size else "w+b")
+        found = self._file.seek(0, os.SEEK_END)
+        if found < size:
+            self._file.close()
+            raise ValueError(
+                f"{path}: {found} bytes, but {size} were written; delete the folder and start again"
+            )
+        self._file.truncate(size)
+        self._file.seek(size)
+
+    def write(self, data: bytes | memoryview) -> None:
+        with named(self.path):
+            self._file.write(data)
+
+    def write_head(self, data: bytes) -> None:
+        with named(self.path):
+            self._file.seek(0)
+            self._file.write(data)
+            self._file.seek(0, os.SEEK_END)
+
+    def sync(self) -> int:
+        with named(self.path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            return self._file.tell()
+
+    def close(self) -> None:
+        with suppress(OSError):  # what could not be written was an error before, or is not wanted any more
+            self._file.close()
+
+
+class NpyWriter:
+    """float32 [records, hidden]; rows are appended, the header's count is written last."""
+
+    def __init__(self, folder: Path, hidden: int, state: dict[str, int]) -> None:
+        self._hidden = hidden
+        self._rows = state.get("rows", 0)
+        self._file = _AppendedFile(folder / "rows.npy", state.get("bytes", 0))
+        if not state:
+            self._file.write(bytes(_NPY_HEADER))
+
+    def append(self, chunk: Chunk, vectors: NDArray[np.float32]) -> None:
+        """See `records.Writer`."""
+        self._rows += len(chunk.texts)
+        self._file.write(vectors.astype("<f4", order="C", copy=False).data if len(vectors) else b"")
+
+    def sync(self) -> dict[str, int]:
+        """See `records.Writer`."""
+        return {"bytes": self._file.sync(), "rows": self._rows}
+
+    def finish(self) -> Path:
+        """See `records.Writer`."""
+        shape = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({self._rows}, {self._hidden}), }}"
+        # The format of numpy.lib.format, version 1.0: magic, header length, header, padded to 64.
+        head = b"\x93NUMPY\x01\x00" + (_NPY_HEADER - 10).to_bytes(2, "little")
+        self._file.write_head(head + shape.encode().ljust(_NPY_HEADER - 11) + b"\n")
+        self._file.sync()
+        return self._file.path
+
+    def close(self) -> None:
+        """See `records.Writer`."""
+        self._file.close()
+
+
+class SkippedWriter:
+    """The records left out: {"file", "line", "reason"}, one JSON object a line."""
+
+    def __init__(self, folder: Path, source: Path, state: dict[str, int]) -> None:
+        self._source = str(source)
+        self._file = _AppendedFile(folder / "skipped.jsonl", state.get("bytes", 0))
+
+    def append(self, bad: list[Skipped]) -> None:
+        for line, reason in bad:
+            row = {"file": self._source, "line": line, "reason": reason}
+            self._file.write((_as_json(row) + "\n").encode("utf-8"))
+
+    def sync(self) -> dict[str, int]:
+        """See `records.Writer`."""
+        return {"bytes": self._file.sync()}
+
+    def finish(self) -> Path:
+        """See `records.Writer`."""
+        self._file.sync()
+        return self._file.path
+
+    def close(self) -> None:
+        """See `records.Writer`."""
+        self._file.close()
+
+
+class JsonlWriter:
+    """The record's fields and "embedding", one JSON object a line."""
+
+    def __init__(self, folder: Path, hidden: int, state: dict[str, int]) -> None:
+        self._set_width(hidden)
+        self._file = _AppendedFile(folder / "rows.jsonl", state.get("bytes", 0))
+
+    def _set_width(self, hidden: int) -> None:
+        # Nine significant digits give every float32 back exactly, at half the length of a double's.
+        self._numbers = "[" + ", ".join(["%.9g"] * hidden) + "]"
+
+    def append(self, chunk: Chunk, vectors: NDArray[np.float32]) -> None:
+        """See `records.Writer`."""
+        self._file.write(self._packed(b"".join(self._lines(chunk, vectors))))
+
+    def _packed(self, data: bytes) -> bytes:
+        return data
+
+    def _lines(self, chunk: Chunk, vectors: NDArray[np.float32]) -> Iterator[bytes]:
+        rows = chunk.columns if isinstance(chunk.columns, list) else chunk.columns.to_pylist()
+        for fields, vector in zip(rows, vectors.tolist(), strict=True):
+            if EMBEDDING in fields:
+                raise ValueError(f"a record already has a field {EMBEDDING!r}; rename it, or write .npy")
+            numbers = self._numbers % tuple(vector)
+            body = _as_json(fields)[:-1] + (", " if fields else "") + f'"{EMBEDDING}": {numbers}}}\n'
+            yield body.encode("utf-8")
+
+    def sync(self) -> dict[str, int]:
+        """See `records.Writer`."""
+        return {"bytes": self._file.sync()}
+
+    def finish(self) -> Path:
+        """See `records.Writer`."""
+        self._file.sync()
+        return self._file.path
+
+    def close(self) -> None:
+        """See `records.Writer`."""
+        self._file.close()
+
+
+class JsonlGzWriter(JsonlWriter):
+    """The same packed, each chunk on its own, so that a later process can go on behind any of them."""
+
+    def _packed(self, data: bytes) -> bytes:
+        return gzip.compress(data, mtime=0) if data else b""
+
+
+class JsonlStream(JsonlWriter):
+    """The same on standard output, as it is computed. There is nothing to go on from."""
+
+    def __init__(self, hidden: int) -> None:
+        self._set_width(hidden)
+
+    def append(self, chunk: Chunk, vectors: NDArray[np.float32]) -> None:
+        """See `records.Writer`."""
+        with named("standard output"):
+            sys.stdout.buffer.writelines(self._lines(chunk, vectors))
+            sys.stdout.buffer.flush()
+
+    def sync(self) -> dict[str, int]:
+        """See `records.Writer`."""
+        return {}
+
+    def finish(self) -> Path:
+        """See `records.Writer`."""
+        return STREAM
+
+    def close(self) -> None:
+        """See `records.Writer`."""
+
+
+class ParquetWriter:
+    """The other columns and a fixed-size list<float32> "embedding".
+
+    A parquet file cannot be appended to once closed, so every chunk is a file of its own until the end.
+    Only then are all columns known, when the records are JSON objects that differ.
+    """
+
+    def __init__(self, folder: Path, hidden: int, state: dict[str, int]) -> None:
+        self._folder, self._hidden = folder, hidden
+        self._count = state.get("files", 0)
+        for number in range(self._count):
+            self._part(number).stat()  # FileNotFoundError when a finished chunk is gone
+
+    def append(self, chunk: Chunk, vectors: NDArray[np.float32]) -> None:
+        """See `records.Writer`."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        table = chunk.columns if isinstance(chunk.columns, pa.Table) else _as_table(chunk.columns)
+        if EMBEDDING in table.column_names:
+            raise ValueError(f"the records already have a field {EMBEDDING!r}; rename it, or write .npy")
+        flat = pa.array(vectors.ravel(), type=pa.float32())
+        table = table.append_column(self._field(), pa.FixedSizeListArray.from_arrays(flat, self._hidden))
+        with named(self._part(self._count)):
+            pq.write_table(table, self._part(self._count))
+        self._count += 1
+
+    def sync(self) -> dict[str, int]:
+        """See `records.Writer`."""
+        if self._count and self._part(self._count - 1).exists():
+            _sync_file(self._part(self._count - 1))
+        return {"files": self._count}
+
+    def finish(self) -> Path:
+        """See `records.Writer`."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        parts = [self._part(number) for number in range(self._count)]
+        schemas = [pq.read_schema(part) for part in parts] or [pa.schema([self._field()])]
+        try:
+            schema = pa.unify_schemas(schemas, promote_options="permissive")
+        except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
+            raise ValueError(
+                f"a field changes its type along the file ({error}); write .jsonl instead"
+            ) from error
+        whole = self._folder / "rows.parquet"
+        with named(whole), pq.ParquetWriter(whole, schema) as writer:
+            for part in parts:
+                table = pq.read_table(part, partitioning=None)
+                columns = [
+                    table[field.name].cast(field.type)
+                    if field.name in table.column_names
+                    else pa.nulls(len(table), field.type)
+                    for field in schema
+                ]
+                writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+        _sync_file(whole)
+        return whole
+
+    def close(self) -> None:
+        """See `records.Writer`."""
+
+    def _field(self) -> Any:
+        import pyarrow as pa
+
+        return pa.field(EMBEDDING, pa.list_(pa.float32(), self._hidden))
+
+    def _part(self, number: int) -> Path:
+        return self._folder / f"rows-{number:08d}.parquet"
+
+
+def _as_json(fields: dict[str, Any]) -> str:
+    try:
+        text = json.dumps(fields, ensure_ascii=False, default=_plain)
+        text.encode("utf-8")
+    except UnicodeEncodeError:  # a lone surrogate, which only the escaped form can carry
+        text = json.dumps(fields, default=_plain)
+    return text
+
+
+def _plain(value: Any) -> str:
+    """Dates, times and decimals from parquet as JSON has them: text."""
+    if isinstance(value, (bytes, memoryview)):
+        raise TypeError("a column holds bytes, which JSON cannot; write .parquet or .npy")
+    return str(value.isoformat() if hasattr(value, "isoformat") else value)
+
+
+def _as_table(rows: list[dict[str, Any]]) -> Any:
+    import pyarrow as pa
+
+    columns = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        try:
+            columns[name] = pa.array([row.get(name) for row in rows])
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError) as error:
+            raise ValueError(
+                f"field {name!r} does not fit one parquet type ({error}); write .jsonl"
+            ) from error
+    return pa.table(columns)
+
+
+def _sync_file(path: Path) -> None:
+    with path.open("r+b") as file:
+        os.fsync(file.fileno())

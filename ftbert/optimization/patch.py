@@ -1,0 +1,139 @@
+"""optimize and undo: a HuggingFace model, its encoder computed by ftbert."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import nn
+
+from ftbert.converters import open_checkpoint, rows_of
+from ftbert.devices import check_device, parse_device
+from ftbert.dtypes import parse_dtype
+from ftbert.optimization.patched_forward import PatchedForward, Settings, compute_dtype
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+T = TypeVar("T")
+
+
+def optimize(
+    model: T, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None, attention: str = "auto"
+) -> T:
+    """Lets ftbert compute the encoder of a HuggingFace model, in place, and returns the same object.
+
+    model: an encoder of transformers, bare or under any head; a SentenceTransformer or CrossEncoder; a `pipeline`; any
+    torch module or object with `.model` that contains such models. It must be in eval mode. Heads and poolers stay
+    as they are. Optimizing again changes the settings, or nothing.
+
+    device: where the model is moved first; None leaves it. dtype: what the encoder computes in (fp32, fp16, bf16, as in
+    `ftbert.load`); None is the model's own, and fp32 on a CPU. Results come in the model's own dtype either way.
+    attention: as in `ftbert.load`.
+
+    What differs from the original: at padding the hidden states are 0, and no gradient flows into the encoder (outputs
+    are detached from it, also in grad mode; training mode raises RuntimeError). With padding in column 0 the
+    pooler_output of a bare encoder is that of each row's first kept token, with a warning the first time.
+
+    Calls that ask for what ftbert does not compute run the original forward, with a warning the first time:
+    output_attentions, inputs_embeds, masks that are not [batch, seq], padding in column 0 where a head or another
+    module may read it, position_ids other than the default, anything of decoders. So do all calls while a module
+    inside the encoder has forward hooks, and those with attention_mask or position_ids while the caller records a CUDA
+    graph (warm up `encoder.forward.original` for them). The counts are in `encoder.forward.fallbacks`. torch.jit.trace,
+    torch.export and torch.compile(fullgraph=True) raise an error that says to call `undo` first; torch.compile without
+    it breaks its graph around the encoder.
+
+    Weights may be changed, moved or cast afterwards: the next call builds the encoder again (writes through
+    `parameter.data` are not noticed), or runs the original where ftbert does not compute them (float64, say). Memory:
+    the layers' weights are held twice on a CPU; on a GPU in the model's own dtype only those of query, key and value;
+    state_dict, save_pretrained, copy and pickle work as before.
+
+    TypeError: no transformers model in `model`. ValueError: an architecture that is not supported (the supported ones
+    are listed), weights that do not fit the config, training mode, a forward that something else has replaced.
+    RuntimeError: no such device here, or the model's own result is another than ftbert's.
+    """
+    encoders = _find_encoders(model)
+    settings = Settings(None if dtype is None else parse_dtype(dtype), attention)
+    place = None if device is None else check_device(parse_device(device))
+    for encoder in encoders:
+        _check(encoder, place, settings)
+    if place is not None:
+        _move(model, place)
+    fresh = [
+        (encoder, PatchedForward(encoder, settings, reader))
+        for encoder, reader in encoders.items()
+        if _settings_of(encoder) != settings
+    ]
+    for _, forward in fresh:
+        forward.built()
+    # Only now: what fails above leaves every encoder as it was.
+    for encoder, forward in fresh:
+        encoder.__dict__["forward"] = forward
+    return model
+
+
+def undo(model: T) -> T:
+    """Gives `model`, in place, its own computation back, and frees what `optimize` held. It stays where it is."""
+    for encoder in _find_encoders(model):
+        if isinstance(encoder.__dict__.get("forward"), PatchedForward):
+            del encoder.__dict__["forward"]
+    return model
+
+
+def _find_encoders(model: Any) -> dict[PreTrainedModel, str]:
+    """The encoders under the topmost transformers models in `model`, and who reads column 0 (see PatchedForward)."""
+    from transformers import PreTrainedModel
+
+    root = model if isinstance(model, nn.Module) else getattr(model, "model", None)
+    if not isinstance(root, nn.Module):
+        raise TypeError(
+            "expected a transformers model or pipeline, a SentenceTransformer or a CrossEncoder; "
+            f"got {type(model).__name__}"
+        )
+    found: dict[PreTrainedModel, str] = {}
+    waiting = [root]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, PreTrainedModel):
+            found[part.base_model] = _first_column(part, root)  # type: ignore[index]
+        else:
+            waiting += part.children()
+    if not found:
+        raise TypeError(f"there is no transformers model in this {type(root).__name__}")
+    return found
+
+
+def _first_column(part: PreTrainedModel, root: nn.Module) -> str:
+    if part.base_model is part:
+        # sentence-transformers' poolings go by the mask. Other modules around an encoder may read anything.
+        known = part is root or type(root).__module__.startswith("sentence_transformers.")
+        pooled = "pooled" if part is root and getattr(part, "pooler", None) is not None else "unread"
+        return pooled if known else "read"
+    rows = rows_of(str(part.config.model_type))
+    sources = {row.source for row in rows if type(part).__name__.endswith(row.architecture)}
+    return "unread" if sources == {"tokens"} else "read"
+
+
+def _settings_of(encoder: nn.Module) -> Settings | None:
+    forward = encoder.__dict__.get("forward")
+    return forward.settings if isinstance(forward, PatchedForward) else None
+
+
+def _check(encoder: PreTrainedModel, place: torch.device | None, settings: Settings) -> None:
+    name = type(encoder).__name__
+    if encoder.training:
+        raise ValueError(f"{name} is in training mode, and ftbert is for inference; call model.eval() first")
+    forward = encoder.__dict__.get("forward")
+    if forward is not None and not isinstance(forward, PatchedForward):
+        raise ValueError(f"something else has replaced {name}.forward (hooks of accelerate?); undo that first")
+    open_checkpoint(encoder)
+    compute_dtype(settings.dtype, encoder.dtype, place or check_device(encoder.device))
+
+
+def _move(model: Any, place: torch.device) -> None:
+    if isinstance(model, nn.Module):
+        model.to(place)
+        return
+    model.model.to(place)
+    if isinstance(getattr(model, "device", None), torch.device):
+        model.device = place  # a pipeline moves its inputs there

@@ -1,0 +1,300 @@
+"""The forward that `ftbert.optimize` gives a transformers encoder."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import types
+import warnings
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ftbert._library import load_library
+from ftbert.checkpoint import EncoderConfig
+from ftbert.converters import open_checkpoint
+from ftbert.devices import check_device, check_dtype
+from ftbert.dtypes import parse_dtype
+from ftbert.forked import note_fork
+from ftbert.live_check import Differs, check_equal, sample_ids
+from ftbert.optimization.live_weights import Watch, build_encoder
+
+load_library()  # before a fork, which it must see
+
+# What ftbert computes. Any other argument that asks for something goes to the original forward.
+_COMPUTED = {"input_ids", "attention_mask", "token_type_ids", "position_ids", "output_hidden_states", "return_dict"}
+# Means something to decoders only, and those are refused.
+_IGNORED = {"use_cache"}
+# Read by transformers wherever a forward takes any keyword, beside what signatures say.
+_READ = {"return_dict", "output_cross_attentions", "output_mask_decoder_attentions", "kernel_options", "debug_io"}
+_UNTRACEABLE = (
+    "ftbert.optimize looks at each call's mask and at the weights before it computes, which cannot be traced; call "
+    "ftbert.undo(model) first, or trace the module of ftbert.load(model)"
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """dtype: as of `ftbert.load`; None follows the model (fp32 on the CPU)."""
+
+    dtype: torch.dtype | None
+    attention: str
+
+
+@dataclass(frozen=True)
+class _Built:
+    encoder: Any
+    config: EncoderConfig
+    watch: Watch
+    device: torch.device
+    out_dtype: torch.dtype
+    output: type[Any]  # the dataclass that the original returns
+    gaps: bool  # return_dict=False keeps None in the tuple (models of the older style)
+
+
+class PatchedForward:
+    """Callable as the forward of the encoder it was made for; `ftbert.optimize` documents what it computes.
+
+    first_column: who reads column 0 of the output, which may be padding: "unread", "pooled" (the encoder's own pooler
+    alone), or "read" (a head or another module may).
+    fallbacks: how often the original ran instead, by reason. Thread-safe; a copied or unpickled model builds its own.
+    """
+
+    def __init__(self, encoder: nn.Module, settings: Settings, first_column: str = "read") -> None:
+        # Weak: the model owns this object, and a cycle would keep its memory until the garbage collector comes.
+        self._module = weakref.ref(encoder)
+        self.settings = settings
+        self.first_column = first_column
+        self.fallbacks: dict[str, int] = {}
+        self._warned_of_pooler = False
+        self._lock = threading.Lock()
+        self._built: _Built | None = None
+        self.__signature__ = inspect.signature(types.MethodType(type(encoder).forward, encoder))
+        self._read = _names_read(self.__signature__)
+
+    @torch.compiler.disable(reason=_UNTRACEABLE)  # type: ignore[untyped-decorator]
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch._C._get_tracing_state() is not None or torch.compiler.is_exporting():
+            raise RuntimeError(_UNTRACEABLE)
+        note_fork()
+        module = self._owner()
+        if module.training:
+            raise RuntimeError(
+                "this model was optimized by ftbert for inference, and is in training mode; call model.eval(), "
+                "or ftbert.undo(model) to train it"
+            )
+        asked = self.__signature__.bind(*args, **kwargs).arguments
+        asked.update({name: value for name, value in asked.pop("kwargs", {}).items() if name in self._read})
+        looked_at = [asked.get(name) for name in ("attention_mask", "position_ids")]
+        if any(isinstance(one, Tensor) for one in looked_at) and _is_recording(asked.get("input_ids")):
+            # What stands in them decides what is launched, and the host cannot read it then.
+            self._note("attention_mask or position_ids while a CUDA graph is recorded", module)
+            return self.original(*args, **kwargs)
+        try:
+            built = self.built()
+        except (ValueError, Differs) as error:  # changed since into something that ftbert does not compute
+            self._note(str(error), module)
+            return self.original(*args, **kwargs)
+        mask = asked.get("attention_mask")
+        if isinstance(mask, Tensor) and mask.dim() == 2:
+            # As transformers reads it: what is not 0 is kept. On the host, because the next check looks at it there,
+            # and ftbert then does not wait for the device a second time.
+            asked["attention_mask"] = mask = (mask != 0).cpu()
+        hooked = "forward hooks on modules inside" if built.watch.hooked() else None
+        reason = hooked or _why_original(asked, module.config, built.config, self.first_column)
+        if reason is not None:
+            self._note(reason, module)
+            return self.original(*args, **kwargs)
+        if self.first_column == "pooled" and _starts_with_padding(asked["input_ids"], mask):
+            self._warn_of_pooler(module)
+        return _forward(built, module, asked)
+
+    def original(self, *args: Any, **kwargs: Any) -> Any:
+        """The forward of transformers."""
+        module = self._owner()
+        return type(module).forward(module, *args, **kwargs)
+
+    def built(self) -> _Built:
+        """Builds again when the weights changed, moved or have another dtype."""
+        built = self._built
+        if built is not None and built.watch.unchanged():
+            return built
+        with self._lock:
+            if self._built is None or not self._built.watch.unchanged():
+                self._built = None  # frees the memory before the next is built
+                self._built = _build(self._owner(), self.settings)
+            return self._built
+
+    def info(self) -> dict[str, str]:
+        """Device, dtype and which kernels were chosen and why."""
+        return dict(self.built().encoder.info())
+
+    def _owner(self) -> Any:
+        module = self._module()
+        if module is None:
+            raise RuntimeError("the model that ftbert optimized is gone; optimize the one you hold")
+        return module
+
+    def _note(self, reason: str, module: nn.Module) -> None:
+        if reason not in self.fallbacks:
+            warnings.warn(
+                f"ftbert: {reason}: {type(module).__name__} of transformers computes such calls", stacklevel=4
+            )
+        self.fallbacks[reason] = self.fallbacks.get(reason, 0) + 1
+
+    def _warn_of_pooler(self, module: nn.Module) -> None:
+        if not self._warned_of_pooler:
+            self._warned_of_pooler = True
+            warnings.warn(
+                f"ftbert: padding in column 0: the pooler_output of {type(module).__name__} is of each row's first "
+                "kept token, where transformers takes the padding's",
+                stacklevel=4,
+            )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PatchedForward:
+        # deepcopy has made the copy of the owner, still empty, before it comes to its attributes.
+        owner = self._owner()
+        return PatchedForward(memo.get(id(owner), owner), self.settings, self.first_column)
+
+    def __reduce__(self) -> Any:
+        return PatchedForward, (self._owner(), self.settings, self.first_column)
+
+
+def _names_read(signature: inspect.Signature) -> set[str]:
+    """The keywords that mean something to transformers; a forward with **kwargs ignores all others."""
+    from transformers import AttentionInterface, utils
+
+    names = {*signature.parameters, *_COMPUTED, *_READ}
+    names |= set(getattr(getattr(utils, "TransformersKwargs", None), "__annotations__", {}))
+    for attention in AttentionInterface().values():
+        names |= set(inspect.signature(attention).parameters)
+    return names
+
+
+def _is_recording(ids: Any) -> bool:
+    """Whether the caller records the launches of this call. Not asked while torch.compile traces, which it cannot."""
+    if torch.compiler.is_compiling() or not isinstance(ids, Tensor):
+        return False
+    return ids.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _build(module: Any, settings: Settings) -> _Built:
+    devices = {parameter.device for parameter in module.parameters()}
+    if len(devices) != 1:
+        raise ValueError(f"the encoder's weights must be on one device; they are on {sorted(map(str, devices))}")
+    device = check_device(devices.pop())
+    own = next(p.dtype for p in module.parameters() if p.is_floating_point())
+    dtype = compute_dtype(settings.dtype, own, device)
+    # Not under the caller's inference_mode: the tensors live on.
+    with torch.inference_mode(False), torch.no_grad():
+        watch = Watch(module)
+        encoder, config = build_encoder(module, open_checkpoint(module), device, dtype, settings.attention)
+        return _compare(module, encoder, config, watch, device, own)
+
+
+def compute_dtype(asked: torch.dtype | None, own: torch.dtype, device: torch.device) -> torch.dtype:
+    """What the encoder computes in; ValueError for what ftbert does not compute in there."""
+    if device.type != "cpu":
+        return parse_dtype(own if asked is None else asked)
+    # 16 bit models too: fp32 is what the CPU is fast in, and it is nearer to what they mean.
+    wanted = torch.float32 if asked is None and own in (torch.float16, torch.bfloat16) else parse_dtype(asked or own)
+    check_dtype(device, wanted)
+    return wanted
+
+
+def _compare(
+    module: Any, encoder: Any, config: EncoderConfig, watch: Watch, device: torch.device, own: torch.dtype
+) -> _Built:
+    """Runs a few tokens through both: what the original returns, and that the two agree."""
+    ids = sample_ids(config.vocab, config.max_seq, device)
+    mask = torch.ones_like(ids)
+    forward = type(module).forward
+    theirs = forward(module, ids, attention_mask=mask, return_dict=True)
+    gaps = any(x is None for x in forward(module, ids, attention_mask=mask, return_dict=False))
+    ours = torch.ops.ftbert.forward(encoder, ids, None, None)[0]
+    exact = own == torch.float32 and encoder.product_dtype() == "fp32"
+    check_equal(ours, theirs.last_hidden_state, type(module).__name__, exact)
+    return _Built(encoder, config, watch, device, own, type(theirs), gaps)
+
+
+def _why_original(asked: dict[str, Any], theirs: Any, ours: EncoderConfig, first_column: str) -> str | None:
+    """What in a call ftbert does not compute, or None. asked["attention_mask"]: if 2-D, bool on the CPU."""
+    for name, value in asked.items():
+        if name not in _COMPUTED and name not in _IGNORED and value is not None and value is not False:
+            return name
+    if not isinstance(asked.get("input_ids"), Tensor):
+        return "no input_ids"
+    if asked.get("output_attentions") is None and theirs.output_attentions:
+        return "output_attentions"
+    if getattr(theirs, "is_decoder", False) or getattr(theirs, "is_causal", False):
+        return "a decoder"
+    if not isinstance(asked.get("output_hidden_states", False), bool | None):
+        return "output_hidden_states of chosen layers"
+    ids, mask = asked["input_ids"], asked.get("attention_mask")
+    if mask is not None:
+        if not isinstance(mask, Tensor) or mask.dim() != 2:
+            return "an attention_mask that is not [batch, seq]"
+        # Most heads read column 0, whatever stands there. ftbert computes nothing at padding.
+        if first_column == "read" and _starts_with_padding(ids, mask):
+            return "padding in column 0 (pad on the right)"
+    positions = asked.get("position_ids")
+    if positions is not None and not _are_default(positions, ids, mask, ours):
+        return "position_ids other than the default"
+    return None
+
+
+def _starts_with_padding(ids: Tensor, mask: Tensor | None) -> bool:
+    return mask is not None and mask.shape == ids.shape and mask.shape[1] > 0 and not bool(mask[:, 0].all())
+
+
+def _are_default(positions: Tensor, ids: Tensor, mask: Tensor | None, config: EncoderConfig) -> bool:
+    if ids.dim() != 2 or positions.shape not in (ids.shape, (1, ids.shape[1])):
+        return False
+    if config.positions == "from_padding":
+        kept = (ids != config.padding_id).long()
+        default = kept.cumsum(1) * kept + config.padding_id
+    elif config.positions == "absolute":
+        default = torch.arange(ids.shape[1], device=ids.device)[None]
+    else:
+        return False
+    equal = positions.to(ids.device) == default
+    return bool((equal | ~mask.to(ids.device)).all() if mask is not None and mask.shape == ids.shape else equal.all())
+
+
+def _forward(built: _Built, module: Any, asked: dict[str, Any]) -> Any:
+    inputs = (asked["input_ids"], asked.get("attention_mask"), asked.get("token_type_ids"))
+    config = module.config
+    fields: dict[str, Any] = {}
+    wanted = asked.get("output_hidden_states")
+    if config.output_hidden_states if wanted is None else wanted:
+        states = torch.ops.ftbert.forward_hidden_states(built.encoder, *inputs).to(built.out_dtype)
+        fields["hidden_states"] = states.unbind(0)
+        hidden = fields["hidden_states"][-1]
+    else:
+        hidden = torch.ops.ftbert.forward(built.encoder, *inputs)[0].to(built.out_dtype)
+    mask = inputs[1]
+    start = hidden
+    if mask is not None and _starts_with_padding(inputs[0], mask):  # only the pooler reads column 0 then
+        first = mask.long().argmax(1).to(hidden.device)
+        start = hidden[torch.arange(len(hidden), device=hidden.device), first][:, None]
+    pooled = _pool(module, start)
+    if pooled is not None:
+        fields["pooler_output"] = pooled
+    out = built.output(last_hidden_state=hidden, **fields)
+    wanted = asked.get("return_dict")
+    if config.return_dict if wanted is None else wanted:
+        return out
+    return (hidden, None, *out.to_tuple()[1:]) if built.gaps else out.to_tuple()
+
+
+def _pool(module: Any, hidden: Tensor) -> Tensor | None:
+    """[batch, seq, hidden] -> [batch, hidden], through the model's own pooler; None if it has none."""
+    pooler = getattr(module, "pooler", None)
+    if pooler is None:
+        return None
+    if isinstance(pooler, nn.Linear):  # ALBERT keeps its activation beside it
+        return module.pooler_activation(pooler(hidden[:, 0]))  # type: ignore[no-any-return]
+    return pooler(hidden)  # type: ignore[no-any-return]

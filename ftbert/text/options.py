@@ -1,0 +1,117 @@
+"""What one call of encode asks for, together with what the model's folder says."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+from ftbert.checkpoint import is_unicode
+from ftbert.text.settings import check_pooling
+from ftbert.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """Every choice made.
+
+    prompt: put before every text. unpooled_tokens: so many at the beginning of each text are left out of the pooling.
+    max_length: tokens of a text with the special ones. width: entries of a vector; truncate_dim: None where that is
+    all of them. normalize_whole: to length 1 before truncation; normalize: after it. max_tokens, batch_size: most
+    tokens and texts computed at once.
+    """
+
+    prompt: str
+    unpooled_tokens: int
+    max_length: int
+    pooling: str
+    truncate_dim: int | None
+    width: int
+    normalize_whole: bool
+    normalize: bool
+    max_tokens: int
+    batch_size: int | None
+
+    @classmethod
+    def choose(
+        cls,
+        tokenizer: Tokenizer,
+        hidden: int,
+        *,
+        normalize: bool | None = True,
+        pooling: str | None = None,
+        max_tokens: int = 16384,
+        batch_size: int | None = None,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        task: str | None = None,
+        max_length: int | None = None,
+        truncate_dim: int | None = None,
+    ) -> TextOptions:
+        """As `ftbert.Model.encode` documents them; task: "query", "document" or None. TypeError, ValueError."""
+        settings = tokenizer.settings
+        if not isinstance(normalize, bool | None):
+            raise TypeError(f"normalize must be True, False or None; got {normalize!r}")
+        if task not in (None, "query", "document"):
+            raise ValueError(f"task must be 'query', 'document' or None; got {task!r}")
+        if max_length is None:
+            own = {"query": settings.query_length, "document": settings.document_length}.get(task or "")
+            length = tokenizer.max_length
+            if own is not None:
+                length = tokenizer.check_length(min(own, tokenizer.longest), f"{task}_length")
+        else:
+            length = tokenizer.check_length(_positive("max_length", max_length), "max_length")
+        before = _prompt(tokenizer, prompt, prompt_name, task)
+        kept = settings.truncate_dim if truncate_dim is None else _positive("truncate_dim", truncate_dim)
+        kept = None if kept is None or kept >= hidden else kept
+        return cls(
+            prompt=before,
+            unpooled_tokens=0 if settings.include_prompt else tokenizer.prompt_tokens(before),
+            max_length=length,
+            pooling=settings.pooling if pooling is None else check_pooling(pooling),
+            truncate_dim=kept,
+            width=hidden if kept is None else kept,
+            normalize_whole=normalize is None and settings.normalize,
+            normalize=bool(normalize),
+            max_tokens=_positive("max_tokens", max_tokens),
+            batch_size=None if batch_size is None else _positive("batch_size", batch_size),
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """What the numbers depend on, for comparing with an interrupted run."""
+        return {
+            "prompt": self.prompt,
+            "unpooled_tokens": self.unpooled_tokens,
+            "max_length": self.max_length,
+            "pooling": self.pooling,
+            "truncate_dim": self.truncate_dim,
+            "normalize": self.normalize or self.normalize_whole,
+            "normalize_whole": self.normalize_whole and self.truncate_dim is not None,
+            "max_tokens": self.max_tokens,
+        }
+
+
+def _prompt(tokenizer: Tokenizer, prompt: str | None, name: str | None, task: str | None) -> str:
+    """As sentence-transformers chooses it: the text itself, its name, the task's, the folder's default."""
+    prompts = tokenizer.settings.prompts
+    for what, given in (("prompt", prompt), ("prompt_name", name)):
+        if not isinstance(given, str | None):
+            raise TypeError(f"{what} must be a str; got {type(given).__name__}")
+    if prompt is not None:
+        if name is not None:
+            warnings.warn("prompt is given, so prompt_name is ignored", stacklevel=5)
+        if not is_unicode(prompt):
+            raise ValueError("prompt is not valid Unicode: it holds a lone surrogate. Decode it again")
+        return prompt
+    name = name if name is not None else task
+    if name is None:
+        return tokenizer.settings.default_prompt
+    if name not in prompts:
+        raise ValueError(f"prompt_name must be one of {', '.join(map(repr, prompts))}; got {name!r}")
+    return prompts[name]
+
+
+def _positive(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a positive integer; got {value!r}")
+    return value

@@ -1,0 +1,180 @@
+"""Rows of tuned GEMM tables: what was measured of a product."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from ftbert.dtypes import DTYPES
+
+WITH_LAYERNORM = -2  # the id of an algorithm that contains it
+_MOST = (1 << 31) - 1  # of rows, columns and whatever else is counted
+_TILE = ("tile_rows", "tile_columns", "split_k")
+_ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "tanh")
+
+
+class TableError(ValueError):
+    """The file is no table of ours; the words say why."""
+
+
+@dataclass(frozen=True, order=True)
+class Product:
+    """A linear layer's product [m, k] @ [n, k]^T and what comes with it. dtype: fp32, fp16 or bf16. activation: gelu
+    (erf), gelu_tanh, relu, silu or tanh; what cuBLASLt does not compute exactly follows it as add_bias_act. layernorm:
+    with the residual and its LayerNorm, which follow as add_bias_input_layernorm or are contained."""
+
+    dtype: str
+    n: int
+    k: int
+    bias: bool = False
+    activation: str = "none"
+    layernorm: bool = False
+
+    def __str__(self) -> str:
+        parts = ["bias"] * self.bias + [self.activation] * (self.activation != "none") + ["layernorm"] * self.layernorm
+        epilogue = "+".join(parts) or "no epilogue"
+        return f"{self.dtype} n={self.n} k={self.k} {epilogue}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One product for m from `first` to `last`, both included. algorithm: cublasLtMatmulAlgo_t as 8 words of 64 bit, or
+    one of ftbert's own products (config's id is negative, its tile the variant), or None: with a LayerNorm what the
+    product without it runs was not beaten; without one, in tables made before, cuBLASLt's first proposal was not.
+    us, default_us: microseconds at the m of `timed`, where config's followed is 1 with the LayerNorm that follows the
+    product in a layer; where its in_layer is 1, the algorithm was chosen by the time of whole layers."""
+
+    product: Product
+    first: int
+    last: int
+    algorithm: tuple[int, ...] | None
+    timed: tuple[int, ...] = ()
+    us: tuple[float, ...] = ()
+    default_us: tuple[float, ...] = ()
+    config: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def followed(self) -> bool:
+        """Whether the LayerNorm that follows the product in a layer is in its times."""
+        return bool(self.config.get("followed"))
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it names a product of ftbert's own, which any cuBLASLt leaves as it is."""
+        return self.config.get("id", 0) < 0
+
+    @property
+    def in_layer(self) -> bool:
+        """Whether it was compared by the time of whole layers."""
+        return bool(self.config.get("in_layer"))
+
+    @property
+    def gain(self) -> float:
+        """How much faster than cuBLASLt's first proposals: 0.1 is 10 %."""
+        return sum(self.default_us) / sum(self.us) - 1 if self.us else 0.0
+
+    @property
+    def tuned(self) -> int:
+        """At how many of the timed m its own algorithm is faster than those."""
+        if self.algorithm is None:
+            return 0
+        return sum(us < default for us, default in zip(self.us, self.default_us, strict=True))
+
+    def part(self, first: int, last: int) -> Row:
+        """The same for fewer m."""
+        kept = [i for i, m in enumerate(self.timed) if first <= m <= last]
+        timed = tuple(self.timed[i] for i in kept)
+        us, default_us = (tuple(values[i] for i in kept) for values in (self.us, self.default_us))
+        return replace(self, first=first, last=last, timed=timed, us=us, default_us=default_us)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What stands in the file."""
+        words = None if self.algorithm is None else _hex(self.algorithm)
+        values = asdict(self) | {"algorithm": words, "timed": list(self.timed)}
+        values |= {key: [round(us, 2) for us in values[key]] for key in ("us", "default_us")}
+        product = values.pop("product")
+        if not product["layernorm"]:
+            del product["layernorm"]
+        return product | values
+
+    @staticmethod
+    def parse(values: dict[str, Any]) -> Row:
+        """TableError names what is wrong: whatever a file holds, it must not break the model that asks for it."""
+        try:
+            product = Product(
+                values["dtype"], _whole(values["n"]), _whole(values["k"]), bool(values["bias"]), values["activation"],
+                bool(values.get("layernorm", False)),
+            )  # fmt: skip
+            words = values["algorithm"]
+            if words is not None and not re.fullmatch("([0-9a-f]{16}){1,8}", words):
+                raise ValueError("algorithm is not words of 16 hexadecimal digits")
+            row = Row(
+                product,
+                _whole(values["first"]),
+                _whole(values["last"]),
+                None if words is None else tuple(int(words.ljust(128, "0")[i : i + 16], 16) for i in range(0, 128, 16)),
+                tuple(_whole(m) for m in values["timed"]),
+                tuple(_microseconds(us) for us in values["us"]),
+                tuple(_microseconds(us) for us in values["default_us"]),
+                {str(key): _whole(value, least=-_MOST) for key, value in values["config"].items()},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise TableError(f"a row cannot be read ({type(error).__name__}: {error})") from None
+        if product.dtype not in (*DTYPES,) or product.activation not in _ACTIVATIONS:
+            raise TableError(f"a row makes no sense: dtype {product.dtype!r}, activation {product.activation!r}")
+        tile = not row.config.get("tile_rows") or min(row.config.get(key, 0) for key in _TILE) > 0
+        if not (row.first <= row.last and tile and len(row.timed) == len(row.us) == len(row.default_us)):
+            raise TableError(f"a row makes no sense: {product}, m from {row.first} to {row.last}")
+        return row.part(row.first, row.last)  # without times of other m
+
+
+def _whole(value: Any, least: int = 1) -> int:
+    if type(value) is not int or not least <= value <= _MOST:
+        raise ValueError(f"expected a whole number from {least} to {_MOST}, got {str(value)[:40]}")
+    return value
+
+
+def _microseconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _MOST:
+        raise ValueError(f"expected microseconds, got {str(value)[:40]}")
+    return float(value)
+
+
+def _hex(words: tuple[int, ...]) -> str:
+    """16 digits a word; zero words at the end, of which there are many, are left out."""
+    used = max((i + 1 for i, word in enumerate(words) if word), default=1)
+    return "".join(f"{word:016x}" for word in words[:used])
+
+
+def merge(first: Iterable[Row], second: Iterable[Row]) -> list[Row]:
+    """All of `first`, and of `second` what it leaves free. Neighbours with one algorithm become one row."""
+    rows = list(first)
+    taken: dict[Product, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row.first):
+        taken.setdefault(row.product, []).append(row)
+    for row in second:
+        free = row.first
+        for other in taken.get(row.product, ()):
+            if free < other.first <= row.last:
+                rows.append(row.part(free, other.first - 1))
+            free = max(free, other.last + 1) if other.first <= row.last else free
+        if free <= row.last:
+            rows.append(row.part(free, row.last))
+    joined: list[Row] = []
+    for row in sorted(rows, key=lambda row: (row.product, row.first)):
+        before = joined[-1] if joined else None
+        if before and before.last + 1 == row.first and all(
+            getattr(before, name) == getattr(row, name) for name in ("product", "algorithm", "followed", "in_layer")
+        ):
+            joined[-1] = replace(
+                before,
+                last=row.last,
+                timed=before.timed + row.timed,
+                us=before.us + row.us,
+                default_us=before.default_us + row.default_us,
+            )
+        else:
+            joined.append(row)
+    return joined

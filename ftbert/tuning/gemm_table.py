@@ -1,0 +1,263 @@
+"""Tuned GEMM tables: JSON files of algorithms by product and range of m, and which of them is in force.
+
+A file belongs to one GPU model and one version of cuBLASLt, since an algorithm's 64 bytes mean something to that
+version only; rows that name ftbert's own products hold for every version, and for every GPU of the same architecture
+with as many multiprocessors. Looked for in this order, and a row from further up hides those below it: the file that
+$FTBERT_GEMM_TABLE names ("off": none at all), the user's cache folder (where `ftbert tune` writes), the tables that
+come with the package. What fits no row runs what guess_gemm (csrc/gemm/gemm_guess.h) chooses.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import threading
+import warnings
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ftbert._library import build_info, load_library
+from ftbert.checkpoint import named
+from ftbert.tuning.gemm_rows import Row, TableError, merge
+from ftbert.user_cache import cache_folder, locked, make_private, untrusted
+
+FORMAT = 2  # 1: the same, without products that have a LayerNorm
+_MOST_BYTES = 64 << 20  # of a file; the package's are below 1 MB
+# To the library: cuBLASLt's first proposal, and where a LayerNorm is asked for, none that contains it.
+_NOTHING_OF_OURS = (0,) * 8
+_SHIPPED = Path(__file__).parent / "gemm_tables"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a table belongs to: "NVIDIA H200", "cuBLASLt 13.1.1", "sm_90 x 132". The last, architecture and
+    multiprocessors, is what ftbert's own products depend on; tables made before do not have it."""
+
+    gpu: str
+    cublaslt: str
+    kind: str = field(default="", compare=False)
+
+    @staticmethod
+    def of(device: int | torch.device) -> Machine:
+        """The machine of a CUDA device; RuntimeError where there is none."""
+        if not torch.cuda.is_available():
+            raise RuntimeError(f"no GPU to tune for: {build_info().get('cuda_reason', 'torch sees none')}")
+        found = torch.cuda.get_device_properties(device)
+        kind = f"sm_{found.major}{found.minor} x {found.multi_processor_count}"
+        return Machine(found.name, build_info().get("cuda_gemm", ""), kind)
+
+    @property
+    def file_name(self) -> str:
+        """Of its table."""
+        words = "-".join((self.gpu, self.cublaslt)).lower()
+        return re.sub(r"[^a-z0-9.]+", "_", words) + ".json"
+
+
+def read_table(path: Path) -> tuple[Machine, list[Row]]:
+    """TableError says what is wrong with the file; OSError where it cannot be opened."""
+    if path.exists() and not path.is_file():
+        raise TableError("it is no file")  # a pipe would be waited for
+    if path.stat().st_size > _MOST_BYTES:
+        raise TableError(f"it has more than {_MOST_BYTES >> 20} MB")
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise TableError(f"it is no JSON ({error})") from None
+    if not isinstance(document, dict) or not isinstance(document.get("rows"), list):
+        raise TableError("it is no table of ftbert")
+    if document.get("format") not in (1, FORMAT):
+        raise TableError(f"its format is {repr(document.get('format'))[:40]}, this ftbert reads 1 and {FORMAT}")
+    owner = Machine(*(str(document.get(key, "")) for key in ("gpu", "cublaslt", "kind")))
+    return owner, [Row.parse(r) for r in document["rows"]]
+
+
+def add_rows(path: Path, machine: Machine, rows: Iterable[Row]) -> None:
+    """Puts rows into a file, over those for the same m. Several processes may do so at once; none loses a row, and a
+    killed one leaves the file as it was. A file of another machine, or no table at all, is set aside as FILE.old, or
+    FILE.old2 and so on where that is taken. A link stays one."""
+    path = Path(os.path.realpath(path))
+    make_private(path.parent)
+    with locked(path.with_name(path.name + ".lock")):
+        old: list[Row] = []
+        try:
+            owner, old = read_table(path)
+            if owner != machine:
+                raise TableError(f"it belongs to {owner.gpu}, {owner.cublaslt}")
+        except FileNotFoundError:
+            pass
+        except TableError as error:
+            old = []
+            aside = _set_aside(path)
+            warnings.warn(f"{path} is replaced and kept as {aside.name}: {error}", stacklevel=2)
+        document: dict[str, Any] = {"format": FORMAT} | asdict(machine)
+        lines = ",\n".join("  " + json.dumps(row.as_dict()) for row in merge(rows, old))
+        head = json.dumps(document)[:-1]
+        fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+        try:
+            with named(fresh), fresh.open("x", encoding="utf-8") as file:
+                file.write(f'{head}, "rows": [\n{lines}\n]}}\n')
+                file.flush()
+                os.fsync(file.fileno())  # else a power cut may leave the new name and nothing in it
+            fresh.replace(path)
+        except BaseException:
+            fresh.unlink(missing_ok=True)
+            raise
+
+
+def _set_aside(path: Path) -> Path:
+    number = 1
+    while (aside := path.with_name(f"{path.name}.old{number if number > 1 else ''}")).exists():
+        number += 1
+    return path.replace(aside)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A place where a table was looked for. problem: why its rows, or some of them, are not used, or ""."""
+
+    kind: str
+    path: Path
+    rows: list[Row]
+    problem: str = ""
+
+
+def user_table(machine: Machine) -> Path | None:
+    """Where `ftbert tune` writes; None when the cache is off."""
+    folder = cache_folder()
+    return None if folder is None else folder / "gemm_tables" / machine.file_name
+
+
+def sources(machine: Machine) -> list[Source]:
+    """The tables that exist, first the one that counts most."""
+    chosen = os.environ.get("FTBERT_GEMM_TABLE", "")
+    if chosen == "off":
+        return []
+    user = user_table(machine)
+    places = [("$FTBERT_GEMM_TABLE", Path(os.path.expanduser(chosen)))] if chosen else []
+    places += [("user cache", _nearest(user, machine))] if user is not None else []
+    places += [("package", _nearest(_SHIPPED / machine.file_name, machine))]
+    found = [_source(kind, path, machine) for kind, path in places]
+    return [source for source in found if source is not None]
+
+
+def _nearest(path: Path, machine: Machine) -> Path:
+    """`path` where it exists, else the newest beside it that fits in part: of this GPU, or else of its kind."""
+    if path.exists() or untrusted(path.parent):
+        return path
+    fitting = []
+    for other in path.parent.glob("*.json"):
+        with suppress(TableError, OSError):
+            owner, _ = read_table(other)
+            if owner.gpu == machine.gpu or (owner.kind and owner.kind == machine.kind):
+                fitting.append((owner.gpu == machine.gpu, other.stat().st_mtime_ns, other))
+    return max(fitting, default=(False, 0, path))[2]
+
+
+def _source(kind: str, path: Path, machine: Machine) -> Source | None:
+    """None where there is no such file, unless it was asked for by name."""
+    if kind == "user cache" and path.exists() and (reason := untrusted(path.parent.parent, path.parent)):
+        return Source(kind, path, [], reason)
+    try:
+        owner, rows = read_table(path)
+    except FileNotFoundError:
+        return Source(kind, path, [], "there is no such file") if kind.startswith("$") else None
+    except TableError as error:
+        return Source(kind, path, [], str(error))
+    except OSError as error:
+        return Source(kind, path, [], error.strerror or str(error))
+    kept, problem = rows, ""
+    if owner != machine:
+        problem = f"it was made for {owner.gpu}, {owner.cublaslt}; this is {machine.gpu}, {machine.cublaslt}"
+        fits = owner.gpu == machine.gpu or (owner.kind and owner.kind == machine.kind)
+        kept = [row for row in rows if fits and row.is_own]
+    module = tuner_module()
+    known = [row for row in kept if module is None or row.algorithm is None or module.is_known(row.algorithm)]
+    if len(known) < len(kept):
+        gone = f"{len(kept) - len(known)} rows name products that this ftbert does not have"
+        problem = "; ".join(filter(None, [problem, gone]))
+    if kept and len(known) < len(rows):
+        problem += f"; {_cost(rows, known)}"
+    return Source(kind, path, known, problem)
+
+
+def _cost(rows: list[Row], kept: list[Row]) -> str:
+    """What the rows that are not kept were worth, and what to do."""
+    lost = [row for row in rows if row not in kept]
+    own, proposed = (sum(us for row in lost for us in getattr(row, name)) for name in ("us", "default_us"))
+    gain = f", up to {proposed / own - 1:.0%} slower" if own else ""
+    return f"{len(lost)} of {len(rows)} rows are not used{gain}: `ftbert tune` makes them anew"
+
+
+def in_force(machine: Machine) -> list[Row]:
+    """The rows of all sources, merged. What cannot be used of a table is left out, with one warning in a process that
+    says why."""
+    rows: list[Row] = []
+    for source in sources(machine):
+        if source.problem and (source.path, source.problem) not in _warned:
+            _warned.add((source.path, source.problem))
+            how = "used in part" if source.rows else "ignored"
+            warnings.warn(f"the tuned GEMM table {source.path} is {how}: {source.problem}", stacklevel=3)
+        rows = merge(rows, source.rows)
+    return rows
+
+
+_warned: set[tuple[Path, str]] = set()
+_installed: set[int] = set()  # devices
+_lock = threading.Lock()
+
+
+def install(device: torch.device, *, again: bool = False) -> None:
+    """Puts the table in force for a CUDA device into the library: at the first model there, or `again`."""
+    if device.type != "cuda":
+        return
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    with _lock:
+        if index in _installed and not again:
+            return
+        if tuner_module() is None:
+            return  # built without Python's headers: the build said so
+        put_in_force(index, in_force(Machine.of(index)))
+        _installed.add(index)
+
+
+def put_in_force(index: int, rows: Iterable[Row]) -> None:
+    """These rows on a CUDA device from now on, whatever the files say."""
+    module = tuner_module()
+    module.set_table(
+        index,
+        [
+            (p.dtype, p.bias, p.activation, p.layernorm, p.n, p.k, row.first, row.last, words)
+            for row in rows
+            if (p := row.product) and (words := row.algorithm or _NOTHING_OF_OURS)
+        ],
+    )
+
+
+def summary(device: torch.device) -> str:
+    """For `ftbert info`: which tables count on this GPU."""
+    if tuner_module() is None:
+        return "none: this build has no tuner module"
+    machine = Machine.of(device)
+    parts = []
+    for source in sources(machine):
+        state = [f"{len(source.rows)} rows"] if source.rows else []
+        parts.append(f"{source.kind} ({'; '.join([*state, *filter(None, [source.problem])])})")
+    without = "products are guessed" if machine.kind.startswith("sm_90 ") else "cuBLASLt's first proposals run"
+    return ", ".join(parts) or f"none: {without}; `ftbert tune` makes one"
+
+
+def tuner_module() -> Any:
+    """ftbert.lib._tuning, or None where it was not built."""
+    load_library()
+    try:
+        from ftbert.lib import _tuning  # type: ignore[attr-defined]
+    except ImportError:
+        return None
+    return _tuning

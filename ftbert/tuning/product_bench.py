@@ -1,0 +1,192 @@
+"""One matrix product on a GPU: its algorithms, each timed as the encoder will meet it (ftbert/tuning.py)."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from ftbert.dtypes import DTYPES
+from ftbert.tuning.gemm_rows import Product
+from ftbert.tuning.gemm_table import tuner_module
+
+# ftbert.lib._tuning.Algorithm: .data (8 words), .id, .tile, .tile_rows, .tile_columns, .stages, .split_k, .cluster,
+# .custom, .workspace, .waves, .folds
+Algorithm = Any
+
+NO_TUNER = "this build of ftbert has no tuner: Python's headers were missing when it was made"
+_AT_ONCE = 64  # graphs that exist at a time
+_WEIGHT_BYTES = 160 << 20  # more than any L2 cache, and about what a BERT-base has
+
+
+class NothingProposed(RuntimeError):
+    """cuBLASLt has nothing to compare with, and nothing to run where no table has the product."""
+
+
+class Bench:
+    """One product for one m on one GPU, with operands of its own. RuntimeError: no GPU, or a build without CUDA."""
+
+    def __init__(self, product: Product, m: int, device: int | str | torch.device = "cuda") -> None:
+        module = tuner_module()
+        if module is None:
+            raise RuntimeError(NO_TUNER)
+        if not torch.cuda.is_available():
+            raise RuntimeError("tuning needs a GPU; on the CPU there is nothing to tune")
+        device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        self.product, self.m = product, m
+        self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        self.sms = torch.cuda.get_device_properties(self.device).multi_processor_count
+        index, dtype = self.device.index, DTYPES[product.dtype]
+        self._workspace = _operand("workspace", module.workspace_bytes(index), torch.uint8, self.device)
+        size = torch.empty((), dtype=dtype).element_size()
+        # Products in a timed graph: 250 us of them. Where a product is long, its own operands sweep the L2 cache.
+        long = 4 + 2e-6 * m * product.n * product.k / (500 if size == 2 else 40)  # us, at so many TFLOP/s
+        fitting = max(2, _WEIGHT_BYTES // (product.n * product.k * size))
+        self.launches = min(fitting, 128, max(4, round(250 / long)))
+        self._b = _operand("b", max(_WEIGHT_BYTES // size, self.launches * product.n * product.k), dtype, self.device)
+        self._a = _operand("a", m * product.k, dtype, self.device)
+        self._bias = _operand("bias", 3 * product.n, dtype, self.device)  # and gamma, beta
+        problem = module.Problem(
+            m, product.n, product.k, product.dtype, product.bias, product.activation, product.layernorm
+        )
+        self._tuner = module.Tuner(index, problem, self._workspace.data_ptr())
+        self._c = _operand("c", -(-self._tuner.c_bytes // size), dtype, self.device)
+
+    def heuristics(self, most: int = 8) -> list[Algorithm]:
+        """What cuBLASLt proposes, its best guess first; it never gives more than 8."""
+        return list(self._tuner.heuristics(most))
+
+    def first_proposal(self) -> Algorithm:
+        """What runs without a table, unless a product of ours is guessed to be faster."""
+        found = self.heuristics(1)
+        if not found:
+            raise NothingProposed(f"cuBLASLt proposes nothing for {self.product} with m={self.m}")
+        return found[0]
+
+    def enumerate(self) -> list[Algorithm]:
+        """All that cuBLASLt accepts: on Hopper tens of thousands. 0.3 s."""
+        return list(self._tuner.enumerate())
+
+    def fused(self) -> list[Algorithm]:
+        """ftbert's own products that can do it, bias and activation included: their id is -1, or -2 where the LayerNorm
+        is too."""
+        return list(self._tuner.fused())
+
+    def chosen(self) -> Algorithm:
+        """What a model in this process runs for this product and m."""
+        return self._tuner.chosen()
+
+    def times(self, algorithms: Sequence[Algorithm], rounds: int = 5, launches: int = 0) -> list[list[float]]:
+        """Microseconds of each, `rounds` times, in turns: what disturbs the clocks disturbs all alike. Infinite for an
+        algorithm that cannot run after all. launches: products in a graph, if not 250 us of them."""
+        found: list[list[float]] = []
+        for first in range(0, len(algorithms), _AT_ONCE):
+            found += in_turns([self.record(a, launches) for a in algorithms[first : first + _AT_ONCE]], rounds)
+        return found
+
+    def record(self, algorithm: Algorithm, launches: int = 0) -> Recording:
+        """This product in a CUDA graph, for `in_turns`."""
+        bias = self._bias.data_ptr() if self.product.bias else 0
+        a, b, c = self._a.data_ptr(), self._b.data_ptr(), self._c.data_ptr()
+        return Recording(self, self._tuner.record(algorithm, a, b, launches or self.launches, bias, c))
+
+    def microseconds(self, algorithm: Algorithm, rounds: int = 5) -> float:
+        """Median time of one product; infinite for an algorithm that cannot run after all."""
+        return statistics.median(self.times([algorithm], rounds)[0])
+
+    def error(self, algorithm: Algorithm) -> float:
+        """Largest absolute difference to the product in float32, over the size of its largest element."""
+        p = self.product
+        a, b = self._a[: self.m * p.k].view(self.m, p.k), self._b[: p.n * p.k].view(p.n, p.k)
+        c = self._c[: self.m * p.n].view(self.m, p.n)
+        norm = None
+        if p.layernorm:
+            c.copy_(torch.randn(c.shape, device=self.device, generator=torch.Generator(self.device).manual_seed(1)))
+            norm = (c.clone(), self._bias[p.n : 2 * p.n], self._bias[2 * p.n : 3 * p.n])
+            self._c[self.m * p.n : self._tuner.c_bytes // c.element_size()].fill_(float("nan"))  # the product's place
+        else:
+            c.fill_(float("nan"))
+        bias = self._bias.data_ptr() if p.bias else 0
+        self._tuner.run(algorithm, a.data_ptr(), b.data_ptr(), bias, c.data_ptr())
+        worst, largest = 0.0, 0.0
+        for first in range(0, self.m, 4096):
+            want = _reference(a[first : first + 4096], b, self._bias if p.bias else None, p.activation)
+            if norm is not None:
+                residual, gamma, beta = (tensor.float() for tensor in (norm[0][first : first + 4096], *norm[1:]))
+                want = torch.nn.functional.layer_norm(want + residual, (p.n,), gamma, beta, 1e-5)
+            difference = (c[first : first + 4096].float() - want).abs().max().item()
+            worst = max(worst, difference if difference == difference else float("inf"))
+            largest = max(largest, want.abs().max().item())
+        return worst / largest
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A product that a Bench has recorded, over the Bench's operands."""
+
+    bench: Bench
+    graph: Any  # ftbert.lib._tuning.Recording; None: the algorithm cannot run after all
+
+    def microseconds(self) -> float:
+        """Replays it: the time of one product, or infinity."""
+        return math.inf if self.graph is None else float(self.graph.microseconds())
+
+
+class Timed(Protocol):
+    """What can be run again and again for the time that it takes."""
+
+    def microseconds(self) -> float:
+        """Runs it."""
+
+
+def in_turns(recordings: Sequence[Timed], rounds: int) -> list[list[float]]:
+    """Microseconds of each, also of several benches, `rounds` times, in turns: what disturbs the clocks disturbs all
+    alike."""
+    times: list[list[float]] = [[] for _ in recordings]
+    for _ in range(rounds):
+        for recording, found in zip(recordings, times, strict=True):
+            found.append(recording.microseconds())
+    return times
+
+
+def share_beyond_noise(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """How long ours take of theirs, in the median of turns; 1 where that is not faster by more than the noise, or where
+    the medians of both say otherwise."""
+    ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
+    ratio = statistics.median(ratios)
+    noise = 1.5 * statistics.median(abs(r - ratio) for r in ratios)
+    faster = ratio + max(noise, 0.003) < 1 and statistics.median(ours) < statistics.median(theirs)
+    return ratio if faster else 1.0
+
+
+def _operand(name: str, elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Random numbers, kept from one Bench to the next: most of a Bench's time would go into making them."""
+    have = _operands.get((name, dtype, device))
+    if have is None or have.numel() < elements:
+        generator = torch.Generator(device=device).manual_seed(0)
+        have = torch.empty(elements, dtype=dtype, device=device)
+        if dtype.is_floating_point:
+            have.normal_(0, 0.05 if name == "b" else 1.0, generator=generator)
+        _operands[name, dtype, device] = have
+    return have
+
+
+_operands: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
+
+
+def _reference(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        want = a.float() @ b.float().T
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+    if bias is not None:
+        want += bias[: b.shape[0]].float()
+    if activation.startswith("gelu"):
+        return torch.nn.functional.gelu(want, approximate="tanh" if activation == "gelu_tanh" else "none")
+    return want if activation == "none" else getattr(torch.nn.functional, activation)(want)

@@ -1,0 +1,308 @@
+"""`ftbert tune`: makes the tuned GEMM table of a model or a list of shapes, and reports what it brought."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ftbert.progress import Progress
+from ftbert.tuning.gemm_rows import WITH_LAYERNORM, Product, Row, merge
+from ftbert.tuning.gemm_table import (
+    Machine,
+    add_rows,
+    in_force,
+    install,
+    put_in_force,
+    read_table,
+    sources,
+    user_table,
+)
+from ftbert.tuning.layer_tuner import MOST_ROWS, Layer, LayerTuner, layers_of
+from ftbert.tuning.product_bench import Bench, NothingProposed
+from ftbert.tuning.product_tuner import ProductTuner, buckets, without_layernorm
+
+NOTHING_ON_CPU = (
+    "on the CPU there is nothing to tune: oneDNN picks its kernels when a product first runs, weights are repacked "
+    "wherever that is possible, and the number of threads is torch's (torch.set_num_threads, OMP_NUM_THREADS)"
+)
+
+
+@dataclass
+class Tuned:
+    """What a run of `tune` did. rows: all that the table has for the products asked for, earlier runs included.
+    in_layers: ranges at which whole layers were timed; layer_gains: of those where other products than those so far
+    make a layer faster."""
+
+    path: Path
+    machine: Machine
+    rows: list[Row]
+    made: int
+    left: int
+    seconds: float
+    in_layers: int = 0
+    layer_gains: Sequence[float] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return {
+            "path": str(self.path),
+            "gpu": self.machine.gpu,
+            "cublaslt": self.machine.cublaslt,
+            "made": self.made,
+            "left": self.left,
+            "seconds": self.seconds,
+            "in_layers": self.in_layers,
+            "layer_gains": list(self.layer_gains),
+            "rows": [row.as_dict() | {"gain": row.gain} for row in self.rows],
+        }
+
+    def __str__(self) -> str:
+        where = f"{self.machine.gpu}, {self.machine.cublaslt}"
+        lines = [f"{self.made} rows in {self.seconds:.0f} s on {where}: {self.path}"]
+        if self.left:
+            lines.append(f"{self.left} ranges are left: the same command goes on with them")
+        if self.layer_gains:
+            lines.append(
+                f"in {len(self.layer_gains)} of {self.in_layers} ranges whole layers are faster with other products "
+                f"than with those so far: by {statistics.median(self.layer_gains):.1%} in the median, "
+                f"{max(self.layer_gains):.1%} at most"
+            )
+        for product in sorted({row.product for row in self.rows}):
+            rows = [row for row in self.rows if row.product == product]
+            timed = sum(len(row.timed) for row in rows)
+            better = sum(row.tuned for row in rows)
+            lines.append(f"\n{product}: {better} of {timed} m gain")
+            lines.append("  m               cuBLASLt's first      tuned     gain")
+            for row in rows:
+                count = max(1, len(row.timed))
+                shown = f"{row.gain:8.1%}" if row.tuned else "       -"
+                lines.append(
+                    f"  {f'{row.first}..{row.last}':<14}{sum(row.default_us) / count:14.2f} us"
+                    f"{sum(row.us) / count:10.2f} us{shown}"
+                )
+        return "\n".join(lines)
+
+
+def tune(
+    wanted: Iterable[Product],
+    first: int = 1,
+    last: int = 16384,
+    *,
+    lengths: Sequence[int] | None = None,
+    device: str | torch.device = "cuda",
+    minutes: float = math.inf,
+    path: Path | None = None,
+    force: bool = False,
+    whole_layers: bool = True,
+    show_progress_bar: bool | None = None,
+) -> Tuned:
+    """Tunes these products for m from `first` to `last`, or for the ranges that hold one of `lengths`.
+
+    whole_layers: up to 1024 rows the four products of a layer are then chosen together, where LayerNorms can be folded
+    into them; False for models where they never are. Meanwhile other models of this process run what their products are
+    guessed to run best with: make them afterwards. A failure of this part is a warning.
+    path: the table; default: the user's cache folder, where models find it. Rows that it has are kept (`force`: made
+    again), new ranges are in the file within a second, and after `minutes` no further row is begun. Rows that it or the
+    tables in force have for these products are candidates. Raises RuntimeError (no GPU, no CUDA in this build, too
+    little memory), ValueError (an empty range), OSError (path).
+    """
+    device = torch.device(device)
+    machine = Machine.of(device)
+    path = table_path(machine, path)
+    if tables_are_off():
+        warnings.warn("no model uses these rows while tables are switched off (FTBERT_GEMM_TABLE=off)", stacklevel=2)
+    ranges = _ranges(first, last, lengths)
+    add_rows(path, machine, [])  # finds out now whether the file can be written
+    table, in_files = read_table(path)[1], in_force(machine)
+    known = merge(table, in_files)
+    wanted = list(dict.fromkeys(wanted))
+    in_layer = {without_layernorm(product): product for product in wanted if product.layernorm}
+    plain = list(dict.fromkeys(without_layernorm(product) for product in wanted))
+    norms = [product for product in in_layer.values() if _may_contain_layernorm(product, device)]
+    tuners = {product: ProductTuner(product, device, known, in_layer.get(product)) for product in (*plain, *norms)}
+    layers = _layer_tuners(wanted, device, known) if whole_layers else {}
+    able = dict(layers)  # those that have not failed
+
+    # Times without the LayerNorm that follows here, of a model that has it elsewhere, do not count.
+    timed = {(row.product, m) for row in table for m in row.timed if row.followed or row.product not in in_layer}
+    timed_in_layer = {(row.product, m) for row in table for m in row.timed if row.in_layer}
+
+    def is_due(each: Product | Layer, m: int) -> bool:
+        if isinstance(each, Layer):
+            return m <= MOST_ROWS and (force or not timed_in_layer.issuperset((product, m) for product in each.plain))
+        return force or (each, m) not in timed
+
+    # From many rows to few, a range's layers behind its products; what contains a LayerNorm comes when all that it has
+    # to beat is made.
+    kinds: list[list[Product | Layer]] = [[*plain, *layers], [*norms]]
+    steps = [(each, low, high) for kind in kinds for low, high in reversed(ranges)
+             for each in kind if is_due(each, high)]  # fmt: skip
+    began = written = time.monotonic()
+    done, made, unwritten, beaten_in_force = 0, 0, list[Row](), False
+    missing = set[Product]()  # those that cuBLASLt proposes nothing for at some m
+    bar = Progress(len(steps), show_progress_bar, unit=" ranges", label="tune")
+
+    def write() -> None:
+        nonlocal unwritten, written
+        add_rows(path, machine, unwritten)
+        unwritten, written = [], time.monotonic()
+
+    def all_rows() -> list[Row]:
+        return merge(unwritten, merge(read_table(path)[1], in_files))
+
+    def layer_rows(layer: Layer, low: int, high: int) -> list[Row]:
+        """None where it fails, nor for its other ranges: its products have theirs without it."""
+        rows = all_rows()
+        if layer not in able or not {r.product for r in rows if r.first <= high <= r.last} >= {*layer.plain}:
+            return []
+        try:
+            return able[layer].rows(low, high, rows)
+        except RuntimeError as error:
+            _warn_of_layers(error)
+            del able[layer]
+            return []
+
+    def product_rows(product: Product, low: int, high: int) -> list[Row]:
+        nonlocal beaten_in_force
+        if product.layernorm and not beaten_in_force:
+            put_in_force(torch.cuda.current_device() if device.index is None else device.index, all_rows())
+            beaten_in_force = True
+        try:
+            return [tuners[product].row(low, high)]
+        except NothingProposed as error:
+            if product not in missing:
+                warnings.warn(f"{error}: that m gets no row, nor do others of which this is true", stacklevel=3)
+            missing.add(product)
+            return []
+        except torch.OutOfMemoryError:
+            raise RuntimeError(
+                f"out of GPU memory with {product} and m={high}: ask for fewer tokens; the rows made are in {path}"
+            ) from None
+
+    try:
+        for each, low, high in steps:
+            if time.monotonic() - began > 60 * minutes:
+                break
+            if isinstance(each, Layer):
+                rows = layer_rows(each, low, high)
+            else:
+                rows = product_rows(each, low, high)
+                made += len(rows)
+            unwritten = merge(rows, unwritten)
+            done += 1
+            bar.add(1, high)
+            if time.monotonic() - written > 1:
+                write()
+    finally:
+        try:
+            write()
+        finally:
+            bar.close()
+            install(device, again=True)
+    rows = [row for row in read_table(path)[1] if row.product in tuners]
+    seen = sum(tuner.seen for tuner in layers.values())
+    gains = [gain for tuner in layers.values() for gain in tuner.gains]
+    return Tuned(path, machine, rows, made, len(steps) - done, time.monotonic() - began, seen, gains)
+
+
+def table_path(machine: Machine, path: Path | None = None) -> Path:
+    """Where `tune` writes: this file, or the user's."""
+    path = path or user_table(machine)
+    if path is None:
+        raise ValueError("the cache is switched off (FTBERT_CACHE=off): say where the table shall go (--out)")
+    return path
+
+
+def tables_are_off() -> bool:
+    """Whether models use none at all."""
+    return os.environ.get("FTBERT_GEMM_TABLE") == "off"
+
+
+def _ranges(first: int, last: int, lengths: Sequence[int] | None) -> list[tuple[int, int]]:
+    """That share a row."""
+    if not 1 <= first <= last:
+        raise ValueError(f"tokens: expected 1 <= first <= last, got {first}..{last}")
+    ranges = buckets(first, last)
+    if lengths is None:
+        return ranges
+    ranges = [(low, high) for low, high in ranges if any(low <= m <= high for m in lengths)]
+    if not ranges:
+        raise ValueError(f"none of the {len(lengths)} token counts of these texts lies in {first}..{last}")
+    if outside := sum(not any(low <= m <= high for low, high in ranges) for m in lengths):
+        of = f"{outside} of the {len(lengths)} token counts of these texts"
+        warnings.warn(f"{of} lie outside {first}..{last} and get no rows", stacklevel=3)
+    return ranges
+
+
+def _may_contain_layernorm(product: Product, device: torch.device) -> bool:
+    return any(algorithm.id == WITH_LAYERNORM for algorithm in Bench(product, 1, device).fused())
+
+
+def _layer_tuners(wanted: Iterable[Product], device: torch.device, known: list[Row]) -> dict[Layer, LayerTuner]:
+    found = {}
+    for layer in layers_of(wanted):
+        try:
+            tuner = LayerTuner(layer, device, known)
+            if tuner.can_fold():
+                found[layer] = tuner
+        except RuntimeError as error:
+            _warn_of_layers(error)
+    return found
+
+
+def _warn_of_layers(error: RuntimeError) -> None:
+    warnings.warn(f"the products of a layer are not chosen together: {error}", stacklevel=4)
+
+
+def show(device: str | torch.device = "cuda") -> dict[str, Any]:
+    """What is in force on this GPU and where it comes from."""
+    machine = Machine.of(torch.device(device))
+    found = sources(machine)
+    rows = in_force(machine)
+    return {
+        "gpu": machine.gpu,
+        "cublaslt": machine.cublaslt,
+        "sources": [
+            {"kind": s.kind, "path": str(s.path), "rows": len(s.rows), "ignored": s.problem} for s in found
+        ],
+        "user_table": None if (path := user_table(machine)) is None else str(path),
+        "switched_off": tables_are_off(),
+        "in_force": [
+            {
+                "product": str(product),
+                "m": f"{min(r.first for r in mine)}..{max(r.last for r in mine)}",
+                "rows": len(mine),
+                "tuned": sum(bool(r.tuned) for r in mine),
+                "default": "the product and then LayerNorm" if product.layernorm else "cuBLASLt's first proposal",
+            }
+            for product in sorted({row.product for row in rows})
+            if (mine := [row for row in rows if row.product == product])
+        ],
+    }
+
+
+def show_text(values: dict[str, Any]) -> str:
+    """`show` for people."""
+    lines = [f"{values['gpu']}, {values['cublaslt']}"]
+    for source in values["sources"]:
+        state = f"ignored: {source['ignored']}" if source["ignored"] else f"{source['rows']} rows"
+        lines.append(f"  {source['kind']:<20} {source['path']}: {state}")
+    if not values["sources"]:
+        none = "tables are switched off (FTBERT_GEMM_TABLE=off)" if values["switched_off"] else "no table"
+        makes = f"would write {values['user_table']}" if values["user_table"] else "needs --out (FTBERT_CACHE=off)"
+        lines.append(f"  {none}: products are guessed; `ftbert tune` {makes}")
+    for entry in values["in_force"]:
+        lines.append(
+            f"  {entry['product']:<44} m {entry['m']:<12} {entry['tuned']} of {entry['rows']} ranges differ from "
+            f"{entry['default']}"
+        )
+    return "\n".join(lines)
