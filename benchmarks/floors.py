@@ -15,10 +15,10 @@ from peers import Call
 # The first whose pattern is in a kernel's name.
 PARTS = {
     "attention": r"attention|flash|fmha|softmax",
-    "products with layernorm": r"norm_gemm",
+    "products with layernorm": r"wgmma_layernorm",
     "layernorm": r"layer_?norm|bias_input",
     "activation": r"bias_act|gelu",
-    "gemm": r"gemm|nvjet|cutlass|xmma|splitk|cublas",
+    "gemm": r"gemm|wgmma_tile|wgmma_persistent|mma_split_k|nvjet|cutlass|xmma|splitk|cublas",
     "memory": r"memcpy|memset|restore|stage|copy",
 }
 _bandwidth: dict[torch.device, float] = {}
@@ -54,7 +54,7 @@ class GpuProducts:
         self._layers, self._recordings = c.num_hidden_layers, []
         for product in products_of_shape(c.hidden_size, c.intermediate_size, "gelu", names[dtype]):
             bench = Bench(replace(product, bias=False, activation="none", layernorm=False), m)
-            able = [*bench.heuristics(), *bench.fused(), Bench(without_layernorm(product), m).chosen()]
+            able = [*bench.heuristics(), *bench.own(), Bench(without_layernorm(product), m).chosen()]
             times = [statistics.median(of_one) for of_one in bench.times(able, 5)]
             self._recordings.append(bench.record(able[times.index(min(times))]))
 

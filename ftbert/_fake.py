@@ -162,12 +162,14 @@ def linear(a: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> T
     return a.new_empty((a.shape[0], weight.shape[0]))
 
 
-def linear_fused(a: Tensor, weight: Tensor, bias: Tensor | None, activation: str, variant: int) -> Tensor:
+def linear_own(
+    a: Tensor, weight: Tensor, bias: Tensor | None, activation: str, kernel: str, variant: str
+) -> Tensor:
     return a.new_empty((a.shape[0], weight.shape[0]))
 
 
 def linear_layernorm(
-    a: Tensor, weight: Tensor, bias: Any, input: Tensor, gamma: Tensor, beta: Tensor, eps: float, variant: int
+    a: Tensor, weight: Tensor, bias: Any, input: Tensor, gamma: Tensor, beta: Tensor, eps: float, variant: str
 ) -> Tensor:
     return torch.empty_like(input)
 
@@ -178,7 +180,7 @@ _FAKES: tuple[Callable[..., Any], ...] = (
     forward, forward_packed, forward_first, forward_first_packed, forward_hidden_states, first_rows, pool, pack_weight,
     padding, padding_mask, padding_positions, padding_stage, remove_padding, restore_padding, embeddings_layernorm,
     add_bias_input_layernorm, add_bias_act, add_bias_act_, attention, add_qkv_bias, softmax, transpose, pooling, linear,
-    linear_fused, linear_layernorm,
+    linear_own, linear_layernorm,
 )  # fmt: skip
 
 

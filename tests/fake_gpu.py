@@ -22,8 +22,15 @@ class FakeAlgorithm:
         self.data, self.us, self.error = (number,) * 8, us, 0.5 if wrong else 1e-4
         self.id, self.tile, self.split_k = 66, number, 1
         self.tile_rows = self.tile_columns = 128
-        self.folds = False
+        self.kernel = self.variant = ""  # cuBLASLt's
         self.stages = self.reduction = self.swizzle = self.custom = self.inner_shape = self.cluster = 0
+
+
+def own_algorithm(kernel: str, number: int, us: float) -> FakeAlgorithm:
+    """A kernel of ftbert's own; the variant's name is the number."""
+    algorithm = FakeAlgorithm(number, lambda m: us)
+    algorithm.kernel, algorithm.variant = kernel, str(number)
+    return algorithm
 
 
 def fake_gpu(
@@ -34,7 +41,7 @@ def fake_gpu(
     proposed: Callable[[int], FakeAlgorithm | None] | None = None,
 ) -> None:
     """Has these algorithms, of which cuBLASLt proposes the first, or what is `proposed` at an m (None: nothing), and
-    these products of our own. in_force: what runs."""
+    these kernels of our own. in_force: what runs."""
 
     class FakeBench:
         launches, sms = 4, 132
@@ -51,8 +58,8 @@ def fake_gpu(
         def chosen(self) -> FakeAlgorithm:
             return in_force or algorithms[0]
 
-        def fused(self) -> list[FakeAlgorithm]:
-            return [a for a in own if a.id != WITH_LAYERNORM or self.product.layernorm]
+        def own(self) -> list[FakeAlgorithm]:
+            return [a for a in own if a.kernel != WITH_LAYERNORM or self.product.layernorm]
 
         def enumerate(self) -> list[FakeAlgorithm]:
             return algorithms
@@ -68,3 +75,4 @@ def fake_gpu(
 
     for module in (tuning, run):
         monkeypatch.setattr(module, "Bench", FakeBench)
+    monkeypatch.setattr(run, "known_rows", list)

@@ -1,4 +1,4 @@
-"""ftbert's own products for up to some 2000 rows (csrc/gemm/gemm_few_cuda.cu), forced on whole models by a table."""
+"""ftbert's own products for up to some 2000 rows (wgmma_tile), forced on whole models by a table."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from compare import assert_close
 from conftest import Place, have_gpu, make_bert
 from test_cuda import check_on_threads, layernorms, packed
-from test_kernels import FEW
+from test_kernels import TILE_PARTS
 from test_model import check_against_transformers, check_every_mask, inputs
 
 import ftbert
-from ftbert.tuning import Bench, Row, gemm_table, products_of_shape, without_layernorm
+from ftbert.tuning import WGMMA_TILE, Bench, Row, choice_of, gemm_table, products_of_shape, without_layernorm
 
 pytestmark = pytest.mark.skipif(
     not have_gpu() or torch.cuda.get_device_capability() != (9, 0), reason="no GPU with warpgroup instructions"
@@ -47,13 +47,13 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
         products = products_of_shape(config.hidden_size, config.intermediate_size, config.hidden_act, name)
         for i, product in enumerate(products):
             plain = without_layernorm(product)
-            able = [a for a in Bench(plain, 64).fused() if a.folds]
-            rows[plain] = Row(plain, 1, 2048, tuple(able[(first + i) % len(able)].data))
+            able = [a for a in Bench(plain, 64).own() if a.kernel == WGMMA_TILE]
+            rows[plain] = Row(plain, 1, 2048, choice_of(able[(first + i) % len(able)]))
         model = ftbert.load(reference, device="cuda", dtype=dtype)
         # These and no others: rows without times would give way to the package's.
         gemm_table.put_in_force(device.index, rows.values())
         for row in rows.values():
-            assert all(tuple(Bench(row.product, m).chosen().data) == row.algorithm for m in (1, 80, 1024)), str(row)
+            assert all(choice_of(Bench(row.product, m).chosen()) == row.algorithm for m in (1, 80, 1024)), str(row)
         state = model.info()["folded_layernorm"]
         assert state == ("of 1 to 2048 tokens" if folded else "no: switched off")
         return model
@@ -76,7 +76,7 @@ def test_equals_transformers(load: Load, shape: str, dtype: torch.dtype) -> None
 
 
 @FOLDED
-@pytest.mark.parametrize("first", range(len(FEW)))
+@pytest.mark.parametrize("first", range(len(TILE_PARTS)))
 def test_every_one_in_a_model(load: Load, first: int, folded: bool) -> None:
     reference = make_bert(**SHAPES["base"], num_hidden_layers=2)
     model = load(reference, first=first, folded=folded)

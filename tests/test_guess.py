@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ftbert.tuning import Bench, Product, Row, gemm_table
+from ftbert.tuning import WGMMA_TILE, WITH_LAYERNORM, Bench, Product, Row, choice_of, gemm_table
 
-PERSISTENT = 20
+PERSISTENT, CUBLASLT = "wgmma_persistent", ""
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
@@ -30,43 +30,38 @@ def on_hopper() -> None:
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("m", [1, 8, 64, 128, 200, 320, 700, 1000, 1024])
 @pytest.mark.parametrize(("n", "k"), [(2304, 768), (768, 768), (768, 3072), (1152, 384), (384, 384), (384, 1536)])
-def test_few_rows_run_what_folds_a_layernorm(dtype: str, n: int, k: int, m: int) -> None:
+def test_few_rows_run_what_can_defer_a_layernorm(dtype: str, n: int, k: int, m: int) -> None:
     """One wave at most, so that every block has a multiprocessor."""
     on_hopper()
     bench = Bench(Product(dtype, n, k), m)
     chosen = bench.chosen()
-    assert chosen.folds
+    assert chosen.kernel == WGMMA_TILE
     assert -(-m // chosen.tile_rows) * -(-n // chosen.tile_columns) * max(1, chosen.split_k) <= bench.sms
 
 
 @pytest.mark.parametrize(
-    ("product", "m", "own"),
+    ("product", "m", "kernel"),
     [
         (Product("fp16", 2304, 768, True), 2048, PERSISTENT),
         (Product("bf16", 2304, 768, True), 16384, PERSISTENT),
         (Product("fp16", 4096, 1024, True, "gelu"), 1024, PERSISTENT),
         (Product("fp16", 4096, 1024, True, "gelu"), 12288, PERSISTENT),
-        (Product("fp16", 768, 768), 1100, None),  # for few rows
-        (Product("fp16", 768, 768, True, layernorm=True), 4096, "norm"),
-        (Product("bf16", 384, 1536, True, layernorm=True), 16384, "norm"),
-        (Product("fp16", 384, 1536, True, layernorm=True), 1100, None),
-        (Product("fp16", 2304, 768, True, "relu"), 4096, "cuBLASLt"),  # the persistent one has none
-        (Product("fp16", 2304, 768, True, "gelu_tanh"), 16384, "cuBLASLt"),
-        (Product("fp16", 2300, 768, True), 4096, "cuBLASLt"),
-        (Product("fp32", 2304, 768, True), 4096, "cuBLASLt"),
+        (Product("fp16", 768, 768), 1100, WGMMA_TILE),
+        (Product("fp16", 768, 768, True, layernorm=True), 4096, WITH_LAYERNORM),
+        (Product("bf16", 384, 1536, True, layernorm=True), 16384, WITH_LAYERNORM),
+        (Product("fp16", 384, 1536, True, layernorm=True), 1100, WGMMA_TILE),
+        (Product("fp16", 2304, 768, True, "relu"), 4096, CUBLASLT),  # the persistent one has none
+        (Product("fp16", 2304, 768, True, "gelu_tanh"), 16384, CUBLASLT),
+        (Product("fp16", 2300, 768, True), 4096, CUBLASLT),
+        (Product("fp32", 2304, 768, True), 4096, CUBLASLT),
     ],
     ids=str,
 )
-def test_many_rows(product: Product, m: int, own: object) -> None:
+def test_many_rows(product: Product, m: int, kernel: str) -> None:
     on_hopper()
     bench = Bench(product, m)
     chosen = bench.chosen()
-    if own == "cuBLASLt":
-        assert chosen.id >= 0 and chosen.data == bench.first_proposal().data
-    elif own == "norm":
-        assert chosen.id == -2
-    else:
-        assert chosen.id == -1 and (chosen.tile == own if own else chosen.folds)
+    assert chosen.kernel == kernel and (kernel or chosen.data == bench.first_proposal().data)
 
 
 def test_a_row_that_found_nothing_better_is_followed() -> None:
@@ -75,8 +70,8 @@ def test_a_row_that_found_nothing_better_is_followed() -> None:
     norm, plain = Product("fp16", 768, 768, True, layernorm=True), Product("fp16", 768, 768)
     gemm_table.put_in_force(torch.cuda.current_device(), [Row(norm, 1, 8192, None), Row(plain, 1, 8192, None)])
     bench = Bench(norm, 4096)
-    assert bench.chosen().data == Bench(plain, 4096).first_proposal().data
-    assert Bench(norm, 9000).chosen().id == -2
+    assert choice_of(bench.chosen()) == choice_of(Bench(plain, 4096).first_proposal())
+    assert Bench(norm, 9000).chosen().kernel == WITH_LAYERNORM
 
 
 @pytest.mark.parametrize("m", [1025, 1090, 1700, 2048, 2177, 3000, 4500, 9000])

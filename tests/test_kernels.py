@@ -421,9 +421,38 @@ def test_linear(place: Place, m: int, n: int, k: int, activation: str) -> None:
         assert_close(ops.linear(a, weight, b, activation), expected, atol=max(1e-5, 4 * place.eps), rtol=2 * place.eps)
 
 
-# Of the products for up to some 2000 rows: a tile's rows, and over how much k is divided.
-FEW = ((64, 1), (64, 2), (64, 4), (64, 1), (64, 2), (64, 1), (64, 2), (64, 4), (64, 1), (64, 2), (64, 2), (64, 4),
-       (64, 2), (64, 4), (64, 2), (64, 2), (64, 4), (64, 2), *[(128, 1)] * 4)  # fmt: skip
+# Variants of wgmma_tile, and over how many blocks and warpgroups each divides k.
+TILE_PARTS = {
+    "64x32 half": 1, "64x32 k2 half": 2, "64x32 k4 half": 4, "64x48 half": 1, "64x48 k2 half": 2, "64x64 half": 1,
+    "64x64 k2 half": 2, "64x64 k4 half": 4, "64x96 half": 1, "64x48 k2": 2, "64x96 k2": 2, "64x96 k4": 4,
+    "64x32 pair": 2, "64x32 k2 pair": 4, "64x48 pair": 2, "64x64 pair": 2, "64x64 k2 pair": 4, "64x96 pair": 2,
+    "128x64": 1, "128x96": 1, "128x128": 1, "128x192": 1,
+}  # fmt: skip
+SPLIT_TILES = ("16x64", "32x64", "64x64", "128x64", "128x128")
+OWN = [
+    *(("mma_split_k", tile + split) for tile in SPLIT_TILES for split in ("", " k2", " k4", " k8")),
+    ("wgmma_persistent", "128x128"),
+    *(("wgmma_tile", variant) for variant in TILE_PARTS),
+]
+
+
+def can_do(kernel: str, variant: str, m: int, n: int, k: int, activation: str) -> bool:
+    """What each kernel says that it supports, on this GPU."""
+    capability = torch.cuda.get_device_capability()
+    tile, _, words = variant.partition(" ")
+    rows, columns = map(int, tile.split("x"))
+    if kernel == "mma_split_k":
+        split = int(words[1:] or 1)
+        if split > 1 and capability < (9, 0):
+            return False
+        if tile == "128x128" and (capability in ((8, 6), (8, 9)) or capability >= (11, 0)):
+            return False  # too little shared memory
+        return n % columns == k % 64 == 0 and k // 64 >= split
+    if capability != (9, 0):
+        return False
+    if kernel == "wgmma_persistent":
+        return activation in ("none", "gelu")
+    return m <= 32 * rows and -(-k // 64) >= TILE_PARTS[variant]
 
 
 @pytest.mark.parametrize(
@@ -432,38 +461,23 @@ FEW = ((64, 1), (64, 2), (64, 4), (64, 1), (64, 2), (64, 1), (64, 2), (64, 4), (
      (4100, 3072, 768), (2200, 3072, 768), (2300, 1032, 200), (70, 136, 64)],
 )  # fmt: skip
 @pytest.mark.parametrize("activation", ["none", "gelu", "gelu_new", "relu", "silu", "tanh"])
-def test_linear_fused(place: Place, m: int, n: int, k: int, activation: str) -> None:
+def test_linear_own(place: Place, m: int, n: int, k: int, activation: str) -> None:
     if place.device == "cpu" or place.dtype == torch.float32:
         pytest.skip("for 16-bit elements on a GPU")
     a, weight = random(m, k, place=place), random(n, k, place=place, scale=1 / math.sqrt(k), seed=1)
     bias = random(n, place=place, seed=2)
     product = a.double() @ weight.double().T
-    ran = []
-    for variant in range(60):
+    for kernel, variant in OWN:
         for b in (bias, None):
-            expected = reference.activation(product + (0 if b is None else b.double()), activation)
-            try:
-                got = ops.linear_fused(a, weight, b, activation, variant)
-            except RuntimeError as error:
-                assert "cannot do" in str(error)
+            call = (a, weight, b, activation, kernel, variant)
+            if not can_do(kernel, variant, m, n, k, activation):
+                with pytest.raises(RuntimeError, match="cannot do"):
+                    ops.linear_own(*call)
                 continue
-            ran.append(variant)
-            assert_close(got, expected, atol=3 * place.eps, rtol=3 * place.eps, what=f"variant {variant}")
-            assert torch.equal(got, ops.linear_fused(a, weight, b, activation, variant)), variant
-    capability = torch.cuda.get_device_capability()
-    sizes, splits = [(16, 64), (32, 64), (64, 64), (128, 64), (128, 128)], (1, 2, 4, 8) if capability >= (9, 0) else (1,)
-    if capability in ((8, 6), (8, 9)) or capability >= (11, 0):
-        sizes.pop()  # too little shared memory
-    able = [
-        4 * i + s
-        for i, (_, columns) in enumerate(sizes)
-        for s, split in enumerate(splits)
-        if n % columns == k % 64 == 0 and k // 64 >= split
-    ]
-    if capability == (9, 0):
-        able += [20] if activation in ("none", "gelu") else []
-        able += [34 + i for i, (rows, parts) in enumerate(FEW) if m <= 32 * rows and -(-k // 64) >= parts]
-    assert ran == [variant for variant in able for _ in range(2)]
+            expected = reference.activation(product + (0 if b is None else b.double()), activation)
+            got = ops.linear_own(*call)
+            assert_close(got, expected, atol=3 * place.eps, rtol=3 * place.eps, what=f"{kernel} {variant}")
+            assert torch.equal(got, ops.linear_own(*call)), (kernel, variant)
 
 
 def hopper(place: Place) -> None:
@@ -471,7 +485,11 @@ def hopper(place: Place) -> None:
         pytest.skip("for 16-bit elements on Hopper")
 
 
-NORM_COLUMNS = (192, 192, 192, 128, 128, 128, 256)  # of a tile, by variant
+# Of a tile, by variant of wgmma_layernorm.
+NORM_COLUMNS = {
+    "128x192 single": 192, "128x192 together": 192, "64x192": 192, "128x128": 128, "128x128 single": 128, "64x128": 128,
+    "128x256 together": 256,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("m", [1, 63, 64, 130, 1000, 4500])
@@ -483,7 +501,7 @@ def test_linear_layernorm(place: Place, m: int, n: int, k: int) -> None:
     gamma = 1 + 0.2 * random(n, place=place, seed=5)
     product = a.double() @ weight.double().T + residual.double()
     ran = []
-    for variant, columns in enumerate(NORM_COLUMNS):
+    for variant, columns in NORM_COLUMNS.items():
         for b in (bias, None):
             expected = product + (0 if b is None else b.double())
             expected = reference.layernorm(expected, gamma.double(), beta.double(), 1e-5)
@@ -499,8 +517,8 @@ def test_linear_layernorm(place: Place, m: int, n: int, k: int) -> None:
     assert ran
 
 
-@pytest.mark.parametrize("variant", range(len(NORM_COLUMNS)))
-def test_linear_layernorm_far_from_zero_and_with_a_row_that_is_no_number(place: Place, variant: int) -> None:
+@pytest.mark.parametrize("variant", NORM_COLUMNS)
+def test_linear_layernorm_far_from_zero_and_with_a_row_that_is_no_number(place: Place, variant: str) -> None:
     hopper(place)
     m, n, k = 300, 768, 64
     a, weight = random(m, k, place=place), random(n, k, place=place, scale=1 / math.sqrt(k), seed=1)
@@ -526,16 +544,16 @@ def test_linear_layernorm_on_several_streams_at_once(place: Place) -> None:
     weight, vector = random(n, k, place=place, scale=1 / math.sqrt(k)), random(n, place=place, seed=1)
     inputs = [(random(m, k, place=place, seed=m), random(m, n, place=place, seed=m + 1)) for m in (300, 5000, 9000, 64)]
 
-    def call(i: int, variant: int) -> torch.Tensor:
+    def call(i: int, variant: str) -> torch.Tensor:
         a, residual = inputs[i]
         return ops.linear_layernorm(a, weight, vector, residual, vector, vector, 1e-5, variant)
 
-    alone = [[call(i, variant) for variant in range(len(NORM_COLUMNS))] for i in range(len(inputs))]
+    alone = [{variant: call(i, variant) for variant in NORM_COLUMNS} for i in range(len(inputs))]
     streams = [torch.cuda.Stream() for _ in inputs]
     torch.cuda.synchronize()
     together = []
     for _ in range(20):
-        for variant in range(len(NORM_COLUMNS)):
+        for variant in NORM_COLUMNS:
             for i, stream in enumerate(streams):
                 with torch.cuda.stream(stream):
                     together.append((i, variant, call(i, variant)))
@@ -543,12 +561,12 @@ def test_linear_layernorm_on_several_streams_at_once(place: Place) -> None:
     assert all(torch.equal(got, alone[i][variant]) for i, variant, got in together)
 
 
-def test_linear_fused_refuses_operands_that_are_not_aligned(place: Place) -> None:
+def test_linear_own_refuses_operands_that_are_not_aligned(place: Place) -> None:
     if place.device == "cpu" or place.dtype == torch.float32:
         pytest.skip("for 16-bit elements on a GPU")
     a = random(16 * 64 + 1, place=place)[1:].view(16, 64)
     with pytest.raises(RuntimeError, match="aligned to 16 bytes"):
-        ops.linear_fused(a, random(64, 64, place=place), None, "none", 0)
+        ops.linear_own(a, random(64, 64, place=place), None, "none", "mma_split_k", "16x64")
 
 
 def test_ops_refuse_what_does_not_fit(place: Place) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import have_gpu, make_bert
-from fake_gpu import FakeAlgorithm, fake_gpu
+from fake_gpu import FakeAlgorithm, fake_gpu, own_algorithm
 from test_cuda import packed
 from test_tuning import HERE, measured
 from test_tuning import cache as cache
@@ -20,12 +20,15 @@ from test_tuning import cache as cache
 import ftbert
 from ftbert.cli import main
 from ftbert.tuning import (
+    WGMMA_TILE,
     Bench,
     Layer,
     LayerTuner,
     Machine,
+    Own,
     ProductTuner,
     Row,
+    choice_of,
     gemm_table,
     layers_of,
     products_of_shape,
@@ -41,14 +44,12 @@ QKV, OUT, UP, DOWN = BASE = Layer(*products_of_shape(768, 3072, "gelu", "fp16"))
 Time = Callable[[tuple[int, ...]], float]  # of a layer, by its products' numbers, 0 for one of cuBLASLt's
 
 
-def folding(number: int, us: float) -> FakeAlgorithm:
-    algorithm = FakeAlgorithm(number, lambda m: us)
-    algorithm.id, algorithm.folds = -1, True
-    return algorithm
-
-
-OWN = [folding(number, 7 + 0.5 * number) for number in (2, 3, 4)]  # alone 2 is the fastest
+OWN = [own_algorithm(WGMMA_TILE, number, 7 + 0.5 * number) for number in (2, 3, 4)]  # alone 2 is the fastest
 Told = Callable[..., None]
+
+
+def number_of(row: Row) -> int:
+    return int(row.algorithm.variant) if isinstance(row.algorithm, Own) else 1
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
 
         class Recorded:
             def __init__(self, rows: Iterable[Row]) -> None:
-                numbers = {row.product: row.algorithm[0] if row.algorithm else 1 for row in rows}
+                numbers = {row.product: number_of(row) for row in rows}
                 self.numbers = tuple(numbers[product] for product in BASE.plain)
                 self.result = results(self.numbers)
 
@@ -92,7 +93,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
 
 
 def numbers(rows: list[Row], m: int) -> tuple[int, ...]:
-    return tuple(next(r.algorithm[0] for r in rows if r.product == p and r.first <= m <= r.last and r.algorithm)
+    return tuple(next(number_of(r) for r in rows if r.product == p and r.first <= m <= r.last and r.algorithm)
                  for p in BASE.plain)  # fmt: skip
 
 
@@ -154,11 +155,11 @@ def test_what_there_is_stays(told: Told, reason: str) -> None:
         return torch.full((2, 8), value if these == (2, 3, 2, 2) else 0.0, dtype=torch.float16)
 
     slow = reason == "slower alone"
-    own = [folding(2, 11 if slow else 8), folding(3, 12 if slow else 8.5)]
+    own = [own_algorithm(WGMMA_TILE, 2, 11 if slow else 8), own_algorithm(WGMMA_TILE, 3, 12 if slow else 8.5)]
     own[1].error = 0.5 if reason == "wrong alone" else 1e-4
     told(time, own, results)
     tuner = LayerTuner(BASE, torch.device("cuda:0"))
-    alone = [Row(p, 33, 128, (2,) * 8, (64, 128), (8.0, 8.0), (10.0, 10.0), {"tile": 2}) for p in BASE.plain]
+    alone = [Row(p, 33, 128, Own(WGMMA_TILE, "2"), (64, 128), (8.0, 8.0), (10.0, 10.0), {"tile": 2}) for p in BASE.plain]
     found = tuner.rows(49, 64, alone)
     assert tuner.gains == [] and numbers(found, 64) == (2, 2, 2, 2)
     assert all((r.first, r.last, r.timed, r.in_layer, r.config["tile"]) == (49, 64, (64,), True, 2) for r in found)
@@ -173,7 +174,7 @@ hopper = pytest.mark.skipif(
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_layers_give_what_the_same_products_give_with_layernorms(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layer, device = layers_of(products_of_shape(192, 320, "gelu", dtype))[0], torch.device("cuda:0")
-    rows = [Row(p, 1, 1024, tuple(next(a for a in Bench(p, 64).fused() if a.folds).data)) for p in layer.plain]
+    rows = [Row(p, 1, 1024, choice_of(next(a for a in Bench(p, 64).own() if a.kernel == WGMMA_TILE))) for p in layer.plain]
     try:
         folded = Layers(layer, device)
         assert folded.folds(rows, 1) and folded.folds(rows, 1024)

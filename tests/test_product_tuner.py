@@ -7,9 +7,9 @@ import random
 from collections.abc import Callable
 
 import pytest
-from fake_gpu import QKV, FakeAlgorithm, fake_gpu
+from fake_gpu import QKV, FakeAlgorithm, fake_gpu, own_algorithm
 
-from ftbert.tuning import NothingProposed, Product, ProductTuner
+from ftbert.tuning import WGMMA_TILE, WITH_LAYERNORM, NothingProposed, Own, Product, ProductTuner
 
 NORM = Product("fp16", 768, 768, bias=True, layernorm=True)
 
@@ -61,10 +61,10 @@ def test_where_nothing_is_proposed_there_is_no_row(monkeypatch: pytest.MonkeyPat
 
 def test_a_layernorm_is_contained_where_that_is_faster_than_what_the_product_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = FakeAlgorithm(2, lambda m: 8.0 if m < 500 else 6.0)
-    own = [takes(5, 5.0, id=-1), takes(7, 7.0, id=-2), takes(8, 9.0, id=-2)]
+    own = [own_algorithm(*one) for one in ((WGMMA_TILE, 5, 5.0), (WITH_LAYERNORM, 7, 7.0), (WITH_LAYERNORM, 8, 9.0))]
     fake_gpu(monkeypatch, [takes(1, 10.0), runs], own, in_force=runs)
     tuner = ProductTuner(NORM)
     # A product of ours without LayerNorm is not asked anew.
     contained, two_kernels = tuner.row(129, 192), tuner.row(449, 512)
-    assert contained.algorithm == (7,) * 8 and contained.config["id"] == -2 and contained.default_us == (10.0,)
+    assert contained.algorithm == Own(WITH_LAYERNORM, "7") and contained.default_us == (10.0,)
     assert two_kernels.algorithm is None and two_kernels.us == (6.0,) and two_kernels.default_us == (10.0,)

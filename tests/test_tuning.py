@@ -23,12 +23,14 @@ from ftbert.cli import tune as tune_command
 from ftbert.dtypes import DTYPES
 from ftbert.text import tokenizer_of
 from ftbert.tuning import (
+    WITH_LAYERNORM,
     Bench,
     Machine,
     Product,
     ProductTuner,
     Row,
     buckets,
+    choice_of,
     gemm_table,
     in_force,
     merge,
@@ -369,12 +371,12 @@ def test_every_candidate_tried_is_right(dtype: str, behind: str) -> None:
     limit = 2 * bench.error(default) + 4 * torch.finfo(DTYPES[dtype]).eps
     candidates = bench.enumerate()
     assert len(candidates) > 8
-    own = bench.fused()
+    own = bench.own()
     assert (len(own) > 8) == (dtype != "fp32" and torch.cuda.get_device_capability()[0] >= 9)
     contained = norm and dtype != "fp32" and torch.cuda.get_device_capability() == (9, 0)
-    assert any(algorithm.id == -2 for algorithm in own) == contained
+    assert any(algorithm.kernel == WITH_LAYERNORM for algorithm in own) == contained
     for algorithm in [*bench.heuristics(), *own, *candidates[:: max(1, len(candidates) // 50)]]:
-        if algorithm.id < 0 or bench.microseconds(algorithm, 1) < float("inf"):
+        if algorithm.kernel or bench.microseconds(algorithm, 1) < float("inf"):
             assert bench.error(algorithm) <= limit
 
 
@@ -384,24 +386,24 @@ def test_a_table_changes_what_runs_and_not_what_comes_out(cache: Path, whose: st
     product, m = Product("fp16", 384, 128, True, "gelu"), 300
     bench = Bench(product, m)
     first, beside = bench.chosen(), Bench(product, 321).chosen()
-    candidates = bench.fused() if whose == "ours" else bench.enumerate()
-    other = next(a for a in candidates if a.tile != first.tile and bench.microseconds(a, 1) < 1e6)
+    candidates = bench.own() if whose == "ours" else bench.enumerate()
+    other = next(a for a in candidates if (a.variant, a.tile) != (first.variant, first.tile) and bench.microseconds(a, 1) < 1e6)
     machine, device = Machine.of("cuda"), torch.device("cuda")
     path = gemm_table.user_table(machine)
     assert path is not None
     try:
-        add_rows(path, machine, [Row(product, 257, 320, tuple(other.data))])
+        add_rows(path, machine, [Row(product, 257, 320, choice_of(other))])
         gemm_table.install(device, again=True)
-        assert bench.chosen().data == other.data
-        assert Bench(product, 321).chosen().data == beside.data
+        assert choice_of(bench.chosen()) == choice_of(other)
+        assert choice_of(Bench(product, 321).chosen()) == choice_of(beside)
         # An algorithm that cuBLASLt refuses: as without a table.
         add_rows(path, machine, [Row(product, 257, 320, (2**64 - 1,) * 8)])
         gemm_table.install(device, again=True)
-        assert bench.chosen().data == first.data
+        assert choice_of(bench.chosen()) == choice_of(first)
         # A row that found nothing better than cuBLASLt's first proposal.
         add_rows(path, machine, [Row(product, 257, 320, None)])
         gemm_table.install(device, again=True)
-        assert bench.chosen().data == bench.heuristics(1)[0].data
+        assert choice_of(bench.chosen()) == choice_of(bench.heuristics(1)[0])
         assert bench.error(bench.chosen()) < 1e-2
     finally:
         path.unlink()

@@ -2,16 +2,16 @@
 
 from ftbert.tuning import gemm_table
 from ftbert.tuning.gains_picture import picture
-from ftbert.tuning.gemm_rows import WITH_LAYERNORM, Product, Row, TableError, merge
+from ftbert.tuning.gemm_rows import WGMMA_TILE, WITH_LAYERNORM, Own, Product, Row, TableError, merge
 from ftbert.tuning.gemm_table import Machine, in_force, put_in_force, tuner_module
 from ftbert.tuning.layer_tuner import MOST_ROWS, Layer, LayerTuner, layers_of
-from ftbert.tuning.product_bench import Algorithm, Bench, NothingProposed, Recording, in_turns
+from ftbert.tuning.product_bench import Algorithm, Bench, NothingProposed, Recording, choice_of, in_turns
 from ftbert.tuning.product_tuner import ProductTuner, buckets, products, products_of_shape, search, without_layernorm
 from ftbert.tuning.run import NOTHING_ON_CPU, Tuned, show, show_text, table_path, tune
 
 __all__ = [
-    "MOST_ROWS", "NOTHING_ON_CPU", "WITH_LAYERNORM", "Algorithm", "Bench", "Layer", "LayerTuner", "Machine",
-    "NothingProposed", "Product", "ProductTuner", "Recording", "Row", "TableError", "Tuned", "buckets", "gemm_table",
-    "in_force", "in_turns", "layers_of", "merge", "picture", "products", "products_of_shape", "put_in_force", "search",
-    "show", "show_text", "table_path", "tune", "tuner_module", "without_layernorm",
+    "MOST_ROWS", "NOTHING_ON_CPU", "WGMMA_TILE", "WITH_LAYERNORM", "Algorithm", "Bench", "Layer", "LayerTuner",
+    "Machine", "NothingProposed", "Own", "Product", "ProductTuner", "Recording", "Row", "TableError", "Tuned",
+    "buckets", "choice_of", "gemm_table", "in_force", "in_turns", "layers_of", "merge", "picture", "products",
+    "products_of_shape", "put_in_force", "search", "show", "show_text", "table_path", "tune", "tuner_module", "without_layernorm",
 ]  # fmt: skip

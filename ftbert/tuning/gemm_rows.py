@@ -9,7 +9,8 @@ from typing import Any
 
 from ftbert.dtypes import DTYPES
 
-WITH_LAYERNORM = -2  # the id of an algorithm that contains it
+WGMMA_TILE = "wgmma_tile"  # the kernel whose products can do without a LayerNorm kernel between them
+WITH_LAYERNORM = "wgmma_layernorm"  # the kernel that contains the LayerNorm behind it
 _MOST = (1 << 31) - 1  # of rows, columns and whatever else is counted
 _TILE = ("tile_rows", "tile_columns", "split_k")
 _ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "tanh")
@@ -39,17 +40,26 @@ class Product:
 
 
 @dataclass(frozen=True)
+class Own:
+    """A kernel of ftbert's own and a variant of it, by their names in csrc/gemm/own/own.h."""
+
+    kernel: str
+    variant: str
+
+
+@dataclass(frozen=True)
 class Row:
-    """One product for m from `first` to `last`, both included. algorithm: cublasLtMatmulAlgo_t as 8 words of 64 bit, or
-    one of ftbert's own products (config's id is negative, its tile the variant), or None: with a LayerNorm what the
-    product without it runs was not beaten; without one, in tables made before, cuBLASLt's first proposal was not.
-    us, default_us: microseconds at the m of `timed`, where config's followed is 1 with the LayerNorm that follows the
-    product in a layer; where its in_layer is 1, the algorithm was chosen by the time of whole layers."""
+    """One product for m from `first` to `last`, both included. algorithm: a kernel of ftbert's own, or
+    cublasLtMatmulAlgo_t as 8 words of 64 bit, or None: with a LayerNorm what the product without it runs was not
+    beaten; without one, in tables made before, cuBLASLt's first proposal was not. us, default_us: microseconds at the m
+    of `timed`, where config's followed is 1 with the LayerNorm that follows the product in a layer; where its in_layer
+    is 1, the algorithm was chosen by the time of whole layers. The rest of config says of cuBLASLt's algorithm what it
+    is."""
 
     product: Product
     first: int
     last: int
-    algorithm: tuple[int, ...] | None
+    algorithm: Own | tuple[int, ...] | None
     timed: tuple[int, ...] = ()
     us: tuple[float, ...] = ()
     default_us: tuple[float, ...] = ()
@@ -62,8 +72,8 @@ class Row:
 
     @property
     def is_own(self) -> bool:
-        """Whether it names a product of ftbert's own, which any cuBLASLt leaves as it is."""
-        return self.config.get("id", 0) < 0
+        """Whether it names a kernel of ftbert's own, which any cuBLASLt leaves as it is."""
+        return isinstance(self.algorithm, Own)
 
     @property
     def in_layer(self) -> bool:
@@ -91,13 +101,16 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         """What stands in the file."""
-        words = None if self.algorithm is None else _hex(self.algorithm)
-        values = asdict(self) | {"algorithm": words, "timed": list(self.timed)}
-        values |= {key: [round(us, 2) for us in values[key]] for key in ("us", "default_us")}
-        product = values.pop("product")
-        if not product["layernorm"]:
+        product = asdict(self.product)
+        if not self.product.layernorm:
             del product["layernorm"]
-        return product | values
+        if isinstance(self.algorithm, Own):
+            algorithm: dict[str, Any] = asdict(self.algorithm)
+        else:
+            algorithm = {"algorithm": None if self.algorithm is None else _hex(self.algorithm)}
+        times = {key: [round(us, 2) for us in getattr(self, key)] for key in ("us", "default_us")}
+        where = {"first": self.first, "last": self.last}
+        return product | where | algorithm | {"timed": list(self.timed)} | times | {"config": dict(self.config)}
 
     @staticmethod
     def parse(values: dict[str, Any]) -> Row:
@@ -107,14 +120,11 @@ class Row:
                 values["dtype"], _whole(values["n"]), _whole(values["k"]), bool(values["bias"]), values["activation"],
                 bool(values.get("layernorm", False)),
             )  # fmt: skip
-            words = values["algorithm"]
-            if words is not None and not re.fullmatch("([0-9a-f]{16}){1,8}", words):
-                raise ValueError("algorithm is not words of 16 hexadecimal digits")
             row = Row(
                 product,
                 _whole(values["first"]),
                 _whole(values["last"]),
-                None if words is None else tuple(int(words.ljust(128, "0")[i : i + 16], 16) for i in range(0, 128, 16)),
+                _algorithm(values),
                 tuple(_whole(m) for m in values["timed"]),
                 tuple(_microseconds(us) for us in values["us"]),
                 tuple(_microseconds(us) for us in values["default_us"]),
@@ -128,6 +138,25 @@ class Row:
         if not (row.first <= row.last and tile and len(row.timed) == len(row.us) == len(row.default_us)):
             raise TableError(f"a row makes no sense: {product}, m from {row.first} to {row.last}")
         return row.part(row.first, row.last)  # without times of other m
+
+
+def _algorithm(values: dict[str, Any]) -> Own | tuple[int, ...] | None:
+    if "kernel" in values:
+        return Own(_name(values["kernel"]), _name(values["variant"]))
+    if values["config"].get("id", 0) < 0:
+        return Own("", str(_whole(values["config"]["tile"], least=0)))  # formats 1 and 2 had numbers: nobody's name
+    words = values["algorithm"]
+    if words is None:
+        return None
+    if not re.fullmatch("([0-9a-f]{16}){1,8}", words):
+        raise ValueError("algorithm is not words of 16 hexadecimal digits")
+    return tuple(int(words.ljust(128, "0")[i : i + 16], 16) for i in range(0, 128, 16))
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > 40:
+        raise ValueError(f"expected the name of a kernel or variant, got {str(value)[:40]}")
+    return value
 
 
 def _whole(value: Any, least: int = 1) -> int:

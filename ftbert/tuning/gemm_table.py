@@ -25,13 +25,13 @@ import torch
 
 from ftbert._library import build_info, load_library
 from ftbert.checkpoint import named
-from ftbert.tuning.gemm_rows import Row, TableError, merge
+from ftbert.tuning.gemm_rows import Own, Row, TableError, merge
 from ftbert.user_cache import cache_folder, locked, make_private, untrusted
 
-FORMAT = 2  # 1: the same, without products that have a LayerNorm
+FORMAT = 3  # 1 and 2 had numbers for ftbert's own kernels, and 1 no products with a LayerNorm
 _MOST_BYTES = 64 << 20  # of a file; the package's are below 1 MB
 # To the library: cuBLASLt's first proposal, and where a LayerNorm is asked for, none that contains it.
-_NOTHING_OF_OURS = (0,) * 8
+_FIRST_PROPOSAL = (0,) * 8
 _SHIPPED = Path(__file__).parent / "gemm_tables"
 
 
@@ -72,8 +72,8 @@ def read_table(path: Path) -> tuple[Machine, list[Row]]:
         raise TableError(f"it is no JSON ({error})") from None
     if not isinstance(document, dict) or not isinstance(document.get("rows"), list):
         raise TableError("it is no table of ftbert")
-    if document.get("format") not in (1, FORMAT):
-        raise TableError(f"its format is {repr(document.get('format'))[:40]}, this ftbert reads 1 and {FORMAT}")
+    if document.get("format") not in (1, 2, FORMAT):
+        raise TableError(f"its format is {repr(document.get('format'))[:40]}, this ftbert reads 1 to {FORMAT}")
     owner = Machine(*(str(document.get(key, "")) for key in ("gpu", "cublaslt", "kind")))
     return owner, [Row.parse(r) for r in document["rows"]]
 
@@ -177,14 +177,24 @@ def _source(kind: str, path: Path, machine: Machine) -> Source | None:
         problem = f"it was made for {owner.gpu}, {owner.cublaslt}; this is {machine.gpu}, {machine.cublaslt}"
         fits = owner.gpu == machine.gpu or (owner.kind and owner.kind == machine.kind)
         kept = [row for row in rows if fits and row.is_own]
-    module = tuner_module()
-    known = [row for row in kept if module is None or row.algorithm is None or module.is_known(row.algorithm)]
+    known = known_rows(kept)
     if len(known) < len(kept):
-        gone = f"{len(kept) - len(known)} rows name products that this ftbert does not have"
+        gone = f"{len(kept) - len(known)} rows name kernels that this ftbert does not have"
         problem = "; ".join(filter(None, [problem, gone]))
     if kept and len(known) < len(rows):
         problem += f"; {_cost(rows, known)}"
     return Source(kind, path, known, problem)
+
+
+def known_rows(rows: Iterable[Row]) -> list[Row]:
+    """Without those that name a kernel or variant that this build does not have."""
+    module = tuner_module()
+
+    def is_known(row: Row) -> bool:
+        own = row.algorithm
+        return module is None or not isinstance(own, Own) or bool(module.is_known(own.kernel, own.variant))
+
+    return [row for row in rows if is_known(row)]
 
 
 def _cost(rows: list[Row], kept: list[Row]) -> str:
@@ -229,13 +239,18 @@ def install(device: torch.device, *, again: bool = False) -> None:
 
 def put_in_force(index: int, rows: Iterable[Row]) -> None:
     """These rows on a CUDA device from now on, whatever the files say."""
-    module = tuner_module()
-    module.set_table(
+
+    def choice(row: Row) -> tuple[str, str, tuple[int, ...]]:
+        if isinstance(row.algorithm, Own):
+            return row.algorithm.kernel, row.algorithm.variant, _FIRST_PROPOSAL
+        return "", "", row.algorithm or _FIRST_PROPOSAL
+
+    tuner_module().set_table(
         index,
         [
-            (p.dtype, p.bias, p.activation, p.layernorm, p.n, p.k, row.first, row.last, words)
-            for row in rows
-            if (p := row.product) and (words := row.algorithm or _NOTHING_OF_OURS)
+            (p.dtype, p.bias, p.activation, p.layernorm, p.n, p.k, row.first, row.last, *choice(row))
+            for row in known_rows(rows)
+            if (p := row.product)
         ],
     )
 

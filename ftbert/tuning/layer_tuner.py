@@ -19,8 +19,8 @@ import torch
 from ftbert.checkpoint import ACTIVATIONS, EncoderConfig
 from ftbert.dtypes import DTYPES
 from ftbert.tuning import gemm_table
-from ftbert.tuning.gemm_rows import Product, Row
-from ftbert.tuning.product_bench import Algorithm, Bench, in_turns, share_beyond_noise
+from ftbert.tuning.gemm_rows import WGMMA_TILE, Product, Row
+from ftbert.tuning.product_bench import Algorithm, Bench, choice_of, in_turns, share_beyond_noise
 from ftbert.tuning.product_tuner import row_of, verified, without_layernorm
 
 MOST_ROWS = 1024  # up to which the encoder folds (most_tokens_by_default in csrc/folded_layers_cuda.cpp)
@@ -165,10 +165,10 @@ class LayerTuner:
 
     def can_fold(self) -> bool:
         """Whether LayerNorms are folded at any m where this GPU's products for that run."""
-        able = [[a for a in Bench(product, 1, self._device).fused() if a.folds] for product in self.layer.plain]
+        able = [_deferring(Bench(product, 1, self._device)) for product in self.layer.plain]
         if not all(able):
             return False
-        rows = [Row(product, 1, MOST_ROWS, tuple(own[0].data))
+        rows = [Row(product, 1, MOST_ROWS, choice_of(own[0]))
                 for product, own in zip(self.layer.plain, able, strict=True)]  # fmt: skip
         return self.layers.folds(rows, 1)
 
@@ -205,8 +205,8 @@ class LayerTuner:
         """What these rows run, where it folds; else what is the fastest alone."""
         found = []
         for product, alone in zip(self.layer.plain, able, strict=True):
-            words = next((row.algorithm for row in rows if row.product == product), None)
-            found += [next((own for own in alone if tuple(own.algorithm.data) == words), alone[0])] if alone else []
+            choice = next((row.algorithm for row in rows if row.product == product), None)
+            found += [next((own for own in alone if choice_of(own.algorithm) == choice), alone[0])] if alone else []
         return found
 
     def _faster(self, choice: list[Alone], first: int, last: int, before: list[Row]) -> list[Row] | None:
@@ -228,7 +228,7 @@ class LayerTuner:
     def _able(self, product: Product, m: int) -> list[Alone]:
         """The products that fold, those fastest alone first."""
         bench = Bench(product, m, self._device)
-        own = [algorithm for algorithm in bench.fused() if algorithm.folds]
+        own = _deferring(bench)
         *mine, default = (min(times) for times in bench.times([*own, bench.first_proposal()], 3))
         alone = sorted(zip(mine, own, strict=True), key=lambda pair: pair[0])[:_MOST_OF_A_PRODUCT]
         return [Alone(us, algorithm, default) for us, algorithm in alone if us <= _NEAR * alone[0][0]]
@@ -245,14 +245,14 @@ class LayerTuner:
         for _ in range(2):
             began = best
             for i in (3, 0, 2, 1):
-                times = {now[i].algorithm.tile: best}
+                times = {now[i].algorithm.variant: best}
                 for own in near[i]:
-                    if own.algorithm.tile == now[i].algorithm.tile:
+                    if own.algorithm.variant == now[i].algorithm.variant:
                         continue
-                    times[own.algorithm.tile] = taken = us([*now[:i], own, *now[i + 1 :]])
+                    times[own.algorithm.variant] = taken = us([*now[:i], own, *now[i + 1 :]])
                     if taken < 0.996 * best:
                         best, now = taken, [*now[:i], own, *now[i + 1 :]]
-                near[i] = [own for own in near[i] if times.get(own.algorithm.tile, math.inf) < 1.03 * best]
+                near[i] = [own for own in near[i] if times.get(own.algorithm.variant, math.inf) < 1.03 * best]
             if best == began:
                 break
         return now
@@ -262,6 +262,11 @@ class LayerTuner:
             row_of(product, own.algorithm, first, last, own.us, own.default_us, {"followed": 1} if normed else {})
             for product, own, normed in zip(self.layer.plain, choice, (p.layernorm for p in self.layer), strict=True)
         ]
+
+
+def _deferring(bench: Bench) -> list[Algorithm]:
+    """Those that can do without a LayerNorm kernel between them."""
+    return [algorithm for algorithm in bench.own() if algorithm.kernel == WGMMA_TILE]
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -11,16 +11,21 @@ from typing import Any, Protocol
 import torch
 
 from ftbert.dtypes import DTYPES
-from ftbert.tuning.gemm_rows import Product
+from ftbert.tuning.gemm_rows import Own, Product
 from ftbert.tuning.gemm_table import tuner_module
 
-# ftbert.lib._tuning.Algorithm: .data (8 words), .id, .tile, .tile_rows, .tile_columns, .stages, .split_k, .cluster,
-# .custom, .workspace, .waves, .folds
+# ftbert.lib._tuning.Algorithm: .kernel and .variant of ftbert's own, or "" and cuBLASLt's .data (8 words), .id, .tile,
+# .stages, .cluster, .custom, .workspace, .waves; of both .tile_rows, .tile_columns, .split_k
 Algorithm = Any
 
 NO_TUNER = "this build of ftbert has no tuner: Python's headers were missing when it was made"
 _AT_ONCE = 64  # graphs that exist at a time
 _WEIGHT_BYTES = 160 << 20  # more than any L2 cache, and about what a BERT-base has
+
+
+def choice_of(algorithm: Algorithm) -> Own | tuple[int, ...]:
+    """What a row says of it; equal for equal algorithms."""
+    return Own(algorithm.kernel, algorithm.variant) if algorithm.kernel else tuple(algorithm.data)
 
 
 class NothingProposed(RuntimeError):
@@ -50,10 +55,10 @@ class Bench:
         self._b = _operand("b", max(_WEIGHT_BYTES // size, self.launches * product.n * product.k), dtype, self.device)
         self._a = _operand("a", m * product.k, dtype, self.device)
         self._bias = _operand("bias", 3 * product.n, dtype, self.device)  # and gamma, beta
-        problem = module.Problem(
+        described = module.Product(
             m, product.n, product.k, product.dtype, product.bias, product.activation, product.layernorm
         )
-        self._tuner = module.Tuner(index, problem, self._workspace.data_ptr())
+        self._tuner = module.Tuner(index, described, self._workspace.data_ptr())
         self._c = _operand("c", -(-self._tuner.c_bytes // size), dtype, self.device)
 
     def heuristics(self, most: int = 8) -> list[Algorithm]:
@@ -71,10 +76,10 @@ class Bench:
         """All that cuBLASLt accepts: on Hopper tens of thousands. 0.3 s."""
         return list(self._tuner.enumerate())
 
-    def fused(self) -> list[Algorithm]:
-        """ftbert's own products that can do it, bias and activation included: their id is -1, or -2 where the LayerNorm
-        is too."""
-        return list(self._tuner.fused())
+    def own(self) -> list[Algorithm]:
+        """Variants of ftbert's own kernels that can do it, bias and activation included; kernel WITH_LAYERNORM: the
+        LayerNorm too."""
+        return list(self._tuner.own())
 
     def chosen(self) -> Algorithm:
         """What a model in this process runs for this product and m."""

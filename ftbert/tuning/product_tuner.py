@@ -24,8 +24,8 @@ import torch
 
 from ftbert.checkpoint import ACTIVATIONS, EncoderConfig
 from ftbert.dtypes import DTYPES
-from ftbert.tuning.gemm_rows import WITH_LAYERNORM, Product, Row
-from ftbert.tuning.product_bench import Algorithm, Bench, share_beyond_noise
+from ftbert.tuning.gemm_rows import WITH_LAYERNORM, Own, Product, Row
+from ftbert.tuning.product_bench import Algorithm, Bench, choice_of, share_beyond_noise
 
 _CONFIG = ("id", "tile", "stages", "split_k", "reduction", "swizzle", "custom", "inner_shape", "cluster")
 _SEARCHED = (32, 128, 512, 1024, 2048, 4096, 8192)  # m
@@ -66,7 +66,7 @@ _Timed = list[tuple[float, Algorithm]]  # microseconds
 
 def search(bench: Bench, seeds: Iterable[Algorithm] = (), seed: int = 0) -> list[Algorithm]:
     """The fastest of ftbert's own products and of what a sampled search finds of cuBLASLt's, two of a tile at most."""
-    own = bench.fused()
+    own = bench.own()
     timed = [(us, algorithm) for (us,), algorithm in zip(bench.times(own, 1), own, strict=True)]
     return _fastest([*timed, *_sampled(bench, seeds, bench.enumerate(), seed)], 16, of_a_tile=2)
 
@@ -74,13 +74,13 @@ def search(bench: Bench, seeds: Iterable[Algorithm] = (), seed: int = 0) -> list
 def _sampled(bench: Bench, seeds: Iterable[Algorithm], accepted: Iterable[Algorithm], seed: int = 0) -> _Timed:
     """Some 800 of what cuBLASLt accepts, half a second: its proposals, each tile with settings drawn and with those of
     the fastest, then settings of the best tiles, then the neighbours of the best."""
-    draw, by_tile = random.Random(seed), defaultdict[tuple[int, int], list[Algorithm]](list)
+    draw, by_tile = random.Random(seed), defaultdict[tuple[int, int] | Own, list[Algorithm]](list)
     for algorithm in accepted:
         by_tile[_tile(algorithm)].append(algorithm)
-    timed: dict[tuple[int, ...], tuple[float, Algorithm]] = {}
+    timed: dict[Own | tuple[int, ...], tuple[float, Algorithm]] = {}
 
     def measure(candidates: Iterable[Algorithm]) -> None:
-        new = {tuple(a.data): a for a in candidates if tuple(a.data) not in timed}
+        new = {choice_of(a): a for a in candidates if choice_of(a) not in timed}
         for (key, algorithm), times in zip(new.items(), bench.times(list(new.values()), 1), strict=True):
             timed[key] = times[0], algorithm
 
@@ -90,7 +90,7 @@ def _sampled(bench: Bench, seeds: Iterable[Algorithm], accepted: Iterable[Algori
     measure(drawn)
     # Settings count for more than many a tile: each is seen with those of the fastest.
     if drawn:
-        fastest = min(drawn, key=lambda algorithm: timed[tuple(algorithm.data)][0])
+        fastest = min(drawn, key=lambda algorithm: timed[choice_of(algorithm)][0])
         measure(min(group, key=lambda other: _steps(other, fastest)) for group in plain)
     for algorithm in _fastest(timed.values(), 10, of_a_tile=1):
         group = by_tile.get(_tile(algorithm), [])
@@ -104,7 +104,7 @@ def _sampled(bench: Bench, seeds: Iterable[Algorithm], accepted: Iterable[Algori
 
 def _fastest(timed: Iterable[tuple[float, Algorithm]], count: int, of_a_tile: int = 1000) -> list[Algorithm]:
     found = []
-    of_tile: dict[tuple[int, int], int] = defaultdict(int)
+    of_tile: dict[tuple[int, int] | Own, int] = defaultdict(int)
     for _, algorithm in sorted(timed, key=lambda pair: pair[0]):
         of_tile[_tile(algorithm)] += 1
         if of_tile[_tile(algorithm)] <= of_a_tile:
@@ -112,8 +112,8 @@ def _fastest(timed: Iterable[tuple[float, Algorithm]], count: int, of_a_tile: in
     return found[:count]
 
 
-def _tile(algorithm: Algorithm) -> tuple[int, int]:
-    return algorithm.id, algorithm.tile
+def _tile(algorithm: Algorithm) -> tuple[int, int] | Own:
+    return Own(algorithm.kernel, algorithm.variant) if algorithm.kernel else (algorithm.id, algorithm.tile)
 
 
 def _steps(one: Algorithm, other: Algorithm) -> int:
@@ -152,27 +152,27 @@ class ProductTuner:
         self._run_by_known = set(map(_settings_of_row, self._known))
         self._named: dict[tuple[int, ...], Algorithm] = {}  # what known rows run, by its settings
         self._searched: dict[int, list[Algorithm]] = {}  # by m
-        self._winners: dict[tuple[int, ...], Algorithm] = {}
+        self._winners: dict[Own | tuple[int, ...], Algorithm] = {}
 
     def row(self, first: int, last: int) -> Row:
         """The row for m from first to last.
 
-        The candidates are ftbert's own products, cuBLASLt's proposals, the fastest of the searches next to this m, what
+        The candidates are ftbert's own kernels, cuBLASLt's proposals, the fastest of the searches next to this m, what
         won before and what known rows of this m run; they are timed at `last`, in a quick round first. The winner must
         be as accurate as cuBLASLt's first proposal and faster by more than the measurement's noise; else that proposal
         is the row's.
 
-        With a LayerNorm they are the products that contain it, and the winner must beat what the product without it
+        With a LayerNorm they are the kernels that contain it, and the winner must beat what the product without it
         runs in this process, followed by the LayerNorm. Raises NothingProposed.
         """
         bench = Bench(self._measured_as, last, self.device)
         rivals = [bench.first_proposal()]
-        candidates = [a for a in bench.fused() if (a.id == WITH_LAYERNORM) == self.product.layernorm]
+        candidates = [a for a in bench.own() if (a.kernel == WITH_LAYERNORM) == self.product.layernorm]
         if self.product.layernorm:
             rivals.append(Bench(without_layernorm(self.product), last, self.device).chosen())
         else:
             candidates += self._of_cublaslt(bench, first)
-        candidates = list({tuple(a.data): a for a in candidates if a.data != rivals[0].data}.values())
+        candidates = list({choice_of(a): a for a in candidates if choice_of(a) != choice_of(rivals[0])}.values())
         quick = bench.times(candidates, 2, -(-bench.launches // 3))
         best = _fastest(zip(map(min, quick), candidates, strict=True), _FINALISTS)
         turns = bench.times([*rivals, *best], _ROUNDS)
@@ -186,7 +186,7 @@ class ProductTuner:
             return Row(self.product, first, last, None, (last,), (us[winner],), (us[0],), self._config)
         # Also where it is cuBLASLt's first proposal: at the m beside this one that may be another.
         algorithm = [*rivals, *best][winner]
-        self._winners[tuple(algorithm.data)] = algorithm
+        self._winners[choice_of(algorithm)] = algorithm
         return row_of(self.product, algorithm, first, last, us[winner], us[0], self._config)
 
     def _of_cublaslt(self, bench: Bench, first: int) -> list[Algorithm]:
@@ -201,7 +201,7 @@ class ProductTuner:
             bench = Bench(self._measured_as, m, self.device)
             accepted = bench.enumerate()
             self._named |= {key: a for a in accepted if (key := _settings(a)) in self._run_by_known}
-            seeds = [algorithm for algorithm in self._winners.values() if algorithm.id >= 0]
+            seeds = [algorithm for algorithm in self._winners.values() if not algorithm.kernel]
             self._searched[m] = _fastest(_sampled(bench, seeds, accepted), 16, of_a_tile=2)
         return self._searched[m]
 
@@ -217,10 +217,12 @@ def _settings_of_row(row: Row) -> tuple[int, ...]:
 def row_of(
     product: Product, algorithm: Algorithm, first: int, last: int, us: float, default_us: float, config: dict[str, int]
 ) -> Row:
-    """The row that says so; config: what it has beside the algorithm's settings."""
-    settings = dict(zip(_CONFIG, _settings(algorithm), strict=True))
-    settings |= {"tile_rows": algorithm.tile_rows, "tile_columns": algorithm.tile_columns} | config
-    return Row(product, first, last, tuple(algorithm.data), (last,), (us,), (default_us,), settings)
+    """The row that says so; config: what it has beside the settings of cuBLASLt's algorithm."""
+    settings: dict[str, int] = {}
+    if not algorithm.kernel:
+        settings |= zip(_CONFIG, _settings(algorithm), strict=True)
+        settings |= {"tile_rows": algorithm.tile_rows, "tile_columns": algorithm.tile_columns}
+    return Row(product, first, last, choice_of(algorithm), (last,), (us,), (default_us,), settings | config)
 
 
 def verified(bench: Bench, algorithm: Algorithm) -> bool:

@@ -21,6 +21,7 @@ from ftbert.tuning.gemm_table import (
     add_rows,
     in_force,
     install,
+    known_rows,
     put_in_force,
     read_table,
     sources,
@@ -122,7 +123,7 @@ def tune(
         warnings.warn("no model uses these rows while tables are switched off (FTBERT_GEMM_TABLE=off)", stacklevel=2)
     ranges = _ranges(first, last, lengths)
     add_rows(path, machine, [])  # finds out now whether the file can be written
-    table, in_files = read_table(path)[1], in_force(machine)
+    table, in_files = known_rows(read_table(path)[1]), in_force(machine)
     known = merge(table, in_files)
     wanted = list(dict.fromkeys(wanted))
     in_layer = {without_layernorm(product): product for product in wanted if product.layernorm}
@@ -157,7 +158,7 @@ def tune(
         unwritten, written = [], time.monotonic()
 
     def all_rows() -> list[Row]:
-        return merge(unwritten, merge(read_table(path)[1], in_files))
+        return merge(unwritten, merge(known_rows(read_table(path)[1]), in_files))
 
     def layer_rows(layer: Layer, low: int, high: int) -> list[Row]:
         """None where it fails, nor for its other ranges: its products have theirs without it."""
@@ -244,7 +245,7 @@ def _ranges(first: int, last: int, lengths: Sequence[int] | None) -> list[tuple[
 
 
 def _may_contain_layernorm(product: Product, device: torch.device) -> bool:
-    return any(algorithm.id == WITH_LAYERNORM for algorithm in Bench(product, 1, device).fused())
+    return any(algorithm.kernel == WITH_LAYERNORM for algorithm in Bench(product, 1, device).own())
 
 
 def _layer_tuners(wanted: Iterable[Product], device: torch.device, known: list[Row]) -> dict[Layer, LayerTuner]:
