@@ -1,4 +1,4 @@
-"""ftbert's own products for up to some 2000 rows (wgmma_tile), forced on whole models by a table."""
+"""The kernel wgmma_tile, forced on whole models by a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers without LayerNorm kernels (csrc/folded_layers.h) against those with them, and against float32; more of it in
+"""Layers without LayerNorm kernels (csrc/layers/deferred_norm.h) against those with them, and against float32; more of it in
 test_few_tokens.py."""
 
 from __future__ import annotations

@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "gemm/cublaslt.h"
 #include "gemm/gemm.h"
+#include "gemm/table.h"
 #include "gemm/tuner/tuner.h"
 
 namespace py = pybind11;

@@ -1,4 +1,4 @@
-// Activations in float, as add_bias_act and the fused products apply them.
+// Activations in float, as add_bias_act and our products apply them.
 #pragma once
 #include <type_traits>
 

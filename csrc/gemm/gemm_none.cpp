@@ -3,6 +3,7 @@
 #include "core/device_none.h"
 #include "gemm/cublaslt.h"
 #include "gemm/own/own.h"
+#include "gemm/table.h"
 #include "gemm/tuner/tuner.h"
 
 namespace ftbert {

@@ -12,7 +12,7 @@
 #include "core/types.h"
 #include "gemm/own/own.h"
 #include "gemm/product.h"
-#include "gemm/tuner/tuner.h"
+#include "gemm/table.h"
 
 namespace ftbert {
 

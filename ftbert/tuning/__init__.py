@@ -13,5 +13,6 @@ __all__ = [
     "MOST_ROWS", "NOTHING_ON_CPU", "WGMMA_TILE", "WITH_LAYERNORM", "Algorithm", "Bench", "Layer", "LayerTuner",
     "Machine", "NothingProposed", "Own", "Product", "ProductTuner", "Recording", "Row", "TableError", "Tuned",
     "buckets", "choice_of", "gemm_table", "in_force", "in_turns", "layers_of", "merge", "picture", "products",
-    "products_of_shape", "put_in_force", "search", "show", "show_text", "table_path", "tune", "tuner_module", "without_layernorm",
+    "products_of_shape", "put_in_force", "search", "show", "show_text", "table_path", "tune", "tuner_module",
+    "without_layernorm",
 ]  # fmt: skip

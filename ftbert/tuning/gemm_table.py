@@ -1,10 +1,10 @@
 """Tuned GEMM tables: JSON files of algorithms by product and range of m, and which of them is in force.
 
 A file belongs to one GPU model and one version of cuBLASLt, since an algorithm's 64 bytes mean something to that
-version only; rows that name ftbert's own products hold for every version, and for every GPU of the same architecture
+version only; rows that name ftbert's own kernels hold for every version, and for every GPU of the same architecture
 with as many multiprocessors. Looked for in this order, and a row from further up hides those below it: the file that
 $FTBERT_GEMM_TABLE names ("off": none at all), the user's cache folder (where `ftbert tune` writes), the tables that
-come with the package. What fits no row runs what guess_gemm (csrc/gemm/gemm_guess.h) chooses.
+come with the package. What fits no row runs what guess_product (csrc/gemm/guess.h) chooses.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SHIPPED = Path(__file__).parent / "gemm_tables"
 @dataclass(frozen=True)
 class Machine:
     """What a table belongs to: "NVIDIA H200", "cuBLASLt 13.1.1", "sm_90 x 132". The last, architecture and
-    multiprocessors, is what ftbert's own products depend on; tables made before do not have it."""
+    multiprocessors, is what ftbert's own kernels depend on; tables made before do not have it."""
 
     gpu: str
     cublaslt: str

@@ -1,7 +1,7 @@
-"""The products of a layer chosen together, where its LayerNorms are folded into them (csrc/folded_layers.h).
+"""The products of a layer chosen together, where its LayerNorms are deferred (csrc/layers/deferred_norm.h).
 
 A product alone is timed with a LayerNorm kernel behind it. Where all four of a layer's are of those that do without
-(csrc/gemm/gemm_few_cuda.cu), no kernel lies between them, each holds up the start of the next, and others win:
+(wgmma_tile of csrc/gemm/own), no kernel lies between them, each holds up the start of the next, and others win:
 BERT-large at 256 tokens, 0.735 ms with the products that are the fastest one by one, 0.674 ms with these (H200).
 """
 
@@ -23,8 +23,8 @@ from ftbert.tuning.gemm_rows import WGMMA_TILE, Product, Row
 from ftbert.tuning.product_bench import Algorithm, Bench, choice_of, in_turns, share_beyond_noise
 from ftbert.tuning.product_tuner import row_of, verified, without_layernorm
 
-MOST_ROWS = 1024  # up to which the encoder folds (most_tokens_by_default in csrc/folded_layers_cuda.cpp)
-_MOST_HIDDEN = 4096  # kMostColumns in csrc/gemm/gemm_folded.h
+MOST_ROWS = 1024  # up to which the encoder defers them (most_tokens_by_default in csrc/layers/deferred_norm_cuda.cpp)
+_MOST_HIDDEN = 4096  # kMostColumns in csrc/gemm/own/deferred_norm.h
 _WEIGHT_BYTES = 80 << 20  # of the layers timed, where 12 have as much: more than an L2 cache holds, as in a model
 _SEQUENCE = 128  # tokens, at most
 _REPLAYS_US = 1000  # of a measurement

@@ -65,7 +65,7 @@ _Timed = list[tuple[float, Algorithm]]  # microseconds
 
 
 def search(bench: Bench, seeds: Iterable[Algorithm] = (), seed: int = 0) -> list[Algorithm]:
-    """The fastest of ftbert's own products and of what a sampled search finds of cuBLASLt's, two of a tile at most."""
+    """The fastest of ftbert's own kernels and of what a sampled search finds of cuBLASLt's, two of a tile at most."""
     own = bench.own()
     timed = [(us, algorithm) for (us,), algorithm in zip(bench.times(own, 1), own, strict=True)]
     return _fastest([*timed, *_sampled(bench, seeds, bench.enumerate(), seed)], 16, of_a_tile=2)

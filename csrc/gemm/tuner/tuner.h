@@ -1,10 +1,9 @@
-// Choosing kernels and algorithms by measurement, and putting the choices in force. No CUDA header: tuner_cuda.cpp, or
-// gemm_none.cpp in a build without CUDA.
+// Measuring the kernels and algorithms of a product. No CUDA header: tuner_cuda.cpp, or gemm_none.cpp in a build
+// without CUDA.
 #pragma once
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <string_view>
 #include <vector>
 
 #include "gemm/own/own.h"
@@ -69,24 +68,5 @@ class Tuner {
 // a LayerNorm that the kernel does not contain by add_bias_input_layernorm. workspace: device memory,
 // gemm_workspace_bytes(device) of it; the caller keeps it alive.
 std::unique_ptr<Tuner> make_tuner(int device, const Product& product, void* workspace);
-
-// A row of a tuned table: for m from `from` to `to`, both included.
-struct TunedRow {
-  Product product;  // m is not read
-  int64_t from = 0, to = 0;
-  OwnChoice own = {};                   // if there is none:
-  std::array<uint64_t, 8> algorithm{};  // cuBLASLt's
-
-  // cuBLASLt's, whatever that is; with residual_norm: no kernel that contains the LayerNorm.
-  bool is_first_proposal() const { return !own && algorithm == std::array<uint64_t, 8>{}; }
-};
-
-// False for a kernel or variant that this build does not have.
-bool is_known(std::string_view kernel, std::string_view variant);
-
-// From now on `linear` on this device uses these rows; elsewhere, and where the GPU or cuBLASLt refuses a row,
-// guess_product or cuBLASLt's first proposal. Replaces an earlier table. Rows with an algorithm of cuBLASLt must come
-// from gemm_library_version() and this kind of GPU.
-void set_table(int device, const std::vector<TunedRow>& rows);
 
 }  // namespace ftbert
