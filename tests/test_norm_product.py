@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from compare import assert_close
-from conftest import Place, have_gpu, make_bert
+from conftest import Place, first_of, have_gpu, make_bert
 from test_cuda import check_on_threads, kernels, packed
 from test_first_token import first_kept, ragged
 from test_model import check_against_transformers, check_every_mask, inputs
@@ -36,7 +36,7 @@ def force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Force]:
     another; -1: none does."""
     path, device = tmp_path / "table.json", torch.device("cuda")
     monkeypatch.setenv("FTBERT_GEMM_TABLE", str(path))
-    monkeypatch.setenv("FTBERT_FOLDED_NORM", "off")
+    monkeypatch.setenv("FTBERT_DEFERRED_NORM", "off")
 
     def put(config: Any, variant: int, of_down: int | None = None) -> None:
         rows = []
@@ -121,7 +121,7 @@ def test_the_last_layer_of_first_tokens_alone(force: Force, variant: int, mask: 
     force(reference.config, variant)
     model = ftbert.load(reference, device="cuda", dtype=HALF)
     ids, kept = ragged(mask, Place("cuda", HALF), batch=200, seq=31)
-    whole, first = model.module(ids, kept)[0], model.module.forward_first(ids, kept)[0]
+    whole, first = model.module(ids, kept)[0], first_of(model.module, ids, kept)[0]
     assert_close(first, first_kept(whole, kept), atol=16 * torch.finfo(HALF).eps, rtol=16 * torch.finfo(HALF).eps)
 
 
