@@ -199,7 +199,9 @@ def _compute(checkpoint: Checkpoint, batches: list[_Batch]) -> list[tuple[np.nda
     found = []
     for batch in batches:
         ids, mask, kinds = (torch.from_numpy(one) for one in (batch.ids, batch.mask, batch.types))
-        hidden, pooled = torch.ops.ftbert.forward(encoder, ids, mask, kinds if types else None)
+        hidden, pooled = torch.ops.ftbert.forward_batch(
+            encoder, ids, mask, kinds if types else None, None, 0, ["tokens", "pooled"]
+        )
         found.append((hidden.numpy(), pooled.numpy()))
     return found
 

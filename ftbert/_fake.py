@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._library.fake_class_registry import register_fake_class
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from ftbert.dtypes import DTYPES
 
@@ -24,50 +25,32 @@ def _facts(encoder: Any) -> Any:
     return encoder.wrapped_obj
 
 
-def forward(encoder: Any, input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None) -> Any:
+def forward_batch(
+    encoder: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    token_type_ids: Tensor | None,
+    cu_seqlens: Tensor | None,
+    max_seqlen: int,
+    want: list[str],
+) -> list[Tensor]:
     facts = _facts(encoder)
-    batch, seq = input_ids.shape
-    hidden = input_ids.new_empty((batch, seq, facts.hidden()), dtype=facts.dtype())
-    return hidden, hidden.new_empty((batch, facts.hidden() if facts.has_pooler() else 0))
-
-
-def forward_packed(
-    encoder: Any, input_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int, token_type_ids: Tensor | None
-) -> Tensor:
-    facts = _facts(encoder)
-    return input_ids.new_empty((input_ids.shape[0], facts.hidden()), dtype=facts.dtype())
-
-
-def forward_first(encoder: Any, input_ids: Tensor, attention_mask: Any, token_type_ids: Any) -> tuple[Tensor, Tensor]:
-    facts = _facts(encoder)
-    first = input_ids.new_empty((input_ids.shape[0], facts.hidden()), dtype=facts.dtype())
-    return first, first.new_empty((first.shape[0], first.shape[1] if facts.has_pooler() else 0))
-
-
-def forward_first_packed(
-    encoder: Any, input_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int, token_type_ids: Tensor | None
-) -> Tensor:
-    facts = _facts(encoder)
-    shape = (cu_seqlens.shape[0] - 1, facts.hidden())
-    return input_ids.new_empty(shape, dtype=facts.dtype())
-
-
-def forward_hidden_states(
-    encoder: Any, input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None
-) -> Tensor:
-    facts = _facts(encoder)
-    shape = (facts.layers() + 1, *input_ids.shape, facts.hidden())
-    return input_ids.new_empty(shape, dtype=facts.dtype())
+    batch = input_ids.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    shapes = {
+        "tokens": (*input_ids.shape, facts.hidden()),
+        "first": (batch, facts.hidden()),
+        "pooled": (batch, facts.hidden() if facts.has_pooler() else 0),
+        "hidden_states": (facts.layers() + 1, *input_ids.shape, facts.hidden()),
+    }
+    # The number of valid tokens of padded ids stands in the mask, and an op that holds an object cannot give such a
+    # size to the inductor of torch 2.13 (its assertion compares with a guess): torch.compile breaks the graph here.
+    if not shapes.keys() >= set(want):
+        raise DynamicOutputShapeException(torch.ops.ftbert.forward_batch.default)
+    return [input_ids.new_empty(shapes[name], dtype=facts.dtype()) for name in want]
 
 
 def first_rows(packed: Tensor, cu_seqlens: Tensor) -> Tensor:
     return packed.new_empty((cu_seqlens.shape[0] - 1, packed.shape[1]))
-
-
-def pool(encoder: Any, hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
-    facts = _facts(encoder)
-    columns = facts.hidden() if facts.has_pooler() else 0
-    return hidden.new_empty((cu_seqlens.shape[0] - 1, columns))
 
 
 def pack_weight(weight: Tensor) -> Tensor:
@@ -174,13 +157,10 @@ def linear_layernorm(
     return torch.empty_like(input)
 
 
-# forward_unpadded has none: its size stands in the mask, and an op that holds an object cannot give such a size to the
-# inductor of torch 2.13 (its assertion compares with a guess). torch.compile breaks the graph there.
 _FAKES: tuple[Callable[..., Any], ...] = (
-    forward, forward_packed, forward_first, forward_first_packed, forward_hidden_states, first_rows, pool, pack_weight,
-    padding, padding_mask, padding_positions, padding_stage, remove_padding, restore_padding, embeddings_layernorm,
-    add_bias_input_layernorm, add_bias_act, add_bias_act_, attention, add_qkv_bias, softmax, transpose, pooling, linear,
-    linear_own, linear_layernorm,
+    forward_batch, first_rows, pack_weight, padding, padding_mask, padding_positions, padding_stage, remove_padding,
+    restore_padding, embeddings_layernorm, add_bias_input_layernorm, add_bias_act, add_bias_act_, attention,
+    add_qkv_bias, softmax, transpose, pooling, linear, linear_own, linear_layernorm,
 )  # fmt: skip
 
 
@@ -222,7 +202,7 @@ def _not_traced(name: str) -> Any:
 
 # torch warns of every method that is not there, each time it traces.
 for _name in (
-    "config", "forward", "forward_packed", "info", "product_dtype", "to", "use_cuda_graphs", "weight", "weights",
+    "config", "forward", "forward_packed", "info", "matrix_dtype", "to", "use_cuda_graphs", "weight", "weights",
 ):  # fmt: skip
     setattr(_FakeEncoder, _name, _not_traced(_name))
 

@@ -104,26 +104,16 @@ class HeadedModule(EncoderModule):
         given = input_ids
         input_ids, attention_mask, token_type_ids = _choices_as_rows(input_ids, attention_mask, token_type_ids)
         choices = given.shape[1] if given.dim() == 3 else 0
-        packed, index, cu_seqlens = torch.ops.ftbert.forward_unpadded(
-            self.encoder, input_ids, attention_mask, token_type_ids
-        )
+        want = ["packed_tokens", "packed_index", "cu_seqlens", "pooled"]
+        made = self.forward_batch(input_ids, attention_mask, token_type_ids, None, 0, want)
+        packed, index, cu_seqlens, pooled = made[0], made[1], made[2], made[3]
         batch, seq = input_ids.shape[0], input_ids.shape[1]
         hidden = torch.ops.ftbert.restore_padding(packed, index).view(batch, seq, packed.shape[1])
-        pooled = torch.ops.ftbert.pool(self.encoder, packed, cu_seqlens)
-        word = self.encoder.weight("embeddings.word")
-        all_logits: List[Tensor] = []  # noqa: UP006
-        for head in self.heads:
+        logits = self._logits(packed, torch.ops.ftbert.first_rows(packed, cu_seqlens), pooled, choices)
+        for i, head in enumerate(self.heads):
             if head.source == "tokens":
-                logits = torch.ops.ftbert.restore_padding(head(packed, word), index)
-                logits = logits.view(batch, seq, logits.shape[1])
-            elif head.source == "pooler":
-                logits = head(pooled, word)
-            else:
-                logits = head(torch.ops.ftbert.first_rows(packed, cu_seqlens), word)
-            if head.task == "multiple_choice" and choices > 0:
-                logits = logits.view(-1, choices)
-            all_logits.append(logits)
-        return hidden, pooled, all_logits
+                logits[i] = torch.ops.ftbert.restore_padding(logits[i], index).view(batch, seq, logits[i].shape[1])
+        return hidden, pooled, logits
 
     @torch.jit.export
     def run_first(
@@ -139,15 +129,24 @@ class HeadedModule(EncoderModule):
         given = input_ids
         input_ids, attention_mask, token_type_ids = _choices_as_rows(input_ids, attention_mask, token_type_ids)
         choices = given.shape[1] if given.dim() == 3 else 0
-        first, pooled = torch.ops.ftbert.forward_first(self.encoder, input_ids, attention_mask, token_type_ids)
-        word = self.encoder.weight("embeddings.word")
-        all_logits: List[Tensor] = []  # noqa: UP006
-        for head in self.heads:
-            logits = head(pooled if head.source == "pooler" else first, word)
-            if head.task == "multiple_choice" and choices > 0:
-                logits = logits.view(-1, choices)
-            all_logits.append(logits)
-        return pooled, all_logits
+        made = self.forward_batch(input_ids, attention_mask, token_type_ids, None, 0, ["first", "pooled"])
+        return made[1], self._logits(made[0], made[0], made[1], choices)
+
+    @torch.jit.export
+    def logits_packed(
+        self,
+        input_ids: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        token_type_ids: Optional[Tensor] = None,  # noqa: UP045
+    ) -> List[Tensor]:  # noqa: UP006
+        """int [tokens], int32 [batch+1] -> the logits of every head: [tokens, outputs] for heads over tokens, else
+        [batch, outputs] (of choices one output each). No padding anywhere, and no host synchronisation."""
+        if not self.reads_tokens:
+            made = self.forward_batch(input_ids, None, token_type_ids, cu_seqlens, max_seqlen, ["first", "pooled"])
+            return self._logits(made[0], made[0], made[1], 0)
+        made = self.forward_batch(input_ids, None, token_type_ids, cu_seqlens, max_seqlen, ["tokens", "pooled"])
+        return self._logits(made[0], torch.ops.ftbert.first_rows(made[0], cu_seqlens), made[1], 0)
 
     @torch.jit.export
     def logits_at(
@@ -158,9 +157,9 @@ class HeadedModule(EncoderModule):
         token_type_ids: Optional[Tensor] = None,  # noqa: UP045
     ) -> Tensor:
         """The first head's logits at the tokens where the bool [batch, seq] is set, row by row: [count, outputs]."""
-        packed, index, cu_seqlens = torch.ops.ftbert.forward_unpadded(
-            self.encoder, input_ids, attention_mask, token_type_ids
-        )
+        want = ["packed_tokens", "packed_index"]
+        made = self.forward_batch(input_ids, attention_mask, token_type_ids, None, 0, want)
+        packed, index = made[0], made[1]
         if positions.dtype != torch.bool or positions.shape != input_ids.shape:
             raise ValueError("positions: expected bool, of the shape of input_ids")
         rows = index[positions.reshape(-1)].long()
@@ -172,3 +171,19 @@ class HeadedModule(EncoderModule):
             if i == 0:
                 logits = head(packed[rows], word)
         return logits
+
+    def _logits(self, tokens: Tensor, first: Tensor, pooled: Tensor, choices: int) -> List[Tensor]:  # noqa: UP006
+        """Every head over the rows that it reads; tokens are packed. choices: of a question, one row each; 0: none."""
+        word = self.encoder.weight("embeddings.word")
+        all_logits: List[Tensor] = []  # noqa: UP006
+        for head in self.heads:
+            if head.source == "tokens":
+                logits = head(tokens, word)
+            elif head.source == "pooler":
+                logits = head(pooled, word)
+            else:
+                logits = head(first, word)
+            if head.task == "multiple_choice" and choices > 0:
+                logits = logits.view(-1, choices)
+            all_logits.append(logits)
+        return all_logits

@@ -133,7 +133,7 @@ class Model(TextModel):
     @property
     def dtype(self) -> torch.dtype:
         """Of the matrix products' operands, and on a GPU of everything; on the CPU results are float32."""
-        return DTYPES[self.encoder.product_dtype()]
+        return DTYPES[self.encoder.matrix_dtype()]
 
     def __call__(
         self,
@@ -176,7 +176,7 @@ class Model(TextModel):
         if output_last_hidden_state:
             hidden, pooled = self.module(*inputs)
         else:
-            _, pooled = self.module.forward_first(*inputs)
+            pooled = self.module.forward_batch(*inputs, None, 0, ["pooled"])[0]
         return BaseModelOutputWithPooling(
             last_hidden_state=hidden, pooler_output=pooled if self.config.pooler else None
         )
@@ -210,24 +210,35 @@ class Model(TextModel):
         return self.module.logits_at(positions, input_ids, attention_mask, token_type_ids)
 
     def forward_packed(
-        self, input_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int, token_type_ids: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        token_type_ids: Tensor | None = None,
+        *,
+        want: str = "tokens",
     ) -> Tensor:
         """input_ids int [tokens], cu_seqlens int32 [batch+1], both on the model's device -> [tokens, hidden].
 
-        max_seqlen: at least the longest sequence. No host synchronisation; on CUDA the contents of the arguments are
+        max_seqlen: at least the longest sequence. want: "first", each sequence's first token alone, [batch, hidden] (0
+        for an empty one): the last layer is computed for it alone; "pooled", its pooled output; "hidden_states", every
+        layer's, [layers+1, tokens, hidden]. No host synchronisation; on CUDA the contents of the arguments are
         therefore not looked at, and an id outside the vocabulary gives a row of NaN.
         """
         note_fork()
-        result: Tensor = self.module.forward_packed(input_ids, cu_seqlens, max_seqlen, token_type_ids)
+        result: Tensor = self.module.forward_packed(input_ids, cu_seqlens, max_seqlen, token_type_ids, want)
         return result
 
-    def forward_first_packed(
+    def logits_packed(
         self, input_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int, token_type_ids: Tensor | None = None
-    ) -> Tensor:
-        """As forward_packed, but the first token of each sequence only, [batch, hidden] (0 for an empty one): the last
-        layer is computed for it alone."""
+    ) -> list[Tensor]:
+        """Arguments as of forward_packed -> the logits of every head, in the order of `tasks`: [tokens, outputs] for
+        heads over tokens, else [batch, outputs] (multiple choice: [batch, 1]). ValueError when the model has no head.
+        """
         note_fork()
-        result: Tensor = self.module.forward_first_packed(input_ids, cu_seqlens, max_seqlen, token_type_ids)
+        if not isinstance(self.module, HeadedModule):
+            raise ValueError("this model has no head: load a checkpoint with one, with heads=True")
+        result: list[Tensor] = self.module.logits_packed(input_ids, cu_seqlens, max_seqlen, token_type_ids)
         return result
 
     def to(self, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None) -> Model:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple  # noqa: UP035 (TorchScript reads these annotations)
+from typing import Any, List, Optional, Tuple  # noqa: UP035 (TorchScript reads these annotations)
 
 import torch
 from torch import Tensor
@@ -43,18 +43,8 @@ class EncoderModule(torch.nn.Module):
         token_type_ids: Optional[Tensor] = None,  # noqa: UP045
     ) -> Tuple[Tensor, Tensor]:  # noqa: UP006
         """int [batch, seq] -> last hidden state [batch, seq, hidden] (0 at padding), pooled [batch, hidden or 0]."""
-        return torch.ops.ftbert.forward(self.encoder, input_ids, attention_mask, token_type_ids)
-
-    @torch.jit.export
-    def forward_first(
-        self,
-        input_ids: Tensor,
-        attention_mask: Optional[Tensor] = None,  # noqa: UP045
-        token_type_ids: Optional[Tensor] = None,  # noqa: UP045
-    ) -> Tuple[Tensor, Tensor]:  # noqa: UP006
-        """As forward, but of the last hidden state the first kept token of each row only: [batch, hidden], 0 for an
-        empty row. The last layer is computed for it alone."""
-        return torch.ops.ftbert.forward_first(self.encoder, input_ids, attention_mask, token_type_ids)
+        made = self.forward_batch(input_ids, attention_mask, token_type_ids, None, 0, ["tokens", "pooled"])
+        return made[0], made[1]
 
     @torch.jit.export
     def forward_packed(
@@ -63,17 +53,32 @@ class EncoderModule(torch.nn.Module):
         cu_seqlens: Tensor,
         max_seqlen: int,
         token_type_ids: Optional[Tensor] = None,  # noqa: UP045
+        want: str = "tokens",
     ) -> Tensor:
-        """int [tokens], int32 [batch+1] -> [tokens, hidden]; no host synchronisation."""
-        return torch.ops.ftbert.forward_packed(self.encoder, input_ids, cu_seqlens, max_seqlen, token_type_ids)
+        """int [tokens], int32 [batch+1] -> [tokens, hidden], or what `want` names; no host synchronisation."""
+        return self.forward_batch(input_ids, None, token_type_ids, cu_seqlens, max_seqlen, [want])[0]
 
     @torch.jit.export
-    def forward_first_packed(
+    def forward_batch(
         self,
         input_ids: Tensor,
-        cu_seqlens: Tensor,
+        attention_mask: Optional[Tensor],  # noqa: UP045
+        token_type_ids: Optional[Tensor],  # noqa: UP045
+        cu_seqlens: Optional[Tensor],  # noqa: UP045
         max_seqlen: int,
-        token_type_ids: Optional[Tensor] = None,  # noqa: UP045
-    ) -> Tensor:
-        """As forward_packed, but the first token of each sequence only: [batch, hidden]."""
-        return torch.ops.ftbert.forward_first_packed(self.encoder, input_ids, cu_seqlens, max_seqlen, token_type_ids)
+        want: List[str],  # noqa: UP006
+    ) -> List[Tensor]:  # noqa: UP006
+        """Every call: padded ids [batch, seq] with a mask, or packed ids [tokens] with the offsets of the sequences.
+
+        want names the tensors that come back, in this order; what none of them needs is not computed:
+        tokens          last hidden state as the ids lie, [batch, seq, hidden] with 0 at padding, or [tokens, hidden]
+        packed_tokens   last hidden state of the valid tokens, [tokens, hidden]
+        packed_index    of padded ids: row of packed_tokens, int32 [batch*seq], -1 at padding
+        cu_seqlens      offsets of the sequences in packed_tokens, int32 [batch+1]
+        first           last hidden state of each sequence's first token, [batch, hidden], 0 for an empty one
+        pooled          tanh(pooler(first)), [batch, hidden]; [batch, 0] where the model has no pooler
+        hidden_states   the embedding's output, then every layer's, [layers+1, ...] over the shape of `tokens`
+        """
+        return torch.ops.ftbert.forward_batch(
+            self.encoder, input_ids, attention_mask, token_type_ids, cu_seqlens, max_seqlen, want
+        )

@@ -23,6 +23,11 @@ VOCAB_WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *[chr(c) for c in r
 VOCAB_WORDS += ["##" + chr(c) for c in range(97, 123)] + [f"word{i}" for i in range(40)] + list("0123456789.,!?")
 
 
+def first_of(module: Any, ids: torch.Tensor, mask: torch.Tensor | None = None) -> list[torch.Tensor]:
+    """Of each row's first kept token: the last hidden state, and the pooled output."""
+    return module.forward_batch(ids, mask, None, None, 0, ["first", "pooled"])  # type: ignore[no-any-return]
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a test computes, and the unit of its tolerances."""

@@ -23,6 +23,9 @@ from ftbert._library import load_library
 load_library()  # before the ops are asked for
 INTEGERS = [-(2**63), -(2**31), -2, -1, 0, 1, 2, 3, 5, 8, 2**31 - 1, 2**31, 2**32, 2**40, 2**58, 2**62, 2**63 - 1]
 DTYPES = [value for value in vars(torch).values() if isinstance(value, torch.dtype)]
+WANTS = (
+    ("tokens", "pooled"), ("first", "pooled"), ("packed_tokens", "packed_index", "cu_seqlens"), ("hidden_states",), (),
+)  # fmt: skip
 WORDS = ["gelu", "none", "tanh", "mean", "cls", "last", "absolute", "from_padding", "fp32", "bf16", "", "embeddings.word", "\x00ü"]
 Call = tuple[str, Callable[..., Any], list[Any]]
 
@@ -61,7 +64,6 @@ def valid(name: str, device: str) -> list[Any]:
         "padding_mask": [columns, 5],
         "padding_positions": [ids, index, cu, 6, "from_padding", 1],
         "padding_stage": [ids, ids % 2, index, cu, 6, 8, 4],
-        "pool": [encoder, floats(6, encoder.hidden()), cu],
         "pooling": [x, cu, "mean", True],
         "remove_padding": [floats(10, 64), index, 6],
         "restore_padding": [x, torch.tensor([0, 1, -1, 5], dtype=torch.int32, device=device)],
@@ -71,9 +73,15 @@ def valid(name: str, device: str) -> list[Any]:
     }  # fmt: skip
     if name in arguments:
         return arguments[name]
-    if "packed" in name:
-        return [encoder, ids.flatten()[:6], cu, 4, ids.flatten()[:6] % 2]
-    return [encoder, ids, torch.ones_like(ids), ids % 2]  # forward, forward_first, ...
+    flat = ids.flatten()[:6]
+    if name == "forward_packed":  # the encoder's method
+        return [encoder, flat, cu, 4, flat % 2]
+    if name == "forward":
+        return [encoder, ids, torch.ones_like(ids), ids % 2]
+    want = list(WANTS[int(ids.sum()) % len(WANTS)])
+    if int(ids[0, 0]) % 2:
+        return [encoder, flat, None, flat % 2, cu, 4, [one for one in want if one != "packed_index"]]
+    return [encoder, ids, torch.ones_like(ids), ids % 2, None, 0, want]
 
 
 @cache
@@ -253,7 +261,7 @@ def _model(rng: random.Random, device: str) -> Call:
     columns = rng.choice([1, 5, 20, 23, 60])
     ids = torch.randint(0, 12, (2, columns), device=device, generator=torch.Generator(device).manual_seed(rng.randrange(99)))
     mask = (torch.rand(ids.shape, generator=torch.Generator().manual_seed(rng.randrange(99))) < rng.random()).to(device)
-    name = rng.choice(["__call__", "__call__", "module", "forward_packed", "forward_first_packed", "masked_lm_logits"])
+    name = rng.choice(["__call__", "__call__", "module", "forward_packed", "logits_packed", "masked_lm_logits"])
     if name == "module":
         return name, model.module, [ids, mask.long(), None]
     if name == "masked_lm_logits":
@@ -261,6 +269,9 @@ def _model(rng: random.Random, device: str) -> Call:
     if name == "__call__":
         return name, model, [ids, rng.choice([mask, mask.long(), mask.float(), None]), rng.choice([ids % 2, None])]
     cu = torch.tensor([0, columns, 2 * columns], dtype=torch.int32, device=device)
+    if name == "forward_packed" and rng.random() < 0.5:
+        return name, lambda *given: model.forward_packed(*given[:4], want=given[4]), [
+            ids.flatten(), cu, columns, None, rng.choice(["first", "pooled", "hidden_states"])]  # fmt: skip
     return name, getattr(model, name), [ids.flatten(), cu, columns, None]
 
 

@@ -53,7 +53,9 @@ class StubModel(TextModel):
         self.fail_at = -1  # the call that raises
         self.error: BaseException = RuntimeError("stub failed")
 
-    def forward_packed(self, ids: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int) -> torch.Tensor:
+    def forward_packed(
+        self, ids: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, want: str = "tokens"
+    ) -> torch.Tensor:
         assert ids.dtype == torch.int64
         assert cu_seqlens.dtype == torch.int32
         assert isinstance(max_seqlen, int)
@@ -64,10 +66,7 @@ class StubModel(TextModel):
             raise self.error
         self.calls.append(lengths)
         time.sleep(self.delay)
-        return self.table[ids]
-
-    def forward_first_packed(self, ids: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int) -> torch.Tensor:
-        return self.forward_packed(ids, cu_seqlens, max_seqlen)[cu_seqlens[:-1]]
+        return self.table[ids if want == "tokens" else ids[cu_seqlens[:-1]]]
 
 
 def pooling(hidden: torch.Tensor, cu_seqlens: torch.Tensor, mode: str, normalize: bool) -> torch.Tensor:

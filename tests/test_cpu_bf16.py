@@ -65,7 +65,7 @@ def test_all_ways_to_call_agree() -> None:
     out = model(ids, mask)
     packed, cu = ids[mask.bool()], torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
     assert torch.equal(model.forward_packed(packed, cu, 24), out.last_hidden_state[mask.bool()])
-    first = model.forward_first_packed(packed, cu, 24)
+    first = model.forward_packed(packed, cu, 24, want="first")
     torch.testing.assert_close(first, out.last_hidden_state[:, 0], atol=4e-2, rtol=0)
     for row, length in enumerate(lengths):
         alone = model(ids[row : row + 1, :length]).last_hidden_state[0]
@@ -86,7 +86,7 @@ def test_moving_saving_and_scripting_keep_it() -> None:
     file.seek(0)
     loaded = torch.jit.load(file)
     assert torch.equal(loaded(ids)[0], want)
-    assert loaded.encoder.product_dtype() == "bf16"
+    assert loaded.encoder.matrix_dtype() == "bf16"
     weights = model.encoder.weights()
     kinds = {name: t.dtype for name, t in weights.items()}
     assert kinds["embeddings.word"] == torch.float32
@@ -203,7 +203,7 @@ def test_the_model_attends_in_bf16_where_it_says_so() -> None:
     """One layer done again in torch, its attention both ways: the model must do the one that `info` names."""
     model = ftbert.load(make_bert(num_hidden_layers=1), dtype="bf16")
     w = {name.removeprefix("layers.0."): t for name, t in dict(model.encoder.weights()).items()}
-    states = ops.forward_hidden_states(model.encoder, torch.randint(5, 99, (1, 50)), None, None)
+    states = ops.forward_batch(model.encoder, torch.randint(5, 99, (1, 50)), None, None, None, 0, ["hidden_states"])[0]
     x, result = (state.reshape(50, -1) for state in states)
     linear, norm, eps = torch.nn.functional.linear, torch.nn.functional.layer_norm, 1e-12
 

@@ -41,7 +41,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
     device = torch.device("cuda", torch.cuda.current_device())
 
     def make(reference: Any, dtype: torch.dtype = HALF, first: int = 0, folded: bool = False) -> ftbert.Model:
-        monkeypatch.setenv("FTBERT_FOLDED_NORM", "2048" if folded else "off")
+        monkeypatch.setenv("FTBERT_DEFERRED_NORM", "2048" if folded else "off")
         config, rows = reference.config, {}
         name = "fp16" if dtype == HALF else "bf16"
         products = products_of_shape(config.hidden_size, config.intermediate_size, config.hidden_act, name)
@@ -54,7 +54,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
         gemm_table.put_in_force(device.index, rows.values())
         for row in rows.values():
             assert all(choice_of(Bench(row.product, m).chosen()) == row.algorithm for m in (1, 80, 1024)), str(row)
-        state = model.info()["folded_layernorm"]
+        state = model.info()["deferred_layernorm"]
         assert state == ("of 1 to 2048 tokens" if folded else "no: switched off")
         return model
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from compare import assert_close
-from conftest import Place, make_bert
+from conftest import Place, first_of, make_bert
 from families import CASES, make_batch, make_model
 
 import ftbert
@@ -60,7 +60,7 @@ def test_equals_the_whole_forward(place: Place, family: str, attention: str) -> 
     for name in MASKS:
         ids, mask = ragged(name, place)
         hidden, want_pooled = model.module(ids, mask)
-        first, pooled = model.module.forward_first(ids, mask)
+        first, pooled = first_of(model.module, ids, mask)
         assert first.shape == (64, 48) and first.dtype == place.dtype
         assert hidden.abs().max() > 0.1 and not first[~mask.bool().any(1)].any()
         assert_close(first, first_kept(hidden, mask), **tolerance(place), what=name)
@@ -76,7 +76,7 @@ def test_few_layers(place: Place, layers: int) -> None:
         model = ftbert.load(reference, device=place.device, dtype=place.dtype)
         ids, mask = ragged("holes", place)
         want = first_kept(model(ids, mask).last_hidden_state, mask)
-        assert_close(model.module.forward_first(ids, mask)[0], want, **tolerance(place))
+        assert_close(first_of(model.module, ids, mask)[0], want, **tolerance(place))
 
 
 @pytest.mark.parametrize("family", ["bert", "megatron-bert"])
@@ -85,7 +85,7 @@ def test_more_sequences_than_tokens(place: Place, family: str) -> None:
     model = ftbert.load(make_model(family, "encoder", 0), device=place.device, dtype=place.dtype)
     ids, mask = ragged("mostly empty", place, batch=3000, seq=3)
     hidden, want_pooled = model.module(ids, mask)
-    first, pooled = model.module.forward_first(ids, mask)
+    first, pooled = first_of(model.module, ids, mask)
     assert_close(first, first_kept(hidden, mask), **tolerance(place))
     assert_close(pooled, want_pooled, **tolerance(place))
 
@@ -93,9 +93,9 @@ def test_more_sequences_than_tokens(place: Place, family: str) -> None:
 def test_nothing_to_compute(place: Place) -> None:
     model = ftbert.load(make_bert(), device=place.device, dtype=place.dtype)
     ids = torch.ones((3, 5), dtype=torch.int64, device=place.device)
-    for result in model.module.forward_first(ids, ids * 0):
+    for result in first_of(model.module, ids, ids * 0):
         assert result.shape == (3, 64) and not result.any()
-    for result in model.module.forward_first(ids[:0]):
+    for result in first_of(model.module, ids[:0]):
         assert result.shape == (0, 64)
 
 
@@ -104,15 +104,15 @@ def test_batch_equals_single_packed_and_again(place: Place, family: str) -> None
     model = ftbert.load(make_model(family, "encoder", 0), device=place.device, dtype=place.dtype)
     model.use_cuda_graphs(False)  # a recording may run another kernel, chosen for its longest length
     ids, mask = ragged("right", place, batch=40)
-    together = model.module.forward_first(ids, mask)[0]
+    together = first_of(model.module, ids, mask)[0]
     for _ in range(5):
-        assert torch.equal(together, model.module.forward_first(ids, mask)[0])
+        assert torch.equal(together, first_of(model.module, ids, mask)[0])
     for i in range(0, 40, 3):
-        alone = model.module.forward_first(ids[i : i + 1], mask[i : i + 1])[0]
+        alone = first_of(model.module, ids[i : i + 1], mask[i : i + 1])[0]
         assert_close(together[i : i + 1], alone, **tolerance(place), what=f"row {i}")
     kept, cu = mask.bool(), torch.nn.functional.pad(mask.sum(1).cumsum(0), (1, 0)).int()
     longest = int(mask.sum(1).max())
-    packed = model.forward_first_packed(ids[kept], cu, longest)
+    packed = model.forward_packed(ids[kept], cu, longest, want="first")
     assert_close(packed, together, **tolerance(place))
     want = torch.ops.ftbert.first_rows(model.forward_packed(ids[kept], cu, longest), cu)
     assert_close(packed, want, **tolerance(place))
@@ -156,16 +156,17 @@ def test_torchscript_and_compile(place: Place, tmp_path: Path) -> None:
     want = model(*inputs)
     torch.jit.script(model.module).save(str(tmp_path / "m.pt"))
     scripted = torch.jit.load(str(tmp_path / "m.pt"))
-    compiled = torch.compile(model.module.forward_first, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(model.module.forward_batch, fullgraph=True, backend="aot_eager")
     assert_close(scripted.run_first(*inputs)[1][0], want.logits, **tolerance(place))
     rows = [x.flatten(0, 1) for x in inputs]
-    for result in (scripted.forward_first(*rows), compiled(*rows)):
+    call = (*rows, None, 0, ["first", "pooled"])
+    for result in (scripted.forward_batch(*call), compiled(*call)):
         assert_close(result[0], first_kept(want.last_hidden_state, rows[1]), **tolerance(place))
         assert_close(result[1], want.pooler_output, **tolerance(place))
     kept, cu = rows[1].bool(), torch.nn.functional.pad(rows[1].sum(1).cumsum(0), (1, 0)).int()
-    packed = torch.compile(model.module.forward_first_packed, fullgraph=True, backend="aot_eager")
-    expected = scripted.forward_first_packed(rows[0][kept], cu, 31)
-    assert_close(packed(rows[0][kept], cu, 31), expected, **tolerance(place))
+    packed = torch.compile(model.module.forward_packed, fullgraph=True, backend="aot_eager")
+    expected = scripted.forward_packed(rows[0][kept], cu, 31, want="first")
+    assert_close(packed(rows[0][kept], cu, 31, want="first"), expected, **tolerance(place))
     torch._dynamo.reset()
 
 
@@ -177,12 +178,14 @@ def test_encode_with_cls_pooling(
     texts = ["word1 word2 a b", "", "word3", "c " * 60]
     seen: list[Any] = []
 
-    def whole(ids: torch.Tensor, cu: torch.Tensor, longest: int) -> torch.Tensor:
-        seen.append(longest)
-        return torch.ops.ftbert.first_rows(model.forward_packed(ids, cu, longest), cu)
+    run = model.forward_packed
+
+    def whole(ids: torch.Tensor, cu: torch.Tensor, longest: int, want: str) -> torch.Tensor:
+        seen.append(want)
+        return torch.ops.ftbert.first_rows(run(ids, cu, longest), cu)
 
     got = model.encode(texts, pooling="cls", normalize=normalize)
-    monkeypatch.setattr(model, "forward_first_packed", whole)
+    monkeypatch.setattr(model, "forward_packed", whole)
     want = model.encode(texts, pooling="cls", normalize=normalize)
-    assert seen, "cls pooling must ask for first tokens only"
+    assert set(seen) == {"first"}, "cls pooling must ask for first tokens only"
     assert_close(torch.from_numpy(got), torch.from_numpy(want), **tolerance(place))

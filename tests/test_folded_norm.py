@@ -4,6 +4,7 @@ test_few_tokens.py."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,12 @@ def load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Load]:
     device = torch.device("cuda", torch.cuda.current_device())
 
     def make(reference: Any, dtype: torch.dtype = HALF, folded: bool = True) -> ftbert.Model:
-        monkeypatch.setenv("FTBERT_FOLDED_NORM", "on" if folded else "off")
+        monkeypatch.setenv("FTBERT_DEFERRED_NORM", "on" if folded else "off")
         reference.save_pretrained(tmp_path / "model")
         model = ftbert.load(tmp_path / "model", device="cuda", dtype=dtype)
         gemm_table.put_in_force(device.index, [])
         if dtype != torch.float32:
-            assert model.info()["folded_layernorm"].startswith("of 1 to " if folded else "no: switched off")
+            assert model.info()["deferred_layernorm"].startswith("of 1 to " if folded else "no: switched off")
         return model
 
     yield make
@@ -71,9 +72,9 @@ def test_agrees_with_layernorm_kernels(load: Load, shape: str, dtype: torch.dtyp
     for lengths in ([128], [1], [5, 0, 33, 1, 0, 64, 0], [0, 16, 16], [17] * 7, [1] * 128, [120] * 6, [3, 128] * 5):
         ids, cu, longest = packed(lengths)
         # What is left: the last one, or of first rows alone the two of the last layer too.
-        for call, left in (("forward_packed", 1), ("forward_first_packed", 3)):
-            want = getattr(plain, call)(ids, cu, longest)
-            run = getattr(folded, call)
+        for call, left in (("tokens", 1), ("first", 3)):
+            want = plain.forward_packed(ids, cu, longest, want=call)
+            run = partial(folded.forward_packed, want=call)
             first = run(ids, cu, longest)
             assert_close(first, want, atol=32 * eps, rtol=8 * eps, what=f"{call}, {lengths}")
             rms = (first.float() - want.float()).square().mean().sqrt()
@@ -91,7 +92,7 @@ def test_layernorms_where_it_is_switched_off(load: Load) -> None:
 def test_more_tokens_take_the_other_path(load: Load) -> None:
     reference = make_bert(**SHAPES["192"])
     folded, plain = load(reference), load(reference, folded=False)
-    assert folded.info()["folded_layernorm"] == "of 1 to 1024 tokens"
+    assert folded.info()["deferred_layernorm"] == "of 1 to 1024 tokens"
     for lengths in ([128] * 9, [100] * 30):
         assert torch.equal(folded.forward_packed(*packed(lengths)), plain.forward_packed(*packed(lengths)))
 
@@ -101,7 +102,7 @@ def test_products_that_are_not_its_own_take_the_other_path(load: Load) -> None:
     model, device = load(make_bert(**SHAPES["base"], num_hidden_layers=2)), torch.cuda.current_device()
     product = Product("fp16", 2304, 768, bias=True)
     gemm_table.put_in_force(device, [Row(product, first, last, None) for first, last in ((1, 16), (129, 200))])
-    assert model.info()["folded_layernorm"] == "of 17 to 128, 193 to 1024 tokens"
+    assert model.info()["deferred_layernorm"] == "of 17 to 128, 193 to 1024 tokens"
     for tokens, left in ((16, 4), (17, 1), (128, 1), (129, 4), (193, 1)):
         call = packed([tokens] if tokens < 129 else [tokens - 100, 100])
         assert layernorms(lambda call=call: model.forward_packed(*call)) == left, tokens  # type: ignore[misc]
@@ -186,7 +187,7 @@ def test_a_few_large_columns(load: Load) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_which_families_it_takes(family: str) -> None:
     """test_families.py compares them with transformers: the last size is one for this wherever that can be."""
-    state = ftbert.load(make_model(family, "encoder", SIZES[-1]), device="cuda", dtype=HALF).info()["folded_layernorm"]
+    state = ftbert.load(make_model(family, "encoder", SIZES[-1]), device="cuda", dtype=HALF).info()["deferred_layernorm"]
     pre = ("megatron-bert", "roberta-prelayernorm", "xlm-roberta-xl")
     want = "no: LayerNorm comes first" if family in pre else "no: attention has a bias" if family == "mpnet" else "of 1 to"
     assert state.startswith(want)
@@ -200,18 +201,18 @@ def test_what_it_does_not_do_says_why(load: Load) -> None:
         "more than 4096": {"hidden_size": 4160, "num_attention_heads": 65, "num_hidden_layers": 1},
     }.items():
         model = ftbert.load(make_bert(**sizes | changes), device="cuda", dtype=HALF)
-        assert words in model.info()["folded_layernorm"]
-    assert "16-bit" in ftbert.load(make_bert(**sizes), device="cuda", dtype=torch.float32).info()["folded_layernorm"]
+        assert words in model.info()["deferred_layernorm"]
+    assert "16-bit" in ftbert.load(make_bert(**sizes), device="cuda", dtype=torch.float32).info()["deferred_layernorm"]
     general = ftbert.load(make_bert(**sizes), device="cuda", dtype=HALF, attention="general")
-    assert "general" in general.info()["folded_layernorm"]
+    assert "general" in general.info()["deferred_layernorm"]
 
 
 def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     reference = make_bert(**SHAPES["192"])
     for value, words in (("100", "of 1 to 100 tokens"), ("off", "switched off"), ("0", "switched off")):
-        monkeypatch.setenv("FTBERT_FOLDED_NORM", value)
-        assert words in ftbert.load(reference, device="cuda", dtype=HALF).info()["folded_layernorm"]
+        monkeypatch.setenv("FTBERT_DEFERRED_NORM", value)
+        assert words in ftbert.load(reference, device="cuda", dtype=HALF).info()["deferred_layernorm"]
     for value in ("", "yes", "-1", "1e3"):
-        monkeypatch.setenv("FTBERT_FOLDED_NORM", value)
-        with pytest.raises(RuntimeError, match=f'FTBERT_FOLDED_NORM is "{value}"; expected off, on'):
+        monkeypatch.setenv("FTBERT_DEFERRED_NORM", value)
+        with pytest.raises(RuntimeError, match=f'FTBERT_DEFERRED_NORM is "{value}"; expected off, on'):
             ftbert.load(reference, device="cuda", dtype=HALF)

@@ -179,9 +179,9 @@ def test_layers_give_what_the_same_products_give_with_layernorms(dtype: str, mon
         folded = Layers(layer, device)
         assert folded.folds(rows, 1) and folded.folds(rows, 1024)
         assert not folded.folds([replace(rows[0], algorithm=None), *rows[1:]], 64)  # cuBLASLt's
-        monkeypatch.setenv("FTBERT_FOLDED_NORM", "100")
+        monkeypatch.setenv("FTBERT_DEFERRED_NORM", "100")
         assert Layers(layer, device).folds(rows, 64) and not Layers(layer, device).folds(rows, 512)
-        monkeypatch.setenv("FTBERT_FOLDED_NORM", "off")
+        monkeypatch.setenv("FTBERT_DEFERRED_NORM", "off")
         plain = Layers(layer, device)
         assert not plain.folds(rows, 1)
         for m in (1, 128, 300):
@@ -214,7 +214,7 @@ def test_tune_chooses_for_the_layer(cache: Path, capsys: pytest.CaptureFixture[s
     put_in_force(torch.cuda.current_device(), rows)
     model = ftbert.load(reference, device="cuda", dtype=torch.float16)
     if done["layer_gains"]:
-        assert model.info()["folded_layernorm"].startswith("of ")
+        assert model.info()["deferred_layernorm"].startswith("of ")
     assert (model.forward_packed(*call).float() - want).abs().max() < 0.02
     assert main(arguments) == 0
     assert json.loads(capsys.readouterr().out)["in_layers"] == 0

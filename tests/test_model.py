@@ -210,9 +210,9 @@ def test_packed_equals_padded(model: ftbert.Model, place: Place) -> None:
 
 def test_hidden_states_of_nothing(model: ftbert.Model, place: Place) -> None:
     ids = torch.ones((3, 5), dtype=torch.int64, device=place.device)
-    got = torch.ops.ftbert.forward_hidden_states(model.encoder, ids, ids * 0, None)
+    got = torch.ops.ftbert.forward_batch(model.encoder, ids, ids * 0, None, None, 0, ["hidden_states"])[0]
     assert got.shape == (3, 3, 5, 64) and not got.any()
-    assert torch.ops.ftbert.forward_hidden_states(model.encoder, ids[:0], None, None).shape == (3, 0, 5, 64)
+    assert torch.ops.ftbert.forward_batch(model.encoder, ids[:0], None, None, None, 0, ["hidden_states"])[0].shape == (3, 0, 5, 64)
 
 
 def test_empty_rows_give_zeros(model: ftbert.Model, place: Place) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from compare import assert_close
-from conftest import Place, have_gpu, make_bert
+from conftest import Place, first_of, have_gpu, make_bert
 from test_cuda import check_on_threads, kernels, packed
 from test_first_token import first_kept, ragged
 from test_kernels import NORM_COLUMNS
@@ -37,7 +37,7 @@ def force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Force]:
     another; "": none does."""
     path, device = tmp_path / "table.json", torch.device("cuda")
     monkeypatch.setenv("FTBERT_GEMM_TABLE", str(path))
-    monkeypatch.setenv("FTBERT_FOLDED_NORM", "off")
+    monkeypatch.setenv("FTBERT_DEFERRED_NORM", "off")
 
     def put(config: Any, variant: str, of_down: str | None = None) -> None:
         rows = []
@@ -120,7 +120,7 @@ def test_the_last_layer_of_first_tokens_alone(force: Force, variant: str, mask: 
     force(reference.config, variant)
     model = ftbert.load(reference, device="cuda", dtype=HALF)
     ids, kept = ragged(mask, Place("cuda", HALF), batch=200, seq=31)
-    whole, first = model.module(ids, kept)[0], model.module.forward_first(ids, kept)[0]
+    whole, first = model.module(ids, kept)[0], first_of(model.module, ids, kept)[0]
     assert_close(first, first_kept(whole, kept), atol=16 * torch.finfo(HALF).eps, rtol=16 * torch.finfo(HALF).eps)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from compare import assert_close
-from conftest import have_gpu, make_bert, randomise
+from conftest import first_of, have_gpu, make_bert, randomise
 from test_cuda import check_on_threads, packed
 
 import ftbert
@@ -187,16 +187,16 @@ def test_first_tokens_are_recorded_apart(kind: str) -> None:
     ids, cu, longest = packed([20, 1, 33, 7])
     cu = torch.cat([cu[:2], cu[1:], cu[-1:]])  # an empty sequence in the middle and one at the end
     plain, limit = direct(model), 64 * torch.finfo(HALF).eps
-    whole, first = plain.forward_packed(ids, cu, longest), plain.forward_first_packed(ids, cu, longest)
+    whole, first = plain.forward_packed(ids, cu, longest), plain.forward_packed(ids, cu, longest, want="first")
     assert_close(first, torch.ops.ftbert.first_rows(whole, cu), atol=limit)
     padded = torch.randint(2, 120, (5, 30), device="cuda")
     mask = torch.ones_like(padded).tril(12)
     mask[3] = 0
-    want = plain.module.forward_first(padded, mask)
+    want = first_of(plain.module, padded, mask)
     for _ in range(4):
         assert_close(model.forward_packed(ids, cu, longest), whole, atol=limit)
-        assert_close(model.forward_first_packed(ids, cu, longest), first, atol=limit)
-        for got, expected in zip(model.module.forward_first(padded, mask), want, strict=True):
+        assert_close(model.forward_packed(ids, cu, longest, want="first"), first, atol=limit)
+        for got, expected in zip(first_of(model.module, padded, mask), want, strict=True):
             assert_close(got, expected, atol=limit)
             assert not got[3].any()
     assert recorded(model) == 3

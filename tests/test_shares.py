@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from compare import assert_close
-from conftest import make_bert
+from conftest import first_of, make_bert
 
 import ftbert
 from ftbert.evaluation import padded, random_sequences
@@ -53,14 +53,14 @@ def test_threads_alone_and_together(threads: None, lengths: list[int], dtype: st
     model = ftbert.load(make_bert(**SIZES), dtype=dtype)
     call = packed(lengths)
     eps = 1e-5 if dtype == "fp32" else 2e-2
-    for name in ("forward_packed", "forward_first_packed"):
+    for name in ("tokens", "first"):
         torch.set_num_threads(1)
-        want = getattr(model, name)(*call)
+        want = model.forward_packed(*call, want=name)
         for count in (2, 3, 5):
             torch.set_num_threads(count)
-            got = getattr(model, name)(*call)
+            got = model.forward_packed(*call, want=name)
             assert_close(got, want, atol=eps, rtol=eps, what=f"{name}, {count} threads")
-            assert torch.equal(getattr(model, name)(*call), got), f"{name}, {count} threads"
+            assert torch.equal(model.forward_packed(*call, want=name), got), f"{name}, {count} threads"
 
 
 @pytest.mark.parametrize("path", ["fused", "general"])
@@ -86,9 +86,9 @@ def test_equals_transformers(threads: None, family: str, path: str) -> None:
         kept = mask.bool()
         got = model.module(ids, mask)[0]
         assert_close(got[kept], want.last_hidden_state[kept], atol=1e-4, rtol=1e-4, what=f"{count} threads")
-        first = model.module.forward_first(ids, mask)[0]
+        first = first_of(model.module, ids, mask)[0]
         assert_close(first, want.last_hidden_state[:, 0], atol=1e-4, rtol=1e-4, what=f"first, {count} threads")
-        states = torch.ops.ftbert.forward_hidden_states(model.encoder, ids, mask, None)
+        states = torch.ops.ftbert.forward_batch(model.encoder, ids, mask, None, None, 0, ["hidden_states"])[0]
         assert_close(states[1][kept], want.hidden_states[1][kept], atol=1e-4, rtol=1e-4, what=f"{count} threads")
 
 

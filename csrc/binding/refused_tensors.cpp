@@ -24,13 +24,7 @@ void refuse_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack*) {
 
 #define FTBERT_REFUSE(key)                                              \
   TORCH_LIBRARY_IMPL(ftbert, key, m) {                                  \
-    for (const char* op : {"forward",                                   \
-                           "forward_packed",                            \
-                           "forward_first",                             \
-                           "forward_first_packed",                      \
-                           "forward_hidden_states",                     \
-                           "forward_unpadded",                          \
-                           "pool",                                      \
+    for (const char* op : {"forward_batch",                             \
                            "pack_weight",                               \
                            "embeddings_layernorm",                      \
                            "add_bias_input_layernorm",                  \

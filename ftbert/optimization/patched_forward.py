@@ -214,8 +214,8 @@ def _compare(
     forward = type(module).forward
     theirs = forward(module, ids, attention_mask=mask, return_dict=True)
     gaps = any(x is None for x in forward(module, ids, attention_mask=mask, return_dict=False))
-    ours = torch.ops.ftbert.forward(encoder, ids, None, None)[0]
-    exact = own == torch.float32 and encoder.product_dtype() == "fp32"
+    ours = torch.ops.ftbert.forward_batch(encoder, ids, None, None, None, 0, ["tokens"])[0]
+    exact = own == torch.float32 and encoder.matrix_dtype() == "fp32"
     check_equal(ours, theirs.last_hidden_state, type(module).__name__, exact)
     return _Built(encoder, config, watch, device, own, type(theirs), gaps)
 
@@ -269,12 +269,12 @@ def _forward(built: _Built, module: Any, asked: dict[str, Any]) -> Any:
     config = module.config
     fields: dict[str, Any] = {}
     wanted = asked.get("output_hidden_states")
-    if config.output_hidden_states if wanted is None else wanted:
-        states = torch.ops.ftbert.forward_hidden_states(built.encoder, *inputs).to(built.out_dtype)
-        fields["hidden_states"] = states.unbind(0)
-        hidden = fields["hidden_states"][-1]
-    else:
-        hidden = torch.ops.ftbert.forward(built.encoder, *inputs)[0].to(built.out_dtype)
+    everything = config.output_hidden_states if wanted is None else wanted
+    want = ["hidden_states" if everything else "tokens"]
+    made = torch.ops.ftbert.forward_batch(built.encoder, *inputs, None, 0, want)[0].to(built.out_dtype)
+    if everything:
+        fields["hidden_states"] = made.unbind(0)
+    hidden = made[-1] if everything else made
     mask = inputs[1]
     start = hidden
     if mask is not None and _starts_with_padding(inputs[0], mask):  # only the pooler reads column 0 then

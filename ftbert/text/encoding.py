@@ -186,7 +186,7 @@ def _pool(
         cu_seqlens = upload(batch.pooled.cu_seqlens)
     elif how.pooling == "cls":
         # One row a text is all that is read, and so all that the last layer computes.
-        hidden = model.forward_first_packed(ids, cu_seqlens, batch.longest)
+        hidden = model.forward_packed(ids, cu_seqlens, batch.longest, want="first")
         cu_seqlens = torch.arange(len(cu_seqlens), dtype=torch.int32, device=cu_seqlens.device)
     else:
         hidden = model.forward_packed(ids, cu_seqlens, batch.longest)

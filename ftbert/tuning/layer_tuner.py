@@ -1,4 +1,4 @@
-"""The products of a layer chosen together, where its LayerNorms are deferred (csrc/layers/deferred_norm.h).
+"""The products of a layer chosen together, where its LayerNorms are deferred to them (csrc/layers/deferred_norm.h).
 
 A product alone is timed with a LayerNorm kernel behind it. Where all four of a layer's are of those that do without
 (wgmma_tile of csrc/gemm/own), no kernel lies between them, each holds up the start of the next, and others win:
@@ -23,7 +23,7 @@ from ftbert.tuning.gemm_rows import WGMMA_TILE, Product, Row
 from ftbert.tuning.product_bench import Algorithm, Bench, choice_of, in_turns, share_beyond_noise
 from ftbert.tuning.product_tuner import row_of, verified, without_layernorm
 
-MOST_ROWS = 1024  # up to which the encoder defers them (most_tokens_by_default in csrc/layers/deferred_norm_cuda.cpp)
+MOST_ROWS = 1024  # up to which LayerNorms are deferred (most_tokens_by_default in csrc/layers/deferred_norm_cuda.cpp)
 _MOST_HIDDEN = 4096  # kMostColumns in csrc/gemm/own/deferred_norm.h
 _WEIGHT_BYTES = 80 << 20  # of the layers timed, where 12 have as much: more than an L2 cache holds, as in a model
 _SEQUENCE = 128  # tokens, at most
@@ -99,10 +99,10 @@ class Layers:
         self._encoder.use_cuda_graphs(False)
 
     def folds(self, rows: Iterable[Row], m: int) -> bool:
-        """Whether LayerNorms are folded at m with the products of these rows, which stay in force. $FTBERT_FOLDED_NORM
-        may say no."""
+        """Whether LayerNorms are deferred at m with the products of these rows, which stay in force.
+        $FTBERT_DEFERRED_NORM may say no."""
         gemm_table.put_in_force(self._index, rows)
-        sizes = re.findall(r"(\d+) to (\d+)", self._encoder.info()["folded_layernorm"])
+        sizes = re.findall(r"(\d+) to (\d+)", self._encoder.info()["deferred_layernorm"])
         return any(int(first) <= m <= int(last) for first, last in sizes)
 
     def record(self, rows: Iterable[Row], m: int) -> RecordedLayers:
@@ -119,8 +119,8 @@ class RecordedLayers:
         ids = torch.arange(m, device=device) % 1024
         ends = [*range(0, m, _SEQUENCE), m]
         cu_seqlens = torch.tensor(ends, dtype=torch.int32, device=device)
-        call = (encoder, ids, cu_seqlens, min(m, _SEQUENCE), None)
-        torch.ops.ftbert.forward_packed(*call)  # plans are made
+        call = (encoder, ids, None, None, cu_seqlens, min(m, _SEQUENCE), ["tokens"])
+        torch.ops.ftbert.forward_batch(*call)  # plans are made
         self._inputs = ids, cu_seqlens
         self._graph = torch.cuda.CUDAGraph()
         collecting = gc.isenabled()
@@ -128,7 +128,7 @@ class RecordedLayers:
         try:
             # A stream of this device: torch's own for graphs is of the device that was current first.
             with torch.cuda.graph(self._graph, stream=torch.cuda.Stream(device), capture_error_mode="thread_local"):
-                self.result = torch.ops.ftbert.forward_packed(*call)
+                self.result = torch.ops.ftbert.forward_batch(*call)[0]
         finally:
             if collecting:
                 gc.enable()
@@ -164,7 +164,7 @@ class LayerTuner:
         self.gains: list[float] = []  # of the ranges that got other products: 0.1 is 10 % faster
 
     def can_fold(self) -> bool:
-        """Whether LayerNorms are folded at any m where this GPU's products for that run."""
+        """Whether LayerNorms are deferred at any m where this GPU's products for that run."""
         able = [_deferring(Bench(product, 1, self._device)) for product in self.layer.plain]
         if not all(able):
             return False
@@ -174,7 +174,7 @@ class LayerTuner:
 
     def rows(self, first: int, last: int, in_force: Iterable[Row]) -> list[Row]:
         """The rows of the four products for m from first to last, all marked as seen in their layer, or none where
-        LayerNorms are not folded.
+        LayerNorms are not deferred.
 
         in_force: the rows so far. They stay unless others make the layer faster by more than the noise: those of the
         products that fold which are not much slower alone take turns, one product after the other. Together, alone,

@@ -108,9 +108,9 @@ def tune(
 ) -> Tuned:
     """Tunes these products for m from `first` to `last`, or for the ranges that hold one of `lengths`.
 
-    whole_layers: up to 1024 rows the four products of a layer are then chosen together, where LayerNorms can be folded
-    into them; False for models where they never are. Meanwhile other models of this process run what their products are
-    guessed to run best with: make them afterwards. A failure of this part is a warning.
+    whole_layers: up to 1024 rows the four products of a layer are then chosen together, where LayerNorms can be
+    deferred to them; False for models where they never are. Meanwhile other models of this process run what their
+    products are guessed to run best with: make them afterwards. A failure of this part is a warning.
     path: the table; default: the user's cache folder, where models find it. Rows that it has are kept (`force`: made
     again), new ranges are in the file within a second, and after `minutes` no further row is begun. Rows that it or the
     tables in force have for these products are candidates. Raises RuntimeError (no GPU, no CUDA in this build, too
