@@ -108,8 +108,8 @@ size_t Encoder<Device, T>::workspace_bytes(const Context<Device>& context, const
 }
 
 template <class Device, class T>
-void Encoder<Device, T>::place(Context<Device>& context, const EncoderInput& input, int64_t most, int32_t* positions,
-                               int32_t* columns) const {
+void Encoder<Device, T>::find_positions(Context<Device>& context, const EncoderInput& input, int64_t most,
+                                        int32_t* positions, int32_t* columns) const {
   const auto find = [&](PositionKind kind, int32_t* out) {
     padding_positions<Device>(context, kind, input.input_ids, input.token_index, input.cu_seqlens, input.batch,
                               input.seq, config_.padding_id, most, out);
@@ -122,7 +122,7 @@ void Encoder<Device, T>::place(Context<Device>& context, const EncoderInput& inp
 template <class Device, class T>
 void Encoder<Device, T>::embed(Context<Device>& context, const EncoderInput& input, const Buffers& b, T* x) const {
   const EncoderConfig& c = config_;
-  if (!input.positions) place(context, input, input.tokens, b.positions, b.columns);
+  if (!input.positions) find_positions(context, input, input.tokens, b.positions, b.columns);
   const Norm<T>& norm = weights_.embedding_norm;
   const EmbeddingTables<T> tables{weights_.word, weights_.position, weights_.token_type, norm.gamma, norm.beta,
                                   c.vocab,       c.max_positions,   c.token_types,       norm.eps};

@@ -28,7 +28,7 @@ struct EncoderInput {
   int64_t batch = 0;
   int64_t seq = 0;         // columns of the padded input; unused when packed
   int64_t max_seqlen = 0;  // upper bound of the longest sequence
-  // Packed input may bring what `place` found; else forward finds it.
+  // Packed input may bring what `find_positions` found; else forward finds it.
   const int32_t* positions = nullptr;  // [tokens] position ids
   const int32_t* columns = nullptr;    // [tokens] columns in the padded input, for a relative position bias
   OutputRows rows = OutputRows::all;
@@ -51,8 +51,8 @@ class Encoder {
   size_t workspace_bytes(const Context<Device>& context, const EncoderInput& input) const;
 
   // positions, columns [most] out: what EncoderInput may bring, 0 past the last token; columns may be nullptr.
-  void place(Context<Device>& context, const EncoderInput& input, int64_t most, int32_t* positions,
-             int32_t* columns) const;
+  void find_positions(Context<Device>& context, const EncoderInput& input, int64_t most, int32_t* positions,
+                      int32_t* columns) const;
 
   // out [padded_rows(output_rows), hidden]: the last hidden state of the packed tokens, or of the first of each
   // sequence (zeros for an empty one). `hook`, where given, is called with every hidden state of all tokens on the way.

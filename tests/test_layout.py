@@ -41,6 +41,8 @@ PYTHON = (
     "dtypes",
     "torch_release",
 )
+# The folders of csrc/, and encoder.h and .cpp, from top to bottom.
+CORE = ("binding", "encoder", "layers", "model", "gemm", "kernels", "device", "core")
 # All that converters/ may import of ftbert/: other people's checkpoints become this format, and nothing else is known.
 CONVERTERS_MAY_IMPORT = {"converters", "checkpoint"}
 COMPILED = "ftbert.lib"
@@ -194,3 +196,49 @@ def test_a_planted_violation_is_found(file: str, line: str, words: str) -> None:
     planted[file] = planted.get(file, "") + "\n" + line
     wrong = broken_rules(planted)
     assert any(words in one for one in wrong), wrong
+
+
+# ---- csrc/ ---------------------------------------------------------------------------------------------------------
+
+
+def broken_includes(files: dict[str, str]) -> list[str]:
+    """What is wrong with the includes of these files, a line each. files: source by path below csrc/."""
+    wrong, graph = [], dict[str, set[str]]()
+    for file, source in files.items():
+        mine = Path(file).parts[0].partition(".")[0]
+        graph[file] = {header for header in re.findall(r'#include "(.+?)"', source) if header in files}
+        for header in graph[file]:
+            theirs = Path(header).parts[0].partition(".")[0]
+            if CORE.index(theirs) < CORE.index(mine):
+                wrong.append(f"{file} includes {header}: {theirs} stands above {mine}")
+        if mine != "binding" and (torch := re.search(r'#include ["<]((?:torch|ATen|c10)/.+?)[">]', source)):
+            wrong.append(f"{file} includes {torch[1]}: torch's headers are for binding/")
+        if mine != "core" and re.search(r"#\s*if.*\bFTBERT_CUDA\b", source):
+            wrong.append(f"{file}: FTBERT_CUDA is asked in core/ alone")
+    return wrong + [f"a circle: {' -> '.join(circle)}" for circle in circles(graph)]
+
+
+def core_sources() -> dict[str, str]:
+    paths = [path for path in (ROOT / "csrc").rglob("*.*") if path.suffix in (".h", ".cuh", ".cpp", ".cu")]
+    return {str(path.relative_to(ROOT / "csrc")): path.read_text(encoding="utf-8") for path in paths}
+
+
+def test_includes_run_down_the_house() -> None:
+    wrong = broken_includes(core_sources())
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "file, line, words",
+    [
+        ("kernels/kernels.h", '#include "gemm/gemm.h"', "gemm stands above kernels"),
+        ("core/operand.h", '#include "gemm/product.h"', "a circle: "),
+        ("encoder.h", '#include "binding/padding.h"', "binding stands above encoder"),
+        ("layers/residual.h", "#include <ATen/core/Tensor.h>", "torch's headers"),
+        ("gemm/gemm.h", "#ifdef FTBERT_CUDA", "in core/ alone"),
+    ],
+)
+def test_a_planted_include_is_found(file: str, line: str, words: str) -> None:
+    planted = core_sources()
+    planted[file] += "\n" + line + "\n"
+    assert any(words in one for one in broken_includes(planted))

@@ -108,7 +108,7 @@ TORCH_LIBRARY(ftbert, m) {
           });
 
   // Calls record graphs of their own, with memory that outlives the call: inside a graph of torch.compile's there is
-  // no place for that.
+  // no room for that.
   m.def(
       "forward_batch(__torch__.torch.classes.ftbert.Encoder encoder, Tensor input_ids, Tensor? attention_mask, Tensor? "
       "token_type_ids, Tensor? cu_seqlens, SymInt max_seqlen, str[] want) -> Tensor[]",

@@ -205,7 +205,7 @@ void Replay<Device, T>::stage(Context<Device>& context, const EncoderInput& inpu
                         input.tokens, input.batch, input.seq, recording.size.tokens, recording.size.batch,
                         recording.staged_ids, recording.staged_types, counted ? recording.columns : recording.positions,
                         recording.cu_seqlens);
-  if (counted) encoder_.place(context, input, recording.size.tokens, recording.positions, nullptr);
+  if (counted) encoder_.find_positions(context, input, recording.size.tokens, recording.positions, nullptr);
 }
 
 template <class Device, class T>

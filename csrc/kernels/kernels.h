@@ -66,7 +66,7 @@ void padding_stage(Context<Device>& context, const int64_t* input_ids, const int
                    int64_t most_batch,     // >= batch
                    int64_t* staged_ids,    // [most_tokens] out
                    int64_t* staged_types,  // [most_tokens] out
-                   int32_t* columns,       // [most_tokens] out: places in the sequence or its padded row, or nullptr
+                   int32_t* columns,       // [most_tokens] out: columns in the sequence or its padded row, or nullptr
                    int32_t* staged_cu_seqlens);  // [most_batch+1] out
 
 // [batch*seq, cols] -> [tokens, cols]
@@ -136,7 +136,7 @@ void add_bias_act(Context<Device>& context, T* x, const T* bias, Activation acti
 template <class T>
 struct RelativeBias {
   const T* table = nullptr;          // [heads, 2*span-1], or nullptr: nothing is added
-  const int32_t* columns = nullptr;  // [all tokens, from token 0] places in the padded input; nullptr: in the sequence
+  const int32_t* columns = nullptr;  // [all tokens, from token 0] columns in the padded input; nullptr: in the sequence
   int64_t span = 0;
 };
 

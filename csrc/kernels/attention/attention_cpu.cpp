@@ -82,7 +82,7 @@ constexpr bool kByTiles<TileFormat> = true;
 #endif
 
 // out [rows, columns] = a [rows, depth] @ b [depth, columns], columns a multiple of kColumns, all row-major; depth in
-// Operands. rows is R, or by tiles up to R: they are whole, what lies in the rows up to R is multiplied for nobody.
+// Operands. rows is R, or by tiles up to R: they are whole, and products of the rows up to R are not read.
 template <class Format, int R>
 void multiply([[maybe_unused]] int64_t rows, const typename Format::Operand* a, int64_t lda,
               const typename Format::Operand* b, int64_t ldb, int64_t depth, int64_t columns, float* out, int64_t ldo) {
@@ -184,7 +184,7 @@ void attend_all(const In* qkv, int64_t first_token, const int32_t* cu_seqlens, c
       if (bias.table) {
         head.table = bias.table + h * (2 * bias.span - 1) + bias.span - 1;
         const int32_t* columns = bias.columns ? bias.columns + cu_seqlens[b] : nullptr;
-        // Without gaps the distances are those of the packed places.
+        // Without gaps the distances are those of the packed rows.
         if (columns && columns[length - 1] - columns[0] != length - 1) head.columns = columns;
       }
       Format::gather_keys(q + hidden, stride, length, head_size, round_up(length, kColumns), s.keys);

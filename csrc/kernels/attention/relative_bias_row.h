@@ -6,7 +6,7 @@
 namespace ftbert::FTBERT_ISA {
 
 // scores[j] += table[clamp(column(j) - column(query), -farthest, farthest)] for the keys j of one sequence.
-// table: of one head, moved so that table[0] is distance 0. columns [length] or nullptr: the places themselves.
+// table: of one head, moved so that table[0] is distance 0. columns [length] or nullptr: those in the sequence.
 inline void add_relative_bias(const float* table, int64_t farthest, const int32_t* columns, int64_t query,
                               int64_t length, float* scores) {
   if (columns) {

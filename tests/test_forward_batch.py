@@ -1,0 +1,109 @@
+"""The one forward of the binding: what comes in, padded or packed, and what may be wanted of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compare import assert_close
+from conftest import Place, make_bert
+from families import CASES, make_batch, make_model
+
+import ftbert
+
+ftbert.load_library()
+forward_batch = torch.ops.ftbert.forward_batch
+
+
+def packed(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, int, torch.Tensor | None]:
+    """A right-padded batch [rows, seq] as packed ids, offsets, the longest sequence and token types."""
+    rows = {name: tensor.flatten(0, -2) for name, tensor in batch.items()}
+    kept = rows["attention_mask"].bool()
+    cu = torch.nn.functional.pad(kept.sum(1).cumsum(0), (1, 0)).int()
+    kinds = rows["token_type_ids"][kept] if "token_type_ids" in rows else None
+    return rows["input_ids"][kept], cu, kept.shape[1], kinds
+
+
+@pytest.mark.parametrize("family, task", [case for case in CASES if case[1] != "encoder"])
+def test_heads_on_packed_rows_equal_those_on_padded(place: Place, family: str, task: str) -> None:
+    model = ftbert.load(make_model(family, task, 0), device=place.device, dtype=place.dtype)
+    batch = {key: value.to(place.device) for key, value in make_batch(model.reference(), task, "right").items()}
+    want = model(**batch)
+    ids, cu, longest, kinds = packed(batch)
+    got = model.logits_packed(ids, cu, longest, kinds)
+    assert len(got) == len(model.tasks)
+    expected = want.logits[batch["attention_mask"].bool()] if model.heads[0].source == "tokens" else want.logits
+    if task in ("multiple_choice", "replaced_token"):  # whose one output has no dimension there
+        expected = expected.flatten()[:, None]
+    assert_close(got[0], expected, atol=max(2e-5, 16 * place.eps), rtol=8 * place.eps)
+
+
+def test_every_want_padded_and_packed(place: Place) -> None:
+    model = ftbert.load(make_bert(num_hidden_layers=2), device=place.device, dtype=place.dtype)
+    ids = torch.randint(5, 99, (3, 20), device=place.device)
+    mask = (torch.arange(20, device=place.device)[None] < torch.tensor([[20], [0], [7]], device=place.device)).long()
+    out, kept = model(ids, mask), mask.bool()
+    wants = ["pooled", "packed_tokens", "packed_index", "cu_seqlens", "first", "tokens", "hidden_states"]
+    made = dict(zip(wants, forward_batch(model.encoder, ids, mask, None, None, 0, wants), strict=True))
+    assert torch.equal(made["cu_seqlens"].cpu(), torch.tensor([0, 20, 20, 27], dtype=torch.int32))
+    assert torch.equal(made["packed_index"].view(3, 20)[kept].cpu(), torch.arange(27, dtype=torch.int32))
+    limit: dict[str, Any] = {"atol": max(2e-6, 32 * place.eps), "rtol": 8 * place.eps}
+    assert_close(made["tokens"], out.last_hidden_state, **limit)
+    assert_close(made["packed_tokens"], out.last_hidden_state[kept], **limit)
+    assert_close(made["hidden_states"][-1], out.last_hidden_state, **limit)
+    assert_close(made["pooled"], out.pooler_output, **limit)
+    first = torch.stack([out.last_hidden_state[0, 0], torch.zeros_like(out.last_hidden_state[0, 0]), out.last_hidden_state[2, 0]])
+    assert_close(made["first"], first, **limit)
+
+    flat, cu = ids[kept], made["cu_seqlens"]
+    wants.remove("packed_index")
+    alike = dict(zip(wants, forward_batch(model.encoder, flat, None, None, cu, 20, wants), strict=True))
+    for name in ("pooled", "packed_tokens", "first", "cu_seqlens"):
+        assert_close(alike[name], made[name], **limit, what=name)
+    assert_close(alike["tokens"], made["packed_tokens"], **limit)
+    assert_close(alike["hidden_states"], made["hidden_states"][:, kept], **limit)
+
+
+def test_wrong_wants_are_errors() -> None:
+    encoder = ftbert.load(make_bert()).encoder
+    ids, cu = torch.randint(5, 99, (2, 6)), torch.tensor([0, 6], dtype=torch.int32)
+    with pytest.raises(RuntimeError, match="want: expected some of tokens, packed_tokens, .*, got 'logits'"):
+        forward_batch(encoder, ids, None, None, None, 0, ["tokens", "logits"])
+    with pytest.raises(RuntimeError, match="attention_mask: packed ids .* have none"):
+        forward_batch(encoder, ids[0], torch.ones_like(ids), None, cu, 6, ["tokens"])
+    with pytest.raises(RuntimeError, match="packed_index is of padded ids"):
+        forward_batch(encoder, ids[0], None, None, cu, 6, ["packed_index"])
+    with pytest.raises(ValueError, match="no head"):
+        ftbert.load(make_bert()).logits_packed(ids[0], cu, 6)
+    assert forward_batch(encoder, ids, None, None, None, 0, []) == []
+
+
+@pytest.mark.parametrize("stored", [torch.float8_e4m3fn, torch.int8], ids=str)
+def test_a_storage_type_without_a_product_is_refused(place: Place, stored: torch.dtype) -> None:
+    encoder = ftbert.load(make_bert(), device=place.device, dtype=place.dtype).encoder
+    weights = dict(encoder.weights())
+    matrices = [name for name, tensor in weights.items() if tensor.dim() == 2 and not name.startswith("embeddings")]
+    for name in matrices:
+        weights[name] = (weights[name] * 100).to(stored)
+    word = "e4m3" if stored is torch.float8_e4m3fn else "int8"
+    with pytest.raises(RuntimeError, match=f"no product on {place.device} multiplies .* by a matrix stored as {word}"):
+        torch.classes.ftbert.Encoder(weights, encoder.config(), "auto")
+
+
+def test_files_saved_with_earlier_ops_say_what_to_do(tmp_path: Path) -> None:
+    class Saved(torch.nn.Module):
+        """As EncoderModule once was."""
+
+        def __init__(self, encoder: Any) -> None:
+            super().__init__()
+            self.encoder = encoder
+
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            hidden, _ = torch.ops.ftbert.forward(self.encoder, input_ids, None, None)
+            return hidden
+
+    torch.jit.script(Saved(ftbert.load(make_bert()).encoder)).save(str(tmp_path / "old.pt"))
+    with pytest.raises(RuntimeError, match="saved by an earlier release of ftbert.*save it again"):
+        torch.jit.load(str(tmp_path / "old.pt"))(torch.randint(5, 99, (2, 6)))
