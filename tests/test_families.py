@@ -103,7 +103,7 @@ def test_hidden_states(place: Place, family: str, size: int) -> None:
     with torch.no_grad():
         want = copy.deepcopy(reference).to(place.device)(**batch, output_hidden_states=True).hidden_states
     assert len(got) == len(want) and got.dtype == place.dtype and not got[:, ~kept].any()
-    # The mask on the CPU: the tokens are counted first, here as there. Without states LayerNorms may be folded.
+    # The mask on the CPU: the tokens are counted first, here as there. Without states LayerNorms may be deferred.
     last = model(**batch | {"attention_mask": batch["attention_mask"].cpu()}).last_hidden_state
     folds = place.device == "cuda" and place.dtype != torch.float32
     assert_close(got[-1], last, atol=32 * place.eps if folds else 0, what="last state")

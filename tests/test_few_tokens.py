@@ -31,17 +31,17 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 HALF = torch.float16
 Load = Callable[..., ftbert.Model]
-FOLDED = pytest.mark.parametrize("folded", [False, True], ids=["layernorms", "folded"])
+DEFERRED = pytest.mark.parametrize("deferred", [False, True], ids=["layernorms", "deferred"])
 
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
-    """load(reference, dtype, first, folded=False): its products run these own ones, `first` and those after it, one
+    """load(reference, dtype, first, deferred=False): its products run these own ones, `first` and those after it, one
     each."""
     device = torch.device("cuda", torch.cuda.current_device())
 
-    def make(reference: Any, dtype: torch.dtype = HALF, first: int = 0, folded: bool = False) -> ftbert.Model:
-        monkeypatch.setenv("FTBERT_DEFERRED_NORM", "2048" if folded else "off")
+    def make(reference: Any, dtype: torch.dtype = HALF, first: int = 0, deferred: bool = False) -> ftbert.Model:
+        monkeypatch.setenv("FTBERT_DEFERRED_NORM", "2048" if deferred else "off")
         config, rows = reference.config, {}
         name = "fp16" if dtype == HALF else "bf16"
         products = products_of_shape(config.hidden_size, config.intermediate_size, config.hidden_act, name)
@@ -55,7 +55,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
         for row in rows.values():
             assert all(choice_of(Bench(row.product, m).chosen()) == row.algorithm for m in (1, 80, 1024)), str(row)
         state = model.info()["deferred_layernorm"]
-        assert state == ("of 1 to 2048 tokens" if folded else "no: switched off")
+        assert state == ("of 1 to 2048 tokens" if deferred else "no: switched off")
         return model
 
     yield make
@@ -75,21 +75,21 @@ def test_equals_transformers(load: Load, shape: str, dtype: torch.dtype) -> None
         check_every_mask(reference, model, batch, seq, Place("cuda", dtype), f"{shape}, first {4 * i},")
 
 
-@FOLDED
+@DEFERRED
 @pytest.mark.parametrize("first", range(len(TILE_PARTS)))
-def test_every_one_in_a_model(load: Load, first: int, folded: bool) -> None:
+def test_every_one_in_a_model(load: Load, first: int, deferred: bool) -> None:
     reference = make_bert(**SHAPES["base"], num_hidden_layers=2)
-    model = load(reference, first=first, folded=folded)
-    assert layernorms(lambda: model.forward_packed(*packed([64, 30]))) == (1 if folded else 4)
+    model = load(reference, first=first, deferred=deferred)
+    assert layernorms(lambda: model.forward_packed(*packed([64, 30]))) == (1 if deferred else 4)
     for one in (inputs(3, 50)["right"], inputs(20, 90)["holes"]):
         check_against_transformers(reference, model, one, Place("cuda", HALF))
 
 
-@FOLDED
+@DEFERRED
 @pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu", "silu", "tanh"])
-def test_activations(load: Load, activation: str, folded: bool) -> None:
+def test_activations(load: Load, activation: str, deferred: bool) -> None:
     reference = make_bert(**SHAPES["192"], hidden_act=activation)
-    check_against_transformers(reference, load(reference, folded=folded), inputs(2, 50)["right"], Place("cuda", HALF))
+    check_against_transformers(reference, load(reference, deferred=deferred), inputs(2, 50)["right"], Place("cuda", HALF))
 
 
 def test_the_same_bits_every_time(load: Load) -> None:
@@ -102,10 +102,10 @@ def test_the_same_bits_every_time(load: Load) -> None:
                 assert torch.equal(model.forward_packed(*call), want), f"{shape}, {first}, {lengths}"
 
 
-@FOLDED
-def test_recorded_and_direct_runs_agree(load: Load, folded: bool) -> None:
+@DEFERRED
+def test_recorded_and_direct_runs_agree(load: Load, deferred: bool) -> None:
     """A recording runs more tokens than there are: those past the end must not matter, whatever they are."""
-    model = load(make_bert(**SHAPES["192"]), folded=folded)
+    model = load(make_bert(**SHAPES["192"]), deferred=deferred)
     other = model.to()
     other.use_cuda_graphs(False)
     draw = random.Random(0)
@@ -119,10 +119,10 @@ def test_recorded_and_direct_runs_agree(load: Load, folded: bool) -> None:
             assert_close(model.forward_packed(*call), want, atol=64 * torch.finfo(HALF).eps, what=str(lengths))
 
 
-@FOLDED
-def test_what_lies_in_the_buffers_does_not_leak(load: Load, folded: bool) -> None:
+@DEFERRED
+def test_what_lies_in_the_buffers_does_not_leak(load: Load, deferred: bool) -> None:
     """A short call after one full of NaN in the same recording."""
-    model = load(make_bert(**SHAPES["192"]), folded=folded)
+    model = load(make_bert(**SHAPES["192"]), deferred=deferred)
     long, short = packed([33, 60]), packed([31, 52], seed=1)  # both in 96 tokens
     want = [model.forward_packed(*short).clone() for _ in range(3)][-1]
     bad = (torch.full_like(long[0], 10**9), *long[1:])  # outside the vocabulary: rows of NaN
@@ -141,9 +141,9 @@ def test_a_sequence_alone_and_among_others(load: Load) -> None:
         assert_close(alone, whole[start:end], atol=64 * torch.finfo(HALF).eps, what=f"{start} to {end}")
 
 
-@FOLDED
-def test_an_infinite_neighbour_does_not_leak(load: Load, folded: bool) -> None:
-    model = load(make_bert(**SHAPES["192"]), folded=folded)
+@DEFERRED
+def test_an_infinite_neighbour_does_not_leak(load: Load, deferred: bool) -> None:
+    model = load(make_bert(**SHAPES["192"]), deferred=deferred)
     model.use_cuda_graphs(False)
     ids, cu, longest = packed([30, 7, 64])
     want = model.forward_packed(ids, cu, longest)
@@ -153,9 +153,9 @@ def test_an_infinite_neighbour_does_not_leak(load: Load, folded: bool) -> None:
     assert torch.equal(got[:30], want[:30]) and torch.equal(got[37:], want[37:])
 
 
-@FOLDED
+@DEFERRED
 @pytest.mark.parametrize("graphs", [True, False])
-def test_threads_and_streams(load: Load, graphs: bool, folded: bool) -> None:
-    model = load(make_bert(**SHAPES["base"], num_hidden_layers=4), first=9, folded=folded)
+def test_threads_and_streams(load: Load, graphs: bool, deferred: bool) -> None:
+    model = load(make_bert(**SHAPES["base"], num_hidden_layers=4), first=9, deferred=deferred)
     model.use_cuda_graphs(graphs)
     check_on_threads(model, [packed([8 * i + 3, 2 * i + 1], seed=i) for i in range(8)], threads=4, rounds=60)

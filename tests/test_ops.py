@@ -63,7 +63,6 @@ WRONG: list[tuple[str, int, Any, str]] = [
     ("padding_positions", 3, 5, "end by 5"),
     ("padding_stage", 0, torch.zeros(2, 5, dtype=torch.int32), "input_ids: expected contiguous Long"),
     ("padding_stage", 5, 5, "most_tokens: expected 6 to"),
-    ("pool", 2, i32(0, 4, 7), "end by 6"),
     ("pooling", 1, i32(0, -1, 6), "never fall"),
     ("remove_padding", 1, i64(0, 1, 2, 3, 4, 10), r"token_index: expected values in \[0, 10\), got 10"),
     ("remove_padding", 2, -1, "tokens: expected 0 to"),

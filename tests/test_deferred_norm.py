@@ -31,18 +31,18 @@ Load = Callable[..., ftbert.Model]
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Load]:
-    """load(reference, dtype, folded=True): the switch is read where a model is made. No table is in force: what is
+    """load(reference, dtype, deferred=True): the switch is read where a model is made. No table is in force: what is
     guessed is the same on every Hopper GPU, and can fold up to 768 tokens at least. From a folder: some of these models
     have larger errors in fp16 than a live one may have."""
     device = torch.device("cuda", torch.cuda.current_device())
 
-    def make(reference: Any, dtype: torch.dtype = HALF, folded: bool = True) -> ftbert.Model:
-        monkeypatch.setenv("FTBERT_DEFERRED_NORM", "on" if folded else "off")
+    def make(reference: Any, dtype: torch.dtype = HALF, deferred: bool = True) -> ftbert.Model:
+        monkeypatch.setenv("FTBERT_DEFERRED_NORM", "on" if deferred else "off")
         reference.save_pretrained(tmp_path / "model")
         model = ftbert.load(tmp_path / "model", device="cuda", dtype=dtype)
         gemm_table.put_in_force(device.index, [])
         if dtype != torch.float32:
-            assert model.info()["deferred_layernorm"].startswith("of 1 to " if folded else "no: switched off")
+            assert model.info()["deferred_layernorm"].startswith("of 1 to " if deferred else "no: switched off")
         return model
 
     yield make
@@ -67,14 +67,14 @@ def test_equals_transformers(load: Load, shape: str, dtype: torch.dtype) -> None
 def test_agrees_with_layernorm_kernels(load: Load, shape: str, dtype: torch.dtype) -> None:
     """Packed calls with empty sequences, all tokens and first ones; each call gives the same bits every time."""
     reference = make_bert(**SHAPES[shape], num_hidden_layers=3)
-    folded, plain = load(reference, dtype), load(reference, dtype, folded=False)
+    deferred, plain = load(reference, dtype), load(reference, dtype, deferred=False)
     eps = torch.finfo(dtype).eps
     for lengths in ([128], [1], [5, 0, 33, 1, 0, 64, 0], [0, 16, 16], [17] * 7, [1] * 128, [120] * 6, [3, 128] * 5):
         ids, cu, longest = packed(lengths)
         # What is left: the last one, or of first rows alone the two of the last layer too.
         for call, left in (("tokens", 1), ("first", 3)):
             want = plain.forward_packed(ids, cu, longest, want=call)
-            run = partial(folded.forward_packed, want=call)
+            run = partial(deferred.forward_packed, want=call)
             first = run(ids, cu, longest)
             assert_close(first, want, atol=32 * eps, rtol=8 * eps, what=f"{call}, {lengths}")
             rms = (first.float() - want.float()).square().mean().sqrt()
@@ -85,16 +85,16 @@ def test_agrees_with_layernorm_kernels(load: Load, shape: str, dtype: torch.dtyp
 
 
 def test_layernorms_where_it_is_switched_off(load: Load) -> None:
-    model, call = load(make_bert(**SHAPES["base"], num_hidden_layers=3), folded=False), packed([17, 64, 3, 100])
+    model, call = load(make_bert(**SHAPES["base"], num_hidden_layers=3), deferred=False), packed([17, 64, 3, 100])
     assert layernorms(lambda: model.forward_packed(*call)) == 6
 
 
 def test_more_tokens_take_the_other_path(load: Load) -> None:
     reference = make_bert(**SHAPES["192"])
-    folded, plain = load(reference), load(reference, folded=False)
-    assert folded.info()["deferred_layernorm"] == "of 1 to 1024 tokens"
+    deferred, plain = load(reference), load(reference, deferred=False)
+    assert deferred.info()["deferred_layernorm"] == "of 1 to 1024 tokens"
     for lengths in ([128] * 9, [100] * 30):
-        assert torch.equal(folded.forward_packed(*packed(lengths)), plain.forward_packed(*packed(lengths)))
+        assert torch.equal(deferred.forward_packed(*packed(lengths)), plain.forward_packed(*packed(lengths)))
 
 
 def test_products_that_are_not_its_own_take_the_other_path(load: Load) -> None:
@@ -109,12 +109,12 @@ def test_products_that_are_not_its_own_take_the_other_path(load: Load) -> None:
 
 
 def rms_errors(load: Load, reference: Any, dtype: torch.dtype = HALF) -> tuple[float, float]:
-    """Of folded LayerNorms and of kernels, against float32."""
+    """Of deferred LayerNorms and of kernels, against float32."""
     call = packed([70, 30])
-    exact = load(reference, torch.float32, folded=False).forward_packed(*call).double()
-    results = [load(reference, dtype, folded).forward_packed(*call).double() for folded in (True, False)]
-    folded, plain = ((result - exact).square().mean().sqrt().item() for result in results)
-    return folded, plain
+    exact = load(reference, torch.float32, deferred=False).forward_packed(*call).double()
+    results = [load(reference, dtype, deferred).forward_packed(*call).double() for deferred in (True, False)]
+    deferred, plain = ((result - exact).square().mean().sqrt().item() for result in results)
+    return deferred, plain
 
 
 def sums(reference: Any) -> list[Any]:
@@ -132,8 +132,8 @@ def test_a_mean_far_from_zero(load: Load) -> None:
         for linear in sums(tilted):  # each row has a mean of its own
             linear.weight += torch.randn(linear.in_features, generator=generator) * (4 / linear.in_features**0.5)
     for name, reference in (("bias", biased), ("weights", tilted)):
-        folded, plain = rms_errors(load, reference)
-        assert folded <= 1.5 * plain, f"{name}: rms error {folded:.2g}, with LayerNorms {plain:.2g}"
+        deferred, plain = rms_errors(load, reference)
+        assert deferred <= 1.5 * plain, f"{name}: rms error {deferred:.2g}, with LayerNorms {plain:.2g}"
 
 
 def make_large_means() -> Any:
@@ -153,8 +153,8 @@ def make_large_means() -> Any:
 
 def test_a_mean_far_larger_than_the_spread(load: Load) -> None:
     """A variance as the difference of float squares is wrong by factors up to 2.5 here: rms error 2.6 times as large."""
-    folded, plain = rms_errors(load, make_large_means())
-    assert folded <= 1.5 * plain, f"rms error {folded:.2g}, with LayerNorms {plain:.2g}"
+    deferred, plain = rms_errors(load, make_large_means())
+    assert deferred <= 1.5 * plain, f"rms error {deferred:.2g}, with LayerNorms {plain:.2g}"
 
 
 @pytest.mark.parametrize("dtype", [HALF, torch.bfloat16], ids=str)
@@ -169,8 +169,8 @@ def test_sums_of_any_size(load: Load, dtype: torch.dtype, factor: float) -> None
         for module in sums(reference) + (norms if factor < 1 else []):  # small sums: what they are added to is small
             module.weight *= factor
             module.bias *= factor
-    folded, plain = rms_errors(load, reference, dtype)
-    assert folded <= 1.5 * plain, f"rms error {folded:.2g}, with LayerNorms {plain:.2g}"
+    deferred, plain = rms_errors(load, reference, dtype)
+    assert deferred <= 1.5 * plain, f"rms error {deferred:.2g}, with LayerNorms {plain:.2g}"
 
 
 def test_a_few_large_columns(load: Load) -> None:
@@ -180,8 +180,8 @@ def test_a_few_large_columns(load: Load) -> None:
         for i, linear in enumerate(sums(reference)):
             linear.bias[7 + 100 * i] += 1000
             linear.bias[300 + i] -= 700
-    folded, plain = rms_errors(load, reference)
-    assert folded <= 1.5 * plain, f"rms error {folded:.2g}, with LayerNorms {plain:.2g}"
+    deferred, plain = rms_errors(load, reference)
+    assert deferred <= 1.5 * plain, f"rms error {deferred:.2g}, with LayerNorms {plain:.2g}"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
