@@ -59,8 +59,8 @@ void Encoder<Device, T>::defer_norms(const Context<Device>& context, const Alloc
 
 template <class Device, class T>
 std::string Encoder<Device, T>::deferred_state(const Context<Device>& context) const {
-  if (!deferred_.stack) return "no: " + deferred_.refusal;
-  const std::string sizes = deferred_.stack->sizes(context);
+  if (!deferred_.maker) return "no: " + deferred_.refusal;
+  const std::string sizes = deferred_.maker->sizes(context);
   return sizes.empty() ? "no: no number of tokens has all four products of a layer from wgmma_tile"
                        : "of " + sizes + " tokens";
 }
@@ -82,7 +82,7 @@ auto Encoder<Device, T>::carve(const Context<Device>& context, Workspace& ws, co
   if (c.embedding_projection) b.embedded = ws.take<T>(padded_rows<Device>(input.tokens) * c.embedding);
   LayerBuffers<T> of_batch;
   layers_->carve(ws, rows, of_batch);
-  if (deferred_.stack) deferred_.stack->carve(ws, input.tokens, of_batch);
+  if (deferred_.maker) deferred_.maker->carve(ws, input.tokens, of_batch);
 
   b.schedule = make_schedule(context, batch_of(input, nullptr), attention_.fused);
   const auto carve_run = [&](int64_t most_rows, bool alone) {
@@ -143,8 +143,9 @@ void Encoder<Device, T>::forward(Context<Device>& context, const EncoderInput& i
 
     const PackedBatch batch = batch_of(input, input.columns ? input.columns : b.columns);
     const int64_t layers = config_.depth() - (first_only && config_.depth() > 0);
-    const bool deferred = deferred_.stack && !hook && layers > 0 && deferred_.stack->takes(context, input.tokens);
-    const Stack<Device, T>& stack = deferred ? static_cast<const Stack<Device, T>&>(*deferred_.stack) : *layers_;
+    std::unique_ptr<const Stack<Device, T>> deferred;
+    if (deferred_.maker && !hook && layers > 0) deferred = deferred_.maker->stack_for(context, input.tokens);
+    const Stack<Device, T>& stack = deferred ? *deferred : *layers_;
     if (b.alone.size() > 1 && !hook)
       on_threads(context, static_cast<int64_t>(b.alone.size()), [&](Context<Device>& own, int64_t i) {
         stack.run(own, batch, b.schedule.alone[i], layers, b.alone[i], x, nullptr);

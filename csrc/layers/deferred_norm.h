@@ -10,24 +10,27 @@
 
 namespace ftbert {
 
-// A stack that can run some numbers of tokens.
+// Makes the stacks of one model. Immutable: any number of threads may ask it.
 template <class Device, class T>
-class DeferredNorm : public Stack<Device, T> {
+class DeferredNorm {
  public:
-  // Whether all four products of a layer are, for so many tokens, of the kernel that can defer a LayerNorm: what the
-  // tuner found faster is not given up for this.
-  virtual bool takes(const Context<Device>& context, int64_t tokens) const = 0;
+  virtual ~DeferredNorm() = default;
+  // Takes what a stack needs of the call's workspace beside carve_layer_buffers.
+  virtual void carve(Workspace& workspace, int64_t tokens, LayerBuffers<T>& b) const = 0;
+  // The stack for so many tokens; it must not outlive this. nullptr where one of a layer's four products is not of the
+  // kernel that can defer a LayerNorm: a product that the tuner found faster is not given up for this.
+  virtual std::unique_ptr<const Stack<Device, T>> stack_for(const Context<Device>& context, int64_t tokens) const = 0;
   // For people, the numbers of tokens that it takes: "1 to 320, 385 to 512", or "".
   virtual std::string sizes(const Context<Device>& context) const = 0;
 };
 
 template <class Device, class T>
 struct DeferredNormChoice {
-  std::shared_ptr<const DeferredNorm<Device, T>> stack;   // nullptr: LayerNorms are kernels, or parts of one product
+  std::shared_ptr<const DeferredNorm<Device, T>> maker;   // nullptr: LayerNorms are kernels, or parts of one product
   std::string refusal = "only 16-bit elements on a GPU";  // why there is none
 };
 
-// allocate(floats) gives memory of the device that must live as long as the stack; vectors made of gammas, betas and
+// allocate(floats) gives memory of the device that must live as long as the maker; vectors made of gammas, betas and
 // biases are written there on the context's stream, and a changed weight makes them stale. weights must outlive it too.
 using AllocateFloats = std::function<float*(int64_t floats)>;
 template <class Device, class T>

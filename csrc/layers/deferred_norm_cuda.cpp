@@ -71,6 +71,55 @@ struct Variants {
 };
 
 template <class T>
+class DeferredStack : public Stack<Cuda, T> {
+ public:
+  DeferredStack(const EncoderConfig& config, const Weights<T>& weights, const std::vector<LayerVectors>& vectors,
+                const Variants& variants)
+      : config_(config), weights_(weights), vectors_(vectors), variants_(variants) {}
+
+  // b.projected holds the stream from the first sum on: what LayerNorm is pending on, times its gamma.
+  void run(Context<Cuda>& context, const PackedBatch& batch, const std::vector<Run>&, int64_t layers,
+           LayerBuffers<T>& b, T* hidden, const HiddenStateHook<T>&) const override {
+    const int64_t rows = gemm_rows(context, batch.tokens);
+    const AddedMoments of_attention{b.row_moments}, of_ffn{b.row_moments + rows * kMomentWords};
+    const T* x = hidden;
+    PendingNorm pending;
+    const auto corrected = [&](int variant, const Linear<T>& linear, const CorrectionVectors& vectors,
+                               Activation activation, T* to, const AddedMoments& cleared) {
+      run_corrected(context, variant, product_of(linear, rows, {.activation = activation}),
+                    {.a = x, .b = linear.weight.data, .c = to}, vectors.add, vectors.slope, pending, cleared);
+    };
+    const auto sum = [&](int variant, const Linear<T>& linear, const SumVectors& vectors, const T* a,
+                         const AddedMoments& moments, float eps) {
+      run_summing(context, variant, product_of(linear, rows, {}), {.a = a, .b = linear.weight.data, .c = b.projected},
+                  vectors.add, x, pending, vectors.gamma, moments);
+      x = b.projected;
+      pending = {vectors.gamma, vectors.unscale, moments, eps};
+    };
+    for (int64_t i = 0; i < layers; ++i) {
+      const Layer<T>& layer = weights_.layers[i];
+      const AttentionConfig& c = layer.config.attention;
+      const LayerVectors& v = vectors_[i];
+      corrected(variants_.qkv, layer.qkv, v.qkv, Activation::none, b.qkv, of_attention);
+      attention<Cuda, T>(context, Operand::of(b.qkv), batch.tokens, 0, batch.cu_seqlens, {}, batch.batch,
+                         batch.max_seqlen, batch.max_seqlen, c.heads, c.head_size, b.attention_scratch, b.attended);
+      sum(variants_.out, layer.out, v.out, b.attended, of_attention, layer.attention_norm.eps);
+      corrected(variants_.up, layer.up, v.up, layer.config.ffn.activation, b.inner, of_ffn);
+      sum(variants_.down, layer.down, i + 1 < layers ? v.down : v.last_down, b.inner, of_ffn, layer.ffn_norm.eps);
+    }
+    const Norm<T>& norm = weights_.layers[layers - 1].ffn_norm;
+    add_bias_input_layernorm<Cuda, T>(context, b.projected, nullptr, nullptr, norm.gamma, norm.beta, norm.eps,
+                                      batch.tokens, config_.hidden, nullptr, hidden);
+  }
+
+ private:
+  const EncoderConfig& config_;
+  const Weights<T>& weights_;
+  const std::vector<LayerVectors>& vectors_;
+  const Variants variants_;
+};
+
+template <class T>
 class DeferredNormCuda : public DeferredNorm<Cuda, T> {
  public:
   DeferredNormCuda(const Context<Cuda>& context, const EncoderConfig& config, const Weights<T>& weights,
@@ -108,20 +157,21 @@ class DeferredNormCuda : public DeferredNorm<Cuda, T> {
 
   // The row moments of both of a layer's LayerNorms. Whether a call is deferred may depend on a table that changes
   // between this and the call.
-  void carve(Workspace& workspace, int64_t rows, LayerBuffers<T>& b) const override {
-    if (rows > most_tokens_) return;
-    b.row_moments = workspace.take<long long>(2 * kMomentWords * padded_rows<Cuda>(rows));
+  void carve(Workspace& workspace, int64_t tokens, LayerBuffers<T>& b) const override {
+    if (tokens > most_tokens_) return;
+    b.row_moments = workspace.take<long long>(2 * kMomentWords * padded_rows<Cuda>(tokens));
   }
 
-  bool takes(const Context<Cuda>& context, int64_t tokens) const override {
-    return variants(context, tokens).has_value();
+  std::unique_ptr<const Stack<Cuda, T>> stack_for(const Context<Cuda>& context, int64_t tokens) const override {
+    const std::optional<Variants> found = variants(context, tokens);
+    return found ? std::make_unique<DeferredStack<T>>(config_, weights_, vectors_, *found) : nullptr;
   }
 
   std::string sizes(const Context<Cuda>& context) const override {
     std::string all;
     for (int64_t tokens = 1, first = 0; tokens <= most_tokens_;) {
       const int64_t last = std::min(gemm_rows(context, tokens), most_tokens_);
-      const bool taken = takes(context, tokens);
+      const bool taken = variants(context, tokens).has_value();
       if (taken && !first) first = tokens;
       if (first && (!taken || last == most_tokens_)) {
         all += (all.empty() ? "" : ", ") + std::to_string(first) + " to " + std::to_string(taken ? last : tokens - 1);
@@ -130,43 +180,6 @@ class DeferredNormCuda : public DeferredNorm<Cuda, T> {
       tokens = last + 1;
     }
     return all;
-  }
-
-  // b.projected holds the stream from the first sum on: what LayerNorm is pending on, times its gamma.
-  void run(Context<Cuda>& context, const PackedBatch& batch, const std::vector<Run>&, int64_t layers,
-           LayerBuffers<T>& b, T* hidden, const HiddenStateHook<T>&) const override {
-    const std::optional<Variants> found = variants(context, batch.tokens);
-    FTBERT_CHECK(found && layers > 0, "deferred LayerNorms do not take ", batch.tokens, " tokens");
-    const int64_t rows = gemm_rows(context, batch.tokens);
-    const AddedMoments of_attention{b.row_moments}, of_ffn{b.row_moments + rows * kMomentWords};
-    const T* x = hidden;
-    PendingNorm pending;
-    const auto corrected = [&](int variant, const Linear<T>& linear, const CorrectionVectors& vectors,
-                               Activation activation, T* to, const AddedMoments& cleared) {
-      run_corrected(context, variant, product_of(linear, rows, {.activation = activation}),
-                    {.a = x, .b = linear.weight.data, .c = to}, vectors.add, vectors.slope, pending, cleared);
-    };
-    const auto sum = [&](int variant, const Linear<T>& linear, const SumVectors& vectors, const T* a,
-                         const AddedMoments& moments, float eps) {
-      run_summing(context, variant, product_of(linear, rows, {}), {.a = a, .b = linear.weight.data, .c = b.projected},
-                  vectors.add, x, pending, vectors.gamma, moments);
-      x = b.projected;
-      pending = {vectors.gamma, vectors.unscale, moments, eps};
-    };
-    for (int64_t i = 0; i < layers; ++i) {
-      const Layer<T>& layer = weights_.layers[i];
-      const AttentionConfig& c = layer.config.attention;
-      const LayerVectors& v = vectors_[i];
-      corrected(found->qkv, layer.qkv, v.qkv, Activation::none, b.qkv, of_attention);
-      attention<Cuda, T>(context, Operand::of(b.qkv), batch.tokens, 0, batch.cu_seqlens, {}, batch.batch,
-                         batch.max_seqlen, batch.max_seqlen, c.heads, c.head_size, b.attention_scratch, b.attended);
-      sum(found->out, layer.out, v.out, b.attended, of_attention, layer.attention_norm.eps);
-      corrected(found->up, layer.up, v.up, layer.config.ffn.activation, b.inner, of_ffn);
-      sum(found->down, layer.down, i + 1 < layers ? v.down : v.last_down, b.inner, of_ffn, layer.ffn_norm.eps);
-    }
-    const Norm<T>& norm = weights_.layers[layers - 1].ffn_norm;
-    add_bias_input_layernorm<Cuda, T>(context, b.projected, nullptr, nullptr, norm.gamma, norm.beta, norm.eps,
-                                      batch.tokens, config_.hidden, nullptr, hidden);
   }
 
  private:

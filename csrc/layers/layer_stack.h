@@ -15,6 +15,9 @@ class LayerStack : public Stack<Device, T> {
   LayerStack(const EncoderConfig& config, const Weights<T>& weights, bool fused)
       : config_(config), weights_(weights), fused_(fused) {}
 
+  // Takes what it needs of the call's workspace beside carve_layer_buffers, for hidden states of so many rows.
+  virtual void carve(Workspace& /*workspace*/, int64_t /*rows*/, LayerBuffers<T>&) const {}
+
   void run(Context<Device>& context, const PackedBatch& batch, const std::vector<Run>& runs, int64_t layers,
            LayerBuffers<T>& b, T* x, const HiddenStateHook<T>& hook) const final;
 

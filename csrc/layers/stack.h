@@ -21,9 +21,6 @@ class Stack {
  public:
   virtual ~Stack() = default;
 
-  // Takes what it needs of the call's workspace beside carve_layer_buffers; rows [padded_rows(rows), ...].
-  virtual void carve(Workspace&, int64_t, LayerBuffers<T>&) const {}
-
   // x [tokens, hidden], the embedding's output, becomes what the model's first `layers` layers make of it, in the rows
   // of these runs.
   virtual void run(Context<Device>& context, const PackedBatch& batch, const std::vector<Run>& runs, int64_t layers,
