@@ -50,6 +50,8 @@ Encoder<Device, T>::Encoder(const Context<Device>& context, EncoderConfig config
   for (const Layer<T>& layer : weights_.layers)
     for (const Linear<T>* linear : {&layer.qkv, &layer.out, &layer.up, &layer.down})
       check_computed(kKind, kDType<T>, linear->weight);
+  for (const Linear<T>* linear : {&weights_.embedding_projection, &weights_.pooler})
+    if (linear->weight.n > 0) check_computed(kKind, kDType<T>, linear->weight);
 }
 
 template <class Device, class T>

@@ -44,6 +44,8 @@ def forward_batch(
     }
     # The number of valid tokens of padded ids stands in the mask, and an op that holds an object cannot give such a
     # size to the inductor of torch 2.13 (its assertion compares with a guess): torch.compile breaks the graph here.
+    if unknown := set(want) - {*shapes, "packed_tokens", "packed_index", "cu_seqlens"}:
+        raise ValueError(f"want: {', '.join(sorted(unknown))} are none of {', '.join(shapes)}")
     if not shapes.keys() >= set(want):
         raise DynamicOutputShapeException(torch.ops.ftbert.forward_batch.default)
     return [input_ids.new_empty(shapes[name], dtype=facts.dtype()) for name in want]

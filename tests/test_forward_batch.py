@@ -66,6 +66,17 @@ def test_every_want_padded_and_packed(place: Place) -> None:
     assert_close(alike["hidden_states"], made["hidden_states"][:, kept], **limit)
 
 
+def test_results_have_memory_of_their_own(place: Place) -> None:
+    encoder = ftbert.load(make_bert(), device=place.device, dtype=place.dtype).encoder
+    ids, cu = torch.randint(5, 99, (40,), device=place.device), torch.tensor([0, 30, 40], dtype=torch.int32, device=place.device)
+    wants = ["tokens", "packed_tokens", "cu_seqlens", "first", "pooled", "tokens", "hidden_states"]
+    for made in (
+        forward_batch(encoder, ids, None, None, cu, 30, wants),
+        forward_batch(encoder, ids.view(2, 20), None, None, None, 0, [*wants, "packed_index"]),
+    ):
+        assert len({tensor.untyped_storage().data_ptr() for tensor in [*made, ids, cu]}) == len(made) + 2
+
+
 def test_wrong_wants_are_errors() -> None:
     encoder = ftbert.load(make_bert()).encoder
     ids, cu = torch.randint(5, 99, (2, 6)), torch.tensor([0, 6], dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""The products of a layer chosen together (ftbert/layer_tuning.py), where its LayerNorms are folded into them."""
+"""The products of a layer chosen together (ftbert/tuning/layer_tuner.py), where its LayerNorms are deferred to them."""
 
 from __future__ import annotations
 

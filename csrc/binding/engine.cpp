@@ -58,7 +58,7 @@ class EngineOf : public Engine {
     const bool settle_first = !replayed && !first;
     if (settle_first) r.input.settle(c);
     std::vector<at::Tensor> made;
-    for (const Want want : wants) made.push_back(make(on, r, want));
+    for (const Want want : wants) made.push_back(own(make(on, r, want), call, made));
     if (!settle_first) r.input.settle(c);
     return made;
   }
@@ -76,6 +76,14 @@ class EngineOf : public Engine {
   }
 
  private:
+  // The op's schema promises memory of its own for each result: two wants may be the same rows, and the offsets the
+  // caller's.
+  static at::Tensor own(at::Tensor result, const Call& call, const std::vector<at::Tensor>& before) {
+    bool shared = call.cu_seqlens && result.is_alias_of(*call.cu_seqlens);
+    for (const at::Tensor& other : before) shared = shared || result.is_alias_of(other);
+    return shared ? result.clone() : result;
+  }
+
   // What a forward pass has left, for the tensors that the caller wants.
   struct Result {
     bool padded;

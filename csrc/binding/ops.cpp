@@ -2,7 +2,7 @@
 #include <torch/library.h>
 
 #include "binding/encoder_class.h"
-#include "binding/index_checks.h"
+#include "binding/saved_modules.h"
 #include "binding/tensors.h"
 #include "binding/torch_products.h"
 #include "core/device.h"
@@ -114,6 +114,7 @@ TORCH_LIBRARY(ftbert, m) {
       "token_type_ids, Tensor? cu_seqlens, SymInt max_seqlen, str[] want) -> Tensor[]",
       {at::Tag::cudagraph_unsafe});
 
+  define_retired_ops(m);
   m.def("weight_shapes(Dict(str, str) config) -> Dict(str, int[])", &weight_shapes);
   m.def("build_info() -> Dict(str, str)", &build_info);
   m.def("pack_weight(Tensor weight) -> Tensor");

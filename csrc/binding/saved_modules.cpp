@@ -1,5 +1,5 @@
 // The ops of TorchScript files that were saved before forward_batch: the files load, and their calls say what to do.
-#include <torch/library.h>
+#include "binding/saved_modules.h"
 
 #include <string>
 
@@ -15,7 +15,7 @@ void refuse(const c10::OperatorHandle& op, torch::jit::Stack*) {
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(ftbert, m) {
+void define_retired_ops(torch::Library& m) {
   for (const char* schema :
        {"forward(__torch__.torch.classes.ftbert.Encoder encoder, Tensor input_ids, Tensor? attention_mask, Tensor? "
         "token_type_ids) -> (Tensor, Tensor)",

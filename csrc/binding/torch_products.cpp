@@ -155,17 +155,23 @@ Operand TorchProducts::linear_bf16(const Linear<float>& linear, const Operand& a
   std::optional<at::Tensor> bias;
   if (epilogue.bias) bias = view(linear.bias, {n});
   const Fused* act = fused(epilogue.activation);
-  const int64_t threads = this->threads(), shares = m / threads < kFewestRows ? 1 : threads;
-  const int64_t chunk_rows = a.chunks ? a.chunk_rows : ((m + shares - 1) / shares + 15) / 16 * 16;
+  const int64_t threads = this->threads(), chunks = m / threads < kFewestRows ? 1 : threads;
+  const int64_t chunk_rows = a.chunks ? a.chunk_rows : ((m + chunks - 1) / chunks + 15) / 16 * 16;
   const int64_t count = (m + chunk_rows - 1) / chunk_rows;
+  FTBERT_CHECK(!a.chunks || a.chunk_count == count, "a product takes ", m, " rows of an operand that has ",
+               a.chunk_count, " chunks of ", a.chunk_rows);
   const bool in_bf16 = act && as == DType::bf16, stays = in_bf16 && !in_one_piece;
   Kept& kept = kept_at(out);
   kept.tensors.assign(stays ? count : 0, at::Tensor());  // gives the old ones back before there are new ones
   kept.pointers.assign(stays ? count : 0, nullptr);
+  const auto owner = std::find_if(kept_.begin(), kept_.end(),
+                                  [&](const auto& one) { return a.chunks && one.second.pointers.data() == a.chunks; });
+  Kept* const source = owner == kept_.end() ? nullptr : &owner->second;
   const auto multiply = [&](int64_t begin, int64_t end) {
     const at::AutoDispatchBelowADInplaceOrView no_autograd;  // a new thread would not know that the caller wants none
     for (int64_t i = begin; i < end; ++i) {
       const int64_t first = i * chunk_rows, rows = std::min(chunk_rows, m - first);
+      const at::Tensor read = source ? std::move(source->tensors[i]) : at::Tensor();  // freed with this chunk
       at::Tensor made = linear_pointwise()->call(rows_in_bf16(a, i, first, rows, k), weight, bias,
                                                  act ? act->name : "none", Scalars(), act ? act->algorithm : "");
       // The sums were float; bias and activation were added to them before they were rounded.
@@ -180,8 +186,7 @@ Operand TorchProducts::linear_bf16(const Linear<float>& linear, const Operand& a
     }
   };
   count == 1 ? multiply(0, 1) : at::parallel_for(0, count, 1, multiply);
-  if (stays && count == 1) return {kept.pointers[0], as};
-  if (stays) return {kept.pointers[0], as, kept.pointers.data(), chunk_rows};
+  if (stays) return {kept.pointers[0], as, kept.pointers.data(), chunk_rows, count};
   if (in_bf16) return {out, as};
   auto* const sums = static_cast<float*>(out);
   if (!act) {

@@ -1,4 +1,4 @@
-// What a call carries down to kernels and GEMMs: the stream, or the CPU's GEMM; never global state.
+// What a call carries down to kernels and products: the stream, or the CPU's products; never global state.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -30,8 +30,8 @@ struct Context<Cuda> {
   bool tf32 = false;               // asks for fp32 products with operands rounded to 10 bits (TF32)
   void* gemm_workspace = nullptr;  // one call's own
   size_t gemm_workspace_bytes = 0;
-  bool overlap = true;        // kernels may start while the one ahead of them ends (kernels/launch.cuh)
-  bool offsets_early = true;  // cu_seqlens was there before the kernel ahead began (kernels/launch.cuh)
+  bool overlap = true;        // kernels may start while the one ahead of them ends (device/launch.cuh)
+  bool offsets_early = true;  // cu_seqlens was there before the kernel ahead began (device/launch.cuh)
 };
 
 }  // namespace ftbert

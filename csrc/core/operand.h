@@ -12,9 +12,10 @@ namespace ftbert {
 struct Operand {
   const void* data = nullptr;
   DType dtype = DType::fp32;
-  // Rows [i * chunk_rows, (i + 1) * chunk_rows) lie at chunks[i], as threads left them; nullptr: all at data.
+  // Rows [i * chunk_rows, (i + 1) * chunk_rows) lie at chunks[i], as threads left them, and are read once;
+  // nullptr: all at data.
   const void* const* chunks = nullptr;
-  int64_t chunk_rows = 0;
+  int64_t chunk_rows = 0, chunk_count = 0;
 
   template <class T>
   static Operand of(const T* data) {

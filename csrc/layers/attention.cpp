@@ -49,8 +49,8 @@ AttentionChoice choose_attention(const Context<Device>& context, const EncoderCo
 }
 
 template <class Device, class T>
-Operand attend(Context<Device>& context, const Layer<T>& layer, const PackedBatch& batch, const Run& run, const T* x,
-               int64_t queries, const RelativeBias<T>& relative_bias, bool fused, const LayerBuffers<T>& b) {
+void attend(Context<Device>& context, const Layer<T>& layer, const PackedBatch& batch, const Run& run, const T* x,
+            int64_t queries, const RelativeBias<T>& relative_bias, bool fused, const LayerBuffers<T>& b) {
   const AttentionConfig& c = layer.config.attention;
   const RelativeBias<T> bias = c.relative_bias ? relative_bias : RelativeBias<T>{};
   // The general path adds the bias itself, in its own order.
@@ -62,13 +62,12 @@ Operand attend(Context<Device>& context, const Layer<T>& layer, const PackedBatc
                          b.attended);
   else
     attend_general(context, c, qkv.as<T>(), layer.qkv.bias, batch, run, bias, b);
-  return Operand::of(b.attended);
 }
 
 #define FTBERT_INSTANTIATE(D, T)                                                                           \
   template AttentionChoice choose_attention<D, T>(const Context<D>&, const EncoderConfig&, AttentionPath); \
-  template Operand attend(Context<D>&, const Layer<T>&, const PackedBatch&, const Run&, const T*, int64_t, \
-                          const RelativeBias<T>&, bool, const LayerBuffers<T>&);
+  template void attend(Context<D>&, const Layer<T>&, const PackedBatch&, const Run&, const T*, int64_t,    \
+                       const RelativeBias<T>&, bool, const LayerBuffers<T>&);
 FTBERT_BACKENDS(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert

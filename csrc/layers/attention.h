@@ -25,7 +25,7 @@ AttentionChoice choose_attention(const Context<Device>& context, const EncoderCo
 // b.attended [run.tokens, width] = softmax(q k^T / sqrt(head_size) + bias) v of x [run.tokens, hidden]; of each
 // sequence the first `queries` rows at least. relative_bias: the model's table, read where the layer has such a bias.
 template <class Device, class T>
-Operand attend(Context<Device>& context, const Layer<T>& layer, const PackedBatch& batch, const Run& run, const T* x,
-               int64_t queries, const RelativeBias<T>& relative_bias, bool fused, const LayerBuffers<T>& b);
+void attend(Context<Device>& context, const Layer<T>& layer, const PackedBatch& batch, const Run& run, const T* x,
+            int64_t queries, const RelativeBias<T>& relative_bias, bool fused, const LayerBuffers<T>& b);
 
 }  // namespace ftbert

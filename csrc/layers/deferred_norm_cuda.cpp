@@ -38,6 +38,12 @@ std::string refusal(const Context<Cuda>& context, const EncoderConfig& c, const 
   if (c.norm_place != NormPlace::post) return "LayerNorm comes first in this model";
   if (c.layers.empty()) return "there are no layers";
   if (c.hidden > kMostColumns) return "hidden is more than " + std::to_string(kMostColumns);
+  // Products are chosen for one layer and run in all.
+  const LayerConfig& first = c.layers.front();
+  for (const LayerConfig& layer : c.layers)
+    if (layer.attention.width() != first.attention.width() || layer.ffn.inter != first.ffn.inter ||
+        layer.ffn.activation != first.ffn.activation)
+      return "its layers differ";
   for (const Layer<T>& layer : weights.layers) {
     if (c.hidden % 8 != 0 || layer.config.attention.width() % 8 != 0 || layer.config.ffn.inter % 8 != 0)
       return "hidden and inter must be multiples of 8";
@@ -190,7 +196,7 @@ class DeferredNormCuda : public DeferredNorm<Cuda, T> {
     return floats;
   }
 
-  // The first layer speaks for all: they have the same shapes.
+  // The first layer speaks for all: their shapes are the same (refusal).
   std::optional<Variants> variants(const Context<Cuda>& context, int64_t tokens) const {
     if (tokens == 0 || tokens > most_tokens_) return std::nullopt;
     const Layer<T>& layer = weights_.layers.front();

@@ -17,10 +17,11 @@ struct Residual {
 };
 
 // A block's last product, the residual sum and the norm behind it: sum = x + a @ block^T + bias, normed = norm(sum).
-// a [chunk.computed, k]; the first chunk.rows rows count. One kernel where the plan says so.
+// a [chunk.computed, k]; the first chunk.rows rows count. Where only the norm is kept, in place, it may be one kernel:
+// the plan says so, and there are norm_moments for it (post-norm models).
 template <class Device, class T>
-Operand add_residual(Context<Device>& context, const Linear<T>& block, const Operand& a, const Chunk& chunk,
-                     const Norm<T>& norm, const Residual<T>& r, LayerBuffers<T>& b) {
+void add_residual(Context<Device>& context, const Linear<T>& block, const Operand& a, const Chunk& chunk,
+                  const Norm<T>& norm, const Residual<T>& r, LayerBuffers<T>& b) {
   if (!r.sum && r.normed == r.x) {
     NormMoments* const moments = b.norm_moments.data ? &b.norm_moments : nullptr;
     linear_layernorm<Device, T>(context, block, a, chunk.computed, {norm.gamma, norm.beta, norm.eps, moments},
@@ -30,7 +31,6 @@ Operand add_residual(Context<Device>& context, const Linear<T>& block, const Ope
     add_bias_input_layernorm<Device, T>(context, y.as<T>(), block.bias, r.x, norm.gamma, norm.beta, norm.eps,
                                         chunk.rows, block.weight.n, r.sum, r.normed);
   }
-  return Operand::of(r.normed);
 }
 
 }  // namespace ftbert

@@ -32,7 +32,7 @@ std::vector<Run> make_runs(const int32_t* cu_seqlens, int64_t first, int64_t las
 
 // Where to cut the sequences so that each of `count` threads has about as many tokens, [count + 1]; empty where a
 // thread would have a tenth more than its share, or all too few for products.
-std::vector<int64_t> equal_shares(const PackedBatch& batch, int64_t count) {
+std::vector<int64_t> equal_cuts(const PackedBatch& batch, int64_t count) {
   if (count < 2 || batch.tokens < count * kLeastTokensAlone) return {};
   const int32_t* const cu_seqlens = batch.cu_seqlens;
   std::vector<int64_t> cuts{0};
@@ -55,11 +55,11 @@ int64_t Schedule::most_tokens(const std::vector<Run>& runs) {
   return most;
 }
 
-Schedule make_schedule(const Context<Cpu>& context, const PackedBatch& batch, bool may_share) {
+Schedule make_schedule(const Context<Cpu>& context, const PackedBatch& batch, bool may_work_alone) {
   Schedule schedule;
   schedule.together = make_runs(batch.cu_seqlens, 0, batch.batch, kRunTokens);
-  const int64_t threads = may_share ? context.products->threads() : 1;
-  const std::vector<int64_t> cuts = equal_shares(batch, threads);
+  const int64_t threads = may_work_alone ? context.products->threads() : 1;
+  const std::vector<int64_t> cuts = equal_cuts(batch, threads);
   for (size_t i = 1; i < cuts.size(); ++i)
     schedule.alone.push_back(
         make_runs(batch.cu_seqlens, cuts[i - 1], cuts[i], std::max(kRunTokens / threads, kLeastTokensAlone)));

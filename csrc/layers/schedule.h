@@ -18,8 +18,8 @@ struct Schedule {
   static int64_t most_tokens(const std::vector<Run>& runs);
 };
 
-Schedule make_schedule(const Context<Cpu>& context, const PackedBatch& batch, bool may_share);
-Schedule make_schedule(const Context<Cuda>& context, const PackedBatch& batch, bool may_share);
+Schedule make_schedule(const Context<Cpu>& context, const PackedBatch& batch, bool may_work_alone);
+Schedule make_schedule(const Context<Cuda>& context, const PackedBatch& batch, bool may_work_alone);
 
 // work(context of its own, i) for each of `count` threads at once; a GPU has one.
 void on_threads(Context<Cpu>& context, int64_t count, const std::function<void(Context<Cpu>&, int64_t i)>& work);

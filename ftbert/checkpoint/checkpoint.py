@@ -23,7 +23,7 @@ class Checkpoint:
     """tensors[ours]: the names in `source` of the tensors that are stacked along the rows to make ours, or from which
     made[ours] makes it.
 
-    Ours are the encoder's (csrc/weights.cpp) and the heads' (HeadConfig).
+    Ours are the encoder's (csrc/model/weights.cpp) and the heads' (HeadConfig).
     """
 
     config: CheckpointConfig

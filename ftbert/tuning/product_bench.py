@@ -1,4 +1,4 @@
-"""One matrix product on a GPU: its algorithms, each timed as the encoder will meet it (ftbert/tuning.py)."""
+"""One matrix product on a GPU: its algorithms, each timed as the encoder will meet it (ftbert/tuning/)."""
 
 from __future__ import annotations
 

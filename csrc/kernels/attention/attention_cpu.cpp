@@ -228,6 +228,7 @@ void attention(Context<Cpu>&, const Operand& qkv, int64_t, int64_t first_token, 
                                   scratch, out);
   }
 #endif
+  // Not qkv.as: a function that two instruction sets share by name would be linked once. isa.cpp has checked the type.
   attend_all<FloatFormat>(static_cast<const float*>(qkv.data), first_token, cu_seqlens, bias, batch, max_seqlen,
                           queries, heads, head_size, scratch, out);
 }
