@@ -21,9 +21,9 @@ T = TypeVar("T")
 Encode = Callable[[Sequence[Text]], Tokens]
 
 # A call: long enough for the cores, short enough that Python holds its lock for less than a batch takes on a GPU.
-_TEXTS, _CHARACTERS = 128, 1 << 16
+_TEXTS, _CHARACTERS = 256, 1 << 16
 _WINDOWS_AHEAD = 1  # read and handed to the tokenisers, beside the window that is being packed
-_MOST_THREADS = 8
+_MOST_THREADS = 4
 
 
 def in_turn(windows: Iterable[tuple[T, Sequence[Text]]], encode: Encode) -> Generator[tuple[T, Tokens], None, None]:

@@ -28,7 +28,7 @@ _IDEOGRAPHS = "一-鿿"  # each is a word of its own where the normalizer puts s
 
 # Characters of a first part for each token kept. English has 4.7; where a part has too few tokens it is doubled.
 CHARACTERS = 8
-_NEAR = (128, 2048)  # characters before the end of a part in which a place is looked for, before all of it
+_NEAR = 128  # characters before the end of a part in which a place is looked for first
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,15 @@ class Cutter:
         return cls(re.compile(f"(?<={_PLAIN}) "), ("right", "left") if left else ("right",))
 
     def part(self, text: str, size: int, side: str) -> str:
-        """About `size` characters of `text` from its beginning, or for side "left" from its end; all of it where it is
-        not much longer. Without a place to cut there, twice as many."""
-        while side in self.sides and len(text) > size + _NEAR[0]:
+        """More than size / 2 characters of `text` and at most `size`, from its beginning, or for side "left" from its
+        end; all of it where it is not much longer. Without a place to cut there, of twice that size."""
+        while side in self.sides and len(text) > size + _NEAR:
             if side == "left":
-                first = self.places.search(text, len(text) - size)
+                first = self.places.search(text, len(text) - size, len(text) - size // 2)
                 if first is not None:
                     return text[first.start() :]
-            for near in (*_NEAR, size - 1) if side == "right" else ():
-                found = [place.start() for place in self.places.finditer(text, max(size - near, 1), size)]
+            for near in (_NEAR, size) if side == "right" else ():
+                found = [place.start() for place in self.places.finditer(text, max(size - near, size // 2) + 1, size)]
                 if found:
                     return text[: found[-1]]
             size *= 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,21 +146,18 @@ class Tokenizer:
     def _rows(self, fast: Any, texts: list[Any], pairs: bool) -> tuple[list[list[int]], list[list[int]] | None]:
         rows: list[list[int]] = []
         types: list[list[int]] = []
-        start = 0
-        while start < len(texts):
-            end = _end_of_call(texts, start)
+        for part in _calls(texts):
             # _fast: the same ids, without the character offsets.
-            encodings = fast.encode_batch_fast(texts[start:end])
+            encodings = fast.encode_batch_fast(part)
             rows += [encoding.ids for encoding in encodings]
             if pairs and self._has_types:
                 types += [encoding.type_ids for encoding in encodings]
-            start = end
         return rows, types if pairs and self._has_types else None
 
     def _cut(self, texts: list[Any], length: int, side: str) -> tuple[list[Any], list[int]]:
         """What to tokenise of each text, and the places of the single ones that are not whole."""
         most = CHARACTERS * length
-        if self._cutter is None or max(map(_characters, texts), default=0) <= most:
+        if self._cutter is None or max(_sizes(texts), default=0) <= most:
             return texts, []
         given, cut = list(texts), []
         for place, text in enumerate(texts):
@@ -173,19 +170,31 @@ class Tokenizer:
         return given, cut
 
     def _cut_pair(self, pair: Sequence[str], length: int, most: int, side: str) -> tuple[str, str]:
-        """How a pair is truncated depends on which text is the longer one. So one is cut, not both, to more tokens than
-        the other has and than are kept; then its own number does not matter."""
-        long = [place for place in (0, 1) if len(pair[place]) > most]
-        if len(long) != 1:
+        """Parts of a pair that are truncated as the whole pair is. The longer text is truncated first, then both to
+        halves; of an odd length the longer one gets the token more. (Long texts are not only slow: `tokenizers` makes
+        every pair of their truncated rests as well.)
+        """
+        parts = [text if len(text) <= most else self._part(text, most, side) for text in pair]
+        if [*pair] == parts:
             return pair[0], pair[1]
-        whole, size = pair[long[0]], most
-        (other,) = self._rows(self._fast, [pair[1 - long[0]]], False)[0]
-        while len(part := self._part(whole, size, side)) < len(whole):
-            (row,) = self._rows(self._fast, [part], False)[0]
-            if len(row) > max(length + self._special, len(other)):  # both with the special tokens of one text
-                break
-            size = 2 * len(part)
-        return (part, pair[1]) if long[0] == 0 else (pair[0], part)
+
+        def grow(place: int) -> None:
+            parts[place] = self._part(pair[place], 2 * len(parts[place]), side)
+            counts[place] = self._count(parts[place])
+
+        counts = [self._count(part) for part in parts]
+        for place in (0, 1):
+            while counts[place] <= length and len(parts[place]) < len(pair[place]):
+                grow(place)
+        if min(counts) > length and (length - self._special_of_pairs) % 2:
+            whole = [self._count(text) for text in pair]
+            while (counts[0] > counts[1]) != (whole[0] > whole[1]):
+                grow(0 if whole[0] > whole[1] else 1)
+        return parts[0], parts[1]
+
+    def _count(self, text: str) -> int:
+        """Tokens without the special ones."""
+        return len(self._fast.encode_batch_fast([text], add_special_tokens=False)[0])
 
     def _part(self, text: str, size: int, side: str) -> str:
         return text if self._cutter is None else self._cutter.part(text, size, side)
@@ -211,19 +220,24 @@ def with_prompt(texts: Sequence[Text], prompt: str) -> list[Any]:
     return [prompt + text if isinstance(text, str) else (prompt + text[0], text[1]) for text in texts]
 
 
-def _characters(text: Any) -> int:
-    return len(text) if isinstance(text, str) else max(map(len, text))
+def _sizes(texts: list[Any]) -> list[int]:
+    """Characters of each text, of a pair those of the longer one."""
+    if set(map(type, texts)) <= {str}:
+        return list(map(len, texts))
+    return [len(text) if isinstance(text, str) else max(map(len, text)) for text in texts]
 
 
-def _end_of_call(texts: list[Any], start: int) -> int:
-    """Where the texts from `start` on have too many characters for one call; at least one further."""
-    if sum(map(_characters, texts)) <= _CHARACTERS_PER_CALL:
-        return len(texts)
-    end, total = start, 0
-    while end < len(texts) and (end == start or total + _characters(texts[end]) <= _CHARACTERS_PER_CALL):
-        total += _characters(texts[end])
-        end += 1
-    return end
+def _calls(texts: list[Any]) -> Iterator[list[Any]]:
+    """`texts` in parts of at most _CHARACTERS_PER_CALL, at least one text each."""
+    sizes = _sizes(texts)
+    start, total = 0, 0
+    if sum(sizes) > _CHARACTERS_PER_CALL:
+        for place, size in enumerate(sizes):
+            if place > start and total + size > _CHARACTERS_PER_CALL:
+                yield texts[start:place]
+                start, total = place, 0
+            total += size
+    yield texts[start:] if start else texts
 
 
 def load_tokenizer(folder: Path, arguments: Mapping[str, Any] | None = None) -> Any:

@@ -60,7 +60,7 @@ class Tokens:
 def tokens_of(rows: Sequence[list[int]], types: Sequence[list[int]] | None = None) -> Tokens:
     """Lists of ids, one a text, as `Tokens`. types: token types of the same shape."""
     starts = np.zeros(len(rows) + 1, dtype=np.int64)
-    np.cumsum([len(row) for row in rows], out=starts[1:])
+    np.cumsum(list(map(len, rows)), out=starts[1:])
     return Tokens(_flat(rows), starts, None if types is None else _flat(types))
 
 
@@ -92,6 +92,20 @@ def check_texts(texts: Any, pairs: bool = False) -> None:
             _check_pair(text, f"texts[{index}]")
         else:
             _check_text(text, f"texts[{index}]")
+
+
+def is_single(texts: Any) -> bool:
+    """A str, or a tuple of two: one text or pair, where a list would be several."""
+    return isinstance(texts, str) or (
+        isinstance(texts, tuple) and len(texts) == 2 and all(isinstance(text, str) for text in texts)
+    )
+
+
+def has_pairs(texts: Any) -> bool:
+    """Whether some of these texts, or this one, are pairs."""
+    if is_single(texts):
+        return not isinstance(texts, str)
+    return hasattr(texts, "__iter__") and not set(map(type, texts)) <= {str}
 
 
 def _check_pair(pair: Any, name: str) -> None:
