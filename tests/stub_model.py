@@ -46,7 +46,7 @@ class StubModel(TextModel):
         self.folder = folder
         self.device = torch.device("cpu")
         self.dtype = torch.float32
-        self.config = SimpleNamespace(hidden=hidden, max_seq=512, vocab=vocab)
+        self.config = SimpleNamespace(hidden=hidden, max_seq=512, vocab=vocab, token_types=2)
         self.table = torch.randn(vocab, hidden, generator=torch.Generator().manual_seed(0))
         self.delay = delay
         self.calls: list[list[int]] = []  # lengths of each call
@@ -90,7 +90,7 @@ def encode(model: StubModel, texts: Any, **options: Any) -> Any:
 
 def threads_left() -> int:
     """Background threads of encode that still run; none should."""
-    return sum(thread.name == "ftbert-tokenise" for thread in threading.enumerate())
+    return sum(thread.name.startswith("ftbert-tokenise") for thread in threading.enumerate())
 
 
 def use_stub_pooling() -> None:

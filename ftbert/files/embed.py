@@ -152,8 +152,8 @@ def embed_file(
         )
         with contextlib.closing(windows):
             for done in windows:
-                _check_finite(done.vectors, done.item)
-                writer.append(done.item, done.vectors)
+                _check_finite(done.results, done.item)
+                writer.append(done.item, done.results)
                 left_out.append(done.item.bad)
                 state = {"writer": writer.sync(), "skipped": left_out.sync()}
                 position = done.item.end

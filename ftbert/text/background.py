@@ -10,6 +10,8 @@ from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
+THREADS = "ftbert-tokenise"  # what their names begin with
+
 
 class _End:
     """The last thing in the queue: why the producer stopped, None when it had no more."""
@@ -48,7 +50,7 @@ def in_background(source: Iterator[T], ahead: int) -> Generator[T, None, None]:
                 close()
             put(_End(error))
 
-    thread = threading.Thread(target=produce, name="ftbert-tokenise", daemon=True)
+    thread = threading.Thread(target=produce, name=THREADS, daemon=True)
     thread.start()
     try:
         while not isinstance(item := items.get(), _End):

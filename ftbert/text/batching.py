@@ -1,4 +1,7 @@
-"""Texts to packed batches by a token budget: sorted by length within a window, cut so that a batch fills the budget."""
+"""Token ids to packed batches: sorted by length within a window, cut so that a batch fills a budget of tokens.
+
+Nothing here knows what the batches are computed for.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
-from ftbert.text.options import TextOptions
-from ftbert.text.tokenizer import Tokenizer
+from ftbert.text.tokens import Text, Tokens
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,24 +34,16 @@ class Window(Generic[T]):
 
 @dataclass
 class Batch:
-    """Texts as one packed sequence of tokens, for Model.forward_packed."""
+    """Texts as one packed sequence of tokens, for Model.forward_packed and logits_packed."""
 
     ids: NDArray[np.int64]  # [tokens]
     cu_seqlens: NDArray[np.int32]  # [texts + 1]
     longest: int  # tokens of the longest text
     rows: NDArray[np.int64]  # [texts]: the texts' positions in the window
-    pooled: PooledTokens | None  # None: all tokens are pooled
+    types: NDArray[np.int64] | None = None  # [tokens]: token types; None: all 0
 
 
-@dataclass
-class PooledTokens:
-    """The tokens of a batch that are pooled, where the prompt's are not."""
-
-    tokens: NDArray[np.int64]  # [pooled tokens]: their positions among the batch's tokens
-    cu_seqlens: NDArray[np.int32]  # [texts + 1]
-
-
-def windows_of(texts: Sequence[str]) -> Iterator[tuple[slice, Sequence[str]]]:
+def windows_of(texts: Sequence[Text]) -> Iterator[tuple[slice, Sequence[Text]]]:
     """Windows of a list, with the places of their texts in it."""
     start, size = 0, _FIRST_WINDOW
     while start < len(texts):
@@ -59,63 +53,39 @@ def windows_of(texts: Sequence[str]) -> Iterator[tuple[slice, Sequence[str]]]:
 
 
 def batches_of(
-    windows: Iterable[tuple[T, Sequence[str]]], tokenizer: Tokenizer, vocab: int, how: TextOptions
+    windows: Iterable[tuple[T, Tokens]], max_tokens: int, batch_size: int | None = None
 ) -> Iterator[Window[T] | Batch]:
-    """Each window's header, then its batches. windows: (item, texts). vocab: rows of the model's word table."""
-    for item, texts in windows:
-        encoded = tokenizer.encode_batch(texts, how.prompt, how.max_length)
-        lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
+    """Each window's header, then its batches. windows: (item, tokens)."""
+    for item, tokens in windows:
+        lengths = tokens.lengths
         order = np.argsort(-lengths, kind="stable")
         # Longest first: the batch that needs the most memory comes first, and neighbours are alike.
-        batches = [
-            pack(encoded, lengths, rows, vocab, how)
-            for rows in by_token_budget(order, lengths, how.max_tokens, how.batch_size)
-        ]
-        yield Window(item, len(texts), len(batches))
-        yield from batches
+        runs = list(by_token_budget(order, lengths, max_tokens, batch_size))
+        yield Window(item, len(tokens), len(runs))
+        for rows in runs:
+            yield pack(tokens, rows)
 
 
 def by_token_budget(
-    order: NDArray[np.int64], lengths: NDArray[np.int64], max_tokens: int, batch_size: int | None
+    order: NDArray[np.int64], lengths: NDArray[np.int64], max_tokens: int, batch_size: int | None = None
 ) -> Iterator[NDArray[np.int64]]:
     """`order` cut into runs of at most `max_tokens` tokens and `batch_size` texts, at least one text each."""
     most = len(order) if batch_size is None else batch_size
-    start, filled = 0, 0
-    for end, row in enumerate(order):
-        if end > start and (filled + lengths[row] > max_tokens or end - start == most):
-            yield order[start:end]
-            start, filled = end, 0
-        filled += lengths[row]
-    if start < len(order):
-        yield order[start:]
+    ends = np.cumsum(lengths[order])
+    start, before = 0, 0
+    while start < len(order):
+        end = int(np.searchsorted(ends, before + max_tokens, side="right"))
+        end = max(start + 1, min(end, start + most))
+        yield order[start:end]
+        start, before = end, int(ends[end - 1])
 
 
-def pack(
-    encoded: list[NDArray[np.int64]],
-    lengths: NDArray[np.int64],
-    rows: NDArray[np.int64],
-    vocab: int,
-    how: TextOptions,
-) -> Batch:
-    """The texts `rows` as one batch. encoded: ids of each text; lengths: theirs. ValueError: an id outside `vocab`."""
-    ids = np.concatenate([encoded[row] for row in rows])
-    # Checked here, where the ids are on the host anyway: on a GPU a check would mean waiting for it.
-    if ids.size and ids.max() >= vocab:
-        raise ValueError(
-            f"the tokenizer gave id {ids.max()}, but the model's vocabulary has {vocab} entries; "
-            "the tokenizer in the folder belongs to another model"
-        )
+def pack(tokens: Tokens, rows: NDArray[np.int64]) -> Batch:
+    """The texts `rows` of `tokens` as one batch, in that order."""
+    lengths = tokens.lengths[rows]
     cu_seqlens = np.zeros(len(rows) + 1, dtype=np.int32)
-    np.cumsum(lengths[rows], out=cu_seqlens[1:])
-    pooled = _without_prompt(cu_seqlens, how) if how.unpooled_tokens else None
-    return Batch(ids, cu_seqlens, int(lengths[rows].max()), rows, pooled)
-
-
-def _without_prompt(cu_seqlens: NDArray[np.int32], how: TextOptions) -> PooledTokens:
-    lengths = np.diff(cu_seqlens)
-    places = np.arange(cu_seqlens[-1]) - np.repeat(cu_seqlens[:-1], lengths)
-    kept = places >= how.unpooled_tokens
-    if how.pooling == "cls":  # the first token where nothing is behind the prompt
-        kept |= np.repeat(lengths <= how.unpooled_tokens, lengths) & (places == 0)
-    before = np.concatenate([[0], np.cumsum(kept)]).astype(np.int32)
-    return PooledTokens(np.flatnonzero(kept), before[cu_seqlens])
+    np.cumsum(lengths, out=cu_seqlens[1:])
+    # Of each token of the batch the place among all tokens.
+    places = np.repeat(tokens.starts[rows] - cu_seqlens[:-1], lengths) + np.arange(cu_seqlens[-1])
+    types = None if tokens.types is None else tokens.types[places]
+    return Batch(tokens.ids[places], cu_seqlens, int(lengths.max(initial=0)), rows, types)

@@ -1,66 +1,46 @@
-"""Texts in, one vector per text out: tokenise and pack in the background, compute, pool.
-
-Three stages run at the same time: a thread that reads and tokenises, the caller's thread that feeds the
-device, and (on CUDA) the device itself, whose results are fetched a few batches later.
-"""
+"""Texts in, one vector per text out, or one per token: tokenise and pack in the background, compute, pool."""
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 
-from ftbert.checkpoint import is_unicode
-from ftbert.progress import Progress
-from ftbert.text.background import in_background
-from ftbert.text.batching import Batch, Window, batches_of, windows_of
+from ftbert.text.batching import Batch
+from ftbert.text.computing import Done, Upload, Work, compute_all, compute_windows
 from ftbert.text.options import TextOptions
 from ftbert.text.settings import TextSettings
 from ftbert.text.tokenizer import Tokenizer
+from ftbert.text.tokens import Text, Tokens, check_texts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 T = TypeVar("T")
 
-# Tokenised batches waiting for the device, and results of the device waiting to be fetched.
-_BATCHES_AHEAD, _RESULTS_BEHIND = 4, 3
-
 _tokenizers: weakref.WeakKeyDictionary[Any, Tokenizer] = weakref.WeakKeyDictionary()
 
 
-@dataclass
-class Embedded(Generic[T]):
-    """One finished window: what the caller gave with it, float32 [texts, hidden], and its real tokens."""
-
-    item: T
-    vectors: NDArray[np.float32]
-    tokens: int
-
-
 def encode(
-    model: Any, texts: str | Sequence[str], how: TextOptions, show_progress_bar: bool | None = None
-) -> NDArray[np.float32]:
-    """float32 [n, width] in the order given, or [width] for a single str. See `ftbert.Model.encode`."""
+    model: Any,
+    texts: str | Sequence[str],
+    how: TextOptions,
+    show_progress_bar: bool | None = None,
+    tokens: bool = False,
+) -> Any:
+    """float32 [n, width] in the order given, or [width] for a single str. tokens: instead a list of float32 [tokens,
+    hidden], or one. See `ftbert.Model.encode`."""
     single = isinstance(texts, str)
     listed: Sequence[str] = [texts] if isinstance(texts, str) else texts
-    _check_texts(listed)
-    vectors = np.empty((len(listed), how.width), dtype=np.float32)
-    progress = Progress(len(listed), show_progress_bar)
-    try:
-        with contextlib.closing(embed_windows(model, windows_of(listed), how, on_batch=progress.add)) as windows:
-            for done in windows:
-                vectors[done.item] = done.vectors
-    finally:
-        progress.close()
-    return vectors[0] if single else vectors
+    check_texts(listed)
+    results = compute_all(model, listed, embedding(model, how, tokens), show_progress_bar)
+    return results[0] if single else results
 
 
 def embed_windows(
@@ -69,14 +49,27 @@ def embed_windows(
     how: TextOptions,
     *,
     on_batch: Callable[[int, int], None] | None = None,
-) -> Generator[Embedded[T], None, None]:
-    """Embeds a stream of (item, texts) windows, in order; memory is that of two or three windows.
+) -> Generator[Done[T], None, None]:
+    """The vectors of a stream of (item, texts) windows, float32 [texts, width]: `compute_windows` for embeddings."""
+    return compute_windows(model, windows, embedding(model, how), on_batch=on_batch)
 
-    `windows` is drawn from in a background thread, so reading a file overlaps with computing too.
-    `on_batch(texts, tokens)` is called as batches are done. Close the generator to stop early.
-    """
-    tokenizer = tokenizer_of(model)
-    return _compute(model, batches_of(windows, tokenizer, model.config.vocab, how), how, on_batch)
+
+def embedding(model: Any, how: TextOptions, tokens: bool = False) -> Work:
+    """What `encode` computes: pooled vectors, or with `tokens` the last hidden state of every token."""
+    return Work(
+        compute=_token_vectors if tokens else partial(pooled_vectors, how=how),
+        tokenise=tokenise(model, how.prompt, how.max_length),
+        width=model.config.hidden if tokens else how.width,
+        per_token=tokens,
+        max_tokens=how.max_tokens,
+        batch_size=how.batch_size,
+    )
+
+
+def tokenise(model: Any, prompt: str, max_length: int | None) -> Callable[[Sequence[Text]], Tokens]:
+    """Texts to ids that `model` has rows for; ValueError where the tokenizer gives others."""
+    tokenizer, config = tokenizer_of(model), model.config
+    return lambda texts: tokenizer.tokens(texts, prompt, max_length).check(config.vocab, config.token_types)
 
 
 def text_options(model: Any, **given: Any) -> TextOptions:
@@ -99,91 +92,13 @@ def tokenizer_of(model: Any) -> Tokenizer:
     return tokenizer
 
 
-def _check_texts(texts: Sequence[str]) -> None:
-    table = getattr(texts, "ndim", 1) != 1  # the items of a data frame are its columns' names, its length is another
-    if isinstance(texts, (bytes, dict)) or table or not hasattr(texts, "__len__") or not hasattr(texts, "__getitem__"):
-        raise TypeError(f"texts must be a str or a list of str; got {type(texts).__name__}")
-    for index, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise TypeError(
-                f"texts[{index}] must be a str; got {type(text).__name__}. Convert it, or leave it out"
-            )
-        if not is_unicode(text):
-            raise ValueError(
-                f"texts[{index}] is not valid Unicode: it holds a lone surrogate. Decode it again"
-            )
-
-
-def _compute(
-    model: Any,
-    source: Iterator[Window[T] | Batch],
-    how: TextOptions,
-    on_batch: Callable[[int, int], None] | None,
-) -> Generator[Embedded[T], None, None]:
-    """The caller's side: feeds the device, fetches results late, yields windows when they are whole."""
-    waiting: deque[tuple[Callable[[], NDArray[np.float32]], Batch, Window[T], Embedded[T]]] = deque()
-    open_windows: deque[tuple[Window[T], Embedded[T]]] = deque()
-
-    def fetch_oldest() -> None:
-        fetch, batch, window, result = waiting.popleft()
-        result.vectors[batch.rows] = fetch()
-        result.tokens += len(batch.ids)
-        window.batches -= 1
-        if on_batch is not None:
-            on_batch(len(batch.rows), len(batch.ids))
-
-    def finished() -> Iterator[Embedded[T]]:
-        while open_windows and open_windows[0][0].batches == 0:
-            yield open_windows.popleft()[1]
-
-    with contextlib.closing(in_background(source, _BATCHES_AHEAD)) as arriving:
-        for piece in arriving:
-            if isinstance(piece, Window):
-                vectors = np.empty((piece.texts, how.width), dtype=np.float32)
-                open_windows.append((piece, Embedded(piece.item, vectors, 0)))
-            else:
-                waiting.append((_launch(model, piece, how), piece, *open_windows[-1]))
-            while len(waiting) > (_RESULTS_BEHIND if model.device.type == "cuda" else 0):
-                fetch_oldest()
-            yield from finished()
-        while waiting:
-            fetch_oldest()
-        yield from finished()
-
-
-@torch.inference_mode()
-def _launch(model: Any, batch: Batch, how: TextOptions) -> Callable[[], NDArray[np.float32]]:
-    """Starts one batch and returns how to get its float32 [texts, width]; never waits on CUDA."""
-    if model.device.type != "cuda":
-        vectors = _pool(model, batch, torch.from_numpy, how)
-        return lambda: vectors.numpy()
-
-    def upload(array: NDArray[Any]) -> torch.Tensor:
-        # Only a copy from pinned memory lets the host go on at once.
-        return torch.from_numpy(array).pin_memory().to(model.device, non_blocking=True)
-
-    with torch.cuda.device(model.device):
-        vectors = _pool(model, batch, upload, how)
-        landed = torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=True)
-        landed.copy_(vectors, non_blocking=True)
-        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrived.record()
-
-    def fetch() -> NDArray[np.float32]:
-        arrived.synchronize()
-        return landed.numpy()
-
-    return fetch
-
-
-def _pool(
-    model: Any, batch: Batch, upload: Callable[[NDArray[Any]], torch.Tensor], how: TextOptions
-) -> torch.Tensor:
-    """float32 [texts, width]"""
+def pooled_vectors(model: Any, batch: Batch, upload: Upload, how: TextOptions) -> torch.Tensor:
+    """float32 [texts, width] on the model's device: the `Work.compute` of embeddings."""
     ids, cu_seqlens = upload(batch.ids), upload(batch.cu_seqlens)
-    if batch.pooled is not None:
-        hidden = model.forward_packed(ids, cu_seqlens, batch.longest)[upload(batch.pooled.tokens)]
-        cu_seqlens = upload(batch.pooled.cu_seqlens)
+    if how.unpooled_tokens:
+        pooled = _without_prompt(batch.cu_seqlens, how)
+        hidden = model.forward_packed(ids, cu_seqlens, batch.longest)[upload(pooled.tokens)]
+        cu_seqlens = upload(pooled.cu_seqlens)
     elif how.pooling == "cls":
         # One row a text is all that is read, and so all that the last layer computes.
         hidden = model.forward_packed(ids, cu_seqlens, batch.longest, want="first")
@@ -199,3 +114,26 @@ def _pool(
     whole = torch.ops.ftbert.pooling(hidden, cu_seqlens, how.pooling, how.normalize_whole)
     part = whole[:, : how.truncate_dim]
     return torch.nn.functional.normalize(part) if how.normalize else part.contiguous()
+
+
+def _token_vectors(model: Any, batch: Batch, upload: Upload) -> torch.Tensor:
+    hidden: torch.Tensor = model.forward_packed(upload(batch.ids), upload(batch.cu_seqlens), batch.longest)
+    return hidden.float()
+
+
+@dataclass
+class _Pooled:
+    """The tokens of a batch that are pooled, where the prompt's are not."""
+
+    tokens: NDArray[np.int64]  # [pooled tokens]: their positions among the batch's tokens
+    cu_seqlens: NDArray[np.int32]  # [texts + 1]
+
+
+def _without_prompt(cu_seqlens: NDArray[np.int32], how: TextOptions) -> _Pooled:
+    lengths = np.diff(cu_seqlens)
+    places = np.arange(cu_seqlens[-1]) - np.repeat(cu_seqlens[:-1], lengths)
+    kept = places >= how.unpooled_tokens
+    if how.pooling == "cls":  # the first token where nothing is behind the prompt
+        kept |= np.repeat(lengths <= how.unpooled_tokens, lengths) & (places == 0)
+    before = np.concatenate([[0], np.cumsum(kept)]).astype(np.int32)
+    return _Pooled(np.flatnonzero(kept), before[cu_seqlens])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,9 +61,9 @@ class TextOptions:
             if own is not None:
                 length = tokenizer.check_length(min(own, tokenizer.longest), f"{task}_length")
         else:
-            length = tokenizer.check_length(_positive("max_length", max_length), "max_length")
-        before = _prompt(tokenizer, prompt, prompt_name, task)
-        kept = settings.truncate_dim if truncate_dim is None else _positive("truncate_dim", truncate_dim)
+            length = tokenizer.check_length(positive("max_length", max_length), "max_length")
+        before = choose_prompt(prompt, prompt_name, settings.prompts, settings.default_prompt, task)
+        kept = settings.truncate_dim if truncate_dim is None else positive("truncate_dim", truncate_dim)
         kept = None if kept is None or kept >= hidden else kept
         return cls(
             prompt=before,
@@ -73,8 +74,8 @@ class TextOptions:
             width=hidden if kept is None else kept,
             normalize_whole=normalize is None and settings.normalize,
             normalize=bool(normalize),
-            max_tokens=_positive("max_tokens", max_tokens),
-            batch_size=None if batch_size is None else _positive("batch_size", batch_size),
+            max_tokens=positive("max_tokens", max_tokens),
+            batch_size=None if batch_size is None else positive("batch_size", batch_size),
         )
 
     def identity(self) -> dict[str, Any]:
@@ -91,9 +92,11 @@ class TextOptions:
         }
 
 
-def _prompt(tokenizer: Tokenizer, prompt: str | None, name: str | None, task: str | None) -> str:
-    """As sentence-transformers chooses it: the text itself, its name, the task's, the folder's default."""
-    prompts = tokenizer.settings.prompts
+def choose_prompt(
+    prompt: str | None, name: str | None, prompts: Mapping[str, str], default: str, task: str | None = None
+) -> str:
+    """As sentence-transformers chooses it: the text itself, its name, the task's, the folder's default. TypeError,
+    ValueError."""
     for what, given in (("prompt", prompt), ("prompt_name", name)):
         if not isinstance(given, str | None):
             raise TypeError(f"{what} must be a str; got {type(given).__name__}")
@@ -105,13 +108,15 @@ def _prompt(tokenizer: Tokenizer, prompt: str | None, name: str | None, task: st
         return prompt
     name = name if name is not None else task
     if name is None:
-        return tokenizer.settings.default_prompt
+        return default
     if name not in prompts:
-        raise ValueError(f"prompt_name must be one of {', '.join(map(repr, prompts))}; got {name!r}")
+        known = ", ".join(map(repr, prompts)) or "those of the folder, which has none"
+        raise ValueError(f"prompt_name must be one of {known}; got {name!r}")
     return prompts[name]
 
 
-def _positive(name: str, value: Any) -> int:
+def positive(name: str, value: Any) -> int:
+    """`value` itself; ValueError for what is no positive int."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} must be a positive integer; got {value!r}")
     return value

@@ -1,8 +1,8 @@
-"""The part of Model that takes text: encode and its kin, by the names of sentence-transformers."""
+"""The part of Model that takes text: encode, predict, rerank and their kin, by the names of sentence-transformers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,15 @@ import torch
 from torch import Tensor
 
 from ftbert.text.encoding import encode, text_options, tokenizer_of
+from ftbert.text.options import positive
+from ftbert.text.precision import check_precision, quantized
+from ftbert.text.scoring import labels_of, predict, rank, scoring, task_of
 from ftbert.text.similarity import similarity, similarity_pairwise
+from ftbert.text.tokens import check_texts, has_pairs, is_single
 
 
 class TextModel:
-    """What `ftbert.Model` inherits; needs its device, folder, config and forward_packed."""
+    """What `ftbert.Model` inherits; needs its device, folder, config, checkpoint, heads and packed calls."""
 
     device: Any
     folder: Any
@@ -32,6 +36,8 @@ class TextModel:
         truncate_dim: int | None = None,
         batch_size: int | None = None,
         max_tokens: int = 16384,
+        output_value: str = "sentence_embedding",
+        precision: str = "float32",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
         show_progress_bar: bool | None = None,
@@ -53,6 +59,10 @@ class TextModel:
         truncate_dim: entries kept of a vector, before it is normalised; None: the folder's.
         batch_size, max_tokens: most texts and real tokens computed at once; memory grows with them. A text of more
         tokens goes alone.
+        output_value: "token_embeddings" gives for each text the last hidden state of its tokens instead, special ones
+        and prompt included, float32 [tokens, hidden], in a list; nothing of it is pooled, normalised or shortened.
+        precision: "float32", or "int8", "uint8", "binary", "ubinary", as in sentence-transformers: int8 and uint8
+        spread each entry's range over the vectors of the call, the others pack eight signs into a byte.
         convert_to_tensor: a torch tensor on the model's device; convert_to_numpy=False alone: a list of them.
         task: "query" or "document": their prompt and length, as encode_query and encode_document.
 
@@ -63,17 +73,106 @@ class TextModel:
             if normalize is not True:
                 raise TypeError("give normalize or normalize_embeddings, not both")
             normalize = True if normalize_embeddings else None
+        tokens = output_value == "token_embeddings"
+        if not tokens and output_value != "sentence_embedding":
+            raise ValueError(
+                f"output_value must be 'sentence_embedding' or 'token_embeddings'; got {output_value!r}"
+            )
+        check_precision(precision)
         how = text_options(
             self, normalize=normalize, pooling=pooling, prompt=prompt, prompt_name=prompt_name, max_length=max_length,
             truncate_dim=truncate_dim, batch_size=batch_size, max_tokens=max_tokens, task=task,
         )  # fmt: skip
-        vectors = encode(self, texts, how, show_progress_bar)
-        if convert_to_tensor:
-            return torch.from_numpy(vectors).to(self.device)
-        if convert_to_numpy:
-            return vectors
-        tensor = torch.from_numpy(vectors).to(self.device)
-        return tensor if tensor.dim() == 1 else list(tensor)
+        vectors = encode(self, texts, how, show_progress_bar, tokens)
+        if not tokens:
+            rows = quantized(np.atleast_2d(vectors), precision)
+            vectors = rows[0] if vectors.ndim == 1 else rows
+        return self._form(vectors, convert_to_numpy, convert_to_tensor, single=isinstance(texts, str))
+
+    def predict(
+        self,
+        texts: str | tuple[str, str] | Sequence[str | Sequence[str]],
+        *,
+        activation_fn: Callable[[Tensor], Tensor] | None = None,
+        apply_softmax: bool = False,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        max_length: int | None = None,
+        batch_size: int | None = None,
+        max_tokens: int = 16384,
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        show_progress_bar: bool | None = None,
+    ) -> Any:
+        """The head's scores of texts, or of pairs of texts, in input order, float32.
+
+        Sequence classification: numpy [n, labels], [n] where there is one label. Token classification: a list of
+        [tokens, labels], special tokens included. What a label is called: `id2label`. A str, or a tuple of two, is one
+        text or one pair, and gives one row.
+
+        Names mean what they mean in sentence-transformers' CrossEncoder.predict. What differs: a list of two str is two
+        texts, not one pair; `batch_size` has no default since `max_tokens` bounds a batch; all but `texts` is given by
+        name. transformers' text-classification pipeline applies softmax to several labels, this does not unless told.
+
+        activation_fn: over the float32 logits [rows, labels]; None: the folder's, else sigmoid for one label, nothing
+        for several, nor for tokens. apply_softmax: then over several labels.
+        prompt, prompt_name: put before every text (of a pair before the first), as in `encode`; None: the folder's.
+        max_length: tokens of a text or pair with the special ones; of a longer pair the longer text is truncated first.
+        batch_size, max_tokens, show_progress_bar, convert_to_numpy, convert_to_tensor: as in `encode`.
+
+        TypeError for an item that is neither a str nor a pair; ValueError for an option's value, a lone surrogate, a
+        model without such a head or a usable tokenizer.
+        """
+        work = scoring(
+            self, activation_fn=activation_fn, apply_softmax=apply_softmax, prompt=prompt, prompt_name=prompt_name,
+            max_length=max_length, max_tokens=max_tokens, batch_size=batch_size, pairs=has_pairs(texts),
+        )  # fmt: skip
+        found = predict(self, texts, work, show_progress_bar)
+        return self._form(found, convert_to_numpy, convert_to_tensor, single=is_single(texts))
+
+    def rerank(
+        self,
+        query: str,
+        texts: Sequence[str],
+        *,
+        top_k: int | None = None,
+        return_documents: bool = False,
+        **options: Any,
+    ) -> list[dict[str, Any]]:
+        """How well each text answers the query, best first: [{"corpus_id": place in `texts`, "score": float}, ...].
+
+        As sentence-transformers' CrossEncoder.rank. top_k: so many only. return_documents: with "text". options: of
+        `predict`, but apply_softmax and the converting ones. ValueError for a model whose head has not one label.
+        """
+        _, labels = task_of(self)
+        if labels != 1:
+            raise ValueError(f"rerank needs a head with one label, this one has {labels}; predict takes pairs as well")
+        if not isinstance(query, str):
+            raise TypeError(f"query must be a str; got {type(query).__name__}")
+        if isinstance(texts, str):
+            raise TypeError("texts must be a list of str; got str")
+        check_texts(texts)
+        if top_k is not None:
+            positive("top_k", top_k)
+        for name in ("apply_softmax", "convert_to_numpy", "convert_to_tensor"):
+            if name in options:
+                raise TypeError(f"rerank has no argument {name}")
+        found = self.predict([(query, text) for text in texts], **options)
+        return rank(found, texts, top_k, return_documents)
+
+    @property
+    def id2label(self) -> dict[int, str]:
+        """The names of the labels that `predict` gives scores for. ValueError for a model without such a head."""
+        return labels_of(self)
+
+    def _form(self, found: Any, numpy: bool, tensor: bool, single: bool) -> Any:
+        """`found`, an array or a list of arrays, as convert_to_numpy and convert_to_tensor ask for."""
+        if numpy and not tensor:
+            return found
+        if isinstance(found, list):
+            return [torch.from_numpy(one).to(self.device) for one in found]
+        moved = torch.from_numpy(np.asarray(found)).to(self.device)
+        return moved if tensor or single else list(moved)
 
     def encode_query(self, texts: str | Sequence[str], **options: Any) -> Any:
         """`encode` with the prompt called "query" and the folder's query_length. Without such a prompt none is put

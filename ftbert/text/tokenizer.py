@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ftbert.checkpoint import expect_file, is_unicode, read_json_object
+from ftbert.text.cutting import CHARACTERS, Cutter
 from ftbert.text.settings import TextSettings
+from ftbert.text.tokens import Text, Tokens, joined, tokens_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,8 +27,8 @@ _VOCABULARIES = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.m
 _SUFFIXES = (".json", ".txt", ".model", ".jinja")  # of all that AutoTokenizer may open
 
 # The tokenizer's own result keeps strings, offsets and the truncated rest: about 100 bytes a token.
-# Handing it this many texts at a time bounds that; one call is still long enough to use every core.
-_TEXTS_PER_CALL = 512
+# Handing it this much at a time bounds that; one call is still long enough to use every core.
+_TEXTS_PER_CALL, _CHARACTERS_PER_CALL = 512, 1 << 20
 
 # Maximum lengths in use at once; each has a tokenizer of its own, since the length is part of it.
 _LENGTHS_KEPT = 4
@@ -51,11 +53,14 @@ class Tokenizer:
         tokenizer = load_tokenizer(folder, settings.tokenizer_arguments)
         self.special_ids = frozenset(tokenizer.all_special_ids)
         self._special = tokenizer.num_special_tokens_to_add(pair=False)
+        self._special_of_pairs = tokenizer.num_special_tokens_to_add(pair=True)
+        self._has_types = "token_type_ids" in tokenizer.model_input_names
         self._side = tokenizer.truncation_side
         self._fast: Any = getattr(tokenizer, "backend_tokenizer", None)
         self._python = tokenizer if self._fast is None else None
+        self._cutter: Cutter | None = None
         self._lock = threading.Lock()
-        self._by_length: dict[int, Any] = {}
+        self._by_length: dict[tuple[int, str], Any] = {}
         own = settings.max_length or _own_length(folder, tokenizer)
         self.max_length = self.check_length(min(max_seq, own), str(folder))
         _expect_one_type(folder, tokenizer)
@@ -68,33 +73,46 @@ class Tokenizer:
         self._fast.no_truncation()
         if settings.lower_case:
             lower_first(self._fast)
+        self._cutter = Cutter.of(self._fast)
 
-    def check_length(self, length: int, where: str) -> int:
-        """`length` itself; ValueError where it is more than the model takes, or no room for a text."""
+    def check_length(self, length: int, where: str, pairs: bool = False) -> int:
+        """`length` itself; ValueError where it is more than the model takes, or no room for a text (or a pair)."""
         if length > self.longest:
             raise ValueError(f"{where}: a maximum length of {length} is more than the model's {self.longest}")
-        if length <= self._special:
-            raise ValueError(
-                f"{where}: a maximum length of {length} leaves no room beside {self._special} special tokens"
-            )
+        special = self._special_of_pairs if pairs else self._special
+        if length <= special:
+            raise ValueError(f"{where}: a maximum length of {length} leaves no room beside {special} special tokens")
         return length
 
     def encode_batch(
-        self, texts: Sequence[str], prompt: str = "", max_length: int | None = None
+        self, texts: Sequence[Text], prompt: str = "", max_length: int | None = None
     ) -> list[NDArray[np.int64]]:
-        """Token ids of `prompt` + each text, int64 [tokens]. ValueError for text that is not valid Unicode."""
+        """The ids of `tokens`, an array a text."""
+        return self.tokens(texts, prompt, max_length).rows()
+
+    def tokens(
+        self, texts: Sequence[Text], prompt: str = "", max_length: int | None = None, side: str | None = None
+    ) -> Tokens:
+        """`prompt` + each text as token ids; of a pair the longer text is truncated first, and the prompt is the first
+        one's. side: "right" or "left", where tokens beyond `max_length` are dropped; None: the tokenizer's own.
+
+        Whether a text was truncated shows at a max_length of one more. ValueError for text that is not valid Unicode, a
+        length without room for it, a side that the tokenizer cannot do.
+        """
         length = self.max_length if max_length is None else max_length
-        found: list[NDArray[np.int64]] = []
+        side = self._side if side is None else side
+        if side not in ("right", "left") or (self._python is not None and side != self._side):
+            raise ValueError(f"{self._folder}: this tokenizer truncates on the {self._side}; got side {side!r}")
+        found = []
         for start in range(0, len(texts), _TEXTS_PER_CALL):
-            part = [prompt + text for text in texts[start : start + _TEXTS_PER_CALL]]
+            part = with_prompt(texts[start : start + _TEXTS_PER_CALL], prompt)
             try:
-                rows = self._rows(part, length)
+                found.append(self._encode(part, length, side))
             except (TypeError, UnicodeError) as error:
                 raise _explained(error, part, start) from error
             except Exception as error:  # a vocabulary without the unknown token, for one; no type of its own
                 raise ValueError(f"{self._folder}: the tokenizer cannot encode texts ({_words(error)})") from error
-            found.extend(np.array(ids, dtype=np.int64) for ids in rows)
-        return found
+        return joined(found)
 
     def prompt_tokens(self, prompt: str) -> int:
         """Tokens at the beginning of a text that are the prompt's or special ones before it."""
@@ -103,25 +121,123 @@ class Tokenizer:
         ids = self.encode_batch([prompt])[0]
         return len(ids) - (len(ids) > 0 and int(ids[-1]) in self.special_ids)
 
-    def _rows(self, texts: list[str], length: int) -> list[list[int]]:
+    def _encode(self, texts: list[Any], length: int, side: str) -> Tokens:
+        pairs = not set(map(type, texts)) <= {str} and not all(isinstance(text, str) for text in texts)
         if self._python is not None:
-            rows: list[list[int]] = self._python(texts, truncation=True, max_length=length)["input_ids"]
-            return rows
-        # _fast: the same ids, without the character offsets.
-        return [encoding.ids for encoding in self._truncating(length).encode_batch_fast(texts)]
+            made = [
+                self._python(*([text] if isinstance(text, str) else text), truncation=True, max_length=length)
+                for text in texts
+            ]
+            types = [one["token_type_ids"] for one in made] if pairs and self._has_types else None
+            return tokens_of([one["input_ids"] for one in made], types)
+        fast = self._truncating(length, side)
+        given, cut = self._cut(texts, length, side)
+        rows, types = self._rows(fast, given, pairs)
+        while cut:
+            # Exact once the length is reached: what was cut off comes behind the tokens that are kept.
+            cut = [place for place in cut if len(rows[place]) < length]
+            for place in cut:
+                given[place] = self._part(texts[place], 2 * len(given[place]), side)
+            for place, row in zip(cut, self._rows(fast, [given[place] for place in cut], False)[0], strict=True):
+                rows[place] = row
+            cut = [place for place in cut if len(given[place]) < len(texts[place])]
+        return tokens_of(rows, types)
 
-    def _truncating(self, length: int) -> Any:
+    def _rows(self, fast: Any, texts: list[Any], pairs: bool) -> tuple[list[list[int]], list[list[int]] | None]:
+        rows: list[list[int]] = []
+        types: list[list[int]] = []
+        for part in _calls(texts):
+            # _fast: the same ids, without the character offsets.
+            encodings = fast.encode_batch_fast(part)
+            rows += [encoding.ids for encoding in encodings]
+            if pairs and self._has_types:
+                types += [encoding.type_ids for encoding in encodings]
+        return rows, types if pairs and self._has_types else None
+
+    def _cut(self, texts: list[Any], length: int, side: str) -> tuple[list[Any], list[int]]:
+        """What to tokenise of each text, and the places of the single ones that are not whole."""
+        most = CHARACTERS * length
+        if self._cutter is None or max(_sizes(texts), default=0) <= most:
+            return texts, []
+        given, cut = list(texts), []
+        for place, text in enumerate(texts):
+            if not isinstance(text, str):
+                given[place] = self._cut_pair(text, length, most, side)
+            elif len(text) > most:
+                given[place] = self._part(text, most, side)
+                if len(given[place]) < len(text):
+                    cut.append(place)
+        return given, cut
+
+    def _cut_pair(self, pair: Sequence[str], length: int, most: int, side: str) -> tuple[str, str]:
+        """Parts of a pair that are truncated as the whole pair is. The longer text is truncated first, then both to
+        halves; of an odd length the longer one gets the token more. (Long texts are not only slow: `tokenizers` makes
+        every pair of their truncated rests as well.)
+        """
+        parts = [text if len(text) <= most else self._part(text, most, side) for text in pair]
+        if [*pair] == parts:
+            return pair[0], pair[1]
+
+        def grow(place: int) -> None:
+            parts[place] = self._part(pair[place], 2 * len(parts[place]), side)
+            counts[place] = self._count(parts[place])
+
+        counts = [self._count(part) for part in parts]
+        for place in (0, 1):
+            while counts[place] <= length and len(parts[place]) < len(pair[place]):
+                grow(place)
+        if min(counts) > length and (length - self._special_of_pairs) % 2:
+            whole = [self._count(text) for text in pair]
+            while (counts[0] > counts[1]) != (whole[0] > whole[1]):
+                grow(0 if whole[0] > whole[1] else 1)
+        return parts[0], parts[1]
+
+    def _count(self, text: str) -> int:
+        """Tokens without the special ones."""
+        return len(self._fast.encode_batch_fast([text], add_special_tokens=False)[0])
+
+    def _part(self, text: str, size: int, side: str) -> str:
+        return text if self._cutter is None else self._cutter.part(text, size, side)
+
+    def _truncating(self, length: int, side: str) -> Any:
         """A `tokenizers.Tokenizer` for this length: setting it in one that another thread uses would change both."""
         with self._lock:
-            found = self._by_length.get(length)
+            found = self._by_length.get((length, side))
             if found is None:
                 found = copy.deepcopy(self._fast)
                 found.encode_special_tokens = self._fast.encode_special_tokens  # the copy is of what a file holds
-                found.enable_truncation(length, direction=self._side)
+                found.enable_truncation(length, direction=side)
                 while len(self._by_length) >= _LENGTHS_KEPT:
                     del self._by_length[next(iter(self._by_length))]
-                self._by_length[length] = found
+                self._by_length[length, side] = found
             return found
+
+
+def with_prompt(texts: Sequence[Text], prompt: str) -> list[Any]:
+    """Each text behind `prompt`, of a pair the first one; pairs as tuples."""
+    if not prompt and set(map(type, texts)) <= {str}:
+        return list(texts)
+    return [prompt + text if isinstance(text, str) else (prompt + text[0], text[1]) for text in texts]
+
+
+def _sizes(texts: list[Any]) -> list[int]:
+    """Characters of each text, of a pair those of the longer one."""
+    if set(map(type, texts)) <= {str}:
+        return list(map(len, texts))
+    return [len(text) if isinstance(text, str) else max(map(len, text)) for text in texts]
+
+
+def _calls(texts: list[Any]) -> Iterator[list[Any]]:
+    """`texts` in parts of at most _CHARACTERS_PER_CALL, at least one text each."""
+    sizes = _sizes(texts)
+    start, total = 0, 0
+    if sum(sizes) > _CHARACTERS_PER_CALL:
+        for place, size in enumerate(sizes):
+            if place > start and total + size > _CHARACTERS_PER_CALL:
+                yield texts[start:place]
+                start, total = place, 0
+            total += size
+    yield texts[start:] if start else texts
 
 
 def load_tokenizer(folder: Path, arguments: Mapping[str, Any] | None = None) -> Any:
@@ -215,9 +331,9 @@ def lower_first(fast: Any) -> None:
         fast.normalizer = normalizers.Sequence([normalizers.Lowercase(), *rest])
 
 
-def _explained(error: Exception, texts: list[str], start: int) -> Exception:
+def _explained(error: Exception, texts: list[Any], start: int) -> Exception:
     """The same failure, naming the text."""
     for index, text in enumerate(texts):
-        if not is_unicode(text):
+        if not all(map(is_unicode, [text] if isinstance(text, str) else text)):
             return ValueError(f"text {start + index} is not valid Unicode: it holds a lone surrogate")
     return error

@@ -1,0 +1,160 @@
+"""Packed batches through a model: results in input order, whatever is computed.
+
+Three stages run at the same time: threads that read and tokenise, the caller's thread that feeds the device, and (on
+CUDA) the device itself, whose results are fetched a few batches later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+
+from ftbert.progress import Progress
+from ftbert.text.ahead import ahead, in_turn, is_small
+from ftbert.text.background import in_background
+from ftbert.text.batching import Batch, Window, batches_of, windows_of
+from ftbert.text.tokens import Text, Tokens
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+T = TypeVar("T")
+Upload: TypeAlias = "Callable[[NDArray[Any]], torch.Tensor]"
+
+# Tokenised batches waiting for the device, and results of the device waiting to be fetched.
+_BATCHES_AHEAD, _RESULTS_BEHIND = 4, 3
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is computed. compute(model, batch, upload) -> float32 [texts, width], or with `per_token` [tokens, width];
+    upload: puts an array on the model's device. tokenise: texts to ids, from any thread. max_tokens, batch_size: most
+    tokens and texts of a batch."""
+
+    compute: Callable[[Any, Batch, Upload], torch.Tensor]
+    tokenise: Callable[[Sequence[Text]], Tokens]
+    width: int
+    per_token: bool = False
+    max_tokens: int = 16384
+    batch_size: int | None = None
+
+
+@dataclass
+class Done(Generic[T]):
+    """One finished window: what the caller gave with it, its real tokens, and its results: float32 [texts, width], or a
+    list of float32 [tokens, width] for each text."""
+
+    item: T
+    results: Any
+    tokens: int
+
+
+def compute_all(model: Any, texts: Sequence[Text], work: Work, show_progress_bar: bool | None) -> Any:
+    """The results of a list, in its order; see `Done.results`."""
+    results: Any = _empty(len(texts), work)
+    progress = Progress(len(texts), show_progress_bar)
+    windows = compute_windows(model, windows_of(texts), work, on_batch=progress.add, threads=not is_small(texts))
+    try:
+        with contextlib.closing(windows):
+            for done in windows:
+                results[done.item] = done.results
+    finally:
+        progress.close()
+    return results
+
+
+def compute_windows(
+    model: Any,
+    windows: Iterable[tuple[T, Sequence[Text]]],
+    work: Work,
+    *,
+    on_batch: Callable[[int, int], None] | None = None,
+    threads: bool = True,
+) -> Generator[Done[T], None, None]:
+    """Computes a stream of (item, texts) windows, in order; memory is that of three or four windows.
+
+    `windows` is drawn from in a background thread, so reading a file overlaps with computing too. threads: False does
+    all of it in the caller's. `on_batch(texts, tokens)` is called as batches are done. Close the generator to stop
+    early.
+    """
+    source = _batches(windows, work, threads)
+    waiting: deque[tuple[Callable[[], NDArray[np.float32]], Batch, Window[T], Done[T]]] = deque()
+    open_windows: deque[tuple[Window[T], Done[T]]] = deque()
+
+    def fetch_oldest() -> None:
+        fetch, batch, window, done = waiting.popleft()
+        _place(done.results, batch, fetch(), work.per_token)
+        done.tokens += len(batch.ids)
+        window.batches -= 1
+        if on_batch is not None:
+            on_batch(len(batch.rows), len(batch.ids))
+
+    def finished() -> Iterator[Done[T]]:
+        while open_windows and open_windows[0][0].batches == 0:
+            yield open_windows.popleft()[1]
+
+    with contextlib.closing(in_background(source, _BATCHES_AHEAD) if threads else source) as arriving:
+        for piece in arriving:
+            if isinstance(piece, Window):
+                open_windows.append((piece, Done(piece.item, _empty(piece.texts, work), 0)))
+            else:
+                waiting.append((launch(model, piece, work.compute), piece, *open_windows[-1]))
+            while len(waiting) > (_RESULTS_BEHIND if model.device.type == "cuda" else 0):
+                fetch_oldest()
+            yield from finished()
+        while waiting:
+            fetch_oldest()
+        yield from finished()
+
+
+@torch.inference_mode()
+def launch(
+    model: Any, batch: Batch, compute: Callable[[Any, Batch, Upload], torch.Tensor]
+) -> Callable[[], NDArray[np.float32]]:
+    """Starts one batch and returns how to get its result; never waits on CUDA. compute: as in `Work`."""
+    if model.device.type != "cuda":
+        result = compute(model, batch, torch.from_numpy)
+        return lambda: result.numpy()
+
+    def upload(array: NDArray[Any]) -> torch.Tensor:
+        # Only a copy from pinned memory lets the host go on at once.
+        return torch.from_numpy(array).pin_memory().to(model.device, non_blocking=True)
+
+    with torch.cuda.device(model.device):
+        result = compute(model, batch, upload)
+        landed = torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
+        landed.copy_(result, non_blocking=True)
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record()
+
+    def fetch() -> NDArray[np.float32]:
+        arrived.synchronize()
+        return landed.numpy()
+
+    return fetch
+
+
+def _batches(
+    windows: Iterable[tuple[T, Sequence[Text]]], work: Work, threads: bool
+) -> Generator[Window[T] | Batch, None, None]:
+    with contextlib.closing((ahead if threads else in_turn)(windows, work.tokenise)) as tokenised:
+        yield from batches_of(tokenised, work.max_tokens, work.batch_size)
+
+
+def _empty(texts: int, work: Work) -> Any:
+    return [None] * texts if work.per_token else np.empty((texts, work.width), dtype=np.float32)
+
+
+def _place(results: Any, batch: Batch, found: NDArray[np.float32], per_token: bool) -> None:
+    if not per_token:
+        results[batch.rows] = found
+        return
+    ends = batch.cu_seqlens.tolist()
+    for row, start, end in zip(batch.rows.tolist(), ends, ends[1:], strict=False):
+        results[row] = found[start:end].copy()  # the batch's own memory goes

@@ -1,0 +1,172 @@
+"""Texts or pairs of texts in, a task head's scores out: classification, token classification, reranking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ftbert.checkpoint import read_json_object, read_json_value
+from ftbert.text.batching import Batch
+from ftbert.text.computing import Upload, Work, compute_all
+from ftbert.text.encoding import tokenise, tokenizer_of
+from ftbert.text.options import choose_prompt, positive
+from ftbert.text.tokens import Text, check_texts, is_single
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+# What a CrossEncoder's files name; all of torch.nn, none with arguments.
+_ACTIVATIONS: dict[str, Activation] = {
+    "Identity": lambda x: x, "Sigmoid": torch.sigmoid, "Tanh": torch.tanh, "ReLU": torch.relu,
+}  # fmt: skip
+_TASKS = ("sequence_classification", "token_classification")
+
+
+@dataclass(frozen=True)
+class ScoreSettings:
+    """What a model's folder says about scores, as sentence-transformers' CrossEncoder reads it.
+
+    activation: over the logits, None where nothing names one. prompts: by name; default_prompt: put before every text.
+    """
+
+    activation: Activation | None = None
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str = ""
+
+    @classmethod
+    def of(cls, folder: Path | None, config: Mapping[str, Any]) -> ScoreSettings:
+        """config: the model's, as HuggingFace writes it. ValueError names the file that asks for something else."""
+        nested = config.get("sentence_transformers")
+        name = nested.get("activation_fn") if isinstance(nested, dict) else None
+        where = "config.json" if folder is None else str(folder / "config.json")
+        activation = _activation(name or config.get("sbert_ce_default_activation_function"), where)
+        head = None if folder is None else folder / "config_sentence_transformers.json"
+        if folder is None or head is None or not head.exists():
+            return cls(activation)
+        values = read_json_object(head)
+        if values.get("model_type") != "CrossEncoder":
+            return cls(activation)
+        _expect_transformer_alone(folder / "modules.json")
+        prompts, default = values.get("prompts") or {}, values.get("default_prompt_name")
+        if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+            raise ValueError(f"{head}: prompts must be an object of texts; got {prompts!r}")
+        if default is not None and default not in prompts:
+            raise ValueError(f"{head}: default_prompt_name {default!r} is none of the prompts: {', '.join(prompts)}")
+        own = _activation(values.get("activation_fn"), str(head))
+        return cls(activation or own, prompts, "" if default is None else prompts[default])
+
+
+def scoring(
+    model: Any,
+    *,
+    activation_fn: Activation | None = None,
+    apply_softmax: bool = False,
+    prompt: str | None = None,
+    prompt_name: str | None = None,
+    max_length: int | None = None,
+    max_tokens: int = 16384,
+    batch_size: int | None = None,
+    pairs: bool = True,
+) -> Work:
+    """What `predict` computes; see `ftbert.Model.predict`. pairs: some texts may be pairs."""
+    task, labels = task_of(model)
+    settings = ScoreSettings.of(None if model.folder is None else Path(model.folder), config_of(model))
+    before = choose_prompt(prompt, prompt_name, settings.prompts, settings.default_prompt)
+    tokenizer = tokenizer_of(model)
+    length = None if max_length is None else positive("max_length", max_length)
+    length = tokenizer.check_length(length or tokenizer.max_length, "max_length", pairs)
+    activation = activation_fn or settings.activation
+    if activation is None:
+        activation = _ACTIVATIONS["Sigmoid" if labels == 1 and task == _TASKS[0] else "Identity"]
+    if not callable(activation):
+        raise TypeError(f"activation_fn must take and return a tensor; got {activation!r}")
+    return Work(
+        compute=partial(scores, activation=activation, softmax=bool(apply_softmax) and labels > 1),
+        tokenise=tokenise(model, before, length),
+        width=labels,
+        per_token=task == "token_classification",
+        max_tokens=positive("max_tokens", max_tokens),
+        batch_size=None if batch_size is None else positive("batch_size", batch_size),
+    )
+
+
+def scores(model: Any, batch: Batch, upload: Upload, activation: Activation, softmax: bool) -> torch.Tensor:
+    """float32 [texts or tokens, labels] on the model's device: the `Work.compute` of scores."""
+    types = None if batch.types is None else upload(batch.types)
+    logits = model.logits_packed(upload(batch.ids), upload(batch.cu_seqlens), batch.longest, types)[0].float()
+    made = activation(logits)
+    if not isinstance(made, torch.Tensor) or made.shape != logits.shape:
+        raise ValueError(f"activation_fn must keep the shape {list(logits.shape)}; got {getattr(made, 'shape', made)}")
+    return torch.softmax(made, dim=-1) if softmax else made.float()
+
+
+def predict(model: Any, texts: Any, work: Work, show_progress_bar: bool | None = None) -> Any:
+    """float32 [n, labels], [n] for one label, or a list of float32 [tokens, labels]; of a single text or pair its own.
+    See `ftbert.Model.predict`."""
+    single = is_single(texts)
+    listed: Sequence[Text] = [texts] if single else texts
+    check_texts(listed, pairs=True)
+    found = compute_all(model, listed, work, show_progress_bar)
+    if not work.per_token and work.width == 1:
+        found = found[:, 0]
+    return found[0] if single else found
+
+
+def rank(
+    scores: np.ndarray[Any, Any], texts: Sequence[str], top_k: int | None, return_documents: bool
+) -> list[dict[str, Any]]:
+    """Highest score first, equal ones in the order given; as CrossEncoder.rank."""
+    found: list[dict[str, Any]] = []
+    for place in np.argsort(-scores, kind="stable")[:top_k].tolist():
+        found.append({"corpus_id": place, "score": float(scores[place])})
+        if return_documents:
+            found[-1]["text"] = texts[place]
+    return found
+
+
+def task_of(model: Any) -> tuple[str, int]:
+    """The task of the model's head and its number of labels; ValueError where it has none that gives scores."""
+    heads = getattr(model, "heads", [])
+    if not heads or heads[0].task not in _TASKS:
+        found = ", ".join(head.task for head in heads) or "none"
+        raise ValueError(f"predict needs a head for {' or '.join(_TASKS)}; this model's heads: {found}")
+    return heads[0].task, len(heads[0].out_bias)
+
+
+def config_of(model: Any) -> Mapping[str, Any]:
+    """The model's config.json as HuggingFace writes it, empty where there is none."""
+    found: Mapping[str, Any] = model.checkpoint.config.huggingface
+    return found
+
+
+def labels_of(model: Any) -> dict[int, str]:
+    """id2label of the config where it fits the head, else transformers' default: LABEL_0, ..."""
+    _, count = task_of(model)
+    given = config_of(model).get("id2label")
+    if isinstance(given, dict):
+        named = {int(key): str(name) for key, name in given.items() if str(key).isdecimal()}
+        if sorted(named) == list(range(count)):
+            return dict(sorted(named.items()))
+    return {place: f"LABEL_{place}" for place in range(count)}
+
+
+def _activation(name: Any, where: str) -> Activation | None:
+    if name is None:
+        return None
+    kind = str(name).rpartition(".")[2]
+    if not str(name).startswith("torch.nn.") or kind not in _ACTIVATIONS:
+        known = ", ".join(_ACTIVATIONS)
+        raise ValueError(f"{where}: activation_fn {name!r} is not supported; expected one of torch.nn's {known}")
+    return _ACTIVATIONS[kind]
+
+
+def _expect_transformer_alone(path: Path) -> None:
+    modules = read_json_value(path) if path.exists() else []
+    kinds = [str(one.get("type", "")).rpartition(".")[2] if isinstance(one, dict) else "?" for one in modules]
+    if kinds not in ([], ["Transformer"]):
+        raise ValueError(f"{path}: predict computes a Transformer with its head alone; got {', '.join(kinds)}")
