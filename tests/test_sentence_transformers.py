@@ -12,6 +12,7 @@ import pytest
 import torch
 from conftest import make_bert
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import quantize_embeddings
 from tokenizers_offline import TEXTS, write
 
 import ftbert
@@ -135,8 +136,12 @@ def test_forms_of_results_and_wrong_calls(tmp_path: Path) -> None:
     assert_same(model.encode(TEXTS, max_length=48, pooling="mean"), vectors)
     with pytest.raises(TypeError, match="positional"):
         model.encode(TEXTS, 32)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'precision'"):
-        model.encode(TEXTS, precision="int8")
+    with pytest.raises(ValueError, match="precision must be one of float32, int8, .*; got 'int4'"):
+        model.encode(TEXTS, precision="int4")
+    with pytest.raises(ValueError, match="output_value must be 'sentence_embedding' or .*; got None"):
+        model.encode(TEXTS, output_value=None)
+    with pytest.raises(ValueError, match="takes the range of several vectors"):
+        model.encode("hello", precision="uint8")
     with pytest.raises(TypeError, match="not both"):
         model.encode(TEXTS, normalize=False, normalize_embeddings=True)
     with pytest.raises(TypeError, match="normalize must be True, False or None; got 32"):
@@ -152,6 +157,34 @@ def test_forms_of_results_and_wrong_calls(tmp_path: Path) -> None:
         model.encode(TEXTS, prompt=3)
     with pytest.warns(UserWarning, match="prompt_name is ignored"):
         model.encode(TEXTS, prompt="a", prompt_name="query")
+
+
+@pytest.mark.parametrize("width", [None, 13])
+def test_precisions(tmp_path: Path, width: int | None) -> None:
+    ours, theirs = both(sentence_folder(tmp_path, truncate_dim=width))
+    vectors = ours.encode(TEXTS, normalize=False)
+    for precision in ("float32", "int8", "uint8", "binary", "ubinary"):
+        got = ours.encode(TEXTS, normalize=False, precision=precision)
+        assert np.array_equal(got, quantize_embeddings(vectors, precision))
+        want = theirs.encode(TEXTS, precision=precision)
+        assert (got.shape, got.dtype) == (want.shape, want.dtype)
+        assert np.mean(got == want) > 0.99 or precision == "float32"  # a sum in another order may fall on another side
+    assert ours.encode("hello", precision="binary").shape == theirs.encode("hello", precision="binary").shape
+    assert ours.encode([], precision="int8").dtype == np.int8
+    assert ours.encode(TEXTS, precision="int8", convert_to_tensor=True).dtype == torch.int8
+
+
+@pytest.mark.parametrize("include_prompt", [True, False])
+def test_token_embeddings(tmp_path: Path, include_prompt: bool) -> None:
+    ours, theirs = both(sentence_folder(tmp_path, prompts=PROMPTS, include_prompt=include_prompt, pooling="cls"))
+    for given in ({}, {"prompt_name": "query"}):
+        got = ours.encode(TEXTS, output_value="token_embeddings", **given)
+        assert isinstance(got, list)
+        for mine, other in zip(got, theirs.encode(TEXTS, output_value="token_embeddings", **given), strict=True):
+            assert_same(mine, other.numpy())
+    assert_same(ours.encode(TEXTS[0], output_value="token_embeddings"), ours.encode(TEXTS[:1], output_value="token_embeddings")[0])
+    rows = ours.encode(TEXTS, output_value="token_embeddings", convert_to_tensor=True)
+    assert all(isinstance(row, torch.Tensor) for row in rows)
 
 
 def test_the_converted_folder_gives_the_same(tmp_path: Path) -> None:

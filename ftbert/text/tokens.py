@@ -40,7 +40,8 @@ class Tokens:
         return [self.ids[start:end] for start, end in zip(ends, ends[1:], strict=False)]
 
     def check(self, vocab: int, token_types: int) -> Tokens:
-        """These tokens; ValueError for an id outside the model's tables, of which these are the numbers of rows.
+        """These tokens; ValueError for an id outside the model's tables, of which these are the numbers of rows. A
+        model without a table of token types is given none.
 
         Checked here, where the ids are on the host anyway: on a GPU a check would mean waiting for it.
         """
@@ -49,9 +50,11 @@ class Tokens:
                 f"the tokenizer gave id {self.ids.max()}, but the model's vocabulary has {vocab} entries; "
                 "the tokenizer in the folder belongs to another model"
             )
-        if self.types is not None and self.types.size and self.types.max() >= max(token_types, 1):
+        if self.types is not None and not token_types:
+            return Tokens(self.ids, self.starts)
+        if self.types is not None and self.types.size and self.types.max() >= token_types:
             raise ValueError(
-                f"the tokenizer gave token type {self.types.max()}, but the model knows {max(token_types, 1)}; "
+                f"the tokenizer gave token type {self.types.max()}, but the model knows {token_types}; "
                 "it was not made for pairs of texts"
             )
         return self
