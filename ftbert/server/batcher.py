@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ftbert.server.work import Failure, Kind, Work
@@ -64,7 +63,7 @@ class Batcher:
         self.queued_tokens = 0
         self.queued_texts = 0
         self.draining = False
-        self.dropped: list[Failure] = []  # works that expired, for the caller to answer
+        self.dropped: list[tuple[Work, Failure]] = []  # what expired, for the caller to answer
         self._heap: list[tuple[float, int, Run]] = []
         self._pushed = 0
         self._large: set[Work] = set()  # works of more tokens than a batch
@@ -109,7 +108,8 @@ class Batcher:
             work = run.work
             if not work.over and now > work.deadline:
                 work.over = True
-                self.dropped.append(Failure(work.id, 503, "the request was not computed before its deadline", 1.0))
+                words = "the request was not computed before its deadline"
+                self.dropped.append((work, Failure(work.id, 503, words, 1.0)))
             if work.over:
                 self._pop(run)
                 self._settle(run)
@@ -170,11 +170,6 @@ class Batcher:
         self._good_batches += 1
         if self._good_batches >= _GROW_AFTER and self.budget < self.limits.batch_tokens:
             self.budget, self._good_batches = min(2 * self.budget, self.limits.batch_tokens), 0
-
-    def waiting(self) -> Iterator[Work]:
-        """Each request with texts in the queue, once or more often."""
-        for _, _, run in self._heap:
-            yield run.work
 
     def _push(self, run: Run) -> None:
         self._pushed += 1
