@@ -22,6 +22,7 @@ PYTHON = (
     "evaluation",
     "files",
     "optimization",
+    "server",
     "model",
     "outputs",
     "heads",
