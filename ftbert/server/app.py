@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ftbert.server.cors import cors_headers
 from ftbert.server.errors import ApiError
@@ -145,7 +145,3 @@ class App:
         same = hmac.compare_digest(given.strip(), self._key)
         return same and kind.lower() == b"bearer"
 
-
-def worker_info(app: App) -> dict[str, Any]:
-    """For tests and /info: nothing secret."""
-    return {"connections": len(app.connections.open), "running": app.connections.running}

@@ -33,7 +33,9 @@ _HEAD = struct.Struct("<IB3x")  # bytes of the payload, Frame
 _SUBMIT = struct.Struct("<QBBHIId")  # id, Kind, flags, 0, texts, tokens, deadline
 _STATUS = struct.Struct("<B7xQd")  # ready, queued tokens, tokens/s
 _PARTS = struct.Struct("<III")  # parts, width, rows
-_PART = np.dtype([("id", "<u8"), ("start", "<u4"), ("stop", "<u4"), ("rows", "<u4"), ("queue", "<f4"), ("compute", "<f4")])
+_PART = np.dtype(
+    [("id", "<u8"), ("start", "<u4"), ("stop", "<u4"), ("rows", "<u4"), ("queue", "<f4"), ("compute", "<f4")]
+)
 _SKIP, _TYPES = 1, 2
 
 

@@ -18,7 +18,7 @@ from ftbert.server.messages import Request, Response
 from ftbert.server.settings import Settings
 
 _MOST_HEAD = 65536
-# An error that is known before a body of this size has come is sent at once; after smaller ones the connection lives on.
+# An error that is known before a larger body has come is sent at once; after smaller ones the connection lives on.
 _SMALL_BODY = 65536
 # After an early error the client may still send: closing at once would reset the connection before it reads the answer.
 _LINGER_SECONDS = 2.0

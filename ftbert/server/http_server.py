@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import resource
 import socket
@@ -16,8 +17,8 @@ _BACKLOG = 4096
 # After the last SYN that is let in: handshakes finish, clients on open connections see "connection: close".
 _HANDSHAKES, _QUIET = 0.05, 0.25
 _SO_ATTACH_FILTER = 26
-# A classic BPF program on TCP segments: drop those with SYN, pass the others. So that no client believes to be connected
-# to a queue that is closed with it in there; what is dropped is sent again a second later and refused.
+# A classic BPF program on TCP segments: drop those with SYN, pass the others. No client is then connected to a queue that
+# is closed with it in there; what is dropped is sent again a second later and refused.
 _DROP_SYN = ((0x30, 0, 0, 13), (0x45, 0, 1, 0x02), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF))
 
 
@@ -52,6 +53,7 @@ class HttpServer:
         raise_open_files()
         loop = asyncio.get_running_loop()
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._preparing = [loop.create_task(model.prepare()) for model in self._app.models]
         self._server = await loop.create_server(self._app.connections.protocol, sock=self._socket, backlog=_BACKLOG)
 
     async def drain(self) -> bool:
@@ -80,9 +82,8 @@ class HttpServer:
 def _refuse_new(listening: socket.socket) -> None:
     program = b"".join(struct.pack("HBBI", *step) for step in _DROP_SYN)
     buffer = ctypes.create_string_buffer(program)
-    try:
+    # Where the system has no such filter a handshake of the last milliseconds may be reset.
+    with contextlib.suppress(OSError):
         listening.setsockopt(
             socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", len(_DROP_SYN), ctypes.addressof(buffer))
         )
-    except OSError:
-        pass  # without it a handshake of the last milliseconds may be reset

@@ -21,7 +21,9 @@ _SECONDS = 6.0  # for all timings
 _SMALLEST = 256
 
 
-def load_engine(settings: Settings, which: int, device: str, threads: int | None, row: Row) -> tuple[Engine, Description]:
+def load_engine(
+    settings: Settings, which: int, device: str, threads: int | None, row: Row
+) -> tuple[Engine, Description]:
     """The engine of settings.models[which] on `device`. Raises what ftbert.load does, ValueError as `describe`.
 
     threads: of the CPU, None as torch has them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-# Pre-tokenizers that split at spaces, so that no token crosses one, and normalizers that look at no neighbour across one.
+# Pre-tokenizers that split at spaces, so that no token crosses one; normalizers that look at no neighbour across one.
 _SPLITTING = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit", "ByteLevel", "Metaspace"}
 _LOCAL = {
     "BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "StripAccents", "Precompiled", "ByteLevel",
@@ -56,4 +56,5 @@ def _all_in(rule: Any, parts: str, known: set[str]) -> bool:
         return False
     if rule.get("type") == "Sequence":
         return all(_all_in(part, parts, known) for part in rule.get(parts, []))
-    return rule.get("type") in known and rule.get("split", True) is not False and rule.get("use_regex", True) is not False
+    splits = rule.get("split", True) is not False and rule.get("use_regex", True) is not False
+    return rule.get("type") in known and splits

@@ -34,11 +34,11 @@ class Response:
 
 
 class Request:
-    """headers: by lower-case name; of a name that is there twice, the last. began: time.monotonic() at its first byte."""
+    """headers: by lower-case name; of a name that is there twice, the last. began: at its first byte, monotonic."""
 
     __slots__ = (
-        "began", "body", "bodies", "disconnected", "error", "headers", "keep_alive", "length", "method", "path", "query",
-        "route", "url", "_cancels",
+        "began", "body", "bodies", "disconnected", "error", "headers", "keep_alive", "length", "method", "path",
+        "query", "route", "url", "_cancels",
     )  # fmt: skip
 
     def __init__(self, began: float) -> None:

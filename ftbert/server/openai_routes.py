@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ftbert.server.answers import answered, count_request, json
 from ftbert.server.app import App
 from ftbert.server.embed_routes import finished, vectors
-from ftbert.server.errors import ApiError, validation
+from ftbert.server.errors import validation
 from ftbert.server.inputs import check_dimensions, listed
 from ftbert.server.messages import Request, Response
 from ftbert.server.schemas import Cut, OpenAIEmbed, Pooling, decode
@@ -53,7 +53,6 @@ async def pooling(app: App, request: Request) -> Response:
     _check_format(asked.encoding_format)
     if asked.task not in (None, "embed", "token_embed"):
         raise validation(f"`task` must be embed or token_embed; got {asked.task[:40]!r}", param="task")
-    tokens = done = None
     if asked.task == "token_embed":
         done = await vectors(request, model, inputs, Cut(), Kind.TOKENS)
         offsets = done.encoded.offsets.tolist()
@@ -61,7 +60,8 @@ async def pooling(app: App, request: Request) -> Response:
         items = b",".join(json({"object": "pooling", "index": i, "data": one}) for i, one in enumerate(data))
     else:
         done = await vectors(request, model, inputs, Cut())
-        items = await _items(finished(done.rows, model.about.truncate_dim, True), asked.encoding_format, "pooling", "data")
+        rows = finished(done.rows, model.about.truncate_dim, True)
+        items = await _items(rows, asked.encoding_format, "pooling", "data")
     tokens = done.encoded.tokens
     tail = {"model": model.name, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
     return answered(
@@ -91,7 +91,3 @@ async def _items(rows: NDArray[np.float32], encoding: str, kind: str, field: str
         if i % _ROWS_AT_ONCE == _ROWS_AT_ONCE - 1:
             await asyncio.sleep(0)
     return b",".join(parts)
-
-
-async def not_here(app: App, request: Request) -> Response:
-    raise ApiError("Backend", "this server has no such task", status=404)

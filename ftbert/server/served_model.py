@@ -40,11 +40,10 @@ class ServedModel:
         self.name, self.source, self.links = name, source, list(links)
         self._settings, self._threads = settings, threads
         self._encoder: TextEncoder | None = None
-        self._made_of: Description | None = None
 
     @property
     def ready(self) -> bool:
-        return any(link.ready for link in self.links)
+        return self._encoder is not None and any(link.ready for link in self.links)
 
     @property
     def about(self) -> Description:
@@ -55,11 +54,16 @@ class ServedModel:
         raise ApiError("Unhealthy", "the model is loading", retry_after=1.0)
 
     def encoder(self) -> TextEncoder:
-        about = self.about
-        if self._encoder is None or self._made_of is not about and self._made_of != about:
-            self._encoder = TextEncoder(about)
-        self._made_of = about
+        """ApiError 503 before `prepare` has made it."""
+        if self._encoder is None:
+            raise ApiError("Unhealthy", "the model is loading", retry_after=1.0)
         return self._encoder
+
+    async def prepare(self) -> None:
+        """Makes the tokenizer once an engine has told of it, off the event loop: that takes 30 ms and more."""
+        while (about := next((link.description for link in self.links if link.description), None)) is None:
+            await asyncio.sleep(0.02)
+        self._encoder = await asyncio.to_thread(_warm_encoder, about)
 
     def prompt(self, name: str | None) -> str:
         """ApiError 422 for an unknown name."""
@@ -107,6 +111,12 @@ class ServedModel:
             failure = failed.failure
             raise of_failure(failure.status, failure.words, failure.retry_after) from None
         return Computed(answer.rows, encoded, tokenised - began, answer.queue, answer.compute)
+
+
+def _warm_encoder(about: Description) -> TextEncoder:
+    made = TextEncoder(about)
+    made.encode(["a"], "", True, "right")
+    return made
 
 
 def _deadline(request: Request, most: float) -> float:

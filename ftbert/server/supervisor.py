@@ -1,4 +1,4 @@
-"""The first process: starts workers and engines, starts them again when they die, passes signals on. Computes nothing."""
+"""The first process: starts workers and engines, starts them again when they die, passes signals on."""
 
 from __future__ import annotations
 
@@ -106,9 +106,9 @@ class _Supervisor:
         while True:
             now = time.monotonic()
             for child in (*self._workers, *self._engines):
-                if child.process is not None and (code := child.process.poll()) is not None:
-                    if not self._plan_again(child, code, now):
-                        return 1
+                code = None if child.process is None else child.process.poll()
+                if code is not None and not self._plan_again(child, code, now):
+                    return 1
                 if child.again_at is not None and now >= child.again_at:
                     self._start(child)
             if self._signal(0.1) is not None:

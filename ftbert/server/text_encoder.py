@@ -79,7 +79,7 @@ class TextEncoder:
     def _encode(self, inputs: list[Any], truncate: bool, side: str) -> list[Any]:
         try:
             found: list[Any] = self._tokenizer(side).encode_batch_fast(inputs)
-        except Exception as error:  # tokenizers raises nothing more precise
+        except Exception as error:  # noqa: BLE001 - tokenizers raises nothing more precise
             raise ApiError("Tokenizer", f"Tokenization error: {type(error).__name__}") from None
         if not truncate:
             for encoding in found:
@@ -93,8 +93,8 @@ class TextEncoder:
         if min(ids) < 0 or max(ids) >= self.about.vocab:
             bad = min(ids) if min(ids) < 0 else max(ids)
             raise validation(
-                f"token id {str(bad)[:20]} is outside the model's vocabulary of {self.about.vocab}. Ids must be those of "
-                "this model's tokenizer; with langchain-openai set check_embedding_ctx_length=False to send text",
+                f"token id {str(bad)[:20]} is outside the model's vocabulary of {self.about.vocab}. Ids must be those "
+                "of this model's tokenizer; with langchain-openai set check_embedding_ctx_length=False to send text",
                 param="input",
             )
         length = self.about.max_length
