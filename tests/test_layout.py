@@ -18,11 +18,11 @@ ROOT = Path(__file__).parents[1]
 PYTHON = (
     "__main__",
     "cli",
+    "server",
     "__init__",
     "evaluation",
     "files",
     "optimization",
-    "server",
     "model",
     "outputs",
     "heads",

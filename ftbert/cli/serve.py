@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ftbert.cli import common
-from ftbert.server import FLAGS, Flag, Settings
+from ftbert.server import FLAGS, Flag, Settings, from_environment
 
 
 def add_to(commands: common.Commands) -> None:
@@ -56,8 +56,6 @@ def _serve(options: argparse.Namespace) -> int:
 
 def settings_of(options: argparse.Namespace, environment: dict[str, str]) -> Settings:
     """The command line goes before the environment. ValueError for two models of one name, or an unknown device."""
-    from ftbert.server.settings import from_environment
-
     given = from_environment(environment)
     given |= {flag.field: value for flag in FLAGS if (value := getattr(options, flag.field)) is not None}
     devices = _devices(options.device)

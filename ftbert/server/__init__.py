@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ftbert.server.extra import check_extra
-    from ftbert.server.settings import FLAGS, Flag, Settings
+    from ftbert.server.settings import FLAGS, Flag, Settings, from_environment
     from ftbert.server.supervisor import serve
 
-__all__ = ["FLAGS", "Flag", "Settings", "check_extra", "serve"]
+__all__ = ["FLAGS", "Flag", "Settings", "check_extra", "from_environment", "serve"]
 
-_HOMES = {"FLAGS": "settings", "Flag": "settings", "Settings": "settings", "check_extra": "extra", "serve": "supervisor"}
+_HOMES = {
+    "FLAGS": "settings", "Flag": "settings", "Settings": "settings", "check_extra": "extra",
+    "from_environment": "settings", "serve": "supervisor",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

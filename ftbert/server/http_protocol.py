@@ -61,6 +61,8 @@ class HttpProtocol(asyncio.Protocol):
         self._write_timer: asyncio.TimerHandle | None = None
         self._in_head = True
         self._head_bytes = 0
+        self._header_bytes = 0
+        self._unparsed = 0  # bytes of a body that the parser does not read
         self._closing = False
         self._write_paused = False
 
@@ -116,15 +118,28 @@ class HttpProtocol(asyncio.Protocol):
             if self._head_bytes == 0 and self._running is None:
                 self._set_timer(self._settings.header_timeout)
             self._head_bytes += len(data)
+        if self._unparsed:
+            self._read_unparsed(data)
+            return
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass  # no other protocol is spoken; the request was read as HTTP/1.1
+        except httptools.HttpParserUpgrade as upgrade:
+            # No other protocol is spoken, but some clients (Java's) offer one with every request: it is answered.
+            if self._unparsed:
+                self._read_unparsed(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             self._refuse(ApiError("Validation", "the request is not valid HTTP", status=400))
             return
         if self._in_head and self._head_bytes > _MOST_HEAD and not self._closing:
             self._refuse(ApiError("Validation", "the head of the request is too large", status=431))
+
+    def _read_unparsed(self, data: bytes) -> None:
+        """The body of a request that offered another protocol: the parser ends such a request at its head."""
+        body = data[: self._unparsed]
+        self._unparsed -= len(body)
+        self.on_body(body)
+        if self._unparsed == 0:
+            self._complete()
 
     def _set_timer(self, seconds: float | None) -> None:
         if self._timer is not None:
@@ -142,6 +157,7 @@ class HttpProtocol(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._reading = Request(time.monotonic())
+        self._header_bytes = 0
 
     def on_url(self, url: bytes) -> None:
         if self._reading is not None:
@@ -149,6 +165,7 @@ class HttpProtocol(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._reading is not None:
+            self._header_bytes += len(name) + len(value)
             self._reading.headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
@@ -163,6 +180,8 @@ class HttpProtocol(asyncio.Protocol):
             request.path, request.query = (parsed.path or b"/").decode("ascii"), parsed.query or b""
         except (httptools.HttpParserError, UnicodeDecodeError):
             request.error = ApiError("Validation", "the request's path is not valid", status=400)
+        if self._header_bytes > _MOST_HEAD:
+            request.error = ApiError("Validation", "the head of the request is too large", status=431)
         if request.error is None:
             request.error = self._shared.app.gate(request)
         length = int(request.headers.get(b"content-length", b"0"))
@@ -174,6 +193,8 @@ class HttpProtocol(asyncio.Protocol):
                 return
         elif expects and self._running is None:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if self._parser.should_upgrade():
+            self._unparsed = length
         if length or b"transfer-encoding" in request.headers:
             self._set_timer(self._settings.body_timeout)
 
@@ -191,6 +212,10 @@ class HttpProtocol(asyncio.Protocol):
         request.bodies.append(body)
 
     def on_message_complete(self) -> None:
+        if not self._unparsed:
+            self._complete()
+
+    def _complete(self) -> None:
         request = self._reading
         self._in_head, self._head_bytes = True, 0
         if request is None or self._closing:
