@@ -95,8 +95,8 @@ def test_rows_go_to_their_callers(engine: Engine) -> None:
     callers = [Caller() for _ in range(8)]
 
     def run(caller: Caller, seed: int) -> None:
-        for one in range(200):
-            assert engine.submit(work(one, caller, [seed, one, 100], [one])) is None
+        for one in range(200, 400):
+            assert engine.submit(work(one, caller, [seed, one, 1000], [1000 + one])) is None
 
     threads = [threading.Thread(target=run, args=(caller, i)) for i, caller in enumerate(callers)]
     for thread in threads:
@@ -104,8 +104,8 @@ def test_rows_go_to_their_callers(engine: Engine) -> None:
     for seed, caller in enumerate(callers):
         caller.wait(lambda caller=caller: sum(p.stop - p.start for p in caller.parts) == 400)  # type: ignore[misc]
         for part in caller.parts:
-            want = np.array([[seed + part.id + 100, 3], [part.id, 1]], np.float32)[part.start : part.stop]
-            assert np.array_equal(part.rows, np.where(want == 0, want, want))
+            want = np.array([[seed + part.id + 1000, 3], [1000 + part.id, 1]], np.float32)
+            assert np.array_equal(part.rows, want[part.start : part.stop])
     for thread in threads:
         thread.join()
     assert engine.queued_tokens == 0
@@ -122,10 +122,13 @@ def test_nan_hurts_its_own_request_only(engine: Engine, compute: Compute) -> Non
     assert compute.batches[1].texts == 3  # they were in one batch
 
 
-def test_a_failed_batch_is_answered_without_its_words(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_batch_is_answered_without_its_words(engine: Engine, compute: Compute, caplog: pytest.LogCaptureFixture) -> None:
     caller = Caller()
+    hold(engine, compute, caller)
     engine.submit(work(1, caller, [66]))
-    caller.wait(lambda: len(caller.failures) == 1)
+    engine.submit(work(3, caller, [7]))  # in the same batch
+    compute.go.set()
+    caller.wait(lambda: len(caller.failures) == 1 and caller.texts(3) == 1)
     assert caller.failures[0].status == 424 and "secret" not in caller.failures[0].words + caplog.text
     engine.submit(work(2, caller, [5]))
     caller.wait(lambda: caller.texts(2) == 1)

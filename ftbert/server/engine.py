@@ -41,6 +41,7 @@ class Engine:
         self._launched: queue.SimpleQueue[_Launched | None] = queue.SimpleQueue()
         self._in_flight = 0
         self._closed = False
+        self.broken = False  # the device failed: only a new process can use it again
         self._busy_since = 0.0  # 0: nothing is computed
         self._finished = 0.0
         self._works: dict[tuple[int, int], Work] = {}  # by owner and id: what may be cancelled
@@ -81,7 +82,7 @@ class Engine:
         """Whether both threads live and no batch hangs."""
         since = self._busy_since
         stuck = since > 0 and time.monotonic() - since > _STUCK_SECONDS
-        return not self._closed and not stuck and all(thread.is_alive() for thread in self._threads)
+        return not (self._closed or self.broken or stuck) and all(thread.is_alive() for thread in self._threads)
 
     @property
     def queued_tokens(self) -> int:
@@ -184,13 +185,28 @@ class Engine:
         else:
             # The message may quote an input: only its kind is logged.
             LOG.error("a batch of %d texts failed: %s", batch.texts, type(error).__name__)
-        if not again:
+        self.broken = self.broken or (not memory and "CUDA" in str(error))
+        if not again and len(batch.runs) > 1 and not self.broken:
+            self._one_by_one(batch)
+        elif not again:
             words = "out of memory" if memory else f"the computation failed ({type(error).__name__})"
             for run in batch.runs:
                 if not run.work.over:
                     self._fail(run.work, Failure(run.work.id, 424, words))
         with self._changed:
             self._leave()
+
+    def _one_by_one(self, batch: Batch) -> None:
+        """After a failure: whose request it was is told, the others get their answers."""
+        for run in batch.runs:
+            began = time.monotonic()
+            alone = Batch(batch.kind, [run], run.tokens, run.stop - run.start)
+            try:
+                self._answer(alone, self._compute.launch(alone)(), began, time.monotonic())
+            except Exception as error:  # noqa: BLE001 - as in _launch
+                if not run.work.over:
+                    words = f"the computation failed ({type(error).__name__})"
+                    self._fail(run.work, Failure(run.work.id, 424, words))
 
     def _fail(self, work: Work, failure: Failure) -> None:
         work.over = True

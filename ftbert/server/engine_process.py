@@ -45,7 +45,10 @@ def run_engine(
     server = _Server(engine, about)
     threading.Thread(target=server.accept, args=(listening,), name="ftbert-accept", daemon=True).start()
     threading.Thread(target=server.tick, name="ftbert-tick", daemon=True).start()
-    signal.sigwait({signal.SIGTERM, signal.SIGINT})
+    while signal.sigtimedwait({signal.SIGTERM, signal.SIGINT}, 0.2) is None:
+        if engine.broken:
+            LOG.error("%s: the device failed", about.device)
+            return 1
     engine.close()
     return 0
 
