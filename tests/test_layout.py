@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 PYTHON = (
     "__main__",
     "cli",
+    "server",
     "__init__",
     "evaluation",
     "files",

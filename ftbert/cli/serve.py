@@ -1,0 +1,94 @@
+"""`ftbert serve`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ftbert.cli import common
+from ftbert.server import FLAGS, Flag, Settings, from_environment
+
+
+def add_to(commands: common.Commands) -> None:
+    parser = common.command(
+        commands,
+        "serve",
+        "An HTTP server: the routes of TEI, OpenAI, Cohere and vLLM. docs/serving.md has them.",
+        _serve,
+        "examples: ftbert serve minilm --port 8080\n"
+        "          ftbert serve search=minilm rank=my-reranker --device cuda --dtype fp16",
+        model=False,
+    )
+    parser.add_argument("model", metavar="[NAME=]MODEL", nargs="+", help="the first is the one of requests without a name")
+    parser.add_argument(
+        "--device", default="cpu", help="cpu, cuda (every GPU) or a list: cuda:0,cuda:1; an engine for each (default cpu)"
+    )
+    parser.add_argument("--dtype", choices=("fp32", "fp16", "bf16"), help="(default fp16 on a GPU, fp32 on the CPU)")
+    for flag in FLAGS:
+        shown = "" if flag.default is None or "default" in flag.text else f" (default {str(flag.default).lower()})"
+        if flag.kind is bool:
+            parser.add_argument(f"--{flag.name}", type=_kind(flag), nargs="?", const=True, help=flag.text + shown)
+        else:
+            parser.add_argument(f"--{flag.name}", type=_kind(flag), metavar="N" if flag.kind is not str else "TEXT",
+                                help=flag.text + shown)  # fmt: skip
+    parser.add_argument("--served-model-name", metavar="NAME", help="of a single model (default: the folder's name)")
+
+
+def _kind(flag: Flag) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        try:
+            return flag.parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from ftbert.server import check_extra, serve
+
+    check_extra()
+    return serve(settings_of(options, dict(os.environ)))
+
+
+def settings_of(options: argparse.Namespace, environment: dict[str, str]) -> Settings:
+    """The command line goes before the environment. ValueError for two models of one name, or an unknown device."""
+    given = from_environment(environment)
+    given |= {flag.field: value for flag in FLAGS if (value := getattr(options, flag.field)) is not None}
+    devices = _devices(options.device)
+    dtype = options.dtype or ("fp32" if devices[0] == "cpu" else "fp16")
+    name = options.served_model_name or environment.get("SERVED_MODEL_NAME")
+    return Settings(models=_models(options.model, name), devices=devices, dtype=dtype, **given)
+
+
+def _models(given: list[str], served: str | None) -> tuple[tuple[str, str], ...]:
+    found = []
+    for text in given:
+        name, _, source = text.partition("=") if not Path(text).exists() else ("", "", text)
+        if not source:
+            name, source = "", text
+        found.append((name or Path(source).name or source, source))
+    if served is not None:
+        if len(found) > 1:
+            raise ValueError("--served-model-name is for a single model: write NAME=MODEL for each of several")
+        found = [(served, found[0][1])]
+    names = [name for name, _ in found]
+    if len(set(names)) != len(names):
+        raise ValueError(f"two models have one name: {', '.join(names)}. Write NAME=MODEL")
+    return tuple(found)
+
+
+def _devices(text: str) -> tuple[str, ...]:
+    devices = [one.strip() for one in text.split(",")]
+    for one in devices:
+        kind, _, index = one.partition(":")
+        if kind not in ("cpu", "cuda") or (":" in one and (kind == "cpu" or not index.isdigit())):
+            raise ValueError(f"--device: expected cpu, cuda, cuda:N or a list of them; got {text!r}")
+    if devices == ["cuda"]:
+        import torch
+
+        return tuple(f"cuda:{i}" for i in range(torch.cuda.device_count())) or ("cuda",)
+    return tuple(devices)

@@ -1,0 +1,147 @@
+"""From a request to its answer: route, key, limits, metrics, errors. What each route does is in ..._routes.py."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ftbert.server.cors import cors_headers
+from ftbert.server.errors import ApiError
+from ftbert.server.http_protocol import Connections, too_large
+from ftbert.server.links import Disconnected, Link
+from ftbert.server.messages import Request, Response
+from ftbert.server.metrics import Row
+from ftbert.server.served_model import ServedModel
+from ftbert.server.settings import Settings
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+LOG = logging.getLogger("ftbert.serve")
+# Bodies that are held at once, by one worker.
+_MOST_BUFFERED = 1 << 30
+# One model answers to these too: examples of other servers' clients use them.
+_ANY_MODEL = ("", "tei", "text-embeddings-inference")
+
+
+@dataclass(frozen=True)
+class Route:
+    """public: without the key. openai: errors have OpenAI's body. counted: in the request metrics."""
+
+    run: Callable[[App, Request], Awaitable[Response]]
+    public: bool = False
+    openai: bool = False
+    counted: bool = True
+
+
+Routes = dict[tuple[str, str], Route]
+
+
+class App:
+    """What one worker serves. rows: the metrics of all processes, row: of this one."""
+
+    def __init__(
+        self, settings: Settings, links: Sequence[Sequence[Link]], rows: NDArray[np.float64], row: Row, routes: Routes
+    ) -> None:
+        self.settings, self.rows, self.row, self.routes = settings, rows, row, routes
+        self.threads = ThreadPoolExecutor(settings.tokenization_workers, thread_name_prefix="ftbert-tokenise")
+        self.models = [
+            ServedModel(name, source, own, settings, self.threads)
+            for (name, source), own in zip(settings.models, links, strict=True)
+        ]
+        self.connections = Connections(self, settings)
+        self.leaving = False  # SIGTERM came: /health says 503
+        self._key = None if settings.api_key is None else settings.api_key.encode()
+        self._methods: dict[str, list[str]] = {}
+        for method, path in routes:
+            self._methods.setdefault(path, []).append(method)
+
+    @property
+    def ready(self) -> bool:
+        return not self.leaving and all(model.ready for model in self.models)
+
+    def model(self, name: str | None) -> ServedModel:
+        """By the name in a request; without one the first. ApiError 404."""
+        if name is None or (len(self.models) == 1 and name in _ANY_MODEL):
+            return self.models[0]
+        for model in self.models:
+            if name in (model.name, model.source):
+                return model
+        known = ", ".join(model.name for model in self.models)
+        raise ApiError("Validation", f"the model {name[:200]!r} does not exist; this server has: {known}", status=404,
+                       param="model", code="model_not_found")  # fmt: skip
+
+    def gate(self, request: Request) -> ApiError | None:
+        """What is wrong with a request as far as its head says; called before its body is read."""
+        method = "GET" if request.method == "HEAD" else request.method
+        route = request.route = self.routes.get((method, request.path))
+        if method == "OPTIONS" and self.settings.cors_allow_origin:
+            return None
+        if route is None:
+            if known := self._methods.get(request.path):
+                return ApiError("Validation", f"the method must be {' or '.join(known)}", status=405)
+            return ApiError("Validation", "there is no such path", status=404)
+        if self._key is not None and not route.public and not self._has_key(request):
+            return ApiError("Validation", "the API key is missing or wrong", status=401, code="invalid_api_key")
+        if method != "POST":
+            return None
+        content_type = request.headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+        if content_type != b"application/json" and not content_type.endswith(b"+json"):
+            return ApiError("Validation", "the content-type must be application/json", status=415)
+        try:
+            length = int(request.headers.get(b"content-length", b"0"))
+        except ValueError:
+            return ApiError("Validation", "content-length is no number", status=400)
+        if length > self.settings.payload_limit:
+            return too_large(self.settings.payload_limit)
+        shared = self.connections
+        if shared.running >= self.settings.max_concurrent_requests or shared.buffered + length > _MOST_BUFFERED:
+            return ApiError("Overloaded", "Model is overloaded", retry_after=1.0)
+        return None
+
+    async def handle(self, request: Request) -> Response:
+        """Never raises but for a cancelled task."""
+        route: Route | None = request.route
+        if route is None:  # a browser asks before it calls
+            return Response(status=204, headers=cors_headers(self.settings, request, preflight=True))
+        try:
+            response = await route.run(self, request)
+        except ApiError as error:
+            return self._refused(request, error)
+        except Disconnected:
+            self.row.failed("dropped")
+            return Response(status=503)
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not end the connection, nor be told in full
+            LOG.exception("%s failed", request.path) if type(error) is not RecursionError else None
+            return self._refused(request, ApiError("Backend", "internal error", status=500))
+        if self.settings.cors_allow_origin:
+            response.headers += cors_headers(self.settings, request)
+        if route.counted:
+            self.row.observe("te_request_duration", time.monotonic() - request.began)
+        return response
+
+    def refusal(self, request: Request) -> Response:
+        """The answer to a request that gate() refused."""
+        assert request.error is not None
+        return self._refused(request, request.error)
+
+    def _refused(self, request: Request, error: ApiError) -> Response:
+        route: Route | None = request.route
+        if route is not None and route.counted:
+            self.row.failed(error.counted)
+        openai = route.openai if route is not None else request.path.startswith(("/v1/", "/v2/"))
+        headers = error.headers() + cors_headers(self.settings, request)
+        return Response(error.body(openai), error.status, headers=headers)
+
+    def _has_key(self, request: Request) -> bool:
+        assert self._key is not None
+        kind, _, given = request.headers.get(b"authorization", b"").partition(b" ")
+        same = hmac.compare_digest(given.strip(), self._key)
+        return same and kind.lower() == b"bearer"
+

@@ -1,0 +1,188 @@
+"""Which texts are computed next: admission, order, budget, deadlines. Pure: no threads, no clock, no IO.
+
+Order: the text that begins `a` tokens into a request which arrived at time t has the key t + a / rate, where rate is
+the engine's tokens/s. The tail of a bulk request therefore yields to requests that arrive later, and nothing starves: a
+key stays as it is while those of newcomers grow. Runs of texts of one request are taken at once, so that the cost is one
+of runs, not of texts.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass, field
+
+from ftbert.server.work import Failure, Kind, Work
+
+# How fast the estimate of tokens/s follows, and batches without lack of memory after which the budget grows again.
+_FOLLOW, _GROW_AFTER = 0.1, 256
+
+
+@dataclass(frozen=True)
+class Limits:
+    """batch_tokens, batch_texts: of one batch. max_queue_seconds: of the tokens ahead of a newcomer."""
+
+    batch_tokens: int
+    batch_texts: int = 1 << 30
+    max_queue_seconds: float = 2.0
+    max_queue_tokens: int = 8_000_000
+
+
+@dataclass
+class Run:
+    """Neighbouring texts of one request."""
+
+    work: Work
+    start: int
+    stop: int
+
+    @property
+    def tokens(self) -> int:
+        return int(self.work.offsets[self.stop] - self.work.offsets[self.start])
+
+    @property
+    def key(self) -> float:
+        return self.work.arrived + float(self.work.offsets[self.start]) / self.work.rate
+
+
+@dataclass
+class Batch:
+    kind: Kind
+    runs: list[Run] = field(default_factory=list)
+    tokens: int = 0
+    texts: int = 0
+
+
+class Batcher:
+    """Callers hold a lock of their own. rate: tokens/s to begin with."""
+
+    def __init__(self, limits: Limits, rate: float) -> None:
+        self.limits = limits
+        self.budget = limits.batch_tokens
+        self.rate = max(rate, 1.0)
+        self.queued_tokens = 0
+        self.queued_texts = 0
+        self.draining = False
+        self.dropped: list[tuple[Work, Failure]] = []  # what expired, for the caller to answer
+        self._heap: list[tuple[float, int, Run]] = []
+        self._pushed = 0
+        self._large: set[Work] = set()  # works of more tokens than a batch
+        self._good_batches = 0
+
+    def __len__(self) -> int:
+        """Texts that wait, of cancelled requests too."""
+        return self.queued_texts
+
+    def admit(self, work: Work, now: float) -> Failure | None:
+        """All texts of a request, or none: then why."""
+        if self.draining:
+            return Failure(work.id, 503, "the server is shutting down", 1.0)
+        ahead = self.tokens_ahead(now)
+        if self.queued_tokens:  # an idle engine takes any request
+            late = now + (self.queued_tokens + work.tokens) / self.rate > work.deadline
+            full = self.queued_tokens + work.tokens > self.limits.max_queue_tokens
+            if full or late or ahead / self.rate > self.limits.max_queue_seconds:
+                wait = (self.queued_tokens if full or late else ahead) / self.rate
+                return Failure(work.id, 429, "Model is overloaded", max(1.0, math.ceil(min(wait, 3600.0))))
+        work.arrived, work.rate = now, self.rate
+        if work.tokens > self.limits.batch_tokens:
+            self._large.add(work)
+        self._push(Run(work, 0, work.texts))
+        return None
+
+    def tokens_ahead(self, now: float) -> int:
+        """Queued tokens with a smaller key than a request that arrives now has."""
+        later = 0
+        for work in self._large:
+            due = max(0.0, (now - work.arrived) * work.rate)
+            waiting = work.tokens - int(work.offsets[work.texts - work.left])
+            later += min(waiting, max(0, work.tokens - int(due)))
+        return max(0, self.queued_tokens - later)
+
+    def next_batch(self, now: float) -> Batch | None:
+        """The most urgent texts of one kind that fit the budget, at least one; None where nothing waits. Requests past
+        their deadline go to `dropped` instead."""
+        batch: Batch | None = None
+        while self._heap:
+            run = self._heap[0][2]
+            work = run.work
+            if not work.over and now > work.deadline:
+                work.over = True
+                words = "the request was not computed before its deadline"
+                self.dropped.append((work, Failure(work.id, 503, words, 1.0)))
+            if work.over:
+                self._pop(run)
+                self._settle(run)
+                continue
+            if batch is None:
+                batch = Batch(work.kind)
+            elif work.kind != batch.kind:
+                break
+            stop = self._fitting(run, batch)
+            if stop == run.start:
+                break
+            self._pop(run)
+            if stop < run.stop:
+                self._push(Run(work, stop, run.stop))
+                run = Run(work, run.start, stop)
+            batch.runs.append(run)
+            batch.tokens += run.tokens
+            batch.texts += run.stop - run.start
+            self._settle(run)
+        return batch
+
+    def _fitting(self, run: Run, batch: Batch) -> int:
+        """Where the texts of `run` end that may join: by the budget, and by the key of whoever comes next."""
+        offsets = run.work.offsets
+        room = self.budget - batch.tokens
+        stop = int(offsets.searchsorted(offsets[run.start] + room, "right")) - 1
+        stop = min(stop, run.stop, run.start + self.limits.batch_texts - batch.texts)
+        if stop <= run.start:
+            return run.start if batch.texts else run.start + 1
+        if (other := self._second()) is not None and stop > run.start + 1:
+            yields = int(offsets.searchsorted((other - run.work.arrived) * run.work.rate, "right"))
+            stop = min(stop, max(yields, run.start + 1))
+        return stop
+
+    def _second(self) -> float | None:
+        """The second smallest key."""
+        return min((entry[0] for entry in self._heap[1:3]), default=None)
+
+    def cancel(self, work: Work) -> None:
+        """Its texts leave the queue when their turn comes, uncomputed."""
+        work.over = True
+
+    def requeue(self, batch: Batch) -> bool:
+        """After a lack of memory: half the budget, the texts back in their places. False for a single text."""
+        if batch.texts == 1:
+            return False
+        self.budget = max(1, min(self.budget, batch.tokens) // 2)
+        self._good_batches = 0
+        for run in batch.runs:
+            run.work.left += run.stop - run.start
+            self._push(run)
+        return True
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """After a batch: the estimate of tokens/s follows those that fill half a budget."""
+        if 2 * tokens >= self.budget and seconds > 0:
+            self.rate = max(1.0, self.rate + _FOLLOW * (tokens / seconds - self.rate))
+        self._good_batches += 1
+        if self._good_batches >= _GROW_AFTER and self.budget < self.limits.batch_tokens:
+            self.budget, self._good_batches = min(2 * self.budget, self.limits.batch_tokens), 0
+
+    def _push(self, run: Run) -> None:
+        self._pushed += 1
+        heapq.heappush(self._heap, (run.key, self._pushed, run))
+        self.queued_tokens += run.tokens
+        self.queued_texts += run.stop - run.start
+
+    def _pop(self, run: Run) -> None:
+        heapq.heappop(self._heap)
+        self.queued_tokens -= run.tokens
+        self.queued_texts -= run.stop - run.start
+
+    def _settle(self, run: Run) -> None:
+        run.work.left -= run.stop - run.start
+        if run.work.left == 0:
+            self._large.discard(run.work)

@@ -1,0 +1,53 @@
+"""What a child of the supervisor runs: `python -m ftbert.server.child`, told what to be by a line on standard input.
+
+Standard input stays open as long as the supervisor lives; when it ends, so does the child.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from ftbert.server.logs import set_up
+from ftbert.server.settings import Settings
+
+CANNOT_START = 3
+
+
+def main() -> int:
+    told = json.loads(sys.stdin.buffer.readline())
+    settings, folder = Settings.from_json(told["settings"]), Path(told["folder"])
+    log = set_up(settings.json_output)
+    threading.Thread(target=_follow_parent, name="ftbert-parent", daemon=True).start()
+    if told["role"] == "engine":
+        # Blocked in every thread, so that the main one can wait for them.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+        from ftbert.server.engine_process import run_engine
+
+        try:
+            return run_engine(
+                settings, told["model"], told["device"], told["threads"], told["index"], folder, told["rows"]
+            )
+        except (OSError, ValueError, RuntimeError, TypeError) as error:
+            log.error("%s: %s", settings.models[told["model"]][0], " ".join(str(error).split()))
+            return CANNOT_START
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
+    from ftbert.server.worker import run_worker
+
+    return run_worker(settings, told["index"], folder, told["rows"])
+
+
+def _follow_parent() -> None:
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # daemon threads and the library's own do not hold the exit

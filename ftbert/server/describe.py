@@ -1,0 +1,76 @@
+"""Reads from a loaded model and its folder what workers need. Only in the engine: it imports torch and transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ftbert.server.description import Description
+from ftbert.server.settings import Settings
+from ftbert.text import TextSettings, Tokenizer, load_tokenizer, lower_first, text_options
+
+TASK = "sequence_classification"
+
+
+def describe(model: Any, name: str, source: str, settings: Settings) -> Description:
+    """`model`: an ftbert.Model. ValueError where its folder has no tokenizer that a worker can use, or a choice in
+    `settings` does not fit the model."""
+    if model.folder is None:
+        raise ValueError(f"{source}: no folder with a tokenizer, which a server needs")
+    folder = Path(model.folder)
+    text = TextSettings.from_folder(folder)
+    checked = Tokenizer(folder, text, model.config.max_seq)
+    options = text_options(model, pooling=settings.pooling)  # refuses an unknown pooling
+    loaded = load_tokenizer(folder, text.tokenizer_arguments)
+    fast = getattr(loaded, "backend_tokenizer", None)
+    if fast is None:
+        raise ValueError(f"{folder}: a server needs a fast tokenizer, and {type(loaded).__name__} is written in Python")
+    fast.no_padding()
+    fast.no_truncation()
+    if text.lower_case:
+        lower_first(fast)
+    labels = _labels(model)
+    return Description(
+        name=name,
+        source=source,
+        task="embedding" if labels is None else "reranker" if len(labels) == 1 else "classifier",
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.device),
+        hidden=model.config.hidden,
+        vocab=model.config.vocab,
+        token_types=model.config.token_types,
+        longest=checked.longest,
+        max_length=checked.max_length,
+        special=loaded.num_special_tokens_to_add(pair=False),
+        special_ids=sorted(checked.special_ids),
+        tokenizer=fast.to_str(),
+        encode_special_tokens=bool(fast.encode_special_tokens),
+        pooling=options.pooling,
+        prompts=dict(text.prompts),
+        default_prompt=_default_prompt(text, settings),
+        include_prompt=text.include_prompt,
+        truncate_dim=options.truncate_dim,
+        normalize=text.normalize,
+        labels=labels or [],
+        batch_tokens=0,
+        rate=0.0,
+    )
+
+
+def _labels(model: Any) -> list[str] | None:
+    """Names of the classes of its sequence classification head; None without one."""
+    if TASK not in model.tasks:
+        return None
+    head = next(head for head in model.heads if head.task == TASK)
+    names = model.checkpoint.config.huggingface.get("id2label") or {}
+    return [str(names.get(str(i), f"LABEL_{i}")) for i in range(len(head.out_bias))]
+
+
+def _default_prompt(text: TextSettings, settings: Settings) -> str:
+    if settings.default_prompt is not None:
+        return settings.default_prompt
+    if (name := settings.default_prompt_name) is None:
+        return text.default_prompt
+    if name not in text.prompts:
+        raise ValueError(f"default-prompt-name must be one of {', '.join(map(repr, text.prompts))}; got {name!r}")
+    return text.prompts[name]

@@ -1,0 +1,42 @@
+"""What a worker must know of a model that an engine has loaded. Made in the engine; workers import no torch."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Description(msgspec.Struct, frozen=True):
+    """task: "embedding", "classifier" or "reranker". tokenizer: tokenizer.json's text, without truncation and padding.
+
+    longest: tokens that the model takes; max_length: those of a text, both with the special ones. special: those added
+    to one text. unpooled: tokens at the beginning of a text that its prompt takes, by prompt, where they are not pooled.
+    """
+
+    name: str
+    source: str
+    task: str
+    dtype: str
+    device: str
+    hidden: int
+    vocab: int
+    token_types: int
+    longest: int
+    max_length: int
+    special: int
+    special_ids: list[int]
+    tokenizer: str
+    encode_special_tokens: bool
+    pooling: str
+    prompts: dict[str, str]
+    default_prompt: str
+    include_prompt: bool
+    truncate_dim: int | None
+    normalize: bool
+    labels: list[str]
+    batch_tokens: int
+    rate: float
+
+    @property
+    def computes_with(self) -> str:
+        """The value of x-compute-type."""
+        return "gpu+optimized" if self.device.startswith("cuda") else "cpu"

@@ -1,0 +1,153 @@
+"""Frames on the Unix socket between a worker and an engine: a length, a kind, a payload. Both ends are one machine.
+
+worker -> engine: SUBMIT, CANCEL. engine -> worker: HELLO once, STATUS now and then, PARTS and FAILURES of a batch.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from ftbert.server.description import Description
+from ftbert.server.work import Failure, Kind, Part, Work
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Frame(IntEnum):
+    SUBMIT = 1
+    CANCEL = 2
+    HELLO = 3
+    STATUS = 4
+    PARTS = 5
+    FAILURES = 6
+
+
+_HEAD = struct.Struct("<IB3x")  # bytes of the payload, Frame
+_SUBMIT = struct.Struct("<QBBHIId")  # id, Kind, flags, 0, texts, tokens, deadline
+_STATUS = struct.Struct("<B7xQd")  # ready, queued tokens, tokens/s
+_PARTS = struct.Struct("<III")  # parts, width, rows
+_PART = np.dtype(
+    [("id", "<u8"), ("start", "<u4"), ("stop", "<u4"), ("rows", "<u4"), ("queue", "<f4"), ("compute", "<f4")]
+)
+_SKIP, _TYPES = 1, 2
+
+
+def submit(work: Work) -> bytes:
+    flags = _SKIP * (work.skip is not None) + _TYPES * (work.types is not None)
+    head = _SUBMIT.pack(work.id, work.kind, flags, 0, work.texts, work.tokens, work.deadline)
+    arrays = [work.offsets, work.skip, work.ids, work.types]
+    return _frame(Frame.SUBMIT, head, *[array.tobytes() for array in arrays if array is not None])
+
+
+def read_submit(payload: bytes) -> Work:
+    one, kind, flags, _, texts, tokens, deadline = _SUBMIT.unpack_from(payload)
+    take = _Taker(payload, _SUBMIT.size)
+    offsets = take(np.int64, texts + 1)
+    skip = take(np.int32, texts) if flags & _SKIP else None
+    ids = take(np.int32, tokens)
+    types = take(np.uint8, tokens) if flags & _TYPES else None
+    return Work(one, Kind(kind), ids, offsets, deadline, skip, types)
+
+
+def cancel(ids: list[int]) -> bytes:
+    return _frame(Frame.CANCEL, np.array(ids, dtype=np.uint64).tobytes())
+
+
+def read_cancel(payload: bytes) -> list[int]:
+    return np.frombuffer(payload, dtype=np.uint64).tolist()
+
+
+def hello(description: Description) -> bytes:
+    return _frame(Frame.HELLO, msgspec.json.encode(description))
+
+
+def read_hello(payload: bytes) -> Description:
+    return msgspec.json.decode(payload, type=Description)
+
+
+def status(ready: bool, queued_tokens: int, rate: float) -> bytes:
+    return _frame(Frame.STATUS, _STATUS.pack(ready, queued_tokens, rate))
+
+
+def read_status(payload: bytes) -> tuple[bool, int, float]:
+    ready, queued, rate = _STATUS.unpack(payload)
+    return bool(ready), queued, rate
+
+
+def results(found: list[Part | Failure]) -> bytes:
+    """One or two frames."""
+    parts = [one for one in found if isinstance(one, Part)]
+    failures = [one for one in found if isinstance(one, Failure)]
+    frames = b""
+    if failures:
+        listed = [(one.id, one.status, one.words, one.retry_after) for one in failures]
+        frames += _frame(Frame.FAILURES, msgspec.json.encode(listed))
+    if parts:
+        table = np.array(
+            [(one.id, one.start, one.stop, len(one.rows), one.queue, one.compute) for one in parts], dtype=_PART
+        )
+        width, rows = parts[0].rows.shape[1], sum(len(one.rows) for one in parts)
+        matrices = [np.ascontiguousarray(one.rows).data for one in parts]
+        frames += _frame(Frame.PARTS, _PARTS.pack(len(parts), width, rows), table.tobytes(), *matrices)
+    return frames
+
+
+def read_parts(payload: bytes) -> list[Part | Failure]:
+    count, width, rows = _PARTS.unpack_from(payload)
+    take = _Taker(payload, _PARTS.size)
+    table = take(_PART, count)
+    matrix = take(np.float32, rows * width).reshape(rows, width)
+    ends = np.cumsum(table["rows"]).tolist()
+    found: list[Part | Failure] = []
+    for (one, start, stop, size, queue, compute), end in zip(table.tolist(), ends, strict=True):
+        found.append(Part(one, start, stop, matrix[end - size : end], queue, compute))
+    return found
+
+
+def read_failures(payload: bytes) -> list[Part | Failure]:
+    listed = msgspec.json.decode(payload, type=list[tuple[int, int, str, float]])
+    return [Failure(*one) for one in listed]
+
+
+class Reader:
+    """Puts frames together from what a socket gives."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[tuple[Frame, bytes]]:
+        self._data += data
+        at = 0
+        while len(self._data) - at >= _HEAD.size:
+            size, kind = _HEAD.unpack_from(self._data, at)
+            end = at + _HEAD.size + size
+            if len(self._data) < end:
+                break
+            yield Frame(kind), bytes(memoryview(self._data)[at + _HEAD.size : end])
+            at = end
+        if at:
+            del self._data[:at]
+
+
+class _Taker:
+    """Arrays one behind the other."""
+
+    def __init__(self, payload: bytes, at: int) -> None:
+        self._payload, self._at = payload, at
+
+    def __call__(self, dtype: Any, count: int) -> NDArray[Any]:
+        found = np.frombuffer(self._payload, dtype=dtype, count=count, offset=self._at)
+        self._at += found.nbytes
+        return found
+
+
+def _frame(kind: Frame, *parts: Any) -> bytes:
+    size = sum(part.nbytes if isinstance(part, memoryview) else len(part) for part in parts)
+    return b"".join([_HEAD.pack(size, kind), *parts])

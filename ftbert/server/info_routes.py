@@ -1,0 +1,86 @@
+"""Health, /info, /metrics, /version, the page, and POST / which is for whatever the model does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ftbert import __version__
+from ftbert.server import embed_routes, rank_routes
+from ftbert.server.answers import json
+from ftbert.server.app import App
+from ftbert.server.errors import ApiError
+from ftbert.server.exposition import CONTENT_TYPE, exposition
+from ftbert.server.json_keys import keys_of
+from ftbert.server.messages import Request, Response
+
+_PAGE = Path(__file__).with_name("page.html")
+_PAGE_POLICY = "default-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
+
+
+async def health(app: App, request: Request) -> Response:
+    """200 and nothing; 503 while a model loads, an engine is silent or the server shuts down."""
+    if app.ready:
+        return Response()
+    raise ApiError("Unhealthy", "shutting down" if app.leaving else "loading", retry_after=1.0)
+
+
+async def live(app: App, request: Request) -> Response:
+    """200 as long as the process answers."""
+    return Response()
+
+
+async def version(app: App, request: Request) -> Response:
+    return Response(json({"version": __version__}))
+
+
+async def metrics(app: App, request: Request) -> Response:
+    return Response(exposition(app.rows), content_type=CONTENT_TYPE)
+
+
+async def info(app: App, request: Request) -> Response:
+    model, settings = app.models[0], app.settings
+    about = model.about
+    labels = {"id2label": dict(zip(map(str, range(len(about.labels))), about.labels, strict=True)),
+              "label2id": {label: i for i, label in enumerate(about.labels)}}  # fmt: skip
+    kind: dict[str, Any] = {"embedding": {"pooling": about.pooling}} if not about.labels else {about.task: labels}
+    values = {
+        "model_id": model.source, "model_sha": None, "model_dtype": about.dtype, "served_model_name": model.name,
+        "model_type": kind, "max_concurrent_requests": settings.max_concurrent_requests,
+        "max_input_length": about.max_length, "max_batch_tokens": settings.max_batch_tokens,
+        "max_batch_requests": settings.max_batch_requests,
+        "max_client_batch_size": settings.max_client_batch_size, "auto_truncate": settings.auto_truncate,
+        "tokenization_workers": settings.tokenization_workers, "version": __version__, "sha": None,
+        "docker_label": None, "batch_tokens": about.batch_tokens, "tokens_per_second": round(about.rate),
+        "models": [one.name for one in app.models], "engines": sum(len(one.links) for one in app.models),
+        "prompts": about.prompts,
+    }  # fmt: skip
+    return Response(json(values))
+
+
+async def page(app: App, request: Request) -> Response:
+    if not _PAGE.exists():
+        return Response(b"ftbert serve: see /info, /health, /metrics\n", content_type="text/plain; charset=utf-8")
+    headers = [("content-security-policy", _PAGE_POLICY), ("x-content-type-options", "nosniff")]
+    return Response(_PAGE.read_bytes(), content_type="text/html; charset=utf-8", headers=headers)
+
+
+async def by_model(app: App, request: Request) -> Response:
+    """POST / and /invocations: rerank, predict or embed as the model is; similarity where the body asks for it."""
+    task = app.models[0].about.task
+    if task == "embedding":
+        return await (embed_routes.similarity if _asks_similarity(request.body) else embed_routes.embed)(app, request)
+    keys = keys_of(request.body)
+    return await (rank_routes.rerank if "query" in keys else rank_routes.predict)(app, request)
+
+
+def _asks_similarity(body: bytes) -> bool:
+    if b'"source_sentence"' not in body:
+        return False
+    import msgspec
+
+    try:
+        raw = msgspec.json.decode(body, type=dict[str, msgspec.Raw]).get("inputs")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return raw is not None and "source_sentence" in keys_of(bytes(raw))

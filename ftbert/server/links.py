@@ -1,0 +1,234 @@
+"""A worker's side of an engine: requests out, answers put together. In the same process, or over a Unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ftbert.server import frames
+from ftbert.server.description import Description
+from ftbert.server.engine_face import EngineFace
+from ftbert.server.frames import Frame
+from ftbert.server.work import Failure, Kind, Part, Work
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# An engine says that it lives every TICK seconds; without a word for STALE it counts as not ready.
+TICK, STALE = 0.1, 2.0
+_ids = itertools.count(1)
+
+
+@dataclass
+class Answer:
+    """rows: float32 [texts, width], of Kind.TOKENS [tokens, width]. queue: of the first text, compute: of the longest
+    batch, seconds."""
+
+    rows: NDArray[np.float32]
+    queue: float
+    compute: float
+
+
+class Failed(Exception):
+    """What an engine, or the way to it, says instead of an answer."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.words)
+        self.failure = failure
+
+
+class Disconnected(Exception):
+    """The client has gone; nobody waits for the answer."""
+
+
+class _Call:
+    def __init__(self, work: Work, future: asyncio.Future[Answer]) -> None:
+        self.work, self.future = work, future
+        self.left = work.texts
+        self.rows: NDArray[np.float32] | None = None
+        self.queue, self.compute = -1.0, 0.0
+        self.timer: asyncio.TimerHandle | None = None
+
+    def add(self, part: Part) -> bool:
+        """Whether the answer is complete."""
+        self.queue = part.queue if self.queue < 0 else min(self.queue, part.queue)
+        self.compute = max(self.compute, part.compute)
+        self.left -= part.stop - part.start
+        if self.left == 0 and self.rows is None:
+            self.rows = part.rows
+            return True
+        offsets, tokens = self.work.offsets, self.work.kind == Kind.TOKENS
+        if self.rows is None:
+            self.rows = np.empty((self.work.tokens if tokens else self.work.texts, part.rows.shape[1]), np.float32)
+        where = slice(offsets[part.start], offsets[part.stop]) if tokens else slice(part.start, part.stop)
+        self.rows[where] = part.rows
+        return self.left == 0
+
+
+class Link:
+    """What both kinds share. Only the event loop's thread calls it."""
+
+    def __init__(self) -> None:
+        self.description: Description | None = None
+        self.loop = asyncio.get_running_loop()
+        self._calls: dict[int, _Call] = {}
+        self._sent = 0  # tokens that the engine's own figure does not hold yet
+        self._queued = 0
+
+    @property
+    def ready(self) -> bool:
+        raise NotImplementedError
+
+    @property
+    def load(self) -> int:
+        """Queued tokens, as far as this worker knows."""
+        return self._queued + self._sent
+
+    def submit(self, work: Work) -> _Call:
+        """Failed, where there is no engine."""
+        call = _Call(work, self.loop.create_future())
+        if not self.ready:
+            raise Failed(Failure(work.id, 503, "no engine is ready", 1.0))
+        self._calls[work.id] = call
+        self._sent += work.tokens
+        call.timer = self.loop.call_later(max(0.0, work.deadline - time.monotonic()), self._expire, call)
+        self._send(work)
+        return call
+
+    def cancel(self, call: _Call, why: Exception) -> None:
+        """Nobody waits any more."""
+        if self._finish(call):
+            call.future.set_exception(why)
+            self._send_cancel(call.work)
+
+    def deliver_here(self, found: list[Part | Failure]) -> None:
+        for one in found:
+            call = self._calls.get(one.id)
+            if call is None:
+                continue
+            if isinstance(one, Failure):
+                self._finish(call)
+                call.future.set_exception(Failed(one))
+            elif call.add(one):
+                self._finish(call)
+                call.future.set_result(Answer(call.rows, call.queue, call.compute))  # type: ignore[arg-type]
+
+    def fail_all(self, words: str) -> None:
+        for call in list(self._calls.values()):
+            self._finish(call)
+            call.future.set_exception(Failed(Failure(call.work.id, 503, words, 1.0)))
+
+    def _expire(self, call: _Call) -> None:
+        words = "the request was not answered before its deadline"
+        self.cancel(call, Failed(Failure(call.work.id, 503, words, 1.0)))
+
+    def _finish(self, call: _Call) -> bool:
+        if call.timer is not None:
+            call.timer.cancel()
+        return self._calls.pop(call.work.id, None) is not None and not call.future.done()
+
+    def _send(self, work: Work) -> None:
+        raise NotImplementedError
+
+    def _send_cancel(self, work: Work) -> None:
+        raise NotImplementedError
+
+
+class LocalLink(Link):
+    """An engine in this process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine: EngineFace | None = None
+
+    def attach(self, engine: EngineFace, description: Description) -> None:
+        self.engine, self.description = engine, description
+
+    @property
+    def ready(self) -> bool:
+        return self.engine is not None and self.engine.ready
+
+    @property
+    def load(self) -> int:
+        return 0 if self.engine is None else self.engine.queued_tokens
+
+    def deliver(self, results: list[Part | Failure]) -> None:
+        """From the engine's threads."""
+        self.loop.call_soon_threadsafe(self.deliver_here, results)
+
+    def _send(self, work: Work) -> None:
+        work.owner = self
+        assert self.engine is not None
+        if (refused := self.engine.submit(work)) is not None:
+            self.deliver_here([refused])
+
+    def _send_cancel(self, work: Work) -> None:
+        assert self.engine is not None
+        self.engine.cancel(self, [work.id])
+
+
+class SocketLink(Link, asyncio.Protocol):
+    """An engine in another process. connect() keeps the connection, for ever."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+        self._reader = frames.Reader()
+        self._transport: Any = None
+        self._heard = 0.0
+        self._says_ready = False
+        self._lost = asyncio.Event()
+
+    async def connect(self) -> None:
+        while True:
+            self._lost.clear()
+            try:
+                await self.loop.create_unix_connection(lambda: self, self._path)
+                await self._lost.wait()
+            except OSError:
+                pass
+            await asyncio.sleep(0.1)
+
+    @property
+    def ready(self) -> bool:
+        alive = self._transport is not None and time.monotonic() - self._heard < STALE
+        return alive and self._says_ready and self.description is not None
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport, self._reader = transport, frames.Reader()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport, self._says_ready = None, False
+        self._queued = self._sent = 0
+        self.fail_all("the engine has stopped")
+        self._lost.set()
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = time.monotonic()
+        for kind, payload in self._reader.feed(data):
+            if kind == Frame.PARTS:
+                self.deliver_here(frames.read_parts(payload))
+            elif kind == Frame.FAILURES:
+                self.deliver_here(frames.read_failures(payload))
+            elif kind == Frame.STATUS:
+                self._says_ready, self._queued, _ = frames.read_status(payload)
+                self._sent = 0
+            elif kind == Frame.HELLO:
+                self.description = frames.read_hello(payload)
+
+    def _send(self, work: Work) -> None:
+        self._transport.write(frames.submit(work))
+
+    def _send_cancel(self, work: Work) -> None:
+        if self._transport is not None:
+            self._transport.write(frames.cancel([work.id]))
+
+
+def next_id() -> int:
+    """Unique in this process."""
+    return next(_ids)

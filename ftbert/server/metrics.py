@@ -1,0 +1,99 @@
+"""Counters of all processes: a row of float64 for each, in one file that they share. Any worker can sum them.
+
+Names and buckets are TEI's, so that its dashboards work; ft_... are ours. exposition.py writes them as text.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+METHODS = ("single", "batch")
+ERRORS = ("overloaded", "validation", "batch_size", "tokenization", "inference", "model_type", "dropped")
+_SECONDS = tuple(1.5e-5 * 1.5**k for k in range(35))
+_PHASES = ("duration", "tokenization_duration", "queue_duration", "inference_duration")
+
+# name -> labels of each cell
+COUNTERS: dict[str, tuple[str, ...]] = {
+    "te_request_count": tuple(f'method="{method}"' for method in METHODS),
+    "te_request_success": tuple(f'method="{method}"' for method in METHODS),
+    "te_request_failure": tuple(f'err="{err}"' for err in ERRORS),
+    "te_embed_count": ("",),
+    "te_embed_success": ("",),
+    "te_predict_count": ("",),
+    "te_predict_success": ("",),
+    "ft_tokens_total": ("",),
+    "ft_engine_busy_seconds_total": ("",),
+}
+GAUGES = ("te_queue_size", "ft_queue_tokens", "ft_batch_budget_tokens")
+HISTOGRAMS: dict[str, tuple[float, ...]] = {
+    **{f"te_{what}_{phase}": _SECONDS for what in ("request", "embed", "predict") for phase in _PHASES},
+    "te_request_input_length": tuple(2.0**k for k in range(16)),
+    "te_batch_next_size": tuple(2.0**k for k in range(13)),
+    "te_batch_next_tokens": tuple(2.0**k for k in range(21)),
+}
+
+
+def _places() -> tuple[dict[str, int], int]:
+    """Where each metric begins in a row, and the cells of a row. A histogram: its buckets, +Inf, the sum."""
+    places, end = {}, 0
+    sizes = {name: len(labels) for name, labels in COUNTERS.items()} | dict.fromkeys(GAUGES, 1)
+    for name, size in (sizes | {name: len(bounds) + 2 for name, bounds in HISTOGRAMS.items()}).items():
+        places[name], end = end, end + size
+    return places, end
+
+
+PLACES, CELLS = _places()
+
+
+class Row:
+    """What one process counts. A cell is written by one thread of it."""
+
+    def __init__(self, cells: NDArray[np.float64] | None = None) -> None:
+        self.cells = np.zeros(CELLS) if cells is None else cells
+
+    def count(self, name: str, by: float = 1.0, label: int = 0) -> None:
+        self.cells[PLACES[name] + label] += by
+
+    def observe(self, name: str, value: float, times: int = 1) -> None:
+        bounds, place = HISTOGRAMS[name], PLACES[name]
+        self.cells[place + bisect_left(bounds, value)] += times
+        self.cells[place + len(bounds) + 1] += value * times
+
+    def failed(self, error: str) -> None:
+        """error: one of ERRORS."""
+        self.count("te_request_failure", label=ERRORS.index(error))
+
+    def batch(self, texts: int, tokens: int) -> None:
+        """An engine launches a batch."""
+        self.observe("te_batch_next_size", texts)
+        self.observe("te_batch_next_tokens", tokens)
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """Its result is there."""
+        self.count("ft_tokens_total", tokens)
+        self.count("ft_engine_busy_seconds_total", seconds)
+
+    def queue(self, texts: int, tokens: int, budget: int) -> None:
+        """What waits for an engine now."""
+        for name, value in zip(GAUGES, (texts, tokens, budget), strict=True):
+            self.cells[PLACES[name]] = value
+
+    def reset_gauges(self) -> None:
+        """In a process that takes the row of one that died: counters go on, its queue is gone."""
+        self.queue(0, 0, 0)
+
+
+def open_rows(path: Path | None, rows: int) -> NDArray[np.float64]:
+    """float64 [rows, CELLS] in a file, which is made where it is missing; without a path in memory."""
+    if path is None:
+        return np.zeros((rows, CELLS))
+    if not path.exists():
+        path.write_bytes(bytes(8 * rows * CELLS))
+    return np.memmap(path, dtype=np.float64, mode="r+", shape=(rows, CELLS))

@@ -1,0 +1,195 @@
+"""/predict and both dialects of /rerank; vLLM's /classify and /score. All on the sequence classification head."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ftbert.server.answers import answered, count_request, json
+from ftbert.server.app import App
+from ftbert.server.errors import ApiError, validation
+from ftbert.server.inputs import check_count, side
+from ftbert.server.json_keys import keys_of
+from ftbert.server.messages import Request, Response
+from ftbert.server.schemas import Classify, Cut, JinaRerank, Predict, Score, TeiRerank, decode
+from ftbert.server.served_model import Computed, ServedModel
+from ftbert.server.text_encoder import Encoded
+from ftbert.server.work import Kind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Sequences = list[str | tuple[str, str]]
+
+
+async def predict(app: App, request: Request) -> Response:
+    asked = decode(request.body, Predict)
+    model = app.model(asked.model)
+    single, sequences = _sequences(asked.inputs)
+    check_count(len(sequences), app.settings)
+    count_request(app, len(sequences), "predict")
+    model.expect("classifier", "reranker")
+    done = await logits(request, model, sequences, asked)
+    rows = done.rows if asked.raw_scores else probabilities(done.rows)
+    found = [_sorted_labels(row, model.about.labels) for row in rows]
+    return answered(app, request, model.about, done, json(found[0] if single else found), "predict")
+
+
+async def rerank(app: App, request: Request) -> Response:
+    """TEI's with `texts`, Jina's and Cohere's with `documents`."""
+    keys = keys_of(request.body)
+    if "documents" in keys and "texts" not in keys:
+        return await rerank_documents(app, request)
+    asked = decode(request.body, TeiRerank)
+    if not asked.texts:
+        raise ApiError("Empty", "`texts` cannot be empty")
+    model, done = await _ranked(app, request, asked.query, asked.texts, asked, asked.model)
+    scores = done.rows[:, 0] if asked.raw_scores else probabilities(done.rows)[:, 0]
+    found: list[dict[str, Any]] = []
+    for index in np.argsort(-scores, kind="stable").tolist():
+        found.append({"index": index, "score": float(scores[index])})
+        if asked.return_text:
+            found[-1]["text"] = asked.texts[index]
+    return answered(app, request, model.about, done, json(found), "predict")
+
+
+async def rerank_documents(app: App, request: Request) -> Response:
+    asked = decode(request.body, JinaRerank)
+    texts = [one if isinstance(one, str) else one.text for one in asked.documents]
+    if not texts:
+        raise ApiError("Empty", "`documents` cannot be empty", param="documents")
+    if asked.top_n is not None and asked.top_n < 1:
+        raise validation(f"`top_n` must be at least 1; got {str(asked.top_n)[:20]}", param="top_n")
+    if asked.max_tokens_per_doc:
+        raise validation("`max_tokens_per_doc` is not supported", param="max_tokens_per_doc")
+    model, done = await _ranked(app, request, asked.query, texts, Cut(), asked.model)
+    scores = probabilities(done.rows)[:, 0]
+    results: list[dict[str, Any]] = []
+    for index in np.argsort(-scores, kind="stable").tolist()[: asked.top_n]:
+        results.append({"index": index, "relevance_score": float(scores[index])})
+        if asked.return_documents is not False:  # Cohere's second API always has them in vLLM; clients may rely on it
+            results[-1]["document"] = {"text": texts[index]}
+    tokens = done.encoded.tokens
+    body = {
+        "id": f"rerank-{uuid.uuid4().hex}", "model": model.name, "results": results,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        "meta": {"billed_units": {"search_units": 1}},
+    }  # fmt: skip
+    return answered(app, request, model.about, done, json(body), "predict")
+
+
+async def classify(app: App, request: Request) -> Response:
+    asked = decode(request.body, Classify)
+    model = app.model(asked.model)
+    inputs: Sequences = [asked.input] if isinstance(asked.input, str) else list(asked.input)
+    if not inputs:
+        raise ApiError("Empty", "`input` cannot be empty", param="input")
+    check_count(len(inputs), app.settings)
+    count_request(app, len(inputs), "predict")
+    model.expect("classifier", "reranker")
+    done = await logits(request, model, inputs, Cut())
+    rows = done.rows if asked.use_activation is False else probabilities(done.rows)
+    labels = model.about.labels
+    data = [
+        {"index": i, "label": labels[int(row.argmax())], "probs": row, "num_classes": len(labels)}
+        for i, row in enumerate(rows)
+    ]
+    tokens = done.encoded.tokens
+    body = {"id": f"classify-{uuid.uuid4().hex}", "object": "list", "model": model.name, "data": data,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}  # fmt: skip
+    return answered(app, request, model.about, done, json(body), "predict")
+
+
+async def score(app: App, request: Request) -> Response:
+    """One text with each of another list, or two lists of one length in pairs."""
+    asked = decode(request.body, Score)
+    model = app.model(asked.model)
+    first = next((x for x in (asked.queries, asked.data_1, asked.text_1) if x is not None), None)
+    second = next((x for x in (asked.documents, asked.items, asked.data_2, asked.text_2) if x is not None), None)
+    if first is None or second is None:
+        raise validation("expected `queries` and `documents`, or `data_1` and `data_2`, or `text_1` and `text_2`")
+    left = [first] if isinstance(first, str) else first
+    right = [second] if isinstance(second, str) else second
+    if not left or not right:
+        raise ApiError("Empty", "the texts to score cannot be empty")
+    left = left * len(right) if len(left) == 1 else left
+    if len(left) != len(right):
+        raise validation(f"expected one text, or as many as of the others ({len(right)}); got {len(left)}")
+    check_count(len(right), app.settings)
+    count_request(app, len(right), "predict")
+    model.expect("reranker")
+    done = await logits(request, model, list(zip(left, right, strict=True)), Cut())
+    scores = done.rows[:, 0] if asked.use_activation is False else probabilities(done.rows)[:, 0]
+    tokens = done.encoded.tokens
+    body = {
+        "id": f"score-{uuid.uuid4().hex}", "object": "list", "model": model.name,
+        "data": [{"index": i, "object": "score", "score": float(one)} for i, one in enumerate(scores)],
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }  # fmt: skip
+    return answered(app, request, model.about, done, json(body), "predict")
+
+
+async def logits(request: Request, model: ServedModel, sequences: Sequences, cut: Cut) -> Computed:
+    """rows: float32 [sequences, labels]."""
+    where, truncate = side(cut.truncation_direction), model.truncates(cut.truncate)
+    prompt = model.prompt(cut.prompt_name)
+    encoder = model.encoder()
+
+    def encode() -> Encoded:
+        pairs = [one for one in sequences if isinstance(one, tuple)]
+        if pairs and len(pairs) == len(sequences):
+            return encoder.encode_pairs(pairs, truncate, where)
+        if pairs:
+            raise validation("`inputs` must be all texts or all pairs")
+        return encoder.encode([one for one in sequences if isinstance(one, str)], prompt, truncate, where)
+
+    size = sum(len(one) if isinstance(one, str) else len(one[0]) + len(one[1]) for one in sequences)
+    return await model.compute(request, Kind.LOGITS, size, encode)
+
+
+def probabilities(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Softmax of each row, of a single class its sigmoid."""
+    if rows.shape[1] == 1:
+        return np.where(rows >= 0, 1 / (1 + np.exp(-np.abs(rows))), 1 - 1 / (1 + np.exp(-np.abs(rows))))
+    powers = np.exp(rows - rows.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+async def _ranked(
+    app: App, request: Request, query: str, texts: list[str], cut: Cut, name: str | None
+) -> tuple[ServedModel, Computed]:
+    model = app.model(name)
+    check_count(len(texts), app.settings)
+    count_request(app, len(texts), "predict")
+    model.expect("reranker")
+    return model, await logits(request, model, [(query, text) for text in texts], cut)
+
+
+def _sequences(inputs: str | list[str | list[str]]) -> tuple[bool, Sequences]:
+    """TEI's union: a text, [text], a pair [a, b], or a list of lists of those. True: one result, not a list of them."""
+    if isinstance(inputs, str):
+        return True, [inputs]
+    if not inputs:
+        raise ApiError("Empty", "`inputs` cannot be empty")
+    flat = [one for one in inputs if isinstance(one, str)]
+    if len(flat) == len(inputs):
+        return True, [_one_or_pair(flat)]
+    if flat:
+        raise validation("`inputs` must be a text, a pair of texts, or a list of lists of one or two texts")
+    return False, [_one_or_pair(one) for one in inputs if isinstance(one, list)]
+
+
+def _one_or_pair(texts: list[str]) -> str | tuple[str, str]:
+    if len(texts) == 1:
+        return texts[0]
+    if len(texts) == 2:
+        return texts[0], texts[1]
+    raise validation(f"each of `inputs` must be one or two texts; got {len(texts)}")
+
+
+def _sorted_labels(row: NDArray[np.float32], labels: list[str]) -> list[dict[str, Any]]:
+    return [{"score": float(row[i]), "label": labels[i]} for i in np.argsort(-row, kind="stable").tolist()]
+
+

@@ -1,0 +1,132 @@
+"""A model as a worker serves it: its engines, its tokenizer, texts in and rows out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ftbert.server.description import Description
+from ftbert.server.errors import ApiError, of_failure, validation
+from ftbert.server.links import Answer, Disconnected, Failed, Link, next_id
+from ftbert.server.messages import Request
+from ftbert.server.settings import Settings
+from ftbert.server.text_encoder import Encoded, TextEncoder
+from ftbert.server.work import Kind, Work
+
+T = TypeVar("T")
+# Fewer characters are tokenised at once: handing them to a thread costs more (60 us) than doing it.
+_INLINE_CHARACTERS = 512
+
+
+@dataclass
+class Computed:
+    """rows: see Answer. Seconds that each step took."""
+
+    rows: Any
+    encoded: Encoded
+    tokenization: float
+    queue: float
+    inference: float
+
+
+class ServedModel:
+    """names: what requests may call it."""
+
+    def __init__(self, name: str, source: str, links: Sequence[Link], settings: Settings, threads: Executor) -> None:
+        self.name, self.source, self.links = name, source, list(links)
+        self._settings, self._threads = settings, threads
+        self._encoder: TextEncoder | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self._encoder is not None and any(link.ready for link in self.links)
+
+    @property
+    def about(self) -> Description:
+        """ApiError 503 before an engine has loaded the model."""
+        for link in self.links:
+            if link.description is not None:
+                return link.description
+        raise ApiError("Unhealthy", "the model is loading", retry_after=1.0)
+
+    def encoder(self) -> TextEncoder:
+        """ApiError 503 before `prepare` has made it."""
+        if self._encoder is None:
+            raise ApiError("Unhealthy", "the model is loading", retry_after=1.0)
+        return self._encoder
+
+    async def prepare(self) -> None:
+        """Makes the tokenizer once an engine has told of it, off the event loop: that takes 30 ms and more."""
+        while (about := next((link.description for link in self.links if link.description), None)) is None:
+            await asyncio.sleep(0.02)
+        self._encoder = await asyncio.to_thread(_warm_encoder, about)
+
+    def prompt(self, name: str | None) -> str:
+        """ApiError 422 for an unknown name."""
+        if name is None:
+            return self.about.default_prompt
+        if (found := self.about.prompts.get(name)) is None:
+            known = ", ".join(map(repr, self.about.prompts))
+            raise validation(f"`default-prompt-name` or `prompt_name` must be one of {known}; got {name[:100]!r}")
+        return found
+
+    def truncates(self, given: bool | None) -> bool:
+        return self._settings.auto_truncate if given is None else given
+
+    def expect(self, *tasks: str) -> None:
+        """ApiError 424, as TEI, where the model is for something else."""
+        if (task := self.about.task) not in tasks:
+            wanted = {"embedding": "an embedding", "classifier": "a classifier", "reranker": "a re-ranker"}[tasks[0]]
+            raise ApiError("Backend", f"model is not {wanted} model (it is: {task})", counted="model_type")
+
+    async def in_thread(self, characters: int, call: Callable[[], T]) -> T:
+        """`call`, off the event loop where there is much to do."""
+        if characters <= _INLINE_CHARACTERS:
+            return call()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    async def compute(self, request: Request, kind: Kind, characters: int, encode: Callable[[], Encoded]) -> Computed:
+        """Tokenises, sends to the engine with the least to do, waits. ApiError; Disconnected."""
+        self.about  # noqa: B018 - 503 while it loads, before any work
+        began = time.monotonic()
+        encoded = await self.in_thread(characters, encode)
+        tokenised = time.monotonic()
+        work = Work(
+            next_id(), kind, encoded.ids, encoded.offsets, _deadline(request, self._settings.request_timeout),
+            encoded.skip, encoded.types,
+        )  # fmt: skip
+        if request.disconnected:
+            raise Disconnected
+        ready = [link for link in self.links if link.ready] or self.links
+        link = min(ready, key=lambda one: one.load)
+        try:
+            call = link.submit(work)
+            request.on_disconnect(lambda: link.cancel(call, Disconnected()))
+            answer: Answer = await call.future
+        except Failed as failed:
+            failure = failed.failure
+            raise of_failure(failure.status, failure.words, failure.retry_after) from None
+        return Computed(answer.rows, encoded, tokenised - began, answer.queue, answer.compute)
+
+
+def _warm_encoder(about: Description) -> TextEncoder:
+    made = TextEncoder(about)
+    made.encode(["a"], "", True, "right")
+    return made
+
+
+def _deadline(request: Request, most: float) -> float:
+    text = request.header(b"x-request-timeout")
+    if text:
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = -1.0
+        if not 0 < seconds < 1e9:
+            raise ApiError("Validation", f"x-request-timeout must be seconds above 0; got {text[:20]!r}", status=400)
+        most = min(most, seconds)
+    return request.began + most

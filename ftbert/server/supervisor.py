@@ -1,0 +1,168 @@
+"""The first process: starts workers and engines, starts them again when they die, passes signals on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ftbert.server.extra import check_extra
+from ftbert.server.logs import set_up
+from ftbert.server.settings import Settings
+
+LOG = logging.getLogger("ftbert.serve")
+_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
+_LONGEST_PAUSE = 5.0  # before a child that keeps dying is started again
+_AT_ONCE = 130
+
+
+def serve(settings: Settings) -> int:
+    """Serves until SIGTERM or SIGINT. Returns the exit code: 0 after a drain, 130 after a second signal. Raises
+    ImportError without the extra, OSError where the address is taken, and what loading a model raises."""
+    check_extra()
+    from ftbert.server.http_server import bind
+
+    set_up(settings.json_output)
+    settings = dataclasses.replace(settings, workers=_workers(settings))
+    alone = settings.workers == 0
+    bound = bind(settings.hostname, settings.port, shared=False)  # fails where another server listens
+    port = bound.getsockname()[1]
+    settings = dataclasses.replace(settings, port=port)
+    shown = f"[{settings.hostname}]" if ":" in settings.hostname else settings.hostname
+    LOG.info("listening on http://%s:%d", shown, port)
+    if alone:
+        from ftbert.server.one_process import run_one_process
+
+        return run_one_process(settings, bound)
+    bound.close()
+    with bind(settings.hostname, port, shared=True):  # keeps the port; does not listen
+        return _Supervisor(settings).run()
+
+
+def _workers(settings: Settings) -> int:
+    if settings.workers is not None:
+        return settings.workers
+    if all(device == "cpu" for device in settings.devices):
+        return 0
+    return min(max(1, (os.cpu_count() or 1) - 2), 8)
+
+
+@dataclass
+class _Child:
+    told: dict[str, Any]
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    pause: float = 0.1
+    again_at: float | None = field(default=0.0)  # when it is started; None while it runs
+
+    @property
+    def name(self) -> str:
+        return f"{self.told['role']} {self.told['index']}"
+
+
+class _Supervisor:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._folder = Path(tempfile.mkdtemp(prefix="ftbert-", dir=None if len(tempfile.gettempdir()) < 70 else "/tmp"))
+        workers, models, devices = settings.workers or 1, len(settings.models), len(settings.devices)
+        rows = workers + models * devices
+        common = {"settings": settings.to_json(), "folder": str(self._folder), "rows": rows}
+        on_cpu = models * settings.devices.count("cpu")
+        threads = max(1, (os.cpu_count() or 1) // on_cpu) if on_cpu > 1 else None
+        self._workers = [_Child({**common, "role": "worker", "index": i}) for i in range(workers)]
+        self._engines = [
+            _Child({**common, "role": "engine", "index": workers + model * devices + device, "model": model,
+                    "device": device, "threads": threads if settings.devices[device] == "cpu" else None})  # fmt: skip
+            for model in range(models)
+            for device in range(devices)
+        ]
+
+    def run(self) -> int:
+        from ftbert.server.metrics import open_rows
+
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            open_rows(self._folder / "metrics", self._workers[0].told["rows"])
+            return self._watch()
+        finally:
+            for child in (*self._workers, *self._engines):
+                if child.process is not None and child.process.poll() is None:
+                    child.process.kill()
+                    child.process.wait()
+            shutil.rmtree(self._folder, ignore_errors=True)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _watch(self) -> int:
+        while True:
+            now = time.monotonic()
+            for child in (*self._workers, *self._engines):
+                code = None if child.process is None else child.process.poll()
+                if code is not None and not self._plan_again(child, code, now):
+                    return 1
+                if child.again_at is not None and now >= child.again_at:
+                    self._start(child)
+            if self._signal(0.1) is not None:
+                return self._drain()
+
+    def _signal(self, seconds: float) -> int | None:
+        """SIGTERM or SIGINT within so many seconds. A child's end ends the waiting too."""
+        got = signal.sigtimedwait(_SIGNALS, seconds)
+        return None if got is None or got.si_signo == signal.SIGCHLD else got.si_signo
+
+    def _start(self, child: _Child) -> None:
+        root = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+        child.process = subprocess.Popen(
+            [sys.executable, "-m", "ftbert.server.child"],
+            stdin=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,  # Ctrl-C is for the supervisor, which passes it on
+        )
+        assert child.process.stdin is not None
+        child.process.stdin.write(json.dumps(child.told).encode() + b"\n")
+        child.process.stdin.flush()
+        child.started, child.again_at = time.monotonic(), None
+
+    def _plan_again(self, child: _Child, code: int, now: float) -> bool:
+        """False where an engine cannot load its model: no other try would."""
+        from ftbert.server.child import CANNOT_START
+        from ftbert.server.worker import socket_path
+
+        assert child.process is not None and child.process.stdin is not None
+        child.process.stdin.close()
+        child.process = None
+        told = child.told
+        if code == CANNOT_START and not socket_path(self._folder, told["model"], told["device"]).exists():
+            return False
+        lived = now - child.started
+        child.pause = 0.1 if lived > 10 else min(2 * child.pause, _LONGEST_PAUSE)
+        child.again_at = now if lived > 10 else now + child.pause
+        LOG.warning("%s ended with code %d; starting it again", child.name, code)
+        return True
+
+    def _drain(self) -> int:
+        """Workers finish what they accepted, then engines go."""
+        settings = self._settings
+        LOG.info("shutting down")
+        for children, seconds in (
+            (self._workers, settings.drain_delay + settings.shutdown_timeout + 2.0),
+            (self._engines, 5.0),
+        ):
+            running = [child.process for child in children if child.process is not None]
+            for process in running:
+                process.terminate()
+            until = time.monotonic() + seconds
+            while any(process.poll() is None for process in running) and time.monotonic() < until:
+                if self._signal(0.1) is not None:
+                    return _AT_ONCE
+        return 0

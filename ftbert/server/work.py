@@ -1,0 +1,86 @@
+"""The unit of work between workers and engines: the texts of one request, as token ids, and what becomes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class Kind(IntEnum):
+    """What is computed of a text. One batch has one kind."""
+
+    EMBED = 0  # the pooled vector as it is, [hidden]
+    TOKENS = 1  # the last hidden state, [tokens, hidden]
+    LOGITS = 2  # of the sequence classification head, [labels]
+
+
+@dataclass(eq=False)
+class Work:
+    """All texts of one request.
+
+    ids: int32 [tokens] of all texts; offsets: int64 [texts + 1], each text's place in them. skip: int32 [texts], tokens
+    at the beginning of each text that are not pooled, or None. types: uint8 [tokens] or None for zeros. deadline: by
+    time.monotonic(), which all processes of a machine share. owner: whom the answer goes to.
+    """
+
+    id: int
+    kind: Kind
+    ids: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    deadline: float
+    skip: NDArray[np.int32] | None = None
+    types: NDArray[np.uint8] | None = None
+    owner: Owner | None = None
+    arrived: float = 0.0  # at the engine
+    rate: float = 1.0  # tokens/s of the engine at that time
+    over: bool = False  # cancelled, failed or expired: what is left of it is not computed
+    left: int = field(default=0)  # texts that are neither computed nor given up
+
+    def __post_init__(self) -> None:
+        self.left = self.texts
+
+    @property
+    def texts(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def tokens(self) -> int:
+        return int(self.offsets[-1])
+
+
+@dataclass(frozen=True)
+class Part:
+    """An answer for the texts start..stop of a request. rows: float32 [texts, width], of Kind.TOKENS [tokens, width].
+    queue, compute: seconds."""
+
+    id: int
+    start: int
+    stop: int
+    rows: NDArray[np.float32]
+    queue: float
+    compute: float
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A request that gets no answer. status: of HTTP. retry_after: seconds, 0 for none."""
+
+    id: int
+    status: int
+    words: str
+    retry_after: float = 0.0
+
+
+class Owner(Protocol):
+    """Whoever submits work: a worker's connection, or the worker itself."""
+
+    def deliver(self, results: list[Part | Failure]) -> None:
+        """From any thread; never blocks. One call for each batch."""
+
+
+Results = list[Any]

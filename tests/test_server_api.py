@@ -1,0 +1,225 @@
+"""Every route against encode's and transformers' numbers, in a server that runs in a thread of this process."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import VOCAB_WORDS, make_bert, randomise
+from served import Served, in_thread
+
+import ftbert
+
+TEXTS = ["word1 word2 a b", "word3", "", "the cat word9 word8 word7 " * 3, "word4 word5!", "word1 word2 a b"]
+
+
+def with_head(folder: Path, labels: int, tiny_bert: Callable[..., Path], seed: int = 3) -> Path:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    (base := tiny_bert(folder)).rename(folder / f"head{labels}")
+    base = folder / f"head{labels}"
+    config = BertConfig.from_pretrained(base, num_labels=labels)
+    randomise(BertForSequenceClassification(config), seed).save_pretrained(base)
+    return base
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Callable[..., Path]) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    return {
+        "classify": with_head(root, 3, tiny_bert),
+        "rank": with_head(root, 1, tiny_bert),
+        "embed": tiny_bert(root),
+    }
+
+
+@pytest.fixture(scope="module")
+def server(folders: dict[str, Path]) -> Iterator[Served]:
+    with in_thread(*[(name, folders[name]) for name in ("embed", "classify", "rank")], payload_limit=200_000) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def model(folders: dict[str, Path]) -> ftbert.Model:
+    return ftbert.load(folders["embed"])
+
+
+def logits(folder: Path, *texts: Any) -> torch.Tensor:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    batch = AutoTokenizer.from_pretrained(folder)(*texts, padding=True, truncation=True, max_length=128, return_tensors="pt")
+    with torch.no_grad():
+        return AutoModelForSequenceClassification.from_pretrained(folder)(**batch).logits  # type: ignore[no-any-return]
+
+
+def close(got: Any, want: Any) -> None:
+    np.testing.assert_allclose(np.asarray(got, np.float32), np.asarray(want, np.float32), atol=3e-5)
+
+
+def test_embed(server: Served, model: ftbert.Model) -> None:
+    close(server.post("/embed", {"inputs": TEXTS}), model.encode(TEXTS))
+    close(server.post("/embed", {"inputs": TEXTS[0]}), model.encode(TEXTS[:1]))
+    close(server.post("/embed", {"inputs": TEXTS, "normalize": False}), model.encode(TEXTS, normalize=False))
+    close(server.post("/embed", {"inputs": TEXTS, "dimensions": 5}), model.encode(TEXTS, truncate_dim=5))
+    close(server.post("/", {"inputs": TEXTS}), model.encode(TEXTS))
+    close(server.post("/invocations", {"inputs": TEXTS}), model.encode(TEXTS))
+
+
+def test_embed_takes_ids_as_they_are(server: Served, model: ftbert.Model) -> None:
+    ids = [2, 40, 41, 3]
+    packed = torch.tensor(ids), torch.tensor([0, 4], dtype=torch.int32), 4
+    want = torch.nn.functional.normalize(model.forward_packed(*packed).mean(0, keepdim=True))
+    close(server.post("/embed", {"inputs": ids}), want)
+    close(server.post("/embed", {"inputs": [ids, "word3"]})[1:], model.encode(["word3"]))
+    close(server.post("/v1/embeddings", {"input": [ids]})["data"][0]["embedding"], want[0])
+
+
+def test_embed_all(server: Served, model: ftbert.Model) -> None:
+    got = server.post("/embed_all", {"inputs": ["word1 word2", "word3"]})
+    assert [len(one) for one in got] == [4, 3]
+    ids = torch.tensor([2, VOCAB_WORDS.index("word3"), 3])
+    close(got[1], model.forward_packed(ids, torch.tensor([0, 3], dtype=torch.int32), 3))
+
+
+@pytest.mark.parametrize("side", ["right", "left", "Left"])
+def test_truncation(server: Served, model: ftbert.Model, side: str) -> None:
+    words = [f"word{i % 40}" for i in range(3000)]
+    kept = words[-126:] if side.lower() == "left" else words[:126]
+    got = server.post("/embed", {"inputs": " ".join(words), "truncation_direction": side})
+    close(got, model.encode([" ".join(kept)]))
+    reply = server.call("POST", "/embed", {"inputs": " ".join(words), "truncate": False})
+    assert reply.status == 422 and "must have less than 129 tokens" in reply.json()["error"]
+
+
+def test_similarity(server: Served, model: ftbert.Model) -> None:
+    body = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}}
+    vectors = model.encode(TEXTS)
+    for path in ("/similarity", "/"):
+        close(server.post(path, body), vectors[1:] @ vectors[0])
+
+
+def test_openai_embeddings(server: Served, model: ftbert.Model) -> None:
+    got = server.post("/v1/embeddings", {"input": TEXTS, "model": "embed"})
+    assert (got["object"], got["model"], [one["index"] for one in got["data"]]) == ("list", "embed", list(range(6)))
+    close([one["embedding"] for one in got["data"]], model.encode(TEXTS))
+    assert got["usage"]["prompt_tokens"] == got["usage"]["total_tokens"] > 20
+    coded = server.post("/embeddings", {"input": TEXTS, "encoding_format": "base64", "dimensions": 7})
+    rows = [np.frombuffer(base64.b64decode(one["embedding"]), "<f4") for one in coded["data"]]
+    close(rows, model.encode(TEXTS, truncate_dim=7))
+    pooled = server.post("/pooling", {"input": TEXTS})
+    close([one["data"] for one in pooled["data"]], model.encode(TEXTS))
+    assert [one["id"] for one in server.call("GET", "/v1/models").json()["data"]] == ["embed", "classify", "rank"]
+
+
+def test_predict(server: Served, folders: dict[str, Path]) -> None:
+    want = logits(folders["classify"], TEXTS).softmax(-1)
+    got = server.post("/predict", {"inputs": [[text] for text in TEXTS], "model": "classify"})
+    for scores, row in zip(got, want, strict=True):
+        assert [one["score"] for one in scores] == sorted([one["score"] for one in scores], reverse=True)
+        close([one["score"] for one in sorted(scores, key=lambda x: x["label"])], row)
+        assert sorted(one["label"] for one in scores) == ["LABEL_0", "LABEL_1", "LABEL_2"]
+    single = server.post("/predict", {"inputs": TEXTS[0], "model": "classify"})
+    assert single == server.post("/predict", {"inputs": [TEXTS[0]], "model": "classify"}) and len(single) == 3
+    pair = server.post("/predict", {"inputs": TEXTS[:2], "raw_scores": True, "model": "classify"})
+    want = logits(folders["classify"], [TEXTS[0]], [TEXTS[1]])[0]
+    close([one["score"] for one in sorted(pair, key=lambda x: x["label"])], want)
+    data = server.post("/classify", {"input": TEXTS, "model": "classify"})["data"]
+    close([one["probs"] for one in data], logits(folders["classify"], TEXTS).softmax(-1))
+    assert all(one["num_classes"] == 3 for one in data)
+
+
+def test_rerank(server: Served, folders: dict[str, Path]) -> None:
+    query, long = TEXTS[0], "word5 " * 400
+    texts = [*TEXTS[1:], long]
+    raw = logits(folders["rank"], [query] * len(texts), texts)[:, 0]
+    got = server.post("/rerank", {"query": query, "texts": texts, "return_text": True, "model": "rank"})
+    assert sorted(one["index"] for one in got) == list(range(len(texts)))
+    assert [one["score"] for one in got] == sorted((one["score"] for one in got), reverse=True)
+    close([one["score"] for one in sorted(got, key=lambda x: x["index"])], raw.sigmoid())
+    assert all(one["text"] == texts[one["index"]] for one in got)
+    got = server.post("/rerank", {"query": query, "texts": texts, "raw_scores": True, "model": "rank"})
+    close([one["score"] for one in sorted(got, key=lambda x: x["index"])], raw)
+    documents = [texts[0], {"text": texts[1]}, *texts[2:]]
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        got = server.post(path, {"query": query, "documents": documents, "top_n": 3, "model": "rank"})
+        assert len(got["results"]) == 3 and got["usage"]["total_tokens"] > 0
+        best = raw.sigmoid().sort(descending=True)
+        close([one["relevance_score"] for one in got["results"]], best.values[:3])
+        assert all(one["document"]["text"] == texts[one["index"]] for one in got["results"])
+    scores = server.post("/score", {"text_1": query, "text_2": texts, "model": "rank"})["data"]
+    close([one["score"] for one in scores], raw.sigmoid())
+
+
+def test_tokenize_and_decode(server: Served) -> None:
+    text = "word1 a"
+    (tokens,) = server.post("/tokenize", {"inputs": text})
+    assert [one["special"] for one in tokens] == [True, False, False, True]
+    assert tokens[0] == {"id": 2, "text": "[CLS]", "special": True, "start": None, "stop": None}
+    assert [text[one["start"] : one["stop"]] for one in tokens[1:-1]] == ["word1", "a"]
+    assert [one["text"] for one in server.post("/tokenize", {"inputs": [text], "add_special_tokens": False})[0]] == ["word1", "a"]
+    ids = [one["id"] for one in tokens]
+    assert server.post("/decode", {"ids": ids}) == ["word1 a"]
+    assert server.post("/decode", {"ids": [ids, ids], "skip_special_tokens": False}) == ["[CLS] word1 a [SEP]"] * 2
+    assert server.post("/tokenize", {"prompt": text})["tokens"] == ids
+
+
+def test_info_and_headers(server: Served) -> None:
+    info = server.call("GET", "/info").json()
+    assert (info["served_model_name"], info["max_input_length"], info["max_client_batch_size"]) == ("embed", 128, 2048)
+    assert info["model_type"] == {"embedding": {"pooling": "mean"}}
+    headers = server.call("POST", "/embed", {"inputs": "word1 word2"}).headers
+    assert (headers["x-compute-type"], headers["x-compute-tokens"], headers["x-compute-characters"]) == ("cpu", "4", "11")
+    for name in ("x-compute-time", "x-total-time", "x-tokenization-time", "x-queue-time", "x-inference-time"):
+        assert headers[name].isdigit()
+    for path in ("/health", "/ping", "/live"):
+        reply = server.call("GET", path)
+        assert (reply.status, reply.body) == (200, b"")
+    assert server.call("HEAD", "/health").status == 200
+    assert server.call("GET", "/").status == 200
+    assert server.call("GET", "/version").json() == {"version": ftbert.__version__}
+
+
+def test_metrics_are_what_prometheus_reads(server: Served) -> None:
+    parser = pytest.importorskip("prometheus_client.parser")
+
+    def values() -> dict[tuple[str, str], float]:
+        text = server.call("GET", "/metrics").body.decode()
+        return {(sample.name, str(sorted(sample.labels.items()))): sample.value
+                for family in parser.text_string_to_metric_families(text) for sample in family.samples}  # fmt: skip
+
+    def total(found: dict[tuple[str, str], float], name: str, label: str = "") -> float:
+        return sum(value for (of, labels), value in found.items() if of in (name, f"{name}_total") and label in labels)
+
+    before = values()
+    server.post("/embed", {"inputs": TEXTS})
+    server.call("POST", "/embed", {"inputs": 3})
+    after = values()
+    grown = {name: total(after, *name) - total(before, *name) for name in (
+        ("te_request_count", "batch"), ("te_request_success", "batch"), ("te_embed_count",), ("te_embed_success",),
+        ("te_request_failure", "'validation'"), ("te_embed_duration_count",), ("te_request_input_length_count",),
+    )}  # fmt: skip
+    assert list(grown.values()) == [1, 1, 6, 6, 1, 1, 6]
+    assert total(after, "te_batch_next_size_count") > 0 and total(after, "ft_tokens_total") > 0
+    assert not any(name.endswith("_created") for name, _ in after)
+
+
+def test_prompts(tmp_path: Path, tiny_bert: Callable[..., Path], ) -> None:
+    folder = tiny_bert(tmp_path)
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import Pooling, Transformer
+
+    parts = Transformer(str(folder)), Pooling(64, "mean", include_prompt=False)
+    target = tmp_path / "st"
+    SentenceTransformer(modules=list(parts), prompts={"query": "word1 a: "}, device="cpu").save(str(target))
+    model = ftbert.load(target)
+    with in_thread(("m", target)) as server:
+        close(server.post("/embed", {"inputs": TEXTS, "prompt_name": "query"}), model.encode(TEXTS, prompt_name="query"))
+        close(server.post("/embed", {"inputs": TEXTS}), model.encode(TEXTS))
+        assert server.call("POST", "/embed", {"inputs": "a", "prompt_name": "none"}).status == 422
+        with_prompt = server.post("/tokenize", {"inputs": "b", "prompt_name": "query"})[0]
+        assert [one["text"] for one in with_prompt[1:-1]] == ["word1", "a", ":", "b"] or len(with_prompt) == 6

@@ -1,0 +1,174 @@
+"""The policy of the queue: admission, order, budget, deadlines, cancelling, lack of memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("msgspec", reason="msgspec is not installed: the extra ftbert[serve]")
+
+from ftbert.server.batcher import Batch, Batcher, Limits  # noqa: E402
+from ftbert.server.work import Kind, Work  # noqa: E402
+
+RATE = 1000.0
+
+
+def work(one: int, lengths: list[int], deadline: float = 1e9, kind: Kind = Kind.EMBED) -> Work:
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return Work(one, kind, np.zeros(int(offsets[-1]), np.int32), offsets, deadline)
+
+
+def batcher(budget: int = 100, **limits: float) -> Batcher:
+    return Batcher(Limits(budget, **{"max_queue_seconds": 1e9, **limits}), RATE)  # type: ignore[arg-type]
+
+
+def texts(batch: Batch | None) -> list[tuple[int, int]]:
+    """(request, text) in the order of the batch."""
+    return [(run.work.id, i) for run in batch.runs for i in range(run.start, run.stop)] if batch else []
+
+
+def drain(queue: Batcher, now: float = 0.0) -> list[Batch]:
+    found = []
+    while (batch := queue.next_batch(now)) is not None:
+        found.append(batch)
+    return found
+
+
+requests = st.lists(
+    st.tuples(st.lists(st.integers(1, 60), min_size=1, max_size=30), st.sampled_from(list(Kind)), st.floats(0, 5)),
+    min_size=1, max_size=20,
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(requests, st.integers(1, 120), st.integers(1, 20))
+def test_every_text_is_computed_once_within_the_budget(wanted: list, budget: int, most: int) -> None:
+    queue = batcher(budget, batch_texts=most)
+    for one, (lengths, kind, at) in enumerate(sorted(wanted, key=lambda x: x[2])):
+        assert queue.admit(work(one, lengths, kind=kind), at) is None
+    assert queue.queued_tokens == sum(sum(lengths) for lengths, _, _ in wanted)
+    seen: list[tuple[int, int]] = []
+    for batch in drain(queue):
+        assert batch.texts == len(texts(batch)) <= most
+        assert batch.tokens == sum(run.tokens for run in batch.runs)
+        assert batch.tokens <= budget or batch.texts == 1
+        assert {run.work.kind for run in batch.runs} == {batch.kind}
+        seen += texts(batch)
+    assert len(seen) == len(set(seen)) == sum(len(lengths) for lengths, _, _ in wanted)
+    for one in range(len(wanted)):  # within a request in order
+        assert [i for of, i in seen if of == one] == sorted(i for of, i in seen if of == one)
+    assert (queue.queued_tokens, len(queue)) == (0, 0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(requests, st.integers(1, 120))
+def test_texts_come_in_the_order_of_their_keys(wanted: list, budget: int) -> None:
+    """What is taken in runs is what one text at a time by the formula would give."""
+    queue = batcher(budget)
+    keys: dict[tuple[int, int], float] = {}
+    for one, (lengths, _, at) in enumerate(sorted(wanted, key=lambda x: x[2])):
+        made = work(one, lengths)
+        queue.admit(made, at)
+        keys |= {(one, i): at + float(made.offsets[i]) / RATE for i in range(len(lengths))}
+    order = [keys[text] for batch in drain(queue) for text in texts(batch)]
+    assert order == sorted(order)
+
+
+def test_a_newcomer_goes_before_the_tail_of_a_bulk_request() -> None:
+    queue = batcher(100)
+    queue.admit(work(1, [50] * 100), 0.0)  # 5 s of work
+    assert texts(queue.next_batch(0.0)) == [(1, 0), (1, 1)]
+    queue.admit(work(2, [10]), 0.1)
+    assert (2, 0) in texts(queue.next_batch(0.1))
+
+
+def test_a_bulk_request_is_not_starved_by_newcomers() -> None:
+    """Newcomers at the engine's full rate for ever: the bulk request still ends, at half speed or so."""
+    queue, now, one = batcher(100), 0.0, 1
+    queue.admit(work(0, [50] * 40), now)
+    left = 40
+    for _ in range(400):
+        one += 1
+        queue.admit(work(one, [50, 50]), now)
+        batch = queue.next_batch(now)
+        left -= sum(of == 0 for of, _ in texts(batch))
+        now += 0.1
+    assert left == 0
+
+
+def test_admission() -> None:
+    queue = batcher(100, max_queue_seconds=2.0, max_queue_tokens=10_000)
+    assert queue.admit(work(1, [60_000]), 0.0) is None  # an idle engine takes any request
+    assert queue.admit(work(2, [10]), 0.0).status == 429  # type: ignore[union-attr]
+    queue = batcher(1000, max_queue_seconds=2.0, max_queue_tokens=10_000)
+    for one in range(3):
+        assert queue.admit(work(one, [900]), 0.0) is None
+    refused = queue.admit(work(9, [900]), 0.0)  # 2.7 s are ahead
+    assert refused is not None and (refused.status, refused.retry_after) == (429, 3.0)
+    assert queue.queued_tokens == 2700  # nothing of it was taken
+    late = queue.admit(work(10, [900], deadline=1.0), 0.5)
+    assert late is not None and late.status == 429  # it could not be done in time
+    queue.draining = True
+    assert queue.admit(work(11, [1]), 0.0).status == 503  # type: ignore[union-attr]
+
+
+def test_a_bulk_request_does_not_make_others_429() -> None:
+    """Its tail is not ahead of them."""
+    queue = batcher(100, max_queue_seconds=0.5)
+    assert queue.admit(work(1, [5] * 2000), 0.0) is None  # 10 s
+    assert queue.tokens_ahead(0.0) == 0
+    for step in range(20):
+        assert queue.admit(work(10 + step, [10]), 0.1 * step) is None
+        queue.next_batch(0.1 * step)
+
+
+def test_past_the_deadline_nothing_is_computed() -> None:
+    queue = batcher(100)
+    queue.admit(work(1, [50] * 4, deadline=1.0), 0.0)
+    assert (1, 0) in texts(queue.next_batch(0.5))
+    queue.admit(work(2, [10]), 0.8)
+    assert texts(queue.next_batch(1.5)) == [(2, 0)]
+    assert [(w.id, f.status) for w, f in queue.dropped] == [(1, 503)]
+    assert (queue.next_batch(2.0), queue.queued_tokens) == (None, 0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(requests, st.sets(st.integers(0, 19)))
+def test_cancelled_requests_leave_uncomputed(wanted: list, gone: set[int]) -> None:
+    queue = batcher(100)
+    works = [work(one, lengths, kind=kind) for one, (lengths, kind, _) in enumerate(wanted)]
+    for made in works:
+        queue.admit(made, 0.0)
+    for made in works:
+        if made.id in gone:
+            queue.cancel(made)
+    seen = {one for batch in drain(queue) for one, _ in texts(batch)}
+    assert seen == set(range(len(wanted))) - gone
+    assert (queue.queued_tokens, len(queue), queue._large) == (0, 0, set())
+
+
+def test_lack_of_memory_halves_the_budget_and_loses_nothing() -> None:
+    queue = batcher(100)
+    queue.admit(work(1, [25] * 8), 0.0)
+    batch = queue.next_batch(0.0)
+    assert batch is not None and batch.texts == 4 and queue.requeue(batch)
+    assert queue.budget == 50
+    again = drain(queue)
+    assert [text for one in again for text in texts(one)] == [(1, i) for i in range(8)]
+    assert max(one.tokens for one in again) == 50
+    alone = work(2, [80])
+    queue.admit(alone, 0.0)
+    assert queue.requeue(queue.next_batch(0.0)) is False  # type: ignore[arg-type]
+    for _ in range(300):
+        queue.computed(50, 0.05)
+    assert queue.budget == 100  # it grows again
+
+
+def test_the_rate_follows_full_batches_only() -> None:
+    queue = batcher(100)
+    queue.computed(4, 1.0)
+    assert queue.rate == RATE
+    queue.computed(100, 0.05)
+    assert RATE < queue.rate < 2000

@@ -1,0 +1,205 @@
+"""The engine with a computation that fails, hangs or runs out of memory: who is answered what, and who is not hurt."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("msgspec", reason="msgspec is not installed: the extra ftbert[serve]")
+
+from ftbert.server import frames  # noqa: E402
+from ftbert.server.batcher import Batch, Limits  # noqa: E402
+from ftbert.server.engine import Engine  # noqa: E402
+from ftbert.server.metrics import Row  # noqa: E402
+from ftbert.server.work import Failure, Kind, Part, Work  # noqa: E402
+
+
+class Compute:
+    """A text's row is its ids' sum and count. Id 13 gives NaN, 66 raises, 77 needs more memory than 100 tokens leave."""
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+        self.go = threading.Event()
+        self.go.set()
+
+    def launch(self, batch: Batch) -> Callable[[], Any]:
+        self.batches.append(batch)
+        assert self.go.wait(10)
+        texts = [run.work.ids[run.work.offsets[i] : run.work.offsets[i + 1]] for run in batch.runs for i in range(run.start, run.stop)]
+        everything = np.concatenate(texts)
+        if 66 in everything:
+            raise RuntimeError("a secret text")
+        if 77 in everything and batch.tokens > 50:
+            raise MemoryError
+        rows = np.array([[text.sum(), len(text)] for text in texts], np.float32)
+        rows[[13 in text for text in texts]] = np.nan
+        return lambda: rows
+
+    def free_memory(self) -> None:
+        pass
+
+
+class Caller:
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.failures: list[Failure] = []
+        self.changed = threading.Condition()
+
+    def deliver(self, results: list[Part | Failure]) -> None:
+        with self.changed:
+            self.parts += [one for one in results if isinstance(one, Part)]
+            self.failures += [one for one in results if isinstance(one, Failure)]
+            self.changed.notify_all()
+
+    def texts(self, one: int) -> int:
+        return sum(part.stop - part.start for part in self.parts if part.id == one)
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(done, 10), (self.parts, self.failures)
+
+
+def work(one: int, owner: Any, *texts: list[int], seconds: float = 60.0) -> Work:
+    offsets = np.cumsum([0, *map(len, texts)]).astype(np.int64)
+    ids = np.concatenate([np.asarray(text, np.int32) for text in texts])
+    return Work(one, Kind.EMBED, ids, offsets, time.monotonic() + seconds, owner=owner)
+
+
+@pytest.fixture
+def compute() -> Compute:
+    return Compute()
+
+
+@pytest.fixture
+def engine(compute: Compute) -> Any:
+    made = Engine(compute, Limits(100), 1e6, Row())
+    yield made
+    compute.go.set()
+    made.close()
+
+
+def hold(engine: Engine, compute: Compute, caller: Caller) -> None:
+    """The engine computes one text until compute.go is set."""
+    compute.go.clear()
+    assert engine.submit(work(999, caller, [1])) is None
+    while not compute.batches:
+        time.sleep(0.001)
+
+
+def test_rows_go_to_their_callers(engine: Engine) -> None:
+    callers = [Caller() for _ in range(8)]
+
+    def run(caller: Caller, seed: int) -> None:
+        for one in range(200, 400):
+            assert engine.submit(work(one, caller, [seed, one, 1000], [1000 + one])) is None
+
+    threads = [threading.Thread(target=run, args=(caller, i)) for i, caller in enumerate(callers)]
+    for thread in threads:
+        thread.start()
+    for seed, caller in enumerate(callers):
+        caller.wait(lambda caller=caller: sum(p.stop - p.start for p in caller.parts) == 400)  # type: ignore[misc]
+        for part in caller.parts:
+            want = np.array([[seed + part.id + 1000, 3], [1000 + part.id, 1]], np.float32)
+            assert np.array_equal(part.rows, want[part.start : part.stop])
+    for thread in threads:
+        thread.join()
+    assert engine.queued_tokens == 0
+
+
+def test_nan_hurts_its_own_request_only(engine: Engine, compute: Compute) -> None:
+    caller = Caller()
+    hold(engine, compute, caller)
+    for one, ids in ((1, [5]), (2, [13]), (3, [6])):
+        engine.submit(work(one, caller, ids))
+    compute.go.set()
+    caller.wait(lambda: caller.texts(1) == caller.texts(3) == 1 and len(caller.failures) == 1)
+    assert (caller.failures[0].id, caller.failures[0].status) == (2, 424)
+    assert compute.batches[1].texts == 3  # they were in one batch
+
+
+def test_a_failed_batch_is_answered_without_its_words(engine: Engine, compute: Compute, caplog: pytest.LogCaptureFixture) -> None:
+    caller = Caller()
+    hold(engine, compute, caller)
+    engine.submit(work(1, caller, [66]))
+    engine.submit(work(3, caller, [7]))  # in the same batch
+    compute.go.set()
+    caller.wait(lambda: len(caller.failures) == 1 and caller.texts(3) == 1)
+    assert caller.failures[0].status == 424 and "secret" not in caller.failures[0].words + caplog.text
+    engine.submit(work(2, caller, [5]))
+    caller.wait(lambda: caller.texts(2) == 1)
+    assert engine.ready
+
+
+def test_lack_of_memory(engine: Engine) -> None:
+    caller = Caller()
+    engine.submit(work(1, caller, *[[77] * 20] * 10))
+    caller.wait(lambda: caller.texts(1) == 10)
+    engine.submit(work(2, caller, [77] * 80))
+    caller.wait(lambda: len(caller.failures) == 1)
+    assert (caller.failures[0].id, caller.failures[0].status) == (2, 424)
+
+
+def test_cancelled_and_forgotten_work_is_not_computed(engine: Engine, compute: Compute) -> None:
+    caller, gone = Caller(), Caller()
+    hold(engine, compute, caller)
+    for one in range(1, 50):
+        engine.submit(work(one, caller, [one]))
+        engine.submit(work(one, gone, [one]))
+    engine.cancel(caller, list(range(1, 40)))
+    engine.forget(gone)
+    compute.go.set()
+    caller.wait(lambda: sum(part.stop - part.start for part in caller.parts) == 11)
+    assert sum(batch.texts for batch in compute.batches) == 11
+    assert not gone.parts and engine.queued_tokens == 0
+
+
+def test_expired_work_is_answered_503_and_not_computed(engine: Engine, compute: Compute) -> None:
+    caller = Caller()
+    hold(engine, compute, caller)
+    engine.submit(work(1, caller, [5], seconds=0.01))
+    time.sleep(0.03)
+    compute.go.set()
+    caller.wait(lambda: len(caller.failures) == 1)
+    assert (caller.failures[0].status, caller.failures[0].retry_after) == (503, 1.0)
+    assert sum(batch.texts for batch in compute.batches) == 1
+
+
+def test_close_answers_what_waits(engine: Engine, compute: Compute) -> None:
+    caller = Caller()
+    hold(engine, compute, caller)
+    engine.submit(work(1, caller, *[[5] * 60] * 3))
+    threading.Timer(0.05, compute.go.set).start()
+    engine.close()
+    caller.wait(lambda: any(one.id == 1 and one.status == 503 for one in caller.failures))
+    assert engine.submit(work(2, caller, [1])).status == 503  # type: ignore[union-attr]
+    assert not engine.ready
+
+
+def test_frames_round_trip_however_they_are_cut() -> None:
+    sent = work(7, None, [1, 2, 3], [4])
+    sent.skip, sent.types = np.array([1, 0], np.int32), np.array([0, 1, 1, 0], np.uint8)
+    results: list[Part | Failure] = [
+        Part(7, 0, 2, np.arange(6, dtype=np.float32).reshape(2, 3), 0.5, 0.25), Part(8, 3, 4, np.ones((1, 3), np.float32), 0, 0),
+        Failure(9, 503, "später", 1.5),
+    ]  # fmt: skip
+    stream = frames.submit(sent) + frames.cancel([1, 2**60]) + frames.status(True, 12, 3.5) + frames.results(results)
+    for size in (1, 3, 7, len(stream)):
+        reader = frames.Reader()
+        found = [frame for i in range(0, len(stream), size) for frame in reader.feed(stream[i : i + size])]
+        assert [kind.name for kind, _ in found] == ["SUBMIT", "CANCEL", "STATUS", "FAILURES", "PARTS"]
+        got = frames.read_submit(found[0][1])
+        for name in ("ids", "offsets", "skip", "types"):
+            assert np.array_equal(getattr(got, name), getattr(sent, name))
+        assert (got.id, got.kind, got.deadline) == (7, Kind.EMBED, sent.deadline)
+        assert frames.read_cancel(found[1][1]) == [1, 2**60]
+        assert frames.read_status(found[2][1]) == (True, 12, 3.5)
+        assert frames.read_failures(found[3][1]) == [results[2]]
+        first, second = frames.read_parts(found[4][1])
+        assert isinstance(first, Part) and isinstance(second, Part)
+        assert np.array_equal(first.rows, results[0].rows) and second.rows.tolist() == [[1, 1, 1]]  # type: ignore[union-attr]
+        assert (first.id, first.stop, second.id, second.start) == (7, 2, 8, 3)

@@ -1,0 +1,298 @@
+"""Workers and engines as processes: kills, drains, disconnects, and answers that are never swapped."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from served import Served, as_command, in_thread
+
+import ftbert
+
+WORDS = [f"word{i}" for i in range(40)]
+TEXTS = [f"{a} {b}" for a in WORDS for b in WORDS[:10]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Callable[..., Path]) -> Path:
+    return tiny_bert(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def vectors(folder: Path) -> np.ndarray:
+    return ftbert.load(folder).encode(TEXTS)  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Two workers, two engines on one device."""
+    arguments = [str(folder), "--workers", "2", "--device", "cpu,cpu", "--batch-tokens", "256"]
+    with as_command(tmp_path_factory.mktemp("log"), *arguments) as one:
+        yield one
+
+
+class Load(threading.Thread):
+    """A client on a connection of its own: asks for random texts and checks every answer. lost: connections that ended
+    without an answer to a request. refused: attempts to connect that were refused."""
+
+    def __init__(self, port: int, vectors: np.ndarray, seed: int, most: int = 1 << 30) -> None:
+        super().__init__(daemon=True)
+        self._port, self._vectors, self._random, self._most = port, vectors, np.random.default_rng(seed), most
+        self.statuses: dict[int, int] = {}
+        self.lost, self.wrong, self.refused = 0, 0, 0
+        self.stop = False
+
+    def run(self) -> None:
+        connection: http.client.HTTPConnection | None = None
+        while not self.stop and self._most > 0:
+            self._most -= 1
+            if connection is None:
+                connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
+                try:
+                    connection.connect()
+                except OSError:
+                    self.refused, connection = self.refused + 1, None
+                    time.sleep(0.02)
+                    continue
+            rows = self._random.integers(0, len(TEXTS), self._random.integers(1, 5)).tolist()
+            body = json.dumps({"inputs": [TEXTS[row] for row in rows]})
+            try:
+                connection.request("POST", "/embed", body, {"content-type": "application/json"})
+                answer = connection.getresponse()
+                got = json.loads(answer.read())
+            except (OSError, http.client.HTTPException):
+                self.lost += 1
+                connection.close()
+                connection = None
+                continue
+            self.statuses[answer.status] = self.statuses.get(answer.status, 0) + 1
+            if answer.status == 200 and not np.allclose(np.array(got, np.float32), self._vectors[rows], atol=3e-5):
+                self.wrong += 1
+            if answer.getheader("connection") == "close":
+                connection.close()
+                connection = None
+
+
+def children(server: Served, role: str) -> list[psutil.Process]:
+    """Workers import no torch: they are the small ones."""
+    assert server.process is not None
+    found = psutil.Process(server.process.pid).children()
+    large = [one for one in found if any("libtorch" in mapped.path for mapped in one.memory_maps())]
+    return large if role == "engine" else [one for one in found if one not in large]
+
+
+def start(server: Served, vectors: np.ndarray, clients: int = 4, most: int = 1 << 30) -> list[Load]:
+    load = [Load(server.port, vectors, seed, most) for seed in range(clients)]
+    for one in load:
+        one.start()
+    return load
+
+
+def finish(load: list[Load]) -> dict[int, int]:
+    """Statuses of all. No answer was wrong."""
+    for one in load:
+        one.stop = True
+    for one in load:
+        one.join(30)
+        assert not one.is_alive()
+    assert sum(one.wrong for one in load) == 0
+    return {status: sum(one.statuses.get(status, 0) for one in load) for status in {s for one in load for s in one.statuses}}
+
+
+def test_answers_are_never_swapped(server: Served, vectors: np.ndarray) -> None:
+    load = start(server, vectors, clients=8, most=400)
+    for one in load:
+        one.join(60)
+    assert finish(load) == {200: 3200}
+    assert sum(one.lost + one.refused for one in load) == 0
+
+
+def test_workers_import_no_torch(server: Served) -> None:
+    assert (len(children(server, "worker")), len(children(server, "engine"))) == (2, 2)
+
+
+def test_metrics_are_those_of_all_processes(server: Served, vectors: np.ndarray) -> None:
+    def count() -> int:
+        lines = server.call("GET", "/metrics").body.decode().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith("te_embed_success "))
+
+    before = count()
+    for _ in range(20):
+        server.post("/embed", {"inputs": TEXTS[:3]})
+    assert count() - before == 60
+    assert {count() for _ in range(10)} == {before + 60}  # whichever worker is asked
+
+
+def test_a_killed_worker_hurts_its_own_connections_only(server: Served, vectors: np.ndarray) -> None:
+    load = start(server, vectors)
+    time.sleep(0.3)
+    victim, other = children(server, "worker")
+    victim.kill()
+    time.sleep(1.0)
+    began = time.monotonic()
+    while len(children(server, "worker")) < 2:
+        assert time.monotonic() - began < 10
+        time.sleep(0.05)
+    time.sleep(0.5)
+    statuses = finish(load)
+    assert set(statuses) <= {200, 503}
+    assert sum(one.lost for one in load) <= len(load)
+    assert other.is_running()
+    server.wait_ready(10)
+
+
+def test_a_killed_engine_is_503_at_once_and_comes_back(server: Served, vectors: np.ndarray) -> None:
+    load = start(server, vectors)
+    time.sleep(0.3)
+    victim = children(server, "engine")[0]
+    victim.kill()
+    time.sleep(1.5)
+    statuses = finish(load)
+    assert set(statuses) <= {200, 503} and statuses[200] > 0
+    assert sum(one.lost + one.refused for one in load) == 0
+    server.wait_ready(60)
+    began = time.monotonic()
+    while len(children(server, "engine")) < 2:
+        assert time.monotonic() - began < 60
+        time.sleep(0.2)
+
+
+def test_health_with_a_stopped_engine(folder: Path, tmp_path: Path, vectors: np.ndarray) -> None:
+    """One that answers no more is noticed; /live is not about it."""
+    with as_command(tmp_path, str(folder), "--workers", "1", "--batch-tokens", "256") as server:
+        (engine,) = children(server, "engine")
+        engine.suspend()
+        time.sleep(2.5)
+        assert server.call("GET", "/health").status == 503
+        assert server.call("GET", "/live").status == 200
+        reply = server.call("POST", "/embed", {"inputs": "a"})
+        assert reply.status == 503 and reply.headers["retry-after"]
+        engine.resume()
+        server.wait_ready(5)
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_sigterm_loses_no_accepted_request(folder: Path, tmp_path: Path, vectors: np.ndarray, workers: str) -> None:
+    with as_command(tmp_path, str(folder), "--workers", workers, "--batch-tokens", "256") as server:
+        load = start(server, vectors, clients=6)
+        time.sleep(0.5)
+        assert server.process is not None
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(20) == 0
+        statuses = finish(load)
+        assert set(statuses) == {200}
+        assert sum(one.lost for one in load) == 0
+        assert "Traceback" not in server.log.read_text()  # type: ignore[union-attr]
+
+
+def test_a_second_signal_ends_at_once(folder: Path, tmp_path: Path) -> None:
+    with as_command(tmp_path, str(folder), "--workers", "0", "--drain-delay", "30") as server:
+        assert server.process is not None
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        assert server.call("GET", "/health").status == 503  # and still answers
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(3) != 0
+
+
+def test_children_go_with_a_killed_supervisor(folder: Path, tmp_path: Path) -> None:
+    with as_command(tmp_path, str(folder), "--workers", "1", "--batch-tokens", "256") as server:
+        assert server.process is not None
+        family = psutil.Process(server.process.pid).children()
+        server.process.kill()
+        server.process.wait()
+        gone, alive = psutil.wait_procs(family, timeout=10)
+        assert not alive
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
+    for workers in ("0", "1"):
+        with as_command(tmp_path, str(tmp_path / "none"), "--workers", workers, ready=False) as server:
+            assert server.process is not None and server.process.wait(60) == 1
+            assert "none" in server.log.read_text() and "Traceback" not in server.log.read_text()  # type: ignore[union-attr]
+
+
+def test_a_taken_port_is_one_line(folder: Path, tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-m", "ftbert", "serve", str(folder), "--hostname", "127.0.0.1", "--port", port]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stderr == f"ftbert: error: 127.0.0.1:{port}: Address already in use\n"
+
+
+def test_disconnects_are_cancelled(folder: Path, vectors: np.ndarray) -> None:
+    """What a client no longer waits for leaves the queue, and is counted."""
+    with in_thread(("m", folder), batch_tokens=128) as server:
+        body = json.dumps({"inputs": ["word1 " * 120] * 1500}).encode()
+        head = f"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        clients = []
+        for _ in range(4):
+            client = socket.create_connection(("127.0.0.1", server.port))
+            client.sendall(head.encode() + body)
+            clients.append(client)
+        until = time.monotonic() + 10
+        while metric(server, "te_queue_size") < 1000 and time.monotonic() < until:
+            time.sleep(0.02)
+        for client in clients:
+            client.close()
+        computed = metric(server, "ft_tokens_total")
+        while metric(server, "te_queue_size") > 0:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        server.post("/embed", {"inputs": "word1"})
+        assert metric(server, "ft_tokens_total") - computed < 20_000  # of 700,000
+        assert metric(server, 'te_request_failure{err="dropped"}') == 4
+
+
+def metric(server: Served, name: str) -> float:
+    lines = server.call("GET", "/metrics").body.decode().splitlines()
+    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + " "))
+
+
+def test_overload_is_429_with_retry_after_and_nobody_is_dropped(folder: Path, vectors: np.ndarray) -> None:
+    with in_thread(("m", folder), batch_tokens=64, max_queue_seconds=0.02) as server:
+        found: list[Any] = []
+
+        def ask() -> None:
+            for _ in range(20):
+                found.append(server.call("POST", "/embed", {"inputs": ["word1 " * 60] * 4}))
+
+        threads = [threading.Thread(target=ask) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        statuses = [reply.status for reply in found]
+        assert len(statuses) == 320 and set(statuses) <= {200, 429} and 200 in statuses
+        assert all(reply.headers["retry-after"].isdigit() for reply in found if reply.status == 429)
+
+
+def test_the_log_holds_no_text_and_no_key(folder: Path, tmp_path: Path) -> None:
+    os.environ["API_KEY"] = "geheim"
+    try:
+        with as_command(tmp_path, str(folder), "--workers", "0", "--json-output", "true") as server:
+            server.key = "geheim"
+            server.post("/embed", {"inputs": "word1 secret"})
+            server.call("POST", "/embed", b'{"inputs": "secret')
+            server.call("POST", "/embed", {"inputs": "secret", "prompt_name": "secret"})
+            log = server.log
+    finally:
+        del os.environ["API_KEY"]
+    assert log is not None
+    lines = log.read_text().splitlines()
+    assert all(json.loads(line)["message"] for line in lines)
+    assert not any(word in line for line in lines for word in ("secret", "geheim"))
