@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import VOCAB_WORDS, make_bert, randomise
+from conftest import VOCAB_WORDS, randomise
 from served import Served, in_thread
 
 import ftbert

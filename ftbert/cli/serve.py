@@ -22,9 +22,9 @@ def add_to(commands: common.Commands) -> None:
         "          ftbert serve search=minilm rank=my-reranker --device cuda --dtype fp16",
         model=False,
     )
-    parser.add_argument("model", metavar="[NAME=]MODEL", nargs="+", help="the first is the one of requests without a name")
+    parser.add_argument("model", metavar="[NAME=]MODEL", nargs="+", help="the first answers requests without a name")
     parser.add_argument(
-        "--device", default="cpu", help="cpu, cuda (every GPU) or a list: cuda:0,cuda:1; an engine for each (default cpu)"
+        "--device", default="cpu", help="cpu, cuda (every GPU) or a list: cuda:0,cuda:1; one engine each (default cpu)"
     )
     parser.add_argument("--dtype", choices=("fp32", "fp16", "bf16"), help="(default fp16 on a GPU, fp32 on the CPU)")
     for flag in FLAGS:

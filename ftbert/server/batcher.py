@@ -2,8 +2,8 @@
 
 Order: the text that begins `a` tokens into a request which arrived at time t has the key t + a / rate, where rate is
 the engine's tokens/s. The tail of a bulk request therefore yields to requests that arrive later, and nothing starves: a
-key stays as it is while those of newcomers grow. Runs of texts of one request are taken at once, so that the cost is one
-of runs, not of texts.
+key stays as it is while those of newcomers grow. Runs of texts of one request are taken at once, so that the cost is of
+runs, not of texts.
 """
 
 from __future__ import annotations

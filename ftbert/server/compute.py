@@ -89,7 +89,8 @@ class Compute:
     def _upload(self, array: NDArray[Any]) -> torch.Tensor:
         tensor = torch.from_numpy(array)
         # Pinned memory lets the host go on at once.
-        return tensor if self.model.device.type == "cpu" else tensor.pin_memory().to(self.model.device, non_blocking=True)
+        device = self.model.device
+        return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:

@@ -9,7 +9,7 @@ class Description(msgspec.Struct, frozen=True):
     """task: "embedding", "classifier" or "reranker". tokenizer: tokenizer.json's text, without truncation and padding.
 
     longest: tokens that the model takes; max_length: those of a text, both with the special ones. special: those added
-    to one text. unpooled: tokens at the beginning of a text that its prompt takes, by prompt, where they are not pooled.
+    to one text. unpooled: tokens at the beginning of a text that its prompt takes, by prompt, where not pooled.
     """
 
     name: str

@@ -17,8 +17,8 @@ _BACKLOG = 4096
 # After the last SYN that is let in: handshakes finish, clients on open connections see "connection: close".
 _HANDSHAKES, _QUIET = 0.05, 0.25
 _SO_ATTACH_FILTER = 26
-# A classic BPF program on TCP segments: drop those with SYN, pass the others. No client is then connected to a queue that
-# is closed with it in there; what is dropped is sent again a second later and refused.
+# A classic BPF program on TCP segments: drop those with SYN, pass the others. No client is then connected to a queue
+# that is closed with it in there; what is dropped is sent again a second later and refused.
 _DROP_SYN = ((0x30, 0, 0, 13), (0x45, 0, 1, 0x02), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF))
 
 
