@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import time
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("ftbert.serve")
 # Bodies that are held at once, by one worker.
 _MOST_BUFFERED = 1 << 30
+_SETTLE_SECONDS = 1.0
 # One model answers to these too: examples of other servers' clients use them.
 _ANY_MODEL = ("", "tei", "text-embeddings-inference")
 
@@ -111,6 +113,8 @@ class App:
         if route is None:  # a browser asks before it calls
             return Response(status=204, headers=cors_headers(self.settings, request, preflight=True))
         try:
+            if route.counted and not all(model.ready for model in self.models):
+                await self._settle()
             response = await route.run(self, request)
         except ApiError as error:
             return self._refused(request, error)
@@ -125,6 +129,13 @@ class App:
         if route.counted:
             self.row.observe("te_request_duration", time.monotonic() - request.began)
         return response
+
+    async def _settle(self) -> None:
+        """Waits a moment for the models: this worker may be the last to hear that an engine is there, and a client saw
+        another's 200 on /health."""
+        until = time.monotonic() + _SETTLE_SECONDS
+        while time.monotonic() < until and not all(model.ready for model in self.models):
+            await asyncio.sleep(0.01)
 
     def refusal(self, request: Request) -> Response:
         """The answer to a request that gate() refused."""

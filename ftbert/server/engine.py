@@ -112,8 +112,10 @@ class Engine:
                     return
                 batch = self._batcher.next_batch(time.monotonic())
                 expired, self._batcher.dropped = self._batcher.dropped, []
-                self._in_flight += batch is not None
-                self._busy_since = self._busy_since or time.monotonic()
+                if batch is not None:
+                    self._in_flight += 1
+                    self._busy_since = self._busy_since or time.monotonic()
+                self._gauges()
             for work, failure in expired:
                 self._fail(work, failure)
             if batch is not None:
@@ -170,7 +172,7 @@ class Engine:
 
     def _leave(self) -> None:
         self._in_flight -= 1
-        self._busy_since = time.monotonic() if self._in_flight or len(self._batcher) else 0.0
+        self._busy_since = time.monotonic() if self._in_flight else 0.0
         self._gauges()
         self._changed.notify()
 

@@ -1,0 +1,143 @@
+"""A client of bench_serve.py in a process of its own: raw HTTP/1.1 on asyncio, so that it is not what is measured.
+
+Reads a JSON object from standard input, writes one to standard output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import time
+from collections import deque
+from typing import Any
+
+import httptools
+
+
+class Connection(asyncio.Protocol):
+    """One request at a time. done(connection): when its answer is there, or the connection ended."""
+
+    def __init__(self, done: Any) -> None:
+        self._done = done
+        self._transport: Any = None
+        self._parser: Any = None
+        self.status = 0
+        self.since = 0.0
+        self.waits = False
+        self.closed = False
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.closed = True
+        if self.waits:
+            self.status, self.waits = 0, False
+            self._done(self)
+
+    def send(self, data: bytes, since: float) -> None:
+        """since: when the request was due."""
+        self._parser, self.since, self.waits = httptools.HttpResponseParser(self), since, True
+        self._transport.write(data)
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_message_complete(self) -> None:
+        self.status, self.waits = self._parser.get_status_code(), False
+        self.closed = self.closed or not self._parser.should_keep_alive()
+        self._done(self)
+
+
+class Client:
+    """told: host, port, bodies, path, seconds, warm (seconds that are not counted), and connections (closed loop) or
+    rate (open loop, requests/s)."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        self._told = told
+        head = f"POST {told['path']} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
+        self._requests = [f"{head}content-length: {len(body)}\r\n\r\n{body}".encode() for body in told["bodies"]]
+        self._random = random.Random(told["seed"])
+        self.latencies: list[float] = []
+        self.statuses: dict[int, int] = {}
+        self._idle: deque[Connection] = deque()
+        self._end = self._count_from = 0.0
+        self._busy = 0  # requests without an answer
+
+    async def run(self) -> None:
+        began = time.perf_counter()
+        self._count_from, self._end = began + self._told["warm"], began + self._told["warm"] + self._told["seconds"]
+        if "rate" in self._told:
+            await self._open_loop()
+        else:
+            for _ in range(self._told["connections"]):
+                self._send(await self._connect(self._again), time.perf_counter())
+        while time.perf_counter() < self._end or (self._busy and time.perf_counter() < self._end + 30):
+            await asyncio.sleep(0.01)
+
+    async def _connect(self, done: Any) -> Connection:
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(lambda: Connection(done), self._told["host"], self._told["port"])
+        return connection
+
+    async def _open_loop(self) -> None:
+        due, tasks = time.perf_counter(), set()
+        while due < self._end:
+            due += self._random.expovariate(self._told["rate"])
+            if (wait := due - time.perf_counter()) > 0:
+                await asyncio.sleep(wait)
+            task = asyncio.create_task(self._one(due))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+    async def _one(self, due: float) -> None:
+        while self._idle and self._idle[0].closed:
+            self._idle.popleft()
+        try:
+            connection = self._idle.popleft() if self._idle else await self._connect(self._rest)
+        except OSError:
+            self._busy += 1
+            self._count(0, due)
+            return
+        self._send(connection, due)
+
+    def _send(self, connection: Connection, due: float) -> None:
+        self._busy += 1
+        connection.send(self._random.choice(self._requests), due)
+
+    def _again(self, connection: Connection) -> None:
+        """Closed loop: the next request at once."""
+        now = time.perf_counter()
+        self._count(connection.status, connection.since)
+        if now < self._end and not connection.closed:
+            self._send(connection, now)
+
+    def _rest(self, connection: Connection) -> None:
+        """Open loop: the connection waits for the next."""
+        self._count(connection.status, connection.since)
+        if not connection.closed:
+            self._idle.append(connection)
+
+    def _count(self, status: int, since: float) -> None:
+        now = time.perf_counter()
+        self._busy -= 1
+        if since < self._count_from or since >= self._end:
+            return
+        self.statuses[status] = self.statuses.get(status, 0) + 1
+        if status == 200:
+            self.latencies.append(now - since)
+
+
+def main() -> None:
+    told = json.loads(sys.stdin.read())
+    client = Client(told)
+    import uvloop
+
+    uvloop.run(client.run())
+    print(json.dumps({"latencies": client.latencies, "statuses": client.statuses, "cpu": time.process_time()}))
+
+
+if __name__ == "__main__":
+    main()
