@@ -8,8 +8,8 @@ PACKAGES = ("httptools", "msgspec", "orjson", "uvloop")
 
 
 def check_extra() -> None:
-    """ImportError that names what is missing and what to type."""
+    """RuntimeError that names what is missing and what to type."""
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
-        raise ImportError(
+        raise RuntimeError(
             f"ftbert serve needs {', '.join(missing)}. Type: pip install {' '.join(missing)}, or install ftbert[serve]"
         )

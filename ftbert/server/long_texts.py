@@ -19,7 +19,7 @@ class Cutter:
 
     def __init__(self, tokenizer: Any, length: int) -> None:
         self._length = length
-        self._size = _CHARACTERS_PER_TOKEN * length
+        self.size = _CHARACTERS_PER_TOKEN * length  # of the first try
         rules = json.loads(tokenizer.to_str())
         self.exact = _all_in(rules.get("pre_tokenizer"), "pretokenizers", _SPLITTING) and (
             rules.get("normalizer") is None or _all_in(rules["normalizer"], "normalizers", _LOCAL)
@@ -27,7 +27,7 @@ class Cutter:
 
     def cut(self, text: str, side: str, size: int | None = None) -> str:
         """The first `size` characters, of side "left" the last ones; the whole text where that is not exact."""
-        size = self._size if size is None else size
+        size = self.size if size is None else size
         if not self.exact or len(text) <= size + 1:
             return text
         if side == "left":

@@ -28,7 +28,7 @@ _AT_ONCE = 130
 
 def serve(settings: Settings) -> int:
     """Serves until SIGTERM or SIGINT. Returns the exit code: 0 after a drain, 130 after a second signal. Raises
-    ImportError without the extra, OSError where the address is taken, and what loading a model raises."""
+    RuntimeError without the extra, OSError where the address is taken, and what loading a model raises."""
     check_extra()
     from ftbert.server.http_server import bind
 

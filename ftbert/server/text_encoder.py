@@ -71,9 +71,13 @@ class TextEncoder:
         short = [self._cutter.cut(text, side) for text in texts]
         rows = [encoding.ids for encoding in self._encode(short, truncate, side)]
         for i, (text, part) in enumerate(zip(texts, short, strict=True)):
+            size = self._cutter.size
             while len(part) < len(text) and len(rows[i]) < length:  # the part had fewer tokens than wanted
-                part = self._cutter.cut(text, side, 2 * len(part))
-                rows[i] = self._encode([part], truncate, side)[0].ids
+                size *= 2
+                longer = self._cutter.cut(text, side, size)
+                if len(longer) > len(part):
+                    part = longer
+                    rows[i] = self._encode([part], truncate, side)[0].ids
         return rows
 
     def _encode(self, inputs: list[Any], truncate: bool, side: str) -> list[Any]:
