@@ -41,7 +41,7 @@ DEPS := $(STATE)/installed-$(shell cat requirements.txt requirements-dev.txt | c
 CMAKE_OPTIONS := -G Ninja $(foreach name,FTBERT_CUDA FTBERT_CUDA_ARCHS,$(if $($(name)),"-D$(name)=$($(name))"))
 CXX_FILES = $(shell find csrc tests/cpp examples -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help run test build bench bench-avx2 lint clean core-test cuda-compile py-test avx2-test fuzz kills asan-test \
+.PHONY: help run test build bench bench-avx2 lint clean core-test cuda-compile py-test avx2-test fuzz kills serve-soak asan-test \
   gpu-build gpu-test gpu-bench models
 
 # One thing after another, also under -j: pytest's closing line comes last.
@@ -157,6 +157,9 @@ fuzz: build  ## mutated files and random calls against every reader and op (COUN
 
 kills: build  ## SIGKILL at 200 random moments of convert and embed
 	PYTHONPATH=. $(PYTHON) tests/kills.py --count 200 --seed $(SEED)
+
+serve-soak: build  ## the server under fuzzed requests and SIGTERMs; ARGS="--requests 1000000 --sigterms 100"
+	PYTHONPATH=.:tests $(PYTHON) tests/soak_server.py $(ARGS)
 
 lint: $(DEPS)  ## ruff, mypy, clang-format
 	@printf '\n== lint\n'

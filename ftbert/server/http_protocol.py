@@ -182,6 +182,7 @@ class HttpProtocol(asyncio.Protocol):
             request.error = ApiError("Validation", "the request's path is not valid", status=400)
         if self._header_bytes > _MOST_HEAD:
             request.error = ApiError("Validation", "the head of the request is too large", status=431)
+            request.keep_alive = False
         if request.error is None:
             request.error = self._shared.app.gate(request)
         length = int(request.headers.get(b"content-length", b"0"))

@@ -1,0 +1,183 @@
+"""The server for hours: fuzzed requests, checksums, disconnects, memory; then SIGTERMs under load.
+
+    PYTHONPATH=.:tests python tests/soak_server.py --requests 1000000 --sigterms 100 --clients 4 --seed 0
+
+Exits with 1 where a request got a 5xx that no limit explains, an answer was wrong, a connection was lost, memory grew by
+more than --most-mb, or a SIGTERM lost an accepted request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from conftest import VOCAB_WORDS, make_bert
+from served import Served, as_command
+from test_server_processes import TEXTS, Load
+
+import ftbert
+
+PATHS = ["/embed", "/embed_all", "/similarity", "/predict", "/rerank", "/tokenize", "/decode", "/v1/embeddings", "/v1/rerank",
+         "/classify", "/score", "/pooling", "/", "/info", "/metrics", "/nothing"]  # fmt: skip
+VALUES: list[Any] = [
+    None, True, 0, -1, 10**30, 1.5, "", "a", "word1 " * 300, "\x00", "\ud7ff", [], [[]], ["a"], ["a", 1], [1, 2], [[1, 2], "a"],
+    {}, {"text": "a"}, {"source_sentence": "a", "sentences": ["b"]}, ["a"] * 40, "left", "base64", [[99]],
+]  # fmt: skip
+KEYS = ["inputs", "input", "query", "texts", "documents", "ids", "truncate", "truncation_direction", "normalize", "dimensions",
+        "prompt_name", "raw_scores", "encoding_format", "model", "top_n", "parameters", "data_1", "data_2", "task"]  # fmt: skip
+
+
+class Fuzzer(threading.Thread):
+    def __init__(self, port: int, vectors: np.ndarray, seed: int, requests: int) -> None:
+        super().__init__(daemon=True)
+        self._port, self._vectors, self._random, self.left = port, vectors, random.Random(seed), requests
+        self.statuses: dict[int, int] = {}
+        self.bad: list[str] = []
+
+    def run(self) -> None:
+        connection = self._connect()
+        while self.left > 0:
+            self.left -= 1
+            try:
+                connection = self._one(connection)
+            except (OSError, http.client.HTTPException) as error:
+                self.bad.append(f"lost: {type(error).__name__}")
+                connection = self._connect()
+
+    def _connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
+
+    def _one(self, connection: http.client.HTTPConnection) -> http.client.HTTPConnection:
+        kind = self._random.random()
+        if kind < 0.4:
+            rows = [self._random.randrange(len(TEXTS)) for _ in range(self._random.randint(1, 4))]
+            status, body = self._call(connection, "POST", "/embed", json.dumps({"inputs": [TEXTS[i] for i in rows]}).encode())
+            if status == 200 and not np.allclose(np.array(json.loads(body), np.float32), self._vectors[rows], atol=3e-5):
+                self.bad.append("a wrong answer")
+            return connection
+        if kind < 0.45:  # goes away before the answer
+            connection.request("POST", "/embed", json.dumps({"inputs": TEXTS[:20]}), {"content-type": "application/json"})
+            connection.close()
+            return self._connect()
+        body = self._body()
+        method = self._random.choice(["POST"] * 8 + ["GET", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"])
+        path = self._random.choice(PATHS)
+        status, _ = self._call(connection, method, path, body)
+        if status >= 500 and status != 503:
+            self.bad.append(f"{status} for {method} {path} {body[:200]!r}")
+        return connection
+
+    def _body(self) -> bytes:
+        keys = self._random.sample(KEYS, self._random.randint(0, 5))
+        body = json.dumps({key: self._random.choice(VALUES) for key in keys}).encode()
+        changed = bytearray(body)
+        for _ in range(self._random.choice([0, 0, 1, 3])):
+            changed[self._random.randrange(len(changed))] = self._random.randrange(256)
+        return bytes(changed)
+
+    def _call(self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        connection.request(method, path, body, {"content-type": "application/json"})
+        answer = connection.getresponse()
+        found = answer.read()
+        self.statuses[answer.status] = self.statuses.get(answer.status, 0) + 1
+        if answer.status >= 400 and method != "HEAD":
+            json.loads(found)  # every error is JSON
+        return answer.status, found
+
+
+def resident(server: Served) -> float:
+    """MB of all processes."""
+    assert server.process is not None
+    family = psutil.Process(server.process.pid)
+    return sum(one.memory_info().rss for one in (family, *family.children())) / 1e6
+
+
+def fuzz(options: argparse.Namespace, folder: Path, vectors: np.ndarray) -> list[str]:
+    log = Path(tempfile.mkdtemp())
+    with as_command(log, str(folder), "--workers", options.workers, "--batch-tokens", "512") as server:
+        time.sleep(2.0)
+        before = None
+        bad: list[str] = []
+        statuses: dict[int, int] = {}
+        for part in range(10):
+            threads = [Fuzzer(server.port, vectors, options.seed * 1000 + part * 100 + i, options.requests // 10 // options.clients)
+                       for i in range(options.clients)]  # fmt: skip
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+                bad += thread.bad
+                for status, count in thread.statuses.items():
+                    statuses[status] = statuses.get(status, 0) + count
+            before = before or resident(server)  # after the first tenth: pools and caches are filled
+            print(f"{part + 1}0 %: {statuses}, {resident(server):.0f} MB, {len(bad)} bad", flush=True)
+        grown = resident(server) - before
+        if grown > options.most_mb:
+            bad.append(f"memory grew by {grown:.0f} MB")
+        assert server.log is not None
+        bad += ["a traceback in the log"] * ("Traceback" in server.log.read_text())
+        return bad
+
+
+def sigterms(options: argparse.Namespace, folder: Path, vectors: np.ndarray) -> list[str]:
+    bad = []
+    for turn in range(options.sigterms):
+        log = Path(tempfile.mkdtemp())
+        with as_command(log, str(folder), "--workers", options.workers, "--batch-tokens", "512") as server:
+            load = [Load(server.port, vectors, turn * 100 + i) for i in range(8)]
+            for one in load:
+                one.start()
+            time.sleep(random.Random(turn).uniform(0.2, 0.6))
+            assert server.process is not None
+            server.process.send_signal(signal.SIGTERM)
+            code = server.process.wait(40)
+            for one in load:
+                one.stop = True
+            for one in load:
+                one.join(30)
+            lost, wrong = sum(one.lost for one in load), sum(one.wrong for one in load)
+            found = {status for one in load for status in one.statuses}
+            if code or lost or wrong or found != {200}:
+                bad.append(f"SIGTERM {turn}: exit code {code}, {lost} lost, {wrong} wrong, statuses {found}")
+        print(f"SIGTERM {turn + 1}: {len(bad)} bad", flush=True)
+    return bad
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--sigterms", type=int, default=3)
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--workers", default="2")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--most-mb", type=float, default=50.0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_bert(vocab_size=len(VOCAB_WORDS)).save_pretrained(folder)
+        from transformers import BertTokenizerFast
+
+        (folder / "vocab.txt").write_text("\n".join(VOCAB_WORDS) + "\n", encoding="utf-8")
+        BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
+        vectors = ftbert.load(folder).encode(TEXTS)
+        bad = fuzz(options, folder, vectors) if options.requests else []
+        bad += sigterms(options, folder, vectors) if options.sigterms else []
+    for line in bad[:20]:
+        print(line, file=sys.stderr)
+    print(f"{options.requests} requests, {options.sigterms} SIGTERMs: {len(bad)} bad")
+    return int(bool(bad))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
