@@ -18,6 +18,7 @@ from ftbert.checkpoint import expect_file, is_unicode, read_json_object
 from ftbert.text.cutting import CHARACTERS, Cutter
 from ftbert.text.settings import TextSettings
 from ftbert.text.tokens import Text, Tokens, joined, tokens_of
+from ftbert.text.wordpiece import WordPiece
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -59,6 +60,7 @@ class Tokenizer:
         self._fast: Any = getattr(tokenizer, "backend_tokenizer", None)
         self._python = tokenizer if self._fast is None else None
         self._cutter: Cutter | None = None
+        self._wordpiece: WordPiece | None = None
         self._lock = threading.Lock()
         self._by_length: dict[tuple[int, str], Any] = {}
         own = settings.max_length or _own_length(folder, tokenizer)
@@ -74,6 +76,7 @@ class Tokenizer:
         if settings.lower_case:
             lower_first(self._fast)
         self._cutter = Cutter.of(self._fast)
+        self._wordpiece = WordPiece.of(self._fast)
 
     def check_length(self, length: int, where: str, pairs: bool = False) -> int:
         """`length` itself; ValueError where it is more than the model takes, or no room for a text (or a pair)."""
@@ -130,8 +133,10 @@ class Tokenizer:
             ]
             types = [one["token_type_ids"] for one in made] if pairs and self._has_types else None
             return tokens_of([one["input_ids"] for one in made], types)
-        fast = self._truncating(length, side)
         given, cut = self._cut(texts, length, side)
+        if self._wordpiece is not None and not pairs and not cut:
+            return self._wordpiece.tokens(given, length, side)
+        fast = self._truncating(length, side)
         rows, types = self._rows(fast, given, pairs)
         while cut:
             # Exact once the length is reached: what was cut off comes behind the tokens that are kept.
