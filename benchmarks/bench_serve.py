@@ -119,8 +119,9 @@ def _start(options: argparse.Namespace, path: Path) -> tuple[subprocess.Popen[by
     command = [sys.executable, "-m", "ftbert", "serve", str(options.model), "--device", options.device]
     command += ["--dtype", options.dtype, "--hostname", "127.0.0.1", "--port", "0"]
     command += ["--workers", options.workers] if options.workers else []
+    search = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with path.open("wb") as file:
-        server = subprocess.Popen(command, stderr=file, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        server = subprocess.Popen(command, stderr=file, env={**os.environ, "PYTHONPATH": search})
     until = time.monotonic() + 300
     while time.monotonic() < until and server.poll() is None:
         said = path.read_text()
@@ -141,11 +142,12 @@ def _measure(
              for name, value in how.items()}  # fmt: skip
     told = {"host": "127.0.0.1", "port": port, "path": "/embed", "bodies": bodies, "seconds": options.seconds,
             "warm": min(2.0, options.seconds / 4), **share}  # fmt: skip
-    running = [_client(told | {"seed": i}) for i in range(options.clients)]
-    found = []
-    for process in running:
-        answer, _ = process.communicate(timeout=options.seconds + 120)
-        found.append(json.loads(answer))
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, str(i)) for i in range(options.clients)]
+        running = [_client(told | {"seed": i, "out": str(file)}) for i, file in enumerate(files)]
+        for process in running:
+            process.wait(options.seconds + 120)
+        found = [json.loads(file.read_text()) for file in files]
     latencies = sorted(value for one in found for value in one["latencies"])
     statuses: dict[str, int] = {}
     for one in found:
@@ -160,13 +162,10 @@ def _measure(
 
 
 def _client(told: dict[str, Any]) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "benchmarks" / "load_client.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    process = subprocess.Popen([sys.executable, str(ROOT / "benchmarks" / "load_client.py")], stdin=subprocess.PIPE)
     assert process.stdin is not None
     process.stdin.write(json.dumps(told).encode())
     process.stdin.close()
-    process.stdin = None
     return process
 
 
