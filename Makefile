@@ -152,7 +152,7 @@ FUZZ := $(wildcard tests/fuzz_*.py)
 COUNT ?= 3000
 SEED ?= 0
 fuzz: build  ## mutated files and random calls against every reader and op (COUNT=3000 SEED=0)
-	@$(foreach script,$(FUZZ),printf '\n== $(script)\n'; \
+	@$(foreach script,$(FUZZ),printf '\n== $(script)\n' && \
 	  PYTHONPATH=. $(PYTHON) $(script) --count $(COUNT) --seed $(SEED) &&) true
 
 kills: build  ## SIGKILL at 200 random moments of convert and embed

@@ -70,6 +70,13 @@ def test_config_entries(folder: Path, entries: dict[str, Any], words: str) -> No
     assert str(folder) in str(caught.value) and len(str(caught.value)) < 10_000
 
 
+def test_positions_that_begin_behind_the_table(tmp_path: Path) -> None:
+    make_model("roberta", "masked_lm", 0).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="no token has a position: they count from padding id 65536") as caught:
+        open_checkpoint(change(tmp_path, pad_token_id=65536))
+    assert str(tmp_path) in str(caught.value)
+
+
 def test_what_a_checkpoint_left_out(folder: Path, tmp_path: Path) -> None:
     convert(folder, tmp_path / "converted")
     with pytest.raises(ValueError, match="converted.*left_out: expected a string, got 7"):

@@ -72,6 +72,11 @@ class EncoderConfig:
         """Every tensor of the encoder with its shape; ValueError lists what the core cannot run."""
         if self.layers > _MOST_LAYERS:
             raise ValueError(f"{self.layers} layers are more than ftbert runs ({_MOST_LAYERS})")
+        if self.positions == "from_padding" and self.max_seq < 1:
+            raise ValueError(
+                f"no token has a position: they count from padding id {self.padding_id} + 1, and there are "
+                f"{self.max_positions}"
+            )
         load_library()
         try:
             return dict(torch.ops.ftbert.weight_shapes(self.entries()))
