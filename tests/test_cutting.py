@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Fast
 from tokenizers_offline import FAMILIES, TEXTS, write
 from transformers import AutoTokenizer
 
@@ -75,19 +77,31 @@ def test_pairs_with_long_texts(tmp_path: Path, family: str, side: str) -> None:
         assert got == whole_ids(folder, pairs, length, side), length
 
 
+def test_a_long_text_among_pairs(tmp_path: Path) -> None:
+    folder = write(tmp_path, "bert")
+    texts: list[Any] = [("hello", "world"), ("x" * 120 + " ") * 200 + "hello", ("middle", "word " * 200)]
+    found = Tokenizer(folder, TextSettings(), 64).tokens(texts, max_length=64)
+    whole = AutoTokenizer.from_pretrained(str(folder), local_files_only=True).backend_tokenizer
+    whole.enable_truncation(64)
+    want = whole.encode_batch(texts)
+    assert [row.tolist() for row in found.rows()] == [one.ids for one in want]
+    assert found.types is not None
+    assert found.types.tolist() == [kind for one in want for kind in one.type_ids]
+
+
 def test_what_is_cut(tmp_path: Path) -> None:
     """The tests above compare something: these families are cut, and these settings keep them whole."""
     for family in FAMILIES:
         tokenizer = Tokenizer(write(tmp_path / family, family), TextSettings(), 64)
-        assert tokenizer._cutter is not None
+        assert tokenizer._fast.cutter is not None
         text = "hello world " * 2000
-        assert len(tokenizer._cutter.part(text, 500, "right")) <= 500, family
-        assert len(tokenizer._cutter.part(text, 500, "left")) <= 500, family
-        assert tokenizer._cutter.part("x" * 5000, 500, "right") == "x" * 5000
+        assert len(tokenizer._fast.cutter.part(text, 500, "right")) <= 500, family
+        assert len(tokenizer._fast.cutter.part(text, 500, "left")) <= 500, family
+        assert tokenizer._fast.cutter.part("x" * 5000, 500, "right") == "x" * 5000
     spaced = write(tmp_path / "spaced", "bert", additional_special_tokens=["hello world"])
-    assert Tokenizer(spaced, TextSettings(), 64)._cutter is None
+    assert Tokenizer(spaced, TextSettings(), 64)._fast.cutter is None
     strips = {"299": {"content": "<r>", "lstrip": False, "rstrip": True, "normalized": False, "single_word": False, "special": True}}
-    kept = Tokenizer(write(tmp_path / "rstrip", "roberta", added_tokens_decoder=strips), TextSettings(), 64)._cutter
+    kept = Tokenizer(write(tmp_path / "rstrip", "roberta", added_tokens_decoder=strips), TextSettings(), 64)._fast.cutter
     assert kept is not None
     assert kept.sides == ("right",)
 
@@ -108,17 +122,13 @@ def test_what_is_cut(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_other_chains(tmp_path: Path, pre_tokenizer: Any, normalizer: Any, cut: bool) -> None:
-    import json
-
-    from tokenizers import Tokenizer as Fast
-
     folder = write(tmp_path, "xlm-roberta", tokenizer_class="PreTrainedTokenizerFast")
     (folder / "config.json").write_text("{}")
     described = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     described |= {"pre_tokenizer": pre_tokenizer, "normalizer": normalizer}
     (folder / "tokenizer.json").write_text(json.dumps(described), encoding="utf-8")
     tokenizer = Tokenizer(folder, TextSettings(), 64)
-    assert (tokenizer._cutter is not None) is cut
+    assert (tokenizer._fast.cutter is not None) is cut
     texts = odd_texts(random.Random(str(pre_tokenizer)), 150)
     for side in ("right", "left"):
         whole = Fast.from_file(str(folder / "tokenizer.json"))

@@ -1,22 +1,26 @@
-"""Tokenising in a worker: long texts are cut exactly. Settings are read; what is missing is one line."""
+"""Tokenising in a worker: ids, offsets, types. Settings are read; what is missing is one line."""
 
 from __future__ import annotations
 
-import random
+import copy
+import importlib.util
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from conftest import VOCAB_WORDS
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers_offline import TEXTS, write
+from transformers import AutoTokenizer
 
 from ftbert import cli
 from ftbert.cli.program import _parser
 from ftbert.cli.serve import settings_of
 from ftbert.server import FLAGS, Settings, from_environment
+from ftbert.text import FastTokenizer
 
 for _package in ("msgspec", "orjson"):
     pytest.importorskip(_package, reason=f"{_package} is not installed: the extra ftbert[serve]")
@@ -28,35 +32,8 @@ from ftbert.server.text_encoder import TextEncoder  # noqa: E402
 LENGTH = 16
 
 
-def tokenizer(kind: str) -> Any:
-    """BERT's, RoBERTa's and XLM-R's ways to split, small."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
-
-    words = [" ".join(random.Random(i).choices(VOCAB_WORDS[5:], k=20)) for i in range(200)] + ["ä ö ü é 中文 字"] * 5
-    common: dict[str, Any] = {"special_tokens": ["[PAD]", "[UNK]", "[CLS]", "[SEP]"], "show_progress": False}
-    trainer: Any
-    if kind == "bert":
-        made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-        made.normalizer = normalizers.BertNormalizer(lowercase=True)
-        made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        trainer = trainers.WordPieceTrainer(vocab_size=300, **common)
-    elif kind == "roberta":
-        made = Tokenizer(models.BPE(unk_token="[UNK]"))
-        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, **common)
-    else:
-        made = Tokenizer(models.Unigram())
-        made.normalizer = normalizers.NFKC()
-        made.pre_tokenizer = pre_tokenizers.Metaspace()
-        trainer = trainers.UnigramTrainer(vocab_size=300, unk_token="[UNK]", **common)
-    made.train_from_iterator(words, trainer)
-    ids = [("[CLS]", made.token_to_id("[CLS]")), ("[SEP]", made.token_to_id("[SEP]"))]
-    made.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", ids)
-    return made
-
-
-def description(made: Any, **other: Any) -> Description:
+def encoder(folder: Path, family: str = "bert", **other: Any) -> TextEncoder:
+    made = AutoTokenizer.from_pretrained(str(write(folder, family)), local_files_only=True).backend_tokenizer
     values: dict[str, Any] = {
         "name": "m", "source": "m", "task": "embedding", "dtype": "float32", "device": "cpu", "hidden": 4,
         "vocab": made.get_vocab_size(), "token_types": 2, "longest": LENGTH, "max_length": LENGTH, "special": 2,
@@ -64,60 +41,61 @@ def description(made: Any, **other: Any) -> Description:
         "prompts": {}, "default_prompt": "", "include_prompt": True, "truncate_dim": None, "normalize": False,
         "labels": [], "batch_tokens": 0, "rate": 0.0,
     }  # fmt: skip
-    return Description(**{**values, **other})
+    return TextEncoder(Description(**{**values, **other}))
 
 
-TOKENIZERS = {kind: tokenizer(kind) for kind in ("bert", "roberta", "xlm")}
-ENCODERS = {kind: TextEncoder(description(made)) for kind, made in TOKENIZERS.items()}
-pieces = st.sampled_from(
-    [*VOCAB_WORDS[5:60], "ä", "中文", "x" * 300, "", " ", "\n", "\t", "\u0301", "\u00a0", "!?", "[SEP]", "\x00"]
-)
-long_texts = st.lists(pieces, min_size=0, max_size=400).map(" ".join)
-
-
-@pytest.mark.parametrize("kind", ENCODERS)
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta"])
 @pytest.mark.parametrize("side", ["right", "left"])
-@settings(max_examples=150, deadline=None)
-@given(text=long_texts)
-def test_cut_texts_have_the_tokens_of_whole_ones(kind: str, side: str, text: str) -> None:
-    whole = TOKENIZERS[kind]
+def test_ids_are_those_of_the_whole_texts(tmp_path: Path, family: str, side: str) -> None:
+    ours = encoder(tmp_path, family)
+    whole = copy.deepcopy(ours.whole)
     whole.enable_truncation(LENGTH, direction=side)
-    assert ENCODERS[kind].encode([text], "", True, side).ids.tolist() == whole.encode(text).ids
+    texts = [*TEXTS, "hello world " * 500, "a" * 5000, ""]
+    want = [one.ids for one in whole.encode_batch(texts)]
+    found = ours.encode(texts, "", True, side)
+    assert found.ids.tolist() == sum(want, [])
+    assert np.diff(found.offsets).tolist() == list(map(len, want))
+    given = ours.encode([texts[0], [5, 6], texts[1]], "", True, side)  # ids stay where they stand
+    assert given.ids.tolist() == want[0] + [5, 6] + want[1]
+    pairs = list(zip(texts, reversed(texts), strict=True))
+    both = ours.encode_pairs(pairs, True, side)
+    encodings = whole.encode_batch(pairs)
+    assert both.ids.tolist() == sum((one.ids for one in encodings), [])
+    assert both.types is not None
+    assert both.types.tolist() == sum((one.type_ids for one in encodings), [])
 
 
-@pytest.mark.parametrize("kind", ENCODERS)
-@settings(max_examples=100, deadline=None)
-@given(query=st.sampled_from(["word1", "a b c", "word1 " * 40, "x" * 100]), text=long_texts)
-def test_cut_pairs_have_the_tokens_of_whole_ones(kind: str, query: str, text: str) -> None:
-    whole = TOKENIZERS[kind]
-    whole.enable_truncation(LENGTH, direction="right")
-    want = whole.encode(query, text)
-    got = ENCODERS[kind].encode_pairs([(query, text)], True, "right")
-    assert got.ids.tolist() == want.ids
-    assert got.types is not None and got.types.tolist() == want.type_ids
-
-
-def test_these_tokenizers_are_cut() -> None:
-    for kind, encoder in ENCODERS.items():
-        assert encoder._cutter.exact, kind
-        assert len(encoder._cutter.cut("word1 " * 10_000, "right")) < 300
-        assert len(encoder._cutter.cut("word1 " * 10_000, "left")) < 300
-
-
-@pytest.mark.parametrize("text", ["a " + "x" * 200_000, "x" * 200_000 + " a", "a  b " * 50_000, "字" * 100_000])
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_texts_without_a_good_place_to_cut_end(text: str, side: str) -> None:
-    whole = TOKENIZERS["bert"]
-    whole.enable_truncation(LENGTH, direction=side)
-    assert ENCODERS["bert"].encode([text], "", True, side).ids.tolist() == whole.encode(text).ids
-
-
-def test_what_is_too_long_is_refused_where_it_must_not_be_cut() -> None:
-    encoder = ENCODERS["bert"]
-    for given_ in ("word1 " * 100, [5] * (LENGTH + 1)):
+def test_what_is_too_long_is_refused_where_it_must_not_be_cut(tmp_path: Path) -> None:
+    ours = encoder(tmp_path)
+    for inputs in (["hello " * 100], [[5] * (LENGTH + 1)]):
         with pytest.raises(ApiError, match="must have less than 17 tokens"):
-            encoder.encode([given_], "", False, "right")
-    assert encoder.encode([[5, 6] * LENGTH], "", True, "left").ids.tolist() == [5, 6] * (LENGTH // 2)
+            ours.encode(inputs, "", False, "right")
+    with pytest.raises(ApiError, match="must have less than 17 tokens"):
+        ours.encode_pairs([("hello " * 20, "world " * 20)], False, "right")
+    assert ours.encode(["hello " * (LENGTH - 2)], "", False, "right").tokens == LENGTH
+    assert ours.encode([[5, 6] * LENGTH], "", True, "left").ids.tolist() == [5, 6] * (LENGTH // 2)
+
+
+def test_a_prompt_is_counted_where_it_is_not_pooled(tmp_path: Path) -> None:
+    found = encoder(tmp_path, include_prompt=False).encode(["hello", [5, 6]], "hello world ", True, "right")
+    assert found.skip is not None and found.skip.tolist() == [3, 0]
+    assert encoder(tmp_path).encode(["hello"], "hello world ", True, "right").skip is None
+
+
+@pytest.mark.parametrize("text", ["x", "字", ".", "é"])
+def test_megabytes_without_a_space_take_milliseconds(minilm_folder: Path, text: str) -> None:
+    if importlib.util.find_spec("nanotoken") is None:
+        pytest.skip("nanotoken is not installed: the extra ftbert[fast-text]")
+    ours = FastTokenizer(Tokenizer.from_file(str(minilm_folder / "tokenizer.json")), True)
+    ours.tokens(["warm"], 512, "right")
+    began = time.process_time()
+    ours.tokens([text * 2_000_000], 512, "right")
+    assert time.process_time() - began < 0.2
+
+
+def test_workers_import_no_torch() -> None:
+    code = "import sys, ftbert.server.worker; assert not {'torch', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
 
 
 def parsed(*arguments: str, **environment: str) -> Settings:

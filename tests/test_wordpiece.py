@@ -69,8 +69,8 @@ def test_a_tokenizer_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with_it = Tokenizer(folder, TextSettings(), 64)
     monkeypatch.setenv("FTBERT_TOKENIZER", "tokenizers")
     without = Tokenizer(folder, TextSettings(), 64)
-    assert with_it._wordpiece is not None
-    assert without._wordpiece is None
+    assert with_it._fast.wordpiece is not None
+    assert without._fast.wordpiece is None
     for given in (texts, texts[:1], []):
         assert [row.tolist() for row in with_it.tokens(given).rows()] == [row.tolist() for row in without.tokens(given).rows()]
     with pytest.raises(ValueError, match="text 1 is not valid Unicode"):
@@ -79,7 +79,7 @@ def test_a_tokenizer_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("family", ["roberta", "xlm-roberta", "albert"])
 def test_other_kinds_are_left_alone(tmp_path: Path, family: str) -> None:
-    assert Tokenizer(write(tmp_path, family), TextSettings(), 64)._wordpiece is None
+    assert Tokenizer(write(tmp_path, family), TextSettings(), 64)._fast.wordpiece is None
 
 
 def test_other_ids_are_never_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

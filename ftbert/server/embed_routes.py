@@ -69,7 +69,7 @@ async def vectors(
     truncate = model.truncates(cut.truncate)
     encoder = model.encoder()
     return await model.compute(
-        request, kind, characters(inputs), lambda: encoder.encode(inputs, prompt, truncate, where)
+        request, kind, characters(inputs), lambda: encoder.encode(inputs, prompt, truncate, where), encoder.inline
     )
 
 

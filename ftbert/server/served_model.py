@@ -14,12 +14,10 @@ from ftbert.server.errors import ApiError, of_failure, validation
 from ftbert.server.links import Answer, Disconnected, Failed, Link, next_id
 from ftbert.server.messages import Request
 from ftbert.server.settings import Settings
-from ftbert.server.text_encoder import Encoded, TextEncoder
+from ftbert.server.text_encoder import INLINE_CHARACTERS, Encoded, TextEncoder
 from ftbert.server.work import Kind, Work
 
 T = TypeVar("T")
-# Fewer characters are tokenised at once: handing them to a thread costs more (60 us) than doing it.
-_INLINE_CHARACTERS = 512
 
 
 @dataclass
@@ -83,17 +81,20 @@ class ServedModel:
             wanted = {"embedding": "an embedding", "classifier": "a classifier", "reranker": "a re-ranker"}[tasks[0]]
             raise ApiError("Backend", f"model is not {wanted} model (it is: {task})", counted="model_type")
 
-    async def in_thread(self, characters: int, call: Callable[[], T]) -> T:
-        """`call`, off the event loop where there is much to do."""
-        if characters <= _INLINE_CHARACTERS:
+    async def in_thread(self, characters: int, call: Callable[[], T], inline: int = INLINE_CHARACTERS) -> T:
+        """`call`, off the event loop where there are more than `inline` characters to tokenise."""
+        if characters <= inline:
             return call()
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
-    async def compute(self, request: Request, kind: Kind, characters: int, encode: Callable[[], Encoded]) -> Computed:
+    async def compute(
+        self, request: Request, kind: Kind, characters: int, encode: Callable[[], Encoded],
+        inline: int = INLINE_CHARACTERS,
+    ) -> Computed:  # fmt: skip
         """Tokenises, sends to the engine with the least to do, waits. ApiError; Disconnected."""
         self.about  # noqa: B018 - 503 while it loads, before any work
         began = time.monotonic()
-        encoded = await self.in_thread(characters, encode)
+        encoded = await self.in_thread(characters, encode, inline)
         tokenised = time.monotonic()
         work = Work(
             next_id(), kind, encoded.ids, encoded.offsets, _deadline(request, self._settings.request_timeout),

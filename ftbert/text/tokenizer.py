@@ -6,19 +6,16 @@ between families and releases of transformers. So AutoTokenizer does that; its `
 
 from __future__ import annotations
 
-import copy
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ftbert.checkpoint import expect_file, is_unicode, read_json_object
-from ftbert.text.cutting import CHARACTERS, Cutter
+from ftbert.text.fast_tokenizer import FastTokenizer
 from ftbert.text.settings import TextSettings
 from ftbert.text.tokens import Text, Tokens, joined, tokens_of
-from ftbert.text.wordpiece import WordPiece
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,12 +24,8 @@ if TYPE_CHECKING:
 _VOCABULARIES = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model")
 _SUFFIXES = (".json", ".txt", ".model", ".jinja")  # of all that AutoTokenizer may open
 
-# The tokenizer's own result keeps strings, offsets and the truncated rest: about 100 bytes a token.
-# Handing it this much at a time bounds that; one call is still long enough to use every core.
-_TEXTS_PER_CALL, _CHARACTERS_PER_CALL = 512, 1 << 20
-
-# Maximum lengths in use at once; each has a tokenizer of its own, since the length is part of it.
-_LENGTHS_KEPT = 4
+# Long enough for one call to use every core.
+_TEXTS_PER_CALL = 512
 
 
 class Tokenizer:
@@ -57,26 +50,19 @@ class Tokenizer:
         self._special_of_pairs = tokenizer.num_special_tokens_to_add(pair=True)
         self._has_types = "token_type_ids" in tokenizer.model_input_names
         self._side = tokenizer.truncation_side
-        self._fast: Any = getattr(tokenizer, "backend_tokenizer", None)
-        self._python = tokenizer if self._fast is None else None
-        self._cutter: Cutter | None = None
-        self._wordpiece: WordPiece | None = None
-        self._lock = threading.Lock()
-        self._by_length: dict[tuple[int, str], Any] = {}
+        fast = getattr(tokenizer, "backend_tokenizer", None)
+        self._python = tokenizer if fast is None else None
+        self._fast: FastTokenizer | None = None
         own = settings.max_length or _own_length(folder, tokenizer)
         self.max_length = self.check_length(min(max_seq, own), str(folder))
         _expect_one_type(folder, tokenizer)
-        if self._fast is None:
+        if fast is None:
             if settings.lower_case:
                 raise ValueError(f"{folder}: do_lower_case is not supported for {type(tokenizer).__name__}")
             return
-        # tokenizer.json may carry both, and they belong to whoever saved it, not to this model.
-        self._fast.no_padding()
-        self._fast.no_truncation()
         if settings.lower_case:
-            lower_first(self._fast)
-        self._cutter = Cutter.of(self._fast)
-        self._wordpiece = WordPiece.of(self._fast)
+            lower_first(fast)
+        self._fast = FastTokenizer(fast, self._has_types)
 
     def check_length(self, length: int, where: str, pairs: bool = False) -> int:
         """`length` itself; ValueError where it is more than the model takes, or no room for a text (or a pair)."""
@@ -125,97 +111,16 @@ class Tokenizer:
         return len(ids) - (len(ids) > 0 and int(ids[-1]) in self.special_ids)
 
     def _encode(self, texts: list[Any], length: int, side: str) -> Tokens:
-        pairs = not set(map(type, texts)) <= {str} and not all(isinstance(text, str) for text in texts)
-        if self._python is not None:
-            made = [
-                self._python(*([text] if isinstance(text, str) else text), truncation=True, max_length=length)
-                for text in texts
-            ]
-            types = [one["token_type_ids"] for one in made] if pairs and self._has_types else None
-            return tokens_of([one["input_ids"] for one in made], types)
-        given, cut = self._cut(texts, length, side)
-        if self._wordpiece is not None and not pairs and not cut:
-            return self._wordpiece.tokens(given, length, side)
-        fast = self._truncating(length, side)
-        rows, types = self._rows(fast, given, pairs)
-        while cut:
-            # Exact once the length is reached: what was cut off comes behind the tokens that are kept.
-            cut = [place for place in cut if len(rows[place]) < length]
-            for place in cut:
-                given[place] = self._part(texts[place], 2 * len(given[place]), side)
-            for place, row in zip(cut, self._rows(fast, [given[place] for place in cut], False)[0], strict=True):
-                rows[place] = row
-            cut = [place for place in cut if len(given[place]) < len(texts[place])]
-        return tokens_of(rows, types)
-
-    def _rows(self, fast: Any, texts: list[Any], pairs: bool) -> tuple[list[list[int]], list[list[int]] | None]:
-        rows: list[list[int]] = []
-        types: list[list[int]] = []
-        for part in _calls(texts):
-            # _fast: the same ids, without the character offsets.
-            encodings = fast.encode_batch_fast(part)
-            rows += [encoding.ids for encoding in encodings]
-            if pairs and self._has_types:
-                types += [encoding.type_ids for encoding in encodings]
-        return rows, types if pairs and self._has_types else None
-
-    def _cut(self, texts: list[Any], length: int, side: str) -> tuple[list[Any], list[int]]:
-        """What to tokenise of each text, and the places of the single ones that are not whole."""
-        most = CHARACTERS * length
-        if self._cutter is None or max(_sizes(texts), default=0) <= most:
-            return texts, []
-        given, cut = list(texts), []
-        for place, text in enumerate(texts):
-            if not isinstance(text, str):
-                given[place] = self._cut_pair(text, length, most, side)
-            elif len(text) > most:
-                given[place] = self._part(text, most, side)
-                if len(given[place]) < len(text):
-                    cut.append(place)
-        return given, cut
-
-    def _cut_pair(self, pair: Sequence[str], length: int, most: int, side: str) -> tuple[str, str]:
-        """Parts of a pair that are truncated as the whole pair is. The longer text is truncated first, then both to
-        halves; of an odd length the longer one gets the token more. (Long texts are not only slow: `tokenizers` makes
-        every pair of their truncated rests as well.)
-        """
-        parts = [text if len(text) <= most else self._part(text, most, side) for text in pair]
-        if [*pair] == parts:
-            return pair[0], pair[1]
-
-        def grow(place: int) -> None:
-            parts[place] = self._part(pair[place], 2 * len(parts[place]), side)
-            counts[place] = self._count(parts[place])
-
-        counts = [self._count(part) for part in parts]
-        for place in (0, 1):
-            while counts[place] <= length and len(parts[place]) < len(pair[place]):
-                grow(place)
-        if min(counts) > length and (length - self._special_of_pairs) % 2:
-            whole = [self._count(text) for text in pair]
-            while (counts[0] > counts[1]) != (whole[0] > whole[1]):
-                grow(0 if whole[0] > whole[1] else 1)
-        return parts[0], parts[1]
-
-    def _count(self, text: str) -> int:
-        """Tokens without the special ones."""
-        return len(self._fast.encode_batch_fast([text], add_special_tokens=False)[0])
-
-    def _part(self, text: str, size: int, side: str) -> str:
-        return text if self._cutter is None else self._cutter.part(text, size, side)
-
-    def _truncating(self, length: int, side: str) -> Any:
-        """A `tokenizers.Tokenizer` for this length: setting it in one that another thread uses would change both."""
-        with self._lock:
-            found = self._by_length.get((length, side))
-            if found is None:
-                found = copy.deepcopy(self._fast)
-                found.encode_special_tokens = self._fast.encode_special_tokens  # the copy is of what a file holds
-                found.enable_truncation(length, direction=side)
-                while len(self._by_length) >= _LENGTHS_KEPT:
-                    del self._by_length[next(iter(self._by_length))]
-                self._by_length[length, side] = found
-            return found
+        if self._fast is not None:
+            return self._fast.tokens(texts, length, side)
+        assert self._python is not None
+        made = [
+            self._python(*([text] if isinstance(text, str) else text), truncation=True, max_length=length)
+            for text in texts
+        ]
+        pairs = not all(isinstance(text, str) for text in texts)
+        types = [one["token_type_ids"] for one in made] if pairs and self._has_types else None
+        return tokens_of([one["input_ids"] for one in made], types)
 
 
 def with_prompt(texts: Sequence[Text], prompt: str) -> list[Any]:
@@ -223,26 +128,6 @@ def with_prompt(texts: Sequence[Text], prompt: str) -> list[Any]:
     if not prompt and set(map(type, texts)) <= {str}:
         return list(texts)
     return [prompt + text if isinstance(text, str) else (prompt + text[0], text[1]) for text in texts]
-
-
-def _sizes(texts: list[Any]) -> list[int]:
-    """Characters of each text, of a pair those of the longer one."""
-    if set(map(type, texts)) <= {str}:
-        return list(map(len, texts))
-    return [len(text) if isinstance(text, str) else max(map(len, text)) for text in texts]
-
-
-def _calls(texts: list[Any]) -> Iterator[list[Any]]:
-    """`texts` in parts of at most _CHARACTERS_PER_CALL, at least one text each."""
-    sizes = _sizes(texts)
-    start, total = 0, 0
-    if sum(sizes) > _CHARACTERS_PER_CALL:
-        for place, size in enumerate(sizes):
-            if place > start and total + size > _CHARACTERS_PER_CALL:
-                yield texts[start:place]
-                start, total = place, 0
-            total += size
-    yield texts[start:] if start else texts
 
 
 def load_tokenizer(folder: Path, arguments: Mapping[str, Any] | None = None) -> Any:
