@@ -29,6 +29,7 @@ from typing import Any
 import pytest
 
 PAGE = Path(__file__).parents[1] / "ftbert" / "server" / "page.html"
+DOCS = PAGE.with_name("docs.html")
 POLICY = "default-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 CHROMIUM = shutil.which("chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
@@ -77,6 +78,7 @@ class Stub:
     embed: Callable[[list[str]], list[list[float]]] = lambda texts: [vector(text) for text in texts]
     loading: int = 0  # so many times /info answers 503
     facts: dict[str, Any] = field(default_factory=dict)
+    openapi: dict[str, Any] = field(default_factory=dict)
     asked: list[tuple[str, Any]] = field(default_factory=list)
 
     def answer(self, method: str, path: str, body: Any) -> Any:
@@ -96,6 +98,8 @@ class Stub:
             }  # fmt: skip
         if (method, path) == ("GET", "/v1/models"):
             return {"object": "list", "data": [{"id": name, "object": "model"} for name in self.models]}
+        if (method, path) == ("GET", "/openapi.json"):
+            return self.openapi
         if method != "POST":
             raise Refused(404, "no such route", "")
         said = json.dumps(body)
@@ -141,6 +145,9 @@ def serve(stub: Stub) -> Iterator[str]:
                 if (self.command, self.path) == ("GET", "/"):
                     headers = {"content-type": "text/html; charset=utf-8", "content-security-policy": POLICY}
                     body = PAGE.read_text("utf-8")
+                elif (self.command, self.path) == ("GET", "/docs"):
+                    headers = {"content-type": "text/html; charset=utf-8", "content-security-policy": POLICY}
+                    body = DOCS.read_text("utf-8")
                 elif self.path == "/favicon.ico":  # browsers ask for it by themselves, and without the key
                     status = 204
                 elif stub.key and self.headers.get("authorization") != f"Bearer {stub.key}":
@@ -605,6 +612,28 @@ def test_all_can_be_reached_by_keys_and_has_a_name(quiet: Opened) -> None:
     quiet("#texts").fill("a\nb")
     quiet("#texts").press("Control+Enter")
     quiet.see("#similarity .note", "2 texts")
+
+
+def test_the_routes_are_shown(open_page: Callable[..., Opened]) -> None:
+    pytest.importorskip("msgspec", reason="msgspec is not installed: the extra ftbert[serve]")
+    from ftbert.server.openapi import document
+    from ftbert.server.routes import all_routes
+
+    found = document(all_routes())
+    with serve(Stub(openapi=found)) as url:
+        opened = open_page(url)
+        opened.page.goto(url + "/docs")
+        opened.see("summary", "/embed")
+        shown = opened.page.evaluate("() => [...document.querySelectorAll('summary code')].map(one => one.textContent)")
+        assert shown == [path for path, methods in found["paths"].items() for _ in methods]
+        embed = opened("details").filter(has=opened.page.get_by_text("TEI: a vector for each text"))
+        embed.locator("summary").click()
+        rows = [row.split("\t") for row in embed.locator("table").inner_text().split("\n")]
+        assert [row for row in rows if row[0] in ("inputs", "normalize")] == [
+            ["inputs", "string | [string | integer | [integer]]", "required"], ["normalize", "boolean", "true"],
+        ]  # fmt: skip
+        assert f"curl {url}/embed -H" in embed.locator("pre").inner_text()
+        assert opened.errors == []
 
 
 # ---- the picture ------------------------------------------------------------------------------------------------------

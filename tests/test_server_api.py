@@ -14,6 +14,9 @@ from conftest import VOCAB_WORDS, randomise
 from served import Served, in_thread
 
 import ftbert
+from ftbert.server.routes import all_routes
+
+msgspec = pytest.importorskip("msgspec")
 
 TEXTS = ["word1 word2 a b", "word3", "", "the cat word9 word8 word7 " * 3, "word4 word5!", "word1 word2 a b"]
 
@@ -223,3 +226,36 @@ def test_prompts(tmp_path: Path, tiny_bert: Callable[..., Path], ) -> None:
         assert server.call("POST", "/embed", {"inputs": "a", "prompt_name": "none"}).status == 422
         with_prompt = server.post("/tokenize", {"inputs": "b", "prompt_name": "query"})[0]
         assert [one["text"] for one in with_prompt[1:-1]] == ["word1", "a", ":", "b"] or len(with_prompt) == 6
+
+
+def test_another_model_is_asked_by_name(server: Served) -> None:
+    info = server.call("GET", "/info?model=rank").json()
+    assert (info["served_model_name"], list(info["model_type"])) == ("rank", ["reranker"])
+    assert server.call("GET", "/info?model=none").status == 404
+    got = server.post("/", {"query": "a", "texts": ["b", "c"], "model": "rank"})  # the first model embeds
+    assert sorted(one["index"] for one in got) == [0, 1]
+
+
+def test_openapi_describes_what_is_answered(server: Served) -> None:
+    """Every route that is described answers in its shape, and every field of a body is one that the route reads."""
+    found = server.call("GET", "/openapi.json").json()
+    assert found == server.call("GET", "/api-doc/openapi.json").json()
+    bodies: dict[str, Any] = {
+        "/embed": {"inputs": TEXTS}, "/embed_all": {"inputs": TEXTS}, "/decode": {"ids": [5, 6]}, "/tokenize": {"inputs": TEXTS},
+        "/similarity": {"inputs": {"source_sentence": "a", "sentences": ["b"]}}, "/v1/embeddings": {"input": TEXTS},
+        "/pooling": {"input": TEXTS}, "/predict": {"inputs": "a", "model": "classify"}, "/classify": {"input": "a", "model": "classify"},
+        "/rerank": {"query": "a", "texts": ["b"], "model": "rank"}, "/v1/rerank": {"query": "a", "documents": ["b"], "model": "rank"},
+        "/score": {"text_1": "a", "text_2": "b", "model": "rank"},
+    }  # fmt: skip
+    routes = all_routes()
+    for path, methods in found["paths"].items():
+        for method, operation in methods.items():
+            reply = server.call(method.upper(), path, bodies[path] if method == "post" else None)
+            assert reply.status == 200, (path, reply.body)
+            if (shape := routes[method.upper(), path].gives) is not None:
+                msgspec.json.decode(reply.body, type=shape)
+                assert "schema" in operation["responses"]["200"]["content"]["application/json"]
+    assert set(found["components"]["schemas"]["Embed"]["properties"]) >= {"inputs", "truncate", "normalize", "dimensions"}
+    page = server.call("GET", "/docs")
+    assert page.status == 200 and "default-src 'self'" in page.headers["content-security-policy"]
+    assert server.call("GET", "/favicon.ico").status == 204

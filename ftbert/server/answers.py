@@ -37,6 +37,13 @@ async def json_matrix(rows: NDArray[np.float32]) -> bytes:
     return b"[" + b",".join(parts) + b"]"
 
 
+def html(page: bytes) -> Response:
+    """A page that may call this server, and load nothing from elsewhere."""
+    policy = "default-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
+    headers = [("content-security-policy", policy), ("x-content-type-options", "nosniff")]
+    return Response(page, content_type="text/html; charset=utf-8", headers=headers)
+
+
 def computed_headers(about: Description, request: Request, done: Computed) -> list[tuple[str, str]]:
     """TEI's, in whole milliseconds."""
     total = f"{1e3 * (time.monotonic() - request.began):.0f}"

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ftbert.server.cors import cors_headers
 from ftbert.server.errors import ApiError
@@ -34,12 +34,18 @@ _ANY_MODEL = ("", "tei", "text-embeddings-inference")
 
 @dataclass(frozen=True)
 class Route:
-    """public: without the key. openai: errors have OpenAI's body. counted: in the request metrics."""
+    """public: without the key. openai: errors have OpenAI's body. counted: in the request metrics.
+
+    For /docs: words say in a line what it is for, "" leaves it out; takes, gives: types of the body and of the answer.
+    """
 
     run: Callable[[App, Request], Awaitable[Response]]
     public: bool = False
     openai: bool = False
     counted: bool = True
+    words: str = ""
+    takes: Any = None
+    gives: Any = None
 
 
 Routes = dict[tuple[str, str], Route]

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
+
+import msgspec
 
 from ftbert import __version__
 from ftbert.server import embed_routes, rank_routes
-from ftbert.server.answers import json
+from ftbert.server.answers import html, json
 from ftbert.server.app import App
 from ftbert.server.errors import ApiError
 from ftbert.server.exposition import CONTENT_TYPE, exposition
 from ftbert.server.json_keys import keys_of
 from ftbert.server.messages import Request, Response
+from ftbert.server.schemas import Named
 
 _PAGE = Path(__file__).with_name("page.html")
-_PAGE_POLICY = "default-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 
 
 async def health(app: App, request: Request) -> Response:
@@ -39,7 +42,9 @@ async def metrics(app: App, request: Request) -> Response:
 
 
 async def info(app: App, request: Request) -> Response:
-    model, settings = app.models[0], app.settings
+    """Of the first model, or of ?model=NAME."""
+    names = parse_qs(request.query.decode("latin-1")).get("model")
+    model, settings = app.model(names[-1] if names else None), app.settings
     about = model.about
     labels = {"id2label": dict(zip(map(str, range(len(about.labels))), about.labels, strict=True)),
               "label2id": {label: i for i, label in enumerate(about.labels)}}  # fmt: skip
@@ -61,24 +66,36 @@ async def info(app: App, request: Request) -> Response:
 async def page(app: App, request: Request) -> Response:
     if not _PAGE.exists():
         return Response(b"ftbert serve: see /info, /health, /metrics\n", content_type="text/plain; charset=utf-8")
-    headers = [("content-security-policy", _PAGE_POLICY), ("x-content-type-options", "nosniff")]
-    return Response(_PAGE.read_bytes(), content_type="text/html; charset=utf-8", headers=headers)
+    return html(_PAGE.read_bytes())
+
+
+async def no_icon(app: App, request: Request) -> Response:
+    """Browsers ask for /favicon.ico; the page carries its own."""
+    return Response(status=204)
 
 
 async def by_model(app: App, request: Request) -> Response:
     """POST / and /invocations: rerank, predict or embed as the model is; similarity where the body asks for it."""
-    task = app.models[0].about.task
+    task = app.model(_named(request.body)).about.task
     if task == "embedding":
         return await (embed_routes.similarity if _asks_similarity(request.body) else embed_routes.embed)(app, request)
     keys = keys_of(request.body)
     return await (rank_routes.rerank if "query" in keys else rank_routes.predict)(app, request)
 
 
+def _named(body: bytes) -> str | None:
+    """The model that a body names; None for whatever the route will refuse."""
+    if b'"model"' not in body:
+        return None
+    try:
+        return msgspec.json.decode(body, type=Named).model
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
 def _asks_similarity(body: bytes) -> bool:
     if b'"source_sentence"' not in body:
         return False
-    import msgspec
-
     try:
         raw = msgspec.json.decode(body, type=dict[str, msgspec.Raw]).get("inputs")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -13,6 +13,10 @@ Text = str | list[int]
 Inputs = str | list[str | int | list[int]]
 
 
+class Named(msgspec.Struct):
+    model: str | None = None
+
+
 class Cut(msgspec.Struct):
     """How texts that are too long are treated."""
 
