@@ -158,7 +158,7 @@ fuzz: build  ## mutated files and random calls against every reader and op (COUN
 kills: build  ## SIGKILL at 200 random moments of convert and embed
 	PYTHONPATH=. $(PYTHON) tests/kills.py --count 200 --seed $(SEED)
 
-serve-soak: build  ## the server under fuzzed requests and SIGTERMs; ARGS="--requests 1000000 --sigterms 100"
+serve-soak: build  ## the server attacked; ARGS="--requests 1000000 --sigterms 100 --idle 10000 --slow 1000"
 	PYTHONPATH=.:tests $(PYTHON) tests/soak_server.py $(ARGS)
 
 lint: $(DEPS)  ## ruff, mypy, clang-format

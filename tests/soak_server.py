@@ -1,9 +1,11 @@
-"""The server for hours: fuzzed requests, checksums, disconnects, memory; then SIGTERMs under load.
+"""The server for hours: fuzzed requests, checksums, disconnects, memory; then SIGTERMs under load, idle connections and
+slow senders.
 
-    PYTHONPATH=.:tests python tests/soak_server.py --requests 1000000 --sigterms 100 --clients 4 --seed 0
+    PYTHONPATH=.:tests python tests/soak_server.py --requests 1000000 --sigterms 100 --idle 10000 --slow 1000
 
 Exits with 1 where a request got a 5xx that no limit explains, an answer was wrong, a connection was lost, memory grew by
-more than --most-mb, or a SIGTERM lost an accepted request.
+more than --most-mb, a SIGTERM lost an accepted request, an idle connection takes more than 30 kB, or a slow sender is not
+closed in time or holds up the others.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import http.client
 import json
 import random
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -154,10 +157,85 @@ def sigterms(options: argparse.Namespace, folder: Path, vectors: np.ndarray) -> 
     return bad
 
 
+def idle(options: argparse.Namespace, folder: Path, _: np.ndarray) -> list[str]:
+    with as_command(Path(tempfile.mkdtemp()), str(folder), "--workers", options.workers, "--batch-tokens", "512") as server:
+        time.sleep(1.0)
+        before, held = resident(server), []
+        for _ in range(options.idle):
+            held.append(connected(server, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"))
+            if not held[-1].recv(4096).startswith(b"HTTP/1.1 200"):
+                return ["an idle connection was refused"]
+        each = 1e3 * (resident(server) - before) / len(held)
+        status = server.call("POST", "/embed", {"inputs": TEXTS[:3]}).status
+        print(f"{len(held)} idle connections: {each:.1f} kB each, then a request: {status}", flush=True)
+        for one in held:
+            one.close()
+        return ["an idle connection takes over 30 kB"] * (each > 30) + ["a request failed beside them"] * (status != 200)
+
+
+def slow(options: argparse.Namespace, folder: Path, _: np.ndarray) -> list[str]:
+    """Heads and bodies at a byte a second, beside a client that asks as it always does."""
+    with as_command(Path(tempfile.mkdtemp()), str(folder), "--workers", options.workers, "--batch-tokens", "512") as server:
+        alone = p99(server, 15.0)
+        head = b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9999\r\n\r\n"
+        began = time.monotonic()
+        open_ones = {connected(server, head if i % 2 else b"POST /"): 60 if i % 2 else 10 for i in range(options.slow)}
+        beside: list[float] = []
+        asking = threading.Thread(target=lambda: beside.append(p99(server, 15.0)))
+        asking.start()
+        late = 0
+        while open_ones and time.monotonic() - began < 90:
+            time.sleep(1.0)
+            for one, limit in list(open_ones.items()):
+                if not sent_a_byte(one):
+                    one.close()
+                    del open_ones[one]
+                elif time.monotonic() - began > limit + 5:
+                    late += 1
+        asking.join()
+        print(f"{options.slow} slow senders: closed after {time.monotonic() - began:.0f} s, {len(open_ones)} left, {late} late; "
+              f"p99 of another client {alone:.2f} ms alone, {beside[0]:.2f} ms beside them", flush=True)  # fmt: skip
+        return ["slow senders were not closed in time"] * bool(late or open_ones)
+
+
+def connected(server: Served, data: bytes) -> socket.socket:
+    one = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    one.sendall(data)
+    return one
+
+
+def sent_a_byte(one: socket.socket) -> bool:
+    """False once the server has answered or closed."""
+    try:
+        one.recv(1, socket.MSG_DONTWAIT)
+        return False
+    except BlockingIOError:
+        pass  # nothing has come
+    except OSError:
+        return False
+    try:
+        one.send(b"x")
+    except OSError:
+        return False
+    return True
+
+
+def p99(server: Served, seconds: float) -> float:
+    """Of a request after the other, milliseconds."""
+    times, until = [], time.monotonic() + seconds
+    while time.monotonic() < until:
+        began = time.perf_counter()
+        server.post("/embed", {"inputs": TEXTS[0]})
+        times.append(time.perf_counter() - began)
+    return 1e3 * sorted(times)[int(0.99 * len(times))]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--sigterms", type=int, default=3)
+    parser.add_argument("--idle", type=int, default=200, help="connections; `ulimit -n` must allow them")
+    parser.add_argument("--slow", type=int, default=0, help="connections, for 90 seconds")
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--workers", default="2")
     parser.add_argument("--seed", type=int, default=0)
@@ -171,11 +249,12 @@ def main() -> int:
         (folder / "vocab.txt").write_text("\n".join(VOCAB_WORDS) + "\n", encoding="utf-8")
         BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
         vectors = ftbert.load(folder).encode(TEXTS)
-        bad = fuzz(options, folder, vectors) if options.requests else []
-        bad += sigterms(options, folder, vectors) if options.sigterms else []
+        bad: list[str] = []
+        for name, part in {"requests": fuzz, "sigterms": sigterms, "idle": idle, "slow": slow}.items():
+            bad += part(options, folder, vectors) if getattr(options, name) else []
     for line in bad[:20]:
         print(line, file=sys.stderr)
-    print(f"{options.requests} requests, {options.sigterms} SIGTERMs: {len(bad)} bad")
+    print(f"{options.requests} requests, {options.sigterms} SIGTERMs, {options.idle} idle, {options.slow} slow: {len(bad)} bad")
     return int(bool(bad))
 
 
