@@ -93,7 +93,8 @@ class App:
             return None
         if route is None:
             if known := self._methods.get(request.path):
-                return ApiError("Validation", f"the method must be {' or '.join(known)}", status=405)
+                words = f"the method must be {' or '.join(known)}"
+                return ApiError("Validation", words, status=405, allow=", ".join(known))
             return ApiError("Validation", "there is no such path", status=404)
         if self._key is not None and not route.public and not self._has_key(request):
             return ApiError("Validation", "the API key is missing or wrong", status=401, code="invalid_api_key")

@@ -20,7 +20,7 @@ _OPENAI_TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "ser
 
 class ApiError(Exception):
     """What is answered instead of a result. counted: its label in te_request_failure, one of metrics.ERRORS.
-    close: the connection ends with it."""
+    close: the connection ends with it. allow: methods that the path has."""
 
     def __init__(
         self,
@@ -33,13 +33,14 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         close: bool = False,
+        allow: str = "",
     ) -> None:
         super().__init__(words)
         default, label = _TYPES[kind]
         self.kind, self.words = kind, words
         self.status = default if status is None else status
         self.counted = counted or label
-        self.retry_after, self.param, self.code, self.close = retry_after, param, code, close
+        self.retry_after, self.param, self.code, self.close, self.allow = retry_after, param, code, close, allow
 
     def body(self, openai: bool) -> bytes:
         """openai: the routes of OpenAI, Cohere and vLLM. Their body has both OpenAI's object and TEI's fields."""
@@ -51,6 +52,7 @@ class ApiError(Exception):
 
     def headers(self) -> list[tuple[str, str]]:
         found = [("retry-after", str(max(1, math.ceil(self.retry_after))))] if self.retry_after else []
+        found += [("allow", self.allow)] if self.allow else []
         return found + ([("www-authenticate", "Bearer")] if self.status == 401 else [])
 
 
