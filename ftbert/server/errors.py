@@ -20,7 +20,7 @@ _OPENAI_TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "ser
 
 class ApiError(Exception):
     """What is answered instead of a result. counted: its label in te_request_failure, one of metrics.ERRORS.
-    close: the connection ends with it. allow: methods that the path has."""
+    allow: methods that the path has."""
 
     def __init__(
         self,
@@ -32,7 +32,6 @@ class ApiError(Exception):
         retry_after: float = 0.0,
         param: str | None = None,
         code: str | None = None,
-        close: bool = False,
         allow: str = "",
     ) -> None:
         super().__init__(words)
@@ -40,7 +39,7 @@ class ApiError(Exception):
         self.kind, self.words = kind, words
         self.status = default if status is None else status
         self.counted = counted or label
-        self.retry_after, self.param, self.code, self.close, self.allow = retry_after, param, code, close, allow
+        self.retry_after, self.param, self.code, self.allow = retry_after, param, code, allow
 
     def body(self, openai: bool) -> bytes:
         """openai: the routes of OpenAI, Cohere and vLLM. Their body has both OpenAI's object and TEI's fields."""
