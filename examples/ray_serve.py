@@ -4,14 +4,16 @@
 
 A replica is a process with the engine and its queue: requests are computed together as in `ftbert serve`, and a replica
 whose engine is lost is started again. MODEL is a hub id or a path that all machines have; ftbert[serve] is installed on
-each. /metrics are those of the replica that answers. Ray's proxy and the way to a replica cost more than a short text
-does: send 32 texts and more a request. Runs until Ctrl-C.
+each. This command's environment may set what the flags of `ftbert serve` do (API_KEY, ...). /metrics are those of the
+replica that answers. Ray's proxy and the way to a replica cost more than a short text does: send 32 texts and more a
+request. Runs until Ctrl-C.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import time
 
 import ray
@@ -19,7 +21,7 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ftbert.server import Settings
+from ftbert.server import Settings, from_environment
 
 
 class Encoder:
@@ -46,11 +48,14 @@ class Encoder:
         asked.body = await request.body()
         asked.headers = {**dict(request.headers.raw), b"content-length": b"%d" % len(asked.body)}
         asked.error = self.app.gate(asked)
-        try:
-            answer = self.app.refusal(asked) if asked.error else await self.app.handle(asked)
-        except asyncio.CancelledError:  # the client has gone
-            asked.disconnect()
-            raise
+        if asked.error is not None:
+            answer = self.app.refusal(asked)
+        else:
+            try:
+                answer = await asyncio.shield(self.app.handle(asked))
+            except asyncio.CancelledError:  # the client has gone: what it asked for leaves the queue
+                asked.disconnect()
+                raise
         return Response(answer.body, answer.status, dict(answer.headers), answer.content_type)
 
     def check_health(self) -> None:
@@ -75,7 +80,7 @@ def main() -> None:
     serve.start(http_options={"host": options.host, "port": options.port})
     settings = Settings(
         models=((options.model, options.model),), devices=("cuda" if options.num_gpus else "cpu",),
-        dtype=options.dtype or ("fp16" if options.num_gpus else "fp32"),
+        dtype=options.dtype or ("fp16" if options.num_gpus else "fp32"), **from_environment(os.environ),
     )  # fmt: skip
     deployment = serve.deployment(
         num_replicas=options.replicas, max_ongoing_requests=settings.max_concurrent_requests, health_check_period_s=2,

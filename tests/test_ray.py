@@ -4,6 +4,8 @@ worker that is killed."""
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import os
 import signal
 import socket
@@ -135,11 +137,14 @@ def test_embed_survives_a_killed_actor_and_goes_on(cluster: str, folder: Path, t
     np.testing.assert_allclose(np.load(out / "d.txt.npy"), model.encode(["word1"]), atol=3e-6)
 
 
-def test_serve_answers_as_ftbert_serve_and_survives_a_killed_replica(cluster: str, folder: Path, tmp_path: Path) -> None:
+def test_serve_answers_as_ftbert_serve_and_survives_a_killed_replica(
+    cluster: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("API_KEY", "a-key")
     log = tmp_path / "log"
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    server = Served(port)
+    server = Served(port, key="a-key")
 
     def answers() -> bool:
         try:
@@ -155,14 +160,27 @@ def test_serve_answers_as_ftbert_serve_and_survives_a_killed_replica(cluster: st
         assert server.call("POST", "/embed", {"inputs": 3}).status == 422
         assert server.call("POST", "/embed", b"{").status == 400
         assert server.call("GET", "/no/such/path").status == 404
+        assert Served(port).call("GET", "/info").status == 401
         wrong = server.call("POST", "/rerank", {"query": "a", "texts": ["b"]})
         assert wrong.status == 424 and "not a re-ranker" in wrong.json()["error"]
+
+        go_away(server)
+        until(lambda: b'te_request_failure{err="dropped"} 1' in server.call("GET", "/metrics").body, process, log)
 
         replicas = until(lambda: two(serving()), process, log)
         replicas[0].kill()
         until(lambda: two([one for one in serving() if one != replicas[0]]), process, log)
         until(answers, process, log)
         check(server, vectors)
+
+
+def go_away(server: Served) -> None:
+    """A client that asks for seconds of work and does not wait for it."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    body = json.dumps({"inputs": ["word1 " * 126] * 2048})
+    connection.request("POST", "/embed", body, {"content-type": "application/json", "authorization": "Bearer a-key"})
+    time.sleep(0.5)
+    connection.close()
 
 
 def serving() -> list[psutil.Process]:
