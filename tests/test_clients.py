@@ -45,13 +45,6 @@ def server(folders: dict[str, Path]) -> Iterator[Served]:
         yield one
 
 
-@pytest.fixture(scope="module")
-def reranker(folders: dict[str, Path]) -> Iterator[Served]:
-    """For clients that name no model."""
-    with in_thread(("rank", folders["rank"]), api_key=KEY) as one:
-        yield one
-
-
 def run(python: str, example: Path, server: Served, key: str = KEY) -> subprocess.CompletedProcess[str]:
     unwanted = ("PYTHONPATH", "HF_TOKEN", "HF_HUB_OFFLINE")
     environment = {name: text for name, text in os.environ.items() if name not in unwanted}
@@ -87,8 +80,8 @@ def test_embed(python: str, server: Served, folders: dict[str, Path], example: P
 
 
 @pytest.mark.parametrize("example", RERANK, ids=lambda path: path.stem)
-def test_rerank(python: str, server: Served, reranker: Served, folders: dict[str, Path], example: Path) -> None:
-    [[query, found]] = printed(python, example, server if example.stem.startswith("cohere") else reranker)
+def test_rerank(python: str, server: Served, folders: dict[str, Path], example: Path) -> None:
+    [[query, found]] = printed(python, example, server)
     texts = sorted(text for text, _ in found)
     want = ftbert.load(folders["rank"]).rerank(query, texts)
     assert len(texts) >= 3 and min(-np.diff([one["score"] for one in want])) > 1e-3

@@ -236,6 +236,13 @@ def test_another_model_is_asked_by_name(server: Served) -> None:
     assert sorted(one["index"] for one in got) == [0, 1]
 
 
+def test_without_a_name_a_model_that_can_answers(server: Served) -> None:
+    assert len(server.post("/rerank", {"query": "a", "texts": ["b", "c"]})) == 2
+    assert len(server.post("/predict", {"inputs": "a"})) == 3
+    assert len(server.post("/v1/rerank", {"query": "a", "documents": ["b"]})["results"]) == 1
+    assert server.call("POST", "/rerank", {"query": "a", "texts": ["b"], "model": "embed"}).status == 424
+
+
 def test_openapi_describes_what_is_answered(server: Served) -> None:
     """Every route that is described answers in its shape, and every field of a body is one that the route reads."""
     found = server.call("GET", "/openapi.json").json()

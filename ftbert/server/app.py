@@ -74,10 +74,10 @@ class App:
     def ready(self) -> bool:
         return not self.leaving and all(model.ready for model in self.models)
 
-    def model(self, name: str | None) -> ServedModel:
-        """By the name in a request; without one the first. ApiError 404."""
+    def model(self, name: str | None, *tasks: str) -> ServedModel:
+        """By the name in a request; without one the first that is for one of `tasks`, else the first. ApiError 404."""
         if name is None or (len(self.models) == 1 and name in _ANY_MODEL):
-            return self.models[0]
+            return next((model for model in self.models if model.task in tasks), self.models[0])
         for model in self.models:
             if name in (model.name, model.source):
                 return model

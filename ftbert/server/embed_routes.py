@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 async def embed(app: App, request: Request) -> Response:
     asked = decode(request.body, Embed)
-    model = app.model(asked.model)
+    model = app.model(asked.model, "embedding")
     inputs = listed(asked.inputs, app.settings)
     count_request(app, len(inputs), "embed")
     kept = check_dimensions(asked.dimensions, model)
@@ -32,7 +32,7 @@ async def embed(app: App, request: Request) -> Response:
 
 async def embed_all(app: App, request: Request) -> Response:
     asked = decode(request.body, Embed)
-    model = app.model(asked.model)
+    model = app.model(asked.model, "embedding")
     inputs = listed(asked.inputs, app.settings)
     count_request(app, len(inputs), "embed")
     done = await vectors(request, model, inputs, asked, Kind.TOKENS)
@@ -48,7 +48,7 @@ async def embed_sparse(app: App, request: Request) -> Response:
 
 async def similarity(app: App, request: Request) -> Response:
     asked = decode(request.body, Similarity)
-    model = app.model(asked.model)
+    model = app.model(asked.model, "embedding")
     sentences = asked.inputs.sentences
     if not sentences:
         raise ApiError("Empty", "`inputs.sentences` cannot be empty")

@@ -27,7 +27,7 @@ _STARTED = int(time.time())
 
 async def embeddings(app: App, request: Request) -> Response:
     asked = decode(request.body, OpenAIEmbed)
-    model = app.model(asked.model)
+    model = app.model(asked.model, "embedding")
     inputs = listed(asked.input, app.settings, "input")
     count_request(app, len(inputs), "embed")
     _check_format(asked.encoding_format)
@@ -47,7 +47,7 @@ async def embeddings(app: App, request: Request) -> Response:
 
 async def pooling(app: App, request: Request) -> Response:
     asked = decode(request.body, Pooling)
-    model = app.model(asked.model)
+    model = app.model(asked.model, "embedding")
     inputs = listed(asked.input, app.settings, "input")
     count_request(app, len(inputs), "embed")
     _check_format(asked.encoding_format)

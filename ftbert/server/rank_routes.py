@@ -26,7 +26,7 @@ Sequences = list[str | tuple[str, str]]
 
 async def predict(app: App, request: Request) -> Response:
     asked = decode(request.body, Predict)
-    model = app.model(asked.model)
+    model = app.model(asked.model, "classifier", "reranker")
     single, sequences = _sequences(asked.inputs)
     check_count(len(sequences), app.settings)
     count_request(app, len(sequences), "predict")
@@ -82,7 +82,7 @@ async def rerank_documents(app: App, request: Request) -> Response:
 
 async def classify(app: App, request: Request) -> Response:
     asked = decode(request.body, Classify)
-    model = app.model(asked.model)
+    model = app.model(asked.model, "classifier", "reranker")
     inputs: Sequences = [asked.input] if isinstance(asked.input, str) else list(asked.input)
     if not inputs:
         raise ApiError("Empty", "`input` cannot be empty", param="input")
@@ -105,7 +105,7 @@ async def classify(app: App, request: Request) -> Response:
 async def score(app: App, request: Request) -> Response:
     """One text with each of another list, or two lists of one length in pairs."""
     asked = decode(request.body, Score)
-    model = app.model(asked.model)
+    model = app.model(asked.model, "reranker")
     first = next((x for x in (asked.queries, asked.data_1, asked.text_1) if x is not None), None)
     second = next((x for x in (asked.documents, asked.items, asked.data_2, asked.text_2) if x is not None), None)
     if first is None or second is None:
@@ -160,7 +160,7 @@ def probabilities(rows: NDArray[np.float32]) -> NDArray[np.float32]:
 async def _ranked(
     app: App, request: Request, query: str, texts: list[str], cut: Cut, name: str | None
 ) -> tuple[ServedModel, Computed]:
-    model = app.model(name)
+    model = app.model(name, "reranker")
     check_count(len(texts), app.settings)
     count_request(app, len(texts), "predict")
     model.expect("reranker")

@@ -44,6 +44,11 @@ class ServedModel:
         return self._encoder is not None and any(link.ready for link in self.links)
 
     @property
+    def task(self) -> str | None:
+        """None before an engine has loaded the model."""
+        return next((link.description.task for link in self.links if link.description is not None), None)
+
+    @property
     def about(self) -> Description:
         """ApiError 503 before an engine has loaded the model."""
         for link in self.links:
