@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import signal
 import socket
 import threading
@@ -20,10 +19,6 @@ from served import Served, as_command, in_thread
 
 import ftbert
 
-# Minutes of load, kills and drains: not yet part of every run.
-pytestmark = pytest.mark.skipif(
-    not os.environ.get("FTBERT_TEST_SERVER_PROCESSES"), reason="FTBERT_TEST_SERVER_PROCESSES=1 runs them"
-)
 WORDS = [f"word{i}" for i in range(40)]
 TEXTS = [f"{a} {b}" for a in WORDS for b in WORDS[:10]]
 
@@ -146,14 +141,14 @@ def test_a_killed_worker_hurts_its_own_connections_only(server: Served, vectors:
     time.sleep(1.0)
     began = time.monotonic()
     while len(children(server, "worker")) < 2:
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 60  # 3 s on a quiet machine
         time.sleep(0.05)
     time.sleep(0.5)
     statuses = finish(load)
     assert set(statuses) <= {200, 503}
     assert sum(one.lost for one in load) <= len(load)
     assert other.is_running()
-    server.wait_ready(10)
+    server.wait_ready()
 
 
 def test_a_killed_engine_is_503_at_once_and_comes_back(server: Served, vectors: np.ndarray) -> None:
@@ -286,7 +281,7 @@ def sigterm(server: Served, vectors: np.ndarray) -> None:
     time.sleep(0.5)
     assert server.process is not None and server.log is not None
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(20) == 0
+    assert server.process.wait(40) == 0
     assert set(finish(load)) == {200}
     assert sum(one.lost for one in load) == 0
     assert "Traceback" not in server.log.read_text()
