@@ -8,16 +8,15 @@ too must give the same numbers) or refused with a ValueError or OSError that nam
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
 import shutil
 import sys
 import tempfile
-import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -33,7 +32,6 @@ from ftbert.converters.from_huggingface import convert
 from ftbert.text import TextSettings
 from ftbert.tuning import Machine, in_force
 
-GOOD = ("right", "refused")
 _VALUES: list[Any] = [
     None, True, False, 0, -1, 1, 2, 3, 64.5, 65536, 2**31, 2**63, 2**70, -(2**40), 1e-12, -1e-5, float("nan"), 1e400, "",
     "64", "gelu", "relu", "bert", "roberta", "albert", "x" * 5000, "../..", "/etc/passwd", "a\0b", "\ud800", [], {}, [1],
@@ -188,57 +186,31 @@ def _read_checkpoint(folder: Path, kind: str) -> str:
     return "right" if worst <= 1e-3 * max(1.0, float(expected.abs().max())) else f"wrong: off by {worst:.3g}"
 
 
-def judge(outcome: tuple[str, Any], folder: Path) -> tuple[str, str]:
-    """(class, words)"""
-    kind, what = outcome
-    if kind == "done":
-        return ("right", "") if what == "right" else ("silent wrong result", what)
-    if kind == "raised":
-        name, expected, message = what
-        if expected and folder.name in message and len(message) < 20_000:
-            return "refused", message
-        return ("wrong type" if not expected else "no name" if len(message) < 20_000 else "long message"), f"{name}: {message[:300]}"
-    return kind, str(what)[:300]
+def cases(root: Path, count: int, seed: int) -> Iterator[isolated.Case]:
+    seeds = Seeds(root / "seeds")
+    for number in range(count):
+        rng = random.Random(f"{seed} {number}")
+        kind = seeds.kinds()[number % len(seeds.kinds())]
+        folder = root / f"case-{number}-"
+        shutil.copytree(seeds.root / kind, folder)
+        path = _victim(folder, kind, rng)
+        _mutate(path, rng, header=path.suffix == ".safetensors" and rng.random() < 0.6)
+        yield f"seed {seed} number {number} {kind}", folder, partial(_read, folder, kind, path)
+        shutil.rmtree(folder)
 
 
-def fuzz(count: int, seed: int, tell: Callable[[str], None] = lambda line: None) -> Counter[str]:
-    """Counts by class; `tell` gets a line for each file that was neither read rightly nor refused."""
+def fuzz(count: int, seed: int, tell: isolated.Tell) -> Counter[str]:
     import transformers
 
     transformers.logging.set_verbosity(50)
     transformers.utils.logging.disable_progress_bar()
     open_checkpoint(make_bert(hidden_size=16, num_hidden_layers=1))  # the library, once for all children
     torch.set_num_threads(1)  # a child that was forked beside OpenMP's threads would wait for them
-    found: Counter[str] = Counter()
     # The cache would remember what was read before.
     environment = {"FTBERT_CACHE": "off", "FTBERT_GEMM_TABLE": ""}
-    with warnings.catch_warnings(), mock.patch.dict(os.environ, environment), tempfile.TemporaryDirectory(prefix="fuzz-") as root:
-        warnings.simplefilter("ignore")
-        seeds = Seeds(Path(root) / "seeds")
-        for number in range(count):
-            rng = random.Random(f"{seed} {number}")
-            kind = seeds.kinds()[number % len(seeds.kinds())]
-            folder = Path(root) / f"case-{number}-"
-            shutil.copytree(seeds.root / kind, folder)
-            path = _victim(folder, kind, rng)
-            _mutate(path, rng, header=path.suffix == ".safetensors" and rng.random() < 0.6)
-            verdict, words = judge(isolated.run(lambda: _read(folder, kind, path)), folder)  # noqa: B023
-            found[verdict] += 1
-            if verdict not in GOOD:
-                tell(f"seed {seed} number {number} {kind}: {verdict}: {words}")
-            shutil.rmtree(folder)
-    return found
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=3000, help="files (default 3000)")
-    parser.add_argument("--seed", type=int, default=0, help="(default 0)")
-    options = parser.parse_args()
-    found = fuzz(options.count, options.seed, lambda line: print(line, flush=True))
-    print(f"fuzz_files: {options.count} files: " + ", ".join(f"{n} {kind}" for kind, n in found.most_common()))
-    return int(any(kind not in GOOD for kind in found))
+    with mock.patch.dict(os.environ, environment), tempfile.TemporaryDirectory(prefix="fuzz-") as root:
+        return isolated.count_cases(cases(Path(root), count, seed), tell)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(isolated.main(__doc__, fuzz, 3000))

@@ -2,35 +2,31 @@
 
 python tests/fuzz_onnx.py --count 2500 --seed 0
 
-Counts: right, refused, wrong (silently other numbers), unnamed (another exception, or without the file's name), crash,
-hang (over 5 s of CPU time), memory (over 4 GB). Each process of the pool runs one file after the other.
+Each file is loaded in a child of its own with 20 s and 4 GB. Exit code 1 where one was not right and not refused.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import os
 import random
-import resource
 import sys
 import tempfile
-import time
 import warnings
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterator
 from contextlib import suppress
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import isolated
 import numpy as np
+import torch
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1])]  # this checkout, whatever is installed
+import ftbert
 
-KINDS = ("right", "refused", "wrong", "unnamed", "crash", "hang", "memory")
-_GB = 1 << 30
 _SPARE_OPS = ("Add", "Sub", "Mul", "Div", "MatMul", "Softmax", "Tanh", "Transpose", "Identity", "Gather", "Erf", "Relu",
               "Where", "Reshape", "Concat", "Loop", "Neg", "Sqrt", "Cast")  # fmt: skip
 
@@ -142,47 +138,17 @@ def _order(graph: Any, rng: random.Random) -> None:
 _CHANGES = (_attribute, _number, _dims, _swap, _rewire, _twice, _without, _other_op, _order)
 
 
-def run_one(base: str, seed: int, folder: str) -> tuple[str, str]:
-    """(one of KINDS, what happened)"""
-    import ftbert
-
-    path = Path(folder, f"case{seed}.onnx")
-    path.write_bytes(mutate(Path(base).read_bytes(), random.Random(seed)))
-    before = _cpu_seconds()
-    kind, what = "right", ""
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            model = ftbert.load(path)
-        what = _wrong(model, path, seed, [str(one.message) for one in caught])
-        kind = "wrong" if what else kind
-    except (ValueError, OSError) as error:
-        kind, what = ("refused" if path.name in str(error) else "unnamed"), f"{type(error).__name__}: {error}"
-    except Exception as error:  # noqa: BLE001 (that is what is looked for)
-        kind, what = "unnamed", f"{type(error).__name__}: {error}"
-    if _cpu_seconds() - before > 5:
-        kind, what = "hang", f"{_cpu_seconds() - before:.1f} s; {what}"
-    if (peak := _peak_bytes()) > 4 * _GB and peak > int(os.environ["FUZZ_START_BYTES"]):
-        kind = "memory"
-    if kind in ("right", "refused"):
-        path.unlink()
-    return kind, what[:300]
-
-
-def _peak_bytes() -> int:
-    whom = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    return max(resource.getrusage(who).ru_maxrss for who in whom) * 1024
-
-
-def _cpu_seconds() -> float:
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + children.ru_utime + children.ru_stime
+def _read(path: Path, seed: int) -> str:
+    """"right" or what was wrong; raises what `load` raises."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = ftbert.load(path)
+    return _wrong(model, path, seed, [str(one.message) for one in caught]) or "right"
 
 
 def _wrong(model: Any, path: Path, seed: int, said: list[str]) -> str:
     """By how much ftbert and onnxruntime differ on other inputs than those that `load` looked at."""
     import onnxruntime
-    import torch
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 4, 1
@@ -210,51 +176,21 @@ def _wrong(model: Any, path: Path, seed: int, said: list[str]) -> str:
     return ""
 
 
-def _start() -> None:
-    os.environ["FTBERT_CACHE"] = "off"
-    os.environ["FUZZ_START_BYTES"] = str(_peak_bytes())  # Linux hands the parent's peak on
-    resource.setrlimit(resource.RLIMIT_AS, (8 * _GB, 8 * _GB))
-    import torch
-
-    torch.set_num_threads(1)
-
-
-def fuzz(bases: list[Path], count: int, seed: int, folder: Path, processes: int = 2) -> tuple[Counter[str], list[str]]:
-    """Counts by KINDS, and a line for each file that is neither right nor refused; those files stay in `folder`."""
-    counts: Counter[str] = Counter()
-    bad: list[str] = []
-    todo = [seed * 1_000_000 + i for i in range(count)]
-    while todo:
-        with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_start) as pool:
-            tasks = [(one, pool.submit(run_one, str(bases[one % len(bases)]), one, str(folder))) for one in todo]
-            for one, task in tasks:
-                try:
-                    kind, what = task.result()
-                except BrokenProcessPool:
-                    kind, what = "crash", "the process died (this file, or one beside it)"
-                counts[kind] += 1
-                todo.remove(one)
-                if kind not in ("right", "refused"):
-                    bad.append(f"{kind} case{one}.onnx: {what}")
-                if kind == "crash":
-                    break
-    return counts, bad
+def cases(folder: Path, count: int, seed: int) -> Iterator[isolated.Case]:
+    bases = [path.read_bytes() for path in make_files(folder)]
+    for number in range(seed * 1_000_000, seed * 1_000_000 + count):
+        path = folder / f"case{number}.onnx"
+        path.write_bytes(mutate(bases[number % len(bases)], random.Random(number)))
+        yield path.name, path, partial(_read, path, number)
+        path.unlink()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Load mutated ONNX files and compare with onnxruntime.")
-    parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", type=Path, help="folder for the files that went wrong")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        folder = options.keep or Path(name)
-        folder.mkdir(parents=True, exist_ok=True)
-        counts, bad = fuzz(make_files(Path(name)), options.count, options.seed, folder)
-    print("\n".join(bad))
-    print("onnx: " + ", ".join(f"{counts[kind]} {kind}" for kind in KINDS))
-    return 1 if bad else 0
+def fuzz(count: int, seed: int, tell: isolated.Tell) -> Counter[str]:
+    ftbert.load_library()  # once for all children
+    torch.set_num_threads(1)  # a child that was forked beside OpenMP's threads would wait for them
+    with mock.patch.dict(os.environ, {"FTBERT_CACHE": "off"}), tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+        return isolated.count_cases(cases(Path(folder), count, seed), tell, seconds=20)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(isolated.main(__doc__, fuzz, 100))

@@ -15,7 +15,6 @@ import pytest
 import torch
 from compare import assert_close
 from conftest import make_bert, randomise
-from fuzz_onnx import fuzz, make_files
 from onnx_models import MODELS, NEARLY_BERT, anonymous, export, export_nearly_bert, onnxruntime_hidden, ragged
 
 import ftbert
@@ -377,9 +376,3 @@ def test_noise_is_refused(tmp_path: Path, seed: int) -> None:
         path.write_bytes(random.Random(seed).randbytes(size))
         with pytest.raises(ValueError, match=r"noise\.onnx"):
             onnx_source.open_onnx(path)
-
-
-def test_fuzz(tmp_path: Path) -> None:
-    """A few of the files of `make fuzz`."""
-    counts, bad = fuzz(make_files(tmp_path)[:2], count=40, seed=5, folder=tmp_path, processes=1)
-    assert not bad and counts["right"] >= 2 and counts["refused"] >= 10, (counts, bad)
