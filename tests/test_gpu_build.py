@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import spills
 import torch
 
 import ftbert
@@ -79,47 +78,3 @@ def test_architectures(asked: str, got: set[str] | None, tmp_path: Path) -> None
     assert ("90a instead of 90" in done.stdout) == ("90a;" not in asked)
     commands = (tmp_path / "compile_commands.json").read_text()
     assert set(re.findall(r"code=\[(\w+)\]", commands)) == got
-
-
-def ptxas(name: str, stores: int, loads: int, arch: str = "sm_90a") -> str:
-    """What ptxas -v says of one kernel."""
-    return f"""ptxas info    : Compiling entry function '{name}' for '{arch}'
-ptxas info    : Function properties for {name}
-    16 bytes stack frame, {stores} bytes spill stores, {loads} bytes spill loads
-ptxas info    : Used 168 registers, used 1 barriers
-"""
-
-
-@pytest.mark.parametrize(
-    "second, release, status",
-    [
-        (("quiet", 0, 0), "13.0", 0),
-        (("attention_simtILi128EEv", 24, 36, "sm_80"), "13.0", 0),  # as known
-        (("attention_simtILi128EEv", 24, 40, "sm_80"), "13.0", 1),
-        (("attention_simtILi128EEv", 24, 36, "sm_90a"), "13.0", 1),
-        (("loud", 4, 4), "13.0", 1),
-        (("loud", 4, 4), "12.6", 0),  # a warning: another compiler
-    ],
-)
-def test_spills(
-    second: tuple[str, int, int],
-    release: str,
-    status: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    """The launcher keeps what ptxas says of an object, and passes on what else the compiler says; then all are checked."""
-    compiler, object_ = tmp_path / "nvcc.py", tmp_path / "a.cu.o"
-    said = "a warning\n" + ptxas("first", 0, 0) + ptxas(*second)
-    compiler.write_text(f"import sys; sys.stderr.write({said!r}); sys.exit('-Xptxas=-v' not in sys.argv)")
-    assert spills.compile_and_keep([sys.executable, str(compiler), "-c", "a.cu", "-o", str(object_)]) == 0
-    assert capfd.readouterr().err == "a warning\n"
-    commands = [{"file": "/x/a.cu", "output": "a.cu.o"}, {"file": "/x/b.cpp", "output": "b.cpp.o"}]
-    (tmp_path / "compile_commands.json").write_text(json.dumps(commands))
-    monkeypatch.setattr(spills.shutil, "which", lambda _: None)
-    monkeypatch.setattr(spills.subprocess, "check_output", lambda *_, **__: f"release {release}, V{release}.88")
-    assert spills.check(tmp_path) == status
-    shown = capfd.readouterr().out
-    assert (second[0] in shown) == (release != "13.0" or status == 1)
-    assert "1 CUDA files" in shown

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,11 +16,11 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
 
+import bench_encode  # noqa: E402
 import bench_model  # noqa: E402
 import machine  # noqa: E402
 import peers  # noqa: E402
 import report  # noqa: E402
-import runtimes  # noqa: E402
 
 RESULT: dict[str, Any] = {
     "provenance": {
@@ -39,10 +40,6 @@ RESULT: dict[str, Any] = {
     ],
 }  # fmt: skip
 
-BF16 = pytest.param(
-    torch.bfloat16,
-    marks=pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU has no instructions for bf16"),
-)
 TINY = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 64}
 
 
@@ -97,15 +94,19 @@ def test_parts_of_a_run_are_one_table(results: Path) -> None:
             report.fill_marks(text)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, BF16])
-def test_a_peer_that_is_off_is_not_timed(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_is_off_or_raises_is_a_row_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     class Off(peers.Ftbert):
-        name = "off"
-        by = 1.0
+        name, by, calls = "off", 1.0, 99
 
         def prepare(self, batch: peers.Batch) -> peers.Call:
-            call = super().prepare(batch)
-            return lambda: call() + self.by * torch.finfo(dtype).eps * 4000
+            call, left = super().prepare(batch), iter(range(self.calls))
+
+            def once() -> torch.Tensor:
+                if next(left, None) is None:
+                    raise RuntimeError("no more")
+                return call() + self.by * torch.finfo(torch.float32).eps * 4000
+
+            return once
 
     class Close(Off):
         name, by = "close", 1e-3
@@ -113,52 +114,58 @@ def test_a_peer_that_is_off_is_not_timed(dtype: torch.dtype, monkeypatch: pytest
     class Nowhere(Off):
         name, by = "nowhere", float("nan")
 
+    class Tired(Off):
+        name, by, calls = "tired", 0.0, 4  # two are compared; then it warms up, and is timed
+
     monkeypatch.setitem(bench_model.SHAPES, "minilm", TINY)
     reference, cpu = bench_model.reference_model("minilm", None), torch.device("cpu")
-    built = {kind: bench_model.build(kind, reference, cpu, dtype) for kind in (Off, Close, Nowhere)}
+    built = {kind: bench_model.build(kind, reference, cpu, torch.float32) for kind in (Off, Close, Nowhere, Tired)}
     for peer in built.values():
         peer.tolerance = 1e-4
-    batch = bench_model.make_batch(30522, 2, 9, "half", cpu)
-    rows = bench_model.measure(reference, built, batch, 1, dtype, 0.0)["peers"]
-    assert "ms" in rows["close"] and "failed" not in rows["close"]
-    for name in ("off", "nowhere"):
-        assert "differs" in rows[name]["failed"] and "ms" not in rows[name]
-
-
-@pytest.mark.parametrize("good_calls", [2, 4])  # two are compared; then it warms up, and is timed
-def test_a_peer_that_raises_while_it_is_timed_is_a_row_that_says_so(good_calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Tired(peers.Ftbert):
-        name = "tired"
-
-        def prepare(self, batch: peers.Batch) -> peers.Call:
-            call, left = super().prepare(batch), iter(range(good_calls))
-
-            def once() -> torch.Tensor:
-                if next(left, None) is None:
-                    raise RuntimeError("no more")
-                return call()
-
-            return once
-
-    monkeypatch.setitem(bench_model.SHAPES, "minilm", TINY)
-    reference, cpu = bench_model.reference_model("minilm", None), torch.device("cpu")
-    built = {kind: bench_model.build(kind, reference, cpu, torch.float32) for kind in (Tired, peers.Ftbert)}
-    batch = bench_model.make_batch(30522, 2, 9, "half", cpu)
-    result = bench_model.measure(reference, built, batch, 3, torch.float32, 0.0)
-    assert result["peers"]["tired"].keys() == {"max_abs_diff", "failed"}
-    assert result["peers"]["tired"]["failed"] == "RuntimeError: no more"
-    assert result["peers"]["ftbert"]["ms"] > 0 and "failed" not in result["peers"]["ftbert"]
+    result = bench_model.measure(reference, built, bench_model.make_batch(30522, 2, 9, "half", cpu), 3, torch.float32, 0.0)
+    rows = result["peers"]
+    assert rows["close"]["ms"] > 0 and "failed" not in rows["close"]
+    for name, words in (("off", "differs"), ("nowhere", "differs"), ("tired", "RuntimeError: no more")):
+        assert words in rows[name]["failed"] and "ms" not in rows[name]
     assert "| tired | failed: RuntimeError: no more |" in bench_model.table(
         {"model": "minilm", "batch": 2, "longest": 9, "fill_name": "half"} | result
     )
 
 
-def test_what_is_not_finite_fails_whatever_is_allowed() -> None:
-    for kind in (*peers.PEERS, *runtimes.RUNTIMES):
-        peer = kind.__new__(kind)
-        for peer.dtype in (torch.float32, torch.float16, torch.bfloat16):
-            assert peer.passes(0.0) and not any(map(peer.passes, (math.nan, math.inf))), kind.name
-    assert [kind.name for kind in (*peers.PEERS, *runtimes.RUNTIMES) if kind.tolerance is None] == ["onnxruntime int8"]
+@pytest.mark.parametrize("what", [["--peer", "ftbert"], ["--point", "minilm:1x4:full"], ["--model", "minilm"], []])
+def test_a_part_of_the_peers_or_points_is_not_published(
+    what: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(bench_model.SHAPES, "minilm", TINY)
+    monkeypatch.setattr(bench_model, "CPU_POINTS", ("minilm:2x4:full",))
+    monkeypatch.setattr(bench_model, "PEERS", [])
+    monkeypatch.setattr(bench_model, "RUNTIMES", [])
+    for name in ("cpu_gemm_floor", "byte_floor"):
+        monkeypatch.setattr(bench_model, name, lambda *arguments: 1.0)
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    assert bench_model.main(["--rounds", "1", *what]) == 0
+    (written,) = tmp_path.rglob("*.json")
+    expected = "out/bench-cpu-fp32.json" if what else "benchmarks/results/cpu-fp32.json"
+    assert written == tmp_path / expected and f"wrote {written}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("angle", "words"), [(0.1, "least cosine 0.99500"), (float("nan"), "least cosine nan")])
+def test_who_encodes_otherwise_is_a_row_that_says_so(
+    angle: float, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encoder(by: float) -> Any:
+        vector = torch.tensor([math.cos(by), math.sin(by)]).numpy()
+        return SimpleNamespace(encode=lambda texts, **more: vector[None].repeat(len(texts), 0))
+
+    monkeypatch.setattr(bench_encode.ftbert, "load", lambda *arguments, **more: encoder(angle))
+    monkeypatch.setattr(bench_encode, "peer", lambda options, batch_size: encoder(0.0).encode)
+    monkeypatch.setattr(bench_encode, "sequences_of", lambda model, texts: [[1, 2]] * len(texts))
+    texts, out = tmp_path / "texts.txt", tmp_path / "encode-cpu-fp32.json"
+    texts.write_text("one\ntwo\n", encoding="utf-8")
+    assert bench_encode.main(["--model", "model", "--texts", str(texts), "--rounds", "2", "--out", str(out)]) == 1
+    rows = {row["name"]: row for row in json.loads(out.read_text())["rows"]}
+    assert words in rows["ftbert"]["failed"] and "seconds" not in rows["ftbert"]
+    assert all(rows[name]["seconds"] > 0 for name in bench_encode.PEERS)
 
 
 @pytest.mark.parametrize("dtype", bench_model.DTYPES)
