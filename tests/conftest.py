@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -71,6 +72,17 @@ def gpu_memory_left(size: int) -> Iterator[None]:
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
         torch.cuda.empty_cache()
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """No file of this process gets more bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.fixture(params=PLACES, ids=str)
@@ -147,3 +159,12 @@ def tiny_bert() -> Callable[..., Path]:
         return target
 
     return make
+
+
+@pytest.fixture
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A StubModel with a tokenizer's folder."""
+    from stub_model import StubModel, pooling, write_tokenizer
+
+    monkeypatch.setattr(torch.ops.ftbert, "pooling", pooling, raising=False)
+    return StubModel(write_tokenizer(tmp_path / "model"))

@@ -12,21 +12,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from stub_model import StubModel, pooling, write_tokenizer
+from stub_model import StubModel
 
 from ftbert import cli
 from ftbert.cli import common
 
 
 @pytest.fixture
-def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StubModel:
-    model = StubModel(write_tokenizer(tmp_path / "model"))
-    monkeypatch.setattr(torch.ops.ftbert, "pooling", pooling, raising=False)
-    monkeypatch.setattr(common, "load_model", lambda options, **more: model)
+def stub(stub: StubModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StubModel:
+    monkeypatch.setattr(common, "load_model", lambda options, **more: stub)
     (tmp_path / "in.txt").write_text("the cat\n\ndog\n")
     monkeypatch.chdir(tmp_path)
-    return model
+    return stub
 
 
 def failed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -168,9 +165,10 @@ def test_the_whole_way_on_a_real_model(minilm_folder: Path, tmp_path: Path) -> N
     assert run("embed", str(folder), str(tmp_path / "in.txt"), str(tmp_path / "out.npy"))["hidden"] == 384
 
 
-def test_bench_on_a_tiny_model(tiny_bert: Any, tmp_path: Path) -> None:
-    folder = str(tiny_bert(tmp_path))
-    result = run("bench", folder, "--batch", "4", "--longest", "16", "--rounds", "2", "--device", "cpu")
+def test_bench_on_a_tiny_model(tiny_bert: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--batch", "4", "--longest", "16", "--rounds", "2", "--device", "cpu", "--json"]
+    assert cli.main(["bench", str(tiny_bert(tmp_path)), *arguments]) == 0
+    result = json.loads(capsys.readouterr().out)
     assert [batch["name"] for batch in result["batches"]] == ["ragged", "full"]
     names = [timing["name"] for timing in result["batches"][0]["timings"]]
     assert names == ["transformers", "transformers, one by one", "ftbert"]

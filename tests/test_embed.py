@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,19 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
-from stub_model import WORDS, StubModel, encode, pooling, threads_left, write_tokenizer
+from conftest import full_disk
+from stub_model import WORDS, StubModel, threads_left
 
 from ftbert.files import EmbedStats, check_request, embed_file, staging_path
 from ftbert.files.staging_folder import StagingFolder
 
 TEXTS = [" ".join(WORDS[4 + (i * k) % 16] for k in range(i % 9)) for i in range(50)]
-
-
-@pytest.fixture
-def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StubModel:
-    monkeypatch.setattr(torch.ops.ftbert, "pooling", pooling, raising=False)
-    return StubModel(write_tokenizer(tmp_path / "model"))
 
 
 def write_source(path: Path, texts: list[str]) -> Path:
@@ -58,12 +47,12 @@ def read_target(path: Path) -> tuple[np.ndarray[Any, Any], list[dict[str, Any]]]
 
 @pytest.mark.parametrize("target", ["out.npy", "out.jsonl", "out.parquet"])
 @pytest.mark.parametrize("source", ["in.txt", "in.jsonl", "in.csv", "in.parquet"])
-def test_every_format_to_every_format(tmp_path: Path, model: StubModel, source: str, target: str) -> None:
+def test_every_format_to_every_format(tmp_path: Path, stub: StubModel, source: str, target: str) -> None:
     path = write_source(tmp_path / source, TEXTS)
-    stats = embed_file(model, path, tmp_path / target, batch_records=7)
+    stats = embed_file(stub, path, tmp_path / target, batch_records=7)
     vectors, rows = read_target(tmp_path / target)
     assert vectors.dtype == np.float32
-    assert np.array_equal(vectors, encode(model, TEXTS))
+    assert np.array_equal(vectors, stub.encode(TEXTS))
     assert (stats.records, stats.skipped, stats.resumed, stats.hidden) == (50, 0, 0, 16)
     assert stats.tokens == sum(len(text.split()) + 2 for text in TEXTS)
     assert not staging_path(tmp_path / target).exists()
@@ -76,8 +65,8 @@ def test_every_format_to_every_format(tmp_path: Path, model: StubModel, source: 
 
 
 @pytest.mark.parametrize("target", ["out.npy", "out.jsonl", "out.parquet"])
-def test_no_records(tmp_path: Path, model: StubModel, target: str) -> None:
-    stats = embed_file(model, write_source(tmp_path / "in.txt", []), tmp_path / target)
+def test_no_records(tmp_path: Path, stub: StubModel, target: str) -> None:
+    stats = embed_file(stub, write_source(tmp_path / "in.txt", []), tmp_path / target)
     assert stats.records == 0
     if target == "out.npy":
         assert np.load(tmp_path / target).shape == (0, 16)
@@ -85,58 +74,58 @@ def test_no_records(tmp_path: Path, model: StubModel, target: str) -> None:
         assert read_target(tmp_path / target)[1] == []
 
 
-def test_parquet_keeps_types_and_metadata(tmp_path: Path, model: StubModel) -> None:
+def test_parquet_keeps_types_and_metadata(tmp_path: Path, stub: StubModel) -> None:
     table = pa.table({"text": ["a", "b"], "tags": [["x"], None], "n": pa.array([1, None], pa.int8())})
     table = table.replace_schema_metadata({"origin": "test"})
     pq.write_table(table, tmp_path / "in.parquet")
-    embed_file(model, tmp_path / "in.parquet", tmp_path / "out.parquet", batch_records=1)
+    embed_file(stub, tmp_path / "in.parquet", tmp_path / "out.parquet", batch_records=1)
     got = pq.read_table(tmp_path / "out.parquet")
     assert got.drop_columns("embedding").equals(table)
     assert got.schema.metadata[b"origin"] == b"test"
     assert got.schema.field("embedding").type == pa.list_(pa.float32(), 16)
 
 
-def test_fields_that_do_not_fit_parquet(tmp_path: Path, model: StubModel) -> None:
+def test_fields_that_do_not_fit_parquet(tmp_path: Path, stub: StubModel) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text('{"text": "a", "x": 1}\n{"text": "b", "x": "one"}\n')
     with pytest.raises(ValueError, match=r"field 'x' does not fit one parquet type.*write \.jsonl"):
-        embed_file(model, path, tmp_path / "out.parquet")
+        embed_file(stub, path, tmp_path / "out.parquet")
     with pytest.raises(ValueError, match=r"changes its type along the file.*write \.jsonl"):
-        embed_file(model, path, tmp_path / "out.parquet", batch_records=1)
+        embed_file(stub, path, tmp_path / "out.parquet", batch_records=1)
     assert not (tmp_path / "out.parquet").exists()
-    embed_file(model, path, tmp_path / "out.jsonl")
+    embed_file(stub, path, tmp_path / "out.jsonl")
 
 
-def test_an_embedding_that_is_there_already(tmp_path: Path, model: StubModel) -> None:
+def test_an_embedding_that_is_there_already(tmp_path: Path, stub: StubModel) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text('{"text": "a", "embedding": 1}\n')
     for target in ("out.jsonl", "out.parquet"):
         with pytest.raises(ValueError, match="already .*'embedding'"):
-            embed_file(model, path, tmp_path / target)
+            embed_file(stub, path, tmp_path / target)
         assert sorted(p.name for p in tmp_path.iterdir()) == ["in.jsonl", "model"]
 
 
-def test_bad_records(tmp_path: Path, model: StubModel) -> None:
+def test_bad_records(tmp_path: Path, stub: StubModel) -> None:
     path = tmp_path / "in.txt"
     path.write_bytes(b"a\n\xff\nb\n")
     with pytest.raises(ValueError, match="line 2"):
-        embed_file(model, path, tmp_path / "out.npy")
+        embed_file(stub, path, tmp_path / "out.npy")
     assert not (tmp_path / "out.npy").exists()
     assert threads_left() == 0
-    stats = embed_file(model, path, tmp_path / "out.npy", skip_bad=True)
+    stats = embed_file(stub, path, tmp_path / "out.npy", skip_bad=True)
     assert (stats.records, stats.skipped) == (2, 1)
-    assert np.array_equal(np.load(tmp_path / "out.npy"), encode(model, ["a", "b"]))
+    assert np.array_equal(np.load(tmp_path / "out.npy"), stub.encode(["a", "b"]))
     path.write_bytes(b"\xff\n\xfe\n")
     with pytest.raises(ValueError, match="all 2 records are bad; the first, line 1"):
-        embed_file(model, path, tmp_path / "none.npy", skip_bad=True)
+        embed_file(stub, path, tmp_path / "none.npy", skip_bad=True)
     assert (tmp_path / "none.npy.skipped.jsonl").read_text().count("\n") == 2
     assert not (tmp_path / "none.npy").exists()
 
 
-def test_a_file_named_like_the_stream(tmp_path: Path, model: StubModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_named_like_the_stream(tmp_path: Path, stub: StubModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="/-: cannot (read|write) a file without an ending"):
-        embed_file(model, "./-", tmp_path / "out.npy")
+        embed_file(stub, "./-", tmp_path / "out.npy")
 
 
 @pytest.mark.parametrize(
@@ -150,14 +139,14 @@ def test_a_file_named_like_the_stream(tmp_path: Path, model: StubModel, monkeypa
     ],
 )
 def test_bad_targets_fail_before_computing(
-    tmp_path: Path, model: StubModel, target: str, error: type[Exception], words: str
+    tmp_path: Path, stub: StubModel, target: str, error: type[Exception], words: str
 ) -> None:
     (tmp_path / "folder.npy").mkdir()
     path = write_source(tmp_path / "in.jsonl", TEXTS)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(error, match=words):
-        embed_file(model, path, tmp_path / target)
-    assert model.calls == []
+        embed_file(stub, path, tmp_path / target)
+    assert stub.calls == []
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -169,21 +158,21 @@ def test_an_unwritable_folder(tmp_path: Path) -> None:
         check_request(write_source(tmp_path / "in.txt", TEXTS), "/proc/out.npy")
 
 
-def test_vectors_that_are_not_finite_are_refused(tmp_path: Path, model: StubModel) -> None:
-    model.table[WORDS.index("dog")] = float("nan")
+def test_vectors_that_are_not_finite_are_refused(tmp_path: Path, stub: StubModel) -> None:
+    stub.table[WORDS.index("dog")] = float("nan")
     path = write_source(tmp_path / "in.txt", ["cat", "cat", "dog"])
     with pytest.raises(ValueError, match="record 3 has an embedding that is not finite"):
-        embed_file(model, path, tmp_path / "out.npy", batch_records=2)
+        embed_file(stub, path, tmp_path / "out.npy", batch_records=2)
     assert not (tmp_path / "out.npy").exists()
 
 
-def interrupted(model: StubModel, source: Path, target: Path, error: BaseException, **options: Any) -> None:
+def interrupted(stub: StubModel, source: Path, target: Path, error: BaseException, **options: Any) -> None:
     """Five chunks are done when the model raises."""
-    model.calls.clear()
-    model.fail_at, model.error = 5, error
+    stub.calls.clear()
+    stub.fail_at, stub.error = 5, error
     with pytest.raises(type(error)):
-        embed_file(model, source, target, batch_records=7, **options)
-    model.fail_at = -1
+        embed_file(stub, source, target, batch_records=7, **options)
+    stub.fail_at = -1
     assert not target.exists()
     assert threads_left() == 0
 
@@ -192,26 +181,26 @@ def interrupted(model: StubModel, source: Path, target: Path, error: BaseExcepti
 @pytest.mark.parametrize("target", ["out.npy", "out.jsonl", "out.parquet"])
 @pytest.mark.parametrize("source", ["in.txt", "in.jsonl", "in.csv", "in.parquet"])
 def test_goes_on_after_an_interruption(
-    tmp_path: Path, model: StubModel, source: str, target: str, error: BaseException
+    tmp_path: Path, stub: StubModel, source: str, target: str, error: BaseException
 ) -> None:
     path, out = write_source(tmp_path / source, TEXTS), tmp_path / target
     whole = tmp_path / f"whole{out.suffix}"
-    embed_file(model, path, whole, batch_records=7)
-    interrupted(model, path, out, error)
-    model.calls.clear()
-    stats = embed_file(model, path, out, batch_records=7)
+    embed_file(stub, path, whole, batch_records=7)
+    interrupted(stub, path, out, error)
+    stub.calls.clear()
+    stats = embed_file(stub, path, out, batch_records=7)
     assert stats.resumed == 35
-    assert sum(map(len, model.calls)) == 15
+    assert sum(map(len, stub.calls)) == 15
     assert out.read_bytes() == whole.read_bytes()
 
 
-def test_what_was_written_after_the_manifest_is_cut_off(tmp_path: Path, model: StubModel) -> None:
+def test_what_was_written_after_the_manifest_is_cut_off(tmp_path: Path, stub: StubModel) -> None:
     path, out = write_source(tmp_path / "in.txt", TEXTS), tmp_path / "out.npy"
-    interrupted(model, path, out, RuntimeError())
+    interrupted(stub, path, out, RuntimeError())
     with (staging_path(out) / "rows.npy").open("ab") as file:
         file.write(b"half a chunk")
-    assert embed_file(model, path, out, batch_records=7).resumed == 35
-    assert np.array_equal(np.load(out), encode(model, TEXTS))
+    assert embed_file(stub, path, out, batch_records=7).resumed == 35
+    assert np.array_equal(np.load(out), stub.encode(TEXTS))
 
 
 @pytest.mark.parametrize(
@@ -220,142 +209,93 @@ def test_what_was_written_after_the_manifest_is_cut_off(tmp_path: Path, model: S
         ({"pooling": "cls"}, "pooling"),
         ({"normalize": False}, "normalize"),
         ({"max_tokens": 99}, "max_tokens"),
+        ({"prompt": "cat "}, "prompt"),
+        ({"max_length": 4}, "max_length"),
+        ({"truncate_dim": 3}, "truncate_dim"),
         ({"batch_records": 8}, "batch_records"),
     ],
+    ids=str,
 )
-def test_another_setting_starts_again(
-    tmp_path: Path, model: StubModel, options: dict[str, Any], what: str
-) -> None:
+def test_another_setting_starts_again(tmp_path: Path, stub: StubModel, options: dict[str, Any], what: str) -> None:
     path, out = write_source(tmp_path / "in.txt", TEXTS), tmp_path / "out.npy"
-    interrupted(model, path, out, RuntimeError())
+    interrupted(stub, path, out, RuntimeError())
     with pytest.warns(UserWarning, match=f"another {what}; starting again") as warned:
-        stats = embed_file(model, path, out, **{"batch_records": 7, **options})
+        stats = embed_file(stub, path, out, **{"batch_records": 7, **options})
     assert len(warned) == 1
-    assert (stats.resumed, stats.records) == (0, 50)
+    assert (stats.resumed, stats.records, stats.hidden) == (0, 50, options.get("truncate_dim", 16))
+    options = {name: value for name, value in options.items() if name != "batch_records"}
+    assert np.array_equal(np.load(out), stub.encode(TEXTS, **options))
 
 
-def test_another_source_or_model_or_damage_starts_again(tmp_path: Path, model: StubModel) -> None:
+def test_a_prompt_that_the_folder_lacks_is_no_other_setting(tmp_path: Path, stub: StubModel) -> None:
+    path, out = write_source(tmp_path / "in.txt", TEXTS), tmp_path / "out.npy"
+    interrupted(stub, path, out, RuntimeError())
+    assert embed_file(stub, path, out, batch_records=7, prompt_name="document").resumed == 35
+
+
+def test_another_source_or_model_or_damage_starts_again(tmp_path: Path, stub: StubModel) -> None:
     path, out = write_source(tmp_path / "in.txt", TEXTS), tmp_path / "out.npy"
 
     def again(words: str) -> EmbedStats:
         with pytest.warns(UserWarning, match=words):
-            return embed_file(model, path, out, batch_records=7)
+            return embed_file(stub, path, out, batch_records=7)
 
-    interrupted(model, path, out, RuntimeError())
+    interrupted(stub, path, out, RuntimeError())
     write_source(path, [*TEXTS, "cat"])
     assert again("another source size, source time").records == 51
     out.unlink()
-    interrupted(model, path, out, RuntimeError())
+    interrupted(stub, path, out, RuntimeError())
     (tmp_path / "model" / "config.json").write_text("{}")
     assert again("another model").resumed == 0
     out.unlink()
-    interrupted(model, path, out, RuntimeError())
+    interrupted(stub, path, out, RuntimeError())
     (staging_path(out) / "rows.npy").unlink()
     assert again("files are damaged").resumed == 0
     out.unlink()
-    interrupted(model, path, out, RuntimeError())
+    interrupted(stub, path, out, RuntimeError())
     (staging_path(out) / "manifest.json").write_text('{"made_with"')
     assert again("manifest is broken").resumed == 0
 
 
-def test_resume_can_be_refused(tmp_path: Path, model: StubModel) -> None:
+def test_resume_can_be_refused(tmp_path: Path, stub: StubModel) -> None:
     path, out = write_source(tmp_path / "in.txt", TEXTS), tmp_path / "out.npy"
-    interrupted(model, path, out, RuntimeError())
+    interrupted(stub, path, out, RuntimeError())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert embed_file(model, path, out, batch_records=7, resume=False).resumed == 0
+        assert embed_file(stub, path, out, batch_records=7, resume=False).resumed == 0
 
 
-def test_a_folder_of_somebody_else_is_not_emptied(tmp_path: Path, model: StubModel) -> None:
+def test_a_folder_of_somebody_else_is_not_emptied(tmp_path: Path, stub: StubModel) -> None:
     path, out = write_source(tmp_path / "in.txt", TEXTS), tmp_path / "out.npy"
     folder = staging_path(out)
     (folder / "sub").mkdir(parents=True)
     (folder / "mine").write_text("mine")
     for resume in (True, False):
         with pytest.raises(FileExistsError, match="holds 'mine', which ftbert did not write"):
-            embed_file(model, path, out, resume=resume)
+            embed_file(stub, path, out, resume=resume)
     assert (folder / "mine").read_text() == "mine" and (folder / "sub").is_dir() and not out.exists()
 
 
-def test_an_old_target_stays_until_the_new_one_is_whole(tmp_path: Path, model: StubModel) -> None:
+def test_an_old_target_stays_until_the_new_one_is_whole(tmp_path: Path, stub: StubModel) -> None:
     path, out = write_source(tmp_path / "in.txt", TEXTS), tmp_path / "out.npy"
     out.write_text("old")
-    model.fail_at = 3
+    stub.fail_at = 3
     with pytest.raises(RuntimeError):
-        embed_file(model, path, out, batch_records=7)
+        embed_file(stub, path, out, batch_records=7)
     assert out.read_text() == "old"
 
 
-def test_two_writers_of_one_target(tmp_path: Path, model: StubModel) -> None:
+def test_two_writers_of_one_target(tmp_path: Path, stub: StubModel) -> None:
     path, out = write_source(tmp_path / "in.txt", TEXTS), tmp_path / "out.npy"
     with StagingFolder(out), pytest.raises(BlockingIOError, match="another process is writing it"):
-        embed_file(model, path, out)
-    embed_file(model, path, out)
-
-
-CHILD = """
-import resource, sys
-from pathlib import Path
-import stub_model
-from ftbert.files import embed_file
-stub_model.use_stub_pooling()
-model = stub_model.StubModel(Path(sys.argv[1]), delay=float(sys.argv[4]))
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[5]),) * 2)
-try:
-    embed_file(model, sys.argv[2], sys.argv[3], batch_records=7)
-except OSError as error:
-    print(error.filename)
-"""
-
-
-def start(model: StubModel, source: Path, target: Path, delay: float, file_bytes: int) -> subprocess.Popen[str]:
-    """embed_file in a process of its own, whose files have at most so many bytes (-1: any number)."""
-    here = Path(__file__).parent
-    paths = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
-    arguments = [str(model.folder), str(source), str(target), str(delay), str(file_bytes)]
-    return subprocess.Popen(
-        [sys.executable, "-c", CHILD, *arguments], env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE, text=True
-    )
-
-
-@pytest.mark.parametrize("target", ["out.npy", "out.jsonl", "out.parquet"])
-def test_killed_and_taken_up_again(tmp_path: Path, model: StubModel, target: str) -> None:
-    path, out = write_source(tmp_path / "in.jsonl", TEXTS * 10), tmp_path / target
-    process = start(model, path, out, delay=0.05, file_bytes=-1)
-    manifest = staging_path(out) / "manifest.json"
-    while process.poll() is None and not manifest.exists():
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    assert not out.exists()
-    stats = embed_file(model, path, out, batch_records=7)
-    assert 0 < stats.resumed < stats.records == 500
-    whole = tmp_path / f"whole{out.suffix}"
-    embed_file(model, path, whole, batch_records=7)
-    assert out.read_bytes() == whole.read_bytes()
-
-
-@pytest.mark.parametrize(
-    "option", [{"prompt": "cat "}, {"prompt_name": "document"}, {"max_length": 4}, {"truncate_dim": 3}], ids=str
-)
-def test_options_of_the_text_count_on_resume(
-    tmp_path: Path, model: StubModel, monkeypatch: pytest.MonkeyPatch, option: dict[str, Any]
-) -> None:
-    path, out = write_source(tmp_path / "in.txt", TEXTS), tmp_path / "out.npy"
-    model.fail_at = 3
-    with pytest.raises(RuntimeError, match="stub failed"):
-        embed_file(model, path, out, batch_records=7)
-    model.fail_at = -1
-    stats = embed_file(model, path, out, batch_records=7, **option)
-    same = "prompt_name" in option  # without such a prompt in the folder it is the same request
-    assert (stats.resumed > 0) == same
-    assert stats.hidden == option.get("truncate_dim", 16)
-    assert np.array_equal(np.load(out), encode(model, TEXTS, **option))
+        embed_file(stub, path, out)
+    embed_file(stub, path, out)
 
 
 @pytest.mark.parametrize("target", ["out.npy", "out.jsonl", "out.jsonl.gz", "out.parquet"])
-def test_a_full_disk_names_the_file(tmp_path: Path, model: StubModel, target: str) -> None:
+def test_a_full_disk_names_the_file(tmp_path: Path, stub: StubModel, target: str) -> None:
     path = write_source(tmp_path / "in.txt", TEXTS)
-    said, _ = start(model, path, tmp_path / target, delay=0, file_bytes=2000).communicate()
-    assert f"{target}.part/rows" in said
+    with full_disk(2000), pytest.raises(OSError, match="File too large") as raised:
+        embed_file(stub, path, tmp_path / target, batch_records=7)
+    assert f"{target}.part/rows" in raised.value.filename
     assert not (tmp_path / target).exists()

@@ -98,19 +98,22 @@ def test_an_error_comes_behind_the_windows_before_it(where: str) -> None:
 
 
 def test_what_waits_is_bounded() -> None:
-    drawn, release = [], threading.Event()
+    drawn, release, closed = [], threading.Event(), threading.Event()
 
     def source() -> Iterator[tuple[int, list[str]]]:
-        for number in range(1000):
-            drawn.append(number)
-            yield number, ["a"]
+        try:
+            for number in range(1000):
+                drawn.append(number)
+                yield number, ["a"]
+        finally:
+            closed.set()
 
     arriving = ahead(source(), letters)
     next(arriving)
     release.wait(0.2)
     assert len(drawn) <= 4  # one computed, one packed, one waiting, one in hand
     arriving.close()
-    assert threads_left() == 0
+    assert closed.is_set() and threads_left() == 0
 
 
 def test_calls_are_short() -> None:

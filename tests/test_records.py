@@ -224,8 +224,8 @@ def test_parquet_cut_or_changed_is_refused_or_read(tmp_path: Path, data: st.Data
 @pytest.mark.parametrize("size", [1, 7, 64, 1000])
 def test_parquet_is_resumable(tmp_path: Path, size: int) -> None:
     path = tmp_path / "a.parquet"
-    texts = [None if i % 13 == 5 else f"text {i}" for i in range(300)]
-    pq.write_table(pa.table({"text": texts}), path, row_group_size=70)
+    texts = [None if i % 13 == 5 else f"text {i}" for i in range(90)]
+    pq.write_table(pa.table({"text": texts}), path, row_group_size=21)
     assert_resumable(path, batch_records=size, skip_bad=True)
 
 

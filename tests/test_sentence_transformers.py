@@ -16,6 +16,7 @@ from sentence_transformers.util import quantize_embeddings
 from tokenizers_offline import TEXTS, write
 
 import ftbert
+from ftbert.evaluation import SAMPLE_TEXTS
 
 PROMPTS = {"query": "Query: ", "document": "Document: ", "other": "hello two "}
 
@@ -208,6 +209,8 @@ def test_the_converted_folder_gives_the_same(tmp_path: Path) -> None:
 def test_the_real_model(minilm_folder: Path) -> None:
     ours, theirs = both(minilm_folder)
     theirs = theirs.float()
+    samples = ["", *SAMPLE_TEXTS]
+    assert np.abs(ours.encode(samples) - theirs.encode(samples)).max() < 2e-6
     texts = [text for text in TEXTS if len(text) < 120]
     for given in ({}, {"prompt": "query: "}, {"truncate_dim": 64}):
         assert_same(ours.encode(texts, normalize_embeddings=True, **given), theirs.encode(texts, normalize_embeddings=True, **given))

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from stub_model import WORDS, StubModel, encode, pooling, threads_left, write_tokenizer
+from stub_model import WORDS, StubModel, threads_left, write_tokenizer
 
 from ftbert.text import TextSettings, Tokenizer
 
@@ -32,12 +31,6 @@ class Frame:
         return ["a", "b", "c", "d", "e"][where]
 
 
-@pytest.fixture
-def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StubModel:
-    monkeypatch.setattr(torch.ops.ftbert, "pooling", pooling, raising=False)
-    return StubModel(write_tokenizer(tmp_path / "model"))
-
-
 def ragged(count: int) -> list[str]:
     rng = np.random.default_rng(0)
     return [" ".join(rng.choice(WORDS[4:], size=rng.integers(0, 40))) for _ in range(count)]
@@ -51,12 +44,6 @@ def test_the_tokenizer_files_own_limits_do_not_leak_in(tmp_path: Path) -> None:
     assert len(long) == 30
     assert (long[0], long[-1]) == (2, 3)
     assert len(Tokenizer(folder, TextSettings(max_length=30), 12).encode_batch(["cat " * 100])[0]) == 12
-
-
-def test_lower_case_and_prompt(tmp_path: Path) -> None:
-    folder = write_tokenizer(tmp_path / "model")
-    tokenizer = Tokenizer(folder, TextSettings(lower_case=True), 512)
-    assert tokenizer.encode_batch(["CAT"], "The ")[0].tolist() == [2, WORDS.index("the"), WORDS.index("cat"), 3]
 
 
 @pytest.mark.parametrize("config", [{"model_type": "bert"}, {"huggingface": {"model_type": "bert"}}])
@@ -83,49 +70,36 @@ def test_unusable_tokenizers_are_explained(tmp_path: Path) -> None:
         (tmp_path / name).unlink()
 
 
-def test_order_is_restored_and_batch_equals_single(model: StubModel) -> None:
+def test_order_is_restored_and_batch_equals_single(stub: StubModel) -> None:
     texts = ragged(1500)  # more than one window
-    vectors = encode(model, texts, max_tokens=300)
+    vectors = stub.encode(texts, max_tokens=300)
     assert (vectors.shape, vectors.dtype) == ((1500, 16), np.float32)
     for index in range(0, 1500, 37):
-        assert np.array_equal(vectors[index], encode(model, [texts[index]])[0])
+        assert np.array_equal(vectors[index], stub.encode([texts[index]])[0])
 
 
-def test_packs_by_the_token_budget_longest_first(model: StubModel) -> None:
+def test_packs_by_the_token_budget_longest_first(stub: StubModel) -> None:
     texts = ragged(400)
-    encode(model, texts, max_tokens=100)
-    assert all(sum(call) <= 100 for call in model.calls)
-    assert sum(map(sum, model.calls)) == sum(len(text.split()) + 2 for text in texts)  # no padding
-    flat = [length for call in model.calls for length in call]
+    stub.encode(texts, max_tokens=100)
+    assert all(sum(call) <= 100 for call in stub.calls)
+    assert sum(map(sum, stub.calls)) == sum(len(text.split()) + 2 for text in texts)  # no padding
+    flat = [length for call in stub.calls for length in call]
     assert flat == sorted(flat, reverse=True)
-    model.calls.clear()
-    encode(model, ["cat " * 50, "cat"], max_tokens=10)  # one over the budget goes alone
-    assert model.calls == [[52], [3]]
+    stub.calls.clear()
+    stub.encode(["cat " * 50, "cat"], max_tokens=10)  # one over the budget goes alone
+    assert stub.calls == [[52], [3]]
 
 
-def test_a_single_text_gives_one_vector(model: StubModel) -> None:
-    assert encode(model, "cat").shape == (16,)
-    assert np.array_equal(encode(model, "cat"), encode(model, ["cat"])[0])
+def test_a_single_text_gives_one_vector(stub: StubModel) -> None:
+    assert stub.encode("cat").shape == (16,)
+    assert np.array_equal(stub.encode("cat"), stub.encode(["cat"])[0])
 
 
-def test_nothing_and_the_empty_string(model: StubModel) -> None:
-    assert encode(model, []).shape == (0, 16)
-    assert encode(model, []).dtype == np.float32
-    vector = encode(model, "", normalize=False)
-    assert np.allclose(vector, model.table[[2, 3]].mean(0))
-
-
-@pytest.mark.parametrize("mode", ["cls", "mean", "max", "mean_sqrt_len", "last"])
-@pytest.mark.parametrize("normalize", [True, False])
-def test_pooling_override(model: StubModel, mode: str, normalize: bool) -> None:
-    rows = model.table[[2, WORDS.index("cat"), WORDS.index("dog"), 3]]
-    want = pooling(rows, torch.tensor([0, 4]), mode, normalize)[0]
-    assert np.allclose(encode(model, "cat dog", normalize=normalize, pooling=mode), want, atol=1e-6)
-
-
-def test_normalize_none_follows_the_folder(model: StubModel) -> None:
-    assert np.linalg.norm(encode(model, "cat")) == pytest.approx(1)
-    assert np.linalg.norm(encode(model, "cat", normalize=None)) != pytest.approx(1)
+def test_nothing_and_the_empty_string(stub: StubModel) -> None:
+    assert stub.encode([]).shape == (0, 16)
+    assert stub.encode([]).dtype == np.float32
+    vector = stub.encode("", normalize=False)
+    assert np.allclose(vector, stub.table[[2, 3]].mean(0))
 
 
 @pytest.mark.parametrize(
@@ -142,44 +116,44 @@ def test_normalize_none_follows_the_folder(model: StubModel) -> None:
         (["a", "b", "\ud800"], ValueError, r"texts\[2\] is not valid Unicode"),
     ],
 )
-def test_wrong_texts(model: StubModel, texts: Any, error: type[Exception], words: str) -> None:
+def test_wrong_texts(stub: StubModel, texts: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        encode(model, texts)
-    assert model.calls == []
+        stub.encode(texts)
+    assert stub.calls == []
 
 
-def test_wrong_options(model: StubModel) -> None:
+def test_wrong_options(stub: StubModel) -> None:
     with pytest.raises(ValueError, match="pooling must be one of cls, mean.*got 'avg'"):
-        encode(model, ["a"], pooling="avg")
+        stub.encode(["a"], pooling="avg")
     with pytest.raises(ValueError, match="max_tokens must be a positive integer; got 0"):
-        encode(model, ["a"], max_tokens=0)
+        stub.encode(["a"], max_tokens=0)
     with pytest.raises(ValueError, match="task must be 'query', 'document' or None; got 'retrieval'"):
-        encode(model, ["a"], task="retrieval")
+        stub.encode(["a"], task="retrieval")
     with pytest.raises(ValueError, match="no folder with a tokenizer"):
-        encode(StubModel(None), ["a"])
+        StubModel(None).encode(["a"])
 
 
-def test_a_tokenizer_of_another_model_is_refused(model: StubModel) -> None:
-    model.config.vocab = 10
+def test_a_tokenizer_of_another_model_is_refused(stub: StubModel) -> None:
+    stub.config.vocab = 10
     with pytest.raises(ValueError, match="the model's vocabulary has 10 entries"):
-        encode(model, ["mat"])
+        stub.encode(["mat"])
     assert threads_left() == 0
 
 
-def test_a_failing_model_leaves_no_thread(model: StubModel) -> None:
-    model.fail_at = 2
+def test_a_failing_model_leaves_no_thread(stub: StubModel) -> None:
+    stub.fail_at = 2
     with pytest.raises(RuntimeError, match="stub failed"):
-        encode(model, ragged(5000), max_tokens=50)
+        stub.encode(ragged(5000), max_tokens=50)
     assert threads_left() == 0
 
 
-def test_several_threads_share_a_model(model: StubModel) -> None:
+def test_several_threads_share_a_model(stub: StubModel) -> None:
     texts = ragged(600)
-    want = encode(model, texts)
+    want = stub.encode(texts)
     got: list[Any] = [None] * 4
 
     def work(place: int) -> None:
-        got[place] = encode(model, texts)
+        got[place] = stub.encode(texts)
 
     threads = [threading.Thread(target=work, args=(place,)) for place in range(4)]
     for thread in threads:
@@ -189,31 +163,8 @@ def test_several_threads_share_a_model(model: StubModel) -> None:
     assert all(np.array_equal(want, one) for one in got)
 
 
-def test_the_progress_bar_is_for_terminals(model: StubModel, capsys: pytest.CaptureFixture[str]) -> None:
-    encode(model, ["cat"])
+def test_the_progress_bar_is_for_terminals(stub: StubModel, capsys: pytest.CaptureFixture[str]) -> None:
+    stub.encode(["cat"])
     assert capsys.readouterr().err == ""
-    encode(model, ["cat"], show_progress_bar=True)
+    stub.encode(["cat"], show_progress_bar=True)
     assert "tokens/s" in capsys.readouterr().err
-
-
-def test_real_model_equals_sentence_transformers(minilm_folder: Path) -> None:
-    from sentence_transformers import SentenceTransformer
-
-    import ftbert
-    from ftbert.evaluation import SAMPLE_TEXTS
-
-    texts = ["", *SAMPLE_TEXTS]
-    ours = ftbert.load(minilm_folder, device="cpu", dtype="fp32").encode(texts)
-    theirs = SentenceTransformer(str(minilm_folder), device="cpu").float().encode(texts)
-    assert np.abs(ours - theirs).max() < 2e-6
-
-
-def test_real_model_batch_equals_single(minilm_folder: Path) -> None:
-    import ftbert
-    from ftbert.evaluation import SAMPLE_TEXTS
-
-    model = ftbert.load(minilm_folder, device="cpu", dtype="fp32")
-    together = model.encode(list(SAMPLE_TEXTS))
-    assert np.array_equal(together, model.encode(list(SAMPLE_TEXTS)))
-    for text, vector in zip(SAMPLE_TEXTS, together, strict=True):
-        assert np.abs(model.encode(text) - vector).max() < 1e-6
