@@ -15,12 +15,12 @@ import pytest
 from stub_model import StubModel
 
 from ftbert import cli
-from ftbert.cli import common
+from ftbert.cli import command
 
 
 @pytest.fixture
 def stub(stub: StubModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StubModel:
-    monkeypatch.setattr(common, "load_model", lambda options, **more: stub)
+    monkeypatch.setattr(command, "load_model", lambda options, **more: stub)
     (tmp_path / "in.txt").write_text("the cat\n\ndog\n")
     monkeypatch.chdir(tmp_path)
     return stub
@@ -65,8 +65,8 @@ def test_help_loads_nothing_heavy() -> None:
         "assert not {'torch', 'numpy', 'transformers', 'pyarrow'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    for command in ("convert", "embed", "check", "bench", "info"):
-        assert command in done.stdout
+    for name in ("convert", "embed", "check", "bench", "info"):
+        assert name in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_embed_refuses_before_loading(
     def load(options: Any, **more: Any) -> Any:
         raise AssertionError("loaded a model")
 
-    monkeypatch.setattr(common, "load_model", load)
+    monkeypatch.setattr(command, "load_model", load)
     assert words in failed(capsys, "embed", "model", *arguments)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from ftbert.cli import common
+from ftbert.cli import command
 
 
-def add_to(commands: common.Commands) -> None:
-    parser = common.command(
+def add_to(commands: command.Commands) -> None:
+    parser = command.add(
         commands,
         "convert",
         "HuggingFace folder, hub id or .onnx file to an ftbert folder.",
@@ -28,5 +28,5 @@ def _convert(options: argparse.Namespace) -> int:
 
     dtype = None if options.dtype is None else parse_dtype(options.dtype)
     convert(options.source, options.target, dtype=dtype, force=options.force)
-    common.report(options, {"source": options.source, "target": options.target}, f"wrote {options.target}")
+    command.report(options, {"source": options.source, "target": options.target}, f"wrote {options.target}")
     return 0

@@ -6,11 +6,11 @@ import argparse
 import sys
 from typing import Any
 
-from ftbert.cli import common
+from ftbert.cli import command
 
 
-def add_to(commands: common.Commands) -> None:
-    parser = common.command(
+def add_to(commands: command.Commands) -> None:
+    parser = command.add(
         commands,
         "embed",
         "Embed a file: .txt .jsonl .csv .tsv (also .gz) .parquet to .npy .jsonl .jsonl.gz .parquet.",
@@ -33,13 +33,13 @@ def add_to(commands: common.Commands) -> None:
     )
     parser.add_argument("--prompt", metavar="TEXT", help="put before every text (default: the model's own, if any)")
     parser.add_argument("--prompt-name", metavar="NAME", help="one of the model's prompts, such as query")
-    parser.add_argument("--max-length", type=common.count, metavar="N", help="tokens of a text (default: the model's)")
+    parser.add_argument("--max-length", type=command.count, metavar="N", help="tokens of a text (default: the model's)")
     parser.add_argument(
-        "--truncate-dim", type=common.count, metavar="N", help="entries kept of a vector (default: all)"
+        "--truncate-dim", type=command.count, metavar="N", help="entries kept of a vector (default: all)"
     )
     parser.add_argument("--no-normalize", action="store_true", help="keep the length of the vectors")
-    parser.add_argument("--max-tokens", type=common.count, default=16384, help="computed at once (default 16384)")
-    parser.add_argument("--batch-records", type=common.count, help="put on the disk at once (default 8192)")
+    parser.add_argument("--max-tokens", type=command.count, default=16384, help="computed at once (default 16384)")
+    parser.add_argument("--batch-records", type=command.count, help="put on the disk at once (default 8192)")
     parser.add_argument("--no-resume", action="store_true", help="start again after a kill")
 
 
@@ -53,7 +53,7 @@ def _embed(options: argparse.Namespace) -> int:
         "kind": f".{options.input_format}",
     }
     check_request(options.source, options.target, **how)
-    model = common.load_model(options, heads=False)
+    model = command.load_model(options, heads=False)
     try:
         stats = embed_file(
             model,
@@ -80,5 +80,5 @@ def _embed(options: argparse.Namespace) -> int:
     text += f", {stats.resumed} of them from an earlier run" if stats.resumed else ""
     text += f"; {stats.tokens} tokens in {stats.seconds:.1f} s, {stats.tokens_per_second:,.0f} tokens/s"
     # Where the vectors go to standard output, what there is to say goes to the other.
-    common.report(options, stats.as_dict(), text, sys.stderr if stats.target == "-" else sys.stdout)
+    command.report(options, stats.as_dict(), text, sys.stderr if stats.target == "-" else sys.stdout)
     return 0

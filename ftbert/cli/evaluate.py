@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from ftbert.cli import common
+from ftbert.cli import command
 
 
-def add_to(commands: common.Commands) -> None:
-    parser = common.command(
+def add_to(commands: command.Commands) -> None:
+    parser = command.add(
         commands,
         "check",
         "Parity with transformers on this machine.",
@@ -17,7 +17,7 @@ def add_to(commands: common.Commands) -> None:
     )
     parser.add_argument("model", metavar="MODEL")
 
-    parser = common.command(
+    parser = command.add(
         commands,
         "bench",
         "Speed against transformers on this machine.",
@@ -27,16 +27,16 @@ def add_to(commands: common.Commands) -> None:
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("--texts", metavar="FILE", help=".txt .jsonl .csv .parquet for the ragged batch")
     parser.add_argument("--column", help='field with the text (default "text")')
-    parser.add_argument("--batch", type=common.count, default=32, help="texts (default 32)")
-    parser.add_argument("--longest", type=common.count, default=128, help="tokens (default 128)")
-    parser.add_argument("--rounds", type=common.count, default=7, help="repetitions (default 7)")
+    parser.add_argument("--batch", type=command.count, default=32, help="texts (default 32)")
+    parser.add_argument("--longest", type=command.count, default=128, help="tokens (default 128)")
+    parser.add_argument("--rounds", type=command.count, default=7, help="repetitions (default 7)")
 
 
 def _check(options: argparse.Namespace) -> int:
     from ftbert.evaluation import check
 
-    result = check(common.load_model(options))
-    common.report(options, result.as_dict(), str(result))
+    result = check(command.load_model(options))
+    command.report(options, result.as_dict(), str(result))
     return 0 if result.passed else 1
 
 
@@ -51,7 +51,7 @@ def _bench(options: argparse.Namespace) -> int:
     from ftbert.evaluation import bench
 
     # Without heads, like the peers: what is timed ends at last_hidden_state.
-    model = common.load_model(options, heads=False)
+    model = command.load_model(options, heads=False)
     result = bench(model, texts=texts, batch=options.batch, longest=options.longest, rounds=options.rounds)
-    common.report(options, result.as_dict(), str(result))
+    command.report(options, result.as_dict(), str(result))
     return 0

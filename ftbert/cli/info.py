@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ftbert.cli import common
+from ftbert.cli import command
 
 
-def add_to(commands: common.Commands) -> None:
-    parser = common.command(
+def add_to(commands: command.Commands) -> None:
+    parser = command.add(
         commands,
         "info",
         "The build, and what a model runs on and why.",
@@ -24,12 +24,12 @@ def _info(options: argparse.Namespace) -> int:
 
     values: dict[str, Any] = {"build": build_info()}
     if options.model is not None:
-        values["model"] = common.load_model(options).info()
+        values["model"] = command.load_model(options).info()
     lines = []
     for part, entries in values.items():
         lines.append(part)
         lines += [f"  {key:<20} {_shown(value)}" for key, value in entries.items()]
-    common.report(options, values, "\n".join(lines))
+    command.report(options, values, "\n".join(lines))
     return 0
 
 

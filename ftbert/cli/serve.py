@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ftbert.cli import common
+from ftbert.cli import command
 from ftbert.server import FLAGS, Flag, Settings, from_environment
 
 
-def add_to(commands: common.Commands) -> None:
-    parser = common.command(
+def add_to(commands: command.Commands) -> None:
+    parser = command.add(
         commands,
         "serve",
         "An HTTP server: the routes of TEI, OpenAI, Cohere and vLLM. docs/serving.md has them.",

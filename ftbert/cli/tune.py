@@ -8,11 +8,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from ftbert.cli import common
+from ftbert.cli import command
 
 
-def add_to(commands: common.Commands) -> None:
-    parser = common.command(
+def add_to(commands: command.Commands) -> None:
+    parser = command.add(
         commands,
         "tune",
         "Choose GEMM algorithms by measurement, for this GPU.",
@@ -21,8 +21,8 @@ def add_to(commands: common.Commands) -> None:
         defaults=("cuda", "fp16"),
     )
     parser.add_argument("model", metavar="MODEL", nargs="?")
-    parser.add_argument("--hidden", type=common.count, help="a shape instead of MODEL")
-    parser.add_argument("--inter", type=common.count, help="its feed-forward width (default 4 x hidden)")
+    parser.add_argument("--hidden", type=command.count, help="a shape instead of MODEL")
+    parser.add_argument("--inter", type=command.count, help="its feed-forward width (default 4 x hidden)")
     parser.add_argument(
         "--activation", choices=["gelu", "gelu_new", "relu", "silu", "tanh"], help="its activation (default gelu)"
     )
@@ -34,7 +34,7 @@ def add_to(commands: common.Commands) -> None:
     )
     parser.add_argument("--texts", metavar="FILE", help="only the token counts that batches of these texts have")
     parser.add_argument("--column", help='field with the text (default "text")')
-    parser.add_argument("--batch", type=common.count, default=32, help="texts in a batch of --texts (default 32)")
+    parser.add_argument("--batch", type=command.count, default=32, help="texts in a batch of --texts (default 32)")
     parser.add_argument("--minutes", type=_minutes, default=float("inf"), help="begin no further row after this")
     parser.add_argument("--out", type=Path, metavar="FILE", help="the table (default: where models look for it)")
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="the gains as a picture")
@@ -50,13 +50,13 @@ def _tune(options: argparse.Namespace) -> int:
 
     device = options.device or "cuda"
     if device == "cpu":
-        common.report(options, {"nothing_to_tune": tuning.NOTHING_ON_CPU}, tuning.NOTHING_ON_CPU)
+        command.report(options, {"nothing_to_tune": tuning.NOTHING_ON_CPU}, tuning.NOTHING_ON_CPU)
         return 0
     if wrong := _contradiction(options):
         options.usage_error(wrong)
     if options.show:
         values = tuning.show(device)
-        common.report(options, values, tuning.show_text(values))
+        command.report(options, values, tuning.show_text(values))
         return 0
     wanted, folds = _products(options)
     lengths = _token_counts(options) if options.texts else None
@@ -78,7 +78,7 @@ def _tune(options: argparse.Namespace) -> int:
         same = "the same command without --force" if options.force else "the same command"
         print(f"ftbert: stopped; the rows made are in {path}, {same} goes on from there", file=sys.stderr)
         raise
-    common.report(options, result.as_dict(), str(result))
+    command.report(options, result.as_dict(), str(result))
     if options.picture is not None and result.rows:
         options.picture.write_text(tuning.picture(result.rows), encoding="utf-8")
     elif options.picture is not None:

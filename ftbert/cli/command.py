@@ -1,4 +1,4 @@
-"""Shared by the commands: common options, the model, the report."""
+"""What a command is made of: its parser with the usual options, the model that it names, its report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import ftbert
 Commands = Any  # what add_subparsers returns; its class is private to argparse
 
 
-def command(
+def add(
     commands: Commands,
     name: str,
     text: str,
