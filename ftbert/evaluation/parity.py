@@ -81,7 +81,7 @@ def check(model: Any, *, texts: Sequence[str] | None = None) -> CheckResult:
     sequences = sequences_of(model, SAMPLE_TEXTS if texts is None else texts)
     reference = base_of(model.reference()).to(model.device)
     runs = [padded(sequences, kind, pad_id(reference), model.device) for kind in MASK_KINDS]
-    dtype = dtype_of(model)
+    dtype = model.dtype
     wanted = [_hidden(reference, ids, mask) for ids, mask in runs]
     allowed = [_FP32_GATE[model.device.type]] * len(runs)
     if dtype != torch.float32:
@@ -112,13 +112,6 @@ def check(model: Any, *, texts: Sequence[str] | None = None) -> CheckResult:
 def base_of(reference: Any) -> Any:
     """The encoder of a transformers model, without its head."""
     return getattr(reference, "base_model", reference)
-
-
-def dtype_of(model: Any) -> torch.dtype:
-    """What the model computes in."""
-    dtype = model.dtype
-    assert isinstance(dtype, torch.dtype)
-    return dtype
 
 
 def in_dtype(reference: Any, dtype: torch.dtype) -> Any:

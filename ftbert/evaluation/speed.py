@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ftbert.evaluation.padded_batches import padded, ragged_lengths, random_sequences, sequences_of
-from ftbert.evaluation.parity import base_of, dtype_of, in_dtype, pad_id
+from ftbert.evaluation.parity import base_of, in_dtype, pad_id
 
 # Loose on purpose: it tells a peer that computes something else from one that rounds elsewhere.
 _SAME_OUTPUT = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
@@ -97,14 +97,14 @@ def bench(
         ragged = sequences_of(model, texts[:batch], longest)
     full = random_sequences(model.config.vocab, [longest] * batch)
     reference = base_of(model.reference()).to(model.device)
-    peer = in_dtype(reference, dtype_of(model))
+    peer = in_dtype(reference, model.dtype)
     batches = tuple(
         _measure(model, reference, peer, name, sequences, rounds)
         for name, sequences in (("ragged", ragged), ("full", full))
     )
     return BenchResult(
         device=str(model.device),
-        dtype=str(dtype_of(model)).removeprefix("torch."),
+        dtype=str(model.dtype).removeprefix("torch."),
         threads=torch.get_num_threads(),
         torch=torch.__version__,
         rounds=rounds,
@@ -135,7 +135,7 @@ def _measure(
             run()  # the second call of a size may still record
         got = run()
         differences[way] = float(((got[valid] if is_padded else got).float() - want).abs().max())
-        if not differences[way] <= _SAME_OUTPUT[dtype_of(model)]:
+        if not differences[way] <= _SAME_OUTPUT[model.dtype]:
             raise RuntimeError(
                 f"{way} differs from transformers in float32 by {differences[way]:.1e}, so its time means "
                 "nothing; run `ftbert check` on this model"

@@ -115,7 +115,8 @@ class _LineReader:
 
             def chunk() -> Chunk:
                 consumed = 0 if self.path == STREAM else packed.tell()
-                return Chunk(texts, columns, self._moved(position, lines, len(texts)), consumed, bad)
+                end = Position(lines.offset, lines.line, position.records + len(texts), position.skipped)
+                return Chunk(texts, columns, end, consumed, bad)
 
             while True:
                 try:
@@ -140,9 +141,6 @@ class _LineReader:
             if texts or bad:
                 yield chunk()
 
-    def _moved(self, position: Position, lines: _Lines, records: int) -> Position:
-        return Position(lines.offset, lines.line, position.records + records, position.skipped)
-
     def _bad(self, line: int, why: str) -> BadRecord:
         return BadRecord(self.path, line, why)
 
@@ -150,11 +148,7 @@ class _LineReader:
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError as error:
-            # Counted from the end: a byte order mark may have been taken off the front.
-            where = lines.offset - len(raw) + error.start
-            raise self._bad(
-                lines.line, f"byte 0x{raw[error.start]:02x} at offset {where} is not UTF-8"
-            ) from error
+            raise self._bad(lines.line, _where_not_utf8(raw, lines.offset)) from error
 
     def _text(self, value: Any, line: int) -> str:
         if not isinstance(value, str):
@@ -277,7 +271,7 @@ class TsvReader(CsvReader):
 
 
 def _where_not_utf8(raw: bytes, end: int) -> str:
-    """raw: the bytes that end at offset `end` of the file."""
+    """raw: the bytes that end at offset `end` of the file, perhaps without the byte order mark before them."""
     try:
         raw.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Writers of .npy, .jsonl and .parquet that can be left and taken up again between two appends."""
+"""Writers of .npy, .jsonl and .parquet that can be left and taken up again between two appends: `records.Writer`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,23 @@ class _AppendedFile:
             self._file.close()
 
 
-class NpyWriter:
+class _FileWriter:
+    """Of one file."""
+
+    _file: _AppendedFile
+
+    def sync(self) -> dict[str, int]:
+        return {"bytes": self._file.sync()}
+
+    def finish(self) -> Path:
+        self._file.sync()
+        return self._file.path
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class NpyWriter(_FileWriter):
     """float32 [records, hidden]; rows are appended, the header's count is written last."""
 
     def __init__(self, folder: Path, hidden: int, state: dict[str, int]) -> None:
@@ -68,29 +84,21 @@ class NpyWriter:
             self._file.write(bytes(_NPY_HEADER))
 
     def append(self, chunk: Chunk, vectors: NDArray[np.float32]) -> None:
-        """See `records.Writer`."""
         self._rows += len(chunk.texts)
         self._file.write(vectors.astype("<f4", order="C", copy=False).data if len(vectors) else b"")
 
     def sync(self) -> dict[str, int]:
-        """See `records.Writer`."""
-        return {"bytes": self._file.sync(), "rows": self._rows}
+        return super().sync() | {"rows": self._rows}
 
     def finish(self) -> Path:
-        """See `records.Writer`."""
         shape = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({self._rows}, {self._hidden}), }}"
         # The format of numpy.lib.format, version 1.0: magic, header length, header, padded to 64.
         head = b"\x93NUMPY\x01\x00" + (_NPY_HEADER - 10).to_bytes(2, "little")
         self._file.write_head(head + shape.encode().ljust(_NPY_HEADER - 11) + b"\n")
-        self._file.sync()
-        return self._file.path
-
-    def close(self) -> None:
-        """See `records.Writer`."""
-        self._file.close()
+        return super().finish()
 
 
-class SkippedWriter:
+class SkippedWriter(_FileWriter):
     """The records left out: {"file", "line", "reason"}, one JSON object a line."""
 
     def __init__(self, folder: Path, source: Path, state: dict[str, int]) -> None:
@@ -102,21 +110,8 @@ class SkippedWriter:
             row = {"file": self._source, "line": line, "reason": reason}
             self._file.write((_as_json(row) + "\n").encode("utf-8"))
 
-    def sync(self) -> dict[str, int]:
-        """See `records.Writer`."""
-        return {"bytes": self._file.sync()}
 
-    def finish(self) -> Path:
-        """See `records.Writer`."""
-        self._file.sync()
-        return self._file.path
-
-    def close(self) -> None:
-        """See `records.Writer`."""
-        self._file.close()
-
-
-class JsonlWriter:
+class JsonlWriter(_FileWriter):
     """The record's fields and "embedding", one JSON object a line."""
 
     def __init__(self, folder: Path, hidden: int, state: dict[str, int]) -> None:
@@ -128,7 +123,6 @@ class JsonlWriter:
         self._numbers = "[" + ", ".join(["%.9g"] * hidden) + "]"
 
     def append(self, chunk: Chunk, vectors: NDArray[np.float32]) -> None:
-        """See `records.Writer`."""
         self._file.write(self._packed(b"".join(self._lines(chunk, vectors))))
 
     def _packed(self, data: bytes) -> bytes:
@@ -142,19 +136,6 @@ class JsonlWriter:
             numbers = self._numbers % tuple(vector)
             body = _as_json(fields)[:-1] + (", " if fields else "") + f'"{EMBEDDING}": {numbers}}}\n'
             yield body.encode("utf-8")
-
-    def sync(self) -> dict[str, int]:
-        """See `records.Writer`."""
-        return {"bytes": self._file.sync()}
-
-    def finish(self) -> Path:
-        """See `records.Writer`."""
-        self._file.sync()
-        return self._file.path
-
-    def close(self) -> None:
-        """See `records.Writer`."""
-        self._file.close()
 
 
 class JsonlGzWriter(JsonlWriter):
@@ -171,21 +152,18 @@ class JsonlStream(JsonlWriter):
         self._set_width(hidden)
 
     def append(self, chunk: Chunk, vectors: NDArray[np.float32]) -> None:
-        """See `records.Writer`."""
         with named("standard output"):
             sys.stdout.buffer.writelines(self._lines(chunk, vectors))
             sys.stdout.buffer.flush()
 
     def sync(self) -> dict[str, int]:
-        """See `records.Writer`."""
         return {}
 
     def finish(self) -> Path:
-        """See `records.Writer`."""
         return STREAM
 
     def close(self) -> None:
-        """See `records.Writer`."""
+        """Nothing is open."""
 
 
 class ParquetWriter:
@@ -202,7 +180,6 @@ class ParquetWriter:
             self._part(number).stat()  # FileNotFoundError when a finished chunk is gone
 
     def append(self, chunk: Chunk, vectors: NDArray[np.float32]) -> None:
-        """See `records.Writer`."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -216,13 +193,11 @@ class ParquetWriter:
         self._count += 1
 
     def sync(self) -> dict[str, int]:
-        """See `records.Writer`."""
         if self._count and self._part(self._count - 1).exists():
             _sync_file(self._part(self._count - 1))
         return {"files": self._count}
 
     def finish(self) -> Path:
-        """See `records.Writer`."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -249,7 +224,7 @@ class ParquetWriter:
         return whole
 
     def close(self) -> None:
-        """See `records.Writer`."""
+        """Nothing is open."""
 
     def _field(self) -> Any:
         import pyarrow as pa
