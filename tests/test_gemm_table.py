@@ -36,8 +36,8 @@ def own_row(first: int, last: int, kernel: str = "wgmma_persistent", variant: st
     return Row(Product("fp16", 2304, 768), first, last, Own(kernel, variant), (last,), (9.0,), (10.0,))
 
 
-def document(form: int = 3, **changes: Any) -> str:
-    head = {"format": form, "gpu": HERE.gpu, "cublaslt": HERE.cublaslt}
+def document(**changes: Any) -> str:
+    head = {"format": 3, "gpu": HERE.gpu, "cublaslt": HERE.cublaslt}
     return json.dumps(head | {"rows": [GOOD | changes]})
 
 
@@ -60,6 +60,7 @@ HOSTILE = {
     "a list": "[]",
     "rows missing": json.dumps({"format": 3}),
     "another format": json.dumps({"format": 99, "rows": []}),
+    "an earlier format": json.dumps({"format": 2, "rows": [GOOD]}),
     "no such dtype": document(dtype="int4"),
     "deep": "[" * 100_000,
     "first is infinite": document(first=float("inf")),
@@ -78,7 +79,6 @@ HOSTILE = {
     "kernel is a number": document(kernel=7, variant="64x64"),
     "a kernel without a variant": document(kernel="wgmma_tile"),
     "variant has 400 letters": document(kernel="wgmma_tile", variant="x" * 400),
-    "a numbered kernel without its number": document(2, config={"id": -1}),
     "timed is a number": document(timed=64),
     "us has no end": document(us=[float("inf")]),
     "us is 0": document(us=[0.0]),
@@ -146,26 +146,6 @@ def test_kernels_that_are_no_more(user: Path, monkeypatch: pytest.MonkeyPatch, k
     add_rows(user, HERE, [own_row(1, 16), own_row(17, 32, kernel, variant)])
     with pytest.warns(UserWarning, match="1 rows name kernels that this ftbert does not have; 1 of 2 rows are not used"):
         assert in_force(HERE) == [own_row(1, 16)]
-
-
-@pytest.mark.parametrize("form", [1, 2])
-def test_formats_that_numbered_kernels(user: Path, monkeypatch: pytest.MonkeyPatch, form: int) -> None:
-    """Rows of cuBLASLt's algorithms hold; the numbered ones cost what the warning says."""
-    monkeypatch.setattr(gemm_table, "tuner_module", Built)
-    numbered = GOOD | {"first": 65, "last": 128, "timed": [128], "algorithm": "f05ed00000000014",
-                       "config": GOOD["config"] | {"id": -1, "tile": 20}}  # fmt: skip
-    both = json.loads(document(form)) | {"rows": [GOOD, numbered]}
-    user.write_text(json.dumps(both), encoding="utf-8")
-    with pytest.warns(UserWarning, match="1 of 2 rows are not used, up to 33% slower: `ftbert tune` makes them anew"):
-        (found,) = in_force(HERE)
-    assert found.as_dict() == GOOD
-
-
-def test_the_packages_tables_name_what_this_build_has() -> None:
-    for path in gemm_table._SHIPPED.glob("*.json"):
-        owner, rows = read_table(path)
-        assert owner.kind
-        assert gemm_table.known_rows(rows) == rows
 
 
 def test_a_large_file_and_a_pipe_are_not_read(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:

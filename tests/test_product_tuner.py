@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from fake_gpu import QKV, FakeAlgorithm, fake_gpu, own_algorithm
 
-from ftbert.tuning import WGMMA_TILE, WITH_LAYERNORM, NothingProposed, Own, Product, ProductTuner
+from ftbert.tuning import WGMMA_TILE, WITH_LAYERNORM, Own, Product, ProductTuner
 
 NORM = Product("fp16", 768, 768, bias=True, layernorm=True)
 
@@ -51,12 +51,6 @@ def test_a_winner_beats_the_noise(monkeypatch: pytest.MonkeyPatch, gain: float, 
     rows = [ProductTuner(QKV).row(129, 192) for _ in range(100)]
     assert least <= sum(row.tuned for row in rows) <= most
     assert all((row.algorithm == algorithms[0].data) == (row.us == row.default_us) for row in rows)
-
-
-def test_where_nothing_is_proposed_there_is_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_gpu(monkeypatch, [takes(2, 8.0)], proposed=lambda m: None)
-    with pytest.raises(NothingProposed, match="m=2048"):
-        ProductTuner(QKV).row(1985, 2048)
 
 
 def test_a_layernorm_is_contained_where_that_is_faster_than_what_the_product_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,8 +143,6 @@ class Row:
 def _algorithm(values: dict[str, Any]) -> Own | tuple[int, ...] | None:
     if "kernel" in values:
         return Own(_name(values["kernel"]), _name(values["variant"]))
-    if values["config"].get("id", 0) < 0:
-        return Own("", str(_whole(values["config"]["tile"], least=0)))  # formats 1 and 2 had numbers: nobody's name
     words = values["algorithm"]
     if words is None:
         return None

@@ -28,7 +28,7 @@ from ftbert.checkpoint import named
 from ftbert.tuning.gemm_rows import Own, Row, TableError, merge
 from ftbert.user_cache import cache_folder, locked, make_private, untrusted
 
-FORMAT = 3  # 1 and 2 had numbers for ftbert's own kernels, and 1 no products with a LayerNorm
+FORMAT = 3
 _MOST_BYTES = 64 << 20  # of a file; the package's are below 1 MB
 # To the library: cuBLASLt's first proposal, and where a LayerNorm is asked for, none that contains it.
 _FIRST_PROPOSAL = (0,) * 8
@@ -72,8 +72,9 @@ def read_table(path: Path) -> tuple[Machine, list[Row]]:
         raise TableError(f"it is no JSON ({error})") from None
     if not isinstance(document, dict) or not isinstance(document.get("rows"), list):
         raise TableError("it is no table of ftbert")
-    if document.get("format") not in (1, 2, FORMAT):
-        raise TableError(f"its format is {repr(document.get('format'))[:40]}, this ftbert reads 1 to {FORMAT}")
+    if document.get("format") != FORMAT:
+        found = repr(document.get("format"))[:40]
+        raise TableError(f"its format is {found}, this ftbert reads {FORMAT}: `ftbert tune` makes it anew")
     owner = Machine(*(str(document.get(key, "")) for key in ("gpu", "cublaslt", "kind")))
     return owner, [Row.parse(r) for r in document["rows"]]
 

@@ -64,17 +64,17 @@ def without_layernorm(product: Product) -> Product:
 _Timed = list[tuple[float, Algorithm]]  # microseconds
 
 
-def search(bench: Bench, seeds: Iterable[Algorithm] = (), seed: int = 0) -> list[Algorithm]:
+def search(bench: Bench, seeds: Iterable[Algorithm] = ()) -> list[Algorithm]:
     """The fastest of ftbert's own kernels and of what a sampled search finds of cuBLASLt's, two of a tile at most."""
     own = bench.own()
     timed = [(us, algorithm) for (us,), algorithm in zip(bench.times(own, 1), own, strict=True)]
-    return _fastest([*timed, *_sampled(bench, seeds, bench.enumerate(), seed)], 16, of_a_tile=2)
+    return _fastest([*timed, *_sampled(bench, seeds, bench.enumerate())], 16, of_a_tile=2)
 
 
-def _sampled(bench: Bench, seeds: Iterable[Algorithm], accepted: Iterable[Algorithm], seed: int = 0) -> _Timed:
+def _sampled(bench: Bench, seeds: Iterable[Algorithm], accepted: Iterable[Algorithm]) -> _Timed:
     """Some 800 of what cuBLASLt accepts, half a second: its proposals, each tile with settings drawn and with those of
     the fastest, then settings of the best tiles, then the neighbours of the best."""
-    draw, by_tile = random.Random(seed), defaultdict[tuple[int, int] | Own, list[Algorithm]](list)
+    draw, by_tile = random.Random(0), defaultdict[tuple[int, int] | Own, list[Algorithm]](list)
     for algorithm in accepted:
         by_tile[_tile(algorithm)].append(algorithm)
     timed: dict[Own | tuple[int, ...], tuple[float, Algorithm]] = {}
