@@ -53,8 +53,7 @@ def find_linears(graph: Graph) -> list[Linear]:
 
 def _gemm(graph: Graph, node: Node) -> Linear | None:
     weight = graph.matrix(node.inputs[1])
-    plain = node.attributes.get("alpha", 1.0) == 1.0 and node.attributes.get("beta", 1.0) == 1.0
-    if weight is None or node.attributes.get("transA", 0) or not plain:
+    if weight is None:
         return None
     weight = weight if node.attributes.get("transB", 0) else weight.t
     bias = graph.vector(node.inputs[2]) if len(node.inputs) > 2 else None

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -155,7 +154,3 @@ def _name_only(proto: Any, values: np.ndarray) -> None:
     for key, value in (("location", "in memory"), ("offset", "0"), ("length", str(values.nbytes))):
         entry = proto.external_data.add()
         entry.key, entry.value = key, value
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

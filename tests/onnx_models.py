@@ -4,40 +4,24 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import make_bert, randomise
-
-_SIZES: dict[str, Any] = {
-    "vocab_size": 120, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 96,
-    "max_position_embeddings": 130,
-}  # fmt: skip
-
-
-def _make(name: str, **sizes: Any) -> Any:
-    import transformers
-
-    return randomise(getattr(transformers, name + "Model")(getattr(transformers, name + "Config")(**sizes)))
-
+from conftest import make_bert
+from families import make_model
 
 MODELS: dict[str, Callable[[], Any]] = {
     "bert": make_bert,
-    "bert tanh, odd heads": lambda: make_bert(
-        hidden_act="gelu_new", hidden_size=78, num_attention_heads=3, layer_norm_eps=1e-5, type_vocab_size=3
-    ),
-    "distilbert": lambda: _make(
-        "DistilBert", vocab_size=120, dim=64, n_layers=2, n_heads=2, hidden_dim=96, max_position_embeddings=128
-    ),
-    "roberta": lambda: _make("Roberta", **_SIZES, type_vocab_size=1, layer_norm_eps=1e-5, hidden_act="relu"),
-    "mpnet": lambda: _make("MPNet", **_SIZES),
-    "electra": lambda: _make("Electra", **_SIZES, embedding_size=32),
-    "albert": lambda: _make("Albert", **_SIZES, embedding_size=32),
-    "rembert": lambda: _make("RemBert", **_SIZES, input_embedding_size=32),
-    "roberta-prelayernorm": lambda: _make("RobertaPreLayerNorm", **_SIZES, hidden_act="silu"),
-    "megatron-bert": lambda: _make("MegatronBert", **_SIZES),
+    "bert tanh, odd heads": partial(make_model, "bert", "encoder", 1, type_vocab_size=3),
+    "roberta": partial(make_model, "roberta", "encoder", 0, hidden_act="relu"),
+    "roberta-prelayernorm": partial(make_model, "roberta-prelayernorm", "encoder", 0, hidden_act="silu"),
+    **{
+        family: partial(make_model, family, "encoder", 0)
+        for family in ("distilbert", "mpnet", "electra", "albert", "rembert", "megatron-bert")
+    },
 }
 
 
@@ -130,7 +114,7 @@ def export(
     if dynamo:
         pytest.importorskip("onnxscript", reason="torch.onnx's dynamo exporter needs onnxscript")
     model.set_attn_implementation(attention)
-    ids = torch.randint(5, 100, (2, 9), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(5, 90, (2, 9), generator=torch.Generator().manual_seed(0))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     inputs |= {"token_type_ids": torch.zeros_like(ids)} if types else {}
     wrapped = _Hidden(model, pooler, mask).eval()
