@@ -6,6 +6,12 @@ import torch
 from torch import Tensor
 
 
+def assert_no_worse(mine: Tensor, theirs: Tensor, exact: Tensor) -> None:
+    """The gate of 16 bits: the rms error at most 1.25 times that of transformers in the same dtype."""
+    our_error, their_error = ((x.float() - exact).pow(2).mean().sqrt() for x in (mine, theirs))
+    assert our_error <= 1.25 * their_error + 1e-7, f"rms error {our_error:.3g}, transformers' {their_error:.3g}"
+
+
 def assert_close(got: Tensor, expected: Tensor, atol: float, rtol: float = 0.0, what: str = "result") -> None:
     """|got - expected| <= atol + rtol * |expected| everywhere; NaN only where expected."""
     assert got.shape == expected.shape, f"{what}: shape {tuple(got.shape)}, expected {tuple(expected.shape)}"

@@ -93,3 +93,12 @@ def make_batch(model: Any, task: str, mask: str, seed: int = 0) -> dict[str, tor
     if getattr(config, "type_vocab_size", 0) > 1 and config.model_type not in ("distilbert", "mpnet"):
         batch["token_type_ids"] = torch.randint(0, config.type_vocab_size, (4, 31), generator=generator)
     return {key: value.view(2, 2, 31) for key, value in batch.items()} if task == "multiple_choice" else batch
+
+
+def packed(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, int, torch.Tensor | None]:
+    """A right-padded batch [rows, seq] as packed ids, offsets, the longest sequence and token types."""
+    rows = {name: tensor.flatten(0, -2) for name, tensor in batch.items()}
+    kept = rows["attention_mask"].bool()
+    cu = torch.nn.functional.pad(kept.sum(1).cumsum(0), (1, 0)).int()
+    kinds = rows["token_type_ids"][kept] if "token_type_ids" in rows else None
+    return rows["input_ids"][kept], cu, kept.shape[1], kinds

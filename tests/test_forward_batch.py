@@ -9,21 +9,12 @@ import pytest
 import torch
 from compare import assert_close
 from conftest import Place, make_bert
-from families import CASES, make_batch, make_model
+from families import CASES, make_batch, make_model, packed
 
 import ftbert
 
 ftbert.load_library()
 forward_batch = torch.ops.ftbert.forward_batch
-
-
-def packed(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, int, torch.Tensor | None]:
-    """A right-padded batch [rows, seq] as packed ids, offsets, the longest sequence and token types."""
-    rows = {name: tensor.flatten(0, -2) for name, tensor in batch.items()}
-    kept = rows["attention_mask"].bool()
-    cu = torch.nn.functional.pad(kept.sum(1).cumsum(0), (1, 0)).int()
-    kinds = rows["token_type_ids"][kept] if "token_type_ids" in rows else None
-    return rows["input_ids"][kept], cu, kept.shape[1], kinds
 
 
 @pytest.mark.parametrize("family, task", [case for case in CASES if case[1] != "encoder"])

@@ -13,36 +13,19 @@ import numpy as np
 import pytest
 import torch
 from compare import assert_close
-from conftest import VOCAB_WORDS, Place, have_gpu, make_bert, randomise
+from conftest import VOCAB_WORDS, Place, have_gpu, make_bert
+from families import CASES, make_model
 
 import ftbert
 from ftbert.converters.weights import FAMILIES
 from ftbert.optimization import PatchedForward, patched_forward
 
 TEXTS = ["word1 word2, word3!", "a", "the quick brown fox word7 word8 word9 word10 jumps", "word30 word31 z"]
-HEADS = ["", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMaskedLM",
-         "ForMultipleChoice"]  # fmt: skip
-# Where a family spells its sizes differently, or needs more said.
-SIZES: dict[str, dict[str, Any]] = {
-    "distilbert": {"dim": 64, "hidden_dim": 96, "n_layers": 2, "n_heads": 2},
-    "electra": {"embedding_size": 32},
-    "albert": {"embedding_size": 32, "num_hidden_layers": 4, "num_hidden_groups": 2},
-    "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
-}
 
 
-def make(family: str, head: str = "", **overrides: Any) -> Any:
+def make(family: str, task: str = "encoder", **overrides: Any) -> Any:
     """A small random model of transformers, in eval mode."""
-    import transformers
-
-    sizes = {
-        "vocab_size": len(VOCAB_WORDS), "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "intermediate_size": 96, "max_position_embeddings": 130,
-        "num_labels": 2 if head == "ForQuestionAnswering" else 3,
-    }  # fmt: skip
-    config = transformers.AutoConfig.for_model(family, **{**sizes, **SIZES.get(family, {}), **overrides})
-    auto = getattr(transformers, "AutoModel" + head)
-    return randomise(auto.from_config(config))
+    return make_model(family, task, 2, **{"vocab_size": len(VOCAB_WORDS), "max_position_embeddings": 130, **overrides})
 
 
 def some_inputs(model: Any, seq: int = 30) -> dict[str, torch.Tensor]:
@@ -82,14 +65,9 @@ def fallbacks(model: Any) -> dict[str, int]:
     return forward.fallbacks
 
 
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_every_family_and_head(family: str, head: str) -> None:
-    try:
-        model = make(family, head)
-    except ValueError as error:
-        assert "Unrecognized configuration class" in str(error)
-        pytest.skip("transformers has no such head")
+@pytest.mark.parametrize(("family", "task"), CASES)
+def test_every_family_and_head(family: str, task: str) -> None:
+    model = make(family, task)
     inputs = some_inputs(model)
     states: dict[str, Any] = {"output_hidden_states": True}
     calls = [{}, {"attention_mask": None}, states, {"return_dict": False}, {"return_dict": False, **states}]
@@ -102,7 +80,7 @@ def test_every_family_and_head(family: str, head: str) -> None:
 
 
 def test_hooks_inside_are_called() -> None:
-    model = make("bert", "ForSequenceClassification")
+    model = make("bert", "sequence_classification")
     inputs = some_inputs(model)
     ftbert.optimize(model)
     handle = model.bert.encoder.layer[0].register_forward_hook(lambda *_: torch.zeros(4, 30, model.config.hidden_size))
@@ -119,7 +97,7 @@ def test_hooks_inside_are_called() -> None:
 
 
 def test_weights_that_are_not_computed_with_run_the_original() -> None:
-    model = make("bert", "ForSequenceClassification")
+    model = make("bert", "sequence_classification")
     inputs = some_inputs(model)
     ftbert.optimize(model)
     expected = run(model, **inputs).logits
@@ -133,14 +111,8 @@ def test_weights_that_are_not_computed_with_run_the_original() -> None:
     assert list(fallbacks(model).values()) == [1]
 
 
-def test_quantized_weights_are_refused_by_name() -> None:
-    model = torch.ao.quantization.quantize_dynamic(make("bert", "ForSequenceClassification"), {torch.nn.Linear})
-    with pytest.raises(ValueError, match="quantized"):
-        ftbert.optimize(model)
-
-
 def test_on_every_place(place: Place) -> None:
-    model = make("bert", "ForSequenceClassification").to(place.device)
+    model = make("bert", "sequence_classification").to(place.device)
     inputs = {key: value.to(place.device) for key, value in some_inputs(model).items()}
     expected = run(model, **inputs).logits
     ftbert.optimize(model, dtype=place.dtype)
@@ -186,7 +158,7 @@ def test_what_is_not_computed_runs_the_original(reason: str) -> None:
         case "mask 4-D":
             inputs["attention_mask"] = torch.ones(4, 1, 30, 30, dtype=torch.bool).tril()
         case "column 0":
-            model = make("bert", "ForSequenceClassification")
+            model = make("bert", "sequence_classification")
             inputs["attention_mask"] = inputs["attention_mask"].flip(1)
         case "encoder_hidden_states":
             inputs["encoder_hidden_states"] = torch.randn(4, 30, 64)
@@ -216,11 +188,11 @@ def test_keywords_that_transformers_ignores_are_ignored(family: str) -> None:
     assert not fallbacks(model)
 
 
-@pytest.mark.parametrize("head", ["", "ForTokenClassification", "ForMaskedLM", "ForSequenceClassification"])
+@pytest.mark.parametrize("task", ["encoder", "token_classification", "masked_lm", "sequence_classification"])
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_padding_on_the_left(family: str, head: str) -> None:
+def test_padding_on_the_left(family: str, task: str) -> None:
     """Fast where nobody reads column 0, equal to transformers everywhere; a bare encoder's pooler says what it reads."""
-    model = make(family, head)
+    model = make(family, task)
     inputs = some_inputs(model)
     inputs["attention_mask"] = mask = inputs["attention_mask"].flip(1)
     inputs["input_ids"][mask == 0] = model.config.pad_token_id
@@ -229,7 +201,7 @@ def test_padding_on_the_left(family: str, head: str) -> None:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         got = run(model, **inputs)
-    assert bool(fallbacks(model)) == (head == "ForSequenceClassification")
+    assert bool(fallbacks(model)) == (task == "sequence_classification")
     if "pooler_output" in got:
         hidden = got.last_hidden_state
         first = hidden[torch.arange(4), mask.argmax(1)][:, None]
@@ -242,7 +214,7 @@ def test_padding_on_the_left(family: str, head: str) -> None:
 @pytest.mark.parametrize("how", ["trace", "export", "fullgraph"])
 def test_what_traces_says_undo(how: str) -> None:
     torch.compiler.reset()  # graphs of other tests
-    model = ftbert.optimize(make("bert", "ForTokenClassification"))
+    model = ftbert.optimize(make("bert", "token_classification"))
     inputs = some_inputs(model)
     with pytest.raises(Exception, match=r"call ftbert.undo\(model\) first"):
         if how == "trace":
@@ -267,7 +239,7 @@ def test_bad_calls_say_what_is_wrong() -> None:
 
 
 def test_training_is_refused_and_gradients_stop() -> None:
-    model = make("bert", "ForSequenceClassification")
+    model = make("bert", "sequence_classification")
     inputs = some_inputs(model)
     with pytest.raises(ValueError, match=r"training mode.*model.eval\(\) first"):
         ftbert.optimize(model.train())
@@ -282,7 +254,7 @@ def test_training_is_refused_and_gradients_stop() -> None:
 
 
 def test_undo_and_twice() -> None:
-    model = make("bert", "ForMaskedLM")
+    model = make("bert", "masked_lm")
     inputs = some_inputs(model)
     before, names = run(model, **inputs), set(vars(model.bert))
     assert ftbert.undo(model) is model, "undo of what was never optimized does nothing"
@@ -330,7 +302,7 @@ def test_changed_weights_are_noticed() -> None:
 
 
 def test_sixteen_bit_models_on_the_cpu_compute_in_fp32() -> None:
-    model = make("bert", "ForTokenClassification")
+    model = make("bert", "token_classification")
     inputs = some_inputs(model)
     expected = run(copy.deepcopy(model).bfloat16().float(), **inputs).logits
     ftbert.optimize(model)
@@ -347,7 +319,7 @@ def test_sixteen_bit_models_on_the_cpu_compute_in_fp32() -> None:
 def test_the_rest_of_the_model_is_as_before(tmp_path: Path) -> None:
     from transformers import BertForMaskedLM
 
-    model = make("bert", "ForMaskedLM")
+    model = make("bert", "masked_lm")
     untouched = copy.deepcopy(model)
     inputs = some_inputs(model)
     ftbert.optimize(model)
@@ -363,7 +335,7 @@ def test_the_rest_of_the_model_is_as_before(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
 def test_copies_are_optimized_and_independent(how: str, tmp_path: Path) -> None:
-    model = ftbert.optimize(make("bert", "ForSequenceClassification"))
+    model = ftbert.optimize(make("bert", "sequence_classification"))
     inputs = some_inputs(model)
     expected = run(model, **inputs)
     if how == "deepcopy":
@@ -419,13 +391,13 @@ def flat(result: Any) -> list[Any]:
 
 
 TASKS: dict[str, tuple[str, list[str], dict[str, Any]]] = {
-    "feature-extraction": ("", TEXTS, {}),
-    "text-classification": ("ForSequenceClassification", TEXTS, {"top_k": None}),
-    "token-classification": ("ForTokenClassification", TEXTS, {}),
-    "fill-mask": ("ForMaskedLM", [f"word4 [MASK] {text}" for text in TEXTS], {}),
+    "feature-extraction": ("encoder", TEXTS, {}),
+    "text-classification": ("sequence_classification", TEXTS, {"top_k": None}),
+    "token-classification": ("token_classification", TEXTS, {}),
+    "fill-mask": ("masked_lm", [f"word4 [MASK] {text}" for text in TEXTS], {}),
     "zero-shot-classification": (
-        "ForSequenceClassification", TEXTS, {"candidate_labels": ["word1", "word2 word3", "q"]}),
-    "question-answering": ("ForQuestionAnswering", [], {"question": TEXTS, "context": [" ".join(TEXTS)] * len(TEXTS)}),
+        "sequence_classification", TEXTS, {"candidate_labels": ["word1", "word2 word3", "q"]}),
+    "question-answering": ("question_answering", [], {"question": TEXTS, "context": [" ".join(TEXTS)] * len(TEXTS)}),
 }  # fmt: skip
 
 
@@ -488,7 +460,7 @@ def test_sentence_transformer(pooling: str, tokenizer: Any, tmp_path: Path) -> N
 @pytest.mark.parametrize("labels", [1, 3])
 def test_cross_encoder(labels: int, tokenizer: Any, tmp_path: Path) -> None:
     parts = pytest.importorskip("sentence_transformers")
-    folder = folder_of(make("bert", "ForSequenceClassification", num_labels=labels), tokenizer, tmp_path / "m")
+    folder = folder_of(make("bert", "sequence_classification", num_labels=labels), tokenizer, tmp_path / "m")
     model = parts.CrossEncoder(folder, device="cpu")
     pairs = [(a, b) for a in TEXTS for b in TEXTS]
     expected = model.predict(pairs)

@@ -82,16 +82,8 @@ BAD = [
     ("a.jsonl", b'{"text": "good"}\n{"text": \n{"text": "good"}', "line 2: not valid JSON"),
     ("a.jsonl", b'{"text": "good"}\n[1]\n{"text": "good"}', "line 2: expected a JSON object; got list"),
     ("a.jsonl", b'{"text": "good"}\n{"a": 1}\n{"text": "good"}', "line 2: no field 'text'; found 'a'"),
-    (
-        "a.jsonl",
-        b'{"text": "good"}\n{"text": null}\n{"text": "good"}',
-        "'text' must be a string; got NoneType",
-    ),
-    (
-        "a.jsonl",
-        b'{"text": "good"}\n{"text": "\\ud800"}\n{"text": "good"}',
-        "line 2: 'text' holds a lone surr",
-    ),
+    ("a.jsonl", b'{"text": "good"}\n{"text": null}\n{"text": "good"}', "'text' must be a string; got NoneType"),
+    ("a.jsonl", b'{"text": "good"}\n{"text": "\\ud800"}\n{"text": "good"}', "line 2: 'text' holds a lone surr"),
     ("a.jsonl", b'{"text": "good"}\n\xff\xfe\n{"text": "good"}', "line 2: byte 0xff at offset 17"),
     ("a.jsonl", b'{"text": "good"}\n' + b"[" * 200_000 + b'\n{"text": "good"}', "line 2: not valid JSON"),
     ("a.csv", b"id,text\n1,good\n2\n3,good\n", "line 3: expected 2 fields; got 1"),
