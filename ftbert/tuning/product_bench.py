@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -141,15 +141,8 @@ class Recording:
         return math.inf if self.graph is None else float(self.graph.microseconds())
 
 
-class Timed(Protocol):
-    """What can be run again and again for the time that it takes."""
-
-    def microseconds(self) -> float:
-        """Runs it."""
-
-
-def in_turns(recordings: Sequence[Timed], rounds: int) -> list[list[float]]:
-    """Microseconds of each, also of several benches, `rounds` times, in turns: what disturbs the clocks disturbs all
+def in_turns(recordings: Sequence[Any], rounds: int) -> list[list[float]]:
+    """microseconds() of each, also of several benches, `rounds` times, in turns: what disturbs the clocks disturbs all
     alike."""
     times: list[list[float]] = [[] for _ in recordings]
     for _ in range(rounds):

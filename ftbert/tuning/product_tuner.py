@@ -1,14 +1,7 @@
-"""GEMM tuning from Python: which algorithms a product has, how long each takes, which one a model would run.
+"""Which algorithms a product has, how long each takes, and the row of the table that follows. docs/tuning.md.
 
-    from ftbert.tuning import Bench, Product
-    bench = Bench(Product("fp16", n=2304, k=768, bias=True), m=4096)
-    for algorithm in bench.heuristics():
-        print(algorithm, bench.microseconds(algorithm))
-    print(bench.chosen())
-
-`ftbert tune` (run.py) makes tables out of this; gemm_table.py keeps them. Times are of a CUDA graph in
-which the product runs on one weight matrix after another, more than the L2 cache holds, as in a model, and a LayerNorm
-of a few rows follows each product; what the LayerNorms take alone is subtracted.
+Times are of a CUDA graph in which the product runs on one weight matrix after another, more than the L2 cache holds, as
+in a model, and a LayerNorm of a few rows follows each product; what the LayerNorms take alone is subtracted.
 """
 
 from __future__ import annotations
