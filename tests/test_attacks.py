@@ -7,10 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fuzz_text
 import pytest
 
 
-@pytest.mark.parametrize(("script", "count"), [("fuzz_files.py", 75), ("fuzz_onnx.py", 40), ("kills.py", 16)])
+@pytest.mark.parametrize(("script", "count"), [("fuzz_files.py", 75), ("fuzz_onnx.py", 40), ("kills.py", 18)])
 def test_nothing_is_wrong(script: str, count: int) -> None:
     here = Path(__file__).parent
     done = subprocess.run(
@@ -18,6 +19,11 @@ def test_nothing_is_wrong(script: str, count: int) -> None:
         env={**os.environ, "PYTHONPATH": str(here.parent)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_random_settings_equal_sentence_transformers_or_are_refused(tmp_path: Path) -> None:
+    found = fuzz_text.run(40, 0, tmp_path)
+    assert found["same"] >= 10 and found["refused"] >= 3
 
 
 def test_a_child_is_judged() -> None:
