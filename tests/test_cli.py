@@ -143,19 +143,16 @@ def test_debug_shows_the_traceback(
     assert "Traceback" in capsys.readouterr().err
 
 
-def run(*arguments: str) -> dict[str, Any]:
-    """A command in a process of its own, with --json."""
-    command = [sys.executable, "-m", "ftbert", *arguments, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    values = json.loads(done.stdout)
-    assert isinstance(values, dict)
-    return values
+def test_the_whole_way_on_a_real_model(
+    minilm_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*arguments: str) -> Any:
+        assert cli.main([*arguments, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
 
-
-def test_the_whole_way_on_a_real_model(minilm_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    assert run("convert", str(minilm_folder), str(folder))["target"] == str(folder)
+    first = [sys.executable, "-m", "ftbert", "convert", str(minilm_folder), str(folder), "--json"]
+    assert json.loads(subprocess.run(first, capture_output=True, check=True).stdout)["target"] == str(folder)
     assert set(run("info", str(folder))) == {"build", "model"}
     checked = run("check", str(folder), "--device", "cpu", "--dtype", "fp32")
     assert checked["passed"]
