@@ -130,12 +130,8 @@ def test_weights_of_two_kinds_only_where_they_belong() -> None:
             torch.classes.ftbert.Encoder(mixed, config, "auto")
 
 
-MINILM = os.environ.get("FTBERT_TEST_MINILM", "")
-
-
-@pytest.mark.skipif(not Path(MINILM, "config.json").is_file(), reason="FTBERT_TEST_MINILM names no folder")
-def test_the_real_minilm() -> None:
-    exact, model = ftbert.load(MINILM), ftbert.load(MINILM, dtype="bf16")
+def test_the_real_minilm(minilm_folder: Path) -> None:
+    exact, model = ftbert.load(minilm_folder), ftbert.load(minilm_folder, dtype="bf16")
     report = check(model)
     assert report.passed, str(report)
     texts = ["a dog plays in the grass", "two men play chess", "it rains", "the bank of the river " * 20]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -201,25 +200,3 @@ def test_of_a_grid_chosen_points_and_means_are_shown(results: Path) -> None:
     assert shown == list(report.SHOWN_POINTS)
     assert "| all 108 points | 48 half full | 12 of batch 1 |" in text
     assert "| ftbert, against transformers (sdpa) | 2.71x (107 ran) | 4.00x (47 ran) | 2.00x |" in text
-
-
-def test_results_are_no_change_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second benchmark of a run was measured at the commit too, though the first one's file has changed."""
-    files = {name: tmp_path / name for name in ("README.md", "docs/benchmarks.md", "docs/speed.md", "benchmarks/results/a.json", "csrc/a.cu")}
-    for path in files.values():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("before\n", encoding="utf-8")
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=somebody", "-c", "user.email=", "-c", "commit.gpgsign=false"]
-    for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "all"]):
-        subprocess.run([*git, *arguments], check=True)
-    monkeypatch.setattr(machine, "ROOT", tmp_path)
-    commit = machine._commit()
-    assert len(commit) == 40
-    for name in ("README.md", "docs/benchmarks.md", "docs/speed.md", "benchmarks/results/a.json"):
-        files[name].write_text("after\n", encoding="utf-8")
-    assert machine._commit() == commit
-    new = tmp_path / "csrc" / "b.cu"  # a file that git does not know is a change too
-    for path, back in ((new, None), (files["csrc/a.cu"], "before\n")):
-        path.write_text("after\n", encoding="utf-8")
-        assert machine._commit() == f"{commit}+changes"
-        path.unlink() if back is None else path.write_text(back, encoding="utf-8")
