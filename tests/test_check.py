@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import make_bert
 from test_sentence_transformers import sentence_folder
 
 from ftbert.evaluation import bench, check
@@ -17,14 +18,8 @@ class Mirror:
     """A model whose forward is transformers' own, spoiled on request."""
 
     def __init__(self, spoil: Any = None, dtype: torch.dtype = torch.float32) -> None:
-        from transformers import BertConfig, BertModel
-
-        torch.manual_seed(0)
-        config = BertConfig(
-            vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
-        )
-        self.hf = BertModel(config).eval()
-        self.config = SimpleNamespace(hidden=32, max_seq=512, vocab=50)
+        self.hf = make_bert(max_position_embeddings=512)
+        self.config = SimpleNamespace(hidden=64, max_seq=512, vocab=120)
         self.device, self.dtype, self.folder, self.spoil = torch.device("cpu"), dtype, None, spoil
 
     def reference(self) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import randomise
+from families import make_model
 from sentence_transformers import CrossEncoder
 from stub_model import threads_left
 from tokenizers_offline import TEXTS, write
@@ -19,20 +19,13 @@ from tokenizers_offline import TEXTS, write
 import ftbert
 
 WORDS = ["hello", "world", "the", "end", "naive", "cafe", "query", "document", "two", "spaces", "null", "emoji", "中文"]
-SIZES = {
-    "vocab_size": 400, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
-    "max_position_embeddings": 68, "pad_token_id": 1,
-}  # fmt: skip
 
 
-def folder_of(folder: Path, family: str = "bert", task: str = "SequenceClassification", labels: int = 1, config: dict[str, Any] | None = None, **tokenizer: Any) -> Path:
+def folder_of(folder: Path, family: str = "bert", task: str = "sequence_classification", labels: int = 1, config: dict[str, Any] | None = None, **tokenizer: Any) -> Path:
     """A random model with a head and a tokenizer of its family."""
     write(folder, family, model_max_length=tokenizer.pop("model_max_length", 64), **tokenizer)
-    kind = {"bert": "Bert", "roberta": "Roberta", "albert": "Albert", "distilbert": "DistilBert", "mpnet": "MPNet", "xlm-roberta": "XLMRoberta"}[family]
-    names = {"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads", "intermediate_size": "hidden_dim"}
-    sizes = {names.get(key, key): value for key, value in SIZES.items()} if family == "distilbert" else SIZES
-    made = getattr(transformers, f"{kind}Config")(**sizes, num_labels=labels, **(config or {}))
-    randomise(getattr(transformers, f"{kind}For{task}")(made)).save_pretrained(folder)
+    sizes = {"vocab_size": 400, "max_position_embeddings": 68, "pad_token_id": 1, "num_labels": labels}
+    make_model(family, task, 2, **sizes, **(config or {})).save_pretrained(folder)
     return folder
 
 
@@ -110,7 +103,7 @@ def test_single_texts_as_the_pipeline(tmp_path: Path, labels: int) -> None:
 
 @pytest.mark.parametrize("pairs", [False, True])
 def test_token_classification(tmp_path: Path, pairs: bool) -> None:
-    folder = folder_of(tmp_path, "bert", "TokenClassification", 5)
+    folder = folder_of(tmp_path, "bert", "token_classification", 5)
     model = ftbert.load(folder)
     texts: list[Any] = list(zip(TEXTS, reversed(TEXTS), strict=True)) if pairs else TEXTS
     got = model.predict(texts, max_tokens=70)
@@ -214,7 +207,7 @@ def test_wrong_calls(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="rerank needs a head with one label, this one has 3"):
         three.rerank("a", ["b"])
     assert three.id2label == {0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}
-    masked = ftbert.load(folder_of(tmp_path / "m", "bert", "MaskedLM"))
+    masked = ftbert.load(folder_of(tmp_path / "m", "bert", "masked_lm"))
     for call in (lambda: masked.predict(["a"]), lambda: masked.rerank("a", ["b"]), lambda: masked.id2label):
         with pytest.raises(ValueError, match="predict needs a head for .*; this model's heads: masked_lm"):
             call()
