@@ -118,7 +118,7 @@ def stsb_test() -> Path:
     return Path(path)
 
 
-def randomise(model: torch.nn.Module, seed: int = 0, std: float = 0.1) -> Any:
+def randomise(model: torch.nn.Module, seed: int = 0) -> Any:
     """Weights, biases and LayerNorms away from 0 and 1, so that nothing cancels and nothing hides."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -130,7 +130,7 @@ def randomise(model: torch.nn.Module, seed: int = 0, std: float = 0.1) -> Any:
             else:
                 # Activations of order 1 whatever the width, as in a trained model.
                 fan = parameter.shape[-1] if parameter.dim() == 2 and "embeddings" not in name else 1
-                parameter.copy_(noise * (1.0 / fan**0.5 if fan > 1 else std))
+                parameter.copy_(noise * (1.0 / fan**0.5 if fan > 1 else 0.1))
     return model.eval()
 
 

@@ -13,13 +13,10 @@ QKV = Product("fp16", 2304, 768, bias=True)
 
 
 class FakeAlgorithm:
-    """Takes `us` for each m, whatever the GPU, and with a LayerNorm behind it `layernorm` more. It is asked in each
-    turn: `us` may be disturbed in some."""
+    """Takes `us` for each m, whatever the GPU. It is asked in each turn: `us` may be disturbed in some."""
 
-    layernorm = 0.0
-
-    def __init__(self, number: int, us: Callable[[int], float], wrong: bool = False) -> None:
-        self.data, self.us, self.error = (number,) * 8, us, 0.5 if wrong else 1e-4
+    def __init__(self, number: int, us: Callable[[int], float]) -> None:
+        self.data, self.us, self.error = (number,) * 8, us, 1e-4
         self.id, self.tile, self.split_k = 66, number, 1
         self.tile_rows = self.tile_columns = 128
         self.kernel = self.variant = ""  # cuBLASLt's
@@ -65,10 +62,7 @@ def fake_gpu(
             return algorithms
 
         def times(self, chosen: list[FakeAlgorithm], rounds: int = 5, launches: int = 0) -> list[list[float]]:
-            def us(algorithm: FakeAlgorithm) -> float:
-                return algorithm.us(self.m) + self.product.layernorm * algorithm.layernorm
-
-            return [[us(a) * (1 + 0.001 * (i % 2)) for i in range(rounds)] for a in chosen]  # disturbs all alike
+            return [[a.us(self.m) * (1 + 0.001 * (i % 2)) for i in range(rounds)] for a in chosen]  # disturbs all alike
 
         def error(self, algorithm: FakeAlgorithm) -> float:
             return algorithm.error

@@ -19,14 +19,12 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "c", "d", "e", "f", "g", 
 class StubModel(TextModel):
     """forward_packed gives a fixed random row per token id: a text's vector depends on that text only."""
 
-    def __init__(
-        self, folder: Path | None, vocab: int = len(WORDS), delay: float = 0.0, hidden: int = 16
-    ) -> None:
+    def __init__(self, folder: Path | None, delay: float = 0.0) -> None:
         self.folder = folder
         self.device = torch.device("cpu")
         self.dtype = torch.float32
-        self.config = SimpleNamespace(hidden=hidden, max_seq=512, vocab=vocab, token_types=2)
-        self.table = torch.randn(vocab, hidden, generator=torch.Generator().manual_seed(0))
+        self.config = SimpleNamespace(hidden=16, max_seq=512, vocab=len(WORDS), token_types=2)
+        self.table = torch.randn(len(WORDS), 16, generator=torch.Generator().manual_seed(0))
         self.delay = delay
         self.calls: list[list[int]] = []  # lengths of each call
         self.fail_at = -1  # the call that raises

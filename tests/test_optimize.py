@@ -28,9 +28,9 @@ def make(family: str, task: str = "encoder", **overrides: Any) -> Any:
     return make_model(family, task, 2, **{"vocab_size": len(VOCAB_WORDS), "max_position_embeddings": 130, **overrides})
 
 
-def some_inputs(model: Any, seq: int = 30) -> dict[str, torch.Tensor]:
-    """Ragged, with holes; ids [4, seq], or [4, 2, seq] for multiple choice."""
-    generator = torch.Generator().manual_seed(seq)
+def some_inputs(model: Any) -> dict[str, torch.Tensor]:
+    """Ragged, with holes; ids [4, 30], or [4, 2, 30] for multiple choice."""
+    seq, generator = 30, torch.Generator().manual_seed(30)
     shape = (4, 2, seq) if "MultipleChoice" in type(model).__name__ else (4, seq)
     mask = (torch.arange(seq) < torch.randint(2, seq + 1, (*shape[:-1], 1), generator=generator)).long()
     mask[0, ..., 5:9] = 0
