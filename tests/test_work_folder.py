@@ -32,6 +32,12 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+def filled(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / folder.name).write_text("")
+    return folder
+
+
 def before_the_move(monkeypatch: pytest.MonkeyPatch, what: Any) -> None:
     """Calls `what` once when a target is filled and not yet in its place."""
 
@@ -70,10 +76,7 @@ def test_files_of_others_in_a_checkpoint_are_not_removed(source: Path, tmp_path:
 
 
 def test_what_comes_between_two_looks_is_put_back(tmp_path: Path, files: None) -> None:
-    new, target = tmp_path / "work" / "new", tmp_path / "out"
-    for folder in (new, target):
-        folder.mkdir(parents=True)
-        (folder / folder.name).write_text("")
+    new, target = filled(tmp_path / "work" / "new"), filled(tmp_path / "out")
     answers = iter([True, False])
     with pytest.raises(FileExistsError):
         put_in_place(new, target, lambda found: next(answers))
@@ -82,10 +85,7 @@ def test_what_comes_between_two_looks_is_put_back(tmp_path: Path, files: None) -
 
 def test_two_strangers_in_a_row_both_stay(tmp_path: Path, files: None) -> None:
     """One comes between the two looks, and before it is put back another has its name."""
-    new, target = tmp_path / "work" / "new", tmp_path / "out"
-    for folder in (new, target):
-        folder.mkdir(parents=True)
-        (folder / folder.name).write_text("")
+    new, target = filled(tmp_path / "work" / "new"), filled(tmp_path / "out")
 
     def look(found: Path) -> bool:
         if found == target:
