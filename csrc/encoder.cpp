@@ -41,11 +41,11 @@ struct Encoder<Device, T>::Buffers {
 
 template <class Device, class T>
 Encoder<Device, T>::Encoder(const Context<Device>& context, EncoderConfig config, Weights<T> weights,
-                            AttentionPath path)
+                            std::optional<AttentionPath> attention)
     : config_(std::move(config)),
       weights_(std::move(weights)),
-      attention_(choose_attention<Device, T>(context, config_, path)),
-      layers_(make_layer_stack<Device, T>(config_, weights_, attention_.fused)) {
+      attention_(choose_attention<Device, T>(context, config_, attention)),
+      layers_(make_layer_stack<Device, T>(config_, weights_, attention_.path)) {
   constexpr DeviceKind kKind = std::is_same_v<Device, Cpu> ? DeviceKind::cpu : DeviceKind::cuda;
   for (const Layer<T>& layer : weights_.layers)
     for (const Linear<T>* linear : {&layer.qkv, &layer.out, &layer.up, &layer.down})
@@ -56,7 +56,7 @@ Encoder<Device, T>::Encoder(const Context<Device>& context, EncoderConfig config
 
 template <class Device, class T>
 void Encoder<Device, T>::defer_norms(const Context<Device>& context, const AllocateFloats& allocate) {
-  deferred_ = make_deferred_norm(context, config_, weights_, attention_.fused, allocate);
+  deferred_ = make_deferred_norm(context, config_, weights_, attention_.path, allocate);
 }
 
 template <class Device, class T>
@@ -86,10 +86,10 @@ auto Encoder<Device, T>::carve(const Context<Device>& context, Workspace& ws, co
   layers_->carve(ws, rows, of_batch);
   if (deferred_.maker) deferred_.maker->carve(ws, input.tokens, of_batch);
 
-  b.schedule = make_schedule(context, batch_of(input, nullptr), attention_.fused);
+  b.schedule = make_schedule(context, batch_of(input, nullptr), attention_.path == AttentionPath::fused);
   const auto carve_run = [&](int64_t most_rows, bool alone) {
     LayerBuffers<T> made =
-        carve_layer_buffers<Device, T>(ws, c, {most_rows, input.batch, input.max_seqlen, attention_.fused, alone});
+        carve_layer_buffers<Device, T>(ws, c, {most_rows, input.batch, input.max_seqlen, attention_.path, alone});
     made.normed = of_batch.normed, made.row_moments = of_batch.row_moments;
     return made;
   };

@@ -40,7 +40,8 @@ struct EncoderInput {
 template <class Device, class T>
 class Encoder {
  public:
-  Encoder(const Context<Device>& context, EncoderConfig config, Weights<T> weights, AttentionPath path);
+  Encoder(const Context<Device>& context, EncoderConfig config, Weights<T> weights,
+          std::optional<AttentionPath> attention = std::nullopt);
   Encoder(const Encoder&) = delete;  // the stacks refer to its config and weights
   Encoder& operator=(const Encoder&) = delete;
 

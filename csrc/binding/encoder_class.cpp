@@ -15,8 +15,8 @@ std::map<std::string, std::string> to_map(const StringDict& dict) {
 
 namespace {
 
-AttentionPath parse_path(const std::string& name) {
-  if (name == "auto") return AttentionPath::automatic;
+std::optional<AttentionPath> parse_path(const std::string& name) {
+  if (name == "auto") return std::nullopt;
   if (name == "fused") return AttentionPath::fused;
   FTBERT_CHECK(name == "general", "attention must be 'auto', 'fused' or 'general', got '", name, "'");
   return AttentionPath::general;
@@ -83,7 +83,7 @@ EncoderClass::EncoderClass(TensorDict weights, StringDict config, std::string at
   matrix_dtype_ = find_matrix_dtype(specs, weights, device_, dtype_);
   check_weights(specs, weights, device_, dtype_, matrix_dtype_);
   check_computed(kind, dtype, {.dtype = stored_dtype(matrix_dtype_)});
-  const AttentionPath path = parse_path(attention_);
+  const std::optional<AttentionPath> path = parse_path(attention_);
 
   dispatch(kind, dtype, [&](auto backend) {
     using Device = typename decltype(backend)::Device;

@@ -67,6 +67,6 @@ class EncoderClass : public torch::CustomClassHolder {
 // engine.cpp
 template <class Device, class T>
 std::unique_ptr<Engine> make_engine(const EncoderConfig& config, Weights<T> weights, at::Device device,
-                                    AttentionPath path);
+                                    std::optional<AttentionPath> attention);
 
 }  // namespace ftbert::binding

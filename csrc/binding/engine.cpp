@@ -18,9 +18,9 @@ namespace {
 template <class Device, class T>
 class EngineOf : public Engine {
  public:
-  EngineOf(const EncoderConfig& config, Weights<T> weights, at::Device device, AttentionPath path)
+  EngineOf(const EncoderConfig& config, Weights<T> weights, at::Device device, std::optional<AttentionPath> attention)
       : device_(device),
-        encoder_(CallContext<Device>(device).context, config, std::move(weights), path),
+        encoder_(CallContext<Device>(device).context, config, std::move(weights), attention),
         replay_(encoder_, device) {
     const CallContext<Device> call(device);
     encoder_.defer_norms(call.context, [&](int64_t floats) {
@@ -67,7 +67,7 @@ class EngineOf : public Engine {
   bool uses_cuda_graphs() const override { return replay_.enabled(); }
 
   std::map<std::string, std::string> info() const override {
-    return {{"attention", encoder_.attention().fused ? "fused" : "general"},
+    return {{"attention", is_fused() ? "fused" : "general"},
             {"attention_reason", encoder_.attention().reason},
             {"activation", std::string(to_string(activation()))},
             {"gemm", products_name(CallContext<Device>(device_).context)},
@@ -103,8 +103,10 @@ class EngineOf : public Engine {
   // that is counted.
   Wait wait(const std::vector<Want>& wants) const {
     const bool counted = asks_for(wants, Want::packed_tokens) || asks_for(wants, Want::hidden_states);
-    return encoder_.attention().fused && !counted ? Wait::last : Wait::first;
+    return is_fused() && !counted ? Wait::last : Wait::first;
   }
+
+  bool is_fused() const { return encoder_.attention().path == AttentionPath::fused; }
 
   Activation activation() const {
     const std::vector<LayerConfig>& layers = encoder_.config().layers;
@@ -219,12 +221,13 @@ class EngineOf : public Engine {
 
 template <class Device, class T>
 std::unique_ptr<Engine> make_engine(const EncoderConfig& config, Weights<T> weights, at::Device device,
-                                    AttentionPath path) {
-  return std::make_unique<EngineOf<Device, T>>(config, std::move(weights), device, path);
+                                    std::optional<AttentionPath> attention) {
+  return std::make_unique<EngineOf<Device, T>>(config, std::move(weights), device, attention);
 }
 
-#define FTBERT_INSTANTIATE(D, T) \
-  template std::unique_ptr<Engine> make_engine<D, T>(const EncoderConfig&, Weights<T>, at::Device, AttentionPath);
+#define FTBERT_INSTANTIATE(D, T)                                                                   \
+  template std::unique_ptr<Engine> make_engine<D, T>(const EncoderConfig&, Weights<T>, at::Device, \
+                                                     std::optional<AttentionPath>);
 FTBERT_BACKENDS(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert::binding

@@ -34,18 +34,19 @@ bool cuda_graphs_by_default() {
 }
 
 std::optional<ReplaySize> ReplaySize::holding(const Context<Cuda>& context, const EncoderInput& input,
-                                              bool fused_attention) {
+                                              AttentionPath attention) {
   if (input.tokens == 0 || input.tokens > kMostTokens) return std::nullopt;
   // Empty sequences cost a block that looks and leaves. Between powers of two there are three more sizes.
   const int64_t batch_step = std::max<int64_t>(1, static_cast<int64_t>(std::bit_floor(uint64_t(input.batch))) / 4);
   // The general path computes every score up to the longest length, the fused one only what is there.
   const int64_t longest = std::max<int64_t>(16, input.max_seqlen);
-  return ReplaySize{
-      .tokens = cuda_gemm_rows(input.tokens),
-      .batch = round_up(input.batch, batch_step),
-      .max_seqlen = fused_attention ? static_cast<int64_t>(std::bit_ceil(uint64_t(longest))) : round_up(longest, 32),
-      .rows = input.rows,
-      .tf32 = context.tf32};
+  return ReplaySize{.tokens = cuda_gemm_rows(input.tokens),
+                    .batch = round_up(input.batch, batch_step),
+                    .max_seqlen = attention == AttentionPath::fused
+                                      ? static_cast<int64_t>(std::bit_ceil(uint64_t(longest)))
+                                      : round_up(longest, 32),
+                    .rows = input.rows,
+                    .tf32 = context.tf32};
 }
 
 template <class Device, class T>
@@ -211,7 +212,7 @@ void Replay<Device, T>::stage(Context<Device>& context, const EncoderInput& inpu
 template <class Device, class T>
 auto Replay<Device, T>::run(const Context<Device>& context, const EncoderInput& input) -> Lease {
   Lease lease;
-  const std::optional<ReplaySize> size = ReplaySize::holding(context, input, encoder_.attention().fused);
+  const std::optional<ReplaySize> size = ReplaySize::holding(context, input, encoder_.attention().path);
   if (!size || is_recording(context.stream)) return lease;
   Slot* const slot = acquire(context.stream);
   if (!slot) return lease;

@@ -30,7 +30,7 @@ struct ReplaySize {
 
   // nullopt: the call is large enough to hide its launches.
   static std::optional<ReplaySize> holding(const Context<Cuda>& context, const EncoderInput& input,
-                                           bool fused_attention);
+                                           AttentionPath attention);
 };
 
 // The recordings of one model. Any number of threads and streams may call; the host waits for no GPU work.

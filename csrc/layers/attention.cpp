@@ -34,23 +34,23 @@ void attend_general(Context<Device>& context, const AttentionConfig& c, const T*
 }  // namespace
 
 template <class Device, class T>
-AttentionChoice choose_attention(const Context<Device>& context, const EncoderConfig& config, AttentionPath path) {
+AttentionChoice choose_attention(const Context<Device>& context, const EncoderConfig& config,
+                                 std::optional<AttentionPath> asked) {
   for (const LayerConfig& layer : config.layers) {
     const int64_t head_size = layer.attention.head_size;
     if (attention_supports<Device, T>(context, head_size)) continue;
-    FTBERT_CHECK(path != AttentionPath::fused, "the fused attention path does not support head size ", head_size,
+    FTBERT_CHECK(asked != AttentionPath::fused, "the fused attention path does not support head size ", head_size,
                  " in ", to_string(kDType<T>), " on this device; use the general path");
-    return {false, path == AttentionPath::general
-                       ? "asked for"
-                       : "the fused path has no kernel for this head size, dtype and device"};
+    return {AttentionPath::general,
+            asked ? "asked for" : "the fused path has no kernel for this head size, dtype and device"};
   }
-  return {path != AttentionPath::general,
-          path != AttentionPath::automatic ? "asked for" : "supports this head size, dtype and device"};
+  return {asked.value_or(AttentionPath::fused), asked ? "asked for" : "supports this head size, dtype and device"};
 }
 
 template <class Device, class T>
 void attend(Context<Device>& context, const Layer<T>& layer, const PackedBatch& batch, const Run& run, const T* x,
-            int64_t queries, const RelativeBias<T>& relative_bias, bool fused, const LayerBuffers<T>& b) {
+            int64_t queries, const RelativeBias<T>& relative_bias, AttentionPath path, const LayerBuffers<T>& b) {
+  const bool fused = path == AttentionPath::fused;
   const AttentionConfig& c = layer.config.attention;
   const RelativeBias<T> bias = c.relative_bias ? relative_bias : RelativeBias<T>{};
   // The general path adds the bias itself, in its own order.
@@ -64,10 +64,11 @@ void attend(Context<Device>& context, const Layer<T>& layer, const PackedBatch& 
     attend_general(context, c, qkv.as<T>(), layer.qkv.bias, batch, run, bias, b);
 }
 
-#define FTBERT_INSTANTIATE(D, T)                                                                           \
-  template AttentionChoice choose_attention<D, T>(const Context<D>&, const EncoderConfig&, AttentionPath); \
-  template void attend(Context<D>&, const Layer<T>&, const PackedBatch&, const Run&, const T*, int64_t,    \
-                       const RelativeBias<T>&, bool, const LayerBuffers<T>&);
+#define FTBERT_INSTANTIATE(D, T)                                                                        \
+  template AttentionChoice choose_attention<D, T>(const Context<D>&, const EncoderConfig&,              \
+                                                  std::optional<AttentionPath>);                        \
+  template void attend(Context<D>&, const Layer<T>&, const PackedBatch&, const Run&, const T*, int64_t, \
+                       const RelativeBias<T>&, AttentionPath, const LayerBuffers<T>&);
 FTBERT_BACKENDS(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert

@@ -42,7 +42,7 @@ LayerBuffers<T> carve_layer_buffers(Workspace& ws, const EncoderConfig& config, 
   const size_t shared = ws.mark();
   b.qkv = ws.take<T>(most * 3 * width);
   if (!kAttendedOutlivesInner<Device>) b.attended = ws.take<T>(most * width);
-  if (sizes.fused) {
+  if (sizes.path == AttentionPath::fused) {
     b.attention_scratch = ws.take<char>(attention_scratch_bytes<Device, T>(sizes.max_seqlen, head_size, sizes.alone));
   } else {
     const int64_t per_sequence = std::max<int64_t>(1, heads * sizes.max_seqlen * sizes.max_seqlen);

@@ -9,6 +9,10 @@
 
 namespace ftbert {
 
+// How a model's layers compute attention: fused, without a score matrix in memory, or by the mission's general path
+// (add_qkv_bias, product, softmax, product, transpose), which takes any head size.
+enum class AttentionPath { fused, general };
+
 // Rows that hidden states must have room for: products may compute a few more (kGemmRowSlack).
 template <class Device>
 constexpr int64_t padded_rows(int64_t rows) {
@@ -37,8 +41,8 @@ struct BufferSizes {
   int64_t rows = 0;        // of the largest run
   int64_t sequences = 0;   // of the batch
   int64_t max_seqlen = 0;  // of the batch
-  bool fused = true;       // the attention path
-  bool alone = false;      // for a thread with sequences of its own
+  AttentionPath path = AttentionPath::fused;
+  bool alone = false;  // for a thread with sequences of its own
 };
 
 template <class Device, class T>

@@ -35,16 +35,16 @@ struct DeferredNormChoice {
 using AllocateFloats = std::function<float*(int64_t floats)>;
 template <class Device, class T>
 DeferredNormChoice<Device, T> make_deferred_norm(const Context<Device>&, const EncoderConfig&, const Weights<T>&,
-                                                 bool /*fused*/, const AllocateFloats&) {
+                                                 AttentionPath, const AllocateFloats&) {
   return {};
 }
 template <>
 DeferredNormChoice<Cuda, half_t> make_deferred_norm(const Context<Cuda>& context, const EncoderConfig& config,
-                                                    const Weights<half_t>& weights, bool fused,
+                                                    const Weights<half_t>& weights, AttentionPath path,
                                                     const AllocateFloats& allocate);
 template <>
 DeferredNormChoice<Cuda, bfloat16_t> make_deferred_norm(const Context<Cuda>& context, const EncoderConfig& config,
-                                                        const Weights<bfloat16_t>& weights, bool fused,
+                                                        const Weights<bfloat16_t>& weights, AttentionPath path,
                                                         const AllocateFloats& allocate);
 
 }  // namespace ftbert

@@ -31,8 +31,9 @@ int64_t most_tokens_by_default() {
 constexpr int64_t kAlone = 4;  // floats that a single one takes, so that every vector begins at 16 bytes
 
 template <class T>
-std::string refusal(const Context<Cuda>& context, const EncoderConfig& c, const Weights<T>& weights, bool fused) {
-  if (!fused || c.relative_span > 0) return "attention has a bias or takes the general path";
+std::string refusal(const Context<Cuda>& context, const EncoderConfig& c, const Weights<T>& weights,
+                    AttentionPath path) {
+  if (path != AttentionPath::fused || c.relative_span > 0) return "attention has a bias or takes the general path";
   if (context.capability != 90) return "needs a GPU of capability 9.0";
   if (most_tokens_by_default() == 0) return "switched off";
   if (c.norm_place != NormPlace::post) return "LayerNorm comes first in this model";
@@ -219,8 +220,8 @@ class DeferredNormCuda : public DeferredNorm<Cuda, T> {
 
 template <class T>
 DeferredNormChoice<Cuda, T> make(const Context<Cuda>& context, const EncoderConfig& config, const Weights<T>& weights,
-                                 bool fused, const AllocateFloats& allocate) {
-  const std::string why_not = refusal(context, config, weights, fused);
+                                 AttentionPath path, const AllocateFloats& allocate) {
+  const std::string why_not = refusal(context, config, weights, path);
   if (!why_not.empty()) return {nullptr, why_not};
   return {std::make_shared<DeferredNormCuda<T>>(context, config, weights, allocate), ""};
 }
@@ -229,16 +230,16 @@ DeferredNormChoice<Cuda, T> make(const Context<Cuda>& context, const EncoderConf
 
 template <>
 DeferredNormChoice<Cuda, half_t> make_deferred_norm(const Context<Cuda>& context, const EncoderConfig& config,
-                                                    const Weights<half_t>& weights, bool fused,
+                                                    const Weights<half_t>& weights, AttentionPath path,
                                                     const AllocateFloats& allocate) {
-  return make(context, config, weights, fused, allocate);
+  return make(context, config, weights, path, allocate);
 }
 
 template <>
 DeferredNormChoice<Cuda, bfloat16_t> make_deferred_norm(const Context<Cuda>& context, const EncoderConfig& config,
-                                                        const Weights<bfloat16_t>& weights, bool fused,
+                                                        const Weights<bfloat16_t>& weights, AttentionPath path,
                                                         const AllocateFloats& allocate) {
-  return make(context, config, weights, fused, allocate);
+  return make(context, config, weights, path, allocate);
 }
 
 }  // namespace ftbert

@@ -29,7 +29,7 @@ void LayerStack<Device, T>::run(Context<Device>& context, const PackedBatch& bat
   for (int64_t i = 0; i < layers; ++i) {
     for (const Run& run : runs) {
       attend(context, weights_.layers[i], batch, run, reads(b, x) + run.first_token * cols, batch.max_seqlen, bias,
-             fused_, b);
+             path_, b);
       finish(context, i, b.attended, run.tokens, b, row(x, run.first_token, cols),
              row(b.normed, run.first_token, cols));
     }
@@ -48,7 +48,7 @@ void LayerStack<Device, T>::run_first_tokens(Context<Device>& context, const Pac
   const int64_t width = layer.config.attention.width();
   const RelativeBias<T> bias = bias_of(config_, weights_, batch);
   for (const Run& run : runs) {
-    attend(context, layer, batch, run, reads(b, x) + run.first_token * config_.hidden, 1, bias, fused_, b);
+    attend(context, layer, batch, run, reads(b, x) + run.first_token * config_.hidden, 1, bias, path_, b);
     first_rows<Device, T>(context, b.attended, run.first_token, batch.cu_seqlens + run.first_sequence, run.sequences,
                           width, first + run.first_sequence * width);
   }
@@ -57,14 +57,15 @@ void LayerStack<Device, T>::run_first_tokens(Context<Device>& context, const Pac
 
 template <class Device, class T>
 std::unique_ptr<LayerStack<Device, T>> make_layer_stack(const EncoderConfig& config, const Weights<T>& weights,
-                                                        bool fused) {
-  return config.norm_place == NormPlace::pre ? make_pre_norm<Device, T>(config, weights, fused)
-                                             : make_post_norm<Device, T>(config, weights, fused);
+                                                        AttentionPath path) {
+  return config.norm_place == NormPlace::pre ? make_pre_norm<Device, T>(config, weights, path)
+                                             : make_post_norm<Device, T>(config, weights, path);
 }
 
-#define FTBERT_INSTANTIATE(D, T)   \
-  template class LayerStack<D, T>; \
-  template std::unique_ptr<LayerStack<D, T>> make_layer_stack<D, T>(const EncoderConfig&, const Weights<T>&, bool);
+#define FTBERT_INSTANTIATE(D, T)                                                                             \
+  template class LayerStack<D, T>;                                                                           \
+  template std::unique_ptr<LayerStack<D, T>> make_layer_stack<D, T>(const EncoderConfig&, const Weights<T>&, \
+                                                                    AttentionPath);
 FTBERT_BACKENDS(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert

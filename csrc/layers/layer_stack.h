@@ -11,9 +11,9 @@ namespace ftbert {
 template <class Device, class T>
 class LayerStack : public Stack<Device, T> {
  public:
-  // fused: the attention path. weights must outlive this.
-  LayerStack(const EncoderConfig& config, const Weights<T>& weights, bool fused)
-      : config_(config), weights_(weights), fused_(fused) {}
+  // weights must outlive this.
+  LayerStack(const EncoderConfig& config, const Weights<T>& weights, AttentionPath path)
+      : config_(config), weights_(weights), path_(path) {}
 
   // Takes what it needs of the call's workspace beside carve_layer_buffers, for hidden states of so many rows.
   virtual void carve(Workspace& /*workspace*/, int64_t /*rows*/, LayerBuffers<T>&) const {}
@@ -39,20 +39,20 @@ class LayerStack : public Stack<Device, T> {
 
   const EncoderConfig& config_;
   const Weights<T>& weights_;
-  const bool fused_;
+  const AttentionPath path_;
 };
 
 // The stack of kernels for the config's norm place.
 template <class Device, class T>
 std::unique_ptr<LayerStack<Device, T>> make_layer_stack(const EncoderConfig& config, const Weights<T>& weights,
-                                                        bool fused);
+                                                        AttentionPath path);
 
 // post_norm.cpp: x = norm(x + block(x)). pre_norm.cpp: x += block(norm(x)), and a norm behind the last layer.
 template <class Device, class T>
 std::unique_ptr<LayerStack<Device, T>> make_post_norm(const EncoderConfig& config, const Weights<T>& weights,
-                                                      bool fused);
+                                                      AttentionPath path);
 template <class Device, class T>
 std::unique_ptr<LayerStack<Device, T>> make_pre_norm(const EncoderConfig& config, const Weights<T>& weights,
-                                                     bool fused);
+                                                     AttentionPath path);
 
 }  // namespace ftbert

@@ -49,12 +49,13 @@ class PreNorm : public LayerStack<Device, T> {
 
 template <class Device, class T>
 std::unique_ptr<LayerStack<Device, T>> make_pre_norm(const EncoderConfig& config, const Weights<T>& weights,
-                                                     bool fused) {
-  return std::make_unique<PreNorm<Device, T>>(config, weights, fused);
+                                                     AttentionPath path) {
+  return std::make_unique<PreNorm<Device, T>>(config, weights, path);
 }
 
-#define FTBERT_INSTANTIATE(D, T) \
-  template std::unique_ptr<LayerStack<D, T>> make_pre_norm<D, T>(const EncoderConfig&, const Weights<T>&, bool);
+#define FTBERT_INSTANTIATE(D, T)                                                                          \
+  template std::unique_ptr<LayerStack<D, T>> make_pre_norm<D, T>(const EncoderConfig&, const Weights<T>&, \
+                                                                 AttentionPath);
 FTBERT_BACKENDS(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert

@@ -42,7 +42,7 @@ int main() {
     const Weights<float> weights = bind_weights<float>(
         config, [&](const std::string& name) { return WeightSource{tensors.at(name).data(), nullptr}; });
     Context<Cpu> context{&cblas_products()};
-    const Encoder<Cpu, float> encoder(context, config, weights, AttentionPath::automatic);
+    const Encoder<Cpu, float> encoder(context, config, weights);
 
     // Two sentences, packed one behind the other: nothing is computed for padding because there is none.
     const std::vector<int64_t> input_ids = {2, 17, 25, 3, 2, 48, 31, 77, 65, 3};
@@ -61,7 +61,7 @@ int main() {
     double cosine = 0;
     for (int64_t i = 0; i < config.hidden; ++i) cosine += vectors[i] * vectors[config.hidden + i];
     std::printf("matrix products: %s\n", cblas_name().c_str());
-    std::printf("attention: %s\n", encoder.attention().fused ? "fused" : "general");
+    std::printf("attention: %s\n", encoder.attention().path == AttentionPath::fused ? "fused" : "general");
     std::printf("cosine of the two sentences: %.6f\n", cosine);
   } catch (const Error& error) {
     std::fprintf(stderr, "error: %s\n", error.what());

@@ -302,7 +302,7 @@ void more_sequences_than_tokens(const std::string& norm_place) {
   all["norm_place"] = norm_place;
   const EncoderConfig config = EncoderConfig::parse(all);
   const Tensors tensors = random_weights(config);
-  const Encoder<Cpu, float> encoder({}, config, bind_tensors(config, tensors), AttentionPath::automatic);
+  const Encoder<Cpu, float> encoder({}, config, bind_tensors(config, tensors));
   Batch b{200, 2, std::vector<int64_t>(400, 5), std::vector<int64_t>(400, 1), std::vector<uint8_t>(400, 0)};
   b.mask[14] = b.mask[15] = b.mask[398] = 1;
   b.ids[15] = 9;
@@ -354,7 +354,7 @@ void missing_weight_is_named() {
 void small_workspace_is_an_error() {
   const EncoderConfig config = EncoderConfig::parse(entries(32, 2, "gelu"));
   const Tensors tensors = random_weights(config);
-  const Encoder<Cpu, float> encoder({}, config, bind_tensors(config, tensors), AttentionPath::automatic);
+  const Encoder<Cpu, float> encoder({}, config, bind_tensors(config, tensors));
   const std::vector<int64_t> ids = {1, 2, 3};
   const std::vector<int32_t> cu = {0, 3};
   Context<Cpu> context{&cblas_products()};
