@@ -44,29 +44,20 @@ template <class Device, class T>
 Operand linear_all(Context<Device>& context, const Linear<T>& linear, const Operand& a, int64_t m, Epilogue epilogue,
                    T* out, DType as = kDType<T>);
 
-// Memory in which a product's blocks tell each other of their rows' moments (own/wgmma_layernorm.h), and how many
-// products have used it in this call.
+// Memory in which a product's blocks tell each other of their rows' moments (own/wgmma_layernorm.h; nullptr: none), and
+// how many products have used it in this call.
 struct NormMoments {
   uint64_t* data = nullptr;
   int64_t count = 0;
   int turn = 0;
 };
 
-// What the LayerNorm behind a product has to know.
-template <class T>
-struct ResidualNorm {
-  const T* gamma = nullptr;  // [n]
-  const T* beta = nullptr;   // [n]
-  float eps = 0;
-  NormMoments* moments = nullptr;  // of this call's products, on a GPU; nullptr: two kernels
-};
-
-// x [rows, n] = LayerNorm(a @ weight^T + bias + x) * gamma + beta, a [m, k] with m = gemm_rows(rows). One kernel where
-// the plan says that it is faster than a product and a LayerNorm; `product` [m, n] is memory for what lies between
-// these. The kernel directly ahead must not write x (own/wgmma_layernorm.h).
+// x [rows, n] = LayerNorm(a @ weight^T + bias + x) * gamma + beta in one kernel, a [m, k] with m = gemm_rows(rows).
+// False, and nothing runs, where there is no memory for moments or the plan says that a product and a LayerNorm are
+// faster. The kernel directly ahead must not write x (own/wgmma_layernorm.h).
 template <class Device, class T>
-void linear_layernorm(Context<Device>& context, const Linear<T>& linear, const Operand& a, int64_t m,
-                      const ResidualNorm<T>& norm, int64_t rows, T* product, T* x);
+bool linear_layernorm(Context<Device>& context, const Linear<T>& linear, const Operand& a, int64_t m, const T* gamma,
+                      const T* beta, float eps, int64_t rows, NormMoments& moments, T* x);
 
 // c = a @ b for each of product.batch, without an epilogue. C is T, or float where the next step wants the sums
 // unrounded (attention scores); the types of `product` are those of the arguments.

@@ -1,7 +1,6 @@
 // Running matrix products on CUDA: linear layers with their epilogues, and the strided batches of general attention.
 #include <algorithm>
 #include <cstdint>
-#include <type_traits>
 
 #include "core/check.h"
 #include "gemm/gemm.h"
@@ -53,6 +52,17 @@ Epilogue run(Context<Cuda>& context, const Product& product, const ProductData& 
 
 }  // namespace
 
+void run_own(const Context<Cuda>& context, const OwnChoice& own, const Product& product, const ProductData& data) {
+  const Epilogue& e = product.epilogue;
+  FTBERT_CHECK(own.kernel->supports(gpu_of(context), own.variant, product), "the product ", own.kernel->name, " ",
+               own.variant_name(), " cannot do m=", product.m, " n=", product.n, " k=", product.k, " and ",
+               e.residual_norm ? "LayerNorm" : to_string(e.activation));
+  for (const void* p : {data.a, data.b, data.bias, data.gamma, data.beta, static_cast<const void*>(data.c)})
+    FTBERT_CHECK(reinterpret_cast<uintptr_t>(p) % 16 == 0,
+                 "a product of ftbert's own needs operands aligned to 16 bytes");
+  own.kernel->run(context, own.variant, product, data);
+}
+
 template <class Device, class T>
 Operand linear(Context<Device>& context, const Linear<T>& linear, const Operand& a, int64_t m, Epilogue epilogue,
                T* out, DType) {
@@ -91,27 +101,19 @@ Operand linear_all(Context<Device>& context, const Linear<T>& weights, const Ope
 }
 
 template <class Device, class T>
-void linear_layernorm(Context<Device>& context, const Linear<T>& weights, const Operand& a, int64_t m,
-                      const ResidualNorm<T>& norm, int64_t rows, T* product, T* x) {
-  const int64_t n = weights.weight.n;
-  if (rows == 0 || n == 0) return;
-  if constexpr (!std::is_same_v<T, float>) {
-    if (norm.moments && context.plans) {
-      check_computed(DeviceKind::cuda, kDType<T>, weights.weight);
-      Product whole = product_of(weights, m, {.bias = true, .residual_norm = true});
-      const ProductData data{a.template as<T>(), weights.weight.data, weights.bias, x,
-                             norm.gamma,         norm.beta,           norm.eps,     *norm.moments};
-      if (const OwnChoice own = context.plans->get(key_of(context, whole, data), nullptr).own) {
-        whole.m = rows;
-        run_own(context, own, whole, data);
-        ++norm.moments->turn;
-        return;
-      }
-    }
-  }
-  const Operand made = linear(context, weights, a, m, {}, product);
-  add_bias_input_layernorm<Device, T>(context, made.template as<T>(), weights.bias, x, norm.gamma, norm.beta, norm.eps,
-                                      rows, n, nullptr, x);
+bool linear_layernorm(Context<Device>& context, const Linear<T>& weights, const Operand& a, int64_t m, const T* gamma,
+                      const T* beta, float eps, int64_t rows, NormMoments& moments, T* x) {
+  if (!moments.data) return false;
+  check_computed(DeviceKind::cuda, kDType<T>, weights.weight);
+  Product whole = product_of(weights, m, {.bias = true, .residual_norm = true});
+  const ProductData data{a.template as<T>(), weights.weight.data, weights.bias, x, gamma, beta, eps, moments};
+  const PlanKey key = key_of(context, whole, data);
+  const OwnChoice own = context.plans->get(key, nullptr).own;
+  if (!own) return false;
+  whole.m = rows;
+  run_own(context, own, whole, data);
+  ++moments.turn;
+  return true;
 }
 
 template <class T>
@@ -136,12 +138,12 @@ void gemm(Context<Device>& context, const Product& product, const T* a, const T*
   }
 }
 
-#define FTBERT_INSTANTIATE(T)                                                                                       \
-  template Operand linear(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, Epilogue, T*, DType);          \
-  template DType operand_dtype<Cuda, T>(const Matrix&);                                                             \
-  template Operand linear_all(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, Epilogue, T*, DType);      \
-  template void linear_layernorm(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, const ResidualNorm<T>&, \
-                                 int64_t, T*, T*);
+#define FTBERT_INSTANTIATE(T)                                                                                          \
+  template Operand linear(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, Epilogue, T*, DType);             \
+  template DType operand_dtype<Cuda, T>(const Matrix&);                                                                \
+  template Operand linear_all(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, Epilogue, T*, DType);         \
+  template bool linear_layernorm(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, const T*, const T*, float, \
+                                 int64_t, NormMoments&, T*);
 FTBERT_INSTANTIATE(float)
 FTBERT_INSTANTIATE(half_t)
 FTBERT_INSTANTIATE(bfloat16_t)

@@ -2,7 +2,6 @@
 #pragma once
 #include <memory>
 
-#include "kernels/kernels.h"
 #include "layers/stack.h"
 #include "model/weights.h"
 
@@ -29,7 +28,7 @@ class LayerStack : public Stack<Device, T> {
 
  protected:
   // Before the first layer: rows of x that begin at `first`.
-  virtual void begin(Context<Device>& context, int64_t first, int64_t rows, const LayerBuffers<T>& b, T* x) const = 0;
+  virtual void begin(Context<Device>&, int64_t /*first*/, int64_t /*rows*/, const LayerBuffers<T>&, T* /*x*/) const {}
   // What attention reads of the stream.
   virtual const T* reads(const LayerBuffers<T>& b, const T* x) const = 0;
   // What follows attention in layer i, in place on `rows` rows of x; attended [rows, width]; normed: these rows of
@@ -46,13 +45,5 @@ class LayerStack : public Stack<Device, T> {
 template <class Device, class T>
 std::unique_ptr<LayerStack<Device, T>> make_layer_stack(const EncoderConfig& config, const Weights<T>& weights,
                                                         AttentionPath path);
-
-// post_norm.cpp: x = norm(x + block(x)). pre_norm.cpp: x += block(norm(x)), and a norm behind the last layer.
-template <class Device, class T>
-std::unique_ptr<LayerStack<Device, T>> make_post_norm(const EncoderConfig& config, const Weights<T>& weights,
-                                                      AttentionPath path);
-template <class Device, class T>
-std::unique_ptr<LayerStack<Device, T>> make_pre_norm(const EncoderConfig& config, const Weights<T>& weights,
-                                                     AttentionPath path);
 
 }  // namespace ftbert

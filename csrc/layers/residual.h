@@ -1,6 +1,5 @@
 // Where a block's result meets the residual stream: the only place.
 #pragma once
-#include "core/dispatch.h"
 #include "kernels/kernels.h"
 #include "layers/batch.h"
 #include "layers/buffers.h"
@@ -22,15 +21,13 @@ struct Residual {
 template <class Device, class T>
 void add_residual(Context<Device>& context, const Linear<T>& block, const Operand& a, const Chunk& chunk,
                   const Norm<T>& norm, const Residual<T>& r, LayerBuffers<T>& b) {
-  if (!r.sum && r.normed == r.x) {
-    NormMoments* const moments = b.norm_moments.data ? &b.norm_moments : nullptr;
-    linear_layernorm<Device, T>(context, block, a, chunk.computed, {norm.gamma, norm.beta, norm.eps, moments},
-                                chunk.rows, b.projected, r.x);
-  } else {
-    const Operand y = linear(context, block, a, chunk.computed, {}, b.projected);
-    add_bias_input_layernorm<Device, T>(context, y.as<T>(), block.bias, r.x, norm.gamma, norm.beta, norm.eps,
-                                        chunk.rows, block.weight.n, r.sum, r.normed);
-  }
+  if (!r.sum && r.normed == r.x &&
+      linear_layernorm<Device, T>(context, block, a, chunk.computed, norm.gamma, norm.beta, norm.eps, chunk.rows,
+                                  b.norm_moments, r.x))
+    return;
+  const Operand y = linear(context, block, a, chunk.computed, {}, b.projected);
+  add_bias_input_layernorm<Device, T>(context, y.as<T>(), block.bias, r.x, norm.gamma, norm.beta, norm.eps, chunk.rows,
+                                      block.weight.n, r.sum, r.normed);
 }
 
 }  // namespace ftbert
