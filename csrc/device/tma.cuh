@@ -43,13 +43,9 @@ __device__ inline void store_async(uint32_t shared, float4 v, uint32_t barrier, 
       "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier), "r"(rank)
       : "memory");
 }
-// Of all threads of a cluster, in two parts: nobody passes the second before all have come to the first.
+// Of all threads of a cluster: nobody passes the second before all have come to the first.
 __device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
 __device__ inline void cluster_arrived() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
-__device__ inline void cluster_wait() {
-  cluster_arrive();
-  cluster_arrived();
-}
 
 // The box at (column, row) of a matrix to shared memory; zeros beyond its edges.
 __device__ inline void tma_load(uint32_t shared, const CUtensorMap& map, int column, int row, uint32_t barrier) {

@@ -41,8 +41,6 @@ __device__ void warpgroup_wait() {
 }
 // Makes this thread's ordinary shared-memory writes visible to the instructions above, before a barrier.
 __device__ inline void fence_shared_for_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// Before the accelerator reads global memory that, as this thread has seen, others have written by ordinary stores.
-__device__ inline void fence_global_for_async() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // The compiler must not move what reads d to before the wait that precedes this.
 template <int kCount>
@@ -56,9 +54,6 @@ __device__ void warpgroup_keep(float (&d)[kCount][4]) {
 #define FTBERT_R4(d, i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define FTBERT_R16(d, i) FTBERT_R4(d, i), FTBERT_R4(d, i + 1), FTBERT_R4(d, i + 2), FTBERT_R4(d, i + 3)
 #define FTBERT_R64(d, i) FTBERT_R16(d, i), FTBERT_R16(d, i + 4), FTBERT_R16(d, i + 8), FTBERT_R16(d, i + 12)
-#define FTBERT_D4 "{%0,%1,%2,%3}"
-#define FTBERT_D8 "{%0,%1,%2,%3,%4,%5,%6,%7}"
-#define FTBERT_D12 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11}"
 #define FTBERT_D16 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}"
 #define FTBERT_D20 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19}"
 #define FTBERT_D24 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23}"
@@ -90,8 +85,8 @@ __device__ void warpgroup_keep(float (&d)[kCount][4]) {
 // d [64, 8 * kColumns8] (+)= a [64, 16] @ b [8 * kColumns8, 16]^T, both in shared memory with k contiguous.
 template <class E, int kColumns8>
 __device__ void warpgroup_multiply_nt(float (&d)[kColumns8][4], uint64_t a, uint64_t b, bool add) {
-  static_assert((kColumns8 >= 1 && kColumns8 <= 4) || kColumns8 == 6 || kColumns8 == 8 || kColumns8 == 12 ||
-                kColumns8 == 16 || kColumns8 == 24 || kColumns8 == 32);
+  static_assert(kColumns8 == 4 || kColumns8 == 6 || kColumns8 == 8 || kColumns8 == 12 || kColumns8 == 16 ||
+                kColumns8 == 24 || kColumns8 == 32);
 #define FTBERT_NT_TYPE(type, shape, registers, a_at, b_at, add_at, ...)                                            \
   asm volatile("{ .reg .pred p; setp.ne.b32 p, " add_at ", 0; wgmma.mma_async.sync.aligned." shape "k16.f32." type \
                "." type " " registers ", " a_at ", " b_at ", p, 1, 1, 0, 0; }"                                     \
@@ -102,13 +97,7 @@ __device__ void warpgroup_multiply_nt(float (&d)[kColumns8][4], uint64_t a, uint
     FTBERT_NT_TYPE("f16", __VA_ARGS__); \
   else                                  \
     FTBERT_NT_TYPE("bf16", __VA_ARGS__)
-  if constexpr (kColumns8 == 1) {
-    FTBERT_NT("m64n8", FTBERT_D4, "%4", "%5", "%6", FTBERT_R4(d, 0));
-  } else if constexpr (kColumns8 == 2) {
-    FTBERT_NT("m64n16", FTBERT_D8, "%8", "%9", "%10", FTBERT_R4(d, 0), FTBERT_R4(d, 1));
-  } else if constexpr (kColumns8 == 3) {
-    FTBERT_NT("m64n24", FTBERT_D12, "%12", "%13", "%14", FTBERT_R4(d, 0), FTBERT_R4(d, 1), FTBERT_R4(d, 2));
-  } else if constexpr (kColumns8 == 4) {
+  if constexpr (kColumns8 == 4) {
     FTBERT_NT("m64n32", FTBERT_D16, "%16", "%17", "%18", FTBERT_R16(d, 0));
   } else if constexpr (kColumns8 == 6) {
     FTBERT_NT("m64n48", FTBERT_D24, "%24", "%25", "%26", FTBERT_R16(d, 0), FTBERT_R4(d, 4), FTBERT_R4(d, 5));
@@ -160,9 +149,6 @@ __device__ void warpgroup_multiply_add_nn(float (&d)[kColumns8][4], const uint32
 #undef FTBERT_R4
 #undef FTBERT_R16
 #undef FTBERT_R64
-#undef FTBERT_D4
-#undef FTBERT_D8
-#undef FTBERT_D12
 #undef FTBERT_D16
 #undef FTBERT_D24
 #undef FTBERT_D32
