@@ -32,8 +32,8 @@ Load = Callable[..., ftbert.Model]
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Load]:
     """load(reference, dtype, deferred=True): the switch is read where a model is made. No table is in force: what is
-    guessed is the same on every Hopper GPU, and can fold up to 768 tokens at least. From a folder: some of these models
-    have larger errors in fp16 than a live one may have."""
+    guessed is the same on every Hopper GPU, and can defer LayerNorms up to 768 tokens at least. From a folder: some of
+    these models have larger errors in fp16 than a live one may have."""
     device = torch.device("cuda", torch.cuda.current_device())
 
     def make(reference: Any, dtype: torch.dtype = HALF, deferred: bool = True) -> ftbert.Model:
@@ -98,7 +98,7 @@ def test_more_tokens_take_the_other_path(load: Load) -> None:
 
 
 def test_products_that_are_not_its_own_take_the_other_path(load: Load) -> None:
-    """A row of the table decides, whatever folding would save."""
+    """A row of the table decides, whatever deferring would save."""
     model, device = load(make_bert(**SHAPES["base"], num_hidden_layers=2)), torch.cuda.current_device()
     product = Product("fp16", 2304, 768, bias=True)
     gemm_table.put_in_force(device, [Row(product, first, last, None) for first, last in ((1, 16), (129, 200))])

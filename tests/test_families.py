@@ -99,8 +99,8 @@ def test_hidden_states(place: Place, family: str, size: int) -> None:
     assert len(got) == len(want) and got.dtype == place.dtype and not got[:, ~kept].any()
     # The mask on the CPU: the tokens are counted first, here as there. Without states LayerNorms may be deferred.
     last = model(**batch | {"attention_mask": batch["attention_mask"].cpu()}).last_hidden_state
-    folds = place.device == "cuda" and place.dtype != torch.float32
-    assert_close(got[-1], last, atol=32 * place.eps if folds else 0, what="last state")
+    deferred = place.device == "cuda" and place.dtype != torch.float32
+    assert_close(got[-1], last, atol=32 * place.eps if deferred else 0, what="last state")
     limit = 3e-5 if place == Place("cpu", torch.float32) else max(5e-5, 128 * place.eps)
     for i, one in enumerate(want):
         assert_close(got[i][kept], one[kept], atol=limit, rtol=64 * place.eps, what=f"hidden state {i}")

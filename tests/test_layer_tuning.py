@@ -81,7 +81,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
             def __init__(self, layer: Layer, device: object) -> None:
                 assert layer == BASE
 
-            def folds(self, rows: Iterable[Row], m: int) -> bool:
+            def defers_norms(self, rows: Iterable[Row], m: int) -> bool:
                 return True
 
             def record(self, rows: Iterable[Row], m: int) -> Recorded:
@@ -176,16 +176,16 @@ def test_layers_give_what_the_same_products_give_with_layernorms(dtype: str, mon
     layer, device = layers_of(products_of_shape(192, 320, "gelu", dtype))[0], torch.device("cuda:0")
     rows = [Row(p, 1, 1024, choice_of(next(a for a in Bench(p, 64).own() if a.kernel == WGMMA_TILE))) for p in layer.plain]
     try:
-        folded = Layers(layer, device)
-        assert folded.folds(rows, 1) and folded.folds(rows, 1024)
-        assert not folded.folds([replace(rows[0], algorithm=None), *rows[1:]], 64)  # cuBLASLt's
+        deferred = Layers(layer, device)
+        assert deferred.defers_norms(rows, 1) and deferred.defers_norms(rows, 1024)
+        assert not deferred.defers_norms([replace(rows[0], algorithm=None), *rows[1:]], 64)  # cuBLASLt's
         monkeypatch.setenv("FTBERT_DEFERRED_NORM", "100")
-        assert Layers(layer, device).folds(rows, 64) and not Layers(layer, device).folds(rows, 512)
+        assert Layers(layer, device).defers_norms(rows, 64) and not Layers(layer, device).defers_norms(rows, 512)
         monkeypatch.setenv("FTBERT_DEFERRED_NORM", "off")
         plain = Layers(layer, device)
-        assert not plain.folds(rows, 1)
+        assert not plain.defers_norms(rows, 1)
         for m in (1, 128, 300):
-            one, other = (layers.record(rows, m) for layers in (folded, plain))
+            one, other = (layers.record(rows, m) for layers in (deferred, plain))
             assert all(0 < recorded.microseconds() < 1e5 for recorded in (one, other))
             assert one.result.shape == (m, 192) and layer_tuning.same(one.result, other.result)
             assert not torch.equal(one.result, other.result)
@@ -229,6 +229,6 @@ def test_layers_on_another_gpu_than_the_current_one() -> None:
     assert torch.cuda.current_device() == 0
     try:
         found = tuner.rows(49, 64, made)
-        assert tuner.can_fold() and len(found) == 4
+        assert tuner.can_defer_norms() and len(found) == 4
     finally:
         gemm_table.install(device, again=True)

@@ -215,7 +215,7 @@ def user_table() -> Path:
     return path
 
 
-SHAPE = ["tune", "--hidden", "64", "--dtype", "fp32"]  # four products, of which none folds
+SHAPE = ["tune", "--hidden", "64", "--dtype", "fp32"]  # four products, of which none defers a LayerNorm
 
 
 def test_a_table_is_made_in_force_kept_and_made_again(installed: list[int], capsys: pytest.CaptureFixture[str]) -> None:

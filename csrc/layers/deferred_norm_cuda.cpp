@@ -139,13 +139,14 @@ class DeferredNormCuda : public DeferredNorm<Cuda, T> {
     const auto corrected = [&](const Linear<T>& linear, const SumVectors& before, const T* beta) {
       const Matrix& w = linear.weight;
       const CorrectionVectors made{take(w.n), take(w.n)};
-      fold_weight(context, kDType<T>, w.data, linear.bias, before.gamma, beta, w.n, w.k, made.add, made.slope);
+      make_correction_vectors(context, kDType<T>, w.data, linear.bias, before.gamma, beta, w.n, w.k, made.add,
+                              made.slope);
       return made;
     };
     const auto summing = [&](const Linear<T>& linear, const T* beta, const T* gamma) {
       const int64_t n = linear.weight.n;
       const SumVectors made{take(n), take(n), take(kAlone)};
-      fold_sum(context, kDType<T>, linear.bias, beta, gamma, n, made.add, made.gamma, made.unscale);
+      make_sum_vectors(context, kDType<T>, linear.bias, beta, gamma, n, made.add, made.gamma, made.unscale);
       return made;
     };
     SumVectors before{};

@@ -58,7 +58,7 @@ def _tune(options: argparse.Namespace) -> int:
         values = tuning.show(device)
         command.report(options, values, tuning.show_text(values))
         return 0
-    wanted, folds = _products(options)
+    wanted, whole_layers = _products(options)
     lengths = _token_counts(options) if options.texts else None
     path = tuning.table_path(tuning.Machine.of(torch.device(device)), options.out)
     if options.picture is not None:
@@ -72,7 +72,7 @@ def _tune(options: argparse.Namespace) -> int:
             minutes=options.minutes,
             path=path,
             force=options.force,
-            whole_layers=folds,
+            whole_layers=whole_layers,
         )
     except KeyboardInterrupt:
         same = "the same command without --force" if options.force else "the same command"

@@ -98,7 +98,7 @@ class Layers:
         self._encoder = torch.classes.ftbert.Encoder(weights, config.entries(), "auto")
         self._encoder.use_cuda_graphs(False)
 
-    def folds(self, rows: Iterable[Row], m: int) -> bool:
+    def defers_norms(self, rows: Iterable[Row], m: int) -> bool:
         """Whether LayerNorms are deferred at m with the products of these rows, which stay in force.
         $FTBERT_DEFERRED_NORM may say no."""
         gemm_table.put_in_force(self._index, rows)
@@ -163,28 +163,28 @@ class LayerTuner:
         self.seen = 0  # ranges
         self.gains: list[float] = []  # of the ranges that got other products: 0.1 is 10 % faster
 
-    def can_fold(self) -> bool:
+    def can_defer_norms(self) -> bool:
         """Whether LayerNorms are deferred at any m where this GPU's products for that run."""
         able = [_deferring(Bench(product, 1, self._device)) for product in self.layer.plain]
         if not all(able):
             return False
         rows = [Row(product, 1, MOST_ROWS, choice_of(own[0]))
                 for product, own in zip(self.layer.plain, able, strict=True)]  # fmt: skip
-        return self.layers.folds(rows, 1)
+        return self.layers.defers_norms(rows, 1)
 
     def rows(self, first: int, last: int, in_force: Iterable[Row]) -> list[Row]:
         """The rows of the four products for m from first to last, all marked as seen in their layer, or none where
         LayerNorms are not deferred.
 
         in_force: the rows so far. They stay unless others make the layer faster by more than the noise: those of the
-        products that fold which are not much slower alone take turns, one product after the other. Together, alone,
-        they must be no slower than cuBLASLt's first proposals, and each as accurate; and what the layers give must be
-        the same but for rounding."""
+        products that defer LayerNorms which are not much slower alone take turns, one product after the other.
+        Together, alone, they must be no slower than cuBLASLt's first proposals, and each as accurate; and what the
+        layers give must be the same but for rounding."""
         before = self._parts(self._own_rows(in_force), first, last)
         able = [self._able(product, last) for product in self.layer]
         starts = [self._choice(able, rows)
                   for rows in (before, *(self._parts(known, first, last) for known in self._known))]  # fmt: skip
-        if not all(able) or not self.layers.folds(self._as_rows(starts[0], first, last), last):
+        if not all(able) or not self.layers.defers_norms(self._as_rows(starts[0], first, last), last):
             return []
         different = [start for i, start in enumerate(starts) if start not in starts[:i]]
         found = self._faster(self._descend(able, different, first, last), first, last, before)
@@ -202,7 +202,7 @@ class LayerTuner:
                 for row in rows if row.first <= last and first <= row.last]  # fmt: skip
 
     def _choice(self, able: list[list[Alone]], rows: Sequence[Row]) -> list[Alone]:
-        """What these rows run, where it folds; else what is the fastest alone."""
+        """What these rows run, where that defers LayerNorms; else what is the fastest alone."""
         found = []
         for product, alone in zip(self.layer.plain, able, strict=True):
             choice = next((row.algorithm for row in rows if row.product == product), None)
@@ -226,7 +226,7 @@ class LayerTuner:
         return rows
 
     def _able(self, product: Product, m: int) -> list[Alone]:
-        """The products that fold, those fastest alone first."""
+        """The products that defer LayerNorms, those fastest alone first."""
         bench = Bench(product, m, self._device)
         own = _deferring(bench)
         *mine, default = (min(times) for times in bench.times([*own, bench.first_proposal()], 3))

@@ -253,7 +253,7 @@ def _layer_tuners(wanted: Iterable[Product], device: torch.device, known: list[R
     for layer in layers_of(wanted):
         try:
             tuner = LayerTuner(layer, device, known)
-            if tuner.can_fold():
+            if tuner.can_defer_norms():
                 found[layer] = tuner
         except RuntimeError as error:
             _warn_of_layers(error)

@@ -19,8 +19,8 @@ struct AddedMoments {
 inline constexpr int kMomentWords = 16;
 inline constexpr int64_t kMostColumns = 4096;  // more could overflow
 
-// A LayerNorm that nobody has applied yet to x: what is stored is x times gamma [n] of fold_sum, and what LayerNorm
-// means is that times *unscale. gamma nullptr: x is stored.
+// A LayerNorm that nobody has applied yet to x: what is stored is x times gamma [n] of make_sum_vectors, and what
+// LayerNorm means is that times *unscale. gamma nullptr: x is stored.
 struct PendingNorm {
   const float* gamma = nullptr;
   const float* unscale = nullptr;
@@ -32,14 +32,14 @@ struct PendingNorm {
 template <class T>
 int wgmma_tile_variant(const Context<Cuda>& context, const Linear<T>& linear, int64_t m, Epilogue epilogue);
 
-// data.c = activation(corrected product): data.a is what `run_summing` left; add, slope [n] of fold_weight hold the
-// bias. Rows of `cleared`, which are not those of norm, become 0.
+// data.c = activation(corrected product): data.a is what `run_summing` left; add, slope [n] of make_correction_vectors
+// hold the bias. Rows of `cleared`, which are not those of norm, become 0.
 void run_corrected(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data,
                    const float* add, const float* slope, const PendingNorm& norm, const AddedMoments& cleared);
 
-// data.c = x * gamma, x = data.a @ data.b^T + add + residual; adds to moments those of x. add, gamma [n] of fold_sum
-// hold the bias. residual [m, n], with the LayerNorm, short of its beta, that is pending on it; it may be data.c. It
-// and its moments are read before the kernel ahead has ended, so they must be there before that one.
+// data.c = x * gamma, x = data.a @ data.b^T + add + residual; adds to moments those of x. add, gamma [n] of
+// make_sum_vectors hold the bias. residual [m, n], with the LayerNorm, short of its beta, that is pending on it; it may
+// be data.c. It and its moments are read before the kernel ahead has ended, so they must be there before that one.
 void run_summing(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data,
                  const float* add, const void* residual, const PendingNorm& norm, const float* gamma,
                  const AddedMoments& moments);
@@ -48,12 +48,12 @@ void run_summing(const Context<Cuda>& context, int variant, const Product& produ
 // ignores a constant, and removing it reduces rounding. scaled = gamma of that one, times the power of two with which
 // the largest is between 1/2 and 1: x times it is stored as exactly as x would be, and no larger. unscale, one float,
 // undoes that. gamma nullptr: a LayerNorm kernel follows; scaled = 1. Float [n].
-void fold_sum(const Context<Cuda>& context, DType dtype, const void* bias, const void* beta, const void* gamma,
-              int64_t n, float* add, float* scaled, float* unscale);
+void make_sum_vectors(const Context<Cuda>& context, DType dtype, const void* bias, const void* beta, const void* gamma,
+                      int64_t n, float* add, float* scaled, float* unscale);
 
-// add = bias + weight beta, slope = weight gamma, float [n], of a weight [n, k]; gamma [k] is fold_sum's. Without beta
-// and gamma (nullptr) add = bias, slope = 0.
-void fold_weight(const Context<Cuda>& context, DType dtype, const void* weight, const void* bias, const float* gamma,
-                 const void* beta, int64_t n, int64_t k, float* add, float* slope);
+// add = bias + weight beta, slope = weight gamma, float [n], of a weight [n, k]; gamma [k] is that of make_sum_vectors.
+// Without beta and gamma (nullptr) add = bias, slope = 0.
+void make_correction_vectors(const Context<Cuda>& context, DType dtype, const void* weight, const void* bias,
+                             const float* gamma, const void* beta, int64_t n, int64_t k, float* add, float* slope);
 
 }  // namespace ftbert

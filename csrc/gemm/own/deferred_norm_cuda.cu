@@ -169,8 +169,8 @@ struct RunSumming {
 
 // A warp for each of the weight's rows.
 template <class E>
-__global__ void fold_weight_kernel(const E* weight, const E* bias, const float* gamma, const E* beta, int n, int k,
-                                   float* add, float* slope) {
+__global__ void correction_vectors_kernel(const E* weight, const E* bias, const float* gamma, const E* beta, int n,
+                                          int k, float* add, float* slope) {
   const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
   if (row >= n) return;
   float with_gamma = 0, with_beta = 0;
@@ -186,8 +186,8 @@ __global__ void fold_weight_kernel(const E* weight, const E* bias, const float* 
 
 // One warp.
 template <class E>
-__global__ void fold_sum_kernel(const E* bias, const E* beta, const E* gamma, int n, float* add, float* scaled,
-                                float* unscale) {
+__global__ void sum_vectors_kernel(const E* bias, const E* beta, const E* gamma, int n, float* add, float* scaled,
+                                   float* unscale) {
   const int lane = threadIdx.x;
   const auto value = [&](int i) { return to_float(bias[i]) + (beta ? to_float(beta[i]) : 0.0f); };
   float sum = 0, largest = 0;
@@ -239,23 +239,24 @@ void run_summing(const Context<Cuda>& context, int variant, const Product& produ
   });
 }
 
-void fold_sum(const Context<Cuda>& context, DType dtype, const void* bias, const void* beta, const void* gamma,
-              int64_t n, float* add, float* scaled, float* unscale) {
+void make_sum_vectors(const Context<Cuda>& context, DType dtype, const void* bias, const void* beta, const void* gamma,
+                      int64_t n, float* add, float* scaled, float* unscale) {
   with_element(dtype, [&](auto element) {
     const auto of = [](const void* pointer) { return static_cast<const decltype(element)*>(pointer); };
-    fold_sum_kernel<<<1, 32, 0, static_cast<cudaStream_t>(context.stream)>>>(of(bias), of(beta), of(gamma),
-                                                                             static_cast<int>(n), add, scaled, unscale);
-    FTBERT_LAUNCH_CHECK("fold_sum");
+    sum_vectors_kernel<<<1, 32, 0, static_cast<cudaStream_t>(context.stream)>>>(
+        of(bias), of(beta), of(gamma), static_cast<int>(n), add, scaled, unscale);
+    FTBERT_LAUNCH_CHECK("make_sum_vectors");
   });
 }
 
-void fold_weight(const Context<Cuda>& context, DType dtype, const void* weight, const void* bias, const float* gamma,
-                 const void* beta, int64_t n, int64_t k, float* add, float* slope) {
+void make_correction_vectors(const Context<Cuda>& context, DType dtype, const void* weight, const void* bias,
+                             const float* gamma, const void* beta, int64_t n, int64_t k, float* add, float* slope) {
   with_element(dtype, [&](auto element) {
     const auto of = [](const void* pointer) { return static_cast<const decltype(element)*>(pointer); };
-    fold_weight_kernel<<<static_cast<unsigned>((n + 7) / 8), 256, 0, static_cast<cudaStream_t>(context.stream)>>>(
+    correction_vectors_kernel<<<static_cast<unsigned>((n + 7) / 8), 256, 0,
+                                static_cast<cudaStream_t>(context.stream)>>>(
         of(weight), of(bias), gamma, of(beta), static_cast<int>(n), static_cast<int>(k), add, slope);
-    FTBERT_LAUNCH_CHECK("fold_weight");
+    FTBERT_LAUNCH_CHECK("make_correction_vectors");
   });
 }
 
