@@ -62,14 +62,14 @@ at::Tensor rows_in_bf16(const Operand& a, int64_t i, int64_t first, int64_t rows
   return at::from_blob(const_cast<void*>(at), {rows, k}, at::TensorOptions().dtype(at::kBFloat16));
 }
 
-struct Fused {
+struct OneDnnActivation {
   const char* name;
   const char* algorithm;
 };
 
-// The activations that oneDNN fuses with the formula HuggingFace uses; nullptr: not fused.
-const Fused* fused(Activation activation) {
-  static constexpr Fused none{"none", ""}, erf{"gelu", "none"}, tanh_gelu{"gelu", "tanh"}, relu{"relu", ""},
+// The activations that a product of oneDNN applies with the formula HuggingFace uses; nullptr: it cannot.
+const OneDnnActivation* onednn_activation(Activation activation) {
+  static constexpr OneDnnActivation none{"none", ""}, erf{"gelu", "none"}, tanh_gelu{"gelu", "tanh"}, relu{"relu", ""},
       tanh{"tanh", ""};
   switch (activation) {
     case Activation::none: return &none;
@@ -154,7 +154,7 @@ Operand TorchProducts::linear_bf16(const Linear<float>& linear, const Operand& a
   const at::Tensor& weight = *static_cast<const at::Tensor*>(linear.weight.packed);
   std::optional<at::Tensor> bias;
   if (epilogue.bias) bias = view(linear.bias, {n});
-  const Fused* act = fused(epilogue.activation);
+  const OneDnnActivation* act = onednn_activation(epilogue.activation);
   const int64_t threads = this->threads(), chunks = m / threads < kFewestRows ? 1 : threads;
   const int64_t chunk_rows = a.chunks ? a.chunk_rows : ((m + chunks - 1) / chunks + 15) / 16 * 16;
   const int64_t count = (m + chunk_rows - 1) / chunk_rows;
@@ -216,7 +216,7 @@ Operand TorchProducts::linear(const Linear<float>& linear, const Operand& a, int
   if (w.dtype == DType::bf16) return linear_bf16(linear, a, m, epilogue, out, as, in_one_piece);
   std::optional<at::Tensor> bias;
   if (epilogue.bias) bias = view(linear.bias, {w.n});
-  const Fused* act = fused(epilogue.activation);
+  const OneDnnActivation* act = onednn_activation(epilogue.activation);
   Kept& kept = kept_at(out);
   kept.tensors.clear();  // so that the allocator can hand out the same memory again
   at::Tensor& made = kept.tensors.emplace_back(linear_pointwise()->call(

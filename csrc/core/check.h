@@ -13,7 +13,7 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// One piece of a message as text. No streams: they would make every file that checks something slow to compile.
+// One argument of a message as text. No streams: they would make every file that checks something slow to compile.
 template <class Word>
 std::string text_of(const Word& word) {
   if constexpr (std::is_floating_point_v<Word>) {
@@ -34,7 +34,7 @@ template <class... Words>
 
 }  // namespace ftbert
 
-// FTBERT_CHECK(condition, "expected ", a, ", got ", b): throws Error with the pieces joined. A macro, so that the
+// FTBERT_CHECK(condition, "expected ", a, ", got ", b): throws Error with these joined. A macro, so that the
 // words cost nothing while the condition holds.
 #define FTBERT_CHECK(condition, ...) \
   do {                               \

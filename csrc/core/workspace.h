@@ -1,4 +1,4 @@
-// One buffer, carved into named pieces: the caller allocates, the core only points into it.
+// One buffer, carved into buffers: the caller allocates, the core only points into it.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -25,7 +25,7 @@ class Workspace {
   }
 
   size_t bytes() const { return used_; }
-  // Give back everything taken after `mark`, for pieces that live shorter than the rest.
+  // Give back everything taken after `mark`, for buffers that live shorter than the rest.
   size_t mark() const { return used_; }
   void release(size_t mark) { used_ = mark; }
 

@@ -1,4 +1,4 @@
-// Elementwise work on [rows, cols]: each thread keeps one pack of columns (its bias, its place in a head) and walks
+// Elementwise work on [rows, cols]: each thread keeps one pack of columns (its bias, its columns of a head) and walks
 // down the rows, so that nothing is divided inside the loop and neighbouring threads touch neighbouring memory.
 #pragma once
 #include <algorithm>
@@ -30,23 +30,23 @@ struct ColumnWalk {
   __device__ bool idle() const { return row >= step; }
 };
 
-// The same walk over the rows of [batch, seq], with the sequence and the place in it kept along.
+// The same walk over the rows of [batch, seq], with the sequence and the position in it kept along.
 struct SequenceWalk : ColumnWalk {
-  int64_t sequence, place;
-  int64_t sequence_step, place_step;
+  int64_t sequence, position;
+  int64_t sequence_step, position_step;
 
   __device__ SequenceWalk(int packs, int64_t seq) : ColumnWalk(packs) {
     sequence = row / seq;
-    place = row % seq;
+    position = row % seq;
     sequence_step = step / seq;
-    place_step = step % seq;
+    position_step = step % seq;
   }
   __device__ void next(int64_t seq) {
     row += step;
     sequence += sequence_step;
-    place += place_step;
-    if (place >= seq) {
-      place -= seq;
+    position += position_step;
+    if (position >= seq) {
+      position -= seq;
       ++sequence;
     }
   }

@@ -12,7 +12,7 @@ namespace ftbert {
 
 // Every kernel that `launch_overlapped` launches comes here before it touches memory that other kernels write or read
 // (prefetching aside, and what must be there earlier, as weights): it waits until all that the kernels ahead have
-// written is there, then lets the kernel behind take the places that become free. That one waits here in turn. (A
+// written is there, then lets the kernel behind take the room that becomes free. That one waits here in turn. (A
 // compiler may take a load through a const __restrict__ pointer for one that nothing changes, and move it up; nvcc 13.0
 // moves none in these kernels.)
 //

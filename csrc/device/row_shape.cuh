@@ -47,7 +47,7 @@ RowLaunch row_launch(int64_t rows, int sm_count) {
           static_cast<unsigned>(rows_per_block * Shape::kThreads)};
 }
 
-// The first row of this thread's group, the number of groups in the grid, and the thread's place in its group.
+// The first row of this thread's group, the number of groups in the grid, and the thread's number in its group.
 template <class Shape>
 struct RowWalk {
   int64_t row, step;

@@ -21,7 +21,7 @@ template <class E, int kColumns, int kThreads>
 struct TileLoader {
   static constexpr int kChunks = kColumns / 8, kRowsAtOnce = kThreads / kChunks;
   int row, chunk;
-  int64_t first, step;  // elements: this thread's place in a tile, and from one of its rows to the next
+  int64_t first, step;  // elements: where this thread starts in a tile, and from one of its rows to the next
   uint32_t shared_first;
 
   __device__ explicit TileLoader(int64_t stride)

@@ -34,7 +34,7 @@ __device__ inline void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Four floats to the same place in block `rank` of the cluster, where the barrier counts their 16 bytes.
+// Four floats to the same address in block `rank` of the cluster, where the barrier counts their 16 bytes.
 __device__ inline void store_async(uint32_t shared, float4 v, uint32_t barrier, int rank) {
   asm volatile(
       "{ .reg .b32 there, counted; mapa.shared::cluster.u32 there, %0, %6; mapa.shared::cluster.u32 counted, %5, %6; "
@@ -55,7 +55,7 @@ __device__ inline void tma_load(uint32_t shared, const CUtensorMap& map, int col
       "l"(&map), "r"(column), "r"(row), "r"(barrier)
       : "memory");
 }
-// So many bytes, a multiple of 16, from a place at a multiple of 16.
+// So many bytes, a multiple of 16, from an address that is a multiple of 16.
 __device__ inline void bulk_load(uint32_t shared, const void* from, int bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
                "l"(from), "r"(bytes), "r"(barrier)

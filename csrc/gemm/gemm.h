@@ -12,7 +12,7 @@ namespace ftbert {
 // out = epilogue(a @ weight^T), a [m, k]. What comes back says where the result is and in which type: [m, n] at `out`,
 // or in memory of a library that insists on its own, perhaps in chunks, valid until the next product into the same
 // `out` or the end of the call. `as` is the type in which the next step reads it; a product that cannot store it so
-// stores T. An activation that the library cannot fuse exactly runs as add_bias_act after the product.
+// stores T. An activation that the library cannot apply exactly runs as add_bias_act after the product.
 template <class Device, class T>
 Operand linear(Context<Device>& context, const Linear<T>& linear, const Operand& a, int64_t m, Epilogue epilogue,
                T* out, DType as = kDType<T>);

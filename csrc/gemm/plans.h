@@ -36,8 +36,8 @@ struct PlanKeyHash {
 
 // The part of a product's epilogue that cuBLASLt computes exactly as we would, and what add_bias_act does afterwards.
 struct CublasEpilogue {
-  cublasLtEpilogue_t fused = CUBLASLT_EPILOGUE_DEFAULT;
-  bool bias = false;  // is in `fused`
+  cublasLtEpilogue_t inside = CUBLASLT_EPILOGUE_DEFAULT;
+  bool bias = false;  // is in `inside`
   Epilogue after = {};
 };
 CublasEpilogue cublas_epilogue(const Product& product);

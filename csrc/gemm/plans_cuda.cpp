@@ -131,7 +131,7 @@ Plan ProductPlans::get(const PlanKey& key, const void* bias) {
   // Outside the lock: two threads may make the same plan once, and none waits for another's heuristic.
   const CublasEpilogue epilogue = cublas_epilogue(key.product);
   Plan plan = make(key, epilogue, bias, *table);
-  if (!plan.supported && epilogue.fused != CUBLASLT_EPILOGUE_DEFAULT)  // nothing with this epilogue
+  if (!plan.supported && epilogue.inside != CUBLASLT_EPILOGUE_DEFAULT)  // nothing with this epilogue
     plan = make(key, {.after = key.product.epilogue}, bias, *table);
   const std::unique_lock lock(mutex_);
   if (table != table_) return plan;  // right for this call, but not to be kept
@@ -156,7 +156,7 @@ Plan ProductPlans::describe(const PlanKey& key, const CublasEpilogue& epilogue, 
   // Column-major C^T [n, m] = op(B) A^T: cuBLASLt's first operand is our B. B [n, k] is its [k, n], to be transposed.
   set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, p.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N);
-  set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue.fused);
+  set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue.inside);
   if (epilogue.bias) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
 
   set_layout(plan.a, cuda_type(p.a), p.m, p.k, p.batch);

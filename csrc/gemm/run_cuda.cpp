@@ -132,9 +132,9 @@ void gemm(Context<Device>& context, const Product& product, const T* a, const T*
   const int64_t largest = std::max({m * n, m * k, n * k, int64_t{1}});
   const int64_t step = std::clamp<int64_t>(kMostElements / largest, 1, kMostBatch);
   for (int64_t first = 0; first < product.batch; first += step) {
-    Product part = product;
-    part.batch = std::min(step, product.batch - first);
-    run(context, part, {.a = a + first * m * k, .b = b + first * n * k, .c = c + first * m * n});
+    Product some = product;
+    some.batch = std::min(step, product.batch - first);
+    run(context, some, {.a = a + first * m * k, .b = b + first * n * k, .c = c + first * m * n});
   }
 }
 

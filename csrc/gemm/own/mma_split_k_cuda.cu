@@ -190,17 +190,17 @@ struct Size {
 template <class... Shapes>
 struct List {
   static constexpr Size kSizes[] = {{Shapes::kTileM, Shapes::kTileN, Shapes::kBytes}...};
-  template <int kPlace>
-  using At = std::tuple_element_t<kPlace, std::tuple<Shapes...>>;
+  template <int kIndex>
+  using At = std::tuple_element_t<kIndex, std::tuple<Shapes...>>;
 };
 using Shapes = List<TileShape<16, 64, 1, 4, 8>, TileShape<32, 64, 2, 2, 8>, TileShape<64, 64, 2, 2, 6>,
                     TileShape<128, 64, 4, 2, 4>, TileShape<128, 128, 2, 4, 4>>;
 
 // Each shape with each split.
 constexpr int kSplitCount = static_cast<int>(std::size(kSplits));
-constexpr auto kVariants = []<size_t... kPlaces>(std::index_sequence<kPlaces...>) {
-  return std::array{OwnVariant({Shapes::kSizes[kPlaces / kSplitCount].m, Shapes::kSizes[kPlaces / kSplitCount].n,
-                                kSplits[kPlaces % kSplitCount]})...};
+constexpr auto kVariants = []<size_t... kIndices>(std::index_sequence<kIndices...>) {
+  return std::array{OwnVariant({Shapes::kSizes[kIndices / kSplitCount].m, Shapes::kSizes[kIndices / kSplitCount].n,
+                                kSplits[kIndices % kSplitCount]})...};
 }(std::make_index_sequence<kSplitCount * std::size(Shapes::kSizes)>());
 
 template <class E>

@@ -73,7 +73,7 @@ struct OwnGuess {
   double us = std::numeric_limits<double>::infinity();
 };
 
-// Variants are numbered by their place in `variants`, within one process only.
+// Variants are numbered by their index in `variants`, within one process only.
 struct OwnKernel {
   std::string_view name;
   std::span<const OwnVariant> variants;

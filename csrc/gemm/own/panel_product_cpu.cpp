@@ -74,30 +74,30 @@ void activate_tile(Activation activation, float* c, int64_t ldc, int64_t rows) {
   }
 }
 
-// A thread's part: rows [row, row_end) of panels [panel, panel_end).
-struct Part {
+// What one thread multiplies: rows [row, row_end) of panels [panel, panel_end).
+struct ThreadRange {
   int64_t row, row_end, panel, panel_end;
 };
 
 // At most kRows rows. Each tile asks for its share of the panel after this one, which comes from far.
-void multiply_block(const PanelProduct& p, const Part& part) {
-  const int64_t block = part.row_end - part.row, tiles = (block + kTall - 1) / kTall;
+void multiply_block(const PanelProduct& p, const ThreadRange& range) {
+  const int64_t block = range.row_end - range.row, tiles = (block + kTall - 1) / kTall;
   const int64_t cuts = (p.k + kDepth - 1) / kDepth, depth = (p.k + cuts - 1) / cuts;
   const int64_t tall = (block + tiles - 1) / tiles;  // of all tiles but the last: 8 and 8 rows rather than 14 and 2
   for (int64_t begin = 0; begin < p.k; begin += depth) {
     const int64_t count = std::min(depth, p.k - begin);
     const bool ends = begin + count == p.k;
-    for (int64_t j = part.panel; j < part.panel_end; ++j) {
+    for (int64_t j = range.panel; j < range.panel_end; ++j) {
       const int64_t column = j * kWidth, columns = std::min<int64_t>(kWidth, p.n - column);
       const float* weights = p.panels + column * p.k + begin * kWidth;
       const char* ahead = reinterpret_cast<const char*>(weights + p.k * kWidth);
       const int64_t lines = count * kWidth * static_cast<int64_t>(sizeof(float)) / kLine;
-      const int64_t share = j + 1 < part.panel_end ? (lines + tiles - 1) / tiles : 0;
+      const int64_t share = j + 1 < range.panel_end ? (lines + tiles - 1) / tiles : 0;
       alignas(64) float bias[kWidth] = {};
       if (p.bias) std::copy(p.bias + column, p.bias + column + columns, bias);
       const float* first = begin == 0 ? bias : nullptr;
-      for (int64_t i = part.row; i < part.row_end; i += tall) {
-        const int64_t rows = std::min(tall, part.row_end - i);
+      for (int64_t i = range.row; i < range.row_end; i += tall) {
+        const int64_t rows = std::min(tall, range.row_end - i);
         const float* a = p.a + i * p.k + begin;
         float* c = p.out + i * p.n + column;
         for (int64_t line = 0; line < share; ++line, ahead += kLine) __builtin_prefetch(ahead, 0, 2);

@@ -64,7 +64,7 @@ class Tuner {
                                             const void* bias, void* c) = 0;
 };
 
-// product: a linear layer's, in one type. An activation that cuBLASLt cannot fuse exactly is followed by add_bias_act,
+// product: a linear layer's, in one type. An activation that cuBLASLt cannot apply exactly is followed by add_bias_act,
 // a LayerNorm that the kernel does not contain by add_bias_input_layernorm. workspace: device memory,
 // gemm_workspace_bytes(device) of it; the caller keeps it alive.
 std::unique_ptr<Tuner> make_tuner(int device, const Product& product, void* workspace);

@@ -263,9 +263,9 @@ class DeviceTuner : public Tuner {
       add_bias_act<Cuda, T>(context_, x, static_cast<const T*>(bias), product().epilogue.activation, m, n);
       return;
     }
-    const auto part = [&](int i) { return static_cast<const T*>(vector(bias, i)); };
-    add_bias_input_layernorm<Cuda, T>(context_, static_cast<const T*>(made), part(0), x, part(1), part(2), kEps, m, n,
-                                      nullptr, x);
+    const auto typed = [&](int i) { return static_cast<const T*>(vector(bias, i)); };
+    add_bias_input_layernorm<Cuda, T>(context_, static_cast<const T*>(made), typed(0), x, typed(1), typed(2), kEps, m,
+                                      n, nullptr, x);
   }
 
   int device_;

@@ -20,7 +20,7 @@ struct BiasTables {
 template <class E>
 struct HeadBias {
   const E* table;          // moved so that table[0] is distance 0
-  const int32_t* columns;  // of the sequence, or nullptr: places are columns
+  const int32_t* columns;  // of the sequence, or nullptr: positions are columns
   int last;                // columns past it are read as this one's
   int farthest;            // larger distances are read as this one
 
@@ -29,7 +29,7 @@ struct HeadBias {
         columns(all.columns != nullptr ? all.columns + start : nullptr),
         last(length - 1),
         farthest(all.span - 1) {}
-  __device__ int column(int place) const { return columns != nullptr ? columns[min(place, last)] : place; }
+  __device__ int column(int position) const { return columns != nullptr ? columns[min(position, last)] : position; }
   __device__ float operator()(int key, int query_column) const {
     return to_float(table[max(-farthest, min(column(key) - query_column, farthest))]);
   }

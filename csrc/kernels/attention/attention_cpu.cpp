@@ -161,8 +161,8 @@ void attend_all(const In* qkv, int64_t first_token, const int32_t* cu_seqlens, c
   const int64_t hidden = heads * head_size, stride = 3 * hidden;
   const float scale = 1.0f / std::sqrt(static_cast<float>(head_size));
   const int threads = omp_get_max_threads();
-  const int64_t parts = (std::min(queries, max_seqlen) + kQueriesPerItem - 1) / kQueriesPerItem;
-  const int64_t items = batch * heads * parts;
+  const int64_t query_blocks = (std::min(queries, max_seqlen) + kQueriesPerItem - 1) / kQueriesPerItem;
+  const int64_t items = batch * heads * query_blocks;
   const int chunk = static_cast<int>(std::clamp<int64_t>(items / (threads * 16), 1, 16));
   // Sixteen multiplications take about as long as an element elsewhere.
   const int64_t most = (cu_seqlens[batch] - cu_seqlens[0]) * max_seqlen * hidden / 16;
@@ -173,9 +173,10 @@ void attend_all(const In* qkv, int64_t first_token, const int32_t* cu_seqlens, c
     [[maybe_unused]] const Format format;  // with tiles it shapes them, for as long as it lives
 #pragma omp for schedule(dynamic, chunk)
     for (int64_t item = 0; item < items; ++item) {
-      const int64_t b = item / (heads * parts), h = item / parts % heads, part = item % parts;
+      const int64_t b = item / (heads * query_blocks), h = item / query_blocks % heads,
+                    query_block = item % query_blocks;
       const int64_t length = cu_seqlens[b + 1] - cu_seqlens[b];
-      const int64_t begin = part * kQueriesPerItem, end = std::min({length, queries, begin + kQueriesPerItem});
+      const int64_t begin = query_block * kQueriesPerItem, end = std::min({length, queries, begin + kQueriesPerItem});
       if (begin >= end) continue;
       const int64_t row = cu_seqlens[b] - first_token;
       const In* q = qkv + row * stride + h * head_size;

@@ -29,15 +29,15 @@ __global__ void __launch_bounds__(kColumnThreads)
   for (; walk.row < rows; walk.next(seq)) {
     const int64_t begin = cu_seqlens[walk.sequence], end = cu_seqlens[walk.sequence + 1];
     Pack pack = Pack::zero();
-    if (begin + walk.place < end) {
-      pack = Pack::load(qkv + (begin + walk.place - first_token) * cols + col);
+    if (begin + walk.position < end) {
+      pack = Pack::load(qkv + (begin + walk.position - first_token) * cols + col);
       float x[W];
       pack.to_floats(x);
 #pragma unroll
       for (int w = 0; w < W; ++w) x[w] += b[w];
       pack = Pack::from_floats(x);
     }
-    pack.store(out + (walk.sequence * heads * seq + walk.place) * head_size);
+    pack.store(out + (walk.sequence * heads * seq + walk.position) * head_size);
   }
 }
 

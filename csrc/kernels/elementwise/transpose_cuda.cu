@@ -19,9 +19,9 @@ __global__ void __launch_bounds__(kColumnThreads)
   const E* in = x + col / head_size * seq * head_size + col % head_size;
   for (; walk.row < rows; walk.next(seq)) {
     const int64_t begin = cu_seqlens[walk.sequence], end = cu_seqlens[walk.sequence + 1];
-    if (begin + walk.place >= end) continue;
-    Packed<E, W>::load(in + (walk.sequence * heads * seq + walk.place) * head_size)
-        .store(out + (begin + walk.place - first_token) * hidden + col);
+    if (begin + walk.position >= end) continue;
+    Packed<E, W>::load(in + (walk.sequence * heads * seq + walk.position) * head_size)
+        .store(out + (begin + walk.position - first_token) * hidden + col);
   }
 }
 

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads)
                    PoolingMode mode, bool normalize, float* out) {
   __shared__ float joined[W][kThreads];
   const int tile = min(packs, kThreads), groups = kThreads / tile;
-  const int group = threadIdx.x / tile, place = threadIdx.x % tile;
+  const int group = threadIdx.x / tile, lane = threadIdx.x % tile;
   const int64_t cols = int64_t{packs} * W;
 
   for (int64_t sequence = blockIdx.x; sequence < batch; sequence += gridDim.x) {
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kThreads)
     const auto join = [](float a, float b) { return !kMax ? a + b : a > b || a != a ? a : b; };
     float squares = 0;
     for (int first = 0; first < packs; first += tile) {
-      const int pack = first + place;
+      const int pack = first + lane;
       float x[W];
 #pragma unroll
       for (int w = 0; w < W; ++w) x[w] = kMax ? -INFINITY : 0.0f;
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kThreads)
       if (group == 0 && pack < packs) {
 #pragma unroll
         for (int w = 0; w < W; ++w) {
-          for (int g = 1; g < groups; ++g) x[w] = join(x[w], joined[w][g * tile + place]);
+          for (int g = 1; g < groups; ++g) x[w] = join(x[w], joined[w][g * tile + lane]);
           x[w] = empty ? 0.0f : x[w] * scale;
           squares += x[w] * x[w];
         }
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads)
     const float to_unit = 1.0f / fmaxf(sqrtf(reduce<kThreads>(squares, Sum())), kUnitEps);
     // Each thread reads back only what it stored itself.
     if (group == 0) {
-      for (int pack = place; pack < packs; pack += tile) {
+      for (int pack = lane; pack < packs; pack += tile) {
         float* row = out + sequence * cols + int64_t{pack} * W;
 #pragma unroll
         for (int w = 0; w < W; ++w) row[w] *= to_unit;
