@@ -11,6 +11,7 @@ bench_encode.py; without it texts are "hello " times --lengths, as others measur
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import re
@@ -29,6 +30,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 import torch  # noqa: E402
 from bench_encode import read  # noqa: E402
 from machine import DTYPES, log, provenance, results_file, write  # noqa: E402
+from report import markdown, serve_table  # noqa: E402
+from serve_chart import draw  # noqa: E402
 
 import ftbert  # noqa: E402
 from ftbert.evaluation import sequences_of  # noqa: E402
@@ -47,7 +50,7 @@ def main() -> int:
     parser.add_argument("--dtype", choices=list(DTYPES), default="fp32")
     parser.add_argument("--workers", help="of the server (default: its own choice)")
     parser.add_argument("--clients", type=int, default=0, help="processes (default: 1 on the CPU, 8 on a GPU)")
-    parser.add_argument("--connections", type=int, default=0, help="of all clients (default: 16; GPU: 512)")
+    parser.add_argument("--connections", type=int, default=0, help="of all clients (default: 64; GPU: 512)")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each point")
     parser.add_argument("--most", type=int, default=2000, help="texts")
     parser.add_argument("--encode-texts", type=int, default=0, help="that encode is timed with (default: --most)")
@@ -55,7 +58,7 @@ def main() -> int:
     options = parser.parse_args()
     on_gpu = options.device.startswith("cuda")
     options.clients = options.clients or (8 if on_gpu else 1)
-    options.connections = options.connections or (512 if on_gpu else 16)
+    options.connections = options.connections or (512 if on_gpu else 64)
     kind = options.device.partition(":")[0]
     out = options.out or results_file(f"serve-{kind}-{options.dtype}", whole=True)
     facts = provenance(
@@ -81,8 +84,10 @@ def main() -> int:
             model = ftbert.load(options.model, device=options.device, dtype=options.dtype)
     _compare(document)
     write(out, document)
-    print(table(document))
+    print(markdown(serve_table(document)))
     log(f"wrote {out}")
+    if importlib.util.find_spec("matplotlib"):
+        draw(document, out.with_suffix(".png"))
     return 0
 
 
@@ -174,17 +179,6 @@ def _compare(document: dict[str, Any]) -> None:
     for row in document["closed"]:
         own = [one["tokens_per_s"] for one in document["encode"] if one["texts"] == row["texts"]]
         row["of_encode"] = row["tokens_per_s"] / statistics.mean(own)
-
-
-def table(document: dict[str, Any]) -> str:
-    names = ("texts a request", "texts/s", "tokens/s", "of encode", "p50 ms", "p99 ms")
-    lines = ["| | " + " | ".join(names) + " |", "|---|" + "---:|" * len(names)]
-    for row in document["closed"] + document["open"]:
-        what = row["texts"] + (f", load {row['load']}" if "load" in row else ", closed loop")
-        share = f"{row['of_encode']:.2f}" if "of_encode" in row else ""
-        speed = f"{row['texts_per_s']:,.0f} | {row['tokens_per_s']:,.0f} | {share}"
-        lines.append(f"| {what} | {row['texts_per_request']} | {speed} | {row['p50_ms']:.1f} | {row['p99_ms']:.1f} |")
-    return "\n".join(lines)
 
 
 def _show(name: str, row: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ class Connection(asyncio.Protocol):
         self._transport: Any = None
         self._parser: Any = None
         self.status = 0
+        self.retry_after = 0.0  # seconds, of a 429
         self.since = 0.0
         self.waits = False
         self.closed = False
@@ -41,10 +42,15 @@ class Connection(asyncio.Protocol):
     def send(self, data: bytes, since: float) -> None:
         """since: when the request was due."""
         self._parser, self.since, self.waits = httptools.HttpResponseParser(self), since, True
+        self.retry_after = 0.0
         self._transport.write(data)
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"retry-after":
+            self.retry_after = float(value)
 
     def on_message_complete(self) -> None:
         self.status, self.waits = self._parser.get_status_code(), False
@@ -109,9 +115,15 @@ class Client:
         connection.send(self._random.choice(self._requests), due)
 
     def _again(self, connection: Connection) -> None:
-        """Closed loop: the next request at once."""
-        now = time.perf_counter()
+        """Closed loop: the next request at once, after a 429 when the server says."""
         self._count(connection.status, connection.since)
+        if connection.retry_after:
+            asyncio.get_running_loop().call_later(connection.retry_after, self._next, connection)
+        else:
+            self._next(connection)
+
+    def _next(self, connection: Connection) -> None:
+        now = time.perf_counter()
         if now < self._end and not connection.closed:
             self._send(connection, now)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "speed.md")
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / name for name in ("benchmarks.md", "speed.md", "serving.md")))
 BASE = "transformers (sdpa)"
 OTHER_TYPE = "ftbert, packed, bf16"  # in a run in fp16
 LIMITS = {"fp32": 1e-3, "fp16": 64 * 2.0**-10, "bf16": 64 * 2.0**-7}  # of errors: those of peers.py, without torch
@@ -86,7 +86,8 @@ def load_runs(pattern: str) -> dict[str, Any]:
 def fill_marks(text: str, page: Path = PAGES[0]) -> str:
     """`<!-- results: NAME -->` ... `<!-- end -->` is replaced by the table of results/NAME.json, between
     `<!-- summary: NAME... -->` and the end come chosen rows of several runs on one kind of device, and between
-    `<!-- split: NAME -->` and the end comes where ftbert's time goes at the points that a profiler saw."""
+    `<!-- split: NAME -->` and the end comes where ftbert's time goes at the points that a profiler saw; "served" is for
+    results of bench_serve."""
 
     def table(match: re.Match[str]) -> str:
         document = load_runs(f"{match[1]}*.json")[match[1]]
@@ -109,6 +110,13 @@ def fill_marks(text: str, page: Path = PAGES[0]) -> str:
         body = markdown(summary_table({name: load_runs(f"{name}*.json")[name] for name in names}))
         return f"<!-- summary: {match[1]} -->\n{body}\n<!-- end -->"
 
+    def served(match: re.Match[str]) -> str:
+        document = load_runs(f"{match[1]}.json")[match[1]]
+        facts = document["provenance"]
+        line = f"{machine_line(document, page)}. {facts['connections']} connections of {facts['clients']} client processes."
+        return f"<!-- served: {match[1]} -->\n{line}\n\n{markdown(serve_table(document))}\n<!-- end -->"
+
+    text = re.sub(r"<!-- served: (\S+) -->.*?<!-- end -->", served, text, flags=re.S)
     text = re.sub(r"<!-- summary: (.+?) -->.*?<!-- end -->", summary, text, flags=re.S)
     text = re.sub(r"<!-- results: (\S+) -->.*?<!-- end -->", table, text, flags=re.S)
     return re.sub(r"<!-- split: (\S+) -->.*?<!-- end -->", split, text, flags=re.S)
@@ -159,6 +167,21 @@ def instructions(run: str, facts: dict[str, Any]) -> str:
     """The CPU with the instructions that its run had: the run's name says tiles, the file AVX2 or AVX-512."""
     cpu = re.sub(r"\(R\)| Processor", "", facts["cpu"]).replace("Intel ", "")
     return f"{cpu}, {'AMX' if 'amx' in run else facts['cpu_capability'].replace('AVX512', 'AVX-512')}"
+
+
+def serve_table(document: dict[str, Any]) -> Table:
+    """Of bench_serve. A share of `encode` where clients send as fast as they are answered, milliseconds from the time that
+    a request was due where they come at random; "answered": not refused with 429."""
+    rows = []
+    for row in [*document["closed"], *document["open"]]:
+        load = f", {row['load']:g} of the maximum" if "load" in row else ""
+        count = sum(row["statuses"].values())
+        rows.append([
+            f"{row['texts']}, {row['texts_per_request']} a request{load}", f"{row['texts_per_s']:,.0f}",
+            f"{row['tokens_per_s']:,.0f}", f"{row['of_encode']:.2f}" if "of_encode" in row else "",
+            f"{row['p50_ms']:.1f}", f"{row['p99_ms']:.1f}", f"{100 * row['statuses'].get('200', 0) / max(1, count):.0f} %",
+        ])  # fmt: skip
+    return ["", "texts/s", "tokens/s", "of encode", "p50 ms", "p99 ms", "answered"], rows
 
 
 def markdown(table: Table) -> str:
