@@ -113,7 +113,7 @@ def fill_marks(text: str, page: Path = PAGES[0]) -> str:
     def served(match: re.Match[str]) -> str:
         document = load_runs(f"{match[1]}.json")[match[1]]
         facts = document["provenance"]
-        line = f"{machine_line(document, page)}. {facts['connections']} connections of {facts['clients']} client processes."
+        line = f"{machine_line(document, page)}; client processes: {facts['clients']}"
         return f"<!-- served: {match[1]} -->\n{line}\n\n{markdown(serve_table(document))}\n<!-- end -->"
 
     text = re.sub(r"<!-- served: (\S+) -->.*?<!-- end -->", served, text, flags=re.S)
@@ -170,16 +170,16 @@ def instructions(run: str, facts: dict[str, Any]) -> str:
 
 
 def serve_table(document: dict[str, Any]) -> Table:
-    """Of bench_serve. A share of `encode` where clients send as fast as they are answered, milliseconds from the time that
-    a request was due where they come at random; "answered": not refused with 429."""
+    """Of bench_serve. A share of `encode` where clients send as fast as they are answered, milliseconds from the time
+    that a request was due where they come at random; "answered": not refused with 429."""
     rows = []
     for row in [*document["closed"], *document["open"]]:
         load = f", {row['load']:g} of the maximum" if "load" in row else ""
-        count = sum(row["statuses"].values())
+        answered = 100 * row["statuses"].get("200", 0) / max(1, sum(row["statuses"].values()))
         rows.append([
             f"{row['texts']}, {row['texts_per_request']} a request{load}", f"{row['texts_per_s']:,.0f}",
             f"{row['tokens_per_s']:,.0f}", f"{row['of_encode']:.2f}" if "of_encode" in row else "",
-            f"{row['p50_ms']:.1f}", f"{row['p99_ms']:.1f}", f"{100 * row['statuses'].get('200', 0) / max(1, count):.0f} %",
+            f"{row['p50_ms']:.1f}", f"{row['p99_ms']:.1f}", f"{answered:.0f} %",
         ])  # fmt: skip
     return ["", "texts/s", "tokens/s", "of encode", "p50 ms", "p99 ms", "answered"], rows
 

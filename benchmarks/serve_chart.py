@@ -29,13 +29,13 @@ def draw(document: dict[str, Any], path: Path) -> None:
         left.axhline(sum(own) / len(own), color=color, linestyle=":", label=f"{name}, encode")
         points = [row for row in document["open"] if row["texts"] == name]
         for quantile, style in (("p50_ms", "-"), ("p99_ms", "--")):
-            right.plot([row["load"] for row in points], [row[quantile] for row in points], style, color=color, marker="o",
-                       markersize=3.5, label=f"{name}, {quantile[:3]}")  # fmt: skip
+            loads, times = [row["load"] for row in points], [row[quantile] for row in points]
+            right.plot(loads, times, style, color=color, marker=".", label=f"{name}, {quantile[:3]}")
     left.set_xticks(range(len(sizes)), [f"{size} a request" for size in sizes])
     left.set_ylabel("tokens/s")
     left.legend(fontsize=7.5, loc="lower center")
     right.set(xscale="log", yscale="log", xlabel="load, 1: the maximum of single texts", ylabel="milliseconds")
-    right.set_xticks(loads := [row["load"] for row in points], [f"{load:g}" for load in loads])
+    right.set_xticks(loads, [f"{load:g}" for load in loads])
     right.minorticks_off()
     right.grid(alpha=0.25)
     right.legend(fontsize=7.5)

@@ -77,18 +77,24 @@ class Batcher:
         """All texts of a request, or none: then why."""
         if self.draining:
             return Failure(work.id, 503, "the server is shutting down", 1.0)
-        ahead = self.tokens_ahead(now)
-        if self.queued_tokens:  # an idle engine takes any request
-            late = now + (self.queued_tokens + work.tokens) / self.rate > work.deadline
-            full = self.queued_tokens + work.tokens > self.limits.max_queue_tokens
-            if full or late or ahead / self.rate > self.limits.max_queue_seconds:
-                wait = (self.queued_tokens if full or late else ahead) / self.rate
-                return Failure(work.id, 429, "Model is overloaded", max(1.0, math.ceil(min(wait, 3600.0))))
+        # An idle engine takes any request.
+        if self.queued_tokens and (wait := self._room_in(work, now)) > 0:
+            return Failure(work.id, 429, "Model is overloaded", max(1.0, math.ceil(min(wait, 3600.0))))
         work.arrived, work.rate = now, self.rate
         if work.tokens > self.limits.batch_tokens:
             self._large.add(work)
         self._push(Run(work, 0, work.texts))
         return None
+
+    def _room_in(self, work: Work, now: float) -> float:
+        """Seconds until `work` would be admitted; 0 or less: it is. Sooner than the queue is empty, which would stay so
+        until those who were refused come back."""
+        behind = (self.queued_tokens + work.tokens) / self.rate  # seconds until all of it is computed
+        return max(
+            self.tokens_ahead(now) / self.rate - self.limits.max_queue_seconds,
+            behind - self.limits.max_queue_tokens / self.rate,
+            now + behind - work.deadline,
+        )
 
     def tokens_ahead(self, now: float) -> int:
         """Queued tokens with a smaller key than a request that arrives now has."""
