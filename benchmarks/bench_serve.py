@@ -50,7 +50,7 @@ def main() -> int:
     parser.add_argument("--dtype", choices=list(DTYPES), default="fp32")
     parser.add_argument("--workers", help="of the server (default: its own choice)")
     parser.add_argument("--clients", type=int, default=0, help="processes (default: 1 on the CPU, 8 on a GPU)")
-    parser.add_argument("--in-flight", type=int, default=0, help="texts, of a closed loop (default: 64; GPU: 4096)")
+    parser.add_argument("--in-flight", type=int, default=0, help="texts, of a closed loop (default: 32; GPU: 4096)")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each point")
     parser.add_argument("--most", type=int, default=2000, help="texts")
     parser.add_argument("--encode-texts", type=int, default=0, help="that encode is timed with (default: --most)")
@@ -58,7 +58,7 @@ def main() -> int:
     options = parser.parse_args()
     on_gpu = options.device.startswith("cuda")
     options.clients = options.clients or (8 if on_gpu else 1)
-    options.in_flight = options.in_flight or (4096 if on_gpu else 64)
+    options.in_flight = options.in_flight or (4096 if on_gpu else 32)
     kind = options.device.partition(":")[0]
     out = options.out or results_file(f"serve-{kind}-{options.dtype}", whole=True)
     facts = provenance(
@@ -104,7 +104,7 @@ def _serve_and_measure(
             for name, texts in sets.items():
                 best: dict[int, float] = {}
                 for size in options.batches:
-                    connections = max(4, min(512, options.in_flight // size))
+                    connections = max(2, min(512, options.in_flight // size))
                     row = _measure(options, port, texts, size, tokens[name], connections=connections)
                     best[size] = row["requests_per_s"]
                     document["closed"].append({"texts": name} | row)
