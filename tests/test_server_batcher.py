@@ -109,7 +109,9 @@ def test_admission() -> None:
     assert refused is not None and (refused.status, refused.retry_after) == (429, 1.0)
     assert queue.queued_tokens == 2700  # nothing of it was taken
     late = queue.admit(work(10, [900], deadline=1.0), 0.5)
-    assert late is not None and (late.status, late.retry_after) == (429, 4.0)  # done at 4.1 s at the earliest
+    assert late is not None and (late.status, late.retry_after) == (429, 3.0)  # never in time, but for an idle engine
+    large = queue.admit(work(12, [20_000]), 0.0)
+    assert large is not None and (large.status, large.retry_after) == (429, 3.0)
     queue.draining = True
     assert queue.admit(work(11, [1]), 0.0).status == 503  # type: ignore[union-attr]
 

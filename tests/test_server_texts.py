@@ -83,14 +83,14 @@ def test_a_prompt_is_counted_where_it_is_not_pooled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["x", "字", ".", "é"])
-def test_megabytes_without_a_space_take_milliseconds(minilm_folder: Path, text: str) -> None:
+def test_megabytes_without_a_space_are_no_seconds(minilm_folder: Path, text: str) -> None:
     if importlib.util.find_spec("nanotoken") is None:
         pytest.skip("nanotoken is not installed: the extra ftbert[fast-text]")
     ours = FastTokenizer(Tokenizer.from_file(str(minilm_folder / "tokenizer.json")), True)
     ours.tokens(["warm"], 512, "right")
     began = time.process_time()
     ours.tokens([text * 2_000_000], 512, "right")
-    assert time.process_time() - began < 0.2
+    assert time.process_time() - began < 1.0  # 20 to 180 ms; `tokenizers` takes seconds
 
 
 def test_workers_import_no_torch() -> None:

@@ -22,7 +22,7 @@ def add_to(commands: command.Commands) -> None:
         "          ftbert serve search=minilm rank=my-reranker --device cuda --dtype fp16",
         model=False,
     )
-    parser.add_argument("model", metavar="[NAME=]MODEL", nargs="+", help="without a name: the first that fits")
+    parser.add_argument("model", metavar="[NAME=]MODEL", nargs="+", help="requests that name none: the first that fits")
     parser.add_argument(
         "--device", default="cpu", help="cpu, cuda (every GPU) or a list: cuda:0,cuda:1; one engine each (default cpu)"
     )

@@ -75,9 +75,11 @@ class App:
         return not self.leaving and all(model.ready for model in self.models)
 
     def model(self, name: str | None, *tasks: str) -> ServedModel:
-        """By the name in a request; without one the first that is for one of `tasks`, else the first. ApiError 404."""
+        """By the name in a request; without one the first that is for the first of `tasks` that any is for, one that
+        still loads if none is, else the first. ApiError 404."""
         if name is None or (len(self.models) == 1 and name in _ANY_MODEL):
-            return next((model for model in self.models if model.task in tasks), self.models[0])
+            wanted = [model for task in (*tasks, None) for model in self.models if model.task == task]
+            return wanted[0] if wanted and tasks else self.models[0]
         for model in self.models:
             if name in (model.name, model.source):
                 return model

@@ -78,7 +78,7 @@ class Batcher:
         if self.draining:
             return Failure(work.id, 503, "the server is shutting down", 1.0)
         # An idle engine takes any request.
-        if self.queued_tokens and (wait := self._room_in(work, now)) > 0:
+        if self.queued_tokens and (wait := self._seconds_until_room(work, now)) > 0:
             return Failure(work.id, 429, "Model is overloaded", max(1.0, math.ceil(min(wait, 3600.0))))
         work.arrived, work.rate = now, self.rate
         if work.tokens > self.limits.batch_tokens:
@@ -86,15 +86,16 @@ class Batcher:
         self._push(Run(work, 0, work.texts))
         return None
 
-    def _room_in(self, work: Work, now: float) -> float:
-        """Seconds until `work` would be admitted; 0 or less: it is. Sooner than the queue is empty, which would stay so
-        until those who were refused come back."""
+    def _seconds_until_room(self, work: Work, now: float) -> float:
+        """Until `work` would be admitted; 0 or less: it is. Not the time until the queue is empty: those who were
+        refused would come back to an idle engine."""
         behind = (self.queued_tokens + work.tokens) / self.rate  # seconds until all of it is computed
-        return max(
+        wait = max(
             self.tokens_ahead(now) / self.rate - self.limits.max_queue_seconds,
             behind - self.limits.max_queue_tokens / self.rate,
             now + behind - work.deadline,
         )
+        return min(wait, self.queued_tokens / self.rate)  # an idle engine would take it
 
     def tokens_ahead(self, now: float) -> int:
         """Queued tokens with a smaller key than a request that arrives now has."""

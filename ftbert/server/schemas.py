@@ -14,6 +14,8 @@ Inputs = str | list[str | int | list[int]]
 
 
 class Named(msgspec.Struct):
+    """The model that any body may name."""
+
     model: str | None = None
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ftbert.text.fast_tokenizer import FastTokenizer
     from ftbert.text.options import TextOptions
     from ftbert.text.precision import PRECISIONS, quantized
-    from ftbert.text.scoring import ScoreSettings, labels_of, predict, rank, scores, scoring, task_of
+    from ftbert.text.scoring import ScoreSettings, labels_of, predict, rank, scores, task_of
     from ftbert.text.settings import TextSettings
     from ftbert.text.text_model import TextModel
     from ftbert.text.tokenizer import Tokenizer, load_tokenizer, lower_first
@@ -33,7 +33,7 @@ __all__ = [
     "PRECISIONS", "Batch", "Done", "FastTokenizer", "ScoreSettings", "Text", "TextModel", "TextOptions", "TextSettings",
     "Tokenizer", "Tokens", "Window", "Work", "batches_of", "by_token_budget", "check_texts", "compute_all",
     "compute_windows", "embed_windows", "embedding", "encode", "joined", "labels_of", "launch", "load_tokenizer",
-    "lower_first", "pack", "pooled_vectors", "predict", "quantized", "rank", "scores", "scoring", "task_of",
+    "lower_first", "pack", "pooled_vectors", "predict", "quantized", "rank", "scores", "task_of",
     "text_options", "tokenise", "tokenizer_of", "tokens_of", "windows_of",
 ]  # fmt: skip
 
@@ -44,7 +44,7 @@ _HOMES = {
     "ftbert.text.fast_tokenizer": "FastTokenizer",
     "ftbert.text.options": "TextOptions",
     "ftbert.text.precision": "PRECISIONS quantized",
-    "ftbert.text.scoring": "ScoreSettings labels_of predict rank scores scoring task_of",
+    "ftbert.text.scoring": "ScoreSettings labels_of predict rank scores task_of",
     "ftbert.text.settings": "TextSettings",
     "ftbert.text.text_model": "TextModel",
     "ftbert.text.tokenizer": "Tokenizer load_tokenizer lower_first",

@@ -22,7 +22,7 @@ _LENGTHS_KEPT = 4
 class FastTokenizer:
     """Long texts are cut before they are tokenised, single ones go to `WordPiece` where it can. Thread-safe.
 
-    special, special_of_pairs: special tokens beside a text or a pair. wordpiece: None where `tokenizers` does it all.
+    cutter: None where nothing can be cut. wordpiece: None where `tokenizers` does it all.
     """
 
     def __init__(self, fast: Any, has_types: bool) -> None:
@@ -31,8 +31,7 @@ class FastTokenizer:
         # tokenizer.json may carry both, and they belong to whoever saved it, not to this model.
         fast.no_padding()
         fast.no_truncation()
-        self.special = fast.num_special_tokens_to_add(False)
-        self.special_of_pairs = fast.num_special_tokens_to_add(True)
+        self._special_of_pairs = fast.num_special_tokens_to_add(True)
         self.cutter = Cutter.of(fast)
         self.wordpiece = WordPiece.of(fast)
         self._fast, self._has_types = fast, has_types
@@ -107,17 +106,23 @@ class FastTokenizer:
         if [*pair] == parts:
             return pair[0], pair[1]
 
+        counts: dict[int, int] = {}
+
+        def count(place: int) -> int:
+            if place not in counts:
+                counts[place] = self._count(parts[place])
+            return counts[place]
+
         def grow(place: int) -> None:
             parts[place] = self._part(pair[place], 2 * len(parts[place]), side)
-            counts[place] = self._count(parts[place])
+            counts.pop(place, None)
 
-        counts = [self._count(part) for part in parts]
         for place in (0, 1):
-            while counts[place] <= length and len(parts[place]) < len(pair[place]):
+            while len(parts[place]) < len(pair[place]) and count(place) <= length:
                 grow(place)
-        if min(counts) > length and (length - self.special_of_pairs) % 2:
+        if (length - self._special_of_pairs) % 2 and count(0) > length and count(1) > length:
             whole = [self._count(text) for text in pair]
-            while (counts[0] > counts[1]) != (whole[0] > whole[1]):
+            while (count(0) > count(1)) != (whole[0] > whole[1]):
                 grow(0 if whole[0] > whole[1] else 1)
         return parts[0], parts[1]
 
