@@ -132,9 +132,9 @@ test: build models lint core-test cuda-compile clients-test avx2-test py-test  #
 py-test: build models $(ONNX)  ## pytest alone; ARGS="-k softmax"
 	@printf '\n== pytest\n'; $(PYTHON) -m pytest $(ARGS)
 
-clients-test: build $(CLIENTS)/.installed  ## other projects' clients against the server; ARGS="-k openai"
+clients-test: build $(CLIENTS)/.installed  ## other projects' clients against the server
 	@printf '\n== clients of other projects\n'
-	@FTBERT_TEST_CLIENTS_PYTHON=$(CLIENTS)/bin/python $(PYTHON) -m pytest tests/test_clients.py $(ARGS)
+	@FTBERT_TEST_CLIENTS_PYTHON=$(CLIENTS)/bin/python $(PYTHON) -m pytest tests/test_clients.py
 
 ray-test: build $(RAY)/.installed  ## the examples for Ray on a cluster of two nodes on this machine; 3 minutes
 	@printf '\n== Ray\n'; $(RAY)/bin/python -m pytest tests/test_ray.py $(ARGS)

@@ -25,7 +25,7 @@ class Connection(asyncio.Protocol):
         self._transport: Any = None
         self._parser: Any = None
         self.status = 0
-        self.retry_after = 0.0  # seconds, of a 429
+        self.retry_after = 0.0  # seconds, where the answer says so
         self.since = 0.0
         self.waits = False
         self.closed = False
@@ -115,7 +115,7 @@ class Client:
         connection.send(self._random.choice(self._requests), due)
 
     def _again(self, connection: Connection) -> None:
-        """Closed loop: the next request at once, after a 429 when the server says."""
+        """Closed loop: the next request at once, or when the server says."""
         self._count(connection.status, connection.since)
         if connection.retry_after:
             asyncio.get_running_loop().call_later(connection.retry_after, self._next, connection)

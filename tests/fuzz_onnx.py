@@ -189,7 +189,7 @@ def fuzz(count: int, seed: int, tell: isolated.Tell) -> Counter[str]:
     ftbert.load_library()  # once for all children
     torch.set_num_threads(1)  # a child that was forked beside OpenMP's threads would wait for them
     with mock.patch.dict(os.environ, {"FTBERT_CACHE": "off"}), tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
-        return isolated.count_cases(cases(Path(folder), count, seed), tell, seconds=20)
+        return isolated.count_cases(cases(Path(folder), count, seed), tell, seconds=60)
 
 
 if __name__ == "__main__":

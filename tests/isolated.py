@@ -91,11 +91,11 @@ def count_cases(cases: Iterable[Case], tell: Tell, seconds: float = SECONDS) -> 
 
 
 def main(description: str | None, fuzz: Callable[[int, int, Tell], Counter[str]], count: int) -> int:
-    """The command of a fuzzer: 1 where a case was neither read rightly nor refused."""
+    """The command of a fuzzer: 1 where a case was neither read rightly nor refused, or all were the same."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=count, help=f"files (default {count})")
     parser.add_argument("--seed", type=int, default=0, help="(default 0)")
     options = parser.parse_args()
     found = fuzz(options.count, options.seed, lambda line: print(line, flush=True))
     print(f"{options.count} files: " + ", ".join(f"{n} {kind}" for kind, n in found.most_common()))
-    return int(any(kind not in GOOD for kind in found))
+    return int(set(found) != set(GOOD))

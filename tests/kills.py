@@ -50,6 +50,9 @@ def _kill_within(call: Callable[[], object], seconds: float) -> bool:
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
+EXPECTED = ("killed within", "gone on where they were")
+
+
 def _takes(call: Callable[[], object]) -> float:
     began = time.perf_counter()
     status = os.waitpid(_forked(call), 0)[1]
@@ -123,7 +126,7 @@ def kill_embeds(root: Path, count: int, rng: random.Random) -> Counter[str]:
     home.mkdir()
     source.write_text("".join(f'{{"text": "cat {"dog " * (i % 7)}"}}\n' for i in range(600)))
     whole: dict[str, bytes] = {}
-    takes = 0.0
+    takes, resumed = 0.0, root / "resumed"
     for ending in ("npy", "jsonl", "parquet"):
         target = root / f"whole.{ending}"
         takes = max(takes, _takes(lambda: embed_file(model, source, target, batch_records=11)))  # noqa: B023
@@ -132,7 +135,7 @@ def kill_embeds(root: Path, count: int, rng: random.Random) -> Counter[str]:
     for _ in range(count):
         ending = rng.choice(list(whole))
         target = home / f"out.{ending}"
-        call = lambda: embed_file(model, source, target, batch_records=11)  # noqa: B023, E731
+        call = lambda: resumed.write_text(str(embed_file(model, source, target, batch_records=11).resumed))  # noqa: B023, E731
         killed = _kill_within(call, rng.uniform(0, takes))
         found["embeds killed within"] += killed
         takes *= 1.05 if killed else 0.85
@@ -140,6 +143,7 @@ def kill_embeds(root: Path, count: int, rng: random.Random) -> Counter[str]:
         while rng.random() < 0.5:  # killed again on the way on
             _kill_within(call, rng.uniform(0, takes / 2))
         _takes(call)
+        found["embeds gone on where they were"] += int(resumed.read_text()) > 0
         found["wrong embeddings"] += target.read_bytes() != whole[ending]
         found["leftovers of embed"] += staging_path(target).exists() or _names(home) != [target.name]
         target.unlink()
@@ -156,8 +160,8 @@ def kills(count: int, seed: int) -> Counter[str]:
 
 
 def wrong(found: Counter[str]) -> bool:
-    """Whether anything but killed commands was counted."""
-    return any(number and not kind.endswith("killed within") for kind, number in found.items())
+    """Whether anything else was counted than what should happen."""
+    return any(number and not kind.endswith(EXPECTED) for kind, number in found.items())
 
 
 def main() -> int:
@@ -166,8 +170,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="(default 0)")
     options = parser.parse_args()
     found = kills(options.count, options.seed)
+    idle = [kind for kind, number in found.items() if kind.endswith(EXPECTED) and not number]
     print(f"kills: {options.count}: " + ", ".join(f"{n} {kind}" for kind, n in found.items()) + f"; wrong: {wrong(found)}")
-    return int(wrong(found))
+    return int(wrong(found) or bool(idle))
 
 
 if __name__ == "__main__":

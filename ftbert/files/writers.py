@@ -58,7 +58,7 @@ class _AppendedFile:
 
 
 class _FileWriter:
-    """Of one file."""
+    """sync, finish and close of those that write one file."""
 
     _file: _AppendedFile
 
