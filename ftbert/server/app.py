@@ -64,6 +64,7 @@ class App:
             for (name, source), own in zip(settings.models, links, strict=True)
         ]
         self.connections = Connections(self, settings)
+        self.openapi: bytes | None = None  # made when first asked for
         self.leaving = False  # SIGTERM came: /health says 503
         self._key = None if settings.api_key is None else settings.api_key.encode()
         self._methods: dict[str, list[str]] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -47,18 +46,13 @@ _ERRORS = {
 
 
 async def openapi(app: App, request: Request) -> Response:
-    return Response(_body())
+    if app.openapi is None:
+        app.openapi = json(document(app.routes))
+    return Response(app.openapi)
 
 
 async def docs(app: App, request: Request) -> Response:
     return html(_PAGE.read_bytes())
-
-
-@functools.cache
-def _body() -> bytes:
-    from ftbert.server.routes import all_routes  # which names this file's routes
-
-    return json(document(all_routes()))
 
 
 def document(routes: Routes) -> dict[str, Any]:
