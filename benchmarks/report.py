@@ -111,7 +111,7 @@ def fill_marks(text: str, page: Path = PAGES[0]) -> str:
         return f"<!-- summary: {match[1]} -->\n{body}\n<!-- end -->"
 
     def served(match: re.Match[str]) -> str:
-        document = load_runs(f"{match[1]}.json")[match[1]]
+        document = json.loads((RESULTS / f"{match[1]}.json").read_text(encoding="utf-8")) | {"files": [match[1]]}
         facts = document["provenance"]
         line = f"{machine_line(document, page)}; client processes: {facts['clients']}"
         return f"<!-- served: {match[1]} -->\n{line}\n\n{markdown(serve_table(document))}\n<!-- end -->"
