@@ -136,7 +136,7 @@ clients-test: build $(CLIENTS)/.installed  ## other projects' clients against th
 	@printf '\n== clients of other projects\n'
 	@FTBERT_TEST_CLIENTS_PYTHON=$(CLIENTS)/bin/python $(PYTHON) -m pytest tests/test_clients.py
 
-ray-test: build $(RAY)/.installed  ## the examples for Ray on a cluster of two nodes on this machine; 3 minutes
+ray-test: build $(RAY)/.installed  ## the examples for Ray on a cluster of two nodes on this machine; minutes
 	@printf '\n== Ray\n'; $(RAY)/bin/python -m pytest tests/test_ray.py $(ARGS)
 
 # What depends on the CPU, once more as on one without AVX-512, whatever this machine has.
