@@ -147,9 +147,7 @@ def linear(a: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> T
     return a.new_empty((a.shape[0], weight.shape[0]))
 
 
-def linear_own(
-    a: Tensor, weight: Tensor, bias: Tensor | None, activation: str, kernel: str, variant: str
-) -> Tensor:
+def linear_own(a: Tensor, weight: Tensor, bias: Tensor | None, activation: str, kernel: str, variant: str) -> Tensor:
     return a.new_empty((a.shape[0], weight.shape[0]))
 
 
@@ -204,7 +202,8 @@ def _not_traced(name: str) -> Any:
 
 # torch warns of every method that is not there, each time it traces.
 for _name in (
-    "config", "forward", "forward_packed", "info", "matrix_dtype", "to", "use_cuda_graphs", "weight", "weights",
+    "config", "forward", "forward_batch", "forward_packed", "info", "matrix_dtype", "to", "use_cuda_graphs", "weight",
+    "weights",
 ):  # fmt: skip
     setattr(_FakeEncoder, _name, _not_traced(_name))
 

@@ -1,4 +1,5 @@
 // torch.classes.ftbert.Encoder, and its calls as ops, so that torch.compile and torch.export see one node.
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
 #include "binding/encoder_class.h"
@@ -22,6 +23,16 @@ std::vector<Tensor> forward_batch(const EncoderPtr& encoder, const Tensor& ids, 
   std::vector<Want> wants;
   for (size_t i = 0; i < want.size(); ++i) wants.push_back(parse_want(want.get(i)));
   return encoder->engine().forward({ids, mask, types, cu, max_seqlen}, wants);
+}
+
+// The op, called from C++: half of a small call from Python is what torch.ops makes of its arguments.
+std::vector<Tensor> dispatch_forward_batch(const EncoderPtr& encoder, const Tensor& ids, const OptionalTensor& mask,
+                                           const OptionalTensor& types, const OptionalTensor& cu, int64_t max_seqlen,
+                                           const c10::List<std::string>& want) {
+  using Op = std::vector<Tensor>(const EncoderPtr&, const Tensor&, const OptionalTensor&, const OptionalTensor&,
+                                 const OptionalTensor&, c10::SymInt, const c10::List<std::string>&);
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("ftbert::forward_batch", "").typed<Op>();
+  return op.call(encoder, ids, mask, types, cu, max_seqlen, want);
 }
 
 // THE list of weight names, for whoever converts or loads.
@@ -75,6 +86,9 @@ TORCH_LIBRARY(ftbert, m) {
            "",
            {torch::arg("input_ids"), torch::arg("cu_seqlens"), torch::arg("max_seqlen"),
             torch::arg("token_type_ids") = at::IValue()})
+      .def("forward_batch", &dispatch_forward_batch, "",
+           {torch::arg("input_ids"), torch::arg("attention_mask"), torch::arg("token_type_ids"),
+            torch::arg("cu_seqlens"), torch::arg("max_seqlen"), torch::arg("want")})
       .def("weights", [](const EncoderPtr& self) { return self->weights(); })
       .def("config", [](const EncoderPtr& self) { return self->config_entries(); })
       .def("use_cuda_graphs", [](const EncoderPtr& self, bool on) { self->engine().use_cuda_graphs(on); })
