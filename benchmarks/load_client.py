@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import resource
 import sys
 import time
 from collections import deque
@@ -147,6 +148,8 @@ class Client:
 
 def main() -> None:
     told = json.loads(sys.stdin.read())
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # an open loop has a connection for each request
     client = Client(told)
     import uvloop
 

@@ -112,8 +112,23 @@ def test_admission() -> None:
     assert late is not None and (late.status, late.retry_after) == (429, 3.0)  # never in time, but for an idle engine
     large = queue.admit(work(12, [20_000]), 0.0)
     assert large is not None and (large.status, large.retry_after) == (429, 3.0)
+    assert refused.full == 0.125
+    queue = batcher(1000, max_queue_seconds=2.0, max_queue_tokens=10_000)
+    assert queue.admit(work(1, [900]), 0.0) is None
+    for greedy in (work(2, [900], deadline=1.0), work(3, [9200])):  # a small request with time would be taken
+        refused = queue.admit(greedy, 0.0)
+        assert refused is not None and (refused.status, refused.full) == (429, 0.0)
     queue.draining = True
     assert queue.admit(work(11, [1]), 0.0).status == 503  # type: ignore[union-attr]
+
+
+def test_requests_that_wait_to_be_read_fill_the_queue_too() -> None:
+    """Many small ones keep the engine from reading: the tokens that it knows of are few."""
+    queue, early, late = batcher(max_queue_seconds=2.0), work(1, [5]), work(2, [5])
+    early.sent, late.sent = 10.0, 7.9
+    assert queue.admit(early, 11.0) is None
+    refused = queue.admit(late, 10.0)
+    assert refused is not None and (refused.status, refused.retry_after, refused.full) == (429, 1.0, 0.125)
 
 
 def test_a_bulk_request_does_not_make_others_429() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -13,9 +14,14 @@ import pytest
 pytest.importorskip("msgspec", reason="msgspec is not installed: the extra ftbert[serve]")
 
 from ftbert.server import frames  # noqa: E402
+from ftbert.server.app import App  # noqa: E402
 from ftbert.server.batcher import Batch, Limits  # noqa: E402
 from ftbert.server.engine import Engine  # noqa: E402
-from ftbert.server.metrics import Row  # noqa: E402
+from ftbert.server.links import LocalLink  # noqa: E402
+from ftbert.server.messages import Request  # noqa: E402
+from ftbert.server.metrics import Row, open_rows  # noqa: E402
+from ftbert.server.routes import all_routes  # noqa: E402
+from ftbert.server.settings import Settings  # noqa: E402
 from ftbert.server.work import Failure, Kind, Part, Work  # noqa: E402
 
 
@@ -178,6 +184,22 @@ def test_close_answers_what_waits(engine: Engine, compute: Compute) -> None:
     caller.wait(lambda: any(one.id == 1 and one.status == 503 for one in caller.failures))
     assert engine.submit(work(2, caller, [1])).status == 503  # type: ignore[union-attr]
     assert not engine.ready
+
+
+def test_behind_a_refusal_of_everybody_requests_are_refused_unread() -> None:
+    """Behind that of one request which asked for too much, or for too little time, they are not."""
+
+    async def gate(path: str, full: float) -> int:
+        link = LocalLink()
+        link.deliver_here([Failure(1, 429, "Model is overloaded", 1.0, full)])
+        app = App(Settings((("m", "m"),)), [[link]], open_rows(None, 1), Row(), all_routes())
+        request = Request(time.monotonic())
+        request.method, request.path, request.headers = "POST", path, {b"content-type": b"application/json"}
+        error = app.gate(request)
+        return 200 if error is None else error.status
+
+    assert [asyncio.run(gate("/embed", full)) for full in (0.0, 9.0)] == [200, 429]
+    assert asyncio.run(gate("/tokenize", 9.0)) == 200  # needs no engine
 
 
 def test_frames_round_trip_however_they_are_cut() -> None:

@@ -113,7 +113,9 @@ class App:
         if length > self.settings.payload_limit:
             return too_large(self.settings.payload_limit)
         shared = self.connections
-        if shared.running >= self.settings.max_concurrent_requests or shared.buffered + length > _MOST_BUFFERED:
+        crowded = shared.running >= self.settings.max_concurrent_requests or shared.buffered + length > _MOST_BUFFERED
+        # Refused without a look at the body: what that costs is taken from those who are served.
+        if crowded or (route.counted and all(model.full for model in self.models)):
             return ApiError("Overloaded", "Model is overloaded", retry_after=1.0)
         return None
 

@@ -30,7 +30,7 @@ class Frame(IntEnum):
 
 
 _HEAD = struct.Struct("<IB3x")  # bytes of the payload, Frame
-_SUBMIT = struct.Struct("<QBBHIId")  # id, Kind, flags, 0, texts, tokens, deadline
+_SUBMIT = struct.Struct("<QBBHIIdd")  # id, Kind, flags, 0, texts, tokens, deadline, sent
 _STATUS = struct.Struct("<B7xQd")  # ready, queued tokens, tokens/s
 _PARTS = struct.Struct("<III")  # parts, width, rows
 _PART = np.dtype(
@@ -41,19 +41,19 @@ _SKIP, _TYPES = 1, 2
 
 def submit(work: Work) -> bytes:
     flags = _SKIP * (work.skip is not None) + _TYPES * (work.types is not None)
-    head = _SUBMIT.pack(work.id, work.kind, flags, 0, work.texts, work.tokens, work.deadline)
+    head = _SUBMIT.pack(work.id, work.kind, flags, 0, work.texts, work.tokens, work.deadline, work.sent)
     arrays = [work.offsets, work.skip, work.ids, work.types]
     return _frame(Frame.SUBMIT, head, *[array.tobytes() for array in arrays if array is not None])
 
 
 def read_submit(payload: bytes) -> Work:
-    one, kind, flags, _, texts, tokens, deadline = _SUBMIT.unpack_from(payload)
+    one, kind, flags, _, texts, tokens, deadline, sent = _SUBMIT.unpack_from(payload)
     take = _Taker(payload, _SUBMIT.size)
     offsets = take(np.int64, texts + 1)
     skip = take(np.int32, texts) if flags & _SKIP else None
     ids = take(np.int32, tokens)
     types = take(np.uint8, tokens) if flags & _TYPES else None
-    return Work(one, Kind(kind), ids, offsets, deadline, skip, types)
+    return Work(one, Kind(kind), ids, offsets, deadline, skip, types, sent=sent)
 
 
 def cancel(ids: list[int]) -> bytes:
@@ -87,7 +87,7 @@ def results(found: list[Part | Failure]) -> bytes:
     failures = [one for one in found if isinstance(one, Failure)]
     frames = b""
     if failures:
-        listed = [(one.id, one.status, one.words, one.retry_after) for one in failures]
+        listed = [(one.id, one.status, one.words, one.retry_after, one.full) for one in failures]
         frames += _frame(Frame.FAILURES, msgspec.json.encode(listed))
     if parts:
         table = np.array(
@@ -112,7 +112,7 @@ def read_parts(payload: bytes) -> list[Part | Failure]:
 
 
 def read_failures(payload: bytes) -> list[Part | Failure]:
-    listed = msgspec.json.decode(payload, type=list[tuple[int, int, str, float]])
+    listed = msgspec.json.decode(payload, type=list[tuple[int, int, str, float, float]])
     return [Failure(*one) for one in listed]
 
 

@@ -79,6 +79,7 @@ class Link:
         self._calls: dict[int, _Call] = {}
         self._sent = 0  # tokens that the engine's own figure does not hold yet
         self._queued = 0
+        self._full_until = 0.0
 
     @property
     def ready(self) -> bool:
@@ -89,6 +90,11 @@ class Link:
         """Queued tokens, as far as this worker knows."""
         return self._queued + self._sent
 
+    @property
+    def full(self) -> bool:
+        """The engine has just said that it takes no request whatever."""
+        return time.monotonic() < self._full_until
+
     def submit(self, work: Work) -> _Call:
         """Failed, where there is no engine."""
         call = _Call(work, self.loop.create_future())
@@ -96,7 +102,8 @@ class Link:
             raise Failed(Failure(work.id, 503, "no engine is ready", 1.0))
         self._calls[work.id] = call
         self._sent += work.tokens
-        call.timer = self.loop.call_later(max(0.0, work.deadline - time.monotonic()), self._expire, call)
+        work.sent = time.monotonic()
+        call.timer = self.loop.call_later(max(0.0, work.deadline - work.sent), self._expire, call)
         self._send(work)
         return call
 
@@ -108,6 +115,8 @@ class Link:
 
     def deliver_here(self, found: list[Part | Failure]) -> None:
         for one in found:
+            if isinstance(one, Failure) and one.full:
+                self._full_until = time.monotonic() + one.full
             call = self._calls.get(one.id)
             if call is None:
                 continue

@@ -44,6 +44,11 @@ class ServedModel:
         return self._encoder is not None and any(link.ready for link in self.links)
 
     @property
+    def full(self) -> bool:
+        """No engine of it would take a request now."""
+        return all(link.full for link in self.links)
+
+    @property
     def task(self) -> str | None:
         """None before an engine has loaded the model."""
         return next((link.description.task for link in self.links if link.description is not None), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ class Work:
     skip: NDArray[np.int32] | None = None
     types: NDArray[np.uint8] | None = None
     owner: Owner | None = None
-    arrived: float = 0.0  # at the engine
+    sent: float = inf  # to the engine, by time.monotonic()
+    arrived: float = 0.0  # in its queue
     rate: float = 1.0  # tokens/s of the engine at that time
     over: bool = False  # cancelled, failed or expired: what is left of it is not computed
     left: int = field(default=0)  # texts that are neither computed nor given up
@@ -68,12 +70,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Failure:
-    """A request that gets no answer. status: of HTTP. retry_after: seconds, 0 for none."""
+    """A request that gets no answer. status: of HTTP. retry_after: seconds, 0 for none. full: for the next seconds
+    there is no room for any request."""
 
     id: int
     status: int
     words: str
     retry_after: float = 0.0
+    full: float = 0.0
 
 
 class Owner(Protocol):
