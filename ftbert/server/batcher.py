@@ -78,14 +78,14 @@ class Batcher:
         if self.draining:
             return Failure(work.id, 503, "the server is shutting down", 1.0)
         most = self.limits.max_queue_seconds
-        # Where requests are many and small they wait to be read, not in the queue.
+        # Many small requests wait to be read, not in the queue; else an idle engine takes any.
         unread = now - work.sent > most
-        # An idle engine takes any request.
         wait = self._seconds_until_room(work, now) if self.queued_tokens else 0.0
         if unread or wait > 0:
-            full = unread or self.tokens_ahead(now) > most * self.rate
+            anybody = unread or self.tokens_ahead(now) > most * self.rate
             retry_after = max(1.0, math.ceil(min(wait, 3600.0)))
-            return Failure(work.id, 429, "Model is overloaded", retry_after, min(1.0, most) / 8 if full else 0.0)
+            # For less time than the queue lasts: the engine must not run dry.
+            return Failure(work.id, 429, "Model is overloaded", retry_after, min(1.0, most) / 8 if anybody else 0.0)
         work.arrived, work.rate = now, self.rate
         if work.tokens > self.limits.batch_tokens:
             self._large.add(work)
