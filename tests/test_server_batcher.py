@@ -129,6 +129,8 @@ def test_requests_that_wait_to_be_read_fill_the_queue_too() -> None:
     assert queue.admit(early, 11.0) is None
     refused = queue.admit(late, 10.0)
     assert refused is not None and (refused.status, refused.retry_after, refused.full) == (429, 1.0, 0.125)
+    impatient = batcher(max_queue_seconds=0.001)  # a hop between processes is no overload
+    assert impatient.admit(late, 8.0) is None
 
 
 def test_a_bulk_request_does_not_make_others_429() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,9 @@ from ftbert.server.links import LocalLink  # noqa: E402
 from ftbert.server.messages import Request  # noqa: E402
 from ftbert.server.metrics import Row, open_rows  # noqa: E402
 from ftbert.server.routes import all_routes  # noqa: E402
+from ftbert.server.served_model import ServedModel  # noqa: E402
 from ftbert.server.settings import Settings  # noqa: E402
+from ftbert.server.text_encoder import Encoded  # noqa: E402
 from ftbert.server.work import Failure, Kind, Part, Work  # noqa: E402
 
 
@@ -189,25 +192,62 @@ def test_close_answers_what_waits(engine: Engine, compute: Compute) -> None:
 def test_behind_a_refusal_of_everybody_requests_are_refused_unread() -> None:
     """Behind that of one request which asked for too much, or for too little time, they are not."""
 
-    async def gate(path: str, full: float) -> int:
-        link = LocalLink()
-        link.deliver_here([Failure(1, 429, "Model is overloaded", 1.0, full)])
-        app = App(Settings((("m", "m"),)), [[link]], open_rows(None, 1), Row(), all_routes())
+    async def gate(path: str, *full: float) -> float:
+        """Retry-After; 0: the request is let in. full: of each engine."""
+        links = [LocalLink() for _ in full]
+        for i, link in enumerate(links):
+            link.deliver_here([Failure(1, 429, "Model is overloaded", 7.0 + i, full[i])])
+        await asyncio.sleep(0.02)
+        app = App(Settings((("m", "m"),)), [links], open_rows(None, 1), Row(), all_routes())
         request = Request(time.monotonic())
         request.method, request.path, request.headers = "POST", path, {b"content-type": b"application/json"}
         error = app.gate(request)
-        return 200 if error is None else error.status
+        return 0.0 if error is None else error.retry_after
 
-    assert [asyncio.run(gate("/embed", full)) for full in (0.0, 9.0)] == [200, 429]
-    assert asyncio.run(gate("/tokenize", 9.0)) == 200  # needs no engine
+    assert [asyncio.run(gate("/embed", full)) for full in (0.0, 0.01, 9.0)] == [0.0, 0.0, 7.0]
+    assert [asyncio.run(gate("/embed", 9.0, full)) for full in (0.0, 9.0)] == [0.0, 7.0]
+    assert asyncio.run(gate("/tokenize", 9.0)) == 0.0  # needs no engine
+
+
+class Sink(LocalLink):
+    """An engine that answers at once."""
+
+    ready, load = True, 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.description: Any = object()
+        self.works: list[Work] = []
+
+    def _send(self, work: Work) -> None:
+        self.works.append(work)
+        self.loop.call_soon(self.deliver_here, [Part(work.id, 0, 1, np.ones((1, 2), np.float32), 0, 0)])
+
+
+def test_a_full_engine_is_passed_over() -> None:
+    """It may have few tokens queued: what it does not come to reading is in no queue."""
+
+    async def run() -> list[list[Work]]:
+        links = [Sink(), Sink()]
+        links[0].deliver_here([Failure(1, 429, "Model is overloaded", 1.0, 9.0)])
+        with ThreadPoolExecutor(1) as threads:
+            model = ServedModel("m", "m", links, Settings((("m", "m"),)), threads)
+            for _ in range(3):
+                text = Encoded(np.array([1, 2], np.int32), np.array([0, 2]), 1)
+                await model.compute(Request(time.monotonic()), Kind.EMBED, 1, lambda text=text: text)  # type: ignore[misc]
+        return [link.works for link in links]
+
+    first, second = asyncio.run(run())
+    assert (len(first), len(second)) == (0, 3)
+    assert all(time.monotonic() - 10 < work.sent <= time.monotonic() for work in second)
 
 
 def test_frames_round_trip_however_they_are_cut() -> None:
     sent = work(7, None, [1, 2, 3], [4])
-    sent.skip, sent.types = np.array([1, 0], np.int32), np.array([0, 1, 1, 0], np.uint8)
+    sent.sent, sent.skip, sent.types = 12.5, np.array([1, 0], np.int32), np.array([0, 1, 1, 0], np.uint8)
     results: list[Part | Failure] = [
         Part(7, 0, 2, np.arange(6, dtype=np.float32).reshape(2, 3), 0.5, 0.25), Part(8, 3, 4, np.ones((1, 3), np.float32), 0, 0),
-        Failure(9, 503, "später", 1.5),
+        Failure(9, 503, "später", 1.5, 0.25),
     ]  # fmt: skip
     stream = frames.submit(sent) + frames.cancel([1, 2**60]) + frames.status(True, 12, 3.5) + frames.results(results)
     for size in (1, 3, 7, len(stream)):
@@ -217,7 +257,7 @@ def test_frames_round_trip_however_they_are_cut() -> None:
         got = frames.read_submit(found[0][1])
         for name in ("ids", "offsets", "skip", "types"):
             assert np.array_equal(getattr(got, name), getattr(sent, name))
-        assert (got.id, got.kind, got.deadline) == (7, Kind.EMBED, sent.deadline)
+        assert (got.id, got.kind, got.deadline, got.sent) == (7, Kind.EMBED, sent.deadline, 12.5)
         assert frames.read_cancel(found[1][1]) == [1, 2**60]
         assert frames.read_status(found[2][1]) == (True, 12, 3.5)
         assert frames.read_failures(found[3][1]) == [results[2]]

@@ -34,7 +34,8 @@ _ANY_MODEL = ("", "tei", "text-embeddings-inference")
 
 @dataclass(frozen=True)
 class Route:
-    """public: without the key. openai: errors have OpenAI's body. counted: in the request metrics.
+    """public: without the key. openai: errors have OpenAI's body. counted: in the request metrics,
+    and refused where all engines are full.
 
     For /docs: words say in a line what it is for, "" leaves it out; takes, gives: types of the body and of the answer.
     """
@@ -114,9 +115,10 @@ class App:
             return too_large(self.settings.payload_limit)
         shared = self.connections
         crowded = shared.running >= self.settings.max_concurrent_requests or shared.buffered + length > _MOST_BUFFERED
-        # Refused without a look at the body: what that costs is taken from those who are served.
-        if crowded or (route.counted and all(model.full for model in self.models)):
-            return ApiError("Overloaded", "Model is overloaded", retry_after=1.0)
+        # Without a look at the body: what a refusal costs is taken from those who are served.
+        retry_after = 1.0 if crowded else min(model.full for model in self.models) if route.counted else 0.0
+        if retry_after:
+            return ApiError("Overloaded", "Model is overloaded", retry_after=retry_after)
         return None
 
     async def handle(self, request: Request) -> Response:

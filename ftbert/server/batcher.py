@@ -16,6 +16,8 @@ from ftbert.server.work import Failure, Kind, Work
 
 # How fast the estimate of tokens/s follows, and batches without lack of memory after which the budget grows again.
 _FOLLOW, _GROW_AFTER = 0.1, 256
+# Seconds: at least so late is a request that was not read, and for so long at most is everybody refused.
+_UNREAD, _FULL = 1.0, 0.125
 
 
 @dataclass(frozen=True)
@@ -78,14 +80,16 @@ class Batcher:
         if self.draining:
             return Failure(work.id, 503, "the server is shutting down", 1.0)
         most = self.limits.max_queue_seconds
-        # Many small requests wait to be read, not in the queue; else an idle engine takes any.
-        unread = now - work.sent > most
+        # What waits in the socket is in no queue, and many small requests can wait long there.
+        unread = now - work.sent > max(most, _UNREAD)
+        # Else an idle engine takes any request.
         wait = self._seconds_until_room(work, now) if self.queued_tokens else 0.0
         if unread or wait > 0:
-            anybody = unread or self.tokens_ahead(now) > most * self.rate
+            everybody = unread or self.tokens_ahead(now) > most * self.rate
             retry_after = max(1.0, math.ceil(min(wait, 3600.0)))
             # For less time than the queue lasts: the engine must not run dry.
-            return Failure(work.id, 429, "Model is overloaded", retry_after, min(1.0, most) / 8 if anybody else 0.0)
+            full = min(_FULL, most / 8) if everybody else 0.0
+            return Failure(work.id, 429, "Model is overloaded", retry_after, full)
         work.arrived, work.rate = now, self.rate
         if work.tokens > self.limits.batch_tokens:
             self._large.add(work)

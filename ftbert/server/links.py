@@ -80,6 +80,7 @@ class Link:
         self._sent = 0  # tokens that the engine's own figure does not hold yet
         self._queued = 0
         self._full_until = 0.0
+        self.retry_after = 1.0  # seconds, where it is full
 
     @property
     def ready(self) -> bool:
@@ -92,7 +93,7 @@ class Link:
 
     @property
     def full(self) -> bool:
-        """The engine has just said that it takes no request whatever."""
+        """The engine has just refused a request as it would have any."""
         return time.monotonic() < self._full_until
 
     def submit(self, work: Work) -> _Call:
@@ -116,7 +117,7 @@ class Link:
     def deliver_here(self, found: list[Part | Failure]) -> None:
         for one in found:
             if isinstance(one, Failure) and one.full:
-                self._full_until = time.monotonic() + one.full
+                self._full_until, self.retry_after = time.monotonic() + one.full, one.retry_after
             call = self._calls.get(one.id)
             if call is None:
                 continue

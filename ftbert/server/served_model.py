@@ -44,9 +44,9 @@ class ServedModel:
         return self._encoder is not None and any(link.ready for link in self.links)
 
     @property
-    def full(self) -> bool:
-        """No engine of it would take a request now."""
-        return all(link.full for link in self.links)
+    def full(self) -> float:
+        """Seconds to retry after, where all engines of it are full; else 0."""
+        return min(link.retry_after for link in self.links) if all(link.full for link in self.links) else 0.0
 
     @property
     def task(self) -> str | None:
@@ -113,7 +113,8 @@ class ServedModel:
         if request.disconnected:
             raise Disconnected
         ready = [link for link in self.links if link.ready] or self.links
-        link = min(ready, key=lambda one: one.load)
+        # An engine that does not come to reading has few tokens queued.
+        link = min([link for link in ready if not link.full] or ready, key=lambda one: one.load)
         try:
             call = link.submit(work)
             request.on_disconnect(lambda: link.cancel(call, Disconnected()))

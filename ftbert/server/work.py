@@ -70,8 +70,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Failure:
-    """A request that gets no answer. status: of HTTP. retry_after: seconds, 0 for none. full: seconds in which no
-    other request would be taken either."""
+    """A request that gets no answer. status: of HTTP. retry_after: seconds, 0 for none. full: seconds for which the
+    worker is to refuse everybody itself."""
 
     id: int
     status: int
