@@ -35,6 +35,7 @@ from serve_chart import draw  # noqa: E402
 
 import ftbert  # noqa: E402
 from ftbert.evaluation import sequences_of  # noqa: E402
+from ftbert.server.http_server import raise_open_files  # noqa: E402
 
 PACKAGES = ("httptools", "uvloop", "msgspec", "orjson", "tokenizers")
 
@@ -56,6 +57,7 @@ def main() -> int:
     parser.add_argument("--encode-texts", type=int, default=0, help="that encode is timed with (default: --most)")
     parser.add_argument("--out", type=Path, help="(default: benchmarks/results/serve-DEVICE-DTYPE.json)")
     options = parser.parse_args()
+    raise_open_files()  # for the clients: an open loop has a connection for each request
     on_gpu = options.device.startswith("cuda")
     options.clients = options.clients or (8 if on_gpu else 1)
     options.in_flight = options.in_flight or (4096 if on_gpu else 32)

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 import random
-import resource
 import sys
 import time
 from collections import deque
@@ -156,8 +155,6 @@ class Client:
 
 def main() -> None:
     told = json.loads(sys.stdin.read())
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # an open loop has a connection for each request
     client = Client(told)
     import uvloop
 

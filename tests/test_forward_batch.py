@@ -10,6 +10,7 @@ import torch
 from compare import assert_close
 from conftest import Place, make_bert
 from families import CASES, make_batch, make_model, packed
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import ftbert
 
@@ -29,6 +30,19 @@ def test_heads_on_packed_rows_equal_those_on_padded(place: Place, family: str, t
     if task in ("multiple_choice", "replaced_token"):  # whose one output has no dimension there
         expected = expected.flatten()[:, None]
     assert_close(got[0], expected, atol=max(2e-5, 16 * place.eps), rtol=8 * place.eps)
+
+
+def test_modules_call_the_op_where_something_watches(place: Place) -> None:
+    """The class calls it through the dispatcher: wrapped tensors and modes meet an op, no pointers."""
+    module = ftbert.load(make_bert(), device=place.device, dtype=place.dtype).module
+    ids = torch.randint(5, 99, (2, 12), device=place.device)
+    graph = make_fx(lambda x: module(x)[0])(ids)
+    assert any("forward_batch" in str(node.target) for node in graph.graph.nodes)
+    traced = torch.jit.trace(module, ids)
+    for call in (lambda x: traced(x)[0], torch.func.functionalize(lambda x: module(x)[0]), graph):
+        assert torch.equal(call(ids.flip(0)), module(ids.flip(0))[0])
+    with pytest.raises(RuntimeError, match="[Bb]atching rule"):
+        torch.vmap(lambda x: module(x[None])[0])(ids)
 
 
 def test_every_want_padded_and_packed(place: Place) -> None:

@@ -44,8 +44,8 @@ class ServedModel:
         return self._encoder is not None and any(link.ready for link in self.links)
 
     @property
-    def full(self) -> float:
-        """Seconds to retry after, where all engines of it are full; else 0."""
+    def retry_after(self) -> float:
+        """Seconds, where all engines of it are full; else 0."""
         return min(link.retry_after for link in self.links) if all(link.full for link in self.links) else 0.0
 
     @property
