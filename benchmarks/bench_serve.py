@@ -52,7 +52,7 @@ def main() -> int:
     parser.add_argument("--workers", help="of the server (default: its own choice)")
     parser.add_argument("--clients", type=int, default=0, help="processes (default: 1 on the CPU, 8 on a GPU)")
     parser.add_argument("--in-flight", type=int, default=0, help="texts, of a closed loop (default: 32; GPU: 4096)")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each point")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each point; above the maximum six times that")
     parser.add_argument("--most", type=int, default=2000, help="texts")
     parser.add_argument("--encode-texts", type=int, default=0, help="that encode is timed with (default: --most)")
     parser.add_argument("--out", type=Path, help="(default: benchmarks/results/serve-DEVICE-DTYPE.json)")
@@ -107,14 +107,14 @@ def _serve_and_measure(
                 best: dict[int, float] = {}
                 for size in options.batches:
                     connections = max(2, min(512, options.in_flight // size))
-                    row = _measure(options, port, texts, size, tokens[name], connections=connections)
+                    row = _measure(options, port, texts, size, tokens[name], options.seconds, connections=connections)
                     best[size] = row["requests_per_s"]
                     document["closed"].append({"texts": name} | row)
                     _show(name, document["closed"][-1])
                     write(out, document)
                 for load in options.loads:
-                    rate = load * best[options.batches[0]]
-                    row = _measure(options, port, texts, options.batches[0], tokens[name], rate=rate)
+                    size, seconds = options.batches[0], options.seconds * (6 if load > 1 else 1)
+                    row = _measure(options, port, texts, size, tokens[name], seconds, rate=load * best[size])
                     document["open"].append({"texts": name, "load": load} | row)
                     _show(f"{name}, load {load}", document["open"][-1])
                     write(out, document)
@@ -141,27 +141,27 @@ def _start(options: argparse.Namespace, path: Path) -> tuple[subprocess.Popen[by
 
 
 def _measure(
-    options: argparse.Namespace, port: int, texts: list[str], size: int, tokens: float, **how: Any
+    options: argparse.Namespace, port: int, texts: list[str], size: int, tokens: float, seconds: float, **how: Any
 ) -> dict[str, Any]:
     bodies = [json.dumps({"inputs": texts[i : i + size]}) for i in range(0, len(texts) - size + 1, size)] or [
         json.dumps({"inputs": (texts * size)[:size]})
     ]
     share = {name: value / options.clients if name == "rate" else max(1, value // options.clients)
              for name, value in how.items()}  # fmt: skip
-    told = {"host": "127.0.0.1", "port": port, "path": "/embed", "bodies": bodies, "seconds": options.seconds,
-            "warm": min(2.0, options.seconds / 4), **share}  # fmt: skip
+    told = {"host": "127.0.0.1", "port": port, "path": "/embed", "bodies": bodies, "seconds": seconds,
+            "warm": min(2.0, seconds / 4), **share}  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, str(i)) for i in range(options.clients)]
         running = [_client(told | {"seed": i, "out": str(file)}) for i, file in enumerate(files)]
         for process in running:
-            process.wait(options.seconds + 120)
+            process.wait(seconds + 120)
         found = [json.loads(file.read_text()) for file in files]
     latencies = sorted(value for one in found for value in one["latencies"])
     statuses: dict[str, int] = {}
     for one in found:
         for status, count in one["statuses"].items():
             statuses[status] = statuses.get(status, 0) + count
-    rate = len(latencies) / options.seconds
+    rate = len(latencies) / seconds
     return {
         "texts_per_request": size, **how, "requests_per_s": rate, "texts_per_s": rate * size,
         "tokens_per_s": rate * size * tokens, "p50_ms": _quantile(latencies, 0.5), "p99_ms": _quantile(latencies, 0.99),

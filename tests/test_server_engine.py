@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from ftbert.server import frames  # noqa: E402
 from ftbert.server.app import App  # noqa: E402
 from ftbert.server.batcher import Batch, Limits  # noqa: E402
 from ftbert.server.engine import Engine  # noqa: E402
+from ftbert.server.engine_process import Connection  # noqa: E402
 from ftbert.server.links import LocalLink  # noqa: E402
 from ftbert.server.messages import Request  # noqa: E402
 from ftbert.server.metrics import Row, open_rows  # noqa: E402
@@ -92,10 +94,14 @@ def engine(compute: Compute) -> Any:
     made.close()
 
 
+def submit(engine: Engine, *works: Work) -> None:
+    assert engine.submit(list(works)) == []
+
+
 def hold(engine: Engine, compute: Compute, caller: Caller) -> None:
     """The engine computes one text until compute.go is set."""
     compute.go.clear()
-    assert engine.submit(work(999, caller, [1])) is None
+    submit(engine, work(999, caller, [1]))
     while not compute.batches:
         time.sleep(0.001)
 
@@ -105,7 +111,7 @@ def test_rows_go_to_their_callers(engine: Engine) -> None:
 
     def run(caller: Caller, seed: int) -> None:
         for one in range(200, 400):
-            assert engine.submit(work(one, caller, [seed, one, 1000], [1000 + one])) is None
+            submit(engine, work(one, caller, [seed, one, 1000], [1000 + one]))
 
     threads = [threading.Thread(target=run, args=(caller, i)) for i, caller in enumerate(callers)]
     for thread in threads:
@@ -124,7 +130,7 @@ def test_nan_hurts_its_own_request_only(engine: Engine, compute: Compute) -> Non
     caller = Caller()
     hold(engine, compute, caller)
     for one, ids in ((1, [5]), (2, [13]), (3, [6])):
-        engine.submit(work(one, caller, ids))
+        submit(engine, work(one, caller, ids))
     compute.go.set()
     caller.wait(lambda: caller.texts(1) == caller.texts(3) == 1 and len(caller.failures) == 1)
     assert (caller.failures[0].id, caller.failures[0].status) == (2, 424)
@@ -134,21 +140,21 @@ def test_nan_hurts_its_own_request_only(engine: Engine, compute: Compute) -> Non
 def test_a_failed_batch_is_answered_without_its_words(engine: Engine, compute: Compute, caplog: pytest.LogCaptureFixture) -> None:
     caller = Caller()
     hold(engine, compute, caller)
-    engine.submit(work(1, caller, [66]))
-    engine.submit(work(3, caller, [7]))  # in the same batch
+    submit(engine, work(1, caller, [66]))
+    submit(engine, work(3, caller, [7]))  # in the same batch
     compute.go.set()
     caller.wait(lambda: len(caller.failures) == 1 and caller.texts(3) == 1)
     assert caller.failures[0].status == 424 and "secret" not in caller.failures[0].words + caplog.text
-    engine.submit(work(2, caller, [5]))
+    submit(engine, work(2, caller, [5]))
     caller.wait(lambda: caller.texts(2) == 1)
     assert engine.ready
 
 
 def test_lack_of_memory(engine: Engine) -> None:
     caller = Caller()
-    engine.submit(work(1, caller, *[[77] * 20] * 10))
+    submit(engine, work(1, caller, *[[77] * 20] * 10))
     caller.wait(lambda: caller.texts(1) == 10)
-    engine.submit(work(2, caller, [77] * 80))
+    submit(engine, work(2, caller, [77] * 80))
     caller.wait(lambda: len(caller.failures) == 1)
     assert (caller.failures[0].id, caller.failures[0].status) == (2, 424)
 
@@ -157,8 +163,8 @@ def test_cancelled_and_forgotten_work_is_not_computed(engine: Engine, compute: C
     caller, gone = Caller(), Caller()
     hold(engine, compute, caller)
     for one in range(1, 50):
-        engine.submit(work(one, caller, [one]))
-        engine.submit(work(one, gone, [one]))
+        submit(engine, work(one, caller, [one]))
+        submit(engine, work(one, gone, [one]))
     engine.cancel(caller, list(range(1, 40)))
     engine.forget(gone)
     compute.go.set()
@@ -167,10 +173,22 @@ def test_cancelled_and_forgotten_work_is_not_computed(engine: Engine, compute: C
     assert not gone.parts and engine.queued_tokens == 0
 
 
+def test_a_request_cancelled_in_the_same_breath_is_not_queued(engine: Engine) -> None:
+    ours, theirs = socket.socketpair()
+    connection, other = Connection(ours, engine), Caller()
+    theirs.sendall(b"".join(frames.submit(work(one, None, [one])) for one in (1, 2, 3)) + frames.cancel([2, 9]))
+    works = [work(2, other, [7])]
+    assert connection.read(works)
+    assert [(one.id, one.owner) for one in works] == [(2, other), (1, connection), (3, connection)]
+    theirs.close()
+    assert not connection.read(works) and len(works) == 3
+    connection.close()
+
+
 def test_expired_work_is_answered_503_and_not_computed(engine: Engine, compute: Compute) -> None:
     caller = Caller()
     hold(engine, compute, caller)
-    engine.submit(work(1, caller, [5], seconds=0.01))
+    submit(engine, work(1, caller, [5], seconds=0.01))
     time.sleep(0.03)
     compute.go.set()
     caller.wait(lambda: len(caller.failures) == 1)
@@ -181,11 +199,13 @@ def test_expired_work_is_answered_503_and_not_computed(engine: Engine, compute: 
 def test_close_answers_what_waits(engine: Engine, compute: Compute) -> None:
     caller = Caller()
     hold(engine, compute, caller)
-    engine.submit(work(1, caller, *[[5] * 60] * 3))
+    submit(engine, work(1, caller, *[[5] * 60] * 3))
     threading.Timer(0.05, compute.go.set).start()
     engine.close()
     caller.wait(lambda: any(one.id == 1 and one.status == 503 for one in caller.failures))
-    assert engine.submit(work(2, caller, [1])).status == 503  # type: ignore[union-attr]
+    late = work(2, caller, [1])
+    ((refused, failure),) = engine.submit([late])
+    assert refused is late and failure.status == 503
     assert not engine.ready
 
 

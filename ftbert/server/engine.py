@@ -52,17 +52,20 @@ class Engine:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, work: Work) -> Failure | None:
-        """Queues a request, or says why not. Answers go to work.owner."""
+    def submit(self, works: list[Work]) -> list[tuple[Work, Failure]]:
+        """Queues requests; those that it refuses are returned. Answers go to work.owner."""
+        refused = []
         with self._changed:
-            if self._closed:
-                return Failure(work.id, 503, "the engine has stopped", 1.0)
-            refused = self._batcher.admit(work, time.monotonic())
-            if refused is None:
-                self._works[id(work.owner), work.id] = work
-                self._changed.notify()
-                self._gauges()
-            return refused
+            now = time.monotonic()
+            for work in works:
+                failure = self._batcher.admit(work, now) if not self._closed else _stopped(work)
+                if failure is not None:
+                    refused.append((work, failure))
+                else:
+                    self._works[id(work.owner), work.id] = work
+            self._changed.notify()
+            self._gauges()
+        return refused
 
     def cancel(self, owner: Owner, ids: list[int]) -> None:
         """Nobody waits for these requests any more; unknown ones are ignored."""
@@ -92,13 +95,12 @@ class Engine:
         """Stops after the batches in flight; what waits is answered 503."""
         with self._changed:
             self._closed = True
-            left = [Failure(work.id, 503, "the engine has stopped", 1.0) for work in self._works.values()]
-            owners = [work.owner for work in self._works.values()]
+            left = list(self._works.values())
             self._works.clear()
             self._changed.notify_all()
-        for owner, failure in zip(owners, left, strict=True):
-            if owner is not None:
-                owner.deliver([failure])
+        for work in left:
+            if work.owner is not None:
+                work.owner.deliver([_stopped(work)])
         for thread in self._threads:
             thread.join()
 
@@ -218,3 +220,7 @@ class Engine:
 
     def _gauges(self) -> None:
         self._metrics.queue(len(self._batcher), self._batcher.queued_tokens, self._batcher.budget)
+
+
+def _stopped(work: Work) -> Failure:
+    return Failure(work.id, 503, "the engine has stopped", 1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import selectors
 import signal
 import socket
 import threading
@@ -19,7 +20,7 @@ from ftbert.server.links import TICK
 from ftbert.server.loading import load_engine
 from ftbert.server.metrics import Row, open_rows
 from ftbert.server.settings import Settings
-from ftbert.server.work import Failure, Part
+from ftbert.server.work import Failure, Part, Work
 from ftbert.server.worker import socket_path
 
 LOG = logging.getLogger("ftbert.serve")
@@ -43,7 +44,7 @@ def run_engine(
     LOG.info("%s is ready on %s: %d tokens at once, %.0f tokens/s", about.name, about.device, about.batch_tokens,
              about.rate)  # fmt: skip
     server = _Server(engine, about)
-    threading.Thread(target=server.accept, args=(listening,), name="ftbert-accept", daemon=True).start()
+    threading.Thread(target=server.serve, args=(listening,), name="ftbert-read", daemon=True).start()
     threading.Thread(target=server.tick, name="ftbert-tick", daemon=True).start()
     while signal.sigtimedwait({signal.SIGTERM, signal.SIGINT}, 0.2) is None:
         if engine.broken:
@@ -54,20 +55,29 @@ def run_engine(
 
 
 class _Server:
+    """One thread reads what all workers send: a thread for each would make the engine wait for the interpreter."""
+
     def __init__(self, engine: Engine, about: Description) -> None:
         self.engine, self.about = engine, about
-        self._connections: set[_Connection] = set()
+        self._connections: set[Connection] = set()
         self._lock = threading.Lock()
 
-    def accept(self, listening: socket.socket) -> None:
-        while True:
-            connected, _ = listening.accept()
-            connection = _Connection(connected, self.engine)
-            connection.send(frames.hello(self.about))
-            connection.send(self._status())
-            with self._lock:
-                self._connections.add(connection)
-            threading.Thread(target=self._read, args=(connection,), name="ftbert-read", daemon=True).start()
+    def serve(self, listening: socket.socket) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(listening, selectors.EVENT_READ)
+            while True:
+                works: list[Work] = []
+                for key, _ in selector.select():
+                    if key.data is None:
+                        self._accept(listening, selector)
+                    elif not self._read(key.data, works):
+                        selector.unregister(key.fileobj)
+                        self._drop(key.data)
+                refused: dict[Any, list[Part | Failure]] = {}
+                for work, failure in self.engine.submit(works):
+                    refused.setdefault(work.owner, []).append(failure)
+                for owner, failures in refused.items():
+                    owner.deliver(failures)
 
     def tick(self) -> None:
         while True:
@@ -81,41 +91,55 @@ class _Server:
     def _status(self) -> bytes:
         return frames.status(self.engine.ready, self.engine.queued_tokens, self.about.rate)
 
-    def _read(self, connection: _Connection) -> None:
+    def _accept(self, listening: socket.socket, selector: selectors.BaseSelector) -> None:
+        connected, _ = listening.accept()
+        connection = Connection(connected, self.engine)
+        connection.send(frames.hello(self.about))
+        connection.send(self._status())
+        with self._lock:
+            self._connections.add(connection)
+        selector.register(connected, selectors.EVENT_READ, connection)
+
+    def _read(self, connection: Connection, works: list[Work]) -> bool:
+        """False: the worker has gone."""
         try:
-            connection.read()
+            return connection.read(works)
         except Exception as error:  # noqa: BLE001 - one worker's connection must not end the engine
             LOG.error("a worker's connection failed: %s", type(error).__name__)
-        finally:
-            with self._lock:
-                self._connections.discard(connection)
-            self.engine.forget(connection)
-            connection.close()
+            return False
+
+    def _drop(self, connection: Connection) -> None:
+        with self._lock:
+            self._connections.discard(connection)
+        self.engine.forget(connection)
+        connection.close()
 
 
-class _Connection:
+class Connection:
     """One worker. deliver() never waits for it: what its socket does not take at once, a thread sends."""
 
     def __init__(self, connected: socket.socket, engine: Engine) -> None:
         self._socket, self._engine = connected, engine
+        self._reader = frames.Reader()
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
         self._changed = threading.Condition()
         self._closed = False
         self._writer: threading.Thread | None = None
 
-    def read(self) -> None:
-        """Until the worker goes."""
-        reader = frames.Reader()
-        while data := self._socket.recv(_AT_ONCE):
-            for kind, payload in reader.feed(data):
-                if kind == Frame.SUBMIT:
-                    work: Any = frames.read_submit(payload)
-                    work.owner = self
-                    if (refused := self._engine.submit(work)) is not None:
-                        self.deliver([refused])
-                elif kind == Frame.CANCEL:
-                    self._engine.cancel(self, frames.read_cancel(payload))
+    def read(self, works: list[Work]) -> bool:
+        """What has come, once: requests go to `works`. False at the end."""
+        data = self._socket.recv(_AT_ONCE)
+        for kind, payload in self._reader.feed(data):
+            if kind == Frame.SUBMIT:
+                work = frames.read_submit(payload)
+                work.owner = self
+                works.append(work)
+            elif kind == Frame.CANCEL:
+                ids = frames.read_cancel(payload)
+                works[:] = [work for work in works if work.owner is not self or work.id not in ids]
+                self._engine.cancel(self, ids)
+        return bool(data)
 
     def deliver(self, results: list[Part | Failure]) -> None:
         self.send(frames.results(results))

@@ -174,8 +174,7 @@ class LocalLink(Link):
     def _send(self, work: Work) -> None:
         work.owner = self
         assert self.engine is not None
-        if (refused := self.engine.submit(work)) is not None:
-            self.deliver_here([refused])
+        self.deliver_here([failure for _, failure in self.engine.submit([work])])
 
     def _send_cancel(self, work: Work) -> None:
         assert self.engine is not None
