@@ -173,7 +173,7 @@ def test_a_killed_engine_is_503_at_once_and_comes_back(server: Served, vectors: 
 
 
 def test_health_with_a_stopped_engine(folder: Path, tmp_path: Path, vectors: np.ndarray) -> None:
-    """One that answers no more is noticed; /live is not about it."""
+    """One that answers no more is noticed; /live is not about it. Going on is not a reason to end."""
     with as_command(tmp_path, str(folder), "--workers", "1", "--batch-tokens", "256") as server:
         (engine,) = children(server, "engine")
         engine.suspend()
@@ -182,10 +182,15 @@ def test_health_with_a_stopped_engine(folder: Path, tmp_path: Path, vectors: np.
         assert server.call("GET", "/live").status == 200
         reply = server.call("POST", "/embed", {"inputs": "a"})
         assert reply.status == 503 and reply.headers["retry-after"]
+        assert server.process is not None
+        supervisor = psutil.Process(server.process.pid)
+        supervisor.suspend()
+        time.sleep(0.3)
+        supervisor.resume()
         engine.resume()
         server.wait_ready(10)
-        assert server.process is not None  # children go with their supervisor
-        family = psutil.Process(server.process.pid).children()
+        assert children(server, "engine") == [engine]
+        family = supervisor.children()  # they go with it
         server.process.kill()
         server.process.wait()
         assert not psutil.wait_procs(family, timeout=10)[1]

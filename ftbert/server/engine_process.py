@@ -20,6 +20,7 @@ from ftbert.server.links import TICK
 from ftbert.server.loading import load_engine
 from ftbert.server.metrics import Row, open_rows
 from ftbert.server.settings import Settings
+from ftbert.server.signals import wait_for_signal
 from ftbert.server.work import Failure, Part, Work
 from ftbert.server.worker import socket_path
 
@@ -46,7 +47,7 @@ def run_engine(
     server = _Server(engine, about)
     threading.Thread(target=server.serve, args=(listening,), name="ftbert-read", daemon=True).start()
     threading.Thread(target=server.tick, name="ftbert-tick", daemon=True).start()
-    while signal.sigtimedwait({signal.SIGTERM, signal.SIGINT}, 0.2) is None:
+    while wait_for_signal({signal.SIGTERM, signal.SIGINT}, 0.2) is None:
         if engine.broken:
             LOG.error("%s: the device failed", about.device)
             return 1

@@ -19,6 +19,7 @@ from typing import Any
 from ftbert.server.extra import check_extra
 from ftbert.server.logs import set_up
 from ftbert.server.settings import Settings
+from ftbert.server.signals import wait_for_signal
 
 LOG = logging.getLogger("ftbert.serve")
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
@@ -116,8 +117,7 @@ class _Supervisor:
 
     def _signal(self, seconds: float) -> int | None:
         """SIGTERM or SIGINT within so many seconds. A child's end ends the waiting too."""
-        got = signal.sigtimedwait(_SIGNALS, seconds)
-        return None if got is None or got.si_signo == signal.SIGCHLD else got.si_signo
+        return wait_for_signal({signal.SIGTERM, signal.SIGINT}, seconds, {signal.SIGCHLD})
 
     def _start(self, child: _Child) -> None:
         root = str(Path(__file__).resolve().parents[2])
