@@ -7,6 +7,7 @@ before the body is read, a callback when the client goes away, a drain that answ
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from typing import Any
@@ -58,6 +59,7 @@ class HttpProtocol(asyncio.Protocol):
         self._running: Request | None = None
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._deadline = math.inf  # at which the connection is given up; a timer is for this or an earlier time
         self._write_timer: asyncio.TimerHandle | None = None
         self._in_head = True
         self._head_bytes = 0
@@ -85,7 +87,8 @@ class HttpProtocol(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._shared.open.discard(self)
-        self._set_timer(None)
+        if self._timer is not None:
+            self._timer.cancel()
         if self._write_timer is not None:
             self._write_timer.cancel()
         for request in (self._reading, self._running, *self._waiting):
@@ -114,10 +117,21 @@ class HttpProtocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._closing:
             return
-        if self._in_head:
-            if self._head_bytes == 0 and self._running is None:
-                self._set_timer(self._settings.header_timeout)
+        begins = self._head_bytes == 0 and self._running is None
+        in_head, reading = self._in_head, self._reading
+        if in_head:
             self._head_bytes += len(data)
+        self._feed(data)
+        # A request that came as a whole sets no timer.
+        if self._closing:
+            return
+        if self._in_head and self._head_bytes:
+            if begins:
+                self._set_timer(self._settings.header_timeout)
+        elif not self._in_head and (in_head or self._reading is not reading):
+            self._set_timer(self._settings.body_timeout)
+
+    def _feed(self, data: bytes) -> None:
         if self._unparsed:
             self._read_unparsed(data)
             return
@@ -141,12 +155,21 @@ class HttpProtocol(asyncio.Protocol):
         if self._unparsed == 0:
             self._complete()
 
-    def _set_timer(self, seconds: float | None) -> None:
+    def _set_timer(self, seconds: float) -> None:
+        """From now on. A timer that is due earlier stays and is set again then: most requests touch none."""
+        self._deadline = deadline = self._loop.time() + seconds
         if self._timer is not None:
+            if self._timer.when() <= deadline:
+                return
             self._timer.cancel()
-        self._timer = None if seconds is None else self._loop.call_later(seconds, self._timed_out)
+        self._timer = self._loop.call_at(deadline, self._timed_out)
 
     def _timed_out(self) -> None:
+        self._timer = None
+        if self._loop.time() < self._deadline:
+            if self._deadline < math.inf:
+                self._timer = self._loop.call_at(self._deadline, self._timed_out)
+            return
         started = self._reading is not None or self._head_bytes > 0
         if started and not self._closing:
             self._refuse(ApiError("Validation", "the request did not arrive in time", status=408))
@@ -196,8 +219,6 @@ class HttpProtocol(asyncio.Protocol):
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if self._parser.should_upgrade():
             self._unparsed = length
-        if length or b"transfer-encoding" in request.headers:
-            self._set_timer(self._settings.body_timeout)
 
     def on_body(self, body: bytes) -> None:
         request = self._reading
@@ -222,7 +243,7 @@ class HttpProtocol(asyncio.Protocol):
         if request is None or self._closing:
             return
         self._reading = None
-        self._set_timer(None)
+        self._deadline = math.inf
         request.body = request.bodies[0] if len(request.bodies) == 1 else b"".join(request.bodies)
         request.bodies.clear()
         self._waiting.append(request)
@@ -234,7 +255,7 @@ class HttpProtocol(asyncio.Protocol):
         """Its error is the last answer of this connection; what still comes is not looked at."""
         request.keep_alive = False
         self._reading = None
-        self._set_timer(None)
+        self._deadline = math.inf
         self._closing = True
         self._waiting.append(request)
         self._next()
@@ -278,8 +299,9 @@ class HttpProtocol(asyncio.Protocol):
             self._next()
         else:
             self._transport.resume_reading()
-            if self._reading is None:
-                self._set_timer(self._settings.header_timeout if self._head_bytes else self._settings.keep_alive)
+            if self._in_head:
+                begun = self._head_bytes > 0 or self._reading is not None
+                self._set_timer(self._settings.header_timeout if begun else self._settings.keep_alive)
 
     def _finish(self, unread: bool) -> None:
         self._closing = True
