@@ -30,21 +30,18 @@ class Limits:
     max_queue_tokens: int = 8_000_000
 
 
-@dataclass
 class Run:
-    """Neighbouring texts of one request."""
+    """Neighbouring texts of one request. key: its place in the queue, once the request has arrived."""
 
-    work: Work
-    start: int
-    stop: int
+    __slots__ = ("key", "start", "stop", "tokens", "work")
 
-    @property
-    def tokens(self) -> int:
-        return int(self.work.offsets[self.stop] - self.work.offsets[self.start])
-
-    @property
-    def key(self) -> float:
-        return self.work.arrived + float(self.work.offsets[self.start]) / self.work.rate
+    def __init__(self, work: Work, start: int, stop: int) -> None:
+        self.work, self.start, self.stop = work, start, stop
+        self.tokens, self.key = work.tokens, work.arrived
+        if stop - start < work.texts:
+            begin = int(work.offsets[start])
+            self.tokens = int(work.offsets[stop]) - begin
+            self.key += begin / work.rate
 
 
 @dataclass
@@ -150,8 +147,10 @@ class Batcher:
 
     def _fitting(self, run: Run, batch: Batch) -> int:
         """Where the texts of `run` end that may join: by the budget, and by the key of whoever comes next."""
-        offsets = run.work.offsets
         room = self.budget - batch.tokens
+        if run.stop - run.start == 1 and run.tokens <= room and batch.texts < self.limits.batch_texts:
+            return run.stop
+        offsets = run.work.offsets
         stop = int(offsets.searchsorted(offsets[run.start] + room, "right")) - 1
         stop = min(stop, run.stop, run.start + self.limits.batch_texts - batch.texts)
         if stop <= run.start:

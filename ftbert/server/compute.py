@@ -29,7 +29,7 @@ class Compute:
     def launch(self, batch: Batch) -> Fetch:
         """The rows of the batch's texts in the order of its runs: [texts, width], of Kind.TOKENS [tokens, hidden]."""
         ids = _joined([run.work.ids[_tokens(run)] for run in batch.runs])
-        lengths = _joined([np.diff(run.work.offsets[run.start : run.stop + 1]) for run in batch.runs])
+        lengths = _joined([_lengths(run) for run in batch.runs])
         cu_seqlens = np.zeros(_padded(len(lengths), self.model.device) + 1, dtype=np.int32)
         np.cumsum(lengths, out=cu_seqlens[1 : len(lengths) + 1])
         cu_seqlens[len(lengths) + 1 :] = cu_seqlens[len(lengths)]  # empty sequences, for few kinds of CUDA graphs
@@ -99,6 +99,11 @@ def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
 
 def _tokens(run: Any) -> slice:
     return slice(int(run.work.offsets[run.start]), int(run.work.offsets[run.stop]))
+
+
+def _lengths(run: Any) -> NDArray[np.int64]:
+    offsets: NDArray[np.int64] = run.work.offsets[run.start : run.stop + 1]
+    return offsets[1:] - offsets[:-1]  # np.diff takes four times as long for one text
 
 
 def _types(run: Any) -> NDArray[np.uint8]:

@@ -88,6 +88,11 @@ class Engine:
         return not (self._closed or self.broken or stuck) and all(thread.is_alive() for thread in self._threads)
 
     @property
+    def saturated(self) -> bool:
+        """As many batches are in flight as may be: what arrives now waits."""
+        return self._in_flight >= _IN_FLIGHT
+
+    @property
     def queued_tokens(self) -> int:
         return self._batcher.queued_tokens
 
@@ -145,8 +150,9 @@ class Engine:
             self._done(launched.batch, seconds)
 
     def _answer(self, batch: Batch, rows: Any, began: float, now: float) -> None:
-        good = np.isfinite(rows).all(axis=1)
-        everything = bool(good.all())
+        with np.errstate(over="ignore", invalid="ignore"):
+            everything = bool(np.isfinite(np.add.reduce(rows, axis=None)))  # a third of the time of the exact answer
+        good = None if everything else np.isfinite(rows).all(axis=1)
         by_owner: dict[int, tuple[Owner, list[Any]]] = {}
         at = 0
         for run in batch.runs:
@@ -156,7 +162,7 @@ class Engine:
             at += size
             if work.over or work.owner is None:
                 continue
-            if not everything and not good[mine].all():
+            if good is not None and not good[mine].all():
                 self._fail(work, Failure(work.id, 424, "the model's result for this input is not finite"))
                 continue
             part = Part(work.id, run.start, run.stop, rows[mine], began - work.arrived, now - began)

@@ -26,6 +26,8 @@ from ftbert.server.worker import socket_path
 
 LOG = logging.getLogger("ftbert.serve")
 _AT_ONCE = 1 << 20
+# Seconds between readings while no batch can be launched anyway: each costs the threads that launch and fetch.
+_GATHER = 0.0005
 # Bytes that wait for a worker that does not read; then it is given up.
 _MOST_UNSENT = 2 << 30
 
@@ -79,6 +81,8 @@ class _Server:
                     refused.setdefault(work.owner, []).append(failure)
                 for owner, failures in refused.items():
                     owner.deliver(failures)
+                if self.engine.saturated:
+                    time.sleep(_GATHER)
 
     def tick(self) -> None:
         while True:

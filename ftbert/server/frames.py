@@ -33,9 +33,7 @@ _HEAD = struct.Struct("<IB3x")  # bytes of the payload, Frame
 _SUBMIT = struct.Struct("<QBBHIIdd")  # id, Kind, flags, 0, texts, tokens, deadline, sent
 _STATUS = struct.Struct("<B7xQd")  # ready, queued tokens, tokens/s
 _PARTS = struct.Struct("<III")  # parts, width, rows
-_PART = np.dtype(
-    [("id", "<u8"), ("start", "<u4"), ("stop", "<u4"), ("rows", "<u4"), ("queue", "<f4"), ("compute", "<f4")]
-)
+_PART = struct.Struct("<QIIIff")  # id, start, stop, rows, queue, compute
 _SKIP, _TYPES = 1, 2
 
 
@@ -43,7 +41,7 @@ def submit(work: Work) -> bytes:
     flags = _SKIP * (work.skip is not None) + _TYPES * (work.types is not None)
     head = _SUBMIT.pack(work.id, work.kind, flags, 0, work.texts, work.tokens, work.deadline, work.sent)
     arrays = [work.offsets, work.skip, work.ids, work.types]
-    return _frame(Frame.SUBMIT, head, *[array.tobytes() for array in arrays if array is not None])
+    return _frame(Frame.SUBMIT, head, *[np.ascontiguousarray(array) for array in arrays if array is not None])
 
 
 def read_submit(payload: bytes) -> Work:
@@ -90,24 +88,22 @@ def results(found: list[Part | Failure]) -> bytes:
         listed = [(one.id, one.status, one.words, one.retry_after, one.full) for one in failures]
         frames += _frame(Frame.FAILURES, msgspec.json.encode(listed))
     if parts:
-        table = np.array(
-            [(one.id, one.start, one.stop, len(one.rows), one.queue, one.compute) for one in parts], dtype=_PART
-        )
+        table = [_PART.pack(one.id, one.start, one.stop, len(one.rows), one.queue, one.compute) for one in parts]
         width, rows = parts[0].rows.shape[1], sum(len(one.rows) for one in parts)
-        matrices = [np.ascontiguousarray(one.rows).data for one in parts]
-        frames += _frame(Frame.PARTS, _PARTS.pack(len(parts), width, rows), table.tobytes(), *matrices)
+        matrices = [np.ascontiguousarray(one.rows) for one in parts]
+        frames += _frame(Frame.PARTS, _PARTS.pack(len(parts), width, rows), *table, *matrices)
     return frames
 
 
 def read_parts(payload: bytes) -> list[Part | Failure]:
     count, width, rows = _PARTS.unpack_from(payload)
-    take = _Taker(payload, _PARTS.size)
-    table = take(_PART, count)
-    matrix = take(np.float32, rows * width).reshape(rows, width)
-    ends = np.cumsum(table["rows"]).tolist()
+    table = memoryview(payload)[_PARTS.size :][: count * _PART.size]
+    matrix = _Taker(payload, _PARTS.size + len(table))(np.float32, rows * width).reshape(rows, width)
     found: list[Part | Failure] = []
-    for (one, start, stop, size, queue, compute), end in zip(table.tolist(), ends, strict=True):
-        found.append(Part(one, start, stop, matrix[end - size : end], queue, compute))
+    at = 0
+    for one, start, stop, size, queue, compute in _PART.iter_unpack(table):
+        found.append(Part(one, start, stop, matrix[at : at + size], queue, compute))
+        at += size
     return found
 
 
@@ -149,5 +145,5 @@ class _Taker:
 
 
 def _frame(kind: Frame, *parts: Any) -> bytes:
-    size = sum(part.nbytes if isinstance(part, memoryview) else len(part) for part in parts)
+    size = sum(part.nbytes if isinstance(part, np.ndarray) else len(part) for part in parts)
     return b"".join([_HEAD.pack(size, kind), *parts])

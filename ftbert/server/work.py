@@ -41,18 +41,13 @@ class Work:
     arrived: float = 0.0  # in its queue
     rate: float = 1.0  # tokens/s of the engine at that time
     over: bool = False  # cancelled, failed or expired: what is left of it is not computed
-    left: int = field(default=0)  # texts that are neither computed nor given up
+    left: int = field(init=False)  # texts that are neither computed nor given up
+    texts: int = field(init=False)
+    tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.left = self.texts
-
-    @property
-    def texts(self) -> int:
-        return len(self.offsets) - 1
-
-    @property
-    def tokens(self) -> int:
-        return int(self.offsets[-1])
+        self.left = self.texts = len(self.offsets) - 1
+        self.tokens = int(self.offsets[-1])
 
 
 @dataclass(frozen=True)
