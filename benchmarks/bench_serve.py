@@ -3,7 +3,8 @@
     python benchmarks/bench_serve.py --model FOLDER --texts FILE --device cuda --dtype fp16
 
 Closed loops (each connection sends its next request when it has an answer) say how much is served; open loops (requests
-come at random times, whatever the server does) say how long one waits: latency counts from the time a request was due.
+come at random times, whatever the server does) say how long one waits: latency counts from the time a request was due,
+whether a connection was free then or not.
 Clients are processes of their own on this machine: --clients says how many, and their CPU time is reported. FILE as in
 bench_encode.py; without it texts are "hello " times --lengths, as others measure.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import os
 import re
 import signal
@@ -114,7 +116,10 @@ def _serve_and_measure(
                     write(out, document)
                 for load in options.loads:
                     size, seconds = options.batches[0], options.seconds * (6 if load > 1 else 1)
-                    row = _measure(options, port, texts, size, tokens[name], seconds, rate=load * best[size])
+                    rate = load * best[size]
+                    # Enough for a second's requests, and for those that the server lets wait for two.
+                    most = min(10_000 * options.clients, math.ceil(rate))
+                    row = _measure(options, port, texts, size, tokens[name], seconds, rate=rate, connections=most)
                     document["open"].append({"texts": name, "load": load} | row)
                     _show(f"{name}, load {load}", document["open"][-1])
                     write(out, document)

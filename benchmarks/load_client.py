@@ -6,7 +6,6 @@ Reads a JSON object from standard input, writes one to the file that it names as
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import random
 import sys
@@ -60,8 +59,8 @@ class Connection(asyncio.Protocol):
 
 
 class Client:
-    """told: host, port, bodies, path, seconds, warm (seconds that are not counted), and connections (closed loop) or
-    rate (open loop, requests/s)."""
+    """told: host, port, bodies, path, seconds, warm (seconds that are not counted), connections, and for an open loop
+    rate (requests/s). In an open loop what is due while every connection is taken waits for one: its time counts."""
 
     def __init__(self, told: dict[str, Any]) -> None:
         self._told = told
@@ -71,23 +70,26 @@ class Client:
         self.latencies: list[float] = []
         self.statuses: dict[int, int] = {}
         self._idle: deque[Connection] = deque()
+        self._due: deque[float] = deque()  # without a connection
+        self._connecting: set[asyncio.Task[None]] = set()
         self._end = self._count_from = 0.0
         self._busy = 0  # requests without an answer
 
     async def run(self) -> None:
-        # A second of an open loop's requests: the cost of connecting is not what is measured.
-        with contextlib.suppress(OSError):  # each request that cannot connect is counted below
-            for _ in range(min(4000, int(self._told.get("rate", 0)))):
-                self._idle.append(await self._connect(self._rest))
+        done = self._rest if "rate" in self._told else self._again
+        connections = [await self._connect(done) for _ in range(self._told["connections"])]
         began = time.perf_counter()
         self._count_from, self._end = began + self._told["warm"], began + self._told["warm"] + self._told["seconds"]
         if "rate" in self._told:
+            self._idle.extend(connections)
             await self._open_loop()
         else:
-            for _ in range(self._told["connections"]):
-                self._send(await self._connect(self._again), time.perf_counter())
-        while time.perf_counter() < self._end or (self._busy and time.perf_counter() < self._end + 30):
+            for connection in connections:
+                self._send(connection, time.perf_counter())
+        while (now := time.perf_counter()) < self._end or (self._busy + len(self._due) and now < self._end + 30):
             await asyncio.sleep(0.01)
+        if unanswered := self._busy + len(self._due):
+            self.statuses[0] = self.statuses.get(0, 0) + unanswered
 
     async def _connect(self, done: Any) -> Connection:
         loop = asyncio.get_running_loop()
@@ -98,36 +100,26 @@ class Client:
         return connection
 
     async def _open_loop(self) -> None:
-        due, tasks = time.perf_counter(), set()
+        due = time.perf_counter()
         # The loop's timers are of milliseconds, and shorter waits spin. At high rates what is due is sent each
         # millisecond, so that the client leaves the cores to the server.
         least = 0.001 if self._told["rate"] > 500 else 0.0
         while due < self._end:
             now = time.perf_counter()
             while due <= now:
-                if connection := self._rested():
-                    self._send(connection, due)
-                else:
-                    task = asyncio.create_task(self._connect_and_send(due))
-                    tasks.add(task)
-                    task.add_done_callback(tasks.discard)
+                self._due.append(due)
                 due += self._random.expovariate(self._told["rate"])
+            self._send_due()
             await asyncio.sleep(max(least, due - time.perf_counter()))
 
-    def _rested(self) -> Connection | None:
-        while self._idle:
-            if not (connection := self._idle.popleft()).closed:
-                return connection
-        return None
-
-    async def _connect_and_send(self, due: float) -> None:
-        try:
-            connection = await self._connect(self._rest)
-        except OSError:
-            self._busy += 1
-            self._count(0, due)
-        else:
-            self._send(connection, due)
+    def _send_due(self) -> None:
+        while self._due and self._idle:
+            if (connection := self._idle.popleft()).closed:
+                task = asyncio.create_task(self._replace())
+                self._connecting.add(task)
+                task.add_done_callback(self._connecting.discard)
+            else:
+                self._send(connection, self._due.popleft())
 
     def _send(self, connection: Connection, due: float) -> None:
         self._busy += 1
@@ -147,16 +139,26 @@ class Client:
             self._send(connection, now)
 
     def _rest(self, connection: Connection) -> None:
-        """Open loop: the connection waits for the next."""
+        """Open loop: the connection is for the next."""
         self._count(connection.status, connection.since)
-        if not connection.closed:
-            self._idle.append(connection)
+        self._idle.append(connection)
+        self._send_due()
+
+    async def _replace(self) -> None:
+        while time.perf_counter() < self._end:
+            try:
+                self._idle.append(await self._connect(self._rest))
+            except OSError:
+                await asyncio.sleep(0.1)
+                continue
+            self._send_due()
+            return
 
     def _count(self, status: int, since: float) -> None:
         now = time.perf_counter()
         self._busy -= 1
         # How much is served is what was answered in this time; how long it takes is asked of what was due in it.
-        counted = now if "connections" in self._told else since
+        counted = since if "rate" in self._told else now
         if counted < self._count_from or counted >= self._end:
             return
         self.statuses[status] = self.statuses.get(status, 0) + 1

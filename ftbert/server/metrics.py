@@ -96,4 +96,4 @@ def open_rows(path: Path | None, rows: int) -> NDArray[np.float64]:
         return np.zeros((rows, CELLS))
     if not path.exists():
         path.write_bytes(bytes(8 * rows * CELLS))
-    return np.asarray(np.memmap(path, dtype=np.float64, mode="r+", shape=(rows, CELLS)))  # memmap's own indexing is slow
+    return np.asarray(np.memmap(path, dtype=np.float64, mode="r+", shape=(rows, CELLS)))  # its own indexing is slow
