@@ -4,7 +4,8 @@
 
 Closed loops (each connection sends its next request when it has an answer) say how much is served; open loops (requests
 come at random times, whatever the server does) say how long one waits: latency counts from the time a request was due,
-whether a connection was free then or not.
+whether a connection was free then or not. Up to a millisecond of it is the client's timer: --clients 1 --in-flight 1
+--batches 1 times one request after another.
 Clients are processes of their own on this machine: --clients says how many, and their CPU time is reported. FILE as in
 bench_encode.py; without it texts are "hello " times --lengths, as others measure.
 """
@@ -108,7 +109,7 @@ def _serve_and_measure(
             for name, texts in sets.items():
                 best: dict[int, float] = {}
                 for size in options.batches:
-                    connections = max(2, min(512, options.in_flight // size))
+                    connections = max(1, min(512, options.in_flight // size))
                     row = _measure(options, port, texts, size, tokens[name], options.seconds, connections=connections)
                     best[size] = row["requests_per_s"]
                     document["closed"].append({"texts": name} | row)
