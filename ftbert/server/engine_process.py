@@ -47,11 +47,14 @@ def run_engine(
     LOG.info("%s is ready on %s: %d tokens at once, %.0f tokens/s", about.name, about.device, about.batch_tokens,
              about.rate)  # fmt: skip
     server = _Server(engine, about)
-    threading.Thread(target=server.serve, args=(listening,), name="ftbert-read", daemon=True).start()
+    reader = threading.Thread(target=server.serve, args=(listening,), name="ftbert-read", daemon=True)
+    reader.start()
     threading.Thread(target=server.tick, name="ftbert-tick", daemon=True).start()
     while wait_for_signal({signal.SIGTERM, signal.SIGINT}, 0.2) is None:
         if engine.broken:
             LOG.error("%s: the device failed", about.device)
+            return 1
+        if not reader.is_alive():
             return 1
     engine.close()
     return 0
