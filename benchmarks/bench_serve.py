@@ -163,6 +163,7 @@ def _measure(
             process.wait(seconds + 120)
         found = [json.loads(file.read_text()) for file in files]
     latencies = sorted(value for one in found for value in one["latencies"])
+    refusals = sorted(value for one in found for value in one["refusals"])
     statuses: dict[str, int] = {}
     for one in found:
         for status, count in one["statuses"].items():
@@ -172,6 +173,7 @@ def _measure(
         "texts_per_request": size, **how, "requests_per_s": rate, "texts_per_s": rate * size,
         "tokens_per_s": rate * size * tokens, "p50_ms": _quantile(latencies, 0.5), "p99_ms": _quantile(latencies, 0.99),
         "statuses": statuses, "client_cpu_s": sum(one["cpu"] for one in found),
+        **({"refused_p99_ms": _quantile(refusals, 0.99)} if refusals else {}),
     }  # fmt: skip
 
 

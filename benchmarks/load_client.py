@@ -70,6 +70,7 @@ class Client:
         self._requests = [f"{head}content-length: {len(body)}\r\n\r\n{body}".encode() for body in told["bodies"]]
         self._random = random.Random(told["seed"])
         self.latencies: list[float] = []
+        self.refusals: list[float] = []  # how long a 429 took
         self.statuses: dict[int, int] = {}
         self._idle: deque[Connection] = deque()
         self._due: deque[float] = deque()  # without a connection
@@ -170,6 +171,8 @@ class Client:
         self.statuses[status] = self.statuses.get(status, 0) + 1
         if status == 200:
             self.latencies.append(now - since)
+        elif status == 429:
+            self.refusals.append(now - since)
 
 
 def main() -> None:
@@ -178,7 +181,8 @@ def main() -> None:
     import uvloop
 
     uvloop.run(client.run())
-    found = {"latencies": client.latencies, "statuses": client.statuses, "cpu": time.process_time()}
+    found = {"latencies": client.latencies, "refusals": client.refusals, "statuses": client.statuses,
+             "cpu": time.process_time()}  # fmt: skip
     Path(told["out"]).write_text(json.dumps(found))
 
 
