@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import pytest
 
@@ -12,22 +13,24 @@ from ftbert.tuning import product_tuner as tuning
 QKV = Product("fp16", 2304, 768, bias=True)
 
 
+@dataclass(eq=False)
 class FakeAlgorithm:
-    """Takes `us` for each m, whatever the GPU. It is asked in each turn: `us` may be disturbed in some."""
+    """One of cuBLASLt's, or of our `kernel` the variant with this number. us: what it takes, whatever the GPU, or what
+    it takes at an m; that is asked in each turn and may be disturbed in some."""
 
-    def __init__(self, number: int, us: Callable[[int], float]) -> None:
-        self.data, self.us, self.error = (number,) * 8, us, 1e-4
-        self.id, self.tile, self.split_k = 66, number, 1
+    number: int
+    us: float | Callable[[int], float]
+    kernel: str = ""
+    error: float = 1e-4
+
+    def __post_init__(self) -> None:
+        self.variant = str(self.number) if self.kernel else ""
+        self.data, self.id, self.tile, self.split_k = (self.number,) * 8, 66, self.number, 1
         self.tile_rows = self.tile_columns = 128
-        self.kernel = self.variant = ""  # cuBLASLt's
         self.stages = self.reduction = self.swizzle = self.custom = self.inner_shape = self.cluster = 0
 
-
-def own_algorithm(kernel: str, number: int, us: float) -> FakeAlgorithm:
-    """A kernel of ftbert's own; the variant's name is the number."""
-    algorithm = FakeAlgorithm(number, lambda m: us)
-    algorithm.kernel, algorithm.variant = kernel, str(number)
-    return algorithm
+    def takes(self, m: int) -> float:
+        return self.us(m) if callable(self.us) else self.us
 
 
 def fake_gpu(
@@ -35,20 +38,19 @@ def fake_gpu(
     algorithms: list[FakeAlgorithm],
     own: Sequence[FakeAlgorithm] = (),
     in_force: FakeAlgorithm | None = None,
-    proposed: Callable[[int], FakeAlgorithm | None] | None = None,
+    refused: Sequence[int] = (),
 ) -> None:
-    """Has these algorithms, of which cuBLASLt proposes the first, or what is `proposed` at an m (None: nothing), and
-    these kernels of our own. in_force: what runs."""
+    """Has these algorithms, of which cuBLASLt proposes the first (at the `refused` m nothing), and these kernels of our
+    own. in_force: what runs."""
 
     class FakeBench:
-        launches, sms = 4, 132
+        launches = 4
 
         def __init__(self, product: Product, m: int, device: object) -> None:
             self.product, self.m = product, m
 
         def heuristics(self, most: int = 8) -> list[FakeAlgorithm]:
-            first = proposed(self.m) if proposed else algorithms[0]
-            return [first] if first else []
+            return [] if self.m in refused else algorithms[:1]
 
         first_proposal = Bench.first_proposal
 
@@ -62,11 +64,11 @@ def fake_gpu(
             return algorithms
 
         def times(self, chosen: list[FakeAlgorithm], rounds: int = 5, launches: int = 0) -> list[list[float]]:
-            return [[a.us(self.m) * (1 + 0.001 * (i % 2)) for i in range(rounds)] for a in chosen]  # disturbs all alike
+            return [[a.takes(self.m) * (1 + 0.001 * (i % 2)) for i in range(rounds)] for a in chosen]  # all alike
 
         def error(self, algorithm: FakeAlgorithm) -> float:
             return algorithm.error
 
     for module in (tuning, run):
         monkeypatch.setattr(module, "Bench", FakeBench)
-    monkeypatch.setattr(run, "known_rows", list)
+    monkeypatch.setattr(run, "is_known", lambda row: True)

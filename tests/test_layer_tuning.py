@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 from conftest import have_gpu, make_bert
-from fake_gpu import FakeAlgorithm, fake_gpu, own_algorithm
+from fake_gpu import FakeAlgorithm, fake_gpu
 from test_cuda import packed
-from test_tuning import HERE, measured
-from test_tuning import cache as cache
+from test_gemm_table import HERE
+from test_gemm_table import user as user
+from test_tuning import measured
 
 import ftbert
 from ftbert.cli import main
@@ -41,10 +42,8 @@ from ftbert.tuning.gemm_table import read_table, user_table
 from ftbert.tuning.layer_tuner import Layers
 
 QKV, OUT, UP, DOWN = BASE = Layer(*products_of_shape(768, 3072, "gelu", "fp16"))
-Time = Callable[[tuple[int, ...]], float]  # of a layer, by its products' numbers, 0 for one of cuBLASLt's
-
-
-OWN = [own_algorithm(WGMMA_TILE, number, 7 + 0.5 * number) for number in (2, 3, 4)]  # alone 2 is the fastest
+Time = Callable[[tuple[int, ...]], float]  # of a layer, by its products' numbers, 1 for one of cuBLASLt's
+OWN = [FakeAlgorithm(number, 7 + 0.5 * number, WGMMA_TILE) for number in (2, 3, 4)]  # alone 2 is the fastest
 Told = Callable[..., None]
 
 
@@ -62,7 +61,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
         own: Iterable[FakeAlgorithm] = OWN,
         results: Callable[[tuple[int, ...]], torch.Tensor] = lambda these: torch.zeros(2, 8, dtype=torch.float16),
     ) -> None:
-        fake_gpu(monkeypatch, [FakeAlgorithm(1, lambda m: 10.0)], list(own))
+        fake_gpu(monkeypatch, [FakeAlgorithm(1, 10.0)], list(own))
         monkeypatch.setattr(layer_tuning, "Bench", tuning.Bench)
         monkeypatch.setattr(Machine, "of", staticmethod(lambda device: HERE))
         for name in ("install", "put_in_force"):
@@ -105,24 +104,22 @@ def distance(best: tuple[int, ...]) -> Time:
     return lambda these: 100.0 + sum(a != b for a, b in zip(these, best, strict=True))
 
 
-def test_a_layer_runs_what_it_is_the_fastest_with(cache: Path, told: Told) -> None:
+def test_a_layer_runs_what_it_is_the_fastest_with(user: Path, told: Told) -> None:
     best = (2, 4, 3, 2)
     told(distance(best))
-    path = cache / "t.json"
-    done = run(path)
+    done = run(user)
     assert numbers(done.rows, 48) == numbers(done.rows, 64) == best
-    assert (done.made, done.left, done.in_layers) == (8, 0, 2)
-    assert done.layer_gains == pytest.approx([0.02, 0.02])  # all four were 2
+    assert (done.made, done.left) == (8, 0)
     assert all(row.in_layer and row.followed == (row.product in BASE.plain[1::2]) for row in done.rows)
-    assert "in 2 of 2 ranges whole layers are faster" in str(done) and "% in the median" in str(done)
     alone = {row.product: row.us for row in done.rows}
     assert alone[BASE.plain[1]] == (9.0, 9.0)  # its own time stands in the file, not the layer's
-    again = run(path)
-    assert (again.made, again.left, again.in_layers) == (0, 0, 0) and again.rows == done.rows
-    assert run(path, force=True).in_layers == 2
+    told(distance((3, 3, 3, 3)))
+    again = run(user)
+    assert (again.made, again.left) == (0, 0) and again.rows == done.rows
+    assert numbers(run(user, force=True).rows, 64) == (3, 3, 3, 3)
 
 
-def test_a_failure_of_the_layers_is_a_warning(cache: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_the_layers_is_a_warning(user: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their products have rows without them; layers come with the next run."""
 
     def fails_later(self: LayerTuner, first: int, last: int, in_force: Iterable[Row]) -> list[Row]:
@@ -136,9 +133,10 @@ def test_a_failure_of_the_layers_is_a_warning(cache: Path, told: Told, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(LayerTuner, "rows", fails_later)
         with pytest.warns(UserWarning, match="not chosen together: no memory") as warned:
-            done = run(cache / "t.json", 17)
-    assert (done.made, done.left, done.in_layers, len(warned)) == (16, 0, 1, 1)
-    assert begun == [64, 48] and run(cache / "t.json", 17).in_layers == 3
+            done = run(user, 17)
+    assert (done.made, done.left, len(warned)) == (16, 0, 1)
+    assert begun == [64, 48] and {m for row in done.rows for m in row.timed if row.in_layer} == {64}
+    assert all(row.in_layer for row in run(user, 17).rows)
 
 
 @pytest.mark.parametrize("reason", ["no faster", "noise", "slower alone", "wrong alone", "wrong together", "no number"])
@@ -154,14 +152,13 @@ def test_what_there_is_stays(told: Told, reason: str) -> None:
         value = {"wrong together": 0.1, "no number": float("nan")}.get(reason, 0.0)
         return torch.full((2, 8), value if these == (2, 3, 2, 2) else 0.0, dtype=torch.float16)
 
-    slow = reason == "slower alone"
-    own = [own_algorithm(WGMMA_TILE, 2, 11 if slow else 8), own_algorithm(WGMMA_TILE, 3, 12 if slow else 8.5)]
-    own[1].error = 0.5 if reason == "wrong alone" else 1e-4
-    told(time, own, results)
+    us = (11, 12) if reason == "slower alone" else (8, 8.5)
+    error = 0.5 if reason == "wrong alone" else 1e-4
+    told(time, [FakeAlgorithm(2, us[0], WGMMA_TILE), FakeAlgorithm(3, us[1], WGMMA_TILE, error)], results)
     tuner = LayerTuner(BASE, torch.device("cuda:0"))
     alone = [Row(p, 33, 128, Own(WGMMA_TILE, "2"), (64, 128), (8.0, 8.0), (10.0, 10.0), {"tile": 2}) for p in BASE.plain]
     found = tuner.rows(49, 64, alone)
-    assert tuner.gains == [] and numbers(found, 64) == (2, 2, 2, 2)
+    assert numbers(found, 64) == (2, 2, 2, 2)
     assert all((r.first, r.last, r.timed, r.in_layer, r.config["tile"]) == (49, 64, (64,), True, 2) for r in found)
 
 
@@ -195,7 +192,7 @@ def test_layers_give_what_the_same_products_give_with_layernorms(dtype: str, mon
 
 
 @hopper
-def test_tune_chooses_for_the_layer(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tune_chooses_for_the_layer(user: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A model runs what was chosen, and computes the same."""
     reference = make_bert(hidden_size=256, num_attention_heads=4, intermediate_size=512)
     call = packed([17, 15, 32])
@@ -205,7 +202,7 @@ def test_tune_chooses_for_the_layer(cache: Path, capsys: pytest.CaptureFixture[s
     printed = capsys.readouterr()
     assert "not chosen together" not in printed.err
     done = json.loads(printed.out)
-    assert (done["left"], done["in_layers"]) == (0, 2) and len(done["layer_gains"]) <= 2
+    assert done["left"] == 0
     path = user_table(Machine.of(torch.device("cuda")))
     assert path is not None
     rows = [row for row in read_table(path)[1] if not row.product.layernorm]
@@ -213,11 +210,9 @@ def test_tune_chooses_for_the_layer(cache: Path, capsys: pytest.CaptureFixture[s
     assert measured(path) >= 8
     put_in_force(torch.cuda.current_device(), rows)
     model = ftbert.load(reference, device="cuda", dtype=torch.float16)
-    if done["layer_gains"]:
-        assert model.info()["deferred_layernorm"].startswith("of ")
     assert (model.forward_packed(*call).float() - want).abs().max() < 0.02
     assert main(arguments) == 0
-    assert json.loads(capsys.readouterr().out)["in_layers"] == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == done["rows"]
 
 
 @hopper

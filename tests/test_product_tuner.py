@@ -7,23 +7,16 @@ import random
 from collections.abc import Callable
 
 import pytest
-from fake_gpu import QKV, FakeAlgorithm, fake_gpu, own_algorithm
+from fake_gpu import QKV, FakeAlgorithm, fake_gpu
 
 from ftbert.tuning import WGMMA_TILE, WITH_LAYERNORM, Own, Product, ProductTuner
 
 NORM = Product("fp16", 768, 768, bias=True, layernorm=True)
 
 
-def takes(number: int, us: float, **named: object) -> FakeAlgorithm:
-    algorithm = FakeAlgorithm(number, lambda m: us)
-    for name, value in named.items():
-        setattr(algorithm, name, value)
-    return algorithm
-
-
 def test_the_fastest_right_algorithm_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    good, wrong, refused = takes(2, 8.0), takes(3, 1.0, error=0.5), takes(5, math.inf)
-    fake_gpu(monkeypatch, [takes(1, 10.0), good, wrong, takes(4, 11.0), refused])
+    good, wrong, refused = FakeAlgorithm(2, 8.0), FakeAlgorithm(3, 1.0, error=0.5), FakeAlgorithm(5, math.inf)
+    fake_gpu(monkeypatch, [FakeAlgorithm(1, 10.0), good, wrong, FakeAlgorithm(4, 11.0), refused])
     made = ProductTuner(QKV).row(129, 192)
     assert made.algorithm == good.data and made.timed == (192,)
     assert (made.config["tile"], made.config["tile_rows"], made.config["tile_columns"]) == (2, 128, 128)
@@ -33,7 +26,7 @@ def test_the_fastest_right_algorithm_wins(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("error, able", [(0.0134, True), (0.0136, False)])
 def test_how_wrong_a_winner_may_be(monkeypatch: pytest.MonkeyPatch, error: float, able: bool) -> None:
     """A quarter more than cuBLASLt's first proposal is, and what fp16 rounds by."""
-    fake_gpu(monkeypatch, [takes(1, 10.0, error=0.01), takes(2, 8.0, error=error)])
+    fake_gpu(monkeypatch, [FakeAlgorithm(1, 10.0, error=0.01), FakeAlgorithm(2, 8.0, error=error)])
     assert (ProductTuner(QKV).row(129, 192).algorithm == (2,) * 8) == able
 
 
@@ -55,8 +48,8 @@ def test_a_winner_beats_the_noise(monkeypatch: pytest.MonkeyPatch, gain: float, 
 
 def test_a_layernorm_is_contained_where_that_is_faster_than_what_the_product_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = FakeAlgorithm(2, lambda m: 8.0 if m < 500 else 6.0)
-    own = [own_algorithm(*one) for one in ((WGMMA_TILE, 5, 5.0), (WITH_LAYERNORM, 7, 7.0), (WITH_LAYERNORM, 8, 9.0))]
-    fake_gpu(monkeypatch, [takes(1, 10.0), runs], own, in_force=runs)
+    own = [FakeAlgorithm(*one) for one in ((5, 5.0, WGMMA_TILE), (7, 7.0, WITH_LAYERNORM), (8, 9.0, WITH_LAYERNORM))]
+    fake_gpu(monkeypatch, [FakeAlgorithm(1, 10.0), runs], own, in_force=runs)
     tuner = ProductTuner(NORM)
     # A product of ours without LayerNorm is not asked anew.
     contained, two_kernels = tuner.row(129, 192), tuner.row(449, 512)

@@ -10,11 +10,9 @@ from ftbert.tuning.gemm_rows import Row
 
 
 def picture(rows: Sequence[Row]) -> str:
-    """SVG: a strip for each product, m from left to right on a logarithmic scale, the darker the more was gained or,
-    in red, lost."""
+    """SVG of some rows: a strip for each product, m from left to right on a logarithmic scale, the darker the more was
+    gained or, in red, lost."""
     wanted = sorted({row.product for row in rows})
-    if not rows:
-        raise ValueError("there are no rows to draw yet")
     first, last = min(row.first for row in rows), max(row.last for row in rows)
     left, width, step, top = 300, 900, 26, 40
     below = top + step * len(wanted)

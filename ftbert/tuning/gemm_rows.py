@@ -12,12 +12,7 @@ from ftbert.dtypes import DTYPES
 WGMMA_TILE = "wgmma_tile"  # the kernel whose products can do without a LayerNorm kernel between them
 WITH_LAYERNORM = "wgmma_layernorm"  # the kernel that contains the LayerNorm behind it
 _MOST = (1 << 31) - 1  # of rows, columns and whatever else is counted
-_TILE = ("tile_rows", "tile_columns", "split_k")
 _ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "tanh")
-
-
-class TableError(ValueError):
-    """The file is no table of ours; the words say why."""
 
 
 @dataclass(frozen=True, order=True)
@@ -114,7 +109,7 @@ class Row:
 
     @staticmethod
     def parse(values: dict[str, Any]) -> Row:
-        """TableError names what is wrong: whatever a file holds, it must not break the model that asks for it."""
+        """ValueError names what is wrong: whatever a file holds, it must not break the model that asks for it."""
         try:
             product = Product(
                 values["dtype"], _whole(values["n"]), _whole(values["k"]), bool(values["bias"]), values["activation"],
@@ -131,30 +126,26 @@ class Row:
                 {str(key): _whole(value, least=-_MOST) for key, value in values["config"].items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise TableError(f"a row cannot be read ({type(error).__name__}: {error})") from None
+            raise ValueError(f"a row cannot be read ({type(error).__name__}: {error})") from None
         if product.dtype not in (*DTYPES,) or product.activation not in _ACTIVATIONS:
-            raise TableError(f"a row makes no sense: dtype {product.dtype!r}, activation {product.activation!r}")
-        tile = not row.config.get("tile_rows") or min(row.config.get(key, 0) for key in _TILE) > 0
-        if not (row.first <= row.last and tile and len(row.timed) == len(row.us) == len(row.default_us)):
-            raise TableError(f"a row makes no sense: {product}, m from {row.first} to {row.last}")
+            raise ValueError(f"a row makes no sense: dtype {product.dtype!r}, activation {product.activation!r}")
+        if not (row.first <= row.last and len(row.timed) == len(row.us) == len(row.default_us)):
+            raise ValueError(f"a row makes no sense: {product}, m from {row.first} to {row.last}")
         return row.part(row.first, row.last)  # without times of other m
 
 
 def _algorithm(values: dict[str, Any]) -> Own | tuple[int, ...] | None:
     if "kernel" in values:
-        return Own(_name(values["kernel"]), _name(values["variant"]))
+        own = Own(values["kernel"], values["variant"])
+        if not all(re.fullmatch("[ -~]{1,40}", name) for name in (own.kernel, own.variant)):
+            raise ValueError(f"expected the names of a kernel and its variant, got {str(own)[:80]}")
+        return own
     words = values["algorithm"]
     if words is None:
         return None
     if not re.fullmatch("([0-9a-f]{16}){1,8}", words):
         raise ValueError("algorithm is not words of 16 hexadecimal digits")
     return tuple(int(words.ljust(128, "0")[i : i + 16], 16) for i in range(0, 128, 16))
-
-
-def _name(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > 40:
-        raise ValueError(f"expected the name of a kernel or variant, got {str(value)[:40]}")
-    return value
 
 
 def _whole(value: Any, least: int = 1) -> int:

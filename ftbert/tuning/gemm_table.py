@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 import threading
 import warnings
 from collections.abc import Iterable
@@ -24,12 +23,12 @@ from typing import Any
 import torch
 
 from ftbert._library import build_info, load_library
-from ftbert.checkpoint import named
-from ftbert.tuning.gemm_rows import Own, Row, TableError, merge
+from ftbert.checkpoint import named, read_json_value
+from ftbert.tuning.gemm_rows import Own, Row, merge
 from ftbert.user_cache import cache_folder, locked, make_private, untrusted
 
 FORMAT = 3
-_MOST_BYTES = 64 << 20  # of a file; the package's are below 1 MB
+_CHOSEN = "$FTBERT_GEMM_TABLE"
 # To the library: cuBLASLt's first proposal, and where a LayerNorm is asked for, none that contains it.
 _FIRST_PROPOSAL = (0,) * 8
 _SHIPPED = Path(__file__).parent / "gemm_tables"
@@ -53,6 +52,10 @@ class Machine:
         kind = f"sm_{found.major}{found.minor} x {found.multi_processor_count}"
         return Machine(found.name, build_info().get("cuda_gemm", ""), kind)
 
+    def is_like(self, other: Machine) -> bool:
+        """Whether rows for ftbert's own kernels hold for both."""
+        return self.gpu == other.gpu or (bool(self.kind) and self.kind == other.kind)
+
     @property
     def file_name(self) -> str:
         """Of its table."""
@@ -61,62 +64,41 @@ class Machine:
 
 
 def read_table(path: Path) -> tuple[Machine, list[Row]]:
-    """TableError says what is wrong with the file; OSError where it cannot be opened."""
-    if path.exists() and not path.is_file():
-        raise TableError("it is no file")  # a pipe would be waited for
-    if path.stat().st_size > _MOST_BYTES:
-        raise TableError(f"it has more than {_MOST_BYTES >> 20} MB")
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise TableError(f"it is no JSON ({error})") from None
+    """ValueError says what is wrong with the file; OSError where it cannot be opened."""
+    document = read_json_value(path)
     if not isinstance(document, dict) or not isinstance(document.get("rows"), list):
-        raise TableError("it is no table of ftbert")
+        raise ValueError("it is no table of ftbert")
     if document.get("format") != FORMAT:
         found = repr(document.get("format"))[:40]
-        raise TableError(f"its format is {found}, this ftbert reads {FORMAT}: `ftbert tune` makes it anew")
+        raise ValueError(f"its format is {found}, this ftbert reads {FORMAT}: `ftbert tune` makes it anew")
     owner = Machine(*(str(document.get(key, "")) for key in ("gpu", "cublaslt", "kind")))
     return owner, [Row.parse(r) for r in document["rows"]]
 
 
 def add_rows(path: Path, machine: Machine, rows: Iterable[Row]) -> None:
     """Puts rows into a file, over those for the same m. Several processes may do so at once; none loses a row, and a
-    killed one leaves the file as it was. A file of another machine, or no table at all, is set aside as FILE.old, or
-    FILE.old2 and so on where that is taken. A link stays one."""
-    path = Path(os.path.realpath(path))
+    killed one leaves the file as it was. A file of another machine, or no table at all, becomes FILE.old."""
     make_private(path.parent)
     with locked(path.with_name(path.name + ".lock")):
         old: list[Row] = []
         try:
-            owner, old = read_table(path)
+            owner, found = read_table(path)
             if owner != machine:
-                raise TableError(f"it belongs to {owner.gpu}, {owner.cublaslt}")
+                raise ValueError(f"it belongs to {owner.gpu}, {owner.cublaslt}")
+            old = found
         except FileNotFoundError:
             pass
-        except TableError as error:
-            old = []
-            aside = _set_aside(path)
+        except ValueError as error:
+            aside = path.replace(path.with_name(path.name + ".old"))
             warnings.warn(f"{path} is replaced and kept as {aside.name}: {error}", stacklevel=2)
-        document: dict[str, Any] = {"format": FORMAT} | asdict(machine)
+        head = json.dumps({"format": FORMAT} | asdict(machine))[:-1]
         lines = ",\n".join("  " + json.dumps(row.as_dict()) for row in merge(rows, old))
-        head = json.dumps(document)[:-1]
-        fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-        try:
-            with named(fresh), fresh.open("x", encoding="utf-8") as file:
-                file.write(f'{head}, "rows": [\n{lines}\n]}}\n')
-                file.flush()
-                os.fsync(file.fileno())  # else a power cut may leave the new name and nothing in it
-            fresh.replace(path)
-        except BaseException:
-            fresh.unlink(missing_ok=True)
-            raise
-
-
-def _set_aside(path: Path) -> Path:
-    number = 1
-    while (aside := path.with_name(f"{path.name}.old{number if number > 1 else ''}")).exists():
-        number += 1
-    return path.replace(aside)
+        fresh = path.with_name(path.name + ".new")
+        with named(fresh), fresh.open("w", encoding="utf-8") as file:
+            file.write(f'{head}, "rows": [\n{lines}\n]}}\n')
+            file.flush()
+            os.fsync(file.fileno())  # else a power cut may leave the new name and nothing in it
+        fresh.replace(path)
 
 
 @dataclass(frozen=True)
@@ -141,69 +123,55 @@ def sources(machine: Machine) -> list[Source]:
     if chosen == "off":
         return []
     user = user_table(machine)
-    places = [("$FTBERT_GEMM_TABLE", Path(os.path.expanduser(chosen)))] if chosen else []
-    places += [("user cache", _nearest(user, machine))] if user is not None else []
-    places += [("package", _nearest(_SHIPPED / machine.file_name, machine))]
-    found = [_source(kind, path, machine) for kind, path in places]
+    found = [_source(_CHOSEN, Path(os.path.expanduser(chosen)), machine)] if chosen else []
+    found += [_source("user cache", _nearest(user, machine), machine)] if user is not None else []
+    found += [_source("package", _nearest(_SHIPPED / machine.file_name, machine), machine)]
     return [source for source in found if source is not None]
 
 
 def _nearest(path: Path, machine: Machine) -> Path:
-    """`path` where it exists, else the newest beside it that fits in part: of this GPU, or else of its kind."""
-    if path.exists() or untrusted(path.parent):
+    """`path` where it exists, else the newest beside it that fits in part, of this GPU before others of its kind."""
+    if os.path.exists(path):
         return path
     fitting = []
     for other in path.parent.glob("*.json"):
-        with suppress(TableError, OSError):
+        with suppress(ValueError, OSError):
             owner, _ = read_table(other)
-            if owner.gpu == machine.gpu or (owner.kind and owner.kind == machine.kind):
+            if owner.is_like(machine):
                 fitting.append((owner.gpu == machine.gpu, other.stat().st_mtime_ns, other))
     return max(fitting, default=(False, 0, path))[2]
 
 
 def _source(kind: str, path: Path, machine: Machine) -> Source | None:
     """None where there is no such file, unless it was asked for by name."""
-    if kind == "user cache" and path.exists() and (reason := untrusted(path.parent.parent, path.parent)):
-        return Source(kind, path, [], reason)
     try:
         owner, rows = read_table(path)
-    except FileNotFoundError:
-        return Source(kind, path, [], "there is no such file") if kind.startswith("$") else None
-    except TableError as error:
-        return Source(kind, path, [], str(error))
-    except OSError as error:
-        return Source(kind, path, [], error.strerror or str(error))
-    kept, problem = rows, ""
+    except (OSError, ValueError) as error:
+        missing = isinstance(error, FileNotFoundError) and kind != _CHOSEN
+        return None if missing else Source(kind, path, [], str(error))
+    if kind == "user cache" and (reason := untrusted(path.parent.parent, path.parent)):
+        return Source(kind, path, [], reason)
+    problems = []
     if owner != machine:
-        problem = f"it was made for {owner.gpu}, {owner.cublaslt}; this is {machine.gpu}, {machine.cublaslt}"
-        fits = owner.gpu == machine.gpu or (owner.kind and owner.kind == machine.kind)
-        kept = [row for row in rows if fits and row.is_own]
-    known = known_rows(kept)
-    if len(known) < len(kept):
-        gone = f"{len(kept) - len(known)} rows name kernels that this ftbert does not have"
-        problem = "; ".join(filter(None, [problem, gone]))
-    if kept and len(known) < len(rows):
-        problem += f"; {_cost(rows, known)}"
-    return Source(kind, path, known, problem)
+        problems.append(f"it was made for {owner.gpu}, {owner.cublaslt}; this is {machine.gpu}, {machine.cublaslt}")
+    used: list[Row] = []
+    lost: list[Row] = []
+    for row in rows:
+        holds = owner == machine or (owner.is_like(machine) and row.is_own)
+        (used if holds and is_known(row) else lost).append(row)
+    if unknown := sum(not is_known(row) for row in lost):
+        problems.append(f"{unknown} rows name kernels that this ftbert does not have")
+    if lost:
+        own, proposed = (sum(us for row in lost for us in getattr(row, name)) for name in ("us", "default_us"))
+        cost = f", up to {proposed / own - 1:.0%} slower" if own else ""
+        problems.append(f"{len(lost)} of {len(rows)} rows are not used{cost}: `ftbert tune` makes them anew")
+    return Source(kind, path, used, "; ".join(problems))
 
 
-def known_rows(rows: Iterable[Row]) -> list[Row]:
-    """Without those that name a kernel or variant that this build does not have."""
-    module = tuner_module()
-
-    def is_known(row: Row) -> bool:
-        own = row.algorithm
-        return module is None or not isinstance(own, Own) or bool(module.is_known(own.kernel, own.variant))
-
-    return [row for row in rows if is_known(row)]
-
-
-def _cost(rows: list[Row], kept: list[Row]) -> str:
-    """What the rows that are not kept were worth, and what to do."""
-    lost = [row for row in rows if row not in kept]
-    own, proposed = (sum(us for row in lost for us in getattr(row, name)) for name in ("us", "default_us"))
-    gain = f", up to {proposed / own - 1:.0%} slower" if own else ""
-    return f"{len(lost)} of {len(rows)} rows are not used{gain}: `ftbert tune` makes them anew"
+def is_known(row: Row) -> bool:
+    """Whether it names no kernel or variant that this build does not have."""
+    module, own = tuner_module(), row.algorithm
+    return module is None or not isinstance(own, Own) or bool(module.is_known(own.kernel, own.variant))
 
 
 def in_force(machine: Machine) -> list[Row]:
@@ -250,8 +218,8 @@ def put_in_force(index: int, rows: Iterable[Row]) -> None:
         index,
         [
             (p.dtype, p.bias, p.activation, p.layernorm, p.n, p.k, row.first, row.last, *choice(row))
-            for row in known_rows(rows)
-            if (p := row.product)
+            for row in rows
+            if is_known(row) and (p := row.product)
         ],
     )
 

@@ -20,7 +20,7 @@ from ftbert.checkpoint import ACTIVATIONS, EncoderConfig
 from ftbert.dtypes import DTYPES
 from ftbert.tuning import gemm_table
 from ftbert.tuning.gemm_rows import WGMMA_TILE, Product, Row
-from ftbert.tuning.product_bench import Algorithm, Bench, choice_of, in_turns, share_beyond_noise
+from ftbert.tuning.product_bench import Algorithm, Bench, choice_of, in_turns, is_faster
 from ftbert.tuning.product_tuner import row_of, verified, without_layernorm
 
 MOST_ROWS = 1024  # up to which LayerNorms are deferred (most_tokens_by_default in csrc/layers/deferred_norm_cuda.cpp)
@@ -160,8 +160,6 @@ class LayerTuner:
         twins = (replace(row, product=replace(row.product, dtype=dtype)) for row in known
                  if row.product.dtype == _OTHER_16_BIT[dtype])  # fmt: skip
         self._known = [self._own_rows(rows) for rows in (known, twins)]
-        self.seen = 0  # ranges
-        self.gains: list[float] = []  # of the ranges that got other products: 0.1 is 10 % faster
 
     def can_defer_norms(self) -> bool:
         """Whether LayerNorms are deferred at any m where this GPU's products for that run."""
@@ -188,7 +186,6 @@ class LayerTuner:
             return []
         different = [start for i, start in enumerate(starts) if start not in starts[:i]]
         found = self._faster(self._descend(able, different, first, last), first, last, before)
-        self.seen += 1
         if found is None:
             found = [row for row in before if row.product in self.layer.plain]
         return [replace(row, config=row.config | {"in_layer": 1}) for row in found]
@@ -216,13 +213,11 @@ class LayerTuner:
         rows = self._as_rows(choice, first, last)
         one, other = (self.layers.record(these, last) for these in (before, rows))
         theirs, mine = in_turns([one, other], 9)
-        share = share_beyond_noise(mine, theirs)
-        if share == 1 or not same(one.result, other.result):
+        if not is_faster(mine, theirs) or not same(one.result, other.result):
             return None
         for product, own in zip(self.layer.plain, choice, strict=True):
             if not verified(Bench(product, last, self._device), own.algorithm):
                 return None
-        self.gains.append(1 / share - 1)
         return rows
 
     def _able(self, product: Product, m: int) -> list[Alone]:

@@ -18,7 +18,6 @@ from ftbert.tuning.gemm_table import tuner_module
 # .stages, .cluster, .custom, .workspace, .waves; of both .tile_rows, .tile_columns, .split_k
 Algorithm = Any
 
-NO_TUNER = "this build of ftbert has no tuner: Python's headers were missing when it was made"
 _AT_ONCE = 64  # graphs that exist at a time
 _WEIGHT_BYTES = 160 << 20  # more than any L2 cache, and about what a BERT-base has
 
@@ -35,16 +34,15 @@ class NothingProposed(RuntimeError):
 class Bench:
     """One product for one m on one GPU, with operands of its own. RuntimeError: no GPU, or a build without CUDA."""
 
-    def __init__(self, product: Product, m: int, device: int | str | torch.device = "cuda") -> None:
+    def __init__(self, product: Product, m: int, device: str | torch.device = "cuda") -> None:
         module = tuner_module()
         if module is None:
-            raise RuntimeError(NO_TUNER)
+            raise RuntimeError("this build of ftbert has no tuner: Python's headers were missing when it was made")
         if not torch.cuda.is_available():
             raise RuntimeError("tuning needs a GPU; on the CPU there is nothing to tune")
-        device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        device = torch.device(device)
         self.product, self.m = product, m
         self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
-        self.sms = torch.cuda.get_device_properties(self.device).multi_processor_count
         index, dtype = self.device.index, DTYPES[product.dtype]
         self._workspace = _operand("workspace", module.workspace_bytes(index), torch.uint8, self.device)
         size = torch.empty((), dtype=dtype).element_size()
@@ -151,14 +149,12 @@ def in_turns(recordings: Sequence[Any], rounds: int) -> list[list[float]]:
     return times
 
 
-def share_beyond_noise(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """How long ours take of theirs, in the median of turns; 1 where that is not faster by more than the noise, or where
-    the medians of both say otherwise."""
+def is_faster(ours: Sequence[float], theirs: Sequence[float]) -> bool:
+    """Whether ours, taken in turns with theirs, are faster by more than the noise, and in the median too."""
     ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
     ratio = statistics.median(ratios)
     noise = 1.5 * statistics.median(abs(r - ratio) for r in ratios)
-    faster = ratio + max(noise, 0.003) < 1 and statistics.median(ours) < statistics.median(theirs)
-    return ratio if faster else 1.0
+    return ratio + max(noise, 0.003) < 1 and statistics.median(ours) < statistics.median(theirs)
 
 
 def _operand(name: str, elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

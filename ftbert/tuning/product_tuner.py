@@ -18,7 +18,7 @@ import torch
 from ftbert.checkpoint import ACTIVATIONS, EncoderConfig
 from ftbert.dtypes import DTYPES
 from ftbert.tuning.gemm_rows import WITH_LAYERNORM, Own, Product, Row
-from ftbert.tuning.product_bench import Algorithm, Bench, choice_of, share_beyond_noise
+from ftbert.tuning.product_bench import Algorithm, Bench, choice_of, is_faster
 
 _CONFIG = ("id", "tile", "stages", "split_k", "reduction", "swizzle", "custom", "inner_shape", "cluster")
 _SEARCHED = (32, 128, 512, 1024, 2048, 4096, 8192)  # m
@@ -132,7 +132,7 @@ class ProductTuner:
     def __init__(
         self,
         product: Product,
-        device: int | str | torch.device = "cuda",
+        device: str | torch.device = "cuda",
         known: Iterable[Row] = (),
         in_layer: Product | None = None,
     ) -> None:
@@ -172,7 +172,7 @@ class ProductTuner:
         us = [statistics.median(times) for times in turns]
         able = (
             i for i in sorted(range(len(rivals), len(us)), key=us.__getitem__)
-            if share_beyond_noise(turns[i], turns[len(rivals) - 1]) < 1 and verified(bench, best[i - len(rivals)])
+            if is_faster(turns[i], turns[len(rivals) - 1]) and verified(bench, best[i - len(rivals)])
         )  # fmt: skip
         winner = next(able, len(rivals) - 1)
         if self.product.layernorm and winner < len(rivals):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import statistics
 import time
 import warnings
 from collections.abc import Iterable, Sequence
@@ -21,7 +20,7 @@ from ftbert.tuning.gemm_table import (
     add_rows,
     in_force,
     install,
-    known_rows,
+    is_known,
     put_in_force,
     read_table,
     sources,
@@ -39,9 +38,7 @@ NOTHING_ON_CPU = (
 
 @dataclass
 class Tuned:
-    """What a run of `tune` did. rows: all that the table has for the products asked for, earlier runs included.
-    in_layers: ranges at which whole layers were timed; layer_gains: of those where other products than those so far
-    make a layer faster."""
+    """What a run of `tune` did. rows: all that the table has for the products asked for, earlier runs included."""
 
     path: Path
     machine: Machine
@@ -49,8 +46,6 @@ class Tuned:
     made: int
     left: int
     seconds: float
-    in_layers: int = 0
-    layer_gains: Sequence[float] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
@@ -61,8 +56,6 @@ class Tuned:
             "made": self.made,
             "left": self.left,
             "seconds": self.seconds,
-            "in_layers": self.in_layers,
-            "layer_gains": list(self.layer_gains),
             "rows": [row.as_dict() | {"gain": row.gain} for row in self.rows],
         }
 
@@ -71,12 +64,6 @@ class Tuned:
         lines = [f"{self.made} rows in {self.seconds:.0f} s on {where}: {self.path}"]
         if self.left:
             lines.append(f"{self.left} ranges are left: the same command goes on with them")
-        if self.layer_gains:
-            lines.append(
-                f"in {len(self.layer_gains)} of {self.in_layers} ranges whole layers are faster with other products "
-                f"than with those so far: by {statistics.median(self.layer_gains):.1%} in the median, "
-                f"{max(self.layer_gains):.1%} at most"
-            )
         for product in sorted({row.product for row in self.rows}):
             rows = [row for row in self.rows if row.product == product]
             timed = sum(len(row.timed) for row in rows)
@@ -123,15 +110,15 @@ def tune(
         warnings.warn("no model uses these rows while tables are switched off (FTBERT_GEMM_TABLE=off)", stacklevel=2)
     ranges = _ranges(first, last, lengths)
     add_rows(path, machine, [])  # finds out now whether the file can be written
-    table, in_files = known_rows(read_table(path)[1]), in_force(machine)
-    known = merge(table, in_files)
+    table = [row for row in read_table(path)[1] if is_known(row)]
+    known = merge(table, in_force(machine))
     wanted = list(dict.fromkeys(wanted))
     in_layer = {without_layernorm(product): product for product in wanted if product.layernorm}
     plain = list(dict.fromkeys(without_layernorm(product) for product in wanted))
-    norms = [product for product in in_layer.values() if _may_contain_layernorm(product, device)]
+    norms = [product for product in in_layer.values()
+             if any(algorithm.kernel == WITH_LAYERNORM for algorithm in Bench(product, 1, device).own())]  # fmt: skip
     tuners = {product: ProductTuner(product, device, known, in_layer.get(product)) for product in (*plain, *norms)}
     layers = _layer_tuners(wanted, device, known) if whole_layers else {}
-    able = dict(layers)  # those that have not failed
 
     # Times without the LayerNorm that follows here, of a model that has it elsewhere, do not count.
     timed = {(row.product, m) for row in table for m in row.timed if row.followed or row.product not in in_layer}
@@ -148,34 +135,26 @@ def tune(
     steps = [(each, low, high) for kind in kinds for low, high in reversed(ranges)
              for each in kind if is_due(each, high)]  # fmt: skip
     began = written = time.monotonic()
-    done, made, unwritten, beaten_in_force = 0, 0, list[Row](), False
+    done, made, beaten_in_force = 0, 0, False
+    unwritten: list[Row] = []
     missing = set[Product]()  # those that cuBLASLt proposes nothing for at some m
     bar = Progress(len(steps), show_progress_bar, unit=" ranges", label="tune")
 
-    def write() -> None:
-        nonlocal unwritten, written
-        add_rows(path, machine, unwritten)
-        unwritten, written = [], time.monotonic()
-
-    def all_rows() -> list[Row]:
-        return merge(unwritten, merge(known_rows(read_table(path)[1]), in_files))
-
     def layer_rows(layer: Layer, low: int, high: int) -> list[Row]:
         """None where it fails, nor for its other ranges: its products have theirs without it."""
-        rows = all_rows()
-        if layer not in able or not {r.product for r in rows if r.first <= high <= r.last} >= {*layer.plain}:
+        if layer not in layers or not {r.product for r in known if r.first <= high <= r.last} >= {*layer.plain}:
             return []
         try:
-            return able[layer].rows(low, high, rows)
+            return layers[layer].rows(low, high, known)
         except RuntimeError as error:
             _warn_of_layers(error)
-            del able[layer]
+            del layers[layer]
             return []
 
     def product_rows(product: Product, low: int, high: int) -> list[Row]:
         nonlocal beaten_in_force
         if product.layernorm and not beaten_in_force:
-            put_in_force(torch.cuda.current_device() if device.index is None else device.index, all_rows())
+            put_in_force(torch.cuda.current_device() if device.index is None else device.index, known)
             beaten_in_force = True
         try:
             return [tuners[product].row(low, high)]
@@ -198,21 +177,20 @@ def tune(
             else:
                 rows = product_rows(each, low, high)
                 made += len(rows)
-            unwritten = merge(rows, unwritten)
+            unwritten, known = merge(rows, unwritten), merge(rows, known)
             done += 1
             bar.add(1, high)
             if time.monotonic() - written > 1:
-                write()
+                add_rows(path, machine, unwritten)
+                unwritten, written = [], time.monotonic()
     finally:
         try:
-            write()
+            add_rows(path, machine, unwritten)
         finally:
             bar.close()
             install(device, again=True)
     rows = [row for row in read_table(path)[1] if row.product in tuners]
-    seen = sum(tuner.seen for tuner in layers.values())
-    gains = [gain for tuner in layers.values() for gain in tuner.gains]
-    return Tuned(path, machine, rows, made, len(steps) - done, time.monotonic() - began, seen, gains)
+    return Tuned(path, machine, rows, made, len(steps) - done, time.monotonic() - began)
 
 
 def table_path(machine: Machine, path: Path | None = None) -> Path:
@@ -242,10 +220,6 @@ def _ranges(first: int, last: int, lengths: Sequence[int] | None) -> list[tuple[
         of = f"{outside} of the {len(lengths)} token counts of these texts"
         warnings.warn(f"{of} lie outside {first}..{last} and get no rows", stacklevel=3)
     return ranges
-
-
-def _may_contain_layernorm(product: Product, device: torch.device) -> bool:
-    return any(algorithm.kernel == WITH_LAYERNORM for algorithm in Bench(product, 1, device).own())
 
 
 def _layer_tuners(wanted: Iterable[Product], device: torch.device, known: list[Row]) -> dict[Layer, LayerTuner]:
