@@ -9,7 +9,6 @@ import torch
 
 from ftbert.tuning import WGMMA_TILE, WITH_LAYERNORM, Bench, Product, Row, choice_of, gemm_table
 
-PERSISTENT, CUBLASLT = "wgmma_persistent", ""
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
@@ -27,33 +26,27 @@ def on_hopper() -> None:
         pytest.skip("the products that are guessed are Hopper's")
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-@pytest.mark.parametrize("m", [1, 8, 64, 128, 200, 320, 700, 1000, 1024])
-@pytest.mark.parametrize(("n", "k"), [(2304, 768), (768, 768), (768, 3072), (1152, 384), (384, 384), (384, 1536)])
-def test_few_rows_run_what_can_defer_a_layernorm(dtype: str, n: int, k: int, m: int) -> None:
+@pytest.mark.parametrize("m", [1, 64, 200, 1024])
+@pytest.mark.parametrize(("n", "k"), [(2304, 768), (768, 3072), (384, 384)])
+def test_few_rows_run_what_can_defer_a_layernorm(n: int, k: int, m: int) -> None:
     """One wave at most, so that every block has a multiprocessor."""
     on_hopper()
-    bench = Bench(Product(dtype, n, k), m)
-    chosen = bench.chosen()
+    chosen = Bench(Product("fp16", n, k), m).chosen()
     assert chosen.kernel == WGMMA_TILE
-    assert -(-m // chosen.tile_rows) * -(-n // chosen.tile_columns) * max(1, chosen.split_k) <= bench.sms
+    blocks = -(-m // chosen.tile_rows) * -(-n // chosen.tile_columns) * max(1, chosen.split_k)
+    assert blocks <= torch.cuda.get_device_properties("cuda").multi_processor_count
 
 
 @pytest.mark.parametrize(
     ("product", "m", "kernel"),
     [
-        (Product("fp16", 2304, 768, True), 2048, PERSISTENT),
-        (Product("bf16", 2304, 768, True), 16384, PERSISTENT),
-        (Product("fp16", 4096, 1024, True, "gelu"), 1024, PERSISTENT),
-        (Product("fp16", 4096, 1024, True, "gelu"), 12288, PERSISTENT),
+        (Product("bf16", 2304, 768, True), 16384, "wgmma_persistent"),
+        (Product("fp16", 4096, 1024, True, "gelu"), 1024, "wgmma_persistent"),
         (Product("fp16", 768, 768), 1100, WGMMA_TILE),
         (Product("fp16", 768, 768, True, layernorm=True), 4096, WITH_LAYERNORM),
-        (Product("bf16", 384, 1536, True, layernorm=True), 16384, WITH_LAYERNORM),
-        (Product("fp16", 384, 1536, True, layernorm=True), 1100, WGMMA_TILE),
-        (Product("fp16", 2304, 768, True, "relu"), 4096, CUBLASLT),  # the persistent one has none
-        (Product("fp16", 2304, 768, True, "gelu_tanh"), 16384, CUBLASLT),
-        (Product("fp16", 2300, 768, True), 4096, CUBLASLT),
-        (Product("fp32", 2304, 768, True), 4096, CUBLASLT),
+        (Product("fp16", 2304, 768, True, "relu"), 4096, ""),  # the persistent one has none: cuBLASLt's
+        (Product("fp16", 2300, 768, True), 4096, ""),
+        (Product("fp32", 2304, 768, True), 4096, ""),
     ],
     ids=str,
 )
