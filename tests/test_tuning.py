@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 from collections.abc import Callable
@@ -16,12 +15,9 @@ from fake_gpu import QKV, FakeAlgorithm, fake_gpu
 from test_gemm_table import HERE, row
 from test_gemm_table import user as user
 
-import ftbert
 from ftbert.checkpoint import EncoderConfig
 from ftbert.cli import main
-from ftbert.cli import tune as tune_command
 from ftbert.dtypes import DTYPES
-from ftbert.text import tokenizer_of
 from ftbert.tuning import (
     WITH_LAYERNORM,
     Bench,
@@ -72,15 +68,6 @@ def test_products_are_those_that_a_model_runs() -> None:
     assert not any(product.layernorm for product in tuning.products(replace(config, norm_place="pre"), "fp16"))
     # The general attention path adds the bias itself.
     assert tuning.products(replace(config, heads=48, head_size=16), "fp16")[0] == Product("fp16", 2304, 768)
-
-
-def test_token_counts_of_texts(tmp_path: Path, tiny_bert: Callable[..., Path]) -> None:
-    folder = tiny_bert(tmp_path)
-    (tmp_path / "in.txt").write_text("a b c\na\nab\n\n", encoding="utf-8")
-    model = ftbert.load(folder)
-    want = [len(ids) for ids in tokenizer_of(model).encode_batch(["a b c", "a", "ab", ""])]
-    options = argparse.Namespace(model=str(folder), texts=str(tmp_path / "in.txt"), column=None, batch=2)
-    assert tune_command._token_counts(options) == [want[0] + want[1], want[2] + want[3]]
 
 
 @pytest.fixture()
@@ -176,17 +163,13 @@ def test_tables_that_are_switched_off(
     installed: list[int], user: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["tune", "--show"]) == 0
-    assert f"no table: products are guessed; `ftbert tune` would write {user}" in capsys.readouterr().out
+    assert "no table: products are guessed; `ftbert tune` makes one" in capsys.readouterr().out
     monkeypatch.setenv("FTBERT_GEMM_TABLE", "off")
     assert main([*SHAPE, "--tokens", "129..192"]) == 0 and measured(user) == 4
     assert "warning: no model uses these rows" in capsys.readouterr().err
     assert main(["tune", "--show"]) == 0
     assert "switched off (FTBERT_GEMM_TABLE=off)" in capsys.readouterr().out
     monkeypatch.setenv("FTBERT_CACHE", "off")
-    assert main(["tune", "--show"]) == 0
-    assert "`ftbert tune` needs --out" in capsys.readouterr().out
-    assert main(["tune", "--show", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["user_table"] is None
     assert main(SHAPE) == 1 and "where the table shall go (--out)" in capsys.readouterr().err
 
 
@@ -213,19 +196,17 @@ def test_what_is_in_force_is_shown(installed: list[int], user: Path, capsys: pyt
     assert "m 1..48        2 of 3 ranges differ from cuBLASLt's first proposal" in out
 
 
-def test_texts_longer_than_the_range(
-    installed: list[int],
-    user: Path,
-    tmp_path: Path,
-    tiny_bert: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_texts_say_which_token_counts(
+    installed: list[int], user: Path, tmp_path: Path, tiny_bert: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tune_command, "_token_counts", lambda options: [128, 20736, 41088])
-    arguments = ["tune", str(tiny_bert(tmp_path)), "--texts", "in.txt", "--dtype", "fp32", "--tokens", "1..16384"]
-    assert main(arguments) == 0
-    assert {m for r in read_table(user)[1] for m in r.timed} == {128}
-    assert "2 of the 3 token counts of these texts lie outside 1..16384 and get no rows" in capsys.readouterr().err
+    """Two batches, of 8 and of 23 tokens."""
+    (tmp_path / "in.txt").write_text("a b c\na\n" + "a " * 18 + "\nb\n", encoding="utf-8")
+    arguments = ["tune", str(tiny_bert(tmp_path)), "--texts", str(tmp_path / "in.txt"), "--batch", "2", "--dtype", "fp32"]
+    for tokens, timed in ((["--tokens", "1..16"], {8}), ([], {8, 24})):
+        assert main([*arguments, *tokens]) == 0
+        assert {m for r in read_table(user)[1] for m in r.timed} == timed
+        outside = "1 of the 2 token counts of these texts lie outside 1..16 and get no rows"
+        assert (outside in capsys.readouterr().err) == bool(tokens)
 
 
 def test_on_the_cpu_the_command_says_that_there_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:

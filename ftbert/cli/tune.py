@@ -60,17 +60,17 @@ def _tune(options: argparse.Namespace) -> int:
         return 0
     wanted, whole_layers = _products(options)
     lengths = _token_counts(options) if options.texts else None
-    path = tuning.table_path(tuning.Machine.of(torch.device(device)), options.out)
+    path = options.out or tuning.table_path(tuning.Machine.of(torch.device(device)))
     if options.picture is not None:
         _expect_writable(options.picture)
     try:
         result = tuning.tune(
             wanted,
             *(options.tokens or (1, 16384 if lengths is None else max(lengths, default=1))),
+            path,
             lengths=lengths,
             device=device,
             minutes=options.minutes,
-            path=path,
             force=options.force,
             whole_layers=whole_layers,
         )

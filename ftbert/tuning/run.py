@@ -82,30 +82,28 @@ class Tuned:
 
 def tune(
     wanted: Iterable[Product],
-    first: int = 1,
-    last: int = 16384,
+    first: int,
+    last: int,
+    path: Path,
     *,
     lengths: Sequence[int] | None = None,
     device: str | torch.device = "cuda",
     minutes: float = math.inf,
-    path: Path | None = None,
     force: bool = False,
     whole_layers: bool = True,
-    show_progress_bar: bool | None = None,
 ) -> Tuned:
-    """Tunes these products for m from `first` to `last`, or for the ranges that hold one of `lengths`.
+    """Tunes these products for m from `first` to `last`, or for the ranges that hold one of `lengths`, into the table
+    at `path` (`table_path`).
 
     whole_layers: up to 1024 rows the four products of a layer are then chosen together, where LayerNorms can be
     deferred to them; False for models where they never are. Meanwhile other models of this process run what their
     products are guessed to run best with: make them afterwards. A failure of this part is a warning.
-    path: the table; default: the user's cache folder, where models find it. Rows that it has are kept (`force`: made
-    again), new ranges are in the file within a second, and after `minutes` no further row is begun. Rows that it or the
-    tables in force have for these products are candidates. Raises RuntimeError (no GPU, no CUDA in this build, too
-    little memory), ValueError (an empty range), OSError (path).
+    Rows that the table has are kept (`force`: made again), new ranges are in the file within a second, and after
+    `minutes` no further row is begun. Rows that it or the tables in force have for these products are candidates.
+    Raises RuntimeError (no GPU, no CUDA in this build, too little memory), ValueError (an empty range), OSError (path).
     """
     device = torch.device(device)
     machine = Machine.of(device)
-    path = table_path(machine, path)
     if tables_are_off():
         warnings.warn("no model uses these rows while tables are switched off (FTBERT_GEMM_TABLE=off)", stacklevel=2)
     ranges = _ranges(first, last, lengths)
@@ -138,7 +136,7 @@ def tune(
     done, made, beaten_in_force = 0, 0, False
     unwritten: list[Row] = []
     missing = set[Product]()  # those that cuBLASLt proposes nothing for at some m
-    bar = Progress(len(steps), show_progress_bar, unit=" ranges", label="tune")
+    bar = Progress(len(steps), None, unit=" ranges", label="tune")
 
     def layer_rows(layer: Layer, low: int, high: int) -> list[Row]:
         """None where it fails, nor for its other ranges: its products have theirs without it."""
@@ -193,9 +191,9 @@ def tune(
     return Tuned(path, machine, rows, made, len(steps) - done, time.monotonic() - began)
 
 
-def table_path(machine: Machine, path: Path | None = None) -> Path:
-    """Where `tune` writes: this file, or the user's."""
-    path = path or user_table(machine)
+def table_path(machine: Machine) -> Path:
+    """Where models look for what `tune` makes."""
+    path = user_table(machine)
     if path is None:
         raise ValueError("the cache is switched off (FTBERT_CACHE=off): say where the table shall go (--out)")
     return path
@@ -241,16 +239,13 @@ def _warn_of_layers(error: RuntimeError) -> None:
 def show(device: str | torch.device = "cuda") -> dict[str, Any]:
     """What is in force on this GPU and where it comes from."""
     machine = Machine.of(torch.device(device))
-    found = sources(machine)
     rows = in_force(machine)
     return {
         "gpu": machine.gpu,
         "cublaslt": machine.cublaslt,
         "sources": [
-            {"kind": s.kind, "path": str(s.path), "rows": len(s.rows), "ignored": s.problem} for s in found
+            {"kind": s.kind, "path": str(s.path), "rows": len(s.rows), "ignored": s.problem} for s in sources(machine)
         ],
-        "user_table": None if (path := user_table(machine)) is None else str(path),
-        "switched_off": tables_are_off(),
         "in_force": [
             {
                 "product": str(product),
@@ -272,9 +267,8 @@ def show_text(values: dict[str, Any]) -> str:
         state = f"ignored: {source['ignored']}" if source["ignored"] else f"{source['rows']} rows"
         lines.append(f"  {source['kind']:<20} {source['path']}: {state}")
     if not values["sources"]:
-        none = "tables are switched off (FTBERT_GEMM_TABLE=off)" if values["switched_off"] else "no table"
-        makes = f"would write {values['user_table']}" if values["user_table"] else "needs --out (FTBERT_CACHE=off)"
-        lines.append(f"  {none}: products are guessed; `ftbert tune` {makes}")
+        none = "tables are switched off (FTBERT_GEMM_TABLE=off)" if tables_are_off() else "no table"
+        lines.append(f"  {none}: products are guessed; `ftbert tune` makes one")
     for entry in values["in_force"]:
         lines.append(
             f"  {entry['product']:<44} m {entry['m']:<12} {entry['tuned']} of {entry['rows']} ranges differ from "
