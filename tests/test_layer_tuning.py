@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,10 +42,9 @@ from ftbert.tuning import run as tune
 from ftbert.tuning.gemm_table import read_table, user_table
 from ftbert.tuning.layer_tuner import Layers
 
-QKV, OUT, UP, DOWN = BASE = Layer(*products_of_shape(768, 3072, "gelu", "fp16"))
+BASE = Layer(*products_of_shape(768, 3072, "gelu", "fp16"))
 Time = Callable[[tuple[int, ...]], float]  # of a layer, by its products' numbers, 1 for one of cuBLASLt's
 OWN = [FakeAlgorithm(number, 7 + 0.5 * number, WGMMA_TILE) for number in (2, 3, 4)]  # alone 2 is the fastest
-Told = Callable[..., None]
 
 
 def number_of(row: Row) -> int:
@@ -52,7 +52,7 @@ def number_of(row: Row) -> int:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+def told(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """told(time): whole layers take that long, by the numbers of their products. own: ftbert's; results: what layers
     give."""
 
@@ -67,15 +67,6 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
         for name in ("install", "put_in_force"):
             monkeypatch.setattr(tune, name, lambda *arguments, **named: None)
 
-        class Recorded:
-            def __init__(self, rows: Iterable[Row]) -> None:
-                numbers = {row.product: number_of(row) for row in rows}
-                self.numbers = tuple(numbers[product] for product in BASE.plain)
-                self.result = results(self.numbers)
-
-            def microseconds(self) -> float:
-                return time(self.numbers)
-
         class FakeLayers:
             def __init__(self, layer: Layer, device: object) -> None:
                 assert layer == BASE
@@ -83,8 +74,10 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
             def defers_norms(self, rows: Iterable[Row], m: int) -> bool:
                 return True
 
-            def record(self, rows: Iterable[Row], m: int) -> Recorded:
-                return Recorded(rows)
+            def record(self, rows: Iterable[Row], m: int) -> SimpleNamespace:
+                by_product = {row.product: number_of(row) for row in rows}
+                these = tuple(by_product[product] for product in BASE.plain)
+                return SimpleNamespace(result=results(these), microseconds=lambda: time(these))
 
         monkeypatch.setattr(layer_tuning, "Layers", FakeLayers)
 
@@ -104,7 +97,7 @@ def distance(best: tuple[int, ...]) -> Time:
     return lambda these: 100.0 + sum(a != b for a, b in zip(these, best, strict=True))
 
 
-def test_a_layer_runs_what_it_is_the_fastest_with(user: Path, told: Told) -> None:
+def test_a_layer_runs_what_it_is_the_fastest_with(user: Path, told: Callable[..., None]) -> None:
     best = (2, 4, 3, 2)
     told(distance(best))
     done = run(user)
@@ -119,7 +112,7 @@ def test_a_layer_runs_what_it_is_the_fastest_with(user: Path, told: Told) -> Non
     assert numbers(run(user, force=True).rows, 64) == (3, 3, 3, 3)
 
 
-def test_a_failure_of_the_layers_is_a_warning(user: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_the_layers_is_a_warning(user: Path, told: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Their products have rows without them; layers come with the next run."""
 
     def fails_later(self: LayerTuner, first: int, last: int, in_force: Iterable[Row]) -> list[Row]:
@@ -140,7 +133,7 @@ def test_a_failure_of_the_layers_is_a_warning(user: Path, told: Told, monkeypatc
 
 
 @pytest.mark.parametrize("reason", ["no faster", "noise", "slower alone", "wrong alone", "wrong together", "no number"])
-def test_what_there_is_stays(told: Told, reason: str) -> None:
+def test_what_there_is_stays(told: Callable[..., None], reason: str) -> None:
     jitter = itertools.cycle((96.0, 99.9, 103.0, 97.0, 104.0, 99.9, 95.0))
 
     def time(these: tuple[int, ...]) -> float:

@@ -66,11 +66,6 @@ class Row:
         return bool(self.config.get("followed"))
 
     @property
-    def is_own(self) -> bool:
-        """Whether it names a kernel of ftbert's own, which any cuBLASLt leaves as it is."""
-        return isinstance(self.algorithm, Own)
-
-    @property
     def in_layer(self) -> bool:
         """Whether it was compared by the time of whole layers."""
         return bool(self.config.get("in_layer"))

@@ -157,7 +157,7 @@ def _source(kind: str, path: Path, machine: Machine) -> Source | None:
     used: list[Row] = []
     lost: list[Row] = []
     for row in rows:
-        holds = owner == machine or (owner.is_like(machine) and row.is_own)
+        holds = owner == machine or (owner.is_like(machine) and isinstance(row.algorithm, Own))
         (used if holds and is_known(row) else lost).append(row)
     if unknown := sum(not is_known(row) for row in lost):
         problems.append(f"{unknown} rows name kernels that this ftbert does not have")

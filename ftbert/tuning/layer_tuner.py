@@ -157,9 +157,9 @@ class LayerTuner:
         self.layer, self._device = layer, device
         self.layers = Layers(layer, device)
         known, dtype = list(known), layer.out.dtype
-        twins = (replace(row, product=replace(row.product, dtype=dtype)) for row in known
-                 if row.product.dtype == _OTHER_16_BIT[dtype])  # fmt: skip
-        self._known = [self._own_rows(rows) for rows in (known, twins)]
+        twins = [replace(row, product=replace(row.product, dtype=dtype)) for row in known
+                 if row.product.dtype == _OTHER_16_BIT[dtype]]  # fmt: skip
+        self._known = [known, twins]
 
     def can_defer_norms(self) -> bool:
         """Whether LayerNorms are deferred at any m where this GPU's products for that run."""
@@ -178,11 +178,18 @@ class LayerTuner:
         products that defer LayerNorms which are not much slower alone take turns, one product after the other.
         Together, alone, they must be no slower than cuBLASLt's first proposals, and each as accurate; and what the
         layers give must be the same but for rounding."""
-        before = self._parts(self._own_rows(in_force), first, last)
+
+        def here(rows: Iterable[Row]) -> list[Row]:
+            return [row.part(max(first, row.first), min(last, row.last)) for row in rows
+                    if row.product in (*self.layer, *self.layer.plain)
+                    and row.first <= last and first <= row.last]  # fmt: skip
+
         able = [self._able(product, last) for product in self.layer]
-        starts = [self._choice(able, rows)
-                  for rows in (before, *(self._parts(known, first, last) for known in self._known))]  # fmt: skip
-        if not all(able) or not self.layers.defers_norms(self._as_rows(starts[0], first, last), last):
+        if not all(able):
+            return []
+        before = here(in_force)
+        starts = [self._choice(able, rows) for rows in (before, *map(here, self._known))]
+        if not self.layers.defers_norms(self._as_rows(starts[0], first, last), last):
             return []
         different = [start for i, start in enumerate(starts) if start not in starts[:i]]
         found = self._faster(self._descend(able, different, first, last), first, last, before)
@@ -190,20 +197,12 @@ class LayerTuner:
             found = [row for row in before if row.product in self.layer.plain]
         return [replace(row, config=row.config | {"in_layer": 1}) for row in found]
 
-    def _own_rows(self, rows: Iterable[Row]) -> list[Row]:
-        return [row for row in rows if row.product in (*self.layer, *self.layer.plain)]
-
-    @staticmethod
-    def _parts(rows: Iterable[Row], first: int, last: int) -> list[Row]:
-        return [row.part(max(first, row.first), min(last, row.last))
-                for row in rows if row.first <= last and first <= row.last]  # fmt: skip
-
     def _choice(self, able: list[list[Alone]], rows: Sequence[Row]) -> list[Alone]:
         """What these rows run, where that defers LayerNorms; else what is the fastest alone."""
         found = []
         for product, alone in zip(self.layer.plain, able, strict=True):
             choice = next((row.algorithm for row in rows if row.product == product), None)
-            found += [next((own for own in alone if choice_of(own.algorithm) == choice), alone[0])] if alone else []
+            found.append(next((own for own in alone if choice_of(own.algorithm) == choice), alone[0]))
         return found
 
     def _faster(self, choice: list[Alone], first: int, last: int, before: list[Row]) -> list[Row] | None:
@@ -215,10 +214,9 @@ class LayerTuner:
         theirs, mine = in_turns([one, other], 9)
         if not is_faster(mine, theirs) or not same(one.result, other.result):
             return None
-        for product, own in zip(self.layer.plain, choice, strict=True):
-            if not verified(Bench(product, last, self._device), own.algorithm):
-                return None
-        return rows
+        accurate = (verified(Bench(product, last, self._device), own.algorithm)
+                    for product, own in zip(self.layer.plain, choice, strict=True))  # fmt: skip
+        return rows if all(accurate) else None
 
     def _able(self, product: Product, m: int) -> list[Alone]:
         """The products that defer LayerNorms, those fastest alone first."""
@@ -254,8 +252,8 @@ class LayerTuner:
 
     def _as_rows(self, choice: list[Alone], first: int, last: int) -> list[Row]:
         return [
-            row_of(product, own.algorithm, first, last, own.us, own.default_us, {"followed": 1} if normed else {})
-            for product, own, normed in zip(self.layer.plain, choice, (p.layernorm for p in self.layer), strict=True)
+            row_of(plain, own.algorithm, first, last, own.us, own.default_us, {"followed": 1} if it.layernorm else {})
+            for it, plain, own in zip(self.layer, self.layer.plain, choice, strict=True)
         ]
 
 
