@@ -90,7 +90,7 @@ def numbers(rows: list[Row], m: int) -> tuple[int, ...]:
 
 
 def run(path: Path, first: int = 33, last: int = 64, **named: Any) -> tune.Tuned:
-    return tune.tune(BASE, first, last, path, device="cuda:0", **named)
+    return tune.tune(BASE, path, first, last, device="cuda:0", **named)
 
 
 def distance(best: tuple[int, ...]) -> Time:

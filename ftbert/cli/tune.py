@@ -66,8 +66,8 @@ def _tune(options: argparse.Namespace) -> int:
     try:
         result = tuning.tune(
             wanted,
-            *(options.tokens or (1, 16384 if lengths is None else max(lengths, default=1))),
             path,
+            *(options.tokens or (1, 16384 if lengths is None else max(lengths, default=1))),
             lengths=lengths,
             device=device,
             minutes=options.minutes,

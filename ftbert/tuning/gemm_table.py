@@ -229,10 +229,10 @@ def summary(device: torch.device) -> str:
     if tuner_module() is None:
         return "none: this build has no tuner module"
     machine = Machine.of(device)
-    parts = []
-    for source in sources(machine):
-        state = [f"{len(source.rows)} rows"] if source.rows else []
-        parts.append(f"{source.kind} ({'; '.join([*state, *filter(None, [source.problem])])})")
+    parts = [
+        f"{source.kind} ({len(source.rows)} rows{'; ' * bool(source.problem)}{source.problem})"
+        for source in sources(machine)
+    ]
     without = "products are guessed" if machine.kind.startswith("sm_90 ") else "cuBLASLt's first proposals run"
     return ", ".join(parts) or f"none: {without}; `ftbert tune` makes one"
 

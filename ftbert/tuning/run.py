@@ -82,9 +82,9 @@ class Tuned:
 
 def tune(
     wanted: Iterable[Product],
+    path: Path,
     first: int,
     last: int,
-    path: Path,
     *,
     lengths: Sequence[int] | None = None,
     device: str | torch.device = "cuda",
@@ -264,8 +264,8 @@ def show_text(values: dict[str, Any]) -> str:
     """`show` for people."""
     lines = [f"{values['gpu']}, {values['cublaslt']}"]
     for source in values["sources"]:
-        state = f"ignored: {source['ignored']}" if source["ignored"] else f"{source['rows']} rows"
-        lines.append(f"  {source['kind']:<20} {source['path']}: {state}")
+        ignored = f"; {source['ignored']}" if source["ignored"] else ""
+        lines.append(f"  {source['kind']:<20} {source['path']}: {source['rows']} rows{ignored}")
     if not values["sources"]:
         none = "tables are switched off (FTBERT_GEMM_TABLE=off)" if tables_are_off() else "no table"
         lines.append(f"  {none}: products are guessed; `ftbert tune` makes one")
