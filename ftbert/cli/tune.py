@@ -62,7 +62,7 @@ def _tune(options: argparse.Namespace) -> int:
     lengths = _token_counts(options) if options.texts else None
     path = options.out or tuning.table_path(tuning.Machine.of(torch.device(device)))
     if options.picture is not None:
-        _expect_writable(options.picture)
+        options.picture.open("a").close()  # OSError says why it cannot be written, before hours of work
     try:
         result = tuning.tune(
             wanted,
@@ -84,14 +84,6 @@ def _tune(options: argparse.Namespace) -> int:
     elif options.picture is not None:
         warnings.warn(f"{options.picture} is not written: there are no rows to draw yet", stacklevel=1)
     return 0
-
-
-def _expect_writable(path: Path) -> None:
-    """OSError says why it is not, before hours of work."""
-    existed = path.exists()
-    path.open("a").close()
-    if not existed:
-        path.unlink()
 
 
 def _products(options: argparse.Namespace) -> tuple[list[Any], bool]:

@@ -106,7 +106,10 @@ def tune(
     machine = Machine.of(device)
     if tables_are_off():
         warnings.warn("no model uses these rows while tables are switched off (FTBERT_GEMM_TABLE=off)", stacklevel=2)
-    ranges = _ranges(first, last, lengths)
+    ranges = [(low, high) for low, high in buckets(first, last)
+              if lengths is None or any(low <= m <= high for m in lengths)]  # fmt: skip
+    if not ranges:
+        raise ValueError(f"no token count to tune for lies in {first}..{last}")
     add_rows(path, machine, [])  # finds out now whether the file can be written
     table = [row for row in read_table(path)[1] if is_known(row)]
     known = merge(table, in_force(machine))
@@ -202,22 +205,6 @@ def table_path(machine: Machine) -> Path:
 def tables_are_off() -> bool:
     """Whether models use none at all."""
     return os.environ.get("FTBERT_GEMM_TABLE") == "off"
-
-
-def _ranges(first: int, last: int, lengths: Sequence[int] | None) -> list[tuple[int, int]]:
-    """That share a row."""
-    if not 1 <= first <= last:
-        raise ValueError(f"tokens: expected 1 <= first <= last, got {first}..{last}")
-    ranges = buckets(first, last)
-    if lengths is None:
-        return ranges
-    ranges = [(low, high) for low, high in ranges if any(low <= m <= high for m in lengths)]
-    if not ranges:
-        raise ValueError(f"none of the {len(lengths)} token counts of these texts lies in {first}..{last}")
-    if outside := sum(not any(low <= m <= high for low, high in ranges) for m in lengths):
-        of = f"{outside} of the {len(lengths)} token counts of these texts"
-        warnings.warn(f"{of} lie outside {first}..{last} and get no rows", stacklevel=3)
-    return ranges
 
 
 def _layer_tuners(wanted: Iterable[Product], device: torch.device, known: list[Row]) -> dict[Layer, LayerTuner]:
