@@ -38,8 +38,8 @@ def test_results_name_no_machine_path() -> None:
 
 
 def test_a_peer_that_is_off_or_raises_is_a_row_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Off(peers.Ftbert):
-        name, by, calls = "off", 1.0, 99
+    class Changed(peers.Ftbert):
+        by, calls = 0.0, 99
 
         def prepare(self, batch: peers.Batch) -> peers.Call:
             call, left = super().prepare(batch), iter(range(self.calls))
@@ -51,18 +51,14 @@ def test_a_peer_that_is_off_or_raises_is_a_row_that_says_so(monkeypatch: pytest.
 
             return once
 
-    class Close(Off):
-        name, by = "close", 1e-3
-
-    class Nowhere(Off):
-        name, by = "nowhere", float("nan")
-
-    class Tired(Off):
-        name, by, calls = "tired", 0.0, 4  # two are compared; then it warms up, and is timed
-
+    changes = {
+        "off": {"by": 1.0}, "close": {"by": 1e-3}, "nowhere": {"by": math.nan},
+        "tired": {"calls": 4},  # two are compared; then it warms up, and is timed
+    }  # fmt: skip
+    kinds = [type(name, (Changed,), {"name": name} | change) for name, change in changes.items()]
     monkeypatch.setitem(bench_model.SHAPES, "minilm", TINY)
     reference, cpu = bench_model.reference_model("minilm", None), torch.device("cpu")
-    built = {kind: bench_model.build(kind, reference, cpu, torch.float32) for kind in (Off, Close, Nowhere, Tired)}
+    built = {kind: bench_model.build(kind, reference, cpu, torch.float32) for kind in kinds}
     for peer in built.values():
         peer.tolerance = 1e-4
     result = bench_model.measure(reference, built, bench_model.make_batch(30522, 2, 9, "half", cpu), 3, torch.float32, 0.0)

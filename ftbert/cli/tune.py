@@ -10,6 +10,11 @@ from typing import Any
 
 from ftbert.cli import command
 
+_NOTHING_ON_CPU = (
+    "on the CPU there is nothing to tune: oneDNN picks its kernels when a product first runs, weights are repacked "
+    "wherever that is possible, and the number of threads is torch's (torch.set_num_threads, OMP_NUM_THREADS)"
+)
+
 
 def add_to(commands: command.Commands) -> None:
     parser = command.add(
@@ -50,7 +55,7 @@ def _tune(options: argparse.Namespace) -> int:
 
     device = options.device or "cuda"
     if device == "cpu":
-        command.report(options, {"nothing_to_tune": tuning.NOTHING_ON_CPU}, tuning.NOTHING_ON_CPU)
+        command.report(options, {"nothing_to_tune": _NOTHING_ON_CPU}, _NOTHING_ON_CPU)
         return 0
     if wrong := _contradiction(options):
         options.usage_error(wrong)
@@ -60,7 +65,9 @@ def _tune(options: argparse.Namespace) -> int:
         return 0
     wanted, whole_layers = _products(options)
     lengths = _token_counts(options) if options.texts else None
-    path = options.out or tuning.table_path(tuning.Machine.of(torch.device(device)))
+    path = options.out or tuning.user_table(tuning.Machine.of(torch.device(device)))
+    if path is None:
+        raise ValueError("the cache is switched off (FTBERT_CACHE=off): say where the table shall go (--out)")
     if options.picture is not None:
         options.picture.open("a").close()  # OSError says why it cannot be written, before hours of work
     try:

@@ -24,16 +24,10 @@ from ftbert.tuning.gemm_table import (
     put_in_force,
     read_table,
     sources,
-    user_table,
 )
 from ftbert.tuning.layer_tuner import MOST_ROWS, Layer, LayerTuner, layers_of
 from ftbert.tuning.product_bench import Bench, NothingProposed
 from ftbert.tuning.product_tuner import ProductTuner, buckets, without_layernorm
-
-NOTHING_ON_CPU = (
-    "on the CPU there is nothing to tune: oneDNN picks its kernels when a product first runs, weights are repacked "
-    "wherever that is possible, and the number of threads is torch's (torch.set_num_threads, OMP_NUM_THREADS)"
-)
 
 
 @dataclass
@@ -93,7 +87,7 @@ def tune(
     whole_layers: bool = True,
 ) -> Tuned:
     """Tunes these products for m from `first` to `last`, or for the ranges that hold one of `lengths`, into the table
-    at `path` (`table_path`).
+    at `path` (where models look for it: `user_table`).
 
     whole_layers: up to 1024 rows the four products of a layer are then chosen together, where LayerNorms can be
     deferred to them; False for models where they never are. Meanwhile other models of this process run what their
@@ -136,7 +130,7 @@ def tune(
     steps = [(each, low, high) for kind in kinds for low, high in reversed(ranges)
              for each in kind if is_due(each, high)]  # fmt: skip
     began = written = time.monotonic()
-    done, made, beaten_in_force = 0, 0, False
+    done, made = 0, 0
     unwritten: list[Row] = []
     missing = set[Product]()  # those that cuBLASLt proposes nothing for at some m
     bar = Progress(len(steps), None, unit=" ranges", label="tune")
@@ -153,10 +147,8 @@ def tune(
             return []
 
     def product_rows(product: Product, low: int, high: int) -> list[Row]:
-        nonlocal beaten_in_force
-        if product.layernorm and not beaten_in_force:
+        if product.layernorm:  # has to beat what the product without it runs by now
             put_in_force(torch.cuda.current_device() if device.index is None else device.index, known)
-            beaten_in_force = True
         try:
             return [tuners[product].row(low, high)]
         except NothingProposed as error:
@@ -192,14 +184,6 @@ def tune(
             install(device, again=True)
     rows = [row for row in read_table(path)[1] if row.product in tuners]
     return Tuned(path, machine, rows, made, len(steps) - done, time.monotonic() - began)
-
-
-def table_path(machine: Machine) -> Path:
-    """Where models look for what `tune` makes."""
-    path = user_table(machine)
-    if path is None:
-        raise ValueError("the cache is switched off (FTBERT_CACHE=off): say where the table shall go (--out)")
-    return path
 
 
 def tables_are_off() -> bool:
