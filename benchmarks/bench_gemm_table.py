@@ -40,7 +40,7 @@ from ftbert.tuning import (  # noqa: E402
     gemm_table,
     in_force,
     in_turns,
-    layers_of,
+    layer_of,
     products_of_shape,
     put_in_force,
     search,
@@ -88,8 +88,9 @@ def main() -> int:
     for i in range(options.between):
         name = models[i % len(models)]
         product, m = draw.choice(wanted[name]), min(round(2 ** draw.uniform(4, 14)), options.last)
-        if m <= MOST_ROWS and layers_of(wanted[name]) and torch.cuda.get_device_capability(device) == (9, 0):
-            entry = between_layers(layers_of(wanted[name])[0], m, rows, device)
+        layer = layer_of(wanted[name])
+        if m <= MOST_ROWS and layer and torch.cuda.get_device_capability(device) == (9, 0):
+            entry = between_layers(layer, m, rows, device)
         else:
             entry = between_products(product, m)
         add("between", entry, f"{entry['product']} m={m}: table {entry['table_us']:.2f}, "

@@ -47,23 +47,13 @@ class Layer(NamedTuple):
         return [without_layernorm(product) for product in self]
 
 
-def layers_of(products: Iterable[Product]) -> list[Layer]:
-    """The layers that can be put together from these, in 16 bits and LayerNorm behind its blocks."""
-    wanted = list(products)
-    found = []
-    for out in wanted:
-        hidden = out.n
-        qkv = Product(out.dtype, 3 * hidden, hidden, bias=True)
-        if out.dtype == "fp32" or not out.layernorm or out.k != hidden or qkv not in wanted:
-            continue
-        if hidden % 32 or hidden > _MOST_HIDDEN:
-            continue
-        for up in wanted:
-            down = Product(out.dtype, hidden, up.n, bias=True, layernorm=True)
-            first = Product(out.dtype, up.n, hidden, bias=True, activation=up.activation)
-            if up == first and up != qkv and down != out and down in wanted:
-                found.append(Layer(qkv, out, up, down))
-    return found
+def layer_of(products: Sequence[Product]) -> Layer | None:
+    """The layer of a model's `products`, in 16 bits and with LayerNorm behind its blocks; None where there is no such,
+    or products that occur twice in it."""
+    layer = Layer(*products[:4])
+    hidden = layer.out.n
+    fits = layer.out.dtype != "fp32" and layer.qkv.bias and layer.out.layernorm and len({*layer}) == 4
+    return layer if fits and hidden % 32 == 0 and hidden <= _MOST_HIDDEN else None
 
 
 class Alone(NamedTuple):

@@ -6,7 +6,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from ftbert.tuning.gemm_table import (
     read_table,
     sources,
 )
-from ftbert.tuning.layer_tuner import MOST_ROWS, Layer, LayerTuner, layers_of
+from ftbert.tuning.layer_tuner import MOST_ROWS, Layer, LayerTuner, layer_of
 from ftbert.tuning.product_bench import Bench, NothingProposed
 from ftbert.tuning.product_tuner import ProductTuner, buckets, without_layernorm
 
@@ -75,7 +75,7 @@ class Tuned:
 
 
 def tune(
-    wanted: Iterable[Product],
+    wanted: Sequence[Product],
     path: Path,
     first: int,
     last: int,
@@ -86,8 +86,8 @@ def tune(
     force: bool = False,
     whole_layers: bool = True,
 ) -> Tuned:
-    """Tunes these products for m from `first` to `last`, or for the ranges that hold one of `lengths`, into the table
-    at `path` (where models look for it: `user_table`).
+    """Tunes the `products` of a model for m from `first` to `last`, or for the ranges that hold one of `lengths`, into
+    the table at `path` (models look at `user_table`).
 
     whole_layers: up to 1024 rows the four products of a layer are then chosen together, where LayerNorms can be
     deferred to them; False for models where they never are. Meanwhile other models of this process run what their
@@ -107,13 +107,13 @@ def tune(
     add_rows(path, machine, [])  # finds out now whether the file can be written
     table = [row for row in read_table(path)[1] if is_known(row)]
     known = merge(table, in_force(machine))
-    wanted = list(dict.fromkeys(wanted))
     in_layer = {without_layernorm(product): product for product in wanted if product.layernorm}
     plain = list(dict.fromkeys(without_layernorm(product) for product in wanted))
     norms = [product for product in in_layer.values()
              if any(algorithm.kernel == WITH_LAYERNORM for algorithm in Bench(product, 1, device).own())]  # fmt: skip
     tuners = {product: ProductTuner(product, device, known, in_layer.get(product)) for product in (*plain, *norms)}
-    layers = _layer_tuners(wanted, device, known) if whole_layers else {}
+    layer = layer_of(wanted) if whole_layers else None
+    layer_tuner = _layer_tuner(layer, device, known) if layer else None
 
     # Times without the LayerNorm that follows here, of a model that has it elsewhere, do not count.
     timed = {(row.product, m) for row in table for m in row.timed if row.followed or row.product not in in_layer}
@@ -126,7 +126,7 @@ def tune(
 
     # From many rows to few, a range's layers behind its products; what contains a LayerNorm comes when all that it has
     # to beat is made.
-    kinds: list[list[Product | Layer]] = [[*plain, *layers], [*norms]]
+    kinds: list[list[Product | Layer]] = [[*plain, *([layer] if layer and layer_tuner else [])], [*norms]]
     steps = [(each, low, high) for kind in kinds for low, high in reversed(ranges)
              for each in kind if is_due(each, high)]  # fmt: skip
     began = written = time.monotonic()
@@ -137,13 +137,14 @@ def tune(
 
     def layer_rows(layer: Layer, low: int, high: int) -> list[Row]:
         """None where it fails, nor for its other ranges: its products have theirs without it."""
-        if layer not in layers or not {r.product for r in known if r.first <= high <= r.last} >= {*layer.plain}:
+        nonlocal layer_tuner
+        if not layer_tuner or not {r.product for r in known if r.first <= high <= r.last} >= {*layer.plain}:
             return []
         try:
-            return layers[layer].rows(low, high, known)
+            return layer_tuner.rows(low, high, known)
         except RuntimeError as error:
             _warn_of_layers(error)
-            del layers[layer]
+            layer_tuner = None
             return []
 
     def product_rows(product: Product, low: int, high: int) -> list[Row]:
@@ -191,16 +192,13 @@ def tables_are_off() -> bool:
     return os.environ.get("FTBERT_GEMM_TABLE") == "off"
 
 
-def _layer_tuners(wanted: Iterable[Product], device: torch.device, known: list[Row]) -> dict[Layer, LayerTuner]:
-    found = {}
-    for layer in layers_of(wanted):
-        try:
-            tuner = LayerTuner(layer, device, known)
-            if tuner.can_defer_norms():
-                found[layer] = tuner
-        except RuntimeError as error:
-            _warn_of_layers(error)
-    return found
+def _layer_tuner(layer: Layer, device: torch.device, known: list[Row]) -> LayerTuner | None:
+    try:
+        tuner = LayerTuner(layer, device, known)
+        return tuner if tuner.can_defer_norms() else None
+    except RuntimeError as error:
+        _warn_of_layers(error)
+        return None
 
 
 def _warn_of_layers(error: RuntimeError) -> None:
