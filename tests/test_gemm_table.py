@@ -119,28 +119,22 @@ def test_a_table_that_cannot_be_opened(
 
 HOSTILE = {
     "not json": "{",
-    "a list": "[]",
     "rows missing": json.dumps({"format": 3}),
     "an earlier format": json.dumps({"format": 2, "rows": [GOOD]}),
-    "format is a list": json.dumps({"format": [[]] * 999, "rows": []}),
-    "rows are numbers": json.dumps({"format": 3, "rows": [1]}),
     "a row without m": json.dumps({"format": 3, "rows": [{"dtype": "fp16"}]}),
     "no such dtype": document(dtype="int4"),
     "dtype is a list": document(dtype=["fp16"]),
     "no such activation": document(activation="gulp"),
-    "first is infinite": document(first=float("inf")),
     "first is a bool": document(first=True),
     "first is 0": document(first=0),
     "first after last": document(first=65),
     "n is beyond 2^31": document(n=1 << 70),
     "k is a text": document(k="64"),
-    "algorithm is a number": document(algorithm=7),
     "algorithm is no hexadecimal": document(algorithm="x" * 16),
     "kernel is a number": document(kernel=7, variant="64x64"),
     "a kernel without a variant": document(kernel="wgmma_tile"),
     "variant is no text": document(kernel="wgmma_tile", variant="\ud800"),
     "variant has 400 letters": document(kernel="wgmma_tile", variant="x" * 400),
-    "timed is a number": document(timed=64),
     "us is 0": document(us=[0.0]),
     "us is not a number": document(us=[float("nan")]),
     "us has 400 digits": document(us=[10**400]),
@@ -155,7 +149,7 @@ def test_nothing_in_a_file_breaks_who_reads_it(user: Path, what: str) -> None:
     user.write_text(HOSTILE[what], encoding="utf-8")
     with pytest.warns(UserWarning, match="is ignored: ") as said:
         assert in_force(HERE) == []
-    assert len(str(said[0].message)) < 500
+    assert len(str(said[0].message)) < 400
     assert silently_in_force(HERE) == []  # said once
     with pytest.warns(UserWarning, match="kept as"):
         add_rows(user, HERE, [row(1, 16)])

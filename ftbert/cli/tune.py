@@ -40,7 +40,7 @@ def add_to(commands: command.Commands) -> None:
     parser.add_argument("--texts", metavar="FILE", help="only the token counts that batches of these texts have")
     parser.add_argument("--column", help='field with the text (default "text")')
     parser.add_argument("--batch", type=command.count, default=32, help="texts in a batch of --texts (default 32)")
-    parser.add_argument("--minutes", type=_minutes, default=float("inf"), help="begin no further row after this")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further row after this")
     parser.add_argument("--out", type=Path, metavar="FILE", help="the table (default: where models look for it)")
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="the gains as a picture")
     parser.add_argument("--force", action="store_true", help="measure again what the table has")
@@ -140,13 +140,3 @@ def _token_range(text: str) -> tuple[int, int]:
     if not dots or not first.isdecimal() or not last.isdecimal() or not 1 <= int(first) <= int(last):
         raise argparse.ArgumentTypeError(f"expected A..B with 1 <= A <= B; got {text!r}")
     return int(first), int(last)
-
-
-def _minutes(text: str) -> float:
-    try:
-        minutes = float(text)
-    except ValueError:
-        minutes = -1
-    if not minutes >= 0:  # nor a NaN
-        raise argparse.ArgumentTypeError(f"expected a number of minutes, not negative; got {text!r}")
-    return minutes

@@ -148,7 +148,7 @@ def _source(kind: str, path: Path, machine: Machine) -> Source | None:
         owner, rows = read_table(path)
     except (OSError, ValueError) as error:
         missing = isinstance(error, FileNotFoundError) and kind != _CHOSEN
-        return None if missing else Source(kind, path, [], str(error))
+        return None if missing else Source(kind, path, [], str(error).removeprefix(f"{path}: "))
     if kind == "user cache" and (reason := untrusted(path.parent.parent, path.parent)):
         return Source(kind, path, [], reason)
     problems = []
