@@ -84,6 +84,9 @@ def test_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/someone")
     assert cache_folder() == Path("/home/someone/.cache/ftbert")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("os.getuid", lambda: 1 << 30)  # a container's user without an entry
+    assert cache_folder() is None
 
 
 def test_second_time_nothing_is_converted(source: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,7 @@ def _products(options: argparse.Namespace) -> tuple[list[Any], bool]:
     dtype = options.dtype or "fp16"
     if options.model is not None:
         config = open_cached(options.model).config.encoder
-        return products(config, dtype), config.norm_place == "post" and not config.relative_span
+        return products(config, dtype), not config.relative_span
     inter, activation = options.inter or 4 * options.hidden, options.activation or "gelu"
     return products_of_shape(options.hidden, inter, activation, dtype), True
 

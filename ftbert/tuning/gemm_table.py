@@ -93,7 +93,7 @@ def add_rows(path: Path, machine: Machine, rows: Iterable[Row]) -> None:
             warnings.warn(f"{path} is replaced and kept as {aside.name}: {error}", stacklevel=2)
         head = json.dumps({"format": FORMAT} | asdict(machine))[:-1]
         lines = ",\n".join("  " + json.dumps(row.as_dict()) for row in merge(rows, old))
-        fresh = path.with_name(path.name + ".new")
+        fresh = path.with_name(f"{path.name}.{os.getpid()}")
         with named(fresh), fresh.open("w", encoding="utf-8") as file:
             file.write(f'{head}, "rows": [\n{lines}\n]}}\n')
             file.flush()
