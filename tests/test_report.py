@@ -17,7 +17,6 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import bench_encode  # noqa: E402
 import bench_model  # noqa: E402
-import machine  # noqa: E402
 import peers  # noqa: E402
 import report  # noqa: E402
 
@@ -69,23 +68,6 @@ def test_a_peer_that_is_off_or_raises_is_a_row_that_says_so(monkeypatch: pytest.
     assert "| tired | failed: RuntimeError: no more |" in bench_model.table(
         {"model": "minilm", "batch": 2, "longest": 9, "fill_name": "half"} | result
     )
-
-
-@pytest.mark.parametrize("what", [["--peer", "ftbert"], ["--point", "minilm:1x4:full"], ["--model", "minilm"], []])
-def test_a_part_of_the_peers_or_points_is_not_published(
-    what: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(bench_model.SHAPES, "minilm", TINY)
-    monkeypatch.setattr(bench_model, "CPU_POINTS", ("minilm:2x4:full",))
-    monkeypatch.setattr(bench_model, "PEERS", [])
-    monkeypatch.setattr(bench_model, "RUNTIMES", [])
-    for name in ("cpu_gemm_floor", "byte_floor"):
-        monkeypatch.setattr(bench_model, name, lambda *arguments: 1.0)
-    monkeypatch.setattr(machine, "ROOT", tmp_path)
-    assert bench_model.main(["--rounds", "1", *what]) == 0
-    (written,) = tmp_path.rglob("*.json")
-    expected = "out/bench-cpu-fp32.json" if what else "benchmarks/results/cpu-fp32.json"
-    assert written == tmp_path / expected and f"wrote {written}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("angle", "words"), [(0.1, "least cosine 0.99500"), (float("nan"), "least cosine nan")])
