@@ -69,7 +69,10 @@ def _tune(options: argparse.Namespace) -> int:
     if path is None:
         raise ValueError("the cache is switched off (FTBERT_CACHE=off): say where the table shall go (--out)")
     if options.picture is not None:
+        made = not options.picture.exists()
         options.picture.open("a").close()  # OSError says why it cannot be written, before hours of work
+        if made:
+            options.picture.unlink()
     try:
         result = tuning.tune(
             wanted,

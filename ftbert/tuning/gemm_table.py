@@ -94,11 +94,14 @@ def add_rows(path: Path, machine: Machine, rows: Iterable[Row]) -> None:
         head = json.dumps({"format": FORMAT} | asdict(machine))[:-1]
         lines = ",\n".join("  " + json.dumps(row.as_dict()) for row in merge(rows, old))
         fresh = path.with_name(f"{path.name}.{os.getpid()}")
-        with named(fresh), fresh.open("w", encoding="utf-8") as file:
-            file.write(f'{head}, "rows": [\n{lines}\n]}}\n')
-            file.flush()
-            os.fsync(file.fileno())  # else a power cut may leave the new name and nothing in it
-        fresh.replace(path)
+        try:
+            with named(fresh), fresh.open("w", encoding="utf-8") as file:
+                file.write(f'{head}, "rows": [\n{lines}\n]}}\n')
+                file.flush()
+                os.fsync(file.fileno())  # else a power cut may leave the new name and nothing in it
+            fresh.replace(path)
+        finally:
+            fresh.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
