@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ftbert.converters.family import KEYS, Config, Family, Names, entry
+import torch
+
+from ftbert.checkpoint import EncoderConfig, shown
+from ftbert.converters.family import KEYS, Config, Derived, Family, Names, entry
 from ftbert.converters.relative_bias import MPNET_BIAS, SPAN
-from ftbert.converters.task_types import FOLDED_TASK_TYPES
 
 _LAYER = "encoder.layer.{i}."
 _ATTENTION = _LAYER + "attention."
@@ -169,11 +171,24 @@ _ALL = (
 
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 
+
+def _task_shapes(encoder: EncoderConfig, config: Config) -> list[list[int]]:
+    rows = entry(config, "task_type_vocab_size", "int", 3)
+    return [[encoder.token_types, encoder.embedding], [rows, encoder.embedding]]
+
+
+# ERNIE's task types: inputs always have task 0, so its row is added to every token type once and for all.
+_FOLDED_TASK_TYPES = Derived(
+    ("embeddings.token_type_embeddings.weight", "embeddings.task_type_embeddings.weight"),
+    _task_shapes,
+    lambda encoder, sources: sources[0] + sources[1][0],
+    lambda encoder, config, ours: [ours, torch.zeros(_task_shapes(encoder, config)[1], dtype=ours.dtype)],
+)
 # The same model type with another table, where the config says so.
-ERNIE_WITH_TASKS = Family(name="ernie", base="ernie", names=_BERT | {"embeddings.token_type": FOLDED_TASK_TYPES})
+_ERNIE_WITH_TASKS = Family(name="ernie", base="ernie", names=_BERT | {"embeddings.token_type": _FOLDED_TASK_TYPES})
 
 # What people may try, and why it does not run.
-REFUSED = {
+_REFUSED = {
     "xmod": "its layers hold an adapter for each language, chosen by lang_ids",
     "deberta": "its attention scores depend on positions through projections of their own",
     "deberta-v2": "its attention scores depend on positions through projections of their own",
@@ -181,3 +196,14 @@ REFUSED = {
     "big_bird": "its attention is sparse by blocks",
     "modernbert": "rotary positions and gated feed-forward layers are not there yet",
 }
+
+
+def find_family(config: Config) -> Family:
+    """The table for a config.json of transformers; ValueError says why there is none."""
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        reason = f": {_REFUSED[str(kind)]}" if str(kind) in _REFUSED else ""
+        raise ValueError(f"model type {shown(kind)} is not supported{reason}; supported: {', '.join(sorted(FAMILIES))}")
+    if kind == "ernie" and entry(config, "use_task_id", "bool", False):
+        return _ERNIE_WITH_TASKS
+    return FAMILIES[str(kind)]

@@ -16,9 +16,9 @@ from ftbert.checkpoint import (
     check_shapes,
     shown,
 )
+from ftbert.converters.families import find_family
 from ftbert.converters.family import Config, Derived, Family, entry
 from ftbert.converters.head_tables import PREFIXES, HeadRow, find_rows, head_config, left_out
-from ftbert.converters.weights import find_family
 
 MERGE = "merge it into the weights with peft's merge_and_unload(), and load the model that this returns"
 

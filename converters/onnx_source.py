@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ftbert.checkpoint import FORMAT, EncoderConfig, TensorSource, read_json_object
+from ftbert.converters.families import find_family
 from ftbert.converters.family import Family
 from ftbert.converters.onnx_check import Interface
 from ftbert.converters.onnx_config import differences, document, fit
@@ -22,7 +23,6 @@ from ftbert.converters.onnx_encoder import Encoder, trace
 from ftbert.converters.onnx_file import BFLOAT16, DTYPES, OnnxFile, computed, data_files, read_onnx
 from ftbert.converters.onnx_graph import Graph, Matrix, histogram
 from ftbert.converters.onnx_pieces import Linear, Norm
-from ftbert.converters.weights import find_family
 
 _TOKENIZER = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer_config.json")
 _MOST = 20  # problems shown
@@ -46,11 +46,15 @@ class OnnxSource(TensorSource):
         return found.t().contiguous() if matrix.transposed else found
 
 
-def find_onnx(source: str | Path) -> Path | None:
-    """The model in an .onnx file or a folder: model.onnx, onnx/model.onnx, or the only .onnx there is. Else None."""
+def onnx_of(source: str | Path) -> Path | None:
+    """The model in an .onnx file or a folder: model.onnx, onnx/model.onnx, or the only .onnx there is. Else None, as
+    for a folder that has the weights in a format that is read directly."""
     path = Path(source)
     if path.is_file():
         return path if path.suffix == ".onnx" else None
+    other = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
+    if any(True for pattern in other for _ in path.glob(pattern)):
+        return None
     places = [path, path / "onnx"]
     for folder in places:
         if (folder / "model.onnx").is_file():
@@ -60,15 +64,6 @@ def find_onnx(source: str | Path) -> Path | None:
         names = ", ".join(str(one.relative_to(path)) for one in found)
         raise ValueError(f"{path}: several ONNX files ({names}); name one of them")
     return found[0] if found else None
-
-
-def onnx_of(source: str | Path) -> Path | None:
-    """As `find_onnx`; None too for a folder that has the weights in a format that is read directly."""
-    folder = Path(source)
-    other = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
-    if folder.is_dir() and any(True for pattern in other for _ in folder.glob(pattern)):
-        return None
-    return find_onnx(folder)
 
 
 def home_of(path: Path) -> Path | None:

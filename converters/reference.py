@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ftbert.converters.families import find_family
+from ftbert.converters.family import Config, Derived
 from ftbert.converters.head_tables import HeadRow, rows_of
-from ftbert.converters.weights import find_family, to_huggingface
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from ftbert.checkpoint import Checkpoint
+    from ftbert.checkpoint import Checkpoint, EncoderConfig
 
 
 def build_reference(checkpoint: Checkpoint, with_heads: bool) -> PreTrainedModel:
@@ -25,7 +27,7 @@ def build_reference(checkpoint: Checkpoint, with_heads: bool) -> PreTrainedModel
         document["tie_word_embeddings"] = False
     settings = transformers.AutoConfig.for_model(**document)
     ours = {name: tensor for name, tensor in checkpoint.items() if not name.startswith("heads.")}
-    state = dict(to_huggingface(document, config.encoder, ours))
+    state = dict(_to_huggingface(document, config.encoder, ours))
     if with_heads:
         rows = {row.task: row for row in rows_of(config.architecture)}
         model = _class_of([rows[head.task] for head in config.heads], settings)(settings)
@@ -40,6 +42,20 @@ def build_reference(checkpoint: Checkpoint, with_heads: bool) -> PreTrainedModel
     if result.missing_keys or unused:
         raise RuntimeError(f"{type(model).__name__} does not take the weights: {result}")
     return model
+
+
+def _to_huggingface(
+    config: Config, encoder: EncoderConfig, weights: dict[str, torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Our tensors of the encoder as (their name without prefix, tensor)."""
+    family = find_family(config)
+    for ours, tensor in weights.items():
+        row = family.row(ours)
+        if isinstance(row, Derived):
+            yield from zip(row.sources, row.undo(encoder, config, tensor), strict=True)
+        else:
+            names = family.source_names(ours)
+            yield from zip(names, tensor.chunk(len(names)), strict=True)
 
 
 def _class_of(rows: list[HeadRow], settings: Any) -> Any:

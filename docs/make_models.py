@@ -25,9 +25,8 @@ _TASKS = {
 def render() -> str:
     from families import CASES, SIZES, make_config
 
-    from ftbert.converters.families import REFUSED
+    from ftbert.converters.families import REFUSED, find_family
     from ftbert.converters.family import Derived
-    from ftbert.converters.weights import find_family
 
     tested = set(CASES)
     lines = [

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from conftest import randomise
 
+from ftbert.converters.families import FAMILIES
 from ftbert.converters.head_tables import rows_of
-from ftbert.converters.weights import FAMILIES
 
 # The second size has nothing that a vector of 4 or 8 divides; the third is one that Hopper's own products take.
 _SIZES: list[dict[str, Any]] = [

@@ -20,7 +20,7 @@ from families import make_batch, make_model
 
 import ftbert
 from ftbert._library import build_info
-from ftbert.converters.weights import FAMILIES
+from ftbert.converters.families import FAMILIES
 from ftbert.evaluation import check
 
 ops = torch.ops.ftbert

@@ -18,7 +18,7 @@ from test_few_tokens import SHAPES
 from test_model import check_every_mask
 
 import ftbert
-from ftbert.converters.weights import FAMILIES
+from ftbert.converters.families import FAMILIES
 from ftbert.tuning import Product, Row, gemm_table
 
 pytestmark = pytest.mark.skipif(

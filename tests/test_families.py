@@ -18,8 +18,8 @@ from families import CASES, SIZES, make_batch, make_config, make_model, packed
 from safetensors.torch import load_file, save_file
 
 import ftbert
+from ftbert.converters.families import FAMILIES
 from ftbert.converters.from_huggingface import convert
-from ftbert.converters.weights import FAMILIES
 
 MASKS = ("right", "left", "holes")
 

@@ -12,8 +12,8 @@ from conftest import Place
 from families import make_model
 
 import ftbert
+from ftbert.converters.families import FAMILIES
 from ftbert.converters.relative_bias import buckets
-from ftbert.converters.weights import FAMILIES
 
 COUNTED = ["camembert", "data2vec-text", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl"]
 

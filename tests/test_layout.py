@@ -176,7 +176,7 @@ def test_a_wheel_holds_every_package() -> None:
 PLANTED = [
     ("ftbert.checkpoint.tensors", "from ftbert.converters import convert", "which stands above it"),
     ("ftbert.text.options", "def late():\n    import ftbert.model", "which stands above it"),
-    ("ftbert.converters.weights", "from ftbert.user_cache import locked", "converters may not import user_cache"),
+    ("ftbert.converters.families", "from ftbert.user_cache import locked", "converters may not import user_cache"),
     ("ftbert.model", "from ftbert.checkpoint import _REAL", "is private to checkpoint"),
     ("ftbert.optimization.patch", "from ftbert.model import _build", "is private to model"),
     ("ftbert.live_check", "from ftbert.tuning import gemm_table\ngemm_table._installed", "is private to tuning"),

@@ -18,7 +18,7 @@ from conftest import make_bert, randomise
 from onnx_models import MODELS, NEARLY_BERT, anonymous, export, export_nearly_bert, onnxruntime_hidden, ragged
 
 import ftbert
-from ftbert.converters import from_onnx, onnx_source, open_checkpoint
+from ftbert.converters import convert, onnx_source, open_checkpoint
 
 EXPORTERS = {"torchscript": False, "dynamo": True}
 
@@ -142,13 +142,10 @@ def test_folder_with_config_and_tokenizer(tiny_bert: Any, tmp_path: Path) -> Non
         ftbert.load(folder)
 
 
-def test_convert_by_script(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    target = tmp_path / "out"
-    assert from_onnx.main([str(small), str(target)]) == 0
+def test_convert(small: Path, tmp_path: Path) -> None:
+    target = convert(small, tmp_path / "out")
     assert {one.name for one in target.iterdir()} == {"config.json", "model.safetensors"}
     same_weights(ftbert.load(target), small)
-    assert from_onnx.main([str(target), str(tmp_path / "x")]) == 1
-    assert "expected an .onnx file" in capsys.readouterr().err and not (tmp_path / "x").exists()
 
 
 # ---- what is refused -----------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from conftest import VOCAB_WORDS, Place, have_gpu, make_bert
 from families import CASES, make_model
 
 import ftbert
-from ftbert.converters.weights import FAMILIES
+from ftbert.converters.families import FAMILIES
 from ftbert.optimization import PatchedForward, patched_forward
 
 TEXTS = ["word1 word2, word3!", "a", "the quick brown fox word7 word8 word9 word10 jumps", "word30 word31 z"]

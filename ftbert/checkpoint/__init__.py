@@ -30,10 +30,9 @@ if TYPE_CHECKING:
         shown,
     )
     from ftbert.checkpoint.tensors import Shape, StateDictSource, TensorSource, check_shapes, open_weights
-    from ftbert.dtypes import DTYPES
 
 __all__ = [
-    "ACTIVATIONS", "DTYPES", "FORMAT", "VERSION", "Checkpoint", "CheckpointConfig", "EncoderConfig", "HeadConfig",
+    "ACTIVATIONS", "FORMAT", "VERSION", "Checkpoint", "CheckpointConfig", "EncoderConfig", "HeadConfig",
     "Make", "Shape", "StateDictSource", "TensorSource", "check_shapes", "expect_file", "expect_inside", "is_unicode",
     "named", "open_weights", "put_in_place", "read_checkpoint", "read_json_object", "read_json_value", "shown", "typed",
     "work_folder",
@@ -47,7 +46,6 @@ _HOMES = {
         "expect_file expect_inside is_unicode named read_json_object read_json_value shown"
     ),
     "ftbert.checkpoint.tensors": "Shape StateDictSource TensorSource check_shapes open_weights",
-    "ftbert.dtypes": "DTYPES",
 }
 
 
