@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from ftbert.text.background import THREADS, in_background
 from ftbert.text.tokens import Text, Tokens, joined
 
 T = TypeVar("T")
@@ -24,6 +24,7 @@ Encode = Callable[[Sequence[Text]], Tokens]
 _TEXTS, _CHARACTERS = 256, 1 << 16
 _WINDOWS_AHEAD = 1  # read and handed to the tokenisers, beside the window that is being packed
 _MOST_THREADS = 4
+_THREADS = "ftbert-tokenise"  # what their names begin with
 
 
 def in_turn(windows: Iterable[tuple[T, Sequence[Text]]], encode: Encode) -> Generator[tuple[T, Tokens], None, None]:
@@ -35,9 +36,9 @@ def in_turn(windows: Iterable[tuple[T, Sequence[Text]]], encode: Encode) -> Gene
 def ahead(windows: Iterable[tuple[T, Sequence[Text]]], encode: Encode) -> Generator[tuple[T, Tokens], None, None]:
     """As `in_turn`, with threads; order and errors are the same. Closing it ends them. encode: thread-safe."""
     threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
-    with ThreadPoolExecutor(threads, thread_name_prefix=THREADS) as pool:
+    with ThreadPoolExecutor(threads, thread_name_prefix=_THREADS) as pool:
 
-        def submitted() -> Iterator[tuple[T, list[Future[Tokens]]]]:
+        def submitted() -> Generator[tuple[T, list[Future[Tokens]]], None, None]:
             for item, texts in windows:
                 yield item, [pool.submit(encode, texts[part]) for part in calls_of(texts)]
 
@@ -45,6 +46,23 @@ def ahead(windows: Iterable[tuple[T, Sequence[Text]]], encode: Encode) -> Genera
             with contextlib.closing(in_background(submitted(), _WINDOWS_AHEAD)) as arriving:
                 for item, parts in arriving:
                     yield item, joined([part.result() for part in parts])
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def in_background(source: Generator[T, None, None], most: int) -> Generator[T, None, None]:
+    """Yields what `source` yields, drawn in another thread; `most` items wait, and one more is being made.
+
+    An exception of `source` is raised here, after the items before it. Closing this iterator, or an exception where it
+    is consumed, waits for the item being made and closes `source`: no thread is left behind.
+    """
+    end: Any = object()
+    with contextlib.closing(source), ThreadPoolExecutor(1, thread_name_prefix=_THREADS) as pool:
+        waiting = deque(pool.submit(next, source, end) for _ in range(most + 1))
+        try:
+            while (item := waiting.popleft().result()) is not end:
+                waiting.append(pool.submit(next, source, end))
+                yield item
         finally:
             pool.shutdown(cancel_futures=True)
 

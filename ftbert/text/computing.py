@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from ftbert.progress import Progress
-from ftbert.text.ahead import ahead, in_turn, is_small
-from ftbert.text.background import in_background
+from ftbert.text.ahead import ahead, in_background, in_turn, is_small
 from ftbert.text.batching import Batch, Window, batches_of, windows_of
 from ftbert.text.tokens import Text, Tokens
 
