@@ -46,17 +46,8 @@ def put_in_place(new: Path, target: Path, replaceable: Callable[[Path], bool]) -
     exchange of the two, after which the old one is in `new`.
 
     A folder for which `replaceable` is False stays: FileExistsError. Where the file system cannot exchange, the old one
-    is renamed away first, and back when the new one cannot follow. Where a stranger's folder came in between and
-    another has taken its name since, the error says where it is now.
+    is renamed away first. A stranger's folder that came in between gets another name, which the error says.
     """
-    handle = os.open(new, os.O_RDONLY | os.O_DIRECTORY)  # so that no other folder gets its number
-    try:
-        _put_in_place(new, target, replaceable, _identity(new))
-    finally:
-        os.close(handle)
-
-
-def _put_in_place(new: Path, target: Path, replaceable: Callable[[Path], bool], ours: tuple[int, int]) -> None:
     while True:
         try:
             os.rename(new, target)  # POSIX: replaces an empty folder and nothing else
@@ -65,75 +56,41 @@ def _put_in_place(new: Path, target: Path, replaceable: Callable[[Path], bool], 
             if error.errno not in _OCCUPIED:
                 raise
         if not replaceable(target):
-            raise _occupied(target)
+            raise FileExistsError(errno.EEXIST, "exists and is not replaced", str(target))
         with suppress(FileNotFoundError):  # another process has just removed it
             old = _exchange_or_step_aside(new, target)
-            if replaceable(old):
-                return
-            _put_back(old, target, ours)  # it came between the two looks at it
-            raise _occupied(target)
+            if not replaceable(old):  # it came between the two looks at it
+                raise _kept(old, target)
+            return
 
 
 def _exchange_or_step_aside(new: Path, target: Path) -> Path:
     """Where the old target is now."""
-    if can_exchange(new.parent):
+    try:
         _exchange(new, target)
         return new
+    except OSError as error:
+        if error.errno not in _CANNOT_EXCHANGE:
+            raise
     old = new.parent / "old"
     os.rename(target, old)
     try:
         os.rename(new, target)
-    except BaseException:
-        _put_back(old, target, None)
-        raise
+    except BaseException as error:
+        raise _kept(old, target) from error
     return old
 
 
-def _put_back(old: Path, target: Path, ours: tuple[int, int] | None) -> None:
-    """Gives `old` its name again, which is free or taken by `ours`. FileExistsError where another folder has it."""
-    try:
-        if ours is not None and _identity(target) == ours:
-            os.rename(target, old.parent / "ours")
-        os.rename(old, target)
-    except OSError as error:
-        if error.errno not in (*_OCCUPIED, errno.ENOENT):
-            raise
-        kept = target.with_name(f"{target.name}.found-{secrets.token_hex(4)}")
-        os.rename(old, kept)
-        words = f"was made again meanwhile; what was there before is {kept}"
-        raise FileExistsError(errno.EEXIST, words, str(target)) from error
-
-
-def _identity(folder: Path) -> tuple[int, int]:
-    found = folder.stat()
-    return found.st_dev, found.st_ino
-
-
-def _occupied(target: Path) -> FileExistsError:
-    return FileExistsError(errno.EEXIST, "exists and is not replaced", str(target))
-
-
-def can_exchange(folder: Path) -> bool:
-    """Whether the file system of `folder`, which must be writable, exchanges two names in one step."""
-    one, other = folder / "one", folder / "other"
-    one.mkdir()
-    other.mkdir()
-    try:
-        _exchange(one, other)
-    except OSError as error:
-        if error.errno in _CANNOT_EXCHANGE:
-            return False
-        raise
-    finally:
-        one.rmdir()
-        other.rmdir()
-    return True
+def _kept(old: Path, target: Path) -> FileExistsError:
+    """Gives what was at `target` a name beside it; the error that says which."""
+    kept = target.with_name(f"{target.name}.found-{secrets.token_hex(4)}")
+    os.rename(old, kept)
+    return FileExistsError(errno.EEXIST, f"was made meanwhile; what was there before is {kept}", str(target))
 
 
 def _exchange(one: Path, other: Path) -> None:
+    """OSError with one of _CANNOT_EXCHANGE where the file system has no such step."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "renameat2"):
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     if libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), str(one), None, str(other))
