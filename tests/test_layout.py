@@ -38,6 +38,7 @@ PYTHON = (
     "_library",
     "_fake",
     "dtypes",
+    "input_file",
     "torch_release",
 )
 # The folders of csrc/, and encoder.h and .cpp, from top to bottom.

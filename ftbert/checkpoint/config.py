@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ftbert._library import load_library
-from ftbert.checkpoint.input_file import named, shown
+from ftbert.input_file import named, shown
 
 # transformers' names -> the core's
 ACTIVATIONS = {

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ftbert.checkpoint.input_file import expect_file, read_json_value, shown
+from ftbert.input_file import expect_file, read_json_value, shown
 
 Shape = tuple[int, ...]
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ftbert.checkpoint import read_json_object
+from ftbert.input_file import read_json_object
 from ftbert.text import TextOptions, TextSettings, load_tokenizer, lower_first, text_options, tokenizer_of
 
 # What settings of a tokenizer show in: case, accents, Chinese characters, control characters, nothing at all.

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ftbert.checkpoint import expect_file, is_unicode
 from ftbert.files.records import (
     CHUNK_BYTES,
     STREAM,
@@ -26,6 +25,7 @@ from ftbert.files.records import (
     one_more_skipped,
     open_lines,
 )
+from ftbert.input_file import expect_file, is_unicode
 
 _BOM = b"\xef\xbb\xbf"
 # An unclosed quote makes the rest of the file one field. Past this size that is what must have happened.

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ftbert.checkpoint import expect_file
 from ftbert.files.records import (
     CHUNK_BYTES,
     EMBEDDING,
@@ -21,6 +20,7 @@ from ftbert.files.records import (
     Skipped,
     missing_column,
 )
+from ftbert.input_file import expect_file
 
 # What pyarrow raises for bytes that are no parquet; ArrowException has no base of its own beside Exception.
 _BROKEN = (pa.ArrowException, OSError, ValueError, LookupError, TypeError, OverflowError, MemoryError)

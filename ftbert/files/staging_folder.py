@@ -16,7 +16,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from ftbert.checkpoint import named
+from ftbert.input_file import named
 
 _MANIFEST = "manifest.json"
 _OURS = re.compile(r"manifest\.(json|new)|(rows(-\d{8})?|skipped)\.(npy|jsonl|parquet)")

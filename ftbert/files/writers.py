@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftbert.checkpoint import named
 from ftbert.files.records import EMBEDDING, STREAM, Chunk, Skipped
+from ftbert.input_file import named
 
 if TYPE_CHECKING:
     import numpy as np

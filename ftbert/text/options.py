@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ftbert.checkpoint import is_unicode
+from ftbert.input_file import is_unicode
 from ftbert.text.settings import check_pooling
 from ftbert.text.tokenizer import Tokenizer
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ftbert.checkpoint import read_json_object, read_json_value
+from ftbert.input_file import read_json_object, read_json_value
 from ftbert.text.batching import Batch
 from ftbert.text.computing import Upload, Work, compute_all
 from ftbert.text.encoding import tokenise, tokenizer_of

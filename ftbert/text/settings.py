@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ftbert.checkpoint import read_json_object, read_json_value, shown
+from ftbert.input_file import read_json_object, read_json_value, shown
 from ftbert.text.modules import Modules
 
 POOLINGS = ("cls", "mean", "max", "mean_sqrt_len", "last")

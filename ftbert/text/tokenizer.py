@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ftbert.checkpoint import expect_file, is_unicode, read_json_object
+from ftbert.input_file import expect_file, is_unicode, read_json_object
 from ftbert.text.fast_tokenizer import FastTokenizer
 from ftbert.text.settings import TextSettings
 from ftbert.text.tokens import Text, Tokens, joined, tokens_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ftbert.checkpoint import is_unicode
+from ftbert.input_file import is_unicode
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
