@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ftbert.converters.onnx_file import Input
+from ftbert.converters.onnx_encoder import Encoder
+from ftbert.converters.onnx_file import OnnxFile, data_files
 
 if TYPE_CHECKING:
     from ftbert.checkpoint import Checkpoint
@@ -45,26 +46,6 @@ main(Path(sys.argv[1]))
 
 
 @dataclass(frozen=True)
-class Interface:
-    """What the graph's values are.
-
-    size: bytes of the model's files. weights: their TensorProto.DataType. ids, types, mask: inputs, "" where there is
-    none. hidden: the last hidden state [batch, seq, hidden]. pooled: the pooler's output [batch, hidden], or "".
-    """
-
-    path: Path
-    size: int
-    weights: int
-    inputs: tuple[Input, ...]
-    outputs: tuple[str, ...]
-    ids: str
-    types: str
-    mask: str
-    hidden: str
-    pooled: str
-
-
-@dataclass(frozen=True)
 class _Batch:
     """kinds: of mask, one for each row. ids, mask, types: int64 [batch, seq]."""
 
@@ -74,45 +55,45 @@ class _Batch:
     types: np.ndarray
 
 
-def check_graph(graph: Interface, checkpoint: Checkpoint) -> None:
+def check_graph(file: OnnxFile, encoder: Encoder, checkpoint: Checkpoint) -> None:
     """ValueError names the file and says by how much and where the two differ, or why the graph cannot be evaluated.
 
     Outputs that are neither the last hidden state, nor the pooler's, nor a pooling of the former are named in a
     warning.
     """
     try:
-        batches = _batches(graph, checkpoint)
-        feeds = [_feed(graph, batch) for batch in batches]
+        batches = _batches(file, encoder, checkpoint)
+        feeds = [_feed(file, encoder, batch) for batch in batches]
         pooler = checkpoint.config.encoder.pooler
-        runs = _evaluate(graph, feeds, [graph.hidden, *([graph.pooled] if graph.pooled and pooler else [])])
-        left_out = _compare(graph, pooler, batches, runs, _compute(checkpoint, batches))
+        runs = _evaluate(file, feeds, [encoder.hidden, *([encoder.pooled] if encoder.pooled and pooler else [])])
+        left_out = _compare(file, encoder, pooler, batches, runs, _compute(checkpoint, batches))
     except (ValueError, RuntimeError, OSError) as error:
-        raise ValueError(f"{graph.path}: {error}") from error
+        raise ValueError(f"{file.path}: {error}") from error
     if left_out:
         names = ", ".join(left_out[:8]) + (f" and {len(left_out) - 8} more" if len(left_out) > 8 else "")
         warnings.warn(
-            f"{graph.path}: its outputs {names} are left out; only the encoder and the pooler are read", stacklevel=4
+            f"{file.path}: its outputs {names} are left out; only the encoder and the pooler are read", stacklevel=4
         )
 
 
-def _batches(graph: Interface, checkpoint: Checkpoint) -> list[_Batch]:
+def _batches(file: OnnxFile, encoder: Encoder, checkpoint: Checkpoint) -> list[_Batch]:
     """Short rows with all kinds of masks, and a long one: a window or a distance may show in that alone."""
     config, rng = checkpoint.config.encoder, np.random.default_rng(0)
-    sides = next(one for one in graph.inputs if one.name == graph.ids).sides
+    sides = next(one for one in file.inputs if one.name == encoder.tables.ids).sides
     if len(sides) != 2:
-        raise ValueError(f"its input {graph.ids!r} has {len(sides)} dimensions, not [batch, seq]")
+        raise ValueError(f"its input {encoder.tables.ids!r} has {len(sides)} dimensions, not [batch, seq]")
     longest = config.max_seq if config.positions != "none" or config.relative_span else _LONG
     rows, seq = (side if isinstance(side, int) else 0 for side in sides)
     if seq > longest or rows * seq > _MOST_TOKENS:
         raise ValueError(f"its inputs are [{rows}, {seq}]; expected at most {longest} columns, {_MOST_TOKENS} tokens")
-    kinds = list(_KINDS) if graph.mask else ["full"]
+    kinds = list(_KINDS) if encoder.mask else ["full"]
     short = kinds if rows else kinds * 2
     rows = rows or len(short)
     short += short[: -len(short) % rows]
     plan = [(short[at : at + rows], seq or min(_SEQ, longest)) for at in range(0, len(short), rows)]
     if not seq and longest > _SEQ:
         plan.append((["full"] * (rows if isinstance(sides[0], int) else 1), min(_LONG, longest)))
-    types = config.token_types if graph.types else 0
+    types = config.token_types if encoder.tables.types else 0
     return [_batch(some, columns, config, max(1, types), rng) for some, columns in plan]
 
 
@@ -132,14 +113,14 @@ def _batch(kinds: list[str], seq: int, config: Any, types: int, rng: np.random.G
     return _Batch(kinds, ids, mask, rng.integers(0, types, shape))
 
 
-def _feed(graph: Interface, batch: _Batch) -> dict[str, np.ndarray]:
+def _feed(file: OnnxFile, encoder: Encoder, batch: _Batch) -> dict[str, np.ndarray]:
     """Every input; what is none of ids, mask and types varies too."""
     rng = np.random.default_rng(1)
-    sides = next(one for one in graph.inputs if one.name == graph.ids).sides
+    sides = next(one for one in file.inputs if one.name == encoder.tables.ids).sides
     sizes: dict[int | str, int] = dict(zip(sides, batch.ids.shape, strict=True))
-    known = {graph.ids: batch.ids, graph.types: batch.types, graph.mask: batch.mask}
+    known = {encoder.tables.ids: batch.ids, encoder.tables.types: batch.types, encoder.mask: batch.mask}
     found = {}
-    for one in graph.inputs:
+    for one in file.inputs:
         if one.type not in _NUMPY:
             raise ValueError(f"its input {one.name!r} is of ONNX type {one.type}")
         value = known.get(one.name)
@@ -156,16 +137,17 @@ def _feed(graph: Interface, batch: _Batch) -> dict[str, np.ndarray]:
 
 
 def _evaluate(
-    graph: Interface, feeds: list[dict[str, np.ndarray]], values: list[str]
+    onnx: OnnxFile, feeds: list[dict[str, np.ndarray]], values: list[str]
 ) -> list[dict[str, np.ndarray]]:
     """What the graph's outputs and `values` are in each run. ValueError says why there are none."""
+    size = sum(path.stat().st_size for path in {onnx.path, *data_files(onnx.constants.values())})
     tokens = sum(next(iter(feed.values())).size for feed in feeds)
     # A core computes some 10^9 products of a weight and a token in a second, a slow one with numpy alone a tenth.
-    seconds = 10 + round(graph.size / 4 * tokens / 3e8)
-    limits = {"bytes": (3 << 30) + 6 * graph.size, "seconds": seconds}
+    seconds = 10 + round(size / 4 * tokens / 3e8)
+    limits = {"bytes": (3 << 30) + 6 * size, "seconds": seconds}
     with tempfile.TemporaryDirectory(prefix="ftbert.onnx.") as name:
         folder = Path(name)
-        job = {"path": str(graph.path.absolute()), "values": values, **limits}
+        job = {"path": str(onnx.path.absolute()), "values": values, **limits}
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
         named = {f"{i}/{key}": value for i, feed in enumerate(feeds) for key, value in feed.items()}
         np.savez(folder / "feeds.npz", **named)  # type: ignore[arg-type]
@@ -207,7 +189,8 @@ def _compute(checkpoint: Checkpoint, batches: list[_Batch]) -> list[tuple[np.nda
 
 
 def _compare(
-    graph: Interface,
+    file: OnnxFile,
+    encoder: Encoder,
     pooler: bool,
     batches: list[_Batch],
     runs: list[dict[str, np.ndarray]],
@@ -216,16 +199,18 @@ def _compare(
     """The graph's outputs that ftbert does not compute. ValueError where a value that it computes is another one."""
     hidden, pooled = [one for one, _ in ours], [one for _, one in ours]
 
-    def differ(name: str, expected: list[np.ndarray]) -> str:
-        return _difference(name, batches, [run[name] for run in runs], expected, _LIMITS.get(graph.weights, _LIMIT))
+    limit = _LIMITS.get(encoder.tables.word.type, _LIMIT)
 
-    problem = differ(graph.hidden, hidden)
-    if not problem and pooler and graph.pooled:
-        problem = differ(graph.pooled, pooled)
+    def differ(name: str, expected: list[np.ndarray]) -> str:
+        return _difference(name, batches, [run[name] for run in runs], expected, limit)
+
+    problem = differ(encoder.hidden, hidden)
+    if not problem and pooler and encoder.pooled:
+        problem = differ(encoder.pooled, pooled)
     if problem:
         raise ValueError(problem)
     left_out, similar = [], {}
-    for name in graph.outputs:
+    for name in file.outputs:
         theirs = [run[name] for run in runs]
         if [one.shape for one in theirs] == [one.shape for one in hidden]:
             similar[name] = differ(name, hidden)

@@ -38,7 +38,8 @@ class Layer:
 class Encoder:
     """What the walk found. relative_bias: [buckets, heads], looked up by distance and added to the scores.
 
-    hidden, pooled: the values that are the last hidden state and the pooler's output ("" without one).
+    hidden, pooled: the values that are the last hidden state and the pooler's output. mask: the input that is the
+    attention mask. "" where there is none.
     """
 
     tables: Tables
@@ -51,6 +52,7 @@ class Encoder:
     relative_bias: Constant | None = None
     hidden: str = ""
     pooled: str = ""
+    mask: str = ""
 
 
 class Pieces:
@@ -107,6 +109,7 @@ def trace(graph: Graph) -> Encoder:
     encoder.hidden = value
     encoder.pooler, encoder.pooled = _pooler(pieces, value)
     encoder.relative_bias = _relative_bias(pieces, attentions)
+    encoder.mask = _mask(graph, encoder.tables)
     return encoder
 
 
@@ -183,3 +186,12 @@ def _relative_bias(pieces: Pieces, attentions: list[Attention]) -> Constant | No
     if len(found) > 1:
         raise ValueError(f"{len(found)} tables of relative positions; ftbert knows one for all layers")
     return next(iter(found.values()), None)
+
+
+def _mask(graph: Graph, tables: Tables) -> str:
+    """ValueError where the graph's inputs are not those of an encoder."""
+    rest = [name for name in graph.inputs if name not in (tables.ids, tables.types) and "type" not in name]
+    masks = [name for name in rest if "mask" in name] or rest
+    if len(masks) > 1:
+        raise ValueError(f"which of its inputs is the attention mask: {', '.join(sorted(masks))}?")
+    return masks[0] if masks else ""

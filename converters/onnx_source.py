@@ -17,10 +17,9 @@ import torch
 from ftbert.checkpoint import FORMAT, EncoderConfig, TensorSource, read_json_object
 from ftbert.converters.families import find_family
 from ftbert.converters.family import Family
-from ftbert.converters.onnx_check import Interface
 from ftbert.converters.onnx_config import differences, document, fit
 from ftbert.converters.onnx_encoder import Encoder, trace
-from ftbert.converters.onnx_file import BFLOAT16, DTYPES, OnnxFile, computed, data_files, read_onnx
+from ftbert.converters.onnx_file import BFLOAT16, DTYPES, OnnxFile, computed, read_onnx
 from ftbert.converters.onnx_graph import Graph, Matrix, histogram
 from ftbert.converters.onnx_pieces import Linear, Norm
 
@@ -31,9 +30,9 @@ _MOST = 20  # problems shown
 class OnnxSource(TensorSource):
     """The constants of a traced graph under HuggingFace's names, matrices as torch.nn.Linear has them."""
 
-    def __init__(self, where: str, tensors: dict[str, Matrix], interface: Interface) -> None:
-        self.where = where
-        self.interface = interface
+    def __init__(self, file: OnnxFile, encoder: Encoder, tensors: dict[str, Matrix]) -> None:
+        self.where = str(file.path)
+        self.file, self.encoder = file, encoder
         self._tensors = tensors
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -91,7 +90,7 @@ def open_onnx(path: Path) -> tuple[dict[str, Any], OnnxSource, Path | None]:
             said = "what a config for it would say" if given is None else f"{home}/config.json"
             raise ValueError("\n  ".join([f"{said} does not fit the graph:", *wrong]))
         numbers.weight_shapes()  # the core's own limits
-        source = OnnxSource(str(path), _names(family, numbers, encoder), _interface(path, file, encoder))
+        source = OnnxSource(file, encoder, _names(family, numbers, encoder))
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
         # Of a flipped bit anything may come; the graph's own words are the best there is to say about it.
         raise ValueError(
@@ -99,28 +98,6 @@ def open_onnx(path: Path) -> tuple[dict[str, Any], OnnxSource, Path | None]:
             f"  The graph ({file.producer or 'producer unknown'}) has {histogram(file.nodes)}."
         ) from error
     return config, source, home
-
-
-def _interface(path: Path, file: OnnxFile, encoder: Encoder) -> Interface:
-    """ValueError where the graph's inputs are not those of an encoder."""
-    tables = encoder.tables
-    rest = [one for one in file.inputs if one.name not in (tables.ids, tables.types) and "type" not in one.name]
-    masks = [one.name for one in rest if "mask" in one.name] or [one.name for one in rest]
-    if len(masks) > 1:
-        raise ValueError(f"which of its inputs is the attention mask: {', '.join(masks)}?")
-    files = [path, *data_files(file.constants.values())]
-    return Interface(
-        path=path,
-        size=sum(one.stat().st_size for one in files),
-        weights=tables.word.type,
-        inputs=tuple(file.inputs),
-        outputs=tuple(file.outputs),
-        ids=tables.ids,
-        types=tables.types,
-        mask=masks[0] if masks else "",
-        hidden=encoder.hidden,
-        pooled=encoder.pooled,
-    )
 
 
 def _given_config(home: Path | None) -> dict[str, Any] | None:

@@ -33,7 +33,7 @@ def open_checkpoint(source: str | Path | torch.nn.Module) -> Checkpoint:
     if onnx is not None:
         document, initialisers, home = open_onnx(onnx)
         checkpoint = _from_huggingface(document, initialisers, home, str(onnx))
-        check_graph(initialisers.interface, checkpoint)
+        check_graph(initialisers.file, initialisers.encoder, checkpoint)
         return checkpoint
     folder = find_folder(source)
     document = read_json_object(folder / "config.json")
