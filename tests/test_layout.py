@@ -181,7 +181,7 @@ PLANTED = [
     ("ftbert.model", "from ftbert.checkpoint import _REAL", "is private to checkpoint"),
     ("ftbert.optimization.patch", "from ftbert.model import _build", "is private to model"),
     ("ftbert.live_check", "from ftbert.tuning import gemm_table\ngemm_table._installed", "is private to tuning"),
-    ("ftbert.cli.info", "from ftbert.text import Modules", "Modules is not in the face of text"),
+    ("ftbert.cli.info", "from ftbert.text import Cutter", "Cutter is not in the face of text"),
     ("ftbert.cli.info", "from ftbert.tuning.run import tune", "import from its face, ftbert.tuning"),
     ("ftbert.files.records", "def late():\n    from ftbert.files.embed import embed_file", "a circle: "),
     ("ftbert.text.tokenizer", "from ftbert.text import encode", "a circle: "),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftbert.input_file import is_unicode
-from ftbert.text.settings import check_pooling
+from ftbert.text.settings import check_pooling, positive
 from ftbert.text.tokenizer import Tokenizer
 
 
@@ -113,10 +113,3 @@ def choose_prompt(
         known = ", ".join(map(repr, prompts)) or "those of the folder, which has none"
         raise ValueError(f"prompt_name must be one of {known}; got {name!r}")
     return prompts[name]
-
-
-def positive(name: str, value: Any) -> int:
-    """`value` itself; ValueError for what is no positive int."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be a positive integer; got {value!r}")
-    return value

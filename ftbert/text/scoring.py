@@ -15,7 +15,8 @@ from ftbert.input_file import read_json_object, read_json_value
 from ftbert.text.batching import Batch
 from ftbert.text.computing import Upload, Work, compute_all
 from ftbert.text.encoding import tokenise, tokenizer_of
-from ftbert.text.options import choose_prompt, positive
+from ftbert.text.options import choose_prompt
+from ftbert.text.settings import positive, read_prompts
 from ftbert.text.tokens import Text, check_texts, is_single
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -45,18 +46,12 @@ class ScoreSettings:
         name = nested.get("activation_fn") if isinstance(nested, dict) else None
         where = "config.json" if folder is None else str(folder / "config.json")
         activation = _activation(name or config.get("sbert_ce_default_activation_function"), where)
-        head = None if folder is None else folder / "config_sentence_transformers.json"
-        if folder is None or head is None or not head.exists():
-            return cls(activation)
-        values = read_json_object(head)
-        if values.get("model_type") != "CrossEncoder":
+        head = Path() if folder is None else folder / "config_sentence_transformers.json"
+        values = read_json_object(head) if folder is not None and head.exists() else {}
+        if folder is None or values.get("model_type") != "CrossEncoder":
             return cls(activation)
         _expect_transformer_alone(folder / "modules.json")
-        prompts, default = values.get("prompts") or {}, values.get("default_prompt_name")
-        if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
-            raise ValueError(f"{head}: prompts must be an object of texts; got {prompts!r}")
-        if default is not None and default not in prompts:
-            raise ValueError(f"{head}: default_prompt_name {default!r} is none of the prompts: {', '.join(prompts)}")
+        prompts, default = read_prompts(head, values, {})
         own = _activation(values.get("activation_fn"), str(head))
         return cls(activation or own, prompts, "" if default is None else prompts[default])
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from ftbert.input_file import read_json_object, read_json_value, shown
-from ftbert.text.modules import Modules
 
 POOLINGS = ("cls", "mean", "max", "mean_sqrt_len", "last")
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 _MODEL_TYPE = "SentenceTransformer"
+_NOTHING = ("Dropout",)  # modules that do nothing at inference
 
 # How sentence-transformers spells the pooling, as booleans (before 5.x) and as one string (since).
 _POOLING_FLAGS = {
@@ -87,13 +87,63 @@ class TextSettings:
         # What another kind of model saved (a CrossEncoder) is not used for embeddings.
         if not (folder / "modules.json").exists() or values.get("model_type", _MODEL_TYPE) != _MODEL_TYPE:
             return cls(pooling=_default_pooling(folder))
-        modules = Modules.read(folder, read_json_value(folder / "modules.json"))
+        modules = _Modules.read(folder, read_json_value(folder / "modules.json"))
         return cls(
             **_pooling(modules.pooling / "config.json"),
             normalize=_normalizes(modules.normalize),
             **_transformer(modules.transformer),
             **_sentence_settings(head, values),
         )
+
+
+@dataclass(frozen=True)
+class _Modules:
+    """The folders of the modules. normalize: of each Normalize behind the pooling."""
+
+    transformer: Path
+    pooling: Path
+    normalize: list[Path]
+
+    @classmethod
+    def read(cls, folder: Path, modules: Any) -> _Modules:
+        """`modules`: the content of `folder`'s modules.json. ValueError for other chains than Transformer, Pooling and
+        any Normalize, and for a path that leads out of the folder."""
+        where = folder / "modules.json"
+        if not isinstance(modules, list) or not all(isinstance(m, dict) and "type" in m for m in modules):
+            raise ValueError(f"{where}: expected a list of modules, each with a 'type'")
+        names = [module["name"] for module in modules if "name" in module]
+        if len({str(name) for name in names}) != len(names):
+            raise ValueError(f"{where}: two modules have one name")
+        found: list[tuple[str, Path]] = []
+        for module in modules:
+            kind, path = _kind(str(module["type"]), where), _inside(folder, module.get("path", ""), where)
+            if kind not in _NOTHING:
+                found.append((kind, path))
+        if [kind for kind, _ in found[:2]] != ["Transformer", "Pooling"] or any(k != "Normalize" for k, _ in found[2:]):
+            chain = ", ".join(kind for kind, _ in found) or "nothing"
+            raise ValueError(f"{where}: expected Transformer, Pooling and at most Normalize behind them; got {chain}")
+        if found[0][1] != folder:
+            raise ValueError(f"{where}: the Transformer is in {found[0][1]}; only one in the folder itself is loaded")
+        return cls(found[0][1], found[1][1], [path for _, path in found[2:]])
+
+
+def _kind(full: str, where: Path) -> str:
+    # The class has moved between packages over the releases; only its own name is stable. A class from elsewhere
+    # (custom_st.Transformer) may compute anything, whatever its name.
+    name = full.rsplit(".", 1)[-1] if full.startswith("sentence_transformers.") else full
+    if name not in ("Transformer", "Pooling", "Normalize", *_NOTHING):
+        raise ValueError(
+            f"{where}: module {full!r} is not supported; encode() knows Transformer, Pooling, Normalize. "
+            "Call the model itself for last_hidden_state and apply the module to that"
+        )
+    return name
+
+
+def _inside(folder: Path, path: Any, where: Path) -> Path:
+    parts = PureWindowsPath(path) if isinstance(path, str) else None
+    if parts is None or parts.anchor or ".." in parts.parts or "\0" in path:
+        raise ValueError(f"{where}: path {path!r} must stay inside the folder")
+    return folder / path
 
 
 def check_pooling(name: str) -> str:
@@ -189,22 +239,34 @@ def _arguments(path: Path, config: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _length(path: Path, config: Mapping[str, Any], key: str) -> int | None:
-    value = config.get(key)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ValueError(f"{path}: {key} must be a positive integer; got {value!r}")
+def positive(name: str, value: Any) -> int:
+    """`value` itself; ValueError for what is no positive int."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a positive integer; got {value!r}")
     return value
+
+
+def _length(path: Path, config: Mapping[str, Any], key: str) -> int | None:
+    return None if config.get(key) is None else positive(f"{path}: {key}", config[key])
+
+
+def read_prompts(
+    path: Path, config: Mapping[str, Any], usual: Mapping[str, str]
+) -> tuple[dict[str, str], str | None]:
+    """Prompts by name, `usual` where the file has no other, and the name of the one put before every text."""
+    stored = config.get("prompts") or {}
+    if not isinstance(stored, dict) or not all(isinstance(text, str | None) for text in stored.values()):
+        raise ValueError(f"{path}: prompts must be an object of texts; got {stored!r}")
+    prompts = {**usual, **{name: text or "" for name, text in stored.items()}}
+    name = config.get("default_prompt_name")
+    if name is not None and (not isinstance(name, str) or name not in prompts):
+        raise ValueError(f"{path}: default_prompt_name {name!r} is none of the prompts: {', '.join(prompts)}")
+    return prompts, name
 
 
 def _sentence_settings(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Of config_sentence_transformers.json: prompts, width, similarity."""
-    stored = config.get("prompts") or {}
-    if not isinstance(stored, dict) or not all(isinstance(text, str | None) for text in stored.values()):
-        raise ValueError(f"{path}: prompts must be an object of texts; got {stored!r}")
-    prompts = {"query": "", "document": ""} | {name: text or "" for name, text in stored.items()}
-    name = config.get("default_prompt_name")
-    if name is not None and (not isinstance(name, str) or name not in prompts):
-        raise ValueError(f"{path}: default_prompt_name {name!r} is none of the prompts: {', '.join(prompts)}")
+    prompts, name = read_prompts(path, config, {"query": "", "document": ""})
     # One that is for other kinds of models, "maxsim", leaves the default.
     similarity = config.get("similarity_fn_name")
     return {

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ftbert.text.encoding import encode, text_options, tokenizer_of
-from ftbert.text.options import positive
 from ftbert.text.precision import check_precision, quantized
 from ftbert.text.scoring import labels_of, predict, rank, scoring, task_of
+from ftbert.text.settings import positive
 from ftbert.text.similarity import similarity, similarity_pairwise
 from ftbert.text.tokens import check_texts, has_pairs, is_single
 
