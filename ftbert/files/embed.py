@@ -125,7 +125,8 @@ def embed_file(
         truncate_dim=truncate_dim, max_tokens=max_tokens,
     )  # fmt: skip
     made_with = _source_identity(source) | _model_identity(model)
-    made_with |= {"column": column or "text", "batch_records": batch_records} | how.identity()
+    made_with |= {"column": column or "text", "batch_records": batch_records} | asdict(how)
+    del made_with["width"]  # follows from truncate_dim and the model
     with contextlib.ExitStack() as stack:
         piped = STREAM in (source, target)  # a later run cannot go on from there
         beside = target
@@ -144,12 +145,7 @@ def embed_file(
         stack.callback(writer.close)
         stack.callback(left_out.close)
         resumed = position.records
-        windows = embed_windows(
-            model,
-            _windows(reader, position, progress),
-            how,
-            on_batch=progress.add_expected,
-        )
+        windows = embed_windows(model, _windows(reader, position, progress), how, on_batch=progress.add_expected)
         with contextlib.closing(windows):
             for done in windows:
                 _check_finite(done.results, done.item)
@@ -226,11 +222,7 @@ def _source_identity(source: Path) -> dict[str, Any]:
     if source == STREAM:
         return {}
     stat = source.stat()
-    return {
-        "source": str(source.resolve()),
-        "source size": stat.st_size,
-        "source time": stat.st_mtime_ns,
-    }
+    return {"source": str(source.resolve()), "source size": stat.st_size, "source time": stat.st_mtime_ns}
 
 
 def _model_identity(model: Any) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def open_source(path: Path, options: ReadOptions) -> Reader:
 def open_target(path: Path, folder: Path, hidden: int, state: dict[str, int] | None) -> Writer:
     """A writer of `path`'s kind working inside `folder`; `state` is what `sync` returned, None at first."""
     if path == STREAM:
-        return JsonlStream(hidden)
+        return JsonlStream()
     kind = _kind(path, TARGETS, "write")
     kinds = {".npy": NpyWriter, ".jsonl": JsonlWriter, ".jsonl.gz": JsonlGzWriter, ".parquet": ParquetWriter}
     writer: Any = kinds[kind]

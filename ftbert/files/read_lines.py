@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import sys
 import warnings
 import zlib
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,8 +24,6 @@ from ftbert.files.records import (
     ReadOptions,
     Skipped,
     missing_column,
-    one_more_skipped,
-    open_lines,
 )
 from ftbert.input_file import expect_file, is_unicode
 
@@ -79,13 +79,16 @@ class _LineReader:
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-        file, packed = open_lines(self.path)
-        try:
-            yield file, packed
-        finally:
-            if self.path != STREAM:
-                file.close()
-                packed.close()
+        """The lines' bytes, unpacked, and what they are read from, whose place says how far that is."""
+        if self.path == STREAM:
+            yield sys.stdin.buffer, sys.stdin.buffer
+            return
+        with self.path.open("rb") as packed:
+            if self.path.suffix.lower() == ".gz":
+                with gzip.GzipFile(fileobj=packed) as file:
+                    yield file, packed  # type: ignore[misc]
+            else:
+                yield packed, packed
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
@@ -127,7 +130,7 @@ class _LineReader:
                     if not self.options.skip_bad:
                         raise
                     bad.append(error.skipped)
-                    position, record = one_more_skipped(position), None
+                    position, record = replace(position, skipped=position.skipped + 1), None
                 if record is not None:
                     texts.append(record[0])
                     if self.options.keep:

@@ -7,12 +7,10 @@ position: a resumed run cuts the same chunks.
 
 from __future__ import annotations
 
-import gzip
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,23 +99,8 @@ class ReadOptions:
     kind: str = ".txt"
 
 
-def open_lines(path: Path) -> tuple[BinaryIO, BinaryIO]:
-    """The bytes of a file of lines, unpacked, and what they are read from, whose place says how far that is."""
-    if path == STREAM:
-        return sys.stdin.buffer, sys.stdin.buffer
-    packed: BinaryIO = path.open("rb")  # type: ignore[assignment]
-    if path.suffix.lower() != ".gz":
-        return packed, packed
-    return gzip.GzipFile(fileobj=packed), packed  # type: ignore[return-value]
-
-
 def missing_column(path: Path, column: str, found: list[str]) -> ValueError:
     """The error for a column that is not there."""
     return ValueError(
         f"{path}: no column {column!r}; found {', '.join(map(repr, found))}. Name one with --column"
     )
-
-
-def one_more_skipped(position: Position, **moved: int) -> Position:
-    """`position` after a bad record was passed over."""
-    return replace(position, skipped=position.skipped + 1, **moved)

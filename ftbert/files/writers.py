@@ -21,18 +21,17 @@ if TYPE_CHECKING:
 _NPY_HEADER = 128  # bytes; room for any row count, so that the count can be filled in at the end
 
 
-class _AppendedFile:
+class _FileWriter:
     """A file that grows; what an earlier process wrote after its last `sync` is cut off."""
 
-    def __init__(self, path: Path, size: int) -> None:
+    def __init__(self, path: Path, state: dict[str, int]) -> None:
+        size = state.get("bytes", 0)
         self.path = path
         self._file = path.open("r+b" if size else "w+b")
         found = self._file.seek(0, os.SEEK_END)
         if found < size:
             self._file.close()
-            raise ValueError(
-                f"{path}: {found} bytes, but {size} were written; delete the folder and start again"
-            )
+            raise ValueError(f"{path}: {found} bytes, but {size} were written; delete the folder and start again")
         self._file.truncate(size)
         self._file.seek(size)
 
@@ -40,52 +39,34 @@ class _AppendedFile:
         with named(self.path):
             self._file.write(data)
 
-    def write_head(self, data: bytes) -> None:
-        with named(self.path):
-            self._file.seek(0)
-            self._file.write(data)
-            self._file.seek(0, os.SEEK_END)
-
-    def sync(self) -> int:
+    def sync(self) -> dict[str, int]:
         with named(self.path):
             self._file.flush()
             os.fsync(self._file.fileno())
-            return self._file.tell()
+            return {"bytes": self._file.tell()}
+
+    def finish(self) -> Path:
+        self.sync()
+        return self.path
 
     def close(self) -> None:
         with suppress(OSError):  # what could not be written was an error before, or is not wanted any more
             self._file.close()
 
 
-class _FileWriter:
-    """sync, finish and close of those that write one file."""
-
-    _file: _AppendedFile
-
-    def sync(self) -> dict[str, int]:
-        return {"bytes": self._file.sync()}
-
-    def finish(self) -> Path:
-        self._file.sync()
-        return self._file.path
-
-    def close(self) -> None:
-        self._file.close()
-
-
 class NpyWriter(_FileWriter):
     """float32 [records, hidden]; rows are appended, the header's count is written last."""
 
     def __init__(self, folder: Path, hidden: int, state: dict[str, int]) -> None:
+        super().__init__(folder / "rows.npy", state)
         self._hidden = hidden
         self._rows = state.get("rows", 0)
-        self._file = _AppendedFile(folder / "rows.npy", state.get("bytes", 0))
         if not state:
-            self._file.write(bytes(_NPY_HEADER))
+            self.write(bytes(_NPY_HEADER))
 
     def append(self, chunk: Chunk, vectors: NDArray[np.float32]) -> None:
         self._rows += len(chunk.texts)
-        self._file.write(vectors.astype("<f4", order="C", copy=False).data if len(vectors) else b"")
+        self.write(vectors.astype("<f4", order="C", copy=False).data if len(vectors) else b"")
 
     def sync(self) -> dict[str, int]:
         return super().sync() | {"rows": self._rows}
@@ -94,7 +75,8 @@ class NpyWriter(_FileWriter):
         shape = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({self._rows}, {self._hidden}), }}"
         # The format of numpy.lib.format, version 1.0: magic, header length, header, padded to 64.
         head = b"\x93NUMPY\x01\x00" + (_NPY_HEADER - 10).to_bytes(2, "little")
-        self._file.write_head(head + shape.encode().ljust(_NPY_HEADER - 11) + b"\n")
+        self._file.seek(0)
+        self.write(head + shape.encode().ljust(_NPY_HEADER - 11) + b"\n")
         return super().finish()
 
 
@@ -102,58 +84,39 @@ class SkippedWriter(_FileWriter):
     """The records left out: {"file", "line", "reason"}, one JSON object a line."""
 
     def __init__(self, folder: Path, source: Path, state: dict[str, int]) -> None:
+        super().__init__(folder / "skipped.jsonl", state)
         self._source = str(source)
-        self._file = _AppendedFile(folder / "skipped.jsonl", state.get("bytes", 0))
 
     def append(self, bad: list[Skipped]) -> None:
         for line, reason in bad:
             row = {"file": self._source, "line": line, "reason": reason}
-            self._file.write((_as_json(row) + "\n").encode("utf-8"))
+            self.write((_as_json(row) + "\n").encode("utf-8"))
 
 
 class JsonlWriter(_FileWriter):
     """The record's fields and "embedding", one JSON object a line."""
 
     def __init__(self, folder: Path, hidden: int, state: dict[str, int]) -> None:
-        self._set_width(hidden)
-        self._file = _AppendedFile(folder / "rows.jsonl", state.get("bytes", 0))
-
-    def _set_width(self, hidden: int) -> None:
-        # Nine significant digits give every float32 back exactly, at half the length of a double's.
-        self._numbers = "[" + ", ".join(["%.9g"] * hidden) + "]"
+        super().__init__(folder / "rows.jsonl", state)
 
     def append(self, chunk: Chunk, vectors: NDArray[np.float32]) -> None:
-        self._file.write(self._packed(b"".join(self._lines(chunk, vectors))))
-
-    def _packed(self, data: bytes) -> bytes:
-        return data
-
-    def _lines(self, chunk: Chunk, vectors: NDArray[np.float32]) -> Iterator[bytes]:
-        rows = chunk.columns if isinstance(chunk.columns, list) else chunk.columns.to_pylist()
-        for fields, vector in zip(rows, vectors.tolist(), strict=True):
-            if EMBEDDING in fields:
-                raise ValueError(f"a record already has a field {EMBEDDING!r}; rename it, or write .npy")
-            numbers = self._numbers % tuple(vector)
-            body = _as_json(fields)[:-1] + (", " if fields else "") + f'"{EMBEDDING}": {numbers}}}\n'
-            yield body.encode("utf-8")
+        self.write(b"".join(_lines(chunk, vectors)))
 
 
 class JsonlGzWriter(JsonlWriter):
     """The same packed, each chunk on its own, so that a later process can go on behind any of them."""
 
-    def _packed(self, data: bytes) -> bytes:
-        return gzip.compress(data, mtime=0) if data else b""
+    def append(self, chunk: Chunk, vectors: NDArray[np.float32]) -> None:
+        if chunk.texts:
+            self.write(gzip.compress(b"".join(_lines(chunk, vectors)), mtime=0))
 
 
-class JsonlStream(JsonlWriter):
+class JsonlStream:
     """The same on standard output, as it is computed. There is nothing to go on from."""
-
-    def __init__(self, hidden: int) -> None:
-        self._set_width(hidden)
 
     def append(self, chunk: Chunk, vectors: NDArray[np.float32]) -> None:
         with named("standard output"):
-            sys.stdout.buffer.writelines(self._lines(chunk, vectors))
+            sys.stdout.buffer.writelines(_lines(chunk, vectors))
             sys.stdout.buffer.flush()
 
     def sync(self) -> dict[str, int]:
@@ -206,9 +169,7 @@ class ParquetWriter:
         try:
             schema = pa.unify_schemas(schemas, promote_options="permissive")
         except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
-            raise ValueError(
-                f"a field changes its type along the file ({error}); write .jsonl instead"
-            ) from error
+            raise ValueError(f"a field changes its type along the file ({error}); write .jsonl instead") from error
         whole = self._folder / "rows.parquet"
         with named(whole), pq.ParquetWriter(whole, schema) as writer:
             for part in parts:
@@ -235,6 +196,17 @@ class ParquetWriter:
         return self._folder / f"rows-{number:08d}.parquet"
 
 
+def _lines(chunk: Chunk, vectors: NDArray[np.float32]) -> Iterator[bytes]:
+    rows = chunk.columns if isinstance(chunk.columns, list) else chunk.columns.to_pylist()
+    # Nine significant digits give every float32 back exactly, at half the length of a double's.
+    numbers = "[" + ", ".join(["%.9g"] * vectors.shape[1]) + "]"
+    for fields, vector in zip(rows, vectors.tolist(), strict=True):
+        if EMBEDDING in fields:
+            raise ValueError(f"a record already has a field {EMBEDDING!r}; rename it, or write .npy")
+        body = _as_json(fields)[:-1] + (", " if fields else "") + f'"{EMBEDDING}": {numbers % tuple(vector)}}}\n'
+        yield body.encode("utf-8")
+
+
 def _as_json(fields: dict[str, Any]) -> str:
     try:
         text = json.dumps(fields, ensure_ascii=False, default=_plain)
@@ -259,9 +231,7 @@ def _as_table(rows: list[dict[str, Any]]) -> Any:
         try:
             columns[name] = pa.array([row.get(name) for row in rows])
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError) as error:
-            raise ValueError(
-                f"field {name!r} does not fit one parquet type ({error}); write .jsonl"
-            ) from error
+            raise ValueError(f"field {name!r} does not fit one parquet type ({error}); write .jsonl") from error
     return pa.table(columns)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ftbert.input_file import is_unicode
 from ftbert.text.settings import check_pooling, positive
@@ -77,19 +76,6 @@ class TextOptions:
             max_tokens=positive("max_tokens", max_tokens),
             batch_size=None if batch_size is None else positive("batch_size", batch_size),
         )
-
-    def identity(self) -> dict[str, Any]:
-        """What the numbers depend on, for comparing with an interrupted run."""
-        return {
-            "prompt": self.prompt,
-            "unpooled_tokens": self.unpooled_tokens,
-            "max_length": self.max_length,
-            "pooling": self.pooling,
-            "truncate_dim": self.truncate_dim,
-            "normalize": self.normalize or self.normalize_whole,
-            "normalize_whole": self.normalize_whole and self.truncate_dim is not None,
-            "max_tokens": self.max_tokens,
-        }
 
 
 def choose_prompt(
