@@ -26,14 +26,6 @@ def _reshape(values: list[np.ndarray], attributes: _Attributes) -> np.ndarray:
     return values[0].reshape(sides)
 
 
-def _unsqueeze(values: list[np.ndarray], attributes: _Attributes) -> np.ndarray:
-    return np.expand_dims(values[0], _axes(values, attributes))
-
-
-def _squeeze(values: list[np.ndarray], attributes: _Attributes) -> np.ndarray:
-    return np.squeeze(values[0], _axes(values, attributes) or None)
-
-
 def _divide(values: list[np.ndarray], _: _Attributes) -> np.ndarray:
     one, other = values
     return one / other if one.dtype.kind == "f" else np.trunc(one / other).astype(one.dtype)
@@ -43,9 +35,9 @@ def _divide(values: list[np.ndarray], _: _Attributes) -> np.ndarray:
 _MOVES: dict[str, Callable[[list[np.ndarray], _Attributes], np.ndarray]] = {
     "Concat": lambda values, attributes: np.concatenate(values, attributes.get("axis", 0)),
     "Reshape": _reshape,
-    "Squeeze": _squeeze,
+    "Squeeze": lambda values, attributes: np.squeeze(values[0], _axes(values, attributes) or None),
     "Transpose": lambda values, attributes: np.transpose(values[0], attributes.get("perm")),
-    "Unsqueeze": _unsqueeze,
+    "Unsqueeze": lambda values, attributes: np.expand_dims(values[0], _axes(values, attributes)),
 }
 _ELEMENTWISE: dict[str, Callable[[list[np.ndarray], _Attributes], np.ndarray]] = {
     "Add": lambda values, _: values[0] + values[1],

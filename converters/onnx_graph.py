@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -147,38 +147,46 @@ class Graph:
 
     def views(self, name: str) -> list[str]:
         """`name` and every value that is only another view of it."""
-        found = dict.fromkeys([name])
-        todo = [name]
-        while todo:
-            one = todo.pop()
+
+        def views_of(one: str) -> Iterator[str]:
             for node in self.consumers.get(one, []):
                 if node.type in LAYOUT and node.inputs[0] == one:
-                    todo += [output for output in node.outputs if output not in found]
-                    found.update(dict.fromkeys(node.outputs))
-        return list(found)
+                    yield from node.outputs
+
+        return closure([name], views_of)
 
     def ancestors(self, *names: str) -> list[Node]:
         """Every node that the names are computed from; not through Shape."""
-        found: list[Node] = []
-        seen, todo = set(names), list(names)
-        while todo:
-            node = self.producer.get(todo.pop())
-            if node is not None and node.type not in ("Shape", "Size"):
-                found.append(node)
-                todo += [part for part in node.inputs if part not in seen]
-                seen.update(node.inputs)
-        return found
+
+        def maker(name: str) -> Node | None:
+            node = self.producer.get(name)
+            return None if node is None or node.type in ("Shape", "Size") else node
+
+        found = closure(names, lambda name: node.inputs if (node := maker(name)) else [])
+        return [node for name in found if (node := maker(name))]
 
     def reach(self, starts: Iterable[str]) -> set[str]:
         """Every value computed from `starts`; the Shape of a value does not count as computed from it."""
-        todo = list(starts)
-        found = set(todo)
-        while todo:
-            for node in self.consumers.get(todo.pop(), []):
+
+        def computed_from(one: str) -> Iterator[str]:
+            for node in self.consumers.get(one, []):
                 if node.type not in ("Shape", "Size"):
-                    todo += [name for name in node.outputs if name not in found]
-                    found.update(node.outputs)
-        return found
+                    yield from node.outputs
+
+        return set(closure(starts, computed_from))
+
+
+def closure(starts: Iterable[str], following: Callable[[str], Iterable[str]]) -> list[str]:
+    """`starts` and all that `following` leads to from them, each once."""
+    found: list[str] = []
+    todo = list(starts)
+    seen = set(todo)
+    while todo:
+        found.append(todo.pop())
+        fresh = [name for name in dict.fromkeys(following(found[-1])) if name not in seen]
+        seen.update(fresh)
+        todo += fresh
+    return found
 
 
 def histogram(nodes: Iterable[Node]) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from ftbert.converters.onnx_file import Constant, Node
-from ftbert.converters.onnx_graph import LAYOUT, Graph, Matrix
+from ftbert.converters.onnx_graph import LAYOUT, Graph, Matrix, closure
 
 
 @dataclass(frozen=True)
@@ -128,13 +129,10 @@ def _short(eps: float) -> float:
 
 def behind(graph: Graph, start: str, ends: dict[str, list[Linear]], allowed: frozenset[str]) -> list[Linear]:
     """The Linears that read `start` after nothing but `allowed` ops and changes of layout. `ends`: by their input."""
-    found: dict[str, Linear] = {}
-    seen, todo = {start}, [start]
-    while todo:
-        name = todo.pop()
-        found.update({linear.output: linear for linear in ends.get(name, [])})
+
+    def allowed_from(name: str) -> Iterator[str]:
         for node in graph.consumers.get(name, []):
             if node.type in allowed or node.type in LAYOUT:
-                todo += [output for output in node.outputs if output not in seen]
-                seen.update(node.outputs)
-    return list(found.values())
+                yield from node.outputs
+
+    return [linear for name in closure([start], allowed_from) for linear in ends.get(name, [])]
