@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ftbert import __version__
-from ftbert.cli import convert, embed, evaluate, info, serve, tune
+from ftbert.cli import embed, models, serve, tune
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ftbert", description="BERT-like encoders at the hardware's limit.")
     parser.add_argument("--version", action="version", version=f"ftbert {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for group in (convert, embed, evaluate, serve, tune, info):
+    for group in (models, embed, serve, tune):
         group.add_to(commands)
     return parser
 
