@@ -11,7 +11,7 @@ import torch
 
 from ftbert.evaluation.padded_batches import MASK_KINDS, padded, sequences_of
 from ftbert.evaluation.sample_texts import SAMPLE_TEXTS
-from ftbert.evaluation.text_parity import TextResult, compare_texts
+from ftbert.evaluation.text_parity import TextResult, compare_texts, table_row
 
 # Largest absolute difference of a valid token's hidden state to transformers in float32.
 _FP32_GATE = {"cpu": 2e-5, "cuda": 5e-5}
@@ -53,9 +53,7 @@ class CheckResult:
             f"{'mask':<8}{'tokens':>8}{'max abs diff':>15}{'allowed':>11}{'min cosine':>13}{'allowed':>9}"
         ]
         lines += [
-            f"{m.mask:<8}{m.tokens:>8}{m.max_abs_diff:>15.2e}{m.max_abs_diff_allowed:>11.2e}"
-            f"{m.min_cosine:>13.7f}{m.min_cosine_allowed:>9}  {'ok' if m.passed else 'FAILED'}"
-            + ("" if m.padding_is_zero else "  (rows at padding are not zero)")
+            table_row(m.mask, m.tokens, m) + ("" if m.padding_is_zero else "  (rows at padding are not zero)")
             for m in self.masks
         ]
         if self.texts is not None:

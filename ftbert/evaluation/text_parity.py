@@ -46,12 +46,17 @@ class TextResult:
     def __str__(self) -> str:
         if self.reason:
             return f"texts   {self.texts:>8}  FAILED: {self.reason}"
-        line = (
-            f"texts   {self.texts:>8}{self.max_abs_diff:>15.2e}{self.max_abs_diff_allowed:>11.2e}"
-            f"{self.min_cosine:>13.7f}{self.min_cosine_allowed:>9}  {'ok' if self.passed else 'FAILED'}"
-        )
+        line = table_row("texts", self.texts, self)
         ids = f"; {self.different_ids} texts have other ids than AutoTokenizer's" if self.different_ids else ""
         return f"{line}  (encode against {self.peer}{ids})" + ("" if self.passed else f"; worst: {self.worst!r}")
+
+
+def table_row(name: str, count: int, result: Any) -> str:
+    """A line of the table that `ftbert check` prints, of a TextResult or a MaskResult."""
+    return (
+        f"{name:<8}{count:>8}{result.max_abs_diff:>15.2e}{result.max_abs_diff_allowed:>11.2e}"
+        f"{result.min_cosine:>13.7f}{result.min_cosine_allowed:>9}  {'ok' if result.passed else 'FAILED'}"
+    )
 
 
 def compare_texts(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -106,24 +107,18 @@ class FastTokenizer:
         if [*pair] == parts:
             return pair[0], pair[1]
 
-        counts: dict[int, int] = {}
-
-        def count(place: int) -> int:
-            if place not in counts:
-                counts[place] = self._count(parts[place])
-            return counts[place]
+        count = functools.cache(self._count)  # of texts: whole ones, and parts as they grow
 
         def grow(place: int) -> None:
             parts[place] = self._part(pair[place], 2 * len(parts[place]), side)
-            counts.pop(place, None)
 
         for place in (0, 1):
-            while len(parts[place]) < len(pair[place]) and count(place) <= length:
+            while len(parts[place]) < len(pair[place]) and count(parts[place]) <= length:
                 grow(place)
-        if (length - self._special_of_pairs) % 2 and count(0) > length and count(1) > length:
-            whole = [self._count(text) for text in pair]
-            while (count(0) > count(1)) != (whole[0] > whole[1]):
-                grow(0 if whole[0] > whole[1] else 1)
+        if (length - self._special_of_pairs) % 2 and min(map(count, parts)) > length:
+            longer = 0 if count(pair[0]) > count(pair[1]) else 1
+            while (count(parts[0]) > count(parts[1])) != (longer == 0):
+                grow(longer)
         return parts[0], parts[1]
 
     def _count(self, text: str) -> int:
