@@ -188,7 +188,7 @@ _FOLDED_TASK_TYPES = Derived(
 _ERNIE_WITH_TASKS = Family(name="ernie", base="ernie", names=_BERT | {"embeddings.token_type": _FOLDED_TASK_TYPES})
 
 # What people may try, and why it does not run.
-_REFUSED = {
+REFUSED = {
     "xmod": "its layers hold an adapter for each language, chosen by lang_ids",
     "deberta": "its attention scores depend on positions through projections of their own",
     "deberta-v2": "its attention scores depend on positions through projections of their own",
@@ -202,7 +202,7 @@ def find_family(config: Config) -> Family:
     """The table for a config.json of transformers; ValueError says why there is none."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
-        reason = f": {_REFUSED[str(kind)]}" if str(kind) in _REFUSED else ""
+        reason = f": {REFUSED[str(kind)]}" if str(kind) in REFUSED else ""
         raise ValueError(f"model type {shown(kind)} is not supported{reason}; supported: {', '.join(sorted(FAMILIES))}")
     if kind == "ernie" and entry(config, "use_task_id", "bool", False):
         return _ERNIE_WITH_TASKS

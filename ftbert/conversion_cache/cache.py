@@ -49,7 +49,7 @@ def open_cached(source: str | Path | torch.nn.Module) -> Checkpoint:
         return open_checkpoint(source)
     source = source if Path(source).exists() else find_folder(source)
     found = _foreign(Path(source))
-    if found is None or max(path.stat().st_mtime_ns for path in found.files) > time.time_ns() - _SETTLED_NS:
+    if found is None or any(abs(time.time_ns() - path.stat().st_mtime_ns) < _SETTLED_NS for path in found.files):
         return open_checkpoint(source)
     if reason := untrusted(root, root / "converted"):
         warnings.warn(f"the cache is not used: {reason}", stacklevel=3)
