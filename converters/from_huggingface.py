@@ -1,11 +1,16 @@
-"""HuggingFace folder, .onnx file, hub id or live model -> ftbert checkpoint folder."""
+"""HuggingFace folder, hub id or live model -> ftbert checkpoint folder.
+
+python -m ftbert.converters.from_huggingface SRC DST
+"""
 
 from __future__ import annotations
 
+import argparse
 import errno
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import torch
@@ -13,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from ftbert.checkpoint import (
+    DTYPES,
     FORMAT,
     Checkpoint,
     expect_file,
@@ -116,3 +122,24 @@ def _copy_text_files(source: Path, target: Path) -> None:
         copy = target / path.relative_to(source)
         copy.parent.mkdir(exist_ok=True)
         shutil.copyfile(path, copy)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Convert a HuggingFace or ONNX model to an ftbert checkpoint folder.")
+    parser.add_argument("source", help="folder, .onnx file or hub id")
+    parser.add_argument("target", help="folder to write")
+    parser.add_argument("--dtype", choices=list(DTYPES), help="of the stored weights (default: kept)")
+    parser.add_argument("--force", action="store_true", help="replace a target that ftbert wrote")
+    options = parser.parse_args(arguments)
+    try:
+        dtype = DTYPES[options.dtype] if options.dtype else None
+        path = convert(options.source, options.target, dtype=dtype, force=options.force)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -46,7 +46,8 @@ def put_in_place(new: Path, target: Path, replaceable: Callable[[Path], bool]) -
     exchange of the two, after which the old one is in `new`.
 
     A folder for which `replaceable` is False stays: FileExistsError. Where the file system cannot exchange, the old one
-    is renamed away first. A stranger's folder that came in between gets another name, which the error says.
+    is renamed away first, and back when the new one cannot follow. A stranger's folder that came in between gets
+    another name, which the error says.
     """
     while True:
         try:
@@ -77,7 +78,11 @@ def _exchange_or_step_aside(new: Path, target: Path) -> Path:
     try:
         os.rename(new, target)
     except BaseException as error:
-        raise _kept(old, target) from error
+        try:
+            os.rename(old, target)
+        except OSError:
+            raise _kept(old, target) from error
+        raise
     return old
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from ftbert._library import build_info, load_library
-from ftbert.checkpoint import named, read_json_value
+from ftbert.input_file import named, read_json_value
 from ftbert.tuning.gemm_rows import Own, Row, merge
 from ftbert.user_cache import cache_folder, locked, make_private, untrusted
 
