@@ -11,7 +11,7 @@ import torch
 from compare import assert_close
 from conftest import Place, have_gpu, make_bert
 from test_cuda import check_on_threads, layernorms, packed
-from test_kernels import TILE_PARTS
+from test_kernels import TILES
 from test_model import check_against_transformers, check_every_mask, inputs
 
 import ftbert
@@ -76,7 +76,7 @@ def test_equals_transformers(load: Load, shape: str, dtype: torch.dtype) -> None
 
 
 @DEFERRED
-@pytest.mark.parametrize("first", range(len(TILE_PARTS)))
+@pytest.mark.parametrize("first", range(len(TILES)))
 def test_every_one_in_a_model(load: Load, first: int, deferred: bool) -> None:
     reference = make_bert(**SHAPES["base"], num_hidden_layers=2)
     model = load(reference, first=first, deferred=deferred)
@@ -129,16 +129,6 @@ def test_what_lies_in_the_buffers_does_not_leak(load: Load, deferred: bool) -> N
     for _ in range(3):
         assert model.forward_packed(*bad).isnan().all()
         assert torch.equal(model.forward_packed(*short), want)
-
-
-def test_a_sequence_alone_and_among_others(load: Load) -> None:
-    model = load(make_bert(**SHAPES["base"]), first=12)
-    ids, cu, longest = packed([30, 7, 64, 1])
-    whole, at = model.forward_packed(ids, cu, longest), cu.tolist()
-    for start, end in zip(at, at[1:], strict=False):
-        offsets = torch.tensor([0, end - start], dtype=torch.int32, device="cuda")
-        alone = model.forward_packed(ids[start:end], offsets, end - start)
-        assert_close(alone, whole[start:end], atol=64 * torch.finfo(HALF).eps, what=f"{start} to {end}")
 
 
 @DEFERRED

@@ -39,6 +39,9 @@ def i64(*values: int) -> torch.Tensor:
 
 # op, which argument, what stands there, what the error says. On the CPU, where contents are looked at.
 WRONG: list[tuple[str, int, Any, str]] = [
+    ("add_bias_act", 0, torch.zeros(6, 64, dtype=torch.float64), "expected float32, float16 or bfloat16"),
+    ("add_bias_act", 1, torch.zeros(7), r"bias: expected contiguous .* \[64\]"),
+    ("add_bias_act", 2, "mish", "unknown activation 'mish'; supported: gelu"),
     ("add_qkv_bias", 4, 0, r"qkv: expected \[tokens, 3\*heads\*head_size\], got .* for 0 heads"),
     ("add_qkv_bias", 4, 2**62, "for 4611686018427387904 heads"),
     ("add_qkv_bias", 3, 3, "no step above 3, got 0 then 4"),
@@ -64,6 +67,7 @@ WRONG: list[tuple[str, int, Any, str]] = [
     ("padding_stage", 0, torch.zeros(2, 5, dtype=torch.int32), "input_ids: expected contiguous Long"),
     ("padding_stage", 5, 5, "most_tokens: expected 6 to"),
     ("pooling", 1, i32(0, -1, 6), "never fall"),
+    ("pooling", 2, "median", "unknown pooling mode"),
     ("remove_padding", 1, i64(0, 1, 2, 3, 4, 10), r"token_index: expected values in \[0, 10\), got 10"),
     ("remove_padding", 2, -1, "tokens: expected 0 to"),
     ("restore_padding", 1, i32(0, 6), r"packed_index: expected values in \[-1, 6\), got 6"),
@@ -188,9 +192,10 @@ def test_every_dtype_of_ids_and_mask(dtype: torch.dtype) -> None:
         assert "attention_mask" in str(error) or "not implemented" in str(error)
 
 
-def test_none_in_the_place_of_a_tensor() -> None:
-    """Beside a tensor on meta it reaches the fakes, which know no more than the op's schema."""
-    arguments = valid("embeddings_layernorm", "cpu")
-    arguments[0], arguments[4] = arguments[0].to("meta"), None
-    with pytest.raises(ValueError, match="word: expected a tensor, got None"):
-        ops.embeddings_layernorm(*arguments)
+@pytest.mark.parametrize(
+    "name",
+    ["add_bias_act", "add_bias_act_", "attention", "pooling", "padding", "padding_stage", "first_rows", "add_bias_input_layernorm"],
+)
+def test_opcheck(name: str) -> None:
+    """torch's own check of schema, fake implementation and dynamic shapes."""
+    torch.library.opcheck(getattr(ops, name).default, [one.clone() if isinstance(one, torch.Tensor) else one for one in valid(name, "cpu")])

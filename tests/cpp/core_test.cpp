@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "core/check.h"
-#include "core/dispatch.h"
 #include "encoder.h"
 #include "gemm/gemm.h"
 #include "kernels/isa.h"
@@ -251,19 +250,6 @@ double difference(const std::vector<float>& got, const std::vector<Row>& want) {
 
 void expect(bool condition, const std::string& words) { FTBERT_CHECK(condition, words); }
 
-// Throws unless f throws an Error that contains every one of the words.
-void expect_error(const std::function<void()>& f, const std::vector<std::string>& words) {
-  try {
-    f();
-  } catch (const Error& error) {
-    const std::string message = error.what();
-    for (const std::string& word : words)
-      expect(message.find(word) != std::string::npos, "the error does not mention '" + word + "': " + message);
-    return;
-  }
-  throw Error("no error was thrown");
-}
-
 // The whole model against the reference; fused and general path must both pass.
 void forward_matches(int hidden, int heads, const std::string& activation, AttentionPath path) {
   const EncoderConfig config = EncoderConfig::parse(entries(hidden, heads, activation));
@@ -316,41 +302,6 @@ void more_sequences_than_tokens(const std::string& norm_place) {
   expect(d <= 1e-6, "last hidden state of first tokens differs by " + std::to_string(d));
 }
 
-void offsets_of_any_mask() {
-  const Batch b = sample_batch();
-  const Offsets o = offsets(b.mask, b.batch, b.seq);
-  expect(o.cu_seqlens == std::vector<int32_t>{0, 5, 9, 14, 14, 22}, "cu_seqlens");
-  expect(o.info.tokens == 22 && o.info.max_seqlen == 8 && o.info.bad_mask == 0, "info");
-  int32_t next = 0;
-  for (int64_t i = 0; i < b.batch * b.seq; ++i) {
-    expect(o.packed_index[i] == (b.mask[i] ? next : -1), "packed_index at " + std::to_string(i));
-    if (b.mask[i]) expect(o.token_index[next++] == i, "token_index of " + std::to_string(i));
-  }
-  std::vector<uint8_t> bad = b.mask;
-  bad[9] = 2;
-  expect(offsets(bad, b.batch, b.seq).info.bad_mask == 10, "a mask value of 2 must be reported by its place");
-  expect(offsets({}, 0, 8).info.tokens == 0, "an empty batch has no tokens");
-}
-
-void config_errors_are_all_listed() {
-  Entries wrong = entries(32, 2, "gelu");
-  wrong.erase("vocab");
-  wrong["heads"] = "three";
-  wrong["activation"] = "softplus";
-  wrong["colour"] = "red";
-  expect_error([&] { EncoderConfig::parse(wrong); }, {"vocab: missing", "heads", "softplus", "colour"});
-  wrong = entries(32, 2, "gelu");
-  wrong["head_size"] = "15";
-  expect_error([&] { EncoderConfig::parse(wrong); }, {"heads * head_size"});
-}
-
-void missing_weight_is_named() {
-  const EncoderConfig config = EncoderConfig::parse(entries(32, 2, "gelu"));
-  Tensors tensors = random_weights(config);
-  tensors.erase("layers.1.ffn.up.weight");
-  expect_error([&] { bind_tensors(config, tensors); }, {"layers.1.ffn.up.weight"});
-}
-
 void small_workspace_is_an_error() {
   const EncoderConfig config = EncoderConfig::parse(entries(32, 2, "gelu"));
   const Tensors tensors = random_weights(config);
@@ -361,18 +312,13 @@ void small_workspace_is_an_error() {
   const EncoderInput input{ids.data(), nullptr, nullptr, cu.data(), 3, 1, 0, 3};
   std::vector<char> memory(encoder.workspace_bytes(context, input) / 2);
   std::vector<float> hidden(padded_rows<Cpu>(3) * config.hidden);
-  expect_error([&] { encoder.forward(context, input, Workspace(memory.data(), memory.size()), hidden.data()); },
-               {"workspace", "too small"});
-}
-
-void unsupported_choices_are_errors() {
-  const EncoderConfig config = EncoderConfig::parse(entries(32, 2, "gelu"));
-  const Tensors tensors = random_weights(config);
-  for (const DType stored : {DType::e4m3, DType::int8})
-    expect_error([&] { check_computed(DeviceKind::cpu, DType::fp32, {.dtype = stored}); },
-                 {"cpu", to_string(stored).data(), "fp32 or bf16"});
-  expect_error([&] { dispatch(DeviceKind::cpu, DType::fp16, [](auto) {}); }, {"fp32"});
-  expect_error([&] { parse_pooling("median"); }, {"median", "mean"});
+  std::string said;
+  try {
+    encoder.forward(context, input, Workspace(memory.data(), memory.size()), hidden.data());
+  } catch (const Error& error) {
+    said = error.what();
+  }
+  expect(said.find("too small") != std::string::npos, "expected a workspace that is too small, got '" + said + "'");
 }
 
 // Of each size one tile and more, whole and not, in one cut of the depth and several.
@@ -416,13 +362,9 @@ void panel_product_matches() {
 int main() {
   using namespace ftbert;
   std::vector<std::pair<std::string, std::function<void()>>> tests = {
-      {"offsets of any mask", offsets_of_any_mask},
       {"more sequences than tokens, post", [] { more_sequences_than_tokens("post"); }},
       {"more sequences than tokens, pre", [] { more_sequences_than_tokens("pre"); }},
-      {"config errors are all listed", config_errors_are_all_listed},
-      {"missing weight is named", missing_weight_is_named},
       {"small workspace is an error", small_workspace_is_an_error},
-      {"unsupported choices are errors", unsupported_choices_are_errors},
       {"panel product matches", panel_product_matches},
   };
   for (const auto& [name, path] :
