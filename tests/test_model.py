@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import csv
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import pytest
 import torch
 from compare import assert_close, assert_no_worse
 from conftest import Place, make_bert
-from families import packed
 from safetensors.torch import load_file, save_file
 
 import ftbert
@@ -87,8 +87,6 @@ def check_every_mask(
 def test_equals_transformers(place: Place, shape: str, attention: str) -> None:
     if shape in ("base", "large") and place.device == "cpu" and attention == "general":
         pytest.skip("covered by smaller shapes; too slow here")
-    import copy
-
     reference = make_bert(**SHAPES[shape])
     model = ftbert.load(reference, device=place.device, dtype=place.dtype, attention=attention)
     # load() must not share what the reference then changes dtype of.
@@ -193,38 +191,6 @@ def test_run_to_run_identical(model: ftbert.Model, place: Place) -> None:
         assert torch.equal(first, model(**batch).last_hidden_state)
 
 
-def counted(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same with the mask on the CPU, where the tokens are counted before anything is launched."""
-    return batch | {"attention_mask": batch["attention_mask"].cpu()}
-
-
-def test_packed_equals_padded(model: ftbert.Model, place: Place) -> None:
-    batch = move(inputs(6, 50)["right"], place)
-    kept, together = batch["attention_mask"].bool(), model.forward_packed(*packed(batch))
-    # With the mask on the CPU the host knows the tokens; on a GPU a small call computes padding too, in other products.
-    assert torch.equal(together, model(**counted(batch)).last_hidden_state[kept])
-    assert_close(together, model(**batch).last_hidden_state[kept], atol=16 * place.eps, what="mask on the device")
-
-
-def test_hidden_states_of_nothing(model: ftbert.Model, place: Place) -> None:
-    ids = torch.ones((3, 5), dtype=torch.int64, device=place.device)
-    got = torch.ops.ftbert.forward_batch(model.encoder, ids, ids * 0, None, None, 0, ["hidden_states"])[0]
-    assert got.shape == (3, 3, 5, 64) and not got.any()
-    assert torch.ops.ftbert.forward_batch(model.encoder, ids[:0], None, None, None, 0, ["hidden_states"])[0].shape == (3, 0, 5, 64)
-
-
-def test_empty_rows_give_zeros(model: ftbert.Model, place: Place) -> None:
-    batch = move(inputs(5, 20)["right"], place)
-    batch["attention_mask"][[0, 3]] = 0
-    out = model(**batch)
-    assert not out.last_hidden_state[[0, 3]].any() and not out.pooler_output[[0, 3]].any()
-    assert out.last_hidden_state[1].any() and out.pooler_output[1].any()
-    batch["attention_mask"][:] = 0
-    out = model(**batch)
-    assert not out.last_hidden_state.any() and not out.pooler_output.any()
-    assert model(batch["input_ids"][:, :0]).last_hidden_state.shape == (5, 0, 64)
-
-
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32, torch.float16])
 def test_mask_dtypes(model: ftbert.Model, place: Place, dtype: torch.dtype) -> None:
     batch = move(inputs(4, 30)["holes"], place)
@@ -241,7 +207,6 @@ def test_mask_dtypes(model: ftbert.Model, place: Place, dtype: torch.dtype) -> N
 def test_four_threads_get_what_one_gets(model: ftbert.Model, place: Place) -> None:
     batches = [move(inputs(3 + i, 20 + 9 * i)["holes"], place) for i in range(4)]
     expected = [model(**batch).last_hidden_state for batch in batches]
-    problems: list[str] = []
 
     def work(i: int) -> None:
         stream = torch.cuda.Stream() if place.device == "cuda" else None
@@ -249,15 +214,11 @@ def test_four_threads_get_what_one_gets(model: ftbert.Model, place: Place) -> No
             stream.wait_stream(torch.cuda.default_stream())
         with torch.cuda.stream(stream):
             for turn in range(25):
-                if not torch.equal(model(**batches[(i + turn) % 4]).last_hidden_state, expected[(i + turn) % 4]):
-                    problems.append(f"thread {i}, turn {turn}")
+                got = model(**batches[(i + turn) % 4]).last_hidden_state
+                assert torch.equal(got, expected[(i + turn) % 4]), f"thread {i}, turn {turn}"
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not problems
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
 
 
 def test_to_another_dtype_and_back(place: Place) -> None:
@@ -333,17 +294,23 @@ def test_wrong_device_is_named(place: Place) -> None:
         model(ids, None, ids.cpu())
 
 
-def test_asking_for_a_gpu_without_one_says_what_is_missing() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is one")
-    with pytest.raises(RuntimeError, match="no CUDA|sees no GPU"):
-        ftbert.load(make_bert(), device="cuda")
-    with pytest.raises(ValueError, match="on the CPU ftbert computes in fp32, or bf16 for the products; fp16 needs a GPU"):
-        ftbert.load(make_bert(), dtype="fp16")
-    with pytest.raises(ValueError, match="dtype: expected fp32, fp16 or bf16"):
-        ftbert.load(make_bert(), dtype="int8")
-    with pytest.raises(ValueError, match="device: expected cpu or cuda"):
-        ftbert.load(make_bert(), device="mps")
+def test_devices_and_dtypes_that_are_none_are_named() -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"dtype": "fp16"}, "on the CPU ftbert computes in fp32, or bf16 for the products; fp16 needs a GPU"),
+        ({"dtype": "int8"}, "dtype: expected fp32, fp16 or bf16"),
+        ({"device": "mps"}, "device: expected cpu or cuda"),
+        ({"device": "gpu"}, "device: expected cpu, cuda or cuda:N, got 'gpu'"),
+    ]
+    for given, words in wrong:
+        with pytest.raises(ValueError, match=words):
+            ftbert.load(make_bert(), **given)
+    if not torch.cuda.is_available():
+        with pytest.raises(RuntimeError, match="no CUDA|sees no GPU"):
+            ftbert.load(make_bert(), device="cuda")
+    model = ftbert.load(make_bert())
+    with pytest.raises(TypeError, match=r"to\(dtype=torch.bfloat16\)"):
+        model.to(torch.bfloat16)  # type: ignore[arg-type]
+    assert "layers of" in repr(model) and "torch.float32 on cpu" in repr(model)
 
 
 def test_a_dtype_that_is_wider_again_has_the_checkpoint_s_weights(tmp_path: Path) -> None:
@@ -366,24 +333,16 @@ def test_a_dtype_that_is_wider_again_has_the_checkpoint_s_weights(tmp_path: Path
     [
         (None, TypeError, "a folder, an .onnx file, a hub id or a transformers model"),
         (3, TypeError, "got <class 'int'>"),
+        ("", FileNotFoundError, "expected a model folder .* got ''"),
         ("model.safetensors", ValueError, "the folder that holds the weights"),
     ],
 )
 def test_load_says_what_it_takes(source: Any, error: type[Exception], words: str, tmp_path: Path) -> None:
-    if isinstance(source, str):
+    if source == "model.safetensors":
         (tmp_path / source).touch()
         source = str(tmp_path / source)
     with pytest.raises(error, match=words):
         ftbert.load(source)
-
-
-def test_devices_that_are_none_are_named() -> None:
-    with pytest.raises(ValueError, match="device: expected cpu, cuda or cuda:N, got 'gpu'"):
-        ftbert.load(make_bert(), device="gpu")
-    model = ftbert.load(make_bert())
-    with pytest.raises(TypeError, match=r"to\(dtype=torch.bfloat16\)"):
-        model.to(torch.bfloat16)  # type: ignore[arg-type]
-    assert "layers of" in repr(model) and "torch.float32 on cpu" in repr(model)
 
 
 def test_the_module_moves_as_torch_modules_do(place: Place) -> None:
@@ -423,5 +382,3 @@ def test_what_is_no_tensor_is_named(place: Place) -> None:
     for name, arguments in wrong.items():
         with pytest.raises(TypeError, match=rf"{name}: expected a torch tensor \[batch, seq\], got"):
             model(*arguments)
-    with pytest.raises(FileNotFoundError, match="expected a model folder .* got ''"):
-        ftbert.load("")

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from compare import assert_close
-from conftest import first_of, have_gpu, make_bert, randomise
+from conftest import first_of, have_gpu
+from families import make_model
 from test_cuda import check_on_threads, packed
 
 import ftbert
@@ -17,24 +18,19 @@ import ftbert
 pytestmark = pytest.mark.skipif(not have_gpu(), reason="no GPU")
 
 HALF = torch.float16
-KINDS: dict[str, Any] = {
-    "bert": lambda: make_bert(),
-    "bert, head size 26": lambda: make_bert(hidden_size=52),
-    "roberta": lambda: _made("Roberta", type_vocab_size=1, max_position_embeddings=160, pad_token_id=1),
-    "mpnet": lambda: _made("MPNet", max_position_embeddings=160),
-    "electra, projected": lambda: _made("Electra", embedding_size=40),
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("bert", {}),
+    "bert, head size 26": ("bert", {"hidden_size": 52}),
+    "roberta": ("roberta", {}),
+    "mpnet": ("mpnet", {}),
+    "electra, projected": ("electra", {"embedding_size": 40}),
 }
 
 
-def _made(family: str, **overrides: Any) -> Any:
-    import transformers
-
-    sizes: dict[str, Any] = {
-        "vocab_size": 120, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "intermediate_size": 96, "max_position_embeddings": 128,
-    }  # fmt: skip
-    config = getattr(transformers, f"{family}Config")(**{**sizes, **overrides})
-    return randomise(getattr(transformers, f"{family}Model")(config))
+def load(kind: str, dtype: torch.dtype = HALF) -> ftbert.Model:
+    family, overrides = KINDS[kind]
+    sizes = {"vocab_size": 120, "intermediate_size": 96, "max_position_embeddings": 160}
+    return ftbert.load(make_model(family, "encoder", 2, **sizes, **overrides), device="cuda", dtype=dtype)
 
 
 def direct(model: ftbert.Model) -> ftbert.Model:
@@ -54,7 +50,7 @@ def recorded(model: ftbert.Model) -> int:
 @pytest.mark.parametrize("kind", KINDS)
 def test_recordings_agree_with_direct_runs(kind: str, dtype: torch.dtype) -> None:
     """Calls of many shapes in any order, padded and packed; the first, second and later ones of a size agree bit by bit."""
-    model = ftbert.load(KINDS[kind](), device="cuda", dtype=dtype)
+    model = load(kind, dtype)
     plain = direct(model)
     draw = random.Random(0)
     batches = []
@@ -91,7 +87,7 @@ def test_recordings_agree_with_direct_runs(kind: str, dtype: torch.dtype) -> Non
 
 def test_neighbours_in_the_buffers_do_not_leak() -> None:
     """A short call after a long one of the same recording, and after NaN in the long one."""
-    model = ftbert.load(make_bert(), device="cuda", dtype=HALF)
+    model = load("bert")
     long, short = packed([33, 60]), packed([31, 52], seed=1)  # both in 96 tokens
     want = [model.forward_packed(*short).clone() for _ in range(3)][-1]
     for _ in range(2):
@@ -105,7 +101,7 @@ def test_neighbours_in_the_buffers_do_not_leak() -> None:
 
 def test_sizes_come_and_go() -> None:
     """More sizes than are kept, growing buffers in between: results stay, memory is bounded."""
-    model = ftbert.load(make_bert(), device="cuda", dtype=HALF)
+    model = load("bert")
     calls = [packed([1 + i % 32] * (1 + i), seed=i) for i in range(200)]  # 193 sizes, 128 are kept
     want = [direct(model).forward_packed(*call) for call in calls]
     used = []
@@ -120,13 +116,13 @@ def test_sizes_come_and_go() -> None:
 
 
 def test_threads_and_streams() -> None:
-    model = ftbert.load(make_bert(), device="cuda", dtype=HALF)
+    model = load("bert")
     check_on_threads(model, [packed([i + 3, 2 * i + 1], seed=i) for i in range(8)], threads=6, rounds=150)
 
 
 def test_another_stream_waits_for_the_buffers() -> None:
     """Two streams that use one slot in turn: the second must not overwrite what the first still reads."""
-    model = ftbert.load(make_bert(), device="cuda", dtype=HALF)
+    model = load("bert")
     one, two = packed([40, 50]), packed([41, 49], seed=1)
     want = [model.forward_packed(*call).clone() for call in (one, two)]
     streams = [torch.cuda.Stream() for _ in range(6)]  # more than there are slots
@@ -143,7 +139,7 @@ def test_another_stream_waits_for_the_buffers() -> None:
 
 
 def test_inside_a_compiled_module_that_records_too() -> None:
-    model = ftbert.load(make_bert(), device="cuda", dtype=HALF)
+    model = load("bert")
 
     class Pooled(torch.nn.Module):
         def __init__(self) -> None:
@@ -161,7 +157,7 @@ def test_inside_a_compiled_module_that_records_too() -> None:
 
 
 def test_switching_off_and_on() -> None:
-    model = ftbert.load(make_bert(), device="cuda", dtype=HALF)
+    model = load("bert")
     call = packed([20, 30])
     want = [model.forward_packed(*call) for _ in range(3)][-1]
     assert recorded(model) == 1
@@ -174,7 +170,7 @@ def test_switching_off_and_on() -> None:
 
 
 def test_large_calls_run_directly() -> None:
-    model = ftbert.load(make_bert(), device="cuda", dtype=HALF)
+    model = load("bert")
     for _ in range(3):
         model(torch.zeros(70, 128, dtype=torch.int64, device="cuda"))
     assert recorded(model) == 0
@@ -183,7 +179,7 @@ def test_large_calls_run_directly() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_first_tokens_are_recorded_apart(kind: str) -> None:
     """Calls for first tokens and for all tokens, of one size and in turns, do not run each other's recording."""
-    model = ftbert.load(KINDS[kind](), device="cuda", dtype=HALF)
+    model = load(kind)
     ids, cu, longest = packed([20, 1, 33, 7])
     cu = torch.cat([cu[:2], cu[1:], cu[-1:]])  # an empty sequence in the middle and one at the end
     plain, limit = direct(model), 64 * torch.finfo(HALF).eps
