@@ -140,6 +140,10 @@ def test_our_own_config(folder: Path, tmp_path: Path) -> None:
     for key, value in (("layers", 2.5), ("heads", "2"), ("pooler", 1), ("layer_norm_eps", None), ("activation", 3)):
         with pytest.raises(ValueError, match=f"here: .*{key}: expected"):
             CheckpointConfig.parse(document | {"encoder": document["encoder"] | {key: value}}, "here")
+    unknown = {key: value for key, value in document["encoder"].items() if key != "vocab"} | {"colour": "red"}
+    with pytest.raises(ValueError) as every:
+        CheckpointConfig.parse(document | {"encoder": unknown}, "here")
+    assert "vocab" in str(every.value) and "colour" in str(every.value)
     change(ours, encoder=document["encoder"] | {"layer_norm_eps": 2.0})
     with pytest.raises(ValueError, match=r"ours/config.json: [^.]*layer_norm_eps"):
         open_checkpoint(ours)

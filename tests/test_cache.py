@@ -149,16 +149,19 @@ def _truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-7])
 
 
-def _flip(path: Path, at: float) -> None:
-    data = bytearray(path.read_bytes())
+def _flip(path: Path, at: float, same_time: bool = False) -> None:
+    data, before = bytearray(path.read_bytes()), path.stat().st_mtime_ns
     data[int(at * (len(data) - 1))] ^= 4
     path.write_bytes(data)
+    if same_time:
+        os.utime(path, ns=(before, before))
 
 
 BREAK = {
     "weights truncated": lambda entry: _truncate(entry / "model.safetensors"),
     "weights grown": lambda entry: (entry / "model.safetensors").open("ab").write(b"x"),
     "bit in the header": lambda entry: _flip(entry / "model.safetensors", 0.001),
+    "bit in the header, its time as before": lambda entry: _flip(entry / "model.safetensors", 0.001, same_time=True),
     "bit in the weights": lambda entry: _flip(entry / "model.safetensors", 0.7),
     "bit in the config": lambda entry: _flip(entry / "config.json", 0.5),
     "no weights": lambda entry: (entry / "model.safetensors").unlink(),

@@ -156,71 +156,18 @@ def test_tiles_are_taken_where_there_are_some() -> None:
     assert attention_products() == "bf16, AMX tiles"
     size = {"hidden_size": 48, "num_attention_heads": 2}  # heads of 24 do not fill tiles
     assert ftbert.load(make_bert(**size), dtype="bf16").info()["attention_products"] == "bf16"
-
-
-def test_attention_with_tiles_and_without(tmp_path: Path) -> None:
-    """Held to avx512_bf16, in a process of its own, since that is read once: the kernel for CPUs without tiles."""
-    if attention_products() != "bf16, AMX tiles":
-        pytest.skip("no AMX, or held to less")
-    cases = [(lengths, heads, size) for lengths in ([1], [2, 17, 33], [128, 0, 5], [300]) for heads, size in
-             ((12, 32), (3, 64), (2, 128), (1, 288))]  # fmt: skip
-    given = [torch.randn(sum(lengths), 3 * heads * size) for lengths, heads, size in cases]
-
-    def attend() -> list[torch.Tensor]:
-        return [
-            ops.attention(qkv, reference.offsets(lengths), max(lengths), heads, bf16=True)
-            for qkv, (lengths, heads, _) in zip(given, cases, strict=True)
-        ]
-
-    torch.save((given, [(lengths, heads) for lengths, heads, _ in cases]), tmp_path / "given.pt")
-    code = """
-import sys, torch
-from ftbert._library import load_library
-
-load_library()
-given, cases = torch.load(sys.argv[1])
-made = []
-for qkv, (lengths, heads) in zip(given, cases):
-    cu = torch.tensor([0, *lengths]).cumsum(0).int()
-    made.append(torch.ops.ftbert.attention(qkv, cu, max(lengths), heads, bf16=True))
-torch.save(made, sys.argv[2])
-"""
-    arguments = [sys.executable, "-c", code, str(tmp_path / "given.pt"), str(tmp_path / "made.pt")]
-    subprocess.run(arguments, check=True, env={**os.environ, "FTBERT_MAX_CPU_ISA": "avx512_bf16"})
-    differ = False
-    for tiles, vectors in zip(attend(), torch.load(tmp_path / "made.pt"), strict=True):
-        # Both round alike; sums in another order can round a probability to its neighbour.
-        assert_close(tiles, vectors.double(), atol=1e-2, rtol=8e-3)
-        differ |= not torch.equal(tiles, vectors)
-    assert differ, "the same bits: one of the two did not run"
-
-
-def test_the_model_attends_in_bf16_where_it_says_so() -> None:
-    """One layer done again in torch, its attention both ways: the model must do the one that `info` names."""
-    model = ftbert.load(make_bert(num_hidden_layers=1), dtype="bf16")
-    w = {name.removeprefix("layers.0."): t for name, t in dict(model.encoder.weights()).items()}
-    states = ops.forward_batch(model.encoder, torch.randint(5, 99, (1, 50)), None, None, None, 0, ["hidden_states"])[0]
-    x, result = (state.reshape(50, -1) for state in states)
-    linear, norm, eps = torch.nn.functional.linear, torch.nn.functional.layer_norm, 1e-12
-
-    def product(a: torch.Tensor, name: str, bias: bool) -> torch.Tensor:
-        sums = linear(a.bfloat16().float(), w[name + ".weight"].float(), w[name + ".bias"] if bias else None)
-        return (torch.nn.functional.gelu(sums) if name == "ffn.up" else sums).bfloat16().float()
-
-    def normed(y: torch.Tensor, bias: str, residual: torch.Tensor, name: str) -> torch.Tensor:
-        return norm(y + w[bias] + residual, y.shape[1:], w[name + ".weight"], w[name + ".bias"], eps)
-
-    apart = {}
-    for bf16 in (False, True):
-        attended = ops.attention(product(x, "attention.qkv", True), reference.offsets([50]), 50, 2, bf16=bf16)
-        middle = normed(product(attended, "attention.out", False), "attention.out.bias", x, "attention.norm")
-        last = product(product(middle, "ffn.up", True), "ffn.down", False)
-        apart[bf16] = error_of(normed(last, "ffn.down.bias", middle, "ffn.norm"), result)
-    assert apart[attention_rounds()] < 1e-5, apart
-    if attention_rounds():
-        assert apart[False] > 5e-4, apart
     assert ftbert.load(make_bert(), dtype="bf16", attention="general").info()["attention_products"] == "fp32"
     assert "attention_products" not in ftbert.load(make_bert()).info()
+
+
+def test_attention_on_a_cpu_without_tiles() -> None:
+    """The tests of attention below, held to avx512_bf16 in a process of its own, since that is read once."""
+    if attention_products() != "bf16, AMX tiles":
+        pytest.skip("no AMX, or held to less")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "rounds_its or relative_bias", __file__]
+    done = subprocess.run(command, env={**os.environ, "FTBERT_MAX_CPU_ISA": "avx512_bf16"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert " 37 passed" in f" {done.stdout.splitlines()[-1]}", done.stdout
 
 
 @pytest.mark.parametrize("lengths", [[1], [2, 17, 33], [128, 0, 5], [300]], ids=str)

@@ -73,7 +73,11 @@ CALLS = """
         return first.numpy().copy()
     mine = call()
     theirs, warned, threads = in_child(call)
-    result = (abs(mine - theirs).max() if not isinstance(theirs, str) else theirs, warned, threads)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        call()
+    parent = (torch.get_num_threads(), [str(one.message) for one in said])
+    result = (abs(mine - theirs).max() if not isinstance(theirs, str) else theirs, warned, threads, parent)
 """
 
 
@@ -85,10 +89,10 @@ def test_a_forked_child_computes_the_same(how: str, family: str) -> None:
         "general": "fast = ftbert.load(model, attention='general')",
         "optimize": "fast = ftbert.optimize(model)",
     }[how]
-    error, warned, threads = run(make + textwrap.dedent(CALLS), family)
+    error, warned, threads, parent = run(make + textwrap.dedent(CALLS), family)
     assert not isinstance(error, str) and error <= 1e-5, error
     assert [one for one in warned if "forked" in one] == warned and len(warned) == 1, warned
-    assert threads == 1
+    assert threads == 1 and parent == (2, []), "the parent keeps its threads"
 
 
 def test_a_child_that_loads_for_itself() -> None:
@@ -125,19 +129,3 @@ def test_workers_of_a_data_loader() -> None:
         """
     )
     assert error <= 1e-5 and warned == 0
-
-
-def test_the_parent_keeps_its_threads() -> None:
-    before, after, warned = run(
-        """
-        fast = ftbert.load(model)
-        fast(ids)
-        before = torch.get_num_threads()
-        in_child(lambda: fast(ids).last_hidden_state.sum().item())
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
-            fast(ids)
-        result = (before, torch.get_num_threads(), len(seen))
-        """
-    )
-    assert before == after == 2 and warned == 0

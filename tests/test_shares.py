@@ -7,12 +7,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from compare import assert_close
 from conftest import first_of, make_bert
+from families import make_model
 
 import ftbert
 from ftbert.evaluation import padded, random_sequences
@@ -64,18 +64,10 @@ def test_threads_alone_and_together(threads: None, lengths: list[int], dtype: st
 
 
 @pytest.mark.parametrize("path", ["fused", "general"])
-@pytest.mark.parametrize("family", ["bert", "pre", "relative"])
+@pytest.mark.parametrize("family", ["bert", "roberta-prelayernorm", "mpnet"])
 def test_equals_transformers(threads: None, family: str, path: str) -> None:
     """Also where LayerNorm comes first, and where attention has a bias."""
-    from transformers import MPNetConfig, MPNetModel, RobertaPreLayerNormConfig, RobertaPreLayerNormModel
-
-    torch.manual_seed(0)
-    common: dict[str, Any] = SIZES | {"vocab_size": 120, "max_position_embeddings": 140}
-    reference = {
-        "bert": lambda: make_bert(**SIZES),
-        "pre": lambda: RobertaPreLayerNormModel(RobertaPreLayerNormConfig(**common)).eval(),
-        "relative": lambda: MPNetModel(MPNetConfig(**common)).eval(),
-    }[family]()
+    reference = make_model(family, "encoder", 2, **SIZES, vocab_size=120, max_position_embeddings=140)
     ids, mask = padded(random_sequences(118, [100, 30, 128, 7, 90, 45, 64, 80]), "right", 1, torch.device("cpu"))
     ids = torch.where(mask.bool(), ids + 2, ids)
     model = ftbert.load(reference, attention=path)
@@ -108,16 +100,3 @@ def test_with_nested_parallel_regions() -> None:
     folders = [str(Path(__file__).parent), str(Path(ftbert.__file__).parent.parent)]
     nested = os.environ | {"OMP_NUM_THREADS": "2,8", "OMP_MAX_ACTIVE_LEVELS": "2"}
     subprocess.run([sys.executable, "-c", code, *folders], env=nested, check=True)
-
-
-def test_one_text_does_not_matter_to_others(threads: None) -> None:
-    torch.set_num_threads(2)
-    model = ftbert.load(make_bert(**SIZES))
-    ids, cu, longest = packed([64] * 6)
-    want = model.forward_packed(ids, cu, longest)
-    with torch.no_grad():
-        other = ids.clone()
-        other[128:192] = 7
-    got = model.forward_packed(other, cu, longest)
-    assert torch.equal(got[:128], want[:128]) and torch.equal(got[192:], want[192:])
-    assert not torch.equal(got[128:192], want[128:192])
