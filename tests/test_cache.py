@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,12 @@ from ftbert.conversion_cache import cache, open_cached
 from ftbert.converters import open_checkpoint
 from ftbert.user_cache import cache_folder
 
-# What a child process does: opens through the cache and says what it got.
-_CHILD = """
-import sys, torch
-torch.set_num_threads(1)
-from ftbert.conversion_cache import open_cached
-print("ready", flush=True)
-sys.stdin.readline()
-print(sum(float(tensor.double().sum()) for _, tensor in open_cached(sys.argv[1]).items()), flush=True)
-"""
+
+def opened(source: Path, both: Any, results: Any) -> None:
+    """What a child process does: opens through the cache at once with the others, and says what it got."""
+    torch.set_num_threads(1)
+    both.wait()
+    results.put(sum(float(tensor.double().sum()) for _, tensor in open_cached(source).items()))
 
 
 @pytest.fixture(autouse=True)
@@ -69,15 +65,6 @@ def assert_same(got: Checkpoint, source: Path) -> None:
     assert list(got.tensors) == list(expected.tensors)
     for name in got.tensors:
         assert torch.equal(got.read(name), expected.read(name)), name
-
-
-def start(source: Path) -> subprocess.Popen[str]:
-    pipe = subprocess.PIPE
-    child = subprocess.Popen(
-        [sys.executable, "-c", _CHILD, str(source)], stdin=pipe, stdout=pipe, stderr=pipe, text=True
-    )
-    assert child.stdout is not None and child.stdout.readline() == "ready\n", child.communicate()[1]
-    return child
 
 
 def test_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,13 +189,14 @@ def test_broken_source_leaves_nothing(source: Path, root: Path) -> None:
 
 
 def test_two_processes_race(source: Path, root: Path) -> None:
-    children = [start(source) for _ in range(2)]
+    spawn = multiprocessing.get_context("spawn")
+    both, results = spawn.Barrier(2), spawn.Queue()
+    children = [spawn.Process(target=opened, args=(source, both, results)) for _ in range(2)]
     for child in children:
-        assert child.stdin is not None
-        child.stdin.write("\n")
-        child.stdin.flush()
-    results = [child.communicate(timeout=120) for child in children]
-    assert all(child.returncode == 0 for child in children), results
-    assert results[0][0] == results[1][0] and len(entries(root)) == 1
+        child.start()
+    assert results.get(timeout=120) == results.get(timeout=120)
+    for child in children:
+        child.join()
+    assert [child.exitcode for child in children] == [0, 0] and len(entries(root)) == 1
     assert not list((root / "converted").glob(".*"))
     assert_same(open_cached(source), source)

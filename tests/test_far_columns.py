@@ -13,7 +13,6 @@ from families import make_model
 
 import ftbert
 from ftbert.converters.families import FAMILIES
-from ftbert.converters.relative_bias import buckets
 
 COUNTED = [name for name, family in FAMILIES.items() if family.fixed.get("positions") == "from_padding"]
 
@@ -73,17 +72,6 @@ def test_a_relative_bias_over_gaps(place: Place, columns: int, path: str) -> Non
             theirs: Any = copy.deepcopy(reference).to(place.device)
             expected = theirs(ids, attention_mask=mask).last_hidden_state[mask.bool()]
             assert_close(got, expected, atol=max(3e-5, 128 * place.eps), rtol=0 if place.eps < 1e-6 else 64 * place.eps)
-
-
-def test_the_table_ends_where_buckets_do() -> None:
-    """What lies outside is read as its ends."""
-    from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
-
-    config = ftbert.load(make_model("mpnet", "encoder", 0)).config
-    ours, far = buckets(config.relative_span), 4000
-    distance = torch.arange(-far, far + 1)
-    inside = distance.clamp(-config.relative_span + 1, config.relative_span - 1) + config.relative_span - 1
-    assert torch.equal(ours[inside], MPNetEncoder.relative_position_bucket(distance))
 
 
 @pytest.mark.parametrize("path", ["auto", "general"])

@@ -109,24 +109,19 @@ class LoraLinear(nn.Module):
         return self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](x))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("entry", [ftbert.load, ftbert.optimize], ids=["load", "optimize"])
-def test_adapters_in_a_live_model(entry: Any) -> None:
-    model = make_bert()
-    attention = model.encoder.layer[1].attention.self
-    attention.query = LoraLinear(attention.query)
-    with pytest.raises(
-        ValueError, match=r"query\.(base_layer|lora_A).* belongs to a PEFT adapter; .*merge_and_unload\(\)"
-    ):
-        entry(model.eval())
-
-
-def test_adapters_in_a_folder_and_around_a_model(tmp_path: Path) -> None:
+def test_adapters_are_named(tmp_path: Path) -> None:
+    model = make_bert().eval()
+    model.encoder.layer[1].attention.self.query = LoraLinear(model.encoder.layer[1].attention.self.query)
+    wrapper = type("PeftModel", (nn.Module,), {"__module__": "peft.peft_model", "config": model.config})()
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"PEFT adapter \(adapter_config.json\).*merge_and_unload\(\)"):
-        ftbert.load(tmp_path)
-    wrapper = type("PeftModel", (nn.Module,), {"__module__": "peft.peft_model", "config": make_bert().config})()
-    with pytest.raises(ValueError, match=r"PeftModel: a model with PEFT adapters; .*merge_and_unload\(\)"):
-        ftbert.load(wrapper)
+    inside = r"query\.(base_layer|lora_A).* belongs to a PEFT adapter"
+    for entry, given, words in (
+        (ftbert.load, model, inside), (ftbert.optimize, model, inside),
+        (ftbert.load, wrapper, "PeftModel: a model with PEFT adapters"),
+        (ftbert.load, tmp_path, r"PEFT adapter \(adapter_config.json\)"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=words + r".*merge_and_unload\(\)"):
+            entry(given)
 
 
 # ---- the public face -------------------------------------------------------------------------------------------------

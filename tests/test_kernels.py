@@ -298,16 +298,6 @@ def test_padding(device: str, batch: int, seq: int, dtype: torch.dtype) -> None:
         assert info.tolist()[:3] == [len(kept), int(mask.sum(1).max()) if batch else 0, 0], kind
 
 
-def test_padding_names_a_bad_value(device: str) -> None:
-    mask = torch.ones(3, 70, dtype=torch.int64)
-    mask[1, 20] = 2
-    mask[2, 1] = -1
-    assert ops.padding(mask.to(device))[3][2].item() == 1 + 70 + 20
-    fraction = torch.ones(2, 4)
-    fraction[1, 3] = 0.5
-    assert ops.padding(fraction.to(device))[3][2].item() == 8
-
-
 def test_padding_mask_from_lengths(device: str) -> None:
     lengths = torch.tensor([0, 3, 7, 1], dtype=torch.int32)
     expected = (torch.arange(7)[None] < lengths[:, None]).to(torch.uint8)

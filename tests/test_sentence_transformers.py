@@ -137,25 +137,23 @@ def test_forms_of_results_and_wrong_calls(tmp_path: Path) -> None:
     assert_same(model.encode(TEXTS, max_length=48, pooling="mean"), vectors)
     with pytest.raises(TypeError, match="positional"):
         model.encode(TEXTS, 32)
-    with pytest.raises(ValueError, match="precision must be one of float32, int8, .*; got 'int4'"):
-        model.encode(TEXTS, precision="int4")
-    with pytest.raises(ValueError, match="output_value must be 'sentence_embedding' or .*; got None"):
-        model.encode(TEXTS, output_value=None)
-    with pytest.raises(ValueError, match="takes the range of several vectors"):
-        model.encode("hello", precision="uint8")
-    with pytest.raises(TypeError, match="not both"):
-        model.encode(TEXTS, normalize=False, normalize_embeddings=True)
-    with pytest.raises(TypeError, match="normalize must be True, False or None; got 32"):
-        model.encode(TEXTS, normalize=32)
-    with pytest.raises(ValueError, match="prompt_name must be one of 'query', 'document', 'other'; got 'x'"):
-        model.encode(TEXTS, prompt_name="x")
-    with pytest.raises(ValueError, match="maximum length of 49 is more than the model's 48"):
-        model.encode(TEXTS, max_length=49)
-    for name, value in (("batch_size", 0), ("truncate_dim", -1), ("max_length", 2.0), ("max_tokens", True)):
-        with pytest.raises(ValueError, match=f"{name} must be a positive integer"):
-            model.encode(TEXTS, **{name: value})
-    with pytest.raises(TypeError, match="prompt must be a str; got int"):
-        model.encode(TEXTS, prompt=3)
+    wrong: list[tuple[type[Exception], dict[str, Any], str]] = [
+        (ValueError, {"precision": "int4"}, "precision must be one of float32, int8, .*; got 'int4'"),
+        (ValueError, {"output_value": None}, "output_value must be 'sentence_embedding' or .*; got None"),
+        (ValueError, {"sentences": "hello", "precision": "uint8"}, "takes the range of several vectors"),
+        (TypeError, {"normalize": False, "normalize_embeddings": True}, "not both"),
+        (TypeError, {"normalize": 32}, "normalize must be True, False or None; got 32"),
+        (ValueError, {"prompt_name": "x"}, "prompt_name must be one of 'query', 'document', 'other'; got 'x'"),
+        (ValueError, {"max_length": 49}, "maximum length of 49 is more than the model's 48"),
+        (ValueError, {"max_length": 2.0}, "max_length must be a positive integer"),
+        (ValueError, {"batch_size": 0}, "batch_size must be a positive integer"),
+        (ValueError, {"truncate_dim": -1}, "truncate_dim must be a positive integer"),
+        (ValueError, {"max_tokens": True}, "max_tokens must be a positive integer"),
+        (TypeError, {"prompt": 3}, "prompt must be a str; got int"),
+    ]
+    for error, given, words in wrong:
+        with pytest.raises(error, match=words):
+            model.encode(given.pop("sentences", TEXTS), **given)
     with pytest.warns(UserWarning, match="prompt_name is ignored"):
         model.encode(TEXTS, prompt="a", prompt_name="query")
 
