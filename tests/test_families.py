@@ -162,21 +162,6 @@ def test_convert_replaces_only_what_it_wrote(tmp_path: Path) -> None:
     ftbert.load(ours)
 
 
-def test_counted_positions_bound_the_tokens_not_the_width(place: Place) -> None:
-    """As in transformers: columns of padding take no position."""
-    reference = make_model("roberta", "encoder", 1, max_position_embeddings=22)
-    model = ftbert.load(reference, device=place.device, dtype=place.dtype)
-    batch = make_batch(reference, "encoder", "right")
-    pad = reference.config.pad_token_id
-    ids = torch.full((2, 40), pad)
-    ids[:, :10] = batch["input_ids"][:2, :10].clamp(min=pad + 1)
-    reference = copy.deepcopy(reference).to(place.device)
-    check(reference, model, {"input_ids": ids, "attention_mask": (ids != pad).long()}, place)
-    ids[0] = pad + 1
-    with pytest.raises(RuntimeError, match="sequence of 40 tokens: the model has positions for 20"):
-        model(ids.to(place.device), (ids != pad).long().to(place.device))
-
-
 @pytest.mark.parametrize(("family", "task"), CASES)
 def test_round_trip(tmp_path: Path, family: str, task: str) -> None:
     """HuggingFace folder -> ftbert folder -> transformers again, all giving the same."""

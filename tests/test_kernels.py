@@ -411,6 +411,11 @@ def test_linear(place: Place, m: int, n: int, k: int, activation: str) -> None:
         assert_close(ops.linear(a, weight, b, activation), expected, atol=max(1e-5, 4 * place.eps), rtol=2 * place.eps)
 
 
+def sixteen_bit(place: Place) -> None:
+    if place.device == "cpu" or place.dtype == torch.float32:
+        pytest.skip("for 16-bit elements on a GPU")
+
+
 TILES = (
     "64x32 half", "64x32 k2 half", "64x32 k4 half", "64x48 half", "64x48 k2 half", "64x64 half", "64x64 k2 half",
     "64x64 k4 half", "64x96 half", "64x48 k2", "64x96 k2", "64x96 k4", "64x32 pair", "64x32 k2 pair", "64x48 pair",
@@ -431,8 +436,7 @@ OWN = [
 )  # fmt: skip
 @pytest.mark.parametrize("activation", ["none", "gelu", "gelu_new", "relu", "silu", "tanh"])
 def test_linear_own(place: Place, m: int, n: int, k: int, activation: str) -> None:
-    if place.device == "cpu" or place.dtype == torch.float32:
-        pytest.skip("for 16-bit elements on a GPU")
+    sixteen_bit(place)
     a, weight = random(m, k, place=place), random(n, k, place=place, scale=1 / math.sqrt(k), seed=1)
     bias = random(n, place=place, seed=2)
     product, ran = a.double() @ weight.double().T, set()
@@ -453,8 +457,9 @@ def test_linear_own(place: Place, m: int, n: int, k: int, activation: str) -> No
 
 
 def hopper(place: Place) -> None:
-    if place.device == "cpu" or place.dtype == torch.float32 or torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("for 16-bit elements on Hopper")
+    sixteen_bit(place)
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("for Hopper")
 
 
 # Of a tile, by variant of wgmma_layernorm.
@@ -534,8 +539,7 @@ def test_linear_layernorm_on_several_streams_at_once(place: Place) -> None:
 
 
 def test_linear_own_refuses_operands_that_are_not_aligned(place: Place) -> None:
-    if place.device == "cpu" or place.dtype == torch.float32:
-        pytest.skip("for 16-bit elements on a GPU")
+    sixteen_bit(place)
     a = random(16 * 64 + 1, place=place)[1:].view(16, 64)
     with pytest.raises(RuntimeError, match="aligned to 16 bytes"):
         ops.linear_own(a, random(64, 64, place=place), None, "none", "mma_split_k", "16x64")

@@ -128,10 +128,13 @@ def test_calls_name_exotic_tensors(device: str, kind: str) -> None:
     model = models(device)[0]
     ids = torch.ones(2, 5, dtype=torch.int64, device=device)
     flat, cu = ids.flatten(), torch.tensor([0, 5, 10], dtype=torch.int32, device=device)
+    weights, config = dict(model.encoder.weights()), model.encoder.config()
+    weights["embeddings.word"] = make(weights["embeddings.word"])
     for call in (
         lambda: model(make(ids)), lambda: model(ids, make(ids)), lambda: model(ids, None, make(ids)),
         lambda: model.forward_packed(make(flat), cu, 5), lambda: model.forward_packed(flat, make(cu), 5),
         lambda: model.encoder.forward(make(ids)), lambda: model.encoder.forward_packed(flat, make(cu), 5),
+        lambda: torch.classes.ftbert.Encoder(weights, config, "auto"),
     ):  # fmt: skip
         with pytest.raises(RuntimeError, match=words):
             call()
@@ -148,16 +151,6 @@ def test_meta_tensors_have_shapes_in_ops_and_no_data_in_calls() -> None:
     ):  # fmt: skip
         with pytest.raises(RuntimeError, match="expected .* on meta"):
             call()
-
-
-def test_weights_that_are_no_plain_tensors() -> None:
-    encoder = models("cpu")[0].encoder
-    name = "embeddings.word"
-    for make, words in EXOTIC.values():
-        weights = encoder.weights()
-        weights[name] = make(weights[name])
-        with pytest.raises(RuntimeError, match=words):
-            torch.classes.ftbert.Encoder(weights, encoder.config(), "auto")
 
 
 @pytest.mark.parametrize("longest", [2**31, 2**40, 2**58, 2**62, 2**63 - 1])
