@@ -30,14 +30,15 @@ def activation(x: Tensor, name: str) -> Tensor:
     return {"relu": torch.relu, "tanh": torch.tanh, "none": lambda y: y}[name](x)
 
 
-def attention(qkv: Tensor, lengths: list[int], heads: int) -> Tensor:
-    """qkv [tokens, 3*hidden] -> [tokens, hidden], float64"""
+def attention(qkv: Tensor, lengths: list[int], heads: int, biases: list[Tensor] | None = None) -> Tensor:
+    """qkv [tokens, 3*hidden] -> [tokens, hidden], float64; biases: of each sequence, what is added to its scores"""
     hidden = qkv.shape[1] // 3
     head_size = hidden // heads
     outputs = []
-    for part in qkv.double().split(lengths):
+    for i, part in enumerate(qkv.double().split(lengths)):
         q, k, v = (x.view(-1, heads, head_size).transpose(0, 1) for x in part.split(hidden, dim=1))
-        weights = torch.softmax(q @ k.transpose(1, 2) / math.sqrt(head_size), dim=-1)
+        scores = q @ k.transpose(1, 2) / math.sqrt(head_size)
+        weights = torch.softmax(scores if biases is None else scores + biases[i], dim=-1)
         outputs.append((weights @ v).transpose(0, 1).reshape(-1, hidden))
     return torch.cat(outputs) if outputs else qkv.new_zeros((0, hidden), dtype=torch.float64)
 

@@ -226,15 +226,6 @@ def test_tokens_with_ids_and_special_ones(embedding: Opened, servers: dict[str, 
     assert embedding("#tokens li").nth(1).get_attribute("title") == "characters 0 to 5"
 
 
-def test_the_facts(embedding: Opened, servers: dict[str, Served]) -> None:
-    info = servers["embedding"].call("GET", "/info").json()
-    assert embedding.text("#model") == info["served_model_name"] and embedding.text("#state") == "ready"
-    facts = dict(zip(embedding("dt").all_inner_texts(), embedding("dd").all_inner_texts(), strict=True))
-    assert facts["dtype"] == info["model_dtype"] and facts["version"] == info["version"]
-    assert facts["text"] == f"up to {info['max_input_length']:,} tokens"
-    assert facts["type"] == "embedding" and facts["pooling"] == "mean"
-
-
 def test_speed_of_the_last_calls(embedding: Opened) -> None:
     embedding("#repeat").click()
     embedding.see("#calls", "the last 100 calls of /embed")
@@ -246,7 +237,7 @@ def test_speed_of_the_last_calls(embedding: Opened) -> None:
     assert re.search(r"tokenize .* ms\s*queue .* ms\s*inference .* ms\s*HTTP .* ms", embedding.text("#parts"))
 
 
-def test_several_models(folders: dict[str, Path], open_page: Callable[..., Opened]) -> None:
+def test_several_models_and_their_facts(folders: dict[str, Path], open_page: Callable[..., Opened]) -> None:
     with in_thread(*((name, folders["embedding"]) for name in ("tiny/one", "tiny/two"))) as server:
         opened = open_page(server)
         opened.page.get_by_label("Model", exact=True).select_option("tiny/two")
@@ -255,6 +246,12 @@ def test_several_models(folders: dict[str, Path], open_page: Callable[..., Opene
         models = [body["model"] for body in opened.asked("/embed")]
         assert models[0] == "tiny/one" and models[-1] == "tiny/two"
         assert '"model": "tiny/two"' in opened.text("#snippet")
+        info = server.call("GET", "/info").json()
+        facts = dict(zip(opened("dt").all_inner_texts(), opened("dd").all_inner_texts(), strict=True))
+        assert facts["text"] == f"up to {info['max_input_length']:,} tokens"
+        assert [facts[name] for name in ("type", "pooling", "dtype", "version")] == [
+            "embedding", "mean", info["model_dtype"], info["version"],
+        ]  # fmt: skip
 
 
 @pytest.mark.parametrize("key", [None, KEY])
