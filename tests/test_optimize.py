@@ -431,9 +431,6 @@ def test_cross_encoder(labels: int, tokenizer: Any, tmp_path: Path) -> None:
     expected = model.predict(pairs)
     ftbert.optimize(model)
     assert_close(torch.from_numpy(model.predict(pairs)), torch.from_numpy(expected), atol=1e-4)
-    if labels == 1:
-        orders = [[r["corpus_id"] for r in m.rank(TEXTS[0], TEXTS)] for m in (model, ftbert.undo(copy.deepcopy(model)))]
-        assert orders[0] == orders[1]
 
 
 @pytest.mark.parametrize("name", ["attention_mask", "position_ids"])
