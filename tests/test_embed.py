@@ -218,12 +218,6 @@ def test_another_setting_starts_again(tmp_path: Path, stub: StubModel, options: 
     assert np.array_equal(np.load(out), stub.encode(TEXTS, **options))
 
 
-def test_a_prompt_that_the_folder_lacks_is_no_other_setting(tmp_path: Path, stub: StubModel) -> None:
-    path, out = write_source(tmp_path / "in.txt", TEXTS), tmp_path / "out.npy"
-    interrupted(stub, path, out, RuntimeError())
-    assert embed_file(stub, path, out, batch_records=7, prompt_name="document").resumed == 35
-
-
 def test_another_source_or_model_or_damage_starts_again(tmp_path: Path, stub: StubModel) -> None:
     path, out = write_source(tmp_path / "in.txt", TEXTS), tmp_path / "out.npy"
 
@@ -242,12 +236,14 @@ def test_another_source_or_model_or_damage_starts_again(tmp_path: Path, stub: St
         out.unlink()
 
 
-def test_resume_can_be_refused(tmp_path: Path, stub: StubModel) -> None:
+# Resuming can be refused; a prompt that the folder lacks is no other setting.
+@pytest.mark.parametrize(("given", "resumed"), [({"resume": False}, 0), ({"prompt_name": "document"}, 35)])
+def test_no_warning_and_so_much_resumed(tmp_path: Path, stub: StubModel, given: dict[str, Any], resumed: int) -> None:
     path, out = write_source(tmp_path / "in.txt", TEXTS), tmp_path / "out.npy"
     interrupted(stub, path, out, RuntimeError())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert embed_file(stub, path, out, batch_records=7, resume=False).resumed == 0
+        assert embed_file(stub, path, out, batch_records=7, **given).resumed == resumed
 
 
 def test_a_folder_of_somebody_else_is_not_emptied(tmp_path: Path, stub: StubModel) -> None:

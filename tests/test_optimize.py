@@ -400,18 +400,12 @@ def test_pipelines(task: str, batch_size: int, tokenizer: Any) -> None:
     assert "forward" not in vars(pipe.model.base_model)
 
 
-def folder_of(model: Any, tokenizer: Any, path: Path) -> str:
-    model.save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return str(path)
-
-
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
-def test_sentence_transformer(pooling: str, tokenizer: Any, tmp_path: Path) -> None:
+def test_sentence_transformer(pooling: str, tiny_bert: Callable[..., Path], tmp_path: Path) -> None:
     parts = pytest.importorskip("sentence_transformers")
     from sentence_transformers import models
 
-    words = models.Transformer(folder_of(make_bert(vocab_size=len(VOCAB_WORDS)), tokenizer, tmp_path / "m"))
+    words = models.Transformer(str(tiny_bert(tmp_path)))
     model = parts.SentenceTransformer(modules=[words, models.Pooling(64, pooling_mode=pooling)], device="cpu")
     expected = model.encode(TEXTS)
     assert ftbert.optimize(model) is model
@@ -423,10 +417,11 @@ def test_sentence_transformer(pooling: str, tokenizer: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("labels", [1, 3])
-def test_cross_encoder(labels: int, tokenizer: Any, tmp_path: Path) -> None:
+def test_cross_encoder(labels: int, tiny_bert: Callable[..., Path], tmp_path: Path) -> None:
     parts = pytest.importorskip("sentence_transformers")
-    folder = folder_of(make("bert", "sequence_classification", num_labels=labels), tokenizer, tmp_path / "m")
-    model = parts.CrossEncoder(folder, device="cpu")
+    folder = tiny_bert(tmp_path)
+    make("bert", "sequence_classification", num_labels=labels).save_pretrained(folder)
+    model = parts.CrossEncoder(str(folder), device="cpu")
     pairs = [(a, b) for a in TEXTS for b in TEXTS]
     expected = model.predict(pairs)
     ftbert.optimize(model)
