@@ -164,8 +164,9 @@ def test_attention_on_a_cpu_without_tiles() -> None:
     """The tests of attention below, held to avx512_bf16 in a process of its own, since that is read once."""
     if attention_products() != "bf16, AMX tiles":
         pytest.skip("no AMX, or held to less")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "rounds_its or relative_bias", __file__]
-    done = subprocess.run(command, env={**os.environ, "FTBERT_MAX_CPU_ISA": "avx512_bf16"}, capture_output=True, text=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-k", "rounds_its or relative_bias", __file__]
+    held = {**os.environ, "FTBERT_MAX_CPU_ISA": "avx512_bf16"}
+    done = subprocess.run(command, env=held, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "skipped" not in done.stdout, done.stdout
 
 

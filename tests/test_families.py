@@ -353,7 +353,7 @@ def test_other_architectures_are_refused_with_the_reason() -> None:
     for model, words in (
         (XmodModel(XmodConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)),
          "model type 'xmod' is not supported: its layers hold an adapter for each language"),
-        (GPT2Model(GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=1)), "'gpt2' is not supported; supported: albert, bert"),
+        (GPT2Model(GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=1)), "'gpt2' is not supported; .*: albert"),
         (ElectraForMultipleChoice(make_config("electra", 0, summary_type="mean")), "needs summary_type 'first'"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=words):

@@ -142,7 +142,8 @@ def test_attention_with_relative_bias(place: Place, head_size: int, gaps: bool, 
     qkv = random(sum(lengths), 3 * heads * head_size, place=place)
     table = random(heads, 2 * span - 1, place=place, seed=1)
     columns = torch.cat([torch.randperm(n + 50 * gaps)[:n].sort().values for n in lengths]).int()
-    biases = [table.cpu().double()[:, where[None] - where[:, None] + span - 1] for where in columns.long().split(lengths)]
+    parts = columns.long().split(lengths)
+    biases = [table.cpu().double()[:, part[None] - part[:, None] + span - 1] for part in parts]
     expected = reference.attention(qkv.cpu(), lengths, heads, biases)
     cu = reference.offsets(lengths, place.device)
     for given in (columns.to(place.device), None) if not gaps else (columns.to(place.device),):
@@ -199,7 +200,7 @@ def test_attention_neighbours_do_not_matter(
 @pytest.mark.parametrize("lengths", RAGGED, ids=str)
 @pytest.mark.parametrize("heads,head_size", [(3, 26), (2, 64), (1, 80)])
 def test_general_attention_path(place: Place, lengths: list[int], heads: int, head_size: int) -> None:
-    """add_qkv_bias, GEMM, softmax, GEMM, transpose: what one leaves wrong, or not zero at padding, is wrong at the end."""
+    """add_qkv_bias, GEMM, softmax, GEMM, transpose: what one does wrong, at padding too, is wrong at the end."""
     tokens, hidden = sum(lengths), heads * head_size
     seq = max(lengths, default=0) + 1
     qkv, bias = random(tokens, 3 * hidden, place=place), random(3 * hidden, place=place, seed=1)

@@ -179,10 +179,11 @@ def test_every_dtype_of_ids_and_mask(dtype: torch.dtype) -> None:
         assert "attention_mask" in str(error) or "not implemented" in str(error)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["add_bias_act", "add_bias_act_", "attention", "pooling", "padding", "padding_stage", "first_rows", "add_bias_input_layernorm"],
-)
+TRACED = "add_bias_act add_bias_act_ add_bias_input_layernorm attention first_rows padding padding_stage pooling"
+
+
+@pytest.mark.parametrize("name", TRACED.split())
 def test_opcheck(name: str) -> None:
     """torch's own check of schema, fake implementation and dynamic shapes."""
-    torch.library.opcheck(getattr(ops, name).default, [one.clone() if isinstance(one, torch.Tensor) else one for one in valid(name, "cpu")])
+    arguments = [one.clone() if isinstance(one, torch.Tensor) else one for one in valid(name, "cpu")]
+    torch.library.opcheck(getattr(ops, name).default, arguments)

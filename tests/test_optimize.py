@@ -113,7 +113,8 @@ def test_on_every_place(place: Place) -> None:
 
 def test_token_types_and_default_positions_are_computed() -> None:
     model = make_bert()
-    inputs = some_inputs(model) | {"token_type_ids": torch.randint(0, 2, (4, 30)), "position_ids": torch.arange(30)[None]}
+    more = {"token_type_ids": torch.randint(0, 2, (4, 30)), "position_ids": torch.arange(30)[None]}
+    inputs = some_inputs(model) | more
     expected = run(model, **inputs)
     ftbert.optimize(model)
     with torch.no_grad():
@@ -328,7 +329,7 @@ def test_what_cannot_be_optimized_says_why() -> None:
     from transformers import GPT2Config, GPT2Model
 
     wrong: list[tuple[Any, type[Exception], str]] = [
-        (GPT2Model(GPT2Config(n_layer=1, n_embd=8, n_head=1)).eval(), ValueError, "'gpt2' is not supported; supported: .*bert"),
+        (GPT2Model(GPT2Config(n_layer=1, n_embd=8, n_head=1)).eval(), ValueError, "'gpt2' is not supported; .*bert"),
         (make_bert(is_decoder=True), ValueError, "decoder"),
         (torch.nn.Linear(1, 1), TypeError, "transformers model"),
         (object(), TypeError, "transformers model"),
@@ -410,8 +411,8 @@ def test_sentence_transformer(pooling: str, tiny_bert: Callable[..., Path], tmp_
     expected = model.encode(TEXTS)
     assert ftbert.optimize(model) is model
     assert_close(torch.from_numpy(model.encode(TEXTS)), torch.from_numpy(expected), atol=1e-5)
-    [forward] = [p.__dict__["forward"] for p in model.modules() if isinstance(p.__dict__.get("forward"), PatchedForward)]
-    assert not forward.fallbacks
+    patched = [part.forward for part in model.modules() if isinstance(part.forward, PatchedForward)]
+    assert [forward.fallbacks for forward in patched] == [{}]
     tokens = model.encode(TEXTS[0], output_value="token_embeddings")
     assert_close(tokens, ftbert.undo(model).encode(TEXTS[0], output_value="token_embeddings"), atol=1e-5)
 

