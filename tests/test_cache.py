@@ -39,14 +39,7 @@ def bin_folder(folder: Path, seed: int = 0, **sizes: Any) -> Path:
     folder.mkdir(exist_ok=True)
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
     model.config.save_pretrained(folder)
-    settle(folder, seed)
     return folder
-
-
-def settle(folder: Path, changes: int = 0) -> None:
-    """Gives the files a time as if nobody had written to them for long; another one after each change."""
-    for path in folder.iterdir():
-        os.utime(path, ns=(1 + changes, 1 + changes))
 
 
 @pytest.fixture
@@ -90,23 +83,33 @@ def test_second_time_nothing_is_converted(source: Path, root: Path, monkeypatch:
     assert_same(again, source)
     assert again.folder == source, "the tokenizer is the source's, not the entry's"
     assert again.source.where.startswith(str(root)) and len(entries(root)) == 1
+    moved = source.rename(source.parent / "elsewhere")
+    assert_same(open_cached(moved), moved)  # the path is not part of the content
 
 
-def test_what_has_changed_is_converted_again(source: Path, root: Path) -> None:
+def test_content_decides(source: Path, root: Path) -> None:
     open_cached(source)
+    for path in (source / "pytorch_model.bin", source / "config.json"):  # old enough to be remembered by time
+        os.utime(path, ns=(1, 1))
+    open_cached(source)
+    assert len(list((root / "index").glob("*.json"))) == 1
     bin_folder(source, seed=1)
     assert_same(open_cached(source), source)
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 1e-5}))
-    settle(source, 2)
     assert open_cached(source).config.encoder.layer_norm_eps == 1e-5
     assert len(entries(root)) == 3
 
 
-def test_what_was_just_written_is_read_directly(source: Path, root: Path) -> None:
-    (source / "config.json").touch()
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 3}', '{"version": [1, 1], "files": [[]], "key": 1}'])
+def test_index_may_be_lost(source: Path, root: Path, text: str) -> None:
+    for path in (source / "pytorch_model.bin", source / "config.json"):
+        os.utime(path, ns=(1, 1))
+    open_cached(source)
+    (place,) = (root / "index").glob("*.json")
+    place.write_text(text)
     assert_same(open_cached(source), source)
-    assert not root.exists()
+    assert len(entries(root)) == 1
 
 
 def test_safetensors_and_our_own_are_read_directly(tmp_path: Path, root: Path) -> None:
@@ -174,7 +177,6 @@ def test_broken_source_leaves_nothing(source: Path, root: Path) -> None:
     del weights["encoder.layer.0.output.dense.weight"], weights["encoder.layer.1.output.dense.bias"]
     weights["embeddings.LayerNorm.bias"] = torch.zeros(3)
     torch.save(weights, source / "pytorch_model.bin")
-    settle(source, 1)
     with pytest.raises(ValueError) as caught:
         ftbert.load(source)
     for problem in ("layer.0.output.dense.weight", "layer.1.output.dense.bias", "embeddings.LayerNorm.bias"):
