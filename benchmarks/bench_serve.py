@@ -109,7 +109,7 @@ def _serve_and_measure(
             for name, texts in sets.items():
                 best: dict[int, float] = {}
                 for size in options.batches:
-                    connections = max(1, min(512, options.in_flight // size))
+                    connections = max(options.clients, min(512, options.in_flight // size))
                     row = _measure(options, port, texts, size, tokens[name], options.seconds, connections=connections)
                     best[size] = row["requests_per_s"]
                     document["closed"].append({"texts": name} | row)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -110,6 +111,14 @@ def test_run_first_is_not_for_heads_of_every_token() -> None:
         ftbert.load(reference).module.run_first(**make_batch(reference, "token_classification", "right"))
 
 
+def test_a_head_of_the_first_token_runs_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = make_model("bert", "sequence_classification", 0)
+    model, batch = ftbert.load(reference), make_batch(reference, "sequence_classification", "right")
+    want = model(**batch).logits
+    monkeypatch.setattr(model.module, "run", None)
+    assert_close(model(**batch, output_last_hidden_state=False).logits, want, atol=1e-6)
+
+
 def test_torchscript_and_compile(place: Place, tmp_path: Path) -> None:
     reference = make_model("bert", "multiple_choice", 0)
     model = ftbert.load(reference, device=place.device, dtype=place.dtype)
@@ -132,10 +141,21 @@ def test_torchscript_and_compile(place: Place, tmp_path: Path) -> None:
     torch._dynamo.reset()
 
 
-def test_encode_with_cls_pooling(tiny_bert: Callable[..., Path], tmp_path: Path, place: Place) -> None:
+def test_encode_with_cls_pooling(
+    tiny_bert: Callable[..., Path], tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The numbers of every token's run, and only first tokens are asked for."""
     model = ftbert.load(tiny_bert(tmp_path), device=place.device, dtype=place.dtype)
     texts = ["word1 word2 a b", "", "word3", "c " * 60]
     rows = model.encode(texts, output_value="token_embeddings", convert_to_tensor=True)
     want = torch.stack([row[0] for row in rows])
+    run, asked = model.forward_packed, set[str]()
+
+    def forward_packed(*batch: Any, want: str) -> torch.Tensor:
+        asked.add(want)
+        return run(*batch, want=want)
+
+    monkeypatch.setattr(model, "forward_packed", forward_packed)
     got = model.encode(texts, pooling="cls", normalize=False, convert_to_tensor=True)
     assert_close(got, want.to(got), **tolerance(place))
+    assert asked == {"first"}

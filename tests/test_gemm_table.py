@@ -157,6 +157,28 @@ def test_nothing_in_a_file_breaks_who_reads_it(user: Path, what: str) -> None:
     assert user.with_name(user.name + ".old").read_text(encoding="utf-8") == HOSTILE[what]
 
 
+def test_every_table_set_aside_is_kept(tmp_path: Path) -> None:
+    """One file for two GPUs in turns: the first one's rows are still somewhere."""
+    path = tmp_path / "t.json"
+    for i, machine in enumerate((HERE, THERE, HERE, THERE)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            add_rows(path, machine, [row(16 * i + 1, 16 * i + 16)])
+    found = {one.name: read_table(one) for one in tmp_path.glob("t.json*") if not one.name.endswith(".lock")}
+    assert {name: (owner, [r.first for r in rows]) for name, (owner, rows) in found.items()} == {
+        "t.json.old": (HERE, [1]), "t.json.old2": (THERE, [17]), "t.json.old3": (HERE, [33]), "t.json": (THERE, [49]),
+    }  # fmt: skip
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    link, target = tmp_path / "t.json", tmp_path / "elsewhere" / "t.json"
+    link.symlink_to(target)
+    for i in range(2):
+        add_rows(link, HERE, [row(16 * i + 1, 16 * i + 16)])
+    assert link.is_symlink() and len(read_table(target)[1]) == 1 and read_table(target)[1][0].last == 32
+
+
 def test_the_row_that_these_change_is_good(user: Path) -> None:
     user.parent.mkdir(parents=True)
     user.write_text(document(), encoding="utf-8")

@@ -146,6 +146,7 @@ def test_where_cublaslt_proposes_nothing_there_is_no_row(
         (["tune", "--show", "--out", "t.json"], "takes no --out"),
         (["tune", "--show", "--picture", "p.svg"], "no --picture"),
         ([*SHAPE, "--minutes", "soon"], "--minutes: invalid float value: 'soon'"),
+        ([*SHAPE, "--minutes", "-1"], "--minutes: expected a number that is not negative"),
         ([*SHAPE, "--tokens", "9..4"], "A..B"),
         ([*SHAPE, "--tokens", "x"], "A..B"),
     ],

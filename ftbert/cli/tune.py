@@ -117,6 +117,8 @@ def _contradiction(options: argparse.Namespace) -> str:
         return "give a MODEL (--texts needs one), or --hidden for a shape"
     if options.model is not None and (options.inter or options.activation):
         return "a MODEL has its own sizes: --inter and --activation belong to --hidden"
+    if not options.minutes >= 0:  # nor a NaN
+        return f"--minutes: expected a number that is not negative; got {options.minutes}"
     return ""
 
 

@@ -78,6 +78,7 @@ class _Server:
                         self._accept(listening, selector)
                     elif not self._read(key.data, works):
                         selector.unregister(key.fileobj)
+                        works = [work for work in works if work.owner is not key.data]
                         self._drop(key.data)
                 refused: dict[Any, list[Part | Failure]] = {}
                 for work, failure in self.engine.submit(works):

@@ -166,9 +166,9 @@ class HttpProtocol(asyncio.Protocol):
 
     def _timed_out(self) -> None:
         self._timer = None
-        if self._loop.time() < self._deadline:
-            if self._deadline < math.inf:
-                self._timer = self._loop.call_at(self._deadline, self._timed_out)
+        if (now := self._loop.time()) < self._deadline:
+            if self._deadline < math.inf:  # uvloop gives no timer for less than a millisecond
+                self._timer = self._loop.call_at(max(self._deadline, now + 0.001), self._timed_out)
             return
         started = self._reading is not None or self._head_bytes > 0
         if started and not self._closing:

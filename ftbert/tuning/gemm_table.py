@@ -9,6 +9,7 @@ come with the package. What fits no row runs what guess_product (csrc/gemm/guess
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -77,7 +78,9 @@ def read_table(path: Path) -> tuple[Machine, list[Row]]:
 
 def add_rows(path: Path, machine: Machine, rows: Iterable[Row]) -> None:
     """Puts rows into a file, over those for the same m. Several processes may do so at once; none loses a row, and a
-    killed one leaves the file as it was. A file of another machine, or no table at all, becomes FILE.old."""
+    killed one leaves the file as it was. A file of another machine, or no table at all, becomes FILE.old, or FILE.old2
+    and so on where that is taken. A link stays one."""
+    path = Path(os.path.realpath(path))
     make_private(path.parent)
     with locked(path.with_name(path.name + ".lock")):
         old: list[Row] = []
@@ -89,7 +92,8 @@ def add_rows(path: Path, machine: Machine, rows: Iterable[Row]) -> None:
         except FileNotFoundError:
             pass
         except ValueError as error:
-            aside = path.replace(path.with_name(path.name + ".old"))
+            names = (f"{path.name}.old{number if number > 1 else ''}" for number in itertools.count(1))
+            aside = path.replace(next(free for name in names if not (free := path.with_name(name)).exists()))
             warnings.warn(f"{path} is replaced and kept as {aside.name}: {error}", stacklevel=2)
         head = json.dumps({"format": FORMAT} | asdict(machine))[:-1]
         lines = ",\n".join("  " + json.dumps(row.as_dict()) for row in merge(rows, old))
