@@ -11,7 +11,7 @@ import torch
 from compare import assert_close
 from conftest import Place, have_gpu, make_bert
 from test_cuda import check_on_threads, layernorms, packed
-from test_kernels import TILES
+from test_kernels import TILE_PARTS
 from test_model import check_against_transformers, check_every_mask, inputs
 
 import ftbert
@@ -76,7 +76,7 @@ def test_equals_transformers(load: Load, shape: str, dtype: torch.dtype) -> None
 
 
 @DEFERRED
-@pytest.mark.parametrize("first", range(len(TILES)))
+@pytest.mark.parametrize("first", range(len(TILE_PARTS)))
 def test_every_one_in_a_model(load: Load, first: int, deferred: bool) -> None:
     reference = make_bert(**SHAPES["base"], num_hidden_layers=2)
     model = load(reference, first=first, deferred=deferred)
