@@ -60,7 +60,7 @@ def main() -> int:
     parser.add_argument("--encode-texts", type=int, default=0, help="that encode is timed with (default: --most)")
     parser.add_argument("--out", type=Path, help="(default: benchmarks/results/serve-DEVICE-DTYPE.json)")
     options = parser.parse_args()
-    raise_open_files()  # for the clients: an open loop has a connection for each request
+    raise_open_files()  # for the clients: an open loop has a connection for each request of a second
     on_gpu = options.device.startswith("cuda")
     options.clients = options.clients or (8 if on_gpu else 1)
     options.in_flight = options.in_flight or (4096 if on_gpu else 32)

@@ -19,6 +19,7 @@ import httptools
 
 _IP_BIND_ADDRESS_NO_PORT = 24
 
+
 class Connection(asyncio.Protocol):
     """One request at a time. done(connection): when its answer is there, or the connection ended."""
 

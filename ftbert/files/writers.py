@@ -75,7 +75,8 @@ class NpyWriter(_FileWriter):
         shape = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({self._rows}, {self._hidden}), }}"
         # The format of numpy.lib.format, version 1.0: magic, header length, header, padded to 64.
         head = b"\x93NUMPY\x01\x00" + (_NPY_HEADER - 10).to_bytes(2, "little")
-        self._file.seek(0)
+        with named(self.path):  # what waits is written here
+            self._file.seek(0)
         self.write(head + shape.encode().ljust(_NPY_HEADER - 11) + b"\n")
         return super().finish()
 

@@ -103,7 +103,7 @@ def _tokens(run: Any) -> slice:
 
 def _lengths(run: Any) -> NDArray[np.int64]:
     offsets: NDArray[np.int64] = run.work.offsets[run.start : run.stop + 1]
-    return offsets[1:] - offsets[:-1]  # np.diff takes four times as long for one text
+    return offsets[1:] - offsets[:-1]  # of one text 0.4 us; np.diff takes 1.3
 
 
 def _types(run: Any) -> NDArray[np.uint8]:
