@@ -182,7 +182,7 @@ fuzz: build  ## mutated files and random calls against every reader and op (COUN
 	@$(foreach script,$(FUZZ),printf '\n== $(script)\n' && \
 	  PYTHONPATH=. $(PYTHON) $(script) --count $(COUNT) --seed $(SEED) &&) true
 
-kills: build  ## SIGKILL at 200 random moments of convert, load and embed
+kills: build  ## SIGKILL at 200 random moments of convert and embed
 	PYTHONPATH=. $(PYTHON) tests/kills.py --count 200 --seed $(SEED)
 
 serve-soak: build  ## the server attacked; ARGS="--requests 1000000 --sigterms 100 --idle 10000 --slow 1000"

@@ -11,19 +11,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ftbert.converters.from_huggingface import convert
     from ftbert.converters.head_tables import rows_of
-    from ftbert.converters.onnx_file import file_set
-    from ftbert.converters.onnx_source import home_of, onnx_of
-    from ftbert.converters.open import find_folder, open_checkpoint
+    from ftbert.converters.open import open_checkpoint
     from ftbert.converters.reference import build_reference
 
-__all__ = [
-    "build_reference", "convert", "file_set", "find_folder", "home_of", "onnx_of", "open_checkpoint", "rows_of",
-]  # fmt: skip
+__all__ = ["build_reference", "convert", "open_checkpoint", "rows_of"]
 
 _HOMES = {
-    "build_reference": "reference", "convert": "from_huggingface", "file_set": "onnx_file", "find_folder": "open",
-    "home_of": "onnx_source", "onnx_of": "onnx_source", "open_checkpoint": "open", "rows_of": "head_tables",
-}  # fmt: skip
+    "build_reference": "reference",
+    "convert": "from_huggingface",
+    "open_checkpoint": "open",
+    "rows_of": "head_tables",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -209,8 +209,3 @@ def _locate(found: Constant, external: dict[str, str], model: Path) -> None:
 def data_files(constants: Iterable[Constant]) -> list[Path]:
     """The files beside the model that hold its external data."""
     return sorted({one.path for one in constants if one.path is not None})
-
-
-def file_set(path: Path) -> list[Path]:
-    """Every file that the model consists of: itself and its external data."""
-    return [path, *data_files(read_onnx(path).constants.values())]

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from ftbert.checkpoint import Checkpoint, EncoderConfig
-from ftbert.conversion_cache import open_cached
-from ftbert.converters import build_reference
+from ftbert.converters import build_reference, open_checkpoint
 from ftbert.devices import check_device, check_dtype, is_matrix, parse_device, stream_dtype, weight_dtype
 from ftbert.dtypes import DTYPES, parse_dtype
 from ftbert.forked import note_fork
@@ -50,7 +49,7 @@ def load(
     place, element = check_device(parse_device(device)), parse_dtype(dtype)
     check_dtype(place, element)
     source = _source(source)
-    checkpoint = open_cached(source)
+    checkpoint = open_checkpoint(source)
     if heads and checkpoint.config.left_out and not checkpoint.config.heads:
         warnings.warn(f"{checkpoint.source.where}: {checkpoint.config.left_out}", stacklevel=2)
     model = _build(checkpoint, place, element, attention, heads)

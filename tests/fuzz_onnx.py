@@ -8,7 +8,6 @@ Each file is loaded in a child of its own with 20 s and 4 GB. Exit code 1 where 
 from __future__ import annotations
 
 import copy
-import os
 import random
 import sys
 import tempfile
@@ -19,7 +18,6 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import isolated
 import numpy as np
@@ -188,7 +186,7 @@ def cases(folder: Path, count: int, seed: int) -> Iterator[isolated.Case]:
 def fuzz(count: int, seed: int, tell: isolated.Tell) -> Counter[str]:
     ftbert.load_library()  # once for all children
     torch.set_num_threads(1)  # a child that was forked beside OpenMP's threads would wait for them
-    with mock.patch.dict(os.environ, {"FTBERT_CACHE": "off"}), tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         return isolated.count_cases(cases(Path(folder), count, seed), tell, seconds=60)
 
 

@@ -12,10 +12,7 @@ import torch
 from conftest import make_bert
 from families import make_model
 
-import ftbert
-from ftbert import user_cache
 from ftbert.checkpoint import CheckpointConfig
-from ftbert.conversion_cache import cache
 from ftbert.converters import open_checkpoint
 from ftbert.converters.from_huggingface import convert
 
@@ -154,7 +151,19 @@ def test_albert_groups_that_transformers_rounds_otherwise(tmp_path: Path) -> Non
         open_checkpoint(make_model("albert", "encoder", 0, num_hidden_layers=18, num_hidden_groups=14))
 
 
-# ---- links and the cache ------------------------------------------------------------------------------------------
+def test_every_wrong_tensor_is_named_at_once(folder: Path) -> None:
+    weights = make_bert(hidden_size=16, num_hidden_layers=1).state_dict()
+    (folder / "model.safetensors").unlink()
+    del weights["encoder.layer.0.output.dense.weight"], weights["encoder.layer.0.attention.self.key.bias"]
+    weights["embeddings.LayerNorm.bias"] = torch.zeros(3)
+    torch.save(weights, folder / "pytorch_model.bin")
+    with pytest.raises(ValueError) as caught:
+        open_checkpoint(folder)
+    for name in ("layer.0.output.dense.weight", "layer.0.attention.self.key.bias", "embeddings.LayerNorm.bias"):
+        assert name in str(caught.value)
+
+
+# ---- links ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors", "1_Pooling/config.json"])
@@ -184,39 +193,3 @@ def test_convert_follows_the_links_of_the_hubs_cache(folder: Path, tmp_path: Pat
         (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
     convert(snapshot, tmp_path / "out")
     assert not (tmp_path / "out" / "tokenizer_config.json").is_symlink()
-
-
-@pytest.mark.parametrize("who", ["group", "others", "below", "owner"])
-def test_a_cache_that_others_can_write_to_is_not_used(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str
-) -> None:
-    model = make_bert(hidden_size=16, num_hidden_layers=1)
-    torch.save(model.state_dict(), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    root = tmp_path / "cache"
-    monkeypatch.setenv("FTBERT_CACHE", str(root))
-    before = os.umask(0)
-    try:
-        ftbert.load(folder)
-    finally:
-        os.umask(before)
-    assert user_cache.untrusted(root, root / "index", root / "converted") == ""
-    (entry,) = [path for path in (root / "converted").iterdir() if path.is_dir()]
-    assert user_cache.untrusted(entry, *entry.iterdir()) == ""
-    (entry / "config.json").write_text("poisoned")  # whoever looks at it fails
-    if who == "owner":
-        monkeypatch.setattr(os, "geteuid", lambda: 12345)
-        monkeypatch.setattr(Path, "stat", _owned_by_another(Path.stat, root))
-    else:
-        (root / "converted" if who == "below" else root).chmod({"group": 0o770, "others": 0o757, "below": 0o775}[who])
-    monkeypatch.setattr(cache, "_entry", lambda *_: pytest.fail("the cache was used"))
-    with pytest.warns(UserWarning, match="the cache is not used: .*(others can write to|belongs to another user)"):
-        ftbert.load(folder)
-
-
-def _owned_by_another(stat: Any, root: Path) -> Any:
-    def changed(path: Path, **how: Any) -> os.stat_result:
-        found = stat(path, **how)
-        return os.stat_result((*found[:4], 54321, *found[5:10])) if path == root else found
-
-    return changed

@@ -15,6 +15,7 @@ from fake_gpu import QKV
 
 from ftbert.tuning import Machine, Own, Product, Row, gemm_table, in_force, merge
 from ftbert.tuning.gemm_table import add_rows, read_table
+from ftbert.user_cache import cache_folder
 
 HERE = Machine("Test GPU", "cuBLASLt 1.2.3", "sm_90 x 132")
 THERE = Machine("Other GPU", "cuBLASLt 1.2.3", "sm_90 x 114")
@@ -218,11 +219,44 @@ def test_kernels_that_are_no_more(user: Path, monkeypatch: pytest.MonkeyPatch, k
         assert in_force(HERE) == [row(1, 16, runs=OURS)]
 
 
-def test_where_others_may_write_nothing_is_read(user: Path) -> None:
+@pytest.mark.parametrize("who", ["group", "others", "owner"])
+def test_where_others_may_write_nothing_is_read(user: Path, monkeypatch: pytest.MonkeyPatch, who: str) -> None:
+    before = os.umask(0)
     add_rows(user, HERE, [row(1, 16)])
-    user.parent.chmod(0o777)
-    with pytest.warns(UserWarning, match="is ignored: others can write to"):
+    os.umask(before)
+    assert in_force(HERE) == [row(1, 16)]
+    if who == "owner":
+        owner = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+        monkeypatch.setattr(Path, "stat", _not_of_root(Path.stat))
+    else:
+        user.parent.chmod(0o775 if who == "group" else 0o757)
+    with pytest.warns(UserWarning, match="is ignored: .*(others can write to|belongs to another user)"):
         assert in_force(HERE) == []
+
+
+def _not_of_root(stat: Any) -> Any:
+    def changed(path: Path, **how: Any) -> os.stat_result:
+        found = stat(path, **how)
+        return os.stat_result((*found[:4], found.st_uid or 54321, *found[5:10]))
+
+    return changed
+
+
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FTBERT_CACHE", "/a/b")
+    assert cache_folder() == Path("/a/b")
+    monkeypatch.setenv("FTBERT_CACHE", "off")
+    assert cache_folder() is None
+    monkeypatch.delenv("FTBERT_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    assert cache_folder() == Path("/x/ftbert")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert cache_folder() == Path("/home/someone/.cache/ftbert")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("os.getuid", lambda: 1 << 30)  # a container's user without an entry
+    assert cache_folder() is None
 
 
 def test_a_write_that_fails_leaves_the_table_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

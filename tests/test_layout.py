@@ -26,7 +26,6 @@ PYTHON = (
     "heads",
     "module",
     "live_check",
-    "conversion_cache",
     "converters",
     "text",
     "tuning",

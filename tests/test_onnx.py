@@ -23,11 +23,6 @@ from ftbert.converters import convert, onnx_source, open_checkpoint
 EXPORTERS = {"torchscript": False, "dynamo": True}
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FTBERT_CACHE", str(tmp_path_factory.mktemp("cache")))
-
-
 @pytest.fixture(scope="session")
 def real_file() -> Path:
     path = os.environ.get("FTBERT_TEST_ONNX")
@@ -226,7 +221,7 @@ def test_small_files_neither_hang_nor_swell(small: Path, tmp_path: Path, change:
         "except ValueError as error: assert 'm.onnx' in str(error) and len(str(error)) < 10000, error\n"
         "else: raise SystemExit('loaded')"
     )
-    environment = os.environ | {"FTBERT_CACHE": "off", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "m.onnx")], capture_output=True, text=True, env=environment, check=False
     )

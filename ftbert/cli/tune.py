@@ -98,12 +98,12 @@ def _tune(options: argparse.Namespace) -> int:
 
 def _products(options: argparse.Namespace) -> tuple[list[Any], bool]:
     """Those to tune, and whether whole layers are worth it."""
-    from ftbert.conversion_cache import open_cached
+    from ftbert.converters import open_checkpoint
     from ftbert.tuning import products, products_of_shape
 
     dtype = options.dtype or "fp16"
     if options.model is not None:
-        config = open_cached(options.model).config.encoder
+        config = open_checkpoint(options.model).config.encoder
         return products(config, dtype), not config.relative_span
     inter, activation = options.inter or 4 * options.hidden, options.activation or "gelu"
     return products_of_shape(options.hidden, inter, activation, dtype), True
@@ -124,11 +124,11 @@ def _contradiction(options: argparse.Namespace) -> str:
 
 def _token_counts(options: argparse.Namespace) -> list[int]:
     """Of the batches that the texts make, in order."""
-    from ftbert.conversion_cache import open_cached
+    from ftbert.converters import open_checkpoint
     from ftbert.files import Position, ReadOptions, open_source, stream_or_file
     from ftbert.text import TextSettings, Tokenizer
 
-    checkpoint = open_cached(options.model)
+    checkpoint = open_checkpoint(options.model)
     if checkpoint.folder is None:
         raise ValueError("tune: --texts needs a model with a tokenizer")
     settings = TextSettings.from_folder(checkpoint.folder)
