@@ -65,7 +65,7 @@ def test_every_text_is_computed_once_within_the_budget(wanted: list, budget: int
 @settings(max_examples=200, deadline=None)
 @given(requests, st.integers(1, 120))
 def test_texts_come_in_the_order_of_their_keys(wanted: list, budget: int) -> None:
-    """What is taken in runs is what one text at a time by the formula would give."""
+    """What is taken in runs is what one text at a time by the formula would give, but for an eighth of a batch."""
     queue = batcher(budget)
     keys: dict[tuple[int, int], float] = {}
     for one, (lengths, _, at) in enumerate(sorted(wanted, key=lambda x: x[2])):
@@ -73,7 +73,8 @@ def test_texts_come_in_the_order_of_their_keys(wanted: list, budget: int) -> Non
         queue.admit(made, at)
         keys |= {(one, i): at + float(made.offsets[i]) / RATE for i in range(len(lengths))}
     order = [keys[text] for batch in drain(queue) for text in texts(batch)]
-    assert order == sorted(order)
+    least = np.minimum.accumulate(order[::-1])[::-1]  # of what came later
+    assert (order <= least + budget / 8 / RATE + 1e-9).all()
 
 
 def test_a_newcomer_goes_before_the_tail_of_a_bulk_request() -> None:

@@ -2,8 +2,8 @@
 
 Order: the text that begins `a` tokens into a request which arrived at time t has the key t + a / rate, where rate is
 the engine's tokens/s. The tail of a bulk request therefore yields to requests that arrive later, and nothing starves: a
-key stays as it is while those of newcomers grow. Runs of texts of one request are taken at once, so that the cost is of
-runs, not of texts.
+key stays as it is while those of newcomers grow. Runs of texts of one request are taken at once, up to an eighth of a
+batch past the next key, so that the cost is of runs, not of texts.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from ftbert.server.work import Failure, Kind, Work
 
 # How fast the estimate of tokens/s follows, and batches without lack of memory after which the budget grows again.
 _FOLLOW, _GROW_AFTER = 0.1, 256
+# Of a batch: so far a request goes on past the key of whoever comes next. Else requests of a few short texts would be
+# torn into single ones: to choose a batch of 21 requests of 16 texts took 1.4 ms, and takes 0.1.
+_PAST = 1 / 8
 # Seconds: at least so late is a request that was not read, and for so long at most is everybody refused.
 _UNREAD, _FULL = 1.0, 0.125
 
@@ -156,7 +159,8 @@ class Batcher:
         if stop <= run.start:
             return run.start if batch.texts else run.start + 1
         if (other := self._second()) is not None and stop > run.start + 1:
-            yields = int(offsets.searchsorted((other - run.work.arrived) * run.work.rate, "right"))
+            past = _PAST * self.budget
+            yields = int(offsets.searchsorted((other - run.work.arrived) * run.work.rate + past, "right"))
             stop = min(stop, max(yields, run.start + 1))
         return stop
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import selectors
 import signal
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -28,6 +30,9 @@ LOG = logging.getLogger("ftbert.serve")
 _AT_ONCE = 1 << 20
 # Seconds between readings while no batch can be launched anyway: each costs the threads that launch and fetch.
 _GATHER = 0.0005
+# Seconds until a thread that waits for the interpreter gets it, of three that take turns. With Python's own 5 ms a
+# server under three times its load serves 14 % less.
+_SWITCH = 0.0005
 # Bytes that wait for a worker that does not read; then it is given up.
 _MOST_UNSENT = 2 << 30
 
@@ -39,6 +44,9 @@ def run_engine(
     row = Row(open_rows(folder / "metrics", rows)[index])
     row.reset_gauges()
     engine, about = load_engine(settings, model, settings.devices[device], threads, row)
+    sys.setswitchinterval(_SWITCH)
+    gc.collect()
+    gc.freeze()  # PyTorch's objects stay: to look at them again takes 250 ms, in which nothing is served
     path = socket_path(folder, model, device)
     path.unlink(missing_ok=True)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
