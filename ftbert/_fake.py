@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +23,7 @@ def _facts(encoder: Any) -> Any:
     return encoder.wrapped_obj
 
 
-def forward_batch(
+def _forward_batch(
     encoder: Any,
     input_ids: Tensor,
     attention_mask: Tensor | None,
@@ -51,117 +49,48 @@ def forward_batch(
     return [input_ids.new_empty(shapes[name], dtype=facts.dtype()) for name in want]
 
 
-def first_rows(packed: Tensor, cu_seqlens: Tensor) -> Tensor:
-    return packed.new_empty((cu_seqlens.shape[0] - 1, packed.shape[1]))
-
-
-def pack_weight(weight: Tensor) -> Tensor:
-    return torch.empty_like(weight)
-
-
-def padding(mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _padding(mask: Tensor) -> tuple[Tensor, ...]:
     rows = mask.shape[0] * mask.shape[1]
-    return (
-        mask.new_empty(mask.shape[0] + 1, dtype=torch.int32),
-        mask.new_empty(rows, dtype=torch.int64),
-        mask.new_empty(rows, dtype=torch.int32),
-        mask.new_empty(5, dtype=torch.int64),
-    )
+    sizes = (mask.shape[0] + 1, torch.int32), (rows, torch.int64), (rows, torch.int32), (5, torch.int64)
+    return tuple(mask.new_empty(size, dtype=dtype) for size, dtype in sizes)
 
 
-def padding_mask(lengths: Tensor, seq: int) -> Tensor:
-    return lengths.new_empty((lengths.shape[0], seq), dtype=torch.uint8)
+def _padding_stage(ids: Tensor, types: Any, index: Any, cu: Tensor, tokens: int, most: int, batch: int) -> Any:
+    staged = ids.new_empty(most)
+    return staged, torch.empty_like(staged), cu.new_empty(most), cu.new_empty(batch + 1)
 
 
-def padding_positions(
-    input_ids: Tensor, token_index: Tensor | None, cu_seqlens: Tensor, tokens: int, kind: str, padding_id: int
-) -> Tensor:
-    return input_ids.new_empty(tokens, dtype=torch.int32)
+def _add_qkv_bias(qkv: Tensor, bias: Any, cu: Tensor, seq: int, heads: int) -> tuple[Tensor, ...]:
+    shape = (cu.shape[0] - 1, heads, seq, qkv.shape[1] // 3 // heads)
+    return tuple(qkv.new_empty(shape) for _ in range(3))
 
 
-def padding_stage(
-    input_ids: Tensor, types: Any, token_index: Any, cu_seqlens: Tensor, tokens: int, most_tokens: int, most_batch: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    ids = input_ids.new_empty(most_tokens)
-    return ids, torch.empty_like(ids), cu_seqlens.new_empty(most_tokens), cu_seqlens.new_empty(most_batch + 1)
-
-
-def remove_padding(padded: Tensor, token_index: Tensor, tokens: int) -> Tensor:
-    return padded.new_empty((tokens, padded.shape[1]))
-
-
-def restore_padding(packed: Tensor, packed_index: Tensor) -> Tensor:
-    return packed.new_empty((packed_index.shape[0], packed.shape[1]))
-
-
-def embeddings_layernorm(
-    input_ids: Tensor, types: Any, token_index: Any, positions: Tensor, word: Tensor, *rest: Any
-) -> Tensor:
-    return word.new_empty((positions.shape[0], word.shape[1]))
-
-
-def add_bias_input_layernorm(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(x)
-
-
-def add_bias_act(x: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-    return torch.empty_like(x)
-
-
-def add_bias_act_(x: Tensor, bias: Any, activation: str) -> None:
-    return None
-
-
-def attention(
-    qkv: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    heads: int,
-    relative_bias: Any = None,
-    columns: Any = None,
-    bf16: bool = False,
-) -> Tensor:
-    return qkv.new_empty((qkv.shape[0], qkv.shape[1] // 3))
-
-
-def add_qkv_bias(
-    qkv: Tensor, bias: Tensor | None, cu_seqlens: Tensor, seq: int, heads: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    shape = (cu_seqlens.shape[0] - 1, heads, seq, qkv.shape[1] // 3 // heads)
-    return qkv.new_empty(shape), qkv.new_empty(shape), qkv.new_empty(shape)
-
-
-def softmax(scores: Tensor, cu_seqlens: Tensor, scale: float, bias: Any, columns: Any, dtype: torch.dtype) -> Tensor:
-    return torch.empty_like(scores, dtype=dtype)
-
-
-def transpose(x: Tensor, cu_seqlens: Tensor, tokens: int) -> Tensor:
-    return x.new_empty((tokens, x.shape[1] * x.shape[3]))
-
-
-def pooling(hidden: Tensor, cu_seqlens: Tensor, mode: str, normalize: bool) -> Tensor:
-    return hidden.new_empty((cu_seqlens.shape[0] - 1, hidden.shape[1]), dtype=torch.float32)
-
-
-def linear(a: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-    return a.new_empty((a.shape[0], weight.shape[0]))
-
-
-def linear_own(a: Tensor, weight: Tensor, bias: Tensor | None, activation: str, kernel: str, variant: str) -> Tensor:
-    return a.new_empty((a.shape[0], weight.shape[0]))
-
-
-def linear_layernorm(
-    a: Tensor, weight: Tensor, bias: Any, input: Tensor, gamma: Tensor, beta: Tensor, eps: float, variant: str
-) -> Tensor:
-    return torch.empty_like(input)
-
-
-_FAKES: tuple[Callable[..., Any], ...] = (
-    forward_batch, first_rows, pack_weight, padding, padding_mask, padding_positions, padding_stage, remove_padding,
-    restore_padding, embeddings_layernorm, add_bias_input_layernorm, add_bias_act, add_bias_act_, attention,
-    add_qkv_bias, softmax, transpose, pooling, linear, linear_own, linear_layernorm,
-)  # fmt: skip
+# What each op makes of its arguments, which come in the order of its schema (csrc/binding/).
+_FAKES: dict[str, Callable[..., Any]] = {
+    "forward_batch": _forward_batch,
+    "first_rows": lambda packed, cu: packed.new_empty((cu.shape[0] - 1, packed.shape[1])),
+    "pack_weight": torch.empty_like,
+    "padding": _padding,
+    "padding_mask": lambda lengths, seq: lengths.new_empty((lengths.shape[0], seq), dtype=torch.uint8),
+    "padding_positions": lambda ids, index, cu, tokens, *_: ids.new_empty(tokens, dtype=torch.int32),
+    "padding_stage": _padding_stage,
+    "remove_padding": lambda padded, index, tokens: padded.new_empty((tokens, padded.shape[1])),
+    "restore_padding": lambda packed, index: packed.new_empty((index.shape[0], packed.shape[1])),
+    "embeddings_layernorm": lambda ids, types, index, positions, word, *_: word.new_empty(
+        (positions.shape[0], word.shape[1])
+    ),
+    "add_bias_input_layernorm": lambda x, *_: (torch.empty_like(x), torch.empty_like(x)),
+    "add_bias_act": lambda x, *_: torch.empty_like(x),
+    "add_bias_act_": lambda *_: None,
+    "attention": lambda qkv, *_: qkv.new_empty((qkv.shape[0], qkv.shape[1] // 3)),
+    "add_qkv_bias": _add_qkv_bias,
+    "softmax": lambda scores, cu, scale, bias, columns, dtype: torch.empty_like(scores, dtype=dtype),
+    "transpose": lambda x, cu, tokens: x.new_empty((tokens, x.shape[1] * x.shape[3])),
+    "pooling": lambda hidden, cu, *_: hidden.new_empty((cu.shape[0] - 1, hidden.shape[1]), dtype=torch.float32),
+    "linear": lambda a, weight, *_: a.new_empty((a.shape[0], weight.shape[0])),
+    "linear_own": lambda a, weight, *_: a.new_empty((a.shape[0], weight.shape[0])),
+    "linear_layernorm": lambda a, weight, bias, residual, *_: torch.empty_like(residual),
+}
 
 
 class _FakeEncoder:
@@ -208,23 +137,21 @@ for _name in (
     setattr(_FakeEncoder, _name, _not_traced(_name))
 
 
-def _refuse_none(fake: Callable[..., Any]) -> Callable[..., Any]:
+def _refuse_none(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
     """None in the place of a Tensor reaches a fake where another argument is on meta."""
-    names = list(inspect.signature(fake).parameters)
-    tensors = {name for name, kind in fake.__annotations__.items() if kind == "Tensor"}
+    expected = getattr(torch.ops.ftbert, name).default._schema.arguments
 
-    @functools.wraps(fake)
-    def checked(*arguments: Any, **named: Any) -> Any:
-        for name, value in [*zip(names, arguments, strict=False), *named.items()]:
-            if value is None and name in tensors:
-                raise ValueError(f"{fake.__name__}: {name}: expected a tensor, got None")
-        return fake(*arguments, **named)
+    def checked(*given: Any) -> Any:
+        for argument, value in zip(expected, given, strict=False):
+            if value is None and str(argument.type) == "Tensor":
+                raise ValueError(f"{name}: {argument.name}: expected a tensor, got None")
+        return fake(*given)
 
     return checked
 
 
 def register() -> None:
     """Called once, after the library is loaded."""
-    for fake in _FAKES:
-        torch.library.register_fake(f"ftbert::{fake.__name__}", _refuse_none(fake))
+    for name, fake in _FAKES.items():
+        torch.library.register_fake(f"ftbert::{name}", _refuse_none(name, fake))
     register_fake_class("ftbert::Encoder", _FakeEncoder)  # type: ignore[arg-type]
