@@ -4,7 +4,6 @@
 #include <string_view>
 
 #include "core/check.h"
-#include "core/device.h"
 
 namespace ftbert {
 namespace {
@@ -23,8 +22,7 @@ const char* advice(cudaError_t error) {
       return "the NVIDIA driver is missing or older than the CUDA runtime of this build: update the driver";
     case cudaErrorUnsupportedPtxVersion:
       return "the NVIDIA driver is too old to compile this build's PTX for this GPU: update the driver, or rebuild "
-             "with "
-             "FTBERT_CUDA_ARCHS set to this GPU's architecture";
+             "with FTBERT_CUDA_ARCHS set to this GPU's architecture";
     // These are sticky: every later call in the process fails with them.
     case cudaErrorIllegalAddress:
     case cudaErrorMisalignedAddress:
@@ -50,7 +48,10 @@ void throw_cuda_error(cudaError_t error, const char* what, const char* file, int
     if (cudaGetDevice(&device) == cudaSuccess &&
         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess)
-      message += "; " + architecture_mismatch(10 * major + minor);
+      message += "; this build of ftbert has no code for this GPU: its compute capability is " + std::to_string(major) +
+                 "." + std::to_string(minor) +
+                 ", the build has " FTBERT_CUDA_ARCHS_STRING "; rebuild with FTBERT_CUDA_ARCHS=" +
+                 std::to_string(10 * major + minor);
   } else if (const char* words = advice(error); *words) {
     message += std::string("; ") + words;
   }

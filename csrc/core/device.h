@@ -20,10 +20,7 @@ inline void copy_on_device(const Context<Cpu>&, const void* from, void* to, size
   std::memcpy(to, from, bytes);
 }
 
-// The architectures compiled in, for error messages; "" without CUDA.
-std::string cuda_archs();
-
-// Says that a GPU of this capability (10 * major + minor) is none of cuda_archs(), and how to rebuild.
-std::string architecture_mismatch(int capability);
+// What every function of a GPU says in a build without CUDA.
+inline constexpr const char* kNoCuda = "this build of ftbert has no CUDA: rebuild with FTBERT_CUDA=ON (needs nvcc)";
 
 }  // namespace ftbert

@@ -6,10 +6,6 @@
 #include "core/device_guard.h"
 #include "core/device_probe.h"
 
-#ifndef FTBERT_CUDA_ARCHS_STRING
-#define FTBERT_CUDA_ARCHS_STRING "unknown"
-#endif
-
 namespace ftbert {
 namespace {
 
@@ -46,12 +42,7 @@ Context<Cuda> inspect(int device) {
       10 * attribute(cudaDevAttrComputeCapabilityMajor, device) + attribute(cudaDevAttrComputeCapabilityMinor, device);
   context.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   const DeviceGuard guard(device);
-  const cudaError_t error = probe_kernel_image();
-  if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
-    cudaGetLastError();
-    throw Error(architecture_mismatch(context.capability));
-  }
-  FTBERT_CUDA_CHECK(error);
+  FTBERT_CUDA_CHECK(probe_kernel_image());
   return context;
 }
 
@@ -87,14 +78,6 @@ Context<Cuda> cuda_context(int device, void* stream) {
 void copy_on_device(const Context<Cuda>& context, const void* from, void* to, size_t bytes) {
   FTBERT_CUDA_CHECK(
       cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(context.stream)));
-}
-
-std::string cuda_archs() { return FTBERT_CUDA_ARCHS_STRING; }
-
-std::string architecture_mismatch(int capability) {
-  const std::string arch = std::to_string(capability);
-  return "this build of ftbert has no code for this GPU: its compute capability is " + arch.substr(0, arch.size() - 1) +
-         "." + arch.back() + ", the build has " + cuda_archs() + "; rebuild with FTBERT_CUDA_ARCHS=" + arch;
 }
 
 }  // namespace ftbert

@@ -1,6 +1,4 @@
 // What core/device.h and core/graph.h promise, in a build without CUDA.
-#include "core/device_none.h"
-
 #include "core/check.h"
 #include "core/device.h"
 #include "core/graph.h"
@@ -14,8 +12,6 @@ bool cuda_available(std::string* why_not) {
 
 Context<Cuda> cuda_context(int, void*) { throw Error(kNoCuda); }
 void copy_on_device(const Context<Cuda>&, const void*, void*, size_t) { throw Error(kNoCuda); }
-std::string cuda_archs() { return ""; }
-std::string architecture_mismatch(int) { return kNoCuda; }
 
 std::unique_ptr<LaunchGraph> record_graph(const std::function<void(void*)>&) { throw Error(kNoCuda); }
 bool is_recording(void*) { throw Error(kNoCuda); }

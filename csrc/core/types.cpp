@@ -78,6 +78,4 @@ std::string_view to_string(DType dtype) {
   return "?";
 }
 
-std::string_view to_string(DeviceKind device) { return device == DeviceKind::cpu ? "cpu" : "cuda"; }
-
 }  // namespace ftbert

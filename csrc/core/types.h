@@ -45,6 +45,5 @@ PoolingMode parse_pooling(std::string_view name);
 DType parse_dtype(std::string_view name);
 std::string_view to_string(Activation activation);
 std::string_view to_string(DType dtype);
-std::string_view to_string(DeviceKind device);
 
 }  // namespace ftbert

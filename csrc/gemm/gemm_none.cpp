@@ -1,6 +1,6 @@
 // What the headers of gemm/ promise of a GPU, in a build without CUDA.
 #include "core/check.h"
-#include "core/device_none.h"
+#include "core/device.h"
 #include "gemm/cublaslt.h"
 #include "gemm/own/own.h"
 #include "gemm/table.h"
