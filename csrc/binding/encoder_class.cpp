@@ -85,9 +85,7 @@ EncoderClass::EncoderClass(TensorDict weights, StringDict config, std::string at
   check_computed(kind, dtype, {.dtype = stored_dtype(matrix_dtype_)});
   const std::optional<AttentionPath> path = parse_path(attention_);
 
-  dispatch(kind, dtype, [&](auto backend) {
-    using Device = typename decltype(backend)::Device;
-    using T = typename decltype(backend)::T;
+  dispatch(kind, dtype, [&]<class Device, class T>(Backend<Device, T>) {
     for (const WeightSpec& spec : specs) {
       const at::Tensor given = weights.at(spec.name).detach();
       // A loader may have packed it already, to not hold both layouts.
@@ -96,11 +94,11 @@ EncoderClass::EncoderClass(TensorDict weights, StringDict config, std::string at
       else
         weights_.insert(spec.name, given.contiguous());
     }
-    const Weights<T> bound = bind_weights<T>(config_, [&](const std::string& name) -> WeightSource {
+    const Weights<T> bound = bind_weights<T>(config_, [&](const std::string& name) -> Matrix {
       const auto it = packed_.find(name);
       const DType stored = stored_dtype(matrix_dtype_);
-      if (it != packed_.end()) return {nullptr, &it->second, stored};
-      return {data<T>(weights_.at(name)), nullptr, stored};
+      if (it != packed_.end()) return {.dtype = stored, .packed = &it->second};
+      return {.data = data<T>(weights_.at(name)), .dtype = stored};
     });
     engine_ = make_engine<Device, T>(config_, bound, device_, path);
   });

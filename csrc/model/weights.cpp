@@ -49,29 +49,23 @@ std::vector<WeightSpec> weight_specs(const EncoderConfig& config) {
 }
 
 template <class T>
-Weights<T> bind_weights(const EncoderConfig& config, const std::function<WeightSource(const std::string&)>& source) {
-  std::map<std::string, WeightSource> found;
-  std::map<std::string, std::vector<int64_t>> shapes;
-  walk(config, [&](const std::string& name, std::vector<int64_t> shape, bool) {
-    found[name] = source(name);
-    shapes[name] = std::move(shape);
+Weights<T> bind_weights(const EncoderConfig& config, const WeightSource& source) {
+  std::map<std::string, Matrix> found;
+  walk(config, [&](const std::string& name, const std::vector<int64_t>& shape, bool) {
+    Matrix& tensor = found[name] = source(name);
+    tensor.n = shape.front();
+    tensor.k = shape.back();
   });
-  const auto data = [&](const std::string& name) {
+  const auto matrix = [&](const std::string& name) {
     const auto it = found.find(name);
-    return it == found.end() ? nullptr : static_cast<const T*>(it->second.data);
+    return it == found.end() ? Matrix() : it->second;
   };
+  const auto data = [&](const std::string& name) { return static_cast<const T*>(matrix(name).data); };
   const auto norm = [&](const std::string& name, const NormConfig& n) {
     return Norm<T>{data(name + ".weight"), data(name + ".bias"), static_cast<float>(n.eps)};
   };
   const auto linear = [&](const std::string& name) {
-    Linear<T> l;
-    const auto it = found.find(name + ".weight");
-    if (it == found.end()) return l;
-    const WeightSource& at = it->second;
-    const std::vector<int64_t>& shape = shapes[it->first];
-    l.weight = {.data = at.data, .dtype = at.dtype, .packed = at.packed, .n = shape[0], .k = shape[1]};
-    l.bias = data(name + ".bias");
-    return l;
+    return Linear<T>{matrix(name + ".weight"), data(name + ".bias")};
   };
   Weights<T> w;
   w.word = data("embeddings.word");
@@ -91,8 +85,8 @@ Weights<T> bind_weights(const EncoderConfig& config, const std::function<WeightS
   return w;
 }
 
-template Weights<float> bind_weights(const EncoderConfig&, const std::function<WeightSource(const std::string&)>&);
-template Weights<half_t> bind_weights(const EncoderConfig&, const std::function<WeightSource(const std::string&)>&);
-template Weights<bfloat16_t> bind_weights(const EncoderConfig&, const std::function<WeightSource(const std::string&)>&);
+template Weights<float> bind_weights(const EncoderConfig&, const WeightSource&);
+template Weights<half_t> bind_weights(const EncoderConfig&, const WeightSource&);
+template Weights<bfloat16_t> bind_weights(const EncoderConfig&, const WeightSource&);
 
 }  // namespace ftbert

@@ -50,15 +50,11 @@ struct Weights {
   Linear<T> pooler;
 };
 
-// Where a named tensor lies: `data` for kernels, `packed` for a matrix in the layout of a CPU library.
-struct WeightSource {
-  const void* data = nullptr;
-  const void* packed = nullptr;
-  DType dtype = DType::fp32;
-};
+// Where each tensor of weight_specs lies: a Matrix without its sizes, of anything but a matrix `data` alone. Throws for
+// names that it lacks.
+using WeightSource = std::function<Matrix(const std::string& name)>;
 
-// Looks every spec up by name. The source throws for names it lacks.
 template <class T>
-Weights<T> bind_weights(const EncoderConfig& config, const std::function<WeightSource(const std::string&)>& source);
+Weights<T> bind_weights(const EncoderConfig& config, const WeightSource& source);
 
 }  // namespace ftbert

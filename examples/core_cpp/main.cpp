@@ -39,8 +39,8 @@ int main() {
       std::vector<float>& values = tensors[spec.name];
       for (int64_t i = 0; i < count; ++i) values.push_back(normal(engine));
     }
-    const Weights<float> weights = bind_weights<float>(
-        config, [&](const std::string& name) { return WeightSource{tensors.at(name).data(), nullptr}; });
+    const Weights<float> weights =
+        bind_weights<float>(config, [&](const std::string& name) { return Matrix{.data = tensors.at(name).data()}; });
     Context<Cpu> context{&cblas_products()};
     const Encoder<Cpu, float> encoder(context, config, weights);
 

@@ -59,10 +59,10 @@ Tensors random_weights(const EncoderConfig& config) {
 }
 
 Weights<float> bind_tensors(const EncoderConfig& config, const Tensors& tensors) {
-  return bind_weights<float>(config, [&](const std::string& name) -> WeightSource {
+  return bind_weights<float>(config, [&](const std::string& name) -> Matrix {
     const auto it = tensors.find(name);
     FTBERT_CHECK(it != tensors.end(), "no tensor ", name);
-    return {it->second.data(), nullptr};
+    return {.data = it->second.data()};
   });
 }
 
