@@ -114,7 +114,7 @@ class EngineOf : public Engine {
   }
 
   at::TensorOptions options(at::ScalarType type) const { return at::TensorOptions().device(device_).dtype(type); }
-  at::Tensor empty(at::IntArrayRef shape) const { return at::empty(shape, options(ScalarTypeOf<T>::value)); }
+  at::Tensor empty(at::IntArrayRef shape) const { return at::empty(shape, options(scalar_type_of(kDType<T>))); }
 
   // [padded_rows(output_rows), hidden]
   at::Tensor run(CallContext<Device>& call, const EncoderInput& input, const HiddenStateHook<T>& hook) const {

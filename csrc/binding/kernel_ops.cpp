@@ -2,8 +2,8 @@
 // Fake implementations are in ftbert/_fake.py.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <torch/library.h>
 
+#include "binding/define_op.h"
 #include "binding/op_checks.h"
 #include "core/types.h"
 #include "gemm/own/own.h"
@@ -14,11 +14,18 @@
 namespace ftbert::binding {
 namespace {
 
+// A table of `cols` columns, of x's dtype and device: its rows; 0 where there is none.
+int64_t table_rows(const char* name, const OptionalTensor& t, const Tensor& x, int64_t cols) {
+  if (!t) return 0;
+  rank(name, *t, 2);
+  same(name, t, x, {t->size(0), cols});
+  return t->size(0);
+}
+
 Tensor embeddings(const Tensor& ids, const OptionalTensor& types, const OptionalTensor& token_index, const Tensor& pos,
                   const Tensor& word, const OptionalTensor& position, const OptionalTensor& token_type,
                   const OptionalTensor& gamma, const OptionalTensor& beta, double eps) {
-  rank("word", word, 2);
-  elements("word", word);
+  elements("word", word, 2);
   const int64_t cols = word.size(1);
   integers("positions", pos, word, at::kInt, 0);
   const int64_t tokens = pos.size(0);
@@ -37,22 +44,19 @@ Tensor embeddings(const Tensor& ids, const OptionalTensor& types, const Optional
   if (types && token_type) check_range("token_type_ids", *types, tokens, 0, kinds, read);
   if (position) check_range("positions", pos, tokens, 0, positions);
   Tensor out = at::empty({tokens, cols}, word.options());
-  run(word, [&](auto backend, auto& context) {
-    using T = typename decltype(backend)::T;
+  run(word, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
     const EmbeddingTables<T> tables{data<T>(word),          data<T>(position), data<T>(token_type), data<T>(gamma),
                                     data<T>(beta),          word.size(0),      positions,           kinds,
                                     static_cast<float>(eps)};
-    embeddings_layernorm<typename decltype(backend)::Device, T>(context, tables, data<int64_t>(ids),
-                                                                data<int64_t>(types), data<int64_t>(token_index),
-                                                                data<int32_t>(pos), tokens, cols, data<T>(out));
+    embeddings_layernorm<Device, T>(call.context, tables, data<int64_t>(ids), data<int64_t>(types),
+                                    data<int64_t>(token_index), data<int32_t>(pos), tokens, cols, data<T>(out));
   });
   return out;
 }
 
 std::tuple<Tensor, Tensor> layernorm(const Tensor& x, const OptionalTensor& bias, const OptionalTensor& input,
                                      const Tensor& gamma, const Tensor& beta, double eps) {
-  rank("x", x, 2);
-  elements("x", x);
+  elements("x", x, 2);
   const int64_t cols = x.size(1);
   same("bias", bias, x, {cols});
   same("input", input, x, x.sizes());
@@ -60,24 +64,21 @@ std::tuple<Tensor, Tensor> layernorm(const Tensor& x, const OptionalTensor& bias
   same("beta", beta, x, {cols});
   Tensor out = at::empty_like(x), sum = at::empty_like(x);
   if (x.numel() == 0) return {out, sum};
-  run(x, [&](auto backend, auto& context) {
-    using T = typename decltype(backend)::T;
-    add_bias_input_layernorm<typename decltype(backend)::Device, T>(
-        context, data<T>(x), data<T>(bias), data<T>(input), data<T>(gamma), data<T>(beta), static_cast<float>(eps),
-        x.size(0), cols, data<T>(sum), data<T>(out));
+  run(x, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
+    add_bias_input_layernorm<Device, T>(call.context, data<T>(x), data<T>(bias), data<T>(input), data<T>(gamma),
+                                        data<T>(beta), static_cast<float>(eps), x.size(0), cols, data<T>(sum),
+                                        data<T>(out));
   });
   return {out, sum};
 }
 
 void bias_act_in_place(const Tensor& x, const OptionalTensor& bias, const std::string& activation) {
-  rank("x", x, 2);
-  elements("x", x);
+  elements("x", x, 2);
   same("bias", bias, x, {x.size(1)});
   const Activation act = parse_activation(activation);
   if (x.numel() == 0) return;
-  run(x, [&](auto backend, auto& context) {
-    using T = typename decltype(backend)::T;
-    add_bias_act<typename decltype(backend)::Device, T>(context, data<T>(x), data<T>(bias), act, x.size(0), x.size(1));
+  run(x, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
+    add_bias_act<Device, T>(call.context, data<T>(x), data<T>(bias), act, x.size(0), x.size(1));
   });
 }
 
@@ -100,58 +101,49 @@ int64_t span_of(const OptionalTensor& table, const Tensor& like, int64_t heads) 
   if (!table) return 0;
   FTBERT_CHECK(table->dim() == 2 && table->size(1) % 2 == 1, "relative_bias: expected [heads, 2*span-1], got ",
                describe(*table));
-  same("relative_bias", *table, like, {heads, table->size(1)});
+  same("relative_bias", table, like, {heads, table->size(1)});
   return (table->size(1) + 1) / 2;
 }
 
 Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t heads,
               const OptionalTensor& relative_bias, const OptionalTensor& columns, bool bf16) {
-  rank("qkv", qkv, 2);
-  elements("qkv", qkv);
+  elements("qkv", qkv, 2);
   FTBERT_CHECK(!bf16 || qkv.is_cpu(), "bf16: operands are rounded on the CPU alone; elsewhere qkv itself may be bf16");
-  integers("cu_seqlens", cu, qkv, at::kInt, 1);
   const int64_t head_size = head_size_of(qkv, heads), hidden = heads * head_size;
   const int64_t span = span_of(relative_bias, qkv, heads);
-  if (columns) integers("columns", *columns, qkv, at::kInt, qkv.size(0));
   count("max_seqlen", max_seqlen, 0, kAnyLength);
   max_seqlen = std::min(max_seqlen, qkv.size(0));  // no sequence is longer than all
-  check_offsets(cu, qkv.size(0), max_seqlen);
-  check_columns(columns, cu);
+  const int64_t batch = check_offsets(cu, qkv, qkv.size(0), max_seqlen);
+  check_columns(columns, cu, qkv.size(0));
   Tensor out = at::empty({qkv.size(0), hidden}, qkv.options());
-  run(qkv, [&](auto backend, auto& context) {
-    using T = typename decltype(backend)::T;
-    using Device = typename decltype(backend)::Device;
-    FTBERT_CHECK((attention_supports<Device, T>(context, head_size)), "attention: no fused kernel for head size ",
+  run(qkv, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
+    FTBERT_CHECK((attention_supports<Device, T>(call.context, head_size)), "attention: no fused kernel for head size ",
                  head_size, " here; the general path takes any");
     const Tensor scratch = at::empty({static_cast<int64_t>(attention_scratch_bytes<Device, T>(max_seqlen, head_size))},
                                      qkv.options().dtype(at::kByte));
-    if constexpr (std::is_same_v<Device, Cuda>) context.offsets_early = false;  // they may have been written just now
+    if constexpr (std::is_same_v<Device, Cuda>)
+      call.context.offsets_early = false;  // they may have been written just now
     const DType read = attention_operand<Device, T>(bf16 ? DType::bf16 : kDType<T>);
     const Tensor given = read == kDType<T> ? qkv : qkv.to(at::kBFloat16);
-    attention<Device, T>(context, {given.const_data_ptr(), read}, qkv.size(0), 0, data<int32_t>(cu),
-                         {data<T>(relative_bias), data<int32_t>(columns), span}, cu.size(0) - 1, max_seqlen, max_seqlen,
-                         heads, head_size, scratch.data_ptr(), data<T>(out));
+    attention<Device, T>(call.context, {given.const_data_ptr(), read}, qkv.size(0), 0, data<int32_t>(cu),
+                         {data<T>(relative_bias), data<int32_t>(columns), span}, batch, max_seqlen, max_seqlen, heads,
+                         head_size, scratch.data_ptr(), data<T>(out));
   });
   return out;
 }
 
 std::tuple<Tensor, Tensor, Tensor> qkv_bias(const Tensor& qkv, const OptionalTensor& bias, const Tensor& cu,
                                             int64_t seq, int64_t heads) {
-  rank("qkv", qkv, 2);
-  elements("qkv", qkv);
-  integers("cu_seqlens", cu, qkv, at::kInt, 1);
+  elements("qkv", qkv, 2);
   same("bias", bias, qkv, {qkv.size(1)});
   count("seq", seq, 0);
-  const int64_t batch = cu.size(0) - 1, head_size = head_size_of(qkv, heads);
-  check_offsets(cu, qkv.size(0), seq);
+  const int64_t head_size = head_size_of(qkv, heads), batch = check_offsets(cu, qkv, qkv.size(0), seq);
   const auto make = [&] { return at::empty({batch, heads, seq, head_size}, qkv.options()); };
   Tensor q = make(), k = make(), v = make();
   if (q.numel() == 0) return {q, k, v};
-  run(qkv, [&](auto backend, auto& context) {
-    using T = typename decltype(backend)::T;
-    add_qkv_bias<typename decltype(backend)::Device, T>(context, data<T>(qkv), data<T>(bias), 0, data<int32_t>(cu),
-                                                        batch, seq, heads, head_size, data<T>(q), data<T>(k),
-                                                        data<T>(v));
+  run(qkv, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
+    add_qkv_bias<Device, T>(call.context, data<T>(qkv), data<T>(bias), 0, data<int32_t>(cu), batch, seq, heads,
+                            head_size, data<T>(q), data<T>(k), data<T>(v));
   });
   return {q, k, v};
 }
@@ -162,81 +154,66 @@ Tensor softmax_op(const Tensor& scores, const Tensor& cu, double scale, const Op
   const int64_t batch = scores.size(0), heads = scores.size(1), seq = scores.size(3);
   FTBERT_CHECK(scores.scalar_type() == at::kFloat && scores.size(2) == seq,
                "scores: expected Float [batch, heads, seq, seq], got ", describe(scores));
-  integers("cu_seqlens", cu, scores, at::kInt, 1);
-  FTBERT_CHECK(cu.size(0) == batch + 1, "cu_seqlens: expected [", batch + 1, "], got ", describe(cu));
   dtype_of(type);
   FTBERT_CHECK(type == at::kFloat || !scores.is_cpu(), "dtype: expected Float on the CPU, got ", at::toString(type));
   Tensor out = at::empty(scores.sizes(), scores.options().dtype(type));
   const int64_t span = span_of(relative_bias, out, heads);
-  check_offsets(cu, columns ? columns->numel() : std::numeric_limits<int32_t>::max(), seq);
-  if (columns) integers("columns", *columns, scores, at::kInt, 0);
-  check_columns(columns, cu);
+  check_offsets(cu, scores, columns ? columns->numel() : std::numeric_limits<int32_t>::max(), seq, batch);
+  check_columns(columns, cu, 0);
   if (out.numel() == 0) return out;
   count("heads", heads, 1);
-  run(out, [&](auto backend, auto& context) {
-    using T = typename decltype(backend)::T;
-    softmax<typename decltype(backend)::Device, T>(
-        context, data<float>(scores), data<int32_t>(cu), static_cast<float>(scale),
-        {data<T>(relative_bias), data<int32_t>(columns), span}, batch, heads, seq, data<T>(out));
+  run(out, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
+    softmax<Device, T>(call.context, data<float>(scores), data<int32_t>(cu), static_cast<float>(scale),
+                       {data<T>(relative_bias), data<int32_t>(columns), span}, batch, heads, seq, data<T>(out));
   });
   return out;
 }
 
 Tensor transpose_op(const Tensor& x, const Tensor& cu, int64_t tokens) {
-  rank("x", x, 4);
-  elements("x", x);
-  integers("cu_seqlens", cu, x, at::kInt, 1);
-  FTBERT_CHECK(cu.size(0) == x.size(0) + 1, "cu_seqlens: expected [", x.size(0) + 1, "], got ", describe(cu));
+  elements("x", x, 4);
   count("tokens", tokens, 0);
-  check_offsets(cu, tokens, x.size(2));
+  check_offsets(cu, x, tokens, x.size(2), x.size(0));
   count("heads", x.size(1), 0);
   count("head_size", x.size(3), 0);
   Tensor out = at::empty({tokens, x.size(1) * x.size(3)}, x.options());
   if (x.numel() == 0) return out;
-  run(x, [&](auto backend, auto& context) {
-    using T = typename decltype(backend)::T;
-    transpose<typename decltype(backend)::Device, T>(context, data<T>(x), 0, data<int32_t>(cu), x.size(0), x.size(2),
-                                                     x.size(1), x.size(3), data<T>(out));
+  run(x, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
+    transpose<Device, T>(call.context, data<T>(x), 0, data<int32_t>(cu), x.size(0), x.size(2), x.size(1), x.size(3),
+                         data<T>(out));
   });
   return out;
 }
 
 Tensor pooling_op(const Tensor& hidden, const Tensor& cu, const std::string& mode, bool normalize) {
-  rank("hidden", hidden, 2);
-  elements("hidden", hidden);
-  integers("cu_seqlens", cu, hidden, at::kInt, 1);
-  check_offsets(cu, hidden.size(0));
+  elements("hidden", hidden, 2);
   const PoolingMode pooling_mode = parse_pooling(mode);
-  const int64_t batch = cu.size(0) - 1, cols = hidden.size(1);
+  const int64_t batch = check_offsets(cu, hidden, hidden.size(0)), cols = hidden.size(1);
   Tensor out = at::empty({batch, cols}, hidden.options().dtype(at::kFloat));
-  run(hidden, [&](auto backend, auto& context) {
-    using T = typename decltype(backend)::T;
-    pooling<typename decltype(backend)::Device, T>(context, data<T>(hidden), data<int32_t>(cu), batch, cols,
-                                                   pooling_mode, normalize, data<float>(out));
+  run(hidden, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
+    pooling<Device, T>(call.context, data<T>(hidden), data<int32_t>(cu), batch, cols, pooling_mode, normalize,
+                       data<float>(out));
   });
   return out;
 }
 
-// a [m, k], weight [n, k], none of them empty
-void operands(const Tensor& a, const Tensor& weight) {
-  rank("a", a, 2);
-  elements("a", a);
+// a [m, k], weight [n, k], none of them empty; bias [n]
+void operands(const Tensor& a, const Tensor& weight, const OptionalTensor& bias) {
+  elements("a", a, 2);
   rank("weight", weight, 2);
   count("n, the rows of weight", weight.size(0), 1);
   count("k, the columns of a", a.size(1), 1);
   same("weight", weight, a, {weight.size(0), a.size(1)});
+  same("bias", bias, a, {weight.size(0)});
 }
 
 Tensor linear_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bias, const std::string& activation) {
-  operands(a, weight);
+  operands(a, weight, bias);
   const int64_t m = a.size(0), n = weight.size(0), k = weight.size(1);
-  same("bias", bias, a, {n});
   const Activation act = parse_activation(activation);
   Tensor out = at::empty({m, n}, a.options());
-  run(a, [&](auto backend, auto& context) {
-    using T = typename decltype(backend)::T;
-    if constexpr (std::is_same_v<typename decltype(backend)::Device, Cuda>)
-      context.overlap = false;  // the weights may have been written just now
+  run(a, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
+    Context<Device>& context = call.for_products();
+    if constexpr (std::is_same_v<Device, Cuda>) context.overlap = false;  // the weights may have been written just now
     const Tensor packed = a.is_cpu() ? pack_weight(weight) : Tensor();
     const Linear<T> w{
         {.data = data<T>(weight), .dtype = kDType<T>, .packed = packed.defined() ? &packed : nullptr, .n = n, .k = k},
@@ -247,52 +224,43 @@ Tensor linear_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bi
   return out;
 }
 
-// A variant of a kernel of ours on operands of one type; overlap as above.
-void run_own_on(CallContext<Cuda>& call, const std::string& kernel, const std::string& variant, const Tensor& a,
-                const Tensor& weight, Epilogue epilogue, const ProductData& data) {
+// c = a variant of a kernel of ours on operands of one type; overlap as above. `data`: what the epilogue reads.
+void run_own_on(const std::string& kernel, const std::string& variant, const Tensor& a, const Tensor& weight,
+                const OptionalTensor& bias, Epilogue epilogue, const Tensor& c, ProductData data = {}) {
   const OwnChoice own = find_own(kernel, variant);
   FTBERT_CHECK(own, "there is no product ", kernel, " ", variant);
-  const DType type = dtype_of(a.scalar_type());
-  const Product product{a.size(0), weight.size(0), a.size(1), type, type, type, epilogue};
+  const c10::DeviceGuard guard(a.device());
+  CallContext<Cuda> call(a.device());
   call.context.overlap = false;
-  run_own(call.context, own, product, data);
+  const DType type = dtype_of(a.scalar_type());
+  epilogue.bias = bias.has_value();
+  data.a = a.const_data_ptr();
+  data.b = weight.const_data_ptr();
+  data.bias = bias ? bias->const_data_ptr() : nullptr;
+  data.c = c.mutable_data_ptr();
+  run_own(call.context, own, {a.size(0), weight.size(0), a.size(1), type, type, type, epilogue}, data);
 }
 
 // -> [m, n]; throws where the variant cannot do it
 Tensor linear_own(const Tensor& a, const Tensor& weight, const OptionalTensor& bias, const std::string& activation,
                   const std::string& kernel, const std::string& variant) {
-  operands(a, weight);
-  const int64_t n = weight.size(0);
-  same("bias", bias, a, {n});
-  const c10::DeviceGuard guard(a.device());
-  CallContext<Cuda> call(a.device());
-  Tensor out = at::empty({a.size(0), n}, a.options());
-  run_own_on(call, kernel, variant, a, weight, {bias.has_value(), parse_activation(activation)},
-             {.a = a.const_data_ptr(),
-              .b = weight.const_data_ptr(),
-              .bias = bias ? bias->const_data_ptr() : nullptr,
-              .c = out.mutable_data_ptr()});
+  operands(a, weight, bias);
+  Tensor out = at::empty({a.size(0), weight.size(0)}, a.options());
+  run_own_on(kernel, variant, a, weight, bias, {.activation = parse_activation(activation)}, out);
   return out;
 }
 
 // -> [m, n]; throws where the variant cannot do it
 Tensor linear_layernorm_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bias, const Tensor& input,
                            const Tensor& gamma, const Tensor& beta, double eps, const std::string& variant) {
-  operands(a, weight);
+  operands(a, weight, bias);
   const int64_t m = a.size(0), n = weight.size(0), moments = layernorm_moments(m);
-  same("bias", bias, a, {n});
   same("input", input, a, {m, n});
   same("gamma", gamma, a, {n});
   same("beta", beta, a, {n});
-  const c10::DeviceGuard guard(a.device());
-  CallContext<Cuda> call(a.device());
   Tensor out = input.clone(), said = at::empty({moments}, a.options().dtype(at::kLong));
-  run_own_on(call, "wgmma_layernorm", variant, a, weight, {.bias = bias.has_value(), .residual_norm = true},
-             {.a = a.const_data_ptr(),
-              .b = weight.const_data_ptr(),
-              .bias = bias ? bias->const_data_ptr() : nullptr,
-              .c = out.mutable_data_ptr(),
-              .gamma = gamma.const_data_ptr(),
+  run_own_on("wgmma_layernorm", variant, a, weight, bias, {.residual_norm = true}, out,
+             {.gamma = gamma.const_data_ptr(),
               .beta = beta.const_data_ptr(),
               .eps = static_cast<float>(eps),
               .moments = {static_cast<uint64_t*>(said.mutable_data_ptr()), moments}});
@@ -302,48 +270,38 @@ Tensor linear_layernorm_op(const Tensor& a, const Tensor& weight, const Optional
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(ftbert, m) {
-  m.def(
-      "embeddings_layernorm(Tensor input_ids, Tensor? token_type_ids, Tensor? token_index, Tensor positions, Tensor "
-      "word, "
-      "Tensor? position, Tensor? token_type, Tensor? gamma, Tensor? beta, float eps) -> Tensor");
-  m.def(
-      "add_bias_input_layernorm(Tensor x, Tensor? bias, Tensor? input, Tensor gamma, Tensor beta, float eps) -> "
-      "(Tensor, Tensor)");
-  m.def("add_bias_act(Tensor x, Tensor? bias, str activation) -> Tensor");
-  m.def("add_bias_act_(Tensor(a!) x, Tensor? bias, str activation) -> ()");
-  m.def(
-      "attention(Tensor qkv, Tensor cu_seqlens, SymInt max_seqlen, int heads, Tensor? relative_bias=None, Tensor? "
-      "columns=None, bool bf16=False) -> Tensor");
-  m.def("add_qkv_bias(Tensor qkv, Tensor? bias, Tensor cu_seqlens, SymInt seq, int heads) -> (Tensor, Tensor, Tensor)");
-  m.def(
-      "softmax(Tensor scores, Tensor cu_seqlens, float scale, Tensor? relative_bias, Tensor? columns, ScalarType "
-      "dtype) -> Tensor");
-  m.def("transpose(Tensor x, Tensor cu_seqlens, SymInt tokens) -> Tensor");
-  m.def("pooling(Tensor hidden, Tensor cu_seqlens, str mode, bool normalize) -> Tensor");
-  m.def("linear_own(Tensor a, Tensor weight, Tensor? bias, str activation, str kernel, str variant) -> Tensor");
-  m.def(
-      "linear_layernorm(Tensor a, Tensor weight, Tensor? bias, Tensor input, Tensor gamma, Tensor beta, float eps, "
-      "str variant) -> Tensor");
-  m.def("linear(Tensor a, Tensor weight, Tensor? bias, str activation) -> Tensor");
-}
-
-// One implementation for both devices: the core's own switch chooses.
-#define FTBERT_KERNEL_OPS(m)                      \
-  m.impl("embeddings_layernorm", &embeddings);    \
-  m.impl("add_bias_input_layernorm", &layernorm); \
-  m.impl("add_bias_act", &bias_act);              \
-  m.impl("add_bias_act_", &bias_act_in_place);    \
-  m.impl("attention", &attend);                   \
-  m.impl("add_qkv_bias", &qkv_bias);              \
-  m.impl("softmax", &softmax_op);                 \
-  m.impl("transpose", &transpose_op);             \
-  m.impl("pooling", &pooling_op);                 \
-  m.impl("linear", &linear_op)
-TORCH_LIBRARY_IMPL(ftbert, CPU, m) { FTBERT_KERNEL_OPS(m); }
-TORCH_LIBRARY_IMPL(ftbert, CUDA, m) {
-  FTBERT_KERNEL_OPS(m);
-  m.impl("linear_own", &linear_own);
-  m.impl("linear_layernorm", &linear_layernorm_op);
+  define_op(m,
+            "embeddings_layernorm(Tensor input_ids, Tensor? token_type_ids, Tensor? token_index, Tensor positions, "
+            "Tensor word, Tensor? position, Tensor? token_type, Tensor? gamma, Tensor? beta, float eps) -> Tensor",
+            &embeddings);
+  define_op(m,
+            "add_bias_input_layernorm(Tensor x, Tensor? bias, Tensor? input, Tensor gamma, Tensor beta, float eps) -> "
+            "(Tensor, Tensor)",
+            &layernorm);
+  define_op(m, "add_bias_act(Tensor x, Tensor? bias, str activation) -> Tensor", &bias_act);
+  define_op(m, "add_bias_act_(Tensor(a!) x, Tensor? bias, str activation) -> ()", &bias_act_in_place);
+  define_op(m,
+            "attention(Tensor qkv, Tensor cu_seqlens, SymInt max_seqlen, int heads, Tensor? relative_bias=None, "
+            "Tensor? columns=None, bool bf16=False) -> Tensor",
+            &attend);
+  define_op(m,
+            "add_qkv_bias(Tensor qkv, Tensor? bias, Tensor cu_seqlens, SymInt seq, int heads) -> (Tensor, Tensor, "
+            "Tensor)",
+            &qkv_bias);
+  define_op(m,
+            "softmax(Tensor scores, Tensor cu_seqlens, float scale, Tensor? relative_bias, Tensor? columns, "
+            "ScalarType dtype) -> Tensor",
+            &softmax_op);
+  define_op(m, "transpose(Tensor x, Tensor cu_seqlens, SymInt tokens) -> Tensor", &transpose_op);
+  define_op(m, "pooling(Tensor hidden, Tensor cu_seqlens, str mode, bool normalize) -> Tensor", &pooling_op);
+  define_op(m, "linear(Tensor a, Tensor weight, Tensor? bias, str activation) -> Tensor", &linear_op);
+  define_cuda_op(m,
+                 "linear_own(Tensor a, Tensor weight, Tensor? bias, str activation, str kernel, str variant) -> Tensor",
+                 &linear_own);
+  define_cuda_op(m,
+                 "linear_layernorm(Tensor a, Tensor weight, Tensor? bias, Tensor input, Tensor gamma, Tensor beta, "
+                 "float eps, str variant) -> Tensor",
+                 &linear_layernorm_op);
 }
 
 }  // namespace ftbert::binding

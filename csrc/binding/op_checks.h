@@ -5,7 +5,6 @@
 #include <limits>
 #include <optional>
 
-#include "binding/index_checks.h"
 #include "binding/tensors.h"
 #include "core/check.h"
 #include "core/dispatch.h"
@@ -15,20 +14,19 @@ namespace ftbert::binding {
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-inline void same(const char* name, const Tensor& t, const Tensor& like, at::IntArrayRef shape) {
-  FTBERT_CHECK(t.sizes() == shape && t.scalar_type() == like.scalar_type() && t.device() == like.device() &&
-                   t.is_contiguous() && has_data(t),
+inline constexpr int64_t kAnyLength = std::numeric_limits<int64_t>::max();
+
+// Of like's dtype and device, or absent.
+inline void same(const char* name, const OptionalTensor& t, const Tensor& like, at::IntArrayRef shape) {
+  FTBERT_CHECK(!t || (t->sizes() == shape && t->scalar_type() == like.scalar_type() && t->device() == like.device() &&
+                      t->is_contiguous() && has_data(*t)),
                name, ": expected contiguous ", at::toString(like.scalar_type()), " ", shape_text(shape), " on ",
-               like.device().str(), ", got ", describe(t));
+               like.device().str(), ", got ", describe(*t));
 }
 
 // value in [low, high]
 inline void count(const char* name, int64_t value, int64_t low, int64_t high = std::numeric_limits<int32_t>::max()) {
   FTBERT_CHECK(value >= low && value <= high, name, ": expected ", low, " to ", high, ", got ", value);
-}
-
-inline void same(const char* name, const OptionalTensor& t, const Tensor& like, at::IntArrayRef shape) {
-  if (t) same(name, *t, like, shape);
 }
 
 inline void integers(const char* name, const Tensor& t, const Tensor& like, at::ScalarType type, int64_t least) {
@@ -43,42 +41,46 @@ inline void rank(const char* name, const Tensor& t, int64_t rank) {
                rank, ", got ", describe(t));
 }
 
-// What a kernel has an element type for there.
-inline void elements(const char* name, const Tensor& t) {
+// Of this rank, and of a type that a kernel has there.
+inline void elements(const char* name, const Tensor& t, int64_t dims) {
+  rank(name, t, dims);
   const at::ScalarType type = t.scalar_type();
   FTBERT_CHECK(type == at::kFloat || type == at::kHalf || type == at::kBFloat16, name,
                ": expected float32, float16 or bfloat16, got ", describe(t));
   FTBERT_CHECK(type == at::kFloat || !t.is_cpu(), name, ": expected float32 on the CPU, got ", describe(t));
 }
 
-// A table of `cols` columns, of x's dtype and device: its rows; 0 where there is none.
-inline int64_t table_rows(const char* name, const OptionalTensor& t, const Tensor& x, int64_t cols) {
-  if (!t) return 0;
-  rank(name, *t, 2);
-  same(name, *t, x, {t->size(0), cols});
-  return t->size(0);
+// What index tensors hold is looked at on the CPU only: elsewhere the host would have to wait for it.
+
+// cu_seqlens int32 [batch+1]: from 0, never falling, to at most `rows`, by at most `longest` at a time. -> batch, which
+// is the one expected, if any.
+int64_t check_offsets(const Tensor& cu_seqlens, const Tensor& like, int64_t rows, int64_t longest = kAnyLength,
+                      std::optional<int64_t> expected = std::nullopt);
+
+// Elements [0, count) of an int32 or int64 vector, or those that `at` [count] names: low <= x < end.
+void check_range(const char* name, const Tensor& indices, int64_t count, int64_t low, int64_t end,
+                 const int64_t* at = nullptr);
+
+// token_index int64: tokens cu_seqlens[b] to cu_seqlens[b+1] lie in row b of [batch, seq], in rising columns.
+void check_token_index(const Tensor& token_index, const Tensor& cu_seqlens, int64_t seq);
+
+// columns int32, or none: at least so many, not negative and rising within each sequence.
+void check_columns(const OptionalTensor& columns, const Tensor& cu_seqlens, int64_t least);
+
+// f(Backend<Device, T>{}, the call's CallContext<Device>), T the element type of that DType
+template <class F>
+void run(const at::Device& device, DType dtype, F&& f) {
+  const c10::DeviceGuard guard(device);
+  dispatch(device_kind(device), dtype, [&]<class Device, class T>(Backend<Device, T> backend) {
+    CallContext<Device> call(device);
+    f(backend, call);
+  });
 }
 
-// f(context, T{}) for x's device and dtype
+// For x's device and element type.
 template <class F>
 void run(const Tensor& x, F&& f) {
-  const c10::DeviceGuard guard(x.device());
-  dispatch(device_kind(x.device()), dtype_of(x.scalar_type()), [&](auto backend) {
-    using Device = typename decltype(backend)::Device;
-    CallContext<Device> call(x.device());
-    f(backend, call.for_products());
-  });
-}
-
-// As `run`, for kernels that have no element type of their own.
-template <class F>
-void run_untyped(const at::Device& device, F&& f) {
-  const c10::DeviceGuard guard(device);
-  dispatch(device_kind(device), DType::fp32, [&](auto backend) {
-    using Device = typename decltype(backend)::Device;
-    CallContext<Device> call(device);
-    f(backend, call.context);
-  });
+  run(x.device(), dtype_of(x.scalar_type()), f);
 }
 
 }  // namespace ftbert::binding

@@ -1,7 +1,7 @@
 // torch.classes.ftbert.Encoder, and its calls as ops, so that torch.compile and torch.export see one node.
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/library.h>
 
+#include "binding/define_op.h"
 #include "binding/encoder_class.h"
 #include "binding/saved_modules.h"
 #include "binding/tensors.h"
@@ -103,7 +103,7 @@ TORCH_LIBRARY(ftbert, m) {
       .def("matrix_dtype",
            [](const EncoderPtr& self) { return std::string(to_string(stored_dtype(self->matrix_dtype()))); })
       .def("to", [](const EncoderPtr& self, at::Device device,
-                    const std::string& dtype) { return self->to(device, parse_scalar_type(dtype)); })
+                    const std::string& dtype) { return self->to(device, scalar_type_of(parse_dtype(dtype))); })
       .def("__obj_flatten__",
            [](const EncoderPtr& self) {
              return std::make_tuple(
@@ -123,22 +123,15 @@ TORCH_LIBRARY(ftbert, m) {
 
   // Calls record graphs of their own, with memory that outlives the call: inside a graph of torch.compile's there is
   // no room for that.
-  m.def(
-      "forward_batch(__torch__.torch.classes.ftbert.Encoder encoder, Tensor input_ids, Tensor? attention_mask, Tensor? "
-      "token_type_ids, Tensor? cu_seqlens, SymInt max_seqlen, str[] want) -> Tensor[]",
-      {at::Tag::cudagraph_unsafe});
+  define_op(m,
+            "forward_batch(__torch__.torch.classes.ftbert.Encoder encoder, Tensor input_ids, Tensor? attention_mask, "
+            "Tensor? token_type_ids, Tensor? cu_seqlens, SymInt max_seqlen, str[] want) -> Tensor[]",
+            &forward_batch, {at::Tag::cudagraph_unsafe});
 
   define_retired_ops(m);
   m.def("weight_shapes(Dict(str, str) config) -> Dict(str, int[])", &weight_shapes);
   m.def("build_info() -> Dict(str, str)", &build_info);
-  m.def("pack_weight(Tensor weight) -> Tensor");
+  define_op(m, "pack_weight(Tensor weight) -> Tensor", &pack);
 }
-
-// One implementation for both devices: the core's own switch chooses.
-#define FTBERT_ENCODER_OPS(m)              \
-  m.impl("forward_batch", &forward_batch); \
-  m.impl("pack_weight", &pack)
-TORCH_LIBRARY_IMPL(ftbert, CPU, m) { FTBERT_ENCODER_OPS(m); }
-TORCH_LIBRARY_IMPL(ftbert, CUDA, m) { FTBERT_ENCODER_OPS(m); }
 
 }  // namespace ftbert::binding

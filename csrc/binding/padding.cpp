@@ -1,15 +1,10 @@
 #include "binding/padding.h"
 
-#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <limits>
 #include <type_traits>
-
-#include "binding/tensors.h"
-#include "core/graph.h"
-#include "kernels/kernels.h"
 
 namespace ftbert::binding {
 namespace {
@@ -32,22 +27,6 @@ std::optional<at::Tensor> type_tensor(const std::optional<at::Tensor>& types, co
   FTBERT_CHECK(checked.sizes() == ids.sizes(), "token_type_ids: expected the shape of input_ids, got ",
                describe(*types), " for input_ids ", describe(ids));
   return checked;
-}
-
-template <class Device>
-void offsets(Context<Device>& context, const at::Tensor& mask, int64_t batch, int64_t seq, CheckedInput& out,
-             PaddingInfo* info) {
-  int32_t* cu = data<int32_t>(out.cu_seqlens);
-  int64_t* index = data<int64_t>(out.token_index);
-  int32_t* packed = data<int32_t>(out.packed_index);
-  if (!mask.defined())
-    padding_offsets<Device, uint8_t>(context, nullptr, batch, seq, cu, index, packed, info);
-  else if (mask.scalar_type() == at::kFloat)
-    padding_offsets<Device, float>(context, data<float>(mask), batch, seq, cu, index, packed, info);
-  else if (mask.scalar_type() == at::kLong)
-    padding_offsets<Device, int64_t>(context, data<int64_t>(mask), batch, seq, cu, index, packed, info);
-  else
-    padding_offsets<Device, uint8_t>(context, data<uint8_t>(mask), batch, seq, cu, index, packed, info);
 }
 
 // To the three element types that the kernel reads, without losing a value that is neither 0 nor 1.
@@ -125,45 +104,7 @@ bool cheaper_than_waiting(const EncoderConfig& c, int64_t rows) {
   return rows <= kFewRows || rows * products <= kWaitFlop;
 }
 
-constexpr int64_t kInfoWords = sizeof(PaddingInfo) / sizeof(int64_t);
-
 }  // namespace
-
-// In the host's memory, where kernels write it: a copy would be one more thing to wait for.
-class PendingInfo {
- public:
-  explicit PendingInfo(void* stream)
-      : stream_(stream),
-        memory_(at::empty({kInfoWords}, at::TensorOptions().dtype(at::kLong).pinned_memory(true))),
-        mark_(make_stream_mark()) {}
-  PendingInfo(const PendingInfo&) = delete;
-  PendingInfo& operator=(const PendingInfo&) = delete;
-  ~PendingInfo() {
-    if (done_) return;
-    try {  // something failed in between: the memory must outlive the kernels
-      launched();
-      wait();
-    } catch (const Error&) {  // the GPU is lost; the next call says so
-    }
-  }
-  PaddingInfo* info() const { return reinterpret_cast<PaddingInfo*>(data<int64_t>(memory_)); }
-  void launched() { mark_->set(stream_); }  // after the last kernel that writes
-  PaddingInfo wait() {
-    mark_->wait_on_host();
-    done_ = true;
-    return *info();
-  }
-
- private:
-  void* stream_;
-  at::Tensor memory_;
-  std::unique_ptr<StreamMark> mark_;
-  bool done_ = false;
-};
-
-CheckedInput::CheckedInput() = default;
-CheckedInput::CheckedInput(CheckedInput&&) noexcept = default;
-CheckedInput::~CheckedInput() = default;
 
 void CheckedInput::settle(const EncoderConfig& config) {
   if (!counting) return;
@@ -198,6 +139,9 @@ CheckedInput unpad(Context<Device>& context, at::Device device, const EncoderCon
     out.token_index = at::empty({rows}, options.dtype(at::kLong));
     out.packed_index = at::empty({rows}, options.dtype(at::kInt));
   };
+  const auto find_all = [&](auto& on, PaddingInfo* target) {
+    find_offsets(on, mask, batch, seq, out.cu_seqlens, out.token_index, out.packed_index, target);
+  };
   PaddingInfo info{};
   const auto check_ids = [&](PaddingInfo* target) {
     padding_check_ids<Device>(context, data<int64_t>(out.input_ids), data<int64_t>(out.token_type_ids),
@@ -210,10 +154,10 @@ CheckedInput unpad(Context<Device>& context, at::Device device, const EncoderCon
     info.max_seqlen = batch ? seq : 0;
     if (!mask.defined()) {
       const at::Tensor unread = at::empty({kInfoWords}, at::TensorOptions().device(device).dtype(at::kLong));
-      offsets<Device>(context, mask, batch, seq, out, reinterpret_cast<PaddingInfo*>(data<int64_t>(unread)));
+      find_all(context, info_in(unread));
     } else if constexpr (std::is_same_v<Device, Cuda>) {
       out.counting = std::make_unique<PendingInfo>(context.stream);
-      offsets<Device>(context, mask, batch, seq, out, out.counting->info());
+      find_all(context, out.counting->info());
       check_ids(out.counting->info());
       out.counting->launched();
       // The one sync of the padded path: the host must know how many tokens there are.
@@ -226,7 +170,7 @@ CheckedInput unpad(Context<Device>& context, at::Device device, const EncoderCon
     // Mask on the CPU: the host counts, and a GPU is not waited for.
     make(at::kCPU);
     CallContext<Cpu> cpu(at::kCPU);
-    offsets<Cpu>(cpu.context, mask, batch, seq, out, &info);
+    find_all(cpu.context, &info);
     if (device.is_cuda()) {
       out.cu_seqlens = out.cu_seqlens.to(device, /*non_blocking=*/true);
       out.token_index = out.token_index.to(device, /*non_blocking=*/true);

@@ -4,11 +4,62 @@
 
 #include <memory>
 
+#include "binding/tensors.h"
+#include "core/graph.h"
 #include "encoder.h"
+#include "kernels/kernels.h"
 
 namespace ftbert::binding {
 
-class PendingInfo;
+inline constexpr int64_t kInfoWords = sizeof(PaddingInfo) / sizeof(int64_t);
+inline PaddingInfo* info_in(const at::Tensor& words) { return reinterpret_cast<PaddingInfo*>(data<int64_t>(words)); }
+
+// The kernel padding_offsets for a mask of bool, uint8, int64 or float; an undefined one is all ones.
+template <class Device>
+void find_offsets(Context<Device>& context, const at::Tensor& mask, int64_t batch, int64_t seq,
+                  const at::Tensor& cu_seqlens, const at::Tensor& token_index, const at::Tensor& packed_index,
+                  PaddingInfo* info) {
+  const auto find = [&]<class M>(const M* ones) {
+    padding_offsets<Device, M>(context, ones, batch, seq, data<int32_t>(cu_seqlens), data<int64_t>(token_index),
+                               data<int32_t>(packed_index), info);
+  };
+  if (!mask.defined()) return find(static_cast<const uint8_t*>(nullptr));
+  if (mask.scalar_type() == at::kFloat) return find(data<const float>(mask));
+  if (mask.scalar_type() == at::kLong) return find(data<const int64_t>(mask));
+  find(data<const uint8_t>(mask));
+}
+
+// In the host's memory, where kernels write it: a copy would be one more thing to wait for.
+class PendingInfo {
+ public:
+  explicit PendingInfo(void* stream)
+      : stream_(stream),
+        memory_(at::empty({kInfoWords}, at::TensorOptions().dtype(at::kLong).pinned_memory(true))),
+        mark_(make_stream_mark()) {}
+  PendingInfo(const PendingInfo&) = delete;
+  PendingInfo& operator=(const PendingInfo&) = delete;
+  ~PendingInfo() {
+    if (done_) return;
+    try {  // something failed in between: the memory must outlive the kernels
+      launched();
+      wait();
+    } catch (const Error&) {  // the GPU is lost; the next call says so
+    }
+  }
+  PaddingInfo* info() const { return info_in(memory_); }
+  void launched() { mark_->set(stream_); }  // after the last kernel that writes
+  PaddingInfo wait() {
+    mark_->wait_on_host();
+    done_ = true;
+    return *info();
+  }
+
+ private:
+  void* stream_;
+  at::Tensor memory_;
+  std::unique_ptr<StreamMark> mark_;
+  bool done_ = false;
+};
 
 // `encoder` points into the tensors beside it; mask, token_index and packed_index are of padded input alone.
 struct CheckedInput {
@@ -17,9 +68,6 @@ struct CheckedInput {
   EncoderInput encoder;
   std::unique_ptr<PendingInfo> counting;  // what the GPU is still counting
 
-  CheckedInput();
-  CheckedInput(CheckedInput&&) noexcept;
-  ~CheckedInput();
   // Until this has waited for the GPU's count, encoder.tokens and max_seqlen may be as large as the padded input
   // allows, and ids and mask unchecked. Throws Error where they are wrong.
   void settle(const EncoderConfig& config);

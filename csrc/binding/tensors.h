@@ -14,21 +14,6 @@
 
 namespace ftbert::binding {
 
-template <class T>
-struct ScalarTypeOf;
-template <>
-struct ScalarTypeOf<float> {
-  static constexpr at::ScalarType value = at::kFloat;
-};
-template <>
-struct ScalarTypeOf<half_t> {
-  static constexpr at::ScalarType value = at::kHalf;
-};
-template <>
-struct ScalarTypeOf<bfloat16_t> {
-  static constexpr at::ScalarType value = at::kBFloat16;
-};
-
 inline std::string shape_text(at::IntArrayRef shape) {
   std::string text = "[";
   for (const int64_t size : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
@@ -78,8 +63,7 @@ inline DType stored_dtype(at::ScalarType type) {
   return type == at::kFloat8_e4m3fn ? DType::e4m3 : type == at::kChar ? DType::int8 : dtype_of(type);
 }
 
-inline at::ScalarType parse_scalar_type(const std::string& name) {
-  const DType dtype = parse_dtype(name);
+inline at::ScalarType scalar_type_of(DType dtype) {  // of the residual stream
   return dtype == DType::fp32 ? at::kFloat : dtype == DType::fp16 ? at::kHalf : at::kBFloat16;
 }
 
@@ -121,10 +105,8 @@ struct CallContext<Cuda> {
   // Before products: the call's own, so that threads and streams cannot meet in it; torch's allocator makes it cheap.
   Context<Cuda>& for_products() {
     if (!workspace.defined()) {
-      workspace = at::empty({static_cast<int64_t>(context.gemm_workspace_bytes)},
-                            at::TensorOptions()
-                                .device(at::Device(at::kCUDA, static_cast<at::DeviceIndex>(context.device)))
-                                .dtype(at::kByte));
+      const at::Device device(at::kCUDA, static_cast<at::DeviceIndex>(context.device));
+      workspace = at::empty({static_cast<int64_t>(context.gemm_workspace_bytes)}, at::device(device).dtype(at::kByte));
       context.gemm_workspace = workspace.data_ptr();
     }
     return context;

@@ -1,0 +1,68 @@
+#include "binding/op_checks.h"
+
+#include <algorithm>
+
+namespace ftbert::binding {
+namespace {
+
+template <class I>
+void check_vector(const char* name, const I* x, int64_t count, int64_t low, int64_t end, const int64_t* at) {
+  for (int64_t n = 0; n < count; ++n) {
+    const int64_t i = at ? at[n] : n;
+    FTBERT_CHECK(x[i] >= low && x[i] < end, name, ": expected values in [", low, ", ", end, "), got ", x[i], " at [", i,
+                 "]");
+  }
+}
+
+// In sequence b: b * step <= x < b * step + width, each larger than the one before.
+template <class I>
+void check_rising(const char* name, const Tensor& values, const Tensor& cu_seqlens, int64_t step, int64_t width) {
+  if (!values.is_cpu()) return;
+  const I* const x = data<I>(values);
+  const int32_t* const cu = data<int32_t>(cu_seqlens);
+  for (int64_t b = 0; b + 1 < cu_seqlens.size(0); ++b) {
+    const int64_t first = b * step, end = first + width;
+    int64_t low = first;
+    for (int64_t t = cu[b]; t < cu[b + 1]; ++t) {
+      FTBERT_CHECK(x[t] >= low && x[t] < end, name, ": expected rising values in [", first, ", ", end,
+                   ") for sequence ", b, ", got ", x[t], " at [", t, "]");
+      low = int64_t{x[t]} + 1;
+    }
+  }
+}
+
+}  // namespace
+
+int64_t check_offsets(const Tensor& cu_seqlens, const Tensor& like, int64_t rows, int64_t longest,
+                      std::optional<int64_t> expected) {
+  integers("cu_seqlens", cu_seqlens, like, at::kInt, 1);
+  const int64_t batch = cu_seqlens.size(0) - 1;
+  FTBERT_CHECK(batch == expected.value_or(batch), "cu_seqlens: expected [", *expected + 1, "], got ",
+               describe(cu_seqlens));
+  if (!cu_seqlens.is_cpu()) return batch;
+  const int32_t* const cu = data<int32_t>(cu_seqlens);
+  FTBERT_CHECK(cu[0] == 0, "cu_seqlens: expected offsets from 0 on, got ", cu[0], " at [0]");
+  for (int64_t b = 0; b < batch; ++b)
+    FTBERT_CHECK(cu[b + 1] >= cu[b] && cu[b + 1] <= rows && cu[b + 1] - cu[b] <= longest,
+                 "cu_seqlens: expected offsets that never fall, end by ", rows, " and have no step above ",
+                 std::min(longest, rows), ", got ", cu[b], " then ", cu[b + 1], " at [", b + 1, "]");
+  return batch;
+}
+
+void check_range(const char* name, const Tensor& indices, int64_t count, int64_t low, int64_t end, const int64_t* at) {
+  if (!indices.is_cpu()) return;
+  if (indices.scalar_type() == at::kInt) return check_vector(name, data<int32_t>(indices), count, low, end, at);
+  check_vector(name, data<int64_t>(indices), count, low, end, at);
+}
+
+void check_token_index(const Tensor& token_index, const Tensor& cu_seqlens, int64_t seq) {
+  check_rising<int64_t>("token_index", token_index, cu_seqlens, seq, seq);
+}
+
+void check_columns(const OptionalTensor& columns, const Tensor& cu_seqlens, int64_t least) {
+  if (!columns) return;
+  integers("columns", *columns, cu_seqlens, at::kInt, least);
+  check_rising<int32_t>("columns", *columns, cu_seqlens, 0, int64_t{1} << 31);
+}
+
+}  // namespace ftbert::binding
