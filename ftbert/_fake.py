@@ -46,7 +46,7 @@ def _forward_batch(
         raise ValueError(f"want: {', '.join(sorted(unknown))} are none of {', '.join(shapes)}")
     if not shapes.keys() >= set(want):
         raise DynamicOutputShapeException(torch.ops.ftbert.forward_batch.default)
-    return [input_ids.new_empty(shapes[name], dtype=facts.dtype()) for name in want]
+    return [input_ids.new_empty(shapes[name], dtype=DTYPES[facts.dtype()]) for name in want]
 
 
 def _padding(mask: Tensor) -> tuple[Tensor, ...]:
@@ -106,35 +106,22 @@ class _FakeEncoder:
     def __obj_unflatten__(cls, flat: Any) -> _FakeEncoder:
         return cls(dict(flat))
 
-    def hidden(self) -> int:
-        return int(self._facts["hidden"])
 
-    def layers(self) -> int:
-        return int(self._facts["layers"])
-
-    def has_pooler(self) -> bool:
-        return bool(self._facts["has_pooler"])
-
-    def dtype(self) -> torch.dtype:
-        return DTYPES[self._facts["dtype"]]
-
-    def device(self) -> torch.device:
-        return self._facts["device"]  # type: ignore[no-any-return]
-
-
-def _not_traced(name: str) -> Any:
+def _method(name: str) -> Any:
     def method(self: _FakeEncoder, *arguments: Any) -> Any:
-        raise RuntimeError(f"the encoder's {name} cannot be traced; torch.ops.ftbert and Model.module can")
+        if name not in self._facts:
+            raise RuntimeError(f"the encoder's {name} cannot be traced; torch.ops.ftbert and Model.module can")
+        return self._facts[name]
 
     return method
 
 
 # torch warns of every method that is not there, each time it traces.
 for _name in (
-    "config", "forward", "forward_batch", "forward_packed", "info", "matrix_dtype", "to", "use_cuda_graphs", "weight",
-    "weights",
+    "config", "device", "dtype", "forward", "forward_batch", "forward_packed", "has_pooler", "hidden", "info", "layers",
+    "matrix_dtype", "to", "use_cuda_graphs", "weight", "weights",
 ):  # fmt: skip
-    setattr(_FakeEncoder, _name, _not_traced(_name))
+    setattr(_FakeEncoder, _name, _method(_name))
 
 
 def _refuse_none(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
