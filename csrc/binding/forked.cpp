@@ -20,10 +20,8 @@ std::atomic<bool> warned{false};
 
 }  // namespace
 
-bool forked() { return is_child.load(std::memory_order_relaxed); }
-
 void one_thread_if_forked() {
-  if (!forked()) [[likely]]
+  if (!is_child.load(std::memory_order_relaxed)) [[likely]]
     return;
   const int threads = at::get_num_threads();
   if (threads == 1 && omp_get_max_threads() == 1) return;

@@ -3,12 +3,10 @@
 
 namespace ftbert::binding {
 
-// Whether this process was forked from one that had loaded the library, and was not replaced by another program. The
-// threads of OpenMP stayed with the parent, while its pool is remembered: whoever asks it for work waits for ever.
-bool forked();
-
-// On the CPU, at the begin of every call: in a forked process the calling thread starts no others, in the kernels and
-// in the libraries that they call. Warns once where that takes threads from it.
+// On the CPU, at the begin of every call: in a process that was forked from one that had loaded the library, the
+// calling thread starts no others, in the kernels and in the libraries that they call. OpenMP's threads stayed with the
+// parent, while its pool is remembered: whoever asks it for work waits for ever. Warns once where that takes threads
+// from it.
 void one_thread_if_forked();
 
 }  // namespace ftbert::binding

@@ -9,7 +9,6 @@
 #include "gemm/own/own.h"
 #include "gemm/own/wgmma_layernorm.h"
 #include "kernels/kernels.h"
-#include "model/weights.h"
 
 namespace ftbert::binding {
 namespace {

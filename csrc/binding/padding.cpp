@@ -42,28 +42,28 @@ at::Tensor mask_tensor(const at::Tensor& mask, const at::Tensor& ids) {
   return mask.to(at::isFloatingType(type) ? at::kFloat : at::kLong).contiguous();
 }
 
-void check_info(const PaddingInfo& info, const EncoderConfig& config, int64_t seq, const at::Tensor& ids,
-                const std::optional<at::Tensor>& types, const at::Tensor& mask) {
-  const auto where = [&](int64_t one_based) {
-    const int64_t index = one_based - 1;
-    return seq < 0 ? "[" + std::to_string(index) + "]"
-                   : "[" + std::to_string(index / seq) + ", " + std::to_string(index % seq) + "]";
-  };
-  const auto value = [](const at::Tensor& t, int64_t one_based) { return t.view(-1)[one_based - 1].item(); };
-  if (info.bad_mask)
-    fail("attention_mask: expected values 0 and 1, got ", value(mask, info.bad_mask).toDouble(), " at ",
-         where(info.bad_mask));
-  if (info.bad_id)
-    fail("input_ids: expected ids in [0, ", config.vocab, "), the vocabulary, got ", value(ids, info.bad_id).toLong(),
-         " at ", where(info.bad_id));
-  if (info.bad_type)
-    fail("token_type_ids: expected ids in [0, ", config.token_types, "), got ", value(*types, info.bad_type).toLong(),
-         " at ", where(info.bad_type));
-}
-
 void check_length(const EncoderConfig& config, int64_t length) {
   FTBERT_CHECK(config.positions == PositionKind::none || length <= config.max_seq(), "sequence of ", length,
                " tokens: the model has positions for ", config.max_seq(), "; truncate the input");
+}
+
+void check_info(const PaddingInfo& info, const EncoderConfig& config, const CheckedInput& input) {
+  const auto where = [&](int64_t one_based) {
+    const int64_t index = one_based - 1, seq = input.input_ids.size(-1);
+    return input.input_ids.dim() == 1 ? "[" + std::to_string(index) + "]"
+                                      : "[" + std::to_string(index / seq) + ", " + std::to_string(index % seq) + "]";
+  };
+  const auto value = [](const at::Tensor& t, int64_t one_based) { return t.view(-1)[one_based - 1].item(); };
+  if (info.bad_mask)
+    fail("attention_mask: expected values 0 and 1, got ", value(input.mask, info.bad_mask).toDouble(), " at ",
+         where(info.bad_mask));
+  if (info.bad_id)
+    fail("input_ids: expected ids in [0, ", config.vocab, "), the vocabulary, got ",
+         value(input.input_ids, info.bad_id).toLong(), " at ", where(info.bad_id));
+  if (info.bad_type)
+    fail("token_type_ids: expected ids in [0, ", config.token_types, "), got ",
+         value(*input.token_type_ids, info.bad_type).toLong(), " at ", where(info.bad_type));
+  if (config.counts_tokens()) check_length(config, info.max_seqlen);
 }
 
 // Positions counted from padding count masked ids too: few kept tokens may stand at high ones. On the CPU.
@@ -86,11 +86,6 @@ void check_positions(const EncoderConfig& config, const CheckedInput& input, int
   }
 }
 
-void check_counted(const PaddingInfo& info, const EncoderConfig& config, const CheckedInput& input) {
-  check_info(info, config, input.input_ids.size(1), input.input_ids, input.token_type_ids, input.mask);
-  if (config.counts_tokens()) check_length(config, info.max_seqlen);
-}
-
 // The wait leaves a GPU idle for some 40 us, in which an H200 computes about so much; and so few rows take hardly less
 // than all of them (base 8x32, half full and full, 0.46 ms both). Only the shape may decide: what runs for a call must
 // not depend on the calls before it.
@@ -110,7 +105,7 @@ void CheckedInput::settle(const EncoderConfig& config) {
   if (!counting) return;
   const PaddingInfo info = counting->wait();
   counting.reset();
-  check_counted(info, config, *this);
+  check_info(info, config, *this);
   encoder.tokens = info.tokens;
   encoder.max_seqlen = info.max_seqlen;
 }
@@ -132,13 +127,13 @@ CheckedInput unpad(Context<Device>& context, at::Device device, const EncoderCon
     FTBERT_CHECK(!mask.defined() || !is_recording(context.stream), "attention_mask: its ones must be counted, which ",
                  "cannot be recorded in a CUDA graph; call forward_packed");
 
-  const auto make = [&](at::Device where) {
-    // Pinned, so that the copies to the device do not wait for it.
-    const auto options = at::TensorOptions().device(where).pinned_memory(where.is_cpu() && device.is_cuda());
-    out.cu_seqlens = at::empty({batch + 1}, options.dtype(at::kInt));
-    out.token_index = at::empty({rows}, options.dtype(at::kLong));
-    out.packed_index = at::empty({rows}, options.dtype(at::kInt));
-  };
+  // A mask on the CPU is counted by the host, and a GPU is not waited for.
+  const at::Device counter = mask.defined() && mask.is_cpu() ? at::kCPU : device;
+  // Pinned, so that the copies to the device do not wait for it.
+  const auto options = at::TensorOptions().device(counter).pinned_memory(counter.is_cpu() && device.is_cuda());
+  out.cu_seqlens = at::empty({batch + 1}, options.dtype(at::kInt));
+  out.token_index = at::empty({rows}, options.dtype(at::kLong));
+  out.packed_index = at::empty({rows}, options.dtype(at::kInt));
   const auto find_all = [&](auto& on, PaddingInfo* target) {
     find_offsets(on, mask, batch, seq, out.cu_seqlens, out.token_index, out.packed_index, target);
   };
@@ -148,8 +143,7 @@ CheckedInput unpad(Context<Device>& context, at::Device device, const EncoderCon
                               data<int64_t>(out.token_index), data<int32_t>(out.cu_seqlens), batch, rows, config.vocab,
                               config.token_types, target);
   };
-  if (device.is_cuda() && !(mask.defined() && mask.is_cpu())) {
-    make(device);
+  if (counter.is_cuda()) {
     info.tokens = rows;
     info.max_seqlen = batch ? seq : 0;
     if (!mask.defined()) {
@@ -167,19 +161,16 @@ CheckedInput unpad(Context<Device>& context, at::Device device, const EncoderCon
       }
     }
   } else {
-    // Mask on the CPU: the host counts, and a GPU is not waited for.
-    make(at::kCPU);
     CallContext<Cpu> cpu(at::kCPU);
     find_all(cpu.context, &info);
     if (device.is_cuda()) {
-      out.cu_seqlens = out.cu_seqlens.to(device, /*non_blocking=*/true);
-      out.token_index = out.token_index.to(device, /*non_blocking=*/true);
-      out.packed_index = out.packed_index.to(device, /*non_blocking=*/true);
+      for (at::Tensor* counted : {&out.cu_seqlens, &out.token_index, &out.packed_index})
+        *counted = counted->to(device, /*non_blocking=*/true);
     } else {
       check_ids(&info);
     }
   }
-  if (!out.counting) check_counted(info, config, out);
+  if (!out.counting) check_info(info, config, out);
   if (device.is_cpu()) check_positions(config, out, info.tokens);
   FTBERT_CHECK(info.tokens <= std::numeric_limits<int32_t>::max(), "at most 2^31-1 tokens in one call, got ",
                info.tokens);
@@ -222,7 +213,7 @@ CheckedInput check_packed(Context<Device>& context, at::Device device, const Enc
     PaddingInfo info{};
     padding_check_ids<Device>(context, data<int64_t>(out.input_ids), data<int64_t>(out.token_type_ids), nullptr, cu,
                               batch, tokens, config.vocab, config.token_types, &info);
-    check_info(info, config, -1, out.input_ids, out.token_type_ids, {});
+    check_info(info, config, out);
   }
   out.encoder = {.input_ids = data<int64_t>(out.input_ids),
                  .token_type_ids = data<int64_t>(out.token_type_ids),

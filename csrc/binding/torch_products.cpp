@@ -67,17 +67,15 @@ struct OneDnnActivation {
   const char* algorithm;
 };
 
-// The activations that a product of oneDNN applies with the formula HuggingFace uses; nullptr: it cannot.
-const OneDnnActivation* onednn_activation(Activation activation) {
-  static constexpr OneDnnActivation none{"none", ""}, erf{"gelu", "none"}, tanh_gelu{"gelu", "tanh"}, relu{"relu", ""},
-      tanh{"tanh", ""};
+// The activations that a product of oneDNN applies with the formula HuggingFace uses.
+std::optional<OneDnnActivation> onednn_activation(Activation activation) {
   switch (activation) {
-    case Activation::none: return &none;
-    case Activation::gelu_erf: return &erf;
-    case Activation::gelu_tanh: return &tanh_gelu;
-    case Activation::relu: return &relu;
-    case Activation::tanh: return &tanh;
-    default: return nullptr;
+    case Activation::none: return OneDnnActivation{"none", ""};
+    case Activation::gelu_erf: return OneDnnActivation{"gelu", "none"};
+    case Activation::gelu_tanh: return OneDnnActivation{"gelu", "tanh"};
+    case Activation::relu: return OneDnnActivation{"relu", ""};
+    case Activation::tanh: return OneDnnActivation{"tanh", ""};
+    default: return std::nullopt;
   }
 }
 
@@ -154,7 +152,7 @@ Operand TorchProducts::linear_bf16(const Linear<float>& linear, const Operand& a
   const at::Tensor& weight = *static_cast<const at::Tensor*>(linear.weight.packed);
   std::optional<at::Tensor> bias;
   if (epilogue.bias) bias = view(linear.bias, {n});
-  const OneDnnActivation* act = onednn_activation(epilogue.activation);
+  const std::optional<OneDnnActivation> act = onednn_activation(epilogue.activation);
   const int64_t threads = this->threads(), chunks = m / threads < kFewestRows ? 1 : threads;
   const int64_t chunk_rows = a.chunks ? a.chunk_rows : ((m + chunks - 1) / chunks + 15) / 16 * 16;
   const int64_t count = (m + chunk_rows - 1) / chunk_rows;
@@ -216,7 +214,7 @@ Operand TorchProducts::linear(const Linear<float>& linear, const Operand& a, int
   if (w.dtype == DType::bf16) return linear_bf16(linear, a, m, epilogue, out, as, in_one_piece);
   std::optional<at::Tensor> bias;
   if (epilogue.bias) bias = view(linear.bias, {w.n});
-  const OneDnnActivation* act = onednn_activation(epilogue.activation);
+  const std::optional<OneDnnActivation> act = onednn_activation(epilogue.activation);
   Kept& kept = kept_at(out);
   kept.tensors.clear();  // so that the allocator can hand out the same memory again
   at::Tensor& made = kept.tensors.emplace_back(linear_pointwise()->call(
