@@ -41,7 +41,7 @@ struct Encoder<Device, T>::Buffers {
 
 template <class Device, class T>
 Encoder<Device, T>::Encoder(const Context<Device>& context, EncoderConfig config, Weights<T> weights,
-                            std::optional<AttentionPath> attention)
+                            std::optional<AttentionPath> attention, const AllocateFloats& allocate)
     : config_(std::move(config)),
       weights_(std::move(weights)),
       attention_(choose_attention<Device, T>(context, config_, attention)),
@@ -52,11 +52,7 @@ Encoder<Device, T>::Encoder(const Context<Device>& context, EncoderConfig config
       check_computed(kKind, kDType<T>, linear->weight);
   for (const Linear<T>* linear : {&weights_.embedding_projection, &weights_.pooler})
     if (linear->weight.n > 0) check_computed(kKind, kDType<T>, linear->weight);
-}
-
-template <class Device, class T>
-void Encoder<Device, T>::defer_norms(const Context<Device>& context, const AllocateFloats& allocate) {
-  deferred_ = make_deferred_norm(context, config_, weights_, attention_.path, allocate);
+  if (allocate) deferred_ = make_deferred_norm(context, config_, weights_, attention_.path, allocate);
 }
 
 template <class Device, class T>

@@ -40,13 +40,11 @@ struct EncoderInput {
 template <class Device, class T>
 class Encoder {
  public:
+  // With `allocate`, products do the work of the LayerNorms between them where they can (layers/deferred_norm.h).
   Encoder(const Context<Device>& context, EncoderConfig config, Weights<T> weights,
-          std::optional<AttentionPath> attention = std::nullopt);
+          std::optional<AttentionPath> attention = std::nullopt, const AllocateFloats& allocate = nullptr);
   Encoder(const Encoder&) = delete;  // the stacks refer to its config and weights
   Encoder& operator=(const Encoder&) = delete;
-
-  // Lets products do the work of the LayerNorms between them where they can (layers/deferred_norm.h).
-  void defer_norms(const Context<Device>& context, const AllocateFloats& allocate);
 
   // Bytes of workspace that forward needs for this input (of the pointers in it only cu_seqlens is read, on the CPU).
   size_t workspace_bytes(const Context<Device>& context, const EncoderInput& input) const;

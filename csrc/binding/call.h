@@ -3,8 +3,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
-#include <string_view>
-#include <vector>
 
 namespace ftbert::binding {
 
@@ -26,11 +24,5 @@ enum class Want {
   pooled,         // tanh(pooler(first)) [batch, hidden]; [batch, 0] where the model has no pooler
   hidden_states,  // the embedding's output, then every layer's: [layers+1, ...] over the shape of `tokens`
 };
-
-// Error listing the words where it is none of them.
-Want parse_want(std::string_view word);
-
-// Where nothing but first tokens is read, the last layer computes those alone.
-bool reads_first_tokens_only(const std::vector<Want>& wants);
 
 }  // namespace ftbert::binding

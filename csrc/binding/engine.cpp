@@ -20,13 +20,12 @@ class EngineOf : public Engine {
  public:
   EngineOf(const EncoderConfig& config, Weights<T> weights, at::Device device, std::optional<AttentionPath> attention)
       : device_(device),
-        encoder_(CallContext<Device>(device).context, config, std::move(weights), attention),
+        encoder_(CallContext<Device>(device).context, config, std::move(weights), attention,
+                 [&](int64_t floats) {
+                   deferred_ = at::empty({floats}, options(at::kFloat));
+                   return data<float>(deferred_);
+                 }),
         replay_(encoder_, device) {
-    const CallContext<Device> call(device);
-    encoder_.defer_norms(call.context, [&](int64_t floats) {
-      deferred_ = at::empty({floats}, options(at::kFloat));
-      return data<float>(deferred_);
-    });
     if (deferred_.defined())  // calls may come on any stream
       c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
   }
@@ -93,6 +92,12 @@ class EngineOf : public Engine {
     at::Tensor states;          // [layers+1, ...]
   };
 
+  // Where nothing but first tokens is read, the last layer computes those alone.
+  static bool reads_first_tokens_only(const std::vector<Want>& wants) {
+    return !wants.empty() && std::all_of(wants.begin(), wants.end(), [](Want want) {
+      return want == Want::first || want == Want::pooled || want == Want::cu_seqlens || want == Want::packed_index;
+    });
+  }
   static bool asks_for(const std::vector<Want>& wants, Want want) {
     return std::find(wants.begin(), wants.end(), want) != wants.end();
   }

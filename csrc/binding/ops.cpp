@@ -16,6 +16,22 @@ using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 using EncoderPtr = c10::intrusive_ptr<EncoderClass>;
 
+Want parse_want(std::string_view word) {
+  static constexpr std::pair<std::string_view, Want> kWords[] = {{"tokens", Want::tokens},
+                                                                 {"packed_tokens", Want::packed_tokens},
+                                                                 {"packed_index", Want::packed_index},
+                                                                 {"cu_seqlens", Want::cu_seqlens},
+                                                                 {"first", Want::first},
+                                                                 {"pooled", Want::pooled},
+                                                                 {"hidden_states", Want::hidden_states}};
+  std::string known;
+  for (const auto& [name, want] : kWords) {
+    if (name == word) return want;
+    known += (known.empty() ? "" : ", ") + std::string(name);
+  }
+  fail("want: expected some of ", known, ", got '", word, "'");
+}
+
 std::vector<Tensor> forward_batch(const EncoderPtr& encoder, const Tensor& ids, const OptionalTensor& mask,
                                   const OptionalTensor& types, const OptionalTensor& cu, int64_t max_seqlen,
                                   const c10::List<std::string>& want) {
@@ -45,8 +61,8 @@ c10::Dict<std::string, std::vector<int64_t>> weight_shapes(const StringDict& con
 
 StringDict build_info() {
   StringDict info;
-  std::string why_not;
-  const bool cuda = cuda_available(&why_not);
+  const std::string why_not = why_no_cuda();
+  const bool cuda = why_not.empty();
   info.insert("cuda", cuda ? "yes" : "no");
   if (!cuda) info.insert("cuda_reason", why_not);
   info.insert("cpu_isa", std::string(cpu_isa()));

@@ -7,8 +7,8 @@
 
 namespace ftbert {
 
-// Whether this build and this machine can run on a GPU; if not, `why_not` (may be nullptr) says what is missing.
-bool cuda_available(std::string* why_not);
+// What this build or this machine lacks to run on a GPU; "" where it can.
+std::string why_no_cuda();
 
 // The context of one call on `stream` (cudaStream_t) of `device`, which must be the thread's current device while
 // kernels run. Throws when the build has no code for that GPU. The GEMM workspace is left for the caller to give.

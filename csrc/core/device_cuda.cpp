@@ -29,8 +29,8 @@ int attribute(cudaDeviceAttr which, int device) {
 }
 
 Context<Cuda> inspect(int device) {
-  std::string why_not;
-  FTBERT_CHECK(cuda_available(&why_not), "CUDA is not available: ", why_not);
+  const std::string why_not = why_no_cuda();
+  FTBERT_CHECK(why_not.empty(), "CUDA is not available: ", why_not);
   int count = 0;
   FTBERT_CUDA_CHECK(cudaGetDeviceCount(&count));
   FTBERT_CHECK(device >= 0 && device < count, "expected a CUDA device from 0 to ", count - 1, ", got ", device);
@@ -48,19 +48,14 @@ Context<Cuda> inspect(int device) {
 
 }  // namespace
 
-bool cuda_available(std::string* why_not) {
+std::string why_no_cuda() {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
-  if (error == cudaSuccess && count > 0) return true;
+  if (error == cudaSuccess && count > 0) return "";
   cudaGetLastError();
-  if (why_not) {
-    *why_not = missing_driver();
-    if (why_not->empty())
-      *why_not = std::string("no NVIDIA GPU is visible (") +
-                 cudaGetErrorString(error == cudaSuccess ? cudaErrorNoDevice : error) +
-                 "); CUDA_VISIBLE_DEVICES may hide it";
-  }
-  return false;
+  if (const std::string missing = missing_driver(); !missing.empty()) return missing;
+  return std::string("no NVIDIA GPU is visible (") +
+         cudaGetErrorString(error == cudaSuccess ? cudaErrorNoDevice : error) + "); CUDA_VISIBLE_DEVICES may hide it";
 }
 
 Context<Cuda> cuda_context(int device, void* stream) {

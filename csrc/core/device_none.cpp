@@ -5,11 +5,7 @@
 
 namespace ftbert {
 
-bool cuda_available(std::string* why_not) {
-  if (why_not) *why_not = kNoCuda;
-  return false;
-}
-
+std::string why_no_cuda() { return kNoCuda; }
 Context<Cuda> cuda_context(int, void*) { throw Error(kNoCuda); }
 void copy_on_device(const Context<Cuda>&, const void*, void*, size_t) { throw Error(kNoCuda); }
 
