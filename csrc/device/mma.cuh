@@ -1,9 +1,8 @@
 // Tensor core and asynchronous copy instructions of sm_80 and later, as functions.
 #pragma once
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
+
+#include "device/vector.cuh"
 
 namespace ftbert {
 
@@ -61,13 +60,8 @@ __device__ void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
 // Two floats as one register of two 16-bit elements, x in the low half.
 template <class E>
 __device__ uint32_t pack_pair(float x, float y) {
-  if constexpr (__is_same(E, __half)) {
-    const __half2 pair = __floats2half2_rn(x, y);
-    return *reinterpret_cast<const uint32_t*>(&pair);
-  } else {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
-    return *reinterpret_cast<const uint32_t*>(&pair);
-  }
+  const auto pair = PairOf<E>::from(x, y);
+  return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
 }  // namespace ftbert

@@ -4,6 +4,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "core/types.h"
 
@@ -11,19 +12,8 @@ namespace ftbert {
 
 // The interface's storage type -> the type that device code computes with.
 template <class T>
-struct NativeOf {
-  using type = T;
-};
-template <>
-struct NativeOf<half_t> {
-  using type = __half;
-};
-template <>
-struct NativeOf<bfloat16_t> {
-  using type = __nv_bfloat16;
-};
-template <class T>
-using native_t = typename NativeOf<T>::type;
+using native_t = std::conditional_t<std::is_same_v<T, half_t>, __half,
+                                    std::conditional_t<std::is_same_v<T, bfloat16_t>, __nv_bfloat16, T>>;
 
 template <class T>
 native_t<T>* native(T* pointer) {
@@ -93,29 +83,13 @@ struct PairOf<__nv_bfloat16> {
   static __device__ __nv_bfloat162 from(float x, float y) { return __floats2bfloat162_rn(x, y); }
 };
 
-template <int kBytes>
-struct BitsOf;
-template <>
-struct BitsOf<2> {
-  using type = uint16_t;
-};
-template <>
-struct BitsOf<4> {
-  using type = uint32_t;
-};
-template <>
-struct BitsOf<8> {
-  using type = uint2;
-};
-template <>
-struct BitsOf<16> {
-  using type = uint4;
-};
-
 // W elements moved by one load or store. Holding the bits, not the elements, is what makes the access one instruction.
 template <class E, int W>
 struct Packed {
-  using Bits = typename BitsOf<sizeof(E) * W>::type;
+  static constexpr size_t kBytes = sizeof(E) * W;
+  using Short = std::conditional_t<kBytes == 2, uint16_t, uint32_t>;
+  using Bits = std::conditional_t<kBytes <= 4, Short, std::conditional_t<kBytes == 8, uint2, uint4>>;
+  static_assert(sizeof(Bits) == kBytes);
   Bits bits;
 
   static __device__ Packed zero() { return {Bits{}}; }

@@ -54,65 +54,58 @@ __device__ void warpgroup_keep(float (&d)[kCount][4]) {
 #define FTBERT_R4(d, i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define FTBERT_R16(d, i) FTBERT_R4(d, i), FTBERT_R4(d, i + 1), FTBERT_R4(d, i + 2), FTBERT_R4(d, i + 3)
 #define FTBERT_R64(d, i) FTBERT_R16(d, i), FTBERT_R16(d, i + 4), FTBERT_R16(d, i + 8), FTBERT_R16(d, i + 12)
-#define FTBERT_D16 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}"
-#define FTBERT_D20 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19}"
-#define FTBERT_D24 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23}"
-#define FTBERT_D32                                                                                              \
-  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28," \
-  "%29,%30,%31}"
-#define FTBERT_D36                                                                                              \
-  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28," \
-  "%29,%30,%31,%32,%33,%34,%35}"
-#define FTBERT_D48                                                                                              \
-  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28," \
-  "%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}"
-#define FTBERT_D64                                                                                               \
-  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,"  \
-  "%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55," \
-  "%56,%57,%58,%59,%60,%61,%62,%63}"
-#define FTBERT_D96                                                                                               \
-  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,"  \
-  "%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55," \
-  "%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82," \
-  "%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95}"
-#define FTBERT_D128                                                                                              \
-  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,"  \
-  "%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55," \
-  "%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82," \
-  "%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107," \
-  "%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127}"
+// What an instruction calls the first 16, 20, ... of them.
+#define FTBERT_D16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define FTBERT_D20 FTBERT_D16 ",%16,%17,%18,%19"
+#define FTBERT_D24 FTBERT_D20 ",%20,%21,%22,%23"
+#define FTBERT_D32 FTBERT_D24 ",%24,%25,%26,%27,%28,%29,%30,%31"
+#define FTBERT_D36 FTBERT_D32 ",%32,%33,%34,%35"
+#define FTBERT_D48 FTBERT_D36 ",%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define FTBERT_D64 FTBERT_D48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define FTBERT_D96                                                   \
+  FTBERT_D64                                                         \
+  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79" \
+  ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define FTBERT_D128                                                              \
+  FTBERT_D96                                                                     \
+  ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111" \
+  ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+
+// The instruction for elements E.
+#define FTBERT_OF_E(instruction, ...) \
+  if constexpr (__is_same(E, __half)) \
+    instruction("f16", __VA_ARGS__);  \
+  else                                \
+    instruction("bf16", __VA_ARGS__)
 
 // d [64, 8 * kColumns8] (+)= a [64, 16] @ b [8 * kColumns8, 16]^T, both in shared memory with k contiguous.
 template <class E, int kColumns8>
 __device__ void warpgroup_multiply_nt(float (&d)[kColumns8][4], uint64_t a, uint64_t b, bool add) {
   static_assert(kColumns8 == 4 || kColumns8 == 6 || kColumns8 == 8 || kColumns8 == 12 || kColumns8 == 16 ||
                 kColumns8 == 24 || kColumns8 == 32);
-#define FTBERT_NT_TYPE(type, shape, registers, a_at, b_at, add_at, ...)                                            \
+#define FTBERT_NT(type, shape, registers, a_at, b_at, add_at, ...)                                                 \
   asm volatile("{ .reg .pred p; setp.ne.b32 p, " add_at ", 0; wgmma.mma_async.sync.aligned." shape "k16.f32." type \
-               "." type " " registers ", " a_at ", " b_at ", p, 1, 1, 0, 0; }"                                     \
+               "." type " {" registers "}, " a_at ", " b_at ", p, 1, 1, 0, 0; }"                                   \
                : __VA_ARGS__                                                                                       \
                : "l"(a), "l"(b), "r"(static_cast<int>(add)))
-#define FTBERT_NT(...)                  \
-  if constexpr (__is_same(E, __half))   \
-    FTBERT_NT_TYPE("f16", __VA_ARGS__); \
-  else                                  \
-    FTBERT_NT_TYPE("bf16", __VA_ARGS__)
   if constexpr (kColumns8 == 4) {
-    FTBERT_NT("m64n32", FTBERT_D16, "%16", "%17", "%18", FTBERT_R16(d, 0));
+    FTBERT_OF_E(FTBERT_NT, "m64n32", FTBERT_D16, "%16", "%17", "%18", FTBERT_R16(d, 0));
   } else if constexpr (kColumns8 == 6) {
-    FTBERT_NT("m64n48", FTBERT_D24, "%24", "%25", "%26", FTBERT_R16(d, 0), FTBERT_R4(d, 4), FTBERT_R4(d, 5));
+    FTBERT_OF_E(FTBERT_NT, "m64n48", FTBERT_D24, "%24", "%25", "%26", FTBERT_R16(d, 0), FTBERT_R4(d, 4),
+                FTBERT_R4(d, 5));
   } else if constexpr (kColumns8 == 8) {
-    FTBERT_NT("m64n64", FTBERT_D32, "%32", "%33", "%34", FTBERT_R16(d, 0), FTBERT_R16(d, 4));
+    FTBERT_OF_E(FTBERT_NT, "m64n64", FTBERT_D32, "%32", "%33", "%34", FTBERT_R16(d, 0), FTBERT_R16(d, 4));
   } else if constexpr (kColumns8 == 12) {
-    FTBERT_NT("m64n96", FTBERT_D48, "%48", "%49", "%50", FTBERT_R16(d, 0), FTBERT_R16(d, 4), FTBERT_R16(d, 8));
+    FTBERT_OF_E(FTBERT_NT, "m64n96", FTBERT_D48, "%48", "%49", "%50", FTBERT_R16(d, 0), FTBERT_R16(d, 4),
+                FTBERT_R16(d, 8));
   } else if constexpr (kColumns8 == 16) {
-    FTBERT_NT("m64n128", FTBERT_D64, "%64", "%65", "%66", FTBERT_R64(d, 0));
+    FTBERT_OF_E(FTBERT_NT, "m64n128", FTBERT_D64, "%64", "%65", "%66", FTBERT_R64(d, 0));
   } else if constexpr (kColumns8 == 32) {
-    FTBERT_NT("m64n256", FTBERT_D128, "%128", "%129", "%130", FTBERT_R64(d, 0), FTBERT_R64(d, 16));
+    FTBERT_OF_E(FTBERT_NT, "m64n256", FTBERT_D128, "%128", "%129", "%130", FTBERT_R64(d, 0), FTBERT_R64(d, 16));
   } else {
-    FTBERT_NT("m64n192", FTBERT_D96, "%96", "%97", "%98", FTBERT_R64(d, 0), FTBERT_R16(d, 16), FTBERT_R16(d, 20));
+    FTBERT_OF_E(FTBERT_NT, "m64n192", FTBERT_D96, "%96", "%97", "%98", FTBERT_R64(d, 0), FTBERT_R16(d, 16),
+                FTBERT_R16(d, 20));
   }
-#undef FTBERT_NT_TYPE
 #undef FTBERT_NT
 }
 
@@ -121,31 +114,21 @@ __device__ void warpgroup_multiply_nt(float (&d)[kColumns8][4], uint64_t a, uint
 template <class E, int kColumns8>
 __device__ void warpgroup_multiply_add_nn(float (&d)[kColumns8][4], const uint32_t (&a)[4], uint64_t b) {
   static_assert(kColumns8 == 5 || kColumns8 == 9);
-#define FTBERT_NN40(type)                                                                 \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n40k16.f32." type "." type " " FTBERT_D20 \
-               ", {%20,%21,%22,%23}, %24, 1, 1, 1, 1;"                                    \
-               : FTBERT_R16(d, 0), FTBERT_R4(d, 4)                                        \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-#define FTBERT_NN72(type)                                                                 \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n72k16.f32." type "." type " " FTBERT_D36 \
-               ", {%36,%37,%38,%39}, %40, 1, 1, 1, 1;"                                    \
-               : FTBERT_R16(d, 0), FTBERT_R16(d, 4), FTBERT_R4(d, 8)                      \
+#define FTBERT_NN(type, shape, registers, a_at, b_at, ...)                                                          \
+  asm volatile("wgmma.mma_async.sync.aligned." shape "k16.f32." type "." type " {" registers "}, {" a_at "}, " b_at \
+               ", 1, 1, 1, 1;"                                                                                      \
+               : __VA_ARGS__                                                                                        \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
   if constexpr (kColumns8 == 5) {
-    if constexpr (__is_same(E, __half))
-      FTBERT_NN40("f16");
-    else
-      FTBERT_NN40("bf16");
+    FTBERT_OF_E(FTBERT_NN, "m64n40", FTBERT_D20, "%20,%21,%22,%23", "%24", FTBERT_R16(d, 0), FTBERT_R4(d, 4));
   } else {
-    if constexpr (__is_same(E, __half))
-      FTBERT_NN72("f16");
-    else
-      FTBERT_NN72("bf16");
+    FTBERT_OF_E(FTBERT_NN, "m64n72", FTBERT_D36, "%36,%37,%38,%39", "%40", FTBERT_R16(d, 0), FTBERT_R16(d, 4),
+                FTBERT_R4(d, 8));
   }
-#undef FTBERT_NN40
-#undef FTBERT_NN72
+#undef FTBERT_NN
 }
 
+#undef FTBERT_OF_E
 #undef FTBERT_R4
 #undef FTBERT_R16
 #undef FTBERT_R64

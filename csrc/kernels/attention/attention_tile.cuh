@@ -65,7 +65,7 @@ __device__ void mask_scores(float (&score)[kKeys8][4], int valid, int lane) {
 }
 
 template <class E>
-using Pair = std::conditional_t<std::is_same_v<E, __half>, __half2, __nv_bfloat162>;
+using Pair = typename PairOf<E>::type;
 
 template <class E>
 __device__ Pair<E> as_pair(uint32_t bits) {
