@@ -15,20 +15,21 @@ struct RowShape {
   static constexpr int kMaxThreads = kThreads == 32 ? 128 : kThreads;
 };
 
-// Calls launch(RowShape) with the first shape that holds `cols` elements, a multiple of kWidth. Warps first: they
-// reduce without a barrier. An odd number of columns (kWidth 1) gets by with fewer shapes.
+// Calls launch(RowShape) with the first shape that holds `cols` elements, kWidth of them in an access where `wide`.
+// Warps first: they reduce without a barrier. One element at a time, which is rare, gets by with fewer shapes.
 template <int kWidth, class Launch>
-void with_row_shape(int64_t cols, const Launch& launch) {
-  const int64_t packs = cols / kWidth;
-  if constexpr (kWidth > 1) {
-    if (packs <= 32) return launch(RowShape<kWidth, 32, 1>());
-    if (packs <= 64) return launch(RowShape<kWidth, 32, 2>());
-    if (packs <= 96) return launch(RowShape<kWidth, 32, 3>());
-    if (packs <= 128) return launch(RowShape<kWidth, 32, 4>());
-    if (packs <= 256) return launch(RowShape<kWidth, 128, 2>());
-  } else {
-    if (packs <= 128) return launch(RowShape<kWidth, 32, 4>());
+void with_row_shape(bool wide, int64_t cols, const Launch& launch) {
+  if (!wide) {
+    if (cols <= 128) return launch(RowShape<1, 32, 4>());
+    if (cols <= 1024) return launch(RowShape<1, 256, 4>());
+    return launch(RowShape<1, 512, 0>());
   }
+  const int64_t packs = cols / kWidth;
+  if (packs <= 32) return launch(RowShape<kWidth, 32, 1>());
+  if (packs <= 64) return launch(RowShape<kWidth, 32, 2>());
+  if (packs <= 96) return launch(RowShape<kWidth, 32, 3>());
+  if (packs <= 128) return launch(RowShape<kWidth, 32, 4>());
+  if (packs <= 256) return launch(RowShape<kWidth, 128, 2>());
   if (packs <= 1024) return launch(RowShape<kWidth, 256, 4>());
   launch(RowShape<kWidth, 512, 0>());
 }

@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/cuda_check.h"
+#include "core/dispatch.h"
 #include "device/launch.cuh"
 #include "device/tensor_map.h"
 #include "kernels/attention/attention_mma.cuh"
@@ -153,13 +154,15 @@ void launch(const Call& call) {
   }
 }
 
-template <class T>
-void run(Context<Cuda>& context, const T* qkv, int64_t tokens, int64_t first_token, const int32_t* cu_seqlens,
-         const RelativeBias<T>& bias, int64_t batch, int64_t max_seqlen, int64_t queries, int64_t heads,
-         int64_t head_size, T* out) {
+}  // namespace
+
+template <class Device, class T>
+void attention(Context<Device>& context, const Operand& qkv, int64_t tokens, int64_t first_token,
+               const int32_t* cu_seqlens, RelativeBias<T> bias, int64_t batch, int64_t max_seqlen, int64_t queries,
+               int64_t heads, int64_t head_size, void*, T* out) {
   if (batch == 0 || max_seqlen == 0) return;
-  const Call call{qkv,
-                  std::is_same_v<T, half_t> ? DType::fp16 : DType::bf16,
+  const Call call{qkv.as<T>(),
+                  qkv.dtype,
                   tokens,
                   first_token,
                   cu_seqlens,
@@ -182,30 +185,27 @@ void run(Context<Cuda>& context, const T* qkv, int64_t tokens, int64_t first_tok
   }
 }
 
-}  // namespace
+template <class Device, class T>
+DType attention_operand(DType) {
+  return kDType<T>;
+}
 
-#define FTBERT_INSTANTIATE(T)                                                                                      \
-  template <>                                                                                                      \
-  void attention<Cuda, T>(Context<Cuda> & context, const Operand& qkv, int64_t tokens, int64_t first_token,        \
-                          const int32_t* cu_seqlens, RelativeBias<T> bias, int64_t batch, int64_t max_seqlen,      \
-                          int64_t queries, int64_t heads, int64_t head_size, void*, T* out) {                      \
-    run(context, qkv.as<T>(), tokens, first_token, cu_seqlens, bias, batch, max_seqlen, queries, heads, head_size, \
-        out);                                                                                                      \
-  }                                                                                                                \
-  template <>                                                                                                      \
-  DType attention_operand<Cuda, T>(DType) {                                                                        \
-    return kDType<T>;                                                                                              \
-  }                                                                                                                \
-  template <>                                                                                                      \
-  size_t attention_scratch_bytes<Cuda, T>(int64_t, int64_t, bool) {                                                \
-    return 0;                                                                                                      \
-  }                                                                                                                \
-  template <>                                                                                                      \
-  bool attention_supports<Cuda, T>(const Context<Cuda>&, int64_t head_size) {                                      \
-    return head_size == 32 || head_size == 64 || head_size == 128;                                                 \
-  }
-FTBERT_INSTANTIATE(float)
-FTBERT_INSTANTIATE(half_t)
-FTBERT_INSTANTIATE(bfloat16_t)
+template <class Device, class T>
+size_t attention_scratch_bytes(int64_t, int64_t, bool) {
+  return 0;
+}
+
+template <class Device, class T>
+bool attention_supports(const Context<Device>&, int64_t head_size) {
+  return head_size == 32 || head_size == 64 || head_size == 128;
+}
+
+#define FTBERT_INSTANTIATE(T)                                                                                         \
+  template void attention(Context<Cuda>&, const Operand&, int64_t, int64_t, const int32_t*, RelativeBias<T>, int64_t, \
+                          int64_t, int64_t, int64_t, int64_t, void*, T*);                                             \
+  template DType attention_operand<Cuda, T>(DType);                                                                   \
+  template size_t attention_scratch_bytes<Cuda, T>(int64_t, int64_t, bool);                                           \
+  template bool attention_supports<Cuda, T>(const Context<Cuda>&, int64_t);
+FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert

@@ -3,6 +3,7 @@
 
 #include "core/check.h"
 #include "core/cuda_check.h"
+#include "core/dispatch.h"
 #include "device/row_shape.cuh"
 #include "device/vector.cuh"
 #include "kernels/kernels.h"
@@ -157,18 +158,13 @@ void softmax(Context<Device>& context, const float* scores, const int32_t* cu_se
         static_cast<int>(seq), native(probabilities));
     FTBERT_LAUNCH_CHECK("softmax");
   };
-  if (vectorizable(kSoftmaxWidth, seq, scores) && vectorizable(kSoftmaxWidth, seq, probabilities))
-    with_row_shape<kSoftmaxWidth>(seq, launch);
-  else
-    with_row_shape<1>(seq, launch);
+  const bool wide = vectorizable(kSoftmaxWidth, seq, scores) && vectorizable(kSoftmaxWidth, seq, probabilities);
+  with_row_shape<kSoftmaxWidth>(wide, seq, launch);
 }
 
 #define FTBERT_INSTANTIATE(T)                                                                                   \
   template void softmax(Context<Cuda>&, const float*, const int32_t*, float, RelativeBias<T>, int64_t, int64_t, \
                         int64_t, T*);
-FTBERT_INSTANTIATE(float)
-FTBERT_INSTANTIATE(half_t)
-FTBERT_INSTANTIATE(bfloat16_t)
-#undef FTBERT_INSTANTIATE
+FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert

@@ -1,6 +1,7 @@
 // qkv [tokens, 3*hidden] + bias -> q, k, v [batch, heads, seq, head_size], padding restored as zeros.
 #include "core/check.h"
 #include "core/cuda_check.h"
+#include "core/dispatch.h"
 #include "device/column_walk.cuh"
 #include "device/vector.cuh"
 #include "kernels/kernels.h"
@@ -66,9 +67,6 @@ void add_qkv_bias(Context<Device>& context, const T* qkv, const T* bias, int64_t
 #define FTBERT_INSTANTIATE(T)                                                                                        \
   template void add_qkv_bias(Context<Cuda>&, const T*, const T*, int64_t, const int32_t*, int64_t, int64_t, int64_t, \
                              int64_t, T*, T*, T*);
-FTBERT_INSTANTIATE(float)
-FTBERT_INSTANTIATE(half_t)
-FTBERT_INSTANTIATE(bfloat16_t)
-#undef FTBERT_INSTANTIATE
+FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert

@@ -1,6 +1,7 @@
 // [batch, heads, seq, head_size] -> [tokens, hidden], dropping padding.
 #include "core/check.h"
 #include "core/cuda_check.h"
+#include "core/dispatch.h"
 #include "device/column_walk.cuh"
 #include "device/vector.cuh"
 #include "kernels/kernels.h"
@@ -49,9 +50,6 @@ void transpose(Context<Device>& context, const T* x, int64_t first_token, const 
 
 #define FTBERT_INSTANTIATE(T) \
   template void transpose(Context<Cuda>&, const T*, int64_t, const int32_t*, int64_t, int64_t, int64_t, int64_t, T*);
-FTBERT_INSTANTIATE(float)
-FTBERT_INSTANTIATE(half_t)
-FTBERT_INSTANTIATE(bfloat16_t)
-#undef FTBERT_INSTANTIATE
+FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert

@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "core/cuda_check.h"
+#include "core/dispatch.h"
 #include "device/launch.cuh"
 #include "kernels/kernels.h"
 #include "kernels/norm/layernorm.cuh"
@@ -64,18 +65,12 @@ void add_bias_input_layernorm(Context<Device>& context, const T* x, const T* bia
                       native(bias), native(input), native(gamma), native(beta), eps, rows, cols, native(sum),
                       native(out));
   };
-  if (vectorizable(kWidth<T>, cols, x, bias, input, gamma, beta, sum, out))
-    with_row_shape<kWidth<T>>(cols, launch);
-  else
-    with_row_shape<1>(cols, launch);
+  with_row_shape<kWidth<T>>(vectorizable(kWidth<T>, cols, x, bias, input, gamma, beta, sum, out), cols, launch);
 }
 
 #define FTBERT_INSTANTIATE(T)                                                                                     \
   template void add_bias_input_layernorm(Context<Cuda>&, const T*, const T*, const T*, const T*, const T*, float, \
                                          int64_t, int64_t, T*, T*);
-FTBERT_INSTANTIATE(float)
-FTBERT_INSTANTIATE(half_t)
-FTBERT_INSTANTIATE(bfloat16_t)
-#undef FTBERT_INSTANTIATE
+FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert

@@ -3,6 +3,7 @@
 
 #include "core/check.h"
 #include "core/cuda_check.h"
+#include "core/dispatch.h"
 #include "kernels/kernels.h"
 #include "kernels/norm/layernorm.cuh"
 
@@ -62,18 +63,14 @@ void embeddings_layernorm(Context<Device>& context, const EmbeddingTables<T>& ta
         on_device, input_ids, token_type_ids, token_index, positions, tokens, static_cast<int>(cols), native(out));
     FTBERT_LAUNCH_CHECK("embeddings_layernorm");
   };
-  if (vectorizable(kWidth<T>, cols, tables.word, tables.position, tables.token_type, tables.gamma, tables.beta, out))
-    with_row_shape<kWidth<T>>(cols, launch);
-  else
-    with_row_shape<1>(cols, launch);
+  with_row_shape<kWidth<T>>(
+      vectorizable(kWidth<T>, cols, tables.word, tables.position, tables.token_type, tables.gamma, tables.beta, out),
+      cols, launch);
 }
 
 #define FTBERT_INSTANTIATE(T)                                                                                   \
   template void embeddings_layernorm(Context<Cuda>&, const EmbeddingTables<T>&, const int64_t*, const int64_t*, \
                                      const int64_t*, const int32_t*, int64_t, int64_t, T*);
-FTBERT_INSTANTIATE(float)
-FTBERT_INSTANTIATE(half_t)
-FTBERT_INSTANTIATE(bfloat16_t)
-#undef FTBERT_INSTANTIATE
+FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert

@@ -73,22 +73,6 @@ __device__ void layernorm_packs(const Packed<E, Shape::kWidth> (&packs_a)[Shape:
   }
 }
 
-// All loads are issued before the first reduction, since with few rows the kernel's time is their latency.
-template <class Shape, class E>
-__device__ void layernorm_registers(const E* a, const E* b, const E* c, const E* gamma, const E* beta, float eps,
-                                    int cols, int lane, E* sum, E* out) {
-  using Pack = Packed<E, Shape::kWidth>;
-  constexpr int P = Shape::kPacks;
-  Pack packs_a[P], packs_b[P], packs_c[P], packs_gamma[P], packs_beta[P];
-  load_row<Shape>(a, cols, lane, packs_a);
-  load_row<Shape>(b, cols, lane, packs_b);
-  load_row<Shape>(c, cols, lane, packs_c);
-  load_row<Shape>(gamma, cols, lane, packs_gamma);
-  load_row<Shape>(beta, cols, lane, packs_beta);
-  layernorm_packs<Shape>(packs_a, packs_b, packs_c, packs_gamma, packs_beta, gamma != nullptr, eps, cols, lane, sum,
-                         out);
-}
-
 // A row too long for registers: the same two passes, each reading the row again (from L1 or L2). Each element is
 // stored by the thread that read it, after its last read, so that out and sum may alias a or c here too.
 template <class Shape, class E>
@@ -150,10 +134,20 @@ __device__ void layernorm_long(const E* a, const E* b, const E* c, const E* gamm
 template <class Shape, class E>
 __device__ void layernorm_row(const E* a, const E* b, const E* c, const E* gamma, const E* beta, float eps, int cols,
                               int lane, E* sum, E* out) {
-  if constexpr (Shape::kPacks > 0)
-    layernorm_registers<Shape>(a, b, c, gamma, beta, eps, cols, lane, sum, out);
-  else
+  if constexpr (Shape::kPacks > 0) {
+    // All loads are issued before the first reduction, since with few rows the kernel's time is their latency.
+    constexpr int P = Shape::kPacks;
+    Packed<E, Shape::kWidth> packs_a[P], packs_b[P], packs_c[P], packs_gamma[P], packs_beta[P];
+    load_row<Shape>(a, cols, lane, packs_a);
+    load_row<Shape>(b, cols, lane, packs_b);
+    load_row<Shape>(c, cols, lane, packs_c);
+    load_row<Shape>(gamma, cols, lane, packs_gamma);
+    load_row<Shape>(beta, cols, lane, packs_beta);
+    layernorm_packs<Shape>(packs_a, packs_b, packs_c, packs_gamma, packs_beta, gamma != nullptr, eps, cols, lane, sum,
+                           out);
+  } else {
     layernorm_long<Shape>(a, b, c, gamma, beta, eps, cols, lane, sum, out);
+  }
 }
 
 }  // namespace ftbert

@@ -291,8 +291,8 @@ void padding_offsets(Context<Device>& context, const M* mask, int64_t batch, int
   FTBERT_LAUNCH_CHECK("padding_offsets (index maps)");
 }
 
-template <class Device>
-void padding_mask_from_lengths(Context<Device>& context, const int32_t* lengths, int64_t batch, int64_t seq,
+template <>
+void padding_mask_from_lengths(Context<Cuda>& context, const int32_t* lengths, int64_t batch, int64_t seq,
                                uint8_t* mask) {
   if (batch == 0 || seq == 0) return;
   mask_from_lengths_kernel<<<grid(batch, context.sm_count), kThreads, 0, static_cast<cudaStream_t>(context.stream)>>>(
@@ -300,8 +300,8 @@ void padding_mask_from_lengths(Context<Device>& context, const int32_t* lengths,
   FTBERT_LAUNCH_CHECK("padding_mask_from_lengths");
 }
 
-template <class Device>
-void padding_check_ids(Context<Device>& context, const int64_t* input_ids, const int64_t* token_type_ids,
+template <>
+void padding_check_ids(Context<Cuda>& context, const int64_t* input_ids, const int64_t* token_type_ids,
                        const int64_t* token_index, const int32_t* cu_seqlens, int64_t batch, int64_t most,
                        int64_t vocab, int64_t token_types, PaddingInfo* info) {
   if (batch == 0 || most == 0) return;
@@ -313,8 +313,8 @@ void padding_check_ids(Context<Device>& context, const int64_t* input_ids, const
   FTBERT_LAUNCH_CHECK("padding_check_ids");
 }
 
-template <class Device>
-void padding_stage(Context<Device>& context, const int64_t* input_ids, const int64_t* token_type_ids,
+template <>
+void padding_stage(Context<Cuda>& context, const int64_t* input_ids, const int64_t* token_type_ids,
                    const int64_t* token_index, const int32_t* cu_seqlens, int64_t tokens, int64_t batch, int64_t seq,
                    int64_t most_tokens, int64_t most_batch, int64_t* staged_ids, int64_t* staged_types,
                    int32_t* columns, int32_t* staged_cu_seqlens) {
@@ -326,10 +326,10 @@ void padding_stage(Context<Device>& context, const int64_t* input_ids, const int
   FTBERT_LAUNCH_CHECK("padding_stage");
 }
 
-template <class Device>
-void padding_positions(Context<Device>& context, PositionKind kind, const int64_t* input_ids,
-                       const int64_t* token_index, const int32_t* cu_seqlens, int64_t batch, int64_t seq,
-                       int64_t padding_id, int64_t most, int32_t* positions) {
+template <>
+void padding_positions(Context<Cuda>& context, PositionKind kind, const int64_t* input_ids, const int64_t* token_index,
+                       const int32_t* cu_seqlens, int64_t batch, int64_t seq, int64_t padding_id, int64_t most,
+                       int32_t* positions) {
   if (most == 0) return;
   const auto stream = static_cast<cudaStream_t>(context.stream);
   const unsigned blocks = grid(batch, context.sm_count);
@@ -347,12 +347,5 @@ FTBERT_INSTANTIATE(uint8_t)
 FTBERT_INSTANTIATE(int64_t)
 FTBERT_INSTANTIATE(float)
 #undef FTBERT_INSTANTIATE
-template void padding_mask_from_lengths(Context<Cuda>&, const int32_t*, int64_t, int64_t, uint8_t*);
-template void padding_check_ids(Context<Cuda>&, const int64_t*, const int64_t*, const int64_t*, const int32_t*, int64_t,
-                                int64_t, int64_t, int64_t, PaddingInfo*);
-template void padding_stage(Context<Cuda>&, const int64_t*, const int64_t*, const int64_t*, const int32_t*, int64_t,
-                            int64_t, int64_t, int64_t, int64_t, int64_t*, int64_t*, int32_t*, int32_t*);
-template void padding_positions(Context<Cuda>&, PositionKind, const int64_t*, const int64_t*, const int32_t*, int64_t,
-                                int64_t, int64_t, int64_t, int32_t*);
 
 }  // namespace ftbert

@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "core/cuda_check.h"
+#include "core/dispatch.h"
 #include "device/vector.cuh"
 #include "kernels/kernels.h"
 
@@ -18,13 +19,10 @@ template <class T>
 using Raw = std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>;
 
 // Where an output row comes from; -1: it is zeros.
-struct FromTokenIndex {
-  const int64_t* token_index;
-  __device__ int64_t operator()(int64_t token) const { return token_index[token]; }
-};
-struct FromPackedIndex {
-  const int32_t* packed_index;
-  __device__ int64_t operator()(int64_t row) const { return packed_index[row]; }
+template <class I>
+struct FromIndex {
+  const I* index;
+  __device__ int64_t operator()(int64_t row) const { return index[row]; }
 };
 struct FromFirstToken {
   const int32_t* cu_seqlens;
@@ -93,7 +91,7 @@ template <class Device, class T>
 void remove_padding(Context<Device>& context, const T* padded, const int64_t* token_index, int64_t tokens, int64_t cols,
                     T* packed) {
   if (tokens == 0 || cols == 0) return;
-  copy_rows(context, padded, FromTokenIndex{token_index}, tokens, cols, packed);
+  copy_rows(context, padded, FromIndex{token_index}, tokens, cols, packed);
   FTBERT_LAUNCH_CHECK("remove_padding");
 }
 
@@ -101,7 +99,7 @@ template <class Device, class T>
 void restore_padding(Context<Device>& context, const T* packed, const int32_t* packed_index, int64_t rows, int64_t cols,
                      T* padded) {
   if (rows == 0 || cols == 0) return;
-  copy_rows(context, packed, FromPackedIndex{packed_index}, rows, cols, padded);
+  copy_rows(context, packed, FromIndex{packed_index}, rows, cols, padded);
   FTBERT_LAUNCH_CHECK("restore_padding");
 }
 
@@ -127,9 +125,6 @@ void zero_empty_rows(Context<Device>& context, const int32_t* cu_seqlens, int64_
   template void restore_padding(Context<Cuda>&, const T*, const int32_t*, int64_t, int64_t, T*);     \
   template void first_rows(Context<Cuda>&, const T*, int64_t, const int32_t*, int64_t, int64_t, T*); \
   template void zero_empty_rows(Context<Cuda>&, const int32_t*, int64_t, int64_t, T*);
-FTBERT_INSTANTIATE(float)
-FTBERT_INSTANTIATE(half_t)
-FTBERT_INSTANTIATE(bfloat16_t)
-#undef FTBERT_INSTANTIATE
+FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert

@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "core/cuda_check.h"
+#include "core/dispatch.h"
 #include "device/vector.cuh"
 #include "kernels/kernels.h"
 
@@ -115,9 +116,6 @@ void pooling(Context<Device>& context, const T* hidden, const int32_t* cu_seqlen
 
 #define FTBERT_INSTANTIATE(T) \
   template void pooling(Context<Cuda>&, const T*, const int32_t*, int64_t, int64_t, PoolingMode, bool, float*);
-FTBERT_INSTANTIATE(float)
-FTBERT_INSTANTIATE(half_t)
-FTBERT_INSTANTIATE(bfloat16_t)
-#undef FTBERT_INSTANTIATE
+FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert
