@@ -11,8 +11,6 @@ namespace ftbert {
 
 Algorithm describe_algorithm(const cublasLtMatmulAlgo_t& algorithm, const cublasLtMatmulHeuristicResult_t& result);
 Algorithm describe_algorithm(const OwnChoice& own);
-// The algorithm that an Algorithm of cuBLASLt's stands for.
-cublasLtMatmulAlgo_t cublas_algorithm(const Algorithm& algorithm);
 
 // Every algorithm with every setting that cuBLASLt accepts for a described plan.
 std::vector<Algorithm> accepted_algorithms(const ProductPlans& plans, const PlanKey& key, const Plan& plan);

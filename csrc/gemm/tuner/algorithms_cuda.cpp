@@ -47,6 +47,47 @@ const std::unordered_map<int, TileSize>& tile_sizes() {
   return sizes;
 }
 
+// Every setting of one algorithm that cuBLASLt accepts. A split sum is added in float, as `propose` asks for too.
+void enumerate(const ProductPlans& plans, const PlanKey& key, const Plan& plan, cublasLtMatmulAlgo_t algorithm,
+               std::vector<Algorithm>& all) {
+  const bool splits = capability<int32_t>(algorithm, CUBLASLT_ALGO_CAP_SPLITK_SUPPORT) != 0;
+  const bool adds_in_float = (capability<uint32_t>(algorithm, CUBLASLT_ALGO_CAP_REDUCTION_SCHEME_MASK) &
+                              CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) != 0;
+  const bool swizzles = capability<uint32_t>(algorithm, CUBLASLT_ALGO_CAP_CTA_SWIZZLING_SUPPORT) != 0;
+  const int32_t customs = capability<int32_t>(algorithm, CUBLASLT_ALGO_CAP_CUSTOM_OPTION_MAX);
+  const auto tiles = capabilities(algorithm, CUBLASLT_ALGO_CAP_TILE_IDS);
+  const auto stages = capabilities(algorithm, CUBLASLT_ALGO_CAP_STAGES_IDS);
+  static constexpr uint16_t kClusters[] = {CUBLASLT_CLUSTER_SHAPE_AUTO,  CUBLASLT_CLUSTER_SHAPE_1x1x1,
+                                           CUBLASLT_CLUSTER_SHAPE_2x1x1, CUBLASLT_CLUSTER_SHAPE_1x2x1,
+                                           CUBLASLT_CLUSTER_SHAPE_2x2x1, CUBLASLT_CLUSTER_SHAPE_4x1x1,
+                                           CUBLASLT_CLUSTER_SHAPE_1x4x1};
+  static constexpr int32_t kSplits[] = {1, 2, 3, 4, 6, 8};
+  for (const uint32_t tile : tiles)
+    for (const uint32_t stage : stages)
+      for (int32_t custom = 0; custom <= std::min(customs, 15); ++custom)
+        for (const uint16_t cluster : kClusters) {
+          cublasLtMatmulAlgo_t a = algorithm;
+          configure(a, CUBLASLT_ALGO_CONFIG_TILE_ID, tile);
+          configure(a, CUBLASLT_ALGO_CONFIG_STAGES_ID, stage);
+          if (customs > 0 && !configure(a, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, static_cast<uint32_t>(custom))) continue;
+          if (!configure(a, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, cluster) && cluster != CUBLASLT_CLUSTER_SHAPE_AUTO)
+            continue;
+          if (!plans.accepts(key, plan, a)) continue;  // saves asking for the rest
+          for (const int32_t split : kSplits) {
+            if (split > 1 && !(splits && adds_in_float)) break;
+            configure(a, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, split);
+            configure(a, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
+                      static_cast<uint32_t>(split > 1 ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
+                                                      : CUBLASLT_REDUCTION_SCHEME_NONE));
+            for (uint32_t swizzle = 0; swizzle <= (swizzles ? 1u : 0u); ++swizzle) {
+              configure(a, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, swizzle);
+              cublasLtMatmulHeuristicResult_t result{};
+              if (plans.accepts(key, plan, a, &result)) all.push_back(describe_algorithm(a, result));
+            }
+          }
+        }
+}
+
 }  // namespace
 
 Algorithm describe_algorithm(const cublasLtMatmulAlgo_t& a, const cublasLtMatmulHeuristicResult_t& result) {
@@ -74,60 +115,6 @@ Algorithm describe_algorithm(const OwnChoice& own) {
   const Tile& tile = own.kernel->variants[own.variant].tile;
   return {.own = own, .tile_rows = tile.rows, .tile_columns = tile.columns, .split_k = tile.split};
 }
-
-cublasLtMatmulAlgo_t cublas_algorithm(const Algorithm& algorithm) {
-  cublasLtMatmulAlgo_t a;
-  std::copy(algorithm.data.begin(), algorithm.data.end(), a.data);
-  return a;
-}
-
-namespace {
-
-// Every setting of one algorithm that cuBLASLt accepts. A split sum is added in float, as `propose` asks for too.
-void enumerate(const ProductPlans& plans, const PlanKey& key, const Plan& plan, cublasLtMatmulAlgo_t algorithm,
-               std::vector<Algorithm>& all) {
-  const bool splits = capability<int32_t>(algorithm, CUBLASLT_ALGO_CAP_SPLITK_SUPPORT) != 0;
-  const bool adds_in_float = (capability<uint32_t>(algorithm, CUBLASLT_ALGO_CAP_REDUCTION_SCHEME_MASK) &
-                              CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) != 0;
-  const bool swizzles = capability<uint32_t>(algorithm, CUBLASLT_ALGO_CAP_CTA_SWIZZLING_SUPPORT) != 0;
-  const int32_t customs = capability<int32_t>(algorithm, CUBLASLT_ALGO_CAP_CUSTOM_OPTION_MAX);
-  const auto tiles = capabilities(algorithm, CUBLASLT_ALGO_CAP_TILE_IDS);
-  const auto stages = capabilities(algorithm, CUBLASLT_ALGO_CAP_STAGES_IDS);
-  static constexpr uint16_t kClusters[] = {CUBLASLT_CLUSTER_SHAPE_AUTO,  CUBLASLT_CLUSTER_SHAPE_1x1x1,
-                                           CUBLASLT_CLUSTER_SHAPE_2x1x1, CUBLASLT_CLUSTER_SHAPE_1x2x1,
-                                           CUBLASLT_CLUSTER_SHAPE_2x2x1, CUBLASLT_CLUSTER_SHAPE_4x1x1,
-                                           CUBLASLT_CLUSTER_SHAPE_1x4x1};
-  static constexpr int32_t kSplits[] = {1, 2, 3, 4, 6, 8};
-  const auto add = [&](const cublasLtMatmulAlgo_t& a) {
-    cublasLtMatmulHeuristicResult_t result{};
-    if (plans.accepts(key, plan, a, &result)) all.push_back(describe_algorithm(a, result));
-  };
-  for (const uint32_t tile : tiles)
-    for (const uint32_t stage : stages)
-      for (int32_t custom = 0; custom <= std::min(customs, 15); ++custom)
-        for (const uint16_t cluster : kClusters) {
-          cublasLtMatmulAlgo_t a = algorithm;
-          configure(a, CUBLASLT_ALGO_CONFIG_TILE_ID, tile);
-          configure(a, CUBLASLT_ALGO_CONFIG_STAGES_ID, stage);
-          if (customs > 0 && !configure(a, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, static_cast<uint32_t>(custom))) continue;
-          if (!configure(a, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, cluster) && cluster != CUBLASLT_CLUSTER_SHAPE_AUTO)
-            continue;
-          if (!plans.accepts(key, plan, a)) continue;  // saves asking for the rest
-          for (const int32_t split : kSplits) {
-            if (split > 1 && !(splits && adds_in_float)) break;
-            configure(a, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, split);
-            configure(a, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
-                      static_cast<uint32_t>(split > 1 ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
-                                                      : CUBLASLT_REDUCTION_SCHEME_NONE));
-            for (uint32_t swizzle = 0; swizzle <= (swizzles ? 1u : 0u); ++swizzle) {
-              configure(a, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, swizzle);
-              add(a);
-            }
-          }
-        }
-}
-
-}  // namespace
 
 std::vector<Algorithm> accepted_algorithms(const ProductPlans& plans, const PlanKey& key, const Plan& plan) {
   const cudaDataType_t type = cuda_type(key.product.a);

@@ -11,6 +11,7 @@
 #include "core/cuda_check.h"
 #include "core/device.h"
 #include "core/device_guard.h"
+#include "core/dispatch.h"
 #include "core/relaxed_capture.h"
 #include "gemm/cublaslt.h"
 #include "gemm/own/own.h"
@@ -185,12 +186,12 @@ class DeviceTuner : public Tuner {
 
   // What follows a product in a layer, of a size that takes one wave at any m: a LayerNorm of the first rows of c.
   void neighbour(const void* b, void* c) {
-    switch (product().a) {
-      case DType::fp32: return normalize<float>(b, c);
-      case DType::fp16: return normalize<half_t>(b, c);
-      case DType::bf16: return normalize<bfloat16_t>(b, c);
-      default: fail("no LayerNorm in ", to_string(product().a));
-    }
+    dispatch(DeviceKind::cuda, product().a, [&](auto backend) {
+      using T = typename decltype(backend)::T;
+      const T* some = static_cast<const T*>(b);  // any numbers
+      add_bias_input_layernorm<Cuda, T>(context_, static_cast<T*>(c), nullptr, nullptr, some, some, kEps,
+                                        std::min<int64_t>(product().m, 256), product().n, nullptr, static_cast<T*>(c));
+    });
   }
 
   // Microseconds; measured once for each length of a graph, so that times of different calls compare.
@@ -204,13 +205,6 @@ class DeviceTuner : public Tuner {
     for (int round = 0; round < 10; ++round) times.push_back(microseconds(graph, begin, end));
     std::sort(times.begin(), times.end());
     return alone_[count] = times[times.size() / 2] / static_cast<double>(count);
-  }
-
-  template <class T>
-  void normalize(const void* b, void* c) {
-    const T* some = static_cast<const T*>(b);  // any numbers
-    add_bias_input_layernorm<Cuda, T>(context_, static_cast<T*>(c), nullptr, nullptr, some, some, kEps,
-                                      std::min<int64_t>(product().m, 256), product().n, nullptr, static_cast<T*>(c));
   }
 
   const Product& product() const { return key_.product; }
@@ -243,16 +237,12 @@ class DeviceTuner : public Tuner {
       run_own(context_, own, before_norm(), data);
     } else {
       Plan plan = plan_;
-      plan.algorithm = cublas_algorithm(algorithm);
+      std::copy(algorithm.data.begin(), algorithm.data.end(), plan.algorithm.data);
       plans_.run(key_, plan, data, workspace_, stream_);
     }
     if (!with_norm() && (own || plan_.epilogue.after == Epilogue{})) return;
-    switch (product().a) {
-      case DType::fp32: return finish<float>(bias, data.c, c);
-      case DType::fp16: return finish<half_t>(bias, data.c, c);
-      case DType::bf16: return finish<bfloat16_t>(bias, data.c, c);
-      default: fail("nothing follows a product in ", to_string(product().a));
-    }
+    dispatch(DeviceKind::cuda, product().a,
+             [&](auto backend) { finish<typename decltype(backend)::T>(bias, data.c, c); });
   }
 
   template <class T>
