@@ -38,13 +38,9 @@ DeferredNormChoice<Device, T> make_deferred_norm(const Context<Device>&, const E
                                                  AttentionPath, const AllocateFloats&) {
   return {};
 }
-template <>
-DeferredNormChoice<Cuda, half_t> make_deferred_norm(const Context<Cuda>& context, const EncoderConfig& config,
-                                                    const Weights<half_t>& weights, AttentionPath path,
-                                                    const AllocateFloats& allocate);
-template <>
-DeferredNormChoice<Cuda, bfloat16_t> make_deferred_norm(const Context<Cuda>& context, const EncoderConfig& config,
-                                                        const Weights<bfloat16_t>& weights, AttentionPath path,
-                                                        const AllocateFloats& allocate);
+template <class T>
+DeferredNormChoice<Cuda, T> make_deferred_norm(const Context<Cuda>& context, const EncoderConfig& config,
+                                               const Weights<T>& weights, AttentionPath path,
+                                               const AllocateFloats& allocate);
 
 }  // namespace ftbert

@@ -8,6 +8,7 @@
 
 #include "core/check.h"
 #include "core/device_guard.h"
+#include "core/dispatch.h"
 #include "gemm/gemm.h"
 #include "gemm/own/deferred_norm.h"
 #include "kernels/kernels.h"
@@ -219,28 +220,24 @@ class DeferredNormCuda : public DeferredNorm<Cuda, T> {
   std::vector<LayerVectors> vectors_;
 };
 
-template <class T>
-DeferredNormChoice<Cuda, T> make(const Context<Cuda>& context, const EncoderConfig& config, const Weights<T>& weights,
-                                 AttentionPath path, const AllocateFloats& allocate) {
-  const std::string why_not = refusal(context, config, weights, path);
-  if (!why_not.empty()) return {nullptr, why_not};
-  return {std::make_shared<DeferredNormCuda<T>>(context, config, weights, allocate), ""};
-}
-
 }  // namespace
 
-template <>
-DeferredNormChoice<Cuda, half_t> make_deferred_norm(const Context<Cuda>& context, const EncoderConfig& config,
-                                                    const Weights<half_t>& weights, AttentionPath path,
-                                                    const AllocateFloats& allocate) {
-  return make(context, config, weights, path, allocate);
+template <class T>
+DeferredNormChoice<Cuda, T> make_deferred_norm(const Context<Cuda>& context, const EncoderConfig& config,
+                                               const Weights<T>& weights, AttentionPath path,
+                                               const AllocateFloats& allocate) {
+  if constexpr (sizeof(T) != 2) {
+    return {};
+  } else {
+    const std::string why_not = refusal(context, config, weights, path);
+    if (!why_not.empty()) return {nullptr, why_not};
+    return {std::make_shared<DeferredNormCuda<T>>(context, config, weights, allocate), ""};
+  }
 }
 
-template <>
-DeferredNormChoice<Cuda, bfloat16_t> make_deferred_norm(const Context<Cuda>& context, const EncoderConfig& config,
-                                                        const Weights<bfloat16_t>& weights, AttentionPath path,
-                                                        const AllocateFloats& allocate) {
-  return make(context, config, weights, path, allocate);
-}
+#define FTBERT_INSTANTIATE(T)                                                                         \
+  template DeferredNormChoice<Cuda, T> make_deferred_norm(const Context<Cuda>&, const EncoderConfig&, \
+                                                          const Weights<T>&, AttentionPath, const AllocateFloats&);
+FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert
