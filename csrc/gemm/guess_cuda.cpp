@@ -1,6 +1,6 @@
 // The kernel whose guess is the shortest time, ours or cuBLASLt.
-#include "gemm/guess.h"
 #include "gemm/own/guessed_time.h"
+#include "gemm/own/own.h"
 
 namespace ftbert {
 namespace {

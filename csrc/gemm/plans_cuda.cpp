@@ -10,9 +10,9 @@
 
 #include "core/check.h"
 #include "core/cuda_check.h"
+#include "core/device.h"
 #include "core/device_guard.h"
 #include "gemm/cublaslt.h"
-#include "gemm/guess.h"
 #include "gemm/plans.h"
 
 namespace ftbert {
@@ -42,6 +42,14 @@ void set_layout(cublasLtMatrixLayoutOpaque_t& layout, cudaDataType_t type, int64
   FTBERT_CUBLAS_CHECK(
       cublasLtMatrixLayoutSetAttribute(&layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof(stride)));
 }
+
+struct Hash {
+  uint64_t value = 0;
+  void mix(uint64_t word) {
+    value = (value ^ word) * 0x9e3779b97f4a7c15ull;
+    value ^= value >> 32;
+  }
+};
 
 // What products share a row: a bias counts where cuBLASLt adds it.
 Product without_m(Product product) {
@@ -83,16 +91,6 @@ void cublas_check(cublasStatus_t status, const char* call) {
   fail(call, " failed: ", cublasLtGetStatusString(status), " (", cublasLtGetStatusName(status), ")");
 }
 
-namespace {
-struct Hash {
-  uint64_t value = 0;
-  void mix(uint64_t word) {
-    value = (value ^ word) * 0x9e3779b97f4a7c15ull;
-    value ^= value >> 32;
-  }
-};
-}  // namespace
-
 size_t ProductHash::operator()(const Product& p) const {
   Hash hash;
   for (const int64_t value : {p.m, p.n, p.k, p.batch}) hash.mix(static_cast<uint64_t>(value));
@@ -113,12 +111,7 @@ size_t PlanKeyHash::operator()(const PlanKey& key) const {
 ProductPlans::ProductPlans(int device) {
   const DeviceGuard guard(device);  // a handle belongs to the device that is current here
   FTBERT_CUBLAS_CHECK(cublasLtCreate(&handle));
-  int major = 0, minor = 0;
-  FTBERT_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  FTBERT_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-  gpu_.capability = 10 * major + minor;
-  FTBERT_CUDA_CHECK(cudaDeviceGetAttribute(&gpu_.sm_count, cudaDevAttrMultiProcessorCount, device));
-  FTBERT_CUDA_CHECK(cudaDeviceGetAttribute(&gpu_.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  gpu_ = gpu_of(cuda_context(device, nullptr));
 }
 
 Plan ProductPlans::get(const PlanKey& key, const void* bias) {
@@ -280,7 +273,6 @@ bool is_known(std::string_view kernel, std::string_view variant) {
 }
 
 size_t gemm_workspace_bytes(int device) {
-  if (device < 0) FTBERT_CUDA_CHECK(cudaGetDevice(&device));
   int major = 0;
   FTBERT_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
   return size_t{major >= 9 ? 32u : 4u} << 20;  // NVIDIA's advice for cuBLAS on Hopper and before it

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "core/check.h"
+#include "core/dispatch.h"
 #include "gemm/gemm.h"
 #include "gemm/own/deferred_norm.h"
 #include "gemm/own/own.h"
@@ -52,7 +53,7 @@ Epilogue run(Context<Cuda>& context, const Product& product, const ProductData& 
 
 }  // namespace
 
-void run_own(const Context<Cuda>& context, const OwnChoice& own, const Product& product, const ProductData& data) {
+void check_own(const Context<Cuda>& context, const OwnChoice& own, const Product& product, const ProductData& data) {
   const Epilogue& e = product.epilogue;
   FTBERT_CHECK(own.kernel->supports(gpu_of(context), own.variant, product), "the product ", own.kernel->name, " ",
                own.variant_name(), " cannot do m=", product.m, " n=", product.n, " k=", product.k, " and ",
@@ -60,6 +61,10 @@ void run_own(const Context<Cuda>& context, const OwnChoice& own, const Product& 
   for (const void* p : {data.a, data.b, data.bias, data.gamma, data.beta, static_cast<const void*>(data.c)})
     FTBERT_CHECK(reinterpret_cast<uintptr_t>(p) % 16 == 0,
                  "a product of ftbert's own needs operands aligned to 16 bytes");
+}
+
+void run_own(const Context<Cuda>& context, const OwnChoice& own, const Product& product, const ProductData& data) {
+  check_own(context, own, product, data);
   own.kernel->run(context, own.variant, product, data);
 }
 
@@ -144,10 +149,7 @@ void gemm(Context<Device>& context, const Product& product, const T* a, const T*
   template Operand linear_all(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, Epilogue, T*, DType);         \
   template bool linear_layernorm(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, const T*, const T*, float, \
                                  int64_t, NormMoments&, T*);
-FTBERT_INSTANTIATE(float)
-FTBERT_INSTANTIATE(half_t)
-FTBERT_INSTANTIATE(bfloat16_t)
-#undef FTBERT_INSTANTIATE
+FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
 template int wgmma_tile_variant(const Context<Cuda>&, const Linear<half_t>&, int64_t, Epilogue);
 template int wgmma_tile_variant(const Context<Cuda>&, const Linear<bfloat16_t>&, int64_t, Epilogue);
 template void gemm(Context<Cuda>&, const Product&, const float*, const float*, float*);

@@ -12,16 +12,18 @@ __device__ float2 pair_of(const float* vectors, int j) {
   return *reinterpret_cast<const float2*>(vectors + kVector * Shape::kTileN + j * 8 + threadIdx.x % 4 * 2);
 }
 
+struct CorrectedArguments {
+  const float *add, *slope;
+  PendingNorm norm;
+  AddedMoments cleared;
+  double inverse;  // 1 / k
+  void* c;
+  Activation activation;
+};
+
 template <class E, class Shape>
 struct Corrected {
-  struct Arguments {
-    const float *add, *slope;
-    PendingNorm norm;
-    AddedMoments cleared;
-    double inverse;  // 1 / k
-    void* c;
-    Activation activation;
-  };
+  using Arguments = CorrectedArguments;
   static constexpr int kVectors = 2;
 
   const Arguments& arguments;
@@ -64,16 +66,18 @@ struct Corrected {
   }
 };
 
+struct SummingArguments {
+  const float *add, *gamma, *gamma_out;  // gamma: of the LayerNorm that is pending, or any vector
+  PendingNorm norm;
+  AddedMoments moments;
+  double inverse;  // 1 / n
+  const void* residual;
+  void* c;
+};
+
 template <class E, class Shape>
 struct Summing {
-  struct Arguments {
-    const float *add, *gamma, *gamma_out;  // gamma: of the LayerNorm that is pending, or any vector
-    PendingNorm norm;
-    AddedMoments moments;
-    double inverse;  // 1 / n
-    const void* residual;
-    void* c;
-  };
+  using Arguments = SummingArguments;
   static constexpr int kVectors = 3;
 
   const Arguments& arguments;
@@ -144,29 +148,6 @@ struct Summing {
   }
 };
 
-template <class E>
-struct RunCorrected {
-  template <class Shape>
-  static void with(const Context<Cuda>& context, const Product& p, const ProductData& data, const float* const& add,
-                   const float* const& slope, const PendingNorm& norm, const AddedMoments& cleared) {
-    launch_tile<E, Shape, Corrected<E, Shape>>(
-        context, "kernel corrected_product", p, data,
-        {add, slope, norm, cleared, 1.0 / static_cast<double>(p.k), data.c, p.epilogue.activation});
-  }
-};
-
-template <class E>
-struct RunSumming {
-  template <class Shape>
-  static void with(const Context<Cuda>& context, const Product& p, const ProductData& data, const float* const& add,
-                   const void* const& residual, const PendingNorm& norm, const float* const& gamma,
-                   const AddedMoments& moments) {
-    launch_tile<E, Shape, Summing<E, Shape>>(
-        context, "kernel summing_product", p, data,
-        {add, norm.gamma ? norm.gamma : add, gamma, norm, moments, 1.0 / static_cast<double>(p.n), residual, data.c});
-  }
-};
-
 // A warp for each of the weight's rows.
 template <class E>
 __global__ void correction_vectors_kernel(const E* weight, const E* bias, const float* gamma, const E* beta, int n,
@@ -212,31 +193,24 @@ void with_element(DType dtype, const Run& run) {
   dtype == DType::fp16 ? run(__half()) : run(__nv_bfloat16());
 }
 
-void check(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
-  FTBERT_CHECK(wgmma_tile.supports(gpu_of(context), variant, p), "the product wgmma_tile ",
-               wgmma_tile.variants[variant].name(), " between LayerNorms cannot do m=", p.m, " n=", p.n, " k=", p.k);
-  for (const void* pointer : {data.a, data.b, static_cast<const void*>(data.c)})
-    FTBERT_CHECK(reinterpret_cast<uintptr_t>(pointer) % 16 == 0, "a product needs operands aligned to 16 bytes");
-}
-
 }  // namespace
 
 void run_corrected(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data,
                    const float* add, const float* slope, const PendingNorm& norm, const AddedMoments& cleared) {
-  check(context, variant, product, data);
-  with_element(product.a, [&](auto element) {
-    TileShapes::run<RunCorrected<decltype(element)>>(variant, context, product, data, add, slope, norm, cleared);
-  });
+  check_own(context, {&wgmma_tile, variant}, product, data);
+  const double inverse = 1.0 / static_cast<double>(product.k);
+  const CorrectedArguments arguments{add, slope, norm, cleared, inverse, data.c, product.epilogue.activation};
+  run_tile<Corrected>(context, "kernel corrected_product", variant, product, data, arguments);
 }
 
 void run_summing(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data,
                  const float* add, const void* residual, const PendingNorm& norm, const float* gamma,
                  const AddedMoments& moments) {
-  check(context, variant, product, data);
-  with_element(product.a, [&](auto element) {
-    TileShapes::run<RunSumming<decltype(element)>>(variant, context, product, data, add, residual, norm, gamma,
-                                                   moments);
-  });
+  check_own(context, {&wgmma_tile, variant}, product, data);
+  const double inverse = 1.0 / static_cast<double>(product.n);
+  const float* const pending = norm.gamma ? norm.gamma : add;
+  const SummingArguments arguments{add, pending, gamma, norm, moments, inverse, residual, data.c};
+  run_tile<Summing>(context, "kernel summing_product", variant, product, data, arguments);
 }
 
 void make_sum_vectors(const Context<Cuda>& context, DType dtype, const void* bias, const void* beta, const void* gamma,

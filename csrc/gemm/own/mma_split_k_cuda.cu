@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <array>
-#include <tuple>
 #include <utility>
 
 #include "device/activation.cuh"
@@ -190,8 +189,8 @@ struct Size {
 template <class... Shapes>
 struct List {
   static constexpr Size kSizes[] = {{Shapes::kTileM, Shapes::kTileN, Shapes::kBytes}...};
-  template <int kIndex>
-  using At = std::tuple_element_t<kIndex, std::tuple<Shapes...>>;
+  template <class E>
+  static constexpr std::array kLaunches{launch<E, Shapes>...};
 };
 using Shapes = List<TileShape<16, 64, 1, 4, 8>, TileShape<32, 64, 2, 2, 8>, TileShape<64, 64, 2, 2, 6>,
                     TileShape<128, 64, 4, 2, 4>, TileShape<128, 128, 2, 4, 4>>;
@@ -203,21 +202,9 @@ constexpr auto kVariants = []<size_t... kIndices>(std::index_sequence<kIndices..
                                 kSplits[kIndices % kSplitCount]})...};
 }(std::make_index_sequence<kSplitCount * std::size(Shapes::kSizes)>());
 
-template <class E>
-void run_shape(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data) {
-  const int split = kSplits[variant % kSplitCount];
-  switch (variant / kSplitCount) {
-    case 0: return launch<E, Shapes::At<0>>(context, product, data, split);
-    case 1: return launch<E, Shapes::At<1>>(context, product, data, split);
-    case 2: return launch<E, Shapes::At<2>>(context, product, data, split);
-    case 3: return launch<E, Shapes::At<3>>(context, product, data, split);
-    default: return launch<E, Shapes::At<4>>(context, product, data, split);
-  }
-}
-
 void run(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data) {
-  product.a == DType::fp16 ? run_shape<__half>(context, variant, product, data)
-                           : run_shape<__nv_bfloat16>(context, variant, product, data);
+  const auto& launches = product.a == DType::fp16 ? Shapes::kLaunches<__half> : Shapes::kLaunches<__nv_bfloat16>;
+  launches[variant / kSplitCount](context, product, data, kSplits[variant % kSplitCount]);
 }
 
 bool supports(const Gpu& gpu, int variant, const Product& p) {

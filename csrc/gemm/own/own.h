@@ -66,6 +66,21 @@ class OwnVariant {
   size_t length_ = 0;
 };
 
+// The variants of a kernel by their shapes: kTileM, kTileN and kSplit are the tile, kKind the name's last word.
+template <class... Shapes>
+struct ShapeList {
+  static constexpr OwnVariant kVariants[] = {
+      OwnVariant({Shapes::kTileM, Shapes::kTileN, Shapes::kSplit}, Shapes::kKind)...};
+
+  // run(Shape()) with that variant's shape.
+  template <class Run>
+  static void with(int variant, const Run& run) {
+    using Call = void (*)(const Run&);
+    static constexpr Call kCalls[] = {[](const Run& run) { run(Shapes()); }...};
+    kCalls[variant](run);
+  }
+};
+
 // A kernel's best variant for a product, -1: none, and the microseconds that it is expected to take. 0 microseconds: a
 // rule says that nothing else is faster.
 struct OwnGuess {
@@ -103,7 +118,14 @@ struct OwnChoice {
 OwnChoice find_own(std::string_view kernel, std::string_view variant);
 
 // Error where the kernel does not support the product or an operand is not aligned.
+void check_own(const Context<Cuda>& context, const OwnChoice& own, const Product& product, const ProductData& data);
+// The same, and runs it.
 void run_own(const Context<Cuda>& context, const OwnChoice& own, const Product& product, const ProductData& data);
+
+// Which kernel runs a product where no table has a row for it, with operands aligned to 16 bytes. Without a kernel:
+// cuBLASLt's first proposal, and with residual_norm a product and then a LayerNorm. On other GPUs than Hopper, in
+// float32 and where nothing of ours is expected to be faster: none.
+OwnChoice guess_product(const Gpu& gpu, const Product& product);
 
 // 16-bit operands and result of one type, one product, b [n, k]: what all kernels of today ask for.
 constexpr bool is_16_bit_linear(const Product& p) {

@@ -32,6 +32,7 @@ constexpr int kThreads = 384;  // a warpgroup that loads, two that multiply
 template <int kTileN_, int kRows_, bool kTogether_, int kBuffers_>
 struct NormShape {
   static constexpr int kTileN = kTileN_, kRows = kRows_, kHalves = kRows / 64, kTileM = kTogether_ ? 2 * kRows : kRows;
+  static constexpr int kSplit = 1;
   static constexpr bool kTogether = kTogether_;
   static constexpr int kBytesA = kTileM * kStep * 2, kStageBytes = kBytesA + kTileN * kStep * 2;
   // The residual's tile, and then the result on its way out.
@@ -270,26 +271,17 @@ void launch(const Context<Cuda>& context, const Product& p, const ProductData& d
                     tensor_map(data.c, p.c, p.m, p.n, Shape::kTileM), tensor_map(data.c, p.c, p.m, p.n, 16), work);
 }
 
-template <class... Shapes>
-struct List {
-  static constexpr OwnVariant kVariants[] = {OwnVariant({Shapes::kTileM, Shapes::kTileN, 1}, Shapes::kKind)...};
-
-  template <class E>
-  static void run(int variant, const Context<Cuda>& context, const Product& p, const ProductData& data) {
-    using Launch = void (*)(const Context<Cuda>&, const Product&, const ProductData&);
-    static constexpr Launch kLaunches[] = {launch<E, Shapes>...};
-    kLaunches[variant](context, p, data);
-  }
-};
-using Shapes = List<NormShape<192, 128, false, 1>, NormShape<192, 64, true, 1>, NormShape<192, 64, false, 2>,
-                    NormShape<128, 128, false, 2>, NormShape<128, 128, false, 1>, NormShape<128, 64, false, 2>,
-                    NormShape<256, 64, true, 1>>;
+using Shapes = ShapeList<NormShape<192, 128, false, 1>, NormShape<192, 64, true, 1>, NormShape<192, 64, false, 2>,
+                         NormShape<128, 128, false, 2>, NormShape<128, 128, false, 1>, NormShape<128, 64, false, 2>,
+                         NormShape<256, 64, true, 1>>;
 
 void run(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
   FTBERT_CHECK(data.moments.count >= layernorm_moments(p.m), "a product with LayerNorm of ", p.m, " rows needs ",
                layernorm_moments(p.m), " moments, got ", data.moments.count);
-  p.a == DType::fp16 ? Shapes::run<__half>(variant, context, p, data)
-                     : Shapes::run<__nv_bfloat16>(variant, context, p, data);
+  Shapes::with(variant, [&](auto shape) {
+    using Shape = decltype(shape);
+    p.a == DType::fp16 ? launch<__half, Shape>(context, p, data) : launch<__nv_bfloat16, Shape>(context, p, data);
+  });
 }
 
 bool supports(const Gpu& gpu, int variant, const Product& p) {

@@ -249,18 +249,8 @@ template <int kTileN>
 using Tall = TileShape<kTileN, 2, 1, 1, 224>;
 
 template <class... Shapes>
-struct List {
-  static constexpr OwnVariant kVariants[] = {
-      OwnVariant({Shapes::kTileM, Shapes::kTileN, Shapes::kSplit}, Shapes::kKind)...};
+struct List : ShapeList<Shapes...> {
   static constexpr int kParts[] = {Shapes::kParts...};
-
-  // Run::with<Shape>(arguments...) of that variant's shape.
-  template <class Run, class... Arguments>
-  static void run(int variant, const Arguments&... arguments) {
-    using Launch = void (*)(const Arguments&...);
-    static constexpr Launch kLaunches[] = {Run::template with<Shapes>...};
-    kLaunches[variant](arguments...);
-  }
 
   template <class Shape>
   static constexpr int variant_of() {
@@ -274,6 +264,19 @@ using TileShapes =
     List<InTwos<32, 1>, InTwos<32, 2>, InTwos<32, 4>, InTwos<48, 1>, InTwos<48, 2>, InTwos<64, 1>, InTwos<64, 2>,
          InTwos<64, 4>, InTwos<96, 1>, Single<48, 2>, Single<96, 2>, Single<96, 4>, KShared<32, 1>, KShared<32, 2>,
          KShared<48, 1>, KShared<64, 1>, KShared<64, 2>, KShared<96, 1>, Tall<64>, Tall<96>, Tall<128>, Tall<192>>;
+
+// A variant of the kernel with that Ending.
+template <template <class E, class Shape> class Ending, class Arguments>
+void run_tile(const Context<Cuda>& context, const char* name, int variant, const Product& p, const ProductData& data,
+              const Arguments& arguments) {
+  TileShapes::with(variant, [&](auto shape) {
+    using Shape = decltype(shape);
+    if (p.a == DType::fp16)
+      launch_tile<__half, Shape, Ending<__half, Shape>>(context, name, p, data, arguments);
+    else
+      launch_tile<__nv_bfloat16, Shape, Ending<__nv_bfloat16, Shape>>(context, name, p, data, arguments);
+  });
+}
 
 }  // namespace
 }  // namespace ftbert

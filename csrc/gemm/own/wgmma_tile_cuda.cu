@@ -14,14 +14,16 @@
 namespace ftbert {
 namespace {
 
+struct PlainArguments {
+  const void* bias;
+  void* c;
+  Activation activation;
+};
+
 // Bias and activation.
 template <class E, class Shape>
 struct Plain {
-  struct Arguments {
-    const void* bias;
-    void* c;
-    Activation activation;
-  };
+  using Arguments = PlainArguments;
   static constexpr int kVectors = 0;
 
   const Arguments& arguments;
@@ -52,18 +54,9 @@ struct Plain {
   }
 };
 
-template <class E>
-struct RunPlain {
-  template <class Shape>
-  static void with(const Context<Cuda>& context, const Product& p, const ProductData& data) {
-    launch_tile<E, Shape, Plain<E, Shape>>(context, "kernel wgmma_tile", p, data,
-                                           {data.bias, data.c, p.epilogue.activation});
-  }
-};
-
 void run(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
-  p.a == DType::fp16 ? TileShapes::run<RunPlain<__half>>(variant, context, p, data)
-                     : TileShapes::run<RunPlain<__nv_bfloat16>>(variant, context, p, data);
+  const PlainArguments arguments{data.bias, data.c, p.epilogue.activation};
+  run_tile<Plain>(context, "kernel wgmma_tile", variant, p, data, arguments);
 }
 
 bool supports(const Gpu& gpu, int variant, const Product& p) {
