@@ -22,11 +22,11 @@ class EngineOf : public Engine {
       : device_(device),
         encoder_(CallContext<Device>(device).context, config, std::move(weights), attention,
                  [&](int64_t floats) {
-                   deferred_ = at::empty({floats}, options(at::kFloat));
-                   return data<float>(deferred_);
+                   deferred_.push_back(at::empty({floats}, options(at::kFloat)));
+                   return data<float>(deferred_.back());
                  }),
         replay_(encoder_, device) {
-    if (deferred_.defined())  // calls may come on any stream
+    if (!deferred_.empty())  // calls may come on any stream
       c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
   }
 
@@ -217,7 +217,7 @@ class EngineOf : public Engine {
   }
 
   at::Device device_;
-  at::Tensor deferred_;  // where encoder_ keeps what its deferred LayerNorms need
+  std::vector<at::Tensor> deferred_;  // where encoder_ keeps what its deferred LayerNorms need
   Encoder<Device, T> encoder_;
   mutable Replay<Device, T> replay_;  // locks itself
 };

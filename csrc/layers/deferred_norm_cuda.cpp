@@ -3,7 +3,6 @@
 #include <cstdlib>
 #include <optional>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "core/check.h"
@@ -29,8 +28,6 @@ int64_t most_tokens_by_default() {
   return std::atoll(value);
 }
 
-constexpr int64_t kAlone = 4;  // floats that a single one takes, so that every vector begins at 16 bytes
-
 template <class T>
 std::string refusal(const Context<Cuda>& context, const EncoderConfig& c, const Weights<T>& weights,
                     AttentionPath path) {
@@ -49,12 +46,10 @@ std::string refusal(const Context<Cuda>& context, const EncoderConfig& c, const 
   for (const Layer<T>& layer : weights.layers) {
     if (c.hidden % 8 != 0 || layer.config.attention.width() % 8 != 0 || layer.config.ffn.inter % 8 != 0)
       return "hidden and inter must be multiples of 8";
-    for (const void* pointer :
-         {layer.qkv.weight.data, static_cast<const void*>(layer.qkv.bias), layer.out.weight.data,
-          static_cast<const void*>(layer.out.bias), layer.up.weight.data, static_cast<const void*>(layer.up.bias),
-          layer.down.weight.data, static_cast<const void*>(layer.down.bias)})
-      if (!pointer || reinterpret_cast<uintptr_t>(pointer) % 16 != 0)
-        return "a weight is missing or does not begin at 16 bytes";
+    for (const Linear<T>* linear : {&layer.qkv, &layer.out, &layer.up, &layer.down})
+      for (const void* pointer : {linear->weight.data, static_cast<const void*>(linear->bias)})
+        if (!pointer || reinterpret_cast<uintptr_t>(pointer) % 16 != 0)
+          return "a weight is missing or does not begin at 16 bytes";
     for (const Norm<T>* norm : {&layer.attention_norm, &layer.ffn_norm})
       if (!norm->gamma || !norm->beta) return "a LayerNorm has no gamma or beta";
   }
@@ -134,19 +129,17 @@ class DeferredNormCuda : public DeferredNorm<Cuda, T> {
                    const AllocateFloats& allocate)
       : config_(config), weights_(weights), most_tokens_(most_tokens_by_default()) {
     const DeviceGuard guard(context.device);
-    float* memory = allocate(memory_floats());
-    const auto take = [&](int64_t floats) { return std::exchange(memory, memory + floats); };
     // before: what the pending LayerNorm has left; beta: its beta.
     const auto corrected = [&](const Linear<T>& linear, const SumVectors& before, const T* beta) {
       const Matrix& w = linear.weight;
-      const CorrectionVectors made{take(w.n), take(w.n)};
+      const CorrectionVectors made{allocate(w.n), allocate(w.n)};
       make_correction_vectors(context, kDType<T>, w.data, linear.bias, before.gamma, beta, w.n, w.k, made.add,
                               made.slope);
       return made;
     };
     const auto summing = [&](const Linear<T>& linear, const T* beta, const T* gamma) {
       const int64_t n = linear.weight.n;
-      const SumVectors made{take(n), take(n), take(kAlone)};
+      const SumVectors made{allocate(n), allocate(n), allocate(1)};
       make_sum_vectors(context, kDType<T>, linear.bias, beta, gamma, n, made.add, made.gamma, made.unscale);
       return made;
     };
@@ -192,13 +185,6 @@ class DeferredNormCuda : public DeferredNorm<Cuda, T> {
   }
 
  private:
-  int64_t memory_floats() const {
-    int64_t floats = 0;
-    for (const Layer<T>& layer : weights_.layers)
-      floats += 2 * (layer.qkv.weight.n + layer.up.weight.n) + 3 * (2 * config_.hidden + kAlone);
-    return floats;
-  }
-
   // The first layer speaks for all: their shapes are the same (refusal).
   std::optional<Variants> variants(const Context<Cuda>& context, int64_t tokens) const {
     if (tokens == 0 || tokens > most_tokens_) return std::nullopt;
