@@ -29,27 +29,23 @@ enum class OffsetReads { kCached, kUncached, kEarly };
 struct AttentionBlock {
   int head, start, length, first_query;
 
-  __device__ AttentionBlock(const int32_t* cu_seqlens, int heads, int query_blocks, int queries)
-      : AttentionBlock(cu_seqlens, heads, query_blocks, queries, [](const int32_t* at) { return *at; }) {}
+  __device__ AttentionBlock(const int32_t* cu_seqlens, int heads, int query_blocks, int queries, bool cached = true) {
+    const int sequence = blockIdx.x / query_blocks / heads;
+    const int32_t* const at = cu_seqlens + sequence;
+    head = blockIdx.x / query_blocks % heads;
+    start = cached ? at[0] : __ldcg(at);
+    length = (cached ? at[1] : __ldcg(at + 1)) - start;
+    first_query = blockIdx.x % query_blocks * queries;
+  }
 
   // The same with wait_for_inputs.
   static __device__ AttentionBlock after_wait(const int32_t* cu_seqlens, OffsetReads reads, int heads, int query_blocks,
                                               int queries) {
     if (reads != OffsetReads::kEarly) wait_for_inputs();
     if (reads == OffsetReads::kCached) return AttentionBlock(cu_seqlens, heads, query_blocks, queries);
-    const AttentionBlock block(cu_seqlens, heads, query_blocks, queries, [](const int32_t* at) { return __ldcg(at); });
+    const AttentionBlock block(cu_seqlens, heads, query_blocks, queries, false);
     if (reads == OffsetReads::kEarly) wait_for_inputs();
     return block;
-  }
-
- private:
-  template <class Load>
-  __device__ AttentionBlock(const int32_t* cu_seqlens, int heads, int query_blocks, int queries, Load load) {
-    const int sequence = blockIdx.x / query_blocks / heads;
-    head = blockIdx.x / query_blocks % heads;
-    start = load(cu_seqlens + sequence);
-    length = load(cu_seqlens + sequence + 1) - start;
-    first_query = blockIdx.x % query_blocks * queries;
   }
 };
 
