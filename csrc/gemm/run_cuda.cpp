@@ -148,14 +148,11 @@ void gemm(Context<Device>& context, const Product& product, const T* a, const T*
   template DType operand_dtype<Cuda, T>(const Matrix&);                                                                \
   template Operand linear_all(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, Epilogue, T*, DType);         \
   template bool linear_layernorm(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, const T*, const T*, float, \
-                                 int64_t, NormMoments&, T*);
+                                 int64_t, NormMoments&, T*);                                                           \
+  template int wgmma_tile_variant(const Context<Cuda>&, const Linear<T>&, int64_t, Epilogue);                          \
+  template void gemm(Context<Cuda>&, const Product&, const T*, const T*, float*);
 FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
-template int wgmma_tile_variant(const Context<Cuda>&, const Linear<half_t>&, int64_t, Epilogue);
-template int wgmma_tile_variant(const Context<Cuda>&, const Linear<bfloat16_t>&, int64_t, Epilogue);
-template void gemm(Context<Cuda>&, const Product&, const float*, const float*, float*);
 template void gemm(Context<Cuda>&, const Product&, const half_t*, const half_t*, half_t*);
-template void gemm(Context<Cuda>&, const Product&, const half_t*, const half_t*, float*);
 template void gemm(Context<Cuda>&, const Product&, const bfloat16_t*, const bfloat16_t*, bfloat16_t*);
-template void gemm(Context<Cuda>&, const Product&, const bfloat16_t*, const bfloat16_t*, float*);
 
 }  // namespace ftbert
