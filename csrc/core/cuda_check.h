@@ -15,6 +15,3 @@ inline void cuda_check(cudaError_t error, const char* what, const char* file, in
 }  // namespace ftbert
 
 #define FTBERT_CUDA_CHECK(call) ::ftbert::cuda_check((call), #call, __FILE__, __LINE__)
-
-// Straight after kernel<<<...>>>(...): FTBERT_LAUNCH_CHECK("add_bias_act"). Does not wait for the kernel.
-#define FTBERT_LAUNCH_CHECK(kernel) ::ftbert::cuda_check(cudaGetLastError(), "kernel " kernel, __FILE__, __LINE__)

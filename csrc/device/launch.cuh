@@ -24,6 +24,14 @@ __device__ inline void wait_for_inputs() {
 #endif
 }
 
+// kernel<<<blocks, threads, 0, stream>>>(args...), checked under `name`. Does not wait for the kernel.
+template <class... Parameters, class... Arguments>
+void launch_kernel(const Context<Cuda>& context, const char* name, void (*kernel)(Parameters...), unsigned blocks,
+                   unsigned threads, Arguments... arguments) {
+  kernel<<<blocks, threads, 0, static_cast<cudaStream_t>(context.stream)>>>(static_cast<Parameters>(arguments)...);
+  cuda_check(cudaGetLastError(), name, __FILE__, __LINE__);
+}
+
 // Which blocks of a grid may count on each other's presence: neighbours (in x) of a cluster, or all.
 struct Presence {
   int cluster = 1;
@@ -36,6 +44,9 @@ struct Presence {
 template <class... Parameters, class... Arguments>
 void launch_overlapped(const Context<Cuda>& context, const char* name, void (*kernel)(Parameters...), dim3 grid,
                        unsigned threads, size_t shared, Presence presence, Arguments... arguments) {
+  if (shared > 48 * 1024)  // of so much a kernel has to be told
+    FTBERT_CUDA_CHECK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
   cudaLaunchAttribute attributes[4]{};
   unsigned count = 0;
   if (context.capability >= 90 && context.overlap) {

@@ -34,6 +34,12 @@ bool vectorizable(int width, int64_t cols, const E*... pointers) {
   return cols % width == 0 && ((reinterpret_cast<uintptr_t>(pointers) % (width * sizeof(E)) == 0) && ...);
 }
 
+// launch.operator()<elements in an access>(): kWide, or 1.
+template <int kWide, class Launch>
+void with_width(bool wide, const Launch& launch) {
+  wide ? launch.template operator()<kWide>() : launch.template operator()<1>();
+}
+
 __device__ inline float to_float(float x) { return x; }
 __device__ inline float to_float(__half x) { return __half2float(x); }
 __device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }

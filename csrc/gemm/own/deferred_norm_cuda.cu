@@ -217,9 +217,8 @@ void make_sum_vectors(const Context<Cuda>& context, DType dtype, const void* bia
                       int64_t n, float* add, float* scaled, float* unscale) {
   with_element(dtype, [&](auto element) {
     const auto of = [](const void* pointer) { return static_cast<const decltype(element)*>(pointer); };
-    sum_vectors_kernel<<<1, 32, 0, static_cast<cudaStream_t>(context.stream)>>>(
-        of(bias), of(beta), of(gamma), static_cast<int>(n), add, scaled, unscale);
-    FTBERT_LAUNCH_CHECK("make_sum_vectors");
+    launch_kernel(context, "kernel make_sum_vectors", sum_vectors_kernel<decltype(element)>, 1, 32, of(bias), of(beta),
+                  of(gamma), n, add, scaled, unscale);
   });
 }
 
@@ -227,10 +226,8 @@ void make_correction_vectors(const Context<Cuda>& context, DType dtype, const vo
                              const float* gamma, const void* beta, int64_t n, int64_t k, float* add, float* slope) {
   with_element(dtype, [&](auto element) {
     const auto of = [](const void* pointer) { return static_cast<const decltype(element)*>(pointer); };
-    correction_vectors_kernel<<<static_cast<unsigned>((n + 7) / 8), 256, 0,
-                                static_cast<cudaStream_t>(context.stream)>>>(
-        of(weight), of(bias), gamma, of(beta), static_cast<int>(n), static_cast<int>(k), add, slope);
-    FTBERT_LAUNCH_CHECK("make_correction_vectors");
+    launch_kernel(context, "kernel make_correction_vectors", correction_vectors_kernel<decltype(element)>, (n + 7) / 8,
+                  256, of(weight), of(bias), gamma, of(beta), n, k, add, slope);
   });
 }
 

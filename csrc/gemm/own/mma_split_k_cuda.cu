@@ -33,9 +33,10 @@ struct Work {
 template <int kColumns>
 constexpr int kSumStride = kColumns + 4;
 
+// Rows [first_row, last_row) of the tile of `kColumns` columns at (row0, column0), by threads 0 to kThreads - 1: the
+// cluster's sums added, always in the same order, bias, activation, 16 bytes at a time.
 template <Activation kActivation, class E, int kThreads, int kColumns>
-__device__ void store_activated(const Work& o, const float* sums, int64_t row0, int column0, int first_row,
-                                int last_row) {
+__device__ void store_sums(const Work& o, const float* sums, int64_t row0, int column0, int first_row, int last_row) {
   constexpr int kPacks = kColumns / 8;
   for (int i = threadIdx.x; i < (last_row - first_row) * kPacks; i += kThreads) {
     const int row = first_row + i / kPacks, column = i % kPacks * 8;
@@ -60,16 +61,6 @@ __device__ void store_activated(const Work& o, const float* sums, int64_t row0, 
     for (int w = 0; w < 8; ++w) v[w] = activate<kActivation, E>(v[w]);
     Packed<E, 8>::from_floats(v).store(static_cast<E*>(o.c) + (row0 + row) * o.n + column0 + column);
   }
-}
-
-// Rows [first_row, last_row) of the tile of `kColumns` columns at (row0, column0), by threads 0 to kThreads - 1: the
-// cluster's sums added, always in the same order, bias, activation, 16 bytes at a time.
-template <class E, int kThreads, int kColumns>
-__device__ void store_sums(const Work& o, Activation activation, const float* sums, int64_t row0, int column0,
-                           int first_row, int last_row) {
-  with_activation(activation, [&](auto kind) {
-    store_activated<decltype(kind)::value, E, kThreads, kColumns>(o, sums, row0, column0, first_row, last_row);
-  });
 }
 
 template <int kTileM_, int kTileN_, int kWarpsM_, int kWarpsN_, int kStages_>
@@ -164,7 +155,9 @@ __global__ void __launch_bounds__(Shape::kThreads) mma_split_k_kernel(Work o, Ac
     __syncthreads();
 
   const int from = Shape::kTileM * rank / o.split, to = Shape::kTileM * (rank + 1) / o.split;
-  store_sums<E, Shape::kThreads, Shape::kTileN>(o, activation, sums, row0, column0, from, to);
+  with_activation(activation, [&](auto kind) {
+    store_sums<decltype(kind)::value, E, Shape::kThreads, Shape::kTileN>(o, sums, row0, column0, from, to);
+  });
 #if __CUDA_ARCH__ >= 900
   if (o.split > 1) cooperative_groups::this_cluster().sync();  // the others may still read this block's sums
 #endif
@@ -172,13 +165,10 @@ __global__ void __launch_bounds__(Shape::kThreads) mma_split_k_kernel(Work o, Ac
 
 template <class E, class Shape>
 void launch(const Context<Cuda>& context, const Product& p, const ProductData& d, int split) {
-  const auto kernel = mma_split_k_kernel<E, Shape>;
-  if constexpr (Shape::kBytes > 48 * 1024)
-    FTBERT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kBytes));
   const dim3 grid(static_cast<unsigned>(p.n / Shape::kTileN * split),
                   static_cast<unsigned>((p.m + Shape::kTileM - 1) / Shape::kTileM));
-  launch_overlapped(context, "kernel mma_split_k", kernel, grid, Shape::kThreads, Shape::kBytes, split,
-                    Work{d.a, d.b, d.bias, d.c, p.m, static_cast<int>(p.n), static_cast<int>(p.k), split},
+  launch_overlapped(context, "kernel mma_split_k", mma_split_k_kernel<E, Shape>, grid, Shape::kThreads, Shape::kBytes,
+                    split, Work{d.a, d.b, d.bias, d.c, p.m, static_cast<int>(p.n), static_cast<int>(p.k), split},
                     p.epilogue.activation);
 }
 

@@ -245,8 +245,6 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <class E, class Shape>
 void launch(const Context<Cuda>& context, const Product& p, const ProductData& data) {
-  const auto kernel = wgmma_layernorm_kernel<E, Shape>;
-  FTBERT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kBytes));
   const int columns = static_cast<int>(p.n / Shape::kTileN), row_tiles = static_cast<int>(over(p.m, Shape::kTileM));
   FTBERT_CHECK(columns <= context.sm_count, "wgmma_layernorm: a row of ", columns,
                " tiles needs as many multiprocessors");
@@ -266,9 +264,10 @@ void launch(const Context<Cuda>& context, const Product& p, const ProductData& d
                   moments.data,
                   (mark >> 7) << 31 | (mark & 0x7f)};
   const int blocks = std::min(row_tiles, context.sm_count / columns) * columns;
-  launch_overlapped(context, "kernel wgmma_layernorm", kernel, blocks, kThreads, Shape::kBytes, Presence(1, true),
-                    tensor_map(data.a, p.a, p.m, p.k, Shape::kTileM), tensor_map(data.b, p.b, p.n, p.k, Shape::kTileN),
-                    tensor_map(data.c, p.c, p.m, p.n, Shape::kTileM), tensor_map(data.c, p.c, p.m, p.n, 16), work);
+  launch_overlapped(context, "kernel wgmma_layernorm", wgmma_layernorm_kernel<E, Shape>, blocks, kThreads,
+                    Shape::kBytes, Presence(1, true), tensor_map(data.a, p.a, p.m, p.k, Shape::kTileM),
+                    tensor_map(data.b, p.b, p.n, p.k, Shape::kTileN), tensor_map(data.c, p.c, p.m, p.n, Shape::kTileM),
+                    tensor_map(data.c, p.c, p.m, p.n, 16), work);
 }
 
 using Shapes = ShapeList<NormShape<192, 128, false, 1>, NormShape<192, 64, true, 1>, NormShape<192, 64, false, 2>,

@@ -243,11 +243,10 @@ Work work_of(const Product& p, const ProductData& data, int sm_count) {
 
 template <class E, Activation kActivation>
 void launch(const Context<Cuda>& context, const Product& p, const ProductData& data) {
-  const auto kernel = wgmma_persistent_kernel<E, kActivation>;
-  FTBERT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   const Work work = work_of(p, data, context.sm_count);
-  launch_overlapped(context, "kernel wgmma_persistent", kernel, std::min(work.items, context.sm_count), kThreads,
-                    kBytes, 1, tensor_map(data.a, p.a, p.m, p.k, kTileM), tensor_map(data.a, p.a, p.m, p.k, kTileM / 2),
+  launch_overlapped(context, "kernel wgmma_persistent", wgmma_persistent_kernel<E, kActivation>,
+                    std::min(work.items, context.sm_count), kThreads, kBytes, 1,
+                    tensor_map(data.a, p.a, p.m, p.k, kTileM), tensor_map(data.a, p.a, p.m, p.k, kTileM / 2),
                     tensor_map(data.b, p.b, p.n, p.k, kTileN), work);
 }
 

@@ -230,11 +230,9 @@ void launch_tile(const Context<Cuda>& context, const char* name, const Product& 
                  const typename Ending::Arguments& arguments) {
   constexpr int kBytes = Shape::kBytes + Ending::kVectors * 4 * Shape::kTileN;
   static_assert(kBytes <= 227 * 1024);
-  const auto kernel = wgmma_tile_kernel<E, Shape, Ending>;
-  FTBERT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   const auto blocks = [](int64_t of, int64_t size) { return static_cast<unsigned>((of + size - 1) / size); };
   const dim3 grid(blocks(p.n, Shape::kTileN) * Shape::kSplit, blocks(p.m, Shape::kTileM));
-  launch_overlapped(context, name, kernel, grid, Shape::kThreads, kBytes, Shape::kSplit,
+  launch_overlapped(context, name, wgmma_tile_kernel<E, Shape, Ending>, grid, Shape::kThreads, kBytes, Shape::kSplit,
                     tensor_map(data.a, p.a, p.m, p.k, Shape::kTileM), tensor_map(data.b, p.b, p.n, p.k, Shape::kTileN),
                     TileWork{p.m, static_cast<int>(p.n), static_cast<int>(p.k)}, arguments);
 }

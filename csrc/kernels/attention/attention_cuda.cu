@@ -4,7 +4,6 @@
 #include <type_traits>
 
 #include "core/check.h"
-#include "core/cuda_check.h"
 #include "core/dispatch.h"
 #include "device/launch.cuh"
 #include "device/tensor_map.h"
@@ -57,12 +56,9 @@ template <class E, int kHeadSize, int kWarps, int kRowTiles, bool kBias = false>
 void launch_mma(const Call& call) {
   constexpr int kQueries = 16 * kWarps * kRowTiles, kBytes = attention_shared_bytes<kHeadSize, kQueries>();
   const Grid grid(call, kQueries);
-  const auto kernel = attention_mma<E, kHeadSize, kWarps, kRowTiles, kBias>;
-  if constexpr (kBytes > 48 * 1024)
-    FTBERT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-  launch_overlapped(call.context, "kernel attention", kernel, grid.ctas, 32 * kWarps, kBytes, 1,
-                    static_cast<const E*>(call.qkv), call.first_token, call.cu_seqlens, call.heads, grid.query_blocks,
-                    call.scale_log2, bias_of<E>(call), static_cast<E*>(call.out));
+  launch_overlapped(call.context, "kernel attention", attention_mma<E, kHeadSize, kWarps, kRowTiles, kBias>, grid.ctas,
+                    32 * kWarps, kBytes, 1, static_cast<const E*>(call.qkv), call.first_token, call.cu_seqlens,
+                    call.heads, grid.query_blocks, call.scale_log2, bias_of<E>(call), static_cast<E*>(call.out));
 }
 
 // Of several blocks on a multiprocessor most find the offsets in its cache, if the first have waited for them: 64x64
@@ -92,8 +88,6 @@ template <class E, class Shape, class Kernel>
 void launch_hopper(const Call& call, Kernel kernel) {
   const Grid grid(call, Shape::kQueries);
   if (call.tokens == 0) return;  // there is no map of nothing
-  if constexpr (Shape::kBytes > 48 * 1024)
-    FTBERT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kBytes));
   launch_overlapped(
       call.context, "kernel attention", kernel, grid.ctas, Shape::kThreads, Shape::kBytes, 1,
       tensor_map(call.qkv, call.dtype, call.tokens, 3 * call.heads * Shape::kHeadSize, kTileKeys, Shape::kHeadSize),

@@ -2,8 +2,8 @@
 #include <cmath>
 
 #include "core/check.h"
-#include "core/cuda_check.h"
 #include "core/dispatch.h"
+#include "device/launch.cuh"
 #include "device/row_shape.cuh"
 #include "device/vector.cuh"
 #include "kernels/kernels.h"
@@ -153,10 +153,9 @@ void softmax(Context<Device>& context, const float* scores, const int32_t* cu_se
   const auto launch = [&](auto shape) {
     using Shape = decltype(shape);
     const RowLaunch on = row_launch<Shape>(rows, context.sm_count);
-    softmax_kernel<Shape><<<on.blocks, on.threads, 0, static_cast<cudaStream_t>(context.stream)>>>(
-        scores, cu_seqlens, scale, native(bias.table), bias.columns, bias.span, rows, static_cast<int>(heads),
-        static_cast<int>(seq), native(probabilities));
-    FTBERT_LAUNCH_CHECK("softmax");
+    launch_kernel(context, "kernel softmax", softmax_kernel<Shape, native_t<T>>, on.blocks, on.threads, scores,
+                  cu_seqlens, scale, native(bias.table), bias.columns, bias.span, rows, heads, seq,
+                  native(probabilities));
   };
   const bool wide = vectorizable(kSoftmaxWidth, seq, scores) && vectorizable(kSoftmaxWidth, seq, probabilities);
   with_row_shape<kSoftmaxWidth>(wide, seq, launch);

@@ -65,10 +65,8 @@ template <class Device, class T>
 void add_bias_act(Context<Device>& context, T* x, const T* bias, Activation activation, int64_t rows, int64_t cols) {
   if (rows == 0 || cols == 0 || (!bias && activation == Activation::none)) return;
   FTBERT_CHECK(cols < (1 << 30), "add_bias_act: a row has at most 2^30 elements, got ", cols);
-  if (vectorizable(kWidth<T>, cols, x, bias))
-    launch<kWidth<T>>(context, native(x), native(bias), activation, rows, cols);
-  else
-    launch<1>(context, native(x), native(bias), activation, rows, cols);
+  with_width<kWidth<T>>(vectorizable(kWidth<T>, cols, x, bias),
+                        [&]<int W>() { launch<W>(context, native(x), native(bias), activation, rows, cols); });
 }
 
 template void add_bias_act(Context<Cuda>&, float*, const float*, Activation, int64_t, int64_t);

@@ -1,8 +1,8 @@
 // qkv [tokens, 3*hidden] + bias -> q, k, v [batch, heads, seq, head_size], padding restored as zeros.
 #include "core/check.h"
-#include "core/cuda_check.h"
 #include "core/dispatch.h"
 #include "device/column_walk.cuh"
+#include "device/launch.cuh"
 #include "device/vector.cuh"
 #include "kernels/kernels.h"
 
@@ -52,16 +52,11 @@ void add_qkv_bias(Context<Device>& context, const T* qkv, const T* bias, int64_t
   FTBERT_CHECK(cols < (1 << 30), "add_qkv_bias: a row has at most 2^30 elements, got ", cols);
   const auto launch = [&]<int W>() {
     const int64_t packs = cols / W;
-    add_qkv_bias_kernel<W><<<column_blocks(rows, packs, 2, context.sm_count), kColumnThreads, 0,
-                             static_cast<cudaStream_t>(context.stream)>>>(
-        native(qkv), native(bias), first_token, cu_seqlens, rows, seq, static_cast<int>(heads),
-        static_cast<int>(head_size), static_cast<int>(packs), native(q), native(k), native(v));
-    FTBERT_LAUNCH_CHECK("add_qkv_bias");
+    launch_kernel(context, "kernel add_qkv_bias", add_qkv_bias_kernel<W, native_t<T>>,
+                  column_blocks(rows, packs, 2, context.sm_count), kColumnThreads, native(qkv), native(bias),
+                  first_token, cu_seqlens, rows, seq, heads, head_size, packs, native(q), native(k), native(v));
   };
-  if (vectorizable(kWidth<T>, head_size, qkv, bias, q, k, v))
-    launch.template operator()<kWidth<T>>();
-  else
-    launch.template operator()<1>();
+  with_width<kWidth<T>>(vectorizable(kWidth<T>, head_size, qkv, bias, q, k, v), launch);
 }
 
 #define FTBERT_INSTANTIATE(T)                                                                                        \

@@ -1,8 +1,8 @@
 // [batch, heads, seq, head_size] -> [tokens, hidden], dropping padding.
 #include "core/check.h"
-#include "core/cuda_check.h"
 #include "core/dispatch.h"
 #include "device/column_walk.cuh"
+#include "device/launch.cuh"
 #include "device/vector.cuh"
 #include "kernels/kernels.h"
 
@@ -36,16 +36,11 @@ void transpose(Context<Device>& context, const T* x, int64_t first_token, const 
   FTBERT_CHECK(cols < (1 << 30), "transpose: a row has at most 2^30 elements, got ", cols);
   const auto launch = [&]<int W>() {
     const int64_t packs = cols / W;
-    transpose_kernel<W><<<column_blocks(rows, packs, 2, context.sm_count), kColumnThreads, 0,
-                          static_cast<cudaStream_t>(context.stream)>>>(
-        native(x), first_token, cu_seqlens, rows, seq, static_cast<int>(heads), static_cast<int>(head_size),
-        static_cast<int>(packs), native(out));
-    FTBERT_LAUNCH_CHECK("transpose");
+    launch_kernel(context, "kernel transpose", transpose_kernel<W, native_t<T>>,
+                  column_blocks(rows, packs, 2, context.sm_count), kColumnThreads, native(x), first_token, cu_seqlens,
+                  rows, seq, heads, head_size, packs, native(out));
   };
-  if (vectorizable(kWidth<T>, head_size, x, out))
-    launch.template operator()<kWidth<T>>();
-  else
-    launch.template operator()<1>();
+  with_width<kWidth<T>>(vectorizable(kWidth<T>, head_size, x, out), launch);
 }
 
 #define FTBERT_INSTANTIATE(T) \

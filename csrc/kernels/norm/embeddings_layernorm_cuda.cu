@@ -2,8 +2,8 @@
 #include <cmath>
 
 #include "core/check.h"
-#include "core/cuda_check.h"
 #include "core/dispatch.h"
+#include "device/launch.cuh"
 #include "kernels/kernels.h"
 #include "kernels/norm/layernorm.cuh"
 
@@ -59,9 +59,8 @@ void embeddings_layernorm(Context<Device>& context, const EmbeddingTables<T>& ta
   const auto launch = [&](auto shape) {
     using Shape = decltype(shape);
     const RowLaunch on = row_launch<Shape>(tokens, context.sm_count);
-    embeddings_layernorm_kernel<Shape><<<on.blocks, on.threads, 0, static_cast<cudaStream_t>(context.stream)>>>(
-        on_device, input_ids, token_type_ids, token_index, positions, tokens, static_cast<int>(cols), native(out));
-    FTBERT_LAUNCH_CHECK("embeddings_layernorm");
+    launch_kernel(context, "kernel embeddings_layernorm", embeddings_layernorm_kernel<Shape, E>, on.blocks, on.threads,
+                  on_device, input_ids, token_type_ids, token_index, positions, tokens, cols, native(out));
   };
   with_row_shape<kWidth<T>>(
       vectorizable(kWidth<T>, cols, tables.word, tables.position, tables.token_type, tables.gamma, tables.beta, out),

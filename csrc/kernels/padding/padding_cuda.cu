@@ -1,7 +1,7 @@
 // From a mask or lengths to offsets and index maps; the checks and positions of ids. Everything stays on the device.
 #include <algorithm>
 
-#include "core/cuda_check.h"
+#include "device/launch.cuh"
 #include "device/vector.cuh"
 #include "kernels/kernels.h"
 
@@ -273,31 +273,24 @@ __global__ void __launch_bounds__(kThreads)
 template <class Device, class M>
 void padding_offsets(Context<Device>& context, const M* mask, int64_t batch, int64_t seq, int32_t* cu_seqlens,
                      int64_t* token_index, int32_t* packed_index, PaddingInfo* info) {
-  const auto stream = static_cast<cudaStream_t>(context.stream);
-  if (batch * seq <= kOneBlock && batch <= kOneBlock) {
-    offsets_kernel<<<1, kScanThreads, 0, stream>>>(mask, batch, seq, cu_seqlens, token_index, packed_index, info);
-    FTBERT_LAUNCH_CHECK("padding_offsets");
-    return;
-  }
+  if (batch * seq <= kOneBlock && batch <= kOneBlock)
+    return launch_kernel(context, "kernel padding_offsets", offsets_kernel<M>, 1, kScanThreads, mask, batch, seq,
+                         cu_seqlens, token_index, packed_index, info);
   const unsigned blocks = grid(batch, context.sm_count);
-  if (batch > 0) {
-    count_kept_kernel<<<blocks, kThreads, 0, stream>>>(mask, batch, seq, cu_seqlens);
-    FTBERT_LAUNCH_CHECK("padding_offsets (count)");
-  }
-  scan_counts_kernel<<<1, kScanThreads, 0, stream>>>(batch, cu_seqlens, info);
-  FTBERT_LAUNCH_CHECK("padding_offsets (scan)");
-  if (batch == 0 || seq == 0) return;
-  index_maps_kernel<<<blocks, kThreads, 0, stream>>>(mask, batch, seq, cu_seqlens, token_index, packed_index, info);
-  FTBERT_LAUNCH_CHECK("padding_offsets (index maps)");
+  launch_kernel(context, "kernel padding_offsets (count)", count_kept_kernel<M>, blocks, kThreads, mask, batch, seq,
+                cu_seqlens);
+  launch_kernel(context, "kernel padding_offsets (scan)", scan_counts_kernel, 1, kScanThreads, batch, cu_seqlens, info);
+  if (seq == 0) return;
+  launch_kernel(context, "kernel padding_offsets (index maps)", index_maps_kernel<M>, blocks, kThreads, mask, batch,
+                seq, cu_seqlens, token_index, packed_index, info);
 }
 
 template <>
 void padding_mask_from_lengths(Context<Cuda>& context, const int32_t* lengths, int64_t batch, int64_t seq,
                                uint8_t* mask) {
   if (batch == 0 || seq == 0) return;
-  mask_from_lengths_kernel<<<grid(batch, context.sm_count), kThreads, 0, static_cast<cudaStream_t>(context.stream)>>>(
-      lengths, batch, seq, mask);
-  FTBERT_LAUNCH_CHECK("padding_mask_from_lengths");
+  launch_kernel(context, "kernel padding_mask_from_lengths", mask_from_lengths_kernel, grid(batch, context.sm_count),
+                kThreads, lengths, batch, seq, mask);
 }
 
 template <>
@@ -307,10 +300,9 @@ void padding_check_ids(Context<Cuda>& context, const int64_t* input_ids, const i
   if (batch == 0 || most == 0) return;
   // A model without token types never reads them.
   const int64_t* types = token_types > 0 ? token_type_ids : nullptr;
-  check_ids_kernel<<<grid((most + kThreads - 1) / kThreads, context.sm_count), kThreads, 0,
-                     static_cast<cudaStream_t>(context.stream)>>>(input_ids, types, token_index, cu_seqlens, batch,
-                                                                  most, vocab, token_types, info);
-  FTBERT_LAUNCH_CHECK("padding_check_ids");
+  launch_kernel(context, "kernel padding_check_ids", check_ids_kernel,
+                grid((most + kThreads - 1) / kThreads, context.sm_count), kThreads, input_ids, types, token_index,
+                cu_seqlens, batch, most, vocab, token_types, info);
 }
 
 template <>
@@ -319,11 +311,10 @@ void padding_stage(Context<Cuda>& context, const int64_t* input_ids, const int64
                    int64_t most_tokens, int64_t most_batch, int64_t* staged_ids, int64_t* staged_types,
                    int32_t* columns, int32_t* staged_cu_seqlens) {
   const int64_t items = std::max(most_tokens, most_batch + 1);
-  stage_kernel<<<grid((items + kThreads - 1) / kThreads, context.sm_count), kThreads, 0,
-                 static_cast<cudaStream_t>(context.stream)>>>(input_ids, token_type_ids, token_index, cu_seqlens,
-                                                              tokens, batch, seq, most_tokens, most_batch, staged_ids,
-                                                              staged_types, columns, staged_cu_seqlens);
-  FTBERT_LAUNCH_CHECK("padding_stage");
+  launch_kernel(context, "kernel padding_stage", stage_kernel,
+                grid((items + kThreads - 1) / kThreads, context.sm_count), kThreads, input_ids, token_type_ids,
+                token_index, cu_seqlens, tokens, batch, seq, most_tokens, most_batch, staged_ids, staged_types, columns,
+                staged_cu_seqlens);
 }
 
 template <>
@@ -331,14 +322,13 @@ void padding_positions(Context<Cuda>& context, PositionKind kind, const int64_t*
                        const int32_t* cu_seqlens, int64_t batch, int64_t seq, int64_t padding_id, int64_t most,
                        int32_t* positions) {
   if (most == 0) return;
-  const auto stream = static_cast<cudaStream_t>(context.stream);
   const unsigned blocks = grid(batch, context.sm_count);
   if (kind != PositionKind::from_padding)
-    columns_kernel<<<blocks, kThreads, 0, stream>>>(token_index, cu_seqlens, batch, seq, most, positions);
+    launch_kernel(context, "kernel padding_positions", columns_kernel, blocks, kThreads, token_index, cu_seqlens, batch,
+                  seq, most, positions);
   else
-    positions_from_padding_kernel<<<blocks, kThreads, 0, stream>>>(input_ids, token_index, cu_seqlens, batch, seq,
-                                                                   padding_id, most, positions);
-  FTBERT_LAUNCH_CHECK("padding_positions");
+    launch_kernel(context, "kernel padding_positions", positions_from_padding_kernel, blocks, kThreads, input_ids,
+                  token_index, cu_seqlens, batch, seq, padding_id, most, positions);
 }
 
 #define FTBERT_INSTANTIATE(M) \

@@ -3,8 +3,8 @@
 #include <type_traits>
 
 #include "core/check.h"
-#include "core/cuda_check.h"
 #include "core/dispatch.h"
+#include "device/launch.cuh"
 #include "device/vector.cuh"
 #include "kernels/kernels.h"
 
@@ -71,18 +71,15 @@ __global__ void __launch_bounds__(32 * kWarps)
 }
 
 template <class T, class Source>
-void copy_rows(Context<Cuda>& context, const T* from, Source source, int64_t rows, int64_t cols, T* to) {
+void copy_rows(Context<Cuda>& context, const char* name, const T* from, Source source, int64_t rows, int64_t cols,
+               T* to) {
   FTBERT_CHECK(cols < (1 << 30), "expected rows of at most 2^30 elements, got ", cols);
   using E = Raw<T>;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>((rows + kWarps - 1) / kWarps, 1 << 30));
-  const auto run = [&](auto kernel) {
-    kernel<<<blocks, 32 * kWarps, 0, static_cast<cudaStream_t>(context.stream)>>>(
-        reinterpret_cast<const E*>(from), source, rows, static_cast<int>(cols), reinterpret_cast<E*>(to));
-  };
-  if (vectorizable(kWidth<E>, cols, from, static_cast<const T*>(to)))
-    run(copy_rows_kernel<kWidth<E>, E, Source>);
-  else
-    run(copy_rows_kernel<1, E, Source>);
+  with_width<kWidth<E>>(vectorizable(kWidth<E>, cols, from, static_cast<const T*>(to)), [&]<int W>() {
+    launch_kernel(context, name, copy_rows_kernel<W, E, Source>, blocks, 32 * kWarps, reinterpret_cast<const E*>(from),
+                  source, rows, cols, reinterpret_cast<E*>(to));
+  });
 }
 
 }  // namespace
@@ -91,33 +88,29 @@ template <class Device, class T>
 void remove_padding(Context<Device>& context, const T* padded, const int64_t* token_index, int64_t tokens, int64_t cols,
                     T* packed) {
   if (tokens == 0 || cols == 0) return;
-  copy_rows(context, padded, FromIndex{token_index}, tokens, cols, packed);
-  FTBERT_LAUNCH_CHECK("remove_padding");
+  copy_rows(context, "kernel remove_padding", padded, FromIndex{token_index}, tokens, cols, packed);
 }
 
 template <class Device, class T>
 void restore_padding(Context<Device>& context, const T* packed, const int32_t* packed_index, int64_t rows, int64_t cols,
                      T* padded) {
   if (rows == 0 || cols == 0) return;
-  copy_rows(context, packed, FromIndex{packed_index}, rows, cols, padded);
-  FTBERT_LAUNCH_CHECK("restore_padding");
+  copy_rows(context, "kernel restore_padding", packed, FromIndex{packed_index}, rows, cols, padded);
 }
 
 template <class Device, class T>
 void first_rows(Context<Device>& context, const T* packed, int64_t first_token, const int32_t* cu_seqlens,
                 int64_t batch, int64_t cols, T* out) {
   if (batch == 0 || cols == 0) return;
-  copy_rows(context, packed, FromFirstToken{cu_seqlens, first_token}, batch, cols, out);
-  FTBERT_LAUNCH_CHECK("first_rows");
+  copy_rows(context, "kernel first_rows", packed, FromFirstToken{cu_seqlens, first_token}, batch, cols, out);
 }
 
 template <class Device, class T>
 void zero_empty_rows(Context<Device>& context, const int32_t* cu_seqlens, int64_t batch, int64_t cols, T* x) {
   if (batch == 0 || cols == 0) return;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(batch, 8 * context.sm_count));
-  zero_empty_rows_kernel<<<blocks, 32 * kWarps, 0, static_cast<cudaStream_t>(context.stream)>>>(
-      cu_seqlens, batch, cols, reinterpret_cast<Raw<T>*>(x));
-  FTBERT_LAUNCH_CHECK("zero_empty_rows");
+  launch_kernel(context, "kernel zero_empty_rows", zero_empty_rows_kernel<Raw<T>>, blocks, 32 * kWarps, cu_seqlens,
+                batch, cols, reinterpret_cast<Raw<T>*>(x));
 }
 
 #define FTBERT_INSTANTIATE(T)                                                                        \

@@ -3,8 +3,8 @@
 #include <cmath>
 
 #include "core/check.h"
-#include "core/cuda_check.h"
 #include "core/dispatch.h"
+#include "device/launch.cuh"
 #include "device/vector.cuh"
 #include "kernels/kernels.h"
 
@@ -100,18 +100,12 @@ void pooling(Context<Device>& context, const T* hidden, const int32_t* cu_seqlen
   FTBERT_CHECK(cols < (1 << 30), "pooling: a row has at most 2^30 elements, got ", cols);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(batch, 1 << 30));
   const auto launch = [&]<int W>() {
-    const auto run = [&](auto kernel) {
-      kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(context.stream)>>>(
-          native(hidden), cu_seqlens, batch, static_cast<int>(cols / W), mode, normalize, out);
-    };
     using E = native_t<T>;
-    mode == PoolingMode::max ? run(pooling_kernel<true, W, E>) : run(pooling_kernel<false, W, E>);
-    FTBERT_LAUNCH_CHECK("pooling");
+    const auto kernel = mode == PoolingMode::max ? pooling_kernel<true, W, E> : pooling_kernel<false, W, E>;
+    launch_kernel(context, "kernel pooling", kernel, blocks, kThreads, native(hidden), cu_seqlens, batch, cols / W,
+                  mode, normalize, out);
   };
-  if (vectorizable(kWidth<T>, cols, hidden) && vectorizable(kWidth<float>, cols, out))
-    launch.template operator()<kWidth<T>>();
-  else
-    launch.template operator()<1>();
+  with_width<kWidth<T>>(vectorizable(kWidth<T>, cols, hidden) && vectorizable(kWidth<float>, cols, out), launch);
 }
 
 #define FTBERT_INSTANTIATE(T) \
