@@ -9,10 +9,10 @@
 
 #include "core/check.h"
 #include "core/cuda_check.h"
+#include "core/cuda_owners.h"
 #include "core/device.h"
 #include "core/device_guard.h"
 #include "core/dispatch.h"
-#include "core/relaxed_capture.h"
 #include "gemm/cublaslt.h"
 #include "gemm/own/own.h"
 #include "gemm/own/wgmma_layernorm.h"
@@ -39,14 +39,8 @@ class DeviceTuner : public Tuner {
     key_.align_a = key_.align_b = key_.align_c = 256;
     plan_ = ProductPlans::describe(key_, cublas_epilogue(p), some_bias());
     const DeviceGuard guard(device_);
-    FTBERT_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-    context_ = cuda_context(device_, stream_);
-  }
-  DeviceTuner(const DeviceTuner&) = delete;
-  DeviceTuner& operator=(const DeviceTuner&) = delete;
-  ~DeviceTuner() override {
-    const RelaxedCapture relaxed;
-    cudaStreamDestroy(stream_);
+    stream_ = make_stream();
+    context_ = cuda_context(device_, stream_.get());
   }
 
   std::vector<Algorithm> heuristics(int most) override {
@@ -93,7 +87,7 @@ class DeviceTuner : public Tuner {
     FTBERT_CUDA_CHECK(cudaDeviceSynchronize());  // the caller's stream has made the operands
     turn_ = 0;
     launch(algorithm, a, b, bias, c);
-    FTBERT_CUDA_CHECK(cudaStreamSynchronize(stream_));
+    FTBERT_CUDA_CHECK(cudaStreamSynchronize(stream_.get()));
   }
 
   std::unique_ptr<Recording> record(const Algorithm& algorithm, const void* a, const void* b, int64_t weights,
@@ -104,83 +98,60 @@ class DeviceTuner : public Tuner {
     recording->tuner = this;
     recording->products = static_cast<double>(weights);
     recording->alone = neighbour_alone(b, c, weights);
-    capture(recording->graph, weights, [&](int64_t i) {
+    recording->graph = capture(weights, [&](int64_t i) {
       launch(algorithm, a, static_cast<const char*>(b) + i * product().n * product().k * element_, bias, c);
       neighbour(b, c);
     });
-    if (!recording->graph.exec) return nullptr;
+    if (!recording->graph) return nullptr;
     return recording;
   }
 
  private:
-  struct Graph {
-    cudaGraphExec_t exec = nullptr;
-    Graph() = default;
-    Graph(const Graph&) = delete;
-    Graph& operator=(const Graph&) = delete;
-    ~Graph() {
-      const RelaxedCapture relaxed;
-      if (exec) cudaGraphExecDestroy(exec);
-    }
-  };
-  struct Event {
-    cudaEvent_t event = nullptr;
-    Event() { FTBERT_CUDA_CHECK(cudaEventCreate(&event)); }
-    Event(const Event&) = delete;
-    Event& operator=(const Event&) = delete;
-    ~Event() {
-      const RelaxedCapture relaxed;
-      cudaEventDestroy(event);
-    }
-  };
-
   struct GraphRecording : Recording {
     DeviceTuner* tuner = nullptr;
-    Graph graph;
-    Event begin, end;
+    GraphExec graph;
+    const Event begin = make_event(cudaEventDefault), end = make_event(cudaEventDefault);
     double products = 1, alone = 0;
     bool ran = false;
 
     double microseconds() override {
       const DeviceGuard guard(tuner->device_);
-      if (!std::exchange(ran, true)) FTBERT_CUDA_CHECK(cudaGraphLaunch(graph.exec, tuner->stream_));
+      if (!std::exchange(ran, true)) FTBERT_CUDA_CHECK(cudaGraphLaunch(graph.get(), tuner->stream_.get()));
       return tuner->microseconds(graph, begin, end) / products - alone;
     }
   };
 
-  // `weights` times step(i). Leaves graph.exec null where cuBLASLt refuses the algorithm.
+  // `weights` times step(i); nullptr where cuBLASLt refuses the algorithm.
   template <class Step>
-  void capture(Graph& graph, int64_t weights, const Step& step) {
+  GraphExec capture(int64_t weights, const Step& step) {
     try {
       turn_ = 0;
       step(0);  // loads the kernels, which a capture may not
     } catch (const Error&) {
-      return;
+      return nullptr;
     }
-    FTBERT_CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+    FTBERT_CUDA_CHECK(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal));
     turn_ = 0;
     cudaGraph_t recorded = nullptr;
     try {
       for (int64_t i = 0; i < weights; ++i) step(i);
     } catch (const Error&) {
-      cudaStreamEndCapture(stream_, &recorded);
+      cudaStreamEndCapture(stream_.get(), &recorded);
       if (recorded) cudaGraphDestroy(recorded);
       cudaGetLastError();
-      return;
+      return nullptr;
     }
-    FTBERT_CUDA_CHECK(cudaStreamEndCapture(stream_, &recorded));
-    const cudaError_t made = cudaGraphInstantiate(&graph.exec, recorded, 0);
-    cudaGraphDestroy(recorded);
-    FTBERT_CUDA_CHECK(made);
+    FTBERT_CUDA_CHECK(cudaStreamEndCapture(stream_.get(), &recorded));
+    return instantiate(recorded);
   }
 
-  double microseconds(const Graph& graph, const Event& begin, const Event& end) {
-    FTBERT_CUDA_CHECK(cudaEventRecord(begin.event, stream_));
-    FTBERT_CUDA_CHECK(cudaGraphLaunch(graph.exec, stream_));
-    FTBERT_CUDA_CHECK(cudaEventRecord(end.event, stream_));
-    FTBERT_CUDA_CHECK(cudaEventSynchronize(end.event));
+  double microseconds(const GraphExec& graph, const Event& begin, const Event& end) {
+    FTBERT_CUDA_CHECK(cudaEventRecord(begin.get(), stream_.get()));
+    FTBERT_CUDA_CHECK(cudaGraphLaunch(graph.get(), stream_.get()));
+    FTBERT_CUDA_CHECK(cudaEventRecord(end.get(), stream_.get()));
+    FTBERT_CUDA_CHECK(cudaEventSynchronize(end.get()));
     float milliseconds = 0;
-    FTBERT_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, begin.event, end.event));
+    FTBERT_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, begin.get(), end.get()));
     return 1e3 * milliseconds;
   }
 
@@ -197,10 +168,9 @@ class DeviceTuner : public Tuner {
   // Microseconds; measured once for each length of a graph, so that times of different calls compare.
   double neighbour_alone(const void* b, void* c, int64_t count) {
     if (const auto known = alone_.find(count); known != alone_.end()) return known->second;
-    Graph graph;
-    capture(graph, count, [&](int64_t) { neighbour(b, c); });
-    FTBERT_CHECK(graph.exec, "a LayerNorm of ", product().n, " columns could not be recorded");
-    Event begin, end;
+    const GraphExec graph = capture(count, [&](int64_t) { neighbour(b, c); });
+    FTBERT_CHECK(graph, "a LayerNorm of ", product().n, " columns could not be recorded");
+    const Event begin = make_event(cudaEventDefault), end = make_event(cudaEventDefault);
     std::vector<double> times;
     for (int round = 0; round < 10; ++round) times.push_back(microseconds(graph, begin, end));
     std::sort(times.begin(), times.end());
@@ -238,7 +208,7 @@ class DeviceTuner : public Tuner {
     } else {
       Plan plan = plan_;
       std::copy(algorithm.data.begin(), algorithm.data.end(), plan.algorithm.data);
-      plans_.run(key_, plan, data, workspace_, stream_);
+      plans_.run(key_, plan, data, workspace_, stream_.get());
     }
     if (!with_norm() && (own || plan_.epilogue.after == Epilogue{})) return;
     dispatch(DeviceKind::cuda, product().a,
@@ -264,7 +234,7 @@ class DeviceTuner : public Tuner {
   int64_t element_;  // bytes
   PlanKey key_;
   Plan plan_;
-  cudaStream_t stream_ = nullptr;
+  Stream stream_;
   Context<Cuda> context_;
   std::unordered_map<int64_t, double> alone_;
   int turn_ = 0;  // of the next product with LayerNorm
