@@ -55,9 +55,10 @@ __device__ Packed<E, 8> activate_pack(const Packed<E, 8>& pack) {
   return Packed<E, 8>::from_floats(v);
 }
 
-// run(std::integral_constant<Activation, activation>()).
+// run(std::integral_constant<Activation, activation>()), on the side that asks.
+#pragma nv_exec_check_disable
 template <class Run>
-__device__ void with_activation(Activation activation, const Run& run) {
+__host__ __device__ void with_activation(Activation activation, const Run& run) {
   switch (activation) {
     case Activation::none: return run(std::integral_constant<Activation, Activation::none>());
     case Activation::gelu_erf: return run(std::integral_constant<Activation, Activation::gelu_erf>());

@@ -1,6 +1,5 @@
 // x = act(x + bias), in place.
 #include "core/check.h"
-#include "core/cuda_check.h"
 #include "device/activation.cuh"
 #include "device/column_walk.cuh"
 #include "device/launch.cuh"
@@ -42,31 +41,20 @@ __global__ void __launch_bounds__(kColumnThreads) add_bias_act_kernel(E* x, cons
   }
 }
 
-template <int W, class E>
-void launch(Context<Cuda>& context, E* x, const E* bias, Activation activation, int64_t rows, int64_t cols) {
-  const int64_t packs = cols / W;
-  const unsigned blocks = column_blocks(rows, packs, kRows, context.sm_count);
-  const auto run = [&](auto kernel) {
-    launch_overlapped(context, "kernel add_bias_act", kernel, blocks, kColumnThreads, 0, 1, x, bias, rows, packs);
-  };
-  switch (activation) {
-    case Activation::none: return run(add_bias_act_kernel<Activation::none, W, E>);
-    case Activation::gelu_erf: return run(add_bias_act_kernel<Activation::gelu_erf, W, E>);
-    case Activation::gelu_tanh: return run(add_bias_act_kernel<Activation::gelu_tanh, W, E>);
-    case Activation::relu: return run(add_bias_act_kernel<Activation::relu, W, E>);
-    case Activation::silu: return run(add_bias_act_kernel<Activation::silu, W, E>);
-    case Activation::tanh: return run(add_bias_act_kernel<Activation::tanh, W, E>);
-  }
-}
-
 }  // namespace
 
 template <class Device, class T>
 void add_bias_act(Context<Device>& context, T* x, const T* bias, Activation activation, int64_t rows, int64_t cols) {
   if (rows == 0 || cols == 0 || (!bias && activation == Activation::none)) return;
   FTBERT_CHECK(cols < (1 << 30), "add_bias_act: a row has at most 2^30 elements, got ", cols);
-  with_width<kWidth<T>>(vectorizable(kWidth<T>, cols, x, bias),
-                        [&]<int W>() { launch<W>(context, native(x), native(bias), activation, rows, cols); });
+  with_width<kWidth<T>>(vectorizable(kWidth<T>, cols, x, bias), [&]<int W>() {
+    const int64_t packs = cols / W;
+    const unsigned blocks = column_blocks(rows, packs, kRows, context.sm_count);
+    with_activation(activation, [&](auto kind) {
+      launch_overlapped(context, "kernel add_bias_act", add_bias_act_kernel<decltype(kind)::value, W, native_t<T>>,
+                        blocks, kColumnThreads, 0, 1, native(x), native(bias), rows, packs);
+    });
+  });
 }
 
 template void add_bias_act(Context<Cuda>&, float*, const float*, Activation, int64_t, int64_t);
