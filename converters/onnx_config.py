@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ftbert.checkpoint import EncoderConfig
+from ftbert.converters.families import FAMILIES
 from ftbert.converters.onnx_encoder import Encoder
 
 # Spellings of one function: the graph cannot know which of them the author wrote.
@@ -72,29 +73,10 @@ def _same(what: str, values: list[Any]) -> Any:
 
 def document(encoder: Encoder) -> dict[str, Any]:
     """A config.json for transformers' model of this kind."""
-    family, known = guess_family(encoder), facts(encoder)
-    if family == "distilbert":
-        return {
-            "model_type": family, "vocab_size": known["vocab"], "dim": known["hidden"], "n_layers": known["layers"],
-            "n_heads": known["heads"], "hidden_dim": known["inter"], "activation": known["activation"],
-            "max_position_embeddings": known["max_positions"], "pad_token_id": 0,
-        }  # fmt: skip
-    found = {
-        "model_type": family,
-        "vocab_size": known["vocab"],
-        "hidden_size": known["hidden"],
-        "num_hidden_layers": known["layers"],
-        "num_attention_heads": known["heads"],
-        "intermediate_size": known["inter"],
-        "max_position_embeddings": known["max_positions"],
-        "type_vocab_size": known["token_types"],
-        "layer_norm_eps": known["layer_norm_eps"],
-        "hidden_act": known["activation"],
-        "pad_token_id": known.get("padding_id", 0),
-    }
-    if encoder.projection is not None:
-        found["input_embedding_size" if family == "rembert" else "embedding_size"] = known["embedding"]
-    if family == "albert":
+    family, known = FAMILIES[guess_family(encoder)], {"padding_id": 0} | facts(encoder)
+    found = {key: known[ours] for ours, (key, _) in family.keys.items() if ours not in family.fixed}
+    found["model_type"] = family.name
+    if family.name == "albert":
         found["num_hidden_groups"], found["inner_group_num"] = distinct_layers(encoder), 1
     if encoder.relative_bias is not None:
         found["relative_attention_num_buckets"] = encoder.relative_bias.shape[0]
