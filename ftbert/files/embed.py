@@ -118,7 +118,7 @@ def embed_file(
     """
     source, target = stream_or_file(source), stream_or_file(target)
     reader = check_request(source, target, column=column, skip_bad=skip_bad, batch_records=batch_records, kind=kind)
-    from ftbert.text import embed_windows, text_options  # torch only once the request is known to be sound
+    from ftbert.text import compute_windows, embedding, text_options  # torch only once the request is known to be sound
 
     how = text_options(
         model, normalize=normalize, pooling=pooling, prompt=prompt, prompt_name=prompt_name, max_length=max_length,
@@ -145,7 +145,8 @@ def embed_file(
         stack.callback(writer.close)
         stack.callback(left_out.close)
         resumed = position.records
-        windows = embed_windows(model, _windows(reader, position, progress), how, on_batch=progress.add_expected)
+        read = _windows(reader, position, progress)
+        windows = compute_windows(model, read, embedding(model, how), on_batch=progress.add_expected)
         with contextlib.closing(windows):
             for done in windows:
                 _check_finite(done.results, done.item)

@@ -16,16 +16,20 @@ from ftbert.text.tokenizer import Tokenizer, load_tokenizer, lower_first
 from ftbert.text.tokens import Tokens, joined, tokens_of
 
 if TYPE_CHECKING:
-    from ftbert.text.encoding import embed_windows, text_options, tokenizer_of
+    from ftbert.text.computing import compute_windows
+    from ftbert.text.encoding import embedding, text_options, tokenizer_of
     from ftbert.text.text_model import TextModel
 
 __all__ = [
     "Batch", "FastTokenizer", "TextModel", "TextOptions", "TextSettings", "Tokenizer", "Tokens", "Window", "batches_of",
-    "by_token_budget", "embed_windows", "joined", "load_tokenizer", "lower_first", "pack", "text_options",
-    "tokenizer_of", "tokens_of",
+    "by_token_budget", "compute_windows", "embedding", "joined", "load_tokenizer", "lower_first", "pack",
+    "text_options", "tokenizer_of", "tokens_of",
 ]  # fmt: skip
 
-_LATE = {"TextModel": "text_model", "embed_windows": "encoding", "text_options": "encoding", "tokenizer_of": "encoding"}
+_LATE = {
+    "TextModel": "text_model", "compute_windows": "computing", "embedding": "encoding", "text_options": "encoding",
+    "tokenizer_of": "encoding",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -3,59 +3,29 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from ftbert.text.batching import Batch
-from ftbert.text.computing import Done, Upload, Work, compute_all, compute_windows
+from ftbert.text.computing import Upload, Work
 from ftbert.text.options import TextOptions
 from ftbert.text.settings import TextSettings
 from ftbert.text.tokenizer import Tokenizer
-from ftbert.text.tokens import Text, Tokens, check_texts
+from ftbert.text.tokens import Text, Tokens
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-T = TypeVar("T")
-
 _tokenizers: weakref.WeakKeyDictionary[Any, Tokenizer] = weakref.WeakKeyDictionary()
 
 
-def encode(
-    model: Any,
-    texts: str | Sequence[str],
-    how: TextOptions,
-    show_progress_bar: bool | None = None,
-    tokens: bool = False,
-) -> Any:
-    """float32 [n, width] in the order given, or [width] for a single str. tokens: instead a list of float32 [tokens,
-    hidden], or one. See `ftbert.Model.encode`."""
-    single = isinstance(texts, str)
-    listed: Sequence[str] = [texts] if isinstance(texts, str) else texts
-    check_texts(listed)
-    results = compute_all(model, listed, embedding(model, how, tokens), show_progress_bar)
-    return results[0] if single else results
-
-
-def embed_windows(
-    model: Any,
-    windows: Iterable[tuple[T, Sequence[str]]],
-    how: TextOptions,
-    *,
-    on_batch: Callable[[int, int], None] | None = None,
-) -> Generator[Done[T], None, None]:
-    """The vectors of a stream of (item, texts) windows, float32 [texts, width]: `compute_windows` for embeddings."""
-    return compute_windows(model, windows, embedding(model, how), on_batch=on_batch)
-
-
 def embedding(model: Any, how: TextOptions, tokens: bool = False) -> Work:
-    """What `encode` computes: pooled vectors, or with `tokens` the last hidden state of every token."""
+    """What `ftbert.Model.encode` computes: pooled vectors, or with `tokens` the last hidden state of every token."""
     return Work(
         compute=_token_vectors if tokens else partial(pooled_vectors, how=how),
         tokenise=tokenise(model, how.prompt, how.max_length),
@@ -96,9 +66,9 @@ def pooled_vectors(model: Any, batch: Batch, upload: Upload, how: TextOptions) -
     """float32 [texts, width] on the model's device: the `Work.compute` of embeddings."""
     ids, cu_seqlens = upload(batch.ids), upload(batch.cu_seqlens)
     if how.unpooled_tokens:
-        pooled = _without_prompt(batch.cu_seqlens, how)
-        hidden = model.forward_packed(ids, cu_seqlens, batch.longest)[upload(pooled.tokens)]
-        cu_seqlens = upload(pooled.cu_seqlens)
+        pooled, offsets = _without_prompt(batch.cu_seqlens, how)
+        hidden = model.forward_packed(ids, cu_seqlens, batch.longest)[upload(pooled)]
+        cu_seqlens = upload(offsets)
     elif how.pooling == "cls":
         # One row a text is all that is read, and so all that the last layer computes.
         hidden = model.forward_packed(ids, cu_seqlens, batch.longest, want="first")
@@ -121,19 +91,15 @@ def _token_vectors(model: Any, batch: Batch, upload: Upload) -> torch.Tensor:
     return hidden.float()
 
 
-@dataclass
-class _Pooled:
-    """The tokens of a batch that are pooled, where the prompt's are not."""
-
-    tokens: NDArray[np.int64]  # [pooled tokens]: their positions among the batch's tokens
-    cu_seqlens: NDArray[np.int32]  # [texts + 1]
-
-
-def _without_prompt(cu_seqlens: NDArray[np.int32], how: TextOptions) -> _Pooled:
+def _without_prompt(
+    cu_seqlens: NDArray[np.int32], how: TextOptions
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """The tokens of a batch that are pooled, where the prompt's are not: [pooled tokens], their places among the
+    batch's tokens; [texts + 1], the offsets of the texts among them."""
     lengths = np.diff(cu_seqlens)
     places = np.arange(cu_seqlens[-1]) - np.repeat(cu_seqlens[:-1], lengths)
     kept = places >= how.unpooled_tokens
     if how.pooling == "cls":  # the first token where nothing is behind the prompt
         kept |= np.repeat(lengths <= how.unpooled_tokens, lengths) & (places == 0)
     before = np.concatenate([[0], np.cumsum(kept)]).astype(np.int32)
-    return _Pooled(np.flatnonzero(kept), before[cu_seqlens])
+    return np.flatnonzero(kept), before[cu_seqlens]

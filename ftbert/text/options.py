@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ftbert.input_file import is_unicode
-from ftbert.text.settings import check_pooling, positive
+from ftbert.text.settings import POOLINGS, one_of, positive
 from ftbert.text.tokenizer import Tokenizer
 
 
@@ -68,7 +68,7 @@ class TextOptions:
             prompt=before,
             unpooled_tokens=0 if settings.include_prompt else tokenizer.prompt_tokens(before),
             max_length=length,
-            pooling=settings.pooling if pooling is None else check_pooling(pooling),
+            pooling=settings.pooling if pooling is None else one_of(POOLINGS, "pooling", pooling),
             truncate_dim=kept,
             width=hidden if kept is None else kept,
             normalize_whole=normalize is None and settings.normalize,

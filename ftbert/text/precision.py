@@ -9,13 +9,6 @@ import numpy as np
 PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
 
 
-def check_precision(name: Any) -> str:
-    """`name` itself when it is one of `PRECISIONS`, else ValueError."""
-    if name not in PRECISIONS:
-        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}; got {name!r}")
-    return str(name)
-
-
 def quantized(vectors: np.ndarray[Any, Any], precision: str) -> np.ndarray[Any, Any]:
     """float32 [n, width] -> the same, int8 or uint8 [n, width], or eight signs a byte, [n, width / 8 rounded up].
 

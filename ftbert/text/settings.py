@@ -87,44 +87,36 @@ class TextSettings:
         # What another kind of model saved (a CrossEncoder) is not used for embeddings.
         if not (folder / "modules.json").exists() or values.get("model_type", _MODEL_TYPE) != _MODEL_TYPE:
             return cls(pooling=_default_pooling(folder))
-        modules = _Modules.read(folder, read_json_value(folder / "modules.json"))
+        pooling, normalize = _modules(folder)
         return cls(
-            **_pooling(modules.pooling / "config.json"),
-            normalize=_normalizes(modules.normalize),
-            **_transformer(modules.transformer),
+            **_pooling(pooling / "config.json"),
+            normalize=_normalizes(normalize),
+            **_transformer(folder),
             **_sentence_settings(head, values),
         )
 
 
-@dataclass(frozen=True)
-class _Modules:
-    """The folders of the modules. normalize: of each Normalize behind the pooling."""
-
-    transformer: Path
-    pooling: Path
-    normalize: list[Path]
-
-    @classmethod
-    def read(cls, folder: Path, modules: Any) -> _Modules:
-        """`modules`: the content of `folder`'s modules.json. ValueError for other chains than Transformer, Pooling and
-        any Normalize, and for a path that leads out of the folder."""
-        where = folder / "modules.json"
-        if not isinstance(modules, list) or not all(isinstance(m, dict) and "type" in m for m in modules):
-            raise ValueError(f"{where}: expected a list of modules, each with a 'type'")
-        names = [module["name"] for module in modules if "name" in module]
-        if len({str(name) for name in names}) != len(names):
-            raise ValueError(f"{where}: two modules have one name")
-        found: list[tuple[str, Path]] = []
-        for module in modules:
-            kind, path = _kind(str(module["type"]), where), _inside(folder, module.get("path", ""), where)
-            if kind not in _NOTHING:
-                found.append((kind, path))
-        if [kind for kind, _ in found[:2]] != ["Transformer", "Pooling"] or any(k != "Normalize" for k, _ in found[2:]):
-            chain = ", ".join(kind for kind, _ in found) or "nothing"
-            raise ValueError(f"{where}: expected Transformer, Pooling and at most Normalize behind them; got {chain}")
-        if found[0][1] != folder:
-            raise ValueError(f"{where}: the Transformer is in {found[0][1]}; only one in the folder itself is loaded")
-        return cls(found[0][1], found[1][1], [path for _, path in found[2:]])
+def _modules(folder: Path) -> tuple[Path, list[Path]]:
+    """The folder of the Pooling, and that of each Normalize behind it. ValueError for other chains than Transformer,
+    Pooling and any Normalize, and for a path that leads out of the folder."""
+    where = folder / "modules.json"
+    modules = read_json_value(where)
+    if not isinstance(modules, list) or not all(isinstance(m, dict) and "type" in m for m in modules):
+        raise ValueError(f"{where}: expected a list of modules, each with a 'type'")
+    names = [module["name"] for module in modules if "name" in module]
+    if len({str(name) for name in names}) != len(names):
+        raise ValueError(f"{where}: two modules have one name")
+    found: list[tuple[str, Path]] = []
+    for module in modules:
+        kind, path = _kind(str(module["type"]), where), _inside(folder, module.get("path", ""), where)
+        if kind not in _NOTHING:
+            found.append((kind, path))
+    if [kind for kind, _ in found[:2]] != ["Transformer", "Pooling"] or any(k != "Normalize" for k, _ in found[2:]):
+        chain = ", ".join(kind for kind, _ in found) or "nothing"
+        raise ValueError(f"{where}: expected Transformer, Pooling and at most Normalize behind them; got {chain}")
+    if found[0][1] != folder:
+        raise ValueError(f"{where}: the Transformer is in {found[0][1]}; only one in the folder itself is loaded")
+    return found[1][1], [path for _, path in found[2:]]
 
 
 def _kind(full: str, where: Path) -> str:
@@ -146,11 +138,11 @@ def _inside(folder: Path, path: Any, where: Path) -> Path:
     return folder / path
 
 
-def check_pooling(name: str) -> str:
-    """`name` itself when it is one of `POOLINGS`, else ValueError."""
-    if name not in POOLINGS:
-        raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}; got {name!r}")
-    return name
+def one_of(known: tuple[str, ...], name: str, value: Any) -> str:
+    """`value` itself when it is one of these, else ValueError."""
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}; got {value!r}")
+    return str(value)
 
 
 def _default_pooling(folder: Path) -> str:
@@ -198,10 +190,9 @@ def _transformer(folder: Path) -> dict[str, Any]:
     for key in ("query_expansion", "processing_kwargs", "tokenizer_name_or_path"):
         if config.get(key):
             raise ValueError(f"{path}: {key} is not supported")
-    if config.get("transformer_task", "feature-extraction") != "feature-extraction":
-        raise ValueError(f"{path}: transformer_task {config['transformer_task']!r} is not supported")
-    if config.get("module_output_name", "token_embeddings") != "token_embeddings":
-        raise ValueError(f"{path}: module_output_name {config['module_output_name']!r} is not supported")
+    for key, only in (("transformer_task", "feature-extraction"), ("module_output_name", "token_embeddings")):
+        if config.get(key, only) != only:
+            raise ValueError(f"{path}: {key} {config[key]!r} is not supported")
     text = {"method": "forward", "method_output_name": "last_hidden_state"}
     if config.get("modality_config", {"text": text}) != {"text": text}:
         raise ValueError(f"{path}: modality_config is not supported; expected text through forward")

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ftbert.text.encoding import encode, text_options, tokenizer_of
-from ftbert.text.precision import check_precision, quantized
+from ftbert.text.computing import compute_all
+from ftbert.text.encoding import embedding, text_options, tokenizer_of
+from ftbert.text.precision import PRECISIONS, quantized
 from ftbert.text.scoring import labels_of, predict, rank, scoring, task_of
-from ftbert.text.settings import positive
+from ftbert.text.settings import one_of, positive
 from ftbert.text.similarity import similarity, similarity_pairwise
 from ftbert.text.tokens import check_texts, has_pairs, is_single
 
@@ -78,16 +79,17 @@ class TextModel:
             raise ValueError(
                 f"output_value must be 'sentence_embedding' or 'token_embeddings'; got {output_value!r}"
             )
-        check_precision(precision)
+        one_of(PRECISIONS, "precision", precision)
         how = text_options(
             self, normalize=normalize, pooling=pooling, prompt=prompt, prompt_name=prompt_name, max_length=max_length,
             truncate_dim=truncate_dim, batch_size=batch_size, max_tokens=max_tokens, task=task,
         )  # fmt: skip
-        vectors = encode(self, texts, how, show_progress_bar, tokens)
-        if not tokens:
-            rows = quantized(np.atleast_2d(vectors), precision)
-            vectors = rows[0] if vectors.ndim == 1 else rows
-        return self._form(vectors, convert_to_numpy, convert_to_tensor, single=isinstance(texts, str))
+        listed: Sequence[str] = [texts] if isinstance(texts, str) else texts
+        check_texts(listed)
+        found = compute_all(self, listed, embedding(self, how, tokens), show_progress_bar)
+        found = found if tokens else quantized(found, precision)
+        single = isinstance(texts, str)
+        return self._form(found[0] if single else found, convert_to_numpy, convert_to_tensor, single)
 
     def predict(
         self,
