@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 from ftbert.files.read_lines import CsvReader, JsonlReader, TextReader, TsvReader
 from ftbert.files.records import STREAM, Reader, ReadOptions, Writer
@@ -11,7 +11,9 @@ from ftbert.files.writers import JsonlGzWriter, JsonlStream, JsonlWriter, NpyWri
 
 LINES = (".txt", ".jsonl", ".csv", ".tsv")
 SOURCES = (*LINES, *(kind + ".gz" for kind in LINES), ".parquet")
-TARGETS = (".npy", ".jsonl", ".jsonl.gz", ".parquet")
+TARGETS: dict[str, Callable[[Path, int, dict[str, int]], Writer]] = {
+    ".npy": NpyWriter, ".jsonl": JsonlWriter, ".jsonl.gz": JsonlGzWriter, ".parquet": ParquetWriter,
+}  # fmt: skip
 
 
 def stream_or_file(given: str | Path) -> Path:
@@ -31,20 +33,14 @@ def open_source(path: Path, options: ReadOptions) -> Reader:
         from ftbert.files.read_parquet import ParquetReader  # pyarrow is slow to import
 
         return ParquetReader(path, options)
-    reader: Any = {".txt": TextReader, ".jsonl": JsonlReader, ".csv": CsvReader, ".tsv": TsvReader}[kind]
-    opened: Reader = reader(path, options)
-    return opened
+    return {".txt": TextReader, ".jsonl": JsonlReader, ".csv": CsvReader, ".tsv": TsvReader}[kind](path, options)
 
 
 def open_target(path: Path, folder: Path, hidden: int, state: dict[str, int] | None) -> Writer:
     """A writer of `path`'s kind working inside `folder`; `state` is what `sync` returned, None at first."""
     if path == STREAM:
         return JsonlStream()
-    kind = _kind(path, TARGETS, "write")
-    kinds = {".npy": NpyWriter, ".jsonl": JsonlWriter, ".jsonl.gz": JsonlGzWriter, ".parquet": ParquetWriter}
-    writer: Any = kinds[kind]
-    opened: Writer = writer(folder, hidden, state or {})
-    return opened
+    return TARGETS[_kind(path, TARGETS, "write")](folder, hidden, state or {})
 
 
 def keeps_columns(target: Path) -> bool:
@@ -57,7 +53,7 @@ def skipped_file(target: Path) -> Path:
     return target.with_name(target.name + ".skipped.jsonl")
 
 
-def _kind(path: Path, kinds: tuple[str, ...], verb: str) -> str:
+def _kind(path: Path, kinds: Iterable[str], verb: str) -> str:
     kind = "".join(path.suffixes[-2:] if path.suffix.lower() == ".gz" else path.suffixes[-1:]).lower()
     if kind not in kinds:
         raise ValueError(

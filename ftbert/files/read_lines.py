@@ -74,29 +74,25 @@ class _LineReader:
             return  # its head can be read once only
         expect_file(path)
         self.end = path.stat().st_size
-        with self._opened() as (file, _), self._whole():
+        with self._opened() as (file, _):
             self._open(_Lines(file, Position()))
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-        """The lines' bytes, unpacked, and what they are read from, whose place says how far that is."""
+        """The lines' bytes, unpacked, and what they are read from, whose place says how far that is. ValueError where
+        its .gz turns out to be broken."""
         if self.path == STREAM:
             yield sys.stdin.buffer, sys.stdin.buffer
             return
         with self.path.open("rb") as packed:
-            if self.path.suffix.lower() == ".gz":
+            if self.path.suffix.lower() != ".gz":
+                yield packed, packed
+                return
+            try:
                 with gzip.GzipFile(fileobj=packed) as file:
                     yield file, packed  # type: ignore[misc]
-            else:
-                yield packed, packed
-
-    @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """Names the file where its .gz is broken."""
-        try:
-            yield
-        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            raise ValueError(f"{self.path}: not a whole .gz file ({error})") from error
+            except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+                raise ValueError(f"{self.path}: not a whole .gz file ({error})") from error
 
     def _open(self, lines: _Lines) -> None:
         """Looks at the head of the file."""
@@ -107,7 +103,7 @@ class _LineReader:
 
     def chunks(self, start: Position) -> Iterator[Chunk]:
         """See `records.Reader`."""
-        with self._opened() as (file, packed), self._whole():
+        with self._opened() as (file, packed):
             lines = _Lines(file, start)
             if self.path == STREAM:
                 self._open(lines)

@@ -84,7 +84,8 @@ class Writer(Protocol):
         """The finished file, still inside the folder, on the disk."""
 
     def close(self) -> None:
-        """Lets go of what is open; what was not synced may be lost."""
+        """Lets go of what is open, if anything is; what was not synced may be lost."""
+        return
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class StagingFolder:
         """What `save` last stored, if it was made with the same things; else the folder is emptied,
         with one warning that says what has changed.
         """
-        path = self.folder / _MANIFEST
+        path, reason = self.folder / _MANIFEST, None
         if path.exists():
             try:
                 manifest = json.loads(path.read_text(encoding="utf-8"))
@@ -78,9 +78,7 @@ class StagingFolder:
                 reason = f"it was made with another {', '.join(changed)}"
             except (ValueError, KeyError, TypeError):
                 reason = "its manifest is broken"
-            self.discard(reason)
-        else:
-            self.discard(None)
+        self.discard(reason)
         return None
 
     def save(self, made_with: dict[str, Any], progress: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftbert.files.records import EMBEDDING, STREAM, Chunk, Skipped
+from ftbert.files.records import EMBEDDING, STREAM, Chunk, Skipped, Writer
 from ftbert.input_file import named
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class JsonlGzWriter(JsonlWriter):
             self.write(gzip.compress(b"".join(_lines(chunk, vectors)), mtime=0))
 
 
-class JsonlStream:
+class JsonlStream(Writer):
     """The same on standard output, as it is computed. There is nothing to go on from."""
 
     def append(self, chunk: Chunk, vectors: NDArray[np.float32]) -> None:
@@ -126,11 +126,8 @@ class JsonlStream:
     def finish(self) -> Path:
         return STREAM
 
-    def close(self) -> None:
-        """Nothing is open."""
 
-
-class ParquetWriter:
+class ParquetWriter(Writer):
     """The other columns and a fixed-size list<float32> "embedding".
 
     A parquet file cannot be appended to once closed, so every chunk is a file of its own until the end.
@@ -184,9 +181,6 @@ class ParquetWriter:
                 writer.write_table(pa.Table.from_arrays(columns, schema=schema))
         _sync_file(whole)
         return whole
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def _field(self) -> Any:
         import pyarrow as pa
