@@ -25,9 +25,6 @@ class Head(torch.nn.Module):
 
     def __init__(self, config: HeadConfig, weights: dict[str, Tensor]) -> None:
         super().__init__()
-        if config.width and config.activation not in ACTIVATIONS:
-            known = ", ".join(sorted(ACTIVATIONS))
-            raise ValueError(f"head {config.task}: activation {config.activation!r} is not one of {known}")
         self.task = config.task
         self.source = config.source
         self.tied = config.tied
@@ -60,15 +57,16 @@ def _choices_as_rows(
     input_ids: Tensor,
     attention_mask: Optional[Tensor],  # noqa: UP045
     token_type_ids: Optional[Tensor],  # noqa: UP045
-) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor]]:  # noqa: UP006, UP045
-    """[batch, choices, seq] -> [batch * choices, seq]; two dimensions stay as they are."""
+) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor], int]:  # noqa: UP006, UP045
+    """[batch, choices, seq] -> [batch * choices, seq], choices; two dimensions stay as they are: 0 choices."""
     if not torch.jit.is_scripting() and not isinstance(input_ids, Tensor):  # type: ignore[attr-defined]
         raise TypeError(f"input_ids: expected a torch tensor, got {type(input_ids).__name__}")
+    choices = input_ids.shape[1] if input_ids.dim() == 3 else 0
     if input_ids.dim() == 3:
         input_ids = input_ids.flatten(0, 1)
         attention_mask = None if attention_mask is None else attention_mask.flatten(0, 1)
         token_type_ids = None if token_type_ids is None else token_type_ids.flatten(0, 1)
-    return input_ids, attention_mask, token_type_ids
+    return input_ids, attention_mask, token_type_ids, choices
 
 
 class HeadedModule(EncoderModule):
@@ -101,9 +99,8 @@ class HeadedModule(EncoderModule):
         Logits are [batch, seq, outputs] for heads over tokens (0 at padding), else [batch, outputs]. Ids of multiple
         choice are [batch, choices, seq], its logits [batch, choices]; the hidden state has all choices as rows.
         """
-        given = input_ids
-        input_ids, attention_mask, token_type_ids = _choices_as_rows(input_ids, attention_mask, token_type_ids)
-        choices = given.shape[1] if given.dim() == 3 else 0
+        rows = _choices_as_rows(input_ids, attention_mask, token_type_ids)
+        input_ids, attention_mask, token_type_ids, choices = rows
         want = ["packed_tokens", "packed_index", "cu_seqlens", "pooled"]
         made = self.forward_batch(input_ids, attention_mask, token_type_ids, None, 0, want)
         packed, index, cu_seqlens, pooled = made[0], made[1], made[2], made[3]
@@ -126,9 +123,8 @@ class HeadedModule(EncoderModule):
         only: the last layer is computed for it alone."""
         if self.reads_tokens:
             raise ValueError("run_first: a head of this model reads every token; call run")
-        given = input_ids
-        input_ids, attention_mask, token_type_ids = _choices_as_rows(input_ids, attention_mask, token_type_ids)
-        choices = given.shape[1] if given.dim() == 3 else 0
+        rows = _choices_as_rows(input_ids, attention_mask, token_type_ids)
+        input_ids, attention_mask, token_type_ids, choices = rows
         made = self.forward_batch(input_ids, attention_mask, token_type_ids, None, 0, ["first", "pooled"])
         return made[1], self._logits(made[0], made[0], made[1], choices)
 
@@ -165,12 +161,7 @@ class HeadedModule(EncoderModule):
         rows = index[positions.reshape(-1)].long()
         if bool((rows < 0).any()):
             raise ValueError("positions: expected valid tokens, got one at padding")
-        word = self.encoder.weight("embeddings.word")
-        logits = torch.empty(0)
-        for i, head in enumerate(self.heads):
-            if i == 0:
-                logits = head(packed[rows], word)
-        return logits
+        return self.heads[0](packed[rows], self.encoder.weight("embeddings.word"))  # type: ignore[no-any-return]
 
     def _logits(self, tokens: Tensor, first: Tensor, pooled: Tensor, choices: int) -> List[Tensor]:  # noqa: UP006
         """Every head over the rows that it reads; tokens are packed. choices: of a question, one row each; 0: none."""
