@@ -19,10 +19,17 @@ _WEIGHTS = (
 _OTHERS = ("onnx/*", "openvino/*", "coreml/*")
 
 
-def wanted(files: list[str]) -> list[str]:
-    """Of a repository's files those that ftbert reads: what is small, and the weights in the best format there is."""
-    there = (formats for formats in _WEIGHTS if formats[0] in files)
-    chosen = next(there, ())
+def wanted(repository: str, files: list[str]) -> list[str]:
+    """Of its files those that ftbert reads: what is small, and the weights in the best format there is. ValueError:
+    only adapters, or no weights that ftbert reads."""
+    if "adapter_config.json" in files:
+        raise ValueError(f"{repository}: a PEFT adapter (adapter_config.json), no whole model; {MERGE}")
+    chosen = next((formats for formats in _WEIGHTS if formats[0] in files), None)
+    if chosen is None:
+        raise ValueError(
+            f"{repository}: no weights that ftbert reads (model.safetensors or pytorch_model.bin, possibly sharded); "
+            f"the repository holds {', '.join(files[:20])}"
+        )
     # A star of fnmatch goes through slashes, and weights in folders are other models'.
     weights = [name for name in files if "/" not in name and any(fnmatchcase(name, one) for one in chosen)]
     small = [name for name in files if any(fnmatchcase(name, one) for one in _SMALL)]
@@ -33,8 +40,8 @@ def wanted(files: list[str]) -> list[str]:
 def fetch(repository: str) -> Path:
     """The folder of the hub's snapshot; without a connection the one that was fetched before.
 
-    ValueError: only adapters, or no weights that ftbert reads, before anything is fetched. FileNotFoundError: no such
-    repository, or it cannot be reached.
+    ValueError as of `wanted`, before anything is fetched. FileNotFoundError: no such repository, or it cannot be
+    reached.
     """
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
@@ -48,9 +55,8 @@ def fetch(repository: str) -> Path:
             return Path(snapshot_download(repository, local_files_only=True))
         except LocalEntryNotFoundError:
             raise _unavailable(repository, error) from error
-    chosen = _checked(repository, files)
     try:
-        return Path(snapshot_download(repository, allow_patterns=chosen))
+        return Path(snapshot_download(repository, allow_patterns=wanted(repository, files)))
     except OSError as error:  # those of the hub's client are
         raise _unavailable(repository, error) from error
 
@@ -58,14 +64,3 @@ def fetch(repository: str) -> Path:
 def _unavailable(repository: str, error: Exception) -> FileNotFoundError:
     reason = str(error).split("\n", 1)[0]
     return FileNotFoundError(f"{repository}: no such folder, and not to be had from the hub ({reason})")
-
-
-def _checked(repository: str, files: list[str]) -> list[str]:
-    if "adapter_config.json" in files:
-        raise ValueError(f"{repository}: a PEFT adapter (adapter_config.json), no whole model; {MERGE}")
-    if not any(formats[0] in files for formats in _WEIGHTS):
-        raise ValueError(
-            f"{repository}: no weights that ftbert reads (model.safetensors or pytorch_model.bin, possibly sharded); "
-            f"the repository holds {', '.join(files[:20])}"
-        )
-    return wanted(files)

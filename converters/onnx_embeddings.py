@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ftbert.converters.onnx_file import Constant, computed
-from ftbert.converters.onnx_graph import LAYOUT, Graph
+from ftbert.converters.onnx_graph import LAYOUT, Graph, closure
 
 # Of these only the first input is a source of values; the rest says where and how.
 _MOVES = LAYOUT | {"Slice", "Gather", "GatherElements", "GatherND", "Clip"}
@@ -76,17 +76,13 @@ def find_tables(graph: Graph, total: str, lookups: dict[str, tuple[Constant, str
 
 
 def _leaves(graph: Graph, total: str) -> list[str]:
-    found, todo = [], [total]
-    for _ in range(64):
-        if not todo:
-            break
-        name = graph.before_layout(todo.pop())
-        node = graph.producer.get(name)
-        if node is not None and node.type == "Add":
-            todo += node.inputs
-        else:
-            found.append(name)
-    return found
+    """What the sum `total` adds up."""
+
+    def summands(name: str) -> list[str]:
+        node = graph.producer.get(graph.before_layout(name))
+        return node.inputs if node is not None and node.type == "Add" else []
+
+    return [graph.before_layout(name) for name in closure([total], summands) if not summands(name)]
 
 
 def _name_inputs(direct: list[tuple[str, Constant]]) -> dict[str, tuple[str, Constant]]:
@@ -121,24 +117,19 @@ def _role(graph: Graph, index: str, padding_id: int) -> tuple[str, int]:
 
 def _sources(graph: Graph, name: str) -> tuple[set[str], set[str]]:
     """Which ops compute `name`, and from which constants; not counting where they only take shapes and indices."""
-    ops: set[str] = set()
-    constants: set[str] = set()
-    seen, todo = {name}, [name]
-    while todo:
-        name = todo.pop()
-        node = graph.producer.get(name)
-        if node is None:
-            constants |= {name} & graph.constants.keys()
-            continue
-        ops.add(node.type)
+
+    def sources_of(one: str) -> list[str]:
+        node = graph.producer.get(one)
+        if node is None or node.type in ("Shape", "Range", "ConstantOfShape"):
+            return []
+        return node.inputs[:1] if node.type in _MOVES else node.inputs
+
+    values = set(closure([name], sources_of))
+    made = [(value, graph.producer[value]) for value in values & graph.producer.keys()]
+    for value, node in made:
         if node.type == "ConstantOfShape":
-            constants.add(name)
-            graph.constants.setdefault(name, _filled(node.attributes.get("value")))
-        if node.type not in ("Shape", "Range", "ConstantOfShape"):
-            parts = node.inputs[:1] if node.type in _MOVES else node.inputs
-            todo += [part for part in parts if part not in seen]
-            seen.update(parts)
-    return ops, constants
+            graph.constants.setdefault(value, _filled(node.attributes.get("value")))
+    return {node.type for _, node in made}, values & graph.constants.keys()
 
 
 def _filled(value: object) -> Constant:

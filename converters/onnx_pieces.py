@@ -102,10 +102,7 @@ def _spelled_out(graph: Graph, node: Node) -> Norm | None:
     centred, root = (graph.producer.get(name) for name in quotient.inputs[:2])
     if centred is None or root is None or centred.type != "Sub" or root.type != "Sqrt":
         return None
-    mean = graph.producer.get(centred.inputs[1])
     variance = graph.producer.get(root.inputs[0])
-    if mean is None or mean.type != "ReduceMean" or mean.inputs[0] != centred.inputs[0]:
-        return None
     if variance is None or variance.type != "Add":
         return None
     eps = next((value for name in variance.inputs if (value := graph.number(name)) is not None), None)

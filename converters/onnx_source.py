@@ -127,9 +127,8 @@ def _names(family: Family, config: EncoderConfig, encoder: Encoder) -> dict[str,
         add(f"{ours}.weight", [Matrix(one.weight)])
         add(f"{ours}.bias", [Matrix(one.bias)])
 
-    tables = {"word": encoder.tables.word, "position": encoder.tables.position, "token_type": encoder.tables.token_type}
-    for what, table in tables.items():
-        if table is not None:
+    for what in ("word", "position", "token_type"):
+        if (table := getattr(encoder.tables, what)) is not None:
             add(f"embeddings.{what}", [Matrix(table)])
     if encoder.embedding_norm is not None:
         norm("embeddings.norm", encoder.embedding_norm)

@@ -28,7 +28,7 @@ FORMATS = [
 @pytest.mark.parametrize("best", range(len(FORMATS)))
 def test_the_weights_are_fetched_once(best: int) -> None:
     held = [name for formats in FORMATS[best:] for name in formats]
-    got = wanted([*TEXT, *OTHER, *held])
+    got = wanted("someone/model", [*TEXT, *OTHER, *held])
     weights = {name for name in got if not name.endswith((".json", ".txt"))}
     assert weights == {name for name in FORMATS[best] if not name.endswith(".json")}
     assert {*TEXT, FORMATS[best][0]} <= set(got) and "onnx/config.json" not in got
