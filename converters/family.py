@@ -97,26 +97,21 @@ class Family:
             self.adjust(document, entries)
         return EncoderConfig(**entries)
 
-    def row(self, ours: str) -> str | tuple[str, ...] | Derived:
-        """The table's row for one of our tensors, {i} filled in."""
+    def row(self, ours: str) -> tuple[str, ...] | Derived:
+        """Their names of one of our tensors, without prefix, or how it is made of theirs."""
         parts = ours.split(".")
         layer = parts[1] if parts[0] == "layers" else ""
         generic = ".".join(["layers", "{i}", *parts[2:]]) if layer else ours
-        row = self.names.get(generic)
-        if isinstance(row, Derived):
-            return row
+        row, ending = self.names.get(generic), ""
         if row is None:
             stem, _, kind = generic.rpartition(".")
-            stems = self.names[stem]
-            assert not isinstance(stems, Derived), "a derived row names one tensor"
-            row = tuple(f"{name}.{kind}" for name in ((stems,) if isinstance(stems, str) else stems))
-        if isinstance(row, str):
-            return row.replace("{i}", layer)
-        return tuple(name.replace("{i}", layer) for name in row)
+            row, ending = self.names[stem], "." + kind
+        if isinstance(row, Derived):
+            return row
+        names = (row,) if isinstance(row, str) else row
+        return tuple(name.replace("{i}", layer) + ending for name in names)
 
     def source_names(self, ours: str) -> tuple[str, ...]:
         """Their names of one of our tensors, without prefix."""
         row = self.row(ours)
-        if isinstance(row, Derived):
-            return row.sources
-        return (row,) if isinstance(row, str) else row
+        return row.sources if isinstance(row, Derived) else row

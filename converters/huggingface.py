@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ftbert.checkpoint import (
+    Checkpoint,
     CheckpointConfig,
     EncoderConfig,
     HeadConfig,
@@ -23,18 +25,9 @@ from ftbert.converters.head_tables import PREFIXES, HeadRow, find_rows, head_con
 MERGE = "merge it into the weights with peft's merge_and_unload(), and load the model that this returns"
 
 
-@dataclass(frozen=True)
-class Recognised:
-    """tensors[ours]: the source's names. made[ours]: the function of these tensors that makes ours, where they are not
-    just stacked."""
-
-    config: CheckpointConfig
-    tensors: dict[str, tuple[str, ...]]
-    made: dict[str, Make]
-
-
-def recognise(document: Config, source: TensorSource) -> Recognised:
-    """ValueError says why a config cannot be run, or lists every missing, extra and misshapen tensor."""
+def recognise(document: Config, source: TensorSource, folder: Path | None) -> Checkpoint:
+    """The tensors of `source` under our names. folder: the tokenizer's. ValueError says why a config cannot be run, or
+    lists every missing, extra and misshapen tensor."""
     family = find_family(document)
     encoder = family.config(document)
     found = source.shapes()
@@ -71,7 +64,8 @@ def recognise(document: Config, source: TensorSource) -> Recognised:
     ignored = {name for name in found if name.startswith(PREFIXES) or name.endswith(family.buffers)}
     check_shapes(source.where, shapes, found, ignored)
     dropped = left_out(rows, architecture, found)
-    return Recognised(CheckpointConfig(family.name, encoder, document, tuple(heads), dropped), names, made)
+    config = CheckpointConfig(family.name, encoder, document, tuple(heads), dropped)
+    return Checkpoint(config, source, names, folder, made)
 
 
 def _architecture(document: Config) -> str:
@@ -89,14 +83,10 @@ def _head(row: HeadRow, document: Config, encoder: EncoderConfig, source: Tensor
     if row.task == "masked_lm":
         # A file may hold the decoder although it is the embedding; transformers ties them whatever the config says if
         # they are equal, and leaves them apart if they differ.
-        same = own is not None and word in found and found[own] == found[word]
+        same = own is not None and found[own] == found.get(word) and torch.equal(source.read(own), source.read(word))
         said = entry(document, "tie_word_embeddings", "bool", True)
-        tied = said if own is None else same and _equal(source, str(own), word)
+        tied = said if own is None else same
     return head_config(row, document, encoder, found, bool(tied))
-
-
-def _equal(source: TensorSource, one: str, other: str) -> bool:
-    return torch.equal(source.read(one), source.read(other))
 
 
 def _prefix(family: Family, found: dict[str, Any]) -> str:

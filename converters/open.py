@@ -74,8 +74,7 @@ def find_folder(source: str | Path) -> Path:
 
 def _from_huggingface(document: dict[str, Any], tensors: TensorSource, folder: Path | None, where: str) -> Checkpoint:
     try:
-        recognised = recognise(document, tensors)
+        return recognise(document, tensors, folder)
     except ValueError as error:
         # What does not fit lies in the tensors or in the config; the former say so themselves.
         raise error if str(error).startswith(tensors.where) else ValueError(f"{where}: {error}") from error
-    return Checkpoint(recognised.config, tensors, recognised.tensors, folder, recognised.made)

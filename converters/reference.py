@@ -54,8 +54,7 @@ def _to_huggingface(
         if isinstance(row, Derived):
             yield from zip(row.sources, row.undo(encoder, config, tensor), strict=True)
         else:
-            names = family.source_names(ours)
-            yield from zip(names, tensor.chunk(len(names)), strict=True)
+            yield from zip(row, tensor.chunk(len(row)), strict=True)
 
 
 def _class_of(rows: list[HeadRow], settings: Any) -> Any:

@@ -49,7 +49,6 @@ class _Built:
     encoder: Any
     config: EncoderConfig
     watch: Watch
-    device: torch.device
     out_dtype: torch.dtype
     output: type[Any]  # the dataclass that the original returns
     gaps: bool  # return_dict=False keeps None in the tuple (models of the older style)
@@ -69,7 +68,7 @@ class PatchedForward:
         self.settings = settings
         self.first_column = first_column
         self.fallbacks: dict[str, int] = {}
-        self._warned_of_pooler = False
+        self._warned = False  # of the pooler
         self._lock = threading.Lock()
         self._built: _Built | None = None
         self.__signature__ = inspect.signature(types.MethodType(type(encoder).forward, encoder))
@@ -108,8 +107,13 @@ class PatchedForward:
         if reason is not None:
             self._note(reason, module)
             return self.original(*args, **kwargs)
-        if self.first_column == "pooled" and _starts_with_padding(asked["input_ids"], mask):
-            self._warn_of_pooler(module)
+        if self.first_column == "pooled" and _starts_with_padding(asked["input_ids"], mask) and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"ftbert: padding in column 0: the pooler_output of {type(module).__name__} is of each row's first "
+                "kept token, where transformers takes the padding's",
+                stacklevel=3,
+            )
         return _forward(built, module, asked)
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
@@ -144,15 +148,6 @@ class PatchedForward:
                 f"ftbert: {reason}: {type(module).__name__} of transformers computes such calls", stacklevel=4
             )
         self.fallbacks[reason] = self.fallbacks.get(reason, 0) + 1
-
-    def _warn_of_pooler(self, module: nn.Module) -> None:
-        if not self._warned_of_pooler:
-            self._warned_of_pooler = True
-            warnings.warn(
-                f"ftbert: padding in column 0: the pooler_output of {type(module).__name__} is of each row's first "
-                "kept token, where transformers takes the padding's",
-                stacklevel=4,
-            )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PatchedForward:
         # deepcopy has made the copy of the owner, still empty, before it comes to its attributes.
@@ -192,7 +187,16 @@ def _build(module: Any, settings: Settings) -> _Built:
     with torch.inference_mode(False), torch.no_grad():
         watch = Watch(module)
         encoder, config = build_encoder(module, open_checkpoint(module), device, dtype, settings.attention)
-        return _compare(module, encoder, config, watch, device, own)
+        # A few tokens through both: what the original returns, and that the two agree.
+        ids = sample_ids(config.vocab, config.max_seq, device)
+        mask = torch.ones_like(ids)
+        forward = type(module).forward
+        theirs = forward(module, ids, attention_mask=mask, return_dict=True)
+        gaps = any(x is None for x in forward(module, ids, attention_mask=mask, return_dict=False))
+        ours = torch.ops.ftbert.forward_batch(encoder, ids, None, None, None, 0, ["tokens"])[0]
+        exact = own == torch.float32 and encoder.matrix_dtype() == "fp32"
+        check_equal(ours, theirs.last_hidden_state, type(module).__name__, exact)
+    return _Built(encoder, config, watch, own, type(theirs), gaps)
 
 
 def compute_dtype(asked: torch.dtype | None, own: torch.dtype, device: torch.device) -> torch.dtype:
@@ -203,21 +207,6 @@ def compute_dtype(asked: torch.dtype | None, own: torch.dtype, device: torch.dev
     wanted = torch.float32 if asked is None and own in (torch.float16, torch.bfloat16) else parse_dtype(asked or own)
     check_dtype(device, wanted)
     return wanted
-
-
-def _compare(
-    module: Any, encoder: Any, config: EncoderConfig, watch: Watch, device: torch.device, own: torch.dtype
-) -> _Built:
-    """Runs a few tokens through both: what the original returns, and that the two agree."""
-    ids = sample_ids(config.vocab, config.max_seq, device)
-    mask = torch.ones_like(ids)
-    forward = type(module).forward
-    theirs = forward(module, ids, attention_mask=mask, return_dict=True)
-    gaps = any(x is None for x in forward(module, ids, attention_mask=mask, return_dict=False))
-    ours = torch.ops.ftbert.forward_batch(encoder, ids, None, None, None, 0, ["tokens"])[0]
-    exact = own == torch.float32 and encoder.matrix_dtype() == "fp32"
-    check_equal(ours, theirs.last_hidden_state, type(module).__name__, exact)
-    return _Built(encoder, config, watch, device, own, type(theirs), gaps)
 
 
 def _why_original(asked: dict[str, Any], theirs: Any, ours: EncoderConfig, first_column: str) -> str | None:
