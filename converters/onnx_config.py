@@ -8,12 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ftbert.checkpoint import EncoderConfig
+from ftbert.checkpoint import ACTIVATIONS, EncoderConfig
 from ftbert.converters.families import FAMILIES
 from ftbert.converters.onnx_encoder import Encoder
-
-# Spellings of one function: the graph cannot know which of them the author wrote.
-_ACTIVATIONS = {"gelu_python": "gelu", "gelu_fast": "gelu_new", "gelu_pytorch_tanh": "gelu_new", "swish": "silu"}
 
 
 def distinct_layers(encoder: Encoder) -> int:
@@ -96,7 +93,8 @@ def differences(config: EncoderConfig, encoder: Encoder) -> list[str]:
     for key, value in facts(encoder).items():
         said = getattr(config, key)
         if key == "activation":
-            same = _ACTIVATIONS.get(said, said) == value
+            # Spellings of one function: the graph cannot know which of them the author wrote.
+            same = ACTIVATIONS.get(said, said) == ACTIVATIONS.get(value, value)
         elif key == "layer_norm_eps":
             same = math.isclose(said, value, rel_tol=1e-3)
         else:

@@ -73,14 +73,15 @@ class Pieces:
         self.lookups = find_lookups(graph)
         self.stream = graph.reach(name for name, (_, index) in self.lookups.items() if is_input(graph, index))
 
-    def residual(self, name: str) -> tuple[str, str] | None:
-        """(sum, the other operand) of the Add that takes `name`."""
-        for view in self.graph.views(name):
+    def residual(self, linear: Linear, what: str) -> tuple[str, str]:
+        """(sum, the other operand) of the Add behind it; ValueError where there is none."""
+        name = self.graph.before_layout(linear.output)
+        for view in self.graph.views(linear.output):
             for node in self.graph.consumers.get(view, []):
                 parts = [self.graph.before_layout(part) for part in node.inputs]
                 if node.type == "Add" and len(parts) == 2 and all(part in self.stream for part in parts):
-                    return node.outputs[0], parts[1] if parts[0] == self.graph.before_layout(name) else parts[0]
-        return None
+                    return node.outputs[0], parts[1] if parts[0] == name else parts[0]
+        raise ValueError(f"{what}: expected a residual sum behind it")
 
 
 def trace(graph: Graph) -> Encoder:
@@ -123,11 +124,11 @@ def _embeddings(pieces: Pieces, first: Attention) -> Encoder:
     """The tables behind the first layer, and where its LayerNorms are."""
     value = first.query.input
     out = _one(pieces.readers.get(first.output, []), "Linear on the attention's output")
-    residual = pieces.residual(out.output)
+    _, other = pieces.residual(out, "layer 0: attention")
     norm_place: Literal["post", "pre"] = "post"
-    if residual is not None and residual[1] != value:
+    if other != value:
         if value not in pieces.norm_of:
-            raise ValueError(f"layer 0: its residual sum takes {residual[1]!r}, its attention {value!r}")
+            raise ValueError(f"layer 0: its residual sum takes {other!r}, its attention {value!r}")
         norm_place, value = "pre", pieces.norm_of[value].input
     projection = pieces.by_output.get(value)
     value = projection.input if projection is not None else value
@@ -140,25 +141,18 @@ def _layer(pieces: Pieces, attention: Attention, post: bool) -> Layer:
     """The layer whose attention this is. That its parts take what they should is seen when the graph is evaluated."""
     first_norm = pieces.norm_of.get(attention.query.input)
     out = _one(pieces.readers.get(attention.output, []), "Linear on the attention's output")
-    middle = _residual(pieces, out, "attention")
+    middle, _ = pieces.residual(out, "attention")
     second_norm = _one(pieces.norms_on.get(middle, []), "LayerNorm after the attention")
     up = _one(pieces.readers.get(second_norm.output, []), "Linear on it (two are a gated feed-forward)")
     down = _one(behind(pieces.graph, up.output, pieces.readers, ELEMENTWISE), "Linear behind the activation")
     kind = activation(pieces.graph, up.output, down.input)
-    end = _residual(pieces, down, "feed-forward")
+    end, _ = pieces.residual(down, "feed-forward")
     if not post:
         if first_norm is None:
             raise ValueError("there is no LayerNorm before the attention")
         return Layer(attention, out, first_norm, up, down, second_norm, kind, end)
     last_norm = _one(pieces.norms_on.get(end, []), "LayerNorm after the feed-forward")
     return Layer(attention, out, second_norm, up, down, last_norm, kind, last_norm.output)
-
-
-def _residual(pieces: Pieces, linear: Linear, what: str) -> str:
-    found = pieces.residual(linear.output)
-    if found is None:
-        raise ValueError(f"{what}: expected a residual sum behind it")
-    return found[0]
 
 
 def _pooler(pieces: Pieces, hidden: str) -> tuple[Linear | None, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -145,15 +145,17 @@ class Graph:
             name = node.inputs[0]
         return name
 
+    def onward(self, starts: Iterable[str], through: Callable[[Node, str], bool]) -> list[str]:
+        """`starts` and all that is made of them by nodes for which `through(node, what it reads)` is true."""
+
+        def made_of(one: str) -> list[str]:
+            return [name for node in self.consumers.get(one, []) if through(node, one) for name in node.outputs]
+
+        return closure(starts, made_of)
+
     def views(self, name: str) -> list[str]:
         """`name` and every value that is only another view of it."""
-
-        def views_of(one: str) -> Iterator[str]:
-            for node in self.consumers.get(one, []):
-                if node.type in LAYOUT and node.inputs[0] == one:
-                    yield from node.outputs
-
-        return closure([name], views_of)
+        return self.onward([name], lambda node, one: node.type in LAYOUT and node.inputs[0] == one)
 
     def ancestors(self, *names: str) -> list[Node]:
         """Every node that the names are computed from; not through Shape."""
@@ -167,13 +169,7 @@ class Graph:
 
     def reach(self, starts: Iterable[str]) -> set[str]:
         """Every value computed from `starts`; the Shape of a value does not count as computed from it."""
-
-        def computed_from(one: str) -> Iterator[str]:
-            for node in self.consumers.get(one, []):
-                if node.type not in ("Shape", "Size"):
-                    yield from node.outputs
-
-        return set(closure(starts, computed_from))
+        return set(self.onward(starts, lambda node, _: node.type not in ("Shape", "Size")))
 
 
 def closure(starts: Iterable[str], following: Callable[[str], Iterable[str]]) -> list[str]:

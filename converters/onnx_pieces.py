@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from ftbert.converters.onnx_file import Constant, Node
-from ftbert.converters.onnx_graph import LAYOUT, Graph, Matrix, closure
+from ftbert.converters.onnx_graph import LAYOUT, Graph, Matrix
 
 
 @dataclass(frozen=True)
@@ -126,10 +125,5 @@ def _short(eps: float) -> float:
 
 def behind(graph: Graph, start: str, ends: dict[str, list[Linear]], allowed: frozenset[str]) -> list[Linear]:
     """The Linears that read `start` after nothing but `allowed` ops and changes of layout. `ends`: by their input."""
-
-    def allowed_from(name: str) -> Iterator[str]:
-        for node in graph.consumers.get(name, []):
-            if node.type in allowed or node.type in LAYOUT:
-                yield from node.outputs
-
-    return [linear for name in closure([start], allowed_from) for linear in ends.get(name, [])]
+    values = graph.onward([start], lambda node, _: node.type in allowed or node.type in LAYOUT)
+    return [linear for name in values for linear in ends.get(name, [])]
