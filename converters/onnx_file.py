@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ DTYPES: dict[int, tuple[str, str]] = {
     16: ("<i2", "int32_data"),
 }  # fmt: skip
 BFLOAT16 = 16
+TYPES = {np.dtype(code): kind for kind, (code, _) in DTYPES.items() if kind != BFLOAT16}
 _FLOATS = (1, 10, 11, BFLOAT16)
 
 
@@ -67,16 +68,15 @@ class Constant:
 
 def computed(name: str, values: np.ndarray) -> Constant:
     """A constant that no file holds. values: float32, float16, float64, int64, int32 or bool."""
-    kinds = {np.dtype(code): kind for kind, (code, _) in DTYPES.items() if kind != BFLOAT16}
-    return Constant(name, values.shape, kinds[values.dtype], values=values)
+    return Constant(name, values.shape, TYPES[values.dtype], values=values)
 
 
 @dataclass
 class Node:
-    type: str = ""
-    inputs: list[str] = field(default_factory=list)
-    outputs: list[str] = field(default_factory=list)
-    attributes: dict[str, Any] = field(default_factory=dict)
+    type: str
+    inputs: list[str]
+    outputs: list[str]
+    attributes: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,11 @@ class Input:
 @dataclass
 class OnnxFile:
     path: Path
-    nodes: list[Node] = field(default_factory=list)
-    constants: dict[str, Constant] = field(default_factory=dict)
-    inputs: list[Input] = field(default_factory=list)
-    outputs: list[str] = field(default_factory=list)
-    producer: str = ""
+    nodes: list[Node]
+    constants: dict[str, Constant]
+    inputs: list[Input]
+    outputs: list[str]
+    producer: str
 
 
 def read_model(path: Path) -> Any:
@@ -130,18 +130,17 @@ def _texts(model: Any) -> Iterator[Any]:
 def read_onnx(path: Path) -> OnnxFile:
     """As `read_model`, as plain data."""
     model = read_model(path)
-    found = OnnxFile(path, producer=model.producer_name)
+    graph = model.graph
     try:
-        graph = model.graph
-        for node in graph.node:
-            attributes = {one.name: _attribute(one, path) for one in node.attribute}
-            found.nodes.append(Node(node.op_type, list(node.input), list(node.output), attributes))
-        found.constants = {one.name: constant(one, path) for one in graph.initializer}
-        found.inputs = [_input(one) for one in graph.input if one.name not in found.constants]
-        found.outputs = [one.name for one in graph.output]
+        nodes = [
+            Node(node.op_type, [*node.input], [*node.output], {it.name: _attribute(it, path) for it in node.attribute})
+            for node in graph.node
+        ]
+        constants = {one.name: constant(one, path) for one in graph.initializer}
+        inputs = [_input(one) for one in graph.input if one.name not in constants]
     except (ValueError, OverflowError) as error:
         raise ValueError(f"{path}: not a complete ONNX file ({error})") from error
-    return found
+    return OnnxFile(path, nodes, constants, inputs, [one.name for one in graph.output], model.producer_name)
 
 
 def _attribute(entry: Any, path: Path) -> Any:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ftbert.converters.onnx_file import BFLOAT16, DTYPES, constant, read_model
+from ftbert.converters.onnx_file import BFLOAT16, TYPES, constant, read_model
 
 _HALF = (10, BFLOAT16)
 _IN_MEMORY = 1 << 10  # tensors of more bytes are handed over beside the graph, which is limited to 2 GB
@@ -147,9 +147,9 @@ def _put(proto: Any, values: np.ndarray) -> None:
 
 def _name_only(proto: Any, values: np.ndarray) -> None:
     """A tensor whose data is handed over in memory: the graph has its name, type and shape."""
-    name, kind = proto.name, next(kind for kind, (code, _) in DTYPES.items() if np.dtype(code) == values.dtype)
+    name = proto.name
     proto.Clear()
-    proto.name, proto.data_type, proto.data_location = name, kind, proto.EXTERNAL
+    proto.name, proto.data_type, proto.data_location = name, TYPES[values.dtype], proto.EXTERNAL
     proto.dims.extend(values.shape)
     for key, value in (("location", "in memory"), ("offset", "0"), ("length", str(values.nbytes))):
         entry = proto.external_data.add()

@@ -12,17 +12,13 @@ import torch
 from ftbert._library import build_info, load_library
 
 
-def parse_device(device: Any) -> torch.device:
-    """A torch.device from what torch takes for one; ValueError otherwise. Whether it is there: `check_device`."""
+def check_device(given: Any) -> torch.device:
+    """A torch.device from what torch takes for one, a GPU with its index. ValueError for anything else and for another
+    kind, RuntimeError where this build, this torch or this machine has no such GPU."""
     try:
-        return torch.device(device)
+        device = torch.device(given)
     except (RuntimeError, TypeError):
-        raise ValueError(f"device: expected cpu, cuda or cuda:N, got {device!r}") from None
-
-
-def check_device(device: torch.device) -> torch.device:
-    """The same device, a GPU with its index. ValueError for another kind, RuntimeError where this build, this torch or
-    this machine has no such GPU."""
+        raise ValueError(f"device: expected cpu, cuda or cuda:N, got {given!r}") from None
     if device.type == "cpu":
         return device
     if device.type != "cuda":

@@ -138,11 +138,10 @@ class HeadedModule(EncoderModule):
     ) -> List[Tensor]:  # noqa: UP006
         """int [tokens], int32 [batch+1] -> the logits of every head: [tokens, outputs] for heads over tokens, else
         [batch, outputs] (of choices one output each). No padding anywhere, and no host synchronisation."""
-        if not self.reads_tokens:
-            made = self.forward_batch(input_ids, None, token_type_ids, cu_seqlens, max_seqlen, ["first", "pooled"])
-            return self._logits(made[0], made[0], made[1], 0)
-        made = self.forward_batch(input_ids, None, token_type_ids, cu_seqlens, max_seqlen, ["tokens", "pooled"])
-        return self._logits(made[0], torch.ops.ftbert.first_rows(made[0], cu_seqlens), made[1], 0)
+        want = ["tokens" if self.reads_tokens else "first", "pooled"]
+        made = self.forward_batch(input_ids, None, token_type_ids, cu_seqlens, max_seqlen, want)
+        first = torch.ops.ftbert.first_rows(made[0], cu_seqlens) if self.reads_tokens else made[0]
+        return self._logits(made[0], first, made[1], 0)
 
     @torch.jit.export
     def logits_at(

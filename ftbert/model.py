@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ftbert.checkpoint import Checkpoint, EncoderConfig
 from ftbert.converters import build_reference, open_checkpoint
-from ftbert.devices import check_device, check_dtype, is_matrix, parse_device, stream_dtype, weight_dtype
+from ftbert.devices import check_device, check_dtype, is_matrix, stream_dtype, weight_dtype
 from ftbert.dtypes import DTYPES, parse_dtype
 from ftbert.forked import note_fork
 from ftbert.heads import Head, HeadedModule
@@ -46,7 +46,7 @@ def load(
     problems listed), RuntimeError (a device or dtype that this build or machine cannot serve; a live model that
     computes something else than its config says), TypeError for what is no such source.
     """
-    place, element = check_device(parse_device(device)), parse_dtype(dtype)
+    place, element = check_device(device), parse_dtype(dtype)
     check_dtype(place, element)
     source = _source(source)
     checkpoint = open_checkpoint(source)
@@ -248,7 +248,7 @@ class Model(TextModel):
         """
         if isinstance(device, torch.dtype):
             raise TypeError(f"the first argument is a device; for a dtype write to(dtype={device})")
-        place = self.device if device is None else check_device(parse_device(device))
+        place = self.device if device is None else check_device(device)
         element = self.dtype if dtype is None else parse_dtype(dtype)
         check_dtype(place, element)
         if self.dtype not in (torch.float32, element):

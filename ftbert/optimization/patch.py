@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ftbert.converters import open_checkpoint, rows_of
-from ftbert.devices import check_device, parse_device
+from ftbert.devices import check_device
 from ftbert.dtypes import parse_dtype
 from ftbert.optimization.patched_forward import PatchedForward, Settings, compute_dtype
 
@@ -54,7 +54,7 @@ def optimize(
     """
     encoders = _find_encoders(model)
     settings = Settings(None if dtype is None else parse_dtype(dtype), attention)
-    place = None if device is None else check_device(parse_device(device))
+    place = None if device is None else check_device(device)
     for encoder in encoders:
         _check(encoder, place, settings)
     if place is not None:
