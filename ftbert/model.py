@@ -225,8 +225,7 @@ class Model(TextModel):
         therefore not looked at, and an id outside the vocabulary gives a row of NaN.
         """
         note_fork()
-        result: Tensor = self.module.forward_packed(input_ids, cu_seqlens, max_seqlen, token_type_ids, want)
-        return result
+        return self.module.forward_packed(input_ids, cu_seqlens, max_seqlen, token_type_ids, want)
 
     def logits_packed(
         self, input_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int, token_type_ids: Tensor | None = None
@@ -237,8 +236,7 @@ class Model(TextModel):
         note_fork()
         if not isinstance(self.module, HeadedModule):
             raise ValueError("this model has no head: load a checkpoint with one, with heads=True")
-        result: list[Tensor] = self.module.logits_packed(input_ids, cu_seqlens, max_seqlen, token_type_ids)
-        return result
+        return self.module.logits_packed(input_ids, cu_seqlens, max_seqlen, token_type_ids)
 
     def to(self, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None) -> Model:
         """The same model on another device or in another dtype; this one stays as it is.

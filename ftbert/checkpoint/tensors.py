@@ -44,8 +44,7 @@ class SafetensorsSource(TensorSource):
 
     def __init__(self, files: list[Path]) -> None:
         self.where = str(files[0] if len(files) == 1 else files[0].parent)
-        self._place: dict[str, tuple[Path, int, torch.dtype]] = {}  # file, first byte, dtype
-        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._found: dict[str, tuple[Path, int, torch.dtype, Shape]] = {}  # file, first byte, dtype, shape
         for path in files:
             expect_file(path)
             try:
@@ -55,19 +54,18 @@ class SafetensorsSource(TensorSource):
                     header = json.loads(file.read(length))
                 for name, entry in header.items():
                     if name != "__metadata__":
-                        self._place[name] = (path, 8 + length + entry["data_offsets"][0], _DTYPES[entry["dtype"]])
-                        self._shapes[name] = tuple(entry["shape"])
+                        start, dtype = 8 + length + entry["data_offsets"][0], _DTYPES[entry["dtype"]]
+                        self._found[name] = (path, start, dtype, tuple(entry["shape"]))
             except (SafetensorError, OSError, ValueError) as error:
                 raise ValueError(f"{path}: not a complete safetensors file ({error})") from error
             except KeyError as error:
                 raise ValueError(f"{path}: a tensor is stored as {error}, which ftbert does not read") from error
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return self._shapes
+        return {name: shape for name, (*_, shape) in self._found.items()}
 
     def read(self, name: str) -> torch.Tensor:
-        path, start, dtype = self._place[name]
-        shape = self._shapes[name]
+        path, start, dtype, shape = self._found[name]
         size = math.prod(shape) * dtype.itemsize
         data = np.fromfile(path, np.uint8, size, offset=start)
         if data.size != size:

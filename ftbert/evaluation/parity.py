@@ -152,9 +152,7 @@ def _compare(
 
 def _hidden(reference: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """float32 [batch, seq, hidden]"""
-    hidden = reference(input_ids=ids, attention_mask=mask).last_hidden_state
-    assert isinstance(hidden, torch.Tensor)
-    return hidden.float()
+    return reference(input_ids=ids, attention_mask=mask).last_hidden_state.float()
 
 
 def _largest(difference: torch.Tensor, mask: torch.Tensor) -> float:

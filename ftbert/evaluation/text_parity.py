@@ -100,8 +100,7 @@ def _ids(folder: Path, settings: TextSettings, texts: Sequence[str], how: TextOp
     if settings.lower_case:
         lower_first(tokenizer.backend_tokenizer)
     whole = [how.prompt + text for text in texts]
-    ids: list[list[int]] = tokenizer(whole, truncation=True, max_length=how.max_length)["input_ids"]
-    return ids
+    return tokenizer(whole, truncation=True, max_length=how.max_length)["input_ids"]
 
 
 def _by_sentence_transformers(model: Any, texts: list[str]) -> Any:

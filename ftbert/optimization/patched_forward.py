@@ -90,13 +90,11 @@ class PatchedForward:
         looked_at = [asked.get(name) for name in ("attention_mask", "position_ids")]
         if any(isinstance(one, Tensor) for one in looked_at) and _is_recording(asked.get("input_ids")):
             # What stands in them decides what is launched, and the host cannot read it then.
-            self._note("attention_mask or position_ids while a CUDA graph is recorded", module)
-            return self.original(*args, **kwargs)
+            return self._fall_back("attention_mask or position_ids while a CUDA graph is recorded", args, kwargs)
         try:
             built = self.built()
         except (ValueError, Differs) as error:  # changed since into something that ftbert does not compute
-            self._note(str(error), module)
-            return self.original(*args, **kwargs)
+            return self._fall_back(str(error), args, kwargs)
         mask = asked.get("attention_mask")
         if isinstance(mask, Tensor) and mask.dim() == 2:
             # As transformers reads it: what is not 0 is kept. On the host, because the next check looks at it there,
@@ -105,8 +103,7 @@ class PatchedForward:
         hooked = "forward hooks on modules inside" if built.watch.hooked() else None
         reason = hooked or _why_original(asked, module.config, built.config, self.first_column)
         if reason is not None:
-            self._note(reason, module)
-            return self.original(*args, **kwargs)
+            return self._fall_back(reason, args, kwargs)
         if self.first_column == "pooled" and _starts_with_padding(asked["input_ids"], mask) and not self._warned:
             self._warned = True
             warnings.warn(
@@ -142,12 +139,12 @@ class PatchedForward:
             raise RuntimeError("the model that ftbert optimized is gone; optimize the one you hold")
         return module
 
-    def _note(self, reason: str, module: nn.Module) -> None:
+    def _fall_back(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if reason not in self.fallbacks:
-            warnings.warn(
-                f"ftbert: {reason}: {type(module).__name__} of transformers computes such calls", stacklevel=4
-            )
+            name = type(self._owner()).__name__
+            warnings.warn(f"ftbert: {reason}: {name} of transformers computes such calls", stacklevel=4)
         self.fallbacks[reason] = self.fallbacks.get(reason, 0) + 1
+        return self.original(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PatchedForward:
         # deepcopy has made the copy of the owner, still empty, before it comes to its attributes.

@@ -76,10 +76,7 @@ def pooled_vectors(model: Any, batch: Batch, upload: Upload, how: TextOptions) -
     else:
         hidden = model.forward_packed(ids, cu_seqlens, batch.longest)
     if how.truncate_dim is None:
-        whole: torch.Tensor = torch.ops.ftbert.pooling(
-            hidden, cu_seqlens, how.pooling, how.normalize or how.normalize_whole
-        )
-        return whole
+        return torch.ops.ftbert.pooling(hidden, cu_seqlens, how.pooling, how.normalize or how.normalize_whole)
     # As sentence-transformers does: the folder's Normalize sees the whole vector, the caller's the truncated one.
     whole = torch.ops.ftbert.pooling(hidden, cu_seqlens, how.pooling, how.normalize_whole)
     part = whole[:, : how.truncate_dim]
@@ -87,8 +84,7 @@ def pooled_vectors(model: Any, batch: Batch, upload: Upload, how: TextOptions) -
 
 
 def _token_vectors(model: Any, batch: Batch, upload: Upload) -> torch.Tensor:
-    hidden: torch.Tensor = model.forward_packed(upload(batch.ids), upload(batch.cu_seqlens), batch.longest)
-    return hidden.float()
+    return model.forward_packed(upload(batch.ids), upload(batch.cu_seqlens), batch.longest).float()
 
 
 def _without_prompt(
