@@ -227,14 +227,12 @@ def _vectors(
 ) -> Iterator[list[np.ndarray]]:
     """What a graph may make of the last hidden state [batch, seq, hidden], one vector for each row."""
     yield pooled
-    for mode in ("mean", "cls", "max"):
-        rows = []
-        for batch, one in zip(batches, hidden, strict=True):
-            mask = batch.mask[..., None] == 1
-            if mode == "mean":
-                rows.append((one * mask).sum(1) / mask.sum(1))
-            else:
-                rows.append(one[:, 0] if mode == "cls" else np.where(mask, one, -np.inf).max(1))
+    for pool in (
+        lambda one, mask: (one * mask).sum(1) / mask.sum(1),
+        lambda one, mask: one[:, 0],
+        lambda one, mask: np.where(mask, one, -np.inf).max(1),
+    ):
+        rows = [pool(one, batch.mask[..., None] == 1) for batch, one in zip(batches, hidden, strict=True)]
         yield rows
         yield [one / np.linalg.norm(one, axis=1, keepdims=True).clip(1e-12) for one in rows]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-# task -> transformers' class; "" where there is none.
+# task -> transformers' class, where there is one.
 _CLASSES = {
     "sequence_classification": "SequenceClassifierOutput",
     "token_classification": "TokenClassifierOutput",
@@ -16,8 +16,6 @@ _CLASSES = {
     "masked_lm": "MaskedLMOutput",
     "multiple_choice": "MultipleChoiceModelOutput",
     "next_sentence": "NextSentencePredictorOutput",
-    "replaced_token": "",
-    "sentence_order": "",
 }
 # What transformers' pretraining outputs call the second head's logits; the first are prediction_logits.
 _SECOND = {"next_sentence": "seq_relationship_logits", "sentence_order": "sop_logits"}
@@ -29,11 +27,11 @@ def _output_class(task: str) -> type:
     from transformers import modeling_outputs
     from transformers.utils.generic import ModelOutput
 
-    base = getattr(modeling_outputs, _CLASSES[task] or "-", ModelOutput)
+    base = getattr(modeling_outputs, _CLASSES.get(task, "-"), ModelOutput)
     known = {field for one in base.__mro__ for field in getattr(one, "__dataclass_fields__", {})}
     extra = ("logits", "last_hidden_state", "pooler_output", "prediction_logits", *_SECOND.values())
     return make_dataclass(
-        base.__name__ if _CLASSES[task] else "HeadOutput",
+        base.__name__ if task in _CLASSES else "HeadOutput",
         [(name, "Tensor | None", None) for name in extra if name not in known],
         bases=(base,),
         namespace={"__reduce__": lambda self: (_restored, (task, dict(self)))},  # no module holds the class

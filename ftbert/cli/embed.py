@@ -8,6 +8,8 @@ from typing import Any
 
 from ftbert.cli import command
 
+_AS_IN_ENCODE = ("pooling", "prompt", "prompt_name", "max_length", "truncate_dim", "max_tokens")
+
 
 def add_to(commands: command.Commands) -> None:
     parser = command.add(
@@ -60,13 +62,8 @@ def _embed(options: argparse.Namespace) -> int:
             options.source,
             options.target,
             normalize=not options.no_normalize,
-            pooling=options.pooling,
-            prompt=options.prompt,
-            prompt_name=options.prompt_name,
-            max_length=options.max_length,
-            truncate_dim=options.truncate_dim,
-            max_tokens=options.max_tokens,
             resume=not options.no_resume,
+            **{name: getattr(options, name) for name in _AS_IN_ENCODE},
             **how,
         )
     except KeyboardInterrupt:

@@ -138,11 +138,8 @@ class Recording:
 def in_turns(recordings: Sequence[Any], rounds: int) -> list[list[float]]:
     """microseconds() of each, also of several benches, `rounds` times, in turns: what disturbs the clocks disturbs all
     alike."""
-    times: list[list[float]] = [[] for _ in recordings]
-    for _ in range(rounds):
-        for recording, found in zip(recordings, times, strict=True):
-            found.append(recording.microseconds())
-    return times
+    turns = [[recording.microseconds() for recording in recordings] for _ in range(rounds)]
+    return [list(times) for times in zip(*turns, strict=True)]
 
 
 def is_faster(ours: Sequence[float], theirs: Sequence[float]) -> bool:
