@@ -39,12 +39,12 @@ def _electra(config: Config, entries: dict[str, Any]) -> None:
 
 
 def _albert(config: Config, entries: dict[str, Any]) -> None:
-    if (groups := entry(config, "inner_group_num", "int", 1)) != 1:
-        raise ValueError(f"inner_group_num {groups} is not supported: only 1")
-    entries["distinct_layers"] = min(entry(config, "num_hidden_groups", "int", 1), entries["layers"])
-    if entries["distinct_layers"] < min(1, entries["layers"]):
-        raise ValueError(f"num_hidden_groups {entries['distinct_layers']}: expected at least 1")
-    layers, groups = entries["layers"], entries["distinct_layers"]
+    if (inner := entry(config, "inner_group_num", "int", 1)) != 1:
+        raise ValueError(f"inner_group_num {inner} is not supported: only 1")
+    layers = entries["layers"]
+    groups = entries["distinct_layers"] = min(entry(config, "num_hidden_groups", "int", 1), layers)
+    if groups < min(1, layers):
+        raise ValueError(f"num_hidden_groups {groups}: expected at least 1")
     # transformers divides floats, which gives another group here and there where the one is no multiple of the other.
     if any(int(i / (layers / groups)) != i * groups // layers for i in range(min(layers, 10_000))):
         raise ValueError(f"num_hidden_groups {groups} of {layers} layers is not supported: not a divisor")

@@ -18,7 +18,6 @@ class Linear:
     output: str
     weight: Matrix
     bias: Constant | None
-    node: Node
 
     @property
     def n(self) -> int:
@@ -40,30 +39,19 @@ def find_linears(graph: Graph) -> list[Linear]:
     """MatMul by a constant matrix with the Add behind it, and Gemm."""
     found = []
     for node in graph.nodes:
-        if node.type == "Gemm" and len(node.inputs) >= 2:
-            linear = _gemm(graph, node)
-        elif node.type == "MatMul" and len(node.inputs) == 2:
-            linear = _matmul(graph, node)
-        else:
-            continue
-        if linear is not None:
-            found.append(linear)
+        weight = graph.matrix(node.inputs[1]) if node.type in ("Gemm", "MatMul") and len(node.inputs) > 1 else None
+        if weight is not None:
+            found.append((_gemm if node.type == "Gemm" else _matmul)(graph, node, weight))
     return found
 
 
-def _gemm(graph: Graph, node: Node) -> Linear | None:
-    weight = graph.matrix(node.inputs[1])
-    if weight is None:
-        return None
+def _gemm(graph: Graph, node: Node, weight: Matrix) -> Linear:
     weight = weight if node.attributes.get("transB", 0) else weight.t
     bias = graph.vector(node.inputs[2]) if len(node.inputs) > 2 else None
-    return Linear(graph.before_layout(node.inputs[0]), graph.before_layout(node.outputs[0]), weight, bias, node)
+    return Linear(graph.before_layout(node.inputs[0]), graph.before_layout(node.outputs[0]), weight, bias)
 
 
-def _matmul(graph: Graph, node: Node) -> Linear | None:
-    weight = graph.matrix(node.inputs[1])
-    if weight is None:
-        return None
+def _matmul(graph: Graph, node: Node, weight: Matrix) -> Linear:
     weight = weight.t
     output, bias = node.outputs[0], None
     readers = graph.consumers.get(output, [])
@@ -73,8 +61,8 @@ def _matmul(graph: Graph, node: Node) -> Linear | None:
         other = [name for name in readers[0].inputs if name != output]
         bias = graph.vector(other[0]) if other else None
     if bias is None or bias.shape != weight.shape[:1]:
-        return Linear(graph.before_layout(node.inputs[0]), node.outputs[0], weight, None, node)
-    return Linear(graph.before_layout(node.inputs[0]), readers[0].outputs[0], weight, bias, node)
+        return Linear(graph.before_layout(node.inputs[0]), node.outputs[0], weight, None)
+    return Linear(graph.before_layout(node.inputs[0]), readers[0].outputs[0], weight, bias)
 
 
 def find_norms(graph: Graph) -> list[Norm]:
