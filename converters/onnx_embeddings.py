@@ -128,12 +128,10 @@ def _sources(graph: Graph, name: str) -> tuple[set[str], set[str]]:
     made = [(value, graph.producer[value]) for value in values & graph.producer.keys()]
     for value, node in made:
         if node.type == "ConstantOfShape":
-            graph.constants.setdefault(value, _filled(node.attributes.get("value")))
+            filled = node.attributes.get("value")
+            fallback = computed("", np.zeros(1, np.float32))
+            graph.constants.setdefault(value, filled if isinstance(filled, Constant) else fallback)
     return {node.type for _, node in made}, values & graph.constants.keys()
-
-
-def _filled(value: object) -> Constant:
-    return value if isinstance(value, Constant) else computed("", np.zeros(1, np.float32))
 
 
 def _padding_id(graph: Graph, index: str) -> int:

@@ -62,7 +62,7 @@ def optimize(
     fresh = [
         (encoder, PatchedForward(encoder, settings, reader))
         for encoder, reader in encoders.items()
-        if _settings_of(encoder) != settings
+        if getattr(encoder.__dict__.get("forward"), "settings", None) != settings
     ]
     for _, forward in fresh:
         forward.built()
@@ -112,11 +112,6 @@ def _first_column(part: PreTrainedModel, root: nn.Module) -> str:
     rows = rows_of(str(part.config.model_type))
     sources = {row.source for row in rows if type(part).__name__.endswith(row.architecture)}
     return "unread" if sources == {"tokens"} else "read"
-
-
-def _settings_of(encoder: nn.Module) -> Settings | None:
-    forward = encoder.__dict__.get("forward")
-    return forward.settings if isinstance(forward, PatchedForward) else None
 
 
 def _check(encoder: PreTrainedModel, place: torch.device | None, settings: Settings) -> None:
