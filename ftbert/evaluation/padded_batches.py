@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -16,12 +17,9 @@ def sequences_of(model: Any, texts: Sequence[str], longest: int | None = None) -
     """int64 [tokens] per text. Random ids of the same ragged kind when the model has no tokenizer."""
     limit = min(longest or model.config.max_seq, model.config.max_seq)
     if model.folder is not None:
-        try:
+        with suppress(FileNotFoundError):
             tokenizer = tokenizer_of(model)
             encoded = tokenizer.encode_batch(texts, tokenizer.settings.default_prompt)
-        except FileNotFoundError:
-            pass
-        else:
             return [torch.from_numpy(ids[:limit]) for ids in encoded]
     words = [min(limit, len(text.split()) + 2) for text in texts]
     return random_sequences(model.config.vocab, words)

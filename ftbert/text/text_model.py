@@ -188,12 +188,12 @@ class TextModel:
     @property
     def prompts(self) -> Mapping[str, str]:
         """By name, as the folder's config_sentence_transformers.json has them."""
-        return self._text_settings().prompts
+        return tokenizer_of(self).settings.prompts
 
     @property
     def similarity_fn_name(self) -> str:
         """The folder's: "cosine" (default), "dot", "euclidean" or "manhattan"."""
-        return "cosine" if self.folder is None else self._text_settings().similarity
+        return "cosine" if self.folder is None else tokenizer_of(self).settings.similarity
 
     def similarity(self, one: np.ndarray | Tensor, other: np.ndarray | Tensor) -> Tensor:
         """[n, width] and [m, width] -> [n, m] by the folder's similarity function (distances are negative)."""
@@ -202,6 +202,3 @@ class TextModel:
     def similarity_pairwise(self, one: np.ndarray | Tensor, other: np.ndarray | Tensor) -> Tensor:
         """[n, width] twice -> [n]: row by row."""
         return similarity_pairwise(one, other, self.similarity_fn_name)
-
-    def _text_settings(self) -> Any:
-        return tokenizer_of(self).settings
