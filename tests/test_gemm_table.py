@@ -282,10 +282,6 @@ def _add_many(path: Path, number: int) -> None:
 
 def test_concurrent_tuners_lose_no_row(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
-    context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=_add_many, args=(path, number)) for number in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        pool.starmap(_add_many, [(path, number) for number in range(4)], chunksize=1)
     assert sum(len(r.timed) for r in read_table(path)[1]) == 80

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -150,16 +150,8 @@ def test_a_failing_model_leaves_no_thread(stub: StubModel) -> None:
 def test_several_threads_share_a_model(stub: StubModel) -> None:
     texts = ragged(600)
     want = stub.encode(texts)
-    got: list[Any] = [None] * 4
-
-    def work(place: int) -> None:
-        got[place] = stub.encode(texts)
-
-    threads = [threading.Thread(target=work, args=(place,)) for place in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        got = list(pool.map(stub.encode, [texts] * 4))
     assert all(np.array_equal(want, one) for one in got)
 
 
