@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,8 @@ from onnx_models import MODELS, NEARLY_BERT, anonymous, export, export_nearly_be
 import ftbert
 from ftbert.converters import convert, onnx_source, open_checkpoint
 
+onnx = pytest.importorskip("onnx")
+helper, numpy_helper = onnx.helper, onnx.numpy_helper
 EXPORTERS = {"torchscript": False, "dynamo": True}
 
 
@@ -174,12 +177,11 @@ def test_decoder_is_refused(tmp_path: Path) -> None:
 
 def _nested_concats(graph: Any) -> None:
     """Each of six concatenates the one before 200 times."""
-    onnx = pytest.importorskip("onnx")
     reshape = next(node for node in graph.node if node.op_type == "Reshape" and "self" in node.name)
     name = reshape.input[1]
     at = next(i for i, node in enumerate(graph.node) if name in node.output) + 1
     for i in range(6):
-        graph.node.insert(at + i, onnx.helper.make_node("Concat", [name] * 200, [f"c{i}"], axis=0))
+        graph.node.insert(at + i, helper.make_node("Concat", [name] * 200, [f"c{i}"], axis=0))
         name = f"c{i}"
     reshape.input[1] = name
 
@@ -201,16 +203,14 @@ def _many_layers(graph: Any) -> None:
 
 def _huge_expand(graph: Any) -> None:
     """A mask of 2^36 columns."""
-    onnx = pytest.importorskip("onnx")
-    graph.initializer.append(onnx.numpy_helper.from_array(np.array([1 << 36]), "huge"))
-    graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(1, np.float32), "zero"))
-    graph.node.append(onnx.helper.make_node("Expand", ["zero", "huge"], ["expanded"]))
-    graph.output.append(onnx.helper.make_tensor_value_info("expanded", 1, None))
+    graph.initializer.append(numpy_helper.from_array(np.array([1 << 36]), "huge"))
+    graph.initializer.append(numpy_helper.from_array(np.zeros(1, np.float32), "zero"))
+    graph.node.append(helper.make_node("Expand", ["zero", "huge"], ["expanded"]))
+    graph.output.append(helper.make_tensor_value_info("expanded", 1, None))
 
 
 @pytest.mark.parametrize("change", [_nested_concats, _matrix_without_rows, _many_layers, _huge_expand])
 def test_small_files_neither_hang_nor_swell(small: Path, tmp_path: Path, change: Any) -> None:
-    onnx = pytest.importorskip("onnx")
     model = onnx.load(str(small))
     change(model.graph)
     onnx.save(model, str(tmp_path / "m.onnx"))
@@ -230,9 +230,6 @@ def test_small_files_neither_hang_nor_swell(small: Path, tmp_path: Path, change:
 
 def test_constants_are_folded(small: Path, tmp_path: Path) -> None:
     """A weight merged from LoRA's parts when the graph runs, and a shape put together from pieces."""
-    onnx = pytest.importorskip("onnx")
-    from onnx import helper, numpy_helper
-
     model = onnx.load(str(small))
     graph = model.graph
     weight = next(one for one in graph.initializer if list(one.dims) == [64, 96])
@@ -254,7 +251,6 @@ def test_constants_are_folded(small: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["MatMulInteger", "MatMulNBits", "DequantizeLinear", "MatMulBnb4"])
 def test_quantised_weights_are_refused_by_name(small: Path, tmp_path: Path, kind: str) -> None:
-    onnx = pytest.importorskip("onnx")
     model = onnx.load(str(small))
     next(node for node in model.graph.node if node.op_type == "MatMul").op_type = kind
     onnx.save(model, str(tmp_path / "q.onnx"))
@@ -266,14 +262,10 @@ def test_quantised_weights_are_refused_by_name(small: Path, tmp_path: Path, kind
 def test_nearly_bert_is_refused(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loads with the graph's numbers, or not at all."""
     path = export_nearly_bert(variant, tmp_path / "m.onnx", monkeypatch)
-    with pytest.raises(ValueError, match=r"m\.onnx: (its graph c|no BERT-family encoder)"):
+    with pytest.raises(ValueError, match=r"m\.onnx: (its graph c|no BERT-family encoder)") as refused:
         ftbert.load(path)
-
-
-def test_difference_is_located(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = export_nearly_bert("window of 60", tmp_path / "m.onnx", monkeypatch)
-    with pytest.raises(ValueError, match=r"differs by up to \d.*of its largest value, in a full row of 128 columns"):
-        ftbert.load(path)
+    if variant == "window of 60":
+        assert re.search(r"differs by up to \d.*of its largest value, in a full row of 128 columns", str(refused.value))
 
 
 def test_without_onnxruntime(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,11 +279,7 @@ def test_without_onnxruntime(small: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_half_precision_is_held_to_the_same_limit(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    onnx = pytest.importorskip("onnx")
-
     def half(source: Path) -> Path:
-        from onnx import numpy_helper
-
         model = onnx.load(str(source))
         for one in model.graph.initializer:
             if one.data_type == onnx.TensorProto.FLOAT:
@@ -316,7 +304,6 @@ def test_half_precision_is_held_to_the_same_limit(small: Path, tmp_path: Path, m
 
 
 def test_missing_external_data_is_listed_at_once(tmp_path: Path) -> None:
-    onnx = pytest.importorskip("onnx")
     model = onnx.load(str(export(make_bert(), tmp_path / "m.onnx", dynamo=False)))
     onnx.save(model, str(tmp_path / "e.onnx"), save_as_external_data=True, location="e.bin", size_threshold=0)
     os.utime(tmp_path / "e.onnx", ns=(1, 1))  # old enough for the cache, which notices what happens to e.bin
@@ -342,19 +329,11 @@ def test_name_that_is_no_text(small: Path, tmp_path: Path) -> None:
         ftbert.load(path)
 
 
-def test_truncated_files_are_refused(small: Path, tmp_path: Path) -> None:
-    data, path = small.read_bytes(), tmp_path / "cut.onnx"
-    rng = random.Random(0)
-    for length in [0, 1, 2, 3, 7, 100, len(data) - 1, *(rng.randrange(len(data)) for _ in range(60))]:
-        path.write_bytes(data[:length])
-        with pytest.raises(ValueError, match=r"cut\.onnx"):
-            onnx_source.open_onnx(path)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_noise_is_refused(tmp_path: Path, seed: int) -> None:
-    path = tmp_path / "noise.onnx"
-    for size in (1, 10, 1000, 100_000):
-        path.write_bytes(random.Random(seed).randbytes(size))
-        with pytest.raises(ValueError, match=r"noise\.onnx"):
+def test_truncated_files_and_noise_are_refused(small: Path, tmp_path: Path) -> None:
+    data, path, rng = small.read_bytes(), tmp_path / "broken.onnx", random.Random(0)
+    broken = [data[:n] for n in [0, 1, 2, 3, 7, 100, len(data) - 1, *(rng.randrange(len(data)) for _ in range(60))]]
+    broken += [rng.randbytes(size) for size in (1, 10, 1000, 100_000) for _ in range(3)]
+    for content in broken:
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"broken\.onnx"):
             onnx_source.open_onnx(path)
