@@ -25,6 +25,7 @@ import isolated
 import torch
 from conftest import make_bert
 from families import make_model
+from tokenizers_offline import sentence_folder
 
 import ftbert
 from ftbert.converters import open_checkpoint
@@ -97,57 +98,33 @@ def _mutate(path: Path, rng: random.Random, header: bool = False) -> None:
     path.write_bytes(data)
 
 
-class Seeds:
-    """A folder of whole files, one subfolder for each kind."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        sizes = {"hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 50, "max_position_embeddings": 24, "intermediate_size": 24}
-        for name in ("config", "weights", "modules"):
-            make_bert(**sizes).save_pretrained(root / name)
-        make_model("roberta", "masked_lm", 0).save_pretrained(root / "config-roberta")
-        make_model("albert", "encoder", 1).save_pretrained(root / "config-albert")
-        model = make_bert(**sizes)
-        model.save_pretrained(root / "index", max_shard_size="8KB")
-        for name, legacy in (("bin", False), ("bin-legacy", True)):
-            model.config.save_pretrained(root / name)
-            torch.save(model.state_dict(), root / name / "pytorch_model.bin", _use_new_zipfile_serialization=not legacy)
-        (root / "modules" / "1_Pooling").mkdir()
-        (root / "modules" / "1_Pooling" / "config.json").write_text(
-            json.dumps({"word_embedding_dimension": 16, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True})
-        )
-        kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
-        (root / "modules" / "modules.json").write_text(json.dumps([
-            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-            for i, (path, kind) in enumerate(kinds.items())
-        ]))  # fmt: skip
-        convert(root / "config-roberta", root / "ours")
-        (root / "table").mkdir()
-        shipped = sorted((Path(ftbert.__file__).parent / "tuning" / "gemm_tables").glob("*.json"))[0]
-        document = json.loads(shipped.read_text())
-        (root / "table" / "a.json").write_text(json.dumps(document | {"rows": document["rows"][:8]}))
-
-    def kinds(self) -> list[str]:
-        return sorted(path.name for path in self.root.iterdir())
+def make_seeds(root: Path) -> list[Path]:
+    """Folders of whole files, one for each kind."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 50, "max_position_embeddings": 24, "intermediate_size": 24}
+    model = make_bert(**sizes)
+    for name in ("config", "weights"):
+        model.save_pretrained(root / name)
+    make_model("roberta", "masked_lm", 0).save_pretrained(root / "config-roberta")
+    make_model("albert", "encoder", 1).save_pretrained(root / "config-albert")
+    model.save_pretrained(root / "index", max_shard_size="8KB")
+    for name, legacy in (("bin", False), ("bin-legacy", True)):
+        model.config.save_pretrained(root / name)
+        torch.save(model.state_dict(), root / name / "pytorch_model.bin", _use_new_zipfile_serialization=not legacy)
+    sentence_folder(root / "modules", normalize=True, bert={**sizes, "vocab_size": 300})
+    convert(root / "config-roberta", root / "ours")
+    (root / "table").mkdir()
+    shipped = sorted((Path(ftbert.__file__).parent / "tuning" / "gemm_tables").glob("*.json"))[0]
+    document = json.loads(shipped.read_text())
+    (root / "table" / "a.json").write_text(json.dumps(document | {"rows": document["rows"][:8]}))
+    return sorted(root.iterdir())
 
 
-# What is mutated of each kind, and how it is read.
+# What is mutated of each kind; of others config.json.
 _MUTATED = {
-    "weights": "model.safetensors", "bin": "pytorch_model.bin", "bin-legacy": "pytorch_model.bin",
-    "index": "model.safetensors.index.json",
+    "weights": ["model.safetensors"], "bin": ["pytorch_model.bin"], "bin-legacy": ["pytorch_model.bin"],
+    "index": ["model.safetensors.index.json"], "modules": ["modules.json", "1_Pooling/config.json"],
+    "ours": ["config.json", "model.safetensors"], "table": ["a.json"],
 }  # fmt: skip
-
-
-def _victim(folder: Path, kind: str, rng: random.Random) -> Path:
-    if kind in _MUTATED:
-        return folder / _MUTATED[kind]
-    if kind == "modules":
-        return folder / rng.choice(["modules.json", "1_Pooling/config.json"])
-    if kind == "ours":
-        return folder / rng.choice(["config.json", "model.safetensors"])
-    if kind.startswith("config"):
-        return folder / "config.json"
-    return next(folder.iterdir())
 
 
 def _read(folder: Path, kind: str, path: Path) -> str:
@@ -187,13 +164,13 @@ def _read_checkpoint(folder: Path, kind: str) -> str:
 
 
 def cases(root: Path, count: int, seed: int) -> Iterator[isolated.Case]:
-    seeds = Seeds(root / "seeds")
+    seeds = make_seeds(root / "seeds")
     for number in range(count):
         rng = random.Random(f"{seed} {number}")
-        kind = seeds.kinds()[number % len(seeds.kinds())]
-        folder = root / f"case-{number}-"
-        shutil.copytree(seeds.root / kind, folder)
-        path = _victim(folder, kind, rng)
+        seed_folder, folder = seeds[number % len(seeds)], root / f"case-{number}-"
+        kind = seed_folder.name
+        shutil.copytree(seed_folder, folder)
+        path = folder / rng.choice(_MUTATED.get(kind, ["config.json"]))
         _mutate(path, rng, header=path.suffix == ".safetensors" and rng.random() < 0.6)
         yield f"seed {seed} number {number} {kind}", folder, partial(_read, folder, kind, path)
         shutil.rmtree(folder)

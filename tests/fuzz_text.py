@@ -21,10 +21,9 @@ from typing import Any
 import numpy as np
 import transformers
 from conftest import make_bert
-from tokenizers_offline import TEXTS, write
+from tokenizers_offline import TEXTS, modules_of, write
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-_ST = "sentence_transformers.models."
 _ODD: list[Any] = [None, True, False, 0, -1, 1, 3, 7, 1.5, 1e30, "", "a", "cls", [], ["a"], {}, {"a": 1}, "中", 10**30]
 # Likely values for each entry of each file; any may also get an odd one.
 _FILES: dict[str, dict[str, list[Any]]] = {
@@ -65,10 +64,7 @@ def make_case(folder: Path, weights: Path, rng: random.Random) -> None:
     kinds = rng.choice([["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]])
     if rng.random() < 0.08:
         kinds = rng.choices(["Transformer", "Pooling", "Normalize", "Dropout", "Dense"], k=rng.randint(0, 4))
-    modules: Any = [
-        {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": _ST + kind}
-        for i, kind in enumerate(kinds)
-    ]
+    modules: Any = modules_of(*kinds)
     if rng.random() < 0.04:
         modules = rng.choice(_ODD)
     elif modules and rng.random() < 0.06:

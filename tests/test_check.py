@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import make_bert
-from test_sentence_transformers import sentence_folder
+from tokenizers_offline import sentence_folder
 
 from ftbert.evaluation import bench, check
 

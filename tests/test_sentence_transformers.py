@@ -3,48 +3,20 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import make_bert
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import quantize_embeddings
-from tokenizers_offline import TEXTS, write
+from tokenizers_offline import TEXTS, sentence_folder
 
 import ftbert
 from ftbert.evaluation import SAMPLE_TEXTS
 
 PROMPTS = {"query": "Query: ", "document": "Document: ", "other": "hello two "}
-
-
-def sentence_folder(
-    folder: Path, *, pooling: str = "mean", include_prompt: bool = True, normalize: bool = False,
-    sentence: dict[str, Any] | None = None, tokenizer: dict[str, Any] | None = None, bert: dict[str, Any] | None = None,
-    **settings: Any,
-) -> Path:  # fmt: skip
-    """A random BERT as sentence-transformers saves one; settings: of config_sentence_transformers.json."""
-    write(folder, "bert", **(tokenizer or {}))
-    make_bert(**{"vocab_size": 300, "max_position_embeddings": 48, **(bert or {})}).save_pretrained(folder)
-    kinds = ["Transformer", "Pooling", "Normalize"][: 3 if normalize else 2]
-    modules = [
-        {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
-        for i, kind in enumerate(kinds)
-    ]
-    for path, content in {
-        "modules.json": modules,
-        "1_Pooling/config.json": {
-            "word_embedding_dimension": 64, "pooling_mode": pooling, "include_prompt": include_prompt,
-        },
-        "sentence_bert_config.json": sentence or {},
-        "config_sentence_transformers.json": settings,
-    }.items():  # fmt: skip
-        (folder / path).parent.mkdir(exist_ok=True)
-        (folder / path).write_text(json.dumps(content), encoding="utf-8")
-    return folder
 
 
 def both(folder: Path) -> tuple[Any, SentenceTransformer]:

@@ -1,10 +1,13 @@
-"""Small tokenizers of every kind, made without a network: a folder with tokenizer.json, a vocabulary, or both."""
+"""Small tokenizers of every kind, made without a network: a folder with tokenizer.json, a vocabulary, or both; and
+folders of sentence-transformers around them."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from typing import Any
+
+from conftest import make_bert
 
 TEXTS = [
     "Hello World", "hello world", "naïve CAFÉ", "nai\u0308ve cafe\u0301", "中文字符 and 中文", "", " ", "  two  spaces ",
@@ -75,3 +78,32 @@ def _unigram(folder: Path, family: str) -> None:
         f"{special[0]} $A {special[1]}", None, [(special[0], 0), (special[1], 1)]
     )
     tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def modules_of(*kinds: str) -> list[dict[str, Any]]:
+    """modules.json as sentence-transformers writes it."""
+    return [
+        {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
+        for i, kind in enumerate(kinds)
+    ]
+
+
+def sentence_folder(
+    folder: Path, *, pooling: str = "mean", include_prompt: bool = True, normalize: bool = False,
+    sentence: dict[str, Any] | None = None, tokenizer: dict[str, Any] | None = None, bert: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Path:  # fmt: skip
+    """A random BERT as sentence-transformers saves one; settings: of config_sentence_transformers.json."""
+    write(folder, "bert", **(tokenizer or {}))
+    make_bert(**{"vocab_size": 300, "max_position_embeddings": 48, **(bert or {})}).save_pretrained(folder)
+    for path, content in {
+        "modules.json": modules_of("Transformer", "Pooling", *["Normalize"] * normalize),
+        "1_Pooling/config.json": {
+            "word_embedding_dimension": 64, "pooling_mode": pooling, "include_prompt": include_prompt,
+        },
+        "sentence_bert_config.json": sentence or {},
+        "config_sentence_transformers.json": settings,
+    }.items():  # fmt: skip
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(json.dumps(content), encoding="utf-8")
+    return folder
