@@ -127,8 +127,6 @@ def test_another_chain_of_modules_is_refused(folder: Path, content: Any, words: 
         ("1_Pooling/config.json", {"pooling_mode": "weightedmean"}, "pooling weightedmean is not supported"),
         ("1_Pooling/config.json", {"pooling_mode_weightedmean_tokens": True}, "pooling weightedmean is not supported"),
         ("1_Pooling/config.json", [], "expected a JSON object"),
-        ("config_sentence_transformers.json", [], "expected a JSON object"),
-        ("sentence_bert_config.json", [1], "expected a JSON object"),
     ],
 )
 def test_what_cannot_be_done_is_refused(folder: Path, name: str, content: Any, words: str) -> None:

@@ -68,14 +68,6 @@ def compare(folder: Path, settings: dict[str, Any]) -> bool:
     return True
 
 
-def test_settings_change_ids(tmp_path: Path) -> None:
-    """The grid above compares something: these two differ in tokenizer_config.json alone."""
-    one, other = (
-        Tokenizer(write(tmp_path / str(low), "bert", do_lower_case=low), TextSettings(), 64) for low in (False, True)
-    )
-    assert one.encode_batch(["Hello World"])[0].tolist() != other.encode_batch(["Hello World"])[0].tolist()
-
-
 def test_legacy_files_of_special_tokens(tmp_path: Path) -> None:
     folder = write(tmp_path, "bert", do_lower_case=False)
     (folder / "special_tokens_map.json").write_text(json.dumps({"sep_token": "[MASK]", "cls_token": "[CLS]"}))
