@@ -194,28 +194,22 @@ def test_what_was_written_after_the_manifest_is_cut_off(tmp_path: Path, stub: St
     assert np.array_equal(np.load(out), stub.encode(TEXTS))
 
 
-@pytest.mark.parametrize(
-    ("options", "what"),
-    [
-        ({"pooling": "cls"}, "pooling"),
-        ({"normalize": False}, "normalize"),
-        ({"max_tokens": 99}, "max_tokens"),
-        ({"prompt": "cat "}, "prompt"),
-        ({"max_length": 4}, "max_length"),
-        ({"truncate_dim": 3}, "truncate_dim"),
-        ({"batch_records": 8}, "batch_records"),
-    ],
-    ids=str,
-)
-def test_another_setting_starts_again(tmp_path: Path, stub: StubModel, options: dict[str, Any], what: str) -> None:
+OTHER_SETTINGS: dict[str, Any] = {
+    "pooling": "cls", "normalize": False, "max_tokens": 99, "prompt": "cat ", "max_length": 4, "truncate_dim": 3,
+    "batch_records": 8,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHER_SETTINGS)
+def test_another_setting_starts_again(tmp_path: Path, stub: StubModel, name: str) -> None:
     path, out = write_source(tmp_path / "in.txt", TEXTS), tmp_path / "out.npy"
     interrupted(stub, path, out, RuntimeError())
-    with pytest.warns(UserWarning, match=f"another {what}; starting again") as warned:
+    options = {name: OTHER_SETTINGS[name]}
+    with pytest.warns(UserWarning, match=f"another {name}; starting again") as warned:
         stats = embed_file(stub, path, out, **{"batch_records": 7, **options})
     assert len(warned) == 1
     assert (stats.resumed, stats.records, stats.hidden) == (0, 50, options.get("truncate_dim", 16))
-    options = {name: value for name, value in options.items() if name != "batch_records"}
-    assert np.array_equal(np.load(out), stub.encode(TEXTS, **options))
+    assert np.array_equal(np.load(out), stub.encode(TEXTS, **(options if name != "batch_records" else {})))
 
 
 def test_another_source_or_model_or_damage_starts_again(tmp_path: Path, stub: StubModel) -> None:

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 from compare import assert_close
-from conftest import make_bert, randomise
+from conftest import make_bert
+from families import make_model
 from onnx_models import MODELS, NEARLY_BERT, anonymous, export, export_nearly_bert, onnxruntime_hidden, ragged
 
 import ftbert
@@ -112,12 +113,9 @@ def test_export_for_one_shape(exporter: str, tmp_path: Path) -> None:
 
 
 def test_head_is_left_out_with_a_word(tmp_path: Path) -> None:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    sizes = {"vocab_size": 120, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-    reference = randomise(BertForSequenceClassification(BertConfig(**sizes, intermediate_size=96)))
+    reference = make_model("bert", "sequence_classification", 0)
     path = export(reference, tmp_path / "m.onnx", dynamo=False)
-    with pytest.warns(UserWarning, match=r"m\.onnx: its outputs 'hidden' \[8, 2\] are left out"):
+    with pytest.warns(UserWarning, match=r"m\.onnx: its outputs 'hidden' \[8, 3\] are left out"):
         model = ftbert.load(path)
     assert model.config.pooler
     same_weights(model, reference.bert)
@@ -149,19 +147,9 @@ def test_convert(small: Path, tmp_path: Path) -> None:
 # ---- what is refused -----------------------------------------------------------------------------------------------
 
 
-class _Convolution(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.inner(x)
-        return out
-
-
 def test_no_encoder_is_refused_with_what_was_found(tmp_path: Path) -> None:
-    path = tmp_path / "conv.onnx"
-    torch.onnx.export(_Convolution(), (torch.zeros(1, 3, 9, 9),), str(path), dynamo=False)
+    path, layers = tmp_path / "conv.onnx", (torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3))
+    torch.onnx.export(torch.nn.Sequential(*layers), (torch.zeros(1, 3, 9, 9),), str(path), dynamo=False)
     with pytest.raises(ValueError, match=r"(?s)conv.onnx: no BERT-family encoder.*no embedding.*2 Conv, 1 Relu"):
         ftbert.load(path)
 

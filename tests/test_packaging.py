@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
@@ -78,20 +77,6 @@ def sources(tmp_path: Path) -> Path:
     return tmp_path / "tree"
 
 
-@pytest.fixture
-def tool(tmp_path: Path) -> Callable[[str, str], Path]:
-    """A program that answers --version; the folder with all of them."""
-
-    def make(name: str, answer: str) -> Path:
-        folder = tmp_path / "bin"
-        folder.mkdir(exist_ok=True)
-        (folder / name).write_text(f"#!/bin/sh\necho '{answer}'\n")
-        (folder / name).chmod(0o755)
-        return folder
-
-    return make
-
-
 @pytest.mark.parametrize(
     ("name", "packages", "problem", "command"),
     [
@@ -111,7 +96,13 @@ def test_a_missing_package_is_one_line(name: str, packages: str, problem: str, c
 
 
 @needs_setuptools
-def test_an_old_or_missing_tool_is_one_line(tool: Callable[[str, str], Path], tmp_path: Path) -> None:
+def test_an_old_or_missing_tool_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+
+    def tool(name: str, version: str) -> None:
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\necho '{version}'\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+
     def said() -> str:
         return line(hook("build_wheel", str(tmp_path), path=tmp_path / "bin"))
 
