@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -203,17 +204,10 @@ def test_rows_of_our_own_kernels_hold_elsewhere(user: Path, machine: Machine) ->
         assert in_force(THERE) == []
 
 
-class Built:
-    """A tuner's module with one kernel."""
-
-    @staticmethod
-    def is_known(kernel: str, variant: str) -> bool:
-        return Own(kernel, variant) == OURS
-
-
 @pytest.mark.parametrize(("kernel", "variant"), [("gone", "128x128"), ("wgmma_persistent", "64x1")])
 def test_kernels_that_are_no_more(user: Path, monkeypatch: pytest.MonkeyPatch, kernel: str, variant: str) -> None:
-    monkeypatch.setattr(gemm_table, "tuner_module", Built)
+    built = SimpleNamespace(is_known=lambda *one: Own(*one) == OURS)
+    monkeypatch.setattr(gemm_table, "tuner_module", lambda: built)
     add_rows(user, HERE, [row(1, 16, runs=OURS), row(17, 32, runs=Own(kernel, variant))])
     with pytest.warns(UserWarning, match="1 rows name kernels that this ftbert does not have; 1 of 2 rows are not used"):
         assert in_force(HERE) == [row(1, 16, runs=OURS)]

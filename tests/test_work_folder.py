@@ -43,26 +43,16 @@ def filled(folder: Path) -> Path:
     return folder
 
 
-def before_the_move(monkeypatch: pytest.MonkeyPatch, what: Any) -> None:
-    """Calls `what` once when a target is filled and not yet in its place."""
-
-    def move(*arguments: Any) -> None:
-        monkeypatch.undo()
-        what()
-        put_in_place(*arguments)
-
-    monkeypatch.setattr(from_huggingface, "put_in_place", move)
-
-
 @pytest.mark.parametrize("force", [False, True])
 def test_a_folder_that_appears_meanwhile_stays(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool
 ) -> None:
-    def appear() -> None:
+    def move(*arguments: Any) -> None:
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "precious").write_text("x")
+        put_in_place(*arguments)
 
-    before_the_move(monkeypatch, appear)
+    monkeypatch.setattr(from_huggingface, "put_in_place", move)
     with pytest.raises(FileExistsError, match="out: "):
         convert(source, tmp_path / "out", force=force)
     assert (tmp_path / "out" / "precious").read_text() == "x"
