@@ -20,37 +20,28 @@ SETUP = """
 import os, pickle, sys, warnings
 import torch
 sys.path[:0] = [{root!r}, {tests!r}]
-import ftbert
+import ftbert, isolated
 from families import make_model
 torch.set_num_threads(2)
-model = make_model({family!r}, "encoder", 2, hidden_size=128, num_attention_heads={heads}, intermediate_size=512)
+model = make_model({family!r}, "encoder", 2, hidden_size=128, num_attention_heads=4, intermediate_size=512)
 ids = torch.randint(5, 90, (40, 50), generator=torch.Generator().manual_seed(0))
 
 def in_child(work):
-    read, write = os.pipe()
-    child = os.fork()
-    if child:
-        os.close(write)
-        with os.fdopen(read, "rb") as pipe:
-            result = pickle.load(pipe)
-        os.waitpid(child, 0)
-        return result
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        try:
+    def call():
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
             value = work()
-        except BaseException as error:
-            value = repr(error)
-    with os.fdopen(write, "wb") as pipe:
-        pickle.dump((value, [str(one.message) for one in seen], torch.get_num_threads()), pipe)
-    os._exit(0)
+        return value, [str(one.message) for one in seen], torch.get_num_threads()
+
+    kind, found = isolated.run(call, {seconds})
+    return found if kind == "done" else (repr((kind, found)), [], 0)
 """
 
 
-def run(script: str, family: str = "bert", heads: int = 4) -> Any:
+def run(script: str, family: str = "bert") -> Any:
     """What the script leaves in `result`; a process group of its own, so that what hangs can be ended whole."""
     here = Path(__file__).resolve().parent
-    setup = SETUP.format(root=str(here.parent), tests=str(here), family=family, heads=heads)
+    setup = SETUP.format(root=str(here.parent), tests=str(here), family=family, seconds=SECONDS)
     last = "\nsys.stdout.buffer.write(b'RESULT' + pickle.dumps(result)); sys.stdout.flush(); os._exit(0)\n"
     process = subprocess.Popen(
         [sys.executable, "-c", setup + textwrap.dedent(script) + last],
