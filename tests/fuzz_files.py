@@ -100,8 +100,8 @@ def _mutate(path: Path, rng: random.Random, header: bool = False) -> None:
 
 def make_seeds(root: Path) -> list[Path]:
     """Folders of whole files, one for each kind."""
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 50, "max_position_embeddings": 24, "intermediate_size": 24}
-    model = make_bert(**sizes)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "max_position_embeddings": 24, "intermediate_size": 24}
+    model = make_bert(**sizes, vocab_size=50)
     for name in ("config", "weights"):
         model.save_pretrained(root / name)
     make_model("roberta", "masked_lm", 0).save_pretrained(root / "config-roberta")
@@ -110,7 +110,7 @@ def make_seeds(root: Path) -> list[Path]:
     for name, legacy in (("bin", False), ("bin-legacy", True)):
         model.config.save_pretrained(root / name)
         torch.save(model.state_dict(), root / name / "pytorch_model.bin", _use_new_zipfile_serialization=not legacy)
-    sentence_folder(root / "modules", normalize=True, bert={**sizes, "vocab_size": 300})
+    sentence_folder(root / "modules", normalize=True, bert=sizes)
     convert(root / "config-roberta", root / "ours")
     (root / "table").mkdir()
     shipped = sorted((Path(ftbert.__file__).parent / "tuning" / "gemm_tables").glob("*.json"))[0]

@@ -254,6 +254,7 @@ def test_json_lines_that_are_read_as_text_are_noticed(
 def test_a_full_standard_output_is_named() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "ftbert", "info"], cwd=Path(__file__).parents[1], stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+            [sys.executable, "-m", "ftbert", "info"], cwd=Path(__file__).parents[1],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
     assert "ftbert: error: standard output: No space left on device" in done.stderr
