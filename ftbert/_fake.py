@@ -125,10 +125,13 @@ for _name in (
 
 
 def _refuse_none(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
-    """None in the place of a Tensor reaches a fake where another argument is on meta."""
+    """None in the place of a Tensor reaches a fake where another argument is on meta, and names reach that of an op
+    which takes an Encoder."""
     expected = getattr(torch.ops.ftbert, name).default._schema.arguments
 
-    def checked(*given: Any) -> Any:
+    def checked(*given: Any, **named: Any) -> Any:
+        if named:
+            given += tuple(named.get(one.name, one.default_value) for one in expected[len(given) :])
         for argument, value in zip(expected, given, strict=False):
             if value is None and str(argument.type) == "Tensor":
                 raise ValueError(f"{name}: {argument.name}: expected a tensor, got None")

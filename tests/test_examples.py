@@ -141,3 +141,22 @@ def test_export_with_free_batch_and_length(model: ftbert.Model, tmp_path: Path) 
     program = torch.export.load(tmp_path / "model.pt2")
     for ids, mask in ((IDS, MASK), other_batch()):
         torch.testing.assert_close(program.module()(ids, mask), classifier(ids, mask), atol=1e-6, rtol=1e-6)
+
+
+class Named(torch.nn.Module):
+    """Calls the op by names: an op that takes an object comes to its fake without the dispatcher."""
+
+    def __init__(self, model: ftbert.Model) -> None:
+        super().__init__()
+        self.encoder = model.encoder
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return torch.ops.ftbert.forward_batch(
+            self.encoder, ids, mask, token_type_ids=None, cu_seqlens=None, max_seqlen=0, want=["first"]
+        )[0]
+
+
+@torch.no_grad()
+def test_export_of_arguments_by_name(model: ftbert.Model) -> None:
+    module = Named(model)
+    assert torch.equal(torch.export.export(module, (IDS, MASK)).module()(IDS, MASK), module(IDS, MASK))

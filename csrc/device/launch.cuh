@@ -44,9 +44,9 @@ struct Presence {
 template <class... Parameters, class... Arguments>
 void launch_overlapped(const Context<Cuda>& context, const char* name, void (*kernel)(Parameters...), dim3 grid,
                        unsigned threads, size_t shared, Presence presence, Arguments... arguments) {
-  if (shared > 48 * 1024)  // of so much a kernel has to be told
-    FTBERT_CUDA_CHECK(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
+  if (shared > 48 * 1024)  // more than a kernel has unasked
+    cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
+               name, __FILE__, __LINE__);
   cudaLaunchAttribute attributes[4]{};
   unsigned count = 0;
   if (context.capability >= 90 && context.overlap) {

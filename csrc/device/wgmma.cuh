@@ -133,8 +133,10 @@ __device__ void warpgroup_multiply_add_nn(float (&d)[kColumns8][4], const uint32
 #undef FTBERT_R16
 #undef FTBERT_R64
 #undef FTBERT_D16
+#undef FTBERT_D20
 #undef FTBERT_D24
 #undef FTBERT_D32
+#undef FTBERT_D36
 #undef FTBERT_D48
 #undef FTBERT_D64
 #undef FTBERT_D96
