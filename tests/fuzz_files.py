@@ -183,8 +183,7 @@ def fuzz(count: int, seed: int, tell: isolated.Tell) -> Counter[str]:
     transformers.utils.logging.disable_progress_bar()
     open_checkpoint(make_bert(hidden_size=16, num_hidden_layers=1))  # the library, once for all children
     torch.set_num_threads(1)  # a child that was forked beside OpenMP's threads would wait for them
-    # The cache would remember what was read before.
-    environment = {"FTBERT_CACHE": "off", "FTBERT_GEMM_TABLE": ""}
+    environment = {"FTBERT_CACHE": "off", "FTBERT_GEMM_TABLE": ""}  # the user's tables are not what is read here
     with mock.patch.dict(os.environ, environment), tempfile.TemporaryDirectory(prefix="fuzz-") as root:
         return isolated.count_cases(cases(Path(root), count, seed), tell)
 

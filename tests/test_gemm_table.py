@@ -213,18 +213,21 @@ def test_kernels_that_are_no_more(user: Path, monkeypatch: pytest.MonkeyPatch, k
         assert in_force(HERE) == [row(1, 16, runs=OURS)]
 
 
-@pytest.mark.parametrize("who", ["group", "others", "owner"])
+@pytest.mark.parametrize("who", ["group", "others", "above", "owner"])
 def test_where_others_may_write_nothing_is_read(user: Path, monkeypatch: pytest.MonkeyPatch, who: str) -> None:
     before = os.umask(0)
-    add_rows(user, HERE, [row(1, 16)])
-    os.umask(before)
+    try:
+        add_rows(user, HERE, [row(1, 16)])
+    finally:
+        os.umask(before)
     assert in_force(HERE) == [row(1, 16)]
     if who == "owner":
         owner = os.geteuid()
         monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
         monkeypatch.setattr(Path, "stat", _not_of_root(Path.stat))
     else:
-        user.parent.chmod(0o775 if who == "group" else 0o757)
+        folder = user.parent.parent if who == "above" else user.parent
+        folder.chmod(0o757 if who == "others" else 0o775)
     with pytest.warns(UserWarning, match="is ignored: .*(others can write to|belongs to another user)"):
         assert in_force(HERE) == []
 

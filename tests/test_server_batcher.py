@@ -77,6 +77,14 @@ def test_texts_come_in_the_order_of_their_keys(wanted: list, budget: int) -> Non
     assert (order <= least + budget / 8 / RATE + 1e-9).all()
 
 
+def test_requests_of_short_texts_stay_whole() -> None:
+    queue = batcher(1600)
+    for one in range(21):
+        queue.admit(work(one, [5] * 16), 0.0)
+    batches = drain(queue)
+    assert sum(len(batch.runs) for batch in batches) <= 21 + len(batches)
+
+
 def test_a_newcomer_goes_before_the_tail_of_a_bulk_request() -> None:
     queue = batcher(100)
     queue.admit(work(1, [50] * 100), 0.0)  # 5 s of work

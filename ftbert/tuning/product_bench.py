@@ -97,6 +97,10 @@ class Bench:
         a, b, c = self._a.data_ptr(), self._b.data_ptr(), self._c.data_ptr()
         return Recording(self, self._tuner.record(algorithm, a, b, launches or self.launches, bias, c))
 
+    def microseconds(self, algorithm: Algorithm, rounds: int = 5) -> float:
+        """Median time of one product; infinite for an algorithm that cannot run after all."""
+        return statistics.median(self.times([algorithm], rounds)[0])
+
     def error(self, algorithm: Algorithm) -> float:
         """Largest absolute difference to the product in float32, over the size of its largest element."""
         p = self.product
