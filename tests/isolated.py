@@ -23,7 +23,8 @@ Case = tuple[str, Path, Callable[[], str]]  # its name, what an error must name,
 
 def run(call: Callable[[], Any], seconds: float = SECONDS, memory: int = BYTES) -> tuple[str, Any]:
     """("done", result), ("raised", (type name, is ValueError or OSError, message)), ("memory", ...), ("crash", signal)
-    or ("hang", seconds). `call` must bear it if the parent has started OpenMP's threads. `memory` is on top of the parent's."""
+    or ("hang", seconds). `call` must bear it if the parent has started OpenMP's threads. `memory` is on top of the
+    parent's."""
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:

@@ -6,9 +6,12 @@ import argparse
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ftbert.cli import command
+
+if TYPE_CHECKING:
+    from ftbert.checkpoint import Checkpoint
 
 _NOTHING_ON_CPU = (
     "on the CPU there is nothing to tune: oneDNN picks its kernels when a product first runs, weights are repacked "
@@ -52,6 +55,7 @@ def _tune(options: argparse.Namespace) -> int:
     import torch
 
     from ftbert import tuning
+    from ftbert.converters import open_checkpoint
 
     device = options.device or "cuda"
     if device == "cpu":
@@ -63,8 +67,9 @@ def _tune(options: argparse.Namespace) -> int:
         values = tuning.show(device)
         command.report(options, values, tuning.show_text(values))
         return 0
-    wanted, whole_layers = _products(options)
-    lengths = _token_counts(options) if options.texts else None
+    model = None if options.model is None else open_checkpoint(options.model)
+    wanted, whole_layers = _products(options, model)
+    lengths = _token_counts(options, model) if model is not None and options.texts else None
     path = options.out or tuning.user_table(tuning.Machine.of(torch.device(device)))
     if path is None:
         raise ValueError("the cache is switched off (FTBERT_CACHE=off): say where the table shall go (--out)")
@@ -96,15 +101,13 @@ def _tune(options: argparse.Namespace) -> int:
     return 0
 
 
-def _products(options: argparse.Namespace) -> tuple[list[Any], bool]:
+def _products(options: argparse.Namespace, model: Checkpoint | None) -> tuple[list[Any], bool]:
     """Those to tune, and whether whole layers are worth it."""
-    from ftbert.converters import open_checkpoint
     from ftbert.tuning import products, products_of_shape
 
     dtype = options.dtype or "fp16"
-    if options.model is not None:
-        config = open_checkpoint(options.model).config.encoder
-        return products(config, dtype), not config.relative_span
+    if model is not None:
+        return products(model.config.encoder, dtype), not model.config.encoder.relative_span
     inter, activation = options.inter or 4 * options.hidden, options.activation or "gelu"
     return products_of_shape(options.hidden, inter, activation, dtype), True
 
@@ -122,17 +125,15 @@ def _contradiction(options: argparse.Namespace) -> str:
     return ""
 
 
-def _token_counts(options: argparse.Namespace) -> list[int]:
+def _token_counts(options: argparse.Namespace, model: Checkpoint) -> list[int]:
     """Of the batches that the texts make, in order."""
-    from ftbert.converters import open_checkpoint
     from ftbert.files import Position, ReadOptions, open_source, stream_or_file
     from ftbert.text import TextSettings, Tokenizer
 
-    checkpoint = open_checkpoint(options.model)
-    if checkpoint.folder is None:
+    if model.folder is None:
         raise ValueError("tune: --texts needs a model with a tokenizer")
-    settings = TextSettings.from_folder(checkpoint.folder)
-    tokenizer = Tokenizer(checkpoint.folder, settings, checkpoint.config.encoder.max_seq)
+    settings = TextSettings.from_folder(model.folder)
+    tokenizer = Tokenizer(model.folder, settings, model.config.encoder.max_seq)
     read = ReadOptions(options.column or "text", keep=False, batch_records=options.batch)
     return [
         sum(map(len, tokenizer.encode_batch(chunk.texts, settings.default_prompt)))
