@@ -36,7 +36,7 @@ def provenance(device: torch.device, dtype: str, **more: Any) -> dict[str, Any]:
         "commit": _commit() or os.environ.get("FTBERT_COMMIT"),
         "device": device.type,
         "cpu": _cpu_name(),
-        "cores": os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
         "load_average": [round(load, 2) for load in os.getloadavg()],  # well above threads: something else was running
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),

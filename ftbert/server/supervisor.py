@@ -55,7 +55,7 @@ def _workers(settings: Settings) -> int:
         return settings.workers
     if all(device == "cpu" for device in settings.devices):
         return 0
-    return min(max(1, (os.cpu_count() or 1) - 2), 8)
+    return min(max(1, len(os.sched_getaffinity(0)) - 2), 8)
 
 
 @dataclass
@@ -79,7 +79,7 @@ class _Supervisor:
         rows = workers + models * devices
         common = {"settings": settings.to_json(), "folder": str(self._folder), "rows": rows}
         on_cpu = models * settings.devices.count("cpu")
-        threads = max(1, (os.cpu_count() or 1) // on_cpu) if on_cpu > 1 else None
+        threads = max(1, len(os.sched_getaffinity(0)) // on_cpu) if on_cpu > 1 else None
         self._workers = [_Child({**common, "role": "worker", "index": i}) for i in range(workers)]
         self._engines = [
             _Child({**common, "role": "engine", "index": workers + model * devices + device, "model": model,
