@@ -262,6 +262,37 @@ def test_a_full_engine_is_passed_over() -> None:
     assert all(time.monotonic() - 10 < work.sent <= time.monotonic() for work in second)
 
 
+def test_few_requests_wait_for_the_tokenizer_of_a_full_model() -> None:
+    """Where the engines were never full they may be any number."""
+
+    async def refused_behind(requests: int, full: float) -> list[bool]:
+        link, go = Sink(), threading.Event()
+        if full:
+            link.deliver_here([Failure(1, 429, "Model is overloaded", 3.0, full)])
+        with ThreadPoolExecutor(1) as threads:
+            model = ServedModel("m", "m", [link], Settings((("m", "m"),)), threads)
+            first = model.retry_after()
+            await asyncio.sleep(0.02)
+
+            def encode() -> Encoded:
+                assert go.wait(10)
+                return Encoded(np.array([1, 2], np.int32), np.array([0, 2]), 1)
+
+            calls = [
+                asyncio.create_task(model.compute(Request(time.monotonic()), Kind.EMBED, 1 << 20, encode))
+                for _ in range(requests)
+            ]
+            await asyncio.sleep(0)
+            held = model.retry_after()
+            go.set()
+            await asyncio.gather(*calls)
+            return [first > 0, held > 0, model.retry_after() > 0]
+
+    assert asyncio.run(refused_behind(7, 0.01)) == [True, False, False]
+    assert asyncio.run(refused_behind(8, 0.01)) == [True, True, False]
+    assert asyncio.run(refused_behind(100, 0.0)) == [False, False, False]
+
+
 def test_frames_round_trip_however_they_are_cut() -> None:
     sent = work(7, None, [1, 2, 3], [4])
     sent.sent, sent.skip, sent.types = 12.5, np.array([1, 0], np.int32), np.array([0, 1, 1, 0], np.uint8)

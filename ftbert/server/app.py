@@ -116,7 +116,7 @@ class App:
         shared = self.connections
         crowded = shared.running >= self.settings.max_concurrent_requests or shared.buffered + length > _MOST_BUFFERED
         # Without a look at the body: what a refusal costs is taken from those who are served.
-        full = min(model.retry_after for model in self.models) if route.counted else 0.0
+        full = min(model.retry_after() for model in self.models) if route.counted else 0.0
         if crowded or full:
             return ApiError("Overloaded", "Model is overloaded", retry_after=full or 1.0)
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -18,6 +19,10 @@ from ftbert.server.text_encoder import INLINE_CHARACTERS, Encoded, TextEncoder
 from ftbert.server.work import Kind, Work
 
 T = TypeVar("T")
+
+# Where the engines were full within this time, in seconds, no more requests than this wait for a worker's tokenizer:
+# others would wait for it, only to be refused then.
+_LATELY, _MOST_WAITING = 1.0, 8
 
 
 @dataclass
@@ -38,15 +43,21 @@ class ServedModel:
         self.name, self.source, self.links = name, source, list(links)
         self._settings, self._threads = settings, threads
         self._encoder: TextEncoder | None = None
+        self._waiting: deque[None] = deque()  # for the tokenizer, or in it; threads take from it
+        self._full_lately = 0.0  # until then
 
     @property
     def ready(self) -> bool:
         return self._encoder is not None and any(link.ready for link in self.links)
 
-    @property
     def retry_after(self) -> float:
-        """Seconds, where all engines of it are full; else 0."""
-        return min(link.retry_after for link in self.links) if all(link.full for link in self.links) else 0.0
+        """Seconds, where a new request is to be refused; else 0."""
+        now = time.monotonic()
+        waiting = len(self._waiting) >= _MOST_WAITING and now < self._full_lately
+        if not waiting and not all(link.full for link in self.links):
+            return 0.0
+        self._full_lately = now + _LATELY
+        return min(link.retry_after for link in self.links)
 
     @property
     def task(self) -> str | None:
@@ -104,7 +115,15 @@ class ServedModel:
         """Tokenises, sends to the engine with the least to do, waits. ApiError; Disconnected."""
         self.about  # noqa: B018 - 503 while it loads, before any work
         began = time.monotonic()
-        encoded = await self.in_thread(characters, encode, inline)
+        self._waiting.append(None)
+
+        def tokenise() -> Encoded:
+            try:
+                return encode()
+            finally:
+                self._waiting.pop()
+
+        encoded = await self.in_thread(characters, tokenise, inline)
         tokenised = time.monotonic()
         work = Work(
             next_id(), kind, encoded.ids, encoded.offsets, _deadline(request, self._settings.request_timeout),
