@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import json
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -87,6 +89,25 @@ def test_embed_all(server: Served, model: ftbert.Model) -> None:
     assert [len(one) for one in got] == [4, 3]
     ids = torch.tensor([2, VOCAB_WORDS.index("word3"), 3])
     close(got[1], model.forward_packed(ids, torch.tensor([0, 3], dtype=torch.int32), 3))
+
+
+def test_a_long_answer_arrives_whole_and_the_next_behind_it(server: Served) -> None:
+    """A client that reads slowly gets it in pieces, each when it has read the one before."""
+    bodies = [json.dumps({"inputs": ["the cat word9 word8 word7 " * 12] * 300}).encode(), b'{"inputs":"word3"}']
+    sent = [b"POST /embed_all HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(b), b) for b in bodies]
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
+        client.settimeout(30)
+        client.connect(("127.0.0.1", server.port))
+        client.sendall(b"".join(sent))
+        file, answers = client.makefile("rb"), []
+        for _ in sent:
+            head = b"".join(iter(file.readline, b"\r\n"))
+            answers.append(json.loads(file.read(int(head.split(b"content-length: ")[1].split(b"\r\n")[0]))))
+    rows = np.array(answers[0])
+    assert rows.nbytes > 1 << 22 and rows.shape[0] == 300
+    close(rows, np.array(server.post("/embed_all", {"inputs": ["the cat word9 word8 word7 " * 12]})).repeat(300, 0))
+    close(answers[1], server.post("/embed_all", {"inputs": "word3"}))
 
 
 @pytest.mark.parametrize("side", ["right", "left", "Left"])

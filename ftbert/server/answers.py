@@ -25,16 +25,16 @@ def json(value: Any) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-async def json_matrix(rows: NDArray[np.float32]) -> bytes:
-    """float32 [n, width] as a list of lists."""
+async def json_matrix(rows: NDArray[np.float32]) -> list[bytes]:
+    """Parts of float32 [n, width] as a list of lists."""
     step = max(1, _FLOATS_AT_ONCE // max(1, rows.shape[-1]))
     if len(rows) <= step:
-        return json(rows)
+        return [json(rows)]
     parts = []
     for start in range(0, len(rows), step):
-        parts.append(json(rows[start : start + step])[1:-1])
+        parts.append((b"," if start else b"[") + json(rows[start : start + step])[1:-1])
         await asyncio.sleep(0)
-    return b"[" + b",".join(parts) + b"]"
+    return [*parts, b"]"]
 
 
 def html(page: bytes) -> Response:
@@ -59,8 +59,10 @@ def computed_headers(about: Description, request: Request, done: Computed) -> li
     ]
 
 
-def answered(app: App, request: Request, about: Description, done: Computed, body: bytes, what: str) -> Response:
-    """200 with its headers, counted. what: "embed" or "predict"."""
+def answered(
+    app: App, request: Request, about: Description, done: Computed, body: bytes | list[bytes], what: str
+) -> Response:
+    """200 with its headers, counted. body: see Response. what: "embed" or "predict"."""
     row, texts = app.row, len(done.encoded.offsets) - 1
     row.count("te_request_success", label=int(texts > 1))
     row.count(f"te_{what}_success", texts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,8 +38,11 @@ async def embed_all(app: App, request: Request) -> Response:
     count_request(app, len(inputs), "embed")
     done = await vectors(request, model, inputs, asked, Kind.TOKENS)
     offsets = done.encoded.offsets
-    parts = [await json_matrix(done.rows[a:b]) for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
-    return answered(app, request, model.about, done, b"[" + b",".join(parts) + b"]", "embed")
+    body = list[bytes]()
+    for a, b in zip(offsets[:-1], offsets[1:], strict=True):
+        body += [b"," if body else b"[", *await json_matrix(done.rows[a:b])]
+        await asyncio.sleep(0)
+    return answered(app, request, model.about, done, [*body, b"]"], "embed")
 
 
 async def embed_sparse(app: App, request: Request) -> Response:

@@ -67,6 +67,8 @@ class HttpProtocol(asyncio.Protocol):
         self._unparsed = 0  # bytes of a body that the parser does not read
         self._closing = False
         self._write_paused = False
+        self._unsent: deque[list[bytes]] = deque()  # pieces of the answer to the running request
+        self._last = False  # that answer is the last of this connection
 
     @property
     def busy(self) -> bool:
@@ -98,6 +100,7 @@ class HttpProtocol(asyncio.Protocol):
             self._release(request)
         self._reading = None
         self._waiting.clear()
+        self._unsent.clear()
         self._closing = True
         self._parser = None
 
@@ -112,7 +115,10 @@ class HttpProtocol(asyncio.Protocol):
         self._write_paused = False
         if self._write_timer is not None:
             self._write_timer.cancel()
-        self._next()
+        if self._unsent:
+            self._send()
+        else:
+            self._next()
 
     def data_received(self, data: bytes) -> None:
         if self._closing:
@@ -287,13 +293,24 @@ class HttpProtocol(asyncio.Protocol):
         self._respond(request, response)
 
     def _respond(self, request: Request, response: Response) -> None:
-        self._running = None
         self._release(request)
         if request.disconnected or self._transport.is_closing():
+            self._running = None
             return
-        close = not request.keep_alive or self._shared.draining
-        self._transport.write(response.encoded(close, request.method != "HEAD"))
-        if close:
+        self._last = not request.keep_alive or self._shared.draining
+        self._unsent = response.pieces(self._last, request.method != "HEAD")
+        self._send()
+
+    def _send(self) -> None:
+        """The next piece of the answer: between two the event loop comes to other connections."""
+        if not self._unsent or self._write_paused:
+            return
+        self._transport.write(b"".join(self._unsent.popleft()))
+        if self._unsent:
+            self._loop.call_soon(self._send)
+            return
+        self._running = None
+        if self._last:
             self._finish(unread=self._closing)
         elif self._waiting:
             self._next()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -10,6 +11,8 @@ from typing import Any
 from ftbert.server.errors import ApiError
 
 JSON = "application/json"
+# Bytes that are written at once: 1 ms, in which others of the event loop wait.
+_PIECE = 1 << 20
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
 _STATUS_LINES[422] = "HTTP/1.1 422 Unprocessable Entity\r\n"  # Python's phrase changed between releases
 _STATUS_LINES[413] = "HTTP/1.1 413 Payload Too Large\r\n"
@@ -17,20 +20,31 @@ _STATUS_LINES[413] = "HTTP/1.1 413 Payload Too Large\r\n"
 
 @dataclass
 class Response:
-    body: bytes = b""
+    """body: a long one as parts, which are never put together."""
+
+    body: bytes | list[bytes] = b""
     status: int = 200
     content_type: str = JSON
     headers: list[tuple[str, str]] = field(default_factory=list)
 
-    def encoded(self, close: bool, with_body: bool) -> bytes:
-        """The bytes to send. with_body: False for HEAD."""
+    def pieces(self, close: bool, with_body: bool) -> deque[list[bytes]]:
+        """The bytes to send: the parts of each piece that is sent at once. with_body: False for HEAD."""
+        parts = self.body if isinstance(self.body, list) else [self.body]
         head = [_STATUS_LINES[self.status]]
-        if self.body:
+        size = sum(map(len, parts))
+        if size:
             head.append(f"content-type: {self.content_type}\r\n")
-        head.append(f"content-length: {len(self.body)}\r\n")
+        head.append(f"content-length: {size}\r\n")
         head += [f"{name}: {value}\r\n" for name, value in self.headers]
         head.append("connection: close\r\n\r\n" if close else "\r\n")
-        return "".join(head).encode("latin-1") + (self.body if with_body else b"")
+        pieces, size = deque([["".join(head).encode("latin-1")]]), 0
+        for part in parts if with_body else ():
+            size += len(part)
+            if size > _PIECE:
+                pieces.append([])
+                size = len(part)
+            pieces[-1].append(part)
+        return pieces
 
 
 class Request:

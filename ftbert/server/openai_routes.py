@@ -41,8 +41,7 @@ async def embeddings(app: App, request: Request) -> Response:
     items = await _items(finished(done.rows, kept, True), asked.encoding_format, "embedding", "embedding")
     tokens = done.encoded.tokens
     tail = {"model": model.name, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
-    body = b'{"object":"list","data":[' + items + b"]," + json(tail)[1:]
-    return answered(app, request, model.about, done, body, "embed")
+    return answered(app, request, model.about, done, _listed(items, tail), "embed")
 
 
 async def pooling(app: App, request: Request) -> Response:
@@ -57,16 +56,17 @@ async def pooling(app: App, request: Request) -> Response:
         done = await vectors(request, model, inputs, Cut(), Kind.TOKENS)
         offsets = done.encoded.offsets.tolist()
         data = [done.rows[a:b] for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
-        items = b",".join(json({"object": "pooling", "index": i, "data": one}) for i, one in enumerate(data))
+        items = []
+        for i, one in enumerate(data):
+            items.append((b"," if i else b"") + json({"object": "pooling", "index": i, "data": one}))
+            await asyncio.sleep(0)
     else:
         done = await vectors(request, model, inputs, Cut())
         rows = finished(done.rows, model.about.truncate_dim, True)
         items = await _items(rows, asked.encoding_format, "pooling", "data")
     tokens = done.encoded.tokens
     tail = {"model": model.name, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
-    return answered(
-        app, request, model.about, done, b'{"object":"list","data":[' + items + b"]," + json(tail)[1:], "embed"
-    )
+    return answered(app, request, model.about, done, _listed(items, tail), "embed")
 
 
 async def models(app: App, request: Request) -> Response:
@@ -82,12 +82,16 @@ def _check_format(name: str) -> None:
         raise validation(f"`encoding_format` must be float or base64; got {name[:20]!r}", param="encoding_format")
 
 
-async def _items(rows: NDArray[np.float32], encoding: str, kind: str, field: str) -> bytes:
+async def _items(rows: NDArray[np.float32], encoding: str, kind: str, field: str) -> list[bytes]:
     """The objects of `data`, with commas. base64: of little-endian float32."""
-    parts = []
+    items = []
     for i, row in enumerate(rows):
         value: Any = row if encoding == "float" else b2a_base64(row.tobytes(), newline=False).decode("ascii")
-        parts.append(json({"object": kind, "index": i, field: value}))
+        items.append((b"," if i else b"") + json({"object": kind, "index": i, field: value}))
         if i % _ROWS_AT_ONCE == _ROWS_AT_ONCE - 1:
             await asyncio.sleep(0)
-    return b",".join(parts)
+    return items
+
+
+def _listed(items: list[bytes], tail: dict[str, Any]) -> list[bytes]:
+    return [b'{"object":"list","data":[', *items, b"]," + json(tail)[1:]]
