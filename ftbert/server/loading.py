@@ -15,8 +15,9 @@ from ftbert.server.metrics import Row
 from ftbert.server.settings import Settings
 from ftbert.server.work import Kind, Work
 
-# A budget is the smallest batch with this share of the best tokens/s; larger ones only add waiting.
-_ENOUGH = 0.95
+# A budget is the smallest batch with this share of the best tokens/s; larger ones only add waiting. None takes longer
+# than this, in seconds: nobody is served meanwhile, and what is computed counts no more as waiting.
+_ENOUGH, _LONGEST = 0.95, 0.25
 _SECONDS = 6.0  # for all timings
 _SMALLEST = 256
 
@@ -55,11 +56,14 @@ def timed(compute: Any, kind: Kind, about: Description, settings: Settings) -> t
     sizes = [size for size in (_SMALLEST << k for k in range(20)) if size < most] + [most]
     if settings.batch_tokens is not None:
         sizes = [min(settings.batch_tokens, most)]
-    began, rates = time.monotonic(), {}
+    began = time.monotonic()
+    rates: dict[int, float] = {}
     for size in sizes:
         batch = _batch(kind, size, about)
         compute.launch(batch)()  # the first call at a size is slow
         seconds = min(_seconds(compute, batch) for _ in range(3))
+        if rates and seconds > _LONGEST:
+            break
         rates[size] = size / seconds
         if time.monotonic() - began > _SECONDS:
             break
