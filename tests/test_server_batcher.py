@@ -131,6 +131,23 @@ def test_admission() -> None:
     assert queue.admit(work(11, [1]), 0.0).status == 503  # type: ignore[union-attr]
 
 
+def test_what_is_computed_is_ahead_too() -> None:
+    queue = batcher(1000, max_queue_seconds=2.0)
+    for one in range(2):
+        assert queue.admit(work(one, [1000]), 5.0) is None
+    first, second = queue.next_batch(5.0), queue.next_batch(5.0)
+    assert first is not None and second is not None and queue.tokens_ahead(5.0) == 2000
+    assert queue.admit(work(2, [500]), 5.0) is None  # nothing waits
+    refused = queue.admit(work(3, [10]), 5.0)
+    assert refused is not None and (refused.status, refused.full) == (429, 0.125)
+    assert queue.admit(work(4, [100], deadline=7.4), 5.5).status == 429  # type: ignore[union-attr]
+    assert queue.admit(work(5, [10]), 5.5) is None  # half a second of the two is over
+    queue.leave(first, 6.25)  # late: the second has begun now
+    assert queue.tokens_ahead(6.25) == 1000 + 510
+    queue.leave(second, 7.0)
+    assert queue.tokens_ahead(7.0) == 510
+
+
 def test_requests_that_wait_to_be_read_fill_the_queue_too() -> None:
     """Many small ones keep the engine from reading: the tokens that it knows of are few."""
     queue, early, late = batcher(max_queue_seconds=2.0), work(1, [5]), work(2, [5])
@@ -149,7 +166,7 @@ def test_a_bulk_request_does_not_make_others_429() -> None:
     assert queue.tokens_ahead(0.0) == 0
     for step in range(20):
         assert queue.admit(work(10 + step, [10]), 0.1 * step) is None
-        queue.next_batch(0.1 * step)
+        queue.leave(queue.next_batch(0.1 * step), 0.1 * step)  # type: ignore[arg-type]
 
 
 def test_past_the_deadline_nothing_is_computed() -> None:

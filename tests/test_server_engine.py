@@ -94,6 +94,7 @@ def engine(compute: Compute) -> Any:
     yield made
     compute.go.set()
     made.close()
+    assert made._batcher.computing == 0
 
 
 def submit(engine: Engine, *works: Work) -> None:

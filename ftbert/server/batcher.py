@@ -64,6 +64,8 @@ class Batcher:
         self.rate = max(rate, 1.0)
         self.queued_tokens = 0
         self.queued_texts = 0
+        self.computing = 0  # tokens of batches that were taken and have not left
+        self._computing_since = 0.0  # what they are at now
         self.draining = False
         self.dropped: list[tuple[Work, Failure]] = []  # what expired, for the caller to answer
         self._heap: list[tuple[float, int, Run]] = []
@@ -99,22 +101,27 @@ class Batcher:
     def _seconds_until_room(self, work: Work, now: float) -> float:
         """Until `work` would be admitted; 0 or less: it is. Not the time until the queue is empty: those who were
         refused would come back to an idle engine."""
-        behind = (self.queued_tokens + work.tokens) / self.rate  # seconds until all of it is computed
+        behind = self._left_of_computing(now) + self.queued_tokens
         wait = max(
             self.tokens_ahead(now) / self.rate - self.limits.max_queue_seconds,
-            behind - self.limits.max_queue_tokens / self.rate,
-            now + behind - work.deadline,
+            (self.queued_tokens + work.tokens - self.limits.max_queue_tokens) / self.rate,
+            now + (behind + work.tokens) / self.rate - work.deadline,
         )
-        return min(wait, self.queued_tokens / self.rate)  # an idle engine would take it
+        return min(wait, behind / self.rate)  # an idle engine would take it
 
     def tokens_ahead(self, now: float) -> int:
-        """Queued tokens with a smaller key than a request that arrives now has."""
+        """What is left of the batches that are computed, and queued tokens with a smaller key than a request that
+        arrives now has."""
         later = 0
         for work in self._large:
             due = max(0.0, (now - work.arrived) * work.rate)
             waiting = work.tokens - int(work.offsets[work.texts - work.left])
             later += min(waiting, max(0, work.tokens - int(due)))
-        return max(0, self.queued_tokens - later)
+        return self._left_of_computing(now) + max(0, self.queued_tokens - later)
+
+    def _left_of_computing(self, now: float) -> int:
+        done = (now - self._computing_since) * self.rate
+        return max(0, self.computing - int(done))
 
     def next_batch(self, now: float) -> Batch | None:
         """The most urgent texts of one kind that fit the budget, at least one; None where nothing waits. Requests past
@@ -146,7 +153,16 @@ class Batcher:
             batch.tokens += run.tokens
             batch.texts += run.stop - run.start
             self._settle(run)
+        if batch is not None:
+            if not self.computing:
+                self._computing_since = now
+            self.computing += batch.tokens
         return batch
+
+    def leave(self, batch: Batch, now: float) -> None:
+        """It is not computed any more: it is done, or has failed."""
+        self.computing -= batch.tokens
+        self._computing_since = now
 
     def _fitting(self, run: Run, batch: Batch) -> int:
         """Where the texts of `run` end that may join: by the budget, and by the key of whoever comes next."""

@@ -174,12 +174,14 @@ class Engine:
     def _done(self, batch: Batch, seconds: float) -> None:
         with self._changed:
             self._batcher.computed(batch.tokens, seconds)
-            self._leave()
+            self._leave(batch)
             self._metrics.computed(batch.tokens, seconds)
 
-    def _leave(self) -> None:
+    def _leave(self, batch: Batch) -> None:
+        now = time.monotonic()
+        self._batcher.leave(batch, now)
         self._in_flight -= 1
-        self._busy_since = time.monotonic() if self._in_flight else 0.0
+        self._busy_since = now if self._in_flight else 0.0
         self._gauges()
         self._changed.notify()
 
@@ -203,7 +205,7 @@ class Engine:
                 if not run.work.over:
                     self._fail(run.work, Failure(run.work.id, 424, words))
         with self._changed:
-            self._leave()
+            self._leave(batch)
 
     def _one_by_one(self, batch: Batch) -> None:
         """After a failure: whose request it was is told, the others get their answers."""

@@ -15,8 +15,8 @@ from ftbert.server.metrics import Row
 from ftbert.server.settings import Settings
 from ftbert.server.work import Kind, Work
 
-# A budget is the smallest batch with this share of the best tokens/s; larger ones only add waiting. None takes longer
-# than this, in seconds: nobody is served meanwhile, and what is computed counts no more as waiting.
+# A budget is the smallest batch with this share of the best tokens/s; larger ones only add waiting: none takes
+# longer than this, in seconds, since the most urgent newcomer waits for it.
 _ENOUGH, _LONGEST = 0.95, 0.25
 _SECONDS = 6.0  # for all timings
 _SMALLEST = 256
