@@ -20,6 +20,11 @@ def sample_ids(vocab: int, max_seq: int, device: torch.device) -> Tensor:
     return torch.arange(min(8, max_seq), device=device)[None] % vocab
 
 
+def is_exact(encoder: Any) -> bool:
+    """Whether it multiplies in fp32: no 16-bit operands, and none that are rounded to TF32."""
+    return encoder.matrix_dtype() == "fp32" and "products" not in encoder.info()
+
+
 class Differs(RuntimeError):
     """ftbert and the live model compute something else."""
 
@@ -27,10 +32,9 @@ class Differs(RuntimeError):
 def check_equal(ours: Tensor, theirs: Tensor, name: str, exact: bool, least: float = 0.0) -> None:
     """Differs where the two differ by more than rounding.
 
-    name: of the original's class. exact: both computed in fp32. The tolerance is relative to the largest value, at
-    least to `least`: logits may cancel, hidden states do not.
+    name: of the original's class. exact: both computed in fp32 throughout. The tolerance is relative to the largest
+    value, at least to `least`: logits may cancel, hidden states do not.
     """
-    # Products of fp32 may be rounded to TF32 on a GPU.
     tolerance = (1e-4 if theirs.device.type == "cpu" else 1e-3) if exact else 0.1
     ours, theirs = ours.float().cpu(), theirs.float().cpu()
     largest = max(theirs.abs().max().item(), least)
@@ -64,7 +68,7 @@ def check_loaded(model: Any, live: Any) -> None:
     Warns of results that only `live` itself gives: forward hooks inside, a head that is not transformers'.
     """
     parameter = next(live.parameters())
-    exact = parameter.dtype in (torch.float32, torch.float64) and model.dtype == torch.float32
+    exact = parameter.dtype in (torch.float32, torch.float64) and is_exact(model.encoder)
     ids = sample_ids(model.config.vocab, model.config.max_seq, parameter.device)
     name, base = type(live).__name__, getattr(live, "base_model", live)
     with torch.inference_mode(False), torch.no_grad(), _in_eval_mode(live):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -274,3 +274,52 @@ def test_launch_failure_names_kernel_file_and_line(model: ftbert.Model) -> None:
     qkv = torch.zeros(512, 3 * 64 * 12, dtype=HALF, device="cuda")
     with pytest.raises(RuntimeError, match="attention: .* blocks are more than one launch can have"):
         torch.ops.ftbert.attention(qkv, cu, 512, 12)
+
+
+@pytest.fixture
+def matmul_precision() -> Iterator[None]:
+    """What a test says of float32 products is taken back."""
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def say_by_fp32_precision(tf32: bool) -> None:
+    if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        pytest.skip("this torch has no fp32_precision")
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if tf32 else "ieee"
+
+
+SAYS = {
+    "allow_tf32": lambda tf32: setattr(torch.backends.cuda.matmul, "allow_tf32", tf32),
+    "set_float32_matmul_precision": lambda tf32: torch.set_float32_matmul_precision("high" if tf32 else "highest"),
+    "fp32_precision": say_by_fp32_precision,
+}
+
+
+@pytest.mark.parametrize("say", SAYS)
+@pytest.mark.parametrize("attention", ["fused", "general"])
+def test_fp32_products_follow_torch_into_tf32_and_back(say: str, attention: str, matmul_precision: None) -> None:
+    live = make_bert(hidden_size=256, num_attention_heads=4, intermediate_size=1024)
+    exact = ftbert.load(live, attention=attention)
+    model = ftbert.load(live, device="cuda", attention=attention)
+    ids, cu, longest = packed([40, 3, 64, 21])
+    want = exact.forward_packed(ids.cpu(), cu.cpu(), longest)
+    results = []
+    for tf32 in (False, True, False, True):
+        SAYS[say](tf32)
+        assert model.info().get("products") == ("tf32" if tf32 else None)
+        calls = [model.forward_packed(ids, cu, longest).cpu() for _ in range(4)]  # plain, recorded, repeated
+        assert all(torch.equal(call, calls[0]) for call in calls)
+        results.append(calls[0])
+    SAYS[say](False)
+    assert torch.equal(results[0], results[2]) and torch.equal(results[1], results[3])
+    errors = [(result - want).abs().max().item() for result in results[:2]]
+    assert errors[0] <= 5e-5 and 2 * errors[0] < errors[1] <= 2e-2, errors
+
+
+def test_a_live_model_whose_products_are_tf32_is_loaded(matmul_precision: None) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = True
+    live = make_bert().cuda()
+    assert ftbert.load(live, device="cuda").info()["products"] == "tf32"
+    assert ftbert.optimize(live) is live

@@ -66,12 +66,15 @@ class EngineOf : public Engine {
   bool uses_cuda_graphs() const override { return replay_.enabled(); }
 
   std::map<std::string, std::string> info() const override {
-    return {{"attention", is_fused() ? "fused" : "general"},
-            {"attention_reason", encoder_.attention().reason},
-            {"activation", std::string(to_string(activation()))},
-            {"gemm", products_name(CallContext<Device>(device_).context)},
-            {"deferred_layernorm", encoder_.deferred_state(CallContext<Device>(device_).context)},
-            {"cuda_graphs", replay_.state()}};
+    const CallContext<Device> on(device_);
+    std::map<std::string, std::string> all = {{"attention", is_fused() ? "fused" : "general"},
+                                              {"attention_reason", encoder_.attention().reason},
+                                              {"activation", std::string(to_string(activation()))},
+                                              {"gemm", products_name(on.context)},
+                                              {"deferred_layernorm", encoder_.deferred_state(on.context)},
+                                              {"cuda_graphs", replay_.state()}};
+    if (rounds_products(on.context)) all["products"] = "tf32";
+    return all;
   }
 
  private:
@@ -101,6 +104,8 @@ class EngineOf : public Engine {
   static bool asks_for(const std::vector<Want>& wants, Want want) {
     return std::find(wants.begin(), wants.end(), want) != wants.end();
   }
+  static bool rounds_products(const Context<Cpu>&) { return false; }
+  static bool rounds_products(const Context<Cuda>& context) { return kDType<T> == DType::fp32 && context.tf32; }
   static std::string products_name(const Context<Cpu>&) { return torch_products_name(); }
   static std::string products_name(const Context<Cuda>&) { return gemm_library_version(); }
 

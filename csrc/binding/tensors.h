@@ -6,6 +6,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "binding/forked.h"
+#include "binding/tf32.h"
 #include "binding/torch_products.h"
 #include "core/check.h"
 #include "core/device.h"
@@ -101,6 +102,7 @@ struct CallContext<Cuda> {
                              c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle())) {
     context.plans = product_plans(context.device);
     context.gemm_workspace_bytes = gemm_workspace_bytes(context.device);
+    context.tf32 = allows_tf32();
   }
   // Before products: the call's own, so that threads and streams cannot meet in it; torch's allocator makes it cheap.
   Context<Cuda>& for_products() {

@@ -19,7 +19,7 @@ from ftbert.converters import open_checkpoint
 from ftbert.devices import check_device, check_dtype
 from ftbert.dtypes import parse_dtype
 from ftbert.forked import note_fork
-from ftbert.live_check import Differs, check_equal, sample_ids
+from ftbert.live_check import Differs, check_equal, is_exact, sample_ids
 from ftbert.optimization.live_weights import Watch, build_encoder
 
 load_library()  # before a fork, which it must see
@@ -191,7 +191,7 @@ def _build(module: Any, settings: Settings) -> _Built:
         theirs = forward(module, ids, attention_mask=mask, return_dict=True)
         gaps = any(x is None for x in forward(module, ids, attention_mask=mask, return_dict=False))
         ours = torch.ops.ftbert.forward_batch(encoder, ids, None, None, None, 0, ["tokens"])[0]
-        exact = own == torch.float32 and encoder.matrix_dtype() == "fp32"
+        exact = own == torch.float32 and is_exact(encoder)
         check_equal(ours, theirs.last_hidden_state, type(module).__name__, exact)
     return _Built(encoder, config, watch, own, type(theirs), gaps)
 
