@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ftbert.checkpoint import ACTIVATIONS, EncoderConfig, HeadConfig, Shape, shown
+from ftbert.checkpoint import EncoderConfig, HeadConfig, Shape, activations, shown
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,8 @@ def head_config(
         if config.get("summary_type", "first") != "first" or config.get("summary_use_proj", True) is not True:
             raise ValueError("the multiple choice head needs summary_type 'first' and summary_use_proj")
         activation = config.get("summary_activation", "gelu") or "none"
-    if row.dense and (not isinstance(activation, str) or activation not in ACTIVATIONS):
-        known = ", ".join(ACTIVATIONS)
+    if row.dense and (not isinstance(activation, str) or activation not in activations()):
+        known = ", ".join(activations())
         raise ValueError(f"activation {shown(activation)} of the head for {row.task} is not one of {known}")
 
     def rows(stem: str, otherwise: int) -> int:

@@ -7,26 +7,23 @@ in common is the function.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ftbert.checkpoint import activations
 from ftbert.converters.onnx_graph import LAYOUT, Graph
 
 _tanh_gelu = partial(functional.gelu, approximate="tanh")
 
-# As HuggingFace spells them. The first that fits is taken.
-_KNOWN: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": functional.gelu, "gelu_new": _tanh_gelu, "relu": torch.relu, "silu": functional.silu, "tanh": torch.tanh,
-    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x), "sigmoid": torch.sigmoid,
-}  # fmt: skip
 _OPS: dict[str, Callable[..., Tensor]] = {
     "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "Div": torch.div, "Pow": torch.pow, "Neg": torch.neg,
     "Erf": torch.erf, "Tanh": torch.tanh, "Sigmoid": torch.sigmoid, "Exp": torch.exp, "Sqrt": torch.sqrt,
     "Abs": torch.abs, "Gelu": functional.gelu, "Relu": torch.relu, "Reciprocal": torch.reciprocal,
-    "Max": torch.maximum, "Min": torch.minimum, "FastGelu": _tanh_gelu, "QuickGelu": _KNOWN["quick_gelu"],
+    "Max": torch.maximum, "Min": torch.minimum, "FastGelu": _tanh_gelu,
+    "QuickGelu": lambda x: x * torch.sigmoid(1.702 * x),
     "Swish": functional.silu, "Softplus": functional.softplus, "Log": torch.log,
 }  # fmt: skip
 ELEMENTWISE = frozenset(_OPS)
@@ -36,6 +33,15 @@ _POINTS = torch.linspace(-6, 6, 241, dtype=torch.float64)
 _TOLERANCE = 5e-5
 
 
+@cache
+def _known() -> dict[str, Callable[[Tensor], Tensor]]:
+    """What the core computes, each by its first name in transformers, and two that are recognised to be refused."""
+    from transformers.activations import ACT2FN
+
+    names = {kind: name for name, kind in reversed(activations().items()) if name in ACT2FN}
+    return {name: ACT2FN[name] for name in (*names.values(), "quick_gelu", "sigmoid")}
+
+
 def activation(graph: Graph, start: str, end: str) -> str:
     """The name of the function from value `start` to value `end`; ValueError lists the ops if it is no known one."""
     used: list[str] = []
@@ -43,10 +49,10 @@ def activation(graph: Graph, start: str, end: str) -> str:
         values = _evaluate(graph, end, {start: _POINTS}, used, 64)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"activation: cannot follow {', '.join(used) or 'it'} ({error})") from error
-    for name, function in _KNOWN.items():
+    for name, function in _known().items():
         if values.shape == _POINTS.shape and (values - function(_POINTS)).abs().max() < _TOLERANCE:
             return name
-    raise ValueError(f"activation: {', '.join(dict.fromkeys(used)) or 'none'} compute none of {', '.join(_KNOWN)}")
+    raise ValueError(f"activation: {', '.join(dict.fromkeys(used)) or 'none'} compute none of {', '.join(_known())}")
 
 
 def _evaluate(graph: Graph, name: str, known: dict[str, Tensor], used: list[str], depth: int) -> Tensor:

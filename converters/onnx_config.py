@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ftbert.checkpoint import ACTIVATIONS, EncoderConfig
+from ftbert.checkpoint import EncoderConfig, activations
 from ftbert.converters.families import FAMILIES
 from ftbert.converters.onnx_encoder import Encoder
 
@@ -94,7 +94,7 @@ def differences(config: EncoderConfig, encoder: Encoder) -> list[str]:
         said = getattr(config, key)
         if key == "activation":
             # Spellings of one function: the graph cannot know which of them the author wrote.
-            same = ACTIVATIONS.get(said, said) == ACTIVATIONS.get(value, value)
+            same = activations().get(said, said) == activations().get(value, value)
         elif key == "layer_norm_eps":
             same = math.isclose(said, value, rel_tol=1e-3)
         else:

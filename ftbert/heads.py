@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ftbert.checkpoint import ACTIVATIONS, HeadConfig
+from ftbert.checkpoint import HeadConfig
 from ftbert.module import EncoderModule
 
 
@@ -29,7 +29,7 @@ class Head(torch.nn.Module):
         self.source = config.source
         self.tied = config.tied
         self.norm_eps = config.norm_eps
-        self.activation = ACTIVATIONS[config.activation] if config.width else "none"
+        self.activation = config.activation
         self.has_dense = config.width > 0
         for name in ("dense.weight", "dense.bias", "norm.weight", "norm.bias", "out.weight", "out.bias"):
             self.register_buffer(name.replace(".", "_"), weights.get(name, torch.empty(0)))
@@ -37,17 +37,8 @@ class Head(torch.nn.Module):
     def forward(self, x: Tensor, word: Tensor) -> Tensor:
         """x [rows, hidden] -> logits [rows, outputs]; word: the encoder's word table, for a tied head."""
         if self.has_dense:
-            x = functional.linear(x, self.dense_weight, self.dense_bias)
-            if self.activation == "gelu":
-                x = functional.gelu(x)
-            elif self.activation == "gelu_tanh":
-                x = functional.gelu(x, approximate="tanh")
-            elif self.activation == "relu":
-                x = torch.relu(x)
-            elif self.activation == "silu":
-                x = functional.silu(x)
-            elif self.activation == "tanh":
-                x = torch.tanh(x)
+            x = functional.linear(x, self.dense_weight)
+            x = torch.ops.ftbert.add_bias_act(x, self.dense_bias, self.activation)
         if self.norm_eps > 0:
             x = functional.layer_norm(x, [x.shape[-1]], self.norm_weight, self.norm_bias, self.norm_eps)
         return functional.linear(x, word if self.tied else self.out_weight, self.out_bias)

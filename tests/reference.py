@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from ftbert.checkpoint import activations
+
 
 def offsets(lengths: list[int], device: str = "cpu") -> Tensor:
     """[batch] -> cu_seqlens int32 [batch+1]"""
@@ -21,9 +23,11 @@ def layernorm(x: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> Tensor:
 
 
 def activation(x: Tensor, name: str) -> Tensor:
+    """name: any spelling of it."""
+    name = activations()[name]
     if name == "gelu":
         return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
-    if name == "gelu_new":
+    if name == "gelu_tanh":
         return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
     if name == "silu":
         return x / (1 + torch.exp(-x))

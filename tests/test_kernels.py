@@ -12,9 +12,11 @@ from compare import assert_close
 from conftest import Place
 
 from ftbert._library import load_library
+from ftbert.checkpoint import activations
 
 load_library()
 ops = torch.ops.ftbert
+ACTIVATIONS = sorted(set(activations().values()))
 
 RAGGED = [[1], [5, 1, 0, 17, 64, 2], [33, 128, 7], [65, 127, 63], [16] * 9, [0, 0], [], [130, 1, 129], [300, 511]]
 # GCC vectorises no loop that AddressSanitizer checks: a LayerNorm on the CPU then adds a row in one float, not in one a lane.
@@ -50,7 +52,7 @@ def test_layernorm_is_exact_far_from_zero(place: Place) -> None:
     assert_close(out, reference.layernorm(x.double(), ones.double(), zeros.double(), 1e-12), atol=1e-4 + 8 * place.eps)
 
 
-@pytest.mark.parametrize("activation", ["none", "gelu", "gelu_new", "relu", "silu", "tanh"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("rows,cols", [(0, 64), (1, 1), (3, 77), (65, 1536), (2, 3072)])
 def test_add_bias_act(place: Place, rows: int, cols: int, activation: str) -> None:
     x, bias = random(rows, cols, place=place, scale=3.0), random(cols, place=place, seed=1)
@@ -65,7 +67,7 @@ def test_activations_over_their_whole_range(place: Place) -> None:
         .to(place.dtype)
         .to(place.device)
     )
-    for activation in ("gelu", "gelu_new", "silu", "tanh"):
+    for activation in ACTIVATIONS:
         got = ops.add_bias_act(x, None, activation)
         # The last term: the approximations' own error, absolute, next to 1 at most.
         assert_close(
@@ -73,7 +75,7 @@ def test_activations_over_their_whole_range(place: Place) -> None:
         )
 
 
-@pytest.mark.parametrize("activation", ["none", "gelu", "gelu_new", "relu", "silu", "tanh"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations_of_what_is_no_number(place: Place, activation: str) -> None:
     x = torch.tensor([[math.nan, math.inf, 65504.0, 1.0] * 8], dtype=place.dtype, device=place.device)
     got = ops.add_bias_act(x, None, activation)[0].tolist()
@@ -382,7 +384,7 @@ def test_embeddings_layernorm(place: Place, cols: int) -> None:
 @pytest.mark.parametrize(
     "m,n,k", [(0, 8, 8), (1, 64, 64), (7, 33, 20), (128, 768, 768), (65, 3, 130), (300, 1152, 384)]
 )
-@pytest.mark.parametrize("activation", ["none", "gelu", "gelu_new", "relu", "silu", "tanh"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_linear(place: Place, m: int, n: int, k: int, activation: str) -> None:
     if m == 0 and place.device == "cpu":
         pytest.skip("the CPU's GEMM is not called for 0 rows")
@@ -438,7 +440,7 @@ def can_do(kernel: str, variant: str, m: int, n: int, k: int, activation: str) -
     [(1, 64, 64), (16, 384, 384), (31, 1152, 384), (128, 768, 3072), (200, 128, 512), (513, 256, 192), (1000, 200, 72),
      (4100, 3072, 768), (2200, 3072, 768), (2300, 1032, 200), (70, 136, 64)],
 )  # fmt: skip
-@pytest.mark.parametrize("activation", ["none", "gelu", "gelu_new", "relu", "silu", "tanh"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_linear_own(place: Place, m: int, n: int, k: int, activation: str) -> None:
     sixteen_bit(place)
     a, weight = random(m, k, place=place), random(n, k, place=place, scale=1 / math.sqrt(k), seed=1)

@@ -59,6 +59,12 @@ c10::Dict<std::string, std::vector<int64_t>> weight_shapes(const StringDict& con
   return shapes;
 }
 
+StringDict activations() {
+  StringDict names;
+  for (const auto& [spelling, name] : activation_spellings()) names.insert(std::string(spelling), std::string(name));
+  return names;
+}
+
 StringDict build_info() {
   StringDict info;
   const std::string why_not = why_no_cuda();
@@ -147,6 +153,7 @@ TORCH_LIBRARY(ftbert, m) {
   define_retired_ops(m);
   m.def("weight_shapes(Dict(str, str) config) -> Dict(str, int[])", &weight_shapes);
   m.def("build_info() -> Dict(str, str)", &build_info);
+  m.def("activations() -> Dict(str, str)", &activations);
   define_op(m, "pack_weight(Tensor weight) -> Tensor", &pack);
 }
 

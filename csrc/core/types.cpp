@@ -1,42 +1,38 @@
 #include "core/types.h"
 
-#include <array>
-#include <utility>
-
 #include "core/check.h"
 
 namespace ftbert {
 namespace {
 
-// HuggingFace's spellings (transformers/activations.py, ACT2FN) and our own. `gelu` is the erf form there.
-constexpr std::array<std::pair<std::string_view, Activation>, 12> kActivations{{
+// HuggingFace's spellings (transformers/activations.py, ACT2FN) and our own; the first of each is its name. `gelu` is
+// the erf form there.
+constexpr std::pair<std::string_view, Activation> kActivations[] = {
     {"gelu", Activation::gelu_erf},
     {"gelu_erf", Activation::gelu_erf},
     {"gelu_python", Activation::gelu_erf},
+    {"gelu_tanh", Activation::gelu_tanh},
     {"gelu_new", Activation::gelu_tanh},
     {"gelu_fast", Activation::gelu_tanh},
     {"gelu_pytorch_tanh", Activation::gelu_tanh},
-    {"gelu_tanh", Activation::gelu_tanh},
     {"relu", Activation::relu},
     {"silu", Activation::silu},
     {"swish", Activation::silu},
     {"tanh", Activation::tanh},
     {"none", Activation::none},
-}};
+};
 
-constexpr std::array<std::pair<std::string_view, PoolingMode>, 5> kPoolings{{
-    {"cls", PoolingMode::cls},
-    {"mean", PoolingMode::mean},
-    {"max", PoolingMode::max},
-    {"mean_sqrt_len", PoolingMode::mean_sqrt_len},
-    {"last", PoolingMode::last},
-}};
+constexpr std::pair<std::string_view, PoolingMode> kPoolings[] = {
+#define FTBERT_NAMED(name) {#name, PoolingMode::name},
+    FTBERT_POOLING_MODES(FTBERT_NAMED)
+#undef FTBERT_NAMED
+};
 
-constexpr std::array<std::pair<std::string_view, DType>, 3> kDTypes{{
+constexpr std::pair<std::string_view, DType> kDTypes[] = {
     {"fp32", DType::fp32},
     {"fp16", DType::fp16},
     {"bf16", DType::bf16},
-}};
+};
 
 template <class Table>
 auto look_up(const Table& table, std::string_view name, const char* what) {
@@ -56,15 +52,15 @@ PoolingMode parse_pooling(std::string_view name) { return look_up(kPoolings, nam
 DType parse_dtype(std::string_view name) { return look_up(kDTypes, name, "dtype"); }
 
 std::string_view to_string(Activation activation) {
-  switch (activation) {
-    case Activation::none: return "none";
-    case Activation::gelu_erf: return "gelu_erf";
-    case Activation::gelu_tanh: return "gelu_tanh";
-    case Activation::relu: return "relu";
-    case Activation::silu: return "silu";
-    case Activation::tanh: return "tanh";
-  }
+  for (const auto& [name, named] : kActivations)
+    if (named == activation) return name;
   return "?";
+}
+
+std::vector<std::pair<std::string_view, std::string_view>> activation_spellings() {
+  std::vector<std::pair<std::string_view, std::string_view>> all;
+  for (const auto& [spelling, activation] : kActivations) all.emplace_back(spelling, to_string(activation));
+  return all;
 }
 
 std::string_view to_string(DType dtype) {

@@ -3,6 +3,9 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
 namespace ftbert {
 
@@ -31,13 +34,17 @@ inline constexpr DType kDType<half_t> = DType::fp16;
 template <>
 inline constexpr DType kDType<bfloat16_t> = DType::bf16;
 
-enum class Activation { none, gelu_erf, gelu_tanh, relu, silu, tanh };
+// All activations; what a new one needs besides: CONTRIBUTING.md.
+#define FTBERT_ACTIVATIONS(X) X(none) X(gelu_erf) X(gelu_tanh) X(relu) X(silu) X(tanh)
+#define FTBERT_ENUMERATOR(name) name,
+enum class Activation { FTBERT_ACTIVATIONS(FTBERT_ENUMERATOR) };
 enum class PositionKind {
   none,          // no position table (relative bias only)
   absolute,      // the token's column in the padded input
   from_padding,  // padding_id + number of non-padding ids up to and including the token (RoBERTa, MPNet)
 };
-enum class PoolingMode { cls, mean, max, mean_sqrt_len, last };
+#define FTBERT_POOLING_MODES(X) X(cls) X(mean) X(max) X(mean_sqrt_len) X(last)
+enum class PoolingMode { FTBERT_POOLING_MODES(FTBERT_ENUMERATOR) };
 
 // Parse the names used in configs and ops; throw ftbert::Error listing what is supported.
 Activation parse_activation(std::string_view name);
@@ -45,5 +52,27 @@ PoolingMode parse_pooling(std::string_view name);
 DType parse_dtype(std::string_view name);
 std::string_view to_string(Activation activation);
 std::string_view to_string(DType dtype);
+
+// Every spelling that parse_activation knows, and to_string of what it means.
+std::vector<std::pair<std::string_view, std::string_view>> activation_spellings();
+
+#ifdef __CUDACC__
+#pragma nv_exec_check_disable
+#define FTBERT_HOST_DEVICE __host__ __device__
+#else
+#define FTBERT_HOST_DEVICE
+#endif
+
+// run(std::integral_constant<Activation, activation>()), on the side that asks: an activation is a template argument of
+// whatever applies it.
+template <class Run>
+FTBERT_HOST_DEVICE void with_activation(Activation activation, const Run& run) {
+  switch (activation) {
+#define FTBERT_CASE(name) \
+  case Activation::name: return run(std::integral_constant<Activation, Activation::name>());
+    FTBERT_ACTIVATIONS(FTBERT_CASE)
+#undef FTBERT_CASE
+  }
+}
 
 }  // namespace ftbert

@@ -1,7 +1,5 @@
 // Activations in float, as add_bias_act and our products apply them.
 #pragma once
-#include <type_traits>
-
 #include "core/types.h"
 #include "device/vector.cuh"
 
@@ -40,6 +38,7 @@ __device__ float activate(float x) {
   } else if constexpr (kActivation == Activation::tanh) {
     return tanhf(x);
   } else {
+    static_assert(kActivation == Activation::none, "an activation without a formula");
     return x;
   }
 }
@@ -53,20 +52,6 @@ __device__ Packed<E, 8> activate_pack(const Packed<E, 8>& pack) {
 #pragma unroll
   for (int w = 0; w < 8; ++w) v[w] = activate<kActivation, E>(v[w]);
   return Packed<E, 8>::from_floats(v);
-}
-
-// run(std::integral_constant<Activation, activation>()), on the side that asks.
-#pragma nv_exec_check_disable
-template <class Run>
-__host__ __device__ void with_activation(Activation activation, const Run& run) {
-  switch (activation) {
-    case Activation::none: return run(std::integral_constant<Activation, Activation::none>());
-    case Activation::gelu_erf: return run(std::integral_constant<Activation, Activation::gelu_erf>());
-    case Activation::gelu_tanh: return run(std::integral_constant<Activation, Activation::gelu_tanh>());
-    case Activation::relu: return run(std::integral_constant<Activation, Activation::relu>());
-    case Activation::silu: return run(std::integral_constant<Activation, Activation::silu>());
-    case Activation::tanh: return run(std::integral_constant<Activation, Activation::tanh>());
-  }
 }
 
 }  // namespace ftbert

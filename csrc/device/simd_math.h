@@ -134,13 +134,20 @@ inline float tanh(float x) {
 
 template <Activation activation>
 inline float activate(float x) {
-  if constexpr (activation == Activation::gelu_erf) return 0.5f * x * (1.0f + erf(x * 0.70710678118654752f));
-  if constexpr (activation == Activation::gelu_tanh)
+  if constexpr (activation == Activation::gelu_erf) {
+    return 0.5f * x * (1.0f + erf(x * 0.70710678118654752f));
+  } else if constexpr (activation == Activation::gelu_tanh) {
     return 0.5f * x * (1.0f + tanh(0.79788456080286536f * (x + 0.044715f * x * x * x)));
-  if constexpr (activation == Activation::relu) return x < 0.0f ? 0.0f : x;
-  if constexpr (activation == Activation::silu) return x / (1.0f + exp(-x));
-  if constexpr (activation == Activation::tanh) return tanh(x);
-  return x;
+  } else if constexpr (activation == Activation::relu) {
+    return x < 0.0f ? 0.0f : x;
+  } else if constexpr (activation == Activation::silu) {
+    return x / (1.0f + exp(-x));
+  } else if constexpr (activation == Activation::tanh) {
+    return tanh(x);
+  } else {
+    static_assert(activation == Activation::none, "an activation without a formula");
+    return x;
+  }
 }
 
 }  // namespace ftbert::FTBERT_ISA::simd

@@ -2,13 +2,13 @@
 
 from ftbert.checkpoint.atomic_folder import put_in_place, work_folder
 from ftbert.checkpoint.checkpoint import Checkpoint, Make, read_checkpoint
-from ftbert.checkpoint.config import ACTIVATIONS, FORMAT, VERSION, CheckpointConfig, EncoderConfig, HeadConfig, typed
+from ftbert.checkpoint.config import FORMAT, VERSION, CheckpointConfig, EncoderConfig, HeadConfig, activations, typed
 from ftbert.checkpoint.tensors import Shape, StateDictSource, TensorSource, check_shapes, open_weights
 from ftbert.dtypes import DTYPES
 from ftbert.input_file import expect_file, expect_inside, named, read_json_object, shown
 
 __all__ = [
-    "ACTIVATIONS", "DTYPES", "FORMAT", "VERSION", "Checkpoint", "CheckpointConfig", "EncoderConfig", "HeadConfig",
-    "Make", "Shape", "StateDictSource", "TensorSource", "check_shapes", "expect_file", "expect_inside", "named",
+    "DTYPES", "FORMAT", "VERSION", "Checkpoint", "CheckpointConfig", "EncoderConfig", "HeadConfig", "Make", "Shape",
+    "StateDictSource", "TensorSource", "activations", "check_shapes", "expect_file", "expect_inside", "named",
     "open_weights", "put_in_place", "read_checkpoint", "read_json_object", "shown", "typed", "work_folder",
 ]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import MISSING, asdict, dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,19 @@ import torch
 from ftbert._library import load_library
 from ftbert.input_file import named, shown
 
-# transformers' names -> the core's
-ACTIVATIONS = {
-    "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu", "tanh": "tanh", "none": "none",
-}  # fmt: skip
-
 FORMAT = "ftbert"
 VERSION = 1
 
 # The deepest encoders that were ever trained have 1000. Shared layers cost a file nothing, each call pays for all.
 _MOST_LAYERS = 4096
 _KINDS = {"int": "a whole number", "float": "a finite number", "str": "a string", "bool": "true or false"}
+
+
+@cache
+def activations() -> dict[str, str]:
+    """Every spelling of an activation that the core knows, transformers' among them, and the core's own name of it."""
+    load_library()
+    return dict(torch.ops.ftbert.activations())
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,7 @@ def _head_complaints(head: dict[str, Any], pooler: bool) -> list[str]:
     wrong = []
     if head["source"] not in ("tokens", "first", "pooler") or (head["source"] == "pooler" and not pooler):
         wrong.append(f"head source {shown(head['source'])}")
-    if head["width"] and head["activation"] not in ACTIVATIONS:
+    if head["width"] and head["activation"] not in activations():
         wrong.append(f"head activation {shown(head['activation'])}")
     if head["outputs"] < 0 or head["width"] < 0 or not 0 <= head["norm_eps"] <= 1:
         wrong.append("head sizes below 0 or norm_eps not in [0, 1]")

@@ -7,18 +7,18 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from ftbert.checkpoint import activations
 from ftbert.dtypes import DTYPES
 
 WGMMA_TILE = "wgmma_tile"  # the kernel whose products can do without a LayerNorm kernel between them
 WITH_LAYERNORM = "wgmma_layernorm"  # the kernel that contains the LayerNorm behind it
 _MOST = (1 << 31) - 1  # of rows, columns and whatever else is counted
-_ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "tanh")
 
 
 @dataclass(frozen=True, order=True)
 class Product:
-    """A linear layer's product [m, k] @ [n, k]^T and what comes with it. dtype: fp32, fp16 or bf16. activation: gelu
-    (erf), gelu_tanh, relu, silu or tanh; what cuBLASLt does not compute exactly follows it as add_bias_act. layernorm:
+    """A linear layer's product [m, k] @ [n, k]^T and what comes with it. dtype: fp32, fp16 or bf16. activation: by the
+    core's name; what cuBLASLt does not compute exactly follows it as add_bias_act. layernorm:
     with the residual and its LayerNorm, which follow as add_bias_input_layernorm or are contained."""
 
     dtype: str
@@ -122,7 +122,7 @@ class Row:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"a row cannot be read ({type(error).__name__}: {error})") from None
-        if product.dtype not in (*DTYPES,) or product.activation not in _ACTIVATIONS:
+        if product.dtype not in (*DTYPES,) or product.activation not in activations().values():
             raise ValueError(f"a row makes no sense: dtype {product.dtype!r}, activation {product.activation!r}")
         if not (row.first <= row.last and len(row.timed) == len(row.us) == len(row.default_us)):
             raise ValueError(f"a row makes no sense: {product}, m from {row.first} to {row.last}")

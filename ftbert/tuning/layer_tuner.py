@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ftbert.checkpoint import ACTIVATIONS, EncoderConfig
+from ftbert.checkpoint import EncoderConfig
 from ftbert.dtypes import DTYPES
 from ftbert.tuning import gemm_table
 from ftbert.tuning.gemm_rows import WGMMA_TILE, Product, Row
@@ -71,11 +71,10 @@ class Layers:
         hidden, inter = layer.out.n, layer.up.n
         size = 2 * (4 * hidden * hidden + 2 * hidden * inter)
         head = 64 if hidden % 64 == 0 else 32
-        names = {kernel: name for name, kernel in reversed(ACTIVATIONS.items())}
         config = EncoderConfig(
             vocab=1024, hidden=hidden, layers=min(12, max(4, -(-_WEIGHT_BYTES // size))), heads=hidden // head,
             head_size=head, inter=inter, embedding=hidden, max_positions=_SEQUENCE, token_types=1, padding_id=0,
-            layer_norm_eps=1e-12, activation=names[layer.up.activation],
+            layer_norm_eps=1e-12, activation=layer.up.activation,
         )  # fmt: skip
         draw, dtype = torch.Generator(device).manual_seed(0), DTYPES[layer.out.dtype]
         weights = {}

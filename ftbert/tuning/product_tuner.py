@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import torch
 
-from ftbert.checkpoint import ACTIVATIONS, EncoderConfig
+from ftbert.checkpoint import EncoderConfig, activations
 from ftbert.dtypes import DTYPES
 from ftbert.tuning.gemm_rows import WITH_LAYERNORM, Own, Product, Row
 from ftbert.tuning.product_bench import Algorithm, Bench, choice_of, is_faster
@@ -40,11 +40,15 @@ def products(config: EncoderConfig, dtype: str) -> list[Product]:
 
 
 def products_of_shape(hidden: int, inter: int, activation: str, dtype: str) -> list[Product]:
-    """Of one layer: QKV, attention's output, and the two of the feed-forward block, where LayerNorm follows both."""
+    """Of one layer: QKV, attention's output, and the two of the feed-forward block, where LayerNorm follows both.
+
+    ValueError for an activation that the core does not know."""
+    if activation not in activations():
+        raise ValueError(f"activation must be one of {', '.join(activations())}; got {activation!r}")
     return [
         Product(dtype, 3 * hidden, hidden, bias=True),
         Product(dtype, hidden, hidden, bias=True, layernorm=True),
-        Product(dtype, inter, hidden, bias=True, activation=ACTIVATIONS.get(activation, activation)),
+        Product(dtype, inter, hidden, bias=True, activation=activations()[activation]),
         Product(dtype, hidden, inter, bias=True, layernorm=True),
     ]
 

@@ -64,14 +64,8 @@ void activate_rows(float* c, int64_t ldc, int64_t rows) {
 }
 
 void activate_tile(Activation activation, float* c, int64_t ldc, int64_t rows) {
-  switch (activation) {
-    case Activation::none: return;
-    case Activation::gelu_erf: return activate_rows<Activation::gelu_erf>(c, ldc, rows);
-    case Activation::gelu_tanh: return activate_rows<Activation::gelu_tanh>(c, ldc, rows);
-    case Activation::relu: return activate_rows<Activation::relu>(c, ldc, rows);
-    case Activation::silu: return activate_rows<Activation::silu>(c, ldc, rows);
-    case Activation::tanh: return activate_rows<Activation::tanh>(c, ldc, rows);
-  }
+  if (activation == Activation::none) return;
+  with_activation(activation, [&](auto kind) { activate_rows<kind()>(c, ldc, rows); });
 }
 
 // What one thread multiplies: rows [row, row_end) of panels [panel, panel_end).

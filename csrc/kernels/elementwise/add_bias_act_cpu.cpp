@@ -24,14 +24,7 @@ void run(float* x, const float* bias, int64_t rows, int64_t cols) {
 }  // namespace
 
 void add_bias_act(Context<Cpu>&, float* x, const float* bias, Activation activation, int64_t rows, int64_t cols) {
-  switch (activation) {
-    case Activation::none: return run<Activation::none>(x, bias, rows, cols);
-    case Activation::gelu_erf: return run<Activation::gelu_erf>(x, bias, rows, cols);
-    case Activation::gelu_tanh: return run<Activation::gelu_tanh>(x, bias, rows, cols);
-    case Activation::relu: return run<Activation::relu>(x, bias, rows, cols);
-    case Activation::silu: return run<Activation::silu>(x, bias, rows, cols);
-    case Activation::tanh: return run<Activation::tanh>(x, bias, rows, cols);
-  }
+  with_activation(activation, [&](auto kind) { run<kind()>(x, bias, rows, cols); });
 }
 
 }  // namespace ftbert::FTBERT_ISA
