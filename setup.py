@@ -4,7 +4,7 @@ pip install --no-build-isolation .         the binding must be compiled against 
 pip install --no-build-isolation -e .
 python -m build --no-isolation
 
-Environment: FTBERT_CUDA (AUTO, ON, OFF), FTBERT_CUDA_ARCHS ("80;90a").
+Environment: FTBERT_CUDA (AUTO, ON, OFF), FTBERT_CUDA_ARCHS ("80;90a"). pip shows what is compiled with -v.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zlib
 from importlib import metadata
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def torch_requirement() -> str:
 
 
 class Build(build):
-    """A wheel starts from an empty folder: what another Python or other options left behind is not packed."""
+    """A wheel's files start from an empty folder: what another Python or other options left behind is not packed."""
 
     def initialize_options(self) -> None:
         super().initialize_options()
@@ -60,12 +61,20 @@ class Build(build):
         super().run()
 
 
+def objects_folder() -> Path:
+    """Where a wheel is compiled: kept, so that the next one (with an extra, say) compiles only what has changed. Another
+    Python, torch or option has another folder."""
+    options = [f"{name}={os.environ.get(name, '')}" for name in (*OPTIONS, "CC", "CXX", "CUDACXX")]
+    facts = [sys.executable, metadata.version("torch"), *options]
+    return ROOT / "build" / f"wheel-{zlib.crc32(chr(0).join(facts).encode()):08x}"
+
+
 class CMakeBuild(build_ext):
     """An editable install shares `make build`'s folder and leaves the library in the source tree. A wheel touches
     neither."""
 
     def run(self) -> None:
-        folder = ROOT / "build" if self.editable_mode else Path(self.build_temp).resolve()
+        folder = ROOT / "build" if self.editable_mode else objects_folder()
         configure = ["cmake", "-S", str(ROOT), "-B", str(folder), f"-DPython3_EXECUTABLE={sys.executable}"]
         if not (folder / "CMakeCache.txt").exists() and shutil.which("ninja", path=environment()["PATH"]):
             configure += ["-G", "Ninja"]

@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
+import zipfile
 from importlib import metadata
 from pathlib import Path
 
@@ -148,6 +150,42 @@ def test_metadata_name_the_torch_that_was_compiled_against(sources: Path, tmp_pa
     (info,) = tmp_path.glob("*.dist-info")
     requires = [text for text in metadata.PathDistribution(info).requires or [] if text.startswith("torch")]
     assert requires == ["torch==2.9.*"]
+
+
+# Says where it was told to build, and leaves a library there that says whether it found what it built before.
+CMAKE = """#!/bin/sh
+if [ "$1" = --version ]; then echo "cmake version 4.0.0"; exit; fi
+if [ "$1" = -S ]; then
+  [ -e "$4/CMakeCache.txt" ] && found=kept || found=new
+  mkdir -p "$4" && : > "$4/CMakeCache.txt"
+  for option in "$@"; do case "$option" in -DFTBERT_LIB_DIR=*)
+    mkdir -p "${option#*=}" && printf "$found" > "${option#*=}/libftbert.so";; esac; done
+fi
+"""
+
+
+@needs_setuptools
+def test_a_second_wheel_finds_what_was_compiled_for_the_first(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    for name, program in {"cmake": CMAKE, "ninja": "#!/bin/sh\necho 1.12.0\n"}.items():
+        (tmp_path / "bin" / name).write_text(program)
+        (tmp_path / "bin" / name).chmod(0o755)
+    for tool in ("sh", "mkdir", "printf"):
+        (tmp_path / "bin" / tool).symlink_to(str(shutil.which(tool)))
+
+    def library() -> str:
+        out = Path(tempfile.mkdtemp(dir=tmp_path))
+        done = hook("build_wheel", str(out), root=sources, path=tmp_path / "bin")
+        assert done.returncode == 0, done.stderr
+        with zipfile.ZipFile(next(out.glob("*.whl"))) as wheel:
+            return wheel.read("ftbert/lib/libftbert.so").decode()
+
+    monkeypatch.delenv("FTBERT_CUDA_ARCHS", raising=False)
+    assert [library(), library()] == ["new", "kept"]
+    monkeypatch.setenv("FTBERT_CUDA_ARCHS", "90a")
+    assert [library(), library()] == ["new", "kept"]
 
 
 def test_releases_of_torch() -> None:
