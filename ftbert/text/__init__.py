@@ -12,6 +12,7 @@ from ftbert.text.batching import Batch, Window, batches_of, by_token_budget, pac
 from ftbert.text.fast_tokenizer import FastTokenizer
 from ftbert.text.options import TextOptions
 from ftbert.text.settings import TextSettings
+from ftbert.text.token_classification import STRATEGIES, TokenLabels
 from ftbert.text.tokenizer import Tokenizer, load_tokenizer, lower_first
 from ftbert.text.tokens import Tokens, joined, tokens_of
 
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
     from ftbert.text.text_model import TextModel
 
 __all__ = [
-    "Batch", "FastTokenizer", "TextModel", "TextOptions", "TextSettings", "Tokenizer", "Tokens", "Window", "batches_of",
-    "by_token_budget", "compute_windows", "embedding", "joined", "load_tokenizer", "lower_first", "pack",
-    "text_options", "tokenizer_of", "tokens_of",
+    "STRATEGIES", "Batch", "FastTokenizer", "TextModel", "TextOptions", "TextSettings", "TokenLabels", "Tokenizer",
+    "Tokens", "Window", "batches_of", "by_token_budget", "compute_windows", "embedding", "joined", "load_tokenizer",
+    "lower_first", "pack", "text_options", "tokenizer_of", "tokens_of",
 ]  # fmt: skip
 
 _LATE = {

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ import numpy as np
 import torch
 
 from ftbert.input_file import read_json_object, read_json_value
+from ftbert.progress import Progress
 from ftbert.text.batching import Batch
-from ftbert.text.computing import Upload, Work, compute_all
+from ftbert.text.computing import Upload, Work, compute_all, compute_windows
 from ftbert.text.encoding import tokenise, tokenizer_of
 from ftbert.text.options import choose_prompt
-from ftbert.text.settings import positive, read_prompts
-from ftbert.text.tokens import Text, check_texts, is_single
+from ftbert.text.settings import one_of, positive, read_prompts
+from ftbert.text.token_classification import IGNORED, STRATEGIES, TokenLabels
+from ftbert.text.tokens import Text, Tokens, check_texts, is_single, tokens_of
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -26,6 +29,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "Identity": lambda x: x, "Sigmoid": torch.sigmoid, "Tanh": torch.tanh, "ReLU": torch.relu,
 }  # fmt: skip
 _TASKS = ("sequence_classification", "token_classification")
+_TEXTS_AT_ONCE = 512  # whose tokens are kept with their offsets: 200 bytes each
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,58 @@ def predict(model: Any, texts: Any, work: Work, show_progress_bar: bool | None =
     if not work.per_token and work.width == 1:
         found = found[:, 0]
     return found[0] if single else found
+
+
+def token_classify(
+    model: Any,
+    texts: Any,
+    *,
+    aggregation_strategy: str = "none",
+    ignore_labels: Sequence[str] = IGNORED,
+    max_length: int | None = None,
+    max_tokens: int = 16384,
+    batch_size: int | None = None,
+    show_progress_bar: bool | None = None,
+) -> Any:
+    """See `ftbert.Model.token_classify`."""
+    one_of(STRATEGIES, "aggregation_strategy", aggregation_strategy)
+    if isinstance(ignore_labels, str):
+        raise TypeError(f"ignore_labels must be a list of labels; got the str {ignore_labels!r}")
+    task, _ = task_of(model)
+    if task != "token_classification":
+        raise ValueError(f"token_classify needs a head for token classification, this one is for {task}: call predict")
+    listed: Sequence[str] = [texts] if isinstance(texts, str) else texts
+    check_texts(listed)
+    tokenizer, config = tokenizer_of(model), model.config
+    reader = TokenLabels(tokenizer.backend, tokenizer.unknown_id, list(labels_of(model).values()))
+    work = scoring(model, prompt="", max_tokens=max_tokens, batch_size=batch_size, pairs=False)
+    work = scoring(
+        model, activation_fn=_ACTIVATIONS["Identity"], prompt="", max_length=max_length, max_tokens=max_tokens,
+        batch_size=batch_size, pairs=False,
+    )  # fmt: skip
+
+    def ids_of(encodings: Sequence[Any]) -> Tokens:
+        return tokens_of([one.ids for one in encodings]).check(config.vocab, config.token_types)
+
+    def windows() -> Iterator[tuple[Any, Sequence[Any]]]:
+        for start in range(0, len(listed), _TEXTS_AT_ONCE):
+            part = listed[start : start + _TEXTS_AT_ONCE]
+            encodings = tokenizer.encodings(part, max_length)
+            yield (part, encodings), encodings
+
+    found: list[Any] = []
+    progress = Progress(len(listed), show_progress_bar, label="token_classify")
+    # Without threads: a GPU goes on with one window while the next is tokenised.
+    work = replace(work, tokenise=ids_of)
+    computed = compute_windows(model, windows(), work, on_batch=progress.add, threads=False)
+    try:
+        with contextlib.closing(computed):
+            for done in computed:
+                for text, encoding, logits in zip(*done.item, done.results, strict=True):
+                    found.append(reader.entities(text, encoding, logits, aggregation_strategy, ignore_labels))
+    finally:
+        progress.close()
+    return found[0] if isinstance(texts, str) else found
 
 
 def rank(

@@ -12,9 +12,10 @@ from torch import Tensor
 from ftbert.text.computing import compute_all
 from ftbert.text.encoding import embedding, text_options, tokenizer_of
 from ftbert.text.precision import PRECISIONS, quantized
-from ftbert.text.scoring import labels_of, predict, rank, scoring, task_of
+from ftbert.text.scoring import labels_of, predict, rank, scoring, task_of, token_classify
 from ftbert.text.settings import one_of, positive
 from ftbert.text.similarity import similarity, similarity_pairwise
+from ftbert.text.token_classification import IGNORED
 from ftbert.text.tokens import check_texts, has_pairs, is_single
 
 
@@ -131,6 +132,35 @@ class TextModel:
         )  # fmt: skip
         found = predict(self, texts, work, show_progress_bar)
         return self._form(found, convert_to_numpy, convert_to_tensor, single=is_single(texts))
+
+    def token_classify(
+        self,
+        texts: str | Sequence[str],
+        *,
+        aggregation_strategy: str = "none",
+        ignore_labels: Sequence[str] = IGNORED,
+        max_length: int | None = None,
+        batch_size: int | None = None,
+        max_tokens: int = 16384,
+        show_progress_bar: bool | None = None,
+    ) -> list[Any]:
+        """What a token classification head finds in texts, as transformers' pipeline of that name: a list of dicts for
+        each text, of a single str its own.
+
+        aggregation_strategy: "none" gives a dict for each token: entity, score, index, word, start, end (in characters
+        of the text). "simple" gives one for each run of neighbours with one label: entity_group, score, word, start,
+        end; "first", "average" and "max" give all tokens of a word one label before.
+        ignore_labels: labels that are left out.
+        max_length, batch_size, max_tokens, show_progress_bar: as in `encode`. Texts that are too long are truncated.
+
+        TypeError for an item that is not a str; ValueError for an option's value, a lone surrogate, a model without
+        such a head, a tokenizer that gives no offsets.
+        """
+        found: list[Any] = token_classify(
+            self, texts, aggregation_strategy=aggregation_strategy, ignore_labels=ignore_labels, max_length=max_length,
+            max_tokens=max_tokens, batch_size=batch_size, show_progress_bar=show_progress_bar,
+        )  # fmt: skip
+        return found
 
     def rerank(
         self,

@@ -32,7 +32,7 @@ class Tokenizer:
     """text -> token ids with the special tokens, truncated, unpadded. Thread-safe.
 
     max_length: tokens with the special ones where the caller asks for no other length. longest: the most the model
-    takes.
+    takes. backend: the `tokenizers.Tokenizer` that does the work; None for one that is written in Python.
     """
 
     def __init__(self, folder: Path, settings: TextSettings, max_seq: int) -> None:
@@ -46,11 +46,13 @@ class Tokenizer:
         self._folder = folder
         tokenizer = load_tokenizer(folder, settings.tokenizer_arguments)
         self.special_ids = frozenset(tokenizer.all_special_ids)
+        self.unknown_id: int | None = tokenizer.unk_token_id
         self._special = tokenizer.num_special_tokens_to_add(pair=False)
         self._special_of_pairs = tokenizer.num_special_tokens_to_add(pair=True)
         self._has_types = "token_type_ids" in tokenizer.model_input_names
         self._side = tokenizer.truncation_side
         fast = getattr(tokenizer, "backend_tokenizer", None)
+        self.backend: Any = fast
         self._python = tokenizer if fast is None else None
         self._fast: FastTokenizer | None = None
         own = settings.max_length or _own_length(folder, tokenizer)
@@ -102,6 +104,16 @@ class Tokenizer:
             except Exception as error:  # a vocabulary without the unknown token, for one; no type of its own
                 raise ValueError(f"{self._folder}: the tokenizer cannot encode texts ({_words(error)})") from error
         return joined(found)
+
+    def encodings(self, texts: Sequence[str], max_length: int | None = None) -> list[Any]:
+        """As `tokens`, what the package `tokenizers` gives for each text: with the offsets of its tokens in characters.
+        ValueError for a tokenizer that is written in Python."""
+        if self._fast is None:
+            raise ValueError(
+                f"{self._folder}: {type(self._python).__name__} is written in Python and gives no offsets; expected a "
+                "fast tokenizer (tokenizer.json)"
+            )
+        return self._fast.encodings(texts, self.max_length if max_length is None else max_length, self._side)
 
     def prompt_tokens(self, prompt: str) -> int:
         """Tokens at the beginning of a text that are the prompt's or special ones before it."""
