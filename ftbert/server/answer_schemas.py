@@ -62,6 +62,27 @@ class Prediction(msgspec.Struct):
     label: str
 
 
+class Entity(msgspec.Struct):
+    """start, end: in characters of the text. entity, index: of a token; entity_group: where tokens are aggregated."""
+
+    score: float
+    word: str
+    start: int
+    end: int
+    entity: str | None = None
+    index: int | None = None
+    entity_group: str | None = None
+
+
+class Filled(msgspec.Struct):
+    """token: an id that may stand in the place of the mask. sequence: the text with it."""
+
+    score: float
+    token: int
+    token_str: str
+    sequence: str
+
+
 class Rank(msgspec.Struct):
     index: int
     score: float
@@ -125,4 +146,6 @@ class Version(msgspec.Struct):
 
 Info = dict[str, Any]
 Predictions = list[Prediction | list[Prediction]]  # of one input, or of each
+Entities = list[Entity | list[Entity]]  # of one text, or of each
+Fillings = list[Filled | list[Filled | list[Filled]]]  # of one mask, of each of a text, or of each text
 EmbedAll = list[list[list[float]]]

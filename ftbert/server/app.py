@@ -80,7 +80,7 @@ class App:
         """By the name in a request; without one the first that is for the first of `tasks` that any is for, one that
         still loads if none is, else the first. ApiError 404."""
         if name is None or (len(self.models) == 1 and name in _ANY_MODEL):
-            wanted = [model for task in (*tasks, None) for model in self.models if model.task == task]
+            wanted = [model for task in (*tasks, None) for model in self.models if model.does(task)]
             return wanted[0] if wanted and tasks else self.models[0]
         for model in self.models:
             if name in (model.name, model.source):

@@ -9,13 +9,16 @@ import numpy as np
 import torch
 
 from ftbert.server.batcher import Batch
-from ftbert.server.describe import TASK
-from ftbert.server.work import Kind
+from ftbert.server.describe import CLASSIFIES, FILLS, TAGS
+from ftbert.server.work import BEST, Kind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Fetch = Callable[[], "NDArray[np.float32]"]
+
+# Masked tokens whose logits over the vocabulary are there at once: 256 MB of a vocabulary of 250,000.
+_MARKED_AT_ONCE = 256
 
 
 class Compute:
@@ -24,38 +27,30 @@ class Compute:
     def __init__(self, model: Any, pooling: str) -> None:
         self.model = model
         self.pooling = pooling
-        self.head = model.tasks.index(TASK) if TASK in model.tasks else -1
+        self.heads = {name: model.tasks.index(name) for name in (CLASSIFIES, TAGS, FILLS) if name in model.tasks}
 
     def launch(self, batch: Batch) -> Fetch:
-        """The rows of the batch's texts in the order of its runs: [texts, width], of Kind.TOKENS [tokens, hidden]."""
+        """The rows of the batch's texts in the order of its runs, as `Kind` says."""
         ids = _joined([run.work.ids[_tokens(run)] for run in batch.runs])
         lengths = _joined([_lengths(run) for run in batch.runs])
         cu_seqlens = np.zeros(_padded(len(lengths), self.model.device) + 1, dtype=np.int32)
         np.cumsum(lengths, out=cu_seqlens[1 : len(lengths) + 1])
         cu_seqlens[len(lengths) + 1 :] = cu_seqlens[len(lengths)]  # empty sequences, for few kinds of CUDA graphs
-        types = None
-        if batch.kind == Kind.LOGITS and any(run.work.types is not None for run in batch.runs):
-            types = _joined([_types(run) for run in batch.runs]).astype(np.int64)
-        skip = None
-        if batch.kind == Kind.EMBED and any(run.work.skip is not None for run in batch.runs):
-            skip = _joined([_skipped(run) for run in batch.runs])
         with torch.inference_mode():
-            return self._run(batch.kind, ids.astype(np.int64), cu_seqlens, lengths, types, skip)
+            return self._run(batch, ids.astype(np.int64), cu_seqlens, lengths)
 
     def free_memory(self) -> None:
         """After a lack of memory."""
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _run(self, kind: Kind, ids: Any, cu_seqlens: Any, lengths: Any, types: Any, skip: Any) -> Fetch:
-        longest, texts = int(lengths.max()), len(lengths)
+    def _run(self, batch: Batch, ids: Any, cu_seqlens: Any, lengths: NDArray[np.int64]) -> Fetch:
         if self.model.device.type == "cpu":
-            rows = self._rows(kind, torch.from_numpy(ids), torch.from_numpy(cu_seqlens), longest, types, lengths, skip)
-            array: NDArray[np.float32] = rows[: texts if kind != Kind.TOKENS else len(rows)].float().numpy()
+            rows = self._rows(batch, torch.from_numpy(ids), torch.from_numpy(cu_seqlens), lengths)
+            array: NDArray[np.float32] = rows.float().numpy()
             return lambda: array
         with torch.cuda.device(self.model.device):
-            rows = self._rows(kind, self._upload(ids), self._upload(cu_seqlens), longest, types, lengths, skip)
-            rows = rows[: texts if kind != Kind.TOKENS else len(rows)].float()
+            rows = self._rows(batch, self._upload(ids), self._upload(cu_seqlens), lengths).float()
             landed = torch.empty(rows.shape, dtype=torch.float32, pin_memory=True)
             landed.copy_(rows, non_blocking=True)
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -67,24 +62,52 @@ class Compute:
 
         return fetch
 
-    def _rows(self, kind: Kind, ids: Any, cu: Any, longest: int, types: Any, lengths: Any, skip: Any) -> torch.Tensor:
-        model = self.model
-        if kind == Kind.LOGITS:
-            given = None if types is None else self._upload(types)
-            logits: torch.Tensor = model.logits_packed(ids, cu, longest, given)[self.head]
-            return logits
-        if kind == Kind.TOKENS:
-            tokens: torch.Tensor = model.forward_packed(ids, cu, longest)
-            return tokens
-        if skip is None and self.pooling == "cls":
+    def _rows(self, batch: Batch, ids: Any, cu: Any, lengths: NDArray[np.int64]) -> torch.Tensor:
+        longest, texts = int(lengths.max()), len(lengths)
+        if batch.kind == Kind.LOGITS:
+            types = None
+            if any(run.work.types is not None for run in batch.runs):
+                types = self._upload(_joined([_types(run) for run in batch.runs]).astype(np.int64))
+            return self._logits(CLASSIFIES, ids, cu, longest, types)[:texts]
+        if batch.kind == Kind.TOKEN_LOGITS:
+            return self._logits(TAGS, ids, cu, longest)
+        if batch.kind == Kind.EMBED:
+            return self._pooled(batch, ids, cu, lengths)[:texts]
+        hidden: torch.Tensor = self.model.forward_packed(ids, cu, longest)
+        return self._filled(batch, hidden) if batch.kind == Kind.FILLED else hidden
+
+    def _logits(self, task: str, ids: Any, cu: Any, longest: int, types: Any = None) -> torch.Tensor:
+        logits: torch.Tensor = self.model.logits_packed(ids, cu, longest, types)[self.heads[task]]
+        return logits
+
+    def _pooled(self, batch: Batch, ids: Any, cu: Any, lengths: NDArray[np.int64]) -> torch.Tensor:
+        model, longest = self.model, int(lengths.max())
+        skips = any(run.work.skip is not None for run in batch.runs)
+        if not skips and self.pooling == "cls":
             first: torch.Tensor = model.forward_packed(ids, cu, longest, want="first")
             return first
         hidden = model.forward_packed(ids, cu, longest)
-        if skip is not None:
+        if skips:
+            skip = _joined([_skipped(run) for run in batch.runs])
             kept, inner = _without_prompt(lengths, skip, self.pooling)
             hidden, cu = hidden[self._upload(kept)], self._upload(inner)
         pooled: torch.Tensor = torch.ops.ftbert.pooling(hidden, cu, self.pooling, False)
         return pooled
+
+    def _filled(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: [tokens, hidden]. The head computes the marked rows alone."""
+        head, word = self.model.heads[self.heads[FILLS]], self.model.encoder.weight("embeddings.word")
+        width = min(BEST, len(head.out_bias))
+        rows, wanted = _marked(batch.runs, width)
+        marked, targets = hidden[self._upload(rows)], self._upload(wanted)
+        found = []
+        for some, ids in zip(marked.split(_MARKED_AT_ONCE), targets.split(_MARKED_AT_ONCE), strict=True):
+            scores = head(some, word).float().softmax(-1)
+            best, places = scores.topk(width)
+            asked = ids[:, :1] >= 0  # these targets alone, -1 behind the last
+            best = torch.where(asked, scores.gather(1, ids.clamp_min(0)), best)
+            found.append(torch.cat([best, torch.where(asked, ids, places).float()], dim=1))
+        return torch.cat(found)
 
     def _upload(self, array: NDArray[Any]) -> torch.Tensor:
         tensor = torch.from_numpy(array)
@@ -104,6 +127,21 @@ def _tokens(run: Any) -> slice:
 def _lengths(run: Any) -> NDArray[np.int64]:
     offsets: NDArray[np.int64] = run.work.offsets[run.start : run.stop + 1]
     return offsets[1:] - offsets[:-1]  # of one text 0.4 us; np.diff takes 1.3
+
+
+def _marked(runs: list[Any], width: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The rows of a batch's marked tokens, and [marked, width] the targets of each: -1 where there are none."""
+    rows, targets, at = [], [], 0
+    for run in runs:
+        work = run.work
+        mine = work.marked[work.rows(run.start, run.stop)]
+        rows.append(mine + (at - int(work.offsets[run.start])))
+        wanted = np.full(width, -1, dtype=np.int64)
+        if work.targets is not None:
+            wanted[: len(work.targets)] = work.targets
+        targets.append(np.broadcast_to(wanted, (len(mine), width)))
+        at += run.tokens
+    return np.concatenate(rows).astype(np.int64), np.concatenate(targets)
 
 
 def _types(run: Any) -> NDArray[np.uint8]:

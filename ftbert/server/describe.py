@@ -9,7 +9,7 @@ from ftbert.server.description import Description
 from ftbert.server.settings import Settings
 from ftbert.text import TextSettings, Tokenizer, load_tokenizer, lower_first, text_options
 
-TASK = "sequence_classification"
+CLASSIFIES, TAGS, FILLS = "sequence_classification", "token_classification", "masked_lm"
 
 
 def describe(model: Any, name: str, source: str, settings: Settings) -> Description:
@@ -29,11 +29,13 @@ def describe(model: Any, name: str, source: str, settings: Settings) -> Descript
     fast.no_truncation()
     if text.lower_case:
         lower_first(fast)
-    labels = _labels(model)
+    task, labels = _task(model)
+    # transformers leaves BPE as it is, whatever the file says.
+    clean_up = bool(loaded.clean_up_tokenization_spaces) and type(fast.model).__name__ != "BPE"
     return Description(
         name=name,
         source=source,
-        task="embedding" if labels is None else "reranker" if len(labels) == 1 else "classifier",
+        task=task,
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(model.device),
         hidden=model.config.hidden,
@@ -43,6 +45,11 @@ def describe(model: Any, name: str, source: str, settings: Settings) -> Descript
         max_length=checked.max_length,
         special=loaded.num_special_tokens_to_add(pair=False),
         special_ids=sorted(checked.special_ids),
+        unknown_id=loaded.unk_token_id,
+        pad_id=loaded.pad_token_id,
+        mask_id=loaded.mask_token_id if FILLS in model.tasks else None,
+        mask_token=loaded.mask_token if FILLS in model.tasks else None,
+        clean_up=clean_up,
         tokenizer=fast.to_str(),
         encode_special_tokens=bool(fast.encode_special_tokens),
         pooling=options.pooling,
@@ -51,19 +58,22 @@ def describe(model: Any, name: str, source: str, settings: Settings) -> Descript
         include_prompt=text.include_prompt,
         truncate_dim=options.truncate_dim,
         normalize=text.normalize,
-        labels=labels or [],
+        labels=labels,
         batch_tokens=0,
         rate=0.0,
     )
 
 
-def _labels(model: Any) -> list[str] | None:
-    """Names of the classes of its sequence classification head; None without one."""
-    if TASK not in model.tasks:
-        return None
-    head = next(head for head in model.heads if head.task == TASK)
+def _task(model: Any) -> tuple[str, list[str]]:
+    """What it is served for, and the names of the labels of its head; without such a head "embedding"."""
+    head = next((head for head in model.heads if head.task in (CLASSIFIES, TAGS)), None)
+    if head is None:
+        return "embedding", []
     names = model.checkpoint.config.huggingface.get("id2label") or {}
-    return [str(names.get(str(i), f"LABEL_{i}")) for i in range(len(head.out_bias))]
+    labels = [str(names.get(str(i), f"LABEL_{i}")) for i in range(len(head.out_bias))]
+    if head.task == TAGS:
+        return "token_classifier", labels
+    return "reranker" if len(labels) == 1 else "classifier", labels
 
 
 def _default_prompt(text: TextSettings, settings: Settings) -> str:

@@ -6,10 +6,13 @@ import msgspec
 
 
 class Description(msgspec.Struct, frozen=True):
-    """task: "embedding", "classifier" or "reranker". tokenizer: tokenizer.json's text, without truncation and padding.
+    """task: "embedding", "classifier", "reranker" or "token_classifier". labels: of the last three. tokenizer:
+    tokenizer.json's text, without truncation and padding.
 
     longest: tokens that the model takes; max_length: those of a text, both with the special ones. special: those added
     to one text. unpooled: tokens at the beginning of a text that its prompt takes, by prompt, where not pooled.
+    unknown_id, pad_id: of the tokenizer; clean_up: what it decodes loses the space before punctuation. mask_id,
+    mask_token: None where no head predicts masked tokens.
     """
 
     name: str
@@ -35,6 +38,11 @@ class Description(msgspec.Struct, frozen=True):
     labels: list[str]
     batch_tokens: int
     rate: float
+    unknown_id: int | None = None
+    pad_id: int | None = None
+    mask_id: int | None = None
+    mask_token: str | None = None
+    clean_up: bool = False
 
     @property
     def computes_with(self) -> str:

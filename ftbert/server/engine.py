@@ -14,7 +14,7 @@ import numpy as np
 
 from ftbert.server.batcher import Batch, Batcher, Limits
 from ftbert.server.metrics import Row
-from ftbert.server.work import Failure, Kind, Owner, Part, Work
+from ftbert.server.work import Failure, Owner, Part, Work
 
 LOG = logging.getLogger("ftbert.serve")
 
@@ -156,9 +156,9 @@ class Engine:
         at = 0
         for run in batch.runs:
             work = run.work
-            size = run.tokens if batch.kind == Kind.TOKENS else run.stop - run.start
-            mine = slice(at, at + size)
-            at += size
+            where = work.rows(run.start, run.stop)
+            mine = slice(at, at + where.stop - where.start)
+            at = mine.stop
             if work.over or work.owner is None:
                 continue
             if not everything and not good[mine].all():

@@ -30,28 +30,32 @@ class Frame(IntEnum):
 
 
 _HEAD = struct.Struct("<IB3x")  # bytes of the payload, Frame
-_SUBMIT = struct.Struct("<QBBHIIdd")  # id, Kind, flags, 0, texts, tokens, deadline, sent
+_SUBMIT = struct.Struct("<QBBHIIIdd")  # id, Kind, flags, targets, texts, tokens, marked, deadline, sent
 _STATUS = struct.Struct("<B7xQd")  # ready, queued tokens, tokens/s
 _PARTS = struct.Struct("<III")  # parts, width, rows
 _PART = struct.Struct("<QIIIff")  # id, start, stop, rows, queue, compute
-_SKIP, _TYPES = 1, 2
+_SKIP, _TYPES, _MARKED, _TARGETS = 1, 2, 4, 8
 
 
 def submit(work: Work) -> bytes:
     flags = _SKIP * (work.skip is not None) + _TYPES * (work.types is not None)
-    head = _SUBMIT.pack(work.id, work.kind, flags, 0, work.texts, work.tokens, work.deadline, work.sent)
-    arrays = [work.offsets, work.skip, work.ids, work.types]
+    flags += _MARKED * (work.marked is not None) + _TARGETS * (work.targets is not None)
+    marked, targets = (0 if array is None else len(array) for array in (work.marked, work.targets))
+    head = _SUBMIT.pack(work.id, work.kind, flags, targets, work.texts, work.tokens, marked, work.deadline, work.sent)
+    arrays = [work.offsets, work.skip, work.ids, work.marked, work.targets, work.types]
     return _frame(Frame.SUBMIT, head, *[np.ascontiguousarray(array) for array in arrays if array is not None])
 
 
 def read_submit(payload: bytes) -> Work:
-    one, kind, flags, _, texts, tokens, deadline, sent = _SUBMIT.unpack_from(payload)
+    one, kind, flags, targets, texts, tokens, marked, deadline, sent = _SUBMIT.unpack_from(payload)
     take = _Taker(payload, _SUBMIT.size)
     offsets = take(np.int64, texts + 1)
     skip = take(np.int32, texts) if flags & _SKIP else None
     ids = take(np.int32, tokens)
+    places = take(np.int32, marked) if flags & _MARKED else None
+    wanted = take(np.int32, targets) if flags & _TARGETS else None
     types = take(np.uint8, tokens) if flags & _TYPES else None
-    return Work(one, Kind(kind), ids, offsets, deadline, skip, types, sent=sent)
+    return Work(one, Kind(kind), ids, offsets, deadline, skip, types, places, wanted, sent=sent)
 
 
 def cancel(ids: list[int]) -> bytes:

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from ftbert import __version__
-from ftbert.server import embed_routes, rank_routes
+from ftbert.server import embed_routes, pipeline_routes, rank_routes
 from ftbert.server.answers import html, json
 from ftbert.server.app import App
 from ftbert.server.errors import ApiError
@@ -58,7 +58,7 @@ async def info(app: App, request: Request) -> Response:
         "tokenization_workers": settings.tokenization_workers, "version": __version__, "sha": None,
         "docker_label": None, "batch_tokens": about.batch_tokens, "tokens_per_second": round(about.rate),
         "models": [one.name for one in app.models], "engines": sum(len(one.links) for one in app.models),
-        "prompts": about.prompts,
+        "prompts": about.prompts, "mask_token": about.mask_token,
     }  # fmt: skip
     return Response(json(values))
 
@@ -75,8 +75,11 @@ async def no_icon(app: App, request: Request) -> Response:
 
 
 async def by_model(app: App, request: Request) -> Response:
-    """POST / and /invocations: rerank, predict or embed as the model is; similarity where the body asks for it."""
+    """POST / and /invocations: rerank, predict, token_classify or embed as the model is; similarity where the body
+    asks for it."""
     task = app.model(_named(request.body)).about.task
+    if task == "token_classifier":
+        return await pipeline_routes.token_classify(app, request)
     if task == "embedding":
         return await (embed_routes.similarity if _asks_similarity(request.body) else embed_routes.embed)(app, request)
     keys = keys_of(request.body)

@@ -14,7 +14,7 @@ from ftbert.server import frames
 from ftbert.server.description import Description
 from ftbert.server.engine_face import EngineFace
 from ftbert.server.frames import Frame
-from ftbert.server.work import Failure, Kind, Part, Work
+from ftbert.server.work import Failure, Part, Work
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,8 +26,7 @@ _ids = itertools.count(1)
 
 @dataclass
 class Answer:
-    """rows: float32 [texts, width], of Kind.TOKENS [tokens, width]. queue: of the first text, compute: of the longest
-    batch, seconds."""
+    """rows: float32, as `Kind` says. queue: of the first text, compute: of the longest batch, seconds."""
 
     rows: NDArray[np.float32]
     queue: float
@@ -62,11 +61,9 @@ class _Call:
         if self.left == 0 and self.rows is None:
             self.rows = part.rows
             return True
-        offsets, tokens = self.work.offsets, self.work.kind == Kind.TOKENS
         if self.rows is None:
-            self.rows = np.empty((self.work.tokens if tokens else self.work.texts, part.rows.shape[1]), np.float32)
-        where = slice(offsets[part.start], offsets[part.stop]) if tokens else slice(part.start, part.stop)
-        self.rows[where] = part.rows
+            self.rows = np.empty((self.work.rows(0, self.work.texts).stop, part.rows.shape[1]), np.float32)
+        self.rows[self.work.rows(part.start, part.stop)] = part.rows
         return self.left == 0
 
 

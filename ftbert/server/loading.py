@@ -41,7 +41,7 @@ def load_engine(
     model = load(source, device, settings.dtype)
     about = describe(model, name, source, settings)
     compute = Compute(model, about.pooling)
-    kind = Kind.EMBED if about.task == "embedding" else Kind.LOGITS
+    kind = {"embedding": Kind.EMBED, "token_classifier": Kind.TOKEN_LOGITS}.get(about.task, Kind.LOGITS)
     budget, rate = timed(compute, kind, about, settings)
     about = msgspec.structs.replace(about, batch_tokens=budget, rate=rate)
     limits = Limits(

@@ -13,6 +13,7 @@ from ftbert.server.errors import ApiError, validation
 from ftbert.server.inputs import check_count, side
 from ftbert.server.json_keys import keys_of
 from ftbert.server.messages import Request, Response
+from ftbert.server.pipeline_routes import token_classify
 from ftbert.server.schemas import Classify, Cut, JinaRerank, Predict, Score, TeiRerank, decode
 from ftbert.server.served_model import Computed, ServedModel
 from ftbert.server.text_encoder import Encoded
@@ -26,7 +27,9 @@ Sequences = list[str | tuple[str, str]]
 
 async def predict(app: App, request: Request) -> Response:
     asked = decode(request.body, Predict)
-    model = app.model(asked.model, "classifier", "reranker")
+    model = app.model(asked.model, "classifier", "reranker", "token_classifier")
+    if model.task == "token_classifier":
+        return await token_classify(app, request)
     single, sequences = _sequences(asked.inputs)
     check_count(len(sequences), app.settings)
     count_request(app, len(sequences), "predict")

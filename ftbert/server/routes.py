@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ftbert.server import answer_schemas as gives
-from ftbert.server import embed_routes, info_routes, openai_routes, openapi, rank_routes, schemas, token_routes
+from ftbert.server import (
+    embed_routes,
+    info_routes,
+    openai_routes,
+    openapi,
+    pipeline_routes,
+    rank_routes,
+    schemas,
+    token_routes,
+)
 from ftbert.server.app import Route, Routes
 
 
@@ -31,6 +40,14 @@ def all_routes() -> Routes:
         ),
         ("POST", "/predict"): Route(
             rank_routes.predict, takes=schemas.Predict, gives=gives.Predictions, words="TEI: classes of texts or pairs"
+        ),
+        ("POST", "/token_classify"): Route(
+            pipeline_routes.token_classify, takes=schemas.TokenClassify, gives=gives.Entities,
+            words="HuggingFace: entities of texts, with their places (as /predict and / of such a model)",
+        ),
+        ("POST", "/fill_mask"): Route(
+            pipeline_routes.fill_mask, takes=schemas.FillMask, gives=gives.Fillings,
+            words="HuggingFace: what may stand in the place of a mask token",
         ),
         ("POST", "/rerank"): Route(
             rank_routes.rerank, takes=schemas.TeiRerank, gives=list[gives.Rank],
@@ -84,6 +101,9 @@ def all_routes() -> Routes:
     }  # fmt: skip
     for path in ("/openapi.json", "/api-doc/openapi.json"):
         routes["GET", path] = Route(openapi.openapi, public=True, counted=False)
-    for path, same in (("/embeddings", "/v1/embeddings"), ("/v2/rerank", "/v1/rerank"), ("/v1/score", "/score")):
+    for path, same in (
+        ("/embeddings", "/v1/embeddings"), ("/v2/rerank", "/v1/rerank"), ("/v1/score", "/score"),
+        ("/v1/token_classify", "/token_classify"), ("/v1/fill_mask", "/fill_mask"),
+    ):  # fmt: skip
         routes["POST", path] = replace(routes["POST", same], words="")
     return routes

@@ -64,6 +64,41 @@ class Predict(Cut, kw_only=True):
     raw_scores: bool = False
 
 
+class Aggregation(msgspec.Struct):
+    """aggregation_strategy: none, simple, first, average or max. ignore_labels: without them "O"."""
+
+    aggregation_strategy: str = "none"
+    ignore_labels: list[str] | None = None
+    stride: int | None = None
+
+
+class TokenClassify(Aggregation, kw_only=True):
+    """parameters: instead of those beside it."""
+
+    inputs: str | list[str | list[str]]
+    parameters: Aggregation | None = None
+    truncate: bool | None = None
+    truncation_direction: str = "right"
+    model: str | None = None
+
+
+class Filling(msgspec.Struct):
+    """targets: words, which alone are asked for."""
+
+    top_k: int = 5
+    targets: str | list[str] | None = None
+
+
+class FillMask(Filling, kw_only=True):
+    """parameters: instead of those beside it."""
+
+    inputs: str | list[str | list[str]]
+    parameters: Filling | None = None
+    truncate: bool | None = None
+    truncation_direction: str = "right"
+    model: str | None = None
+
+
 class TeiRerank(Cut, kw_only=True):
     query: str
     texts: list[str]

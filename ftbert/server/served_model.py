@@ -64,6 +64,12 @@ class ServedModel:
         """None before an engine has loaded the model."""
         return next((link.description.task for link in self.links if link.description is not None), None)
 
+    def does(self, task: str | None) -> bool:
+        """Whether it is for this; "fill_mask" is what an embedding model may be for too. None: not known yet."""
+        if task != "fill_mask":
+            return self.task == task
+        return self.task is not None and self.about.mask_id is not None
+
     @property
     def about(self) -> Description:
         """ApiError 503 before an engine has loaded the model."""
@@ -98,9 +104,13 @@ class ServedModel:
 
     def expect(self, *tasks: str) -> None:
         """ApiError 424, as TEI, where the model is for something else."""
-        if (task := self.about.task) not in tasks:
-            wanted = {"embedding": "an embedding", "classifier": "a classifier", "reranker": "a re-ranker"}[tasks[0]]
-            raise ApiError("Backend", f"model is not {wanted} model (it is: {task})", counted="model_type")
+        if not any(map(self.does, tasks)):
+            wanted = {
+                "embedding": "an embedding", "classifier": "a classifier", "reranker": "a re-ranker",
+                "token_classifier": "a token classification", "fill_mask": "a masked language",
+            }[tasks[0]]  # fmt: skip
+            words = f"model is not {wanted} model (it is: {self.about.task})"
+            raise ApiError("Backend", words, counted="model_type")
 
     async def in_thread(self, characters: int, call: Callable[[], T], inline: int = INLINE_CHARACTERS) -> T:
         """`call`, off the event loop where there are more than `inline` characters to tokenise."""
@@ -127,7 +137,7 @@ class ServedModel:
         tokenised = time.monotonic()
         work = Work(
             next_id(), kind, encoded.ids, encoded.offsets, _deadline(request, self._settings.request_timeout),
-            encoded.skip, encoded.types,
+            encoded.skip, encoded.types, encoded.marked, encoded.targets,
         )  # fmt: skip
         if request.disconnected:
             raise Disconnected

@@ -10,7 +10,7 @@ import numpy as np
 
 from ftbert.server.description import Description
 from ftbert.server.errors import ApiError, validation
-from ftbert.text import FastTokenizer, Tokens
+from ftbert.text import FastTokenizer, Tokens, tokens_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,13 +21,17 @@ INLINE_CHARACTERS, _INLINE_CHARACTERS_WORDPIECE = 512, 4096
 
 @dataclass
 class Encoded:
-    """Texts of a request. ids: int32 [tokens]; offsets: int64 [texts + 1]; skip, types: as of work.Work."""
+    """Texts of a request. ids: int32 [tokens]; offsets: int64 [texts + 1]; skip, types, marked, targets: as of
+    work.Work. encodings: of `tokenizers`, where places in the text were asked for."""
 
     ids: NDArray[np.int32]
     offsets: NDArray[np.int64]
     characters: int
     skip: NDArray[np.int32] | None = None
     types: NDArray[np.uint8] | None = None
+    marked: NDArray[np.int32] | None = None
+    targets: NDArray[np.int32] | None = None
+    encodings: Sequence[Any] = ()
 
     @property
     def tokens(self) -> int:
@@ -67,6 +71,18 @@ class TextEncoder:
         found = self._tokens(pairs, truncate, side)
         types = None if found.types is None else found.types.astype(np.uint8)
         return Encoded(found.ids.astype(np.int32), found.starts, sum(len(a) + len(b) for a, b in pairs), types=types)
+
+    def encode_with_places(self, texts: Sequence[str], truncate: bool, side: str) -> Encoded:
+        """With the encoding of each text. ApiError 422: too long and not to be truncated."""
+        most = self.about.max_length
+        try:
+            made = self._fast.encodings(texts, most if truncate else most + 1, side)
+        except Exception as error:  # noqa: BLE001 - as in _tokens
+            raise ApiError("Tokenizer", f"Tokenization error: {type(error).__name__}") from None
+        found = tokens_of([one.ids for one in made])
+        if not truncate and found.lengths.max(initial=0) > most:
+            raise self._too_long("more")
+        return Encoded(found.ids.astype(np.int32), found.starts, sum(map(len, texts)), encodings=made)
 
     def _tokens(self, texts: Sequence[Any], truncate: bool, side: str) -> Tokens:
         most = self.about.max_length

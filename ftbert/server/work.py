@@ -18,6 +18,12 @@ class Kind(IntEnum):
     EMBED = 0  # the pooled vector as it is, [hidden]
     TOKENS = 1  # the last hidden state, [tokens, hidden]
     LOGITS = 2  # of the sequence classification head, [labels]
+    TOKEN_LOGITS = 3  # of the token classification head, [tokens, labels]
+    FILLED = 4  # of each marked token the best of the vocabulary: [marked, 2 * BEST], probabilities, then ids
+
+
+BEST = 100  # what may stand in the place of a masked token; of a smaller vocabulary fewer
+_PER_TOKEN = (Kind.TOKENS, Kind.TOKEN_LOGITS)
 
 
 @dataclass(eq=False)
@@ -25,7 +31,8 @@ class Work:
     """All texts of one request.
 
     ids: int32 [tokens] of all texts; offsets: int64 [texts + 1], each text's place in them. skip: int32 [texts], tokens
-    at the beginning of each text that are not pooled, or None. types: uint8 [tokens] or None for zeros. deadline: by
+    at the beginning of each text that are not pooled, or None. types: uint8 [tokens] or None for zeros. marked: int32,
+    places in ids, of Kind.FILLED. targets: int32, at most BEST ids which alone are asked for, or None. deadline: by
     time.monotonic(), which all processes of a machine share. owner: whom the answer goes to.
     """
 
@@ -36,6 +43,8 @@ class Work:
     deadline: float
     skip: NDArray[np.int32] | None = None
     types: NDArray[np.uint8] | None = None
+    marked: NDArray[np.int32] | None = None
+    targets: NDArray[np.int32] | None = None
     owner: Owner | None = None
     sent: float = inf  # to the engine, by time.monotonic()
     arrived: float = 0.0  # in its queue
@@ -49,11 +58,19 @@ class Work:
         self.left = self.texts = len(self.offsets) - 1
         self.tokens = int(self.offsets[-1])
 
+    def rows(self, start: int, stop: int) -> slice:
+        """Where the results of the texts start..stop are among those of the request."""
+        if self.kind in _PER_TOKEN:
+            return slice(int(self.offsets[start]), int(self.offsets[stop]))
+        if self.marked is not None:
+            before = self.marked.searchsorted(self.offsets[[start, stop]])
+            return slice(int(before[0]), int(before[1]))
+        return slice(start, stop)
+
 
 @dataclass(frozen=True)
 class Part:
-    """An answer for the texts start..stop of a request. rows: float32 [texts, width], of Kind.TOKENS [tokens, width].
-    queue, compute: seconds."""
+    """An answer for the texts start..stop of a request. rows: float32, as `Kind` says. queue, compute: seconds."""
 
     id: int
     start: int

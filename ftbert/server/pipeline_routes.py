@@ -1,0 +1,149 @@
+"""/token_classify and /fill_mask: the answers of transformers' pipelines, the bodies of HuggingFace's Inference API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ftbert.server.answers import answered, count_request, json
+from ftbert.server.app import App
+from ftbert.server.description import Description
+from ftbert.server.errors import ApiError, validation
+from ftbert.server.inputs import check_count, side
+from ftbert.server.messages import Request, Response
+from ftbert.server.schemas import FillMask, TokenClassify, decode
+from ftbert.server.text_encoder import Encoded
+from ftbert.server.work import BEST, Kind
+from ftbert.text import STRATEGIES, TokenLabels
+
+_BEFORE_PUNCTUATION = (".", "?", "!", ",", "n't", "'m", "'s", "'ve", "'re")
+
+
+async def token_classify(app: App, request: Request) -> Response:
+    asked = decode(request.body, TokenClassify)
+    model = app.model(asked.model, "token_classifier")
+    single, texts = _texts(asked.inputs)
+    check_count(len(texts), app.settings)
+    count_request(app, len(texts), "predict")
+    model.expect("token_classifier")
+    how = asked.parameters or asked
+    if (strategy := how.aggregation_strategy) not in STRATEGIES:
+        raise validation(f"`aggregation_strategy` must be one of {', '.join(STRATEGIES)}; got {strategy[:40]!r}")
+    if how.stride is not None:
+        raise validation("`stride` is not supported: texts that are too long are truncated")
+    ignored = ["O"] if how.ignore_labels is None else how.ignore_labels
+    encoder, where, truncate = model.encoder(), side(asked.truncation_direction), model.truncates(asked.truncate)
+    size = sum(map(len, texts))
+    done = await model.compute(
+        request, Kind.TOKEN_LOGITS, size, lambda: encoder.encode_with_places(texts, truncate, where)
+    )
+
+    def run() -> bytes:
+        reader = TokenLabels(encoder.whole, model.about.unknown_id, model.about.labels)
+        offsets = done.encoded.offsets.tolist()
+        found = [
+            reader.entities(text, encoding, done.rows[start:stop], strategy, ignored)
+            for text, encoding, start, stop in zip(
+                texts, done.encoded.encodings, offsets[:-1], offsets[1:], strict=True
+            )
+        ]
+        return json(found[0] if single else found)
+
+    return answered(app, request, model.about, done, await model.in_thread(size, run), "predict")
+
+
+async def fill_mask(app: App, request: Request) -> Response:
+    asked = decode(request.body, FillMask)
+    model = app.model(asked.model, "fill_mask")
+    single, texts = _texts(asked.inputs)
+    check_count(len(texts), app.settings)
+    count_request(app, len(texts), "predict")
+    model.expect("fill_mask")
+    how, about, encoder = asked.parameters or asked, model.about, model.encoder()
+    if not 1 <= how.top_k <= BEST:
+        raise validation(f"`top_k` must be from 1 to {BEST}; got {str(how.top_k)[:20]}")
+    targets = None if how.targets is None else _targets(how.targets, encoder.whole, about)
+    where, truncate = side(asked.truncation_direction), model.truncates(asked.truncate)
+
+    def encode() -> Encoded:
+        encoded = encoder.encode(texts, "", truncate, where)
+        encoded.marked = np.flatnonzero(encoded.ids == about.mask_id).astype(np.int32)
+        counts = np.diff(encoded.marked.searchsorted(encoded.offsets))
+        if not counts.all():
+            place, mask = int(counts.argmin()), encoder.whole.id_to_token(about.mask_id)
+            raise validation(f"`inputs` must have the mask token {mask} in every text; text {place} has none")
+        encoded.targets = targets
+        return encoded
+
+    size = sum(map(len, texts))
+    done = await model.compute(request, Kind.FILLED, size, encode, encoder.inline)
+
+    def run() -> bytes:
+        most = how.top_k if targets is None else min(how.top_k, len(targets))
+        found = _filled(done.encoded, done.rows, most, encoder.whole, about)
+        return json(found[0] if single else found)
+
+    return answered(app, request, about, done, await model.in_thread(size, run), "predict")
+
+
+def _texts(inputs: str | list[str | list[str]]) -> tuple[bool, list[str]]:
+    """A text, or a list of texts; each of those may be a list of one, as in TEI's batches. True: one result."""
+    if isinstance(inputs, str):
+        return True, [inputs]
+    if not inputs:
+        raise ApiError("Empty", "`inputs` cannot be empty")
+    if any(isinstance(one, list) and len(one) != 1 for one in inputs):
+        raise validation("`inputs` must be a text or a list of texts: this model reads no pairs")
+    return False, [one if isinstance(one, str) else one[0] for one in inputs]
+
+
+def _targets(given: str | list[str], whole: Any, about: Description) -> Any:
+    """int32: the ids of words, of one that the vocabulary lacks its first token's."""
+    names = [given] if isinstance(given, str) else given
+    if not 1 <= len(names) <= BEST:
+        raise validation(f"`targets` must be 1 to {BEST} words; got {len(names)}")
+    found: dict[int, None] = {}  # in the order given
+    for name in names:
+        one = whole.token_to_id(name)
+        ids = whole.encode(name, add_special_tokens=False).ids if one is None else [one]
+        if ids and ids[0] < about.vocab:
+            found[ids[0]] = None
+    if not found:
+        raise validation("`targets` must have a word that is in the vocabulary")
+    return np.array(list(found), dtype=np.int32)
+
+
+def _filled(encoded: Encoded, rows: Any, most: int, whole: Any, about: Description) -> list[Any]:
+    """Of each text a list of what may stand in the place of its mask, best first; with several masks one list each."""
+    found: list[Any] = []
+    assert encoded.marked is not None
+    firsts = encoded.marked.searchsorted(encoded.offsets).tolist()
+    width = rows.shape[1] // 2
+    order = np.argsort(-np.where(rows[:, width:] >= 0, rows[:, :width], -1), axis=1, kind="stable")[:, :most]
+    scores = np.take_along_axis(rows[:, :width], order, 1)
+    ids = np.take_along_axis(rows[:, width:], order, 1).astype(np.int64)
+    for text in range(len(encoded.offsets) - 1):
+        start, single = int(encoded.offsets[text]), firsts[text + 1] - firsts[text] == 1
+        tokens = encoded.ids[start : int(encoded.offsets[text + 1])].tolist()
+        masks = []
+        for row in range(firsts[text], firsts[text + 1]):
+            place = int(encoded.marked[row]) - start
+            sequences = [[*tokens[:place], one, *tokens[place + 1 :]] for one in ids[row].tolist()]
+            sequences = [[one for one in sequence if one != about.pad_id] for sequence in sequences]
+            masks.append([
+                {"score": float(score), "token": one, "token_str": word, "sequence": sequence}
+                for score, one, word, sequence in zip(
+                    scores[row], ids[row].tolist(), _decoded(whole, about, [[one] for one in ids[row].tolist()], False),
+                    _decoded(whole, about, sequences, single), strict=True,
+                )
+            ])  # fmt: skip
+        found.append(masks[0] if single else masks)
+    return found
+
+
+def _decoded(whole: Any, about: Description, rows: list[list[int]], skip_special: bool) -> list[str]:
+    found: list[str] = whole.decode_batch(rows, skip_special_tokens=skip_special)
+    for end in _BEFORE_PUNCTUATION if about.clean_up else ():
+        found = [text.replace(f" {end}", end) for text in found]
+    return found
