@@ -62,8 +62,8 @@ class Build(build):
 
 
 def objects_folder() -> Path:
-    """Where a wheel is compiled: kept, so that the next one (with an extra, say) compiles only what has changed. Another
-    Python, torch or option has another folder."""
+    """Where a wheel is compiled: kept, so that the next one (with an extra, say) compiles only what has changed.
+    Another Python, torch or option has another folder."""
     options = [f"{name}={os.environ.get(name, '')}" for name in (*OPTIONS, "CC", "CXX", "CUDACXX")]
     facts = [sys.executable, metadata.version("torch"), *options]
     return ROOT / "build" / f"wheel-{zlib.crc32(chr(0).join(facts).encode()):08x}"
