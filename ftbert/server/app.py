@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LOG = logging.getLogger("ftbert.serve")
-# Bodies that are held at once, by one worker.
-_MOST_BUFFERED = 1 << 30
 _SETTLE_SECONDS = 1.0
 # One model answers to these too: examples of other servers' clients use them.
 _ANY_MODEL = ("", "tei", "text-embeddings-inference")
@@ -114,7 +112,7 @@ class App:
         if length > self.settings.payload_limit:
             return too_large(self.settings.payload_limit)
         shared = self.connections
-        crowded = shared.running >= self.settings.max_concurrent_requests or shared.buffered + length > _MOST_BUFFERED
+        crowded = shared.running >= self.settings.max_concurrent_requests or shared.full(length)
         # Without a look at the body: what a refusal costs is taken from those who are served.
         full = min(model.retry_after() for model in self.models) if route.counted else 0.0
         if crowded or full:

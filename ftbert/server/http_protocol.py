@@ -1,28 +1,34 @@
 """HTTP/1.1 on one connection: limits and timeouts while a request arrives, one answer after the other.
 
-httptools parses. What an ASGI server does not offer is why this is our own: a deadline for head and body each, an error
-before the body is read, a callback when the client goes away, a drain that answers all that was accepted.
+What an ASGI server does not offer is why this is our own: a deadline for head and body each, an error before the body
+is read, a callback when the client goes away, a drain that answers all that was accepted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import select
 import time
 from collections import deque
 from typing import Any
 
-import httptools
-
 from ftbert.server.errors import ApiError
+from ftbert.server.http_reader import RequestReader
 from ftbert.server.messages import Request, Response
 from ftbert.server.settings import Settings
 
-_MOST_HEAD = 65536
+# Bytes of bodies that are held at once, by all connections of a process.
+_MOST_HELD = 1 << 30
+# Bytes that are parsed at once: of the shortest requests 900, which take 10 ms to be refused.
+_FEED = 16384
 # An error that is known before a larger body has come is sent at once; after smaller ones the connection lives on.
 _SMALL_BODY = 65536
 # After an early error the client may still send: closing at once would reset the connection before it reads the answer.
 _LINGER_SECONDS = 2.0
+# A client that closes its side is asked after this time whether it is still there: most answers are sent before.
+_PROBE_SECONDS, _RESET_SECONDS = 0.05, 0.01
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Connections:
@@ -32,7 +38,7 @@ class Connections:
         self.app, self.settings = app, settings
         self.open: set[HttpProtocol] = set()
         self.draining = False
-        self.buffered = 0  # bytes of bodies that are being read or worked on
+        self.held = 0  # bytes of bodies that have come, of requests without an answer
         self.running = 0  # requests that are being worked on
 
     def protocol(self) -> HttpProtocol:
@@ -41,6 +47,10 @@ class Connections:
     @property
     def busy(self) -> bool:
         return any(connection.busy for connection in self.open)
+
+    def full(self, more: int = 0) -> bool:
+        """No `more` bytes of bodies can be held."""
+        return self.held + more > _MOST_HELD
 
     def close_idle(self) -> None:
         for connection in list(self.open):
@@ -53,19 +63,18 @@ class HttpProtocol(asyncio.Protocol):
         self._settings = shared.settings
         self._loop = asyncio.get_running_loop()
         self._transport: Any = None
-        self._parser: Any = httptools.HttpRequestParser(self)
-        self._reading: Request | None = None
+        self._reader = RequestReader(self)
+        self._unread: bytes | memoryview = b""  # has come, while a request waits for its turn
         self._waiting: deque[Request] = deque()
         self._running: Request | None = None
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._deadline = math.inf  # at which the connection is given up; a timer is for this or an earlier time
         self._write_timer: asyncio.TimerHandle | None = None
-        self._in_head = True
-        self._head_bytes = 0
-        self._header_bytes = 0
-        self._unparsed = 0  # bytes of a body that the parser does not read
-        self._closing = False
+        self._half_closed = False  # the client sends no more
+        self._paused = False  # nothing more is read, until no request waits
+        self._refused = False  # before all of a request had come: more of it may come
+        self._closing = False  # nothing more is answered
         self._write_paused = False
         self._unsent: deque[list[bytes]] = deque()  # pieces of the answer to the running request
         self._last = False  # that answer is the last of this connection
@@ -74,7 +83,11 @@ class HttpProtocol(asyncio.Protocol):
     def busy(self) -> bool:
         """A request is being read, worked on or its answer sent."""
         unsent = not self._closing and self._transport.get_write_buffer_size() > 0
-        return self._running is not None or self._reading is not None or bool(self._waiting) or unsent
+        return self._answering or self._reader.reading is not None or len(self._unread) > 0 or unsent
+
+    @property
+    def _answering(self) -> bool:
+        return self._running is not None or len(self._waiting) > 0
 
     def close_if_idle(self) -> None:
         if not self.busy and not self._closing:
@@ -89,23 +102,53 @@ class HttpProtocol(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._shared.open.discard(self)
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-        for request in (self._reading, self._running, *self._waiting):
+        self._closing = True
+        for timer in (self._timer, self._write_timer):
+            if timer is not None:
+                timer.cancel()
+        reading = self._reader.stop()
+        if self._running is not None:
+            self._running.disconnect()
+        for request in (reading, *self._waiting):
             if request is not None:
                 request.disconnect()
-        for request in (self._reading, *self._waiting):
-            self._release(request)
-        self._reading = None
+                self._release(request)
         self._waiting.clear()
         self._unsent.clear()
-        self._closing = True
-        self._parser = None
+        self._unread = b""
 
     def eof_received(self) -> bool:
-        return False  # who closes its side has gone
+        """The client sends no more; what it has asked for is answered."""
+        if self._closing:
+            return False
+        self._half_closed = True
+        if self._reader.reading is not None:
+            self._refuse(ApiError("Validation", "the request ended before it was complete", status=400))
+        elif not self._answering:
+            return False
+        self._loop.call_later(_PROBE_SECONDS, self._probe)
+        return True
+
+    def _probe(self) -> None:
+        """Who closes its side waits for the answer, or has gone. One that has gone resets the connection when anything
+        is sent to it, and 100 Continue may be sent before any answer."""
+        if self._running is None or self._closing or self._unsent or not self._running.interim:
+            return
+        self._transport.write(_CONTINUE)
+        self._loop.call_later(_RESET_SECONDS, self._watch, _RESET_SECONDS)
+
+    def _watch(self, pause: float) -> None:
+        if self._closing:
+            return
+        if self._is_reset():
+            self._transport.abort()
+        else:
+            self._loop.call_later(pause, self._watch, min(2 * pause, 1.0))
+
+    def _is_reset(self) -> bool:
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket").fileno(), 0)
+        return bool(poll.poll(0))
 
     def pause_writing(self) -> None:
         self._write_paused = True
@@ -115,51 +158,39 @@ class HttpProtocol(asyncio.Protocol):
         self._write_paused = False
         if self._write_timer is not None:
             self._write_timer.cancel()
-        if self._unsent:
-            self._send()
-        else:
-            self._next()
+        self._go_on()
 
     def data_received(self, data: bytes) -> None:
-        if self._closing:
+        if self._reader.stopped:
             return
-        begins = self._head_bytes == 0 and self._running is None
-        in_head, reading = self._in_head, self._reading
-        if in_head:
-            self._head_bytes += len(data)
-        self._feed(data)
+        self._unread = data if len(data) <= _FEED else memoryview(data)
+        self._read()
+
+    def _read(self) -> None:
+        """What has come, until a request waits for its turn: the rest is read when none waits."""
+        reader, before, in_head = self._reader, self._reader.reading, self._reader.in_head
+        while self._unread and not self._waiting and not reader.stopped:
+            piece, self._unread = self._unread[:_FEED], self._unread[_FEED:]
+            try:
+                reader.feed(piece)
+            except ApiError as error:
+                self._refuse(error)
+        if reader.stopped:
+            self._unread = b""
+            return
+        self._pause(len(self._waiting) > 0)
         # A request that came as a whole sets no timer.
-        if self._closing:
+        if reader.reading is None or reader.reading.expects:
             return
-        if self._in_head and self._head_bytes:
-            if begins:
-                self._set_timer(self._settings.header_timeout)
-        elif not self._in_head and (in_head or self._reading is not reading):
+        if reader.reading is not before:
+            self._set_timer(self._settings.header_timeout if reader.in_head else self._settings.body_timeout)
+        elif in_head and not reader.in_head:
             self._set_timer(self._settings.body_timeout)
 
-    def _feed(self, data: bytes) -> None:
-        if self._unparsed:
-            self._read_unparsed(data)
-            return
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            # No other protocol is spoken, but some clients (Java's) offer one with every request: it is answered.
-            if self._unparsed:
-                self._read_unparsed(data[upgrade.args[0] :])
-        except httptools.HttpParserError:
-            self._refuse(ApiError("Validation", "the request is not valid HTTP", status=400))
-            return
-        if self._in_head and self._head_bytes > _MOST_HEAD and not self._closing:
-            self._refuse(ApiError("Validation", "the head of the request is too large", status=431))
-
-    def _read_unparsed(self, data: bytes) -> None:
-        """The body of a request that offered another protocol: the parser ends such a request at its head."""
-        body = data[: self._unparsed]
-        self._unparsed -= len(body)
-        self.on_body(body)
-        if self._unparsed == 0:
-            self._complete()
+    def _pause(self, paused: bool) -> None:
+        if paused != self._paused:
+            self._paused = paused
+            self._transport.pause_reading() if paused else self._transport.resume_reading()
 
     def _set_timer(self, seconds: float) -> None:
         """From now on. A timer that is due earlier stays and is set again then: most requests touch none."""
@@ -176,164 +207,136 @@ class HttpProtocol(asyncio.Protocol):
             if self._deadline < math.inf:  # uvloop gives no timer for less than a millisecond
                 self._timer = self._loop.call_at(max(self._deadline, now + 0.001), self._timed_out)
             return
-        started = self._reading is not None or self._head_bytes > 0
-        if started and not self._closing:
+        if self._reader.reading is not None:
             self._refuse(ApiError("Validation", "the request did not arrive in time", status=408))
         else:
             self._transport.abort() if self._closing else self._transport.close()
 
-    # -- the parser's side
+    # -- the reader's side
 
-    def on_message_begin(self) -> None:
-        self._reading = Request(time.monotonic())
-        self._header_bytes = 0
-
-    def on_url(self, url: bytes) -> None:
-        if self._reading is not None:
-            self._reading.url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._reading is not None:
-            self._header_bytes += len(name) + len(value)
-            self._reading.headers[name.lower()] = value
-
-    def on_headers_complete(self) -> None:
-        request = self._reading
-        if request is None or self._closing:
-            return
-        self._in_head = False
-        request.method = self._parser.get_method().decode("ascii")
-        request.keep_alive = self._parser.should_keep_alive() and not self._parser.should_upgrade()
-        try:
-            parsed = httptools.parse_url(request.url)
-            request.path, request.query = (parsed.path or b"/").decode("ascii"), parsed.query or b""
-        except (httptools.HttpParserError, UnicodeDecodeError):
-            request.error = ApiError("Validation", "the request's path is not valid", status=400)
-        if self._header_bytes > _MOST_HEAD:
-            request.error = ApiError("Validation", "the head of the request is too large", status=431)
-            request.keep_alive = False
-        if request.error is None:
-            request.error = self._shared.app.gate(request)
+    def on_head(self, request: Request) -> None:
+        request.error = request.error or self._shared.app.gate(request)
         length = int(request.headers.get(b"content-length", b"0"))
+        chunked = b"transfer-encoding" in request.headers
         expects = request.headers.get(b"expect", b"").lower() == b"100-continue"
         if request.error is not None:
-            chunked = b"transfer-encoding" in request.headers
             if length > _SMALL_BODY or chunked or expects:
-                self._stop_reading(request)
-                return
-        elif expects and self._running is None:
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        if self._parser.should_upgrade():
-            self._unparsed = length
+                self._refuse(request.error)
+        elif expects and request.interim and (length or chunked):
+            request.expects = True
+            if not self._answering and not self._write_paused:
+                self._continue(request)
 
-    def on_body(self, body: bytes) -> None:
-        request = self._reading
-        if request is None or self._closing or request.error is not None:
+    def on_piece(self, request: Request, piece: bytes) -> None:
+        if request.error is not None:
             return
-        request.length += len(body)
-        self._shared.buffered += len(body)
-        if request.length > self._settings.payload_limit:
-            request.error = too_large(self._settings.payload_limit)
-            request.bodies.clear()
-            self._stop_reading(request)
-            return
-        request.bodies.append(body)
+        request.held += len(piece)
+        self._shared.held += len(piece)
+        if request.held > self._settings.payload_limit:
+            self._refuse(too_large(self._settings.payload_limit))
+        elif self._shared.full():
+            self._refuse(ApiError("Overloaded", "Model is overloaded", retry_after=1.0))
+        else:
+            request.add(piece)
 
-    def on_message_complete(self) -> None:
-        if not self._unparsed:
-            self._complete()
-
-    def _complete(self) -> None:
-        request = self._reading
-        self._in_head, self._head_bytes = True, 0
-        if request is None or self._closing:
-            return
-        self._reading = None
+    def on_request(self, request: Request) -> None:
         self._deadline = math.inf
-        request.body = request.bodies[0] if len(request.bodies) == 1 else b"".join(request.bodies)
-        request.bodies.clear()
         self._waiting.append(request)
-        self._next()
-        if self._waiting:
-            self._transport.pause_reading()
+        self._go_on()
 
-    def _stop_reading(self, request: Request) -> None:
-        """Its error is the last answer of this connection; what still comes is not looked at."""
-        request.keep_alive = False
-        self._reading = None
-        self._deadline = math.inf
-        self._closing = True
-        self._waiting.append(request)
-        self._next()
+    def _continue(self, request: Request) -> None:
+        """The client that waits for it may send its body. Where another answer is ahead of it, that is sent first."""
+        request.expects = False
+        self._transport.write(_CONTINUE)
+        self._set_timer(self._settings.body_timeout)
 
     def _refuse(self, error: ApiError) -> None:
-        request = self._reading or Request(time.monotonic())
-        request.error = error
-        self._stop_reading(request)
+        """The request that is being read. It is the last one of this connection; what still comes is not looked at."""
+        request = self._reader.stop() or Request(time.monotonic())
+        self._release(request)
+        request.error, request.keep_alive = error, False
+        self._deadline = math.inf
+        self._refused = True
+        self._waiting.append(request)
+        self._go_on()
 
     # -- answers
 
-    def _next(self) -> None:
-        if self._running is not None or self._write_paused or self._parser is None:
-            return
-        if not self._waiting:
-            return
-        request = self._running = self._waiting.popleft()
+    def _go_on(self) -> None:
+        """Sends what is to be sent and begins what can begin."""
+        while not self._write_paused and not self._closing:
+            if self._unsent:
+                self._transport.write(b"".join(self._unsent.popleft()))
+                if self._unsent:  # the event loop comes to other connections first
+                    self._loop.call_soon(self._go_on)
+                    return
+                self._running = None
+                if self._last:
+                    self._finish()
+            elif self._running is not None:
+                return
+            elif self._waiting:
+                self._begin(self._waiting.popleft())
+            else:
+                self._rest()
+                return
+
+    def _begin(self, request: Request) -> None:
+        self._running = request
         if request.error is not None:
             self._respond(request, self._shared.app.refusal(request))
-            return
-        self._shared.running += 1
-        self._task = self._loop.create_task(self._work(request))
+        else:
+            self._shared.running += 1
+            self._task = self._loop.create_task(self._work(request))
 
     async def _work(self, request: Request) -> None:
         try:
             response = await self._shared.app.handle(request)
         finally:
             self._shared.running -= 1
+            self._release(request)
         self._respond(request, response)
+        self._go_on()
 
     def _respond(self, request: Request, response: Response) -> None:
         self._release(request)
         if request.disconnected or self._transport.is_closing():
             self._running = None
             return
-        self._last = not request.keep_alive or self._shared.draining
+        ending = self._shared.draining or self._half_closed
+        self._last = not request.keep_alive or (ending and not self._waiting and not self._unread)
         self._unsent = response.pieces(self._last, request.method != "HEAD")
-        self._send()
 
-    def _send(self) -> None:
-        """The next piece of the answer: between two the event loop comes to other connections."""
-        if not self._unsent or self._write_paused:
+    def _rest(self) -> None:
+        """Nothing is to be answered: the next request is read."""
+        reading = self._reader.reading
+        if self._half_closed:
+            self._finish()
             return
-        self._transport.write(b"".join(self._unsent.popleft()))
-        if self._unsent:
-            self._loop.call_soon(self._send)
-            return
-        self._running = None
-        if self._last:
-            self._finish(unread=self._closing)
-        elif self._waiting:
-            self._next()
-        else:
-            self._transport.resume_reading()
-            if self._in_head:
-                begun = self._head_bytes > 0 or self._reading is not None
-                self._set_timer(self._settings.header_timeout if begun else self._settings.keep_alive)
+        if self._paused:
+            self._loop.call_soon(self._read)
+        if reading is None:
+            self._set_timer(self._settings.keep_alive)
+        elif reading.expects:
+            self._continue(reading)
 
-    def _finish(self, unread: bool) -> None:
+    def _finish(self) -> None:
+        """After the last answer. A client that may still send has a moment to read it."""
         self._closing = True
-        self._waiting.clear()
-        if not unread:
+        sending = self._refused or self._reader.reading is not None
+        if (reading := self._reader.stop()) is not None:
+            self._release(reading)
+        if self._half_closed or not sending or self._transport.is_closing():
             self._transport.close()
             return
         self._transport.write_eof()
-        self._transport.resume_reading()
+        self._pause(False)
         self._set_timer(_LINGER_SECONDS)
 
-    def _release(self, request: Request | None) -> None:
-        if request is not None:
-            self._shared.buffered -= request.length
-            request.length = 0
+    def _release(self, request: Request) -> None:
+        self._shared.held -= request.held
+        request.held = 0
+        request.body = b""
 
 
 def too_large(limit: int) -> ApiError:

@@ -34,7 +34,8 @@ class Response:
         size = sum(map(len, parts))
         if size:
             head.append(f"content-type: {self.content_type}\r\n")
-        head.append(f"content-length: {size}\r\n")
+        if self.status != 204:
+            head.append(f"content-length: {size}\r\n")
         head += [f"{name}: {value}\r\n" for name, value in self.headers]
         head.append("connection: close\r\n\r\n" if close else "\r\n")
         pieces, size = deque([["".join(head).encode("latin-1")]]), 0
@@ -51,22 +52,33 @@ class Request:
     """headers: by lower-case name; of a name that is there twice, the last. began: at its first byte, monotonic."""
 
     __slots__ = (
-        "began", "body", "bodies", "disconnected", "error", "headers", "keep_alive", "length", "method", "path",
-        "query", "route", "url", "_cancels",
+        "began", "body", "disconnected", "error", "expects", "headers", "held", "interim", "keep_alive", "method",
+        "path", "query", "route", "url", "_cancels",
     )  # fmt: skip
 
     def __init__(self, began: float) -> None:
         self.began = began
         self.method, self.path, self.query, self.url = "", "", b"", b""
         self.headers: dict[bytes, bytes] = {}
-        self.bodies: list[bytes] = []
-        self.body = b""
-        self.length = 0  # bytes of the body so far
+        self.body: bytes | bytearray = b""
+        self.held = 0  # bytes of the body that are counted as held
         self.keep_alive = False
+        self.interim = False  # its client understands answers before the answer: 100 Continue
+        self.expects = False  # it waits for one, before it sends the body
         self.route: Any = None
         self.error: ApiError | None = None  # found before the body was read
         self.disconnected = False
         self._cancels: list[Callable[[], None]] = []
+
+    def add(self, piece: bytes) -> None:
+        """To the body. Small pieces cost what they weigh."""
+        if not self.body:
+            self.body = piece
+        elif isinstance(self.body, bytearray):
+            self.body += piece
+        else:
+            self.body = bytearray(self.body)
+            self.body += piece
 
     def on_disconnect(self, cancel: Callable[[], None]) -> None:
         """`cancel` is called when the client goes away before it has its answer."""
