@@ -43,7 +43,7 @@ BAD = [
     ("nan", b'{"inputs":NaN}', 400), ("1e999", b'{"inputs":"a","dimensions":1e999}', 422),
     ("surrogate", b'{"inputs":"\\ud800"}', 400), ("utf-8", b'{"inputs":"\xff\xfe"}', 400),
     ("nul", b'{"inputs":"a\x00"}', 400), ("bom", b'\xef\xbb\xbf{"inputs":"a"}', 400),
-    ("twice", b'{"inputs":"a","inputs":"b"}', 422), ("deep", b'{"inputs":' + DEEP[:90_000] + b"}", 422),
+    ("twice", b'{"inputs":"a","inputs":"b"}', 422), ("deep", b'{"inputs":' + DEEP[:90_000] + b"}", 400),
     ("deep, closed", b'{"q":' + b"[" * 40_000 + b"]" * 40_000 + b',"inputs":"a"}', 400),
     ("type", b'{"inputs":3}', 422), ("array", b"[]", 422), ("null", b'{"inputs":null}', 422), ("missing", b"{}", 422),
     ("float ids", b'{"inputs":[1.5]}', 422), ("bool", b'{"inputs":[true]}', 422), ("mixed", b'{"inputs":["a",1]}', 422),

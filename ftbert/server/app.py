@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ftbert.server.cors import cors_headers
 from ftbert.server.errors import ApiError
 from ftbert.server.http_protocol import Connections, too_large
+from ftbert.server.json_keys import BodyCheck
 from ftbert.server.links import Disconnected, Link
 from ftbert.server.messages import Request, Response
 from ftbert.server.metrics import Row
@@ -65,6 +66,7 @@ class App:
         self.connections = Connections(self, settings)
         self.openapi: bytes | None = None  # made when first asked for
         self.leaving = False  # SIGTERM came: /health says 503
+        self._bodies = BodyCheck(settings.max_client_batch_size)
         self._key = None if settings.api_key is None else settings.api_key.encode()
         self._methods: dict[str, list[str]] = {}
         for method, path in routes:
@@ -127,6 +129,10 @@ class App:
         try:
             if route.counted and not all(model.ready for model in self.models):
                 await self._settle()
+            if request.body:
+                await self._bodies.check(request.body)
+            if request.disconnected:
+                raise Disconnected
             response = await route.run(self, request)
         except ApiError as error:
             return self._refused(request, error)

@@ -14,9 +14,8 @@ from ftbert.server.answers import html, json
 from ftbert.server.app import App
 from ftbert.server.errors import ApiError
 from ftbert.server.exposition import CONTENT_TYPE, exposition
-from ftbert.server.json_keys import keys_of
+from ftbert.server.json_keys import fields_of
 from ftbert.server.messages import Request, Response
-from ftbert.server.schemas import Named
 
 _PAGE = Path(__file__).with_name("page.html")
 
@@ -77,30 +76,19 @@ async def no_icon(app: App, request: Request) -> Response:
 async def by_model(app: App, request: Request) -> Response:
     """POST / and /invocations: rerank, predict, token_classify or embed as the model is; similarity where the body
     asks for it."""
-    task = app.model(_named(request.body)).about.task
+    fields = await fields_of(request.body)
+    task = app.model(_named(fields)).about.task
     if task == "token_classifier":
         return await pipeline_routes.token_classify(app, request)
     if task == "embedding":
-        return await (embed_routes.similarity if _asks_similarity(request.body) else embed_routes.embed)(app, request)
-    keys = keys_of(request.body)
-    return await (rank_routes.rerank if "query" in keys else rank_routes.predict)(app, request)
+        similar = "source_sentence" in await fields_of(fields.get("inputs", msgspec.Raw()))
+        return await (embed_routes.similarity if similar else embed_routes.embed)(app, request)
+    return await (rank_routes.rerank if "query" in fields else rank_routes.predict)(app, request)
 
 
-def _named(body: bytes) -> str | None:
+def _named(fields: dict[str, msgspec.Raw]) -> str | None:
     """The model that a body names; None for whatever the route will refuse."""
-    if b'"model"' not in body:
-        return None
     try:
-        return msgspec.json.decode(body, type=Named).model
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return msgspec.json.decode(fields.get("model", b"null"), type=str | None)
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-
-
-def _asks_similarity(body: bytes) -> bool:
-    if b'"source_sentence"' not in body:
-        return False
-    try:
-        raw = msgspec.json.decode(body, type=dict[str, msgspec.Raw]).get("inputs")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return raw is not None and "source_sentence" in keys_of(bytes(raw))

@@ -11,7 +11,7 @@ from ftbert.server.answers import answered, count_request, json
 from ftbert.server.app import App
 from ftbert.server.errors import ApiError, validation
 from ftbert.server.inputs import check_count, side
-from ftbert.server.json_keys import keys_of
+from ftbert.server.json_keys import fields_of
 from ftbert.server.messages import Request, Response
 from ftbert.server.pipeline_routes import token_classify
 from ftbert.server.schemas import Classify, Cut, JinaRerank, Predict, Score, TeiRerank, decode
@@ -42,8 +42,8 @@ async def predict(app: App, request: Request) -> Response:
 
 async def rerank(app: App, request: Request) -> Response:
     """TEI's with `texts`, Jina's and Cohere's with `documents`."""
-    keys = keys_of(request.body)
-    if "documents" in keys and "texts" not in keys:
+    fields = await fields_of(request.body)
+    if "documents" in fields and "texts" not in fields:
         return await rerank_documents(app, request)
     asked = decode(request.body, TeiRerank)
     if not asked.texts:

@@ -8,14 +8,14 @@ from ftbert.server.answers import json
 from ftbert.server.app import App
 from ftbert.server.errors import ApiError, validation
 from ftbert.server.inputs import check_count
-from ftbert.server.json_keys import keys_of
+from ftbert.server.json_keys import fields_of
 from ftbert.server.messages import Request, Response
 from ftbert.server.schemas import Decode, Tokenize, TokenizePrompt, decode
 from ftbert.server.served_model import ServedModel
 
 
 async def tokenize(app: App, request: Request) -> Response:
-    if "prompt" in (keys := keys_of(request.body)) and "inputs" not in keys:
+    if "prompt" in (fields := await fields_of(request.body)) and "inputs" not in fields:
         return await _tokenize_prompt(app, request)
     asked = decode(request.body, Tokenize)
     model = app.model(asked.model)
