@@ -1,4 +1,4 @@
-"""The server for hours: fuzzed requests, checksums, disconnects, memory; then SIGTERMs under load, idle connections and
+"""The server for hours: fuzzed requests and bytes, checksums, disconnects, memory; then SIGTERMs under load, idle connections and
 slow senders.
 
     PYTHONPATH=.:tests python tests/soak_server.py --requests 1000000 --sigterms 100 --idle 10000 --slow 1000
@@ -39,6 +39,14 @@ VALUES: list[Any] = [
 ]  # fmt: skip
 KEYS = ["inputs", "input", "query", "texts", "documents", "ids", "truncate", "truncation_direction", "normalize", "dimensions",
         "prompt_name", "raw_scores", "encoding_format", "model", "top_n", "parameters", "data_1", "data_2", "task"]  # fmt: skip
+_HEAD = b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+_CHUNKED = b"transfer-encoding: chunked\r\n"
+_OFFERS = b"upgrade: h2c\r\nconnection: upgrade\r\n"
+RAW = [
+    _HEAD + b'content-length: 17\r\n\r\n{"inputs":"word"}', _HEAD + _CHUNKED + b'\r\n8\r\n{"inputs\r\n9;a=b\r\n":"word"}\r\n0\r\na: b\r\n\r\n',
+    _HEAD + _CHUNKED + _OFFERS + b'\r\n11\r\n{"inputs":"word"}\r\n0\r\n\r\n', b"GET /health HTTP/1.1\r\n\r\n",
+    _HEAD + _CHUNKED + b'expect: 100-continue\r\n\r\n11\r\n{"inputs":"word"}\r\n0\r\n\r\n', b"GET /nothing HTTP/1.0\r\n\r\n",
+]  # fmt: skip
 
 
 class Fuzzer(threading.Thread):
@@ -73,6 +81,9 @@ class Fuzzer(threading.Thread):
             connection.request("POST", "/embed", json.dumps({"inputs": TEXTS[:20]}), {"content-type": "application/json"})
             connection.close()
             return self._connect()
+        if kind < 0.5:
+            self._nearly_http()
+            return connection
         body = self._body()
         method = self._random.choice(["POST"] * 8 + ["GET", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"])
         path = self._random.choice(PATHS)
@@ -80,6 +91,25 @@ class Fuzzer(threading.Thread):
         if status >= 500 and status != 503:
             self.bad.append(f"{status} for {method} {path} {body[:200]!r}")
         return connection
+
+    def _nearly_http(self) -> None:
+        """Requests with changed bytes, cut anywhere, behind which this side is closed: the server answers and closes."""
+        sent = bytearray(b"".join(self._random.choices(RAW, k=self._random.randint(1, 4))))
+        for _ in range(self._random.choice([0, 1, 1, 3])):
+            sent[self._random.randrange(len(sent))] = self._random.choice(b"\r\n :;0123456789abcdef\x00\xff")
+        with socket.create_connection(("127.0.0.1", self._port), timeout=30) as one:
+            try:
+                cut = self._random.randrange(len(sent))
+                one.sendall(sent[:cut])
+                one.sendall(sent[cut:])
+                one.shutdown(socket.SHUT_WR)
+                answers = b"".join(iter(lambda: one.recv(65536), b""))
+            except TimeoutError:
+                raise
+            except OSError:  # it was refused, and its second part came too late
+                return
+        if not answers.startswith(b"HTTP/1.1 ") or b"HTTP/1.1 500" in answers:
+            self.bad.append(f"{answers[:100]!r} for {bytes(sent)!r}")
 
     def _body(self) -> bytes:
         keys = self._random.sample(KEYS, self._random.randint(0, 5))
