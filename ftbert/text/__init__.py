@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ftbert.text.batching import Batch, Window, batches_of, by_token_budget, pack
 from ftbert.text.fast_tokenizer import FastTokenizer
 from ftbert.text.options import TextOptions
+from ftbert.text.pairs import LimitedPairs
 from ftbert.text.settings import TextSettings
 from ftbert.text.token_classification import STRATEGIES, TokenLabels
 from ftbert.text.tokenizer import Tokenizer, load_tokenizer, lower_first
@@ -19,17 +20,18 @@ from ftbert.text.tokens import Tokens, joined, tokens_of
 if TYPE_CHECKING:
     from ftbert.text.computing import compute_windows
     from ftbert.text.encoding import embedding, text_options, tokenizer_of
+    from ftbert.text.scoring import ScoreSettings
     from ftbert.text.text_model import TextModel
 
 __all__ = [
-    "STRATEGIES", "Batch", "FastTokenizer", "TextModel", "TextOptions", "TextSettings", "TokenLabels", "Tokenizer",
-    "Tokens", "Window", "batches_of", "by_token_budget", "compute_windows", "embedding", "joined", "load_tokenizer",
-    "lower_first", "pack", "text_options", "tokenizer_of", "tokens_of",
+    "STRATEGIES", "Batch", "FastTokenizer", "LimitedPairs", "ScoreSettings", "TextModel", "TextOptions",
+    "TextSettings", "TokenLabels", "Tokenizer", "Tokens", "Window", "batches_of", "by_token_budget", "compute_windows",
+    "embedding", "joined", "load_tokenizer", "lower_first", "pack", "text_options", "tokenizer_of", "tokens_of",
 ]  # fmt: skip
 
 _LATE = {
-    "TextModel": "text_model", "compute_windows": "computing", "embedding": "encoding", "text_options": "encoding",
-    "tokenizer_of": "encoding",
+    "ScoreSettings": "scoring", "TextModel": "text_model", "compute_windows": "computing", "embedding": "encoding",
+    "text_options": "encoding", "tokenizer_of": "encoding",
 }  # fmt: skip
 
 

@@ -88,7 +88,7 @@ class FastTokenizer:
         fast = self._truncating(length, side)
         rows: list[list[int]] = []
         types: list[list[int]] = []
-        for part in _calls(texts):
+        for part in calls(texts):
             # _fast: the same ids, without the character offsets.
             encodings = fast.encode_batch_fast(part)
             rows += [encoding.ids for encoding in encodings]
@@ -161,7 +161,7 @@ def _sizes(texts: list[Any]) -> list[int]:
     return [len(text) if isinstance(text, str) else max(map(len, text)) for text in texts]
 
 
-def _calls(texts: Sequence[Any]) -> Iterator[list[Any]]:
+def calls(texts: Sequence[Any]) -> Iterator[list[Any]]:
     """`texts` in parts of at most _CHARACTERS_PER_CALL, at least one text each."""
     sizes = _sizes(list(texts))
     start, total = 0, 0

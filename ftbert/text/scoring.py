@@ -26,7 +26,7 @@ Activation = Callable[[torch.Tensor], torch.Tensor]
 
 # What a CrossEncoder's files name; all of torch.nn, none with arguments.
 _ACTIVATIONS: dict[str, Activation] = {
-    "Identity": lambda x: x, "Sigmoid": torch.sigmoid, "Tanh": torch.tanh, "ReLU": torch.relu,
+    "Identity": torch.nn.Identity(), "Sigmoid": torch.nn.Sigmoid(), "Tanh": torch.nn.Tanh(), "ReLU": torch.nn.ReLU(),
 }  # fmt: skip
 _TASKS = ("sequence_classification", "token_classification")
 _TEXTS_AT_ONCE = 512  # whose tokens are kept with their offsets: 200 bytes each
