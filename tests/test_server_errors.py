@@ -52,7 +52,6 @@ BAD = [
     ("negative id", b'{"inputs":[-1]}', 422), ("no ids", b'{"inputs":[[]]}', 422),
     ("dimensions", b'{"inputs":"a","dimensions":0}', 422), ("more dimensions", b'{"inputs":"a","dimensions":65}', 422),
     ("side", b'{"inputs":"a","truncation_direction":"up"}', 422), ("prompt", b'{"inputs":"a","prompt_name":"no"}', 422),
-    ("model", b'{"inputs":"a","model":"gpt-4"}', 404),
     ("twice, long", b'{"truncate":true,"inputs":"' + b"a" * 70_000 + b'","truncate":true}', 422),
 ]  # fmt: skip
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("ftbert.serve")
 _SETTLE_SECONDS = 1.0
-# One model answers to these too: examples of other servers' clients use them.
-_ANY_MODEL = ("", "tei", "text-embeddings-inference")
+# Names of models that are not here, and were logged; more are answered without a line.
+_NAMES_LOGGED = 64
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,7 @@ class App:
         self.leaving = False  # SIGTERM came: /health says 503
         self._bodies = BodyCheck(settings.max_client_batch_size)
         self._key = None if settings.api_key is None else settings.api_key.encode()
+        self._others: set[str] = set()  # names in requests that are not this server's
         self._methods: dict[str, list[str]] = {}
         for method, path in routes:
             self._methods.setdefault(path, []).append(method)
@@ -78,10 +79,21 @@ class App:
 
     def model(self, name: str | None, *tasks: str) -> ServedModel:
         """By the name in a request; without one the first that is for the first of `tasks` that any is for, one that
-        still loads if none is, else the first. ApiError 404."""
-        if name is None or (len(self.models) == 1 and name in _ANY_MODEL):
+        still loads if none is, else the first. A single model answers to any name, as in TEI and llama.cpp. ApiError
+        404."""
+        if name is None:
             wanted = [model for task in (*tasks, None) for model in self.models if model.does(task)]
             return wanted[0] if wanted and tasks else self.models[0]
+        if len(self.models) > 1:
+            return self.named(name)
+        only, shown = self.models[0], name[:80]
+        if name not in (only.name, only.source) and shown not in self._others and len(self._others) < _NAMES_LOGGED:
+            self._others.add(shown)
+            LOG.info("a request names the model %s; %s answers", ascii(shown), only.name)
+        return only
+
+    def named(self, name: str) -> ServedModel:
+        """ApiError 404."""
         for model in self.models:
             if name in (model.name, model.source):
                 return model
@@ -92,11 +104,12 @@ class App:
     def gate(self, request: Request) -> ApiError | None:
         """What is wrong with a request as far as its head says; called before its body is read."""
         method = "GET" if request.method == "HEAD" else request.method
-        route = request.route = self.routes.get((method, request.path))
+        path = "/v1/models/{id}" if request.path.startswith("/v1/models/") else request.path
+        route = request.route = self.routes.get((method, path))
         if method == "OPTIONS" and self.settings.cors_allow_origin:
             return None
         if route is None:
-            if known := self._methods.get(request.path):
+            if known := self._methods.get(path):
                 words = f"the method must be {' or '.join(known)}"
                 return ApiError("Validation", words, status=405, allow=", ".join(known))
             return ApiError("Validation", "there is no such path", status=404)
