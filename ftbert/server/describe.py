@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ftbert.server.activations import choose_activation
 from ftbert.server.description import Description
 from ftbert.server.settings import Settings
-from ftbert.text import TextSettings, Tokenizer, load_tokenizer, lower_first, text_options
+from ftbert.text import ScoreSettings, TextSettings, Tokenizer, load_tokenizer, lower_first, text_options
 
 CLASSIFIES, TAGS, FILLS = "sequence_classification", "token_classification", "masked_lm"
 
@@ -32,6 +33,12 @@ def describe(model: Any, name: str, source: str, settings: Settings) -> Descript
     task, labels = _task(model)
     # transformers leaves BPE as it is, whatever the file says.
     clean_up = bool(loaded.clean_up_tokenization_spaces) and type(fast.model).__name__ != "BPE"
+    activation = "Identity"
+    if task in ("classifier", "reranker"):
+        config = model.checkpoint.config.huggingface
+        scores = ScoreSettings.of(folder, config)
+        named = None if scores.activation is None else type(scores.activation).__name__
+        activation = choose_activation(named, config.get("problem_type"), len(labels))
     return Description(
         name=name,
         source=source,
@@ -59,6 +66,7 @@ def describe(model: Any, name: str, source: str, settings: Settings) -> Descript
         truncate_dim=options.truncate_dim,
         normalize=text.normalize,
         labels=labels,
+        activation=activation,
         batch_tokens=0,
         rate=0.0,
     )

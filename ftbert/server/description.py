@@ -10,9 +10,9 @@ class Description(msgspec.Struct, frozen=True):
     tokenizer.json's text, without truncation and padding.
 
     longest: tokens that the model takes; max_length: those of a text, both with the special ones. special: those added
-    to one text. unpooled: tokens at the beginning of a text that its prompt takes, by prompt, where not pooled.
-    unknown_id, pad_id: of the tokenizer; clean_up: what it decodes loses the space before punctuation. mask_id,
-    mask_token: None where no head predicts masked tokens.
+    to one text. activation: from logits to scores, one of activations.ACTIVATIONS. unknown_id, pad_id: of the
+    tokenizer; clean_up: what it decodes loses the space before punctuation. mask_id, mask_token: None where no head
+    predicts masked tokens.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Description(msgspec.Struct, frozen=True):
     truncate_dim: int | None
     normalize: bool
     labels: list[str]
+    activation: str
     batch_tokens: int
     rate: float
     unknown_id: int | None = None

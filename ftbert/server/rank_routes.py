@@ -1,4 +1,8 @@
-"""/predict and both dialects of /rerank; vLLM's /classify and /score. All on the sequence classification head."""
+"""/predict and both dialects of /rerank; vLLM's /classify and /score. All on the sequence classification head.
+
+TEI's routes give probabilities. The others apply the folder's activation, as `Model.predict` and vLLM do. An order is
+that of the logits: scores may be equal where these differ.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ftbert.server.activations import ACTIVATIONS, probabilities
 from ftbert.server.answers import answered, count_request, json
 from ftbert.server.app import App
 from ftbert.server.errors import ApiError, validation
@@ -35,8 +40,11 @@ async def predict(app: App, request: Request) -> Response:
     count_request(app, len(sequences), "predict")
     model.expect("classifier", "reranker")
     done = await logits(request, model, sequences, asked)
-    rows = done.rows if asked.raw_scores else probabilities(done.rows)
-    found = [_sorted_labels(row, model.about.labels) for row in rows]
+    scores = done.rows if asked.raw_scores else probabilities(done.rows)
+    found = [
+        [{"score": float(row[i]), "label": model.about.labels[i]} for i in _best_first(raw)]
+        for raw, row in zip(done.rows, scores, strict=True)
+    ]
     return answered(app, request, model.about, done, json(found[0] if single else found), "predict")
 
 
@@ -51,7 +59,7 @@ async def rerank(app: App, request: Request) -> Response:
     model, done = await _ranked(app, request, asked.query, asked.texts, asked, asked.model)
     scores = done.rows[:, 0] if asked.raw_scores else probabilities(done.rows)[:, 0]
     found: list[dict[str, Any]] = []
-    for index in np.argsort(-scores, kind="stable").tolist():
+    for index in _best_first(done.rows[:, 0]):
         found.append({"index": index, "score": float(scores[index])})
         if asked.return_text:
             found[-1]["text"] = asked.texts[index]
@@ -68,9 +76,9 @@ async def rerank_documents(app: App, request: Request) -> Response:
     if asked.max_tokens_per_doc:
         raise validation("`max_tokens_per_doc` is not supported", param="max_tokens_per_doc")
     model, done = await _ranked(app, request, asked.query, texts, Cut(), asked.model)
-    scores = probabilities(done.rows)[:, 0]
+    scores = _activated(model, done)[:, 0]
     results: list[dict[str, Any]] = []
-    for index in np.argsort(-scores, kind="stable").tolist()[: asked.top_n]:
+    for index in _best_first(done.rows[:, 0])[: asked.top_n]:
         results.append({"index": index, "relevance_score": float(scores[index])})
         if asked.return_documents is not False:  # Cohere's second API always has them in vLLM; clients may rely on it
             results[-1]["document"] = {"text": texts[index]}
@@ -93,11 +101,11 @@ async def classify(app: App, request: Request) -> Response:
     count_request(app, len(inputs), "predict")
     model.expect("classifier", "reranker")
     done = await logits(request, model, inputs, Cut())
-    rows = done.rows if asked.use_activation is False else probabilities(done.rows)
+    rows, best = _activated(model, done, asked.use_activation), done.rows.argmax(axis=1).tolist()
     labels = model.about.labels
     data = [
-        {"index": i, "label": labels[int(row.argmax())], "probs": row, "num_classes": len(labels)}
-        for i, row in enumerate(rows)
+        {"index": i, "label": labels[place], "probs": row, "num_classes": len(labels)}
+        for i, (place, row) in enumerate(zip(best, rows, strict=True))
     ]
     tokens = done.encoded.tokens
     body = {"id": f"classify-{uuid.uuid4().hex}", "object": "list", "model": model.name, "data": data,
@@ -124,7 +132,7 @@ async def score(app: App, request: Request) -> Response:
     count_request(app, len(right), "predict")
     model.expect("reranker")
     done = await logits(request, model, list(zip(left, right, strict=True)), Cut())
-    scores = done.rows[:, 0] if asked.use_activation is False else probabilities(done.rows)[:, 0]
+    scores = _activated(model, done, asked.use_activation)[:, 0]
     tokens = done.encoded.tokens
     body = {
         "id": f"score-{uuid.uuid4().hex}", "object": "list", "model": model.name,
@@ -152,12 +160,14 @@ async def logits(request: Request, model: ServedModel, sequences: Sequences, cut
     return await model.compute(request, Kind.LOGITS, size, encode)
 
 
-def probabilities(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Softmax of each row, of a single class its sigmoid."""
-    if rows.shape[1] == 1:
-        return np.where(rows >= 0, 1 / (1 + np.exp(-np.abs(rows))), 1 - 1 / (1 + np.exp(-np.abs(rows))))
-    powers = np.exp(rows - rows.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
+def _activated(model: ServedModel, done: Computed, wanted: bool | None = None) -> NDArray[np.float32]:
+    """float32 [sequences, labels]: the scores by the folder's activation, or the logits where it is not wanted."""
+    return done.rows if wanted is False else ACTIVATIONS[model.about.activation](done.rows)
+
+
+def _best_first(logits: NDArray[np.float32]) -> list[int]:
+    """Places of the highest first, equal ones in their order."""
+    return np.argsort(-logits, kind="stable").tolist()  # type: ignore[no-any-return]
 
 
 async def _ranked(
@@ -190,9 +200,3 @@ def _one_or_pair(texts: list[str]) -> str | tuple[str, str]:
     if len(texts) == 2:
         return texts[0], texts[1]
     raise validation(f"each of `inputs` must be one or two texts; got {len(texts)}")
-
-
-def _sorted_labels(row: NDArray[np.float32], labels: list[str]) -> list[dict[str, Any]]:
-    return [{"score": float(row[i]), "label": labels[i]} for i in np.argsort(-row, kind="stable").tolist()]
-
-
