@@ -39,7 +39,8 @@ def encoder(folder: Path, family: str = "bert", **other: Any) -> TextEncoder:
         "vocab": made.get_vocab_size(), "token_types": 2, "longest": LENGTH, "max_length": LENGTH, "special": 2,
         "special_ids": [0, 1, 2, 3], "tokenizer": made.to_str(), "encode_special_tokens": False, "pooling": "mean",
         "prompts": {}, "default_prompt": "", "include_prompt": True, "truncate_dim": None, "normalize": False,
-        "labels": [], "activation": "Identity", "batch_tokens": 0, "rate": 0.0,
+        "labels": [], "activation": "Identity", "query_length": None, "document_length": None, "truncation_side": "right",
+        "batch_tokens": 0, "rate": 0.0,
     }  # fmt: skip
     return TextEncoder(Description(**{**values, **other}))
 

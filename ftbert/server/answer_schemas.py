@@ -140,6 +140,10 @@ class Token(msgspec.Struct):
     stop: int | None
 
 
+class Detokenized(msgspec.Struct):
+    prompt: str
+
+
 class Version(msgspec.Struct):
     version: str
 

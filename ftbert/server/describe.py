@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ftbert.input_file import read_json_object, read_json_value
 from ftbert.server.activations import choose_activation
 from ftbert.server.description import Description
 from ftbert.server.settings import Settings
 from ftbert.text import ScoreSettings, TextSettings, Tokenizer, load_tokenizer, lower_first, text_options
 
 CLASSIFIES, TAGS, FILLS = "sequence_classification", "token_classification", "masked_lm"
+
+# Words in a folder of another kind than one vector a text: a model's kind, its modules, its architecture.
+_NOT_EMBEDDING = {
+    "sparse embeddings": ("SparseEncoder", "SpladePooling", "MLMTransformer", "SparseAutoEncoder", "CSRSparsity",
+                          "SparseStaticEmbedding"),
+    "a vector for each token through a projection": ("MultiVectorEncoder", "MultiVectorMask", "ColBERT", "HF_ColBERT"),
+}  # fmt: skip
 
 
 def describe(model: Any, name: str, source: str, settings: Settings) -> Description:
@@ -33,12 +42,15 @@ def describe(model: Any, name: str, source: str, settings: Settings) -> Descript
     task, labels = _task(model)
     # transformers leaves BPE as it is, whatever the file says.
     clean_up = bool(loaded.clean_up_tokenization_spaces) and type(fast.model).__name__ != "BPE"
-    activation = "Identity"
-    if task in ("classifier", "reranker"):
+    activation, prompts, prompt = "Identity", text.prompts, text.default_prompt
+    if task == "embedding":
+        _expect_embedding(folder)
+    elif task in ("classifier", "reranker"):
         config = model.checkpoint.config.huggingface
         scores = ScoreSettings.of(folder, config)
         named = None if scores.activation is None else type(scores.activation).__name__
         activation = choose_activation(named, config.get("problem_type"), len(labels))
+        prompts, prompt = scores.prompts, scores.default_prompt
     return Description(
         name=name,
         source=source,
@@ -50,6 +62,8 @@ def describe(model: Any, name: str, source: str, settings: Settings) -> Descript
         token_types=model.config.token_types,
         longest=checked.longest,
         max_length=checked.max_length,
+        query_length=_length(text.query_length, checked.longest),
+        document_length=_length(text.document_length, checked.longest),
         special=loaded.num_special_tokens_to_add(pair=False),
         special_ids=sorted(checked.special_ids),
         unknown_id=loaded.unk_token_id,
@@ -59,9 +73,10 @@ def describe(model: Any, name: str, source: str, settings: Settings) -> Descript
         clean_up=clean_up,
         tokenizer=fast.to_str(),
         encode_special_tokens=bool(fast.encode_special_tokens),
+        truncation_side=loaded.truncation_side,
         pooling=options.pooling,
-        prompts=dict(text.prompts),
-        default_prompt=_default_prompt(text, settings),
+        prompts=dict(prompts),
+        default_prompt=_default_prompt(prompts, prompt, settings),
         include_prompt=text.include_prompt,
         truncate_dim=options.truncate_dim,
         normalize=text.normalize,
@@ -84,11 +99,30 @@ def _task(model: Any) -> tuple[str, list[str]]:
     return "reranker" if len(labels) == 1 else "classifier", labels
 
 
-def _default_prompt(text: TextSettings, settings: Settings) -> str:
+def _expect_embedding(folder: Path) -> None:
+    """ValueError for a folder whose own library makes something else of a text than one vector."""
+    modules, head, config = (folder / f"{name}.json" for name in ("modules", "config_sentence_transformers", "config"))
+    listed = read_json_value(modules) if modules.exists() else []
+    found = {str(one.get("type")).rpartition(".")[2] for one in listed if isinstance(one, dict)}
+    found.add(str(read_json_object(head).get("model_type")) if head.exists() else "")
+    values = read_json_object(config) if config.exists() else {}
+    names = (values.get("huggingface") or values).get("architectures") or []  # a converted folder keeps them below
+    found.update(map(str, names))
+    for what, words in _NOT_EMBEDDING.items():
+        if others := sorted(found.intersection(words)):
+            raise ValueError(f"{folder}: its {', '.join(others)} makes {what}, which are not served")
+
+
+def _length(own: int | None, longest: int) -> int | None:
+    return None if own is None else min(own, longest)
+
+
+def _default_prompt(prompts: Mapping[str, str], default: str, settings: Settings) -> str:
     if settings.default_prompt is not None:
         return settings.default_prompt
     if (name := settings.default_prompt_name) is None:
-        return text.default_prompt
-    if name not in text.prompts:
-        raise ValueError(f"default-prompt-name must be one of {', '.join(map(repr, text.prompts))}; got {name!r}")
-    return text.prompts[name]
+        return default
+    if name not in prompts:
+        known = ", ".join(map(repr, prompts)) or "those of the folder, which has none"
+        raise ValueError(f"default-prompt-name must be one of {known}; got {name!r}")
+    return prompts[name]

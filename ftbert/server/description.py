@@ -10,9 +10,10 @@ class Description(msgspec.Struct, frozen=True):
     tokenizer.json's text, without truncation and padding.
 
     longest: tokens that the model takes; max_length: those of a text, both with the special ones. special: those added
-    to one text. activation: from logits to scores, one of activations.ACTIVATIONS. unknown_id, pad_id: of the
-    tokenizer; clean_up: what it decodes loses the space before punctuation. mask_id, mask_token: None where no head
-    predicts masked tokens.
+    to one text. query_length, document_length: tokens of such texts, where the folder has a length for them.
+    truncation_side: the tokenizer's own. activation: from logits to scores, one of activations.ACTIVATIONS. unknown_id,
+    pad_id: of the tokenizer; clean_up: what it decodes loses the space before punctuation. mask_id, mask_token: None
+    where no head predicts masked tokens.
     """
 
     name: str
@@ -25,10 +26,13 @@ class Description(msgspec.Struct, frozen=True):
     token_types: int
     longest: int
     max_length: int
+    query_length: int | None
+    document_length: int | None
     special: int
     special_ids: list[int]
     tokenizer: str
     encode_special_tokens: bool
+    truncation_side: str
     pooling: str
     prompts: dict[str, str]
     default_prompt: str

@@ -10,10 +10,11 @@ import numpy as np
 from ftbert.server.answers import answered, count_request, json, json_matrix
 from ftbert.server.app import App
 from ftbert.server.errors import ApiError
-from ftbert.server.inputs import Listed, characters, check_count, check_dimensions, listed, side
+from ftbert.server.inputs import Listed, Reading, characters, check_count, check_dimensions, listed, reading
 from ftbert.server.messages import Request, Response
 from ftbert.server.schemas import Cut, Embed, Similarity, decode
 from ftbert.server.served_model import Computed, ServedModel
+from ftbert.server.text_encoder import Encoded
 from ftbert.server.work import Kind
 
 if TYPE_CHECKING:
@@ -25,8 +26,9 @@ async def embed(app: App, request: Request) -> Response:
     model = app.model(asked.model, "embedding")
     inputs = listed(asked.inputs, app.settings)
     count_request(app, len(inputs), "embed")
+    model.expect("embedding")
     kept = check_dimensions(asked.dimensions, model)
-    done = await vectors(request, model, inputs, asked)
+    done = await vectors(request, model, inputs, reading(asked, model))
     body = await json_matrix(finished(done.rows, kept, asked.normalize))
     return answered(app, request, model.about, done, body, "embed")
 
@@ -36,7 +38,8 @@ async def embed_all(app: App, request: Request) -> Response:
     model = app.model(asked.model, "embedding")
     inputs = listed(asked.inputs, app.settings)
     count_request(app, len(inputs), "embed")
-    done = await vectors(request, model, inputs, asked, Kind.TOKENS)
+    model.expect("embedding")
+    done = await vectors(request, model, inputs, reading(asked, model), Kind.TOKENS)
     offsets = done.encoded.offsets
     body = list[bytes]()
     for a, b in zip(offsets[:-1], offsets[1:], strict=True):
@@ -59,22 +62,22 @@ async def similarity(app: App, request: Request) -> Response:
     check_count(len(sentences), app.settings)
     inputs: Listed = [asked.inputs.source_sentence, *sentences]
     count_request(app, len(inputs), "embed")
-    done = await vectors(request, model, inputs, asked.parameters or Cut())
+    model.expect("embedding")
+    done = await vectors(request, model, inputs, reading(asked.parameters or Cut(), model))
     unit = finished(done.rows, model.about.truncate_dim, True)
     return answered(app, request, model.about, done, json(unit[1:] @ unit[0]), "embed")
 
 
 async def vectors(
-    request: Request, model: ServedModel, inputs: Listed, cut: Cut, kind: Kind = Kind.EMBED
+    request: Request, model: ServedModel, inputs: Listed, how: Reading, kind: Kind = Kind.EMBED
 ) -> Computed:
     """rows: float32 [texts, hidden], as pooled; of Kind.TOKENS [tokens, hidden]."""
-    model.expect("embedding")
-    prompt, where = model.prompt(cut.prompt_name), side(cut.truncation_direction)
-    truncate = model.truncates(cut.truncate)
     encoder = model.encoder()
-    return await model.compute(
-        request, kind, characters(inputs), lambda: encoder.encode(inputs, prompt, truncate, where), encoder.inline
-    )
+
+    def encode() -> Encoded:
+        return encoder.encode(inputs, how.prompt, how.truncate, how.side, how.most)
+
+    return await model.compute(request, kind, characters(inputs), encode, encoder.inline)
 
 
 def finished(rows: NDArray[np.float32], kept: int | None, normalize: bool) -> NDArray[np.float32]:

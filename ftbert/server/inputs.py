@@ -2,11 +2,55 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ftbert.server.errors import ApiError, too_many, validation
+from ftbert.server.schemas import Cut, TokenLimits
 from ftbert.server.served_model import ServedModel
 from ftbert.server.settings import Settings
 
 Listed = list[str | list[int]]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How texts become tokens. prompt: before each text, of a pair before the first one. truncate: False refuses what
+    is longer than `most`, tokens with the special ones, None: the model's. side: where tokens are dropped."""
+
+    prompt: str
+    truncate: bool
+    side: str
+    most: int | None = None
+
+
+def reading(asked: Cut, model: ServedModel) -> Reading:
+    """As TEI's fields say. ApiError 422."""
+    where = side("truncation_direction", asked.truncation_direction)
+    return Reading(model.prompt(asked.prompt_name), model.truncates(asked.truncate), where)
+
+
+def limited_reading(asked: TokenLimits, model: ServedModel, pairs: bool = False) -> Reading:
+    """As vLLM's fields say; pairs: the texts are pairs. ApiError 422."""
+    about, most = model.about, asked.truncate_prompt_tokens
+    if asked.truncation_side is not None:
+        side("truncation_side", asked.truncation_side)
+    if most is not None:
+        special = model.encoder().special_of_pairs if pairs else about.special
+        most = about.max_length if most == -1 else most
+        if not special < most <= about.max_length:
+            raise validation(
+                f"`truncate_prompt_tokens` must be -1 or from {special + 1} to {about.max_length}; "
+                f"got {str(most)[:20]}", param="truncate_prompt_tokens",
+            )  # fmt: skip
+    truncate = most is not None or model.truncates(None)
+    return Reading(about.default_prompt, truncate, (asked.truncation_side or about.truncation_side).lower(), most)
+
+
+def own_limit(name: str, value: int | None) -> int | None:
+    """Tokens of max_tokens_per_query and its kin; None: all, which vLLM and its clients also write as 0."""
+    if value is not None and value < 0:
+        raise validation(f"`{name}` must not be negative; got {str(value)[:20]}", param=name)
+    return value or None
 
 
 def listed(inputs: str | list[str | int | list[int]], settings: Settings, name: str = "inputs") -> Listed:
@@ -38,11 +82,11 @@ def characters(inputs: Listed) -> int:
     return sum(map(len, inputs))
 
 
-def side(direction: str) -> str:
-    """ "left" or "right" of truncation_direction, which some clients capitalise."""
-    if direction.lower() not in ("left", "right"):
-        raise validation(f"`truncation_direction` must be left or right; got {direction[:20]!r}")
-    return direction.lower()
+def side(name: str, given: str) -> str:
+    """ "left" or "right"; some clients capitalise it."""
+    if given.lower() not in ("left", "right"):
+        raise validation(f"`{name}` must be left or right; got {given[:20]!r}", param=name)
+    return given.lower()
 
 
 def check_dimensions(dimensions: int | None, model: ServedModel) -> int | None:

@@ -79,10 +79,14 @@ def _operation(method: str, path: str, route: Route, described: dict[str, Any]) 
     if route.gives is not None:
         answer["content"] = {"application/json": {"schema": described[repr(route.gives)]}}
     found: dict[str, Any] = {
-        "operationId": method.lower() + re.sub(r"\W+", "_", path.rstrip("/") or "/any"),
+        "operationId": method.lower() + re.sub(r"\W+", "_", path.rstrip("/}") or "/any"),
         "summary": route.words,
         "responses": {"200": answer},
     }
+    if names := re.findall(r"\{(\w+)\}", path):
+        found["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
     if route.takes is None:
         return found
     found["requestBody"] = {

@@ -33,7 +33,8 @@ async def token_classify(app: App, request: Request) -> Response:
     if how.stride is not None:
         raise validation("`stride` is not supported: texts that are too long are truncated")
     ignored = ["O"] if how.ignore_labels is None else how.ignore_labels
-    encoder, where, truncate = model.encoder(), side(asked.truncation_direction), model.truncates(asked.truncate)
+    encoder, truncate = model.encoder(), model.truncates(asked.truncate)
+    where = side("truncation_direction", asked.truncation_direction)
     size = sum(map(len, texts))
     done = await model.compute(
         request, Kind.TOKEN_LOGITS, size, lambda: encoder.encode_with_places(texts, truncate, where)
@@ -64,7 +65,7 @@ async def fill_mask(app: App, request: Request) -> Response:
     if not 1 <= how.top_k <= BEST:
         raise validation(f"`top_k` must be from 1 to {BEST}; got {str(how.top_k)[:20]}")
     targets = None if how.targets is None else _targets(how.targets, encoder.whole, about)
-    where, truncate = side(asked.truncation_direction), model.truncates(asked.truncate)
+    where, truncate = side("truncation_direction", asked.truncation_direction), model.truncates(asked.truncate)
 
     def encode() -> Encoded:
         encoded = encoder.encode(texts, "", truncate, where)

@@ -15,11 +15,11 @@ from ftbert.server.activations import ACTIVATIONS, probabilities
 from ftbert.server.answers import answered, count_request, json
 from ftbert.server.app import App
 from ftbert.server.errors import ApiError, validation
-from ftbert.server.inputs import check_count, side
+from ftbert.server.inputs import Reading, check_count, limited_reading, own_limit, reading
 from ftbert.server.json_keys import fields_of
 from ftbert.server.messages import Request, Response
 from ftbert.server.pipeline_routes import token_classify
-from ftbert.server.schemas import Classify, Cut, JinaRerank, Predict, Score, TeiRerank, decode
+from ftbert.server.schemas import Classify, JinaRerank, PairLimits, Predict, Score, TeiRerank, decode
 from ftbert.server.served_model import Computed, ServedModel
 from ftbert.server.text_encoder import Encoded
 from ftbert.server.work import Kind
@@ -39,7 +39,7 @@ async def predict(app: App, request: Request) -> Response:
     check_count(len(sequences), app.settings)
     count_request(app, len(sequences), "predict")
     model.expect("classifier", "reranker")
-    done = await logits(request, model, sequences, asked)
+    done = await logits(request, model, sequences, reading(asked, model))
     scores = done.rows if asked.raw_scores else probabilities(done.rows)
     found = [
         [{"score": float(row[i]), "label": model.about.labels[i]} for i in _best_first(raw)]
@@ -56,7 +56,8 @@ async def rerank(app: App, request: Request) -> Response:
     asked = decode(request.body, TeiRerank)
     if not asked.texts:
         raise ApiError("Empty", "`texts` cannot be empty")
-    model, done = await _ranked(app, request, asked.query, asked.texts, asked, asked.model)
+    model = _ranker(app, request, asked.model, len(asked.texts))
+    done = await logits(request, model, [(asked.query, text) for text in asked.texts], reading(asked, model))
     scores = done.rows[:, 0] if asked.raw_scores else probabilities(done.rows)[:, 0]
     found: list[dict[str, Any]] = []
     for index in _best_first(done.rows[:, 0]):
@@ -73,10 +74,9 @@ async def rerank_documents(app: App, request: Request) -> Response:
         raise ApiError("Empty", "`documents` cannot be empty", param="documents")
     if asked.top_n is not None and asked.top_n < 1:
         raise validation(f"`top_n` must be at least 1; got {str(asked.top_n)[:20]}", param="top_n")
-    if asked.max_tokens_per_doc:
-        raise validation("`max_tokens_per_doc` is not supported", param="max_tokens_per_doc")
-    model, done = await _ranked(app, request, asked.query, texts, Cut(), asked.model)
-    scores = _activated(model, done)[:, 0]
+    model = _ranker(app, request, asked.model, len(texts))
+    done = await _limited_logits(request, model, [(asked.query, text) for text in texts], asked)
+    scores = _activated(model, done, asked.use_activation)[:, 0]
     results: list[dict[str, Any]] = []
     for index in _best_first(done.rows[:, 0])[: asked.top_n]:
         results.append({"index": index, "relevance_score": float(scores[index])})
@@ -100,7 +100,7 @@ async def classify(app: App, request: Request) -> Response:
     check_count(len(inputs), app.settings)
     count_request(app, len(inputs), "predict")
     model.expect("classifier", "reranker")
-    done = await logits(request, model, inputs, Cut())
+    done = await logits(request, model, inputs, limited_reading(asked, model))
     rows, best = _activated(model, done, asked.use_activation), done.rows.argmax(axis=1).tolist()
     labels = model.about.labels
     data = [
@@ -131,7 +131,7 @@ async def score(app: App, request: Request) -> Response:
     check_count(len(right), app.settings)
     count_request(app, len(right), "predict")
     model.expect("reranker")
-    done = await logits(request, model, list(zip(left, right, strict=True)), Cut())
+    done = await _limited_logits(request, model, list(zip(left, right, strict=True)), asked)
     scores = _activated(model, done, asked.use_activation)[:, 0]
     tokens = done.encoded.tokens
     body = {
@@ -142,25 +142,39 @@ async def score(app: App, request: Request) -> Response:
     return answered(app, request, model.about, done, json(body), "predict")
 
 
-async def logits(request: Request, model: ServedModel, sequences: Sequences, cut: Cut) -> Computed:
-    """rows: float32 [sequences, labels]."""
-    where, truncate = side(cut.truncation_direction), model.truncates(cut.truncate)
-    prompt = model.prompt(cut.prompt_name)
+async def logits(
+    request: Request, model: ServedModel, sequences: Sequences, how: Reading,
+    limits: tuple[int | None, int | None] = (None, None),
+) -> Computed:  # fmt: skip
+    """rows: float32 [sequences, labels]. limits: of pairs, see TextEncoder.encode_pairs."""
     encoder = model.encoder()
 
     def encode() -> Encoded:
         pairs = [one for one in sequences if isinstance(one, tuple)]
         if pairs and len(pairs) == len(sequences):
-            return encoder.encode_pairs(pairs, truncate, where)
+            return encoder.encode_pairs(
+                pairs, how.truncate, how.side, prompt=how.prompt, most=how.most, limits=limits
+            )
         if pairs:
             raise validation("`inputs` must be all texts or all pairs")
-        return encoder.encode([one for one in sequences if isinstance(one, str)], prompt, truncate, where)
+        texts = [one for one in sequences if isinstance(one, str)]
+        return encoder.encode(texts, how.prompt, how.truncate, how.side, how.most)
 
     size = sum(len(one) if isinstance(one, str) else len(one[0]) + len(one[1]) for one in sequences)
     return await model.compute(request, Kind.LOGITS, size, encode)
 
 
-def _activated(model: ServedModel, done: Computed, wanted: bool | None = None) -> NDArray[np.float32]:
+async def _limited_logits(
+    request: Request, model: ServedModel, pairs: list[tuple[str, str]], asked: PairLimits
+) -> Computed:
+    limits = (
+        own_limit("max_tokens_per_query", asked.max_tokens_per_query),
+        own_limit("max_tokens_per_doc", asked.max_tokens_per_doc),
+    )
+    return await logits(request, model, list(pairs), limited_reading(asked, model, pairs=True), limits)
+
+
+def _activated(model: ServedModel, done: Computed, wanted: bool | None) -> NDArray[np.float32]:
     """float32 [sequences, labels]: the scores by the folder's activation, or the logits where it is not wanted."""
     return done.rows if wanted is False else ACTIVATIONS[model.about.activation](done.rows)
 
@@ -170,14 +184,13 @@ def _best_first(logits: NDArray[np.float32]) -> list[int]:
     return np.argsort(-logits, kind="stable").tolist()  # type: ignore[no-any-return]
 
 
-async def _ranked(
-    app: App, request: Request, query: str, texts: list[str], cut: Cut, name: str | None
-) -> tuple[ServedModel, Computed]:
+def _ranker(app: App, request: Request, name: str | None, texts: int) -> ServedModel:
+    """The model that ranks so many texts, counted."""
     model = app.model(name, "reranker")
-    check_count(len(texts), app.settings)
-    count_request(app, len(texts), "predict")
+    check_count(texts, app.settings)
+    count_request(app, texts, "predict")
     model.expect("reranker")
-    return model, await logits(request, model, [(query, text) for text in texts], cut)
+    return model
 
 
 def _sequences(inputs: str | list[str | list[str]]) -> tuple[bool, Sequences]:

@@ -76,10 +76,18 @@ def all_routes() -> Routes:
         ("POST", "/decode"): Route(
             token_routes.decode_ids, counted=False, takes=schemas.Decode, gives=list[str], words="TEI: ids to texts"
         ),
+        ("POST", "/detokenize"): Route(
+            token_routes.detokenize, openai=True, counted=False, takes=schemas.Detokenize, gives=gives.Detokenized,
+            words="vLLM: ids to a text",
+        ),
         ("POST", "/"): Route(info_routes.by_model),
         ("POST", "/invocations"): Route(info_routes.by_model),
         ("GET", "/v1/models"): Route(
             openai_routes.models, openai=True, counted=False, gives=gives.ModelCards, words="OpenAI: the models"
+        ),
+        ("GET", "/v1/models/{id}"): Route(
+            openai_routes.one_model, openai=True, counted=False, gives=gives.ModelCard,
+            words="OpenAI: one of the models",
         ),
         ("GET", "/models"): Route(openai_routes.models, openai=True, counted=False),
         ("GET", "/info"): Route(

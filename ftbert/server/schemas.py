@@ -1,7 +1,9 @@
-"""Bodies of requests. Unknown fields are ignored, as TEI and OpenAI do."""
+"""Bodies of requests. Unknown fields are ignored, as TEI and OpenAI do, but for those of ONLY, which would change the
+answer."""
 
 from __future__ import annotations
 
+import json
 from typing import Any, TypeVar
 
 import msgspec
@@ -27,18 +29,28 @@ class Embed(Cut, kw_only=True):
     dimensions: int | None = None
 
 
-class OpenAIEmbed(msgspec.Struct):
-    input: Inputs
+class TokenLimits(msgspec.Struct, kw_only=True):
+    """vLLM's. truncate_prompt_tokens: most tokens with the special ones, -1: the model's maximum. truncation_side: null
+    is the tokenizer's own."""
+
     model: str | None = None
-    user: str | None = None
-    encoding_format: str = "float"
-    dimensions: int | None = None
-    truncate: bool | None = None
     truncate_prompt_tokens: int | None = None
-    truncation_side: str = "right"
-    embed_dtype: str = "float32"
-    endianness: str = "native"
-    add_special_tokens: bool = True
+    truncation_side: str | None = None
+
+
+class OpenAIEmbed(TokenLimits, kw_only=True):
+    """truncate: true or false as TEI, NONE, START or END as Cohere and NVIDIA. prompt_name, input_type, task: see
+    openai_routes. use_activation: false leaves the length of vectors as it is."""
+
+    input: Inputs
+    user: str | None = None
+    encoding_format: str | None = "float"
+    dimensions: int | None = None
+    truncate: bool | str | None = None
+    prompt_name: str | None = None
+    input_type: str | None = None
+    task: str | None = None
+    use_activation: bool | None = None
 
 
 class Sentences(msgspec.Struct):
@@ -103,13 +115,19 @@ class Document(msgspec.Struct):
     text: str
 
 
-class JinaRerank(msgspec.Struct):
+class PairLimits(TokenLimits, kw_only=True):
+    """max_tokens_per_query, max_tokens_per_doc: of their own tokens, before they are paired; 0: all."""
+
+    max_tokens_per_query: int | None = None
+    max_tokens_per_doc: int | None = None
+    use_activation: bool | None = None
+
+
+class JinaRerank(PairLimits, kw_only=True):
     query: str
     documents: list[str | Document]
-    model: str | None = None
     top_n: int | None = None
     return_documents: bool | None = None
-    max_tokens_per_doc: int | None = None
 
 
 class Tokenize(msgspec.Struct):
@@ -132,14 +150,17 @@ class Decode(msgspec.Struct):
     model: str | None = None
 
 
-class Classify(msgspec.Struct):
-    input: str | list[str]
+class Detokenize(msgspec.Struct):
+    tokens: list[int]
     model: str | None = None
+
+
+class Classify(TokenLimits, kw_only=True):
+    input: str | list[str]
     use_activation: bool | None = None
 
 
-class Score(msgspec.Struct):
-    model: str | None = None
+class Score(PairLimits, kw_only=True):
     queries: str | list[str] | None = None
     documents: str | list[str] | None = None
     items: str | list[str] | None = None
@@ -147,15 +168,35 @@ class Score(msgspec.Struct):
     data_2: str | list[str] | None = None
     text_1: str | list[str] | None = None
     text_2: str | list[str] | None = None
+
+
+class Pooling(TokenLimits, kw_only=True):
+    input: Inputs
+    task: str | None = None
+    encoding_format: str | None = "float"
+    dimensions: int | None = None
     use_activation: bool | None = None
 
 
-class Pooling(msgspec.Struct):
-    input: Inputs
-    model: str | None = None
-    task: str | None = None
-    encoding_format: str = "float"
-
+# Fields of vLLM, Jina, Cohere, Voyage and NVIDIA that change an answer and are not computed: null and these values mean
+# nothing else than what is done anyway; any other is refused. `()`: no value is.
+_NOT_HERE: dict[str, tuple[Any, ...]] = {"prompt": (), "instruction": (), "chat_template": ()}
+_WRITTEN: dict[str, tuple[Any, ...]] = {
+    "add_special_tokens": (True,), "embed_dtype": ("float32",), "endianness": ("native", "little"),
+    "embedding_type": ("float",), "encoding_type": ("float",), "output_dtype": ("float",), "output_dimension": (),
+    "normalize": (True,), "normalized": (True,), "late_chunking": (False,), "return_multivector": (False,),
+    "truncation": (True,), "modality": ("text",), **_NOT_HERE,
+}  # fmt: skip
+ONLY: dict[Any, dict[str, tuple[Any, ...]]] = {
+    OpenAIEmbed: _WRITTEN,
+    Pooling: {**_WRITTEN, "prompt_name": (), "input_type": ()},
+    Classify: {"add_special_tokens": (True,), "activation": (True,), "softmax": (True,), "labels": (), **_NOT_HERE},
+    Score: _NOT_HERE,
+    JinaRerank: {
+        "rank_fields": (["text"],), "max_chunks_per_doc": (), "top_k": (), "truncation": (True,),
+        "return_embeddings": (False,), "raw_scores": (False,), **_NOT_HERE,
+    },
+}  # fmt: skip
 
 T = TypeVar("T")
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
@@ -169,7 +210,7 @@ def decode(body: bytes | bytearray, schema: type[T]) -> T:
     if decoder is None:
         decoder = _decoders[schema] = msgspec.json.Decoder(schema)
     try:
-        return decoder.decode(body)  # type: ignore[no-any-return]
+        found = _decoded(decoder, body)
     except msgspec.ValidationError as error:
         raise validation(_short(error)) from None
     except msgspec.DecodeError as error:
@@ -178,6 +219,45 @@ def decode(body: bytes | bytearray, schema: type[T]) -> T:
         raise ApiError("Validation", "the body is not valid UTF-8", status=400) from None
     except RecursionError:
         raise ApiError("Validation", "the body is nested too deeply", status=400) from None
+    _expect_only(body, ONLY.get(schema, {}))
+    return found  # type: ignore[no-any-return]
+
+
+def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes | bytearray) -> Any:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        if not any(word in str(error) for word in ("`float`", "`null`")):
+            raise
+        try:
+            return decoder.decode(_plain(body))
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+            raise error from None
+
+
+def _plain(body: bytes | bytearray) -> bytes:
+    """The object of `body` with integers where it has 1.0, and without the fields that are null: some clients write a
+    default as null. Raises several for what is no such object."""
+
+    def number(text: str) -> int | float:
+        value = float(text)
+        return int(value) if value.is_integer() and abs(value) < 1 << 53 else value
+
+    def constant(text: str) -> None:
+        raise ValueError(text)
+
+    given = json.loads(body, parse_float=number, parse_constant=constant)
+    return msgspec.json.encode({key: value for key, value in given.items() if value is not None})
+
+
+def _expect_only(body: bytes | bytearray, known: dict[str, tuple[Any, ...]]) -> None:
+    """ApiError 422 for a field among `known` with another value than it allows."""
+    if not any(b'"%s"' % name.encode() in body for name in known):
+        return
+    for name, value in msgspec.json.decode(body, type=dict[str, Any]).items():
+        if value is not None and name in known and value not in known[name]:
+            only = " or ".join(msgspec.json.encode(one).decode() for one in known[name])
+            raise validation(f"`{name}` is not supported{f', but as {only}' if only else ''}", param=name)
 
 
 def _short(error: Exception) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ftbert.server.description import Description
 from ftbert.server.errors import ApiError, validation
-from ftbert.text import FastTokenizer, Tokens, tokens_of
+from ftbert.text import FastTokenizer, LimitedPairs, Tokens, tokens_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,7 +41,7 @@ class Encoded:
 
 class TextEncoder:
     """Thread-safe; calls release the GIL while they tokenise. whole: a `tokenizers.Tokenizer` that never truncates.
-    inline: characters of single texts that are not worth a thread."""
+    inline: characters of single texts that are not worth a thread. special_of_pairs: tokens added to two texts."""
 
     def __init__(self, description: Description) -> None:
         from tokenizers import Tokenizer
@@ -49,26 +50,52 @@ class TextEncoder:
         self.whole: Any = Tokenizer.from_str(description.tokenizer)
         self.whole.encode_special_tokens = description.encode_special_tokens
         self._fast = FastTokenizer(self.whole, description.token_types > 1)
+        self._limited = LimitedPairs(self.whole, self._fast.cutter, description.token_types > 1)
+        self.special_of_pairs = self._limited.special
         self.inline = INLINE_CHARACTERS if self._fast.wordpiece is None else _INLINE_CHARACTERS_WORDPIECE
         self._skips: dict[str, int] = {}
 
-    def encode(self, inputs: Sequence[str | list[int]], prompt: str, truncate: bool, side: str) -> Encoded:
-        """`prompt` stands before texts, not before ids, which are taken as they are. ApiError 422: too long and not to
-        be truncated, or an id outside the vocabulary."""
+    def encode(
+        self, inputs: Sequence[str | list[int]], prompt: str, truncate: bool, side: str, most: int | None = None
+    ) -> Encoded:
+        """`prompt` stands before texts, not before ids, which are taken as they are. most: tokens of a text with the
+        special ones; None: the model's. ApiError 422: too long and not to be truncated, or an id outside the
+        vocabulary."""
+        most = most or self.about.max_length
         texts = [prompt + one for one in inputs if isinstance(one, str)]
-        found = self._tokens(texts, truncate, side)
+        found = self._tokens(texts, truncate, side, most)
         if len(texts) < len(inputs):
             rows = iter(found.rows())
-            found = _joined([next(rows) if isinstance(x, str) else self._given(x, truncate, side) for x in inputs])
+            found = _joined(
+                [next(rows) if isinstance(x, str) else self._given(x, truncate, side, most) for x in inputs]
+            )
         encoded = Encoded(found.ids.astype(np.int32), found.starts, sum(map(len, texts)))
         if prompt and not self.about.include_prompt:
             skip = self._prompt_tokens(prompt)
             encoded.skip = np.array([skip if isinstance(one, str) else 0 for one in inputs], dtype=np.int32)
         return encoded
 
-    def encode_pairs(self, pairs: Sequence[tuple[str, str]], truncate: bool, side: str) -> Encoded:
-        """Two texts of one sequence each, the longer cut first."""
-        found = self._tokens(pairs, truncate, side)
+    def encode_pairs(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        truncate: bool,
+        side: str,
+        *,
+        prompt: str = "",
+        most: int | None = None,
+        limits: tuple[int | None, int | None] = (None, None),
+    ) -> Encoded:
+        """Two texts of one sequence each, the longer cut first. `prompt` stands before the first one. most: as of
+        `encode`. limits: most tokens of its own that the first and the second text keep before they are paired, None:
+        all."""
+        tokens = None
+        if limits != (None, None):
+            first, second = limits
+            if first is not None and prompt:  # which is no part of the query
+                first += len(self.whole.encode(prompt, add_special_tokens=False).ids)
+            tokens = partial(self._limited.tokens, limits=(first, second))
+        pairs = [(prompt + a, b) for a, b in pairs] if prompt else pairs
+        found = self._tokens(pairs, truncate, side, most or self.about.max_length, tokens)
         types = None if found.types is None else found.types.astype(np.uint8)
         return Encoded(found.ids.astype(np.int32), found.starts, sum(len(a) + len(b) for a, b in pairs), types=types)
 
@@ -81,20 +108,23 @@ class TextEncoder:
             raise ApiError("Tokenizer", f"Tokenization error: {type(error).__name__}") from None
         found = tokens_of([one.ids for one in made])
         if not truncate and found.lengths.max(initial=0) > most:
-            raise self._too_long("more")
+            raise _too_long("more", most)
         return Encoded(found.ids.astype(np.int32), found.starts, sum(map(len, texts)), encodings=made)
 
-    def _tokens(self, texts: Sequence[Any], truncate: bool, side: str) -> Tokens:
-        most = self.about.max_length
+    def _tokens(
+        self, texts: Sequence[Any], truncate: bool, side: str, most: int,
+        tokens: Callable[[Sequence[Any], int, str], Tokens] | None = None,
+    ) -> Tokens:  # fmt: skip
+        """By `tokens`, None: the tokenizer's own way."""
         try:
-            found = self._fast.tokens(texts, most if truncate else most + 1, side)
+            found = (tokens or self._fast.tokens)(texts, most if truncate else most + 1, side)
         except Exception as error:  # noqa: BLE001 - tokenizers raises nothing more precise
             raise ApiError("Tokenizer", f"Tokenization error: {type(error).__name__}") from None
         if not truncate and found.lengths.max(initial=0) > most:
-            raise self._too_long("more")
+            raise _too_long("more", most)
         return found
 
-    def _given(self, ids: list[int], truncate: bool, side: str) -> NDArray[np.int64]:
+    def _given(self, ids: list[int], truncate: bool, side: str, most: int) -> NDArray[np.int64]:
         if not ids:
             raise validation("`inputs` cannot be empty")
         if min(ids) < 0 or max(ids) >= self.about.vocab:
@@ -104,20 +134,20 @@ class TextEncoder:
                 "of this model's tokenizer; with langchain-openai set check_embedding_ctx_length=False to send text",
                 param="input",
             )
-        most = self.about.max_length
         if len(ids) > most and not truncate:
-            raise self._too_long(str(len(ids)))
+            raise _too_long(str(len(ids)), most)
         return np.array(ids[-most:] if side == "left" else ids[:most], dtype=np.int64)
-
-    def _too_long(self, given: str) -> ApiError:
-        return validation(f"`inputs` must have less than {self.about.max_length + 1} tokens. Given: {given}")
 
     def _prompt_tokens(self, prompt: str) -> int:
         if (known := self._skips.get(prompt)) is None:
-            ids = self._tokens([prompt], True, "right").ids
+            ids = self._tokens([prompt], True, "right", self.about.max_length).ids
             known = len(ids) - (len(ids) > 0 and int(ids[-1]) in self.about.special_ids)
             self._skips[prompt] = known
         return known
+
+
+def _too_long(given: str, most: int) -> ApiError:
+    return validation(f"`inputs` must have less than {most + 1} tokens. Given: {given}")
 
 
 def _joined(rows: list[NDArray[np.int64]]) -> Tokens:

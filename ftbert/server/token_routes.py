@@ -1,4 +1,4 @@
-"""/tokenize and /decode as TEI has them; /tokenize with `prompt` as vLLM has it."""
+"""/tokenize and /decode as TEI has them; /tokenize with `prompt` and /detokenize as vLLM has them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ftbert.server.errors import ApiError, validation
 from ftbert.server.inputs import check_count
 from ftbert.server.json_keys import fields_of
 from ftbert.server.messages import Request, Response
-from ftbert.server.schemas import Decode, Tokenize, TokenizePrompt, decode
+from ftbert.server.schemas import Decode, Detokenize, Tokenize, TokenizePrompt, decode
 from ftbert.server.served_model import ServedModel
 
 
@@ -74,6 +74,17 @@ async def decode_ids(app: App, request: Request) -> Response:
         return json(model.encoder().whole.decode_batch(rows, skip_special_tokens=asked.skip_special_tokens))
 
     return Response(await model.in_thread(sum(map(len, rows)), run))
+
+
+async def detokenize(app: App, request: Request) -> Response:
+    asked = decode(request.body, Detokenize)
+    model = app.model(asked.model)
+    _check_ids([asked.tokens], model)
+
+    def run() -> bytes:
+        return json({"prompt": model.encoder().whole.decode(asked.tokens, skip_special_tokens=False)})
+
+    return Response(await model.in_thread(len(asked.tokens), run))
 
 
 def _check_ids(rows: list[list[int]], model: ServedModel) -> None:

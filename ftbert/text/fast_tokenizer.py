@@ -64,7 +64,7 @@ class FastTokenizer:
         fast, given = self._truncating(length, side), list(texts)
         if self.cutter is not None and side == "right":  # cut on the left, offsets would be of what is left
             given = [self._part(text, CHARACTERS * length, side) for text in texts]
-        found = [encoding for part in _calls(given) for encoding in fast.encode_batch(part)]
+        found = [encoding for part in calls(given) for encoding in fast.encode_batch(part)]
         for place, text in enumerate(texts):
             while len(given[place]) < len(text) and len(found[place]) < length:
                 given[place] = self._part(text, 2 * len(given[place]), side)
