@@ -48,7 +48,7 @@ def check_same(got: Any, expected: Any, mask: torch.Tensor | None, atol: float =
     assert type(got) is type(expected)
     if isinstance(expected, torch.Tensor):
         assert got.dtype == expected.dtype and got.device == expected.device
-        kept = (slice(None),) if mask is None or got.shape[: mask.dim()] != mask.shape else mask.bool()
+        kept: Any = ... if mask is None or got.shape[: mask.dim()] != mask.shape else mask.bool()
         assert_close(got[kept], expected[kept], atol=atol)
     elif isinstance(expected, tuple):
         assert len(got) == len(expected)
@@ -176,22 +176,6 @@ def test_padding_on_the_left(family: str, task: str) -> None:
         expected.pooler_output = got.pooler_output
         assert "first kept token" in str(said[0].message)
     check_same(got, expected, mask)
-
-
-def test_what_traces_says_undo() -> None:
-    torch.compiler.reset()  # graphs of other tests
-    model = ftbert.optimize(make("bert", "token_classification"))
-    inputs = some_inputs(model)
-    for traced in (
-        lambda: torch.jit.trace(model, example_kwarg_inputs=inputs, strict=False),
-        lambda: torch.export.export(model, (), inputs),
-        lambda: run(torch.compile(model, fullgraph=True, backend="eager"), **inputs),
-    ):
-        with pytest.raises(Exception, match=r"call ftbert.undo\(model\) first"):
-            traced()
-    expected = run(model, **inputs)
-    check_same(run(torch.compile(model, backend="eager"), **inputs), expected, None, atol=0)
-    torch.export.export(ftbert.undo(model), (), inputs)
 
 
 def test_training_is_refused_and_gradients_stop() -> None:
@@ -426,7 +410,7 @@ def test_what_the_host_must_read_while_the_caller_records(name: str, monkeypatch
     want = run(model, **inputs)
     ftbert.optimize(model)
     monkeypatch.setattr("ftbert.optimization.patched_forward._is_recording", lambda ids: True)
-    with pytest.warns(UserWarning, match="attention_mask or position_ids while a CUDA graph is recorded"):
+    with pytest.warns(UserWarning, match="while a CUDA graph is recorded"):
         assert torch.equal(run(model, **inputs).last_hidden_state, want.last_hidden_state)
     run(model, input_ids=ids)
     assert list(fallbacks(model).values()) == [1]

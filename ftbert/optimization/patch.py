@@ -35,13 +35,20 @@ def optimize(
     are detached from it, also in grad mode; training mode raises RuntimeError). With padding in column 0 the
     pooler_output of a bare encoder is that of each row's first kept token, with a warning the first time.
 
+    Texts in one row, [1, tokens], are computed without padding: cu_seq_lens_q, cu_seq_lens_k, max_length_q and
+    max_length_k (int), position_ids that start anew in each text, and no mask, as sentence-transformers gives them to
+    flash attention (`unpad_inputs`). They are kept apart whatever attention the model was loaded with; where
+    transformers would not, a warning says so the first time. Offsets and positions are compared with the ids before
+    they are used; on a GPU the call waits for them once, as it does for a mask.
+
     Calls that ask for what ftbert does not compute run the original forward, with a warning the first time:
     output_attentions, inputs_embeds, masks that are not [batch, seq], padding in column 0 where a head or another
-    module may read it, position_ids other than the default, anything of decoders. So do all calls while a module
-    inside the encoder has forward hooks, and those with attention_mask or position_ids while the caller records a CUDA
-    graph (warm up `encoder.forward.original` for them). The counts are in `encoder.forward.fallbacks`. torch.jit.trace,
-    torch.export and torch.compile(fullgraph=True) raise an error that says to call `undo` first; torch.compile without
-    it breaks its graph around the encoder.
+    module may read it, position_ids other than the default, offsets that do not fit, anything of decoders. So do all
+    calls while a module inside the encoder has forward hooks, under a transform of torch.func, with meta or fake
+    tensors, and those with a mask, positions or offsets while the caller records a CUDA graph (warm up
+    `encoder.forward.original` for them). The counts are in `encoder.forward.fallbacks`. torch.jit.trace, torch.export,
+    torch.onnx.export and torch.compile(fullgraph=True) raise an error that says to call `undo` first; torch.compile
+    without it breaks its graph around the encoder. Replicas of torch.nn.DataParallel on other GPUs raise it likewise.
 
     Weights may be changed, moved or cast afterwards: the next call builds the encoder again (writes through
     `parameter.data` are not noticed), or runs the original where ftbert does not compute them (float64, say). Memory:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 
 from ftbert._library import load_library
 from ftbert.checkpoint import EncoderConfig
@@ -20,16 +21,18 @@ from ftbert.devices import check_device, check_dtype
 from ftbert.dtypes import parse_dtype
 from ftbert.forked import note_fork
 from ftbert.live_check import Differs, check_equal, is_exact, sample_ids
+from ftbert.optimization.call_arguments import (
+    CallArguments,
+    host_reads,
+    read_packed,
+    starts_with_padding,
+    wants_hidden_states,
+    why_original,
+)
 from ftbert.optimization.live_weights import Watch, build_encoder
 
 load_library()  # before a fork, which it must see
 
-# What ftbert computes. Any other argument that asks for something goes to the original forward.
-_COMPUTED = {"input_ids", "attention_mask", "token_type_ids", "position_ids", "output_hidden_states", "return_dict"}
-# Means something to decoders only, and those are refused.
-_IGNORED = {"use_cache"}
-# Read by transformers wherever a forward takes any keyword, beside what signatures say.
-_READ = {"return_dict", "output_cross_attentions", "output_mask_decoder_attentions", "kernel_options", "debug_io"}
 _UNTRACEABLE = (
     "ftbert.optimize looks at each call's mask and at the weights before it computes, which cannot be traced; call "
     "ftbert.undo(model) first, or trace the module of ftbert.load(model)"
@@ -49,6 +52,7 @@ class _Built:
     encoder: Any
     config: EncoderConfig
     watch: Watch
+    device: torch.device
     out_dtype: torch.dtype
     output: type[Any]  # the dataclass that the original returns
     gaps: bool  # return_dict=False keeps None in the tuple (models of the older style)
@@ -68,15 +72,20 @@ class PatchedForward:
         self.settings = settings
         self.first_column = first_column
         self.fallbacks: dict[str, int] = {}
-        self._warned = False  # of the pooler
+        self._warned: set[str] = set()
         self._lock = threading.Lock()
         self._built: _Built | None = None
         self.__signature__ = inspect.signature(types.MethodType(type(encoder).forward, encoder))
-        self._read = _names_read(self.__signature__)
+        self.__code__ = type(encoder).forward.__code__  # read by torch.export, which calls then and is told more
+        self._arguments = CallArguments(self.__signature__)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # A frame of its own, which torch.compile can look into: with fullgraph=True it finds the reason there.
+        return self._call(args, kwargs)
 
     @torch.compiler.disable(reason=_UNTRACEABLE)  # type: ignore[untyped-decorator]
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch._C._get_tracing_state() is not None or torch.compiler.is_exporting():
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if _is_traced():
             raise RuntimeError(_UNTRACEABLE)
         note_fork()
         module = self._owner()
@@ -85,12 +94,10 @@ class PatchedForward:
                 "this model was optimized by ftbert for inference, and is in training mode; call model.eval(), "
                 "or ftbert.undo(model) to train it"
             )
-        asked = self.__signature__.bind(*args, **kwargs).arguments
-        asked.update({name: value for name, value in asked.pop("kwargs", {}).items() if name in self._read})
-        looked_at = [asked.get(name) for name in ("attention_mask", "position_ids")]
-        if any(isinstance(one, Tensor) for one in looked_at) and _is_recording(asked.get("input_ids")):
-            # What stands in them decides what is launched, and the host cannot read it then.
-            return self._fall_back("attention_mask or position_ids while a CUDA graph is recorded", args, kwargs)
+        asked = self._arguments.bind(args, kwargs)
+        reason = _why_not_looked_at(asked)
+        if reason is not None:
+            return self._fall_back(reason, args, kwargs)
         try:
             built = self.built()
         except (ValueError, Differs) as error:  # changed since into something that ftbert does not compute
@@ -101,17 +108,36 @@ class PatchedForward:
             # and ftbert then does not wait for the device a second time.
             asked["attention_mask"] = mask = (mask != 0).cpu()
         hooked = "forward hooks on modules inside" if built.watch.hooked() else None
-        reason = hooked or _why_original(asked, module.config, built.config, self.first_column)
+        reason = hooked or why_original(asked, module.config, built.config, self.first_column)
         if reason is not None:
             return self._fall_back(reason, args, kwargs)
-        if self.first_column == "pooled" and _starts_with_padding(asked["input_ids"], mask) and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"ftbert: padding in column 0: the pooler_output of {type(module).__name__} is of each row's first "
-                "kept token, where transformers takes the padding's",
-                stacklevel=3,
+        if asked["input_ids"].device != built.device:
+            raise RuntimeError(
+                f"input_ids: expected them on {built.device}, where the encoder is, got {asked['input_ids'].device}. "
+                "torch.nn.DataParallel cannot copy an encoder of ftbert to other GPUs: call ftbert.undo(model) first, "
+                "or run one process for each GPU"
             )
+        self._say_what_differs(asked)
         return _forward(built, module, asked)
+
+    def _say_what_differs(self, asked: dict[str, Any]) -> None:
+        module = self._owner()
+        if self.first_column == "pooled" and starts_with_padding(asked["input_ids"], asked.get("attention_mask")):
+            self._warn_once(
+                f"padding in column 0: the pooler_output of {type(module).__name__} is of each row's first "
+                "kept token, where transformers takes the padding's"
+            )
+        attention = str(getattr(module.config, "_attn_implementation", None))
+        if "flash" not in attention and read_packed(asked):
+            self._warn_once(
+                f"cu_seq_lens_q: the texts in input_ids are kept apart; with its {attention!r} attention "
+                f"{type(module).__name__} of transformers lets them read each other"
+            )
+
+    def _warn_once(self, words: str) -> None:
+        if words not in self._warned:
+            self._warned.add(words)
+            warnings.warn(f"ftbert: {words}", stacklevel=6)
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
         """The forward of transformers."""
@@ -142,7 +168,7 @@ class PatchedForward:
     def _fall_back(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if reason not in self.fallbacks:
             name = type(self._owner()).__name__
-            warnings.warn(f"ftbert: {reason}: {name} of transformers computes such calls", stacklevel=4)
+            warnings.warn(f"ftbert: {reason}: {name} of transformers computes such calls", stacklevel=5)
         self.fallbacks[reason] = self.fallbacks.get(reason, 0) + 1
         return self.original(*args, **kwargs)
 
@@ -155,22 +181,29 @@ class PatchedForward:
         return PatchedForward, (self._owner(), self.settings, self.first_column)
 
 
-def _names_read(signature: inspect.Signature) -> set[str]:
-    """The keywords that mean something to transformers; a forward with **kwargs ignores all others."""
-    from transformers import AttentionInterface, utils
+def _is_traced() -> bool:
+    """Whether torch.jit, torch.export or make_fx records what is computed."""
+    recording = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+    return recording or torch._C._get_tracing_state() is not None or torch.compiler.is_exporting()
 
-    names = {*signature.parameters, *_COMPUTED, *_READ}
-    names |= set(getattr(getattr(utils, "TransformersKwargs", None), "__annotations__", {}))
-    for attention in AttentionInterface().values():
-        names |= set(inspect.signature(attention).parameters)
-    return names
+
+def _why_not_looked_at(asked: dict[str, Any]) -> str | None:
+    """Why ftbert may not look at weights and inputs in this call, or None."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "a transform of torch.func"
+    ids = asked.get("input_ids")
+    faked = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+    if faked or (isinstance(ids, Tensor) and (ids.is_meta or isinstance(ids, FakeTensor))):
+        return "tensors without data"
+    if host_reads(asked) and _is_recording(ids):
+        # What stands in them decides what is launched, and the host cannot read it then.
+        return "attention_mask, position_ids or offsets while a CUDA graph is recorded"
+    return None
 
 
 def _is_recording(ids: Any) -> bool:
-    """Whether the caller records the launches of this call. Not asked while torch.compile traces, which it cannot."""
-    if torch.compiler.is_compiling() or not isinstance(ids, Tensor):
-        return False
-    return ids.is_cuda and torch.cuda.is_current_stream_capturing()
+    """Whether the caller records the launches of this call."""
+    return isinstance(ids, Tensor) and ids.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _build(module: Any, settings: Settings) -> _Built:
@@ -193,7 +226,7 @@ def _build(module: Any, settings: Settings) -> _Built:
         ours = torch.ops.ftbert.forward_batch(encoder, ids, None, None, None, 0, ["tokens"])[0]
         exact = own == torch.float32 and is_exact(encoder)
         check_equal(ours, theirs.last_hidden_state, type(module).__name__, exact)
-    return _Built(encoder, config, watch, own, type(theirs), gaps)
+    return _Built(encoder, config, watch, device, own, type(theirs), gaps)
 
 
 def compute_dtype(asked: torch.dtype | None, own: torch.dtype, device: torch.device) -> torch.dtype:
@@ -206,64 +239,26 @@ def compute_dtype(asked: torch.dtype | None, own: torch.dtype, device: torch.dev
     return wanted
 
 
-def _why_original(asked: dict[str, Any], theirs: Any, ours: EncoderConfig, first_column: str) -> str | None:
-    """What in a call ftbert does not compute, or None. asked["attention_mask"]: if 2-D, bool on the CPU."""
-    for name, value in asked.items():
-        if name not in _COMPUTED and name not in _IGNORED and value is not None and value is not False:
-            return name
-    if not isinstance(asked.get("input_ids"), Tensor):
-        return "no input_ids"
-    if asked.get("output_attentions") is None and theirs.output_attentions:
-        return "output_attentions"
-    if getattr(theirs, "is_decoder", False) or getattr(theirs, "is_causal", False):
-        return "a decoder"
-    if not isinstance(asked.get("output_hidden_states", False), bool | None):
-        return "output_hidden_states of chosen layers"
-    ids, mask = asked["input_ids"], asked.get("attention_mask")
-    if mask is not None:
-        if not isinstance(mask, Tensor) or mask.dim() != 2:
-            return "an attention_mask that is not [batch, seq]"
-        # Most heads read column 0, whatever stands there. ftbert computes nothing at padding.
-        if first_column == "read" and _starts_with_padding(ids, mask):
-            return "padding in column 0 (pad on the right)"
-    positions = asked.get("position_ids")
-    if positions is not None and not _are_default(positions, ids, mask, ours):
-        return "position_ids other than the default"
-    return None
-
-
-def _starts_with_padding(ids: Tensor, mask: Tensor | None) -> bool:
-    return mask is not None and mask.shape == ids.shape and mask.shape[1] > 0 and not bool(mask[:, 0].all())
-
-
-def _are_default(positions: Tensor, ids: Tensor, mask: Tensor | None, config: EncoderConfig) -> bool:
-    if ids.dim() != 2 or positions.shape not in (ids.shape, (1, ids.shape[1])):
-        return False
-    if config.positions == "from_padding":
-        kept = (ids != config.padding_id).long()
-        default = kept.cumsum(1) * kept + config.padding_id
-    elif config.positions == "absolute":
-        default = torch.arange(ids.shape[1], device=ids.device)[None]
-    else:
-        return False
-    equal = positions.to(ids.device) == default
-    return bool((equal | ~mask.to(ids.device)).all() if mask is not None and mask.shape == ids.shape else equal.all())
-
-
 def _forward(built: _Built, module: Any, asked: dict[str, Any]) -> Any:
-    inputs = (asked["input_ids"], asked.get("attention_mask"), asked.get("token_type_ids"))
+    ids, mask, kinds = asked["input_ids"], asked.get("attention_mask"), asked.get("token_type_ids")
     config = module.config
     fields: dict[str, Any] = {}
-    wanted = asked.get("output_hidden_states")
-    everything = config.output_hidden_states if wanted is None else wanted
+    everything = wants_hidden_states(asked, config)
     want = ["hidden_states" if everything else "tokens"]
-    made = torch.ops.ftbert.forward_batch(built.encoder, *inputs, None, 0, want)[0].to(built.out_dtype)
+    packed = read_packed(asked)
+    if packed is None:
+        made = torch.ops.ftbert.forward_batch(built.encoder, ids, mask, kinds, None, 0, want)[0]
+    else:
+        row = (ids[0], None, None if kinds is None else kinds[0])
+        cu_seqlens = packed.cu_seqlens.to(ids.device, torch.int32)
+        made = torch.ops.ftbert.forward_batch(built.encoder, *row, cu_seqlens, packed.max_seqlen, want)[0]
+        made = made.unsqueeze(-3)
+    made = made.to(built.out_dtype)
     if everything:
         fields["hidden_states"] = made.unbind(0)
     hidden = made[-1] if everything else made
-    mask = inputs[1]
     start = hidden
-    if mask is not None and _starts_with_padding(inputs[0], mask):  # only the pooler reads column 0 then
+    if mask is not None and starts_with_padding(ids, mask):  # only the pooler reads column 0 then
         first = mask.long().argmax(1).to(hidden.device)
         start = hidden[torch.arange(len(hidden), device=hidden.device), first][:, None]
     pooled = _pool(module, start)
