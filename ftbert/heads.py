@@ -90,9 +90,21 @@ class HeadedModule(EncoderModule):
         Logits are [batch, seq, outputs] for heads over tokens (0 at padding), else [batch, outputs]. Ids of multiple
         choice are [batch, choices, seq], its logits [batch, choices]; the hidden state has all choices as rows.
         """
+        hidden, pooled, logits, _ = self.run_with(input_ids, attention_mask, token_type_ids, [])
+        return hidden, pooled, logits
+
+    @torch.jit.export
+    def run_with(
+        self,
+        input_ids: Tensor,
+        attention_mask: Optional[Tensor],  # noqa: UP045
+        token_type_ids: Optional[Tensor],  # noqa: UP045
+        want: List[str],  # noqa: UP006
+    ) -> Tuple[Tensor, Tensor, List[Tensor], List[Tensor]]:  # noqa: UP006
+        """As `run`, and what else of forward_batch `want` names."""
         rows = _choices_as_rows(input_ids, attention_mask, token_type_ids)
         input_ids, attention_mask, token_type_ids, choices = rows
-        want = ["packed_tokens", "packed_index", "cu_seqlens", "pooled"]
+        want = ["packed_tokens", "packed_index", "cu_seqlens", "pooled"] + want
         made = self.forward_batch(input_ids, attention_mask, token_type_ids, None, 0, want)
         packed, index, cu_seqlens, pooled = made[0], made[1], made[2], made[3]
         batch, seq = input_ids.shape[0], input_ids.shape[1]
@@ -101,7 +113,7 @@ class HeadedModule(EncoderModule):
         for i, head in enumerate(self.heads):
             if head.source == "tokens":
                 logits[i] = torch.ops.ftbert.restore_padding(logits[i], index).view(batch, seq, logits[i].shape[1])
-        return hidden, pooled, logits
+        return hidden, pooled, logits, made[4:]
 
     @torch.jit.export
     def run_first(

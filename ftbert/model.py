@@ -141,6 +141,7 @@ class Model(TextModel):
         token_type_ids: Tensor | None = None,
         *,
         output_last_hidden_state: bool = True,
+        output_hidden_states: bool = False,
     ) -> BaseModelOutputWithPooling | Any:
         """input_ids, attention_mask, token_type_ids: int [batch, seq]; the mask any of 0 and 1 (None: all ones).
 
@@ -152,7 +153,8 @@ class Model(TextModel):
         outside the vocabulary makes its sequence NaN.
 
         output_last_hidden_state: False leaves it None. Where the pooler and the heads read the first token only, the
-        last layer is then computed for that token alone.
+        last layer is then computed for that token alone. output_hidden_states: hidden_states is then transformers'
+        tuple, the embedding's output and every layer's, layers+1 tensors of the shape of last_hidden_state.
         """
         from transformers.modeling_outputs import BaseModelOutputWithPooling
 
@@ -165,19 +167,27 @@ class Model(TextModel):
                 raise RuntimeError(f"{name}: expected a tensor with data, on {self.device}, got one on meta")
         hidden: Any = None
         pooled: Any
+        states: Any = None
         if isinstance(self.module, HeadedModule):
-            if output_last_hidden_state or self.module.reads_tokens:
+            if output_hidden_states:
+                hidden, pooled, logits, more = self.module.run_with(*inputs, ["hidden_states"])
+                states = more[0].unbind(0)
+            elif output_last_hidden_state or self.module.reads_tokens:
                 hidden, pooled, logits = self.module.run(*inputs)
             else:
                 pooled, logits = self.module.run_first(*inputs)
             shown = hidden if output_last_hidden_state else None
-            return output(self.tasks, shown, pooled if self.config.pooler else None, logits)
-        if output_last_hidden_state:
+            return output(self.tasks, shown, pooled if self.config.pooler else None, logits, states)
+        if output_hidden_states:
+            made, pooled = self.module.forward_batch(*inputs, None, 0, ["hidden_states", "pooled"])
+            states = made.unbind(0)
+            hidden = states[-1] if output_last_hidden_state else None
+        elif output_last_hidden_state:
             hidden, pooled = self.module(*inputs)
         else:
             pooled = self.module.forward_batch(*inputs, None, 0, ["pooled"])[0]
         return BaseModelOutputWithPooling(
-            last_hidden_state=hidden, pooler_output=pooled if self.config.pooler else None
+            last_hidden_state=hidden, pooler_output=pooled if self.config.pooler else None, hidden_states=states
         )
 
     @property

@@ -29,25 +29,32 @@ def _output_class(task: str) -> type:
 
     base = getattr(modeling_outputs, _CLASSES.get(task, "-"), ModelOutput)
     known = {field for one in base.__mro__ for field in getattr(one, "__dataclass_fields__", {})}
-    extra = ("logits", "last_hidden_state", "pooler_output", "prediction_logits", *_SECOND.values())
+    extra = ("logits", "last_hidden_state", "pooler_output", "hidden_states", "prediction_logits", *_SECOND.values())
     return make_dataclass(
         base.__name__ if task in _CLASSES else "HeadOutput",
-        [(name, "Tensor | None", None) for name in extra if name not in known],
+        [(name, "Any", None) for name in extra if name not in known],
         bases=(base,),
         namespace={"__reduce__": lambda self: (_restored, (task, dict(self)))},  # no module holds the class
     )
 
 
-def _restored(task: str, fields: dict[str, Tensor | None]) -> Any:
+def _restored(task: str, fields: dict[str, Any]) -> Any:
     return _output_class(task)(**fields)
 
 
-def output(tasks: list[str], hidden: Tensor | None, pooled: Tensor | None, logits: list[Tensor]) -> Any:
-    """tasks and logits: of each head."""
+def output(
+    tasks: list[str],
+    hidden: Tensor | None,
+    pooled: Tensor | None,
+    logits: list[Tensor],
+    states: tuple[Tensor, ...] | None = None,
+) -> Any:
+    """tasks and logits: of each head. states: of every layer."""
     first = logits[0]
     if tasks[0] == "replaced_token":
         first = first.squeeze(-1)
-    found: dict[str, Tensor | None] = {"logits": first, "last_hidden_state": hidden, "pooler_output": pooled}
+    found: dict[str, Any] = {"logits": first, "last_hidden_state": hidden, "pooler_output": pooled}
+    found["hidden_states"] = states
     if tasks[0] == "question_answering":
         starts, ends = first[..., :2].unbind(-1)
         found |= {"start_logits": starts.contiguous(), "end_logits": ends.contiguous()}

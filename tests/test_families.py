@@ -83,28 +83,33 @@ def test_equals_transformers(place: Place, family: str, task: str, size: int) ->
         check(reference, model, make_batch(reference, task, mask), place)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "task"), CASES)
 @pytest.mark.parametrize("size", SIZES)
-def test_hidden_states(place: Place, family: str, size: int) -> None:
+def test_hidden_states(place: Place, family: str, task: str, size: int) -> None:
     """Also where LayerNorm comes first: there transformers' last one is after the final norm, the others before any."""
-    reference = make_model(family, "encoder", size)
+    reference = make_model(family, task, size)
     model = ftbert.load(reference, device=place.device, dtype=place.dtype)
     model.use_cuda_graphs(False)  # the op runs directly; a recording may serve a longer length (test_replay.py)
-    batch = to(make_batch(reference, "encoder", "holes"), place)
-    kept = batch["attention_mask"].bool()
-    got = torch.ops.ftbert.forward_batch(
-        model.encoder, batch["input_ids"], batch["attention_mask"], batch.get("token_type_ids")
-    , None, 0, ["hidden_states"])[0]
+    batch = to(make_batch(reference, task, "holes"), place)
+    kept = batch["attention_mask"].flatten(0, -2).bool()
+    out = model(**batch, output_hidden_states=True)
+    got = out.hidden_states
     with torch.no_grad():
         want = copy.deepcopy(reference).to(place.device)(**batch, output_hidden_states=True).hidden_states
-    assert len(got) == len(want) and got.dtype == place.dtype and not got[:, ~kept].any()
+    assert isinstance(got, tuple) and len(got) == len(want)
     # The mask on the CPU: the tokens are counted first, here as there. Without states LayerNorms may be deferred.
-    last = model(**batch | {"attention_mask": batch["attention_mask"].cpu()}).last_hidden_state
+    alone = model(**batch | {"attention_mask": batch["attention_mask"].cpu()})
     deferred = place.device == "cuda" and place.dtype != torch.float32
-    assert_close(got[-1], last, atol=32 * place.eps if deferred else 0, what="last state")
+    assert alone.get("hidden_states") is None and set(out) == {*alone, "hidden_states"}
+    for name, value in alone.items():
+        assert_close(out[name], value, atol=32 * place.eps if deferred else 0, what=name)
+    assert_close(got[-1], out.last_hidden_state, atol=0, what="last state")
     limit = 3e-5 if place == Place("cpu", torch.float32) else max(5e-5, 128 * place.eps)
-    for i, one in enumerate(want):
-        assert_close(got[i][kept], one[kept], atol=limit, rtol=64 * place.eps, what=f"hidden state {i}")
+    for i, (one, other) in enumerate(zip(got, want, strict=True)):
+        assert one.shape == other.shape and one.dtype == place.dtype and not one[~kept].any()
+        assert_close(one[kept], other[kept], atol=limit, rtol=64 * place.eps, what=f"hidden state {i}")
+    short = model(**batch, output_hidden_states=True, output_last_hidden_state=False)
+    assert short.last_hidden_state is None and torch.equal(short.hidden_states[-1], got[-1])
 
 
 @pytest.mark.parametrize("family", ["bert", "ernie", "megatron-bert"])
