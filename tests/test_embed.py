@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -83,15 +84,34 @@ def test_parquet_keeps_types_and_metadata(tmp_path: Path, stub: StubModel) -> No
     assert got.schema.field("embedding").type == pa.list_(pa.float32(), 16)
 
 
-def test_fields_that_do_not_fit_parquet(tmp_path: Path, stub: StubModel) -> None:
-    path = tmp_path / "in.jsonl"
-    path.write_text('{"text": "a", "x": 1}\n{"text": "b", "x": "one"}\n')
-    with pytest.raises(ValueError, match=r"field 'x' does not fit one parquet type.*write \.jsonl"):
-        embed_file(stub, path, tmp_path / "out.parquet")
-    with pytest.raises(ValueError, match=r"changes its type along the file.*write \.jsonl"):
-        embed_file(stub, path, tmp_path / "out.parquet", batch_records=1)
-    assert not (tmp_path / "out.parquet").exists()
-    embed_file(stub, path, tmp_path / "out.jsonl")
+@pytest.mark.parametrize(("source", "target"), [("in.jsonl", "out.parquet"), ("in.jsonl", "out.jsonl")])
+def test_a_field_that_does_not_fit_is_found_before_its_chunk_is_computed(
+    tmp_path: Path, stub: StubModel, source: str, target: str
+) -> None:
+    bad = "1e999" if target == "out.jsonl" else '"one"'
+    rows = [f'{{"text": "a", "x": {x}}}\n' for x in ("1", "2", "3", bad, "5")]
+    (tmp_path / source).write_text("".join(rows))
+    with pytest.raises(ValueError, match="line 4: field 'x' is"):
+        embed_file(stub, tmp_path / source, tmp_path / target, batch_records=2)
+    assert sum(map(len, stub.calls)) <= 2 and not (tmp_path / target).exists()
+    stats = embed_file(stub, tmp_path / source, tmp_path / target, batch_records=2, skip_bad=True)
+    assert (stats.records, stats.skipped, stats.resumed) == (4, 1, 2)
+    assert [row["x"] for row in read_target(tmp_path / target)[1]] == [1, 2, 3, 5]
+
+
+def test_fields_that_grow_along_the_file(tmp_path: Path, stub: StubModel) -> None:
+    """One parquet schema for all, whatever the first records hold."""
+    values: list[Any] = [None, {"a": []}, {"b": 1}, {}, {"a": [None]}, {"a": [{"c": 1}], "b": 0.5}, None]
+    rows = [{"text": "a", "x": x, **({"y": [1.5]} if i == 4 else {})} for i, x in enumerate(values)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tables = []
+    for size in (1, 3, 100):
+        embed_file(stub, tmp_path / "in.jsonl", tmp_path / "out.parquet", batch_records=size)
+        tables.append(pq.read_table(tmp_path / "out.parquet"))
+    assert all(table.schema == tables[0].schema and table.to_pylist() == tables[0].to_pylist() for table in tables)
+    assert tables[0]["x"].to_pylist()[5] == {"a": [{"c": 1}], "b": 0.5}
+    assert tables[0]["x"].to_pylist()[2] == {"a": None, "b": 1.0}
+    assert tables[0]["y"].to_pylist() == [None] * 4 + [[1.5]] + [None] * 2
 
 
 def test_an_embedding_that_is_there_already(tmp_path: Path, stub: StubModel) -> None:
@@ -201,27 +221,53 @@ OTHER_SETTINGS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", OTHER_SETTINGS)
-def test_another_setting_starts_again(tmp_path: Path, stub: StubModel, name: str) -> None:
+def test_another_setting_is_refused(tmp_path: Path, stub: StubModel, name: str) -> None:
     path, out = write_source(tmp_path / "in.txt", TEXTS), tmp_path / "out.npy"
     interrupted(stub, path, out, RuntimeError())
     options = {name: OTHER_SETTINGS[name]}
-    with pytest.warns(UserWarning, match=f"another {name}; starting again") as warned:
-        stats = embed_file(stub, path, out, **{"batch_records": 7, **options})
-    assert len(warned) == 1
+    with pytest.raises(ValueError, match=f"another {name}.*--no-resume"):
+        embed_file(stub, path, out, **{"batch_records": 7, **options})
+    assert embed_file(stub, path, out, batch_records=7).resumed == 35
+    stats = embed_file(stub, path, out, **{"batch_records": 7, **options}, resume=False)
     assert (stats.resumed, stats.records, stats.hidden) == (0, 50, options.get("truncate_dim", 16))
     assert np.array_equal(np.load(out), stub.encode(TEXTS, **(options if name != "batch_records" else {})))
 
 
-def test_another_source_or_model_or_damage_starts_again(tmp_path: Path, stub: StubModel) -> None:
+@pytest.mark.parametrize("source", ["in.txt", "in.jsonl", "in.csv", "in.parquet"])
+def test_another_source_of_the_same_size_and_time_is_refused(tmp_path: Path, stub: StubModel, source: str) -> None:
+    path, out = write_source(tmp_path / source, TEXTS), tmp_path / "out.npy"
+    interrupted(stub, path, out, RuntimeError())
+    before = path.stat()
+    write_source(path, [*TEXTS[:3], *reversed(TEXTS[3:])])
+    if source != "in.parquet":  # compressed, it has another size
+        assert path.stat().st_size == before.st_size
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(ValueError, match=r"(changed since|another source size).*--no-resume"):
+        embed_file(stub, path, out, batch_records=7)
+    assert embed_file(stub, path, out, batch_records=7, resume=False).resumed == 0
+    assert np.array_equal(np.load(out), stub.encode([*TEXTS[:3], *reversed(TEXTS[3:])]))
+
+
+def test_another_source_or_model_is_refused_and_damage_starts_again(tmp_path: Path, stub: StubModel) -> None:
     path, out = write_source(tmp_path / "in.txt", TEXTS), tmp_path / "out.npy"
 
-    cases: list[tuple[Callable[[], object], str]] = [
-        (lambda: write_source(path, [*TEXTS, "cat"]), "another source size, source time"),
-        (lambda: (tmp_path / "model" / "config.json").write_text("{}"), "another model"),
+    refused: list[tuple[Callable[[], object], str]] = [
+        (lambda: write_source(path, [*TEXTS, "cat"]), "another source size, source time.*--no-resume"),
+        (lambda: (tmp_path / "model" / "config.json").write_text("{}"), "another model.*--no-resume"),
+    ]
+    for change, words in refused:
+        interrupted(stub, path, out, RuntimeError())
+        change()
+        with pytest.raises(ValueError, match=words):
+            embed_file(stub, path, out, batch_records=7)
+        assert staging_path(out).exists()
+        assert embed_file(stub, path, out, batch_records=7, resume=False).records == 51
+        out.unlink()
+    damaged: list[tuple[Callable[[], object], str]] = [
         (lambda: (staging_path(out) / "rows.npy").unlink(), "files are damaged"),
         (lambda: (staging_path(out) / "manifest.json").write_text('{"made_with"'), "manifest is broken"),
     ]
-    for change, words in cases:
+    for change, words in damaged:
         interrupted(stub, path, out, RuntimeError())
         change()
         with pytest.warns(UserWarning, match=words):
@@ -240,15 +286,105 @@ def test_no_warning_and_so_much_resumed(tmp_path: Path, stub: StubModel, given: 
         assert embed_file(stub, path, out, batch_records=7, **given).resumed == resumed
 
 
-def test_a_folder_of_somebody_else_is_not_emptied(tmp_path: Path, stub: StubModel) -> None:
+@pytest.mark.parametrize("name", ["mine", "rows.npy", "manifest.json"])  # two are called as ours would be
+def test_a_folder_of_somebody_else_is_not_emptied(tmp_path: Path, stub: StubModel, name: str) -> None:
     path, out = write_source(tmp_path / "in.txt", TEXTS), tmp_path / "out.npy"
     folder = staging_path(out)
-    (folder / "sub").mkdir(parents=True)
-    (folder / "mine").write_text("mine")
+    folder.mkdir()
+    (folder / name).write_text("mine")
     for resume in (True, False):
-        with pytest.raises(FileExistsError, match="holds 'mine', which ftbert did not write"):
+        with pytest.raises(FileExistsError, match=f"holds '{name}', which ftbert did not write"):
             embed_file(stub, path, out, resume=resume)
-    assert (folder / "mine").read_text() == "mine" and (folder / "sub").is_dir() and not out.exists()
+    assert (folder / name).read_text() == "mine" and not out.exists()
+    (folder / name).unlink()
+    assert embed_file(stub, path, out).records == 50  # an empty one holds nothing to lose
+
+
+@pytest.mark.parametrize("what", ["a link", "a file", "a broken link"])
+def test_a_place_of_unfinished_work_that_is_taken(tmp_path: Path, stub: StubModel, what: str) -> None:
+    path, out = write_source(tmp_path / "in.txt", TEXTS), tmp_path / "out.npy"
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "rows.npy").write_text("mine")
+    if what == "a file":
+        staging_path(out).write_text("mine")
+    else:
+        staging_path(out).symlink_to("elsewhere" if what == "a link" else "nowhere")
+    with pytest.raises(FileExistsError, match="out.npy.part: .*is no folder, which ftbert did not write"):
+        embed_file(stub, path, out)
+    assert (tmp_path / "elsewhere" / "rows.npy").read_text() == "mine" and not out.exists() and stub.calls == []
+
+
+def test_a_target_that_is_a_link_stays_one(tmp_path: Path, stub: StubModel) -> None:
+    path = write_source(tmp_path / "in.txt", TEXTS)
+    (tmp_path / "real").mkdir()
+    (tmp_path / "out.npy").symlink_to("real/vectors.npy")
+    for _ in range(2):
+        if not (tmp_path / "out.npy").exists():
+            interrupted(stub, path, tmp_path / "out.npy", RuntimeError())
+        embed_file(stub, path, tmp_path / "out.npy", batch_records=7)
+        assert (tmp_path / "out.npy").is_symlink()
+        assert np.array_equal(np.load(tmp_path / "real" / "vectors.npy"), stub.encode(TEXTS))
+        assert [p.name for p in (tmp_path / "real").iterdir()] == ["vectors.npy"]
+    (tmp_path / "loop.npy").symlink_to("loop.npy")
+    with pytest.raises((ValueError, OSError), match="loop.npy"):
+        embed_file(stub, path, tmp_path / "loop.npy")
+    (tmp_path / "input.npy").symlink_to("in.jsonl")
+    with pytest.raises(ValueError, match="is the input itself"):
+        embed_file(stub, write_source(tmp_path / "in.jsonl", TEXTS), tmp_path / "input.npy")
+
+
+def test_nothing_is_removed_that_others_made(tmp_path: Path, stub: StubModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = write_source(Path("v.npy.skipped.jsonl"), ["a", "b"])
+    given = source.read_bytes()
+    Path("link.jsonl").symlink_to(source)
+    os.link(source, "hard.jsonl")
+    for name in (str(source), "link.jsonl", "hard.jsonl", f"../{tmp_path.name}/{source}"):
+        for resume in (True, False):
+            with pytest.raises(ValueError, match="skipped.jsonl: is the input itself .*--skip-bad"):
+                embed_file(stub, name, "v.npy", skip_bad=True, resume=resume)
+    embed_file(stub, source, "v.npy")  # without skip_bad it is not touched
+    for content in ('{"text": "a"}\n', "", "notes\n", '["file", "line", "reason"]\n'):
+        Path("w.npy.skipped.jsonl").write_text(content)
+        with pytest.raises(FileExistsError, match="w.npy.skipped.jsonl: .*did not write what is there"):
+            embed_file(stub, source, "w.npy", skip_bad=True)
+        assert Path("w.npy.skipped.jsonl").read_text() == content
+    Path("w.npy.skipped.jsonl").unlink()
+    Path("w.npy.skipped.jsonl").symlink_to("nowhere")
+    with pytest.raises(FileExistsError, match="did not write"):
+        embed_file(stub, source, "w.npy", skip_bad=True)
+    inside = staging_path(Path("w.npy")) / "rows.jsonl"
+    inside.parent.mkdir()
+    inside.write_bytes(given)
+    (inside.parent / "made-by-ftbert").touch()
+    with pytest.raises(ValueError, match="rows.jsonl: lies in w.npy.part"):
+        embed_file(stub, inside, "w.npy")
+    assert inside.read_bytes() == source.read_bytes() == given
+
+
+@pytest.mark.parametrize("target", ["out.npy", "out.jsonl", "out.parquet"])
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "csv", "parquet"])
+def test_several_sources_make_one_target(tmp_path: Path, stub: StubModel, kind: str, target: str) -> None:
+    sources = [write_source(tmp_path / f"{i}.{kind}", TEXTS[i * 11 : i * 11 + 11]) for i in range(4)]
+    out, whole = tmp_path / target, tmp_path / f"whole{target[3:]}"
+    embed_file(stub, sources, whole, batch_records=7)
+    assert np.array_equal(read_target(whole)[0], stub.encode(TEXTS[:44]))
+    stub.calls.clear()
+    stub.fail_at, stub.error = 2, RuntimeError()
+    with pytest.raises(RuntimeError):
+        embed_file(stub, sources, out, batch_records=7)
+    stub.fail_at = -1
+    stats = embed_file(stub, str(tmp_path / f"?.{kind}"), out, batch_records=7)  # a pattern is the same files
+    assert stats.resumed >= 14 and out.read_bytes() == whole.read_bytes()
+    assert stats.as_dict()["sources"] == [
+        {"source": str(path), "first": i * 11, "records": 11} for i, path in enumerate(sources)
+    ]
+    with pytest.raises(FileNotFoundError, match=r"\?\.md: matches no file"):
+        embed_file(stub, str(tmp_path / "?.md"), out)
+    with pytest.raises(ValueError, match="is the input itself"):
+        embed_file(stub, [sources[0], write_source(tmp_path / "out.jsonl", TEXTS)], tmp_path / "out.jsonl")
+    with pytest.raises(ValueError, match="standard input cannot be one of several"):
+        embed_file(stub, [sources[0], "-"], out)
 
 
 def test_an_old_target_stays_until_the_new_one_is_whole(tmp_path: Path, stub: StubModel) -> None:

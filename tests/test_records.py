@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ftbert.files import Position, ReadOptions, open_source, read_lines
-from ftbert.files.records import BadRecord
+from ftbert.files.formats import open_sources
+from ftbert.files.records import BadRecord, Changed
 
 FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+JSON_VALUES = st.none() | st.booleans() | st.integers() | FINITE | st.text(max_size=20)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
@@ -29,7 +34,7 @@ def read(path: Path, **options: Any) -> tuple[list[str], list[Any], Position]:
     end = Position()
     for chunk in open_source(path, ReadOptions(**options)).chunks(Position()):
         texts += chunk.texts
-        columns += chunk.columns if isinstance(chunk.columns, list) else chunk.columns.to_pylist()
+        columns += map(json.loads, chunk.columns)
         end = chunk.end
     return texts, columns, end
 
@@ -62,14 +67,126 @@ def test_what_a_file_holds(
     assert (end.line, end.records, end.offset) == (lines, len(texts), path.stat().st_size)
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+TEXTS_IN_PARQUET = [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
+
+
+@pytest.mark.parametrize("kind", TEXTS_IN_PARQUET, ids=str)
 def test_parquet(tmp_path: Path, kind: Any) -> None:
     table = pa.table({"n": range(5), "text": pa.array(list("abcab")).cast(kind)})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=2)
     texts, columns, end = read(tmp_path / "a.parquet", batch_records=3)
     assert texts == list("abcab")
     assert columns[4] == {"n": 4, "text": "b"}
-    assert end == Position(5, 5, 5, 0)
+    assert (end.offset, end.line, end.records, end.skipped) == (5, 5, 5, 0)
+
+
+@pytest.mark.parametrize("kind", TEXTS_IN_PARQUET, ids=str)
+@pytest.mark.parametrize("keep", ["", "json", "table"])
+def test_nulls_in_every_kind_of_text(tmp_path: Path, kind: Any, keep: str) -> None:
+    """In several row groups, each of which may have a dictionary of its own, at both ends, and a group of nulls alone."""
+    given = [None, "a", None, "b", "", None, None, "b", "c", None, None]
+    pq.write_table(pa.table({"text": pa.array(given).cast(kind)}), tmp_path / "a.parquet", row_group_size=2)
+    with pytest.raises(BadRecord, match="row 1: 'text' is null"):
+        list(open_source(tmp_path / "a.parquet", ReadOptions(keep=keep)).chunks(Position()))
+    chunks = list(open_source(tmp_path / "a.parquet", ReadOptions(skip_bad=True, keep=keep, batch_records=4)).chunks(Position()))
+    assert [text for chunk in chunks for text in chunk.texts] == ["a", "b", "", "b", "c"]
+    assert [one.line for chunk in chunks for one in chunk.bad] == [1, 3, 6, 7, 10, 11]
+    if keep == "table":
+        assert pa.concat_tables([chunk.columns for chunk in chunks])["text"].to_pylist() == ["a", "b", "", "b", "c"]
+    assert_resumable(tmp_path / "a.parquet", skip_bad=True, keep=keep, batch_records=4)
+
+
+# What JSON has no value for, and where it is: the field's name leads there.
+NO_JSON = [
+    ('{"text": "bad", "x": 1e999}', "field 'x' is inf, which JSON cannot hold"),
+    ('{"text": "bad", "x": [1, {"y": -1e999}]}', "field 'x.1.y' is -inf"),
+    ('{"text": "bad", "x": NaN}', "field 'x' is nan"),
+    ('{"text": "bad", "x": {"y": Infinity}}', "field 'x.y' is inf"),
+    ('{"text": "bad", "embedding": 1}', "already a field 'embedding'"),
+]
+
+
+@pytest.mark.parametrize(("line", "words"), NO_JSON)
+def test_what_json_cannot_hold_is_a_bad_record(tmp_path: Path, line: str, words: str) -> None:
+    path = written(tmp_path / "a.jsonl", f'{{"text": "good", "x": 1}}\n{line}\n{{"text": "good"}}\n')
+    with pytest.raises(BadRecord, match=f"line 2: .*{words}"):
+        read(path)
+    texts, columns, end = read(path, skip_bad=True)
+    assert (texts, len(columns), end.skipped) == (["good", "good"], 2, 1)
+    assert read(path, keep="")[2].records == 3
+
+
+NOT_IN_JSON = [
+    (pa.array([1.5, float("nan"), 2.5]), "field 'x' is nan"),
+    (pa.array([[1.5], [float("inf")], None]), "field 'x.0' is inf"),
+    (pa.array([{"y": 1.5}, {"y": float("-inf")}, {}]), "field 'x.y' is -inf"),
+    (pa.array([1000, 1, 2000], pa.timestamp("ns")), "field 'x' cannot be written as JSON"),
+]
+
+
+@pytest.mark.parametrize(("column", "words"), NOT_IN_JSON)
+def test_what_json_cannot_hold_of_parquet(
+    tmp_path: Path, column: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)  # it gives nanoseconds a class
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["a", "b", "c"], "x": column}), path)
+    with pytest.raises(BadRecord, match=f"row 2: {words}"):
+        read(path)
+    texts, columns, end = read(path, skip_bad=True)
+    assert (texts, [row["text"] for row in columns], end.skipped) == (["a", "c"], ["a", "c"], 1)
+    assert len(read_tables(path)) == 3
+
+
+def read_tables(path: Path, **options: Any) -> Any:
+    reader = open_source(path, ReadOptions(keep="table", **options))
+    return pa.concat_tables([chunk.columns for chunk in reader.chunks(Position())])
+
+
+def test_columns_that_no_target_can_hold(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"]), pa.array([1]), pa.array([2])], ["text", "x", "x"]), path)
+    for keep in ("json", "table"):
+        with pytest.raises(ValueError, match="two columns are called 'x'"):
+            open_source(path, ReadOptions(keep=keep))
+    assert [chunk.texts for chunk in open_source(path, ReadOptions(keep="")).chunks(Position())] == [["a"]]
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], ["text", "text"]), path)
+    with pytest.raises(ValueError, match="two columns are called 'text'"):
+        open_source(path, ReadOptions(keep=""))
+    for held in (pa.array([b"x"]), pa.array([[b"x"]]), pa.array([{"y": b"x"}]), pa.array([b"x"], pa.binary_view())):
+        pq.write_table(pa.table({"text": ["a"], "x": held}), path)
+        with pytest.raises(ValueError, match="column 'x' holds bytes, which JSON cannot"):
+            open_source(path, ReadOptions(keep="json"))
+        assert len(read_tables(path)) == 1
+
+
+BIG = 2**53 + 1
+NO_TABLE: list[tuple[list[Any], str]] = [
+    ([BIG, 1.5], "field 'x' is a float, and an integer beyond 2.53 in a record before"),
+    ([1.5, BIG], "field 'x' is an integer beyond 2.53, and a float"),
+    ([[1, None], [BIG], [0.5]], r"field 'x\[\]' is a float, and an integer beyond"),
+    ([1, "one"], "field 'x' is a string, and an integer"),
+    ([1, True], "field 'x' is a boolean, and an integer"),
+    ([{"y": 1}, {"y": [1]}], "field 'x.y' is a list, and an integer"),
+    ([[1], {"y": 1}], "field 'x' is an object, and a list"),
+    ([None, {}], "field 'x' is an empty object"),
+    ([[], [{}]], r"field 'x\[\]' is an empty object"),
+    ([1, 2**63], "field 'x' is 9223372036854775808, an integer beyond 64 bits"),
+    (["a", "\ud800"], "field 'x' holds a lone surrogate"),
+    ([{"a": 1}, {"\ud800": 1}], "holds a lone surrogate"),
+]
+
+
+@pytest.mark.parametrize(("values", "words"), NO_TABLE)
+@pytest.mark.parametrize("batch_records", [1, 100])
+def test_what_fits_no_parquet_type_is_a_bad_record(
+    tmp_path: Path, values: list[Any], words: str, batch_records: int
+) -> None:
+    path = written(tmp_path / "a.jsonl", "".join(json.dumps({"text": "a", "x": x}) + "\n" for x in values))
+    options = ReadOptions(keep="table", batch_records=batch_records)
+    with pytest.raises(BadRecord, match=f"line {len(values)}: .*{words}"):
+        list(open_source(path, options).chunks(Position()))
+    assert_resumable(path, keep="table", batch_records=1, skip_bad=True)
 
 
 BAD = [
@@ -173,9 +290,9 @@ def test_csv_round_trip(tmp_path: Path, rows: list[tuple[str, str]], size: int) 
 
 
 @FUZZ
-@given(rows=st.lists(st.dictionaries(TEXT, st.none() | st.booleans() | st.integers() | st.floats() | TEXT)))
+@given(rows=st.lists(st.dictionaries(TEXT, JSON_VALUES)))
 def test_jsonl_round_trip(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
-    rows = [row | {"text": "x"} for row in rows]
+    rows = [{name: value for name, value in row.items() if name != "embedding"} | {"text": "x"} for row in rows]
     path = written(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     assert json.dumps(read(path)[1]) == json.dumps(rows)
     assert_resumable(path, batch_records=2)
@@ -192,6 +309,79 @@ def test_parquet_cut_or_changed_is_refused_or_read(tmp_path: Path, at: int, flip
     path.write_bytes(raw if flip else raw[:at])
     with suppress(ValueError, OSError):
         read(path, skip_bad=True)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv", "a.txt.gz", "a.parquet"])
+def test_reading_goes_on_in_the_same_text_only(tmp_path: Path, name: str) -> None:
+    """The size and the place of every other record stay."""
+    path = tmp_path / name
+
+    def write(texts: list[str]) -> None:
+        if name.endswith(".parquet"):
+            return pq.write_table(pa.table({"text": texts}), path, row_group_size=2, compression="none")
+        line = {"a.jsonl": '{"text": "%s"}\n', "a.csv": '"%s"\n'}.get(name, "%s\n")
+        data = ("text\n" if name == "a.csv" else "") + "".join(line % text for text in texts)
+        written(path, gzip.compress(data.encode(), mtime=0) if name.endswith(".gz") else data)
+        return None
+
+    texts = [f"text {i}" for i in range(6)]
+    write(texts)
+    chunks = list(open_source(path, ReadOptions(batch_records=2)).chunks(Position()))
+    for first in (2, 4) if name != "a.parquet" else ():  # its description, which every edit changes, counts too
+        reader = open_source(path, ReadOptions(batch_records=2))
+        write([*texts[:first], *("news" + text[4:] for text in texts[first:])])
+        assert next(iter(reader.chunks(chunks[first // 2 - 1].end))).texts[0] == f"news {first}"
+    for changed in range(4):
+        write([*texts[:changed], "news" + texts[changed][4:], *texts[changed + 1 :]])
+        with pytest.raises(Changed, match=name):
+            list(open_source(path, ReadOptions(batch_records=2)).chunks(chunks[1].end))
+
+
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "csv", "parquet"])
+@pytest.mark.parametrize("keep", ["json", "table"])
+def test_several_files_are_read_as_one(tmp_path: Path, kind: str, keep: str) -> None:
+    sizes, paths, texts = [3, 0, 5, 1, 1, 9], [], []
+    for number, size in enumerate(sizes):
+        some = [f"{number} {i}" for i in range(size)]
+        path = tmp_path / f"{number}.{kind}"
+        if kind == "parquet":
+            pq.write_table(pa.table({"text": pa.array(some, pa.string())}), path)
+        else:
+            line = '{"text": "%s"}\n' if kind == "jsonl" else "%s\n"
+            written(path, ("text\n" if kind == "csv" else "") + "".join(line % text for text in some))
+        paths.append(path)
+        texts += some
+    options = ReadOptions(batch_records=4, keep=keep)
+    chunks = list(open_sources(paths, options).chunks(Position()))
+    assert [text for chunk in chunks for text in chunk.texts] == texts
+    assert all(4 <= len(chunk.texts) < 8 for chunk in chunks[:-1])
+    assert all(len(chunk.columns) == len(chunk.texts) for chunk in chunks)
+    assert chunks[-1].consumed == open_sources(paths, options).end
+    for place, chunk in enumerate(chunks):
+        rest = list(open_sources(paths, options).chunks(chunk.end))
+        assert [(c.texts, c.end) for c in rest] == [(c.texts, c.end) for c in chunks[place + 1 :]]
+    if kind == "txt":
+        for other in (0, 2):
+            before = written(tmp_path / "kept", paths[other].read_bytes())
+            written(paths[other], before.read_bytes().replace(b" 1", b" x"))
+            with pytest.raises(Changed):
+                list(open_sources(paths, options).chunks(chunks[2].end))
+            written(paths[other], before.read_bytes())
+
+
+def test_several_files_that_make_no_table(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["a"], "x": [1]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"text": ["b"], "x": ["1"]}), tmp_path / "b.parquet")
+    paths = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    with pytest.raises(ValueError, match=r"b\.parquet: other columns than in .*a\.parquet .*x: int64.*x: string"):
+        open_sources(paths, ReadOptions(keep="table"))
+    assert len(list(open_sources(paths, ReadOptions()).chunks(Position()))) == 1
+    with pytest.raises(ValueError, match="make no table together"):
+        open_sources([paths[0], written(tmp_path / "a.txt", "a\n")], ReadOptions(keep="table"))
+    for number, x in enumerate(("1", '"one"')):
+        paths[number] = written(tmp_path / f"{number}.jsonl", f'{{"text": "a", "x": {x}}}\n')
+    with pytest.raises(BadRecord, match=r"1\.jsonl: line 1: field 'x' is a string, and an integer"):
+        list(open_sources(paths, ReadOptions(keep="table")).chunks(Position()))
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 1000])

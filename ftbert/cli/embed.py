@@ -46,7 +46,7 @@ def add_to(commands: command.Commands) -> None:
 
 
 def _embed(options: argparse.Namespace) -> int:
-    from ftbert.files import BATCH_RECORDS, check_request, embed_file, skipped_file, staging_path, stream_or_file
+    from ftbert.files import BATCH_RECORDS, check_request, embed_file, output_file, skipped_file, staging_path
 
     how: dict[str, Any] = {
         "column": options.column,
@@ -67,13 +67,13 @@ def _embed(options: argparse.Namespace) -> int:
             **how,
         )
     except KeyboardInterrupt:
-        kept = staging_path(stream_or_file(options.target))
+        kept = staging_path(output_file(options.target))
         if kept.exists():
             print(f"ftbert: stopped; {kept} is kept, the same command goes on from there", file=sys.stderr)
         raise
     text = f"{stats.target}: {stats.records} records x {stats.hidden}"
     text += f", {stats.skipped} skipped" if stats.skipped else ""
-    text += f" (see {skipped_file(stream_or_file(stats.target))})" if stats.skipped and stats.target != "-" else ""
+    text += f" (see {skipped_file(output_file(stats.target))})" if stats.skipped and stats.target != "-" else ""
     text += f", {stats.resumed} of them from an earlier run" if stats.resumed else ""
     text += f"; {stats.tokens} tokens in {stats.seconds:.1f} s, {stats.tokens_per_second:,.0f} tokens/s"
     # Where the vectors go to standard output, what there is to say goes to the other.

@@ -63,7 +63,7 @@ def _bench(options: argparse.Namespace) -> int:
 
     texts = None
     if options.texts is not None:
-        read = ReadOptions(options.column or "text", keep=False, batch_records=options.batch)
+        read = ReadOptions(options.column or "text", keep="", batch_records=options.batch)
         chunk = next(iter(open_source(stream_or_file(options.texts), read).chunks(Position())), None)
         texts = chunk.texts if chunk is not None else []
     from ftbert.evaluation import bench

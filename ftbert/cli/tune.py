@@ -132,10 +132,11 @@ def _token_counts(options: argparse.Namespace, model: Checkpoint) -> list[int]:
         raise ValueError("tune: --texts needs a model with a tokenizer")
     settings = TextSettings.from_folder(model.folder)
     tokenizer = Tokenizer(model.folder, settings, model.config.encoder.max_seq)
-    read = ReadOptions(options.column or "text", keep=False, batch_records=options.batch)
+    read = ReadOptions(options.column or "text", keep="", batch_records=options.batch)
     return [
         sum(map(len, tokenizer.encode_batch(chunk.texts, settings.default_prompt)))
         for chunk in open_source(stream_or_file(options.texts), read).chunks(Position())
+        if chunk.texts
     ]
 
 

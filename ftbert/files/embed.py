@@ -9,15 +9,16 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ftbert.files.formats import keeps_columns, open_source, open_target, skipped_file, stream_or_file
-from ftbert.files.records import STREAM, Chunk, Position, Reader, ReadOptions, Writer
+from ftbert.files.formats import kept_for, open_sources, open_target
+from ftbert.files.paths import check_paths, expect_own_list, input_files, output_file, skipped_file
+from ftbert.files.records import STREAM, Changed, Chunk, Position, Reader, ReadOptions, Writer
 from ftbert.files.staging_folder import StagingFolder
 from ftbert.files.writers import SkippedWriter
 from ftbert.progress import Progress
@@ -33,6 +34,7 @@ class EmbedStats:
     """What `embed_file` did. tokens and seconds are those of this run, records those in the file."""
 
     target: str
+    sources: list[dict[str, Any]]  # {"source": name, "first": its first record's row, "records": how many}
     records: int
     skipped: int
     resumed: int  # records that an earlier, interrupted run had finished
@@ -51,7 +53,7 @@ class EmbedStats:
 
 
 def check_request(
-    source: str | Path,
+    source: str | Path | Sequence[str | Path],
     target: str | Path,
     *,
     column: str | None = None,
@@ -59,33 +61,18 @@ def check_request(
     batch_records: int = BATCH_RECORDS,
     kind: str = ".txt",
 ) -> Reader:
-    """Everything that can be refused before a model is loaded: formats, column, a readable source, a
-    writable place for the target. OSError or ValueError; leaves nothing behind.
+    """Everything that can be refused before a model is loaded: formats, column, a readable source, a writable place
+    for the target, a file that would be lost. OSError or ValueError; leaves nothing behind.
     """
-    source, target = stream_or_file(source), stream_or_file(target)
-    options = ReadOptions(column or "text", skip_bad, keeps_columns(target), batch_records, kind)
-    reader = open_source(source, options)
-    if target == STREAM:
-        return reader
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"{target}: the folder {target.parent} does not exist; make it first")
-    if target.is_dir():
-        raise IsADirectoryError(f"{target}: is a folder; expected the name of a file")
-    if target.exists() and not target.is_file():
-        raise ValueError(f"{target}: is no file; name another output")
-    if source != STREAM and target.exists() and target.samefile(source):
-        raise ValueError(f"{target}: is the input itself; name another output")
-    try:
-        with tempfile.TemporaryFile(dir=target.parent):
-            pass
-    except OSError as error:
-        raise PermissionError(f"{target}: cannot write into {target.parent} ({error.strerror})") from error
-    return reader
+    sources, target = input_files(source), output_file(target)
+    options = ReadOptions(column or "text", skip_bad, kept_for(target), batch_records, kind)
+    check_paths(sources, target, skip_bad)
+    return open_sources(sources, options)
 
 
 def embed_file(
     model: Any,
-    source: str | Path,
+    source: str | Path | Sequence[str | Path],
     target: str | Path,
     *,
     column: str | None = None,
@@ -116,7 +103,7 @@ def embed_file(
     The target appears whole or not at all. Unfinished work stays in `<target>.part`. Errors: OSError,
     ValueError, TypeError, before anything is computed wherever possible.
     """
-    source, target = stream_or_file(source), stream_or_file(target)
+    name, sources, target = str(target), input_files(source), output_file(target)
     reader = check_request(source, target, column=column, skip_bad=skip_bad, batch_records=batch_records, kind=kind)
     from ftbert.text import compute_windows, embedding, text_options  # torch only once the request is known to be sound
 
@@ -124,11 +111,11 @@ def embed_file(
         model, normalize=normalize, pooling=pooling, prompt=prompt, prompt_name=prompt_name, max_length=max_length,
         truncate_dim=truncate_dim, max_tokens=max_tokens,
     )  # fmt: skip
-    made_with = _source_identity(source) | _model_identity(model)
+    made_with = _sources_identity(sources) | _model_identity(model)
     made_with |= {"column": column or "text", "batch_records": batch_records} | asdict(how)
     del made_with["width"]  # follows from truncate_dim and the model
     with contextlib.ExitStack() as stack:
-        piped = STREAM in (source, target)  # a later run cannot go on from there
+        piped = STREAM in (*sources, target)  # a later run cannot go on from there
         beside = target
         if target == STREAM:
             beside = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ftbert-"))) / "out"
@@ -139,15 +126,14 @@ def embed_file(
             staging.discard(None)
         saved = staging.saved(made_with)
         if saved is not None and saved["position"]["skipped"] and not skip_bad:
-            staging.discard("it was made with skip_bad")
-            saved = None
-        writer, left_out, position = _writer(staging, source, target, how.width, saved)
+            raise staging.cannot_go_on("it was made with skip_bad")
+        writer, left_out, position = _writer(staging, target, how.width, saved)
         stack.callback(writer.close)
         stack.callback(left_out.close)
         resumed = position.records
         read = _windows(reader, position, progress)
         windows = compute_windows(model, read, embedding(model, how), on_batch=progress.add_expected)
-        with contextlib.closing(windows):
+        with contextlib.closing(windows), _told_of_changes(staging):
             for done in windows:
                 _check_finite(done.results, done.item)
                 writer.append(done.item, done.results)
@@ -161,13 +147,14 @@ def embed_file(
             _deliver_skipped(left_out, position, target, skip_bad)
             staging.discard(None)
             reason = f"the first, line {first['line']}: {first['reason']}"
-            raise ValueError(f"{source}: all {position.skipped} records are bad; {reason}")
+            raise ValueError(f"{', '.join(map(str, sources))}: all {position.skipped} records are bad; {reason}")
         finished = writer.finish()
         _deliver_skipped(left_out, position, target, skip_bad)
         if target != STREAM:
             staging.deliver(finished)
         return EmbedStats(
-            target=str(target),
+            target=name,
+            sources=_rows_of(sources, position),
             records=position.records,
             skipped=position.skipped,
             resumed=resumed,
@@ -175,6 +162,14 @@ def embed_file(
             tokens=progress.tokens,
             seconds=progress.seconds,
         )
+
+
+def _rows_of(sources: Sequence[Path], end: Position) -> list[dict[str, Any]]:
+    ends = [*end.ends, *[end.records] * (len(sources) - len(end.ends))]
+    return [
+        {"source": str(source), "first": first, "records": last - first}
+        for source, first, last in zip(sources, [0, *ends], ends, strict=False)
+    ]
 
 
 def _windows(reader: Reader, start: Position, progress: Progress) -> Iterator[tuple[Chunk, list[str]]]:
@@ -189,24 +184,36 @@ def _deliver_skipped(left_out: SkippedWriter, position: Position, target: Path, 
     listed = left_out.finish()
     if target == STREAM:
         sys.stderr.write(listed.read_text(encoding="utf-8"))
-    elif position.skipped:
-        shutil.copyfile(listed, skipped_file(target))  # a run killed now goes on with the list that it has
     elif skip_bad:
-        skipped_file(target).unlink(missing_ok=True)  # of an earlier run
+        expect_own_list(skipped_file(target))  # it may have come meanwhile
+        if position.skipped:
+            whole = listed.with_name("skipped.new")
+            shutil.copyfile(listed, whole)  # a run killed now goes on with the list that it has
+            whole.replace(skipped_file(target))
+        else:
+            skipped_file(target).unlink(missing_ok=True)  # of an earlier run
+
+
+@contextlib.contextmanager
+def _told_of_changes(staging: StagingFolder) -> Iterator[None]:
+    try:
+        yield
+    except Changed as error:
+        raise staging.cannot_go_on(str(error)) from error
 
 
 def _writer(
-    staging: StagingFolder, source: Path, target: Path, hidden: int, saved: dict[str, Any] | None
+    staging: StagingFolder, target: Path, hidden: int, saved: dict[str, Any] | None
 ) -> tuple[Writer, SkippedWriter, Position]:
     """The writers and where to read on; starts again when the files do not match the manifest."""
     if saved is not None:
         try:
             position = Position(**saved["position"])
-            left_out = SkippedWriter(staging.folder, source, saved["skipped"])
+            left_out = SkippedWriter(staging.folder, saved["skipped"])
             return open_target(target, staging.folder, hidden, saved["writer"]), left_out, position
         except (OSError, ValueError, TypeError, KeyError) as error:
             staging.discard(f"its files are damaged ({error})")
-    return open_target(target, staging.folder, hidden, None), SkippedWriter(staging.folder, source, {}), Position()
+    return open_target(target, staging.folder, hidden, None), SkippedWriter(staging.folder, {}), Position()
 
 
 def _check_finite(vectors: np.ndarray[Any, np.dtype[np.float32]], chunk: Chunk) -> None:
@@ -219,11 +226,18 @@ def _check_finite(vectors: np.ndarray[Any, np.dtype[np.float32]], chunk: Chunk) 
         )
 
 
-def _source_identity(source: Path) -> dict[str, Any]:
-    if source == STREAM:
+def _sources_identity(sources: Sequence[Path]) -> dict[str, Any]:
+    if STREAM in sources:
         return {}
-    stat = source.stat()
-    return {"source": str(source.resolve()), "source size": stat.st_size, "source time": stat.st_mtime_ns}
+    stats = [source.stat() for source in sources]
+    found = {
+        "source": [str(source.resolve()) for source in sources],
+        "source size": [stat.st_size for stat in stats],
+        "source time": [stat.st_mtime_ns for stat in stats],
+    }
+    if len(sources) > 1:  # a thousand names would be written with each chunk
+        found = {key: hashlib.sha256(repr(value).encode()).hexdigest() for key, value in found.items()}
+    return found
 
 
 def _model_identity(model: Any) -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from ftbert.files.read_lines import CsvReader, JsonlReader, TextReader, TsvReader
 from ftbert.files.records import STREAM, Reader, ReadOptions, Writer
+from ftbert.files.several import SeveralReader
 from ftbert.files.writers import JsonlGzWriter, JsonlStream, JsonlWriter, NpyWriter, ParquetWriter
 
 LINES = (".txt", ".jsonl", ".csv", ".tsv")
@@ -14,12 +16,6 @@ SOURCES = (*LINES, *(kind + ".gz" for kind in LINES), ".parquet")
 TARGETS: dict[str, Callable[[Path, int, dict[str, int]], Writer]] = {
     ".npy": NpyWriter, ".jsonl": JsonlWriter, ".jsonl.gz": JsonlGzWriter, ".parquet": ParquetWriter,
 }  # fmt: skip
-
-
-def stream_or_file(given: str | Path) -> Path:
-    """STREAM for "-" itself; "./-", which pathlib takes for the same, is a file."""
-    path = Path(given)
-    return path.absolute() if path == STREAM and str(given) != "-" else path
 
 
 def open_source(path: Path, options: ReadOptions) -> Reader:
@@ -36,6 +32,22 @@ def open_source(path: Path, options: ReadOptions) -> Reader:
     return {".txt": TextReader, ".jsonl": JsonlReader, ".csv": CsvReader, ".tsv": TsvReader}[kind](path, options)
 
 
+def open_sources(paths: Sequence[Path], options: ReadOptions) -> Reader:
+    """A reader for all of `paths`, in order; ValueError also for files whose columns make no table together."""
+    readers = [open_source(path, options) for path in paths]
+    if len(readers) == 1:
+        return readers[0]
+    schemas: list[Any] = [getattr(reader, "schema", None) for reader in readers]
+    for path, schema in zip(paths, schemas, strict=True) if options.keep == "table" else ():
+        if (schema is None) != (schemas[0] is None):
+            raise ValueError(f"{path}: .parquet and other inputs make no table together; write .jsonl or .npy")
+        if schema is not None and not schema.equals(schemas[0]):
+            odd = set(schema).symmetric_difference(schemas[0])
+            what = ", ".join(sorted(map(str, odd))) or "their order"
+            raise ValueError(f"{path}: other columns than in {paths[0]} ({what}); write .jsonl or .npy")
+    return SeveralReader(readers, options.batch_records)
+
+
 def open_target(path: Path, folder: Path, hidden: int, state: dict[str, int] | None) -> Writer:
     """A writer of `path`'s kind working inside `folder`; `state` is what `sync` returned, None at first."""
     if path == STREAM:
@@ -43,14 +55,10 @@ def open_target(path: Path, folder: Path, hidden: int, state: dict[str, int] | N
     return TARGETS[_kind(path, TARGETS, "write")](folder, hidden, state or {})
 
 
-def keeps_columns(target: Path) -> bool:
-    """True when the target's format has room for the other columns."""
-    return target == STREAM or _kind(target, TARGETS, "write") != ".npy"
-
-
-def skipped_file(target: Path) -> Path:
-    """Where the records are listed that were left out of `target`."""
-    return target.with_name(target.name + ".skipped.jsonl")
+def kept_for(target: Path) -> str:
+    """ReadOptions.keep: the form in which the target's format has room for the other columns."""
+    ending = ".jsonl" if target == STREAM else _kind(target, TARGETS, "write")
+    return {".npy": "", ".parquet": "table"}.get(ending, "json")
 
 
 def _kind(path: Path, kinds: Iterable[str], verb: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import hashlib
 import json
 import sys
 import warnings
@@ -15,10 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ftbert.files.columns import Unfit, as_json, fitted
 from ftbert.files.records import (
     CHUNK_BYTES,
     STREAM,
     BadRecord,
+    Changed,
     Chunk,
     Position,
     ReadOptions,
@@ -30,20 +33,23 @@ from ftbert.input_file import expect_file, is_unicode
 _BOM = b"\xef\xbb\xbf"
 # An unclosed quote makes the rest of the file one field. Past this size that is what must have happened.
 _LARGEST_FIELD = 16 << 20
+_BLOCK = 1 << 20  # read at once of what is passed over
 
 Record = tuple[str, dict[str, Any]]  # the text, and all of the record's fields
 
 
 class _Lines:
     """The lines of an open stream, as bytes with their ending, knowing offset and line number. Read forward only; the
-    last ones can be put back."""
+    last ones can be put back until they are `settled`."""
 
-    def __init__(self, file: BinaryIO, start: Position) -> None:
+    def __init__(self, file: BinaryIO, offset: int = 0, line: int = 0) -> None:
+        """Passes over the first `offset` bytes, which are `line` lines."""
         self.file = file
-        self.offset, self.line = start.offset, start.line
+        self.offset, self.line = offset, line
         self._back: deque[bytes] = deque()
-        if start.offset:
-            file.seek(start.offset)
+        self._drawn: list[bytes] = []
+        self._digest = hashlib.blake2b(digest_size=16)
+        _pass_over(file, offset, self._digest)
 
     def __iter__(self) -> _Lines:
         return self
@@ -53,15 +59,38 @@ class _Lines:
         if not raw:
             raise StopIteration
         first = self.offset == 0
+        self._drawn.append(raw)
         self.offset += len(raw)
         self.line += 1
         return raw[len(_BOM) :] if first and raw.startswith(_BOM) else raw
 
     def put_back(self, drawn: list[bytes]) -> None:
         """The lines drawn last, none of them the first of the file."""
+        if drawn:
+            del self._drawn[-len(drawn) :]
         self._back.extendleft(reversed(drawn))
         self.offset -= sum(map(len, drawn))
         self.line -= len(drawn)
+
+    def settled(self) -> None:
+        """What was drawn is not put back any more."""
+        for raw in self._drawn:
+            self._digest.update(raw)
+        self._drawn.clear()
+
+    @property
+    def digest(self) -> str:
+        """Of all bytes up to `offset`, which are settled; "" for none."""
+        return self._digest.hexdigest() if self.offset else ""
+
+
+def _pass_over(file: BinaryIO, most: int, digest: hashlib.blake2b) -> int:
+    """Reads up to `most` bytes for nothing but their digest; how many there were."""
+    left = most
+    while left and (block := file.read(min(left, _BLOCK))):
+        digest.update(block)
+        left -= len(block)
+    return most - left
 
 
 class _LineReader:
@@ -75,7 +104,13 @@ class _LineReader:
         expect_file(path)
         self.end = path.stat().st_size
         with self._opened() as (file, _):
-            self._open(_Lines(file, Position()))
+            self._open(_Lines(file))
+
+    def digest(self) -> str:
+        """See `records.Reader`."""
+        found = hashlib.blake2b(digest_size=16)
+        with self._opened() as (file, _):
+            return found.hexdigest() if _pass_over(file, sys.maxsize, found) else ""
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[BinaryIO, BinaryIO]]:
@@ -104,41 +139,59 @@ class _LineReader:
     def chunks(self, start: Position) -> Iterator[Chunk]:
         """See `records.Reader`."""
         with self._opened() as (file, packed):
-            lines = _Lines(file, start)
+            lines = _Lines(file, start.offset, start.line)
+            if lines.digest != start.digest:
+                raise Changed(self.path)
             if self.path == STREAM:
                 self._open(lines)
             position = told = start  # told: the end of the last chunk
             texts: list[str] = []
-            columns: list[dict[str, Any]] = []
+            columns: list[Any] = []
             bad: list[Skipped] = []
 
             def chunk() -> Chunk:
                 consumed = 0 if self.path == STREAM else packed.tell()
-                end = Position(lines.offset, lines.line, position.records + len(texts), position.skipped)
+                end = replace(
+                    position, offset=lines.offset, line=lines.line, records=position.records + len(texts),
+                    digest=lines.digest,
+                )  # fmt: skip
                 return Chunk(texts, columns, end, consumed, bad)
 
             while True:
                 try:
-                    record = self._next(lines)
+                    if (record := self._next(lines)) is not None:
+                        position = self._keep(record[1], columns, position, lines.line)
+                        texts.append(record[0])
                 except StopIteration:
                     break
                 except BadRecord as error:
                     if not self.options.skip_bad:
                         raise
                     bad.append(error.skipped)
-                    position, record = replace(position, skipped=position.skipped + 1), None
-                if record is not None:
-                    texts.append(record[0])
-                    if self.options.keep:
-                        columns.append(record[1])
+                    position = replace(position, skipped=position.skipped + 1)
+                lines.settled()
                 many = max(len(texts), len(bad)) >= self.options.batch_records
                 if many or lines.offset - told.offset >= CHUNK_BYTES:
                     done = chunk()
                     position = told = done.end
                     yield done
                     texts, columns, bad = [], [], []
-            if texts or bad:
+            lines.settled()
+            if lines.offset != told.offset:  # the end of the file, though perhaps no record
                 yield chunk()
+
+    def _keep(self, fields: dict[str, Any], columns: list[Any], position: Position, line: int) -> Position:
+        """Adds what is kept of a record. Where reading then stands; BadRecord where the target cannot hold it."""
+        try:
+            if self.options.keep == "json":
+                columns.append(as_json(fields))
+            elif self.options.keep:
+                kinds = fitted(position.kinds, fields)
+                columns.append(fields)
+                return position if kinds is position.kinds else replace(position, kinds=kinds)
+        except Unfit as error:
+            raise self._bad(line, str(error)) from error
+        return position
 
     def _bad(self, line: int, why: str) -> BadRecord:
         return BadRecord(self.path, line, why)

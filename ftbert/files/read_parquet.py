@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ftbert.files.columns import Unfit, as_json
 from ftbert.files.records import (
     CHUNK_BYTES,
     EMBEDDING,
     BadRecord,
+    Changed,
     Chunk,
     Position,
     ReadOptions,
@@ -25,6 +30,7 @@ from ftbert.input_file import expect_file
 # What pyarrow raises for bytes that are no parquet; ArrowException has no base of its own beside Exception.
 _BROKEN = (pa.ArrowException, OSError, ValueError, LookupError, TypeError, OverflowError, MemoryError)
 _ROWS_READ = 1024  # decoded at once; rows can be large
+_BLOCK = 1 << 20
 
 
 class ParquetReader:
@@ -44,28 +50,54 @@ class ParquetReader:
         column = options.column
         if column not in schema.names:
             raise missing_column(path, column, schema.names)
-        kind = schema.field(column).type
+        kind = schema.field(schema.names.index(column)).type
         text = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not (pa.types.is_string(text) or pa.types.is_large_string(text) or pa.types.is_string_view(text)):
             raise ValueError(f"{path}: column {column!r} must hold strings; it holds {kind}")
+        kept = schema.names if options.keep else [column]
+        if twice := sorted({name for name in kept if schema.names.count(name) > 1}):
+            raise ValueError(f"{path}: two columns are called {twice[0]!r}; rename one")
         if options.keep and EMBEDDING in schema.names:
             raise ValueError(f"{path}: already has a column {EMBEDDING!r}; rename it, or write .npy")
+        for field in schema if options.keep == "json" else ():
+            if _holds_bytes(field.type):
+                raise ValueError(f"{path}: column {field.name!r} holds bytes, which JSON cannot; write .npy")
+        self.schema = schema
 
     def chunks(self, start: Position) -> Iterator[Chunk]:
         """See `records.Reader`."""
         position = start
-        for table in self._tables(start.offset):
-            texts, good, bad = self._texts(table[self.options.column], position.offset)
-            kept = None
-            if self.options.keep:
-                kept = table if len(texts) == len(table) else table.filter(pa.array(good))
-            position = Position(
-                offset=position.offset + len(table),
-                line=position.line + len(table),
-                records=position.records + len(texts),
-                skipped=position.skipped + len(table) - len(texts),
-            )
-            yield Chunk(texts, kept, position, position.offset, bad)
+        with self.path.open("rb") as file:
+            digest = _GroupsDigest(file, None if self.options.keep else self.options.column)
+            if self._known(digest, start.offset) != start.digest:
+                raise Changed(self.path)
+            for table in self._tables(start.offset):
+                texts, good, bad = self._texts(table[self.options.column], position.offset)
+                columns: Any = None
+                if self.options.keep == "json":
+                    columns = self._objects(table, texts, good, bad, position.offset)
+                elif self.options.keep:
+                    columns = table if all(good) else _only(table, good)
+                position = replace(
+                    position,
+                    offset=position.offset + len(table),
+                    line=position.line + len(table),
+                    records=position.records + len(texts),
+                    skipped=position.skipped + len(bad),
+                    digest=self._known(digest, position.offset + len(table)),
+                )
+                yield Chunk(texts, columns, position, position.offset, bad)
+
+    def digest(self) -> str:
+        """See `records.Reader`."""
+        with self.path.open("rb") as file:
+            return self._known(_GroupsDigest(file, None if self.options.keep else self.options.column), self.end or 0)
+
+    def _known(self, digest: _GroupsDigest, rows: int) -> str:
+        try:
+            return digest.up_to(rows)
+        except _BROKEN as error:
+            raise ValueError(f"{self.path}: broken parquet data ({error})") from error
 
     def _tables(self, first: int) -> Iterator[Any]:
         """The rows from `first` on in chunks; where they are cut depends only on the rows that follow."""
@@ -92,6 +124,8 @@ class ParquetReader:
         column = table[self.options.column].slice(0, limit)
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
+        if pa.types.is_string_view(column.type):
+            column = column.cast(pa.large_string())
         lengths = pc.fill_null(pc.binary_length(column.cast(pa.large_binary())), 0)
         ends = pc.cumulative_sum(lengths).to_numpy()
         full = int(ends.searchsorted(CHUNK_BYTES)) + 1 if len(ends) else 1
@@ -109,14 +143,98 @@ class ParquetReader:
             except UnicodeDecodeError:
                 text, why = None, "is not UTF-8"
             if why:
-                error = BadRecord(self.path, row, f"{self.options.column!r} {why}", "row")
-                if not self.options.skip_bad:
-                    raise error
-                bad.append(error.skipped)
+                bad.append(self._bad(row, f"{self.options.column!r} {why}"))
             good.append(text is not None)
             if text is not None:
                 texts.append(text)
         return texts, good, bad
+
+    def _bad(self, row: int, why: str) -> Skipped:
+        error = BadRecord(self.path, row, why, "row")
+        if not self.options.skip_bad:
+            raise error
+        return error.skipped
+
+    def _objects(self, table: Any, texts: list[str], good: list[bool], bad: list[Skipped], first: int) -> list[str]:
+        """The good rows as JSON objects. One that JSON cannot hold joins the bad ones, and its text goes."""
+        try:
+            rows = table.to_pylist()
+        except (ValueError, OverflowError):  # nanoseconds, dates beyond Python's, what is not UTF-8: in some row
+            rows = [None] * len(table)
+        made: list[str] = []
+        for row, fields in enumerate(rows):
+            if good[row]:
+                try:
+                    made.append(as_json(_row(table, row) if fields is None else fields))
+                except Unfit as error:
+                    del texts[len(made)]
+                    bad.append(self._bad(first + row + 1, str(error)))
+        bad.sort(key=lambda one: one.line)
+        return made
+
+
+class _GroupsDigest:
+    """Of the file's description and the row groups that the first rows lie in, as they are on the disk."""
+
+    def __init__(self, file: Any, column: str | None) -> None:
+        """column: the one that is read, None for all."""
+        self._file, self._column = file, column
+        self._digest, self._groups, self._rows = hashlib.blake2b(digest_size=16), 0, 0
+        self._metadata: Any = None
+
+    def up_to(self, rows: int) -> str:
+        """"" for none, and no fewer rows than before."""
+        if not rows:
+            return ""
+        if self._metadata is None:
+            self._metadata = pq.read_metadata(self._file)
+            size = self._file.seek(0, 2)
+            self._add(size - self._metadata.serialized_size - 8, size)
+        while self._rows < rows and self._groups < self._metadata.num_row_groups:
+            group = self._metadata.row_group(self._groups)
+            for place in range(group.num_columns):
+                part = group.column(place)
+                if self._column in (None, part.path_in_schema):
+                    starts = (part.dictionary_page_offset or part.data_page_offset, part.data_page_offset)
+                    self._add(min(starts), min(starts) + part.total_compressed_size)
+            self._groups, self._rows = self._groups + 1, self._rows + group.num_rows
+        return self._digest.hexdigest()
+
+    def _add(self, start: int, end: int) -> None:
+        self._file.seek(start)
+        while start < end and (block := self._file.read(min(end - start, _BLOCK))):
+            self._digest.update(block)
+            start += len(block)
+
+
+def _row(table: Any, row: int) -> dict[str, Any]:
+    """One row, field by field; Unfit names the one that Python has no value for."""
+    found = {}
+    for name in table.column_names:
+        try:
+            found[name] = table[name][row].as_py()
+        except (ValueError, OverflowError) as error:
+            raise Unfit(f"field {name!r} cannot be written as JSON ({error})") from error
+    return found
+
+
+def _only(table: Any, good: list[bool]) -> Any:
+    """The good rows; `Table.filter` does not know every type."""
+    parts, start = [table.slice(0, 0)], 0
+    for kept, run in groupby(good):
+        count = len(list(run))
+        if kept:
+            parts.append(table.slice(start, count))
+        start += count
+    return pa.concat_tables(parts)
+
+
+def _holds_bytes(kind: Any) -> bool:
+    inside = [kind.field(place).type for place in range(kind.num_fields)]
+    if pa.types.is_dictionary(kind):
+        inside.append(kind.value_type)
+    is_one = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
+    return any(one(kind) for one in is_one) or any(map(_holds_bytes, inside))
 
 
 def _groups_from(metadata: Any, first: int) -> tuple[list[int], int]:

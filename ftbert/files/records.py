@@ -25,17 +25,23 @@ CHUNK_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Position:
-    """Where reading stands. offset: bytes (parquet: rows) consumed; line: lines (rows) consumed."""
+    """Where reading stands. offset: bytes (parquet: rows) consumed of the file; line: lines (rows) consumed of it.
+    digest: of what was consumed, "" for nothing: reading goes on in the same text only."""
 
     offset: int = 0
     line: int = 0
     records: int = 0  # good ones
     skipped: int = 0  # bad ones, counted when the reader may skip
+    digest: str = ""
+    kinds: dict[str, Any] = field(default_factory=dict)  # what the columns hold so far: columns.Kind
+    # Of several files:
+    ends: list[int] = field(default_factory=list)  # `records` at the end of each finished file
+    earlier: str = ""  # the digest of those
 
 
 @dataclass
 class Chunk:
-    """texts: what to embed. columns: the records to keep beside it, a list of dict or a pyarrow Table. consumed: of
+    """texts: what to embed. columns: the records to keep beside it, as ReadOptions.keep says. consumed: of
     Reader.end, up to the end of the chunk. bad: the records left out."""
 
     texts: list[str]
@@ -48,6 +54,7 @@ class Chunk:
 class Skipped(NamedTuple):
     """A record that was left out. line: from 1 on; rows for parquet."""
 
+    file: str
     line: int
     reason: str
 
@@ -59,7 +66,14 @@ class BadRecord(ValueError):
         super().__init__(
             f"{path}: {unit} {line}: {reason}. Mend it, or pass --skip-bad to leave such records out"
         )
-        self.skipped = Skipped(line, reason)
+        self.skipped = Skipped(str(path), line, reason)
+
+
+class Changed(ValueError):
+    """A source that is not what an earlier run has read."""
+
+    def __init__(self, what: Path | str) -> None:
+        super().__init__(f"{what}: changed since an earlier run read it")
 
 
 class Reader(Protocol):
@@ -68,7 +82,11 @@ class Reader(Protocol):
     end: int | None  # Chunk.consumed at the end of the file, where that is known
 
     def chunks(self, start: Position) -> Iterator[Chunk]:
-        """Chunks from `start` on; BadRecord at a bad record unless the reader skips them."""
+        """Chunks from `start` on; BadRecord at a bad record unless the reader skips them, Changed where what lies
+        before `start` is not what was read."""
+
+    def digest(self) -> str:
+        """Of the whole file: Position.digest at its end."""
 
 
 class Writer(Protocol):
@@ -90,12 +108,13 @@ class Writer(Protocol):
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """column: the one with the text. keep: read the other columns too. batch_records: per chunk. kind: of standard
-    input, one of formats.LINES."""
+    """column: the one with the text. keep: the records beside the texts, "json": as one JSON object each; "table": as
+    a list of dict that fit `Position.kinds`, or a pyarrow Table; "": not at all. batch_records: per chunk. kind: of
+    standard input, one of formats.LINES."""
 
     column: str = "text"
     skip_bad: bool = False
-    keep: bool = True
+    keep: str = "json"
     batch_records: int = 8192
     kind: str = ".txt"
 

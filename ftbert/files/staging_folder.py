@@ -11,7 +11,6 @@ import fcntl
 import json
 import os
 import re
-import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,8 @@ from typing import Any
 from ftbert.input_file import named
 
 _MANIFEST = "manifest.json"
-_OURS = re.compile(r"manifest\.(json|new)|(rows(-\d{8})?|skipped)\.(npy|jsonl|parquet)")
+_MARK = "made-by-ftbert"  # the first file in the folder, and the last to go
+_OURS = re.compile(_MARK + r"|manifest\.(json|new)|(rows(-\d{8})?|skipped)\.(npy|jsonl|parquet|new)")
 
 
 class StagingFolder:
@@ -33,8 +33,8 @@ class StagingFolder:
     def __enter__(self) -> StagingFolder:  # noqa: PYI034 - typing.Self needs Python 3.11
         while True:
             self.folder.mkdir(exist_ok=True)
-            self._refuse_others_files()
-            self._lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+            refuse_others_folder(self.folder)
+            self._lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -45,41 +45,43 @@ class StagingFolder:
             # The one who held the lock may just have finished and removed the folder.
             with contextlib.suppress(FileNotFoundError):
                 if os.stat(self.folder).st_ino == os.fstat(self._lock).st_ino:
+                    refuse_others_folder(self.folder)
+                    (self.folder / _MARK).touch()
                     return self
             os.close(self._lock)
-
-    def _refuse_others_files(self) -> None:
-        with contextlib.suppress(FileNotFoundError):  # another process has just finished
-            names = sorted(path.name for path in self.folder.iterdir() if not _OURS.fullmatch(path.name))
-            if names:
-                raise FileExistsError(
-                    f"{self.folder}: ftbert keeps unfinished work there, and it holds {names[0]!r}, which ftbert did "
-                    "not write; move it away, or name another output"
-                )
 
     def __exit__(self, *raised: object) -> None:
         """Keeps the folder only when it holds a finished chunk."""
         if not (self.folder / _MANIFEST).exists():
-            shutil.rmtree(self.folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self._empty()
+                (self.folder / _MARK).unlink()
+                self.folder.rmdir()
         os.close(self._lock)
 
     def saved(self, made_with: dict[str, Any]) -> dict[str, Any] | None:
-        """What `save` last stored, if it was made with the same things; else the folder is emptied,
-        with one warning that says what has changed.
-        """
-        path, reason = self.folder / _MANIFEST, None
-        if path.exists():
-            try:
-                manifest = json.loads(path.read_text(encoding="utf-8"))
-                before = manifest["made_with"]
-                changed = sorted(key for key in before | made_with if before.get(key) != made_with.get(key))
-                if not changed:
-                    return dict(manifest["progress"])
-                reason = f"it was made with another {', '.join(changed)}"
-            except (ValueError, KeyError, TypeError):
-                reason = "its manifest is broken"
-        self.discard(reason)
-        return None
+        """What `save` last stored. ValueError where it was made with other things; where its manifest is broken the
+        folder is emptied, with one warning."""
+        path = self.folder / _MANIFEST
+        if not path.exists():
+            self.discard(None)
+            return None
+        try:
+            manifest = json.loads(path.read_text(encoding="utf-8"))
+            before, progress = dict(manifest["made_with"]), dict(manifest["progress"])
+        except (ValueError, KeyError, TypeError):
+            self.discard("its manifest is broken")
+            return None
+        if changed := sorted(key for key in before | made_with if before.get(key) != made_with.get(key)):
+            raise self.cannot_go_on(f"it was made with another {', '.join(changed)}")
+        return progress
+
+    def cannot_go_on(self, reason: str) -> ValueError:
+        """The error for finished work that does not fit what is asked for."""
+        return ValueError(
+            f"{self.folder}: holds finished work, and {reason}. Ask for the same again, or start again with "
+            "--no-resume (resume=False), which throws that work away"
+        )
 
     def save(self, made_with: dict[str, Any], progress: dict[str, Any]) -> None:
         """Stores the manifest; the files it speaks of must be on the disk already."""
@@ -95,10 +97,14 @@ class StagingFolder:
         """Empties the folder; warns when `reason` says why."""
         if reason is not None:
             warnings.warn(f"{self.folder}: cannot go on from here, {reason}; starting again", stacklevel=2)
+        self._empty()
+
+    def _empty(self) -> None:
         # The manifest goes first: files without one are never taken for finished chunks.
         (self.folder / _MANIFEST).unlink(missing_ok=True)
         for path in self.folder.iterdir():
-            path.unlink()
+            if path.name != _MARK:
+                path.unlink()
 
     def deliver(self, finished: Path) -> None:
         """Moves the finished file (synced, in the folder) over the target and removes the folder."""
@@ -109,6 +115,23 @@ class StagingFolder:
         finally:
             os.close(above)
         (self.folder / _MANIFEST).unlink(missing_ok=True)
+
+
+def refuse_others_folder(folder: Path) -> None:
+    """FileExistsError where the place of the folder is taken by something that ftbert did not make, such as a link."""
+    if not os.path.lexists(folder):
+        return
+    odd = "" if folder.is_dir() and not folder.is_symlink() else "it is no folder"
+    with contextlib.suppress(FileNotFoundError):  # another process has just finished
+        names = [] if odd else sorted(path.name for path in folder.iterdir())
+        if names and (_MARK not in names or not all(map(_OURS.fullmatch, names))):
+            others = [name for name in names if not _OURS.fullmatch(name)] or names
+            odd = f"it holds {others[0]!r}"
+    if odd:
+        raise FileExistsError(
+            f"{folder}: ftbert keeps unfinished work there, and {odd}, which ftbert did not write; move it away, or "
+            "name another output"
+        )
 
 
 def staging_path(target: Path) -> Path:

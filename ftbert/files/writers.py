@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ftbert.files.columns import as_json, as_table
 from ftbert.files.records import EMBEDDING, STREAM, Chunk, Skipped, Writer
 from ftbert.input_file import named
 
@@ -84,14 +84,12 @@ class NpyWriter(_FileWriter):
 class SkippedWriter(_FileWriter):
     """The records left out: {"file", "line", "reason"}, one JSON object a line."""
 
-    def __init__(self, folder: Path, source: Path, state: dict[str, int]) -> None:
+    def __init__(self, folder: Path, state: dict[str, int]) -> None:
         super().__init__(folder / "skipped.jsonl", state)
-        self._source = str(source)
 
     def append(self, bad: list[Skipped]) -> None:
-        for line, reason in bad:
-            row = {"file": self._source, "line": line, "reason": reason}
-            self.write((_as_json(row) + "\n").encode("utf-8"))
+        for one in bad:
+            self.write((as_json(one._asdict()) + "\n").encode("utf-8"))
 
 
 class JsonlWriter(_FileWriter):
@@ -144,9 +142,7 @@ class ParquetWriter(Writer):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        table = chunk.columns if isinstance(chunk.columns, pa.Table) else _as_table(chunk.columns)
-        if EMBEDDING in table.column_names:
-            raise ValueError(f"the records already have a field {EMBEDDING!r}; rename it, or write .npy")
+        table = chunk.columns if isinstance(chunk.columns, pa.Table) else as_table(chunk.columns, chunk.end.kinds)
         flat = pa.array(vectors.ravel(), type=pa.float32())
         table = table.append_column(self._field(), pa.FixedSizeListArray.from_arrays(flat, self._hidden))
         with named(self._part(self._count)):
@@ -164,10 +160,9 @@ class ParquetWriter(Writer):
 
         parts = [self._part(number) for number in range(self._count)]
         schemas = [pq.read_schema(part) for part in parts] or [pa.schema([self._field()])]
-        try:
-            schema = pa.unify_schemas(schemas, promote_options="permissive")
-        except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
-            raise ValueError(f"a field changes its type along the file ({error}); write .jsonl instead") from error
+        schema = pa.unify_schemas(schemas, promote_options="permissive")  # readers refuse what does not fit
+        last = schema.get_field_index(EMBEDDING)  # behind the fields that came later in the file, too
+        schema = schema.remove(last).append(schema.field(last))
         whole = self._folder / "rows.parquet"
         with named(whole), pq.ParquetWriter(whole, schema) as writer:
             for part in parts:
@@ -192,42 +187,11 @@ class ParquetWriter(Writer):
 
 
 def _lines(chunk: Chunk, vectors: NDArray[np.float32]) -> Iterator[bytes]:
-    rows = chunk.columns if isinstance(chunk.columns, list) else chunk.columns.to_pylist()
     # Nine significant digits give every float32 back exactly, at half the length of a double's.
     numbers = "[" + ", ".join(["%.9g"] * vectors.shape[1]) + "]"
-    for fields, vector in zip(rows, vectors.tolist(), strict=True):
-        if EMBEDDING in fields:
-            raise ValueError(f"a record already has a field {EMBEDDING!r}; rename it, or write .npy")
-        body = _as_json(fields)[:-1] + (", " if fields else "") + f'"{EMBEDDING}": {numbers % tuple(vector)}}}\n'
+    for fields, vector in zip(chunk.columns, vectors.tolist(), strict=True):
+        body = fields[:-1] + (", " if len(fields) > 2 else "") + f'"{EMBEDDING}": {numbers % tuple(vector)}}}\n'
         yield body.encode("utf-8")
-
-
-def _as_json(fields: dict[str, Any]) -> str:
-    try:
-        text = json.dumps(fields, ensure_ascii=False, default=_plain)
-        text.encode("utf-8")
-    except UnicodeEncodeError:  # a lone surrogate, which only the escaped form can carry
-        text = json.dumps(fields, default=_plain)
-    return text
-
-
-def _plain(value: Any) -> str:
-    """Dates, times and decimals from parquet as JSON has them: text."""
-    if isinstance(value, (bytes, memoryview)):
-        raise TypeError("a column holds bytes, which JSON cannot; write .parquet or .npy")
-    return str(value.isoformat() if hasattr(value, "isoformat") else value)
-
-
-def _as_table(rows: list[dict[str, Any]]) -> Any:
-    import pyarrow as pa
-
-    columns = {}
-    for name in dict.fromkeys(name for row in rows for name in row):
-        try:
-            columns[name] = pa.array([row.get(name) for row in rows])
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError) as error:
-            raise ValueError(f"field {name!r} does not fit one parquet type ({error}); write .jsonl") from error
-    return pa.table(columns)
 
 
 def _sync_file(path: Path) -> None:
