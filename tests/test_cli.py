@@ -48,6 +48,8 @@ def failed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ["embed", "m", "in.txt", "out.npy", "--max-tokens", "0"],
         ["embed", "m", "in.txt", "out.npy", "--max-tokens", "many"],
         ["embed", "m", "in.txt", "out.npy", "--pooling", "avg"],
+        ["embed", "m", "in.txt", "out.npy", "--device", "cpu,tpu"],
+        ["check", "m", "--device", "cpu,cpu"],
     ],
 )
 def test_wrong_usage_is_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,6 +78,9 @@ def test_help_loads_nothing_heavy() -> None:
         (["--max-length", "3"], {"max_length": 3}),
         (["--truncate-dim", "5"], {"truncate_dim": 5}),
         (["--prompt-name", "document"], {"prompt_name": "document"}),
+        (["--max-length", "3", "--long-texts", "mean"], {"max_length": 3, "long_texts": "mean"}),
+        (["--precision", "ubinary"], {"precision": "ubinary"}),
+        (["--device", "cpu,cpu"], {}),
     ],
 )
 def test_embed_takes_the_options_of_encode(stub: StubModel, arguments: list[str], options: dict[str, Any]) -> None:
@@ -96,6 +101,10 @@ def test_embed_reports(stub: StubModel, capsys: pytest.CaptureFixture[str]) -> N
     assert np.load("out.npy").shape == (3, 16)
     assert cli.main(["embed", "model", "in.txt", "out.npy", "--json", "--no-normalize"]) == 0
     assert json.loads(capsys.readouterr().out)["records"] == 3
+    assert cli.main(["embed", "model", "in.txt", "in.t?t", "out.npy", "--max-length", "3"]) == 0
+    assert "6 records x 16, 2 longer than the maximum length and truncated; " in capsys.readouterr().out
+    assert cli.main(["embed", "model", "in.txt", "out.npy", "--progress"]) == 0
+    assert "3 texts, " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

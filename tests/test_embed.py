@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from conftest import full_disk
+from sentence_transformers.util import quantize_embeddings
 from stub_model import WORDS, StubModel, threads_left
 
+from ftbert import progress
 from ftbert.files import embed_file, staging_path
 from ftbert.files.staging_folder import StagingFolder
 
@@ -216,7 +220,7 @@ def test_what_was_written_after_the_manifest_is_cut_off(tmp_path: Path, stub: St
 
 OTHER_SETTINGS: dict[str, Any] = {
     "pooling": "cls", "normalize": False, "max_tokens": 99, "prompt": "cat ", "max_length": 4, "truncate_dim": 3,
-    "batch_records": 8,
+    "batch_records": 8, "long_texts": "mean", "precision": "ubinary",
 }  # fmt: skip
 
 
@@ -229,7 +233,7 @@ def test_another_setting_is_refused(tmp_path: Path, stub: StubModel, name: str) 
         embed_file(stub, path, out, **{"batch_records": 7, **options})
     assert embed_file(stub, path, out, batch_records=7).resumed == 35
     stats = embed_file(stub, path, out, **{"batch_records": 7, **options}, resume=False)
-    assert (stats.resumed, stats.records, stats.hidden) == (0, 50, options.get("truncate_dim", 16))
+    assert (stats.resumed, stats.records, stats.hidden) == (0, 50, {"truncate_dim": 3, "precision": 2}.get(name, 16))
     assert np.array_equal(np.load(out), stub.encode(TEXTS, **(options if name != "batch_records" else {})))
 
 
@@ -410,3 +414,117 @@ def test_a_full_disk_names_the_file(tmp_path: Path, stub: StubModel, target: str
         embed_file(stub, path, tmp_path / target, batch_records=7)
     assert f"{target}.part/rows" in raised.value.filename
     assert not (tmp_path / target).exists()
+
+
+@pytest.mark.parametrize("target", ["out.npy", "out.jsonl", "out.parquet"])
+@pytest.mark.parametrize("precision", ["int8", "uint8", "binary", "ubinary"])
+def test_precisions(tmp_path: Path, stub: StubModel, target: str, precision: str) -> None:
+    path, out, file = write_source(tmp_path / "in.txt", TEXTS), tmp_path / target, tmp_path / "ranges.npy"
+    ranges = file if precision.endswith("int8") else None
+    given: dict[str, Any] = {"precision": precision, "ranges": ranges, "truncate_dim": 13, "batch_records": 7}
+    vectors = stub.encode(TEXTS, truncate_dim=13)
+    want = quantize_embeddings(vectors, precision)  # type: ignore[arg-type]
+    stats = embed_file(stub, path, out, **given)
+    got = np.load(out) if target == "out.npy" else np.array([row["embedding"] for row in rows_of(out)])
+    assert np.array_equal(got, want) and stats.hidden == want.shape[1]
+    if target == "out.npy":
+        assert got.dtype == want.dtype
+    if target == "out.parquet":
+        assert pq.read_table(out).schema.field("embedding").type.value_type == pa.from_numpy_dtype(want.dtype)
+    if ranges is not None:
+        measured = np.load(file)
+        assert np.array_equal(measured, np.stack([vectors.min(0), vectors.max(0)]))
+        assert np.array_equal(stub.encode("cat", truncate_dim=13, precision=precision, ranges=measured),
+                              quantize_embeddings(stub.encode(["cat"], truncate_dim=13), precision, ranges=measured)[0])  # type: ignore[arg-type]
+        few = write_source(tmp_path / "few.txt", TEXTS[:3])  # read now, not measured again
+        embed_file(stub, few, tmp_path / "few.npy", **given)
+        assert np.array_equal(np.load(tmp_path / "few.npy"), want[:3])
+        np.save(file, measured / 2)
+        embed_file(stub, few, tmp_path / "few.npy", **given)  # what lies outside becomes the nearest
+        assert np.array_equal(np.load(tmp_path / "few.npy"), quantize_embeddings(vectors[:3], precision, ranges=measured / 2))  # type: ignore[arg-type]
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    if path.suffix == ".parquet":
+        return pq.read_table(path).to_pylist()
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_ranges_are_part_of_what_work_was_made_with(tmp_path: Path, stub: StubModel) -> None:
+    path, out, file = write_source(tmp_path / "in.txt", TEXTS), tmp_path / "out.npy", tmp_path / "r.npy"
+    np.save(file, np.stack([-np.ones(16), np.ones(16)]))
+    given: dict[str, Any] = {"precision": "int8", "ranges": file}
+    interrupted(stub, path, out, RuntimeError(), **given)
+    np.save(file, np.stack([-np.ones(16), np.ones(16) / 2]))
+    with pytest.raises(ValueError, match="another ranges.*--no-resume"):
+        embed_file(stub, path, out, batch_records=7, **given)
+    np.save(file, np.stack([-np.ones(16), np.ones(16)]))
+    assert embed_file(stub, path, out, batch_records=7, **given).resumed == 35
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"precision": "int8"}, "precision int8 needs --ranges FILE"),
+        ({"precision": "binary", "ranges": "r.npy"}, "--ranges is for --precision int8 and uint8; got binary"),
+        ({"precision": "int8", "ranges": "r.txt"}, "expected the name of a .npy"),
+        ({"precision": "int8", "ranges": "out.npy"}, "out.npy: would be written twice"),
+        ({"precision": "int8", "ranges": "out.npy.part/rows.npy"}, "lies in .*out.npy.part"),
+        ({"precision": "int8", "ranges": "bad.npy"}, "bad.npy: "),
+        ({"precision": "int8", "ranges": "wide.npy"}, r"wide.npy: ranges must be floats \[2, 16\]; got float64 \[2, 4\]"),
+        ({"precision": "int8", "ranges": "turned.npy"}, "turned.npy: ranges must be finite: the least"),
+        ({"precision": "int4"}, "precision must be one of"),
+    ],
+)
+def test_wrong_ranges(
+    tmp_path: Path, stub: StubModel, given: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = write_source(tmp_path / "in.txt", TEXTS)
+    (tmp_path / "bad.npy").write_bytes(b"no numpy")
+    np.save("wide.npy", np.zeros((2, 4)))
+    np.save("turned.npy", np.stack([np.ones(16), np.zeros(16)]))
+    before = {p: p.read_bytes() for p in tmp_path.iterdir() if p.is_file()}
+    with pytest.raises(ValueError, match=words):
+        embed_file(stub, path, tmp_path / "out.npy", **given)
+    assert before == {p: p.read_bytes() for p in tmp_path.iterdir() if p.is_file()} and stub.calls == []
+
+
+def test_copies_of_a_model_share_the_work(tmp_path: Path, stub: StubModel) -> None:
+    path, out = write_source(tmp_path / "in.jsonl", TEXTS), tmp_path / "out.jsonl"
+    models = [StubModel(stub.folder, delay) for delay in (0.0, 0.004, 0.001)]
+    embed_file(stub, path, tmp_path / "whole.jsonl", batch_records=7)
+    for _ in range(2):
+        embed_file(models, path, out, max_tokens=16384, batch_records=7)
+        assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert all(model.calls for model in models) and threads_left() == 0
+    stub.calls.clear()
+    stub.fail_at, stub.error = 4, RuntimeError("stub failed")
+    out.unlink()
+    with pytest.raises(RuntimeError, match="stub failed"):
+        embed_file([stub, models[1]], path, out, batch_records=7)
+    assert not out.exists() and not any(thread.name.startswith("ftbert-replica") for thread in threading.enumerate())
+    stats = embed_file(models[0], path, out, batch_records=7)  # one alone goes on
+    assert stats.resumed > 0 and out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    models[1].dtype = torch.bfloat16
+    with pytest.raises(ValueError, match="must be copies of one"):
+        embed_file(models, path, out)
+
+
+def test_a_line_from_time_to_time_off_a_terminal(
+    tmp_path: Path, stub: StubModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_source(tmp_path / "in.txt", TEXTS)
+    monkeypatch.setattr(progress, "_SECONDS", 0)
+    embed_file(stub, path, tmp_path / "out.npy", batch_records=10)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 5 and all(line.startswith("embed: ") for line in lines)
+    assert "50 texts in 0:00:0" in lines[-1] and "100 %, 0:00:00 left" in lines[-1] and "tokens/s" in lines[-1]
+    embed_file(stub, path, tmp_path / "out.npy", show_progress_bar=False)
+    assert capsys.readouterr().err == ""
+    embed_file(stub, path, tmp_path / "out.npy", show_progress_bar=True)
+    assert "50 texts, " in capsys.readouterr().err
+    interrupted(stub, path, tmp_path / "new.npy", RuntimeError())
+    capsys.readouterr()
+    embed_file(stub, path, tmp_path / "new.npy", batch_records=7)  # speed and rest are those of this run
+    assert "embed: 15 texts" in (last := capsys.readouterr().err.splitlines()[-1]) and "100 %" in last

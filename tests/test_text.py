@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+import torch
 from stub_model import WORDS, StubModel, threads_left, write_tokenizer
 
 from ftbert.text import TextSettings, Tokenizer
@@ -107,6 +109,12 @@ def test_nothing_and_the_empty_string(stub: StubModel) -> None:
     [
         (["a", 3], TypeError, r"texts\[1\] must be a str; got int"),
         (["a", None], TypeError, r"texts\[1\] must be a str; got NoneType"),
+        (["a", float("nan")], TypeError, r"texts\[1\] must be a str; got float \(NaN, a missing value\)"),
+        ({"a"}, TypeError, "a list of str; got set"),
+        (pa.table({"text": ["a"]}), TypeError, "a list of str; got Table; pass one of its columns"),
+        (pa.array(["a", None]), TypeError, r"texts\[1\] must be a str; got NoneType"),
+        (np.array(["a", np.nan], object), TypeError, r"texts\[1\] must be a str; got float \(NaN"),
+        (iter(["a", b"b"]), TypeError, r"texts\[1\] must be a str; got bytes"),
         (7, TypeError, "a list of str; got int"),
         (b"abc", TypeError, "a list of str; got bytes"),
         ({"a": 1}, TypeError, "a list of str; got dict"),
@@ -120,6 +128,60 @@ def test_wrong_texts(stub: StubModel, texts: Any, error: type[Exception], words:
     with pytest.raises(error, match=words):
         stub.encode(texts)
     assert stub.calls == []
+
+
+class Series:
+    """As a column of pandas: its labels are no places."""
+
+    ndim, shape = 1, (3,)
+
+    def __getitem__(self, label: str) -> str:
+        raise KeyError(label)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tolist())
+
+    def __len__(self) -> int:
+        return 3
+
+    def tolist(self) -> list[str]:
+        return ["a cat", "the dog", ""]
+
+
+COLUMNS: dict[str, Callable[[list[str]], Any]] = {
+    "numpy str": np.array, "numpy object": lambda t: np.array(t, object), "pyarrow": pa.array,
+    "pyarrow chunks": lambda t: pa.chunked_array([t[:1], t[1:]]), "pyarrow large": lambda t: pa.array(t, pa.large_string()),
+    "pyarrow dictionary": lambda t: pa.array(t).dictionary_encode(), "generator": lambda t: (one for one in t),
+    "map": lambda t: map(str, t), "dict values": lambda t: dict(enumerate(t)).values(), "tuple": tuple,
+    "pandas-like": lambda t: Series(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_columns_and_iterators_are_lists_of_texts(stub: StubModel, kind: str) -> None:
+    texts = ["a cat", "the dog", ""]
+    assert np.array_equal(stub.encode(COLUMNS[kind](texts)), stub.encode(texts))
+    assert np.array_equal(stub.encode_query(COLUMNS[kind](texts)), stub.encode(texts))
+
+
+@pytest.mark.parametrize("package", ["pandas", "polars"])
+def test_columns_of_data_frames(stub: StubModel, package: str) -> None:
+    frames = pytest.importorskip(package)
+    texts = ["a cat", "the dog", ""]
+    frame = frames.DataFrame({"text": texts, "n": [1, 2, 3]})
+    assert np.array_equal(stub.encode(frame["text"]), stub.encode(texts))
+    with pytest.raises(TypeError, match="got DataFrame; pass one of its columns"):
+        stub.encode(frame)
+    with pytest.raises(TypeError, match=r"texts\[1\] must be a str; got "):
+        stub.encode(frames.Series(["a", None]))
+
+
+def test_similarity_takes_columns_of_vectors(stub: StubModel) -> None:
+    vectors = stub.encode(["a cat", "the dog"])
+    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
+    want = stub.similarity(vectors, vectors)
+    for given in (column, pa.chunked_array([column]), iter(vectors), (torch.from_numpy(v) for v in vectors)):
+        assert torch.equal(stub.similarity(given, vectors), want)
 
 
 def test_wrong_options(stub: StubModel) -> None:

@@ -22,6 +22,7 @@ def add(
     *,
     model: bool = True,
     defaults: tuple[str, str] = ("cpu", "fp32"),
+    several_devices: bool = False,
 ) -> argparse.ArgumentParser:
     """A command with --json and, where it computes with a model, --device and --dtype. text: what it does."""
     added: argparse.ArgumentParser = commands.add_parser(
@@ -31,7 +32,8 @@ def add(
     added.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     if model:
         device, dtype = defaults
-        added.add_argument("--device", type=_device, help=f"cpu, cuda or cuda:N (default {device})")
+        more, kind = ("; several with commas share the work", _devices) if several_devices else ("", _device)
+        added.add_argument("--device", type=kind, help=f"cpu, cuda or cuda:N{more} (default {device})")
         added.add_argument("--dtype", choices=("fp32", "fp16", "bf16"), help=f"(default {dtype})")
     return added
 
@@ -41,6 +43,12 @@ def load_model(options: argparse.Namespace, **more: Any) -> Any:
     # What is not given is left to load(), which knows the defaults.
     given = {name: value for name in ("device", "dtype") if (value := getattr(options, name)) is not None}
     return ftbert.load(options.model, **given, **more)
+
+
+def load_models(options: argparse.Namespace, **more: Any) -> list[Any]:
+    """One on each of the devices that a command names."""
+    devices = [None] if options.device is None else options.device.split(",")
+    return [load_model(argparse.Namespace(**vars(options) | {"device": device}), **more) for device in devices]
 
 
 def report(options: argparse.Namespace, values: dict[str, Any], text: str, where: TextIO | None = None) -> None:
@@ -60,3 +68,7 @@ def _device(text: str) -> str:
     if kind not in ("cpu", "cuda") or (":" in text and (kind == "cpu" or not index.isdigit())):
         raise argparse.ArgumentTypeError(f"expected cpu, cuda or cuda:N; got {text!r}")
     return text
+
+
+def _devices(text: str) -> str:
+    return ",".join(map(_device, text.split(",")))

@@ -8,7 +8,7 @@ from typing import Any
 
 from ftbert.cli import command
 
-_AS_IN_ENCODE = ("pooling", "prompt", "prompt_name", "max_length", "truncate_dim", "max_tokens")
+_AS_IN_ENCODE = ("pooling", "prompt", "prompt_name", "max_length", "truncate_dim", "max_tokens", "long_texts")
 
 
 def add_to(commands: command.Commands) -> None:
@@ -17,12 +17,17 @@ def add_to(commands: command.Commands) -> None:
         "embed",
         "Embed a file: .txt .jsonl .csv .tsv (also .gz) .parquet to .npy .jsonl .jsonl.gz .parquet.",
         _embed,
-        "examples: ftbert embed minilm reviews.jsonl.gz vectors.npy --column body --skip-bad\n"
+        "examples: ftbert embed minilm 'texts/*.txt' vectors.npy --device cuda:0,cuda:1\n"
+        "          ftbert embed minilm reviews.jsonl.gz vectors.npy --column body --skip-bad\n"
         "          sort -u queries.txt | ftbert embed minilm - - > vectors.jsonl",
+        several_devices=True,
     )
     parser.add_argument("model", metavar="MODEL")
-    parser.add_argument("source", metavar="IN", help="- is standard input, of lines as --input-format says")
-    parser.add_argument("target", metavar="OUT", help="- is standard output, of JSON lines")
+    parser.add_argument(
+        "source", metavar="IN", nargs="+",
+        help="files, read in turn; patterns in quotes; - is standard input, of lines as --input-format says",
+    )  # fmt: skip
+    parser.add_argument("target", metavar="OUT", help="one file; - is standard output, of JSON lines")
     parser.add_argument(
         "--input-format", choices=("txt", "jsonl", "csv", "tsv"), default="txt", help="of IN - (default txt)"
     )
@@ -37,12 +42,27 @@ def add_to(commands: command.Commands) -> None:
     parser.add_argument("--prompt-name", metavar="NAME", help="one of the model's prompts, such as query")
     parser.add_argument("--max-length", type=command.count, metavar="N", help="tokens of a text (default: the model's)")
     parser.add_argument(
+        "--long-texts", choices=("truncate", "mean"), default="truncate",
+        help="longer ones are truncated (default), or read window by window and averaged",
+    )  # fmt: skip
+    parser.add_argument(
         "--truncate-dim", type=command.count, metavar="N", help="entries kept of a vector (default: all)"
     )
     parser.add_argument("--no-normalize", action="store_true", help="keep the length of the vectors")
+    parser.add_argument(
+        "--precision", choices=("float32", "int8", "uint8", "binary", "ubinary"), default="float32",
+        help="of the entries (default float32); binary ones are signs, eight a byte",
+    )  # fmt: skip
+    parser.add_argument(
+        "--ranges", metavar="FILE", help=".npy for int8 and uint8; if missing, the range of the first 8192 texts"
+    )
     parser.add_argument("--max-tokens", type=command.count, default=16384, help="computed at once (default 16384)")
     parser.add_argument("--batch-records", type=command.count, help="put on the disk at once (default 8192)")
-    parser.add_argument("--no-resume", action="store_true", help="start again after a kill")
+    parser.add_argument("--no-resume", action="store_true", help="start again, and throw an earlier run's work away")
+    parser.add_argument(
+        "--progress", action=argparse.BooleanOptionalAction,
+        help="a bar, or nothing (default: a bar on a terminal, elsewhere a line every 30 s)",
+    )  # fmt: skip
 
 
 def _embed(options: argparse.Namespace) -> int:
@@ -53,16 +73,18 @@ def _embed(options: argparse.Namespace) -> int:
         "skip_bad": options.skip_bad,
         "batch_records": options.batch_records or BATCH_RECORDS,
         "kind": f".{options.input_format}",
+        "precision": options.precision,
+        "ranges": options.ranges,
     }
     check_request(options.source, options.target, **how)
-    model = command.load_model(options, heads=False)
     try:
         stats = embed_file(
-            model,
+            command.load_models(options, heads=False),
             options.source,
             options.target,
             normalize=not options.no_normalize,
             resume=not options.no_resume,
+            show_progress_bar=options.progress,
             **{name: getattr(options, name) for name in _AS_IN_ENCODE},
             **how,
         )
@@ -75,6 +97,8 @@ def _embed(options: argparse.Namespace) -> int:
     text += f", {stats.skipped} skipped" if stats.skipped else ""
     text += f" (see {skipped_file(output_file(stats.target))})" if stats.skipped and stats.target != "-" else ""
     text += f", {stats.resumed} of them from an earlier run" if stats.resumed else ""
+    done = "truncated" if options.long_texts == "truncate" else "read in windows"
+    text += f", {stats.cut} longer than the maximum length and {done}" if stats.cut else ""
     text += f"; {stats.tokens} tokens in {stats.seconds:.1f} s, {stats.tokens_per_second:,.0f} tokens/s"
     # Where the vectors go to standard output, what there is to say goes to the other.
     command.report(options, stats.as_dict(), text, sys.stderr if stats.target == "-" else sys.stdout)

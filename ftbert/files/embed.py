@@ -18,6 +18,7 @@ import numpy as np
 
 from ftbert.files.formats import kept_for, open_sources, open_target
 from ftbert.files.paths import check_paths, expect_own_list, input_files, output_file, skipped_file
+from ftbert.files.ranges import check_ranges_file, first_texts, ranges_in
 from ftbert.files.records import STREAM, Changed, Chunk, Position, Reader, ReadOptions, Writer
 from ftbert.files.staging_folder import StagingFolder
 from ftbert.files.writers import SkippedWriter
@@ -38,7 +39,8 @@ class EmbedStats:
     records: int
     skipped: int
     resumed: int  # records that an earlier, interrupted run had finished
-    hidden: int  # entries of a vector
+    hidden: int  # entries of a vector, as it is written
+    cut: int  # texts of more tokens than are read at once
     tokens: int
     seconds: float
 
@@ -60,13 +62,17 @@ def check_request(
     skip_bad: bool = False,
     batch_records: int = BATCH_RECORDS,
     kind: str = ".txt",
+    precision: str = "float32",
+    ranges: str | Path | None = None,
 ) -> Reader:
     """Everything that can be refused before a model is loaded: formats, column, a readable source, a writable place
     for the target, a file that would be lost. OSError or ValueError; leaves nothing behind.
     """
     sources, target = input_files(source), output_file(target)
     options = ReadOptions(column or "text", skip_bad, kept_for(target), batch_records, kind)
-    check_paths(sources, target, skip_bad)
+    beside = None if ranges is None else output_file(ranges)
+    check_paths(sources, target, skip_bad, beside)
+    check_ranges_file(beside, precision, sources)
     return open_sources(sources, options)
 
 
@@ -88,60 +94,86 @@ def embed_file(
     resume: bool = True,
     show_progress_bar: bool | None = None,
     kind: str = ".txt",
+    long_texts: str = "truncate",
+    precision: str = "float32",
+    ranges: str | Path | None = None,
 ) -> EmbedStats:
     """Embeds every record of `source` (.txt .jsonl .csv .tsv, also .gz, .parquet) into `target` (.npy .jsonl .jsonl.gz
-    .parquet). "-" is standard input, of lines of `kind` (.txt .jsonl .csv .tsv), and standard output, of JSON lines
-    written as they are computed.
+    .parquet). Several sources, or a pattern such as texts/*.txt, are read in turn. "-" is standard input, of lines of
+    `kind` (.txt .jsonl .csv .tsv), and standard output, of JSON lines written as they are computed.
+
+    model: one, or a list of copies of it on several devices, which take batches in turn.
 
     column: the one with the text, "text" by default. skip_bad: leave out records that cannot be read, count them and
     list them in `<target>.skipped.jsonl` (standard error where the target is "-"); ValueError where no record is
     good. By default the first bad one is an error (`records.BadRecord`) naming its line.
-    batch_records: how often finished work is put on the disk. resume: go on where a killed run with the
-    same settings, model and source stopped; the result is bit for bit that of an unbroken run.
-    normalize, pooling, prompt, prompt_name, max_length, truncate_dim, max_tokens: as in `encode`.
+    batch_records: how often finished work is put on the disk. resume: go on where a killed run with the same settings,
+    model and source stopped; the result is bit for bit that of an unbroken run. Finished work of other settings, or of
+    a source that has changed since, is an error; False throws it away.
+    normalize, pooling, prompt, prompt_name, max_length, truncate_dim, max_tokens, long_texts: as in `encode`.
+    precision: as in `encode`; int8 and uint8 need ranges, a .npy of float [2, width] that is read where it exists, else
+    measured over the first 8192 texts and written.
+    show_progress_bar: None: a bar on a terminal, elsewhere a line on standard error every 30 s.
 
-    The target appears whole or not at all. Unfinished work stays in `<target>.part`. Errors: OSError,
+    The target appears whole or not at all; a link stays one. Unfinished work stays in `<target>.part`. Errors: OSError,
     ValueError, TypeError, before anything is computed wherever possible.
     """
     name, sources, target = str(target), input_files(source), output_file(target)
-    reader = check_request(source, target, column=column, skip_bad=skip_bad, batch_records=batch_records, kind=kind)
-    from ftbert.text import compute_windows, embedding, text_options  # torch only once the request is known to be sound
-
-    how = text_options(
-        model, normalize=normalize, pooling=pooling, prompt=prompt, prompt_name=prompt_name, max_length=max_length,
-        truncate_dim=truncate_dim, max_tokens=max_tokens,
+    reader = check_request(
+        source, target, column=column, skip_bad=skip_bad, batch_records=batch_records, kind=kind, precision=precision,
+        ranges=ranges,
     )  # fmt: skip
-    made_with = _sources_identity(sources) | _model_identity(model)
-    made_with |= {"column": column or "text", "batch_records": batch_records} | asdict(how)
-    del made_with["width"]  # follows from truncate_dim and the model
+    # torch only once the request is known to be sound
+    from ftbert.text import compute_windows, embedding, quantized, stored_as, text_options
+
+    models = model if isinstance(model, list | tuple) else [model]
+    how = text_options(
+        models[0], normalize=normalize, pooling=pooling, prompt=prompt, prompt_name=prompt_name, max_length=max_length,
+        truncate_dim=truncate_dim, max_tokens=max_tokens, long_texts=long_texts,
+    )  # fmt: skip
+    work = embedding(models[0], how)
+    dtype, entries = stored_as(precision, how.width)
+    made_with = _sources_identity(sources) | _models_identity(models)
+    made_with |= {"column": column or "text", "batch_records": batch_records, "precision": precision} | asdict(how)
+    del made_with["width"], made_with["whole_width"]  # follow from truncate_dim and the model
     with contextlib.ExitStack() as stack:
         piped = STREAM in (*sources, target)  # a later run cannot go on from there
         beside = target
         if target == STREAM:
             beside = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ftbert-"))) / "out"
         staging = stack.enter_context(StagingFolder(beside))
-        progress = Progress(reader.end, show_progress_bar, unit="", label="embed")
-        stack.callback(progress.close)
+        limits = None
+        if ranges is not None:
+            measured = (done.results for done in compute_windows(models, first_texts(reader), work))
+            limits = ranges_in(output_file(ranges), precision, how.width, measured)
+            made_with["ranges"] = hashlib.sha256(limits.tobytes()).hexdigest()
         if not resume or piped:
             staging.discard(None)
         saved = staging.saved(made_with)
         if saved is not None and saved["position"]["skipped"] and not skip_bad:
             raise staging.cannot_go_on("it was made with skip_bad")
-        writer, left_out, position = _writer(staging, target, how.width, saved)
+        writer, left_out, position = _writer(staging, target, (entries, dtype.name), saved)
         stack.callback(writer.close)
         stack.callback(left_out.close)
         resumed = position.records
-        read = _windows(reader, position, progress)
-        windows = compute_windows(model, read, embedding(model, how), on_batch=progress.add_expected)
+        consumed, cut = (saved["consumed"], saved["cut"]) if saved is not None and resumed else (0, 0)
+        progress = Progress(reader.end, show_progress_bar, label="embed", lines=True, begin=consumed)
+        stack.callback(progress.close)
+        read = _windows(reader, position, progress, consumed)
+        windows = compute_windows(models, read, work, on_batch=progress.add_expected)
         with contextlib.closing(windows), _told_of_changes(staging):
             for done in windows:
                 _check_finite(done.results, done.item)
-                writer.append(done.item, done.results)
+                writer.append(done.item, quantized(done.results, precision, limits))
                 left_out.append(done.item.bad)
-                state = {"writer": writer.sync(), "skipped": left_out.sync()}
+                cut += done.cut
                 position = done.item.end
+                state = {
+                    "position": asdict(position), "consumed": done.item.consumed, "cut": cut,
+                    "writer": writer.sync(), "skipped": left_out.sync(),
+                }  # fmt: skip
                 if not piped:
-                    staging.save(made_with, {"position": asdict(position), **state})
+                    staging.save(made_with, state)
         if position.skipped and not position.records:
             first = json.loads(left_out.finish().read_text(encoding="utf-8").splitlines()[0])
             _deliver_skipped(left_out, position, target, skip_bad)
@@ -158,7 +190,8 @@ def embed_file(
             records=position.records,
             skipped=position.skipped,
             resumed=resumed,
-            hidden=how.width,
+            hidden=entries,
+            cut=cut,
             tokens=progress.tokens,
             seconds=progress.seconds,
         )
@@ -172,8 +205,9 @@ def _rows_of(sources: Sequence[Path], end: Position) -> list[dict[str, Any]]:
     ]
 
 
-def _windows(reader: Reader, start: Position, progress: Progress) -> Iterator[tuple[Chunk, list[str]]]:
-    before = 0
+def _windows(
+    reader: Reader, start: Position, progress: Progress, before: int
+) -> Iterator[tuple[Chunk, list[str]]]:
     for chunk in reader.chunks(start):
         progress.expect(len(chunk.texts), chunk.consumed - before)
         before = chunk.consumed
@@ -203,17 +237,17 @@ def _told_of_changes(staging: StagingFolder) -> Iterator[None]:
 
 
 def _writer(
-    staging: StagingFolder, target: Path, hidden: int, saved: dict[str, Any] | None
+    staging: StagingFolder, target: Path, vectors: tuple[int, str], saved: dict[str, Any] | None
 ) -> tuple[Writer, SkippedWriter, Position]:
     """The writers and where to read on; starts again when the files do not match the manifest."""
     if saved is not None:
         try:
             position = Position(**saved["position"])
             left_out = SkippedWriter(staging.folder, saved["skipped"])
-            return open_target(target, staging.folder, hidden, saved["writer"]), left_out, position
+            return open_target(target, staging.folder, vectors, saved["writer"]), left_out, position
         except (OSError, ValueError, TypeError, KeyError) as error:
             staging.discard(f"its files are damaged ({error})")
-    return open_target(target, staging.folder, hidden, None), SkippedWriter(staging.folder, {}), Position()
+    return open_target(target, staging.folder, vectors, None), SkippedWriter(staging.folder, {}), Position()
 
 
 def _check_finite(vectors: np.ndarray[Any, np.dtype[np.float32]], chunk: Chunk) -> None:
@@ -240,8 +274,12 @@ def _sources_identity(sources: Sequence[Path]) -> dict[str, Any]:
     return found
 
 
-def _model_identity(model: Any) -> dict[str, Any]:
-    """Changes when anything changes that a vector depends on."""
+def _models_identity(models: Sequence[Any]) -> dict[str, Any]:
+    """Changes when anything changes that a vector depends on. ValueError where the models may differ in that."""
+    model = models[0]
+    if len({(str(one.folder), one.device.type, str(getattr(one, "dtype", ""))) for one in models}) > 1:
+        kinds = ", ".join(sorted({one.device.type for one in models}))
+        raise ValueError(f"several models must be copies of one, all on GPUs or all on CPUs; got some on {kinds}")
     digest = hashlib.sha256()
     for path in sorted(Path(model.folder).rglob("*")):
         if path.is_file() and path.suffix in {".safetensors", ".bin", ".json", ".txt", ".model"}:

@@ -13,7 +13,7 @@ from ftbert.files.writers import JsonlGzWriter, JsonlStream, JsonlWriter, NpyWri
 
 LINES = (".txt", ".jsonl", ".csv", ".tsv")
 SOURCES = (*LINES, *(kind + ".gz" for kind in LINES), ".parquet")
-TARGETS: dict[str, Callable[[Path, int, dict[str, int]], Writer]] = {
+TARGETS: dict[str, Callable[[Path, int, str, dict[str, int]], Writer]] = {
     ".npy": NpyWriter, ".jsonl": JsonlWriter, ".jsonl.gz": JsonlGzWriter, ".parquet": ParquetWriter,
 }  # fmt: skip
 
@@ -48,11 +48,12 @@ def open_sources(paths: Sequence[Path], options: ReadOptions) -> Reader:
     return SeveralReader(readers, options.batch_records)
 
 
-def open_target(path: Path, folder: Path, hidden: int, state: dict[str, int] | None) -> Writer:
-    """A writer of `path`'s kind working inside `folder`; `state` is what `sync` returned, None at first."""
+def open_target(path: Path, folder: Path, vectors: tuple[int, str], state: dict[str, int] | None) -> Writer:
+    """A writer of `path`'s kind working inside `folder`. vectors: how many entries each has, and their type. `state`
+    is what `sync` returned, None at first."""
     if path == STREAM:
         return JsonlStream()
-    return TARGETS[_kind(path, TARGETS, "write")](folder, hidden, state or {})
+    return TARGETS[_kind(path, TARGETS, "write")](folder, *vectors, state or {})
 
 
 def kept_for(target: Path) -> str:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 STREAM = Path("-")  # standard input, of text lines unless told otherwise, or standard output, of JSON lines
@@ -92,8 +91,8 @@ class Reader(Protocol):
 class Writer(Protocol):
     """A target file in the making, inside a folder that may outlive the process."""
 
-    def append(self, chunk: Chunk, vectors: NDArray[np.float32]) -> None:
-        """Adds the chunk's records with their vectors, float32 [records, hidden]."""
+    def append(self, chunk: Chunk, vectors: NDArray[Any]) -> None:
+        """Adds the chunk's records with their vectors, [records, entries]: float32, int8 or uint8."""
 
     def sync(self) -> dict[str, int]:
         """Puts what was appended on the disk; returns the state a later process continues from."""

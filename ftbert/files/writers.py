@@ -15,7 +15,6 @@ from ftbert.files.records import EMBEDDING, STREAM, Chunk, Skipped, Writer
 from ftbert.input_file import named
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 _NPY_HEADER = 128  # bytes; room for any row count, so that the count can be filled in at the end
@@ -55,24 +54,25 @@ class _FileWriter:
 
 
 class NpyWriter(_FileWriter):
-    """float32 [records, hidden]; rows are appended, the header's count is written last."""
+    """[records, entries]; rows are appended, the header's count is written last."""
 
-    def __init__(self, folder: Path, hidden: int, state: dict[str, int]) -> None:
+    def __init__(self, folder: Path, entries: int, dtype: str, state: dict[str, int]) -> None:
         super().__init__(folder / "rows.npy", state)
-        self._hidden = hidden
+        self._entries = entries
+        self._kind = {"float32": "<f4", "int8": "|i1", "uint8": "|u1"}[dtype]
         self._rows = state.get("rows", 0)
         if not state:
             self.write(bytes(_NPY_HEADER))
 
-    def append(self, chunk: Chunk, vectors: NDArray[np.float32]) -> None:
+    def append(self, chunk: Chunk, vectors: NDArray[Any]) -> None:
         self._rows += len(chunk.texts)
-        self.write(vectors.astype("<f4", order="C", copy=False).data if len(vectors) else b"")
+        self.write(vectors.astype(self._kind, order="C", copy=False).data if len(vectors) else b"")
 
     def sync(self) -> dict[str, int]:
         return super().sync() | {"rows": self._rows}
 
     def finish(self) -> Path:
-        shape = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({self._rows}, {self._hidden}), }}"
+        shape = f"{{'descr': '{self._kind}', 'fortran_order': False, 'shape': ({self._rows}, {self._entries}), }}"
         # The format of numpy.lib.format, version 1.0: magic, header length, header, padded to 64.
         head = b"\x93NUMPY\x01\x00" + (_NPY_HEADER - 10).to_bytes(2, "little")
         with named(self.path):  # what waits is written here
@@ -95,17 +95,17 @@ class SkippedWriter(_FileWriter):
 class JsonlWriter(_FileWriter):
     """The record's fields and "embedding", one JSON object a line."""
 
-    def __init__(self, folder: Path, hidden: int, state: dict[str, int]) -> None:
+    def __init__(self, folder: Path, entries: int, dtype: str, state: dict[str, int]) -> None:
         super().__init__(folder / "rows.jsonl", state)
 
-    def append(self, chunk: Chunk, vectors: NDArray[np.float32]) -> None:
+    def append(self, chunk: Chunk, vectors: NDArray[Any]) -> None:
         self.write(b"".join(_lines(chunk, vectors)))
 
 
 class JsonlGzWriter(JsonlWriter):
     """The same packed, each chunk on its own, so that a later process can go on behind any of them."""
 
-    def append(self, chunk: Chunk, vectors: NDArray[np.float32]) -> None:
+    def append(self, chunk: Chunk, vectors: NDArray[Any]) -> None:
         if chunk.texts:
             self.write(gzip.compress(b"".join(_lines(chunk, vectors)), mtime=0))
 
@@ -113,7 +113,7 @@ class JsonlGzWriter(JsonlWriter):
 class JsonlStream(Writer):
     """The same on standard output, as it is computed. There is nothing to go on from."""
 
-    def append(self, chunk: Chunk, vectors: NDArray[np.float32]) -> None:
+    def append(self, chunk: Chunk, vectors: NDArray[Any]) -> None:
         with named("standard output"):
             sys.stdout.buffer.writelines(_lines(chunk, vectors))
             sys.stdout.buffer.flush()
@@ -126,25 +126,25 @@ class JsonlStream(Writer):
 
 
 class ParquetWriter(Writer):
-    """The other columns and a fixed-size list<float32> "embedding".
+    """The other columns and a fixed-size list "embedding".
 
     A parquet file cannot be appended to once closed, so every chunk is a file of its own until the end.
     Only then are all columns known, when the records are JSON objects that differ.
     """
 
-    def __init__(self, folder: Path, hidden: int, state: dict[str, int]) -> None:
-        self._folder, self._hidden = folder, hidden
+    def __init__(self, folder: Path, entries: int, dtype: str, state: dict[str, int]) -> None:
+        self._folder, self._entries, self._dtype = folder, entries, dtype
         self._count = state.get("files", 0)
         for number in range(self._count):
             self._part(number).stat()  # FileNotFoundError when a finished chunk is gone
 
-    def append(self, chunk: Chunk, vectors: NDArray[np.float32]) -> None:
+    def append(self, chunk: Chunk, vectors: NDArray[Any]) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         table = chunk.columns if isinstance(chunk.columns, pa.Table) else as_table(chunk.columns, chunk.end.kinds)
-        flat = pa.array(vectors.ravel(), type=pa.float32())
-        table = table.append_column(self._field(), pa.FixedSizeListArray.from_arrays(flat, self._hidden))
+        flat = pa.array(vectors.ravel(), type=pa.type_for_alias(self._dtype))
+        table = table.append_column(self._field(), pa.FixedSizeListArray.from_arrays(flat, self._entries))
         with named(self._part(self._count)):
             pq.write_table(table, self._part(self._count))
         self._count += 1
@@ -180,15 +180,15 @@ class ParquetWriter(Writer):
     def _field(self) -> Any:
         import pyarrow as pa
 
-        return pa.field(EMBEDDING, pa.list_(pa.float32(), self._hidden))
+        return pa.field(EMBEDDING, pa.list_(pa.type_for_alias(self._dtype), self._entries))
 
     def _part(self, number: int) -> Path:
         return self._folder / f"rows-{number:08d}.parquet"
 
 
-def _lines(chunk: Chunk, vectors: NDArray[np.float32]) -> Iterator[bytes]:
+def _lines(chunk: Chunk, vectors: NDArray[Any]) -> Iterator[bytes]:
     # Nine significant digits give every float32 back exactly, at half the length of a double's.
-    numbers = "[" + ", ".join(["%.9g"] * vectors.shape[1]) + "]"
+    numbers = "[" + ", ".join(["%.9g" if vectors.dtype.kind == "f" else "%d"] * vectors.shape[1]) + "]"
     for fields, vector in zip(chunk.columns, vectors.tolist(), strict=True):
         body = fields[:-1] + (", " if len(fields) > 2 else "") + f'"{EMBEDDING}": {numbers % tuple(vector)}}}\n'
         yield body.encode("utf-8")

@@ -20,18 +20,21 @@ from ftbert.text.tokens import Tokens, joined, tokens_of
 if TYPE_CHECKING:
     from ftbert.text.computing import compute_windows
     from ftbert.text.encoding import embedding, text_options, tokenizer_of
+    from ftbert.text.precision import check_ranges, quantized, ranges_of, stored_as
     from ftbert.text.scoring import ScoreSettings
     from ftbert.text.text_model import TextModel
 
 __all__ = [
     "STRATEGIES", "Batch", "FastTokenizer", "LimitedPairs", "ScoreSettings", "TextModel", "TextOptions",
-    "TextSettings", "TokenLabels", "Tokenizer", "Tokens", "Window", "batches_of", "by_token_budget", "compute_windows",
-    "embedding", "joined", "load_tokenizer", "lower_first", "pack", "text_options", "tokenizer_of", "tokens_of",
+    "TextSettings", "TokenLabels", "Tokenizer", "Tokens", "Window", "batches_of", "by_token_budget", "check_ranges",
+    "compute_windows", "embedding", "joined", "load_tokenizer", "lower_first", "pack", "quantized", "ranges_of",
+    "stored_as", "text_options", "tokenizer_of", "tokens_of",
 ]  # fmt: skip
 
 _LATE = {
     "ScoreSettings": "scoring", "TextModel": "text_model", "compute_windows": "computing", "embedding": "encoding",
-    "text_options": "encoding", "tokenizer_of": "encoding",
+    "text_options": "encoding", "tokenizer_of": "encoding", "check_ranges": "precision", "quantized": "precision",
+    "ranges_of": "precision", "stored_as": "precision",
 }  # fmt: skip
 
 

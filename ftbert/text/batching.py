@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
-from ftbert.text.tokens import Text, Tokens
+from ftbert.text.tokens import Pieces, Text, Tokens
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,11 +25,14 @@ _FIRST_WINDOW, _LARGEST_WINDOW = 512, 8192
 
 @dataclass
 class Window(Generic[T]):
-    """Texts that are sorted and packed together. item: what the caller gave with them. batches: made of them."""
+    """Texts that are sorted and packed together. item: what the caller gave with them. batches: made of them. cut,
+    pieces: as in `Tokens`."""
 
     item: T
     texts: int
     batches: int
+    cut: int = 0
+    pieces: Pieces | None = None
 
 
 @dataclass
@@ -61,7 +64,7 @@ def batches_of(
         order = np.argsort(-lengths, kind="stable")
         # Longest first: the batch that needs the most memory comes first, and neighbours are alike.
         runs = list(by_token_budget(order, lengths, max_tokens, batch_size))
-        yield Window(item, len(tokens), len(runs))
+        yield Window(item, len(tokens), len(runs), tokens.cut, tokens.pieces)
         for rows in runs:
             yield pack(tokens, rows)
 

@@ -7,9 +7,11 @@ CUDA) the device itself, whose results are fetched a few batches later.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -18,10 +20,14 @@ import torch
 from ftbert.progress import Progress
 from ftbert.text.ahead import ahead, in_background, in_turn, is_small
 from ftbert.text.batching import Batch, Window, batches_of, windows_of
+from ftbert.text.long_texts import Average
+from ftbert.text.replicas import BATCHES_EACH, taking_turns
 from ftbert.text.tokens import Text, Tokens
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+_log = logging.getLogger("ftbert")
 
 T = TypeVar("T")
 Upload: TypeAlias = "Callable[[NDArray[Any]], torch.Tensor]"
@@ -34,7 +40,7 @@ _BATCHES_AHEAD, _RESULTS_BEHIND = 4, 3
 class Work:
     """What is computed. compute(model, batch, upload) -> float32 [texts, width], or with `per_token` [tokens, width];
     upload: puts an array on the model's device. tokenise: texts to ids, from any thread. max_tokens, batch_size: most
-    tokens and texts of a batch."""
+    tokens and texts of a batch. merge: where a text is several sequences, what makes one result of theirs."""
 
     compute: Callable[[Any, Batch, Upload], torch.Tensor]
     tokenise: Callable[[Sequence[Text]], Tokens]
@@ -42,29 +48,35 @@ class Work:
     per_token: bool = False
     max_tokens: int = 16384
     batch_size: int | None = None
+    merge: Average | None = None
 
 
 @dataclass
 class Done(Generic[T]):
-    """One finished window: what the caller gave with it, its real tokens, and its results: float32 [texts, width], or a
-    list of float32 [tokens, width] for each text."""
+    """One finished window: what the caller gave with it, its real tokens, its texts that were cut, and its results:
+    float32 [texts, width], or a list of float32 [tokens, width] for each text."""
 
     item: T
     results: Any
     tokens: int
+    cut: int = 0
 
 
 def compute_all(model: Any, texts: Sequence[Text], work: Work, show_progress_bar: bool | None) -> Any:
     """The results of a list, in its order; see `Done.results`."""
-    results: Any = _empty(len(texts), work)
+    results: Any = _empty(len(texts), work.width, work.per_token)
+    cut = 0
     progress = Progress(len(texts), show_progress_bar)
     windows = compute_windows(model, windows_of(texts), work, on_batch=progress.add, threads=not is_small(texts))
     try:
         with contextlib.closing(windows):
             for done in windows:
                 results[done.item] = done.results
+                cut += done.cut
     finally:
         progress.close()
+    if cut:
+        _log.info("%d of %d texts have more tokens than are read at once", cut, len(texts))
     return results
 
 
@@ -78,11 +90,15 @@ def compute_windows(
 ) -> Generator[Done[T], None, None]:
     """Computes a stream of (item, texts) windows, in order; memory is that of three or four windows.
 
+    model: several are copies of one, which take batches in turn.
     `windows` is drawn from in a background thread, so reading a file overlaps with computing too. threads: False does
     all of it in the caller's. `on_batch(texts, tokens)` is called as batches are done. Close the generator to stop
     early.
     """
     source = _batches(windows, work, threads)
+    models = model if isinstance(model, list | tuple) else [model]
+    behind = BATCHES_EACH * len(models) if len(models) > 1 else _RESULTS_BEHIND * (models[0].device.type == "cuda")
+    width = work.width if work.merge is None else work.merge.width
     waiting: deque[tuple[Callable[[], NDArray[np.float32]], Batch, Window[T], Done[T]]] = deque()
     open_windows: deque[tuple[Window[T], Done[T]]] = deque()
 
@@ -96,15 +112,24 @@ def compute_windows(
 
     def finished() -> Iterator[Done[T]]:
         while open_windows and open_windows[0][0].batches == 0:
-            yield open_windows.popleft()[1]
+            window, done = open_windows.popleft()
+            if work.merge is not None and window.pieces is not None:
+                done.results = work.merge(done.results, window.pieces)
+            yield done
 
-    with contextlib.closing(in_background(source, _BATCHES_AHEAD) if threads else source) as arriving:
+    with contextlib.ExitStack() as stack:
+        arriving = stack.enter_context(
+            contextlib.closing(in_background(source, _BATCHES_AHEAD) if threads else source)
+        )
+        start: Callable[[Batch], Callable[[], NDArray[np.float32]]] = partial(launch, models[0], compute=work.compute)
+        if len(models) > 1:
+            start = stack.enter_context(taking_turns(models, partial(launch, compute=work.compute)))
         for piece in arriving:
             if isinstance(piece, Window):
-                open_windows.append((piece, Done(piece.item, _empty(piece.texts, work), 0)))
+                open_windows.append((piece, Done(piece.item, _empty(piece.texts, width, work.per_token), 0, piece.cut)))
             else:
-                waiting.append((launch(model, piece, work.compute), piece, *open_windows[-1]))
-            while len(waiting) > (_RESULTS_BEHIND if model.device.type == "cuda" else 0):
+                waiting.append((start(piece), piece, *open_windows[-1]))
+            while len(waiting) > behind:
                 fetch_oldest()
             yield from finished()
         while waiting:
@@ -146,8 +171,8 @@ def _batches(
         yield from batches_of(tokenised, work.max_tokens, work.batch_size)
 
 
-def _empty(texts: int, work: Work) -> Any:
-    return [None] * texts if work.per_token else np.empty((texts, work.width), dtype=np.float32)
+def _empty(texts: int, width: int, per_token: bool) -> Any:
+    return [None] * texts if per_token else np.empty((texts, width), dtype=np.float32)
 
 
 def _place(results: Any, batch: Batch, found: NDArray[np.float32], per_token: bool) -> None:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ftbert.text import long_texts
 from ftbert.text.batching import Batch
 from ftbert.text.computing import Upload, Work
+from ftbert.text.long_texts import Average
 from ftbert.text.options import TextOptions
 from ftbert.text.settings import TextSettings
 from ftbert.text.tokenizer import Tokenizer
@@ -26,9 +28,12 @@ _tokenizers: weakref.WeakKeyDictionary[Any, Tokenizer] = weakref.WeakKeyDictiona
 
 def embedding(model: Any, how: TextOptions, tokens: bool = False) -> Work:
     """What `ftbert.Model.encode` computes: pooled vectors, or with `tokens` the last hidden state of every token."""
+    tokenizer, config = tokenizer_of(model), model.config
+    merge = Average(how.whole_width, how) if how.long_texts == "mean" else None
     return Work(
-        compute=_token_vectors if tokens else partial(pooled_vectors, how=how),
-        tokenise=tokenise(model, how.prompt, how.max_length),
+        compute=_token_vectors if tokens else partial(pooled_vectors, how=merge.pooling() if merge else how),
+        tokenise=lambda texts: long_texts.tokenise(tokenizer, texts, how).check(config.vocab, config.token_types),
+        merge=merge,
         width=model.config.hidden if tokens else how.width,
         per_token=tokens,
         max_tokens=how.max_tokens,

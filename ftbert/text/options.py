@@ -10,6 +10,9 @@ from ftbert.input_file import is_unicode
 from ftbert.text.settings import POOLINGS, one_of, positive
 from ftbert.text.tokenizer import Tokenizer
 
+# What becomes of a text of more tokens than max_length.
+LONG_TEXTS = ("truncate", "mean")
+
 
 @dataclass(frozen=True)
 class TextOptions:
@@ -18,7 +21,7 @@ class TextOptions:
     prompt: put before every text. unpooled_tokens: so many at the beginning of each text are left out of the pooling.
     max_length: tokens of a text with the special ones. width: entries of a vector; truncate_dim: None where that is
     all of them. normalize_whole: to length 1 before truncation; normalize: after it. max_tokens, batch_size: most
-    tokens and texts computed at once.
+    tokens and texts computed at once. long_texts: one of `LONG_TEXTS`.
     """
 
     prompt: str
@@ -31,6 +34,8 @@ class TextOptions:
     normalize: bool
     max_tokens: int
     batch_size: int | None
+    long_texts: str = "truncate"
+    whole_width: int = 0  # entries of a vector before it is truncated
 
     @classmethod
     def choose(
@@ -47,6 +52,7 @@ class TextOptions:
         task: str | None = None,
         max_length: int | None = None,
         truncate_dim: int | None = None,
+        long_texts: str = "truncate",
     ) -> TextOptions:
         """As `ftbert.Model.encode` documents them; task: "query", "document" or None. TypeError, ValueError."""
         settings = tokenizer.settings
@@ -75,7 +81,15 @@ class TextOptions:
             normalize=bool(normalize),
             max_tokens=positive("max_tokens", max_tokens),
             batch_size=None if batch_size is None else positive("batch_size", batch_size),
+            long_texts=_check_long_texts(long_texts, tokenizer, before, length),
+            whole_width=hidden,
         )
+
+
+def _check_long_texts(given: str, tokenizer: Tokenizer, prompt: str, length: int) -> str:
+    if one_of(LONG_TEXTS, "long_texts", given) == "mean" and (taken := sum(tokenizer.ends(prompt))) >= length:
+        raise ValueError(f"a maximum length of {length} leaves no room beside {taken} special and prompt's tokens")
+    return given
 
 
 def choose_prompt(

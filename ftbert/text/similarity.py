@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from ftbert.text.tokens import listed
+
 
 def similarity(one: Any, other: Any, name: str) -> Tensor:
     """Every vector of `one` [n, width] with every one of `other` [m, width] -> [n, m]; a single [width] counts as one.
 
-    Arrays, tensors or lists of them. name: "cosine", "dot", or "euclidean" and "manhattan": distances times -1.
+    Arrays, tensors, lists or columns of them. name: "cosine", "dot", or "euclidean" and "manhattan", distances times
+    -1.
     """
     left, right = map(torch.atleast_2d, _pair(one, other))
     if name == "cosine":
@@ -48,6 +51,10 @@ def _tensor(values: Any) -> Tensor:
     if isinstance(values, list | tuple) and values and isinstance(values[0], Tensor):
         values = torch.stack(list(values))
     elif not isinstance(values, Tensor):
+        if getattr(values, "ndim", 1) == 1 and not isinstance(values, np.ndarray):
+            values = listed(values)  # a column of vectors, an iterator
+            if values and isinstance(values[0], Tensor):
+                return _tensor(values)
         values = torch.from_numpy(np.asarray(values, None if isinstance(values, np.ndarray) else np.float32))
     small = values.is_floating_point() and torch.finfo(values.dtype).bits < 32
     return values.float() if small or not values.is_floating_point() else values

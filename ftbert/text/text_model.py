@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ftbert.text.computing import compute_all
 from ftbert.text.encoding import embedding, text_options, tokenizer_of
-from ftbert.text.precision import PRECISIONS, quantized
+from ftbert.text.precision import PRECISIONS, check_ranges, quantized
 from ftbert.text.scoring import labels_of, predict, rank, scoring, task_of, token_classify
 from ftbert.text.settings import one_of, positive
 from ftbert.text.similarity import similarity, similarity_pairwise
 from ftbert.text.token_classification import IGNORED
-from ftbert.text.tokens import check_texts, has_pairs, is_single
+from ftbert.text.tokens import check_texts, has_pairs, is_single, listed
 
 
 class TextModel:
@@ -27,7 +27,7 @@ class TextModel:
 
     def encode(
         self,
-        texts: str | Sequence[str],
+        texts: str | Iterable[str],
         *,
         normalize: bool | None = True,
         normalize_embeddings: bool | None = None,
@@ -39,13 +39,17 @@ class TextModel:
         batch_size: int | None = None,
         max_tokens: int = 16384,
         output_value: str = "sentence_embedding",
+        long_texts: str = "truncate",
         precision: str = "float32",
+        ranges: Any = None,
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
         show_progress_bar: bool | None = None,
         task: str | None = None,
     ) -> Any:
         """Texts -> float32 numpy [n, width], in input order; [width] for a single str. width is hidden or truncate_dim.
+
+        Texts are a list, a column (of pandas, pyarrow, polars, numpy) or an iterator, which is read to its end first.
 
         Names mean what they mean in sentence-transformers. What differs: vectors are normalised unless told otherwise,
         `batch_size` has no default since `max_tokens` bounds a batch, all but `texts` is given by name, and None shows
@@ -57,14 +61,18 @@ class TextModel:
         pooling: "cls", "mean", "max", "mean_sqrt_len", "last"; None: the folder's.
         prompt: put before every text; prompt_name: one of `prompts`. Without both: the folder's default prompt. Where
         the folder's pooling says include_prompt false, the prompt's tokens are not pooled.
-        max_length: tokens of a text with the special ones, what is longer is truncated; None: the folder's.
+        max_length: tokens of a text with the special ones; None: the folder's.
+        long_texts: what is longer is truncated ("truncate"), or cut into windows of max_length tokens, each with the
+        prompt and the special tokens, whose pooled vectors are averaged by their numbers of own tokens before anything
+        is normalised or truncated ("mean"). The logger "ftbert" is told how many texts were longer.
         truncate_dim: entries kept of a vector, before it is normalised; None: the folder's.
         batch_size, max_tokens: most texts and real tokens computed at once; memory grows with them. A text of more
         tokens goes alone.
         output_value: "token_embeddings" gives for each text the last hidden state of its tokens instead, special ones
         and prompt included, float32 [tokens, hidden], in a list; nothing of it is pooled, normalised or shortened.
         precision: "float32", or "int8", "uint8", "binary", "ubinary", as in sentence-transformers: int8 and uint8
-        spread each entry's range over the vectors of the call, the others pack eight signs into a byte.
+        spread each entry's range over the vectors of the call or `ranges`, float [2, width], the least and the greatest
+        of each entry (what lies outside becomes the nearest); the others pack eight signs into a byte.
         convert_to_tensor: a torch tensor on the model's device; convert_to_numpy=False alone: a list of them.
         task: "query" or "document": their prompt and length, as encode_query and encode_document.
 
@@ -81,20 +89,23 @@ class TextModel:
                 f"output_value must be 'sentence_embedding' or 'token_embeddings'; got {output_value!r}"
             )
         one_of(PRECISIONS, "precision", precision)
+        if tokens and long_texts != "truncate":
+            raise ValueError("long_texts='mean' averages pooled vectors; output_value='token_embeddings' has none")
         how = text_options(
             self, normalize=normalize, pooling=pooling, prompt=prompt, prompt_name=prompt_name, max_length=max_length,
-            truncate_dim=truncate_dim, batch_size=batch_size, max_tokens=max_tokens, task=task,
+            truncate_dim=truncate_dim, batch_size=batch_size, max_tokens=max_tokens, task=task, long_texts=long_texts,
         )  # fmt: skip
-        listed: Sequence[str] = [texts] if isinstance(texts, str) else texts
-        check_texts(listed)
-        found = compute_all(self, listed, embedding(self, how, tokens), show_progress_bar)
-        found = found if tokens else quantized(found, precision)
+        ranges = None if ranges is None else check_ranges(ranges, precision, how.width)
+        given = [texts] if isinstance(texts, str) else listed(texts)
+        check_texts(given)
+        found = compute_all(self, given, embedding(self, how, tokens), show_progress_bar)
+        found = found if tokens else quantized(found, precision, ranges)
         single = isinstance(texts, str)
         return self._form(found[0] if single else found, convert_to_numpy, convert_to_tensor, single)
 
     def predict(
         self,
-        texts: str | tuple[str, str] | Sequence[str | Sequence[str]],
+        texts: str | tuple[str, str] | Iterable[str | Sequence[str]],
         *,
         activation_fn: Callable[[Tensor], Tensor] | None = None,
         apply_softmax: bool = False,
@@ -126,6 +137,8 @@ class TextModel:
         TypeError for an item that is neither a str nor a pair; ValueError for an option's value, a lone surrogate, a
         model without such a head or a usable tokenizer.
         """
+        if not is_single(texts):
+            texts = listed(texts, pairs=True)
         work = scoring(
             self, activation_fn=activation_fn, apply_softmax=apply_softmax, prompt=prompt, prompt_name=prompt_name,
             max_length=max_length, max_tokens=max_tokens, batch_size=batch_size, pairs=has_pairs(texts),
@@ -165,7 +178,7 @@ class TextModel:
     def rerank(
         self,
         query: str,
-        texts: Sequence[str],
+        texts: Iterable[str],
         *,
         top_k: int | None = None,
         return_documents: bool = False,
@@ -181,16 +194,15 @@ class TextModel:
             raise ValueError(f"rerank needs a head with one label, this one has {labels}; predict takes pairs as well")
         if not isinstance(query, str):
             raise TypeError(f"query must be a str; got {type(query).__name__}")
-        if isinstance(texts, str):
-            raise TypeError("texts must be a list of str; got str")
-        check_texts(texts)
+        given = listed(texts)
+        check_texts(given)
         if top_k is not None:
             positive("top_k", top_k)
         for name in ("apply_softmax", "convert_to_numpy", "convert_to_tensor"):
             if name in options:
                 raise TypeError(f"rerank has no argument {name}")
-        found = self.predict([(query, text) for text in texts], **options)
-        return rank(found, texts, top_k, return_documents)
+        found = self.predict([(query, text) for text in given], **options)
+        return rank(found, given, top_k, return_documents)
 
     @property
     def id2label(self) -> dict[int, str]:
@@ -206,12 +218,12 @@ class TextModel:
         moved = torch.from_numpy(np.asarray(found)).to(self.device)
         return moved if tensor or single else list(moved)
 
-    def encode_query(self, texts: str | Sequence[str], **options: Any) -> Any:
+    def encode_query(self, texts: str | Iterable[str], **options: Any) -> Any:
         """`encode` with the prompt called "query" and the folder's query_length. Without such a prompt none is put
         before the texts, the default one neither."""
         return self.encode(texts, task="query", **options)
 
-    def encode_document(self, texts: str | Sequence[str], **options: Any) -> Any:
+    def encode_document(self, texts: str | Iterable[str], **options: Any) -> Any:
         """`encode` with the prompt called "document" and the folder's document_length; see encode_query."""
         return self.encode(texts, task="document", **options)
 

@@ -48,6 +48,7 @@ class Tokenizer:
         self.special_ids = frozenset(tokenizer.all_special_ids)
         self.unknown_id: int | None = tokenizer.unk_token_id
         self._special = tokenizer.num_special_tokens_to_add(pair=False)
+        self._leading = _leading(tokenizer)
         self._special_of_pairs = tokenizer.num_special_tokens_to_add(pair=True)
         self._has_types = "token_type_ids" in tokenizer.model_input_names
         self._side = tokenizer.truncation_side
@@ -114,6 +115,16 @@ class Tokenizer:
                 "fast tokenizer (tokenizer.json)"
             )
         return self._fast.encodings(texts, self.max_length if max_length is None else max_length, self._side)
+
+    @property
+    def side(self) -> str:
+        """"right" or "left": where tokens are dropped unless the caller says otherwise."""
+        return str(self._side)
+
+    def ends(self, prompt: str) -> tuple[int, int]:
+        """Tokens before and behind a text's own: special ones, and the prompt's."""
+        behind = self._special - self._leading
+        return len(self.encode_batch([prompt])[0]) - behind if prompt else self._leading, behind
 
     def prompt_tokens(self, prompt: str) -> int:
         """Tokens at the beginning of a text that are the prompt's or special ones before it."""
@@ -219,6 +230,14 @@ def _expect_one_type(folder: Path, tokenizer: Any) -> None:
         raise ValueError(f"{folder}: its tokenizer cannot encode texts ({_words(error)})") from error
     if any(types):
         raise ValueError(f"{folder}: its tokenizer gives one text token types other than 0, which is not supported")
+
+
+def _leading(tokenizer: Any) -> int:
+    """Special tokens before a text."""
+    try:
+        return int([*tokenizer("a", return_special_tokens_mask=True)["special_tokens_mask"], 0].index(0))
+    except Exception:  # noqa: BLE001 - of no type of its own; `_expect_one_type` says it
+        return 0
 
 
 def lower_first(fast: Any) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -19,12 +19,23 @@ Text: TypeAlias = "str | Sequence[str]"
 
 
 @dataclass(frozen=True)
+class Pieces:
+    """Which sequences are parts of one text."""
+
+    counts: NDArray[np.int64]  # [texts]: sequences of each, in turn
+    own: NDArray[np.int64]  # [sequences]: tokens of the text itself, without special ones and prompt
+
+
+@dataclass(frozen=True)
 class Tokens:
-    """The tokens of several texts, one after the other."""
+    """The tokens of several texts, one after the other. cut: texts that were longer than a sequence may be. pieces:
+    None where each text is one sequence; else what is said of texts here holds for sequences."""
 
     ids: NDArray[np.int64]  # [tokens]
     starts: NDArray[np.int64]  # [texts + 1]: where each text begins, and the end
     types: NDArray[np.int64] | None = None  # [tokens]; None: all 0
+    cut: int = 0
+    pieces: Pieces | None = None
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -51,7 +62,7 @@ class Tokens:
                 "the tokenizer in the folder belongs to another model"
             )
         if self.types is not None and not token_types:
-            return Tokens(self.ids, self.starts)
+            return replace(self, types=None)
         if self.types is not None and self.types.size and self.types.max() >= token_types:
             raise ValueError(
                 f"the tokenizer gave token type {self.types.max()}, but the model knows {token_types}; "
@@ -78,23 +89,39 @@ def joined(parts: Sequence[Tokens]) -> Tokens:
     types = None
     if any(part.types is not None for part in parts):
         types = np.concatenate([np.zeros_like(part.ids) if part.types is None else part.types for part in parts])
-    return Tokens(np.concatenate([part.ids for part in parts]), starts, types)
+    cut, pieces = sum(part.cut for part in parts), None
+    if split := [part.pieces for part in parts if part.pieces is not None]:  # all of them, or none
+        pieces = Pieces(np.concatenate([one.counts for one in split]), np.concatenate([one.own for one in split]))
+    return Tokens(np.concatenate([part.ids for part in parts]), starts, types, cut, pieces)
 
 
-def check_texts(texts: Any, pairs: bool = False) -> None:
-    """TypeError for what is no sequence of str (or, with `pairs`, of str and pairs of them), ValueError for a str with
-    a lone surrogate; both name the item."""
-    table = getattr(texts, "ndim", 1) != 1  # the items of a data frame are its columns' names, its length is another
-    table = table and not (pairs and isinstance(texts, np.ndarray) and texts.ndim == 2)
-    if isinstance(texts, (bytes, dict)) or table or not hasattr(texts, "__len__") or not hasattr(texts, "__getitem__"):
-        raise TypeError(f"texts must be a str or a list of str; got {type(texts).__name__}")
+def listed(items: Any, pairs: bool = False) -> Sequence[Any]:
+    """`items` as a list, or as the list or tuple that it is: a column of pandas, pyarrow, polars or numpy, an iterator,
+    any other sequence; with `pairs` a numpy array [n, 2] too. TypeError for what has no one order of items: a str,
+    bytes, a dict, a set, a table."""
+    if isinstance(items, list | tuple):
+        return items
+    axes = getattr(items, "ndim", len(getattr(items, "shape", (0,))))
+    several = axes != 1 and not (pairs and isinstance(items, np.ndarray) and axes == 2)
+    if isinstance(items, str | bytes | Mapping | Set) or several or not _is_iterable(items):
+        hint = "; pass one of its columns" if several and hasattr(items, "columns") else ""
+        raise TypeError(f"texts must be a list of str; got {type(items).__name__}{hint}")
+    for method in ("to_pylist", "tolist", "to_list"):  # pyarrow; pandas and numpy; polars: Python's own values at once
+        if hasattr(items, method):
+            return list(getattr(items, method)())
+    return list(items)
+
+
+def check_texts(texts: Sequence[Any], pairs: bool = False) -> None:
+    """TypeError for an item that is no str (nor, with `pairs`, a pair of them), ValueError for a str with a lone
+    surrogate; both name the item. texts: as `listed`."""
     if set(map(type, texts)) <= {str} and all(map(str.isascii, texts)):
         return  # nearly all, at the speed of C
     for index, text in enumerate(texts):
-        if pairs and not isinstance(text, str | bytes | dict):
+        if pairs and isinstance(text, list | tuple | np.ndarray):
             _check_pair(text, f"texts[{index}]")
         else:
-            _check_text(text, f"texts[{index}]")
+            _check_text(text, f"texts[{index}]", " or a pair of str" if pairs and not isinstance(text, dict) else "")
 
 
 def is_single(texts: Any) -> bool:
@@ -111,17 +138,22 @@ def has_pairs(texts: Any) -> bool:
     return hasattr(texts, "__iter__") and not set(map(type, texts)) <= {str}
 
 
+def _is_iterable(items: Any) -> bool:
+    return hasattr(items, "__iter__") or (hasattr(items, "__getitem__") and hasattr(items, "__len__"))
+
+
 def _check_pair(pair: Any, name: str) -> None:
-    if not isinstance(pair, list | tuple | np.ndarray) or len(pair) != 2:
-        shown = f"{len(pair)} items" if isinstance(pair, list | tuple | np.ndarray) else type(pair).__name__
-        raise TypeError(f"{name} must be a str or a pair of str; got {shown}. Convert it, or leave it out")
+    if len(pair) != 2:
+        raise TypeError(f"{name} must be a str or a pair of str; got {len(pair)} items. Convert it, or leave it out")
     for place, text in enumerate(pair):
         _check_text(text, f"{name}[{place}]")
 
 
-def _check_text(text: Any, name: str) -> None:
+def _check_text(text: Any, name: str, more: str = "") -> None:
     if not isinstance(text, str):
-        raise TypeError(f"{name} must be a str; got {type(text).__name__}. Convert it, or leave it out")
+        missing = isinstance(text, float) and text != text
+        got = f"{type(text).__name__}{' (NaN, a missing value)' if missing else ''}"
+        raise TypeError(f"{name} must be a str{more}; got {got}. Convert it, or leave it out")
     if not is_unicode(text):
         raise ValueError(f"{name} is not valid Unicode: it holds a lone surrogate. Decode it again")
 
