@@ -32,8 +32,9 @@ class StagingFolder:
 
     def __enter__(self) -> StagingFolder:  # noqa: PYI034 - typing.Self needs Python 3.11
         while True:
+            if os.path.islink(self.folder) or not self.folder.is_dir():
+                refuse_others_folder(self.folder)
             self.folder.mkdir(exist_ok=True)
-            refuse_others_folder(self.folder)
             self._lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -42,12 +43,16 @@ class StagingFolder:
                 raise BlockingIOError(
                     f"{self.target}: another process is writing it now; wait for it, or name another output"
                 ) from None
-            # The one who held the lock may just have finished and removed the folder.
-            with contextlib.suppress(FileNotFoundError):
-                if os.stat(self.folder).st_ino == os.fstat(self._lock).st_ino:
-                    refuse_others_folder(self.folder)
-                    (self.folder / _MARK).touch()
-                    return self
+            try:
+                # The one who held the lock may just have finished and removed the folder.
+                with contextlib.suppress(FileNotFoundError):
+                    if os.stat(self.folder).st_ino == os.fstat(self._lock).st_ino:
+                        refuse_others_folder(self.folder)
+                        (self.folder / _MARK).touch()
+                        return self
+            except BaseException:
+                os.close(self._lock)
+                raise
             os.close(self._lock)
 
     def __exit__(self, *raised: object) -> None:

@@ -21,19 +21,20 @@ _WHOLE = 1 << 30  # tokens; no text has more
 
 def tokenise(tokenizer: Tokenizer, texts: Sequence[Text], how: TextOptions) -> Tokens:
     """Single texts as `how` says. Tokens.cut counts those of more than how.max_length tokens."""
-    before, behind = tokenizer.ends(how.prompt)
     if how.long_texts == "mean":
-        return _in_windows(tokenizer.tokens(texts, how.prompt, _WHOLE), how.max_length, before, behind)
+        whole = tokenizer.tokens(texts, how.prompt, _WHOLE)
+        return _in_windows(whole, how.max_length, *tokenizer.ends(how.prompt))
     # One token more shows which texts are longer.
     found = tokenizer.tokens(texts, how.prompt, how.max_length + 1)
     over = found.lengths > how.max_length
     if not over.any():
         return found
     kept = np.ones(len(found.ids), dtype=bool)
+    before, behind = tokenizer.ends("")
     if tokenizer.side == "right":
         kept[found.starts[1:][over] - behind - 1] = False
     else:
-        kept[found.starts[:-1][over] + tokenizer.ends("")[0]] = False
+        kept[found.starts[:-1][over] + before] = False
     starts = np.concatenate([[0], np.cumsum(found.lengths - over)])
     return Tokens(found.ids[kept], starts, cut=int(over.sum()))
 
