@@ -14,7 +14,9 @@ import pyarrow as pa
 import pytest
 import torch
 from stub_model import WORDS, StubModel, threads_left, write_tokenizer
+from test_scoring import folder_of
 
+import ftbert
 from ftbert.text import TextSettings, Tokenizer
 
 
@@ -182,6 +184,23 @@ def test_similarity_takes_columns_of_vectors(stub: StubModel) -> None:
     want = stub.similarity(vectors, vectors)
     for given in (column, pa.chunked_array([column]), iter(vectors), (torch.from_numpy(v) for v in vectors)):
         assert torch.equal(stub.similarity(given, vectors), want)
+
+
+def test_scores_of_columns_and_iterators(tmp_path: Path) -> None:
+    texts = ["hello world", "the second", "a third text"]
+    one = ftbert.load(folder_of(tmp_path / "1", "bert"))
+    tags = ftbert.load(folder_of(tmp_path / "t", "bert", "token_classification", labels=3))
+    for given in (pa.array(texts), np.array(texts), (text for text in texts)):
+        assert np.array_equal(one.predict(given), one.predict(texts))
+    assert one.rerank("hello", iter(texts)) == one.rerank("hello", pa.array(texts)) == one.rerank("hello", texts)
+    pairs = [("hello", text) for text in texts]
+    for given in (zip(["hello"] * 3, texts, strict=True), np.array(pairs), pa.array(pairs), iter(pairs)):
+        assert np.array_equal(one.predict(given), one.predict(pairs))
+    assert tags.token_classify(pa.array(texts)) == tags.token_classify(iter(texts)) == tags.token_classify(texts)
+    with pytest.raises(TypeError, match="a list of str; got bytes"):
+        tags.token_classify(b"abc")
+    with pytest.raises(TypeError, match="a list of str; got Frame"):
+        one.predict(Frame())
 
 
 def test_wrong_options(stub: StubModel) -> None:

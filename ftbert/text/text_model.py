@@ -148,7 +148,7 @@ class TextModel:
 
     def token_classify(
         self,
-        texts: str | Sequence[str],
+        texts: str | Iterable[str],
         *,
         aggregation_strategy: str = "none",
         ignore_labels: Sequence[str] = IGNORED,
@@ -169,8 +169,9 @@ class TextModel:
         TypeError for an item that is not a str; ValueError for an option's value, a lone surrogate, a model without
         such a head, a tokenizer that gives no offsets.
         """
+        given = texts if isinstance(texts, str) else listed(texts)
         found: list[Any] = token_classify(
-            self, texts, aggregation_strategy=aggregation_strategy, ignore_labels=ignore_labels, max_length=max_length,
+            self, given, aggregation_strategy=aggregation_strategy, ignore_labels=ignore_labels, max_length=max_length,
             max_tokens=max_tokens, batch_size=batch_size, show_progress_bar=show_progress_bar,
         )  # fmt: skip
         return found
