@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -109,7 +111,7 @@ def test_a_bulk_request_is_not_starved_by_newcomers() -> None:
 
 def test_admission() -> None:
     queue = batcher(100, max_queue_seconds=2.0, max_queue_tokens=10_000)
-    assert queue.admit(work(1, [60_000]), 0.0) is None  # an idle engine takes any request
+    assert queue.admit(work(1, [60_000]), 0.0) is None  # an idle engine takes any request that it can finish
     assert queue.admit(work(2, [10]), 0.0).status == 429  # type: ignore[union-attr]
     queue = batcher(1000, max_queue_seconds=2.0, max_queue_tokens=10_000)
     for one in range(3):
@@ -117,7 +119,7 @@ def test_admission() -> None:
     refused = queue.admit(work(9, [900]), 0.0)  # 2.7 s are ahead: in 0.7 s there is room, before the queue is empty
     assert refused is not None and (refused.status, refused.retry_after) == (429, 1.0)
     assert queue.queued_tokens == 2700  # nothing of it was taken
-    late = queue.admit(work(10, [900], deadline=1.0), 0.5)
+    late = queue.admit(work(10, [900], deadline=1.5), 0.5)
     assert late is not None and (late.status, late.retry_after) == (429, 3.0)  # never in time, but for an idle engine
     large = queue.admit(work(12, [20_000]), 0.0)
     assert large is not None and (large.status, large.retry_after) == (429, 3.0)
@@ -129,6 +131,30 @@ def test_admission() -> None:
         assert refused is not None and (refused.status, refused.full) == (429, 0.0)
     queue.draining = True
     assert queue.admit(work(11, [1]), 0.0).status == 503  # type: ignore[union-attr]
+
+
+def test_what_no_engine_can_finish_is_refused_with_what_would_fit() -> None:
+    """By an idle engine and by a busy one, with words that hold: so many texts are taken."""
+    for ahead in ([], [500]):
+        queue = batcher(1000)
+        if ahead:
+            assert queue.admit(work(1, ahead), 0.0) is None
+        refused = queue.admit(work(2, [200] * 2048, deadline=30.0), 0.0)
+        assert refused is not None and (refused.status, refused.retry_after, refused.full) == (413, 0.0, 0.0)
+        fit = int(re.search(r"at most (\d+) texts", refused.words)[1])  # type: ignore[index]
+        assert fit == 150 and queue.queued_tokens == sum(ahead)
+        assert (queue.admit(work(3, [200] * fit, deadline=30.0), 0.0) is None) == (not ahead)
+    short = batcher().admit(work(1, [900], deadline=0.5), 0.0)
+    assert short is not None and short.status == 413 and "shorter texts" in short.words
+    late = batcher().admit(work(1, [1], deadline=0.5), 0.5)
+    assert late is not None and late.status == 503
+
+
+def test_an_engine_that_only_computes_knows_deadlines_too() -> None:
+    queue = batcher(1000)
+    assert queue.admit(work(1, [1000]), 0.0) is None and queue.next_batch(0.0) is not None
+    assert queue.admit(work(2, [900], deadline=1.5), 0.0).status == 429  # type: ignore[union-attr]
+    assert queue.admit(work(2, [900], deadline=2.0), 0.0) is None
 
 
 def test_what_is_computed_is_ahead_too() -> None:
@@ -188,10 +214,31 @@ def test_cancelled_requests_leave_uncomputed(wanted: list, gone: set[int]) -> No
         queue.admit(made, 0.0)
     for made in works:
         if made.id in gone:
-            queue.cancel(made)
+            queue.give_up(made)
+            queue.give_up(made)  # its deadline comes, and its client goes
+    left = [made for made in works if made.id not in gone]
+    assert queue.queued_tokens == sum(made.tokens for made in left) == queue.tokens_ahead(1e6)
+    assert len(queue) == sum(made.texts for made in left)
+    assert len(queue._heap) <= 2 * len(left)  # what is over is not kept
     seen = {one for batch in drain(queue) for one, _ in texts(batch)}
     assert seen == set(range(len(wanted))) - gone
     assert (queue.queued_tokens, len(queue), queue._large) == (0, 0, set())
+
+
+def test_given_up_in_the_middle_it_counts_no_more() -> None:
+    """A batch of it is computed, runs of it have come back after a lack of memory, more of it waits."""
+    queue = batcher(100, max_queue_seconds=1.0)
+    bulk, other = work(1, [50] * 100), work(2, [10])
+    assert queue.admit(bulk, 0.0) is None
+    failed, computed = queue.next_batch(0.0), queue.next_batch(0.0)
+    assert failed is not None and computed is not None and queue.requeue(failed)
+    queue.leave(failed, 0.0)
+    queue.give_up(bulk)
+    assert (queue.queued_tokens, len(queue), queue.tokens_ahead(0.0)) == (0, 0, computed.tokens)
+    assert queue.requeue(computed)  # nothing of it comes back
+    queue.leave(computed, 0.0)
+    assert queue.admit(other, 0.0) is None
+    assert [texts(batch) for batch in drain(queue)] == [[(2, 0)]]
 
 
 def test_lack_of_memory_halves_the_budget_and_loses_nothing() -> None:

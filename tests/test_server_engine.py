@@ -22,9 +22,9 @@ from ftbert.server.app import App  # noqa: E402
 from ftbert.server.batcher import Batch, Limits  # noqa: E402
 from ftbert.server.engine import Engine  # noqa: E402
 from ftbert.server.engine_process import Connection  # noqa: E402
-from ftbert.server.links import LocalLink  # noqa: E402
+from ftbert.server.links import LocalLink, SocketLink  # noqa: E402
 from ftbert.server.messages import Request  # noqa: E402
-from ftbert.server.metrics import Row, open_rows  # noqa: E402
+from ftbert.server.metrics import PLACES, Row, open_rows  # noqa: E402
 from ftbert.server.routes import all_routes  # noqa: E402
 from ftbert.server.served_model import ServedModel  # noqa: E402
 from ftbert.server.settings import Settings  # noqa: E402
@@ -170,10 +170,21 @@ def test_cancelled_and_forgotten_work_is_not_computed(engine: Engine, compute: C
         submit(engine, work(one, gone, [one]))
     engine.cancel(caller, list(range(1, 40)))
     engine.forget(gone)
+    left = 10  # a token each, before anything else is computed
+    assert engine.queued_tokens == left == engine._metrics.cells[PLACES["te_queue_size"]]
+    assert engine._metrics.cells[PLACES["ft_queue_tokens"]] == left
     compute.go.set()
     caller.wait(lambda: sum(part.stop - part.start for part in caller.parts) == 11)
     assert sum(batch.texts for batch in compute.batches) == 11
     assert not gone.parts and engine.queued_tokens == 0
+
+
+def test_a_request_that_failed_is_not_computed_further(engine: Engine, compute: Compute) -> None:
+    caller = Caller()
+    submit(engine, work(1, caller, [13] * 60, *[[5] * 60] * 1000))
+    caller.wait(lambda: len(caller.failures) == 1)
+    assert engine.queued_tokens == 0
+    assert sum(batch.texts for batch in compute.batches) < 10
 
 
 def test_a_request_cancelled_in_the_same_breath_is_not_queued(engine: Engine) -> None:
@@ -263,6 +274,32 @@ def test_a_full_engine_is_passed_over() -> None:
     first, second = asyncio.run(run())
     assert (len(first), len(second)) == (0, 3)
     assert all(time.monotonic() - 10 < work.sent <= time.monotonic() for work in second)
+
+
+def test_what_is_refused_or_cancelled_leaves_the_load_of_a_link() -> None:
+    """Before and after the engine's next figure, which holds what it was sent before."""
+
+    async def run() -> list[int]:
+        link = SocketLink("nowhere")
+        link._transport, link._says_ready, link.description = SimpleNamespace(write=len), True, object()  # type: ignore[assignment]
+        loads = []
+        for status in (False, True):
+            link.data_received(frames.status(True, 0, 1.0))
+            calls = [link.submit(work(one, None, [1] * 100, [2] * 100)) for one in (1, 2, 3)]
+            if status:
+                link.data_received(frames.status(True, 600, 1.0))
+                link.data_received(frames.results([Part(1, 0, 1, np.ones((1, 2), np.float32), 0, 0)]))
+            loads.append(link.load)
+            link.cancel(calls[0], RuntimeError())
+            loads.append(link.load)
+            link.data_received(frames.results([Failure(2, 429, "Model is overloaded")]))
+            loads.append(link.load)
+            link.cancel(calls[2], RuntimeError())
+            loads.append(link.load)
+            await asyncio.gather(*(call.future for call in calls), return_exceptions=True)
+        return loads
+
+    assert asyncio.run(run()) == [600, 400, 200, 0, 600, 500, 300, 100]
 
 
 def test_few_requests_wait_for_the_tokenizer_of_a_full_model() -> None:

@@ -243,6 +243,18 @@ def test_disconnects_are_cancelled(folder: Path, vectors: np.ndarray) -> None:
         assert metric(server, 'te_request_failure{err="dropped"}') >= 1
 
 
+def test_what_cannot_be_done_in_time_is_refused_at_once(folder: Path) -> None:
+    """By an idle server, with words that say what would fit, and what is said is true."""
+    with in_thread(("m", folder), batch_tokens=128) as server:
+        rate = server.call("GET", "/info").json()["tokens_per_second"]
+        seconds = str(2048 * 126 / rate / 4)
+        reply = server.call("POST", "/embed", {"inputs": [[5] * 126] * 2048}, {"x-request-timeout": seconds})
+        assert reply.status == 413 and reply.json()["error_type"] == "Validation"
+        fit = int(reply.json()["error"].split("at most ")[1].split(" texts")[0])
+        assert 200 < fit < 2048 // 4 + 1
+        assert len(server.post("/embed", {"inputs": [[5] * 126] * (fit // 4)}, **{"x-request-timeout": seconds})) == fit // 4
+
+
 def metric(server: Served, name: str) -> float:
     lines = server.call("GET", "/metrics").body.decode().splitlines()
     return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + " "))

@@ -70,22 +70,27 @@ class Batcher:
         self.dropped: list[tuple[Work, Failure]] = []  # what expired, for the caller to answer
         self._heap: list[tuple[float, int, Run]] = []
         self._pushed = 0
+        self._abandoned = 0  # runs in the heap that belong to requests which are over
         self._large: set[Work] = set()  # works of more tokens than a batch
         self._good_batches = 0
 
     def __len__(self) -> int:
-        """Texts that wait, of cancelled requests too."""
+        """Texts that wait."""
         return self.queued_texts
 
     def admit(self, work: Work, now: float) -> Failure | None:
         """All texts of a request, or none: then why."""
         if self.draining:
             return Failure(work.id, 503, "the server is shutting down", 1.0)
+        seconds = work.deadline - now
+        if seconds <= 0:
+            return _late(work)
+        if work.tokens > seconds * self.rate:
+            return _too_much(work, seconds, self.rate)
         most = self.limits.max_queue_seconds
         # What waits in the socket is in no queue, and many small requests can wait long there.
         unread = now - work.sent > max(most, _UNREAD)
-        # Else an idle engine takes any request.
-        wait = self._seconds_until_room(work, now) if self.queued_tokens else 0.0
+        wait = self._seconds_until_room(work, now)
         if unread or wait > 0:
             everybody = unread or self.tokens_ahead(now) > most * self.rate
             retry_after = max(1.0, math.ceil(min(wait, 3600.0)))
@@ -102,11 +107,13 @@ class Batcher:
         """Until `work` would be admitted; 0 or less: it is. Not the time until the queue is empty: those who were
         refused would come back to an idle engine."""
         behind = self._left_of_computing(now) + self.queued_tokens
-        wait = max(
-            self.tokens_ahead(now) / self.rate - self.limits.max_queue_seconds,
-            (self.queued_tokens + work.tokens - self.limits.max_queue_tokens) / self.rate,
-            now + (behind + work.tokens) / self.rate - work.deadline,
-        )
+        wait = now + (behind + work.tokens) / self.rate - work.deadline
+        if self.queued_tokens:  # else the engine takes any request that it can finish
+            wait = max(
+                wait,
+                self.tokens_ahead(now) / self.rate - self.limits.max_queue_seconds,
+                (self.queued_tokens + work.tokens - self.limits.max_queue_tokens) / self.rate,
+            )
         return min(wait, behind / self.rate)  # an idle engine would take it
 
     def tokens_ahead(self, now: float) -> int:
@@ -115,8 +122,7 @@ class Batcher:
         later = 0
         for work in self._large:
             due = max(0.0, (now - work.arrived) * work.rate)
-            waiting = work.tokens - int(work.offsets[work.texts - work.left])
-            later += min(waiting, max(0, work.tokens - int(due)))
+            later += min(work.queued_tokens, max(0, work.tokens - int(due)))
         return self._left_of_computing(now) + max(0, self.queued_tokens - later)
 
     def _left_of_computing(self, now: float) -> int:
@@ -130,13 +136,13 @@ class Batcher:
         while self._heap:
             run = self._heap[0][2]
             work = run.work
-            if not work.over and now > work.deadline:
-                work.over = True
-                words = "the request was not computed before its deadline"
-                self.dropped.append((work, Failure(work.id, 503, words, 1.0)))
             if work.over:
-                self._pop(run)
-                self._settle(run)
+                heapq.heappop(self._heap)
+                self._abandoned -= 1
+                continue
+            if now > work.deadline:
+                self.dropped.append((work, _late(work)))
+                self.give_up(work)
                 continue
             if batch is None:
                 batch = Batch(work.kind)
@@ -184,9 +190,20 @@ class Batcher:
         """The second smallest key."""
         return min((entry[0] for entry in self._heap[1:3]), default=None)
 
-    def cancel(self, work: Work) -> None:
-        """Its texts leave the queue when their turn comes, uncomputed."""
+    def give_up(self, work: Work) -> None:
+        """It is cancelled, late or failed: what waits of it is not computed, and counts no more."""
+        if work.over:
+            return
         work.over = True
+        self.queued_tokens -= work.queued_tokens
+        self.queued_texts -= work.left
+        self._abandoned += work.queued_runs
+        work.queued_tokens = work.left = work.queued_runs = 0
+        self._large.discard(work)
+        if 2 * self._abandoned > len(self._heap):  # else they hold their ids until their turn comes
+            self._heap = [entry for entry in self._heap if not entry[2].work.over]
+            heapq.heapify(self._heap)
+            self._abandoned = 0
 
     def requeue(self, batch: Batch) -> bool:
         """After a lack of memory: half the budget, the texts back in their places. False for a single text."""
@@ -195,8 +212,9 @@ class Batcher:
         self.budget = max(1, min(self.budget, batch.tokens) // 2)
         self._good_batches = 0
         for run in batch.runs:
-            run.work.left += run.stop - run.start
-            self._push(run)
+            if not run.work.over:
+                run.work.left += run.stop - run.start
+                self._push(run)
         return True
 
     def computed(self, tokens: int, seconds: float) -> None:
@@ -210,15 +228,34 @@ class Batcher:
     def _push(self, run: Run) -> None:
         self._pushed += 1
         heapq.heappush(self._heap, (run.key, self._pushed, run))
-        self.queued_tokens += run.tokens
-        self.queued_texts += run.stop - run.start
+        self._count(run, 1)
 
     def _pop(self, run: Run) -> None:
         heapq.heappop(self._heap)
-        self.queued_tokens -= run.tokens
-        self.queued_texts -= run.stop - run.start
+        self._count(run, -1)
+
+    def _count(self, run: Run, sign: int) -> None:
+        self.queued_tokens += sign * run.tokens
+        self.queued_texts += sign * (run.stop - run.start)
+        run.work.queued_tokens += sign * run.tokens
+        run.work.queued_runs += sign
 
     def _settle(self, run: Run) -> None:
         run.work.left -= run.stop - run.start
         if run.work.left == 0:
             self._large.discard(run.work)
+
+
+def _late(work: Work) -> Failure:
+    return Failure(work.id, 503, "the request was not computed before its deadline", 1.0)
+
+
+def _too_much(work: Work, seconds: float, rate: float) -> Failure:
+    """No engine finishes it, however often it comes."""
+    fit = int(seconds * rate * work.texts / work.tokens)
+    words = (
+        f"the request has {work.tokens} tokens, of which about {int(seconds * rate)} are computed in the "
+        f"{seconds:.3g} s until its deadline: send "
+        + (f"at most {fit} texts of this length in a request" if fit else "shorter texts, or allow more time")
+    )
+    return Failure(work.id, 413, words)

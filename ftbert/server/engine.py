@@ -72,13 +72,15 @@ class Engine:
         with self._changed:
             for one in ids:
                 if work := self._works.pop((id(owner), one), None):
-                    self._batcher.cancel(work)
+                    self._batcher.give_up(work)
+            self._gauges()
 
     def forget(self, owner: Owner) -> None:
         """Everything of an owner that is gone."""
         with self._changed:
             for key in [key for key in self._works if key[0] == id(owner)]:
-                self._batcher.cancel(self._works.pop(key))
+                self._batcher.give_up(self._works.pop(key))
+            self._gauges()
 
     @property
     def ready(self) -> bool:
@@ -220,9 +222,11 @@ class Engine:
                     self._fail(run.work, Failure(run.work.id, 424, words))
 
     def _fail(self, work: Work, failure: Failure) -> None:
-        work.over = True
-        if work.owner is not None:
+        with self._changed:
+            self._batcher.give_up(work)
             self._works.pop((id(work.owner), work.id), None)
+            self._gauges()
+        if work.owner is not None:
             work.owner.deliver([failure])
 
     def _gauges(self) -> None:

@@ -51,6 +51,7 @@ class _Call:
         self.left = work.texts
         self.rows: NDArray[np.float32] | None = None
         self.queue, self.compute = -1.0, 0.0
+        self.status = -1  # the engine's last one when it was sent
         self.timer: asyncio.TimerHandle | None = None
 
     def add(self, part: Part) -> bool:
@@ -75,7 +76,8 @@ class Link:
         self.loop = asyncio.get_running_loop()
         self._calls: dict[int, _Call] = {}
         self._sent = 0  # tokens that the engine's own figure does not hold yet
-        self._queued = 0
+        self._queued = 0  # that figure
+        self._statuses = 0
         self._full_until = 0.0
         self.retry_after = 1.0  # seconds, where it is full
 
@@ -100,6 +102,7 @@ class Link:
             raise Failed(Failure(work.id, 503, "no engine is ready", 1.0))
         self._calls[work.id] = call
         self._sent += work.tokens
+        call.status = self._statuses
         work.sent = time.monotonic()
         call.timer = self.loop.call_later(max(0.0, work.deadline - work.sent), self._expire, call)
         self._send(work)
@@ -108,6 +111,7 @@ class Link:
     def cancel(self, call: _Call, why: Exception) -> None:
         """Nobody waits any more."""
         if self._finish(call):
+            self._uncount(call)
             call.future.set_exception(why)
             self._send_cancel(call.work)
 
@@ -120,6 +124,7 @@ class Link:
                 continue
             if isinstance(one, Failure):
                 self._finish(call)
+                self._uncount(call)
                 call.future.set_exception(Failed(one))
             elif call.add(one):
                 self._finish(call)
@@ -133,6 +138,14 @@ class Link:
     def _expire(self, call: _Call) -> None:
         words = "the request was not answered before its deadline"
         self.cancel(call, Failed(Failure(call.work.id, 503, words, 1.0)))
+
+    def _uncount(self, call: _Call) -> None:
+        """What is left of it leaves the load now, not with the engine's next figure."""
+        left = call.work.tokens * call.left // call.work.texts
+        if call.status == self._statuses:
+            self._sent = max(0, self._sent - left)
+        else:
+            self._queued = max(0, self._queued - left)
 
     def _finish(self, call: _Call) -> bool:
         if call.timer is not None:
@@ -223,7 +236,7 @@ class SocketLink(Link, asyncio.Protocol):
                 self.deliver_here(frames.read_failures(payload))
             elif kind == Frame.STATUS:
                 self._says_ready, self._queued, _ = frames.read_status(payload)
-                self._sent = 0
+                self._sent, self._statuses = 0, self._statuses + 1
             elif kind == Frame.HELLO:
                 self.description = frames.read_hello(payload)
 

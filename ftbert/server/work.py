@@ -50,7 +50,9 @@ class Work:
     arrived: float = 0.0  # in its queue
     rate: float = 1.0  # tokens/s of the engine at that time
     over: bool = False  # cancelled, failed or expired: what is left of it is not computed
-    left: int = field(init=False)  # texts that are neither computed nor given up
+    left: int = field(init=False)  # texts that no batch has taken
+    queued_tokens: int = 0  # of these, once the request is admitted
+    queued_runs: int = 0  # entries of the queue that these are in
     texts: int = field(init=False)
     tokens: int = field(init=False)
 
