@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from tokenizers_offline import FAMILIES, TEXTS, write
 from transformers import AutoTokenizer
 
 from ftbert.text import TextSettings, Tokenizer
+from ftbert.text.token_ids import check_token_ids
 
 CASES: list[dict[str, Any]] = [
     *({"do_lower_case": low, "strip_accents": strip} for low, strip in itertools.product((False, True), (None, True, False))),
@@ -113,6 +116,36 @@ def test_a_broken_file_is_named(tmp_path: Path, name: str, content: str, words: 
     (folder / name).write_text(content)
     with pytest.raises(ValueError, match=words):
         Tokenizer(folder, TextSettings(), 64)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("largest", [1_000_300, 10**7, 4_000_000_000, 10**25])
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("tokenizer.json", lambda file, one: file["model"]["vocab"].update(far=one)),
+        ("tokenizer.json", lambda file, one: file["added_tokens"].append({**file["added_tokens"][0], "id": one, "content": "far"})),
+        ("tokenizer_config.json", lambda file, one: file.update(added_tokens_decoder={str(one): {"content": "far"}})),
+        ("added_tokens.json", lambda file, one: file.update(far=one)),
+        ("vocab.json", lambda file, one: file.update(far=one)),
+    ],
+)
+def test_an_id_far_beyond_the_vocabulary_is_refused(
+    tmp_path: Path, family: str, name: str, change: Callable[[Any, int], None], largest: int
+) -> None:
+    """Libraries would take memory for every id below it, and end the process. A million they can take."""
+    folder = write(tmp_path, family)
+    path = folder / name
+    file = json.loads(path.read_text()) if path.exists() else {}
+    change(file, largest)
+    path.write_text(json.dumps(file))
+    with contextlib.ExitStack() as stack:
+        if largest > 2 << 20:
+            stack.enter_context(pytest.raises(ValueError, match=rf"{name}: .*far"))
+        check_token_ids(folder)
+    if largest > 2 << 20:
+        with pytest.raises(ValueError, match=str(folder)):
+            Tokenizer(folder, TextSettings(), 64)
 
 
 def test_code_of_the_folder_never_runs(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from ftbert.input_file import expect_file, is_unicode, read_json_object
 from ftbert.text.fast_tokenizer import FastTokenizer
 from ftbert.text.settings import TextSettings
+from ftbert.text.token_ids import check_token_ids
 from ftbert.text.tokens import Text, Tokens, joined, tokens_of
 
 if TYPE_CHECKING:
@@ -166,6 +167,7 @@ def load_tokenizer(folder: Path, arguments: Mapping[str, Any] | None = None) -> 
     for path in folder.iterdir():
         if path.suffix in _SUFFIXES:
             expect_file(path)  # a pipe in the place of a file would hold it for ever
+    check_token_ids(folder)
     from transformers import AutoTokenizer
 
     try:
