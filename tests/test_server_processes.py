@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import shutil
 import signal
 import socket
 import threading
@@ -253,6 +254,30 @@ def test_what_cannot_be_done_in_time_is_refused_at_once(folder: Path) -> None:
         fit = int(reply.json()["error"].split("at most ")[1].split(" texts")[0])
         assert 200 < fit < 2048 // 4 + 1
         assert len(server.post("/embed", {"inputs": [[5] * 126] * (fit // 4)}, **{"x-request-timeout": seconds})) == fit // 4
+
+
+def test_tokens_without_a_row_are_refused_in_the_words_of_encode(folder: Path, tmp_path: Path) -> None:
+    """Added to the tokenizer, or all of it another model's."""
+    added, other = tmp_path / "added", tmp_path / "other"
+    for one in (added, other):
+        shutil.copytree(folder, one)
+    file = json.loads((added / "tokenizer.json").read_text())
+    rows = max(file["model"]["vocab"].values()) + 1
+    file["added_tokens"].append({**file["added_tokens"][-1], "id": rows, "content": "geheim"})
+    (added / "tokenizer.json").write_text(json.dumps(file))
+    file["model"]["vocab"] = {token: one + rows * (token != "[PAD]") for token, one in file["model"]["vocab"].items()}
+    file["post_processor"] = None
+    file["added_tokens"] = [{**one, "id": file["model"]["vocab"].get(one["content"], 3 * rows)} for one in file["added_tokens"]]
+    (other / "tokenizer.json").write_text(json.dumps(file))
+    models = {"added": added, "other": other}
+    with in_thread(*models.items()) as server:
+        for name, path in models.items():
+            with pytest.raises(ValueError, match="vocabulary has") as wanted:
+                ftbert.load(path).encode(["word1 geheim"])
+            for body in ({"inputs": "word1 geheim"}, {"inputs": [[1], "word1 geheim"]}):
+                reply = server.call("POST", "/embed", {**body, "model": name})
+                assert reply.status == 422 and str(wanted.value) in reply.json()["error"]
+        assert server.post("/embed", {"inputs": "word1", "model": "added"})
 
 
 def metric(server: Served, name: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -156,7 +157,8 @@ class ServedModel:
 
 def _warm_encoder(about: Description) -> TextEncoder:
     made = TextEncoder(about)
-    made.encode(["a"], "", True, "right")
+    with contextlib.suppress(ApiError):  # each request is told
+        made.encode(["a"], "", True, "right")
     return made
 
 

@@ -120,6 +120,10 @@ class TextEncoder:
             found = (tokens or self._fast.tokens)(texts, most if truncate else most + 1, side)
         except Exception as error:  # noqa: BLE001 - tokenizers raises nothing more precise
             raise ApiError("Tokenizer", f"Tokenization error: {type(error).__name__}") from None
+        try:
+            found = found.check(self.about.vocab, self.about.token_types)
+        except ValueError as error:  # its words hold no text
+            raise ApiError("Tokenizer", f"Tokenization error: {error}") from None
         if not truncate and found.lengths.max(initial=0) > most:
             raise _too_long("more", most)
         return found

@@ -59,7 +59,7 @@ class Tokens:
         if self.ids.size and self.ids.max() >= vocab:
             raise ValueError(
                 f"the tokenizer gave id {self.ids.max()}, but the model's vocabulary has {vocab} entries; "
-                "the tokenizer in the folder belongs to another model"
+                "the tokenizer in the folder belongs to another model, or got tokens that the model has no rows for"
             )
         if self.types is not None and not token_types:
             return replace(self, types=None)
