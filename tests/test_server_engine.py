@@ -23,6 +23,7 @@ from ftbert.server.batcher import Batch, Limits  # noqa: E402
 from ftbert.server.engine import Engine  # noqa: E402
 from ftbert.server.engine_process import Connection  # noqa: E402
 from ftbert.server.links import LocalLink, SocketLink  # noqa: E402
+from ftbert.server.memory import Memory  # noqa: E402
 from ftbert.server.messages import Request  # noqa: E402
 from ftbert.server.metrics import PLACES, Row, open_rows  # noqa: E402
 from ftbert.server.routes import all_routes  # noqa: E402
@@ -250,7 +251,7 @@ class Sink(LocalLink):
 
     def __init__(self) -> None:
         super().__init__()
-        self.description: Any = object()
+        self.description: Any = SimpleNamespace(hidden=2)
         self.works: list[Work] = []
 
     def _send(self, work: Work) -> None:
@@ -265,7 +266,7 @@ def test_a_full_engine_is_passed_over() -> None:
         links = [Sink(), Sink()]
         links[0].deliver_here([Failure(1, 429, "Model is overloaded", 1.0, 9.0)])
         with ThreadPoolExecutor(1) as threads:
-            model = ServedModel("m", "m", links, Settings((("m", "m"),)), threads)
+            model = ServedModel("m", "m", links, Settings((("m", "m"),)), threads, Memory(1 << 30))
             for _ in range(3):
                 text = Encoded(np.array([1, 2], np.int32), np.array([0, 2]), 1)
                 await model.compute(Request(time.monotonic()), Kind.EMBED, 1, lambda text=text: text)  # type: ignore[misc]
@@ -310,7 +311,7 @@ def test_few_requests_wait_for_the_tokenizer_of_a_full_model() -> None:
         if full:
             link.deliver_here([Failure(1, 429, "Model is overloaded", 3.0, full)])
         with ThreadPoolExecutor(1) as threads:
-            model = ServedModel("m", "m", [link], Settings((("m", "m"),)), threads)
+            model = ServedModel("m", "m", [link], Settings((("m", "m"),)), threads, Memory(1 << 30))
             first = model.retry_after()
             await asyncio.sleep(0.02)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # Floats that are written without letting others of the event loop in between: 2 ms.
-_FLOATS_AT_ONCE = 65536
+_FLOATS_AT_ONCE, _BYTES_AT_ONCE = 65536, 1 << 18
 
 
 def json(value: Any) -> bytes:
@@ -34,6 +35,18 @@ async def json_matrix(rows: NDArray[np.float32]) -> list[bytes]:
     for start in range(0, len(rows), step):
         parts.append((b"," if start else b"[") + json(rows[start : start + step])[1:-1])
         await asyncio.sleep(0)
+    return [*parts, b"]"]
+
+
+async def json_list(items: Iterable[Any]) -> list[bytes]:
+    """Parts of a list. An item is taken when its turn comes: as Python objects they are large."""
+    parts, size = [b"["], 0
+    for item in items:
+        parts.append((b"," if len(parts) > 1 else b"") + json(item))
+        size += len(parts[-1])
+        if size > _BYTES_AT_ONCE:
+            size = 0
+            await asyncio.sleep(0)
     return [*parts, b"]"]
 
 

@@ -16,6 +16,7 @@ from ftbert.server.errors import ApiError
 from ftbert.server.http_protocol import Connections, too_large
 from ftbert.server.json_keys import BodyCheck
 from ftbert.server.links import Disconnected, Link
+from ftbert.server.memory import Memory
 from ftbert.server.messages import Request, Response
 from ftbert.server.metrics import Row
 from ftbert.server.served_model import ServedModel
@@ -59,8 +60,9 @@ class App:
     ) -> None:
         self.settings, self.rows, self.row, self.routes = settings, rows, row, routes
         self.threads = ThreadPoolExecutor(settings.tokenization_workers, thread_name_prefix="ftbert-tokenise")
+        self.memory = Memory(settings.answer_limit)
         self.models = [
-            ServedModel(name, source, own, settings, self.threads)
+            ServedModel(name, source, own, settings, self.threads, self.memory)
             for (name, source), own in zip(settings.models, links, strict=True)
         ]
         self.connections = Connections(self, settings)

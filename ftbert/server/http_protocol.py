@@ -109,6 +109,8 @@ class HttpProtocol(asyncio.Protocol):
         reading = self._reader.stop()
         if self._running is not None:
             self._running.disconnect()
+            if self._unsent:  # its answer was being sent
+                self._running.end()
         for request in (reading, *self._waiting):
             if request is not None:
                 request.disconnect()
@@ -270,6 +272,8 @@ class HttpProtocol(asyncio.Protocol):
                 if self._unsent:  # the event loop comes to other connections first
                     self._loop.call_soon(self._go_on)
                     return
+                if self._running is not None:
+                    self._running.end()
                 self._running = None
                 if self._last:
                     self._finish()
@@ -301,6 +305,7 @@ class HttpProtocol(asyncio.Protocol):
     def _respond(self, request: Request, response: Response) -> None:
         self._release(request)
         if request.disconnected or self._transport.is_closing():
+            request.end()
             self._running = None
             return
         ending = self._shared.draining or self._half_closed

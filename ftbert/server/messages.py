@@ -53,7 +53,7 @@ class Request:
 
     __slots__ = (
         "began", "body", "disconnected", "error", "expects", "headers", "held", "interim", "keep_alive", "method",
-        "path", "query", "route", "url", "_cancels",
+        "path", "query", "route", "url", "_cancels", "_ends",
     )  # fmt: skip
 
     def __init__(self, began: float) -> None:
@@ -69,6 +69,7 @@ class Request:
         self.error: ApiError | None = None  # found before the body was read
         self.disconnected = False
         self._cancels: list[Callable[[], None]] = []
+        self._ends: list[Callable[[], None]] = []
 
     def add(self, piece: bytes) -> None:
         """To the body. Small pieces cost what they weigh."""
@@ -92,6 +93,15 @@ class Request:
         for cancel in self._cancels:
             cancel()
         self._cancels.clear()
+
+    def on_end(self, call: Callable[[], None]) -> None:
+        """`call` is called once the answer is sent, or nobody makes it any more."""
+        self._ends.append(call)
+
+    def end(self) -> None:
+        ends, self._ends = self._ends, []
+        for call in ends:
+            call()
 
     def header(self, name: bytes) -> str:
         return self.headers.get(name, b"").decode("latin-1")

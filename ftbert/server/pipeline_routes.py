@@ -11,6 +11,7 @@ from ftbert.server.app import App
 from ftbert.server.description import Description
 from ftbert.server.errors import ApiError, validation
 from ftbert.server.inputs import check_count, side
+from ftbert.server.memory import filled
 from ftbert.server.messages import Request, Response
 from ftbert.server.schemas import FillMask, TokenClassify, decode
 from ftbert.server.text_encoder import Encoded
@@ -51,7 +52,7 @@ async def token_classify(app: App, request: Request) -> Response:
         ]
         return json(found[0] if single else found)
 
-    return answered(app, request, model.about, done, await model.in_thread(size, run), "predict")
+    return answered(app, request, model.about, done, await model.in_thread(request, size, run), "predict")
 
 
 async def fill_mask(app: App, request: Request) -> Response:
@@ -80,12 +81,16 @@ async def fill_mask(app: App, request: Request) -> Response:
     size = sum(map(len, texts))
     done = await model.compute(request, Kind.FILLED, size, encode, encoder.inline)
 
+    most, encoded = how.top_k if targets is None else min(how.top_k, len(targets)), done.encoded
+    assert encoded.marked is not None
+    masks = np.diff(encoded.marked.searchsorted(encoded.offsets)).tolist()
+    app.memory.take(request, filled(encoded.offsets.tolist(), masks, most), sum(masks), "masks")
+
     def run() -> bytes:
-        most = how.top_k if targets is None else min(how.top_k, len(targets))
         found = _filled(done.encoded, done.rows, most, encoder.whole, about)
         return json(found[0] if single else found)
 
-    return answered(app, request, about, done, await model.in_thread(size, run), "predict")
+    return answered(app, request, about, done, await model.in_thread(request, size, run), "predict")
 
 
 def _texts(inputs: str | list[str | list[str]]) -> tuple[bool, list[str]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ftbert.server.activations import ACTIVATIONS, probabilities
-from ftbert.server.answers import answered, count_request, json
+from ftbert.server.answers import answered, count_request, json, json_list
 from ftbert.server.app import App
 from ftbert.server.errors import ApiError, validation
 from ftbert.server.inputs import Reading, check_count, limited_reading, own_limit, reading
@@ -41,11 +41,12 @@ async def predict(app: App, request: Request) -> Response:
     model.expect("classifier", "reranker")
     done = await logits(request, model, sequences, reading(asked, model))
     scores = done.rows if asked.raw_scores else probabilities(done.rows)
-    found = [
+    found = (
         [{"score": float(row[i]), "label": model.about.labels[i]} for i in _best_first(raw)]
         for raw, row in zip(done.rows, scores, strict=True)
-    ]
-    return answered(app, request, model.about, done, json(found[0] if single else found), "predict")
+    )
+    body = [json(next(found))] if single else await json_list(found)
+    return answered(app, request, model.about, done, body, "predict")
 
 
 async def rerank(app: App, request: Request) -> Response:
@@ -103,14 +104,15 @@ async def classify(app: App, request: Request) -> Response:
     done = await logits(request, model, inputs, limited_reading(asked, model))
     rows, best = _activated(model, done, asked.use_activation), done.rows.argmax(axis=1).tolist()
     labels = model.about.labels
-    data = [
+    data = await json_list(
         {"index": i, "label": labels[place], "probs": row, "num_classes": len(labels)}
         for i, (place, row) in enumerate(zip(best, rows, strict=True))
-    ]
+    )
     tokens = done.encoded.tokens
-    body = {"id": f"classify-{uuid.uuid4().hex}", "object": "list", "model": model.name, "data": data,
+    head = {"id": f"classify-{uuid.uuid4().hex}", "object": "list", "model": model.name,
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}  # fmt: skip
-    return answered(app, request, model.about, done, json(body), "predict")
+    body = [json(head)[:-1], b',"data":', *data, b"}"]
+    return answered(app, request, model.about, done, body, "predict")
 
 
 async def score(app: App, request: Request) -> Response:

@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 from ftbert.server.description import Description
 from ftbert.server.errors import ApiError, of_failure, validation
 from ftbert.server.links import Answer, Disconnected, Failed, Link, next_id
+from ftbert.server.memory import PER_ENTITY, PER_NUMBER, Memory
 from ftbert.server.messages import Request
 from ftbert.server.settings import Settings
 from ftbert.server.text_encoder import INLINE_CHARACTERS, Encoded, TextEncoder
-from ftbert.server.work import Kind, Work
+from ftbert.server.work import BEST, Kind, Work
 
 T = TypeVar("T")
 
@@ -40,9 +41,11 @@ class Computed:
 class ServedModel:
     """names: what requests may call it."""
 
-    def __init__(self, name: str, source: str, links: Sequence[Link], settings: Settings, threads: Executor) -> None:
+    def __init__(
+        self, name: str, source: str, links: Sequence[Link], settings: Settings, threads: Executor, memory: Memory
+    ) -> None:
         self.name, self.source, self.links = name, source, list(links)
-        self._settings, self._threads = settings, threads
+        self._settings, self._threads, self._memory = settings, threads, memory
         self._encoder: TextEncoder | None = None
         self._waiting: deque[None] = deque()  # for the tokenizer, or in it; threads take from it
         self._full_lately = 0.0  # until then
@@ -100,6 +103,10 @@ class ServedModel:
             raise validation(f"`default-prompt-name` or `prompt_name` must be one of {known}; got {name[:100]!r}")
         return found
 
+    def deadline(self, request: Request) -> float:
+        """By time.monotonic(). ApiError 400 for a header that is no time."""
+        return _deadline(request, self._settings.request_timeout)
+
     def truncates(self, given: bool | None) -> bool:
         return self._settings.auto_truncate if given is None else given
 
@@ -113,11 +120,24 @@ class ServedModel:
             words = f"model is not {wanted} model (it is: {self.about.task})"
             raise ApiError("Backend", words, counted="model_type")
 
-    async def in_thread(self, characters: int, call: Callable[[], T], inline: int = INLINE_CHARACTERS) -> T:
-        """`call`, off the event loop where there are more than `inline` characters to tokenise."""
+    async def in_thread(
+        self, request: Request, characters: int, call: Callable[[], T], inline: int = INLINE_CHARACTERS
+    ) -> T:
+        """`call`, off the event loop where there are more than `inline` characters to tokenise. Disconnected where the
+        client has gone before its turn came."""
         if characters <= inline:
             return call()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+        def run() -> T:
+            try:
+                if request.disconnected:
+                    raise Disconnected
+                return call()
+            finally:
+                self._waiting.pop()
+
+        self._waiting.append(None)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, run)
 
     async def compute(
         self, request: Request, kind: Kind, characters: int, encode: Callable[[], Encoded],
@@ -126,22 +146,15 @@ class ServedModel:
         """Tokenises, sends to the engine with the least to do, waits. ApiError; Disconnected."""
         self.about  # noqa: B018 - 503 while it loads, before any work
         began = time.monotonic()
-        self._waiting.append(None)
-
-        def tokenise() -> Encoded:
-            try:
-                return encode()
-            finally:
-                self._waiting.pop()
-
-        encoded = await self.in_thread(characters, tokenise, inline)
+        encoded = await self.in_thread(request, characters, encode, inline)
         tokenised = time.monotonic()
         work = Work(
-            next_id(), kind, encoded.ids, encoded.offsets, _deadline(request, self._settings.request_timeout),
-            encoded.skip, encoded.types, encoded.marked, encoded.targets,
+            next_id(), kind, encoded.ids, encoded.offsets, self.deadline(request), encoded.skip, encoded.types, encoded.marked, encoded.targets,
         )  # fmt: skip
         if request.disconnected:
             raise Disconnected
+        items, name, each = self._answer_of(kind, encoded)
+        self._memory.take(request, items * each, items, name)
         ready = [link for link in self.links if link.ready] or self.links
         # An engine that does not come to reading has few tokens queued.
         link = min([link for link in ready if not link.full] or ready, key=lambda one: one.load)
@@ -153,6 +166,22 @@ class ServedModel:
             failure = failed.failure
             raise of_failure(failure.status, failure.words, failure.retry_after) from None
         return Computed(answer.rows, encoded, tokenised - began, answer.queue, answer.compute)
+
+
+    def _answer_of(self, kind: Kind, encoded: Encoded) -> tuple[int, str, int]:
+        """What it has rows of, how many and by name, and the bytes of each, as numbers and as JSON."""
+        about, texts = self.about, len(encoded.offsets) - 1
+        if kind == Kind.EMBED:
+            return texts, "texts", PER_NUMBER * about.hidden
+        if kind == Kind.TOKENS:
+            return encoded.tokens, "tokens", PER_NUMBER * about.hidden
+        if kind == Kind.FILLED:
+            assert encoded.marked is not None
+            return len(encoded.marked), "masks", PER_NUMBER * 2 * BEST
+        if kind == Kind.TOKEN_LOGITS:
+            return encoded.tokens, "tokens", PER_NUMBER * len(about.labels) + PER_ENTITY
+        named = sum(map(len, about.labels)) + len(about.labels) * len('{"score":,"label":""},')
+        return texts, "texts", PER_NUMBER * len(about.labels) + named
 
 
 def _warm_encoder(about: Description) -> TextEncoder:

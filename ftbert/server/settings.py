@@ -32,6 +32,7 @@ class Settings:
     batch_tokens: int | None = None
     max_client_batch_size: int = 2048
     payload_limit: int = 32_000_000
+    answer_limit: int = 500_000_000
     max_queue_seconds: float = 2.0
     max_queue_tokens: int = 8_000_000
     request_timeout: float = 30.0
@@ -106,6 +107,7 @@ FLAGS = (
     Flag("batch-tokens", int, "tokens computed at once (default: timed at the start)"),
     Flag("max-client-batch-size", int, "most texts of a request"),
     Flag("payload-limit", int, "most bytes of a request"),
+    Flag("answer-limit", int, "most bytes of memory that an answer may take while it is made"),
     Flag("max-queue-seconds", float, "a request that would wait longer is answered 429"),
     Flag("max-queue-tokens", int, "most tokens that wait for an engine"),
     Flag("request-timeout", float, "seconds until a request is answered 503; the header x-request-timeout lowers it"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ftbert.server.answers import json
@@ -9,9 +11,16 @@ from ftbert.server.app import App
 from ftbert.server.errors import ApiError, validation
 from ftbert.server.inputs import check_count
 from ftbert.server.json_keys import fields_of
+from ftbert.server.links import Disconnected
+from ftbert.server.memory import decoded, tokenised
 from ftbert.server.messages import Request, Response
 from ftbert.server.schemas import Decode, Detokenize, Tokenize, TokenizePrompt, decode
 from ftbert.server.served_model import ServedModel
+
+# Characters, or ids, of the texts that one call gets: it is long beside what a call costs, and its result is small.
+_AT_ONCE = 65536
+# Tokens that are Python objects at the same time, on their way to JSON.
+_TOKENS_AT_ONCE = 4096
 
 
 async def tokenize(app: App, request: Request) -> Response:
@@ -25,37 +34,52 @@ async def tokenize(app: App, request: Request) -> Response:
     check_count(len(texts), app.settings)
     prompt = model.prompt(asked.prompt_name)
     full = [prompt + text for text in texts]
+    characters = sum(map(len, full))
+    app.memory.take(request, tokenised(full), characters, "characters")
+    whole, special, go_on = model.encoder().whole, set(model.about.special_ids), _until(model, request)
 
-    def run() -> bytes:
-        found = model.encoder().whole.encode_batch(full, add_special_tokens=asked.add_special_tokens)
-        special = set(model.about.special_ids)
-        return json([_tokens(text, one, special) for text, one in zip(full, found, strict=True)])
+    def run() -> list[bytes]:
+        parts = [b"["]
+        for some in _calls(full):
+            found = whole.encode_batch(some, add_special_tokens=asked.add_special_tokens)
+            for text, one in zip(some, found, strict=True):
+                parts.append(b",[" if len(parts) > 1 else b"[")
+                for part in _tokens(text, one, special):
+                    go_on()
+                    parts.append(part)
+                parts.append(b"]")
+        return [*parts, b"]"]
 
-    return Response(await model.in_thread(sum(map(len, full)), run))
+    return Response(await model.in_thread(request, characters, run))
 
 
-def _tokens(text: str, encoding: Any, special_ids: set[int]) -> list[dict[str, Any]]:
-    rows = zip(encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets, strict=True)
-    found = []
-    for one, token, special, (start, stop) in rows:
-        if special:
-            found.append({"id": one, "text": token, "special": True, "start": None, "stop": None})
-        else:
-            place = {"start": start, "stop": stop}
-            found.append({"id": one, "text": text[start:stop], "special": one in special_ids, **place})
-    return found
+def _tokens(text: str, encoding: Any, special_ids: set[int]) -> Iterator[bytes]:
+    """JSON of the tokens, with commas between them, piece by piece."""
+    ids, words, specials, offsets = encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets
+    for at in range(0, len(ids), _TOKENS_AT_ONCE):
+        piece = slice(at, at + _TOKENS_AT_ONCE)
+        found: list[dict[str, Any]] = []
+        columns = ids[piece], words[piece], specials[piece], offsets[piece]
+        for one, word, added, (start, stop) in zip(*columns, strict=True):
+            if added:
+                found.append({"id": one, "text": word, "special": True, "start": None, "stop": None})
+            else:
+                place = {"start": start, "stop": stop}
+                found.append({"id": one, "text": text[start:stop], "special": one in special_ids, **place})
+        yield (b"," if at else b"") + json(found)[1:-1]
 
 
 async def _tokenize_prompt(app: App, request: Request) -> Response:
     asked = decode(request.body, TokenizePrompt)
     model = app.model(asked.model)
+    app.memory.take(request, tokenised([asked.prompt]), len(asked.prompt), "characters")
 
     def run() -> bytes:
         found = model.encoder().whole.encode(asked.prompt, add_special_tokens=asked.add_special_tokens)
         values = {"tokens": found.ids, "count": len(found.ids), "max_model_len": model.about.max_length}
         return json(values | ({"token_strs": found.tokens} if asked.return_token_strs else {}))
 
-    return Response(await model.in_thread(len(asked.prompt), run))
+    return Response(await model.in_thread(request, len(asked.prompt), run))
 
 
 async def decode_ids(app: App, request: Request) -> Response:
@@ -69,22 +93,56 @@ async def decode_ids(app: App, request: Request) -> Response:
     rows = [flat] if flat else [one for one in asked.ids if isinstance(one, list)]
     check_count(len(rows), app.settings)
     _check_ids(rows, model)
+    ids = sum(map(len, rows))
+    app.memory.take(request, decoded(rows), ids, "ids")
+    whole, go_on = model.encoder().whole, _until(model, request)
 
-    def run() -> bytes:
-        return json(model.encoder().whole.decode_batch(rows, skip_special_tokens=asked.skip_special_tokens))
+    def run() -> list[bytes]:
+        parts = [b"["]
+        for some in _calls(rows):
+            go_on()
+            texts = whole.decode_batch(some, skip_special_tokens=asked.skip_special_tokens)
+            parts.append((b"," if len(parts) > 1 else b"") + json(texts)[1:-1])
+        return [*parts, b"]"]
 
-    return Response(await model.in_thread(sum(map(len, rows)), run))
+    return Response(await model.in_thread(request, ids, run))
 
 
 async def detokenize(app: App, request: Request) -> Response:
     asked = decode(request.body, Detokenize)
     model = app.model(asked.model)
     _check_ids([asked.tokens], model)
+    app.memory.take(request, decoded([asked.tokens]), len(asked.tokens), "ids")
 
     def run() -> bytes:
         return json({"prompt": model.encoder().whole.decode(asked.tokens, skip_special_tokens=False)})
 
-    return Response(await model.in_thread(len(asked.tokens), run))
+    return Response(await model.in_thread(request, len(asked.tokens), run))
+
+
+def _until(model: ServedModel, request: Request) -> Callable[[], None]:
+    """What to call between pieces of long work: ends it where nobody waits for the rest."""
+    deadline = model.deadline(request)
+
+    def go_on() -> None:
+        if request.disconnected:
+            raise Disconnected
+        if time.monotonic() > deadline:
+            raise ApiError("Unhealthy", "the request was not answered before its deadline", retry_after=1.0)
+
+    return go_on
+
+
+def _calls(rows: Sequence[Any]) -> Iterator[list[Any]]:
+    """Neighbours of at most _AT_ONCE characters or ids, at least one."""
+    found, size = list[Any](), 0
+    for row in rows:
+        if found and size + len(row) > _AT_ONCE:
+            yield found
+            found, size = [], 0
+        found.append(row)
+        size += len(row)
+    yield found
 
 
 def _check_ids(rows: list[list[int]], model: ServedModel) -> None:
