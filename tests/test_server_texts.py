@@ -94,6 +94,30 @@ def test_megabytes_without_a_space_are_no_seconds(minilm_folder: Path, text: str
     assert time.process_time() - began < 1.0  # 20 to 180 ms; `tokenizers` takes seconds
 
 
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_no_more_of_a_text_is_read_than_memory_allows(
+    tmp_path: Path, family: str, side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In `tokenizers` 32 MB are gigabytes: long texts are cut, and refused where they cannot be."""
+    monkeypatch.setenv("FTBERT_TOKENIZER", "tokenizers")
+    monkeypatch.setattr("ftbert.server.text_encoder._LONGEST", 2000)
+    ours = encoder(tmp_path, family)
+    text, short = "hello world the end " * 500, "hello " * 20
+    want = ours._fast.tokens([text], LENGTH, side).ids.tolist()
+    assert ours.encode([text], "", True, side).ids.tolist() == want and len(want) == LENGTH
+    pair = ours._fast.tokens([(short, text)], LENGTH, side).ids.tolist()
+    assert ours.encode_pairs([(short, text)], True, side).ids.tolist() == pair
+    refused: list[Any] = ["a" * 10_000, " " * 10_000 + "hello"] if side == "right" else ["a" * 10_000]
+    for bad in refused:
+        with pytest.raises(ApiError, match="cannot be cut") as error:
+            ours.encode([short, bad], "", True, side)
+        assert error.value.status == 413
+    for both in (("a" * 10_000, short), (short, "a" * 10_000), (text, text)):
+        with pytest.raises(ApiError, match="cannot be cut"):
+            ours.encode_pairs([both], True, side)
+
+
 def test_workers_import_no_torch() -> None:
     code = "import sys, ftbert.server.worker; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])

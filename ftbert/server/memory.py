@@ -37,8 +37,8 @@ class Memory:
         """
         if size > self._limit:
             words = (
-                f"the answer would take {size} bytes of memory, more than {self._limit} (answer-limit): the request has "
-                f"{items} {name}, of which about {items * self._limit // size} would fit; send it in parts"
+                f"the answer would take {size} bytes of memory, more than {self._limit} (answer-limit): the request "
+                f"has {items} {name}, of which about {items * self._limit // size} would fit; send it in parts"
             )
             raise ApiError("Validation", words, status=413)
         if size <= _SMALL:

@@ -149,7 +149,8 @@ class ServedModel:
         encoded = await self.in_thread(request, characters, encode, inline)
         tokenised = time.monotonic()
         work = Work(
-            next_id(), kind, encoded.ids, encoded.offsets, self.deadline(request), encoded.skip, encoded.types, encoded.marked, encoded.targets,
+            next_id(), kind, encoded.ids, encoded.offsets, self.deadline(request),
+            encoded.skip, encoded.types, encoded.marked, encoded.targets,
         )  # fmt: skip
         if request.disconnected:
             raise Disconnected

@@ -16,6 +16,8 @@ from ftbert.text import FastTokenizer, LimitedPairs, Tokens, tokens_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+# More characters are not handed to `tokenizers` at once: there they take up to 600 MB.
+_LONGEST = 1 << 20
 # Fewer characters are tokenised at once: handing them to a thread costs more (60 us) than doing it.
 INLINE_CHARACTERS, _INLINE_CHARACTERS_WORDPIECE = 512, 4096
 
@@ -102,11 +104,14 @@ class TextEncoder:
     def encode_with_places(self, texts: Sequence[str], truncate: bool, side: str) -> Encoded:
         """With the encoding of each text. ApiError 422: too long and not to be truncated."""
         most = self.about.max_length
+        for text in texts:
+            if self._part(text, side) is not text and side == "left":  # the tokenizer cuts them, but on the right only
+                raise _too_long_to_read(len(text))
         try:
             made = self._fast.encodings(texts, most if truncate else most + 1, side)
         except Exception as error:  # noqa: BLE001 - as in _tokens
             raise ApiError("Tokenizer", f"Tokenization error: {type(error).__name__}") from None
-        found = tokens_of([one.ids for one in made])
+        found = self._checked(tokens_of([one.ids for one in made]))
         if not truncate and found.lengths.max(initial=0) > most:
             raise _too_long("more", most)
         return Encoded(found.ids.astype(np.int32), found.starts, sum(map(len, texts)), encodings=made)
@@ -116,17 +121,46 @@ class TextEncoder:
         tokens: Callable[[Sequence[Any], int, str], Tokens] | None = None,
     ) -> Tokens:  # fmt: skip
         """By `tokens`, None: the tokenizer's own way."""
+        length = most if truncate else most + 1
+        given = [self._looked_at(text, side) for text in texts]
         try:
-            found = (tokens or self._fast.tokens)(texts, most if truncate else most + 1, side)
+            found = (tokens or self._fast.tokens)(given, length, side)
         except Exception as error:  # noqa: BLE001 - tokenizers raises nothing more precise
             raise ApiError("Tokenizer", f"Tokenization error: {type(error).__name__}") from None
-        try:
-            found = found.check(self.about.vocab, self.about.token_types)
-        except ValueError as error:  # its words hold no text
-            raise ApiError("Tokenizer", f"Tokenization error: {error}") from None
+        found = self._checked(found)
+        for text, looked_at, size in zip(texts, given, found.lengths, strict=True):
+            if looked_at is not text and size < length:  # what was left out may have more
+                raise _too_long_to_read(len(text))
         if not truncate and found.lengths.max(initial=0) > most:
             raise _too_long("more", most)
         return found
+
+    def _checked(self, found: Tokens) -> Tokens:
+        """ApiError 422 in the words of `encode` where the model has no row for an id."""
+        try:
+            return found.check(self.about.vocab, self.about.token_types)
+        except ValueError as error:  # its words hold no text
+            raise ApiError("Tokenizer", f"Tokenization error: {error}") from None
+
+    def _looked_at(self, text: Any, side: str) -> Any:
+        """A text or a pair; of a long text so much that its first or last tokens are those of the whole. ApiError 413
+        where it cannot be cut."""
+        if not isinstance(text, str):
+            for one in text:
+                self._part(one, side)  # the tokenizer cuts pairs
+            if (both := min(map(len, text))) > _LONGEST:  # it would count the tokens of both to the end
+                raise _too_long_to_read(both)
+            return text
+        return text if self._fast.wordpiece is not None else self._part(text, side)
+
+    def _part(self, text: str, side: str) -> str:
+        if len(text) <= _LONGEST:
+            return text
+        cutter = self._fast.cutter
+        part = text if cutter is None else cutter.part(text, _LONGEST, side)
+        if len(part) > 2 * _LONGEST:
+            raise _too_long_to_read(len(text))
+        return part
 
     def _given(self, ids: list[int], truncate: bool, side: str, most: int) -> NDArray[np.int64]:
         if not ids:
@@ -152,6 +186,14 @@ class TextEncoder:
 
 def _too_long(given: str, most: int) -> ApiError:
     return validation(f"`inputs` must have less than {most + 1} tokens. Given: {given}")
+
+
+def _too_long_to_read(characters: int) -> ApiError:
+    words = (
+        f"a text of {characters} characters cannot be cut where words end, as those of more than {_LONGEST} must be; "
+        "send its beginning"
+    )
+    return ApiError("Validation", f"Input validation error: {words}", status=413)
 
 
 def _joined(rows: list[NDArray[np.int64]]) -> Tokens:

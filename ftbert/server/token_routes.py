@@ -55,12 +55,11 @@ async def tokenize(app: App, request: Request) -> Response:
 
 def _tokens(text: str, encoding: Any, special_ids: set[int]) -> Iterator[bytes]:
     """JSON of the tokens, with commas between them, piece by piece."""
-    ids, words, specials, offsets = encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets
-    for at in range(0, len(ids), _TOKENS_AT_ONCE):
-        piece = slice(at, at + _TOKENS_AT_ONCE)
+    columns = encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets
+    for at in range(0, len(columns[0]), _TOKENS_AT_ONCE):
         found: list[dict[str, Any]] = []
-        columns = ids[piece], words[piece], specials[piece], offsets[piece]
-        for one, word, added, (start, stop) in zip(*columns, strict=True):
+        piece = [column[at : at + _TOKENS_AT_ONCE] for column in columns]
+        for one, word, added, (start, stop) in zip(*piece, strict=True):
             if added:
                 found.append({"id": one, "text": word, "special": True, "start": None, "stop": None})
             else:
