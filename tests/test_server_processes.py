@@ -197,6 +197,97 @@ def test_health_with_a_stopped_engine(folder: Path, tmp_path: Path, vectors: np.
         assert not psutil.wait_procs(family, timeout=10)[1]
 
 
+def test_a_stopped_process_is_replaced(folder: Path, tmp_path: Path) -> None:
+    """Its connections would wait for ever; one that is stopped for seconds goes on."""
+    with as_command(tmp_path, str(folder), "--workers", "1", "--batch-tokens", "256") as server:
+        assert server.log is not None
+        for ended, role in enumerate(("worker", "engine")):
+            (victim,) = children(server, role)
+            victim.suspend()
+            time.sleep(2.0)
+            victim.resume()
+            server.wait_ready()
+            assert victim.is_running() and server.log.read_text().count("ending it") == ended
+            victim.suspend()
+            with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+                client.sendall(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n")
+                if role == "worker":
+                    with contextlib.suppress(ConnectionError):
+                        assert client.recv(1) == b""  # closed, not kept waiting
+            assert not psutil.wait_procs([victim], timeout=60)[1]
+            server.wait_ready()
+            assert server.post("/embed", {"inputs": "word1"})
+            assert server.log.read_text().count("ending it") == ended + 1
+
+
+def test_no_folder_stays(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a server that was killed the children remove it, of one whose children were killed too the next server; not
+    what is not theirs."""
+    places = tmp_path / "places"
+    places.mkdir()
+    monkeypatch.setenv("TMPDIR", str(places))
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    (elsewhere / "supervisor.lock").touch()
+    (places / "ftbert-serve-link").symlink_to(elsewhere)
+    (other := places / "ftbert-serve-other").mkdir()  # nothing says that it is ours
+    kept = {"ftbert-serve-link", "ftbert-serve-other"}
+
+    def there() -> set[str]:
+        return {path.name for path in places.iterdir()} - kept
+
+    with as_command(tmp_path, str(folder), "--workers", "1", "--batch-tokens", "256") as one:
+        (mine,) = there()
+        with as_command(tmp_path, str(folder), "--workers", "1", "--batch-tokens", "256") as two:
+            assert mine in there() and len(there()) == 2  # that of a server that lives is left alone
+            assert one.post("/embed", {"inputs": "word1"}) and two.post("/embed", {"inputs": "word1"})
+            assert one.process is not None and two.process is not None
+            family = psutil.Process(one.process.pid).children()
+            one.process.kill()
+            assert not psutil.wait_procs(family, timeout=10)[1]
+            assert len(there()) == 1
+            family = psutil.Process(two.process.pid).children()
+            for child in family:
+                child.suspend()  # so that none removes it
+            two.process.kill()
+            for child in family:
+                child.kill()
+            psutil.wait_procs(family, timeout=10)
+            assert len(there()) == 1
+    with as_command(tmp_path, str(folder), "--workers", "1", "--batch-tokens", "256", ready=False):
+        assert len(there()) == 1
+    assert not there() and elsewhere.exists() and (elsewhere / "supervisor.lock").exists() and other.exists()
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_the_log_says_what_happens(folder: Path, tmp_path: Path, workers: str) -> None:
+    """A line for a start, a signal, an end, an error of ours; on request one for each answer. Never a text or a key."""
+    arguments = ["--workers", workers, "--batch-tokens", "256", "--access-log", "--json-output", "--api-key", "geheim"]
+    with as_command(tmp_path, f"tiny={folder}", *arguments, ready=False) as server:
+        assert server.call("GET", "/live").status == 200  # "listening" is said when it listens
+        server.wait_ready()
+        server.key = "geheim"
+        reply = server.call("POST", "/embed?key=geheim&text=secret", {"inputs": ["secret"]})
+        assert reply.status == 200
+        assert server.call("POST", "/secretless", {"inputs": "secret"}).status == 404
+        late = server.call("POST", "/tokenize", {"inputs": "secret " * 1000}, {"x-request-timeout": "0.000001"})
+        assert late.status == 503
+        assert server.process is not None and server.log is not None
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(40) == 0
+        text = server.log.read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    embed = next(one for one in lines if one.get("path") == "/embed")
+    assert (embed["method"], embed["status"], embed["bytes"], embed["model"]) == ("POST", 200, len(reply.body), "tiny")
+    assert 0 < embed["seconds"] < 30
+    assert [one["status"] for one in lines if one.get("path") == "/secretless"] == [404]
+    words = [one["message"] for one in lines]
+    errors = [one for one in lines if one["level"] == "error"]
+    assert len(errors) == 1 and errors[0]["message"].startswith("POST /tokenize: 503")
+    for phrase in ("listening on", "tiny is ready", "SIGTERM: shutting down", "ended with exit code 0"):
+        assert sum(phrase in one for one in words) == 1, phrase
+    assert "geheim" not in text and "secret" not in text.replace("/secretless", "")
+
+
 def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
     for workers in ("0", "1"):
         with as_command(tmp_path, str(tmp_path / "none"), "--workers", workers, ready=False) as server:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ftbert.server.access_log import AccessLog
 from ftbert.server.cors import cors_headers
 from ftbert.server.errors import ApiError
 from ftbert.server.http_protocol import Connections, too_large
@@ -60,6 +61,7 @@ class App:
     ) -> None:
         self.settings, self.rows, self.row, self.routes = settings, rows, row, routes
         self.threads = ThreadPoolExecutor(settings.tokenization_workers, thread_name_prefix="ftbert-tokenise")
+        self.log = AccessLog(settings.access_log)
         self.memory = Memory(settings.answer_limit)
         self.models = [
             ServedModel(name, source, own, settings, self.threads, self.memory)
@@ -138,6 +140,11 @@ class App:
 
     async def handle(self, request: Request) -> Response:
         """Never raises but for a cancelled task."""
+        response = await self._handled(request)
+        self.log.answered(request, response)
+        return response
+
+    async def _handled(self, request: Request) -> Response:
         route: Route | None = request.route
         if route is None:  # a browser asks before it calls
             return Response(status=204, headers=cors_headers(self.settings, request, preflight=True))
@@ -173,10 +180,13 @@ class App:
     def refusal(self, request: Request) -> Response:
         """The answer to a request that gate() refused."""
         assert request.error is not None
-        return self._refused(request, request.error)
+        response = self._refused(request, request.error)
+        self.log.answered(request, response)
+        return response
 
     def _refused(self, request: Request, error: ApiError) -> Response:
         route: Route | None = request.route
+        self.log.failed(request, error)
         if route is not None and route.counted:
             self.row.failed(error.counted)
         openai = route.openai if route is not None else request.path.startswith(("/v1/", "/v2/"))

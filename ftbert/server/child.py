@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 
 from ftbert.server.logs import set_up
+from ftbert.server.server_folder import remove
 from ftbert.server.settings import Settings
 
 CANNOT_START = 3
@@ -22,7 +23,7 @@ def main() -> int:
     told = json.loads(sys.stdin.buffer.readline())
     settings, folder = Settings.from_json(told["settings"]), Path(told["folder"])
     log = set_up(settings.json_output)
-    threading.Thread(target=_follow_parent, name="ftbert-parent", daemon=True).start()
+    threading.Thread(target=_follow_parent, args=(folder,), name="ftbert-parent", daemon=True).start()
     if told["role"] == "engine":
         # Blocked in every thread, so that the main one can wait for them.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
@@ -41,9 +42,10 @@ def main() -> int:
     return run_worker(settings, told["index"], folder, told["rows"])
 
 
-def _follow_parent() -> None:
+def _follow_parent(folder: Path) -> None:
     while os.read(0, 4096):
         pass
+    remove(folder)  # the supervisor cannot any more
     os._exit(1)
 
 

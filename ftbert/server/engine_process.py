@@ -54,7 +54,7 @@ def run_engine(
     listening.listen(64)
     LOG.info("%s is ready on %s: %d tokens at once, %.0f tokens/s", about.name, about.device, about.batch_tokens,
              about.rate)  # fmt: skip
-    server = _Server(engine, about)
+    server = _Server(engine, about, row)
     reader = threading.Thread(target=server.serve, args=(listening,), name="ftbert-read", daemon=True)
     reader.start()
     threading.Thread(target=server.tick, name="ftbert-tick", daemon=True).start()
@@ -71,8 +71,8 @@ def run_engine(
 class _Server:
     """One thread reads what all workers send: a thread for each would make the engine wait for the interpreter."""
 
-    def __init__(self, engine: Engine, about: Description) -> None:
-        self.engine, self.about = engine, about
+    def __init__(self, engine: Engine, about: Description, row: Row) -> None:
+        self.engine, self.about, self._row = engine, about, row
         self._connections: set[Connection] = set()
         self._lock = threading.Lock()
 
@@ -99,6 +99,7 @@ class _Server:
     def tick(self) -> None:
         while True:
             time.sleep(TICK)
+            self._row.beat()
             frame = self._status()
             with self._lock:
                 connections = list(self._connections)

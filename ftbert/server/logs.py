@@ -10,6 +10,7 @@ import time
 class _JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         values = {"time": round(record.created, 3), "level": record.levelname.lower(), "message": record.getMessage()}
+        values |= getattr(record, "fields", {})
         if record.exc_info:
             values["exception"] = self.formatException(record.exc_info)
         return json.dumps(values)
@@ -29,3 +30,8 @@ def set_up(as_json: bool) -> logging.Logger:
     log.setLevel(logging.INFO)
     log.propagate = False
     return log
+
+
+def say_where(host: str, port: int) -> None:
+    """That the server listens now."""
+    logging.getLogger("ftbert.serve").info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)

@@ -53,12 +53,13 @@ class Request:
 
     __slots__ = (
         "began", "body", "disconnected", "error", "expects", "headers", "held", "interim", "keep_alive", "method",
-        "path", "query", "route", "url", "_cancels", "_ends",
+        "model", "path", "query", "route", "url", "_cancels", "_ends",
     )  # fmt: skip
 
     def __init__(self, began: float) -> None:
         self.began = began
         self.method, self.path, self.query, self.url = "", "", b"", b""
+        self.model = ""  # the name of the one that works on it
         self.headers: dict[bytes, bytes] = {}
         self.body: bytes | bytearray = b""
         self.held = 0  # bytes of the body that are counted as held

@@ -14,6 +14,8 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+# Seconds between two signs of life of a process.
+BEAT = 0.5
 METHODS = ("single", "batch")
 ERRORS = ("overloaded", "validation", "batch_size", "tokenization", "inference", "model_type", "dropped")
 _SECONDS = tuple(1.5e-5 * 1.5**k for k in range(35))
@@ -49,7 +51,8 @@ def _places() -> tuple[dict[str, int], int]:
     return places, end
 
 
-PLACES, CELLS = _places()
+PLACES, _BEAT = _places()
+CELLS = _BEAT + 1
 
 
 class Row:
@@ -84,6 +87,14 @@ class Row:
         """What waits for an engine now."""
         for name, value in zip(GAUGES, (texts, tokens, budget), strict=True):
             self.cells[PLACES[name]] = value
+
+    def beat(self) -> None:
+        """This process lives: the supervisor looks at it."""
+        self.cells[_BEAT] += 1
+
+    @property
+    def beats(self) -> float:
+        return float(self.cells[_BEAT])
 
     def reset_gauges(self) -> None:
         """In a process that takes the row of one that died: counters go on, its queue is gone."""

@@ -13,6 +13,7 @@ from typing import Any
 from ftbert.server.app import App
 from ftbert.server.http_server import HttpServer
 from ftbert.server.links import LocalLink
+from ftbert.server.logs import say_where
 from ftbert.server.metrics import Row, open_rows
 from ftbert.server.routes import all_routes
 from ftbert.server.settings import Settings
@@ -36,6 +37,7 @@ async def serve_here(
     app = App(settings, links, rows, Row(rows[0]), all_routes())
     server = HttpServer(app, bound)
     await server.start()
+    say_where(*bound.getsockname()[:2])
     ending = stop or _on_signals()
     loading = asyncio.create_task(asyncio.to_thread(_load_all, settings, links, rows, load))
     waiting = asyncio.create_task(ending.wait())
@@ -72,8 +74,11 @@ def _on_signals() -> asyncio.Event:
     ending, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def on_signal(number: int) -> None:
+        name = signal.Signals(number).name
         if ending.is_set():
+            LOG.info("%s again: ending at once", name)
             os._exit(128 + number)
+        LOG.info("%s: shutting down", name)
         ending.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -125,6 +125,7 @@ class ServedModel:
     ) -> T:
         """`call`, off the event loop where there are more than `inline` characters to tokenise. Disconnected where the
         client has gone before its turn came."""
+        request.model = self.name
         if characters <= inline:
             return call()
 

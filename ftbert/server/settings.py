@@ -47,6 +47,7 @@ class Settings:
     default_prompt_name: str | None = None
     tokenization_workers: int = 2
     json_output: bool = False
+    access_log: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -122,6 +123,7 @@ FLAGS = (
     Flag("default-prompt-name", str, "one of the model's prompts"),
     Flag("tokenization-workers", int, "threads of one worker that tokenise"),
     Flag("json-output", bool, "log lines as JSON"),
+    Flag("access-log", bool, "a log line for each answer: method, path, status, bytes, seconds, model"),
 )
 
 

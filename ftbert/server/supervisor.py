@@ -6,18 +6,18 @@ import dataclasses
 import json
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ftbert.server.extra import check_extra
-from ftbert.server.logs import set_up
+from ftbert.server.logs import say_where, set_up
+from ftbert.server.metrics import Row, open_rows
+from ftbert.server.server_folder import ServerFolder
 from ftbert.server.settings import Settings
 from ftbert.server.signals import wait_for_signal
 
@@ -25,6 +25,9 @@ LOG = logging.getLogger("ftbert.serve")
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 _LONGEST_PAUSE = 5.0  # before a child that keeps dying is started again
 _AT_ONCE = 130
+# Seconds after which a child is ended and started again: that is stopped by a signal, or gives no sign of life. A busy
+# machine may keep one from a core for long. At most _LOOK of them are counted between two looks.
+_STOPPED, _SILENT, _LOOK = 10.0, 60.0, 1.0
 
 
 def serve(settings: Settings) -> int:
@@ -39,15 +42,16 @@ def serve(settings: Settings) -> int:
     bound = bind(settings.hostname, settings.port, shared=False)  # fails where another server listens
     port = bound.getsockname()[1]
     settings = dataclasses.replace(settings, port=port)
-    shown = f"[{settings.hostname}]" if ":" in settings.hostname else settings.hostname
-    LOG.info("listening on http://%s:%d", shown, port)
     if alone:
         from ftbert.server.one_process import run_one_process
 
-        return run_one_process(settings, bound)
-    bound.close()
-    with bind(settings.hostname, port, shared=True):  # keeps the port; does not listen
-        return _Supervisor(settings).run()
+        code = run_one_process(settings, bound)
+    else:
+        bound.close()
+        with bind(settings.hostname, port, shared=True):  # keeps the port; does not listen
+            code = _Supervisor(settings).run()
+    LOG.info("ended with exit code %d", code)
+    return code
 
 
 def _workers(settings: Settings) -> int:
@@ -58,6 +62,14 @@ def _workers(settings: Settings) -> int:
     return min(max(1, len(os.sched_getaffinity(0)) - 2), 8)
 
 
+def _is_stopped(process: int) -> bool:
+    """By SIGSTOP and its like; not by a debugger."""
+    try:
+        return Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
+    except (OSError, IndexError):
+        return False
+
+
 @dataclass
 class _Child:
     told: dict[str, Any]
@@ -65,6 +77,10 @@ class _Child:
     started: float = 0.0
     pause: float = 0.1
     again_at: float | None = field(default=0.0)  # when it is started; None while it runs
+    beats: float = 0.0  # its signs of life, as they were when it was looked at
+    begun: bool = False  # it gives them: it has loaded, and listens
+    silent: float = 0.0  # seconds without one, as the supervisor saw them
+    stopped: float = 0.0  # seconds that it is stopped by a signal
 
     @property
     def name(self) -> str:
@@ -74,7 +90,9 @@ class _Child:
 class _Supervisor:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._folder = Path(tempfile.mkdtemp(prefix="ftbert-", dir=None if len(tempfile.gettempdir()) < 70 else "/tmp"))
+        self._made = ServerFolder()
+        self._folder = self._made.path
+        self._listens = False
         workers, models, devices = settings.workers or 1, len(settings.models), len(settings.devices)
         rows = workers + models * devices
         common = {"settings": settings.to_json(), "folder": str(self._folder), "rows": rows}
@@ -89,31 +107,53 @@ class _Supervisor:
         ]
 
     def run(self) -> int:
-        from ftbert.server.metrics import open_rows
-
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
-            open_rows(self._folder / "metrics", self._workers[0].told["rows"])
+            self._rows = open_rows(self._folder / "metrics", self._workers[0].told["rows"])
             return self._watch()
         finally:
             for child in (*self._workers, *self._engines):
                 if child.process is not None and child.process.poll() is None:
                     child.process.kill()
                     child.process.wait()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._made.remove()
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _watch(self) -> int:
+        looked = time.monotonic()
         while True:
             now = time.monotonic()
+            # No longer than it takes: this process may have been stopped itself.
+            passed, looked = min(now - looked, _LOOK), now
             for child in (*self._workers, *self._engines):
                 code = None if child.process is None else child.process.poll()
                 if code is not None and not self._plan_again(child, code, now):
                     return 1
                 if child.again_at is not None and now >= child.again_at:
                     self._start(child)
-            if self._signal(0.1) is not None:
+                elif child.process is not None and not self._lives(child, passed):
+                    child.process.kill()
+            if (number := self._signal(0.1)) is not None:
+                LOG.info("%s: shutting down", signal.Signals(number).name)
                 return self._drain()
+
+    def _lives(self, child: _Child, passed: float) -> bool:
+        """False where nothing will make it answer: it was stopped, or its event loop hangs. Whoever only waits for a
+        core on a busy machine is neither."""
+        assert child.process is not None
+        beats = Row(self._rows[child.told["index"]]).beats
+        if beats != child.beats:
+            child.beats, child.begun, child.silent = beats, True, 0.0
+            if child.told["role"] == "worker" and not self._listens:
+                self._listens = True
+                say_where(self._settings.hostname, self._settings.port)
+        elif child.begun:
+            child.silent += passed
+        child.stopped = child.stopped + passed if child.silent and _is_stopped(child.process.pid) else 0.0
+        if child.stopped < _STOPPED and child.silent < _SILENT:
+            return True
+        LOG.warning("%s is %s; ending it", child.name, "stopped" if child.stopped else f"silent for {_SILENT:.0f} s")
+        return False
 
     def _signal(self, seconds: float) -> int | None:
         """SIGTERM or SIGINT within so many seconds. A child's end ends the waiting too."""
@@ -132,6 +172,8 @@ class _Supervisor:
         child.process.stdin.write(json.dumps(child.told).encode() + b"\n")
         child.process.stdin.flush()
         child.started, child.again_at = time.monotonic(), None
+        child.begun, child.silent, child.stopped = False, 0.0, 0.0
+        child.beats = Row(self._rows[child.told["index"]]).beats
 
     def _plan_again(self, child: _Child, code: int, now: float) -> bool:
         """False where an engine cannot load its model: no other try would."""
@@ -153,7 +195,6 @@ class _Supervisor:
     def _drain(self) -> int:
         """Workers finish what they accepted, then engines go."""
         settings = self._settings
-        LOG.info("shutting down")
         for children, seconds in (
             (self._workers, settings.drain_delay + settings.shutdown_timeout + 2.0),
             (self._engines, 5.0),
@@ -163,6 +204,7 @@ class _Supervisor:
                 process.terminate()
             until = time.monotonic() + seconds
             while any(process.poll() is None for process in running) and time.monotonic() < until:
-                if self._signal(0.1) is not None:
+                if (number := self._signal(0.1)) is not None:
+                    LOG.info("%s again: ending at once", signal.Signals(number).name)
                     return _AT_ONCE
         return 0

@@ -14,7 +14,7 @@ import uvloop
 from ftbert.server.app import App
 from ftbert.server.http_server import HttpServer, bind
 from ftbert.server.links import SocketLink
-from ftbert.server.metrics import Row, open_rows
+from ftbert.server.metrics import BEAT, Row, open_rows
 from ftbert.server.routes import all_routes
 from ftbert.server.settings import Settings
 
@@ -42,15 +42,23 @@ async def _run(settings: Settings, index: int, folder: Path, count: int) -> int:
         loop.add_signal_handler(number, ending.set)
     connecting = [asyncio.create_task(link.connect()) for own in links for link in own]
     await server.start()
+    beating = asyncio.create_task(_beat(row))
     gc.collect()
     gc.freeze()  # what is there now stays: the collector need not look at it again
     await ending.wait()
     if not await server.drain():
         LOG.warning("some requests were not finished in %.0f s", settings.shutdown_timeout)
-    for task in connecting:
+    for task in (beating, *connecting):
         task.cancel()
     app.threads.shutdown(wait=False, cancel_futures=True)
     return 0
+
+
+async def _beat(row: Row) -> None:
+    """From the moment that it listens."""
+    while True:
+        row.beat()
+        await asyncio.sleep(BEAT)
 
 
 def socket_path(folder: Path, model: int, device: int) -> Path:

@@ -1,0 +1,63 @@
+"""The supervisor's folder: sockets and metrics of one server. It goes with the server, however that ends."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+_PREFIX = "ftbert-serve-"
+_LOCK = "supervisor.lock"
+
+
+class ServerFolder:
+    """A new folder. As long as this process lives it holds a lock on a file in it, so that others see that it does."""
+
+    def __init__(self) -> None:
+        # The path of a socket may have 107 bytes.
+        parent = tempfile.gettempdir() if len(tempfile.gettempdir()) < 70 else "/tmp"  # noqa: S108 - made by mkdtemp
+        _remove_abandoned(Path(parent))
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        unlocked = self.path / "unlocked"
+        self._lock = os.open(unlocked, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        unlocked.rename(self.path / _LOCK)  # nobody sees it without its lock
+
+    def remove(self) -> None:
+        remove(self.path)
+        os.close(self._lock)
+
+
+def remove(path: Path) -> None:
+    """For the children too, once their supervisor is gone. Follows no link."""
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Folders of this user's servers that were killed with all their processes."""
+    with contextlib.suppress(OSError):
+        for path in parent.glob(f"{_PREFIX}*"):
+            if _abandoned(path):
+                remove(path)
+
+
+def _abandoned(path: Path) -> bool:
+    """Made by this user's server, whose lock nobody holds."""
+    try:
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            return False
+        lock = os.open(path / _LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:  # another's, or one that is being made
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return True
