@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import socket
 import threading
 import time
@@ -17,7 +16,7 @@ import pytest
 
 pytest.importorskip("msgspec", reason="msgspec is not installed: the extra ftbert[serve]")
 
-from ftbert.server import frames, loading  # noqa: E402
+from ftbert.server import frames  # noqa: E402
 from ftbert.server.app import App  # noqa: E402
 from ftbert.server.batcher import Batch, Limits  # noqa: E402
 from ftbert.server.engine import Engine  # noqa: E402
@@ -332,31 +331,6 @@ def test_few_requests_wait_for_the_tokenizer_of_a_full_model() -> None:
     assert asyncio.run(refused_behind(7, 0.01)) == [True, False, False]
     assert asyncio.run(refused_behind(8, 0.01)) == [True, True, False]
     assert asyncio.run(refused_behind(100, 0.0)) == [False, False, False]
-
-
-@pytest.mark.parametrize(
-    ("rates", "budget"),
-    [
-        ({}, 256),  # of equal ones the smallest
-        ({256: 80_000, 512: 90_000}, 1024),  # the others: 100,000 tokens/s
-        ({256: 5_000, 512: 10_000, 1024: 10_000, 2048: 10_000, 4096: 10_000}, 512),  # 4096: 0.4 s
-        ({256: 500, 512: 1_000}, 256),  # the smallest takes too long already
-    ],
-)
-def test_the_budget_is_the_smallest_good_batch(
-    rates: dict[int, float], budget: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def seconds(compute: Any, batch: Batch) -> float:
-        return batch.tokens / rates.get(batch.tokens, 100_000.0)
-
-    compute = SimpleNamespace(launch=lambda batch: lambda: None)
-    about = SimpleNamespace(max_length=512, vocab=100)
-    monkeypatch.setattr(loading, "_seconds", seconds)
-    wanted = Settings((("m", "folder"),))
-    found, rate = loading.timed(compute, Kind.EMBED, about, wanted)  # type: ignore[arg-type]
-    assert (found, rate) == (budget, pytest.approx(rates.get(budget, 100_000.0)))
-    alone = dataclasses.replace(wanted, batch_tokens=4096)
-    assert loading.timed(compute, Kind.EMBED, about, alone)[0] == 4096  # type: ignore[arg-type]
 
 
 def test_frames_round_trip_however_they_are_cut() -> None:

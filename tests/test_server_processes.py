@@ -19,6 +19,7 @@ import pytest
 from served import Served, as_command, in_thread
 
 import ftbert
+from ftbert.server.loading import load_engine
 
 psutil = pytest.importorskip("psutil")
 
@@ -345,6 +346,24 @@ def test_what_cannot_be_done_in_time_is_refused_at_once(folder: Path) -> None:
         fit = int(reply.json()["error"].split("at most ")[1].split(" texts")[0])
         assert 200 < fit < 2048 // 4 + 1
         assert len(server.post("/embed", {"inputs": [[5] * 126] * (fit // 4)}, **{"x-request-timeout": seconds})) == fit // 4
+
+
+def test_models_are_loaded_at_once_and_timed_in_turn(folder: Path) -> None:
+    both, inside, most = threading.Barrier(2), [], [0]
+
+    def load(settings: Any, which: int, device: str, threads: Any, row: Any, alone: Any) -> Any:
+        both.wait(30)  # the other model's loading has begun
+        with alone(device):
+            inside.append(which)
+            time.sleep(0.2)
+            most.append(len(inside))
+            inside.remove(which)
+        return load_engine(settings, which, device, threads, row)
+
+    with in_thread(("one", folder), ("two", folder), load=load) as server:
+        for name in ("one", "two"):
+            assert server.post("/embed", {"inputs": "word1", "model": name})
+    assert most == [0, 1, 1]
 
 
 def test_tokens_without_a_row_are_refused_in_the_words_of_encode(folder: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import logging
 import selectors
@@ -11,6 +12,8 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +46,7 @@ def run_engine(
     """index: its row of metrics. Returns the exit code; raises what loading raises."""
     row = Row(open_rows(folder / "metrics", rows)[index])
     row.reset_gauges()
-    engine, about = load_engine(settings, model, settings.devices[device], threads, row)
+    engine, about = load_engine(settings, model, settings.devices[device], threads, row, lambda on: _alone(folder, on))
     sys.setswitchinterval(_SWITCH)
     gc.collect()
     gc.freeze()  # PyTorch's objects stay: to look at them again takes 250 ms, in which nothing is served
@@ -52,8 +55,6 @@ def run_engine(
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listening.bind(str(path))
     listening.listen(64)
-    LOG.info("%s is ready on %s: %d tokens at once, %.0f tokens/s", about.name, about.device, about.batch_tokens,
-             about.rate)  # fmt: skip
     server = _Server(engine, about, row)
     reader = threading.Thread(target=server.serve, args=(listening,), name="ftbert-read", daemon=True)
     reader.start()
@@ -66,6 +67,14 @@ def run_engine(
             return 1
     engine.close()
     return 0
+
+
+@contextmanager
+def _alone(folder: Path, device: str) -> Iterator[None]:
+    """No other engine of this server is timed on `device`: a lock, which a process that dies gives back."""
+    with (folder / f"timing-{device}").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 class _Server:

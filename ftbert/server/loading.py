@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from ftbert.server.batch_size import batch_size
 from ftbert.server.batcher import Batch, Limits, Run
 from ftbert.server.description import Description
 from ftbert.server.engine import Engine
@@ -15,34 +20,51 @@ from ftbert.server.metrics import Row
 from ftbert.server.settings import Settings
 from ftbert.server.work import Kind, Work
 
-# A budget is the smallest batch with this share of the best tokens/s; larger ones only add waiting: none takes
-# longer than this, in seconds, since the most urgent newcomer waits for it.
-_ENOUGH, _LONGEST = 0.95, 0.25
-_SECONDS = 6.0  # for all timings
-_SMALLEST = 256
+LOG = logging.getLogger("ftbert.serve")
+
+# Threads that import parts of transformers at the same time find half of a module.
+_IMPORTING = threading.Lock()
+
+Alone = Callable[[str], AbstractContextManager[Any]]
 
 
 def load_engine(
-    settings: Settings, which: int, device: str, threads: int | None, row: Row
+    settings: Settings,
+    which: int,
+    device: str,
+    threads: int | None,
+    row: Row,
+    alone: Alone = lambda device: nullcontext(),
 ) -> tuple[Engine, Description]:
     """The engine of settings.models[which] on `device`. Raises what ftbert.load does, ValueError as `describe`.
 
-    threads: of the CPU, None as torch has them.
+    threads: of the CPU, None as torch has them. alone(device): a context in which no other engine is timed there;
+    models are loaded at the same time.
     """
-    import torch
+    with _IMPORTING:
+        import torch
+        from transformers import AutoConfig, AutoTokenizer, modeling_outputs  # noqa: F401 - what load comes to
 
-    from ftbert.model import load
-    from ftbert.server.compute import Compute
-    from ftbert.server.describe import describe
+        from ftbert.model import load
+        from ftbert.server.compute import Compute
+        from ftbert.server.describe import describe
 
     if threads is not None:
         torch.set_num_threads(threads)
     name, source = settings.models[which]
+    LOG.info("%s is loaded on %s", name, device)
+    began = time.monotonic()
     model = load(source, device, settings.dtype)
-    about = describe(model, name, source, settings)
+    with _IMPORTING:
+        about = describe(model, name, source, settings)
     compute = Compute(model, about.pooling)
     kind = {"embedding": Kind.EMBED, "token_classifier": Kind.TOKEN_LOGITS}.get(about.task, Kind.LOGITS)
-    budget, rate = timed(compute, kind, about, settings)
+    loaded = time.monotonic()
+    with alone(device):
+        waited = time.monotonic()
+        budget, rate = timed(compute, kind, about, settings)
+    LOG.info("%s is ready on %s: %d tokens at once, %.0f tokens/s (loaded in %.1f s, timed in %.1f s)", name, device,
+             budget, rate, loaded - began, time.monotonic() - waited)  # fmt: skip
     about = msgspec.structs.replace(about, batch_tokens=budget, rate=rate)
     limits = Limits(
         budget, settings.max_batch_requests or 1 << 30, settings.max_queue_seconds, settings.max_queue_tokens
@@ -52,30 +74,14 @@ def load_engine(
 
 def timed(compute: Any, kind: Kind, about: Description, settings: Settings) -> tuple[int, float]:
     """Tokens of a batch, and tokens/s at that size."""
-    most = settings.max_batch_tokens
-    sizes = [size for size in (_SMALLEST << k for k in range(20)) if size < most] + [most]
-    if settings.batch_tokens is not None:
-        sizes = [min(settings.batch_tokens, most)]
-    began = time.monotonic()
-    rates: dict[int, float] = {}
-    for size in sizes:
-        batch = _batch(kind, size, about)
-        compute.launch(batch)()  # the first call at a size is slow
-        seconds = min(_seconds(compute, batch) for _ in range(3))
-        if rates and seconds > _LONGEST:
-            break
-        rates[size] = size / seconds
-        if time.monotonic() - began > _SECONDS:
-            break
-    best = max(rates.values())
-    budget = next(size for size, rate in rates.items() if rate >= _ENOUGH * best)
-    return budget, rates[budget]
+    batches: dict[int, Batch] = {}
 
+    def run(size: int) -> None:
+        if size not in batches:
+            batches[size] = _batch(kind, size, about)
+        compute.launch(batches[size])()
 
-def _seconds(compute: Any, batch: Batch) -> float:
-    began = time.perf_counter()
-    compute.launch(batch)()
-    return max(time.perf_counter() - began, 1e-9)
+    return batch_size(run, settings.max_batch_tokens, settings.batch_tokens)
 
 
 def _batch(kind: Kind, tokens: int, about: Description) -> Batch:
