@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import json
 import os
 import re
 import shutil
@@ -20,21 +21,26 @@ from safetensors.torch import save_file
 from ftbert.checkpoint import (
     DTYPES,
     FORMAT,
+    MODULES,
     Checkpoint,
     expect_file,
     expect_inside,
+    named,
     put_in_place,
     read_json_object,
+    read_json_value,
+    read_modules,
+    transformer_folder,
     work_folder,
 )
 from ftbert.converters.open import open_checkpoint
 
-# Everything small that says how text becomes ids and vectors; weights and training state stay behind.
+# What says how text becomes ids, in the folder of the transformer; and ids become vectors, in that of each module.
 _TEXT_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
-    "vocab.json", "merges.txt", "*.model", "modules.json", "sentence_*_config.json",
-    "config_sentence_transformers.json", "[0-9]_*/config.json",
+    "vocab.json", "merges.txt", "*.model", "sentence_*_config.json",
 )  # fmt: skip
+_MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
 
 
 def convert(
@@ -98,7 +104,7 @@ def _not_ours(folder: Path) -> str:
         ours = False
     if not ours:
         return "is no checkpoint folder of ftbert"
-    written = {folder / "config.json", folder / "model.safetensors", *(found for found in _text_files(folder))}
+    written = {folder / "config.json", folder / "model.safetensors", *_text_files(folder).values()}
     others = sorted(path for path in folder.rglob("*") if path not in written and not path.is_dir())
     return f"holds {str(others[0].relative_to(folder))!r}, which ftbert did not write" if others else ""
 
@@ -106,22 +112,34 @@ def _not_ours(folder: Path) -> str:
 def _refuse_links(folder: Path) -> None:
     """What is written may be shared: nothing of it comes from elsewhere by way of a link."""
     for pattern in ("config.json", "*.safetensors", "*.bin", "*.index.json", "*.onnx", "onnx/*.onnx"):
-        for path in sorted(folder.glob(pattern)):
+        for path in sorted({*folder.glob(pattern), *transformer_folder(folder).glob(pattern)}):
             expect_inside(path, folder)
-    for path in _text_files(folder):
+    for path in _text_files(folder).values():
         expect_inside(path, folder)
         expect_file(path)
 
 
-def _text_files(folder: Path) -> list[Path]:
-    return [path for pattern in _TEXT_FILES for path in sorted(folder.glob(pattern))]
+def _text_files(folder: Path) -> dict[str, Path]:
+    """What is copied, by its place in the target; training state stays behind, and the transformer's own weights."""
+    home = transformer_folder(folder)
+    found = {path.name: path for pattern in _TEXT_FILES for path in sorted(home.glob(pattern))}
+    found |= {name: folder / name for name in (MODULES, "config_sentence_transformers.json")}
+    for module in read_modules(folder):
+        if module.folder not in (folder, home):
+            found |= {str((module.folder / name).relative_to(folder)): module.folder / name for name in _MODULE_FILES}
+    return {name: path for name, path in found.items() if path.exists()}
 
 
 def _copy_text_files(source: Path, target: Path) -> None:
-    for path in _text_files(source):
-        copy = target / path.relative_to(source)
-        copy.parent.mkdir(exist_ok=True)
+    for name, path in _text_files(source).items():
+        copy = target / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
+    if transformer_folder(source) != source:  # what was there is in the target itself
+        modules = read_json_value(source / MODULES)
+        modules[0]["path"] = ""
+        with named(target / MODULES):
+            (target / MODULES).write_text(json.dumps(modules, indent=2) + "\n", encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> int:

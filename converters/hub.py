@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -16,6 +17,8 @@ _WEIGHTS = (
     ("pytorch_model.bin",),
     ("pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"),
 )
+# Where sentence-transformers puts what belongs to one module.
+_MODULE = re.compile(r"\d+_\w+/")
 _OTHERS = ("onnx/*", "openvino/*", "coreml/*")
 
 
@@ -24,17 +27,24 @@ def wanted(repository: str, files: list[str]) -> list[str]:
     only adapters, or no weights that ftbert reads."""
     if "adapter_config.json" in files:
         raise ValueError(f"{repository}: a PEFT adapter (adapter_config.json), no whole model; {MERGE}")
-    chosen = next((formats for formats in _WEIGHTS if formats[0] in files), None)
-    if chosen is None:
+    modules = {found[0] for name in files if (found := _MODULE.match(name))} if "modules.json" in files else set()
+    weights = [name for folder in ("", *sorted(modules)) for name in _best(folder, files)]
+    if not weights:
         raise ValueError(
             f"{repository}: no weights that ftbert reads (model.safetensors or pytorch_model.bin, possibly sharded); "
             f"the repository holds {', '.join(files[:20])}"
         )
-    # A star of fnmatch goes through slashes, and weights in folders are other models'.
-    weights = [name for name in files if "/" not in name and any(fnmatchcase(name, one) for one in chosen)]
     small = [name for name in files if any(fnmatchcase(name, one) for one in _SMALL)]
     small = [name for name in small if not any(fnmatchcase(name, one) for one in _OTHERS)]
     return list(dict.fromkeys(small + weights))
+
+
+def _best(folder: str, files: list[str]) -> list[str]:
+    """The weights in one folder, "" or as "2_Dense/", in the best format that it has."""
+    # A star of fnmatch goes through slashes, and weights in other folders are other models'.
+    here = [name for name in files if name.startswith(folder) and "/" not in name[len(folder) :]]
+    chosen = next((formats for formats in _WEIGHTS if folder + formats[0] in here), ())
+    return [name for name in here if any(fnmatchcase(name[len(folder) :], one) for one in chosen)]
 
 
 def fetch(repository: str) -> Path:

@@ -15,6 +15,7 @@ from ftbert.checkpoint import (
     open_weights,
     read_checkpoint,
     read_json_object,
+    transformer_folder,
 )
 from ftbert.converters.hub import fetch
 from ftbert.converters.huggingface import MERGE, recognise
@@ -36,11 +37,12 @@ def open_checkpoint(source: str | Path | torch.nn.Module) -> Checkpoint:
         check_graph(initialisers.file, initialisers.encoder, checkpoint)
         return checkpoint
     folder = find_folder(source)
-    document = read_json_object(folder / "config.json")
-    tensors = open_weights(folder)
+    home = transformer_folder(folder)
+    document = read_json_object(home / "config.json")
+    tensors = open_weights(home)
     if document.get("format") == FORMAT:
         return read_checkpoint(folder, document, tensors)
-    return _from_huggingface(document, tensors, folder, str(folder / "config.json"))
+    return _from_huggingface(document, tensors, folder, str(home / "config.json"))
 
 
 def _from_live(model: torch.nn.Module) -> Checkpoint:
@@ -64,8 +66,9 @@ def find_folder(source: str | Path) -> Path:
     if folder.is_dir():
         if (folder / "adapter_config.json").exists():
             raise ValueError(f"{folder}: a PEFT adapter (adapter_config.json), no whole model; {MERGE}")
-        if not (folder / "config.json").exists():
-            raise FileNotFoundError(f"{folder}: no config.json in this folder")
+        home = transformer_folder(folder)
+        if not (home / "config.json").exists():
+            raise FileNotFoundError(f"{home}: no config.json in this folder")
         return folder
     if folder.exists() or isinstance(source, Path) or str(source).count("/") > 1 or str(source).startswith((".", "/")):
         raise FileNotFoundError(f"{source}: expected a model folder (with config.json and weights) or a hub id")

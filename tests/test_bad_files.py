@@ -170,6 +170,8 @@ def test_every_wrong_tensor_is_named_at_once(folder: Path) -> None:
 def test_convert_follows_no_link_out_of_the_source(folder: Path, tmp_path: Path, name: str) -> None:
     secret = tmp_path / "secret"
     (folder / name).parent.mkdir(exist_ok=True)
+    kinds = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in (("Transformer", ""), ("Pooling", "1_Pooling"))]
+    (folder / "modules.json").write_text(json.dumps(kinds))
     secret.write_bytes((folder / name).read_bytes() if (folder / name).exists() else b"{}")
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to(secret)

@@ -34,6 +34,14 @@ def test_the_weights_are_fetched_once(best: int) -> None:
     assert {*TEXT, FORMATS[best][0]} <= set(got) and "onnx/config.json" not in got
 
 
+@pytest.mark.parametrize("home", ["", "0_Transformer/"])
+def test_the_modules_of_sentence_transformers_are_fetched(home: str) -> None:
+    files = ["modules.json", home + "config.json", home + "pytorch_model.bin", "1_Pooling/config.json", "2_Dense/config.json"]
+    files += ["2_Dense/model.safetensors", "2_Dense/pytorch_model.bin", "checkpoint-5/model.safetensors", "old_2/2_Dense/pytorch_model.bin"]
+    got = wanted("someone/model", files)
+    assert set(got) == {*files} - {"2_Dense/pytorch_model.bin", "checkpoint-5/model.safetensors", "old_2/2_Dense/pytorch_model.bin"}
+
+
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     """A hub of one repository; "fetched" is what was asked for. `list` may be an error."""

@@ -40,6 +40,7 @@ PYTHON = (
     "_library",
     "_fake",
     "dtypes",
+    "sentence_modules",
     "input_file",
     "torch_release",
 )

@@ -1,0 +1,57 @@
+"""modules.json: the modules that a sentence-transformers folder is made of, and where each has its files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path, PureWindowsPath
+from typing import Any
+
+from ftbert.input_file import read_json_value
+
+MODULES = "modules.json"
+_OWN = "sentence_transformers."
+
+
+@dataclass(frozen=True)
+class Module:
+    """kind: its class where that is one of sentence-transformers', such as "Pooling"; else the whole of `full`, which
+    may be any code. full: the class as the file names it. folder: of its files."""
+
+    kind: str
+    full: str
+    folder: Path
+
+
+def read_modules(folder: Path) -> list[Module]:
+    """In their order; none without the file. ValueError: no list of modules, an empty one, or a path that leads out
+    of `folder`."""
+    where = folder / MODULES
+    if not where.exists():
+        return []
+    modules = read_json_value(where)
+    listed = modules if isinstance(modules, list) else []
+    if not listed or not all(isinstance(one, dict) and "type" in one for one in listed):
+        raise ValueError(f"{where}: expected a list of modules, each with a 'type'")
+    names = [one["name"] for one in modules if "name" in one]
+    if len({str(name) for name in names}) != len(names):
+        raise ValueError(f"{where}: two modules have one name")
+    return [_module(str(one["type"]), folder / _inside(one.get("path", ""), where)) for one in modules]
+
+
+def transformer_folder(folder: Path) -> Path:
+    """Where config.json, the weights and the tokenizer are: `folder`, or the one in it that modules.json gives to its
+    Transformer. ValueError as of `read_modules`."""
+    first = next(iter(read_modules(folder)), None)
+    return first.folder if first is not None and first.kind == "Transformer" else folder
+
+
+def _module(full: str, folder: Path) -> Module:
+    # The class has moved between packages over the releases; only its own name is stable.
+    return Module(full.rsplit(".", 1)[-1] if full.startswith(_OWN) else full, full, folder)
+
+
+def _inside(path: Any, where: Path) -> str:
+    parts = PureWindowsPath(path) if isinstance(path, str) else None
+    if parts is None or parts.anchor or ".." in parts.parts or "\0" in path:
+        raise ValueError(f"{where}: path {path!r} must stay inside the folder")
+    return str(path)
