@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Fast
 from tokenizers_offline import FAMILIES, TEXTS, write
 from transformers import AutoTokenizer
 
-from ftbert.text import TextSettings, Tokenizer
+from ftbert.text import TextSettings, Tokenizer, load_tokenizer
 
 ODD = [
     " ", "  ", "\n", "\t", "\r\n", "\u00a0", "\u3000", "\u2028", "\x00", "\x07", "\u200b", "\u200d", "\ufeff", "\ufffd", "\u0301", "\u0300\u0323",
@@ -40,7 +40,7 @@ def odd_texts(rng: random.Random, count: int, most: int = 600) -> list[str]:
 
 
 def whole_ids(folder: Path, texts: list[Any], length: int, side: str) -> list[list[int]]:
-    theirs = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    theirs = load_tokenizer(folder)
     theirs.truncation_side = side
     singles = [text if isinstance(text, str) else text[0] for text in texts]
     if all(isinstance(text, str) for text in texts):

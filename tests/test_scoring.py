@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -157,12 +159,120 @@ def test_settings_of_a_saved_crossencoder(tmp_path: Path) -> None:
     assert_close(ftbert.load(convert(tmp_path / "b", tmp_path / "c")).predict(pairs), theirs.predict(pairs))
 
 
+SENTENCE: list[dict[str, Any]] = [
+    {"max_seq_length": 9},
+    {"do_lower_case": True},
+    {"do_lower_case": True, "max_seq_length": 30, "processor_kwargs": {"truncation_side": "left"}},
+    {"tokenizer_args": {"truncation_side": "left", "do_lower_case": False}, "max_seq_length": 12},
+    {"processor_kwargs": {"model_max_length": 11, "strip_accents": False}, "max_seq_length": 40},
+    {"query_length": 5, "document_length": 6, "unpad_inputs": False},
+]
+
+
+@pytest.mark.parametrize("subfolder", ["", "0_Transformer"])
+def test_the_settings_of_a_crossencoders_transformer(tmp_path: Path, subfolder: str) -> None:
+    """sentence_bert_config.json, wherever the Transformer is; on the first call and from a converted folder."""
+    from ftbert.converters.from_huggingface import convert
+
+    source = folder_of(tmp_path / "a", "bert", labels=2, do_lower_case=False)
+    saved = tmp_path / "b"
+    CrossEncoder(str(source), device="cpu", local_files_only=True, prompts={"q": "Query: "}, default_prompt_name="q").save_pretrained(str(saved))
+    home = saved / subfolder
+    if subfolder:
+        home.mkdir()
+        for path in saved.iterdir():
+            if path.is_file() and path.name not in ("modules.json", "config_sentence_transformers.json"):
+                path.rename(home / path.name)
+        modules = json.loads((saved / "modules.json").read_text())
+        modules[0]["path"] = subfolder
+        (saved / "modules.json").write_text(json.dumps(modules))
+    written = json.loads((home / "sentence_bert_config.json").read_text())
+    pairs = [("Hello World", "naïve CAFÉ Hello " * 9), ("two spaces " * 20, "The END"), *zip(TEXTS, reversed(TEXTS), strict=True)]
+    seen = []
+    for settings in SENTENCE:
+        (home / "sentence_bert_config.json").write_text(json.dumps(written | settings))
+        want = CrossEncoder(str(saved), device="cpu", local_files_only=True).predict(pairs)
+        assert_close(ftbert.load(saved).predict(pairs), want)
+        seen.append(want)
+    assert all(np.abs(one - other).max() > 1e-4 for one, other in itertools.pairwise(seen))  # each of them counts
+    (home / "sentence_bert_config.json").write_text(json.dumps(written | SENTENCE[2]))
+    assert_close(ftbert.load(convert(saved, tmp_path / "c")).predict(pairs), seen[2])
+
+
+def test_the_server_reads_a_crossencoders_settings(tmp_path: Path) -> None:
+    served = pytest.importorskip("served")
+    source = folder_of(tmp_path / "a", "bert", do_lower_case=False)
+    CrossEncoder(str(source), device="cpu", local_files_only=True).save_pretrained(str(tmp_path / "b"))
+    path = tmp_path / "b" / "sentence_bert_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"max_seq_length": 9, "do_lower_case": True}))
+    texts = ["naïve CAFÉ Hello " * 9, "The END", "hello world"]
+    want = CrossEncoder(str(tmp_path / "b"), device="cpu", local_files_only=True).predict([("Hello", text) for text in texts])
+    with served.in_thread(("m", tmp_path / "b")) as server:
+        ranked = server.post("/rerank", {"query": "Hello", "texts": texts, "truncate": True})
+    scores = {one["index"]: one["score"] for one in ranked}
+    assert np.allclose([scores[place] for place in range(3)], want, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"processing_kwargs": {"text": {"max_length": 8}}}, "processing_kwargs is not supported"),
+        ({"transformer_task": "text-generation"}, "'text-generation' is not supported; expected sequence-classification"),
+        ({"processor_kwargs": {"vocab_file": "/a"}}, "tokenizer are not supported: vocab_file"),
+        ({"config_kwargs": {"hidden_act": "relu"}}, "config are not supported: hidden_act"),
+    ],
+)
+def test_what_a_crossencoder_folder_may_not_ask_for(tmp_path: Path, settings: dict[str, Any], words: str) -> None:
+    folder = folder_of(tmp_path, "bert")
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"model_type": "CrossEncoder"}))
+    (folder / "modules.json").write_text(json.dumps([{"type": "sentence_transformers.base.modules.Transformer", "path": "", "name": "0"}]))
+    (folder / "sentence_bert_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=r"sentence_bert_config\.json: .*" + words):
+        ftbert.load(folder).predict(["a"])
+
+
+@pytest.mark.parametrize("model_type", ["CrossEncoder", "SentenceTransformer"])
+@pytest.mark.parametrize("modules", [True, False])
+def test_whose_settings_count(tmp_path: Path, model_type: str, modules: bool) -> None:
+    """Those of a CrossEncoder with modules.json; an activation there goes before the one in config.json."""
+    folder = folder_of(tmp_path, "bert", config={"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.ReLU"}})
+    head = {"model_type": model_type, "prompts": {"q": "query: "}, "default_prompt_name": "q", "activation_fn": "torch.nn.modules.activation.Tanh"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(head))
+    written = {"transformer_task": "sequence-classification", "module_output_name": "scores", "max_seq_length": 9,
+               "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}}}  # fmt: skip
+    (folder / "sentence_bert_config.json").write_text(json.dumps(written))
+    if modules:
+        kind = "sentence_transformers.base.modules.transformer.Transformer"
+        (folder / "modules.json").write_text(json.dumps([{"idx": 0, "name": "0", "path": "", "type": kind}]))
+    pairs = list(zip(sentences(20, 30), sentences(20, 30, 1), strict=True))
+    assert_close(ftbert.load(folder).predict(pairs), CrossEncoder(str(folder), device="cpu", local_files_only=True).predict(pairs))
+
+
+def test_encode_of_a_crossencoder_warns_once(tmp_path: Path) -> None:
+    from ftbert.files import embed_file
+
+    folder = folder_of(tmp_path / "a", "bert")
+    (tmp_path / "texts.txt").write_text("hello\n")
+    model, bare = ftbert.load(folder), ftbert.load(folder, heads=False)
+    for call in (lambda: model.encode("hello"), lambda: embed_file(bare, tmp_path / "texts.txt", tmp_path / "out.npy")):
+        with pytest.warns(UserWarning, match="scores texts.*use predict or rerank") as seen:
+            call()
+        assert len(seen) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.encode("hello")
+        model.predict("hello")
+        ftbert.load(folder).encode("hello", output_value="token_embeddings")
+        ftbert.load(folder_of(tmp_path / "b", "bert", "token_classification")).encode("hello")
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [
         ({"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"}, None),
         ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity", "version": "4.1.0"}}, None),
-        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.GELU"}}, r"config\.json: activation_fn .*GELU' is not supported"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.GELU"}, "sbert_ce_default_activation_function": "torch.nn.Tanh"}, None),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.PReLU"}}, r"config\.json: activation_fn .*PReLU' is not supported"),
         ({"sentence_transformers": {"activation_fn": "evil.Sigmoid"}}, "is not supported"),
     ],
 )  # fmt: skip

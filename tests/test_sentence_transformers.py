@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import json
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
+from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 from sentence_transformers.util import quantize_embeddings
-from tokenizers_offline import TEXTS, sentence_folder
+from tokenizers_offline import TEXTS, sentence_folder, unfit
 
 import ftbert
-from ftbert.evaluation import SAMPLE_TEXTS
+from ftbert.evaluation import SAMPLE_TEXTS, check
 
 PROMPTS = {"query": "Query: ", "document": "Document: ", "other": "hello two "}
 
@@ -28,9 +34,9 @@ def assert_same(ours: Any, theirs: Any) -> None:
     assert float(abs(ours - theirs).max()) < 5e-6 * max(1, float(abs(theirs).max()))
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "mean_sqrt_len_tokens", "lasttoken"])
+@pytest.mark.parametrize("pooling", [*Pooling.POOLING_MODES, ["mean", "cls"], ["max", "weightedmean", "lasttoken", "mean"]])
 @pytest.mark.parametrize("include_prompt", [True, False])
-def test_prompts_and_pooling(tmp_path: Path, pooling: str, include_prompt: bool) -> None:
+def test_prompts_and_pooling(tmp_path: Path, pooling: str | list[str], include_prompt: bool) -> None:
     ours, theirs = both(
         sentence_folder(
             tmp_path, pooling=pooling, include_prompt=include_prompt, prompts=PROMPTS, default_prompt_name="other"
@@ -45,6 +51,146 @@ def test_prompts_and_pooling(tmp_path: Path, pooling: str, include_prompt: bool)
     assert ours.prompts == theirs.prompts
     plain = ours.encode(TEXTS, normalize=None, prompt="")
     assert np.abs(plain - ours.encode(TEXTS, normalize=None)).max() > 1e-3  # the prompt counts
+
+
+TANH, GELU, NONE = (f"torch.nn.modules.{name}" for name in ("activation.Tanh", "activation.GELU", "linear.Identity"))
+WIDE = {"in_features": 64, "out_features": 80, "activation_function": GELU}
+SQUARE = {"in_features": 64, "out_features": 64, "bias": True, "activation_function": TANH}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"behind": [SQUARE], "normalize": True, "pooling": "cls"},  # LaBSE
+        {"behind": [SQUARE | {"out_features": 24, "binary": True}]},  # distiluse
+        {"behind": [WIDE | {"bias": False, "activation_function": NONE}, WIDE | {"in_features": 80, "out_features": 64, "bias": False}], "normalize": True},
+        {"behind": ["Dropout", {"in_features": 64, "out_features": 33}, "Normalize", "Dropout"], "truncate_dim": 7},
+        {"behind": ["Normalize", WIDE, "Normalize", {"in_features": 80, "out_features": 5}]},
+        {"behind": [SQUARE | {"use_residual": True}, WIDE | {"use_residual": True, "bias": False}], "pooling": "max"},
+        {"behind": [WIDE | {"in_features": 192, "dtype": torch.float16}], "pooling": ["weightedmean", "cls", "mean"], "truncate_dim": 70},
+        {"behind": [SQUARE], "transformer": "0_Transformer", "sentence": {"max_seq_length": 9, "do_lower_case": True}},
+    ],
+    ids=str,
+)
+def test_modules_behind_the_pooling(tmp_path: Path, given: dict[str, Any]) -> None:
+    """From the folder, from the converted one and through `ftbert embed`."""
+    from ftbert.converters.from_huggingface import convert
+    from ftbert.files import embed_file
+
+    given = {**given, "behind": [{**one} if isinstance(one, dict) else one for one in given["behind"]]}
+    folder = sentence_folder(tmp_path / "a", prompts=PROMPTS, include_prompt=False, **given)
+    ours, theirs = both(folder)
+    want = theirs.encode(TEXTS)
+    assert_same(ours.encode(TEXTS, normalize=None), want)
+    assert_same(ours.encode(TEXTS, normalize_embeddings=True), theirs.encode(TEXTS, normalize_embeddings=True))
+    for options in ({"truncate_dim": 4}, {"prompt_name": "query"}, {"prompt": "hello "}):
+        assert_same(ours.encode(TEXTS, normalize=None, max_tokens=64, **options), theirs.encode(TEXTS, **options))
+    for mine, other in zip(ours.encode(TEXTS, output_value="token_embeddings"), theirs.encode(TEXTS, output_value="token_embeddings"), strict=True):
+        assert_same(mine, other.numpy())
+    short = [text for text in TEXTS if len(text) < 8]  # what fits into one window is the same
+    averaged = ours.encode([*short, "hello " * 200], normalize=None, long_texts="mean")
+    assert_same(averaged[:-1], theirs.encode(short))
+    assert np.isfinite(averaged[-1]).all()
+    converted = ftbert.load(convert(folder, tmp_path / "b"))
+    assert np.array_equal(converted.encode(TEXTS, normalize=None), ours.encode(TEXTS, normalize=None))
+    assert check(converted, texts=SAMPLE_TEXTS[:3]).passed
+    with pytest.raises(FileExistsError, match="exists already"):
+        convert(folder, tmp_path / "b")
+    convert(folder, tmp_path / "b", force=True)  # all of it is known as ours
+    lines = [text for text in TEXTS if text.strip() and text.isprintable()]
+    (tmp_path / "texts.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    stats = embed_file(converted, tmp_path / "texts.txt", tmp_path / "out.npy", normalize=None)
+    assert stats.hidden == want.shape[1]
+    assert_same(np.load(tmp_path / "out.npy"), theirs.encode(lines))
+
+
+@hypothesis.settings(max_examples=12, deadline=None, derandomize=True)
+@hypothesis.given(
+    pooling=st.lists(st.sampled_from(Pooling.POOLING_MODES), min_size=1, max_size=4),
+    widths=st.lists(st.integers(1, 90), max_size=3),
+    names=st.lists(st.sampled_from([TANH, GELU, NONE, "torch.nn.modules.activation.SiLU", "torch.nn.ReLU"]), min_size=3, max_size=3),
+    normalized=st.lists(st.booleans(), min_size=4, max_size=4),
+    include_prompt=st.booleans(),
+)  # fmt: skip
+def test_any_chain(pooling: list[str], widths: list[int], names: list[str], normalized: list[bool], include_prompt: bool) -> None:
+    behind: list[Any] = []
+    width = 64 * len(pooling)
+    for out, name, unit in zip(widths, names, normalized, strict=False):
+        behind += ["Normalize"] * unit
+        behind.append({"in_features": width, "out_features": out, "activation_function": name})
+        width = out
+    behind += ["Normalize"] * normalized[-1]
+    texts = [text for text in TEXTS if len(text) < 120][:8]
+    with tempfile.TemporaryDirectory() as place:
+        ours, theirs = both(sentence_folder(Path(place), pooling=pooling, behind=behind, include_prompt=include_prompt))
+        assert_same(ours.encode(texts, normalize=None, prompt="hello "), theirs.encode(texts, prompt="hello "))
+        assert_same(ours.encode(texts, normalize=True), theirs.encode(texts, normalize_embeddings=True))
+
+
+def test_dense_modules_that_do_not_fit(tmp_path: Path) -> None:
+    folder = sentence_folder(tmp_path / "a", behind=[SQUARE], pooling=["cls", "mean"])
+    with pytest.raises(ValueError, match=r"2_Dense: takes vectors of 64 entries, gets 128"):
+        ftbert.load(folder).encode("a")
+    assert ftbert.load(folder).encode("a", pooling="cls").shape == (64,)
+    for entry, words in (({"activation_function": "evil.Tanh"}, "activation_function 'evil.Tanh' is not supported"), ({"bias": False}, "extra linear.bias"), ({"out_features": 63}, r"asks for \[63, 64\]")):
+        (folder / "2_Dense/config.json").write_text(json.dumps(SQUARE | entry))
+        with pytest.raises(ValueError, match=f"2_Dense.*(\n.*)*{words}"):
+            ftbert.load(folder).encode("a", pooling="max")
+    (folder / "2_Dense/model.safetensors").unlink()
+    with pytest.raises(ValueError, match="2_Dense: no weights found"):
+        ftbert.load(folder).encode("a", pooling="max")
+
+
+def test_the_server_computes_the_same(tmp_path: Path) -> None:
+    served = pytest.importorskip("served")
+    folder = sentence_folder(
+        tmp_path, pooling=["cls", "weightedmean"], include_prompt=False, prompts=PROMPTS, default_prompt_name="query",
+        behind=["Normalize", SQUARE | {"in_features": 128, "out_features": 40}], normalize=True, transformer="0_Transformer",
+    )  # fmt: skip
+    ours = ftbert.load(folder)
+    texts = [text for text in TEXTS if text.strip()]
+    with served.in_thread(("m", folder)) as server:
+        assert_same(np.array(server.post("/embed", {"inputs": texts})), ours.encode(texts))
+        assert_same(np.array(server.post("/embed", {"inputs": texts, "normalize": False})), ours.encode(texts, normalize=False))
+        answer = server.post("/v1/embeddings", {"input": texts, "dimensions": 13})
+        assert_same(np.array([one["embedding"] for one in answer["data"]]), ours.encode(texts, truncate_dim=13))
+        assert len(server.post("/v1/embeddings", {"input": "a", "dimensions": 40})["data"][0]["embedding"]) == 40
+        refused = server.call("POST", "/v1/embeddings", {"input": "a", "dimensions": 41})
+        assert refused.status == 422 and b"from 1 to 40" in refused.body
+
+
+def test_the_server_tokenises_as_encode_where_the_class_does_not_fit(tmp_path: Path) -> None:
+    served = pytest.importorskip("served")
+    folder = sentence_folder(tmp_path / "a")
+    unfit(tmp_path / "b", "minilm", model_max_length=30)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tmp_path / "b" / name, folder / name)
+    with pytest.warns(UserWarning, match="AutoTokenizer gives other ids"):
+        ours = ftbert.load(folder)
+        want = ours.encode(TEXTS[:4])
+    assert check(ours, texts=TEXTS[:4]).passed
+    with served.in_thread(("m", folder)) as server:
+        assert_same(np.array(server.post("/embed", {"inputs": TEXTS[:4]})), want)
+
+
+@pytest.mark.parametrize(("model_type", "words"), [("SparseEncoder", "SparseEncoder"), ("MultiVectorEncoder", "MultiVectorEncoder")])
+def test_other_vectors_are_refused_everywhere(tmp_path: Path, model_type: str, words: str) -> None:
+    from ftbert.files import embed_file
+    from ftbert.server.describe import describe
+    from ftbert.server.settings import Settings
+
+    model = ftbert.load(sentence_folder(tmp_path, model_type=model_type))
+    (tmp_path / "texts.txt").write_text("hello\n")
+    for call in (
+        lambda: model.encode("a"),
+        lambda: embed_file(model, tmp_path / "texts.txt", tmp_path / "out.npy"),
+        lambda: describe(model, "m", str(tmp_path), Settings((("m", str(tmp_path)),))),
+    ):
+        with pytest.raises(ValueError, match=f"{words} computes it, ftbert does not yet"):
+            call()
+    assert not (tmp_path / "out.npy").exists()
+    result = check(model, texts=["hello"])  # the encoder itself is right
+    assert result.passed and result.texts is None
 
 
 @pytest.mark.parametrize(("normalize", "width"), itertools.product([False, True], [None, 7, 64, 100]))

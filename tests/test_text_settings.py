@@ -59,6 +59,8 @@ def test_a_bare_folder_gets_mean_pooling(tmp_path: Path) -> None:
         ({"pooling_mode": ["max"]}, "max"),
         ({"pooling_mode": "lasttoken"}, "last"),
         ({"pooling_mode": "mean_sqrt_len_tokens", "pooling_mode_cls_token": True}, "mean_sqrt_len"),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_weightedmean_tokens": True, "pooling_mode_cls_token": True}, "cls+mean+weightedmean"),
+        ({"pooling_mode": ["mean", "cls", "mean"]}, "mean+cls+mean"),
     ],
 )
 def test_both_spellings_of_pooling(folder: Path, config: dict[str, Any], pooling: str) -> None:
@@ -74,24 +76,28 @@ def test_modules_say_where_the_rest_is(folder: Path) -> None:
     write(folder, "elsewhere/config.json", {"pooling_mode": "cls", "include_prompt": False})
     write(folder, "sentence_bert_config.json", {})
     write(folder, "sentence_roberta_config.json", {"max_seq_length": 77, "do_lower_case": True, "query_length": 9})
-    expected = TextSettings("cls", False, True, max_length=77, lower_case=True, query_length=9)
+    expected = TextSettings("cls", False, True, max_length=77, lower_case=True, query_length=9, stated=True)
     assert TextSettings.from_folder(folder) == expected
 
 
-T, P, N = ST + "Transformer", ST + "Pooling", ST + "Normalize"
+T, P, N, D = ST + "Transformer", ST + "Pooling", ST + "Normalize", ST + "Dense"
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (modules(T, P, ST + "Dense"), f"module '{ST}Dense' is not supported"),
+        *[
+            (modules(T, P, ST + kind), rf"module '{ST}{kind}' is not supported.*optimize\(SentenceTransformer")
+            for kind in ("LayerNorm", "WordWeights", "CNN", "LSTM", "Router", "Asym", "WeightedLayerPooling")
+        ],
+        (modules(ST + "BoW"), f"module '{ST}BoW' is not supported"),
+        (modules(ST + "StaticEmbedding"), f"module '{ST}StaticEmbedding' is not supported"),
         (modules("custom_st.Transformer", P), "module 'custom_st.Transformer' is not supported"),
         (modules(T), "got Transformer"),
+        (modules(T, D, P), "got Transformer, Dense, Pooling"),
         (modules(T, N, P), "got Transformer, Normalize, Pooling"),
         (modules(T, P, P), "got Transformer, Pooling, Pooling"),
-        ([], "got nothing"),
         ({"type": T}, "expected a list of modules"),
-        ([{"type": T, "path": "0_Transformer"}, {"type": P, "path": "1_Pooling"}], "only one in the folder itself"),
         ([{"type": T, "path": ""}, {"type": P, "path": "../1_Pooling"}], "must stay inside"),
         ([{"type": T, "path": ""}, {"type": P, "path": "/1_Pooling"}], "must stay inside"),
         ([{"type": T, "path": ""}, {"type": P, "path": 1}], "must stay inside"),
@@ -122,10 +128,8 @@ def test_another_chain_of_modules_is_refused(folder: Path, content: Any, words: 
         ("config_sentence_transformers.json", {"default_prompt_name": "a"}, "'a' is none of the prompts"),
         ("config_sentence_transformers.json", {"truncate_dim": 0}, "truncate_dim must be a positive integer; got 0"),
         ("1_Pooling/config.json", {"pooling_mode": {"a": 1}}, "is not supported"),
-        ("1_Pooling/config.json", {"pooling_mode": ["cls", "mean"]}, r"pooling cls \+ mean is not supported"),
-        ("1_Pooling/config.json", {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, r"cls \+ mean"),
-        ("1_Pooling/config.json", {"pooling_mode": "weightedmean"}, "pooling weightedmean is not supported"),
-        ("1_Pooling/config.json", {"pooling_mode_weightedmean_tokens": True}, "pooling weightedmean is not supported"),
+        ("1_Pooling/config.json", {"pooling_mode": []}, "is not supported"),
+        ("1_Pooling/config.json", {"pooling_mode": ["cls", "first"]}, r"pooling cls \+ first is not supported"),
         ("1_Pooling/config.json", [], "expected a JSON object"),
     ],
 )
@@ -149,10 +153,52 @@ def test_prompts_width_and_similarity(folder: Path) -> None:
     assert settings.prompts == {"query": "query: ", "document": "", "doc": ""}
     assert (settings.default_prompt, settings.truncate_dim, settings.similarity) == ("query: ", 8, "dot")
     write(folder, name, {"similarity_fn_name": "maxsim"})
-    assert TextSettings.from_folder(folder) == TextSettings()
+    assert TextSettings.from_folder(folder) == TextSettings(stated=True)
     write(folder, name, stored | {"model_type": "CrossEncoder"})  # sentence-transformers takes nothing over from it
     write(folder, "1_Pooling/config.json", {"pooling_mode": "cls"})
     assert TextSettings.from_folder(folder) == TextSettings()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "kinds", "words"),
+    [
+        ("SparseEncoder", [T, ST + "SpladePooling"], "sparse vectors.*SparseEncoder computes it"),
+        (None, [ST + "MLMTransformer", "sentence_transformers.sparse_encoder.models.SpladePooling"], "sparse vectors"),
+        ("SparseEncoder", [T, P], "sparse vectors"),
+        ("MultiVectorEncoder", [T, D, N], "one vector for each token.*MultiVectorEncoder computes it"),
+        (None, [T, "sentence_transformers.multi_vector_encoder.modules.MultiVectorMask"], "one vector for each token"),
+        (None, [T, "pylate.models.Dense.Dense"], "one vector for each token"),
+        ("ColBERT", [T], "one vector for each token"),
+    ],
+)
+def test_vectors_of_another_kind_are_named(folder: Path, model_type: str | None, kinds: list[str], words: str) -> None:
+    write(folder, "modules.json", modules(*kinds))
+    write(folder, "config_sentence_transformers.json", {"model_type": model_type} if model_type else {})
+    with pytest.raises(ValueError, match=re.escape(str(folder)) + ".*" + words):
+        TextSettings.from_folder(folder)
+
+
+def test_stanfords_colbert_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "config.json", {"architectures": ["HF_ColBERT"]})
+    with pytest.raises(ValueError, match="one vector for each token"):
+        TextSettings.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"in_features": 0, "out_features": 3}, "in_features must be a positive integer; got 0"),
+        ({"in_features": 4}, "out_features must be a positive integer; got None"),
+        ({"in_features": 4, "out_features": 3, "activation_function": 7}, "activation_function must be the name of"),
+        ({"in_features": 4, "out_features": 3, "module_input_name": "token_embeddings"}, "module_input_name .* expected"),
+        ({"in_features": 4, "out_features": 3, "module_output_name": "scores"}, "module_output_name .* expected"),
+    ],
+)
+def test_a_dense_module_that_cannot_be_done(folder: Path, config: dict[str, Any], words: str) -> None:
+    write(folder, "modules.json", modules(T, P, D))
+    write(folder, "2_Dense/config.json", config)
+    with pytest.raises(ValueError, match=r"2_Dense/config\.json: " + words):
+        TextSettings.from_folder(folder)
 
 
 @pytest.mark.parametrize("config", [{"architectures": 7}, {"architectures": {"a": 1}}, {"huggingface": [1]}])

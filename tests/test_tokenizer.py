@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers_offline import FAMILIES, TEXTS, write
-from transformers import AutoTokenizer
+from tokenizers import AddedToken, normalizers
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers_offline import FAMILIES, TEXTS, unfit, write
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ftbert.text import TextSettings, Tokenizer
 from ftbert.text.token_ids import check_token_ids
@@ -55,20 +58,90 @@ def test_a_folder_with_a_vocabulary_alone(tmp_path: Path, family: str) -> None:
         assert compare(write(tmp_path / str(number), family, tokenizer_json=False, **settings), settings)
 
 
+# A class that is not made for a family's tokenizer.json, and what the file says of its own.
+WRONG = {
+    "BertTokenizer": ("roberta", "xlm-roberta", "camembert", "albert"),
+    "RobertaTokenizerFast": ("bert", "distilbert", "mpnet", "xlm-roberta", "camembert", "albert"),
+}
+
+
 def compare(folder: Path, settings: dict[str, Any]) -> bool:
     """False where transformers cannot make such a tokenizer; then we must not either."""
+    family = json.loads((folder / "config.json").read_text())["model_type"]
+    wrong = family in WRONG.get(settings.get("tokenizer_class", ""), ())
     try:
         theirs = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        want = theirs(TEXTS, truncation=True, max_length=min(theirs.model_max_length, 64))["input_ids"]
+        want = ids_of(theirs, 64) if not wrong else []
     except Exception:  # noqa: BLE001 - whatever it raises
-        with pytest.raises(ValueError, match=str(folder)):
-            Tokenizer(folder, TextSettings(), 64).encode_batch(TEXTS)
-        return False
-    ours = Tokenizer(folder, TextSettings(), 64)
+        if settings.keys() != {"unk_token"}:  # without which AutoTokenizer's cannot encode; tokenizer.json has it
+            with pytest.raises(ValueError, match=str(folder)):
+                Tokenizer(folder, TextSettings(), 64).encode_batch(TEXTS)
+            return False
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        ours = Tokenizer(folder, TextSettings(), 64)
+    warned = any("AutoTokenizer gives other ids" in str(one.message) for one in seen)
+    assert warned or not wrong
+    if warned:
+        theirs = of_the_file(folder, cased_by_class=not wrong)
+        want = ids_of(theirs, 64)
     assert [ids.tolist() for ids in ours.encode_batch(TEXTS)] == want, settings
-    shorter = theirs(TEXTS, truncation=True, max_length=5)["input_ids"]
-    assert [ids.tolist() for ids in ours.encode_batch(TEXTS, max_length=5)] == shorter, settings
+    assert [ids.tolist() for ids in ours.encode_batch(TEXTS, max_length=5)] == ids_of(theirs, 5), settings
     return True
+
+
+def of_the_file(folder: Path, cased_by_class: bool) -> Any:
+    """transformers' generic class, with what its release 4 did beside: the class decides on the case of a BertNormalizer."""
+    made = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+    stated = json.loads((folder / "tokenizer_config.json").read_text())
+    normalizer = made.backend_tokenizer.normalizer
+    if isinstance(normalizer, normalizers.BertNormalizer):
+        usual = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True} if cased_by_class else {}
+        for key, name in (("do_lower_case", "lowercase"), ("strip_accents", "strip_accents"), ("tokenize_chinese_chars", "handle_chinese_chars")):
+            if key in (usual | stated):
+                setattr(normalizer, name, (usual | stated)[key])
+        made.backend_tokenizer.normalizer = normalizer
+    return made
+
+
+def ids_of(tokenizer: Any, most: int) -> list[list[int]]:
+    found: list[list[int]] = tokenizer(TEXTS, truncation=True, max_length=min(tokenizer.model_max_length, most))["input_ids"]
+    return found
+
+
+@pytest.mark.parametrize("name", ["minilm", "camembertv2"])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_class_that_does_not_fit_tokenizer_json(tmp_path: Path, name: str, side: str) -> None:
+    """Its ids count, with what the config says of lengths, sides and added tokens, for pairs too."""
+    folder = unfit(tmp_path, name, model_max_length=20, truncation_side=side, additional_special_tokens=["<new>"])
+    auto = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    file = FastTokenizer.from_file(str(folder / "tokenizer.json"))
+    file.add_special_tokens([AddedToken("<new>", special=True, normalized=False)])
+    with pytest.warns(UserWarning, match=r"AutoTokenizer gives other ids than tokenizer\.json"):
+        ours = Tokenizer(folder, TextSettings(lower_case=True), 64)
+    assert ours.max_length == 20
+    file.enable_truncation(20, direction=side)
+    file.normalizer = normalizers.Sequence([normalizers.Lowercase(), *([file.normalizer] if file.normalizer else [])])
+    texts = [*TEXTS, "a<new>b hello"]
+    want = [one.ids for one in file.encode_batch(texts)]
+    assert [ids.tolist() for ids in ours.encode_batch(texts)] == want
+    assert want != auto(texts, truncation=True, max_length=20)["input_ids"]
+    pairs = list(itertools.pairwise(text for text in TEXTS if len(text) < 40))
+    found = ours.tokens(pairs)
+    encoded = file.encode_batch(pairs)
+    assert [ids.tolist() for ids in found.rows()] == [one.ids for one in encoded]
+    if name == "minilm":  # RoBERTa's class gives no types, BERT's does
+        assert found.types is not None
+        assert found.types.tolist() == [one for pair in encoded for one in pair.type_ids]
+    assert ours.special_ids >= set(file.encode("").ids)
+    assert ours.prompt_tokens("hello") == len(file.encode("hello").ids) - 1
+
+
+def test_the_class_that_the_file_names_is_no_matter_without_tokenizer_json(tmp_path: Path) -> None:
+    folder = write(tmp_path, "bert", tokenizer_json=False, do_lower_case=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Tokenizer(folder, TextSettings(), 64)
 
 
 def test_legacy_files_of_special_tokens(tmp_path: Path) -> None:

@@ -4,10 +4,14 @@ folders of sentence-transformers around them."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from conftest import make_bert
+from safetensors.torch import save_file
+from transformers import AutoTokenizer
 
 TEXTS = [
     "Hello World", "hello world", "naïve CAFÉ", "nai\u0308ve cafe\u0301", "中文字符 and 中文", "", " ", "  two  spaces ",
@@ -24,7 +28,8 @@ _WORDPIECE = ("bert", "distilbert", "mpnet")
 
 
 def write(folder: Path, family: str, *, tokenizer_json: bool = True, **config: Any) -> Path:
-    """A folder that AutoTokenizer reads. config: entries of tokenizer_config.json beside the class."""
+    """A folder that AutoTokenizer reads. config: entries of tokenizer_config.json. tokenizer.json is as the family's
+    class in transformers saves it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"model_type": family}), encoding="utf-8")
     if family in _WORDPIECE:
@@ -33,6 +38,10 @@ def write(folder: Path, family: str, *, tokenizer_json: bool = True, **config: A
         _byte_level(folder, tokenizer_json)
     else:
         _unigram(folder, family)
+    if tokenizer_json:
+        AutoTokenizer.from_pretrained(str(folder), local_files_only=True).backend_tokenizer.save(
+            str(folder / "tokenizer.json")
+        )
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
 
@@ -80,6 +89,18 @@ def _unigram(folder: Path, family: str) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
+def unfit(folder: Path, name: str, **config: Any) -> Path:
+    """A Unigram as multilingual MiniLM has it beside the config of a BERT ("minilm"), or WordPiece beside a wrong class as
+    camembertv2 has it."""
+    made = write(folder, "xlm-roberta" if name == "minilm" else "bert")
+    tokens = ("<s>", "</s>", "<unk>", "<pad>", "<mask>") if name == "minilm" else ("[CLS]", "[SEP]", "[UNK]", "[PAD]", "[MASK]")
+    named = dict(zip(("cls_token", "sep_token", "unk_token", "pad_token", "mask_token"), tokens, strict=True))
+    (made / "config.json").write_text(json.dumps({"model_type": "bert" if name == "minilm" else "roberta"}))
+    wrong = {} if name == "minilm" else {"tokenizer_class": "RobertaTokenizer"}
+    (made / "tokenizer_config.json").write_text(json.dumps(named | wrong | config))
+    return made
+
+
 def modules_of(*kinds: str) -> list[dict[str, Any]]:
     """modules.json as sentence-transformers writes it."""
     return [
@@ -89,21 +110,47 @@ def modules_of(*kinds: str) -> list[dict[str, Any]]:
 
 
 def sentence_folder(
-    folder: Path, *, pooling: str = "mean", include_prompt: bool = True, normalize: bool = False,
-    sentence: dict[str, Any] | None = None, tokenizer: dict[str, Any] | None = None, bert: dict[str, Any] | None = None,
-    **settings: Any,
+    folder: Path, *, pooling: str | list[str] = "mean", include_prompt: bool = True, normalize: bool = False,
+    behind: Sequence[str | dict[str, Any]] = (), transformer: str = "", sentence: dict[str, Any] | None = None,
+    tokenizer: dict[str, Any] | None = None, bert: dict[str, Any] | None = None, **settings: Any,
 ) -> Path:  # fmt: skip
-    """A random BERT as sentence-transformers saves one; settings: of config_sentence_transformers.json."""
-    write(folder, "bert", **(tokenizer or {}))
-    make_bert(**{"vocab_size": 300, "max_position_embeddings": 48, **(bert or {})}).save_pretrained(folder)
+    """A random BERT as sentence-transformers saves one. behind: the modules after the pooling, names or the config of a
+    Dense with random weights; transformer: the folder of its files; settings: of config_sentence_transformers.json."""
+    home = folder / transformer
+    write(home, "bert", **(tokenizer or {}))
+    make_bert(**{"vocab_size": 300, "max_position_embeddings": 48, **(bert or {})}).save_pretrained(home)
+    kinds = [*(one if isinstance(one, str) else "Dense" for one in behind), *["Normalize"] * normalize]
+    modules = modules_of("Transformer", "Pooling", *kinds)
+    modules[0]["path"] = transformer
     for path, content in {
-        "modules.json": modules_of("Transformer", "Pooling", *["Normalize"] * normalize),
+        "modules.json": modules,
         "1_Pooling/config.json": {
             "word_embedding_dimension": 64, "pooling_mode": pooling, "include_prompt": include_prompt,
         },
-        "sentence_bert_config.json": sentence or {},
+        f"{transformer}/sentence_bert_config.json".lstrip("/"): sentence or {},
         "config_sentence_transformers.json": settings,
     }.items():  # fmt: skip
         (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(json.dumps(content), encoding="utf-8")
+    for place, one in enumerate(behind, start=2):
+        if not isinstance(one, str):
+            _dense(folder / f"{place}_Dense", place, **one)
     return folder
+
+
+def _dense(folder: Path, seed: int, binary: bool = False, dtype: torch.dtype = torch.float32, **config: Any) -> None:
+    """binary: weights as older releases save them."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    shape = config["out_features"], config["in_features"]
+    made = torch.Generator().manual_seed(seed)
+    weights = {"linear.weight": torch.randn(shape, generator=made) / shape[1] ** 0.5}
+    if config.get("bias", True):
+        weights["linear.bias"] = torch.randn(shape[0], generator=made) / 4
+    if config.get("use_residual") and shape[0] != shape[1]:
+        weights["residual.weight"] = torch.randn(shape, generator=made) / shape[1] ** 0.5
+    weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
+    if binary:
+        torch.save(weights, folder / "pytorch_model.bin")
+    else:
+        save_file(weights, folder / "model.safetensors")

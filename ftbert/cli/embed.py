@@ -36,8 +36,9 @@ def add_to(commands: command.Commands) -> None:
         "--skip-bad", action="store_true", help="leave out records that cannot be read; OUT.skipped.jsonl lists them"
     )
     parser.add_argument(
-        "--pooling", choices=("cls", "mean", "max", "mean_sqrt_len", "last"), help="(default: the model's own)"
-    )
+        "--pooling", type=_pooling, metavar="MODE",
+        help="cls, mean, max, mean_sqrt_len, weightedmean, last, or several as cls+mean (default: the model's own)",
+    )  # fmt: skip
     parser.add_argument("--prompt", metavar="TEXT", help="put before every text (default: the model's own, if any)")
     parser.add_argument("--prompt-name", metavar="NAME", help="one of the model's prompts, such as query")
     parser.add_argument("--max-length", type=command.count, metavar="N", help="tokens of a text (default: the model's)")
@@ -63,6 +64,15 @@ def add_to(commands: command.Commands) -> None:
         "--progress", action=argparse.BooleanOptionalAction,
         help="a bar, or nothing (default: a bar on a terminal, elsewhere a line every 30 s)",
     )  # fmt: skip
+
+
+def _pooling(text: str) -> str:
+    from ftbert.text import check_pooling
+
+    try:
+        return check_pooling(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _embed(options: argparse.Namespace) -> int:

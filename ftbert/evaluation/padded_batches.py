@@ -18,8 +18,7 @@ def sequences_of(model: Any, texts: Sequence[str], longest: int | None = None) -
     limit = min(longest or model.config.max_seq, model.config.max_seq)
     if model.folder is not None:
         with suppress(FileNotFoundError):
-            tokenizer = tokenizer_of(model)
-            encoded = tokenizer.encode_batch(texts, tokenizer.settings.default_prompt)
+            encoded = tokenizer_of(model, scores=True).encode_batch(texts)  # whatever its vectors are
             return [torch.from_numpy(ids[:limit]) for ids in encoded]
     words = [min(limit, len(text.split()) + 2) for text in texts]
     return random_sequences(model.config.vocab, words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -12,7 +13,16 @@ import numpy as np
 import torch
 
 from ftbert.input_file import read_json_object
-from ftbert.text import TextOptions, TextSettings, load_tokenizer, lower_first, text_options, tokenizer_of
+from ftbert.sentence_modules import transformer_folder
+from ftbert.text import (
+    OtherVectors,
+    TextOptions,
+    TextSettings,
+    dense_of,
+    load_tokenizer,
+    text_options,
+    tokenizer_of,
+)
 
 # What settings of a tokenizer show in: case, accents, Chinese characters, control characters, nothing at all.
 SETTLING_TEXTS = (
@@ -62,10 +72,11 @@ def table_row(name: str, count: int, result: Any) -> str:
 def compare_texts(
     model: Any, reference: Any, texts: Sequence[str], allowed: float, cosine: float
 ) -> TextResult | None:
-    """None for a model without a tokenizer. reference: its transformers encoder in float32, on its device."""
+    """None for a model without a tokenizer, or one that encode is not for. reference: its transformers encoder in
+    float32, on its device."""
     try:
         tokenizer = tokenizer_of(model)
-    except FileNotFoundError:
+    except (FileNotFoundError, OtherVectors):
         return None
     how = text_options(model, normalize=None)
     listed = [*texts, *SETTLING_TEXTS]
@@ -75,8 +86,10 @@ def compare_texts(
     peer = "sentence-transformers"
     wanted = _by_sentence_transformers(model, listed)
     if wanted is None:
-        peer, wanted = "transformers", np.stack([_vector(reference, ids, how) for ids in wanted_ids])
-    got, wanted = _unit(model.encode(listed, normalize=None, show_progress_bar=False)), _unit(wanted)
+        peer, wanted = "transformers", np.stack([_vector(model, reference, ids, how) for ids in wanted_ids])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="this model scores texts")  # its vectors are compared all the same
+        got, wanted = _unit(model.encode(listed, normalize=None, show_progress_bar=False)), _unit(wanted)
     differences = np.abs(got - wanted).max(axis=1)
     cosines = (got.astype(np.float64) * wanted).sum(axis=1)
     largest, lowest = float(differences.max()), float(cosines.min())
@@ -96,38 +109,46 @@ def compare_texts(
 
 def _ids(folder: Path, settings: TextSettings, texts: Sequence[str], how: TextOptions) -> list[list[int]]:
     """Of a fresh tokenizer, called as transformers documents it."""
-    tokenizer = load_tokenizer(folder, settings.tokenizer_arguments)
-    if settings.lower_case:
-        lower_first(tokenizer.backend_tokenizer)
     whole = [how.prompt + text for text in texts]
-    return tokenizer(whole, truncation=True, max_length=how.max_length)["input_ids"]
+    made = load_tokenizer(folder, settings)(whole, truncation=True, max_length=how.max_length)
+    found: list[list[int]] = made["input_ids"]
+    return found
 
 
 def _by_sentence_transformers(model: Any, texts: list[str]) -> Any:
-    """None where it is not installed, or the folder is not one that it reads."""
+    """None where it is not installed, or the folder is not one that it reads, or not with the ids of tokenizer.json."""
     folder = Path(model.folder)
-    read = (folder / "modules.json").exists() and "model_type" in read_json_object(folder / "config.json")
+    home = transformer_folder(folder)
+    read = (folder / "modules.json").exists() and "model_type" in read_json_object(home / "config.json")
     if not read or find_spec("sentence_transformers") is None:
         return None
     from sentence_transformers import SentenceTransformer
 
     peer = SentenceTransformer(str(folder), device=str(model.device), local_files_only=True).float()
+    if type(peer.tokenizer) is not type(load_tokenizer(folder, tokenizer_of(model).settings)):
+        return None
     peer.max_seq_length = text_options(model).max_length  # beyond the positions it would fail
     return peer.encode(texts, show_progress_bar=False)
 
 
-def _vector(reference: Any, ids: list[int], how: TextOptions) -> Any:
+def _vector(model: Any, reference: Any, ids: list[int], how: TextOptions) -> Any:
     """One text at a time: no padding, so no mask."""
     hidden = reference(input_ids=torch.tensor([ids], device=reference.device)).last_hidden_state[0].float()
-    hidden = hidden[min(how.unpooled_tokens, len(ids) - 1) :]
-    pooled = {
+    skip = min(how.unpooled_tokens, len(ids) - 1)
+    weights = torch.arange(1.0, len(ids) + 1, device=hidden.device)[skip:, None]
+    hidden = hidden[skip:]
+    by = {
         "cls": lambda: hidden[0],
         "last": lambda: hidden[-1],
         "max": lambda: hidden.max(0).values,
         "mean": lambda: hidden.mean(0),
         "mean_sqrt_len": lambda: hidden.sum(0) / len(hidden) ** 0.5,
-    }[how.pooling]()
-    return pooled[: how.truncate_dim].cpu().numpy()
+        "weightedmean": lambda: (hidden * weights).sum(0) / weights.sum(),
+    }
+    pooled = torch.cat([by[mode]() for mode in how.pooling.split("+")])[None]
+    for dense in dense_of(model):
+        pooled = dense(pooled.to(model.device))
+    return pooled[0, : how.truncate_dim].cpu().numpy()
 
 
 def _unit(vectors: Any) -> Any:

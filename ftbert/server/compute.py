@@ -11,6 +11,7 @@ import torch
 from ftbert.server.batcher import Batch
 from ftbert.server.describe import CLASSIFIES, FILLS, TAGS
 from ftbert.server.work import BEST, Kind
+from ftbert.text import text_vectors
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,11 +47,11 @@ class Compute:
 
     def _run(self, batch: Batch, ids: Any, cu_seqlens: Any, lengths: NDArray[np.int64]) -> Fetch:
         if self.model.device.type == "cpu":
-            rows = self._rows(batch, torch.from_numpy(ids), torch.from_numpy(cu_seqlens), lengths)
+            rows = self._rows(batch, torch.from_numpy(ids), cu_seqlens, lengths)
             array: NDArray[np.float32] = rows.float().numpy()
             return lambda: array
         with torch.cuda.device(self.model.device):
-            rows = self._rows(batch, self._upload(ids), self._upload(cu_seqlens), lengths).float()
+            rows = self._rows(batch, self._upload(ids), cu_seqlens, lengths).float()
             landed = torch.empty(rows.shape, dtype=torch.float32, pin_memory=True)
             landed.copy_(rows, non_blocking=True)
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -62,37 +63,29 @@ class Compute:
 
         return fetch
 
-    def _rows(self, batch: Batch, ids: Any, cu: Any, lengths: NDArray[np.int64]) -> torch.Tensor:
+    def _rows(self, batch: Batch, ids: Any, cu: NDArray[np.int32], lengths: NDArray[np.int64]) -> torch.Tensor:
         longest, texts = int(lengths.max()), len(lengths)
+        if batch.kind == Kind.EMBED:
+            skip: Any = 0
+            if any(run.work.skip is not None for run in batch.runs):
+                skip = np.zeros(len(cu) - 1, dtype=np.int32)
+                skip[:texts] = _joined([_skipped(run) for run in batch.runs])
+            vectors = text_vectors(self.model, ids, cu, longest, self._upload, pooling=self.pooling, skip=skip)
+            return vectors[:texts]
+        offsets = self._upload(cu)
         if batch.kind == Kind.LOGITS:
             types = None
             if any(run.work.types is not None for run in batch.runs):
                 types = self._upload(_joined([_types(run) for run in batch.runs]).astype(np.int64))
-            return self._logits(CLASSIFIES, ids, cu, longest, types)[:texts]
+            return self._logits(CLASSIFIES, ids, offsets, longest, types)[:texts]
         if batch.kind == Kind.TOKEN_LOGITS:
-            return self._logits(TAGS, ids, cu, longest)
-        if batch.kind == Kind.EMBED:
-            return self._pooled(batch, ids, cu, lengths)[:texts]
-        hidden: torch.Tensor = self.model.forward_packed(ids, cu, longest)
+            return self._logits(TAGS, ids, offsets, longest)
+        hidden: torch.Tensor = self.model.forward_packed(ids, offsets, longest)
         return self._filled(batch, hidden) if batch.kind == Kind.FILLED else hidden
 
     def _logits(self, task: str, ids: Any, cu: Any, longest: int, types: Any = None) -> torch.Tensor:
         logits: torch.Tensor = self.model.logits_packed(ids, cu, longest, types)[self.heads[task]]
         return logits
-
-    def _pooled(self, batch: Batch, ids: Any, cu: Any, lengths: NDArray[np.int64]) -> torch.Tensor:
-        model, longest = self.model, int(lengths.max())
-        skips = any(run.work.skip is not None for run in batch.runs)
-        if not skips and self.pooling == "cls":
-            first: torch.Tensor = model.forward_packed(ids, cu, longest, want="first")
-            return first
-        hidden = model.forward_packed(ids, cu, longest)
-        if skips:
-            skip = _joined([_skipped(run) for run in batch.runs])
-            kept, inner = _without_prompt(lengths, skip, self.pooling)
-            hidden, cu = hidden[self._upload(kept)], self._upload(inner)
-        pooled: torch.Tensor = torch.ops.ftbert.pooling(hidden, cu, self.pooling, False)
-        return pooled
 
     def _filled(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [tokens, hidden]. The head computes the marked rows alone."""
@@ -156,16 +149,3 @@ def _skipped(run: Any) -> NDArray[np.int32]:
 
 def _padded(texts: int, device: torch.device) -> int:
     return texts if device.type == "cpu" else 1 << (texts - 1).bit_length()
-
-
-def _without_prompt(
-    lengths: NDArray[Any], skip: NDArray[np.int32], pooling: str
-) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """The tokens that are pooled and their offsets, as ftbert.text leaves a prompt's tokens out."""
-    starts = np.concatenate([[0], np.cumsum(lengths)])
-    places = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
-    kept = places >= np.repeat(skip, lengths)
-    if pooling == "cls":  # the first token where nothing is behind the prompt
-        kept |= np.repeat(lengths <= skip, lengths) & (places == 0)
-    before = np.concatenate([[0], np.cumsum(kept)]).astype(np.int32)
-    return np.flatnonzero(kept), before[starts]

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ftbert.input_file import read_json_object, read_json_value
 from ftbert.server.activations import choose_activation
 from ftbert.server.description import Description
 from ftbert.server.settings import Settings
-from ftbert.text import ScoreSettings, TextSettings, Tokenizer, load_tokenizer, lower_first, text_options
+from ftbert.text import ScoreSettings, TextOptions, TextSettings, Tokenizer
 
 CLASSIFIES, TAGS, FILLS = "sequence_classification", "token_classification", "masked_lm"
-
-# Words in a folder of another kind than one vector a text: a model's kind, its modules, its architecture.
-_NOT_EMBEDDING = {
-    "sparse embeddings": ("SparseEncoder", "SpladePooling", "MLMTransformer", "SparseAutoEncoder", "CSRSparsity",
-                          "SparseStaticEmbedding"),
-    "a vector for each token through a projection": ("MultiVectorEncoder", "MultiVectorMask", "ColBERT", "HF_ColBERT"),
-}  # fmt: skip
 
 
 def describe(model: Any, name: str, source: str, settings: Settings) -> Description:
@@ -28,36 +19,30 @@ def describe(model: Any, name: str, source: str, settings: Settings) -> Descript
     if model.folder is None:
         raise ValueError(f"{source}: no folder with a tokenizer, which a server needs")
     folder = Path(model.folder)
-    text = TextSettings.from_folder(folder)
+    task, labels = _task(model)
+    activation, config = "Identity", model.checkpoint.config.huggingface
+    if task == "embedding":
+        text = TextSettings.from_folder(folder)
+    else:
+        scores = ScoreSettings.of(folder, config)
+        text = scores.text
+        if task != "token_classifier":
+            named = None if scores.activation is None else type(scores.activation).__name__
+            activation = choose_activation(named, config.get("problem_type"), len(labels))
     checked = Tokenizer(folder, text, model.config.max_seq)
-    options = text_options(model, pooling=settings.pooling)  # refuses an unknown pooling
-    loaded = load_tokenizer(folder, text.tokenizer_arguments)
-    fast = getattr(loaded, "backend_tokenizer", None)
+    options = TextOptions.choose(checked, model.config.hidden, pooling=settings.pooling)  # refuses an unknown pooling
+    loaded, fast = checked.loaded, checked.backend
     if fast is None:
         raise ValueError(f"{folder}: a server needs a fast tokenizer, and {type(loaded).__name__} is written in Python")
-    fast.no_padding()
-    fast.no_truncation()
-    if text.lower_case:
-        lower_first(fast)
-    task, labels = _task(model)
     # transformers leaves BPE as it is, whatever the file says.
     clean_up = bool(loaded.clean_up_tokenization_spaces) and type(fast.model).__name__ != "BPE"
-    activation, prompts, prompt = "Identity", text.prompts, text.default_prompt
-    if task == "embedding":
-        _expect_embedding(folder)
-    elif task in ("classifier", "reranker"):
-        config = model.checkpoint.config.huggingface
-        scores = ScoreSettings.of(folder, config)
-        named = None if scores.activation is None else type(scores.activation).__name__
-        activation = choose_activation(named, config.get("problem_type"), len(labels))
-        prompts, prompt = scores.prompts, scores.default_prompt
     return Description(
         name=name,
         source=source,
         task=task,
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(model.device),
-        hidden=model.config.hidden,
+        hidden=text.width(model.config.hidden, options.pooling),
         vocab=model.config.vocab,
         token_types=model.config.token_types,
         longest=checked.longest,
@@ -75,8 +60,8 @@ def describe(model: Any, name: str, source: str, settings: Settings) -> Descript
         encode_special_tokens=bool(fast.encode_special_tokens),
         truncation_side=loaded.truncation_side,
         pooling=options.pooling,
-        prompts=dict(prompts),
-        default_prompt=_default_prompt(prompts, prompt, settings),
+        prompts=dict(text.prompts),
+        default_prompt=_default_prompt(text, settings),
         include_prompt=text.include_prompt,
         truncate_dim=options.truncate_dim,
         normalize=text.normalize,
@@ -99,30 +84,16 @@ def _task(model: Any) -> tuple[str, list[str]]:
     return "reranker" if len(labels) == 1 else "classifier", labels
 
 
-def _expect_embedding(folder: Path) -> None:
-    """ValueError for a folder whose own library makes something else of a text than one vector."""
-    modules, head, config = (folder / f"{name}.json" for name in ("modules", "config_sentence_transformers", "config"))
-    listed = read_json_value(modules) if modules.exists() else []
-    found = {str(one.get("type")).rpartition(".")[2] for one in listed if isinstance(one, dict)}
-    found.add(str(read_json_object(head).get("model_type")) if head.exists() else "")
-    values = read_json_object(config) if config.exists() else {}
-    names = (values.get("huggingface") or values).get("architectures") or []  # a converted folder keeps them below
-    found.update(map(str, names))
-    for what, words in _NOT_EMBEDDING.items():
-        if others := sorted(found.intersection(words)):
-            raise ValueError(f"{folder}: its {', '.join(others)} makes {what}, which are not served")
-
-
 def _length(own: int | None, longest: int) -> int | None:
     return None if own is None else min(own, longest)
 
 
-def _default_prompt(prompts: Mapping[str, str], default: str, settings: Settings) -> str:
+def _default_prompt(text: TextSettings, settings: Settings) -> str:
     if settings.default_prompt is not None:
         return settings.default_prompt
     if (name := settings.default_prompt_name) is None:
-        return default
-    if name not in prompts:
-        known = ", ".join(map(repr, prompts)) or "those of the folder, which has none"
+        return text.default_prompt
+    if name not in text.prompts:
+        known = ", ".join(map(repr, text.prompts)) or "those of the folder, which has none"
         raise ValueError(f"default-prompt-name must be one of {known}; got {name!r}")
-    return prompts[name]
+    return text.prompts[name]

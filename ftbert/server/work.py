@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Kind(IntEnum):
     """What is computed of a text. One batch has one kind."""
 
-    EMBED = 0  # the pooled vector as it is, [hidden]
+    EMBED = 0  # the pooled vector as it is, through Dense modules, [width]
     TOKENS = 1  # the last hidden state, [tokens, hidden]
     LOGITS = 2  # of the sequence classification head, [labels]
     TOKEN_LOGITS = 3  # of the token classification head, [tokens, labels]

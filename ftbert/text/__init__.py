@@ -8,33 +8,35 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ftbert.text.auto_tokenizer import load_tokenizer
 from ftbert.text.batching import Batch, Window, batches_of, by_token_budget, pack
 from ftbert.text.fast_tokenizer import FastTokenizer
-from ftbert.text.options import TextOptions
+from ftbert.text.options import TextOptions, check_pooling
 from ftbert.text.pairs import LimitedPairs
-from ftbert.text.settings import TextSettings
+from ftbert.text.settings import OtherVectors, TextSettings
 from ftbert.text.token_classification import STRATEGIES, TokenLabels
-from ftbert.text.tokenizer import Tokenizer, load_tokenizer, lower_first
+from ftbert.text.tokenizer import Tokenizer
 from ftbert.text.tokens import Tokens, joined, tokens_of
 
 if TYPE_CHECKING:
     from ftbert.text.computing import compute_windows
     from ftbert.text.encoding import embedding, text_options, tokenizer_of
+    from ftbert.text.pooling import dense_of, text_vectors
     from ftbert.text.precision import check_ranges, quantized, ranges_of, stored_as
     from ftbert.text.scoring import ScoreSettings
     from ftbert.text.text_model import TextModel
 
 __all__ = [
-    "STRATEGIES", "Batch", "FastTokenizer", "LimitedPairs", "ScoreSettings", "TextModel", "TextOptions",
-    "TextSettings", "TokenLabels", "Tokenizer", "Tokens", "Window", "batches_of", "by_token_budget", "check_ranges",
-    "compute_windows", "embedding", "joined", "load_tokenizer", "lower_first", "pack", "quantized", "ranges_of",
-    "stored_as", "text_options", "tokenizer_of", "tokens_of",
+    "STRATEGIES", "Batch", "FastTokenizer", "LimitedPairs", "OtherVectors", "ScoreSettings", "TextModel", "TextOptions",
+    "TextSettings", "TokenLabels", "Tokenizer", "Tokens", "Window", "batches_of", "by_token_budget", "check_pooling",
+    "check_ranges", "compute_windows", "dense_of", "embedding", "joined", "load_tokenizer", "pack", "quantized",
+    "ranges_of", "stored_as", "text_options", "text_vectors", "tokenizer_of", "tokens_of",
 ]  # fmt: skip
 
 _LATE = {
-    "ScoreSettings": "scoring", "TextModel": "text_model", "compute_windows": "computing", "embedding": "encoding",
-    "text_options": "encoding", "tokenizer_of": "encoding", "check_ranges": "precision", "quantized": "precision",
-    "ranges_of": "precision", "stored_as": "precision",
+    "ScoreSettings": "scoring", "TextModel": "text_model", "compute_windows": "computing", "dense_of": "pooling",
+    "embedding": "encoding", "text_options": "encoding", "text_vectors": "pooling", "tokenizer_of": "encoding",
+    "check_ranges": "precision", "quantized": "precision", "ranges_of": "precision", "stored_as": "precision",
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from ftbert.progress import Progress
 from ftbert.text.ahead import ahead, in_background, in_turn, is_small
 from ftbert.text.batching import Batch, Window, batches_of, windows_of
 from ftbert.text.long_texts import Average
+from ftbert.text.pooling import Upload
 from ftbert.text.replicas import BATCHES_EACH, taking_turns
 from ftbert.text.tokens import Text, Tokens
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("ftbert")
 
 T = TypeVar("T")
-Upload: TypeAlias = "Callable[[NDArray[Any]], torch.Tensor]"
 
 # Tokenised batches waiting for the device, and results of the device waiting to be fetched.
 _BATCHES_AHEAD, _RESULTS_BEHIND = 4, 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ftbert.input_file import is_unicode
 from ftbert.text.settings import POOLINGS, one_of, positive
@@ -19,9 +20,9 @@ class TextOptions:
     """Every choice made.
 
     prompt: put before every text. unpooled_tokens: so many at the beginning of each text are left out of the pooling.
-    max_length: tokens of a text with the special ones. width: entries of a vector; truncate_dim: None where that is
-    all of them. normalize_whole: to length 1 before truncation; normalize: after it. max_tokens, batch_size: most
-    tokens and texts computed at once. long_texts: one of `LONG_TEXTS`.
+    max_length: tokens of a text with the special ones. pooling: as in `TextSettings`. width: entries of a vector;
+    truncate_dim: None where that is all of them. normalize_whole: to length 1 before truncation; normalize: after it.
+    max_tokens, batch_size: most tokens and texts computed at once. long_texts: one of `LONG_TEXTS`.
     """
 
     prompt: str
@@ -68,21 +69,23 @@ class TextOptions:
         else:
             length = tokenizer.check_length(positive("max_length", max_length), "max_length")
         before = choose_prompt(prompt, prompt_name, settings.prompts, settings.default_prompt, task)
+        pooling = settings.pooling if pooling is None else check_pooling(pooling)
+        whole = settings.width(hidden, pooling)
         kept = settings.truncate_dim if truncate_dim is None else positive("truncate_dim", truncate_dim)
-        kept = None if kept is None or kept >= hidden else kept
+        kept = None if kept is None or kept >= whole else kept
         return cls(
             prompt=before,
             unpooled_tokens=0 if settings.include_prompt else tokenizer.prompt_tokens(before),
             max_length=length,
-            pooling=settings.pooling if pooling is None else one_of(POOLINGS, "pooling", pooling),
+            pooling=pooling,
             truncate_dim=kept,
-            width=hidden if kept is None else kept,
+            width=whole if kept is None else kept,
             normalize_whole=normalize is None and settings.normalize,
             normalize=bool(normalize),
             max_tokens=positive("max_tokens", max_tokens),
             batch_size=None if batch_size is None else positive("batch_size", batch_size),
             long_texts=_check_long_texts(long_texts, tokenizer, before, length),
-            whole_width=hidden,
+            whole_width=whole,
         )
 
 
@@ -90,6 +93,13 @@ def _check_long_texts(given: str, tokenizer: Tokenizer, prompt: str, length: int
     if one_of(LONG_TEXTS, "long_texts", given) == "mean" and (taken := sum(tokenizer.ends(prompt))) >= length:
         raise ValueError(f"a maximum length of {length} leaves no room beside {taken} special and prompt's tokens")
     return given
+
+
+def check_pooling(pooling: Any) -> str:
+    """`pooling` itself; ValueError for what is none of `POOLINGS`, nor several joined by "+"."""
+    for one in pooling.split("+") if isinstance(pooling, str) else [pooling]:
+        one_of(POOLINGS, "pooling", one)
+    return str(pooling)
 
 
 def choose_prompt(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,22 +12,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from ftbert.input_file import read_json_object, read_json_value
+from ftbert.input_file import read_json_object
 from ftbert.progress import Progress
+from ftbert.text.activations import Activation, activation
 from ftbert.text.batching import Batch
-from ftbert.text.computing import Upload, Work, compute_all, compute_windows
+from ftbert.text.computing import Work, compute_all, compute_windows
 from ftbert.text.encoding import tokenise, tokenizer_of
 from ftbert.text.options import choose_prompt
-from ftbert.text.settings import one_of, positive, read_prompts
+from ftbert.text.pooling import Upload
+from ftbert.text.settings import TextSettings, one_of, positive
 from ftbert.text.token_classification import IGNORED, STRATEGIES, TokenLabels
 from ftbert.text.tokens import Text, Tokens, check_texts, is_single, tokens_of
 
-Activation = Callable[[torch.Tensor], torch.Tensor]
-
-# What a CrossEncoder's files name; all of torch.nn, none with arguments.
-_ACTIVATIONS: dict[str, Activation] = {
-    "Identity": torch.nn.Identity(), "Sigmoid": torch.nn.Sigmoid(), "Tanh": torch.nn.Tanh(), "ReLU": torch.nn.ReLU(),
-}  # fmt: skip
 _TASKS = ("sequence_classification", "token_classification")
 _TEXTS_AT_ONCE = 512  # whose tokens are kept with their offsets: 200 bytes each
 
@@ -36,28 +32,24 @@ _TEXTS_AT_ONCE = 512  # whose tokens are kept with their offsets: 200 bytes each
 class ScoreSettings:
     """What a model's folder says about scores, as sentence-transformers' CrossEncoder reads it.
 
-    activation: over the logits, None where nothing names one. prompts: by name; default_prompt: put before every text.
+    activation: over the logits, None where nothing names one. text: prompts, and how texts become tokens.
     """
 
-    activation: Activation | None = None
-    prompts: Mapping[str, str] = field(default_factory=dict)
-    default_prompt: str = ""
+    activation: Activation | None
+    text: TextSettings
 
     @classmethod
     def of(cls, folder: Path | None, config: Mapping[str, Any]) -> ScoreSettings:
         """config: the model's, as HuggingFace writes it. ValueError names the file that asks for something else."""
-        nested = config.get("sentence_transformers")
-        name = nested.get("activation_fn") if isinstance(nested, dict) else None
-        where = "config.json" if folder is None else str(folder / "config.json")
-        activation = _activation(name or config.get("sbert_ce_default_activation_function"), where)
-        head = Path() if folder is None else folder / "config_sentence_transformers.json"
-        values = read_json_object(head) if folder is not None and head.exists() else {}
-        if folder is None or values.get("model_type") != "CrossEncoder":
-            return cls(activation)
-        _expect_transformer_alone(folder / "modules.json")
-        prompts, default = read_prompts(head, values, {})
-        own = _activation(values.get("activation_fn"), str(head))
-        return cls(activation or own, prompts, "" if default is None else prompts[default])
+        if folder is None:
+            return cls(_older_activation(config, "config.json"), TextSettings(prompts={}))
+        text = TextSettings.for_scores(folder)
+        head = folder / "config_sentence_transformers.json"
+        values = read_json_object(head) if (folder / "modules.json").exists() and head.exists() else {}
+        name = values.get("activation_fn") if values.get("model_type") == "CrossEncoder" else None
+        if name is not None:
+            return cls(activation(name, f"{head}: activation_fn"), text)
+        return cls(_older_activation(config, str(folder / text.subfolder / "config.json")), text)
 
 
 def scoring(
@@ -75,18 +67,18 @@ def scoring(
     """What `predict` computes; see `ftbert.Model.predict`. pairs: some texts may be pairs."""
     task, labels = task_of(model)
     settings = ScoreSettings.of(None if model.folder is None else Path(model.folder), config_of(model))
-    before = choose_prompt(prompt, prompt_name, settings.prompts, settings.default_prompt)
-    tokenizer = tokenizer_of(model)
+    before = choose_prompt(prompt, prompt_name, settings.text.prompts, settings.text.default_prompt)
+    tokenizer = tokenizer_of(model, scores=True)
     length = None if max_length is None else positive("max_length", max_length)
     length = tokenizer.check_length(length or tokenizer.max_length, "max_length", pairs)
-    activation = activation_fn or settings.activation
-    if activation is None:
-        activation = _ACTIVATIONS["Sigmoid" if labels == 1 and task == _TASKS[0] else "Identity"]
-    if not callable(activation):
-        raise TypeError(f"activation_fn must take and return a tensor; got {activation!r}")
+    chosen = activation_fn or settings.activation
+    if chosen is None:
+        chosen = torch.nn.Sigmoid() if labels == 1 and task == _TASKS[0] else torch.nn.Identity()
+    if not callable(chosen):
+        raise TypeError(f"activation_fn must take and return a tensor; got {chosen!r}")
     return Work(
-        compute=partial(scores, activation=activation, softmax=bool(apply_softmax) and labels > 1),
-        tokenise=tokenise(model, before, length),
+        compute=partial(scores, activation=chosen, softmax=bool(apply_softmax) and labels > 1),
+        tokenise=tokenise(model, tokenizer, before, length),
         width=labels,
         per_token=task == "token_classification",
         max_tokens=positive("max_tokens", max_tokens),
@@ -136,11 +128,10 @@ def token_classify(
         raise ValueError(f"token_classify needs a head for token classification, this one is for {task}: call predict")
     listed: Sequence[str] = [texts] if isinstance(texts, str) else texts
     check_texts(listed)
-    tokenizer, config = tokenizer_of(model), model.config
+    tokenizer, config = tokenizer_of(model, scores=True), model.config
     reader = TokenLabels(tokenizer.backend, tokenizer.unknown_id, list(labels_of(model).values()))
-    work = scoring(model, prompt="", max_tokens=max_tokens, batch_size=batch_size, pairs=False)
     work = scoring(
-        model, activation_fn=_ACTIVATIONS["Identity"], prompt="", max_length=max_length, max_tokens=max_tokens,
+        model, activation_fn=torch.nn.Identity(), prompt="", max_length=max_length, max_tokens=max_tokens,
         batch_size=batch_size, pairs=False,
     )  # fmt: skip
 
@@ -206,18 +197,11 @@ def labels_of(model: Any) -> dict[int, str]:
     return {place: f"LABEL_{place}" for place in range(count)}
 
 
-def _activation(name: Any, where: str) -> Activation | None:
-    if name is None:
-        return None
-    kind = str(name).rpartition(".")[2]
-    if not str(name).startswith("torch.nn.") or kind not in _ACTIVATIONS:
-        known = ", ".join(_ACTIVATIONS)
-        raise ValueError(f"{where}: activation_fn {name!r} is not supported; expected one of torch.nn's {known}")
-    return _ACTIVATIONS[kind]
-
-
-def _expect_transformer_alone(path: Path) -> None:
-    modules = read_json_value(path) if path.exists() else []
-    kinds = [str(one.get("type", "")).rpartition(".")[2] if isinstance(one, dict) else "?" for one in modules]
-    if kinds not in ([], ["Transformer"]):
-        raise ValueError(f"{path}: predict computes a Transformer with its head alone; got {', '.join(kinds)}")
+def _older_activation(config: Mapping[str, Any], where: str) -> Activation | None:
+    """What config.json names, where config_sentence_transformers.json does not."""
+    nested = config.get("sentence_transformers")
+    if isinstance(nested, dict) and "activation_fn" in nested:
+        name = nested["activation_fn"]
+    else:
+        name = config.get("sbert_ce_default_activation_function")
+    return None if name is None else activation(name, f"{where}: activation_fn")

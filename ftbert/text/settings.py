@@ -1,24 +1,32 @@
 """What a model folder says about turning text into one vector, read as sentence-transformers reads it.
 
 The files: `modules.json`, which names the folders of the others, `config_sentence_transformers.json`,
-`sentence_bert_config.json`, `1_Pooling/config.json`. Without `modules.json` the others do not count: such a folder gets
-mean pooling and the tokenizer's own maximum length.
+`sentence_bert_config.json`, `1_Pooling/config.json`, `2_Dense/config.json`. Without `modules.json` the others do not
+count: such a folder gets mean pooling and the tokenizer's own maximum length.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
-from ftbert.input_file import read_json_object, read_json_value, shown
+from ftbert.input_file import read_json_object, shown
+from ftbert.sentence_modules import MODULES, Module, read_modules, transformer_folder
 
-POOLINGS = ("cls", "mean", "max", "mean_sqrt_len", "last")
+POOLINGS = ("cls", "mean", "max", "mean_sqrt_len", "weightedmean", "last")
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
-_MODEL_TYPE = "SentenceTransformer"
+_HEAD = "config_sentence_transformers.json"
+_MODEL_TYPE, _SCORES_TYPE = "SentenceTransformer", "CrossEncoder"
 _NOTHING = ("Dropout",)  # modules that do nothing at inference
+# What a folder of vectors of another kind shows itself by: its model_type, or the class of any of its modules.
+_SPARSE = (
+    "SparseEncoder", "SpladePooling", "MLMTransformer", "SparseAutoEncoder", "CSRSparsity", "SparseStaticEmbedding",
+)  # fmt: skip
+_MULTI = ("MultiVectorEncoder", "ColBERT", "MultiVectorMask", "TokenPooling")
+_HINT = "ftbert.optimize(SentenceTransformer(folder)) makes its encoder faster and leaves the other modules to torch"
 
 # How sentence-transformers spells the pooling, as booleans (before 5.x) and as one string (since).
 _POOLING_FLAGS = {
@@ -30,7 +38,8 @@ _POOLING_FLAGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 _POOLING_NAMES = {
-    "cls": "cls", "mean": "mean", "max": "max", "mean_sqrt_len_tokens": "mean_sqrt_len", "lasttoken": "last",
+    "cls": "cls", "mean": "mean", "max": "max", "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "weightedmean": "weightedmean", "lasttoken": "last",
 }  # fmt: skip
 
 # Older folders name the file after the architecture. The first that is not empty counts.
@@ -50,15 +59,37 @@ _HUB_ARGUMENTS = {"trust_remote_code", "token", "cache_dir", "revision", "local_
 _FILE_ARGUMENTS = ("_file", "_files", "_dir", "_path", "subfolder", "proxies", "config", "_commit_hash")
 
 
+class OtherVectors(ValueError):
+    """A folder's model is made for vectors that encode does not give: sparse ones, or one for each token."""
+
+
+@dataclass(frozen=True)
+class DenseSettings:
+    """activation(linear(x)), with x added where `residual`; x is brought to length 1 before where `normalized`.
+
+    folder: of its weights. inputs, outputs: entries of a vector. activation: a class of torch.nn, with its module.
+    """
+
+    folder: Path
+    inputs: int
+    outputs: int
+    bias: bool
+    activation: str
+    residual: bool
+    normalized: bool
+
+
 @dataclass(frozen=True)
 class TextSettings:
     """How a model wants its text treated.
 
-    pooling: one of `POOLINGS`. include_prompt: the prompt's tokens are pooled too. normalize: the folder ends in a
+    pooling: one of `POOLINGS`, or several joined by "+", whose vectors stand one after the other. include_prompt: the
+    prompt's tokens are pooled too. dense: what the pooled vector goes through. normalize: the folder ends in a
     Normalize module. max_length, query_length, document_length: tokens with the special ones, None where the
     folder does not say. lower_case: lower the text before the tokenizer. tokenizer_arguments: for AutoTokenizer.
     prompts: by name; default_prompt_name: the one put before every text. truncate_dim: entries kept of a vector.
-    similarity: one of `SIMILARITIES`.
+    similarity: one of `SIMILARITIES`. subfolder: where in the folder the tokenizer is. stated: the folder itself says
+    how its vectors are made.
     """
 
     pooling: str = "mean"
@@ -73,69 +104,140 @@ class TextSettings:
     default_prompt_name: str | None = None
     truncate_dim: int | None = None
     similarity: str = "cosine"
+    dense: tuple[DenseSettings, ...] = ()
+    subfolder: str = ""
+    stated: bool = False
 
     @property
     def default_prompt(self) -> str:
         """Put before every text where the caller names no prompt."""
         return "" if self.default_prompt_name is None else self.prompts[self.default_prompt_name]
 
+    def width(self, hidden: int, pooling: str | None = None) -> int:
+        """Entries of a vector, before any truncation. pooling: another than the folder's. ValueError where a Dense
+        module does not fit what comes before it."""
+        width = hidden * len((pooling or self.pooling).split("+"))
+        for dense in self.dense:
+            if dense.inputs != width:
+                raise ValueError(f"{dense.folder}: takes vectors of {dense.inputs} entries, gets {width}")
+            width = dense.outputs
+        return width
+
     @classmethod
     def from_folder(cls, folder: Path) -> TextSettings:
-        """Reads the settings of `folder`. ValueError names the file that is broken or asks for something else."""
-        head = folder / "config_sentence_transformers.json"
-        values = read_json_object(head) if (folder / "modules.json").exists() and head.exists() else {}
+        """As SentenceTransformer reads `folder`. ValueError names the file that is broken or asks for what encode does
+        not do; `OtherVectors` names what the model is for."""
+        modules, values = read_modules(folder), _head(folder)
+        _refuse_other_vectors(folder, modules, values)
+        home = transformer_folder(folder)
+        subfolder = "" if home == folder else str(home.relative_to(folder))
         # What another kind of model saved (a CrossEncoder) is not used for embeddings.
-        if not (folder / "modules.json").exists() or values.get("model_type", _MODEL_TYPE) != _MODEL_TYPE:
-            return cls(pooling=_default_pooling(folder))
-        pooling, normalize = _modules(folder)
+        if not modules or values.get("model_type", _MODEL_TYPE) != _MODEL_TYPE:
+            return cls(pooling=_default_pooling(home), subfolder=subfolder)
+        pooling, behind = _chain(folder / MODULES, modules)
+        dense, normalize = _behind(behind)
         return cls(
             **_pooling(pooling / "config.json"),
-            normalize=_normalizes(normalize),
-            **_transformer(folder),
-            **_sentence_settings(head, values),
+            dense=dense,
+            normalize=normalize,
+            subfolder=subfolder,
+            stated=True,
+            **_transformer(home, "feature-extraction", "token_embeddings", "last_hidden_state"),
+            **_sentence_settings(folder / _HEAD, values),
+        )
+
+    @classmethod
+    def for_scores(cls, folder: Path) -> TextSettings:
+        """As CrossEncoder reads `folder`: prompts, lengths, case and arguments for the tokenizer. ValueError as of
+        `from_folder`."""
+        modules, values = read_modules(folder), _head(folder)
+        home = transformer_folder(folder)
+        subfolder = "" if home == folder else str(home.relative_to(folder))
+        if not modules or values.get("model_type") != _SCORES_TYPE:
+            return cls(prompts={}, subfolder=subfolder)
+        if [module.kind for module in modules] != ["Transformer"]:
+            kinds = ", ".join(module.kind for module in modules)
+            raise ValueError(
+                f"{folder / MODULES}: predict computes a Transformer with its head alone; got {kinds}. "
+                "ftbert.optimize(CrossEncoder(folder)) makes its encoder faster and leaves the other modules to torch"
+            )
+        prompts, name = read_prompts(folder / _HEAD, values, {})
+        return cls(
+            prompts=prompts,
+            default_prompt_name=name,
+            subfolder=subfolder,
+            **_transformer(home, "sequence-classification", "scores", "logits"),
         )
 
 
-def _modules(folder: Path) -> tuple[Path, list[Path]]:
-    """The folder of the Pooling, and that of each Normalize behind it. ValueError for other chains than Transformer,
-    Pooling and any Normalize, and for a path that leads out of the folder."""
-    where = folder / "modules.json"
-    modules = read_json_value(where)
-    if not isinstance(modules, list) or not all(isinstance(m, dict) and "type" in m for m in modules):
-        raise ValueError(f"{where}: expected a list of modules, each with a 'type'")
-    names = [module["name"] for module in modules if "name" in module]
-    if len({str(name) for name in names}) != len(names):
-        raise ValueError(f"{where}: two modules have one name")
-    found: list[tuple[str, Path]] = []
-    for module in modules:
-        kind, path = _kind(str(module["type"]), where), _inside(folder, module.get("path", ""), where)
-        if kind not in _NOTHING:
-            found.append((kind, path))
-    if [kind for kind, _ in found[:2]] != ["Transformer", "Pooling"] or any(k != "Normalize" for k, _ in found[2:]):
-        chain = ", ".join(kind for kind, _ in found) or "nothing"
-        raise ValueError(f"{where}: expected Transformer, Pooling and at most Normalize behind them; got {chain}")
-    if found[0][1] != folder:
-        raise ValueError(f"{where}: the Transformer is in {found[0][1]}; only one in the folder itself is loaded")
-    return found[1][1], [path for _, path in found[2:]]
+def _head(folder: Path) -> dict[str, Any]:
+    """What config_sentence_transformers.json says; without modules.json it does not count."""
+    return read_json_object(folder / _HEAD) if (folder / MODULES).exists() and (folder / _HEAD).exists() else {}
 
 
-def _kind(full: str, where: Path) -> str:
-    # The class has moved between packages over the releases; only its own name is stable. A class from elsewhere
-    # (custom_st.Transformer) may compute anything, whatever its name.
-    name = full.rsplit(".", 1)[-1] if full.startswith("sentence_transformers.") else full
-    if name not in ("Transformer", "Pooling", "Normalize", *_NOTHING):
+def _refuse_other_vectors(folder: Path, modules: list[Module], values: Mapping[str, Any]) -> None:
+    kinds = {str(values.get("model_type")), *(module.kind for module in modules)}
+    pylate = any(module.full.startswith("pylate.") for module in modules)
+    if pylate or kinds.intersection(_MULTI) or "HF_ColBERT" in _architectures(transformer_folder(folder)):
+        raise OtherVectors(
+            f"{folder}: a model of one vector for each token (ColBERT), and encode gives one for each text; "
+            "sentence-transformers' MultiVectorEncoder computes it, ftbert does not yet"
+        )
+    if kinds.intersection(_SPARSE):
+        raise OtherVectors(
+            f"{folder}: a model of sparse vectors (SPLADE), and encode gives dense ones; sentence-transformers' "
+            "SparseEncoder computes it, ftbert does not yet"
+        )
+
+
+def _chain(where: Path, modules: list[Module]) -> tuple[Path, list[Module]]:
+    """The folder of the Pooling, and the modules behind it. ValueError for other chains than Transformer, Pooling and
+    any Dense and Normalize."""
+    known = ("Transformer", "Pooling", "Dense", "Normalize")
+    found = [module for module in modules if module.kind not in _NOTHING]
+    for module in found:
+        if module.kind not in known:
+            raise ValueError(
+                f"{where}: module {module.full!r} is not supported; encode() knows {', '.join(known)}. {_HINT}"
+            )
+    kinds = [module.kind for module in found]
+    if kinds[:2] != ["Transformer", "Pooling"] or not {"Dense", "Normalize"}.issuperset(kinds[2:]):
         raise ValueError(
-            f"{where}: module {full!r} is not supported; encode() knows Transformer, Pooling, Normalize. "
-            "Call the model itself for last_hidden_state and apply the module to that"
+            f"{where}: expected Transformer, Pooling and behind them only Dense and Normalize; got "
+            f"{', '.join(kinds) or 'nothing'}. {_HINT}"
         )
-    return name
+    return found[1].folder, found[2:]
 
 
-def _inside(folder: Path, path: Any, where: Path) -> Path:
-    parts = PureWindowsPath(path) if isinstance(path, str) else None
-    if parts is None or parts.anchor or ".." in parts.parts or "\0" in path:
-        raise ValueError(f"{where}: path {path!r} must stay inside the folder")
-    return folder / path
+def _behind(modules: list[Module]) -> tuple[tuple[DenseSettings, ...], bool]:
+    """The Dense modules, and whether a Normalize comes last."""
+    dense: list[DenseSettings] = []
+    normalized = False
+    for module in modules:
+        path = module.folder / "config.json"
+        config = read_json_object(path) if path.exists() else {}
+        for key in ("module_input_name", "module_output_name"):
+            if config.get(key) not in (None, "sentence_embedding"):
+                raise ValueError(f"{path}: {key} {config[key]!r} is not supported; expected sentence_embedding")
+        if module.kind == "Dense":
+            dense.append(_dense(path, config, normalized))
+        normalized = module.kind == "Normalize"
+    return tuple(dense), normalized
+
+
+def _dense(path: Path, config: Mapping[str, Any], normalized: bool) -> DenseSettings:
+    activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
+    if not isinstance(activation, str):
+        raise ValueError(f"{path}: activation_function must be the name of a class; got {shown(activation)}")
+    return DenseSettings(
+        path.parent,
+        positive(f"{path}: in_features", config.get("in_features")),
+        positive(f"{path}: out_features", config.get("out_features")),
+        bool(config.get("bias", True)),
+        activation,
+        bool(config.get("use_residual", False)),
+        normalized,
+    )
 
 
 def one_of(known: tuple[str, ...], name: str, value: Any) -> str:
@@ -147,14 +249,23 @@ def one_of(known: tuple[str, ...], name: str, value: Any) -> str:
 
 def _default_pooling(folder: Path) -> str:
     """Of a folder without modules: a causal language model's is the last token."""
+    architectures = _architectures(folder)
+    causal = architectures[:1] and str(architectures[0]).endswith("ForCausalLM")
+    return "last" if causal and _config(folder).get("is_causal", True) else "mean"
+
+
+def _architectures(folder: Path) -> list[Any]:
+    config = _config(folder)
+    architectures = config.get("architectures") or [] if isinstance(config, dict) else None
+    if not isinstance(architectures, list):
+        raise ValueError(f"{folder / 'config.json'}: architectures must be a list of names; got {shown(architectures)}")
+    return architectures
+
+
+def _config(folder: Path) -> Any:
     path = folder / "config.json"
     config = read_json_object(path) if path.exists() else {}
-    config = config.get("huggingface") or config  # a converted folder keeps the original one level down
-    architectures = config.get("architectures") or [""] if isinstance(config, dict) else None
-    if not isinstance(architectures, list):
-        raise ValueError(f"{path}: architectures must be a list of names; got {shown(architectures)}")
-    causal = str(architectures[0]).endswith("ForCausalLM") and config.get("is_causal", True)
-    return "last" if causal else "mean"
+    return config.get("huggingface") or config  # a converted folder keeps the original one level down
 
 
 def _pooling(path: Path) -> dict[str, Any]:
@@ -166,34 +277,26 @@ def _pooling(path: Path) -> dict[str, Any]:
         names = [name for flag, name in _POOLING_FLAGS.items() if config.get(flag)] or ["mean"]
     else:
         names = value if isinstance(value, list) else [value]
-    if len(names) != 1 or str(names[0]) not in _POOLING_NAMES:
+    if not names or any(str(name) not in _POOLING_NAMES for name in names):
         known = ", ".join(_POOLING_NAMES)
-        raise ValueError(f"{path}: pooling {' + '.join(map(str, names))} is not supported; expected one of {known}")
-    return {"pooling": _POOLING_NAMES[names[0]], "include_prompt": bool(config.get("include_prompt", True))}
+        raise ValueError(f"{path}: pooling {' + '.join(map(str, names))} is not supported; expected any of {known}")
+    modes = [_POOLING_NAMES[str(name)] for name in names]
+    return {"pooling": "+".join(modes), "include_prompt": bool(config.get("include_prompt", True))}
 
 
-def _normalizes(folders: list[Path]) -> bool:
-    for folder in folders:
-        path = folder / "config.json"
-        config = read_json_object(path) if path.exists() else {}
-        for key in ("module_input_name", "module_output_name"):
-            if config.get(key) not in (None, "sentence_embedding"):
-                raise ValueError(f"{path}: {key} {config[key]!r} is not supported; expected sentence_embedding")
-    return bool(folders)
-
-
-def _transformer(folder: Path) -> dict[str, Any]:
-    """Of sentence_bert_config.json: lengths, case, and arguments for the tokenizer."""
+def _transformer(folder: Path, task: str, output: str, method_output: str) -> dict[str, Any]:
+    """Of sentence_bert_config.json: lengths, case, and arguments for the tokenizer. task, output, method_output: what
+    it may say of the model's own."""
     paths = [folder / name for name in _LENGTH_FILES if (folder / name).exists()]
     path = next((path for path in paths if read_json_object(path)), folder / _LENGTH_FILES[0])
     config = read_json_object(path) if path in paths else {}
     for key in ("query_expansion", "processing_kwargs", "tokenizer_name_or_path"):
         if config.get(key):
             raise ValueError(f"{path}: {key} is not supported")
-    for key, only in (("transformer_task", "feature-extraction"), ("module_output_name", "token_embeddings")):
+    for key, only in (("transformer_task", task), ("module_output_name", output)):
         if config.get(key, only) != only:
-            raise ValueError(f"{path}: {key} {config[key]!r} is not supported")
-    text = {"method": "forward", "method_output_name": "last_hidden_state"}
+            raise ValueError(f"{path}: {key} {config[key]!r} is not supported; expected {only}")
+    text = {"method": "forward", "method_output_name": method_output}
     if config.get("modality_config", {"text": text}) != {"text": text}:
         raise ValueError(f"{path}: modality_config is not supported; expected text through forward")
     given = _arguments(path, config)

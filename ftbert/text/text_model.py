@@ -47,7 +47,8 @@ class TextModel:
         show_progress_bar: bool | None = None,
         task: str | None = None,
     ) -> Any:
-        """Texts -> float32 numpy [n, width], in input order; [width] for a single str. width is hidden or truncate_dim.
+        """Texts -> float32 numpy [n, width], in input order; [width] for a single str. width is hidden, or what the
+        folder's Dense modules make of it, or truncate_dim.
 
         Texts are a list, a column (of pandas, pyarrow, polars, numpy) or an iterator, which is read to its end first.
 
@@ -58,7 +59,8 @@ class TextModel:
         normalize: to length 1 (default), the bare pooled vector (False), or as the folder's modules say (None).
         normalize_embeddings: sentence-transformers' spelling: True is normalize=True, False is normalize=None, as
         there the folder's modules still count.
-        pooling: "cls", "mean", "max", "mean_sqrt_len", "last"; None: the folder's.
+        pooling: "cls", "mean", "max", "mean_sqrt_len", "weightedmean", "last", or several as "cls+mean", one after the
+        other; None: the folder's. Its Dense modules come after it.
         prompt: put before every text; prompt_name: one of `prompts`. Without both: the folder's default prompt. Where
         the folder's pooling says include_prompt false, the prompt's tokens are not pooled.
         max_length: tokens of a text with the special ones; None: the folder's.
@@ -77,7 +79,8 @@ class TextModel:
         task: "query" or "document": their prompt and length, as encode_query and encode_document.
 
         TypeError for an item that is not a str; ValueError for an option's value, a lone surrogate, a model without a
-        usable tokenizer, a folder that asks for what ftbert does not do (the message names the file).
+        usable tokenizer, a folder that asks for what ftbert does not do (the message names the file), such as sparse
+        vectors or one for each token. Warns once of a model that scores texts: `predict` and `rerank` are for it.
         """
         if normalize_embeddings is not None:
             if normalize is not True:

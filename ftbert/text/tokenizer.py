@@ -1,29 +1,21 @@
-"""The model's tokenizer as transformers' AutoTokenizer builds it, with only truncation and never any padding.
-
-Which class reads the files, what of tokenizer_config.json it applies and what of tokenizer.json it rebuilds differs
-between families and releases of transformers. So AutoTokenizer does that; its `tokenizers` object does the work.
-"""
+"""The model's tokenizer as `load_tokenizer` builds it, with only truncation and never any padding."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ftbert.input_file import expect_file, is_unicode, read_json_object
+from ftbert.input_file import is_unicode
+from ftbert.text.auto_tokenizer import explain, load_tokenizer
 from ftbert.text.fast_tokenizer import FastTokenizer
 from ftbert.text.settings import TextSettings
-from ftbert.text.token_ids import check_token_ids
 from ftbert.text.tokens import Text, Tokens, joined, tokens_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-# Any of these lets transformers build a tokenizer when tokenizer.json itself is missing.
-_VOCABULARIES = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model")
-_SUFFIXES = (".json", ".txt", ".model", ".jinja")  # of all that AutoTokenizer may open
 
 # Long enough for one call to use every core.
 _TEXTS_PER_CALL = 512
@@ -33,7 +25,8 @@ class Tokenizer:
     """text -> token ids with the special tokens, truncated, unpadded. Thread-safe.
 
     max_length: tokens with the special ones where the caller asks for no other length. longest: the most the model
-    takes. backend: the `tokenizers.Tokenizer` that does the work; None for one that is written in Python.
+    takes. backend: the `tokenizers.Tokenizer` that does the work, without truncation or padding; None for a tokenizer
+    that is written in Python. loaded: transformers' object around it.
     """
 
     def __init__(self, folder: Path, settings: TextSettings, max_seq: int) -> None:
@@ -45,28 +38,21 @@ class Tokenizer:
         self.settings = settings
         self.longest = max_seq
         self._folder = folder
-        tokenizer = load_tokenizer(folder, settings.tokenizer_arguments)
+        tokenizer = load_tokenizer(folder, settings)
         self.special_ids = frozenset(tokenizer.all_special_ids)
+        self.loaded = tokenizer
         self.unknown_id: int | None = tokenizer.unk_token_id
         self._special = tokenizer.num_special_tokens_to_add(pair=False)
         self._leading = _leading(tokenizer)
         self._special_of_pairs = tokenizer.num_special_tokens_to_add(pair=True)
         self._has_types = "token_type_ids" in tokenizer.model_input_names
         self._side = tokenizer.truncation_side
-        fast = getattr(tokenizer, "backend_tokenizer", None)
-        self.backend: Any = fast
-        self._python = tokenizer if fast is None else None
-        self._fast: FastTokenizer | None = None
+        self.backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+        self._python = tokenizer if self.backend is None else None
         own = settings.max_length or _own_length(folder, tokenizer)
         self.max_length = self.check_length(min(max_seq, own), str(folder))
         _expect_one_type(folder, tokenizer)
-        if fast is None:
-            if settings.lower_case:
-                raise ValueError(f"{folder}: do_lower_case is not supported for {type(tokenizer).__name__}")
-            return
-        if settings.lower_case:
-            lower_first(fast)
-        self._fast = FastTokenizer(fast, self._has_types)
+        self._fast = None if self.backend is None else FastTokenizer(self.backend, self._has_types)
 
     def check_length(self, length: int, where: str, pairs: bool = False) -> int:
         """`length` itself; ValueError where it is more than the model takes, or no room for a text (or a pair)."""
@@ -104,7 +90,7 @@ class Tokenizer:
             except (TypeError, UnicodeError) as error:
                 raise _explained(error, part, start) from error
             except Exception as error:  # a vocabulary without the unknown token, for one; no type of its own
-                raise ValueError(f"{self._folder}: the tokenizer cannot encode texts ({_words(error)})") from error
+                raise ValueError(f"{self._folder}: the tokenizer cannot encode texts ({explain(error)})") from error
         return joined(found)
 
     def encodings(self, texts: Sequence[str], max_length: int | None = None) -> list[Any]:
@@ -154,65 +140,6 @@ def with_prompt(texts: Sequence[Text], prompt: str) -> list[Any]:
     return [prompt + text if isinstance(text, str) else (prompt + text[0], text[1]) for text in texts]
 
 
-def load_tokenizer(folder: Path, arguments: Mapping[str, Any] | None = None) -> Any:
-    """transformers' tokenizer of `folder`, which may be a converted one. Never runs the folder's code or goes online.
-
-    FileNotFoundError without its files, ValueError naming the one that cannot be used.
-    """
-    if not any((folder / name).exists() for name in ("tokenizer.json", *_VOCABULARIES)):
-        raise FileNotFoundError(
-            f"{folder}: no tokenizer here; expected tokenizer.json or one of {', '.join(_VOCABULARIES)}. "
-            "Copy the tokenizer's files beside the weights, or pass token ids to the model"
-        )
-    for path in folder.iterdir():
-        if path.suffix in _SUFFIXES:
-            expect_file(path)  # a pipe in the place of a file would hold it for ever
-    check_token_ids(folder)
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False, **_config(folder), **(arguments or {})
-        )
-    except Exception as error:
-        raise ValueError(f"{_culprit(folder)}: cannot be used as a tokenizer ({_words(error)})") from error
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    """The model's config where AutoTokenizer does not find it by itself: it says which class reads the files."""
-    from transformers import AutoConfig, PretrainedConfig
-
-    path = folder / "config.json"
-    if not path.exists():
-        return {"config": PretrainedConfig()}  # tokenizer_config.json alone decides
-    original = read_json_object(path).get("huggingface")
-    if not isinstance(original, dict) or "model_type" not in original:
-        return {}
-    config = AutoConfig.for_model(**original)
-    config._name_or_path = str(folder)
-    return {"config": config}
-
-
-def _culprit(folder: Path) -> Path:
-    """The file that an error of AutoTokenizer is most likely about."""
-    from tokenizers import Tokenizer as Fast
-
-    path = folder / "tokenizer.json"
-    if path.exists():
-        try:
-            Fast.from_file(str(path))
-        except Exception:  # noqa: BLE001 - tokenizers raises nothing more precise
-            return path
-    for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
-        if (folder / name).exists():
-            try:
-                read_json_object(folder / name)
-            except ValueError:
-                return folder / name
-    stated = folder / "tokenizer_config.json"
-    return stated if stated.exists() else folder
-
-
 def _own_length(folder: Path, tokenizer: Any) -> int:
     length = tokenizer.model_max_length  # transformers writes 1e30 for "no limit"
     if not isinstance(length, int | float) or isinstance(length, bool) or not length >= 1:
@@ -220,16 +147,12 @@ def _own_length(folder: Path, tokenizer: Any) -> int:
     return int(min(length, 1 << 62))
 
 
-def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
-
-
 def _expect_one_type(folder: Path, tokenizer: Any) -> None:
     """encode passes no token types: refuse the rare template that gives others than 0 to a single text."""
     try:
         types = tokenizer("a").get("token_type_ids", [])  # absent where the model does not get them
     except Exception as error:  # of no type of its own
-        raise ValueError(f"{folder}: its tokenizer cannot encode texts ({_words(error)})") from error
+        raise ValueError(f"{folder}: its tokenizer cannot encode texts ({explain(error)})") from error
     if any(types):
         raise ValueError(f"{folder}: its tokenizer gives one text token types other than 0, which is not supported")
 
@@ -240,18 +163,6 @@ def _leading(tokenizer: Any) -> int:
         return int([*tokenizer("a", return_special_tokens_mask=True)["special_tokens_mask"], 0].index(0))
     except Exception:  # noqa: BLE001 - of no type of its own; `_expect_one_type` says it
         return 0
-
-
-def lower_first(fast: Any) -> None:
-    """What sentence-transformers does for do_lower_case: Lowercase before the rest, unless it is there."""
-    from tokenizers import normalizers
-
-    before: Any = fast.normalizer
-    rest: list[Any] = [] if before is None else [before]
-    if isinstance(before, normalizers.Sequence):
-        rest = [before[place] for place in range(len(before))]  # type: ignore[arg-type]
-    if not any(isinstance(one, normalizers.Lowercase) for one in rest):
-        fast.normalizer = normalizers.Sequence([normalizers.Lowercase(), *rest])
 
 
 def _explained(error: Exception, texts: list[Any], start: int) -> Exception:

@@ -1,0 +1,187 @@
+"""transformers' tokenizer of a folder: what AutoTokenizer builds, where that gives the ids of tokenizer.json.
+
+Which class reads the files, what of tokenizer_config.json it applies and what of tokenizer.json it rebuilds differs
+between families and releases of transformers. So AutoTokenizer does that. Since release 5 a class builds a tokenizer
+of its own kind from the words of tokenizer.json; where it is not the file's (tokenizer_config.json names none, or a
+wrong one), texts become other ids than the model was trained with. Then transformers' generic class reads the file.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ftbert.input_file import expect_file, read_json_object
+from ftbert.text.settings import TextSettings
+from ftbert.text.token_ids import check_token_ids
+
+# Any of these lets transformers build a tokenizer when tokenizer.json itself is missing.
+_VOCABULARIES = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model")
+_SUFFIXES = (".json", ".txt", ".model", ".jinja")  # of all that AutoTokenizer may open
+# What tokenizers of different kinds make different ids of.
+_PROBES = (
+    "Hello World, hello world!", "un-believable U.S.A. e-mail@host.com 3.14%", "Crème brûlée nai\u0308ve CAFÉ Ångström",
+    "漢字かな交じり文 한국어 ไทย हिन्दी العربية עברית русский Ελληνικά", "  two  spaces ", "tab\tline\nreturn\r\n end",
+    "🙂 👩\u200d👩\u200d👧 ½ ﬁne ａｂｃ　ｗｉｄｅ", "don't it's we'll", "x" * 120, "", " ",
+)  # fmt: skip
+_MOST_ADDED = 256  # added tokens that are compared
+# Options of tokenizer_config.json that count for a tokenizer.json with BERT's normaliser, by their names in that.
+_OF_BERT = {
+    "do_lower_case": "lowercase", "strip_accents": "strip_accents", "tokenize_chinese_chars": "handle_chinese_chars",
+}  # fmt: skip
+
+
+def load_tokenizer(folder: Path, settings: TextSettings | None = None) -> Any:
+    """transformers' tokenizer of `folder`, which may be a converted one, as `settings` ask for it. Never runs the
+    folder's code or goes online.
+
+    Warns where AutoTokenizer gives other ids than tokenizer.json, which then counts. FileNotFoundError without its
+    files, ValueError naming the one that cannot be used.
+    """
+    settings = settings or TextSettings()
+    folder = folder / settings.subfolder
+    if not any((folder / name).exists() for name in ("tokenizer.json", *_VOCABULARIES)):
+        raise FileNotFoundError(
+            f"{folder}: no tokenizer here; expected tokenizer.json or one of {', '.join(_VOCABULARIES)}. "
+            "Copy the tokenizer's files beside the weights, or pass token ids to the model"
+        )
+    for path in folder.iterdir():
+        if path.suffix in _SUFFIXES:
+            expect_file(path)  # a pipe in the place of a file would hold it for ever
+    check_token_ids(folder)
+    from transformers import AutoTokenizer
+
+    given = {"local_files_only": True, "trust_remote_code": False, **settings.tokenizer_arguments}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), **_config(folder), **given)
+        tokenizer = _by_the_file(folder, tokenizer, given)
+    except Exception as error:
+        raise ValueError(f"{_culprit(folder)}: cannot be used as a tokenizer ({explain(error)})") from error
+    if settings.lower_case:
+        fast = getattr(tokenizer, "backend_tokenizer", None)
+        if fast is None:
+            raise ValueError(f"{folder}: do_lower_case is not supported for {type(tokenizer).__name__}")
+        _lower_first(fast)
+    return tokenizer
+
+
+def _by_the_file(folder: Path, tokenizer: Any, given: Mapping[str, Any]) -> Any:
+    """`tokenizer` itself where it gives the ids of tokenizer.json, or there is none; else the generic class's, which
+    takes the file as it is, with what else AutoTokenizer knows."""
+    from transformers import PreTrainedTokenizerFast
+
+    mine = getattr(tokenizer, "backend_tokenizer", None)
+    if mine is None or type(tokenizer) is PreTrainedTokenizerFast or not (folder / "tokenizer.json").exists():
+        return tokenizer
+    generic = PreTrainedTokenizerFast.from_pretrained(str(folder), **given)
+    fast = generic.backend_tokenizer
+    _keep_options(mine, fast, generic.init_kwargs)
+    texts = [*_PROBES, *(f"hello{token} {token}world" for token in list(_added(fast))[:_MOST_ADDED])]
+    found = _ids(mine, texts)
+    if found == _ids(fast, texts):
+        return tokenizer
+    if {"add_bos_token", "add_eos_token"}.intersection(generic.init_kwargs):
+        # The generic class makes another template of these; classes that are not for them leave the file's.
+        fast.post_processor = type(fast).from_file(str(folder / "tokenizer.json")).post_processor
+        if found == _ids(fast, texts):
+            return tokenizer
+    warnings.warn(
+        f"{folder}: AutoTokenizer gives other ids than tokenizer.json, since it reads it as a "
+        f"{type(tokenizer).__name__}; those of tokenizer.json are taken. Name the right tokenizer_class in "
+        'tokenizer_config.json ("PreTrainedTokenizerFast" takes the file as it is)',
+        stacklevel=2,
+    )
+    special = [token for token, special in _added(fast).items() if special]
+    generic.add_special_tokens({"additional_special_tokens": special})
+    generic.model_input_names = tokenizer.model_input_names
+    return generic
+
+
+def _keep_options(mine: Any, fast: Any, stated: Mapping[str, Any]) -> None:
+    """What transformers has always taken from tokenizer_config.json or from a class, where the file has a part of the
+    same kind: case and accents, the space before the first word, the special tokens around a text."""
+    from tokenizers import normalizers, pre_tokenizers, processors
+
+    if isinstance(bert := fast.normalizer, normalizers.BertNormalizer):
+        for key, name in _OF_BERT.items():
+            if isinstance(mine.normalizer, normalizers.BertNormalizer):
+                setattr(bert, name, getattr(mine.normalizer, name))
+            elif key in stated:
+                setattr(bert, name, stated[key])
+        fast.normalizer = bert
+    bytes_ = pre_tokenizers.ByteLevel
+    if isinstance(before := fast.pre_tokenizer, bytes_) and isinstance(mine.pre_tokenizer, bytes_):
+        before.add_prefix_space = mine.pre_tokenizer.add_prefix_space
+        fast.pre_tokenizer = before
+    around = processors.RobertaProcessing
+    if isinstance(fast.post_processor, around) and isinstance(mine.post_processor, around):
+        fast.post_processor = mine.post_processor
+
+
+def _added(fast: Any) -> dict[str, bool]:
+    """The added tokens, and whether each is special."""
+    return {token.content: token.special for token in fast.get_added_tokens_decoder().values()}
+
+
+def _ids(fast: Any, texts: Sequence[str]) -> Any:
+    """Of the texts, and of two as a pair; None where it cannot encode them."""
+    fast.no_padding()
+    fast.no_truncation()
+    try:
+        return [one.ids for one in fast.encode_batch([*texts, (texts[0], texts[1])])]
+    except Exception:  # noqa: BLE001 - of no type of its own: a vocabulary without the unknown token
+        return None
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """The model's config where AutoTokenizer does not find it by itself: it says which class reads the files."""
+    from transformers import AutoConfig, PretrainedConfig
+
+    path = folder / "config.json"
+    if not path.exists():
+        return {"config": PretrainedConfig()}  # tokenizer_config.json alone decides
+    original = read_json_object(path).get("huggingface")
+    if not isinstance(original, dict) or "model_type" not in original:
+        return {}
+    config = AutoConfig.for_model(**original)
+    config._name_or_path = str(folder)
+    return {"config": config}
+
+
+def _culprit(folder: Path) -> Path:
+    """The file that an error of AutoTokenizer is most likely about."""
+    from tokenizers import Tokenizer as Fast
+
+    path = folder / "tokenizer.json"
+    if path.exists():
+        try:
+            Fast.from_file(str(path))
+        except Exception:  # noqa: BLE001 - tokenizers raises nothing more precise
+            return path
+    for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
+        if (folder / name).exists():
+            try:
+                read_json_object(folder / name)
+            except ValueError:
+                return folder / name
+    stated = folder / "tokenizer_config.json"
+    return stated if stated.exists() else folder
+
+
+def explain(error: Exception) -> str:
+    """An error of a package that has no types of its own, in one line."""
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
+
+
+def _lower_first(fast: Any) -> None:
+    """What sentence-transformers does for do_lower_case: Lowercase before the rest, unless it is there."""
+    from tokenizers import normalizers
+
+    before: Any = fast.normalizer
+    rest: list[Any] = [] if before is None else [before]
+    if isinstance(before, normalizers.Sequence):
+        rest = [before[place] for place in range(len(before))]  # type: ignore[arg-type]
+    if not any(isinstance(one, normalizers.Lowercase) for one in rest):
+        fast.normalizer = normalizers.Sequence([normalizers.Lowercase(), *rest])

@@ -1,0 +1,150 @@
+"""Packed token ids in, one vector a text out: the encoder, pooling, and the Dense modules of the model's folder."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+from torch.nn.functional import linear, normalize
+
+from ftbert.checkpoint import check_shapes, open_weights
+from ftbert.text.activations import Activation, activation
+from ftbert.text.settings import POOLINGS, DenseSettings, TextSettings
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Upload: TypeAlias = "Callable[[NDArray[Any]], torch.Tensor]"
+
+# What torch.ops.ftbert.pooling computes by itself.
+_KERNELS = tuple(mode for mode in POOLINGS if mode != "weightedmean")
+
+_dense: weakref.WeakKeyDictionary[Any, tuple[Dense, ...]] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Dense:
+    """As `DenseSettings` describes it. weight: float32 [outputs, inputs]; bias [outputs]; residual: float32 [outputs,
+    inputs] where x goes through it, an empty tensor where it is added as it is."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    residual: torch.Tensor | None
+    activation: Activation
+    normalized: bool
+
+    @classmethod
+    def load(cls, settings: DenseSettings, device: Any) -> Dense:
+        """ValueError where the weights are missing or do not fit, or for an activation that is not torch's."""
+        chosen = activation(settings.activation, f"{settings.folder / 'config.json'}: activation_function")
+        source = open_weights(settings.folder)
+        shapes = {"linear.weight": [settings.outputs, settings.inputs]}
+        if settings.bias:
+            shapes["linear.bias"] = [settings.outputs]
+        if settings.residual and settings.inputs != settings.outputs:
+            shapes["residual.weight"] = [settings.outputs, settings.inputs]
+        check_shapes(source.where, shapes, source.shapes(), ignored=set())
+        found = {name: source.read(name).float().to(device) for name in shapes}
+        residual = found.get("residual.weight", torch.empty(0)) if settings.residual else None
+        bias = found.get("linear.bias")
+        return cls(found["linear.weight"], bias, residual, chosen, settings.normalized)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """float32 [texts, inputs] -> [texts, outputs]"""
+        x = normalize(x) if self.normalized else x
+        made = self.activation(linear(x, self.weight, self.bias))
+        if self.residual is None:
+            return made
+        return made + (linear(x, self.residual) if self.residual.numel() else x)
+
+
+def dense_of(model: Any) -> tuple[Dense, ...]:
+    """Those of `model`'s folder on its device, read once per model. ValueError as of `TextSettings.from_folder` and
+    `Dense.load`."""
+    if model not in _dense:
+        settings = TextSettings() if model.folder is None else TextSettings.from_folder(Path(model.folder))
+        _dense[model] = tuple(Dense.load(one, model.device) for one in settings.dense)
+    return _dense[model]
+
+
+def text_vectors(
+    model: Any,
+    ids: torch.Tensor,
+    cu_seqlens: NDArray[np.int32],
+    longest: int,
+    upload: Upload,
+    *,
+    pooling: str,
+    skip: NDArray[np.int32] | int = 0,
+    unit: bool = False,
+) -> torch.Tensor:
+    """float32 [texts, width] on the model's device, through the Dense modules of its folder.
+
+    ids: int64 [tokens], there; cu_seqlens: int32 [texts + 1]. pooling: as in `TextSettings`. skip: tokens at the
+    beginning of every text, or of each [texts], that are not pooled. unit: vectors of length 1.
+    """
+    offsets, skips = upload(cu_seqlens), bool(np.any(skip))
+    if pooling == "cls" and not skips:
+        # One row a text is all that is read, and so all that the last layer computes.
+        hidden = model.forward_packed(ids, offsets, longest, want="first")
+        offsets = torch.arange(len(cu_seqlens), dtype=torch.int32, device=hidden.device)
+    else:
+        hidden = model.forward_packed(ids, offsets, longest)
+    modes, dense = pooling.split("+"), dense_of(model)
+    if not dense and not skips and pooling in _KERNELS:
+        vectors: torch.Tensor = torch.ops.ftbert.pooling(hidden, offsets, pooling, unit)
+        return vectors
+    pooled = _Pooled(hidden, offsets, np.diff(cu_seqlens).astype(np.int64), skip, upload)
+    vectors = torch.cat([pooled.by(mode) for mode in modes], dim=1)
+    for layer in dense:
+        vectors = layer(vectors)
+    return normalize(vectors) if unit else vectors
+
+
+class _Pooled:
+    """hidden [tokens, hidden] of texts of so many tokens [texts], of each of which the first `skip` are left out.
+    offsets: int32 [texts + 1], of the texts in hidden."""
+
+    def __init__(
+        self, hidden: torch.Tensor, offsets: torch.Tensor, lengths: NDArray[np.int64], skip: NDArray[np.int32] | int,
+        upload: Upload,
+    ) -> None:  # fmt: skip
+        self._whole, self._lengths, self._upload = hidden, lengths, upload
+        self._skip = np.minimum(skip, lengths)
+        if self._skip.any():
+            hidden = hidden[upload(np.flatnonzero(self._places() >= np.repeat(self._skip, lengths)))]
+            offsets = upload(_offsets(lengths - self._skip).astype(np.int32))
+        self._hidden, self._offsets = hidden, offsets
+
+    def by(self, mode: str) -> torch.Tensor:
+        """float32 [texts, hidden]; 0 where nothing is left of a text, but with "cls" its first token."""
+        if mode == "cls" and self._skip.any():
+            first = _offsets(self._lengths)[:-1] + np.where(self._skip < self._lengths, self._skip, 0)
+            first = np.minimum(first, len(self._whole) - 1)  # of an empty text at the end
+            return self._whole[self._upload(first)].float()
+        if mode == "weightedmean":
+            return self._weighted_mean()
+        pooled: torch.Tensor = torch.ops.ftbert.pooling(self._hidden, self._offsets, mode, False)
+        return pooled
+
+    def _weighted_mean(self) -> torch.Tensor:
+        """A token weighs its place in its text, from 1 on, whether tokens before it are left out or not."""
+        weights = (self._places() + 1)[self._places() >= np.repeat(self._skip, self._lengths)]
+        total = (self._lengths * (self._lengths + 1) - self._skip * (self._skip + 1)) / 2
+        scale = (self._lengths - self._skip) / np.maximum(total, 1)  # of the mean of the weighted rows
+        weighted = self._hidden.float() * self._upload(weights.astype(np.float32))[:, None]
+        mean: torch.Tensor = torch.ops.ftbert.pooling(weighted, self._offsets, "mean", False)
+        return mean * self._upload(scale.astype(np.float32))[:, None]
+
+    def _places(self) -> NDArray[np.int64]:
+        """[tokens]: of each in its text."""
+        return np.arange(self._lengths.sum()) - np.repeat(_offsets(self._lengths)[:-1], self._lengths)
+
+
+def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
