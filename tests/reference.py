@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ftbert.checkpoint import activations
+from ftbert.evaluation.text_parity import POOLED
 
 
 def offsets(lengths: list[int], device: str = "cpu") -> Tensor:
@@ -54,12 +55,6 @@ def pooling(hidden: Tensor, lengths: list[int], mode: str, normalize: bool) -> T
         if len(part) == 0:
             rows.append(torch.zeros_like(hidden[:1].double().new_zeros(hidden.shape[1])))
             continue
-        row = {
-            "cls": lambda p: p[0],
-            "last": lambda p: p[-1],
-            "mean": lambda p: p.mean(0),
-            "max": lambda p: p.max(0).values,
-            "mean_sqrt_len": lambda p: p.sum(0) / math.sqrt(len(p)),
-        }[mode](part)
+        row = POOLED[mode](part, torch.arange(1.0, len(part) + 1)[:, None])
         rows.append(torch.nn.functional.normalize(row, dim=0) if normalize else row)
     return torch.stack(rows) if rows else hidden.new_zeros((0, hidden.shape[1]), dtype=torch.float64)

@@ -13,10 +13,12 @@ from conftest import Place
 
 from ftbert._library import load_library
 from ftbert.checkpoint import activations
+from ftbert.text.settings import POOLINGS
 
 load_library()
 ops = torch.ops.ftbert
 ACTIVATIONS = sorted(set(activations().values()))
+KERNEL_POOLINGS = [mode for mode in POOLINGS if mode != "weightedmean"]
 
 RAGGED = [[1], [5, 1, 0, 17, 64, 2], [33, 128, 7], [65, 127, 63], [16] * 9, [0, 0], [], [130, 1, 129], [300, 511]]
 # GCC vectorises no loop that AddressSanitizer checks: a LayerNorm on the CPU then adds a row in one float, not in one a lane.
@@ -248,7 +250,7 @@ def test_softmax_of_extreme_scores(place: Place, length: int) -> None:
     assert_close(got, expected, atol=max(4e-7, place.eps))
 
 
-@pytest.mark.parametrize("mode", ["cls", "mean", "max", "mean_sqrt_len", "last"])
+@pytest.mark.parametrize("mode", KERNEL_POOLINGS)
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("cols", [5, 312, 768])
 def test_pooling(place: Place, mode: str, normalize: bool, cols: int) -> None:

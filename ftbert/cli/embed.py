@@ -37,7 +37,7 @@ def add_to(commands: command.Commands) -> None:
     )
     parser.add_argument(
         "--pooling", type=_pooling, metavar="MODE",
-        help="cls, mean, max, mean_sqrt_len, weightedmean, last, or several as cls+mean (default: the model's own)",
+        help="as in encode: cls, mean, last, ..., or several as cls+mean (default: the model's own)",
     )  # fmt: skip
     parser.add_argument("--prompt", metavar="TEXT", help="put before every text (default: the model's own, if any)")
     parser.add_argument("--prompt-name", metavar="NAME", help="one of the model's prompts, such as query")

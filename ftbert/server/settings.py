@@ -118,7 +118,7 @@ FLAGS = (
     Flag("drain-delay", float, "seconds between SIGTERM and the end of accepting"),
     Flag("shutdown-timeout", float, "seconds that requests may take to finish after SIGTERM"),
     Flag("auto-truncate", bool, "cut texts that are too long, where the request does not say"),
-    Flag("pooling", str, "cls, mean, max, mean_sqrt_len, weightedmean, last or cls+mean (default: the model's)"),
+    Flag("pooling", str, "as in encode: cls, mean, last, ..., or several as cls+mean (default: the model's)"),
     Flag("default-prompt", str, "put before every text"),
     Flag("default-prompt-name", str, "one of the model's prompts"),
     Flag("tokenization-workers", int, "threads of one worker that tokenise"),

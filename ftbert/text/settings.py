@@ -15,7 +15,17 @@ from typing import Any
 from ftbert.input_file import read_json_object, shown
 from ftbert.sentence_modules import MODULES, Module, read_modules, transformer_folder
 
-POOLINGS = ("cls", "mean", "max", "mean_sqrt_len", "weightedmean", "last")
+# How a text's tokens become one vector: our name, sentence-transformers' one, and its flag before 5.x. Vectors of several
+# flags stand in this order.
+_POOLINGS = {
+    "cls": ("cls", "pooling_mode_cls_token"),
+    "max": ("max", "pooling_mode_max_tokens"),
+    "mean": ("mean", "pooling_mode_mean_tokens"),
+    "mean_sqrt_len": ("mean_sqrt_len_tokens", "pooling_mode_mean_sqrt_len_tokens"),
+    "weightedmean": ("weightedmean", "pooling_mode_weightedmean_tokens"),
+    "last": ("lasttoken", "pooling_mode_lasttoken"),
+}
+POOLINGS = tuple(_POOLINGS)
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 _HEAD = "config_sentence_transformers.json"
@@ -27,20 +37,6 @@ _SPARSE = (
 )  # fmt: skip
 _MULTI = ("MultiVectorEncoder", "ColBERT", "MultiVectorMask", "TokenPooling")
 _HINT = "ftbert.optimize(SentenceTransformer(folder)) makes its encoder faster and leaves the other modules to torch"
-
-# How sentence-transformers spells the pooling, as booleans (before 5.x) and as one string (since).
-_POOLING_FLAGS = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
-_POOLING_NAMES = {
-    "cls": "cls", "mean": "mean", "max": "max", "mean_sqrt_len_tokens": "mean_sqrt_len",
-    "weightedmean": "weightedmean", "lasttoken": "last",
-}  # fmt: skip
 
 # Older folders name the file after the architecture. The first that is not empty counts.
 _LENGTH_FILES = tuple(
@@ -274,13 +270,14 @@ def _pooling(path: Path) -> dict[str, Any]:
     config = read_json_object(path)
     value = config.get("pooling_mode")
     if value is None:
-        names = [name for flag, name in _POOLING_FLAGS.items() if config.get(flag)] or ["mean"]
+        modes = [mode for mode, (_, flag) in _POOLINGS.items() if config.get(flag)] or ["mean"]
     else:
-        names = value if isinstance(value, list) else [value]
-    if not names or any(str(name) not in _POOLING_NAMES for name in names):
-        known = ", ".join(_POOLING_NAMES)
-        raise ValueError(f"{path}: pooling {' + '.join(map(str, names))} is not supported; expected any of {known}")
-    modes = [_POOLING_NAMES[str(name)] for name in names]
+        ours = {name: mode for mode, (name, _) in _POOLINGS.items()}
+        names = [str(name) for name in (value if isinstance(value, list) else [value])]
+        if not names or not set(names) <= set(ours):
+            known = ", ".join(ours)
+            raise ValueError(f"{path}: pooling {' + '.join(names)} is not supported; expected any of {known}")
+        modes = [ours[name] for name in names]
     return {"pooling": "+".join(modes), "include_prompt": bool(config.get("include_prompt", True))}
 
 
