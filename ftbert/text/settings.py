@@ -15,8 +15,8 @@ from typing import Any
 from ftbert.input_file import read_json_object, shown
 from ftbert.sentence_modules import MODULES, Module, read_modules, transformer_folder
 
-# How a text's tokens become one vector: our name, sentence-transformers' one, and its flag before 5.x. Vectors of several
-# flags stand in this order.
+# How a text's tokens become one vector: our name, sentence-transformers' one, and its flag before 5.x. Vectors of
+# several flags stand in this order.
 _POOLINGS = {
     "cls": ("cls", "pooling_mode_cls_token"),
     "max": ("max", "pooling_mode_max_tokens"),
