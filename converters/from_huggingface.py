@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import sys
+import warnings
 from pathlib import Path
 
 import torch
@@ -29,34 +30,36 @@ from ftbert.checkpoint import (
     put_in_place,
     read_json_object,
     read_json_value,
-    read_modules,
     transformer_folder,
     work_folder,
 )
 from ftbert.converters.open import open_checkpoint
-
-# What says how text becomes ids, in the folder of the transformer; and ids become vectors, in that of each module.
-_TEXT_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
-    "vocab.json", "merges.txt", "*.model", "sentence_*_config.json",
-)  # fmt: skip
-_MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
+from ftbert.converters.text_files import check_copy, text_files
 
 
 def convert(
-    source: str | Path | torch.nn.Module, target: str | Path, *, dtype: torch.dtype | None = None, force: bool = False
+    source: str | Path | torch.nn.Module,
+    target: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    force: bool = False,
+    revision: str | None = None,
+    token: str | None = None,
 ) -> Path:
     """Writes `target` (model.safetensors, config.json, the tokenizer's files) and returns its path.
 
     dtype: of the stored weights, None keeps the source's. force: replace a checkpoint folder that ftbert wrote; nothing
-    else is ever replaced. The target appears whole, in one step, and with `force` there is one at every moment.
-    FileExistsError, ValueError (the target holds the source, links that lead out of the source; see also
-    `open_checkpoint`), OSError when the target cannot be written.
+    else is ever replaced. revision, token: of a hub id, see `fetch`. The target appears whole, in one step, and with
+    `force` there is one at every moment. Its tokenizer is compared with the source's on a few texts before that.
+    FileExistsError, ValueError (the target holds the source, links that lead out of the source, another tokenizer; see
+    also `open_checkpoint`), OSError when the target cannot be written.
     """
     target = Path(target)
     place = Path(os.path.realpath(target))  # a link stays one
     _check_target(target, source, force)
-    checkpoint = open_checkpoint(source)
+    checkpoint = open_checkpoint(source, revision=revision, token=token)
+    if checkpoint.config.left_out:
+        warnings.warn(f"{checkpoint.source.where}: {checkpoint.config.left_out}", stacklevel=2)
     if checkpoint.folder is not None:
         _refuse_links(checkpoint.folder)
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -65,6 +68,8 @@ def convert(
         checkpoint.config.write(folder / "config.json")
         if checkpoint.folder is not None:
             _copy_text_files(checkpoint.folder, folder)
+            if unchecked := check_copy(checkpoint.folder, folder):
+                warnings.warn(f"{checkpoint.folder}: {unchecked}", stacklevel=2)
         try:
             put_in_place(folder, place, lambda found: force and not _not_ours(found))
         except FileExistsError:
@@ -104,7 +109,7 @@ def _not_ours(folder: Path) -> str:
         ours = False
     if not ours:
         return "is no checkpoint folder of ftbert"
-    written = {folder / "config.json", folder / "model.safetensors", *_text_files(folder).values()}
+    written = {folder / "config.json", folder / "model.safetensors", *text_files(folder).values()}
     others = sorted(path for path in folder.rglob("*") if path not in written and not path.is_dir())
     return f"holds {str(others[0].relative_to(folder))!r}, which ftbert did not write" if others else ""
 
@@ -114,24 +119,13 @@ def _refuse_links(folder: Path) -> None:
     for pattern in ("config.json", "*.safetensors", "*.bin", "*.index.json", "*.onnx", "onnx/*.onnx"):
         for path in sorted({*folder.glob(pattern), *transformer_folder(folder).glob(pattern)}):
             expect_inside(path, folder)
-    for path in _text_files(folder).values():
+    for path in text_files(folder).values():
         expect_inside(path, folder)
         expect_file(path)
 
 
-def _text_files(folder: Path) -> dict[str, Path]:
-    """What is copied, by its place in the target; training state stays behind, and the transformer's own weights."""
-    home = transformer_folder(folder)
-    found = {path.name: path for pattern in _TEXT_FILES for path in sorted(home.glob(pattern))}
-    found |= {name: folder / name for name in (MODULES, "config_sentence_transformers.json")}
-    for module in read_modules(folder):
-        if module.folder not in (folder, home):
-            found |= {str((module.folder / name).relative_to(folder)): module.folder / name for name in _MODULE_FILES}
-    return {name: path for name, path in found.items() if path.exists()}
-
-
 def _copy_text_files(source: Path, target: Path) -> None:
-    for name, path in _text_files(source).items():
+    for name, path in text_files(source).items():
         copy = target / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
@@ -147,11 +141,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("source", help="folder, .onnx file or hub id")
     parser.add_argument("target", help="folder to write")
     parser.add_argument("--dtype", choices=list(DTYPES), help="of the stored weights (default: kept)")
+    parser.add_argument("--revision", help="of a hub id: branch, tag or commit")
     parser.add_argument("--force", action="store_true", help="replace a target that ftbert wrote")
     options = parser.parse_args(arguments)
     try:
         dtype = DTYPES[options.dtype] if options.dtype else None
-        path = convert(options.source, options.target, dtype=dtype, force=options.force)
+        path = convert(options.source, options.target, dtype=dtype, force=options.force, revision=options.revision)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -109,16 +109,6 @@ def find_rows(family: str, architecture: str, found: dict[str, Shape]) -> list[H
     return whole if len(whole) == 1 else []
 
 
-def left_out(rows: list[HeadRow], architecture: str, found: dict[str, Shape]) -> str:
-    """A sentence on the tensors of a head of which `rows` has nothing, "" where there are none."""
-    names = [name for name in found if name.startswith(PREFIXES) and not name.startswith("dropout.")]
-    if rows or not names:
-        return ""
-    shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
-    reason = f"it is none that ftbert knows for {architecture}" if architecture else "its config names no class"
-    return f"the task head is left out ({shown}): {reason}"
-
-
 def _present(row: HeadRow, kind: str, found: dict[str, Shape]) -> bool:
     return any(name in found for name in row.names(kind))
 

@@ -1,76 +1,113 @@
-"""A model of the Hugging Face hub, each weight once: one format of those that a repository holds."""
+"""A model of the Hugging Face hub: config.json decides first, then each weight is fetched once, in one format."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from ftbert.converters.huggingface import MERGE
-
-# Everything small, at any depth: configs, the tokenizer's files, the modules of sentence-transformers.
-_SMALL = ("*.json", "*.txt", "*.model")
-# Best first. A sharded format is its index and its shards.
-_WEIGHTS = (
-    ("model.safetensors",),
-    ("model.safetensors.index.json", "model-*-of-*.safetensors"),
-    ("pytorch_model.bin",),
-    ("pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"),
+from ftbert.checkpoint import (
+    FORMAT,
+    MODULES,
+    find_weights,
+    read_json_object,
+    read_modules,
+    shard_names,
+    transformer_folder,
 )
-# Where sentence-transformers puts what belongs to one module.
-_MODULE = re.compile(r"\d+_\w+/")
+from ftbert.converters.families import find_family
+from ftbert.converters.huggingface import MERGE
+from ftbert.converters.text_files import MODULE_WEIGHTS, TOKENIZER_FILES, named_files
+
+# At any depth: configs, the tokenizer's files, the modules of sentence-transformers.
+_SMALL = ("*.json", "*.txt", *TOKENIZER_FILES)
 _OTHERS = ("onnx/*", "openvino/*", "coreml/*")
 
 
-def wanted(repository: str, files: list[str]) -> list[str]:
-    """Of its files those that ftbert reads: what is small, and the weights in the best format there is. ValueError:
-    only adapters, or no weights that ftbert reads."""
-    if "adapter_config.json" in files:
-        raise ValueError(f"{repository}: a PEFT adapter (adapter_config.json), no whole model; {MERGE}")
-    modules = {found[0] for name in files if (found := _MODULE.match(name))} if "modules.json" in files else set()
-    weights = [name for folder in ("", *sorted(modules)) for name in _best(folder, files)]
-    if not weights:
-        raise ValueError(
-            f"{repository}: no weights that ftbert reads (model.safetensors or pytorch_model.bin, possibly sharded); "
-            f"the repository holds {', '.join(files[:20])}"
-        )
-    small = [name for name in files if any(fnmatchcase(name, one) for one in _SMALL)]
-    small = [name for name in small if not any(fnmatchcase(name, one) for one in _OTHERS)]
-    return list(dict.fromkeys(small + weights))
+def small_files(files: Iterable[str]) -> list[str]:
+    """Of a repository's files all but weights: what says how it computes and how it reads text."""
+    found = [name for name in files if any(fnmatchcase(name, one) for one in _SMALL)]
+    return [name for name in found if not any(fnmatchcase(name, one) for one in _OTHERS)]
 
 
-def _best(folder: str, files: list[str]) -> list[str]:
-    """The weights in one folder, "" or as "2_Dense/", in the best format that it has."""
-    # A star of fnmatch goes through slashes, and weights in other folders are other models'.
-    here = [name for name in files if name.startswith(folder) and "/" not in name[len(folder) :]]
-    chosen = next((formats for formats in _WEIGHTS if folder + formats[0] in here), ())
-    return [name for name in here if any(fnmatchcase(name[len(folder) :], one) for one in chosen)]
+def weight_files(repository: str, files: list[str], folder: Path) -> list[str]:
+    """Of its files the weights in the best format there is, those of the other modules of sentence-transformers, and
+    what else tokenizer_config.json names.
+
+    folder: with the small files. ValueError: no weights that ftbert reads.
+    """
+    home = transformer_folder(folder)
+    main = find_weights(_names_in(files, folder, home), repository)  # weights in other folders are other models'
+    shards = shard_names(home / main) if main.endswith(".json") else []
+    found = [home / name for name in (main, *shards, *named_files(home))]
+    for module in read_modules(folder):
+        if module.folder not in (folder, home):
+            names = _names_in(files, folder, module.folder)
+            found += [module.folder / name for name in MODULE_WEIGHTS if name in names][:1]
+    return [name for path in found if (name := str(path.relative_to(folder))) in files]
 
 
-def fetch(repository: str) -> Path:
+def _names_in(files: list[str], folder: Path, place: Path) -> list[str]:
+    return [Path(name).name for name in files if (folder / name).parent == place]
+
+
+def fetch(repository: str, revision: str | None = None, token: str | None = None) -> Path:
     """The folder of the hub's snapshot; without a connection the one that was fetched before.
 
-    ValueError as of `wanted`, before anything is fetched. FileNotFoundError: no such repository, or it cannot be
-    reached.
+    revision: a branch, tag or commit, None: the main branch. token: None: that of HF_TOKEN or of `hf auth login`.
+    ValueError, before any weights are fetched: adapters alone, a model that ftbert does not run, no weights that it
+    reads. FileNotFoundError: no such repository, or it cannot be reached.
     """
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    def download(names: list[str]) -> Path:
+        try:
+            return Path(snapshot_download(repository, revision=revision, token=token, allow_patterns=names))
+        except OSError as error:  # those of the hub's client are, without a number
+            if error.errno is not None:
+                raise
+            raise _unavailable(repository, error) from error
 
     try:
-        files = HfApi().list_repo_files(repository)
-    except (RepositoryNotFoundError, HFValidationError) as error:
+        files = HfApi(token=token).list_repo_files(repository, revision=revision)
+    except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
         raise _unavailable(repository, error) from error
     except Exception as error:  # noqa: BLE001 (the transport's own errors differ by release)
         try:
-            return Path(snapshot_download(repository, local_files_only=True))
+            return Path(snapshot_download(repository, revision=revision, local_files_only=True))
         except LocalEntryNotFoundError:
             raise _unavailable(repository, error) from error
+    if "adapter_config.json" in files:
+        raise ValueError(f"{repository}: a PEFT adapter (adapter_config.json), no whole model; {MERGE}")
+    if not {"config.json", MODULES}.intersection(files):
+        raise FileNotFoundError(f"{repository}: no config.json in this repository; it holds {', '.join(files[:20])}")
+    small = small_files(files)
+    folder = download(small)
+    _check_config(repository, transformer_folder(folder) / "config.json")
+    # The small ones again: the repository may have changed meanwhile, and what is there is not fetched twice.
+    return download(list(dict.fromkeys(small + weight_files(repository, files, folder))))
+
+
+def _check_config(repository: str, path: Path) -> None:
+    document = read_json_object(path)
+    if document.get("format") == FORMAT:
+        return
     try:
-        return Path(snapshot_download(repository, allow_patterns=wanted(repository, files)))
-    except OSError as error:  # those of the hub's client are
-        raise _unavailable(repository, error) from error
+        find_family(document).config(document).weight_shapes()
+    except ValueError as error:
+        raise ValueError(f"{repository}: {error}") from error
 
 
 def _unavailable(repository: str, error: Exception) -> FileNotFoundError:
+    from huggingface_hub.errors import RepositoryNotFoundError
+
     reason = str(error).split("\n", 1)[0]
-    return FileNotFoundError(f"{repository}: no such folder, and not to be had from the hub ({reason})")
+    private = isinstance(error, RepositoryNotFoundError)
+    hint = "; a private or gated model takes token=..., HF_TOKEN or `hf auth login`" if private else ""
+    return FileNotFoundError(f"{repository}: no such folder, and not to be had from the hub ({reason}){hint}")

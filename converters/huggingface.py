@@ -20,14 +20,15 @@ from ftbert.checkpoint import (
 )
 from ftbert.converters.families import find_family
 from ftbert.converters.family import Config, Derived, Family, entry
-from ftbert.converters.head_tables import PREFIXES, HeadRow, find_rows, head_config, left_out
+from ftbert.converters.head_tables import HeadRow, find_rows, head_config
+from ftbert.converters.left_out import left_out, outside, silent
 
 MERGE = "merge it into the weights with peft's merge_and_unload(), and load the model that this returns"
 
 
 def recognise(document: Config, source: TensorSource, folder: Path | None) -> Checkpoint:
     """The tensors of `source` under our names. folder: the tokenizer's. ValueError says why a config cannot be run, or
-    lists every missing, extra and misshapen tensor."""
+    lists every missing and misshapen tensor, and those left over in the encoder (left_out.py)."""
     family = find_family(document)
     encoder = family.config(document)
     found = source.shapes()
@@ -61,9 +62,9 @@ def recognise(document: Config, source: TensorSource, folder: Path | None) -> Ch
             theirs = [name for name in candidates if name in found] or candidates
             names[f"heads.{head.task}.{kind}"] = (theirs[0],)
             shapes[theirs[0]] = shape
-    ignored = {name for name in found if name.startswith(PREFIXES) or name.endswith(family.buffers)}
-    check_shapes(source.where, shapes, found, ignored)
-    dropped = left_out(rows, architecture, found)
+    others = outside(family, prefix, found) - shapes.keys()
+    check_shapes(source.where, shapes, found, silent(family, found), others)
+    dropped = left_out(rows, architecture, found, others)
     config = CheckpointConfig(family.name, encoder, document, tuple(heads), dropped)
     return Checkpoint(config, source, names, folder, made)
 

@@ -8,13 +8,14 @@ is a guess until the graph itself has been evaluated and computes the same (onnx
 
 from __future__ import annotations
 
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from ftbert.checkpoint import FORMAT, EncoderConfig, TensorSource, read_json_object
+from ftbert.checkpoint import FORMAT, EncoderConfig, TensorSource, exists, list_folder, read_json_object
 from ftbert.converters.families import find_family
 from ftbert.converters.family import Family
 from ftbert.converters.onnx_config import differences, document, fit
@@ -49,19 +50,23 @@ def onnx_of(source: str | Path) -> Path | None:
     """The model in an .onnx file or a folder: model.onnx, onnx/model.onnx, or the only .onnx there is. Else None, as
     for a folder that has the weights in a format that is read directly."""
     path = Path(source)
+    if not exists(path):
+        return None
     if path.is_file():
         return path if path.suffix == ".onnx" else None
-    other = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
-    if any(True for pattern in other for _ in path.glob(pattern)):
+    names = list_folder(path)
+    other = ("*.safetensors", "*.safetensors.index*.json", "pytorch_model*.bin", "pytorch_model.bin.index*.json")
+    if any(fnmatch(name, pattern) for name in names for pattern in other):
         return None
-    places = [path, path / "onnx"]
+    places = [path, *([path / "onnx"] if "onnx" in names and (path / "onnx").is_dir() else [])]
+    held = {folder: list_folder(folder) for folder in places}
     for folder in places:
-        if (folder / "model.onnx").is_file():
+        if "model.onnx" in held[folder]:
             return folder / "model.onnx"
-    found = [one for folder in places for one in sorted(folder.glob("*.onnx"))]
+    found = [folder / name for folder in places for name in sorted(held[folder]) if name.endswith(".onnx")]
     if len(found) > 1:
-        names = ", ".join(str(one.relative_to(path)) for one in found)
-        raise ValueError(f"{path}: several ONNX files ({names}); name one of them")
+        several = ", ".join(str(one.relative_to(path)) for one in found)
+        raise ValueError(f"{path}: several ONNX files ({several}); name one of them")
     return found[0] if found else None
 
 
@@ -80,8 +85,10 @@ def open_onnx(path: Path) -> tuple[dict[str, Any], OnnxSource, Path | None]:
         raise ValueError("\n  ".join([f"{path}: constants cannot be read:", *broken[:_MOST], *more]))
     home = home_of(path)
     try:
-        encoder = trace(Graph(file))
         given = _given_config(home)
+        if given is not None:
+            find_family(given)  # its reason goes before what the graph lacks
+        encoder = trace(Graph(file))
         config = document(encoder) if given is None else fit(given, encoder)
         family = find_family(config)
         numbers = family.config(config)

@@ -12,37 +12,54 @@ from ftbert.checkpoint import (
     Checkpoint,
     StateDictSource,
     TensorSource,
+    exists,
+    list_folder,
     open_weights,
     read_checkpoint,
     read_json_object,
     transformer_folder,
 )
+from ftbert.converters.families import find_family
 from ftbert.converters.hub import fetch
 from ftbert.converters.huggingface import MERGE, recognise
 from ftbert.converters.onnx_check import check_graph
 from ftbert.converters.onnx_source import onnx_of, open_onnx
 
 
-def open_checkpoint(source: str | Path | torch.nn.Module) -> Checkpoint:
+def open_checkpoint(
+    source: str | Path | torch.nn.Module, *, revision: str | None = None, token: str | None = None
+) -> Checkpoint:
     """An ftbert or HuggingFace folder, an .onnx file or a folder with one, a hub id, or a live transformers model.
 
-    ValueError lists every missing, extra and misshapen tensor at once; FileNotFoundError says what was looked for.
+    revision, token: of a hub id, see `fetch`. ValueError lists every missing and misshapen tensor at once;
+    FileNotFoundError says what was looked for, PermissionError whose it is.
     """
     if isinstance(source, torch.nn.Module):
+        _expect_no_hub(f"a live {type(source).__name__}", revision, token)
         return _from_live(source)
     onnx = onnx_of(source)
     if onnx is not None:
+        _expect_no_hub(str(onnx), revision, token)
         document, initialisers, home = open_onnx(onnx)
         checkpoint = _from_huggingface(document, initialisers, home, str(onnx))
         check_graph(initialisers.file, initialisers.encoder, checkpoint)
         return checkpoint
-    folder = find_folder(source)
+    folder = find_folder(source, revision, token)
     home = transformer_folder(folder)
-    document = read_json_object(home / "config.json")
-    tensors = open_weights(home)
+    document, where = read_json_object(home / "config.json"), str(home / "config.json")
     if document.get("format") == FORMAT:
-        return read_checkpoint(folder, document, tensors)
-    return _from_huggingface(document, tensors, folder, str(home / "config.json"))
+        return read_checkpoint(folder, document, open_weights(home))
+    try:
+        find_family(document)  # before its weights are looked for: no other file changes that answer
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+    return _from_huggingface(document, open_weights(home), folder, where)
+
+
+def _expect_no_hub(source: str, revision: str | None, token: str | None) -> None:
+    for name, value in (("revision", revision), ("token", token)):
+        if value is not None:
+            raise ValueError(f"{name}: is for a model of the hub, and {source} is none")
 
 
 def _from_live(model: torch.nn.Module) -> Checkpoint:
@@ -58,21 +75,23 @@ def _from_live(model: torch.nn.Module) -> Checkpoint:
     return _from_huggingface(document, StateDictSource(model.state_dict(), where), None, where)
 
 
-def find_folder(source: str | Path) -> Path:
+def find_folder(source: str | Path, revision: str | None = None, token: str | None = None) -> Path:
     """The folder itself, or the hub's snapshot of it; FileNotFoundError says what was looked for."""
     folder = Path(source)
     if not str(source):
         raise FileNotFoundError("expected a model folder (with config.json and weights) or a hub id, got ''")
-    if folder.is_dir():
-        if (folder / "adapter_config.json").exists():
+    there = exists(folder)
+    if there and folder.is_dir():
+        _expect_no_hub(str(folder), revision, token)
+        if "adapter_config.json" in list_folder(folder):
             raise ValueError(f"{folder}: a PEFT adapter (adapter_config.json), no whole model; {MERGE}")
         home = transformer_folder(folder)
-        if not (home / "config.json").exists():
+        if not exists(home / "config.json"):
             raise FileNotFoundError(f"{home}: no config.json in this folder")
         return folder
-    if folder.exists() or isinstance(source, Path) or str(source).count("/") > 1 or str(source).startswith((".", "/")):
+    if there or isinstance(source, Path) or str(source).count("/") > 1 or str(source).startswith((".", "/")):
         raise FileNotFoundError(f"{source}: expected a model folder (with config.json and weights) or a hub id")
-    return fetch(str(source))
+    return fetch(str(source), revision, token)
 
 
 def _from_huggingface(document: dict[str, Any], tensors: TensorSource, folder: Path | None, where: str) -> Checkpoint:

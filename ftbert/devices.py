@@ -48,10 +48,22 @@ def check_dtype(device: torch.device, dtype: torch.dtype) -> None:
         raise ValueError("on the CPU ftbert computes in fp32, or bf16 for the products; fp16 needs a GPU")
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         raise ValueError("dtype: oneDNN computes no products in bf16 on this CPU; use fp32")
-    if platform.machine() in ("x86_64", "AMD64") and not (
-        torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    ):
+    if not _cpu_has_bf16():
         warnings.warn("this CPU has no instructions for bf16 (AVX512-BF16, AMX): fp32 is faster", stacklevel=3)
+
+
+def stored_dtype(device: torch.device, stored: torch.dtype) -> torch.dtype:
+    """What dtype="auto" is for weights that are stored in `stored`: that type where the device has instructions for
+    it, else float32, in which nothing of it is lost (float64 aside)."""
+    if device.type == "cuda":
+        return stored if stored in (torch.float16, torch.bfloat16) else torch.float32
+    computed = torch.ops.mkldnn._is_mkldnn_bf16_supported() and _cpu_has_bf16()
+    return stored if stored == torch.bfloat16 and computed else torch.float32
+
+
+def _cpu_has_bf16() -> bool:
+    x86 = platform.machine() in ("x86_64", "AMD64")
+    return not x86 or bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def is_matrix(name: str, shape: Sequence[int]) -> bool:

@@ -1,7 +1,9 @@
-"""Checks that all readers of files share: no waiting for pipes, no unbounded JSON, errors that name the file."""
+"""Checks that all readers of files share: no waiting for pipes, no unbounded JSON, errors that name the file and say
+whether it is missing, broken or somebody else's."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -13,12 +15,49 @@ from typing import Any
 _MOST_JSON = 64 << 20  # bytes; the largest index of shards is below 1 MB
 
 
+def exists(path: Path) -> bool:
+    """Whether there is something. PermissionError where this process may not know, False for what can be no path."""
+    try:
+        path.stat()
+    except PermissionError as error:
+        raise _forbidden(path) from error
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def expect_file(path: Path) -> None:
-    """ValueError for a pipe, a device or a socket, which a reader would wait for; OSError where there is nothing."""
-    mode = path.stat().st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        kind = "a named pipe" if stat.S_ISFIFO(mode) else "a device or a socket"
-        raise ValueError(f"{path}: expected a file, it is {kind}")
+    """ValueError for a pipe, a device or a socket, which a reader would wait for; OSError where there is nothing,
+    PermissionError where this process may not read it."""
+    try:
+        mode = path.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            kind = "a named pipe" if stat.S_ISFIFO(mode) else "a device or a socket"
+            raise ValueError(f"{path}: expected a file, it is {kind}")
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+    except PermissionError as error:
+        raise _forbidden(path) from error
+
+
+def list_folder(folder: Path) -> list[str]:
+    """The names in it. OSError where it is no folder, PermissionError where this process may not look into it."""
+    try:
+        names = os.listdir(folder)
+        (folder / ".").stat()  # reading names is one permission, opening what they name another
+    except PermissionError as error:
+        raise _forbidden(folder) from error
+    return names
+
+
+def _forbidden(path: Path) -> PermissionError:
+    """Says who may not, and whose the file is, or the first folder on the way that is closed."""
+    closed = next((one for one in reversed(path.absolute().parents) if not os.access(one, os.X_OK)), path)
+    try:
+        found = closed.stat()
+        whose = f"; {closed} belongs to uid {found.st_uid} and has mode {stat.S_IMODE(found.st_mode):o}"
+    except OSError:
+        whose = ""
+    return PermissionError(errno.EACCES, f"no permission to read it for uid {os.geteuid()}{whose}", str(path))
 
 
 def read_json_value(path: Path) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ftbert.checkpoint import Checkpoint, EncoderConfig
 from ftbert.converters import build_reference, open_checkpoint
-from ftbert.devices import check_device, check_dtype, is_matrix, stream_dtype, weight_dtype
+from ftbert.devices import check_device, check_dtype, is_matrix, stored_dtype, stream_dtype, weight_dtype
 from ftbert.dtypes import DTYPES, parse_dtype
 from ftbert.forked import note_fork
 from ftbert.heads import Head, HeadedModule
@@ -34,23 +34,31 @@ def load(
     *,
     attention: str = "auto",
     heads: bool = True,
+    revision: str | None = None,
+    token: str | None = None,
 ) -> Model:
     """A model ready to compute.
 
     source: an ftbert or HuggingFace folder, an .onnx file, a hub id, or a live transformers model. device: "cpu",
     "cuda", "cuda:1". dtype: fp32, fp16 (GPU only), bf16; on the CPU bf16 is that of the matrix products' operands, with
-    float sums: all else and the results are float32. attention: "auto", or "fused" / "general" to force
-    a path. heads: the checkpoint's task heads too; a masked language model then computes logits over the vocabulary in
-    every call; a language model without is_decoder (...ForCausalLM, ...LMHeadModel) is one. A head that ftbert does
-    not know is left out, with a warning. Raises FileNotFoundError, ValueError (weights or config do not fit, all
-    problems listed), RuntimeError (a device or dtype that this build or machine cannot serve; a live model that
-    computes something else than its config says), TypeError for what is no such source.
+    float sums: all else and the results are float32. "auto": as the weights are stored where the device has
+    instructions for that (fp16 on a GPU alone, bf16 there and on some CPUs), else fp32. attention: "auto", or "fused" /
+    "general" to force a path. heads: the checkpoint's task heads too; a masked language model then computes logits over
+    the vocabulary in every call; a language model without is_decoder (...ForCausalLM, ...LMHeadModel) is one. What
+    stands outside the encoder and is no head that ftbert knows is left out, with a warning. revision, token: of a hub
+    id; a branch, tag or commit, and what a private model asks for (None: HF_TOKEN, or that of `hf auth login`). Raises
+    FileNotFoundError, PermissionError, ImportError (an .onnx file without the onnx package), ValueError (weights or
+    config do not fit, all problems listed), RuntimeError (a device or dtype that this build or machine cannot serve; a
+    live model that computes something else than its config says), TypeError for what is no such source.
     """
-    place, element = check_device(device), parse_dtype(dtype)
-    check_dtype(place, element)
+    place = check_device(device)
+    asked = None if dtype == "auto" else parse_dtype(dtype)
+    if asked is not None:
+        check_dtype(place, asked)
     source = _source(source)
-    checkpoint = open_checkpoint(source)
-    if heads and checkpoint.config.left_out and not checkpoint.config.heads:
+    checkpoint = open_checkpoint(source, revision=revision, token=token)
+    element = stored_dtype(place, checkpoint.stored_dtype) if asked is None else asked
+    if heads and checkpoint.config.left_out:
         warnings.warn(f"{checkpoint.source.where}: {checkpoint.config.left_out}", stacklevel=2)
     model = _build(checkpoint, place, element, attention, heads)
     if isinstance(source, torch.nn.Module):

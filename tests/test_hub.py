@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from fnmatch import fnmatch
@@ -10,94 +11,194 @@ from typing import Any
 
 import pytest
 from conftest import make_bert
+from tokenizers_offline import sentence_folder
 from torch import nn
 
 import ftbert
-from ftbert.converters.hub import wanted
+from ftbert.converters import convert
+from ftbert.converters.hub import small_files, weight_files
 
-TEXT = ["config.json", "tokenizer.json", "vocab.txt", "1_Pooling/config.json"]
+TEXT = ["config.json", "tokenizer.json", "vocab.txt", "bpe.codes", "1_Pooling/config.json"]
 OTHER = ["README.md", "tf_model.h5", "flax_model.msgpack", "onnx/model.onnx", "onnx/config.json", "rust_model.ot",
-         "model.fp16.safetensors", "checkpoint-5/model.safetensors", "checkpoint-5/pytorch_model.bin"]  # fmt: skip
+         "checkpoint-5/model.safetensors", "checkpoint-5/pytorch_model.bin"]  # fmt: skip
 SHARDS = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+VARIANT_SHARDS = [f"model.fp16-0000{i}-of-00002.safetensors" for i in (1, 2)]
+# Best first.
 FORMATS = [
     ["model.safetensors"], ["model.safetensors.index.json", *SHARDS], ["pytorch_model.bin"],
-    ["pytorch_model.bin.index.json", "pytorch_model-00001-of-00001.bin"],
+    ["pytorch_model.bin.index.json", "pytorch_model-00001-of-00001.bin"], ["model.fp16.safetensors"],
+    ["model.safetensors.index.fp16.json", *VARIANT_SHARDS], ["pytorch_model.fp16.bin"],
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("best", range(len(FORMATS)))
-def test_the_weights_are_fetched_once(best: int) -> None:
+def test_the_weights_are_fetched_once(tmp_path: Path, best: int) -> None:
     held = [name for formats in FORMATS[best:] for name in formats]
-    got = wanted("someone/model", [*TEXT, *OTHER, *held])
-    weights = {name for name in got if not name.endswith((".json", ".txt"))}
-    assert weights == {name for name in FORMATS[best] if not name.endswith(".json")}
-    assert {*TEXT, FORMATS[best][0]} <= set(got) and "onnx/config.json" not in got
+    index, *shards = FORMATS[best]
+    if shards:
+        (tmp_path / index).write_text(json.dumps({"weight_map": {str(i): name for i, name in enumerate(shards)}}))
+    assert weight_files("someone/model", [*TEXT, *OTHER, *held], tmp_path) == FORMATS[best]
+    small = small_files([*TEXT, *OTHER, *held])
+    assert set(TEXT) <= set(small) and not [name for name in small if name.endswith((".bin", ".safetensors"))]
+    assert "onnx/config.json" not in small
 
 
-@pytest.mark.parametrize("home", ["", "0_Transformer/"])
-def test_the_modules_of_sentence_transformers_are_fetched(home: str) -> None:
-    files = ["modules.json", home + "config.json", home + "pytorch_model.bin", "1_Pooling/config.json", "2_Dense/config.json"]
-    files += ["2_Dense/model.safetensors", "2_Dense/pytorch_model.bin", "checkpoint-5/model.safetensors", "old_2/2_Dense/pytorch_model.bin"]
-    got = wanted("someone/model", files)
-    assert set(got) == {*files} - {"2_Dense/pytorch_model.bin", "checkpoint-5/model.safetensors", "old_2/2_Dense/pytorch_model.bin"}
+class Hub:
+    """A hub of one repository, in a folder. downloads: how each was asked for, with the files that it brought."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        import huggingface_hub
+
+        self.home, self.snapshot = tmp_path / "repository", tmp_path / "snapshot"
+        self.home.mkdir()
+        self.error: Exception | None = None
+        self.asked: dict[str, Any] = {}
+        self.downloads: list[tuple[dict[str, Any], list[str]]] = []
+
+        def make(api: Any, *, token: Any = None) -> None:
+            self.asked["token"] = token
+
+        def list_repo_files(api: Any, repository: str, *, revision: str | None = None) -> list[str]:
+            self.asked["revision"] = revision
+            if self.error is not None:
+                raise self.error
+            return self.files()
+
+        def snapshot_download(repository: str, **how: Any) -> str:
+            patterns = how.pop("allow_patterns", None)
+            brought = [name for name in self.files() if patterns and any(fnmatch(name, one) for one in patterns)]
+            brought = [name for name in brought if not (self.snapshot / name).exists()]
+            self.downloads.append((how, brought))
+            for name in brought:
+                (self.snapshot / name).parent.mkdir(parents=True, exist_ok=True)
+                (self.snapshot / name).write_bytes((self.home / name).read_bytes())
+            if not self.snapshot.exists():
+                raise huggingface_hub.errors.LocalEntryNotFoundError("not in the cache")
+            return str(self.snapshot)
+
+        monkeypatch.setattr(huggingface_hub.HfApi, "__init__", make)
+        monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", list_repo_files)
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+
+    def files(self) -> list[str]:
+        return sorted(str(path.relative_to(self.home)) for path in self.home.rglob("*") if path.is_file())
+
+    def put(self, *names: str) -> None:
+        for name in names:
+            (self.home / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.home / name).write_bytes(b"{}")
+
+    def fetched(self) -> list[str]:
+        return sorted(name for _, names in self.downloads for name in names)
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
-    """A hub of one repository; "fetched" is what was asked for. `list` may be an error."""
-    import huggingface_hub
-
-    state: dict[str, Any] = {"fetched": [], "list": [], "folder": tmp_path / "snapshot"}
-
-    def list_repo_files(self: Any, repository: str) -> list[str]:
-        if isinstance(state["list"], Exception):
-            raise state["list"]
-        return list(state["list"])
-
-    def snapshot_download(repository: str, **how: Any) -> str:
-        state["fetched"].append(how)
-        if not state["folder"].exists():
-            raise huggingface_hub.errors.LocalEntryNotFoundError("not in the cache")
-        return str(state["folder"])
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", list_repo_files)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    return state
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hub:
+    return Hub(monkeypatch, tmp_path)
 
 
-def test_a_repository(hub: dict[str, Any]) -> None:
-    make_bert().save_pretrained(hub["folder"])
-    hub["list"] = [*TEXT, *OTHER, "model.safetensors", "pytorch_model.bin"]
+def test_a_repository(hub: Hub, tmp_path: Path) -> None:
+    make_bert().save_pretrained(hub.home)
+    hub.put(*TEXT[1:], *OTHER, "pytorch_model.bin", "model.fp16.safetensors")
     assert ftbert.load("someone/model").config.layers == 2
-    [how] = hub["fetched"]
-    assert [name for name in hub["list"] if any(fnmatch(name, one) for one in how["allow_patterns"])] == [
-        *TEXT, "model.safetensors"
-    ]  # fmt: skip
+    assert hub.fetched() == sorted([*TEXT, "model.safetensors"])
+    (first, before), (second, after) = hub.downloads
+    assert "config.json" in before and after == ["model.safetensors"]
+    assert first == second == {"revision": None, "token": None}
 
 
-def test_without_a_connection_the_snapshot_counts(hub: dict[str, Any]) -> None:
+@pytest.mark.parametrize("transformer", ["", "0_Transformer"])
+def test_the_modules_of_sentence_transformers_are_fetched(hub: Hub, transformer: str) -> None:
+    dense = {"in_features": 64, "out_features": 8, "bias": True, "activation_function": "torch.nn.modules.linear.Identity"}
+    sentence_folder(hub.home, transformer=transformer, behind=[dense])
+    other = ["2_Dense/pytorch_model.bin", "checkpoint-5/model.safetensors", "old_2/2_Dense/pytorch_model.bin"]
+    hub.put(*other)
+    assert ftbert.load("someone/model").encode(["hello world"]).shape == (1, 8)
+    assert hub.fetched() == sorted(set(hub.files()) - set(other))
+    assert [name for name in hub.downloads[0][1] if name.endswith((".safetensors", ".bin"))] == []
+
+
+def test_revision_and_token(hub: Hub, tmp_path: Path) -> None:
+    make_bert().save_pretrained(hub.home)
+    said = {"revision": "v1.0", "token": "secret"}
+    ftbert.load("someone/model", **said)
+    convert("someone/model", tmp_path / "ours", **said)
+    assert hub.asked == said and [how for how, _ in hub.downloads] == [said] * 4
+    for source in (hub.home, make_bert()):
+        for name, value in said.items():
+            with pytest.raises(ValueError, match=f"{name}: is for a model of the hub"):
+                ftbert.load(source, **{name: value})
+
+
+def test_sharded_variants(hub: Hub) -> None:
+    from transformers import AutoModel
+
+    make_bert().save_pretrained(hub.home, variant="fp16", max_shard_size="40KB")
+    assert "model.safetensors.index.fp16.json" in hub.files()
+    got, want = ftbert.load("someone/model"), ftbert.load(AutoModel.from_pretrained(hub.home, variant="fp16"))
+    for name in want.checkpoint.tensors:
+        assert (got.checkpoint.read(name) == want.checkpoint.read(name)).all()
+    assert ftbert.load(hub.home).config.layers == 2
+
+
+def test_without_a_connection_the_snapshot_counts(hub: Hub) -> None:
     import httpx
 
-    hub["list"] = httpx.ConnectError("no route")
+    hub.error = httpx.ConnectError("no route")
     with pytest.raises(FileNotFoundError, match=r"someone/model: .*not to be had from the hub \(no route\)"):
         ftbert.load("someone/model")
-    make_bert().save_pretrained(hub["folder"])
+    make_bert().save_pretrained(hub.snapshot)
     assert ftbert.load("someone/model").config.layers == 2
-    assert hub["fetched"] == [{"local_files_only": True}] * 2
+    assert [how for how, _ in hub.downloads] == [{"local_files_only": True, "revision": None}] * 2
 
 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
         (["config.json", "tf_model.h5"], r"no weights that ftbert reads .*holds config.json, tf_model.h5"),
+        (["config.json", "model.fp16.safetensors", "model.bf16.safetensors"], r"several variants alone \(model.bf16"),
         (["adapter_config.json", "adapter_model.safetensors"], r"PEFT adapter.*merge_and_unload\(\)"),
+        (["model.safetensors", "a.txt"], "no config.json in this repository; it holds a.txt, model.safetensors"),
     ],
 )
-def test_what_cannot_be_used_is_not_fetched(hub: dict[str, Any], files: list[str], message: str) -> None:
-    hub["list"] = files
+def test_what_cannot_be_used_is_not_fetched(hub: Hub, files: list[str], message: str) -> None:
+    hub.put(*files)
+    if "config.json" in files:
+        make_bert().config.save_pretrained(hub.home)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        ftbert.load("someone/model")
+    assert set(hub.fetched()) <= {"config.json"}
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"model_type": "deberta-v2"}, "someone/model: model type 'deberta-v2' is not supported: its attention scores"),
+        ({"is_decoder": True}, "someone/model: this checkpoint is a decoder"),
+        ({"hidden_act": "mish"}, "(?s)someone/model: .*unknown activation 'mish'"),
+    ],
+)
+def test_config_json_decides_before_the_weights_are_fetched(hub: Hub, entries: dict[str, Any], message: str) -> None:
+    make_bert().save_pretrained(hub.home)
+    path = hub.home / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
     with pytest.raises(ValueError, match=message):
         ftbert.load("someone/model")
-    assert hub["fetched"] == []
+    assert hub.fetched() == ["config.json"]
+
+
+def test_a_disk_that_is_full_is_no_missing_repository(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    import errno
+
+    import huggingface_hub
+
+    def full(repository: str, **how: Any) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device", "blobs")
+
+    hub.put("config.json", "model.safetensors")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", full)
+    with pytest.raises(OSError, match="No space left"):
+        ftbert.load("someone/model")
 
 
 # ---- adapters that were not merged -----------------------------------------------------------------------------------

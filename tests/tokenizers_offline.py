@@ -32,6 +32,13 @@ def write(folder: Path, family: str, *, tokenizer_json: bool = True, **config: A
     class in transformers saves it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"model_type": family}), encoding="utf-8")
+    write_files(folder, family, tokenizer_json=tokenizer_json)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def write_files(folder: Path, family: str, *, tokenizer_json: bool = True) -> None:
+    """The tokenizer's own files alone, into a folder with a config.json."""
     if family in _WORDPIECE:
         _wordpiece(folder, family, tokenizer_json)
     elif family == "roberta":
@@ -42,8 +49,6 @@ def write(folder: Path, family: str, *, tokenizer_json: bool = True, **config: A
         AutoTokenizer.from_pretrained(str(folder), local_files_only=True).backend_tokenizer.save(
             str(folder / "tokenizer.json")
         )
-    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    return folder
 
 
 def _wordpiece(folder: Path, family: str, tokenizer_json: bool) -> None:

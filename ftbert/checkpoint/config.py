@@ -118,7 +118,7 @@ class CheckpointConfig:
 
     architecture: the family's name in converters/families.py. huggingface: the config.json it was converted from,
     kept so that the equivalent transformers model can be built again. left_out: a sentence on tensors of the source
-    that belong to a head ftbert does not compute, or "".
+    that nothing ftbert computes reads, or "".
     """
 
     architecture: str

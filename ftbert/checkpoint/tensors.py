@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import zipfile
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ftbert.input_file import expect_file, read_json_value, shown
+from ftbert.input_file import expect_file, list_folder, read_json_value, shown
 
 Shape = tuple[int, ...]
+
+# Best first. Of a variant, "fp16" for one, the word stands in the name.
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+_VARIANTS = (
+    r"model\.(\w+)\.safetensors", r"model\.safetensors\.index\.(\w+)\.json", r"pytorch_model\.(\w+)\.bin",
+    r"pytorch_model\.bin\.index\.(\w+)\.json",
+)  # fmt: skip
 
 _MOST_COMPLAINTS = 60  # lines of one message
 
@@ -109,46 +118,82 @@ def _read_bin(path: Path) -> dict[str, torch.Tensor]:
     return document
 
 
-def _shards(index: Path) -> list[Path]:
+def shard_names(index: Path) -> list[str]:
+    """The files beside `index` that it names; ValueError where it is none, or names one in another folder."""
     document = read_json_value(index)
     places = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
         raise ValueError(f"{index}: not a shard index (no 'weight_map' from tensors to files)")
     if elsewhere := next((name for name in places.values() if Path(name).name != name or "\0" in name), None):
         raise ValueError(f"{index}: {shown(elsewhere)} is not the name of a file in the same folder")
-    files = sorted({index.parent / name for name in places.values()})
-    missing = [path.name for path in files if not path.exists()]
-    if missing:
+    return sorted(set(places.values()))
+
+
+def _shards(index: Path) -> list[Path]:
+    names, held = shard_names(index), set(list_folder(index.parent))
+    if missing := [name for name in names if name not in held]:
         raise ValueError(f"{index}: shards are missing: {', '.join(missing)}")
-    return files
+    return [index.parent / name for name in names]
+
+
+def find_weights(names: Collection[str], where: str) -> str:
+    """Of the files of a folder the one that holds the weights, or the index of their shards.
+
+    A variant (model.fp16.safetensors) counts where there is nothing else. ValueError where there are none, or several
+    variants; `where` says of which folder.
+    """
+    if plain := next((name for name in _WEIGHTS if name in names), None):
+        return plain
+    found: dict[str, str] = {}
+    for pattern in _VARIANTS:
+        for name in sorted(names):
+            if match := re.fullmatch(pattern, name):
+                found.setdefault(match[1], name)
+    if len(found) == 1:
+        return next(iter(found.values()))
+    if found:
+        raise ValueError(
+            f"{where}: the weights are there in several variants alone ({', '.join(found.values())}); load a folder "
+            "that holds one of them"
+        )
+    held = ", ".join(sorted(names)[:20]) or "nothing"
+    raise ValueError(
+        f"{where}: no weights that ftbert reads (model.safetensors or pytorch_model.bin, possibly sharded); "
+        f"it holds {held}"
+    )
 
 
 def open_weights(folder: Path) -> TensorSource:
     """The weights of a HuggingFace or ftbert folder; ValueError when there are none or they are broken."""
-    if (folder / "model.safetensors").exists():
-        return SafetensorsSource([folder / "model.safetensors"])
-    if (folder / "model.safetensors.index.json").exists():
-        return SafetensorsSource(_shards(folder / "model.safetensors.index.json"))
-    if (folder / "pytorch_model.bin").exists():
-        return StateDictSource(_read_bin(folder / "pytorch_model.bin"), str(folder / "pytorch_model.bin"))
-    if (folder / "pytorch_model.bin.index.json").exists():
-        tensors: dict[str, torch.Tensor] = {}
-        for path in _shards(folder / "pytorch_model.bin.index.json"):
-            tensors.update(_read_bin(path))
-        return StateDictSource(tensors, str(folder))
-    raise ValueError(f"{folder}: no weights found (model.safetensors or pytorch_model.bin, possibly sharded)")
+    path = folder / find_weights(list_folder(folder), str(folder))
+    sharded = path.suffix == ".json"
+    files = _shards(path) if sharded else [path]
+    if ".safetensors" in path.name:
+        return SafetensorsSource(files)
+    tensors: dict[str, torch.Tensor] = {}
+    for file in files:
+        tensors.update(_read_bin(file))
+    return StateDictSource(tensors, str(folder if sharded else path))
 
 
-def check_shapes(where: str, expected: dict[str, list[int]], found: dict[str, Shape], ignored: set[str]) -> None:
-    """ValueError that lists what is missing, misshapen or left over."""
+def check_shapes(
+    where: str,
+    expected: dict[str, list[int]],
+    found: dict[str, Shape],
+    ignored: Collection[str],
+    spare: Collection[str] = (),
+) -> None:
+    """ValueError that lists what is missing, misshapen or left over. spare: what may be left over, and is listed where
+    something else is wrong."""
     wrong: list[str] = []
     for name, shape in expected.items():
         if name not in found:
             wrong.append(f"missing {name} {shape}")
         elif list(found[name]) != shape:
             wrong.append(f"{name}: the config asks for {shape}, the file has {list(found[name])}")
-    wrong += [f"extra {name} {list(found[name])}" for name in found if name not in expected and name not in ignored]
-    if wrong:
+    extra = [name for name in found if name not in expected and name not in ignored]
+    if wrong or any(name not in spare for name in extra):
+        wrong += [f"extra {name} {list(found[name])}" for name in extra]
         more = [f"and {len(wrong) - _MOST_COMPLAINTS} more"] if len(wrong) > _MOST_COMPLAINTS else []
         listed = "\n  ".join(wrong[:_MOST_COMPLAINTS] + more)
         raise ValueError(f"{where}: the weights do not fit the config:\n  {listed}")

@@ -18,8 +18,11 @@ from ftbert.text.settings import TextSettings
 from ftbert.text.token_ids import check_token_ids
 
 # Any of these lets transformers build a tokenizer when tokenizer.json itself is missing.
-_VOCABULARIES = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model")
-_SUFFIXES = (".json", ".txt", ".model", ".jinja")  # of all that AutoTokenizer may open
+_VOCABULARIES = (
+    "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model", "sentencepiece.model",
+)  # fmt: skip
+# Of all that AutoTokenizer may open.
+_SUFFIXES = (".json", ".txt", ".model", ".jinja", ".codes", ".bpe", ".spm", ".tiktoken")
 # What tokenizers of different kinds make different ids of.
 _PROBES = (
     "Hello World, hello world!", "un-believable U.S.A. e-mail@host.com 3.14%", "Crème brûlée nai\u0308ve CAFÉ Ångström",

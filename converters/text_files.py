@@ -1,0 +1,103 @@
+"""Which files of a model's folder say how text becomes ids and vectors, and whether a copy of them says the same."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ftbert.checkpoint import MODULES, read_json_value, read_modules, transformer_folder
+from ftbert.text import TextSettings, load_tokenizer
+
+# Every file that a tokenizer of transformers opens (`vocab_files_names` of its classes; tests/test_text_files.py
+# compares), whatever family its class is named after: RoBERTa's checkpoints come with seven kinds.
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.txt", "vocab.json", "merges.txt", "vocab.bpe", "bpe.codes", "dict.txt", "*.model", "*.spm", "*.tiktoken",
+    "prophetnet.tokenizer", "byte_maps.json", "emoji.json", "entity_vocab.json", "normalizer.json", "tekken.json",
+    "vocab-src.json", "vocab-tgt.json", "target_vocab.json", "word_pronunciation.json", "word_shape.json",
+    # Of no use to an encoder, and read by AutoTokenizer: the copy is the same tokenizer to it.
+    "chat_template.jinja", "additional_chat_templates/*.jinja",
+)  # fmt: skip
+MODULE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # best first
+_NEVER = ("config.json", "*.safetensors", "*.bin", "*.onnx", "*.index.json")  # whatever tokenizer_config.json names
+
+# Case, accents, scripts, emoji, what tweets are cleaned of, unknown characters, special tokens, spaces.
+_SAMPLES = (
+    "Hello World, naïve CAFÉ", "Sinh_viên trường đại_học Công_nghệ .", "中文字符 and 日本語 🙂 👩‍👩‍👧",
+    "@USER https://a.b #tag :)", "[MASK] <mask> [CLS] </s> mid</s>dle", "  two  spaces\ttab\nline ", "", "a" * 50,
+)  # fmt: skip
+_PAIR = ("a query", "Its Text")
+
+
+def text_files(folder: Path) -> dict[str, Path]:
+    """What is copied, by its place in the target: the tokenizer's files, from the folder of the transformer, and the
+    settings and modules of sentence-transformers. ValueError as of `read_modules`."""
+    home = transformer_folder(folder)
+    paths = [path for pattern in (*TOKENIZER_FILES, "sentence_*_config.json") for path in sorted(home.glob(pattern))]
+    found = {str(path.relative_to(home)): path for path in (*paths, *(home / name for name in named_files(home)))}
+    found |= {name: folder / name for name in (MODULES, "config_sentence_transformers.json")}
+    for module in read_modules(folder):
+        if module.folder not in (folder, home):
+            for name in ("config.json", *MODULE_WEIGHTS):
+                found[str((module.folder / name).relative_to(folder))] = module.folder / name
+    return {name: path for name, path in found.items() if path.exists()}
+
+
+def named_files(home: Path) -> Iterator[str]:
+    """Names of files in `home` that its tokenizer_config.json mentions; not all of them exist."""
+    settings = _json(home / "tokenizer_config.json")
+    for key, value in settings.items() if isinstance(settings, dict) else ():
+        if key.endswith(("_file", "_files")):
+            for name in value if isinstance(value, list) else [value]:
+                if isinstance(name, str) and PurePosixPath(name).name == name and "\0" not in name:
+                    yield from [] if any(PurePosixPath(name).match(one) for one in _NEVER) else [name]
+
+
+def _json(path: Path) -> Any:
+    """None where there is no such file or it is broken: whoever reads texts with it says so."""
+    try:
+        return read_json_value(path)
+    except (OSError, ValueError):
+        return None
+
+
+def check_copy(source: Path, copy: Path) -> str:
+    """ValueError where the folder `copy` makes other ids of texts than `source`, or none.
+
+    Returns why the two were not compared, "" where they were or where `source` has no tokenizer at all.
+    """
+    try:
+        expected = _reading(source)
+    except FileNotFoundError:
+        return ""
+    except (ValueError, OSError) as error:
+        return f"the tokenizer cannot be used here, so its files are copied as they are ({error})"
+    needed = f"Does it need a file beside {', '.join(TOKENIZER_FILES)}?"
+    try:
+        found = _reading(copy)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{source}: the converted folder would have no tokenizer ({error}). {needed}") from error
+    if wrong := [what for what, value in expected.items() if found[what] != value]:
+        raise ValueError(f"{source}: the converted folder would read texts otherwise: {', '.join(wrong)}. {needed}")
+    return ""
+
+
+def _reading(folder: Path) -> dict[str, Any]:
+    """By name: what texts become, and what their tokenizer is. Errors as of `load_tokenizer`."""
+    home = transformer_folder(folder)
+    try:
+        settings = TextSettings.from_folder(folder)
+    except ValueError:  # modules that encode() refuses
+        settings = TextSettings(subfolder="" if home == folder else str(home.relative_to(folder)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # whoever reads texts hears them
+        tokenizer = load_tokenizer(folder, settings)
+    try:
+        ids = {f"ids of {text!r}": tokenizer(text)["input_ids"] for text in _SAMPLES}
+        pair = dict(tokenizer(*_PAIR))
+    except Exception as error:  # of no type of its own
+        raise ValueError(f"{folder}: its tokenizer cannot encode texts ({type(error).__name__}: {error})") from error
+    about = {"class": type(tokenizer).__name__, "longest text": tokenizer.model_max_length}
+    return {**ids, f"ids of {_PAIR}": pair, **about, "special tokens": tokenizer.special_tokens_map}
