@@ -1,4 +1,5 @@
-"""Whether ftbert computes what an ONNX graph computes: both are run on random ids under every kind of mask.
+"""Whether ftbert computes what an ONNX graph computes: both are run on random ids under every kind of mask, and each
+input of the graph is changed by itself to see what depends on it.
 
 Which constant is which weight is read off the graph's structure, and a graph may do more than that: scores with a bias
 of its own, positions from another place, a mask that is not used. So its numbers decide.
@@ -64,8 +65,13 @@ def check_graph(file: OnnxFile, encoder: Encoder, checkpoint: Checkpoint) -> Non
     try:
         batches = _batches(file, encoder, checkpoint)
         feeds = [_feed(file, encoder, batch) for batch in batches]
+        base, changed = _probes(file, encoder, checkpoint, batches[0].ids.shape)
+        feeds += changed.values()
         pooler = checkpoint.config.encoder.pooler
         runs = _evaluate(file, feeds, [encoder.hidden, *([encoder.pooled] if encoder.pooled and pooler else [])])
+        probed = dict(zip(changed, (run[encoder.hidden] for run in runs[len(batches) :]), strict=True))
+        _check_effects(encoder, base.mask == 1, probed)
+        runs = runs[: len(batches)]
         left_out = _compare(file, encoder, pooler, batches, runs, _compute(checkpoint, batches))
     except (ValueError, RuntimeError, OSError) as error:
         raise ValueError(f"{file.path}: {error}") from error
@@ -74,6 +80,8 @@ def check_graph(file: OnnxFile, encoder: Encoder, checkpoint: Checkpoint) -> Non
         warnings.warn(
             f"{file.path}: its outputs {names} are left out; only the encoder and the pooler are read", stacklevel=4
         )
+    if not encoder.mask:
+        warnings.warn(f"{file.path}: takes no mask and attends to padding; ftbert attends to none", stacklevel=4)
 
 
 def _batches(file: OnnxFile, encoder: Encoder, checkpoint: Checkpoint) -> list[_Batch]:
@@ -92,9 +100,13 @@ def _batches(file: OnnxFile, encoder: Encoder, checkpoint: Checkpoint) -> list[_
     short += short[: -len(short) % rows]
     plan = [(short[at : at + rows], seq or min(_SEQ, longest)) for at in range(0, len(short), rows)]
     if not seq and longest > _SEQ:
-        plan.append((["full"] * (rows if isinstance(sides[0], int) else 1), min(_LONG, longest)))
-    types = config.token_types if encoder.tables.types else 0
-    return [_batch(some, columns, config, max(1, types), rng) for some, columns in plan]
+        plan.append((kinds[-1:] * (rows if isinstance(sides[0], int) else 1), min(_LONG, longest)))
+    types = _token_types(encoder, checkpoint)
+    return [_batch(some, columns, config, types, rng) for some, columns in plan]
+
+
+def _token_types(encoder: Encoder, checkpoint: Checkpoint) -> int:
+    return max(1, checkpoint.config.encoder.token_types if encoder.tables.types else 0)
 
 
 def _batch(kinds: list[str], seq: int, config: Any, types: int, rng: np.random.Generator) -> _Batch:
@@ -134,6 +146,40 @@ def _feed(file: OnnxFile, encoder: Encoder, batch: _Batch) -> dict[str, np.ndarr
             value = rng.integers(0, 2, shape)
         found[one.name] = value.astype(_NUMPY[one.type])
     return found
+
+
+def _probes(
+    file: OnnxFile, encoder: Encoder, checkpoint: Checkpoint, shape: tuple[int, ...]
+) -> tuple[_Batch, dict[str, dict[str, np.ndarray]]]:
+    """A padded batch of that shape, and feeds of it: "" as it is, and by an input's name with that one changed."""
+    (rows, seq), types = shape, _token_types(encoder, checkpoint)
+    # On the left: under a causal mask no token would see padding on the right.
+    base = _batch(["left-padded"] * rows, seq, checkpoint.config.encoder, types, np.random.default_rng(2))
+    feed = _feed(file, encoder, base)
+    changed = {"": feed}
+    for name, value in feed.items():
+        if name == encoder.mask and seq > 1:
+            changed[name] = feed | {name: np.ones_like(value)}
+        elif name not in (encoder.tables.ids, encoder.tables.types, encoder.mask):
+            changed[name] = feed | {name: (1 - value.astype(np.int64)).astype(value.dtype)}
+    return base, changed
+
+
+def _check_effects(encoder: Encoder, kept: np.ndarray, found: dict[str, np.ndarray]) -> None:
+    """found: the last hidden state for each of `_probes`. kept: bool [batch, seq]. ValueError for a mask that changes
+    nothing, and for an input of no known meaning that changes something."""
+    for name, value in found.items():
+        same = np.array_equal(value[kept], found[""][kept])
+        if name == encoder.mask and same and name:
+            raise ValueError(
+                f"its input {name!r} has no effect: the graph attends to padding, which ftbert never does. Export the "
+                "model with its mask in use, or without that input where texts are never padded"
+            )
+        if name not in (encoder.mask, "") and not same:
+            raise ValueError(
+                f"its input {name!r} changes the result, and is neither token ids nor token types nor the mask "
+                f"({encoder.mask or 'none'}); export the model without it"
+            )
 
 
 def _evaluate(

@@ -110,7 +110,7 @@ def trace(graph: Graph) -> Encoder:
     encoder.hidden = value
     encoder.pooler, encoder.pooled = _pooler(pieces, value)
     encoder.relative_bias = _relative_bias(pieces, attentions)
-    encoder.mask = _mask(graph, encoder.tables)
+    encoder.mask = _mask(graph, encoder.tables, encoder.hidden)
     return encoder
 
 
@@ -182,10 +182,10 @@ def _relative_bias(pieces: Pieces, attentions: list[Attention]) -> Constant | No
     return next(iter(found.values()), None)
 
 
-def _mask(graph: Graph, tables: Tables) -> str:
+def _mask(graph: Graph, tables: Tables, hidden: str) -> str:
     """ValueError where the graph's inputs are not those of an encoder."""
     rest = [name for name in graph.inputs if name not in (tables.ids, tables.types) and "type" not in name]
-    masks = [name for name in rest if "mask" in name] or rest
+    masks = [name for name in rest if "mask" in name] or [name for name in rest if hidden in graph.reach([name])]
     if len(masks) > 1:
         raise ValueError(f"which of its inputs is the attention mask: {', '.join(sorted(masks))}?")
     return masks[0] if masks else ""

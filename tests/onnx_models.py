@@ -91,7 +91,7 @@ def export_nearly_bert(variant: str, path: Path, monkeypatch: pytest.MonkeyPatch
 class _Hidden(torch.nn.Module):
     """Plain arguments and outputs for the exporters; the names get a prefix."""
 
-    def __init__(self, model: Any, pooler: bool, mask: Callable[[torch.Tensor], torch.Tensor] | None) -> None:
+    def __init__(self, model: Any, pooler: bool, mask: Callable[[torch.Tensor], torch.Tensor | None] | None) -> None:
         super().__init__()
         self.model, self.pooler, self.mask = model, pooler, mask
 
@@ -107,7 +107,7 @@ class _Hidden(torch.nn.Module):
 
 def export(
     model: Any, path: Path, *, dynamo: bool, types: bool = False, attention: str = "sdpa", fixed: bool = False,
-    opset: int | None = None, pooler: bool = False, mask: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    opset: int | None = None, pooler: bool = False, mask: Callable[[torch.Tensor], torch.Tensor | None] | None = None,
 ) -> Path:  # fmt: skip
     """types: with token_type_ids as an input. fixed: for one shape, so that the exporter folds what it can. mask: what
     the graph makes of the mask before it is used."""

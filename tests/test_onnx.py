@@ -250,10 +250,89 @@ def test_quantised_weights_are_refused_by_name(small: Path, tmp_path: Path, kind
 def test_nearly_bert_is_refused(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loads with the graph's numbers, or not at all."""
     path = export_nearly_bert(variant, tmp_path / "m.onnx", monkeypatch)
-    with pytest.raises(ValueError, match=r"m\.onnx: (its graph c|no BERT-family encoder)") as refused:
+    with pytest.raises(ValueError, match=r"m\.onnx: (its graph c|its input 'att|no BERT-family encoder)") as refused:
         ftbert.load(path)
     if variant == "window of 60":
-        assert re.search(r"differs by up to \d.*of its largest value, in a full row of 128 columns", str(refused.value))
+        assert re.search(r"differs by up to \d.*of its largest value, in a holed row of 128 columns", str(refused.value))
+
+
+def _with_input(source: Path, target: Path, name: str, then: Any = None) -> Path:
+    """The graph with an int64 input [batch, seq] more."""
+    model = onnx.load(str(source))
+    model.graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.INT64, ["batch", "seq"]))
+    if then is not None:
+        then(model.graph)
+    onnx.save(model, str(target))
+    return target
+
+
+def _without_mask(graph: Any) -> None:
+    """As exporters leave it that saw a mask of ones: the input is there, and its shape alone is read."""
+    named = numpy_helper.from_array(np.array([1], np.int64))
+    nodes = [helper.make_node("Shape", ["attention_mask"], ["its shape"]),
+             helper.make_node("ConstantOfShape", ["its shape"], ["ones"], value=named)]  # fmt: skip
+    for node in graph.node:
+        node.input[:] = ["ones" if name == "attention_mask" else name for name in node.input]
+    for i, node in enumerate(nodes):
+        graph.node.insert(i, node)
+
+
+@pytest.mark.parametrize("how", ["unread", "its shape alone", "times 0", "dynamo"])
+def test_a_mask_without_effect_is_refused_by_name(small: Path, tmp_path: Path, how: str) -> None:
+    path = tmp_path / "m.onnx"
+    if how == "dynamo":
+        export(make_bert(num_hidden_layers=1), path, dynamo=True, mask=torch.ones_like)
+    elif how == "times 0":
+        export(make_bert(num_hidden_layers=1), path, dynamo=False, mask=lambda mask: mask * 0 + 1)
+    elif how == "unread":
+        export(make_bert(num_hidden_layers=1), path, dynamo=False, mask=lambda _: None)
+        model = onnx.load(str(path))
+        assert [one.name for one in model.graph.input] == ["input_ids"]  # this exporter drops what is not read
+        with pytest.warns(UserWarning, match="takes no mask and attends to padding"):
+            assert ftbert.load(path).config.layers == 1
+        _with_input(path, path, "attention_mask")
+    else:
+        model = onnx.load(str(small))
+        _without_mask(model.graph)
+        onnx.save(model, str(path))
+    with pytest.raises(ValueError, match=r"m\.onnx: its input 'attention_mask' has no effect"):
+        ftbert.load(path)
+
+
+@pytest.mark.parametrize("name", ["token_type_ids", "segment_ids", "position_ids", "extra"])
+def test_another_input_without_effect_counts_as_absent(small: Path, tmp_path: Path, name: str) -> None:
+    path = _with_input(small, tmp_path / "m.onnx", name)
+    same_weights(ftbert.load(path), small)
+
+
+def test_an_input_of_no_known_meaning_is_refused_by_name(small: Path, tmp_path: Path) -> None:
+    def second_mask(graph: Any) -> None:
+        for node in graph.node:
+            node.input[:] = ["both" if name == "attention_mask" else name for name in node.input]
+        graph.node.insert(0, helper.make_node("Mul", ["attention_mask", "extra"], ["both"]))
+
+    path = _with_input(small, tmp_path / "m.onnx", "extra", second_mask)
+    with pytest.raises(ValueError, match=r"its input 'extra' changes the result, and is neither token ids nor"):
+        ftbert.load(path)
+
+
+def test_position_ids_that_are_used_are_refused(tmp_path: Path) -> None:
+    class Positions(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = make_bert(num_hidden_layers=1)
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor) -> Any:
+            return self.model(input_ids, attention_mask, position_ids=position_ids)[0]
+
+    ids = torch.randint(5, 90, (2, 9))
+    names = ["input_ids", "attention_mask", "position_ids"]
+    torch.onnx.export(
+        Positions().eval(), (ids, torch.ones_like(ids), torch.arange(9).repeat(2, 1)), str(tmp_path / "m.onnx"),
+        dynamo=False, input_names=names, dynamic_axes={name: {0: "batch", 1: "seq"} for name in names}, opset_version=17,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="position ids are an input of this model; export it without them"):
+        ftbert.load(tmp_path / "m.onnx")
 
 
 def test_without_onnxruntime(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
