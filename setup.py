@@ -36,7 +36,6 @@ DEPENDENCIES = [
     "tqdm",
     "pyarrow",
     "huggingface_hub",
-    "onnx",
 ]
 # Where a wheel's libraries find torch and cuBLAS: beside ftbert. Paths of the machine that builds are not for others.
 RPATH = ["$ORIGIN", "$ORIGIN/../../torch/lib", "$ORIGIN/../../nvidia/cu13/lib", "$ORIGIN/../../nvidia/cublas/lib"]

@@ -11,6 +11,7 @@ import torch
 
 from ftbert.checkpoint import EncoderConfig, shown
 from ftbert.converters.family import KEYS, Config, Derived, Family, Names, entry
+from ftbert.converters.refused import REFUSED
 from ftbert.converters.relative_bias import MPNET_BIAS, SPAN
 
 _LAYER = "encoder.layer.{i}."
@@ -187,23 +188,14 @@ _FOLDED_TASK_TYPES = Derived(
 # The same model type with another table, where the config says so.
 _ERNIE_WITH_TASKS = Family(name="ernie", base="ernie", names=_BERT | {"embeddings.token_type": _FOLDED_TASK_TYPES})
 
-# What people may try, and why it does not run.
-REFUSED = {
-    "xmod": "its layers hold an adapter for each language, chosen by lang_ids",
-    "deberta": "its attention scores depend on positions through projections of their own",
-    "deberta-v2": "its attention scores depend on positions through projections of their own",
-    "longformer": "its attention is a sliding window with global tokens",
-    "big_bird": "its attention is sparse by blocks",
-    "modernbert": "rotary positions and gated feed-forward layers are not there yet",
-}
-
-
 def find_family(config: Config) -> Family:
     """The table for a config.json of transformers; ValueError says why there is none."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
-        reason = f": {REFUSED[str(kind)]}" if str(kind) in REFUSED else ""
-        raise ValueError(f"model type {shown(kind)} is not supported{reason}; supported: {', '.join(sorted(FAMILIES))}")
+        reason = REFUSED.get(str(kind), "no table says which of its tensors is which")
+        raise ValueError(
+            f"model type {shown(kind)} is not supported: {reason}; supported: {', '.join(sorted(FAMILIES))}"
+        )
     if kind == "ernie" and entry(config, "use_task_id", "bool", False):
         return _ERNIE_WITH_TASKS
     return FAMILIES[str(kind)]

@@ -57,7 +57,7 @@ class Family:
 
     name: transformers' model_type. base: what stands before the encoder's names in a model with a head. keys: see KEYS.
     fixed: encoder entries that no config changes. adjust: what a table cannot say, over the entries read so far.
-    buffers: endings of tensors that are no weights.
+    buffers: endings of tensors that are no weights. lacks: tasks of head_tables.py for which transformers has no class.
     """
 
     name: str
@@ -67,6 +67,7 @@ class Family:
     fixed: dict[str, Any] = field(default_factory=dict)
     adjust: Callable[[Config, dict[str, Any]], None] | None = None
     buffers: tuple[str, ...] = ("position_ids", "token_type_ids")
+    lacks: tuple[str, ...] = ()
 
     @property
     def prefixes(self) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from ftbert.checkpoint import (
     FORMAT,
     MODULES,
     Checkpoint,
+    exists,
     expect_file,
     expect_inside,
     named,
@@ -89,7 +90,7 @@ def _save_weights(checkpoint: Checkpoint, dtype: torch.dtype, path: Path) -> Non
 
 
 def _check_target(target: Path, source: str | Path | torch.nn.Module, force: bool) -> None:
-    if not isinstance(source, torch.nn.Module) and Path(source).exists():
+    if not isinstance(source, torch.nn.Module) and exists(Path(source)):
         here, there = Path(source).resolve(), target.resolve()
         if here == there or there in here.parents:
             raise ValueError(f"{target}: holds the source, {source}; convert to another folder")

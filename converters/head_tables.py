@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftbert.checkpoint import EncoderConfig, HeadConfig, Shape, activations, shown
+from ftbert.converters.families import FAMILIES
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,9 @@ PREFIXES = ("dropout.", *sorted({stem.partition(".")[0] + "." for stem in _STEMS
 def rows_of(family: str) -> list[HeadRow]:
     """One row for each task that the family has."""
     named = {row.task: row for row in ROWS if family in row.families}
-    return list(({row.task: row for row in ROWS if not row.families} | named).values())
+    rows = {row.task: row for row in ROWS if not row.families} | named
+    lacks = FAMILIES[family].lacks if family in FAMILIES else ()
+    return [row for row in rows.values() if row.task not in lacks]
 
 
 def find_rows(family: str, architecture: str, found: dict[str, Shape]) -> list[HeadRow]:

@@ -105,7 +105,9 @@ def read_model(path: Path) -> Any:
         import onnx
         from google.protobuf.message import DecodeError
     except ImportError as error:
-        raise ImportError(f"{path}: to read an ONNX file ftbert needs the onnx package: pip install onnx") from error
+        raise ImportError(
+            f"{path}: an ONNX file needs the package onnx. Type: pip install onnx, or install ftbert[onnx]", name="onnx"
+        ) from error
     try:
         model = onnx.ModelProto.FromString(path.read_bytes())
         for text in _texts(model):

@@ -1,7 +1,9 @@
-"""Writes models.md from the tables in converters/ and the cases of the tests: python docs/make_models.py"""
+"""Writes models.md from the tables in converters/ and what pytest collects: python docs/make_models.py"""
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -22,26 +24,57 @@ _TASKS = {
 }
 
 
+# Prints the family and the task of each case of the test that is not skipped, as JSON in the last line.
+_COLLECT = """
+import json, sys
+import pytest
+
+class Cases:
+    found = set()
+
+    def pytest_collection_finish(self, session):
+        for item in session.items:
+            if item.get_closest_marker("skip") is None and item.get_closest_marker("xfail") is None:
+                self.found.add((item.callspec.params["family"], item.callspec.params["task"]))
+
+cases = Cases()
+code = pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", sys.argv[1]], plugins=[cases])
+print("\\n" + json.dumps([int(code), sorted(cases.found)]))
+"""
+_TEST = "tests/test_families.py::test_equals_transformers"
+
+
+def tested() -> set[tuple[str, str]]:
+    """(family, task) of every case that pytest runs against transformers."""
+    done = subprocess.run([sys.executable, "-c", _COLLECT, _TEST], cwd=ROOT, capture_output=True, text=True, check=True)
+    code, cases = json.loads(done.stdout.strip().splitlines()[-1])
+    if code or not cases:
+        raise RuntimeError(f"pytest collects nothing of {_TEST}:\n{done.stdout[-2000:]}")
+    return {(family, task) for family, task in cases}
+
+
 def render() -> str:
-    from families import CASES, SIZES, make_config
+    from families import SIZES, make_config
 
-    from ftbert.converters.families import REFUSED, find_family
+    from ftbert.converters.families import find_family
     from ftbert.converters.family import Derived
+    from ftbert.converters.refused import REFUSED
 
-    tested = set(CASES)
+    cases = tested()
     lines = [
         "# What runs",
         "",
-        "Written by `docs/make_models.py` from the tables in `converters/` and the cases of `tests/test_families.py`;",
-        f"do not edit. Every \u2713 is a test: random weights, {len(SIZES)} sizes (in one no dimension is a multiple",
-        "of 4), right- and left-padded masks and masks with holes, against transformers in float32.",
+        "Written by `docs/make_models.py` from the tables in `converters/` and what pytest collects of",
+        f"`{_TEST}`; do not edit. Every \u2713 is a test: random weights,",
+        f"{len(SIZES)} sizes (in one no dimension is a multiple of 4), right- and left-padded masks and masks with holes, against",
+        "transformers in float32.",
         "",
         "| model type | " + " | ".join(_TASKS.values()) + " |",
         "|---|" + ":-:|" * len(_TASKS),
     ]
-    families = sorted({family for family, _ in CASES})
+    families = sorted({family for family, _ in cases})
     for family in families:
-        marks = ["\u2713" if (family, task) in tested else "" for task in _TASKS]
+        marks = ["\u2713" if (family, task) in cases else "" for task in _TASKS]
         lines.append(f"| {family} | " + " | ".join(marks) + " |")
     head = "| model type | LayerNorm | positions | token types | pooler | besides |"
     lines += ["", head, "|---" * 6 + "|"]
@@ -68,12 +101,22 @@ def render() -> str:
         "",
         "Refused, with the reason in the error:",
         "",
-        *(f"- {kind}: {reason}" for kind, reason in sorted(REFUSED.items())),
+        *(f"- {', '.join(kinds)}: {reason}" for reason, kinds in _by_reason(REFUSED)),
         "- decoders (`is_decoder`, `is_causal`, `add_cross_attention`), `position_embedding_type` other than absolute,",
         "  ALBERT with `inner_group_num` over 1, ELECTRA multiple choice with a `summary_type` other than first",
-        "- every other model type",
+        "- every other model type: no table says which of its tensors is which",
+        "",
+        "Tensors outside the encoder and its head (`fit_denses`, a projection, a CRF) are left out with a warning;",
+        "inside the encoder what is missing, misshapen or left over is an error.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _by_reason(refused: dict[str, str]) -> list[tuple[str, list[str]]]:
+    kinds: dict[str, list[str]] = {}
+    for kind, reason in sorted(refused.items()):
+        kinds.setdefault(reason, []).append(kind)
+    return sorted(kinds.items(), key=lambda one: one[1])
 
 
 if __name__ == "__main__":

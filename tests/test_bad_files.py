@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -195,3 +201,90 @@ def test_convert_follows_the_links_of_the_hubs_cache(folder: Path, tmp_path: Pat
         (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
     convert(snapshot, tmp_path / "out")
     assert not (tmp_path / "out" / "tokenizer_config.json").is_symlink()
+
+
+# ---- files of somebody else -----------------------------------------------------------------------------------------
+
+# Loads argv[1] as the user nobody, who may read what torch and ftbert are made of, and prints the error.
+_AS_NOBODY = """
+import os, sys, tempfile
+import ftbert, transformers, ftbert.model
+from ftbert.converters import convert
+from ftbert.text import load_tokenizer
+from pathlib import Path
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+for call in (ftbert.load, lambda folder: convert(folder, Path(sys.argv[2]) / "out")) + (
+    (lambda folder: load_tokenizer(Path(folder)),) if sys.argv[3] == "text" else ()
+):
+    try:
+        call(sys.argv[1])
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}")
+    else:
+        print("loaded")
+"""
+
+
+def as_nobody(source: Path, scratch: Path, kind: str = "") -> list[str]:
+    command = [sys.executable, "-c", _AS_NOBODY, str(source), str(scratch), kind]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.fixture
+def shared(folder: Path) -> Iterator[Path]:
+    """Where everybody may read, and one may be kept out: pytest's own folders are for this user alone."""
+    with tempfile.TemporaryDirectory(prefix="ftbert-shared-") as name:
+        home = Path(name)
+        home.chmod(0o755)
+        (home / "out").mkdir()
+        (home / "out").chmod(0o777)
+        shutil.copytree(folder, home / "model")
+        for path in (home / "model", *(home / "model").iterdir()):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        yield home / "model"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "config.json", "shard", "tokenizer.json"])
+def test_a_file_that_may_not_be_read(shared: Path, name: str) -> None:
+    kind = "text" if name == "tokenizer.json" else ""
+    if name == "shard":
+        name = "model-00001-of-00001.safetensors"
+        (shared / "model.safetensors").rename(shared / name)
+        (shared / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    elif name == "pytorch_model.bin":
+        (shared / "model.safetensors").rename(shared / name)
+    elif kind:
+        (shared / name).write_text("{}")
+    (shared / name).chmod(0o600)
+    mode, owner = "600", os.geteuid()
+    if owner:
+        (shared / name).chmod(0)
+        mode = "0"
+    said = as_nobody(shared, shared.parent / "out", kind)
+    want = rf"PermissionError: \[Errno 13\] no permission to read it for uid \d+; .*{name} belongs to uid {owner} and has mode {mode}: "
+    assert all(re.match(want, one) for one in (said[1:] if kind else said)), said
+
+
+@pytest.mark.parametrize(
+    ("where", "mode"), [("folder", 0o700), ("folder", 0o744), ("folder", 0o711), ("above", 0o700), ("above", 0o711)]
+)
+def test_a_folder_that_may_not_be_looked_into(shared: Path, where: str, mode: int) -> None:
+    """Without x no file opens, without r the names cannot be read; above the folder x is enough."""
+    closed = shared if where == "folder" else shared.parent
+    if os.geteuid():
+        pytest.skip("as another user than root the owner's own bits count")
+    closed.chmod(mode)
+    try:
+        said = as_nobody(shared, shared.parent / "out")
+    finally:
+        closed.chmod(0o755)
+    if where == "above" and mode == 0o711:
+        assert said[0] == "loaded"
+    else:
+        want = rf"no permission to read it for uid 65534; {closed} belongs to uid 0 and has mode {mode:o}"
+        assert all(one.startswith("PermissionError: ") and want in one for one in said), said

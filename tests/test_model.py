@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -382,3 +383,22 @@ def test_what_is_no_tensor_is_named(place: Place) -> None:
     for name, arguments in wrong.items():
         with pytest.raises(TypeError, match=rf"{name}: expected a torch tensor \[batch, seq\], got"):
             model(*arguments)
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_the_dtype_that_the_weights_are_stored_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: torch.dtype) -> None:
+    from ftbert import devices
+
+    make_bert().to(stored).save_pretrained(tmp_path / "theirs")
+    for has_bf16 in (True, False):
+        monkeypatch.setattr(devices, "_cpu_has_bf16", lambda has=has_bf16: has)
+        computed = torch.ops.mkldnn._is_mkldnn_bf16_supported() and has_bf16
+        want = stored if stored == torch.bfloat16 and computed else torch.float32
+        for source in (tmp_path / "theirs", make_bert().to(stored)):
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                assert ftbert.load(source, dtype="auto").dtype == want
+    on_gpu = devices.stored_dtype(torch.device("cuda", 0), stored)
+    assert on_gpu == (torch.float32 if stored == torch.float64 else stored)
+    with pytest.raises(ValueError, match="expected fp32, fp16 or bf16"):
+        ftbert.load(tmp_path / "theirs", dtype="fp8")

@@ -335,6 +335,22 @@ def test_position_ids_that_are_used_are_refused(tmp_path: Path) -> None:
         ftbert.load(tmp_path / "m.onnx")
 
 
+def test_without_the_onnx_package(small: Path, tiny_bert: Any, tmp_path: Path) -> None:
+    """It is asked for by an .onnx file alone, with what to type."""
+    (tmp_path / "onnx.py").write_text("raise ImportError('not installed')")
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[3])\n"
+        "import ftbert\n"
+        "model = ftbert.load(sys.argv[1]); model.encode(['word1']); assert 'onnx' not in sys.modules\n"
+        "try: ftbert.load(sys.argv[2])\n"
+        "except ImportError as error: print(error)"
+    )
+    command = [sys.executable, "-c", code, str(tiny_bert(tmp_path)), str(small), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "m.onnx: an ONNX file needs the package onnx. Type: pip install onnx, or install ftbert[onnx]" in done.stdout
+
+
 def test_without_onnxruntime(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """onnx.reference evaluates instead, and sees the same."""
     (tmp_path / "onnxruntime.py").write_text("raise ImportError('not installed')")

@@ -16,6 +16,9 @@ from ftbert.input_file import named, shown
 FORMAT = "ftbert"
 VERSION = 1
 
+# For transformers alone, which says this word where it is given a folder that it cannot read.
+_MODEL_TYPE = "ftbert (for ftbert.load; ftbert.load(folder).reference().save_pretrained(other) is for transformers)"
+
 # The deepest encoders that were ever trained have 1000. Shared layers cost a file nothing, each call pays for all.
 _MOST_LAYERS = 4096
 _KINDS = {"int": "a whole number", "float": "a finite number", "str": "a string", "bool": "true or false"}
@@ -135,7 +138,7 @@ class CheckpointConfig:
         return shapes
 
     def write(self, path: Path) -> None:
-        document = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        document = {"format": FORMAT, "version": VERSION, "model_type": _MODEL_TYPE, **asdict(self)}
         with named(path):
             path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 

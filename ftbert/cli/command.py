@@ -23,6 +23,7 @@ def add(
     model: bool = True,
     defaults: tuple[str, str] = ("cpu", "fp32"),
     several_devices: bool = False,
+    dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16", "auto"),
 ) -> argparse.ArgumentParser:
     """A command with --json and, where it computes with a model, --device and --dtype. text: what it does."""
     added: argparse.ArgumentParser = commands.add_parser(
@@ -34,14 +35,21 @@ def add(
         device, dtype = defaults
         more, kind = ("; several with commas share the work", _devices) if several_devices else ("", _device)
         added.add_argument("--device", type=kind, help=f"cpu, cuda or cuda:N{more} (default {device})")
-        added.add_argument("--dtype", choices=("fp32", "fp16", "bf16"), help=f"(default {dtype})")
+        added.add_argument("--dtype", choices=dtypes, help=f"(default {dtype})")
+        add_revision(added)
     return added
+
+
+def add_revision(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--revision", help="of a hub id: branch, tag or commit (default: its main branch); a token is that of $HF_TOKEN"
+    )
 
 
 def load_model(options: argparse.Namespace, **more: Any) -> Any:
     """The model that a command names, where and in which dtype it says."""
     # What is not given is left to load(), which knows the defaults.
-    given = {name: value for name in ("device", "dtype") if (value := getattr(options, name)) is not None}
+    given = {name: value for name in ("device", "dtype", "revision") if (value := getattr(options, name)) is not None}
     return ftbert.load(options.model, **given, **more)
 
 

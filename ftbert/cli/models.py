@@ -21,6 +21,7 @@ def add_to(commands: command.Commands) -> None:
     parser.add_argument("target", metavar="DST")
     parser.add_argument("--dtype", choices=("fp32", "fp16", "bf16"), help="of the stored weights (default: kept)")
     parser.add_argument("--force", action="store_true", help="replace DST if it is a checkpoint folder of ftbert")
+    command.add_revision(parser)
 
     example = "example: ftbert check minilm --dtype bf16"
     parser = command.add(commands, "check", "Parity with transformers on this machine.", _check, example)
@@ -45,7 +46,7 @@ def _convert(options: argparse.Namespace) -> int:
     from ftbert.dtypes import parse_dtype
 
     dtype = None if options.dtype is None else parse_dtype(options.dtype)
-    convert(options.source, options.target, dtype=dtype, force=options.force)
+    convert(options.source, options.target, dtype=dtype, force=options.force, revision=options.revision)
     command.report(options, {"source": options.source, "target": options.target}, f"wrote {options.target}")
     return 0
 

@@ -27,6 +27,7 @@ def add_to(commands: command.Commands) -> None:
         _tune,
         "example: ftbert tune minilm --dtype fp16 --minutes 30",
         defaults=("cuda", "fp16"),
+        dtypes=("fp32", "fp16", "bf16"),
     )
     parser.add_argument("model", metavar="MODEL", nargs="?")
     parser.add_argument("--hidden", type=command.count, help="a shape instead of MODEL")
@@ -65,7 +66,7 @@ def _tune(options: argparse.Namespace) -> int:
         values = tuning.show(device)
         command.report(options, values, tuning.show_text(values))
         return 0
-    model = None if options.model is None else open_checkpoint(options.model)
+    model = None if options.model is None else open_checkpoint(options.model, revision=options.revision)
     wanted, whole_layers = _products(options, model)
     lengths = _token_counts(options, model) if model is not None and options.texts else None
     path = options.out or tuning.user_table(tuning.Machine.of(torch.device(device)))

@@ -54,7 +54,7 @@ def load_engine(
     name, source = settings.models[which]
     LOG.info("%s is loaded on %s", name, device)
     began = time.monotonic()
-    model = load(source, device, settings.dtype)
+    model = load(source, device, settings.dtype, revision=settings.revision)
     with _IMPORTING:
         about = describe(model, name, source, settings)
     compute = Compute(model, about.pooling)

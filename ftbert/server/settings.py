@@ -21,6 +21,7 @@ class Settings:
     models: tuple[tuple[str, str], ...]
     devices: tuple[str, ...] = ("cpu",)
     dtype: str = "fp32"
+    revision: str | None = None
     hostname: str = "0.0.0.0"
     port: int = 3000
     workers: int | None = None
@@ -99,6 +100,7 @@ FLAGS = (
     # Docker sets HOSTNAME to the name of the container, which is not the address to listen on.
     Flag("hostname", str, "address to listen on", in_environment=False),
     Flag("port", int, "0: any free one"),
+    Flag("revision", str, "of a hub id: branch, tag or commit (default: its main branch)"),
     Flag("workers", int, "processes for HTTP and tokenising; 0: all in one process (default: 0 on the CPU)"),
     Flag("api-key", str, "asked of every request but health, metrics and the page"),
     Flag("cors-allow-origin", str, "origins that a browser may call from, with commas; * for any"),
