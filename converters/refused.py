@@ -10,16 +10,16 @@ _RELATIVE = "its attention scores depend on positions through projections of the
 _BOXES = "its embeddings take the place of each word on a page"
 _SEQ2SEQ = "it is an encoder with a decoder, of which ftbert runs neither"
 _T5 = "its positions are a bias by distance in buckets, and its norms RMSNorm without a bias"
-_SAMPLED = "its attention approximates softmax"
+_APPROXIMATE = "its attention is an approximation of the full one"
 _LANGUAGES = "its embeddings add languages, and its mask multiplies each layer's result"
 _SPEECH = "it reads sound, with convolutions between its layers"
 
 _BY_REASON: dict[str, tuple[str, ...]] = {
     _DECODER: (
-        "apertus", "arcee", "biogpt", "bloom", "clip_text_model", "deepseek_v3", "diffllama", "emu3", "exaone4", "falcon",
-        "glm", "glm4", "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "helium", "llama4", "minimax",
-        "mistral4", "mixtral", "mllama", "modernbert-decoder", "mpt", "nemotron", "opt", "persimmon", "phi", "phi3",
-        "qwen2_moe", "qwen3_5", "qwen3_moe", "qwen3_next", "seed_oss", "smollm3", "stablelm", "starcoder2",
+        "apertus", "arcee", "biogpt", "bloom", "clip_text_model", "deepseek_v3", "diffllama", "emu3", "exaone4",
+        "falcon", "glm", "glm4", "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "helium", "llama4",
+        "minimax", "mistral4", "mixtral", "mllama", "modernbert-decoder", "mpt", "nemotron", "opt", "persimmon", "phi",
+        "phi3", "qwen2_moe", "qwen3_5", "qwen3_moe", "qwen3_next", "seed_oss", "smollm3", "stablelm", "starcoder2",
     ),
     _LLAMA: ("gemma", "gemma2", "llama", "ministral", "ministral3", "mistral", "qwen2", "qwen3"),
     _TOWERS: ("clip", "siglip"),
@@ -28,7 +28,7 @@ _BY_REASON: dict[str, tuple[str, ...]] = {
     _BOXES: ("layoutlm", "layoutlmv2", "layoutlmv3"),
     _SEQ2SEQ: ("bart", "mbart", "mvp"),
     _T5: ("mt5", "t5", "umt5"),
-    _SAMPLED: ("mra", "nystromformer", "yoso"),
+    _APPROXIMATE: ("mra", "nystromformer", "yoso"),
     _LANGUAGES: ("flaubert", "xlm"),
     _SPEECH: (
         "lasr_ctc", "lasr_encoder", "parakeet_ctc", "parakeet_encoder", "seamless_m4t", "wav2vec2-bert",
@@ -51,7 +51,7 @@ REFUSED: dict[str, str] = {
     "gemma3": "its positions are rotary, its norms RMSNorm before and behind each block",
     "gemma3_text": "its positions are rotary, its norms RMSNorm before and behind each block",
     "ibert": "it computes in integers with scales of its own",
-    "jina_embeddings_v3": "its positions are rotary, and each task has adapters of its own",
+    "jina_embeddings_v3": "its positions are rotary",
     "lilt": "a second stream of layers reads the places of words on a page",
     "longformer": "its attention is a sliding window with global tokens",
     "luke": "its entities have embeddings and queries of their own",
@@ -66,10 +66,10 @@ REFUSED: dict[str, str] = {
     "reformer": "its attention is chosen by hashes",
     "roc_bert": "its embeddings add the shape and the pronunciation of each character",
     "roformer": "its positions are rotary",
-    "sam3_lite_text_text_model": "convolutions stand between its layers",
+    "sam3_lite_text_text_model": "some of its layers are convolutions",
     "siglip_text_model": "its pooled result is of the last column through a projection; no table is there yet",
     "splinter": "no table is there yet: its layers are BERT's, its head selects spans by question tokens",
-    "tipsv2_text_model": "no table is there yet for the text part of this model of images",
+    "tipsv2_text_model": "its positions are sinusoids",
     "squeezebert": "grouped convolutions stand in place of its products",
     "t5gemma": "its positions are rotary, its norms RMSNorm before and behind each block",
     "t5gemma2": "its positions are rotary, its norms RMSNorm before and behind each block",

@@ -130,6 +130,18 @@ def test_revision_and_token(hub: Hub, tmp_path: Path) -> None:
                 ftbert.load(source, **{name: value})
 
 
+def test_the_command_line_names_a_revision(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from ftbert.cli import main
+
+    make_bert().save_pretrained(hub.home)
+    for command in (["convert", "someone/model", str(tmp_path / "ours")], ["info", "someone/model"]):
+        hub.asked.clear()
+        assert main([*command, "--revision", "v1.0"]) == 0
+        assert hub.asked == {"revision": "v1.0", "token": None}
+    assert main(["info", str(hub.home), "--revision", "v1.0"]) == 1
+    assert "revision: is for a model of the hub" in capsys.readouterr().err
+
+
 def test_sharded_variants(hub: Hub) -> None:
     from transformers import AutoModel
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 import warnings
 from fnmatch import fnmatch
 from pathlib import Path
@@ -161,3 +162,18 @@ def test_settings_name_no_file_that_is_not_theirs(tmp_path: Path, named: str) ->
     copy = convert(tmp_path / "theirs", tmp_path / "ours")
     assert {path.name for path in copy.rglob("*")} == {"config.json", "model.safetensors", "tokenizer_config.json"}
     assert json.loads((copy / "config.json").read_text())["format"] == "ftbert"
+
+
+def test_a_converted_folder_becomes_one_for_transformers(tmp_path: Path) -> None:
+    """As docs/install.md says: the reference saved, and all but config.json and the weights beside it."""
+    source = sentence_folder(tmp_path / "theirs", pooling="cls", normalize=True)
+    ours = convert(source, tmp_path / "ours")
+    model = ftbert.load(ours)
+    again = tmp_path / "again"
+    model.reference().save_pretrained(again)
+    shutil.copytree(ours, again, dirs_exist_ok=True, ignore=lambda at, _: ["config.json", "model.safetensors"] if Path(at) == ours else [])
+    from sentence_transformers import SentenceTransformer
+
+    want = SentenceTransformer(str(source), device="cpu").encode(TEXTS[:5])
+    assert abs(SentenceTransformer(str(again), device="cpu").encode(TEXTS[:5]) - want).max() < 1e-6
+    assert (ftbert.load(again).encode(TEXTS[:5]) == model.encode(TEXTS[:5])).all()
