@@ -69,8 +69,10 @@ def convert(
         checkpoint.config.write(folder / "config.json")
         if checkpoint.folder is not None:
             _copy_text_files(checkpoint.folder, folder)
-            if unchecked := check_copy(checkpoint.folder, folder):
+            unchecked, tokenizer_class = check_copy(checkpoint.folder, folder)
+            if unchecked:
                 warnings.warn(f"{checkpoint.folder}: {unchecked}", stacklevel=2)
+            checkpoint.config.write(folder / "config.json", tokenizer_class)
         try:
             put_in_place(folder, place, lambda found: force and not _not_ours(found))
         except FileExistsError:

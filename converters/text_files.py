@@ -63,17 +63,18 @@ def _json(path: Path) -> Any:
         return None
 
 
-def check_copy(source: Path, copy: Path) -> str:
+def check_copy(source: Path, copy: Path) -> tuple[str, str]:
     """ValueError where the folder `copy` makes other ids of texts than `source`, or none.
 
-    Returns why the two were not compared, "" where they were or where `source` has no tokenizer at all.
+    Returns why the two were not compared, "" where they were or where `source` has no tokenizer, and the class of
+    the tokenizer, "" without one.
     """
     try:
         expected = _reading(source)
     except FileNotFoundError:
-        return ""
+        return "", ""
     except (ValueError, OSError) as error:
-        return f"the tokenizer cannot be used here, so its files are copied as they are ({error})"
+        return f"the tokenizer cannot be used here, so its files are copied as they are ({error})", ""
     needed = f"Does it need a file beside {', '.join(TOKENIZER_FILES)}?"
     try:
         found = _reading(copy)
@@ -81,7 +82,7 @@ def check_copy(source: Path, copy: Path) -> str:
         raise ValueError(f"{source}: the converted folder would have no tokenizer ({error}). {needed}") from error
     if wrong := [what for what, value in expected.items() if found[what] != value]:
         raise ValueError(f"{source}: the converted folder would read texts otherwise: {', '.join(wrong)}. {needed}")
-    return ""
+    return "", str(expected["class"])
 
 
 def _reading(folder: Path) -> dict[str, Any]:

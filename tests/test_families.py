@@ -462,13 +462,14 @@ def test_the_wrong_prefix_is_seen_in_the_message(tmp_path: Path) -> None:
 # ---- a converted folder and transformers ----------------------------------------------------------------------------
 
 
-def test_transformers_says_what_a_converted_folder_is(tmp_path: Path) -> None:
+def test_transformers_takes_no_converted_folder_for_its_own(tmp_path: Path) -> None:
     from transformers import AutoModel
 
     make_model("bert", "encoder", 0).save_pretrained(tmp_path / "theirs")
-    convert(tmp_path / "theirs", tmp_path / "ours")
-    with pytest.raises(ValueError, match=r"`ftbert \(for ftbert.load; .*save_pretrained"):
-        AutoModel.from_pretrained(tmp_path / "ours")
+    convert(tmp_path / "theirs", tmp_path / "bert")
+    with pytest.raises(ValueError, match="bert. Should have a `model_type` key in its config.json"):
+        AutoModel.from_pretrained(tmp_path / "bert")
+    assert "reference().save_pretrained" in json.loads((tmp_path / "bert" / "config.json").read_text())["note"]
 
 
 @pytest.mark.parametrize("task", ["encoder", "masked_lm", "sequence_classification"])

@@ -16,8 +16,9 @@ from ftbert.input_file import named, shown
 FORMAT = "ftbert"
 VERSION = 1
 
-# For transformers alone, which says this word where it is given a folder that it cannot read.
-_MODEL_TYPE = "ftbert (for ftbert.load; ftbert.load(folder).reference().save_pretrained(other) is for transformers)"
+# For who looks here because transformers' AutoModel found no model_type, which would keep AutoTokenizer from reading
+# the folder.
+_NOTE = "ftbert.load(folder) reads this; ftbert.load(folder).reference().save_pretrained(other) is for transformers"
 
 # The deepest encoders that were ever trained have 1000. Shared layers cost a file nothing, each call pays for all.
 _MOST_LAYERS = 4096
@@ -137,8 +138,10 @@ class CheckpointConfig:
             shapes |= {f"heads.{head.task}.{name}": shape for name, shape in head.shapes(self.encoder.hidden).items()}
         return shapes
 
-    def write(self, path: Path) -> None:
-        document = {"format": FORMAT, "version": VERSION, "model_type": _MODEL_TYPE, **asdict(self)}
+    def write(self, path: Path, tokenizer_class: str = "") -> None:
+        """tokenizer_class: of transformers, for its AutoTokenizer: the model type would say it, and is not there."""
+        named_class = {"tokenizer_class": tokenizer_class} if tokenizer_class else {}
+        document = {"format": FORMAT, "version": VERSION, "note": _NOTE, **named_class, **asdict(self)}
         with named(path):
             path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
