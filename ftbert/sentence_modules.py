@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
-from ftbert.input_file import read_json_value
+from ftbert.input_file import exists, read_json_value
 
 MODULES = "modules.json"
 _OWN = "sentence_transformers."
@@ -26,7 +26,7 @@ def read_modules(folder: Path) -> list[Module]:
     """In their order; none without the file. ValueError: no list of modules, an empty one, or a path that leads out
     of `folder`."""
     where = folder / MODULES
-    if not where.exists():
+    if not exists(where):
         return []
     modules = read_json_value(where)
     listed = modules if isinstance(modules, list) else []

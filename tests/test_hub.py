@@ -167,7 +167,7 @@ def test_without_a_connection_the_snapshot_counts(hub: Hub) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (["config.json", "tf_model.h5"], r"no weights that ftbert reads .*holds config.json, tf_model.h5"),
+        (["config.json", "tf_model.h5"], r"no weights found that ftbert reads .*holds config.json, tf_model.h5"),
         (["config.json", "model.fp16.safetensors", "model.bf16.safetensors"], r"several variants alone \(model.bf16"),
         (["adapter_config.json", "adapter_model.safetensors"], r"PEFT adapter.*merge_and_unload\(\)"),
         (["model.safetensors", "a.txt"], "no config.json in this repository; it holds a.txt, model.safetensors"),

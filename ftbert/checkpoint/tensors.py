@@ -158,7 +158,7 @@ def find_weights(names: Collection[str], where: str) -> str:
         )
     held = ", ".join(sorted(names)[:20]) or "nothing"
     raise ValueError(
-        f"{where}: no weights that ftbert reads (model.safetensors or pytorch_model.bin, possibly sharded); "
+        f"{where}: no weights found that ftbert reads (model.safetensors or pytorch_model.bin, possibly sharded); "
         f"it holds {held}"
     )
 
