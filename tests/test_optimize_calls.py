@@ -334,9 +334,13 @@ def test_transforms_and_tensors_without_data_run_the_original() -> None:
 
 
 def test_a_replica_on_another_gpu_says_undo() -> None:
-    model = ftbert.optimize(make("bert", "sequence_classification"))
-    inputs = some_inputs(model)
-    check_same(run(torch.nn.DataParallel(model), **inputs), run(model, **inputs), None, atol=0)
+    place, first = ("cuda:0", [0]) if torch.cuda.is_available() else ("cpu", None)
+    model = ftbert.optimize(make("bert", "sequence_classification").to(place))
+    inputs = {name: tensor.to(place) for name, tensor in some_inputs(model).items()}
+    check_same(run(torch.nn.DataParallel(model, device_ids=first), **inputs), run(model, **inputs), None, atol=0)
+    if torch.cuda.device_count() > 1:
+        with pytest.raises(RuntimeError, match=r"DataParallel.*ftbert.undo\(model\) first"):
+            run(torch.nn.DataParallel(model), **inputs)
     forward = model.bert.forward
     assert isinstance(forward, PatchedForward)
     forward._built = dataclasses.replace(forward.built(), device=torch.device("cuda:1"))

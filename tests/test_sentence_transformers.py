@@ -176,6 +176,8 @@ def test_the_server_tokenises_as_encode_where_the_class_does_not_fit(tmp_path: P
 @pytest.mark.parametrize(("model_type", "words"), [("SparseEncoder", "SparseEncoder"), ("MultiVectorEncoder", "MultiVectorEncoder")])
 def test_other_vectors_are_refused_everywhere(tmp_path: Path, model_type: str, words: str) -> None:
     from ftbert.files import embed_file
+
+    pytest.importorskip("msgspec", reason="msgspec is not installed: the extra ftbert[serve]")
     from ftbert.server.describe import describe
     from ftbert.server.settings import Settings
 

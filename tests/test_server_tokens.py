@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 import transformers
@@ -19,6 +18,8 @@ from tokenizers_offline import TEXTS, write
 import ftbert
 from ftbert.server import answer_schemas
 from ftbert.text import STRATEGIES
+
+msgspec = pytest.importorskip("msgspec")
 
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "MISC")
 FAMILIES = ("bert", "roberta", "xlm-roberta")  # WordPiece, byte-level BPE, Unigram
