@@ -105,8 +105,8 @@ def judge(folder: Path, cut: int) -> str:
         name = theirs.similarity_fn_name
     except Exception:  # noqa: BLE001 - whatever it raises
         wanted = None
-    model = ftbert.load(folder)
     try:
+        model = ftbert.load(folder)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             got = [
