@@ -26,7 +26,7 @@ _OTHERS = ("onnx/*", "openvino/*", "coreml/*")
 
 def small_files(files: Iterable[str]) -> list[str]:
     """Of a repository's files all but weights: what says how it computes and how it reads text."""
-    found = [name for name in files if any(fnmatchcase(name, one) for one in _SMALL)]
+    found = [name for name in files if any(fnmatchcase(f"/{name}", f"*/{one}") for one in _SMALL)]
     return [name for name in found if not any(fnmatchcase(name, one) for one in _OTHERS)]
 
 

@@ -18,7 +18,8 @@ import ftbert
 from ftbert.converters import convert
 from ftbert.converters.hub import small_files, weight_files
 
-TEXT = ["config.json", "tokenizer.json", "vocab.txt", "bpe.codes", "1_Pooling/config.json"]
+TEXT = ["config.json", "tokenizer.json", "vocab.txt", "bpe.codes", "1_Pooling/config.json", "0_Transformer/bpe.codes",
+        "additional_chat_templates/tool.jinja"]  # fmt: skip
 OTHER = ["README.md", "tf_model.h5", "flax_model.msgpack", "onnx/model.onnx", "onnx/config.json", "rust_model.ot",
          "checkpoint-5/model.safetensors", "checkpoint-5/pytorch_model.bin"]  # fmt: skip
 SHARDS = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
