@@ -43,7 +43,6 @@ _LENGTH_FILES = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-_ARGUMENTS = ("model", "tokenizer", "config", "processor")
 # Arguments for transformers' model that do not change its numbers in float32.
 _HARMLESS = {
     "add_pooling_layer", "attn_implementation", "device_map", "dtype", "low_cpu_mem_usage", "torch_dtype",
