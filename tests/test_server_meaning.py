@@ -270,6 +270,8 @@ def test_fields_that_would_change_the_answer_are_not_ignored(tmp_path: Path, tin
             close(embedded(server, **{name: harmless}), plain)
             refused(server, "/v1/embeddings", {"input": "a", name: other}, f"`{name}` is not supported")
         refused(server, "/pooling", {"input": "a", "late_chunking": True}, "`late_chunking` is not supported")
+        escaped = server.call("POST", "/v1/embeddings", b'{"input":"a","\\u0070rompt":"x"}')
+        assert escaped.status == 422 and b"`prompt` is not supported" in escaped.body
         close(embedded(server, request_id="x", priority=0, encoding_format=None), plain)
         close(embedded(server, use_activation=False), model.encode(TEXTS, normalize=False))
         left, right = model.encode([" ".join(long.split()[-126:])]), model.encode([long])
@@ -414,6 +416,9 @@ def test_whole_floats_and_nulls_are_taken(tmp_path: Path, tiny_bert: Callable[..
         assert server.post("/v1/embeddings", {"input": "a", "encoding_format": None, "dimensions": 8.0, "user": None})
         assert server.post("/pooling", {"input": "a", "encoding_format": None})
         assert server.post("/predict", {"inputs": "a", "raw_scores": None, "truncation_direction": None})
+        pair = {"inputs": {"source_sentence": "a", "sentences": ["b"]}}
+        nulls = {"parameters": {"truncation_direction": None, "prompt_name": None}}
+        assert server.post("/similarity", pair | nulls) == server.post("/similarity", pair)
         for bad in (b'{"query":"a","documents":["b"],"top_n":1.5}', b'{"query":"a","documents":["b"],"top_n":1e999}',
                     b'{"query":"a","documents":["b"],"top_n":"1"}', b'{"query":null,"documents":["b"]}',
                     b'{"query":"a","documents":["\\ud800"],"top_n":1.0}', b'{"query":"a","top_n":1.0,"documents":["b"],"top_n":2}'):  # fmt: skip

@@ -236,8 +236,8 @@ def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes | bytearray) -> Any
 
 
 def _plain(body: bytes | bytearray) -> bytes:
-    """The object of `body` with integers where it has 1.0, and without the fields that are null: some clients write a
-    default as null. Raises several for what is no such object."""
+    """`body` with integers where it has 1.0, and without the fields that are null, in objects inside too: some clients
+    write a default as null. Raises several for what Python does not read."""
 
     def number(text: str) -> int | float:
         value = float(text)
@@ -246,16 +246,20 @@ def _plain(body: bytes | bytearray) -> bytes:
     def constant(text: str) -> None:
         raise ValueError(text)
 
-    given = json.loads(body, parse_float=number, parse_constant=constant)
-    return msgspec.json.encode({key: value for key, value in given.items() if value is not None})
+    def fields(given: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in given.items() if value is not None}
+
+    return msgspec.json.encode(json.loads(body, object_hook=fields, parse_float=number, parse_constant=constant))
 
 
 def _expect_only(body: bytes | bytearray, known: dict[str, tuple[Any, ...]]) -> None:
     """ApiError 422 for a field among `known` with another value than it allows."""
-    if not any(b'"%s"' % name.encode() in body for name in known):
+    if not known or not (b"\\u" in body or any(b'"%s"' % name.encode() in body for name in known)):
         return
-    for name, value in msgspec.json.decode(body, type=dict[str, Any]).items():
-        if value is not None and name in known and value not in known[name]:
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])  # texts stay as they are
+    for name in (one for one in known if one in fields):
+        value = msgspec.json.decode(fields[name])
+        if value is not None and value not in known[name]:
             only = " or ".join(msgspec.json.encode(one).decode() for one in known[name])
             raise validation(f"`{name}` is not supported{f', but as {only}' if only else ''}", param=name)
 
