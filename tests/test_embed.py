@@ -258,6 +258,7 @@ def test_another_source_or_model_is_refused_and_damage_starts_again(tmp_path: Pa
     refused: list[tuple[Callable[[], object], str]] = [
         (lambda: write_source(path, [*TEXTS, "cat"]), "another source size, source time.*--no-resume"),
         (lambda: (tmp_path / "model" / "config.json").write_text("{}"), "another model.*--no-resume"),
+        (lambda: (tmp_path / "model" / "bpe.codes").write_text("a b"), "another model.*--no-resume"),
     ]
     for change, words in refused:
         interrupted(stub, path, out, RuntimeError())

@@ -28,6 +28,8 @@ BATCH_RECORDS = 8192  # finished records that a kill can cost, and the records h
 
 # Files up to this size are told apart by their content, larger ones by size and time of change.
 _HASHED_BYTES = 16 << 20
+# Of a model's files those that a vector may depend on: weights, settings, vocabularies.
+_READ = (".safetensors", ".bin", ".json", ".txt", ".model", ".codes", ".bpe", ".spm", ".tiktoken")
 
 
 @dataclass(frozen=True)
@@ -282,7 +284,7 @@ def _models_identity(models: Sequence[Any]) -> dict[str, Any]:
         raise ValueError(f"several models must be copies of one, all on GPUs or all on CPUs; got some on {kinds}")
     digest = hashlib.sha256()
     for path in sorted(Path(model.folder).rglob("*")):
-        if path.is_file() and path.suffix in {".safetensors", ".bin", ".json", ".txt", ".model"}:
+        if path.is_file() and path.suffix in _READ:
             stat = os.stat(path)
             digest.update(f"{path.relative_to(model.folder)} {stat.st_size} ".encode())
             small = stat.st_size <= _HASHED_BYTES
