@@ -157,6 +157,10 @@ def test_the_server_computes_the_same(tmp_path: Path) -> None:
         assert len(server.post("/v1/embeddings", {"input": "a", "dimensions": 40})["data"][0]["embedding"]) == 40
         refused = server.call("POST", "/v1/embeddings", {"input": "a", "dimensions": 41})
         assert refused.status == 422 and b"from 1 to 40" in refused.body
+        rows = ours.encode(texts[:1], output_value="token_embeddings")[0]
+        for kept in (40, 64):  # of a token, whose vector goes through no Dense
+            asked = {"input": texts[0], "task": "token_embed", "use_activation": False, "dimensions": kept}
+            assert_same(np.array(server.post("/pooling", asked)["data"][0]["data"]), rows[:, :kept])
 
 
 def test_the_server_tokenises_as_encode_where_the_class_does_not_fit(tmp_path: Path) -> None:

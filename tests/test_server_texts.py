@@ -35,7 +35,7 @@ LENGTH = 16
 def encoder(folder: Path, family: str = "bert", **other: Any) -> TextEncoder:
     made = AutoTokenizer.from_pretrained(str(write(folder, family)), local_files_only=True).backend_tokenizer
     values: dict[str, Any] = {
-        "name": "m", "source": "m", "task": "embedding", "dtype": "float32", "device": "cpu", "hidden": 4,
+        "name": "m", "source": "m", "task": "embedding", "dtype": "float32", "device": "cpu", "hidden": 4, "token_width": 4,
         "vocab": made.get_vocab_size(), "token_types": 2, "longest": LENGTH, "max_length": LENGTH, "special": 2,
         "special_ids": [0, 1, 2, 3], "tokenizer": made.to_str(), "encode_special_tokens": False, "pooling": "mean",
         "prompts": {}, "default_prompt": "", "include_prompt": True, "truncate_dim": None, "normalize": False,

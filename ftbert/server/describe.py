@@ -43,6 +43,7 @@ def describe(model: Any, name: str, source: str, settings: Settings) -> Descript
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(model.device),
         hidden=text.width(model.config.hidden, options.pooling),
+        token_width=model.config.hidden,
         vocab=model.config.vocab,
         token_types=model.config.token_types,
         longest=checked.longest,

@@ -9,11 +9,11 @@ class Description(msgspec.Struct, frozen=True):
     """task: "embedding", "classifier", "reranker" or "token_classifier". labels: of the last three. tokenizer:
     tokenizer.json's text, without truncation and padding.
 
-    hidden: entries of a vector. longest: tokens that the model takes; max_length: those of a text, both with the
-    special ones. special: those added to one text. query_length, document_length: tokens of such texts, where the
-    folder has a length for them. truncation_side: the tokenizer's own. activation: from logits to scores, one of
-    activations.ACTIVATIONS. unknown_id, pad_id: of the tokenizer; clean_up: what it decodes loses the space before
-    punctuation. mask_id, mask_token: None where no head predicts masked tokens.
+    hidden: entries of a text's vector, token_width: of a token's. longest: tokens that the model takes; max_length:
+    those of a text, both with the special ones. special: those added to one text. query_length, document_length: tokens
+    of such texts, where the folder has a length for them. truncation_side: the tokenizer's own. activation: from logits
+    to scores, one of activations.ACTIVATIONS. unknown_id, pad_id: of the tokenizer; clean_up: what it decodes loses the
+    space before punctuation. mask_id, mask_token: None where no head predicts masked tokens.
     """
 
     name: str
@@ -22,6 +22,7 @@ class Description(msgspec.Struct, frozen=True):
     dtype: str
     device: str
     hidden: int
+    token_width: int
     vocab: int
     token_types: int
     longest: int

@@ -89,11 +89,12 @@ def side(name: str, given: str) -> str:
     return given.lower()
 
 
-def check_dimensions(dimensions: int | None, model: ServedModel) -> int | None:
-    """Entries that are kept of a vector; None: all. ApiError 422."""
-    hidden = model.about.hidden
+def check_dimensions(dimensions: int | None, model: ServedModel, of_tokens: bool = False) -> int | None:
+    """Entries that are kept of a vector, of a text's or a token's; None: all. ApiError 422."""
+    about = model.about
     if dimensions is None:
-        return model.about.truncate_dim
-    if not 1 <= dimensions <= hidden:
-        raise validation(f"`dimensions` must be from 1 to {hidden}; got {str(dimensions)[:20]}", param="dimensions")
-    return None if dimensions == hidden else dimensions
+        return None if of_tokens else about.truncate_dim  # the folder's own is for whole texts
+    width = about.token_width if of_tokens else about.hidden
+    if not 1 <= dimensions <= width:
+        raise validation(f"`dimensions` must be from 1 to {width}; got {str(dimensions)[:20]}", param="dimensions")
+    return None if dimensions == width else dimensions

@@ -61,10 +61,10 @@ async def pooling(app: App, request: Request) -> Response:
     encoding = _encoding(asked.encoding_format)
     if asked.task not in (None, "embed", "token_embed"):
         raise validation(f"`task` must be embed or token_embed; got {asked.task[:40]!r}", param="task")
-    kept, how = check_dimensions(asked.dimensions, model), limited_reading(asked, model)
+    of_tokens = asked.task == "token_embed"
+    kept, how = check_dimensions(asked.dimensions, model, of_tokens), limited_reading(asked, model)
     unit = asked.use_activation is not False
-    if asked.task == "token_embed":
-        kept = None if asked.dimensions is None else kept  # the folder's own is for whole texts
+    if of_tokens:
         done = await vectors(request, model, inputs, how, Kind.TOKENS)
         offsets = done.encoded.offsets.tolist()
         rows = finished(done.rows, kept, unit)

@@ -169,14 +169,13 @@ class ServedModel:
             raise of_failure(failure.status, failure.words, failure.retry_after) from None
         return Computed(answer.rows, encoded, tokenised - began, answer.queue, answer.compute)
 
-
     def _answer_of(self, kind: Kind, encoded: Encoded) -> tuple[int, str, int]:
         """What it has rows of, how many and by name, and the bytes of each, as numbers and as JSON."""
         about, texts = self.about, len(encoded.offsets) - 1
         if kind == Kind.EMBED:
             return texts, "texts", PER_NUMBER * about.hidden
         if kind == Kind.TOKENS:
-            return encoded.tokens, "tokens", PER_NUMBER * about.hidden
+            return encoded.tokens, "tokens", PER_NUMBER * about.token_width
         if kind == Kind.FILLED:
             assert encoded.marked is not None
             return len(encoded.marked), "masks", PER_NUMBER * 2 * BEST
