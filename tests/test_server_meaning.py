@@ -160,6 +160,18 @@ def test_score_and_rerank_have_the_folders_activation(
         close(in_order(server.post("/rerank", {"query": QUERY, "texts": TEXTS}), "score"), usual)
 
 
+@pytest.mark.parametrize("given", [{"0": "A", "7": "B"}, {"2": "C", "0": "A", "1": "B"}])
+def test_labels_are_those_of_predict(tmp_path: Path, tiny_bert: Callable[..., Path], given: Any) -> None:
+    folder = headed(tmp_path, tiny_bert, 3)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"id2label": given, "label2id": {}}))
+    model = ftbert.load(folder)
+    with in_thread(("m", folder)) as server:
+        found = server.post("/predict", {"inputs": "word1 a"})
+    names = list(model.id2label.values())
+    assert [one["label"] for one in found] == [names[i] for i in np.argsort(-model.predict("word1 a"), kind="stable")]
+
+
 def test_an_activation_without_a_name_here_is_refused_at_the_start(tmp_path: Path, tiny_bert: Callable[..., Path]) -> None:
     folder = headed(tmp_path, tiny_bert, sentence_transformers={"activation_fn": "torch.nn.modules.activation.GELU"})
     with pytest.raises(ValueError, match="activation GELU is not served"):

@@ -78,8 +78,7 @@ def _task(model: Any) -> tuple[str, list[str]]:
     head = next((head for head in model.heads if head.task in (CLASSIFIES, TAGS)), None)
     if head is None:
         return "embedding", []
-    names = model.checkpoint.config.huggingface.get("id2label") or {}
-    labels = [str(names.get(str(i), f"LABEL_{i}")) for i in range(len(head.out_bias))]
+    labels = list(model.id2label.values())
     if head.task == TAGS:
         return "token_classifier", labels
     return "reranker" if len(labels) == 1 else "classifier", labels
