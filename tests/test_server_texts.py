@@ -140,6 +140,7 @@ def test_models_and_devices() -> None:
     assert found.models == (("minilm", "a/b/minilm"), ("rank", "c/d"))
     assert (found.devices, found.dtype) == (("cuda:0", "cuda:1"), "fp16")
     assert parsed("a", "--served-model-name", "x").models == (("x", "a"),)
+    assert parsed("a", "--dtype", "auto").dtype == "auto"
     for bad in ("a b/a", "a b --served-model-name x", "a --device tpu", "a --device cpu:1"):
         with pytest.raises(ValueError, match=r"name|--device"):
             parsed(*bad.split())

@@ -26,7 +26,9 @@ def add_to(commands: command.Commands) -> None:
     parser.add_argument(
         "--device", default="cpu", help="cpu, cuda (every GPU) or a list: cuda:0,cuda:1; one engine each (default cpu)"
     )
-    parser.add_argument("--dtype", choices=("fp32", "fp16", "bf16"), help="(default fp16 on a GPU, fp32 on the CPU)")
+    parser.add_argument(
+        "--dtype", choices=("fp32", "fp16", "bf16", "auto"), help="(default fp16 on a GPU, fp32 on the CPU)"
+    )
     for flag in FLAGS:
         shown = "" if flag.default is None or "default" in flag.text else f" (default {str(flag.default).lower()})"
         if flag.kind is bool:
