@@ -39,7 +39,7 @@ class OpenAIError(msgspec.Struct):
 # Statuses of an error that every route which computes may answer with.
 _ERRORS = {
     "400": "no JSON, or nothing to do", "401": "the key is missing or wrong", "404": "no such model",
-    "413": "the body, the answer or the work is too large", "415": "the content-type is not JSON", "422": "a value is wrong",
+    "413": "body, answer or work is too large", "415": "the content-type is not JSON", "422": "a value is wrong",
     "424": "the model is of another kind, or a result is not finite", "429": "overloaded: see retry-after",
     "503": "loading, shutting down, or too late: see retry-after",
 }  # fmt: skip
