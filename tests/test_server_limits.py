@@ -7,6 +7,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,27 @@ def test_clients_that_go_away_leave_nothing(server: Served) -> None:
 def test_a_request_past_its_deadline_is_not_tokenised_to_its_end(server: Served) -> None:
     reply = server.call("POST", "/tokenize", {"inputs": ["a b " * 200] * 9}, {"x-request-timeout": "0.0001"})
     assert reply.status == 503 and "deadline" in reply.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/detokenize", {"tokens": [30, 31] * 400_000}), ("/decode", {"ids": [30, 31] * 400_000}),
+        ("/tokenize", {"prompt": "word1 a " * 100_000}), ("/tokenize", {"inputs": "word1 a " * 100_000}),
+    ],
+)  # fmt: skip
+def test_others_are_answered_meanwhile(folder: Path, path: str, body: dict[str, Any]) -> None:
+    """`tokenizers` lets no other thread run in its calls for a single text."""
+    data = json.dumps(body).encode()
+    with in_thread(("m", folder)) as server, ThreadPoolExecutor(1) as pool:
+        running, waits = pool.submit(server.call, "POST", path, data), [0.0]
+        began = time.monotonic()
+        while not running.done():
+            asked = time.monotonic()
+            assert server.call("GET", "/live").status == 200
+            waits.append(time.monotonic() - asked)
+        assert running.result().status == 200
+    assert max(waits) < (time.monotonic() - began) / 2
 
 
 def test_several_at_once() -> None:

@@ -204,6 +204,7 @@ def test_an_embedding_model_fills_masks_beside(filler: Path, fills: Served, tagg
     for body, said in (
         ({"inputs": [mask, "none"]}, "text 1 has none"), ({"inputs": mask, "top_k": 101}, "from 1 to 100"),
         ({"inputs": mask, "targets": []}, "1 to 100 words"), ({"inputs": mask, "targets": ""}, "in the vocabulary"),
+        ({"inputs": mask, "targets": ["a", "b" * 201]}, "got one of 201"),
         ({"inputs": "hello " * 80 + mask}, "text 0 has none"),
     ):  # fmt: skip
         reply = fills.call("POST", "/fill_mask", body)

@@ -16,8 +16,9 @@ from ftbert.server.messages import Request, Response
 from ftbert.server.schemas import FillMask, TokenClassify, decode
 from ftbert.server.text_encoder import Encoded
 from ftbert.server.work import BEST, Kind
-from ftbert.text import STRATEGIES, TokenLabels
+from ftbert.text import IGNORED, STRATEGIES, TokenLabels
 
+_LONGEST_TARGET = 200  # characters
 _BEFORE_PUNCTUATION = (".", "?", "!", ",", "n't", "'m", "'s", "'ve", "'re")
 
 
@@ -33,7 +34,7 @@ async def token_classify(app: App, request: Request) -> Response:
         raise validation(f"`aggregation_strategy` must be one of {', '.join(STRATEGIES)}; got {strategy[:40]!r}")
     if how.stride is not None:
         raise validation("`stride` is not supported: texts that are too long are truncated")
-    ignored = ["O"] if how.ignore_labels is None else how.ignore_labels
+    ignored = frozenset(IGNORED if how.ignore_labels is None else how.ignore_labels)
     encoder, truncate = model.encoder(), model.truncates(asked.truncate)
     where = side("truncation_direction", asked.truncation_direction)
     size = sum(map(len, texts))
@@ -109,6 +110,8 @@ def _targets(given: str | list[str], whole: Any, about: Description) -> Any:
     names = [given] if isinstance(given, str) else given
     if not 1 <= len(names) <= BEST:
         raise validation(f"`targets` must be 1 to {BEST} words; got {len(names)}")
+    if (longest := max(map(len, names))) > _LONGEST_TARGET:
+        raise validation(f"`targets` must be words of at most {_LONGEST_TARGET} characters; got one of {longest}")
     found: dict[int, None] = {}  # in the order given
     for name in names:
         one = whole.token_to_id(name)

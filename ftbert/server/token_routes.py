@@ -74,7 +74,8 @@ async def _tokenize_prompt(app: App, request: Request) -> Response:
     app.memory.take(request, tokenised([asked.prompt]), len(asked.prompt), "characters")
 
     def run() -> bytes:
-        found = model.encoder().whole.encode(asked.prompt, add_special_tokens=asked.add_special_tokens)
+        whole = model.encoder().whole  # whose calls for one text keep all other threads waiting
+        (found,) = whole.encode_batch([asked.prompt], add_special_tokens=asked.add_special_tokens)
         values = {"tokens": found.ids, "count": len(found.ids), "max_model_len": model.about.max_length}
         return json(values | ({"token_strs": found.tokens} if asked.return_token_strs else {}))
 
@@ -114,7 +115,8 @@ async def detokenize(app: App, request: Request) -> Response:
     app.memory.take(request, decoded([asked.tokens]), len(asked.tokens), "ids")
 
     def run() -> bytes:
-        return json({"prompt": model.encoder().whole.decode(asked.tokens, skip_special_tokens=False)})
+        (found,) = model.encoder().whole.decode_batch([asked.tokens], skip_special_tokens=False)
+        return json({"prompt": found})
 
     return Response(await model.in_thread(request, len(asked.tokens), run))
 

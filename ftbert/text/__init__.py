@@ -14,7 +14,7 @@ from ftbert.text.fast_tokenizer import FastTokenizer
 from ftbert.text.options import TextOptions, check_pooling
 from ftbert.text.pairs import LimitedPairs
 from ftbert.text.settings import OtherVectors, TextSettings
-from ftbert.text.token_classification import STRATEGIES, TokenLabels
+from ftbert.text.token_classification import IGNORED, STRATEGIES, TokenLabels
 from ftbert.text.tokenizer import Tokenizer
 from ftbert.text.tokens import Tokens, joined, tokens_of
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from ftbert.text.text_model import TextModel
 
 __all__ = [
-    "STRATEGIES", "Batch", "FastTokenizer", "LimitedPairs", "OtherVectors", "ScoreSettings", "TextModel", "TextOptions",
-    "TextSettings", "TokenLabels", "Tokenizer", "Tokens", "Window", "batches_of", "by_token_budget", "check_pooling",
-    "check_ranges", "compute_windows", "dense_of", "embedding", "joined", "load_tokenizer", "pack", "quantized",
-    "ranges_of", "stored_as", "text_options", "text_vectors", "tokenizer_of", "tokens_of",
+    "IGNORED", "STRATEGIES", "Batch", "FastTokenizer", "LimitedPairs", "OtherVectors", "ScoreSettings", "TextModel",
+    "TextOptions", "TextSettings", "TokenLabels", "Tokenizer", "Tokens", "Window", "batches_of", "by_token_budget",
+    "check_pooling", "check_ranges", "compute_windows", "dense_of", "embedding", "joined", "load_tokenizer", "pack",
+    "quantized", "ranges_of", "stored_as", "text_options", "text_vectors", "tokenizer_of", "tokens_of",
 ]  # fmt: skip
 
 _LATE = {

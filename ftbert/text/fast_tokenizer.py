@@ -68,7 +68,7 @@ class FastTokenizer:
         for place, text in enumerate(texts):
             while len(given[place]) < len(text) and len(found[place]) < length:
                 given[place] = self._part(text, 2 * len(given[place]), side)
-                found[place] = fast.encode(given[place])
+                (found[place],) = fast.encode_batch([given[place]])  # `encode` keeps other threads waiting
         return found
 
     def _singles(self, texts: Sequence[str], length: int, side: str) -> Tokens:
