@@ -7,6 +7,7 @@ import importlib.util
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +182,16 @@ def test_help_needs_no_package_of_the_extra() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1]
     )
     assert done.returncode == 0 and "--max-batch-tokens" in done.stdout, done.stderr
+
+
+def test_a_prompt_makes_one_copy_of_a_query(tmp_path: Path) -> None:
+    made, query = encoder(tmp_path), "word " * 200_000
+    pairs = [(query, f"text {i}") for i in range(100)]
+    tracemalloc.start()
+    try:
+        found = made.encode_pairs(pairs, True, "right", prompt="query: ")
+        assert tracemalloc.get_traced_memory()[1] < 10 * len(query)
+    finally:
+        tracemalloc.stop()
+    alone = [made.encode_pairs([pair], True, "right", prompt="query: ").ids for pair in pairs]
+    assert found.ids.tolist() == np.concatenate(alone).tolist()

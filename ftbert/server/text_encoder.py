@@ -96,7 +96,9 @@ class TextEncoder:
             if first is not None and prompt:  # which is no part of the query
                 first += len(self.whole.encode(prompt, add_special_tokens=False).ids)
             tokens = partial(self._limited.tokens, limits=(first, second))
-        pairs = [(prompt + a, b) for a, b in pairs] if prompt else pairs
+        if prompt:
+            prompted = {a: prompt + a for a in {a for a, _ in pairs}}  # one copy of a query, not one for each document
+            pairs = [(prompted[a], b) for a, b in pairs]
         found = self._tokens(pairs, truncate, side, most or self.about.max_length, tokens)
         types = None if found.types is None else found.types.astype(np.uint8)
         return Encoded(found.ids.astype(np.int32), found.starts, sum(len(a) + len(b) for a, b in pairs), types=types)
