@@ -248,6 +248,7 @@ def test_embeddings_of_queries_and_documents(tmp_path: Path, tiny_bert: Callable
         close(embedded(server), model.encode(TEXTS))
         close(embedded(server, prompt_name=None, input_type=None, task=None, user="me"), model.encode(TEXTS))
         close(embedded(server, task="query", input_type="search_query"), queries)
+        close(embedded(server, prompt_name="query", input_type="query"), queries)
         for more, words in (
             ({"input_type": "classification"}, "`input_type` must be one of 'query', 'document', 'clustering'"),
             ({"task": "text-matching"}, "`task` must be one of"), ({"prompt_name": "none"}, "must be one of"),

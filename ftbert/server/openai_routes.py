@@ -106,11 +106,12 @@ def _reading(asked: OpenAIEmbed, model: ServedModel) -> Reading:
     found = {_for_purpose(name, value, about) for name, value in purposes.items()}
     if asked.prompt_name is not None:
         found.add((model.prompt(asked.prompt_name), None))
-    if len(found) > 1:
+    if not found:
+        return how
+    prompts, lengths = {prompt for prompt, _ in found}, {length for _, length in found if length is not None}
+    if len(prompts) > 1 or len(lengths) > 1:
         raise validation("`prompt_name`, `input_type` and `task` ask for different prompts; give one of them")
-    for prompt, length in found:
-        how = replace(how, prompt=prompt, most=length if how.most is None else how.most)
-    return how
+    return replace(how, prompt=prompts.pop(), most=lengths.pop() if lengths and how.most is None else how.most)
 
 
 def _for_purpose(name: str, value: str, about: Description) -> tuple[str, int | None]:
