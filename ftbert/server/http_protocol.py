@@ -52,10 +52,6 @@ class Connections:
         """No `more` bytes of bodies can be held."""
         return self.held + more > _MOST_HELD
 
-    def close_idle(self) -> None:
-        for connection in list(self.open):
-            connection.close_if_idle()
-
 
 class HttpProtocol(asyncio.Protocol):
     def __init__(self, shared: Connections) -> None:
