@@ -228,7 +228,8 @@ def embedded(server: Served, **more: Any) -> list[Any]:
 
 def refused(server: Served, path: str, body: dict[str, Any], words: str) -> None:
     reply = server.call("POST", path, body)
-    assert reply.status == 422 and words in reply.json()["message"], reply.body
+    told = reply.json()  # by TEI's routes, or those of OpenAI's kind
+    assert reply.status == 422 and words in (told.get("message") or told["error"]), reply.body
 
 
 def test_embeddings_of_queries_and_documents(tmp_path: Path, tiny_bert: Callable[..., Path]) -> None:
@@ -283,6 +284,9 @@ def test_fields_that_would_change_the_answer_are_not_ignored(tmp_path: Path, tin
             close(embedded(server, **{name: harmless}), plain)
             refused(server, "/v1/embeddings", {"input": "a", name: other}, f"`{name}` is not supported")
         refused(server, "/pooling", {"input": "a", "late_chunking": True}, "`late_chunking` is not supported")
+        for name, other in (("dimensions", 8), ("normalize", True)):  # of /embed
+            refused(server, "/embed_all", {"inputs": "a", name: other}, f"`{name}` is not supported")
+        assert server.call("POST", "/embed_all", {"inputs": "a", "dimensions": None, "normalize": False}).status == 200
         escaped = server.call("POST", "/v1/embeddings", b'{"input":"a","\\u0070rompt":"x"}')
         assert escaped.status == 422 and b"`prompt` is not supported" in escaped.body
         close(embedded(server, request_id="x", priority=0, encoding_format=None), plain)

@@ -110,6 +110,7 @@ def test_routes_of_a_token_classifier(tagger: Path, tags: Served) -> None:
         ("/embed", {"inputs": "a"}, 424), ("/fill_mask", {"inputs": "a"}, 424), ("/token_classify", {"inputs": []}, 400),
         ("/token_classify", {"inputs": "a", "aggregation_strategy": "last"}, 422),
         ("/token_classify", {"inputs": "a", "parameters": {"stride": 8}}, 422),
+        ("/predict", {"inputs": "a", "raw_scores": True}, 422), ("/predict", {"inputs": "a", "prompt_name": "query"}, 422),
         ("/token_classify", {"inputs": [["a", "b"]]}, 422),
         ("/token_classify", {"inputs": "hello " * 80, "truncate": False}, 422),
     ):  # fmt: skip

@@ -12,7 +12,7 @@ from ftbert.server.app import App
 from ftbert.server.errors import ApiError
 from ftbert.server.inputs import Listed, Reading, characters, check_count, check_dimensions, listed, reading
 from ftbert.server.messages import Request, Response
-from ftbert.server.schemas import Cut, Embed, Similarity, decode
+from ftbert.server.schemas import Cut, Embed, EmbedAll, Similarity, decode
 from ftbert.server.served_model import Computed, ServedModel
 from ftbert.server.text_encoder import Encoded
 from ftbert.server.work import Kind
@@ -34,7 +34,7 @@ async def embed(app: App, request: Request) -> Response:
 
 
 async def embed_all(app: App, request: Request) -> Response:
-    asked = decode(request.body, Embed)
+    asked = decode(request.body, EmbedAll)
     model = app.model(asked.model, "embedding")
     inputs = listed(asked.inputs, app.settings)
     count_request(app, len(inputs), "embed")

@@ -31,7 +31,7 @@ def all_routes() -> Routes:
             embed_routes.embed, takes=schemas.Embed, gives=gives.Matrix, words="TEI: a vector for each text"
         ),
         ("POST", "/embed_all"): Route(
-            embed_routes.embed_all, takes=schemas.Embed, gives=gives.EmbedAll, words="TEI: a vector for each token"
+            embed_routes.embed_all, takes=schemas.EmbedAll, gives=gives.EmbedAll, words="TEI: a vector for each token"
         ),
         ("POST", "/embed_sparse"): Route(embed_routes.embed_sparse, takes=schemas.Embed),
         ("POST", "/similarity"): Route(

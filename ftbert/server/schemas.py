@@ -29,6 +29,10 @@ class Embed(Cut, kw_only=True):
     dimensions: int | None = None
 
 
+class EmbedAll(Cut, kw_only=True):
+    inputs: Inputs
+
+
 class TokenLimits(msgspec.Struct, kw_only=True):
     """vLLM's. truncate_prompt_tokens: most tokens with the special ones, -1: the model's maximum. truncation_side: null
     is the tokenizer's own."""
@@ -188,6 +192,8 @@ _WRITTEN: dict[str, tuple[Any, ...]] = {
     "truncation": (True,), "modality": ("text",), **_NOT_HERE,
 }  # fmt: skip
 ONLY: dict[Any, dict[str, tuple[Any, ...]]] = {
+    EmbedAll: {"normalize": (False,), "dimensions": ()},
+    TokenClassify: {"raw_scores": (False,), "prompt_name": ()},
     OpenAIEmbed: _WRITTEN,
     Pooling: {**_WRITTEN, "prompt_name": (), "input_type": ()},
     Classify: {"add_special_tokens": (True,), "activation": (True,), "softmax": (True,), "labels": (), **_NOT_HERE},
