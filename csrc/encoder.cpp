@@ -71,7 +71,7 @@ auto Encoder<Device, T>::carve(const Context<Device>& context, Workspace& ws, co
   const bool first = input.rows == OutputRows::first;
   const int64_t first_rows = first ? input.batch : 0, rows = std::max(input.tokens, first_rows);
   int64_t width = c.hidden;
-  for (const LayerConfig& layer : c.layers) width = std::max(width, layer.attention.width());
+  for (const LayerConfig& layer : c.layers) width = std::max(width, layer.attention.heads.width());
   Buffers b;
   if (!input.positions) b.positions = ws.take<int32_t>(input.tokens);
   if (c.relative_span > 0 && input.token_index) b.columns = ws.take<int32_t>(input.tokens);
@@ -121,9 +121,8 @@ template <class Device, class T>
 void Encoder<Device, T>::embed(Context<Device>& context, const EncoderInput& input, const Buffers& b, T* x) const {
   const EncoderConfig& c = config_;
   if (!input.positions) find_positions(context, input, input.tokens, b.positions, b.columns);
-  const Norm<T>& norm = weights_.embedding_norm;
-  const EmbeddingTables<T> tables{weights_.word, weights_.position, weights_.token_type, norm.gamma, norm.beta,
-                                  c.vocab,       c.max_positions,   c.token_types,       norm.eps};
+  const EmbeddingTables<T> tables{weights_.word,   weights_.position, weights_.token_type,    c.vocab,
+                                  c.max_positions, c.token_types,     weights_.embedding_norm};
   T* const embedded = b.embedded ? b.embedded : x;
   embeddings_layernorm<Device, T>(context, tables, input.input_ids, input.token_type_ids, input.token_index,
                                   input.positions ? input.positions : b.positions, input.tokens, c.embedding, embedded);

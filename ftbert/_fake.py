@@ -60,8 +60,17 @@ def _padding_stage(ids: Tensor, types: Any, index: Any, cu: Tensor, tokens: int,
     return staged, torch.empty_like(staged), cu.new_empty(most), cu.new_empty(batch + 1)
 
 
-def _add_qkv_bias(qkv: Tensor, bias: Any, cu: Tensor, seq: int, heads: int) -> tuple[Tensor, ...]:
-    shape = (cu.shape[0] - 1, heads, seq, qkv.shape[1] // 3 // heads)
+def _attention(
+    qkv: Tensor, cu: Tensor, max_seqlen: int, heads: int, bias: Any = None, columns: Any = None, bf16: bool = False,
+    kv_heads: int = 0, *_: Any,
+) -> Tensor:  # fmt: skip
+    return qkv.new_empty((qkv.shape[0], qkv.shape[1] // (heads + 2 * (kv_heads or heads)) * heads))
+
+
+def _add_qkv_bias(
+    qkv: Tensor, bias: Any, cu: Tensor, seq: int, heads: int, kv_heads: int = 0
+) -> tuple[Tensor, ...]:
+    shape = (cu.shape[0] - 1, heads, seq, qkv.shape[1] // (heads + 2 * (kv_heads or heads)))
     return tuple(qkv.new_empty(shape) for _ in range(3))
 
 
@@ -82,9 +91,9 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "add_bias_input_layernorm": lambda x, *_: (torch.empty_like(x), torch.empty_like(x)),
     "add_bias_act": lambda x, *_: torch.empty_like(x),
     "add_bias_act_": lambda *_: None,
-    "attention": lambda qkv, *_: qkv.new_empty((qkv.shape[0], qkv.shape[1] // 3)),
+    "attention": _attention,
     "add_qkv_bias": _add_qkv_bias,
-    "softmax": lambda scores, cu, scale, bias, columns, dtype: torch.empty_like(scores, dtype=dtype),
+    "softmax": lambda scores, cu, scale, bias, columns, dtype, *_: torch.empty_like(scores, dtype=dtype),
     "transpose": lambda x, cu, tokens: x.new_empty((tokens, x.shape[1] * x.shape[3])),
     "pooling": lambda hidden, cu, *_: hidden.new_empty((cu.shape[0] - 1, hidden.shape[1]), dtype=torch.float32),
     "linear": lambda a, weight, *_: a.new_empty((a.shape[0], weight.shape[0])),

@@ -16,7 +16,7 @@ def offsets(lengths: list[int], device: str = "cpu") -> Tensor:
     return torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device=device)
 
 
-def layernorm(x: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> Tensor:
+def layernorm(x: Tensor, gamma: Tensor, beta: Tensor | float, eps: float) -> Tensor:
     """x [rows, cols], float64"""
     mean = x.mean(-1, keepdim=True)
     variance = (x - mean).pow(2).mean(-1, keepdim=True)
@@ -35,17 +35,34 @@ def activation(x: Tensor, name: str) -> Tensor:
     return {"relu": torch.relu, "tanh": torch.tanh, "none": lambda y: y}[name](x)
 
 
-def attention(qkv: Tensor, lengths: list[int], heads: int, biases: list[Tensor] | None = None) -> Tensor:
-    """qkv [tokens, 3*hidden] -> [tokens, hidden], float64; biases: of each sequence, what is added to its scores"""
-    hidden = qkv.shape[1] // 3
-    head_size = hidden // heads
+def attention(
+    qkv: Tensor,
+    lengths: list[int],
+    heads: int,
+    biases: list[Tensor] | None = None,
+    kv_heads: int | None = None,
+    scale: float | None = None,
+    left: int = -1,
+    right: int = -1,
+) -> Tensor:
+    """qkv [tokens, (heads + 2*kv_heads) * head_size] -> [tokens, heads * head_size], float64; biases: of each sequence,
+    what is added to its scores; left, right: keys before and after a query that it sees, -1: all"""
+    kv_heads = heads if kv_heads is None else kv_heads
+    size = qkv.shape[1] // (heads + 2 * kv_heads)
     outputs = []
     for i, part in enumerate(qkv.double().split(lengths)):
-        q, k, v = (x.view(-1, heads, head_size).transpose(0, 1) for x in part.split(hidden, dim=1))
-        scores = q @ k.transpose(1, 2) / math.sqrt(head_size)
-        weights = torch.softmax(scores if biases is None else scores + biases[i], dim=-1)
-        outputs.append((weights @ v).transpose(0, 1).reshape(-1, hidden))
-    return torch.cat(outputs) if outputs else qkv.new_zeros((0, hidden), dtype=torch.float64)
+        q, k, v = (
+            x.view(-1, x.shape[1] // size, size).transpose(0, 1)
+            for x in part.split([heads * size, kv_heads * size, kv_heads * size], dim=1)
+        )
+        k, v = (x.repeat_interleave(heads // kv_heads, dim=0) for x in (k, v))
+        scores = q @ k.transpose(1, 2) * (1 / math.sqrt(size) if scale is None else scale)
+        places = torch.arange(len(part), device=qkv.device)
+        distance = places - places[:, None]
+        unseen = (distance < -left) & (left >= 0) | (distance > right) & (right >= 0)
+        scores = (scores if biases is None else scores + biases[i]).masked_fill(unseen, -math.inf)
+        outputs.append((torch.softmax(scores, dim=-1) @ v).transpose(0, 1).reshape(-1, heads * size))
+    return torch.cat(outputs) if outputs else qkv.new_zeros((0, heads * size), dtype=torch.float64)
 
 
 def pooling(hidden: Tensor, lengths: list[int], mode: str, normalize: bool) -> Tensor:

@@ -32,17 +32,20 @@ def random(*shape: int, place: Place, scale: float = 1.0, seed: int = 0) -> torc
 
 @pytest.mark.parametrize("cols", [1, 7, 26, 64, 312, 384, 768, 1024, 1028, 4096, 5000])
 @pytest.mark.parametrize("rows", [0, 1, 3, 130])
-@pytest.mark.parametrize("parts", ["all", "no bias", "no input", "neither"])
+@pytest.mark.parametrize("parts", ["all", "no bias", "no input", "neither", "no beta", "no norm"])
 def test_add_bias_input_layernorm(place: Place, rows: int, cols: int, parts: str) -> None:
     x, residual = random(rows, cols, place=place), random(rows, cols, place=place, seed=1)
     bias = random(cols, place=place, seed=2)
     gamma, beta = 1 + 0.2 * random(cols, place=place, seed=3), random(cols, place=place, seed=4)
     bias = None if parts in ("no bias", "neither") else bias
     residual = None if parts in ("no input", "neither") else residual
+    beta = None if parts in ("no beta", "no norm") else beta
+    gamma = None if parts == "no norm" else gamma
     out, total = ops.add_bias_input_layernorm(x, bias, residual, gamma, beta, 1e-5)
     expected = x.double() + (0 if bias is None else bias.double()) + (0 if residual is None else residual.double())
     assert_close(total, expected, atol=place.eps, rtol=place.eps, what="sum")
-    expected = reference.layernorm(expected, gamma.double(), beta.double(), 1e-5)
+    if gamma is not None:
+        expected = reference.layernorm(expected, gamma.double(), 0 if beta is None else beta.double(), 1e-5)
     assert_close(out, expected, atol=8 * ONE_SUM * place.eps, rtol=2 * place.eps)
 
 

@@ -126,7 +126,7 @@ StringDict EncoderClass::info() const {
   for (const auto& [key, value] : engine_->info()) all.insert(key, value);
   if (matrix_dtype_ == dtype_) return all;
   all.insert("products", std::string(to_string(stored_dtype(matrix_dtype_))));
-  const int64_t head_size = config_.layers.empty() ? 0 : config_.layers.front().attention.head_size;
+  const int64_t head_size = config_.layers.empty() ? 0 : config_.layers.front().attention.heads.size;
   all.insert("attention_products",
              all.at("attention") == "fused" ? std::string(attention_products(head_size)) : std::string("fp32"));
   return all;

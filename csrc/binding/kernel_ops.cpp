@@ -3,6 +3,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
+#include <cmath>
+
 #include "binding/define_op.h"
 #include "binding/op_checks.h"
 #include "core/types.h"
@@ -35,7 +37,7 @@ Tensor embeddings(const Tensor& ids, const OptionalTensor& types, const Optional
   const int64_t kinds = table_rows("token_type", token_type, word, cols);
   same("gamma", gamma, word, {cols});
   same("beta", beta, word, {cols});
-  FTBERT_CHECK(gamma.has_value() == beta.has_value(), "gamma, beta: expected both or neither");
+  FTBERT_CHECK(gamma || !beta, "gamma: expected with beta; neither means no norm");
   FTBERT_CHECK(!token_type || types || kinds > 0, "token_type: expected a row for type 0, got ", describe(*token_type));
   if (token_index) check_range("token_index", *token_index, tokens, 0, ids.size(0));
   const int64_t* const read = data<int64_t>(token_index);
@@ -44,9 +46,14 @@ Tensor embeddings(const Tensor& ids, const OptionalTensor& types, const Optional
   if (position) check_range("positions", pos, tokens, 0, positions);
   Tensor out = at::empty({tokens, cols}, word.options());
   run(word, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    const EmbeddingTables<T> tables{data<T>(word),          data<T>(position), data<T>(token_type), data<T>(gamma),
-                                    data<T>(beta),          word.size(0),      positions,           kinds,
-                                    static_cast<float>(eps)};
+    const NormKind kind = gamma ? NormKind::layer : NormKind::none;
+    const EmbeddingTables<T> tables{data<T>(word),
+                                    data<T>(position),
+                                    data<T>(token_type),
+                                    word.size(0),
+                                    positions,
+                                    kinds,
+                                    {kind, data<T>(gamma), data<T>(beta), static_cast<float>(eps)}};
     embeddings_layernorm<Device, T>(call.context, tables, data<int64_t>(ids), data<int64_t>(types),
                                     data<int64_t>(token_index), data<int32_t>(pos), tokens, cols, data<T>(out));
   });
@@ -54,19 +61,21 @@ Tensor embeddings(const Tensor& ids, const OptionalTensor& types, const Optional
 }
 
 std::tuple<Tensor, Tensor> layernorm(const Tensor& x, const OptionalTensor& bias, const OptionalTensor& input,
-                                     const Tensor& gamma, const Tensor& beta, double eps) {
+                                     const OptionalTensor& gamma, const OptionalTensor& beta, double eps) {
   elements("x", x, 2);
   const int64_t cols = x.size(1);
   same("bias", bias, x, {cols});
   same("input", input, x, x.sizes());
   same("gamma", gamma, x, {cols});
   same("beta", beta, x, {cols});
+  FTBERT_CHECK(gamma || !beta, "gamma: expected with beta; neither means no norm");
   Tensor out = at::empty_like(x), sum = at::empty_like(x);
   if (x.numel() == 0) return {out, sum};
   run(x, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    add_bias_input_layernorm<Device, T>(call.context, data<T>(x), data<T>(bias), data<T>(input), data<T>(gamma),
-                                        data<T>(beta), static_cast<float>(eps), x.size(0), cols, data<T>(sum),
-                                        data<T>(out));
+    const Norm<T> norm{gamma ? NormKind::layer : NormKind::none, data<T>(gamma), data<T>(beta),
+                       static_cast<float>(eps)};
+    add_bias_input_layernorm<Device, T>(call.context, data<T>(x), data<T>(bias), data<T>(input), norm, x.size(0), cols,
+                                        data<T>(sum), data<T>(out));
   });
   return {out, sum};
 }
@@ -88,11 +97,22 @@ Tensor bias_act(const Tensor& x, const OptionalTensor& bias, const std::string& 
   return out;
 }
 
-// qkv [tokens, 3*heads*head_size]
-int64_t head_size_of(const Tensor& qkv, int64_t heads) {
-  FTBERT_CHECK(heads > 0 && heads <= qkv.size(1) && qkv.size(1) % (3 * heads) == 0,
-               "qkv: expected [tokens, 3*heads*head_size], got ", describe(qkv), " for ", heads, " heads");
-  return qkv.size(1) / 3 / heads;
+// qkv [tokens, (heads + 2*kv_heads) * head_size]; kv_heads 0: as many as heads. scale: 1 / sqrt(head_size) without one.
+Heads heads_of(const Tensor& qkv, int64_t heads, int64_t kv_heads, std::optional<double> scale = std::nullopt) {
+  const int64_t cols = qkv.size(1), kv = kv_heads == 0 ? heads : kv_heads;
+  FTBERT_CHECK(heads > 0 && heads <= cols && kv > 0 && kv <= heads && heads % kv == 0 && cols % (heads + 2 * kv) == 0,
+               "qkv: expected [tokens, (heads + 2*kv_heads) * head_size] and heads a multiple of kv_heads, got ",
+               describe(qkv), " for ", heads, " heads and ", kv, " of keys and values");
+  const int64_t size = cols / (heads + 2 * kv);
+  return {heads, kv, size, scale ? static_cast<float>(*scale) : 1.0f / std::sqrt(static_cast<float>(size))};
+}
+
+// Keys on each side of a query that it sees; -1: all.
+Window window_of(int64_t left, int64_t right) {
+  count("left", left, -1, Window::kAll);
+  count("right", right, -1, Window::kAll);
+  const auto side = [](int64_t keys) { return keys < 0 ? Window::kAll : static_cast<int>(keys); };
+  return {side(left), side(right)};
 }
 
 // table [heads, 2*span-1], or none: 0
@@ -105,50 +125,56 @@ int64_t span_of(const OptionalTensor& table, const Tensor& like, int64_t heads) 
 }
 
 Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t heads,
-              const OptionalTensor& relative_bias, const OptionalTensor& columns, bool bf16) {
+              const OptionalTensor& relative_bias, const OptionalTensor& columns, bool bf16, int64_t kv_heads,
+              std::optional<double> scale, int64_t left, int64_t right) {
   elements("qkv", qkv, 2);
   FTBERT_CHECK(!bf16 || qkv.is_cpu(), "bf16: operands are rounded on the CPU alone; elsewhere qkv itself may be bf16");
-  const int64_t head_size = head_size_of(qkv, heads), hidden = heads * head_size;
+  const Heads h = heads_of(qkv, heads, kv_heads, scale);
+  const Window window = window_of(left, right);
   const int64_t span = span_of(relative_bias, qkv, heads);
   count("max_seqlen", max_seqlen, 0, kAnyLength);
   max_seqlen = std::min(max_seqlen, qkv.size(0));  // no sequence is longer than all
   const int64_t batch = check_offsets(cu, qkv, qkv.size(0), max_seqlen);
   check_columns(columns, cu, qkv.size(0));
-  Tensor out = at::empty({qkv.size(0), hidden}, qkv.options());
+  Tensor out = at::empty({qkv.size(0), h.width()}, qkv.options());
   run(qkv, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    FTBERT_CHECK((attention_supports<Device, T>(call.context, head_size)), "attention: no fused kernel for head size ",
-                 head_size, " here; the general path takes any");
-    const Tensor scratch = at::empty({static_cast<int64_t>(attention_scratch_bytes<Device, T>(max_seqlen, head_size))},
+    FTBERT_CHECK((attention_supports<Device, T>(call.context, h, window, span > 0)),
+                 "attention: no fused kernel for head size ", h.size,
+                 ", this window and this bias here; the general path takes any");
+    const Tensor scratch = at::empty({static_cast<int64_t>(attention_scratch_bytes<Device, T>(max_seqlen, h.size))},
                                      qkv.options().dtype(at::kByte));
     if constexpr (std::is_same_v<Device, Cuda>)
       call.context.offsets_early = false;  // they may have been written just now
     const DType read = attention_operand<Device, T>(bf16 ? DType::bf16 : kDType<T>);
     const Tensor given = read == kDType<T> ? qkv : qkv.to(at::kBFloat16);
-    attention<Device, T>(call.context, {given.const_data_ptr(), read}, qkv.size(0), 0, data<int32_t>(cu),
-                         {data<T>(relative_bias), data<int32_t>(columns), span}, batch, max_seqlen, max_seqlen, heads,
-                         head_size, scratch.data_ptr(), data<T>(out));
+    attention<Device, T>(call.context, h, QueriesKeysValues::side_by_side({given.const_data_ptr(), read}, h),
+                         Sequences::of_tokens(data<int32_t>(cu), batch, max_seqlen, qkv.size(0)),
+                         {window, {data<T>(relative_bias), data<int32_t>(columns), span}}, scratch.data_ptr(),
+                         data<T>(out));
   });
   return out;
 }
 
 std::tuple<Tensor, Tensor, Tensor> qkv_bias(const Tensor& qkv, const OptionalTensor& bias, const Tensor& cu,
-                                            int64_t seq, int64_t heads) {
+                                            int64_t seq, int64_t heads, int64_t kv_heads) {
   elements("qkv", qkv, 2);
   same("bias", bias, qkv, {qkv.size(1)});
   count("seq", seq, 0);
-  const int64_t head_size = head_size_of(qkv, heads), batch = check_offsets(cu, qkv, qkv.size(0), seq);
-  const auto make = [&] { return at::empty({batch, heads, seq, head_size}, qkv.options()); };
+  const Heads h = heads_of(qkv, heads, kv_heads);
+  const int64_t batch = check_offsets(cu, qkv, qkv.size(0), seq);
+  const auto make = [&] { return at::empty({batch, heads, seq, h.size}, qkv.options()); };
   Tensor q = make(), k = make(), v = make();
   if (q.numel() == 0) return {q, k, v};
   run(qkv, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    add_qkv_bias<Device, T>(call.context, data<T>(qkv), data<T>(bias), 0, data<int32_t>(cu), batch, seq, heads,
-                            head_size, data<T>(q), data<T>(k), data<T>(v));
+    add_qkv_bias<Device, T>(call.context, h, data<T>(qkv), data<T>(bias),
+                            Sequences::of_tokens(data<int32_t>(cu), batch, seq, qkv.size(0)), data<T>(q), data<T>(k),
+                            data<T>(v));
   });
   return {q, k, v};
 }
 
 Tensor softmax_op(const Tensor& scores, const Tensor& cu, double scale, const OptionalTensor& relative_bias,
-                  const OptionalTensor& columns, at::ScalarType type) {
+                  const OptionalTensor& columns, at::ScalarType type, int64_t left, int64_t right) {
   rank("scores", scores, 4);
   const int64_t batch = scores.size(0), heads = scores.size(1), seq = scores.size(3);
   FTBERT_CHECK(scores.scalar_type() == at::kFloat && scores.size(2) == seq,
@@ -161,9 +187,11 @@ Tensor softmax_op(const Tensor& scores, const Tensor& cu, double scale, const Op
   check_columns(columns, cu, 0);
   if (out.numel() == 0) return out;
   count("heads", heads, 1);
+  const Window window = window_of(left, right);
   run(out, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    softmax<Device, T>(call.context, data<float>(scores), data<int32_t>(cu), static_cast<float>(scale),
-                       {data<T>(relative_bias), data<int32_t>(columns), span}, batch, heads, seq, data<T>(out));
+    softmax<Device, T>(call.context, {.count = heads, .scale = static_cast<float>(scale)}, data<float>(scores),
+                       Sequences::of_tokens(data<int32_t>(cu), batch, seq, 0),
+                       {window, {data<T>(relative_bias), data<int32_t>(columns), span}}, data<T>(out));
   });
   return out;
 }
@@ -177,8 +205,8 @@ Tensor transpose_op(const Tensor& x, const Tensor& cu, int64_t tokens) {
   Tensor out = at::empty({tokens, x.size(1) * x.size(3)}, x.options());
   if (x.numel() == 0) return out;
   run(x, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    transpose<Device, T>(call.context, data<T>(x), 0, data<int32_t>(cu), x.size(0), x.size(2), x.size(1), x.size(3),
-                         data<T>(out));
+    transpose<Device, T>(call.context, {.count = x.size(1), .size = x.size(3)}, data<T>(x),
+                         Sequences::of_tokens(data<int32_t>(cu), x.size(0), x.size(2), tokens), data<T>(out));
   });
   return out;
 }
@@ -273,23 +301,26 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
             "embeddings_layernorm(Tensor input_ids, Tensor? token_type_ids, Tensor? token_index, Tensor positions, "
             "Tensor word, Tensor? position, Tensor? token_type, Tensor? gamma, Tensor? beta, float eps) -> Tensor",
             &embeddings);
-  define_op(m,
-            "add_bias_input_layernorm(Tensor x, Tensor? bias, Tensor? input, Tensor gamma, Tensor beta, float eps) -> "
-            "(Tensor, Tensor)",
-            &layernorm);
+  define_op(
+      m,
+      "add_bias_input_layernorm(Tensor x, Tensor? bias, Tensor? input, Tensor? gamma, Tensor? beta, float eps) -> "
+      "(Tensor, Tensor)",
+      &layernorm);
   define_op(m, "add_bias_act(Tensor x, Tensor? bias, str activation) -> Tensor", &bias_act);
   define_op(m, "add_bias_act_(Tensor(a!) x, Tensor? bias, str activation) -> ()", &bias_act_in_place);
   define_op(m,
             "attention(Tensor qkv, Tensor cu_seqlens, SymInt max_seqlen, int heads, Tensor? relative_bias=None, "
-            "Tensor? columns=None, bool bf16=False) -> Tensor",
+            "Tensor? columns=None, bool bf16=False, int kv_heads=0, float? scale=None, int left=-1, int right=-1) -> "
+            "Tensor",
             &attend);
   define_op(m,
-            "add_qkv_bias(Tensor qkv, Tensor? bias, Tensor cu_seqlens, SymInt seq, int heads) -> (Tensor, Tensor, "
+            "add_qkv_bias(Tensor qkv, Tensor? bias, Tensor cu_seqlens, SymInt seq, int heads, int kv_heads=0) -> "
+            "(Tensor, Tensor, "
             "Tensor)",
             &qkv_bias);
   define_op(m,
             "softmax(Tensor scores, Tensor cu_seqlens, float scale, Tensor? relative_bias, Tensor? columns, "
-            "ScalarType dtype) -> Tensor",
+            "ScalarType dtype, int left=-1, int right=-1) -> Tensor",
             &softmax_op);
   define_op(m, "transpose(Tensor x, Tensor cu_seqlens, SymInt tokens) -> Tensor", &transpose_op);
   define_op(m, "pooling(Tensor hidden, Tensor cu_seqlens, str mode, bool normalize) -> Tensor", &pooling_op);

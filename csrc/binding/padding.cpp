@@ -95,7 +95,7 @@ constexpr int64_t kFewRows = 256;
 bool cheaper_than_waiting(const EncoderConfig& c, int64_t rows) {
   double products = 0;
   for (const LayerConfig& layer : c.layers)
-    products += 4.0 * c.hidden * (2.0 * static_cast<double>(layer.attention.width()) + layer.ffn.inter);
+    products += 4.0 * c.hidden * (2.0 * static_cast<double>(layer.attention.heads.width()) + layer.ffn.inter);
   return rows <= kFewRows || rows * products <= kWaitFlop;
 }
 

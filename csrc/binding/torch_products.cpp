@@ -151,7 +151,7 @@ Operand TorchProducts::linear_bf16(const Linear<float>& linear, const Operand& a
   if (m == 0) return {out, as};
   const at::Tensor& weight = *static_cast<const at::Tensor*>(linear.weight.packed);
   std::optional<at::Tensor> bias;
-  if (epilogue.bias) bias = view(linear.bias, {n});
+  if (epilogue.bias && linear.bias) bias = view(linear.bias, {n});
   const std::optional<OneDnnActivation> act = onednn_activation(epilogue.activation);
   const int64_t threads = this->threads(), chunks = m / threads < kFewestRows ? 1 : threads;
   const int64_t chunk_rows = a.chunks ? a.chunk_rows : ((m + chunks - 1) / chunks + 15) / 16 * 16;
@@ -213,7 +213,7 @@ Operand TorchProducts::linear(const Linear<float>& linear, const Operand& a, int
   }
   if (w.dtype == DType::bf16) return linear_bf16(linear, a, m, epilogue, out, as, in_one_piece);
   std::optional<at::Tensor> bias;
-  if (epilogue.bias) bias = view(linear.bias, {w.n});
+  if (epilogue.bias && linear.bias) bias = view(linear.bias, {w.n});
   const std::optional<OneDnnActivation> act = onednn_activation(epilogue.activation);
   Kept& kept = kept_at(out);
   kept.tensors.clear();  // so that the allocator can hand out the same memory again

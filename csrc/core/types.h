@@ -56,15 +56,19 @@ std::string_view to_string(DType dtype);
 // Every spelling that parse_activation knows, and to_string of what it means.
 std::vector<std::pair<std::string_view, std::string_view>> activation_spellings();
 
+// On whichever side it is called. Inlined in any case: the CPU's kernels are compiled for several instruction sets, and
+// a function that they shared by name would be linked once, with the instructions of either.
 #ifdef __CUDACC__
-#pragma nv_exec_check_disable
-#define FTBERT_HOST_DEVICE __host__ __device__
+#define FTBERT_HOST_DEVICE __host__ __device__ __forceinline__
 #else
-#define FTBERT_HOST_DEVICE
+#define FTBERT_HOST_DEVICE inline __attribute__((always_inline))
 #endif
 
 // run(std::integral_constant<Activation, activation>()), on the side that asks: an activation is a template argument of
 // whatever applies it.
+#ifdef __CUDACC__
+#pragma nv_exec_check_disable
+#endif
 template <class Run>
 FTBERT_HOST_DEVICE void with_activation(Activation activation, const Run& run) {
   switch (activation) {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/context.h"
+#include "core/norm.h"
 #include "gemm/product.h"
 
 namespace ftbert {
@@ -52,12 +53,12 @@ struct NormMoments {
   int turn = 0;
 };
 
-// x [rows, n] = LayerNorm(a @ weight^T + bias + x) * gamma + beta in one kernel, a [m, k] with m = gemm_rows(rows).
-// False, and nothing runs, where there is no memory for moments or the plan says that a product and a LayerNorm are
-// faster. The kernel directly ahead must not write x (own/wgmma_layernorm.h).
+// x [rows, n] = norm(a @ weight^T + bias + x) in one kernel, a [m, k] with m = gemm_rows(rows). False, and nothing
+// runs, where it is no LayerNorm with gamma and beta, there is no memory for moments, or the plan says that a product
+// and a LayerNorm are faster. The kernel directly ahead must not write x (own/wgmma_layernorm.h).
 template <class Device, class T>
-bool linear_layernorm(Context<Device>& context, const Linear<T>& linear, const Operand& a, int64_t m, const T* gamma,
-                      const T* beta, float eps, int64_t rows, NormMoments& moments, T* x);
+bool linear_layernorm(Context<Device>& context, const Linear<T>& linear, const Operand& a, int64_t m,
+                      const Norm<T>& norm, int64_t rows, NormMoments& moments, T* x);
 
 // c = a @ b for each of product.batch, without an epilogue. C is T, or float where the next step wants the sums
 // unrounded (attention scores); the types of `product` are those of the arguments.

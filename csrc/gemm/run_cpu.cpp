@@ -46,8 +46,8 @@ Operand linear_all<Cpu, float>(Context<Cpu>& context, const Linear<float>& linea
 }
 
 template <>
-bool linear_layernorm<Cpu, float>(Context<Cpu>&, const Linear<float>&, const Operand&, int64_t, const float*,
-                                  const float*, float, int64_t, NormMoments&, float*) {
+bool linear_layernorm<Cpu, float>(Context<Cpu>&, const Linear<float>&, const Operand&, int64_t, const Norm<float>&,
+                                  int64_t, NormMoments&, float*) {
   return false;
 }
 

@@ -106,12 +106,13 @@ Operand linear_all(Context<Device>& context, const Linear<T>& weights, const Ope
 }
 
 template <class Device, class T>
-bool linear_layernorm(Context<Device>& context, const Linear<T>& weights, const Operand& a, int64_t m, const T* gamma,
-                      const T* beta, float eps, int64_t rows, NormMoments& moments, T* x) {
-  if (!moments.data) return false;
+bool linear_layernorm(Context<Device>& context, const Linear<T>& weights, const Operand& a, int64_t m,
+                      const Norm<T>& norm, int64_t rows, NormMoments& moments, T* x) {
+  if (!moments.data || norm.kind != NormKind::layer || !norm.beta || !weights.bias) return false;
   check_computed(DeviceKind::cuda, kDType<T>, weights.weight);
   Product whole = product_of(weights, m, {.bias = true, .residual_norm = true});
-  const ProductData data{a.template as<T>(), weights.weight.data, weights.bias, x, gamma, beta, eps, moments};
+  const ProductData data{a.template as<T>(), weights.weight.data, weights.bias, x,
+                         norm.gamma,         norm.beta,           norm.eps,     moments};
   const PlanKey key = key_of(context, whole, data);
   const OwnChoice own = context.plans->get(key, nullptr).own;
   if (!own) return false;
@@ -143,13 +144,13 @@ void gemm(Context<Device>& context, const Product& product, const T* a, const T*
   }
 }
 
-#define FTBERT_INSTANTIATE(T)                                                                                          \
-  template Operand linear(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, Epilogue, T*, DType);             \
-  template DType operand_dtype<Cuda, T>(const Matrix&);                                                                \
-  template Operand linear_all(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, Epilogue, T*, DType);         \
-  template bool linear_layernorm(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, const T*, const T*, float, \
-                                 int64_t, NormMoments&, T*);                                                           \
-  template int wgmma_tile_variant(const Context<Cuda>&, const Linear<T>&, int64_t, Epilogue);                          \
+#define FTBERT_INSTANTIATE(T)                                                                                        \
+  template Operand linear(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, Epilogue, T*, DType);           \
+  template DType operand_dtype<Cuda, T>(const Matrix&);                                                              \
+  template Operand linear_all(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, Epilogue, T*, DType);       \
+  template bool linear_layernorm(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, const Norm<T>&, int64_t, \
+                                 NormMoments&, T*);                                                                  \
+  template int wgmma_tile_variant(const Context<Cuda>&, const Linear<T>&, int64_t, Epilogue);                        \
   template void gemm(Context<Cuda>&, const Product&, const T*, const T*, float*);
 FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
 template void gemm(Context<Cuda>&, const Product&, const half_t*, const half_t*, half_t*);

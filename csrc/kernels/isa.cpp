@@ -109,7 +109,7 @@ const char* attention_products(int64_t head_size) {
 }
 
 template <>
-bool attention_supports<Cpu, float>(const Context<Cpu>&, int64_t) {
+bool attention_supports<Cpu, float>(const Context<Cpu>&, const Heads&, const Window&, bool) {
   isa_kernels();  // the error of a CPU without kernels comes when a model is loaded
   return true;
 }
@@ -122,32 +122,28 @@ void add_bias_act<Cpu, float>(Context<Cpu>& context, float* x, const float* bias
 
 template <>
 void add_bias_input_layernorm<Cpu, float>(Context<Cpu>& context, const float* x, const float* bias, const float* input,
-                                          const float* gamma, const float* beta, float eps, int64_t rows, int64_t cols,
-                                          float* sum, float* out) {
-  isa_kernels().add_bias_input_layernorm(context, x, bias, input, gamma, beta, eps, rows, cols, sum, out);
+                                          const Norm<float>& norm, int64_t rows, int64_t cols, float* sum, float* out) {
+  isa_kernels().add_bias_input_layernorm(context, x, bias, input, norm, rows, cols, sum, out);
 }
 
 template <>
-void add_qkv_bias<Cpu, float>(Context<Cpu>& context, const float* qkv, const float* bias, int64_t first_token,
-                              const int32_t* cu_seqlens, int64_t batch, int64_t seq, int64_t heads, int64_t head_size,
-                              float* q, float* k, float* v) {
-  isa_kernels().add_qkv_bias(context, qkv, bias, first_token, cu_seqlens, batch, seq, heads, head_size, q, k, v);
+void add_qkv_bias<Cpu, float>(Context<Cpu>& context, const Heads& heads, const float* qkv, const float* bias,
+                              const Sequences& sequences, float* q, float* k, float* v) {
+  isa_kernels().add_qkv_bias(context, heads, qkv, bias, sequences, q, k, v);
 }
 
 template <>
-void attention<Cpu, float>(Context<Cpu>& context, const Operand& qkv, int64_t tokens, int64_t first_token,
-                           const int32_t* cu_seqlens, RelativeBias<float> bias, int64_t batch, int64_t max_seqlen,
-                           int64_t queries, int64_t heads, int64_t head_size, void* scratch, float* out) {
-  FTBERT_CHECK(!qkv.chunks && (qkv.dtype == DType::fp32 || (qkv.dtype == DType::bf16 && isa_kernels().bf16)),
-               "attention on this CPU reads fp32", isa_kernels().bf16 ? " or bf16" : "", ", got ", to_string(qkv.dtype),
-               qkv.chunks ? " in chunks" : "");
-  isa_kernels().attention(context, qkv, tokens, first_token, cu_seqlens, bias, batch, max_seqlen, queries, heads,
-                          head_size, scratch, out);
+void attention<Cpu, float>(Context<Cpu>& context, const Heads& heads, const QueriesKeysValues& from,
+                           const Sequences& sequences, const ScorePolicy<float>& policy, void* scratch, float* out) {
+  FTBERT_CHECK(from.dtype == DType::fp32 || (from.dtype == DType::bf16 && isa_kernels().bf16),
+               "attention on this CPU reads fp32", isa_kernels().bf16 ? " or bf16" : "", ", got ",
+               to_string(from.dtype));
+  isa_kernels().attention(context, heads, from, sequences, policy, scratch, out);
 }
 
 template <>
-size_t attention_scratch_bytes<Cpu, float>(int64_t max_seqlen, int64_t head_size, bool alone) {
-  return isa_kernels().attention_scratch_bytes(max_seqlen, head_size, alone);
+size_t attention_scratch_bytes<Cpu, float>(int64_t max_k, int64_t head_size, bool alone) {
+  return isa_kernels().attention_scratch_bytes(max_k, head_size, alone);
 }
 
 template <>
@@ -166,9 +162,9 @@ void pooling<Cpu, float>(Context<Cpu>& context, const float* hidden, const int32
 }
 
 template <>
-void softmax<Cpu, float>(Context<Cpu>& context, const float* scores, const int32_t* cu_seqlens, float scale,
-                         RelativeBias<float> bias, int64_t batch, int64_t heads, int64_t seq, float* probabilities) {
-  isa_kernels().softmax(context, scores, cu_seqlens, scale, bias, batch, heads, seq, probabilities);
+void softmax<Cpu, float>(Context<Cpu>& context, const Heads& heads, const float* scores, const Sequences& sequences,
+                         const ScorePolicy<float>& policy, float* probabilities) {
+  isa_kernels().softmax(context, heads, scores, sequences, policy, probabilities);
 }
 
 }  // namespace ftbert

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "core/context.h"
+#include "core/norm.h"
 #include "core/operand.h"
 #include "core/types.h"
 
@@ -96,13 +97,11 @@ struct EmbeddingTables {
   const T* word;        // [vocab, cols]
   const T* position;    // [max_positions, cols] or nullptr
   const T* token_type;  // [token_types, cols] or nullptr
-  const T* gamma;       // [cols] LayerNorm weight or nullptr: no LayerNorm (pre-LayerNorm models)
-  const T* beta;        // [cols]
   int64_t vocab, max_positions, token_types;
-  float eps;
+  Norm<T> norm;
 };
 
-// out[t] = LayerNorm(word[id] + position[p] + token_type[tt]) for each packed token, gathered from padded ids
+// out[t] = norm(word[id] + position[p] + token_type[tt]) for each packed token, gathered from padded ids
 // through token_index (nullptr: ids are packed). token_type_ids == nullptr means type 0. An id or a position outside
 // its table gives a row of NaN on CUDA, where no host may be asked; the CPU's caller has checked them.
 template <class Device, class T>
@@ -113,11 +112,11 @@ void embeddings_layernorm(Context<Device>& context, const EmbeddingTables<T>& ta
 
 // ---- add_bias_input_layernorm ------------------------------------------------------------------------------
 
-// sum = x + bias + input; out = LayerNorm(sum) * gamma + beta. bias and input may be nullptr (then they are 0);
-// `sum` is stored only when it is given (pre-LayerNorm models carry it on). out and sum may alias x or input.
+// sum = x + bias + input; out = norm(sum). bias and input may be nullptr (then they are 0); `sum` is stored only when
+// it is given (pre-norm models carry it on). out and sum may alias x or input.
 template <class Device, class T>
-void add_bias_input_layernorm(Context<Device>& context, const T* x, const T* bias, const T* input, const T* gamma,
-                              const T* beta, float eps, int64_t rows, int64_t cols, T* sum,
+void add_bias_input_layernorm(Context<Device>& context, const T* x, const T* bias, const T* input, const Norm<T>& norm,
+                              int64_t rows, int64_t cols, T* sum,
                               T* out);  // all [rows, cols]; vectors [cols]
 
 // ---- add_bias_act ------------------------------------------------------------------------------------------
@@ -126,10 +125,68 @@ void add_bias_input_layernorm(Context<Device>& context, const T* x, const T* bia
 template <class Device, class T>
 void add_bias_act(Context<Device>& context, T* x, const T* bias, Activation activation, int64_t rows, int64_t cols);
 
-// ---- attention: the fused path -----------------------------------------------------------------------------
+// ---- attention: what the kernels of both paths get ---------------------------------------------------------
 
-// In this and the next section cu_seqlens may point at the first of a run of sequences; token t lies in row
-// t - first_token of the packed argument, so that a run can be worked on by itself.
+// A layer's heads: `count` of queries, `kv` of keys and values, each of which serves count / kv query heads side by
+// side.
+struct Heads {
+  int64_t count = 0, kv = 0, size = 0;
+  float scale = 0;  // of a score, before a bias is added
+
+  FTBERT_HOST_DEVICE int64_t width() const { return count * size; }  // columns of q and of the result
+  FTBERT_HOST_DEVICE int64_t kv_width() const { return kv * size; }  // of k, and of v
+  FTBERT_HOST_DEVICE int64_t qkv_width() const { return width() + 2 * kv_width(); }
+};
+
+// Row i begins at data + i * stride, in elements.
+struct Rows {
+  const void* data = nullptr;
+  int64_t stride = 0;
+};
+
+// q [rows, width], k and v [rows, kv_width], of one type: columns of one matrix, tensors of their own, a cache.
+struct QueriesKeysValues {
+  DType dtype = DType::fp32;
+  Rows q, k, v;
+
+  // Side by side in the rows of qkv [rows, qkv_width].
+  static QueriesKeysValues side_by_side(const Operand& qkv, const Heads& heads) {
+    const int64_t stride = heads.qkv_width(), bytes = bytes_of(qkv.dtype);
+    const auto* q = static_cast<const char*>(qkv.data);
+    const auto *k = q + heads.width() * bytes, *v = k + heads.kv_width() * bytes;
+    return {qkv.dtype, {q, stride}, {k, stride}, {v, stride}};
+  }
+};
+
+// Sequence i has the queries of tokens [cu_q[i], cu_q[i+1]) and the keys of [cu_k[i], cu_k[i+1]), of which the last
+// query is the last. Both may point at the first of a run of sequences: token t lies in row t - first_q of q and of the
+// result, and in row t - first_k of k and v.
+struct Sequences {
+  const int32_t *cu_q = nullptr, *cu_k = nullptr;  // [count+1]
+  int64_t count = 0;
+  int64_t max_q = 0;  // of each sequence so many queries at least are computed, the first; others are left as they were
+  int64_t max_k = 0;  // upper bound of the longest's keys
+  int64_t first_q = 0, first_k = 0;
+  int64_t rows = 0;  // of q, k and v; on a GPU an upper bound
+
+  // Each token is a query and a key.
+  static Sequences of_tokens(const int32_t* cu_seqlens, int64_t count, int64_t max_seqlen, int64_t rows,
+                             int64_t first_token = 0) {
+    return {cu_seqlens, cu_seqlens, count, max_seqlen, max_seqlen, first_token, first_token, rows};
+  }
+};
+
+// The keys that the query at `position` of its sequence sees: those from position - left to position + right.
+struct Window {
+  static constexpr int kAll = INT32_MAX;
+  int left = kAll, right = kAll;  // causal: right 0
+
+  bool operator==(const Window&) const = default;
+  FTBERT_HOST_DEVICE int begin(int position) const { return position > left ? position - left : 0; }
+  FTBERT_HOST_DEVICE int end(int position, int keys) const {
+    return right < keys - 1 - position ? position + right + 1 : keys;
+  }
+};
 
 // What is added to a score before the softmax: table[head][column(key) - column(query) + span-1]. Distances outside
 // the table are read as its first and last.
@@ -140,23 +197,31 @@ struct RelativeBias {
   int64_t span = 0;
 };
 
-// softmax(q k^T / sqrt(head_size) + bias) v within each sequence, on packed tokens; no score matrix in memory.
-// Of each sequence the first `queries` rows are computed, and perhaps more; the others are left as they were.
+// What becomes of a score before the softmax.
+template <class T>
+struct ScorePolicy {
+  Window window;
+  RelativeBias<T> bias;
+};
+
+// ---- attention: the fused path -----------------------------------------------------------------------------
+
+// softmax(scale * q k^T + bias) v within each sequence, on packed tokens; no score matrix in memory.
 template <class Device, class T>
-void attention(Context<Device>& context, const Operand& qkv,  // [tokens, 3*hidden], bias already added
-               int64_t tokens, int64_t first_token, const int32_t* cu_seqlens, RelativeBias<T> bias, int64_t batch,
-               int64_t max_seqlen, int64_t queries, int64_t heads, int64_t head_size,
+void attention(Context<Device>& context, const Heads& heads, const QueriesKeysValues& from, const Sequences& sequences,
+               const ScorePolicy<T>& policy,
                void* scratch,  // attention_scratch_bytes
-               T* out);        // [tokens, hidden]
-// The type in which attention takes qkv from a product by a weight stored as `weight`: on the CPU bf16 where that
-// product rounds and the CPU has instructions for it, and then attention's own products are of bf16 too; else T.
+               T* out);        // [tokens, width]
+// The type in which attention takes q, k and v from a product by a weight stored as `weight`: on the CPU bf16 where
+// that product rounds and the CPU has instructions for it, and then attention's own products are of bf16 too; else T.
 template <class Device, class T>
 DType attention_operand(DType weight);
 template <class Device, class T>
-size_t attention_scratch_bytes(int64_t max_seqlen, int64_t head_size,
+size_t attention_scratch_bytes(int64_t max_k, int64_t head_size,
                                bool alone = false);  // on the CPU: for a thread with sequences of its own
+// Whether the fused path has a kernel for this, with a relative bias or without: the only place that knows.
 template <class Device, class T>
-bool attention_supports(const Context<Device>& context, int64_t head_size);
+bool attention_supports(const Context<Device>& context, const Heads& heads, const Window& window, bool bias);
 // What the CPU's kernel multiplies where weights are bf16, for `ftbert info`: "bf16, AMX tiles", "bf16" or "fp32".
 const char* attention_products(int64_t head_size);
 // Whether heads of this size are multiplied by tiles: they fill them.
@@ -164,22 +229,23 @@ bool attention_by_tiles(int64_t head_size);
 
 // ---- the general attention path: add_qkv_bias, GEMM, softmax, GEMM, transpose ------------------------------
 
-// [tokens, 3*hidden] + bias [3*hidden] (nullptr: 0) -> q, k, v [batch, heads, seq, head_size], padding restored
-// as zeros.
-template <class Device, class T>
-void add_qkv_bias(Context<Device>& context, const T* qkv, const T* bias, int64_t first_token, const int32_t* cu_seqlens,
-                  int64_t batch, int64_t seq, int64_t heads, int64_t head_size, T* q, T* k, T* v);
+// seq is sequences.max_k, and every token a query and a key.
 
-// scores, probabilities [batch, heads, seq, seq]: softmax(scale * score + bias) over the keys of the row's own
-// sequence; 0 at keys and queries past its length. May run in place where T is float.
+// [tokens, qkv_width] + bias [qkv_width] (nullptr: 0) -> q, k, v [count, heads, seq, head_size], padding restored as
+// zeros; heads of keys and values are repeated for the query heads that they serve.
 template <class Device, class T>
-void softmax(Context<Device>& context, const float* scores, const int32_t* cu_seqlens, float scale,
-             RelativeBias<T> bias, int64_t batch, int64_t heads, int64_t seq, T* probabilities);
+void add_qkv_bias(Context<Device>& context, const Heads& heads, const T* qkv, const T* bias, const Sequences& sequences,
+                  T* q, T* k, T* v);
 
-// [batch, heads, seq, head_size] -> [tokens, hidden], dropping padding
+// scores, probabilities [count, heads, seq, seq]: softmax(scale * score + bias) over the keys that the row's query
+// sees; 0 at all others and at queries past its length. May run in place where T is float.
 template <class Device, class T>
-void transpose(Context<Device>& context, const T* x, int64_t first_token, const int32_t* cu_seqlens, int64_t batch,
-               int64_t seq, int64_t heads, int64_t head_size, T* out);
+void softmax(Context<Device>& context, const Heads& heads, const float* scores, const Sequences& sequences,
+             const ScorePolicy<T>& policy, T* probabilities);
+
+// [count, heads, seq, head_size] -> [tokens, width], dropping padding
+template <class Device, class T>
+void transpose(Context<Device>& context, const Heads& heads, const T* x, const Sequences& sequences, T* out);
 
 // ---- pooling -----------------------------------------------------------------------------------------------
 

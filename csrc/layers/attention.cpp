@@ -1,7 +1,6 @@
 #include "layers/attention.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "core/check.h"
 #include "core/dispatch.h"
@@ -11,23 +10,21 @@ namespace {
 
 // The general path, over as many sequences at a time as the buffers hold.
 template <class Device, class T>
-void attend_general(Context<Device>& context, const AttentionConfig& c, const T* qkv, const T* bias,
-                    const PackedBatch& batch, const Run& run, const RelativeBias<T>& relative_bias,
-                    const LayerBuffers<T>& b) {
-  const float scale = 1.0f / std::sqrt(static_cast<float>(c.head_size));
-  const int64_t seq = batch.max_seqlen;
-  for (int64_t first = 0; first < run.sequences; first += b.general_sequences) {
-    const int64_t sequences = std::min(b.general_sequences, run.sequences - first);
-    const int32_t* cu = batch.cu_seqlens + run.first_sequence + first;
+void attend_general(Context<Device>& context, const Heads& heads, const T* qkv, const T* bias,
+                    const Sequences& sequences, const ScorePolicy<T>& policy, const LayerBuffers<T>& b) {
+  const int64_t seq = sequences.max_k;
+  for (int64_t first = 0; first < sequences.count; first += b.general_sequences) {
+    Sequences some = sequences;
+    some.count = std::min(b.general_sequences, sequences.count - first);
+    some.cu_q += first, some.cu_k += first;
     const DType t = kDType<T>;
-    const Product scores{seq, seq, c.head_size, t, t, DType::fp32, {}, sequences * c.heads};
-    const Product sums{seq, c.head_size, seq, t, t, t, {}, sequences * c.heads, /*b_transposed=*/false};
-    add_qkv_bias<Device, T>(context, qkv, bias, run.first_token, cu, sequences, seq, c.heads, c.head_size, b.q, b.k,
-                            b.v);
+    const Product scores{seq, seq, heads.size, t, t, DType::fp32, {}, some.count * heads.count};
+    const Product sums{seq, heads.size, seq, t, t, t, {}, some.count * heads.count, /*b_transposed=*/false};
+    add_qkv_bias<Device, T>(context, heads, qkv, bias, some, b.q, b.k, b.v);
     gemm<Device, T, float>(context, scores, b.q, b.k, b.scores);
-    softmax<Device, T>(context, b.scores, cu, scale, relative_bias, sequences, c.heads, seq, b.probabilities);
+    softmax<Device, T>(context, heads, b.scores, some, policy, b.probabilities);
     gemm<Device, T, T>(context, sums, b.probabilities, b.v, b.q);
-    transpose<Device, T>(context, b.q, run.first_token, cu, sequences, seq, c.heads, c.head_size, b.attended);
+    transpose<Device, T>(context, heads, b.q, some, b.attended);
   }
 }
 
@@ -37,9 +34,9 @@ template <class Device, class T>
 AttentionChoice choose_attention(const Context<Device>& context, const EncoderConfig& config,
                                  std::optional<AttentionPath> asked) {
   for (const LayerConfig& layer : config.layers) {
-    const int64_t head_size = layer.attention.head_size;
-    if (attention_supports<Device, T>(context, head_size)) continue;
-    FTBERT_CHECK(asked != AttentionPath::fused, "the fused attention path does not support head size ", head_size,
+    const AttentionConfig& c = layer.attention;
+    if (attention_supports<Device, T>(context, c.heads, c.window, c.relative_bias)) continue;
+    FTBERT_CHECK(asked != AttentionPath::fused, "the fused attention path does not support head size ", c.heads.size,
                  " in ", to_string(kDType<T>), " on this device; use the general path");
     return {AttentionPath::general,
             asked ? "asked for" : "the fused path has no kernel for this head size, dtype and device"};
@@ -52,16 +49,18 @@ void attend(Context<Device>& context, const Layer<T>& layer, const PackedBatch& 
             int64_t queries, const RelativeBias<T>& relative_bias, AttentionPath path, const LayerBuffers<T>& b) {
   const bool fused = path == AttentionPath::fused;
   const AttentionConfig& c = layer.config.attention;
-  const RelativeBias<T> bias = c.relative_bias ? relative_bias : RelativeBias<T>{};
+  const ScorePolicy<T> policy{c.window, c.relative_bias ? relative_bias : RelativeBias<T>{}};
+  Sequences sequences = Sequences::of_tokens(batch.cu_seqlens + run.first_sequence, run.sequences, batch.max_seqlen,
+                                             run.tokens, run.first_token);
+  sequences.max_q = queries;
   // The general path adds the bias itself, in its own order.
   const Operand qkv = linear_all(context, layer.qkv, Operand::of(x), run.tokens, {.bias = fused}, b.qkv,
                                  fused ? attention_operand<Device, T>(layer.qkv.weight.dtype) : kDType<T>);
   if (fused)
-    attention<Device, T>(context, qkv, run.tokens, run.first_token, batch.cu_seqlens + run.first_sequence, bias,
-                         run.sequences, batch.max_seqlen, queries, c.heads, c.head_size, b.attention_scratch,
-                         b.attended);
+    attention<Device, T>(context, c.heads, QueriesKeysValues::side_by_side(qkv, c.heads), sequences, policy,
+                         b.attention_scratch, b.attended);
   else
-    attend_general(context, c, qkv.as<T>(), layer.qkv.bias, batch, run, bias, b);
+    attend_general(context, c.heads, qkv.as<T>(), layer.qkv.bias, sequences, policy, b);
 }
 
 #define FTBERT_INSTANTIATE(D, T)                                                                        \

@@ -21,7 +21,7 @@ template <class Device, class T>
 AttentionChoice choose_attention(const Context<Device>& context, const EncoderConfig& config,
                                  std::optional<AttentionPath> asked);
 
-// b.attended [run.tokens, width] = softmax(q k^T / sqrt(head_size) + bias) v of x [run.tokens, hidden]; of each
+// b.attended [run.tokens, width] = softmax(scale * q k^T + bias) v of x [run.tokens, hidden]; of each
 // sequence the first `queries` rows at least. relative_bias: the model's table, read where the layer has such a bias.
 template <class Device, class T>
 void attend(Context<Device>& context, const Layer<T>& layer, const PackedBatch& batch, const Run& run, const T* x,

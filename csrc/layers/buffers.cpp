@@ -26,11 +26,12 @@ constexpr bool kNormInsideProducts = !std::is_same_v<Device, Cpu> && !std::is_sa
 
 template <class Device, class T>
 LayerBuffers<T> carve_layer_buffers(Workspace& ws, const EncoderConfig& config, const BufferSizes& sizes) {
-  int64_t width = 0, inter = 0, heads = 0, head_size = 0;
+  int64_t width = 0, qkv_width = 0, inter = 0, heads = 0, head_size = 0;
   for (const LayerConfig& layer : config.layers) {
-    width = std::max(width, layer.attention.width());
-    heads = std::max(heads, layer.attention.heads);
-    head_size = std::max(head_size, layer.attention.head_size);
+    width = std::max(width, layer.attention.heads.width());
+    qkv_width = std::max(qkv_width, layer.attention.heads.qkv_width());
+    heads = std::max(heads, layer.attention.heads.count);
+    head_size = std::max(head_size, layer.attention.heads.size);
     inter = std::max(inter, layer.ffn.inter);
   }
   const int64_t most = padded_rows<Device>(sizes.rows);
@@ -40,7 +41,7 @@ LayerBuffers<T> carve_layer_buffers(Workspace& ws, const EncoderConfig& config, 
   b.projected = ws.take<T>(most * config.hidden);
   if (kAttendedOutlivesInner<Device>) b.attended = ws.take<T>(most * width);
   const size_t shared = ws.mark();
-  b.qkv = ws.take<T>(most * 3 * width);
+  b.qkv = ws.take<T>(most * qkv_width);
   if (!kAttendedOutlivesInner<Device>) b.attended = ws.take<T>(most * width);
   if (sizes.path == AttentionPath::fused) {
     b.attention_scratch = ws.take<char>(attention_scratch_bytes<Device, T>(sizes.max_seqlen, head_size, sizes.alone));

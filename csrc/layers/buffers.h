@@ -22,7 +22,7 @@ constexpr int64_t padded_rows(int64_t rows) {
 // One run's, one after the other; threads with sequences of their own have one each.
 template <class T>
 struct LayerBuffers {
-  T* qkv = nullptr;        // [rows, 3*width]
+  T* qkv = nullptr;        // [rows, qkv_width]
   T* attended = nullptr;   // [rows, width]
   T* projected = nullptr;  // [rows, hidden], a block's result before the residual
   T* inner = nullptr;      // [rows, inter]; shares memory with qkv (on a GPU with attended too), dead by then

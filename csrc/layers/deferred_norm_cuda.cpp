@@ -40,18 +40,18 @@ std::string refusal(const Context<Cuda>& context, const EncoderConfig& c, const 
   // Products are chosen for one layer and run in all.
   const LayerConfig& first = c.layers.front();
   for (const LayerConfig& layer : c.layers)
-    if (layer.attention.width() != first.attention.width() || layer.ffn.inter != first.ffn.inter ||
+    if (layer.attention.heads.qkv_width() != first.attention.heads.qkv_width() || layer.ffn.inter != first.ffn.inter ||
         layer.ffn.activation != first.ffn.activation)
       return "its layers differ";
   for (const Layer<T>& layer : weights.layers) {
-    if (c.hidden % 8 != 0 || layer.config.attention.width() % 8 != 0 || layer.config.ffn.inter % 8 != 0)
+    if (c.hidden % 8 != 0 || layer.config.attention.heads.width() % 8 != 0 || layer.config.ffn.inter % 8 != 0)
       return "hidden and inter must be multiples of 8";
     for (const Linear<T>* linear : {&layer.qkv, &layer.out, &layer.up, &layer.down})
       for (const void* pointer : {linear->weight.data, static_cast<const void*>(linear->bias)})
         if (!pointer || reinterpret_cast<uintptr_t>(pointer) % 16 != 0)
           return "a weight is missing or does not begin at 16 bytes";
     for (const Norm<T>* norm : {&layer.attention_norm, &layer.ffn_norm})
-      if (!norm->gamma || !norm->beta) return "a LayerNorm has no gamma or beta";
+      if (norm->kind != NormKind::layer || !norm->beta) return "a norm is no LayerNorm with gamma and beta";
   }
   return "";
 }
@@ -87,6 +87,7 @@ class DeferredStack : public Stack<Cuda, T> {
     const AddedMoments of_attention{b.row_moments}, of_ffn{b.row_moments + rows * kMomentWords};
     const T* x = hidden;
     PendingNorm pending;
+    const Sequences sequences = Sequences::of_tokens(batch.cu_seqlens, batch.batch, batch.max_seqlen, batch.tokens);
     const auto corrected = [&](int variant, const Linear<T>& linear, const CorrectionVectors& vectors,
                                Activation activation, T* to, const AddedMoments& cleared) {
       run_corrected(context, variant, product_of(linear, rows, {.activation = activation}),
@@ -101,18 +102,18 @@ class DeferredStack : public Stack<Cuda, T> {
     };
     for (int64_t i = 0; i < layers; ++i) {
       const Layer<T>& layer = weights_.layers[i];
-      const AttentionConfig& c = layer.config.attention;
+      const Heads& heads = layer.config.attention.heads;
       const LayerVectors& v = vectors_[i];
       corrected(variants_.qkv, layer.qkv, v.qkv, Activation::none, b.qkv, of_attention);
-      attention<Cuda, T>(context, Operand::of(b.qkv), batch.tokens, 0, batch.cu_seqlens, {}, batch.batch,
-                         batch.max_seqlen, batch.max_seqlen, c.heads, c.head_size, b.attention_scratch, b.attended);
+      attention<Cuda, T>(context, heads, QueriesKeysValues::side_by_side(Operand::of(b.qkv), heads), sequences,
+                         {layer.config.attention.window, {}}, b.attention_scratch, b.attended);
       sum(variants_.out, layer.out, v.out, b.attended, of_attention, layer.attention_norm.eps);
       corrected(variants_.up, layer.up, v.up, layer.config.ffn.activation, b.inner, of_ffn);
       sum(variants_.down, layer.down, i + 1 < layers ? v.down : v.last_down, b.inner, of_ffn, layer.ffn_norm.eps);
     }
     const Norm<T>& norm = weights_.layers[layers - 1].ffn_norm;
-    add_bias_input_layernorm<Cuda, T>(context, b.projected, nullptr, nullptr, norm.gamma, norm.beta, norm.eps,
-                                      batch.tokens, config_.hidden, nullptr, hidden);
+    add_bias_input_layernorm<Cuda, T>(context, b.projected, nullptr, nullptr, norm, batch.tokens, config_.hidden,
+                                      nullptr, hidden);
   }
 
  private:

@@ -60,8 +60,8 @@ class PreNorm : public LayerStack<Device, T> {
     const bool layers = this->config_.depth() > 0;
     const Norm<T>& norm = layers ? this->weights_.layers[0].attention_norm : this->weights_.final_norm;
     T* const from = x + first * cols;
-    add_bias_input_layernorm<Device, T>(context, from, nullptr, nullptr, norm.gamma, norm.beta, norm.eps, rows, cols,
-                                        nullptr, layers ? b.normed + first * cols : from);
+    add_bias_input_layernorm<Device, T>(context, from, nullptr, nullptr, norm, rows, cols, nullptr,
+                                        layers ? b.normed + first * cols : from);
   }
 
   const T* reads(const LayerBuffers<T>& b, const T*) const override { return b.normed; }
@@ -111,7 +111,7 @@ void LayerStack<Device, T>::run_first_tokens(Context<Device>& context, const Pac
   const int64_t last = config_.depth() - 1;
   if (last < 0) return;
   const Layer<T>& layer = weights_.layers[last];
-  const int64_t width = layer.config.attention.width();
+  const int64_t width = layer.config.attention.heads.width();
   const RelativeBias<T> bias = bias_of(config_, weights_, batch);
   for (const Run& run : runs) {
     attend(context, layer, batch, run, reads(b, x) + run.first_token * config_.hidden, 1, bias, path_, b);

@@ -22,12 +22,11 @@ template <class Device, class T>
 void add_residual(Context<Device>& context, const Linear<T>& block, const Operand& a, const Chunk& chunk,
                   const Norm<T>& norm, const Residual<T>& r, LayerBuffers<T>& b) {
   if (!r.sum && r.normed == r.x &&
-      linear_layernorm<Device, T>(context, block, a, chunk.computed, norm.gamma, norm.beta, norm.eps, chunk.rows,
-                                  b.norm_moments, r.x))
+      linear_layernorm<Device, T>(context, block, a, chunk.computed, norm, chunk.rows, b.norm_moments, r.x))
     return;
   const Operand y = linear(context, block, a, chunk.computed, {}, b.projected);
-  add_bias_input_layernorm<Device, T>(context, y.as<T>(), block.bias, r.x, norm.gamma, norm.beta, norm.eps, chunk.rows,
-                                      block.weight.n, r.sum, r.normed);
+  add_bias_input_layernorm<Device, T>(context, y.as<T>(), block.bias, r.x, norm, chunk.rows, block.weight.n, r.sum,
+                                      r.normed);
 }
 
 }  // namespace ftbert

@@ -1,6 +1,7 @@
 #include "model/config.h"
 
 #include <charconv>
+#include <cmath>
 #include <cstdlib>
 #include <set>
 #include <vector>
@@ -106,8 +107,10 @@ EncoderConfig EncoderConfig::parse(const std::map<std::string, std::string>& ent
   c.vocab = read.integer("vocab", 1);
   c.hidden = read.integer("hidden", 1, 1 << 20);
   const int64_t depth = read.integer("layers", 0, 1 << 16);
-  layer.attention.heads = c.relative_heads = read.integer("heads", 1, 1 << 16);
-  layer.attention.head_size = read.integer("head_size", 1, 1 << 16);
+  Heads& heads = layer.attention.heads;
+  heads.count = heads.kv = c.relative_heads = read.integer("heads", 1, 1 << 16);
+  heads.size = read.integer("head_size", 1, 1 << 16);
+  heads.scale = 1.0f / std::sqrt(static_cast<float>(heads.size));
   layer.ffn.inter = read.integer("inter", 1, 1 << 24);
   c.embedding = read.integer("embedding", 1, 1 << 20);
   c.max_positions = read.integer("max_positions", 1);
@@ -117,7 +120,8 @@ EncoderConfig EncoderConfig::parse(const std::map<std::string, std::string>& ent
   layer.attention.relative_bias = c.relative_span > 0;
   // So many layers have tensors of their own, the others share them in runs; 0: all.
   const int64_t distinct = read.integer("distinct_layers", 0, depth, /*optional=*/true);
-  c.norm.eps = layer.attention_norm.eps = layer.ffn_norm.eps = read.positive("layer_norm_eps");
+  const NormConfig norm{.kind = NormKind::layer, .eps = read.positive("layer_norm_eps")};
+  layer.attention_norm = layer.ffn_norm = norm;
   layer.ffn.activation = read.activation("activation");
   c.norm_place = read.choice<NormPlace>("norm_place", {{"post", NormPlace::post}, {"pre", NormPlace::pre}});
   c.positions = read.choice<PositionKind>("positions", {{"absolute", PositionKind::absolute},
@@ -125,15 +129,15 @@ EncoderConfig EncoderConfig::parse(const std::map<std::string, std::string>& ent
                                                         {"none", PositionKind::none}});
   const std::vector<std::pair<std::string, bool>> no_yes{{"false", false}, {"true", true}};
   const std::vector<std::pair<std::string, bool>> yes_no{{"true", true}, {"false", false}};
-  c.embedding_norm = read.choice("embedding_norm", yes_no, /*optional=*/true);
+  if (read.choice("embedding_norm", yes_no, /*optional=*/true)) c.embedding_norm = norm;
+  if (c.norm_place == NormPlace::pre) c.final_norm = norm;
   c.embedding_projection = read.choice("embedding_projection", no_yes, /*optional=*/true);
   c.pooler = read.choice("pooler", no_yes);
   read.require(c.embedding_projection || c.embedding == c.hidden,
                "embedding " + std::to_string(c.embedding) + " differs from hidden " + std::to_string(c.hidden) +
                    ": that needs embedding_projection");
-  read.require(layer.attention.width() == c.hidden,
-               "heads * head_size must equal hidden: " + std::to_string(layer.attention.heads) + " * " +
-                   std::to_string(layer.attention.head_size) + " != " + std::to_string(c.hidden));
+  read.require(heads.width() == c.hidden, "heads * head_size must equal hidden: " + std::to_string(heads.count) +
+                                              " * " + std::to_string(heads.size) + " != " + std::to_string(c.hidden));
   read.finish();
   for (int64_t i = 0; i < depth; ++i) {
     layer.weights_of = distinct ? i * distinct / depth : i;

@@ -6,24 +6,28 @@
 #include <vector>
 
 #include "core/types.h"
+#include "kernels/kernels.h"
 
 namespace ftbert {
 
 enum class NormPlace { post, pre };  // LayerNorm after the residual sum (BERT), or before each block
 
 struct AttentionConfig {
-  int64_t heads = 0, head_size = 0;
+  Heads heads;
+  Window window;               // of the keys that a query sees
   bool relative_bias = false;  // the model's table of biases by distance is added to the scores
-
-  int64_t width() const { return heads * head_size; }  // columns of what attention makes
+  bool qkv_bias = true, out_bias = true;
 };
 
 struct FeedForwardConfig {
   int64_t inter = 0;
   Activation activation = Activation::gelu_erf;
+  bool up_bias = true, down_bias = true;
 };
 
 struct NormConfig {
+  NormKind kind = NormKind::none;
+  bool bias = true;  // it has a beta
   double eps = 0;
 };
 
@@ -46,9 +50,9 @@ struct EncoderConfig {
   int64_t relative_heads = 0;  // rows of that table
   PositionKind positions = PositionKind::absolute;
   NormPlace norm_place = NormPlace::post;
-  NormConfig norm;                    // of the embedding, and the final one of pre-LayerNorm models
-  bool embedding_norm = true;         // LayerNorm over the sum of the embeddings
-  bool embedding_projection = false;  // embedding -> hidden, a linear layer after that LayerNorm
+  NormConfig embedding_norm;          // over the sum of the embeddings
+  NormConfig final_norm;              // of what the last layer leaves, in pre-norm models
+  bool embedding_projection = false;  // embedding -> hidden, a linear layer after that norm
   bool pooler = false;                // dense + tanh over the first token
   std::vector<LayerConfig> layers;
 

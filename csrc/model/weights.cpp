@@ -12,29 +12,30 @@ void walk(const EncoderConfig& c, const Visit& visit) {
   visit("embeddings.word", {c.vocab, c.embedding}, false);
   if (c.positions != PositionKind::none) visit("embeddings.position", {c.max_positions, c.embedding}, false);
   if (c.token_types > 0) visit("embeddings.token_type", {c.token_types, c.embedding}, false);
-  const auto norm = [&](const std::string& name, int64_t cols) {
+  const auto norm = [&](const std::string& name, const NormConfig& config, int64_t cols) {
+    if (config.kind == NormKind::none) return;
     visit(name + ".weight", {cols}, false);
-    visit(name + ".bias", {cols}, false);
+    if (config.bias) visit(name + ".bias", {cols}, false);
   };
-  const auto linear = [&](const std::string& name, int64_t n, int64_t k) {
+  const auto linear = [&](const std::string& name, int64_t n, int64_t k, bool bias = true) {
     visit(name + ".weight", {n, k}, true);
-    visit(name + ".bias", {n}, false);
+    if (bias) visit(name + ".bias", {n}, false);
   };
-  if (c.embedding_norm) norm("embeddings.norm", c.embedding);
+  norm("embeddings.norm", c.embedding_norm, c.embedding);
   if (c.embedding_projection) linear("embeddings.projection", c.hidden, c.embedding);
   if (c.relative_span > 0) visit("attention.relative_bias", {c.relative_heads, 2 * c.relative_span - 1}, false);
   std::set<int64_t> seen;
   for (const LayerConfig& l : c.layers) {
     if (!seen.insert(l.weights_of).second) continue;
     const std::string layer = "layers." + std::to_string(l.weights_of) + ".";
-    linear(layer + "attention.qkv", 3 * l.attention.width(), c.hidden);
-    linear(layer + "attention.out", c.hidden, l.attention.width());
-    norm(layer + "attention.norm", c.hidden);
-    linear(layer + "ffn.up", l.ffn.inter, c.hidden);
-    linear(layer + "ffn.down", c.hidden, l.ffn.inter);
-    norm(layer + "ffn.norm", c.hidden);
+    linear(layer + "attention.qkv", l.attention.heads.qkv_width(), c.hidden, l.attention.qkv_bias);
+    linear(layer + "attention.out", c.hidden, l.attention.heads.width(), l.attention.out_bias);
+    norm(layer + "attention.norm", l.attention_norm, c.hidden);
+    linear(layer + "ffn.up", l.ffn.inter, c.hidden, l.ffn.up_bias);
+    linear(layer + "ffn.down", c.hidden, l.ffn.inter, l.ffn.down_bias);
+    norm(layer + "ffn.norm", l.ffn_norm, c.hidden);
   }
-  if (c.norm_place == NormPlace::pre) norm("final_norm", c.hidden);
+  norm("final_norm", c.final_norm, c.hidden);
   if (c.pooler) linear("pooler", c.hidden, c.hidden);
 }
 
@@ -62,7 +63,7 @@ Weights<T> bind_weights(const EncoderConfig& config, const WeightSource& source)
   };
   const auto data = [&](const std::string& name) { return static_cast<const T*>(matrix(name).data); };
   const auto norm = [&](const std::string& name, const NormConfig& n) {
-    return Norm<T>{data(name + ".weight"), data(name + ".bias"), static_cast<float>(n.eps)};
+    return Norm<T>{n.kind, data(name + ".weight"), data(name + ".bias"), static_cast<float>(n.eps)};
   };
   const auto linear = [&](const std::string& name) {
     return Linear<T>{matrix(name + ".weight"), data(name + ".bias")};
@@ -71,7 +72,7 @@ Weights<T> bind_weights(const EncoderConfig& config, const WeightSource& source)
   w.word = data("embeddings.word");
   w.position = data("embeddings.position");
   w.token_type = data("embeddings.token_type");
-  w.embedding_norm = norm("embeddings.norm", config.norm);
+  w.embedding_norm = norm("embeddings.norm", config.embedding_norm);
   w.embedding_projection = linear("embeddings.projection");
   w.relative_bias = data("attention.relative_bias");
   for (const LayerConfig& c : config.layers) {
@@ -80,7 +81,7 @@ Weights<T> bind_weights(const EncoderConfig& config, const WeightSource& source)
                         norm(layer + "attention.norm", c.attention_norm), linear(layer + "ffn.up"),
                         linear(layer + "ffn.down"), norm(layer + "ffn.norm", c.ffn_norm)});
   }
-  w.final_norm = norm("final_norm", config.norm);
+  w.final_norm = norm("final_norm", config.final_norm);
   w.pooler = linear("pooler");
   return w;
 }

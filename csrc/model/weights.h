@@ -20,16 +20,9 @@ struct WeightSpec {
 std::vector<WeightSpec> weight_specs(const EncoderConfig& config);
 
 template <class T>
-struct Norm {
-  const T* gamma = nullptr;  // [hidden]
-  const T* beta = nullptr;   // [hidden]
-  float eps = 0;
-};
-
-template <class T>
 struct Layer {
   LayerConfig config;
-  Linear<T> qkv;  // [3*width, hidden]: query, key, value rows in this order
+  Linear<T> qkv;  // [qkv_width, hidden]: query, key, value rows in this order
   Linear<T> out;  // [hidden, width]
   Norm<T> attention_norm;
   Linear<T> up;    // [inter, hidden]
@@ -46,7 +39,7 @@ struct Weights {
   Linear<T> embedding_projection;
   const T* relative_bias = nullptr;  // [heads, 2*relative_span-1], by column(key) - column(query) + relative_span-1
   std::vector<Layer<T>> layers;      // several may point at the same tensors
-  Norm<T> final_norm;                // pre-LayerNorm models only
+  Norm<T> final_norm;                // of pre-norm models
   Linear<T> pooler;
 };
 

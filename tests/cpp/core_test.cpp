@@ -80,20 +80,32 @@ class Reference {
       for (int64_t j = 0; j < c_.hidden; ++j)
         row[j] = at("embeddings.word", ids[t] * c_.hidden + j) + at("embeddings.position", columns[t] * c_.hidden + j) +
                  at("embeddings.token_type", types[t] * c_.hidden + j);
-      x.push_back(norm("embeddings.norm", row));
+      x.push_back(norm("embeddings.norm", c_.embedding_norm, row));
     }
+    const bool pre = c_.norm_place == NormPlace::pre;
+    const auto before = [&](const std::string& name, const NormConfig& config, std::vector<Row> rows) {
+      for (Row& row : rows)
+        if (pre) row = norm(name, config, row);
+      return rows;
+    };
+    const auto after = [&](const std::string& name, const NormConfig& config, const Row& added, const Row& row) {
+      return pre ? sum(added, row) : norm(name, config, sum(added, row));
+    };
     for (int64_t i = 0; i < c_.depth(); ++i) {
+      const LayerConfig& l = c_.layers[i];
       const std::string layer = "layers." + std::to_string(i) + ".";
-      const std::vector<Row> context = attention(layer, x);
+      const std::vector<Row> context =
+          attention(layer, l.attention, before(layer + "attention.norm", l.attention_norm, x));
       for (size_t t = 0; t < x.size(); ++t)
-        x[t] = norm(layer + "attention.norm", sum(linear(layer + "attention.out", context[t]), x[t]));
-      for (Row& row : x) {
-        Row inner = linear(layer + "ffn.up", row);
+        x[t] = after(layer + "attention.norm", l.attention_norm, linear(layer + "attention.out", context[t]), x[t]);
+      const std::vector<Row> read = before(layer + "ffn.norm", l.ffn_norm, x);
+      for (size_t t = 0; t < x.size(); ++t) {
+        Row inner = linear(layer + "ffn.up", read[t]);
         for (double& value : inner) value = activate(value);
-        row = norm(layer + "ffn.norm", sum(linear(layer + "ffn.down", inner), row));
+        x[t] = after(layer + "ffn.norm", l.ffn_norm, linear(layer + "ffn.down", inner), x[t]);
       }
     }
-    return x;
+    return before("final_norm", c_.final_norm, x);
   }
 
   Row pool(const Row& first) const {
@@ -105,21 +117,25 @@ class Reference {
  private:
   double at(const std::string& name, int64_t i) const { return tensors_.at(name)[i]; }
 
+  // Without a bias where there is none.
   Row linear(const std::string& name, const Row& x) const {
     const std::vector<float>& weight = tensors_.at(name + ".weight");
-    const std::vector<float>& bias = tensors_.at(name + ".bias");
-    Row y(bias.begin(), bias.end());
+    Row y(weight.size() / x.size());
+    if (const auto bias = tensors_.find(name + ".bias"); bias != tensors_.end())
+      y.assign(bias->second.begin(), bias->second.end());
     for (size_t n = 0; n < y.size(); ++n)
       for (size_t k = 0; k < x.size(); ++k) y[n] += x[k] * weight[n * x.size() + k];
     return y;
   }
 
-  Row norm(const std::string& name, Row x) const {
+  Row norm(const std::string& name, const NormConfig& config, Row x) const {
+    if (config.kind == NormKind::none) return x;
     double mean = 0, variance = 0;
     for (const double value : x) mean += value / x.size();
     for (const double value : x) variance += (value - mean) * (value - mean) / x.size();
     for (size_t j = 0; j < x.size(); ++j)
-      x[j] = (x[j] - mean) / std::sqrt(variance + c_.norm.eps) * at(name + ".weight", j) + at(name + ".bias", j);
+      x[j] = (x[j] - mean) / std::sqrt(variance + config.eps) * at(name + ".weight", j) +
+             (config.bias ? at(name + ".bias", j) : 0.0);
     return x;
   }
 
@@ -138,24 +154,25 @@ class Reference {
     }
   }
 
-  std::vector<Row> attention(const std::string& layer, const std::vector<Row>& x) const {
-    const auto [heads, head_size, relative_bias] = c_.layers[0].attention;
+  std::vector<Row> attention(const std::string& layer, const AttentionConfig& c, const std::vector<Row>& x) const {
+    const Heads& heads = c.heads;
     std::vector<Row> qkv, out;
     for (const Row& row : x) qkv.push_back(linear(layer + "attention.qkv", row));
-    for (size_t query = 0; query < x.size(); ++query) {
-      Row context(c_.hidden, 0.0);
-      for (int64_t head = 0; head < heads; ++head) {
-        const int64_t first = head * head_size;
+    const int length = static_cast<int>(x.size());
+    for (int query = 0; query < length; ++query) {
+      Row context(heads.width(), 0.0);
+      for (int64_t head = 0; head < heads.count; ++head) {
+        const int64_t first = head * heads.size, kv = head / (heads.count / heads.kv) * heads.size;
         Row weight(x.size());
         double total = 0;
-        for (size_t key = 0; key < x.size(); ++key) {
+        for (int key = c.window.begin(query); key < c.window.end(query, length); ++key) {
           double score = 0;
-          for (int64_t d = first; d < first + head_size; ++d) score += qkv[query][d] * qkv[key][c_.hidden + d];
-          total += weight[key] = std::exp(score / std::sqrt(double(head_size)));
+          for (int64_t d = 0; d < heads.size; ++d) score += qkv[query][first + d] * qkv[key][heads.width() + kv + d];
+          total += weight[key] = std::exp(score * heads.scale);
         }
-        for (size_t key = 0; key < x.size(); ++key)
-          for (int64_t d = first; d < first + head_size; ++d)
-            context[d] += weight[key] / total * qkv[key][2 * c_.hidden + d];
+        for (int key = 0; key < length; ++key)
+          for (int64_t d = 0; d < heads.size; ++d)
+            context[first + d] += weight[key] / total * qkv[key][heads.width() + heads.kv_width() + kv + d];
       }
       out.push_back(context);
     }
@@ -249,8 +266,7 @@ double difference(const std::vector<float>& got, const std::vector<Row>& want) {
 void expect(bool condition, const std::string& words) { FTBERT_CHECK(condition, words); }
 
 // The whole model against the reference; fused and general path must both pass.
-void forward_matches(int hidden, int heads, const std::string& activation, AttentionPath path) {
-  const EncoderConfig config = EncoderConfig::parse(entries(hidden, heads, activation));
+void forward_matches(const EncoderConfig& config, AttentionPath path) {
   const Tensors tensors = random_weights(config);
   Context<Cpu> context{&cblas_products()};
   const Encoder<Cpu, float> encoder(context, config, bind_tensors(config, tensors), path);
@@ -278,6 +294,30 @@ void forward_matches(int hidden, int heads, const std::string& activation, Atten
   expect(d <= 2e-5, "last hidden state differs by " + std::to_string(d));
   expect(f <= 2e-5, "last hidden state of first tokens differs by " + std::to_string(f));
   expect(p <= 2e-5, "pooled output differs by " + std::to_string(p));
+}
+
+void forward_matches(int hidden, int heads, const std::string& activation, AttentionPath path) {
+  forward_matches(EncoderConfig::parse(entries(hidden, heads, activation)), path);
+}
+
+// What no checkpoint says today and the layers can do: heads of another width than hidden, few of keys and values, a
+// window or a causal mask in some layers, another scale, no biases, norms that are absent or have no beta.
+void other_layers_match(const std::string& norm_place, AttentionPath path) {
+  Entries all = entries(32, 2, "gelu");
+  all["norm_place"] = norm_place;
+  all["layers"] = "3";
+  EncoderConfig config = EncoderConfig::parse(all);
+  for (LayerConfig& layer : config.layers) {
+    layer.attention.heads = {.count = 6, .kv = 2, .size = 8, .scale = 0.2f};
+    layer.attention.qkv_bias = layer.attention.out_bias = layer.ffn.up_bias = layer.ffn.down_bias = false;
+    layer.attention_norm.bias = layer.ffn_norm.bias = false;
+  }
+  config.layers[0].attention_norm.kind = NormKind::none;
+  config.layers[0].attention.window = {.right = 0};
+  config.layers[1].attention.window = {.left = 2, .right = 1};
+  config.layers[2].ffn_norm.kind = NormKind::none;
+  config.final_norm.bias = false;
+  forward_matches(config, path);
 }
 
 // First rows go through the last layer together, empty ones too: buffers must have room for them.
@@ -370,6 +410,9 @@ int main() {
     for (const char* activation : {"gelu", "gelu_new", "relu", "silu"})
       tests.emplace_back(std::string("forward matches, ") + name + ", " + activation,
                          [=] { forward_matches(32, 2, activation, path); });
+    for (const char* place : {"post", "pre"})
+      tests.emplace_back(std::string("other layers match, ") + name + ", " + place,
+                         [=] { other_layers_match(place, path); });
     tests.emplace_back(std::string("forward matches, ") + name + ", 2 heads of 64",
                        [=] { forward_matches(128, 2, "gelu", path); });
   }

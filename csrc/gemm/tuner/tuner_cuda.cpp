@@ -160,8 +160,9 @@ class DeviceTuner : public Tuner {
     dispatch(DeviceKind::cuda, product().a, [&](auto backend) {
       using T = typename decltype(backend)::T;
       const T* some = static_cast<const T*>(b);  // any numbers
-      add_bias_input_layernorm<Cuda, T>(context_, static_cast<T*>(c), nullptr, nullptr, some, some, kEps,
-                                        std::min<int64_t>(product().m, 256), product().n, nullptr, static_cast<T*>(c));
+      add_bias_input_layernorm<Cuda, T>(context_, static_cast<T*>(c), nullptr, nullptr,
+                                        Norm<T>{NormKind::layer, some, some, kEps}, std::min<int64_t>(product().m, 256),
+                                        product().n, nullptr, static_cast<T*>(c));
     });
   }
 
@@ -224,8 +225,8 @@ class DeviceTuner : public Tuner {
       return;
     }
     const auto typed = [&](int i) { return static_cast<const T*>(vector(bias, i)); };
-    add_bias_input_layernorm<Cuda, T>(context_, static_cast<const T*>(made), typed(0), x, typed(1), typed(2), kEps, m,
-                                      n, nullptr, x);
+    add_bias_input_layernorm<Cuda, T>(context_, static_cast<const T*>(made), typed(0), x,
+                                      Norm<T>{NormKind::layer, typed(1), typed(2), kEps}, m, n, nullptr, x);
   }
 
   int device_;

@@ -1,9 +1,10 @@
-// softmax(q k^T / sqrt(head_size) + bias) v within each sequence, on packed tokens, without a score matrix in memory.
+// softmax(scale * q k^T + bias) v within each sequence, on packed tokens, without a score matrix in memory.
 //
-// One work item is up to 128 queries of one head of one sequence. Its keys are transposed and its values copied into
-// the thread's scratch (in qkv they lie 3*hidden apart and share cache sets), then a few queries at a time go through
-// scores, softmax and the weighted sum with all accumulators in registers. Where qkv is bf16, both products multiply
-// bf16; 32 queries at a time where the CPU gives us tiles and head_size fills them (amx.h).
+// One work item is up to 128 queries of one head of one sequence. The keys that one of them sees are transposed and
+// their values copied into the thread's scratch (in a product's rows they lie far apart and share cache sets), then a
+// few queries at a time go through scores, softmax and the weighted sum with all accumulators in registers. Where qkv
+// is bf16, both products multiply bf16; 32 queries at a time where the CPU gives us tiles and head_size fills them
+// (amx.h).
 #include <omp.h>
 
 #include <algorithm>
@@ -109,21 +110,30 @@ void multiply([[maybe_unused]] int64_t rows, const typename Format::Operand* a, 
   }
 }
 
-// The bias of one head for one sequence.
-struct HeadBias {
+// One head's scores against the keys of a work item. Places count from the first of these.
+struct ItemPolicy {
   const float* table;      // [2*span-1], moved so that table[0] is distance 0; or nullptr
   int64_t farthest;        // span - 1
-  const int32_t* columns;  // [length] where they have gaps, else nullptr
+  const int32_t* columns;  // [keys] where they have gaps, else nullptr
+  Window window;           // of places; bounded: not every query sees every key
+  bool bounded;
 
-  void add(float* scores, int64_t query, int64_t length) const {
-    if (table) add_relative_bias(table, farthest, columns, query, length, scores);
+  // scores [keys], of the query at `place`: e^(score - the largest), 0 where it does not see the key; their sum.
+  float exp(float* scores, int64_t place, int64_t keys) const {
+    if (table) add_relative_bias(table, farthest, columns, place, keys, scores);
+    if (!bounded) return exp_row(scores, keys);
+    const int64_t begin = window.begin(static_cast<int>(place));
+    const int64_t end = window.end(static_cast<int>(place), static_cast<int>(keys));
+    std::memset(scores, 0, begin * sizeof(float));
+    std::memset(scores + end, 0, (keys - end) * sizeof(float));
+    return exp_row(scores + begin, end - begin);
   }
 };
 
-// `rows` consecutive queries of one head, R or by tiles up to R, the first of them `query`, against its keys and
+// `rows` consecutive queries of one head, R or by tiles up to R, the first of them at `place`, against its keys and
 // values.
 template <class Format, int R, class In>
-void attend(const In* q, int64_t q_stride, const Scratch& s, const HeadBias& bias, int64_t query, int64_t rows,
+void attend(const In* q, int64_t q_stride, const Scratch& s, const ItemPolicy& policy, int64_t place, int64_t rows,
             int64_t length, int64_t head_size, float scale, float* out, int64_t out_stride) {
   using Operand = typename Format::Operand;
   const auto operands = [](float* floats) { return reinterpret_cast<const Operand*>(floats); };
@@ -134,8 +144,7 @@ void attend(const In* q, int64_t q_stride, const Scratch& s, const HeadBias& bia
   float inverse[R];
   for (int64_t r = 0; r < rows; ++r) {
     float* row = s.scores + r * padded;
-    bias.add(row, query + r, length);
-    inverse[r] = 1.0f / exp_row(row, length);
+    inverse[r] = 1.0f / policy.exp(row, place + r, length);
     Format::pack(row, length);
   }
   // The queries are spent; the rows' output columns do not fit there when head_size is no multiple of kColumns.
@@ -151,58 +160,65 @@ void attend(const In* q, int64_t q_stride, const Scratch& s, const HeadBias& bia
 }
 
 template <int kCount>
-using Rows = std::integral_constant<int, kCount>;
+using RowCount = std::integral_constant<int, kCount>;
 
 // In: float, or bfloat16_t for formats of pairs.
 template <class Format, class In>
-void attend_all(const In* qkv, int64_t first_token, const int32_t* cu_seqlens, const RelativeBias<float>& bias,
-                int64_t batch, int64_t max_seqlen, int64_t queries, int64_t heads, int64_t head_size, void* scratch,
-                float* out) {
-  const int64_t hidden = heads * head_size, stride = 3 * hidden;
-  const float scale = 1.0f / std::sqrt(static_cast<float>(head_size));
+void attend_all(const Heads& heads, const QueriesKeysValues& from, const Sequences& sequences,
+                const ScorePolicy<float>& policy, void* scratch, float* out) {
+  const int64_t width = heads.width(), head_size = heads.size, shared = heads.count / heads.kv;
+  const int32_t *const cu_q = sequences.cu_q, *const cu_k = sequences.cu_k;
+  const RelativeBias<float>& bias = policy.bias;
   const int threads = omp_get_max_threads();
-  const int64_t query_blocks = (std::min(queries, max_seqlen) + kQueriesPerItem - 1) / kQueriesPerItem;
-  const int64_t items = batch * heads * query_blocks;
+  const int64_t query_blocks = (std::min(sequences.max_q, sequences.max_k) + kQueriesPerItem - 1) / kQueriesPerItem;
+  const int64_t items = sequences.count * heads.count * query_blocks;
   const int chunk = static_cast<int>(std::clamp<int64_t>(items / (threads * 16), 1, 16));
   // Sixteen multiplications take about as long as an element elsewhere.
-  const int64_t most = (cu_seqlens[batch] - cu_seqlens[0]) * max_seqlen * hidden / 16;
+  const int64_t most = (cu_q[sequences.count] - cu_q[0]) * sequences.max_k * width / 16;
 #pragma omp parallel num_threads(threads) if (most > kSerialElements)
   {
-    const Scratch s(static_cast<float*>(scratch) + omp_get_thread_num() * Scratch::floats(max_seqlen, head_size),
-                    max_seqlen, head_size);
+    const Scratch s(static_cast<float*>(scratch) + omp_get_thread_num() * Scratch::floats(sequences.max_k, head_size),
+                    sequences.max_k, head_size);
     [[maybe_unused]] const Format format;  // with tiles it shapes them, for as long as it lives
 #pragma omp for schedule(dynamic, chunk)
     for (int64_t item = 0; item < items; ++item) {
-      const int64_t b = item / (heads * query_blocks), h = item / query_blocks % heads,
+      const int64_t b = item / (heads.count * query_blocks), h = item / query_blocks % heads.count,
                     query_block = item % query_blocks;
-      const int64_t length = cu_seqlens[b + 1] - cu_seqlens[b];
-      const int64_t begin = query_block * kQueriesPerItem, end = std::min({length, queries, begin + kQueriesPerItem});
+      const int64_t queries = cu_q[b + 1] - cu_q[b], keys = cu_k[b + 1] - cu_k[b];
+      const int64_t begin = query_block * kQueriesPerItem,
+                    end = std::min({queries, sequences.max_q, begin + kQueriesPerItem});
       if (begin >= end) continue;
-      const int64_t row = cu_seqlens[b] - first_token;
-      const In* q = qkv + row * stride + h * head_size;
-      float* o = out + row * hidden + h * head_size;
-      HeadBias head{nullptr, bias.span - 1, nullptr};
+      // Query i stands at key i + ahead. Of the keys those count that one of the item's queries sees.
+      const int64_t ahead = keys - queries, first_key = policy.window.begin(static_cast<int>(begin + ahead));
+      const int64_t length = policy.window.end(static_cast<int>(end - 1 + ahead), static_cast<int>(keys)) - first_key;
+      const int64_t row_q = cu_q[b] - sequences.first_q, row_k = cu_k[b] - sequences.first_k + first_key;
+      const int64_t q_stride = from.q.stride, kv_column = h / shared * head_size;
+      const In* q = static_cast<const In*>(from.q.data) + row_q * q_stride + h * head_size;
+      const In* k = static_cast<const In*>(from.k.data) + row_k * from.k.stride + kv_column;
+      const In* v = static_cast<const In*>(from.v.data) + row_k * from.v.stride + kv_column;
+      float* o = out + row_q * width + h * head_size;
+      ItemPolicy of_item{nullptr, bias.span - 1, nullptr, policy.window, policy.window != Window()};
       if (bias.table) {
-        head.table = bias.table + h * (2 * bias.span - 1) + bias.span - 1;
-        const int32_t* columns = bias.columns ? bias.columns + cu_seqlens[b] : nullptr;
+        of_item.table = bias.table + h * (2 * bias.span - 1) + bias.span - 1;
+        const int32_t* columns = bias.columns ? bias.columns + cu_k[b] : nullptr;
         // Without gaps the distances are those of the packed rows.
-        if (columns && columns[length - 1] - columns[0] != length - 1) head.columns = columns;
+        if (columns && columns[keys - 1] - columns[0] != keys - 1) of_item.columns = columns + first_key;
       }
-      Format::gather_keys(q + hidden, stride, length, head_size, round_up(length, kColumns), s.keys);
-      Format::gather_values(q + 2 * hidden, stride, length, head_size, round_up(head_size, kColumns), s.values);
+      Format::gather_keys(k, from.k.stride, length, head_size, round_up(length, kColumns), s.keys);
+      Format::gather_values(v, from.v.stride, length, head_size, round_up(head_size, kColumns), s.values);
       int64_t i = begin;
       const auto take = [&](auto most, int64_t rows) {
-        attend<Format, most()>(q + i * stride, stride, s, head, i, rows, length, head_size, scale, o + i * hidden,
-                               hidden);
+        attend<Format, most()>(q + i * q_stride, q_stride, s, of_item, i + ahead - first_key, rows, length, head_size,
+                               heads.scale, o + i * width, width);
         i += rows;
       };
       if constexpr (kByTiles<Format>) {
-        while (i < end) take(Rows<kQueriesAtOnce>(), std::min(kQueriesAtOnce, end - i));
+        while (i < end) take(RowCount<kQueriesAtOnce>(), std::min(kQueriesAtOnce, end - i));
       } else {
-        while (i + kTall <= end) take(Rows<kTall>(), kTall);
-        while (i + 4 <= end) take(Rows<4>(), 4);
-        while (i + 2 <= end) take(Rows<2>(), 2);
-        while (i < end) take(Rows<1>(), 1);
+        while (i + kTall <= end) take(RowCount<kTall>(), kTall);
+        while (i + 4 <= end) take(RowCount<4>(), 4);
+        while (i + 2 <= end) take(RowCount<2>(), 2);
+        while (i < end) take(RowCount<1>(), 1);
       }
     }
   }
@@ -210,28 +226,22 @@ void attend_all(const In* qkv, int64_t first_token, const int32_t* cu_seqlens, c
 
 }  // namespace
 
-size_t attention_scratch_bytes(int64_t max_seqlen, int64_t head_size, bool alone) {
-  return (alone ? 1 : omp_get_max_threads()) * Scratch::floats(max_seqlen, head_size) * sizeof(float);
+size_t attention_scratch_bytes(int64_t max_k, int64_t head_size, bool alone) {
+  return (alone ? 1 : omp_get_max_threads()) * Scratch::floats(max_k, head_size) * sizeof(float);
 }
 
-void attention(Context<Cpu>&, const Operand& qkv, int64_t, int64_t first_token, const int32_t* cu_seqlens,
-               RelativeBias<float> bias, int64_t batch, int64_t max_seqlen, int64_t queries, int64_t heads,
-               int64_t head_size, void* scratch, float* out) {
+void attention(Context<Cpu>&, const Heads& heads, const QueriesKeysValues& from, const Sequences& sequences,
+               const ScorePolicy<float>& policy, void* scratch, float* out) {
 #ifdef FTBERT_BF16_PAIRS
-  if (qkv.dtype == DType::bf16) {
-    const auto* rows = static_cast<const bfloat16_t*>(qkv.data);
+  if (from.dtype == DType::bf16) {
 #ifdef FTBERT_AMX
-    if (attention_by_tiles(head_size))
-      return attend_all<TileFormat>(rows, first_token, cu_seqlens, bias, batch, max_seqlen, queries, heads, head_size,
-                                    scratch, out);
+    if (attention_by_tiles(heads.size))
+      return attend_all<TileFormat, bfloat16_t>(heads, from, sequences, policy, scratch, out);
 #endif
-    return attend_all<Bf16Format>(rows, first_token, cu_seqlens, bias, batch, max_seqlen, queries, heads, head_size,
-                                  scratch, out);
+    return attend_all<Bf16Format, bfloat16_t>(heads, from, sequences, policy, scratch, out);
   }
 #endif
-  // Not qkv.as: a function that two instruction sets share by name would be linked once. isa.cpp has checked the type.
-  attend_all<FloatFormat>(static_cast<const float*>(qkv.data), first_token, cu_seqlens, bias, batch, max_seqlen,
-                          queries, heads, head_size, scratch, out);
+  attend_all<FloatFormat, float>(heads, from, sequences, policy, scratch, out);
 }
 
 }  // namespace ftbert::FTBERT_ISA

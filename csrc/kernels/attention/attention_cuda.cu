@@ -1,4 +1,4 @@
-// softmax(q k^T / sqrt(head_size)) v within each sequence, on packed tokens, without a score matrix in memory.
+// softmax(scale * q k^T + bias) v within each sequence, on packed tokens, without a score matrix in memory.
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
@@ -23,7 +23,7 @@ struct Call {
   const int32_t* cu_seqlens;
   int64_t batch, max_seqlen, queries;
   int heads;
-  float scale_log2;        // log2(e) / sqrt(head_size): the kernels work with powers of 2
+  float scale_log2;        // scale * log2(e): the kernels work with powers of 2
   const void* bias_table;  // nullptr: none
   const int32_t* bias_columns;
   int bias_span;
@@ -151,31 +151,38 @@ void launch(const Call& call) {
 }  // namespace
 
 template <class Device, class T>
-void attention(Context<Device>& context, const Operand& qkv, int64_t tokens, int64_t first_token,
-               const int32_t* cu_seqlens, RelativeBias<T> bias, int64_t batch, int64_t max_seqlen, int64_t queries,
-               int64_t heads, int64_t head_size, void*, T* out) {
-  if (batch == 0 || max_seqlen == 0) return;
-  const Call call{qkv.as<T>(),
-                  qkv.dtype,
-                  tokens,
-                  first_token,
-                  cu_seqlens,
-                  batch,
-                  max_seqlen,
-                  queries,
-                  static_cast<int>(heads),
-                  static_cast<float>(M_LOG2E / std::sqrt(static_cast<double>(head_size))),
-                  bias.table,
-                  bias.columns,
-                  static_cast<int>(bias.span),
+void attention(Context<Device>& context, const Heads& heads, const QueriesKeysValues& from, const Sequences& sequences,
+               const ScorePolicy<T>& policy, void*, T* out) {
+  if (sequences.count == 0 || sequences.max_k == 0) return;
+  FTBERT_CHECK((attention_supports<Device, T>(context, heads, policy.window, policy.bias.table != nullptr)),
+               "attention: no fused kernel for head size ", heads.size, ", these heads of keys and this window");
+  const auto* const q = static_cast<const T*>(from.q.data);
+  FTBERT_CHECK(from.dtype == kDType<T> && from.q.stride == heads.qkv_width() && from.k.stride == from.q.stride &&
+                   from.v.stride == from.q.stride && from.k.data == q + heads.width() &&
+                   from.v.data == q + heads.width() + heads.kv_width() && sequences.cu_q == sequences.cu_k &&
+                   sequences.first_q == sequences.first_k,
+               "attention on a GPU reads q, k and v of the same tokens side by side, in the stream's type");
+  const Call call{q,
+                  from.dtype,
+                  sequences.rows,
+                  sequences.first_q,
+                  sequences.cu_q,
+                  sequences.count,
+                  sequences.max_k,
+                  sequences.max_q,
+                  static_cast<int>(heads.count),
+                  static_cast<float>(M_LOG2E * static_cast<double>(heads.scale)),
+                  policy.bias.table,
+                  policy.bias.columns,
+                  static_cast<int>(policy.bias.span),
                   out,
                   context,
                   has_warpgroups(context.capability)};
-  switch (head_size) {
+  switch (heads.size) {
     case 32: launch<T, 32>(call); break;
     case 64: launch<T, 64>(call); break;
     case 128: launch<T, 128>(call); break;
-    default: throw Error("attention: no fused kernel for head size " + std::to_string(head_size));
+    default: throw Error("attention_supports and attention do not agree");
   }
 }
 
@@ -190,16 +197,17 @@ size_t attention_scratch_bytes(int64_t, int64_t, bool) {
 }
 
 template <class Device, class T>
-bool attention_supports(const Context<Device>&, int64_t head_size) {
-  return head_size == 32 || head_size == 64 || head_size == 128;
+bool attention_supports(const Context<Device>&, const Heads& heads, const Window& window, bool) {
+  const bool size = heads.size == 32 || heads.size == 64 || heads.size == 128;
+  return size && heads.kv == heads.count && window == Window();
 }
 
-#define FTBERT_INSTANTIATE(T)                                                                                         \
-  template void attention(Context<Cuda>&, const Operand&, int64_t, int64_t, const int32_t*, RelativeBias<T>, int64_t, \
-                          int64_t, int64_t, int64_t, int64_t, void*, T*);                                             \
-  template DType attention_operand<Cuda, T>(DType);                                                                   \
-  template size_t attention_scratch_bytes<Cuda, T>(int64_t, int64_t, bool);                                           \
-  template bool attention_supports<Cuda, T>(const Context<Cuda>&, int64_t);
+#define FTBERT_INSTANTIATE(T)                                                                       \
+  template void attention(Context<Cuda>&, const Heads&, const QueriesKeysValues&, const Sequences&, \
+                          const ScorePolicy<T>&, void*, T*);                                        \
+  template DType attention_operand<Cuda, T>(DType);                                                 \
+  template size_t attention_scratch_bytes<Cuda, T>(int64_t, int64_t, bool);                         \
+  template bool attention_supports<Cuda, T>(const Context<Cuda>&, const Heads&, const Window&, bool);
 FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert

@@ -1,4 +1,4 @@
-// softmax(scale * score + relative bias) over the keys of each row's own sequence; 0 past its length.
+// softmax(scale * score + relative bias) over the keys that each row's query sees; 0 at the others.
 #include <cstring>
 
 #include "kernels/attention/relative_bias_row.h"
@@ -7,15 +7,18 @@
 
 namespace ftbert::FTBERT_ISA {
 
-void softmax(Context<Cpu>&, const float* scores, const int32_t* cu_seqlens, float scale, RelativeBias<float> relative,
-             int64_t batch, int64_t heads, int64_t seq, float* probabilities) {
+void softmax(Context<Cpu>&, const Heads& heads, const float* scores, const Sequences& sequences,
+             const ScorePolicy<float>& policy, float* probabilities) {
+  const RelativeBias<float>& relative = policy.bias;
+  const int64_t seq = sequences.max_k;
+  const float scale = heads.scale;
 #pragma omp parallel for schedule(static) collapse(2)
-  for (int64_t b = 0; b < batch; ++b) {
-    for (int64_t h = 0; h < heads; ++h) {
-      const int64_t length = cu_seqlens[b + 1] - cu_seqlens[b];
-      const int32_t* column = relative.columns ? relative.columns + cu_seqlens[b] : nullptr;
+  for (int64_t b = 0; b < sequences.count; ++b) {
+    for (int64_t h = 0; h < heads.count; ++h) {
+      const int64_t length = sequences.cu_q[b + 1] - sequences.cu_q[b];
+      const int32_t* column = relative.columns ? relative.columns + sequences.cu_q[b] : nullptr;
       for (int64_t s = 0; s < seq; ++s) {
-        const int64_t offset = ((b * heads + h) * seq + s) * seq;
+        const int64_t offset = ((b * heads.count + h) * seq + s) * seq;
         const float* in = scores + offset;
         float* out = probabilities + offset;
         if (s >= length) {
@@ -28,10 +31,13 @@ void softmax(Context<Cpu>&, const float* scores, const int32_t* cu_seqlens, floa
           const float* bias = relative.table + h * (2 * relative.span - 1) + relative.span - 1;
           add_relative_bias(bias, relative.span - 1, column, s, length, out);
         }
-        const float inverse = 1.0f / exp_row(out, length);
+        const int64_t begin = policy.window.begin(static_cast<int>(s));
+        const int64_t end = policy.window.end(static_cast<int>(s), static_cast<int>(length));
+        std::memset(out, 0, begin * sizeof(float));
+        const float inverse = 1.0f / exp_row(out + begin, end - begin);
 #pragma omp simd
-        for (int64_t j = 0; j < length; ++j) out[j] *= inverse;
-        std::memset(out + length, 0, (seq - length) * sizeof(float));
+        for (int64_t j = begin; j < end; ++j) out[j] *= inverse;
+        std::memset(out + end, 0, (seq - end) * sizeof(float));
       }
     }
   }

@@ -1,4 +1,4 @@
-// probabilities = softmax(scale * scores + relative bias) over the keys of each query's own sequence.
+// probabilities = softmax(scale * scores + relative bias) over the keys that each row's query sees.
 #include <cmath>
 
 #include "core/check.h"
@@ -20,17 +20,17 @@ struct Logits {
   const E* bias;           // [2*span-1] of this head, moved so that bias[0] is distance 0; or nullptr
   const int32_t* columns;  // [length] of this sequence, or nullptr
   float scale;
-  int length;
-  int query;     // this one's column
-  int farthest;  // larger distances are read as this one
+  int begin, end;  // of the keys that the query sees
+  int query;       // this one's column
+  int farthest;    // larger distances are read as this one
 
-  // -inf at keys past the length, whatever stands there: NaN must not leak out of padding.
+  // -inf at all other keys, whatever stands there: NaN must not leak out of padding.
   template <int W>
   __device__ void from_scores(int key, const Packed<float, W>& pack, float (&x)[W]) const {
     pack.to_floats(x);
 #pragma unroll
     for (int w = 0; w < W; ++w) {
-      if (key + w >= length)
+      if (key + w < begin || key + w >= end)
         x[w] = -INFINITY;
       else if (bias != nullptr)
         x[w] = scale * x[w] + to_float(bias[distance(columns ? columns[key + w] : key + w)]);
@@ -53,7 +53,7 @@ __device__ void softmax_registers(const Logits<E>& logits, int seq, int lane, E*
 #pragma unroll
   for (int i = 0; i < P; ++i) {
     const int key = (i * Shape::kThreads + lane) * W;
-    packs[i] = key < logits.length ? Packed<float, W>::load(logits.scores + key) : Packed<float, W>::zero();
+    packs[i] = key < logits.end ? Packed<float, W>::load(logits.scores + key) : Packed<float, W>::zero();
   }
   float x[P][W];
   float highest = -INFINITY;
@@ -91,13 +91,13 @@ __device__ void softmax_long(const Logits<E>& logits, int seq, int lane, E* out)
   constexpr int W = Shape::kWidth, kStep = Shape::kThreads * W;
   float x[W];
   float highest = -INFINITY, total = 0;
-  for (int key = lane * W; key < logits.length; key += kStep) {
+  for (int key = lane * W; key < logits.end; key += kStep) {
     logits.load(key, x);
 #pragma unroll
     for (int w = 0; w < W; ++w) highest = fmaxf(highest, x[w]);
   }
   highest = reduce<Shape::kThreads>(highest, Max());
-  for (int key = lane * W; key < logits.length; key += kStep) {
+  for (int key = lane * W; key < logits.end; key += kStep) {
     logits.load(key, x);
 #pragma unroll
     for (int w = 0; w < W; ++w) total += expf(x[w] - highest);
@@ -106,7 +106,7 @@ __device__ void softmax_long(const Logits<E>& logits, int seq, int lane, E* out)
   for (int key = lane * W; key < seq; key += kStep) {
 #pragma unroll
     for (int w = 0; w < W; ++w) x[w] = -INFINITY;
-    if (key < logits.length) logits.load(key, x);
+    if (key < logits.end) logits.load(key, x);
 #pragma unroll
     for (int w = 0; w < W; ++w) x[w] = expf(x[w] - highest) * inverse;
     Packed<E, W>::from_floats(x).store(out + key);
@@ -115,21 +115,27 @@ __device__ void softmax_long(const Logits<E>& logits, int seq, int lane, E* out)
 
 template <class Shape, class E>
 __global__ void __launch_bounds__(Shape::kMaxThreads)
-    softmax_kernel(const float* scores, const int32_t* cu_seqlens, float scale, const E* relative_bias,
+    softmax_kernel(const float* scores, const int32_t* cu_seqlens, float scale, Window window, const E* relative_bias,
                    const int32_t* columns, int64_t span, int64_t rows, int heads, int seq, E* probabilities) {
   for (RowWalk<Shape> walk; walk.row < rows; walk.row += walk.step) {
     const int64_t matrix = walk.row / seq;  // sequence * heads + head
     const int query = static_cast<int>(walk.row % seq);
     const int64_t begin = cu_seqlens[matrix / heads];
-    const int length = static_cast<int>(cu_seqlens[matrix / heads + 1] - begin);
+    const int length = min(static_cast<int>(cu_seqlens[matrix / heads + 1] - begin), seq);
     E* out = probabilities + walk.row * seq;
     if (query >= length) {
       for (int key = walk.lane * Shape::kWidth; key < seq; key += Shape::kThreads * Shape::kWidth)
         Packed<E, Shape::kWidth>::zero().store(out + key);
       continue;
     }
-    Logits<E> logits{
-        scores + walk.row * seq, nullptr, columns ? columns + begin : nullptr, scale, min(length, seq), query, 0};
+    Logits<E> logits{scores + walk.row * seq,
+                     nullptr,
+                     columns ? columns + begin : nullptr,
+                     scale,
+                     window.begin(query),
+                     window.end(query, length),
+                     query,
+                     0};
     if (relative_bias != nullptr) {
       logits.bias = relative_bias + matrix % heads * (2 * span - 1) + (span - 1);
       logits.farthest = static_cast<int>(span - 1);
@@ -145,25 +151,25 @@ __global__ void __launch_bounds__(Shape::kMaxThreads)
 }  // namespace
 
 template <class Device, class T>
-void softmax(Context<Device>& context, const float* scores, const int32_t* cu_seqlens, float scale,
-             RelativeBias<T> bias, int64_t batch, int64_t heads, int64_t seq, T* probabilities) {
-  const int64_t rows = batch * heads * seq;
+void softmax(Context<Device>& context, const Heads& heads, const float* scores, const Sequences& sequences,
+             const ScorePolicy<T>& policy, T* probabilities) {
+  const RelativeBias<T>& bias = policy.bias;
+  const int64_t seq = sequences.max_k, rows = sequences.count * heads.count * seq;
   if (rows == 0) return;
   FTBERT_CHECK(seq < (1 << 30), "softmax: a row has at most 2^30 elements, got ", seq);
   const auto launch = [&](auto shape) {
     using Shape = decltype(shape);
     const RowLaunch on = row_launch<Shape>(rows, context.sm_count);
     launch_kernel(context, "kernel softmax", softmax_kernel<Shape, native_t<T>>, on.blocks, on.threads, scores,
-                  cu_seqlens, scale, native(bias.table), bias.columns, bias.span, rows, heads, seq,
-                  native(probabilities));
+                  sequences.cu_q, heads.scale, policy.window, native(bias.table), bias.columns, bias.span, rows,
+                  heads.count, seq, native(probabilities));
   };
   const bool wide = vectorizable(kSoftmaxWidth, seq, scores) && vectorizable(kSoftmaxWidth, seq, probabilities);
   with_row_shape<kSoftmaxWidth>(wide, seq, launch);
 }
 
-#define FTBERT_INSTANTIATE(T)                                                                                   \
-  template void softmax(Context<Cuda>&, const float*, const int32_t*, float, RelativeBias<T>, int64_t, int64_t, \
-                        int64_t, T*);
+#define FTBERT_INSTANTIATE(T) \
+  template void softmax(Context<Cuda>&, const Heads&, const float*, const Sequences&, const ScorePolicy<T>&, T*);
 FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert

@@ -1,4 +1,4 @@
-// [batch, heads, seq, head_size] -> [tokens, hidden], dropping padding.
+// [count, heads, seq, head_size] -> [tokens, width], dropping padding.
 #include "core/check.h"
 #include "core/dispatch.h"
 #include "device/column_walk.cuh"
@@ -29,22 +29,20 @@ __global__ void __launch_bounds__(kColumnThreads)
 }  // namespace
 
 template <class Device, class T>
-void transpose(Context<Device>& context, const T* x, int64_t first_token, const int32_t* cu_seqlens, int64_t batch,
-               int64_t seq, int64_t heads, int64_t head_size, T* out) {
-  const int64_t rows = batch * seq, cols = heads * head_size;
+void transpose(Context<Device>& context, const Heads& heads, const T* x, const Sequences& sequences, T* out) {
+  const int64_t seq = sequences.max_k, rows = sequences.count * seq, cols = heads.width();
   if (rows == 0 || cols == 0) return;
   FTBERT_CHECK(cols < (1 << 30), "transpose: a row has at most 2^30 elements, got ", cols);
   const auto launch = [&]<int W>() {
     const int64_t packs = cols / W;
     launch_kernel(context, "kernel transpose", transpose_kernel<W, native_t<T>>,
-                  column_blocks(rows, packs, 2, context.sm_count), kColumnThreads, native(x), first_token, cu_seqlens,
-                  rows, seq, heads, head_size, packs, native(out));
+                  column_blocks(rows, packs, 2, context.sm_count), kColumnThreads, native(x), sequences.first_q,
+                  sequences.cu_q, rows, seq, heads.count, heads.size, packs, native(out));
   };
-  with_width<kWidth<T>>(vectorizable(kWidth<T>, head_size, x, out), launch);
+  with_width<kWidth<T>>(vectorizable(kWidth<T>, heads.size, x, out), launch);
 }
 
-#define FTBERT_INSTANTIATE(T) \
-  template void transpose(Context<Cuda>&, const T*, int64_t, const int32_t*, int64_t, int64_t, int64_t, int64_t, T*);
+#define FTBERT_INSTANTIATE(T) template void transpose(Context<Cuda>&, const Heads&, const T*, const Sequences&, T*);
 FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert

@@ -1,12 +1,12 @@
-// sum = x + bias + input; out = LayerNorm(sum) * gamma + beta.
+// sum = x + bias + input; out = norm(sum).
 #include "device/parallel_cpu.h"
 #include "kernels/kernels.h"
 #include "kernels/norm/layernorm_row.h"
 
 namespace ftbert::FTBERT_ISA {
 
-void add_bias_input_layernorm(Context<Cpu>&, const float* x, const float* bias, const float* input, const float* gamma,
-                              const float* beta, float eps, int64_t rows, int64_t cols, float* sum, float* out) {
+void add_bias_input_layernorm(Context<Cpu>&, const float* x, const float* bias, const float* input,
+                              const Norm<float>& norm, int64_t rows, int64_t cols, float* sum, float* out) {
 #pragma omp parallel for schedule(static) if (rows * cols > kSerialElements)
   for (int64_t r = 0; r < rows; ++r) {
     const float* a = x + r * cols;
@@ -26,7 +26,7 @@ void add_bias_input_layernorm(Context<Cpu>&, const float* x, const float* bias, 
 #pragma omp simd
       for (int64_t c = 0; c < cols; ++c) s[c] = a[c];
     }
-    layernorm_row(s, gamma, beta, eps, cols, out + r * cols);
+    norm_row(s, norm, cols, out + r * cols);
   }
 }
 

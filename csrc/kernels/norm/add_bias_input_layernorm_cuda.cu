@@ -1,4 +1,4 @@
-// out = LayerNorm(x + bias + input) * gamma + beta, one pass over each row.
+// out = norm(x + bias + input), one pass over each row.
 #include <array>
 #include <atomic>
 
@@ -13,7 +13,7 @@ namespace ftbert {
 namespace {
 
 // x, input, sum and out carry no __restrict__: out and sum may alias x or input.
-template <class Shape, class E>
+template <class Shape, class E, bool kNormalize>
 __global__ void __launch_bounds__(Shape::kMaxThreads)
     add_bias_input_layernorm_kernel(const E* x, const E* bias, const E* input, const E* gamma, const E* beta, float eps,
                                     int64_t rows, int cols, E* sum, E* out) {
@@ -30,13 +30,14 @@ __global__ void __launch_bounds__(Shape::kMaxThreads)
       Packed<E, Shape::kWidth> a[Shape::kPacks], c[Shape::kPacks];
       load_row<Shape>(x + offset, cols, walk.lane, a);
       load_row<Shape>(input ? input + offset : nullptr, cols, walk.lane, c);
-      layernorm_packs<Shape>(a, b, c, g, h, true, eps, cols, walk.lane, sum ? sum + offset : nullptr, out + offset);
+      layernorm_packs<Shape>(a, b, c, g, h, kNormalize, eps, cols, walk.lane, sum ? sum + offset : nullptr,
+                             out + offset);
     }
   } else {
     for (; walk.row < rows; walk.row += walk.step) {
       const int64_t offset = walk.row * cols;
-      layernorm_row<Shape>(x + offset, bias, input ? input + offset : nullptr, gamma, beta, eps, cols, walk.lane,
-                           sum ? sum + offset : nullptr, out + offset);
+      layernorm_row<Shape>(x + offset, bias, input ? input + offset : nullptr, kNormalize ? gamma : nullptr, beta, eps,
+                           cols, walk.lane, sum ? sum + offset : nullptr, out + offset);
     }
   }
 }
@@ -44,13 +45,13 @@ __global__ void __launch_bounds__(Shape::kMaxThreads)
 }  // namespace
 
 template <class Device, class T>
-void add_bias_input_layernorm(Context<Device>& context, const T* x, const T* bias, const T* input, const T* gamma,
-                              const T* beta, float eps, int64_t rows, int64_t cols, T* sum, T* out) {
+void add_bias_input_layernorm(Context<Device>& context, const T* x, const T* bias, const T* input, const Norm<T>& norm,
+                              int64_t rows, int64_t cols, T* sum, T* out) {
   if (rows == 0 || cols == 0) return;
   FTBERT_CHECK(cols < (1 << 30), "add_bias_input_layernorm: a row has at most 2^30 elements, got ", cols);
-  const auto launch = [&](auto shape) {
+  const auto launch = [&]<bool kNormalize>(auto shape, std::bool_constant<kNormalize>) {
     using Shape = decltype(shape);
-    const auto kernel = add_bias_input_layernorm_kernel<Shape, native_t<T>>;
+    const auto kernel = add_bias_input_layernorm_kernel<Shape, native_t<T>, kNormalize>;
     // No more blocks than there is room for at once: each walks over rows, its vectors loaded once.
     static std::array<std::atomic<int>, 64> known{};  // by device; 0: not asked yet
     const size_t device = static_cast<size_t>(context.device);
@@ -62,15 +63,18 @@ void add_bias_input_layernorm(Context<Device>& context, const T* x, const T* bia
     RowLaunch on = row_launch<Shape>(rows, context.sm_count);
     on.blocks = std::min(on.blocks, static_cast<unsigned>(fitting * context.sm_count));
     launch_overlapped(context, "kernel add_bias_input_layernorm", kernel, on.blocks, on.threads, 0, 1, native(x),
-                      native(bias), native(input), native(gamma), native(beta), eps, rows, cols, native(sum),
-                      native(out));
+                      native(bias), native(input), native(norm.gamma), native(norm.beta), norm.eps, rows, cols,
+                      native(sum), native(out));
   };
-  with_row_shape<kWidth<T>>(vectorizable(kWidth<T>, cols, x, bias, input, gamma, beta, sum, out), cols, launch);
+  with_row_shape<kWidth<T>>(
+      vectorizable(kWidth<T>, cols, x, bias, input, norm.gamma, norm.beta, sum, out), cols, [&](auto shape) {
+        norm.kind == NormKind::none ? launch(shape, std::false_type()) : launch(shape, std::true_type());
+      });
 }
 
-#define FTBERT_INSTANTIATE(T)                                                                                     \
-  template void add_bias_input_layernorm(Context<Cuda>&, const T*, const T*, const T*, const T*, const T*, float, \
-                                         int64_t, int64_t, T*, T*);
+#define FTBERT_INSTANTIATE(T)                                                                                   \
+  template void add_bias_input_layernorm(Context<Cuda>&, const T*, const T*, const T*, const Norm<T>&, int64_t, \
+                                         int64_t, T*, T*);
 FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert

@@ -26,7 +26,7 @@ void embeddings_layernorm(Context<Cpu>&, const EmbeddingTables<float>& tables, c
 #pragma omp simd
       for (int64_t c = 0; c < cols; ++c) row[c] += position[c];
     }
-    if (tables.gamma) layernorm_row(row, tables.gamma, tables.beta, tables.eps, cols, row);
+    norm_row(row, tables.norm, cols, row);
   }
 }
 

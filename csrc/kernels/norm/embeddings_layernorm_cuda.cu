@@ -1,4 +1,4 @@
-// out[t] = LayerNorm(word[id] + token_type[type] + position[p]), gathered straight into packed rows.
+// out[t] = norm(word[id] + token_type[type] + position[p]), gathered straight into packed rows.
 #include <cmath>
 
 #include "core/check.h"
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(Shape::kMaxThreads)
         table_row(tables.position, positions ? int64_t{positions[walk.row]} : 0, tables.max_positions, cols, inside);
     E* row = out + walk.row * cols;
     if (inside) {
-      layernorm_row<Shape>(word, type, position, tables.gamma, tables.beta, tables.eps, cols, walk.lane,
+      layernorm_row<Shape>(word, type, position, tables.norm.gamma, tables.norm.beta, tables.norm.eps, cols, walk.lane,
                            static_cast<E*>(nullptr), row);
     } else {
       // No host may be asked here; NaN cannot be mistaken for an embedding.
@@ -53,9 +53,14 @@ void embeddings_layernorm(Context<Device>& context, const EmbeddingTables<T>& ta
   FTBERT_CHECK(!tables.position || positions,
                "embeddings_layernorm: the model has a position table, but no positions given");
   using E = native_t<T>;
-  const EmbeddingTables<E> on_device{native(tables.word),  native(tables.position), native(tables.token_type),
-                                     native(tables.gamma), native(tables.beta),     tables.vocab,
-                                     tables.max_positions, tables.token_types,      tables.eps};
+  const Norm<T>& norm = tables.norm;  // without a gamma: none
+  const EmbeddingTables<E> on_device{native(tables.word),
+                                     native(tables.position),
+                                     native(tables.token_type),
+                                     tables.vocab,
+                                     tables.max_positions,
+                                     tables.token_types,
+                                     {norm.kind, native(norm.gamma), native(norm.beta), norm.eps}};
   const auto launch = [&](auto shape) {
     using Shape = decltype(shape);
     const RowLaunch on = row_launch<Shape>(tokens, context.sm_count);
@@ -63,8 +68,8 @@ void embeddings_layernorm(Context<Device>& context, const EmbeddingTables<T>& ta
                   on_device, input_ids, token_type_ids, token_index, positions, tokens, cols, native(out));
   };
   with_row_shape<kWidth<T>>(
-      vectorizable(kWidth<T>, cols, tables.word, tables.position, tables.token_type, tables.gamma, tables.beta, out),
-      cols, launch);
+      vectorizable(kWidth<T>, cols, tables.word, tables.position, tables.token_type, norm.gamma, norm.beta, out), cols,
+      launch);
 }
 
 #define FTBERT_INSTANTIATE(T)                                                                                   \

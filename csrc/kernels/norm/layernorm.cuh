@@ -1,4 +1,4 @@
-// out = LayerNorm(a + b + c) * gamma + beta for one row: the body that the LayerNorm kernels share.
+// out = LayerNorm(a + b + c) * gamma + beta for one row: the body that the norm kernels share. beta may be null: 0.
 #pragma once
 #include "device/row_shape.cuh"
 #include "device/vector.cuh"
@@ -122,7 +122,7 @@ __device__ void layernorm_long(const E* a, const E* b, const E* c, const E* gamm
     if (gamma != nullptr) {
       float g[W], h[W];
       Pack::load(gamma + col).to_floats(g);
-      Pack::load(beta + col).to_floats(h);
+      (beta != nullptr ? Pack::load(beta + col) : Pack::zero()).to_floats(h);
 #pragma unroll
       for (int w = 0; w < W; ++w) x[w] = (x[w] - mean) * scale * g[w] + h[w];
     }
