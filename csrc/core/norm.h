@@ -7,6 +7,7 @@ namespace ftbert {
 enum class NormKind {
   none,   // rows stay as they are
   layer,  // (x - mean) / sqrt(variance + eps) * gamma + beta
+  rms,    // x / sqrt(mean of squares + eps) * gamma
 };
 
 template <class T>

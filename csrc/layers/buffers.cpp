@@ -36,7 +36,7 @@ LayerBuffers<T> carve_layer_buffers(Workspace& ws, const EncoderConfig& config, 
   }
   const int64_t most = padded_rows<Device>(sizes.rows);
   LayerBuffers<T> b;
-  if (kNormInsideProducts<Device, T> && config.norm_place == NormPlace::post)
+  if (kNormInsideProducts<Device, T> && !config.layers.empty() && config.layers.front().norm_place == NormPlace::post)
     b.norm_moments = {ws.take<uint64_t>(layernorm_moments(most)), layernorm_moments(most)};
   b.projected = ws.take<T>(most * config.hidden);
   if (kAttendedOutlivesInner<Device>) b.attended = ws.take<T>(most * width);

@@ -34,8 +34,9 @@ std::string refusal(const Context<Cuda>& context, const EncoderConfig& c, const 
   if (path != AttentionPath::fused || c.relative_span > 0) return "attention has a bias or takes the general path";
   if (context.capability != 90) return "needs a GPU of capability 9.0";
   if (most_tokens_by_default() == 0) return "switched off";
-  if (c.norm_place != NormPlace::post) return "LayerNorm comes first in this model";
   if (c.layers.empty()) return "there are no layers";
+  for (const LayerConfig& layer : c.layers)
+    if (layer.norm_place != NormPlace::post) return "LayerNorm comes first in this model";
   if (c.hidden > kMostColumns) return "hidden is more than " + std::to_string(kMostColumns);
   // Products are chosen for one layer and run in all.
   const LayerConfig& first = c.layers.front();

@@ -124,7 +124,8 @@ void LayerStack<Device, T>::run_first_tokens(Context<Device>& context, const Pac
 template <class Device, class T>
 std::unique_ptr<LayerStack<Device, T>> make_layer_stack(const EncoderConfig& config, const Weights<T>& weights,
                                                         AttentionPath path) {
-  if (config.norm_place == NormPlace::pre) return std::make_unique<PreNorm<Device, T>>(config, weights, path);
+  if (config.depth() > 0 && config.layers.front().norm_place == NormPlace::pre)
+    return std::make_unique<PreNorm<Device, T>>(config, weights, path);
   return std::make_unique<PostNorm<Device, T>>(config, weights, path);
 }
 

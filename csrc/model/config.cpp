@@ -123,14 +123,14 @@ EncoderConfig EncoderConfig::parse(const std::map<std::string, std::string>& ent
   const NormConfig norm{.kind = NormKind::layer, .eps = read.positive("layer_norm_eps")};
   layer.attention_norm = layer.ffn_norm = norm;
   layer.ffn.activation = read.activation("activation");
-  c.norm_place = read.choice<NormPlace>("norm_place", {{"post", NormPlace::post}, {"pre", NormPlace::pre}});
+  layer.norm_place = read.choice<NormPlace>("norm_place", {{"post", NormPlace::post}, {"pre", NormPlace::pre}});
   c.positions = read.choice<PositionKind>("positions", {{"absolute", PositionKind::absolute},
                                                         {"from_padding", PositionKind::from_padding},
                                                         {"none", PositionKind::none}});
   const std::vector<std::pair<std::string, bool>> no_yes{{"false", false}, {"true", true}};
   const std::vector<std::pair<std::string, bool>> yes_no{{"true", true}, {"false", false}};
   if (read.choice("embedding_norm", yes_no, /*optional=*/true)) c.embedding_norm = norm;
-  if (c.norm_place == NormPlace::pre) c.final_norm = norm;
+  if (layer.norm_place == NormPlace::pre) c.final_norm = norm;
   c.embedding_projection = read.choice("embedding_projection", no_yes, /*optional=*/true);
   c.pooler = read.choice("pooler", no_yes);
   read.require(c.embedding_projection || c.embedding == c.hidden,

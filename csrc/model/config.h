@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,32 +11,53 @@
 
 namespace ftbert {
 
-enum class NormPlace { post, pre };  // LayerNorm after the residual sum (BERT), or before each block
-
-struct AttentionConfig {
-  Heads heads;
-  Window window;               // of the keys that a query sees
-  bool relative_bias = false;  // the model's table of biases by distance is added to the scores
-  bool qkv_bias = true, out_bias = true;
-};
-
-struct FeedForwardConfig {
-  int64_t inter = 0;
-  Activation activation = Activation::gelu_erf;
-  bool up_bias = true, down_bias = true;
+enum class NormRounding {
+  once,          // of the result
+  before_gamma,  // of the normalised row too, which gamma then multiplies (Llama)
 };
 
 struct NormConfig {
   NormKind kind = NormKind::none;
   bool bias = true;  // it has a beta
   double eps = 0;
+  double offset = 0;  // added to gamma (Gemma: 1)
+  NormRounding rounding = NormRounding::once;
+  bool operator==(const NormConfig&) const = default;
 };
 
+// Queries and keys are turned by their positions: the first `dims` numbers of a head, by angles of base `theta`.
+struct Rotary {
+  double theta = 0;
+  int64_t dims = 0;
+  bool operator==(const Rotary&) const = default;
+};
+
+struct AttentionConfig {
+  Heads heads;
+  Window window;               // of the keys that a query sees; causal: none behind it
+  bool relative_bias = false;  // the model's table of biases by distance is added to the scores
+  std::optional<Rotary> rotary;
+  std::optional<NormConfig> qk_norm;  // over each head of queries and of keys
+  bool qkv_bias = true, out_bias = true;
+};
+
+struct FeedForwardConfig {
+  int64_t inter = 0;
+  Activation activation = Activation::gelu_erf;
+  bool gated = false;  // activation(gate) * up
+  bool up_bias = true, down_bias = true;
+};
+
+enum class NormPlace { post, pre };  // of a layer's norms: after each residual sum (BERT), or before each block
+
 struct LayerConfig {
+  NormPlace norm_place = NormPlace::post;
   AttentionConfig attention;
   NormConfig attention_norm;
+  NormConfig attention_result_norm;  // of what the block adds to the stream; with norm_place pre: a sandwich
   FeedForwardConfig ffn;
   NormConfig ffn_norm;
+  NormConfig ffn_result_norm;
   int64_t weights_of = 0;  // it uses the tensors layers.{weights_of}.*
 };
 
@@ -49,9 +71,8 @@ struct EncoderConfig {
   int64_t relative_span = 0;   // of the table of relative biases: the same from this - 1 on; 0: the model has none
   int64_t relative_heads = 0;  // rows of that table
   PositionKind positions = PositionKind::absolute;
-  NormPlace norm_place = NormPlace::post;
   NormConfig embedding_norm;          // over the sum of the embeddings
-  NormConfig final_norm;              // of what the last layer leaves, in pre-norm models
+  NormConfig final_norm;              // of what the last layer leaves
   bool embedding_projection = false;  // embedding -> hidden, a linear layer after that norm
   bool pooler = false;                // dense + tanh over the first token
   std::vector<LayerConfig> layers;

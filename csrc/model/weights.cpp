@@ -31,9 +31,11 @@ void walk(const EncoderConfig& c, const Visit& visit) {
     linear(layer + "attention.qkv", l.attention.heads.qkv_width(), c.hidden, l.attention.qkv_bias);
     linear(layer + "attention.out", c.hidden, l.attention.heads.width(), l.attention.out_bias);
     norm(layer + "attention.norm", l.attention_norm, c.hidden);
+    norm(layer + "attention.result_norm", l.attention_result_norm, c.hidden);
     linear(layer + "ffn.up", l.ffn.inter, c.hidden, l.ffn.up_bias);
     linear(layer + "ffn.down", c.hidden, l.ffn.inter, l.ffn.down_bias);
     norm(layer + "ffn.norm", l.ffn_norm, c.hidden);
+    norm(layer + "ffn.result_norm", l.ffn_result_norm, c.hidden);
   }
   norm("final_norm", c.final_norm, c.hidden);
   if (c.pooler) linear("pooler", c.hidden, c.hidden);
@@ -77,9 +79,15 @@ Weights<T> bind_weights(const EncoderConfig& config, const WeightSource& source)
   w.relative_bias = data("attention.relative_bias");
   for (const LayerConfig& c : config.layers) {
     const std::string layer = "layers." + std::to_string(c.weights_of) + ".";
-    w.layers.push_back({c, linear(layer + "attention.qkv"), linear(layer + "attention.out"),
-                        norm(layer + "attention.norm", c.attention_norm), linear(layer + "ffn.up"),
-                        linear(layer + "ffn.down"), norm(layer + "ffn.norm", c.ffn_norm)});
+    w.layers.push_back({.config = c,
+                        .qkv = linear(layer + "attention.qkv"),
+                        .out = linear(layer + "attention.out"),
+                        .attention_norm = norm(layer + "attention.norm", c.attention_norm),
+                        .attention_result_norm = norm(layer + "attention.result_norm", c.attention_result_norm),
+                        .up = linear(layer + "ffn.up"),
+                        .down = linear(layer + "ffn.down"),
+                        .ffn_norm = norm(layer + "ffn.norm", c.ffn_norm),
+                        .ffn_result_norm = norm(layer + "ffn.result_norm", c.ffn_result_norm)});
   }
   w.final_norm = norm("final_norm", config.final_norm);
   w.pooler = linear("pooler");

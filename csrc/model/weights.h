@@ -25,9 +25,11 @@ struct Layer {
   Linear<T> qkv;  // [qkv_width, hidden]: query, key, value rows in this order
   Linear<T> out;  // [hidden, width]
   Norm<T> attention_norm;
-  Linear<T> up;    // [inter, hidden]
-  Linear<T> down;  // [hidden, inter]
+  Norm<T> attention_result_norm;  // [hidden]
+  Linear<T> up;                   // [inter, hidden]
+  Linear<T> down;                 // [hidden, inter]
   Norm<T> ffn_norm;
+  Norm<T> ffn_result_norm;
 };
 
 template <class T>
@@ -39,7 +41,7 @@ struct Weights {
   Linear<T> embedding_projection;
   const T* relative_bias = nullptr;  // [heads, 2*relative_span-1], by column(key) - column(query) + relative_span-1
   std::vector<Layer<T>> layers;      // several may point at the same tensors
-  Norm<T> final_norm;                // of pre-norm models
+  Norm<T> final_norm;
   Linear<T> pooler;
 };
 

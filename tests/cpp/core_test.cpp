@@ -82,7 +82,7 @@ class Reference {
                  at("embeddings.token_type", types[t] * c_.hidden + j);
       x.push_back(norm("embeddings.norm", c_.embedding_norm, row));
     }
-    const bool pre = c_.norm_place == NormPlace::pre;
+    const bool pre = !c_.layers.empty() && c_.layers.front().norm_place == NormPlace::pre;
     const auto before = [&](const std::string& name, const NormConfig& config, std::vector<Row> rows) {
       for (Row& row : rows)
         if (pre) row = norm(name, config, row);
