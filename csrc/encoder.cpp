@@ -21,7 +21,8 @@ PackedBatch batch_of(const EncoderInput& input, const int32_t* columns) {
 template <class Device, class T>
 void linear_into(Context<Device>& context, const Linear<T>& linear, const T* x, int64_t rows, Activation activation,
                  T* out) {
-  const Operand made = linear_all(context, linear, Operand::of(x), rows, {.bias = true, .activation = activation}, out);
+  const Operand made =
+      linear_all(context, linear, Operand::of(x), rows, {.bias = true, .activation = activation}, Operand::of(out));
   if (made.data != out) copy_on_device(context, made.as<T>(), out, rows * linear.weight.n * sizeof(T));
 }
 
@@ -45,13 +46,13 @@ Encoder<Device, T>::Encoder(const Context<Device>& context, EncoderConfig config
     : config_(std::move(config)),
       weights_(std::move(weights)),
       attention_(choose_attention<Device, T>(context, config_, attention)),
-      layers_(make_layer_stack<Device, T>(config_, weights_, attention_.path)) {
+      layers_(config_, weights_, attention_.path) {
   constexpr DeviceKind kKind = std::is_same_v<Device, Cpu> ? DeviceKind::cpu : DeviceKind::cuda;
   for (const Layer<T>& layer : weights_.layers)
     for (const Linear<T>* linear : {&layer.qkv, &layer.out, &layer.up, &layer.down})
-      check_computed(kKind, kDType<T>, linear->weight);
+      check_product_exists(kKind, *linear);
   for (const Linear<T>* linear : {&weights_.embedding_projection, &weights_.pooler})
-    if (linear->weight.n > 0) check_computed(kKind, kDType<T>, linear->weight);
+    if (linear->weight.n > 0) check_product_exists(kKind, *linear);
   if (allocate) deferred_ = make_deferred_norm(context, config_, weights_, attention_.path, allocate);
 }
 
@@ -75,11 +76,11 @@ auto Encoder<Device, T>::carve(const Context<Device>& context, Workspace& ws, co
   Buffers b;
   if (!input.positions) b.positions = ws.take<int32_t>(input.tokens);
   if (c.relative_span > 0 && input.token_index) b.columns = ws.take<int32_t>(input.tokens);
-  if (first) b.x = ws.take<T>(padded_rows<Device>(input.tokens) * c.hidden);
-  if (first) b.first = ws.take<T>(padded_rows<Device>(input.batch) * width);
-  if (c.embedding_projection) b.embedded = ws.take<T>(padded_rows<Device>(input.tokens) * c.embedding);
+  if (first) b.x = ws.take<T>(rows_with_slack<Device>(input.tokens) * c.hidden);
+  if (first) b.first = ws.take<T>(rows_with_slack<Device>(input.batch) * width);
+  if (c.embedding_projection) b.embedded = ws.take<T>(rows_with_slack<Device>(input.tokens) * c.embedding);
   LayerBuffers<T> of_batch;
-  layers_->carve(ws, rows, of_batch);
+  layers_.carve(ws, rows, of_batch);
   if (deferred_.maker) deferred_.maker->carve(ws, input.tokens, of_batch);
 
   b.schedule = make_schedule(context, batch_of(input, nullptr), attention_.path == AttentionPath::fused);
@@ -140,16 +141,17 @@ void Encoder<Device, T>::forward(Context<Device>& context, const EncoderInput& i
 
     const PackedBatch batch = batch_of(input, input.columns ? input.columns : b.columns);
     const int64_t layers = config_.depth() - (first_only && config_.depth() > 0);
-    std::unique_ptr<const Stack<Device, T>> deferred;
-    if (deferred_.maker && !hook && layers > 0) deferred = deferred_.maker->stack_for(context, input.tokens);
-    const Stack<Device, T>& stack = deferred ? *deferred : *layers_;
-    if (b.alone.size() > 1 && !hook)
+    if (b.alone.size() > 1 && !hook) {
       on_threads(context, static_cast<int64_t>(b.alone.size()), [&](Context<Device>& own, int64_t i) {
-        stack.run(own, batch, b.schedule.alone[i], layers, b.alone[i], x, nullptr);
+        layers_.run(own, batch, b.schedule.alone[i], layers, b.alone[i], x, nullptr);
       });
-    else
-      stack.run(context, batch, b.schedule.together, layers, b.layers, x, hook);
-    if (first_only) layers_->run_first_tokens(context, batch, b.schedule.together, b.layers, x, b.first, out);
+    } else {
+      std::unique_ptr<DeferredCall<Device, T>> deferred;
+      if (deferred_.maker && !hook && layers > 0)
+        deferred = deferred_.maker->start(context, input.tokens, layers, b.layers, x);
+      layers_.run(context, batch, b.schedule.together, layers, b.layers, x, hook, deferred.get());
+    }
+    if (first_only) layers_.run_first_tokens(context, batch, b.schedule.together, b.layers, x, b.first, out);
   }
   if (first_only) zero_empty_rows<Device, T>(context, input.cu_seqlens, input.batch, config_.hidden, out);
 }

@@ -1,4 +1,4 @@
-// The encoder's forward pass for every device and dtype: embed, a stack of layers, the output rows.
+// The encoder's forward pass for every device and dtype: embed, the layers, the output rows.
 #pragma once
 #include <memory>
 #include <string>
@@ -43,7 +43,7 @@ class Encoder {
   // With `allocate`, products do the work of the LayerNorms between them where they can (layers/deferred_norm.h).
   Encoder(const Context<Device>& context, EncoderConfig config, Weights<T> weights,
           std::optional<AttentionPath> attention = std::nullopt, const AllocateFloats& allocate = nullptr);
-  Encoder(const Encoder&) = delete;  // the stacks refer to its config and weights
+  Encoder(const Encoder&) = delete;  // the layers refer to its config and weights
   Encoder& operator=(const Encoder&) = delete;
 
   // Bytes of workspace that forward needs for this input (of the pointers in it only cu_seqlens is read, on the CPU).
@@ -53,12 +53,13 @@ class Encoder {
   void find_positions(Context<Device>& context, const EncoderInput& input, int64_t most, int32_t* positions,
                       int32_t* columns) const;
 
-  // out [padded_rows(output_rows), hidden]: the last hidden state of the packed tokens, or of the first of each
+  // out [rows_with_slack(output_rows), hidden]: the last hidden state of the packed tokens, or of the first of each
   // sequence (zeros for an empty one). `hook`, where given, is called with every hidden state of all tokens on the way.
   void forward(Context<Device>& context, const EncoderInput& input, Workspace workspace, T* out,
                const HiddenStateHook<T>& hook = nullptr) const;
 
-  // first [padded_rows(batch), hidden], the hidden state of the first tokens -> tanh(pooler(first)), out of that shape
+  // first [rows_with_slack(batch), hidden], the hidden state of the first tokens -> tanh(pooler(first)), out of that
+  // shape
   void pooler(Context<Device>& context, const T* first, const int32_t* cu_seqlens, int64_t batch, T* out) const;
 
   const EncoderConfig& config() const { return config_; }
@@ -74,7 +75,7 @@ class Encoder {
   const EncoderConfig config_;
   const Weights<T> weights_;
   const AttentionChoice attention_;
-  const std::unique_ptr<const LayerStack<Device, T>> layers_;
+  const LayerStack<Device, T> layers_;
   DeferredNormChoice<Device, T> deferred_;
 };
 

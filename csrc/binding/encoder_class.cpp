@@ -23,7 +23,7 @@ std::optional<AttentionPath> parse_path(const std::string& name) {
 }
 
 // As the matrices are stored: like all else, in bf16 on the CPU, or in a type that only matrices have. The first one
-// tells; check_computed says whether there is a product for it.
+// tells; check_product_exists says whether there is a product for it.
 at::ScalarType find_matrix_dtype(const std::vector<WeightSpec>& specs, const TensorDict& weights, at::Device device,
                                  at::ScalarType dtype) {
   for (const WeightSpec& spec : specs) {
@@ -82,7 +82,6 @@ EncoderClass::EncoderClass(TensorDict weights, StringDict config, std::string at
   const DType dtype = dtype_of(dtype_);
   matrix_dtype_ = find_matrix_dtype(specs, weights, device_, dtype_);
   check_weights(specs, weights, device_, dtype_, matrix_dtype_);
-  check_computed(kind, dtype, {.dtype = stored_dtype(matrix_dtype_)});
   const std::optional<AttentionPath> path = parse_path(attention_);
 
   dispatch(kind, dtype, [&]<class Device, class T>(Backend<Device, T>) {

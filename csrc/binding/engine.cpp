@@ -126,9 +126,9 @@ class EngineOf : public Engine {
   at::TensorOptions options(at::ScalarType type) const { return at::TensorOptions().device(device_).dtype(type); }
   at::Tensor empty(at::IntArrayRef shape) const { return at::empty(shape, options(scalar_type_of(kDType<T>))); }
 
-  // [padded_rows(output_rows), hidden]
+  // [rows_with_slack(output_rows), hidden]
   at::Tensor run(CallContext<Device>& call, const EncoderInput& input, const HiddenStateHook<T>& hook) const {
-    const at::Tensor hidden = empty({padded_rows<Device>(input.output_rows()), encoder_.config().hidden});
+    const at::Tensor hidden = empty({rows_with_slack<Device>(input.output_rows()), encoder_.config().hidden});
     Context<Device>& context = call.for_products();
     const size_t bytes = encoder_.workspace_bytes(context, input);
     const at::Tensor workspace = at::empty({static_cast<int64_t>(bytes)}, options(at::kByte));
@@ -197,10 +197,10 @@ class EngineOf : public Engine {
     return 8 * (rows.size(0) - count) > count ? view.clone() : view;
   }
 
-  // All tokens' rows -> [padded_rows(batch), hidden]
+  // All tokens' rows -> [rows_with_slack(batch), hidden]
   at::Tensor first_of(Context<Device>& context, const Result& r) const {
     const EncoderInput& input = r.input.encoder;
-    const at::Tensor first = empty({padded_rows<Device>(input.batch), encoder_.config().hidden});
+    const at::Tensor first = empty({rows_with_slack<Device>(input.batch), encoder_.config().hidden});
     first_rows<Device, T>(context, r.hidden, 0, input.cu_seqlens, input.batch, encoder_.config().hidden,
                           data<T>(first));
     return first;
@@ -216,7 +216,7 @@ class EngineOf : public Engine {
       all_first = first_of(call.context, r);
       first = data<T>(all_first);
     }
-    const at::Tensor out = empty({padded_rows<Device>(input.batch), c.hidden});
+    const at::Tensor out = empty({rows_with_slack<Device>(input.batch), c.hidden});
     encoder_.pooler(call.for_products(), first, input.cu_seqlens, input.batch, data<T>(out));
     return without_slack(out, input.batch);
   }

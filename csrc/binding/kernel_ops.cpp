@@ -75,7 +75,7 @@ std::tuple<Tensor, Tensor> layernorm(const Tensor& x, const OptionalTensor& bias
     const Norm<T> norm{gamma ? NormKind::layer : NormKind::none, data<T>(gamma), data<T>(beta),
                        static_cast<float>(eps)};
     add_bias_input_layernorm<Device, T>(call.context, data<T>(x), data<T>(bias), data<T>(input), norm, x.size(0), cols,
-                                        data<T>(sum), data<T>(out));
+                                        {data<T>(sum), data<T>(out), {}});
   });
   return {out, sum};
 }

@@ -87,7 +87,7 @@ struct Replay<Device, T>::Recording {
              .positions = there,
              .columns = c.relative_span > 0 ? (columns ? columns : there) : nullptr,
              .rows = size.rows};
-    hidden = all.take<T>(padded_rows<Device>(input.output_rows()) * c.hidden);
+    hidden = all.take<T>(rows_with_slack<Device>(input.output_rows()) * c.hidden);
     const size_t forward = encoder.workspace_bytes(context, input);
     void* const rest = all.take<char>(static_cast<int64_t>(forward));
     workspace = Workspace(rest, forward);

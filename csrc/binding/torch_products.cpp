@@ -55,11 +55,10 @@ at::Tensor view(const float* data, at::IntArrayRef sizes) {
   return at::from_blob(const_cast<float*>(data), sizes, at::TensorOptions().dtype(at::kFloat));
 }
 
-// Rows [first, first + rows) of a [m, k], in chunk i where it has some, rounded where they are float.
-at::Tensor rows_in_bf16(const Operand& a, int64_t i, int64_t first, int64_t rows, int64_t k) {
+// Rows [first, first + rows) of a [m, k], rounded where they are float.
+at::Tensor rows_in_bf16(const Operand& a, int64_t first, int64_t rows, int64_t k) {
   if (a.dtype != DType::bf16) return view(a.as<float>() + first * k, {rows, k}).to(at::kBFloat16);
-  const void* const at = a.chunks ? a.chunks[i] : static_cast<const bfloat16_t*>(a.data) + first * k;
-  return at::from_blob(const_cast<void*>(at), {rows, k}, at::TensorOptions().dtype(at::kBFloat16));
+  return at::from_blob(a.as<bfloat16_t>() + first * k, {rows, k}, at::TensorOptions().dtype(at::kBFloat16));
 }
 
 struct OneDnnActivation {
@@ -145,48 +144,44 @@ auto TorchProducts::kept_at(const void* out) -> Kept& {
 // on, and rounds what goes in and widens what comes out for itself. Left to divide the work, oneDNN gave one of two
 // threads all of it at some sizes (tiles of a Xeon, 768x768x3072: 1040 GFLOP/s, 2000 so).
 Operand TorchProducts::linear_bf16(const Linear<float>& linear, const Operand& a, int64_t m, Epilogue epilogue,
-                                   void* out, DType as, bool in_one_piece) {
+                                   const Operand& out, bool in_one_piece) {
   constexpr int64_t kFewestRows = 128;
   const int64_t n = linear.weight.n, k = linear.weight.k;
-  if (m == 0) return {out, as};
+  if (m == 0) return out;
   const at::Tensor& weight = *static_cast<const at::Tensor*>(linear.weight.packed);
   std::optional<at::Tensor> bias;
   if (epilogue.bias && linear.bias) bias = view(linear.bias, {n});
   const std::optional<OneDnnActivation> act = onednn_activation(epilogue.activation);
+  Kept* const source = a.opaque ? static_cast<Kept*>(a.data) : nullptr;
   const int64_t threads = this->threads(), chunks = m / threads < kFewestRows ? 1 : threads;
-  const int64_t chunk_rows = a.chunks ? a.chunk_rows : ((m + chunks - 1) / chunks + 15) / 16 * 16;
+  const int64_t chunk_rows = source ? source->chunk_rows : ((m + chunks - 1) / chunks + 15) / 16 * 16;
   const int64_t count = (m + chunk_rows - 1) / chunk_rows;
-  FTBERT_CHECK(!a.chunks || a.chunk_count == count, "a product takes ", m, " rows of an operand that has ",
-               a.chunk_count, " chunks of ", a.chunk_rows);
-  const bool in_bf16 = act && as == DType::bf16, stays = in_bf16 && !in_one_piece;
-  Kept& kept = kept_at(out);
+  FTBERT_CHECK(!source || std::ssize(source->tensors) == count, "a product takes ", m, " rows of an operand that has ",
+               std::ssize(source->tensors), " chunks of ", chunk_rows);
+  const bool in_bf16 = act && out.dtype == DType::bf16, stays = in_bf16 && !in_one_piece;
+  Kept& kept = kept_at(out.data);
   kept.tensors.assign(stays ? count : 0, at::Tensor());  // gives the old ones back before there are new ones
-  kept.pointers.assign(stays ? count : 0, nullptr);
-  const auto owner = std::find_if(kept_.begin(), kept_.end(),
-                                  [&](const auto& one) { return a.chunks && one.second.pointers.data() == a.chunks; });
-  Kept* const source = owner == kept_.end() ? nullptr : &owner->second;
+  kept.chunk_rows = chunk_rows;
   const auto multiply = [&](int64_t begin, int64_t end) {
     const at::AutoDispatchBelowADInplaceOrView no_autograd;  // a new thread would not know that the caller wants none
     for (int64_t i = begin; i < end; ++i) {
       const int64_t first = i * chunk_rows, rows = std::min(chunk_rows, m - first);
-      const at::Tensor read = source ? std::move(source->tensors[i]) : at::Tensor();  // freed with this chunk
-      at::Tensor made = linear_pointwise()->call(rows_in_bf16(a, i, first, rows, k), weight, bias,
-                                                 act ? act->name : "none", Scalars(), act ? act->algorithm : "");
+      const at::Tensor read = source ? std::move(source->tensors[i]) : rows_in_bf16(a, first, rows, k);
+      at::Tensor made =
+          linear_pointwise()->call(read, weight, bias, act ? act->name : "none", Scalars(), act ? act->algorithm : "");
       // The sums were float; bias and activation were added to them before they were rounded.
-      if (stays) {
-        kept.pointers[i] = made.const_data_ptr();
+      if (stays)
         kept.tensors[i] = std::move(made);
-      } else if (in_bf16) {
-        std::memcpy(static_cast<bfloat16_t*>(out) + first * n, made.const_data_ptr(), made.nbytes());
-      } else {
-        view(static_cast<float*>(out) + first * n, {rows, n}).copy_(made);
-      }
+      else if (in_bf16)
+        std::memcpy(static_cast<bfloat16_t*>(out.data) + first * n, made.const_data_ptr(), made.nbytes());
+      else
+        view(static_cast<float*>(out.data) + first * n, {rows, n}).copy_(made);
     }
   };
   count == 1 ? multiply(0, 1) : at::parallel_for(0, count, 1, multiply);
-  if (stays) return {kept.pointers[0], as, kept.pointers.data(), chunk_rows, count};
-  if (in_bf16) return {out, as};
-  auto* const sums = static_cast<float*>(out);
+  if (stays) return {.data = &kept, .dtype = out.dtype, .opaque = true};
+  if (in_bf16) return out;
+  auto* const sums = static_cast<float*>(out.data);
   if (!act) {
     Context<Cpu> context{this};
     add_bias_act<Cpu, float>(context, sums, nullptr, epilogue.activation, m, n);
@@ -194,13 +189,13 @@ Operand TorchProducts::linear_bf16(const Linear<float>& linear, const Operand& a
   return Operand::of(sums);
 }
 
-Operand TorchProducts::linear(const Linear<float>& linear, const Operand& a, int64_t m, Epilogue epilogue, void* out,
-                              DType as, bool in_one_piece) {
+Operand TorchProducts::linear(const Linear<float>& linear, const Operand& a, int64_t m, Epilogue epilogue,
+                              const Operand& out, bool in_one_piece) {
   Context<Cpu> context{this};
   const Matrix& w = linear.weight;
   const at::Tensor& weight = *static_cast<const at::Tensor*>(w.packed);
   if (!weight.is_mkldnn()) {
-    auto* const c = static_cast<float*>(out);
+    auto* const c = static_cast<float*>(out.data);
     isa_kernels().panel_product({.m = m,
                                  .n = w.n,
                                  .k = w.k,
@@ -211,11 +206,11 @@ Operand TorchProducts::linear(const Linear<float>& linear, const Operand& a, int
                                  .out = c});
     return Operand::of(c);
   }
-  if (w.dtype == DType::bf16) return linear_bf16(linear, a, m, epilogue, out, as, in_one_piece);
+  if (w.dtype == DType::bf16) return linear_bf16(linear, a, m, epilogue, out, in_one_piece);
   std::optional<at::Tensor> bias;
   if (epilogue.bias && linear.bias) bias = view(linear.bias, {w.n});
   const std::optional<OneDnnActivation> act = onednn_activation(epilogue.activation);
-  Kept& kept = kept_at(out);
+  Kept& kept = kept_at(out.data);
   kept.tensors.clear();  // so that the allocator can hand out the same memory again
   at::Tensor& made = kept.tensors.emplace_back(linear_pointwise()->call(
       view(a.as<float>(), {m, w.k}), weight, bias, act ? act->name : "none", Scalars(), act ? act->algorithm : ""));

@@ -2,6 +2,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <list>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,23 +19,24 @@ class TorchProducts : public CpuProducts {
   // One of a few sizes, of which in bf16 a thread may take its share: a kernel that oneDNN compiles for an m takes 0.8
   // MB and 0.3-0.7 ms (measured).
   int64_t rows(int64_t left) const override;
-  Operand linear(const Linear<float>& linear, const Operand& a, int64_t m, Epilogue epilogue, void* out, DType as,
+  Operand linear(const Linear<float>& linear, const Operand& a, int64_t m, Epilogue epilogue, const Operand& out,
                  bool in_one_piece) override;
   void gemm(const Product& product, const float* a, const float* b, float* c) override;
   int64_t threads() const override;
   void each_alone(int64_t count, const std::function<void(int64_t i, CpuProducts& own)>& work) override;
 
  private:
-  // Memory of oneDNN's that stands in for `out` until the next product into the same `out`.
+  // Memory of oneDNN's that stands in for `out` until the next product into the same `out`. As the data of an opaque
+  // operand: rows [i * chunk_rows, (i + 1) * chunk_rows) lie in tensors[i], as threads left them.
   struct Kept {
-    std::vector<at::Tensor> tensors;    // of each thread that multiplied
-    std::vector<const void*> pointers;  // into them
+    std::vector<at::Tensor> tensors;
+    int64_t chunk_rows = 0;
   };
   Kept& kept_at(const void* out);
-  Operand linear_bf16(const Linear<float>& linear, const Operand& a, int64_t m, Epilogue epilogue, void* out, DType as,
+  Operand linear_bf16(const Linear<float>& linear, const Operand& a, int64_t m, Epilogue epilogue, const Operand& out,
                       bool in_one_piece);
 
-  std::vector<std::pair<const void*, Kept>> kept_;
+  std::list<std::pair<const void*, Kept>> kept_;  // operands point into it
 };
 
 // weight [n, k], fp32 or bf16 -> what TorchProducts multiplies by: oneDNN's blocked layout, or panels [n / width, k,

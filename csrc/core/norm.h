@@ -16,6 +16,8 @@ struct Norm {
   const T* gamma = nullptr;  // [cols]
   const T* beta = nullptr;   // [cols], or nullptr: 0
   float eps = 0;
+
+  explicit operator bool() const { return kind != NormKind::none; }
 };
 
 }  // namespace ftbert

@@ -1,4 +1,4 @@
-// What a kernel reads: numbers in memory and the type in which they are stored.
+// An edge between two kernels: numbers in memory, the type in which they are stored, and the scales they go with.
 #pragma once
 #include <cstdint>
 
@@ -7,27 +7,50 @@
 
 namespace ftbert {
 
-// A row-major matrix [rows, cols]; who hands it on says how many. Its type belongs to the edge between two kernels: it
-// may be narrower than the residual stream's.
+// How many numbers share a scale; a number is what is stored times its scale.
+enum class Granularity {
+  none,    // there are no scales
+  tensor,  // one scale
+  row,     // [rows]
+};
+
+// A row-major matrix [rows, cols], read or written; who hands it on says how many rows and columns. Its type belongs to
+// the edge: it may be narrower than the residual stream's.
 struct Operand {
-  const void* data = nullptr;
+  void* data = nullptr;
   DType dtype = DType::fp32;
-  // Rows [i * chunk_rows, (i + 1) * chunk_rows) lie at chunks[i], as threads left them, and are read once;
-  // nullptr: all at data.
-  const void* const* chunks = nullptr;
-  int64_t chunk_rows = 0, chunk_count = 0;
+  const float* scale = nullptr;
+  Granularity per = Granularity::none;
+  bool opaque = false;  // data is a handle of the products' library, which alone reads it, once
 
   template <class T>
   static Operand of(const T* data) {
-    return {data, kDType<T>};
+    return {const_cast<T*>(data), kDType<T>};
   }
 
-  // All rows at one place in elements T; Error where it is stored in another way.
+  // The rows as elements T without a scale; Error where they are stored in another way.
   template <class T>
-  const T* as() const {
-    FTBERT_CHECK(dtype == kDType<T> && !chunks, "expected an operand in one piece of ", to_string(kDType<T>), ", got ",
-                 to_string(dtype), chunks ? " in chunks" : "");
-    return static_cast<const T*>(data);
+  T* as() const {
+    FTBERT_CHECK(dtype == kDType<T> && per == Granularity::none && !opaque, "expected an operand of plain ",
+                 to_string(kDType<T>), ", got ", to_string(dtype), per == Granularity::none ? "" : " with scales",
+                 opaque ? " in memory of a library" : "");
+    return static_cast<T*>(data);
+  }
+
+  explicit operator bool() const { return data != nullptr; }
+};
+
+// What is left of a sum by the norm behind it.
+template <class T>
+struct Output {
+  T* sum = nullptr;     // the sum itself: the stream, where a norm stands before the next block alone
+  T* normed = nullptr;  // the norm of it: the stream, where a norm stands behind a block
+  Operand copy = {};    // the norm of it in the type of the product that reads it; without data: none
+
+  // For kernels that store the norm once, as T.
+  T* only_norm() const {
+    FTBERT_CHECK(!normed != !copy, "a norm is expected for the stream or for a product, not both or neither");
+    return normed ? normed : copy.template as<T>();
   }
 };
 

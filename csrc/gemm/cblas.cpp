@@ -45,11 +45,11 @@ void sgemm(int64_t m, int64_t n, int64_t k, bool b_transposed, const float* a, c
 
 class CblasProducts : public CpuProducts {
  public:
-  Operand linear(const Linear<float>& linear, const Operand& a, int64_t m, Epilogue epilogue, void* out, DType,
+  Operand linear(const Linear<float>& linear, const Operand& a, int64_t m, Epilogue epilogue, const Operand& out,
                  bool) override {
     const Matrix& w = linear.weight;
     FTBERT_CHECK(w.data != nullptr && w.dtype == DType::fp32, "this build needs fp32 weights in their plain layout");
-    auto* const c = static_cast<float*>(out);
+    auto* const c = static_cast<float*>(out.data);
     sgemm(m, w.n, w.k, true, a.as<float>(), static_cast<const float*>(w.data), c);
     if (epilogue.bias || epilogue.activation != Activation::none) {
       Context<Cpu> context{this};

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <type_traits>
 
 #include "core/context.h"
 #include "core/norm.h"
@@ -10,17 +11,18 @@
 
 namespace ftbert {
 
-// out = epilogue(a @ weight^T), a [m, k]. What comes back says where the result is and in which type: [m, n] at `out`,
-// or in memory of a library that insists on its own, perhaps in chunks, valid until the next product into the same
-// `out` or the end of the call. `as` is the type in which the next step reads it; a product that cannot store it so
-// stores T. An activation that the library cannot apply exactly runs as add_bias_act after the product.
+// out = epilogue(a @ weight^T), a [m, k]. `out` says where [m, n] numbers of T have room, and in which type the next
+// step wishes to read the result. What comes back says where it is and in which type: the one wished for, or T where no
+// product stores that; at out.data, or in memory of a library, valid until the next product into the same out.data or
+// the end of the call. An activation that the library cannot apply exactly runs as add_bias_act after the product.
 template <class Device, class T>
 Operand linear(Context<Device>& context, const Linear<T>& linear, const Operand& a, int64_t m, Epilogue epilogue,
-               T* out, DType as = kDType<T>);
+               const Operand& out);
 
-// The type in which a product with this weight reads its other operand without converting it first.
+// An operand at `memory` as the product `next` wishes to read it: in the type that it does not convert first, with the
+// scales that it knows.
 template <class Device, class T>
-DType operand_dtype(const Matrix& weight);
+Operand wished_by(const Linear<T>& next, T* memory);
 
 // How many rows the next product should take where `rows` are left: fewer, or up to kGemmRowSlack more, which are
 // computed from whatever lies there and never read. A CPU library that compiles a kernel per m so meets few of them; a
@@ -43,7 +45,7 @@ inline int64_t cuda_gemm_rows(int64_t rows) {
 // the result lies in one piece.
 template <class Device, class T>
 Operand linear_all(Context<Device>& context, const Linear<T>& linear, const Operand& a, int64_t m, Epilogue epilogue,
-                   T* out, DType as = kDType<T>);
+                   const Operand& out);
 
 // Memory in which a product's blocks tell each other of their rows' moments (own/wgmma_layernorm.h; nullptr: none), and
 // how many products have used it in this call.
@@ -52,6 +54,10 @@ struct NormMoments {
   int64_t count = 0;
   int turn = 0;
 };
+
+// Whether there are products that contain a norm: of 16-bit elements on a GPU.
+template <class Device, class T>
+inline constexpr bool kNormInsideProducts = !std::is_same_v<Device, Cpu> && !std::is_same_v<T, float>;
 
 // x [rows, n] = norm(a @ weight^T + bias + x) in one kernel, a [m, k] with m = gemm_rows(rows). False, and nothing
 // runs, where it is no LayerNorm with gamma and beta, there is no memory for moments, or the plan says that a product
@@ -70,9 +76,9 @@ void gemm(Context<Device>& context, const Product& product, const T* a, const T*
 struct CpuProducts {
   virtual ~CpuProducts() = default;
   virtual int64_t rows(int64_t left) const { return left; }  // gemm_rows
-  // As the function of that name; out has room for [m, n] floats. in_one_piece: no chunks.
-  virtual Operand linear(const Linear<float>& linear, const Operand& a, int64_t m, Epilogue epilogue, void* out,
-                         DType as, bool in_one_piece) = 0;
+  // As the function of that name. in_one_piece: the result is not opaque.
+  virtual Operand linear(const Linear<float>& linear, const Operand& a, int64_t m, Epilogue epilogue,
+                         const Operand& out, bool in_one_piece) = 0;
   virtual void gemm(const Product& product, const float* a, const float* b, float* c) = 0;
 
   // How many threads can each have an object like this to themselves, and work(i, its own) for i < count at once, each
@@ -87,8 +93,9 @@ struct CpuProducts {
 CpuProducts& cblas_products();
 std::string cblas_name();
 
-// Error where no product here multiplies operands of the stream's type by a weight stored like this: the one place that
-// knows which storage types are computed on a device.
-void check_computed(DeviceKind device, DType stream, const Matrix& weight);
+// Error where no product here multiplies operands of the stream's type by a weight stored like this, or knows its
+// scales: the one place that knows which storage types are computed on a device.
+template <class T>
+void check_product_exists(DeviceKind device, const Linear<T>& linear);
 
 }  // namespace ftbert

@@ -1,6 +1,7 @@
 // One matrix product, described: the key of plans and of tables, what the tuner measures, what our kernels are asked.
 #pragma once
 #include <cstdint>
+#include <optional>
 
 #include "core/operand.h"
 #include "core/types.h"
@@ -22,6 +23,7 @@ struct Product {
   Epilogue epilogue;
   int64_t batch = 1;
   bool b_transposed = true;  // b is [n, k]
+  Granularity a_scales = Granularity::none, b_scales = Granularity::none;
   bool operator==(const Product&) const = default;
 };
 
@@ -31,6 +33,14 @@ struct Matrix {
   DType dtype = DType::fp32;     // of data, or of what was packed
   const void* packed = nullptr;  // the layout of a CPU library (CpuProducts)
   int64_t n = 0, k = 0;
+  const float* scale = nullptr;  // by `per`: of the matrix, or of each row [n]
+  Granularity per = Granularity::none;
+};
+
+// The scales with which a product's other operand is to be made, known before the call.
+struct InputScale {
+  const float* scale = nullptr;
+  Granularity per = Granularity::none;
 };
 
 // A matrix and its bias; T is the residual stream's type.
@@ -38,13 +48,28 @@ template <class T>
 struct Linear {
   Matrix weight;
   const T* bias = nullptr;  // [n] or nullptr
+  std::optional<InputScale> input;
 };
 
-// A layer's product over m rows of the stream's own type. The bias counts where the layer has one.
+// A layer's product over m rows of a, stored as c. The bias counts where the layer has one.
+template <class T>
+Product product_of(const Linear<T>& linear, int64_t m, const Operand& a, DType c, Epilogue epilogue) {
+  epilogue.bias = epilogue.bias && linear.bias;
+  const Matrix& b = linear.weight;
+  return {.m = m,
+          .n = b.n,
+          .k = b.k,
+          .a = a.dtype,
+          .b = b.dtype,
+          .c = c,
+          .epilogue = epilogue,
+          .a_scales = a.per,
+          .b_scales = b.per};
+}
+// The same where both edges are of the stream's type.
 template <class T>
 Product product_of(const Linear<T>& linear, int64_t m, Epilogue epilogue) {
-  epilogue.bias = epilogue.bias && linear.bias;
-  return {m, linear.weight.n, linear.weight.k, kDType<T>, linear.weight.dtype, kDType<T>, epilogue};
+  return product_of(linear, m, Operand::of<T>(nullptr), kDType<T>, epilogue);
 }
 
 }  // namespace ftbert

@@ -8,14 +8,14 @@ namespace ftbert {
 
 template <>
 Operand linear<Cpu, float>(Context<Cpu>& context, const Linear<float>& linear, const Operand& a, int64_t m,
-                           Epilogue epilogue, float* out, DType as) {
-  return context.products->linear(linear, a, m, epilogue, out, as, /*in_one_piece=*/false);
+                           Epilogue epilogue, const Operand& out) {
+  return context.products->linear(linear, a, m, epilogue, out, /*in_one_piece=*/false);
 }
 
 // A product in bf16 rounds its operands, so that it reads what was stored in bf16 as it is.
 template <>
-DType operand_dtype<Cpu, float>(const Matrix& weight) {
-  return weight.dtype;
+Operand wished_by<Cpu, float>(const Linear<float>& next, float* memory) {
+  return {.data = memory, .dtype = next.weight.dtype};
 }
 
 template <>
@@ -25,30 +25,27 @@ int64_t gemm_rows(const Context<Cpu>& context, int64_t rows) {
 
 template <>
 Operand linear_all<Cpu, float>(Context<Cpu>& context, const Linear<float>& linear, const Operand& a, int64_t m,
-                               Epilogue epilogue, float* out, DType as) {
+                               Epilogue epilogue, const Operand& out) {
   const float* const from = a.as<float>();
+  Operand all = out;
   for (int64_t first = 0; first < m;) {
     const int64_t rows = gemm_rows(context, m - first), count = std::min(rows, m - first);
-    const int64_t row_bytes = linear.weight.n * bytes_of(as);
-    char* const to = reinterpret_cast<char*>(out) + first * row_bytes;
+    Operand part = all;
+    part.data = static_cast<char*>(out.data) + first * linear.weight.n * bytes_of(all.dtype);
     const Operand made = context.products->linear(linear, Operand::of(from + first * linear.weight.k), rows, epilogue,
-                                                  to, as, /*in_one_piece=*/true);
+                                                  part, /*in_one_piece=*/true);
     if (first == 0 && count == m) return made;
-    as = made.dtype;  // also of the chunks that follow
-    const int64_t made_bytes = linear.weight.n * bytes_of(as);
-    if (const auto* source = static_cast<const char*>(made.data); source != to) {
+    all.dtype = made.dtype;  // also of the rows that follow
+    const int64_t row_bytes = linear.weight.n * bytes_of(made.dtype);
+    if (made.data != part.data) {
+      const auto* source = static_cast<const char*>(made.data);
+      auto* to = static_cast<char*>(part.data);
 #pragma omp parallel for schedule(static)
-      for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * made_bytes, source + i * made_bytes, made_bytes);
+      for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * row_bytes, source + i * row_bytes, row_bytes);
     }
     first += count;
   }
-  return {out, as};
-}
-
-template <>
-bool linear_layernorm<Cpu, float>(Context<Cpu>&, const Linear<float>&, const Operand&, int64_t, const Norm<float>&,
-                                  int64_t, NormMoments&, float*) {
-  return false;
+  return all;
 }
 
 template <>

@@ -70,28 +70,29 @@ void run_own(const Context<Cuda>& context, const OwnChoice& own, const Product& 
 
 template <class Device, class T>
 Operand linear(Context<Device>& context, const Linear<T>& linear, const Operand& a, int64_t m, Epilogue epilogue,
-               T* out, DType) {
-  check_computed(DeviceKind::cuda, kDType<T>, linear.weight);
-  Product product = product_of(linear, m, epilogue);
+               const Operand& out) {
+  check_product_exists(DeviceKind::cuda, linear);
+  Product product = product_of(linear, m, a, kDType<T>, epilogue);
+  T* const c = out.template as<T>();
   const int64_t n = product.n, k = product.k;
-  if (m == 0 || n == 0) return Operand::of(out);
+  if (m == 0 || n == 0) return out;
   const T* const from = a.template as<T>();
   const T* const bias = product.epilogue.bias ? linear.bias : nullptr;
   int64_t step = std::max<int64_t>(1, kMostElements / std::max(n, k));
   if (step > 1024) step -= step % 1024;
   for (int64_t first = 0; first < m; first += step) {
-    T* const to = out + first * n;
+    T* const to = c + first * n;
     product.m = std::min(step, m - first);
     const Epilogue left = run(context, product, {from + first * k, linear.weight.data, bias, to});
     if (left != Epilogue{})
       add_bias_act<Device, T>(context, to, left.bias ? bias : nullptr, left.activation, product.m, n);
   }
-  return Operand::of(out);
+  return out;
 }
 
 template <class Device, class T>
-DType operand_dtype(const Matrix&) {
-  return kDType<T>;
+Operand wished_by(const Linear<T>&, T* memory) {
+  return Operand::of(memory);
 }
 
 template <>
@@ -101,15 +102,15 @@ int64_t gemm_rows(const Context<Cuda>&, int64_t rows) {
 
 template <class Device, class T>
 Operand linear_all(Context<Device>& context, const Linear<T>& weights, const Operand& a, int64_t m, Epilogue epilogue,
-                   T* out, DType as) {
-  return linear(context, weights, a, gemm_rows(context, m), epilogue, out, as);
+                   const Operand& out) {
+  return linear(context, weights, a, gemm_rows(context, m), epilogue, out);
 }
 
 template <class Device, class T>
 bool linear_layernorm(Context<Device>& context, const Linear<T>& weights, const Operand& a, int64_t m,
                       const Norm<T>& norm, int64_t rows, NormMoments& moments, T* x) {
   if (!moments.data || norm.kind != NormKind::layer || !norm.beta || !weights.bias) return false;
-  check_computed(DeviceKind::cuda, kDType<T>, weights.weight);
+  check_product_exists(DeviceKind::cuda, weights);
   Product whole = product_of(weights, m, {.bias = true, .residual_norm = true});
   const ProductData data{a.template as<T>(), weights.weight.data, weights.bias, x,
                          norm.gamma,         norm.beta,           norm.eps,     moments};
@@ -145,9 +146,9 @@ void gemm(Context<Device>& context, const Product& product, const T* a, const T*
 }
 
 #define FTBERT_INSTANTIATE(T)                                                                                        \
-  template Operand linear(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, Epilogue, T*, DType);           \
-  template DType operand_dtype<Cuda, T>(const Matrix&);                                                              \
-  template Operand linear_all(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, Epilogue, T*, DType);       \
+  template Operand linear(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, Epilogue, const Operand&);      \
+  template Operand wished_by<Cuda, T>(const Linear<T>&, T*);                                                         \
+  template Operand linear_all(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, Epilogue, const Operand&);  \
   template bool linear_layernorm(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, const Norm<T>&, int64_t, \
                                  NormMoments&, T*);                                                                  \
   template int wgmma_tile_variant(const Context<Cuda>&, const Linear<T>&, int64_t, Epilogue);                        \

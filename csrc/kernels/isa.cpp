@@ -122,8 +122,9 @@ void add_bias_act<Cpu, float>(Context<Cpu>& context, float* x, const float* bias
 
 template <>
 void add_bias_input_layernorm<Cpu, float>(Context<Cpu>& context, const float* x, const float* bias, const float* input,
-                                          const Norm<float>& norm, int64_t rows, int64_t cols, float* sum, float* out) {
-  isa_kernels().add_bias_input_layernorm(context, x, bias, input, norm, rows, cols, sum, out);
+                                          const Norm<float>& norm, int64_t rows, int64_t cols,
+                                          const Output<float>& out) {
+  isa_kernels().add_bias_input_layernorm(context, x, bias, input, norm, rows, cols, {out.sum, out.only_norm(), {}});
 }
 
 template <>

@@ -112,12 +112,12 @@ void embeddings_layernorm(Context<Device>& context, const EmbeddingTables<T>& ta
 
 // ---- add_bias_input_layernorm ------------------------------------------------------------------------------
 
-// sum = x + bias + input; out = norm(sum). bias and input may be nullptr (then they are 0); `sum` is stored only when
-// it is given (pre-norm models carry it on). out and sum may alias x or input.
+// out.sum = x + bias + input; out.normed and out.copy = norm(sum), one of them at least. bias and input may be nullptr
+// (then they are 0), and so may what is not to be stored. What is stored may alias x or input. copy: of T.
 template <class Device, class T>
 void add_bias_input_layernorm(Context<Device>& context, const T* x, const T* bias, const T* input, const Norm<T>& norm,
-                              int64_t rows, int64_t cols, T* sum,
-                              T* out);  // all [rows, cols]; vectors [cols]
+                              int64_t rows, int64_t cols,
+                              const Output<T>& out);  // all [rows, cols]; vectors [cols]
 
 // ---- add_bias_act ------------------------------------------------------------------------------------------
 

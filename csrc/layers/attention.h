@@ -6,6 +6,7 @@
 #include "kernels/kernels.h"
 #include "layers/batch.h"
 #include "layers/buffers.h"
+#include "layers/residual.h"
 #include "model/weights.h"
 
 namespace ftbert {
@@ -21,10 +22,12 @@ template <class Device, class T>
 AttentionChoice choose_attention(const Context<Device>& context, const EncoderConfig& config,
                                  std::optional<AttentionPath> asked);
 
-// b.attended [run.tokens, width] = softmax(scale * q k^T + bias) v of x [run.tokens, hidden]; of each
-// sequence the first `queries` rows at least. relative_bias: the model's table, read where the layer has such a bias.
+// b.attended [run.tokens, width] = softmax(scale * q k^T + bias) v of the run's rows of the stream, normed if the layer
+// says so; of each sequence the first `queries` rows at least. relative_bias: the model's table, read where the layer
+// has such a bias.
 template <class Device, class T>
-void attend(Context<Device>& context, const Layer<T>& layer, const PackedBatch& batch, const Run& run, const T* x,
-            int64_t queries, const RelativeBias<T>& relative_bias, AttentionPath path, const LayerBuffers<T>& b);
+void attend(Context<Device>& context, const Layer<T>& layer, const PackedBatch& batch, const Run& run,
+            const Stream<Device, T>& stream, int64_t queries, const RelativeBias<T>& relative_bias, AttentionPath path,
+            const LayerBuffers<T>& b);
 
 }  // namespace ftbert

@@ -18,25 +18,23 @@ constexpr int64_t kGeneralScoreElements = int64_t{1} << 26;
 template <class Device>
 constexpr bool kAttendedOutlivesInner = std::is_same_v<Device, Cpu>;
 
-// Products that contain a LayerNorm are of 16-bit elements on a GPU.
-template <class Device, class T>
-constexpr bool kNormInsideProducts = !std::is_same_v<Device, Cpu> && !std::is_same_v<T, float>;
-
 }  // namespace
 
 template <class Device, class T>
 LayerBuffers<T> carve_layer_buffers(Workspace& ws, const EncoderConfig& config, const BufferSizes& sizes) {
   int64_t width = 0, qkv_width = 0, inter = 0, heads = 0, head_size = 0;
+  bool behind = false;  // a layer's norms follow its sums
   for (const LayerConfig& layer : config.layers) {
+    behind = behind || layer.norm_place == NormPlace::post;
     width = std::max(width, layer.attention.heads.width());
     qkv_width = std::max(qkv_width, layer.attention.heads.qkv_width());
     heads = std::max(heads, layer.attention.heads.count);
     head_size = std::max(head_size, layer.attention.heads.size);
     inter = std::max(inter, layer.ffn.inter);
   }
-  const int64_t most = padded_rows<Device>(sizes.rows);
+  const int64_t most = rows_with_slack<Device>(sizes.rows);
   LayerBuffers<T> b;
-  if (kNormInsideProducts<Device, T> && !config.layers.empty() && config.layers.front().norm_place == NormPlace::post)
+  if (kNormInsideProducts<Device, T> && behind)
     b.norm_moments = {ws.take<uint64_t>(layernorm_moments(most)), layernorm_moments(most)};
   b.projected = ws.take<T>(most * config.hidden);
   if (kAttendedOutlivesInner<Device>) b.attended = ws.take<T>(most * width);

@@ -15,7 +15,7 @@ enum class AttentionPath { fused, general };
 
 // Rows that hidden states must have room for: products may compute a few more (kGemmRowSlack).
 template <class Device>
-constexpr int64_t padded_rows(int64_t rows) {
+constexpr int64_t rows_with_slack(int64_t rows) {
   return rows + kGemmRowSlack<Device>;
 }
 

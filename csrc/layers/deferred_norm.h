@@ -1,25 +1,45 @@
-// The layers of a post-LayerNorm encoder without LayerNorm kernels, for up to some 1000 tokens: the products on both
-// sides of a LayerNorm do its work (gemm/own/deferred_norm.h). Hopper alone, 16-bit elements. No CUDA header.
+// LayerNorms without kernels, for up to some 1000 tokens: the products on both sides of a LayerNorm do its work
+// (gemm/own/deferred_norm.h). Hopper alone, 16-bit elements, a LayerNorm after each residual sum. No CUDA header.
 #pragma once
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 
-#include "layers/layer_stack.h"
+#include "core/context.h"
+#include "core/norm.h"
+#include "core/workspace.h"
+#include "layers/buffers.h"
+#include "model/weights.h"
 
 namespace ftbert {
 
-// Makes the stacks of one model. Immutable: any number of threads may ask it.
+// The residual stream of one call while LayerNorms are pending on it. Its products are asked for in the order of the
+// layers.
+template <class Device, class T>
+class DeferredCall {
+ public:
+  virtual ~DeferredCall() = default;
+  // A block's first product, of all rows: out = activation(norm(stream) @ linear^T + bias).
+  virtual Operand project(Context<Device>& context, const Linear<T>& linear, Activation activation,
+                          const Operand& out) = 0;
+  // A block's last product: stream = stream + a @ linear^T + bias, on which `norm` is pending.
+  virtual void add(Context<Device>& context, const Linear<T>& linear, const Operand& a, const Norm<T>& norm) = 0;
+  // x [tokens, hidden] = norm(stream)
+  virtual void settle(Context<Device>& context, int64_t tokens, T* x) = 0;
+};
+
+// Starts such calls for one model. Immutable: any number of threads may ask it.
 template <class Device, class T>
 class DeferredNorm {
  public:
   virtual ~DeferredNorm() = default;
-  // Takes what a stack needs of the call's workspace beside carve_layer_buffers.
+  // Takes what a call needs of its workspace beside carve_layer_buffers.
   virtual void carve(Workspace& workspace, int64_t tokens, LayerBuffers<T>& b) const = 0;
-  // The stack for so many tokens; it must not outlive this. nullptr where one of a layer's four products is not of the
-  // kernel that can defer a LayerNorm: a product that the tuner found faster is not given up for this.
-  virtual std::unique_ptr<const Stack<Device, T>> stack_for(const Context<Device>& context, int64_t tokens) const = 0;
+  // The model's first `layers` layers over x [tokens, hidden]; not to outlive this. nullptr where the plans choose
+  // another kernel than wgmma_tile for one of a layer's four products.
+  virtual std::unique_ptr<DeferredCall<Device, T>> start(const Context<Device>& context, int64_t tokens, int64_t layers,
+                                                         const LayerBuffers<T>& b, const T* x) const = 0;
   // For people, the numbers of tokens that it takes: "1 to 320, 385 to 512", or "".
   virtual std::string sizes(const Context<Device>& context) const = 0;
 };

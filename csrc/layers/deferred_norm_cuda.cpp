@@ -1,4 +1,4 @@
-// The order of a layer's kernels where LayerNorms are deferred, and who hands what to whom.
+// Which products of a layer do the work of the LayerNorms between them, and what each hands to the next.
 #include <algorithm>
 #include <cstdlib>
 #include <optional>
@@ -35,8 +35,13 @@ std::string refusal(const Context<Cuda>& context, const EncoderConfig& c, const 
   if (context.capability != 90) return "needs a GPU of capability 9.0";
   if (most_tokens_by_default() == 0) return "switched off";
   if (c.layers.empty()) return "there are no layers";
-  for (const LayerConfig& layer : c.layers)
-    if (layer.norm_place != NormPlace::post) return "LayerNorm comes first in this model";
+  if (weights.final_norm) return "a norm follows the last layer's";
+  for (const Layer<T>& layer : weights.layers)
+    for (const BlockNorms<T>* norms : {&layer.attention_norms, &layer.ffn_norms}) {
+      if (norms->before) return "LayerNorm comes first in this model";
+      if (norms->result || norms->after.kind != NormKind::layer || !norms->after.beta)
+        return "a norm is no LayerNorm with gamma and beta";
+    }
   if (c.hidden > kMostColumns) return "hidden is more than " + std::to_string(kMostColumns);
   // Products are chosen for one layer and run in all.
   const LayerConfig& first = c.layers.front();
@@ -51,8 +56,6 @@ std::string refusal(const Context<Cuda>& context, const EncoderConfig& c, const 
       for (const void* pointer : {linear->weight.data, static_cast<const void*>(linear->bias)})
         if (!pointer || reinterpret_cast<uintptr_t>(pointer) % 16 != 0)
           return "a weight is missing or does not begin at 16 bytes";
-    for (const Norm<T>* norm : {&layer.attention_norm, &layer.ffn_norm})
-      if (norm->kind != NormKind::layer || !norm->beta) return "a norm is no LayerNorm with gamma and beta";
   }
   return "";
 }
@@ -74,54 +77,62 @@ struct Variants {
   int qkv, out, up, down;
 };
 
+// The stream is at x_: the call's input until the first sum, then b.projected, which holds it times the gamma of the
+// norm that is pending.
 template <class T>
-class DeferredStack : public Stack<Cuda, T> {
+class DeferredCallCuda : public DeferredCall<Cuda, T> {
  public:
-  DeferredStack(const EncoderConfig& config, const Weights<T>& weights, const std::vector<LayerVectors>& vectors,
-                const Variants& variants)
-      : config_(config), weights_(weights), vectors_(vectors), variants_(variants) {}
+  DeferredCallCuda(const std::vector<LayerVectors>& vectors, const Variants& variants, int64_t layers, int64_t rows,
+                   int64_t cols, const LayerBuffers<T>& b, const T* x)
+      : vectors_(vectors),
+        variants_(variants),
+        layers_(layers),
+        rows_(rows),
+        cols_(cols),
+        of_attention_{b.row_moments},
+        of_ffn_{b.row_moments + rows * kMomentWords},
+        sum_(b.projected),
+        x_(x) {}
 
-  // b.projected holds the stream from the first sum on: what LayerNorm is pending on, times its gamma.
-  void run(Context<Cuda>& context, const PackedBatch& batch, const std::vector<Run>&, int64_t layers,
-           LayerBuffers<T>& b, T* hidden, const HiddenStateHook<T>&) const override {
-    const int64_t rows = gemm_rows(context, batch.tokens);
-    const AddedMoments of_attention{b.row_moments}, of_ffn{b.row_moments + rows * kMomentWords};
-    const T* x = hidden;
-    PendingNorm pending;
-    const Sequences sequences = Sequences::of_tokens(batch.cu_seqlens, batch.batch, batch.max_seqlen, batch.tokens);
-    const auto corrected = [&](int variant, const Linear<T>& linear, const CorrectionVectors& vectors,
-                               Activation activation, T* to, const AddedMoments& cleared) {
-      run_corrected(context, variant, product_of(linear, rows, {.activation = activation}),
-                    {.a = x, .b = linear.weight.data, .c = to}, vectors.add, vectors.slope, pending, cleared);
-    };
-    const auto sum = [&](int variant, const Linear<T>& linear, const SumVectors& vectors, const T* a,
-                         const AddedMoments& moments, float eps) {
-      run_summing(context, variant, product_of(linear, rows, {}), {.a = a, .b = linear.weight.data, .c = b.projected},
-                  vectors.add, x, pending, vectors.gamma, moments);
-      x = b.projected;
-      pending = {vectors.gamma, vectors.unscale, moments, eps};
-    };
-    for (int64_t i = 0; i < layers; ++i) {
-      const Layer<T>& layer = weights_.layers[i];
-      const Heads& heads = layer.config.attention.heads;
-      const LayerVectors& v = vectors_[i];
-      corrected(variants_.qkv, layer.qkv, v.qkv, Activation::none, b.qkv, of_attention);
-      attention<Cuda, T>(context, heads, QueriesKeysValues::side_by_side(Operand::of(b.qkv), heads), sequences,
-                         {layer.config.attention.window, {}}, b.attention_scratch, b.attended);
-      sum(variants_.out, layer.out, v.out, b.attended, of_attention, layer.attention_norm.eps);
-      corrected(variants_.up, layer.up, v.up, layer.config.ffn.activation, b.inner, of_ffn);
-      sum(variants_.down, layer.down, i + 1 < layers ? v.down : v.last_down, b.inner, of_ffn, layer.ffn_norm.eps);
-    }
-    const Norm<T>& norm = weights_.layers[layers - 1].ffn_norm;
-    add_bias_input_layernorm<Cuda, T>(context, b.projected, nullptr, nullptr, norm, batch.tokens, config_.hidden,
-                                      nullptr, hidden);
+  Operand project(Context<Cuda>& context, const Linear<T>& linear, Activation activation, const Operand& out) override {
+    const LayerVectors& v = vectors_[layer_];
+    const CorrectionVectors& vectors = in_ffn_ ? v.up : v.qkv;
+    run_corrected(
+        context, in_ffn_ ? variants_.up : variants_.qkv, product_of(linear, rows_, {.activation = activation}),
+        {.a = x_, .b = linear.weight.data, .c = out.template as<T>()}, vectors.add, vectors.slope, pending_, moments());
+    return out;
+  }
+
+  void add(Context<Cuda>& context, const Linear<T>& linear, const Operand& a, const Norm<T>& norm) override {
+    const LayerVectors& v = vectors_[layer_];
+    const SumVectors& vectors = !in_ffn_ ? v.out : layer_ + 1 < layers_ ? v.down : v.last_down;
+    run_summing(context, in_ffn_ ? variants_.down : variants_.out, product_of(linear, rows_, {}),
+                {.a = a.template as<T>(), .b = linear.weight.data, .c = sum_}, vectors.add, x_, pending_, vectors.gamma,
+                moments());
+    x_ = sum_;
+    pending_ = {vectors.gamma, vectors.unscale, moments(), norm.eps};
+    norm_ = norm;
+    layer_ += in_ffn_;
+    in_ffn_ = !in_ffn_;
+  }
+
+  void settle(Context<Cuda>& context, int64_t tokens, T* x) override {
+    add_bias_input_layernorm<Cuda, T>(context, sum_, nullptr, nullptr, norm_, tokens, cols_, {.normed = x});
   }
 
  private:
-  const EncoderConfig& config_;
-  const Weights<T>& weights_;
+  AddedMoments moments() const { return in_ffn_ ? of_ffn_ : of_attention_; }
+
   const std::vector<LayerVectors>& vectors_;
   const Variants variants_;
+  const int64_t layers_, rows_, cols_;
+  const AddedMoments of_attention_, of_ffn_;
+  T* const sum_;  // [rows, hidden]
+  const T* x_;
+  PendingNorm pending_;
+  Norm<T> norm_;       // the same, for a kernel
+  int64_t layer_ = 0;  // whose product comes next
+  bool in_ffn_ = false;
 };
 
 template <class T>
@@ -150,11 +161,11 @@ class DeferredNormCuda : public DeferredNorm<Cuda, T> {
     for (const Layer<T>& layer : weights_.layers) {
       LayerVectors made;
       made.qkv = corrected(layer.qkv, before, beta);
-      made.out = summing(layer.out, beta, layer.attention_norm.gamma);
-      made.up = corrected(layer.up, made.out, layer.attention_norm.beta);
-      made.down = summing(layer.down, layer.attention_norm.beta, layer.ffn_norm.gamma);
-      made.last_down = summing(layer.down, layer.attention_norm.beta, nullptr);
-      before = made.down, beta = layer.ffn_norm.beta;
+      made.out = summing(layer.out, beta, layer.attention_norms.after.gamma);
+      made.up = corrected(layer.up, made.out, layer.attention_norms.after.beta);
+      made.down = summing(layer.down, layer.attention_norms.after.beta, layer.ffn_norms.after.gamma);
+      made.last_down = summing(layer.down, layer.attention_norms.after.beta, nullptr);
+      before = made.down, beta = layer.ffn_norms.after.beta;
       vectors_.push_back(made);
     }
   }
@@ -163,12 +174,15 @@ class DeferredNormCuda : public DeferredNorm<Cuda, T> {
   // between this and the call.
   void carve(Workspace& workspace, int64_t tokens, LayerBuffers<T>& b) const override {
     if (tokens > most_tokens_) return;
-    b.row_moments = workspace.take<long long>(2 * kMomentWords * padded_rows<Cuda>(tokens));
+    b.row_moments = workspace.take<long long>(2 * kMomentWords * rows_with_slack<Cuda>(tokens));
   }
 
-  std::unique_ptr<const Stack<Cuda, T>> stack_for(const Context<Cuda>& context, int64_t tokens) const override {
+  std::unique_ptr<DeferredCall<Cuda, T>> start(const Context<Cuda>& context, int64_t tokens, int64_t layers,
+                                               const LayerBuffers<T>& b, const T* x) const override {
     const std::optional<Variants> found = variants(context, tokens);
-    return found ? std::make_unique<DeferredStack<T>>(config_, weights_, vectors_, *found) : nullptr;
+    if (!found) return nullptr;
+    return std::make_unique<DeferredCallCuda<T>>(vectors_, *found, layers, gemm_rows(context, tokens), config_.hidden,
+                                                 b, x);
   }
 
   std::string sizes(const Context<Cuda>& context) const override {

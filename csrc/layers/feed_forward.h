@@ -1,16 +1,21 @@
 // A layer's second block up to its last product.
 #pragma once
 #include "layers/buffers.h"
+#include "layers/residual.h"
 #include "model/weights.h"
 
 namespace ftbert {
 
-// activation(x @ up^T + bias) of x [m, hidden], in the type in which the block's last product reads it: [m, inter] at
-// b.inner, or in memory of the product's library.
+// activation(norm(x) @ up^T + bias) of the stream's first m rows, as the block's last product wishes to read it: [m,
+// inter] at b.inner, or in memory of the product's library.
 template <class Device, class T>
-Operand feed_forward(Context<Device>& context, const Layer<T>& layer, const T* x, int64_t m, const LayerBuffers<T>& b) {
-  const Epilogue epilogue{.bias = true, .activation = layer.config.ffn.activation};
-  return linear(context, layer.up, Operand::of(x), m, epilogue, b.inner, operand_dtype<Device, T>(layer.down.weight));
+Operand feed_forward(Context<Device>& context, const Layer<T>& layer, const Stream<Device, T>& stream, int64_t m,
+                     const LayerBuffers<T>& b) {
+  const Activation activation = layer.config.ffn.activation;
+  const Operand inner = wished_by<Device, T>(layer.down, b.inner);
+  if (stream.deferred) return stream.deferred->project(context, layer.up, activation, inner);
+  const Operand x = Operand::of(stream.read(layer.ffn_norms.before));
+  return linear(context, layer.up, x, m, {.bias = true, .activation = activation}, inner);
 }
 
 }  // namespace ftbert

@@ -1,138 +1,95 @@
-// The loop over layers, and what follows attention in each: post-norm's order and pre-norm's.
 #include "layers/layer_stack.h"
+
+#include <algorithm>
 
 #include "core/dispatch.h"
 #include "layers/attention.h"
 #include "layers/feed_forward.h"
-#include "layers/residual.h"
 
 namespace ftbert {
-namespace {
 
-template <class T>
-RelativeBias<T> bias_of(const EncoderConfig& config, const Weights<T>& weights, const PackedBatch& batch) {
-  return {weights.relative_bias, batch.columns, config.relative_span};
+template <class Device, class T>
+void LayerStack<Device, T>::carve(Workspace& workspace, int64_t rows, LayerBuffers<T>& b) const {
+  const auto norms_first = [](const Layer<T>& l) { return l.attention_norms.before || l.ffn_norms.before; };
+  if (std::any_of(weights_.layers.begin(), weights_.layers.end(), norms_first))
+    b.normed = workspace.take<T>(rows_with_slack<Device>(rows) * config_.hidden);
 }
 
-template <class T>
-T* row(T* matrix, int64_t i, int64_t cols) {
-  return matrix ? matrix + i * cols : nullptr;
+template <class Device, class T>
+void LayerStack<Device, T>::begin(Context<Device>& context, int64_t rows, const Stream<Device, T>& stream) const {
+  const bool empty = config_.depth() == 0;
+  const Norm<T>& norm = empty ? weights_.final_norm : weights_.layers[0].attention_norms.before;
+  if (!norm) return;
+  Output<T> out;
+  if (empty)
+    out.normed = stream.x;
+  else
+    out.copy = Operand::of(stream.normed);
+  add_bias_input_layernorm<Device, T>(context, stream.x, nullptr, nullptr, norm, rows, config_.hidden, out);
 }
 
-// x = norm(x + attention(x)); x = norm(x + feed_forward(x)).
 template <class Device, class T>
-class PostNorm : public LayerStack<Device, T> {
- public:
-  using LayerStack<Device, T>::LayerStack;
-
- protected:
-  const T* reads(const LayerBuffers<T>&, const T* x) const override { return x; }
-
-  void finish(Context<Device>& context, int64_t i, const T* attended, int64_t rows, LayerBuffers<T>& b, T* x,
-              T*) const override {
-    const Layer<T>& layer = this->weights_.layers[i];
-    const int64_t cols = this->config_.hidden;
-    for (const Chunk& chunk : chunks_of(context, rows)) {
-      T* const rows_x = x + chunk.first * cols;
-      const Residual<T> residual{rows_x, nullptr, rows_x};
-      const Operand a = Operand::of(attended + chunk.first * layer.out.weight.k);
-      add_residual(context, layer.out, a, chunk, layer.attention_norm, residual, b);
-      const Operand inner = feed_forward(context, layer, rows_x, chunk.computed, b);
-      add_residual(context, layer.down, inner, chunk, layer.ffn_norm, residual, b);
-    }
+void LayerStack<Device, T>::finish(Context<Device>& context, int64_t i, const T* attended, int64_t rows,
+                                   LayerBuffers<T>& b, const Stream<Device, T>& stream) const {
+  const Norm<T> absent;
+  const Layer<T>& layer = weights_.layers[i];
+  const bool last = i + 1 == config_.depth();
+  const BlockNorms<T>&of_attention = layer.attention_norms, &of_ffn = layer.ffn_norms;
+  // The model's final norm is that after the last sum, or a second one.
+  const Norm<T>& behind = last && !of_ffn.after ? weights_.final_norm : of_ffn.after;
+  const bool second = last && of_ffn.after && weights_.final_norm;
+  const Norm<T>& next = last ? absent : weights_.layers[i + 1].attention_norms.before;
+  for (const Chunk& chunk : chunks_of(context, rows)) {
+    const Stream<Device, T> part = stream.from(chunk.first, config_.hidden);
+    const Operand a = Operand::of(attended + chunk.first * layer.out.weight.k);
+    project_and_add(context, {layer.out, of_attention.result, of_attention.after, of_ffn.before}, a, chunk, part, b);
+    const Operand inner = feed_forward(context, layer, part, chunk.computed, b);
+    project_and_add(context, {layer.down, of_ffn.result, behind, next}, inner, chunk, part, b);
+    if (second)
+      add_bias_input_layernorm<Device, T>(context, part.x, nullptr, nullptr, weights_.final_norm, chunk.rows,
+                                          config_.hidden, {.normed = part.x});
   }
-};
-
-// x += attention(norm(x)); x += feed_forward(norm(x)); behind the last layer x = norm(x). x holds the sum of all blocks
-// so far, b.normed what the next one reads: each norm is applied where the sum is made.
-template <class Device, class T>
-class PreNorm : public LayerStack<Device, T> {
- public:
-  using LayerStack<Device, T>::LayerStack;
-
-  void carve(Workspace& workspace, int64_t rows, LayerBuffers<T>& b) const override {
-    b.normed = workspace.take<T>(padded_rows<Device>(rows) * this->config_.hidden);
-  }
-
- protected:
-  void begin(Context<Device>& context, int64_t first, int64_t rows, const LayerBuffers<T>& b, T* x) const override {
-    const int64_t cols = this->config_.hidden;
-    const bool layers = this->config_.depth() > 0;
-    const Norm<T>& norm = layers ? this->weights_.layers[0].attention_norm : this->weights_.final_norm;
-    T* const from = x + first * cols;
-    add_bias_input_layernorm<Device, T>(context, from, nullptr, nullptr, norm, rows, cols, nullptr,
-                                        layers ? b.normed + first * cols : from);
-  }
-
-  const T* reads(const LayerBuffers<T>& b, const T*) const override { return b.normed; }
-
-  void finish(Context<Device>& context, int64_t i, const T* attended, int64_t rows, LayerBuffers<T>& b, T* x,
-              T* normed) const override {
-    const Layer<T>& layer = this->weights_.layers[i];
-    const bool last = i + 1 == this->config_.depth();
-    const Norm<T>& next = last ? this->weights_.final_norm : this->weights_.layers[i + 1].attention_norm;
-    const int64_t cols = this->config_.hidden;
-    for (const Chunk& chunk : chunks_of(context, rows)) {
-      T *const sum = x + chunk.first * cols, *const read = normed + chunk.first * cols;
-      const Operand a = Operand::of(attended + chunk.first * layer.out.weight.k);
-      add_residual(context, layer.out, a, chunk, layer.ffn_norm, {sum, sum, read}, b);
-      const Operand inner = feed_forward(context, layer, read, chunk.computed, b);
-      add_residual(context, layer.down, inner, chunk, next, {sum, last ? nullptr : sum, last ? sum : read}, b);
-    }
-  }
-};
-
-}  // namespace
+}
 
 template <class Device, class T>
 void LayerStack<Device, T>::run(Context<Device>& context, const PackedBatch& batch, const std::vector<Run>& runs,
-                                int64_t layers, LayerBuffers<T>& b, T* x, const HiddenStateHook<T>& hook) const {
-  const int64_t cols = config_.hidden;
+                                int64_t layers, LayerBuffers<T>& b, T* x, const HiddenStateHook<T>& hook,
+                                DeferredCall<Device, T>* deferred) const {
+  const auto stream = [&](const Run& run) {
+    return Stream<Device, T>{x, b.normed, deferred}.from(run.first_token, config_.hidden);
+  };
   if (hook && config_.depth() > 0) hook(0, x);
-  for (const Run& run : runs) begin(context, run.first_token, run.tokens, b, x);
+  for (const Run& run : runs) begin(context, run.tokens, stream(run));
   if (hook && config_.depth() == 0) hook(0, x);
-  const RelativeBias<T> bias = bias_of(config_, weights_, batch);
   for (int64_t i = 0; i < layers; ++i) {
     for (const Run& run : runs) {
-      attend(context, weights_.layers[i], batch, run, reads(b, x) + run.first_token * cols, batch.max_seqlen, bias,
-             path_, b);
-      finish(context, i, b.attended, run.tokens, b, row(x, run.first_token, cols),
-             row(b.normed, run.first_token, cols));
+      attend(context, weights_.layers[i], batch, run, stream(run), batch.max_seqlen, relative_bias(batch), path_, b);
+      finish(context, i, b.attended, run.tokens, b, stream(run));
     }
     if (hook) hook(i + 1, x);
   }
+  if (deferred) deferred->settle(context, batch.tokens, x);
 }
 
 template <class Device, class T>
 void LayerStack<Device, T>::run_first_tokens(Context<Device>& context, const PackedBatch& batch,
-                                             const std::vector<Run>& runs, LayerBuffers<T>& b, const T* x, T* first,
+                                             const std::vector<Run>& runs, LayerBuffers<T>& b, T* x, T* first,
                                              T* out) const {
   first_rows<Device, T>(context, x, 0, batch.cu_seqlens, batch.batch, config_.hidden, out);
   const int64_t last = config_.depth() - 1;
   if (last < 0) return;
   const Layer<T>& layer = weights_.layers[last];
   const int64_t width = layer.config.attention.heads.width();
-  const RelativeBias<T> bias = bias_of(config_, weights_, batch);
+  const Stream<Device, T> stream{x, b.normed};
   for (const Run& run : runs) {
-    attend(context, layer, batch, run, reads(b, x) + run.first_token * config_.hidden, 1, bias, path_, b);
+    attend(context, layer, batch, run, stream.from(run.first_token, config_.hidden), 1, relative_bias(batch), path_, b);
     first_rows<Device, T>(context, b.attended, run.first_token, batch.cu_seqlens + run.first_sequence, run.sequences,
                           width, first + run.first_sequence * width);
   }
-  finish(context, last, first, batch.batch, b, out, b.normed);
+  finish(context, last, first, batch.batch, b, {out, b.normed});
 }
 
-template <class Device, class T>
-std::unique_ptr<LayerStack<Device, T>> make_layer_stack(const EncoderConfig& config, const Weights<T>& weights,
-                                                        AttentionPath path) {
-  if (config.depth() > 0 && config.layers.front().norm_place == NormPlace::pre)
-    return std::make_unique<PreNorm<Device, T>>(config, weights, path);
-  return std::make_unique<PostNorm<Device, T>>(config, weights, path);
-}
-
-#define FTBERT_INSTANTIATE(D, T)                                                                             \
-  template class LayerStack<D, T>;                                                                           \
-  template std::unique_ptr<LayerStack<D, T>> make_layer_stack<D, T>(const EncoderConfig&, const Weights<T>&, \
-                                                                    AttentionPath);
+#define FTBERT_INSTANTIATE(D, T) template class LayerStack<D, T>;
 FTBERT_BACKENDS(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert

@@ -1,49 +1,57 @@
-// Stacks that run layer by layer, kernel by kernel: LayerNorm after each block's residual sum, or before each block.
+// The layers of one model on one device, one after another.
 #pragma once
-#include <memory>
+#include <cstdint>
+#include <functional>
+#include <vector>
 
-#include "layers/stack.h"
+#include "core/context.h"
+#include "layers/batch.h"
+#include "layers/buffers.h"
+#include "layers/residual.h"
 #include "model/weights.h"
 
 namespace ftbert {
 
+// Sees the packed hidden states [tokens, hidden]: 0 what the layers start from, i what layer i made of it (the last
+// one after the model's final norm, as transformers counts them).
+template <class T>
+using HiddenStateHook = std::function<void(int64_t i, const T* hidden)>;
+
+// Immutable: any number of threads may run it, each on buffers of its own.
 template <class Device, class T>
-class LayerStack : public Stack<Device, T> {
+class LayerStack {
  public:
-  // weights must outlive this.
+  // config and weights must outlive this.
   LayerStack(const EncoderConfig& config, const Weights<T>& weights, AttentionPath path)
       : config_(config), weights_(weights), path_(path) {}
 
   // Takes what it needs of the call's workspace beside carve_layer_buffers, for hidden states of so many rows.
-  virtual void carve(Workspace& /*workspace*/, int64_t /*rows*/, LayerBuffers<T>&) const {}
+  void carve(Workspace& workspace, int64_t rows, LayerBuffers<T>& b) const;
 
+  // x [tokens, hidden], the embedding's output, becomes what the model's first `layers` layers make of it, in the rows
+  // of these runs. With `deferred`, which was started for x, there is one run and no hook.
   void run(Context<Device>& context, const PackedBatch& batch, const std::vector<Run>& runs, int64_t layers,
-           LayerBuffers<T>& b, T* x, const HiddenStateHook<T>& hook) const final;
+           LayerBuffers<T>& b, T* x, const HiddenStateHook<T>& hook, DeferredCall<Device, T>* deferred = nullptr) const;
 
   // The last layer for the first token of each sequence: its query, and every token's keys and values. x is what `run`
-  // has left, first [padded_rows(batch), hidden] scratch, out [padded_rows(batch), hidden]. Rows of empty sequences are
-  // undefined.
+  // has left, first [rows_with_slack(batch), hidden] scratch, out [rows_with_slack(batch), hidden]. Rows of empty
+  // sequences are undefined.
   void run_first_tokens(Context<Device>& context, const PackedBatch& batch, const std::vector<Run>& runs,
-                        LayerBuffers<T>& b, const T* x, T* first, T* out) const;
+                        LayerBuffers<T>& b, T* x, T* first, T* out) const;
 
- protected:
-  // Before the first layer: rows of x that begin at `first`.
-  virtual void begin(Context<Device>&, int64_t /*first*/, int64_t /*rows*/, const LayerBuffers<T>&, T* /*x*/) const {}
-  // What attention reads of the stream.
-  virtual const T* reads(const LayerBuffers<T>& b, const T* x) const = 0;
-  // What follows attention in layer i, in place on `rows` rows of x; attended [rows, width]; normed: these rows of
-  // b.normed.
-  virtual void finish(Context<Device>& context, int64_t i, const T* attended, int64_t rows, LayerBuffers<T>& b, T* x,
-                      T* normed) const = 0;
+ private:
+  // Before the first layer: rows of the stream.
+  void begin(Context<Device>& context, int64_t rows, const Stream<Device, T>& stream) const;
+  // What follows attention in layer i, on the stream's first `rows` rows; attended [rows, width].
+  void finish(Context<Device>& context, int64_t i, const T* attended, int64_t rows, LayerBuffers<T>& b,
+              const Stream<Device, T>& stream) const;
+  RelativeBias<T> relative_bias(const PackedBatch& batch) const {
+    return {weights_.relative_bias, batch.columns, config_.relative_span};
+  }
 
   const EncoderConfig& config_;
   const Weights<T>& weights_;
   const AttentionPath path_;
 };
-
-// The stack of kernels for the config's norm place.
-template <class Device, class T>
-std::unique_ptr<LayerStack<Device, T>> make_layer_stack(const EncoderConfig& config, const Weights<T>& weights,
-                                                        AttentionPath path);
 
 }  // namespace ftbert

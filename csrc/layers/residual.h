@@ -1,32 +1,65 @@
-// Where a block's result meets the residual stream: the only place.
+// The residual stream, and the only place where a block's result meets it.
 #pragma once
 #include "kernels/kernels.h"
 #include "layers/batch.h"
 #include "layers/buffers.h"
+#include "layers/deferred_norm.h"
 #include "model/weights.h"
 
 namespace ftbert {
 
-// The stream's rows that a block's result is added to, and what becomes of the sum.
-template <class T>
-struct Residual {
-  T* x;       // [rows, hidden] in
-  T* sum;     // out, x + the block's result: the stream of pre-norm models; nullptr: not kept
-  T* normed;  // out, LayerNorm(sum); may be x
+// Rows of the stream between two blocks.
+template <class Device, class T>
+struct Stream {
+  T* x = nullptr;       // [rows, hidden] what blocks are added to
+  T* normed = nullptr;  // [rows, hidden] the norm before the next block of it, where there is one
+  DeferredCall<Device, T>* deferred = nullptr;  // norms wait for the next product; then x holds the first block's input
+
+  Stream from(int64_t row, int64_t cols) const {
+    return {x + row * cols, normed ? normed + row * cols : nullptr, deferred};
+  }
+  // What a block reads that has this norm before it.
+  const T* read(const Norm<T>& before) const { return before ? normed : x; }
 };
 
-// A block's last product, the residual sum and the norm behind it: sum = x + a @ block^T + bias, normed = norm(sum).
-// a [chunk.computed, k]; the first chunk.rows rows count. Where only the norm is kept, in place, it may be one kernel:
-// the plan says so, and there are norm_moments for it (post-norm models).
+// A block's end: its last product, and the norms between that and the next block's first.
+template <class T>
+struct BlockEnd {
+  const Linear<T>& product;
+  const Norm<T>& result;       // of the block's result, before it is added
+  const Norm<T>& after;        // of the sum
+  const Norm<T>& before_next;  // of the stream, for the next block alone
+};
+
+// stream = after(stream + result(a @ product^T + bias)), normed = before_next(stream). a [chunk.computed, k]; the first
+// chunk.rows rows count. Three ways: the norm is left to the next product (DeferredCall); product and norm are one
+// kernel, where the plan says so and there are norm_moments for it; or a product, then the norms. A sum over GPUs would
+// stand behind that product.
 template <class Device, class T>
-void add_residual(Context<Device>& context, const Linear<T>& block, const Operand& a, const Chunk& chunk,
-                  const Norm<T>& norm, const Residual<T>& r, LayerBuffers<T>& b) {
-  if (!r.sum && r.normed == r.x &&
-      linear_layernorm<Device, T>(context, block, a, chunk.computed, norm, chunk.rows, b.norm_moments, r.x))
-    return;
-  const Operand y = linear(context, block, a, chunk.computed, {}, b.projected);
-  add_bias_input_layernorm<Device, T>(context, y.as<T>(), block.bias, r.x, norm, chunk.rows, block.weight.n, r.sum,
-                                      r.normed);
+void project_and_add(Context<Device>& context, const BlockEnd<T>& end, const Operand& a, const Chunk& chunk,
+                     const Stream<Device, T>& stream, LayerBuffers<T>& b) {
+  const Linear<T>& block = end.product;
+  const int64_t rows = chunk.rows, cols = block.weight.n;
+  if (stream.deferred) return stream.deferred->add(context, block, a, end.after);
+  if constexpr (kNormInsideProducts<Device, T>)
+    if (!end.result && !end.before_next &&
+        linear_layernorm<Device, T>(context, block, a, chunk.computed, end.after, rows, b.norm_moments, stream.x))
+      return;
+  const auto norm = [&](const T* x, const T* bias, const T* input, const Norm<T>& norm, const Output<T>& out) {
+    add_bias_input_layernorm<Device, T>(context, x, bias, input, norm, rows, cols, out);
+  };
+  const T* y = linear(context, block, a, chunk.computed, {}, Operand::of(b.projected)).template as<T>();
+  const T* bias = block.bias;
+  if (end.result) {
+    norm(y, bias, nullptr, end.result, {.normed = b.projected});
+    y = b.projected, bias = nullptr;
+  }
+  const Operand copy = Operand::of(stream.normed);
+  if (end.after || !end.before_next)
+    norm(y, bias, stream.x, end.after, {.normed = stream.x});
+  else
+    norm(y, bias, stream.x, end.before_next, {.sum = stream.x, .copy = copy});
+  if (end.after && end.before_next) norm(stream.x, nullptr, nullptr, end.before_next, {.copy = copy});
 }
 
 }  // namespace ftbert

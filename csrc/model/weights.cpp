@@ -68,7 +68,12 @@ Weights<T> bind_weights(const EncoderConfig& config, const WeightSource& source)
     return Norm<T>{n.kind, data(name + ".weight"), data(name + ".bias"), static_cast<float>(n.eps)};
   };
   const auto linear = [&](const std::string& name) {
-    return Linear<T>{matrix(name + ".weight"), data(name + ".bias")};
+    return Linear<T>{matrix(name + ".weight"), data(name + ".bias"), {}};
+  };
+  const auto norms = [&](const std::string& block, NormPlace place, const NormConfig& of_block,
+                         const NormConfig& of_result) {
+    const Norm<T> outer = norm(block + ".norm", of_block), result = norm(block + ".result_norm", of_result);
+    return place == NormPlace::pre ? BlockNorms<T>{outer, result, {}} : BlockNorms<T>{{}, result, outer};
   };
   Weights<T> w;
   w.word = data("embeddings.word");
@@ -79,15 +84,14 @@ Weights<T> bind_weights(const EncoderConfig& config, const WeightSource& source)
   w.relative_bias = data("attention.relative_bias");
   for (const LayerConfig& c : config.layers) {
     const std::string layer = "layers." + std::to_string(c.weights_of) + ".";
-    w.layers.push_back({.config = c,
-                        .qkv = linear(layer + "attention.qkv"),
-                        .out = linear(layer + "attention.out"),
-                        .attention_norm = norm(layer + "attention.norm", c.attention_norm),
-                        .attention_result_norm = norm(layer + "attention.result_norm", c.attention_result_norm),
-                        .up = linear(layer + "ffn.up"),
-                        .down = linear(layer + "ffn.down"),
-                        .ffn_norm = norm(layer + "ffn.norm", c.ffn_norm),
-                        .ffn_result_norm = norm(layer + "ffn.result_norm", c.ffn_result_norm)});
+    w.layers.push_back(
+        {.config = c,
+         .qkv = linear(layer + "attention.qkv"),
+         .out = linear(layer + "attention.out"),
+         .attention_norms = norms(layer + "attention", c.norm_place, c.attention_norm, c.attention_result_norm),
+         .up = linear(layer + "ffn.up"),
+         .down = linear(layer + "ffn.down"),
+         .ffn_norms = norms(layer + "ffn", c.norm_place, c.ffn_norm, c.ffn_result_norm)});
   }
   w.final_norm = norm("final_norm", config.final_norm);
   w.pooler = linear("pooler");

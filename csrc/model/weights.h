@@ -19,17 +19,21 @@ struct WeightSpec {
 // Every tensor that a model of this config has, in forward order.
 std::vector<WeightSpec> weight_specs(const EncoderConfig& config);
 
+// The norms around a block, each possibly absent: stream = after(stream + result(block(before(stream)))).
+template <class T>
+struct BlockNorms {
+  Norm<T> before, result, after;  // [hidden]
+};
+
 template <class T>
 struct Layer {
   LayerConfig config;
   Linear<T> qkv;  // [qkv_width, hidden]: query, key, value rows in this order
   Linear<T> out;  // [hidden, width]
-  Norm<T> attention_norm;
-  Norm<T> attention_result_norm;  // [hidden]
-  Linear<T> up;                   // [inter, hidden]
-  Linear<T> down;                 // [hidden, inter]
-  Norm<T> ffn_norm;
-  Norm<T> ffn_result_norm;
+  BlockNorms<T> attention_norms;
+  Linear<T> up;    // [inter, hidden]
+  Linear<T> down;  // [hidden, inter]
+  BlockNorms<T> ffn_norms;
 };
 
 template <class T>

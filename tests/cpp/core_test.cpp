@@ -82,30 +82,41 @@ class Reference {
                  at("embeddings.token_type", types[t] * c_.hidden + j);
       x.push_back(norm("embeddings.norm", c_.embedding_norm, row));
     }
-    const bool pre = !c_.layers.empty() && c_.layers.front().norm_place == NormPlace::pre;
-    const auto before = [&](const std::string& name, const NormConfig& config, std::vector<Row> rows) {
-      for (Row& row : rows)
-        if (pre) row = norm(name, config, row);
+    const auto normed = [&](const std::string& name, const NormConfig& config, std::vector<Row> rows) {
+      for (Row& row : rows) row = norm(name, config, row);
       return rows;
     };
-    const auto after = [&](const std::string& name, const NormConfig& config, const Row& added, const Row& row) {
-      return pre ? sum(added, row) : norm(name, config, sum(added, row));
+    // x with what `block` makes of it added.
+    const auto add_block = [&](const std::string& name, NormPlace place, const NormConfig& outer,
+                               const NormConfig& of_result, const auto& block) {
+      const bool pre = place == NormPlace::pre;
+      const std::vector<Row> made = block(pre ? normed(name + ".norm", outer, x) : x);
+      for (size_t t = 0; t < x.size(); ++t) {
+        x[t] = sum(norm(name + ".result_norm", of_result, made[t]), x[t]);
+        if (!pre) x[t] = norm(name + ".norm", outer, x[t]);
+      }
     };
     for (int64_t i = 0; i < c_.depth(); ++i) {
       const LayerConfig& l = c_.layers[i];
       const std::string layer = "layers." + std::to_string(i) + ".";
-      const std::vector<Row> context =
-          attention(layer, l.attention, before(layer + "attention.norm", l.attention_norm, x));
-      for (size_t t = 0; t < x.size(); ++t)
-        x[t] = after(layer + "attention.norm", l.attention_norm, linear(layer + "attention.out", context[t]), x[t]);
-      const std::vector<Row> read = before(layer + "ffn.norm", l.ffn_norm, x);
-      for (size_t t = 0; t < x.size(); ++t) {
-        Row inner = linear(layer + "ffn.up", read[t]);
-        for (double& value : inner) value = activate(value);
-        x[t] = after(layer + "ffn.norm", l.ffn_norm, linear(layer + "ffn.down", inner), x[t]);
-      }
+      add_block(layer + "attention", l.norm_place, l.attention_norm, l.attention_result_norm,
+                [&](const std::vector<Row>& read) {
+                  std::vector<Row> made;
+                  for (const Row& row : attention(layer, l.attention, read))
+                    made.push_back(linear(layer + "attention.out", row));
+                  return made;
+                });
+      add_block(layer + "ffn", l.norm_place, l.ffn_norm, l.ffn_result_norm, [&](const std::vector<Row>& read) {
+        std::vector<Row> made;
+        for (const Row& row : read) {
+          Row inner = linear(layer + "ffn.up", row);
+          for (double& value : inner) value = activate(value);
+          made.push_back(linear(layer + "ffn.down", inner));
+        }
+        return made;
+      });
     }
-    return before("final_norm", c_.final_norm, x);
+    return normed("final_norm", c_.final_norm, x);
   }
 
   Row pool(const Row& first) const {
@@ -233,12 +244,12 @@ Output run_core(const Encoder<Cpu, float>& encoder, const Batch& b, const Offset
   std::vector<char> memory(encoder.workspace_bytes(context, input));
   const int64_t cols = encoder.config().hidden;
   Output out;
-  out.hidden.resize(padded_rows<Cpu>(o.info.tokens) * cols);
+  out.hidden.resize(rows_with_slack<Cpu>(o.info.tokens) * cols);
   encoder.forward(context, input, Workspace(memory.data(), memory.size()), out.hidden.data());
   input.rows = OutputRows::first;
   const size_t bytes = encoder.workspace_bytes(context, input);
   memory.assign(bytes + (1 << 20), 0x7f);  // what is read before it is written shows, and what is written behind
-  out.first.resize(padded_rows<Cpu>(b.batch) * cols);
+  out.first.resize(rows_with_slack<Cpu>(b.batch) * cols);
   encoder.forward(context, input, Workspace(memory.data(), bytes), out.first.data());
   FTBERT_CHECK(std::count(memory.begin() + bytes, memory.end(), 0x7f) == 1 << 20, "forward writes past its workspace");
   out.pooled.resize(out.first.size());
@@ -320,6 +331,41 @@ void other_layers_match(const std::string& norm_place, AttentionPath path) {
   forward_matches(config, path);
 }
 
+// Norms of blocks' results in a model whose layers have their norms in different places, one of them absent.
+void sandwiched_norms_match(NormPlace first, NormPlace second, AttentionPath path) {
+  EncoderConfig config = EncoderConfig::parse(entries(32, 2, "gelu"));
+  const NormConfig norm = config.layers[0].attention_norm;
+  config.final_norm = norm;
+  for (LayerConfig& layer : config.layers) layer.attention_result_norm = layer.ffn_result_norm = norm;
+  config.layers[0].norm_place = first;
+  config.layers[1].norm_place = second;
+  config.layers[1].attention_result_norm.kind = NormKind::none;
+  config.layers[1].ffn_norm.kind = first == second ? NormKind::none : NormKind::layer;
+  forward_matches(config, path);
+}
+
+// A matrix in a type that no product reads, or with scales, is refused where the model is made.
+void unread_matrices_are_errors() {
+  const EncoderConfig config = EncoderConfig::parse(entries(32, 2, "gelu"));
+  const Tensors tensors = random_weights(config);
+  const float scale = 1;
+  const auto refused = [&](const auto& spoil, const std::string& words) {
+    Weights<float> weights = bind_tensors(config, tensors);
+    spoil(weights.layers[1].down);
+    std::string said;
+    try {
+      const Encoder<Cpu, float> encoder({}, config, weights);
+    } catch (const Error& error) {
+      said = error.what();
+    }
+    expect(said.find(words) != std::string::npos, "expected '" + words + "', got '" + said + "'");
+  };
+  refused([](Linear<float>& l) { l.weight.dtype = DType::int8; }, "stored as int8");
+  refused([](Linear<float>& l) { l.weight.dtype = DType::e4m3; }, "stored as e4m3");
+  refused([&](Linear<float>& l) { l.weight.scale = &scale, l.weight.per = Granularity::tensor; }, "scales of a matrix");
+  refused([&](Linear<float>& l) { l.input = InputScale{&scale, Granularity::tensor}; }, "scales of a matrix");
+}
+
 // First rows go through the last layer together, empty ones too: buffers must have room for them.
 void more_sequences_than_tokens(const std::string& norm_place) {
   Entries all = entries(32, 2, "gelu");
@@ -349,7 +395,7 @@ void small_workspace_is_an_error() {
   Context<Cpu> context{&cblas_products()};
   const EncoderInput input{ids.data(), nullptr, nullptr, cu.data(), 3, 1, 0, 3};
   std::vector<char> memory(encoder.workspace_bytes(context, input) / 2);
-  std::vector<float> hidden(padded_rows<Cpu>(3) * config.hidden);
+  std::vector<float> hidden(rows_with_slack<Cpu>(3) * config.hidden);
   std::string said;
   try {
     encoder.forward(context, input, Workspace(memory.data(), memory.size()), hidden.data());
@@ -403,6 +449,7 @@ int main() {
       {"more sequences than tokens, post", [] { more_sequences_than_tokens("post"); }},
       {"more sequences than tokens, pre", [] { more_sequences_than_tokens("pre"); }},
       {"small workspace is an error", small_workspace_is_an_error},
+      {"unread matrices are errors", unread_matrices_are_errors},
       {"panel product matches", panel_product_matches},
   };
   for (const auto& [name, path] :
@@ -413,6 +460,10 @@ int main() {
     for (const char* place : {"post", "pre"})
       tests.emplace_back(std::string("other layers match, ") + name + ", " + place,
                          [=] { other_layers_match(place, path); });
+    for (const NormPlace first : {NormPlace::post, NormPlace::pre})
+      for (const NormPlace second : {NormPlace::post, NormPlace::pre})
+        tests.emplace_back(std::string("sandwiched norms match, ") + name,
+                           [=] { sandwiched_norms_match(first, second, path); });
     tests.emplace_back(std::string("forward matches, ") + name + ", 2 heads of 64",
                        [=] { forward_matches(128, 2, "gelu", path); });
   }

@@ -162,7 +162,7 @@ class DeviceTuner : public Tuner {
       const T* some = static_cast<const T*>(b);  // any numbers
       add_bias_input_layernorm<Cuda, T>(context_, static_cast<T*>(c), nullptr, nullptr,
                                         Norm<T>{NormKind::layer, some, some, kEps}, std::min<int64_t>(product().m, 256),
-                                        product().n, nullptr, static_cast<T*>(c));
+                                        product().n, {.normed = static_cast<T*>(c)});
     });
   }
 
@@ -226,7 +226,7 @@ class DeviceTuner : public Tuner {
     }
     const auto typed = [&](int i) { return static_cast<const T*>(vector(bias, i)); };
     add_bias_input_layernorm<Cuda, T>(context_, static_cast<const T*>(made), typed(0), x,
-                                      Norm<T>{NormKind::layer, typed(1), typed(2), kEps}, m, n, nullptr, x);
+                                      Norm<T>{NormKind::layer, typed(1), typed(2), kEps}, m, n, {.normed = x});
   }
 
   int device_;

@@ -46,8 +46,9 @@ __global__ void __launch_bounds__(Shape::kMaxThreads)
 
 template <class Device, class T>
 void add_bias_input_layernorm(Context<Device>& context, const T* x, const T* bias, const T* input, const Norm<T>& norm,
-                              int64_t rows, int64_t cols, T* sum, T* out) {
+                              int64_t rows, int64_t cols, const Output<T>& to) {
   if (rows == 0 || cols == 0) return;
+  T *const sum = to.sum, *const out = to.only_norm();
   FTBERT_CHECK(cols < (1 << 30), "add_bias_input_layernorm: a row has at most 2^30 elements, got ", cols);
   const auto launch = [&]<bool kNormalize>(auto shape, std::bool_constant<kNormalize>) {
     using Shape = decltype(shape);
@@ -74,7 +75,7 @@ void add_bias_input_layernorm(Context<Device>& context, const T* x, const T* bia
 
 #define FTBERT_INSTANTIATE(T)                                                                                   \
   template void add_bias_input_layernorm(Context<Cuda>&, const T*, const T*, const T*, const Norm<T>&, int64_t, \
-                                         int64_t, T*, T*);
+                                         int64_t, const Output<T>&);
 FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert
