@@ -30,13 +30,9 @@ WORDS = ["gelu", "none", "tanh", "mean", "cls", "last", "absolute", "from_paddin
 Call = tuple[str, Callable[..., Any], list[Any]]
 
 
-# Which only say that a file must be saved again: csrc/binding/saved_modules.cpp.
-RETIRED = {"forward", "forward_first", "forward_first_packed", "forward_packed", "forward_unpadded", "pool"}
-
-
 def op_names() -> list[str]:
-    names = {name.removeprefix("ftbert::") for name in torch._C._dispatch_get_all_op_names() if name.startswith("ftbert::")}
-    return sorted(names - RETIRED)
+    names = torch._C._dispatch_get_all_op_names()
+    return sorted(name.removeprefix("ftbert::") for name in names if name.startswith("ftbert::"))
 
 
 def valid(name: str, device: str) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,20 +105,3 @@ def test_a_storage_type_without_a_product_is_refused(place: Place, stored: torch
     word = "e4m3" if stored is torch.float8_e4m3fn else "int8"
     with pytest.raises(RuntimeError, match=f"no product on {place.device} multiplies .* by a matrix stored as {word}"):
         torch.classes.ftbert.Encoder(weights, encoder.config(), "auto")
-
-
-def test_files_saved_with_earlier_ops_say_what_to_do(tmp_path: Path) -> None:
-    class Saved(torch.nn.Module):
-        """As EncoderModule once was."""
-
-        def __init__(self, encoder: Any) -> None:
-            super().__init__()
-            self.encoder = encoder
-
-        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-            hidden, _ = torch.ops.ftbert.forward(self.encoder, input_ids, None, None)
-            return hidden
-
-    torch.jit.script(Saved(ftbert.load(make_bert()).encoder)).save(str(tmp_path / "old.pt"))
-    with pytest.raises(RuntimeError, match="saved by an earlier release of ftbert.*save it again"):
-        torch.jit.load(str(tmp_path / "old.pt"))(torch.randint(5, 99, (2, 6)))

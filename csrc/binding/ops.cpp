@@ -3,7 +3,6 @@
 
 #include "binding/define_op.h"
 #include "binding/encoder_class.h"
-#include "binding/saved_modules.h"
 #include "binding/tensors.h"
 #include "binding/torch_products.h"
 #include "core/device.h"
@@ -150,7 +149,6 @@ TORCH_LIBRARY(ftbert, m) {
             "Tensor? token_type_ids, Tensor? cu_seqlens, SymInt max_seqlen, str[] want) -> Tensor[]",
             &forward_batch, {at::Tag::cudagraph_unsafe});
 
-  define_retired_ops(m);
   m.def("weight_shapes(Dict(str, str) config) -> Dict(str, int[])", &weight_shapes);
   m.def("build_info() -> Dict(str, str)", &build_info);
   m.def("activations() -> Dict(str, str)", &activations);
