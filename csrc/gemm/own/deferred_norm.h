@@ -19,8 +19,8 @@ struct AddedMoments {
 inline constexpr int kMomentWords = 16;
 inline constexpr int64_t kMostColumns = 4096;  // more could overflow
 
-// A LayerNorm that nobody has applied yet to x: what is stored is x times gamma [n] of make_sum_vectors, and what
-// LayerNorm means is that times *unscale. gamma nullptr: x is stored.
+// LayerNorm still pending on x. Memory holds x * gamma, gamma [n] of make_sum_vectors; LayerNorm's input is that times
+// *unscale. gamma nullptr: memory holds x, and no LayerNorm is pending.
 struct PendingNorm {
   const float* gamma = nullptr;
   const float* unscale = nullptr;

@@ -1,8 +1,8 @@
 // A product for many rows whose blocks finish the residual LayerNorm behind it: persistent and warp-specialised like
-// wgmma_persistent. The sums of a tile stay in registers. Bias and residual are added there; then who has the tiles
-// beside it in the same rows is told the mean and the squared deviations of its columns (through global memory: a
-// cluster of them would leave a tenth of a GPU's multiprocessors without work), and when all have said theirs each
-// writes its columns normalised. So the sums are not written, read again and added, and a kernel less is launched.
+// wgmma_persistent. The sums of a tile stay in registers, where bias and residual are added. Blocks of one row exchange
+// mean and squared deviation of their columns through global memory; then each normalises its own columns. (Exchange in
+// a cluster would leave a tenth of a GPU's multiprocessors without work.) So the sums are not written, read again and
+// added, and a kernel less is launched.
 //
 // Blocks wait for each other, so all must be there at once: the launch is cooperative, a block to a multiprocessor.
 #include <algorithm>

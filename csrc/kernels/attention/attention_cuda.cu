@@ -70,14 +70,13 @@ OffsetReads offset_reads(const Call& call, const Grid& grid, int head_size) {
   return call.context.offsets_early ? OffsetReads::kEarly : OffsetReads::kUncached;
 }
 
-// Whether single warpgroups, more of them at once since each takes a tile's keys in two steps, are faster than what
-// shares keys or has all scores at once. With heads of 32 they are where there are many blocks: 32x512 55.6 -> 49.2 us,
-// 64x192 26.0 -> 19.2; but up to 128 keys only where half is padding, 128x128 15.8 -> 13.9, full 20.4 and 21.6. With
-// heads of 64 only above 128 keys and where half is padding, since a block of two warpgroups then often has queries for
-// one: 64x384 41.4 -> 38.0, full 85.0 and 84.9. 6 blocks a multiprocessor gain nothing, 8x512 with heads of 32 16.2 us
-// and 16.4, half padding 10.3 and 11.9; 9 do, 16x384 11.8 -> 10.6 (12 heads, H200). Tokens, texts and the longest may
-// be upper bounds (binding/replay.cpp).
-bool many_blocks_want_steps(const Call& call, const Grid& blocks, int head_size) {
+// True where the two-step kernel is faster: it needs fewer registers, so more warpgroups fit. With heads of 32 it is
+// where there are many blocks: 32x512 55.6 -> 49.2 us, 64x192 26.0 -> 19.2; but up to 128 keys only where half is
+// padding, 128x128 15.8 -> 13.9, full 20.4 and 21.6. With heads of 64 only above 128 keys and where half is padding,
+// since a block of two warpgroups then often has queries for one: 64x384 41.4 -> 38.0, full 85.0 and 84.9. 6 blocks a
+// multiprocessor gain nothing, 8x512 with heads of 32 16.2 us and 16.4, half padding 10.3 and 11.9; 9 do, 16x384 11.8
+// -> 10.6 (12 heads, H200). Tokens, texts and the longest may be upper bounds (binding/replay.cpp).
+bool two_steps_are_faster(const Call& call, const Grid& blocks, int head_size) {
   if (blocks.ctas <= 8u * call.context.sm_count) return false;
   const bool sparse = 4 * call.tokens < 3 * call.batch * call.max_seqlen;
   return head_size == 32 ? sparse || call.max_seqlen > 128 : sparse && call.max_seqlen > 128;
@@ -132,7 +131,7 @@ void launch(const Call& call) {
       // and 7.0 (12 heads of 64, H200).
       if (hopper) {
         if (call.max_seqlen <= 64) return launch_short<E, kHeadSize, 1>(call);
-        if (many_blocks_want_steps(call, blocks, kHeadSize)) return launch_wgmma<E, kHeadSize, 1, 2, 1, 2>(call);
+        if (two_steps_are_faster(call, blocks, kHeadSize)) return launch_wgmma<E, kHeadSize, 1, 2, 1, 2>(call);
         if (call.max_seqlen <= 128) return launch_short<E, kHeadSize, 2>(call);
         if (!room) return launch_wgmma<E, kHeadSize, 2, 5>(call);
         if (call.max_seqlen <= 192) return launch_wgmma<E, kHeadSize, 1, 2>(call);
