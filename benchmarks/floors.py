@@ -18,7 +18,7 @@ PARTS = {
     "products with layernorm": r"wgmma_layernorm",
     "layernorm": r"layer_?norm|bias_input",
     "activation": r"bias_act|gelu",
-    "gemm": r"gemm|wgmma_tile|wgmma_persistent|mma_split_k|nvjet|cutlass|xmma|splitk|cublas",
+    "gemm": r"gemm|wgmma_tile|wgmma_persistent|nvjet|cutlass|xmma|splitk|cublas",
     "memory": r"memcpy|memset|restore|stage|copy",
 }
 _bandwidth: dict[torch.device, float] = {}

@@ -58,7 +58,7 @@ def valid(name: str, device: str) -> list[Any]:
         "embeddings_layernorm": [ids.flatten(), ids.flatten() % 2, index[:6], columns, floats(10, 64), floats(10, 64), floats(2, 64), vector, vector, 1e-5],
         "first_rows": [x, cu],
         "linear": [x, floats(7, 64), floats(7), "gelu"],
-        "linear_own": [x, floats(64, 64), vector, "gelu", "mma_split_k", "16x64"],
+        "linear_own": [x, floats(64, 64), vector, "gelu", "wgmma_tile", "64x64 pair"],
         "linear_layernorm": [x, floats(64, 64), vector, x.clone(), vector, vector, 1e-5, "64x128"],
         "pack_weight": [floats(7, 64)],
         "padding": [torch.ones_like(ids)],

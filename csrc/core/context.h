@@ -25,7 +25,6 @@ struct Context<Cuda> {
   int sm_count = 0;                // multiprocessors of the device
   int64_t l2_bytes = 0;            // of the device's cache
   int capability = 0;              // 10 * major + minor
-  int shared_bytes = 0;            // shared memory that a block may have
   ProductPlans* plans = nullptr;   // of this device's products; shared by threads, internally locked
   bool tf32 = false;               // asks for fp32 products with operands rounded to 10 bits (TF32)
   void* gemm_workspace = nullptr;  // one call's own

@@ -40,7 +40,6 @@ Context<Cuda> inspect(int device) {
   context.l2_bytes = attribute(cudaDevAttrL2CacheSize, device);
   context.capability =
       10 * attribute(cudaDevAttrComputeCapabilityMajor, device) + attribute(cudaDevAttrComputeCapabilityMinor, device);
-  context.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   const DeviceGuard guard(device);
   FTBERT_CUDA_CHECK(probe_kernel_image());
   return context;

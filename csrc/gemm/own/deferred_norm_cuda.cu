@@ -47,19 +47,19 @@ struct Corrected {
     }
   }
 
-  __device__ void finish(float (&own)[Shape::kOwn][4], const float* vectors, char* area) {
+  __device__ void finish(float (&sums)[Shape::kEights][4], const float* vectors, char* area) {
     float2 scale[2] = {{1, 0}, {1, 0}};
     if (arguments.norm.gamma) scales.get(arguments.inverse, arguments.norm.eps, scale);
 #pragma unroll
-    for (int j = 0; j < Shape::kOwn; ++j) {
+    for (int j = 0; j < Shape::kEights; ++j) {
       const float2 add = pair_of<0, Shape>(vectors, j), slope = pair_of<1, Shape>(vectors, j);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        own[j][2 * r] = own[j][2 * r] * scale[r].x + (slope.x * scale[r].y + add.x);
-        own[j][2 * r + 1] = own[j][2 * r + 1] * scale[r].x + (slope.y * scale[r].y + add.y);
+        sums[j][2 * r] = sums[j][2 * r] * scale[r].x + (slope.x * scale[r].y + add.x);
+        sums[j][2 * r + 1] = sums[j][2 * r + 1] * scale[r].x + (slope.y * scale[r].y + add.y);
       }
     }
-    stage_rows<E, Shape>(area, [&](int j, int c) { return own[j][c]; });
+    stage_rows<E, Shape>(area, [&](int j, int c) { return sums[j][c]; });
     with_activation(arguments.activation, [&](auto kind) {
       store_rows<E, decltype(kind)::value, Shape>(area, work, arguments.c, row0, column0);
     });
@@ -85,7 +85,7 @@ struct Summing {
   int64_t row0 = 0;
   int column0 = 0;
   RowScales scales;
-  uint32_t residual[Shape::kOwn][2];
+  uint32_t residual[Shape::kEights][2];
 
   __device__ Summing(const Arguments& arguments, const TileWork& work) : arguments(arguments), work(work) {}
   __device__ const float* vector(int i) const {
@@ -100,38 +100,38 @@ struct Summing {
       const E* const from = static_cast<const E*>(arguments.residual) + min(first_row() + 8 * r, work.m - 1) * work.n +
                             column0 + threadIdx.x % 4 * 2;
 #pragma unroll
-      for (int j = 0; j < Shape::kOwn; ++j)
+      for (int j = 0; j < Shape::kEights; ++j)
         residual[j][r] = column0 + j * 8 < work.n ? __ldcg(reinterpret_cast<const uint32_t*>(from + j * 8)) : 0;
     }
     if (arguments.norm.gamma) scales.look(arguments.norm, first_row(), work.m);
   }
 
-  __device__ void finish(float (&own)[Shape::kOwn][4], const float* vectors, char* area) {
+  __device__ void finish(float (&sums)[Shape::kEights][4], const float* vectors, char* area) {
     float2 scale[2] = {{1, 0}, {1, 0}};
     if (arguments.norm.gamma) scales.get(arguments.inverse, arguments.norm.eps, scale);
 #pragma unroll
-    for (int j = 0; j < Shape::kOwn; ++j) {
+    for (int j = 0; j < Shape::kEights; ++j) {
       const float2 add = pair_of<0, Shape>(vectors, j), gamma = pair_of<1, Shape>(vectors, j);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const Packed<E, 2> pair{residual[j][r]};
         float x[2];
         pair.to_floats(x);
-        own[j][2 * r] += x[0] * scale[r].x + (gamma.x * scale[r].y + add.x);
-        own[j][2 * r + 1] += x[1] * scale[r].x + (gamma.y * scale[r].y + add.y);
+        sums[j][2 * r] += x[0] * scale[r].x + (gamma.x * scale[r].y + add.x);
+        sums[j][2 * r + 1] += x[1] * scale[r].x + (gamma.y * scale[r].y + add.y);
       }
     }
-    const int count = max(0, min(Shape::kOwn * 8, work.n - column0));
+    const int count = max(0, min(Shape::kEights * 8, work.n - column0));
     float shift[2] = {}, total[2] = {}, squares[2] = {};
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-      if (count > 0) shift[r] = __shfl_sync(~0u, own[0][2 * r], 0, 4);
+      if (count > 0) shift[r] = __shfl_sync(~0u, sums[0][2 * r], 0, 4);
 #pragma unroll
-    for (int j = 0; j < Shape::kOwn; ++j) {
+    for (int j = 0; j < Shape::kEights; ++j) {
       const float2 gamma_out = pair_of<2, Shape>(vectors, j);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        float &first = own[j][2 * r], &second = own[j][2 * r + 1];
+        float &first = sums[j][2 * r], &second = sums[j][2 * r + 1];
         if (j * 8 < count) {
           const float d0 = first - shift[r], d1 = second - shift[r];
           total[r] += d0 + d1;
@@ -140,7 +140,7 @@ struct Summing {
         first *= gamma_out.x, second *= gamma_out.y;
       }
     }
-    stage_rows<E, Shape>(area, [&](int j, int c) { return own[j][c]; });
+    stage_rows<E, Shape>(area, [&](int j, int c) { return sums[j][c]; });
 #pragma unroll
     for (int r = 0; r < 2; ++r) total[r] = reduce<4>(total[r], Sum()), squares[r] = reduce<4>(squares[r], Sum());
     add_moments(arguments.moments, first_row(), work.m, count, shift, total, squares);

@@ -29,9 +29,8 @@ struct ProductData {
 struct Gpu {
   int capability = 0;  // 10 * major + minor
   int sm_count = 0;
-  int shared_bytes = 0;  // of shared memory that a block may have
 };
-inline Gpu gpu_of(const Context<Cuda>& context) { return {context.capability, context.sm_count, context.shared_bytes}; }
+inline Gpu gpu_of(const Context<Cuda>& context) { return {context.capability, context.sm_count}; }
 
 // A block's tile of c, and over how many blocks its k is split.
 struct Tile {
@@ -101,9 +100,6 @@ struct OwnKernel {
 extern const OwnKernel wgmma_tile;        // Hopper, up to some thousand rows: a block for each tile
 extern const OwnKernel wgmma_persistent;  // Hopper, many rows: blocks that stay and compute one tile after another
 extern const OwnKernel wgmma_layernorm;   // the same with the residual LayerNorm behind the product: wgmma_layernorm.h
-// Few rows, on every GPU from capability 8.0 on. Never guessed, and no row of the shipped table names it; tables that
-// were tuned on an Ampere or Ada GPU may, where no other kernel of ours runs.
-extern const OwnKernel mma_split_k;
 std::span<const OwnKernel* const> own_kernels();
 
 // A variant of a kernel of ours; without a kernel: none of them.
@@ -123,8 +119,8 @@ void check_own(const Context<Cuda>& context, const OwnChoice& own, const Product
 void run_own(const Context<Cuda>& context, const OwnChoice& own, const Product& product, const ProductData& data);
 
 // Which kernel runs a product where no table has a row for it, with operands aligned to 16 bytes. Without a kernel:
-// cuBLASLt's first proposal, and with residual_norm a product and then a LayerNorm. On other GPUs than Hopper, in
-// float32 and where nothing of ours is expected to be faster: none.
+// cuBLASLt's first proposal, and with residual_norm a product and then a LayerNorm. On other GPUs than Hopper,
+// for other types than 16-bit ones and where nothing of ours is expected to be faster: none.
 OwnChoice guess_product(const Gpu& gpu, const Product& product);
 
 // 16-bit operands and result of one type, one product, b [n, k]: what all kernels of today ask for.

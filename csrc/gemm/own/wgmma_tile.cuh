@@ -26,10 +26,10 @@ struct TileShape {
   static constexpr int kTileN = kTileN_, kGroupsM = kGroupsM_, kGroupsK = kGroupsK_, kSplit = kSplit_;
   static constexpr int kTileM = 64 * kGroupsM, kBytesA = kTileM * kStep * 2, kStageBytes = kBytesA + kTileN * kStep * 2;
   static constexpr int kGroups = kGroupsM * kGroupsK, kMultiplying = 128 * kGroups, kThreads = kMultiplying + 32;
-  static constexpr int kParts = kGroupsK * kSplit;   // of k
-  static constexpr int kOwn = kTileN / 8 / kParts;   // eights of columns that each of them finishes
-  static constexpr int kRowBytes = 16 * (kOwn | 1);  // of such columns, apart from the banks
-  static constexpr int kAreaBytes = std::max(16 * kRowBytes, (kParts - 1) * kOwn * kShareBytes);  // of a warp
+  static constexpr int kParts = kGroupsK * kSplit;      // of k
+  static constexpr int kEights = kTileN / 8 / kParts;   // 8 columns each: those that a part finishes
+  static constexpr int kRowBytes = 16 * (kEights | 1);  // of such columns, apart from the banks
+  static constexpr int kAreaBytes = std::max(16 * kRowBytes, (kParts - 1) * kEights * kShareBytes);  // of a warp
   static constexpr int kAreasBytes = 4 * kGroups * kAreaBytes;
   static constexpr int kRound = (kKilobytes * 1024 - kAreasBytes) / kStageBytes / kGroupsK;  // a warpgroup's stages
   static constexpr int kStages = kRound * kGroupsK;
@@ -54,7 +54,7 @@ template <class E, class Shape, class Value>
 __device__ void stage_rows(char* shared, const Value& value) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int j = 0; j < Shape::kOwn; ++j)
+  for (int j = 0; j < Shape::kEights; ++j)
 #pragma unroll
     for (int r = 0; r < 2; ++r)
       *reinterpret_cast<uint32_t*>(shared + (lane / 4 + 8 * r) * Shape::kRowBytes + j * 16 + lane % 4 * 4) =
@@ -63,13 +63,13 @@ __device__ void stage_rows(char* shared, const Value& value) {
 
 template <class E, Activation kActivation, class Shape>
 __device__ void store_rows(const char* shared, const TileWork& work, void* c, int64_t row0, int column0) {
-  constexpr int kOwn = Shape::kOwn;
+  constexpr int kEights = Shape::kEights;
   __syncwarp();
 #pragma unroll 2
-  for (int i = threadIdx.x % 32; i < 16 * kOwn; i += 32) {
-    const int row = i / kOwn, column = column0 + i % kOwn * 8;
+  for (int i = threadIdx.x % 32; i < 16 * kEights; i += 32) {
+    const int row = i / kEights, column = column0 + i % kEights * 8;
     const auto pack = activate_pack<kActivation>(
-        Packed<E, 8>::load(reinterpret_cast<const E*>(shared + row * Shape::kRowBytes + i % kOwn * 16)));
+        Packed<E, 8>::load(reinterpret_cast<const E*>(shared + row * Shape::kRowBytes + i % kEights * 16)));
     if (row0 + row < work.m && column < work.n) pack.store(static_cast<E*>(c) + (row0 + row) * work.n + column);
   }
 }
@@ -77,9 +77,9 @@ __device__ void store_rows(const char* shared, const TileWork& work, void* c, in
 // What an Ending has: Arguments, what it needs; kVectors, how many vectors [n] of floats; and as an object of a block's
 // threads
 //   vector(i): the vectors. They do not change while a model runs, and a tile's columns of them come to shared memory;
-//   look_ahead(row0, column0), of the warps that multiply, before they do: 16 rows and Shape::kOwn * 8 columns are a
+//   look_ahead(row0, column0), of the warps that multiply, before they do: 16 rows and Shape::kEights * 8 columns are a
 //     warp's own. The inputs are not waited for;
-//   finish(own, vectors, area), of these: the sums of its own; the vectors, Shape::kTileN after each other, from its
+//   finish(sums, vectors, area), of these: the sums of its own; the vectors, Shape::kTileN after each other, from its
 //     own columns on; and shared memory of the warp's own for stage_rows.
 template <class E, class Shape, class Ending>
 __global__ void __launch_bounds__(Shape::kThreads)
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
 #ifdef FTBERT_WGMMA
   constexpr int kTileN = Shape::kTileN, kStages = Shape::kStages, kStageBytes = Shape::kStageBytes;
   constexpr int kGroupsM = Shape::kGroupsM, kGroupsK = Shape::kGroupsK, kSplit = Shape::kSplit;
-  constexpr int kParts = Shape::kParts, kOwn = Shape::kOwn, kRound = Shape::kRound;
+  constexpr int kParts = Shape::kParts, kEights = Shape::kEights, kRound = Shape::kRound;
   extern __shared__ char unaligned_memory[];
   char* const memory = unaligned_memory + (1024 - shared_address(unaligned_memory) % 1024) % 1024;
   const uint32_t base = shared_address(memory), areas = base + kStages * kStageBytes;
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
     if constexpr (Ending::kVectors > 0) barrier_init(vectors_full, 1);
     barrier_init_fence();
     for (int g = 0; kSplit > 1 && g < Shape::kGroups; ++g)
-      barrier_expect(summed + 8 * g, 4 * (kParts - 1) * kOwn * kShareBytes);
+      barrier_expect(summed + 8 * g, 4 * (kParts - 1) * kEights * kShareBytes);
     // Weights do not change while a model runs: whoever changes them launches something else before the next product.
     for (int step = 0; step < at_once; ++step) load_b(step, step);
     if constexpr (Ending::kVectors > 0) {
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
 
   // What an ending writes comes after A has come, so after the wait above, or after a wait of its own.
   const int group = warp / 4, group_m = group % kGroupsM, group_k = group / kGroupsM;
-  const int part = rank * kGroupsK + group_k, own_column = column0 + part * kOwn * 8;
+  const int part = rank * kGroupsK + group_k, own_column = column0 + part * kEights * 8;
   const int64_t own_row = row0 + group_m * 64 + warp % 4 * 16;
   ending.look_ahead(own_row, own_column);
   float sum[kTileN / 8][4] = {};
@@ -182,21 +182,21 @@ __global__ void __launch_bounds__(Shape::kThreads)
   warpgroup_wait();
   warpgroup_keep(sum);
 
-  // An area's shares: from the other parts, in their order, kOwn from each.
+  // An area's shares: from the other parts, in their order, kEights from each.
   const auto area = [&](int of_group) { return (of_group * 4 + warp % 4) * Shape::kAreaBytes; };
   char* const own_area = memory + kStages * kStageBytes + area(group);
-  float own[kOwn][4];
+  float sums[kEights][4];
   if constexpr (kSplit > 1) cluster_arrived();
 #pragma unroll
   for (int to = 0; to < kParts; ++to) {
     const int to_group = to % kGroupsK * kGroupsM + group_m, from = part < to ? part : part - 1;
 #pragma unroll
-    for (int j = 0; j < kOwn; ++j) {
-      const float (&s)[4] = sum[to * kOwn + j];
-      const int at = area(to_group) + (from * kOwn + j) * kShareBytes + lane * 16;
+    for (int j = 0; j < kEights; ++j) {
+      const float (&s)[4] = sum[to * kEights + j];
+      const int at = area(to_group) + (from * kEights + j) * kShareBytes + lane * 16;
       if (to == part) {
 #pragma unroll
-        for (int c = 0; c < 4; ++c) own[j][c] = s[c];
+        for (int c = 0; c < 4; ++c) sums[j][c] = s[c];
       } else if constexpr (kSplit > 1) {
         store_async(areas + at, {s[0], s[1], s[2], s[3]}, summed + 8 * to_group, to / kGroupsK);
       } else {
@@ -210,16 +210,16 @@ __global__ void __launch_bounds__(Shape::kThreads)
     else
       named_barrier_wait(1, Shape::kMultiplying);
 #pragma unroll
-    for (int i = 0; i < (kParts - 1) * kOwn; ++i) {
+    for (int i = 0; i < (kParts - 1) * kEights; ++i) {
       const float4 share = *reinterpret_cast<const float4*>(own_area + i * kShareBytes + lane * 16);
-      float (&s)[4] = own[i % kOwn];
+      float (&s)[4] = sums[i % kEights];
       s[0] += share.x, s[1] += share.y, s[2] += share.z, s[3] += share.w;
     }
     __syncwarp();
   }
 
   if constexpr (Ending::kVectors > 0) barrier_wait(vectors_full, 0);
-  ending.finish(own, reinterpret_cast<const float*>(memory + kVectors) + part * kOwn * 8, own_area);
+  ending.finish(sums, reinterpret_cast<const float*>(memory + kVectors) + part * kEights * 8, own_area);
 #else
   no_warpgroups();
 #endif
@@ -241,8 +241,8 @@ template <int kTileN, int kSplit>
 using InTwos = TileShape<kTileN, 1, 1, kSplit, 101>;
 template <int kTileN, int kSplit>
 using Single = TileShape<kTileN, 1, 1, kSplit, 200>;
-template <int kTileN, int kSplit>
-using KShared = TileShape<kTileN, 1, 2, kSplit, 200>;
+template <int kTileN>
+using KShared = TileShape<kTileN, 1, 2, 1, 200>;
 template <int kTileN>
 using Tall = TileShape<kTileN, 2, 1, 1, 224>;
 
@@ -259,9 +259,8 @@ struct List : ShapeList<Shapes...> {
   }
 };
 using TileShapes =
-    List<InTwos<32, 1>, InTwos<32, 2>, InTwos<32, 4>, InTwos<48, 1>, InTwos<48, 2>, InTwos<64, 1>, InTwos<64, 2>,
-         InTwos<64, 4>, InTwos<96, 1>, Single<48, 2>, Single<96, 2>, Single<96, 4>, KShared<32, 1>, KShared<32, 2>,
-         KShared<48, 1>, KShared<64, 1>, KShared<64, 2>, KShared<96, 1>, Tall<64>, Tall<96>, Tall<128>, Tall<192>>;
+    List<InTwos<32, 1>, InTwos<48, 1>, InTwos<64, 1>, InTwos<64, 4>, InTwos<96, 1>, Single<48, 2>, Single<96, 4>,
+         KShared<32>, KShared<48>, KShared<64>, KShared<96>, Tall<64>, Tall<96>, Tall<128>, Tall<192>>;
 
 // A variant of the kernel with that Ending.
 template <template <class E, class Shape> class Ending, class Arguments>

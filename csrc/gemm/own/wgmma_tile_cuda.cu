@@ -30,14 +30,14 @@ struct Plain {
   const TileWork& work;
   int64_t row0 = 0;
   int column0 = 0;
-  float2 bias[Shape::kOwn];
+  float2 bias[Shape::kEights];
 
   __device__ Plain(const Arguments& arguments, const TileWork& work) : arguments(arguments), work(work) {}
 
   __device__ void look_ahead(int64_t row, int first_column) {
     row0 = row, column0 = first_column;
 #pragma unroll
-    for (int j = 0; j < Shape::kOwn; ++j) {
+    for (int j = 0; j < Shape::kEights; ++j) {
       const int column = column0 + j * 8 + threadIdx.x % 4 * 2;
       float b[2] = {};
       if (arguments.bias && column < work.n)
@@ -46,8 +46,8 @@ struct Plain {
     }
   }
 
-  __device__ void finish(const float (&own)[Shape::kOwn][4], const float*, char* area) {
-    stage_rows<E, Shape>(area, [&](int j, int c) { return own[j][c] + (c % 2 ? bias[j].y : bias[j].x); });
+  __device__ void finish(const float (&sums)[Shape::kEights][4], const float*, char* area) {
+    stage_rows<E, Shape>(area, [&](int j, int c) { return sums[j][c] + (c % 2 ? bias[j].y : bias[j].x); });
     with_activation(arguments.activation, [&](auto kind) {
       store_rows<E, decltype(kind)::value, Shape>(area, work, arguments.c, row0, column0);
     });
@@ -90,10 +90,10 @@ int few_rows_variant(const Gpu& gpu, const Product& p) {
   }
   const bool in_twos = short_k && p.m <= 256;
   const int narrow[] = {
-      in_twos ? TileShapes::variant_of<InTwos<32, 1>>() : TileShapes::variant_of<KShared<32, 1>>(),
-      in_twos ? TileShapes::variant_of<InTwos<48, 1>>() : TileShapes::variant_of<KShared<48, 1>>(),
-      in_twos ? TileShapes::variant_of<InTwos<64, 1>>() : TileShapes::variant_of<KShared<64, 1>>(),
-      in_twos ? TileShapes::variant_of<InTwos<96, 1>>() : TileShapes::variant_of<KShared<96, 1>>(),
+      in_twos ? TileShapes::variant_of<InTwos<32, 1>>() : TileShapes::variant_of<KShared<32>>(),
+      in_twos ? TileShapes::variant_of<InTwos<48, 1>>() : TileShapes::variant_of<KShared<48>>(),
+      in_twos ? TileShapes::variant_of<InTwos<64, 1>>() : TileShapes::variant_of<KShared<64>>(),
+      in_twos ? TileShapes::variant_of<InTwos<96, 1>>() : TileShapes::variant_of<KShared<96>>(),
       TileShapes::variant_of<Tall<64>>(),
       TileShapes::variant_of<Tall<96>>(),
       TileShapes::variant_of<Tall<128>>(),
@@ -103,15 +103,15 @@ int few_rows_variant(const Gpu& gpu, const Product& p) {
   const double share = long_k || p.k > p.n ? 1 : short_k ? (in_twos ? 0.75 : 0.9) : p.m <= 128 ? 0.6 : 1;
   for (const double limit : {share, 1.0})
     for (const int variant : narrow)
-      if ((with_96 || variant != TileShapes::variant_of<KShared<96, 1>>()) && fits(variant, limit)) return variant;
+      if ((with_96 || variant != TileShapes::variant_of<KShared<96>>()) && fits(variant, limit)) return variant;
   return -1;
 }
 
 // In one wave only.
 OwnGuess guess(const Gpu& gpu, const Product& p) {
   static constexpr TimeLine kLines[] = {
-      {TileShapes::variant_of<KShared<64, 1>>(), 2.25, 0.115, 0, 0.43, 0},
-      {TileShapes::variant_of<KShared<96, 1>>(), 2.53, 0.136, 0, 0.65, 0},
+      {TileShapes::variant_of<KShared<64>>(), 2.25, 0.115, 0, 0.43, 0},
+      {TileShapes::variant_of<KShared<96>>(), 2.53, 0.136, 0, 0.65, 0},
       {TileShapes::variant_of<Tall<64>>(), 2.37, 0.175, 0, 0.43, 0},
       {TileShapes::variant_of<Tall<96>>(), 2.65, 0.241, 0, 0.65, 0},
       {TileShapes::variant_of<Tall<128>>(), 2.79, 0.303, 0, 0.87, 0},
