@@ -5,8 +5,7 @@
 Layer: for each number of tokens the sum of one layer's four products, two of them with the LayerNorm behind them, with
 cuBLASLt's first proposals and with the table, measured here in turns. Whole models, packed calls: with cuBLASLt's first
 proposals everywhere, without a table, and with it, in turns. Between: random m; what the encoder runs for it (m rounded
-up, with the table's choice) against the best of tuning for just that m, in turns too. Up to 1024 rows, where a layer's
-products are chosen together, it is the time of whole layers.
+up, with the table's choice) against the best of tuning for just that m, in turns too.
 """
 
 from __future__ import annotations
@@ -28,19 +27,14 @@ from machine import provenance, seconds, write  # noqa: E402
 
 import ftbert  # noqa: E402
 from ftbert.tuning import (  # noqa: E402
-    MOST_ROWS,
     Algorithm,
     Bench,
-    Layer,
-    LayerTuner,
     Machine,
     Product,
-    ProductTuner,
     Row,
     gemm_table,
     in_force,
     in_turns,
-    layer_of,
     products_of_shape,
     put_in_force,
     search,
@@ -88,11 +82,7 @@ def main() -> int:
     for i in range(options.between):
         name = models[i % len(models)]
         product, m = draw.choice(wanted[name]), min(round(2 ** draw.uniform(4, 14)), options.last)
-        layer = layer_of(wanted[name])
-        if m <= MOST_ROWS and layer and torch.cuda.get_device_capability(device) == (9, 0):
-            entry = between_layers(layer, m, rows, device)
-        else:
-            entry = between_products(product, m)
+        entry = between_products(product, m)
         add("between", entry, f"{entry['product']} m={m}: table {entry['table_us']:.2f}, "
             f"own {entry['own_us']:.2f}: {entry['table_us'] / entry['own_us']:.3f}")  # fmt: skip
     for name in models:
@@ -112,26 +102,10 @@ def compare(bench: Bench, algorithms: list[Algorithm]) -> list[float]:
 
 def between_products(product: Product, m: int) -> dict[str, Any]:
     bench, runs = Bench(product, m), Bench(product, gemm_table.tuner_module().rows(m))
-    own = [bench.first_proposal(), *search(bench, [bench.chosen()])[:4]]
+    own = [bench.first_proposal(), bench.chosen(), *search(bench)[:4]]
     recordings = [*(bench.record(algorithm) for algorithm in own), runs.record(runs.chosen())]
     times = [statistics.median(of_one) for of_one in in_turns(recordings, 27)]
     return {"product": str(product), "m": m, "default_us": times[0], "table_us": times[-1], "own_us": min(times)}
-
-
-def between_layers(layer: Layer, m: int, table: list[Row], device: torch.device) -> dict[str, Any]:
-    """Whole layers."""
-    tuner = LayerTuner(layer, device)
-    ran = gemm_table.tuner_module().rows(m)
-    made = [ProductTuner(without_layernorm(product), device,
-                         in_layer=product if product.layernorm else None).row(ran, ran)
-            for product in layer]  # fmt: skip
-    own = tuner.rows(ran, ran, made) or made
-    relevant = [row for row in table if row.product in {*layer, *layer.plain}]
-    recordings = [tuner.layers.record(rows, m) for rows in (relevant, own)]
-    put_in_force(device.index, table)
-    times = [statistics.median(of_one) for of_one in in_turns(recordings, 27)]
-    shape = f"{layer.out.dtype} layer of {layer.out.n}, {layer.up.n}"
-    return {"product": shape, "m": m, "table_us": times[0], "own_us": min(times)}
 
 
 def whole_models(

@@ -168,3 +168,18 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(torch.ops.ftbert, "pooling", pooling, raising=False)
     return StubModel(write_tokenizer(tmp_path / "model"))
+
+
+@pytest.fixture
+def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the user's table of tables.HERE belongs; nothing is there, and no other table exists."""
+    from tables import HERE
+
+    from ftbert.tuning import gemm_table
+
+    monkeypatch.setenv("FTBERT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("FTBERT_GEMM_TABLE", raising=False)
+    monkeypatch.setattr(gemm_table, "_SHIPPED", tmp_path / "shipped")
+    path = gemm_table.user_table(HERE)
+    assert path is not None
+    return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -25,9 +26,7 @@ class FakeAlgorithm:
 
     def __post_init__(self) -> None:
         self.variant = str(self.number) if self.kernel else ""
-        self.data, self.id, self.tile, self.split_k = (self.number,) * 8, 66, self.number, 1
-        self.tile_rows = self.tile_columns = 128
-        self.stages = self.reduction = self.swizzle = self.custom = self.inner_shape = self.cluster = 0
+        self.data, self.id = (self.number,) * 8, 66
 
     def takes(self, m: int) -> float:
         return self.us(m) if callable(self.us) else self.us
@@ -40,7 +39,7 @@ def fake_gpu(
     in_force: FakeAlgorithm | None = None,
     refused: Sequence[int] = (),
 ) -> None:
-    """Has these algorithms, of which cuBLASLt proposes the first (at the `refused` m nothing), and these kernels of our
+    """Has these algorithms, which cuBLASLt proposes in this order (at the `refused` m nothing), and these kernels of our
     own. in_force: what runs."""
 
     class FakeBench:
@@ -50,7 +49,7 @@ def fake_gpu(
             self.product, self.m = product, m
 
         def heuristics(self, most: int = 8) -> list[FakeAlgorithm]:
-            return [] if self.m in refused else algorithms[:1]
+            return [] if self.m in refused else algorithms[:most]
 
         first_proposal = Bench.first_proposal
 
@@ -60,8 +59,8 @@ def fake_gpu(
         def own(self) -> list[FakeAlgorithm]:
             return [a for a in own if a.kernel != WITH_LAYERNORM or self.product.layernorm]
 
-        def enumerate(self) -> list[FakeAlgorithm]:
-            return algorithms
+        def algorithm(self, words: tuple[int, ...]) -> FakeAlgorithm:
+            return FakeAlgorithm(words[0], math.inf)
 
         def times(self, chosen: list[FakeAlgorithm], rounds: int = 5, launches: int = 0) -> list[list[float]]:
             return [[a.takes(self.m) * (1 + 0.001 * (i % 2)) for i in range(rounds)] for a in chosen]  # all alike
@@ -72,3 +71,4 @@ def fake_gpu(
     for module in (tuning, run):
         monkeypatch.setattr(module, "Bench", FakeBench)
     monkeypatch.setattr(run, "is_known", lambda row: True)
+    monkeypatch.setattr(run, "put_in_force", lambda device, rows: None)

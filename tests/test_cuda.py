@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import gc
-import random
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
+from calls import packed, profiled
 from compare import assert_close
 from conftest import gpu_memory_left, have_gpu, make_bert
 
@@ -25,51 +25,6 @@ HALF = torch.float16
 @pytest.fixture
 def model() -> ftbert.Model:
     return ftbert.load(make_bert(), device="cuda", dtype=HALF)
-
-
-def packed(lengths: list[int], seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, int]:
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(0, 120, (sum(lengths),), generator=generator).cuda()
-    cu = torch.nn.functional.pad(torch.tensor(lengths).cumsum(0), (1, 0)).int().cuda()
-    return ids, cu, max(lengths)
-
-
-def check_on_threads(model: ftbert.Model, calls: list[tuple[torch.Tensor, torch.Tensor, int]], threads: int, rounds: int) -> None:
-    """Packed calls in any order, from threads that each change between three streams: as one after another."""
-    want = [model.forward_packed(*call).clone() for call in calls]
-    torch.cuda.synchronize()
-
-    def work(seed: int) -> None:
-        draw = random.Random(seed)
-        streams = [torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.default_stream()]
-        for _ in range(rounds):
-            i = draw.randrange(len(calls))
-            with torch.cuda.stream(draw.choice(streams)):
-                got = model.forward_packed(*calls[i])
-                torch.cuda.current_stream().synchronize()
-                assert_close(got, want[i], atol=64 * torch.finfo(HALF).eps, what=f"call {i} of thread {seed}")
-
-    with ThreadPoolExecutor(threads) as pool:
-        for done in [pool.submit(work, seed) for seed in range(threads)]:
-            done.result()
-
-
-def profiled() -> torch.profiler.profile:
-    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA])
-
-
-def kernels(word: str, call: Callable[[], object]) -> int:
-    """How many of that name a second call runs."""
-    call()
-    with profiled() as profile:
-        call()
-        torch.cuda.synchronize()
-    return sum(word in event.name for event in profile.events())
-
-
-def layernorms(call: Callable[[], object]) -> int:
-    """How many do nothing else, but for the embeddings'."""
-    return kernels("add_bias_input_layernorm", call)
 
 
 def launches_before_the_wait(profile: torch.profiler.profile) -> int:

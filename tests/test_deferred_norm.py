@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from calls import SHAPES, check_sizes, layernorms, packed
 from compare import assert_close
 from conftest import have_gpu, make_bert
 from families import SIZES, make_model
-from test_cuda import layernorms, packed
-from test_few_tokens import SHAPES, check_sizes
 
 import ftbert
 from ftbert.converters.families import FAMILIES

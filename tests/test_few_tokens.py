@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from calls import SHAPES, check_against_transformers, check_on_threads, check_sizes, inputs, layernorms, packed
 from compare import assert_close
 from conftest import Place, have_gpu, make_bert
-from test_cuda import check_on_threads, layernorms, packed
-from test_kernels import TILE_PARTS
-from test_model import check_against_transformers, check_every_mask, inputs
+from own_kernels import VARIANTS
 
 import ftbert
 from ftbert.tuning import WGMMA_TILE, Bench, Row, choice_of, gemm_table, products_of_shape, without_layernorm
@@ -21,14 +20,6 @@ pytestmark = pytest.mark.skipif(
     not have_gpu() or torch.cuda.get_device_capability() != (9, 0), reason="no GPU with warpgroup instructions"
 )
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "minilm": {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536},
-    "base": {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072},
-    "large": {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096},
-    "192": {"hidden_size": 192, "num_attention_heads": 6, "intermediate_size": 320},
-    "64": {"hidden_size": 64, "num_attention_heads": 1, "intermediate_size": 64},
-    "960": {"hidden_size": 960, "num_attention_heads": 15, "intermediate_size": 1920},
-}
 HALF = torch.float16
 Load = Callable[..., ftbert.Model]
 DEFERRED = pytest.mark.parametrize("deferred", [False, True], ids=["layernorms", "deferred"])
@@ -63,14 +54,6 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
     gemm_table.install(device, again=True)
 
 
-def check_sizes(reference: Any, model: Callable[[int], ftbert.Model], dtype: torch.dtype, what: str) -> None:
-    """Every mask, in batches of few tokens; model(i) runs the i-th of them."""
-    sizes = [(1, seq) for seq in (1, 2, 15, 16, 17, 63, 64, 65, 127, 128)] + [(8, 16), (3, 37), (128, 1), (6, 128)]
-    for i, (batch, seq) in enumerate(sizes):
-        if batch * seq * reference.config.hidden_size >= 512:  # else too few values for a mean error to be compared
-            check_every_mask(reference, model(i), batch, seq, Place("cuda", dtype), f"{what}, model {i},")
-
-
 @pytest.mark.parametrize("dtype", [HALF, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_equals_transformers(load: Load, shape: str, dtype: torch.dtype) -> None:
@@ -79,7 +62,7 @@ def test_equals_transformers(load: Load, shape: str, dtype: torch.dtype) -> None
 
 
 @DEFERRED
-@pytest.mark.parametrize("first", range(len(TILE_PARTS)))
+@pytest.mark.parametrize("first", range(len(VARIANTS.get(WGMMA_TILE, []))))
 def test_every_one_in_a_model(load: Load, first: int, deferred: bool) -> None:
     reference = make_bert(**SHAPES["base"], num_hidden_layers=2)
     model = load(reference, first=first, deferred=deferred)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from calls import first_kept, ragged
 from compare import assert_close
 from conftest import Place, first_of
 from families import CASES, make_batch, make_model
@@ -24,32 +25,6 @@ def tolerance(place: Place) -> dict[str, float]:
     if place.dtype == torch.float32:
         return {"atol": 1e-6 if place.device == "cpu" else 4e-6, "rtol": 1e-6}
     return {"atol": 16 * place.eps, "rtol": 16 * place.eps}
-
-
-def ragged(mask: str, place: Place, batch: int = 64, seq: int = 31) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and mask [batch, seq]: several passes of the CPU, empty rows at either end and in between."""
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(5, 96, (batch, seq), generator=generator)
-    lengths = torch.randint(1, seq + 1, (batch, 1), generator=generator)
-    if mask == "full":
-        lengths[:] = seq
-    kept = (torch.arange(seq) < lengths).long()
-    if mask == "left":
-        kept = kept.flip(1)
-    elif mask == "holes":
-        kept = torch.randint(0, 2, (batch, seq), generator=generator)
-    elif mask == "mostly empty":
-        kept[1:-1] = 0
-        kept[[batch // 2]] = 1
-    if mask != "full":
-        kept[[0, 1, 30, -1]] = 0
-    return ids.to(place.device), kept.to(place.device)
-
-
-def first_kept(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """[batch, seq, hidden] -> [batch, hidden], zeros for an empty row."""
-    rows = hidden[torch.arange(len(mask)), mask.argmax(1)]
-    return torch.where(mask.any(1, keepdim=True), rows, torch.zeros_like(rows))
 
 
 @pytest.mark.parametrize("attention", ["auto", "general"])

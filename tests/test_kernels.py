@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 
@@ -10,10 +11,12 @@ import reference
 import torch
 from compare import assert_close
 from conftest import Place
+from own_kernels import VARIANTS, WORDS, supports
 
 from ftbert._library import load_library
 from ftbert.checkpoint import activations
 from ftbert.text.settings import POOLINGS
+from ftbert.tuning import WITH_LAYERNORM, Product
 
 load_library()
 ops = torch.ops.ftbert
@@ -406,40 +409,6 @@ def sixteen_bit(place: Place) -> None:
         pytest.skip("for 16-bit elements on a GPU")
 
 
-# Variants of wgmma_tile, and over how many blocks and warpgroups each divides k.
-TILE_PARTS = {
-    "64x32 half": 1, "64x32 k2 half": 2, "64x32 k4 half": 4, "64x48 half": 1, "64x48 k2 half": 2, "64x64 half": 1,
-    "64x64 k2 half": 2, "64x64 k4 half": 4, "64x96 half": 1, "64x48 k2": 2, "64x96 k2": 2, "64x96 k4": 4,
-    "64x32 pair": 2, "64x32 k2 pair": 4, "64x48 pair": 2, "64x64 pair": 2, "64x64 k2 pair": 4, "64x96 pair": 2,
-    "128x64": 1, "128x96": 1, "128x128": 1, "128x192": 1,
-}  # fmt: skip
-SPLIT_TILES = ("16x64", "32x64", "64x64", "128x64", "128x128")
-OWN = [
-    *(("mma_split_k", tile + split) for tile in SPLIT_TILES for split in ("", " k2", " k4", " k8")),
-    ("wgmma_persistent", "128x128"),
-    *(("wgmma_tile", variant) for variant in TILE_PARTS),
-]
-
-
-def can_do(kernel: str, variant: str, m: int, n: int, k: int, activation: str) -> bool:
-    """What each kernel says that it supports, on this GPU."""
-    capability = torch.cuda.get_device_capability()
-    tile, _, words = variant.partition(" ")
-    rows, columns = map(int, tile.split("x"))
-    if kernel == "mma_split_k":
-        split = int(words[1:] or 1)
-        if split > 1 and capability < (9, 0):
-            return False
-        if tile == "128x128" and (capability in ((8, 6), (8, 9)) or capability >= (11, 0)):
-            return False  # too little shared memory
-        return n % columns == k % 64 == 0 and k // 64 >= split
-    if capability != (9, 0):
-        return False
-    if kernel == "wgmma_persistent":
-        return activation in ("none", "gelu")
-    return m <= 32 * rows and -(-k // 64) >= TILE_PARTS[variant]
-
-
 @pytest.mark.parametrize(
     "m,n,k",
     [(1, 64, 64), (16, 384, 384), (31, 1152, 384), (128, 768, 3072), (200, 128, 512), (513, 256, 192), (1000, 200, 72),
@@ -451,30 +420,36 @@ def test_linear_own(place: Place, m: int, n: int, k: int, activation: str) -> No
     a, weight = random(m, k, place=place), random(n, k, place=place, scale=1 / math.sqrt(k), seed=1)
     bias = random(n, place=place, seed=2)
     product = a.double() @ weight.double().T
-    for kernel, variant in OWN:
-        for b in (bias, None):
-            call = (a, weight, b, activation, kernel, variant)
-            if not can_do(kernel, variant, m, n, k, activation):
-                with pytest.raises(RuntimeError, match="cannot do"):
-                    ops.linear_own(*call)
-                continue
-            expected = reference.activation(product + (0 if b is None else b.double()), activation)
-            got = ops.linear_own(*call)
-            assert_close(got, expected, atol=3 * place.eps, rtol=3 * place.eps, what=f"{kernel} {variant}")
-            assert torch.equal(got, ops.linear_own(*call)), (kernel, variant)
+    own = [(kernel, variant) for kernel in VARIANTS if kernel != WITH_LAYERNORM for variant in VARIANTS[kernel]]
+    for (kernel, variant), b in itertools.product(own, (bias, None)):
+        call = (a, weight, b, activation, kernel, variant)
+        asked = Product(WORDS[place.dtype], n, k, b is not None, activation)
+        if not supports(kernel, variant, asked, m):
+            with pytest.raises(RuntimeError, match="cannot do"):
+                ops.linear_own(*call)
+            continue
+        expected = reference.activation(product + (0 if b is None else b.double()), activation)
+        got = ops.linear_own(*call)
+        assert_close(got, expected, atol=3 * place.eps, rtol=3 * place.eps, what=f"{kernel} {variant}")
+        assert torch.equal(got, ops.linear_own(*call)), (kernel, variant)
+
+
+def test_what_own_kernels_support(place: Place) -> None:
+    """Among those for one product there are always some on Hopper; for other types than 16-bit ones there are none."""
+    sixteen_bit(place)
+    word, all_of_them = WORDS[place.dtype], [(kernel, variant) for kernel in VARIANTS for variant in VARIANTS[kernel]]
+    hopper = torch.cuda.get_device_capability() == (9, 0)
+    for m, kernel in ((64, "wgmma_tile"), (8192, "wgmma_persistent"), (8192, WITH_LAYERNORM)):
+        asked = Product(word, 768, 768, True, layernorm=kernel == WITH_LAYERNORM)
+        assert any(supports(kernel, variant, asked, m) for variant in VARIANTS[kernel]) == hopper
+    for dtype, (kernel, variant) in itertools.product(("fp32", "e4m3", f"e4m3 e4m3 {word}", f"{word} e4m3 {word}"), all_of_them):
+        assert not supports(kernel, variant, Product(dtype, 768, 768, layernorm=kernel == WITH_LAYERNORM), 64)
 
 
 def hopper(place: Place) -> None:
     sixteen_bit(place)
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("for Hopper")
-
-
-# Of a tile, by variant of wgmma_layernorm.
-NORM_COLUMNS = {
-    "128x192 single": 192, "128x192 together": 192, "64x192": 192, "128x128": 128, "128x128 single": 128, "64x128": 128,
-    "128x256 together": 256,
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("m", [1, 63, 64, 130, 1000, 4500])
@@ -486,12 +461,13 @@ def test_linear_layernorm(place: Place, m: int, n: int, k: int) -> None:
     gamma = 1 + 0.2 * random(n, place=place, seed=5)
     product = a.double() @ weight.double().T + residual.double()
     ran = []
-    for variant, columns in NORM_COLUMNS.items():
+    for variant in VARIANTS[WITH_LAYERNORM]:
         for b in (bias, None):
             expected = product + (0 if b is None else b.double())
             expected = reference.layernorm(expected, gamma.double(), beta.double(), 1e-5)
             call = (a, weight, b, residual, gamma, beta, 1e-5, variant)
-            if n % columns or n // columns > 8:
+            asked = Product(WORDS[place.dtype], n, k, b is not None, layernorm=True)
+            if not supports(WITH_LAYERNORM, variant, asked, m):
                 with pytest.raises(RuntimeError, match="cannot do"):
                     ops.linear_layernorm(*call)
                 continue
@@ -502,7 +478,7 @@ def test_linear_layernorm(place: Place, m: int, n: int, k: int) -> None:
     assert ran
 
 
-@pytest.mark.parametrize("variant", NORM_COLUMNS)
+@pytest.mark.parametrize("variant", VARIANTS.get(WITH_LAYERNORM, []))
 def test_linear_layernorm_far_from_zero_and_with_a_row_that_is_no_number(place: Place, variant: str) -> None:
     hopper(place)
     m, n, k = 300, 768, 64
@@ -533,12 +509,12 @@ def test_linear_layernorm_on_several_streams_at_once(place: Place) -> None:
         a, residual = inputs[i]
         return ops.linear_layernorm(a, weight, vector, residual, vector, vector, 1e-5, variant)
 
-    alone = [{variant: call(i, variant) for variant in NORM_COLUMNS} for i in range(len(inputs))]
+    alone = [{variant: call(i, variant) for variant in VARIANTS[WITH_LAYERNORM]} for i in range(len(inputs))]
     streams = [torch.cuda.Stream() for _ in inputs]
     torch.cuda.synchronize()
     together = []
     for _ in range(20):
-        for variant in NORM_COLUMNS:
+        for variant in VARIANTS[WITH_LAYERNORM]:
             for i, stream in enumerate(streams):
                 with torch.cuda.stream(stream):
                     together.append((i, variant, call(i, variant)))
@@ -547,7 +523,7 @@ def test_linear_layernorm_on_several_streams_at_once(place: Place) -> None:
 
 
 def test_linear_own_refuses_operands_that_are_not_aligned(place: Place) -> None:
-    sixteen_bit(place)
+    hopper(place)
     a = random(16 * 64 + 1, place=place)[1:].view(16, 64)
     with pytest.raises(RuntimeError, match="aligned to 16 bytes"):
-        ops.linear_own(a, random(64, 64, place=place), None, "none", "mma_split_k", "16x64")
+        ops.linear_own(a, random(64, 64, place=place), None, "none", "wgmma_tile", "64x64 pair")

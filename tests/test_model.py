@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from compare import assert_close, assert_no_worse
+from calls import check_against_transformers, check_every_mask, inputs, move
+from compare import assert_close
 from conftest import Place, make_bert
 from safetensors.torch import load_file, save_file
 
@@ -27,60 +28,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     "base": {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "num_hidden_layers": 12},
     "large": {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096, "num_hidden_layers": 24},
 }
-
-
-def inputs(batch: int, seq: int, vocab: int = 120, types: int = 2) -> dict[str, dict[str, torch.Tensor]]:
-    """The same ids under every kind of mask."""
-    generator = torch.Generator().manual_seed(batch * 10007 + seq)
-    ids = torch.randint(0, vocab, (batch, seq), generator=generator)
-    kinds = torch.randint(0, types, (batch, seq), generator=generator)
-    lengths = torch.randint(1, seq + 1, (batch,), generator=generator)
-    right = (torch.arange(seq)[None] < lengths[:, None]).long()
-    holes = torch.randint(0, 2, (batch, seq), generator=generator)
-    holes[:, 0] = 1
-    all_masks = {"full": torch.ones_like(right), "right": right, "left": right.flip(1), "holes": holes}
-    return {
-        name: {"input_ids": ids, "attention_mask": mask, "token_type_ids": kinds} for name, mask in all_masks.items()
-    }
-
-
-def move(batch: dict[str, torch.Tensor], place: Place) -> dict[str, torch.Tensor]:
-    return {key: value.to(place.device, copy=True) for key, value in batch.items()}
-
-
-def check_against_transformers(reference: Any, model: ftbert.Model, batch: dict[str, torch.Tensor], place: Place) -> None:
-    """The gates of the design: fp32 absolute; 16 bit no worse than 1.25x transformers in that dtype, and by cosine."""
-    batch = move(batch, place)
-    kept = batch["attention_mask"].bool()
-    out = model(**batch)
-    got = out.last_hidden_state
-    assert got.dtype == place.dtype and not got[~kept].any(), "rows at padding must be exactly 0"
-    with torch.no_grad():
-        exact = reference.to(place.device, torch.float32)(**batch)
-        expected = exact.last_hidden_state[kept]
-        if place.dtype == torch.float32:
-            limit = 2e-5 if place.device == "cpu" else 5e-5
-            assert_close(got[kept], expected, atol=limit, what="last_hidden_state")
-            if reference.pooler is not None and batch["attention_mask"][:, 0].all():
-                assert_close(out.pooler_output, exact.pooler_output, atol=limit, what="pooler_output")
-            return
-        theirs = reference.to(place.dtype)(**batch).last_hidden_state[kept].float()
-        reference.to(torch.float32)
-    mine = got[kept].float()
-    assert_close(mine, expected, atol=100 * place.eps, rtol=100 * place.eps, what="last_hidden_state, roughly")
-    assert_no_worse(mine, theirs, expected)
-    cosine = torch.cosine_similarity(mine.double(), expected.double(), dim=-1).min()
-    assert cosine >= (0.9999 if place.dtype == torch.float16 else 0.999), f"cosine {cosine}"
-
-
-def check_every_mask(
-    reference: Any, model: ftbert.Model, batch: int, seq: int, place: Place, what: str = "", types: int = 2
-) -> None:
-    for name, one in inputs(batch, seq, types=types).items():
-        try:
-            check_against_transformers(reference, model, one, place)
-        except AssertionError as error:
-            raise AssertionError(f"{what} {batch}x{seq}, mask {name}: {error}") from error
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -155,6 +102,22 @@ def test_small_results_hold_no_more_memory_than_they_show(model: ftbert.Model, p
     out = model(torch.zeros(2, 5, dtype=torch.int64, device=place.device))
     for result in (out.last_hidden_state, out.pooler_output):
         assert result.untyped_storage().nbytes() <= 1.2 * result.nbytes
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_permuted_sequences_give_permuted_results(model: ftbert.Model, place: Place, seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    texts = [torch.randint(0, 120, (n,), generator=draw) for n in torch.randint(0, 70, (20,), generator=draw).tolist()]
+
+    def run(order: list[int]) -> dict[int, torch.Tensor]:
+        lengths = [len(texts[i]) for i in order]
+        cu = torch.tensor([0, *lengths]).cumsum(0).int().to(place.device)
+        hidden = model.forward_packed(torch.cat([texts[i] for i in order]).to(place.device), cu, max(lengths))
+        return dict(zip(order, hidden.split(lengths), strict=True))
+
+    one, other = (run(order) for order in (list(range(20)), torch.randperm(20, generator=draw).tolist()))
+    for i in range(20):
+        assert_close(other[i], one[i], atol=max(2e-6, 16 * place.eps), what=f"sequence {i}")
 
 
 def test_batch_equals_single(model: ftbert.Model, place: Place) -> None:
@@ -350,12 +313,12 @@ def test_the_module_moves_as_torch_modules_do(place: Place) -> None:
     model = ftbert.load(make_bert())
     around = torch.nn.Sequential(model.module)
     assert around.float().to("cpu") is around
-    for move in (lambda: around.to("meta"), around.double):
+    for moving in (lambda: around.to("meta"), around.double):
         with pytest.raises(RuntimeError, match="computes on cpu and cuda"):
-            move()
-    for move in (around.half, around.bfloat16):
+            moving()
+    for moving in (around.half, around.bfloat16):
         with pytest.raises(RuntimeError, match="only products take 16 bits"):
-            move()
+            moving()
     ids = torch.arange(5, 17)[None]
     expected = model(ids).last_hidden_state
     around.to(place.device, place.dtype)

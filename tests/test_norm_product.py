@@ -8,12 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+from calls import (
+    check_against_transformers,
+    check_every_mask,
+    check_on_threads,
+    first_kept,
+    inputs,
+    kernels,
+    packed,
+    ragged,
+)
 from compare import assert_close
 from conftest import Place, first_of, have_gpu, make_bert
-from test_cuda import check_on_threads, kernels, packed
-from test_first_token import first_kept, ragged
-from test_kernels import NORM_COLUMNS
-from test_model import check_against_transformers, check_every_mask, inputs
+from own_kernels import VARIANTS
 
 import ftbert
 from ftbert.tuning import WITH_LAYERNORM, Bench, Machine, Own, Product, Row, gemm_table, products_of_shape
@@ -61,7 +68,7 @@ def own(product: Product, variant: str) -> Own:
 
 
 @pytest.mark.parametrize("dtype", [HALF, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("variant", NORM_COLUMNS)
+@pytest.mark.parametrize("variant", VARIANTS.get(WITH_LAYERNORM, []))
 @pytest.mark.parametrize("shape", SHAPES)
 def test_equals_transformers(force: Force, shape: str, variant: str, dtype: torch.dtype) -> None:
     reference = make_bert(**SHAPES[shape])

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from fake_gpu import QKV, FakeAlgorithm, fake_gpu
 
-from ftbert.tuning import WGMMA_TILE, WITH_LAYERNORM, Own, Product, ProductTuner
+from ftbert.tuning import WGMMA_TILE, WITH_LAYERNORM, Own, Product, ProductTuner, Row, product_tuner
 
 NORM = Product("fp16", 768, 768, bias=True, layernorm=True)
 
@@ -19,7 +19,6 @@ def test_the_fastest_right_algorithm_wins(monkeypatch: pytest.MonkeyPatch) -> No
     fake_gpu(monkeypatch, [FakeAlgorithm(1, 10.0), good, wrong, FakeAlgorithm(4, 11.0), refused])
     made = ProductTuner(QKV).row(129, 192)
     assert made.algorithm == good.data and made.timed == (192,)
-    assert (made.config["tile"], made.config["tile_rows"], made.config["tile_columns"]) == (2, 128, 128)
     assert made.us == pytest.approx((8.0,), rel=2e-3) and made.gain == pytest.approx(0.25, rel=1e-2)
 
 
@@ -44,6 +43,24 @@ def test_a_winner_beats_the_noise(monkeypatch: pytest.MonkeyPatch, gain: float, 
     rows = [ProductTuner(QKV).row(129, 192) for _ in range(100)]
     assert least <= sum(row.tuned for row in rows) <= most
     assert all((row.algorithm == algorithms[0].data) == (row.us == row.default_us) for row in rows)
+
+
+@pytest.mark.parametrize(("us", "wins"), [(8.9, False), (8.7, True)])
+def test_what_runs_without_a_table_stays_unless_something_is_2_percent_faster(
+    monkeypatch: pytest.MonkeyPatch, us: float, wins: bool
+) -> None:
+    runs, other = FakeAlgorithm(3, 9.0, WGMMA_TILE), FakeAlgorithm(4, us, WGMMA_TILE)
+    fake_gpu(monkeypatch, [FakeAlgorithm(1, 10.0)], [runs, other], in_force=runs)
+    made, few = ProductTuner(QKV).row(1025, 1088), ProductTuner(QKV).row(961, 1024)
+    assert made.algorithm == Own(WGMMA_TILE, "4" if wins else "3") and made.default_us == (10.0,)
+    assert few.algorithm == Own(WGMMA_TILE, "3")  # other variants are faster in a layer than alone
+
+
+def test_what_known_rows_run_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_gpu(monkeypatch, [FakeAlgorithm(1, 10.0)])
+    monkeypatch.setattr(product_tuner.Bench, "algorithm", lambda bench, words: FakeAlgorithm(words[0], 5.0))
+    known = [Row(QKV, first, first + 63, (first,) * 8) for first in (65, 129, 193)]
+    assert ProductTuner(QKV, known=known).row(129, 192).algorithm == (129,) * 8
 
 
 def test_a_layernorm_is_contained_where_that_is_faster_than_what_the_product_runs(monkeypatch: pytest.MonkeyPatch) -> None:

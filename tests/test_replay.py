@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from calls import check_on_threads, packed
 from compare import assert_close
 from conftest import first_of, have_gpu
 from families import make_model
-from test_cuda import check_on_threads, packed
 
 import ftbert
 

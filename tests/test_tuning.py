@@ -12,8 +12,7 @@ import pytest
 import torch
 from conftest import gpu_memory_left
 from fake_gpu import QKV, FakeAlgorithm, fake_gpu
-from test_gemm_table import HERE, row
-from test_gemm_table import user as user
+from tables import HERE, row
 
 from ftbert.checkpoint import EncoderConfig
 from ftbert.cli import main
@@ -140,14 +139,10 @@ def test_where_cublaslt_proposes_nothing_there_is_no_row(
     "arguments, words",
     [
         (["tune"], "give a MODEL"),
-        (["tune", "model", "--hidden", "64"], "give a MODEL"),
         ([*SHAPE, "--texts", "in.txt"], "--texts needs one"),
         (["tune", "model", "--inter", "64"], "--inter and --activation belong to --hidden"),
         (["tune", "--show", "--out", "t.json"], "takes no --out"),
-        (["tune", "--show", "--picture", "p.svg"], "no --picture"),
-        ([*SHAPE, "--minutes", "soon"], "--minutes: invalid float value: 'soon'"),
         ([*SHAPE, "--minutes", "-1"], "--minutes: expected a number that is not negative"),
-        ([*SHAPE, "--tokens", "9..4"], "A..B"),
         ([*SHAPE, "--tokens", "x"], "A..B"),
     ],
 )
@@ -228,13 +223,11 @@ def test_every_candidate_tried_is_right(dtype: str, behind: str) -> None:
     bench = Bench(Product(dtype, 384, 256, True, "none" if norm else behind, norm), 200)
     default = bench.heuristics(1)[0]
     limit = 2 * bench.error(default) + 4 * torch.finfo(DTYPES[dtype]).eps
-    candidates = bench.enumerate()
-    assert len(candidates) > 8
     own = bench.own()
     assert (len(own) > 8) == (dtype != "fp32" and torch.cuda.get_device_capability()[0] >= 9)
     contained = norm and dtype != "fp32" and torch.cuda.get_device_capability() == (9, 0)
     assert any(algorithm.kernel == WITH_LAYERNORM for algorithm in own) == contained
-    for algorithm in [*bench.heuristics(), *own, *candidates[:: max(1, len(candidates) // 50)]]:
+    for algorithm in [*bench.heuristics(), *own]:
         if algorithm.kernel or bench.microseconds(algorithm, 1) < float("inf"):
             assert bench.error(algorithm) <= limit
 
@@ -245,8 +238,8 @@ def test_a_table_changes_what_runs_and_not_what_comes_out(user: Path, whose: str
     product, m = Product("fp16", 384, 128, True, "gelu"), 300
     bench = Bench(product, m)
     first, beside = bench.chosen(), Bench(product, 321).chosen()
-    candidates = bench.own() if whose == "ours" else bench.enumerate()
-    other = next(a for a in candidates if (a.variant, a.tile) != (first.variant, first.tile) and bench.microseconds(a, 1) < 1e6)
+    candidates = bench.own() if whose == "ours" else bench.heuristics()
+    other = next(a for a in candidates if choice_of(a) != choice_of(first) and bench.microseconds(a, 1) < 1e6)
     machine, device = Machine.of("cuda"), torch.device("cuda")
     path = gemm_table.user_table(machine)
     assert path is not None
@@ -269,7 +262,6 @@ def test_tune_writes_a_row_for_each_product(user: Path, capsys: pytest.CaptureFi
     done = json.loads(capsys.readouterr().out)
     hopper = torch.cuda.get_device_capability() == (9, 0)  # two are tuned with LayerNorm and without
     assert done["made"] == (6 if hopper else 4) * len(buckets(100, 160)) and done["left"] == 0
-    assert all(r["gain"] >= 0 for r in done["rows"])
     gemm_table.install(torch.device("cuda"), again=True)
 
 

@@ -18,39 +18,54 @@ namespace {
 const void* address(uintptr_t pointer) { return reinterpret_cast<const void*>(pointer); }
 void* writable(uintptr_t pointer) { return reinterpret_cast<void*>(pointer); }
 
-using Row = std::tuple<std::string, bool, std::string, bool, int64_t, int64_t, int64_t, int64_t, std::string,
-                       std::string, std::array<uint64_t, 8>>;
+using Row = std::tuple<Product, int64_t, int64_t, std::string, std::string, std::array<uint64_t, 8>>;
 
-Product linear_product(int64_t m, int64_t n, int64_t k, const std::string& dtype, bool bias,
+DType stored_type(const std::string& name) {
+  for (const DType only_stored : {DType::e4m3, DType::int8})
+    if (to_string(only_stored) == name) return only_stored;
+  return parse_dtype(name);
+}
+
+// types: of a, b and c
+Product linear_product(int64_t m, int64_t n, int64_t k, const std::array<std::string, 3>& types, bool bias,
                        const std::string& activation, bool layernorm) {
-  const DType type = parse_dtype(dtype);
-  return {m, n, k, type, type, type, {bias, parse_activation(activation), layernorm}};
+  const auto [a, b, c] = types;
+  return {m, n, k, stored_type(a), stored_type(b), stored_type(c), {bias, parse_activation(activation), layernorm}};
+}
+
+OwnChoice own_choice(const std::string& kernel, const std::string& variant) {
+  const OwnChoice own = find_own(kernel, variant);
+  FTBERT_CHECK(own, "this build has no product ", kernel, " ", variant);
+  return own;
+}
+
+using Names = std::vector<std::pair<std::string_view, std::vector<std::string_view>>>;  // kernels, their variants
+
+Names own_names() {
+  Names all;
+  for (const OwnKernel* kernel : own_kernels()) {
+    auto& variants = all.emplace_back(kernel->name, std::vector<std::string_view>()).second;
+    for (const OwnVariant& variant : kernel->variants) variants.push_back(variant.name());
+  }
+  return all;
 }
 
 PYBIND11_MODULE(_tuning, m) {
   py::register_exception<Error>(m, "Error", PyExc_RuntimeError);
 
   py::class_<Product>(m, "Product")
-      .def(py::init(&linear_product), "m"_a, "n"_a, "k"_a, "dtype"_a, "bias"_a, "activation"_a, "layernorm"_a);
+      .def(py::init(&linear_product), "m"_a, "n"_a, "k"_a, "types"_a, "bias"_a, "activation"_a, "layernorm"_a);
 
-  // kernel, variant: of ours, else "". Everything from `data` on is cuBLASLt's, but for the tile and split_k.
+  // Of ours kernel, variant ("" of cuBLASLt's), tile_rows, tile_columns, split_k; of cuBLASLt's data, id.
   py::class_<Algorithm>(m, "Algorithm")
+      .def(py::init([](const std::array<uint64_t, 8>& data) { return Algorithm{.data = data}; }), "data"_a)
       .def_property_readonly("kernel", [](const Algorithm& a) { return a.own ? a.own.kernel->name : ""; })
       .def_property_readonly("variant", [](const Algorithm& a) { return a.own ? a.own.variant_name() : ""; })
+      .def_property_readonly("tile_rows", [](const Algorithm& a) { return a.tile.rows; })
+      .def_property_readonly("tile_columns", [](const Algorithm& a) { return a.tile.columns; })
+      .def_property_readonly("split_k", [](const Algorithm& a) { return a.tile.split; })
       .def_readonly("data", &Algorithm::data)
-      .def_readonly("id", &Algorithm::id)
-      .def_readonly("tile", &Algorithm::tile)
-      .def_readonly("tile_rows", &Algorithm::tile_rows)
-      .def_readonly("tile_columns", &Algorithm::tile_columns)
-      .def_readonly("stages", &Algorithm::stages)
-      .def_readonly("split_k", &Algorithm::split_k)
-      .def_readonly("reduction", &Algorithm::reduction)
-      .def_readonly("swizzle", &Algorithm::swizzle)
-      .def_readonly("custom", &Algorithm::custom)
-      .def_readonly("inner_shape", &Algorithm::inner_shape)
-      .def_readonly("cluster", &Algorithm::cluster)
-      .def_readonly("workspace", &Algorithm::workspace)
-      .def_readonly("waves", &Algorithm::waves);
+      .def_readonly("id", &Algorithm::id);
 
   py::class_<Recording>(m, "Recording")
       .def("microseconds", &Recording::microseconds, py::call_guard<py::gil_scoped_release>());
@@ -61,7 +76,6 @@ PYBIND11_MODULE(_tuning, m) {
            }),
            "device"_a, "product"_a, "workspace"_a)
       .def("heuristics", &Tuner::heuristics, "most"_a, py::call_guard<py::gil_scoped_release>())
-      .def("enumerate", &Tuner::enumerate, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("c_bytes", &Tuner::c_bytes)
       .def("own", &Tuner::own)
       .def("chosen", &Tuner::chosen)
@@ -80,20 +94,24 @@ PYBIND11_MODULE(_tuning, m) {
           "algorithm"_a, "a"_a, "b"_a, "weights"_a, "bias"_a, "c"_a, py::keep_alive<0, 1>(),
           py::call_guard<py::gil_scoped_release>());
 
-  // rows: (dtype, bias, activation, layernorm, n, k, from, to, kernel, variant, data) each; without a kernel data is
-  // cuBLASLt's algorithm
+  // rows: (product, from, to, kernel, variant, data) each; without a kernel data is cuBLASLt's algorithm
   m.def(
       "set_table",
       [](int device, const std::vector<Row>& rows) {
         std::vector<TunedRow> table;
-        for (const auto& [dtype, bias, activation, layernorm, n, k, from, to, kernel, variant, data] : rows) {
-          const OwnChoice own = find_own(kernel, variant);
-          FTBERT_CHECK(own || kernel.empty(), "this build has no product ", kernel, " ", variant);
-          table.push_back({linear_product(0, n, k, dtype, bias, activation, layernorm), from, to, own, data});
-        }
+        for (const auto& [product, from, to, kernel, variant, data] : rows)
+          table.push_back({product, from, to, kernel.empty() ? OwnChoice() : own_choice(kernel, variant), data});
         set_table(device, table);
       },
       "device"_a, "rows"_a);
+  m.def("own_kernels", &own_names);  // [(kernel, variants)]
+  m.def(
+      "supports",  // gpu: capability (90), multiprocessors
+      [](const std::array<int, 2>& gpu, const std::string& kernel, const std::string& variant, const Product& product) {
+        const OwnChoice own = own_choice(kernel, variant);
+        return own.kernel->supports({gpu[0], gpu[1]}, own.variant, product);
+      },
+      "gpu"_a, "kernel"_a, "variant"_a, "product"_a);
   m.def("is_known", &is_known, "kernel"_a, "variant"_a);  // whether this build has what a row names
   m.def("rows", &cuda_gemm_rows, "m"_a);                  // the m that the encoder runs
   m.def("workspace_bytes", [](int device) { return gemm_workspace_bytes(device); }, "device"_a);

@@ -68,9 +68,8 @@ struct ProductPlans {
   static Plan describe(const PlanKey& key, const CublasEpilogue& epilogue, const void* bias);
   // What cuBLASLt proposes for a described plan, best guess first.
   std::vector<cublasLtMatmulHeuristicResult_t> propose(const PlanKey& key, Plan plan, int most) const;
-  // Whether cuBLASLt can run this algorithm for the plan within the key's workspace; result: its own figures.
-  bool accepts(const PlanKey& key, Plan plan, const cublasLtMatmulAlgo_t& algorithm,
-               cublasLtMatmulHeuristicResult_t* result = nullptr) const;
+  // Whether cuBLASLt can run this algorithm for the plan within the key's workspace.
+  bool accepts(const PlanKey& key, Plan plan, const cublasLtMatmulAlgo_t& algorithm) const;
   // Launches a supported plan of cuBLASLt's, without what add_bias_act does afterwards.
   void run(const PlanKey& key, Plan plan, const ProductData& data, void* workspace, void* stream) const;
 

@@ -158,12 +158,10 @@ Plan ProductPlans::describe(const PlanKey& key, const CublasEpilogue& epilogue, 
   return plan;
 }
 
-bool ProductPlans::accepts(const PlanKey& key, Plan plan, const cublasLtMatmulAlgo_t& algorithm,
-                           cublasLtMatmulHeuristicResult_t* result) const {
+bool ProductPlans::accepts(const PlanKey& key, Plan plan, const cublasLtMatmulAlgo_t& algorithm) const {
   cublasLtMatmulHeuristicResult_t found{};
   const cublasStatus_t status =
       cublasLtMatmulAlgoCheck(handle, &plan.operation, &plan.b, &plan.a, &plan.c, &plan.c, &algorithm, &found);
-  if (result) *result = found;
   return status == CUBLAS_STATUS_SUCCESS && found.workspaceSize <= static_cast<size_t>(key.workspace);
 }
 
@@ -234,8 +232,8 @@ Plan ProductPlans::make(const PlanKey& key, const CublasEpilogue& epilogue, cons
   const bool with_norm = p.epilogue.residual_norm;
   Plan plan = describe(key, epilogue, bias);
   // Tables are made with aligned memory; a product that is not goes to the heuristic, which knows.
-  const bool plain = p.batch == 1 && p.b_transposed && p.a == p.b && p.a == p.c && !key.tf32 &&
-                     std::min({key.align_a, key.align_b, key.align_c}) >= 16;
+  const bool plain =
+      p.batch == 1 && p.b_transposed && !key.tf32 && std::min({key.align_a, key.align_b, key.align_c}) >= 16;
   const TunedRow* row = plain ? row_of(p, table) : nullptr;
   const bool proposal = row && row->is_first_proposal();
   if (row && !proposal && follows(key, *row, plan)) {

@@ -67,7 +67,7 @@ def _tune(options: argparse.Namespace) -> int:
         command.report(options, values, tuning.show_text(values))
         return 0
     model = None if options.model is None else open_checkpoint(options.model, revision=options.revision)
-    wanted, whole_layers = _products(options, model)
+    wanted = _products(options, model)
     lengths = _token_counts(options, model) if model is not None and options.texts else None
     path = options.out or tuning.user_table(tuning.Machine.of(torch.device(device)))
     if path is None:
@@ -86,7 +86,6 @@ def _tune(options: argparse.Namespace) -> int:
             device=device,
             minutes=options.minutes,
             force=options.force,
-            whole_layers=whole_layers,
         )
     except KeyboardInterrupt:
         same = "the same command without --force" if options.force else "the same command"
@@ -100,15 +99,14 @@ def _tune(options: argparse.Namespace) -> int:
     return 0
 
 
-def _products(options: argparse.Namespace, model: Checkpoint | None) -> tuple[list[Any], bool]:
-    """Those to tune, and whether whole layers are worth it."""
+def _products(options: argparse.Namespace, model: Checkpoint | None) -> list[Any]:
     from ftbert.tuning import products, products_of_shape
 
     dtype = options.dtype or "fp16"
     if model is not None:
-        return products(model.config.encoder, dtype), not model.config.encoder.relative_span
+        return products(model.config.encoder, dtype)
     inter, activation = options.inter or 4 * options.hidden, options.activation or "gelu"
-    return products_of_shape(options.hidden, inter, activation, dtype), True
+    return products_of_shape(options.hidden, inter, activation, dtype)
 
 
 def _contradiction(options: argparse.Namespace) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ftbert.checkpoint import activations
@@ -12,14 +12,16 @@ from ftbert.dtypes import DTYPES
 
 WGMMA_TILE = "wgmma_tile"  # the kernel whose products can do without a LayerNorm kernel between them
 WITH_LAYERNORM = "wgmma_layernorm"  # the kernel that contains the LayerNorm behind it
+_TYPES = (*DTYPES, "e4m3", "int8")  # the core's; nothing computes the last two yet
 _MOST = (1 << 31) - 1  # of rows, columns and whatever else is counted
 
 
 @dataclass(frozen=True, order=True)
 class Product:
-    """A linear layer's product [m, k] @ [n, k]^T and what comes with it. dtype: fp32, fp16 or bf16. activation: by the
-    core's name; what cuBLASLt does not compute exactly follows it as add_bias_act. layernorm:
-    with the residual and its LayerNorm, which follow as add_bias_input_layernorm or are contained."""
+    """A linear layer's product c [m, n] = a [m, k] @ b [n, k]^T and what comes with it. dtype: "fp16", or of a, b and c
+    "e4m3 e4m3 fp16". activation: by the core's name; what cuBLASLt does not compute exactly follows it as
+    add_bias_act. layernorm: with the residual and its LayerNorm, which follow as add_bias_input_layernorm or are
+    contained."""
 
     dtype: str
     n: int
@@ -27,6 +29,13 @@ class Product:
     bias: bool = False
     activation: str = "none"
     layernorm: bool = False
+
+    @property
+    def types(self) -> tuple[str, str, str]:
+        """Of a, b and c."""
+        a, *others = self.dtype.split(" ")
+        b, c = others or (a, a)
+        return a, b, c
 
     def __str__(self) -> str:
         parts = ["bias"] * self.bias + [self.activation] * (self.activation != "none") + ["layernorm"] * self.layernorm
@@ -46,10 +55,8 @@ class Own:
 class Row:
     """One product for m from `first` to `last`, both included. algorithm: a kernel of ftbert's own, or
     cublasLtMatmulAlgo_t as 8 words of 64 bit, or None: with a LayerNorm what the product without it runs was not
-    beaten; without one, in tables made before, cuBLASLt's first proposal was not. us, default_us: microseconds at the m
-    of `timed`, where config's followed is 1 with the LayerNorm that follows the product in a layer; where its in_layer
-    is 1, the algorithm was chosen by the time of whole layers. The rest of config says of cuBLASLt's algorithm what it
-    is."""
+    beaten; without one cuBLASLt's first proposal. us, default_us: microseconds at the m of `timed`, of the algorithm
+    and of cuBLASLt's first proposal, with the LayerNorm that follows the product in a layer, if one does."""
 
     product: Product
     first: int
@@ -58,17 +65,6 @@ class Row:
     timed: tuple[int, ...] = ()
     us: tuple[float, ...] = ()
     default_us: tuple[float, ...] = ()
-    config: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def followed(self) -> bool:
-        """Whether the LayerNorm that follows the product in a layer is in its times."""
-        return bool(self.config.get("followed"))
-
-    @property
-    def in_layer(self) -> bool:
-        """Whether it was compared by the time of whole layers."""
-        return bool(self.config.get("in_layer"))
 
     @property
     def gain(self) -> float:
@@ -100,7 +96,7 @@ class Row:
             algorithm = {"algorithm": None if self.algorithm is None else _hex(self.algorithm)}
         times = {key: [round(us, 2) for us in getattr(self, key)] for key in ("us", "default_us")}
         where = {"first": self.first, "last": self.last}
-        return product | where | algorithm | {"timed": list(self.timed)} | times | {"config": dict(self.config)}
+        return product | where | algorithm | {"timed": list(self.timed)} | times
 
     @staticmethod
     def parse(values: dict[str, Any]) -> Row:
@@ -118,11 +114,11 @@ class Row:
                 tuple(_whole(m) for m in values["timed"]),
                 tuple(_microseconds(us) for us in values["us"]),
                 tuple(_microseconds(us) for us in values["default_us"]),
-                {str(key): _whole(value, least=-_MOST) for key, value in values["config"].items()},
             )
+            unknown = {*product.types} - {*_TYPES}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"a row cannot be read ({type(error).__name__}: {error})") from None
-        if product.dtype not in (*DTYPES,) or product.activation not in activations().values():
+        if unknown or product.activation not in activations().values():
             raise ValueError(f"a row makes no sense: dtype {product.dtype!r}, activation {product.activation!r}")
         if not (row.first <= row.last and len(row.timed) == len(row.us) == len(row.default_us)):
             raise ValueError(f"a row makes no sense: {product}, m from {row.first} to {row.last}")
@@ -143,9 +139,9 @@ def _algorithm(values: dict[str, Any]) -> Own | tuple[int, ...] | None:
     return tuple(int(words.ljust(128, "0")[i : i + 16], 16) for i in range(0, 128, 16))
 
 
-def _whole(value: Any, least: int = 1) -> int:
-    if type(value) is not int or not least <= value <= _MOST:
-        raise ValueError(f"expected a whole number from {least} to {_MOST}, got {str(value)[:40]}")
+def _whole(value: Any) -> int:
+    if type(value) is not int or not 1 <= value <= _MOST:
+        raise ValueError(f"expected a whole number from 1 to {_MOST}, got {str(value)[:40]}")
     return value
 
 
@@ -178,9 +174,8 @@ def merge(first: Iterable[Row], second: Iterable[Row]) -> list[Row]:
     joined: list[Row] = []
     for row in sorted(rows, key=lambda row: (row.product, row.first)):
         before = joined[-1] if joined else None
-        if before and before.last + 1 == row.first and all(
-            getattr(before, name) == getattr(row, name) for name in ("product", "algorithm", "followed", "in_layer")
-        ):
+        same = before and (before.product, before.algorithm) == (row.product, row.algorithm)
+        if before and same and before.last + 1 == row.first:
             joined[-1] = replace(
                 before,
                 last=row.last,

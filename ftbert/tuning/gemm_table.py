@@ -25,10 +25,10 @@ import torch
 
 from ftbert._library import build_info, load_library
 from ftbert.input_file import named, read_json_value
-from ftbert.tuning.gemm_rows import Own, Row, merge
+from ftbert.tuning.gemm_rows import Own, Product, Row, merge
 from ftbert.user_cache import cache_folder, locked, make_private, untrusted
 
-FORMAT = 3
+FORMAT = 4
 _CHOSEN = "$FTBERT_GEMM_TABLE"
 # To the library: cuBLASLt's first proposal, and where a LayerNorm is asked for, none that contains it.
 _FIRST_PROPOSAL = (0,) * 8
@@ -203,7 +203,7 @@ def install(device: torch.device, *, again: bool = False) -> None:
     """Puts the table in force for a CUDA device into the library: at the first model there, or `again`."""
     if device.type != "cuda":
         return
-    index = device.index if device.index is not None else torch.cuda.current_device()
+    index = _index(device)
     with _lock:
         if index in _installed and not again:
             return
@@ -213,7 +213,12 @@ def install(device: torch.device, *, again: bool = False) -> None:
         _installed.add(index)
 
 
-def put_in_force(index: int, rows: Iterable[Row]) -> None:
+def _index(device: int | torch.device) -> int:
+    index = device if isinstance(device, int) else device.index
+    return torch.cuda.current_device() if index is None else index
+
+
+def put_in_force(device: int | torch.device, rows: Iterable[Row]) -> None:
     """These rows on a CUDA device from now on, whatever the files say."""
 
     def choice(row: Row) -> tuple[str, str, tuple[int, ...]]:
@@ -221,14 +226,14 @@ def put_in_force(index: int, rows: Iterable[Row]) -> None:
             return row.algorithm.kernel, row.algorithm.variant, _FIRST_PROPOSAL
         return "", "", row.algorithm or _FIRST_PROPOSAL
 
-    tuner_module().set_table(
-        index,
-        [
-            (p.dtype, p.bias, p.activation, p.layernorm, p.n, p.k, row.first, row.last, *choice(row))
-            for row in rows
-            if is_known(row) and (p := row.product)
-        ],
-    )
+    known = [(described(row.product), row.first, row.last, *choice(row)) for row in rows if is_known(row)]
+    tuner_module().set_table(_index(device), known)
+
+
+def described(product: Product, m: int = 0) -> Any:
+    """ftbert.lib._tuning.Product: the same for the library."""
+    p = product
+    return tuner_module().Product(m, p.n, p.k, p.types, p.bias, p.activation, p.layernorm)
 
 
 def summary(device: torch.device) -> str:

@@ -25,7 +25,6 @@ from ftbert.tuning.gemm_table import (
     read_table,
     sources,
 )
-from ftbert.tuning.layer_tuner import MOST_ROWS, Layer, LayerTuner, layer_of
 from ftbert.tuning.product_bench import Bench, NothingProposed
 from ftbert.tuning.product_tuner import ProductTuner, buckets, without_layernorm
 
@@ -84,16 +83,13 @@ def tune(
     device: str | torch.device = "cuda",
     minutes: float = math.inf,
     force: bool = False,
-    whole_layers: bool = True,
 ) -> Tuned:
     """Tunes the `products` of a model for m from `first` to `last`, or for the ranges that hold one of `lengths`, into
     the table at `path` (models look at `user_table`).
 
-    whole_layers: up to 1024 rows the four products of a layer are then chosen together, where LayerNorms can be
-    deferred to them; False for models where they never are. Meanwhile other models of this process run what their
-    products are guessed to run best with: make them afterwards. A failure of this part is a warning.
-    Rows that the table has are kept (`force`: made again), new ranges are in the file within a second, and after
-    `minutes` no further row is begun. Rows that it or the tables in force have for these products are candidates.
+    Meanwhile other models of this process run what a rule chooses: make them afterwards. Rows that the table has are
+    kept (`force`: made again), new ranges are in the file within a second, and after `minutes` no further row is begun.
+    Algorithms of cuBLASLt that it or the tables in force name for these products are candidates.
     Raises RuntimeError (no GPU, no CUDA in this build, too little memory), ValueError (an empty range), OSError (path).
     """
     device = torch.device(device)
@@ -107,49 +103,24 @@ def tune(
     add_rows(path, machine, [])  # finds out now whether the file can be written
     table = [row for row in read_table(path)[1] if is_known(row)]
     known = merge(table, in_force(machine))
-    in_layer = {without_layernorm(product): product for product in wanted if product.layernorm}
+    with_norm = {without_layernorm(product): product for product in wanted if product.layernorm}
     plain = list(dict.fromkeys(without_layernorm(product) for product in wanted))
-    norms = [product for product in in_layer.values()
+    norms = [product for product in with_norm.values()
              if any(algorithm.kernel == WITH_LAYERNORM for algorithm in Bench(product, 1, device).own())]  # fmt: skip
-    tuners = {product: ProductTuner(product, device, known, in_layer.get(product)) for product in (*plain, *norms)}
-    layer = layer_of(wanted) if whole_layers else None
-    layer_tuner = _layer_tuner(layer, device, known) if layer else None
-
-    # Times without the LayerNorm that follows here, of a model that has it elsewhere, do not count.
-    timed = {(row.product, m) for row in table for m in row.timed if row.followed or row.product not in in_layer}
-    timed_in_layer = {(row.product, m) for row in table for m in row.timed if row.in_layer}
-
-    def is_due(each: Product | Layer, m: int) -> bool:
-        if isinstance(each, Layer):
-            return m <= MOST_ROWS and (force or not timed_in_layer.issuperset((product, m) for product in each.plain))
-        return force or (each, m) not in timed
-
-    # From many rows to few, a range's layers behind its products; what contains a LayerNorm comes when all that it has
-    # to beat is made.
-    kinds: list[list[Product | Layer]] = [[*plain, *([layer] if layer and layer_tuner else [])], [*norms]]
-    steps = [(each, low, high) for kind in kinds for low, high in reversed(ranges)
-             for each in kind if is_due(each, high)]  # fmt: skip
+    tuners = {product: ProductTuner(product, device, known, with_norm.get(product)) for product in (*plain, *norms)}
+    timed = set() if force else {(row.product, m) for row in table for m in row.timed}
+    # From many rows to few; what contains a LayerNorm comes when all that it has to beat is made.
+    steps = [(product, low, high) for kind in (plain, norms) for low, high in reversed(ranges)
+             for product in kind if (product, high) not in timed]  # fmt: skip
     began = written = time.monotonic()
     done, made = 0, 0
     unwritten: list[Row] = []
     missing = set[Product]()  # those that cuBLASLt proposes nothing for at some m
     bar = Progress(len(steps), None, unit=" ranges", label="tune")
 
-    def layer_rows(layer: Layer, low: int, high: int) -> list[Row]:
-        """None where it fails, nor for its other ranges: its products have theirs without it."""
-        nonlocal layer_tuner
-        if not layer_tuner or not {r.product for r in known if r.first <= high <= r.last} >= {*layer.plain}:
-            return []
-        try:
-            return layer_tuner.rows(low, high, known)
-        except RuntimeError as error:
-            _warn_of_layers(error)
-            layer_tuner = None
-            return []
-
-    def product_rows(product: Product, low: int, high: int) -> list[Row]:
-        if product.layernorm:  # has to beat what the product without it runs by now
-            put_in_force(torch.cuda.current_device() if device.index is None else device.index, known)
+    def rows_of(product: Product, low: int, high: int) -> list[Row]:
+        # What a row has to beat: the rule's choice, or with a LayerNorm what the product without it runs by now.
+        put_in_force(device, [row for row in known if product.layernorm and not row.product.layernorm])
         try:
             return [tuners[product].row(low, high)]
         except NothingProposed as error:
@@ -163,14 +134,11 @@ def tune(
             ) from None
 
     try:
-        for each, low, high in steps:
+        for product, low, high in steps:
             if time.monotonic() - began > 60 * minutes:
                 break
-            if isinstance(each, Layer):
-                rows = layer_rows(each, low, high)
-            else:
-                rows = product_rows(each, low, high)
-                made += len(rows)
+            rows = rows_of(product, low, high)
+            made += len(rows)
             unwritten, known = merge(rows, unwritten), merge(rows, known)
             done += 1
             bar.add(1, high)
@@ -190,19 +158,6 @@ def tune(
 def tables_are_off() -> bool:
     """Whether models use none at all."""
     return os.environ.get("FTBERT_GEMM_TABLE") == "off"
-
-
-def _layer_tuner(layer: Layer, device: torch.device, known: list[Row]) -> LayerTuner | None:
-    try:
-        tuner = LayerTuner(layer, device, known)
-        return tuner if tuner.can_defer_norms() else None
-    except RuntimeError as error:
-        _warn_of_layers(error)
-        return None
-
-
-def _warn_of_layers(error: RuntimeError) -> None:
-    warnings.warn(f"the products of a layer are not chosen together: {error}", stacklevel=4)
 
 
 def show(device: str | torch.device = "cuda") -> dict[str, Any]:

@@ -11,15 +11,13 @@
 
 namespace ftbert {
 
-// How a product is computed: by a kernel of ours; or by cuBLASLt, where `data` is all of its description, means
-// something to the same version of it only, and the rest is what it says of itself, for people.
+// How a product is computed: by a kernel of ours; or by cuBLASLt, where `data` is all of its description and means
+// something to the same version of it only.
 struct Algorithm {
   OwnChoice own = {};
+  Tile tile = {};  // of ours
   std::array<uint64_t, 8> data{};
-  int tile_rows = 0, tile_columns = 0;  // of C in a block; 0: not known
-  int id = 0, tile = 0, stages = 0, split_k = 1, reduction = 0, swizzle = 0, custom = 0, inner_shape = 0, cluster = 0;
-  int64_t workspace = 0;  // bytes
-  float waves = 0;        // blocks / blocks that the GPU holds at once
+  int id = 0;  // of cuBLASLt's kernel, by its own count
 };
 
 // Products in a CUDA graph, ready to be timed, on the stream of the Tuner that recorded them, which must outlive it.
@@ -41,9 +39,6 @@ class Tuner {
   // What cuBLASLt proposes, its best guess first. At most `most`.
   virtual std::vector<Algorithm> heuristics(int most) = 0;
 
-  // Every algorithm with every tile, stage count, split, cluster and swizzle that says it can do this product.
-  virtual std::vector<Algorithm> enumerate() = 0;
-
   // Our kernels that can do this product; with a LayerNorm those that contain it and those that it follows.
   virtual std::vector<Algorithm> own() = 0;
 
@@ -64,9 +59,9 @@ class Tuner {
                                             const void* bias, void* c) = 0;
 };
 
-// product: a linear layer's, in one type. An activation that cuBLASLt cannot apply exactly is followed by add_bias_act,
-// a LayerNorm that the kernel does not contain by add_bias_input_layernorm. workspace: device memory,
-// gemm_workspace_bytes(device) of it; the caller keeps it alive.
+// product: a linear layer's, in types that a kernel computes. An activation that cuBLASLt cannot apply exactly is
+// followed by add_bias_act, a LayerNorm that the kernel does not contain by add_bias_input_layernorm. workspace: device
+// memory, gemm_workspace_bytes(device) of it; the caller keeps it alive.
 std::unique_ptr<Tuner> make_tuner(int device, const Product& product, void* workspace);
 
 }  // namespace ftbert

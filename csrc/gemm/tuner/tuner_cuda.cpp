@@ -17,7 +17,6 @@
 #include "gemm/own/own.h"
 #include "gemm/own/wgmma_layernorm.h"
 #include "gemm/plans.h"
-#include "gemm/tuner/algorithms.h"
 #include "gemm/tuner/tuner.h"
 #include "kernels/kernels.h"
 
@@ -26,10 +25,20 @@ namespace {
 
 constexpr float kEps = 1e-5f;
 
+Algorithm describe(const cublasLtMatmulAlgo_t& algorithm) {
+  Algorithm described;
+  std::copy(std::begin(algorithm.data), std::end(algorithm.data), described.data.begin());
+  cublasLtMatmulAlgoConfigGetAttribute(&algorithm, CUBLASLT_ALGO_CONFIG_ID, &described.id, sizeof(described.id),
+                                       nullptr);
+  return described;
+}
+
+Algorithm describe(const OwnChoice& own) { return {.own = own, .tile = own.kernel->variants[own.variant].tile}; }
+
 class DeviceTuner : public Tuner {
  public:
   DeviceTuner(int device, const Product& p, void* workspace)
-      : device_(device), plans_(*product_plans(device)), workspace_(workspace), element_(bytes_of(p.a)) {
+      : device_(device), plans_(*product_plans(device)), workspace_(workspace) {
     FTBERT_CHECK(p.m > 0 && p.n > 0 && p.k > 0, "expected a product with m, n, k > 0, got m=", p.m, " n=", p.n,
                  " k=", p.k);
     FTBERT_CHECK(!p.epilogue.residual_norm || (p.epilogue.bias && p.epilogue.activation == Activation::none),
@@ -45,19 +54,16 @@ class DeviceTuner : public Tuner {
 
   std::vector<Algorithm> heuristics(int most) override {
     std::vector<Algorithm> all;
-    for (const auto& result : plans_.propose(key_, plan_, most)) all.push_back(describe_algorithm(result.algo, result));
+    for (const auto& result : plans_.propose(key_, plan_, most)) all.push_back(describe(result.algo));
     return all;
   }
-
-  std::vector<Algorithm> enumerate() override { return accepted_algorithms(plans_, key_, plan_); }
 
   std::vector<Algorithm> own() override {
     std::vector<Algorithm> all;
     const auto add = [&](const Product& product) {
       for (const OwnKernel* kernel : own_kernels())
         for (int variant = 0; variant < static_cast<int>(kernel->variants.size()); ++variant)
-          if (kernel->supports(gpu_of(context_), variant, product))
-            all.push_back(describe_algorithm(OwnChoice{kernel, variant}));
+          if (kernel->supports(gpu_of(context_), variant, product)) all.push_back(describe(OwnChoice{kernel, variant}));
     };
     add(before_norm());
     if (with_norm()) add(product());
@@ -66,20 +72,16 @@ class DeviceTuner : public Tuner {
 
   Algorithm chosen() override {
     if (with_norm())
-      if (const OwnChoice own = plans_.get(key_, some_bias()).own) return describe_algorithm(own);
+      if (const OwnChoice own = plans_.get(key_, some_bias()).own) return describe(own);
     PlanKey key = key_;
     key.product = before_norm();
     const Plan plan = plans_.get(key, some_bias());
     FTBERT_CHECK(plan.supported, "cuBLASLt has no algorithm for this product");
-    if (plan.own) return describe_algorithm(plan.own);
-    cublasLtMatmulHeuristicResult_t result{};
-    plans_.accepts(key, plan, plan.algorithm, &result);
-    return describe_algorithm(plan.algorithm, result);
+    return plan.own ? describe(plan.own) : describe(plan.algorithm);
   }
 
   int64_t c_bytes() const override {
-    const int64_t elements = product().m * product().n * element_;
-    return with_norm() ? 2 * round_up(elements) + 8 * layernorm_moments(product().m) : elements;
+    return with_norm() ? 2 * round_up(c_size()) + 8 * layernorm_moments(product().m) : c_size();
   }
 
   void run(const Algorithm& algorithm, const void* a, const void* b, const void* bias, void* c) override {
@@ -99,7 +101,8 @@ class DeviceTuner : public Tuner {
     recording->products = static_cast<double>(weights);
     recording->alone = neighbour_alone(b, c, weights);
     recording->graph = capture(weights, [&](int64_t i) {
-      launch(algorithm, a, static_cast<const char*>(b) + i * product().n * product().k * element_, bias, c);
+      launch(algorithm, a, static_cast<const char*>(b) + i * product().n * product().k * bytes_of(product().b), bias,
+             c);
       neighbour(b, c);
     });
     if (!recording->graph) return nullptr;
@@ -157,7 +160,7 @@ class DeviceTuner : public Tuner {
 
   // What follows a product in a layer, of a size that takes one wave at any m: a LayerNorm of the first rows of c.
   void neighbour(const void* b, void* c) {
-    dispatch(DeviceKind::cuda, product().a, [&](auto backend) {
+    dispatch(DeviceKind::cuda, product().c, [&](auto backend) {
       using T = typename decltype(backend)::T;
       const T* some = static_cast<const T*>(b);  // any numbers
       add_bias_input_layernorm<Cuda, T>(context_, static_cast<T*>(c), nullptr, nullptr,
@@ -190,9 +193,10 @@ class DeviceTuner : public Tuner {
 
   // With a LayerNorm, behind [m, n] of c: the product, then the moments.
   static int64_t round_up(int64_t bytes) { return (bytes + 255) / 256 * 256; }
-  char* behind_c(void* c) const { return static_cast<char*>(c) + round_up(product().m * product().n * element_); }
+  int64_t c_size() const { return product().m * product().n * bytes_of(product().c); }
+  char* behind_c(void* c) const { return static_cast<char*>(c) + round_up(c_size()); }
   const void* vector(const void* bias, int i) const {
-    return static_cast<const char*>(bias) + i * product().n * element_;
+    return static_cast<const char*>(bias) + i * product().n * bytes_of(product().c);
   }
 
   void launch(const Algorithm& algorithm, const void* a, const void* b, const void* bias, void* c) {
@@ -212,7 +216,7 @@ class DeviceTuner : public Tuner {
       plans_.run(key_, plan, data, workspace_, stream_.get());
     }
     if (!with_norm() && (own || plan_.epilogue.after == Epilogue{})) return;
-    dispatch(DeviceKind::cuda, product().a,
+    dispatch(DeviceKind::cuda, product().c,
              [&](auto backend) { finish<typename decltype(backend)::T>(bias, data.c, c); });
   }
 
@@ -232,7 +236,6 @@ class DeviceTuner : public Tuner {
   int device_;
   ProductPlans& plans_;
   void* workspace_;
-  int64_t element_;  // bytes
   PlanKey key_;
   Plan plan_;
   Stream stream_;
