@@ -11,13 +11,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import randomise
 
 for _package in ("httptools", "msgspec", "orjson", "uvloop"):
     pytest.importorskip(_package, reason=f"{_package} is not installed: the extra ftbert[serve]")
@@ -134,3 +135,13 @@ def as_command(folder: Path, *arguments: str, ready: bool = True) -> Iterator[Se
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def with_head(folder: Path, labels: int, tiny_bert: Callable[..., Path], seed: int = 3) -> Path:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    (base := tiny_bert(folder)).rename(folder / f"head{labels}")
+    base = folder / f"head{labels}"
+    config = BertConfig.from_pretrained(base, num_labels=labels)
+    randomise(BertForSequenceClassification(config), seed).save_pretrained(base)
+    return base

@@ -27,7 +27,7 @@ import numpy as np
 import psutil
 from conftest import VOCAB_WORDS, make_bert
 from served import Served, as_command
-from test_server_processes import TEXTS, Load
+from served_load import TEXTS, Load
 
 import ftbert
 

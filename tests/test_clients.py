@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from served import ROOT, Served, in_thread
-from test_server_api import with_head
+from served import ROOT, Served, in_thread, with_head
 
 import ftbert
 

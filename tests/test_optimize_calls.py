@@ -18,7 +18,7 @@ import pytest
 import torch
 from compare import assert_close
 from families import CASES
-from test_optimize import TEXTS, check_same, fallbacks, make, run, some_inputs
+from optimized import TEXTS, check_same, fallbacks, make, run, some_inputs
 from torch.nn import functional
 
 import ftbert

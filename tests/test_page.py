@@ -21,8 +21,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import randomise
-from served import Served, in_thread
-from test_server_api import with_head
+from served import Served, in_thread, with_head
 
 PAGE = Path(__file__).parents[1] / "ftbert" / "server" / "page.html"
 CHROMIUM = shutil.which("chromium")

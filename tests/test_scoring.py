@@ -13,22 +13,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from families import make_model
 from sentence_transformers import CrossEncoder
 from stub_model import threads_left
-from tokenizers_offline import TEXTS, write
+from tokenizers_offline import TEXTS, folder_of
 
 import ftbert
 
 WORDS = ["hello", "world", "the", "end", "naive", "cafe", "query", "document", "two", "spaces", "null", "emoji", "中文"]
-
-
-def folder_of(folder: Path, family: str = "bert", task: str = "sequence_classification", labels: int = 1, config: dict[str, Any] | None = None, **tokenizer: Any) -> Path:
-    """A random model with a head and a tokenizer of its family."""
-    write(folder, family, model_max_length=tokenizer.pop("model_max_length", 64), **tokenizer)
-    sizes = {"vocab_size": 400, "max_position_embeddings": 68, "pad_token_id": 1, "num_labels": labels}
-    make_model(family, task, 2, **sizes, **(config or {})).save_pretrained(folder)
-    return folder
 
 
 def sentences(count: int, most: int, seed: int = 0) -> list[str]:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import VOCAB_WORDS, randomise
-from served import Served, in_thread
+from conftest import VOCAB_WORDS
+from served import Served, in_thread, with_head
 
 import ftbert
 from ftbert.server.routes import all_routes
@@ -21,16 +21,6 @@ from ftbert.server.routes import all_routes
 msgspec = pytest.importorskip("msgspec")
 
 TEXTS = ["word1 word2 a b", "word3", "", "the cat word9 word8 word7 " * 3, "word4 word5!", "word1 word2 a b"]
-
-
-def with_head(folder: Path, labels: int, tiny_bert: Callable[..., Path], seed: int = 3) -> Path:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    (base := tiny_bert(folder)).rename(folder / f"head{labels}")
-    base = folder / f"head{labels}"
-    config = BertConfig.from_pretrained(base, num_labels=labels)
-    randomise(BertForSequenceClassification(config), seed).save_pretrained(base)
-    return base
 
 
 @pytest.fixture(scope="module")

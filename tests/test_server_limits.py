@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import Served, in_thread
-from test_server_api import with_head
+from served import Served, in_thread, with_head
 from transformers import AutoTokenizer
 
 from ftbert.server.errors import ApiError

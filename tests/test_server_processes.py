@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import shutil
 import signal
@@ -17,15 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 from served import Served, as_command, in_thread
+from served_load import TEXTS, Load
 
 import ftbert
 from ftbert.server.loading import load_engine
 
 psutil = pytest.importorskip("psutil")
-
-WORDS = [f"word{i}" for i in range(40)]
-TEXTS = [f"{a} {b}" for a in WORDS for b in WORDS[:10]]
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Callable[..., Path]) -> Path:
@@ -43,48 +39,6 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     arguments = [str(folder), "--workers", "2", "--device", "cpu,cpu", "--batch-tokens", "256"]
     with as_command(tmp_path_factory.mktemp("log"), *arguments) as one:
         yield one
-
-
-class Load(threading.Thread):
-    """A client on a connection of its own: asks for random texts and checks every answer. lost: connections that ended
-    without an answer to a request. refused: attempts to connect that were refused."""
-
-    def __init__(self, port: int, vectors: np.ndarray, seed: int, most: int = 1 << 30) -> None:
-        super().__init__(daemon=True)
-        self._port, self._vectors, self._random, self._most = port, vectors, np.random.default_rng(seed), most
-        self.statuses: dict[int, int] = {}
-        self.lost, self.wrong, self.refused = 0, 0, 0
-        self.stop = False
-
-    def run(self) -> None:
-        connection: http.client.HTTPConnection | None = None
-        while not self.stop and self._most > 0:
-            self._most -= 1
-            if connection is None:
-                connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
-                try:
-                    connection.connect()
-                except OSError:
-                    self.refused, connection = self.refused + 1, None
-                    time.sleep(0.02)
-                    continue
-            rows = self._random.integers(0, len(TEXTS), self._random.integers(1, 5)).tolist()
-            body = json.dumps({"inputs": [TEXTS[row] for row in rows]})
-            try:
-                connection.request("POST", "/embed", body, {"content-type": "application/json"})
-                answer = connection.getresponse()
-                got = json.loads(answer.read())
-            except (OSError, http.client.HTTPException):
-                self.lost += 1
-                connection.close()
-                connection = None
-                continue
-            self.statuses[answer.status] = self.statuses.get(answer.status, 0) + 1
-            if answer.status == 200 and not np.allclose(np.array(got, np.float32), self._vectors[rows], atol=3e-5):
-                self.wrong += 1
-            if answer.getheader("connection") == "close":
-                connection.close()
-                connection = None
 
 
 def children(server: Served, role: str) -> list[Any]:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 import torch
 from stub_model import WORDS, StubModel, threads_left, write_tokenizer
-from test_scoring import folder_of
+from tokenizers_offline import folder_of
 
 import ftbert
 from ftbert.text import TextSettings, Tokenizer

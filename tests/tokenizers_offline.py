@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from conftest import make_bert
+from families import make_model
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
@@ -159,3 +160,11 @@ def _dense(folder: Path, seed: int, binary: bool = False, dtype: torch.dtype = t
         torch.save(weights, folder / "pytorch_model.bin")
     else:
         save_file(weights, folder / "model.safetensors")
+
+
+def folder_of(folder: Path, family: str = "bert", task: str = "sequence_classification", labels: int = 1, config: dict[str, Any] | None = None, **tokenizer: Any) -> Path:
+    """A random model with a head and a tokenizer of its family."""
+    write(folder, family, model_max_length=tokenizer.pop("model_max_length", 64), **tokenizer)
+    sizes = {"vocab_size": 400, "max_position_embeddings": 68, "pad_token_id": 1, "num_labels": labels}
+    make_model(family, task, 2, **sizes, **(config or {})).save_pretrained(folder)
+    return folder
