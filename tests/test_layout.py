@@ -159,6 +159,11 @@ def test_every_place_in_the_order_is_lived_in() -> None:
     assert set(PYTHON) == {unit(module) for module in sources()}
 
 
+def test_no_test_module_imports_another() -> None:
+    for path in (ROOT / "tests").glob("*.py"):
+        assert not re.search(r"^(from|import) test_", path.read_text(encoding="utf-8"), re.MULTILINE), path.name
+
+
 def test_a_wheel_holds_every_package() -> None:
     listed = re.search(r"^packages = \[(.*?)\]", (ROOT / "pyproject.toml").read_text(), re.MULTILINE | re.DOTALL)
     assert listed is not None
