@@ -92,6 +92,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "add_bias_act": lambda x, *_: torch.empty_like(x),
     "add_bias_act_": lambda *_: None,
     "attention": _attention,
+    "attention_apart": lambda q, *_: q.new_empty(q.shape),
     "add_qkv_bias": _add_qkv_bias,
     "softmax": lambda scores, cu, scale, bias, columns, dtype, *_: torch.empty_like(scores, dtype=dtype),
     "transpose": lambda x, cu, tokens: x.new_empty((tokens, x.shape[1] * x.shape[3])),

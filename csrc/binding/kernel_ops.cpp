@@ -143,13 +143,53 @@ Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t h
                  ", this window and this bias here; the general path takes any");
     const Tensor scratch = at::empty({static_cast<int64_t>(attention_scratch_bytes<Device, T>(max_seqlen, h.size))},
                                      qkv.options().dtype(at::kByte));
-    if constexpr (std::is_same_v<Device, Cuda>)
-      call.context.offsets_early = false;  // they may have been written just now
     const DType read = attention_operand<Device, T>(bf16 ? DType::bf16 : kDType<T>);
     const Tensor given = read == kDType<T> ? qkv : qkv.to(at::kBFloat16);
-    attention<Device, T>(call.context, h, QueriesKeysValues::side_by_side({given.const_data_ptr(), read}, h),
-                         Sequences::of_tokens(data<int32_t>(cu), batch, max_seqlen, qkv.size(0)),
+    Sequences sequences = Sequences::of_tokens(data<int32_t>(cu), batch, max_seqlen, qkv.size(0));
+    sequences.early = false;  // the offsets may have been written just now
+    attention<Device, T>(call.context, h, QueriesKeysValues::side_by_side({given.const_data_ptr(), read}, h), sequences,
                          {window, {data<T>(relative_bias), data<int32_t>(columns), span}}, scratch.data_ptr(),
+                         data<T>(out));
+  });
+  return out;
+}
+
+// q [queries, heads * head_size], k and v [keys, kv_heads * head_size]: tensors of their own, or columns of one. Of
+// each sequence the first max_q rows are computed.
+Tensor attend_apart(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q, const Tensor& cu_k,
+                    int64_t max_q, int64_t heads, int64_t kv_heads, double scale, int64_t left, int64_t right) {
+  count("heads", heads, 1);
+  count("kv_heads", kv_heads, 1, heads);
+  FTBERT_CHECK(q.dim() == 2 && q.size(1) % heads == 0 && heads % kv_heads == 0,
+               "q: expected [queries, heads * head_size] and heads a multiple of kv_heads, got ", describe(q), " for ",
+               heads, " heads and ", kv_heads, " of keys and values");
+  const Heads h{heads, kv_heads, q.size(1) / heads, static_cast<float>(scale)};
+  const auto rows = [&](const char* name, const Tensor& t, int64_t cols) {
+    FTBERT_CHECK(t.dim() == 2 && t.size(1) == cols && t.stride(1) == 1 && t.scalar_type() == q.scalar_type() &&
+                     t.device() == q.device() && has_data(t),
+                 name, ": expected rows of ", cols, " contiguous elements like q's, got ", describe(t));
+    return Rows{t.const_data_ptr(), t.stride(0)};
+  };
+  const Rows of_q = rows("q", q, h.width()), of_k = rows("k", k, h.kv_width()), of_v = rows("v", v, h.kv_width());
+  FTBERT_CHECK(v.size(0) == k.size(0), "v: expected as many rows as k, got ", describe(v));
+  const Window window = window_of(left, right);
+  count("max_q", max_q, 0);
+  const int64_t batch = check_offsets(cu_q, q, q.size(0)), longest = std::max(q.size(0), k.size(0));
+  check_offsets(cu_k, q, k.size(0), kAnyLength, batch);
+  Tensor out = at::empty(q.sizes(), q.options());
+  run(q, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
+    FTBERT_CHECK((attention_supports<Device, T>(call.context, h, window, false)),
+                 "attention: no fused kernel for head size ", h.size);
+    const Tensor scratch = at::empty({static_cast<int64_t>(attention_scratch_bytes<Device, T>(longest, h.size))},
+                                     q.options().dtype(at::kByte));
+    const Sequences sequences{.cu_q = data<int32_t>(cu_q),
+                              .cu_k = data<int32_t>(cu_k),
+                              .count = batch,
+                              .max_q = max_q,
+                              .max_k = longest,
+                              .rows = longest,
+                              .early = false};
+    attention<Device, T>(call.context, h, {kDType<T>, of_q, of_k, of_v}, sequences, {window, {}}, scratch.data_ptr(),
                          data<T>(out));
   });
   return out;
@@ -313,6 +353,10 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
             "Tensor? columns=None, bool bf16=False, int kv_heads=0, float? scale=None, int left=-1, int right=-1) -> "
             "Tensor",
             &attend);
+  define_op(m,
+            "attention_apart(Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, SymInt max_q, int heads, int "
+            "kv_heads, float scale, int left=-1, int right=-1) -> Tensor",
+            &attend_apart);
   define_op(m,
             "add_qkv_bias(Tensor qkv, Tensor? bias, Tensor cu_seqlens, SymInt seq, int heads, int kv_heads=0) -> "
             "(Tensor, Tensor, "

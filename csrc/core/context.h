@@ -29,8 +29,7 @@ struct Context<Cuda> {
   bool tf32 = false;               // asks for fp32 products with operands rounded to 10 bits (TF32)
   void* gemm_workspace = nullptr;  // one call's own
   size_t gemm_workspace_bytes = 0;
-  bool overlap = true;        // kernels may start while the one ahead of them ends (device/launch.cuh)
-  bool offsets_early = true;  // cu_seqlens was there before the kernel ahead began (device/launch.cuh)
+  bool overlap = true;  // kernels may start while the one ahead of them ends (device/launch.cuh)
 };
 
 }  // namespace ftbert

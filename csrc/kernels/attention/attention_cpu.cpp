@@ -123,10 +123,10 @@ struct ItemPolicy {
     if (table) add_relative_bias(table, farthest, columns, place, keys, scores);
     if (!bounded) return exp_row(scores, keys);
     const int64_t begin = window.begin(static_cast<int>(place));
-    const int64_t end = window.end(static_cast<int>(place), static_cast<int>(keys));
+    const int64_t end = std::max<int64_t>(begin, window.end(static_cast<int>(place), static_cast<int>(keys)));
     std::memset(scores, 0, begin * sizeof(float));
     std::memset(scores + end, 0, (keys - end) * sizeof(float));
-    return exp_row(scores + begin, end - begin);
+    return begin < end ? exp_row(scores + begin, end - begin) : 1.0f;
   }
 };
 
@@ -191,12 +191,17 @@ void attend_all(const Heads& heads, const QueriesKeysValues& from, const Sequenc
       // Query i stands at key i + ahead. Of the keys those count that one of the item's queries sees.
       const int64_t ahead = keys - queries, first_key = policy.window.begin(static_cast<int>(begin + ahead));
       const int64_t length = policy.window.end(static_cast<int>(end - 1 + ahead), static_cast<int>(keys)) - first_key;
-      const int64_t row_q = cu_q[b] - sequences.first_q, row_k = cu_k[b] - sequences.first_k + first_key;
+      const int64_t row_q = cu_q[b] - sequences.first_q;
+      float* o = out + row_q * width + h * head_size;
+      if (length <= 0) {
+        for (int64_t i = begin; i < end; ++i) std::memset(o + i * width, 0, head_size * sizeof(float));
+        continue;
+      }
+      const int64_t row_k = cu_k[b] - sequences.first_k + first_key;
       const int64_t q_stride = from.q.stride, kv_column = h / shared * head_size;
       const In* q = static_cast<const In*>(from.q.data) + row_q * q_stride + h * head_size;
       const In* k = static_cast<const In*>(from.k.data) + row_k * from.k.stride + kv_column;
       const In* v = static_cast<const In*>(from.v.data) + row_k * from.v.stride + kv_column;
-      float* o = out + row_q * width + h * head_size;
       ItemPolicy of_item{nullptr, bias.span - 1, nullptr, policy.window, policy.window != Window()};
       if (bias.table) {
         of_item.table = bias.table + h * (2 * bias.span - 1) + bias.span - 1;

@@ -17,19 +17,17 @@ namespace ftbert {
 namespace {
 
 struct Call {
-  const void* qkv;
-  DType dtype;
-  int64_t tokens, first_token;
-  const int32_t* cu_seqlens;
-  int64_t batch, max_seqlen, queries;
-  int heads;
-  float scale_log2;        // scale * log2(e): the kernels work with powers of 2
+  const Context<Cuda>& context;
+  const Heads& heads;
+  const QueriesKeysValues& from;
+  const Sequences& sequences;
+  const Window& window;
   const void* bias_table;  // nullptr: none
   const int32_t* bias_columns;
   int bias_span;
   void* out;
-  const Context<Cuda>& context;
-  bool hopper;  // this GPU and this build have warpgroup instructions
+  float scale_log2;  // scale * log2(e): the kernels work with powers of 2
+  bool hopper;       // this GPU and this build have warpgroup instructions
 };
 
 // Query blocks of each sequence and head, and all of them as one grid dimension (y and z end at 65535).
@@ -38,8 +36,8 @@ struct Grid {
   unsigned ctas;
   bool room;  // for each block a multiprocessor of its own
   Grid(const Call& call, int block)
-      : query_blocks(static_cast<int>((std::min(call.queries, call.max_seqlen) + block - 1) / block)) {
-    const int64_t all = query_blocks * call.batch * call.heads;
+      : query_blocks(static_cast<int>((std::min(call.sequences.max_q, call.sequences.max_k) + block - 1) / block)) {
+    const int64_t all = query_blocks * call.sequences.count * call.heads.count;
     FTBERT_CHECK(all <= INT32_MAX, "attention: ", all,
                  " blocks are more than one launch can have; pass fewer sequences");
     ctas = static_cast<unsigned>(all);
@@ -52,46 +50,91 @@ BiasTables<E> bias_of(const Call& call) {
   return {static_cast<const E*>(call.bias_table), call.bias_columns, call.bias_span};
 }
 
-template <class E, int kHeadSize, int kWarps, int kRowTiles, bool kBias = false>
-void launch_mma(const Call& call) {
+// Whether each token is a query and a key with as many heads, q, k and v lie side by side, and every query sees all
+// keys. The kernels of warpgroups can do nothing else; the others are compiled for this by itself, with the parameters
+// and the machine code that they would have without the rest: with more they were 2.4 % slower.
+bool whole_sequences(const Call& call) {
+  const auto& [dtype, q, k, v] = call.from;
+  const int64_t stride = 3 * call.heads.width(), bytes = call.heads.width() * bytes_of(dtype);
+  const auto* const at = static_cast<const char*>(q.data);
+  return call.window == Window() && call.heads.kv == call.heads.count && k.data == at + bytes &&
+         v.data == at + 2 * bytes && q.stride == stride && k.stride == stride && v.stride == stride &&
+         call.sequences.cu_q == call.sequences.cu_k && call.sequences.first_q == call.sequences.first_k;
+}
+
+template <class E>
+WindowParameters<E> window_parameters(const Call& call) {
+  const auto& [dtype, q, k, v] = call.from;
+  const int64_t in_chunk = 16 / sizeof(E);
+  for (const Rows& rows : {q, k, v})
+    FTBERT_CHECK(reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && rows.stride % in_chunk == 0,
+                 "attention on a GPU reads 16 bytes at a time: rows must begin at multiples of that");
+  return {static_cast<const E*>(k.data),
+          static_cast<const E*>(v.data),
+          q.stride,
+          k.stride,
+          v.stride,
+          call.sequences.first_k,
+          call.sequences.cu_k,
+          static_cast<int>(call.heads.count / call.heads.kv),
+          call.window};
+}
+
+// parameters: none, or WindowParameters.
+template <class E, class Kernel, class... Parameters>
+void launch_simple(const Call& call, Kernel kernel, const Grid& grid, unsigned threads, size_t shared,
+                   const Parameters&... parameters) {
+  launch_overlapped(call.context, "kernel attention", kernel, grid.ctas, threads, shared, 1,
+                    static_cast<const E*>(call.from.q.data), call.sequences.first_q, call.sequences.cu_q,
+                    call.heads.count, grid.query_blocks, call.scale_log2, bias_of<E>(call), static_cast<E*>(call.out),
+                    parameters...);
+}
+
+template <class E, int kHeadSize, int kWarps, int kRowTiles, bool kBias = false, class... Parameters>
+void launch_mma(const Call& call, const Parameters&... parameters) {
   constexpr int kQueries = 16 * kWarps * kRowTiles, kBytes = attention_shared_bytes<kHeadSize, kQueries>();
-  const Grid grid(call, kQueries);
-  launch_overlapped(call.context, "kernel attention", attention_mma<E, kHeadSize, kWarps, kRowTiles, kBias>, grid.ctas,
-                    32 * kWarps, kBytes, 1, static_cast<const E*>(call.qkv), call.first_token, call.cu_seqlens,
-                    call.heads, grid.query_blocks, call.scale_log2, bias_of<E>(call), static_cast<E*>(call.out));
+  launch_simple<E>(call, attention_mma<E, kHeadSize, kWarps, kRowTiles, kBias, Parameters...>, Grid(call, kQueries),
+                   32 * kWarps, kBytes, parameters...);
+}
+
+template <int kHeadSize, class... Parameters>
+void launch_simt(const Call& call, const Parameters&... parameters) {
+  launch_simple<float>(call, attention_simt<kHeadSize, Parameters...>, Grid(call, kSimtThreads * 32 / kHeadSize),
+                       kSimtThreads, 0, parameters...);
 }
 
 // Of several blocks on a multiprocessor most find the offsets in its cache, if the first have waited for them: 64x64
 // 4.85 us, past the cache 6.5. Where all does not fit L2 it is the other way round, 64x128 with 16 heads 23.1 and 22.3
 // (12 heads of 64 but for that, H200): blocks then do not ask for their tiles all at once.
 OffsetReads offset_reads(const Call& call, const Grid& grid, int head_size) {
-  const int64_t bytes = 8 * call.tokens * call.heads * head_size;  // qkv and what is written
+  const int64_t bytes = 8 * call.sequences.rows * call.heads.count * head_size;  // qkv and what is written
   if (!grid.room && bytes <= call.context.l2_bytes) return OffsetReads::kCached;
-  return call.context.offsets_early ? OffsetReads::kEarly : OffsetReads::kUncached;
+  return call.sequences.early ? OffsetReads::kEarly : OffsetReads::kUncached;
 }
 
-// True where the two-step kernel is faster: it needs fewer registers, so more warpgroups fit. With heads of 32 it is
-// where there are many blocks: 32x512 55.6 -> 49.2 us, 64x192 26.0 -> 19.2; but up to 128 keys only where half is
-// padding, 128x128 15.8 -> 13.9, full 20.4 and 21.6. With heads of 64 only above 128 keys and where half is padding,
-// since a block of two warpgroups then often has queries for one: 64x384 41.4 -> 38.0, full 85.0 and 84.9. 6 blocks a
-// multiprocessor gain nothing, 8x512 with heads of 32 16.2 us and 16.4, half padding 10.3 and 11.9; 9 do, 16x384 11.8
-// -> 10.6 (12 heads, H200). Tokens, texts and the longest may be upper bounds (binding/replay.cpp).
+// True where the kernel of two steps a tile is faster: it needs fewer registers, so more warpgroups fit on a
+// multiprocessor. With heads of 32 it is where there are many blocks: 32x512 55.6 -> 49.2 us, 64x192 26.0 -> 19.2; but
+// up to 128 keys only where half is padding, 128x128 15.8 -> 13.9, full 20.4 and 21.6. With heads of 64 only above 128
+// keys and where half is padding, since a block of two warpgroups then often has queries for one: 64x384 41.4 -> 38.0,
+// full 85.0 and 84.9. 6 blocks a multiprocessor gain nothing, 8x512 with heads of 32 16.2 us and 16.4, half padding
+// 10.3 and 11.9; 9 do, 16x384 11.8 -> 10.6 (12 heads, H200). Rows, sequences and the longest may be upper bounds
+// (binding/replay.cpp).
 bool two_steps_are_faster(const Call& call, const Grid& blocks, int head_size) {
   if (blocks.ctas <= 8u * call.context.sm_count) return false;
-  const bool sparse = 4 * call.tokens < 3 * call.batch * call.max_seqlen;
-  return head_size == 32 ? sparse || call.max_seqlen > 128 : sparse && call.max_seqlen > 128;
+  const bool sparse = 4 * call.sequences.rows < 3 * call.sequences.count * call.sequences.max_k;
+  return head_size == 32 ? sparse || call.sequences.max_k > 128 : sparse && call.sequences.max_k > 128;
 }
 
 // kernel: of attention_wgmma.cuh or attention_short.cuh.
 template <class E, class Shape, class Kernel>
 void launch_hopper(const Call& call, Kernel kernel) {
   const Grid grid(call, Shape::kQueries);
-  if (call.tokens == 0) return;  // there is no map of nothing
-  launch_overlapped(
-      call.context, "kernel attention", kernel, grid.ctas, Shape::kThreads, Shape::kBytes, 1,
-      tensor_map(call.qkv, call.dtype, call.tokens, 3 * call.heads * Shape::kHeadSize, kTileKeys, Shape::kHeadSize),
-      call.first_token, call.cu_seqlens, offset_reads(call, grid, Shape::kHeadSize), call.heads, grid.query_blocks,
-      call.scale_log2, static_cast<E*>(call.out));
+  if (call.sequences.rows == 0) return;  // there is no map of nothing
+  launch_overlapped(call.context, "kernel attention", kernel, grid.ctas, Shape::kThreads, Shape::kBytes, 1,
+                    tensor_map(call.from.q.data, call.from.dtype, call.sequences.rows, call.from.q.stride, kTileKeys,
+                               Shape::kHeadSize),
+                    call.sequences.first_q, call.sequences.cu_q, offset_reads(call, grid, Shape::kHeadSize),
+                    call.heads.count, grid.query_blocks, call.scale_log2, static_cast<E*>(call.out));
 }
 
 template <class E, int kHeadSize, int kTiles>
@@ -109,41 +152,37 @@ void launch_wgmma(const Call& call) {
 // As few warps as the longest sequence needs; 128 queries at most share one pass over the keys.
 template <class T, int kHeadSize>
 void launch(const Call& call) {
+  using E = native_t<T>;
+  const int64_t longest = call.sequences.max_k;
   if constexpr (std::is_same_v<T, float>) {
-    const Grid grid(call, kSimtThreads * 32 / kHeadSize);
-    launch_overlapped(call.context, "kernel attention", attention_simt<kHeadSize>, grid.ctas, kSimtThreads, 0, 1,
-                      static_cast<const float*>(call.qkv), call.first_token, call.cu_seqlens, call.heads,
-                      grid.query_blocks, call.scale_log2, bias_of<float>(call), static_cast<float*>(call.out));
-    return;
+    if (whole_sequences(call)) return launch_simt<kHeadSize>(call);
+    launch_simt<kHeadSize>(call, window_parameters<E>(call));
   } else {
-    using E = native_t<T>;
+    constexpr int kRowTiles = kHeadSize <= 64 ? 2 : 1;  // two of 128 elements do not fit the registers
+    if (!whole_sequences(call)) return launch_mma<E, kHeadSize, 4, kRowTiles, true>(call, window_parameters<E>(call));
     if (call.bias_table) {
-      if (call.max_seqlen <= 64 || kHeadSize > 64) return launch_mma<E, kHeadSize, 4, 1, true>(call);
-      return launch_mma<E, kHeadSize, 4, kHeadSize <= 64 ? 2 : 1, true>(call);
+      if (longest <= 64 || kHeadSize > 64) return launch_mma<E, kHeadSize, 4, 1, true>(call);
+      return launch_mma<E, kHeadSize, 4, kRowTiles, true>(call);
     }
     const Grid blocks(call, 64);
     const bool room = blocks.room, hopper = call.hopper && kHeadSize <= 64;
-    if (call.max_seqlen <= 32 && !(hopper && room))
-      return call.max_seqlen <= 16 ? launch_mma<E, kHeadSize, 1, 1>(call) : launch_mma<E, kHeadSize, 2, 1>(call);
+    if (longest <= 32 && !(hopper && room))
+      return longest <= 16 ? launch_mma<E, kHeadSize, 1, 1>(call) : launch_mma<E, kHeadSize, 2, 1>(call);
     if constexpr (kHeadSize <= 64) {
       // Else, above 128 keys, without room for all blocks at once two warpgroups that share keys; with room one up to
       // 192, above that two that divide the keys: 1x192 4.0 us with one, 4.6 sharing, 4.4 dividing; 1x512 8.3, 8.7
       // and 7.0 (12 heads of 64, H200).
       if (hopper) {
-        if (call.max_seqlen <= 64) return launch_short<E, kHeadSize, 1>(call);
+        if (longest <= 64) return launch_short<E, kHeadSize, 1>(call);
         if (two_steps_are_faster(call, blocks, kHeadSize)) return launch_wgmma<E, kHeadSize, 1, 2, 1, 2>(call);
-        if (call.max_seqlen <= 128) return launch_short<E, kHeadSize, 2>(call);
+        if (longest <= 128) return launch_short<E, kHeadSize, 2>(call);
         if (!room) return launch_wgmma<E, kHeadSize, 2, 5>(call);
-        if (call.max_seqlen <= 192) return launch_wgmma<E, kHeadSize, 1, 2>(call);
+        if (longest <= 192) return launch_wgmma<E, kHeadSize, 1, 2>(call);
         return launch_wgmma<E, kHeadSize, 1, 6, 2>(call);
       }
     }
-    if (call.max_seqlen <= 64) return launch_mma<E, kHeadSize, 4, 1>(call);
-    // Two row tiles of 128 elements do not fit the registers.
-    if constexpr (kHeadSize <= 64)
-      launch_mma<E, kHeadSize, 4, 2>(call);
-    else
-      launch_mma<E, kHeadSize, 8, 1>(call);
+    if (longest <= 64) return launch_mma<E, kHeadSize, 4, 1>(call);
+    launch_mma<E, kHeadSize, 8 / kRowTiles, kRowTiles>(call);
   }
 }
 
@@ -154,28 +193,18 @@ void attention(Context<Device>& context, const Heads& heads, const QueriesKeysVa
                const ScorePolicy<T>& policy, void*, T* out) {
   if (sequences.count == 0 || sequences.max_k == 0) return;
   FTBERT_CHECK((attention_supports<Device, T>(context, heads, policy.window, policy.bias.table != nullptr)),
-               "attention: no fused kernel for head size ", heads.size, ", these heads of keys and this window");
-  const auto* const q = static_cast<const T*>(from.q.data);
-  FTBERT_CHECK(from.dtype == kDType<T> && from.q.stride == heads.qkv_width() && from.k.stride == from.q.stride &&
-                   from.v.stride == from.q.stride && from.k.data == q + heads.width() &&
-                   from.v.data == q + heads.width() + heads.kv_width() && sequences.cu_q == sequences.cu_k &&
-                   sequences.first_q == sequences.first_k,
-               "attention on a GPU reads q, k and v of the same tokens side by side, in the stream's type");
-  const Call call{q,
-                  from.dtype,
-                  sequences.rows,
-                  sequences.first_q,
-                  sequences.cu_q,
-                  sequences.count,
-                  sequences.max_k,
-                  sequences.max_q,
-                  static_cast<int>(heads.count),
-                  static_cast<float>(M_LOG2E * static_cast<double>(heads.scale)),
+               "attention: no fused kernel for head size ", heads.size);
+  FTBERT_CHECK(from.dtype == kDType<T>, "attention on a GPU reads q, k and v in the stream's type");
+  const Call call{context,
+                  heads,
+                  from,
+                  sequences,
+                  policy.window,
                   policy.bias.table,
                   policy.bias.columns,
                   static_cast<int>(policy.bias.span),
                   out,
-                  context,
+                  static_cast<float>(M_LOG2E * static_cast<double>(heads.scale)),
                   has_warpgroups(context.capability)};
   switch (heads.size) {
     case 32: launch<T, 32>(call); break;
@@ -196,9 +225,8 @@ size_t attention_scratch_bytes(int64_t, int64_t, bool) {
 }
 
 template <class Device, class T>
-bool attention_supports(const Context<Device>&, const Heads& heads, const Window& window, bool) {
-  const bool size = heads.size == 32 || heads.size == 64 || heads.size == 128;
-  return size && heads.kv == heads.count && window == Window();
+bool attention_supports(const Context<Device>&, const Heads& heads, const Window&, bool) {
+  return heads.size == 32 || heads.size == 64 || heads.size == 128;
 }
 
 #define FTBERT_INSTANTIATE(T)                                                                       \

@@ -8,7 +8,7 @@
 // to load, and 16-key blocks past it are not multiplied: short sequences do not pay for the tile's size.
 #pragma once
 #include "kernels/attention/attention_bias.cuh"
-#include "kernels/attention/attention_tile.cuh"
+#include "kernels/attention/attention_policy.cuh"
 
 namespace ftbert {
 namespace {
@@ -18,11 +18,15 @@ constexpr int attention_shared_bytes() {
   return (kQueries + 4 * kTileKeys) * kHeadSize * 2;
 }
 
-// qkv [tokens, 3*hidden], out [tokens, hidden]; grid: query blocks x heads x batch, query blocks fastest.
-template <class E, int kHeadSize, int kWarps, int kRowTiles, bool kBias>
+// qkv [tokens, 3*width], out [tokens, width]; grid: query blocks x heads x batch, query blocks fastest. Parameters:
+// none, for whole sequences; or WindowParameters, and qkv is q. A bias that depends on q and k would be another
+// policy's.
+template <class E, int kHeadSize, int kWarps, int kRowTiles, bool kBias, class... Parameters>
 __global__ void __launch_bounds__(32 * kWarps)
     attention_mma(const E* __restrict__ qkv, int64_t first_token, const int32_t* __restrict__ cu_seqlens, int heads,
-                  int query_blocks, float scale_log2, BiasTables<E> bias, E* __restrict__ out) {
+                  int query_blocks, float scale_log2, BiasTables<E> bias, E* __restrict__ out,
+                  Parameters... parameters) {
+  using Seen = SeenKeys<E, Parameters...>;
   constexpr int kThreads = 32 * kWarps, kRows = 16 * kRowTiles, kQueries = kRows * kWarps;
   constexpr int kTileBytes = kTileKeys * kHeadSize * 2;
   wait_for_inputs();
@@ -34,28 +38,29 @@ __global__ void __launch_bounds__(32 * kWarps)
   const uint32_t shared_q = shared_address(shared_memory);
   const uint32_t shared_k = shared_q + kQueries * kHeadSize * 2;
   const uint32_t shared_v = shared_k + 2 * kTileBytes;
-  const int64_t hidden = static_cast<int64_t>(heads) * kHeadSize, stride = 3 * hidden;
-  const E* q = qkv + (block.start - first_token) * stride + block.head * kHeadSize;
-  const E *k = q + hidden, *v = k + hidden;
-  const int tiles = (length + kTileKeys - 1) / kTileKeys;
+  const int64_t width = static_cast<int64_t>(heads) * kHeadSize;
+  const Seen seen(block, kQueries, kHeadSize, qkv, first_token, width, parameters...);
+  const int tiles = (seen.keys + kTileKeys - 1) / kTileKeys;
 
-  const TileLoader<E, kHeadSize, kThreads> loader(stride);
+  using Loader = TileLoader<E, kHeadSize, kThreads>;
+  const Loader q_loader(seen.q_stride), k_loader(seen.k_stride), v_loader(seen.v_stride);
   const auto load_keys_values = [&](int tile) {
     if (tile < tiles) {
-      const int first = tile * kTileKeys, valid = min(kTileKeys, length - first);
+      const int first = tile * kTileKeys, valid = min(kTileKeys, seen.keys - first);
       const int rows = (valid + 15) & ~15;  // what the products below read
       const uint32_t stage = tile % 2 * kTileBytes;
-      loader.template load<kTileKeys>(shared_k + stage, k + first * stride, rows, valid);
-      loader.template load<kTileKeys>(shared_v + stage, v + first * stride, rows, valid);
+      k_loader.template load<kTileKeys>(shared_k + stage, seen.k + first * seen.k_stride, rows, valid);
+      v_loader.template load<kTileKeys>(shared_v + stage, seen.v + first * seen.v_stride, rows, valid);
     }
     copy_async_commit();
   };
-  loader.template load<kQueries>(shared_q, q + first_query * stride, kQueries, length - first_query);
+  q_loader.template load<kQueries>(shared_q, seen.q + first_query * seen.q_stride, kQueries, length - first_query);
   load_keys_values(0);
   load_keys_values(1);
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_row = warp * kRows;
   const bool active = first_query + first_row < length;
+  const KeyRange of_warp = seen.of(first_query + first_row, first_query + first_row + kRows - 1);
   uint32_t q_fragment[kRowTiles][kHeadSize / 16][4];
   RowSums<kHeadSize> sum[kRowTiles] = {};
   RowState state[kRowTiles];
@@ -63,8 +68,9 @@ __global__ void __launch_bounds__(32 * kWarps)
   for (int tile = 0; tile < tiles; ++tile) {
     copy_async_wait<1>();
     __syncthreads();
-    if (active) {
-      if (tile == 0) {
+    if (active && (Seen::kWhole || of_warp.meets(tile))) {
+      const bool first = tile == of_warp.first_tile();
+      if (first) {
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
@@ -73,7 +79,7 @@ __global__ void __launch_bounds__(32 * kWarps)
                           swizzled<kHeadSize>(shared_q, first_row + i * 16 + lane % 16, 2 * d + lane / 16));
       }
       const uint32_t keys = shared_k + tile % 2 * kTileBytes, values = shared_v + tile % 2 * kTileBytes;
-      const int valid = length - tile * kTileKeys;
+      const int valid = of_warp.end - tile * kTileKeys;
 
       float score[kRowTiles][kTileKeys / 8][4] = {};
 #pragma unroll
@@ -90,14 +96,17 @@ __global__ void __launch_bounds__(32 * kWarps)
           }
         }
       }
-      if constexpr (kBias) {
-        const HeadBias<E> head_bias(bias, block.head, block.start, length);
+      if (kBias && (Seen::kWhole || bias.table != nullptr)) {
+        const HeadBias<E> head_bias(bias, block.head, seen.first_key, seen.keys);
         const float unscaled = kLog2E / scale_log2;  // the softmax multiplies by the scale
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
-            const int column = head_bias.column(first_query + first_row + i * 16 + lane / 4 + 8 * r);
+            // Through WholeSequence::place nvcc makes other code of the same sum.
+            int place = first_query + first_row + i * 16 + lane / 4 + 8 * r;
+            if constexpr (!Seen::kWhole) place = seen.place(place);
+            const int column = head_bias.column(place);
 #pragma unroll
             for (int j = 0; j < kTileKeys / 8; ++j)
 #pragma unroll
@@ -108,8 +117,8 @@ __global__ void __launch_bounds__(32 * kWarps)
       uint32_t p[kRowTiles][kTileKeys / 16][4];
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {
-        mask_scores(score[i], valid, lane);
-        if (tile == 0) state[i].begin(score[i], scale_log2);
+        seen.mask(score[i], first_query + first_row + i * 16, tile, lane);
+        if (first) state[i].template begin<Seen::kWhole>(score[i], scale_log2);
         state[i].template probabilities<E>(score[i], p[i], sum[i], scale_log2);
       }
 
@@ -134,14 +143,16 @@ __global__ void __launch_bounds__(32 * kWarps)
     load_keys_values(tile + 2);
   }
   copy_async_wait<0>();
+  if (!Seen::kWhole && tiles <= 0) __syncthreads();  // else the first tile has waited for all queries
   if (!active) return;
 
 #pragma unroll
-  for (int i = 0; i < kRowTiles; ++i) stage_rows<E, kHeadSize>(shared_memory, first_row + i * 16, lane, sum[i]);
+  for (int i = 0; i < kRowTiles; ++i)
+    stage_rows<E, kHeadSize, Seen::kWhole>(shared_memory, first_row + i * 16, lane, sum[i]);
   __syncwarp();
   store_rows<E, kHeadSize, kRows>(shared_memory, first_row, lane, length - first_query - first_row,
-                                  out + (block.start - first_token + first_query) * hidden + block.head * kHeadSize,
-                                  hidden);
+                                  out + (block.start - first_token + first_query) * width + block.head * kHeadSize,
+                                  width);
 }
 
 }  // namespace

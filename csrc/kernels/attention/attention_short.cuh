@@ -23,7 +23,7 @@ struct ShortAttention {
   static_assert(kTiles <= 2 && kOnesBytes <= 16 * kThreads);
 };
 
-// map: of qkv [tokens, 3*hidden] in boxes of [64, head size]; out [tokens, hidden]; grid: query blocks x heads x batch,
+// map: of qkv [tokens, 3*width] in boxes of [64, head size]; out [tokens, width]; grid: query blocks x heads x batch,
 // query blocks fastest.
 template <class E, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
@@ -51,12 +51,12 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const auto block = AttentionBlock::after_wait(cu_seqlens, offset_reads, heads, query_blocks, Shape::kQueries);
   if (block.first_query >= block.length) return;
 
-  const int64_t hidden = static_cast<int64_t>(heads) * kHeadSize;
+  const int64_t width = static_cast<int64_t>(heads) * kHeadSize;
   const int tiles = Shape::kTiles == 2 && block.length > kTileKeys ? 2 : 1;
   if (threadIdx.x == 0) {
     const int row = static_cast<int>(block.start - first_token), column = block.head * kHeadSize;
     const auto load = [&](uint32_t to, int which, int from, uint32_t barrier) {
-      tma_load(to, map, column + which * static_cast<int>(hidden), from, barrier);
+      tma_load(to, map, column + which * static_cast<int>(width), from, barrier);
     };
     barrier_expect(scores_in, (1 + tiles) * kTileBytes);
     load(shared_q, 0, row + block.first_query, scores_in);
@@ -114,10 +114,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
 
   // All warps have passed the barrier above since they waited for their scores: nobody reads the queries any more.
   const int real = block.length - block.first_query;
-  out += (block.start - first_token + block.first_query) * hidden + block.head * kHeadSize;
+  out += (block.start - first_token + block.first_query) * width + block.head * kHeadSize;
   stage_rows<E, kHeadSize>(memory, warp * 16, lane, sum);
   __syncwarp();
-  store_rows<E, kHeadSize, 16>(memory, warp * 16, lane, real - warp * 16, out, hidden);
+  store_rows<E, kHeadSize, 16>(memory, warp * 16, lane, real - warp * 16, out, width);
 #else
   no_warpgroups();
 #endif

@@ -5,8 +5,8 @@
 #pragma once
 #include <cstdint>
 
-#include "device/launch.cuh"
 #include "kernels/attention/attention_bias.cuh"
+#include "kernels/attention/attention_policy.cuh"
 
 namespace ftbert {
 namespace {
@@ -15,11 +15,14 @@ constexpr int kSimtThreads = 128;
 constexpr int kSimtKeys = 32;  // keys in shared memory at a time
 constexpr int kSimtGroup = 8;  // keys between two looks at the running maximum
 
-// qkv [tokens, 3*hidden], out [tokens, hidden]; grid: query blocks x heads x batch, query blocks fastest.
-template <int kHeadSize>
+// qkv [tokens, 3*width], out [tokens, width]; grid: query blocks x heads x batch, query blocks fastest. Parameters:
+// none, for whole sequences; or WindowParameters, and qkv is q.
+template <int kHeadSize, class... Parameters>
 __global__ void __launch_bounds__(kSimtThreads)
     attention_simt(const float* __restrict__ qkv, int64_t first_token, const int32_t* __restrict__ cu_seqlens,
-                   int heads, int query_blocks, float scale_log2, BiasTables<float> bias, float* __restrict__ out) {
+                   int heads, int query_blocks, float scale_log2, BiasTables<float> bias, float* __restrict__ out,
+                   Parameters... parameters) {
+  using Seen = SeenKeys<float, Parameters...>;
   constexpr int kThreadsPerQuery = kHeadSize / 32, kQueries = kSimtThreads / kThreadsPerQuery, kChunks = kHeadSize / 4;
   wait_for_inputs();
   const int query_block = blockIdx.x % query_blocks;
@@ -27,29 +30,38 @@ __global__ void __launch_bounds__(kSimtThreads)
   const int sequence = blockIdx.x / query_blocks / heads;
   const int start = cu_seqlens[sequence], length = cu_seqlens[sequence + 1] - start;
   if (query_block * kQueries >= length) return;
+  const AttentionBlock block(sequence, head, start, length, query_block * kQueries);
 
   __shared__ float4 keys[kSimtKeys][kChunks], values[kSimtKeys][kChunks];
-  const int64_t hidden = static_cast<int64_t>(heads) * kHeadSize, stride = 3 * hidden;
-  const float* base = qkv + (start - first_token) * stride + head * kHeadSize;
+  const int64_t width = static_cast<int64_t>(heads) * kHeadSize, stride = 3 * width;
+  // Rows of whole sequences are found from here: through `seen` nvcc makes other code of the same sums.
+  const float* const whole = qkv + (start - first_token) * stride + head * kHeadSize;
+  const Seen seen(block, kQueries, kHeadSize, qkv, first_token, width, parameters...);
   const int query = query_block * kQueries + threadIdx.x / kThreadsPerQuery, part = threadIdx.x % kThreadsPerQuery;
   const bool real = query < length;
 
   float4 q[8], sum[8] = {};
 #pragma unroll
   for (int i = 0; i < 8; ++i)
-    q[i] = real ? reinterpret_cast<const float4*>(base + query * stride)[i * kThreadsPerQuery + part] : float4{};
-  float running_max = -INFINITY, total = 0;
-  const HeadBias<float> head_bias(bias, head, start, length);
-  const int query_column = bias.table != nullptr ? head_bias.column(query) : 0;
+    q[i] = real ? reinterpret_cast<const float4*>(Seen::kWhole
+                                                      ? whole + query * stride
+                                                      : seen.q + query * seen.q_stride)[i * kThreadsPerQuery + part]
+                : float4{};
+  float running_max = Seen::kWhole ? -INFINITY : kNoKey, total = 0;
+  const HeadBias<float> head_bias(bias, head, seen.first_key, seen.keys);
+  const int query_column = bias.table != nullptr ? head_bias.column(seen.place(query)) : 0;
+  const KeyRange of_query = seen.of(query, query);
 
-  for (int first = 0; first < length; first += kSimtKeys) {
-    const int valid = min(kSimtKeys, length - first);
+  for (int first = 0; first < seen.keys; first += kSimtKeys) {
+    const int valid = min(kSimtKeys, seen.keys - first);
     __syncthreads();
     for (int i = threadIdx.x; i < kSimtKeys * kChunks; i += kSimtThreads) {
       const int row = i / kChunks, chunk = i % kChunks;
-      const float* source = base + hidden + (first + row) * stride;
-      keys[row][chunk] = row < valid ? reinterpret_cast<const float4*>(source)[chunk] : float4{};
-      values[row][chunk] = row < valid ? reinterpret_cast<const float4*>(source + hidden)[chunk] : float4{};
+      const float* k = Seen::kWhole ? whole + width + (first + row) * stride : seen.k + (first + row) * seen.k_stride;
+      keys[row][chunk] = row < valid ? reinterpret_cast<const float4*>(k)[chunk] : float4{};
+      values[row][chunk] = row < valid ? reinterpret_cast<const float4*>(
+                                             Seen::kWhole ? k + width : seen.v + (first + row) * seen.v_stride)[chunk]
+                                       : float4{};
     }
     __syncthreads();
     for (int group = 0; group < valid; group += kSimtGroup) {
@@ -64,7 +76,8 @@ __global__ void __launch_bounds__(kSimtThreads)
         }
 #pragma unroll
         for (int mask = kThreadsPerQuery / 2; mask > 0; mask /= 2) dot += __shfl_xor_sync(0xffffffff, dot, mask);
-        score[j] = group + j < valid ? dot * scale_log2 : -INFINITY;
+        const bool seen_key = Seen::kWhole ? group + j < valid : of_query.has(first + group + j);
+        score[j] = seen_key ? dot * scale_log2 : -INFINITY;
         if (bias.table != nullptr) score[j] += kLog2E * head_bias(first + group + j, query_column);
         group_max = fmaxf(group_max, score[j]);
       }
@@ -94,8 +107,8 @@ __global__ void __launch_bounds__(kSimtThreads)
     }
   }
   if (!real) return;
-  const float inverse = 1.0f / total;
-  float4* o = reinterpret_cast<float4*>(out + (start - first_token + query) * hidden + head * kHeadSize);
+  const float inverse = Seen::kWhole || total != 0 ? 1.0f / total : 0.0f;
+  float4* o = reinterpret_cast<float4*>(out + (start - first_token + query) * width + head * kHeadSize);
 #pragma unroll
   for (int i = 0; i < 8; ++i)
     o[i * kThreadsPerQuery + part] =

@@ -11,6 +11,7 @@ namespace ftbert {
 namespace {
 
 constexpr int kTileKeys = 64;
+constexpr float kNoKey = -1e30f;  // the largest score of a row that has seen none
 
 // A row's sums of probabilities times values: eights of columns, and behind the head's one of ones, so that there
 // stands the sum of the probabilities, as they are rounded.
@@ -27,16 +28,19 @@ enum class OffsetReads { kCached, kUncached, kEarly };
 
 // The part of the work that this CTA has.
 struct AttentionBlock {
-  int head, start, length, first_query;
+  int sequence, head, start, length, first_query;
 
   __device__ AttentionBlock(const int32_t* cu_seqlens, int heads, int query_blocks, int queries, bool cached = true) {
-    const int sequence = blockIdx.x / query_blocks / heads;
+    sequence = blockIdx.x / query_blocks / heads;
     const int32_t* const at = cu_seqlens + sequence;
     head = blockIdx.x / query_blocks % heads;
     start = cached ? at[0] : __ldcg(at);
     length = (cached ? at[1] : __ldcg(at + 1)) - start;
     first_query = blockIdx.x % query_blocks * queries;
   }
+
+  __device__ AttentionBlock(int sequence, int head, int start, int length, int first_query)
+      : sequence(sequence), head(head), start(start), length(length), first_query(first_query) {}
 
   // The same with wait_for_inputs.
   static __device__ AttentionBlock after_wait(const int32_t* cu_seqlens, OffsetReads reads, int heads, int query_blocks,
@@ -81,11 +85,15 @@ __device__ bool too_large(Pair<E> pair) {
 struct RowState {
   float subtracted[2] = {-INFINITY, -INFINITY};
 
-  // Of a row's first tile: its maximum there.
-  template <int kKeys8>
+  // Of a row's first tile: its maximum there. Where it may have no key there, the power of the first it has is too
+  // large for what is subtracted until then, and that of a key that weighs nothing is 0.
+  template <bool kHasKey = true, int kKeys8>
   __device__ void begin(const float (&score)[kKeys8][4], float scale_log2) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) subtracted[r] = row_maximum(score, r) * scale_log2;
+    for (int r = 0; r < 2; ++r) {
+      subtracted[r] = row_maximum(score, r) * scale_log2;
+      if (!kHasKey) subtracted[r] = fmaxf(subtracted[r], kNoKey);
+    }
   }
 
   // p: 2^(scale_log2 * score - subtracted) as the A operand of the next product.
@@ -160,12 +168,13 @@ struct PartialRows {
   }
 };
 
-// sum / total of 16 rows into shared memory, so that store_rows can write whole 16-byte chunks.
-template <class E, int kHeadSize>
+// sum / total of 16 rows into shared memory, so that store_rows can write whole 16-byte chunks; 0 of a row without
+// keys.
+template <class E, int kHeadSize, bool kHasKey = true>
 __device__ void stage_rows(char* memory, int first_row, int lane, const RowSums<kHeadSize>& sum) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float inverse = 1.0f / sum[kHeadSize / 8][2 * r];
+    const float total = sum[kHeadSize / 8][2 * r], inverse = kHasKey || total != 0 ? 1.0f / total : 0.0f;
 #pragma unroll
     for (int d = 0; d < kHeadSize / 8; ++d) {
       const uint32_t offset = swizzled<kHeadSize>(0, first_row + lane / 4 + 8 * r, d) + lane % 4 * 4;
@@ -175,14 +184,14 @@ __device__ void stage_rows(char* memory, int first_row, int lane, const RowSums<
   }
 }
 
-// Rows [first_row, first_row + kRows) of the block to out [.., hidden], as many as are `real`; by one warp.
+// Rows [first_row, first_row + kRows) of the block to out [.., width], as many as are `real`; by one warp.
 template <class E, int kHeadSize, int kRows>
-__device__ void store_rows(const char* memory, int first_row, int lane, int real, E* out, int64_t hidden) {
+__device__ void store_rows(const char* memory, int first_row, int lane, int real, E* out, int64_t width) {
   constexpr int kChunks = kHeadSize / 8;
   real = min(real, kRows);
   for (int i = lane; i < real * kChunks; i += 32) {
     const int row = first_row + i / kChunks, chunk = i % kChunks;
-    *reinterpret_cast<uint4*>(out + row * hidden + chunk * 8) =
+    *reinterpret_cast<uint4*>(out + row * width + chunk * 8) =
         *reinterpret_cast<const uint4*>(memory + swizzled<kHeadSize>(0, row, chunk));
   }
 }

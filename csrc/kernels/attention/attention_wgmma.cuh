@@ -42,7 +42,7 @@ struct WgmmaAttention {
 
 // What the parts found, one behind the other at `parts`, added and written to out; by all threads of the block.
 template <class E, class Shape>
-__device__ void add_parts(const PartialRows<Shape::kHeadSize>* parts, int real, E* out, int64_t hidden) {
+__device__ void add_parts(const PartialRows<Shape::kHeadSize>* parts, int real, E* out, int64_t width) {
   constexpr int kParts = Shape::kParts, kColumns = 8;
   constexpr int kInRow = Shape::kHeadSize / kColumns;
   for (int i = threadIdx.x; i < min(real, 64) * kInRow; i += Shape::kThreads) {
@@ -61,11 +61,11 @@ __device__ void add_parts(const PartialRows<Shape::kHeadSize>* parts, int real, 
     const float inverse = 1.0f / total;
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) sum[c] *= inverse;
-    Packed<E, kColumns>::from_floats(sum).store(out + row * hidden + column);
+    Packed<E, kColumns>::from_floats(sum).store(out + row * width + column);
   }
 }
 
-// map: of qkv [tokens, 3*hidden] in boxes of [64, head size]; out [tokens, hidden]; grid: query blocks x heads x batch,
+// map: of qkv [tokens, 3*width] in boxes of [64, head size]; out [tokens, width]; grid: query blocks x heads x batch,
 // query blocks fastest.
 template <class E, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
                                                 heads, query_blocks, Shape::kQueries);
   if (block.first_query >= block.length) return;
 
-  const int64_t hidden = static_cast<int64_t>(heads) * kHeadSize;
+  const int64_t width = static_cast<int64_t>(heads) * kHeadSize;
   const int groups = min(Shape::kGroups, (block.length - block.first_query + 63) / 64);  // those that have queries
   const int tiles = (block.length + kTileKeys - 1) / kTileKeys;
   const int row0 = static_cast<int>(block.start - first_token);
@@ -119,11 +119,11 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     const int with_keys = (Shape::kApart ? 1 : 2) + (kParts == 1 && tile == 0 ? groups : 0);
     barrier_expect(keys_in + 8 * stage, with_keys * kTileBytes);
     if (Shape::kApart) barrier_expect(values_in + 8 * stage, kTileBytes);
-    tma_load(to, map, column + static_cast<int>(hidden), row, keys_in + 8 * stage);
+    tma_load(to, map, column + static_cast<int>(width), row, keys_in + 8 * stage);
     if (tile == 0)
       for (int g = 0; g < groups; ++g)
         tma_load(shared_q + g * kTileBytes, map, column, row0 + block.first_query + g * 64, queries_in);
-    tma_load(to + kTileBytes, map, column + 2 * static_cast<int>(hidden), row, values_in + 8 * stage);
+    tma_load(to + kTileBytes, map, column + 2 * static_cast<int>(width), row, values_in + 8 * stage);
   };
   if (threadIdx.x == 0) {
     if (Shape::kGroups > 1) init_barriers(groups);
@@ -219,18 +219,18 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   }
 
   const int real = block.length - block.first_query;
-  out += (block.start - first_token + block.first_query) * hidden + block.head * kHeadSize;
+  out += (block.start - first_token + block.first_query) * width + block.head * kHeadSize;
   if constexpr (kParts > 1) {
     auto* const parts = reinterpret_cast<PartialRows<kHeadSize>*>(memory + Shape::kGroups * kTileBytes);
     __syncthreads();  // nobody reads keys or values any more
     parts[part].put(warp % 4 * 16, lane, sum, state);
     __syncthreads();
-    add_parts<E, Shape>(parts, real, out, hidden);
+    add_parts<E, Shape>(parts, real, out, width);
   } else {
     named_barrier_wait(1 + group, 128);  // nobody reads the queries any more
     stage_rows<E, kHeadSize>(memory, warp * 16, lane, sum);
     __syncwarp();
-    store_rows<E, kHeadSize, 16>(memory, warp * 16, lane, real - warp * 16, out, hidden);
+    store_rows<E, kHeadSize, 16>(memory, warp * 16, lane, real - warp * 16, out, width);
   }
 #else
   no_warpgroups();
