@@ -53,6 +53,7 @@ def valid(name: str, device: str) -> list[Any]:
         "add_bias_input_layernorm": [x, vector, floats(6, 64), vector, vector, 1e-5],
         "add_qkv_bias": [floats(6, 192), floats(192), cu, 5, 2],
         "attention": [floats(6, 192), cu, 4, 2, bias, columns, False],
+        "attention_apart": [x, x, x, cu, cu, 4, 2, 2, 0.5],
         "activations": [],
         "build_info": [],
         "embeddings_layernorm": [ids.flatten(), ids.flatten() % 2, index[:6], columns, floats(10, 64), floats(10, 64), floats(2, 64), vector, vector, 1e-5],

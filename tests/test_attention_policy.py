@@ -8,7 +8,7 @@ import pytest
 import reference
 import torch
 from compare import assert_close
-from conftest import Place, have_gpu
+from conftest import PLACES, Place, have_gpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,36 +24,52 @@ def random(rows: int, cols: int, place: Place, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, cols, generator=torch.Generator().manual_seed(seed)).to(place.dtype).to(place.device)
 
 
-def has_fused(place: Place, heads: int, kv_heads: int, size: int, window: tuple[int, int]) -> bool:
-    """A GPU has no fused kernel for fewer heads of keys nor for windows yet: the general path takes those."""
-    return place.device == "cpu" or (size in (32, 64, 128) and heads == kv_heads and window == (-1, -1))
+def has_fused(place: Place, size: int) -> bool:
+    """Of other sizes a GPU has no fused kernel: the general path takes those."""
+    return place.device == "cpu" or size in (32, 64, 128)
 
 
-def fused(qkv: torch.Tensor, lengths: list[int], heads: int, kv_heads: int, scale: float | None, window: tuple[int, int]) -> torch.Tensor:
+def fused(
+    qkv: torch.Tensor, lengths: list[int], heads: int, kv_heads: int, scale: float | None, window: tuple[int, int],
+    table: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
     cu = reference.offsets(lengths, qkv.device.type)
-    return ops.attention(qkv, cu, max(lengths, default=0), heads, kv_heads=kv_heads, scale=scale, left=window[0], right=window[1])
+    return ops.attention(qkv, cu, max(lengths, default=0), heads, table, kv_heads=kv_heads, scale=scale, left=window[0], right=window[1])
 
 
-def general(qkv: torch.Tensor, lengths: list[int], heads: int, kv_heads: int, scale: float, window: tuple[int, int]) -> torch.Tensor:
+def general(
+    qkv: torch.Tensor, lengths: list[int], heads: int, kv_heads: int, scale: float, window: tuple[int, int],
+    table: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
     cu, seq = reference.offsets(lengths, qkv.device.type), max(lengths, default=0)
     q, k, v = ops.add_qkv_bias(qkv, None, cu, seq, heads, kv_heads)
     scores = (q.float() @ k.float().transpose(-1, -2)).contiguous()
-    weights = ops.softmax(scores, cu, scale, None, None, qkv.dtype, *window)
+    weights = ops.softmax(scores, cu, scale, table, None, qkv.dtype, *window)
     return ops.transpose((weights.float() @ v.float()).to(qkv.dtype).contiguous(), cu, sum(lengths))
 
 
-def check(place: Place, lengths: list[int], heads: int, kv_heads: int, size: int, scale: float | None, window: tuple[int, int]) -> None:
+def check(
+    place: Place, lengths: list[int], heads: int, kv_heads: int, size: int, scale: float | None, window: tuple[int, int],
+    span: int = 0,
+) -> None:  # fmt: skip
+    """span: of a relative bias, if any; distances from it on are read as the last."""
     qkv = random(sum(lengths), (heads + 2 * kv_heads) * size, place)
-    want = reference.attention(qkv, lengths, heads, None, kv_heads, scale, *window)
+    table, biases = None, None
+    if span:
+        table = random(heads, 2 * span - 1, place, seed=1)
+        places = [torch.arange(n, device=qkv.device) for n in lengths]
+        biases = [table.double()[:, (p - p[:, None]).clamp(1 - span, span - 1) + span - 1] for p in places]
+    want = reference.attention(qkv, lengths, heads, biases, kv_heads, scale, *window)
     limit = max(6e-6, 4 * place.eps)
-    assert_close(general(qkv, lengths, heads, kv_heads, scale or 1 / math.sqrt(size), window), want, atol=limit, what="general")
-    if not has_fused(place, heads, kv_heads, size, window):
+    got = general(qkv, lengths, heads, kv_heads, scale or 1 / math.sqrt(size), window, table)
+    assert_close(got, want, atol=limit, what="general")
+    if not has_fused(place, size):
         with pytest.raises(RuntimeError, match="no fused kernel"):
-            fused(qkv, lengths, heads, kv_heads, scale, window)
+            fused(qkv, lengths, heads, kv_heads, scale, window, table)
         return
-    got = fused(qkv, lengths, heads, kv_heads, scale, window)
+    got = fused(qkv, lengths, heads, kv_heads, scale, window, table)
     assert_close(got, want, atol=limit, what="fused")
-    assert torch.equal(got, fused(qkv, lengths, heads, kv_heads, scale, window))
+    assert torch.equal(got, fused(qkv, lengths, heads, kv_heads, scale, window, table))
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 3, 8])
@@ -78,8 +94,6 @@ def test_scale(place: Place, scale: float) -> None:
 @pytest.mark.parametrize("size", [32, 64, 128])
 def test_rows_that_see_nothing_of_their_blocks_first_tile(place: Place, size: int) -> None:
     """Of a block of queries some reach back to a tile of keys in which others see none; their scores are far below."""
-    if not has_fused(place, 1, 1, size, (1, 0)):
-        pytest.skip("no fused kernel for windows on CUDA")
     qkv = random(256, 3 * size, place)
     qkv[:, :size] = qkv[:, :size].abs() + 1
     qkv[:, size : 2 * size] = -qkv[:, size : 2 * size].abs() - 1  # every score below -1 times size
@@ -92,26 +106,78 @@ def test_rows_that_see_nothing_of_their_blocks_first_tile(place: Place, size: in
 
 def test_keys_outside_of_a_window_do_not_matter(place: Place) -> None:
     size, lengths, window = 64, [200], (16, 0)
-    if not has_fused(place, 1, 1, size, window):
-        pytest.skip("no fused kernel for windows on CUDA")
     qkv = random(200, 3 * size, place)
     want = fused(qkv, lengths, 1, 1, None, window)
     qkv[:50, size:] = float("nan")  # no query from 66 on sees these; of the same block some do
     assert torch.equal(fused(qkv, lengths, 1, 1, None, window)[128 + 16 :], want[128 + 16 :])
 
 
-@settings(max_examples=60, deadline=None)
+HERE = [place for place in PLACES if place.device == "cpu" or have_gpu()]
+SIDES = st.one_of(st.sampled_from([-1, 0]), st.integers(0, 160))
+
+
+@settings(max_examples=80, deadline=None)
 @given(
+    place=st.sampled_from(HERE or PLACES),
     lengths=st.lists(st.integers(0, 150), min_size=1, max_size=5),
     kv_heads=st.integers(1, 3),
-    ratio=st.integers(1, 4),
-    size=st.sampled_from([8, 32, 48, 64]),
-    left=st.integers(-1, 160),
-    right=st.integers(-1, 160),
+    ratio=st.sampled_from([1, 2, 3, 8]),
+    size=st.sampled_from([8, 32, 48, 64, 128]),
+    left=SIDES,
+    right=SIDES,
+    span=st.sampled_from([0, 0, 5, 200]),
 )
-def test_any_shape(lengths: list[int], kv_heads: int, ratio: int, size: int, left: int, right: int) -> None:
-    place = Place("cuda", torch.float16) if have_gpu() else Place("cpu", torch.float32)
-    check(place, lengths, ratio * kv_heads, kv_heads, size, None, (left, right))
+def test_any_shape(place: Place, lengths: list[int], kv_heads: int, ratio: int, size: int, left: int, right: int, span: int) -> None:
+    check(place, lengths, ratio * kv_heads, kv_heads, size, None, (left, right), span)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    place=st.sampled_from(HERE or PLACES),
+    lengths=st.lists(st.tuples(st.integers(0, 150), st.integers(0, 150)), min_size=1, max_size=4),
+    kv_heads=st.integers(1, 2),
+    ratio=st.sampled_from([1, 3]),
+    size=st.sampled_from([32, 64, 128]),
+    left=SIDES,
+    right=SIDES,
+    max_q=st.integers(1, 300),
+)
+def test_queries_and_keys_of_their_own(
+    place: Place, lengths: list[tuple[int, int]], kv_heads: int, ratio: int, size: int, left: int, right: int, max_q: int
+) -> None:
+    """The first rows of the last queries of longer sequences, with keys and values in tensors of other strides."""
+    queries, keys = [min(pair) for pair in lengths], [max(pair) for pair in lengths]
+    heads, kv = ratio * kv_heads, kv_heads * size
+    qkv = random(sum(keys), heads * size + 2 * kv, place)
+    all_q, k, v = qkv.split([heads * size, kv, kv], dim=1)
+    last = torch.cat([part[len(part) - n :] for part, n in zip(all_q.split(keys), queries, strict=True)])
+    v = torch.cat([v, v], dim=1)[:, :kv]
+    cu_q, cu_k = (reference.offsets(n, place.device) for n in (queries, keys))
+    got = ops.attention_apart(last, k, v, cu_q, cu_k, max_q, heads, kv_heads, 0.1, left, right)
+    want = reference.attention(qkv, keys, heads, None, kv_heads, 0.1, left, right)
+    for mine, all_rows, n in zip(got.split(queries), want.split(keys), queries, strict=True):
+        assert_close(mine[:max_q], all_rows[len(all_rows) - n :][:max_q], atol=max(6e-6, 4 * place.eps))
+
+
+@pytest.mark.parametrize("size", [32, 64, 128])
+@pytest.mark.parametrize("keys", [0, 3, 70])
+def test_queries_that_see_no_key_give_zeros(place: Place, keys: int, size: int) -> None:
+    q, k = random(200, size, place), random(keys, size, place, seed=1)
+    cu_q, cu_k = (reference.offsets([n], place.device) for n in (200, keys))
+    got = ops.attention_apart(q, k, k, cu_q, cu_k, 200, 1, 1, 0.1, -1, 0)
+    assert not bool(got[: 200 - keys].any())
+    qkv = torch.cat([q[200 - keys :], k, k], dim=1)
+    want = reference.attention(qkv, [keys], 1, scale=0.1, right=0)
+    assert_close(got[200 - keys :], want, atol=max(6e-6, 4 * place.eps))
+
+
+def test_rows_that_a_gpu_cannot_read(place: Place) -> None:
+    if place.device == "cpu":
+        pytest.skip("a CPU reads any")
+    q, cu = random(4, 64, place), reference.offsets([4], place.device)
+    for other in (random(4, 65, place)[:, :64], random(4, 72, place)[:, 1:65]):
+        with pytest.raises(RuntimeError, match="16 bytes at a time"):
+            ops.attention_apart(q, other, q, cu, cu, 4, 2, 2, 0.1)
 
 
 def test_arguments_that_do_not_fit(place: Place) -> None:

@@ -53,6 +53,10 @@ WRONG: list[tuple[str, int, Any, str]] = [
     ("attention", 4, torch.zeros(2, 16), r"relative_bias: expected \[heads, 2\*span-1\], got Float \[2, 16\]"),
     ("attention", 5, i32(0, 2, 3, 3, 0, 1), r"columns: expected rising values .* sequence 0, got 3 at \[3\]"),
     ("attention", 5, i32(-1, 2, 3, 4, 0, 1), "columns: expected rising values in"),
+    ("attention_apart", 1, torch.zeros(6, 32), r"k: expected rows of 64 contiguous elements like q's, got Float \[6, 32\]"),
+    ("attention_apart", 2, torch.zeros(5, 64), "v: expected as many rows as k"),
+    ("attention_apart", 4, i32(0, 4, 7), "end by 6"),
+    ("attention_apart", 7, 3, "kv_heads: expected 1 to 2"),
     ("embeddings_layernorm", 0, i64(*range(5), 10, *range(4)), r"input_ids: expected values in \[0, 10\), got 10 at \[5\]"),
     ("embeddings_layernorm", 1, i64(0, 0, 0, 0, 0, 2, 0, 0, 0, 0), r"token_type_ids: expected values in \[0, 2\)"),
     ("embeddings_layernorm", 2, i64(0, 1, 2, 3, 4, 10), r"token_index: expected values in \[0, 10\), got 10"),
@@ -179,7 +183,7 @@ def test_every_dtype_of_ids_and_mask(dtype: torch.dtype) -> None:
         assert "attention_mask" in str(error) or "not implemented" in str(error)
 
 
-TRACED = "add_bias_act add_bias_act_ add_bias_input_layernorm attention first_rows padding padding_stage pooling"
+TRACED = "add_bias_act add_bias_act_ add_bias_input_layernorm attention attention_apart first_rows padding padding_stage pooling"
 
 
 @pytest.mark.parametrize("name", TRACED.split())

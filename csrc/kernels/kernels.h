@@ -207,7 +207,8 @@ struct ScorePolicy {
 
 // ---- attention: the fused path -----------------------------------------------------------------------------
 
-// softmax(scale * q k^T + bias) v within each sequence, on packed tokens; no score matrix in memory.
+// softmax(scale * q k^T + bias) v within each sequence, on packed tokens; no score matrix in memory. A query that sees
+// no key gives 0.
 template <class Device, class T>
 void attention(Context<Device>& context, const Heads& heads, const QueriesKeysValues& from, const Sequences& sequences,
                const ScorePolicy<T>& policy,
