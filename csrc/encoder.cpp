@@ -13,10 +13,6 @@
 namespace ftbert {
 namespace {
 
-PackedBatch batch_of(const EncoderInput& input, const int32_t* columns) {
-  return {input.cu_seqlens, columns, input.batch, input.tokens, input.max_seqlen};
-}
-
 // A matrix product over all rows of x, into out also where the product's library keeps the result elsewhere.
 template <class Device, class T>
 void linear_into(Context<Device>& context, const Linear<T>& linear, const T* x, int64_t rows, Activation activation,
@@ -30,12 +26,9 @@ void linear_into(Context<Device>& context, const Linear<T>& linear, const T* x, 
 
 template <class Device, class T>
 struct Encoder<Device, T>::Buffers {
-  int32_t* positions = nullptr;  // [tokens], where the input does not bring them
-  int32_t* columns = nullptr;    // [tokens], where attention has a relative bias and ids are padded
-  T* x = nullptr;                // [tokens, hidden], where the caller reads first rows only
-  T* first = nullptr;            // [batch, hidden], attention's result in those rows
-  T* embedded = nullptr;         // [tokens, embedding], where it is projected to hidden
-  Schedule schedule;
+  T* x = nullptr;         // [tokens, hidden], where not all rows are read
+  T* chosen = nullptr;    // [output_rows, width], attention's result in those that are
+  T* embedded = nullptr;  // [tokens, embedding], where it is projected to hidden
   LayerBuffers<T> layers;
   std::vector<LayerBuffers<T>> alone;  // of threads with sequences of their own; in the memory of `layers`
 };
@@ -65,95 +58,84 @@ std::string Encoder<Device, T>::deferred_state(const Context<Device>& context) c
 }
 
 template <class Device, class T>
-auto Encoder<Device, T>::carve(const Context<Device>& context, Workspace& ws, const EncoderInput& input) const
-    -> Buffers {
+auto Encoder<Device, T>::carve(Workspace& ws, const Batch& batch, const Schedule& schedule) const -> Buffers {
   const EncoderConfig& c = config_;
-  // First rows go through the last layer all together; empty sequences make them more than tokens.
-  const bool first = input.rows == OutputRows::first;
-  const int64_t first_rows = first ? input.batch : 0, rows = std::max(input.tokens, first_rows);
+  const int64_t tokens = batch.tokens();
+  // Chosen rows go through the last layer all together, and may be more than tokens.
+  const bool choose = batch.rows.kind != RowKind::all;
+  const int64_t chosen = choose ? batch.output_rows() : 0;
   int64_t width = c.hidden;
   for (const LayerConfig& layer : c.layers) width = std::max(width, layer.attention.heads.width());
   Buffers b;
-  if (!input.positions) b.positions = ws.take<int32_t>(input.tokens);
-  if (c.relative_span > 0 && input.token_index) b.columns = ws.take<int32_t>(input.tokens);
-  if (first) b.x = ws.take<T>(rows_with_slack<Device>(input.tokens) * c.hidden);
-  if (first) b.first = ws.take<T>(rows_with_slack<Device>(input.batch) * width);
-  if (c.embedding_projection) b.embedded = ws.take<T>(rows_with_slack<Device>(input.tokens) * c.embedding);
+  if (choose) b.x = ws.take<T>(rows_with_slack<Device>(tokens) * c.hidden);
+  if (choose) b.chosen = ws.take<T>(rows_with_slack<Device>(chosen) * width);
+  if (c.embedding_projection) b.embedded = ws.take<T>(rows_with_slack<Device>(tokens) * c.embedding);
   LayerBuffers<T> of_batch;
-  layers_.carve(ws, rows, of_batch);
-  if (deferred_.maker) deferred_.maker->carve(ws, input.tokens, of_batch);
+  layers_.carve(ws, std::max(tokens, chosen), of_batch);
+  if (deferred_.maker) deferred_.maker->carve(ws, tokens, of_batch);
 
-  b.schedule = make_schedule(context, batch_of(input, nullptr), attention_.path == AttentionPath::fused);
   const auto carve_run = [&](int64_t most_rows, bool alone) {
-    LayerBuffers<T> made =
-        carve_layer_buffers<Device, T>(ws, c, {most_rows, input.batch, input.max_seqlen, attention_.path, alone});
+    LayerBuffers<T> made = carve_layer_buffers<Device, T>(
+        ws, c, {most_rows, batch.sequences.count, batch.sequences.max_k, attention_.path, alone});
     made.normed = of_batch.normed, made.row_moments = of_batch.row_moments;
     return made;
   };
   const size_t shared = ws.mark();
-  for (const std::vector<Run>& runs : b.schedule.alone) b.alone.push_back(carve_run(Schedule::most_tokens(runs), true));
+  for (const std::vector<Run>& runs : schedule.alone) b.alone.push_back(carve_run(Schedule::most_tokens(runs), true));
   const size_t alone_end = ws.bytes();
   ws.release(shared);
-  b.layers = carve_run(std::max(Schedule::most_tokens(b.schedule.together), first_rows), false);
+  b.layers = carve_run(std::max(Schedule::most_tokens(schedule.together), chosen), false);
   if (ws.bytes() < alone_end) ws.release(alone_end);
   return b;
 }
 
 template <class Device, class T>
-size_t Encoder<Device, T>::workspace_bytes(const Context<Device>& context, const EncoderInput& input) const {
+auto Encoder<Device, T>::plan(const Context<Device>& context, const Batch& batch) const -> Plan {
+  Plan plan{make_schedule(context, batch.sequences, attention_.path == AttentionPath::fused)};
   Workspace measure;
-  carve(context, measure, input);
-  return measure.bytes();
-}
-
-template <class Device, class T>
-void Encoder<Device, T>::find_positions(Context<Device>& context, const EncoderInput& input, int64_t most,
-                                        int32_t* positions, int32_t* columns) const {
-  const auto find = [&](PositionKind kind, int32_t* out) {
-    padding_positions<Device>(context, kind, input.input_ids, input.token_index, input.cu_seqlens, input.batch,
-                              input.seq, config_.padding_id, most, out);
-  };
-  find(config_.positions, positions);
-  if (columns) find(PositionKind::absolute, columns);
+  carve(measure, batch, plan.schedule);
+  plan.bytes = measure.bytes();
+  return plan;
 }
 
 // x = what the layers start from
 template <class Device, class T>
-void Encoder<Device, T>::embed(Context<Device>& context, const EncoderInput& input, const Buffers& b, T* x) const {
+void Encoder<Device, T>::embed(Context<Device>& context, const Batch& batch, T* embedded, T* x) const {
   const EncoderConfig& c = config_;
-  if (!input.positions) find_positions(context, input, input.tokens, b.positions, b.columns);
   const EmbeddingTables<T> tables{weights_.word,   weights_.position, weights_.token_type,    c.vocab,
                                   c.max_positions, c.token_types,     weights_.embedding_norm};
-  T* const embedded = b.embedded ? b.embedded : x;
-  embeddings_layernorm<Device, T>(context, tables, input.input_ids, input.token_type_ids, input.token_index,
-                                  input.positions ? input.positions : b.positions, input.tokens, c.embedding, embedded);
-  if (b.embedded) linear_into(context, weights_.embedding_projection, embedded, input.tokens, Activation::none, x);
+  embeddings_layernorm<Device, T>(context, tables, batch.ids, batch.types, batch.to_padded, batch.positions,
+                                  batch.tokens(), c.embedding, embedded ? embedded : x);
+  if (embedded) linear_into(context, weights_.embedding_projection, embedded, batch.tokens(), Activation::none, x);
 }
 
 template <class Device, class T>
-void Encoder<Device, T>::forward(Context<Device>& context, const EncoderInput& input, Workspace workspace, T* out,
-                                 const HiddenStateHook<T>& hook) const {
-  const bool first_only = input.rows == OutputRows::first;
-  if (input.tokens > 0) {
-    Buffers b = carve(context, workspace, input);
-    T* const x = first_only ? b.x : out;
-    embed(context, input, b, x);
+void Encoder<Device, T>::forward(Context<Device>& context, const Batch& batch, const Plan& plan, Workspace workspace,
+                                 T* out, const HiddenStateHook<T>& hook) const {
+  const bool choose = batch.rows.kind != RowKind::all;
+  const Sequences& sequences = batch.sequences;
+  FTBERT_CHECK(!batch.cache && sequences.cu_q == sequences.cu_k, "no layer reads keys of earlier tokens from a cache");
+  if (batch.tokens() > 0 && batch.output_rows() > 0) {
+    FTBERT_CHECK(batch.positions, "a batch lacks its positions (layers/positions.h)");
+    Buffers b = carve(workspace, batch, plan.schedule);
+    T* const x = choose ? b.x : out;
+    embed(context, batch, b.embedded, x);
 
-    const PackedBatch batch = batch_of(input, input.columns ? input.columns : b.columns);
-    const int64_t layers = config_.depth() - (first_only && config_.depth() > 0);
+    const int64_t layers = config_.depth() - (choose && config_.depth() > 0);
     if (b.alone.size() > 1 && !hook) {
-      on_threads(context, static_cast<int64_t>(b.alone.size()), [&](Context<Device>& own, int64_t i) {
-        layers_.run(own, batch, b.schedule.alone[i], layers, b.alone[i], x, nullptr);
+      each_alone(context, static_cast<int64_t>(b.alone.size()), [&](Context<Device>& alone, int64_t i) {
+        layers_.run(alone, batch, plan.schedule.alone[i], layers, b.alone[i], x, nullptr);
       });
     } else {
       std::unique_ptr<DeferredCall<Device, T>> deferred;
       if (deferred_.maker && !hook && layers > 0)
-        deferred = deferred_.maker->start(context, input.tokens, layers, b.layers, x);
-      layers_.run(context, batch, b.schedule.together, layers, b.layers, x, hook, deferred.get());
+        deferred = deferred_.maker->start(context, batch.tokens(), layers, b.layers, x);
+      layers_.run(context, batch, plan.schedule.together, layers, b.layers, x, hook, deferred.get());
     }
-    if (first_only) layers_.run_first_tokens(context, batch, b.schedule.together, b.layers, x, b.first, out);
+    if (choose) layers_.run_chosen_rows(context, batch, plan.schedule.together, b.layers, x, b.chosen, out);
   }
-  if (first_only) zero_empty_rows<Device, T>(context, input.cu_seqlens, input.batch, config_.hidden, out);
+  if (choose && batch.rows.kind != RowKind::any)
+    zero_empty_rows<Device, T>(context, sequences.cu_q, sequences.count, config_.hidden, out);
 }
 
 template <class Device, class T>

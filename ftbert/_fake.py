@@ -31,15 +31,19 @@ def _forward_batch(
     cu_seqlens: Tensor | None,
     max_seqlen: int,
     want: list[str],
+    rows: Tensor | None = None,
 ) -> list[Tensor]:
     facts = _facts(encoder)
     batch = input_ids.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     shapes = {
         "tokens": (*input_ids.shape, facts.hidden()),
         "first": (batch, facts.hidden()),
+        "last": (batch, facts.hidden()),
         "pooled": (batch, facts.hidden() if facts.has_pooler() else 0),
         "hidden_states": (facts.layers() + 1, *input_ids.shape, facts.hidden()),
     }
+    if rows is not None:
+        shapes["rows"] = (rows.shape[0], facts.hidden())
     # The number of valid tokens of padded ids stands in the mask, and an op that holds an object cannot give such a
     # size to the inductor of torch 2.13 (its assertion compares with a guess): torch.compile breaks the graph here.
     if unknown := set(want) - {*shapes, "packed_tokens", "packed_index", "cu_seqlens"}:
@@ -77,7 +81,9 @@ def _add_qkv_bias(
 # What each op makes of its arguments, which come in the order of its schema (csrc/binding/).
 _FAKES: dict[str, Callable[..., Any]] = {
     "forward_batch": _forward_batch,
-    "first_rows": lambda packed, cu: packed.new_empty((cu.shape[0] - 1, packed.shape[1])),
+    "gather_rows": lambda packed, cu, kind, rows=None: packed.new_empty(
+        (cu.shape[0] - 1 if rows is None else rows.shape[0], packed.shape[1])
+    ),
     "pack_weight": torch.empty_like,
     "padding": _padding,
     "padding_mask": lambda lengths, seq: lengths.new_empty((lengths.shape[0], seq), dtype=torch.uint8),
@@ -96,7 +102,9 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "add_qkv_bias": _add_qkv_bias,
     "softmax": lambda scores, cu, scale, bias, columns, dtype, *_: torch.empty_like(scores, dtype=dtype),
     "transpose": lambda x, cu, tokens: x.new_empty((tokens, x.shape[1] * x.shape[3])),
-    "pooling": lambda hidden, cu, *_: hidden.new_empty((cu.shape[0] - 1, hidden.shape[1]), dtype=torch.float32),
+    "pooling": lambda hidden, cu, *_: hidden.new_empty(
+        (hidden.shape[0] if cu is None else cu.shape[0] - 1, hidden.shape[1]), dtype=torch.float32
+    ),
     "linear": lambda a, weight, *_: a.new_empty((a.shape[0], weight.shape[0])),
     "linear_own": lambda a, weight, *_: a.new_empty((a.shape[0], weight.shape[0])),
     "linear_layernorm": lambda a, weight, bias, residual, *_: torch.empty_like(residual),

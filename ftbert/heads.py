@@ -104,12 +104,12 @@ class HeadedModule(EncoderModule):
         """As `run`, and what else of forward_batch `want` names."""
         rows = _choices_as_rows(input_ids, attention_mask, token_type_ids)
         input_ids, attention_mask, token_type_ids, choices = rows
-        want = ["packed_tokens", "packed_index", "cu_seqlens", "pooled"] + want
-        made = self.forward_batch(input_ids, attention_mask, token_type_ids, None, 0, want)
-        packed, index, cu_seqlens, pooled = made[0], made[1], made[2], made[3]
+        want = ["packed_tokens", "packed_index", "first", "pooled"] + want
+        made = self.forward_batch(input_ids, attention_mask, token_type_ids, None, 0, want, None)
+        packed, index, first, pooled = made[0], made[1], made[2], made[3]
         batch, seq = input_ids.shape[0], input_ids.shape[1]
         hidden = torch.ops.ftbert.restore_padding(packed, index).view(batch, seq, packed.shape[1])
-        logits = self._logits(packed, torch.ops.ftbert.first_rows(packed, cu_seqlens), pooled, choices)
+        logits = self._logits(packed, first, pooled, choices)
         for i, head in enumerate(self.heads):
             if head.source == "tokens":
                 logits[i] = torch.ops.ftbert.restore_padding(logits[i], index).view(batch, seq, logits[i].shape[1])
@@ -128,7 +128,7 @@ class HeadedModule(EncoderModule):
             raise ValueError("run_first: a head of this model reads every token; call run")
         rows = _choices_as_rows(input_ids, attention_mask, token_type_ids)
         input_ids, attention_mask, token_type_ids, choices = rows
-        made = self.forward_batch(input_ids, attention_mask, token_type_ids, None, 0, ["first", "pooled"])
+        made = self.forward_batch(input_ids, attention_mask, token_type_ids, None, 0, ["first", "pooled"], None)
         return made[1], self._logits(made[0], made[0], made[1], choices)
 
     @torch.jit.export
@@ -141,10 +141,9 @@ class HeadedModule(EncoderModule):
     ) -> List[Tensor]:  # noqa: UP006
         """int [tokens], int32 [batch+1] -> the logits of every head: [tokens, outputs] for heads over tokens, else
         [batch, outputs] (of choices one output each). No padding anywhere, and no host synchronisation."""
-        want = ["tokens" if self.reads_tokens else "first", "pooled"]
-        made = self.forward_batch(input_ids, None, token_type_ids, cu_seqlens, max_seqlen, want)
-        first = torch.ops.ftbert.first_rows(made[0], cu_seqlens) if self.reads_tokens else made[0]
-        return self._logits(made[0], first, made[1], 0)
+        want = ["first", "pooled", "tokens"] if self.reads_tokens else ["first", "pooled"]
+        made = self.forward_batch(input_ids, None, token_type_ids, cu_seqlens, max_seqlen, want, None)
+        return self._logits(made[-1], made[0], made[1], 0)
 
     @torch.jit.export
     def logits_at(
@@ -156,7 +155,7 @@ class HeadedModule(EncoderModule):
     ) -> Tensor:
         """The first head's logits at the tokens where the bool [batch, seq] is set, row by row: [count, outputs]."""
         want = ["packed_tokens", "packed_index"]
-        made = self.forward_batch(input_ids, attention_mask, token_type_ids, None, 0, want)
+        made = self.forward_batch(input_ids, attention_mask, token_type_ids, None, 0, want, None)
         packed, index = made[0], made[1]
         if positions.dtype != torch.bool or positions.shape != input_ids.shape:
             raise ValueError("positions: expected bool, of the shape of input_ids")

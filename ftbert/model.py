@@ -234,16 +234,18 @@ class Model(TextModel):
         token_type_ids: Tensor | None = None,
         *,
         want: str = "tokens",
+        rows: Tensor | None = None,
     ) -> Tensor:
         """input_ids int [tokens], cu_seqlens int32 [batch+1], both on the model's device -> [tokens, hidden].
 
-        max_seqlen: at least the longest sequence. want: "first", each sequence's first token alone, [batch, hidden] (0
-        for an empty one): the last layer is computed for it alone; "pooled", its pooled output; "hidden_states", every
-        layer's, [layers+1, tokens, hidden]. No host synchronisation; on CUDA the contents of the arguments are
-        therefore not looked at, and an id outside the vocabulary gives a row of NaN.
+        max_seqlen: at least the longest sequence. want: "first" or "last", each sequence's first or last token alone,
+        [batch, hidden] (0 for an empty one), or "rows", the tokens `rows` int [n] alone, [n, hidden]: the last layer is
+        computed for them alone; "pooled", the first one's pooled output; "hidden_states", every layer's,
+        [layers+1, tokens, hidden]. No host synchronisation; on CUDA the contents of the arguments are
+        therefore not looked at, and an id outside the vocabulary, or a row that is none, gives a row of NaN.
         """
         note_fork()
-        return self.module.forward_packed(input_ids, cu_seqlens, max_seqlen, token_type_ids, want)
+        return self.module.forward_packed(input_ids, cu_seqlens, max_seqlen, token_type_ids, want, rows)
 
     def logits_packed(
         self, input_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int, token_type_ids: Tensor | None = None

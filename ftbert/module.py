@@ -43,7 +43,7 @@ class EncoderModule(torch.nn.Module):
         token_type_ids: Optional[Tensor] = None,  # noqa: UP045
     ) -> Tuple[Tensor, Tensor]:  # noqa: UP006
         """int [batch, seq] -> last hidden state [batch, seq, hidden] (0 at padding), pooled [batch, hidden or 0]."""
-        made = self.forward_batch(input_ids, attention_mask, token_type_ids, None, 0, ["tokens", "pooled"])
+        made = self.forward_batch(input_ids, attention_mask, token_type_ids, None, 0, ["tokens", "pooled"], None)
         return made[0], made[1]
 
     @torch.jit.export
@@ -54,9 +54,10 @@ class EncoderModule(torch.nn.Module):
         max_seqlen: int,
         token_type_ids: Optional[Tensor] = None,  # noqa: UP045
         want: str = "tokens",
+        rows: Optional[Tensor] = None,  # noqa: UP045
     ) -> Tensor:
         """int [tokens], int32 [batch+1] -> [tokens, hidden], or what `want` names; no host synchronisation."""
-        return self.forward_batch(input_ids, None, token_type_ids, cu_seqlens, max_seqlen, [want])[0]
+        return self.forward_batch(input_ids, None, token_type_ids, cu_seqlens, max_seqlen, [want], rows)[0]
 
     @torch.jit.export
     def forward_batch(
@@ -67,21 +68,28 @@ class EncoderModule(torch.nn.Module):
         cu_seqlens: Optional[Tensor],  # noqa: UP045
         max_seqlen: int,
         want: List[str],  # noqa: UP006
+        rows: Optional[Tensor] = None,  # noqa: UP045
     ) -> List[Tensor]:  # noqa: UP006
         """Every call: padded ids [batch, seq] with a mask, or packed ids [tokens] with the offsets of the sequences.
 
-        want names the tensors that come back, in this order; what none of them needs is not computed:
+        want names the tensors that come back, in this order; what none of them needs is not computed. Where all of them
+        read the same rows, `first` and `pooled`, `last` or `rows`, the last layer is computed for those alone.
         tokens          last hidden state as the ids lie, [batch, seq, hidden] with 0 at padding, or [tokens, hidden]
         packed_tokens   last hidden state of the valid tokens, [tokens, hidden]
         packed_index    of padded ids: row of packed_tokens, int32 [batch*seq], -1 at padding
         cu_seqlens      offsets of the sequences in packed_tokens, int32 [batch+1]
         first           last hidden state of each sequence's first token, [batch, hidden], 0 for an empty one
+        last            the same of its last token
+        rows            last hidden state of the packed tokens that argument `rows` names, int [n] -> [n, hidden]; on
+                        CUDA NaN where there is no such token
         pooled          tanh(pooler(first)), [batch, hidden]; [batch, 0] where the model has no pooler
         hidden_states   the embedding's output, then every layer's, [layers+1, ...] over the shape of `tokens`
         """
         # The same op, called from C++: torch.ops would take half as long again on the host.
         if not torch.jit.is_scripting() and not torch.compiler.is_compiling():  # type: ignore[attr-defined]
-            return self.encoder.forward_batch(input_ids, attention_mask, token_type_ids, cu_seqlens, max_seqlen, want)
+            return self.encoder.forward_batch(
+                input_ids, attention_mask, token_type_ids, cu_seqlens, max_seqlen, want, rows
+            )
         return torch.ops.ftbert.forward_batch(
-            self.encoder, input_ids, attention_mask, token_type_ids, cu_seqlens, max_seqlen, want
+            self.encoder, input_ids, attention_mask, token_type_ids, cu_seqlens, max_seqlen, want, rows
         )

@@ -24,7 +24,8 @@ load_library()  # before the ops are asked for
 INTEGERS = [-(2**63), -(2**31), -2, -1, 0, 1, 2, 3, 5, 8, 2**31 - 1, 2**31, 2**32, 2**40, 2**58, 2**62, 2**63 - 1]
 DTYPES = [value for value in vars(torch).values() if isinstance(value, torch.dtype)]
 WANTS = (
-    ("tokens", "pooled"), ("first", "pooled"), ("packed_tokens", "packed_index", "cu_seqlens"), ("hidden_states",), (),
+    ("tokens", "pooled"), ("first", "pooled"), ("last",), ("rows",), ("packed_tokens", "packed_index", "cu_seqlens"),
+    ("hidden_states",), (),
 )  # fmt: skip
 WORDS = ["gelu", "none", "tanh", "mean", "cls", "last", "absolute", "from_padding", "fp32", "bf16", "", "embeddings.word", "\x00ü"]
 Call = tuple[str, Callable[..., Any], list[Any]]
@@ -57,7 +58,7 @@ def valid(name: str, device: str) -> list[Any]:
         "activations": [],
         "build_info": [],
         "embeddings_layernorm": [ids.flatten(), ids.flatten() % 2, index[:6], columns, floats(10, 64), floats(10, 64), floats(2, 64), vector, vector, 1e-5],
-        "first_rows": [x, cu],
+        "gather_rows": [x, cu, "any", index[:4]],
         "linear": [x, floats(7, 64), floats(7), "gelu"],
         "linear_own": [x, floats(64, 64), vector, "gelu", "wgmma_tile", "64x64 pair"],
         "linear_layernorm": [x, floats(64, 64), vector, x.clone(), vector, vector, 1e-5, "64x128"],
@@ -81,9 +82,10 @@ def valid(name: str, device: str) -> list[Any]:
     if name == "forward":
         return [encoder, ids, torch.ones_like(ids), ids % 2]
     want = list(WANTS[int(ids.sum()) % len(WANTS)])
+    rows = index[:3] if "rows" in want else None
     if int(ids[0, 0]) % 2:
-        return [encoder, flat, None, flat % 2, cu, 4, [one for one in want if one != "packed_index"]]
-    return [encoder, ids, torch.ones_like(ids), ids % 2, None, 0, want]
+        return [encoder, flat, None, flat % 2, cu, 4, [one for one in want if one != "packed_index"], rows]
+    return [encoder, ids, torch.ones_like(ids), ids % 2, None, 0, want, rows]
 
 
 @cache
@@ -273,7 +275,7 @@ def _model(rng: random.Random, device: str) -> Call:
     cu = torch.tensor([0, columns, 2 * columns], dtype=torch.int32, device=device)
     if name == "forward_packed" and rng.random() < 0.5:
         return name, lambda *given: model.forward_packed(*given[:4], want=given[4]), [
-            ids.flatten(), cu, columns, None, rng.choice(["first", "pooled", "hidden_states"])]  # fmt: skip
+            ids.flatten(), cu, columns, None, rng.choice(["first", "last", "pooled", "hidden_states"])]  # fmt: skip
     return name, getattr(model, name), [ids.flatten(), cu, columns, None]
 
 

@@ -43,12 +43,14 @@ class StubModel(TextModel):
             raise self.error
         self.calls.append(lengths)
         time.sleep(self.delay)
-        return self.table[ids if want == "tokens" else ids[cu_seqlens[:-1]]]
+        rows = {"first": cu_seqlens[:-1], "last": cu_seqlens[1:] - 1}
+        return self.table[ids if want == "tokens" else ids[rows[want]]]
 
 
-def pooling(hidden: torch.Tensor, cu_seqlens: torch.Tensor, mode: str, normalize: bool) -> torch.Tensor:
+def pooling(hidden: torch.Tensor, cu_seqlens: torch.Tensor | None, mode: str, normalize: bool) -> torch.Tensor:
     """What torch.ops.ftbert.pooling computes."""
-    return reference.pooling(hidden, cu_seqlens.diff().tolist(), mode, normalize).float()
+    lengths = [1] * len(hidden) if cu_seqlens is None else cu_seqlens.diff().tolist()
+    return reference.pooling(hidden, lengths, mode, normalize).float()
 
 
 def threads_left() -> int:

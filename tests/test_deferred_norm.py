@@ -59,14 +59,14 @@ def test_equals_transformers(load: Load, shape: str, dtype: torch.dtype) -> None
 @pytest.mark.parametrize("dtype", [HALF, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_agrees_with_layernorm_kernels(load: Load, shape: str, dtype: torch.dtype) -> None:
-    """Packed calls with empty sequences, all tokens and first ones; each call gives the same bits every time."""
+    """Packed calls with empty sequences, all tokens, first and last ones; each call gives the same bits every time."""
     reference = make_bert(**SHAPES[shape], num_hidden_layers=3)
     deferred, plain = load(reference, dtype), load(reference, dtype, deferred=False)
     eps = torch.finfo(dtype).eps
     for lengths in ([128], [1], [5, 0, 33, 1, 0, 64, 0], [0, 16, 16], [17] * 7, [1] * 128, [120] * 6, [3, 128] * 5):
         ids, cu, longest = packed(lengths)
-        # What is left: the last one, or of first rows alone the two of the last layer too.
-        for call, left in (("tokens", 1), ("first", 3)):
+        # What is left: the last one, or of chosen rows alone the two of the last layer too.
+        for call, left in (("tokens", 1), ("first", 3), ("last", 3)):
             want = plain.forward_packed(ids, cu, longest, want=call)
             run = partial(deferred.forward_packed, want=call)
             first = run(ids, cu, longest)

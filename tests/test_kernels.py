@@ -265,6 +265,8 @@ def test_pooling(place: Place, mode: str, normalize: bool, cols: int) -> None:
         got = ops.pooling(hidden, reference.offsets(lengths, place.device), mode, normalize)
         assert got.dtype == torch.float32
         assert_close(got, reference.pooling(hidden, lengths, mode, normalize), atol=2e-6, rtol=2e-6, what=str(lengths))
+        alone = reference.offsets([1] * len(hidden), place.device)  # a row a sequence, which need not be said
+        assert torch.equal(ops.pooling(hidden, None, mode, normalize), ops.pooling(hidden, alone, mode, normalize))
 
 
 def masks(batch: int, seq: int) -> dict[str, torch.Tensor]:
@@ -357,6 +359,22 @@ def test_remove_and_restore_padding(place: Place, cols: int) -> None:
             assert torch.equal(packed, x[mask.reshape(-1).bool().to(place.device)]), kind
             restored = ops.restore_padding(packed, packed_index)
             assert torch.equal(restored, x * mask.reshape(-1, 1).to(place.device)), kind
+
+
+@pytest.mark.parametrize("cols", [1, 3, 8, 312, 768])
+def test_gather_rows(place: Place, cols: int) -> None:
+    lengths = [0, 4, 1, 0, 300, 0]
+    x, cu = random(sum(lengths) + 3, cols, place=place), reference.offsets(lengths, place.device)
+    parts, zero = x[: sum(lengths)].split(lengths), x.new_zeros(cols)
+    for kind, at in (("first", 0), ("last", -1)):
+        expected = torch.stack([part[at] if len(part) else zero for part in parts])
+        assert torch.equal(ops.gather_rows(x, cu, kind), expected), kind
+    index = torch.tensor([304, 0, 0, 7, 3], device=place.device)
+    assert torch.equal(ops.gather_rows(x, cu, "any", index), x[index])
+    assert ops.gather_rows(x, cu, "any", index[:0]).shape == (0, cols)
+    if place.device == "cuda":
+        outside = ops.gather_rows(x, cu, "any", torch.tensor([305, 1, -1, 2**40], device="cuda"))
+        assert outside[[0, 2, 3]].isnan().all() and torch.equal(outside[1], x[1])
 
 
 @pytest.mark.parametrize("cols", [1, 26, 312, 384, 768, 1024, 4100])

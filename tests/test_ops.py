@@ -62,7 +62,10 @@ WRONG: list[tuple[str, int, Any, str]] = [
     ("embeddings_layernorm", 2, i64(0, 1, 2, 3, 4, 10), r"token_index: expected values in \[0, 10\), got 10"),
     ("embeddings_layernorm", 3, i32(0, 1, 2, 3, 4, -1), r"positions: expected values in \[0, 10\), got -1"),
     ("embeddings_layernorm", 7, None, "gamma: expected with beta"),
-    ("first_rows", 1, i32(0, 9), "end by 6"),
+    ("gather_rows", 1, i32(0, 9), "end by 6"),
+    ("gather_rows", 2, "last", "kind: expected any beside rows, got last"),
+    ("gather_rows", 3, None, "kind: expected first or last, or any with rows, got any"),
+    ("gather_rows", 3, i64(0, 6), r"rows: expected values in \[0, 6\), got 6"),
     ("linear", 1, torch.zeros(0, 64), "n, the rows of weight: expected 1 to"),
     ("padding_mask", 1, -1, "seq: expected 0 to"),
     ("padding_positions", 0, torch.zeros(2, 5, dtype=torch.int32), r"input_ids: expected contiguous Long \[batch, seq\], got Int"),
@@ -183,7 +186,7 @@ def test_every_dtype_of_ids_and_mask(dtype: torch.dtype) -> None:
         assert "attention_mask" in str(error) or "not implemented" in str(error)
 
 
-TRACED = "add_bias_act add_bias_act_ add_bias_input_layernorm attention attention_apart first_rows padding padding_stage pooling"
+TRACED = "add_bias_act add_bias_act_ add_bias_input_layernorm attention attention_apart gather_rows padding padding_stage pooling"
 
 
 @pytest.mark.parametrize("name", TRACED.split())

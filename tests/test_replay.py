@@ -177,14 +177,14 @@ def test_large_calls_run_directly() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_first_tokens_are_recorded_apart(kind: str) -> None:
-    """Calls for first tokens and for all tokens, of one size and in turns, do not run each other's recording."""
+def test_rows_are_recorded_apart(kind: str) -> None:
+    """Calls for all tokens, first, last or any, of one size and in turns, do not run each other's recording."""
     model = load(kind)
     ids, cu, longest = packed([20, 1, 33, 7])
     cu = torch.cat([cu[:2], cu[1:], cu[-1:]])  # an empty sequence in the middle and one at the end
     plain, limit = direct(model), 64 * torch.finfo(HALF).eps
     whole, first = plain.forward_packed(ids, cu, longest), plain.forward_packed(ids, cu, longest, want="first")
-    assert_close(first, torch.ops.ftbert.first_rows(whole, cu), atol=limit)
+    assert_close(first, torch.ops.ftbert.gather_rows(whole, cu, "first"), atol=limit)
     padded = torch.randint(2, 120, (5, 30), device="cuda")
     mask = torch.ones_like(padded).tril(12)
     mask[3] = 0
@@ -192,7 +192,13 @@ def test_first_tokens_are_recorded_apart(kind: str) -> None:
     for _ in range(4):
         assert_close(model.forward_packed(ids, cu, longest), whole, atol=limit)
         assert_close(model.forward_packed(ids, cu, longest, want="first"), first, atol=limit)
+        last = model.forward_packed(ids, cu, longest, want="last")
+        assert_close(last, torch.ops.ftbert.gather_rows(whole, cu, "last"), atol=limit)
+        # Of up to 8 rows there is one recording; what it read in an earlier call does not show.
+        for rows in (torch.tensor([60, 3, 3, 0, 20, 21], device="cuda"), torch.tensor([7], device="cuda")):
+            got = model.forward_packed(ids, cu, longest, want="rows", rows=rows)
+            assert_close(got, whole[rows], atol=limit)
         for got, expected in zip(first_of(model.module, padded, mask), want, strict=True):
             assert_close(got, expected, atol=limit)
             assert not got[3].any()
-    assert recorded(model) == 3
+    assert recorded(model) == 5

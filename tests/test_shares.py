@@ -54,7 +54,7 @@ def test_threads_alone_and_together(threads: None, lengths: list[int], dtype: st
     model = ftbert.load(make_bert(**SIZES, hidden_act=activation), dtype=dtype)
     call = packed(lengths)
     eps = 1e-5 if dtype == "fp32" else 2e-2
-    for name in ("tokens", "first"):
+    for name in ("tokens", "first", "last"):
         torch.set_num_threads(1)
         want = model.forward_packed(*call, want=name)
         for count in (2, 3, 5):

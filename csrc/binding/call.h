@@ -13,6 +13,7 @@ struct Call {
   std::optional<at::Tensor> token_type_ids;  // like input_ids
   std::optional<at::Tensor> cu_seqlens;      // int32 [batch+1]: the ids are packed
   int64_t max_seqlen = 0;                    // of packed input: at least the longest sequence
+  std::optional<at::Tensor> rows = {};       // int64 or int32 [n], packed tokens: of Want::rows
 };
 
 enum class Want {
@@ -21,6 +22,8 @@ enum class Want {
   packed_index,   // of padded input: int32 [batch*seq], row of the padded input -> row of packed_tokens, -1 at padding
   cu_seqlens,     // int32 [batch+1], offsets of the sequences in packed_tokens
   first,          // last hidden state of each sequence's first token [batch, hidden], 0 for an empty one
+  last,           // the same of each sequence's last token
+  rows,           // last hidden state of the tokens that the call names [n, hidden]
   pooled,         // tanh(pooler(first)) [batch, hidden]; [batch, 0] where the model has no pooler
   hidden_states,  // the embedding's output, then every layer's: [layers+1, ...] over the shape of `tokens`
 };

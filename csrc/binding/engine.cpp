@@ -3,6 +3,7 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
+#include <set>
 
 #include "binding/encoder_class.h"
 #include "binding/padding.h"
@@ -11,6 +12,7 @@
 #include "core/device.h"
 #include "gemm/cublaslt.h"
 #include "kernels/kernels.h"
+#include "layers/positions.h"
 
 namespace ftbert::binding {
 namespace {
@@ -34,31 +36,29 @@ class EngineOf : public Engine {
     const c10::DeviceGuard guard(device_);
     CallContext<Device> on(device_);
     const EncoderConfig& c = encoder_.config();
-    const bool states = asks_for(wants, Want::hidden_states), first = reads_first_tokens_only(wants);
-    const bool padded = !call.cu_seqlens;
-    Result r{padded, padded ? unpad<Device>(on.context, device_, c, call.input_ids, call.attention_mask,
-                                            call.token_type_ids, wait(wants))
-                            : check_packed<Device>(on.context, device_, c, call.input_ids, *call.cu_seqlens,
-                                                   call.max_seqlen, call.token_type_ids)};
-    EncoderInput& input = r.input.encoder;
-    if (first) input.rows = OutputRows::first;
+    FTBERT_CHECK(!call.rows || asks_for(wants, Want::rows), "rows: nothing of `want` reads them");
+    Result r{call.cu_seqlens ? check_packed<Device>(on.context, device_, c, call.input_ids, *call.cu_seqlens,
+                                                    call.max_seqlen, call.token_type_ids)
+                             : unpad<Device>(on.context, device_, c, call.input_ids, call.attention_mask,
+                                             call.token_type_ids, wait(wants))};
+    if (asks_for(wants, Want::rows)) choose_rows(r.input, call.rows);
+    r.named = r.input.batch.rows;
+    r.input.batch.rows = r.rows_of(rows_read(wants));
 
     using Lease = typename Replay<Device, T>::Lease;
-    const Lease replayed = states ? Lease() : replay_.run(on.context, input);  // its memory, until this returns
+    const bool states = asks_for(wants, Want::hidden_states);
+    const Lease replayed = states ? Lease() : replay_.run(on.context, r.input.batch);  // its memory, until this returns
     if (replayed) {
       r.hidden = replayed.hidden();
     } else {
       HiddenStateHook<T> hook;
       if (states) hook = keep_states(on.context, r);
-      r.rows = run(on, input, hook);
-      r.hidden = data<T>(r.rows);
+      r.memory = run(on, r.input, hook);
+      r.hidden = data<T>(r.memory);
     }
-    // Whether there was padding at all is known when the count is there; all else is launched before that wait.
-    const bool settle_first = !replayed && !first;
-    if (settle_first) r.input.settle(c);
     std::vector<at::Tensor> made;
-    for (const Want want : wants) made.push_back(own(make(on, r, want), call, made));
-    if (!settle_first) r.input.settle(c);
+    for (const Want want : wants) made.push_back(not_shared(make(on, r, want), call, made));
+    r.input.settle(c);
     return made;
   }
 
@@ -69,7 +69,7 @@ class EngineOf : public Engine {
     const CallContext<Device> on(device_);
     std::map<std::string, std::string> all = {{"attention", is_fused() ? "fused" : "general"},
                                               {"attention_reason", encoder_.attention().reason},
-                                              {"activation", std::string(to_string(activation()))},
+                                              {"activation", activations()},
                                               {"gemm", products_name(on.context)},
                                               {"deferred_layernorm", encoder_.deferred_state(on.context)},
                                               {"cuda_graphs", replay_.state()}};
@@ -80,7 +80,7 @@ class EngineOf : public Engine {
  private:
   // The op's schema promises memory of its own for each result: two wants may be the same rows, and the offsets the
   // caller's.
-  static at::Tensor own(at::Tensor result, const Call& call, const std::vector<at::Tensor>& before) {
+  static at::Tensor not_shared(at::Tensor result, const Call& call, const std::vector<at::Tensor>& before) {
     bool shared = call.cu_seqlens && result.is_alias_of(*call.cu_seqlens);
     for (const at::Tensor& other : before) shared = shared || result.is_alias_of(other);
     return shared ? result.clone() : result;
@@ -88,18 +88,34 @@ class EngineOf : public Engine {
 
   // What a forward pass has left, for the tensors that the caller wants.
   struct Result {
-    bool padded;
     CheckedInput input;
-    const T* hidden = nullptr;  // [output_rows, hidden]
-    at::Tensor rows;            // where these lie; undefined: in memory that is lent
+    OutputRows named = {};      // by the caller
+    const T* hidden = nullptr;  // [input.batch.output_rows, hidden]
+    at::Tensor memory;          // where these lie; undefined: in memory that is lent
     at::Tensor states;          // [layers+1, ...]
+
+    OutputRows rows_of(RowKind kind) const { return kind == RowKind::any ? named : OutputRows{kind}; }
   };
 
-  // Where nothing but first tokens is read, the last layer computes those alone.
-  static bool reads_first_tokens_only(const std::vector<Want>& wants) {
-    return !wants.empty() && std::all_of(wants.begin(), wants.end(), [](Want want) {
-      return want == Want::first || want == Want::pooled || want == Want::cu_seqlens || want == Want::packed_index;
-    });
+  // The rows of the last hidden state that a want reads; nullopt: none.
+  static std::optional<RowKind> rows_read(Want want) {
+    switch (want) {
+      case Want::first:
+      case Want::pooled: return RowKind::first;
+      case Want::last: return RowKind::last;
+      case Want::rows: return RowKind::any;
+      case Want::cu_seqlens:
+      case Want::packed_index: return std::nullopt;
+      default: return RowKind::all;
+    }
+  }
+  // Those that the last layer computes for all of them: all where two wants read different ones.
+  static RowKind rows_read(const std::vector<Want>& wants) {
+    std::optional<RowKind> read;
+    for (const Want want : wants)
+      if (const std::optional<RowKind> rows = rows_read(want))
+        read = read.value_or(*rows) == *rows ? *rows : RowKind::all;
+    return read.value_or(wants.empty() ? RowKind::all : RowKind::first);
   }
   static bool asks_for(const std::vector<Want>& wants, Want want) {
     return std::find(wants.begin(), wants.end(), want) != wants.end();
@@ -118,64 +134,88 @@ class EngineOf : public Engine {
 
   bool is_fused() const { return encoder_.attention().path == AttentionPath::fused; }
 
-  Activation activation() const {
-    const std::vector<LayerConfig>& layers = encoder_.config().layers;
-    return layers.empty() ? Activation::none : layers.front().ffn.activation;
+  // Of all layers, each once: "gelu_erf".
+  std::string activations() const {
+    std::string all;
+    std::set<Activation> seen;
+    for (const LayerConfig& layer : encoder_.config().layers)
+      if (seen.insert(layer.ffn.activation).second)
+        all += (all.empty() ? "" : ", ") + std::string(to_string(layer.ffn.activation));
+    return all.empty() ? std::string(to_string(Activation::none)) : all;
   }
 
   at::TensorOptions options(at::ScalarType type) const { return at::TensorOptions().device(device_).dtype(type); }
   at::Tensor empty(at::IntArrayRef shape) const { return at::empty(shape, options(scalar_type_of(kDType<T>))); }
 
   // [rows_with_slack(output_rows), hidden]
-  at::Tensor run(CallContext<Device>& call, const EncoderInput& input, const HiddenStateHook<T>& hook) const {
-    const at::Tensor hidden = empty({rows_with_slack<Device>(input.output_rows()), encoder_.config().hidden});
+  at::Tensor run(CallContext<Device>& call, const CheckedInput& input, const HiddenStateHook<T>& hook) const {
+    const EncoderConfig& c = encoder_.config();
     Context<Device>& context = call.for_products();
-    const size_t bytes = encoder_.workspace_bytes(context, input);
-    const at::Tensor workspace = at::empty({static_cast<int64_t>(bytes)}, options(at::kByte));
-    encoder_.forward(context, input, Workspace(workspace.data_ptr(), bytes), data<T>(hidden), hook);
+    Batch batch = input.batch;
+    const at::Tensor hidden = empty({rows_with_slack<Device>(batch.output_rows()), c.hidden});
+    const auto plan = encoder_.plan(context, batch);
+    // Packed tokens stand in the columns of their sequences.
+    const bool columns = c.relative_span > 0 && input.padded();
+    Workspace measure;
+    Positions::take(measure, c, batch.tokens(), columns);
+    const size_t bytes = measure.bytes() + plan.bytes;
+    const at::Tensor memory = at::empty({static_cast<int64_t>(bytes)}, options(at::kByte));
+    Workspace workspace(memory.data_ptr(), bytes);
+    const Positions positions = Positions::take(workspace, c, batch.tokens(), columns);
+    find_positions(context, c, batch, batch.tokens(), positions);
+    batch.positions = positions.ids;
+    batch.columns = positions.columns;
+    const Workspace rest(workspace.take<char>(static_cast<int64_t>(plan.bytes)), plan.bytes);
+    encoder_.forward(context, batch, plan, rest, data<T>(hidden), hook);
     return hidden;
   }
 
   // Copies every hidden state on its way into r.states.
   HiddenStateHook<T> keep_states(Context<Device>& context, Result& r) const {
-    const EncoderInput& input = r.input.encoder;
+    const Batch& batch = r.input.batch;
     const int64_t cols = encoder_.config().hidden, states = encoder_.config().depth() + 1;
-    r.states = r.padded ? empty({states, input.batch, input.seq, cols}) : empty({states, input.tokens, cols});
-    if (input.tokens == 0) r.states.zero_();
+    r.states = r.input.padded() ? empty({states, batch.sequences.count, batch.seq, cols})
+                                : empty({states, batch.tokens(), cols});
+    if (batch.tokens() == 0) r.states.zero_();
     return [this, &context, &r](int64_t i, const T* hidden) { as_ids_lie(context, r, hidden, data<T>(r.states[i])); };
   }
 
   // Packed rows -> rows as the caller's ids lie.
   void as_ids_lie(Context<Device>& context, const Result& r, const T* packed, T* out) const {
-    const EncoderInput& input = r.input.encoder;
+    const Batch& batch = r.input.batch;
     const int64_t cols = encoder_.config().hidden;
-    if (r.padded)
-      restore_padding<Device, T>(context, packed, data<int32_t>(r.input.packed_index), input.batch * input.seq, cols,
-                                 out);
+    if (r.input.padded())
+      restore_padding<Device, T>(context, packed, data<int32_t>(r.input.to_packed), batch.sequences.count * batch.seq,
+                                 cols, out);
     else
-      copy_on_device(context, packed, out, input.tokens * cols * sizeof(T));
+      copy_on_device(context, packed, out, batch.tokens() * cols * sizeof(T));
   }
 
-  at::Tensor make(CallContext<Device>& call, const Result& r, Want want) const {
-    const EncoderInput& input = r.input.encoder;
-    const int64_t cols = encoder_.config().hidden;
+  at::Tensor make(CallContext<Device>& call, Result& r, Want want) const {
+    const Batch& batch = r.input.batch;
+    const int64_t sequences = batch.sequences.count, cols = encoder_.config().hidden;
     switch (want) {
       case Want::tokens: {
-        if (!r.padded) return kept(call.context, r, input.tokens);
-        if (r.rows.defined() && input.tokens == input.batch * input.seq)
-          return without_slack(r.rows, input.tokens).view({input.batch, input.seq, cols});
-        const at::Tensor out = empty({input.batch, input.seq, cols});
+        if (!r.input.padded()) return kept(call.context, r, batch.tokens());
+        // Without padding they are there already, which is known when the count is.
+        if (r.memory.defined()) r.input.settle(encoder_.config());
+        if (r.memory.defined() && batch.tokens() == sequences * batch.seq)
+          return without_slack(r.memory, batch.tokens()).view({sequences, batch.seq, cols});
+        const at::Tensor out = empty({sequences, batch.seq, cols});
         as_ids_lie(call.context, r, r.hidden, data<T>(out));
         return out;
       }
-      case Want::packed_tokens: return kept(call.context, r, input.tokens);
+      case Want::packed_tokens: return kept(call.context, r, batch.tokens());
       case Want::packed_index:
-        FTBERT_CHECK(r.padded, "want: packed_index is of padded ids; these are packed");
-        return r.input.packed_index;
+        FTBERT_CHECK(r.input.padded(), "want: packed_index is of padded ids; these are packed");
+        return r.input.to_packed;
       case Want::cu_seqlens: return r.input.cu_seqlens;
-      case Want::first: {
-        if (input.rows == OutputRows::first) return kept(call.context, r, input.batch);
-        return without_slack(first_of(call.context, r), input.batch);
+      case Want::first:
+      case Want::last:
+      case Want::rows: {
+        const OutputRows rows = r.rows_of(*rows_read(want));
+        if (batch.rows.kind == rows.kind) return kept(call.context, r, batch.output_rows());
+        return without_slack(gathered(call.context, r, rows), rows.of(batch.sequences));
       }
       case Want::pooled: return pooled(call, r);
       case Want::hidden_states: return r.states;
@@ -185,7 +225,7 @@ class EngineOf : public Engine {
 
   // The first `count` rows in memory of their own.
   at::Tensor kept(const Context<Device>& context, const Result& r, int64_t count) const {
-    if (r.rows.defined()) return without_slack(r.rows, count);
+    if (r.memory.defined()) return without_slack(r.memory, count);
     const at::Tensor copy = empty({count, encoder_.config().hidden});
     copy_on_device(context, r.hidden, data<T>(copy), copy.nbytes());
     return copy;
@@ -197,28 +237,28 @@ class EngineOf : public Engine {
     return 8 * (rows.size(0) - count) > count ? view.clone() : view;
   }
 
-  // All tokens' rows -> [rows_with_slack(batch), hidden]
-  at::Tensor first_of(Context<Device>& context, const Result& r) const {
-    const EncoderInput& input = r.input.encoder;
-    const at::Tensor first = empty({rows_with_slack<Device>(input.batch), encoder_.config().hidden});
-    first_rows<Device, T>(context, r.hidden, 0, input.cu_seqlens, input.batch, encoder_.config().hidden,
-                          data<T>(first));
-    return first;
+  // All tokens' rows -> some of them, [rows_with_slack(rows), hidden]
+  at::Tensor gathered(Context<Device>& context, const Result& r, const OutputRows& rows) const {
+    const Sequences& sequences = r.input.batch.sequences;
+    const int64_t cols = encoder_.config().hidden;
+    const at::Tensor out = empty({rows_with_slack<Device>(rows.of(sequences)), cols});
+    gather_rows<Device, T>(context, r.hidden, sequences, rows, cols, data<T>(out));
+    return out;
   }
 
   at::Tensor pooled(CallContext<Device>& call, const Result& r) const {
-    const EncoderInput& input = r.input.encoder;
+    const Sequences& sequences = r.input.batch.sequences;
     const EncoderConfig& c = encoder_.config();
-    if (!c.pooler) return empty({input.batch, 0});
-    at::Tensor all_first;
+    if (!c.pooler) return empty({sequences.count, 0});
+    at::Tensor of_all;
     const T* first = r.hidden;
-    if (input.rows != OutputRows::first) {
-      all_first = first_of(call.context, r);
-      first = data<T>(all_first);
+    if (r.input.batch.rows.kind != RowKind::first) {
+      of_all = gathered(call.context, r, {RowKind::first});
+      first = data<T>(of_all);
     }
-    const at::Tensor out = empty({rows_with_slack<Device>(input.batch), c.hidden});
-    encoder_.pooler(call.for_products(), first, input.cu_seqlens, input.batch, data<T>(out));
-    return without_slack(out, input.batch);
+    const at::Tensor out = empty({rows_with_slack<Device>(sequences.count), c.hidden});
+    encoder_.pooler(call.for_products(), first, sequences.cu_q, sequences.count, data<T>(out));
+    return without_slack(out, sequences.count);
   }
 
   at::Device device_;

@@ -145,11 +145,12 @@ Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t h
                                      qkv.options().dtype(at::kByte));
     const DType read = attention_operand<Device, T>(bf16 ? DType::bf16 : kDType<T>);
     const Tensor given = read == kDType<T> ? qkv : qkv.to(at::kBFloat16);
+    const Operand rows{const_cast<void*>(given.const_data_ptr()), read};
     Sequences sequences = Sequences::of_tokens(data<int32_t>(cu), batch, max_seqlen, qkv.size(0));
     sequences.early = false;  // the offsets may have been written just now
-    attention<Device, T>(call.context, h, QueriesKeysValues::side_by_side({given.const_data_ptr(), read}, h), sequences,
+    attention<Device, T>(call.context, h, QueriesKeysValues::side_by_side(rows, h), sequences,
                          {window, {data<T>(relative_bias), data<int32_t>(columns), span}}, scratch.data_ptr(),
-                         data<T>(out));
+                         Operand::of(data<T>(out)));
   });
   return out;
 }
@@ -190,7 +191,7 @@ Tensor attend_apart(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
                               .rows = longest,
                               .early = false};
     attention<Device, T>(call.context, h, {kDType<T>, of_q, of_k, of_v}, sequences, {window, {}}, scratch.data_ptr(),
-                         data<T>(out));
+                         Operand::of(data<T>(out)));
   });
   return out;
 }
@@ -251,10 +252,10 @@ Tensor transpose_op(const Tensor& x, const Tensor& cu, int64_t tokens) {
   return out;
 }
 
-Tensor pooling_op(const Tensor& hidden, const Tensor& cu, const std::string& mode, bool normalize) {
+Tensor pooling_op(const Tensor& hidden, const OptionalTensor& cu, const std::string& mode, bool normalize) {
   elements("hidden", hidden, 2);
   const PoolingMode pooling_mode = parse_pooling(mode);
-  const int64_t batch = check_offsets(cu, hidden, hidden.size(0)), cols = hidden.size(1);
+  const int64_t batch = cu ? check_offsets(*cu, hidden, hidden.size(0)) : hidden.size(0), cols = hidden.size(1);
   Tensor out = at::empty({batch, cols}, hidden.options().dtype(at::kFloat));
   run(hidden, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
     pooling<Device, T>(call.context, data<T>(hidden), data<int32_t>(cu), batch, cols, pooling_mode, normalize,
@@ -285,7 +286,8 @@ Tensor linear_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bi
     const Linear<T> w{
         {.data = data<T>(weight), .dtype = kDType<T>, .packed = packed.defined() ? &packed : nullptr, .n = n, .k = k},
         data<T>(bias)};
-    const Operand made = linear(context, w, Operand::of(data<T>(a)), m, {bias.has_value(), act}, data<T>(out));
+    const Operand made =
+        linear(context, w, Operand::of(data<T>(a)), m, {bias.has_value(), act}, Operand::of(data<T>(out)));
     if (made.data != data<T>(out)) copy_on_device(context, made.as<T>(), data<T>(out), out.nbytes());
   });
   return out;
@@ -367,7 +369,7 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
             "ScalarType dtype, int left=-1, int right=-1) -> Tensor",
             &softmax_op);
   define_op(m, "transpose(Tensor x, Tensor cu_seqlens, SymInt tokens) -> Tensor", &transpose_op);
-  define_op(m, "pooling(Tensor hidden, Tensor cu_seqlens, str mode, bool normalize) -> Tensor", &pooling_op);
+  define_op(m, "pooling(Tensor hidden, Tensor? cu_seqlens, str mode, bool normalize) -> Tensor", &pooling_op);
   define_op(m, "linear(Tensor a, Tensor weight, Tensor? bias, str activation) -> Tensor", &linear_op);
   define_cuda_op(m,
                  "linear_own(Tensor a, Tensor weight, Tensor? bias, str activation, str kernel, str variant) -> Tensor",

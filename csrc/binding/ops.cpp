@@ -21,6 +21,8 @@ Want parse_want(std::string_view word) {
                                                                  {"packed_index", Want::packed_index},
                                                                  {"cu_seqlens", Want::cu_seqlens},
                                                                  {"first", Want::first},
+                                                                 {"last", Want::last},
+                                                                 {"rows", Want::rows},
                                                                  {"pooled", Want::pooled},
                                                                  {"hidden_states", Want::hidden_states}};
   std::string known;
@@ -33,21 +35,22 @@ Want parse_want(std::string_view word) {
 
 std::vector<Tensor> forward_batch(const EncoderPtr& encoder, const Tensor& ids, const OptionalTensor& mask,
                                   const OptionalTensor& types, const OptionalTensor& cu, int64_t max_seqlen,
-                                  const c10::List<std::string>& want) {
+                                  const c10::List<std::string>& want, const OptionalTensor& rows) {
   FTBERT_CHECK(!cu || !mask, "attention_mask: packed ids (with cu_seqlens) have none");
   std::vector<Want> wants;
   for (size_t i = 0; i < want.size(); ++i) wants.push_back(parse_want(want.get(i)));
-  return encoder->engine().forward({ids, mask, types, cu, max_seqlen}, wants);
+  return encoder->engine().forward({ids, mask, types, cu, max_seqlen, rows}, wants);
 }
 
 // The op, called from C++: half of a small call from Python is what torch.ops makes of its arguments.
 std::vector<Tensor> dispatch_forward_batch(const EncoderPtr& encoder, const Tensor& ids, const OptionalTensor& mask,
                                            const OptionalTensor& types, const OptionalTensor& cu, int64_t max_seqlen,
-                                           const c10::List<std::string>& want) {
-  using Op = std::vector<Tensor>(const EncoderPtr&, const Tensor&, const OptionalTensor&, const OptionalTensor&,
-                                 const OptionalTensor&, c10::SymInt, const c10::List<std::string>&);
+                                           const c10::List<std::string>& want, const OptionalTensor& rows) {
+  using Op =
+      std::vector<Tensor>(const EncoderPtr&, const Tensor&, const OptionalTensor&, const OptionalTensor&,
+                          const OptionalTensor&, c10::SymInt, const c10::List<std::string>&, const OptionalTensor&);
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("ftbert::forward_batch", "").typed<Op>();
-  return op.call(encoder, ids, mask, types, cu, max_seqlen, want);
+  return op.call(encoder, ids, mask, types, cu, max_seqlen, want, rows);
 }
 
 // THE list of weight names, for whoever converts or loads.
@@ -109,7 +112,7 @@ TORCH_LIBRARY(ftbert, m) {
             torch::arg("token_type_ids") = at::IValue()})
       .def("forward_batch", &dispatch_forward_batch, "",
            {torch::arg("input_ids"), torch::arg("attention_mask"), torch::arg("token_type_ids"),
-            torch::arg("cu_seqlens"), torch::arg("max_seqlen"), torch::arg("want")})
+            torch::arg("cu_seqlens"), torch::arg("max_seqlen"), torch::arg("want"), torch::arg("rows") = at::IValue()})
       .def("weights", [](const EncoderPtr& self) { return self->weights(); })
       .def("config", [](const EncoderPtr& self) { return self->config_entries(); })
       .def("use_cuda_graphs", [](const EncoderPtr& self, bool on) { self->engine().use_cuda_graphs(on); })
@@ -146,7 +149,7 @@ TORCH_LIBRARY(ftbert, m) {
   // no room for that.
   define_op(m,
             "forward_batch(__torch__.torch.classes.ftbert.Encoder encoder, Tensor input_ids, Tensor? attention_mask, "
-            "Tensor? token_type_ids, Tensor? cu_seqlens, SymInt max_seqlen, str[] want) -> Tensor[]",
+            "Tensor? token_type_ids, Tensor? cu_seqlens, SymInt max_seqlen, str[] want, Tensor? rows=None) -> Tensor[]",
             &forward_batch, {at::Tag::cudagraph_unsafe});
 
   m.def("weight_shapes(Dict(str, str) config) -> Dict(str, int[])", &weight_shapes);

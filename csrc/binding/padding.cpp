@@ -9,11 +9,11 @@
 namespace ftbert::binding {
 namespace {
 
-at::Tensor ids_tensor(const char* name, const at::Tensor& ids, int64_t rank, at::Device device) {
+at::Tensor ids_tensor(const char* name, const at::Tensor& ids, int64_t rank, at::Device device,
+                      const char* in_one_row = "[tokens]") {
   plain(name, ids);
   FTBERT_CHECK(ids.dim() == rank && (ids.scalar_type() == at::kLong || ids.scalar_type() == at::kInt), name,
-               ": expected ", rank == 2 ? "int64 or int32 [batch, seq]" : "int64 or int32 [tokens]", ", got ",
-               describe(ids));
+               ": expected int64 or int32 ", rank == 2 ? "[batch, seq]" : in_one_row, ", got ", describe(ids));
   FTBERT_CHECK(ids.device() == device, name, ": the model is on ", device.str(), ", got ", describe(ids),
                "; move one to the other");
   return ids.to(at::kLong).contiguous();
@@ -72,13 +72,13 @@ void check_positions(const EncoderConfig& config, const CheckedInput& input, int
   if (!config.counts_tokens() || seq <= config.max_seq()) return;
   const at::Tensor positions = at::empty({tokens}, at::TensorOptions().dtype(at::kInt));
   CallContext<Cpu> cpu(at::kCPU);
-  padding_positions<Cpu>(cpu.context, config.positions, data<int64_t>(input.input_ids),
-                         data<int64_t>(input.token_index), data<int32_t>(input.cu_seqlens), batch, seq,
-                         config.padding_id, tokens, data<int32_t>(positions));
+  padding_positions<Cpu>(cpu.context, config.positions, data<int64_t>(input.input_ids), data<int64_t>(input.to_padded),
+                         data<int32_t>(input.cu_seqlens), batch, seq, config.padding_id, tokens,
+                         data<int32_t>(positions));
   const int32_t* const found = data<int32_t>(positions);
   for (int64_t t = 0; t < tokens; ++t) {
     if (found[t] < config.max_positions) continue;
-    const int64_t at = data<int64_t>(input.token_index)[t];
+    const int64_t at = data<int64_t>(input.to_padded)[t];
     fail("input_ids: the kept token at [", at / seq, ", ", at % seq, "] is number ", found[t] - config.padding_id,
          " of the ids there that are not the padding id ", config.padding_id,
          ", which count whether they are masked or not: the model has positions for ", config.max_seq(),
@@ -106,8 +106,8 @@ void CheckedInput::settle(const EncoderConfig& config) {
   const PaddingInfo info = counting->wait();
   counting.reset();
   check_info(info, config, *this);
-  encoder.tokens = info.tokens;
-  encoder.max_seqlen = info.max_seqlen;
+  batch.sequences.rows = info.tokens;
+  batch.sequences.max_q = batch.sequences.max_k = info.max_seqlen;
 }
 
 template <class Device>
@@ -132,15 +132,15 @@ CheckedInput unpad(Context<Device>& context, at::Device device, const EncoderCon
   // Pinned, so that the copies to the device do not wait for it.
   const auto options = at::TensorOptions().device(counter).pinned_memory(counter.is_cpu() && device.is_cuda());
   out.cu_seqlens = at::empty({batch + 1}, options.dtype(at::kInt));
-  out.token_index = at::empty({rows}, options.dtype(at::kLong));
-  out.packed_index = at::empty({rows}, options.dtype(at::kInt));
+  out.to_padded = at::empty({rows}, options.dtype(at::kLong));
+  out.to_packed = at::empty({rows}, options.dtype(at::kInt));
   const auto find_all = [&](auto& on, PaddingInfo* target) {
-    find_offsets(on, mask, batch, seq, out.cu_seqlens, out.token_index, out.packed_index, target);
+    find_offsets(on, mask, batch, seq, out.cu_seqlens, out.to_padded, out.to_packed, target);
   };
   PaddingInfo info{};
   const auto check_ids = [&](PaddingInfo* target) {
     padding_check_ids<Device>(context, data<int64_t>(out.input_ids), data<int64_t>(out.token_type_ids),
-                              data<int64_t>(out.token_index), data<int32_t>(out.cu_seqlens), batch, rows, config.vocab,
+                              data<int64_t>(out.to_padded), data<int32_t>(out.cu_seqlens), batch, rows, config.vocab,
                               config.token_types, target);
   };
   if (counter.is_cuda()) {
@@ -164,7 +164,7 @@ CheckedInput unpad(Context<Device>& context, at::Device device, const EncoderCon
     CallContext<Cpu> cpu(at::kCPU);
     find_all(cpu.context, &info);
     if (device.is_cuda()) {
-      for (at::Tensor* counted : {&out.cu_seqlens, &out.token_index, &out.packed_index})
+      for (at::Tensor* counted : {&out.cu_seqlens, &out.to_padded, &out.to_packed})
         *counted = counted->to(device, /*non_blocking=*/true);
     } else {
       check_ids(&info);
@@ -174,14 +174,11 @@ CheckedInput unpad(Context<Device>& context, at::Device device, const EncoderCon
   if (device.is_cpu()) check_positions(config, out, info.tokens);
   FTBERT_CHECK(info.tokens <= std::numeric_limits<int32_t>::max(), "at most 2^31-1 tokens in one call, got ",
                info.tokens);
-  out.encoder = {.input_ids = data<int64_t>(out.input_ids),
-                 .token_type_ids = data<int64_t>(out.token_type_ids),
-                 .token_index = data<int64_t>(out.token_index),
-                 .cu_seqlens = data<int32_t>(out.cu_seqlens),
-                 .tokens = info.tokens,
-                 .batch = batch,
-                 .seq = seq,
-                 .max_seqlen = info.max_seqlen};
+  out.batch = {.sequences = Sequences::of_tokens(data<int32_t>(out.cu_seqlens), batch, info.max_seqlen, info.tokens),
+               .ids = data<int64_t>(out.input_ids),
+               .types = data<int64_t>(out.token_type_ids),
+               .to_padded = data<int64_t>(out.to_padded),
+               .seq = seq};
   return out;
 }
 
@@ -215,15 +212,23 @@ CheckedInput check_packed(Context<Device>& context, at::Device device, const Enc
                               batch, tokens, config.vocab, config.token_types, &info);
     check_info(info, config, out);
   }
-  out.encoder = {.input_ids = data<int64_t>(out.input_ids),
-                 .token_type_ids = data<int64_t>(out.token_type_ids),
-                 .token_index = nullptr,
-                 .cu_seqlens = data<int32_t>(out.cu_seqlens),
-                 .tokens = tokens,
-                 .batch = batch,
-                 .seq = std::min(max_seqlen, tokens),  // no sequence is longer than all
-                 .max_seqlen = std::min(max_seqlen, tokens)};
+  const int64_t longest = std::min(max_seqlen, tokens);  // no sequence is longer than all
+  out.batch = {.sequences = Sequences::of_tokens(data<int32_t>(out.cu_seqlens), batch, longest, tokens),
+               .ids = data<int64_t>(out.input_ids),
+               .types = data<int64_t>(out.token_type_ids)};
   return out;
+}
+
+void choose_rows(CheckedInput& input, const std::optional<at::Tensor>& rows) {
+  FTBERT_CHECK(rows, "want: rows needs the argument rows, indices of packed tokens");
+  input.rows = ids_tensor("rows", *rows, 1, input.input_ids.device(), "[n]");
+  const int64_t* const index = data<int64_t>(input.rows);
+  const int64_t count = input.rows.size(0), tokens = input.batch.tokens();
+  for (int64_t i = 0; i < count && input.rows.is_cpu(); ++i)
+    FTBERT_CHECK(index[i] >= 0 && index[i] < tokens, "rows: expected indices of packed tokens in [0, ", tokens,
+                 "), got ", index[i], " at [", i, "]");
+  FTBERT_CHECK(count == 0 || tokens > 0, "rows: there are no tokens, and so no rows of theirs");
+  input.batch.rows = {RowKind::any, index, count};
 }
 
 #define FTBERT_INSTANTIATE(D)                                                                               \

@@ -17,11 +17,11 @@ inline PaddingInfo* info_in(const at::Tensor& words) { return reinterpret_cast<P
 // The kernel padding_offsets for a mask of bool, uint8, int64 or float; an undefined one is all ones.
 template <class Device>
 void find_offsets(Context<Device>& context, const at::Tensor& mask, int64_t batch, int64_t seq,
-                  const at::Tensor& cu_seqlens, const at::Tensor& token_index, const at::Tensor& packed_index,
+                  const at::Tensor& cu_seqlens, const at::Tensor& to_padded, const at::Tensor& to_packed,
                   PaddingInfo* info) {
   const auto find = [&]<class M>(const M* ones) {
-    padding_offsets<Device, M>(context, ones, batch, seq, data<int32_t>(cu_seqlens), data<int64_t>(token_index),
-                               data<int32_t>(packed_index), info);
+    padding_offsets<Device, M>(context, ones, batch, seq, data<int32_t>(cu_seqlens), data<int64_t>(to_padded),
+                               data<int32_t>(to_packed), info);
   };
   if (!mask.defined()) return find(static_cast<const uint8_t*>(nullptr));
   if (mask.scalar_type() == at::kFloat) return find(data<const float>(mask));
@@ -61,15 +61,17 @@ class PendingInfo {
   bool done_ = false;
 };
 
-// `encoder` points into the tensors beside it; mask, token_index and packed_index are of padded input alone.
+// `batch` points into the tensors beside it, all but its positions, which are found where it runs; mask, to_padded and
+// to_packed are of padded input alone.
 struct CheckedInput {
-  at::Tensor input_ids, mask, token_index, packed_index, cu_seqlens;
+  at::Tensor input_ids, mask, to_padded, to_packed, cu_seqlens, rows;
   std::optional<at::Tensor> token_type_ids;
-  EncoderInput encoder;
+  Batch batch;
   std::unique_ptr<PendingInfo> counting;  // what the GPU is still counting
 
-  // Until this has waited for the GPU's count, encoder.tokens and max_seqlen may be as large as the padded input
-  // allows, and ids and mask unchecked. Throws Error where they are wrong.
+  bool padded() const { return to_packed.defined(); }
+  // Until this has waited for the GPU's count, the batch's tokens and longest sequence may be as many as the padded
+  // input allows, and ids and mask unchecked. Throws Error where they are wrong.
   void settle(const EncoderConfig& config);
 };
 
@@ -83,6 +85,10 @@ template <class Device>
 CheckedInput unpad(Context<Device>& context, at::Device device, const EncoderConfig& config,
                    const at::Tensor& input_ids, const std::optional<at::Tensor>& attention_mask,
                    const std::optional<at::Tensor>& token_type_ids, Wait wait = Wait::first);
+
+// The indices of packed tokens int32/int64 [n] become the rows of its batch that are read; on the CPU they are looked
+// at.
+void choose_rows(CheckedInput& input, const std::optional<at::Tensor>& rows);
 
 // input_ids [tokens] int32/int64, cu_seqlens [batch+1] int32. No device sync: on CUDA the contents are not looked at.
 template <class Device>

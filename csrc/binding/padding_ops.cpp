@@ -110,12 +110,22 @@ Tensor restore(const Tensor& packed, const Tensor& packed_index) {
   return out;
 }
 
-Tensor first(const Tensor& packed, const Tensor& cu) {
+Tensor gather(const Tensor& packed, const Tensor& cu, const std::string& kind, const OptionalTensor& index) {
   elements("packed", packed, 2);
   const int64_t batch = check_offsets(cu, packed, packed.size(0));
-  Tensor out = at::empty({batch, packed.size(1)}, packed.options());
+  OutputRows rows{kind == "last" ? RowKind::last : RowKind::first};
+  if (index) {
+    FTBERT_CHECK(kind == "any", "kind: expected any beside rows, got ", kind);
+    integers("rows", *index, packed, at::kLong, 0);
+    if (cu.is_cpu()) check_range("rows", *index, index->size(0), 0, data<int32_t>(cu)[batch]);
+    rows = {RowKind::any, data<int64_t>(index), index->size(0)};
+  } else {
+    FTBERT_CHECK(kind == "first" || kind == "last", "kind: expected first or last, or any with rows, got ", kind);
+  }
+  const Sequences sequences = Sequences::of_tokens(data<int32_t>(cu), batch, 0, packed.size(0));
+  Tensor out = at::empty({rows.of(sequences), packed.size(1)}, packed.options());
   run(packed, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    first_rows<Device, T>(call.context, data<T>(packed), 0, data<int32_t>(cu), batch, packed.size(1), data<T>(out));
+    gather_rows<Device, T>(call.context, data<T>(packed), sequences, rows, packed.size(1), data<T>(out));
   });
   return out;
 }
@@ -135,7 +145,7 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
             &stage);
   define_op(m, "remove_padding(Tensor padded, Tensor token_index, SymInt tokens) -> Tensor", &remove);
   define_op(m, "restore_padding(Tensor packed, Tensor packed_index) -> Tensor", &restore);
-  define_op(m, "first_rows(Tensor packed, Tensor cu_seqlens) -> Tensor", &first);
+  define_op(m, "gather_rows(Tensor packed, Tensor cu_seqlens, str kind, Tensor? rows=None) -> Tensor", &gather);
 }
 
 }  // namespace ftbert::binding

@@ -10,10 +10,12 @@
 #include <string_view>
 
 #include "core/check.h"
+#include "core/device.h"
 #include "core/dispatch.h"
 #include "core/workspace.h"
 #include "gemm/gemm.h"
 #include "kernels/kernels.h"
+#include "layers/positions.h"
 
 namespace ftbert::binding {
 namespace {
@@ -33,65 +35,61 @@ bool cuda_graphs_by_default() {
   return !value || (std::string_view(value) != "off" && std::string_view(value) != "0");
 }
 
-std::optional<ReplaySize> ReplaySize::holding(const Context<Cuda>& context, const EncoderInput& input,
+std::optional<ReplaySize> ReplaySize::holding(const Context<Cuda>& context, const Batch& batch,
                                               AttentionPath attention) {
-  if (input.tokens == 0 || input.tokens > kMostTokens) return std::nullopt;
+  const Sequences& s = batch.sequences;
+  const int64_t named = batch.rows.kind == RowKind::any ? cuda_gemm_rows(batch.rows.count) : 0;
+  if (s.rows == 0 || batch.output_rows() == 0 || std::max(s.rows, named) > kMostTokens) return std::nullopt;
   // Empty sequences cost a block that looks and leaves. Between powers of two there are three more sizes.
-  const int64_t batch_step = std::max<int64_t>(1, static_cast<int64_t>(std::bit_floor(uint64_t(input.batch))) / 4);
+  const int64_t step = std::max<int64_t>(1, static_cast<int64_t>(std::bit_floor(uint64_t(s.count))) / 4);
   // The general path computes every score up to the longest length, the fused one only what is there.
-  const int64_t longest = std::max<int64_t>(16, input.max_seqlen);
-  return ReplaySize{.tokens = cuda_gemm_rows(input.tokens),
-                    .batch = round_up(input.batch, batch_step),
-                    .max_seqlen = attention == AttentionPath::fused
-                                      ? static_cast<int64_t>(std::bit_ceil(uint64_t(longest)))
-                                      : round_up(longest, 32),
-                    .rows = input.rows,
+  const int64_t longest = std::max<int64_t>(16, s.max_k);
+  return ReplaySize{.tokens = cuda_gemm_rows(s.rows),
+                    .sequences = round_up(s.count, step),
+                    .longest = attention == AttentionPath::fused
+                                   ? static_cast<int64_t>(std::bit_ceil(uint64_t(longest)))
+                                   : round_up(longest, 32),
+                    .rows = batch.rows.kind,
+                    .named_rows = named,
                     .tf32 = context.tf32};
 }
 
 template <class Device, class T>
 struct Replay<Device, T>::Recording {
+  using Plan = typename Encoder<Device, T>::Plan;
   ReplaySize size;
-  EncoderInput input;  // over the staged buffers
-  int64_t* staged_ids = nullptr;
-  int64_t* staged_types = nullptr;
-  int32_t* positions = nullptr;
-  int32_t* columns = nullptr;
+  // What a call's batch is copied into, and `batch` points at.
+  int64_t* ids = nullptr;
+  int64_t* types = nullptr;
   int32_t* cu_seqlens = nullptr;
+  int64_t* rows = nullptr;
+  Positions positions;
+  Batch batch;
   T* hidden = nullptr;
   void* gemm_workspace = nullptr;
+  Plan plan;
   Workspace workspace;  // of the forward pass
-  size_t bytes = 0;     // of all
   std::unique_ptr<LaunchGraph> graph;
   bool ran = false, refused = false;
 
-  // Run over a null buffer to measure, over the real one to carve.
-  void carve(const Encoder<Device, T>& encoder, const Context<Device>& context, void* base, size_t capacity) {
+  // Takes memory for all of it. Over an empty workspace the pointers are null, and only its size counts.
+  void carve(const Encoder<Device, T>& encoder, const Context<Device>& context, Workspace& all) {
     const EncoderConfig& c = encoder.config();
-    Workspace all = base ? Workspace(base, capacity) : Workspace();
-    staged_ids = all.take<int64_t>(size.tokens);
-    staged_types = all.take<int64_t>(size.tokens);
-    positions = all.take<int32_t>(size.tokens);
-    if (c.relative_span > 0) columns = c.counts_tokens() ? all.take<int32_t>(size.tokens) : positions;
-    cu_seqlens = all.take<int32_t>(size.batch + 1);
+    ids = all.take<int64_t>(size.tokens);
+    types = all.take<int64_t>(size.tokens);
+    positions = Positions::take(all, c, size.tokens, c.relative_span > 0);
+    cu_seqlens = all.take<int32_t>(size.sequences + 1);
+    rows = all.take<int64_t>(size.named_rows);
     gemm_workspace = all.take<char>(static_cast<int64_t>(context.gemm_workspace_bytes));
-    // While measuring, any address stands for the buffers that are there.
-    const int32_t* there = positions ? positions : reinterpret_cast<const int32_t*>(this);
-    input = {.input_ids = staged_ids,
-             .token_type_ids = c.token_types > 0 ? staged_types : nullptr,
-             .cu_seqlens = cu_seqlens,
-             .tokens = size.tokens,
-             .batch = size.batch,
-             .seq = size.max_seqlen,
-             .max_seqlen = size.max_seqlen,
-             .positions = there,
-             .columns = c.relative_span > 0 ? (columns ? columns : there) : nullptr,
-             .rows = size.rows};
-    hidden = all.take<T>(rows_with_slack<Device>(input.output_rows()) * c.hidden);
-    const size_t forward = encoder.workspace_bytes(context, input);
-    void* const rest = all.take<char>(static_cast<int64_t>(forward));
-    workspace = Workspace(rest, forward);
-    bytes = all.bytes();
+    batch = {.sequences = Sequences::of_tokens(cu_seqlens, size.sequences, size.longest, size.tokens),
+             .ids = ids,
+             .types = c.token_types > 0 ? types : nullptr,
+             .positions = positions.ids,
+             .columns = positions.columns,
+             .rows = {size.rows, rows, size.named_rows}};
+    hidden = all.take<T>(rows_with_slack<Device>(batch.output_rows()) * c.hidden);
+    plan = encoder.plan(context, batch);
+    workspace = Workspace(all.take<char>(static_cast<int64_t>(plan.bytes)), plan.bytes);
   }
 };
 
@@ -186,33 +184,40 @@ auto Replay<Device, T>::find(Slot& slot, const ReplaySize& size, const Context<D
   }
   Recording recording;
   recording.size = size;
-  recording.carve(encoder_, context, nullptr, 0);
+  Workspace measure;
+  recording.carve(encoder_, context, measure);
   const size_t have = slot.memory.defined() ? slot.memory.nbytes() : 0;
-  if (recording.bytes > have) {
+  if (measure.bytes() > have) {
     all.clear();  // they point into the old buffer
     slot.memory = at::Tensor();
-    slot.memory = at::empty({static_cast<int64_t>(std::max(recording.bytes, have + have / 2))},
+    slot.memory = at::empty({static_cast<int64_t>(std::max(measure.bytes(), have + have / 2))},
                             at::TensorOptions().device(device_).dtype(at::kByte));
   }
-  recording.carve(encoder_, context, slot.memory.data_ptr(), slot.memory.nbytes());
+  Workspace memory(slot.memory.data_ptr(), slot.memory.nbytes());
+  recording.carve(encoder_, context, memory);
   if (all.size() >= kMostRecordings) all.pop_back();
   return all.emplace_front(std::move(recording));
 }
 
 template <class Device, class T>
-void Replay<Device, T>::stage(Context<Device>& context, const EncoderInput& input, Recording& recording) {
-  const bool counted = encoder_.config().counts_tokens();
-  padding_stage<Device>(context, input.input_ids, input.token_type_ids, input.token_index, input.cu_seqlens,
-                        input.tokens, input.batch, input.seq, recording.size.tokens, recording.size.batch,
-                        recording.staged_ids, recording.staged_types, counted ? recording.columns : recording.positions,
-                        recording.cu_seqlens);
-  if (counted) encoder_.find_positions(context, input, recording.size.tokens, recording.positions, nullptr);
+void Replay<Device, T>::stage(Context<Device>& context, const Batch& batch, Recording& recording) {
+  const Sequences& s = batch.sequences;
+  const EncoderConfig& c = encoder_.config();
+  const Positions& positions = recording.positions;
+  // Columns are staged with the ids; positions that are not columns are counted in the ids.
+  padding_stage<Device>(context, batch.ids, batch.types, batch.to_padded, s.cu_q, s.rows, s.count, batch.seq,
+                        recording.size.tokens, recording.size.sequences, recording.ids, recording.types,
+                        c.counts_tokens() ? positions.columns : positions.ids, recording.cu_seqlens);
+  if (c.counts_tokens()) find_positions(context, c, batch, recording.size.tokens, {positions.ids, nullptr});
+  // Behind them are those of calls before: rows that nobody reads.
+  if (batch.rows.count > 0)
+    copy_on_device(context, batch.rows.index, recording.rows, batch.rows.count * sizeof(int64_t));
 }
 
 template <class Device, class T>
-auto Replay<Device, T>::run(const Context<Device>& context, const EncoderInput& input) -> Lease {
+auto Replay<Device, T>::run(const Context<Device>& context, const Batch& batch) -> Lease {
   Lease lease;
-  const std::optional<ReplaySize> size = ReplaySize::holding(context, input, encoder_.attention().path);
+  const std::optional<ReplaySize> size = ReplaySize::holding(context, batch, encoder_.attention().path);
   if (!size || is_recording(context.stream)) return lease;
   Slot* const slot = acquire(context.stream);
   if (!slot) return lease;
@@ -228,13 +233,13 @@ auto Replay<Device, T>::run(const Context<Device>& context, const EncoderInput& 
   Recording& recording = *found;
   Context<Device> mine = context;
   mine.gemm_workspace = recording.gemm_workspace;
-  stage(mine, input, recording);
+  stage(mine, batch, recording);
   if (recording.ran && !recording.graph && !recording.refused) {
     try {
       recording.graph = record_graph([&](void* stream) {
         Context<Device> recorder = mine;
         recorder.stream = stream;
-        encoder_.forward(recorder, recording.input, recording.workspace, recording.hidden);
+        encoder_.forward(recorder, recording.batch, recording.plan, recording.workspace, recording.hidden);
       });
       const std::lock_guard lock(mutex_);
       ++recorded_;
@@ -247,7 +252,7 @@ auto Replay<Device, T>::run(const Context<Device>& context, const EncoderInput& 
   if (recording.graph)
     recording.graph->launch(mine.stream);
   else
-    encoder_.forward(mine, recording.input, recording.workspace, recording.hidden);
+    encoder_.forward(mine, recording.batch, recording.plan, recording.workspace, recording.hidden);
   recording.ran = true;
   lease.hidden_ = recording.hidden;
   return lease;

@@ -21,16 +21,17 @@ namespace ftbert::binding {
 // Unless $FTBERT_CUDA_GRAPHS is "off".
 bool cuda_graphs_by_default();
 
-// The sizes that a recording serves; a call runs in the smallest that holds it.
+// What a recording serves: batches of up to these sizes whose rows are chosen in this way. A call runs in the smallest
+// that holds it.
 struct ReplaySize {
-  int64_t tokens, batch, max_seqlen;
-  OutputRows rows;
+  int64_t tokens, sequences, longest;
+  RowKind rows;
+  int64_t named_rows;  // of RowKind::any
   bool tf32;
   bool operator==(const ReplaySize&) const = default;
 
-  // nullopt: the call is large enough to hide its launches.
-  static std::optional<ReplaySize> holding(const Context<Cuda>& context, const EncoderInput& input,
-                                           AttentionPath attention);
+  // nullopt: there is nothing to compute, or enough to hide the launches.
+  static std::optional<ReplaySize> holding(const Context<Cuda>& context, const Batch& batch, AttentionPath attention);
 };
 
 // The recordings of one model. Any number of threads and streams may call; the host waits for no GPU work.
@@ -67,7 +68,7 @@ class Replay {
 
   // An empty lease: this call is none for a recording (too large, the caller is recording, every slot is in use, no
   // memory) and runs like any other. A size runs directly the first time, is recorded the second, and then repeated.
-  Lease run(const Context<Device>& context, const EncoderInput& input);
+  Lease run(const Context<Device>& context, const Batch& batch);
 
   void enable(bool on);
   bool enabled() const;
@@ -78,7 +79,7 @@ class Replay {
   void release(Slot* slot);
   Slot* acquire(void* stream);
   Recording& find(Slot& slot, const ReplaySize& size, const Context<Device>& context);
-  void stage(Context<Device>& context, const EncoderInput& input, Recording& recording);
+  void stage(Context<Device>& context, const Batch& batch, Recording& recording);
 
   const Encoder<Device, T>& encoder_;
   at::Device device_;
@@ -98,7 +99,7 @@ class Replay<Cpu, T> {
     const T* hidden() const { return nullptr; }
   };
   Replay(const Encoder<Cpu, T>&, at::Device) : enabled_(cuda_graphs_by_default()) {}
-  Lease run(const Context<Cpu>&, const EncoderInput&) { return {}; }
+  Lease run(const Context<Cpu>&, const Batch&) { return {}; }
   void enable(bool on) { enabled_ = on; }
   bool enabled() const { return enabled_; }
   std::string state() const { return "none on the CPU"; }

@@ -135,7 +135,9 @@ void add_qkv_bias<Cpu, float>(Context<Cpu>& context, const Heads& heads, const f
 
 template <>
 void attention<Cpu, float>(Context<Cpu>& context, const Heads& heads, const QueriesKeysValues& from,
-                           const Sequences& sequences, const ScorePolicy<float>& policy, void* scratch, float* out) {
+                           const Sequences& sequences, const ScorePolicy<float>& policy, void* scratch,
+                           const Operand& out) {
+  out.as<float>();  // or an error
   FTBERT_CHECK(from.dtype == DType::fp32 || (from.dtype == DType::bf16 && isa_kernels().bf16),
                "attention on this CPU reads fp32", isa_kernels().bf16 ? " or bf16" : "", ", got ",
                to_string(from.dtype));
@@ -149,10 +151,9 @@ size_t attention_scratch_bytes<Cpu, float>(int64_t max_k, int64_t head_size, boo
 
 template <>
 void embeddings_layernorm<Cpu, float>(Context<Cpu>& context, const EmbeddingTables<float>& tables,
-                                      const int64_t* input_ids, const int64_t* token_type_ids,
-                                      const int64_t* token_index, const int32_t* positions, int64_t tokens,
-                                      int64_t cols, float* out) {
-  isa_kernels().embeddings_layernorm(context, tables, input_ids, token_type_ids, token_index, positions, tokens, cols,
+                                      const int64_t* input_ids, const int64_t* token_type_ids, const int64_t* to_padded,
+                                      const int32_t* positions, int64_t tokens, int64_t cols, float* out) {
+  isa_kernels().embeddings_layernorm(context, tables, input_ids, token_type_ids, to_padded, positions, tokens, cols,
                                      out);
 }
 

@@ -28,29 +28,28 @@ struct PaddingInfo {
 // M: uint8_t (also bool), int64_t or float. mask == nullptr means all ones.
 template <class Device, class M>
 void padding_offsets(Context<Device>& context, const M* mask, int64_t batch, int64_t seq,
-                     int32_t* cu_seqlens,    // [batch+1] out
-                     int64_t* token_index,   // [batch*seq] out: packed token -> row of the padded [batch*seq]; then 0
-                     int32_t* packed_index,  // [batch*seq] out: padded row -> packed token, -1 at padding
-                     PaddingInfo* info);     // out: tokens, max_seqlen, bad_mask; the bad_* of ids are cleared
+                     int32_t* cu_seqlens,  // [batch+1] out
+                     int64_t* to_padded,   // [batch*seq] out: packed token -> row of the padded [batch*seq]; then 0
+                     int32_t* to_packed,   // [batch*seq] out: padded row -> packed token, -1 at padding
+                     PaddingInfo* info);   // out: tokens, max_seqlen, bad_mask; the bad_* of ids are cleared
 
 // lengths [batch] (right padded) -> the uint8 mask [batch, seq] that they stand for.
 template <class Device>
 void padding_mask_from_lengths(Context<Device>& context, const int32_t* lengths, int64_t batch, int64_t seq,
                                uint8_t* mask);
 
-// Looks at kept tokens only: padding may hold anything. token_index == nullptr: ids are packed already.
+// Looks at kept tokens only: padding may hold anything. to_padded == nullptr: ids are packed already.
 // The count is read from cu_seqlens[batch] on the device; at most `most` tokens.
 template <class Device>
 void padding_check_ids(Context<Device>& context, const int64_t* input_ids, const int64_t* token_type_ids,
-                       const int64_t* token_index, const int32_t* cu_seqlens, int64_t batch, int64_t most,
-                       int64_t vocab, int64_t token_types, PaddingInfo* info);
+                       const int64_t* to_padded, const int32_t* cu_seqlens, int64_t batch, int64_t most, int64_t vocab,
+                       int64_t token_types, PaddingInfo* info);
 
-// The position id that HuggingFace gives to each kept token. Padded input when token_index is given
+// The position id that HuggingFace gives to each kept token. Padded input when to_padded is given
 // (ids [batch, seq]), else packed (ids [tokens], seq ignored).
 template <class Device>
-void padding_positions(Context<Device>& context, PositionKind kind, const int64_t* input_ids,
-                       const int64_t* token_index, const int32_t* cu_seqlens, int64_t batch, int64_t seq,
-                       int64_t padding_id,
+void padding_positions(Context<Device>& context, PositionKind kind, const int64_t* input_ids, const int64_t* to_padded,
+                       const int32_t* cu_seqlens, int64_t batch, int64_t seq, int64_t padding_id,
                        int64_t most,         // >= tokens
                        int32_t* positions);  // [most] out, 2^31-1 where larger; 0 past the last token
 
@@ -58,11 +57,11 @@ void padding_positions(Context<Device>& context, PositionKind kind, const int64_
 // tokens, then zeros; cu_seqlens, then its last value (empty sequences). token_type_ids == nullptr means type 0.
 template <class Device>
 void padding_stage(Context<Device>& context, const int64_t* input_ids, const int64_t* token_type_ids,
-                   const int64_t* token_index,  // [tokens], or nullptr: ids are packed already
+                   const int64_t* to_padded,  // [tokens], or nullptr: ids are packed already
                    const int32_t* cu_seqlens,
                    int64_t tokens,  // at least as many as cu_seqlens[batch] says
                    int64_t batch,
-                   int64_t seq,            // columns of the padded ids; unused without token_index
+                   int64_t seq,            // columns of the padded ids; unused without to_padded
                    int64_t most_tokens,    // >= tokens
                    int64_t most_batch,     // >= batch
                    int64_t* staged_ids,    // [most_tokens] out
@@ -72,23 +71,13 @@ void padding_stage(Context<Device>& context, const int64_t* input_ids, const int
 
 // [batch*seq, cols] -> [tokens, cols]
 template <class Device, class T>
-void remove_padding(Context<Device>& context, const T* padded, const int64_t* token_index, int64_t tokens, int64_t cols,
+void remove_padding(Context<Device>& context, const T* padded, const int64_t* to_padded, int64_t tokens, int64_t cols,
                     T* packed);
 
 // [tokens, cols] -> [batch*seq, cols], rows at padding exactly 0
 template <class Device, class T>
-void restore_padding(Context<Device>& context, const T* packed, const int32_t* packed_index, int64_t rows, int64_t cols,
+void restore_padding(Context<Device>& context, const T* packed, const int32_t* to_packed, int64_t rows, int64_t cols,
                      T* padded);
-
-// First kept row of each sequence [tokens, cols] -> [batch, cols]; zeros for an empty sequence. Token t lies in row
-// t - first_token of packed.
-template <class Device, class T>
-void first_rows(Context<Device>& context, const T* packed, int64_t first_token, const int32_t* cu_seqlens,
-                int64_t batch, int64_t cols, T* out);
-
-// Sets the rows of empty sequences to 0 in x [batch, cols].
-template <class Device, class T>
-void zero_empty_rows(Context<Device>& context, const int32_t* cu_seqlens, int64_t batch, int64_t cols, T* x);
 
 // ---- embeddings_layernorm ----------------------------------------------------------------------------------
 
@@ -102,11 +91,11 @@ struct EmbeddingTables {
 };
 
 // out[t] = norm(word[id] + position[p] + token_type[tt]) for each packed token, gathered from padded ids
-// through token_index (nullptr: ids are packed). token_type_ids == nullptr means type 0. An id or a position outside
+// through to_padded (nullptr: ids are packed). token_type_ids == nullptr means type 0. An id or a position outside
 // its table gives a row of NaN on CUDA, where no host may be asked; the CPU's caller has checked them.
 template <class Device, class T>
 void embeddings_layernorm(Context<Device>& context, const EmbeddingTables<T>& tables, const int64_t* input_ids,
-                          const int64_t* token_type_ids, const int64_t* token_index, const int32_t* positions,
+                          const int64_t* token_type_ids, const int64_t* to_padded, const int32_t* positions,
                           int64_t tokens, int64_t cols,
                           T* out);  // [tokens, cols]
 
@@ -205,6 +194,36 @@ struct ScorePolicy {
   RelativeBias<T> bias;
 };
 
+// ---- rows that are read: padding_cpu.cpp, padding_rows_cuda.cu ---------------------------------------------
+
+// Whose rows a caller reads: every token's, the first's or the last's of each sequence, or those that it names.
+enum class RowKind { all, first, last, any };
+struct OutputRows {
+  RowKind kind = RowKind::all;
+  const int64_t* index = nullptr;  // any: [count] packed tokens, in any order, each as often as it is wanted
+  int64_t count = 0;               // any
+
+  int64_t of(const Sequences& s) const {
+    return kind == RowKind::all ? s.rows : kind == RowKind::any ? count : s.count;
+  }
+};
+
+// out [rows.of(sequences), cols]: the rows that are read (not `all`) of packed, which holds the queries of these
+// sequences; zeros for an empty sequence. The CPU leaves rows of `any` as they are where packed does not hold them; on
+// CUDA, where no host may be asked, they become NaN.
+template <class Device, class T>
+void gather_rows(Context<Device>& context, const T* packed, const Sequences& sequences, const OutputRows& rows,
+                 int64_t cols, T* out);
+
+// Of each sequence the last row over the first: `cols` columns of x, whose rows lie as those of q.
+template <class Device, class T>
+void last_rows_to_first(Context<Device>& context, const Sequences& sequences, DType dtype, int64_t cols, int64_t stride,
+                        void* x);
+
+// Sets the rows of empty sequences to 0 in x [batch, cols].
+template <class Device, class T>
+void zero_empty_rows(Context<Device>& context, const int32_t* cu_seqlens, int64_t batch, int64_t cols, T* x);
+
 // ---- attention: the fused path -----------------------------------------------------------------------------
 
 // softmax(scale * q k^T + bias) v within each sequence, on packed tokens; no score matrix in memory. A query that sees
@@ -212,8 +231,8 @@ struct ScorePolicy {
 template <class Device, class T>
 void attention(Context<Device>& context, const Heads& heads, const QueriesKeysValues& from, const Sequences& sequences,
                const ScorePolicy<T>& policy,
-               void* scratch,  // attention_scratch_bytes
-               T* out);        // [tokens, width]
+               void* scratch,        // attention_scratch_bytes
+               const Operand& out);  // [tokens, width], of T
 // The type in which attention takes q, k and v from a product by a weight stored as `weight`: on the CPU bf16 where
 // that product rounds and the CPU has instructions for it, and then attention's own products are of bf16 too; else T.
 template <class Device, class T>
@@ -251,7 +270,8 @@ void transpose(Context<Device>& context, const Heads& heads, const T* x, const S
 
 // ---- pooling -----------------------------------------------------------------------------------------------
 
-// One vector a sequence from its packed tokens, in float; zeros for an empty sequence. normalize: to unit length.
+// One vector a sequence from its packed tokens, in float; zeros for an empty sequence. cu_seqlens == nullptr: a row is
+// a sequence. normalize: to unit length.
 template <class Device, class T>
 void pooling(Context<Device>& context, const T* hidden, const int32_t* cu_seqlens, int64_t batch, int64_t cols,
              PoolingMode mode, bool normalize,

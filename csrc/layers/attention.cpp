@@ -45,32 +45,33 @@ AttentionChoice choose_attention(const Context<Device>& context, const EncoderCo
 }
 
 template <class Device, class T>
-void attend(Context<Device>& context, const Layer<T>& layer, const PackedBatch& batch, const Run& run,
-            const Stream<Device, T>& stream, int64_t queries, const RelativeBias<T>& relative_bias, AttentionPath path,
+void attend(Context<Device>& context, const Layer<T>& layer, const Batch& batch, const Run& run,
+            const Stream<Device, T>& stream, Queries queries, const RelativeBias<T>& relative_bias, AttentionPath path,
             const LayerBuffers<T>& b) {
   const bool fused = path == AttentionPath::fused;
   const AttentionConfig& c = layer.config.attention;
   const ScorePolicy<T> policy{c.window, c.relative_bias ? relative_bias : RelativeBias<T>{}};
-  Sequences sequences = Sequences::of_tokens(batch.cu_seqlens + run.first_sequence, run.sequences, batch.max_seqlen,
-                                             run.tokens, run.first_token);
-  sequences.max_q = queries;
+  Sequences sequences = batch.of(run);
+  if (queries != Queries::all) sequences.max_q = 1;
   const Operand wished{b.qkv, fused ? attention_operand<Device, T>(layer.qkv.weight.dtype) : kDType<T>};
   // The general path adds the bias itself, in its own order.
   const Operand qkv = stream.deferred
                           ? stream.deferred->project(context, layer.qkv, Activation::none, wished)
                           : linear_all(context, layer.qkv, Operand::of(stream.read(layer.attention_norms.before)),
                                        run.tokens, {.bias = fused}, wished);
+  if (queries == Queries::last)
+    last_rows_to_first<Device, T>(context, sequences, qkv.dtype, c.heads.width(), c.heads.qkv_width(), qkv.data);
   if (fused)
     attention<Device, T>(context, c.heads, QueriesKeysValues::side_by_side(qkv, c.heads), sequences, policy,
-                         b.attention_scratch, b.attended);
+                         b.attention_scratch, Operand::of(b.attended));
   else
     attend_general(context, c.heads, qkv.as<T>(), layer.qkv.bias, sequences, policy, b);
 }
 
-#define FTBERT_INSTANTIATE(D, T)                                                                                   \
-  template AttentionChoice choose_attention<D, T>(const Context<D>&, const EncoderConfig&,                         \
-                                                  std::optional<AttentionPath>);                                   \
-  template void attend(Context<D>&, const Layer<T>&, const PackedBatch&, const Run&, const Stream<D, T>&, int64_t, \
+#define FTBERT_INSTANTIATE(D, T)                                                                             \
+  template AttentionChoice choose_attention<D, T>(const Context<D>&, const EncoderConfig&,                   \
+                                                  std::optional<AttentionPath>);                             \
+  template void attend(Context<D>&, const Layer<T>&, const Batch&, const Run&, const Stream<D, T>&, Queries, \
                        const RelativeBias<T>&, AttentionPath, const LayerBuffers<T>&);
 FTBERT_BACKENDS(FTBERT_INSTANTIATE)
 

@@ -22,12 +22,15 @@ template <class Device, class T>
 AttentionChoice choose_attention(const Context<Device>& context, const EncoderConfig& config,
                                  std::optional<AttentionPath> asked);
 
+// Of each sequence the queries whose result is read. first, last: it lies in the sequence's first row. last: where
+// scores do not depend on a query's position, on the fused path.
+enum class Queries { all, first, last };
+
 // b.attended [run.tokens, width] = softmax(scale * q k^T + bias) v of the run's rows of the stream, normed if the layer
-// says so; of each sequence the first `queries` rows at least. relative_bias: the model's table, read where the layer
-// has such a bias.
+// says so, of these queries at least. relative_bias: the model's table, read where the layer has such a bias.
 template <class Device, class T>
-void attend(Context<Device>& context, const Layer<T>& layer, const PackedBatch& batch, const Run& run,
-            const Stream<Device, T>& stream, int64_t queries, const RelativeBias<T>& relative_bias, AttentionPath path,
+void attend(Context<Device>& context, const Layer<T>& layer, const Batch& batch, const Run& run,
+            const Stream<Device, T>& stream, Queries queries, const RelativeBias<T>& relative_bias, AttentionPath path,
             const LayerBuffers<T>& b);
 
 }  // namespace ftbert

@@ -5,21 +5,39 @@
 #include <vector>
 
 #include "gemm/gemm.h"
+#include "kernels/kernels.h"
 
 namespace ftbert {
-
-// Packed sequences; token t of the batch is row t of the hidden states.
-struct PackedBatch {
-  const int32_t* cu_seqlens = nullptr;  // [batch+1]; on the CPU readable by the host
-  const int32_t* columns = nullptr;     // [tokens] columns in the padded input, or nullptr: those in the sequence
-  int64_t batch = 0;
-  int64_t tokens = 0;      // on a GPU an upper bound: rows past cu_seqlens[batch] are undefined
-  int64_t max_seqlen = 0;  // upper bound of the longest sequence
-};
 
 // Whole sequences that go through a layer together.
 struct Run {
   int64_t first_sequence, sequences, first_token, tokens;
+};
+
+struct KvCache;  // keys and values of earlier tokens; Encoder::forward refuses one
+
+// What goes through a model: packed tokens of whole sequences, of which token t is row t of the hidden states. Their
+// ids are packed too, or lie in padded rows.
+struct Batch {
+  Sequences sequences;                 // each token a query and a key; on the CPU the offsets are readable by the host
+  const int64_t* ids = nullptr;        // [tokens], or padded [sequences.count, seq]
+  const int64_t* types = nullptr;      // token type ids, like ids; nullptr: all 0
+  const int64_t* to_padded = nullptr;  // [tokens] where a token lies in the padded ids; nullptr: they are packed
+  int64_t seq = 0;                     // columns of the padded ids
+  const int32_t* positions = nullptr;  // [tokens] position ids (layers/positions.h)
+  const int32_t* columns = nullptr;    // [tokens] for a relative bias; nullptr: a token's place in its sequence
+  OutputRows rows;                     // of the last hidden state
+  KvCache* cache = nullptr;
+
+  int64_t tokens() const { return sequences.rows; }  // on a GPU an upper bound
+  int64_t output_rows() const { return rows.of(sequences); }
+  Sequences of(const Run& run) const {
+    Sequences some = sequences;
+    some.cu_q += run.first_sequence, some.cu_k += run.first_sequence;
+    some.count = run.sequences, some.rows = run.tokens;
+    some.first_q = some.first_k = run.first_token;
+    return some;
+  }
 };
 
 // Rows that go through the products after attention together. `computed` rows run through a product, `rows` of them

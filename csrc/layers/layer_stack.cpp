@@ -52,7 +52,7 @@ void LayerStack<Device, T>::finish(Context<Device>& context, int64_t i, const T*
 }
 
 template <class Device, class T>
-void LayerStack<Device, T>::run(Context<Device>& context, const PackedBatch& batch, const std::vector<Run>& runs,
+void LayerStack<Device, T>::run(Context<Device>& context, const Batch& batch, const std::vector<Run>& runs,
                                 int64_t layers, LayerBuffers<T>& b, T* x, const HiddenStateHook<T>& hook,
                                 DeferredCall<Device, T>* deferred) const {
   const auto stream = [&](const Run& run) {
@@ -63,30 +63,12 @@ void LayerStack<Device, T>::run(Context<Device>& context, const PackedBatch& bat
   if (hook && config_.depth() == 0) hook(0, x);
   for (int64_t i = 0; i < layers; ++i) {
     for (const Run& run : runs) {
-      attend(context, weights_.layers[i], batch, run, stream(run), batch.max_seqlen, relative_bias(batch), path_, b);
+      attend(context, weights_.layers[i], batch, run, stream(run), Queries::all, relative_bias(batch), path_, b);
       finish(context, i, b.attended, run.tokens, b, stream(run));
     }
     if (hook) hook(i + 1, x);
   }
-  if (deferred) deferred->settle(context, batch.tokens, x);
-}
-
-template <class Device, class T>
-void LayerStack<Device, T>::run_first_tokens(Context<Device>& context, const PackedBatch& batch,
-                                             const std::vector<Run>& runs, LayerBuffers<T>& b, T* x, T* first,
-                                             T* out) const {
-  first_rows<Device, T>(context, x, 0, batch.cu_seqlens, batch.batch, config_.hidden, out);
-  const int64_t last = config_.depth() - 1;
-  if (last < 0) return;
-  const Layer<T>& layer = weights_.layers[last];
-  const int64_t width = layer.config.attention.heads.width();
-  const Stream<Device, T> stream{x, b.normed};
-  for (const Run& run : runs) {
-    attend(context, layer, batch, run, stream.from(run.first_token, config_.hidden), 1, relative_bias(batch), path_, b);
-    first_rows<Device, T>(context, b.attended, run.first_token, batch.cu_seqlens + run.first_sequence, run.sequences,
-                          width, first + run.first_sequence * width);
-  }
-  finish(context, last, first, batch.batch, b, {out, b.normed});
+  if (deferred) deferred->settle(context, batch.tokens(), x);
 }
 
 #define FTBERT_INSTANTIATE(D, T) template class LayerStack<D, T>;

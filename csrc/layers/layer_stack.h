@@ -30,14 +30,14 @@ class LayerStack {
 
   // x [tokens, hidden], the embedding's output, becomes what the model's first `layers` layers make of it, in the rows
   // of these runs. With `deferred`, which was started for x, there is one run and no hook.
-  void run(Context<Device>& context, const PackedBatch& batch, const std::vector<Run>& runs, int64_t layers,
+  void run(Context<Device>& context, const Batch& batch, const std::vector<Run>& runs, int64_t layers,
            LayerBuffers<T>& b, T* x, const HiddenStateHook<T>& hook, DeferredCall<Device, T>* deferred = nullptr) const;
 
-  // The last layer for the first token of each sequence: its query, and every token's keys and values. x is what `run`
-  // has left, first [rows_with_slack(batch), hidden] scratch, out [rows_with_slack(batch), hidden]. Rows of empty
-  // sequences are undefined.
-  void run_first_tokens(Context<Device>& context, const PackedBatch& batch, const std::vector<Run>& runs,
-                        LayerBuffers<T>& b, T* x, T* first, T* out) const;
+  // layers/chosen_rows.cpp. The last layer for batch.rows, which are not all: their queries, and every token's keys and
+  // values. x is what `run` has left, chosen [rows_with_slack(output_rows), width] scratch, out of that many rows. Rows
+  // of empty sequences are undefined.
+  void run_chosen_rows(Context<Device>& context, const Batch& batch, const std::vector<Run>& runs, LayerBuffers<T>& b,
+                       T* x, T* chosen, T* out) const;
 
  private:
   // Before the first layer: rows of the stream.
@@ -45,7 +45,7 @@ class LayerStack {
   // What follows attention in layer i, on the stream's first `rows` rows; attended [rows, width].
   void finish(Context<Device>& context, int64_t i, const T* attended, int64_t rows, LayerBuffers<T>& b,
               const Stream<Device, T>& stream) const;
-  RelativeBias<T> relative_bias(const PackedBatch& batch) const {
+  RelativeBias<T> relative_bias(const Batch& batch) const {
     return {weights_.relative_bias, batch.columns, config_.relative_span};
   }
 

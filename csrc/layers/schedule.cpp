@@ -32,16 +32,16 @@ std::vector<Run> make_runs(const int32_t* cu_seqlens, int64_t first, int64_t las
 
 // Where to cut the sequences so that each of `count` threads has about as many tokens, [count + 1]; empty where a
 // thread would have a tenth more than its share, or all too few for products.
-std::vector<int64_t> equal_cuts(const PackedBatch& batch, int64_t count) {
-  if (count < 2 || batch.tokens < count * kLeastTokensAlone) return {};
-  const int32_t* const cu_seqlens = batch.cu_seqlens;
+std::vector<int64_t> equal_cuts(const Sequences& sequences, int64_t count) {
+  if (count < 2 || sequences.rows < count * kLeastTokensAlone) return {};
+  const int32_t* const cu_seqlens = sequences.cu_q;
   std::vector<int64_t> cuts{0};
   for (int64_t i = 1; i <= count; ++i) {
-    const auto aim = static_cast<int32_t>(batch.tokens * i / count);
-    int64_t at = std::lower_bound(cu_seqlens, cu_seqlens + batch.batch + 1, aim) - cu_seqlens;
+    const auto aim = static_cast<int32_t>(sequences.rows * i / count);
+    int64_t at = std::lower_bound(cu_seqlens, cu_seqlens + sequences.count + 1, aim) - cu_seqlens;
     if (at > 0 && aim - cu_seqlens[at - 1] < cu_seqlens[at] - aim) --at;
-    if (i == count) at = batch.batch;
-    if (10 * count * (cu_seqlens[at] - cu_seqlens[cuts.back()]) > 11 * batch.tokens) return {};
+    if (i == count) at = sequences.count;
+    if (10 * count * (cu_seqlens[at] - cu_seqlens[cuts.back()]) > 11 * sequences.rows) return {};
     cuts.push_back(at);
   }
   return cuts;
@@ -55,22 +55,22 @@ int64_t Schedule::most_tokens(const std::vector<Run>& runs) {
   return most;
 }
 
-Schedule make_schedule(const Context<Cpu>& context, const PackedBatch& batch, bool may_work_alone) {
+Schedule make_schedule(const Context<Cpu>& context, const Sequences& sequences, bool may_work_alone) {
   Schedule schedule;
-  schedule.together = make_runs(batch.cu_seqlens, 0, batch.batch, kRunTokens);
+  schedule.together = make_runs(sequences.cu_q, 0, sequences.count, kRunTokens);
   const int64_t threads = may_work_alone ? context.products->threads() : 1;
-  const std::vector<int64_t> cuts = equal_cuts(batch, threads);
+  const std::vector<int64_t> cuts = equal_cuts(sequences, threads);
   for (size_t i = 1; i < cuts.size(); ++i)
     schedule.alone.push_back(
-        make_runs(batch.cu_seqlens, cuts[i - 1], cuts[i], std::max(kRunTokens / threads, kLeastTokensAlone)));
+        make_runs(sequences.cu_q, cuts[i - 1], cuts[i], std::max(kRunTokens / threads, kLeastTokensAlone)));
   return schedule;
 }
 
-Schedule make_schedule(const Context<Cuda>&, const PackedBatch& batch, bool) {
-  return {{{0, batch.batch, 0, batch.tokens}}, {}};
+Schedule make_schedule(const Context<Cuda>&, const Sequences& sequences, bool) {
+  return {{{0, sequences.count, 0, sequences.rows}}, {}};
 }
 
-void on_threads(Context<Cpu>& context, int64_t count, const std::function<void(Context<Cpu>&, int64_t i)>& work) {
+void each_alone(Context<Cpu>& context, int64_t count, const std::function<void(Context<Cpu>&, int64_t i)>& work) {
   context.products->each_alone(count, [&](int64_t i, CpuProducts& own) {
     Context<Cpu> alone = context;
     alone.products = &own;
@@ -78,7 +78,7 @@ void on_threads(Context<Cpu>& context, int64_t count, const std::function<void(C
   });
 }
 
-void on_threads(Context<Cuda>& context, int64_t count, const std::function<void(Context<Cuda>&, int64_t i)>& work) {
+void each_alone(Context<Cuda>& context, int64_t count, const std::function<void(Context<Cuda>&, int64_t i)>& work) {
   for (int64_t i = 0; i < count; ++i) work(context, i);
 }
 

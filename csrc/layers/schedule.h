@@ -18,11 +18,11 @@ struct Schedule {
   static int64_t most_tokens(const std::vector<Run>& runs);
 };
 
-Schedule make_schedule(const Context<Cpu>& context, const PackedBatch& batch, bool may_work_alone);
-Schedule make_schedule(const Context<Cuda>& context, const PackedBatch& batch, bool may_work_alone);
+Schedule make_schedule(const Context<Cpu>& context, const Sequences& sequences, bool may_work_alone);
+Schedule make_schedule(const Context<Cuda>& context, const Sequences& sequences, bool may_work_alone);
 
-// work(context of its own, i) for each of `count` threads at once; a GPU has one.
-void on_threads(Context<Cpu>& context, int64_t count, const std::function<void(Context<Cpu>&, int64_t i)>& work);
-void on_threads(Context<Cuda>& context, int64_t count, const std::function<void(Context<Cuda>&, int64_t i)>& work);
+// work(a context of its own, i) for each i < count: on the CPU at once, each on a thread; on a GPU one after the other.
+void each_alone(Context<Cpu>& context, int64_t count, const std::function<void(Context<Cpu>&, int64_t i)>& work);
+void each_alone(Context<Cuda>& context, int64_t count, const std::function<void(Context<Cuda>&, int64_t i)>& work);
 
 }  // namespace ftbert

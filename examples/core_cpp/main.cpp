@@ -9,6 +9,7 @@
 #include "encoder.h"
 #include "gemm/gemm.h"
 #include "kernels/kernels.h"
+#include "layers/positions.h"
 
 int main() {
   using namespace ftbert;
@@ -47,15 +48,19 @@ int main() {
     // Two sentences, packed one behind the other: nothing is computed for padding because there is none.
     const std::vector<int64_t> input_ids = {2, 17, 25, 3, 2, 48, 31, 77, 65, 3};
     const std::vector<int32_t> cu_seqlens = {0, 4, 10};
-    const EncoderInput input{
-        .input_ids = input_ids.data(), .cu_seqlens = cu_seqlens.data(), .tokens = 10, .batch = 2, .max_seqlen = 6};
+    Batch batch{.sequences = Sequences::of_tokens(cu_seqlens.data(), /*count=*/2, /*max_seqlen=*/6, /*rows=*/10),
+                .ids = input_ids.data()};
+    std::vector<int32_t> positions(batch.tokens());
+    find_positions(context, config, batch, batch.tokens(), {.ids = positions.data()});
+    batch.positions = positions.data();
 
     // The caller owns all memory; the core only points into it.
-    std::vector<char> workspace(encoder.workspace_bytes(context, input));
-    std::vector<float> hidden(padded_rows<Cpu>(input.tokens) * config.hidden);  // [tokens, hidden]
-    encoder.forward(context, input, Workspace(workspace.data(), workspace.size()), hidden.data());
-    std::vector<float> vectors(input.batch * config.hidden);  // [batch, hidden]
-    pooling<Cpu, float>(context, hidden.data(), cu_seqlens.data(), input.batch, config.hidden, PoolingMode::mean,
+    const auto plan = encoder.plan(context, batch);
+    std::vector<char> workspace(plan.bytes);
+    std::vector<float> hidden(rows_with_slack<Cpu>(batch.output_rows()) * config.hidden);  // [tokens, hidden]
+    encoder.forward(context, batch, plan, Workspace(workspace.data(), workspace.size()), hidden.data());
+    std::vector<float> vectors(2 * config.hidden);  // [sequences, hidden]
+    pooling<Cpu, float>(context, hidden.data(), cu_seqlens.data(), /*batch=*/2, config.hidden, PoolingMode::mean,
                         /*normalize=*/true, vectors.data());
 
     double cosine = 0;

@@ -24,6 +24,9 @@ Upload: TypeAlias = "Callable[[NDArray[Any]], torch.Tensor]"
 # What torch.ops.ftbert.pooling computes by itself.
 _KERNELS = tuple(mode for mode in POOLINGS if mode != "weightedmean")
 
+# The rows that are all a pooling reads of a text, and so all that the last layer computes.
+_ROWS = {"cls": "first", "last": "last"}
+
 _dense: weakref.WeakKeyDictionary[Any, tuple[Dense, ...]] = weakref.WeakKeyDictionary()
 
 
@@ -88,19 +91,17 @@ def text_vectors(
     ids: int64 [tokens], there; cu_seqlens: int32 [texts + 1]. pooling: as in `TextSettings`. skip: tokens at the
     beginning of every text, or of each [texts], that are not pooled. unit: vectors of length 1.
     """
-    offsets, skips = upload(cu_seqlens), bool(np.any(skip))
-    if pooling == "cls" and not skips:
-        # One row a text is all that is read, and so all that the last layer computes.
-        hidden = model.forward_packed(ids, offsets, longest, want="first")
-        offsets = torch.arange(len(cu_seqlens), dtype=torch.int32, device=hidden.device)
+    offsets, skips, dense = upload(cu_seqlens), bool(np.any(skip)), dense_of(model)
+    want = "tokens" if skips else _ROWS.get(pooling, "tokens")
+    hidden = model.forward_packed(ids, offsets, longest, want=want)
+    if not skips and pooling in _KERNELS:
+        of_texts = offsets if want == "tokens" else None  # rows of the texts already
+        vectors: torch.Tensor = torch.ops.ftbert.pooling(hidden, of_texts, pooling, unit and not dense)
+        if not dense:
+            return vectors
     else:
-        hidden = model.forward_packed(ids, offsets, longest)
-    modes, dense = pooling.split("+"), dense_of(model)
-    if not dense and not skips and pooling in _KERNELS:
-        vectors: torch.Tensor = torch.ops.ftbert.pooling(hidden, offsets, pooling, unit)
-        return vectors
-    pooled = _Pooled(hidden, offsets, np.diff(cu_seqlens).astype(np.int64), skip, upload)
-    vectors = torch.cat([pooled.by(mode) for mode in modes], dim=1)
+        pooled = _Pooled(hidden, offsets, np.diff(cu_seqlens).astype(np.int64), skip, upload)
+        vectors = torch.cat([pooled.by(mode) for mode in pooling.split("+")], dim=1)
     for layer in dense:
         vectors = layer(vectors)
     return normalize(vectors) if unit else vectors

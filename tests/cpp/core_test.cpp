@@ -14,6 +14,7 @@
 #include "gemm/gemm.h"
 #include "kernels/isa.h"
 #include "kernels/kernels.h"
+#include "layers/positions.h"
 
 namespace ftbert {
 namespace {
@@ -196,33 +197,33 @@ class Reference {
 
 // ---- the core, called as a C++ program would ----------------------------------------------------------------------
 
-struct Batch {
+struct PaddedIds {
   int64_t batch, seq;
   std::vector<int64_t> ids, types;  // [batch, seq]
   std::vector<uint8_t> mask;        // [batch, seq]
 };
 
 struct Offsets {
-  std::vector<int32_t> cu_seqlens, packed_index;
-  std::vector<int64_t> token_index;
+  std::vector<int32_t> cu_seqlens, to_packed;
+  std::vector<int64_t> to_padded;
   PaddingInfo info{};
 };
 
 Offsets offsets(const std::vector<uint8_t>& mask, int64_t batch, int64_t seq) {
   Offsets o;
   o.cu_seqlens.resize(batch + 1);
-  o.packed_index.resize(batch * seq);
-  o.token_index.resize(batch * seq);
+  o.to_packed.resize(batch * seq);
+  o.to_padded.resize(batch * seq);
   Context<Cpu> context{&cblas_products()};
-  padding_offsets<Cpu, uint8_t>(context, mask.data(), batch, seq, o.cu_seqlens.data(), o.token_index.data(),
-                                o.packed_index.data(), &o.info);
+  padding_offsets<Cpu, uint8_t>(context, mask.data(), batch, seq, o.cu_seqlens.data(), o.to_padded.data(),
+                                o.to_packed.data(), &o.info);
   return o;
 }
 
 // A right-padded row, one with a hole, a left-padded one, an empty one and a full one; garbage ids at padding.
-Batch sample_batch() {
+PaddedIds sample_batch() {
   const std::vector<std::string> rows = {"11111000", "10110100", "00011111", "00000000", "11111111"};
-  Batch b{static_cast<int64_t>(rows.size()), static_cast<int64_t>(rows[0].size()), {}, {}, {}};
+  PaddedIds b{static_cast<int64_t>(rows.size()), static_cast<int64_t>(rows[0].size()), {}, {}, {}};
   std::mt19937 engine(1);
   for (const std::string& row : rows)
     for (const char kept : row) {
@@ -234,29 +235,47 @@ Batch sample_batch() {
 }
 
 struct Output {
-  std::vector<float> hidden, first, pooled;
+  std::vector<float> hidden, first, last, named, pooled;
 };
 
-Output run_core(const Encoder<Cpu, float>& encoder, const Batch& b, const Offsets& o) {
+// Every third token, then all from the last on.
+std::vector<int64_t> some_tokens(int64_t tokens) {
+  std::vector<int64_t> some;
+  for (int64_t t = 0; t < tokens; t += 3) some.push_back(t);
+  for (int64_t t = tokens; t-- > 0;) some.push_back(t);
+  return some;
+}
+
+Output run_core(const Encoder<Cpu, float>& encoder, const PaddedIds& b, const Offsets& o) {
   Context<Cpu> context{&cblas_products()};
-  EncoderInput input{b.ids.data(), b.types.data(), o.token_index.data(), o.cu_seqlens.data(), o.info.tokens,
-                     b.batch,      b.seq,          o.info.max_seqlen};
-  std::vector<char> memory(encoder.workspace_bytes(context, input));
   const int64_t cols = encoder.config().hidden;
-  Output out;
-  out.hidden.resize(rows_with_slack<Cpu>(o.info.tokens) * cols);
-  encoder.forward(context, input, Workspace(memory.data(), memory.size()), out.hidden.data());
-  input.rows = OutputRows::first;
-  const size_t bytes = encoder.workspace_bytes(context, input);
-  memory.assign(bytes + (1 << 20), 0x7f);  // what is read before it is written shows, and what is written behind
-  out.first.resize(rows_with_slack<Cpu>(b.batch) * cols);
-  encoder.forward(context, input, Workspace(memory.data(), bytes), out.first.data());
-  FTBERT_CHECK(std::count(memory.begin() + bytes, memory.end(), 0x7f) == 1 << 20, "forward writes past its workspace");
+  Batch batch{.sequences = Sequences::of_tokens(o.cu_seqlens.data(), b.batch, o.info.max_seqlen, o.info.tokens),
+              .ids = b.ids.data(),
+              .types = b.types.data(),
+              .to_padded = o.to_padded.data(),
+              .seq = b.seq};
+  std::vector<int32_t> positions(o.info.tokens);
+  find_positions(context, encoder.config(), batch, o.info.tokens, {positions.data(), nullptr});
+  batch.positions = positions.data();
+  const auto run = [&](const OutputRows& rows) {
+    batch.rows = rows;
+    const auto plan = encoder.plan(context, batch);
+    // What is read before it is written shows, and what is written behind.
+    std::vector<char> memory(plan.bytes + (1 << 20), 0x7f);
+    std::vector<float> out(rows_with_slack<Cpu>(batch.output_rows()) * cols);
+    encoder.forward(context, batch, plan, Workspace(memory.data(), plan.bytes), out.data());
+    FTBERT_CHECK(std::count(memory.begin() + plan.bytes, memory.end(), 0x7f) == 1 << 20,
+                 "forward writes past its workspace");
+    return out;
+  };
+  const std::vector<int64_t> some = some_tokens(o.info.tokens);
+  Output out{run({}), run({RowKind::first}), run({RowKind::last}),
+             run({RowKind::any, some.data(), static_cast<int64_t>(some.size())})};
   out.pooled.resize(out.first.size());
   encoder.pooler(context, out.first.data(), o.cu_seqlens.data(), b.batch, out.pooled.data());
   out.hidden.resize(o.info.tokens * cols);
-  out.first.resize(b.batch * cols);
-  out.pooled.resize(b.batch * cols);
+  for (std::vector<float>* rows : {&out.first, &out.last, &out.pooled}) rows->resize(b.batch * cols);
+  out.named.resize(some.size() * cols);
   return out;
 }
 
@@ -281,12 +300,12 @@ void forward_matches(const EncoderConfig& config, AttentionPath path) {
   const Tensors tensors = random_weights(config);
   Context<Cpu> context{&cblas_products()};
   const Encoder<Cpu, float> encoder(context, config, bind_tensors(config, tensors), path);
-  const Batch b = sample_batch();
+  const PaddedIds b = sample_batch();
   const Offsets o = offsets(b.mask, b.batch, b.seq);
   const Output got = run_core(encoder, b, o);
 
   const Reference reference(config, tensors);
-  std::vector<Row> want, want_first, want_pooled;
+  std::vector<Row> want, want_first, want_last, want_named, want_pooled;
   for (int64_t row = 0; row < b.batch; ++row) {
     std::vector<int64_t> ids, types, columns;
     for (int64_t s = 0; s < b.seq; ++s) {
@@ -298,13 +317,18 @@ void forward_matches(const EncoderConfig& config, AttentionPath path) {
     const std::vector<Row> sequence = reference.forward(ids, types, columns);
     want.insert(want.end(), sequence.begin(), sequence.end());
     want_first.push_back(sequence.empty() ? Row(config.hidden, 0.0) : sequence[0]);
+    want_last.push_back(sequence.empty() ? Row(config.hidden, 0.0) : sequence.back());
     want_pooled.push_back(sequence.empty() ? Row(config.hidden, 0.0) : reference.pool(sequence[0]));
   }
-  const double d = difference(got.hidden, want), p = difference(got.pooled, want_pooled);
-  const double f = difference(got.first, want_first);
-  expect(d <= 2e-5, "last hidden state differs by " + std::to_string(d));
-  expect(f <= 2e-5, "last hidden state of first tokens differs by " + std::to_string(f));
-  expect(p <= 2e-5, "pooled output differs by " + std::to_string(p));
+  for (const int64_t token : some_tokens(o.info.tokens)) want_named.push_back(want[token]);
+  for (const auto& [what, rows, expected] :
+       {std::tuple("last hidden state", &got.hidden, &want),
+        std::tuple("that of first tokens", &got.first, &want_first),
+        std::tuple("that of last tokens", &got.last, &want_last), std::tuple("that of some", &got.named, &want_named),
+        std::tuple("pooled output", &got.pooled, &want_pooled)}) {
+    const double d = difference(*rows, *expected);
+    expect(d <= 2e-5, std::string(what) + " differs by " + std::to_string(d));
+  }
 }
 
 void forward_matches(int hidden, int heads, const std::string& activation, AttentionPath path) {
@@ -327,6 +351,7 @@ void other_layers_match(const std::string& norm_place, AttentionPath path) {
   config.layers[0].attention.window = {.right = 0};
   config.layers[1].attention.window = {.left = 2, .right = 1};
   config.layers[2].ffn_norm.kind = NormKind::none;
+  config.layers[2].attention.window = {.left = 3};  // a last row is then no first one
   config.final_norm.bias = false;
   forward_matches(config, path);
 }
@@ -373,7 +398,7 @@ void more_sequences_than_tokens(const std::string& norm_place) {
   const EncoderConfig config = EncoderConfig::parse(all);
   const Tensors tensors = random_weights(config);
   const Encoder<Cpu, float> encoder({}, config, bind_tensors(config, tensors));
-  Batch b{200, 2, std::vector<int64_t>(400, 5), std::vector<int64_t>(400, 1), std::vector<uint8_t>(400, 0)};
+  PaddedIds b{200, 2, std::vector<int64_t>(400, 5), std::vector<int64_t>(400, 1), std::vector<uint8_t>(400, 0)};
   b.mask[14] = b.mask[15] = b.mask[398] = 1;
   b.ids[15] = 9;
   const Output got = run_core(encoder, b, offsets(b.mask, b.batch, b.seq));
@@ -382,27 +407,41 @@ void more_sequences_than_tokens(const std::string& norm_place) {
     want[7][j] = got.hidden[j];
     want[199][j] = got.hidden[2 * config.hidden + j];
   }
-  const double d = difference(got.first, want);
-  expect(d <= 1e-6, "last hidden state of first tokens differs by " + std::to_string(d));
+  const double f = difference(got.first, want);
+  expect(f <= 1e-6, "last hidden state of first tokens differs by " + std::to_string(f));
+  for (int64_t j = 0; j < config.hidden; ++j) want[7][j] = got.hidden[config.hidden + j];
+  const double l = difference(got.last, want);
+  expect(l <= 1e-6, "last hidden state of last tokens differs by " + std::to_string(l));
 }
 
-void small_workspace_is_an_error() {
+void what_forward_cannot_run_is_an_error() {
   const EncoderConfig config = EncoderConfig::parse(entries(32, 2, "gelu"));
   const Tensors tensors = random_weights(config);
   const Encoder<Cpu, float> encoder({}, config, bind_tensors(config, tensors));
   const std::vector<int64_t> ids = {1, 2, 3};
-  const std::vector<int32_t> cu = {0, 3};
+  const std::vector<int32_t> cu = {0, 3}, positions = {0, 1, 2};
   Context<Cpu> context{&cblas_products()};
-  const EncoderInput input{ids.data(), nullptr, nullptr, cu.data(), 3, 1, 0, 3};
-  std::vector<char> memory(encoder.workspace_bytes(context, input) / 2);
+  const Batch good{
+      .sequences = Sequences::of_tokens(cu.data(), 1, 3, 3), .ids = ids.data(), .positions = positions.data()};
   std::vector<float> hidden(rows_with_slack<Cpu>(3) * config.hidden);
-  std::string said;
-  try {
-    encoder.forward(context, input, Workspace(memory.data(), memory.size()), hidden.data());
-  } catch (const Error& error) {
-    said = error.what();
-  }
-  expect(said.find("too small") != std::string::npos, "expected a workspace that is too small, got '" + said + "'");
+  const auto refused = [&](const Batch& batch, size_t share, const std::string& words) {
+    const auto plan = encoder.plan(context, batch);
+    std::vector<char> memory(plan.bytes / share);
+    std::string said;
+    try {
+      encoder.forward(context, batch, plan, Workspace(memory.data(), memory.size()), hidden.data());
+    } catch (const Error& error) {
+      said = error.what();
+    }
+    expect(said.find(words) != std::string::npos, "expected '" + words + "', got '" + said + "'");
+  };
+  refused(good, 2, "too small");
+  Batch bad = good;
+  bad.positions = nullptr;
+  refused(bad, 1, "lacks its positions");
+  bad = good;
+  bad.cache = reinterpret_cast<KvCache*>(hidden.data());
+  refused(bad, 1, "from a cache");
 }
 
 // Of each size one tile and more, whole and not, in one cut of the depth and several.
@@ -448,7 +487,7 @@ int main() {
   std::vector<std::pair<std::string, std::function<void()>>> tests = {
       {"more sequences than tokens, post", [] { more_sequences_than_tokens("post"); }},
       {"more sequences than tokens, pre", [] { more_sequences_than_tokens("pre"); }},
-      {"small workspace is an error", small_workspace_is_an_error},
+      {"what forward cannot run is an error", what_forward_cannot_run_is_an_error},
       {"unread matrices are errors", unread_matrices_are_errors},
       {"panel product matches", panel_product_matches},
   };

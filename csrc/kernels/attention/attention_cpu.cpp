@@ -236,7 +236,8 @@ size_t attention_scratch_bytes(int64_t max_k, int64_t head_size, bool alone) {
 }
 
 void attention(Context<Cpu>&, const Heads& heads, const QueriesKeysValues& from, const Sequences& sequences,
-               const ScorePolicy<float>& policy, void* scratch, float* out) {
+               const ScorePolicy<float>& policy, void* scratch, const Operand& to) {
+  auto* const out = static_cast<float*>(to.data);
 #ifdef FTBERT_BF16_PAIRS
   if (from.dtype == DType::bf16) {
 #ifdef FTBERT_AMX

@@ -190,7 +190,7 @@ void launch(const Call& call) {
 
 template <class Device, class T>
 void attention(Context<Device>& context, const Heads& heads, const QueriesKeysValues& from, const Sequences& sequences,
-               const ScorePolicy<T>& policy, void*, T* out) {
+               const ScorePolicy<T>& policy, void*, const Operand& out) {
   if (sequences.count == 0 || sequences.max_k == 0) return;
   FTBERT_CHECK((attention_supports<Device, T>(context, heads, policy.window, policy.bias.table != nullptr)),
                "attention: no fused kernel for head size ", heads.size);
@@ -203,7 +203,7 @@ void attention(Context<Device>& context, const Heads& heads, const QueriesKeysVa
                   policy.bias.table,
                   policy.bias.columns,
                   static_cast<int>(policy.bias.span),
-                  out,
+                  out.template as<T>(),
                   static_cast<float>(M_LOG2E * static_cast<double>(heads.scale)),
                   has_warpgroups(context.capability)};
   switch (heads.size) {
@@ -231,7 +231,7 @@ bool attention_supports(const Context<Device>&, const Heads& heads, const Window
 
 #define FTBERT_INSTANTIATE(T)                                                                       \
   template void attention(Context<Cuda>&, const Heads&, const QueriesKeysValues&, const Sequences&, \
-                          const ScorePolicy<T>&, void*, T*);                                        \
+                          const ScorePolicy<T>&, void*, const Operand&);                            \
   template DType attention_operand<Cuda, T>(DType);                                                 \
   template size_t attention_scratch_bytes<Cuda, T>(int64_t, int64_t, bool);                         \
   template bool attention_supports<Cuda, T>(const Context<Cuda>&, const Heads&, const Window&, bool);

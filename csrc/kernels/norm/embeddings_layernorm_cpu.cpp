@@ -6,11 +6,11 @@
 namespace ftbert::FTBERT_ISA {
 
 void embeddings_layernorm(Context<Cpu>&, const EmbeddingTables<float>& tables, const int64_t* input_ids,
-                          const int64_t* token_type_ids, const int64_t* token_index, const int32_t* positions,
+                          const int64_t* token_type_ids, const int64_t* to_padded, const int32_t* positions,
                           int64_t tokens, int64_t cols, float* out) {
 #pragma omp parallel for schedule(static) if (tokens * cols > kSerialElements)
   for (int64_t t = 0; t < tokens; ++t) {
-    const int64_t source = token_index ? token_index[t] : t;
+    const int64_t source = to_padded ? to_padded[t] : t;
     float* row = out + t * cols;
     const float* word = tables.word + input_ids[source] * cols;
 #pragma omp simd

@@ -21,10 +21,9 @@ __device__ const E* table_row(const E* table, int64_t index, int64_t rows, int c
 template <class Shape, class E>
 __global__ void __launch_bounds__(Shape::kMaxThreads)
     embeddings_layernorm_kernel(EmbeddingTables<E> tables, const int64_t* input_ids, const int64_t* token_type_ids,
-                                const int64_t* token_index, const int32_t* positions, int64_t tokens, int cols,
-                                E* out) {
+                                const int64_t* to_padded, const int32_t* positions, int64_t tokens, int cols, E* out) {
   for (RowWalk<Shape> walk; walk.row < tokens; walk.row += walk.step) {
-    const int64_t at = token_index ? token_index[walk.row] : walk.row;
+    const int64_t at = to_padded ? to_padded[walk.row] : walk.row;
     bool inside = true;
     const E* word = table_row(tables.word, input_ids[at], tables.vocab, cols, inside);
     const E* type =
@@ -46,7 +45,7 @@ __global__ void __launch_bounds__(Shape::kMaxThreads)
 
 template <class Device, class T>
 void embeddings_layernorm(Context<Device>& context, const EmbeddingTables<T>& tables, const int64_t* input_ids,
-                          const int64_t* token_type_ids, const int64_t* token_index, const int32_t* positions,
+                          const int64_t* token_type_ids, const int64_t* to_padded, const int32_t* positions,
                           int64_t tokens, int64_t cols, T* out) {
   if (tokens == 0 || cols == 0) return;
   FTBERT_CHECK(cols < (1 << 30), "embeddings_layernorm: a row has at most 2^30 elements, got ", cols);
@@ -65,7 +64,7 @@ void embeddings_layernorm(Context<Device>& context, const EmbeddingTables<T>& ta
     using Shape = decltype(shape);
     const RowLaunch on = row_launch<Shape>(tokens, context.sm_count);
     launch_kernel(context, "kernel embeddings_layernorm", embeddings_layernorm_kernel<Shape, E>, on.blocks, on.threads,
-                  on_device, input_ids, token_type_ids, token_index, positions, tokens, cols, native(out));
+                  on_device, input_ids, token_type_ids, to_padded, positions, tokens, cols, native(out));
   };
   with_row_shape<kWidth<T>>(
       vectorizable(kWidth<T>, cols, tables.word, tables.position, tables.token_type, norm.gamma, norm.beta, out), cols,

@@ -108,8 +108,8 @@ __device__ void clear_tail(const int32_t* cu_seqlens, int64_t batch, int64_t mos
 // Both index maps, and the first value that is neither 0 nor 1.
 template <class M>
 __global__ void __launch_bounds__(kThreads)
-    index_maps_kernel(const M* mask, int64_t batch, int64_t seq, const int32_t* cu_seqlens, int64_t* token_index,
-                      int32_t* packed_index, PaddingInfo* info) {
+    index_maps_kernel(const M* mask, int64_t batch, int64_t seq, const int32_t* cu_seqlens, int64_t* to_padded,
+                      int32_t* to_packed, PaddingInfo* info) {
   __shared__ int32_t warp_count[kThreads / 32];
   for (int64_t row = blockIdx.x; row < batch; row += gridDim.x) {
     int32_t next = cu_seqlens[row];
@@ -120,21 +120,21 @@ __global__ void __launch_bounds__(kThreads)
       if (keep && value != M(1)) report_first(&info->bad_mask, padded);
       int total;
       const int32_t packed = next + rank_in_block(keep, warp_count, total);
-      if (col < seq) packed_index[padded] = keep ? packed : -1;
-      if (keep) token_index[packed] = padded;
+      if (col < seq) to_packed[padded] = keep ? packed : -1;
+      if (keep) to_padded[packed] = padded;
       next += total;
       __syncthreads();
     }
   }
   clear_tail(cu_seqlens, batch, batch * seq, int64_t{blockIdx.x} * kThreads + threadIdx.x,
-             int64_t{gridDim.x} * kThreads, token_index);
+             int64_t{gridDim.x} * kThreads, to_padded);
 }
 
 // The three kernels above for a small mask, a warp a sequence: they would be launches and little else.
 template <class M>
 __global__ void __launch_bounds__(kScanThreads)
-    offsets_kernel(const M* mask, int64_t batch, int64_t seq, int32_t* cu_seqlens, int64_t* token_index,
-                   int32_t* packed_index, PaddingInfo* info) {
+    offsets_kernel(const M* mask, int64_t batch, int64_t seq, int32_t* cu_seqlens, int64_t* to_padded,
+                   int32_t* to_packed, PaddingInfo* info) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const auto value_at = [&](int64_t row, int64_t col) {
     return col >= seq ? M(0) : mask == nullptr ? M(1) : mask[row * seq + col];
@@ -157,12 +157,12 @@ __global__ void __launch_bounds__(kScanThreads)
       if (keep && value != M(1)) report_first(&info->bad_mask, padded);
       const unsigned ballot = __ballot_sync(kAllLanes, keep);
       const int32_t packed = next + __popc(ballot & ((1u << lane) - 1));
-      if (col < seq) packed_index[padded] = keep ? packed : -1;
-      if (keep) token_index[packed] = padded;
+      if (col < seq) to_packed[padded] = keep ? packed : -1;
+      if (keep) to_padded[packed] = padded;
       next += __popc(ballot);
     }
   }
-  clear_tail(cu_seqlens, batch, batch * seq, threadIdx.x, kScanThreads, token_index);
+  clear_tail(cu_seqlens, batch, batch * seq, threadIdx.x, kScanThreads, to_padded);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -172,13 +172,13 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    check_ids_kernel(const int64_t* input_ids, const int64_t* token_type_ids, const int64_t* token_index,
+    check_ids_kernel(const int64_t* input_ids, const int64_t* token_type_ids, const int64_t* to_padded,
                      const int32_t* cu_seqlens, int64_t batch, int64_t most, int64_t vocab, int64_t token_types,
                      PaddingInfo* info) {
   const int64_t tokens = min(int64_t{cu_seqlens[batch]}, most);
   for (int64_t token = int64_t{blockIdx.x} * kThreads + threadIdx.x; token < tokens;
        token += int64_t{gridDim.x} * kThreads) {
-    const int64_t at = token_index ? token_index[token] : token;
+    const int64_t at = to_padded ? to_padded[token] : token;
     const int64_t id = input_ids[at];
     if (id < 0 || id >= vocab) report_first(&info->bad_id, at);
     if (token_type_ids != nullptr && (token_type_ids[at] < 0 || token_type_ids[at] >= token_types))
@@ -188,12 +188,12 @@ __global__ void __launch_bounds__(kThreads)
 
 // The token's column: an absolute position, or what relative ones are made from.
 __global__ void __launch_bounds__(kThreads)
-    columns_kernel(const int64_t* token_index, const int32_t* cu_seqlens, int64_t batch, int64_t seq, int64_t most,
+    columns_kernel(const int64_t* to_padded, const int32_t* cu_seqlens, int64_t batch, int64_t seq, int64_t most,
                    int32_t* positions) {
   for (int64_t row = blockIdx.x; row < batch; row += gridDim.x) {
     const int64_t begin = cu_seqlens[row], end = min(int64_t{cu_seqlens[row + 1]}, most);
     for (int64_t token = begin + threadIdx.x; token < end; token += kThreads)
-      positions[token] = static_cast<int32_t>(token_index ? token_index[token] - row * seq : token - begin);
+      positions[token] = static_cast<int32_t>(to_padded ? to_padded[token] - row * seq : token - begin);
   }
   clear_tail(cu_seqlens, batch, most, int64_t{blockIdx.x} * kThreads + threadIdx.x, int64_t{gridDim.x} * kThreads,
              positions);
@@ -202,14 +202,14 @@ __global__ void __launch_bounds__(kThreads)
 // RoBERTa's: padding_id + how many ids up to and including this one are not padding_id, itself padding_id where the id
 // is. HuggingFace counts ids, not the mask, so a masked column with a real id counts too: the whole row is walked.
 __global__ void __launch_bounds__(kThreads)
-    positions_from_padding_kernel(const int64_t* input_ids, const int64_t* token_index, const int32_t* cu_seqlens,
+    positions_from_padding_kernel(const int64_t* input_ids, const int64_t* to_padded, const int32_t* cu_seqlens,
                                   int64_t batch, int64_t seq, int64_t padding_id, int64_t most, int32_t* positions) {
   __shared__ int32_t warp_count[kThreads / 32];
   __shared__ int32_t position_of[kThreads];  // of the columns in this round
   for (int64_t row = blockIdx.x; row < batch; row += gridDim.x) {
     const int64_t begin = cu_seqlens[row], end = min(int64_t{cu_seqlens[row + 1]}, most);
-    const int64_t columns = token_index ? seq : end - begin;
-    const int64_t* ids = input_ids + (token_index ? row * seq : begin);
+    const int64_t columns = to_padded ? seq : end - begin;
+    const int64_t* ids = input_ids + (to_padded ? row * seq : begin);
     int64_t token = begin;  // the first kept token not yet done
     int64_t counted = 0;
     for (int64_t first = 0; first < columns && token < end; first += kThreads) {
@@ -222,9 +222,7 @@ __global__ void __launch_bounds__(kThreads)
       __syncthreads();
       // Kept tokens have ascending columns, so at most kThreads of them lie in this round.
       const int64_t mine = token + threadIdx.x;
-      const int64_t column = mine >= end   ? columns + kThreads
-                             : token_index ? token_index[mine] - row * seq
-                                           : mine - begin;
+      const int64_t column = mine >= end ? columns + kThreads : to_padded ? to_padded[mine] - row * seq : mine - begin;
       const bool here = column < first + kThreads;
       if (here) positions[mine] = position_of[column - first];
       counted += total;
@@ -246,7 +244,7 @@ __device__ int64_t start_of_sequence(const int32_t* cu_seqlens, int64_t batch, i
 }
 
 __global__ void __launch_bounds__(kThreads)
-    stage_kernel(const int64_t* input_ids, const int64_t* token_type_ids, const int64_t* token_index,
+    stage_kernel(const int64_t* input_ids, const int64_t* token_type_ids, const int64_t* to_padded,
                  const int32_t* cu_seqlens, int64_t tokens, int64_t batch, int64_t seq, int64_t most_tokens,
                  int64_t most_batch, int64_t* staged_ids, int64_t* staged_types, int32_t* columns,
                  int32_t* staged_cu_seqlens) {
@@ -255,12 +253,12 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < items; i += int64_t{gridDim.x} * kThreads) {
     if (i < most_tokens) {
       const bool kept = i < tokens;
-      const int64_t source = !kept ? 0 : token_index != nullptr ? token_index[i] : i;
+      const int64_t source = !kept ? 0 : to_padded != nullptr ? to_padded[i] : i;
       staged_ids[i] = kept ? input_ids[source] : 0;
       staged_types[i] = kept && token_type_ids != nullptr ? token_type_ids[source] : 0;
       if (columns != nullptr) {
         int64_t column = 0;
-        if (kept) column = token_index != nullptr ? source % seq : i - start_of_sequence(cu_seqlens, batch, i);
+        if (kept) column = to_padded != nullptr ? source % seq : i - start_of_sequence(cu_seqlens, batch, i);
         columns[i] = static_cast<int32_t>(column);
       }
     }
@@ -272,17 +270,17 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class Device, class M>
 void padding_offsets(Context<Device>& context, const M* mask, int64_t batch, int64_t seq, int32_t* cu_seqlens,
-                     int64_t* token_index, int32_t* packed_index, PaddingInfo* info) {
+                     int64_t* to_padded, int32_t* to_packed, PaddingInfo* info) {
   if (batch * seq <= kOneBlock && batch <= kOneBlock)
     return launch_kernel(context, "kernel padding_offsets", offsets_kernel<M>, 1, kScanThreads, mask, batch, seq,
-                         cu_seqlens, token_index, packed_index, info);
+                         cu_seqlens, to_padded, to_packed, info);
   const unsigned blocks = grid(batch, context.sm_count);
   launch_kernel(context, "kernel padding_offsets (count)", count_kept_kernel<M>, blocks, kThreads, mask, batch, seq,
                 cu_seqlens);
   launch_kernel(context, "kernel padding_offsets (scan)", scan_counts_kernel, 1, kScanThreads, batch, cu_seqlens, info);
   if (seq == 0) return;
   launch_kernel(context, "kernel padding_offsets (index maps)", index_maps_kernel<M>, blocks, kThreads, mask, batch,
-                seq, cu_seqlens, token_index, packed_index, info);
+                seq, cu_seqlens, to_padded, to_packed, info);
 }
 
 template <>
@@ -295,40 +293,40 @@ void padding_mask_from_lengths(Context<Cuda>& context, const int32_t* lengths, i
 
 template <>
 void padding_check_ids(Context<Cuda>& context, const int64_t* input_ids, const int64_t* token_type_ids,
-                       const int64_t* token_index, const int32_t* cu_seqlens, int64_t batch, int64_t most,
-                       int64_t vocab, int64_t token_types, PaddingInfo* info) {
+                       const int64_t* to_padded, const int32_t* cu_seqlens, int64_t batch, int64_t most, int64_t vocab,
+                       int64_t token_types, PaddingInfo* info) {
   if (batch == 0 || most == 0) return;
   // A model without token types never reads them.
   const int64_t* types = token_types > 0 ? token_type_ids : nullptr;
   launch_kernel(context, "kernel padding_check_ids", check_ids_kernel,
-                grid((most + kThreads - 1) / kThreads, context.sm_count), kThreads, input_ids, types, token_index,
+                grid((most + kThreads - 1) / kThreads, context.sm_count), kThreads, input_ids, types, to_padded,
                 cu_seqlens, batch, most, vocab, token_types, info);
 }
 
 template <>
 void padding_stage(Context<Cuda>& context, const int64_t* input_ids, const int64_t* token_type_ids,
-                   const int64_t* token_index, const int32_t* cu_seqlens, int64_t tokens, int64_t batch, int64_t seq,
+                   const int64_t* to_padded, const int32_t* cu_seqlens, int64_t tokens, int64_t batch, int64_t seq,
                    int64_t most_tokens, int64_t most_batch, int64_t* staged_ids, int64_t* staged_types,
                    int32_t* columns, int32_t* staged_cu_seqlens) {
   const int64_t items = std::max(most_tokens, most_batch + 1);
   launch_kernel(context, "kernel padding_stage", stage_kernel,
                 grid((items + kThreads - 1) / kThreads, context.sm_count), kThreads, input_ids, token_type_ids,
-                token_index, cu_seqlens, tokens, batch, seq, most_tokens, most_batch, staged_ids, staged_types, columns,
+                to_padded, cu_seqlens, tokens, batch, seq, most_tokens, most_batch, staged_ids, staged_types, columns,
                 staged_cu_seqlens);
 }
 
 template <>
-void padding_positions(Context<Cuda>& context, PositionKind kind, const int64_t* input_ids, const int64_t* token_index,
+void padding_positions(Context<Cuda>& context, PositionKind kind, const int64_t* input_ids, const int64_t* to_padded,
                        const int32_t* cu_seqlens, int64_t batch, int64_t seq, int64_t padding_id, int64_t most,
                        int32_t* positions) {
   if (most == 0) return;
   const unsigned blocks = grid(batch, context.sm_count);
   if (kind != PositionKind::from_padding)
-    launch_kernel(context, "kernel padding_positions", columns_kernel, blocks, kThreads, token_index, cu_seqlens, batch,
+    launch_kernel(context, "kernel padding_positions", columns_kernel, blocks, kThreads, to_padded, cu_seqlens, batch,
                   seq, most, positions);
   else
     launch_kernel(context, "kernel padding_positions", positions_from_padding_kernel, blocks, kThreads, input_ids,
-                  token_index, cu_seqlens, batch, seq, padding_id, most, positions);
+                  to_padded, cu_seqlens, batch, seq, padding_id, most, positions);
 }
 
 #define FTBERT_INSTANTIATE(M) \

@@ -1,4 +1,4 @@
-// Rows moved as they are between padded and packed tensors: remove_padding, restore_padding, first_rows.
+// Rows moved as they are: remove_padding, restore_padding, gather_rows, last_rows_to_first.
 #include <algorithm>
 #include <type_traits>
 
@@ -18,17 +18,29 @@ constexpr int kInFlight = 4;
 template <class T>
 using Raw = std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>;
 
-// Where an output row comes from; -1: it is zeros.
+// Where an output row comes from, or what it is filled with.
+constexpr int64_t kZeros = -1, kNaN = -2;
 template <class I>
 struct FromIndex {
   const I* index;
   __device__ int64_t operator()(int64_t row) const { return index[row]; }
 };
-struct FromFirstToken {
+struct FromSequence {
   const int32_t* cu_seqlens;
   int64_t first_token;
+  bool last;
   __device__ int64_t operator()(int64_t row) const {
-    return cu_seqlens[row] < cu_seqlens[row + 1] ? cu_seqlens[row] - first_token : -1;
+    const int64_t begin = cu_seqlens[row], end = cu_seqlens[row + 1];
+    return begin < end ? (last ? end - 1 : begin) - first_token : kZeros;
+  }
+};
+struct FromToken {
+  const int64_t* index;
+  const int32_t *begin, *end;
+  int64_t first_token;
+  __device__ int64_t operator()(int64_t row) const {
+    const int64_t token = index[row];
+    return token >= *begin && token < *end ? token - first_token : kNaN;
   }
 };
 
@@ -40,7 +52,9 @@ __global__ void __launch_bounds__(32 * kWarps)
     const int64_t at = source(row);
     E* out = to + row * cols;
     if (at < 0) {
-      for (int col = lane * W; col < cols; col += 32 * W) Packed<E, W>::zero().store(out + col);
+      Packed<E, W> fill = Packed<E, W>::zero();
+      if (at == kNaN) memset(&fill, 0xff, sizeof(fill));
+      for (int col = lane * W; col < cols; col += 32 * W) fill.store(out + col);
       continue;
     }
     const E* in = from + at * cols;
@@ -61,6 +75,20 @@ __global__ void __launch_bounds__(32 * kWarps)
   }
 }
 
+template <int W, class E>
+__global__ void __launch_bounds__(32 * kWarps)
+    last_rows_to_first_kernel(const int32_t* cu_seqlens, int64_t batch, int64_t first_token, int cols, int64_t stride,
+                              E* x) {
+  for (int64_t i = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; i < batch; i += int64_t{gridDim.x} * kWarps) {
+    const int64_t first = cu_seqlens[i], last = int64_t{cu_seqlens[i + 1]} - 1;
+    if (first >= last) continue;
+    const E* from = x + (last - first_token) * stride;
+    E* to = x + (first - first_token) * stride;
+#pragma unroll 1
+    for (int col = threadIdx.x % 32 * W; col < cols; col += 32 * W) Packed<E, W>::load(from + col).store(to + col);
+  }
+}
+
 template <class E>
 __global__ void __launch_bounds__(32 * kWarps)
     zero_empty_rows_kernel(const int32_t* cu_seqlens, int64_t batch, int64_t cols, E* x) {
@@ -70,39 +98,61 @@ __global__ void __launch_bounds__(32 * kWarps)
   }
 }
 
+unsigned blocks_of(int64_t rows) {
+  return static_cast<unsigned>(std::min<int64_t>((rows + kWarps - 1) / kWarps, 1 << 30));
+}
+
 template <class T, class Source>
 void copy_rows(Context<Cuda>& context, const char* name, const T* from, Source source, int64_t rows, int64_t cols,
                T* to) {
   FTBERT_CHECK(cols < (1 << 30), "expected rows of at most 2^30 elements, got ", cols);
   using E = Raw<T>;
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>((rows + kWarps - 1) / kWarps, 1 << 30));
   with_width<kWidth<E>>(vectorizable(kWidth<E>, cols, from, static_cast<const T*>(to)), [&]<int W>() {
-    launch_kernel(context, name, copy_rows_kernel<W, E, Source>, blocks, 32 * kWarps, reinterpret_cast<const E*>(from),
-                  source, rows, cols, reinterpret_cast<E*>(to));
+    launch_kernel(context, name, copy_rows_kernel<W, E, Source>, blocks_of(rows), 32 * kWarps,
+                  reinterpret_cast<const E*>(from), source, rows, cols, reinterpret_cast<E*>(to));
   });
 }
 
 }  // namespace
 
 template <class Device, class T>
-void remove_padding(Context<Device>& context, const T* padded, const int64_t* token_index, int64_t tokens, int64_t cols,
+void remove_padding(Context<Device>& context, const T* padded, const int64_t* to_padded, int64_t tokens, int64_t cols,
                     T* packed) {
   if (tokens == 0 || cols == 0) return;
-  copy_rows(context, "kernel remove_padding", padded, FromIndex{token_index}, tokens, cols, packed);
+  copy_rows(context, "kernel remove_padding", padded, FromIndex{to_padded}, tokens, cols, packed);
 }
 
 template <class Device, class T>
-void restore_padding(Context<Device>& context, const T* packed, const int32_t* packed_index, int64_t rows, int64_t cols,
+void restore_padding(Context<Device>& context, const T* packed, const int32_t* to_packed, int64_t rows, int64_t cols,
                      T* padded) {
   if (rows == 0 || cols == 0) return;
-  copy_rows(context, "kernel restore_padding", packed, FromIndex{packed_index}, rows, cols, padded);
+  copy_rows(context, "kernel restore_padding", packed, FromIndex{to_packed}, rows, cols, padded);
 }
 
 template <class Device, class T>
-void first_rows(Context<Device>& context, const T* packed, int64_t first_token, const int32_t* cu_seqlens,
-                int64_t batch, int64_t cols, T* out) {
-  if (batch == 0 || cols == 0) return;
-  copy_rows(context, "kernel first_rows", packed, FromFirstToken{cu_seqlens, first_token}, batch, cols, out);
+void gather_rows(Context<Device>& context, const T* packed, const Sequences& sequences, const OutputRows& rows,
+                 int64_t cols, T* out) {
+  const int64_t count = rows.of(sequences), first = sequences.first_q;
+  const int32_t* const cu = sequences.cu_q;
+  if (count == 0 || cols == 0) return;
+  if (rows.kind == RowKind::any)
+    copy_rows(context, "kernel gather_rows", packed, FromToken{rows.index, cu, cu + sequences.count, first}, count,
+              cols, out);
+  else
+    copy_rows(context, "kernel gather_rows", packed, FromSequence{cu, first, rows.kind == RowKind::last}, count, cols,
+              out);
+}
+
+template <class Device, class T>
+void last_rows_to_first(Context<Device>& context, const Sequences& sequences, DType, int64_t cols, int64_t stride,
+                        void* x) {
+  if (sequences.count == 0 || cols == 0) return;
+  using E = Raw<T>;
+  E* const elements = static_cast<E*>(x);
+  with_width<kWidth<E>>(cols % kWidth<E> == 0 && vectorizable(kWidth<E>, stride, elements), [&]<int W>() {
+    launch_kernel(context, "kernel last_rows_to_first", last_rows_to_first_kernel<W, E>, blocks_of(sequences.count),
+                  32 * kWarps, sequences.cu_q, sequences.count, sequences.first_q, cols, stride, elements);
+  });
 }
 
 template <class Device, class T>
@@ -113,10 +163,11 @@ void zero_empty_rows(Context<Device>& context, const int32_t* cu_seqlens, int64_
                 batch, cols, reinterpret_cast<Raw<T>*>(x));
 }
 
-#define FTBERT_INSTANTIATE(T)                                                                        \
-  template void remove_padding(Context<Cuda>&, const T*, const int64_t*, int64_t, int64_t, T*);      \
-  template void restore_padding(Context<Cuda>&, const T*, const int32_t*, int64_t, int64_t, T*);     \
-  template void first_rows(Context<Cuda>&, const T*, int64_t, const int32_t*, int64_t, int64_t, T*); \
+#define FTBERT_INSTANTIATE(T)                                                                                  \
+  template void remove_padding(Context<Cuda>&, const T*, const int64_t*, int64_t, int64_t, T*);                \
+  template void restore_padding(Context<Cuda>&, const T*, const int32_t*, int64_t, int64_t, T*);               \
+  template void gather_rows(Context<Cuda>&, const T*, const Sequences&, const OutputRows&, int64_t, T*);       \
+  template void last_rows_to_first<Cuda, T>(Context<Cuda>&, const Sequences&, DType, int64_t, int64_t, void*); \
   template void zero_empty_rows(Context<Cuda>&, const int32_t*, int64_t, int64_t, T*);
 FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
 

@@ -11,8 +11,8 @@ void pooling(Context<Cpu>&, const float* hidden, const int32_t* cu_seqlens, int6
              PoolingMode mode, bool normalize, float* out) {
 #pragma omp parallel for schedule(dynamic)
   for (int64_t b = 0; b < batch; ++b) {
-    const int64_t length = cu_seqlens[b + 1] - cu_seqlens[b];
-    const float* rows = hidden + cu_seqlens[b] * cols;
+    const int64_t begin = cu_seqlens ? cu_seqlens[b] : b, length = cu_seqlens ? cu_seqlens[b + 1] - begin : 1;
+    const float* rows = hidden + begin * cols;
     float* sum = out + b * cols;
     if (length == 0) {
       std::memset(sum, 0, cols * sizeof(float));

@@ -39,7 +39,8 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t cols = int64_t{packs} * W;
 
   for (int64_t sequence = blockIdx.x; sequence < batch; sequence += gridDim.x) {
-    int64_t begin = cu_seqlens[sequence], end = cu_seqlens[sequence + 1];
+    int64_t begin = sequence, end = sequence + 1;
+    if (cu_seqlens) begin = cu_seqlens[sequence], end = cu_seqlens[sequence + 1];
     const bool empty = begin >= end;
     if (!empty && mode == PoolingMode::cls) end = begin + 1;
     if (!empty && mode == PoolingMode::last) begin = end - 1;
