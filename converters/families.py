@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ftbert.checkpoint import EncoderConfig, shown
-from ftbert.converters.family import KEYS, Config, Derived, Family, Names, entry
+from ftbert.checkpoint import EncoderConfig, shared_layers, shown
+from ftbert.converters.family import KEYS, LAYER_NORMS, Config, Derived, Family, Keys, Names, entry, norm_keys
 from ftbert.converters.refused import REFUSED
 from ftbert.converters.relative_bias import MPNET_BIAS, SPAN
 
@@ -31,30 +31,38 @@ _BERT: Names = {
     "pooler": "pooler.dense",
 }
 _NO_POOLER: Names = {ours: theirs for ours, theirs in _BERT.items() if ours != "pooler"}
-_FROM_PADDING = {"positions": "from_padding"}
+_FROM_PADDING = {"positions.kind": "from_padding"}
+_PRE_NORM = {"layer.norm_place": "pre"}
 _ROBERTA_KEYS = KEYS | {"padding_id": ("pad_token_id", 1)}
 
 
-def _electra(config: Config, entries: dict[str, Any]) -> None:
-    entries["embedding_projection"] = entries["embedding"] != entries["hidden"]
+def _without(keys: Keys, *paths: str) -> Keys:
+    return {path: key for path, key in keys.items() if path not in paths}
 
 
-def _albert(config: Config, entries: dict[str, Any]) -> None:
+def _electra(config: Config, description: dict[str, Any]) -> None:
+    description["embedding_projection"] = description["embedding"] != description["hidden"]
+
+
+def _albert(config: Config, description: dict[str, Any]) -> None:
     if (inner := entry(config, "inner_group_num", "int", 1)) != 1:
         raise ValueError(f"inner_group_num {inner} is not supported: only 1")
-    layers = entries["layers"]
-    groups = entries["distinct_layers"] = min(entry(config, "num_hidden_groups", "int", 1), layers)
+    layers = entry(config, "num_hidden_layers", "int", None)
+    groups = min(entry(config, "num_hidden_groups", "int", 1), layers)
     if groups < min(1, layers):
         raise ValueError(f"num_hidden_groups {groups}: expected at least 1")
     # transformers divides floats, which gives another group here and there where the one is no multiple of the other.
     if any(int(i / (layers / groups)) != i * groups // layers for i in range(min(layers, 10_000))):
         raise ValueError(f"num_hidden_groups {groups} of {layers} layers is not supported: not a divisor")
+    description["layers"] = shared_layers(layers, groups)
 
 
-def _mpnet(config: Config, entries: dict[str, Any]) -> None:
+def _mpnet(config: Config, description: dict[str, Any]) -> None:
     if (buckets := entry(config, "relative_attention_num_buckets", "int", 32)) < 32:
         raise ValueError(f"relative_attention_num_buckets {buckets}: transformers' MPNet looks 32 of them up")
-    entries["relative_span"] = SPAN
+    attention = description["layer"]["attention"]
+    attention["relative_bias"] = True
+    description["relative_bias"] = {"span": SPAN, "heads": attention["heads"]}
 
 
 def _like_roberta(name: str, base: str, **others: Any) -> Family:
@@ -86,10 +94,10 @@ _ALL = (
             "layers.{i}.ffn.norm": _DISTILBERT_LAYER + "output_layer_norm",
         },
         keys=KEYS | {
-            "hidden": ("dim", None), "layers": ("n_layers", None), "heads": ("n_heads", None),
-            "inter": ("hidden_dim", None), "activation": ("activation", "gelu"),
+            "hidden": ("dim", None), "layers": ("n_layers", None), "layer.attention.heads": ("n_heads", None),
+            "layer.ffn.inter": ("hidden_dim", None), "layer.ffn.activation": ("activation", "gelu"),
         },
-        fixed={"token_types": 0, "layer_norm_eps": 1e-12},
+        fixed={"token_types": 0} | dict.fromkeys(norm_keys("embedding_norm", *LAYER_NORMS), 1e-12),
     ),
     Family(
         name="electra",
@@ -124,7 +132,7 @@ _ALL = (
             "layers.{i}.ffn.norm": _ALBERT_LAYER + "full_layer_layer_norm",
             "pooler": "pooler",
         },
-        keys=KEYS | {"embedding": ("embedding_size", 128), "activation": ("hidden_act", "gelu_new")},
+        keys=KEYS | {"embedding": ("embedding_size", 128), "layer.ffn.activation": ("hidden_act", "gelu_new")},
         fixed={"embedding_projection": True},
         adjust=_albert,
     ),
@@ -144,8 +152,8 @@ _ALL = (
             "layers.{i}.ffn.norm": _LAYER + "intermediate.LayerNorm",
             "final_norm": "LayerNorm",
         },
-        keys=_ROBERTA_KEYS,
-        fixed=_FROM_PADDING | {"norm_place": "pre"},
+        keys=_ROBERTA_KEYS | norm_keys("final_norm"),
+        fixed=_FROM_PADDING | _PRE_NORM,
     ),
     Family(
         name="xlm-roberta-xl",
@@ -155,8 +163,10 @@ _ALL = (
             "layers.{i}.ffn.norm": _LAYER + "LayerNorm",
             "final_norm": "encoder.LayerNorm",
         },
-        keys=_ROBERTA_KEYS | {"token_types": ("type_vocab_size", 1), "layer_norm_eps": ("layer_norm_eps", 1e-5)},
-        fixed=_FROM_PADDING | {"norm_place": "pre", "embedding_norm": False},
+        keys=_without(_ROBERTA_KEYS, "embedding_norm.eps") | norm_keys("final_norm", *LAYER_NORMS, default=1e-5) | {
+            "token_types": ("type_vocab_size", 1),
+        },
+        fixed=_FROM_PADDING | _PRE_NORM,
     ),
     Family(
         name="megatron-bert",
@@ -166,7 +176,8 @@ _ALL = (
             "layers.{i}.ffn.norm": _LAYER + "ln",
             "final_norm": "encoder.ln",
         },
-        fixed={"norm_place": "pre", "embedding_norm": False},
+        keys=_without(KEYS, "embedding_norm.eps") | norm_keys("final_norm"),
+        fixed=_PRE_NORM,
     ),
 )  # fmt: skip
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ftbert.checkpoint import EncoderConfig, Make, shown, typed
+from ftbert.checkpoint import EncoderConfig, Make, shared_layers, shown, typed
 
 Config = dict[str, Any]
 
@@ -29,20 +29,37 @@ class Derived:
 # A tensor's name, or the stem of .weight and .bias; a tuple is stacked along the rows.
 Names = dict[str, "str | tuple[str, ...] | Derived"]
 
-# Encoder entry -> key in config.json and, where older files lack it, transformers' default (None: must be there).
+# Entry of `encoder` in our config.json (docs/checkpoint.md), by its path -> key in theirs and, where older files lack
+# it, transformers' default (None: must be there). "layers" is their number. A norm is there where its eps is.
 Keys = dict[str, tuple[str, Any]]
+
+
+def norm_keys(*norms: str, key: str = "layer_norm_eps", default: float = 1e-12) -> Keys:
+    return {f"{norm}.eps": (key, default) for norm in norms}
+
+
+LAYER_NORMS = ("layer.attention_norm", "layer.ffn_norm")
 KEYS: Keys = {
     "vocab": ("vocab_size", None),
     "hidden": ("hidden_size", None),
     "layers": ("num_hidden_layers", None),
-    "heads": ("num_attention_heads", None),
-    "inter": ("intermediate_size", None),
-    "max_positions": ("max_position_embeddings", None),
+    "layer.attention.heads": ("num_attention_heads", None),
+    "layer.ffn.inter": ("intermediate_size", None),
+    "positions.rows": ("max_position_embeddings", None),
     "token_types": ("type_vocab_size", 2),
     "padding_id": ("pad_token_id", 0),
-    "layer_norm_eps": ("layer_norm_eps", 1e-12),
-    "activation": ("hidden_act", "gelu"),
+    "layer.ffn.activation": ("hidden_act", "gelu"),
+    **norm_keys("embedding_norm", *LAYER_NORMS),
 }
+_KINDS = {"eps": "float", "scale": "float", "theta": "float", "activation": "str"}  # of others "int"
+
+
+def put(description: dict[str, Any], path: str, value: Any) -> None:
+    """Sets the entry at that path of nested objects."""
+    *around, last = path.split(".")
+    for key in around:
+        description = description.setdefault(key, {})
+    description[last] = value
 
 
 def entry(document: Config, key: str, kind: str, default: Any) -> Any:
@@ -56,8 +73,9 @@ class Family:
     """One architecture of transformers.
 
     name: transformers' model_type. base: what stands before the encoder's names in a model with a head. keys: see KEYS.
-    fixed: encoder entries that no config changes. adjust: what a table cannot say, over the entries read so far.
-    buffers: endings of tensors that are no weights. lacks: tasks of head_tables.py for which transformers has no class.
+    fixed: entries that no config changes, by their path. adjust: what a table cannot say, over the description read so
+    far. buffers: endings of tensors that are no weights. lacks: tasks of head_tables.py for which transformers has no
+    class.
     """
 
     name: str
@@ -86,17 +104,27 @@ class Family:
             raise ValueError(
                 "this checkpoint is a decoder (is_decoder, is_causal or add_cross_attention); ftbert runs encoders"
             )
-        entries: dict[str, Any] = dict(self.fixed)
-        kinds = EncoderConfig.__annotations__
-        for ours, (key, default) in wanted.items():
-            entries[ours] = entry(document, key, kinds[ours], default)
-        hidden, heads = entries["hidden"], entries["heads"]
-        if heads <= 0 or hidden % heads:
-            raise ValueError(f"hidden size {hidden} is not a multiple of the number of attention heads {heads}")
-        entries = {"head_size": hidden // heads, "embedding": hidden} | entries
+        description: dict[str, Any] = {"positions": {"kind": "absolute"}}
+        for path in (*self.fixed, *wanted):
+            put(description, path, self.value(document, path))
+        attention = description["layer"]["attention"]
+        if "head_size" not in attention:
+            hidden, heads = description["hidden"], attention["heads"]
+            if heads <= 0 or hidden % heads:
+                raise ValueError(f"hidden size {hidden} is not a multiple of the number of attention heads {heads}")
+            attention["head_size"] = hidden // heads
+        description.setdefault("embedding", description["hidden"])
+        description["layers"] = shared_layers(description["layers"], 0)
         if self.adjust is not None:
-            self.adjust(document, entries)
-        return EncoderConfig(**entries)
+            self.adjust(document, description)
+        return EncoderConfig.from_json(description)
+
+    def value(self, document: Config, path: str) -> Any:
+        """The entry at that path, of one that the table names."""
+        if path in self.fixed:
+            return self.fixed[path]
+        key, default = self.keys[path]
+        return entry(document, key, _KINDS.get(path.rpartition(".")[2], "int"), default)
 
     def row(self, ours: str) -> tuple[str, ...] | Derived:
         """Their names of one of our tensors, without prefix, or how it is made of theirs."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from ftbert.checkpoint import EncoderConfig, HeadConfig, Shape, activations, shown
 from ftbert.converters.families import FAMILIES
+from ftbert.converters.family import Config, Family
 
 
 @dataclass(frozen=True)
@@ -117,10 +117,12 @@ def _present(row: HeadRow, kind: str, found: dict[str, Shape]) -> bool:
 
 
 def head_config(
-    row: HeadRow, config: dict[str, Any], encoder: EncoderConfig, found: dict[str, Shape], tied: bool
+    row: HeadRow, family: Family, config: Config, encoder: EncoderConfig, found: dict[str, Shape], tied: bool
 ) -> HeadConfig:
     """The head that a file holds; its sizes come from the tensors."""
-    activation = encoder.activation if row.activation == "=hidden_act" else row.activation
+    activation = row.activation
+    if activation == "=hidden_act":
+        activation = family.value(config, "layer.ffn.activation")
     if activation == "=summary_activation":
         if config.get("summary_type", "first") != "first" or config.get("summary_use_proj", True) is not True:
             raise ValueError("the multiple choice head needs summary_type 'first' and summary_use_proj")
@@ -139,6 +141,6 @@ def head_config(
         outputs=encoder.vocab if row.task == "masked_lm" else rows("out", 1),
         width=rows("dense", encoder.hidden) if row.dense else 0,
         activation=activation,
-        norm_eps=encoder.layer_norm_eps if row.norm else 0.0,
+        norm_eps=family.value(config, "layer.ffn_norm.eps") if row.norm else 0.0,
         tied=tied,
     )

@@ -99,7 +99,7 @@ def _check_config(repository: str, path: Path) -> None:
     if document.get("format") == FORMAT:
         return
     try:
-        find_family(document).config(document).weight_shapes()
+        find_family(document).config(document)
     except ValueError as error:
         raise ValueError(f"{repository}: {error}") from error
 

@@ -52,10 +52,11 @@ def recognise(document: Config, source: TensorSource, folder: Path | None) -> Ch
             made[ours] = row.make
             shapes |= zip(theirs, row.shapes(encoder, document), strict=True)
         else:
-            shapes |= {name: [shape[0] // len(theirs), *shape[1:]] for name in theirs}
+            counts = encoder.stacked_rows(ours) if len(theirs) > 1 else shape[:1]
+            shapes |= {name: [count, *shape[1:]] for name, count in zip(theirs, counts, strict=True)}
     heads = []
     for head_row in rows:
-        head = _head(head_row, document, encoder, source, names["embeddings.word"][0])
+        head = _head(head_row, family, document, encoder, source, names["embeddings.word"][0])
         heads.append(head)
         for kind, shape in head.shapes(encoder.hidden).items():
             candidates = [_spelling(name, found) for name in head_row.names(kind)]
@@ -77,7 +78,9 @@ def _architecture(document: Config) -> str:
     return names[0]
 
 
-def _head(row: HeadRow, document: Config, encoder: EncoderConfig, source: TensorSource, word: str) -> HeadConfig:
+def _head(
+    row: HeadRow, family: Family, document: Config, encoder: EncoderConfig, source: TensorSource, word: str
+) -> HeadConfig:
     found = source.shapes()
     own = next((name for name in row.names("out.weight") if name in found), None)
     tied = False
@@ -87,7 +90,7 @@ def _head(row: HeadRow, document: Config, encoder: EncoderConfig, source: Tensor
         same = own is not None and found[own] == found.get(word) and torch.equal(source.read(own), source.read(word))
         said = entry(document, "tie_word_embeddings", "bool", True)
         tied = said if own is None else same
-    return head_config(row, document, encoder, found, bool(tied))
+    return head_config(row, family, document, encoder, found, bool(tied))
 
 
 def _prefix(family: Family, found: dict[str, Any]) -> str:

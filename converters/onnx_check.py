@@ -90,7 +90,7 @@ def _batches(file: OnnxFile, encoder: Encoder, checkpoint: Checkpoint) -> list[_
     sides = next(one for one in file.inputs if one.name == encoder.tables.ids).sides
     if len(sides) != 2:
         raise ValueError(f"its input {encoder.tables.ids!r} has {len(sides)} dimensions, not [batch, seq]")
-    longest = config.max_seq if config.positions != "none" or config.relative_span else _LONG
+    longest = config.max_seq if config.positions.kind != "none" or config.relative_bias else _LONG
     rows, seq = (side if isinstance(side, int) else 0 for side in sides)
     if seq > longest or rows * seq > _MOST_TOKENS:
         raise ValueError(f"its inputs are [{rows}, {seq}]; expected at most {longest} columns, {_MOST_TOKENS} tokens")
@@ -222,7 +222,7 @@ def _evaluate(
 def _compute(checkpoint: Checkpoint, batches: list[_Batch]) -> list[tuple[np.ndarray, np.ndarray]]:
     """ftbert's last hidden state and pooled output for each batch, in float32."""
     weights = {name: tensor for name, tensor in checkpoint.items() if not name.startswith("heads.")}
-    encoder = torch.classes.ftbert.Encoder(weights, checkpoint.config.encoder.entries(), "auto")
+    encoder = torch.classes.ftbert.Encoder(weights, checkpoint.config.encoder.text(), "auto")
     types = checkpoint.config.encoder.token_types > 0
     found = []
     for batch in batches:

@@ -96,7 +96,6 @@ def open_onnx(path: Path) -> tuple[dict[str, Any], OnnxSource, Path | None]:
         if wrong:
             said = "what a config for it would say" if given is None else f"{home}/config.json"
             raise ValueError("\n  ".join([f"{said} does not fit the graph:", *wrong]))
-        numbers.weight_shapes()  # the core's own limits
         source = OnnxSource(file, encoder, _names(family, numbers, encoder))
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
         # Of a flipped bit anything may come; the graph's own words are the best there is to say about it.
@@ -143,9 +142,9 @@ def _names(family: Family, config: EncoderConfig, encoder: Encoder) -> dict[str,
         linear("embeddings.projection", encoder.projection)
     if encoder.relative_bias is not None:
         add("attention.relative_bias", [Matrix(encoder.relative_bias)])
-    distinct = config.distinct_layers or config.layers
-    for i in range(distinct):
-        layer, ours = encoder.layers[-(-i * len(encoder.layers) // distinct)], f"layers.{i}"
+    firsts = {c.weights_of: encoder.layers[-1 - i] for i, c in enumerate(reversed(config.layers))}
+    for weights, layer in firsts.items():
+        ours = f"layers.{weights}"
         linear(f"{ours}.attention.qkv", layer.attention.query, layer.attention.key, layer.attention.value)
         linear(f"{ours}.attention.out", layer.out)
         norm(f"{ours}.attention.norm", layer.attention_norm)

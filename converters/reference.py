@@ -54,7 +54,8 @@ def _to_huggingface(
         if isinstance(row, Derived):
             yield from zip(row.sources, row.undo(encoder, config, tensor), strict=True)
         else:
-            yield from zip(row, tensor.chunk(len(row)), strict=True)
+            rows = encoder.stacked_rows(ours) if len(row) > 1 else [len(tensor)]
+            yield from zip(row, tensor.split(rows), strict=True)
 
 
 def _class_of(rows: list[HeadRow], settings: Any) -> Any:

@@ -30,16 +30,18 @@ def buckets(span: int) -> torch.Tensor:
 
 
 def _shapes(encoder: EncoderConfig, config: Config) -> list[list[int]]:
-    return [[entry(config, "relative_attention_num_buckets", "int", _BUCKETS), encoder.heads]]
+    assert encoder.relative_bias is not None
+    return [[entry(config, "relative_attention_num_buckets", "int", _BUCKETS), encoder.relative_bias.heads]]
 
 
 def _make(encoder: EncoderConfig, sources: list[torch.Tensor]) -> torch.Tensor:
-    return sources[0][buckets(encoder.relative_span)].t().contiguous()
+    assert encoder.relative_bias is not None
+    return sources[0][buckets(encoder.relative_bias.span)].t().contiguous()
 
 
 def _undo(encoder: EncoderConfig, config: Config, ours: torch.Tensor) -> list[torch.Tensor]:
     table = torch.zeros(_shapes(encoder, config)[0], dtype=ours.dtype)
-    table[buckets(encoder.relative_span)] = ours.t()  # buckets that no distance reaches are never looked up
+    table[buckets((ours.shape[1] + 1) // 2)] = ours.t()  # buckets that no distance reaches are never looked up
     return [table]
 
 

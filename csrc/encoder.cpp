@@ -43,9 +43,9 @@ Encoder<Device, T>::Encoder(const Context<Device>& context, EncoderConfig config
   constexpr DeviceKind kKind = std::is_same_v<Device, Cpu> ? DeviceKind::cpu : DeviceKind::cuda;
   for (const Layer<T>& layer : weights_.layers)
     for (const Linear<T>* linear : {&layer.qkv, &layer.out, &layer.up, &layer.down})
-      check_product_exists(kKind, *linear);
+      check_product_exists(kKind, kDType<T>, linear->weight, linear->input);
   for (const Linear<T>* linear : {&weights_.embedding_projection, &weights_.pooler})
-    if (linear->weight.n > 0) check_product_exists(kKind, *linear);
+    if (linear->weight.n > 0) check_product_exists(kKind, kDType<T>, linear->weight, linear->input);
   if (allocate) deferred_ = make_deferred_norm(context, config_, weights_, attention_.path, allocate);
 }
 

@@ -83,14 +83,15 @@ def render() -> str:
         config = table.config(make_config(family, 0).to_dict())
         besides = [
             ("embedding projection", "embeddings.projection" in table.names),
-            ("layers share weights", config.distinct_layers > 0),
-            ("relative position bias", config.relative_span > 0),
-            ("no LayerNorm over the embeddings", not config.embedding_norm),
+            ("layers share weights", len({layer.weights_of for layer in config.layers}) < config.depth),
+            ("relative position bias", config.relative_bias is not None),
+            ("no LayerNorm over the embeddings", config.embedding_norm is None),
             ("task types, always 0", isinstance(table.names.get("embeddings.token_type"), Derived)),
         ]
+        places = "/".join(sorted({layer.norm_place for layer in config.layers}))
         positions = {"absolute": "column", "from_padding": "counted from the padding id", "none": "none"}
         cells = [
-            family, config.norm_place, positions[config.positions], "yes" if config.token_types else "no",
+            family, places, positions[config.positions.kind], "yes" if config.token_types else "no",
             "yes" if "pooler" in table.names else "no", "; ".join(text for text, there in besides if there),
         ]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -64,16 +63,6 @@ def stored_dtype(device: torch.device, stored: torch.dtype) -> torch.dtype:
 def _cpu_has_bf16() -> bool:
     x86 = platform.machine() in ("x86_64", "AMD64")
     return not x86 or bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
-
-
-def is_matrix(name: str, shape: Sequence[int]) -> bool:
-    """Whether the encoder's weight of that name is the operand of a matrix product."""
-    return name.endswith(".weight") and len(shape) == 2
-
-
-def weight_dtype(name: str, shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """The element type of one of the encoder's weights in a model of `dtype`."""
-    return dtype if is_matrix(name, shape) else stream_dtype(device, dtype)
 
 
 def stream_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:

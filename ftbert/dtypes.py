@@ -6,6 +6,7 @@ import torch
 
 # The core's words (csrc/core/types.cpp).
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+STORED_DTYPES = DTYPES | {"e4m3": torch.float8_e4m3fn, "int8": torch.int8}  # of matrices
 
 _SPELLINGS = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
 

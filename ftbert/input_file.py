@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 _MOST_JSON = 64 << 20  # bytes; the largest index of shards is below 1 MB
+_KINDS = {"int": "a whole number", "float": "a finite number", "str": "a string", "bool": "true or false"}
 
 
 def exists(path: Path) -> bool:
@@ -97,6 +98,19 @@ def shown(value: Any) -> str:
         return f"a {type(value).__name__} of {len(value)}"
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def typed(kind: str, name: str, value: Any) -> Any:
+    """`value` if it is of that kind ("int", "float", "str", "bool"), nothing rounded or parsed; else ValueError."""
+    good = {
+        "int": type(value) is int,
+        "float": type(value) in (int, float) and abs(value) < 1e300,  # no NaN, nor an int past every float
+        "str": isinstance(value, str),
+        "bool": isinstance(value, bool),
+    }[kind]
+    if not good:
+        raise ValueError(f"{name}: expected {_KINDS[kind]}, got {shown(value)}")
+    return value
 
 
 def is_unicode(text: str) -> bool:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ftbert.checkpoint import Checkpoint, EncoderConfig
 from ftbert.converters import build_reference, open_checkpoint
-from ftbert.devices import check_device, check_dtype, is_matrix, stored_dtype, stream_dtype, weight_dtype
-from ftbert.dtypes import DTYPES, parse_dtype
+from ftbert.devices import check_device, check_dtype, stored_dtype, stream_dtype
+from ftbert.dtypes import DTYPES, STORED_DTYPES, parse_dtype
 from ftbert.forked import note_fork
 from ftbert.heads import Head, HeadedModule
 from ftbert.live_check import check_loaded
@@ -68,16 +68,16 @@ def load(
 
 def _build(checkpoint: Checkpoint, place: torch.device, element: torch.dtype, attention: str, heads: bool) -> Model:
     note_fork()
-    entries = checkpoint.config.encoder.entries()
+    config, stream = checkpoint.config.encoder, stream_dtype(place, element)
     # One tensor at a time: repacked or moved before the next is read, so that memory peaks at the model's own size.
     weights = {}
-    for name, shape in checkpoint.config.encoder.weight_shapes().items():
-        tensor = checkpoint.read(name, weight_dtype(name, shape, place, element))
-        packable = place.type == "cpu" and is_matrix(name, shape)
-        weights[name] = torch.ops.ftbert.pack_weight(tensor) if packable else tensor.to(place)
+    for spec in config.weight_specs():
+        tensor = checkpoint.read(spec.name, element if spec.matrix else stream)
+        packable = place.type == "cpu" and spec.matrix
+        weights[spec.name] = torch.ops.ftbert.pack_weight(tensor) if packable else tensor.to(place)
     gemm_table.install(place)
-    encoder = torch.classes.ftbert.Encoder(weights, entries, attention)
-    return Model(encoder, checkpoint, _load_heads(checkpoint, place, stream_dtype(place, element)) if heads else [])
+    encoder = torch.classes.ftbert.Encoder(weights, config.text(), attention)
+    return Model(encoder, checkpoint, _load_heads(checkpoint, place, stream) if heads else [])
 
 
 def _source(source: Any) -> str | Path | torch.nn.Module:
@@ -125,7 +125,7 @@ class Model(TextModel):
         c = self.config
         heads = f", heads {self.tasks}" if self.heads else ""
         return (
-            f"<ftbert.Model {self.checkpoint.config.architecture}: {c.layers} layers of {c.hidden}, {self.dtype} on "
+            f"<ftbert.Model {self.checkpoint.config.architecture}: {c.depth} layers of {c.hidden}, {self.dtype} on "
             f"{self.device}{heads}>"
         )
 
@@ -139,8 +139,8 @@ class Model(TextModel):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the matrix products' operands, and on a GPU of everything; on the CPU results are float32."""
-        return DTYPES[self.encoder.matrix_dtype()]
+        """As most matrices are stored, and on a GPU the type of everything; on the CPU results are float32."""
+        return STORED_DTYPES[self.encoder.matrix_dtype()]
 
     def __call__(
         self,

@@ -8,6 +8,7 @@ storages that are too short, and integers at the ends of their ranges.
 from __future__ import annotations
 
 import copy
+import json
 import random
 from collections.abc import Callable
 from functools import cache
@@ -72,7 +73,7 @@ def valid(name: str, device: str) -> list[Any]:
         "restore_padding": [x, torch.tensor([0, 1, -1, 5], dtype=torch.int32, device=device)],
         "softmax": [floats(2, 2, 5, 5), cu, 0.5, bias, columns, torch.float32],
         "transpose": [floats(2, 2, 5, 32), cu, 6],
-        "weight_shapes": [encoder.config()],
+        "weight_specs": [encoder.config()],
     }  # fmt: skip
     if name in arguments:
         return arguments[name]
@@ -103,11 +104,12 @@ def models(device: str) -> list[ftbert.Model]:
 def without_positions(device: str) -> Any:
     """An encoder that no number of positions bounds."""
     model = models(device)[2]
-    entries = {**model.encoder.config(), "positions": "none", "relative_span": "4"}
+    config = json.loads(model.encoder.config())
+    config["positions"]["kind"], config["relative_bias"]["span"] = "none", 4
     weights = model.encoder.weights()
     del weights["embeddings.position"]
     weights["attention.relative_bias"] = weights["attention.relative_bias"][:, :7]
-    return torch.classes.ftbert.Encoder(weights, entries, "auto")
+    return torch.classes.ftbert.Encoder(weights, json.dumps(config), "auto")
 
 
 # ---- wrong arguments -----------------------------------------------------------------------------------------------

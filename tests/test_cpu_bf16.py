@@ -119,11 +119,36 @@ def test_weights_of_two_kinds_only_where_they_belong() -> None:
     weights, config = dict(encoder.weights()), encoder.config()
     matrices = [name for name, t in ftbert.load(make_bert(), dtype="bf16").encoder.weights().items() if t.dtype != torch.float32]
     others = [name for name in weights if name not in matrices and name != "embeddings.word"]
-    # One in bf16 among the others, and one matrix that is not as the rest.
-    for name in ("embeddings.word", others[-1], matrices[0], matrices[-1]):
-        mixed = weights | {name: weights[name].bfloat16()}
+    for name in ("embeddings.word", others[-1]):
         with pytest.raises(RuntimeError, match="expected .*Float|in fp32"):
-            torch.classes.ftbert.Encoder(mixed, config, "auto")
+            torch.classes.ftbert.Encoder(weights | {name: weights[name].bfloat16()}, config, "auto")
+    fp16 = weights | {matrices[-1]: weights[matrices[-1]].half()}
+    with pytest.raises(RuntimeError, match=f"{matrices[-1]}: no product on cpu multiplies fp32 by a matrix stored as fp16"):
+        torch.classes.ftbert.Encoder(fp16, config, "auto")
+
+
+def test_each_matrix_is_multiplied_as_it_is_stored() -> None:
+    """Rounding one matrix more moves the result by less than rounding all of them does."""
+    model = ftbert.load(make_bert(), dtype="bf16")
+    exact, rounded = dict(ftbert.load(make_bert()).encoder.weights()), dict(model.encoder.weights())
+    ids = torch.arange(5, 17)[None]
+
+    def run(*fp32: str) -> torch.Tensor:
+        weights = rounded | {name: exact[name] for name in fp32}
+        encoder = torch.classes.ftbert.Encoder(weights, model.encoder.config(), "auto")
+        stored = [str(t.dtype).replace("torch.", "") for name, t in weights.items() if t.dim() == 2 and not name.startswith("emb")]
+        many, few = stored.count("bfloat16"), stored.count("float32")
+        assert encoder.info()["products"] == (f"bf16 {many}, fp32 {few}" if few else "bf16")
+        return encoder.forward(ids)[0]  # type: ignore[no-any-return]
+
+    down, rest = "layers.1.ffn.down.weight", model(ids).last_hidden_state
+    want = ftbert.load(make_bert())(ids).last_hidden_state
+    most = (rest - want).abs().max()
+    assert torch.equal(run(), rest)
+    for names in ((down,), (down, "layers.0.attention.qkv.weight"), ("layers.0.ffn.up.weight",)):
+        got = run(*names)
+        assert not torch.equal(got, rest)
+        assert (got - want).abs().max() < 1.5 * most
 
 
 def test_the_real_minilm(minilm_folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from families import make_model
 import ftbert
 from ftbert.converters.families import FAMILIES
 
-COUNTED = [name for name, family in FAMILIES.items() if family.fixed.get("positions") == "from_padding"]
+COUNTED = [name for name, family in FAMILIES.items() if family.fixed.get("positions.kind") == "from_padding"]
 
 
 def holed(columns: int, pad: int, kept: list[int], filler: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -77,21 +78,25 @@ def test_a_relative_bias_over_gaps(place: Place, columns: int, path: str) -> Non
 @pytest.mark.parametrize("path", ["auto", "general"])
 def test_a_relative_bias_without_positions(place: Place, path: str) -> None:
     """No table of positions bounds the length; past the span the bias stays what it is."""
+    from ftbert.checkpoint import PositionConfig, RelativeBiasConfig
     from ftbert.converters import open_checkpoint
 
     checkpoint = open_checkpoint(make_model("mpnet", "encoder", 2))
     span = 9
-    entries = {**checkpoint.config.encoder.entries(), "positions": "none", "relative_span": str(span)}
-    shapes = torch.ops.ftbert.weight_shapes(entries)
+    heads = checkpoint.config.encoder.layers[0].attention.heads
+    short_config, long_config = (
+        replace(checkpoint.config.encoder, positions=PositionConfig("none", 64), relative_bias=RelativeBiasConfig(some, heads))
+        for some in (span, 300)
+    )
+    shapes = short_config.weight_shapes()
     generator = torch.Generator().manual_seed(0)
     weights = {name: torch.randn(shape, generator=generator) / (shape[-1] ** 0.5) for name, shape in shapes.items()}
-    longer = {**entries, "relative_span": "300"}
     ends = torch.arange(-299, 300).clamp(1 - span, span - 1) + span - 1
     both = [
-        torch.classes.ftbert.Encoder({k: v.to(place.device, place.dtype) for k, v in given.items()}, config, path)
+        torch.classes.ftbert.Encoder({k: v.to(place.device, place.dtype) for k, v in given.items()}, config.text(), path)
         for config, given in (
-            (entries, weights),
-            (longer, {**weights, "attention.relative_bias": weights["attention.relative_bias"][:, ends]}),
+            (short_config, weights),
+            (long_config, {**weights, "attention.relative_bias": weights["attention.relative_bias"][:, ends]}),
         )
     ]
     ids = torch.randint(5, 90, (2, 200), generator=generator).to(place.device)

@@ -101,7 +101,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hub:
 def test_a_repository(hub: Hub, tmp_path: Path) -> None:
     make_bert().save_pretrained(hub.home)
     hub.put(*TEXT[1:], *OTHER, "pytorch_model.bin", "model.fp16.safetensors")
-    assert ftbert.load("someone/model").config.layers == 2
+    assert ftbert.load("someone/model").config.depth == 2
     assert hub.fetched() == sorted([*TEXT, "model.safetensors"])
     (first, before), (second, after) = hub.downloads
     assert "config.json" in before and after == ["model.safetensors"]
@@ -151,7 +151,7 @@ def test_sharded_variants(hub: Hub) -> None:
     got, want = ftbert.load("someone/model"), ftbert.load(AutoModel.from_pretrained(hub.home, variant="fp16"))
     for name in want.checkpoint.tensors:
         assert (got.checkpoint.read(name) == want.checkpoint.read(name)).all()
-    assert ftbert.load(hub.home).config.layers == 2
+    assert ftbert.load(hub.home).config.depth == 2
 
 
 def test_without_a_connection_the_snapshot_counts(hub: Hub) -> None:
@@ -161,7 +161,7 @@ def test_without_a_connection_the_snapshot_counts(hub: Hub) -> None:
     with pytest.raises(FileNotFoundError, match=r"someone/model: .*not to be had from the hub \(no route\)"):
         ftbert.load("someone/model")
     make_bert().save_pretrained(hub.snapshot)
-    assert ftbert.load("someone/model").config.layers == 2
+    assert ftbert.load("someone/model").config.depth == 2
     assert [how for how, _ in hub.downloads] == [{"local_files_only": True, "revision": None}] * 2
 
 

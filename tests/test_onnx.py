@@ -8,6 +8,7 @@ import random
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from families import make_model
 from onnx_models import MODELS, NEARLY_BERT, anonymous, export, export_nearly_bert, onnxruntime_hidden, ragged
 
 import ftbert
+from ftbert.checkpoint import AttentionConfig, FeedForwardConfig, LayerConfig, NormConfig
 from ftbert.converters import convert, onnx_source, open_checkpoint
 
 onnx = pytest.importorskip("onnx")
@@ -64,8 +66,10 @@ def same_weights(model: ftbert.Model, source: Any) -> None:
 def test_real_file(real_file: Path, tmp_path: Path) -> None:
     model = check(real_file)
     config = model.config
-    assert (config.layers, config.heads, config.head_size, config.vocab) == (3, 12, 32, 30522)
-    assert (config.layer_norm_eps, config.activation, config.positions) == (1e-12, "gelu", "absolute")
+    norm = NormConfig(eps=1e-12)
+    layer = LayerConfig(AttentionConfig(12, 32), FeedForwardConfig(1536, "gelu"), 0, attention_norm=norm, ffn_norm=norm)
+    assert config.layers == tuple(replace(layer, weights_of=i) for i in range(3))
+    assert (config.vocab, config.embedding_norm, config.positions.kind) == (30522, norm, "absolute")
     same_weights(ftbert.load(anonymous(real_file, tmp_path / "a.onnx")), real_file)
 
 
@@ -289,7 +293,7 @@ def test_a_mask_without_effect_is_refused_by_name(small: Path, tmp_path: Path, h
         model = onnx.load(str(path))
         assert [one.name for one in model.graph.input] == ["input_ids"]  # this exporter drops what is not read
         with pytest.warns(UserWarning, match="takes no mask and attends to padding"):
-            assert ftbert.load(path).config.layers == 1
+            assert ftbert.load(path).config.depth == 1
         _with_input(path, path, "attention_mask")
     else:
         model = onnx.load(str(small))
@@ -389,7 +393,7 @@ def test_half_precision_is_held_to_the_same_limit(small: Path, tmp_path: Path, m
 def test_missing_external_data_is_listed_at_once(tmp_path: Path) -> None:
     model = onnx.load(str(export(make_bert(), tmp_path / "m.onnx", dynamo=False)))
     onnx.save(model, str(tmp_path / "e.onnx"), save_as_external_data=True, location="e.bin", size_threshold=0)
-    assert ftbert.load(tmp_path / "e.onnx").config.layers == 2
+    assert ftbert.load(tmp_path / "e.onnx").config.depth == 2
     data = (tmp_path / "e.bin").read_bytes()
     (tmp_path / "e.bin").unlink()
     with pytest.raises(ValueError, match=r"(?s)e.onnx: constants cannot be read.*word_emb.*no such file.*position_emb"):

@@ -107,7 +107,7 @@ EXOTIC: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", EXOTIC)
-@pytest.mark.parametrize("name", [name for name in op_names() if name not in ("build_info", "weight_shapes")])
+@pytest.mark.parametrize("name", [name for name in op_names() if name not in ("build_info", "weight_specs")])
 def test_exotic_tensors_are_named(device: str, name: str, kind: str) -> None:
     if device == "cuda" and kind in ("oneDNN", "quantized"):
         pytest.skip("for the CPU alone")

@@ -32,7 +32,7 @@ def packed_call(model: Any, lengths: list[int] = LENGTHS) -> dict[str, Any]:
     """What DataCollatorWithFlattening makes, with the positions that sentence-transformers gives to the family."""
     generator = torch.Generator().manual_seed(5)
     config, tokens = model.config, sum(lengths)
-    first = config.pad_token_id + 1 if ftbert.load(model, heads=False).config.positions == "from_padding" else 0
+    first = config.pad_token_id + 1 if ftbert.load(model, heads=False).config.positions.kind == "from_padding" else 0
     offsets = torch.tensor([0, *lengths]).cumsum(0).int()
     call = {
         "input_ids": torch.randint(5, config.vocab_size, (1, tokens), generator=generator),

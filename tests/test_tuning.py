@@ -14,7 +14,7 @@ from conftest import gpu_memory_left
 from fake_gpu import QKV, FakeAlgorithm, fake_gpu
 from tables import HERE, row
 
-from ftbert.checkpoint import EncoderConfig
+from ftbert.checkpoint import AttentionConfig, EncoderConfig, FeedForwardConfig, LayerConfig, NormConfig, PositionConfig
 from ftbert.cli import main
 from ftbert.dtypes import DTYPES
 from ftbert.tuning import (
@@ -57,16 +57,19 @@ def test_the_encoder_runs_the_m_that_is_timed_and_few_more() -> None:
 
 
 def test_products_are_those_that_a_model_runs() -> None:
-    config = EncoderConfig(
-        vocab=9, hidden=768, layers=1, heads=12, head_size=64, inter=3072, embedding=768, max_positions=9, token_types=2,
-        padding_id=0, layer_norm_eps=1e-12, activation="gelu_new",
-    )  # fmt: skip
+    norm = NormConfig(eps=1e-12)
+    layer = LayerConfig(AttentionConfig(12, 64), FeedForwardConfig(3072, "gelu_new"), 0, attention_norm=norm, ffn_norm=norm)
+    config = EncoderConfig(vocab=9, hidden=768, embedding=768, positions=PositionConfig("absolute", 9), layers=(layer,) * 2)
     out, down = (Product("fp16", 768, k, True, layernorm=True) for k in (768, 3072))
     up = Product("fp16", 3072, 768, True, "gelu_tanh")
     assert tuning.products(config, "fp16") == products_of_shape(768, 3072, "gelu_new", "fp16") == [QKV, out, up, down]
-    assert not any(product.layernorm for product in tuning.products(replace(config, norm_place="pre"), "fp16"))
+    pre, narrow = replace(layer, norm_place="pre"), AttentionConfig(8, 64, kv_heads=2, qkv_bias=False)
+    assert not any(product.layernorm for product in tuning.products(replace(config, layers=(pre,)), "fp16"))
     # The general attention path adds the bias itself.
-    assert tuning.products(replace(config, heads=48, head_size=16), "fp16")[0] == Product("fp16", 2304, 768)
+    small = replace(layer, attention=AttentionConfig(48, 16))
+    assert tuning.products(replace(config, layers=(small,)), "fp16")[0] == Product("fp16", 2304, 768)
+    mixed = tuning.products(replace(config, layers=(layer, replace(layer, attention=narrow))), "fp16")
+    assert {Product("fp16", 2304, 768), Product("fp16", 768, 768), Product("fp16", 768, 512, True, layernorm=True)} < {*mixed}
 
 
 @pytest.fixture()

@@ -1,18 +1,13 @@
 #include "binding/encoder_class.h"
 
+#include <algorithm>
 #include <set>
 
 #include "binding/tensors.h"
 #include "binding/torch_products.h"
+#include "layers/check_layers_exist.h"
 
 namespace ftbert::binding {
-
-std::map<std::string, std::string> to_map(const StringDict& dict) {
-  std::map<std::string, std::string> map;
-  for (const auto& entry : dict) map[entry.key()] = entry.value();
-  return map;
-}
-
 namespace {
 
 std::optional<AttentionPath> parse_path(const std::string& name) {
@@ -22,27 +17,39 @@ std::optional<AttentionPath> parse_path(const std::string& name) {
   return AttentionPath::general;
 }
 
-// As the matrices are stored: like all else, in bf16 on the CPU, or in a type that only matrices have. The first one
-// tells; check_product_exists says whether there is a product for it.
-at::ScalarType find_matrix_dtype(const std::vector<WeightSpec>& specs, const TensorDict& weights, at::Device device,
-                                 at::ScalarType dtype) {
+// Which tensor says where the model is and of which type its stream: the first in such a type that is no matrix.
+at::Tensor find_stream(const std::vector<WeightSpec>& specs, const TensorDict& weights) {
   for (const WeightSpec& spec : specs) {
     const auto it = weights.find(spec.name);
-    if (!spec.matrix || it == weights.end()) continue;
-    const at::ScalarType stored = it->value().scalar_type();
-    const bool own = stored == at::kFloat8_e4m3fn || stored == at::kChar ||
-                     (stored == at::kBFloat16 && device.is_cpu() && dtype == at::kFloat);
-    return own ? stored : dtype;
+    if (spec.matrix || it == weights.end()) continue;
+    const at::Tensor tensor = it->value();
+    plain(spec.name.c_str(), tensor);
+    const at::ScalarType type = tensor.scalar_type();
+    if (type == at::kFloat || type == at::kHalf || type == at::kBFloat16) return tensor;
   }
-  return dtype;
+  fail("the weights have no tensor in float32, float16 or bfloat16 beside the matrices; expected ", specs.front().name);
+}
+
+// Why no product takes this matrix, or "".
+std::string why_not_computed(DeviceKind device, DType stream, const at::Tensor& matrix) {
+  try {
+    check_product_exists(device, stream, {.dtype = stored_dtype(matrix.scalar_type())});
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
 }
 
 // Every complaint at once: missing, misshapen, of another dtype or device, and left over.
-void check_weights(const std::vector<WeightSpec>& specs, const TensorDict& weights, at::Device device,
-                   at::ScalarType dtype, at::ScalarType matrix_dtype) {
+void check_weights(const std::vector<WeightSpec>& specs, const TensorDict& weights, const at::Tensor& stream) {
+  const at::Device device = stream.device();
+  const DeviceKind kind = device_kind(device);
+  const DType dtype = dtype_of(stream.scalar_type());
   std::string complaints;
   std::set<std::string> known;
+  std::map<std::string, std::vector<std::string>> uncomputed;  // matrices, by the reason
   for (const WeightSpec& spec : specs) {
+    const auto complain = [&](const std::string& words) { complaints += "\n  " + spec.name + ": " + words; };
     known.insert(spec.name);
     const auto it = weights.find(spec.name);
     if (it == weights.end()) {
@@ -53,16 +60,19 @@ void check_weights(const std::vector<WeightSpec>& specs, const TensorDict& weigh
     const bool packed_here = device.is_cpu() && spec.matrix && tensor.is_mkldnn();
     if (!packed_here) plain(spec.name.c_str(), tensor);
     if (!has_shape(tensor, spec.shape))
-      complaints += "\n  " + spec.name + ": expected " + shape_text(spec.shape) + ", got " + shape_text(tensor.sizes());
+      complain("expected " + shape_text(spec.shape) + ", got " + shape_text(tensor.sizes()));
     if (tensor.dim() == 3 && tensor.scalar_type() != at::kFloat)
-      complaints += "\n  " + spec.name + ": panels are Float, got " + at::toString(tensor.scalar_type());
-    if (is_packed(tensor) && !(spec.matrix && device.is_cpu()))
-      complaints += "\n  " + spec.name + ": only matrices on the CPU may be packed";
-    const at::ScalarType expected = spec.matrix ? matrix_dtype : dtype;
-    if (tensor.device() != device || tensor.scalar_type() != expected)
-      complaints += "\n  " + spec.name + ": expected " + at::toString(expected) + " on " + device.str() + ", got " +
-                    at::toString(tensor.scalar_type()) + " on " + tensor.device().str();
+      complain(std::string("panels are Float, got ") + at::toString(tensor.scalar_type()));
+    if (is_packed(tensor) && !(spec.matrix && device.is_cpu())) complain("only matrices on the CPU may be packed");
+    if (tensor.device() != device || (!spec.matrix && tensor.scalar_type() != stream.scalar_type()))
+      complain(std::string("expected ") + at::toString(stream.scalar_type()) + " on " + device.str() + ", got " +
+               at::toString(tensor.scalar_type()) + " on " + tensor.device().str());
+    else if (const std::string why = spec.matrix ? why_not_computed(kind, dtype, tensor) : ""; !why.empty())
+      uncomputed[why].push_back(spec.name);
   }
+  for (const auto& [why, names] : uncomputed)
+    complaints += "\n  " + names.front() +
+                  (names.size() > 1 ? " and " + std::to_string(names.size() - 1) + " more: " : ": ") + why;
   for (const auto& entry : weights)
     if (!known.count(entry.key())) complaints += "\n  extra: " + entry.key();
   FTBERT_CHECK(complaints.empty(), "the weights do not fit the configuration:", complaints);
@@ -70,23 +80,22 @@ void check_weights(const std::vector<WeightSpec>& specs, const TensorDict& weigh
 
 }  // namespace
 
-EncoderClass::EncoderClass(TensorDict weights, StringDict config, std::string attention)
-    : entries_(config.copy()), attention_(std::move(attention)), config_(EncoderConfig::parse(to_map(config))) {
+EncoderClass::EncoderClass(TensorDict weights, std::string config, std::string attention)
+    : description_(std::move(config)), attention_(std::move(attention)), config_(EncoderConfig::parse(description_)) {
+  check_layers_exist(config_);
   const std::vector<WeightSpec> specs = weight_specs(config_);
-  const auto word = weights.find("embeddings.word");
-  FTBERT_CHECK(word != weights.end(), "the weights lack embeddings.word");
-  device_ = word->value().device();
-  plain("embeddings.word", word->value());
-  dtype_ = word->value().scalar_type();
+  const at::Tensor stream = find_stream(specs, weights);
+  device_ = stream.device();
+  dtype_ = stream.scalar_type();
   const DeviceKind kind = device_kind(device_);
   const DType dtype = dtype_of(dtype_);
-  matrix_dtype_ = find_matrix_dtype(specs, weights, device_, dtype_);
-  check_weights(specs, weights, device_, dtype_, matrix_dtype_);
+  check_weights(specs, weights, stream);
   const std::optional<AttentionPath> path = parse_path(attention_);
 
   dispatch(kind, dtype, [&]<class Device, class T>(Backend<Device, T>) {
     for (const WeightSpec& spec : specs) {
       const at::Tensor given = weights.at(spec.name).detach();
+      if (spec.matrix) matrix_dtypes_[spec.name] = given.scalar_type();
       // A loader may have packed it already, to not hold both layouts.
       if (spec.matrix && kind == DeviceKind::cpu)
         packed_[spec.name] = given.is_mkldnn() ? given : is_packed(given) ? given.contiguous() : pack_weight(given);
@@ -94,10 +103,11 @@ EncoderClass::EncoderClass(TensorDict weights, StringDict config, std::string at
         weights_.insert(spec.name, given.contiguous());
     }
     const Weights<T> bound = bind_weights<T>(config_, [&](const std::string& name) -> Matrix {
+      const auto stored = matrix_dtypes_.find(name);
+      const DType dtype = stored == matrix_dtypes_.end() ? kDType<T> : stored_dtype(stored->second);
       const auto it = packed_.find(name);
-      const DType stored = stored_dtype(matrix_dtype_);
-      if (it != packed_.end()) return {.dtype = stored, .packed = &it->second};
-      return {.data = data<T>(weights_.at(name)), .dtype = stored};
+      if (it != packed_.end()) return {.dtype = dtype, .packed = &it->second};
+      return {.data = data<T>(weights_.at(name)), .dtype = dtype};
     });
     engine_ = make_engine<Device, T>(config_, bound, device_, path);
   });
@@ -123,12 +133,36 @@ StringDict EncoderClass::info() const {
   all.insert("device", device_.str());
   all.insert("dtype", std::string(to_string(dtype_of(dtype_))));
   for (const auto& [key, value] : engine_->info()) all.insert(key, value);
-  if (matrix_dtype_ == dtype_) return all;
-  all.insert("products", std::string(to_string(stored_dtype(matrix_dtype_))));
-  const int64_t head_size = config_.layers.empty() ? 0 : config_.layers.front().attention.heads.size;
-  all.insert("attention_products",
-             all.at("attention") == "fused" ? std::string(attention_products(head_size)) : std::string("fp32"));
+  const std::map<std::string, int64_t> stored = count_matrices();
+  const std::string stream(to_string(dtype_of(dtype_)));
+  if (stored.empty() || (stored.size() == 1 && stored.begin()->first == stream)) return all;
+  std::string products;
+  for (const auto& [dtype, matrices] : stored)
+    products += (products.empty() ? "" : ", ") + dtype + (stored.size() > 1 ? " " + std::to_string(matrices) : "");
+  all.insert("products", products);
+  std::set<std::string> attention;
+  for (const LayerConfig& layer : config_.layers) {
+    const std::string qkv = "layers." + std::to_string(layer.weights_of) + ".attention.qkv.weight";
+    const bool narrow = all.at("attention") == "fused" && matrix_dtypes_.at(qkv) != dtype_;
+    attention.insert(narrow ? attention_products(layer.attention.heads.size) : "fp32");
+  }
+  std::string words;
+  for (const std::string& one : attention) words += (words.empty() ? "" : "; ") + one;
+  all.insert("attention_products", words);
   return all;
+}
+
+std::map<std::string, int64_t> EncoderClass::count_matrices() const {
+  std::map<std::string, int64_t> counts;
+  for (const auto& [name, type] : matrix_dtypes_) ++counts[std::string(to_string(stored_dtype(type)))];
+  return counts;
+}
+
+std::string EncoderClass::matrix_dtype() const {
+  const auto fewer = [](const auto& a, const auto& b) { return a.second < b.second; };
+  const std::map<std::string, int64_t> counts = count_matrices();
+  const auto most = std::max_element(counts.begin(), counts.end(), fewer);
+  return most == counts.end() ? std::string(to_string(dtype_of(dtype_))) : most->first;
 }
 
 c10::intrusive_ptr<EncoderClass> EncoderClass::to(at::Device device, at::ScalarType dtype) const {
@@ -138,7 +172,7 @@ c10::intrusive_ptr<EncoderClass> EncoderClass::to(at::Device device, at::ScalarT
     const bool stream = device.is_cpu() && dtype == at::kBFloat16 && !spec.matrix;  // it stays in float
     moved.insert(spec.name, all.at(spec.name).to(device, stream ? at::kFloat : dtype));
   }
-  auto other = c10::make_intrusive<EncoderClass>(moved, entries_, attention_);
+  auto other = c10::make_intrusive<EncoderClass>(moved, description_, attention_);
   other->engine().use_cuda_graphs(engine_->uses_cuda_graphs());
   return other;
 }

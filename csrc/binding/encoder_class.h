@@ -16,8 +16,6 @@ namespace ftbert::binding {
 using TensorDict = c10::Dict<std::string, at::Tensor>;
 using StringDict = c10::Dict<std::string, std::string>;
 
-std::map<std::string, std::string> to_map(const StringDict& dict);
-
 // What differs between (device, dtype) pairs, behind one virtual call.
 struct Engine {
   virtual ~Engine() = default;
@@ -31,36 +29,38 @@ struct Engine {
 
 class EncoderClass : public torch::CustomClassHolder {
  public:
-  // attention: "auto", "fused" or "general". All weights on one device and of one dtype; missing, extra and
-  // misshapen ones are all listed in the error. On the CPU a matrix may come packed (torch.ops.ftbert.pack_weight), and
-  // all of them in bf16 where the others are fp32: then products are computed in bf16 with float sums, all else in
-  // fp32.
-  EncoderClass(TensorDict weights, StringDict config, std::string attention);
+  // config: JSON (EncoderConfig::parse). attention: "auto", "fused" or "general". All weights on one device; those that
+  // are no matrices of one dtype, the stream's, each matrix as it is stored; missing, extra, misshapen and otherwise
+  // unfit ones are all listed in the error. On the CPU a matrix may come packed (torch.ops.ftbert.pack_weight), and in
+  // bf16: then its product is computed in bf16 with float sums.
+  EncoderClass(TensorDict weights, std::string config, std::string attention);
 
   const Engine& engine() const { return *engine_; }
   const EncoderConfig& config() const { return config_; }
   at::Device device() const { return device_; }
-  at::ScalarType dtype() const { return dtype_; }                // of the residual stream and of results
-  at::ScalarType matrix_dtype() const { return matrix_dtype_; }  // as matrices are stored
+  at::ScalarType dtype() const { return dtype_; }  // of the residual stream and of results
+  std::string matrix_dtype() const;                // as most matrices are stored
 
   // The weights in their plain layout (those repacked for the GEMM are laid out anew), and what was given.
   TensorDict weights() const;
   // One of them without a copy; throws for an unknown name and for a repacked matrix.
   at::Tensor weight(const std::string& name) const;
-  StringDict config_entries() const { return entries_; }
+  std::string description() const { return description_; }  // the config as it was given
   std::string attention() const { return attention_; }
   StringDict info() const;
   // bf16 on the CPU: the matrices alone.
   c10::intrusive_ptr<EncoderClass> to(at::Device device, at::ScalarType dtype) const;
 
  private:
+  std::map<std::string, int64_t> count_matrices() const;  // by the name of their type
+
   TensorDict weights_;                        // plain tensors that kernels read
   std::map<std::string, at::Tensor> packed_;  // GEMM operands in the CPU library's layout, instead of plain
-  StringDict entries_;
-  std::string attention_;
+  std::map<std::string, at::ScalarType> matrix_dtypes_;
+  std::string description_, attention_;
   EncoderConfig config_;
   at::Device device_{at::kCPU};
-  at::ScalarType dtype_ = at::kFloat, matrix_dtype_ = at::kFloat;
+  at::ScalarType dtype_ = at::kFloat;
   std::unique_ptr<Engine> engine_;
 };
 

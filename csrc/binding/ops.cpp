@@ -7,6 +7,7 @@
 #include "binding/torch_products.h"
 #include "core/device.h"
 #include "kernels/isa.h"
+#include "layers/check_layers_exist.h"
 
 namespace ftbert::binding {
 namespace {
@@ -53,12 +54,13 @@ std::vector<Tensor> dispatch_forward_batch(const EncoderPtr& encoder, const Tens
   return op.call(encoder, ids, mask, types, cu, max_seqlen, want, rows);
 }
 
-// THE list of weight names, for whoever converts or loads.
-c10::Dict<std::string, std::vector<int64_t>> weight_shapes(const StringDict& config) {
-  c10::Dict<std::string, std::vector<int64_t>> shapes;
-  for (const WeightSpec& spec : weight_specs(EncoderConfig::parse(to_map(config))))
-    shapes.insert(spec.name, spec.shape);
-  return shapes;
+// THE list of weight names, for whoever converts or loads: name, shape, whether it is the operand of a product.
+std::vector<std::tuple<std::string, std::vector<int64_t>, bool>> list_weights(const std::string& config) {
+  const EncoderConfig parsed = EncoderConfig::parse(config);
+  check_layers_exist(parsed);
+  std::vector<std::tuple<std::string, std::vector<int64_t>, bool>> specs;
+  for (const WeightSpec& spec : weight_specs(parsed)) specs.emplace_back(spec.name, spec.shape, spec.matrix);
+  return specs;
 }
 
 StringDict activations() {
@@ -92,7 +94,7 @@ Tensor pack(const Tensor& weight) {
 
 TORCH_LIBRARY(ftbert, m) {
   m.class_<EncoderClass>("Encoder")
-      .def(torch::init<TensorDict, StringDict, std::string>(), "",
+      .def(torch::init<TensorDict, std::string, std::string>(), "",
            {torch::arg("weights"), torch::arg("config"), torch::arg("attention") = "auto"})
       .def("forward",
            [](const EncoderPtr& self, const Tensor& ids, const OptionalTensor& mask, const OptionalTensor& types) {
@@ -114,7 +116,7 @@ TORCH_LIBRARY(ftbert, m) {
            {torch::arg("input_ids"), torch::arg("attention_mask"), torch::arg("token_type_ids"),
             torch::arg("cu_seqlens"), torch::arg("max_seqlen"), torch::arg("want"), torch::arg("rows") = at::IValue()})
       .def("weights", [](const EncoderPtr& self) { return self->weights(); })
-      .def("config", [](const EncoderPtr& self) { return self->config_entries(); })
+      .def("config", [](const EncoderPtr& self) { return self->description(); })
       .def("use_cuda_graphs", [](const EncoderPtr& self, bool on) { self->engine().use_cuda_graphs(on); })
       .def("info", [](const EncoderPtr& self) { return self->info(); })
       .def("device", [](const EncoderPtr& self) { return self->device(); })
@@ -124,8 +126,7 @@ TORCH_LIBRARY(ftbert, m) {
       // A tensor that kernels read as it lies, for heads that share it (a tied decoder).
       .def("weight", [](const EncoderPtr& self, const std::string& name) { return self->weight(name); })
       .def("dtype", [](const EncoderPtr& self) { return std::string(to_string(dtype_of(self->dtype()))); })
-      .def("matrix_dtype",
-           [](const EncoderPtr& self) { return std::string(to_string(stored_dtype(self->matrix_dtype()))); })
+      .def("matrix_dtype", [](const EncoderPtr& self) { return self->matrix_dtype(); })
       .def("to", [](const EncoderPtr& self, at::Device device,
                     const std::string& dtype) { return self->to(device, scalar_type_of(parse_dtype(dtype))); })
       .def("__obj_flatten__",
@@ -139,9 +140,9 @@ TORCH_LIBRARY(ftbert, m) {
            })
       .def_pickle(
           [](const EncoderPtr& self) {
-            return std::make_tuple(self->weights(), self->config_entries(), self->attention());
+            return std::make_tuple(self->weights(), self->description(), self->attention());
           },
-          [](std::tuple<TensorDict, StringDict, std::string> state) {
+          [](std::tuple<TensorDict, std::string, std::string> state) {
             return c10::make_intrusive<EncoderClass>(std::get<0>(state), std::get<1>(state), std::get<2>(state));
           });
 
@@ -152,7 +153,7 @@ TORCH_LIBRARY(ftbert, m) {
             "Tensor? token_type_ids, Tensor? cu_seqlens, SymInt max_seqlen, str[] want, Tensor? rows=None) -> Tensor[]",
             &forward_batch, {at::Tag::cudagraph_unsafe});
 
-  m.def("weight_shapes(Dict(str, str) config) -> Dict(str, int[])", &weight_shapes);
+  m.def("weight_specs(str config) -> ((str, int[], bool)[])", &list_weights);
   m.def("build_info() -> Dict(str, str)", &build_info);
   m.def("activations() -> Dict(str, str)", &activations);
   define_op(m, "pack_weight(Tensor weight) -> Tensor", &pack);

@@ -93,9 +93,9 @@ struct CpuProducts {
 CpuProducts& cblas_products();
 std::string cblas_name();
 
-// Error where no product here multiplies operands of the stream's type by a weight stored like this, or knows its
+// Error where no product here multiplies operands of the stream's type by a weight stored like this, or with these
 // scales: the one place that knows which storage types are computed on a device.
-template <class T>
-void check_product_exists(DeviceKind device, const Linear<T>& linear);
+void check_product_exists(DeviceKind device, DType stream, const Matrix& weight,
+                          const std::optional<InputScale>& input = {});
 
 }  // namespace ftbert

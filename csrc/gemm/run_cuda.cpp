@@ -71,7 +71,7 @@ void run_own(const Context<Cuda>& context, const OwnChoice& own, const Product& 
 template <class Device, class T>
 Operand linear(Context<Device>& context, const Linear<T>& linear, const Operand& a, int64_t m, Epilogue epilogue,
                const Operand& out) {
-  check_product_exists(DeviceKind::cuda, linear);
+  check_product_exists(DeviceKind::cuda, kDType<T>, linear.weight, linear.input);
   Product product = product_of(linear, m, a, kDType<T>, epilogue);
   T* const c = out.template as<T>();
   const int64_t n = product.n, k = product.k;
@@ -110,7 +110,7 @@ template <class Device, class T>
 bool linear_layernorm(Context<Device>& context, const Linear<T>& weights, const Operand& a, int64_t m,
                       const Norm<T>& norm, int64_t rows, NormMoments& moments, T* x) {
   if (!moments.data || norm.kind != NormKind::layer || !norm.beta || !weights.bias) return false;
-  check_product_exists(DeviceKind::cuda, weights);
+  check_product_exists(DeviceKind::cuda, kDType<T>, weights.weight, weights.input);
   Product whole = product_of(weights, m, {.bias = true, .residual_norm = true});
   const ProductData data{a.template as<T>(), weights.weight.data, weights.bias, x,
                          norm.gamma,         norm.beta,           norm.eps,     moments};

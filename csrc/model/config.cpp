@@ -1,97 +1,171 @@
 #include "model/config.h"
 
-#include <charconv>
+#include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <set>
-#include <vector>
+#include <map>
+#include <string>
 
 #include "core/check.h"
+#include "model/section.h"
+#include "model/weights.h"
 
 namespace ftbert {
 namespace {
 
-// Reads entries one by one and keeps every complaint, so that a user sees all of them at once.
-class Reader {
- public:
-  explicit Reader(const std::map<std::string, std::string>& entries) : entries_(entries) {}
+// The deepest encoders that were ever trained have 1000. Shared layers cost a file nothing, each call pays for all.
+constexpr int64_t kMostLayers = 4096;
+constexpr int64_t kMostWidth = int64_t{1} << 24, kMostRows = int64_t{1} << 40;
 
-  int64_t integer(const char* key, int64_t low, int64_t high = int64_t{1} << 40, bool optional = false) {
-    const std::string* text = find(key, optional);
-    if (!text) return low;
-    int64_t value = 0;
-    const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
-    if (error != std::errc() || end != text->data() + text->size() || value < low || value > high) {
-      complain(key, *text, "an integer >= " + std::to_string(low));
-      return low;
+std::string too_many(int64_t layers) {
+  return std::to_string(layers) + " layers are more than ftbert runs (" + std::to_string(kMostLayers) + ")";
+}
+
+NormConfig read_norm(Section& around, const char* key) {
+  std::optional<Section> read = around.section(key);
+  if (!read) return {};
+  const NormConfig norm{.kind = read->choice<NormKind>("kind", {{"layer", NormKind::layer}, {"rms", NormKind::rms}}),
+                        .bias = read->boolean("bias", true),
+                        .eps = read->number("eps", 0, 1),
+                        .offset = read->number("offset", -1e6, 1e6, 0),
+                        .rounding = read->choice<NormRounding>(
+                            "rounding", {{"once", NormRounding::once}, {"before_gamma", NormRounding::before_gamma}})};
+  read->finish();
+  return norm;
+}
+
+Window read_window(Section& read) {
+  Window window;
+  if (const Json::Array* sides = read.array("window")) {
+    const auto side = [&](size_t i) -> int {
+      const int64_t* distance = (*sides)[i].as<int64_t>();
+      if (distance && *distance >= 0 && *distance < Window::kAll) return static_cast<int>(*distance);
+      read.require((*sides)[i].is_null(), "window",
+                   "expected distances from 0 to 2^31-2, or null, got " + shown((*sides)[i]));
+      return Window::kAll;
+    };
+    read.require(sides->size() == 2, "window",
+                 "expected [left, right], got " + std::to_string(sides->size()) + " numbers");
+    if (sides->size() == 2) window = {.left = side(0), .right = side(1)};
+  }
+  if (!read.boolean("causal", false)) return window;
+  read.require(window.right == 0 || window.right == Window::kAll, "causal",
+               "contradicts a window that reaches " + std::to_string(window.right) + " keys to the right");
+  window.right = 0;
+  return window;
+}
+
+AttentionConfig read_attention(Section& read) {
+  AttentionConfig c;
+  Heads& heads = c.heads;
+  heads.count = read.integer("heads", 1, 1 << 16);
+  heads.kv = read.integer("kv_heads", 1, 1 << 16, heads.count);
+  heads.size = read.integer("head_size", 1, 1 << 16);
+  heads.scale = static_cast<float>(read.number("scale", 0, 1e6, 1.0f / std::sqrt(static_cast<float>(heads.size))));
+  c.window = read_window(read);
+  c.relative_bias = read.boolean("relative_bias", false);
+  if (std::optional<Section> rotary = read.section("rotary")) {
+    c.rotary =
+        Rotary{.theta = rotary->number("theta", 0, 1e15), .dims = rotary->integer("dims", 2, 1 << 16, heads.size)};
+    rotary->require(c.rotary->dims % 2 == 0 && c.rotary->dims <= heads.size, "dims",
+                    "expected an even number up to head_size " + std::to_string(heads.size) + ", got " +
+                        std::to_string(c.rotary->dims));
+    rotary->finish();
+  }
+  if (const NormConfig norm = read_norm(read, "qk_norm"); norm.kind != NormKind::none) c.qk_norm = norm;
+  c.qkv_bias = read.boolean("qkv_bias", true);
+  c.out_bias = read.boolean("out_bias", true);
+  read.require(heads.count % heads.kv == 0, "kv_heads",
+               std::to_string(heads.kv) + " does not divide heads " + std::to_string(heads.count));
+  read.require(heads.qkv_width() <= kMostWidth, "heads",
+               "heads * head_size is " + std::to_string(heads.width()) + ", too wide for a product");
+  read.finish();
+  return c;
+}
+
+FeedForwardConfig read_ffn(Section& read) {
+  FeedForwardConfig c{.inter = read.integer("inter", 1, kMostWidth)};
+  const std::string activation = read.text("activation");
+  try {
+    if (!activation.empty()) c.activation = parse_activation(shown(activation));
+  } catch (const Error& error) {
+    read.complain("activation", error.what());
+  }
+  c.gated = read.boolean("gated", false);
+  c.up_bias = read.boolean("up_bias", true);
+  c.down_bias = read.boolean("down_bias", true);
+  read.finish();
+  return c;
+}
+
+LayerConfig read_layer(Section& read) {
+  LayerConfig c;
+  c.norm_place = read.choice<NormPlace>("norm_place", {{"post", NormPlace::post}, {"pre", NormPlace::pre}});
+  if (std::optional<Section> attention = read.section("attention"))
+    c.attention = read_attention(*attention);
+  else
+    read.complain("attention", "missing");
+  if (std::optional<Section> ffn = read.section("ffn"))
+    c.ffn = read_ffn(*ffn);
+  else
+    read.complain("ffn", "missing");
+  c.attention_norm = read_norm(read, "attention_norm");
+  c.attention_result_norm = read_norm(read, "attention_result_norm");
+  c.ffn_norm = read_norm(read, "ffn_norm");
+  c.ffn_result_norm = read_norm(read, "ffn_result_norm");
+  return c;
+}
+
+// The layers of one entry of `layers`, behind those that are there; false where they become too many.
+bool read_layers(Section& read, const EncoderConfig& model, std::vector<LayerConfig>& layers) {
+  const int64_t first = static_cast<int64_t>(layers.size()), end = first + read.integer("repeat", 1, kMostRows, 1);
+  const int64_t shared = read.integer("weights_of", 0, kMostRows, -1);  // -1: each has its own
+  LayerConfig layer = read_layer(read);
+  read.finish();
+  if (layer.attention.relative_bias)
+    read.require(layer.attention.heads.count == model.relative_heads, "attention",
+                 "relative_bias: the model's table is for " + std::to_string(model.relative_heads) +
+                     " heads, the layer has " + std::to_string(layer.attention.heads.count));
+  read.require(end <= kMostLayers, "repeat", too_many(end));
+  for (int64_t i = first; i < std::min(end, kMostLayers); ++i) {
+    layer.weights_of = shared < 0 ? i : shared;
+    layers.push_back(layer);
+  }
+  return end <= kMostLayers;
+}
+
+std::vector<LayerConfig> read_all_layers(Section& read, const EncoderConfig& model, Complaints& complaints) {
+  std::vector<LayerConfig> layers;
+  bool few = true;
+  const std::optional<Section> common = read.section("layer");
+  const Json::Array* entries = read.array("layers", /*needed=*/true);
+  const int64_t count = entries ? static_cast<int64_t>(entries->size()) : 0;
+  read.require(count <= kMostLayers, "layers", too_many(count));
+  for (int64_t i = 0; i < count && count <= kMostLayers && few; ++i) {
+    const Json& entry = (*entries)[i];
+    const std::string path = "layers[" + std::to_string(i) + "]";
+    if (!entry.as<Json::Object>()) {
+      complaints.add(path, "expected an object, got " + shown(entry));
+      continue;
     }
-    return value;
+    Section layer(complaints, {&entry, path}, common ? common->source() : JsonAt{});
+    few = read_layers(layer, model, layers);
   }
+  return layers;
+}
 
-  double positive(const char* key) {
-    const std::string* text = find(key);
-    if (!text) return 1;
-    char* end = nullptr;
-    const double value = std::strtod(text->c_str(), &end);
-    if (end == text->c_str() || *end || !(value > 0) || value > 1) {
-      complain(key, *text, "a number in (0, 1]");
-      return 1;
-    }
-    return value;
+// Layers that share weights must ask for the same tensors.
+void check_shared(const EncoderConfig& c, Complaints& complaints) {
+  std::map<int64_t, int64_t> first;  // of each set of weights
+  for (int64_t i = 0; i < c.depth(); ++i) {
+    const int64_t weights = c.layers[i].weights_of, one = first.try_emplace(weights, i).first->second;
+    const std::string name = "weights_of " + std::to_string(weights);
+    if (weights >= c.depth())
+      complaints.add("layers", name + " is not below the number of layers, " + std::to_string(c.depth()));
+    if (one != i && layer_weight_specs(c, c.layers[one]) != layer_weight_specs(c, c.layers[i]))
+      complaints.add("layers", std::to_string(one) + " and " + std::to_string(i) + " have " + name +
+                                   ", but tensors of different shapes");
   }
-
-  template <class T>
-  T choice(const char* key, const std::vector<std::pair<std::string, T>>& choices, bool optional = false) {
-    const std::string* text = find(key, optional);
-    if (!text) return choices[0].second;
-    std::string known;
-    for (const auto& [name, value] : choices) {
-      if (name == *text) return value;
-      known += (known.empty() ? "one of " : ", ") + name;
-    }
-    complain(key, *text, known);
-    return choices[0].second;
-  }
-
-  Activation activation(const char* key) {
-    const std::string* text = find(key);
-    if (!text) return Activation::none;
-    try {
-      return parse_activation(*text);
-    } catch (const Error& error) {
-      complaints_ += std::string("\n  ") + key + ": " + error.what();
-      return Activation::none;
-    }
-  }
-
-  void require(bool condition, const std::string& complaint) {
-    if (!condition) complaints_ += "\n  " + complaint;
-  }
-
-  void finish() {
-    for (const auto& [key, value] : entries_)
-      if (!seen_.count(key)) complaints_ += "\n  " + key + ": unknown entry";
-    FTBERT_CHECK(complaints_.empty(), "the model configuration is not valid:", complaints_);
-  }
-
- private:
-  const std::string* find(const char* key, bool optional = false) {
-    seen_.insert(key);
-    const auto it = entries_.find(key);
-    if (it == entries_.end()) {
-      if (!optional) complaints_ += std::string("\n  ") + key + ": missing";
-      return nullptr;
-    }
-    return &it->second;
-  }
-  void complain(const char* key, const std::string& got, const std::string& expected) {
-    complaints_ += std::string("\n  ") + key + ": expected " + expected + ", got '" + got + "'";
-  }
-
-  const std::map<std::string, std::string>& entries_;
-  std::set<std::string> seen_;
-  std::string complaints_;
-};
+}
 
 }  // namespace
 
@@ -100,49 +174,48 @@ int64_t EncoderConfig::max_seq() const {
   return positions == PositionKind::from_padding ? max_positions - padding_id - 1 : max_positions;
 }
 
-EncoderConfig EncoderConfig::parse(const std::map<std::string, std::string>& entries) {
-  Reader read(entries);
+EncoderConfig EncoderConfig::parse(std::string_view json) {
+  const Json document = parse_json(json);
+  FTBERT_CHECK(document.as<Json::Object>(), "the model configuration: expected an object, got ", shown(document));
+  Complaints complaints;
+  Section read(complaints, {&document, ""});
   EncoderConfig c;
-  LayerConfig layer;  // every layer's
-  c.vocab = read.integer("vocab", 1);
+  c.vocab = read.integer("vocab", 1, kMostRows);
   c.hidden = read.integer("hidden", 1, 1 << 20);
-  const int64_t depth = read.integer("layers", 0, 1 << 16);
-  Heads& heads = layer.attention.heads;
-  heads.count = heads.kv = c.relative_heads = read.integer("heads", 1, 1 << 16);
-  heads.size = read.integer("head_size", 1, 1 << 16);
-  heads.scale = 1.0f / std::sqrt(static_cast<float>(heads.size));
-  layer.ffn.inter = read.integer("inter", 1, 1 << 24);
   c.embedding = read.integer("embedding", 1, 1 << 20);
-  c.max_positions = read.integer("max_positions", 1);
-  c.token_types = read.integer("token_types", 0);
-  c.padding_id = read.integer("padding_id", 0);
-  c.relative_span = read.integer("relative_span", 0, 1 << 20, /*optional=*/true);
-  layer.attention.relative_bias = c.relative_span > 0;
-  // So many layers have tensors of their own, the others share them in runs; 0: all.
-  const int64_t distinct = read.integer("distinct_layers", 0, depth, /*optional=*/true);
-  const NormConfig norm{.kind = NormKind::layer, .eps = read.positive("layer_norm_eps")};
-  layer.attention_norm = layer.ffn_norm = norm;
-  layer.ffn.activation = read.activation("activation");
-  layer.norm_place = read.choice<NormPlace>("norm_place", {{"post", NormPlace::post}, {"pre", NormPlace::pre}});
-  c.positions = read.choice<PositionKind>("positions", {{"absolute", PositionKind::absolute},
-                                                        {"from_padding", PositionKind::from_padding},
-                                                        {"none", PositionKind::none}});
-  const std::vector<std::pair<std::string, bool>> no_yes{{"false", false}, {"true", true}};
-  const std::vector<std::pair<std::string, bool>> yes_no{{"true", true}, {"false", false}};
-  if (read.choice("embedding_norm", yes_no, /*optional=*/true)) c.embedding_norm = norm;
-  if (layer.norm_place == NormPlace::pre) c.final_norm = norm;
-  c.embedding_projection = read.choice("embedding_projection", no_yes, /*optional=*/true);
-  c.pooler = read.choice("pooler", no_yes);
-  read.require(c.embedding_projection || c.embedding == c.hidden,
-               "embedding " + std::to_string(c.embedding) + " differs from hidden " + std::to_string(c.hidden) +
-                   ": that needs embedding_projection");
-  read.require(heads.width() == c.hidden, "heads * head_size must equal hidden: " + std::to_string(heads.count) +
-                                              " * " + std::to_string(heads.size) + " != " + std::to_string(c.hidden));
-  read.finish();
-  for (int64_t i = 0; i < depth; ++i) {
-    layer.weights_of = distinct ? i * distinct / depth : i;
-    c.layers.push_back(layer);
+  c.padding_id = read.integer("padding_id", 0, kMostRows, 0);
+  c.token_types = read.integer("token_types", 0, kMostRows, 0);
+  if (std::optional<Section> positions = read.section("positions")) {
+    c.positions = positions->choice<PositionKind>("kind", {{"absolute", PositionKind::absolute},
+                                                           {"from_padding", PositionKind::from_padding},
+                                                           {"none", PositionKind::none}});
+    c.max_positions = positions->integer("rows", 1, kMostRows);
+    positions->require(c.max_seq() >= 1, "rows",
+                       "no token has a position: they count from padding id " + std::to_string(c.padding_id) +
+                           " + 1, and there are " + std::to_string(c.max_positions));
+    positions->finish();
+  } else {
+    read.complain("positions", "missing");
   }
+  if (std::optional<Section> bias = read.section("relative_bias")) {
+    c.relative_span = bias->integer("span", 1, 1 << 20);
+    c.relative_heads = bias->integer("heads", 1, 1 << 16);
+    bias->finish();
+  }
+  c.embedding_norm = read_norm(read, "embedding_norm");
+  c.final_norm = read_norm(read, "final_norm");
+  c.embedding_projection = read.boolean("embedding_projection", false);
+  c.pooler = read.boolean("pooler", false);
+  c.layers = read_all_layers(read, c, complaints);
+  read.finish();
+  read.require(c.embedding_projection || c.embedding == c.hidden, "embedding",
+               std::to_string(c.embedding) + " differs from hidden " + std::to_string(c.hidden) +
+                   ": that needs embedding_projection");
+  bool biased = c.layers.empty() || c.relative_span == 0;
+  for (const LayerConfig& layer : c.layers) biased = biased || layer.attention.relative_bias;
+  read.require(biased, "relative_bias", "no layer has attention.relative_bias");
+  check_shared(c, complaints);
+  complaints.throw_any("the model configuration is not valid:");
   return c;
 }
 

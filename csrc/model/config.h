@@ -1,9 +1,8 @@
 // A model as data, layer by layer. Every number comes from the checkpoint, none from a constant.
 #pragma once
 #include <cstdint>
-#include <map>
 #include <optional>
-#include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/types.h"
@@ -83,9 +82,9 @@ struct EncoderConfig {
   // Longest sequence that the position table can hold; there is no limit where positions are `none`.
   int64_t max_seq() const;
 
-  // From the checkpoint's config, as text by key. The entries say once what all layers have in common; an entry with a
-  // default may be absent. Throws Error listing every missing, unknown or impossible entry.
-  static EncoderConfig parse(const std::map<std::string, std::string>& entries);
+  // From `encoder` of a checkpoint's config.json (docs/checkpoint.md), as JSON text. Throws Error that lists what is
+  // missing, unknown, impossible or contradicts the rest, by the path of its key.
+  static EncoderConfig parse(std::string_view json);
 };
 
 }  // namespace ftbert

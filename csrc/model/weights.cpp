@@ -6,48 +6,67 @@
 namespace ftbert {
 namespace {
 
+template <class Visit>
+void walk_norm(const std::string& name, const NormConfig& config, int64_t cols, const Visit& visit) {
+  if (config.kind == NormKind::none) return;
+  visit(name + ".weight", {cols}, false);
+  if (config.bias) visit(name + ".bias", {cols}, false);
+}
+
+template <class Visit>
+void walk_linear(const std::string& name, int64_t n, int64_t k, bool bias, const Visit& visit) {
+  visit(name + ".weight", {n, k}, true);
+  if (bias) visit(name + ".bias", {n}, false);
+}
+
+std::string layer_prefix(const LayerConfig& layer) { return "layers." + std::to_string(layer.weights_of) + "."; }
+
+template <class Visit>
+void walk_layer(const EncoderConfig& c, const LayerConfig& l, const Visit& visit) {
+  const std::string layer = layer_prefix(l);
+  walk_linear(layer + "attention.qkv", l.attention.heads.qkv_width(), c.hidden, l.attention.qkv_bias, visit);
+  walk_linear(layer + "attention.out", c.hidden, l.attention.heads.width(), l.attention.out_bias, visit);
+  walk_norm(layer + "attention.norm", l.attention_norm, c.hidden, visit);
+  walk_norm(layer + "attention.result_norm", l.attention_result_norm, c.hidden, visit);
+  walk_linear(layer + "ffn.up", l.ffn.inter, c.hidden, l.ffn.up_bias, visit);
+  walk_linear(layer + "ffn.down", c.hidden, l.ffn.inter, l.ffn.down_bias, visit);
+  walk_norm(layer + "ffn.norm", l.ffn_norm, c.hidden, visit);
+  walk_norm(layer + "ffn.result_norm", l.ffn_result_norm, c.hidden, visit);
+}
+
 // One walk over the model, used both to list the tensors and to bind them: the two cannot disagree.
 template <class Visit>
 void walk(const EncoderConfig& c, const Visit& visit) {
   visit("embeddings.word", {c.vocab, c.embedding}, false);
   if (c.positions != PositionKind::none) visit("embeddings.position", {c.max_positions, c.embedding}, false);
   if (c.token_types > 0) visit("embeddings.token_type", {c.token_types, c.embedding}, false);
-  const auto norm = [&](const std::string& name, const NormConfig& config, int64_t cols) {
-    if (config.kind == NormKind::none) return;
-    visit(name + ".weight", {cols}, false);
-    if (config.bias) visit(name + ".bias", {cols}, false);
-  };
-  const auto linear = [&](const std::string& name, int64_t n, int64_t k, bool bias = true) {
-    visit(name + ".weight", {n, k}, true);
-    if (bias) visit(name + ".bias", {n}, false);
-  };
-  norm("embeddings.norm", c.embedding_norm, c.embedding);
-  if (c.embedding_projection) linear("embeddings.projection", c.hidden, c.embedding);
+  walk_norm("embeddings.norm", c.embedding_norm, c.embedding, visit);
+  if (c.embedding_projection) walk_linear("embeddings.projection", c.hidden, c.embedding, true, visit);
   if (c.relative_span > 0) visit("attention.relative_bias", {c.relative_heads, 2 * c.relative_span - 1}, false);
   std::set<int64_t> seen;
-  for (const LayerConfig& l : c.layers) {
-    if (!seen.insert(l.weights_of).second) continue;
-    const std::string layer = "layers." + std::to_string(l.weights_of) + ".";
-    linear(layer + "attention.qkv", l.attention.heads.qkv_width(), c.hidden, l.attention.qkv_bias);
-    linear(layer + "attention.out", c.hidden, l.attention.heads.width(), l.attention.out_bias);
-    norm(layer + "attention.norm", l.attention_norm, c.hidden);
-    norm(layer + "attention.result_norm", l.attention_result_norm, c.hidden);
-    linear(layer + "ffn.up", l.ffn.inter, c.hidden, l.ffn.up_bias);
-    linear(layer + "ffn.down", c.hidden, l.ffn.inter, l.ffn.down_bias);
-    norm(layer + "ffn.norm", l.ffn_norm, c.hidden);
-    norm(layer + "ffn.result_norm", l.ffn_result_norm, c.hidden);
-  }
-  norm("final_norm", c.final_norm, c.hidden);
-  if (c.pooler) linear("pooler", c.hidden, c.hidden);
+  for (const LayerConfig& l : c.layers)
+    if (seen.insert(l.weights_of).second) walk_layer(c, l, visit);
+  walk_norm("final_norm", c.final_norm, c.hidden, visit);
+  if (c.pooler) walk_linear("pooler", c.hidden, c.hidden, true, visit);
+}
+
+auto into(std::vector<WeightSpec>& specs) {
+  return [&specs](const std::string& name, std::vector<int64_t> shape, bool matrix) {
+    specs.push_back({.name = name, .shape = std::move(shape), .matrix = matrix});
+  };
 }
 
 }  // namespace
 
 std::vector<WeightSpec> weight_specs(const EncoderConfig& config) {
   std::vector<WeightSpec> specs;
-  walk(config, [&](const std::string& name, std::vector<int64_t> shape, bool matrix) {
-    specs.push_back({name, std::move(shape), matrix});
-  });
+  walk(config, into(specs));
+  return specs;
+}
+
+std::vector<WeightSpec> layer_weight_specs(const EncoderConfig& config, const LayerConfig& layer) {
+  std::vector<WeightSpec> specs;
+  walk_layer(config, layer, into(specs));
   return specs;
 }
 
@@ -65,10 +84,13 @@ Weights<T> bind_weights(const EncoderConfig& config, const WeightSource& source)
   };
   const auto data = [&](const std::string& name) { return static_cast<const T*>(matrix(name).data); };
   const auto norm = [&](const std::string& name, const NormConfig& n) {
-    return Norm<T>{n.kind, data(name + ".weight"), data(name + ".bias"), static_cast<float>(n.eps)};
+    return Norm<T>{.kind = n.kind,
+                   .gamma = data(name + ".weight"),
+                   .beta = data(name + ".bias"),
+                   .eps = static_cast<float>(n.eps)};
   };
   const auto linear = [&](const std::string& name) {
-    return Linear<T>{matrix(name + ".weight"), data(name + ".bias"), {}};
+    return Linear<T>{.weight = matrix(name + ".weight"), .bias = data(name + ".bias"), .input = {}};
   };
   const auto norms = [&](const std::string& block, NormPlace place, const NormConfig& of_block,
                          const NormConfig& of_result) {
@@ -83,7 +105,7 @@ Weights<T> bind_weights(const EncoderConfig& config, const WeightSource& source)
   w.embedding_projection = linear("embeddings.projection");
   w.relative_bias = data("attention.relative_bias");
   for (const LayerConfig& c : config.layers) {
-    const std::string layer = "layers." + std::to_string(c.weights_of) + ".";
+    const std::string layer = layer_prefix(c);
     w.layers.push_back(
         {.config = c,
          .qkv = linear(layer + "attention.qkv"),

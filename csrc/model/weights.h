@@ -14,10 +14,13 @@ struct WeightSpec {
   std::string name;
   std::vector<int64_t> shape;
   bool matrix = false;  // the [n, k] operand of a product (may be repacked); everything else is read by kernels
+  bool operator==(const WeightSpec&) const = default;
 };
 
 // Every tensor that a model of this config has, in forward order.
 std::vector<WeightSpec> weight_specs(const EncoderConfig& config);
+// One layer's of them.
+std::vector<WeightSpec> layer_weight_specs(const EncoderConfig& config, const LayerConfig& layer);
 
 // The norms around a block, each possibly absent: stream = after(stream + result(block(before(stream)))).
 template <class T>
@@ -49,8 +52,8 @@ struct Weights {
   Linear<T> pooler;
 };
 
-// Where each tensor of weight_specs lies: a Matrix without its sizes, of anything but a matrix `data` alone. Throws for
-// names that it lacks.
+// The storage of a tensor of weight_specs, of anything but a matrix `data` alone; bind_weights fills in n and k. Throws
+// for names that it lacks.
 using WeightSource = std::function<Matrix(const std::string& name)>;
 
 template <class T>

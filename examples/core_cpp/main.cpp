@@ -14,21 +14,13 @@
 int main() {
   using namespace ftbert;
   try {
-    const EncoderConfig config = EncoderConfig::parse({{"vocab", "100"},
-                                                       {"hidden", "64"},
-                                                       {"layers", "2"},
-                                                       {"heads", "2"},
-                                                       {"head_size", "32"},
-                                                       {"inter", "256"},
-                                                       {"embedding", "64"},
-                                                       {"max_positions", "128"},
-                                                       {"token_types", "2"},
-                                                       {"padding_id", "0"},
-                                                       {"layer_norm_eps", "1e-12"},
-                                                       {"activation", "gelu"},
-                                                       {"norm_place", "post"},
-                                                       {"positions", "absolute"},
-                                                       {"pooler", "false"}});
+    // `encoder` in the config.json of a checkpoint.
+    const EncoderConfig config = EncoderConfig::parse(R"({
+      "vocab": 100, "hidden": 64, "embedding": 64, "token_types": 2, "positions": {"kind": "absolute", "rows": 128},
+      "embedding_norm": {"eps": 1e-12},
+      "layer": {"attention": {"heads": 2, "head_size": 32}, "attention_norm": {"eps": 1e-12},
+                "ffn": {"inter": 256, "activation": "gelu"}, "ffn_norm": {"eps": 1e-12}},
+      "layers": [{"repeat": 2}]})");
 
     // Weights by name. A real program would read them from model.safetensors, where they have these names.
     std::map<std::string, std::vector<float>> tensors;

@@ -2,7 +2,18 @@
 
 from ftbert.checkpoint.atomic_folder import put_in_place, work_folder
 from ftbert.checkpoint.checkpoint import Checkpoint, Make, read_checkpoint
-from ftbert.checkpoint.config import FORMAT, VERSION, CheckpointConfig, EncoderConfig, HeadConfig, activations, typed
+from ftbert.checkpoint.config import FORMAT, VERSION, CheckpointConfig, HeadConfig, activations
+from ftbert.checkpoint.encoder_config import (
+    AttentionConfig,
+    EncoderConfig,
+    FeedForwardConfig,
+    LayerConfig,
+    NormConfig,
+    PositionConfig,
+    RelativeBiasConfig,
+    RotaryConfig,
+    WeightSpec,
+)
 from ftbert.checkpoint.tensors import (
     Shape,
     StateDictSource,
@@ -12,6 +23,7 @@ from ftbert.checkpoint.tensors import (
     open_weights,
     shard_names,
 )
+from ftbert.checkpoint.version_1 import shared_layers
 from ftbert.dtypes import DTYPES
 from ftbert.input_file import (
     exists,
@@ -22,13 +34,15 @@ from ftbert.input_file import (
     read_json_object,
     read_json_value,
     shown,
+    typed,
 )
 from ftbert.sentence_modules import MODULES, Module, read_modules, transformer_folder
 
 __all__ = [
-    "DTYPES", "FORMAT", "MODULES", "VERSION", "Checkpoint", "CheckpointConfig", "EncoderConfig", "HeadConfig", "Make",
-    "Module", "Shape", "StateDictSource", "TensorSource", "activations", "check_shapes", "exists", "expect_file",
-    "expect_inside", "find_weights", "list_folder", "named", "open_weights", "put_in_place", "read_checkpoint",
-    "read_json_object", "read_json_value", "read_modules", "shard_names", "shown", "transformer_folder", "typed",
-    "work_folder",
+    "DTYPES", "FORMAT", "MODULES", "VERSION", "AttentionConfig", "Checkpoint", "CheckpointConfig", "EncoderConfig",
+    "FeedForwardConfig", "HeadConfig", "LayerConfig", "Make", "Module", "NormConfig", "PositionConfig",
+    "RelativeBiasConfig", "RotaryConfig", "Shape", "StateDictSource", "TensorSource", "WeightSpec", "activations",
+    "check_shapes", "exists", "expect_file", "expect_inside", "find_weights", "list_folder", "named", "open_weights",
+    "put_in_place", "read_checkpoint", "read_json_object", "read_json_value", "read_modules", "shard_names",
+    "shared_layers", "shown", "transformer_folder", "typed", "work_folder",
 ]  # fmt: skip

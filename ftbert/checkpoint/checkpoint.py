@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from ftbert.checkpoint.config import CheckpointConfig, EncoderConfig
+from ftbert.checkpoint.config import CheckpointConfig
+from ftbert.checkpoint.encoder_config import EncoderConfig
 from ftbert.checkpoint.tensors import TensorSource, check_shapes
 
 # Makes one of our tensors from the source's, in float32.

@@ -133,9 +133,9 @@ def _are_whole_texts(asked: dict[str, Any], config: EncoderConfig) -> bool:
     if not divided or not torch.equal(cu_seqlens, keys) or lengths.max() > asked["max_length_q"]:
         return False
     starts = cu_seqlens[:-1].repeat_interleave(lengths)
-    if config.positions == "absolute":
+    if config.positions.kind == "absolute":
         return torch.equal(positions, torch.arange(len(ids)) - starts)
-    if config.positions != "from_padding":
+    if config.positions.kind != "from_padding":
         return False
     counted, kept = _count(ids, config)
     before = functional.pad(counted, (1, 0))[starts]
@@ -151,10 +151,10 @@ def _count(ids: Tensor, config: EncoderConfig) -> tuple[Tensor, Tensor]:
 def _are_default(positions: Any, ids: Tensor, mask: Tensor | None, config: EncoderConfig) -> bool:
     if not isinstance(positions, Tensor) or ids.dim() != 2 or positions.shape not in (ids.shape, (1, ids.shape[1])):
         return False
-    if config.positions == "from_padding":
+    if config.positions.kind == "from_padding":
         counted, kept = _count(ids, config)
         default = counted * kept + config.padding_id
-    elif config.positions == "absolute":
+    elif config.positions.kind == "absolute":
         default = torch.arange(ids.shape[1], device=ids.device)[None]
     else:
         return False

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ftbert.checkpoint import Checkpoint, EncoderConfig
-from ftbert.devices import weight_dtype
+from ftbert.devices import stream_dtype
 from ftbert.live_check import has_hooks, hooks_of
 from ftbert.tuning import gemm_table
 
@@ -65,13 +65,13 @@ def build_encoder(
     config = replace(checkpoint.config.encoder, pooler=False)
     theirs = module.state_dict()
     weights = {}
-    for ours, shape in torch.ops.ftbert.weight_shapes(config.entries()).items():
-        tensor = checkpoint.read(ours, weight_dtype(ours, shape, device, dtype))
-        names = checkpoint.tensors[ours]
+    for spec in config.weight_specs():
+        tensor = checkpoint.read(spec.name, dtype if spec.matrix else stream_dtype(device, dtype))
+        names = checkpoint.tensors[spec.name]
         own = theirs.get(names[0]) if len(names) == 1 else None
-        weights[ours] = own if own is not None and _same(own, tensor, device) else tensor.to(device)
+        weights[spec.name] = own if own is not None and _same(own, tensor, device) else tensor.to(device)
     gemm_table.install(device)
-    return torch.classes.ftbert.Encoder(weights, config.entries(), attention), config
+    return torch.classes.ftbert.Encoder(weights, config.text(), attention), config
 
 
 def _same(own: Tensor, tensor: Tensor, device: torch.device) -> bool:

@@ -12,7 +12,14 @@ from dataclasses import replace
 
 import torch
 
-from ftbert.checkpoint import EncoderConfig, activations
+from ftbert.checkpoint import (
+    AttentionConfig,
+    EncoderConfig,
+    FeedForwardConfig,
+    LayerConfig,
+    NormConfig,
+    activations,
+)
 from ftbert.dtypes import DTYPES
 from ftbert.tuning.gemm_rows import WGMMA_TILE, WITH_LAYERNORM, Own, Product, Row
 from ftbert.tuning.product_bench import Algorithm, Bench, choice_of, is_faster
@@ -24,29 +31,45 @@ _ROUNDS = 15  # of the turns that these take
 
 def products(config: EncoderConfig, dtype: str) -> list[Product]:
     """The linear layers that this encoder runs per token, each once."""
-    found = products_of_shape(config.hidden, config.inter, config.activation, dtype)
-    if config.norm_place == "pre":
-        # Its LayerNorm also keeps the sum.
-        found = [without_layernorm(product) for product in found]
-    if config.head_size not in (32, 64, 128):
-        found[0] = Product(dtype, 3 * config.hidden, config.hidden)  # the general attention path adds the bias itself
+    fused = all(_is_fused(layer.attention) for layer in config.layers)
+    found = [product for layer in config.layers for product in _of_layer(config.hidden, layer, dtype, fused)]
     if config.embedding_projection:
         found.append(Product(dtype, config.hidden, config.embedding, bias=True))
-    return found
+    return list(dict.fromkeys(found))
+
+
+def _is_fused(attention: AttentionConfig) -> bool:
+    """Whether GPUs have a kernel of the fused path for it."""
+    whole = attention.window is None and not attention.causal and attention.kv_width == attention.width
+    return whole and attention.head_size in (32, 64, 128)
+
+
+def _of_layer(hidden: int, layer: LayerConfig, dtype: str, fused: bool) -> list[Product]:
+    """QKV, attention's output, and the two of the feed-forward block."""
+    attention, ffn = layer.attention, layer.ffn
+    if ffn.activation not in activations():
+        raise ValueError(f"activation must be one of {', '.join(activations())}; got {ffn.activation!r}")
+
+    def to_stream(k: int, bias: bool, norm: NormConfig | None, result_norm: NormConfig | None) -> Product:
+        product = Product(dtype, hidden, k, bias=bias, layernorm=True)
+        # Elsewhere the kernel that follows adds bias and residual, and keeps the sum.
+        follows = layer.norm_place == "post" and norm is not None and result_norm is None
+        return product if follows else without_layernorm(product)
+
+    return [
+        # The general attention path adds the bias itself.
+        Product(dtype, attention.width + 2 * attention.kv_width, hidden, bias=attention.qkv_bias and fused),
+        to_stream(attention.width, attention.out_bias, layer.attention_norm, layer.attention_result_norm),
+        Product(dtype, ffn.inter, hidden, bias=ffn.up_bias, activation=activations()[ffn.activation]),
+        to_stream(ffn.inter, ffn.down_bias, layer.ffn_norm, layer.ffn_result_norm),
+    ]
 
 
 def products_of_shape(hidden: int, inter: int, activation: str, dtype: str) -> list[Product]:
-    """Of one layer: QKV, attention's output, and the two of the feed-forward block, where LayerNorm follows both.
-
-    ValueError for an activation that the core does not know."""
-    if activation not in activations():
-        raise ValueError(f"activation must be one of {', '.join(activations())}; got {activation!r}")
-    return [
-        Product(dtype, 3 * hidden, hidden, bias=True),
-        Product(dtype, hidden, hidden, bias=True, layernorm=True),
-        Product(dtype, inter, hidden, bias=True, activation=activations()[activation]),
-        Product(dtype, hidden, inter, bias=True, layernorm=True),
-    ]
+    """Of one layer, where LayerNorm follows both blocks. ValueError for an activation that the core does not know."""
+    norm, attention = NormConfig(eps=1e-12), AttentionConfig(heads=1, head_size=hidden)
+    layer = LayerConfig(attention, FeedForwardConfig(inter, activation), 0, attention_norm=norm, ffn_norm=norm)
+    return _of_layer(hidden, layer, dtype, fused=True)
 
 
 def without_layernorm(product: Product) -> Product:

@@ -19,26 +19,30 @@
 namespace ftbert {
 namespace {
 
-using Entries = std::map<std::string, std::string>;
 using Tensors = std::map<std::string, std::vector<float>>;
 using Row = std::vector<double>;
 
-Entries entries(int hidden, int heads, const std::string& activation) {
-  return {{"vocab", "50"},
-          {"hidden", std::to_string(hidden)},
-          {"layers", "2"},
-          {"heads", std::to_string(heads)},
-          {"head_size", std::to_string(hidden / heads)},
-          {"inter", std::to_string(2 * hidden + 8)},
-          {"embedding", std::to_string(hidden)},
-          {"max_positions", "40"},
-          {"token_types", "2"},
-          {"padding_id", "0"},
-          {"layer_norm_eps", "1e-12"},
-          {"activation", activation},
-          {"norm_place", "post"},
-          {"positions", "absolute"},
-          {"pooler", "true"}};
+EncoderConfig make_config(int hidden, int heads, const std::string& activation, NormPlace place = NormPlace::post,
+                          int layers = 2) {
+  const NormConfig norm{.kind = NormKind::layer, .eps = 1e-12};
+  const int64_t size = hidden / heads;
+  EncoderConfig config{.vocab = 50,
+                       .hidden = hidden,
+                       .embedding = hidden,
+                       .max_positions = 40,
+                       .token_types = 2,
+                       .embedding_norm = norm,
+                       .pooler = true};
+  if (place == NormPlace::pre) config.final_norm = norm;
+  for (int i = 0; i < layers; ++i)
+    config.layers.push_back(
+        {.norm_place = place,
+         .attention = {.heads = {.count = heads, .kv = heads, .size = size, .scale = 1 / std::sqrt(1.0f * size)}},
+         .attention_norm = norm,
+         .ffn = {.inter = 2 * hidden + 8, .activation = parse_activation(activation)},
+         .ffn_norm = norm,
+         .weights_of = i});
+  return config;
 }
 
 // LayerNorm weights and biases away from 1 and 0, else errors in them would not show. Matrices so that what they give
@@ -332,16 +336,13 @@ void forward_matches(const EncoderConfig& config, AttentionPath path) {
 }
 
 void forward_matches(int hidden, int heads, const std::string& activation, AttentionPath path) {
-  forward_matches(EncoderConfig::parse(entries(hidden, heads, activation)), path);
+  forward_matches(make_config(hidden, heads, activation), path);
 }
 
 // What no checkpoint says today and the layers can do: heads of another width than hidden, few of keys and values, a
 // window or a causal mask in some layers, another scale, no biases, norms that are absent or have no beta.
-void other_layers_match(const std::string& norm_place, AttentionPath path) {
-  Entries all = entries(32, 2, "gelu");
-  all["norm_place"] = norm_place;
-  all["layers"] = "3";
-  EncoderConfig config = EncoderConfig::parse(all);
+void other_layers_match(NormPlace place, AttentionPath path) {
+  EncoderConfig config = make_config(32, 2, "gelu", place, 3);
   for (LayerConfig& layer : config.layers) {
     layer.attention.heads = {.count = 6, .kv = 2, .size = 8, .scale = 0.2f};
     layer.attention.qkv_bias = layer.attention.out_bias = layer.ffn.up_bias = layer.ffn.down_bias = false;
@@ -358,7 +359,7 @@ void other_layers_match(const std::string& norm_place, AttentionPath path) {
 
 // Norms of blocks' results in a model whose layers have their norms in different places, one of them absent.
 void sandwiched_norms_match(NormPlace first, NormPlace second, AttentionPath path) {
-  EncoderConfig config = EncoderConfig::parse(entries(32, 2, "gelu"));
+  EncoderConfig config = make_config(32, 2, "gelu");
   const NormConfig norm = config.layers[0].attention_norm;
   config.final_norm = norm;
   for (LayerConfig& layer : config.layers) layer.attention_result_norm = layer.ffn_result_norm = norm;
@@ -371,7 +372,7 @@ void sandwiched_norms_match(NormPlace first, NormPlace second, AttentionPath pat
 
 // A matrix in a type that no product reads, or with scales, is refused where the model is made.
 void unread_matrices_are_errors() {
-  const EncoderConfig config = EncoderConfig::parse(entries(32, 2, "gelu"));
+  const EncoderConfig config = make_config(32, 2, "gelu");
   const Tensors tensors = random_weights(config);
   const float scale = 1;
   const auto refused = [&](const auto& spoil, const std::string& words) {
@@ -392,10 +393,8 @@ void unread_matrices_are_errors() {
 }
 
 // First rows go through the last layer together, empty ones too: buffers must have room for them.
-void more_sequences_than_tokens(const std::string& norm_place) {
-  Entries all = entries(32, 2, "gelu");
-  all["norm_place"] = norm_place;
-  const EncoderConfig config = EncoderConfig::parse(all);
+void more_sequences_than_tokens(NormPlace place) {
+  const EncoderConfig config = make_config(32, 2, "gelu", place);
   const Tensors tensors = random_weights(config);
   const Encoder<Cpu, float> encoder({}, config, bind_tensors(config, tensors));
   PaddedIds b{200, 2, std::vector<int64_t>(400, 5), std::vector<int64_t>(400, 1), std::vector<uint8_t>(400, 0)};
@@ -415,7 +414,7 @@ void more_sequences_than_tokens(const std::string& norm_place) {
 }
 
 void what_forward_cannot_run_is_an_error() {
-  const EncoderConfig config = EncoderConfig::parse(entries(32, 2, "gelu"));
+  const EncoderConfig config = make_config(32, 2, "gelu");
   const Tensors tensors = random_weights(config);
   const Encoder<Cpu, float> encoder({}, config, bind_tensors(config, tensors));
   const std::vector<int64_t> ids = {1, 2, 3};
@@ -485,8 +484,8 @@ void panel_product_matches() {
 int main() {
   using namespace ftbert;
   std::vector<std::pair<std::string, std::function<void()>>> tests = {
-      {"more sequences than tokens, post", [] { more_sequences_than_tokens("post"); }},
-      {"more sequences than tokens, pre", [] { more_sequences_than_tokens("pre"); }},
+      {"more sequences than tokens, post", [] { more_sequences_than_tokens(NormPlace::post); }},
+      {"more sequences than tokens, pre", [] { more_sequences_than_tokens(NormPlace::pre); }},
       {"what forward cannot run is an error", what_forward_cannot_run_is_an_error},
       {"unread matrices are errors", unread_matrices_are_errors},
       {"panel product matches", panel_product_matches},
@@ -496,8 +495,8 @@ int main() {
     for (const char* activation : {"gelu", "gelu_new", "relu", "silu"})
       tests.emplace_back(std::string("forward matches, ") + name + ", " + activation,
                          [=] { forward_matches(32, 2, activation, path); });
-    for (const char* place : {"post", "pre"})
-      tests.emplace_back(std::string("other layers match, ") + name + ", " + place,
+    for (const NormPlace place : {NormPlace::post, NormPlace::pre})
+      tests.emplace_back(std::string("other layers match, ") + name + (place == NormPlace::pre ? ", pre" : ", post"),
                          [=] { other_layers_match(place, path); });
     for (const NormPlace first : {NormPlace::post, NormPlace::pre})
       for (const NormPlace second : {NormPlace::post, NormPlace::pre})

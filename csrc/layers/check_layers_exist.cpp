@@ -1,0 +1,34 @@
+#include "layers/check_layers_exist.h"
+
+#include <set>
+#include <string>
+
+#include "core/check.h"
+
+namespace ftbert {
+
+void check_layers_exist(const EncoderConfig& config) {
+  std::set<std::string> lacking;
+  const auto refuse = [&](bool asked, const char* what) {
+    if (asked) lacking.insert(what);
+  };
+  const auto norm = [&](const NormConfig& c) {
+    refuse(c.kind == NormKind::rms, "norms of kind rms");
+    refuse(c.offset != 0, "an offset of a norm's weights");
+    refuse(c.rounding == NormRounding::before_gamma, "norms that round before_gamma");
+  };
+  norm(config.embedding_norm);
+  norm(config.final_norm);
+  for (const LayerConfig& c : config.layers) {
+    for (const NormConfig* one : {&c.attention_norm, &c.attention_result_norm, &c.ffn_norm, &c.ffn_result_norm})
+      norm(*one);
+    refuse(c.attention.rotary.has_value(), "rotary positions");
+    refuse(c.attention.qk_norm.has_value(), "qk_norm, a norm over queries and keys");
+    refuse(c.ffn.gated, "gated feed-forward layers");
+  }
+  std::string words;
+  for (const std::string& one : lacking) words += "\n  " + one;
+  FTBERT_CHECK(words.empty(), "the model configuration asks for what ftbert does not compute:", words);
+}
+
+}  // namespace ftbert

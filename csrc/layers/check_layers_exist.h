@@ -1,0 +1,10 @@
+// What a model can describe and no layer computes yet.
+#pragma once
+#include "model/config.h"
+
+namespace ftbert {
+
+// Throws Error that lists all of it in this config.
+void check_layers_exist(const EncoderConfig& config);
+
+}  // namespace ftbert

@@ -1,0 +1,121 @@
+#include "model/section.h"
+
+#include "core/check.h"
+
+namespace ftbert {
+namespace {
+
+constexpr size_t kMostLines = 20;
+
+std::string inside(const std::string& path, std::string_view key) {
+  if (path.empty() || key.empty()) return path + shown(key);
+  return path + "." + shown(key);
+}
+
+}  // namespace
+
+void Complaints::add(const std::string& path, const std::string& words) {
+  const std::string line = "\n  " + path + (path.empty() ? "" : ": ") + words;
+  if (known_.insert(line).second && known_.size() <= kMostLines) lines_ += line;
+}
+
+void Complaints::throw_any(std::string_view about) const {
+  if (known_.empty()) return;
+  const size_t more = known_.size() > kMostLines ? known_.size() - kMostLines : 0;
+  fail(about, lines_, more ? "\n  and " + std::to_string(more) + " more" : std::string());
+}
+
+const Json* Section::find(std::string_view key) {
+  asked_.emplace(key);
+  const Json* found = own_.json->find(key);
+  if (!found && common_.json) found = common_.json->find(key);
+  return found && !found->is_null() ? found : nullptr;
+}
+
+std::string Section::path_of(std::string_view key) const {
+  const bool in_common = common_.json && !own_.json->find(key) && common_.json->find(key);
+  return inside(in_common ? common_.path : own_.path, key);
+}
+
+void Section::complain(std::string_view key, const std::string& words) { complaints_.add(path_of(key), words); }
+
+void Section::require(bool condition, std::string_view key, const std::string& words) {
+  if (!condition) complain(key, words);
+}
+
+void Section::expected(std::string_view key, const std::string& what, const Json& got) {
+  complain(key, "expected " + what + ", got " + shown(got));
+}
+
+int64_t Section::integer(std::string_view key, int64_t low, int64_t high, std::optional<int64_t> otherwise) {
+  const Json* found = find(key);
+  if (!found) {
+    require(otherwise.has_value(), key, "missing");
+    return otherwise.value_or(low);
+  }
+  const int64_t* value = found->as<int64_t>();
+  if (value && low <= *value && *value <= high) return *value;
+  const bool above = value && *value > high;
+  expected(key, above ? "an integer <= " + std::to_string(high) : "an integer >= " + std::to_string(low), *found);
+  return low;
+}
+
+double Section::number(std::string_view key, double above, double high, std::optional<double> otherwise) {
+  const Json* found = find(key);
+  if (!found) {
+    require(otherwise.has_value(), key, "missing");
+    return otherwise.value_or(high);
+  }
+  const int64_t* integer = found->as<int64_t>();
+  const double* real = found->as<double>();
+  const double value = integer ? static_cast<double>(*integer) : real ? *real : above;
+  if ((integer || real) && above < value && value <= high) return value;
+  expected(key, "a number in (" + text_of(above) + ", " + text_of(high) + "]", *found);
+  return high;
+}
+
+bool Section::boolean(std::string_view key, bool otherwise) {
+  const Json* found = find(key);
+  const bool* value = found ? found->as<bool>() : &otherwise;
+  if (!value) expected(key, "true or false", *found);
+  return value ? *value : otherwise;
+}
+
+std::string Section::text(std::string_view key, std::optional<std::string> otherwise) {
+  const Json* found = find(key);
+  if (!found) require(otherwise.has_value(), key, "missing");
+  if (!found) return otherwise.value_or("");
+  const std::string* value = found->as<std::string>();
+  if (!value) expected(key, "a string", *found);
+  return value ? *value : otherwise.value_or("");
+}
+
+std::optional<Section> Section::section(std::string_view key) {
+  const Json* found = find(key);
+  if (!found) return std::nullopt;
+  if (!found->as<Json::Object>()) {
+    expected(key, "an object", *found);
+    return std::nullopt;
+  }
+  const Json* shared = common_.json ? common_.json->find(key) : nullptr;
+  const bool both = shared && shared != found && shared->as<Json::Object>();
+  return Section(complaints_, {found, path_of(key)}, both ? JsonAt{shared, inside(common_.path, key)} : JsonAt{});
+}
+
+const Json::Array* Section::array(std::string_view key, bool needed) {
+  const Json* found = find(key);
+  require(found || !needed, key, "missing");
+  if (!found) return nullptr;
+  if (!found->as<Json::Array>()) expected(key, "a list", *found);
+  return found->as<Json::Array>();
+}
+
+void Section::finish() {
+  for (const JsonAt* source : {&own_, &common_}) {
+    if (!source->json) continue;
+    for (const auto& [key, value] : *source->json->as<Json::Object>())
+      if (!asked_.count(key)) complaints_.add(inside(source->path, key), "unknown key");
+  }
+}
+
+}  // namespace ftbert

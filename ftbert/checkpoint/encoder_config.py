@@ -1,0 +1,256 @@
+"""The encoder that a checkpoint holds, layer by layer, and as the JSON that the core reads (docs/checkpoint.md)."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import torch
+
+from ftbert._library import load_library
+
+Json = dict[str, Any]
+
+
+class WeightSpec(NamedTuple):
+    """A tensor of an encoder. matrix: the operand [n, k] of a product; everything else is read by kernels."""
+
+    name: str
+    shape: list[int]
+    matrix: bool
+
+
+@dataclass(frozen=True)
+class NormConfig:
+    """kind: "layer" or "rms". bias: it has one. offset: what is added to its weight. rounding: "once", of the result,
+    or "before_gamma" too."""
+
+    eps: float
+    kind: str = "layer"
+    bias: bool = True
+    offset: float = 0.0
+    rounding: str = "once"
+
+
+@dataclass(frozen=True)
+class RotaryConfig:
+    """The first `dims` numbers of each head (None: all) are turned by angles of base `theta`."""
+
+    theta: float
+    dims: int | None = None
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """kv_heads: of keys and values, None for as many as of queries. scale: of a score, None for 1 / sqrt(head_size).
+    window: how many keys a query sees to its left and right, None for all. relative_bias: the model's table is added to
+    the scores. qk_norm: over each head of queries and keys."""
+
+    heads: int
+    head_size: int
+    kv_heads: int | None = None
+    scale: float | None = None
+    window: tuple[int | None, int | None] | None = None
+    causal: bool = False
+    relative_bias: bool = False
+    rotary: RotaryConfig | None = None
+    qk_norm: NormConfig | None = None
+    qkv_bias: bool = True
+    out_bias: bool = True
+
+    @property
+    def width(self) -> int:
+        """Columns of queries and of the result."""
+        return self.heads * self.head_size
+
+    @property
+    def kv_width(self) -> int:
+        """Columns of keys, and of values."""
+        return (self.kv_heads or self.heads) * self.head_size
+
+
+@dataclass(frozen=True)
+class FeedForwardConfig:
+    """activation: as HuggingFace spells it. gated: activation(gate) * up."""
+
+    inter: int
+    activation: str
+    gated: bool = False
+    up_bias: bool = True
+    down_bias: bool = True
+
+
+@dataclass(frozen=True)
+class LayerConfig:
+    """norm_place: of attention_norm and ffn_norm, "post" after each residual sum or "pre" before each block. The result
+    norms are of what a block adds. weights_of: its tensors are layers.{weights_of}.*; several layers may share them."""
+
+    attention: AttentionConfig
+    ffn: FeedForwardConfig
+    weights_of: int
+    attention_norm: NormConfig | None = None
+    ffn_norm: NormConfig | None = None
+    attention_result_norm: NormConfig | None = None
+    ffn_result_norm: NormConfig | None = None
+    norm_place: str = "post"
+
+
+@dataclass(frozen=True)
+class PositionConfig:
+    """kind: "absolute", a token's column; "from_padding", counted from padding_id + 1; "none", there is no table, and
+    `rows` is the longest sequence that the model is meant for."""
+
+    kind: str
+    rows: int
+
+
+@dataclass(frozen=True)
+class RelativeBiasConfig:
+    """A table [heads, 2*span-1] of what is added to scores by distance, the same from span - 1 on."""
+
+    span: int
+    heads: int
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """As csrc/model/config.h, which checks the values. embedding: width of the embedding tables, projected to hidden
+    where there is an embedding_projection."""
+
+    vocab: int
+    hidden: int
+    embedding: int
+    positions: PositionConfig
+    layers: tuple[LayerConfig, ...]
+    padding_id: int = 0
+    token_types: int = 0
+    relative_bias: RelativeBiasConfig | None = None
+    embedding_norm: NormConfig | None = None
+    final_norm: NormConfig | None = None
+    embedding_projection: bool = False
+    pooler: bool = False
+
+    @property
+    def depth(self) -> int:
+        return len(self.layers)
+
+    @property
+    def max_seq(self) -> int:
+        """Longest sequence in tokens."""
+        return self.positions.rows - (self.padding_id + 1 if self.positions.kind == "from_padding" else 0)
+
+    def to_json(self) -> Json:
+        """What all layers have in common once, then each run of equal layers by what else it has."""
+        written = _plain(self)
+        layers = written.pop("layers")
+        if all(layer["weights_of"] == i for i, layer in enumerate(layers)):
+            layers = [{key: value for key, value in layer.items() if key != "weights_of"} for layer in layers]
+        common = _common(layers) if layers else {}
+        alike = itertools.groupby(_without(layer, common) for layer in layers)
+        runs = [{"repeat": len(list(run)), **layer} for layer, run in alike]
+        return {**written, "layer": common, "layers": runs}
+
+    @classmethod
+    def from_json(cls, document: Json) -> EncoderConfig:
+        """ValueError lists what the core refuses."""
+        _specs(json.dumps(document))
+        layers: list[LayerConfig] = []
+        for entry in document["layers"]:
+            layer = _merged(document.get("layer") or {}, entry)
+            for _ in range(layer.pop("repeat", None) or 1):
+                layers.append(_made(LayerConfig, {"weights_of": len(layers)} | _said(layer)))
+        return _made(cls, {key: value for key, value in document.items() if key != "layer"} | {"layers": layers})
+
+    def text(self) -> str:
+        """What torch.classes.ftbert.Encoder is built from."""
+        return json.dumps(self.to_json())
+
+    def weight_specs(self) -> list[WeightSpec]:
+        """Every tensor of the encoder; ValueError lists what the core cannot run."""
+        return _specs(self.text())
+
+    def weight_shapes(self) -> dict[str, list[int]]:
+        return {spec.name: spec.shape for spec in self.weight_specs()}
+
+    def stacked_rows(self, ours: str) -> list[int]:
+        """How many rows each of the matrices or vectors has that are stacked to one tensor of ours."""
+        _, index, *part = ours.split(".")
+        layer = next(one for one in self.layers if one.weights_of == int(index))
+        if part[:2] != ["attention", "qkv"]:
+            raise KeyError(f"{ours} is not stacked")
+        return [layer.attention.width, layer.attention.kv_width, layer.attention.kv_width]
+
+
+def _specs(text: str) -> list[WeightSpec]:
+    load_library()
+    try:
+        return [WeightSpec(*one) for one in torch.ops.ftbert.weight_specs(text)]
+    except RuntimeError as error:
+        raise ValueError(str(error)[:4000]) from None
+
+
+def _plain(config: Any) -> Any:
+    """As JSON has it, without what is at its default."""
+    if isinstance(config, tuple):
+        return [_plain(one) for one in config]
+    if not hasattr(config, "__dataclass_fields__"):
+        return config
+    values = [(f, getattr(config, f.name)) for f in fields(config)]
+    return {f.name: _plain(value) for f, value in values if value != f.default}
+
+
+def _said(values: Json) -> Json:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+_NESTED: dict[str, Any] = {
+    "attention": AttentionConfig, "ffn": FeedForwardConfig, "rotary": RotaryConfig, "positions": PositionConfig,
+    "relative_bias": RelativeBiasConfig,
+}  # fmt: skip
+
+
+def _made(kind: Any, values: Json) -> Any:
+    """A dataclass from JSON that the core has checked; null is what is absent."""
+    made = {
+        key: _made(_NESTED.get(key, NormConfig), value)  # every other object is a norm
+        if isinstance(value, dict)
+        else tuple(value)
+        if isinstance(value, list)
+        else value
+        for key, value in _said(values).items()
+    }
+    return kind(**made)
+
+
+def _merged(common: Json, own: Json) -> Json:
+    both = {
+        key: _merged(common[key], value)
+        for key, value in own.items()
+        if isinstance(value, dict) and isinstance(common.get(key), dict)
+    }
+    return common | own | both
+
+
+def _common(layers: list[Json]) -> Json:
+    """What all of them say alike."""
+    first, found = layers[0], {}
+    for key, value in first.items():
+        values = [layer.get(key) for layer in layers]
+        objects = [one for one in values if isinstance(one, dict)]
+        if all(one == value for one in values):
+            found[key] = value
+        elif len(objects) == len(values) and (inside := _common(objects)):
+            found[key] = inside
+    return found
+
+
+def _without(layer: Json, common: Json) -> Json:
+    found = {}
+    for key, value in layer.items():
+        if key not in common:
+            found[key] = value
+        elif isinstance(value, dict):
+            found |= {key: rest} if (rest := _without(value, common[key])) else {}
+    return found

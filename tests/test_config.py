@@ -1,0 +1,284 @@
+"""The encoder's description: JSON -> the core's config -> the list of weights, and Python's mirror of it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import make_config, make_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ftbert
+from ftbert.checkpoint import (
+    AttentionConfig,
+    EncoderConfig,
+    FeedForwardConfig,
+    LayerConfig,
+    NormConfig,
+    PositionConfig,
+    RelativeBiasConfig,
+)
+from ftbert.converters import convert
+from ftbert.converters.families import FAMILIES, find_family
+
+NORM = {"eps": 1e-12}
+SMALL: dict[str, Any] = {
+    "vocab": 9, "hidden": 8, "embedding": 8, "positions": {"kind": "absolute", "rows": 5}, "embedding_norm": NORM,
+    "layer": {
+        "attention": {"heads": 2, "head_size": 4}, "attention_norm": NORM,
+        "ffn": {"inter": 16, "activation": "gelu"}, "ffn_norm": NORM,
+    },
+    "layers": [{"repeat": 2}, {"norm_place": "pre"}],
+}  # fmt: skip
+
+norms = st.none() | st.builds(NormConfig, eps=st.floats(1e-12, 1), bias=st.booleans())
+
+
+@st.composite
+def layer_kinds(draw: st.DrawFn) -> dict[str, Any]:
+    kv_heads = draw(st.integers(1, 3))
+    window = draw(st.none() | st.tuples(st.none() | st.integers(0, 9), st.none() | st.integers(0, 9)))
+    attention = AttentionConfig(
+        heads=kv_heads * draw(st.integers(1, 3)), head_size=draw(st.integers(1, 9)),
+        kv_heads=draw(st.just(kv_heads)), scale=draw(st.none() | st.floats(1e-3, 10)), window=window,
+        causal=draw(st.booleans()) if window is None or not window[1] else False,
+        qkv_bias=draw(st.booleans()), out_bias=draw(st.booleans()),
+    )  # fmt: skip
+    activation = draw(st.sampled_from(["gelu", "gelu_new", "relu", "silu"]))
+    ffn = FeedForwardConfig(draw(st.integers(1, 20)), activation, up_bias=draw(st.booleans()), down_bias=draw(st.booleans()))
+    places = ("attention_norm", "ffn_norm", "attention_result_norm", "ffn_result_norm")
+    kind: dict[str, Any] = {"attention": attention, "ffn": ffn, "norm_place": draw(st.sampled_from(["post", "pre"]))}
+    return kind | {place: draw(norms) for place in places}
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> EncoderConfig:
+    kinds = draw(st.lists(layer_kinds(), min_size=1, max_size=3))
+    picked = draw(st.lists(st.integers(0, len(kinds) - 1), max_size=7))
+    shared = draw(st.booleans())
+    layers = [LayerConfig(weights_of=picked.index(k) if shared else i, **kinds[k]) for i, k in enumerate(picked)]
+    hidden, projected = draw(st.integers(1, 30)), draw(st.booleans())
+    return EncoderConfig(
+        vocab=draw(st.integers(1, 99)), hidden=hidden, embedding=draw(st.integers(1, 9)) if projected else hidden,
+        positions=PositionConfig(draw(st.sampled_from(["absolute", "from_padding", "none"])), draw(st.integers(9, 99))),
+        layers=tuple(layers), padding_id=draw(st.integers(0, 7)), token_types=draw(st.integers(0, 2)),
+        embedding_norm=draw(norms), final_norm=draw(norms), embedding_projection=projected, pooler=draw(st.booleans()),
+    )  # fmt: skip
+
+
+@given(configs())
+@settings(deadline=None, max_examples=60)
+def test_what_python_writes_the_core_reads(config: EncoderConfig) -> None:
+    assert EncoderConfig.from_json(json.loads(config.text())) == config
+    specs = {spec.name: spec for spec in config.weight_specs()}
+    assert len(specs) == len(config.weight_specs())
+    for layer in config.layers:
+        prefix, hidden = f"layers.{layer.weights_of}.", config.hidden
+        want = {
+            "attention.qkv": [sum(config.stacked_rows(f"{prefix}attention.qkv.weight")), hidden],
+            "attention.out": [hidden, layer.attention.width], "ffn.up": [layer.ffn.inter, hidden],
+            "ffn.down": [hidden, layer.ffn.inter],
+        }  # fmt: skip
+        for name, shape in want.items():
+            assert specs[f"{prefix}{name}.weight"] == (f"{prefix}{name}.weight", shape, True)
+        biases = {"attention.qkv": layer.attention.qkv_bias, "attention.out": layer.attention.out_bias}
+        biases |= {"ffn.up": layer.ffn.up_bias, "ffn.down": layer.ffn.down_bias}
+        of_norms = {"attention.norm": layer.attention_norm, "attention.result_norm": layer.attention_result_norm}
+        of_norms |= {"ffn.norm": layer.ffn_norm, "ffn.result_norm": layer.ffn_result_norm}
+        biases |= {name: norm is not None and norm.bias for name, norm in of_norms.items()}
+        for name, there in biases.items():
+            assert (f"{prefix}{name}.bias" in specs) == there
+        for name, norm in of_norms.items():
+            assert (f"{prefix}{name}.weight" in specs) == (norm is not None)
+    assert not any(spec.matrix for spec in specs.values() if len(spec.shape) == 1 or spec.name.startswith("embeddings.word"))
+
+
+def test_null_takes_back_what_all_layers_have() -> None:
+    document = copy.deepcopy(SMALL)
+    document["layers"][1] |= {"attention_norm": None, "attention": {"window": [64, 0]}}
+    config = EncoderConfig.from_json(document)
+    assert [layer.attention_norm for layer in config.layers] == [NormConfig(1e-12), NormConfig(1e-12), None]
+    assert [layer.attention.window for layer in config.layers] == [None, None, (64, 0)]
+    assert "layers.2.attention.norm.weight" not in config.weight_shapes()
+
+
+def merged(path: str, value: Any) -> dict[str, Any]:
+    """SMALL with this value there; ... takes the key out."""
+    document = copy.deepcopy(SMALL)
+    *around, last = path.split(".")
+    place: Any = document
+    for key in around:
+        place = place[int(key) if key.isdigit() else key]
+    if value is ...:
+        del place[last]
+    else:
+        place[int(last) if last.isdigit() else last] = value
+    return document
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("layer.attention.heads", "x", "layer.attention.heads: expected an integer >= 1, got 'x'"),
+        ("layer.attention.heads", 2.0, "layer.attention.heads: expected an integer >= 1, got 2"),
+        ("layer.attention.heads", 10**30, "layer.attention.heads: expected an integer >= 1, got 1e+30"),
+        ("layer.attention.heads", ..., "layer.attention.heads: missing"),
+        ("layers.1.attention", {"heads": 0}, "layers[1].attention.heads: expected an integer >= 1, got 0"),
+        ("layers.1.attention", {"kv_heads": 3}, "layers[1].attention.kv_heads: 3 does not divide heads 2"),
+        ("layers.1.attention", {"causal": True, "window": [4, 4]}, "layers[1].attention.causal: contradicts a window"),
+        ("layers.1.attention", {"window": [4]}, "layers[1].attention.window: expected [left, right], got 1 numbers"),
+        ("layers.1.attention", {"window": [4, -1]}, "layers[1].attention.window: expected distances from 0"),
+        ("layers.1.attention", {"relative_bias": True}, "the model's table is for 0 heads, the layer has 2"),
+        ("layers.1.attention", {"rotary": {"theta": 1e4, "dims": 6}}, "layers[1].attention.rotary.dims: expected an even"),
+        ("layers.1.attention", {"rotary": {"theta": 1e4, "dims": 3}}, "layers[1].attention.rotary.dims: expected an even"),
+        ("layers.1.attention", {"scale": 0}, "layers[1].attention.scale: expected a number in (0, 1e+06], got 0"),
+        ("layers.1.weights_of", 3, "layers: weights_of 3 is not below the number of layers, 3"),
+        ("layers.1", {"weights_of": 0, "ffn": {"inter": 4}}, "layers: 0 and 2 have weights_of 0, but tensors of different"),
+        ("layers.1", 5, "layers[1]: expected an object, got 5"),
+        ("layers", {}, "layers: expected a list, got an object of 0"),
+        ("layers", ..., "layers: missing"),
+        ("layers.1.colour", "red", "layers[1].colour: unknown key"),
+        ("layer.ffn.colour", "red", "layer.ffn.colour: unknown key"),
+        ("colour", "red", "colour: unknown key"),
+        ("layer.ffn.activation", "mish", "layer.ffn.activation: unknown activation 'mish'; supported: gelu"),
+        ("layer.ffn_norm", {"eps": float("nan")}, "layer.ffn_norm.eps: expected a value"),
+        ("layer.ffn_norm", {"eps": 2}, "layer.ffn_norm.eps: expected a number in (0, 1], got 2"),
+        ("layer.ffn_norm", {"eps": 1e-5, "kind": "batch"}, "kind: expected one of layer, rms, got 'batch'"),
+        ("layer.norm_place", "sandwich", "layer.norm_place: expected one of post, pre, got 'sandwich'"),
+        ("relative_bias", {"span": 3, "heads": 2}, "relative_bias: no layer has attention.relative_bias"),
+        ("embedding", 4, "embedding: 4 differs from hidden 8: that needs embedding_projection"),
+        ("positions", {"kind": "from_padding", "rows": 1}, "no token has a position: they count from padding id 0 + 1"),
+        ("pooler", 1, "pooler: expected true or false, got 1"),
+        ("layers.0.repeat", 10**12, "layers[0].repeat: 1000000000000 layers are more than ftbert runs (4096)"),
+        ("layers.0.repeat", 0, "layers[0].repeat: expected an integer >= 1, got 0"),
+        ("layers", [{}] * 10**6, "layers: 1000000 layers are more than ftbert runs (4096)"),
+        ("layers", [[]] * 10**6, "layers: 1000000 layers are more than ftbert runs (4096)"),
+        ("layers", [{"repeat": 1}] * 10**6, "bytes of JSON"),
+        ("vocab", json.loads("[" * 40 + "]" * 40), "expected at most 32 levels"),
+        # What can be described and is not computed.
+        ("layer.ffn_norm", {"eps": 1e-5, "kind": "rms"}, "norms of kind rms"),
+        ("embedding_norm", {"eps": 1e-5, "offset": 1}, "an offset of a norm's weights"),
+        ("final_norm", {"eps": 1e-5, "rounding": "before_gamma"}, "norms that round before_gamma"),
+        ("layers.1.attention", {"rotary": {"theta": 1e4}}, "rotary positions"),
+        ("layers.1.attention", {"qk_norm": NORM}, "qk_norm"),
+        ("layers.1.ffn", {"gated": True}, "gated feed-forward layers"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_refused(path: str, value: Any, words: str) -> None:
+    began = time.process_time()
+    with pytest.raises(ValueError) as caught:
+        EncoderConfig.from_json(merged(path, value))
+    assert time.process_time() - began < 2
+    assert words in str(caught.value) and len(str(caught.value)) < 3000
+
+
+def test_all_complaints_come_at_once_and_are_few() -> None:
+    wrong = SMALL | {"vocab": 0, "colour": "red", "layers": [{"attention": {"heads": -i}} for i in range(100)]}
+    with pytest.raises(ValueError) as caught:
+        EncoderConfig.from_json(wrong)
+    lines = str(caught.value).splitlines()
+    assert "vocab" in lines[1] and 20 <= len(lines) <= 23 and "more" in lines[21]
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=200)
+def test_any_text_is_read_or_refused(data: st.DataObject) -> None:
+    text = json.dumps(SMALL)
+    at = data.draw(st.integers(0, len(text)))
+    text = text[:at] + data.draw(st.text(max_size=3)) + text[at + data.draw(st.integers(0, 3)) :]
+    try:
+        torch.ops.ftbert.weight_specs(text)
+    except RuntimeError as error:
+        assert "the model configuration" in str(error) or "not valid JSON" in str(error)
+    else:
+        json.loads(text)  # what the core takes for JSON is JSON
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
+@settings(deadline=None)
+def test_any_json_is_read(value: Any) -> None:
+    """The complaint is about the keys, not about the text; NaN and infinity are no JSON."""
+    try:
+        text = json.dumps(SMALL | {"colour": value}, allow_nan=False)
+    except ValueError:
+        return
+    with pytest.raises(RuntimeError, match=r"colour: unknown key|a number within a double's range"):
+        torch.ops.ftbert.weight_specs(text)
+
+
+# ---- checkpoints ---------------------------------------------------------------------------------------------------
+
+
+def flat(config: EncoderConfig) -> dict[str, Any]:
+    """What version 1 said of it."""
+    layer, distinct = config.layers[0], len({layer.weights_of for layer in config.layers})
+    return {
+        "vocab": config.vocab, "hidden": config.hidden, "layers": config.depth, "heads": layer.attention.heads,
+        "head_size": layer.attention.head_size, "inter": layer.ffn.inter, "embedding": config.embedding,
+        "max_positions": config.positions.rows, "token_types": config.token_types, "padding_id": config.padding_id,
+        "layer_norm_eps": layer.ffn_norm.eps if layer.ffn_norm else 0, "activation": layer.ffn.activation,
+        "norm_place": layer.norm_place, "positions": config.positions.kind, "pooler": config.pooler,
+        "embedding_norm": config.embedding_norm is not None, "embedding_projection": config.embedding_projection,
+        "relative_span": config.relative_bias.span if config.relative_bias else 0,
+        "distinct_layers": 0 if distinct == config.depth and "albert" not in config.text() else distinct,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_checkpoints_of_version_1(tmp_path: Path, family: str) -> None:
+    folder = convert(make_model(family, "encoder", 1), tmp_path / "ours")
+    document = json.loads((folder / "config.json").read_text())
+    assert document["version"] == 2
+    now = ftbert.load(folder)
+    (folder / "config.json").write_text(json.dumps(document | {"version": 1, "encoder": flat(now.config)}))
+    before = ftbert.load(folder)
+    assert before.config == now.config
+    ids = torch.arange(5, 17)[None]
+    assert torch.equal(before(ids).last_hidden_state, now(ids).last_hidden_state)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"layers": 2.5}, "layers: expected a whole number, got 2.5"),
+        ({"heads": "2"}, "heads: expected a whole number"),
+        ({"pooler": 1}, "pooler: expected true or false"),
+        ({"layer_norm_eps": None}, "layer_norm_eps: expected a finite number"),
+        ({"layer_norm_eps": 2.0}, "eps: expected a number in"),
+        ({"activation": 3}, "activation: expected a string"),
+        ({"colour": "red"}, "unknown 'colour'"),
+        ({"layers": 10**12}, "1000000000000 layers are more than ftbert runs"),
+        ({"layers": 10**12, "distinct_layers": 10**11}, "1000000000000 layers are more than ftbert runs"),
+        ({"distinct_layers": 5}, "distinct_layers: expected 0 to 2, got 5"),
+        ({"relative_span": -1}, "relative_bias.span: expected an integer >= 1"),
+    ],
+    ids=str,
+)
+def test_version_1_is_refused_where_it_was(change: dict[str, Any], words: str) -> None:
+    from ftbert.checkpoint import CheckpointConfig
+
+    encoder = flat(find_family({"model_type": "bert"}).config(make_config("bert", 0).to_dict())) | change
+    with pytest.raises(ValueError) as caught:
+        CheckpointConfig.parse({"version": 1, "architecture": "bert", "encoder": encoder}, "here")
+    assert "here: " in str(caught.value) and words in str(caught.value)
+
+
+def test_fewer_heads_of_keys_are_split_as_they_are() -> None:
+    config = EncoderConfig.from_json(merged("layer.attention", {"heads": 4, "head_size": 4, "kv_heads": 2}))
+    assert config.stacked_rows("layers.1.attention.qkv.weight") == [16, 8, 8]
+    assert config.weight_shapes()["layers.1.attention.qkv.weight"] == [32, 8]
+
+
+def test_a_relative_bias_is_for_the_heads_that_it_has() -> None:
+    document = merged("layer.attention", {"heads": 2, "head_size": 4, "relative_bias": True})
+    config = EncoderConfig.from_json(document | {"relative_bias": {"span": 3, "heads": 2}})
+    assert config.relative_bias == RelativeBiasConfig(3, 2)
+    with pytest.raises(ValueError, match="for 1 heads, the layer has 2"):
+        EncoderConfig.from_json(document | {"relative_bias": {"span": 3, "heads": 1}})
