@@ -38,7 +38,7 @@ from serve_chart import draw  # noqa: E402
 
 import ftbert  # noqa: E402
 from ftbert.evaluation import sequences_of  # noqa: E402
-from ftbert.server.http_server import raise_open_files  # noqa: E402
+from ftbert.server.worker import raise_open_files  # noqa: E402
 
 PACKAGES = ("httptools", "uvloop", "msgspec", "orjson", "tokenizers")
 

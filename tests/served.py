@@ -24,8 +24,7 @@ for _package in ("httptools", "msgspec", "orjson", "uvloop"):
     pytest.importorskip(_package, reason=f"{_package} is not installed: the extra ftbert[serve]")
 
 from ftbert.server import Settings  # noqa: E402
-from ftbert.server.http_server import bind  # noqa: E402
-from ftbert.server.one_process import serve_here  # noqa: E402
+from ftbert.server.worker import bind, serve_here  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 

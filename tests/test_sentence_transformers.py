@@ -182,7 +182,7 @@ def test_other_vectors_are_refused_everywhere(tmp_path: Path, model_type: str, w
     from ftbert.files import embed_file
 
     pytest.importorskip("msgspec", reason="msgspec is not installed: the extra ftbert[serve]")
-    from ftbert.server.describe import describe
+    from ftbert.server.description import describe
     from ftbert.server.settings import Settings
 
     model = ftbert.load(sentence_folder(tmp_path, model_type=model_type))

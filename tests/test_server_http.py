@@ -20,8 +20,7 @@ from served import Served, in_thread
 from ftbert.server import Settings, http_protocol
 from ftbert.server.errors import ApiError
 from ftbert.server.http_protocol import Connections, HttpProtocol
-from ftbert.server.http_reader import MOST_HEAD
-from ftbert.server.messages import Request, Response
+from ftbert.server.messages import MOST_HEAD, Request, Response
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 

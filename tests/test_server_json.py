@@ -13,7 +13,7 @@ import pytest
 from served import Served, in_thread
 
 from ftbert.server.errors import ApiError
-from ftbert.server.json_keys import BodyCheck, _Scan
+from ftbert.server.json_bodies import BodyCheck, _Scan
 
 LONG = "a" * 70_000
 

@@ -87,7 +87,7 @@ def test_more_pieces_than_one(server: Served, monkeypatch: pytest.MonkeyPatch) -
     want = server.post("/tokenize", {"inputs": texts}), server.post("/decode", {"ids": ids})
     monkeypatch.setattr("ftbert.server.token_routes._AT_ONCE", 4)
     monkeypatch.setattr("ftbert.server.token_routes._TOKENS_AT_ONCE", 2)
-    monkeypatch.setattr("ftbert.server.answers._BYTES_AT_ONCE", 100)
+    monkeypatch.setattr("ftbert.server.json_bodies._BYTES_AT_ONCE", 100)
     assert (server.post("/tokenize", {"inputs": texts}), server.post("/decode", {"ids": ids})) == want
     found = server.post("/predict", {"inputs": [["word1"], ["word2"]]})
     alone = [server.post("/predict", {"inputs": word}) for word in ("word1", "word2")]

@@ -21,7 +21,7 @@ from tokenizers_offline import FAMILIES, write
 import ftbert
 from ftbert.server import Settings
 from ftbert.server.activations import ACTIVATIONS, choose_activation
-from ftbert.server.describe import describe
+from ftbert.server.description import describe
 from ftbert.text import FastTokenizer, LimitedPairs
 
 TEXTS = ["word1 word2 a b", "word3", "the cat word9 word8 word7 " * 3, "word4 word5!", "word6 word7 word8 word9 c d"]

@@ -37,9 +37,9 @@ def encoder(folder: Path, family: str = "bert", **other: Any) -> TextEncoder:
     made = AutoTokenizer.from_pretrained(str(write(folder, family)), local_files_only=True).backend_tokenizer
     values: dict[str, Any] = {
         "name": "m", "source": "m", "task": "embedding", "dtype": "float32", "device": "cpu", "hidden": 4, "token_width": 4,
-        "vocab": made.get_vocab_size(), "token_types": 2, "longest": LENGTH, "max_length": LENGTH, "special": 2,
+        "vocab": made.get_vocab_size(), "token_types": 2, "max_length": LENGTH, "special": 2,
         "special_ids": [0, 1, 2, 3], "tokenizer": made.to_str(), "encode_special_tokens": False, "pooling": "mean",
-        "prompts": {}, "default_prompt": "", "include_prompt": True, "truncate_dim": None, "normalize": False,
+        "prompts": {}, "default_prompt": "", "include_prompt": True, "truncate_dim": None,
         "labels": [], "activation": "Identity", "query_length": None, "document_length": None, "truncation_side": "right",
         "batch_tokens": 0, "rate": 0.0,
     }  # fmt: skip
@@ -161,9 +161,9 @@ def test_every_flag_has_a_default_and_refuses_nonsense(flag: Any) -> None:
 def test_without_the_extra_serve_is_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ftbert.server import extra
+    from ftbert.server import process
 
-    monkeypatch.setattr(extra, "PACKAGES", ("httptools", "no_such_package"))
+    monkeypatch.setattr(process, "PACKAGES", ("httptools", "no_such_package"))
     assert cli.main(["serve", "model"]) == 1
     assert capsys.readouterr().err == (
         "ftbert: error: ftbert serve needs no_such_package. Type: pip install no_such_package, "

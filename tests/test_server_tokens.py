@@ -16,7 +16,7 @@ from served import Served, as_command, in_thread
 from tokenizers_offline import TEXTS, write
 
 import ftbert
-from ftbert.server import answer_schemas
+from ftbert.server import schemas
 from ftbert.text import STRATEGIES
 
 msgspec = pytest.importorskip("msgspec")
@@ -90,7 +90,7 @@ def test_entities_are_the_pipelines(tagger: Path, tags: Served, strategy: str, i
     same(tags.post("/token_classify", {"inputs": TEXTS, **options}), want)
     reply = tags.call("POST", "/token_classify", {"inputs": TEXTS, "parameters": options})
     same(reply.json(), want)
-    msgspec.json.decode(reply.body, type=answer_schemas.Entities)
+    msgspec.json.decode(reply.body, type=schemas.Entities)
 
 
 def test_routes_of_a_token_classifier(tagger: Path, tags: Served) -> None:
@@ -172,7 +172,7 @@ def test_fillings_are_the_pipelines(filler: Path, fills: Served, options: dict[s
     same(fills.post("/fill_mask", {"inputs": texts, **options}), want)
     reply = fills.call("POST", "/fill_mask", {"inputs": texts, "parameters": options})
     same(reply.json(), want)
-    msgspec.json.decode(reply.body, type=answer_schemas.Fillings)
+    msgspec.json.decode(reply.body, type=schemas.Fillings)
     for path in ("/fill_mask", "/v1/fill_mask"):
         same(fills.post(path, {"inputs": texts[-1], **options}), want[-1])
 

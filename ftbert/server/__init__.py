@@ -9,14 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ftbert.server.extra import check_extra
+    from ftbert.server.process import check_extra
     from ftbert.server.settings import FLAGS, Flag, Settings, from_environment
     from ftbert.server.supervisor import serve
 
 __all__ = ["FLAGS", "Flag", "Settings", "check_extra", "from_environment", "serve"]
 
 _HOMES = {
-    "FLAGS": "settings", "Flag": "settings", "Settings": "settings", "check_extra": "extra",
+    "FLAGS": "settings", "Flag": "settings", "Settings": "settings", "check_extra": "process",
     "from_environment": "settings", "serve": "supervisor",
 }  # fmt: skip
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ftbert.server.access_log import AccessLog
-from ftbert.server.cors import cors_headers
-from ftbert.server.errors import ApiError
-from ftbert.server.http_protocol import Connections, too_large
-from ftbert.server.json_keys import BodyCheck
+from ftbert.server.errors import ApiError, too_large
+from ftbert.server.http_protocol import Connections
+from ftbert.server.json_bodies import BodyCheck
 from ftbert.server.links import Disconnected, Link
+from ftbert.server.logs import AccessLog
 from ftbert.server.memory import Memory
 from ftbert.server.messages import Request, Response
 from ftbert.server.metrics import Row
@@ -31,6 +31,10 @@ LOG = logging.getLogger("ftbert.serve")
 _SETTLE_SECONDS = 1.0
 # Names of models that are not here, and were logged; more are answered without a line.
 _NAMES_LOGGED = 64
+# What a browser asks leave for: names of headers, at most 64 of them in a kilobyte.
+_HEADERS = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+(?:[ \t]*,[ \t]*[!#$%&'*+.^_`|~0-9A-Za-z-]+){0,63}")
+_LONGEST_HEADERS = 1024
+_USUAL_HEADERS = "authorization, content-type, x-request-timeout"
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,8 @@ class Route:
     """public: without the key. openai: errors have OpenAI's body. counted: in the request metrics,
     and refused where all engines are full.
 
-    For /docs: words say in a line what it is for, "" leaves it out; takes, gives: types of the body and of the answer.
+    For /docs: words say in a line what it is for, "" leaves it out; takes, gives: types of the body, where no Handler
+    says it, and of the answer.
     """
 
     run: Callable[[App, Request], Awaitable[Response]]
@@ -48,6 +53,11 @@ class Route:
     words: str = ""
     takes: Any = None
     gives: Any = None
+
+    @property
+    def body(self) -> Any:
+        """The type of its body; None where it has none."""
+        return self.takes or getattr(self.run, "takes", None)
 
 
 Routes = dict[tuple[str, str], Route]
@@ -199,3 +209,27 @@ class App:
         same = hmac.compare_digest(given.strip(), self._key)
         return same and kind.lower() == b"bearer"
 
+
+def cors_headers(settings: Settings, request: Request, preflight: bool = False) -> list[tuple[str, str]]:
+    """Headers that let a page from elsewhere call the server: none without the setting, or for an origin that it does
+    not name."""
+    if settings.cors_allow_origin is None:
+        return []
+    allowed = [one.strip() for one in settings.cors_allow_origin.split(",")]
+    origin = request.header(b"origin")
+    if "*" not in allowed and origin not in allowed:
+        return [("vary", "origin")]
+    vary = ("vary", "origin, access-control-request-headers" if preflight else "origin")
+    found = [("access-control-allow-origin", "*" if "*" in allowed else origin), vary]
+    exposed = "x-compute-time, x-compute-tokens, x-queue-time, x-inference-time, x-tokenization-time, retry-after"
+    if not preflight:
+        return [*found, ("access-control-expose-headers", exposed)]
+    asked = request.header(b"access-control-request-headers")
+    usable = len(asked) <= _LONGEST_HEADERS and _HEADERS.fullmatch(asked)
+    return [
+        *found,
+        ("access-control-allow-methods", "GET, POST, OPTIONS"),
+        # Clients add some of their own, as openai's x-stainless-...; the key is checked, whatever they are.
+        ("access-control-allow-headers", asked if usable else _USUAL_HEADERS),
+        ("access-control-max-age", "86400"),
+    ]

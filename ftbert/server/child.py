@@ -12,8 +12,8 @@ import sys
 import threading
 from pathlib import Path
 
-from ftbert.server.logs import set_up
-from ftbert.server.server_folder import remove
+from ftbert.server.logs import LOG, set_up
+from ftbert.server.process import remove
 from ftbert.server.settings import Settings
 
 CANNOT_START = 3
@@ -22,7 +22,7 @@ CANNOT_START = 3
 def main() -> int:
     told = json.loads(sys.stdin.buffer.readline())
     settings, folder = Settings.from_json(told["settings"]), Path(told["folder"])
-    log = set_up(settings.json_output)
+    set_up(settings.json_output)
     threading.Thread(target=_follow_parent, args=(folder,), name="ftbert-parent", daemon=True).start()
     if told["role"] == "engine":
         # Blocked in every thread, so that the main one can wait for them.
@@ -34,7 +34,7 @@ def main() -> int:
                 settings, told["model"], told["device"], told["threads"], told["index"], folder, told["rows"]
             )
         except (OSError, ValueError, RuntimeError, TypeError) as error:
-            log.error("%s: %s", settings.models[told["model"]][0], " ".join(str(error).split()))
+            LOG.error("%s: %s", settings.models[told["model"]][0], " ".join(str(error).split()))
             return CANNOT_START
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
     from ftbert.server.worker import run_worker

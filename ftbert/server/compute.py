@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ftbert.server.batcher import Batch
-from ftbert.server.describe import CLASSIFIES, FILLS, TAGS
+from ftbert.server.description import CLASSIFIES, FILLS, TAGS
 from ftbert.server.work import BEST, Kind
 from ftbert.text import text_vectors
 

@@ -1,19 +1,29 @@
-"""What a worker must know of a model that an engine has loaded. Made in the engine; workers import no torch."""
+"""What a worker must know of a model that an engine has loaded. Workers import no torch, which `describe` needs."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import msgspec
+
+from ftbert.server.activations import choose_activation
+from ftbert.server.settings import Settings
+from ftbert.text import TextOptions, TextSettings, Tokenizer
+
+# Tasks of heads.
+CLASSIFIES, TAGS, FILLS = "sequence_classification", "token_classification", "masked_lm"
 
 
 class Description(msgspec.Struct, frozen=True):
     """task: "embedding", "classifier", "reranker" or "token_classifier". labels: of the last three. tokenizer:
     tokenizer.json's text, without truncation and padding.
 
-    hidden: entries of a text's vector, token_width: of a token's. longest: tokens that the model takes; max_length:
-    those of a text, both with the special ones. special: those added to one text. query_length, document_length: tokens
-    of such texts, where the folder has a length for them. truncation_side: the tokenizer's own. activation: from logits
-    to scores, one of activations.ACTIVATIONS. unknown_id, pad_id: of the tokenizer; clean_up: what it decodes loses the
-    space before punctuation. mask_id, mask_token: None where no head predicts masked tokens.
+    hidden: entries of a text's vector, token_width: of a token's. max_length: tokens of a text with the special ones;
+    special: how many of these are added to one text. query_length, document_length: tokens of such texts, where the
+    folder has a length for them. truncation_side: the tokenizer's own. activation: from logits to scores, one of
+    activations.ACTIVATIONS. unknown_id, pad_id: of the tokenizer; clean_up: what it decodes loses the space before
+    punctuation. mask_id, mask_token: None where no head predicts masked tokens.
     """
 
     name: str
@@ -25,7 +35,6 @@ class Description(msgspec.Struct, frozen=True):
     token_width: int
     vocab: int
     token_types: int
-    longest: int
     max_length: int
     query_length: int | None
     document_length: int | None
@@ -39,7 +48,6 @@ class Description(msgspec.Struct, frozen=True):
     default_prompt: str
     include_prompt: bool
     truncate_dim: int | None
-    normalize: bool
     labels: list[str]
     activation: str
     batch_tokens: int
@@ -54,3 +62,89 @@ class Description(msgspec.Struct, frozen=True):
     def computes_with(self) -> str:
         """The value of x-compute-type."""
         return "gpu+optimized" if self.device.startswith("cuda") else "cpu"
+
+
+def describe(model: Any, name: str, source: str, settings: Settings) -> Description:
+    """`model`: an ftbert.Model. ValueError where its folder has no tokenizer that a worker can use, or a choice in
+    `settings` does not fit the model."""
+    from ftbert.text import ScoreSettings
+
+    if model.folder is None:
+        raise ValueError(f"{source}: no folder with a tokenizer, which a server needs")
+    folder = Path(model.folder)
+    task, labels = _task(model)
+    activation, config = "Identity", model.checkpoint.config.huggingface
+    if task == "embedding":
+        text = TextSettings.from_folder(folder)
+    else:
+        scores = ScoreSettings.of(folder, config)
+        text = scores.text
+        if task != "token_classifier":
+            named = None if scores.activation is None else type(scores.activation).__name__
+            activation = choose_activation(named, config.get("problem_type"), len(labels))
+    checked = Tokenizer(folder, text, model.config.max_seq)
+    options = TextOptions.choose(checked, model.config.hidden, pooling=settings.pooling)  # refuses an unknown pooling
+    loaded, fast = checked.loaded, checked.backend
+    if fast is None:
+        raise ValueError(f"{folder}: a server needs a fast tokenizer, and {type(loaded).__name__} is written in Python")
+    # transformers leaves BPE as it is, whatever the file says.
+    clean_up = bool(loaded.clean_up_tokenization_spaces) and type(fast.model).__name__ != "BPE"
+    return Description(
+        name=name,
+        source=source,
+        task=task,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.device),
+        hidden=text.width(model.config.hidden, options.pooling),
+        token_width=model.config.hidden,
+        vocab=model.config.vocab,
+        token_types=model.config.token_types,
+        max_length=checked.max_length,
+        query_length=_length(text.query_length, checked.longest),
+        document_length=_length(text.document_length, checked.longest),
+        special=loaded.num_special_tokens_to_add(pair=False),
+        special_ids=sorted(checked.special_ids),
+        unknown_id=loaded.unk_token_id,
+        pad_id=loaded.pad_token_id,
+        mask_id=loaded.mask_token_id if FILLS in model.tasks else None,
+        mask_token=loaded.mask_token if FILLS in model.tasks else None,
+        clean_up=clean_up,
+        tokenizer=fast.to_str(),
+        encode_special_tokens=bool(fast.encode_special_tokens),
+        truncation_side=loaded.truncation_side,
+        pooling=options.pooling,
+        prompts=dict(text.prompts),
+        default_prompt=_default_prompt(text, settings),
+        include_prompt=text.include_prompt,
+        truncate_dim=options.truncate_dim,
+        labels=labels,
+        activation=activation,
+        batch_tokens=0,
+        rate=0.0,
+    )
+
+
+def _task(model: Any) -> tuple[str, list[str]]:
+    """What it is served for, and the names of the labels of its head; without such a head "embedding"."""
+    head = next((head for head in model.heads if head.task in (CLASSIFIES, TAGS)), None)
+    if head is None:
+        return "embedding", []
+    labels = list(model.id2label.values())
+    if head.task == TAGS:
+        return "token_classifier", labels
+    return "reranker" if len(labels) == 1 else "classifier", labels
+
+
+def _length(own: int | None, longest: int) -> int | None:
+    return None if own is None else min(own, longest)
+
+
+def _default_prompt(text: TextSettings, settings: Settings) -> str:
+    if settings.default_prompt is not None:
+        return settings.default_prompt
+    if (name := settings.default_prompt_name) is None:
+        return text.default_prompt
+    if name not in text.prompts:
+        known = ", ".join(map(repr, text.prompts)) or "those of the folder, which has none"
+        raise ValueError(f"default-prompt-name must be one of {known}; got {name!r}")
+    return text.prompts[name]

@@ -1,51 +1,75 @@
-"""/embed, /embed_all, /embed_sparse, /similarity as TEI has them."""
+"""Vectors of texts: /embed, /embed_all, /embed_sparse, /similarity as TEI has them; /v1/embeddings as OpenAI has it,
+with vLLM's fields; /pooling as vLLM has it."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from binascii import b2a_base64
+from collections.abc import Coroutine, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ftbert.server.answers import answered, count_request, json, json_matrix
 from ftbert.server.app import App
-from ftbert.server.errors import ApiError
-from ftbert.server.inputs import Listed, Reading, characters, check_count, check_dimensions, listed, reading
+from ftbert.server.description import Description
+from ftbert.server.errors import ApiError, validation
+from ftbert.server.handlers import Asked, Made, computes
+from ftbert.server.inputs import (
+    Listed,
+    Reading,
+    characters,
+    check_count,
+    check_dimensions,
+    limited_reading,
+    listed,
+    reading,
+)
+from ftbert.server.json_bodies import decode, json_matrix, to_json
 from ftbert.server.messages import Request, Response
-from ftbert.server.schemas import Cut, Embed, EmbedAll, Similarity, decode
+from ftbert.server.schemas import Cut, Embed, EmbedAll, OpenAIEmbed, Pooling, Similarity
 from ftbert.server.served_model import Computed, ServedModel
-from ftbert.server.text_encoder import Encoded
+from ftbert.server.settings import Settings
 from ftbert.server.work import Kind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-
-async def embed(app: App, request: Request) -> Response:
-    asked = decode(request.body, Embed)
-    model = app.model(asked.model, "embedding")
-    inputs = listed(asked.inputs, app.settings)
-    count_request(app, len(inputs), "embed")
-    model.expect("embedding")
-    kept = check_dimensions(asked.dimensions, model)
-    done = await vectors(request, model, inputs, reading(asked, model))
-    body = await json_matrix(finished(done.rows, kept, asked.normalize))
-    return answered(app, request, model.about, done, body, "embed")
+# Words for the two kinds of texts in Cohere's, Jina's, Voyage's, NVIDIA's and Google's APIs, and in folders.
+_QUERY = ("query", "search_query", "retrieval.query", "retrieval_query")
+_DOCUMENT = (
+    "document", "passage", "search_document", "corpus", "retrieval.passage", "retrieval.document",
+    "retrieval_document", "retrieval_passage",
+)  # fmt: skip
+# Vectors that are written without letting others of the event loop in between.
+_ROWS_AT_ONCE = 128
 
 
-async def embed_all(app: App, request: Request) -> Response:
-    asked = decode(request.body, EmbedAll)
-    model = app.model(asked.model, "embedding")
-    inputs = listed(asked.inputs, app.settings)
-    count_request(app, len(inputs), "embed")
-    model.expect("embedding")
-    done = await vectors(request, model, inputs, reading(asked, model), Kind.TOKENS)
-    offsets = done.encoded.offsets
-    body = list[bytes]()
-    for a, b in zip(offsets[:-1], offsets[1:], strict=True):
-        body += [b"," if body else b"[", *await json_matrix(done.rows[a:b])]
+def _inputs(body: Embed | EmbedAll, settings: Settings) -> Listed:
+    return listed(body.inputs, settings)
+
+
+def _input(body: OpenAIEmbed | Pooling, settings: Settings) -> Listed:
+    return listed(body.input, settings, "input")
+
+
+@computes(Embed, "embed", "embedding", texts=_inputs)
+async def embed(asked: Asked[Embed]) -> Made:
+    body, model = asked.body, asked.model
+    kept = check_dimensions(body.dimensions, model)
+    done = await _vectors(asked, reading(body, model))
+    return done, await json_matrix(_finished(done.rows, kept, body.normalize))
+
+
+@computes(EmbedAll, "embed", "embedding", texts=_inputs)
+async def embed_all(asked: Asked[EmbedAll]) -> Made:
+    done = await _vectors(asked, reading(asked.body, asked.model), Kind.TOKENS)
+    found = list[bytes]()
+    for rows in _of_texts(done):
+        found += [b"," if found else b"[", *await json_matrix(rows)]
         await asyncio.sleep(0)
-    return answered(app, request, model.about, done, [*body, b"]"], "embed")
+    return done, [*found, b"]"]
 
 
 async def embed_sparse(app: App, request: Request) -> Response:
@@ -53,37 +77,117 @@ async def embed_sparse(app: App, request: Request) -> Response:
     raise ApiError("Backend", "model is not a SPLADE model: ftbert serves no sparse embeddings", counted="model_type")
 
 
-async def similarity(app: App, request: Request) -> Response:
-    asked = decode(request.body, Similarity)
-    model = app.model(asked.model, "embedding")
-    sentences = asked.inputs.sentences
+def _compared(body: Similarity, settings: Settings) -> Listed:
+    sentences = body.inputs.sentences
     if not sentences:
         raise ApiError("Empty", "`inputs.sentences` cannot be empty")
-    check_count(len(sentences), app.settings)
-    inputs: Listed = [asked.inputs.source_sentence, *sentences]
-    count_request(app, len(inputs), "embed")
-    model.expect("embedding")
-    done = await vectors(request, model, inputs, reading(asked.parameters or Cut(), model))
-    unit = finished(done.rows, model.about.truncate_dim, True)
-    return answered(app, request, model.about, done, json(unit[1:] @ unit[0]), "embed")
+    check_count(len(sentences), settings)
+    return [body.inputs.source_sentence, *sentences]
 
 
-async def vectors(
-    request: Request, model: ServedModel, inputs: Listed, how: Reading, kind: Kind = Kind.EMBED
-) -> Computed:
+@computes(Similarity, "embed", "embedding", texts=_compared)
+async def similarity(asked: Asked[Similarity]) -> Made:
+    done = await _vectors(asked, reading(asked.body.parameters or Cut(), asked.model))
+    unit = _finished(done.rows, asked.model.about.truncate_dim, True)
+    return done, to_json(unit[1:] @ unit[0])
+
+
+@computes(OpenAIEmbed, "embed", "embedding", texts=_input)
+async def embeddings(asked: Asked[OpenAIEmbed]) -> Made:
+    body, model = asked.body, asked.model
+    encoding = _encoding(body.encoding_format)
+    kept = check_dimensions(body.dimensions, model)
+    done = await _vectors(asked, _reading(body, model))
+    rows = _finished(done.rows, kept, body.use_activation is not False)
+    return done, await _listed(rows, encoding, "embedding", "embedding", model, done)
+
+
+@computes(Pooling, "embed", "embedding", texts=_input)
+async def pooling(asked: Asked[Pooling]) -> Made:
+    body, model = asked.body, asked.model
+    encoding = _encoding(body.encoding_format)
+    if body.task not in (None, "embed", "token_embed"):
+        raise validation(f"`task` must be embed or token_embed; got {body.task[:40]!r}", param="task")
+    of_tokens = body.task == "token_embed"
+    kept, how = check_dimensions(body.dimensions, model, of_tokens), limited_reading(body, model)
+    done = await _vectors(asked, how, Kind.TOKENS if of_tokens else Kind.EMBED)
+    done.rows = _finished(done.rows, kept, body.use_activation is not False)
+    return done, await _listed(_of_texts(done) if of_tokens else done.rows, encoding, "pooling", "data", model, done)
+
+
+def _vectors(asked: Asked[Any], how: Reading, kind: Kind = Kind.EMBED) -> Coroutine[Any, Any, Computed]:
     """rows: float32 [texts, hidden], as pooled; of Kind.TOKENS [tokens, hidden]."""
-    encoder = model.encoder()
-
-    def encode() -> Encoded:
-        return encoder.encode(inputs, how.prompt, how.truncate, how.side, how.most)
-
-    return await model.compute(request, kind, characters(inputs), encode, encoder.inline)
+    encoder = asked.model.encoder()
+    encode = partial(encoder.encode, asked.texts, how.prompt, how.truncate, how.side, how.most)
+    return asked.model.compute(asked.request, kind, characters(asked.texts), encode, encoder.inline)
 
 
-def finished(rows: NDArray[np.float32], kept: int | None, normalize: bool) -> NDArray[np.float32]:
+def _of_texts(done: Computed) -> Iterable[NDArray[np.float32]]:
+    """The rows of each text's tokens."""
+    offsets = done.encoded.offsets.tolist()
+    return (done.rows[a:b] for a, b in zip(offsets[:-1], offsets[1:], strict=True))
+
+
+def _finished(rows: NDArray[np.float32], kept: int | None, normalize: bool) -> NDArray[np.float32]:
     """Entries kept, then to length 1; a vector of zeros stays one."""
     rows = rows if kept is None else rows[:, :kept]
     if normalize:
         norms = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float32))
         rows = rows / np.maximum(norms, 1e-12)[:, None]
     return np.ascontiguousarray(rows, dtype=np.float32)
+
+
+def _reading(asked: OpenAIEmbed, model: ServedModel) -> Reading:
+    """With the prompt and length of what the texts are for, and `truncate` in any of its spellings. ApiError 422."""
+    how, about, given = limited_reading(asked, model), model.about, asked.truncate
+    if given is not None:
+        ways = {"TRUE": (True, how.side), "FALSE": (False, how.side), "NONE": (False, how.side),
+                "START": (True, "left"), "END": (True, "right")}  # fmt: skip
+        if (way := ways.get(str(given).upper())) is None:
+            given = str(given)[:20]
+            raise validation(f"`truncate` must be a bool, NONE, START or END; got {given!r}", param="truncate")
+        how = replace(how, truncate=way[0] or how.most is not None, side=way[1])
+    purposes = {name: value for name in ("input_type", "task") if (value := getattr(asked, name)) is not None}
+    found = {_for_purpose(name, value, about) for name, value in purposes.items()}
+    if asked.prompt_name is not None:
+        found.add((model.prompt(asked.prompt_name), None))
+    if not found:
+        return how
+    prompts, lengths = {prompt for prompt, _ in found}, {length for _, length in found if length is not None}
+    if len(prompts) > 1 or len(lengths) > 1:
+        raise validation("`prompt_name`, `input_type` and `task` ask for different prompts; give one of them")
+    return replace(how, prompt=prompts.pop(), most=lengths.pop() if lengths and how.most is None else how.most)
+
+
+def _for_purpose(name: str, value: str, about: Description) -> tuple[str, int | None]:
+    """The prompt, and most tokens where the folder says, of texts for `value`: a prompt's own name, or any API's word
+    for queries or documents. A folder without a prompt for those has none before them, as in encode_query. ApiError
+    422 for other words."""
+    purpose = value.lower()
+    for words, length in ((_QUERY, about.query_length), (_DOCUMENT, about.document_length)):
+        if purpose in words:
+            texts = (about.prompts.get(one) for one in (value, *words))
+            return next((text for text in texts if text), ""), length
+    if value in about.prompts:
+        return about.prompts[value], None
+    known = ", ".join(map(repr, dict.fromkeys(("query", "document", *about.prompts))))
+    raise validation(f"`{name}` must be one of {known}; got {value[:40]!r}", param=name)
+
+
+def _encoding(name: str | None) -> str:
+    if name not in (None, "float", "base64"):
+        raise validation(f"`encoding_format` must be float or base64; got {name[:20]!r}", param="encoding_format")
+    return name or "float"
+
+
+async def _listed(
+    rows: Iterable[NDArray[np.float32]], encoding: str, kind: str, field: str, model: ServedModel, done: Computed
+) -> list[bytes]:
+    """OpenAI's list with an object for each row or matrix. base64: of little-endian float32."""
+    found = [b'{"object":"list","data":[']
+    for i, row in enumerate(rows):
+        value: Any = row if encoding == "float" else b2a_base64(row.tobytes(), newline=False).decode("ascii")
+        found.append((b"," if i else b"") + to_json({"object": kind, "index": i, field: value}))
+        if i % _ROWS_AT_ONCE == _ROWS_AT_ONCE - 1 or row.ndim > 1:
+            await asyncio.sleep(0)
+    return [*found, b"]," + to_json({"model": model.name, "usage": done.usage})[1:]]

@@ -24,10 +24,9 @@ from ftbert.server.frames import Frame
 from ftbert.server.links import TICK
 from ftbert.server.loading import load_engine
 from ftbert.server.metrics import Row, open_rows
+from ftbert.server.process import socket_path, wait_for_signal
 from ftbert.server.settings import Settings
-from ftbert.server.signals import wait_for_signal
 from ftbert.server.work import Failure, Part, Work
-from ftbert.server.worker import socket_path
 
 LOG = logging.getLogger("ftbert.serve")
 _AT_ONCE = 1 << 20

@@ -64,6 +64,11 @@ def too_many(words: str) -> ApiError:
     return ApiError("Validation", f"Input validation error: {words}", counted="batch_size")
 
 
+def too_large(limit: int) -> ApiError:
+    words = f"the request has more than {limit} bytes (payload-limit)"
+    return ApiError("Validation", words, status=413, counted="validation")
+
+
 def of_failure(status: int, words: str, retry_after: float) -> ApiError:
     """What an engine's Failure is for a client."""
     kind = {413: "Validation", 429: "Overloaded", 503: "Unhealthy"}.get(status, "Backend")

@@ -13,9 +13,8 @@ import time
 from collections import deque
 from typing import Any
 
-from ftbert.server.errors import ApiError
-from ftbert.server.http_reader import RequestReader
-from ftbert.server.messages import Request, Response
+from ftbert.server.errors import ApiError, too_large
+from ftbert.server.messages import Request, RequestReader, Response
 from ftbert.server.settings import Settings
 
 # Bytes of bodies that are held at once, by all connections of a process.
@@ -338,8 +337,3 @@ class HttpProtocol(asyncio.Protocol):
         self._shared.held -= request.held
         request.held = 0
         request.body = b""
-
-
-def too_large(limit: int) -> ApiError:
-    words = f"the request has more than {limit} bytes (payload-limit)"
-    return ApiError("Validation", words, status=413, counted="validation")

@@ -1,23 +1,34 @@
-"""Health, /info, /metrics, /version, the page, and POST / which is for whatever the model does."""
+"""What the server tells of itself: health, /info, /v1/models, /metrics, /version, the page, /openapi.json and /docs."""
 
 from __future__ import annotations
 
+import re
+import time
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, unquote
 
 import msgspec
 
 from ftbert import __version__
-from ftbert.server import embed_routes, pipeline_routes, rank_routes
-from ftbert.server.answers import html, json
-from ftbert.server.app import App
+from ftbert.server.app import App, Route, Routes
 from ftbert.server.errors import ApiError
-from ftbert.server.exposition import CONTENT_TYPE, exposition
-from ftbert.server.json_keys import fields_of
+from ftbert.server.json_bodies import to_json
 from ftbert.server.messages import Request, Response
+from ftbert.server.metrics import CONTENT_TYPE, exposition
+from ftbert.server.schemas import OpenAIError, TeiError
+from ftbert.server.served_model import ServedModel
 
-_PAGE = Path(__file__).with_name("page.html")
+_PAGE, _DOCS = (Path(__file__).with_name(name) for name in ("page.html", "docs.html"))
+_STARTED = int(time.time())
+_REFERENCE = "#/components/schemas/{name}"
+# Statuses of an error that every route which computes may answer with.
+_ERRORS = {
+    "400": "no JSON, or nothing to do", "401": "the key is missing or wrong", "404": "no such model",
+    "413": "body, answer or work is too large", "415": "the content-type is not JSON", "422": "a value is wrong",
+    "424": "the model is of another kind, or a result is not finite", "429": "overloaded: see retry-after",
+    "503": "loading, shutting down, or too late: see retry-after",
+}  # fmt: skip
 
 
 async def health(app: App, request: Request) -> Response:
@@ -33,7 +44,7 @@ async def live(app: App, request: Request) -> Response:
 
 
 async def version(app: App, request: Request) -> Response:
-    return Response(json({"version": __version__}))
+    return Response(to_json({"version": __version__}))
 
 
 async def metrics(app: App, request: Request) -> Response:
@@ -59,13 +70,27 @@ async def info(app: App, request: Request) -> Response:
         "models": [one.name for one in app.models], "engines": sum(len(one.links) for one in app.models),
         "prompts": about.prompts, "mask_token": about.mask_token,
     }  # fmt: skip
-    return Response(json(values))
+    return Response(to_json(values))
+
+
+async def models(app: App, request: Request) -> Response:
+    return Response(to_json({"object": "list", "data": [_card(model) for model in app.models]}))
+
+
+async def one_model(app: App, request: Request) -> Response:
+    """By its name, or by its folder or hub id."""
+    name = unquote(request.path.removeprefix("/v1/models/"))
+    return Response(to_json(_card(app.named(name))))
+
+
+def _card(model: ServedModel) -> dict[str, Any]:
+    return {"id": model.name, "object": "model", "created": _STARTED, "owned_by": "ftbert", "root": model.source}
 
 
 async def page(app: App, request: Request) -> Response:
     if not _PAGE.exists():
         return Response(b"ftbert serve: see /info, /health, /metrics\n", content_type="text/plain; charset=utf-8")
-    return html(_PAGE.read_bytes())
+    return _html(_PAGE.read_bytes())
 
 
 async def no_icon(app: App, request: Request) -> Response:
@@ -73,22 +98,62 @@ async def no_icon(app: App, request: Request) -> Response:
     return Response(status=204)
 
 
-async def by_model(app: App, request: Request) -> Response:
-    """POST / and /invocations: rerank, predict, token_classify or embed as the model is; similarity where the body
-    asks for it."""
-    fields = await fields_of(request.body)
-    task = app.model(_named(fields)).about.task
-    if task == "token_classifier":
-        return await pipeline_routes.token_classify(app, request)
-    if task == "embedding":
-        similar = "source_sentence" in await fields_of(fields.get("inputs", msgspec.Raw()))
-        return await (embed_routes.similarity if similar else embed_routes.embed)(app, request)
-    return await (rank_routes.rerank if "query" in fields else rank_routes.predict)(app, request)
+async def openapi(app: App, request: Request) -> Response:
+    if app.openapi is None:
+        app.openapi = to_json(document(app.routes))
+    return Response(app.openapi)
 
 
-def _named(fields: dict[str, msgspec.Raw]) -> str | None:
-    """The model that a body names; None for whatever the route will refuse."""
-    try:
-        return msgspec.json.decode(fields.get("model", b"null"), type=str | None)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+async def docs(app: App, request: Request) -> Response:
+    return _html(_DOCS.read_bytes())
+
+
+def _html(page: bytes) -> Response:
+    """A page that may call this server, and load nothing from elsewhere."""
+    policy = "default-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
+    headers = [("content-security-policy", policy), ("x-content-type-options", "nosniff")]
+    return Response(page, content_type="text/html; charset=utf-8", headers=headers)
+
+
+def document(routes: Routes) -> dict[str, Any]:
+    """OpenAPI 3.1."""
+    shapes = [shape for route in routes.values() for shape in (route.body, route.gives) if shape is not None]
+    schemas, components = msgspec.json.schema_components([*shapes, TeiError, OpenAIError], ref_template=_REFERENCE)
+    described = dict(zip(map(repr, shapes), schemas, strict=False))
+    paths: dict[str, Any] = {}
+    for (method, path), route in routes.items():
+        if route.words:
+            paths.setdefault(path, {})[method.lower()] = _operation(method, path, route, described)
+    scheme = {"type": "http", "scheme": "bearer"}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "ftbert serve", "version": __version__, "license": {"name": "Apache-2.0"}},
+        "paths": paths,
+        "components": {"schemas": components, "securitySchemes": {"key": scheme}},
+        "security": [{}, {"key": []}],
+    }
+
+
+def _operation(method: str, path: str, route: Route, described: dict[str, Any]) -> dict[str, Any]:
+    answer: dict[str, Any] = {"description": "the result"}
+    if route.gives is not None:
+        answer["content"] = {"application/json": {"schema": described[repr(route.gives)]}}
+    found: dict[str, Any] = {
+        "operationId": method.lower() + re.sub(r"\W+", "_", path.rstrip("/}") or "/any"),
+        "summary": route.words,
+        "responses": {"200": answer},
+    }
+    if names := re.findall(r"\{(\w+)\}", path):
+        found["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
+    if route.body is None:
+        return found
+    found["requestBody"] = {
+        "required": True,
+        "content": {"application/json": {"schema": described[repr(route.body)]}},
+    }
+    error = {"$ref": _REFERENCE.format(name="OpenAIError" if route.openai else "TeiError")}
+    for status, words in _ERRORS.items():
+        found["responses"][status] = {"description": words, "content": {"application/json": {"schema": error}}}
+    return found

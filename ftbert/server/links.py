@@ -12,9 +12,8 @@ import numpy as np
 
 from ftbert.server import frames
 from ftbert.server.description import Description
-from ftbert.server.engine_face import EngineFace
 from ftbert.server.frames import Frame
-from ftbert.server.work import Failure, Part, Work
+from ftbert.server.work import EngineFace, Failure, Part, Work
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

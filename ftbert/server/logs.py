@@ -1,10 +1,23 @@
-"""Lines on standard error. Never texts, keys or bodies of requests."""
+"""Lines on standard error: what the processes do, each request where that is asked for, failures of the server always.
+
+Never a text, a key, a header, a body or a query string.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ftbert.server.errors import ApiError
+    from ftbert.server.messages import Request, Response
+
+LOG = logging.getLogger("ftbert.serve")
+# Seconds in which the same error is one line: of a server without an engine every request fails.
+_SAME = 1.0
+_MOST_PATH = 200  # characters
 
 
 class _JsonLines(logging.Formatter):
@@ -22,16 +35,49 @@ class _Lines(logging.Formatter):
         self.converter = time.localtime
 
 
-def set_up(as_json: bool) -> logging.Logger:
-    log = logging.getLogger("ftbert.serve")
+def set_up(as_json: bool) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(_JsonLines() if as_json else _Lines())
-    log.handlers[:] = [handler]
-    log.setLevel(logging.INFO)
-    log.propagate = False
-    return log
+    LOG.handlers[:] = [handler]
+    LOG.setLevel(logging.INFO)
+    LOG.propagate = False
 
 
 def say_where(host: str, port: int) -> None:
     """That the server listens now."""
-    logging.getLogger("ftbert.serve").info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+    LOG.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+
+
+class AccessLog:
+    """every: a line for each answer. Only the event loop's thread calls it."""
+
+    def __init__(self, every: bool) -> None:
+        self._every = every
+        self._last, self._until, self._same = "", 0.0, 0
+
+    def answered(self, request: Request, response: Response) -> None:
+        """When the answer is made. The status of a client that has gone is 499."""
+        if not self._every:
+            return
+        body = response.body
+        values = {
+            "method": request.method or "-",
+            "path": request.path[:_MOST_PATH] or "-",
+            "status": 499 if request.disconnected else response.status,
+            "bytes": sum(map(len, body)) if isinstance(body, list) else len(body),
+            "seconds": round(time.monotonic() - request.began, 4),
+            "model": request.model or "-",
+        }
+        LOG.info(" ".join(["{}"] * len(values)).format(*values.values()), extra={"fields": values})
+
+    def failed(self, request: Request, error: ApiError) -> None:
+        """5xx, but of the routes that are asked for the server's state."""
+        if error.status < 500 or (request.route is not None and request.route.public):
+            return
+        line, now = f"{request.method} {request.path[:_MOST_PATH]}: {error.status} {error.words}", time.monotonic()
+        if line == self._last and now < self._until:
+            self._same += 1
+            return
+        more = f" (and {self._same} more like the one before)" if self._same else ""
+        self._last, self._until, self._same = line, now + _SAME, 0
+        LOG.error("%s%s", line, more)

@@ -1,6 +1,7 @@
 """Counters of all processes: a row of float64 for each, in one file that they share. Any worker can sum them.
 
-Names and buckets are TEI's, so that its dashboards work; ft_... are ours. exposition.py writes them as text.
+Names and buckets are TEI's, so that its dashboards work; ft_... are ours. Counters keep TEI's names, without the suffix
+that client libraries append.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of exposition
 # Seconds between two signs of life of a process.
 BEAT = 0.5
 METHODS = ("single", "batch")
@@ -108,3 +110,29 @@ def open_rows(path: Path | None, rows: int) -> NDArray[np.float64]:
     if not path.exists():
         path.write_bytes(bytes(8 * rows * CELLS))
     return np.asarray(np.memmap(path, dtype=np.float64, mode="r+", shape=(rows, CELLS)))  # its own indexing is slow
+
+
+def exposition(rows: NDArray[np.float64]) -> bytes:
+    """float64 [processes, cells], summed -> the text that Prometheus reads."""
+    cells = rows.sum(axis=0).tolist()
+    lines = []
+    for name, labels in COUNTERS.items():
+        lines.append(f"# TYPE {name} counter")
+        for i, label in enumerate(labels):
+            lines.append(f"{name}{{{label}}} {_number(cells[PLACES[name] + i])}" if label else
+                         f"{name} {_number(cells[PLACES[name]])}")  # fmt: skip
+    for name in GAUGES:
+        lines += [f"# TYPE {name} gauge", f"{name} {_number(cells[PLACES[name]])}"]
+    for name, bounds in HISTOGRAMS.items():
+        lines.append(f"# TYPE {name} histogram")
+        place, total = PLACES[name], 0.0
+        for i, bound in enumerate((*bounds, None)):
+            total += cells[place + i]
+            shown = "+Inf" if bound is None else f"{bound:.12g}"
+            lines.append(f'{name}_bucket{{le="{shown}"}} {_number(total)}')
+        lines += [f"{name}_sum {cells[place + len(bounds) + 1]!r}", f"{name}_count {_number(total)}"]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from ftbert.server.answers import answered, count_request, json
-from ftbert.server.app import App
 from ftbert.server.description import Description
 from ftbert.server.errors import ApiError, validation
+from ftbert.server.handlers import Asked, Made, computes
 from ftbert.server.inputs import check_count, side
+from ftbert.server.json_bodies import to_json
 from ftbert.server.memory import filled
-from ftbert.server.messages import Request, Response
-from ftbert.server.schemas import FillMask, TokenClassify, decode
+from ftbert.server.schemas import FillMask, TokenClassify
+from ftbert.server.settings import Settings
 from ftbert.server.text_encoder import Encoded
 from ftbert.server.work import BEST, Kind
 from ftbert.text import IGNORED, STRATEGIES, TokenLabels
@@ -22,24 +22,33 @@ _LONGEST_TARGET = 200  # characters
 _BEFORE_PUNCTUATION = (".", "?", "!", ",", "n't", "'m", "'s", "'ve", "'re")
 
 
-async def token_classify(app: App, request: Request) -> Response:
-    asked = decode(request.body, TokenClassify)
-    model = app.model(asked.model, "token_classifier")
-    single, texts = _texts(asked.inputs)
-    check_count(len(texts), app.settings)
-    count_request(app, len(texts), "predict")
-    model.expect("token_classifier")
-    how = asked.parameters or asked
+def _texts(body: TokenClassify | FillMask, settings: Settings) -> list[str]:
+    """A text, or a list of texts; each of those may be a list of one, as in TEI's batches."""
+    inputs = body.inputs
+    if isinstance(inputs, str):
+        return [inputs]
+    if not inputs:
+        raise ApiError("Empty", "`inputs` cannot be empty")
+    if any(isinstance(one, list) and len(one) != 1 for one in inputs):
+        raise validation("`inputs` must be a text or a list of texts: this model reads no pairs")
+    check_count(len(inputs), settings)
+    return [one if isinstance(one, str) else one[0] for one in inputs]
+
+
+@computes(TokenClassify, "predict", "token_classifier", texts=_texts)
+async def token_classify(asked: Asked[TokenClassify]) -> Made:
+    body, model, texts = asked.body, asked.model, asked.texts
+    how = body.parameters or body
     if (strategy := how.aggregation_strategy) not in STRATEGIES:
         raise validation(f"`aggregation_strategy` must be one of {', '.join(STRATEGIES)}; got {strategy[:40]!r}")
     if how.stride is not None:
         raise validation("`stride` is not supported: texts that are too long are truncated")
     ignored = frozenset(IGNORED if how.ignore_labels is None else how.ignore_labels)
-    encoder, truncate = model.encoder(), model.truncates(asked.truncate)
-    where = side("truncation_direction", asked.truncation_direction)
+    encoder, truncate = model.encoder(), model.truncates(body.truncate)
+    where = side("truncation_direction", body.truncation_direction)
     size = sum(map(len, texts))
     done = await model.compute(
-        request, Kind.TOKEN_LOGITS, size, lambda: encoder.encode_with_places(texts, truncate, where)
+        asked.request, Kind.TOKEN_LOGITS, size, lambda: encoder.encode_with_places(texts, truncate, where)
     )
 
     def run() -> bytes:
@@ -51,23 +60,19 @@ async def token_classify(app: App, request: Request) -> Response:
                 texts, done.encoded.encodings, offsets[:-1], offsets[1:], strict=True
             )
         ]
-        return json(found[0] if single else found)
+        return to_json(found[0] if isinstance(body.inputs, str) else found)
 
-    return answered(app, request, model.about, done, await model.in_thread(request, size, run), "predict")
+    return done, await model.in_thread(asked.request, size, run)
 
 
-async def fill_mask(app: App, request: Request) -> Response:
-    asked = decode(request.body, FillMask)
-    model = app.model(asked.model, "fill_mask")
-    single, texts = _texts(asked.inputs)
-    check_count(len(texts), app.settings)
-    count_request(app, len(texts), "predict")
-    model.expect("fill_mask")
-    how, about, encoder = asked.parameters or asked, model.about, model.encoder()
+@computes(FillMask, "predict", "fill_mask", texts=_texts)
+async def fill_mask(asked: Asked[FillMask]) -> Made:
+    body, model, texts = asked.body, asked.model, asked.texts
+    how, about, encoder = body.parameters or body, model.about, model.encoder()
     if not 1 <= how.top_k <= BEST:
         raise validation(f"`top_k` must be from 1 to {BEST}; got {str(how.top_k)[:20]}")
     targets = None if how.targets is None else _targets(how.targets, encoder.whole, about)
-    where, truncate = side("truncation_direction", asked.truncation_direction), model.truncates(asked.truncate)
+    where, truncate = side("truncation_direction", body.truncation_direction), model.truncates(body.truncate)
 
     def encode() -> Encoded:
         encoded = encoder.encode(texts, "", truncate, where)
@@ -80,29 +85,17 @@ async def fill_mask(app: App, request: Request) -> Response:
         return encoded
 
     size = sum(map(len, texts))
-    done = await model.compute(request, Kind.FILLED, size, encode, encoder.inline)
-
+    done = await model.compute(asked.request, Kind.FILLED, size, encode, encoder.inline)
     most, encoded = how.top_k if targets is None else min(how.top_k, len(targets)), done.encoded
     assert encoded.marked is not None
     masks = np.diff(encoded.marked.searchsorted(encoded.offsets)).tolist()
-    app.memory.take(request, filled(encoded.offsets.tolist(), masks, most), sum(masks), "masks")
+    asked.app.memory.take(asked.request, filled(encoded.offsets.tolist(), masks, most), sum(masks), "masks")
 
     def run() -> bytes:
         found = _filled(done.encoded, done.rows, most, encoder.whole, about)
-        return json(found[0] if single else found)
+        return to_json(found[0] if isinstance(body.inputs, str) else found)
 
-    return answered(app, request, about, done, await model.in_thread(request, size, run), "predict")
-
-
-def _texts(inputs: str | list[str | list[str]]) -> tuple[bool, list[str]]:
-    """A text, or a list of texts; each of those may be a list of one, as in TEI's batches. True: one result."""
-    if isinstance(inputs, str):
-        return True, [inputs]
-    if not inputs:
-        raise ApiError("Empty", "`inputs` cannot be empty")
-    if any(isinstance(one, list) and len(one) != 1 for one in inputs):
-        raise validation("`inputs` must be a text or a list of texts: this model reads no pairs")
-    return False, [one if isinstance(one, str) else one[0] for one in inputs]
+    return done, await model.in_thread(asked.request, size, run)
 
 
 def _targets(given: str | list[str], whole: Any, about: Description) -> Any:

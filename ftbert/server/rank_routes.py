@@ -7,20 +7,22 @@ that of the logits: scores may be equal where these differ.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ftbert.server.activations import ACTIVATIONS, probabilities
-from ftbert.server.answers import answered, count_request, json, json_list
 from ftbert.server.app import App
 from ftbert.server.errors import ApiError, validation
+from ftbert.server.handlers import Asked, Made, computes
 from ftbert.server.inputs import Reading, check_count, limited_reading, own_limit, reading
-from ftbert.server.json_keys import fields_of
+from ftbert.server.json_bodies import decode, fields_of, json_list, to_json
 from ftbert.server.messages import Request, Response
 from ftbert.server.pipeline_routes import token_classify
-from ftbert.server.schemas import Classify, JinaRerank, PairLimits, Predict, Score, TeiRerank, decode
+from ftbert.server.schemas import Classify, JinaRerank, Predict, Score, TeiRerank
 from ftbert.server.served_model import Computed, ServedModel
+from ftbert.server.settings import Settings
 from ftbert.server.text_encoder import Encoded
 from ftbert.server.work import Kind
 
@@ -28,99 +30,124 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Sequences = list[str | tuple[str, str]]
+_CLASSIFIERS = ("classifier", "reranker")
 
 
-async def predict(app: App, request: Request) -> Response:
-    asked = decode(request.body, Predict)
-    model = app.model(asked.model, "classifier", "reranker", "token_classifier")
-    if model.task == "token_classifier":
-        return await token_classify(app, request)
-    single, sequences = _sequences(asked.inputs)
-    check_count(len(sequences), app.settings)
-    count_request(app, len(sequences), "predict")
-    model.expect("classifier", "reranker")
-    done = await logits(request, model, sequences, reading(asked, model))
-    scores = done.rows if asked.raw_scores else probabilities(done.rows)
+def _predicted(body: Predict, settings: Settings) -> Sequences:
+    """TEI's union: a text, [text], a pair [a, b], or a list of lists of those."""
+    inputs = body.inputs
+    if isinstance(inputs, str):
+        return [inputs]
+    if not inputs:
+        raise ApiError("Empty", "`inputs` cannot be empty")
+    flat = [one for one in inputs if isinstance(one, str)]
+    if len(flat) == len(inputs):
+        return [_one_or_pair(flat)]
+    if flat:
+        raise validation("`inputs` must be a text, a pair of texts, or a list of lists of one or two texts")
+    found = [_one_or_pair(one) for one in inputs if isinstance(one, list)]
+    check_count(len(found), settings)
+    return found
+
+
+@computes(Predict, "predict", *_CLASSIFIERS, texts=_predicted)
+async def _predict(asked: Asked[Predict]) -> Made:
+    body, labels = asked.body, asked.model.about.labels
+    done = await _logits(asked, reading(body, asked.model))
+    scores = done.rows if body.raw_scores else probabilities(done.rows)
     found = (
-        [{"score": float(row[i]), "label": model.about.labels[i]} for i in _best_first(raw)]
+        [{"score": float(row[i]), "label": labels[i]} for i in _best_first(raw)]
         for raw, row in zip(done.rows, scores, strict=True)
     )
-    body = [json(next(found))] if single else await json_list(found)
-    return answered(app, request, model.about, done, body, "predict")
+    single = isinstance(body.inputs, str) or isinstance(body.inputs[0], str)
+    return done, to_json(next(found)) if single else await json_list(found)
+
+
+def predict(app: App, request: Request) -> Coroutine[Any, Any, Response]:
+    body = decode(request.body, Predict)
+    model = app.model(body.model, *_CLASSIFIERS, "token_classifier")
+    if model.task == "token_classifier":
+        return token_classify(app, request)
+    return _predict.answer(app, request, body, model)
+
+
+def _ranked(body: TeiRerank, settings: Settings) -> Sequences:
+    if not body.texts:
+        raise ApiError("Empty", "`texts` cannot be empty")
+    check_count(len(body.texts), settings)
+    return [(body.query, text) for text in body.texts]
+
+
+@computes(TeiRerank, "predict", "reranker", texts=_ranked)
+async def _rerank_texts(asked: Asked[TeiRerank]) -> Made:
+    body = asked.body
+    done = await _logits(asked, reading(body, asked.model))
+    scores = done.rows[:, 0] if body.raw_scores else probabilities(done.rows)[:, 0]
+    found: list[dict[str, Any]] = []
+    for index in _best_first(done.rows[:, 0]):
+        found.append({"index": index, "score": float(scores[index])})
+        if body.return_text:
+            found[-1]["text"] = body.texts[index]
+    return done, to_json(found)
+
+
+def _ranked_documents(body: JinaRerank, settings: Settings) -> Sequences:
+    if not body.documents:
+        raise ApiError("Empty", "`documents` cannot be empty", param="documents")
+    if body.top_n is not None and body.top_n < 1:
+        raise validation(f"`top_n` must be at least 1; got {str(body.top_n)[:20]}", param="top_n")
+    check_count(len(body.documents), settings)
+    return [(body.query, one if isinstance(one, str) else one.text) for one in body.documents]
+
+
+@computes(JinaRerank, "predict", "reranker", texts=_ranked_documents)
+async def rerank_documents(asked: Asked[JinaRerank]) -> Made:
+    body, model = asked.body, asked.model
+    done = await _limited_logits(asked)
+    scores = _activated(model, done, body.use_activation)[:, 0]
+    results: list[dict[str, Any]] = []
+    for index in _best_first(done.rows[:, 0])[: body.top_n]:
+        results.append({"index": index, "relevance_score": float(scores[index])})
+        if body.return_documents is not False:  # Cohere's second API always has them in vLLM; clients may rely on it
+            results[-1]["document"] = {"text": asked.texts[index][1]}
+    return done, to_json({
+        "id": f"rerank-{uuid.uuid4().hex}", "model": model.name, "results": results, "usage": done.usage,
+        "meta": {"billed_units": {"search_units": 1}},
+    })  # fmt: skip
 
 
 async def rerank(app: App, request: Request) -> Response:
     """TEI's with `texts`, Jina's and Cohere's with `documents`."""
     fields = await fields_of(request.body)
-    if "documents" in fields and "texts" not in fields:
-        return await rerank_documents(app, request)
-    asked = decode(request.body, TeiRerank)
-    if not asked.texts:
-        raise ApiError("Empty", "`texts` cannot be empty")
-    model = _ranker(app, request, asked.model, len(asked.texts))
-    done = await logits(request, model, [(asked.query, text) for text in asked.texts], reading(asked, model))
-    scores = done.rows[:, 0] if asked.raw_scores else probabilities(done.rows)[:, 0]
-    found: list[dict[str, Any]] = []
-    for index in _best_first(done.rows[:, 0]):
-        found.append({"index": index, "score": float(scores[index])})
-        if asked.return_text:
-            found[-1]["text"] = asked.texts[index]
-    return answered(app, request, model.about, done, json(found), "predict")
+    of_documents = "documents" in fields and "texts" not in fields
+    return await (rerank_documents if of_documents else _rerank_texts)(app, request)
 
 
-async def rerank_documents(app: App, request: Request) -> Response:
-    asked = decode(request.body, JinaRerank)
-    texts = [one if isinstance(one, str) else one.text for one in asked.documents]
+def _classified(body: Classify, settings: Settings) -> list[str]:
+    texts = [body.input] if isinstance(body.input, str) else body.input
     if not texts:
-        raise ApiError("Empty", "`documents` cannot be empty", param="documents")
-    if asked.top_n is not None and asked.top_n < 1:
-        raise validation(f"`top_n` must be at least 1; got {str(asked.top_n)[:20]}", param="top_n")
-    model = _ranker(app, request, asked.model, len(texts))
-    done = await _limited_logits(request, model, [(asked.query, text) for text in texts], asked)
-    scores = _activated(model, done, asked.use_activation)[:, 0]
-    results: list[dict[str, Any]] = []
-    for index in _best_first(done.rows[:, 0])[: asked.top_n]:
-        results.append({"index": index, "relevance_score": float(scores[index])})
-        if asked.return_documents is not False:  # Cohere's second API always has them in vLLM; clients may rely on it
-            results[-1]["document"] = {"text": texts[index]}
-    tokens = done.encoded.tokens
-    body = {
-        "id": f"rerank-{uuid.uuid4().hex}", "model": model.name, "results": results,
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        "meta": {"billed_units": {"search_units": 1}},
-    }  # fmt: skip
-    return answered(app, request, model.about, done, json(body), "predict")
-
-
-async def classify(app: App, request: Request) -> Response:
-    asked = decode(request.body, Classify)
-    model = app.model(asked.model, "classifier", "reranker")
-    inputs: Sequences = [asked.input] if isinstance(asked.input, str) else list(asked.input)
-    if not inputs:
         raise ApiError("Empty", "`input` cannot be empty", param="input")
-    check_count(len(inputs), app.settings)
-    count_request(app, len(inputs), "predict")
-    model.expect("classifier", "reranker")
-    done = await logits(request, model, inputs, limited_reading(asked, model))
-    rows, best = _activated(model, done, asked.use_activation), done.rows.argmax(axis=1).tolist()
-    labels = model.about.labels
+    check_count(len(texts), settings)
+    return texts
+
+
+@computes(Classify, "predict", *_CLASSIFIERS, texts=_classified)
+async def classify(asked: Asked[Classify]) -> Made:
+    model, labels = asked.model, asked.model.about.labels
+    done = await _logits(asked, limited_reading(asked.body, model))
+    rows, best = _activated(model, done, asked.body.use_activation), done.rows.argmax(axis=1).tolist()
     data = await json_list(
         {"index": i, "label": labels[place], "probs": row, "num_classes": len(labels)}
         for i, (place, row) in enumerate(zip(best, rows, strict=True))
     )
-    tokens = done.encoded.tokens
-    head = {"id": f"classify-{uuid.uuid4().hex}", "object": "list", "model": model.name,
-            "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}  # fmt: skip
-    body = [json(head)[:-1], b',"data":', *data, b"}"]
-    return answered(app, request, model.about, done, body, "predict")
+    head = {"id": f"classify-{uuid.uuid4().hex}", "object": "list", "model": model.name, "usage": done.usage}
+    return done, [to_json(head)[:-1], b',"data":', *data, b"}"]
 
 
-async def score(app: App, request: Request) -> Response:
+def _paired(body: Score, settings: Settings) -> Sequences:
     """One text with each of another list, or two lists of one length in pairs."""
-    asked = decode(request.body, Score)
-    model = app.model(asked.model, "reranker")
-    first = next((x for x in (asked.queries, asked.data_1, asked.text_1) if x is not None), None)
-    second = next((x for x in (asked.documents, asked.items, asked.data_2, asked.text_2) if x is not None), None)
+    first = next((x for x in (body.queries, body.data_1, body.text_1) if x is not None), None)
+    second = next((x for x in (body.documents, body.items, body.data_2, body.text_2) if x is not None), None)
     if first is None or second is None:
         raise validation("expected `queries` and `documents`, or `data_1` and `data_2`, or `text_1` and `text_2`")
     left = [first] if isinstance(first, str) else first
@@ -130,26 +157,26 @@ async def score(app: App, request: Request) -> Response:
     left = left * len(right) if len(left) == 1 else left
     if len(left) != len(right):
         raise validation(f"expected one text, or as many as of the others ({len(right)}); got {len(left)}")
-    check_count(len(right), app.settings)
-    count_request(app, len(right), "predict")
-    model.expect("reranker")
-    done = await _limited_logits(request, model, list(zip(left, right, strict=True)), asked)
-    scores = _activated(model, done, asked.use_activation)[:, 0]
-    tokens = done.encoded.tokens
-    body = {
-        "id": f"score-{uuid.uuid4().hex}", "object": "list", "model": model.name,
+    check_count(len(right), settings)
+    return list(zip(left, right, strict=True))
+
+
+@computes(Score, "predict", "reranker", texts=_paired)
+async def score(asked: Asked[Score]) -> Made:
+    done = await _limited_logits(asked)
+    scores = _activated(asked.model, done, asked.body.use_activation)[:, 0]
+    return done, to_json({
+        "id": f"score-{uuid.uuid4().hex}", "object": "list", "model": asked.model.name,
         "data": [{"index": i, "object": "score", "score": float(one)} for i, one in enumerate(scores)],
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-    }  # fmt: skip
-    return answered(app, request, model.about, done, json(body), "predict")
+        "usage": done.usage,
+    })  # fmt: skip
 
 
-async def logits(
-    request: Request, model: ServedModel, sequences: Sequences, how: Reading,
-    limits: tuple[int | None, int | None] = (None, None),
-) -> Computed:  # fmt: skip
+def _logits(
+    asked: Asked[Any], how: Reading, limits: tuple[int | None, int | None] = (None, None)
+) -> Coroutine[Any, Any, Computed]:
     """rows: float32 [sequences, labels]. limits: of pairs, see TextEncoder.encode_pairs."""
-    encoder = model.encoder()
+    sequences, encoder = asked.texts, asked.model.encoder()
 
     def encode() -> Encoded:
         pairs = [one for one in sequences if isinstance(one, tuple)]
@@ -159,21 +186,19 @@ async def logits(
             )
         if pairs:
             raise validation("`inputs` must be all texts or all pairs")
-        texts = [one for one in sequences if isinstance(one, str)]
-        return encoder.encode(texts, how.prompt, how.truncate, how.side, how.most)
+        return encoder.encode(sequences, how.prompt, how.truncate, how.side, how.most)
 
     size = sum(len(one) if isinstance(one, str) else len(one[0]) + len(one[1]) for one in sequences)
-    return await model.compute(request, Kind.LOGITS, size, encode)
+    return asked.model.compute(asked.request, Kind.LOGITS, size, encode)
 
 
-async def _limited_logits(
-    request: Request, model: ServedModel, pairs: list[tuple[str, str]], asked: PairLimits
-) -> Computed:
+def _limited_logits(asked: Asked[JinaRerank] | Asked[Score]) -> Coroutine[Any, Any, Computed]:
+    body = asked.body
     limits = (
-        own_limit("max_tokens_per_query", asked.max_tokens_per_query),
-        own_limit("max_tokens_per_doc", asked.max_tokens_per_doc),
+        own_limit("max_tokens_per_query", body.max_tokens_per_query),
+        own_limit("max_tokens_per_doc", body.max_tokens_per_doc),
     )
-    return await logits(request, model, list(pairs), limited_reading(asked, model, pairs=True), limits)
+    return _logits(asked, limited_reading(body, asked.model, pairs=True), limits)
 
 
 def _activated(model: ServedModel, done: Computed, wanted: bool | None) -> NDArray[np.float32]:
@@ -184,29 +209,6 @@ def _activated(model: ServedModel, done: Computed, wanted: bool | None) -> NDArr
 def _best_first(logits: NDArray[np.float32]) -> list[int]:
     """Places of the highest first, equal ones in their order."""
     return np.argsort(-logits, kind="stable").tolist()  # type: ignore[no-any-return]
-
-
-def _ranker(app: App, request: Request, name: str | None, texts: int) -> ServedModel:
-    """The model that ranks so many texts, counted."""
-    model = app.model(name, "reranker")
-    check_count(texts, app.settings)
-    count_request(app, texts, "predict")
-    model.expect("reranker")
-    return model
-
-
-def _sequences(inputs: str | list[str | list[str]]) -> tuple[bool, Sequences]:
-    """TEI's union: a text, [text], a pair [a, b], or a list of lists of those. True: one result, not a list of them."""
-    if isinstance(inputs, str):
-        return True, [inputs]
-    if not inputs:
-        raise ApiError("Empty", "`inputs` cannot be empty")
-    flat = [one for one in inputs if isinstance(one, str)]
-    if len(flat) == len(inputs):
-        return True, [_one_or_pair(flat)]
-    if flat:
-        raise validation("`inputs` must be a text, a pair of texts, or a list of lists of one or two texts")
-    return False, [_one_or_pair(one) for one in inputs if isinstance(one, list)]
 
 
 def _one_or_pair(texts: list[str]) -> str | tuple[str, str]:

@@ -1,14 +1,11 @@
-"""Bodies of requests. Unknown fields are ignored, as TEI and OpenAI do, but for those of ONLY, which would change the
-answer."""
+"""Shapes of requests and answers. Unknown fields of a request are ignored, as TEI and OpenAI do, but for those of ONLY,
+which would change the answer."""
 
 from __future__ import annotations
 
-import json
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
-
-from ftbert.server.errors import ApiError, validation
 
 Text = str | list[int]
 Inputs = str | list[str | int | list[int]]
@@ -204,71 +201,172 @@ ONLY: dict[Any, dict[str, tuple[Any, ...]]] = {
     },
 }  # fmt: skip
 
-T = TypeVar("T")
-_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+# ---- answers, for /openapi.json: routes write them from arrays, without these
+
+Matrix = list[list[float]]
+Matrices = list[Matrix]
 
 
-def decode(body: bytes | bytearray, schema: type[T]) -> T:
-    """ApiError 400 for what is no JSON, 422 for another shape. A key that is there twice is json_keys' business."""
-    if not body:
-        raise ApiError("Empty", "the request has no body", status=400)
-    decoder = _decoders.get(schema)
-    if decoder is None:
-        decoder = _decoders[schema] = msgspec.json.Decoder(schema)
-    try:
-        found = _decoded(decoder, body)
-    except msgspec.ValidationError as error:
-        raise validation(_short(error)) from None
-    except msgspec.DecodeError as error:
-        raise ApiError("Validation", f"the body is not valid JSON: {_short(error)}", status=400) from None
-    except UnicodeDecodeError:
-        raise ApiError("Validation", "the body is not valid UTF-8", status=400) from None
-    except RecursionError:
-        raise ApiError("Validation", "the body is nested too deeply", status=400) from None
-    _expect_only(body, ONLY.get(schema, {}))
-    return found  # type: ignore[no-any-return]
+class Usage(msgspec.Struct):
+    prompt_tokens: int
+    total_tokens: int
 
 
-def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes | bytearray) -> Any:
-    try:
-        return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        if not any(word in str(error) for word in ("`float`", "`null`")):
-            raise
-        try:
-            return decoder.decode(_plain(body))
-        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
-            raise error from None
+class Embedding(msgspec.Struct):
+    """embedding: a list of numbers, or base64 of little-endian float32."""
+
+    object: str
+    index: int
+    embedding: list[float] | str
 
 
-def _plain(body: bytes | bytearray) -> bytes:
-    """`body` with integers where it has 1.0, and without the fields that are null, in objects inside too: some clients
-    write a default as null. Raises several for what Python does not read."""
-
-    def number(text: str) -> int | float:
-        value = float(text)
-        return int(value) if value.is_integer() and abs(value) < 1 << 53 else value
-
-    def constant(text: str) -> None:
-        raise ValueError(text)
-
-    def fields(given: dict[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in given.items() if value is not None}
-
-    return msgspec.json.encode(json.loads(body, object_hook=fields, parse_float=number, parse_constant=constant))
+class Embeddings(msgspec.Struct):
+    object: str
+    data: list[Embedding]
+    model: str
+    usage: Usage
 
 
-def _expect_only(body: bytes | bytearray, known: dict[str, tuple[Any, ...]]) -> None:
-    """ApiError 422 for a field among `known` with another value than it allows."""
-    if not known or not (b"\\u" in body or any(b'"%s"' % name.encode() in body for name in known)):
-        return
-    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])  # texts stay as they are
-    for name in (one for one in known if one in fields):
-        value = msgspec.json.decode(fields[name])
-        if value is not None and value not in known[name]:
-            only = " or ".join(msgspec.json.encode(one).decode() for one in known[name])
-            raise validation(f"`{name}` is not supported{f', but as {only}' if only else ''}", param=name)
+class Pooled(msgspec.Struct):
+    """data: a vector, of task token_embed one a token."""
+
+    object: str
+    index: int
+    data: Any
 
 
-def _short(error: Exception) -> str:
-    return str(error)[:200]
+class PooledList(msgspec.Struct):
+    object: str
+    data: list[Pooled]
+    model: str
+    usage: Usage
+
+
+class ModelCard(msgspec.Struct):
+    id: str
+    object: str
+    created: int
+    owned_by: str
+    root: str
+
+
+class ModelCards(msgspec.Struct):
+    object: str
+    data: list[ModelCard]
+
+
+class Prediction(msgspec.Struct):
+    score: float
+    label: str
+
+
+class Entity(msgspec.Struct):
+    """start, end: in characters of the text. entity, index: of a token; entity_group: where tokens are aggregated."""
+
+    score: float
+    word: str
+    start: int
+    end: int
+    entity: str | None = None
+    index: int | None = None
+    entity_group: str | None = None
+
+
+class Filled(msgspec.Struct):
+    """token: an id that may stand in the place of the mask. sequence: the text with it."""
+
+    score: float
+    token: int
+    token_str: str
+    sequence: str
+
+
+class Rank(msgspec.Struct):
+    index: int
+    score: float
+    text: str | None = None
+
+
+class RankedDocument(msgspec.Struct):
+    index: int
+    relevance_score: float
+    document: dict[str, str] | None = None
+
+
+class Ranking(msgspec.Struct):
+    id: str
+    model: str
+    results: list[RankedDocument]
+    usage: Usage
+    meta: dict[str, Any]
+
+
+class ClassScores(msgspec.Struct):
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class Classification(msgspec.Struct):
+    id: str
+    object: str
+    model: str
+    data: list[ClassScores]
+    usage: Usage
+
+
+class PairScore(msgspec.Struct):
+    index: int
+    object: str
+    score: float
+
+
+class PairScores(msgspec.Struct):
+    id: str
+    object: str
+    model: str
+    data: list[PairScore]
+    usage: Usage
+
+
+class Token(msgspec.Struct):
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
+class Detokenized(msgspec.Struct):
+    prompt: str
+
+
+class Version(msgspec.Struct):
+    version: str
+
+
+Info = dict[str, Any]
+Predictions = list[Prediction | list[Prediction]]  # of one input, or of each
+Entities = list[Entity | list[Entity]]  # of one text, or of each
+Fillings = list[Filled | list[Filled | list[Filled]]]  # of one mask, of each of a text, or of each text
+
+
+class TeiError(msgspec.Struct):
+    error: str
+    error_type: str
+
+
+class OpenAIErrorObject(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class OpenAIError(msgspec.Struct):
+    error: OpenAIErrorObject
+    message: str
+    code: int
+    type: str

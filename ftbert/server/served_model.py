@@ -37,6 +37,11 @@ class Computed:
     queue: float
     inference: float
 
+    @property
+    def usage(self) -> dict[str, int]:
+        """As OpenAI's."""
+        return {"prompt_tokens": self.encoded.tokens, "total_tokens": self.encoded.tokens}
+
 
 class ServedModel:
     """names: what requests may call it."""

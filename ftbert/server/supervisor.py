@@ -14,12 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ftbert.server.extra import check_extra
 from ftbert.server.logs import say_where, set_up
 from ftbert.server.metrics import Row, open_rows
-from ftbert.server.server_folder import ServerFolder
+from ftbert.server.process import ServerFolder, check_extra, socket_path, wait_for_signal
 from ftbert.server.settings import Settings
-from ftbert.server.signals import wait_for_signal
 
 LOG = logging.getLogger("ftbert.serve")
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
@@ -34,7 +32,7 @@ def serve(settings: Settings) -> int:
     """Serves until SIGTERM or SIGINT. Returns the exit code: 0 after a drain, 130 after a second signal. Raises
     RuntimeError without the extra, OSError where the address is taken, and what loading a model raises."""
     check_extra()
-    from ftbert.server.http_server import bind
+    from ftbert.server.worker import bind, run_one_process
 
     set_up(settings.json_output)
     settings = dataclasses.replace(settings, workers=_workers(settings))
@@ -43,8 +41,6 @@ def serve(settings: Settings) -> int:
     port = bound.getsockname()[1]
     settings = dataclasses.replace(settings, port=port)
     if alone:
-        from ftbert.server.one_process import run_one_process
-
         code = run_one_process(settings, bound)
     else:
         bound.close()
@@ -178,7 +174,6 @@ class _Supervisor:
     def _plan_again(self, child: _Child, code: int, now: float) -> bool:
         """False where an engine cannot load its model: no other try would."""
         from ftbert.server.child import CANNOT_START
-        from ftbert.server.worker import socket_path
 
         assert child.process is not None and child.process.stdin is not None
         child.process.stdin.close()

@@ -6,15 +6,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ftbert.server.answers import json
 from ftbert.server.app import App
 from ftbert.server.errors import ApiError, validation
 from ftbert.server.inputs import check_count
-from ftbert.server.json_keys import fields_of
+from ftbert.server.json_bodies import decode, fields_of, to_json
 from ftbert.server.links import Disconnected
 from ftbert.server.memory import decoded, tokenised
 from ftbert.server.messages import Request, Response
-from ftbert.server.schemas import Decode, Detokenize, Tokenize, TokenizePrompt, decode
+from ftbert.server.schemas import Decode, Detokenize, Tokenize, TokenizePrompt
 from ftbert.server.served_model import ServedModel
 
 # Characters, or ids, of the texts that one call gets: it is long beside what a call costs, and its result is small.
@@ -65,7 +64,7 @@ def _tokens(text: str, encoding: Any, special_ids: set[int]) -> Iterator[bytes]:
             else:
                 place = {"start": start, "stop": stop}
                 found.append({"id": one, "text": text[start:stop], "special": one in special_ids, **place})
-        yield (b"," if at else b"") + json(found)[1:-1]
+        yield (b"," if at else b"") + to_json(found)[1:-1]
 
 
 async def _tokenize_prompt(app: App, request: Request) -> Response:
@@ -77,7 +76,7 @@ async def _tokenize_prompt(app: App, request: Request) -> Response:
         whole = model.encoder().whole  # whose calls for one text keep all other threads waiting
         (found,) = whole.encode_batch([asked.prompt], add_special_tokens=asked.add_special_tokens)
         values = {"tokens": found.ids, "count": len(found.ids), "max_model_len": model.about.max_length}
-        return json(values | ({"token_strs": found.tokens} if asked.return_token_strs else {}))
+        return to_json(values | ({"token_strs": found.tokens} if asked.return_token_strs else {}))
 
     return Response(await model.in_thread(request, len(asked.prompt), run))
 
@@ -102,7 +101,7 @@ async def decode_ids(app: App, request: Request) -> Response:
         for some in _calls(rows):
             go_on()
             texts = whole.decode_batch(some, skip_special_tokens=asked.skip_special_tokens)
-            parts.append((b"," if len(parts) > 1 else b"") + json(texts)[1:-1])
+            parts.append((b"," if len(parts) > 1 else b"") + to_json(texts)[1:-1])
         return [*parts, b"]"]
 
     return Response(await model.in_thread(request, ids, run))
@@ -116,7 +115,7 @@ async def detokenize(app: App, request: Request) -> Response:
 
     def run() -> bytes:
         (found,) = model.encoder().whole.decode_batch([asked.tokens], skip_special_tokens=False)
-        return json({"prompt": found})
+        return to_json({"prompt": found})
 
     return Response(await model.in_thread(request, len(asked.tokens), run))
 

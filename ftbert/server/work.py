@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import inf
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,4 +101,17 @@ class Owner(Protocol):
         """From any thread; never blocks. One call for each batch."""
 
 
-Results = list[Any]
+class EngineFace(Protocol):
+    """What a worker needs of an engine in its own process."""
+
+    @property
+    def ready(self) -> bool: ...
+
+    @property
+    def queued_tokens(self) -> int: ...
+
+    def submit(self, works: list[Work]) -> list[tuple[Work, Failure]]: ...
+
+    def cancel(self, owner: Owner, ids: list[int]) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,16 +1,27 @@
-"""A JSON body before it is decoded: how many values it has, which keys are there twice, which are there at all.
+"""JSON in and out: a body is looked at before it is decoded, an answer is written in parts.
 
-A decoder holds the event loop until it is done: 30 MB of small lists take seconds, 30 MB of texts some 30 ms.
+A decoder holds the event loop until it is done: 30 MB of small lists take seconds, 30 MB of texts some 30 ms. So it is
+known before how many values a body has, and which keys are there twice.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+import orjson
 
 from ftbert.server.errors import ApiError, too_many, validation
+from ftbert.server.schemas import ONLY
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+T = TypeVar("T")
 
 # Bytes that are looked at without letting others of the event loop in between: 8 ms where all of it is short strings.
 _AT_ONCE = 32768
@@ -22,6 +33,9 @@ _MOST_DEPTH = 1000
 _LONGEST_KEY = 200
 _SPACE = b" \t\r\n"
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
+# Floats that are written without letting others of the event loop in between: 2 ms.
+_FLOATS_AT_ONCE, _BYTES_AT_ONCE = 65536, 1 << 18
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
 class BodyCheck:
@@ -130,3 +144,97 @@ async def fields_of(body: bytes | bytearray | msgspec.Raw) -> dict[str, msgspec.
     if memoryview(body).nbytes > _SMALL:
         await asyncio.sleep(0)
     return found
+
+
+def decode(body: bytes | bytearray, schema: type[T]) -> T:
+    """ApiError 400 for what is no JSON, 422 for another shape. A key that is there twice is for BodyCheck."""
+    if not body:
+        raise ApiError("Empty", "the request has no body", status=400)
+    decoder = _decoders.get(schema)
+    if decoder is None:
+        decoder = _decoders[schema] = msgspec.json.Decoder(schema)
+    try:
+        found = _decoded(decoder, body)
+    except msgspec.ValidationError as error:
+        raise validation(_short(error)) from None
+    except msgspec.DecodeError as error:
+        raise ApiError("Validation", f"the body is not valid JSON: {_short(error)}", status=400) from None
+    except UnicodeDecodeError:
+        raise ApiError("Validation", "the body is not valid UTF-8", status=400) from None
+    except RecursionError:
+        raise ApiError("Validation", "the body is nested too deeply", status=400) from None
+    _expect_only(body, ONLY.get(schema, {}))
+    return found  # type: ignore[no-any-return]
+
+
+def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes | bytearray) -> Any:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        if not any(word in str(error) for word in ("`float`", "`null`")):
+            raise
+        try:
+            return decoder.decode(_plain(body))
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+            raise error from None
+
+
+def _plain(body: bytes | bytearray) -> bytes:
+    """`body` with integers where it has 1.0, and without the fields that are null, in objects inside too: some clients
+    write a default as null. Raises several for what Python does not read."""
+
+    def number(text: str) -> int | float:
+        value = float(text)
+        return int(value) if value.is_integer() and abs(value) < 1 << 53 else value
+
+    def constant(text: str) -> None:
+        raise ValueError(text)
+
+    def fields(given: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in given.items() if value is not None}
+
+    return msgspec.json.encode(json.loads(body, object_hook=fields, parse_float=number, parse_constant=constant))
+
+
+def _expect_only(body: bytes | bytearray, known: dict[str, tuple[Any, ...]]) -> None:
+    """ApiError 422 for a field among `known` with another value than it allows."""
+    if not known or not (b"\\u" in body or any(b'"%s"' % name.encode() in body for name in known)):
+        return
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])  # texts stay as they are
+    for name in (one for one in known if one in fields):
+        value = msgspec.json.decode(fields[name])
+        if value is not None and value not in known[name]:
+            only = " or ".join(msgspec.json.encode(one).decode() for one in known[name])
+            raise validation(f"`{name}` is not supported{f', but as {only}' if only else ''}", param=name)
+
+
+def _short(error: Exception) -> str:
+    return str(error)[:200]
+
+
+def to_json(value: Any) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+async def json_matrix(rows: NDArray[np.float32]) -> list[bytes]:
+    """Parts of float32 [n, width] as a list of lists."""
+    step = max(1, _FLOATS_AT_ONCE // max(1, rows.shape[-1]))
+    if len(rows) <= step:
+        return [to_json(rows)]
+    parts = []
+    for start in range(0, len(rows), step):
+        parts.append((b"," if start else b"[") + to_json(rows[start : start + step])[1:-1])
+        await asyncio.sleep(0)
+    return [*parts, b"]"]
+
+
+async def json_list(items: Iterable[Any]) -> list[bytes]:
+    """Parts of a list. An item is taken when its turn comes: as Python objects they are large."""
+    parts, size = [b"["], 0
+    for item in items:
+        parts.append((b"," if len(parts) > 1 else b"") + to_json(item))
+        size += len(parts[-1])
+        if size > _BYTES_AT_ONCE:
+            size = 0
+            await asyncio.sleep(0)
+    return [*parts, b"]"]

@@ -1,4 +1,7 @@
-"""The supervisor's folder: sockets and metrics of one server. It goes with the server, however that ends."""
+"""What the processes of one server share: the extra's packages, signals, a folder for sockets and metrics.
+
+The folder goes with the server, however that ends.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,14 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import stat
 import tempfile
+from collections.abc import Set
+from importlib.util import find_spec
 from pathlib import Path
 
+PACKAGES = ("httptools", "msgspec", "orjson", "uvloop")  # of the extra ftbert[serve]
 _PREFIX = "ftbert-serve-"
 _LOCK = "supervisor.lock"
 
@@ -30,6 +37,10 @@ class ServerFolder:
     def remove(self) -> None:
         remove(self.path)
         os.close(self._lock)
+
+
+def socket_path(folder: Path, model: int, device: int) -> Path:
+    return folder / f"engine-{model}-{device}.sock"
 
 
 def remove(path: Path) -> None:
@@ -61,3 +72,21 @@ def _abandoned(path: Path) -> bool:
     finally:
         os.close(lock)
     return True
+
+
+def wait_for_signal(wanted: Set[int], seconds: float, others: Set[int] = frozenset()) -> int | None:
+    """The first of `wanted`, which every thread blocks, within so many seconds. One of `others` ends the waiting too.
+
+    CPython's sigtimedwait returns what happens to be on the stack where a process is stopped and continued and the time
+    is over meanwhile: only a number that was asked for is a signal.
+    """
+    got = signal.sigtimedwait(wanted | others, seconds)
+    return got.si_signo if got is not None and got.si_signo in wanted else None
+
+
+def check_extra() -> None:
+    """RuntimeError that names the missing packages of the extra and what to type."""
+    if missing := [name for name in PACKAGES if find_spec(name) is None]:
+        raise RuntimeError(
+            f"ftbert serve needs {', '.join(missing)}. Type: pip install {' '.join(missing)}, or install ftbert[serve]"
+        )
