@@ -17,7 +17,8 @@ from ftbert.checkpoint import (
 )
 from ftbert.converters.families import find_family
 from ftbert.converters.huggingface import MERGE
-from ftbert.converters.text_files import MODULE_WEIGHTS, TOKENIZER_FILES, named_files
+from ftbert.converters.text_files import MODULE_WEIGHTS, named_files
+from ftbert.text import TOKENIZER_FILES
 
 # At any depth: configs, the tokenizer's files, the modules of sentence-transformers.
 _SMALL = ("*.json", "*.txt", *TOKENIZER_FILES)

@@ -8,18 +8,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ftbert.checkpoint import MODULES, read_json_value, read_modules, transformer_folder
-from ftbert.text import TextSettings, load_tokenizer
+from ftbert.text import TOKENIZER_FILES, TextSettings, load_tokenizer
 
-# Every file that a tokenizer of transformers opens (`vocab_files_names` of its classes; tests/test_text_files.py
-# compares), whatever family its class is named after: RoBERTa's checkpoints come with seven kinds.
-TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "vocab.txt", "vocab.json", "merges.txt", "vocab.bpe", "bpe.codes", "dict.txt", "*.model", "*.spm", "*.tiktoken",
-    "prophetnet.tokenizer", "byte_maps.json", "emoji.json", "entity_vocab.json", "normalizer.json", "tekken.json",
-    "vocab-src.json", "vocab-tgt.json", "target_vocab.json", "word_pronunciation.json", "word_shape.json",
-    # Of no use to an encoder, and read by AutoTokenizer: the copy is the same tokenizer to it.
-    "chat_template.jinja", "additional_chat_templates/*.jinja",
-)  # fmt: skip
 MODULE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # best first
 _NEVER = ("config.json", "*.safetensors", "*.bin", "*.onnx", "*.index.json")  # whatever tokenizer_config.json names
 

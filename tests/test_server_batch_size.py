@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("msgspec", reason="msgspec is not installed: the extra ftbert[serve]")
 
 from ftbert.server import loading  # noqa: E402
+from ftbert.server.job import Kind  # noqa: E402
 from ftbert.server.loading import batch_size  # noqa: E402
 from ftbert.server.settings import Settings  # noqa: E402
-from ftbert.server.work import Kind  # noqa: E402
 
 MOST = 16384
 

@@ -21,6 +21,7 @@ from ftbert.server.app import App  # noqa: E402
 from ftbert.server.batcher import Batch, Limits  # noqa: E402
 from ftbert.server.engine import Engine  # noqa: E402
 from ftbert.server.engine_process import Connection  # noqa: E402
+from ftbert.server.job import Failure, Job, Kind, Part  # noqa: E402
 from ftbert.server.links import LocalLink, SocketLink  # noqa: E402
 from ftbert.server.memory import Memory  # noqa: E402
 from ftbert.server.messages import Request  # noqa: E402
@@ -29,7 +30,6 @@ from ftbert.server.routes import all_routes  # noqa: E402
 from ftbert.server.served_model import ServedModel  # noqa: E402
 from ftbert.server.settings import Settings  # noqa: E402
 from ftbert.server.text_encoder import Encoded  # noqa: E402
-from ftbert.server.work import Failure, Kind, Part, Work  # noqa: E402
 
 
 class Compute:
@@ -43,7 +43,7 @@ class Compute:
     def launch(self, batch: Batch) -> Callable[[], Any]:
         self.batches.append(batch)
         assert self.go.wait(10)
-        texts = [run.work.ids[run.work.offsets[i] : run.work.offsets[i + 1]] for run in batch.runs for i in range(run.start, run.stop)]
+        texts = [run.job.ids[run.job.offsets[i] : run.job.offsets[i + 1]] for run in batch.spans for i in range(run.start, run.stop)]
         everything = np.concatenate(texts)
         if 66 in everything:
             raise RuntimeError("a secret text")
@@ -77,10 +77,10 @@ class Caller:
             assert self.changed.wait_for(done, 10), (self.parts, self.failures)
 
 
-def work(one: int, owner: Any, *texts: list[int], seconds: float = 60.0) -> Work:
+def job(one: int, owner: Any, *texts: list[int], seconds: float = 60.0) -> Job:
     offsets = np.cumsum([0, *map(len, texts)]).astype(np.int64)
     ids = np.concatenate([np.asarray(text, np.int32) for text in texts])
-    return Work(one, Kind.EMBED, ids, offsets, time.monotonic() + seconds, owner=owner)
+    return Job(one, Kind.EMBED, ids, offsets, time.monotonic() + seconds, owner=owner)
 
 
 @pytest.fixture
@@ -97,14 +97,14 @@ def engine(compute: Compute) -> Any:
     assert made._batcher.computing == 0
 
 
-def submit(engine: Engine, *works: Work) -> None:
-    assert engine.submit(list(works)) == []
+def submit(engine: Engine, *jobs: Job) -> None:
+    assert engine.submit(list(jobs)) == []
 
 
 def hold(engine: Engine, compute: Compute, caller: Caller) -> None:
     """The engine computes one text until compute.go is set."""
     compute.go.clear()
-    submit(engine, work(999, caller, [1]))
+    submit(engine, job(999, caller, [1]))
     while not compute.batches:
         time.sleep(0.001)
 
@@ -114,7 +114,7 @@ def test_rows_go_to_their_callers(engine: Engine) -> None:
 
     def run(caller: Caller, seed: int) -> None:
         for one in range(200, 400):
-            submit(engine, work(one, caller, [seed, one, 1000], [1000 + one]))
+            submit(engine, job(one, caller, [seed, one, 1000], [1000 + one]))
 
     threads = [threading.Thread(target=run, args=(caller, i)) for i, caller in enumerate(callers)]
     for thread in threads:
@@ -133,7 +133,7 @@ def test_nan_hurts_its_own_request_only(engine: Engine, compute: Compute) -> Non
     caller = Caller()
     hold(engine, compute, caller)
     for one, ids in ((1, [5]), (2, [13]), (3, [6])):
-        submit(engine, work(one, caller, ids))
+        submit(engine, job(one, caller, ids))
     compute.go.set()
     caller.wait(lambda: caller.texts(1) == caller.texts(3) == 1 and len(caller.failures) == 1)
     assert (caller.failures[0].id, caller.failures[0].status) == (2, 424)
@@ -143,21 +143,21 @@ def test_nan_hurts_its_own_request_only(engine: Engine, compute: Compute) -> Non
 def test_a_failed_batch_is_answered_without_its_words(engine: Engine, compute: Compute, caplog: pytest.LogCaptureFixture) -> None:
     caller = Caller()
     hold(engine, compute, caller)
-    submit(engine, work(1, caller, [66]))
-    submit(engine, work(3, caller, [7]))  # in the same batch
+    submit(engine, job(1, caller, [66]))
+    submit(engine, job(3, caller, [7]))  # in the same batch
     compute.go.set()
     caller.wait(lambda: len(caller.failures) == 1 and caller.texts(3) == 1)
     assert caller.failures[0].status == 424 and "secret" not in caller.failures[0].words + caplog.text
-    submit(engine, work(2, caller, [5]))
+    submit(engine, job(2, caller, [5]))
     caller.wait(lambda: caller.texts(2) == 1)
     assert engine.ready
 
 
 def test_lack_of_memory(engine: Engine) -> None:
     caller = Caller()
-    submit(engine, work(1, caller, *[[77] * 20] * 10))
+    submit(engine, job(1, caller, *[[77] * 20] * 10))
     caller.wait(lambda: caller.texts(1) == 10)
-    submit(engine, work(2, caller, [77] * 80))
+    submit(engine, job(2, caller, [77] * 80))
     caller.wait(lambda: len(caller.failures) == 1)
     assert (caller.failures[0].id, caller.failures[0].status) == (2, 424)
 
@@ -166,8 +166,8 @@ def test_cancelled_and_forgotten_work_is_not_computed(engine: Engine, compute: C
     caller, gone = Caller(), Caller()
     hold(engine, compute, caller)
     for one in range(1, 50):
-        submit(engine, work(one, caller, [one]))
-        submit(engine, work(one, gone, [one]))
+        submit(engine, job(one, caller, [one]))
+        submit(engine, job(one, gone, [one]))
     engine.cancel(caller, list(range(1, 40)))
     engine.forget(gone)
     left = 10  # a token each, before anything else is computed
@@ -181,7 +181,7 @@ def test_cancelled_and_forgotten_work_is_not_computed(engine: Engine, compute: C
 
 def test_a_request_that_failed_is_not_computed_further(engine: Engine, compute: Compute) -> None:
     caller = Caller()
-    submit(engine, work(1, caller, [13] * 60, *[[5] * 60] * 1000))
+    submit(engine, job(1, caller, [13] * 60, *[[5] * 60] * 1000))
     caller.wait(lambda: len(caller.failures) == 1)
     assert engine.queued_tokens == 0
     assert sum(batch.texts for batch in compute.batches) < 10
@@ -190,19 +190,19 @@ def test_a_request_that_failed_is_not_computed_further(engine: Engine, compute: 
 def test_a_request_cancelled_in_the_same_breath_is_not_queued(engine: Engine) -> None:
     ours, theirs = socket.socketpair()
     connection, other = Connection(ours, engine), Caller()
-    theirs.sendall(b"".join(frames.submit(work(one, None, [one])) for one in (1, 2, 3)) + frames.cancel([2, 9]))
-    works = [work(2, other, [7])]
-    assert connection.read(works)
-    assert [(one.id, one.owner) for one in works] == [(2, other), (1, connection), (3, connection)]
+    theirs.sendall(b"".join(frames.submit(job(one, None, [one])) for one in (1, 2, 3)) + frames.cancel([2, 9]))
+    jobs = [job(2, other, [7])]
+    assert connection.read(jobs)
+    assert [(one.id, one.owner) for one in jobs] == [(2, other), (1, connection), (3, connection)]
     theirs.close()
-    assert not connection.read(works) and len(works) == 3
+    assert not connection.read(jobs) and len(jobs) == 3
     connection.close()
 
 
 def test_expired_work_is_answered_503_and_not_computed(engine: Engine, compute: Compute) -> None:
     caller = Caller()
     hold(engine, compute, caller)
-    submit(engine, work(1, caller, [5], seconds=0.01))
+    submit(engine, job(1, caller, [5], seconds=0.01))
     time.sleep(0.03)
     compute.go.set()
     caller.wait(lambda: len(caller.failures) == 1)
@@ -213,11 +213,11 @@ def test_expired_work_is_answered_503_and_not_computed(engine: Engine, compute: 
 def test_close_answers_what_waits(engine: Engine, compute: Compute) -> None:
     caller = Caller()
     hold(engine, compute, caller)
-    submit(engine, work(1, caller, *[[5] * 60] * 3))
+    submit(engine, job(1, caller, *[[5] * 60] * 3))
     threading.Timer(0.05, compute.go.set).start()
     engine.close()
     caller.wait(lambda: any(one.id == 1 and one.status == 503 for one in caller.failures))
-    late = work(2, caller, [1])
+    late = job(2, caller, [1])
     ((refused, failure),) = engine.submit([late])
     assert refused is late and failure.status == 503
     assert not engine.ready
@@ -251,17 +251,17 @@ class Sink(LocalLink):
     def __init__(self) -> None:
         super().__init__()
         self.description: Any = SimpleNamespace(hidden=2)
-        self.works: list[Work] = []
+        self.jobs: list[Job] = []
 
-    def _send(self, work: Work) -> None:
-        self.works.append(work)
-        self.loop.call_soon(self.deliver_here, [Part(work.id, 0, 1, np.ones((1, 2), np.float32), 0, 0)])
+    def _send(self, job: Job) -> None:
+        self.jobs.append(job)
+        self.loop.call_soon(self.deliver_here, [Part(job.id, 0, 1, np.ones((1, 2), np.float32), 0, 0)])
 
 
 def test_a_full_engine_is_passed_over() -> None:
     """It may have few tokens queued: what it does not come to reading is in no queue."""
 
-    async def run() -> list[list[Work]]:
+    async def run() -> list[list[Job]]:
         links = [Sink(), Sink()]
         links[0].deliver_here([Failure(1, 429, "Model is overloaded", 1.0, 9.0)])
         with ThreadPoolExecutor(1) as threads:
@@ -269,11 +269,11 @@ def test_a_full_engine_is_passed_over() -> None:
             for _ in range(3):
                 text = Encoded(np.array([1, 2], np.int32), np.array([0, 2]), 1)
                 await model.compute(Request(time.monotonic()), Kind.EMBED, 1, lambda text=text: text)  # type: ignore[misc]
-        return [link.works for link in links]
+        return [link.jobs for link in links]
 
     first, second = asyncio.run(run())
     assert (len(first), len(second)) == (0, 3)
-    assert all(time.monotonic() - 10 < work.sent <= time.monotonic() for work in second)
+    assert all(time.monotonic() - 10 < job.sent <= time.monotonic() for job in second)
 
 
 def test_what_is_refused_or_cancelled_leaves_the_load_of_a_link() -> None:
@@ -285,7 +285,7 @@ def test_what_is_refused_or_cancelled_leaves_the_load_of_a_link() -> None:
         loads = []
         for status in (False, True):
             link.data_received(frames.status(True, 0, 1.0))
-            calls = [link.submit(work(one, None, [1] * 100, [2] * 100)) for one in (1, 2, 3)]
+            calls = [link.submit(job(one, None, [1] * 100, [2] * 100)) for one in (1, 2, 3)]
             if status:
                 link.data_received(frames.status(True, 600, 1.0))
                 link.data_received(frames.results([Part(1, 0, 1, np.ones((1, 2), np.float32), 0, 0)]))
@@ -334,7 +334,7 @@ def test_few_requests_wait_for_the_tokenizer_of_a_full_model() -> None:
 
 
 def test_frames_round_trip_however_they_are_cut() -> None:
-    sent = work(7, None, [1, 2, 3], [4])
+    sent = job(7, None, [1, 2, 3], [4])
     sent.sent, sent.skip, sent.types = 12.5, np.array([1, 0], np.int32), np.array([0, 1, 1, 0], np.uint8)
     results: list[Part | Failure] = [
         Part(7, 0, 2, np.arange(6, dtype=np.float32).reshape(2, 3), 0.5, 0.25), Part(8, 3, 4, np.ones((1, 3), np.float32), 0, 0),

@@ -20,8 +20,7 @@ from transformers import AutoTokenizer
 import ftbert
 from ftbert.converters import convert, hub
 from ftbert.converters.families import FAMILIES
-from ftbert.converters.text_files import TOKENIZER_FILES
-from ftbert.text import load_tokenizer
+from ftbert.text import TOKENIZER_FILES, load_tokenizer
 
 VOCABULARY = 300
 # Whose files each family's checkpoints have.

@@ -23,13 +23,14 @@ from ftbert.files.records import STREAM, Changed, Chunk, Position, Reader, ReadO
 from ftbert.files.staging_folder import StagingFolder
 from ftbert.files.writers import SkippedWriter
 from ftbert.progress import Progress
+from ftbert.text import TOKENIZER_SUFFIXES
 
 BATCH_RECORDS = 8192  # finished records that a kill can cost, and the records held in memory at once
 
 # Files up to this size are told apart by their content, larger ones by size and time of change.
 _HASHED_BYTES = 16 << 20
 # Of a model's files those that a vector may depend on: weights, settings, vocabularies.
-_READ = (".safetensors", ".bin", ".json", ".txt", ".model", ".codes", ".bpe", ".spm", ".tiktoken")
+_READ = {".safetensors", ".bin", *TOKENIZER_SUFFIXES}
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 Order: the text that begins `a` tokens into a request which arrived at time t has the key t + a / rate, where rate is
 the engine's tokens/s. The tail of a bulk request therefore yields to requests that arrive later, and nothing starves: a
-key stays as it is while those of newcomers grow. Runs of texts of one request are taken at once, up to an eighth of a
-batch past the next key, so that the cost is of runs, not of texts.
+key stays as it is while those of newcomers grow. Spans of texts of one request are taken at once, up to an eighth of a
+batch past the next key, so that the cost is of spans, not of texts.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ import heapq
 import math
 from dataclasses import dataclass, field
 
-from ftbert.server.work import Failure, Kind, Work
+from ftbert.server.job import Failure, Job, Kind
 
 # How fast the estimate of tokens/s follows, and batches without lack of memory after which the budget grows again.
 _FOLLOW, _GROW_AFTER = 0.1, 256
 # Of a batch: so far a request goes on past the key of whoever comes next. Else requests of a few short texts would be
 # torn into single ones: to choose a batch of 21 requests of 16 texts took 1.4 ms, and takes 0.1.
 _PAST = 1 / 8
-# Seconds: at least so late is a request that was not read, and for so long at most is everybody refused.
-_UNREAD, _FULL = 1.0, 0.125
+# Seconds. A request that the engine reads so long after it was sent is refused, where the queue may not last longer.
+_UNREAD = 1.0
+# Seconds for which all requests are refused, at most.
+_FULL = 0.125
 
 
 @dataclass(frozen=True)
@@ -33,24 +35,24 @@ class Limits:
     max_queue_tokens: int = 8_000_000
 
 
-class Run:
+class Span:
     """Neighbouring texts of one request. key: its place in the queue, once the request has arrived."""
 
-    __slots__ = ("key", "start", "stop", "tokens", "work")
+    __slots__ = ("job", "key", "start", "stop", "tokens")
 
-    def __init__(self, work: Work, start: int, stop: int) -> None:
-        self.work, self.start, self.stop = work, start, stop
-        self.tokens, self.key = work.tokens, work.arrived
-        if stop - start < work.texts:
-            begin = int(work.offsets[start])
-            self.tokens = int(work.offsets[stop]) - begin
-            self.key += begin / work.rate
+    def __init__(self, job: Job, start: int, stop: int) -> None:
+        self.job, self.start, self.stop = job, start, stop
+        self.tokens, self.key = job.tokens, job.arrived
+        if stop - start < job.texts:
+            begin = int(job.offsets[start])
+            self.tokens = int(job.offsets[stop]) - begin
+            self.key += begin / job.rate
 
 
 @dataclass
 class Batch:
     kind: Kind
-    runs: list[Run] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
     tokens: int = 0
     texts: int = 0
 
@@ -67,52 +69,52 @@ class Batcher:
         self.computing = 0  # tokens of batches that were taken and have not left
         self._computing_since = 0.0  # what they are at now
         self.draining = False
-        self.dropped: list[tuple[Work, Failure]] = []  # what expired, for the caller to answer
-        self._heap: list[tuple[float, int, Run]] = []
+        self.dropped: list[tuple[Job, Failure]] = []  # what expired, for the caller to answer
+        self._heap: list[tuple[float, int, Span]] = []
         self._pushed = 0
-        self._abandoned = 0  # runs in the heap that belong to requests which are over
-        self._large: set[Work] = set()  # works of more tokens than a batch
+        self._abandoned = 0  # spans in the heap that belong to requests which are over
+        self._large: set[Job] = set()  # jobs of more tokens than a batch
         self._good_batches = 0
 
     def __len__(self) -> int:
         """Texts that wait."""
         return self.queued_texts
 
-    def admit(self, work: Work, now: float) -> Failure | None:
+    def admit(self, job: Job, now: float) -> Failure | None:
         """All texts of a request, or none: then why."""
         if self.draining:
-            return Failure(work.id, 503, "the server is shutting down", 1.0)
-        seconds = work.deadline - now
+            return Failure(job.id, 503, "the server is shutting down", 1.0)
+        seconds = job.deadline - now
         if seconds <= 0:
-            return _late(work)
-        if work.tokens > seconds * self.rate:
-            return _too_much(work, seconds, self.rate)
+            return _late(job)
+        if job.tokens > seconds * self.rate:
+            return _too_much(job, seconds, self.rate)
         most = self.limits.max_queue_seconds
         # What waits in the socket is in no queue, and many small requests can wait long there.
-        unread = now - work.sent > max(most, _UNREAD)
-        wait = self._seconds_until_room(work, now)
+        unread = now - job.sent > max(most, _UNREAD)
+        wait = self._seconds_until_room(job, now)
         if unread or wait > 0:
             everybody = unread or self.tokens_ahead(now) > most * self.rate
             retry_after = max(1.0, math.ceil(min(wait, 3600.0)))
             # For less time than the queue lasts: the engine must not run dry.
             full = min(_FULL, most / 8) if everybody else 0.0
-            return Failure(work.id, 429, "Model is overloaded", retry_after, full)
-        work.arrived, work.rate = now, self.rate
-        if work.tokens > self.limits.batch_tokens:
-            self._large.add(work)
-        self._push(Run(work, 0, work.texts))
+            return Failure(job.id, 429, "Model is overloaded", retry_after, full)
+        job.arrived, job.rate = now, self.rate
+        if job.tokens > self.limits.batch_tokens:
+            self._large.add(job)
+        self._push(Span(job, 0, job.texts))
         return None
 
-    def _seconds_until_room(self, work: Work, now: float) -> float:
-        """Until `work` would be admitted; 0 or less: it is. Not the time until the queue is empty: those who were
+    def _seconds_until_room(self, job: Job, now: float) -> float:
+        """Until `job` would be admitted; 0 or less: it is. Not the time until the queue is empty: those who were
         refused would come back to an idle engine."""
         behind = self._left_of_computing(now) + self.queued_tokens
-        wait = now + (behind + work.tokens) / self.rate - work.deadline
+        wait = now + (behind + job.tokens) / self.rate - job.deadline
         if self.queued_tokens:  # else the engine takes any request that it can finish
             wait = max(
                 wait,
                 self.tokens_ahead(now) / self.rate - self.limits.max_queue_seconds,
-                (self.queued_tokens + work.tokens - self.limits.max_queue_tokens) / self.rate,
+                (self.queued_tokens + job.tokens - self.limits.max_queue_tokens) / self.rate,
             )
         return min(wait, behind / self.rate)  # an idle engine would take it
 
@@ -120,9 +122,9 @@ class Batcher:
         """What is left of the batches that are computed, and queued tokens with a smaller key than a request that
         arrives now has."""
         later = 0
-        for work in self._large:
-            due = max(0.0, (now - work.arrived) * work.rate)
-            later += min(work.queued_tokens, max(0, work.tokens - int(due)))
+        for job in self._large:
+            due = max(0.0, (now - job.arrived) * job.rate)
+            later += min(job.queued_tokens, max(0, job.tokens - int(due)))
         return self._left_of_computing(now) + max(0, self.queued_tokens - later)
 
     def _left_of_computing(self, now: float) -> int:
@@ -134,31 +136,31 @@ class Batcher:
         their deadline go to `dropped` instead."""
         batch: Batch | None = None
         while self._heap:
-            run = self._heap[0][2]
-            work = run.work
-            if work.over:
+            span = self._heap[0][2]
+            job = span.job
+            if job.over:
                 heapq.heappop(self._heap)
                 self._abandoned -= 1
                 continue
-            if now > work.deadline:
-                self.dropped.append((work, _late(work)))
-                self.give_up(work)
+            if now > job.deadline:
+                self.dropped.append((job, _late(job)))
+                self.give_up(job)
                 continue
             if batch is None:
-                batch = Batch(work.kind)
-            elif work.kind != batch.kind:
+                batch = Batch(job.kind)
+            elif job.kind != batch.kind:
                 break
-            stop = self._fitting(run, batch)
-            if stop == run.start:
+            stop = self._fitting(span, batch)
+            if stop == span.start:
                 break
-            self._pop(run)
-            if stop < run.stop:
-                self._push(Run(work, stop, run.stop))
-                run = Run(work, run.start, stop)
-            batch.runs.append(run)
-            batch.tokens += run.tokens
-            batch.texts += run.stop - run.start
-            self._settle(run)
+            self._pop(span)
+            if stop < span.stop:
+                self._push(Span(job, stop, span.stop))
+                span = Span(job, span.start, stop)
+            batch.spans.append(span)
+            batch.tokens += span.tokens
+            batch.texts += span.stop - span.start
+            self._settle(span)
         if batch is not None:
             if not self.computing:
                 self._computing_since = now
@@ -170,38 +172,38 @@ class Batcher:
         self.computing -= batch.tokens
         self._computing_since = now
 
-    def _fitting(self, run: Run, batch: Batch) -> int:
-        """Where the texts of `run` end that may join: by the budget, and by the key of whoever comes next."""
+    def _fitting(self, span: Span, batch: Batch) -> int:
+        """Where the texts of `span` end that may join: by the budget, and by the key of whoever comes next."""
         room = self.budget - batch.tokens
-        if run.stop - run.start == 1 and run.tokens <= room and batch.texts < self.limits.batch_texts:
-            return run.stop
-        offsets = run.work.offsets
-        stop = int(offsets.searchsorted(offsets[run.start] + room, "right")) - 1
-        stop = min(stop, run.stop, run.start + self.limits.batch_texts - batch.texts)
-        if stop <= run.start:
-            return run.start if batch.texts else run.start + 1
-        if (other := self._second()) is not None and stop > run.start + 1:
+        if span.stop - span.start == 1 and span.tokens <= room and batch.texts < self.limits.batch_texts:
+            return span.stop
+        offsets = span.job.offsets
+        stop = int(offsets.searchsorted(offsets[span.start] + room, "right")) - 1
+        stop = min(stop, span.stop, span.start + self.limits.batch_texts - batch.texts)
+        if stop <= span.start:
+            return span.start if batch.texts else span.start + 1
+        if (other := self._second()) is not None and stop > span.start + 1:
             past = _PAST * self.budget
-            yields = int(offsets.searchsorted((other - run.work.arrived) * run.work.rate + past, "right"))
-            stop = min(stop, max(yields, run.start + 1))
+            yields = int(offsets.searchsorted((other - span.job.arrived) * span.job.rate + past, "right"))
+            stop = min(stop, max(yields, span.start + 1))
         return stop
 
     def _second(self) -> float | None:
         """The second smallest key."""
         return min((entry[0] for entry in self._heap[1:3]), default=None)
 
-    def give_up(self, work: Work) -> None:
+    def give_up(self, job: Job) -> None:
         """It is cancelled, late or failed: what waits of it is not computed, and counts no more."""
-        if work.over:
+        if job.over:
             return
-        work.over = True
-        self.queued_tokens -= work.queued_tokens
-        self.queued_texts -= work.left
-        self._abandoned += work.queued_runs
-        work.queued_tokens = work.left = work.queued_runs = 0
-        self._large.discard(work)
+        job.over = True
+        self.queued_tokens -= job.queued_tokens
+        self.queued_texts -= job.left
+        self._abandoned += job.queued_spans
+        job.queued_tokens = job.left = job.queued_spans = 0
+        self._large.discard(job)
         if 2 * self._abandoned > len(self._heap):  # else they hold their ids until their turn comes
-            self._heap = [entry for entry in self._heap if not entry[2].work.over]
+            self._heap = [entry for entry in self._heap if not entry[2].job.over]
             heapq.heapify(self._heap)
             self._abandoned = 0
 
@@ -211,10 +213,10 @@ class Batcher:
             return False
         self.budget = max(1, min(self.budget, batch.tokens) // 2)
         self._good_batches = 0
-        for run in batch.runs:
-            if not run.work.over:
-                run.work.left += run.stop - run.start
-                self._push(run)
+        for span in batch.spans:
+            if not span.job.over:
+                span.job.left += span.stop - span.start
+                self._push(span)
         return True
 
     def computed(self, tokens: int, seconds: float) -> None:
@@ -225,37 +227,37 @@ class Batcher:
         if self._good_batches >= _GROW_AFTER and self.budget < self.limits.batch_tokens:
             self.budget, self._good_batches = min(2 * self.budget, self.limits.batch_tokens), 0
 
-    def _push(self, run: Run) -> None:
+    def _push(self, span: Span) -> None:
         self._pushed += 1
-        heapq.heappush(self._heap, (run.key, self._pushed, run))
-        self._count(run, 1)
+        heapq.heappush(self._heap, (span.key, self._pushed, span))
+        self._count(span, 1)
 
-    def _pop(self, run: Run) -> None:
+    def _pop(self, span: Span) -> None:
         heapq.heappop(self._heap)
-        self._count(run, -1)
+        self._count(span, -1)
 
-    def _count(self, run: Run, sign: int) -> None:
-        self.queued_tokens += sign * run.tokens
-        self.queued_texts += sign * (run.stop - run.start)
-        run.work.queued_tokens += sign * run.tokens
-        run.work.queued_runs += sign
+    def _count(self, span: Span, sign: int) -> None:
+        self.queued_tokens += sign * span.tokens
+        self.queued_texts += sign * (span.stop - span.start)
+        span.job.queued_tokens += sign * span.tokens
+        span.job.queued_spans += sign
 
-    def _settle(self, run: Run) -> None:
-        run.work.left -= run.stop - run.start
-        if run.work.left == 0:
-            self._large.discard(run.work)
-
-
-def _late(work: Work) -> Failure:
-    return Failure(work.id, 503, "the request was not computed before its deadline", 1.0)
+    def _settle(self, span: Span) -> None:
+        span.job.left -= span.stop - span.start
+        if span.job.left == 0:
+            self._large.discard(span.job)
 
 
-def _too_much(work: Work, seconds: float, rate: float) -> Failure:
+def _late(job: Job) -> Failure:
+    return Failure(job.id, 503, "the request was not computed before its deadline", 1.0)
+
+
+def _too_much(job: Job, seconds: float, rate: float) -> Failure:
     """No engine finishes it, however often it comes."""
-    fit = int(seconds * rate * work.texts / work.tokens)
+    fit = int(seconds * rate * job.texts / job.tokens)
     words = (
-        f"the request has {work.tokens} tokens, of which about {int(seconds * rate)} are computed in the "
+        f"the request has {job.tokens} tokens, of which about {int(seconds * rate)} are computed in the "
         f"{seconds:.3g} s until its deadline: send "
         + (f"at most {fit} texts of this length in a request" if fit else "shorter texts, or allow more time")
     )
-    return Failure(work.id, 413, words)
+    return Failure(job.id, 413, words)

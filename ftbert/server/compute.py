@@ -10,11 +10,13 @@ import torch
 
 from ftbert.server.batcher import Batch
 from ftbert.server.description import CLASSIFIES, FILLS, TAGS
-from ftbert.server.work import BEST, Kind
-from ftbert.text import text_vectors
+from ftbert.server.job import BEST, Kind
+from ftbert.text import launch, text_vectors
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from ftbert.text import Upload
 
 Fetch = Callable[[], "NDArray[np.float32]"]
 
@@ -31,68 +33,45 @@ class Compute:
         self.heads = {name: model.tasks.index(name) for name in (CLASSIFIES, TAGS, FILLS) if name in model.tasks}
 
     def launch(self, batch: Batch) -> Fetch:
-        """The rows of the batch's texts in the order of its runs, as `Kind` says."""
-        ids = _joined([run.work.ids[_tokens(run)] for run in batch.runs])
-        lengths = _joined([_lengths(run) for run in batch.runs])
-        cu_seqlens = np.zeros(_padded(len(lengths), self.model.device) + 1, dtype=np.int32)
-        np.cumsum(lengths, out=cu_seqlens[1 : len(lengths) + 1])
-        cu_seqlens[len(lengths) + 1 :] = cu_seqlens[len(lengths)]  # empty sequences, for few kinds of CUDA graphs
-        with torch.inference_mode():
-            return self._run(batch, ids.astype(np.int64), cu_seqlens, lengths)
+        """The rows of the batch's texts in the order of its spans, as `Kind` says."""
+        return launch(self.model, batch, self._rows)
 
     def free_memory(self) -> None:
         """After a lack of memory."""
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _run(self, batch: Batch, ids: Any, cu_seqlens: Any, lengths: NDArray[np.int64]) -> Fetch:
-        if self.model.device.type == "cpu":
-            rows = self._rows(batch, torch.from_numpy(ids), cu_seqlens, lengths)
-            array: NDArray[np.float32] = rows.float().numpy()
-            return lambda: array
-        with torch.cuda.device(self.model.device):
-            rows = self._rows(batch, self._upload(ids), cu_seqlens, lengths).float()
-            landed = torch.empty(rows.shape, dtype=torch.float32, pin_memory=True)
-            landed.copy_(rows, non_blocking=True)
-            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            arrived.record()
-
-        def fetch() -> NDArray[np.float32]:
-            arrived.synchronize()
-            return landed.numpy()
-
-        return fetch
-
-    def _rows(self, batch: Batch, ids: Any, cu: NDArray[np.int32], lengths: NDArray[np.int64]) -> torch.Tensor:
-        longest, texts = int(lengths.max()), len(lengths)
+    def _rows(self, model: Any, batch: Batch, upload: Upload) -> torch.Tensor:
+        """float32, on the model's device."""
+        ids = upload(_joined([span.job.ids[_tokens(span)] for span in batch.spans]).astype(np.int64))
+        lengths = _joined([_lengths(span) for span in batch.spans])
+        texts, longest = len(lengths), int(lengths.max())
+        cu_seqlens = np.zeros(_padded(texts, model.device) + 1, dtype=np.int32)
+        np.cumsum(lengths, out=cu_seqlens[1 : texts + 1])
+        cu_seqlens[texts + 1 :] = cu_seqlens[texts]  # empty sequences, for few kinds of CUDA graphs
         if batch.kind == Kind.EMBED:
             skip: Any = 0
-            if any(run.work.skip is not None for run in batch.runs):
-                skip = np.zeros(len(cu) - 1, dtype=np.int32)
-                skip[:texts] = _joined([_skipped(run) for run in batch.runs])
-            vectors = text_vectors(self.model, ids, cu, longest, self._upload, pooling=self.pooling, skip=skip)
-            return vectors[:texts]
-        offsets = self._upload(cu)
-        if batch.kind == Kind.LOGITS:
-            types = None
-            if any(run.work.types is not None for run in batch.runs):
-                types = self._upload(_joined([_types(run) for run in batch.runs]).astype(np.int64))
-            return self._logits(CLASSIFIES, ids, offsets, longest, types)[:texts]
-        if batch.kind == Kind.TOKEN_LOGITS:
-            return self._logits(TAGS, ids, offsets, longest)
-        hidden: torch.Tensor = self.model.forward_packed(ids, offsets, longest)
-        return self._filled(batch, hidden) if batch.kind == Kind.FILLED else hidden
+            if any(span.job.skip is not None for span in batch.spans):
+                skip = np.zeros(len(cu_seqlens) - 1, dtype=np.int32)
+                skip[:texts] = _joined([_skipped(span) for span in batch.spans])
+            return text_vectors(model, ids, cu_seqlens, longest, upload, pooling=self.pooling, skip=skip)[:texts]
+        offsets = upload(cu_seqlens)
+        if batch.kind in (Kind.TOKENS, Kind.FILLED):
+            hidden: torch.Tensor = model.forward_packed(ids, offsets, longest)
+            return self._filled(batch, hidden, upload) if batch.kind == Kind.FILLED else hidden.float()
+        types = None
+        if any(span.job.types is not None for span in batch.spans):
+            types = upload(_joined([_types(span) for span in batch.spans]).astype(np.int64))
+        task = CLASSIFIES if batch.kind == Kind.LOGITS else TAGS
+        logits: torch.Tensor = model.logits_packed(ids, offsets, longest, types)[self.heads[task]].float()
+        return logits[:texts] if batch.kind == Kind.LOGITS else logits
 
-    def _logits(self, task: str, ids: Any, cu: Any, longest: int, types: Any = None) -> torch.Tensor:
-        logits: torch.Tensor = self.model.logits_packed(ids, cu, longest, types)[self.heads[task]]
-        return logits
-
-    def _filled(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
+    def _filled(self, batch: Batch, hidden: torch.Tensor, upload: Upload) -> torch.Tensor:
         """hidden: [tokens, hidden]. The head computes the marked rows alone."""
         head, word = self.model.heads[self.heads[FILLS]], self.model.encoder.weight("embeddings.word")
         width = min(BEST, len(head.out_bias))
-        rows, wanted = _marked(batch.runs, width)
-        marked, targets = hidden[self._upload(rows)], self._upload(wanted)
+        rows, wanted = _marked(batch.spans, width)
+        marked, targets = hidden[upload(rows)], upload(wanted)
         found = []
         for some, ids in zip(marked.split(_MARKED_AT_ONCE), targets.split(_MARKED_AT_ONCE), strict=True):
             scores = head(some, word).float().softmax(-1)
@@ -102,49 +81,43 @@ class Compute:
             found.append(torch.cat([best, torch.where(asked, ids, places).float()], dim=1))
         return torch.cat(found)
 
-    def _upload(self, array: NDArray[Any]) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        # Pinned memory lets the host go on at once.
-        device = self.model.device
-        return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
-
 
 def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _tokens(run: Any) -> slice:
-    return slice(int(run.work.offsets[run.start]), int(run.work.offsets[run.stop]))
+def _tokens(span: Any) -> slice:
+    return slice(int(span.job.offsets[span.start]), int(span.job.offsets[span.stop]))
 
 
-def _lengths(run: Any) -> NDArray[np.int64]:
-    offsets: NDArray[np.int64] = run.work.offsets[run.start : run.stop + 1]
+def _lengths(span: Any) -> NDArray[np.int64]:
+    offsets: NDArray[np.int64] = span.job.offsets[span.start : span.stop + 1]
     return offsets[1:] - offsets[:-1]  # of one text 0.4 us; np.diff takes 1.3
 
 
-def _marked(runs: list[Any], width: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _marked(spans: list[Any], width: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The rows of a batch's marked tokens, and [marked, width] the targets of each: -1 where there are none."""
     rows, targets, at = [], [], 0
-    for run in runs:
-        work = run.work
-        mine = work.marked[work.rows(run.start, run.stop)]
-        rows.append(mine + (at - int(work.offsets[run.start])))
+    for span in spans:
+        job = span.job
+        mine = job.marked[job.rows(span.start, span.stop)]
+        rows.append(mine + (at - int(job.offsets[span.start])))
         wanted = np.full(width, -1, dtype=np.int64)
-        if work.targets is not None:
-            wanted[: len(work.targets)] = work.targets
+        if job.targets is not None:
+            wanted[: len(job.targets)] = job.targets
         targets.append(np.broadcast_to(wanted, (len(mine), width)))
-        at += run.tokens
+        at += span.tokens
     return np.concatenate(rows).astype(np.int64), np.concatenate(targets)
 
 
-def _types(run: Any) -> NDArray[np.uint8]:
-    types = run.work.types
-    return np.zeros(run.tokens, dtype=np.uint8) if types is None else types[_tokens(run)]
+def _types(span: Any) -> NDArray[np.uint8]:
+    types = span.job.types
+    return np.zeros(span.tokens, dtype=np.uint8) if types is None else types[_tokens(span)]
 
 
-def _skipped(run: Any) -> NDArray[np.int32]:
-    skip = run.work.skip
-    return np.zeros(run.stop - run.start, dtype=np.int32) if skip is None else skip[run.start : run.stop]
+def _skipped(span: Any) -> NDArray[np.int32]:
+    skip = span.job.skip
+    return np.zeros(span.stop - span.start, dtype=np.int32) if skip is None else skip[span.start : span.stop]
 
 
 def _padded(texts: int, device: torch.device) -> int:

@@ -26,12 +26,12 @@ from ftbert.server.inputs import (
     listed,
     reading,
 )
+from ftbert.server.job import Kind
 from ftbert.server.json_bodies import decode, json_matrix, to_json
 from ftbert.server.messages import Request, Response
 from ftbert.server.schemas import Cut, Embed, EmbedAll, OpenAIEmbed, Pooling, Similarity
 from ftbert.server.served_model import Computed, ServedModel
 from ftbert.server.settings import Settings
-from ftbert.server.work import Kind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

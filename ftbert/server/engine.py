@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from ftbert.server.batcher import Batch, Batcher, Limits
+from ftbert.server.job import Failure, Job, Owner, Part
 from ftbert.server.metrics import Row
-from ftbert.server.work import Failure, Owner, Part, Work
 
 LOG = logging.getLogger("ftbert.serve")
 
@@ -44,7 +44,7 @@ class Engine:
         self.broken = False  # the device failed: only a new process can use it again
         self._busy_since = 0.0  # 0: nothing is computed
         self._finished = 0.0
-        self._works: dict[tuple[int, int], Work] = {}  # by owner and id: what may be cancelled
+        self._jobs: dict[tuple[int, int], Job] = {}  # by owner and id: what may be cancelled
         self._threads = [
             threading.Thread(target=self._launch_loop, name="ftbert-launch", daemon=True),
             threading.Thread(target=self._fetch_loop, name="ftbert-fetch", daemon=True),
@@ -52,17 +52,17 @@ class Engine:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, works: list[Work]) -> list[tuple[Work, Failure]]:
-        """Queues requests; those that it refuses are returned. Answers go to work.owner."""
+    def submit(self, jobs: list[Job]) -> list[tuple[Job, Failure]]:
+        """Queues requests; those that it refuses are returned. Answers go to job.owner."""
         refused = []
         with self._changed:
             now = time.monotonic()
-            for work in works:
-                failure = self._batcher.admit(work, now) if not self._closed else _stopped(work)
+            for job in jobs:
+                failure = self._batcher.admit(job, now) if not self._closed else _stopped(job)
                 if failure is not None:
-                    refused.append((work, failure))
+                    refused.append((job, failure))
                 else:
-                    self._works[id(work.owner), work.id] = work
+                    self._jobs[id(job.owner), job.id] = job
             self._changed.notify()
             self._gauges()
         return refused
@@ -71,15 +71,15 @@ class Engine:
         """Nobody waits for these requests any more; unknown ones are ignored."""
         with self._changed:
             for one in ids:
-                if work := self._works.pop((id(owner), one), None):
-                    self._batcher.give_up(work)
+                if job := self._jobs.pop((id(owner), one), None):
+                    self._batcher.give_up(job)
             self._gauges()
 
     def forget(self, owner: Owner) -> None:
         """Everything of an owner that is gone."""
         with self._changed:
-            for key in [key for key in self._works if key[0] == id(owner)]:
-                self._batcher.give_up(self._works.pop(key))
+            for key in [key for key in self._jobs if key[0] == id(owner)]:
+                self._batcher.give_up(self._jobs.pop(key))
             self._gauges()
 
     @property
@@ -102,12 +102,12 @@ class Engine:
         """Stops after the batches in flight; what waits is answered 503."""
         with self._changed:
             self._closed = True
-            left = list(self._works.values())
-            self._works.clear()
+            left = list(self._jobs.values())
+            self._jobs.clear()
             self._changed.notify_all()
-        for work in left:
-            if work.owner is not None:
-                work.owner.deliver([_stopped(work)])
+        for job in left:
+            if job.owner is not None:
+                job.owner.deliver([_stopped(job)])
         for thread in self._threads:
             thread.join()
 
@@ -125,8 +125,8 @@ class Engine:
                     self._in_flight += 1
                     self._busy_since = self._busy_since or time.monotonic()
                 self._gauges()
-            for work, failure in expired:
-                self._fail(work, failure)
+            for job, failure in expired:
+                self._fail(job, failure)
             if batch is not None:
                 self._launch(batch)
 
@@ -156,20 +156,20 @@ class Engine:
         everything = bool(good.all())
         by_owner: dict[int, tuple[Owner, list[Any]]] = {}
         at = 0
-        for run in batch.runs:
-            work = run.work
-            where = work.rows(run.start, run.stop)
+        for span in batch.spans:
+            job = span.job
+            where = job.rows(span.start, span.stop)
             mine = slice(at, at + where.stop - where.start)
             at = mine.stop
-            if work.over or work.owner is None:
+            if job.over or job.owner is None:
                 continue
             if not everything and not good[mine].all():
-                self._fail(work, Failure(work.id, 424, "the model's result for this input is not finite"))
+                self._fail(job, Failure(job.id, 424, "the model's result for this input is not finite"))
                 continue
-            part = Part(work.id, run.start, run.stop, rows[mine], began - work.arrived, now - began)
-            by_owner.setdefault(id(work.owner), (work.owner, []))[1].append(part)
-            if work.left == 0:
-                self._works.pop((id(work.owner), work.id), None)
+            part = Part(job.id, span.start, span.stop, rows[mine], began - job.arrived, now - began)
+            by_owner.setdefault(id(job.owner), (job.owner, []))[1].append(part)
+            if job.left == 0:
+                self._jobs.pop((id(job.owner), job.id), None)
         for owner, parts in by_owner.values():
             owner.deliver(parts)
 
@@ -199,39 +199,39 @@ class Engine:
             # The message may quote an input: only its kind is logged.
             LOG.error("a batch of %d texts failed: %s", batch.texts, type(error).__name__)
         self.broken = self.broken or (not memory and "CUDA" in str(error))
-        if not again and len(batch.runs) > 1 and not self.broken:
+        if not again and len(batch.spans) > 1 and not self.broken:
             self._one_by_one(batch)
         elif not again:
             words = "out of memory" if memory else f"the computation failed ({type(error).__name__})"
-            for run in batch.runs:
-                if not run.work.over:
-                    self._fail(run.work, Failure(run.work.id, 424, words))
+            for span in batch.spans:
+                if not span.job.over:
+                    self._fail(span.job, Failure(span.job.id, 424, words))
         with self._changed:
             self._leave(batch)
 
     def _one_by_one(self, batch: Batch) -> None:
         """After a failure: whose request it was is told, the others get their answers."""
-        for run in batch.runs:
+        for span in batch.spans:
             began = time.monotonic()
-            alone = Batch(batch.kind, [run], run.tokens, run.stop - run.start)
+            alone = Batch(batch.kind, [span], span.tokens, span.stop - span.start)
             try:
                 self._answer(alone, self._compute.launch(alone)(), began, time.monotonic())
             except Exception as error:  # noqa: BLE001 - as in _launch
-                if not run.work.over:
+                if not span.job.over:
                     words = f"the computation failed ({type(error).__name__})"
-                    self._fail(run.work, Failure(run.work.id, 424, words))
+                    self._fail(span.job, Failure(span.job.id, 424, words))
 
-    def _fail(self, work: Work, failure: Failure) -> None:
+    def _fail(self, job: Job, failure: Failure) -> None:
         with self._changed:
-            self._batcher.give_up(work)
-            self._works.pop((id(work.owner), work.id), None)
+            self._batcher.give_up(job)
+            self._jobs.pop((id(job.owner), job.id), None)
             self._gauges()
-        if work.owner is not None:
-            work.owner.deliver([failure])
+        if job.owner is not None:
+            job.owner.deliver([failure])
 
     def _gauges(self) -> None:
         self._metrics.queue(len(self._batcher), self._batcher.queued_tokens, self._batcher.budget)
 
 
-def _stopped(work: Work) -> Failure:
-    return Failure(work.id, 503, "the engine has stopped", 1.0)
+def _stopped(job: Job) -> Failure:
+    return Failure(job.id, 503, "the engine has stopped", 1.0)

@@ -21,12 +21,12 @@ from ftbert.server import frames
 from ftbert.server.description import Description
 from ftbert.server.engine import Engine
 from ftbert.server.frames import Frame
+from ftbert.server.job import Failure, Job, Part
 from ftbert.server.links import TICK
 from ftbert.server.loading import load_engine
 from ftbert.server.metrics import Row, open_rows
 from ftbert.server.process import socket_path, wait_for_signal
 from ftbert.server.settings import Settings
-from ftbert.server.work import Failure, Part, Work
 
 LOG = logging.getLogger("ftbert.serve")
 _AT_ONCE = 1 << 20
@@ -88,17 +88,17 @@ class _Server:
         with selectors.DefaultSelector() as selector:
             selector.register(listening, selectors.EVENT_READ)
             while True:
-                works: list[Work] = []
+                jobs: list[Job] = []
                 for key, _ in selector.select():
                     if key.data is None:
                         self._accept(listening, selector)
-                    elif not self._read(key.data, works):
+                    elif not self._read(key.data, jobs):
                         selector.unregister(key.fileobj)
-                        works = [work for work in works if work.owner is not key.data]
+                        jobs = [job for job in jobs if job.owner is not key.data]
                         self._drop(key.data)
                 refused: dict[Any, list[Part | Failure]] = {}
-                for work, failure in self.engine.submit(works):
-                    refused.setdefault(work.owner, []).append(failure)
+                for job, failure in self.engine.submit(jobs):
+                    refused.setdefault(job.owner, []).append(failure)
                 for owner, failures in refused.items():
                     owner.deliver(failures)
                 if self.engine.saturated:
@@ -126,10 +126,10 @@ class _Server:
             self._connections.add(connection)
         selector.register(connected, selectors.EVENT_READ, connection)
 
-    def _read(self, connection: Connection, works: list[Work]) -> bool:
+    def _read(self, connection: Connection, jobs: list[Job]) -> bool:
         """False: the worker has gone."""
         try:
-            return connection.read(works)
+            return connection.read(jobs)
         except Exception as error:  # noqa: BLE001 - one worker's connection must not end the engine
             LOG.error("a worker's connection failed: %s", type(error).__name__)
             return False
@@ -153,17 +153,17 @@ class Connection:
         self._closed = False
         self._writer: threading.Thread | None = None
 
-    def read(self, works: list[Work]) -> bool:
-        """What has come, once: requests go to `works`. False at the end."""
+    def read(self, jobs: list[Job]) -> bool:
+        """What has come, once: requests go to `jobs`. False at the end."""
         data = self._socket.recv(_AT_ONCE)
         for kind, payload in self._reader.feed(data):
             if kind == Frame.SUBMIT:
-                work = frames.read_submit(payload)
-                work.owner = self
-                works.append(work)
+                job = frames.read_submit(payload)
+                job.owner = self
+                jobs.append(job)
             elif kind == Frame.CANCEL:
                 ids = frames.read_cancel(payload)
-                works[:] = [work for work in works if work.owner is not self or work.id not in ids]
+                jobs[:] = [job for job in jobs if job.owner is not self or job.id not in ids]
                 self._engine.cancel(self, ids)
         return bool(data)
 

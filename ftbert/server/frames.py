@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from ftbert.server.description import Description
-from ftbert.server.work import Failure, Kind, Part, Work
+from ftbert.server.job import Failure, Job, Kind, Part
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,16 +37,16 @@ _PART = struct.Struct("<QIIIff")  # id, start, stop, rows, queue, compute
 _SKIP, _TYPES, _MARKED, _TARGETS = 1, 2, 4, 8
 
 
-def submit(work: Work) -> bytes:
-    flags = _SKIP * (work.skip is not None) + _TYPES * (work.types is not None)
-    flags += _MARKED * (work.marked is not None) + _TARGETS * (work.targets is not None)
-    marked, targets = (0 if array is None else len(array) for array in (work.marked, work.targets))
-    head = _SUBMIT.pack(work.id, work.kind, flags, targets, work.texts, work.tokens, marked, work.deadline, work.sent)
-    arrays = [work.offsets, work.skip, work.ids, work.marked, work.targets, work.types]
+def submit(job: Job) -> bytes:
+    flags = _SKIP * (job.skip is not None) + _TYPES * (job.types is not None)
+    flags += _MARKED * (job.marked is not None) + _TARGETS * (job.targets is not None)
+    marked, targets = (0 if array is None else len(array) for array in (job.marked, job.targets))
+    head = _SUBMIT.pack(job.id, job.kind, flags, targets, job.texts, job.tokens, marked, job.deadline, job.sent)
+    arrays = [job.offsets, job.skip, job.ids, job.marked, job.targets, job.types]
     return _frame(Frame.SUBMIT, head, *[np.ascontiguousarray(array) for array in arrays if array is not None])
 
 
-def read_submit(payload: bytes) -> Work:
+def read_submit(payload: bytes) -> Job:
     one, kind, flags, targets, texts, tokens, marked, deadline, sent = _SUBMIT.unpack_from(payload)
     take = _Taker(payload, _SUBMIT.size)
     offsets = take(np.int64, texts + 1)
@@ -55,7 +55,7 @@ def read_submit(payload: bytes) -> Work:
     places = take(np.int32, marked) if flags & _MARKED else None
     wanted = take(np.int32, targets) if flags & _TARGETS else None
     types = take(np.uint8, tokens) if flags & _TYPES else None
-    return Work(one, Kind(kind), ids, offsets, deadline, skip, types, places, wanted, sent=sent)
+    return Job(one, Kind(kind), ids, offsets, deadline, skip, types, places, wanted, sent=sent)
 
 
 def cancel(ids: list[int]) -> bytes:

@@ -13,7 +13,7 @@ import numpy as np
 from ftbert.server import frames
 from ftbert.server.description import Description
 from ftbert.server.frames import Frame
-from ftbert.server.work import EngineFace, Failure, Part, Work
+from ftbert.server.job import EngineFace, Failure, Job, Part
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,10 +44,10 @@ class Disconnected(Exception):
     """The client has gone; nobody waits for the answer."""
 
 
-class _Call:
-    def __init__(self, work: Work, future: asyncio.Future[Answer]) -> None:
-        self.work, self.future = work, future
-        self.left = work.texts
+class _Pending:
+    def __init__(self, job: Job, future: asyncio.Future[Answer]) -> None:
+        self.job, self.future = job, future
+        self.left = job.texts
         self.rows: NDArray[np.float32] | None = None
         self.queue, self.compute = -1.0, 0.0
         self.status = -1  # the engine's last one when it was sent
@@ -62,8 +62,8 @@ class _Call:
             self.rows = part.rows
             return True
         if self.rows is None:
-            self.rows = np.empty((self.work.rows(0, self.work.texts).stop, part.rows.shape[1]), np.float32)
-        self.rows[self.work.rows(part.start, part.stop)] = part.rows
+            self.rows = np.empty((self.job.rows(0, self.job.texts).stop, part.rows.shape[1]), np.float32)
+        self.rows[self.job.rows(part.start, part.stop)] = part.rows
         return self.left == 0
 
 
@@ -73,7 +73,7 @@ class Link:
     def __init__(self) -> None:
         self.description: Description | None = None
         self.loop = asyncio.get_running_loop()
-        self._calls: dict[int, _Call] = {}
+        self._pending: dict[int, _Pending] = {}
         self._sent = 0  # tokens that the engine's own figure does not hold yet
         self._queued = 0  # that figure
         self._statuses = 0
@@ -94,67 +94,67 @@ class Link:
         """The engine has just refused a request as it would have any."""
         return time.monotonic() < self._full_until
 
-    def submit(self, work: Work) -> _Call:
+    def submit(self, job: Job) -> _Pending:
         """Failed, where there is no engine."""
-        call = _Call(work, self.loop.create_future())
+        pending = _Pending(job, self.loop.create_future())
         if not self.ready:
-            raise Failed(Failure(work.id, 503, "no engine is ready", 1.0))
-        self._calls[work.id] = call
-        self._sent += work.tokens
-        call.status = self._statuses
-        work.sent = time.monotonic()
-        call.timer = self.loop.call_later(max(0.0, work.deadline - work.sent), self._expire, call)
-        self._send(work)
-        return call
+            raise Failed(Failure(job.id, 503, "no engine is ready", 1.0))
+        self._pending[job.id] = pending
+        self._sent += job.tokens
+        pending.status = self._statuses
+        job.sent = time.monotonic()
+        pending.timer = self.loop.call_later(max(0.0, job.deadline - job.sent), self._expire, pending)
+        self._send(job)
+        return pending
 
-    def cancel(self, call: _Call, why: Exception) -> None:
+    def cancel(self, pending: _Pending, why: Exception) -> None:
         """Nobody waits any more."""
-        if self._finish(call):
-            self._uncount(call)
-            call.future.set_exception(why)
-            self._send_cancel(call.work)
+        if self._finish(pending):
+            self._uncount(pending)
+            pending.future.set_exception(why)
+            self._send_cancel(pending.job)
 
     def deliver_here(self, found: list[Part | Failure]) -> None:
         for one in found:
             if isinstance(one, Failure) and one.full:
                 self._full_until, self.retry_after = time.monotonic() + one.full, one.retry_after
-            call = self._calls.get(one.id)
-            if call is None:
+            pending = self._pending.get(one.id)
+            if pending is None:
                 continue
             if isinstance(one, Failure):
-                self._finish(call)
-                self._uncount(call)
-                call.future.set_exception(Failed(one))
-            elif call.add(one):
-                self._finish(call)
-                call.future.set_result(Answer(call.rows, call.queue, call.compute))  # type: ignore[arg-type]
+                self._finish(pending)
+                self._uncount(pending)
+                pending.future.set_exception(Failed(one))
+            elif pending.add(one):
+                self._finish(pending)
+                pending.future.set_result(Answer(pending.rows, pending.queue, pending.compute))  # type: ignore[arg-type]
 
     def fail_all(self, words: str) -> None:
-        for call in list(self._calls.values()):
-            self._finish(call)
-            call.future.set_exception(Failed(Failure(call.work.id, 503, words, 1.0)))
+        for pending in list(self._pending.values()):
+            self._finish(pending)
+            pending.future.set_exception(Failed(Failure(pending.job.id, 503, words, 1.0)))
 
-    def _expire(self, call: _Call) -> None:
+    def _expire(self, pending: _Pending) -> None:
         words = "the request was not answered before its deadline"
-        self.cancel(call, Failed(Failure(call.work.id, 503, words, 1.0)))
+        self.cancel(pending, Failed(Failure(pending.job.id, 503, words, 1.0)))
 
-    def _uncount(self, call: _Call) -> None:
+    def _uncount(self, pending: _Pending) -> None:
         """What is left of it leaves the load now, not with the engine's next figure."""
-        left = call.work.tokens * call.left // call.work.texts
-        if call.status == self._statuses:
+        left = pending.job.tokens * pending.left // pending.job.texts
+        if pending.status == self._statuses:
             self._sent = max(0, self._sent - left)
         else:
             self._queued = max(0, self._queued - left)
 
-    def _finish(self, call: _Call) -> bool:
-        if call.timer is not None:
-            call.timer.cancel()
-        return self._calls.pop(call.work.id, None) is not None and not call.future.done()
+    def _finish(self, pending: _Pending) -> bool:
+        if pending.timer is not None:
+            pending.timer.cancel()
+        return self._pending.pop(pending.job.id, None) is not None and not pending.future.done()
 
-    def _send(self, work: Work) -> None:
+    def _send(self, job: Job) -> None:
         raise NotImplementedError
 
-    def _send_cancel(self, work: Work) -> None:
+    def _send_cancel(self, job: Job) -> None:
         raise NotImplementedError
 
 
@@ -180,14 +180,14 @@ class LocalLink(Link):
         """From the engine's threads."""
         self.loop.call_soon_threadsafe(self.deliver_here, results)
 
-    def _send(self, work: Work) -> None:
-        work.owner = self
+    def _send(self, job: Job) -> None:
+        job.owner = self
         assert self.engine is not None
-        self.deliver_here([failure for _, failure in self.engine.submit([work])])
+        self.deliver_here([failure for _, failure in self.engine.submit([job])])
 
-    def _send_cancel(self, work: Work) -> None:
+    def _send_cancel(self, job: Job) -> None:
         assert self.engine is not None
-        self.engine.cancel(self, [work.id])
+        self.engine.cancel(self, [job.id])
 
 
 class SocketLink(Link, asyncio.Protocol):
@@ -239,12 +239,12 @@ class SocketLink(Link, asyncio.Protocol):
             elif kind == Frame.HELLO:
                 self.description = frames.read_hello(payload)
 
-    def _send(self, work: Work) -> None:
-        self._transport.write(frames.submit(work))
+    def _send(self, job: Job) -> None:
+        self._transport.write(frames.submit(job))
 
-    def _send_cancel(self, work: Work) -> None:
+    def _send_cancel(self, job: Job) -> None:
         if self._transport is not None:
-            self._transport.write(frames.cancel([work.id]))
+            self._transport.write(frames.cancel([job.id]))
 
 
 def next_id() -> int:

@@ -17,12 +17,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ftbert.server.batcher import Batch, Limits, Run
+from ftbert.server.batcher import Batch, Limits, Span
 from ftbert.server.description import Description, describe
 from ftbert.server.engine import Engine
+from ftbert.server.job import Job, Kind
 from ftbert.server.metrics import Row
 from ftbert.server.settings import Settings
-from ftbert.server.work import Kind, Work
 
 LOG = logging.getLogger("ftbert.serve")
 
@@ -102,8 +102,8 @@ def _batch(kind: Kind, tokens: int, about: Description) -> Batch:
     length = min(128, about.max_length, tokens)
     offsets = np.append(np.arange(0, tokens, length), tokens).astype(np.int64)
     ids = np.random.default_rng(0).integers(0, about.vocab, tokens, dtype=np.int32)
-    work = Work(0, kind, ids, offsets, float("inf"))
-    return Batch(kind, [Run(work, 0, work.texts)], tokens, work.texts)
+    job = Job(0, kind, ids, offsets, float("inf"))
+    return Batch(kind, [Span(job, 0, job.texts)], tokens, job.texts)
 
 
 def batch_size(

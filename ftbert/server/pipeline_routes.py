@@ -10,12 +10,12 @@ from ftbert.server.description import Description
 from ftbert.server.errors import ApiError, validation
 from ftbert.server.handlers import Asked, Made, computes
 from ftbert.server.inputs import check_count, side
+from ftbert.server.job import BEST, Kind
 from ftbert.server.json_bodies import to_json
 from ftbert.server.memory import filled
 from ftbert.server.schemas import FillMask, TokenClassify
 from ftbert.server.settings import Settings
 from ftbert.server.text_encoder import Encoded
-from ftbert.server.work import BEST, Kind
 from ftbert.text import IGNORED, STRATEGIES, TokenLabels
 
 _LONGEST_TARGET = 200  # characters

@@ -17,6 +17,7 @@ from ftbert.server.app import App
 from ftbert.server.errors import ApiError, validation
 from ftbert.server.handlers import Asked, Made, computes
 from ftbert.server.inputs import Reading, check_count, limited_reading, own_limit, reading
+from ftbert.server.job import Kind
 from ftbert.server.json_bodies import decode, fields_of, json_list, to_json
 from ftbert.server.messages import Request, Response
 from ftbert.server.pipeline_routes import token_classify
@@ -24,7 +25,6 @@ from ftbert.server.schemas import Classify, JinaRerank, Predict, Score, TeiReran
 from ftbert.server.served_model import Computed, ServedModel
 from ftbert.server.settings import Settings
 from ftbert.server.text_encoder import Encoded
-from ftbert.server.work import Kind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 from ftbert.server.description import Description
 from ftbert.server.errors import ApiError, of_failure, validation
+from ftbert.server.job import BEST, Job, Kind
 from ftbert.server.links import Answer, Disconnected, Failed, Link, next_id
 from ftbert.server.memory import PER_ENTITY, PER_NUMBER, Memory
 from ftbert.server.messages import Request
 from ftbert.server.settings import Settings
 from ftbert.server.text_encoder import INLINE_CHARACTERS, Encoded, TextEncoder
-from ftbert.server.work import BEST, Kind, Work
 
 T = TypeVar("T")
 
@@ -154,7 +154,7 @@ class ServedModel:
         began = time.monotonic()
         encoded = await self.in_thread(request, characters, encode, inline)
         tokenised = time.monotonic()
-        work = Work(
+        job = Job(
             next_id(), kind, encoded.ids, encoded.offsets, self.deadline(request),
             encoded.skip, encoded.types, encoded.marked, encoded.targets,
         )  # fmt: skip
@@ -166,9 +166,9 @@ class ServedModel:
         # An engine that does not come to reading has few tokens queued.
         link = min([link for link in ready if not link.full] or ready, key=lambda one: one.load)
         try:
-            call = link.submit(work)
-            request.on_disconnect(lambda: link.cancel(call, Disconnected()))
-            answer: Answer = await call.future
+            pending = link.submit(job)
+            request.on_disconnect(lambda: link.cancel(pending, Disconnected()))
+            answer: Answer = await pending.future
         except Failed as failed:
             failure = failed.failure
             raise of_failure(failure.status, failure.words, failure.retry_after) from None

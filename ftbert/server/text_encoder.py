@@ -25,7 +25,7 @@ INLINE_CHARACTERS, _INLINE_CHARACTERS_WORDPIECE = 512, 4096
 @dataclass
 class Encoded:
     """Texts of a request. ids: int32 [tokens]; offsets: int64 [texts + 1]; skip, types, marked, targets: as of
-    work.Work. encodings: of `tokenizers`, where places in the text were asked for."""
+    Job. encodings: of `tokenizers`, where places in the text were asked for."""
 
     ids: NDArray[np.int32]
     offsets: NDArray[np.int64]

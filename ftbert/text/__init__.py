@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ftbert.text.auto_tokenizer import load_tokenizer
+from ftbert.text.auto_tokenizer import TOKENIZER_FILES, TOKENIZER_SUFFIXES, load_tokenizer
 from ftbert.text.batching import Batch, Window, batches_of, by_token_budget, pack
 from ftbert.text.fast_tokenizer import FastTokenizer
 from ftbert.text.options import TextOptions, check_pooling
@@ -19,24 +19,26 @@ from ftbert.text.tokenizer import Tokenizer
 from ftbert.text.tokens import Tokens, joined, tokens_of
 
 if TYPE_CHECKING:
-    from ftbert.text.computing import compute_windows
+    from ftbert.text.computing import compute_windows, launch
     from ftbert.text.encoding import embedding, text_options, tokenizer_of
-    from ftbert.text.pooling import dense_of, text_vectors
+    from ftbert.text.pooling import Upload, dense_of, text_vectors
     from ftbert.text.precision import check_ranges, quantized, ranges_of, stored_as
     from ftbert.text.scoring import ScoreSettings
     from ftbert.text.text_model import TextModel
 
 __all__ = [
-    "IGNORED", "STRATEGIES", "Batch", "FastTokenizer", "LimitedPairs", "OtherVectors", "ScoreSettings", "TextModel",
-    "TextOptions", "TextSettings", "TokenLabels", "Tokenizer", "Tokens", "Window", "batches_of", "by_token_budget",
-    "check_pooling", "check_ranges", "compute_windows", "dense_of", "embedding", "joined", "load_tokenizer", "pack",
-    "quantized", "ranges_of", "stored_as", "text_options", "text_vectors", "tokenizer_of", "tokens_of",
+    "IGNORED", "STRATEGIES", "TOKENIZER_FILES", "TOKENIZER_SUFFIXES", "Batch", "FastTokenizer", "LimitedPairs",
+    "OtherVectors", "ScoreSettings", "TextModel", "TextOptions", "TextSettings", "TokenLabels", "Tokenizer", "Tokens",
+    "Upload", "Window", "batches_of", "by_token_budget", "check_pooling", "check_ranges", "compute_windows", "dense_of",
+    "embedding", "joined", "launch", "load_tokenizer", "pack", "quantized", "ranges_of", "stored_as", "text_options",
+    "text_vectors", "tokenizer_of", "tokens_of",
 ]  # fmt: skip
 
 _LATE = {
-    "ScoreSettings": "scoring", "TextModel": "text_model", "compute_windows": "computing", "dense_of": "pooling",
-    "embedding": "encoding", "text_options": "encoding", "text_vectors": "pooling", "tokenizer_of": "encoding",
-    "check_ranges": "precision", "quantized": "precision", "ranges_of": "precision", "stored_as": "precision",
+    "ScoreSettings": "scoring", "TextModel": "text_model", "Upload": "pooling", "check_ranges": "precision",
+    "compute_windows": "computing", "dense_of": "pooling", "embedding": "encoding", "launch": "computing",
+    "quantized": "precision", "ranges_of": "precision", "stored_as": "precision", "text_options": "encoding",
+    "text_vectors": "pooling", "tokenizer_of": "encoding",
 }  # fmt: skip
 
 

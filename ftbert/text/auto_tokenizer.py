@@ -21,8 +21,17 @@ from ftbert.text.token_ids import check_token_ids
 _VOCABULARIES = (
     "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model", "sentencepiece.model",
 )  # fmt: skip
-# Of all that AutoTokenizer may open.
-_SUFFIXES = (".json", ".txt", ".model", ".jinja", ".codes", ".bpe", ".spm", ".tiktoken")
+# Every file that a tokenizer of transformers opens (`vocab_files_names` of its classes; tests/test_text_files.py
+# compares), whatever family its class is named after: RoBERTa's checkpoints come with seven kinds.
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.txt", "vocab.json", "merges.txt", "vocab.bpe", "bpe.codes", "dict.txt", "*.model", "*.spm", "*.tiktoken",
+    "prophetnet.tokenizer", "byte_maps.json", "emoji.json", "entity_vocab.json", "normalizer.json", "tekken.json",
+    "vocab-src.json", "vocab-tgt.json", "target_vocab.json", "word_pronunciation.json", "word_shape.json",
+    # Of no use to an encoder, and read by AutoTokenizer: the copy is the same tokenizer to it.
+    "chat_template.jinja", "additional_chat_templates/*.jinja",
+)  # fmt: skip
+TOKENIZER_SUFFIXES = frozenset(Path(name).suffix for name in TOKENIZER_FILES)
 # What tokenizers of different kinds make different ids of.
 _PROBES = (
     "Hello World, hello world!", "un-believable U.S.A. e-mail@host.com 3.14%", "Crème brûlée nai\u0308ve CAFÉ Ångström",
@@ -51,7 +60,7 @@ def load_tokenizer(folder: Path, settings: TextSettings | None = None) -> Any:
             "Copy the tokenizer's files beside the weights, or pass token ids to the model"
         )
     for path in folder.iterdir():
-        if path.suffix in _SUFFIXES:
+        if path.suffix in TOKENIZER_SUFFIXES:
             expect_file(path)  # a pipe in the place of a file would hold it for ever
     check_token_ids(folder)
     from transformers import AutoTokenizer

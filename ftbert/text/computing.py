@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("ftbert")
 
 T = TypeVar("T")
+B = TypeVar("B")
 
 # Tokenised batches waiting for the device, and results of the device waiting to be fetched.
 _BATCHES_AHEAD, _RESULTS_BEHIND = 4, 3
@@ -139,9 +140,10 @@ def compute_windows(
 
 @torch.inference_mode()
 def launch(
-    model: Any, batch: Batch, compute: Callable[[Any, Batch, Upload], torch.Tensor]
+    model: Any, batch: B, compute: Callable[[Any, B, Upload], torch.Tensor]
 ) -> Callable[[], NDArray[np.float32]]:
-    """Starts one batch and returns how to get its result; never waits on CUDA. compute: as in `Work`."""
+    """Starts one batch and returns how to get its result; never waits on CUDA. compute: as in `Work`, for any
+    kind of batch."""
     if model.device.type != "cuda":
         result = compute(model, batch, torch.from_numpy)
         return lambda: result.numpy()

@@ -1,4 +1,4 @@
-"""The unit of work between workers and engines: the texts of one request, as token ids, and what becomes of them."""
+"""What workers ask of engines: the texts of one request, as token ids, and what becomes of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PER_TOKEN = (Kind.TOKENS, Kind.TOKEN_LOGITS)
 
 
 @dataclass(eq=False)
-class Work:
+class Job:
     """All texts of one request.
 
     ids: int32 [tokens] of all texts; offsets: int64 [texts + 1], each text's place in them. skip: int32 [texts], tokens
@@ -52,7 +52,7 @@ class Work:
     over: bool = False  # cancelled, failed or expired: what is left of it is not computed
     left: int = field(init=False)  # texts that no batch has taken
     queued_tokens: int = 0  # of these, once the request is admitted
-    queued_runs: int = 0  # entries of the queue that these are in
+    queued_spans: int = 0  # entries of the queue that these are in
     texts: int = field(init=False)
     tokens: int = field(init=False)
 
@@ -95,7 +95,7 @@ class Failure:
 
 
 class Owner(Protocol):
-    """Whoever submits work: a worker's connection, or the worker itself."""
+    """Whoever submits jobs: a worker's connection, or the worker itself."""
 
     def deliver(self, results: list[Part | Failure]) -> None:
         """From any thread; never blocks. One call for each batch."""
@@ -110,7 +110,7 @@ class EngineFace(Protocol):
     @property
     def queued_tokens(self) -> int: ...
 
-    def submit(self, works: list[Work]) -> list[tuple[Work, Failure]]: ...
+    def submit(self, jobs: list[Job]) -> list[tuple[Job, Failure]]: ...
 
     def cancel(self, owner: Owner, ids: list[int]) -> None: ...
 
