@@ -24,15 +24,14 @@ from ftbert.checkpoint import (
     FORMAT,
     MODULES,
     Checkpoint,
+    StagingFolder,
     exists,
     expect_file,
     expect_inside,
     named,
-    put_in_place,
     read_json_object,
     read_json_value,
     transformer_folder,
-    work_folder,
 )
 from ftbert.converters.open import open_checkpoint
 from ftbert.converters.text_files import check_copy, text_files
@@ -64,7 +63,8 @@ def convert(
     if checkpoint.folder is not None:
         _refuse_links(checkpoint.folder)
     place.parent.mkdir(parents=True, exist_ok=True)
-    with work_folder(place) as folder:
+    with StagingFolder(place) as staging:
+        folder = staging.new_folder()
         _save_weights(checkpoint, dtype or checkpoint.stored_dtype, folder / "model.safetensors")
         checkpoint.config.write(folder / "config.json")
         if checkpoint.folder is not None:
@@ -74,7 +74,7 @@ def convert(
                 warnings.warn(f"{checkpoint.folder}: {unchecked}", stacklevel=2)
             checkpoint.config.write(folder / "config.json", tokenizer_class)
         try:
-            put_in_place(folder, place, lambda found: force and not _not_ours(found))
+            staging.deliver_folder(lambda found: force and not _not_ours(found))
         except FileExistsError:
             _check_target(target, source, force)  # the reason, for whoever came in between
             raise

@@ -21,7 +21,7 @@ from stub_model import WORDS, StubModel, threads_left
 
 from ftbert import progress
 from ftbert.files import embed_file, staging_path
-from ftbert.files.staging_folder import StagingFolder
+from ftbert.staging_folder import StagingFolder
 
 TEXTS = [" ".join(WORDS[4 + (i * k) % 16] for k in range(i % 9)) for i in range(50)]
 

@@ -41,6 +41,7 @@ PYTHON = (
     "_fake",
     "dtypes",
     "sentence_modules",
+    "staging_folder",
     "input_file",
     "torch_release",
 )

@@ -1,6 +1,5 @@
 """The format of a checkpoint: its config, its tensors, reading and writing its files."""
 
-from ftbert.checkpoint.atomic_folder import put_in_place, work_folder
 from ftbert.checkpoint.checkpoint import Checkpoint, Make, read_checkpoint
 from ftbert.checkpoint.config import FORMAT, VERSION, CheckpointConfig, HeadConfig, activations
 from ftbert.checkpoint.encoder_config import (
@@ -37,12 +36,13 @@ from ftbert.input_file import (
     typed,
 )
 from ftbert.sentence_modules import MODULES, Module, read_modules, transformer_folder
+from ftbert.staging_folder import StagingFolder
 
 __all__ = [
     "DTYPES", "FORMAT", "MODULES", "VERSION", "AttentionConfig", "Checkpoint", "CheckpointConfig", "EncoderConfig",
     "FeedForwardConfig", "HeadConfig", "LayerConfig", "Make", "Module", "NormConfig", "PositionConfig",
-    "RelativeBiasConfig", "RotaryConfig", "Shape", "StateDictSource", "TensorSource", "WeightSpec", "activations",
+    "RelativeBiasConfig", "RotaryConfig", "Shape", "StagingFolder", "StateDictSource", "TensorSource", "WeightSpec", "activations",
     "check_shapes", "exists", "expect_file", "expect_inside", "find_weights", "list_folder", "named", "open_weights",
-    "put_in_place", "read_checkpoint", "read_json_object", "read_json_value", "read_modules", "shard_names",
-    "shared_layers", "shown", "transformer_folder", "typed", "work_folder",
+    "read_checkpoint", "read_json_object", "read_json_value", "read_modules", "shard_names",
+    "shared_layers", "shown", "transformer_folder", "typed",
 ]  # fmt: skip

@@ -4,7 +4,7 @@ from ftbert.files.embed import BATCH_RECORDS, EmbedStats, check_request, embed_f
 from ftbert.files.formats import open_source
 from ftbert.files.paths import output_file, skipped_file, stream_or_file
 from ftbert.files.records import Position, ReadOptions
-from ftbert.files.staging_folder import staging_path
+from ftbert.staging_folder import staging_path
 
 __all__ = [
     "BATCH_RECORDS", "EmbedStats", "Position", "ReadOptions", "check_request", "embed_file", "open_source",

@@ -20,9 +20,9 @@ from ftbert.files.formats import kept_for, open_sources, open_target
 from ftbert.files.paths import check_paths, expect_own_list, input_files, output_file, skipped_file
 from ftbert.files.ranges import check_ranges_file, first_texts, ranges_in
 from ftbert.files.records import STREAM, Changed, Chunk, Position, Reader, ReadOptions, Writer
-from ftbert.files.staging_folder import StagingFolder
 from ftbert.files.writers import SkippedWriter
 from ftbert.progress import Progress
+from ftbert.staging_folder import StagingFolder
 from ftbert.text import TOKENIZER_SUFFIXES
 
 BATCH_RECORDS = 8192  # finished records that a kill can cost, and the records held in memory at once

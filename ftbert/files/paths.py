@@ -12,7 +12,7 @@ from itertools import combinations
 from pathlib import Path
 
 from ftbert.files.records import STREAM, Skipped
-from ftbert.files.staging_folder import refuse_others_folder, staging_path
+from ftbert.staging_folder import refuse_others_folder, staging_path
 
 
 def stream_or_file(given: str | Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,9 @@ from typing import Any
 import pytest
 from conftest import full_disk, make_bert
 
-from ftbert.checkpoint import atomic_folder as work_folder
-from ftbert.checkpoint import put_in_place
-from ftbert.converters import from_huggingface
+from ftbert import staging_folder
 from ftbert.converters.from_huggingface import convert
+from ftbert.staging_folder import StagingFolder
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def files(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         def fail(one: Path, other: Path) -> None:
             raise OSError(errno.EINVAL, "no such flag")
 
-        monkeypatch.setattr(work_folder, "_exchange", fail)
+        monkeypatch.setattr(staging_folder, "_exchange", fail)
 
 
 def names(folder: Path) -> list[str]:
@@ -47,12 +47,14 @@ def filled(folder: Path) -> Path:
 def test_a_folder_that_appears_meanwhile_stays(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool
 ) -> None:
+    deliver = StagingFolder.deliver_folder
+
     def move(*arguments: Any) -> None:
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "precious").write_text("x")
-        put_in_place(*arguments)
+        deliver(*arguments)
 
-    monkeypatch.setattr(from_huggingface, "put_in_place", move)
+    monkeypatch.setattr(StagingFolder, "deliver_folder", move)
     with pytest.raises(FileExistsError, match="out: "):
         convert(source, tmp_path / "out", force=force)
     assert (tmp_path / "out" / "precious").read_text() == "x"
@@ -71,18 +73,26 @@ def test_files_of_others_in_a_checkpoint_are_not_removed(source: Path, tmp_path:
 
 
 def test_what_comes_between_two_looks_is_kept(tmp_path: Path, files: None) -> None:
-    new, target = filled(tmp_path / "work" / "new"), filled(tmp_path / "out")
+    target = filled(tmp_path / "out")
     answers = iter([True, False])
-    with pytest.raises(FileExistsError, match="what was there before is .*out.found-") as raised:
-        put_in_place(new, target, lambda found: next(answers))
+    with (
+        pytest.raises(FileExistsError, match="what was there before is .*out.found-") as raised,
+        StagingFolder(target) as staging,
+    ):
+        staging.new_folder()
+        staging.deliver_folder(lambda found: next(answers))
     assert names(Path(str(raised.value.strerror).rsplit(" ", 1)[-1])) == ["out"]
 
 
-def test_what_others_named_like_a_leftover_stays(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "precious" / "file").mkdir(parents=True)
-    (tmp_path / ".out.ftbert-0123abcd").symlink_to(tmp_path / "precious")
-    convert(source, tmp_path / "out")
-    assert names(tmp_path / "precious") == ["file"]
+@pytest.mark.parametrize("link", [False, True])
+def test_what_others_named_like_a_leftover_stays(source: Path, tmp_path: Path, link: bool) -> None:
+    precious = tmp_path / ("precious" if link else "out.part")
+    (precious / "file").mkdir(parents=True)
+    if link:
+        (tmp_path / "out.part").symlink_to(precious)
+    with pytest.raises(FileExistsError, match="out.part: .*which ftbert did not write"):
+        convert(source, tmp_path / "out")
+    assert names(precious) == ["file"]
 
 
 def test_a_link_as_target_stays_one(source: Path, tmp_path: Path) -> None:
@@ -92,26 +102,48 @@ def test_a_link_as_target_stays_one(source: Path, tmp_path: Path) -> None:
         assert (tmp_path / "link").is_symlink() and (tmp_path / "real" / "config.json").exists()
 
 
+def left_by_a_kill(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "made-by-ftbert").touch()
+    return folder
+
+
 def test_leftovers_go_and_work_in_progress_stays(source: Path, tmp_path: Path) -> None:
-    for name in (".out.ftbert-0123abcd", ".out.backup", ".other.ftbert-0123abcd"):
-        (tmp_path / name / "new").mkdir(parents=True)
-    with work_folder.work_folder(tmp_path / "out") as busy:
-        (busy / "half").write_text("x")
+    for name in ("out.part", "out.backup", "other.part"):
+        (left_by_a_kill(tmp_path / name) / "new").mkdir()
+        (tmp_path / name / "new" / "half").write_text("x")
+    with StagingFolder(tmp_path / "out") as staging:
+        (staging.new_folder() / "half").write_text("x")
+        with pytest.raises(BlockingIOError, match="another process is writing it"):
+            convert(source, tmp_path / "out")
+        assert names(staging.folder / "new") == ["half"]
+    convert(source, tmp_path / "out")
+    assert names(tmp_path) == ["other.part", "out", "out.backup", "source"]
+
+
+def test_a_file_system_without_locks(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    left_by_a_kill(tmp_path / "out.part")
+    with pytest.raises(OSError, match="no locks"):
         convert(source, tmp_path / "out")
-        assert (busy / "half").exists()
-    assert names(tmp_path) == [".other.ftbert-0123abcd", ".out.backup", "out", "source"]
+    (tmp_path / "out.part" / "made-by-ftbert").unlink()
+    (tmp_path / "out.part").rmdir()
+    convert(source, tmp_path / "out")
+    assert names(tmp_path) == ["out", "source"]
 
 
 def test_an_old_target_that_had_stepped_aside_comes_back(source: Path, tmp_path: Path) -> None:
     """Killed between the two renames, where names cannot be exchanged."""
-    left = tmp_path / ".out.ftbert-0123abcd"
-    left.mkdir()
+    left = left_by_a_kill(tmp_path / "out.part")
     convert(source, left / "old")
     shutil.copytree(source, tmp_path / "broken")
     (tmp_path / "broken" / "model.safetensors").write_bytes(b"no weights")
     with pytest.raises(ValueError, match="broken"):
         convert(tmp_path / "broken", tmp_path / "out")
-    with work_folder.work_folder(tmp_path / "out"):
+    with StagingFolder(tmp_path / "out"):
         pass
     assert (tmp_path / "out" / "config.json").exists() and not left.exists()
 

@@ -1,17 +1,23 @@
-"""The folder beside an output in which an unfinished run keeps its finished chunks and a manifest.
+"""The folder beside an output, a file or a folder, in which it is made before it takes its place in one step.
 
-Every path out of a run leaves either the whole target, or no target and (when there is something worth
-keeping) this folder. A kill at any moment costs at most the chunk being computed.
+Every path out of a run leaves either the whole target, or no target and (when there is something worth keeping, which a
+manifest says) this folder. A kill at any moment costs at most the chunk being computed; what it left goes with the next
+run for the same target.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import fcntl
 import json
 import os
 import re
+import secrets
+import shutil
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +25,17 @@ from ftbert.input_file import named
 
 _MANIFEST = "manifest.json"
 _MARK = "made-by-ftbert"  # the first file in the folder, and the last to go
-_OURS = re.compile(_MARK + r"|manifest\.(json|new)|(rows(-\d{8})?|skipped)\.(npy|jsonl|parquet|new)")
+_OURS = re.compile(_MARK + r"|manifest\.(json|new)|(rows(-\d{8})?|skipped)\.(npy|jsonl|parquet|new)|new|old")
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_CANNOT_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EXDEV)
+_OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
 
 class StagingFolder:
-    """`<target>.part`, held by one process at a time. Use as a context manager."""
+    """`<target>.part`, held by one process at a time. Use as a context manager. The target's parent must exist.
+
+    Where a file system has no locks for folders, only a new folder is taken: OSError for one that is there.
+    """
 
     def __init__(self, target: Path) -> None:
         self.target = target
@@ -34,7 +46,11 @@ class StagingFolder:
         while True:
             if os.path.islink(self.folder) or not self.folder.is_dir():
                 refuse_others_folder(self.folder)
-            self.folder.mkdir(exist_ok=True)
+            made = True
+            try:
+                self.folder.mkdir()
+            except FileExistsError:
+                made = False
             self._lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -43,12 +59,17 @@ class StagingFolder:
                 raise BlockingIOError(
                     f"{self.target}: another process is writing it now; wait for it, or name another output"
                 ) from None
+            except OSError:
+                if not made:
+                    os.close(self._lock)
+                    raise
             try:
                 # The one who held the lock may just have finished and removed the folder.
                 with contextlib.suppress(FileNotFoundError):
                     if os.stat(self.folder).st_ino == os.fstat(self._lock).st_ino:
                         refuse_others_folder(self.folder)
                         (self.folder / _MARK).touch()
+                        self._put_back()
                         return self
             except BaseException:
                 os.close(self._lock)
@@ -63,6 +84,11 @@ class StagingFolder:
                 (self.folder / _MARK).unlink()
                 self.folder.rmdir()
         os.close(self._lock)
+
+    def _put_back(self) -> None:
+        """A target that a killed process had moved out of the way of a new one."""
+        if (self.folder / "old").exists() and not self.target.exists():
+            os.rename(self.folder / "old", self.target)
 
     def saved(self, made_with: dict[str, Any]) -> dict[str, Any] | None:
         """What `save` last stored. ValueError where it was made with other things; where its manifest is broken the
@@ -108,7 +134,9 @@ class StagingFolder:
         # The manifest goes first: files without one are never taken for finished chunks.
         (self.folder / _MANIFEST).unlink(missing_ok=True)
         for path in self.folder.iterdir():
-            if path.name != _MARK:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != _MARK:
                 path.unlink()
 
     def deliver(self, finished: Path) -> None:
@@ -120,6 +148,73 @@ class StagingFolder:
         finally:
             os.close(above)
         (self.folder / _MANIFEST).unlink(missing_ok=True)
+
+    def new_folder(self) -> Path:
+        """An empty one, for what shall become the target."""
+        self._empty()
+        new = self.folder / "new"
+        new.mkdir()
+        return new
+
+    def deliver_folder(self, replaceable: Callable[[Path], bool]) -> None:
+        """Makes `new_folder` the target: by one rename where that is free or an empty folder, else by one exchange of
+        the two.
+
+        A folder for which `replaceable` is False stays: FileExistsError. Where the file system cannot exchange, the old
+        one is renamed away first, and back when the new one cannot follow. A stranger's folder that came in between
+        gets another name, which the error says.
+        """
+        new, target = self.folder / "new", self.target
+        while True:
+            try:
+                os.rename(new, target)  # POSIX: replaces an empty folder and nothing else
+                return
+            except OSError as error:
+                if error.errno not in _OCCUPIED:
+                    raise
+            if not replaceable(target):
+                raise FileExistsError(errno.EEXIST, "exists and is not replaced", str(target))
+            with contextlib.suppress(FileNotFoundError):  # another process has just removed it
+                old = _exchange_or_step_aside(new, target)
+                if not replaceable(old):  # it came between the two looks at it
+                    raise _kept(old, target)
+                return
+
+
+def _exchange_or_step_aside(new: Path, target: Path) -> Path:
+    """Where the old target is now."""
+    try:
+        _exchange(new, target)
+        return new
+    except OSError as error:
+        if error.errno not in _CANNOT_EXCHANGE:
+            raise
+    old = new.parent / "old"
+    os.rename(target, old)
+    try:
+        os.rename(new, target)
+    except BaseException as error:
+        try:
+            os.rename(old, target)
+        except OSError:
+            raise _kept(old, target) from error
+        raise
+    return old
+
+
+def _kept(old: Path, target: Path) -> FileExistsError:
+    """Gives what was at `target` a name beside it; the error that says which."""
+    kept = target.with_name(f"{target.name}.found-{secrets.token_hex(4)}")
+    os.rename(old, kept)
+    return FileExistsError(errno.EEXIST, f"was made meanwhile; what was there before is {kept}", str(target))
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """OSError with one of _CANNOT_EXCHANGE where the file system has no such step."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), str(one), None, str(other))
 
 
 def refuse_others_folder(folder: Path) -> None:
