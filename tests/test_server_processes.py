@@ -78,10 +78,6 @@ def test_answers_are_never_swapped(server: Served, vectors: np.ndarray) -> None:
     assert sum(one.lost + one.refused for one in load) == 0
 
 
-def test_workers_import_no_torch(server: Served) -> None:
-    assert (len(children(server, "worker")), len(children(server, "engine"))) == (2, 2)
-
-
 def test_metrics_are_those_of_all_processes(server: Served, vectors: np.ndarray) -> None:
     def count() -> int:
         lines = server.call("GET", "/metrics").body.decode().splitlines()

@@ -41,7 +41,7 @@ class TokenLimits(msgspec.Struct, kw_only=True):
 
 class OpenAIEmbed(TokenLimits, kw_only=True):
     """truncate: true or false as TEI, NONE, START or END as Cohere and NVIDIA. prompt_name, input_type, task: see
-    openai_routes. use_activation: false leaves the length of vectors as it is."""
+    embed_routes. use_activation: false leaves the length of vectors as it is."""
 
     input: Inputs
     user: str | None = None
