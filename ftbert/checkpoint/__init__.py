@@ -41,8 +41,8 @@ from ftbert.staging_folder import StagingFolder
 __all__ = [
     "DTYPES", "FORMAT", "MODULES", "VERSION", "AttentionConfig", "Checkpoint", "CheckpointConfig", "EncoderConfig",
     "FeedForwardConfig", "HeadConfig", "LayerConfig", "Make", "Module", "NormConfig", "PositionConfig",
-    "RelativeBiasConfig", "RotaryConfig", "Shape", "StagingFolder", "StateDictSource", "TensorSource", "WeightSpec", "activations",
-    "check_shapes", "exists", "expect_file", "expect_inside", "find_weights", "list_folder", "named", "open_weights",
-    "read_checkpoint", "read_json_object", "read_json_value", "read_modules", "shard_names",
+    "RelativeBiasConfig", "RotaryConfig", "Shape", "StagingFolder", "StateDictSource", "TensorSource", "WeightSpec",
+    "activations", "check_shapes", "exists", "expect_file", "expect_inside", "find_weights", "list_folder", "named",
+    "open_weights", "read_checkpoint", "read_json_object", "read_json_value", "read_modules", "shard_names",
     "shared_layers", "shown", "transformer_folder", "typed",
 ]  # fmt: skip
