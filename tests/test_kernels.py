@@ -544,4 +544,4 @@ def test_linear_own_refuses_operands_that_are_not_aligned(place: Place) -> None:
     hopper(place)
     a = random(16 * 64 + 1, place=place)[1:].view(16, 64)
     with pytest.raises(RuntimeError, match="aligned to 16 bytes"):
-        ops.linear_own(a, random(64, 64, place=place), None, "none", "wgmma_tile", "64x64 pair")
+        ops.linear_own(a, random(64, 64, place=place), None, "none", "wgmma_tile", "64x64 half")

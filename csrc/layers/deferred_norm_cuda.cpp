@@ -35,13 +35,13 @@ std::string refusal(const Context<Cuda>& context, const EncoderConfig& c, const 
   if (context.capability != 90) return "needs a GPU of capability 9.0";
   if (most_tokens_by_default() == 0) return "switched off";
   if (c.layers.empty()) return "there are no layers";
-  if (weights.final_norm) return "a norm follows the last layer's";
   for (const Layer<T>& layer : weights.layers)
     for (const BlockNorms<T>* norms : {&layer.attention_norms, &layer.ffn_norms}) {
       if (norms->before) return "LayerNorm comes first in this model";
       if (norms->result || norms->after.kind != NormKind::layer || !norms->after.beta)
         return "a norm is no LayerNorm with gamma and beta";
     }
+  if (weights.final_norm) return "a norm follows the last layer's";
   if (c.hidden > kMostColumns) return "hidden is more than " + std::to_string(kMostColumns);
   // Products are chosen for one layer and run in all.
   const LayerConfig& first = c.layers.front();
