@@ -80,8 +80,8 @@ class EncoderModule(torch.nn.Module):
         cu_seqlens      offsets of the sequences in packed_tokens, int32 [batch+1]
         first           last hidden state of each sequence's first token, [batch, hidden], 0 for an empty one
         last            the same of its last token
-        rows            last hidden state of the packed tokens that argument `rows` names, int [n] -> [n, hidden]; on
-                        CUDA NaN where there is no such token
+        rows            the same of the packed tokens that the argument `rows` names, int [n] -> [n, hidden]; an error
+                        where there is no such token, on CUDA NaN
         pooled          tanh(pooler(first)), [batch, hidden]; [batch, 0] where the model has no pooler
         hidden_states   the embedding's output, then every layer's, [layers+1, ...] over the shape of `tokens`
         """
