@@ -63,6 +63,9 @@ def test_all_ways_to_call_agree() -> None:
     assert torch.equal(model.forward_packed(packed, cu, 24), out.last_hidden_state[mask.bool()])
     first = model.forward_packed(packed, cu, 24, want="first")
     torch.testing.assert_close(first, out.last_hidden_state[:, 0], atol=4e-2, rtol=0)
+    last = model.forward_packed(packed, cu, 24, want="last")
+    assert torch.equal(model.forward_packed(packed, cu, 24, want="rows", rows=cu[1:] - 1), last)
+    torch.testing.assert_close(last, out.last_hidden_state[mask.bool()][cu[1:] - 1], atol=4e-2, rtol=0)
     for row, length in enumerate(lengths):
         alone = model(ids[row : row + 1, :length]).last_hidden_state[0]
         torch.testing.assert_close(alone, out.last_hidden_state[row, :length], atol=4e-2, rtol=0)
