@@ -240,6 +240,8 @@ DType attention_operand(DType weight);
 template <class Device, class T>
 size_t attention_scratch_bytes(int64_t max_k, int64_t head_size,
                                bool alone = false);  // on the CPU: for a thread with sequences of its own
+// Heads that the fused kernels of GPUs are compiled for.
+constexpr bool cuda_fuses_heads_of(int64_t size) { return size == 32 || size == 64 || size == 128; }
 // Whether the fused path has a kernel for this, with a relative bias or without: the only place that knows.
 template <class Device, class T>
 bool attention_supports(const Context<Device>& context, const Heads& heads, const Window& window, bool bias);

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ftbert.server.app import App
+from ftbert.server.app import App, Asked, Made, computes
 from ftbert.server.description import Description
 from ftbert.server.errors import ApiError, validation
-from ftbert.server.handlers import Asked, Made, computes
 from ftbert.server.inputs import (
     Listed,
     Reading,

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from ftbert.server.app import Asked, Made, computes
 from ftbert.server.description import Description
 from ftbert.server.errors import ApiError, validation
-from ftbert.server.handlers import Asked, Made, computes
 from ftbert.server.inputs import check_count, side
 from ftbert.server.job import BEST, Kind
 from ftbert.server.json_bodies import to_json

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ftbert.server.activations import ACTIVATIONS, probabilities
-from ftbert.server.app import App
+from ftbert.server.app import App, Asked, Made, computes
 from ftbert.server.errors import ApiError, validation
-from ftbert.server.handlers import Asked, Made, computes
 from ftbert.server.inputs import Reading, check_count, limited_reading, own_limit, reading
 from ftbert.server.job import Kind
 from ftbert.server.json_bodies import decode, fields_of, json_list, to_json

@@ -22,6 +22,7 @@ from ftbert.checkpoint import (
 )
 from ftbert.dtypes import DTYPES
 from ftbert.tuning.gemm_rows import WGMMA_TILE, WITH_LAYERNORM, Own, Product, Row
+from ftbert.tuning.gemm_table import tuner_module
 from ftbert.tuning.product_bench import Algorithm, Bench, choice_of, is_faster
 
 _DEFERRED_ROWS = 1024  # up to which LayerNorms are deferred: csrc/layers/deferred_norm_cuda.cpp, most_tokens_by_default
@@ -31,17 +32,12 @@ _ROUNDS = 15  # of the turns that these take
 
 def products(config: EncoderConfig, dtype: str) -> list[Product]:
     """The linear layers that this encoder runs per token, each once."""
-    fused = all(_is_fused(layer.attention) for layer in config.layers)
+    module = tuner_module()  # None: Bench says so
+    fused = module is None or all(module.fuses_heads_of(layer.attention.head_size) for layer in config.layers)
     found = [product for layer in config.layers for product in _of_layer(config.hidden, layer, dtype, fused)]
     if config.embedding_projection:
         found.append(Product(dtype, config.hidden, config.embedding, bias=True))
     return list(dict.fromkeys(found))
-
-
-def _is_fused(attention: AttentionConfig) -> bool:
-    """Whether GPUs have a kernel of the fused path for it."""
-    whole = attention.window is None and not attention.causal and attention.kv_width == attention.width
-    return whole and attention.head_size in (32, 64, 128)
 
 
 def _of_layer(hidden: int, layer: LayerConfig, dtype: str, fused: bool) -> list[Product]:

@@ -226,7 +226,7 @@ size_t attention_scratch_bytes(int64_t, int64_t, bool) {
 
 template <class Device, class T>
 bool attention_supports(const Context<Device>&, const Heads& heads, const Window&, bool) {
-  return heads.size == 32 || heads.size == 64 || heads.size == 128;
+  return cuda_fuses_heads_of(heads.size);
 }
 
 #define FTBERT_INSTANTIATE(T)                                                                       \
