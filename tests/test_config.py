@@ -227,7 +227,7 @@ def flat(config: EncoderConfig) -> dict[str, Any]:
         "norm_place": layer.norm_place, "positions": config.positions.kind, "pooler": config.pooler,
         "embedding_norm": config.embedding_norm is not None, "embedding_projection": config.embedding_projection,
         "relative_span": config.relative_bias.span if config.relative_bias else 0,
-        "distinct_layers": 0 if distinct == config.depth and "albert" not in config.text() else distinct,
+        "distinct_layers": 0 if distinct == config.depth else distinct,
     }  # fmt: skip
 
 

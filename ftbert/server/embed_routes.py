@@ -78,9 +78,7 @@ async def embed_sparse(app: App, request: Request) -> Response:
 
 def _compared(body: Similarity, settings: Settings) -> Listed:
     sentences = body.inputs.sentences
-    if not sentences:
-        raise ApiError("Empty", "`inputs.sentences` cannot be empty")
-    check_count(len(sentences), settings)
+    check_count(sentences, settings, "inputs.sentences")
     return [body.inputs.source_sentence, *sentences]
 
 

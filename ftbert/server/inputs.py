@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from dataclasses import dataclass
 
 from ftbert.server.errors import ApiError, too_many, validation
@@ -68,14 +69,16 @@ def listed(inputs: str | list[str | int | list[int]], settings: Settings, name: 
     found: Listed = [one for one in inputs if not isinstance(one, int)]
     if len(found) != len(inputs):
         raise validation(f"`{name}` must be texts, or ids, or lists of ids", param=name)
-    check_count(len(found), settings)
+    check_count(found, settings, name)
     return found
 
 
-def check_count(texts: int, settings: Settings) -> None:
-    """ApiError 422, as TEI's."""
-    if texts > settings.max_client_batch_size:
-        raise too_many(f"batch size {texts} > maximum allowed batch size {settings.max_client_batch_size}")
+def check_count(texts: Sized, settings: Settings, name: str = "inputs") -> None:
+    """ApiError 400 where there is none, 422 where there are too many, as TEI's."""
+    if not texts:
+        raise ApiError("Empty", f"`{name}` cannot be empty", param=name)
+    if len(texts) > settings.max_client_batch_size:
+        raise too_many(f"batch size {len(texts)} > maximum allowed batch size {settings.max_client_batch_size}")
 
 
 def characters(inputs: Listed) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ftbert.server.app import Asked, Made, computes
 from ftbert.server.description import Description
-from ftbert.server.errors import ApiError, validation
+from ftbert.server.errors import validation
 from ftbert.server.inputs import check_count, side
 from ftbert.server.job import BEST, Kind
 from ftbert.server.json_bodies import to_json
@@ -27,11 +27,9 @@ def _texts(body: TokenClassify | FillMask, settings: Settings) -> list[str]:
     inputs = body.inputs
     if isinstance(inputs, str):
         return [inputs]
-    if not inputs:
-        raise ApiError("Empty", "`inputs` cannot be empty")
+    check_count(inputs, settings)
     if any(isinstance(one, list) and len(one) != 1 for one in inputs):
         raise validation("`inputs` must be a text or a list of texts: this model reads no pairs")
-    check_count(len(inputs), settings)
     return [one if isinstance(one, str) else one[0] for one in inputs]
 
 

@@ -45,7 +45,7 @@ def _predicted(body: Predict, settings: Settings) -> Sequences:
     if flat:
         raise validation("`inputs` must be a text, a pair of texts, or a list of lists of one or two texts")
     found = [_one_or_pair(one) for one in inputs if isinstance(one, list)]
-    check_count(len(found), settings)
+    check_count(found, settings)
     return found
 
 
@@ -71,9 +71,7 @@ def predict(app: App, request: Request) -> Coroutine[Any, Any, Response]:
 
 
 def _ranked(body: TeiRerank, settings: Settings) -> Sequences:
-    if not body.texts:
-        raise ApiError("Empty", "`texts` cannot be empty")
-    check_count(len(body.texts), settings)
+    check_count(body.texts, settings, "texts")
     return [(body.query, text) for text in body.texts]
 
 
@@ -91,11 +89,9 @@ async def _rerank_texts(asked: Asked[TeiRerank]) -> Made:
 
 
 def _ranked_documents(body: JinaRerank, settings: Settings) -> Sequences:
-    if not body.documents:
-        raise ApiError("Empty", "`documents` cannot be empty", param="documents")
+    check_count(body.documents, settings, "documents")
     if body.top_n is not None and body.top_n < 1:
         raise validation(f"`top_n` must be at least 1; got {str(body.top_n)[:20]}", param="top_n")
-    check_count(len(body.documents), settings)
     return [(body.query, one if isinstance(one, str) else one.text) for one in body.documents]
 
 
@@ -124,9 +120,7 @@ async def rerank(app: App, request: Request) -> Response:
 
 def _classified(body: Classify, settings: Settings) -> list[str]:
     texts = [body.input] if isinstance(body.input, str) else body.input
-    if not texts:
-        raise ApiError("Empty", "`input` cannot be empty", param="input")
-    check_count(len(texts), settings)
+    check_count(texts, settings, "input")
     return texts
 
 
@@ -156,7 +150,7 @@ def _paired(body: Score, settings: Settings) -> Sequences:
     left = left * len(right) if len(left) == 1 else left
     if len(left) != len(right):
         raise validation(f"expected one text, or as many as of the others ({len(right)}); got {len(left)}")
-    check_count(len(right), settings)
+    check_count(right, settings)
     return list(zip(left, right, strict=True))
 
 

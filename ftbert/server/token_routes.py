@@ -28,9 +28,7 @@ async def tokenize(app: App, request: Request) -> Response:
     asked = decode(request.body, Tokenize)
     model = app.model(asked.model)
     texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
-    if not texts:
-        raise ApiError("Empty", "`inputs` cannot be empty")
-    check_count(len(texts), app.settings)
+    check_count(texts, app.settings)
     prompt = model.prompt(asked.prompt_name)
     full = [prompt + text for text in texts]
     characters = sum(map(len, full))
@@ -90,7 +88,7 @@ async def decode_ids(app: App, request: Request) -> Response:
     if flat and len(flat) != len(asked.ids):
         raise validation("`ids` must be ids or lists of ids")
     rows = [flat] if flat else [one for one in asked.ids if isinstance(one, list)]
-    check_count(len(rows), app.settings)
+    check_count(rows, app.settings)
     _check_ids(rows, model)
     ids = sum(map(len, rows))
     app.memory.take(request, decoded(rows), ids, "ids")

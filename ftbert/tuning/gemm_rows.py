@@ -8,11 +8,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ftbert.checkpoint import activations
-from ftbert.dtypes import DTYPES
+from ftbert.dtypes import STORED_DTYPES
 
 WGMMA_TILE = "wgmma_tile"  # the kernel whose products can do without a LayerNorm kernel between them
 WITH_LAYERNORM = "wgmma_layernorm"  # the kernel that contains the LayerNorm behind it
-_TYPES = (*DTYPES, "e4m3", "int8")  # the core's; nothing computes the last two yet
 _MOST = (1 << 31) - 1  # of rows, columns and whatever else is counted
 
 
@@ -115,7 +114,7 @@ class Row:
                 tuple(_microseconds(us) for us in values["us"]),
                 tuple(_microseconds(us) for us in values["default_us"]),
             )
-            unknown = {*product.types} - {*_TYPES}
+            unknown = {*product.types} - {*STORED_DTYPES}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"a row cannot be read ({type(error).__name__}: {error})") from None
         if unknown or product.activation not in activations().values():
