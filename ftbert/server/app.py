@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -18,7 +17,7 @@ from ftbert.server.errors import ApiError, too_large
 from ftbert.server.http_protocol import Connections
 from ftbert.server.json_bodies import BodyCheck, decode
 from ftbert.server.links import Disconnected, Link
-from ftbert.server.logs import AccessLog
+from ftbert.server.logs import LOG, AccessLog
 from ftbert.server.memory import Memory
 from ftbert.server.messages import Request, Response
 from ftbert.server.metrics import Row
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-LOG = logging.getLogger("ftbert.serve")
 _SETTLE_SECONDS = 1.0
 # Names of models that are not here, and were logged; more are answered without a line.
 _NAMES_LOGGED = 64

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 import time
@@ -14,9 +13,8 @@ import numpy as np
 
 from ftbert.server.batcher import Batch, Batcher, Limits
 from ftbert.server.job import Failure, Job, Owner, Part
+from ftbert.server.logs import LOG
 from ftbert.server.metrics import Row
-
-LOG = logging.getLogger("ftbert.serve")
 
 # Batches between launch and result: one computes while the next is prepared.
 _IN_FLIGHT = 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import gc
-import logging
 import selectors
 import signal
 import socket
@@ -24,11 +23,11 @@ from ftbert.server.frames import Frame
 from ftbert.server.job import Failure, Job, Part
 from ftbert.server.links import TICK
 from ftbert.server.loading import load_engine
+from ftbert.server.logs import LOG
 from ftbert.server.metrics import Row, open_rows
 from ftbert.server.process import socket_path, wait_for_signal
 from ftbert.server.settings import Settings
 
-LOG = logging.getLogger("ftbert.serve")
 _AT_ONCE = 1 << 20
 # Seconds between readings while no batch can be launched anyway: each costs the threads that launch and fetch.
 _GATHER = 0.0005

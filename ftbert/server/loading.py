@@ -7,7 +7,6 @@ so that it does not fall between two turns of another process on the same core, 
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -21,10 +20,9 @@ from ftbert.server.batcher import Batch, Limits, Span
 from ftbert.server.description import Description, describe
 from ftbert.server.engine import Engine
 from ftbert.server.job import Job, Kind
+from ftbert.server.logs import LOG
 from ftbert.server.metrics import Row
 from ftbert.server.settings import Settings
-
-LOG = logging.getLogger("ftbert.serve")
 
 # A batch is the smallest with this share of the best tokens/s; larger ones only add waiting: none takes longer than
 # this, in seconds, since the most urgent newcomer waits for it.

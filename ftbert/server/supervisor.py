@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -14,12 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ftbert.server.logs import say_where, set_up
+from ftbert.server.logs import LOG, say_where, set_up
 from ftbert.server.metrics import Row, open_rows
 from ftbert.server.process import ServerFolder, check_extra, socket_path, wait_for_signal
 from ftbert.server.settings import Settings
 
-LOG = logging.getLogger("ftbert.serve")
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 _LONGEST_PAUSE = 5.0  # before a child that keeps dying is started again
 _AT_ONCE = 130

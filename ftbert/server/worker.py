@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import ctypes
 import gc
-import logging
 import os
 import resource
 import signal
@@ -24,13 +23,12 @@ from typing import Any
 
 from ftbert.server.app import App
 from ftbert.server.links import LocalLink, SocketLink
-from ftbert.server.logs import say_where
+from ftbert.server.logs import LOG, say_where
 from ftbert.server.metrics import BEAT, Row, open_rows
 from ftbert.server.process import socket_path
 from ftbert.server.routes import all_routes
 from ftbert.server.settings import Settings
 
-LOG = logging.getLogger("ftbert.serve")
 _BACKLOG = 4096
 # After the last SYN that is let in: handshakes finish, clients on open connections see "connection: close".
 _HANDSHAKES, _QUIET = 0.05, 0.25
