@@ -204,7 +204,7 @@ std::string shown(const Json& json) {
   if (const bool* truth = json.as<bool>()) return *truth ? "true" : "false";
   if (const int64_t* integer = json.as<int64_t>()) return std::to_string(*integer);
   if (const double* real = json.as<double>()) return text_of(*real);
-  if (const std::string* text = json.as<std::string>()) return "'" + shown(*text) + "'";
+  if (const std::string* text = json.as<std::string>()) return std::string("'").append(shown(*text)).append("'");
   const Json::Array* array = json.as<Json::Array>();
   return array ? "a list of " + std::to_string(array->size())
                : "an object of " + std::to_string(json.as<Json::Object>()->size());
