@@ -140,7 +140,7 @@ std::vector<LayerConfig> read_all_layers(Section& read, const EncoderConfig& mod
   const Json::Array* entries = read.array("layers", /*needed=*/true);
   const int64_t count = entries ? static_cast<int64_t>(entries->size()) : 0;
   read.require(count <= kMostLayers, "layers", too_many(count));
-  for (int64_t i = 0; i < count && count <= kMostLayers && few; ++i) {
+  for (int64_t i = 0; i < count && count <= kMostLayers && few && !complaints.enough(); ++i) {
     const Json& entry = (*entries)[i];
     const std::string path = "layers[" + std::to_string(i) + "]";
     if (!entry.as<Json::Object>()) {

@@ -19,6 +19,8 @@ void Complaints::add(const std::string& path, const std::string& words) {
   if (known_.insert(line).second && known_.size() <= kMostLines) lines_ += line;
 }
 
+bool Complaints::enough() const { return known_.size() > kMostLines; }
+
 void Complaints::throw_any(std::string_view about) const {
   if (known_.empty()) return;
   const size_t more = known_.size() > kMostLines ? known_.size() - kMostLines : 0;

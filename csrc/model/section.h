@@ -15,6 +15,7 @@ namespace ftbert {
 class Complaints {
  public:
   void add(const std::string& path, const std::string& words);  // the same one counts once
+  bool enough() const;                                          // more would not be shown
   void throw_any(std::string_view about) const;                 // Error of at most 20 lines
 
  private:
