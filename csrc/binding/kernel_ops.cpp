@@ -323,7 +323,7 @@ Tensor linear_own(const Tensor& a, const Tensor& weight, const OptionalTensor& b
 Tensor linear_layernorm_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bias, const Tensor& input,
                            const Tensor& gamma, const Tensor& beta, double eps, const std::string& variant) {
   operands(a, weight, bias);
-  const int64_t m = a.size(0), n = weight.size(0), moments = layernorm_moments(m);
+  const int64_t m = a.size(0), n = weight.size(0), moments = exchanged_moment_count(m);
   same("input", input, a, {m, n});
   same("gamma", gamma, a, {n});
   same("beta", beta, a, {n});

@@ -49,7 +49,7 @@ Operand linear_all(Context<Device>& context, const Linear<T>& linear, const Oper
 
 // Memory in which a product's blocks tell each other of their rows' moments (own/wgmma_layernorm.h; nullptr: none), and
 // how many products have used it in this call.
-struct NormMoments {
+struct ExchangedMoments {
   uint64_t* data = nullptr;
   int64_t count = 0;
   int turn = 0;
@@ -64,7 +64,7 @@ inline constexpr bool kNormInsideProducts = !std::is_same_v<Device, Cpu> && !std
 // and a LayerNorm are faster. The kernel directly ahead must not write x (own/wgmma_layernorm.h).
 template <class Device, class T>
 bool linear_layernorm(Context<Device>& context, const Linear<T>& linear, const Operand& a, int64_t m,
-                      const Norm<T>& norm, int64_t rows, NormMoments& moments, T* x);
+                      const Norm<T>& norm, int64_t rows, ExchangedMoments& moments, T* x);
 
 // c = a @ b for each of product.batch, without an epilogue. C is T, or float where the next step wants the sums
 // unrounded (attention scores); the types of `product` are those of the arguments.

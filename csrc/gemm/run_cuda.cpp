@@ -69,21 +69,21 @@ void run_own(const Context<Cuda>& context, const OwnChoice& own, const Product& 
 }
 
 template <class Device, class T>
-Operand linear(Context<Device>& context, const Linear<T>& linear, const Operand& a, int64_t m, Epilogue epilogue,
+Operand linear(Context<Device>& context, const Linear<T>& weights, const Operand& a, int64_t m, Epilogue epilogue,
                const Operand& out) {
-  check_product_exists(DeviceKind::cuda, kDType<T>, linear.weight, linear.input);
-  Product product = product_of(linear, m, a, kDType<T>, epilogue);
+  check_product_exists(DeviceKind::cuda, kDType<T>, weights.weight, weights.input);
+  Product product = product_of(weights, m, a, kDType<T>, epilogue);
   T* const c = out.template as<T>();
   const int64_t n = product.n, k = product.k;
   if (m == 0 || n == 0) return out;
   const T* const from = a.template as<T>();
-  const T* const bias = product.epilogue.bias ? linear.bias : nullptr;
+  const T* const bias = product.epilogue.bias ? weights.bias : nullptr;
   int64_t step = std::max<int64_t>(1, kMostElements / std::max(n, k));
   if (step > 1024) step -= step % 1024;
   for (int64_t first = 0; first < m; first += step) {
     T* const to = c + first * n;
     product.m = std::min(step, m - first);
-    const Epilogue left = run(context, product, {from + first * k, linear.weight.data, bias, to});
+    const Epilogue left = run(context, product, {from + first * k, weights.weight.data, bias, to});
     if (left != Epilogue{})
       add_bias_act<Device, T>(context, to, left.bias ? bias : nullptr, left.activation, product.m, n);
   }
@@ -108,7 +108,7 @@ Operand linear_all(Context<Device>& context, const Linear<T>& weights, const Ope
 
 template <class Device, class T>
 bool linear_layernorm(Context<Device>& context, const Linear<T>& weights, const Operand& a, int64_t m,
-                      const Norm<T>& norm, int64_t rows, NormMoments& moments, T* x) {
+                      const Norm<T>& norm, int64_t rows, ExchangedMoments& moments, T* x) {
   if (!moments.data || norm.kind != NormKind::layer || !norm.beta || !weights.bias) return false;
   check_product_exists(DeviceKind::cuda, kDType<T>, weights.weight, weights.input);
   Product whole = product_of(weights, m, {.bias = true, .residual_norm = true});
@@ -124,9 +124,9 @@ bool linear_layernorm(Context<Device>& context, const Linear<T>& weights, const 
 }
 
 template <class T>
-int wgmma_tile_variant(const Context<Cuda>& context, const Linear<T>& linear, int64_t m, Epilogue epilogue) {
-  const PlanKey key = key_of(context, product_of(linear, m, epilogue), {.b = linear.weight.data});
-  const OwnChoice own = context.plans->get(key, linear.bias).own;
+int wgmma_tile_variant(const Context<Cuda>& context, const Linear<T>& weights, int64_t m, Epilogue epilogue) {
+  const PlanKey key = key_of(context, product_of(weights, m, epilogue), {.b = weights.weight.data});
+  const OwnChoice own = context.plans->get(key, weights.bias).own;
   return own.kernel == &wgmma_tile ? own.variant : -1;
 }
 
@@ -150,7 +150,7 @@ void gemm(Context<Device>& context, const Product& product, const T* a, const T*
   template Operand wished_by<Cuda, T>(const Linear<T>&, T*);                                                         \
   template Operand linear_all(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, Epilogue, const Operand&);  \
   template bool linear_layernorm(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, const Norm<T>&, int64_t, \
-                                 NormMoments&, T*);                                                                  \
+                                 ExchangedMoments&, T*);                                                             \
   template int wgmma_tile_variant(const Context<Cuda>&, const Linear<T>&, int64_t, Epilogue);                        \
   template void gemm(Context<Cuda>&, const Product&, const T*, const T*, float*);
 FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)

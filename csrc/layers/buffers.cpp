@@ -35,7 +35,7 @@ LayerBuffers<T> carve_layer_buffers(Workspace& ws, const EncoderConfig& config, 
   const int64_t most = rows_with_slack<Device>(sizes.rows);
   LayerBuffers<T> b;
   if (kNormInsideProducts<Device, T> && behind)
-    b.norm_moments = {ws.take<uint64_t>(layernorm_moments(most)), layernorm_moments(most)};
+    b.exchanged_moments = {ws.take<uint64_t>(exchanged_moment_count(most)), exchanged_moment_count(most)};
   b.projected = ws.take<T>(most * config.hidden);
   if (kAttendedOutlivesInner<Device>) b.attended = ws.take<T>(most * width);
   const size_t shared = ws.mark();

@@ -26,15 +26,15 @@ struct LayerBuffers {
   T* attended = nullptr;   // [rows, width]
   T* projected = nullptr;  // [rows, hidden], a block's result before the residual
   T* inner = nullptr;      // [rows, inter]; shares memory with qkv (on a GPU with attended too), dead by then
-  NormMoments norm_moments;
+  ExchangedMoments exchanged_moments;
   void* attention_scratch = nullptr;
   T *q = nullptr, *k = nullptr, *v = nullptr;  // general path: [sequences, heads, seq, head_size]
   float* scores = nullptr;                     // general path: [sequences, heads, seq, seq]
   T* probabilities = nullptr;                  // general path, T != float
   int64_t general_sequences = 0;               // that the general path works on at a time
-  // The batch's, whatever the run; by stack.
-  T* normed = nullptr;               // pre-norm: [tokens, hidden], what the next block reads
-  long long* row_moments = nullptr;  // deferred norm
+  // The batch's, whatever the run.
+  T* normed = nullptr;                    // pre-norm: [tokens, hidden], what the next block reads
+  long long* deferred_moments = nullptr;  // deferred norm
 };
 
 struct BufferSizes {

@@ -89,8 +89,8 @@ class DeferredCallCuda : public DeferredCall<Cuda, T> {
         layers_(layers),
         rows_(rows),
         cols_(cols),
-        of_attention_{b.row_moments},
-        of_ffn_{b.row_moments + rows * kMomentWords},
+        of_attention_{b.deferred_moments},
+        of_ffn_{b.deferred_moments + rows * kMomentWords},
         sum_(b.projected),
         x_(x) {}
 
@@ -121,12 +121,12 @@ class DeferredCallCuda : public DeferredCall<Cuda, T> {
   }
 
  private:
-  AddedMoments moments() const { return in_ffn_ ? of_ffn_ : of_attention_; }
+  DeferredMoments moments() const { return in_ffn_ ? of_ffn_ : of_attention_; }
 
   const std::vector<LayerVectors>& vectors_;
   const Variants variants_;
   const int64_t layers_, rows_, cols_;
-  const AddedMoments of_attention_, of_ffn_;
+  const DeferredMoments of_attention_, of_ffn_;
   T* const sum_;  // [rows, hidden]
   const T* x_;
   PendingNorm pending_;
@@ -174,7 +174,7 @@ class DeferredNormCuda : public DeferredNorm<Cuda, T> {
   // between this and the call.
   void carve(Workspace& workspace, int64_t tokens, LayerBuffers<T>& b) const override {
     if (tokens > most_tokens_) return;
-    b.row_moments = workspace.take<long long>(2 * kMomentWords * rows_with_slack<Cuda>(tokens));
+    b.deferred_moments = workspace.take<long long>(2 * kMomentWords * rows_with_slack<Cuda>(tokens));
   }
 
   std::unique_ptr<DeferredCall<Cuda, T>> start(const Context<Cuda>& context, int64_t tokens, int64_t layers,

@@ -33,8 +33,8 @@ struct BlockEnd {
 
 // stream = after(stream + result(a @ product^T + bias)), normed = before_next(stream). a [chunk.computed, k]; the first
 // chunk.rows rows count. Three ways: the norm is left to the next product (DeferredCall); product and norm are one
-// kernel, where the plan says so and there are norm_moments for it; or a product, then the norms. A sum over GPUs would
-// stand behind that product.
+// kernel, where the plan says so and there are exchanged_moments for it; or a product, then the norms. A sum over GPUs
+// would stand behind that product.
 template <class Device, class T>
 void project_and_add(Context<Device>& context, const BlockEnd<T>& end, const Operand& a, const Chunk& chunk,
                      const Stream<Device, T>& stream, LayerBuffers<T>& b) {
@@ -43,7 +43,7 @@ void project_and_add(Context<Device>& context, const BlockEnd<T>& end, const Ope
   if (stream.deferred) return stream.deferred->add(context, block, a, end.after);
   if constexpr (kNormInsideProducts<Device, T>)
     if (!end.result && !end.before_next &&
-        linear_layernorm<Device, T>(context, block, a, chunk.computed, end.after, rows, b.norm_moments, stream.x))
+        linear_layernorm<Device, T>(context, block, a, chunk.computed, end.after, rows, b.exchanged_moments, stream.x))
       return;
   const auto norm = [&](const T* x, const T* bias, const T* input, const Norm<T>& norm, const Output<T>& out) {
     add_bias_input_layernorm<Device, T>(context, x, bias, input, norm, rows, cols, out);

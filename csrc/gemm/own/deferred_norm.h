@@ -13,7 +13,7 @@ namespace ftbert {
 
 // Of a matrix's rows: their sums and those of their squares, to which blocks that have other columns add. data [rows,
 // kMomentWords], of which three are used: rows that many add to at once lie apart.
-struct AddedMoments {
+struct DeferredMoments {
   long long* data = nullptr;
 };
 inline constexpr int kMomentWords = 16;
@@ -24,7 +24,7 @@ inline constexpr int64_t kMostColumns = 4096;  // more could overflow
 struct PendingNorm {
   const float* gamma = nullptr;
   const float* unscale = nullptr;
-  AddedMoments moments;
+  DeferredMoments moments;
   float eps = 0;
 };
 
@@ -35,14 +35,14 @@ int wgmma_tile_variant(const Context<Cuda>& context, const Linear<T>& linear, in
 // data.c = activation(corrected product): data.a is what `run_summing` left; add, slope [n] of make_correction_vectors
 // hold the bias. Rows of `cleared`, which are not those of norm, become 0.
 void run_corrected(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data,
-                   const float* add, const float* slope, const PendingNorm& norm, const AddedMoments& cleared);
+                   const float* add, const float* slope, const PendingNorm& norm, const DeferredMoments& cleared);
 
 // data.c = x * gamma, x = data.a @ data.b^T + add + residual; adds to moments those of x. add, gamma [n] of
 // make_sum_vectors hold the bias. residual [m, n], with the LayerNorm, short of its beta, that is pending on it; it may
 // be data.c. It and its moments are read before the kernel ahead has ended, so they must be there before that one.
 void run_summing(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data,
                  const float* add, const void* residual, const PendingNorm& norm, const float* gamma,
-                 const AddedMoments& moments);
+                 const DeferredMoments& moments);
 
 // add = bias + beta of the LayerNorm that is pending (nullptr: none), less the mean of it: the LayerNorm that follows
 // ignores a constant, and removing it reduces rounding. scaled = gamma of that one, times the power of two with which

@@ -1,5 +1,5 @@
 // The endings of deferred_norm.h on the kernel of wgmma_tile.cuh.
-#include "gemm/own/added_moments.cuh"
+#include "gemm/own/deferred_moments.cuh"
 #include "gemm/own/deferred_norm.h"
 #include "gemm/own/wgmma_tile.cuh"
 
@@ -15,7 +15,7 @@ __device__ float2 pair_of(const float* vectors, int j) {
 struct CorrectedArguments {
   const float *add, *slope;
   PendingNorm norm;
-  AddedMoments cleared;
+  DeferredMoments cleared;
   double inverse;  // 1 / k
   void* c;
   Activation activation;
@@ -69,7 +69,7 @@ struct Corrected {
 struct SummingArguments {
   const float *add, *gamma, *gamma_out;  // gamma: of the LayerNorm that is pending, or any vector
   PendingNorm norm;
-  AddedMoments moments;
+  DeferredMoments moments;
   double inverse;  // 1 / n
   const void* residual;
   void* c;
@@ -196,7 +196,7 @@ void with_element(DType dtype, const Run& run) {
 }  // namespace
 
 void run_corrected(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data,
-                   const float* add, const float* slope, const PendingNorm& norm, const AddedMoments& cleared) {
+                   const float* add, const float* slope, const PendingNorm& norm, const DeferredMoments& cleared) {
   check_own(context, {&wgmma_tile, variant}, product, data);
   const double inverse = 1.0 / static_cast<double>(product.k);
   const CorrectedArguments arguments{add, slope, norm, cleared, inverse, data.c, product.epilogue.activation};
@@ -205,7 +205,7 @@ void run_corrected(const Context<Cuda>& context, int variant, const Product& pro
 
 void run_summing(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data,
                  const float* add, const void* residual, const PendingNorm& norm, const float* gamma,
-                 const AddedMoments& moments) {
+                 const DeferredMoments& moments) {
   check_own(context, {&wgmma_tile, variant}, product, data);
   const double inverse = 1.0 / static_cast<double>(product.n);
   const float* const pending = norm.gamma ? norm.gamma : add;

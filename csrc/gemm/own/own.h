@@ -22,7 +22,7 @@ struct ProductData {
   const void* gamma = nullptr;  // [n]
   const void* beta = nullptr;   // [n]
   float eps = 0;
-  NormMoments moments = {};  // wgmma_layernorm.h
+  ExchangedMoments moments = {};  // wgmma_layernorm.h
 };
 
 // What a kernel's fitness depends on.

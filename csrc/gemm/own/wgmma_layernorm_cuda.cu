@@ -248,7 +248,7 @@ void launch(const Context<Cuda>& context, const Product& p, const ProductData& d
   const int columns = static_cast<int>(p.n / Shape::kTileN), row_tiles = static_cast<int>(over(p.m, Shape::kTileM));
   FTBERT_CHECK(columns <= context.sm_count, "wgmma_layernorm: a row of ", columns,
                " tiles needs as many multiprocessors");
-  const NormMoments& moments = data.moments;
+  const ExchangedMoments& moments = data.moments;
   const uint32_t turn = static_cast<uint32_t>(moments.turn) % kMarks, mark = turn + 1;
   if (turn == 0)
     FTBERT_CUDA_CHECK(cudaMemsetAsync(moments.data, 0, moments.count * sizeof(*moments.data),
@@ -275,8 +275,8 @@ using Shapes = ShapeList<NormShape<192, 128, false, 1>, NormShape<192, 64, true,
                          NormShape<256, 64, true, 1>>;
 
 void run(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
-  FTBERT_CHECK(data.moments.count >= layernorm_moments(p.m), "a product with LayerNorm of ", p.m, " rows needs ",
-               layernorm_moments(p.m), " moments, got ", data.moments.count);
+  FTBERT_CHECK(data.moments.count >= exchanged_moment_count(p.m), "a product with LayerNorm of ", p.m, " rows needs ",
+               exchanged_moment_count(p.m), " moments, got ", data.moments.count);
   Shapes::with(variant, [&](auto shape) {
     using Shape = decltype(shape);
     p.a == DType::fp16 ? launch<__half, Shape>(context, p, data) : launch<__nv_bfloat16, Shape>(context, p, data);

@@ -81,7 +81,7 @@ class DeviceTuner : public Tuner {
   }
 
   int64_t c_bytes() const override {
-    return with_norm() ? 2 * round_up(c_size()) + 8 * layernorm_moments(product().m) : c_size();
+    return with_norm() ? 2 * round_up(c_size()) + 8 * exchanged_moment_count(product().m) : c_size();
   }
 
   void run(const Algorithm& algorithm, const void* a, const void* b, const void* bias, void* c) override {
@@ -204,7 +204,7 @@ class DeviceTuner : public Tuner {
     const OwnChoice& own = algorithm.own;
     if (own && with_norm() && own.kernel->supports(gpu_of(context_), own.variant, product())) {
       data.gamma = vector(bias, 1), data.beta = vector(bias, 2), data.eps = kEps;
-      data.moments = {reinterpret_cast<uint64_t*>(behind_c(behind_c(c))), layernorm_moments(product().m), turn_++};
+      data.moments = {reinterpret_cast<uint64_t*>(behind_c(behind_c(c))), exchanged_moment_count(product().m), turn_++};
       return run_own(context_, own, product(), data);
     }
     if (with_norm()) data.bias = nullptr, data.c = behind_c(c);
