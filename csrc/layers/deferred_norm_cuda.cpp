@@ -46,7 +46,8 @@ std::string refusal(const Context<Cuda>& context, const EncoderConfig& c, const 
   // Products are chosen for one layer and run in all.
   const LayerConfig& first = c.layers.front();
   for (const LayerConfig& layer : c.layers)
-    if (layer.attention.heads.qkv_width() != first.attention.heads.qkv_width() || layer.ffn.inter != first.ffn.inter ||
+    if (layer.attention.heads.width() != first.attention.heads.width() ||
+        layer.attention.heads.kv_width() != first.attention.heads.kv_width() || layer.ffn.inter != first.ffn.inter ||
         layer.ffn.activation != first.ffn.activation)
       return "its layers differ";
   for (const Layer<T>& layer : weights.layers) {
