@@ -1,6 +1,7 @@
 #include "encoder.h"
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 #include <vector>
 

@@ -1,6 +1,5 @@
 // The encoder's forward pass for every device and dtype: embed, the layers, the output rows.
 #pragma once
-#include <memory>
 #include <string>
 
 #include "core/context.h"

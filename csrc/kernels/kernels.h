@@ -160,9 +160,8 @@ struct Sequences {
   bool early = true;  // the offsets were there before the kernel ahead began (device/launch.cuh)
 
   // Each token is a query and a key.
-  static Sequences of_tokens(const int32_t* cu_seqlens, int64_t count, int64_t max_seqlen, int64_t rows,
-                             int64_t first_token = 0) {
-    return {cu_seqlens, cu_seqlens, count, max_seqlen, max_seqlen, first_token, first_token, rows};
+  static Sequences of_tokens(const int32_t* cu_seqlens, int64_t count, int64_t max_seqlen, int64_t rows) {
+    return {cu_seqlens, cu_seqlens, count, max_seqlen, max_seqlen, 0, 0, rows};
   }
 };
 

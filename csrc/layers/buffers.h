@@ -1,7 +1,6 @@
 // What the layers work on beside the hidden states.
 #pragma once
 #include <cstdint>
-#include <vector>
 
 #include "core/workspace.h"
 #include "gemm/gemm.h"
@@ -9,7 +8,7 @@
 
 namespace ftbert {
 
-// How a model's layers compute attention: fused, without a score matrix in memory, or by the mission's general path
+// How a model's layers compute attention: fused, without a score matrix in memory, or by the general path
 // (add_qkv_bias, product, softmax, product, transpose), which takes any head size.
 enum class AttentionPath { fused, general };
 

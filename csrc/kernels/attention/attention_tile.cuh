@@ -80,7 +80,7 @@ __device__ bool too_large(Pair<E> pair) {
   return (bits & 0xFFFF) > kMost || bits >> 16 > kMost;
 }
 
-// Of this lane's two rows, with scores times log2(e) / sqrt(head size): what is subtracted from them before they become
+// Of this lane's two rows, with scores times scale * log2(e): what is subtracted from them before they become
 // powers of two.
 struct RowState {
   float subtracted[2] = {-INFINITY, -INFINITY};
