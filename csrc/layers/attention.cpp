@@ -55,10 +55,9 @@ void attend(Context<Device>& context, const Layer<T>& layer, const Batch& batch,
   if (queries != Queries::all) sequences.max_q = 1;
   const Operand wished{b.qkv, fused ? attention_operand<Device, T>(layer.qkv.weight.dtype) : kDType<T>};
   // The general path adds the bias itself, in its own order.
-  const Operand qkv = stream.deferred
-                          ? stream.deferred->project(context, layer.qkv, Activation::none, wished)
-                          : linear_all(context, layer.qkv, Operand::of(stream.read(layer.attention_norms.before)),
-                                       run.tokens, {.bias = fused}, wished);
+  const Operand qkv = stream.deferred ? stream.deferred->project(context, layer.qkv, Activation::none, wished)
+                                      : linear_all(context, layer.qkv, stream.read(layer.attention_norms.before),
+                                                   run.tokens, {.bias = fused}, wished);
   if (queries == Queries::last)
     last_rows_to_first<Device, T>(context, sequences, qkv.dtype, c.heads.width(), c.heads.qkv_width(), qkv.data);
   if (fused)

@@ -14,7 +14,7 @@ Operand feed_forward(Context<Device>& context, const Layer<T>& layer, const Stre
   const Activation activation = layer.config.ffn.activation;
   const Operand inner = wished_by<Device, T>(layer.down, b.inner);
   if (stream.deferred) return stream.deferred->project(context, layer.up, activation, inner);
-  const Operand x = Operand::of(stream.read(layer.ffn_norms.before));
+  const Operand x = stream.read(layer.ffn_norms.before);
   return linear(context, layer.up, x, m, {.bias = true, .activation = activation}, inner);
 }
 

@@ -24,7 +24,7 @@ void LayerStack<Device, T>::begin(Context<Device>& context, int64_t rows, const 
   if (empty)
     out.normed = stream.x;
   else
-    out.copy = Operand::of(stream.normed);
+    out.copy = stream.normed;
   add_bias_input_layernorm<Device, T>(context, stream.x, nullptr, nullptr, norm, rows, config_.hidden, out);
 }
 
@@ -56,7 +56,7 @@ void LayerStack<Device, T>::run(Context<Device>& context, const Batch& batch, co
                                 int64_t layers, LayerBuffers<T>& b, T* x, const HiddenStateHook<T>& hook,
                                 DeferredCall<Device, T>* deferred) const {
   const auto stream = [&](const Run& run) {
-    return Stream<Device, T>{x, b.normed, deferred}.from(run.first_token, config_.hidden);
+    return Stream<Device, T>{x, Operand::of(b.normed), deferred}.from(run.first_token, config_.hidden);
   };
   if (hook && config_.depth() > 0) hook(0, x);
   for (const Run& run : runs) begin(context, run.tokens, stream(run));

@@ -11,15 +11,17 @@ namespace ftbert {
 // Rows of the stream between two blocks.
 template <class Device, class T>
 struct Stream {
-  T* x = nullptr;       // [rows, hidden] what blocks are added to
-  T* normed = nullptr;  // [rows, hidden] the norm before the next block of it, where there is one
+  T* x = nullptr;  // [rows, hidden] what blocks are added to
+  Operand normed;  // [rows, hidden] the norm before the next block of it, where there is one
   DeferredCall<Device, T>* deferred = nullptr;  // norms wait for the next product; then x holds the first block's input
 
   Stream from(int64_t row, int64_t cols) const {
-    return {x + row * cols, normed ? normed + row * cols : nullptr, deferred};
+    Operand part = normed;
+    if (normed) part.data = static_cast<char*>(normed.data) + row * cols * bytes_of(normed.dtype);
+    return {x + row * cols, part, deferred};
   }
   // What a block reads that has this norm before it.
-  const T* read(const Norm<T>& before) const { return before ? normed : x; }
+  Operand read(const Norm<T>& before) const { return before ? normed : Operand::of(x); }
 };
 
 // A block's end: its last product, and the norms between that and the next block's first.
@@ -54,12 +56,11 @@ void project_and_add(Context<Device>& context, const BlockEnd<T>& end, const Ope
     norm(y, bias, nullptr, end.result, {.normed = b.projected});
     y = b.projected, bias = nullptr;
   }
-  const Operand copy = Operand::of(stream.normed);
   if (end.after || !end.before_next)
     norm(y, bias, stream.x, end.after, {.normed = stream.x});
   else
-    norm(y, bias, stream.x, end.before_next, {.sum = stream.x, .copy = copy});
-  if (end.after && end.before_next) norm(stream.x, nullptr, nullptr, end.before_next, {.copy = copy});
+    norm(y, bias, stream.x, end.before_next, {.sum = stream.x, .copy = stream.normed});
+  if (end.after && end.before_next) norm(stream.x, nullptr, nullptr, end.before_next, {.copy = stream.normed});
 }
 
 }  // namespace ftbert
