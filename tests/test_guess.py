@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -37,6 +37,11 @@ def test_few_rows_run_what_can_defer_a_layernorm(n: int, k: int, m: int) -> None
     assert blocks <= torch.cuda.get_device_properties("cuda").multi_processor_count
 
 
+def _said(words: Sequence[int]) -> list[int]:
+    """Without two bytes of the fifth word, which cuBLASLt leaves as they were."""
+    return [word & ~(0xFFFF << 16) if i == 4 else word for i, word in enumerate(words)]
+
+
 @pytest.mark.parametrize(
     ("product", "m", "kernel"),
     [
@@ -54,8 +59,7 @@ def test_many_rows(product: Product, m: int, kernel: str) -> None:
     on_hopper()
     bench = Bench(product, m)
     chosen = bench.chosen()
-    # The fifth word has bytes that cuBLASLt leaves as they were.
-    assert chosen.kernel == kernel and (kernel or chosen.data[:4] == bench.first_proposal().data[:4])
+    assert chosen.kernel == kernel and (kernel or _said(chosen.data) == _said(bench.first_proposal().data))
 
 
 def test_a_row_that_found_nothing_better_is_followed() -> None:

@@ -12,6 +12,7 @@ from ftbert.checkpoint.encoder_config import (
     RelativeBiasConfig,
     RotaryConfig,
     WeightSpec,
+    shared_layers,
 )
 from ftbert.checkpoint.tensors import (
     Shape,
@@ -22,7 +23,6 @@ from ftbert.checkpoint.tensors import (
     open_weights,
     shard_names,
 )
-from ftbert.checkpoint.version_1 import shared_layers
 from ftbert.dtypes import DTYPES
 from ftbert.input_file import (
     exists,

@@ -13,6 +13,8 @@ from ftbert._library import load_library
 
 Json = dict[str, Any]
 
+_MOST_RUNS = 1 << 16  # layers; the core says how many it runs
+
 
 class WeightSpec(NamedTuple):
     """A tensor of an encoder. matrix: the operand [n, k] of a product; everything else is read by kernels."""
@@ -181,6 +183,14 @@ class EncoderConfig:
         if part[:2] != ["attention", "qkv"]:
             raise KeyError(f"{ours} is not stacked")
         return [layer.attention.width, layer.attention.kv_width, layer.attention.kv_width]
+
+
+def shared_layers(layers: int, distinct: int) -> list[dict[str, int]]:
+    """The entries of `layers` where so many sets of weights serve the layers in runs; 0: each has its own."""
+    if distinct == 0 or layers > _MOST_RUNS:
+        return [{"repeat": layers}] if layers else []
+    runs = itertools.groupby(i * distinct // layers for i in range(layers))
+    return [{"repeat": len(list(run)), "weights_of": weights} for weights, run in runs]
 
 
 def _specs(text: str) -> list[WeightSpec]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
+from ftbert.checkpoint.encoder_config import shared_layers
 from ftbert.input_file import shown, typed
 
 _REQUIRED = {
@@ -16,7 +16,6 @@ _DEFAULTS: dict[str, Any] = {
     "norm_place": "post", "positions": "absolute", "pooler": False, "embedding_norm": True,
     "embedding_projection": False, "relative_span": 0, "distinct_layers": 0,
 }  # fmt: skip
-_MOST_RUNS = 1 << 16  # layers; the core says how many it runs
 
 
 def upgraded(flat: dict[str, Any]) -> dict[str, Any]:
@@ -49,11 +48,3 @@ def upgraded(flat: dict[str, Any]) -> dict[str, Any]:
         "layer": {"norm_place": e["norm_place"], **blocks},
         "layers": shared_layers(e["layers"], e["distinct_layers"]),
     }
-
-
-def shared_layers(layers: int, distinct: int) -> list[dict[str, int]]:
-    """The entries of `layers` where so many sets of weights serve the layers in runs; 0: each has its own."""
-    if distinct == 0 or layers > _MOST_RUNS:
-        return [{"repeat": layers}] if layers else []
-    runs = itertools.groupby(i * distinct // layers for i in range(layers))
-    return [{"repeat": len(list(run)), "weights_of": weights} for weights, run in runs]
