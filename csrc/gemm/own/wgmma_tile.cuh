@@ -258,9 +258,9 @@ struct List : ShapeList<Shapes...> {
     return at;
   }
 };
-using TileShapes =
-    List<InTwos<32, 1>, InTwos<48, 1>, InTwos<64, 1>, InTwos<64, 4>, InTwos<96, 1>, Single<48, 2>, Single<96, 4>,
-         KShared<32>, KShared<48>, KShared<64>, KShared<96>, Tall<64>, Tall<96>, Tall<128>, Tall<192>>;
+using TileShapes = List<InTwos<32, 1>, InTwos<32, 4>, InTwos<48, 1>, InTwos<64, 1>, InTwos<64, 4>, InTwos<96, 1>,
+                        Single<48, 2>, Single<96, 2>, Single<96, 4>, KShared<32>, KShared<48>, KShared<64>, KShared<96>,
+                        Tall<64>, Tall<96>, Tall<128>, Tall<192>>;
 
 // A variant of the kernel with that Ending.
 template <template <class E, class Shape> class Ending, class Arguments>
