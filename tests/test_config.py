@@ -137,6 +137,9 @@ def merged(path: str, value: Any) -> dict[str, Any]:
         ("layers.1.attention", {"relative_bias": True}, "the model's table is for 0 heads, the layer has 2"),
         ("layers.1.attention", {"rotary": {"theta": 1e4, "dims": 6}}, "layers[1].attention.rotary.dims: expected an even"),
         ("layers.1.attention", {"rotary": {"theta": 1e4, "dims": 3}}, "layers[1].attention.rotary.dims: expected an even"),
+        ("layers.1.attention", {"rotary": {"frequencies": [1.0]}}, "rotary.frequencies: expected one for each pair of 4"),
+        ("layers.1.attention", {"rotary": {"frequencies": [1, "x"]}}, "frequencies: expected a number in (0, 1e+06]"),
+        ("layers.1.attention", {"rotary": {}}, "layers[1].attention.rotary.theta: missing"),
         ("layers.1.attention", {"scale": 0}, "layers[1].attention.scale: expected a number in (0, 1e+06], got 0"),
         ("layers.1.weights_of", 3, "layers: weights_of 3 is not below the number of layers, 3"),
         ("layers.1", {"weights_of": 0, "ffn": {"inter": 4}}, "layers: 0 and 2 have weights_of 0, but tensors of different"),
@@ -168,6 +171,7 @@ def merged(path: str, value: Any) -> dict[str, Any]:
         ("layers.1.attention", {"rotary": {"theta": 1e4}}, "rotary positions"),
         ("layers.1.attention", {"qk_norm": NORM}, "qk_norm"),
         ("layers.1.ffn", {"gated": True}, "gated feed-forward layers"),
+        ("embedding_scale", 2, "an embedding_scale"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -142,7 +142,7 @@ StringDict EncoderClass::info() const {
   all.insert("products", products);
   std::set<std::string> attention;
   for (const LayerConfig& layer : config_.layers) {
-    const std::string qkv = "layers." + std::to_string(layer.weights_of) + ".attention.qkv.weight";
+    const std::string qkv = layer_prefix(layer) + "attention.qkv.weight";
     const bool narrow = all.at("attention") == "fused" && matrix_dtypes_.at(qkv) != dtype_;
     attention.insert(narrow ? attention_products(layer.attention.heads.size) : "fp32");
   }

@@ -10,12 +10,19 @@ enum class NormKind {
   rms,    // x / sqrt(mean of squares + eps) * gamma
 };
 
+enum class NormRounding {
+  once,          // of the result
+  before_gamma,  // of the normalised row too, which gamma then multiplies (Llama)
+};
+
 template <class T>
 struct Norm {
   NormKind kind = NormKind::none;
   const T* gamma = nullptr;  // [cols]
   const T* beta = nullptr;   // [cols], or nullptr: 0
   float eps = 0;
+  float offset = 0;  // added to gamma (Gemma: 1)
+  NormRounding rounding = NormRounding::once;
 
   explicit operator bool() const { return kind != NormKind::none; }
 };

@@ -46,11 +46,10 @@ AttentionChoice choose_attention(const Context<Device>& context, const EncoderCo
 
 template <class Device, class T>
 void attend(Context<Device>& context, const Layer<T>& layer, const Batch& batch, const Run& run,
-            const Stream<Device, T>& stream, Queries queries, const RelativeBias<T>& relative_bias, AttentionPath path,
-            const LayerBuffers<T>& b) {
+            const Stream<Device, T>& stream, Queries queries, AttentionPath path, const LayerBuffers<T>& b) {
   const bool fused = path == AttentionPath::fused;
   const AttentionConfig& c = layer.config.attention;
-  const ScorePolicy<T> policy{c.window, c.relative_bias ? relative_bias : RelativeBias<T>{}};
+  const ScorePolicy<T> policy{c.window, {layer.relative_bias, batch.columns, layer.relative_span}};
   Sequences sequences = batch.of(run);
   if (queries != Queries::all) sequences.max_q = 1;
   const Operand wished{b.qkv, fused ? attention_operand<Device, T>(layer.qkv.weight.dtype) : kDType<T>};
@@ -71,7 +70,7 @@ void attend(Context<Device>& context, const Layer<T>& layer, const Batch& batch,
   template AttentionChoice choose_attention<D, T>(const Context<D>&, const EncoderConfig&,                   \
                                                   std::optional<AttentionPath>);                             \
   template void attend(Context<D>&, const Layer<T>&, const Batch&, const Run&, const Stream<D, T>&, Queries, \
-                       const RelativeBias<T>&, AttentionPath, const LayerBuffers<T>&);
+                       AttentionPath, const LayerBuffers<T>&);
 FTBERT_BACKENDS(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert

@@ -27,10 +27,9 @@ AttentionChoice choose_attention(const Context<Device>& context, const EncoderCo
 enum class Queries { all, first, last };
 
 // b.attended [run.tokens, width] = softmax(scale * q k^T + bias) v of the run's rows of the stream, normed if the layer
-// says so, of these queries at least. relative_bias: the model's table, read where the layer has such a bias.
+// says so, of these queries at least.
 template <class Device, class T>
 void attend(Context<Device>& context, const Layer<T>& layer, const Batch& batch, const Run& run,
-            const Stream<Device, T>& stream, Queries queries, const RelativeBias<T>& relative_bias, AttentionPath path,
-            const LayerBuffers<T>& b);
+            const Stream<Device, T>& stream, Queries queries, AttentionPath path, const LayerBuffers<T>& b);
 
 }  // namespace ftbert

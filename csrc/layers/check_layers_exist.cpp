@@ -17,6 +17,7 @@ void check_layers_exist(const EncoderConfig& config) {
     refuse(c.offset != 0, "an offset of a norm's weights");
     refuse(c.rounding == NormRounding::before_gamma, "norms that round before_gamma");
   };
+  refuse(config.embedding_scale != 1, "an embedding_scale");
   norm(config.embedding_norm);
   norm(config.final_norm);
   for (const LayerConfig& c : config.layers) {

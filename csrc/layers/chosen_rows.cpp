@@ -28,8 +28,7 @@ void LayerStack<Device, T>::run_chosen_rows(Context<Device>& context, const Batc
   const Queries queries = queries_of(batch.rows.kind, layer.config.attention, path_);
   const OutputRows attended = queries == Queries::all ? batch.rows : OutputRows{RowKind::first};
   for (const Run& run : runs) {
-    attend(context, layer, batch, run, stream.from(run.first_token, config_.hidden), queries, relative_bias(batch),
-           path_, b);
+    attend(context, layer, batch, run, stream.from(run.first_token, config_.hidden), queries, path_, b);
     // Rows of `any` may come from every run.
     T* const to = chosen + (attended.kind == RowKind::any ? 0 : run.first_sequence * width);
     gather_rows<Device, T>(context, b.attended, batch.of(run), attended, width, to);

@@ -63,7 +63,7 @@ void LayerStack<Device, T>::run(Context<Device>& context, const Batch& batch, co
   if (hook && config_.depth() == 0) hook(0, x);
   for (int64_t i = 0; i < layers; ++i) {
     for (const Run& run : runs) {
-      attend(context, weights_.layers[i], batch, run, stream(run), Queries::all, relative_bias(batch), path_, b);
+      attend(context, weights_.layers[i], batch, run, stream(run), Queries::all, path_, b);
       finish(context, i, b.attended, run.tokens, b, stream(run));
     }
     if (hook) hook(i + 1, x);

@@ -45,9 +45,6 @@ class LayerStack {
   // What follows attention in layer i, on the stream's first `rows` rows; attended [rows, width].
   void finish(Context<Device>& context, int64_t i, const T* attended, int64_t rows, LayerBuffers<T>& b,
               const Stream<Device, T>& stream) const;
-  RelativeBias<T> relative_bias(const Batch& batch) const {
-    return {weights_.relative_bias, batch.columns, config_.relative_span};
-  }
 
   const EncoderConfig& config_;
   const Weights<T>& weights_;

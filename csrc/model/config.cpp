@@ -54,6 +54,27 @@ Window read_window(Section& read) {
   return window;
 }
 
+Rotary read_rotary(Section& read, int64_t head_size) {
+  Rotary c{.dims = read.integer("dims", 2, 1 << 16, head_size),
+           .amplitude = read.number("amplitude", 0, 1e6, 1),
+           .interleaved = read.boolean("interleaved", false)};
+  read.require(
+      c.dims % 2 == 0 && c.dims <= head_size, "dims",
+      "expected an even number up to head_size " + std::to_string(head_size) + ", got " + std::to_string(c.dims));
+  if (const Json::Array* listed = read.array("frequencies")) {
+    c.frequencies = read.numbers("frequencies", *listed, 0, 1e6);
+    read.require(
+        2 * static_cast<int64_t>(listed->size()) == c.dims, "frequencies",
+        "expected one for each pair of " + std::to_string(c.dims) + " dims, got " + std::to_string(listed->size()));
+  } else {
+    const double theta = read.number("theta", 0, 1e15);
+    for (int64_t i = 0; i < c.dims; i += 2)
+      c.frequencies.push_back(std::pow(theta, -static_cast<double>(i) / static_cast<double>(c.dims)));
+  }
+  read.finish();
+  return c;
+}
+
 AttentionConfig read_attention(Section& read) {
   AttentionConfig c;
   Heads& heads = c.heads;
@@ -63,14 +84,7 @@ AttentionConfig read_attention(Section& read) {
   heads.scale = static_cast<float>(read.number("scale", 0, 1e6, 1.0f / std::sqrt(static_cast<float>(heads.size))));
   c.window = read_window(read);
   c.relative_bias = read.boolean("relative_bias", false);
-  if (std::optional<Section> rotary = read.section("rotary")) {
-    c.rotary =
-        Rotary{.theta = rotary->number("theta", 0, 1e15), .dims = rotary->integer("dims", 2, 1 << 16, heads.size)};
-    rotary->require(c.rotary->dims % 2 == 0 && c.rotary->dims <= heads.size, "dims",
-                    "expected an even number up to head_size " + std::to_string(heads.size) + ", got " +
-                        std::to_string(c.rotary->dims));
-    rotary->finish();
-  }
+  if (std::optional<Section> rotary = read.section("rotary")) c.rotary = read_rotary(*rotary, heads.size);
   if (const NormConfig norm = read_norm(read, "qk_norm"); norm.kind != NormKind::none) c.qk_norm = norm;
   c.qkv_bias = read.boolean("qkv_bias", true);
   c.out_bias = read.boolean("out_bias", true);
@@ -185,6 +199,7 @@ EncoderConfig EncoderConfig::parse(std::string_view json) {
   c.embedding = read.integer("embedding", 1, 1 << 20);
   c.padding_id = read.integer("padding_id", 0, kMostRows, 0);
   c.token_types = read.integer("token_types", 0, kMostRows, 0);
+  c.embedding_scale = read.number("embedding_scale", 0, 1e6, 1);
   if (std::optional<Section> positions = read.section("positions")) {
     c.positions = positions->choice<PositionKind>("kind", {{"absolute", PositionKind::absolute},
                                                            {"from_padding", PositionKind::from_padding},

@@ -10,11 +10,6 @@
 
 namespace ftbert {
 
-enum class NormRounding {
-  once,          // of the result
-  before_gamma,  // of the normalised row too, which gamma then multiplies (Llama)
-};
-
 struct NormConfig {
   NormKind kind = NormKind::none;
   bool bias = true;  // it has a beta
@@ -24,10 +19,12 @@ struct NormConfig {
   bool operator==(const NormConfig&) const = default;
 };
 
-// Queries and keys are turned by their positions: the first `dims` numbers of a head, by angles of base `theta`.
+// The first `dims` numbers of each head of queries and keys are turned in pairs, pair i by position * frequencies[i].
 struct Rotary {
-  double theta = 0;
   int64_t dims = 0;
+  std::vector<double> frequencies;  // [dims / 2], in radians; of base theta: theta^(-2i / dims)
+  double amplitude = 1;             // of what was turned (YaRN's attention factor)
+  bool interleaved = false;         // pairs (2i, 2i + 1); otherwise (i, i + dims / 2)
   bool operator==(const Rotary&) const = default;
 };
 
@@ -43,8 +40,10 @@ struct AttentionConfig {
 struct FeedForwardConfig {
   int64_t inter = 0;
   Activation activation = Activation::gelu_erf;
-  bool gated = false;  // activation(gate) * up
+  bool gated = false;  // activation(gate) * up; the rows of both alternate in the matrix up, gate first
   bool up_bias = true, down_bias = true;
+
+  int64_t up_rows() const { return gated ? 2 * inter : inter; }
 };
 
 enum class NormPlace { post, pre };  // of a layer's norms: after each residual sum (BERT), or before each block
@@ -64,9 +63,10 @@ struct EncoderConfig {
   int64_t vocab = 0;
   int64_t hidden = 0;         // of the residual stream
   int64_t embedding = 0;      // width of the embedding tables; projected to hidden when it differs
-  int64_t max_positions = 0;  // rows of the position table
+  int64_t max_positions = 0;  // rows of the position table, or of one that there is not: the longest sequence
   int64_t token_types = 0;    // 0: the model has no token type embedding
   int64_t padding_id = 0;
+  double embedding_scale = 1;  // of rows of the word table, rounded to the stream's type (Gemma: sqrt(hidden))
   int64_t relative_span = 0;   // of the table of relative biases: the same from this - 1 on; 0: the model has none
   int64_t relative_heads = 0;  // rows of that table
   PositionKind positions = PositionKind::absolute;
@@ -79,7 +79,7 @@ struct EncoderConfig {
   int64_t depth() const { return static_cast<int64_t>(layers.size()); }
   // Whether padding takes no position: then a token's position is not its column.
   bool counts_tokens() const { return positions == PositionKind::from_padding; }
-  // Longest sequence that the position table can hold; there is no limit where positions are `none`.
+  // Longest sequence that the positions are for.
   int64_t max_seq() const;
 
   // From `encoder` of a checkpoint's config.json (docs/checkpoint.md), as JSON text. Throws Error that lists what is

@@ -68,12 +68,22 @@ double Section::number(std::string_view key, double above, double high, std::opt
     require(otherwise.has_value(), key, "missing");
     return otherwise.value_or(high);
   }
-  const int64_t* integer = found->as<int64_t>();
-  const double* real = found->as<double>();
+  return number_of(key, *found, above, high);
+}
+
+double Section::number_of(std::string_view key, const Json& found, double above, double high) {
+  const int64_t* integer = found.as<int64_t>();
+  const double* real = found.as<double>();
   const double value = integer ? static_cast<double>(*integer) : real ? *real : above;
   if ((integer || real) && above < value && value <= high) return value;
-  expected(key, "a number in (" + text_of(above) + ", " + text_of(high) + "]", *found);
+  expected(key, "a number in (" + text_of(above) + ", " + text_of(high) + "]", found);
   return high;
+}
+
+std::vector<double> Section::numbers(std::string_view key, const Json::Array& list, double above, double high) {
+  std::vector<double> found;
+  for (const Json& one : list) found.push_back(number_of(key, one, above, high));
+  return found;
 }
 
 bool Section::boolean(std::string_view key, bool otherwise) {

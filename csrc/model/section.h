@@ -55,6 +55,8 @@ class Section {
   }
   std::optional<Section> section(std::string_view key);  // complains about what is no object, not about none
   const Json::Array* array(std::string_view key, bool needed = false);  // nullptr where the key is absent
+  // Those of a list, in (above, high].
+  std::vector<double> numbers(std::string_view key, const Json::Array& list, double above, double high);
 
   void require(bool condition, std::string_view key, const std::string& words);
   void complain(std::string_view key, const std::string& words);  // "" for the section itself
@@ -64,6 +66,7 @@ class Section {
   const Json* find(std::string_view key);
   std::string path_of(std::string_view key) const;  // where it was found
   void expected(std::string_view key, const std::string& what, const Json& got);
+  double number_of(std::string_view key, const Json& found, double above, double high);
 
   Complaints& complaints_;
   JsonAt own_, common_;

@@ -19,16 +19,18 @@ void walk_linear(const std::string& name, int64_t n, int64_t k, bool bias, const
   if (bias) visit(name + ".bias", {n}, false);
 }
 
-std::string layer_prefix(const LayerConfig& layer) { return "layers." + std::to_string(layer.weights_of) + "."; }
-
 template <class Visit>
 void walk_layer(const EncoderConfig& c, const LayerConfig& l, const Visit& visit) {
   const std::string layer = layer_prefix(l);
   walk_linear(layer + "attention.qkv", l.attention.heads.qkv_width(), c.hidden, l.attention.qkv_bias, visit);
+  if (l.attention.qk_norm) {
+    walk_norm(layer + "attention.q_norm", *l.attention.qk_norm, l.attention.heads.size, visit);
+    walk_norm(layer + "attention.k_norm", *l.attention.qk_norm, l.attention.heads.size, visit);
+  }
   walk_linear(layer + "attention.out", c.hidden, l.attention.heads.width(), l.attention.out_bias, visit);
   walk_norm(layer + "attention.norm", l.attention_norm, c.hidden, visit);
   walk_norm(layer + "attention.result_norm", l.attention_result_norm, c.hidden, visit);
-  walk_linear(layer + "ffn.up", l.ffn.inter, c.hidden, l.ffn.up_bias, visit);
+  walk_linear(layer + "ffn.up", l.ffn.up_rows(), c.hidden, l.ffn.up_bias, visit);
   walk_linear(layer + "ffn.down", c.hidden, l.ffn.inter, l.ffn.down_bias, visit);
   walk_norm(layer + "ffn.norm", l.ffn_norm, c.hidden, visit);
   walk_norm(layer + "ffn.result_norm", l.ffn_result_norm, c.hidden, visit);
@@ -57,6 +59,8 @@ auto into(std::vector<WeightSpec>& specs) {
 }
 
 }  // namespace
+
+std::string layer_prefix(const LayerConfig& layer) { return "layers." + std::to_string(layer.weights_of) + "."; }
 
 std::vector<WeightSpec> weight_specs(const EncoderConfig& config) {
   std::vector<WeightSpec> specs;
@@ -87,7 +91,9 @@ Weights<T> bind_weights(const EncoderConfig& config, const WeightSource& source)
     return Norm<T>{.kind = n.kind,
                    .gamma = data(name + ".weight"),
                    .beta = data(name + ".bias"),
-                   .eps = static_cast<float>(n.eps)};
+                   .eps = static_cast<float>(n.eps),
+                   .offset = static_cast<float>(n.offset),
+                   .rounding = n.rounding};
   };
   const auto linear = [&](const std::string& name) {
     return Linear<T>{.weight = matrix(name + ".weight"), .bias = data(name + ".bias"), .input = {}};
@@ -103,12 +109,17 @@ Weights<T> bind_weights(const EncoderConfig& config, const WeightSource& source)
   w.token_type = data("embeddings.token_type");
   w.embedding_norm = norm("embeddings.norm", config.embedding_norm);
   w.embedding_projection = linear("embeddings.projection");
-  w.relative_bias = data("attention.relative_bias");
+  const T* const relative_bias = data("attention.relative_bias");
   for (const LayerConfig& c : config.layers) {
     const std::string layer = layer_prefix(c);
+    const NormConfig qk_norm = c.attention.qk_norm.value_or(NormConfig());
     w.layers.push_back(
         {.config = c,
          .qkv = linear(layer + "attention.qkv"),
+         .q_norm = norm(layer + "attention.q_norm", qk_norm),
+         .k_norm = norm(layer + "attention.k_norm", qk_norm),
+         .relative_bias = c.attention.relative_bias ? relative_bias : nullptr,
+         .relative_span = c.attention.relative_bias ? config.relative_span : 0,
          .out = linear(layer + "attention.out"),
          .attention_norms = norms(layer + "attention", c.norm_place, c.attention_norm, c.attention_result_norm),
          .up = linear(layer + "ffn.up"),

@@ -19,6 +19,8 @@ struct WeightSpec {
 
 // Every tensor that a model of this config has, in forward order.
 std::vector<WeightSpec> weight_specs(const EncoderConfig& config);
+// "layers.{weights_of}.", before the names of a layer's tensors.
+std::string layer_prefix(const LayerConfig& layer);
 // One layer's of them.
 std::vector<WeightSpec> layer_weight_specs(const EncoderConfig& config, const LayerConfig& layer);
 
@@ -31,10 +33,13 @@ struct BlockNorms {
 template <class T>
 struct Layer {
   LayerConfig config;
-  Linear<T> qkv;  // [qkv_width, hidden]: query, key, value rows in this order
+  Linear<T> qkv;                     // [qkv_width, hidden]: query, key, value rows in this order
+  Norm<T> q_norm, k_norm;            // [head_size]
+  const T* relative_bias = nullptr;  // [heads, 2*relative_span-1], by column(key) - column(query) + relative_span-1
+  int64_t relative_span = 0;
   Linear<T> out;  // [hidden, width]
   BlockNorms<T> attention_norms;
-  Linear<T> up;    // [inter, hidden]
+  Linear<T> up;    // [up_rows, hidden]
   Linear<T> down;  // [hidden, inter]
   BlockNorms<T> ffn_norms;
 };
@@ -46,8 +51,7 @@ struct Weights {
   const T* token_type = nullptr;
   Norm<T> embedding_norm;
   Linear<T> embedding_projection;
-  const T* relative_bias = nullptr;  // [heads, 2*relative_span-1], by column(key) - column(query) + relative_span-1
-  std::vector<Layer<T>> layers;      // several may point at the same tensors
+  std::vector<Layer<T>> layers;  // several may point at the same tensors
   Norm<T> final_norm;
   Linear<T> pooler;
 };

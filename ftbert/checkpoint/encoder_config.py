@@ -38,10 +38,15 @@ class NormConfig:
 
 @dataclass(frozen=True)
 class RotaryConfig:
-    """The first `dims` numbers of each head (None: all) are turned by angles of base `theta`."""
+    """The first `dims` numbers of each head (None: all) are turned in pairs, pair i by position * frequencies[i], which
+    theta stands for: theta^(-2i / dims). amplitude: of what was turned. interleaved: pairs (2i, 2i+1), not
+    (i, i + dims/2)."""
 
-    theta: float
+    theta: float | None = None
     dims: int | None = None
+    frequencies: tuple[float, ...] | None = None
+    amplitude: float = 1.0
+    interleaved: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,8 @@ class AttentionConfig:
 
 @dataclass(frozen=True)
 class FeedForwardConfig:
-    """activation: as HuggingFace spells it. gated: activation(gate) * up."""
+    """activation: as HuggingFace spells it. gated: activation(gate) * up; the rows of both alternate in the matrix
+    ffn.up [2 * inter, hidden], gate first."""
 
     inter: int
     activation: str
@@ -119,7 +125,7 @@ class RelativeBiasConfig:
 @dataclass(frozen=True)
 class EncoderConfig:
     """As csrc/model/config.h, which checks the values. embedding: width of the embedding tables, projected to hidden
-    where there is an embedding_projection."""
+    where there is an embedding_projection. embedding_scale: of rows of the word table."""
 
     vocab: int
     hidden: int
@@ -128,6 +134,7 @@ class EncoderConfig:
     layers: tuple[LayerConfig, ...]
     padding_id: int = 0
     token_types: int = 0
+    embedding_scale: float = 1.0
     relative_bias: RelativeBiasConfig | None = None
     embedding_norm: NormConfig | None = None
     final_norm: NormConfig | None = None
