@@ -3,11 +3,12 @@
     python benchmarks/bench_model.py --threads 2 --point base:16x128:ragged --point minilm:32x128:full
     python benchmarks/bench_model.py --device cuda --dtype fp16 [--model base]
 
-A point is MODEL:BATCHxLONGEST:FILL with MODEL minilm, base or large, and FILL "ragged" (a third of the padded batch is
-text, as in real short texts), "half" (lengths drawn around half of the longest) or "full". Without --point a GPU gets a
-grid of 108, 36 for each model; the CPU four. Peers take turns; times are medians; tokens/s counts valid tokens. Every
-output is compared with transformers in float32 before it is timed. The numbers go to a JSON file that says where they
-come from, and as Markdown to stdout.
+A point is MODEL:BATCHxLONGEST:FILL with MODEL minilm, base, large, modernbert or qwen3, and FILL "ragged" (a third of
+the padded batch is text, as in real short texts), "half" (lengths drawn around half of the longest) or "full". Without
+--point a GPU gets a grid of 108, 36 for each of BERT's; the CPU four; --model modernbert and --model qwen3 have points
+of their own. Peers take turns; times are medians; tokens/s counts valid tokens. Every output is compared with
+transformers in float32 before it is timed. The numbers go to a JSON file that says where they come from, and as
+Markdown to stdout.
 
 A GPU at its power limit lowers its clock within some hundredths of a second, and what ran before leaves its mark: where
 the fastest peer takes 0.4 ms or more, each is repeated until that has settled before it is timed. There all are timed
@@ -35,6 +36,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 import torch  # noqa: E402
 from floors import GpuProducts, byte_floor, cpu_gemm_floor, split  # noqa: E402
 from machine import DTYPES, attempt, log, provenance, results_file, seconds, write  # noqa: E402
+from modern_peers import MODERN_PEERS  # noqa: E402
 from nvml import meter  # noqa: E402
 from peers import PEERS, Batch, Call, Peer  # noqa: E402
 from runtimes import RUNTIMES  # noqa: E402
@@ -46,6 +48,24 @@ SHAPES: dict[str, dict[str, Any]] = {
     "minilm": {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},
     "base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
     "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
+}
+# Published configurations: ModernBERT-base, Qwen3-Embedding-0.6B.
+MODERN: dict[str, dict[str, Any]] = {
+    "modernbert": {
+        "model_type": "modernbert", "vocab_size": 50368, "hidden_size": 768, "num_hidden_layers": 22,
+        "num_attention_heads": 12, "intermediate_size": 1152, "max_position_embeddings": 8192, "local_attention": 128,
+        "global_attn_every_n_layers": 3, "pad_token_id": 50283,
+    },
+    "qwen3": {
+        "model_type": "qwen3", "vocab_size": 151669, "hidden_size": 1024, "num_hidden_layers": 28,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072,
+        "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "pad_token_id": 151643,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    },
+}  # fmt: skip
+MODERN_POINTS = {
+    "modernbert": ("1x128:full", "32x128:half", "32x512:full", "8x2048:half", "2x8192:full"),
+    "qwen3": ("1x128:full", "32x128:half", "32x512:full", "8x2048:half"),
 }
 CPU_POINTS = ("base:16x128:ragged", "base:16x128:full", "minilm:32x128:ragged", "minilm:32x128:full")
 # Of a GPU: every model x batch x length x fill.
@@ -68,7 +88,7 @@ SPLIT_AT = ((1, 128, "full"), (8, 128, "half"), (32, 128, "full"), (32, 128, "ha
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--point", action="append", type=parse_point, help="MODEL:BATCHxLONGEST:FILL, repeatable")
-    parser.add_argument("--model", action="append", choices=list(SHAPES), help="only its usual points, repeatable")
+    parser.add_argument("--model", action="append", choices=[*SHAPES, *MODERN], help="its usual points, repeatable")
     parser.add_argument("--minilm", type=Path, help="folder of the real MiniLM-L6 (default: random weights)")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=list(DTYPES), default="fp32")
@@ -84,9 +104,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         torch.set_num_threads(options.threads)
     device, dtype = torch.device(options.device), DTYPES[options.dtype]
     usual = [parse_point(point) for point in (GRID if device.type == "cuda" else CPU_POINTS)]
+    usual += [parse_point(f"{name}:{point}") for name, points in MODERN_POINTS.items() for point in points]
     points = options.point or [point for point in usual if point[0] in (options.model or SHAPES)]
     wanted = [
-        peer for peer in (*PEERS, *RUNTIMES)
+        peer for peer in (*PEERS, *MODERN_PEERS, *RUNTIMES)
         if device.type in peer.devices and dtype in peer.dtypes
         and (any(p in peer.name for p in options.peer) if options.peer else options.all_peers or not peer.on_request)
     ]  # fmt: skip
@@ -102,6 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reference = reference_model(name, options.minilm).to(device)
         peers = {}
         for kind in wanted:
+            if kind.families and reference.config.model_type not in kind.families:
+                continue
             log(f"{name}: setting up {kind.name}")
             peers[kind] = attempt(partial(build, kind, reference, device, dtype))
         for model, batch_size, longest, fill in points:
@@ -144,24 +167,28 @@ def parse_point(text: str) -> tuple[str, int, int, str]:
     except ValueError:
         model = fill = ""
         batch = longest = 0
-    if model not in SHAPES or fill not in ("ragged", "half", "full") or min(batch, longest) < 1:
+    if model not in {*SHAPES, *MODERN} or fill not in ("ragged", "half", "full") or min(batch, longest) < 1:
         raise argparse.ArgumentTypeError(f"expected e.g. base:16x128:ragged, got {text!r}")
     return model, batch, longest, fill
 
 
 def reference_model(name: str, minilm: Path | None) -> Any:
     """transformers, float32. Random weights of that shape, except the real MiniLM where it is given."""
-    from transformers import AutoModel, BertConfig, BertModel
+    from transformers import AutoConfig, AutoModel, BertConfig, BertModel
 
     if name == "minilm" and minilm:
         return AutoModel.from_pretrained(minilm).float().eval()
     torch.manual_seed(0)
-    model = BertModel(BertConfig(**SHAPES[name]), add_pooling_layer=False)
+    if name in MODERN:
+        config = dict(MODERN[name])
+        model = AutoModel.from_config(AutoConfig.for_model(config.pop("model_type"), **config), dtype=torch.float32)
+    else:
+        model = BertModel(BertConfig(**SHAPES[name]), add_pooling_layer=False)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             # Away from 0 and 1, so that a forgotten bias would show.
             if parameter.dim() == 1:
-                parameter.normal_(float("LayerNorm.weight" in parameter_name), 0.1)
+                parameter.normal_(float("norm" in parameter_name.lower() and "weight" in parameter_name), 0.1)
     return model.eval()
 
 

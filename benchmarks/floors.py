@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,10 +35,16 @@ def byte_floor(reference: Any, tokens: int, device: torch.device, dtype: torch.d
 
 def cpu_gemm_floor(reference: Any, tokens: int, dtype: torch.dtype) -> float:
     """Seconds of the layers' matrix products alone, each by the best of what torch carries (`cpu_product`)."""
-    c = reference.config
-    sizes = [(3 * c.hidden_size, c.hidden_size), (c.hidden_size, c.hidden_size),
-             (c.intermediate_size, c.hidden_size), (c.hidden_size, c.intermediate_size)]  # fmt: skip
-    return float(c.num_hidden_layers * sum(cpu_product(tokens, n, k, dtype) for n, k in sizes))
+    sizes = layer_products(reference.config)
+    return float(reference.config.num_hidden_layers * sum(cpu_product(tokens, n, k, dtype) for n, k in sizes))
+
+
+def layer_products(config: Any) -> list[tuple[int, int]]:
+    """(n, k) of a layer's qkv, out, up (with the gate, where there is one) and down."""
+    hidden, inter, gated = config.hidden_size, config.intermediate_size, config.model_type in ("modernbert", "qwen3")
+    size = getattr(config, "head_dim", None) or hidden // config.num_attention_heads
+    width, kv = config.num_attention_heads * size, getattr(config, "num_key_value_heads", config.num_attention_heads)
+    return [(width + 2 * kv * size, hidden), (hidden, width), (inter * (1 + gated), hidden), (hidden, inter)]
 
 
 class GpuProducts:
@@ -47,14 +52,14 @@ class GpuProducts:
     matrix of its own for each. It takes its turns among the peers, so that it meets their clock."""
 
     def __init__(self, reference: Any, tokens: int, dtype: torch.dtype) -> None:
-        from ftbert.tuning import Bench, products_of_shape, tuner_module, without_layernorm
+        from ftbert.tuning import Bench, Product, tuner_module
 
         c, names = reference.config, {value: name for name, value in DTYPES.items()}
         m = tuner_module().rows(tokens)  # what the encoder runs
         self._layers, self._recordings = c.num_hidden_layers, []
-        for product in products_of_shape(c.hidden_size, c.intermediate_size, "gelu", names[dtype]):
-            bench = Bench(replace(product, bias=False, activation="none", layernorm=False), m)
-            able = [*bench.heuristics(), *bench.own(), Bench(without_layernorm(product), m).chosen()]
+        for n, k in layer_products(c):
+            bench = Bench(Product(names[dtype], n, k), m)
+            able = [*bench.heuristics(), *bench.own(), bench.chosen()]
             times = [statistics.median(of_one) for of_one in bench.times(able, 5)]
             self._recordings.append(bench.record(able[times.index(min(times))]))
 

@@ -54,6 +54,7 @@ class Peer:
     tolerance: float | None = 1e-3
     on_request: ClassVar[bool] = False  # runs only when asked for
     compiles_each_point: ClassVar[bool] = False
+    families: ClassVar[Sequence[str]] = ()  # model_type of the models that it can run; empty: all
 
     def __init__(self, reference: Any, device: torch.device, dtype: torch.dtype, threads: int) -> None:
         self.device, self.dtype, self.threads = device, dtype, threads
@@ -198,6 +199,7 @@ class FastPath(Peer):
 
     name = "nn.TransformerEncoder fast path"
     devices = ("cpu", "cuda")
+    families = ("bert",)
 
     def setup(self, reference: Any) -> None:
         super().setup(reference)
@@ -233,21 +235,55 @@ class FastPath(Peer):
         return call
 
 
-class PackedGraph(Peer):
-    """What an expert writes in PyTorch for a GPU: tokens packed, QKV fused, FlashAttention varlen, torch.compile,
-    replayed from a CUDA graph. Its packing is done before the clock starts. One layer is compiled and serves them all:
-    nothing of one fuses with the next."""
+class RecordedPacked(Peer):
+    """Tokens packed before the clock starts, a forward pass that its subclass compiles, replayed from a CUDA graph."""
 
-    name = "packed PyTorch compiled per point, CUDA graph"
     devices = ("cuda",)
-    on_request = True
-    compiles_each_point = True
     dynamic: ClassVar[bool] = False
 
     def setup(self, reference: Any) -> None:
         super().setup(reference)
         if self.dtype == torch.float32:
             raise RuntimeError("FlashAttention needs fp16 or bf16")
+
+    def compile(self) -> None:
+        raise NotImplementedError
+
+    def forward(self, ids: Tensor, positions: Tensor, cu: Tensor, longest: int) -> Tensor:
+        raise NotImplementedError
+
+    def prepare(self, batch: Batch) -> Call:
+        if self.compiles_each_point:
+            self.compile()
+        ids, cu, longest = batch.packed, batch.cu_seqlens, max(batch.lengths)
+        positions = torch.cat([torch.arange(n, device=self.device) for n in batch.lengths])
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                self.forward(ids, positions, cu, longest)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            out = self.forward(ids, positions, cu, longest)
+
+        def call(inputs: tuple[Tensor, ...] = (ids, positions, cu)) -> Tensor:  # the graph reads their memory
+            graph.replay()
+            return out
+
+        return call
+
+
+class PackedGraph(RecordedPacked):
+    """What an expert writes in PyTorch for a GPU: tokens packed, QKV fused, FlashAttention varlen, torch.compile,
+    replayed from a CUDA graph. One layer is compiled and serves them all: nothing of one fuses with the next."""
+
+    name = "packed PyTorch compiled per point, CUDA graph"
+    families = ("bert",)
+    on_request = True
+    compiles_each_point = True
+
+    def setup(self, reference: Any) -> None:
+        super().setup(reference)
         self.layers = []
         for layer in self.model.encoder.layer:
             at, out = layer.attention.self, layer.attention.output
@@ -284,26 +320,6 @@ class PackedGraph(Peer):
         for weights in self.layers:
             x = self.run(x, weights, cu, longest)
         return x
-
-    def prepare(self, batch: Batch) -> Call:
-        if self.compiles_each_point:
-            self.compile()
-        ids, cu, longest = batch.packed, batch.cu_seqlens, max(batch.lengths)
-        positions = torch.cat([torch.arange(n, device=self.device) for n in batch.lengths])
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                self.forward(ids, positions, cu, longest)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            out = self.forward(ids, positions, cu, longest)
-
-        def call(inputs: tuple[Tensor, ...] = (ids, positions, cu)) -> Tensor:  # the graph reads their memory
-            graph.replay()
-            return out
-
-        return call
 
 
 class PackedGraphAnySize(PackedGraph):

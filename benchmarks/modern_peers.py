@@ -1,0 +1,149 @@
+"""The strongest peers of modern encoders: ModernBERT's and Qwen3's layers as an expert writes them in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from peers import Batch, Call, Peer, RecordedPacked
+from torch import Tensor
+
+SDPA = torch.nn.attention.SDPBackend
+
+
+class Angles(NamedTuple):
+    """Of all tokens, [tokens, 1, head_size], for half-split pairs."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def rotated(x: Tensor, angles: Angles) -> Tensor:
+    """x [tokens, heads, head_size], computed in float as transformers' ModernBERT does."""
+    left, right = x.float().chunk(2, -1)
+    return (x.float() * angles.cos + torch.cat([-right, left], -1) * angles.sin).to(x.dtype)
+
+
+class PackedModern(RecordedPacked):
+    """Tokens packed, q, k, v and gate, up in one product each, FlashAttention varlen with windows, causal masks and
+    grouped heads, torch.compile over a layer, replayed from a CUDA graph; compiled once for every size."""
+
+    name = "packed PyTorch, CUDA graph"
+    dynamic = True
+    families: ClassVar[Sequence[str]] = ("modernbert", "qwen3")
+    cudnn: ClassVar[bool] = False  # for the layers without a window of a full batch
+
+    def setup(self, reference: Any) -> None:
+        super().setup(reference)
+        c = self.model.config
+        self.causal = c.model_type == "qwen3"
+        self.heads, self.kv_heads = c.num_attention_heads, getattr(c, "num_key_value_heads", c.num_attention_heads)
+        self.head_size = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+        self.eps = c.rms_norm_eps if self.causal else c.norm_eps
+        self.layers = [self.of_qwen3(one) if self.causal else self.of_modernbert(one) for one in self.model.layers]
+        for layer in self.layers:
+            for tensor in layer:
+                if tensor is not None:
+                    torch._dynamo.mark_static(tensor)
+        self.layer_types = list(c.layer_types)
+        self.window = c.sliding_window if not self.causal else -1
+        self.compile()
+
+    def of_modernbert(self, layer: Any) -> list[Tensor | None]:
+        first = getattr(layer.attn_norm, "weight", None)
+        inner = layer.mlp.Wi.weight
+        return [first, layer.attn.Wqkv.weight, None, None, layer.attn.Wo.weight, layer.mlp_norm.weight, inner,
+                layer.mlp.Wo.weight]  # fmt: skip
+
+    def of_qwen3(self, layer: Any) -> list[Tensor | None]:
+        at, mlp = layer.self_attn, layer.mlp
+        qkv = torch.cat([at.q_proj.weight, at.k_proj.weight, at.v_proj.weight])
+        return [
+            layer.input_layernorm.weight, qkv, at.q_norm.weight, at.k_norm.weight, at.o_proj.weight,
+            layer.post_attention_layernorm.weight, torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]),
+            mlp.down_proj.weight,
+        ]  # fmt: skip
+
+    def compile(self) -> None:
+        self.embed = torch.compile(self.embeddings, dynamic=self.dynamic)
+        self.run = torch.compile(self.layer, dynamic=self.dynamic)
+        self.last = torch.compile(lambda x: self.norm(x, self.final_weight), dynamic=self.dynamic)
+
+    @property
+    def final_weight(self) -> Tensor:
+        weight: Tensor = self.model.norm.weight if self.causal else self.model.final_norm.weight
+        return weight
+
+    def norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        if weight is None:
+            return x
+        if self.causal:
+            return torch.nn.functional.rms_norm(x, weight.shape, weight, self.eps)
+        return torch.nn.functional.layer_norm(x, weight.shape, weight, None, self.eps)
+
+    def embeddings(self, ids: Tensor, positions: Tensor) -> Tensor:  # noqa: ARG002
+        if self.causal:
+            return self.model.embed_tokens(ids)  # type: ignore[no-any-return]
+        return self.norm(self.model.embeddings.tok_embeddings(ids), self.model.embeddings.norm.weight)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, cu: Tensor, longest: int, window: int) -> Tensor:
+        if self.cudnn and window < 0:
+            batch = q.shape[0] // longest
+            q, k, v = (one.view(batch, longest, -1, self.head_size).transpose(1, 2) for one in (q, k, v))
+            with torch.nn.attention.sdpa_kernel(SDPA.CUDNN_ATTENTION):
+                sums = torch.nn.functional.scaled_dot_product_attention(
+                    q, k, v, is_causal=self.causal, enable_gqa=self.kv_heads != self.heads
+                )
+            return sums.transpose(1, 2).reshape(-1, self.heads, self.head_size)
+        out: Tensor = torch.ops.aten._flash_attention_forward(
+            q, k, v, cu, cu, longest, longest, 0.0, self.causal, False,
+            window_size_left=window if window >= 0 else None, window_size_right=window if window >= 0 else None,
+        )[0]  # fmt: skip
+        return out
+
+    def layer(
+        self, x: Tensor, weights: list[Any], cos: Tensor, sin: Tensor, cu: Tensor, longest: int, window: int
+    ) -> Tensor:
+        first, qkv, q_norm, k_norm, out, second, inner, down = weights
+        linear, functional = torch.nn.functional.linear, torch.nn.functional
+        sizes = [self.heads, self.kv_heads, self.kv_heads]
+        parts = linear(self.norm(x, first), qkv).view(-1, sum(sizes), self.head_size).split(sizes, 1)
+        angles = Angles(cos, sin)
+        q, k = rotated(self.norm(parts[0], q_norm), angles), rotated(self.norm(parts[1], k_norm), angles)
+        x = x + linear(self.attend(q, k, parts[2], cu, longest, window).flatten(1), out)
+        gate, up = linear(self.norm(x, second), inner).chunk(2, -1)
+        return x + linear((functional.silu(gate) if self.causal else functional.gelu(gate)) * up, down)
+
+    def forward(self, ids: Tensor, positions: Tensor, cu: Tensor, longest: int) -> Tensor:
+        x: Tensor = self.embed(ids, positions)
+        for weights, kind in zip(self.layers, self.layer_types, strict=True):
+            cos, sin = self.angles[kind]
+            x = self.run(x, weights, cos, sin, cu, longest, self.window if kind == "sliding_attention" else -1)
+        return self.last(x)  # type: ignore[no-any-return]
+
+    def prepare(self, batch: Batch) -> Call:
+        if self.cudnn and len(set(batch.lengths)) > 1:
+            raise RuntimeError("cuDNN's attention is for full batches here")
+        positions = torch.cat([torch.arange(n, device=self.device) for n in batch.lengths])[None]
+        self.angles = {}
+        for kind in set(self.layer_types):
+            like, extra = torch.empty(1, device=self.device), {} if self.causal else {"layer_type": kind}
+            cos, sin = self.model.rotary_emb(like, positions, **extra)
+            self.angles[kind] = Angles(cos[0, :, None], sin[0, :, None])
+        call, angles = super().prepare(batch), self.angles
+
+        def with_angles(_: Any = angles) -> Tensor:  # the graph reads their memory
+            return call()
+
+        return with_angles
+
+
+class PackedModernCudnn(PackedModern):
+    """The same with cuDNN's attention where the batch is full."""
+
+    name = "packed PyTorch, cuDNN attention, CUDA graph"
+    cudnn = True
+
+
+MODERN_PEERS: tuple[type[Peer], ...] = (PackedModern, PackedModernCudnn)
