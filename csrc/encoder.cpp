@@ -10,6 +10,7 @@
 #include "core/dispatch.h"
 #include "gemm/gemm.h"
 #include "kernels/kernels.h"
+#include "layers/rotary_tables.h"
 
 namespace ftbert {
 namespace {
@@ -38,7 +39,7 @@ template <class Device, class T>
 Encoder<Device, T>::Encoder(const Context<Device>& context, EncoderConfig config, Weights<T> weights,
                             std::optional<AttentionPath> attention, const AllocateFloats& allocate)
     : config_(std::move(config)),
-      weights_(std::move(weights)),
+      weights_(with_rotary_tables(context, config_, std::move(weights), allocate)),
       attention_(choose_attention<Device, T>(context, config_, attention)),
       layers_(config_, weights_, attention_.path) {
   constexpr DeviceKind kKind = std::is_same_v<Device, Cpu> ? DeviceKind::cpu : DeviceKind::cuda;

@@ -17,7 +17,8 @@ namespace ftbert {
 template <class Device, class T>
 class Encoder {
  public:
-  // With `allocate`, products do the work of the LayerNorms between them where they can (layers/deferred_norm.h).
+  // With `allocate`, which rotary positions need, products do the work of the LayerNorms between them where they can
+  // (layers/deferred_norm.h).
   Encoder(const Context<Device>& context, EncoderConfig config, Weights<T> weights,
           std::optional<AttentionPath> attention = std::nullopt, const AllocateFloats& allocate = nullptr);
   Encoder(const Encoder&) = delete;  // the layers refer to its config and weights

@@ -100,6 +100,10 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "attention": _attention,
     "attention_apart": lambda q, *_: q.new_empty(q.shape),
     "add_qkv_bias": _add_qkv_bias,
+    "rotary": lambda qkv, *_: torch.empty_like(qkv),
+    "rotary_table": lambda frequencies, amplitude, positions: frequencies.new_empty(
+        (positions, frequencies.shape[0], 2), dtype=torch.float32
+    ),
     "softmax": lambda scores, cu, scale, bias, columns, dtype, *_: torch.empty_like(scores, dtype=dtype),
     "transpose": lambda x, cu, tokens: x.new_empty((tokens, x.shape[1] * x.shape[3])),
     "pooling": lambda hidden, cu, *_: hidden.new_empty(

@@ -71,6 +71,8 @@ def valid(name: str, device: str) -> list[Any]:
         "pooling": [x, cu, "mean", True],
         "remove_padding": [floats(10, 64), index, 6],
         "restore_padding": [x, torch.tensor([0, 1, -1, 5], dtype=torch.int32, device=device)],
+        "rotary": [floats(6, 192), columns, floats(10, 16, 2), 2, 2, False, "rms", floats(32), None, floats(32), None, 1e-6, 0.0, False],
+        "rotary_table": [torch.ones(3, dtype=torch.float64, device=device), 1.0, 5],
         "softmax": [floats(2, 2, 5, 5), cu, 0.5, bias, columns, torch.float32],
         "transpose": [floats(2, 2, 5, 32), cu, 6],
         "weight_specs": [encoder.config()],

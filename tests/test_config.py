@@ -23,6 +23,7 @@ from ftbert.checkpoint import (
     NormConfig,
     PositionConfig,
     RelativeBiasConfig,
+    RotaryConfig,
 )
 from ftbert.converters import convert
 from ftbert.converters.families import FAMILIES, find_family
@@ -41,14 +42,26 @@ norms = st.none() | st.builds(NormConfig, eps=st.floats(1e-12, 1), bias=st.boole
 
 
 @st.composite
+def rotary(draw: st.DrawFn, head_size: int) -> RotaryConfig:
+    dims = 2 * draw(st.integers(1, head_size // 2))
+    listed = draw(st.booleans())
+    pairs = st.lists(st.floats(1e-9, 10), min_size=dims // 2, max_size=dims // 2).map(tuple)
+    return RotaryConfig(
+        theta=None if listed else draw(st.floats(1, 1e7)), frequencies=draw(pairs) if listed else None, dims=dims,
+        amplitude=draw(st.floats(0.1, 2)), interleaved=draw(st.booleans()),
+    )  # fmt: skip
+
+
+@st.composite
 def layer_kinds(draw: st.DrawFn) -> dict[str, Any]:
-    kv_heads = draw(st.integers(1, 3))
+    kv_heads, head_size = draw(st.integers(1, 3)), draw(st.integers(1, 9))
     window = draw(st.none() | st.tuples(st.none() | st.integers(0, 9), st.none() | st.integers(0, 9)))
     attention = AttentionConfig(
-        heads=kv_heads * draw(st.integers(1, 3)), head_size=draw(st.integers(1, 9)),
+        heads=kv_heads * draw(st.integers(1, 3)), head_size=head_size,
         kv_heads=draw(st.just(kv_heads)), scale=draw(st.none() | st.floats(1e-3, 10)), window=window,
         causal=draw(st.booleans()) if window is None or not window[1] else False,
-        qkv_bias=draw(st.booleans()), out_bias=draw(st.booleans()),
+        qkv_bias=draw(st.booleans()), out_bias=draw(st.booleans()), qk_norm=draw(norms),
+        rotary=draw(st.none() | rotary(head_size)) if head_size > 1 else None,
     )  # fmt: skip
     activation = draw(st.sampled_from(["gelu", "gelu_new", "relu", "silu"]))
     ffn = FeedForwardConfig(draw(st.integers(1, 20)), activation, up_bias=draw(st.booleans()), down_bias=draw(st.booleans()))
@@ -90,6 +103,7 @@ def test_what_python_writes_the_core_reads(config: EncoderConfig) -> None:
         biases = {"attention.qkv": layer.attention.qkv_bias, "attention.out": layer.attention.out_bias}
         biases |= {"ffn.up": layer.ffn.up_bias, "ffn.down": layer.ffn.down_bias}
         of_norms = {"attention.norm": layer.attention_norm, "attention.result_norm": layer.attention_result_norm}
+        of_norms |= {f"attention.{x}_norm": layer.attention.qk_norm for x in "qk"}
         of_norms |= {"ffn.norm": layer.ffn_norm, "ffn.result_norm": layer.ffn_result_norm}
         biases |= {name: norm is not None and norm.bias for name, norm in of_norms.items()}
         for name, there in biases.items():
@@ -168,8 +182,6 @@ def merged(path: str, value: Any) -> dict[str, Any]:
         ("layer.ffn_norm", {"eps": 1e-5, "kind": "rms"}, "norms of kind rms"),
         ("embedding_norm", {"eps": 1e-5, "offset": 1}, "an offset of a norm's weights"),
         ("final_norm", {"eps": 1e-5, "rounding": "before_gamma"}, "norms that round before_gamma"),
-        ("layers.1.attention", {"rotary": {"theta": 1e4}}, "rotary positions"),
-        ("layers.1.attention", {"qk_norm": NORM}, "qk_norm"),
         ("layers.1.ffn", {"gated": True}, "gated feed-forward layers"),
         ("embedding_scale", 2, "an embedding_scale"),
     ],

@@ -186,7 +186,7 @@ def test_every_dtype_of_ids_and_mask(dtype: torch.dtype) -> None:
         assert "attention_mask" in str(error) or "not implemented" in str(error)
 
 
-TRACED = "add_bias_act add_bias_act_ add_bias_input_layernorm attention attention_apart gather_rows padding padding_stage pooling"
+TRACED = "add_bias_act add_bias_act_ add_bias_input_layernorm attention attention_apart gather_rows padding padding_stage pooling rotary"
 
 
 @pytest.mark.parametrize("name", TRACED.split())

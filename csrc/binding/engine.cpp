@@ -24,11 +24,11 @@ class EngineOf : public Engine {
       : device_(device),
         encoder_(CallContext<Device>(device).context, config, std::move(weights), attention,
                  [&](int64_t floats) {
-                   deferred_.push_back(at::empty({floats}, options(at::kFloat)));
-                   return data<float>(deferred_.back());
+                   kept_.push_back(at::empty({floats}, options(at::kFloat)));
+                   return data<float>(kept_.back());
                  }),
         replay_(encoder_, device) {
-    if (!deferred_.empty())  // calls may come on any stream
+    if (!kept_.empty() && device.is_cuda())  // calls may come on any stream
       c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
   }
 
@@ -154,14 +154,12 @@ class EngineOf : public Engine {
     Batch batch = input.batch;
     const at::Tensor hidden = empty({rows_with_slack<Device>(batch.output_rows()), c.hidden});
     const auto plan = encoder_.plan(context, batch);
-    // Packed tokens stand in the columns of their sequences.
-    const bool columns = c.relative_span > 0 && input.padded();
     Workspace measure;
-    Positions::take(measure, c, batch.tokens(), columns);
+    Positions::take(measure, c, batch.tokens(), input.padded());
     const size_t bytes = measure.bytes() + plan.bytes;
     const at::Tensor memory = at::empty({static_cast<int64_t>(bytes)}, options(at::kByte));
     Workspace workspace(memory.data_ptr(), bytes);
-    const Positions positions = Positions::take(workspace, c, batch.tokens(), columns);
+    const Positions positions = Positions::take(workspace, c, batch.tokens(), input.padded());
     find_positions(context, c, batch, batch.tokens(), positions);
     batch.positions = positions.ids;
     batch.columns = positions.columns;
@@ -262,7 +260,7 @@ class EngineOf : public Engine {
   }
 
   at::Device device_;
-  std::vector<at::Tensor> deferred_;  // where encoder_ keeps what its deferred LayerNorms need
+  std::vector<at::Tensor> kept_;  // what encoder_ has made of config and weights
   Encoder<Device, T> encoder_;
   mutable Replay<Device, T> replay_;  // locks itself
 };

@@ -1,9 +1,8 @@
-// torch.ops.ftbert.*: every kernel by itself, for tests, benchmarks and heads; those of padding are in padding_ops.cpp.
+// torch.ops.ftbert.*: every kernel by itself, for tests, benchmarks and heads; those of padding are in padding_ops.cpp, of
+// rotary positions in rotary_ops.cpp.
 // Fake implementations are in ftbert/_fake.py.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-
-#include <cmath>
 
 #include "binding/define_op.h"
 #include "binding/op_checks.h"
@@ -95,16 +94,6 @@ Tensor bias_act(const Tensor& x, const OptionalTensor& bias, const std::string& 
   const Tensor out = x.clone();
   bias_act_in_place(out, bias, activation);
   return out;
-}
-
-// qkv [tokens, (heads + 2*kv_heads) * head_size]; kv_heads 0: as many as heads. scale: 1 / sqrt(head_size) without one.
-Heads heads_of(const Tensor& qkv, int64_t heads, int64_t kv_heads, std::optional<double> scale = std::nullopt) {
-  const int64_t cols = qkv.size(1), kv = kv_heads == 0 ? heads : kv_heads;
-  FTBERT_CHECK(heads > 0 && heads <= cols && kv > 0 && kv <= heads && heads % kv == 0 && cols % (heads + 2 * kv) == 0,
-               "qkv: expected [tokens, (heads + 2*kv_heads) * head_size] and heads a multiple of kv_heads, got ",
-               describe(qkv), " for ", heads, " heads and ", kv, " of keys and values");
-  const int64_t size = cols / (heads + 2 * kv);
-  return {heads, kv, size, scale ? static_cast<float>(*scale) : 1.0f / std::sqrt(static_cast<float>(size))};
 }
 
 // Keys on each side of a query that it sees; -1: all.

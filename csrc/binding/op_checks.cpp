@@ -1,6 +1,7 @@
 #include "binding/op_checks.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace ftbert::binding {
 namespace {
@@ -63,6 +64,15 @@ void check_columns(const OptionalTensor& columns, const Tensor& cu_seqlens, int6
   if (!columns) return;
   integers("columns", *columns, cu_seqlens, at::kInt, least);
   check_rising<int32_t>("columns", *columns, cu_seqlens, 0, int64_t{1} << 31);
+}
+
+Heads heads_of(const Tensor& qkv, int64_t heads, int64_t kv_heads, std::optional<double> scale) {
+  const int64_t cols = qkv.size(1), kv = kv_heads == 0 ? heads : kv_heads;
+  FTBERT_CHECK(heads > 0 && heads <= cols && kv > 0 && kv <= heads && heads % kv == 0 && cols % (heads + 2 * kv) == 0,
+               "qkv: expected [tokens, (heads + 2*kv_heads) * head_size] and heads a multiple of kv_heads, got ",
+               describe(qkv), " for ", heads, " heads and ", kv, " of keys and values");
+  const int64_t size = cols / (heads + 2 * kv);
+  return {heads, kv, size, scale ? static_cast<float>(*scale) : 1.0f / std::sqrt(static_cast<float>(size))};
 }
 
 }  // namespace ftbert::binding

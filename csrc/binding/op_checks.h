@@ -8,6 +8,7 @@
 #include "binding/tensors.h"
 #include "core/check.h"
 #include "core/dispatch.h"
+#include "kernels/kernels.h"
 
 namespace ftbert::binding {
 
@@ -66,6 +67,9 @@ void check_token_index(const Tensor& token_index, const Tensor& cu_seqlens, int6
 
 // columns int32, or none: at least so many, not negative and rising within each sequence.
 void check_columns(const OptionalTensor& columns, const Tensor& cu_seqlens, int64_t least);
+
+// qkv [tokens, (heads + 2*kv_heads) * head_size]; kv_heads 0: as many as heads. scale: 1 / sqrt(head_size) without one.
+Heads heads_of(const Tensor& qkv, int64_t heads, int64_t kv_heads, std::optional<double> scale = std::nullopt);
 
 // f(Backend<Device, T>{}, the call's CallContext<Device>), T the element type of that DType
 template <class F>

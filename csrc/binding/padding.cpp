@@ -43,8 +43,9 @@ at::Tensor mask_tensor(const at::Tensor& mask, const at::Tensor& ids) {
 }
 
 void check_length(const EncoderConfig& config, int64_t length) {
-  FTBERT_CHECK(config.positions == PositionKind::none || length <= config.max_seq(), "sequence of ", length,
-               " tokens: the model has positions for ", config.max_seq(), "; truncate the input");
+  const bool any = config.positions == PositionKind::none && !config.rotary();
+  FTBERT_CHECK(any || length <= config.max_seq(), "sequence of ", length, " tokens: the model has positions for ",
+               config.max_seq(), "; truncate the input");
 }
 
 void check_info(const PaddingInfo& info, const EncoderConfig& config, const CheckedInput& input) {
@@ -118,7 +119,7 @@ CheckedInput unpad(Context<Device>& context, at::Device device, const EncoderCon
   out.input_ids = ids_tensor("input_ids", input_ids, 2, device);
   out.token_type_ids = type_tensor(token_type_ids, out.input_ids, config);
   const int64_t batch = input_ids.size(0), seq = input_ids.size(1), rows = batch * seq;
-  if (!config.counts_tokens()) check_length(config, seq);
+  if (!config.counts_tokens() || config.rotary()) check_length(config, seq);
   FTBERT_CHECK(seq <= std::numeric_limits<int32_t>::max(), "input_ids: at most 2^31-1 columns, got ", seq);
   at::Tensor& mask = out.mask;
   if (attention_mask) mask = mask_tensor(*attention_mask, out.input_ids);

@@ -77,7 +77,7 @@ struct Replay<Device, T>::Recording {
     const EncoderConfig& c = encoder.config();
     ids = all.take<int64_t>(size.tokens);
     types = all.take<int64_t>(size.tokens);
-    positions = Positions::take(all, c, size.tokens, c.relative_span > 0);
+    positions = Positions::take(all, c, size.tokens, /*padded=*/true);
     cu_seqlens = all.take<int32_t>(size.sequences + 1);
     rows = all.take<int64_t>(size.named_rows);
     gemm_workspace = all.take<char>(static_cast<int64_t>(context.gemm_workspace_bytes));

@@ -39,7 +39,7 @@ inline constexpr DType kDType<bfloat16_t> = DType::bf16;
 #define FTBERT_ENUMERATOR(name) name,
 enum class Activation { FTBERT_ACTIVATIONS(FTBERT_ENUMERATOR) };
 enum class PositionKind {
-  none,          // no position table (relative bias only)
+  none,          // no position table (relative bias, rotary positions)
   absolute,      // the token's column in the padded input
   from_padding,  // padding_id + number of non-padding ids up to and including the token (RoBERTa, MPNet)
 };

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 
 #include "core/check.h"
 
@@ -34,5 +35,9 @@ class Workspace {
   size_t capacity_ = 0;
   size_t used_ = 0;
 };
+
+// allocate(floats) gives memory of the device, aligned to 16 bytes, that must live as long as the model that asks. It
+// is written once, on the stream of the context that comes along.
+using AllocateFloats = std::function<float*(int64_t floats)>;
 
 }  // namespace ftbert

@@ -164,6 +164,13 @@ void pooling<Cpu, float>(Context<Cpu>& context, const float* hidden, const int32
 }
 
 template <>
+void rotary<Cpu, float>(Context<Cpu>& context, const Heads& heads, const HeadRules<float>& rules, int64_t rows,
+                        const Operand& qkv) {
+  if (qkv.dtype != DType::bf16) qkv.as<float>();  // or an error
+  isa_kernels().rotary(context, heads, rules, rows, qkv);
+}
+
+template <>
 void softmax<Cpu, float>(Context<Cpu>& context, const Heads& heads, const float* scores, const Sequences& sequences,
                          const ScorePolicy<float>& policy, float* probabilities) {
   isa_kernels().softmax(context, heads, scores, sequences, policy, probabilities);

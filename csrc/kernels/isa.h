@@ -15,6 +15,7 @@
   X(attention_scratch_bytes)  \
   X(embeddings_layernorm)     \
   X(pooling)                  \
+  X(rotary)                   \
   X(softmax)
 
 namespace ftbert {

@@ -193,6 +193,41 @@ struct ScorePolicy {
   RelativeBias<T> bias;
 };
 
+// ---- rotary ------------------------------------------------------------------------------------------------
+
+// How heads are turned: the first `dims` numbers of each in pairs, (i, i + dims/2) or interleaved (2i, 2i + 1), pair i
+// of a token at position p by the angle whose cosine and sine are table[p][i].
+struct Rotation {
+  const float* table = nullptr;  // [positions, dims/2, 2], or nullptr: heads stay as they are
+  int64_t positions = 0, dims = 0;
+  bool interleaved = false;
+
+  explicit operator bool() const { return table != nullptr; }
+};
+
+// The table, amplitude * cosine and sine of position * frequencies[i]; angles are computed in double. frequencies
+// [pairs] is memory of the host.
+template <class Device>
+void rotary_table(Context<Device>& context, const double* frequencies, int64_t pairs, double amplitude,
+                  int64_t positions,
+                  float* table);  // [positions, pairs, 2]
+
+// What becomes of heads of queries and keys between their product and attention: a norm, then a rotation.
+template <class T>
+struct HeadRules {
+  Norm<T> q_norm, k_norm;  // [head_size]
+  Rotation rotation;
+  const int32_t* positions = nullptr;  // [rows], with a table; there before the kernel ahead began
+
+  explicit operator bool() const { return q_norm || k_norm || rotation; }
+};
+
+// In place over the heads of queries and keys in qkv [rows, qkv_width], computed in float. T is the type of the norms'
+// weights; on the CPU qkv may be bf16. A position outside the table gives heads of NaN on CUDA, where no host may be
+// asked; the CPU's caller has checked them.
+template <class Device, class T>
+void rotary(Context<Device>& context, const Heads& heads, const HeadRules<T>& rules, int64_t rows, const Operand& qkv);
+
 // ---- rows that are read: padding_cpu.cpp, padding_rows_cuda.cu ---------------------------------------------
 
 // Whose rows a caller reads: every token's, the first's or the last's of each sequence, or those that it names.

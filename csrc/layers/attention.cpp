@@ -53,17 +53,20 @@ void attend(Context<Device>& context, const Layer<T>& layer, const Batch& batch,
   Sequences sequences = batch.of(run);
   if (queries != Queries::all) sequences.max_q = 1;
   const Operand wished{b.qkv, fused ? attention_operand<Device, T>(layer.qkv.weight.dtype) : kDType<T>};
-  // The general path adds the bias itself, in its own order.
+  const HeadRules<T> rules{layer.q_norm, layer.k_norm, layer.rotation, batch.turns() + run.first_token};
+  // The general path adds the bias itself, in its own order, unless it belongs to what heads become.
+  const bool biased = fused || rules;
   const Operand qkv = stream.deferred ? stream.deferred->project(context, layer.qkv, Activation::none, wished)
                                       : linear_all(context, layer.qkv, stream.read(layer.attention_norms.before),
-                                                   run.tokens, {.bias = fused}, wished);
+                                                   run.tokens, {.bias = biased}, wished);
+  if (rules) rotary<Device, T>(context, c.heads, rules, run.tokens, qkv);
   if (queries == Queries::last)
     last_rows_to_first<Device, T>(context, sequences, qkv.dtype, c.heads.width(), c.heads.qkv_width(), qkv.data);
   if (fused)
     attention<Device, T>(context, c.heads, QueriesKeysValues::side_by_side(qkv, c.heads), sequences, policy,
                          b.attention_scratch, Operand::of(b.attended));
   else
-    attend_general(context, c.heads, qkv.as<T>(), layer.qkv.bias, sequences, policy, b);
+    attend_general(context, c.heads, qkv.as<T>(), biased ? nullptr : layer.qkv.bias, sequences, policy, b);
 }
 
 #define FTBERT_INSTANTIATE(D, T)                                                                             \

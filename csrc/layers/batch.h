@@ -25,11 +25,13 @@ struct Batch {
   const int64_t* to_padded = nullptr;  // [tokens] where a token lies in the padded ids; nullptr: they are packed
   int64_t seq = 0;                     // columns of the padded ids
   const int32_t* positions = nullptr;  // [tokens] position ids (layers/positions.h)
-  const int32_t* columns = nullptr;    // [tokens] for a relative bias; nullptr: a token's place in its sequence
+  const int32_t* columns = nullptr;    // [tokens]; nullptr: a token's place in its sequence
   OutputRows rows;                     // of the last hidden state
   KvCache* cache = nullptr;
 
   int64_t tokens() const { return sequences.rows; }  // on a GPU an upper bound
+  // [tokens] by which a rotation turns. Positions that are not columns come with these.
+  const int32_t* turns() const { return columns ? columns : positions; }
   int64_t output_rows() const { return rows.of(sequences); }
   Sequences of(const Run& run) const {
     Sequences some = sequences;

@@ -1,11 +1,17 @@
 #include "layers/check_layers_exist.h"
 
+#include <optional>
 #include <set>
 #include <string>
 
 #include "core/check.h"
 
 namespace ftbert {
+namespace {
+
+constexpr int64_t kMostTurns = int64_t{1} << 21, kMostTableFloats = int64_t{1} << 29;
+
+}  // namespace
 
 void check_layers_exist(const EncoderConfig& config) {
   std::set<std::string> lacking;
@@ -23,8 +29,9 @@ void check_layers_exist(const EncoderConfig& config) {
   for (const LayerConfig& c : config.layers) {
     for (const NormConfig* one : {&c.attention_norm, &c.attention_result_norm, &c.ffn_norm, &c.ffn_result_norm})
       norm(*one);
-    refuse(c.attention.rotary.has_value(), "rotary positions");
-    refuse(c.attention.qk_norm.has_value(), "qk_norm, a norm over queries and keys");
+    if (const std::optional<Rotary>& rotary = c.attention.rotary)
+      refuse(config.max_positions > kMostTurns || config.max_positions * rotary->dims > kMostTableFloats,
+             "tables of rotary positions of more than 2^21 rows or 2 GiB");
     refuse(c.ffn.gated, "gated feed-forward layers");
   }
   std::string words;

@@ -2,7 +2,6 @@
 // (gemm/own/deferred_norm.h). Hopper alone, 16-bit elements, a LayerNorm after each residual sum. No CUDA header.
 #pragma once
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 
@@ -50,10 +49,8 @@ struct DeferredNormChoice {
   std::string refusal = "only 16-bit elements on a GPU";  // why there is none
 };
 
-// allocate(floats) gives memory of the device, aligned to 16 bytes, that must live as long as the maker; a vector made
-// of gammas, betas and biases is written there on the context's stream, and a changed weight makes it stale. weights
-// must outlive it too.
-using AllocateFloats = std::function<float*(int64_t floats)>;
+// Vectors made of gammas, betas and biases are written to allocated memory: a changed weight makes them stale. weights
+// must outlive the maker.
 template <class Device, class T>
 DeferredNormChoice<Device, T> make_deferred_norm(const Context<Device>&, const EncoderConfig&, const Weights<T>&,
                                                  AttentionPath, const AllocateFloats&) {

@@ -1,4 +1,4 @@
-// Where the tokens of a batch stand: their position ids, and their columns for a relative bias.
+// Where the tokens of a batch stand: their position ids, and their columns for a relative bias and rotary positions.
 #pragma once
 #include <cstdint>
 
@@ -10,9 +10,10 @@ namespace ftbert {
 
 struct Positions {
   int32_t* ids = nullptr;      // [tokens]
-  int32_t* columns = nullptr;  // [tokens], the same memory where both are the same; nullptr: not asked for
+  int32_t* columns = nullptr;  // [tokens], the same memory where both are the same; nullptr: not needed
 
-  static Positions take(Workspace& workspace, const EncoderConfig& config, int64_t tokens, bool columns);
+  // For ids that are padded, or packed.
+  static Positions take(Workspace& workspace, const EncoderConfig& config, int64_t tokens, bool padded);
 };
 
 // Finds them by the rule of the model's position table, for up to `most` tokens of batch.ids: 0 past the last.

@@ -56,6 +56,7 @@ Window read_window(Section& read) {
 
 Rotary read_rotary(Section& read, int64_t head_size) {
   Rotary c{.dims = read.integer("dims", 2, 1 << 16, head_size),
+           .frequencies = {},
            .amplitude = read.number("amplitude", 0, 1e6, 1),
            .interleaved = read.boolean("interleaved", false)};
   read.require(
@@ -182,6 +183,10 @@ void check_shared(const EncoderConfig& c, Complaints& complaints) {
 }
 
 }  // namespace
+
+bool EncoderConfig::rotary() const {
+  return std::any_of(layers.begin(), layers.end(), [](const LayerConfig& layer) { return layer.attention.rotary; });
+}
 
 int64_t EncoderConfig::max_seq() const {
   // The first row that a token can use is padding_id + 1 where positions count from the padding id.

@@ -79,6 +79,8 @@ struct EncoderConfig {
   int64_t depth() const { return static_cast<int64_t>(layers.size()); }
   // Whether padding takes no position: then a token's position is not its column.
   bool counts_tokens() const { return positions == PositionKind::from_padding; }
+  // Whether some layer turns its heads by a token's column.
+  bool rotary() const;
   // Longest sequence that the positions are for.
   int64_t max_seq() const;
 

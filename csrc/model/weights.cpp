@@ -118,6 +118,7 @@ Weights<T> bind_weights(const EncoderConfig& config, const WeightSource& source)
          .qkv = linear(layer + "attention.qkv"),
          .q_norm = norm(layer + "attention.q_norm", qk_norm),
          .k_norm = norm(layer + "attention.k_norm", qk_norm),
+         .rotation = {},
          .relative_bias = c.attention.relative_bias ? relative_bias : nullptr,
          .relative_span = c.attention.relative_bias ? config.relative_span : 0,
          .out = linear(layer + "attention.out"),

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <functional>
+#include <list>
 #include <map>
 #include <random>
 #include <string>
@@ -78,12 +79,13 @@ class Reference {
   Reference(const EncoderConfig& config, const Tensors& tensors) : c_(config), tensors_(tensors) {}
 
   std::vector<Row> forward(const std::vector<int64_t>& ids, const std::vector<int64_t>& types,
-                           const std::vector<int64_t>& columns) const {
+                           const std::vector<int64_t>& positions, const std::vector<int64_t>& columns) const {
     std::vector<Row> x;
     for (size_t t = 0; t < ids.size(); ++t) {
       Row row(c_.hidden);
       for (int64_t j = 0; j < c_.hidden; ++j)
-        row[j] = at("embeddings.word", ids[t] * c_.hidden + j) + at("embeddings.position", columns[t] * c_.hidden + j) +
+        row[j] = at("embeddings.word", ids[t] * c_.hidden + j) +
+                 (c_.positions == PositionKind::none ? 0 : at("embeddings.position", positions[t] * c_.hidden + j)) +
                  at("embeddings.token_type", types[t] * c_.hidden + j);
       x.push_back(norm("embeddings.norm", c_.embedding_norm, row));
     }
@@ -107,7 +109,7 @@ class Reference {
       add_block(layer + "attention", l.norm_place, l.attention_norm, l.attention_result_norm,
                 [&](const std::vector<Row>& read) {
                   std::vector<Row> made;
-                  for (const Row& row : attention(layer, l.attention, read))
+                  for (const Row& row : attention(layer, l.attention, columns, read))
                     made.push_back(linear(layer + "attention.out", row));
                   return made;
                 });
@@ -147,10 +149,11 @@ class Reference {
   Row norm(const std::string& name, const NormConfig& config, Row x) const {
     if (config.kind == NormKind::none) return x;
     double mean = 0, variance = 0;
-    for (const double value : x) mean += value / x.size();
+    if (config.kind == NormKind::layer)
+      for (const double value : x) mean += value / x.size();
     for (const double value : x) variance += (value - mean) * (value - mean) / x.size();
     for (size_t j = 0; j < x.size(); ++j)
-      x[j] = (x[j] - mean) / std::sqrt(variance + config.eps) * at(name + ".weight", j) +
+      x[j] = (x[j] - mean) / std::sqrt(variance + config.eps) * (at(name + ".weight", j) + config.offset) +
              (config.bias ? at(name + ".bias", j) : 0.0);
     return x;
   }
@@ -170,10 +173,34 @@ class Reference {
     }
   }
 
-  std::vector<Row> attention(const std::string& layer, const AttentionConfig& c, const std::vector<Row>& x) const {
+  // A head of queries or keys, normed and turned.
+  Row head_at(const std::string& name, const AttentionConfig& c, int64_t column, Row head) const {
+    if (c.qk_norm) head = norm(name, *c.qk_norm, head);
+    if (!c.rotary) return head;
+    const Rotary& r = *c.rotary;
+    for (int64_t i = 0; i < r.dims / 2; ++i) {
+      const int64_t a = r.interleaved ? 2 * i : i, b = r.interleaved ? a + 1 : a + r.dims / 2;
+      const double angle = static_cast<double>(column) * r.frequencies[i], x = head[a], y = head[b];
+      head[a] = r.amplitude * (x * std::cos(angle) - y * std::sin(angle));
+      head[b] = r.amplitude * (y * std::cos(angle) + x * std::sin(angle));
+    }
+    return head;
+  }
+
+  std::vector<Row> attention(const std::string& layer, const AttentionConfig& c, const std::vector<int64_t>& columns,
+                             const std::vector<Row>& x) const {
     const Heads& heads = c.heads;
     std::vector<Row> qkv, out;
-    for (const Row& row : x) qkv.push_back(linear(layer + "attention.qkv", row));
+    for (const Row& row : x) {
+      Row made = linear(layer + "attention.qkv", row);
+      for (int64_t h = 0; h < heads.count + heads.kv; ++h) {
+        const auto first = made.begin() + h * heads.size;
+        const std::string name = layer + (h < heads.count ? "attention.q_norm" : "attention.k_norm");
+        const Row turned = head_at(name, c, columns[qkv.size()], Row(first, first + heads.size));
+        std::copy(turned.begin(), turned.end(), first);
+      }
+      qkv.push_back(made);
+    }
     const int length = static_cast<int>(x.size());
     for (int query = 0; query < length; ++query) {
       Row context(heads.width(), 0.0);
@@ -258,9 +285,12 @@ Output run_core(const Encoder<Cpu, float>& encoder, const PaddedIds& b, const Of
               .types = b.types.data(),
               .to_padded = o.to_padded.data(),
               .seq = b.seq};
-  std::vector<int32_t> positions(o.info.tokens);
-  find_positions(context, encoder.config(), batch, o.info.tokens, {positions.data(), nullptr});
-  batch.positions = positions.data();
+  std::vector<int32_t> places(2 * o.info.tokens + 256);
+  Workspace memory(places.data(), places.size() * sizeof(int32_t));
+  const Positions positions = Positions::take(memory, encoder.config(), o.info.tokens, /*padded=*/true);
+  find_positions(context, encoder.config(), batch, o.info.tokens, positions);
+  batch.positions = positions.ids;
+  batch.columns = positions.columns;
   const auto run = [&](const OutputRows& rows) {
     batch.rows = rows;
     const auto plan = encoder.plan(context, batch);
@@ -303,7 +333,9 @@ void expect(bool condition, const std::string& words) { FTBERT_CHECK(condition, 
 void forward_matches(const EncoderConfig& config, AttentionPath path) {
   const Tensors tensors = random_weights(config);
   Context<Cpu> context{&cblas_products()};
-  const Encoder<Cpu, float> encoder(context, config, bind_tensors(config, tensors), path);
+  std::list<std::vector<float>> kept;
+  const Encoder<Cpu, float> encoder(context, config, bind_tensors(config, tensors), path,
+                                    [&](int64_t floats) { return kept.emplace_back(floats).data(); });
   const PaddedIds b = sample_batch();
   const Offsets o = offsets(b.mask, b.batch, b.seq);
   const Output got = run_core(encoder, b, o);
@@ -311,14 +343,17 @@ void forward_matches(const EncoderConfig& config, AttentionPath path) {
   const Reference reference(config, tensors);
   std::vector<Row> want, want_first, want_last, want_named, want_pooled;
   for (int64_t row = 0; row < b.batch; ++row) {
-    std::vector<int64_t> ids, types, columns;
+    std::vector<int64_t> ids, types, positions, columns;
+    int64_t counted = config.padding_id;  // of ids that are not padding, masked or not
     for (int64_t s = 0; s < b.seq; ++s) {
+      counted += b.ids[row * b.seq + s] != config.padding_id;
       if (!b.mask[row * b.seq + s]) continue;
+      positions.push_back(config.counts_tokens() ? counted : s);
       ids.push_back(b.ids[row * b.seq + s]);
       types.push_back(b.types[row * b.seq + s]);
       columns.push_back(s);
     }
-    const std::vector<Row> sequence = reference.forward(ids, types, columns);
+    const std::vector<Row> sequence = reference.forward(ids, types, positions, columns);
     want.insert(want.end(), sequence.begin(), sequence.end());
     want_first.push_back(sequence.empty() ? Row(config.hidden, 0.0) : sequence[0]);
     want_last.push_back(sequence.empty() ? Row(config.hidden, 0.0) : sequence.back());
@@ -367,6 +402,26 @@ void sandwiched_norms_match(NormPlace first, NormPlace second, AttentionPath pat
   config.layers[1].norm_place = second;
   config.layers[1].attention_result_norm.kind = NormKind::none;
   config.layers[1].ffn_norm.kind = first == second ? NormKind::none : NormKind::layer;
+  forward_matches(config, path);
+}
+
+// Heads of queries and keys that are normed, turned, or both, each layer in its own way: by columns, wherever the
+// model's positions come from.
+void turned_heads_match(PositionKind positions, AttentionPath path) {
+  EncoderConfig config = make_config(32, 2, "gelu", NormPlace::post, 4);
+  config.positions = positions;
+  config.padding_id = 1;
+  const NormConfig layer{.kind = NormKind::layer, .bias = false, .eps = 1e-6};
+  const NormConfig rms{.kind = NormKind::rms, .bias = false, .eps = 1e-6, .offset = 1};
+  std::vector<Rotary> rotary(2);
+  rotary[0] = {.dims = 8, .frequencies = {1, 0.4, 0.1, 0.01}};
+  rotary[1] = {.dims = 6, .frequencies = {0.7, 0.3, 0.2}, .amplitude = 1.3, .interleaved = true};
+  for (LayerConfig& l : config.layers) l.attention.heads = {.count = 6, .kv = 2, .size = 8, .scale = 0.2f};
+  config.layers[0].attention.rotary = config.layers[3].attention.rotary = rotary[0];
+  config.layers[1].attention.rotary = rotary[1];
+  config.layers[1].attention.qk_norm = rms;
+  config.layers[2].attention.qk_norm = layer;
+  config.layers[3].attention.qkv_bias = false;
   forward_matches(config, path);
 }
 
@@ -498,6 +553,8 @@ int main() {
     for (const NormPlace place : {NormPlace::post, NormPlace::pre})
       tests.emplace_back(std::string("other layers match, ") + name + (place == NormPlace::pre ? ", pre" : ", post"),
                          [=] { other_layers_match(place, path); });
+    for (const PositionKind positions : {PositionKind::none, PositionKind::absolute, PositionKind::from_padding})
+      tests.emplace_back(std::string("turned heads match, ") + name, [=] { turned_heads_match(positions, path); });
     for (const NormPlace first : {NormPlace::post, NormPlace::pre})
       for (const NormPlace second : {NormPlace::post, NormPlace::pre})
         tests.emplace_back(std::string("sandwiched norms match, ") + name,

@@ -15,6 +15,15 @@ inline void norm_row(const float* x, const Norm<float>& norm, int64_t cols, floa
     if (out != x) std::memcpy(out, x, cols * sizeof(float));
     return;
   }
+  if (norm.kind == NormKind::rms) {
+    float square = 0;
+#pragma omp simd reduction(+ : square)
+    for (int64_t c = 0; c < cols; ++c) square += x[c] * x[c];
+    const float scale = 1.0f / std::sqrt(square / static_cast<float>(cols) + norm.eps);
+#pragma omp simd
+    for (int64_t c = 0; c < cols; ++c) out[c] = x[c] * scale * (gamma[c] + norm.offset);
+    return;
+  }
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t c = 0; c < cols; ++c) sum += x[c];

@@ -1,0 +1,213 @@
+// Each head of queries and keys: its norm, then its rotation by the token's position, in place. A group of neighbouring
+// threads takes one head of one row; a thread holds both numbers of its pairs.
+#include <climits>
+#include <cmath>
+#include <cstdint>
+
+#include "core/check.h"
+#include "core/dispatch.h"
+#include "device/launch.cuh"
+#include "device/vector.cuh"
+#include "kernels/kernels.h"
+
+namespace ftbert {
+namespace {
+
+constexpr int kThreads = 128;
+
+// Numbers [low, low + W) and [high, high + W) of a head: W pairs, or numbers that pass.
+template <int W>
+struct Unit {
+  int low, high;
+  bool turned, whole;  // whole: not the single last number of an odd head, which W = 1 meets
+
+  // pairs: that are turned, a multiple of W.
+  __device__ Unit(int index, int pairs, bool interleaved, int size) {
+    turned = index * W < pairs;
+    const bool apart = turned && !interleaved;
+    low = apart ? index * W : 2 * index * W;
+    high = apart ? pairs + low : low + W;
+    whole = W > 1 || high < size;
+  }
+
+  template <class E>
+  __device__ void load(const E* head, float (&x)[2 * W]) const {
+    float part[W];
+    Packed<E, W>::load(head + low).to_floats(part);
+#pragma unroll
+    for (int w = 0; w < W; ++w) x[w] = part[w];
+    if (!whole) return;
+    Packed<E, W>::load(head + high).to_floats(part);
+#pragma unroll
+    for (int w = 0; w < W; ++w) x[W + w] = part[w];
+  }
+  template <class E>
+  __device__ void store(const float (&x)[2 * W], E* head) const {
+    float part[W];
+#pragma unroll
+    for (int w = 0; w < W; ++w) part[w] = x[w];
+    Packed<E, W>::from_floats(part).store(head + low);
+    if (!whole) return;
+#pragma unroll
+    for (int w = 0; w < W; ++w) part[w] = x[W + w];
+    Packed<E, W>::from_floats(part).store(head + high);
+  }
+  // f over the numbers that there are.
+  template <class F>
+  __device__ void each(F&& f) const {
+#pragma unroll
+    for (int w = 0; w < 2 * W; ++w)
+      if (w < W || whole) f(w);
+  }
+};
+
+// Cosines and sines of W pairs, (c, s) side by side.
+template <int W>
+__device__ void load_angles(const float* from, float (&to)[2 * W]) {
+  constexpr int kStep = W > 1 ? 4 : 2;
+#pragma unroll
+  for (int i = 0; i < 2 * W; i += kStep) {
+    float part[kStep];
+    Packed<float, kStep>::load(from + i).to_floats(part);
+#pragma unroll
+    for (int j = 0; j < kStep; ++j) to[i + j] = part[j];
+  }
+}
+
+template <int W>
+__device__ void turn(float (&x)[2 * W], const float (&angles)[2 * W], bool interleaved) {
+  float y[2 * W];
+#pragma unroll
+  for (int w = 0; w < 2 * W; ++w) y[w] = x[w];
+#pragma unroll
+  for (int i = 0; i < W; ++i) {
+    const float c = angles[2 * i], s = angles[2 * i + 1];
+    if (interleaved) {
+      x[2 * i] = y[2 * i] * c - y[2 * i + 1] * s;
+      x[2 * i + 1] = y[2 * i + 1] * c + y[2 * i] * s;
+    } else {
+      x[i] = y[i] * c - y[W + i] * s;
+      x[W + i] = y[W + i] * c + y[i] * s;
+    }
+  }
+}
+
+// (x - mean) * scale * (gamma + offset) + beta
+template <int W, class E>
+__device__ void normalise(const Unit<W>& unit, const Norm<E>& norm, float mean, float scale, float (&x)[2 * W]) {
+  float gamma[2 * W] = {}, beta[2 * W] = {};
+  unit.load(norm.gamma, gamma);
+  if (norm.beta != nullptr) unit.load(norm.beta, beta);
+  unit.each([&](int w) {
+    float y = (x[w] - mean) * scale;
+    if (norm.rounding == NormRounding::before_gamma) y = to_float(from_float<E>(y));
+    x[w] = y * (gamma[w] + norm.offset) + beta[w];
+  });
+}
+
+// G threads a head, each with one unit in registers; kLong: with several, which are read again for every pass.
+// heads: of queries and of keys, `queries` of them first.
+template <int W, int G, bool kLong, class E>
+__global__ void __launch_bounds__(kThreads)
+    rotary_kernel(E* qkv, int64_t stride, int64_t items, int heads, int queries, int size, Norm<E> q_norm,
+                  Norm<E> k_norm, Rotation rotation, const int32_t* positions) {
+  const int64_t item = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / G, row = item / heads;
+  const int lane = threadIdx.x % G, head = static_cast<int>(item % heads);
+  const int pairs = rotation.table != nullptr ? static_cast<int>(rotation.dims / 2) : 0;
+  const int units = (size + 2 * W - 1) / (2 * W), end = item < items ? units : 0;
+
+  // What stood there before the kernel ahead began.
+  const float* row_angles = rotation.table;
+  bool inside = true;
+  if (pairs > 0 && end > 0) {
+    const int position = positions[row];
+    inside = position >= 0 && position < rotation.positions;
+    row_angles += inside ? position * rotation.dims : 0;
+  }
+  const Unit<W> first(lane, pairs, rotation.interleaved, size);
+  float held[2 * W] = {}, angles[2 * W] = {};
+  if (!kLong && lane < end && first.turned) load_angles<W>(row_angles + 2 * lane * W, angles);
+  wait_for_inputs();
+
+  E* const at = qkv + row * stride + int64_t{head} * size;
+  if (!kLong && lane < end) first.load(at, held);
+  const auto each_unit = [&](auto&& f) {
+    if constexpr (kLong) {
+#pragma unroll 1
+      for (int i = lane; i < end; i += G) {
+        const Unit<W> unit(i, pairs, rotation.interleaved, size);
+        unit.load(at, held);
+        if (unit.turned) load_angles<W>(row_angles + 2 * i * W, angles);
+        f(unit);
+      }
+    } else if (lane < end) {
+      f(first);
+    }
+  };
+
+  const Norm<E> norm = head < queries ? q_norm : k_norm;
+  float mean = 0, scale = 1;
+  // All threads of a warp meet in reductions, those without a head too.
+  if (q_norm.kind == NormKind::layer || k_norm.kind == NormKind::layer) {
+    float total = 0;
+    each_unit([&](const Unit<W>& unit) { unit.each([&](int w) { total += held[w]; }); });
+    total = reduce<G>(total, Sum());
+    if (norm.kind == NormKind::layer) mean = total / size;
+  }
+  if (q_norm.kind != NormKind::none || k_norm.kind != NormKind::none) {
+    float squares = 0;
+    each_unit([&](const Unit<W>& unit) { unit.each([&](int w) { squares += (held[w] - mean) * (held[w] - mean); }); });
+    scale = rsqrtf(reduce<G>(squares, Sum()) / size + norm.eps);
+  }
+  each_unit([&](const Unit<W>& unit) {
+    if (norm.kind != NormKind::none) normalise(unit, norm, mean, scale, held);
+    if (unit.turned) turn<W>(held, angles, rotation.interleaved);
+    if (!inside) unit.each([&](int w) { held[w] = NAN; });
+    unit.store(held, at);
+  });
+}
+
+}  // namespace
+
+template <class Device, class T>
+void rotary(Context<Device>& context, const Heads& heads, const HeadRules<T>& rules, int64_t rows, const Operand& qkv) {
+  const auto& [q_norm, k_norm, rotation, positions] = rules;
+  if (rows == 0) return;
+  using E = native_t<T>;
+  T* const x = qkv.as<T>();
+  const int64_t stride = heads.qkv_width(), turned = heads.count + heads.kv, items = rows * turned;
+  FTBERT_CHECK(stride < (1 << 30), "rotary: a row has at most 2^30 elements, got ", stride);
+  FTBERT_CHECK(!rotation || positions, "rotary: there is a table, but no positions given");
+  const auto on_device = [](const Norm<T>& n) {
+    return Norm<E>{n.kind, native(n.gamma), native(n.beta), n.eps, n.offset, n.rounding};
+  };
+  const auto launch = [&]<int W, int G, bool kLong>() {
+    const int64_t blocks = (items + kThreads / G - 1) / (kThreads / G);
+    FTBERT_CHECK(blocks <= INT_MAX, "rotary: too many rows, ", rows);
+    launch_overlapped(context, "kernel rotary", rotary_kernel<W, G, kLong, E>, dim3(static_cast<unsigned>(blocks)),
+                      kThreads, 0, 1, native(x), stride, items, turned, heads.count, heads.size, on_device(q_norm),
+                      on_device(k_norm), rotation, positions);
+  };
+  const auto launch_width = [&]<int W>() {
+    const int64_t units = (heads.size + 2 * W - 1) / (2 * W);
+    if (units > 32) return launch.template operator()<W, 32, true>();
+    if constexpr (W > 1) {
+      if (units <= 2) return launch.template operator()<W, 2, false>();
+      if (units <= 4) return launch.template operator()<W, 4, false>();
+      if (units <= 8) return launch.template operator()<W, 8, false>();
+      if (units <= 16) return launch.template operator()<W, 16, false>();
+    }
+    launch.template operator()<W, 32, false>();
+  };
+  constexpr int kUnit = 2 * kWidth<T>;
+  const bool wide = vectorizable(kWidth<T>, stride, x, q_norm.gamma, q_norm.beta, k_norm.gamma, k_norm.beta) &&
+                    vectorizable(4, 0, rotation.table) && heads.size % kUnit == 0 &&
+                    (!rotation || rotation.dims % kUnit == 0);
+  with_width<kWidth<T>>(wide, launch_width);
+}
+
+#define FTBERT_INSTANTIATE(T) \
+  template void rotary<Cuda, T>(Context<Cuda>&, const Heads&, const HeadRules<T>&, int64_t, const Operand&);
+FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
+
+}  // namespace ftbert

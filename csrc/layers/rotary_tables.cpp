@@ -1,0 +1,38 @@
+#include "layers/rotary_tables.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "core/check.h"
+#include "core/dispatch.h"
+#include "kernels/kernels.h"
+
+namespace ftbert {
+
+template <class Device, class T>
+Weights<T> with_rotary_tables(const Context<Device>& context, const EncoderConfig& config, Weights<T> weights,
+                              const AllocateFloats& allocate) {
+  Context<Device> on = context;
+  std::vector<std::pair<const Rotary*, Rotation>> made;
+  for (int64_t i = 0; i < config.depth(); ++i) {
+    const std::optional<Rotary>& asked = config.layers[i].attention.rotary;
+    if (!asked) continue;
+    auto found = std::find_if(made.begin(), made.end(), [&](const auto& one) { return *one.first == *asked; });
+    if (found == made.end()) {
+      FTBERT_CHECK(allocate, "rotary positions need memory for their table");
+      float* const table = allocate(config.max_positions * asked->dims);
+      rotary_table<Device>(on, asked->frequencies.data(), asked->dims / 2, asked->amplitude, config.max_positions,
+                           table);
+      found = made.insert(made.end(), {&*asked, {table, config.max_positions, asked->dims, asked->interleaved}});
+    }
+    weights.layers[i].rotation = found->second;
+  }
+  return weights;
+}
+
+#define FTBERT_INSTANTIATE(D, T) \
+  template Weights<T> with_rotary_tables(const Context<D>&, const EncoderConfig&, Weights<T>, const AllocateFloats&);
+FTBERT_BACKENDS(FTBERT_INSTANTIATE)
+
+}  // namespace ftbert
