@@ -1,6 +1,5 @@
-// torch.ops.ftbert.*: every kernel by itself, for tests, benchmarks and heads; those of padding are in padding_ops.cpp, of
-// rotary positions in rotary_ops.cpp.
-// Fake implementations are in ftbert/_fake.py.
+// torch.ops.ftbert.*: every kernel by itself, for tests, benchmarks and heads; those of padding are in padding_ops.cpp,
+// those of rotary positions in rotary_ops.cpp. Fake implementations are in ftbert/_fake.py.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
