@@ -78,6 +78,10 @@ def _add_qkv_bias(
     return tuple(qkv.new_empty(shape) for _ in range(3))
 
 
+def _linear(a: Tensor, weight: Tensor, gated: bool) -> Tensor:
+    return a.new_empty((a.shape[0], weight.shape[0] // (2 if gated else 1)))
+
+
 # What each op makes of its arguments, which come in the order of its schema (csrc/binding/).
 _FAKES: dict[str, Callable[..., Any]] = {
     "forward_batch": _forward_batch,
@@ -97,6 +101,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "add_bias_input_layernorm": lambda x, *_: (torch.empty_like(x), torch.empty_like(x)),
     "add_bias_act": lambda x, *_: torch.empty_like(x),
     "add_bias_act_": lambda *_: None,
+    "add_bias_gate": lambda x, *_: x.new_empty((x.shape[0], x.shape[1] // 2)),
     "attention": _attention,
     "attention_apart": lambda q, *_: q.new_empty(q.shape),
     "add_qkv_bias": _add_qkv_bias,
@@ -109,8 +114,8 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "pooling": lambda hidden, cu, *_: hidden.new_empty(
         (hidden.shape[0] if cu is None else cu.shape[0] - 1, hidden.shape[1]), dtype=torch.float32
     ),
-    "linear": lambda a, weight, *_: a.new_empty((a.shape[0], weight.shape[0])),
-    "linear_own": lambda a, weight, *_: a.new_empty((a.shape[0], weight.shape[0])),
+    "linear": lambda a, weight, bias, activation, gated=False: _linear(a, weight, gated),
+    "linear_own": lambda a, weight, bias, activation, kernel, variant, gated=False: _linear(a, weight, gated),
     "linear_layernorm": lambda a, weight, bias, residual, *_: torch.empty_like(residual),
 }
 

@@ -52,6 +52,7 @@ def valid(name: str, device: str) -> list[Any]:
     arguments: dict[str, list[Any]] = {
         "add_bias_act": [x, vector, "gelu"],
         "add_bias_act_": [x, vector, "gelu"],
+        "add_bias_gate": [x, vector, "silu"],
         "add_bias_input_layernorm": [x, vector, floats(6, 64), vector, vector, 1e-5],
         "add_qkv_bias": [floats(6, 192), floats(192), cu, 5, 2],
         "attention": [floats(6, 192), cu, 4, 2, bias, columns, False],
@@ -60,8 +61,8 @@ def valid(name: str, device: str) -> list[Any]:
         "build_info": [],
         "embeddings_layernorm": [ids.flatten(), ids.flatten() % 2, index[:6], columns, floats(10, 64), floats(10, 64), floats(2, 64), vector, vector, 1e-5],
         "gather_rows": [x, cu, "any", index[:4]],
-        "linear": [x, floats(7, 64), floats(7), "gelu"],
-        "linear_own": [x, floats(64, 64), vector, "gelu", "wgmma_tile", "64x64 pair"],
+        "linear": [x, floats(14, 64), floats(14), "gelu", True],
+        "linear_own": [x, floats(64, 64), vector, "gelu", "wgmma_tile", "64x64 pair", False],
         "linear_layernorm": [x, floats(64, 64), vector, x.clone(), vector, vector, 1e-5, "64x128"],
         "pack_weight": [floats(7, 64)],
         "padding": [torch.ones_like(ids)],

@@ -35,6 +35,11 @@ def activation(x: Tensor, name: str) -> Tensor:
     return {"relu": torch.relu, "tanh": torch.tanh, "none": lambda y: y}[name](x)
 
 
+def gate(x: Tensor, name: str) -> Tensor:
+    """[rows, 2 * cols], columns of gate and up in turns -> [rows, cols]"""
+    return activation(x[:, ::2], name) * x[:, 1::2]
+
+
 def attention(
     qkv: Tensor,
     lengths: list[int],

@@ -64,7 +64,9 @@ def layer_kinds(draw: st.DrawFn) -> dict[str, Any]:
         rotary=draw(st.none() | rotary(head_size)) if head_size > 1 else None,
     )  # fmt: skip
     activation = draw(st.sampled_from(["gelu", "gelu_new", "relu", "silu"]))
-    ffn = FeedForwardConfig(draw(st.integers(1, 20)), activation, up_bias=draw(st.booleans()), down_bias=draw(st.booleans()))
+    ffn = FeedForwardConfig(
+        draw(st.integers(1, 20)), activation, draw(st.booleans()), up_bias=draw(st.booleans()), down_bias=draw(st.booleans())
+    )
     places = ("attention_norm", "ffn_norm", "attention_result_norm", "ffn_result_norm")
     kind: dict[str, Any] = {"attention": attention, "ffn": ffn, "norm_place": draw(st.sampled_from(["post", "pre"]))}
     return kind | {place: draw(norms) for place in places}
@@ -95,7 +97,7 @@ def test_what_python_writes_the_core_reads(config: EncoderConfig) -> None:
         prefix, hidden = f"layers.{layer.weights_of}.", config.hidden
         want = {
             "attention.qkv": [sum(config.stacked_rows(f"{prefix}attention.qkv.weight")), hidden],
-            "attention.out": [hidden, layer.attention.width], "ffn.up": [layer.ffn.inter, hidden],
+            "attention.out": [hidden, layer.attention.width], "ffn.up": [layer.ffn.inter * (1 + layer.ffn.gated), hidden],
             "ffn.down": [hidden, layer.ffn.inter],
         }  # fmt: skip
         for name, shape in want.items():
@@ -182,7 +184,6 @@ def merged(path: str, value: Any) -> dict[str, Any]:
         ("layer.ffn_norm", {"eps": 1e-5, "kind": "rms"}, "norms of kind rms"),
         ("embedding_norm", {"eps": 1e-5, "offset": 1}, "an offset of a norm's weights"),
         ("final_norm", {"eps": 1e-5, "rounding": "before_gamma"}, "norms that round before_gamma"),
-        ("layers.1.ffn", {"gated": True}, "gated feed-forward layers"),
         ("embedding_scale", 2, "an embedding_scale"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

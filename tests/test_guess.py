@@ -49,6 +49,8 @@ def _said(words: Sequence[int]) -> list[int]:
         (Product("fp16", 4096, 1024, True, "gelu"), 1024, "wgmma_persistent"),
         (Product("fp16", 768, 768), 1100, WGMMA_TILE),
         (Product("fp16", 768, 768, True, layernorm=True), 4096, WITH_LAYERNORM),
+        (Product("fp16", 2304, 768, False, "silu", gated=True), 16384, "wgmma_persistent"),
+        (Product("fp16", 2304, 768, False, "silu", gated=True), 64, WGMMA_TILE),
         (Product("fp16", 2304, 768, True, "relu"), 4096, ""),  # the persistent one has none: cuBLASLt's
         (Product("fp16", 2300, 768, True), 4096, ""),
         (Product("fp32", 2304, 768, True), 4096, ""),
@@ -73,10 +75,10 @@ def test_a_row_that_found_nothing_better_is_followed() -> None:
 
 
 @pytest.mark.parametrize("m", [1025, 1090, 1700, 2048, 2177, 3000, 4500, 9000])
-@pytest.mark.parametrize("norm", [False, True])
-def test_what_is_guessed_is_right(m: int, norm: bool) -> None:
+@pytest.mark.parametrize("behind", ["gelu", "norm", "gate"])
+def test_what_is_guessed_is_right(m: int, behind: str) -> None:
     """On every GPU; at m whose last wave is computed in halves, and whose last tile is."""
     for dtype in ("fp16", "bf16"):
         for n, k in ((768, 768), (1536, 192), (1024, 2048)):
-            bench = Bench(Product(dtype, n, k, True, "none" if norm else "gelu", norm), m)
+            bench = Bench(Product(dtype, n, k, True, "none" if behind == "norm" else "gelu", behind == "norm", behind == "gate"), m)
             assert bench.error(bench.chosen()) <= 2 * bench.error(bench.first_proposal()) + 2**-8

@@ -69,6 +69,15 @@ def test_add_bias_act(place: Place, rows: int, cols: int, activation: str) -> No
         assert_close(ops.add_bias_act(x, b, activation), expected, atol=max(2e-6, place.eps / 4), rtol=place.eps)
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("rows,cols", [(0, 64), (1, 1), (3, 77), (65, 1152), (2, 3072), (700, 24)])
+def test_add_bias_gate(place: Place, rows: int, cols: int, activation: str) -> None:
+    x, bias = random(rows, 2 * cols, place=place, scale=2.0), random(2 * cols, place=place, seed=1)
+    for b in (bias, None):
+        expected = reference.gate(x.double() + (0 if b is None else b.double()), activation)
+        assert_close(ops.add_bias_gate(x, b, activation), expected, atol=max(2e-5, place.eps / 4), rtol=place.eps)
+
+
 def test_activations_over_their_whole_range(place: Place) -> None:
     x = (
         torch.cat([torch.linspace(-30, 30, 6001), torch.linspace(-0.3, 0.3, 2001)])[None]
@@ -422,6 +431,21 @@ def test_linear(place: Place, m: int, n: int, k: int, activation: str) -> None:
         assert_close(ops.linear(a, weight, b, activation), expected, atol=max(1e-5, 4 * place.eps), rtol=2 * place.eps)
 
 
+@pytest.mark.parametrize(
+    "m,n,k", [(1, 64, 64), (7, 34, 20), (128, 768, 768), (65, 2, 130), (300, 1152, 384), (700, 400, 1100), (5000, 2304, 200)]
+)  # fmt: skip
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gated_linear(place: Place, m: int, n: int, k: int, activation: str) -> None:
+    """By whatever the plans choose: on Hopper kernels of ours that contain the gate, elsewhere add_bias_gate."""
+    a, weight = random(m, k, place=place), random(n, k, place=place, scale=1 / math.sqrt(k), seed=1)
+    bias = random(n, place=place, seed=2)
+    for b in (bias, None):
+        expected = reference.gate(a.double() @ weight.double().T + (0 if b is None else b.double()), activation)
+        got = ops.linear(a, weight, b, activation, True)
+        assert_close(got, expected, atol=max(2e-5, 8 * place.eps), rtol=4 * place.eps)
+        assert torch.equal(got, ops.linear(a, weight, b, activation, True))
+
+
 def sixteen_bit(place: Place) -> None:
     if place.device == "cpu" or place.dtype == torch.float32:
         pytest.skip("for 16-bit elements on a GPU")
@@ -433,22 +457,25 @@ def sixteen_bit(place: Place) -> None:
      (4100, 3072, 768), (2200, 3072, 768), (2300, 1032, 200), (70, 136, 64)],
 )  # fmt: skip
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_linear_own(place: Place, m: int, n: int, k: int, activation: str) -> None:
+@pytest.mark.parametrize("gated", [False, True])
+def test_linear_own(place: Place, m: int, n: int, k: int, activation: str, gated: bool) -> None:
     sixteen_bit(place)
     a, weight = random(m, k, place=place), random(n, k, place=place, scale=1 / math.sqrt(k), seed=1)
     bias = random(n, place=place, seed=2)
     product = a.double() @ weight.double().T
-    own = [(kernel, variant) for kernel in VARIANTS if kernel != WITH_LAYERNORM for variant in VARIANTS[kernel]]
+    own = [(kernel, variant) for kernel in VARIANTS for variant in VARIANTS[kernel]]
+    atol = (8 if gated else 3) * place.eps  # a gate multiplies what was rounded
     for (kernel, variant), b in itertools.product(own, (bias, None)):
-        call = (a, weight, b, activation, kernel, variant)
-        asked = Product(WORDS[place.dtype], n, k, b is not None, activation)
+        call = (a, weight, b, activation, kernel, variant, gated)
+        asked = Product(WORDS[place.dtype], n, k, b is not None, activation, gated=gated)
         if not supports(kernel, variant, asked, m):
             with pytest.raises(RuntimeError, match="cannot do"):
                 ops.linear_own(*call)
             continue
-        expected = reference.activation(product + (0 if b is None else b.double()), activation)
+        sums = product + (0 if b is None else b.double())
+        expected = reference.gate(sums, activation) if gated else reference.activation(sums, activation)
         got = ops.linear_own(*call)
-        assert_close(got, expected, atol=3 * place.eps, rtol=3 * place.eps, what=f"{kernel} {variant}")
+        assert_close(got, expected, atol=atol, rtol=3 * place.eps, what=f"{kernel} {variant}")
         assert torch.equal(got, ops.linear_own(*call)), (kernel, variant)
 
 
@@ -460,6 +487,8 @@ def test_what_own_kernels_support(place: Place) -> None:
     for m, kernel in ((64, "wgmma_tile"), (8192, "wgmma_persistent"), (8192, WITH_LAYERNORM)):
         asked = Product(word, 768, 768, True, layernorm=kernel == WITH_LAYERNORM)
         assert any(supports(kernel, variant, asked, m) for variant in VARIANTS[kernel]) == hopper
+        gated = Product(word, 768, 768, True, "silu", gated=True)
+        assert any(supports(kernel, variant, gated, m) for variant in VARIANTS[kernel]) == (hopper and kernel != WITH_LAYERNORM)
     for dtype, (kernel, variant) in itertools.product(("fp32", "e4m3", f"e4m3 e4m3 {word}", f"{word} e4m3 {word}"), all_of_them):
         assert not supports(kernel, variant, Product(dtype, 768, 768, layernorm=kernel == WITH_LAYERNORM), 64)
 

@@ -42,6 +42,7 @@ WRONG: list[tuple[str, int, Any, str]] = [
     ("add_bias_act", 0, torch.zeros(6, 64, dtype=torch.float64), "expected float32, float16 or bfloat16"),
     ("add_bias_act", 1, torch.zeros(7), r"bias: expected contiguous .* \[64\]"),
     ("add_bias_act", 2, "mish", "unknown activation 'mish'; supported: gelu"),
+    ("add_bias_gate", 0, torch.zeros(6, 63), r"x: expected columns of gate and up in turns, got Float \[6, 63\]"),
     ("add_qkv_bias", 4, 0, r"qkv: expected \[tokens, \(heads \+ 2\*kv_heads\) \* head_size\] .*, got .* for 0 heads"),
     ("add_qkv_bias", 4, 2**62, "for 4611686018427387904 heads"),
     ("add_qkv_bias", 3, 3, "no step above 3, got 0 then 4"),

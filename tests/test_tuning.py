@@ -68,6 +68,8 @@ def test_products_are_those_that_a_model_runs() -> None:
     # The general attention path adds the bias itself.
     small = replace(layer, attention=AttentionConfig(48, 16))
     assert tuning.products(replace(config, layers=(small,)), "fp16")[0] == Product("fp16", 2304, 768)
+    gated = replace(layer, ffn=replace(layer.ffn, gated=True))
+    assert tuning.products(replace(config, layers=(gated,)), "fp16")[2:] == [replace(up, n=6144, gated=True), down]
     mixed = tuning.products(replace(config, layers=(layer, replace(layer, attention=narrow))), "fp16")
     assert {QKV, Product("fp16", 768, 768), Product("fp16", 768, 512, True, layernorm=True)} < {*mixed}
 
@@ -219,11 +221,11 @@ def test_without_a_gpu_the_command_says_what_is_missing(capsys: pytest.CaptureFi
 
 
 @on_gpu
-@pytest.mark.parametrize("behind", ["none", "gelu", "gelu_tanh", "silu", "layernorm"])
+@pytest.mark.parametrize("behind", ["none", "gelu", "gelu_tanh", "silu", "layernorm", "gate"])
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 def test_every_candidate_tried_is_right(dtype: str, behind: str) -> None:
-    norm = behind == "layernorm"
-    bench = Bench(Product(dtype, 384, 256, True, "none" if norm else behind, norm), 200)
+    norm, gated = behind == "layernorm", behind == "gate"
+    bench = Bench(Product(dtype, 384, 256, True, "silu" if gated else "none" if norm else behind, norm, gated), 200)
     default = bench.heuristics(1)[0]
     limit = 2 * bench.error(default) + 4 * torch.finfo(DTYPES[dtype]).eps
     own = bench.own()

@@ -1,13 +1,12 @@
 // torch.ops.ftbert.*: every kernel by itself, for tests, benchmarks and heads; those of padding are in padding_ops.cpp,
-// those of rotary positions in rotary_ops.cpp. Fake implementations are in ftbert/_fake.py.
+// those of rotary positions in rotary_ops.cpp, products in product_ops.cpp. Fake implementations are in
+// ftbert/_fake.py.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
 #include "binding/define_op.h"
 #include "binding/op_checks.h"
 #include "core/types.h"
-#include "gemm/own/own.h"
-#include "gemm/own/wgmma_layernorm.h"
 #include "kernels/kernels.h"
 
 namespace ftbert::binding {
@@ -92,6 +91,22 @@ Tensor bias_act(const Tensor& x, const OptionalTensor& bias, const std::string& 
   rank("x", x, 2);
   const Tensor out = x.clone();
   bias_act_in_place(out, bias, activation);
+  return out;
+}
+
+// x [rows, 2 * cols], bias [2 * cols] -> [rows, cols]
+Tensor bias_gate(const Tensor& x, const OptionalTensor& bias, const std::string& activation) {
+  elements("x", x, 2);
+  FTBERT_CHECK(x.size(1) % 2 == 0, "x: expected columns of gate and up in turns, got ", describe(x));
+  same("bias", bias, x, {x.size(1)});
+  const Activation act = parse_activation(activation);
+  const int64_t rows = x.size(0), cols = x.size(1) / 2;
+  Tensor out = at::empty({rows, cols}, x.options());
+  if (x.numel() == 0) return out;
+  run(x, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
+    add_bias_gate<Device, T>(call.context, Operand::of(data<T>(x)), data<T>(bias), act, rows, cols,
+                             Operand::of(data<T>(out)));
+  });
   return out;
 }
 
@@ -252,78 +267,6 @@ Tensor pooling_op(const Tensor& hidden, const OptionalTensor& cu, const std::str
   return out;
 }
 
-// a [m, k], weight [n, k], none of them empty; bias [n]
-void operands(const Tensor& a, const Tensor& weight, const OptionalTensor& bias) {
-  elements("a", a, 2);
-  rank("weight", weight, 2);
-  count("n, the rows of weight", weight.size(0), 1);
-  count("k, the columns of a", a.size(1), 1);
-  same("weight", weight, a, {weight.size(0), a.size(1)});
-  same("bias", bias, a, {weight.size(0)});
-}
-
-Tensor linear_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bias, const std::string& activation) {
-  operands(a, weight, bias);
-  const int64_t m = a.size(0), n = weight.size(0), k = weight.size(1);
-  const Activation act = parse_activation(activation);
-  Tensor out = at::empty({m, n}, a.options());
-  run(a, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    Context<Device>& context = call.for_products();
-    if constexpr (std::is_same_v<Device, Cuda>) context.overlap = false;  // the weights may have been written just now
-    const Tensor packed = a.is_cpu() ? pack_weight(weight) : Tensor();
-    const Linear<T> w{
-        {.data = data<T>(weight), .dtype = kDType<T>, .packed = packed.defined() ? &packed : nullptr, .n = n, .k = k},
-        data<T>(bias)};
-    const Operand made =
-        linear(context, w, Operand::of(data<T>(a)), m, {bias.has_value(), act}, Operand::of(data<T>(out)));
-    if (made.data != data<T>(out)) copy_on_device(context, made.as<T>(), data<T>(out), out.nbytes());
-  });
-  return out;
-}
-
-// c = a variant of a kernel of ours on operands of one type; overlap as above. `data`: what the epilogue reads.
-void run_own_on(const std::string& kernel, const std::string& variant, const Tensor& a, const Tensor& weight,
-                const OptionalTensor& bias, Epilogue epilogue, const Tensor& c, ProductData data = {}) {
-  const OwnChoice own = find_own(kernel, variant);
-  FTBERT_CHECK(own, "there is no product ", kernel, " ", variant);
-  const c10::DeviceGuard guard(a.device());
-  CallContext<Cuda> call(a.device());
-  call.context.overlap = false;
-  const DType type = dtype_of(a.scalar_type());
-  epilogue.bias = bias.has_value();
-  data.a = a.const_data_ptr();
-  data.b = weight.const_data_ptr();
-  data.bias = bias ? bias->const_data_ptr() : nullptr;
-  data.c = c.mutable_data_ptr();
-  run_own(call.context, own, {a.size(0), weight.size(0), a.size(1), type, type, type, epilogue}, data);
-}
-
-// -> [m, n]; throws where the variant cannot do it
-Tensor linear_own(const Tensor& a, const Tensor& weight, const OptionalTensor& bias, const std::string& activation,
-                  const std::string& kernel, const std::string& variant) {
-  operands(a, weight, bias);
-  Tensor out = at::empty({a.size(0), weight.size(0)}, a.options());
-  run_own_on(kernel, variant, a, weight, bias, {.activation = parse_activation(activation)}, out);
-  return out;
-}
-
-// -> [m, n]; throws where the variant cannot do it
-Tensor linear_layernorm_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bias, const Tensor& input,
-                           const Tensor& gamma, const Tensor& beta, double eps, const std::string& variant) {
-  operands(a, weight, bias);
-  const int64_t m = a.size(0), n = weight.size(0), moments = exchanged_moment_count(m);
-  same("input", input, a, {m, n});
-  same("gamma", gamma, a, {n});
-  same("beta", beta, a, {n});
-  Tensor out = input.clone(), said = at::empty({moments}, a.options().dtype(at::kLong));
-  run_own_on("wgmma_layernorm", variant, a, weight, bias, {.residual_norm = true}, out,
-             {.gamma = gamma.const_data_ptr(),
-              .beta = beta.const_data_ptr(),
-              .eps = static_cast<float>(eps),
-              .moments = {static_cast<uint64_t*>(said.mutable_data_ptr()), moments}});
-  return out;
-}
-
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(ftbert, m) {
@@ -338,6 +281,7 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
       &layernorm);
   define_op(m, "add_bias_act(Tensor x, Tensor? bias, str activation) -> Tensor", &bias_act);
   define_op(m, "add_bias_act_(Tensor(a!) x, Tensor? bias, str activation) -> ()", &bias_act_in_place);
+  define_op(m, "add_bias_gate(Tensor x, Tensor? bias, str activation) -> Tensor", &bias_gate);
   define_op(m,
             "attention(Tensor qkv, Tensor cu_seqlens, SymInt max_seqlen, int heads, Tensor? relative_bias=None, "
             "Tensor? columns=None, bool bf16=False, int kv_heads=0, float? scale=None, int left=-1, int right=-1) -> "
@@ -358,14 +302,6 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
             &softmax_op);
   define_op(m, "transpose(Tensor x, Tensor cu_seqlens, SymInt tokens) -> Tensor", &transpose_op);
   define_op(m, "pooling(Tensor hidden, Tensor? cu_seqlens, str mode, bool normalize) -> Tensor", &pooling_op);
-  define_op(m, "linear(Tensor a, Tensor weight, Tensor? bias, str activation) -> Tensor", &linear_op);
-  define_cuda_op(m,
-                 "linear_own(Tensor a, Tensor weight, Tensor? bias, str activation, str kernel, str variant) -> Tensor",
-                 &linear_own);
-  define_cuda_op(m,
-                 "linear_layernorm(Tensor a, Tensor weight, Tensor? bias, Tensor input, Tensor gamma, Tensor beta, "
-                 "float eps, str variant) -> Tensor",
-                 &linear_layernorm_op);
 }
 
 }  // namespace ftbert::binding

@@ -151,7 +151,9 @@ Operand TorchProducts::linear_bf16(const Linear<float>& linear, const Operand& a
   const at::Tensor& weight = *static_cast<const at::Tensor*>(linear.weight.packed);
   std::optional<at::Tensor> bias;
   if (epilogue.bias && linear.bias) bias = view(linear.bias, {n});
-  const std::optional<OneDnnActivation> act = onednn_activation(epilogue.activation);
+  const bool gated = epilogue.gate == Gate::pairs;
+  const int64_t cols = epilogue.columns(n);
+  const std::optional<OneDnnActivation> act = onednn_activation(gated ? Activation::none : epilogue.activation);
   Kept* const source = a.opaque ? static_cast<Kept*>(a.data) : nullptr;
   const int64_t threads = this->threads(), chunks = m / threads < kFewestRows ? 1 : threads;
   const int64_t chunk_rows = source ? source->chunk_rows : ((m + chunks - 1) / chunks + 15) / 16 * 16;
@@ -170,7 +172,15 @@ Operand TorchProducts::linear_bf16(const Linear<float>& linear, const Operand& a
       at::Tensor made =
           linear_pointwise()->call(read, weight, bias, act ? act->name : "none", Scalars(), act ? act->algorithm : "");
       // The sums were float; bias and activation were added to them before they were rounded.
-      if (stays)
+      if (gated) {
+        if (stays) kept.tensors[i] = at::empty({rows, cols}, made.options());
+        Operand to = out;
+        to.data = stays ? kept.tensors[i].mutable_data_ptr()
+                        : static_cast<char*>(out.data) + first * cols * bytes_of(out.dtype);
+        Context<Cpu> context{this};
+        add_bias_gate<Cpu, float>(context, Operand::of(static_cast<const bfloat16_t*>(made.const_data_ptr())), nullptr,
+                                  epilogue.activation, rows, cols, to);
+      } else if (stays)
         kept.tensors[i] = std::move(made);
       else if (in_bf16)
         std::memcpy(static_cast<bfloat16_t*>(out.data) + first * n, made.const_data_ptr(), made.nbytes());
@@ -180,7 +190,7 @@ Operand TorchProducts::linear_bf16(const Linear<float>& linear, const Operand& a
   };
   count == 1 ? multiply(0, 1) : at::parallel_for(0, count, 1, multiply);
   if (stays) return {.data = &kept, .dtype = out.dtype, .opaque = true};
-  if (in_bf16) return out;
+  if (in_bf16 || gated) return out;
   auto* const sums = static_cast<float*>(out.data);
   if (!act) {
     Context<Cpu> context{this};
@@ -195,6 +205,7 @@ Operand TorchProducts::linear(const Linear<float>& linear, const Operand& a, int
   const Matrix& w = linear.weight;
   const at::Tensor& weight = *static_cast<const at::Tensor*>(w.packed);
   if (!weight.is_mkldnn()) {
+    const bool gated = epilogue.gate == Gate::pairs;
     auto* const c = static_cast<float*>(out.data);
     isa_kernels().panel_product({.m = m,
                                  .n = w.n,
@@ -203,18 +214,25 @@ Operand TorchProducts::linear(const Linear<float>& linear, const Operand& a, int
                                  .panels = weight.const_data_ptr<float>(),
                                  .bias = epilogue.bias ? linear.bias : nullptr,
                                  .activation = epilogue.activation,
-                                 .out = c});
+                                 .out = gated ? c + m * epilogue.columns(w.n) : c,
+                                 .gated = gated ? c : nullptr});
     return Operand::of(c);
   }
   if (w.dtype == DType::bf16) return linear_bf16(linear, a, m, epilogue, out, in_one_piece);
   std::optional<at::Tensor> bias;
   if (epilogue.bias && linear.bias) bias = view(linear.bias, {w.n});
-  const std::optional<OneDnnActivation> act = onednn_activation(epilogue.activation);
+  const bool gated = epilogue.gate == Gate::pairs;
+  const std::optional<OneDnnActivation> act = onednn_activation(gated ? Activation::none : epilogue.activation);
   Kept& kept = kept_at(out.data);
   kept.tensors.clear();  // so that the allocator can hand out the same memory again
   at::Tensor& made = kept.tensors.emplace_back(linear_pointwise()->call(
       view(a.as<float>(), {m, w.k}), weight, bias, act ? act->name : "none", Scalars(), act ? act->algorithm : ""));
   float* const result = made.mutable_data_ptr<float>();
+  if (gated) {
+    add_bias_gate<Cpu, float>(context, Operand::of(result), nullptr, epilogue.activation, m, w.n / 2, out);
+    kept.tensors.clear();
+    return out;
+  }
   if (!act) add_bias_act<Cpu, float>(context, result, nullptr, epilogue.activation, m, w.n);
   return Operand::of(result);
 }

@@ -29,9 +29,10 @@ DType stored_type(const std::string& name) {
 
 // types: of a, b and c
 Product linear_product(int64_t m, int64_t n, int64_t k, const std::array<std::string, 3>& types, bool bias,
-                       const std::string& activation, bool layernorm) {
+                       const std::string& activation, bool layernorm, bool gated) {
   const auto [a, b, c] = types;
-  return {m, n, k, stored_type(a), stored_type(b), stored_type(c), {bias, parse_activation(activation), layernorm}};
+  const Epilogue epilogue{bias, parse_activation(activation), layernorm, gated ? Gate::pairs : Gate::none};
+  return {m, n, k, stored_type(a), stored_type(b), stored_type(c), epilogue};
 }
 
 OwnChoice own_choice(const std::string& kernel, const std::string& variant) {
@@ -55,7 +56,8 @@ PYBIND11_MODULE(_tuning, m) {
   py::register_exception<Error>(m, "Error", PyExc_RuntimeError);
 
   py::class_<Product>(m, "Product")
-      .def(py::init(&linear_product), "m"_a, "n"_a, "k"_a, "types"_a, "bias"_a, "activation"_a, "layernorm"_a);
+      .def(py::init(&linear_product), "m"_a, "n"_a, "k"_a, "types"_a, "bias"_a, "activation"_a, "layernorm"_a,
+           "gated"_a);
 
   // Of ours kernel, variant ("" of cuBLASLt's), tile_rows, tile_columns, split_k; of cuBLASLt's data, id.
   py::class_<Algorithm>(m, "Algorithm")

@@ -1,4 +1,4 @@
-// Activations in float, as add_bias_act and our products apply them.
+// Activations in float, as add_bias_act, add_bias_gate and our products apply them.
 #pragma once
 #include "core/types.h"
 #include "device/vector.cuh"
@@ -52,6 +52,15 @@ __device__ Packed<E, 8> activate_pack(const Packed<E, 8>& pack) {
 #pragma unroll
   for (int w = 0; w < 8; ++w) v[w] = activate<kActivation, E>(v[w]);
   return Packed<E, 8>::from_floats(v);
+}
+
+// activation(x[2i]) * x[2i + 1]
+template <Activation kActivation, class E, int kCount>
+__device__ Packed<E, kCount> gate_pairs(const float (&x)[2 * kCount]) {
+  float v[kCount];
+#pragma unroll
+  for (int w = 0; w < kCount; ++w) v[w] = activate<kActivation, E>(x[2 * w]) * x[2 * w + 1];
+  return Packed<E, kCount>::from_floats(v);
 }
 
 }  // namespace ftbert

@@ -105,6 +105,12 @@ inline float sum(Vector v) {
 }
 #endif
 
+// Rounded to nearest, ties to even.
+inline uint16_t bf16_bits(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x), rounded = bits + 0x7fff + (bits >> 16 & 1);
+  return static_cast<uint16_t>((x == x ? rounded : bits | 0x400000) >> 16);
+}
+
 // Rational minimax approximation on [-4, 4], where erf saturates in float (the one Eigen uses). Within 3e-7.
 inline float erf(float x) {
   const float c = std::min(std::max(x, -4.0f), 4.0f), s = c * c;

@@ -133,6 +133,18 @@ struct Packed {
   }
 };
 
+// Of packs that lie one behind the other.
+template <class E, int W, int kPacks>
+__device__ void to_floats(const Packed<E, W> (&packs)[kPacks], float (&out)[W * kPacks]) {
+#pragma unroll
+  for (int i = 0; i < kPacks; ++i) {
+    float part[W];
+    packs[i].to_floats(part);
+#pragma unroll
+    for (int w = 0; w < W; ++w) out[i * W + w] = part[w];
+  }
+}
+
 struct Sum {
   template <class V>
   __device__ V operator()(V a, V b) const {

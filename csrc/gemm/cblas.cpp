@@ -49,12 +49,16 @@ class CblasProducts : public CpuProducts {
                  bool) override {
     const Matrix& w = linear.weight;
     FTBERT_CHECK(w.data != nullptr && w.dtype == DType::fp32, "this build needs fp32 weights in their plain layout");
+    const bool gated = epilogue.gate == Gate::pairs;
+    const float* const bias = epilogue.bias ? linear.bias : nullptr;
     auto* const c = static_cast<float*>(out.data);
-    sgemm(m, w.n, w.k, true, a.as<float>(), static_cast<const float*>(w.data), c);
-    if (epilogue.bias || epilogue.activation != Activation::none) {
-      Context<Cpu> context{this};
-      add_bias_act<Cpu, float>(context, c, epilogue.bias ? linear.bias : nullptr, epilogue.activation, m, w.n);
-    }
+    float* const sums = gated ? c + m * epilogue.columns(w.n) : c;
+    sgemm(m, w.n, w.k, true, a.as<float>(), static_cast<const float*>(w.data), sums);
+    Context<Cpu> context{this};
+    if (gated)
+      add_bias_gate<Cpu, float>(context, Operand::of(sums), bias, epilogue.activation, m, w.n / 2, Operand::of(c));
+    else if (bias || epilogue.activation != Activation::none)
+      add_bias_act<Cpu, float>(context, c, bias, epilogue.activation, m, w.n);
     return Operand::of(c);
   }
   void gemm(const Product& p, const float* a, const float* b, float* c) override {

@@ -14,7 +14,9 @@ namespace ftbert {
 // out = epilogue(a @ weight^T), a [m, k]. `out` says where [m, n] numbers of T have room, and in which type the next
 // step wishes to read the result. What comes back says where it is and in which type: the one wished for, or T where no
 // product stores that; at out.data, or in memory of a library, valid until the next product into the same out.data or
-// the end of the call. An activation that the library cannot apply exactly runs as add_bias_act after the product.
+// the end of the call. An activation that the library cannot apply exactly runs as add_bias_act after the product. With
+// a gate the result is [m, n / 2], and `out` has room behind it for the [m, n] numbers of T that add_bias_gate reads
+// where the product does not apply it.
 template <class Device, class T>
 Operand linear(Context<Device>& context, const Linear<T>& linear, const Operand& a, int64_t m, Epilogue epilogue,
                const Operand& out);

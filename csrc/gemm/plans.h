@@ -34,7 +34,8 @@ struct PlanKeyHash {
   size_t operator()(const PlanKey& key) const;
 };
 
-// The part of a product's epilogue that cuBLASLt computes exactly as we would, and what add_bias_act does afterwards.
+// The part of a product's epilogue that cuBLASLt computes exactly as we would, and what add_bias_act or add_bias_gate
+// does afterwards.
 struct CublasEpilogue {
   cublasLtEpilogue_t inside = CUBLASLT_EPILOGUE_DEFAULT;
   bool bias = false;  // is in `inside`
@@ -70,7 +71,7 @@ struct ProductPlans {
   std::vector<cublasLtMatmulHeuristicResult_t> propose(const PlanKey& key, Plan plan, int most) const;
   // Whether cuBLASLt can run this algorithm for the plan within the key's workspace.
   bool accepts(const PlanKey& key, Plan plan, const cublasLtMatmulAlgo_t& algorithm) const;
-  // Launches a supported plan of cuBLASLt's, without what add_bias_act does afterwards.
+  // Launches a supported plan of cuBLASLt's, without what is done afterwards: with a gate data.c is [m, n].
   void run(const PlanKey& key, Plan plan, const ProductData& data, void* workspace, void* stream) const;
 
   cublasLtHandle_t handle = nullptr;

@@ -74,8 +74,9 @@ cudaDataType_t cuda_type(DType dtype) {
 // cuBLASLt's GELU is the tanh form with an approximate tanh: good for 16-bit outputs of gelu_tanh models, never for erf
 // or fp32. A LayerNorm behind the product adds its bias.
 CublasEpilogue cublas_epilogue(const Product& product) {
-  const auto [bias, activation, residual_norm] = product.epilogue;
+  const auto [bias, activation, residual_norm, gate] = product.epilogue;
   if (residual_norm) return {};
+  if (gate != Gate::none) return {.after = product.epilogue};
   if (activation == Activation::none) return {bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT, bias, {}};
   if (activation == Activation::relu) return {bias ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_RELU, bias, {}};
   if (activation == Activation::gelu_tanh && product.c != DType::fp32)
@@ -96,8 +97,8 @@ size_t ProductHash::operator()(const Product& p) const {
   for (const int64_t value : {p.m, p.n, p.k, p.batch}) hash.mix(static_cast<uint64_t>(value));
   const Epilogue& e = p.epilogue;
   hash.mix(static_cast<uint64_t>(e.activation) << 32 | static_cast<uint64_t>(p.a) << 24 |
-           static_cast<uint64_t>(p.b) << 16 | static_cast<uint64_t>(p.c) << 8 | e.residual_norm << 2 | e.bias << 1 |
-           static_cast<int>(p.b_transposed));
+           static_cast<uint64_t>(p.b) << 16 | static_cast<uint64_t>(p.c) << 8 | static_cast<uint64_t>(e.gate) << 3 |
+           e.residual_norm << 2 | e.bias << 1 | static_cast<int>(p.b_transposed));
   return static_cast<size_t>(hash.value);
 }
 
@@ -206,8 +207,8 @@ const TunedRow* ProductPlans::row_of(const Product& product, const Table& table)
     return row == rows->second.end() || row->second.from > product.m ? nullptr : &row->second;
   };
   const TunedRow* row = find(product);
-  if (row || cublas_epilogue(product).after == Epilogue{}) return row;
-  // What is fastest without an activation is mostly the fastest with one behind it.
+  if (row || cublas_epilogue(product).after == Epilogue{} || product.epilogue.gate != Gate::none) return row;
+  // What is fastest without an activation is mostly the fastest with one behind it; a gate halves what is stored.
   Product plain = product;
   plain.epilogue = {};
   return find(plain);

@@ -8,15 +8,24 @@
 
 namespace ftbert {
 
+// Which of the sums' columns become one column of c: each, or with its gate (SwiGLU, GeGLU) column 2i + 1, which
+// activation(column 2i) multiplies. c then has half as many.
+enum class Gate { none, pairs };
+
 // What is done to the float sums before they are stored.
 struct Epilogue {
   bool bias = false;
-  Activation activation = Activation::none;  // after the bias
+  Activation activation = Activation::none;  // after the bias; with a gate of that alone
   bool residual_norm = false;                // c = LayerNorm(sums + bias + c) * gamma + beta
+  Gate gate = Gate::none;
   bool operator==(const Epilogue&) const = default;
+
+  // Of c, where the sums have n.
+  int64_t columns(int64_t n) const { return gate == Gate::pairs ? n / 2 : n; }
 };
 
 // Row-major c [m, n] = epilogue(a [m, k] @ b^T), b [n, k]; or a @ b, b [k, n]; `batch` of them, each behind the other.
+// With a gate c is [m, n / 2].
 struct Product {
   int64_t m = 0, n = 0, k = 0;
   DType a = DType::fp32, b = DType::fp32, c = DType::fp32;  // as stored

@@ -27,16 +27,17 @@ template <>
 Operand linear_all<Cpu, float>(Context<Cpu>& context, const Linear<float>& linear, const Operand& a, int64_t m,
                                Epilogue epilogue, const Operand& out) {
   const float* const from = a.as<float>();
+  const int64_t cols = epilogue.columns(linear.weight.n);
   Operand all = out;
   for (int64_t first = 0; first < m;) {
     const int64_t rows = gemm_rows(context, m - first), count = std::min(rows, m - first);
     Operand part = all;
-    part.data = static_cast<char*>(out.data) + first * linear.weight.n * bytes_of(all.dtype);
+    part.data = static_cast<char*>(out.data) + first * cols * bytes_of(all.dtype);
     const Operand made = context.products->linear(linear, Operand::of(from + first * linear.weight.k), rows, epilogue,
                                                   part, /*in_one_piece=*/true);
     if (first == 0 && count == m) return made;
     all.dtype = made.dtype;  // also of the rows that follow
-    const int64_t row_bytes = linear.weight.n * bytes_of(made.dtype);
+    const int64_t row_bytes = cols * bytes_of(made.dtype);
     if (made.data != part.data) {
       const auto* source = static_cast<const char*>(made.data);
       auto* to = static_cast<char*>(part.data);

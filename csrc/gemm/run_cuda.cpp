@@ -33,12 +33,14 @@ PlanKey key_of(const Context<Cuda>& context, const Product& product, const Produ
   key.tf32 = product.a == DType::fp32 && context.tf32;
   key.align_a = alignment(data.a);
   key.align_b = alignment(data.b);
-  key.align_c = std::min({alignment(data.c), alignment(data.bias), alignment(data.gamma), alignment(data.beta)});
+  key.align_c = std::min(
+      {alignment(data.c), alignment(data.sums), alignment(data.bias), alignment(data.gamma), alignment(data.beta)});
   return key;
 }
 
-// Returns the part of the epilogue that is left for add_bias_act.
-Epilogue run(Context<Cuda>& context, const Product& product, const ProductData& data) {
+// Returns the part of the epilogue that is left for add_bias_act or add_bias_gate. For the latter the sums are at
+// data.sums, not at data.c.
+Epilogue run(Context<Cuda>& context, const Product& product, ProductData data) {
   const PlanKey key = key_of(context, product, data);
   const Plan plan = context.plans->get(key, data.bias);
   FTBERT_CHECK(plan.supported, "cuBLASLt has no algorithm for a product of ", to_string(product.a),
@@ -47,6 +49,7 @@ Epilogue run(Context<Cuda>& context, const Product& product, const ProductData& 
     run_own(context, plan.own, product, data);
     return {};
   }
+  if (plan.epilogue.after.gate != Gate::none) data.c = data.sums;
   context.plans->run(key, plan, data, context.gemm_workspace, context.stream);
   return plan.epilogue.after;
 }
@@ -57,7 +60,7 @@ void check_own(const Context<Cuda>& context, const OwnChoice& own, const Product
   const Epilogue& e = product.epilogue;
   FTBERT_CHECK(own.kernel->supports(gpu_of(context), own.variant, product), "the product ", own.kernel->name, " ",
                own.variant_name(), " cannot do m=", product.m, " n=", product.n, " k=", product.k, " and ",
-               e.residual_norm ? "LayerNorm" : to_string(e.activation));
+               e.residual_norm ? "LayerNorm" : to_string(e.activation), e.gate != Gate::none ? " with a gate" : "");
   for (const void* p : {data.a, data.b, data.bias, data.gamma, data.beta, static_cast<const void*>(data.c)})
     FTBERT_CHECK(reinterpret_cast<uintptr_t>(p) % 16 == 0,
                  "a product of ftbert's own needs operands aligned to 16 bytes");
@@ -74,18 +77,25 @@ Operand linear(Context<Device>& context, const Linear<T>& weights, const Operand
   check_product_exists(DeviceKind::cuda, kDType<T>, weights.weight, weights.input);
   Product product = product_of(weights, m, a, kDType<T>, epilogue);
   T* const c = out.template as<T>();
-  const int64_t n = product.n, k = product.k;
+  const int64_t n = product.n, k = product.k, cols = product.epilogue.columns(n);
+  const bool gated = product.epilogue.gate != Gate::none;
   if (m == 0 || n == 0) return out;
   const T* const from = a.template as<T>();
   const T* const bias = product.epilogue.bias ? weights.bias : nullptr;
   int64_t step = std::max<int64_t>(1, kMostElements / std::max(n, k));
   if (step > 1024) step -= step % 1024;
   for (int64_t first = 0; first < m; first += step) {
-    T* const to = c + first * n;
+    T* const to = c + first * cols;
+    T* const sums = gated ? c + m * cols : nullptr;
     product.m = std::min(step, m - first);
-    const Epilogue left = run(context, product, {from + first * k, weights.weight.data, bias, to});
-    if (left != Epilogue{})
-      add_bias_act<Device, T>(context, to, left.bias ? bias : nullptr, left.activation, product.m, n);
+    const Epilogue left =
+        run(context, product, {.a = from + first * k, .b = weights.weight.data, .bias = bias, .c = to, .sums = sums});
+    const T* const bias_left = left.bias ? bias : nullptr;
+    if (left.gate != Gate::none)
+      add_bias_gate<Device, T>(context, Operand::of(sums), bias_left, left.activation, product.m, cols,
+                               Operand::of(to));
+    else if (left != Epilogue{})
+      add_bias_act<Device, T>(context, to, bias_left, left.activation, product.m, n);
   }
   return out;
 }
@@ -112,8 +122,14 @@ bool linear_layernorm(Context<Device>& context, const Linear<T>& weights, const 
   if (!moments.data || norm.kind != NormKind::layer || !norm.beta || !weights.bias) return false;
   check_product_exists(DeviceKind::cuda, kDType<T>, weights.weight, weights.input);
   Product whole = product_of(weights, m, {.bias = true, .residual_norm = true});
-  const ProductData data{a.template as<T>(), weights.weight.data, weights.bias, x,
-                         norm.gamma,         norm.beta,           norm.eps,     moments};
+  const ProductData data{.a = a.template as<T>(),
+                         .b = weights.weight.data,
+                         .bias = weights.bias,
+                         .c = x,
+                         .gamma = norm.gamma,
+                         .beta = norm.beta,
+                         .eps = norm.eps,
+                         .moments = moments};
   const PlanKey key = key_of(context, whole, data);
   const OwnChoice own = context.plans->get(key, nullptr).own;
   if (!own) return false;

@@ -121,6 +121,12 @@ void add_bias_act<Cpu, float>(Context<Cpu>& context, float* x, const float* bias
 }
 
 template <>
+void add_bias_gate<Cpu, float>(Context<Cpu>& context, const Operand& x, const float* bias, Activation activation,
+                               int64_t rows, int64_t cols, const Operand& out) {
+  isa_kernels().add_bias_gate(context, x, bias, activation, rows, cols, out);
+}
+
+template <>
 void add_bias_input_layernorm<Cpu, float>(Context<Cpu>& context, const float* x, const float* bias, const float* input,
                                           const Norm<float>& norm, int64_t rows, int64_t cols,
                                           const Output<float>& out) {

@@ -9,6 +9,7 @@
 // X(name) for each kernel of which every set has one.
 #define FTBERT_ISA_KERNELS(X) \
   X(add_bias_act)             \
+  X(add_bias_gate)            \
   X(add_bias_input_layernorm) \
   X(add_qkv_bias)             \
   X(attention)                \
@@ -26,6 +27,7 @@ struct PanelProduct {
   const float *a, *panels, *bias;  // bias [n] or nullptr
   Activation activation;
   float* out;
+  float* gated = nullptr;  // [m, n / 2], what a gate makes of the sums, which then lie at out: Gate::pairs
 };
 
 // One set. isa_table_cpu.cpp fills it.

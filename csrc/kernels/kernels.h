@@ -114,6 +114,14 @@ void add_bias_input_layernorm(Context<Device>& context, const T* x, const T* bia
 template <class Device, class T>
 void add_bias_act(Context<Device>& context, T* x, const T* bias, Activation activation, int64_t rows, int64_t cols);
 
+// ---- add_bias_gate -----------------------------------------------------------------------------------------
+
+// out[i] = activation(x[2i] + bias[2i]) * (x[2i + 1] + bias[2i + 1]). bias may be nullptr. x and out, which lie apart,
+// are of T; on the CPU they may be bf16, each for itself.
+template <class Device, class T>
+void add_bias_gate(Context<Device>& context, const Operand& x, const T* bias, Activation activation, int64_t rows,
+                   int64_t cols, const Operand& out);  // x [rows, 2 * cols], bias [2 * cols], out [rows, cols]
+
 // ---- attention: what the kernels of both paths get ---------------------------------------------------------
 
 // A layer's heads: `count` of queries, `kv` of keys and values, each of which serves count / kv query heads side by

@@ -22,7 +22,7 @@ constexpr bool kAttendedOutlivesInner = std::is_same_v<Device, Cpu>;
 
 template <class Device, class T>
 LayerBuffers<T> carve_layer_buffers(Workspace& ws, const EncoderConfig& config, const BufferSizes& sizes) {
-  int64_t width = 0, qkv_width = 0, inter = 0, heads = 0, head_size = 0;
+  int64_t width = 0, qkv_width = 0, inner = 0, heads = 0, head_size = 0;
   bool behind = false;  // a layer's norms follow its sums
   for (const LayerConfig& layer : config.layers) {
     behind = behind || layer.norm_place == NormPlace::post;
@@ -30,7 +30,7 @@ LayerBuffers<T> carve_layer_buffers(Workspace& ws, const EncoderConfig& config, 
     qkv_width = std::max(qkv_width, layer.attention.heads.qkv_width());
     heads = std::max(heads, layer.attention.heads.count);
     head_size = std::max(head_size, layer.attention.heads.size);
-    inter = std::max(inter, layer.ffn.inter);
+    inner = std::max(inner, layer.ffn.inter + (layer.ffn.gated ? layer.ffn.up_rows() : 0));
   }
   const int64_t most = rows_with_slack<Device>(sizes.rows);
   LayerBuffers<T> b;
@@ -59,7 +59,7 @@ LayerBuffers<T> carve_layer_buffers(Workspace& ws, const EncoderConfig& config, 
   }
   const size_t attention_end = ws.bytes();
   ws.release(shared);
-  b.inner = ws.take<T>(most * inter);
+  b.inner = ws.take<T>(most * inner);
   if (ws.bytes() < attention_end) ws.release(attention_end);
   return b;
 }

@@ -24,7 +24,9 @@ struct LayerBuffers {
   T* qkv = nullptr;        // [rows, qkv_width]
   T* attended = nullptr;   // [rows, width]
   T* projected = nullptr;  // [rows, hidden], a block's result before the residual
-  T* inner = nullptr;      // [rows, inter]; shares memory with qkv (on a GPU with attended too), dead by then
+  // [rows, inter], and behind it, where there is a gate, the [rows, 2 * inter] that it reads; shares memory with qkv
+  // (on a GPU with attended too), dead by then.
+  T* inner = nullptr;
   ExchangedMoments exchanged_moments;
   void* attention_scratch = nullptr;
   T *q = nullptr, *k = nullptr, *v = nullptr;  // general path: [sequences, heads, seq, head_size]

@@ -32,7 +32,6 @@ void check_layers_exist(const EncoderConfig& config) {
     if (const std::optional<Rotary>& rotary = c.attention.rotary)
       refuse(config.max_positions > kMostTurns || config.max_positions * rotary->dims > kMostTableFloats,
              "tables of rotary positions of more than 2^21 rows or 2 GiB");
-    refuse(c.ffn.gated, "gated feed-forward layers");
   }
   std::string words;
   for (const std::string& one : lacking) words += "\n  " + one;

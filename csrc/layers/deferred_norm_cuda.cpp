@@ -35,6 +35,8 @@ std::string refusal(const Context<Cuda>& context, const EncoderConfig& c, const 
   if (context.capability != 90) return "needs a GPU of capability 9.0";
   if (most_tokens_by_default() == 0) return "switched off";
   if (c.layers.empty()) return "there are no layers";
+  for (const LayerConfig& layer : c.layers)
+    if (layer.ffn.gated) return "a feed-forward layer has a gate";
   for (const Layer<T>& layer : weights.layers)
     for (const BlockNorms<T>* norms : {&layer.attention_norms, &layer.ffn_norms}) {
       if (norms->before) return "LayerNorm comes first in this model";

@@ -6,16 +6,17 @@
 
 namespace ftbert {
 
-// activation(norm(x) @ up^T + bias) of the stream's first m rows, as the block's last product wishes to read it: [m,
-// inter] at b.inner, or in memory of the product's library.
+// activation(norm(x) @ up^T + bias) of the stream's first m rows, with a gate activation(its columns) * the others, as
+// the block's last product wishes to read it: [m, inter] at b.inner, or in memory of the product's library.
 template <class Device, class T>
 Operand feed_forward(Context<Device>& context, const Layer<T>& layer, const Stream<Device, T>& stream, int64_t m,
                      const LayerBuffers<T>& b) {
-  const Activation activation = layer.config.ffn.activation;
+  const FeedForwardConfig& ffn = layer.config.ffn;
   const Operand inner = wished_by<Device, T>(layer.down, b.inner);
-  if (stream.deferred) return stream.deferred->project(context, layer.up, activation, inner);
+  if (stream.deferred) return stream.deferred->project(context, layer.up, ffn.activation, inner);
   const Operand x = stream.read(layer.ffn_norms.before);
-  return linear(context, layer.up, x, m, {.bias = true, .activation = activation}, inner);
+  const Gate gate = ffn.gated ? Gate::pairs : Gate::none;
+  return linear(context, layer.up, x, m, {.bias = true, .activation = ffn.activation, .gate = gate}, inner);
 }
 
 }  // namespace ftbert

@@ -20,7 +20,8 @@ class Product:
     """A linear layer's product c [m, n] = a [m, k] @ b [n, k]^T and what comes with it. dtype: "fp16", or of a, b and c
     "e4m3 e4m3 fp16". activation: by the core's name; what cuBLASLt does not compute exactly follows it as
     add_bias_act. layernorm: with the residual and its LayerNorm, which follow as add_bias_input_layernorm or are
-    contained."""
+    contained. gated: columns 2i and 2i + 1 become activation(one) * other, so that c is [m, n / 2]; what is not ours is
+    followed by add_bias_gate."""
 
     dtype: str
     n: int
@@ -28,6 +29,7 @@ class Product:
     bias: bool = False
     activation: str = "none"
     layernorm: bool = False
+    gated: bool = False
 
     @property
     def types(self) -> tuple[str, str, str]:
@@ -37,7 +39,8 @@ class Product:
         return a, b, c
 
     def __str__(self) -> str:
-        parts = ["bias"] * self.bias + [self.activation] * (self.activation != "none") + ["layernorm"] * self.layernorm
+        parts = ["bias"] * self.bias + [self.activation] * (self.activation != "none") + ["gate"] * self.gated
+        parts += ["layernorm"] * self.layernorm
         epilogue = "+".join(parts) or "no epilogue"
         return f"{self.dtype} n={self.n} k={self.k} {epilogue}"
 
@@ -87,8 +90,9 @@ class Row:
     def as_dict(self) -> dict[str, Any]:
         """What stands in the file."""
         product = asdict(self.product)
-        if not self.product.layernorm:
-            del product["layernorm"]
+        for absent in ("layernorm", "gated"):
+            if not product[absent]:
+                del product[absent]
         if isinstance(self.algorithm, Own):
             algorithm: dict[str, Any] = asdict(self.algorithm)
         else:
@@ -103,7 +107,7 @@ class Row:
         try:
             product = Product(
                 values["dtype"], _whole(values["n"]), _whole(values["k"]), bool(values["bias"]), values["activation"],
-                bool(values.get("layernorm", False)),
+                bool(values.get("layernorm", False)), bool(values.get("gated", False)),
             )  # fmt: skip
             row = Row(
                 product,
@@ -119,6 +123,8 @@ class Row:
             raise ValueError(f"a row cannot be read ({type(error).__name__}: {error})") from None
         if unknown or product.activation not in activations().values():
             raise ValueError(f"a row makes no sense: dtype {product.dtype!r}, activation {product.activation!r}")
+        if product.gated and (product.layernorm or product.n % 2):
+            raise ValueError(f"a row makes no sense: {product}")
         if not (row.first <= row.last and len(row.timed) == len(row.us) == len(row.default_us)):
             raise ValueError(f"a row makes no sense: {product}, m from {row.first} to {row.last}")
         return row.part(row.first, row.last)  # without times of other m

@@ -233,7 +233,7 @@ def put_in_force(device: int | torch.device, rows: Iterable[Row]) -> None:
 def described(product: Product, m: int = 0) -> Any:
     """ftbert.lib._tuning.Product: the same for the library."""
     p = product
-    return tuner_module().Product(m, p.n, p.k, p.types, p.bias, p.activation, p.layernorm)
+    return tuner_module().Product(m, p.n, p.k, p.types, p.bias, p.activation, p.layernorm, p.gated)
 
 
 def summary(device: torch.device) -> str:

@@ -106,7 +106,8 @@ class Bench:
         """Largest absolute difference to the product in float32, over the size of its largest element."""
         p = self.product
         a, b = self._a[: self.m * p.k].view(self.m, p.k), self._b[: p.n * p.k].view(p.n, p.k)
-        c = self._c[: self.m * p.n].view(self.m, p.n)
+        cols = p.n // 2 if p.gated else p.n
+        c = self._c[: self.m * cols].view(self.m, cols)
         norm = None
         if p.layernorm:
             c.copy_(torch.randn(c.shape, device=self.device, generator=torch.Generator(self.device).manual_seed(1)))
@@ -118,7 +119,9 @@ class Bench:
         self._tuner.run(algorithm, a.data_ptr(), b.data_ptr(), bias, c.data_ptr())
         worst, largest = 0.0, 0.0
         for first in range(0, self.m, 4096):
-            want = _reference(a[first : first + 4096], b, self._bias if p.bias else None, p.activation)
+            want = _reference(a[first : first + 4096], b, self._bias if p.bias else None)
+            activated = _activated(want[:, ::2] if p.gated else want, p.activation)
+            want = activated * want[:, 1::2] if p.gated else activated
             if norm is not None:
                 residual, gamma, beta = (tensor.float() for tensor in (norm[0][first : first + 4096], *norm[1:]))
                 want = torch.nn.functional.layer_norm(want + residual, (p.n,), gamma, beta, 1e-5)
@@ -170,15 +173,17 @@ def _operand(name: str, elements: int, dtype: torch.dtype, device: torch.device)
 _operands: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
 
 
-def _reference(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+def _reference(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     allowed = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     try:
         want = a.float() @ b.float().T
     finally:
         torch.backends.cuda.matmul.allow_tf32 = allowed
-    if bias is not None:
-        want += bias[: b.shape[0]].float()
+    return want if bias is None else want + bias[: b.shape[0]].float()
+
+
+def _activated(want: torch.Tensor, activation: str) -> torch.Tensor:
     if activation.startswith("gelu"):
         return torch.nn.functional.gelu(want, approximate="tanh" if activation == "gelu_tanh" else "none")
     return want if activation == "none" else getattr(torch.nn.functional, activation)(want)

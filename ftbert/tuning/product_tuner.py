@@ -56,7 +56,10 @@ def _of_layer(hidden: int, layer: LayerConfig, dtype: str, fused: bool) -> list[
         # The general attention path adds the bias itself.
         Product(dtype, attention.width + 2 * attention.kv_width, hidden, bias=attention.qkv_bias and fused),
         to_stream(attention.width, attention.out_bias, layer.attention_norm, layer.attention_result_norm),
-        Product(dtype, ffn.inter, hidden, bias=ffn.up_bias, activation=activations()[ffn.activation]),
+        Product(
+            dtype, ffn.inter * (1 + ffn.gated), hidden, bias=ffn.up_bias, activation=activations()[ffn.activation],
+            gated=ffn.gated,
+        ),  # fmt: skip
         to_stream(ffn.inter, ffn.down_bias, layer.ffn_norm, layer.ffn_result_norm),
     ]
 
@@ -120,9 +123,9 @@ class ProductTuner:
         proposal, and faster than what this process runs for the product by more than the measurement's noise and more
         than 2 %; else the row names that. So no row of this product may be in force.
 
-        Layers whose four products run wgmma_tile defer their LayerNorms, and other variants are the fastest there than
-        alone: BERT-large at 256 tokens takes 0.674 ms, with those that are the fastest one by one 0.735 (H200). So
-        where the rule chooses that kernel up to 1024 rows there are no candidates.
+        Layers without gates whose four products run wgmma_tile defer their LayerNorms, and other variants are the
+        fastest there than alone: BERT-large at 256 tokens takes 0.674 ms, with those that are the fastest one by one
+        0.735 (H200). So where the rule chooses that kernel up to 1024 rows there are no candidates.
 
         With a LayerNorm the candidates are the kernels that contain it, and what the product without it runs in this
         process, followed by the LayerNorm. Raises NothingProposed.
@@ -137,7 +140,7 @@ class ProductTuner:
             here = [row.algorithm for row in self._known if row.first <= last and first <= row.last]
             known = [bench.algorithm(words) for words in here if isinstance(words, tuple)]
             candidates += [*known, *bench.heuristics(), *self._winners.values()]
-        if runs.kernel == WGMMA_TILE and last <= _DEFERRED_ROWS:
+        if runs.kernel == WGMMA_TILE and last <= _DEFERRED_ROWS and not self.product.gated:
             candidates = []
         new = {choice_of(a): a for a in candidates if all(choice_of(a) != choice_of(rival) for rival in rivals)}
         best = _fastest(bench, list(new.values()), 2, -(-bench.launches // 3))[:_FINALISTS]

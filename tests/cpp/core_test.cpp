@@ -116,8 +116,10 @@ class Reference {
       add_block(layer + "ffn", l.norm_place, l.ffn_norm, l.ffn_result_norm, [&](const std::vector<Row>& read) {
         std::vector<Row> made;
         for (const Row& row : read) {
-          Row inner = linear(layer + "ffn.up", row);
-          for (double& value : inner) value = activate(value);
+          const Row up = linear(layer + "ffn.up", row);
+          Row inner;
+          for (int64_t j = 0; j < l.ffn.inter; ++j)
+            inner.push_back(l.ffn.gated ? activate(up[2 * j]) * up[2 * j + 1] : activate(up[j]));
           made.push_back(linear(layer + "ffn.down", inner));
         }
         return made;
@@ -425,6 +427,15 @@ void turned_heads_match(PositionKind positions, AttentionPath path) {
   forward_matches(config, path);
 }
 
+// Gates in some layers, with biases and without.
+void gates_match(const std::string& activation, AttentionPath path) {
+  EncoderConfig config = make_config(32, 2, activation, NormPlace::pre, 3);
+  config.layers[0].ffn.gated = config.layers[1].ffn.gated = true;
+  config.layers[1].ffn.inter = 35;
+  config.layers[1].ffn.up_bias = config.layers[1].ffn.down_bias = false;
+  forward_matches(config, path);
+}
+
 // A matrix in a type that no product reads, or with scales, is refused where the model is made.
 void unread_matrices_are_errors() {
   const EncoderConfig config = make_config(32, 2, "gelu");
@@ -516,8 +527,22 @@ void panel_product_matches() {
           std::vector<float> panels((n + width - 1) / width * width * k, NAN), out(m * n + 1, NAN);
           isa_kernels().pack_panels(weight.data(), n, k, panels.data());
           const bool biased = activation != Activation::none;
-          isa_kernels().panel_product(
-              {m, n, k, a.data(), panels.data(), biased ? bias.data() : nullptr, activation, out.data()});
+          PanelProduct product{m,          n,         k, a.data(), panels.data(), biased ? bias.data() : nullptr,
+                               activation, out.data()};
+          isa_kernels().panel_product(product);
+          if (n % 2 == 0) {
+            std::vector<float> sums(m * n + 1, NAN), gated(m * n / 2 + 1, NAN);
+            product.out = sums.data(), product.gated = gated.data();
+            isa_kernels().panel_product(product);
+            product.out = sums.data(), product.gated = nullptr, product.activation = Activation::none;
+            isa_kernels().panel_product(product);
+            for (int64_t i = 0; i < m * n / 2; ++i) {
+              const float want = (biased ? std::max(sums[2 * i], 0.0f) : sums[2 * i]) * sums[2 * i + 1];
+              FTBERT_CHECK(gated[i] == want, m, " x ", n, " x ", k, ", gated: expected ", want, " at ", i, ", got ",
+                           gated[i]);
+            }
+            FTBERT_CHECK(std::isnan(gated[m * n / 2]), m, " x ", n, " x ", k, ": a gate wrote behind its result");
+          }
           for (int64_t i = 0; i < m * n; ++i) {
             double want = biased ? bias[i % n] : 0, size = 1;
             for (int64_t d = 0; d < k; ++d) {
@@ -550,6 +575,9 @@ int main() {
     for (const char* activation : {"gelu", "gelu_new", "relu", "silu"})
       tests.emplace_back(std::string("forward matches, ") + name + ", " + activation,
                          [=] { forward_matches(32, 2, activation, path); });
+    for (const char* activation : {"gelu", "gelu_new", "relu", "silu"})
+      tests.emplace_back(std::string("gates match, ") + name + ", " + activation,
+                         [=] { gates_match(activation, path); });
     for (const NormPlace place : {NormPlace::post, NormPlace::pre})
       tests.emplace_back(std::string("other layers match, ") + name + (place == NormPlace::pre ? ", pre" : ", post"),
                          [=] { other_layers_match(place, path); });

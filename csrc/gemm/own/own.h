@@ -18,6 +18,7 @@ struct ProductData {
   const void* b = nullptr;
   const void* bias = nullptr;  // [n], or nullptr where the epilogue has none
   void* c = nullptr;           // with residual_norm also the residual
+  void* sums = nullptr;        // [m, n], room for what add_bias_gate reads where a kernel leaves the gate to it
   // For residual_norm.
   const void* gamma = nullptr;  // [n]
   const void* beta = nullptr;   // [n]

@@ -1,5 +1,5 @@
-// out = act(a @ weight^T + bias) in float, on a weight that lies in panels: kWidth of its rows side by side, so that a
-// step along k reads whole vectors one after the other.
+// out = act(a @ weight^T + bias) in float, or what a gate makes of the sums, on a weight that lies in panels: kWidth of
+// its rows side by side, so that a step along k reads whole vectors one after the other.
 //
 // A block of kRows rows of `a` stays in the second-level cache while all panels pass; kDepth of a panel stays in the
 // first while the rows of the block pass; a tile of kTall rows and a panel's width stays in registers meanwhile.
@@ -68,6 +68,16 @@ void activate_tile(Activation activation, float* c, int64_t ldc, int64_t rows) {
   with_activation(activation, [&](auto kind) { activate_rows<kind()>(c, ldc, rows); });
 }
 
+// A tile's `pairs` of gate and up.
+template <Activation activation>
+void gate_rows(const float* c, int64_t ldc, int64_t rows, int64_t pairs, float* out, int64_t ld_out) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* row = c + r * ldc;
+#pragma omp simd
+    for (int64_t i = 0; i < pairs; ++i) out[r * ld_out + i] = simd::activate<activation>(row[2 * i]) * row[2 * i + 1];
+  }
+}
+
 // What one thread multiplies: rows [row, row_end) of panels [panel, panel_end).
 struct ThreadRange {
   int64_t row, row_end, panel, panel_end;
@@ -96,16 +106,23 @@ void multiply_block(const PanelProduct& p, const ThreadRange& range) {
         float* c = p.out + i * p.n + column;
         for (int64_t line = 0; line < share; ++line, ahead += kLine) __builtin_prefetch(ahead, 0, 2);
         const MultiplyTile multiply = tile_of(rows);
+        const auto finish = [&](float* sums, int64_t ld) {
+          if (!ends) return;
+          if (!p.gated) return activate_tile(p.activation, sums, ld, rows);
+          with_activation(p.activation, [&](auto kind) {
+            gate_rows<kind()>(sums, ld, rows, columns / 2, p.gated + (i * p.n + column) / 2, p.n / 2);
+          });
+        };
         if (columns == kWidth) {
           multiply(a, p.k, weights, count, first, c, p.n);
-          if (ends) activate_tile(p.activation, c, p.n, rows);
+          finish(c, p.n);
           continue;
         }
         // The last panel has columns beyond the matrix.
         alignas(64) float tile[kTall * kWidth];
         for (int64_t r = 0; !first && r < rows; ++r) std::copy(c + r * p.n, c + r * p.n + columns, tile + r * kWidth);
         multiply(a, p.k, weights, count, first, tile, kWidth);
-        if (ends) activate_tile(p.activation, tile, kWidth, rows);
+        finish(tile, kWidth);
         for (int64_t r = 0; r < rows; ++r) std::copy(tile + r * kWidth, tile + r * kWidth + columns, c + r * p.n);
       }
     }

@@ -286,8 +286,8 @@ void run(const Context<Cuda>& context, int variant, const Product& p, const Prod
 bool supports(const Gpu& gpu, int variant, const Product& p) {
   const int64_t columns = Shapes::kVariants[variant].tile.columns;
   return has_warpgroups(gpu.capability) && is_16_bit_linear(p) && p.epilogue.residual_norm &&
-         p.epilogue.activation == Activation::none && p.n % columns == 0 && p.k % 8 == 0 &&
-         p.n / columns <= kMostNormTiles && std::max(p.m, p.k) < (int64_t{1} << 30);
+         p.epilogue.activation == Activation::none && p.epilogue.gate == Gate::none && p.n % columns == 0 &&
+         p.k % 8 == 0 && p.n / columns <= kMostNormTiles && std::max(p.m, p.k) < (int64_t{1} << 30);
 }
 
 OwnGuess guess(const Gpu& gpu, const Product& p) {

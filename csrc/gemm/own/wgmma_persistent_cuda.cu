@@ -106,7 +106,29 @@ __device__ void store_sums(const char* shared, const Work& work, int64_t row0, i
   }
 }
 
+// With a gate: of two chunks 16 bytes. Eight rows of a block at a time, so that eight lanes that load together have
+// chunks of two rows, in banks of their own.
 template <class E, Activation kActivation>
+__device__ void store_gated_sums(const char* shared, const Work& work, int64_t row0, int column0) {
+  const int lane = threadIdx.x % 32, rows = static_cast<int>(min(int64_t{16}, work.m - row0));
+  const int64_t cols = work.n / 2;
+#pragma unroll 1
+  for (int step = 0; step < kTileN / 32; ++step) {
+    const int row = step % 2 * 8 + lane / 4, block = step / 2, chunk = lane % 4 * 2;
+    const int column = column0 + block * 64 + chunk * 8;  // of the sums
+    Packed<E, 8> packs[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      packs[i] = Packed<E, 8>::load(
+          reinterpret_cast<const E*>(shared + block * (16 * 128) + row * 128 + ((chunk + i) ^ (row % 8)) * 16));
+    float v[16];
+    to_floats(packs, v);
+    const auto gated = gate_pairs<kActivation, E, 8>(v);
+    if (row < rows && column < work.n) gated.store(static_cast<E*>(work.c) + (row0 + row) * cols + column / 2);
+  }
+}
+
+template <class E, Activation kActivation, Gate kGate>
 __global__ void __launch_bounds__(kThreads, 1)
     wgmma_persistent_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_half_a,
                             const __grid_constant__ CUtensorMap map_b, const Work work) {
@@ -212,7 +234,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       warpgroup_keep(sum[half]);
       stage_sums<E>(sum[half], bias, shared_address(out));
       __syncwarp();
-      store_sums<E, kActivation>(out, work, piece.row + half * 64 + warp * 16, piece.column);
+      if constexpr (kGate == Gate::pairs)
+        store_gated_sums<E, kActivation>(out, work, piece.row + half * 64 + warp * 16, piece.column);
+      else
+        store_sums<E, kActivation>(out, work, piece.row + half * 64 + warp * 16, piece.column);
       __syncwarp();
     }
   };
@@ -241,10 +266,10 @@ Work work_of(const Product& p, const ProductData& data, int sm_count) {
   return work;
 }
 
-template <class E, Activation kActivation>
+template <class E, Activation kActivation, Gate kGate = Gate::none>
 void launch(const Context<Cuda>& context, const Product& p, const ProductData& data) {
   const Work work = work_of(p, data, context.sm_count);
-  launch_overlapped(context, "kernel wgmma_persistent", wgmma_persistent_kernel<E, kActivation>,
+  launch_overlapped(context, "kernel wgmma_persistent", wgmma_persistent_kernel<E, kActivation, kGate>,
                     std::min(work.items, context.sm_count), kThreads, kBytes, 1,
                     tensor_map(data.a, p.a, p.m, p.k, kTileM), tensor_map(data.a, p.a, p.m, p.k, kTileM / 2),
                     tensor_map(data.b, p.b, p.n, p.k, kTileN), work);
@@ -252,6 +277,9 @@ void launch(const Context<Cuda>& context, const Product& p, const ProductData& d
 
 template <class E>
 void run_type(const Context<Cuda>& context, const Product& p, const ProductData& data) {
+  if (p.epilogue.gate == Gate::pairs)
+    return with_activation(p.epilogue.activation,
+                           [&](auto kind) { launch<E, decltype(kind)::value, Gate::pairs>(context, p, data); });
   if (p.epilogue.activation == Activation::none) return launch<E, Activation::none>(context, p, data);
   return launch<E, Activation::gelu_erf>(context, p, data);
 }
@@ -262,9 +290,10 @@ void run(const Context<Cuda>& context, int, const Product& p, const ProductData&
 
 bool supports(const Gpu& gpu, int, const Product& p) {
   const Epilogue& e = p.epilogue;
+  const bool gated = e.gate == Gate::pairs;
   return has_warpgroups(gpu.capability) && is_16_bit_linear(p) && !e.residual_norm &&
-         (e.activation == Activation::none || e.activation == Activation::gelu_erf) && p.n % 8 == 0 && p.k % 8 == 0 &&
-         std::max({p.m, p.n, p.k}) < (int64_t{1} << 30);
+         (gated || e.activation == Activation::none || e.activation == Activation::gelu_erf) &&
+         p.n % (gated ? 16 : 8) == 0 && p.k % 8 == 0 && std::max({p.m, p.n, p.k}) < (int64_t{1} << 30);
 }
 
 // In waves; half of one counts.

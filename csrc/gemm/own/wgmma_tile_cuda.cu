@@ -54,16 +54,51 @@ struct Plain {
   }
 };
 
+// Half as many columns as store_rows stores: of two packs of sums 16 bytes, or 8 of one where a warp has an odd number.
+template <class E, Activation kActivation, class Shape>
+__device__ void store_gated_rows(const char* shared, const TileWork& work, void* c, int64_t row0, int column0) {
+  constexpr int kPacks = Shape::kEights % 2 == 0 ? 2 : 1, kAcross = Shape::kEights / kPacks;
+  __syncwarp();
+#pragma unroll 2
+  for (int i = threadIdx.x % 32; i < 16 * kAcross; i += 32) {
+    const int row = i / kAcross, first = i % kAcross * kPacks * 8, column = column0 + first;  // of the sums
+    Packed<E, 8> packs[kPacks];
+#pragma unroll
+    for (int j = 0; j < kPacks; ++j)
+      packs[j] = Packed<E, 8>::load(reinterpret_cast<const E*>(shared + row * Shape::kRowBytes) + first + j * 8);
+    float v[8 * kPacks];
+    to_floats(packs, v);
+    const auto gated = gate_pairs<kActivation, E, 4 * kPacks>(v);
+    if (row0 + row < work.m && column < work.n)
+      gated.store(static_cast<E*>(c) + (row0 + row) * (work.n / 2) + column / 2);
+  }
+}
+
+// Bias, activation and gate.
+template <class E, class Shape>
+struct Gated : Plain<E, Shape> {
+  __device__ Gated(const PlainArguments& arguments, const TileWork& work) : Plain<E, Shape>(arguments, work) {}
+
+  __device__ void finish(const float (&sums)[Shape::kEights][4], const float*, char* area) {
+    stage_rows<E, Shape>(area, [&](int j, int c) { return sums[j][c] + (c % 2 ? this->bias[j].y : this->bias[j].x); });
+    with_activation(this->arguments.activation, [&](auto kind) {
+      store_gated_rows<E, decltype(kind)::value, Shape>(area, this->work, this->arguments.c, this->row0, this->column0);
+    });
+  }
+};
+
 void run(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
   const PlainArguments arguments{data.bias, data.c, p.epilogue.activation};
+  if (p.epilogue.gate == Gate::pairs) return run_tile<Gated>(context, "kernel wgmma_tile", variant, p, data, arguments);
   run_tile<Plain>(context, "kernel wgmma_tile", variant, p, data, arguments);
 }
 
 bool supports(const Gpu& gpu, int variant, const Product& p) {
   if (!has_warpgroups(gpu.capability)) return false;
   const int64_t most_rows = 32 * TileShapes::kVariants[variant].tile.rows;  // from there on wgmma_persistent is faster
-  return is_16_bit_linear(p) && !p.epilogue.residual_norm && p.m <= most_rows && p.n % 8 == 0 && p.k % 8 == 0 &&
-         std::max(p.n, p.k) < (1 << 24) && over(p.k, kStep) >= TileShapes::kParts[variant];
+  return is_16_bit_linear(p) && !p.epilogue.residual_norm && p.m <= most_rows &&
+         p.n % (p.epilogue.gate == Gate::none ? 8 : 16) == 0 && p.k % 8 == 0 && std::max(p.n, p.k) < (1 << 24) &&
+         over(p.k, kStep) >= TileShapes::kParts[variant];
 }
 
 int64_t blocks_of(int variant, const Product& p) {

@@ -45,11 +45,11 @@ class Tuner {
   // What `linear` runs for this product.
   virtual Algorithm chosen() = 0;
 
-  // That the memory at c must have: for [m, n], and behind it with a LayerNorm for what its kernels need.
+  // That the memory at c must have: for c, and behind it with a LayerNorm or a gate for what its kernels need.
   virtual int64_t c_bytes() const = 0;
 
-  // Once, for its result. a [m, k], b [n, k], bias [n] or nullptr, c [m, n]; with a LayerNorm bias [3, n]: bias, gamma,
-  // beta, and c is the residual too.
+  // Once, for its result. a [m, k], b [n, k], bias [n] or nullptr, c [m, n] or with a gate [m, n / 2]; with a LayerNorm
+  // bias [3, n]: bias, gamma, beta, and c is the residual too.
   virtual void run(const Algorithm& algorithm, const void* a, const void* b, const void* bias, void* c) = 0;
 
   // One product for each of `weights` matrices that lie one behind the other at b, so that a small B does not come out
@@ -60,8 +60,8 @@ class Tuner {
 };
 
 // product: a linear layer's, in types that a kernel computes. An activation that cuBLASLt cannot apply exactly is
-// followed by add_bias_act, a LayerNorm that the kernel does not contain by add_bias_input_layernorm. workspace: device
-// memory, gemm_workspace_bytes(device) of it; the caller keeps it alive.
+// followed by add_bias_act, a gate by add_bias_gate, a LayerNorm that the kernel does not contain by
+// add_bias_input_layernorm. workspace: device memory, gemm_workspace_bytes(device) of it; the caller keeps it alive.
 std::unique_ptr<Tuner> make_tuner(int device, const Product& product, void* workspace);
 
 }  // namespace ftbert

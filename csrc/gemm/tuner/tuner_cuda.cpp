@@ -41,8 +41,10 @@ class DeviceTuner : public Tuner {
       : device_(device), plans_(*product_plans(device)), workspace_(workspace) {
     FTBERT_CHECK(p.m > 0 && p.n > 0 && p.k > 0, "expected a product with m, n, k > 0, got m=", p.m, " n=", p.n,
                  " k=", p.k);
-    FTBERT_CHECK(!p.epilogue.residual_norm || (p.epilogue.bias && p.epilogue.activation == Activation::none),
-                 "a product with LayerNorm has a bias and no activation");
+    const Epilogue normed{.bias = true, .residual_norm = true};
+    FTBERT_CHECK(!p.epilogue.residual_norm || p.epilogue == normed,
+                 "a product with LayerNorm has a bias, and no activation or gate");
+    FTBERT_CHECK(p.epilogue.gate == Gate::none || p.n % 2 == 0, "a product with a gate has an even n, got ", p.n);
     key_.product = p;
     key_.workspace = static_cast<int64_t>(gemm_workspace_bytes(device));
     key_.align_a = key_.align_b = key_.align_c = 256;
@@ -81,7 +83,8 @@ class DeviceTuner : public Tuner {
   }
 
   int64_t c_bytes() const override {
-    return with_norm() ? 2 * round_up(c_size()) + 8 * exchanged_moment_count(product().m) : c_size();
+    if (with_norm()) return 2 * round_up(c_size()) + 8 * exchanged_moment_count(product().m);
+    return gated() ? round_up(c_size()) + size_of(product().n) : c_size();
   }
 
   void run(const Algorithm& algorithm, const void* a, const void* b, const void* bias, void* c) override {
@@ -165,7 +168,7 @@ class DeviceTuner : public Tuner {
       const T* some = static_cast<const T*>(b);  // any numbers
       add_bias_input_layernorm<Cuda, T>(context_, static_cast<T*>(c), nullptr, nullptr,
                                         Norm<T>{NormKind::layer, some, some, kEps}, std::min<int64_t>(product().m, 256),
-                                        product().n, {.normed = static_cast<T*>(c)});
+                                        c_columns(), {.normed = static_cast<T*>(c)});
     });
   }
 
@@ -173,7 +176,7 @@ class DeviceTuner : public Tuner {
   double neighbour_alone(const void* b, void* c, int64_t count) {
     if (const auto known = alone_.find(count); known != alone_.end()) return known->second;
     const GraphExec graph = capture(count, [&](int64_t) { neighbour(b, c); });
-    FTBERT_CHECK(graph, "a LayerNorm of ", product().n, " columns could not be recorded");
+    FTBERT_CHECK(graph, "a LayerNorm of ", c_columns(), " columns could not be recorded");
     const Event begin = make_event(cudaEventDefault), end = make_event(cudaEventDefault);
     std::vector<double> times;
     for (int round = 0; round < 10; ++round) times.push_back(microseconds(graph, begin, end));
@@ -191,9 +194,13 @@ class DeviceTuner : public Tuner {
   }
   const void* some_bias() const { return workspace_; }  // cuBLASLt asks for a pointer; the real one comes with a call
 
-  // With a LayerNorm, behind [m, n] of c: the product, then the moments.
+  bool gated() const { return product().epilogue.gate != Gate::none; }
+  int64_t c_columns() const { return product().epilogue.columns(product().n); }
+
+  // Behind c with a LayerNorm the product, then the moments; with a gate the sums that it is made of.
   static int64_t round_up(int64_t bytes) { return (bytes + 255) / 256 * 256; }
-  int64_t c_size() const { return product().m * product().n * bytes_of(product().c); }
+  int64_t size_of(int64_t columns) const { return product().m * columns * bytes_of(product().c); }
+  int64_t c_size() const { return size_of(c_columns()); }
   char* behind_c(void* c) const { return static_cast<char*>(c) + round_up(c_size()); }
   const void* vector(const void* bias, int i) const {
     return static_cast<const char*>(bias) + i * product().n * bytes_of(product().c);
@@ -208,6 +215,7 @@ class DeviceTuner : public Tuner {
       return run_own(context_, own, product(), data);
     }
     if (with_norm()) data.bias = nullptr, data.c = behind_c(c);
+    if (gated() && !own) data.c = behind_c(c);
     if (own) {
       run_own(context_, own, before_norm(), data);
     } else {
@@ -224,6 +232,11 @@ class DeviceTuner : public Tuner {
   void finish(const void* bias, void* made, void* c) {
     const int64_t m = product().m, n = product().n;
     T* const x = static_cast<T*>(c);
+    if (gated()) {
+      add_bias_gate<Cuda, T>(context_, Operand::of(static_cast<const T*>(made)), static_cast<const T*>(bias),
+                             product().epilogue.activation, m, n / 2, Operand::of(x));
+      return;
+    }
     if (!with_norm()) {
       add_bias_act<Cuda, T>(context_, x, static_cast<const T*>(bias), product().epilogue.activation, m, n);
       return;

@@ -1,0 +1,110 @@
+// torch.ops.ftbert.*: matrix products, for tests and heads. Fake implementations are in ftbert/_fake.py.
+#include <ATen/ops/empty.h>
+
+#include "binding/define_op.h"
+#include "binding/op_checks.h"
+#include "gemm/own/own.h"
+#include "gemm/own/wgmma_layernorm.h"
+
+namespace ftbert::binding {
+namespace {
+
+// a [m, k], weight [n, k], none of them empty; bias [n]
+void operands(const Tensor& a, const Tensor& weight, const OptionalTensor& bias) {
+  elements("a", a, 2);
+  rank("weight", weight, 2);
+  count("n, the rows of weight", weight.size(0), 1);
+  count("k, the columns of a", a.size(1), 1);
+  same("weight", weight, a, {weight.size(0), a.size(1)});
+  same("bias", bias, a, {weight.size(0)});
+}
+
+// gated: the rows of weight are those of gate and up in turns
+Gate gate_of(bool gated, const Tensor& weight) {
+  FTBERT_CHECK(!gated || weight.size(0) % 2 == 0, "weight: expected rows of gate and up in turns, got ",
+               describe(weight));
+  return gated ? Gate::pairs : Gate::none;
+}
+
+// -> [m, n], or with a gate [m, n / 2]
+Tensor linear_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bias, const std::string& activation,
+                 bool gated) {
+  operands(a, weight, bias);
+  const int64_t m = a.size(0), n = weight.size(0), k = weight.size(1);
+  const Epilogue epilogue{bias.has_value(), parse_activation(activation), false, gate_of(gated, weight)};
+  const int64_t cols = epilogue.columns(n);
+  // Behind the result of a gate there is room for what it reads.
+  Tensor memory = at::empty({m * (gated ? cols + n : n)}, a.options());
+  Tensor out = memory.narrow(0, 0, m * cols).view({m, cols});
+  run(a, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
+    Context<Device>& context = call.for_products();
+    if constexpr (std::is_same_v<Device, Cuda>) context.overlap = false;  // the weights may have been written just now
+    const Tensor packed = a.is_cpu() ? pack_weight(weight) : Tensor();
+    const Linear<T> w{
+        {.data = data<T>(weight), .dtype = kDType<T>, .packed = packed.defined() ? &packed : nullptr, .n = n, .k = k},
+        data<T>(bias)};
+    const Operand made = linear(context, w, Operand::of(data<T>(a)), m, epilogue, Operand::of(data<T>(out)));
+    if (made.data != data<T>(out)) copy_on_device(context, made.as<T>(), data<T>(out), out.nbytes());
+  });
+  return out;
+}
+
+// c = a variant of a kernel of ours on operands of one type; overlap as above. `data`: what the epilogue reads.
+void run_own_on(const std::string& kernel, const std::string& variant, const Tensor& a, const Tensor& weight,
+                const OptionalTensor& bias, Epilogue epilogue, const Tensor& c, ProductData data = {}) {
+  const OwnChoice own = find_own(kernel, variant);
+  FTBERT_CHECK(own, "there is no product ", kernel, " ", variant);
+  const c10::DeviceGuard guard(a.device());
+  CallContext<Cuda> call(a.device());
+  call.context.overlap = false;
+  const DType type = dtype_of(a.scalar_type());
+  epilogue.bias = bias.has_value();
+  data.a = a.const_data_ptr();
+  data.b = weight.const_data_ptr();
+  data.bias = bias ? bias->const_data_ptr() : nullptr;
+  data.c = c.mutable_data_ptr();
+  run_own(call.context, own, {a.size(0), weight.size(0), a.size(1), type, type, type, epilogue}, data);
+}
+
+// -> [m, n], or with a gate [m, n / 2]; throws where the variant cannot do it
+Tensor linear_own(const Tensor& a, const Tensor& weight, const OptionalTensor& bias, const std::string& activation,
+                  const std::string& kernel, const std::string& variant, bool gated) {
+  operands(a, weight, bias);
+  const Epilogue epilogue{.activation = parse_activation(activation), .gate = gate_of(gated, weight)};
+  Tensor out = at::empty({a.size(0), epilogue.columns(weight.size(0))}, a.options());
+  run_own_on(kernel, variant, a, weight, bias, epilogue, out);
+  return out;
+}
+
+// -> [m, n]; throws where the variant cannot do it
+Tensor linear_layernorm_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bias, const Tensor& input,
+                           const Tensor& gamma, const Tensor& beta, double eps, const std::string& variant) {
+  operands(a, weight, bias);
+  const int64_t m = a.size(0), n = weight.size(0), moments = exchanged_moment_count(m);
+  same("input", input, a, {m, n});
+  same("gamma", gamma, a, {n});
+  same("beta", beta, a, {n});
+  Tensor out = input.clone(), said = at::empty({moments}, a.options().dtype(at::kLong));
+  run_own_on("wgmma_layernorm", variant, a, weight, bias, {.residual_norm = true}, out,
+             {.gamma = gamma.const_data_ptr(),
+              .beta = beta.const_data_ptr(),
+              .eps = static_cast<float>(eps),
+              .moments = {static_cast<uint64_t*>(said.mutable_data_ptr()), moments}});
+  return out;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(ftbert, m) {
+  define_op(m, "linear(Tensor a, Tensor weight, Tensor? bias, str activation, bool gated=False) -> Tensor", &linear_op);
+  define_cuda_op(m,
+                 "linear_own(Tensor a, Tensor weight, Tensor? bias, str activation, str kernel, str variant, bool "
+                 "gated=False) -> Tensor",
+                 &linear_own);
+  define_cuda_op(m,
+                 "linear_layernorm(Tensor a, Tensor weight, Tensor? bias, Tensor input, Tensor gamma, Tensor beta, "
+                 "float eps, str variant) -> Tensor",
+                 &linear_layernorm_op);
+}
+
+}  // namespace ftbert::binding
