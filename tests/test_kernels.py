@@ -69,15 +69,6 @@ def test_add_bias_act(place: Place, rows: int, cols: int, activation: str) -> No
         assert_close(ops.add_bias_act(x, b, activation), expected, atol=max(2e-6, place.eps / 4), rtol=place.eps)
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("rows,cols", [(0, 64), (1, 1), (3, 77), (65, 1152), (2, 3072), (700, 24)])
-def test_add_bias_gate(place: Place, rows: int, cols: int, activation: str) -> None:
-    x, bias = random(rows, 2 * cols, place=place, scale=2.0), random(2 * cols, place=place, seed=1)
-    for b in (bias, None):
-        expected = reference.gate(x.double() + (0 if b is None else b.double()), activation)
-        assert_close(ops.add_bias_gate(x, b, activation), expected, atol=max(2e-5, place.eps / 4), rtol=place.eps)
-
-
 def test_activations_over_their_whole_range(place: Place) -> None:
     x = (
         torch.cat([torch.linspace(-30, 30, 6001), torch.linspace(-0.3, 0.3, 2001)])[None]
@@ -429,21 +420,6 @@ def test_linear(place: Place, m: int, n: int, k: int, activation: str) -> None:
         expected = reference.activation(a.double() @ weight.double().T + (0 if b is None else b.double()), activation)
         # 16-bit GEMMs whose activation is a separate pass round twice.
         assert_close(ops.linear(a, weight, b, activation), expected, atol=max(1e-5, 4 * place.eps), rtol=2 * place.eps)
-
-
-@pytest.mark.parametrize(
-    "m,n,k", [(1, 64, 64), (7, 34, 20), (128, 768, 768), (65, 2, 130), (300, 1152, 384), (700, 400, 1100), (5000, 2304, 200)]
-)  # fmt: skip
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_gated_linear(place: Place, m: int, n: int, k: int, activation: str) -> None:
-    """By whatever the plans choose: on Hopper kernels of ours that contain the gate, elsewhere add_bias_gate."""
-    a, weight = random(m, k, place=place), random(n, k, place=place, scale=1 / math.sqrt(k), seed=1)
-    bias = random(n, place=place, seed=2)
-    for b in (bias, None):
-        expected = reference.gate(a.double() @ weight.double().T + (0 if b is None else b.double()), activation)
-        got = ops.linear(a, weight, b, activation, True)
-        assert_close(got, expected, atol=max(2e-5, 8 * place.eps), rtol=4 * place.eps)
-        assert torch.equal(got, ops.linear(a, weight, b, activation, True))
 
 
 def sixteen_bit(place: Place) -> None:
