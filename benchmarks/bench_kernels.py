@@ -39,7 +39,7 @@ from machine import (  # noqa: E402
 )
 from torch import Tensor  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
-from torch.nn.functional import gelu, layer_norm, linear, normalize, scaled_dot_product_attention  # noqa: E402
+from torch.nn.functional import gelu, layer_norm, linear, normalize, scaled_dot_product_attention, silu  # noqa: E402
 
 from ftbert._library import load_library  # noqa: E402
 
@@ -85,6 +85,10 @@ def cases(batch: int, seq: int, device: torch.device, dtype: torch.dtype) -> Ite
         "add_bias_act (erf GELU)", lambda: (random(tokens, INTER),),
         lambda x: ops.add_bias_act_(x, wide, "gelu") or x,
         lambda x: gelu(x + wide), 2 * tokens * INTER * size,
+    )  # fmt: skip
+    yield Case(
+        "add_bias_gate (SwiGLU)", lambda: (random(tokens, INTER),), lambda x: ops.add_bias_gate(x, wide, "silu"),
+        lambda x: silu((x + wide)[:, ::2]) * (x + wide)[:, 1::2], 1.5 * tokens * INTER * size,
     )  # fmt: skip
 
     def sdpa(qkv: Tensor) -> Tensor:

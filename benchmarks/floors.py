@@ -16,7 +16,7 @@ PARTS = {
     "attention": r"attention|flash|fmha|softmax",
     "products with layernorm": r"wgmma_layernorm",
     "layernorm": r"layer_?norm|bias_input",
-    "activation": r"bias_act|gelu",
+    "activation": r"bias_act|bias_gate|gelu",
     "gemm": r"gemm|wgmma_tile|wgmma_persistent|nvjet|cutlass|xmma|splitk|cublas",
     "memory": r"memcpy|memset|restore|stage|copy",
 }

@@ -123,6 +123,12 @@ void add_bias_act<Cpu, float>(Context<Cpu>& context, float* x, const float* bias
 template <>
 void add_bias_gate<Cpu, float>(Context<Cpu>& context, const Operand& x, const float* bias, Activation activation,
                                int64_t rows, int64_t cols, const Operand& out) {
+  for (const Operand* one : {&x, &out}) {  // or an error
+    if (one->dtype == DType::bf16)
+      one->as<bfloat16_t>();
+    else
+      one->as<float>();
+  }
   isa_kernels().add_bias_gate(context, x, bias, activation, rows, cols, out);
 }
 
