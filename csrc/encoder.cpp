@@ -104,8 +104,14 @@ auto Encoder<Device, T>::plan(const Context<Device>& context, const Batch& batch
 template <class Device, class T>
 void Encoder<Device, T>::embed(Context<Device>& context, const Batch& batch, T* embedded, T* x) const {
   const EncoderConfig& c = config_;
-  const EmbeddingTables<T> tables{weights_.word,   weights_.position, weights_.token_type,    c.vocab,
-                                  c.max_positions, c.token_types,     weights_.embedding_norm};
+  const EmbeddingTables<T> tables{.word = weights_.word,
+                                  .position = weights_.position,
+                                  .token_type = weights_.token_type,
+                                  .vocab = c.vocab,
+                                  .max_positions = c.max_positions,
+                                  .token_types = c.token_types,
+                                  .norm = weights_.embedding_norm,
+                                  .scale = static_cast<float>(c.embedding_scale)};
   embeddings_layernorm<Device, T>(context, tables, batch.ids, batch.types, batch.to_padded, batch.positions,
                                   batch.tokens(), c.embedding, embedded ? embedded : x);
   if (embedded) linear_into(context, weights_.embedding_projection, embedded, batch.tokens(), Activation::none, x);

@@ -82,6 +82,13 @@ def _linear(a: Tensor, weight: Tensor, gated: bool) -> Tensor:
     return a.new_empty((a.shape[0], weight.shape[0] // (2 if gated else 1)))
 
 
+def _add_bias_input_layernorm(
+    x: Tensor, bias: Any, residual: Any, gamma: Any, beta: Any, eps: float, kind: str = "layer", offset: float = 0,
+    rounding: str = "once", total: bool = True,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return torch.empty_like(x), torch.empty_like(x) if total else x.new_empty((0, x.shape[1]))
+
+
 # What each op makes of its arguments, which come in the order of its schema (csrc/binding/).
 _FAKES: dict[str, Callable[..., Any]] = {
     "forward_batch": _forward_batch,
@@ -98,7 +105,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "embeddings_layernorm": lambda ids, types, index, positions, word, *_: word.new_empty(
         (positions.shape[0], word.shape[1])
     ),
-    "add_bias_input_layernorm": lambda x, *_: (torch.empty_like(x), torch.empty_like(x)),
+    "add_bias_input_layernorm": _add_bias_input_layernorm,
     "add_bias_act": lambda x, *_: torch.empty_like(x),
     "add_bias_act_": lambda *_: None,
     "add_bias_gate": lambda x, *_: x.new_empty((x.shape[0], x.shape[1] // 2)),

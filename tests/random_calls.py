@@ -28,7 +28,7 @@ WANTS = (
     ("tokens", "pooled"), ("first", "pooled"), ("last",), ("rows",), ("packed_tokens", "packed_index", "cu_seqlens"),
     ("hidden_states",), (),
 )  # fmt: skip
-WORDS = ["gelu", "none", "tanh", "mean", "cls", "last", "absolute", "from_padding", "fp32", "bf16", "", "embeddings.word", "\x00ü"]
+WORDS = ["gelu", "none", "tanh", "mean", "cls", "last", "absolute", "from_padding", "fp32", "bf16", "rms", "layer", "", "embeddings.word", "\x00ü"]
 Call = tuple[str, Callable[..., Any], list[Any]]
 
 
@@ -53,13 +53,13 @@ def valid(name: str, device: str) -> list[Any]:
         "add_bias_act": [x, vector, "gelu"],
         "add_bias_act_": [x, vector, "gelu"],
         "add_bias_gate": [x, vector, "silu"],
-        "add_bias_input_layernorm": [x, vector, floats(6, 64), vector, vector, 1e-5],
+        "add_bias_input_layernorm": [x, vector, floats(6, 64), vector, vector, 1e-5, "rms", 1.0, "before_gamma", True],
         "add_qkv_bias": [floats(6, 192), floats(192), cu, 5, 2],
         "attention": [floats(6, 192), cu, 4, 2, bias, columns, False],
         "attention_apart": [x, x, x, cu, cu, 4, 2, 2, 0.5],
         "activations": [],
         "build_info": [],
-        "embeddings_layernorm": [ids.flatten(), ids.flatten() % 2, index[:6], columns, floats(10, 64), floats(10, 64), floats(2, 64), vector, vector, 1e-5],
+        "embeddings_layernorm": [ids.flatten(), ids.flatten() % 2, index[:6], columns, floats(10, 64), floats(10, 64), floats(2, 64), vector, vector, 1e-5, "rms", 1.0, "once", 8.0],
         "gather_rows": [x, cu, "any", index[:4]],
         "linear": [x, floats(14, 64), floats(14), "gelu", True],
         "linear_own": [x, floats(64, 64), vector, "gelu", "wgmma_tile", "64x64 pair", False],

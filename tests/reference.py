@@ -23,6 +23,11 @@ def layernorm(x: Tensor, gamma: Tensor, beta: Tensor | float, eps: float) -> Ten
     return (x - mean) / (variance + eps).sqrt() * gamma + beta
 
 
+def rmsnorm(x: Tensor, gamma: Tensor, beta: Tensor | float, eps: float, offset: float = 0) -> Tensor:
+    """x [rows, cols], float64"""
+    return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * (gamma + offset) + beta
+
+
 def activation(x: Tensor, name: str) -> Tensor:
     """name: any spelling of it."""
     name = activations()[name]

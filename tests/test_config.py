@@ -38,7 +38,14 @@ SMALL: dict[str, Any] = {
     "layers": [{"repeat": 2}, {"norm_place": "pre"}],
 }  # fmt: skip
 
-norms = st.none() | st.builds(NormConfig, eps=st.floats(1e-12, 1), bias=st.booleans())
+norms = (
+    st.none()
+    | st.builds(NormConfig, eps=st.floats(1e-12, 1), bias=st.booleans())
+    | st.builds(
+        NormConfig, eps=st.floats(1e-12, 1), kind=st.just("rms"), bias=st.booleans(), offset=st.floats(-9, 9),
+        rounding=st.sampled_from(["once", "before_gamma"]),
+    )
+)  # fmt: skip
 
 
 @st.composite
@@ -83,7 +90,7 @@ def configs(draw: st.DrawFn) -> EncoderConfig:
         vocab=draw(st.integers(1, 99)), hidden=hidden, embedding=draw(st.integers(1, 9)) if projected else hidden,
         positions=PositionConfig(draw(st.sampled_from(["absolute", "from_padding", "none"])), draw(st.integers(9, 99))),
         layers=tuple(layers), padding_id=draw(st.integers(0, 7)), token_types=draw(st.integers(0, 2)),
-        embedding_norm=draw(norms), final_norm=draw(norms), embedding_projection=projected, pooler=draw(st.booleans()),
+        embedding_scale=draw(st.floats(1e-3, 100)), embedding_norm=draw(norms), final_norm=draw(norms), embedding_projection=projected, pooler=draw(st.booleans()),
     )  # fmt: skip
 
 
@@ -181,10 +188,9 @@ def merged(path: str, value: Any) -> dict[str, Any]:
         ("layers", [{"repeat": 1}] * 10**6, "bytes of JSON"),
         ("vocab", json.loads("[" * 40 + "]" * 40), "expected at most 32 levels"),
         # What can be described and is not computed.
-        ("layer.ffn_norm", {"eps": 1e-5, "kind": "rms"}, "norms of kind rms"),
-        ("embedding_norm", {"eps": 1e-5, "offset": 1}, "an offset of a norm's weights"),
-        ("final_norm", {"eps": 1e-5, "rounding": "before_gamma"}, "norms that round before_gamma"),
-        ("embedding_scale", 2, "an embedding_scale"),
+        ("embedding_norm", {"eps": 1e-5, "offset": 1}, "an offset of a LayerNorm's weights"),
+        ("layers.1.attention", {"qk_norm": {"eps": 1e-5, "offset": 1}}, "an offset of a LayerNorm's weights"),
+        ("final_norm", {"eps": 1e-5, "rounding": "before_gamma"}, "LayerNorms that round before_gamma"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -1,8 +1,7 @@
-// torch.ops.ftbert.*: every kernel by itself, for tests, benchmarks and heads; those of padding are in padding_ops.cpp,
-// those of rotary positions in rotary_ops.cpp, products in product_ops.cpp. Fake implementations are in
-// ftbert/_fake.py.
+// torch.ops.ftbert.*: every kernel by itself, for tests, benchmarks and heads; those of norms are in norm_ops.cpp, of
+// padding in padding_ops.cpp, of rotary positions in rotary_ops.cpp, products in product_ops.cpp. Fake implementations
+// are in ftbert/_fake.py.
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 
 #include "binding/define_op.h"
 #include "binding/op_checks.h"
@@ -11,71 +10,6 @@
 
 namespace ftbert::binding {
 namespace {
-
-// A table of `cols` columns, of x's dtype and device: its rows; 0 where there is none.
-int64_t table_rows(const char* name, const OptionalTensor& t, const Tensor& x, int64_t cols) {
-  if (!t) return 0;
-  rank(name, *t, 2);
-  same(name, t, x, {t->size(0), cols});
-  return t->size(0);
-}
-
-Tensor embeddings(const Tensor& ids, const OptionalTensor& types, const OptionalTensor& token_index, const Tensor& pos,
-                  const Tensor& word, const OptionalTensor& position, const OptionalTensor& token_type,
-                  const OptionalTensor& gamma, const OptionalTensor& beta, double eps) {
-  elements("word", word, 2);
-  const int64_t cols = word.size(1);
-  integers("positions", pos, word, at::kInt, 0);
-  const int64_t tokens = pos.size(0);
-  integers("input_ids", ids, word, at::kLong, token_index ? 0 : tokens);
-  if (types) integers("token_type_ids", *types, word, at::kLong, ids.size(0));
-  if (token_index) integers("token_index", *token_index, word, at::kLong, tokens);
-  const int64_t positions = table_rows("position", position, word, cols);
-  const int64_t kinds = table_rows("token_type", token_type, word, cols);
-  same("gamma", gamma, word, {cols});
-  same("beta", beta, word, {cols});
-  FTBERT_CHECK(gamma || !beta, "gamma: expected with beta; neither means no norm");
-  FTBERT_CHECK(!token_type || types || kinds > 0, "token_type: expected a row for type 0, got ", describe(*token_type));
-  if (token_index) check_range("token_index", *token_index, tokens, 0, ids.size(0));
-  const int64_t* const read = data<int64_t>(token_index);
-  check_range("input_ids", ids, tokens, 0, word.size(0), read);
-  if (types && token_type) check_range("token_type_ids", *types, tokens, 0, kinds, read);
-  if (position) check_range("positions", pos, tokens, 0, positions);
-  Tensor out = at::empty({tokens, cols}, word.options());
-  run(word, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    const NormKind kind = gamma ? NormKind::layer : NormKind::none;
-    const EmbeddingTables<T> tables{data<T>(word),
-                                    data<T>(position),
-                                    data<T>(token_type),
-                                    word.size(0),
-                                    positions,
-                                    kinds,
-                                    {kind, data<T>(gamma), data<T>(beta), static_cast<float>(eps)}};
-    embeddings_layernorm<Device, T>(call.context, tables, data<int64_t>(ids), data<int64_t>(types),
-                                    data<int64_t>(token_index), data<int32_t>(pos), tokens, cols, data<T>(out));
-  });
-  return out;
-}
-
-std::tuple<Tensor, Tensor> layernorm(const Tensor& x, const OptionalTensor& bias, const OptionalTensor& input,
-                                     const OptionalTensor& gamma, const OptionalTensor& beta, double eps) {
-  elements("x", x, 2);
-  const int64_t cols = x.size(1);
-  same("bias", bias, x, {cols});
-  same("input", input, x, x.sizes());
-  same("gamma", gamma, x, {cols});
-  same("beta", beta, x, {cols});
-  FTBERT_CHECK(gamma || !beta, "gamma: expected with beta; neither means no norm");
-  Tensor out = at::empty_like(x), sum = at::empty_like(x);
-  if (x.numel() == 0) return {out, sum};
-  run(x, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    const Norm<T> norm{gamma ? NormKind::layer : NormKind::none, data<T>(gamma), data<T>(beta),
-                       static_cast<float>(eps)};
-    add_bias_input_layernorm<Device, T>(call.context, data<T>(x), data<T>(bias), data<T>(input), norm, x.size(0), cols,
-                                        {data<T>(sum), data<T>(out), {}});
-  });
-  return {out, sum};
-}
 
 void bias_act_in_place(const Tensor& x, const OptionalTensor& bias, const std::string& activation) {
   elements("x", x, 2);
@@ -270,15 +204,6 @@ Tensor pooling_op(const Tensor& hidden, const OptionalTensor& cu, const std::str
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(ftbert, m) {
-  define_op(m,
-            "embeddings_layernorm(Tensor input_ids, Tensor? token_type_ids, Tensor? token_index, Tensor positions, "
-            "Tensor word, Tensor? position, Tensor? token_type, Tensor? gamma, Tensor? beta, float eps) -> Tensor",
-            &embeddings);
-  define_op(
-      m,
-      "add_bias_input_layernorm(Tensor x, Tensor? bias, Tensor? input, Tensor? gamma, Tensor? beta, float eps) -> "
-      "(Tensor, Tensor)",
-      &layernorm);
   define_op(m, "add_bias_act(Tensor x, Tensor? bias, str activation) -> Tensor", &bias_act);
   define_op(m, "add_bias_act_(Tensor(a!) x, Tensor? bias, str activation) -> ()", &bias_act_in_place);
   define_op(m, "add_bias_gate(Tensor x, Tensor? bias, str activation) -> Tensor", &bias_gate);

@@ -119,7 +119,7 @@ Operand linear_all(Context<Device>& context, const Linear<T>& weights, const Ope
 template <class Device, class T>
 bool linear_layernorm(Context<Device>& context, const Linear<T>& weights, const Operand& a, int64_t m,
                       const Norm<T>& norm, int64_t rows, ExchangedMoments& moments, T* x) {
-  if (!moments.data || norm.kind != NormKind::layer || !norm.beta || !weights.bias) return false;
+  if (!moments.data || !norm.is_layernorm_with_beta() || !weights.bias) return false;
   check_product_exists(DeviceKind::cuda, kDType<T>, weights.weight, weights.input);
   Product whole = product_of(weights, m, {.bias = true, .residual_norm = true});
   const ProductData data{.a = a.template as<T>(),

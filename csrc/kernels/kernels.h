@@ -88,9 +88,10 @@ struct EmbeddingTables {
   const T* token_type;  // [token_types, cols] or nullptr
   int64_t vocab, max_positions, token_types;
   Norm<T> norm;
+  float scale = 1;  // of the word table's rows; rounded to T, as its product with a row is
 };
 
-// out[t] = norm(word[id] + position[p] + token_type[tt]) for each packed token, gathered from padded ids
+// out[t] = norm(scale * word[id] + position[p] + token_type[tt]) for each packed token, gathered from padded ids
 // through to_padded (nullptr: ids are packed). token_type_ids == nullptr means type 0. An id or a position outside
 // its table gives a row of NaN on CUDA, where no host may be asked; the CPU's caller has checked them.
 template <class Device, class T>

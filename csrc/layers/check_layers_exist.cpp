@@ -19,16 +19,16 @@ void check_layers_exist(const EncoderConfig& config) {
     if (asked) lacking.insert(what);
   };
   const auto norm = [&](const NormConfig& c) {
-    refuse(c.kind == NormKind::rms, "norms of kind rms");
-    refuse(c.offset != 0, "an offset of a norm's weights");
-    refuse(c.rounding == NormRounding::before_gamma, "norms that round before_gamma");
+    if (c.kind == NormKind::rms) return;
+    refuse(c.offset != 0, "an offset of a LayerNorm's weights");
+    refuse(c.rounding == NormRounding::before_gamma, "LayerNorms that round before_gamma");
   };
-  refuse(config.embedding_scale != 1, "an embedding_scale");
   norm(config.embedding_norm);
   norm(config.final_norm);
   for (const LayerConfig& c : config.layers) {
     for (const NormConfig* one : {&c.attention_norm, &c.attention_result_norm, &c.ffn_norm, &c.ffn_result_norm})
       norm(*one);
+    if (c.attention.qk_norm) norm(*c.attention.qk_norm);
     if (const std::optional<Rotary>& rotary = c.attention.rotary)
       refuse(config.max_positions > kMostTurns || config.max_positions * rotary->dims > kMostTableFloats,
              "tables of rotary positions of more than 2^21 rows or 2 GiB");

@@ -40,8 +40,7 @@ std::string refusal(const Context<Cuda>& context, const EncoderConfig& c, const 
   for (const Layer<T>& layer : weights.layers)
     for (const BlockNorms<T>* norms : {&layer.attention_norms, &layer.ffn_norms}) {
       if (norms->before) return "LayerNorm comes first in this model";
-      if (norms->result || norms->after.kind != NormKind::layer || !norms->after.beta)
-        return "a norm is no LayerNorm with gamma and beta";
+      if (norms->result || !norms->after.is_layernorm_with_beta()) return "a norm is no LayerNorm with gamma and beta";
     }
   if (weights.final_norm) return "a norm follows the last layer's";
   if (c.hidden > kMostColumns) return "hidden is more than " + std::to_string(kMostColumns);

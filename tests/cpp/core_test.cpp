@@ -84,7 +84,7 @@ class Reference {
     for (size_t t = 0; t < ids.size(); ++t) {
       Row row(c_.hidden);
       for (int64_t j = 0; j < c_.hidden; ++j)
-        row[j] = at("embeddings.word", ids[t] * c_.hidden + j) +
+        row[j] = c_.embedding_scale * at("embeddings.word", ids[t] * c_.hidden + j) +
                  (c_.positions == PositionKind::none ? 0 : at("embeddings.position", positions[t] * c_.hidden + j)) +
                  at("embeddings.token_type", types[t] * c_.hidden + j);
       x.push_back(norm("embeddings.norm", c_.embedding_norm, row));
@@ -436,6 +436,25 @@ void gates_match(const std::string& activation, AttentionPath path) {
   forward_matches(config, path);
 }
 
+// RMSNorm before blocks (Llama), and of their results too, with an offset and scaled embeddings (Gemma).
+void rms_norms_match(bool sandwich, AttentionPath path) {
+  EncoderConfig config = make_config(32, 2, "silu", NormPlace::pre);
+  const NormConfig rms{.kind = NormKind::rms,
+                       .bias = false,
+                       .eps = 1e-6,
+                       .offset = sandwich ? 1.0 : 0.0,
+                       .rounding = sandwich ? NormRounding::once : NormRounding::before_gamma};
+  config.final_norm = config.embedding_norm = rms;
+  config.embedding_norm.bias = true;
+  for (LayerConfig& layer : config.layers) layer.attention_norm = layer.ffn_norm = rms;
+  if (sandwich) {
+    config.embedding_scale = std::sqrt(32.0);
+    config.embedding_norm.kind = NormKind::none;
+    for (LayerConfig& layer : config.layers) layer.attention_result_norm = layer.ffn_result_norm = rms;
+  }
+  forward_matches(config, path);
+}
+
 // A matrix in a type that no product reads, or with scales, is refused where the model is made.
 void unread_matrices_are_errors() {
   const EncoderConfig config = make_config(32, 2, "gelu");
@@ -587,6 +606,8 @@ int main() {
       for (const NormPlace second : {NormPlace::post, NormPlace::pre})
         tests.emplace_back(std::string("sandwiched norms match, ") + name,
                            [=] { sandwiched_norms_match(first, second, path); });
+    for (const bool sandwich : {false, true})
+      tests.emplace_back(std::string("RMSNorms match, ") + name, [=] { rms_norms_match(sandwich, path); });
     tests.emplace_back(std::string("forward matches, ") + name + ", 2 heads of 64",
                        [=] { forward_matches(128, 2, "gelu", path); });
   }

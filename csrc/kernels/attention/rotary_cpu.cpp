@@ -7,7 +7,7 @@
 
 #include "device/parallel_cpu.h"
 #include "kernels/isa.h"
-#include "kernels/norm/layernorm_row.h"
+#include "kernels/norm/norm_row.h"
 
 namespace ftbert::FTBERT_ISA {
 namespace {

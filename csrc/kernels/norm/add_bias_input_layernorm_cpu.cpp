@@ -1,7 +1,7 @@
 // sum = x + bias + input; out = norm(sum).
 #include "device/parallel_cpu.h"
 #include "kernels/kernels.h"
-#include "kernels/norm/layernorm_row.h"
+#include "kernels/norm/norm_row.h"
 
 namespace ftbert::FTBERT_ISA {
 

@@ -7,16 +7,19 @@
 #include "core/dispatch.h"
 #include "device/launch.cuh"
 #include "kernels/kernels.h"
-#include "kernels/norm/layernorm.cuh"
+#include "kernels/norm/norm_row.cuh"
 
 namespace ftbert {
 namespace {
 
-// x, input, sum and out carry no __restrict__: out and sum may alias x or input.
-template <class Shape, class E, bool kNormalize>
+// offset: added to gamma by the rules that do. x, input, sum and out carry no __restrict__: out and sum may alias x or
+// input.
+template <class Shape, class E, class Rule>
 __global__ void __launch_bounds__(Shape::kMaxThreads)
     add_bias_input_layernorm_kernel(const E* x, const E* bias, const E* input, const E* gamma, const E* beta, float eps,
-                                    int64_t rows, int cols, E* sum, E* out) {
+                                    int64_t rows, int cols, E* sum, E* out, float offset) {
+  constexpr bool kNormalize = !std::is_same_v<Rule, NoRule>;
+  const Rule rule{eps, offset};
   wait_for_inputs();
   RowWalk<Shape> walk;
   if constexpr (Shape::kPacks > 0) {
@@ -26,18 +29,17 @@ __global__ void __launch_bounds__(Shape::kMaxThreads)
     load_row<Shape>(gamma, cols, walk.lane, g);
     load_row<Shape>(beta, cols, walk.lane, h);
     for (; walk.row < rows; walk.row += walk.step) {
-      const int64_t offset = walk.row * cols;
+      const int64_t at = walk.row * cols;
       Packed<E, Shape::kWidth> a[Shape::kPacks], c[Shape::kPacks];
-      load_row<Shape>(x + offset, cols, walk.lane, a);
-      load_row<Shape>(input ? input + offset : nullptr, cols, walk.lane, c);
-      layernorm_packs<Shape>(a, b, c, g, h, kNormalize, eps, cols, walk.lane, sum ? sum + offset : nullptr,
-                             out + offset);
+      load_row<Shape>(x + at, cols, walk.lane, a);
+      load_row<Shape>(input ? input + at : nullptr, cols, walk.lane, c);
+      norm_packs<Shape>(a, b, c, g, h, kNormalize, rule, cols, walk.lane, sum ? sum + at : nullptr, out + at);
     }
   } else {
     for (; walk.row < rows; walk.row += walk.step) {
-      const int64_t offset = walk.row * cols;
-      layernorm_row<Shape>(x + offset, bias, input ? input + offset : nullptr, kNormalize ? gamma : nullptr, beta, eps,
-                           cols, walk.lane, sum ? sum + offset : nullptr, out + offset);
+      const int64_t at = walk.row * cols;
+      norm_row<Shape>(x + at, bias, input ? input + at : nullptr, kNormalize ? gamma : nullptr, beta, rule, cols,
+                      walk.lane, sum ? sum + at : nullptr, out + at);
     }
   }
 }
@@ -50,9 +52,8 @@ void add_bias_input_layernorm(Context<Device>& context, const T* x, const T* bia
   if (rows == 0 || cols == 0) return;
   T *const sum = to.sum, *const out = to.only_norm();
   FTBERT_CHECK(cols < (1 << 30), "add_bias_input_layernorm: a row has at most 2^30 elements, got ", cols);
-  const auto launch = [&]<bool kNormalize>(auto shape, std::bool_constant<kNormalize>) {
-    using Shape = decltype(shape);
-    const auto kernel = add_bias_input_layernorm_kernel<Shape, native_t<T>, kNormalize>;
+  const auto launch = [&]<class Shape, class Rule>() {
+    const auto kernel = add_bias_input_layernorm_kernel<Shape, native_t<T>, Rule>;
     // No more blocks than there is room for at once: each walks over rows, its vectors loaded once.
     static std::array<std::atomic<int>, 64> known{};  // by device; 0: not asked yet
     const size_t device = static_cast<size_t>(context.device);
@@ -65,11 +66,11 @@ void add_bias_input_layernorm(Context<Device>& context, const T* x, const T* bia
     on.blocks = std::min(on.blocks, static_cast<unsigned>(fitting * context.sm_count));
     launch_overlapped(context, "kernel add_bias_input_layernorm", kernel, on.blocks, on.threads, 0, 1, native(x),
                       native(bias), native(input), native(norm.gamma), native(norm.beta), norm.eps, rows, cols,
-                      native(sum), native(out));
+                      native(sum), native(out), norm.offset);
   };
   with_row_shape<kWidth<T>>(
       vectorizable(kWidth<T>, cols, x, bias, input, norm.gamma, norm.beta, sum, out), cols, [&](auto shape) {
-        norm.kind == NormKind::none ? launch(shape, std::false_type()) : launch(shape, std::true_type());
+        with_norm_rule(norm, [&]<class Rule>() { launch.template operator()<decltype(shape), Rule>(); });
       });
 }
 

@@ -1,7 +1,7 @@
-// out[t] = LayerNorm(word[id] + position[p] + token_type[tt]) for each packed token.
+// out[t] = norm(scale * word[id] + position[p] + token_type[tt]) for each packed token.
 #include "device/parallel_cpu.h"
 #include "kernels/kernels.h"
-#include "kernels/norm/layernorm_row.h"
+#include "kernels/norm/norm_row.h"
 
 namespace ftbert::FTBERT_ISA {
 
@@ -14,7 +14,7 @@ void embeddings_layernorm(Context<Cpu>&, const EmbeddingTables<float>& tables, c
     float* row = out + t * cols;
     const float* word = tables.word + input_ids[source] * cols;
 #pragma omp simd
-    for (int64_t c = 0; c < cols; ++c) row[c] = word[c];
+    for (int64_t c = 0; c < cols; ++c) row[c] = word[c] * tables.scale;
     // The order of transformers' BertEmbeddings: word + token type, then + position.
     if (tables.token_type) {
       const float* type = tables.token_type + (token_type_ids ? token_type_ids[source] : 0) * cols;

@@ -1,11 +1,11 @@
-// out[t] = norm(word[id] + token_type[type] + position[p]), gathered straight into packed rows.
+// out[t] = norm(scale * word[id] + token_type[type] + position[p]), gathered straight into packed rows.
 #include <cmath>
 
 #include "core/check.h"
 #include "core/dispatch.h"
 #include "device/launch.cuh"
 #include "kernels/kernels.h"
-#include "kernels/norm/layernorm.cuh"
+#include "kernels/norm/norm_row.cuh"
 
 namespace ftbert {
 namespace {
@@ -18,9 +18,17 @@ __device__ const E* table_row(const E* table, int64_t index, int64_t rows, int c
   return table + index * cols;
 }
 
+// What kernels read of EmbeddingTables.
+template <class E>
+struct Tables {
+  const E *word, *position, *token_type;
+  int64_t vocab, max_positions, token_types;
+  Norm<E> norm;
+};
+
 template <class Shape, class E>
 __global__ void __launch_bounds__(Shape::kMaxThreads)
-    embeddings_layernorm_kernel(EmbeddingTables<E> tables, const int64_t* input_ids, const int64_t* token_type_ids,
+    embeddings_layernorm_kernel(Tables<E> tables, const int64_t* input_ids, const int64_t* token_type_ids,
                                 const int64_t* to_padded, const int32_t* positions, int64_t tokens, int cols, E* out) {
   for (RowWalk<Shape> walk; walk.row < tokens; walk.row += walk.step) {
     const int64_t at = to_padded ? to_padded[walk.row] : walk.row;
@@ -32,11 +40,52 @@ __global__ void __launch_bounds__(Shape::kMaxThreads)
         table_row(tables.position, positions ? int64_t{positions[walk.row]} : 0, tables.max_positions, cols, inside);
     E* row = out + walk.row * cols;
     if (inside) {
-      layernorm_row<Shape>(word, type, position, tables.norm.gamma, tables.norm.beta, tables.norm.eps, cols, walk.lane,
-                           static_cast<E*>(nullptr), row);
+      norm_row<Shape>(word, type, position, tables.norm.gamma, tables.norm.beta, LayerRule{tables.norm.eps, 0}, cols,
+                      walk.lane, static_cast<E*>(nullptr), row);
     } else {
       // No host may be asked here; NaN cannot be mistaken for an embedding.
       for (int col = walk.lane; col < cols; col += Shape::kThreads) row[col] = from_float<E>(NAN);
+    }
+  }
+}
+
+constexpr int kScaledThreads = 256;
+
+// The sum alone; the scaled row is rounded to E before it is added to, and so is the scale.
+template <int W, class E>
+__global__ void __launch_bounds__(kScaledThreads)
+    scaled_embeddings_kernel(Tables<E> tables, float scale, const int64_t* input_ids, const int64_t* token_type_ids,
+                             const int64_t* to_padded, const int32_t* positions, int64_t tokens, int cols, E* out) {
+  using Pack = Packed<E, W>;
+  const float factor = to_float(from_float<E>(scale));
+  for (int64_t t = blockIdx.x; t < tokens; t += gridDim.x) {
+    const int64_t at = to_padded ? to_padded[t] : t;
+    bool inside = true;
+    const E* word = table_row(tables.word, input_ids[at], tables.vocab, cols, inside);
+    const E* type =
+        table_row(tables.token_type, token_type_ids ? token_type_ids[at] : 0, tables.token_types, cols, inside);
+    const E* position =
+        table_row(tables.position, positions ? int64_t{positions[t]} : 0, tables.max_positions, cols, inside);
+    for (int col = threadIdx.x * W; col < cols; col += blockDim.x * W) {
+      float x[W];
+      if (inside) {
+        Pack::load(word + col).to_floats(x);
+#pragma unroll
+        for (int w = 0; w < W; ++w) x[w] = to_float(from_float<E>(__fmul_rn(x[w], factor)));  // no part of an FMA
+        const auto add = [&](const E* other) {
+          if (other == nullptr) return;
+          float y[W];
+          Pack::load(other + col).to_floats(y);
+#pragma unroll
+          for (int w = 0; w < W; ++w) x[w] += y[w];
+        };
+        add(type);
+        add(position);
+      } else {
+#pragma unroll
+        for (int w = 0; w < W; ++w) x[w] = NAN;
+      }
+      Pack::from_floats(x).store(out + t * cols + col);
     }
   }
 }
@@ -53,13 +102,25 @@ void embeddings_layernorm(Context<Device>& context, const EmbeddingTables<T>& ta
                "embeddings_layernorm: the model has a position table, but no positions given");
   using E = native_t<T>;
   const Norm<T>& norm = tables.norm;  // without a gamma: none
-  const EmbeddingTables<E> on_device{native(tables.word),
-                                     native(tables.position),
-                                     native(tables.token_type),
-                                     tables.vocab,
-                                     tables.max_positions,
-                                     tables.token_types,
-                                     {norm.kind, native(norm.gamma), native(norm.beta), norm.eps}};
+  const Tables<E> on_device{native(tables.word),
+                            native(tables.position),
+                            native(tables.token_type),
+                            tables.vocab,
+                            tables.max_positions,
+                            tables.token_types,
+                            {norm.kind, native(norm.gamma), native(norm.beta), norm.eps}};
+  if (tables.scale != 1 || norm.kind == NormKind::rms) {
+    with_width<kWidth<T>>(
+        vectorizable(kWidth<T>, cols, tables.word, tables.position, tables.token_type, out), [&]<int W>() {
+          const int64_t warps = std::min<int64_t>((cols + 32 * W - 1) / (32 * W), kScaledThreads / 32);
+          launch_kernel(context, "kernel embeddings_layernorm", scaled_embeddings_kernel<W, E>,
+                        static_cast<unsigned>(std::min<int64_t>(tokens, INT_MAX)), static_cast<unsigned>(32 * warps),
+                        on_device, tables.scale, input_ids, token_type_ids, to_padded, positions, tokens, cols,
+                        native(out));
+        });
+    if (norm) add_bias_input_layernorm<Device, T>(context, out, nullptr, nullptr, norm, tokens, cols, {.normed = out});
+    return;
+  }
   const auto launch = [&](auto shape) {
     using Shape = decltype(shape);
     const RowLaunch on = row_launch<Shape>(tokens, context.sm_count);

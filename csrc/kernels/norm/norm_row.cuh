@@ -1,7 +1,9 @@
-// out = LayerNorm(a + b + c) * gamma + beta for one row: the body that the norm kernels share. beta may be null: 0.
+// out = norm(a + b + c) for one row, by a rule (norm_rule.cuh): the body that the norm kernels share. beta may be null:
+// 0.
 #pragma once
 #include "device/row_shape.cuh"
 #include "device/vector.cuh"
+#include "kernels/norm/norm_rule.cuh"
 
 namespace ftbert {
 
@@ -16,14 +18,15 @@ __device__ void load_row(const E* row, int cols, int lane, Packed<E, Shape::kWid
   }
 }
 
-// The row in registers. Two-pass variance: E[x^2] - mean^2 cancels where a row's mean is large against its spread.
-template <class Shape, class E>
-__device__ void layernorm_packs(const Packed<E, Shape::kWidth> (&packs_a)[Shape::kPacks],
-                                const Packed<E, Shape::kWidth> (&packs_b)[Shape::kPacks],
-                                const Packed<E, Shape::kWidth> (&packs_c)[Shape::kPacks],
-                                const Packed<E, Shape::kWidth> (&packs_gamma)[Shape::kPacks],
-                                const Packed<E, Shape::kWidth> (&packs_beta)[Shape::kPacks], bool normalize, float eps,
-                                int cols, int lane, E* sum, E* out) {
+// The row in registers. Two passes for a variance: E[x^2] - mean^2 cancels where a row's mean is large against its
+// spread.
+template <class Shape, class Rule, class E>
+__device__ void norm_packs(const Packed<E, Shape::kWidth> (&packs_a)[Shape::kPacks],
+                           const Packed<E, Shape::kWidth> (&packs_b)[Shape::kPacks],
+                           const Packed<E, Shape::kWidth> (&packs_c)[Shape::kPacks],
+                           const Packed<E, Shape::kWidth> (&packs_gamma)[Shape::kPacks],
+                           const Packed<E, Shape::kWidth> (&packs_beta)[Shape::kPacks], bool normalize,
+                           const Rule& rule, int cols, int lane, E* sum, E* out) {
   constexpr int W = Shape::kWidth, P = Shape::kPacks;
   using Pack = Packed<E, W>;
   const float inverse = 1.0f / cols;  // while the loads are under way
@@ -38,7 +41,7 @@ __device__ void layernorm_packs(const Packed<E, Shape::kWidth> (&packs_a)[Shape:
 #pragma unroll
     for (int w = 0; w < W; ++w) {
       x[i][w] = x[i][w] + y[w] + z[w];
-      total += x[i][w];
+      total += Rule::kCentred ? x[i][w] : x[i][w] * x[i][w];
     }
     const int col = (i * Shape::kThreads + lane) * W;
     if (sum != nullptr && col < cols) Pack::from_floats(x[i]).store(sum + col);
@@ -46,16 +49,20 @@ __device__ void layernorm_packs(const Packed<E, Shape::kWidth> (&packs_a)[Shape:
 
   float mean = 0, scale = 1;
   if (normalize) {
-    mean = reduce<Shape::kThreads>(total, Sum()) * inverse;
-    float squares = 0;
+    if constexpr (Rule::kCentred) {
+      mean = reduce<Shape::kThreads>(total, Sum()) * inverse;
+      float squares = 0;
 #pragma unroll
-    for (int i = 0; i < P; ++i) {
-      if ((i * Shape::kThreads + lane) * W < cols) {
+      for (int i = 0; i < P; ++i) {
+        if ((i * Shape::kThreads + lane) * W < cols) {
 #pragma unroll
-        for (int w = 0; w < W; ++w) squares += (x[i][w] - mean) * (x[i][w] - mean);
+          for (int w = 0; w < W; ++w) squares += (x[i][w] - mean) * (x[i][w] - mean);
+        }
       }
+      scale = inverse_root_mean<Shape::kThreads>(squares, inverse, rule.eps);
+    } else {
+      scale = inverse_root_mean<Shape::kThreads>(total, inverse, rule.eps);
     }
-    scale = rsqrtf(reduce<Shape::kThreads>(squares, Sum()) * inverse + eps);
   }
 
 #pragma unroll
@@ -67,17 +74,22 @@ __device__ void layernorm_packs(const Packed<E, Shape::kWidth> (&packs_a)[Shape:
       packs_gamma[i].to_floats(g);
       packs_beta[i].to_floats(h);
 #pragma unroll
-      for (int w = 0; w < W; ++w) x[i][w] = (x[i][w] - mean) * scale * g[w] + h[w];
+      for (int w = 0; w < W; ++w) {
+        if constexpr (Rule::kCentred)
+          x[i][w] = (x[i][w] - mean) * scale * g[w] + h[w];
+        else
+          x[i][w] = rule.template apply<E>(x[i][w], scale, g[w], h[w]);
+      }
     }
     Pack::from_floats(x[i]).store(out + col);
   }
 }
 
-// A row too long for registers: the same two passes, each reading the row again (from L1 or L2). Each element is
+// A row too long for registers: the same passes, each reading the row again (from L1 or L2). Each element is
 // stored by the thread that read it, after its last read, so that out and sum may alias a or c here too.
-template <class Shape, class E>
-__device__ void layernorm_long(const E* a, const E* b, const E* c, const E* gamma, const E* beta, float eps, int cols,
-                               int lane, E* sum, E* out) {
+template <class Shape, class Rule, class E>
+__device__ void norm_long(const E* a, const E* b, const E* c, const E* gamma, const E* beta, const Rule& rule, int cols,
+                          int lane, E* sum, E* out) {
   constexpr int W = Shape::kWidth;
   using Pack = Packed<E, W>;
   const auto value = [&](int col, float (&x)[W]) {
@@ -99,21 +111,24 @@ __device__ void layernorm_long(const E* a, const E* b, const E* c, const E* gamm
   float x[W];
   if (gamma != nullptr) {
     const float inverse = 1.0f / cols;
-    float total = 0, squares = 0;
+    float squares = 0;
+    if constexpr (Rule::kCentred) {
+      float total = 0;
 #pragma unroll 1
-    for (int col = lane * W; col < cols; col += Shape::kThreads * W) {
-      value(col, x);
+      for (int col = lane * W; col < cols; col += Shape::kThreads * W) {
+        value(col, x);
 #pragma unroll
-      for (int w = 0; w < W; ++w) total += x[w];
+        for (int w = 0; w < W; ++w) total += x[w];
+      }
+      mean = reduce<Shape::kThreads>(total, Sum()) * inverse;
     }
-    mean = reduce<Shape::kThreads>(total, Sum()) * inverse;
 #pragma unroll 1
     for (int col = lane * W; col < cols; col += Shape::kThreads * W) {
       value(col, x);
 #pragma unroll
       for (int w = 0; w < W; ++w) squares += (x[w] - mean) * (x[w] - mean);
     }
-    scale = rsqrtf(reduce<Shape::kThreads>(squares, Sum()) * inverse + eps);
+    scale = inverse_root_mean<Shape::kThreads>(squares, inverse, rule.eps);
   }
 #pragma unroll 1
   for (int col = lane * W; col < cols; col += Shape::kThreads * W) {
@@ -124,16 +139,21 @@ __device__ void layernorm_long(const E* a, const E* b, const E* c, const E* gamm
       Pack::load(gamma + col).to_floats(g);
       (beta != nullptr ? Pack::load(beta + col) : Pack::zero()).to_floats(h);
 #pragma unroll
-      for (int w = 0; w < W; ++w) x[w] = (x[w] - mean) * scale * g[w] + h[w];
+      for (int w = 0; w < W; ++w) {
+        if constexpr (Rule::kCentred)
+          x[w] = (x[w] - mean) * scale * g[w] + h[w];
+        else
+          x[w] = rule.template apply<E>(x[w], scale, g[w], h[w]);
+      }
     }
     Pack::from_floats(x).store(out + col);
   }
 }
 
-// a, b, c: one row each, b and c may be null. gamma == nullptr: no LayerNorm. sum (may be null): a + b + c is kept.
-template <class Shape, class E>
-__device__ void layernorm_row(const E* a, const E* b, const E* c, const E* gamma, const E* beta, float eps, int cols,
-                              int lane, E* sum, E* out) {
+// a, b, c: one row each, b and c may be null. gamma == nullptr: no norm. sum (may be null): a + b + c is kept.
+template <class Shape, class Rule, class E>
+__device__ void norm_row(const E* a, const E* b, const E* c, const E* gamma, const E* beta, const Rule& rule, int cols,
+                         int lane, E* sum, E* out) {
   if constexpr (Shape::kPacks > 0) {
     // All loads are issued before the first reduction, since with few rows the kernel's time is their latency.
     constexpr int P = Shape::kPacks;
@@ -143,10 +163,9 @@ __device__ void layernorm_row(const E* a, const E* b, const E* c, const E* gamma
     load_row<Shape>(c, cols, lane, packs_c);
     load_row<Shape>(gamma, cols, lane, packs_gamma);
     load_row<Shape>(beta, cols, lane, packs_beta);
-    layernorm_packs<Shape>(packs_a, packs_b, packs_c, packs_gamma, packs_beta, gamma != nullptr, eps, cols, lane, sum,
-                           out);
+    norm_packs<Shape>(packs_a, packs_b, packs_c, packs_gamma, packs_beta, gamma != nullptr, rule, cols, lane, sum, out);
   } else {
-    layernorm_long<Shape>(a, b, c, gamma, beta, eps, cols, lane, sum, out);
+    norm_long<Shape>(a, b, c, gamma, beta, rule, cols, lane, sum, out);
   }
 }
 

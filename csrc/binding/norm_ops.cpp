@@ -1,0 +1,119 @@
+// torch.ops.ftbert.*: the kernels of norms, as kernel_ops.cpp has the others.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include "binding/define_op.h"
+#include "binding/op_checks.h"
+#include "kernels/kernels.h"
+
+namespace ftbert::binding {
+namespace {
+
+// A table of `cols` columns, of x's dtype and device: its rows; 0 where there is none.
+int64_t table_rows(const char* name, const OptionalTensor& t, const Tensor& x, int64_t cols) {
+  if (!t) return 0;
+  rank(name, *t, 2);
+  same(name, t, x, {t->size(0), cols});
+  return t->size(0);
+}
+
+// The words of a norm's description (docs/checkpoint.md).
+struct NormWords {
+  NormKind kind;
+  NormRounding rounding;
+  double eps, offset;
+
+  NormWords(const OptionalTensor& gamma, const OptionalTensor& beta, double eps, const std::string& kind, double offset,
+            const std::string& rounding)
+      : kind(!gamma            ? NormKind::none
+             : kind == "layer" ? NormKind::layer
+                               : NormKind::rms),
+        rounding(rounding == "once" ? NormRounding::once : NormRounding::before_gamma),
+        eps(eps),
+        offset(offset) {
+    FTBERT_CHECK(gamma || !beta, "gamma: expected with beta; neither means no norm");
+    FTBERT_CHECK(kind == "layer" || kind == "rms", "kind: expected layer or rms, got ", kind);
+    FTBERT_CHECK(rounding == "once" || rounding == "before_gamma", "rounding: expected once or before_gamma, got ",
+                 rounding);
+    FTBERT_CHECK(kind == "rms" || (offset == 0 && rounding == "once"),
+                 "kind: expected rms beside an offset or before_gamma, got layer");
+  }
+
+  template <class T>
+  Norm<T> of(const OptionalTensor& gamma, const OptionalTensor& beta) const {
+    return {kind, data<T>(gamma), data<T>(beta), static_cast<float>(eps), static_cast<float>(offset), rounding};
+  }
+};
+
+Tensor embeddings(const Tensor& ids, const OptionalTensor& types, const OptionalTensor& token_index, const Tensor& pos,
+                  const Tensor& word, const OptionalTensor& position, const OptionalTensor& token_type,
+                  const OptionalTensor& gamma, const OptionalTensor& beta, double eps, const std::string& kind,
+                  double offset, const std::string& rounding, double scale) {
+  elements("word", word, 2);
+  const int64_t cols = word.size(1);
+  integers("positions", pos, word, at::kInt, 0);
+  const int64_t tokens = pos.size(0);
+  integers("input_ids", ids, word, at::kLong, token_index ? 0 : tokens);
+  if (types) integers("token_type_ids", *types, word, at::kLong, ids.size(0));
+  if (token_index) integers("token_index", *token_index, word, at::kLong, tokens);
+  const int64_t positions = table_rows("position", position, word, cols);
+  const int64_t kinds = table_rows("token_type", token_type, word, cols);
+  same("gamma", gamma, word, {cols});
+  same("beta", beta, word, {cols});
+  const NormWords norm(gamma, beta, eps, kind, offset, rounding);
+  FTBERT_CHECK(!token_type || types || kinds > 0, "token_type: expected a row for type 0, got ", describe(*token_type));
+  if (token_index) check_range("token_index", *token_index, tokens, 0, ids.size(0));
+  const int64_t* const read = data<int64_t>(token_index);
+  check_range("input_ids", ids, tokens, 0, word.size(0), read);
+  if (types && token_type) check_range("token_type_ids", *types, tokens, 0, kinds, read);
+  if (position) check_range("positions", pos, tokens, 0, positions);
+  Tensor out = at::empty({tokens, cols}, word.options());
+  run(word, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
+    const EmbeddingTables<T> tables{
+        data<T>(word), data<T>(position),       data<T>(token_type),      word.size(0), positions,
+        kinds,         norm.of<T>(gamma, beta), static_cast<float>(scale)};
+    embeddings_layernorm<Device, T>(call.context, tables, data<int64_t>(ids), data<int64_t>(types),
+                                    data<int64_t>(token_index), data<int32_t>(pos), tokens, cols, data<T>(out));
+  });
+  return out;
+}
+
+std::tuple<Tensor, Tensor> layernorm(const Tensor& x, const OptionalTensor& bias, const OptionalTensor& input,
+                                     const OptionalTensor& gamma, const OptionalTensor& beta, double eps,
+                                     const std::string& kind, double offset, const std::string& rounding,
+                                     bool keep_sum) {
+  elements("x", x, 2);
+  const int64_t cols = x.size(1);
+  same("bias", bias, x, {cols});
+  same("input", input, x, x.sizes());
+  same("gamma", gamma, x, {cols});
+  same("beta", beta, x, {cols});
+  const NormWords norm(gamma, beta, eps, kind, offset, rounding);
+  Tensor out = at::empty_like(x), sum = keep_sum ? at::empty_like(x) : at::empty({0, cols}, x.options());
+  if (x.numel() == 0) return {out, sum};
+  run(x, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
+    // As the layers: with a sum for the next product, alone for the stream.
+    const Output<T> made = keep_sum ? Output<T>{.sum = data<T>(sum), .copy = Operand::of(data<T>(out))}
+                                    : Output<T>{.normed = data<T>(out)};
+    add_bias_input_layernorm<Device, T>(call.context, data<T>(x), data<T>(bias), data<T>(input),
+                                        norm.of<T>(gamma, beta), x.size(0), cols, made);
+  });
+  return {out, sum};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(ftbert, m) {
+  define_op(m,
+            "embeddings_layernorm(Tensor input_ids, Tensor? token_type_ids, Tensor? token_index, Tensor positions, "
+            "Tensor word, Tensor? position, Tensor? token_type, Tensor? gamma, Tensor? beta, float eps, str "
+            "kind='layer', float offset=0, str rounding='once', float scale=1) -> Tensor",
+            &embeddings);
+  define_op(
+      m,
+      "add_bias_input_layernorm(Tensor x, Tensor? bias, Tensor? input, Tensor? gamma, Tensor? beta, float eps, str "
+      "kind='layer', float offset=0, str rounding='once', bool sum=True) -> (Tensor, Tensor)",
+      &layernorm);
+}
+
+}  // namespace ftbert::binding
