@@ -17,7 +17,7 @@ from ftbert.checkpoint import (
 )
 from ftbert.converters.families import find_family
 from ftbert.converters.huggingface import MERGE
-from ftbert.converters.text_files import MODULE_WEIGHTS, named_files
+from ftbert.converters.text_files import LINEARS, MODULE_WEIGHTS, named_files
 from ftbert.text import TOKENIZER_FILES
 
 # At any depth: configs, the tokenizer's files, the modules of sentence-transformers.
@@ -40,7 +40,7 @@ def weight_files(repository: str, files: list[str], folder: Path) -> list[str]:
     home = transformer_folder(folder)
     main = find_weights(_names_in(files, folder, home), repository)  # weights in other folders are other models'
     shards = shard_names(home / main) if main.endswith(".json") else []
-    found = [home / name for name in (main, *shards, *named_files(home))]
+    found = [home / name for name in (main, *shards, *LINEARS, *named_files(home))]
     for module in read_modules(folder):
         if module.folder not in (folder, home):
             names = _names_in(files, folder, module.folder)

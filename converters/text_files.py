@@ -8,9 +8,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ftbert.checkpoint import MODULES, read_json_value, read_modules, transformer_folder
-from ftbert.text import TOKENIZER_FILES, TextSettings, load_tokenizer
+from ftbert.text import MULTI_LINEAR, SPARSE_LINEAR, TOKENIZER_FILES, TextSettings, load_tokenizer
 
 MODULE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # best first
+LINEARS = (SPARSE_LINEAR, MULTI_LINEAR)
 _NEVER = ("config.json", "*.safetensors", "*.bin", "*.onnx", "*.index.json")  # whatever tokenizer_config.json names
 
 # Case, accents, scripts, emoji, what tweets are cleaned of, unknown characters, special tokens, spaces.
@@ -28,6 +29,7 @@ def text_files(folder: Path) -> dict[str, Path]:
     paths = [path for pattern in (*TOKENIZER_FILES, "sentence_*_config.json") for path in sorted(home.glob(pattern))]
     found = {str(path.relative_to(home)): path for path in (*paths, *(home / name for name in named_files(home)))}
     found |= {name: folder / name for name in (MODULES, "config_sentence_transformers.json")}
+    found |= {name: home / name for name in LINEARS}
     for module in read_modules(folder):
         if module.folder not in (folder, home):
             for name in ("config.json", *MODULE_WEIGHTS):

@@ -36,12 +36,22 @@ class Head(torch.nn.Module):
 
     def forward(self, x: Tensor, word: Tensor) -> Tensor:
         """x [rows, hidden] -> logits [rows, outputs]; word: the encoder's word table, for a tied head."""
+        return functional.linear(self._before_out(x), word if self.tied else self.out_weight, self.out_bias)
+
+    def some(self, x: Tensor, word: Tensor, ids: List[int]) -> Tensor:  # noqa: UP006
+        """As forward, the logits `ids` alone: [rows, len(ids)]. Nothing is computed for the others; no copy from the
+        host, which would wait for a GPU."""
+        weight = word if self.tied else self.out_weight
+        rows = torch.stack([weight[i] for i in ids])
+        return functional.linear(self._before_out(x), rows, torch.stack([self.out_bias[i] for i in ids]))
+
+    def _before_out(self, x: Tensor) -> Tensor:
         if self.has_dense:
             x = functional.linear(x, self.dense_weight)
             x = torch.ops.ftbert.add_bias_act(x, self.dense_bias, self.activation)
         if self.norm_eps > 0:
             x = functional.layer_norm(x, [x.shape[-1]], self.norm_weight, self.norm_bias, self.norm_eps)
-        return functional.linear(x, word if self.tied else self.out_weight, self.out_bias)
+        return x
 
 
 def _choices_as_rows(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ftbert.checkpoint import Checkpoint, EncoderConfig
+from ftbert.checkpoint import Checkpoint, EncoderConfig, HeadConfig
 from ftbert.converters import build_reference, open_checkpoint
 from ftbert.devices import check_device, check_dtype, stored_dtype, stream_dtype
 from ftbert.dtypes import DTYPES, STORED_DTYPES, parse_dtype
@@ -98,14 +98,12 @@ def _source(source: Any) -> str | Path | torch.nn.Module:
 
 
 def _load_heads(checkpoint: Checkpoint, place: torch.device, element: torch.dtype) -> list[Head]:
-    hidden = checkpoint.config.encoder.hidden
-    return [
-        Head(
-            config,
-            {name: checkpoint.read(f"heads.{config.task}.{name}", element).to(place) for name in config.shapes(hidden)},
-        )
-        for config in checkpoint.config.heads
-    ]
+    return [_load_head(checkpoint, config, place, element) for config in checkpoint.config.heads]
+
+
+def _load_head(checkpoint: Checkpoint, config: HeadConfig, place: torch.device, element: torch.dtype) -> Head:
+    names = config.shapes(checkpoint.config.encoder.hidden)
+    return Head(config, {name: checkpoint.read(f"heads.{config.task}.{name}", element).to(place) for name in names})
 
 
 class Model(TextModel):
@@ -120,6 +118,7 @@ class Model(TextModel):
         self.checkpoint = checkpoint
         self.config: EncoderConfig = checkpoint.config.encoder
         self.folder = checkpoint.folder
+        self._more_heads: dict[str, Head] = {}  # of a model that was loaded without them
 
     def __repr__(self) -> str:
         c = self.config
@@ -206,6 +205,19 @@ class Model(TextModel):
     @property
     def heads(self) -> list[Head]:
         return list(self.module.heads) if isinstance(self.module, HeadedModule) else []  # type: ignore[arg-type]
+
+    def head(self, task: str) -> Head:
+        """The checkpoint's head for `task`, also of a model that was loaded without heads. ValueError where there is
+        none."""
+        known = {head.task: head for head in self.heads} | self._more_heads
+        if task not in known:
+            config = next((one for one in self.checkpoint.config.heads if one.task == task), None)
+            if config is None:
+                found = ", ".join(one.task for one in self.checkpoint.config.heads) or "none"
+                raise ValueError(f"this model has no head for {task}; its heads: {found}")
+            element = stream_dtype(self.device, self.dtype)
+            known[task] = self._more_heads[task] = _load_head(self.checkpoint, config, self.device, element)
+        return known[task]
 
     def masked_lm_logits(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,3 +23,9 @@ def assert_close(got: Tensor, expected: Tensor, atol: float, rtol: float = 0.0, 
     assert not expected.isinf().any(), f"{what}: infinity is expected, which equals itself"
     one, other = (x.detach().double().cpu() for x in (got, expected))
     torch.testing.assert_close(one, other, atol=atol, rtol=rtol, equal_nan=True, msg=lambda words: f"{what}: {words}")
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    """Float32 vectors, arrays or tensors, of two libraries."""
+    assert ours.shape == theirs.shape
+    assert float(abs(ours - theirs).max()) < 5e-6 * max(1, float(abs(theirs).max()))

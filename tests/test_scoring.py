@@ -150,6 +150,36 @@ def test_settings_of_a_saved_crossencoder(tmp_path: Path) -> None:
     assert_close(ftbert.load(convert(tmp_path / "b", tmp_path / "c")).predict(pairs), theirs.predict(pairs))
 
 
+@pytest.mark.parametrize("labels", [1, 3])
+def test_scores_of_pooled_vectors(tmp_path: Path, labels: int) -> None:
+    """A CrossEncoder whose head is made of modules, and the server's answers."""
+    from sentence_transformers.base.modules import Dense, Transformer
+    from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling
+    from tokenizers_offline import sentence_folder
+
+    torch.manual_seed(0)
+    norm, scores = LayerNorm(48), Dense(48, labels, activation_function=torch.nn.Identity(), module_output_name="scores")
+    torch.nn.init.normal_(norm.norm.weight)
+    torch.nn.init.normal_(norm.norm.bias)
+    modules = [Transformer(str(sentence_folder(tmp_path / "a"))), Pooling(64, "mean"), Dense(64, 48, activation_function=torch.nn.GELU()), norm, scores]
+    CrossEncoder(modules=modules, device="cpu", prompts={"q": "query: "}).save_pretrained(str(tmp_path / "b"))
+    ours, theirs = ftbert.load(tmp_path / "b"), CrossEncoder(str(tmp_path / "b"), device="cpu", local_files_only=True)
+    pairs = list(zip(sentences(20, 30), sentences(20, 30, 1), strict=True))
+    for options in ({}, {"prompt_name": "q"}, {"activation_fn": torch.nn.Identity()}):
+        assert_close(ours.predict(pairs, **options), theirs.predict(pairs, **options))
+    assert list(ours.id2label) == list(range(labels))
+    served = pytest.importorskip("served")
+    with served.in_thread(("m", tmp_path / "b")) as server:
+        if labels == 1:
+            got = server.post("/rerank", {"query": "hello", "texts": WORDS})
+            want = ours.predict([("hello", word) for word in WORDS])
+            assert np.allclose([one["score"] for one in sorted(got, key=lambda one: one["index"])], want, atol=1e-5)
+        else:
+            got = server.post("/predict", {"inputs": ["hello", "the end"], "raw_scores": True})
+            want = ours.predict([("hello", "the end")], activation_fn=torch.nn.Identity())[0]
+            assert np.allclose([one["score"] for one in got], sorted(want, reverse=True), atol=1e-5)
+
+
 SENTENCE: list[dict[str, Any]] = [
     {"max_seq_length": 9},
     {"do_lower_case": True},

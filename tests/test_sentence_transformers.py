@@ -13,6 +13,7 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
+from compare import assert_same
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -27,11 +28,6 @@ PROMPTS = {"query": "Query: ", "document": "Document: ", "other": "hello two "}
 
 def both(folder: Path) -> tuple[Any, SentenceTransformer]:
     return ftbert.load(folder), SentenceTransformer(str(folder), device="cpu", local_files_only=True)
-
-
-def assert_same(ours: Any, theirs: Any) -> None:
-    assert ours.shape == theirs.shape
-    assert float(abs(ours - theirs).max()) < 5e-6 * max(1, float(abs(theirs).max()))
 
 
 @pytest.mark.parametrize("pooling", [*Pooling.POOLING_MODES, ["mean", "cls"], ["max", "weightedmean", "lasttoken", "mean"]])
@@ -51,6 +47,25 @@ def test_prompts_and_pooling(tmp_path: Path, pooling: str | list[str], include_p
     assert ours.prompts == theirs.prompts
     plain = ours.encode(TEXTS, normalize=None, prompt="")
     assert np.abs(plain - ours.encode(TEXTS, normalize=None)).max() > 1e-3  # the prompt counts
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("truncation", ["left", "right"])
+def test_last_and_weighted_tokens_whatever_the_padding(tmp_path: Path, side: str, truncation: str) -> None:
+    """sentence-transformers pads; a decoder's tokenizer on the left, where places of tokens begin later."""
+    from ftbert.files import embed_file
+
+    given = {"padding_side": side, "truncation_side": truncation}
+    ours, theirs = both(sentence_folder(tmp_path, pooling=["lasttoken", "weightedmean"], tokenizer=given, truncate_dim=100))
+    assert theirs.tokenizer.padding_side == side
+    want = np.concatenate([theirs.encode([text]) for text in TEXTS])  # alone, so that nothing is padded
+    assert_same(ours.encode(TEXTS, normalize=None), want)
+    if side == "right":  # its positions of BERT move with the padding on the left, in sentence-transformers' own batch
+        assert_same(ours.encode(TEXTS, normalize=None), theirs.encode(TEXTS))
+    lines = [text for text in TEXTS if text.strip() and text.isprintable()]
+    (tmp_path / "texts.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    embed_file(ours, tmp_path / "texts.txt", tmp_path / "out.npy", normalize=None, truncate_dim=33)
+    assert_same(np.load(tmp_path / "out.npy"), ours.encode(lines, normalize=None)[:, :33])
 
 
 TANH, GELU, NONE = (f"torch.nn.modules.{name}" for name in ("activation.Tanh", "activation.GELU", "linear.Identity"))
@@ -175,28 +190,6 @@ def test_the_server_tokenises_as_encode_where_the_class_does_not_fit(tmp_path: P
     assert check(ours, texts=TEXTS[:4]).passed
     with served.in_thread(("m", folder)) as server:
         assert_same(np.array(server.post("/embed", {"inputs": TEXTS[:4]})), want)
-
-
-@pytest.mark.parametrize(("model_type", "words"), [("SparseEncoder", "SparseEncoder"), ("MultiVectorEncoder", "MultiVectorEncoder")])
-def test_other_vectors_are_refused_everywhere(tmp_path: Path, model_type: str, words: str) -> None:
-    from ftbert.files import embed_file
-
-    pytest.importorskip("msgspec", reason="msgspec is not installed: the extra ftbert[serve]")
-    from ftbert.server.description import describe
-    from ftbert.server.settings import Settings
-
-    model = ftbert.load(sentence_folder(tmp_path, model_type=model_type))
-    (tmp_path / "texts.txt").write_text("hello\n")
-    for call in (
-        lambda: model.encode("a"),
-        lambda: embed_file(model, tmp_path / "texts.txt", tmp_path / "out.npy"),
-        lambda: describe(model, "m", str(tmp_path), Settings((("m", str(tmp_path)),))),
-    ):
-        with pytest.raises(ValueError, match=f"{words} computes it, ftbert does not yet"):
-            call()
-    assert not (tmp_path / "out.npy").exists()
-    result = check(model, texts=["hello"])  # the encoder itself is right
-    assert result.passed and result.texts is None
 
 
 @pytest.mark.parametrize(("normalize", "width"), itertools.product([False, True], [None, 7, 64, 100]))

@@ -88,7 +88,7 @@ T, P, N, D = ST + "Transformer", ST + "Pooling", ST + "Normalize", ST + "Dense"
     [
         *[
             (modules(T, P, ST + kind), rf"module '{ST}{kind}' is not supported.*optimize\(SentenceTransformer")
-            for kind in ("LayerNorm", "WordWeights", "CNN", "LSTM", "Router", "Asym", "WeightedLayerPooling")
+            for kind in ("WordWeights", "CNN", "LSTM", "Router", "Asym", "WeightedLayerPooling")
         ],
         (modules(ST + "BoW"), f"module '{ST}BoW' is not supported"),
         (modules(ST + "StaticEmbedding"), f"module '{ST}StaticEmbedding' is not supported"),
@@ -159,28 +159,80 @@ def test_prompts_width_and_similarity(folder: Path) -> None:
     assert TextSettings.from_folder(folder) == TextSettings()
 
 
+SPLADE = "sentence_transformers.sparse_encoder.models.SpladePooling"
+SKIP = "sentence_transformers.multi_vector_encoder.modules.MultiVectorMask"
+
+
 @pytest.mark.parametrize(
     ("model_type", "kinds", "words"),
     [
-        ("SparseEncoder", [T, ST + "SpladePooling"], "sparse vectors.*SparseEncoder computes it"),
-        (None, [ST + "MLMTransformer", "sentence_transformers.sparse_encoder.models.SpladePooling"], "sparse vectors"),
-        ("SparseEncoder", [T, P], "sparse vectors"),
-        ("MultiVectorEncoder", [T, D, N], "one vector for each token.*MultiVectorEncoder computes it"),
-        (None, [T, "sentence_transformers.multi_vector_encoder.modules.MultiVectorMask"], "one vector for each token"),
-        (None, [T, "pylate.models.Dense.Dense"], "one vector for each token"),
-        ("ColBERT", [T], "one vector for each token"),
+        ("SparseEncoder", [T, ST + "SpladePooling"], "SpladePooling needs logits: expected transformer_task fill-mask"),
+        ("SparseEncoder", [T, P], "module .*Pooling' is not supported; encode_sparse"),
+        ("SparseEncoder", [T, P, "sentence_transformers.sparse_encoder.models.SparseAutoEncoder"], "module .*Pooling' is not"),
+        ("SparseEncoder", [ST + "Router", SPLADE], r"Router' \(MLMTransformer, SparseStaticEmbedding\) is not supported"),
+        ("SparseEncoder", ["sentence_transformers.sparse_encoder.models.SparseStaticEmbedding"], "SparseStaticEmbedding' is not supported"),
+        (None, [ST + "MLMTransformer", SPLADE, N], "Normalize' is not supported"),
+        (None, [SPLADE, ST + "MLMTransformer"], "expected a Transformer and SpladePooling; got SpladePooling, MLMTransformer"),
+        ("MultiVectorEncoder", [T, P], "Pooling' is not supported in a model of one vector for each token"),
+        (None, [T, "sentence_transformers.multi_vector_encoder.modules.HierarchicalTokenPooling", SKIP], "HierarchicalTokenPooling' is not"),
+        ("ColBERT", ["pylate.models.Transformer"], "pylate.models.Transformer' is not supported"),
     ],
 )
-def test_vectors_of_another_kind_are_named(folder: Path, model_type: str | None, kinds: list[str], words: str) -> None:
+def test_vectors_of_another_kind_that_cannot_be_done(folder: Path, model_type: str | None, kinds: list[str], words: str) -> None:
     write(folder, "modules.json", modules(*kinds))
     write(folder, "config_sentence_transformers.json", {"model_type": model_type} if model_type else {})
+    write(folder, "router_config.json", {"types": {"0": SPLADE.replace("SpladePooling", "SparseStaticEmbedding"), "1": ST + "MLMTransformer"}})
     with pytest.raises(ValueError, match=re.escape(str(folder)) + ".*" + words):
         TextSettings.from_folder(folder)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("1_SpladePooling/config.json", {"pooling_strategy": "mean"}, "pooling_strategy 'mean' is not supported; expected max or sum"),
+        ("1_SpladePooling/config.json", {"activation_function": ["relu"]}, "activation_function .* is not supported"),
+        ("sentence_bert_config.json", {"transformer_task": "feature-extraction"}, "'feature-extraction' is not supported"),
+    ],
+)
+def test_a_splade_module_that_cannot_be_done(folder: Path, name: str, content: Any, words: str) -> None:
+    write(folder, "modules.json", modules(ST + "MLMTransformer", SPLADE))
+    assert TextSettings.from_folder(folder).sparse is not None
+    write(folder, name, content)
+    with pytest.raises(ValueError, match=re.escape(name) + ": .*" + words):
+        TextSettings.from_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("sentence_bert_config.json", {"query_expansion": {"strategy": "long"}}, "query_expansion must have a strategy"),
+        ("sentence_bert_config.json", {"query_expansion": {"strategy": "min"}}, "length must be a positive integer; got None"),
+        ("2_MultiVectorMask/config.json", {"keep_only_token_ids": [3]}, "keep_only_token_ids is not supported"),
+        ("2_MultiVectorMask/config.json", {"skiplist_words": "abc"}, "skiplist_words must be a list of words"),
+        ("1_Dense/config.json", {"in_features": 4, "out_features": 3, "module_input_name": "sentence_embedding"}, "expected token_embeddings"),
+    ],
+)
+def test_vectors_of_tokens_that_cannot_be_done(folder: Path, name: str, content: Any, words: str) -> None:
+    write(folder, "modules.json", modules(T, D, SKIP))
+    write(folder, "1_Dense/config.json", {"in_features": 4, "out_features": 3})
+    assert TextSettings.from_folder(folder).multi is not None
+    write(folder, name, content)
+    with pytest.raises(ValueError, match=words):
+        TextSettings.from_folder(folder)
+
+
+@pytest.mark.parametrize("ids", [{}, {"true_token_id": -1}, {"true_token_id": True}, {"true_token_id": 3, "false_token_id": "no"}])
+def test_a_logit_score_of_no_token(folder: Path, ids: dict[str, Any]) -> None:
+    write(folder, "modules.json", modules(T, "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"))
+    write(folder, "config_sentence_transformers.json", {"model_type": "CrossEncoder"})
+    write(folder, "1_LogitScore/config.json", ids)
+    with pytest.raises(ValueError, match=r"1_LogitScore/config\.json: (true|false)_token_id must be the id of a token"):
+        TextSettings.for_scores(folder)
+
+
 def test_stanfords_colbert_is_named(tmp_path: Path) -> None:
     write(tmp_path, "config.json", {"architectures": ["HF_ColBERT"]})
-    with pytest.raises(ValueError, match="one vector for each token"):
+    with pytest.raises(ValueError, match="Stanford's format of a model of one vector for each token"):
         TextSettings.from_folder(tmp_path)
 
 

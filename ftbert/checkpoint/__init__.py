@@ -20,6 +20,7 @@ from ftbert.checkpoint.tensors import (
     TensorSource,
     check_shapes,
     find_weights,
+    open_bin,
     open_weights,
     shard_names,
 )
@@ -43,6 +44,6 @@ __all__ = [
     "FeedForwardConfig", "HeadConfig", "LayerConfig", "Make", "Module", "NormConfig", "PositionConfig",
     "RelativeBiasConfig", "RotaryConfig", "Shape", "StagingFolder", "StateDictSource", "TensorSource", "WeightSpec",
     "activations", "check_shapes", "exists", "expect_file", "expect_inside", "find_weights", "list_folder", "named",
-    "open_weights", "read_checkpoint", "read_json_object", "read_json_value", "read_modules", "shard_names",
+    "open_bin", "open_weights", "read_checkpoint", "read_json_object", "read_json_value", "read_modules", "shard_names",
     "shared_layers", "shown", "transformer_folder", "typed",
 ]  # fmt: skip

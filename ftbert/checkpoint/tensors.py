@@ -119,6 +119,11 @@ def _read_bin(path: Path) -> dict[str, torch.Tensor]:
     return document
 
 
+def open_bin(path: Path) -> TensorSource:
+    """The tensors of one file as torch saves them; ValueError where it holds anything else, or is broken."""
+    return StateDictSource(_read_bin(path), str(path))
+
+
 def shard_names(index: Path) -> list[str]:
     """The files beside `index` that it names; ValueError where it is none, or names one in another folder."""
     document = read_json_value(index)

@@ -76,9 +76,9 @@ def compare_texts(
     float32, on its device."""
     try:
         tokenizer = tokenizer_of(model)
+        how = text_options(model, normalize=None)
     except (FileNotFoundError, OtherVectors):
         return None
-    how = text_options(model, normalize=None)
     listed = [*texts, *SETTLING_TEXTS]
     wanted_ids = _ids(Path(model.folder), tokenizer.settings, listed, how)
     got_ids = tokenizer.encode_batch(listed, how.prompt, how.max_length)

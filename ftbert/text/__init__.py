@@ -14,31 +14,41 @@ from ftbert.text.fast_tokenizer import FastTokenizer
 from ftbert.text.options import TextOptions, check_pooling
 from ftbert.text.pairs import LimitedPairs
 from ftbert.text.settings import OtherVectors, TextSettings
+from ftbert.text.templates import PairTemplate, TemplateEncoder
+from ftbert.text.token_arrays import SparseVector, entries_of, lexical, tokens_kept, unweighted
 from ftbert.text.token_classification import IGNORED, STRATEGIES, TokenLabels
 from ftbert.text.tokenizer import Tokenizer
 from ftbert.text.tokens import Tokens, joined, tokens_of
+from ftbert.text.vector_modules import MULTI_LINEAR, SPARSE_LINEAR, MultiSettings, SparseSettings
 
 if TYPE_CHECKING:
     from ftbert.text.computing import compute_windows, launch
     from ftbert.text.encoding import embedding, text_options, tokenizer_of
+    from ftbert.text.multi_vector import multi_vector_embedding, skipped_ids, token_vectors
     from ftbert.text.pooling import Upload, dense_of, text_vectors
     from ftbert.text.precision import check_ranges, quantized, ranges_of, stored_as
-    from ftbert.text.scoring import ScoreSettings
+    from ftbert.text.scoring import ScoreSettings, next_logits, score_ids
+    from ftbert.text.sparse import sparse_embedding, splade_rows, token_weights
     from ftbert.text.text_model import TextModel
 
 __all__ = [
-    "IGNORED", "STRATEGIES", "TOKENIZER_FILES", "TOKENIZER_SUFFIXES", "Batch", "FastTokenizer", "LimitedPairs",
-    "OtherVectors", "ScoreSettings", "TextModel", "TextOptions", "TextSettings", "TokenLabels", "Tokenizer", "Tokens",
-    "Upload", "Window", "batches_of", "by_token_budget", "check_pooling", "check_ranges", "compute_windows", "dense_of",
-    "embedding", "joined", "launch", "load_tokenizer", "pack", "quantized", "ranges_of", "stored_as", "text_options",
-    "text_vectors", "tokenizer_of", "tokens_of",
+    "IGNORED", "MULTI_LINEAR", "SPARSE_LINEAR", "STRATEGIES", "TOKENIZER_FILES", "TOKENIZER_SUFFIXES", "Batch",
+    "FastTokenizer", "LimitedPairs", "MultiSettings", "OtherVectors", "PairTemplate", "ScoreSettings",
+    "SparseSettings", "SparseVector", "TemplateEncoder", "TextModel", "TextOptions", "TextSettings", "TokenLabels",
+    "Tokenizer", "Tokens", "Upload", "Window", "batches_of", "by_token_budget", "check_pooling", "check_ranges",
+    "compute_windows", "dense_of", "embedding", "entries_of", "joined", "launch", "lexical", "load_tokenizer",
+    "multi_vector_embedding", "next_logits", "pack", "quantized", "ranges_of", "score_ids", "skipped_ids",
+    "sparse_embedding", "splade_rows", "stored_as", "text_options", "text_vectors", "token_vectors", "token_weights",
+    "tokenizer_of", "tokens_kept", "tokens_of", "unweighted",
 ]  # fmt: skip
 
 _LATE = {
     "ScoreSettings": "scoring", "TextModel": "text_model", "Upload": "pooling", "check_ranges": "precision",
     "compute_windows": "computing", "dense_of": "pooling", "embedding": "encoding", "launch": "computing",
-    "quantized": "precision", "ranges_of": "precision", "stored_as": "precision", "text_options": "encoding",
-    "text_vectors": "pooling", "tokenizer_of": "encoding",
+    "multi_vector_embedding": "multi_vector", "next_logits": "scoring", "quantized": "precision",
+    "ranges_of": "precision", "score_ids": "scoring", "skipped_ids": "multi_vector", "sparse_embedding": "sparse",
+    "splade_rows": "sparse", "stored_as": "precision", "text_options": "encoding", "text_vectors": "pooling",
+    "token_vectors": "multi_vector", "token_weights": "sparse", "tokenizer_of": "encoding",
 }  # fmt: skip
 
 

@@ -71,12 +71,27 @@ def load_tokenizer(folder: Path, settings: TextSettings | None = None) -> Any:
         tokenizer = _by_the_file(folder, tokenizer, given)
     except Exception as error:
         raise ValueError(f"{_culprit(folder)}: cannot be used as a tokenizer ({explain(error)})") from error
+    if settings.multi is not None:
+        _keep_markers_whole(tokenizer, settings.multi.markers)
     if settings.lower_case:
         fast = getattr(tokenizer, "backend_tokenizer", None)
         if fast is None:
             raise ValueError(f"{folder}: do_lower_case is not supported for {type(tokenizer).__name__}")
         _lower_first(fast)
     return tokenizer
+
+
+def _keep_markers_whole(tokenizer: Any, markers: Sequence[str]) -> None:
+    """Each marker, or its first word, that the tokenizer has an id for and takes apart becomes a token of its own: it
+    was put before texts as an id when the model was trained."""
+    from tokenizers import AddedToken
+
+    known = tokenizer.get_vocab()
+    for marker in markers:
+        one = next((one for one in (marker, marker.split(None, 1)[0]) if one in known), None)
+        if one is not None and tokenizer.tokenize(one) != [one]:
+            added = [AddedToken(one, normalized=False, special=True)]
+            tokenizer.add_special_tokens({"additional_special_tokens": added})
 
 
 def _by_the_file(folder: Path, tokenizer: Any, given: Mapping[str, Any]) -> Any:

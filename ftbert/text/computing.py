@@ -39,14 +39,15 @@ _BATCHES_AHEAD, _RESULTS_BEHIND = 4, 3
 
 @dataclass(frozen=True)
 class Work:
-    """What is computed. compute(model, batch, upload) -> float32 [texts, width], or with `per_token` [tokens, width];
-    upload: puts an array on the model's device. tokenise: texts to ids, from any thread. max_tokens, batch_size: most
-    tokens and texts of a batch. merge: where a text is several sequences, what makes one result of theirs."""
+    """What is computed. compute(model, batch, upload) -> float32, [texts, width] unless there is `parts`; upload: puts
+    an array on the model's device. tokenise: texts to ids, from any thread. parts(batch, computed): the result of each
+    text where that is no row, `rows_of_texts` where each token has a row. max_tokens, batch_size: most tokens and texts
+    of a batch. merge: where a text is several sequences, what makes one result of theirs."""
 
     compute: Callable[[Any, Batch, Upload], torch.Tensor]
     tokenise: Callable[[Sequence[Text]], Tokens]
     width: int
-    per_token: bool = False
+    parts: Callable[[Batch, NDArray[np.float32]], Iterable[Any]] | None = None
     max_tokens: int = 16384
     batch_size: int | None = None
     merge: Average | None = None
@@ -55,7 +56,7 @@ class Work:
 @dataclass
 class Done(Generic[T]):
     """One finished window: what the caller gave with it, its real tokens, its texts that were cut, and its results:
-    float32 [texts, width], or a list of float32 [tokens, width] for each text."""
+    float32 [texts, width], or a list of what `Work.parts` gives."""
 
     item: T
     results: Any
@@ -65,7 +66,7 @@ class Done(Generic[T]):
 
 def compute_all(model: Any, texts: Sequence[Text], work: Work, show_progress_bar: bool | None) -> Any:
     """The results of a list, in its order; see `Done.results`."""
-    results: Any = _empty(len(texts), work.width, work.per_token)
+    results: Any = _empty(len(texts), work.width, work.parts is not None)
     cut = 0
     progress = Progress(len(texts), show_progress_bar)
     windows = compute_windows(model, windows_of(texts), work, on_batch=progress.add, threads=not is_small(texts))
@@ -105,7 +106,7 @@ def compute_windows(
 
     def fetch_oldest() -> None:
         fetch, batch, window, done = waiting.popleft()
-        _place(done.results, batch, fetch(), work.per_token)
+        _place(done.results, batch, fetch(), work)
         done.tokens += len(batch.ids)
         window.batches -= 1
         if on_batch is not None:
@@ -127,7 +128,8 @@ def compute_windows(
             start = stack.enter_context(taking_turns(models, partial(launch, compute=work.compute)))
         for piece in arriving:
             if isinstance(piece, Window):
-                open_windows.append((piece, Done(piece.item, _empty(piece.texts, width, work.per_token), 0, piece.cut)))
+                results = _empty(piece.texts, width, work.parts is not None)
+                open_windows.append((piece, Done(piece.item, results, 0, piece.cut)))
             else:
                 waiting.append((start(piece), piece, *open_windows[-1]))
             while len(waiting) > behind:
@@ -173,14 +175,19 @@ def _batches(
         yield from batches_of(tokenised, work.max_tokens, work.batch_size)
 
 
-def _empty(texts: int, width: int, per_token: bool) -> Any:
-    return [None] * texts if per_token else np.empty((texts, width), dtype=np.float32)
+def rows_of_texts(batch: Batch, found: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
+    """Of float32 [tokens, width] those of each text."""
+    ends = batch.cu_seqlens.tolist()
+    return (found[start:end].copy() for start, end in zip(ends, ends[1:], strict=False))  # the batch's own memory goes
 
 
-def _place(results: Any, batch: Batch, found: NDArray[np.float32], per_token: bool) -> None:
-    if not per_token:
+def _empty(texts: int, width: int, listed: bool) -> Any:
+    return [None] * texts if listed else np.empty((texts, width), dtype=np.float32)
+
+
+def _place(results: Any, batch: Batch, found: NDArray[np.float32], work: Work) -> None:
+    if work.parts is None:
         results[batch.rows] = found
         return
-    ends = batch.cu_seqlens.tolist()
-    for row, start, end in zip(batch.rows.tolist(), ends, ends[1:], strict=False):
-        results[row] = found[start:end].copy()  # the batch's own memory goes
+    for row, part in zip(batch.rows.tolist(), work.parts(batch, found), strict=True):
+        results[row] = part

@@ -13,7 +13,7 @@ import torch
 
 from ftbert.text import long_texts
 from ftbert.text.batching import Batch
-from ftbert.text.computing import Work
+from ftbert.text.computing import Work, rows_of_texts
 from ftbert.text.long_texts import Average
 from ftbert.text.options import TextOptions
 from ftbert.text.pooling import Upload, text_vectors
@@ -37,7 +37,7 @@ def embedding(model: Any, how: TextOptions, tokens: bool = False) -> Work:
         tokenise=lambda texts: long_texts.tokenise(tokenizer, texts, how).check(config.vocab, config.token_types),
         merge=merge,
         width=model.config.hidden if tokens else how.width,
-        per_token=tokens,
+        parts=rows_of_texts if tokens else None,
         max_tokens=how.max_tokens,
         batch_size=how.batch_size,
     )

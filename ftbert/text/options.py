@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftbert.input_file import is_unicode
-from ftbert.text.settings import POOLINGS, one_of, positive
+from ftbert.text.checks import one_of, positive
+from ftbert.text.settings import POOLINGS
 from ftbert.text.tokenizer import Tokenizer
 
 # What becomes of a text of more tokens than max_length.
@@ -54,9 +55,12 @@ class TextOptions:
         max_length: int | None = None,
         truncate_dim: int | None = None,
         long_texts: str = "truncate",
+        vectors: str = "dense",
     ) -> TextOptions:
-        """As `ftbert.Model.encode` documents them; task: "query", "document" or None. TypeError, ValueError."""
+        """As `ftbert.Model.encode` documents them; task: "query", "document" or None; vectors: "dense", "sparse" or
+        "multi", see `TextSettings.expect`. TypeError, ValueError."""
         settings = tokenizer.settings
+        settings.expect(vectors)
         if not isinstance(normalize, bool | None):
             raise TypeError(f"normalize must be True, False or None; got {normalize!r}")
         if task not in (None, "query", "document"):

@@ -45,7 +45,10 @@ class LimitedPairs:
         # Of a text without a limit so many that it is still the longer one where it was.
         most = max(length, *(limit or 0 for limit in limits)) + 1
         firsts, seconds = (
-            self._ids({pair[place] for pair in pairs}, *((most, side) if limit is None else (limit, "right")))
+            first_ids(
+                self._fast, self._cutter, {pair[place] for pair in pairs},
+                *((most, side) if limit is None else (limit, "right")),
+            )
             for place, limit in enumerate(limits)
         )
         rows, types = list[list[int]](), list[list[int]]()
@@ -58,22 +61,26 @@ class LimitedPairs:
                 types.append([*self._before[1], *kinds[0], *self._between[1], *kinds[1], *self._behind[1]])
         return tokens_of(rows, types if self._has_types else None)
 
-    def _ids(self, texts: Iterable[str], most: int, side: str) -> dict[str, list[int]]:
-        """The first `most` tokens of each text, for side "left" the last, without special ones."""
-        found: dict[str, list[int]] = {}
-        left, size = list(texts), CHARACTERS * most
-        while left:
-            parts = left if self._cutter is None else [self._cutter.part(text, size, side) for text in left]
-            rows = [
-                encoding.ids
-                for part in calls(parts)
-                for encoding in self._fast.encode_batch_fast(part, add_special_tokens=False)
-            ]
-            for text, part, ids in zip(left, parts, rows, strict=True):
-                if len(ids) >= most or len(part) == len(text):
-                    found[text] = _kept(ids, min(most, len(ids)), side)
-            left, size = [text for text in left if text not in found], 2 * size
-        return found
+
+def first_ids(
+    fast: Any, cutter: Cutter | None, texts: Iterable[str], most: int, side: str
+) -> dict[str, list[int]]:
+    """The first `most` tokens of each text, for side "left" the last, without special ones. fast: a
+    `tokenizers.Tokenizer` that does not truncate."""
+    found: dict[str, list[int]] = {}
+    left, size = list(texts), CHARACTERS * most
+    while left:
+        parts = left if cutter is None else [cutter.part(text, size, side) for text in left]
+        rows = [
+            encoding.ids
+            for part in calls(parts)
+            for encoding in fast.encode_batch_fast(part, add_special_tokens=False)
+        ]
+        for text, part, ids in zip(left, parts, rows, strict=True):
+            if len(ids) >= most or len(part) == len(text):
+                found[text] = _kept(ids, min(most, len(ids)), side)
+        left, size = [text for text in left if text not in found], 2 * size
+    return found
 
 
 def _segment() -> Segment:

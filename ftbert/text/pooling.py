@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
-from torch.nn.functional import linear, normalize
+from torch.nn.functional import layer_norm, linear, normalize
 
-from ftbert.checkpoint import check_shapes, open_weights
+from ftbert.checkpoint import check_shapes, open_bin, open_weights
 from ftbert.text.activations import Activation, activation
-from ftbert.text.settings import POOLINGS, DenseSettings, TextSettings
+from ftbert.text.settings import POOLINGS, TextSettings
+from ftbert.text.vector_modules import DenseSettings, LayerNormSettings, LayerSettings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,7 +28,7 @@ _KERNELS = tuple(mode for mode in POOLINGS if mode != "weightedmean")
 # The rows that are all a pooling reads of a text, and so all that the last layer computes.
 _ROWS = {"cls": "first", "last": "last"}
 
-_dense: weakref.WeakKeyDictionary[Any, tuple[Dense, ...]] = weakref.WeakKeyDictionary()
+_dense: weakref.WeakKeyDictionary[Any, dict[str, tuple[Layer, ...]]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -45,20 +46,22 @@ class Dense:
     def load(cls, settings: DenseSettings, device: Any) -> Dense:
         """ValueError where the weights are missing or do not fit, or for an activation that is not torch's."""
         chosen = activation(settings.activation, f"{settings.folder / 'config.json'}: activation_function")
-        source = open_weights(settings.folder)
-        shapes = {"linear.weight": [settings.outputs, settings.inputs]}
+        alone = bool(settings.file)  # a linear layer's state dict
+        source = open_bin(settings.folder / settings.file) if alone else open_weights(settings.folder)
+        stem = "" if alone else "linear."
+        shapes = {f"{stem}weight": [settings.outputs, settings.inputs]}
         if settings.bias:
-            shapes["linear.bias"] = [settings.outputs]
+            shapes[f"{stem}bias"] = [settings.outputs]
         if settings.residual and settings.inputs != settings.outputs:
             shapes["residual.weight"] = [settings.outputs, settings.inputs]
         check_shapes(source.where, shapes, source.shapes(), ignored=set())
         found = {name: source.read(name).float().to(device) for name in shapes}
         residual = found.get("residual.weight", torch.empty(0)) if settings.residual else None
-        bias = found.get("linear.bias")
-        return cls(found["linear.weight"], bias, residual, chosen, settings.normalized)
+        bias = found.get(f"{stem}bias")
+        return cls(found[f"{stem}weight"], bias, residual, chosen, settings.normalized)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """float32 [texts, inputs] -> [texts, outputs]"""
+        """float32 [rows, inputs] -> [rows, outputs]"""
         x = normalize(x) if self.normalized else x
         made = self.activation(linear(x, self.weight, self.bias))
         if self.residual is None:
@@ -66,13 +69,49 @@ class Dense:
         return made + (linear(x, self.residual) if self.residual.numel() else x)
 
 
-def dense_of(model: Any) -> tuple[Dense, ...]:
-    """Those of `model`'s folder on its device, read once per model. ValueError as of `TextSettings.from_folder` and
-    `Dense.load`."""
-    if model not in _dense:
-        settings = TextSettings() if model.folder is None else TextSettings.from_folder(Path(model.folder))
-        _dense[model] = tuple(Dense.load(one, model.device) for one in settings.dense)
-    return _dense[model]
+@dataclass(frozen=True)
+class LayerNorm:
+    """As `LayerNormSettings` describes it. weight, bias: float32 [entries]."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+    normalized: bool
+
+    @classmethod
+    def load(cls, settings: LayerNormSettings, device: Any) -> LayerNorm:
+        """ValueError where the weights are missing or do not fit."""
+        source = open_weights(settings.folder)
+        shapes = {name: [settings.inputs] for name in ("norm.weight", "norm.bias")}
+        check_shapes(source.where, shapes, source.shapes(), ignored=set())
+        weight, bias = (source.read(name).float().to(device) for name in shapes)
+        return cls(weight, bias, settings.normalized)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """float32 [rows, entries]"""
+        x = normalize(x) if self.normalized else x
+        return layer_norm(x, [x.shape[-1]], self.weight, self.bias)  # eps is torch's, which no file says
+
+
+Layer = Dense | LayerNorm
+
+
+def dense_of(model: Any, vectors: str = "dense") -> tuple[Layer, ...]:
+    """Those of `model`'s folder on its device, for "dense", "sparse" or "multi" vectors or "scores", read once per
+    model. ValueError as of `TextSettings.from_folder` and `Dense.load`."""
+    built = _dense.setdefault(model, {})
+    if vectors not in built:
+        read = TextSettings.for_scores if vectors == "scores" else TextSettings.from_folder
+        settings = TextSettings() if model.folder is None else read(Path(model.folder))
+        layers: tuple[LayerSettings, ...] = settings.dense
+        if vectors == "sparse":
+            layers = (settings.sparse.linear,) if settings.sparse is not None and settings.sparse.linear else ()
+        elif vectors == "multi":
+            layers = settings.multi.dense if settings.multi is not None else ()
+        built[vectors] = tuple(
+            Dense.load(one, model.device) if isinstance(one, DenseSettings) else LayerNorm.load(one, model.device)
+            for one in layers
+        )
+    return built[vectors]
 
 
 def text_vectors(
@@ -85,15 +124,19 @@ def text_vectors(
     pooling: str,
     skip: NDArray[np.int32] | int = 0,
     unit: bool = False,
+    types: torch.Tensor | None = None,
+    layers: str = "dense",
 ) -> torch.Tensor:
     """float32 [texts, width] on the model's device, through the Dense modules of its folder.
 
     ids: int64 [tokens], there; cu_seqlens: int32 [texts + 1]. pooling: as in `TextSettings`. skip: tokens at the
-    beginning of every text, or of each [texts], that are not pooled. unit: vectors of length 1.
+    beginning of every text, or of each [texts], that are not pooled. unit: vectors of length 1. types: token types
+    [tokens]. layers: whose modules, as of `dense_of`.
     """
-    offsets, skips, dense = upload(cu_seqlens), bool(np.any(skip)), dense_of(model)
+    offsets, skips, dense = upload(cu_seqlens), bool(np.any(skip)), dense_of(model, layers)
     want = "tokens" if skips else _ROWS.get(pooling, "tokens")
-    hidden = model.forward_packed(ids, offsets, longest, want=want)
+    given = () if types is None else (types,)
+    hidden = model.forward_packed(ids, offsets, longest, *given, want=want)
     if not skips and pooling in _KERNELS:
         of_texts = offsets if want == "tokens" else None  # rows of the texts already
         vectors: torch.Tensor = torch.ops.ftbert.pooling(hidden, of_texts, pooling, unit and not dense)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ftbert.text.settings import one_of
+from ftbert.text.checks import one_of
 
 PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
 

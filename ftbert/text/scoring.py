@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,14 +16,18 @@ from ftbert.input_file import read_json_object
 from ftbert.progress import Progress
 from ftbert.text.activations import Activation, activation
 from ftbert.text.batching import Batch
-from ftbert.text.computing import Work, compute_all, compute_windows
+from ftbert.text.checks import one_of, positive
+from ftbert.text.computing import Work, compute_all, compute_windows, rows_of_texts
 from ftbert.text.encoding import tokenise, tokenizer_of
 from ftbert.text.options import choose_prompt
-from ftbert.text.pooling import Upload
-from ftbert.text.settings import TextSettings, one_of, positive
+from ftbert.text.pooling import Upload, text_vectors
+from ftbert.text.settings import TextSettings
 from ftbert.text.token_classification import IGNORED, STRATEGIES, TokenLabels
+from ftbert.text.tokenizer import Tokenizer
 from ftbert.text.tokens import Text, Tokens, check_texts, is_single, tokens_of
 
+# Tasks without a head for them: one or two logits over the vocabulary count, or pooled vectors are the scores.
+LOGIT_SCORE, POOLED_SCORE = "logit_score", "pooled_score"
 _TASKS = ("sequence_classification", "token_classification")
 _TEXTS_AT_ONCE = 512  # whose tokens are kept with their offsets: 200 bytes each
 
@@ -63,6 +67,7 @@ def scoring(
     max_tokens: int = 16384,
     batch_size: int | None = None,
     pairs: bool = True,
+    chat_template: str | None = None,
 ) -> Work:
     """What `predict` computes; see `ftbert.Model.predict`. pairs: some texts may be pairs."""
     task, labels = task_of(model)
@@ -73,26 +78,94 @@ def scoring(
     length = tokenizer.check_length(length or tokenizer.max_length, "max_length", pairs)
     chosen = activation_fn or settings.activation
     if chosen is None:
-        chosen = torch.nn.Sigmoid() if labels == 1 and task == _TASKS[0] else torch.nn.Identity()
+        one = labels == 1 and task != "token_classification"
+        chosen = torch.nn.Sigmoid() if one else torch.nn.Identity()
     if not callable(chosen):
         raise TypeError(f"activation_fn must take and return a tensor; got {chosen!r}")
+    read, logits = tokenise(model, tokenizer, before, length), _first_logits
+    if task == POOLED_SCORE:
+        logits = partial(_pooled_logits, pooling=settings.text.pooling)
+    if task == LOGIT_SCORE:
+        logits = partial(_next_logits, ids=score_ids(tokenizer))
+        if (template := tokenizer.pair_template(before, chat_template)) is not None:
+            config = model.config
+
+            def read(texts: Sequence[Text]) -> Tokens:
+                return tokenizer.template_tokens(texts, template, length).check(config.vocab, config.token_types)
+
+    if chat_template is not None and task != LOGIT_SCORE:
+        raise ValueError(f"chat_template is for models that score by what they would say next; this one's head: {task}")
     return Work(
-        compute=partial(scores, activation=chosen, softmax=bool(apply_softmax) and labels > 1),
-        tokenise=tokenise(model, tokenizer, before, length),
+        compute=partial(scores, logits=logits, activation=chosen, softmax=bool(apply_softmax) and labels > 1),
+        tokenise=read,
         width=labels,
-        per_token=task == "token_classification",
+        parts=rows_of_texts if task == "token_classification" else None,
         max_tokens=positive("max_tokens", max_tokens),
         batch_size=None if batch_size is None else positive("batch_size", batch_size),
     )
 
 
-def scores(model: Any, batch: Batch, upload: Upload, activation: Activation, softmax: bool) -> torch.Tensor:
-    """float32 [texts or tokens, labels] on the model's device: the `Work.compute` of scores."""
+Packed = tuple[torch.Tensor, torch.Tensor, int, torch.Tensor | None]  # arguments of Model.forward_packed
+
+
+def _packed(batch: Batch, upload: Upload) -> Packed:
     types = None if batch.types is None else upload(batch.types)
-    logits = model.logits_packed(upload(batch.ids), upload(batch.cu_seqlens), batch.longest, types)[0].float()
-    made = activation(logits)
-    if not isinstance(made, torch.Tensor) or made.shape != logits.shape:
-        raise ValueError(f"activation_fn must keep the shape {list(logits.shape)}; got {getattr(made, 'shape', made)}")
+    return upload(batch.ids), upload(batch.cu_seqlens), batch.longest, types
+
+
+def _first_logits(model: Any, batch: Batch, upload: Upload) -> torch.Tensor:
+    """[texts or tokens, labels]: of the model's first head."""
+    logits: torch.Tensor = model.logits_packed(*_packed(batch, upload))[0]
+    return logits
+
+
+def _pooled_logits(model: Any, batch: Batch, upload: Upload, pooling: str) -> torch.Tensor:
+    """[texts, labels]: what the folder's Dense modules make of pooled vectors."""
+    ids, _, longest, types = _packed(batch, upload)
+    return text_vectors(
+        model, ids, batch.cu_seqlens, longest, upload, pooling=pooling, types=types, layers="scores"
+    )
+
+
+def _next_logits(model: Any, batch: Batch, upload: Upload, ids: Sequence[int]) -> torch.Tensor:
+    return next_logits(model, _packed(batch, upload), ids)
+
+
+def next_logits(model: Any, packed: Packed, ids: Sequence[int]) -> torch.Tensor:
+    """float32 [texts, 1]: of the token behind each text's last the logit of the first id, minus that of the second."""
+    last = model.forward_packed(*packed, want="last")
+    logits = model.head("masked_lm").some(last, model.encoder.weight("embeddings.word"), list(ids)).float()
+    return logits if len(ids) == 1 else logits[:, :1] - logits[:, 1:]
+
+
+def score_ids(tokenizer: Tokenizer) -> list[int]:
+    """Of `next_logits`. ValueError where the tokenizer does not have the tokens."""
+    score = tokenizer.settings.logit_score
+    assert score is not None
+    loaded = tokenizer.loaded
+    given = [one for one in (score.true, score.false) if one is not None]
+    found = [loaded.convert_tokens_to_ids(one) if isinstance(one, str) else one for one in given]
+    if missing := [word for word, one in zip(given, found, strict=True) if one in (None, loaded.unk_token_id)]:
+        raise ValueError(
+            f"this model scores by the logits of {' and '.join(map(repr, given))}, and its tokenizer has no token "
+            f"{missing[0]!r}; name the ids in a LogitScore module"
+        )
+    return found
+
+
+def scores(
+    model: Any,
+    batch: Batch,
+    upload: Upload,
+    logits: Callable[[Any, Batch, Upload], torch.Tensor],
+    activation: Activation,
+    softmax: bool,
+) -> torch.Tensor:
+    """float32 [texts or tokens, labels] on the model's device: the `Work.compute` of scores."""
+    found = logits(model, batch, upload).float()
+    made = activation(found)
+    if not isinstance(made, torch.Tensor) or made.shape != found.shape:
+        raise ValueError(f"activation_fn must keep the shape {list(found.shape)}; got {getattr(made, 'shape', made)}")
     return torch.softmax(made, dim=-1) if softmax else made.float()
 
 
@@ -103,7 +176,7 @@ def predict(model: Any, texts: Any, work: Work, show_progress_bar: bool | None =
     listed: Sequence[Text] = [texts] if single else texts
     check_texts(listed, pairs=True)
     found = compute_all(model, listed, work, show_progress_bar)
-    if not work.per_token and work.width == 1:
+    if work.parts is None and work.width == 1:
         found = found[:, 0]
     return found[0] if single else found
 
@@ -172,8 +245,16 @@ def rank(
 
 
 def task_of(model: Any) -> tuple[str, int]:
-    """The task of the model's head and its number of labels; ValueError where it has none that gives scores."""
+    """The task of the model's head and its number of labels, `LOGIT_SCORE` or `POOLED_SCORE` of a model whose folder
+    makes scores of something else; ValueError where it has none that gives scores."""
     heads = getattr(model, "heads", [])
+    speaks = any(head.task == "masked_lm" for head in heads)
+    if getattr(model, "folder", None) is not None and (speaks or not heads):
+        text = TextSettings.for_scores(Path(model.folder))
+        if speaks and text.logit_score is not None:
+            return LOGIT_SCORE, 1
+        if text.scored:
+            return POOLED_SCORE, text.width(model.config.hidden)
     if not heads or heads[0].task not in _TASKS:
         found = ", ".join(head.task for head in heads) or "none"
         raise ValueError(f"predict needs a head for {' or '.join(_TASKS)}; this model's heads: {found}")

@@ -8,12 +8,26 @@ count: such a folder gets mean pooling and the tokenizer's own maximum length.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ftbert.input_file import read_json_object, shown
 from ftbert.sentence_modules import MODULES, Module, read_modules, transformer_folder
+from ftbert.text.checks import length_in
+from ftbert.text.transformer_settings import read_transformer, sentence_config
+from ftbert.text.vector_modules import (
+    NOTHING,
+    LayerSettings,
+    MultiSettings,
+    SparseSettings,
+    kind_of,
+    read_behind,
+    read_expansion,
+    read_linears,
+    read_multi,
+    read_splade,
+)
 
 # How a text's tokens become one vector: our name, sentence-transformers' one, and its flag before 5.x. Vectors of
 # several flags stand in this order.
@@ -30,48 +44,25 @@ SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 _HEAD = "config_sentence_transformers.json"
 _MODEL_TYPE, _SCORES_TYPE = "SentenceTransformer", "CrossEncoder"
-_NOTHING = ("Dropout",)  # modules that do nothing at inference
-# What a folder of vectors of another kind shows itself by: its model_type, or the class of any of its modules.
-_SPARSE = (
-    "SparseEncoder", "SpladePooling", "MLMTransformer", "SparseAutoEncoder", "CSRSparsity", "SparseStaticEmbedding",
-)  # fmt: skip
-_MULTI = ("MultiVectorEncoder", "ColBERT", "MultiVectorMask", "TokenPooling")
+# What a transformer's file may say of its model: task, the output's name here, the output's name in transformers.
+_STATES = ("feature-extraction", "token_embeddings", "last_hidden_state")
+_LOGITS = ("fill-mask", "token_embeddings", "logits")
+_NEXT = ("text-generation", "causal_logits", "logits")
+_SCORES = ("sequence-classification", "scores", "logits")
 _HINT = "ftbert.optimize(SentenceTransformer(folder)) makes its encoder faster and leaves the other modules to torch"
 
-# Older folders name the file after the architecture. The first that is not empty counts.
-_LENGTH_FILES = tuple(
-    f"sentence_{kind}_config.json"
-    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-)
-# Arguments for transformers' model that do not change its numbers in float32.
-_HARMLESS = {
-    "add_pooling_layer", "attn_implementation", "device_map", "dtype", "low_cpu_mem_usage", "torch_dtype",
-    "trust_remote_code", "use_safetensors",
-}  # fmt: skip
-# Of a download; the files are here.
-_HUB_ARGUMENTS = {"trust_remote_code", "token", "cache_dir", "revision", "local_files_only"}
-# Names of files: they would let a folder's own config read any other file.
-_FILE_ARGUMENTS = ("_file", "_files", "_dir", "_path", "subfolder", "proxies", "config", "_commit_hash")
-
-
 class OtherVectors(ValueError):
-    """A folder's model is made for vectors that encode does not give: sparse ones, or one for each token."""
+    """A folder's model is not made for the vectors that were asked for: one a text, sparse ones, one for each token."""
 
 
 @dataclass(frozen=True)
-class DenseSettings:
-    """activation(linear(x)), with x added where `residual`; x is brought to length 1 before where `normalized`.
+class LogitScore:
+    """The logit of one token behind a text's last, minus that of another where there is one. Ids, or the tokens
+    themselves. stated: a module of the folder says so."""
 
-    folder: of its weights. inputs, outputs: entries of a vector. activation: a class of torch.nn, with its module.
-    """
-
-    folder: Path
-    inputs: int
-    outputs: int
-    bias: bool
-    activation: str
-    residual: bool
-    normalized: bool
+    true: int | str
+    false: int | str | None
+    stated: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,7 +75,10 @@ class TextSettings:
     folder does not say. lower_case: lower the text before the tokenizer. tokenizer_arguments: for AutoTokenizer.
     prompts: by name; default_prompt_name: the one put before every text. truncate_dim: entries kept of a vector.
     similarity: one of `SIMILARITIES`. subfolder: where in the folder the tokenizer is. stated: the folder itself says
-    how its vectors are made.
+    how its vectors are made. logit_score: of a model that scores by what it would say next; scored: of one whose pooled
+    vectors are scores. sparse, multi: how
+    sparse vectors and those of tokens are made, None where there are none. other: why there is no vector a text, ""
+    where there is one.
     """
 
     pooling: str = "mean"
@@ -99,9 +93,29 @@ class TextSettings:
     default_prompt_name: str | None = None
     truncate_dim: int | None = None
     similarity: str = "cosine"
-    dense: tuple[DenseSettings, ...] = ()
+    dense: tuple[LayerSettings, ...] = ()
     subfolder: str = ""
     stated: bool = False
+    logit_score: LogitScore | None = None
+    scored: bool = False
+    sparse: SparseSettings | None = None
+    multi: MultiSettings | None = None
+    other: str = ""
+
+    def expect(self, vectors: str) -> None:
+        """`OtherVectors` where the folder's model does not give "dense", "sparse" or "multi" ones."""
+        if vectors == "dense" and self.other:
+            raise OtherVectors(self.other)
+        if vectors == "sparse" and self.sparse is None:
+            raise OtherVectors(
+                "this model gives no sparse vectors: its folder has neither SpladePooling nor sparse_linear.pt, and is "
+                "no masked language model alone"
+            )
+        if vectors == "multi" and self.multi is None:
+            raise OtherVectors(
+                "this model gives no vectors of tokens to compare: its folder has neither a Dense without pooling nor "
+                "colbert_linear.pt; encode(..., output_value='token_embeddings') gives the hidden states"
+            )
 
     @property
     def default_prompt(self) -> str:
@@ -123,21 +137,34 @@ class TextSettings:
         """As SentenceTransformer reads `folder`. ValueError names the file that is broken or asks for what encode does
         not do; `OtherVectors` names what the model is for."""
         modules, values = read_modules(folder), _head(folder)
-        _refuse_other_vectors(folder, modules, values)
         home = transformer_folder(folder)
         subfolder = "" if home == folder else str(home.relative_to(folder))
+        kind = kind_of(modules, values) if modules else ""
+        if "HF_ColBERT" in _architectures(home):
+            raise OtherVectors(
+                f"{folder}: Stanford's format of a model of one vector for each token (ColBERT) is not supported; "
+                "sentence-transformers' MultiVectorEncoder(folder).save_pretrained(other) writes one that is"
+            )
+        if kind:
+            read = _sparse if kind == "sparse" else _multi
+            return cls(subfolder=subfolder, stated=True, **read(folder, home, modules, values))
+        sparse, multi = read_linears(home, _config(home).get("hidden_size"))
         # What another kind of model saved (a CrossEncoder) is not used for embeddings.
         if not modules or values.get("model_type", _MODEL_TYPE) != _MODEL_TYPE:
-            return cls(pooling=_default_pooling(home), subfolder=subfolder)
+            if not modules and str(next(iter(_architectures(home)), "")).endswith("ForMaskedLM"):
+                sparse = sparse or SparseSettings()
+            return cls(pooling=_default_pooling(home), subfolder=subfolder, sparse=sparse, multi=multi)
         pooling, behind = _chain(folder / MODULES, modules)
-        dense, normalize = _behind(behind)
+        dense, normalize = read_behind(behind, "sentence_embedding")
         return cls(
             **_pooling(pooling / "config.json"),
             dense=dense,
             normalize=normalize,
             subfolder=subfolder,
             stated=True,
-            **_transformer(home, "feature-extraction", "token_embeddings", "last_hidden_state"),
+            sparse=sparse,
+            multi=multi,
+            **read_transformer(home, *_STATES),
             **_sentence_settings(folder / _HEAD, values),
         )
 
@@ -149,11 +176,21 @@ class TextSettings:
         home = transformer_folder(folder)
         subfolder = "" if home == folder else str(home.relative_to(folder))
         if not modules or values.get("model_type") != _SCORES_TYPE:
-            return cls(prompts={}, subfolder=subfolder)
-        if [module.kind for module in modules] != ["Transformer"]:
-            kinds = ", ".join(module.kind for module in modules)
+            causal = not modules and str(next(iter(_architectures(home)), "")).endswith("ForCausalLM")
+            return cls(prompts={}, subfolder=subfolder, logit_score=LogitScore("yes", "no") if causal else None)
+        kinds = [module.kind for module in modules]
+        score = read_logit_score(modules[1].folder / "config.json") if kinds == ["Transformer", "LogitScore"] else None
+        pooled: dict[str, Any] = {}
+        if kinds[:2] == ["Transformer", "Pooling"]:
+            pooling, behind = _chain(folder / MODULES, modules)
+            layers, _ = read_behind(behind, "sentence_embedding", last="scores")
+            pooled = {"dense": layers, "scored": True, **_pooling(pooling / "config.json")}
+            if not layers or not pooled["include_prompt"]:
+                raise ValueError(f"{folder / MODULES}: scores need a Dense behind a Pooling that includes prompts")
+        if score is None and not pooled and kinds != ["Transformer"]:
             raise ValueError(
-                f"{folder / MODULES}: predict computes a Transformer with its head alone; got {kinds}. "
+                f"{folder / MODULES}: predict computes a Transformer with its head, with LogitScore, or with Pooling "
+                f"and Dense behind it; got {', '.join(kinds)}. "
                 "ftbert.optimize(CrossEncoder(folder)) makes its encoder faster and leaves the other modules to torch"
             )
         prompts, name = read_prompts(folder / _HEAD, values, {})
@@ -161,7 +198,9 @@ class TextSettings:
             prompts=prompts,
             default_prompt_name=name,
             subfolder=subfolder,
-            **_transformer(home, "sequence-classification", "scores", "logits"),
+            logit_score=score,
+            **pooled,
+            **read_transformer(home, *(_NEXT if score else _STATES if pooled else _SCORES), chats=score is not None),
         )
 
 
@@ -170,76 +209,71 @@ def _head(folder: Path) -> dict[str, Any]:
     return read_json_object(folder / _HEAD) if (folder / MODULES).exists() and (folder / _HEAD).exists() else {}
 
 
-def _refuse_other_vectors(folder: Path, modules: list[Module], values: Mapping[str, Any]) -> None:
-    kinds = {str(values.get("model_type")), *(module.kind for module in modules)}
-    pylate = any(module.full.startswith("pylate.") for module in modules)
-    if pylate or kinds.intersection(_MULTI) or "HF_ColBERT" in _architectures(transformer_folder(folder)):
-        raise OtherVectors(
-            f"{folder}: a model of one vector for each token (ColBERT), and encode gives one for each text; "
-            "sentence-transformers' MultiVectorEncoder computes it, ftbert does not yet"
-        )
-    if kinds.intersection(_SPARSE):
-        raise OtherVectors(
-            f"{folder}: a model of sparse vectors (SPLADE), and encode gives dense ones; sentence-transformers' "
-            "SparseEncoder computes it, ftbert does not yet"
-        )
+def _sparse(folder: Path, home: Path, modules: list[Module], values: dict[str, Any]) -> dict[str, Any]:
+    sparse = read_splade(folder / MODULES, modules)
+    path, config = sentence_config(home)
+    if modules[0].kind == "Transformer" and config.get("transformer_task") != "fill-mask":
+        raise ValueError(f"{path}: SpladePooling needs logits: expected transformer_task fill-mask")
+    return {
+        "sparse": sparse,
+        "other": f"{folder}: a model of sparse vectors (SPLADE), and encode gives dense ones: call encode_sparse",
+        **read_transformer(home, *_LOGITS),
+        **_sentence_settings(folder / _HEAD, values),
+    }
+
+
+def _multi(folder: Path, home: Path, modules: list[Module], values: dict[str, Any]) -> dict[str, Any]:
+    head = folder / _HEAD
+    multi = read_multi(folder / MODULES, modules, head, values)
+    path, config = sentence_config(home)
+    multi = replace(multi, expansion=read_expansion(path, config.get("query_expansion"), head, values))
+    prompts = dict(values.get("prompts") or {})
+    for kind in ("query", "document"):
+        if isinstance(prefix := values.get(f"{kind}_prefix"), str):
+            prompts[kind] = prefix + str(prompts.get(kind) or "").removeprefix(prefix)
+    found = read_transformer(home, *_STATES, expands=True)
+    for key in ("query_length", "document_length"):
+        found[key] = length_in(head, values, key) if found[key] is None else found[key]
+    return {
+        "multi": multi,
+        "other": f"{folder}: a model of one vector for each token (ColBERT), and encode gives one for each text: call "
+        "encode_multi_vector, or encode with output_value='token_embeddings'",
+        **found,
+        **_sentence_settings(head, {**values, "prompts": prompts}),
+    }
 
 
 def _chain(where: Path, modules: list[Module]) -> tuple[Path, list[Module]]:
     """The folder of the Pooling, and the modules behind it. ValueError for other chains than Transformer, Pooling and
-    any Dense and Normalize."""
-    known = ("Transformer", "Pooling", "Dense", "Normalize")
-    found = [module for module in modules if module.kind not in _NOTHING]
+    any Dense, LayerNorm and Normalize."""
+    known = ("Transformer", "Pooling", "Dense", "LayerNorm", "Normalize")
+    found = [module for module in modules if module.kind not in NOTHING]
     for module in found:
         if module.kind not in known:
             raise ValueError(
                 f"{where}: module {module.full!r} is not supported; encode() knows {', '.join(known)}. {_HINT}"
             )
     kinds = [module.kind for module in found]
-    if kinds[:2] != ["Transformer", "Pooling"] or not {"Dense", "Normalize"}.issuperset(kinds[2:]):
+    if kinds[:2] != ["Transformer", "Pooling"] or not set(known[2:]).issuperset(kinds[2:]):
         raise ValueError(
-            f"{where}: expected Transformer, Pooling and behind them only Dense and Normalize; got "
+            f"{where}: expected Transformer, Pooling and behind them only {', '.join(known[2:])}; got "
             f"{', '.join(kinds) or 'nothing'}. {_HINT}"
         )
     return found[1].folder, found[2:]
 
 
-def _behind(modules: list[Module]) -> tuple[tuple[DenseSettings, ...], bool]:
-    """The Dense modules, and whether a Normalize comes last."""
-    dense: list[DenseSettings] = []
-    normalized = False
-    for module in modules:
-        path = module.folder / "config.json"
-        config = read_json_object(path) if path.exists() else {}
-        for key in ("module_input_name", "module_output_name"):
-            if config.get(key) not in (None, "sentence_embedding"):
-                raise ValueError(f"{path}: {key} {config[key]!r} is not supported; expected sentence_embedding")
-        if module.kind == "Dense":
-            dense.append(_dense(path, config, normalized))
-        normalized = module.kind == "Normalize"
-    return tuple(dense), normalized
-
-
-def _dense(path: Path, config: Mapping[str, Any], normalized: bool) -> DenseSettings:
-    activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
-    if not isinstance(activation, str):
-        raise ValueError(f"{path}: activation_function must be the name of a class; got {shown(activation)}")
-    return DenseSettings(
-        path.parent,
-        positive(f"{path}: in_features", config.get("in_features")),
-        positive(f"{path}: out_features", config.get("out_features")),
-        bool(config.get("bias", True)),
-        activation,
-        bool(config.get("use_residual", False)),
-        normalized,
-    )
-
-
-def one_of(known: tuple[str, ...], name: str, value: Any) -> str:
-    """`value` itself when it is one of these, else ValueError."""
-    if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(known)}; got {value!r}")
-    return str(value)
+def read_logit_score(path: Path) -> LogitScore:
+    """ValueError for ids that are none."""
+    config = read_json_object(path)
+    if config.get("module_input_name", _NEXT[1]) != _NEXT[1]:
+        raise ValueError(f"{path}: module_input_name is not supported; expected {_NEXT[1]}")
+    ids = [config.get(f"{name}_token_id") for name in ("true", "false")]
+    for name, one in zip(("true", "false"), ids, strict=True):
+        if isinstance(one, bool) or not (isinstance(one, int) and one >= 0) and (one is not None or name == "true"):
+            raise ValueError(f"{path}: {name}_token_id must be the id of a token; got {shown(one)}")
+    true, false = ids
+    assert true is not None
+    return LogitScore(true, false, stated=True)
 
 
 def _default_pooling(folder: Path) -> str:
@@ -280,66 +314,6 @@ def _pooling(path: Path) -> dict[str, Any]:
     return {"pooling": "+".join(modes), "include_prompt": bool(config.get("include_prompt", True))}
 
 
-def _transformer(folder: Path, task: str, output: str, method_output: str) -> dict[str, Any]:
-    """Of sentence_bert_config.json: lengths, case, and arguments for the tokenizer. task, output, method_output: what
-    it may say of the model's own."""
-    paths = [folder / name for name in _LENGTH_FILES if (folder / name).exists()]
-    path = next((path for path in paths if read_json_object(path)), folder / _LENGTH_FILES[0])
-    config = read_json_object(path) if path in paths else {}
-    for key in ("query_expansion", "processing_kwargs", "tokenizer_name_or_path"):
-        if config.get(key):
-            raise ValueError(f"{path}: {key} is not supported")
-    for key, only in (("transformer_task", task), ("module_output_name", output)):
-        if config.get(key, only) != only:
-            raise ValueError(f"{path}: {key} {config[key]!r} is not supported; expected {only}")
-    text = {"method": "forward", "method_output_name": method_output}
-    if config.get("modality_config", {"text": text}) != {"text": text}:
-        raise ValueError(f"{path}: modality_config is not supported; expected text through forward")
-    given = _arguments(path, config)
-    for kind, known in (("config", _HUB_ARGUMENTS), ("model", _HARMLESS | _HUB_ARGUMENTS)):
-        if unknown := sorted(given[kind].keys() - known):
-            raise ValueError(f"{path}: arguments for the {kind} are not supported: {', '.join(unknown)}")
-    arguments = {key: value for key, value in given["tokenizer"].items() if key not in _HUB_ARGUMENTS}
-    if elsewhere := sorted(key for key in arguments if key.endswith(_FILE_ARGUMENTS)):
-        raise ValueError(f"{path}: arguments for the tokenizer are not supported: {', '.join(elsewhere)}")
-    # The tokenizer's own argument goes first, as in sentence-transformers.
-    longest = _length(path, config, "max_seq_length")
-    own = _length(path, arguments, "model_max_length")
-    return {
-        "max_length": longest if own is None else own,
-        "query_length": _length(path, config, "query_length"),
-        "document_length": _length(path, config, "document_length"),
-        "lower_case": bool(config.get("do_lower_case", False)),
-        "tokenizer_arguments": arguments,
-    }
-
-
-def _arguments(path: Path, config: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """For transformers' model, config and tokenizer; each has an older name, which goes first."""
-    found = {}
-    for kind, names in {
-        "model": ("model_args", "model_kwargs"),
-        "config": ("config_args", "config_kwargs"),
-        "tokenizer": ("tokenizer_args", "processor_kwargs"),
-    }.items():
-        value: Any = next((config[name] for name in names if config.get(name)), {})
-        if not isinstance(value, dict):
-            raise ValueError(f"{path}: {names[1]} must be an object; got {value!r}")
-        found[kind] = value
-    return found
-
-
-def positive(name: str, value: Any) -> int:
-    """`value` itself; ValueError for what is no positive int."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be a positive integer; got {value!r}")
-    return value
-
-
-def _length(path: Path, config: Mapping[str, Any], key: str) -> int | None:
-    return None if config.get(key) is None else positive(f"{path}: {key}", config[key])
-
-
 def read_prompts(
     path: Path, config: Mapping[str, Any], usual: Mapping[str, str]
 ) -> tuple[dict[str, str], str | None]:
@@ -362,6 +336,6 @@ def _sentence_settings(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     return {
         "prompts": prompts,
         "default_prompt_name": name,
-        "truncate_dim": _length(path, config, "truncate_dim"),
+        "truncate_dim": length_in(path, config, "truncate_dim"),
         "similarity": similarity if similarity in SIMILARITIES else "cosine",
     }

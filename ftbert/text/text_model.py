@@ -9,12 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ftbert.text.checks import one_of, positive
 from ftbert.text.computing import compute_all
 from ftbert.text.encoding import embedding, text_options, tokenizer_of
+from ftbert.text.multi_vector import multi_vector_embedding
 from ftbert.text.precision import PRECISIONS, check_ranges, quantized
 from ftbert.text.scoring import labels_of, predict, rank, scoring, task_of, token_classify
-from ftbert.text.settings import one_of, positive
 from ftbert.text.similarity import similarity, similarity_pairwise
+from ftbert.text.sparse import as_tensor, sparse_embedding
 from ftbert.text.token_classification import IGNORED
 from ftbert.text.tokens import check_texts, has_pairs, is_single, listed
 
@@ -71,7 +73,8 @@ class TextModel:
         batch_size, max_tokens: most texts and real tokens computed at once; memory grows with them. A text of more
         tokens goes alone.
         output_value: "token_embeddings" gives for each text the last hidden state of its tokens instead, special ones
-        and prompt included, float32 [tokens, hidden], in a list; nothing of it is pooled, normalised or shortened.
+        and prompt included, float32 [tokens, hidden], in a list; nothing of it is pooled, normalised or shortened. Of a
+        folder for one vector a token (ColBERT) these are its vectors: see encode_multi_vector.
         precision: "float32", or "int8", "uint8", "binary", "ubinary", as in sentence-transformers: int8 and uint8
         spread each entry's range over the vectors of the call or `ranges`, float [2, width], the least and the greatest
         of each entry (what lies outside becomes the nearest); the others pack eight signs into a byte.
@@ -79,8 +82,9 @@ class TextModel:
         task: "query" or "document": their prompt and length, as encode_query and encode_document.
 
         TypeError for an item that is not a str; ValueError for an option's value, a lone surrogate, a model without a
-        usable tokenizer, a folder that asks for what ftbert does not do (the message names the file), such as sparse
-        vectors or one for each token. Warns once of a model that scores texts: `predict` and `rerank` are for it.
+        usable tokenizer, a folder that asks for what ftbert does not do (the message names the file), or that is for
+        sparse vectors or one for each token. Warns once of a model that scores texts: `predict` and `rerank` are for
+        it.
         """
         if normalize_embeddings is not None:
             if normalize is not True:
@@ -94,6 +98,12 @@ class TextModel:
         one_of(PRECISIONS, "precision", precision)
         if tokens and long_texts != "truncate":
             raise ValueError("long_texts='mean' averages pooled vectors; output_value='token_embeddings' has none")
+        if tokens and (settings := tokenizer_of(self).settings).other and settings.multi is not None:
+            return self.encode_multi_vector(
+                texts, prompt=prompt, prompt_name=prompt_name, max_length=max_length, batch_size=batch_size,
+                max_tokens=max_tokens, convert_to_numpy=convert_to_numpy, convert_to_tensor=convert_to_tensor,
+                show_progress_bar=show_progress_bar, task=task,
+            )  # fmt: skip
         how = text_options(
             self, normalize=normalize, pooling=pooling, prompt=prompt, prompt_name=prompt_name, max_length=max_length,
             truncate_dim=truncate_dim, batch_size=batch_size, max_tokens=max_tokens, task=task, long_texts=long_texts,
@@ -103,6 +113,79 @@ class TextModel:
         check_texts(given)
         found = compute_all(self, given, embedding(self, how, tokens), show_progress_bar)
         found = found if tokens else quantized(found, precision, ranges)
+        single = isinstance(texts, str)
+        return self._form(found[0] if single else found, convert_to_numpy, convert_to_tensor, single)
+
+    def encode_sparse(
+        self,
+        texts: str | Iterable[str],
+        *,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        max_length: int | None = None,
+        max_active_dims: int | None = None,
+        batch_size: int | None = None,
+        max_tokens: int = 16384,
+        convert_to_sparse_tensor: bool = True,
+        save_to_cpu: bool = False,
+        show_progress_bar: bool | None = None,
+        task: str | None = None,
+    ) -> Tensor:
+        """Texts -> a float32 tensor [n, vocab] on the model's device, sparse (COO); [vocab] for a single str.
+
+        As sentence-transformers' SparseEncoder.encode: an entry is the weight of a token of the vocabulary in the text.
+        SPLADE's come of the masked language model's head; those of a folder with sparse_linear.pt (BGE-M3) are the
+        largest weight of each token that the text has, special ones apart. A masked language model without modules.json
+        counts as SPLADE.
+
+        max_active_dims: so many entries at most, the largest. convert_to_sparse_tensor: False gives zeros, too.
+        save_to_cpu: leave the result there. prompt, prompt_name, max_length, batch_size, max_tokens, show_progress_bar,
+        task: as in `encode`. ValueError for a model that gives no such vectors.
+        """
+        work = sparse_embedding(
+            self, prompt=prompt, prompt_name=prompt_name, max_length=max_length, max_active_dims=max_active_dims,
+            batch_size=batch_size, max_tokens=max_tokens, task=task,
+        )  # fmt: skip
+        given = [texts] if isinstance(texts, str) else listed(texts)
+        check_texts(given)
+        found = as_tensor(compute_all(self, given, work, show_progress_bar), work.width)
+        found = found if convert_to_sparse_tensor else found.to_dense()
+        found = found if save_to_cpu else found.to(self.device)
+        return found[0] if isinstance(texts, str) else found
+
+    def encode_multi_vector(
+        self,
+        texts: str | Iterable[str],
+        *,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        max_length: int | None = None,
+        batch_size: int | None = None,
+        max_tokens: int = 16384,
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        show_progress_bar: bool | None = None,
+        task: str | None = None,
+    ) -> Any:
+        """Texts -> a list of float32 numpy [tokens, width], one vector for each token; an array for a single str.
+
+        As sentence-transformers' MultiVectorEncoder.encode: the folder's Dense and Normalize make them of the last
+        hidden state, and tokens that its skiplist names have none. Of a folder with colbert_linear.pt (BGE-M3) all
+        tokens but the first have one. Scores of a query and a text are sums over the query's tokens of the largest
+        product with any of the text's.
+
+        task: "query" or "document", with their prompt and length, as encode_query(...,
+        output_value="token_embeddings"); None counts as a document without prompt. The others: as in `encode`.
+        ValueError for a model that gives no such vectors, and for queries that are made longer by tokens that others do
+        not attend to.
+        """
+        work = multi_vector_embedding(
+            self, prompt=prompt, prompt_name=prompt_name, max_length=max_length, batch_size=batch_size,
+            max_tokens=max_tokens, task=task,
+        )  # fmt: skip
+        given = [texts] if isinstance(texts, str) else listed(texts)
+        check_texts(given)
+        found = compute_all(self, given, work, show_progress_bar)
         single = isinstance(texts, str)
         return self._form(found[0] if single else found, convert_to_numpy, convert_to_tensor, single)
 
@@ -117,6 +200,7 @@ class TextModel:
         max_length: int | None = None,
         batch_size: int | None = None,
         max_tokens: int = 16384,
+        chat_template: str | None = None,
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
         show_progress_bar: bool | None = None,
@@ -136,6 +220,10 @@ class TextModel:
         prompt, prompt_name: put before every text (of a pair before the first), as in `encode`; None: the folder's.
         max_length: tokens of a text or pair with the special ones; of a longer pair the longer text is truncated first.
         batch_size, max_tokens, show_progress_bar, convert_to_numpy, convert_to_tensor: as in `encode`.
+        chat_template: in Jinja, for messages of the roles query and document, and system, the prompt; None: the
+        folder's. For a language model that scores by what it would say next: the folder has sentence-transformers'
+        LogitScore, or is a ...ForCausalLM without modules.json, whose score is "yes" against "no". Pairs go through the
+        template, and where they are truncated its end stays; a score is the difference of two logits, then the sigmoid.
 
         TypeError for an item that is neither a str nor a pair; ValueError for an option's value, a lone surrogate, a
         model without such a head or a usable tokenizer.
@@ -145,6 +233,7 @@ class TextModel:
         work = scoring(
             self, activation_fn=activation_fn, apply_softmax=apply_softmax, prompt=prompt, prompt_name=prompt_name,
             max_length=max_length, max_tokens=max_tokens, batch_size=batch_size, pairs=has_pairs(texts),
+            chat_template=chat_template,
         )  # fmt: skip
         found = predict(self, texts, work, show_progress_bar)
         return self._form(found, convert_to_numpy, convert_to_tensor, single=is_single(texts))

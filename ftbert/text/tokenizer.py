@@ -12,6 +12,7 @@ from ftbert.input_file import is_unicode
 from ftbert.text.auto_tokenizer import explain, load_tokenizer
 from ftbert.text.fast_tokenizer import FastTokenizer
 from ftbert.text.settings import TextSettings
+from ftbert.text.templates import PairTemplate, TemplateEncoder
 from ftbert.text.tokens import Text, Tokens, joined, tokens_of
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Tokenizer:
         self.max_length = self.check_length(min(max_seq, own), str(folder))
         _expect_one_type(folder, tokenizer)
         self._fast = None if self.backend is None else FastTokenizer(self.backend, self._has_types)
+        self._templates = None if self._fast is None else TemplateEncoder(self.backend, self._fast.cutter)
 
     def check_length(self, length: int, where: str, pairs: bool = False) -> int:
         """`length` itself; ValueError where it is more than the model takes, or no room for a text (or a pair)."""
@@ -92,6 +94,38 @@ class Tokenizer:
             except Exception as error:  # a vocabulary without the unknown token, for one; no type of its own
                 raise ValueError(f"{self._folder}: the tokenizer cannot encode texts ({explain(error)})") from error
         return joined(found)
+
+    def pair_template(self, prompt: str = "", chat_template: str | None = None) -> PairTemplate | None:
+        """How pairs become texts, as sentence-transformers puts them into messages: a query, a document, and the prompt
+        as the system's. chat_template: in Jinja, None: the tokenizer's, without which there is none. ValueError where
+        it does not carry a pair."""
+        if chat_template is None and not self.loaded.chat_template:
+            return None
+        if self._templates is None:
+            kind = type(self._python).__name__
+            raise ValueError(f"{self._folder}: {kind} is written in Python; a chat template needs a fast tokenizer")
+        system = [{"role": "system", "content": prompt}] if prompt else []
+
+        def render(query: str, document: str) -> str:
+            pair = [{"role": "query", "content": query}, {"role": "document", "content": document}]
+            return str(self.loaded.apply_chat_template([*system, *pair], chat_template=chat_template, tokenize=False))
+
+        try:
+            return PairTemplate.of(render, str(self._folder))
+        except ValueError:
+            raise
+        except Exception as error:  # of Jinja or of the template itself
+            raise ValueError(f"{self._folder}: the chat template cannot be used ({explain(error)})") from error
+
+    def template_tokens(self, pairs: Sequence[Text], template: PairTemplate, max_length: int) -> Tokens:
+        """Pairs as ids, through `template`. ValueError for a single text, or one that is not valid Unicode."""
+        if any(isinstance(pair, str) for pair in pairs):
+            raise ValueError("this model scores pairs of texts, a query and a document; got a single text")
+        assert self._templates is not None
+        try:
+            return self._templates.tokens(pairs, max_length, self._side, template=template)
+        except (TypeError, UnicodeError) as error:
+            raise _explained(error, list(pairs), 0) from error
 
     def encodings(self, texts: Sequence[str], max_length: int | None = None) -> list[Any]:
         """As `tokens`, what the package `tokenizers` gives for each text: with the offsets of its tokens in characters.
