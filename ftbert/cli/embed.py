@@ -8,7 +8,9 @@ from typing import Any
 
 from ftbert.cli import command
 
-_AS_IN_ENCODE = ("pooling", "prompt", "prompt_name", "max_length", "truncate_dim", "max_tokens", "long_texts")
+_AS_IN_ENCODE = (
+    "pooling", "prompt", "prompt_name", "max_length", "truncate_dim", "max_tokens", "long_texts", "vectors",
+)  # fmt: skip
 
 
 def add_to(commands: command.Commands) -> None:
@@ -49,6 +51,11 @@ def add_to(commands: command.Commands) -> None:
     parser.add_argument(
         "--truncate-dim", type=command.count, metavar="N", help="entries kept of a vector (default: all)"
     )
+    parser.add_argument(
+        "--vectors", choices=("dense", "sparse", "multi"),
+        help="one a text, sparse ones (SPLADE, BGE-M3), or one a token (ColBERT, BGE-M3)\n"
+        "(default: what the model is for); the last two to .jsonl or .parquet",
+    )  # fmt: skip
     parser.add_argument("--no-normalize", action="store_true", help="keep the length of the vectors")
     parser.add_argument(
         "--precision", choices=("float32", "int8", "uint8", "binary", "ubinary"), default="float32",

@@ -20,6 +20,7 @@ from ftbert.files.formats import kept_for, open_sources, open_target
 from ftbert.files.paths import check_paths, expect_own_list, input_files, output_file, skipped_file
 from ftbert.files.ranges import check_ranges_file, first_texts, ranges_in
 from ftbert.files.records import STREAM, Changed, Chunk, Position, Reader, ReadOptions, Writer
+from ftbert.files.vectors import vectors_of
 from ftbert.files.writers import SkippedWriter
 from ftbert.progress import Progress
 from ftbert.staging_folder import StagingFolder
@@ -30,7 +31,7 @@ BATCH_RECORDS = 8192  # finished records that a kill can cost, and the records h
 # Files up to this size are told apart by their content, larger ones by size and time of change.
 _HASHED_BYTES = 16 << 20
 # Of a model's files those that a vector may depend on: weights, settings, vocabularies.
-_READ = {".safetensors", ".bin", *TOKENIZER_SUFFIXES}
+_READ = {".safetensors", ".bin", ".pt", *TOKENIZER_SUFFIXES}
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ def embed_file(
     long_texts: str = "truncate",
     precision: str = "float32",
     ranges: str | Path | None = None,
+    vectors: str | None = None,
 ) -> EmbedStats:
     """Embeds every record of `source` (.txt .jsonl .csv .tsv, also .gz, .parquet) into `target` (.npy .jsonl .jsonl.gz
     .parquet). Several sources, or a pattern such as texts/*.txt, are read in turn. "-" is standard input, of lines of
@@ -116,6 +118,9 @@ def embed_file(
     normalize, pooling, prompt, prompt_name, max_length, truncate_dim, max_tokens, long_texts: as in `encode`.
     precision: as in `encode`; int8 and uint8 need ranges, a .npy of float [2, width] that is read where it exists, else
     measured over the first 8192 texts and written.
+    vectors: "dense", one a text; "sparse", as in `encode_sparse`, written as {"indices": [...], "values": [...]};
+    "multi", one a token, as in `encode_multi_vector`, written as a list of them. None: those that the model is for. A
+    .npy holds dense ones alone; normalize, pooling, truncate_dim, long_texts and precision shape those alone.
     show_progress_bar: None: a bar on a terminal, elsewhere a line on standard error every 30 s.
 
     The target appears whole or not at all; a link stays one. Unfinished work stays in `<target>.part`. Errors: OSError,
@@ -127,17 +132,17 @@ def embed_file(
         ranges=ranges,
     )  # fmt: skip
     # torch only once the request is known to be sound
-    from ftbert.text import compute_windows, embedding, quantized, stored_as, text_options
+    from ftbert.text import compute_windows, quantized, stored_as
 
     models = model if isinstance(model, list | tuple) else [model]
-    how = text_options(
-        models[0], normalize=normalize, pooling=pooling, prompt=prompt, prompt_name=prompt_name, max_length=max_length,
-        truncate_dim=truncate_dim, max_tokens=max_tokens, long_texts=long_texts,
-    )  # fmt: skip
-    work = embedding(models[0], how)
-    dtype, entries = stored_as(precision, how.width)
+    given = {"prompt": prompt, "prompt_name": prompt_name, "max_length": max_length, "max_tokens": max_tokens}
+    shape = {"normalize": normalize, "pooling": pooling, "truncate_dim": truncate_dim, "long_texts": long_texts}
+    kind_of_vectors, work, how = vectors_of(models[0], vectors, given, shape, precision, target)
+    dtype, entries = stored_as(precision, work.width)
+    dense = kind_of_vectors == "dense"
     made_with = _sources_identity(sources) | _models_identity(models)
     made_with |= {"column": column or "text", "batch_records": batch_records, "precision": precision} | asdict(how)
+    made_with |= {} if dense else {"vectors": kind_of_vectors}
     del made_with["width"], made_with["whole_width"]  # follow from truncate_dim and the model
     with contextlib.ExitStack() as stack:
         piped = STREAM in (*sources, target)  # a later run cannot go on from there
@@ -148,14 +153,15 @@ def embed_file(
         limits = None
         if ranges is not None:
             measured = (done.results for done in compute_windows(models, first_texts(reader), work))
-            limits = ranges_in(output_file(ranges), precision, how.width, measured)
+            limits = ranges_in(output_file(ranges), precision, work.width, measured)
             made_with["ranges"] = hashlib.sha256(limits.tobytes()).hexdigest()
         if not resume or piped:
             staging.discard(None)
         saved = staging.saved(made_with)
         if saved is not None and saved["position"]["skipped"] and not skip_bad:
             raise staging.cannot_go_on("it was made with skip_bad")
-        writer, left_out, position = _writer(staging, target, (entries, dtype.name), saved)
+        stored = (entries, dtype.name if dense else kind_of_vectors)
+        writer, left_out, position = _writer(staging, target, stored, saved)
         stack.callback(writer.close)
         stack.callback(left_out.close)
         resumed = position.records
@@ -167,7 +173,7 @@ def embed_file(
         with contextlib.closing(windows), _told_of_changes(staging):
             for done in windows:
                 _check_finite(done.results, done.item)
-                writer.append(done.item, quantized(done.results, precision, limits))
+                writer.append(done.item, quantized(done.results, precision, limits) if dense else done.results)
                 left_out.append(done.item.bad)
                 cut += done.cut
                 position = done.item.end
@@ -253,8 +259,12 @@ def _writer(
     return open_target(target, staging.folder, vectors, None), SkippedWriter(staging.folder, {}), Position()
 
 
-def _check_finite(vectors: np.ndarray[Any, np.dtype[np.float32]], chunk: Chunk) -> None:
-    finite = np.isfinite(vectors).all(axis=1)
+def _check_finite(vectors: Any, chunk: Chunk) -> None:
+    if isinstance(vectors, list):
+        numbers: list[Any] = [getattr(one, "values", one) for one in vectors]
+        finite = np.array([np.isfinite(one).all() for one in numbers], dtype=np.bool_)
+    else:
+        finite = np.isfinite(vectors).all(axis=1)
     if not finite.all():
         record = chunk.end.records - len(chunk.texts) + int(np.argmin(finite)) + 1
         raise ValueError(

@@ -10,10 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from typing import Any, NamedTuple, Protocol
 
 STREAM = Path("-")  # standard input, of text lines unless told otherwise, or standard output, of JSON lines
 EMBEDDING = "embedding"  # the column that writers add
@@ -91,8 +88,9 @@ class Reader(Protocol):
 class Writer(Protocol):
     """A target file in the making, inside a folder that may outlive the process."""
 
-    def append(self, chunk: Chunk, vectors: NDArray[Any]) -> None:
-        """Adds the chunk's records with their vectors, [records, entries]: float32, int8 or uint8."""
+    def append(self, chunk: Chunk, vectors: Any) -> None:
+        """Adds the chunk's records with their vectors: [records, entries] of float32, int8 or uint8, or a list of
+        `SparseVector` or of float32 [tokens, entries]."""
 
     def sync(self) -> dict[str, int]:
         """Puts what was appended on the disk; returns the state a later process continues from."""

@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ftbert.files.columns import as_json, as_table
 from ftbert.files.records import EMBEDDING, STREAM, Chunk, Skipped, Writer
 from ftbert.input_file import named
@@ -98,14 +100,14 @@ class JsonlWriter(_FileWriter):
     def __init__(self, folder: Path, entries: int, dtype: str, state: dict[str, int]) -> None:
         super().__init__(folder / "rows.jsonl", state)
 
-    def append(self, chunk: Chunk, vectors: NDArray[Any]) -> None:
+    def append(self, chunk: Chunk, vectors: Any) -> None:
         self.write(b"".join(_lines(chunk, vectors)))
 
 
 class JsonlGzWriter(JsonlWriter):
     """The same packed, each chunk on its own, so that a later process can go on behind any of them."""
 
-    def append(self, chunk: Chunk, vectors: NDArray[Any]) -> None:
+    def append(self, chunk: Chunk, vectors: Any) -> None:
         if chunk.texts:
             self.write(gzip.compress(b"".join(_lines(chunk, vectors)), mtime=0))
 
@@ -113,7 +115,7 @@ class JsonlGzWriter(JsonlWriter):
 class JsonlStream(Writer):
     """The same on standard output, as it is computed. There is nothing to go on from."""
 
-    def append(self, chunk: Chunk, vectors: NDArray[Any]) -> None:
+    def append(self, chunk: Chunk, vectors: Any) -> None:
         with named("standard output"):
             sys.stdout.buffer.writelines(_lines(chunk, vectors))
             sys.stdout.buffer.flush()
@@ -126,7 +128,8 @@ class JsonlStream(Writer):
 
 
 class ParquetWriter(Writer):
-    """The other columns and a fixed-size list "embedding".
+    """The other columns and "embedding": a fixed-size list, for one vector a token a list of those, a struct of two
+    lists, "indices" and "values", for sparse vectors.
 
     A parquet file cannot be appended to once closed, so every chunk is a file of its own until the end.
     Only then are all columns known, when the records are JSON objects that differ.
@@ -138,13 +141,12 @@ class ParquetWriter(Writer):
         for number in range(self._count):
             self._part(number).stat()  # FileNotFoundError when a finished chunk is gone
 
-    def append(self, chunk: Chunk, vectors: NDArray[Any]) -> None:
+    def append(self, chunk: Chunk, vectors: Any) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         table = chunk.columns if isinstance(chunk.columns, pa.Table) else as_table(chunk.columns, chunk.end.kinds)
-        flat = pa.array(vectors.ravel(), type=pa.type_for_alias(self._dtype))
-        table = table.append_column(self._field(), pa.FixedSizeListArray.from_arrays(flat, self._entries))
+        table = table.append_column(self._field(), self._column(vectors))
         with named(self._part(self._count)):
             pq.write_table(table, self._part(self._count))
         self._count += 1
@@ -180,18 +182,53 @@ class ParquetWriter(Writer):
     def _field(self) -> Any:
         import pyarrow as pa
 
-        return pa.field(EMBEDDING, pa.list_(pa.type_for_alias(self._dtype), self._entries))
+        if self._dtype == "sparse":
+            kind = pa.struct([("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float32()))])
+        elif self._dtype == "multi":
+            kind = pa.list_(pa.list_(pa.float32(), self._entries))
+        else:
+            kind = pa.list_(pa.type_for_alias(self._dtype), self._entries)
+        return pa.field(EMBEDDING, kind)
+
+    def _column(self, vectors: Any) -> Any:
+        import pyarrow as pa
+
+        if self._dtype not in ("sparse", "multi"):
+            flat = pa.array(vectors.ravel(), type=pa.type_for_alias(self._dtype))
+            return pa.FixedSizeListArray.from_arrays(flat, self._entries)
+        ends = pa.array(np.cumsum([0, *(len(getattr(one, "values", one)) for one in vectors)]), pa.int32())
+        if self._dtype == "multi":
+            flat = pa.array(np.concatenate([*vectors, np.empty((0, self._entries), np.float32)]).ravel())
+            return pa.ListArray.from_arrays(ends, pa.FixedSizeListArray.from_arrays(flat, self._entries))
+        indices = np.concatenate([*(one.indices for one in vectors), np.empty(0, np.int32)]).astype(np.int32)
+        values = np.concatenate([*(one.values for one in vectors), np.empty(0, np.float32)])
+        parts = [pa.ListArray.from_arrays(ends, pa.array(flat)) for flat in (indices, values)]
+        return pa.StructArray.from_arrays(parts, names=["indices", "values"])
 
     def _part(self, number: int) -> Path:
         return self._folder / f"rows-{number:08d}.parquet"
 
 
-def _lines(chunk: Chunk, vectors: NDArray[Any]) -> Iterator[bytes]:
-    # Nine significant digits give every float32 back exactly, at half the length of a double's.
-    numbers = "[" + ", ".join(["%.9g" if vectors.dtype.kind == "f" else "%d"] * vectors.shape[1]) + "]"
-    for fields, vector in zip(chunk.columns, vectors.tolist(), strict=True):
-        body = fields[:-1] + (", " if len(fields) > 2 else "") + f'"{EMBEDDING}": {numbers % tuple(vector)}}}\n'
+def _lines(chunk: Chunk, vectors: Any) -> Iterator[bytes]:
+    for fields, vector in zip(chunk.columns, _numbers(vectors), strict=True):
+        body = fields[:-1] + (", " if len(fields) > 2 else "") + f'"{EMBEDDING}": {vector}}}\n'
         yield body.encode("utf-8")
+
+
+def _numbers(vectors: Any) -> Iterator[str]:
+    """Each record's as JSON. Nine significant digits give every float32 back exactly, at half the length of a
+    double's."""
+    if isinstance(vectors, list):
+        for one in vectors:
+            if isinstance(one, np.ndarray):
+                yield f"[{', '.join(_numbers(one))}]"
+            else:
+                (values,) = _numbers(one.values[None])
+                yield f'{{"indices": {one.indices.tolist()}, "values": {values}}}'
+        return
+    numbers = "[" + ", ".join(["%.9g" if vectors.dtype.kind == "f" else "%d"] * vectors.shape[1]) + "]"
+    for vector in vectors.tolist():
+        yield numbers % tuple(vector)
 
 
 def _sync_file(path: Path) -> None:
