@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,8 +10,16 @@ import torch
 
 from ftbert.server.batcher import Batch
 from ftbert.server.description import CLASSIFIES, FILLS, TAGS
-from ftbert.server.job import BEST, Kind
-from ftbert.text import launch, text_vectors
+from ftbert.server.job import BEST, ENTRIES, Kind
+from ftbert.text import (
+    TextSettings,
+    launch,
+    next_logits,
+    splade_rows,
+    text_vectors,
+    token_vectors,
+    token_weights,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,11 +33,16 @@ _MARKED_AT_ONCE = 256
 
 
 class Compute:
-    """Batches of one model. pooling: of Kind.EMBED."""
+    """Batches of one model. pooling: of Kind.EMBED. score_ids: of Kind.LOGITS where these are of two tokens of the
+    vocabulary. settings: of the model's folder."""
 
-    def __init__(self, model: Any, pooling: str) -> None:
+    def __init__(
+        self, model: Any, pooling: str, score_ids: Sequence[int] = (), settings: TextSettings | None = None
+    ) -> None:
         self.model = model
-        self.pooling = pooling
+        self.pooling, self.score_ids = pooling, score_ids
+        self.sparse, self.multi = (None, None) if settings is None else (settings.sparse, settings.multi)
+        self.pooled_scores = settings is not None and settings.scored
         self.heads = {name: model.tasks.index(name) for name in (CLASSIFIES, TAGS, FILLS) if name in model.tasks}
 
     def launch(self, batch: Batch) -> Fetch:
@@ -55,13 +68,27 @@ class Compute:
                 skip = np.zeros(len(cu_seqlens) - 1, dtype=np.int32)
                 skip[:texts] = _joined([_skipped(span) for span in batch.spans])
             return text_vectors(model, ids, cu_seqlens, longest, upload, pooling=self.pooling, skip=skip)[:texts]
+        if batch.kind == Kind.SPARSE:
+            assert self.sparse is not None
+            return splade_rows(model, ids, cu_seqlens, longest, upload, self.sparse, ENTRIES)[:texts]
         offsets = upload(cu_seqlens)
+        if batch.kind == Kind.VECTORS:
+            assert self.multi is not None
+            return token_vectors(model, model.forward_packed(ids, offsets, longest), self.multi)
+        if batch.kind == Kind.WEIGHTS:
+            return token_weights(model, model.forward_packed(ids, offsets, longest))
         if batch.kind in (Kind.TOKENS, Kind.FILLED):
             hidden: torch.Tensor = model.forward_packed(ids, offsets, longest)
             return self._filled(batch, hidden, upload) if batch.kind == Kind.FILLED else hidden.float()
         types = None
         if any(span.job.types is not None for span in batch.spans):
             types = upload(_joined([_types(span) for span in batch.spans]).astype(np.int64))
+        if batch.kind == Kind.LOGITS and self.score_ids:
+            return next_logits(model, (ids, offsets, longest, types), self.score_ids)[:texts]
+        if batch.kind == Kind.LOGITS and self.pooled_scores:
+            return text_vectors(
+                model, ids, cu_seqlens, longest, upload, pooling=self.pooling, types=types, layers="scores"
+            )[:texts]
         task = CLASSIFIES if batch.kind == Kind.LOGITS else TAGS
         logits: torch.Tensor = model.logits_packed(ids, offsets, longest, types)[self.heads[task]].float()
         return logits[:texts] if batch.kind == Kind.LOGITS else logits

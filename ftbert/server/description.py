@@ -9,21 +9,25 @@ import msgspec
 
 from ftbert.server.activations import choose_activation
 from ftbert.server.settings import Settings
-from ftbert.text import TextOptions, TextSettings, Tokenizer
+from ftbert.text import PairTemplate, TextOptions, TextSettings, Tokenizer, unweighted
 
 # Tasks of heads.
 CLASSIFIES, TAGS, FILLS = "sequence_classification", "token_classification", "masked_lm"
 
 
 class Description(msgspec.Struct, frozen=True):
-    """task: "embedding", "classifier", "reranker" or "token_classifier". labels: of the last three. tokenizer:
-    tokenizer.json's text, without truncation and padding.
+    """task: "embedding", "sparse", "multi_vector", "classifier", "reranker" or "token_classifier". labels: of the
+    last three. tokenizer: tokenizer.json's text, without truncation and padding.
 
     hidden: entries of a text's vector, token_width: of a token's. max_length: tokens of a text with the special ones;
     special: how many of these are added to one text. query_length, document_length: tokens of such texts, where the
     folder has a length for them. truncation_side: the tokenizer's own. activation: from logits to scores, one of
     activations.ACTIVATIONS. unknown_id, pad_id: of the tokenizer; clean_up: what it decodes loses the space before
-    punctuation. mask_id, mask_token: None where no head predicts masked tokens.
+    punctuation. mask_id, mask_token: None where no head predicts masked tokens. sparse: how sparse vectors come about,
+    "splade", "lexical" (see ftbert.text.lexical; unweighted: its ids without a weight) or "" where there are none.
+    score_ids: of a reranker that scores by the logits of these tokens; templates: by prompts, what its pairs go
+    through. Of "multi_vector": skipped, ids without a vector in texts for "query" or "document"; expands: queries are
+    made longer, which a server does not do.
     """
 
     name: str
@@ -57,6 +61,12 @@ class Description(msgspec.Struct, frozen=True):
     mask_id: int | None = None
     mask_token: str | None = None
     clean_up: bool = False
+    sparse: str = ""
+    unweighted: list[int] = []
+    score_ids: list[int] = []
+    templates: dict[str, PairTemplate] = {}
+    skipped: dict[str, list[int]] = {}
+    expands: bool = False
 
     @property
     def computes_with(self) -> str:
@@ -67,15 +77,17 @@ class Description(msgspec.Struct, frozen=True):
 def describe(model: Any, name: str, source: str, settings: Settings) -> Description:
     """`model`: an ftbert.Model. ValueError where its folder has no tokenizer that a worker can use, or a choice in
     `settings` does not fit the model."""
-    from ftbert.text import ScoreSettings
+    from ftbert.text import ScoreSettings, score_ids
 
     if model.folder is None:
         raise ValueError(f"{source}: no folder with a tokenizer, which a server needs")
     folder = Path(model.folder)
-    task, labels = _task(model)
+    task, labels = _task(model, folder)
     activation, config = "Identity", model.checkpoint.config.huggingface
     if task == "embedding":
         text = TextSettings.from_folder(folder)
+        if text.other:
+            task = "sparse" if text.sparse is not None else "multi_vector"
     else:
         scores = ScoreSettings.of(folder, config)
         text = scores.text
@@ -83,10 +95,15 @@ def describe(model: Any, name: str, source: str, settings: Settings) -> Descript
             named = None if scores.activation is None else type(scores.activation).__name__
             activation = choose_activation(named, config.get("problem_type"), len(labels))
     checked = Tokenizer(folder, text, model.config.max_seq)
-    options = TextOptions.choose(checked, model.config.hidden, pooling=settings.pooling)  # refuses an unknown pooling
+    # Refuses an unknown pooling.
+    vectors = {"sparse": "sparse", "multi_vector": "multi"}.get(task, "dense")
+    options = TextOptions.choose(checked, model.config.hidden, pooling=settings.pooling, vectors=vectors)
     loaded, fast = checked.loaded, checked.backend
     if fast is None:
         raise ValueError(f"{folder}: a server needs a fast tokenizer, and {type(loaded).__name__} is written in Python")
+    default_prompt = _default_prompt(text, settings)
+    scored = task == "reranker" and text.logit_score is not None
+    templates = _templates(checked, {"", default_prompt, *text.prompts.values()}) if scored else {}
     # transformers leaves BPE as it is, whatever the file says.
     clean_up = bool(loaded.clean_up_tokenization_spaces) and type(fast.model).__name__ != "BPE"
     return Description(
@@ -96,7 +113,7 @@ def describe(model: Any, name: str, source: str, settings: Settings) -> Descript
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(model.device),
         hidden=text.width(model.config.hidden, options.pooling),
-        token_width=model.config.hidden,
+        token_width=_token_width(text, model.config.hidden) if task == "multi_vector" else model.config.hidden,
         vocab=model.config.vocab,
         token_types=model.config.token_types,
         max_length=checked.max_length,
@@ -112,27 +129,62 @@ def describe(model: Any, name: str, source: str, settings: Settings) -> Descript
         tokenizer=fast.to_str(),
         encode_special_tokens=bool(fast.encode_special_tokens),
         truncation_side=loaded.truncation_side,
-        pooling=options.pooling,
+        pooling={"sparse": "splade", "multi_vector": "token_embed"}.get(task, options.pooling),
         prompts=dict(text.prompts),
-        default_prompt=_default_prompt(text, settings),
+        default_prompt=default_prompt,
         include_prompt=text.include_prompt,
         truncate_dim=options.truncate_dim,
         labels=labels,
         activation=activation,
         batch_tokens=0,
         rate=0.0,
+        sparse="" if text.sparse is None else "lexical" if text.sparse.linear else "splade",
+        unweighted=unweighted(loaded).tolist(),
+        score_ids=score_ids(checked) if scored else [],
+        templates=templates,
+        skipped=_skipped(checked) if task == "multi_vector" else {},
+        expands=text.multi is not None and text.multi.expansion is not None,
     )
 
 
-def _task(model: Any) -> tuple[str, list[str]]:
+def _token_width(text: TextSettings, hidden: int) -> int:
+    return text.multi.dense[-1].outputs if text.multi is not None and text.multi.dense else hidden
+
+
+def _skipped(tokenizer: Tokenizer) -> dict[str, list[int]]:
+    from ftbert.text import skipped_ids
+
+    assert tokenizer.settings.multi is not None
+    multi = tokenizer.settings.multi
+    return {task: skipped_ids(tokenizer, multi, task).tolist() for task in ("query", "document")}
+
+
+def _templates(tokenizer: Tokenizer, prompts: set[str]) -> dict[str, PairTemplate]:
+    found = {prompt: tokenizer.pair_template(prompt) for prompt in prompts}
+    return {prompt: template for prompt, template in found.items() if template is not None}
+
+
+def _task(model: Any, folder: Path) -> tuple[str, list[str]]:
     """What it is served for, and the names of the labels of its head; without such a head "embedding"."""
     head = next((head for head in model.heads if head.task in (CLASSIFIES, TAGS)), None)
     if head is None:
-        return "embedding", []
+        text = TextSettings.for_scores(folder)
+        score = text.logit_score if FILLS in model.tasks else None
+        if not text.scored and (score is None or not (score.stated or _carries_pairs(model, folder))):
+            return "embedding", []
     labels = list(model.id2label.values())
-    if head.task == TAGS:
+    if head is not None and head.task == TAGS:
         return "token_classifier", labels
     return "reranker" if len(labels) == 1 else "classifier", labels
+
+
+def _carries_pairs(model: Any, folder: Path) -> bool:
+    """Whether the chat template of a language model is one for a query and a document."""
+    try:
+        tokenizer = Tokenizer(folder, TextSettings.for_scores(folder), model.config.max_seq)
+        return tokenizer.pair_template() is not None
+    except ValueError:
+        return False
 
 
 def _length(own: int | None, longest: int) -> int | None:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ftbert.server.app import App, Asked, Made, computes
+from ftbert.server.app import Asked, Made, computes
 from ftbert.server.description import Description
-from ftbert.server.errors import ApiError, validation
+from ftbert.server.errors import validation
 from ftbert.server.inputs import (
     Listed,
     Reading,
@@ -26,11 +26,11 @@ from ftbert.server.inputs import (
     reading,
 )
 from ftbert.server.job import Kind
-from ftbert.server.json_bodies import decode, json_matrix, to_json
-from ftbert.server.messages import Request, Response
+from ftbert.server.json_bodies import json_matrix, to_json
 from ftbert.server.schemas import Cut, Embed, EmbedAll, OpenAIEmbed, Pooling, Similarity
 from ftbert.server.served_model import Computed, ServedModel
 from ftbert.server.settings import Settings
+from ftbert.text import SparseVector, entries_of, lexical, tokens_kept
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -61,9 +61,15 @@ async def embed(asked: Asked[Embed]) -> Made:
     return done, await json_matrix(_finished(done.rows, kept, body.normalize))
 
 
-@computes(EmbedAll, "embed", "embedding", texts=_inputs)
+@computes(EmbedAll, "embed", "embedding", "multi_vector", texts=_inputs)
 async def embed_all(asked: Asked[EmbedAll]) -> Made:
-    done = await _vectors(asked, reading(asked.body, asked.model), Kind.TOKENS)
+    body, about = asked.body, asked.model.about
+    how, purpose = reading(body, asked.model), body.prompt_name if body.prompt_name == "query" else "document"
+    if about.task == "multi_vector" and body.prompt_name in ("query", "document"):
+        if purpose == "query" and about.expands:
+            raise validation("queries of this model are made longer by tokens of their own, which is not served")
+        how = replace(how, most=about.query_length if purpose == "query" else about.document_length)
+    done = await _token_vectors(asked, how, purpose)
     found = list[bytes]()
     for rows in _of_texts(done):
         found += [b"," if found else b"[", *await json_matrix(rows)]
@@ -71,9 +77,23 @@ async def embed_all(asked: Asked[EmbedAll]) -> Made:
     return done, [*found, b"]"]
 
 
-async def embed_sparse(app: App, request: Request) -> Response:
-    decode(request.body, Embed)
-    raise ApiError("Backend", "model is not a SPLADE model: ftbert serves no sparse embeddings", counted="model_type")
+@computes(EmbedAll, "embed", "sparse", texts=_inputs)
+async def embed_sparse(asked: Asked[EmbedAll]) -> Made:
+    about, of_tokens = asked.model.about, asked.model.about.sparse == "lexical"
+    done = await _vectors(asked, reading(asked.body, asked.model), Kind.WEIGHTS if of_tokens else Kind.SPARSE)
+    left_out = np.array(about.unweighted, dtype=np.int64)
+    ends = done.encoded.offsets.tolist()
+    tokens = zip(ends[:-1], ends[1:], strict=True)
+    vectors: Iterable[SparseVector] = entries_of(done.rows) if not of_tokens else (
+        lexical(done.encoded.ids[start:end], done.rows[start:end, 0], left_out) for start, end in tokens
+    )  # fmt: skip
+    found = list[bytes]()
+    for i, one in enumerate(vectors):
+        pairs = zip(one.indices.tolist(), one.values, strict=True)
+        found.append((b"," if found else b"[") + to_json([{"index": entry, "value": value} for entry, value in pairs]))
+        if i % _ROWS_AT_ONCE == _ROWS_AT_ONCE - 1:
+            await asyncio.sleep(0)
+    return done, [*found, b"]"]
 
 
 def _compared(body: Similarity, settings: Settings) -> Listed:
@@ -99,15 +119,18 @@ async def embeddings(asked: Asked[OpenAIEmbed]) -> Made:
     return done, await _listed(rows, encoding, "embedding", "embedding", model, done)
 
 
-@computes(Pooling, "embed", "embedding", texts=_input)
+@computes(Pooling, "embed", "embedding", "multi_vector", texts=_input)
 async def pooling(asked: Asked[Pooling]) -> Made:
     body, model = asked.body, asked.model
     encoding = _encoding(body.encoding_format)
     if body.task not in (None, "embed", "token_embed"):
         raise validation(f"`task` must be embed or token_embed; got {body.task[:40]!r}", param="task")
-    of_tokens = body.task == "token_embed"
+    multi = model.about.task == "multi_vector"
+    if multi and body.task == "embed":
+        raise validation("`task` must be token_embed: this model gives a vector for each token", param="task")
+    of_tokens = multi or body.task == "token_embed"
     kept, how = check_dimensions(body.dimensions, model, of_tokens), limited_reading(body, model)
-    done = await _vectors(asked, how, Kind.TOKENS if of_tokens else Kind.EMBED)
+    done = await (_token_vectors(asked, how, "document") if of_tokens else _vectors(asked, how))
     done.rows = _finished(done.rows, kept, body.use_activation is not False)
     return done, await _listed(_of_texts(done) if of_tokens else done.rows, encoding, "pooling", "data", model, done)
 
@@ -119,9 +142,23 @@ def _vectors(asked: Asked[Any], how: Reading, kind: Kind = Kind.EMBED) -> Corout
     return asked.model.compute(asked.request, kind, characters(asked.texts), encode, encoder.inline)
 
 
+async def _token_vectors(asked: Asked[Any], how: Reading, purpose: str) -> Computed:
+    """rows: float32 [tokens, hidden], or of a model of one vector for each token those vectors, without tokens that
+    have none in texts for `purpose`."""
+    about = asked.model.about
+    if about.task != "multi_vector":
+        return await _vectors(asked, how, Kind.TOKENS)
+    done = await _vectors(asked, how, Kind.VECTORS)
+    encoded = done.encoded
+    kept = tokens_kept(encoded.ids, encoded.offsets, np.array(about.skipped[purpose], dtype=np.int64), first=True)
+    done.rows = done.rows[kept]
+    done.rows_of_texts = np.concatenate([[0], np.cumsum(kept)])[encoded.offsets]
+    return done
+
+
 def _of_texts(done: Computed) -> Iterable[NDArray[np.float32]]:
     """The rows of each text's tokens."""
-    offsets = done.encoded.offsets.tolist()
+    offsets = (done.encoded.offsets if done.rows_of_texts is None else done.rows_of_texts).tolist()
     return (done.rows[a:b] for a, b in zip(offsets[:-1], offsets[1:], strict=True))
 
 

@@ -20,10 +20,14 @@ class Kind(IntEnum):
     LOGITS = 2  # of the sequence classification head, [labels]
     TOKEN_LOGITS = 3  # of the token classification head, [tokens, labels]
     FILLED = 4  # of each marked token the best of the vocabulary: [marked, 2 * BEST], probabilities, then ids
+    SPARSE = 5  # ids and weights in turn, [2 * entries], at most 2 * ENTRIES and 0 behind the last
+    WEIGHTS = 6  # of each token for its own entry, [tokens, 1]
+    VECTORS = 7  # of each token, through a folder's Dense modules, [tokens, width]
 
 
 BEST = 100  # what may stand in the place of a masked token; of a smaller vocabulary fewer
-_PER_TOKEN = (Kind.TOKENS, Kind.TOKEN_LOGITS)
+ENTRIES = 4096  # of a sparse vector, the largest: trained models give some hundred
+_PER_TOKEN = (Kind.TOKENS, Kind.TOKEN_LOGITS, Kind.WEIGHTS, Kind.VECTORS)
 
 
 @dataclass(eq=False)

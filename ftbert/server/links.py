@@ -63,7 +63,11 @@ class _Pending:
             return True
         if self.rows is None:
             self.rows = np.empty((self.job.rows(0, self.job.texts).stop, part.rows.shape[1]), np.float32)
-        self.rows[self.job.rows(part.start, part.stop)] = part.rows
+        if part.rows.shape[1] > self.rows.shape[1]:  # batches of sparse vectors differ in their most entries
+            self.rows = np.pad(self.rows, ((0, 0), (0, part.rows.shape[1] - self.rows.shape[1])))
+        where = self.job.rows(part.start, part.stop)
+        self.rows[where, : part.rows.shape[1]] = part.rows
+        self.rows[where, part.rows.shape[1] :] = 0
         return self.left == 0
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from ftbert.server.job import Job, Kind
 from ftbert.server.logs import LOG
 from ftbert.server.metrics import Row
 from ftbert.server.settings import Settings
+from ftbert.text import TextSettings
 
 # A batch is the smallest with this share of the best tokens/s; larger ones only add waiting: none takes longer than
 # this, in seconds, since the most urgent newcomer waits for it.
@@ -69,8 +71,14 @@ def load_engine(
     model = load(source, device, settings.dtype, revision=settings.revision)
     with _IMPORTING:
         about = describe(model, name, source, settings)
-    compute = Compute(model, about.pooling)
-    kind = {"embedding": Kind.EMBED, "token_classifier": Kind.TOKEN_LOGITS}.get(about.task, Kind.LOGITS)
+    embeds = about.task in ("embedding", "sparse", "multi_vector")
+    text = (TextSettings.from_folder if embeds else TextSettings.for_scores)(Path(model.folder))
+    compute = Compute(model, about.pooling, about.score_ids, text)
+    kinds = {
+        "embedding": Kind.EMBED, "sparse": Kind.SPARSE, "multi_vector": Kind.VECTORS,
+        "token_classifier": Kind.TOKEN_LOGITS,
+    }  # fmt: skip
+    kind = kinds.get(about.task, Kind.LOGITS)
     loaded = time.monotonic()
     with alone(device):
         waited = time.monotonic()

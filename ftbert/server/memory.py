@@ -13,6 +13,8 @@ _SMALL = 65536
 _AT_ONCE = 2
 # Bytes of a float32 of the model: its JSON, and the number itself in the worker and on the way from the engine.
 PER_NUMBER = 13 + 8
+# Of an entry of a sparse vector: its id and its weight as numbers, and its JSON.
+PER_ENTRY = 2 * 8 + len('{"index":100000,"value":0.12345678},')
 # Of what is written from an object for each, as one of /token_classify and /fill_mask: the object and its JSON.
 PER_ENTITY = 600
 # Of /tokenize. A byte of the longest text, in `tokenizers` (293 of English, 217 of Chinese); of every text, as the

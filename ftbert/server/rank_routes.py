@@ -179,6 +179,8 @@ def _logits(
             )
         if pairs:
             raise validation("`inputs` must be all texts or all pairs")
+        if encoder.about.templates:
+            raise validation("`inputs` must be pairs: this model scores a query and a document")
         return encoder.encode(sequences, how.prompt, how.truncate, how.side, how.most)
 
     size = sum(len(one) if isinstance(one, str) else len(one[0]) + len(one[1]) for one in sequences)

@@ -24,7 +24,10 @@ def all_routes() -> Routes:
         ("POST", "/embed_all"): Route(
             embed_routes.embed_all, gives=schemas.Matrices, words="TEI: a vector for each token"
         ),
-        ("POST", "/embed_sparse"): Route(embed_routes.embed_sparse),
+        ("POST", "/embed_sparse"): Route(
+            embed_routes.embed_sparse, gives=list[list[schemas.SparseValue]],
+            words="TEI: a sparse vector for each text (SPLADE, BGE-M3)",
+        ),
         ("POST", "/similarity"): Route(
             embed_routes.similarity, gives=list[float], words="TEI: cosines of a text with others"
         ),
@@ -107,12 +110,16 @@ def all_routes() -> Routes:
 
 
 async def _by_model(app: App, request: Request) -> Response:
-    """POST / and /invocations: rerank, predict, token_classify or embed as the model is; similarity where the body
-    asks for it."""
+    """POST / and /invocations: rerank, predict, token_classify, embed, embed_sparse or embed_all as the model is;
+    similarity where the body asks for it."""
     fields = await fields_of(request.body)
     task = app.model(_named(fields)).about.task
     if task == "token_classifier":
         return await pipeline_routes.token_classify(app, request)
+    if task == "sparse":
+        return await embed_routes.embed_sparse(app, request)
+    if task == "multi_vector":
+        return await embed_routes.embed_all(app, request)
     if task == "embedding":
         similar = "source_sentence" in await fields_of(fields.get("inputs", msgspec.Raw()))
         return await (embed_routes.similarity if similar else embed_routes.embed)(app, request)

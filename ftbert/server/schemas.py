@@ -213,6 +213,13 @@ class Usage(msgspec.Struct):
     total_tokens: int
 
 
+class SparseValue(msgspec.Struct):
+    """Of an entry of the vocabulary that has a weight."""
+
+    index: int
+    value: float
+
+
 class Embedding(msgspec.Struct):
     """embedding: a list of numbers, or base64 of little-endian float32."""
 

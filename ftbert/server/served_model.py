@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from ftbert.server.description import Description
 from ftbert.server.errors import ApiError, of_failure, validation
-from ftbert.server.job import BEST, Job, Kind
+from ftbert.server.job import BEST, ENTRIES, Job, Kind
 from ftbert.server.links import Answer, Disconnected, Failed, Link, next_id
-from ftbert.server.memory import PER_ENTITY, PER_NUMBER, Memory
+from ftbert.server.memory import PER_ENTITY, PER_ENTRY, PER_NUMBER, Memory
 from ftbert.server.messages import Request
 from ftbert.server.settings import Settings
 from ftbert.server.text_encoder import INLINE_CHARACTERS, Encoded, TextEncoder
@@ -29,13 +29,15 @@ _LATELY, _MOST_WAITING = 1.0, 8
 
 @dataclass
 class Computed:
-    """rows: see Answer. Seconds that each step took."""
+    """rows: see Answer. Seconds that each step took. rows_of_texts: [texts + 1], where those of each text are among
+    rows of tokens of which some were left out."""
 
     rows: Any
     encoded: Encoded
     tokenization: float
     queue: float
     inference: float
+    rows_of_texts: Any = None
 
     @property
     def usage(self) -> dict[str, int]:
@@ -74,10 +76,12 @@ class ServedModel:
         return next((link.description.task for link in self.links if link.description is not None), None)
 
     def does(self, task: str | None) -> bool:
-        """Whether it is for this; "fill_mask" is what an embedding model may be for too. None: not known yet."""
-        if task != "fill_mask":
+        """Whether it is for this; "fill_mask" and "sparse" are what an embedding model may be for too. None: not known
+        yet."""
+        if task not in ("fill_mask", "sparse"):
             return self.task == task
-        return self.task is not None and self.about.mask_id is not None
+        about = None if self.task is None else self.about
+        return about is not None and (about.mask_id is not None if task == "fill_mask" else bool(about.sparse))
 
     @property
     def about(self) -> Description:
@@ -119,8 +123,9 @@ class ServedModel:
         """ApiError 424, as TEI, where the model is for something else."""
         if not any(map(self.does, tasks)):
             wanted = {
-                "embedding": "an embedding", "classifier": "a classifier", "reranker": "a re-ranker",
-                "token_classifier": "a token classification", "fill_mask": "a masked language",
+                "embedding": "an embedding", "sparse": "a SPLADE", "classifier": "a classifier",
+                "reranker": "a re-ranker", "token_classifier": "a token classification",
+                "fill_mask": "a masked language",
             }[tasks[0]]  # fmt: skip
             words = f"model is not {wanted} model (it is: {self.about.task})"
             raise ApiError("Backend", words, counted="model_type")
@@ -179,8 +184,12 @@ class ServedModel:
         about, texts = self.about, len(encoded.offsets) - 1
         if kind == Kind.EMBED:
             return texts, "texts", PER_NUMBER * about.hidden
-        if kind == Kind.TOKENS:
+        if kind in (Kind.TOKENS, Kind.VECTORS):
             return encoded.tokens, "tokens", PER_NUMBER * about.token_width
+        if kind == Kind.SPARSE:
+            return texts, "texts", PER_ENTRY * min(ENTRIES, about.vocab)
+        if kind == Kind.WEIGHTS:
+            return encoded.tokens, "tokens", PER_ENTRY
         if kind == Kind.FILLED:
             assert encoded.marked is not None
             return len(encoded.marked), "masks", PER_NUMBER * 2 * BEST

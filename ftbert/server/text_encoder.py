@@ -11,7 +11,7 @@ import numpy as np
 
 from ftbert.server.description import Description
 from ftbert.server.errors import ApiError, validation
-from ftbert.text import FastTokenizer, LimitedPairs, Tokens, tokens_of
+from ftbert.text import FastTokenizer, LimitedPairs, TemplateEncoder, Tokens, tokens_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,6 +52,7 @@ class TextEncoder:
         self.whole: Any = Tokenizer.from_str(description.tokenizer)
         self.whole.encode_special_tokens = description.encode_special_tokens
         self._fast = FastTokenizer(self.whole, description.token_types > 1)
+        self._templates = TemplateEncoder(self.whole, self._fast.cutter)
         self._limited = LimitedPairs(self.whole, self._fast.cutter, description.token_types > 1)
         self.special_of_pairs = self._limited.special
         self.inline = INLINE_CHARACTERS if self._fast.wordpiece is None else _INLINE_CHARACTERS_WORDPIECE
@@ -89,8 +90,12 @@ class TextEncoder:
     ) -> Encoded:
         """Two texts of one sequence each, the longer cut first. `prompt` stands before the first one. most: as of
         `encode`. limits: most tokens of its own that the first and the second text keep before they are paired, None:
-        all."""
+        all. Where the model has a template for pairs, they go through that, with the prompt as its system's message."""
         tokens = None
+        if self.about.templates:
+            if limits != (None, None):
+                raise validation("this model's pairs go through a template: texts are not limited one by one")
+            tokens, prompt = partial(self._templates.tokens, template=self.about.templates[prompt]), ""
         if limits != (None, None):
             first, second = limits
             if first is not None and prompt:  # which is no part of the query
