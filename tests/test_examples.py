@@ -87,6 +87,18 @@ def test_core_example_in_cpp(tmp_path: Path) -> None:
     assert "cosine of the two sentences" in done.stdout
 
 
+@pytest.mark.parametrize("name", ["matryoshka", "late_interaction", "reranking"])
+def test_examples_of_vectors_and_scores(tmp_path: Path, name: str) -> None:
+    from other_folders import colbert_folder, scored
+    from tokenizers_offline import sentence_folder
+
+    made = {"matryoshka": sentence_folder, "late_interaction": colbert_folder, "reranking": scored}[name](tmp_path)
+    command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), str(made), *(["8", "64"] if name == "matryoshka" else [])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == (2 if name == "reranking" else 3)
+
+
 def test_tracing_meets_every_method(model: ftbert.Model) -> None:
     """torch warns of each that the stand-in lacks, at every trace."""
     from ftbert._fake import _FakeEncoder

@@ -1,0 +1,283 @@
+"""Sparse vectors and one vector for each token, against sentence-transformers on the same folder, and BGE-M3's formulas."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from compare import assert_same
+from other_folders import QUERY, bge_m3, colbert_folder, splade_folder
+from sentence_transformers import MultiVectorEncoder, SparseEncoder
+from tokenizers_offline import TEXTS, folder_of, sentence_folder
+
+import ftbert
+from ftbert.converters import convert
+from ftbert.evaluation import SAMPLE_TEXTS, check
+from ftbert.files import embed_file
+from ftbert.text import sparse
+
+
+def both(folder: Path, kind: Any = SparseEncoder) -> tuple[Any, Any]:
+    return ftbert.load(folder, heads=False), kind(str(folder), device="cpu", local_files_only=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "pooling"),
+    [("bert", {}), ("roberta", {"pooling_strategy": "sum"}), ("distilbert", {"activation_function": "log1p_relu"}),
+     ("albert", {"pooling_strategy": "sum", "activation_function": "log1p_relu"})],
+)  # fmt: skip
+def test_splade(tmp_path: Path, family: str, pooling: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few logits at a time give the same as all at once."""
+    ours, theirs = both(splade_folder(tmp_path, family, **pooling))
+    whole = ours.encode_sparse(TEXTS)
+    assert whole.is_sparse and whole.is_coalesced() and whole.dtype == torch.float32
+    for options in ({}, {"prompt_name": "query"}, {"prompt": "the ", "max_active_dims": 9}):
+        want = theirs.encode(TEXTS, **options)
+        for tokens in (7, 100_000):
+            monkeypatch.setattr(sparse, "_LOGITS_AT_ONCE", 400 * tokens)
+            got = ours.encode_sparse(TEXTS, max_tokens=60, **options)
+            assert got.shape == want.shape
+            assert_same(got.to_dense(), want.to_dense())
+    assert_same(ours.encode_sparse(TEXTS, task="query").to_dense(), theirs.encode_query(TEXTS).to_dense())
+    assert_same(ours.encode_sparse("hello").to_dense(), theirs.encode("hello").to_dense())
+    assert torch.equal(ours.encode_sparse(TEXTS, convert_to_sparse_tensor=False), whole.to_dense())
+    assert ours.encode_sparse([]).shape == (0, whole.shape[1])
+
+
+def test_logits_are_made_for_some_tokens_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ftbert.load(splade_folder(tmp_path))
+    rows: list[int] = []
+    forward = ftbert.heads.Head.forward
+    monkeypatch.setattr(ftbert.heads.Head, "forward", lambda self, x, word: rows.append(len(x)) or forward(self, x, word))
+    monkeypatch.setattr(sparse, "_LOGITS_AT_ONCE", 400 * 10)
+    model.encode_sparse(["hello " * 55, *["hello world"] * 9])
+    assert max(rows) <= 10
+    assert sum(rows) == 57 + 9 * 4
+    assert len(rows) <= 6 + 5  # short texts share
+
+
+def test_a_masked_language_model_alone(tmp_path: Path) -> None:
+    ours, theirs = both(folder_of(tmp_path, "bert", "masked_lm"))
+    assert_same(ours.encode_sparse(TEXTS).to_dense(), theirs.encode(TEXTS).to_dense())
+    assert ours.encode(TEXTS[:2]).shape == (2, 64)  # it is not for that alone
+    with pytest.raises(ValueError, match="no sparse vectors: its folder has neither"):
+        ftbert.load(sentence_folder(tmp_path / "other")).encode_sparse("a")
+
+
+def test_encode_names_what_gives_them(tmp_path: Path) -> None:
+    model = ftbert.load(convert(splade_folder(tmp_path), tmp_path / "copy"))
+    for call in (lambda: model.encode("a"), lambda: model.encode("a", output_value="token_embeddings")):
+        with pytest.raises(ValueError, match=r"sparse vectors \(SPLADE\), and encode gives dense ones: call encode_sparse"):
+            call()
+    with pytest.raises(ValueError, match="no vectors of tokens to compare"):
+        model.encode_multi_vector("a")
+    for value in (0, -1, 1.5):
+        with pytest.raises(ValueError, match="max_active_dims must be a positive integer"):
+            model.encode_sparse("a", max_active_dims=value)
+    result = check(model, texts=["hello"])  # the encoder itself is right
+    assert result.passed and result.texts is None
+
+
+def test_files_of_sparse_vectors(tmp_path: Path) -> None:
+    model = ftbert.load(splade_folder(tmp_path), heads=False)
+    texts = [text for text in TEXTS if text.strip() and text.isprintable()]
+    (tmp_path / "in.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
+    want = model.encode_sparse(texts).to_dense()
+    for name in ("a.jsonl", "a.parquet"):
+        stats = embed_file(model, tmp_path / "in.txt", tmp_path / name, batch_records=5)
+        assert (stats.records, stats.hidden) == (len(texts), want.shape[1])
+        if name == "a.jsonl":
+            rows = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+        else:
+            rows = pq.read_table(tmp_path / name).to_pylist()
+        assert [row["text"] for row in rows] == texts
+        for row, dense in zip(rows, want, strict=True):
+            made = torch.zeros_like(dense)
+            made[row["embedding"]["indices"]] = torch.tensor(row["embedding"]["values"], dtype=torch.float32)
+            assert_same(made, dense)
+    with pytest.raises(ValueError, match=r"a \.npy holds dense vectors alone"):
+        embed_file(model, tmp_path / "in.txt", tmp_path / "a.npy")
+    for options in ({"normalize": False}, {"pooling": "cls"}, {"truncate_dim": 4}, {"long_texts": "mean"}, {"precision": "binary"}):
+        with pytest.raises(ValueError, match="is for dense vectors, these are sparse ones"):
+            embed_file(model, tmp_path / "in.txt", tmp_path / "b.jsonl", **options)
+    with pytest.raises(ValueError, match="vectors must be one of dense, sparse, multi; got 'both'"):
+        embed_file(model, tmp_path / "in.txt", tmp_path / "b.jsonl", vectors="both")
+
+
+def test_the_server_gives_sparse_vectors(tmp_path: Path) -> None:
+    served = pytest.importorskip("served")
+    folder = splade_folder(tmp_path)
+    want = ftbert.load(folder).encode_sparse(TEXTS).to_dense()
+    with served.in_thread(("m", folder)) as server:
+        for path in ("/embed_sparse", "/"):
+            got = server.post(path, {"inputs": TEXTS})
+            assert all([one["index"] for one in row] == sorted(one["index"] for one in row) for row in got)
+            made = torch.zeros_like(want)
+            for row, entries in zip(made, got, strict=True):
+                row[[one["index"] for one in entries]] = torch.tensor([one["value"] for one in entries])
+            assert_same(made, want)
+        assert server.post("/embed_sparse", {"inputs": "hello", "prompt_name": "query"}) == server.post("/embed_sparse", {"inputs": QUERY + "hello"})
+        refused = server.call("POST", "/embed", {"inputs": "a"})
+        assert refused.status == 424 and b"model is not an embedding model (it is: sparse)" in refused.body
+        assert server.call("GET", "/info").json()["model_type"] == {"embedding": {"pooling": "splade"}}
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_three_outputs(tmp_path: Path, copied: bool) -> None:
+    from transformers import AutoModel, AutoTokenizer
+
+    folder, layers = bge_m3(tmp_path / "a")
+    model = ftbert.load(convert(folder, tmp_path / "b") if copied else folder)
+    tokenizer, reference = AutoTokenizer.from_pretrained(str(folder)), AutoModel.from_pretrained(str(folder)).eval()
+    sparse_layer, multi_layer = layers["sparse_linear.pt"], layers["colbert_linear.pt"]
+    left_out = {tokenizer.cls_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
+    dense, lexical, multi = model.encode(TEXTS), model.encode_sparse(TEXTS), model.encode_multi_vector(TEXTS)
+    assert lexical.shape == (len(TEXTS), model.config.vocab)
+    for place, text in enumerate(TEXTS):
+        ids = tokenizer(text, truncation=True, max_length=64, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            hidden = reference(ids).last_hidden_state[0]
+        assert_same(dense[place], torch.nn.functional.normalize(hidden[0], dim=0).numpy())
+        weights: dict[int, float] = {}
+        for token, weight in zip(ids[0].tolist(), (hidden @ sparse_layer["weight"].T + sparse_layer["bias"])[:, 0].relu().tolist(), strict=True):
+            if token not in left_out and weight > 0:
+                weights[token] = max(weight, weights.get(token, 0.0))
+        got = lexical[place].coalesce()
+        assert got.indices()[0].tolist() == sorted(weights)
+        assert np.allclose(got.values(), [weights[token] for token in sorted(weights)], atol=1e-5)
+        assert_same(multi[place], torch.nn.functional.normalize(hidden[1:] @ multi_layer["weight"].T + multi_layer["bias"], dim=1).numpy())
+    assert max(len(one.coalesce().values()) for one in model.encode_sparse(TEXTS, max_active_dims=2)) == 2
+    states = model.encode(TEXTS[:3], output_value="token_embeddings")  # sentence-transformers' meaning: hidden states
+    assert states[0].shape[0] == multi[0].shape[0] + 1
+
+
+def test_three_outputs_served_and_in_files(tmp_path: Path) -> None:
+    served = pytest.importorskip("served")
+    folder, _ = bge_m3(tmp_path / "a")
+    model, texts = ftbert.load(folder), ["hello world the end", "naive cafe hello hello"]
+    want = model.encode_sparse(texts).to_dense()
+    with served.in_thread(("m", folder)) as server:
+        assert_same(np.array(server.post("/embed", {"inputs": texts})), model.encode(texts))
+        made = torch.zeros_like(want)
+        for row, entries in zip(made, server.post("/embed_sparse", {"inputs": texts}), strict=True):
+            row[[one["index"] for one in entries]] = torch.tensor([one["value"] for one in entries])
+        assert_same(made, want)
+    (tmp_path / "in.txt").write_text("\n".join(texts) + "\n")
+    for kind, name in (("multi", "m.jsonl"), ("multi", "m.parquet"), ("sparse", "s.parquet"), ("dense", "d.parquet")):
+        embed_file(model, tmp_path / "in.txt", tmp_path / name, vectors=kind)
+    found = [pq.read_table(tmp_path / "m.parquet").to_pylist(), [json.loads(line) for line in (tmp_path / "m.jsonl").open()]]
+    for rows in found:
+        for row, vectors in zip(rows, model.encode_multi_vector(texts), strict=True):
+            assert_same(np.array(row["embedding"], dtype=np.float32), vectors)
+    assert pq.read_table(tmp_path / "s.parquet").to_pylist()[0]["embedding"]["indices"] == want[0].nonzero()[:, 0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"weight": torch.ones(2, 64), "bias": torch.ones(1)}, r"weight: the config asks for \[1, 64\]"),
+        ({"weight": torch.ones(1, 64)}, r"missing bias \[1\]"),
+        ({"weight": 3}, "expected a state dict of tensors"),
+        (b"nothing", "not a complete PyTorch weights file"),
+    ],
+)
+def test_a_linear_layer_that_does_not_fit(tmp_path: Path, state: Any, words: str) -> None:
+    folder, _ = bge_m3(tmp_path / "a")
+    if isinstance(state, bytes):
+        (folder / "sparse_linear.pt").write_bytes(state)
+    else:
+        torch.save(state, folder / "sparse_linear.pt")
+    with pytest.raises(ValueError, match=rf"sparse_linear\.pt: (.|\n)*{words}"):
+        ftbert.load(folder).encode_sparse("a")
+
+
+def test_a_pickle_of_code_is_not_run(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return Path.touch, (tmp_path / "ran",)
+
+    folder, _ = bge_m3(tmp_path / "a")
+    torch.save({"weight": Evil()}, folder / "sparse_linear.pt")
+    with pytest.raises(ValueError, match="not a complete PyTorch weights file"):
+        ftbert.load(folder).encode_sparse("a")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("expansion", "mask"),
+    [
+        (None, {}),
+        (None, {"skiplist_words": [".", "hello", "nosuchword"]}),
+        (None, {"skiplist_words": ["hello"], "skiplist_tasks": ["query"]}),
+        ({"strategy": "fixed", "attend": True, "length": 9}, {"skiplist_words": ["the"]}),
+        ({"strategy": "min", "attend": True, "length": 6}, {}),
+    ],
+)
+def test_colbert(tmp_path: Path, expansion: dict[str, Any] | None, mask: dict[str, Any]) -> None:
+    folder = colbert_folder(tmp_path, expansion, **mask)
+    ours, theirs = both(folder, MultiVectorEncoder)
+    for model in (ours, ftbert.load(convert(folder, tmp_path / "copy"))):
+        for got, want in (
+            (model.encode(TEXTS, output_value="token_embeddings"), theirs.encode(TEXTS)),
+            (model.encode_multi_vector(TEXTS, max_tokens=40), theirs.encode(TEXTS)),
+            (model.encode_query(TEXTS, output_value="token_embeddings"), theirs.encode_query(TEXTS)),
+            (model.encode_document(TEXTS, output_value="token_embeddings"), theirs.encode_document(TEXTS)),
+        ):
+            for mine, other in zip(got, want, strict=True):
+                assert_same(mine, np.asarray(other))
+    with pytest.raises(ValueError, match="encode_multi_vector, or encode with output_value='token_embeddings'"):
+        ours.encode("a")
+
+
+def test_the_server_gives_vectors_of_tokens(tmp_path: Path) -> None:
+    served = pytest.importorskip("served")
+    folder = colbert_folder(tmp_path, skiplist_words=["hello", "."])
+    model = ftbert.load(folder)
+    cases = [({}, None), ({"prompt_name": "query"}, "query"), ({"prompt_name": "document"}, "document")]
+    with served.in_thread(("m", folder)) as server:
+        for path, (asked, task) in itertools.product(("/embed_all", "/"), cases):
+            got = server.post(path, {"inputs": TEXTS, **asked})
+            for mine, other in zip(got, model.encode_multi_vector(TEXTS, task=task), strict=True):
+                assert_same(np.array(mine, dtype=np.float32).reshape(-1, 24), other)
+        data = server.post("/pooling", {"input": TEXTS})["data"]
+        assert [len(one["data"]) for one in data] == [len(one) for one in model.encode_multi_vector(TEXTS)]
+        for path, asked in (("/pooling", {"input": "a", "task": "embed"}), ("/pooling", {"input": "a", "dimensions": 25})):
+            assert server.call("POST", path, asked).status == 422
+        assert server.call("POST", "/embed", {"inputs": "a"}).status == 424
+
+
+def test_expansion_that_nobody_attends_to(tmp_path: Path) -> None:
+    ours, theirs = both(colbert_folder(tmp_path, {"strategy": "fixed", "attend": False, "length": 9}), MultiVectorEncoder)
+    with pytest.raises(ValueError, match="tokens that no other token attends to, which ftbert does not compute"):
+        ours.encode_multi_vector("a", task="query")
+    for mine, other in zip(ours.encode_multi_vector(TEXTS, task="document"), theirs.encode_document(TEXTS), strict=True):
+        assert_same(mine, np.asarray(other))
+
+
+@pytest.mark.parametrize("marker", ["[Q] ", "hello "])
+def test_pylates_older_folders(tmp_path: Path, marker: str) -> None:
+    """[Transformer, Dense] alone: PyLate adds prefixes, the punctuation that is skipped, and Normalize itself."""
+    folder = sentence_folder(tmp_path / "a", behind=[{"in_features": 64, "out_features": 16, "bias": False, "activation_function": "torch.nn.modules.linear.Identity"}])
+    shutil.move(folder / "2_Dense", folder / "1_Dense")
+    (folder / "modules.json").write_text(json.dumps([
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Dense", "type": "pylate.models.Dense.Dense"},
+    ]))  # fmt: skip
+    settings = {
+        "model_type": "ColBERT", "query_prefix": marker, "document_prefix": "the ", "query_length": 10, "document_length": 14,
+        "attend_to_expansion_tokens": True, "do_query_expansion": True,
+    }  # fmt: skip
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    ours, theirs = both(folder, MultiVectorEncoder)
+    texts = [*TEXTS, "hello, world. the end!"]
+    for task in ("query", "document"):
+        for mine, other in zip(ours.encode_multi_vector(texts, task=task), getattr(theirs, f"encode_{task}")(texts), strict=True):
+            assert_same(mine, np.asarray(other))
+    assert ours.encode_multi_vector(SAMPLE_TEXTS[:2], task="document")[0].shape[1] == 16
