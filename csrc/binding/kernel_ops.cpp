@@ -125,7 +125,8 @@ Tensor attend_apart(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
                               .count = batch,
                               .max_q = max_q,
                               .max_k = longest,
-                              .rows = longest,
+                              .rows = q.size(0),
+                              .rows_k = k.size(0),
                               .early = false};
     attention<Device, T>(call.context, h, {kDType<T>, of_q, of_k, of_v}, sequences, {window, {}}, scratch.data_ptr(),
                          Operand::of(data<T>(out)));

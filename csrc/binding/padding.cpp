@@ -107,7 +107,7 @@ void CheckedInput::settle(const EncoderConfig& config) {
   const PaddingInfo info = counting->wait();
   counting.reset();
   check_info(info, config, *this);
-  batch.sequences.rows = info.tokens;
+  batch.sequences.rows = batch.sequences.rows_k = info.tokens;
   batch.sequences.max_q = batch.sequences.max_k = info.max_seqlen;
 }
 

@@ -12,9 +12,10 @@
 namespace ftbert {
 
 // A matrix [rows, columns] of 16-bit elements at an address of 16 bytes' alignment, read in boxes of [box_rows, 64]
-// laid out with the 128-byte swizzle, or of [box_rows, 32] with that of 64 bytes. Zeros beyond the edges.
+// laid out with the 128-byte swizzle, or of [box_rows, 32] with that of 64 bytes. Zeros beyond the edges. stride: from
+// a row to the next, in elements; 0: columns.
 inline CUtensorMap tensor_map(const void* data, DType dtype, int64_t rows, int64_t columns, int box_rows,
-                              int box_columns = 64) {
+                              int box_columns = 64, int64_t stride = 0) {
   static const auto encode = [] {
     void* found = nullptr;
     cudaDriverEntryPointQueryResult result{};
@@ -24,13 +25,14 @@ inline CUtensorMap tensor_map(const void* data, DType dtype, int64_t rows, int64
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
   }();
   // The innermost dimension first; the stride, in bytes, is the other's.
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)}, stride = 2 * sizes[0];
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
+  const cuuint64_t bytes = 2 * static_cast<cuuint64_t>(stride > 0 ? stride : columns);
   const cuuint32_t box[] = {static_cast<cuuint32_t>(box_columns), static_cast<cuuint32_t>(box_rows)}, steps[] = {1, 1};
   const auto type = dtype == DType::fp16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   const auto swizzle = box_columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
   CUtensorMap map;
   const CUresult result =
-      encode(&map, type, 2, const_cast<void*>(data), sizes, &stride, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+      encode(&map, type, 2, const_cast<void*>(data), sizes, &bytes, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   FTBERT_CHECK(result == CUDA_SUCCESS, "cuTensorMapEncodeTiled failed with ", static_cast<int>(result), " for ", rows,
                " rows");

@@ -165,12 +165,13 @@ struct Sequences {
   int64_t max_q = 0;  // of each sequence so many queries at least are computed, the first; others are left as they were
   int64_t max_k = 0;  // upper bound of the longest's keys and queries
   int64_t first_q = 0, first_k = 0;
-  int64_t rows = 0;   // of q, k and v; on a GPU an upper bound
-  bool early = true;  // the offsets were there before the kernel ahead began (device/launch.cuh)
+  int64_t rows = 0;    // of q; on a GPU an upper bound
+  int64_t rows_k = 0;  // of k and v; on a GPU an upper bound
+  bool early = true;   // the offsets were there before the kernel ahead began (device/launch.cuh)
 
   // Each token is a query and a key.
   static Sequences of_tokens(const int32_t* cu_seqlens, int64_t count, int64_t max_seqlen, int64_t rows) {
-    return {cu_seqlens, cu_seqlens, count, max_seqlen, max_seqlen, 0, 0, rows};
+    return {cu_seqlens, cu_seqlens, count, max_seqlen, max_seqlen, 0, 0, rows, rows};
   }
 };
 

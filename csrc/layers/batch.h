@@ -36,7 +36,7 @@ struct Batch {
   Sequences of(const Run& run) const {
     Sequences some = sequences;
     some.cu_q += run.first_sequence, some.cu_k += run.first_sequence;
-    some.count = run.sequences, some.rows = run.tokens;
+    some.count = run.sequences, some.rows = some.rows_k = run.tokens;
     some.first_q = some.first_k = run.first_token;
     return some;
   }

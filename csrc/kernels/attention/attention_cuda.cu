@@ -62,13 +62,17 @@ bool whole_sequences(const Call& call) {
          call.sequences.cu_q == call.sequences.cu_k && call.sequences.first_q == call.sequences.first_k;
 }
 
+void check_rows(const QueriesKeysValues& from) {
+  const int64_t in_chunk = 16 / bytes_of(from.dtype);
+  for (const Rows& rows : {from.q, from.k, from.v})
+    FTBERT_CHECK(reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && rows.stride % in_chunk == 0,
+                 "attention on a GPU reads 16 bytes at a time: rows must begin at multiples of that");
+}
+
 template <class E>
 WindowParameters<E> window_parameters(const Call& call) {
   const auto& [dtype, q, k, v] = call.from;
-  const int64_t in_chunk = 16 / sizeof(E);
-  for (const Rows& rows : {q, k, v})
-    FTBERT_CHECK(reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && rows.stride % in_chunk == 0,
-                 "attention on a GPU reads 16 bytes at a time: rows must begin at multiples of that");
+  check_rows(call.from);
   return {static_cast<const E*>(k.data),
           static_cast<const E*>(v.data),
           q.stride,
@@ -125,28 +129,62 @@ bool two_steps_are_faster(const Call& call, const Grid& blocks, int head_size) {
   return head_size == 32 ? sparse || call.sequences.max_k > 128 : sparse && call.sequences.max_k > 128;
 }
 
-// kernel: of attention_wgmma.cuh or attention_short.cuh.
-template <class E, class Shape, class Kernel>
-void launch_hopper(const Call& call, Kernel kernel) {
+// In boxes of 64 rows.
+template <class Shape>
+CUtensorMap rows_map(const Call& call, const Rows& of, int64_t rows, int64_t columns) {
+  if (rows == 0) return {};  // there is no map of nothing
+  return tensor_map(of.data, call.from.dtype, rows, columns, kTileKeys, Shape::kHeadSize, of.stride);
+}
+
+template <class Shape>
+WindowMaps window_maps(const Call& call) {
+  const auto& [dtype, q, k, v] = call.from;
+  const Heads& heads = call.heads;
+  const Sequences& s = call.sequences;
+  check_rows(call.from);
+  const int64_t shared = heads.count / heads.kv, bytes = 2 * s.max_k * heads.size * bytes_of(dtype);
+  const int64_t near = std::clamp<int64_t>(call.context.l2_bytes / 2 / bytes * shared, 1, heads.count * s.count);
+  return {rows_map<Shape>(call, k, s.rows_k, heads.kv_width()),
+          rows_map<Shape>(call, v, s.rows_k, heads.kv_width()),
+          s.first_k,
+          s.cu_k,
+          static_cast<int>(shared),
+          static_cast<int>(near),
+          call.window};
+}
+
+// kernel: of attention_wgmma.cuh or attention_short.cuh; columns: of the rows of q that its map has.
+template <class E, class Shape, class Kernel, class... Parameters>
+void launch_hopper(const Call& call, Kernel kernel, int64_t columns, const Parameters&... parameters) {
   const Grid grid(call, Shape::kQueries);
-  if (call.sequences.rows == 0) return;  // there is no map of nothing
+  if (call.sequences.rows == 0) return;
   launch_overlapped(call.context, "kernel attention", kernel, grid.ctas, Shape::kThreads, Shape::kBytes, 1,
-                    tensor_map(call.from.q.data, call.from.dtype, call.sequences.rows, call.from.q.stride, kTileKeys,
-                               Shape::kHeadSize),
-                    call.sequences.first_q, call.sequences.cu_q, offset_reads(call, grid, Shape::kHeadSize),
-                    call.heads.count, grid.query_blocks, call.scale_log2, static_cast<E*>(call.out));
+                    rows_map<Shape>(call, call.from.q, call.sequences.rows, columns), call.sequences.first_q,
+                    call.sequences.cu_q, offset_reads(call, grid, Shape::kHeadSize), call.heads.count,
+                    grid.query_blocks, call.scale_log2, static_cast<E*>(call.out), parameters...);
 }
 
 template <class E, int kHeadSize, int kTiles>
 void launch_short(const Call& call) {
   using Shape = ShortAttention<kHeadSize, kTiles>;
-  launch_hopper<E, Shape>(call, attention_short<E, Shape>);
+  launch_hopper<E, Shape>(call, attention_short<E, Shape>, call.from.q.stride);
 }
 
 template <class E, int kHeadSize, int kGroups, int kStages, int kParts = 1, int kSteps = 1>
 void launch_wgmma(const Call& call) {
   using Shape = WgmmaAttention<kHeadSize, kGroups, kStages, kParts, kSteps>;
-  launch_hopper<E, Shape>(call, attention_wgmma<E, Shape>);
+  launch_hopper<E, Shape>(call, attention_wgmma<E, Shape>, call.from.q.stride);
+}
+
+template <class E, int kHeadSize, int kGroups, int kStages, int kSteps>
+void launch_window(const Call& call) {
+  using Shape = WgmmaAttention<kHeadSize, kGroups, kStages, 1, kSteps>;
+  launch_hopper<E, Shape>(call, attention_wgmma<E, Shape, WindowMaps>, call.heads.width(), window_maps<Shape>(call));
+}
+
+// How many keys 64 queries see at most.
+int64_t reach(const Call& call) {
+  return std::min(call.sequences.max_k, int64_t{64} + call.window.left + call.window.right);
 }
 
 // As few warps as the longest sequence needs; 128 queries at most share one pass over the keys.
@@ -159,7 +197,15 @@ void launch(const Call& call) {
     launch_simt<kHeadSize>(call, window_parameters<E>(call));
   } else {
     constexpr int kRowTiles = kHeadSize <= 64 ? 2 : 1;  // two of 128 elements do not fit the registers
-    if (!whole_sequences(call)) return launch_mma<E, kHeadSize, 4, kRowTiles, true>(call, window_parameters<E>(call));
+    if (!whole_sequences(call)) {
+      if constexpr (kHeadSize <= 64) {
+        // Few tiles: small blocks, of which more are there at once. Else two warpgroups that share keys.
+        if (call.hopper && !call.bias_table)
+          return reach(call) <= 4 * kTileKeys || Grid(call, 64).room ? launch_window<E, kHeadSize, 1, 2, 2>(call)
+                                                                     : launch_window<E, kHeadSize, 2, 5, 1>(call);
+      }
+      return launch_mma<E, kHeadSize, 4, kRowTiles, true>(call, window_parameters<E>(call));
+    }
     if (call.bias_table) {
       if (longest <= 64 || kHeadSize > 64) return launch_mma<E, kHeadSize, 4, 1, true>(call);
       return launch_mma<E, kHeadSize, 4, kRowTiles, true>(call);

@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(32 * kWarps)
       uint32_t p[kRowTiles][kTileKeys / 16][4];
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {
-        seen.mask(score[i], first_query + first_row + i * 16, tile, lane);
+        seen.mask(score[i], first_query + first_row + i * 16, tile * kTileKeys, lane);
         if (first) state[i].template begin<Seen::kWhole>(score[i], scale_log2);
         state[i].template probabilities<E>(score[i], p[i], sum[i], scale_log2);
       }

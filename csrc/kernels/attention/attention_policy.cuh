@@ -15,7 +15,7 @@ struct KeyRange {
 
   __device__ bool has(int key) const { return begin <= key && key < end; }
   __device__ bool meets(int tile) const { return begin < (tile + 1) * kTileKeys && tile * kTileKeys < end; }
-  __device__ bool covers(int tile) const { return begin <= tile * kTileKeys && (tile + 1) * kTileKeys <= end; }
+  __device__ bool covers(int first, int count) const { return begin <= first && first + count <= end; }
   __device__ int first_tile() const { return begin / kTileKeys; }
 };
 
@@ -38,10 +38,10 @@ struct WholeSequence {
   // The keys that one of the queries from `first` to `last` sees.
   __device__ KeyRange of(int, int) const { return {0, keys}; }
   __device__ int place(int query) const { return query; }
-  // score: of 16 queries from `query` on. Keys that a query does not see weigh nothing.
+  // score: of 16 queries from `query` on with the keys from `first` on. Those that a query does not see weigh nothing.
   template <int kKeys8>
-  __device__ void mask(float (&score)[kKeys8][4], int, int tile, int lane) const {
-    mask_scores(score, keys - tile * kTileKeys, lane);
+  __device__ void mask(float (&score)[kKeys8][4], int, int first, int lane) const {
+    mask_scores(score, keys - first, lane);
   }
 };
 
@@ -56,30 +56,19 @@ struct WindowParameters {
 };
 
 // A query sees the keys of its window, perhaps none of its block's first tile.
-template <class E>
-struct InWindow {
-  static constexpr bool kWhole = false;
-  const E *q, *k, *v;
-  int64_t q_stride, k_stride, v_stride;
-  int first_key, keys;
+struct KeysInWindow {
   Window window;
-  int length, ahead, before;  // keys of the sequence, those before query 0, those before the first place
+  int start, length, ahead, before;  // keys of the sequence: the first's token, count, before query 0, before place 0
+  int keys;                          // that the block's queries see
 
   // queries: of a block.
-  __device__ InWindow(const AttentionBlock& block, int queries, int head_size, const E* all_q, int64_t first_q, int64_t,
-                      const WindowParameters<E>& from)
-      : q_stride(from.q_stride), k_stride(from.k_stride), v_stride(from.v_stride), window(from.window) {
-    const int start = from.cu_k[block.sequence], end_query = min(block.first_query + queries, block.length);
-    length = from.cu_k[block.sequence + 1] - start;
+  __device__ KeysInWindow(const AttentionBlock& block, int queries, const int32_t* cu_k, const Window& window)
+      : window(window), start(cu_k[block.sequence]) {
+    const int end_query = min(block.first_query + queries, block.length);
+    length = cu_k[block.sequence + 1] - start;
     ahead = length - block.length;
     before = begin(block.first_query);
-    first_key = start + before;
     keys = window.end(end_query - 1 + ahead, length) - before;
-    const int64_t row = first_key - from.first_k;
-    const int column = block.head / from.shared * head_size;
-    q = all_q + (block.start - first_q) * q_stride + block.head * head_size;
-    k = from.k + row * k_stride + column;
-    v = from.v + row * v_stride + column;
   }
   // The first key that a query sees. Of positions below 0, where keys are fewer than queries, nvcc 13.0 makes a large
   // one: of `position > left ? position - left : 0` the maximum of the difference, which overflows, and 0.
@@ -88,9 +77,10 @@ struct InWindow {
     return {begin(first) - before, min(window.end(last + ahead, length) - before, keys)};
   }
   __device__ int place(int query) const { return max(query + ahead - before, 0); }
+  // score: of 16 queries from `query` on with the keys from `first` on.
   template <int kKeys8>
-  __device__ void mask(float (&score)[kKeys8][4], int query, int tile, int lane) const {
-    if (of(query + 15, query).covers(tile)) return;  // what the last one sees from the first on, all do
+  __device__ void mask(float (&score)[kKeys8][4], int query, int first, int lane) const {
+    if (of(query + 15, query).covers(first, 8 * kKeys8)) return;  // what the last one sees from the first on, all do
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = query + lane / 4 + 8 * r;
@@ -99,8 +89,31 @@ struct InWindow {
       for (int j = 0; j < kKeys8; ++j)
 #pragma unroll
         for (int c = 0; c < 2; ++c)
-          if (!seen.has(tile * kTileKeys + j * 8 + lane % 4 * 2 + c)) score[j][2 * r + c] = -INFINITY;
+          if (!seen.has(first + j * 8 + lane % 4 * 2 + c)) score[j][2 * r + c] = -INFINITY;
     }
+  }
+};
+
+// The same, and where q, k and v lie.
+template <class E>
+struct InWindow : KeysInWindow {
+  static constexpr bool kWhole = false;
+  const E *q, *k, *v;
+  int64_t q_stride, k_stride, v_stride;
+  int first_key;
+
+  __device__ InWindow(const AttentionBlock& block, int queries, int head_size, const E* all_q, int64_t first_q, int64_t,
+                      const WindowParameters<E>& from)
+      : KeysInWindow(block, queries, from.cu_k, from.window),
+        q_stride(from.q_stride),
+        k_stride(from.k_stride),
+        v_stride(from.v_stride),
+        first_key(start + before) {
+    const int64_t row = first_key - from.first_k;
+    const int column = block.head / from.shared * head_size;
+    q = all_q + (block.start - first_q) * q_stride + block.head * head_size;
+    k = from.k + row * k_stride + column;
+    v = from.v + row * v_stride + column;
   }
 };
 

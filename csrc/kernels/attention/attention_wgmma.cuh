@@ -10,7 +10,7 @@
 #pragma once
 #include "device/tma.cuh"
 #include "device/wgmma.cuh"
-#include "kernels/attention/attention_tile.cuh"
+#include "kernels/attention/attention_policy.cuh"
 
 namespace ftbert {
 namespace {
@@ -65,14 +65,55 @@ __device__ void add_parts(const PartialRows<Shape::kHeadSize>* parts, int real, 
   }
 }
 
+// A kernel's parameter behind those of whole sequences, whose map then is of q.
+struct WindowMaps {
+  CUtensorMap k, v;  // [rows, kv width]
+  int64_t first_k;
+  const int32_t* cu_k;
+  int shared;  // heads of queries that read one of keys and values
+  int near;    // heads whose blocks take turns: their keys and values fit in L2
+  Window window;
+};
+
+// The keys that a block's queries see, and where the first one lies in the maps.
+template <class... Parameters>
+struct KeysOfBlock {
+  int keys;
+
+  __device__ KeysOfBlock(const AttentionBlock& block, int, int) : keys(block.length) {}
+};
+template <>
+struct KeysOfBlock<WindowMaps> : KeysInWindow {
+  int row, column;
+
+  __device__ KeysOfBlock(const AttentionBlock& block, int queries, int head_size, const WindowMaps& from)
+      : KeysInWindow(block, queries, from.cu_k, from.window),
+        row(static_cast<int>(start + before - from.first_k)),
+        column(block.head / from.shared * head_size) {}
+};
+
+// Of `near` heads first the last queries, which see the most keys where the mask is causal: such blocks should not be
+// the ones that all others have ended before.
+__device__ inline AttentionBlock last_queries_first(const int32_t* cu_seqlens, int heads, int query_blocks, int queries,
+                                                    int near) {
+  const int first_pair = static_cast<int>(blockIdx.x) / (query_blocks * near) * near;  // of sequence and head
+  const int beside = min(near, static_cast<int>(gridDim.x) / query_blocks - first_pair);
+  const int at = static_cast<int>(blockIdx.x) - first_pair * query_blocks, pair = first_pair + at % beside;
+  const int sequence = pair / heads, start = cu_seqlens[sequence];
+  return AttentionBlock(sequence, pair % heads, start, cu_seqlens[sequence + 1] - start,
+                        (query_blocks - 1 - at / beside) * queries);
+}
+
 // map: of qkv [tokens, 3*width] in boxes of [64, head size]; out [tokens, width]; grid: query blocks x heads x batch,
-// query blocks fastest.
-template <class E, class Shape>
+// query blocks fastest. Parameters: none, for whole sequences; or WindowMaps, and then map is of q [tokens, width].
+template <class E, class Shape, class... Parameters>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     attention_wgmma(const __grid_constant__ CUtensorMap map, int64_t first_token,
                     const int32_t* __restrict__ cu_seqlens, OffsetReads offset_reads, int heads, int query_blocks,
-                    float scale_log2, E* __restrict__ out) {
+                    float scale_log2, E* __restrict__ out, const __grid_constant__ Parameters... parameters) {
 #ifdef FTBERT_WGMMA
+  constexpr bool kWhole = sizeof...(Parameters) == 0;
+  static_assert(kWhole || Shape::kParts == 1);  // a part may see no key of a row
   constexpr int kHeadSize = Shape::kHeadSize, kStages = Shape::kStages, kTileBytes = Shape::kTileBytes;
   constexpr int kRowBytes = kHeadSize * 2, kParts = Shape::kParts, kLag = kParts == 1 && kStages > 2 ? 2 : 1;
   extern __shared__ char unaligned_memory[];
@@ -99,31 +140,48 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   };
   if (threadIdx.x == 0) {
     prefetch_map(map);
+    (prefetch_map(parameters.k), ...);
+    (prefetch_map(parameters.v), ...);
     if (Shape::kGroups == 1) init_barriers(1);
   }
   if (threadIdx.x < Shape::kOnesBytes / 16)
     reinterpret_cast<uint4*>(memory + (shared_ones - shared_q))[threadIdx.x] = {kOnes<E>, kOnes<E>, kOnes<E>, kOnes<E>};
   fence_shared_for_async();
-  const auto block = AttentionBlock::after_wait(cu_seqlens, Shape::kGroups == 1 ? offset_reads : OffsetReads::kCached,
-                                                heads, query_blocks, Shape::kQueries);
+  const auto block = [&] {
+    if constexpr (kWhole) {
+      return AttentionBlock::after_wait(cu_seqlens, Shape::kGroups == 1 ? offset_reads : OffsetReads::kCached, heads,
+                                        query_blocks, Shape::kQueries);
+    } else {
+      wait_for_inputs();
+      return last_queries_first(cu_seqlens, heads, query_blocks, Shape::kQueries, parameters.near...);
+    }
+  }();
   if (block.first_query >= block.length) return;
 
   const int64_t width = static_cast<int64_t>(heads) * kHeadSize;
   const int groups = min(Shape::kGroups, (block.length - block.first_query + 63) / 64);  // those that have queries
-  const int tiles = (block.length + kTileKeys - 1) / kTileKeys;
+  const KeysOfBlock<Parameters...> seen(block, Shape::kQueries, kHeadSize, parameters...);
+  const int tiles = (seen.keys + kTileKeys - 1) / kTileKeys;
   const int row0 = static_cast<int>(block.start - first_token);
 
   const auto load_keys_values = [&](int tile) {
-    const int stage = tile % kStages, row = row0 + tile * kTileKeys, column = block.head * kHeadSize;
-    const uint32_t to = shared_kv + stage * 2 * kTileBytes;
+    const int stage = tile % kStages, column = block.head * kHeadSize;
+    uint32_t to = shared_kv + stage * 2 * kTileBytes;
     const int with_keys = (Shape::kApart ? 1 : 2) + (kParts == 1 && tile == 0 ? groups : 0);
     barrier_expect(keys_in + 8 * stage, with_keys * kTileBytes);
     if (Shape::kApart) barrier_expect(values_in + 8 * stage, kTileBytes);
-    tma_load(to, map, column + static_cast<int>(width), row, keys_in + 8 * stage);
+    if constexpr (kWhole)
+      tma_load(to, map, column + static_cast<int>(width), row0 + tile * kTileKeys, keys_in + 8 * stage);
+    else
+      tma_load(to, parameters.k..., seen.column, seen.row + tile * kTileKeys, keys_in + 8 * stage);
     if (tile == 0)
       for (int g = 0; g < groups; ++g)
         tma_load(shared_q + g * kTileBytes, map, column, row0 + block.first_query + g * 64, queries_in);
-    tma_load(to + kTileBytes, map, column + 2 * static_cast<int>(width), row, values_in + 8 * stage);
+    to += kTileBytes;
+    if constexpr (kWhole)
+      tma_load(to, map, column + 2 * static_cast<int>(width), row0 + tile * kTileKeys, values_in + 8 * stage);
+    else
+      tma_load(to, parameters.v..., seen.column, seen.row + tile * kTileKeys, values_in + 8 * stage);
   };
   if (threadIdx.x == 0) {
     if (Shape::kGroups > 1) init_barriers(groups);
@@ -141,8 +199,22 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   RowSums<kHeadSize> sum = {};
   RowState state;
 
+  // Of several groups each goes through the tiles that one of its queries sees, and lets the others pass.
+  constexpr bool kPasses = !kWhole && Shape::kGroups > 1;
+  int first = part, end = tiles;
+  if constexpr (kPasses) {
+    const int query = block.first_query + group * 64;
+    const KeyRange of_group = seen.of(query, min(query + 64, block.length) - 1);
+    first = of_group.first_tile();
+    end = max(first, (of_group.end + kTileKeys - 1) / kTileKeys);
+  }
+
   int stage = part;
   uint32_t parity = 0;
+  const auto next_stage = [&] {
+    stage += kParts;
+    if (stage >= kStages) stage -= kStages, parity ^= 1;
+  };
   const auto start_scores = [&](int step) {
     if (step == 0) barrier_wait(keys_in + 8 * stage, parity);
     const uint64_t keys =
@@ -152,37 +224,58 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     for (int d = 0; d < kHeadSize / 16; ++d) warpgroup_multiply_nt<E>(score, queries + d * 2, keys + d * 2, d > 0);
     warpgroup_commit();
   };
-  if (kParts > 1) barrier_wait(queries_in, 0);
-  if (part < tiles) start_scores(0);
-  warpgroup_wait();
-  warpgroup_keep(score);
-
-  for (int tile = part; tile < tiles; tile += kParts) {
-    const uint32_t values = shared_kv + (stage * 2 + 1) * kTileBytes;
-    const int valid = block.length - tile * kTileKeys, used = stage;
+  const auto clear_tail = [&](int valid) {
     if (valid < kTileKeys && (kParts > 1 ? warp % 4 : warp) == 0) {
       // Past the end lies another sequence, or nothing yet: a weight of zero would make a NaN of its infinity.
       int keys = valid;
       asm volatile("" : "+r"(keys));  // nothing of this is worked out for the tiles before
       if (Shape::kApart) barrier_wait(values_in + 8 * stage, parity);
       for (int i = keys * kRowBytes + 16 * lane; i < kTileBytes; i += 16 * 32)
-        *reinterpret_cast<uint4*>(memory + (values - shared_q) + i) = uint4{};
+        *reinterpret_cast<uint4*>(memory + (shared_kv + (stage * 2 + 1) * kTileBytes - shared_q) + i) = uint4{};
       fence_shared_for_async();
       __syncwarp();
       if (lane == 0) barrier_arrive(tail);
     }
+  };
+  const auto load_ahead = [&](int tile) {
+    // The next tiles into stages that their readers have most likely left; another part may still be at its last.
+    const int left = tile - kLag * kParts;
+    if (threadIdx.x == 0 && left >= 0)
+      for (int from = left; from < left + kParts && from + kStages < tiles; ++from) {
+        barrier_wait(empty + 8 * (from % kStages), from / kStages % 2);
+        load_keys_values(from + kStages);
+      }
+  };
+  const auto pass = [&] {
+    barrier_wait(keys_in + 8 * stage, parity);
+    if (lane == 0) barrier_arrive(empty + 8 * stage);
+    next_stage();
+  };
+  if (kParts > 1) barrier_wait(queries_in, 0);
+  if constexpr (kPasses)
+    for (int tile = 0; tile < first; ++tile) pass();
+  if (first < end) start_scores(0);
+  warpgroup_wait();
+  warpgroup_keep(score);
+
+  for (int tile = first; tile < end; tile += kParts) {
+    const uint32_t values = shared_kv + (stage * 2 + 1) * kTileBytes;
+    const int valid = seen.keys - tile * kTileKeys, used = stage;
+    clear_tail(valid);
     const uint64_t value_rows = matrix_descriptor<kRowBytes>(values, shared_ones - values);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       if (step > 0 && valid <= step * kStepKeys) break;
       const bool last = step + 1 == kSteps || valid <= (step + 1) * kStepKeys;
-      if (valid < (step + 1) * kStepKeys) {
+      if constexpr (!kWhole) {
+        seen.mask(score, block.first_query + warp * 16, tile * kTileKeys + step * kStepKeys, lane);
+      } else if (valid < (step + 1) * kStepKeys) {
         int keys = valid - step * kStepKeys;
         asm volatile("" : "+r"(keys));
         mask_scores(score, keys, lane);
       }
       uint32_t p[kStepKeys / 16][4];
-      if (tile == part && step == 0) state.begin(score, scale_log2);
+      if (tile == first && step == 0) state.template begin<kWhole>(score, scale_log2);
       state.template probabilities<E>(score, p, sum, scale_log2);
       if (Shape::kApart && step == 0) barrier_wait(values_in + 8 * stage, parity);
       if (valid < kTileKeys) barrier_wait(tail, 0);
@@ -195,20 +288,13 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       }
       warpgroup_commit();
       if (step == 0) {
-        // The next tiles into stages that their readers have most likely left; another part may still be at its last.
-        const int left = tile - kLag * kParts;
-        if (threadIdx.x == 0 && left >= 0)
-          for (int from = left; from < left + kParts && from + kStages < tiles; ++from) {
-            barrier_wait(empty + 8 * (from % kStages), from / kStages % 2);
-            load_keys_values(from + kStages);
-          }
+        load_ahead(tile);
         __syncwarp();
       }
       if (!last) {
         start_scores(step + 1);
-      } else if (tile + kParts < tiles) {
-        stage += kParts;
-        if (stage >= kStages) stage -= kStages, parity ^= 1;
+      } else if (tile + kParts < end) {
+        next_stage();
         start_scores(0);
       }
       warpgroup_wait();
@@ -216,6 +302,14 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       warpgroup_keep(score);
     }
     if (lane == 0) barrier_arrive(empty + 8 * used);
+  }
+  if constexpr (kPasses) {
+    if (first < end) next_stage();
+    for (int tile = end; tile < tiles; ++tile) {
+      clear_tail(seen.keys - tile * kTileKeys);
+      load_ahead(tile);
+      pass();
+    }
   }
 
   const int real = block.length - block.first_query;
@@ -228,7 +322,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     add_parts<E, Shape>(parts, real, out, width);
   } else {
     named_barrier_wait(1 + group, 128);  // nobody reads the queries any more
-    stage_rows<E, kHeadSize>(memory, warp * 16, lane, sum);
+    stage_rows<E, kHeadSize, kWhole>(memory, warp * 16, lane, sum);
     __syncwarp();
     store_rows<E, kHeadSize, 16>(memory, warp * 16, lane, real - warp * 16, out, width);
   }
