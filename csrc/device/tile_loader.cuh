@@ -1,15 +1,21 @@
 // Tiles of 16-bit elements on their way to shared memory, laid out so that ldmatrix meets no bank conflict.
 #pragma once
+#include <bit>
+
 #include "device/mma.cuh"
 
 namespace ftbert {
 namespace {
 
+// 16-byte chunks that a row of kColumns 16-bit elements takes in shared memory: the next power of two.
+template <int kColumns>
+inline constexpr int kRowChunks = std::bit_ceil(kColumns / 8u);
+
 // Rows of kColumns 16-bit elements in shared memory. 16-byte chunks are permuted within 128-byte lines, so that the
 // eight rows of an 8x8 matrix lie in different banks.
 template <int kColumns>
 __device__ uint32_t swizzled(uint32_t base, int row, int chunk) {
-  constexpr int kChunks = kColumns / 8;
+  constexpr int kChunks = kRowChunks<kColumns>;
   const int twist = kChunks >= 8 ? row & 7 : (row >> 1) & (kChunks - 1);
   return base + (row * kChunks + (chunk ^ twist)) * 16;
 }

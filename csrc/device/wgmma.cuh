@@ -60,7 +60,8 @@ __device__ void warpgroup_keep(float (&d)[kCount][4]) {
 #define FTBERT_D24 FTBERT_D20 ",%20,%21,%22,%23"
 #define FTBERT_D32 FTBERT_D24 ",%24,%25,%26,%27,%28,%29,%30,%31"
 #define FTBERT_D36 FTBERT_D32 ",%32,%33,%34,%35"
-#define FTBERT_D48 FTBERT_D36 ",%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define FTBERT_D40 FTBERT_D36 ",%36,%37,%38,%39"
+#define FTBERT_D48 FTBERT_D40 ",%40,%41,%42,%43,%44,%45,%46,%47"
 #define FTBERT_D64 FTBERT_D48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define FTBERT_D96                                                   \
   FTBERT_D64                                                         \
@@ -113,7 +114,8 @@ __device__ void warpgroup_multiply_nt(float (&d)[kColumns8][4], uint64_t a, uint
 // contiguous.
 template <class E, int kColumns8>
 __device__ void warpgroup_multiply_add_nn(float (&d)[kColumns8][4], const uint32_t (&a)[4], uint64_t b) {
-  static_assert(kColumns8 == 5 || kColumns8 == 9);
+  static_assert(kColumns8 == 5 || kColumns8 == 9 || kColumns8 == 10 || kColumns8 == 12 || kColumns8 == 16 ||
+                kColumns8 == 32);
 #define FTBERT_NN(type, shape, registers, a_at, b_at, ...)                                                          \
   asm volatile("wgmma.mma_async.sync.aligned." shape "k16.f32." type "." type " {" registers "}, {" a_at "}, " b_at \
                ", 1, 1, 1, 1;"                                                                                      \
@@ -121,9 +123,19 @@ __device__ void warpgroup_multiply_add_nn(float (&d)[kColumns8][4], const uint32
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
   if constexpr (kColumns8 == 5) {
     FTBERT_OF_E(FTBERT_NN, "m64n40", FTBERT_D20, "%20,%21,%22,%23", "%24", FTBERT_R16(d, 0), FTBERT_R4(d, 4));
-  } else {
+  } else if constexpr (kColumns8 == 9) {
     FTBERT_OF_E(FTBERT_NN, "m64n72", FTBERT_D36, "%36,%37,%38,%39", "%40", FTBERT_R16(d, 0), FTBERT_R16(d, 4),
                 FTBERT_R4(d, 8));
+  } else if constexpr (kColumns8 == 10) {
+    FTBERT_OF_E(FTBERT_NN, "m64n80", FTBERT_D40, "%40,%41,%42,%43", "%44", FTBERT_R16(d, 0), FTBERT_R16(d, 4),
+                FTBERT_R4(d, 8), FTBERT_R4(d, 9));
+  } else if constexpr (kColumns8 == 12) {
+    FTBERT_OF_E(FTBERT_NN, "m64n96", FTBERT_D48, "%48,%49,%50,%51", "%52", FTBERT_R16(d, 0), FTBERT_R16(d, 4),
+                FTBERT_R16(d, 8));
+  } else if constexpr (kColumns8 == 16) {
+    FTBERT_OF_E(FTBERT_NN, "m64n128", FTBERT_D64, "%64,%65,%66,%67", "%68", FTBERT_R64(d, 0));
+  } else {
+    FTBERT_OF_E(FTBERT_NN, "m64n256", FTBERT_D128, "%128,%129,%130,%131", "%132", FTBERT_R64(d, 0), FTBERT_R64(d, 16));
   }
 #undef FTBERT_NN
 }
@@ -137,6 +149,7 @@ __device__ void warpgroup_multiply_add_nn(float (&d)[kColumns8][4], const uint32
 #undef FTBERT_D24
 #undef FTBERT_D32
 #undef FTBERT_D36
+#undef FTBERT_D40
 #undef FTBERT_D48
 #undef FTBERT_D64
 #undef FTBERT_D96

@@ -133,7 +133,7 @@ bool two_steps_are_faster(const Call& call, const Grid& blocks, int head_size) {
 template <class Shape>
 CUtensorMap rows_map(const Call& call, const Rows& of, int64_t rows, int64_t columns) {
   if (rows == 0) return {};  // there is no map of nothing
-  return tensor_map(of.data, call.from.dtype, rows, columns, kTileKeys, Shape::kHeadSize, of.stride);
+  return tensor_map(of.data, call.from.dtype, rows, columns, kTileKeys, Shape::kBox, of.stride);
 }
 
 template <class Shape>
@@ -177,14 +177,26 @@ void launch_wgmma(const Call& call) {
 }
 
 template <class E, int kHeadSize, int kGroups, int kStages, int kSteps>
-void launch_window(const Call& call) {
+void launch_window_shape(const Call& call) {
   using Shape = WgmmaAttention<kHeadSize, kGroups, kStages, 1, kSteps>;
   launch_hopper<E, Shape>(call, attention_wgmma<E, Shape, WindowMaps>, call.heads.width(), window_maps<Shape>(call));
 }
 
-// How many keys 64 queries see at most.
-int64_t reach(const Call& call) {
-  return std::min(call.sequences.max_k, int64_t{64} + call.window.left + call.window.right);
+// Windows, heads of keys that serve several of queries, and all heads above 64. Where 64 queries see few keys, small
+// blocks, of which more are there at once; else many queries that share keys, for which L2 is the limit otherwise.
+template <class E, int kHeadSize>
+void launch_window(const Call& call) {
+  const int64_t reach = std::min(call.sequences.max_k, int64_t{64} + call.window.left + call.window.right);
+  const bool room = Grid(call, 64).room;
+  if constexpr (kHeadSize <= 64) {
+    if (reach <= 256 || room) return launch_window_shape<E, kHeadSize, 1, 2, 2>(call);
+    launch_window_shape<E, kHeadSize, 2, 5, 1>(call);
+  } else {
+    if (call.sequences.max_k <= 64) return launch_window_shape<E, kHeadSize, 1, 1, 2>(call);
+    if (room) return launch_window_shape<E, kHeadSize, 1, 4, 1>(call);
+    if (reach <= 256) return launch_window_shape<E, kHeadSize, 2, 2, 2>(call);
+    launch_window_shape<E, kHeadSize, 3, 5, 1>(call);
+  }
 }
 
 // As few warps as the longest sequence needs; 128 queries at most share one pass over the keys.
@@ -197,28 +209,22 @@ void launch(const Call& call) {
     launch_simt<kHeadSize>(call, window_parameters<E>(call));
   } else {
     constexpr int kRowTiles = kHeadSize <= 64 ? 2 : 1;  // two of 128 elements do not fit the registers
-    if (!whole_sequences(call)) {
-      if constexpr (kHeadSize <= 64) {
-        // Few tiles: small blocks, of which more are there at once. Else two warpgroups that share keys.
-        if (call.hopper && !call.bias_table)
-          return reach(call) <= 4 * kTileKeys || Grid(call, 64).room ? launch_window<E, kHeadSize, 1, 2, 2>(call)
-                                                                     : launch_window<E, kHeadSize, 2, 5, 1>(call);
-      }
-      return launch_mma<E, kHeadSize, 4, kRowTiles, true>(call, window_parameters<E>(call));
-    }
+    if (call.hopper && !call.bias_table && (kHeadSize > 64 || !whole_sequences(call)))
+      return launch_window<E, kHeadSize>(call);
+    if (!whole_sequences(call)) return launch_mma<E, kHeadSize, 4, kRowTiles, true>(call, window_parameters<E>(call));
     if (call.bias_table) {
       if (longest <= 64 || kHeadSize > 64) return launch_mma<E, kHeadSize, 4, 1, true>(call);
       return launch_mma<E, kHeadSize, 4, kRowTiles, true>(call);
     }
     const Grid blocks(call, 64);
-    const bool room = blocks.room, hopper = call.hopper && kHeadSize <= 64;
-    if (longest <= 32 && !(hopper && room))
+    const bool room = blocks.room;
+    if (longest <= 32 && !(call.hopper && room))
       return longest <= 16 ? launch_mma<E, kHeadSize, 1, 1>(call) : launch_mma<E, kHeadSize, 2, 1>(call);
     if constexpr (kHeadSize <= 64) {
       // Else, above 128 keys, without room for all blocks at once two warpgroups that share keys; with room one up to
       // 192, above that two that divide the keys: 1x192 4.0 us with one, 4.6 sharing, 4.4 dividing; 1x512 8.3, 8.7
       // and 7.0 (12 heads of 64, H200).
-      if (hopper) {
+      if (call.hopper) {
         if (longest <= 64) return launch_short<E, kHeadSize, 1>(call);
         if (two_steps_are_faster(call, blocks, kHeadSize)) return launch_wgmma<E, kHeadSize, 1, 2, 1, 2>(call);
         if (longest <= 128) return launch_short<E, kHeadSize, 2>(call);

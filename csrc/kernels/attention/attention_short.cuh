@@ -13,7 +13,7 @@ namespace {
 // kTiles: of 64 keys, of the longest sequence.
 template <int kHeadSize_, int kTiles_>
 struct ShortAttention {
-  static constexpr int kHeadSize = kHeadSize_, kTiles = kTiles_, kThreads = 128, kQueries = 64;
+  static constexpr int kHeadSize = kHeadSize_, kBox = kHeadSize, kTiles = kTiles_, kThreads = 128, kQueries = 64;
   static constexpr int kBlocks = kTiles == 1 ? 6 : 5;           // that registers and shared memory have room for
   static constexpr int kTileBytes = kTileKeys * kHeadSize * 2;  // as many for 64 queries
   static constexpr int kOnesBytes = 16 * kHeadSize * 2;         // of 16 rows

@@ -96,24 +96,31 @@ struct RowState {
     }
   }
 
-  // p: 2^(scale_log2 * score - subtracted) as the A operand of the next product.
-  template <class E, int kKeys16>
-  __device__ void powers(const float (&score)[2 * kKeys16][4], uint32_t (&p)[kKeys16][4], float scale_log2) const {
+  // p: 2^(scale_log2 * score - subtracted) as the A operand of the next product. total: float[2], the sums of this
+  // lane's, if they are wanted.
+  template <class E, int kKeys16, class... Total>
+  __device__ void powers(const float (&score)[2 * kKeys16][4], uint32_t (&p)[kKeys16][4], float scale_log2,
+                         Total&... total) const {
+    ((total[0] = total[1] = 0), ...);
 #pragma unroll
     for (int j = 0; j < 2 * kKeys16; ++j)
 #pragma unroll
-      for (int r = 0; r < 2; ++r)
-        p[j / 2][j % 2 * 2 + r] = pack_pair<E>(fast_exp2(score[j][2 * r] * scale_log2 - subtracted[r]),
-                                               fast_exp2(score[j][2 * r + 1] * scale_log2 - subtracted[r]));
+      for (int r = 0; r < 2; ++r) {
+        const float power[2] = {fast_exp2(score[j][2 * r] * scale_log2 - subtracted[r]),
+                                fast_exp2(score[j][2 * r + 1] * scale_log2 - subtracted[r])};
+        p[j / 2][j % 2 * 2 + r] = pack_pair<E>(power[0], power[1]);
+        ((total[r] += power[0] + power[1]), ...);
+      }
   }
 
   // The same, before their maximum is known: a larger score than the one subtracted does not matter while its power is
   // far from any limit. Where a power is too large after all, most often nowhere in the warp, the row is brought to its
-  // new maximum, its sum so far too.
-  template <class E, int kKeys16, int kColumns8>
+  // new maximum, its sum so far too. total: of the powers, where sum has no column of it: float[2].
+  template <class E, int kKeys16, int kColumns8, class... Total>
   __device__ void probabilities(const float (&score)[2 * kKeys16][4], uint32_t (&p)[kKeys16][4],
-                                float (&sum)[kColumns8][4], float scale_log2) {
-    powers<E>(score, p, scale_log2);
+                                float (&sum)[kColumns8][4], float scale_log2, Total&... total) {
+    float here[2];
+    powers<E>(score, p, scale_log2, here);
     Pair<E> most[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -122,7 +129,10 @@ struct RowState {
       for (int j = 1; j < kKeys16; ++j)
         most[r] = __hmax2(most[r], __hmax2(as_pair<E>(p[j][r]), as_pair<E>(p[j][2 + r])));
     }
-    if (!__any_sync(~0u, too_large<E>(__hmax2(most[0], most[1])))) return;
+    if (!__any_sync(~0u, too_large<E>(__hmax2(most[0], most[1])))) {
+      ((total[0] += here[0], total[1] += here[1]), ...);
+      return;
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const unsigned lanes = __ballot_sync(~0u, too_large<E>(most[r]));
@@ -135,8 +145,10 @@ struct RowState {
         sum[d][2 * r] *= correction;
         sum[d][2 * r + 1] *= correction;
       }
+      ((total[r] *= correction), ...);
     }
-    powers<E>(score, p, scale_log2);
+    powers<E>(score, p, scale_log2, here);
+    ((total[0] += here[0], total[1] += here[1]), ...);
   }
 
  private:
@@ -169,12 +181,18 @@ struct PartialRows {
 };
 
 // sum / total of 16 rows into shared memory, so that store_rows can write whole 16-byte chunks; 0 of a row without
-// keys.
-template <class E, int kHeadSize, bool kHasKey = true>
-__device__ void stage_rows(char* memory, int first_row, int lane, const RowSums<kHeadSize>& sum) {
+// keys. totals: of two rows, where sum has no column of them.
+template <class E, int kHeadSize, bool kHasKey = true, int kColumns8>
+__device__ void stage_rows(char* memory, int first_row, int lane, const float (&sum)[kColumns8][4],
+                           const float* totals = nullptr) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float total = sum[kHeadSize / 8][2 * r], inverse = kHasKey || total != 0 ? 1.0f / total : 0.0f;
+    float total;
+    if constexpr (8 * kColumns8 > kHeadSize)
+      total = sum[kHeadSize / 8][2 * r];
+    else
+      total = totals[r];
+    const float inverse = kHasKey || total != 0 ? 1.0f / total : 0.0f;
 #pragma unroll
     for (int d = 0; d < kHeadSize / 8; ++d) {
       const uint32_t offset = swizzled<kHeadSize>(0, first_row + lane / 4 + 8 * r, d) + lane % 4 * 4;

@@ -15,6 +15,12 @@
 namespace ftbert {
 namespace {
 
+// Warpgroups that a multiprocessor has registers for.
+constexpr int warpgroups_at_once(int head_size, int steps) {
+  if (head_size <= 64) return steps == 1 ? 4 : head_size == 32 ? 7 : 5;
+  return head_size > 128 ? 2 : steps == 1 ? 3 : 4;
+}
+
 // kGroups: of 64 queries; kParts: warpgroups that own the same ones. kSteps: those in which a tile's keys are gone
 // through. Half as many scores and powers at once are fewer registers, 70 with heads of 32 and 86 with heads of 64, and
 // so more warpgroups on a multiprocessor, but each tile has two waits for products. kApart: there is a barrier for the
@@ -25,17 +31,23 @@ template <int kHeadSize_, int kGroups_, int kStages_, int kParts_, int kSteps_>
 struct WgmmaAttention {
   static constexpr int kHeadSize = kHeadSize_, kGroups = kGroups_, kStages = kStages_, kParts = kParts_;
   static constexpr int kSteps = kSteps_, kStepKeys = kTileKeys / kSteps;
-  static constexpr int kWarpgroups = kSteps == 1 ? 4 : kHeadSize == 32 ? 7 : 5;  // on a multiprocessor
-  static constexpr int kBlocks = kWarpgroups / (kGroups * kParts);
+  static constexpr int kBlocks = warpgroups_at_once(kHeadSize, kSteps) / (kGroups * kParts);
   static constexpr bool kApart = kGroups > 1;
   static_assert(kGroups == 1 || kParts == 1);
   static_assert(kStages >= 2 * kParts || kParts == 1);  // a part waits for a tile that is asked for two rounds ahead
   static constexpr int kThreads = 128 * kGroups * kParts, kQueries = 64 * kGroups;
-  static constexpr int kTileBytes = kTileKeys * kHeadSize * 2;  // as many for 64 queries
-  static constexpr int kOnesBytes = 16 * kHeadSize * 2;         // of 16 rows
+  // A tile lies in boxes side by side, whose rows of 64 or 128 bytes the swizzle permutes. The last box may have
+  // columns of another head, which no product reads.
+  static constexpr int kBox = kHeadSize % 64 == 0 ? 64 : 32, kBoxes = (kHeadSize + kBox - 1) / kBox;
+  static constexpr int kBoxBytes = kTileKeys * kBox * 2, kTileBytes = kBoxes * kBoxBytes;
+  static constexpr int kQueryBytes = kTileKeys * 16 * kRowChunks<kHeadSize>;  // of 64 queries, or of their results
+  // Of 16 rows. A product with a column of ones gives the sum of the probabilities, as they are rounded. Larger heads
+  // have boxes in the way between values and ones, and time to add: products take longer than powers.
+  static constexpr int kOnesBytes = kBoxes == 1 ? 16 * kHeadSize * 2 : 0;
   // Queries; keys and values of each stage; ones; barriers. 1024: the swizzle repeats every eight rows of 128 bytes,
   // counted from an address of that alignment.
-  static constexpr int kBytes = 1024 + (kGroups + 2 * kStages) * kTileBytes + kOnesBytes + 8 * (3 * kStages + 2);
+  static constexpr int kBytes =
+      1024 + kGroups * kQueryBytes + 2 * kStages * kTileBytes + kOnesBytes + 8 * (3 * kStages + 2);
   static_assert(kParts == 1 || kParts * sizeof(PartialRows<kHeadSize>) <= 2 * kStages * kTileBytes);
   static_assert(kSteps == 1 || kBlocks * (kBytes + 1024) <= 228 * 1024);  // all at once, and what each has besides
 };
@@ -114,13 +126,16 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
 #ifdef FTBERT_WGMMA
   constexpr bool kWhole = sizeof...(Parameters) == 0;
   static_assert(kWhole || Shape::kParts == 1);  // a part may see no key of a row
-  constexpr int kHeadSize = Shape::kHeadSize, kStages = Shape::kStages, kTileBytes = Shape::kTileBytes;
-  constexpr int kRowBytes = kHeadSize * 2, kParts = Shape::kParts, kLag = kParts == 1 && kStages > 2 ? 2 : 1;
+  constexpr int kHeadSize = Shape::kHeadSize, kStages = Shape::kStages;
+  constexpr int kTileBytes = Shape::kTileBytes, kQueryBytes = Shape::kQueryBytes;
+  constexpr int kBox = Shape::kBox, kBoxes = Shape::kBoxes, kBoxBytes = Shape::kBoxBytes, kRowBytes = kBox * 2;
+  constexpr int kParts = Shape::kParts, kLag = kParts == 1 && kStages > 2 ? 2 : 1;
+  constexpr bool kOnesColumn = Shape::kOnesBytes > 0;
   extern __shared__ char unaligned_memory[];
   // As the compiler sees, the same for all lanes: what follows from it stays in uniform registers. And as it does not
   // see where it comes from, it is not worked out again for every tile.
   const uint32_t unaligned = __shfl_sync(~0u, shared_address(unaligned_memory), 0);
-  const uint32_t shared_q = (unaligned + 1023) / 1024 * 1024, shared_kv = shared_q + Shape::kGroups * kTileBytes;
+  const uint32_t shared_q = (unaligned + 1023) / 1024 * 1024, shared_kv = shared_q + Shape::kGroups * kQueryBytes;
   char* const memory = unaligned_memory + (shared_q - unaligned);
   const uint32_t shared_ones = shared_kv + 2 * kStages * kTileBytes;
   // Of each stage: keys are there; nobody reads them any more; values are there. Then the last values end in zeros;
@@ -161,9 +176,14 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const int64_t width = static_cast<int64_t>(heads) * kHeadSize;
   const int groups = min(Shape::kGroups, (block.length - block.first_query + 63) / 64);  // those that have queries
   const KeysOfBlock<Parameters...> seen(block, Shape::kQueries, kHeadSize, parameters...);
-  const int tiles = (seen.keys + kTileKeys - 1) / kTileKeys;
+  // Of one stage one tile, however long sequences are that were said to be short.
+  const int all_tiles = (seen.keys + kTileKeys - 1) / kTileKeys, tiles = kStages == 1 ? min(all_tiles, 1) : all_tiles;
   const int row0 = static_cast<int>(block.start - first_token);
 
+  const auto load = [](uint32_t to, const CUtensorMap& from, int column, int row, uint32_t barrier) {
+#pragma unroll
+    for (int b = 0; b < kBoxes; ++b) tma_load(to + b * kBoxBytes, from, column + b * kBox, row, barrier);
+  };
   const auto load_keys_values = [&](int tile) {
     const int stage = tile % kStages, column = block.head * kHeadSize;
     uint32_t to = shared_kv + stage * 2 * kTileBytes;
@@ -171,17 +191,17 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     barrier_expect(keys_in + 8 * stage, with_keys * kTileBytes);
     if (Shape::kApart) barrier_expect(values_in + 8 * stage, kTileBytes);
     if constexpr (kWhole)
-      tma_load(to, map, column + static_cast<int>(width), row0 + tile * kTileKeys, keys_in + 8 * stage);
+      load(to, map, column + static_cast<int>(width), row0 + tile * kTileKeys, keys_in + 8 * stage);
     else
-      tma_load(to, parameters.k..., seen.column, seen.row + tile * kTileKeys, keys_in + 8 * stage);
+      load(to, parameters.k..., seen.column, seen.row + tile * kTileKeys, keys_in + 8 * stage);
     if (tile == 0)
       for (int g = 0; g < groups; ++g)
-        tma_load(shared_q + g * kTileBytes, map, column, row0 + block.first_query + g * 64, queries_in);
+        load(shared_q + g * kQueryBytes, map, column, row0 + block.first_query + g * 64, queries_in);
     to += kTileBytes;
     if constexpr (kWhole)
-      tma_load(to, map, column + 2 * static_cast<int>(width), row0 + tile * kTileKeys, values_in + 8 * stage);
+      load(to, map, column + 2 * static_cast<int>(width), row0 + tile * kTileKeys, values_in + 8 * stage);
     else
-      tma_load(to, parameters.v..., seen.column, seen.row + tile * kTileKeys, values_in + 8 * stage);
+      load(to, parameters.v..., seen.column, seen.row + tile * kTileKeys, values_in + 8 * stage);
   };
   if (threadIdx.x == 0) {
     if (Shape::kGroups > 1) init_barriers(groups);
@@ -193,10 +213,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0), lane = threadIdx.x % 32;
   const int group = Shape::kGroups > 1 ? warp / 4 : 0, part = kParts > 1 ? warp / 4 : 0;
   if (group >= groups) return;
-  const uint64_t queries = matrix_descriptor<kRowBytes>(shared_q + group * kTileBytes);
+  const uint64_t queries = matrix_descriptor<kRowBytes>(shared_q + group * kQueryBytes);
   constexpr int kStepKeys = Shape::kStepKeys, kSteps = Shape::kSteps;
   float score[kStepKeys / 8][4];
-  RowSums<kHeadSize> sum = {};
+  float sum[kHeadSize / 8 + kOnesColumn][4] = {}, total[2] = {};
   RowState state;
 
   // Of several groups each goes through the tiles that one of its queries sees, and lets the others pass.
@@ -221,7 +241,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
         matrix_descriptor<kRowBytes>(shared_kv + stage * 2 * kTileBytes) + step * (kStepKeys * kRowBytes / 16);
     warpgroup_fence();
 #pragma unroll
-    for (int d = 0; d < kHeadSize / 16; ++d) warpgroup_multiply_nt<E>(score, queries + d * 2, keys + d * 2, d > 0);
+    for (int d = 0; d < kHeadSize / 16; ++d) {
+      const int at = d / (kBox / 16) * (kBoxBytes / 16) + d % (kBox / 16) * 2;
+      warpgroup_multiply_nt<E>(score, queries + at, keys + at, d > 0);
+    }
     warpgroup_commit();
   };
   const auto clear_tail = [&](int valid) {
@@ -230,8 +253,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       int keys = valid;
       asm volatile("" : "+r"(keys));  // nothing of this is worked out for the tiles before
       if (Shape::kApart) barrier_wait(values_in + 8 * stage, parity);
-      for (int i = keys * kRowBytes + 16 * lane; i < kTileBytes; i += 16 * 32)
-        *reinterpret_cast<uint4*>(memory + (shared_kv + (stage * 2 + 1) * kTileBytes - shared_q) + i) = uint4{};
+      const uint32_t values = shared_kv + (stage * 2 + 1) * kTileBytes;
+      for (int b = 0; b < kBoxes; ++b)
+        for (int i = keys * kRowBytes + 16 * lane; i < kBoxBytes; i += 16 * 32)
+          *reinterpret_cast<uint4*>(memory + (values - shared_q) + b * kBoxBytes + i) = uint4{};
       fence_shared_for_async();
       __syncwarp();
       if (lane == 0) barrier_arrive(tail);
@@ -262,7 +287,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     const uint32_t values = shared_kv + (stage * 2 + 1) * kTileBytes;
     const int valid = seen.keys - tile * kTileKeys, used = stage;
     clear_tail(valid);
-    const uint64_t value_rows = matrix_descriptor<kRowBytes>(values, shared_ones - values);
+    const uint64_t value_rows = matrix_descriptor<kRowBytes>(values, kOnesColumn ? shared_ones - values : kBoxBytes);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       if (step > 0 && valid <= step * kStepKeys) break;
@@ -276,7 +301,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       }
       uint32_t p[kStepKeys / 16][4];
       if (tile == first && step == 0) state.template begin<kWhole>(score, scale_log2);
-      state.template probabilities<E>(score, p, sum, scale_log2);
+      if constexpr (kOnesColumn)
+        state.template probabilities<E>(score, p, sum, scale_log2);
+      else
+        state.template probabilities<E>(score, p, sum, scale_log2, total);
       if (Shape::kApart && step == 0) barrier_wait(values_in + 8 * stage, parity);
       if (valid < kTileKeys) barrier_wait(tail, 0);
       warpgroup_fence();
@@ -284,7 +312,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       for (int j = 0; j < kStepKeys / 16; ++j) {
         // 16 rows, in units of 16 bytes; the ones stay where they are.
         const int rows = (step * (kStepKeys / 16) + j) * kRowBytes;
-        warpgroup_multiply_add_nn<E>(sum, p[j], value_rows + rows - (static_cast<uint64_t>(rows) << 16));
+        warpgroup_multiply_add_nn<E>(sum, p[j],
+                                     value_rows + rows - (kOnesColumn ? static_cast<uint64_t>(rows) << 16 : 0));
       }
       warpgroup_commit();
       if (step == 0) {
@@ -315,14 +344,23 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const int real = block.length - block.first_query;
   out += (block.start - first_token + block.first_query) * width + block.head * kHeadSize;
   if constexpr (kParts > 1) {
-    auto* const parts = reinterpret_cast<PartialRows<kHeadSize>*>(memory + Shape::kGroups * kTileBytes);
+    auto* const parts = reinterpret_cast<PartialRows<kHeadSize>*>(memory + Shape::kGroups * kQueryBytes);
     __syncthreads();  // nobody reads keys or values any more
     parts[part].put(warp % 4 * 16, lane, sum, state);
     __syncthreads();
     add_parts<E, Shape>(parts, real, out, width);
   } else {
     named_barrier_wait(1 + group, 128);  // nobody reads the queries any more
-    stage_rows<E, kHeadSize, kWhole>(memory, warp * 16, lane, sum);
+    if constexpr (kOnesColumn) {
+      stage_rows<E, kHeadSize, kWhole>(memory, warp * 16, lane, sum);
+    } else {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        total[r] += __shfl_xor_sync(~0u, total[r], 1);
+        total[r] += __shfl_xor_sync(~0u, total[r], 2);
+      }
+      stage_rows<E, kHeadSize, kWhole>(memory, warp * 16, lane, sum, total);
+    }
     __syncwarp();
     store_rows<E, kHeadSize, 16>(memory, warp * 16, lane, real - warp * 16, out, width);
   }
