@@ -18,6 +18,7 @@ from pathlib import Path
 KNOWN = [
     ("sm_90a", r"wgmma_layernorm_kernelI.*NormShapeILi192ELi128ELb0ELi1E", 12, 20),
     ("sm_80", r"attention_simtILi128E", 24, 36),
+    ("sm_80", r"attention_simtILi80E", 8, 8),
 ]
 COMPILER = "13.0"
 OF_PTXAS = re.compile(r"ptxas info|bytes stack frame")

@@ -75,9 +75,8 @@ Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t h
   check_columns(columns, cu, qkv.size(0));
   Tensor out = at::empty({qkv.size(0), h.width()}, qkv.options());
   run(qkv, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    FTBERT_CHECK((attention_supports<Device, T>(call.context, h, window, span > 0)),
-                 "attention: no fused kernel for head size ", h.size,
-                 ", this window and this bias here; the general path takes any");
+    FTBERT_CHECK((attention_supports<Device, T>(call.context, h)), "attention: no fused kernel for head size ", h.size,
+                 " here; the general path takes any");
     const Tensor scratch = at::empty({static_cast<int64_t>(attention_scratch_bytes<Device, T>(max_seqlen, h.size))},
                                      qkv.options().dtype(at::kByte));
     const DType read = attention_operand<Device, T>(bf16 ? DType::bf16 : kDType<T>);
@@ -116,8 +115,7 @@ Tensor attend_apart(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
   check_offsets(cu_k, q, k.size(0), kAnyLength, batch);
   Tensor out = at::empty(q.sizes(), q.options());
   run(q, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    FTBERT_CHECK((attention_supports<Device, T>(call.context, h, window, false)),
-                 "attention: no fused kernel for head size ", h.size);
+    FTBERT_CHECK((attention_supports<Device, T>(call.context, h)), "attention: no fused kernel for head size ", h.size);
     const Tensor scratch = at::empty({static_cast<int64_t>(attention_scratch_bytes<Device, T>(longest, h.size))},
                                      q.options().dtype(at::kByte));
     const Sequences sequences{.cu_q = data<int32_t>(cu_q),

@@ -25,7 +25,7 @@ __device__ uint32_t swizzled(uint32_t base, int row, int chunk) {
 // 32x512, 12 heads of 64, on an H200).
 template <class E, int kColumns, int kThreads>
 struct TileLoader {
-  static constexpr int kChunks = kColumns / 8, kRowsAtOnce = kThreads / kChunks;
+  static constexpr int kChunks = kRowChunks<kColumns>, kRowsAtOnce = kThreads / kChunks;
   int row, chunk;
   int64_t first, step;  // elements: where this thread starts in a tile, and from one of its rows to the next
   uint32_t shared_first;
@@ -47,7 +47,8 @@ struct TileLoader {
       const uint32_t offset =
           kRowsAtOnce % 8 == 0 ? shared_first + r * kChunks * 16 : swizzled<kColumns>(0, row + r, chunk);
       const bool real = row + r < valid;
-      if (row + r < rows) copy_async16(shared + offset, real ? source : global, real);
+      if (row + r < rows && (8 * kChunks == kColumns || 8 * chunk < kColumns))
+        copy_async16(shared + offset, real ? source : global, real);
       source += step;
     }
   }

@@ -109,7 +109,7 @@ const char* attention_products(int64_t head_size) {
 }
 
 template <>
-bool attention_supports<Cpu, float>(const Context<Cpu>&, const Heads&, const Window&, bool) {
+bool attention_supports<Cpu, float>(const Context<Cpu>&, const Heads&) {
   isa_kernels();  // the error of a CPU without kernels comes when a model is loaded
   return true;
 }

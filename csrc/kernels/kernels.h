@@ -285,10 +285,12 @@ template <class Device, class T>
 size_t attention_scratch_bytes(int64_t max_k, int64_t head_size,
                                bool alone = false);  // on the CPU: for a thread with sequences of its own
 // Heads that the fused kernels of GPUs are compiled for.
-constexpr bool cuda_fuses_heads_of(int64_t size) { return size == 32 || size == 64 || size == 128; }
-// Whether the fused path has a kernel for this, with a relative bias or without: the only place that knows.
+constexpr bool cuda_fuses_heads_of(int64_t size) {
+  return size == 32 || size == 64 || size == 80 || size == 96 || size == 128 || size == 256;
+}
+// Whether the fused path has a kernel for these heads: the only place that knows.
 template <class Device, class T>
-bool attention_supports(const Context<Device>& context, const Heads& heads, const Window& window, bool bias);
+bool attention_supports(const Context<Device>& context, const Heads& heads);
 // What the CPU's kernel multiplies where weights are bf16, for `ftbert info`: "bf16, AMX tiles", "bf16" or "fp32".
 const char* attention_products(int64_t head_size);
 // Whether heads of this size are multiplied by tiles: they fill them.

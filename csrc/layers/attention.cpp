@@ -35,7 +35,7 @@ AttentionChoice choose_attention(const Context<Device>& context, const EncoderCo
                                  std::optional<AttentionPath> asked) {
   for (const LayerConfig& layer : config.layers) {
     const AttentionConfig& c = layer.attention;
-    if (attention_supports<Device, T>(context, c.heads, c.window, c.relative_bias)) continue;
+    if (attention_supports<Device, T>(context, c.heads)) continue;
     FTBERT_CHECK(asked != AttentionPath::fused, "the fused attention path does not support head size ", c.heads.size,
                  " in ", to_string(kDType<T>), " on this device; use the general path");
     return {AttentionPath::general,

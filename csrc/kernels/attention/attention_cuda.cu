@@ -101,10 +101,13 @@ void launch_mma(const Call& call, const Parameters&... parameters) {
                    32 * kWarps, kBytes, parameters...);
 }
 
+// Of 16 queries a warp: two of 128 elements do not fit the registers.
+constexpr int row_tiles(int head_size) { return head_size <= 64 ? 2 : 1; }
+
 template <int kHeadSize, class... Parameters>
 void launch_simt(const Call& call, const Parameters&... parameters) {
-  launch_simple<float>(call, attention_simt<kHeadSize, Parameters...>, Grid(call, kSimtThreads * 32 / kHeadSize),
-                       kSimtThreads, 0, parameters...);
+  launch_simple<float>(call, attention_simt<kHeadSize, Parameters...>,
+                       Grid(call, kSimtThreads / simt_threads_per_query(kHeadSize)), kSimtThreads, 0, parameters...);
 }
 
 // Of several blocks on a multiprocessor most find the offsets in its cache, if the first have waited for them: 64x64
@@ -144,8 +147,9 @@ WindowMaps window_maps(const Call& call) {
   check_rows(call.from);
   const int64_t shared = heads.count / heads.kv, bytes = 2 * s.max_k * heads.size * bytes_of(dtype);
   const int64_t near = std::clamp<int64_t>(call.context.l2_bytes / 2 / bytes * shared, 1, heads.count * s.count);
-  return {rows_map<Shape>(call, k, s.rows_k, heads.kv_width()),
-          rows_map<Shape>(call, v, s.rows_k, heads.kv_width()),
+  const bool keys = s.rows_k > 0;  // else nobody reads the maps, which are q's
+  return {rows_map<Shape>(call, keys ? k : q, keys ? s.rows_k : s.rows, heads.kv_width()),
+          rows_map<Shape>(call, keys ? v : q, keys ? s.rows_k : s.rows, heads.kv_width()),
           s.first_k,
           s.cu_k,
           static_cast<int>(shared),
@@ -191,50 +195,64 @@ void launch_window(const Call& call) {
   if constexpr (kHeadSize <= 64) {
     if (reach <= 256 || room) return launch_window_shape<E, kHeadSize, 1, 2, 2>(call);
     launch_window_shape<E, kHeadSize, 2, 5, 1>(call);
-  } else {
+  } else if constexpr (kHeadSize <= 128) {
     if (call.sequences.max_k <= 64) return launch_window_shape<E, kHeadSize, 1, 1, 2>(call);
     if (room) return launch_window_shape<E, kHeadSize, 1, 4, 1>(call);
     if (reach <= 256) return launch_window_shape<E, kHeadSize, 2, 2, 2>(call);
     launch_window_shape<E, kHeadSize, 3, 5, 1>(call);
+  } else {
+    if (call.sequences.max_k <= 64) return launch_window_shape<E, kHeadSize, 1, 1, 1>(call);
+    launch_window_shape<E, kHeadSize, 2, 2, 1>(call);
   }
 }
 
-// As few warps as the longest sequence needs; 128 queries at most share one pass over the keys.
+// Whole sequences, with kernels compiled for them by themselves. As few warps as the longest needs; 128 queries at most
+// share one pass over the keys.
+template <class E, int kHeadSize>
+void launch_whole(const Call& call) {
+  constexpr int kRowTiles = row_tiles(kHeadSize);
+  const int64_t longest = call.sequences.max_k;
+  if (call.bias_table) {
+    if (longest <= 64) return launch_mma<E, kHeadSize, 4, 1, true>(call);
+    return launch_mma<E, kHeadSize, 4, kRowTiles, true>(call);
+  }
+  const Grid blocks(call, 64);
+  const bool room = blocks.room;
+  if (longest <= 32 && !(call.hopper && room))
+    return longest <= 16 ? launch_mma<E, kHeadSize, 1, 1>(call) : launch_mma<E, kHeadSize, 2, 1>(call);
+  if constexpr (kHeadSize <= 64) {
+    // Else, above 128 keys, without room for all blocks at once two warpgroups that share keys; with room one up to
+    // 192, above that two that divide the keys: 1x192 4.0 us with one, 4.6 sharing, 4.4 dividing; 1x512 8.3, 8.7
+    // and 7.0 (12 heads of 64, H200).
+    if (call.hopper) {
+      if (longest <= 64) return launch_short<E, kHeadSize, 1>(call);
+      if (two_steps_are_faster(call, blocks, kHeadSize)) return launch_wgmma<E, kHeadSize, 1, 2, 1, 2>(call);
+      if (longest <= 128) return launch_short<E, kHeadSize, 2>(call);
+      if (!room) return launch_wgmma<E, kHeadSize, 2, 5>(call);
+      if (longest <= 192) return launch_wgmma<E, kHeadSize, 1, 2>(call);
+      return launch_wgmma<E, kHeadSize, 1, 6, 2>(call);
+    }
+  }
+  if (longest <= 64) return launch_mma<E, kHeadSize, 4, 1>(call);
+  launch_mma<E, kHeadSize, 8 / kRowTiles, kRowTiles>(call);
+}
+
 template <class T, int kHeadSize>
 void launch(const Call& call) {
   using E = native_t<T>;
-  const int64_t longest = call.sequences.max_k;
+  // Whether there are kernels of whole sequences. Those with a window run them too.
+  constexpr bool kWhole = kHeadSize == 32 || kHeadSize == 64 || kHeadSize == 128;
+  const bool whole = kWhole && whole_sequences(call);
   if constexpr (std::is_same_v<T, float>) {
-    if (whole_sequences(call)) return launch_simt<kHeadSize>(call);
+    if constexpr (kWhole)
+      if (whole) return launch_simt<kHeadSize>(call);
     launch_simt<kHeadSize>(call, window_parameters<E>(call));
   } else {
-    constexpr int kRowTiles = kHeadSize <= 64 ? 2 : 1;  // two of 128 elements do not fit the registers
-    if (call.hopper && !call.bias_table && (kHeadSize > 64 || !whole_sequences(call)))
-      return launch_window<E, kHeadSize>(call);
-    if (!whole_sequences(call)) return launch_mma<E, kHeadSize, 4, kRowTiles, true>(call, window_parameters<E>(call));
-    if (call.bias_table) {
-      if (longest <= 64 || kHeadSize > 64) return launch_mma<E, kHeadSize, 4, 1, true>(call);
-      return launch_mma<E, kHeadSize, 4, kRowTiles, true>(call);
-    }
-    const Grid blocks(call, 64);
-    const bool room = blocks.room;
-    if (longest <= 32 && !(call.hopper && room))
-      return longest <= 16 ? launch_mma<E, kHeadSize, 1, 1>(call) : launch_mma<E, kHeadSize, 2, 1>(call);
-    if constexpr (kHeadSize <= 64) {
-      // Else, above 128 keys, without room for all blocks at once two warpgroups that share keys; with room one up to
-      // 192, above that two that divide the keys: 1x192 4.0 us with one, 4.6 sharing, 4.4 dividing; 1x512 8.3, 8.7
-      // and 7.0 (12 heads of 64, H200).
-      if (call.hopper) {
-        if (longest <= 64) return launch_short<E, kHeadSize, 1>(call);
-        if (two_steps_are_faster(call, blocks, kHeadSize)) return launch_wgmma<E, kHeadSize, 1, 2, 1, 2>(call);
-        if (longest <= 128) return launch_short<E, kHeadSize, 2>(call);
-        if (!room) return launch_wgmma<E, kHeadSize, 2, 5>(call);
-        if (longest <= 192) return launch_wgmma<E, kHeadSize, 1, 2>(call);
-        return launch_wgmma<E, kHeadSize, 1, 6, 2>(call);
-      }
-    }
-    if (longest <= 64) return launch_mma<E, kHeadSize, 4, 1>(call);
-    launch_mma<E, kHeadSize, 8 / kRowTiles, kRowTiles>(call);
+    const bool warpgroups = call.hopper && !call.bias_table;
+    if (warpgroups && (kHeadSize > 64 || !whole)) return launch_window<E, kHeadSize>(call);
+    if constexpr (kWhole)
+      if (whole) return launch_whole<E, kHeadSize>(call);
+    launch_mma<E, kHeadSize, 4, row_tiles(kHeadSize), true>(call, window_parameters<E>(call));
   }
 }
 
@@ -244,8 +262,8 @@ template <class Device, class T>
 void attention(Context<Device>& context, const Heads& heads, const QueriesKeysValues& from, const Sequences& sequences,
                const ScorePolicy<T>& policy, void*, const Operand& out) {
   if (sequences.count == 0 || sequences.max_k == 0) return;
-  FTBERT_CHECK((attention_supports<Device, T>(context, heads, policy.window, policy.bias.table != nullptr)),
-               "attention: no fused kernel for head size ", heads.size);
+  FTBERT_CHECK((attention_supports<Device, T>(context, heads)), "attention: no fused kernel for head size ",
+               heads.size);
   FTBERT_CHECK(from.dtype == kDType<T>, "attention on a GPU reads q, k and v in the stream's type");
   const Call call{context,
                   heads,
@@ -261,7 +279,10 @@ void attention(Context<Device>& context, const Heads& heads, const QueriesKeysVa
   switch (heads.size) {
     case 32: launch<T, 32>(call); break;
     case 64: launch<T, 64>(call); break;
+    case 80: launch<T, 80>(call); break;
+    case 96: launch<T, 96>(call); break;
     case 128: launch<T, 128>(call); break;
+    case 256: launch<T, 256>(call); break;
     default: throw Error("attention_supports and attention do not agree");
   }
 }
@@ -277,7 +298,7 @@ size_t attention_scratch_bytes(int64_t, int64_t, bool) {
 }
 
 template <class Device, class T>
-bool attention_supports(const Context<Device>&, const Heads& heads, const Window&, bool) {
+bool attention_supports(const Context<Device>&, const Heads& heads) {
   return cuda_fuses_heads_of(heads.size);
 }
 
@@ -286,7 +307,7 @@ bool attention_supports(const Context<Device>&, const Heads& heads, const Window
                           const ScorePolicy<T>&, void*, const Operand&);                            \
   template DType attention_operand<Cuda, T>(DType);                                                 \
   template size_t attention_scratch_bytes<Cuda, T>(int64_t, int64_t, bool);                         \
-  template bool attention_supports<Cuda, T>(const Context<Cuda>&, const Heads&, const Window&, bool);
+  template bool attention_supports<Cuda, T>(const Context<Cuda>&, const Heads&);
 FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert

@@ -13,9 +13,12 @@
 namespace ftbert {
 namespace {
 
+// Keys of a tile: of heads above 128 as many as leave room in the 99 KB that every GPU since sm_80 has.
+constexpr int mma_tile_keys(int head_size) { return head_size > 128 ? 32 : kTileKeys; }
+
 template <int kHeadSize, int kQueries>
 constexpr int attention_shared_bytes() {
-  return (kQueries + 4 * kTileKeys) * kHeadSize * 2;
+  return (kQueries + 4 * mma_tile_keys(kHeadSize)) * 16 * kRowChunks<kHeadSize>;
 }
 
 // qkv [tokens, 3*width], out [tokens, width]; grid: query blocks x heads x batch, query blocks fastest. Parameters:
@@ -28,7 +31,8 @@ __global__ void __launch_bounds__(32 * kWarps)
                   Parameters... parameters) {
   using Seen = SeenKeys<E, Parameters...>;
   constexpr int kThreads = 32 * kWarps, kRows = 16 * kRowTiles, kQueries = kRows * kWarps;
-  constexpr int kTileBytes = kTileKeys * kHeadSize * 2;
+  constexpr int kKeys = mma_tile_keys(kHeadSize), kPitch = 16 * kRowChunks<kHeadSize>, kTileBytes = kKeys * kPitch;
+  constexpr bool kHoldsQueries = kHeadSize <= 128;  // in registers
   wait_for_inputs();
   const AttentionBlock block(cu_seqlens, heads, query_blocks, kQueries);
   const int length = block.length, first_query = block.first_query;
@@ -36,21 +40,21 @@ __global__ void __launch_bounds__(32 * kWarps)
 
   extern __shared__ __align__(128) char shared_memory[];
   const uint32_t shared_q = shared_address(shared_memory);
-  const uint32_t shared_k = shared_q + kQueries * kHeadSize * 2;
+  const uint32_t shared_k = shared_q + kQueries * kPitch;
   const uint32_t shared_v = shared_k + 2 * kTileBytes;
   const int64_t width = static_cast<int64_t>(heads) * kHeadSize;
   const Seen seen(block, kQueries, kHeadSize, qkv, first_token, width, parameters...);
-  const int tiles = (seen.keys + kTileKeys - 1) / kTileKeys;
+  const int tiles = (seen.keys + kKeys - 1) / kKeys;
 
   using Loader = TileLoader<E, kHeadSize, kThreads>;
   const Loader q_loader(seen.q_stride), k_loader(seen.k_stride), v_loader(seen.v_stride);
   const auto load_keys_values = [&](int tile) {
     if (tile < tiles) {
-      const int first = tile * kTileKeys, valid = min(kTileKeys, seen.keys - first);
+      const int first = tile * kKeys, valid = min(kKeys, seen.keys - first);
       const int rows = (valid + 15) & ~15;  // what the products below read
       const uint32_t stage = tile % 2 * kTileBytes;
-      k_loader.template load<kTileKeys>(shared_k + stage, seen.k + first * seen.k_stride, rows, valid);
-      v_loader.template load<kTileKeys>(shared_v + stage, seen.v + first * seen.v_stride, rows, valid);
+      k_loader.template load<kKeys>(shared_k + stage, seen.k + first * seen.k_stride, rows, valid);
+      v_loader.template load<kKeys>(shared_v + stage, seen.v + first * seen.v_stride, rows, valid);
     }
     copy_async_commit();
   };
@@ -61,29 +65,31 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_row = warp * kRows;
   const bool active = first_query + first_row < length;
   const KeyRange of_warp = seen.of(first_query + first_row, first_query + first_row + kRows - 1);
-  uint32_t q_fragment[kRowTiles][kHeadSize / 16][4];
+  uint32_t q_fragment[kRowTiles][kHoldsQueries ? kHeadSize / 16 : 1][4];
+  const auto load_queries = [&](int i, int d) {
+    load_matrices(q_fragment[i][kHoldsQueries ? d : 0],
+                  swizzled<kHeadSize>(shared_q, first_row + i * 16 + lane % 16, 2 * d + lane / 16));
+  };
   RowSums<kHeadSize> sum[kRowTiles] = {};
   RowState state[kRowTiles];
 
   for (int tile = 0; tile < tiles; ++tile) {
     copy_async_wait<1>();
     __syncthreads();
-    if (active && (Seen::kWhole || of_warp.meets(tile))) {
-      const bool first = tile == of_warp.first_tile();
-      if (first) {
+    if (active && (Seen::kWhole || of_warp.meets(tile * kKeys, kKeys))) {
+      const bool first = tile == of_warp.begin / kKeys;
+      if (kHoldsQueries && first) {
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
-          for (int d = 0; d < kHeadSize / 16; ++d)
-            load_matrices(q_fragment[i][d],
-                          swizzled<kHeadSize>(shared_q, first_row + i * 16 + lane % 16, 2 * d + lane / 16));
+          for (int d = 0; d < kHeadSize / 16; ++d) load_queries(i, d);
       }
       const uint32_t keys = shared_k + tile % 2 * kTileBytes, values = shared_v + tile % 2 * kTileBytes;
-      const int valid = of_warp.end - tile * kTileKeys;
+      const int valid = of_warp.end - tile * kKeys;
 
-      float score[kRowTiles][kTileKeys / 8][4] = {};
+      float score[kRowTiles][kKeys / 8][4] = {};
 #pragma unroll
-      for (int j = 0; j < kTileKeys / 16; ++j) {
+      for (int j = 0; j < kKeys / 16; ++j) {
         if (j * 16 >= valid) break;
 #pragma unroll
         for (int d = 0; d < kHeadSize / 16; ++d) {
@@ -91,8 +97,10 @@ __global__ void __launch_bounds__(32 * kWarps)
           load_matrices(b, swizzled<kHeadSize>(keys, j * 16 + lane / 16 * 8 + lane % 8, 2 * d + lane / 8 % 2));
 #pragma unroll
           for (int i = 0; i < kRowTiles; ++i) {
-            multiply_add<E>(score[i][2 * j], q_fragment[i][d], b[0], b[1]);
-            multiply_add<E>(score[i][2 * j + 1], q_fragment[i][d], b[2], b[3]);
+            if (!kHoldsQueries) load_queries(i, d);
+            const auto& q = q_fragment[i][kHoldsQueries ? d : 0];
+            multiply_add<E>(score[i][2 * j], q, b[0], b[1]);
+            multiply_add<E>(score[i][2 * j + 1], q, b[2], b[3]);
           }
         }
       }
@@ -108,22 +116,22 @@ __global__ void __launch_bounds__(32 * kWarps)
             if constexpr (!Seen::kWhole) place = seen.place(place);
             const int column = head_bias.column(place);
 #pragma unroll
-            for (int j = 0; j < kTileKeys / 8; ++j)
+            for (int j = 0; j < kKeys / 8; ++j)
 #pragma unroll
               for (int c = 0; c < 2; ++c)
-                score[i][j][2 * r + c] += unscaled * head_bias(tile * kTileKeys + j * 8 + lane % 4 * 2 + c, column);
+                score[i][j][2 * r + c] += unscaled * head_bias(tile * kKeys + j * 8 + lane % 4 * 2 + c, column);
           }
       }
-      uint32_t p[kRowTiles][kTileKeys / 16][4];
+      uint32_t p[kRowTiles][kKeys / 16][4];
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {
-        seen.mask(score[i], first_query + first_row + i * 16, tile * kTileKeys, lane);
+        seen.mask(score[i], first_query + first_row + i * 16, tile * kKeys, lane);
         if (first) state[i].template begin<Seen::kWhole>(score[i], scale_log2);
         state[i].template probabilities<E>(score[i], p[i], sum[i], scale_log2);
       }
 
 #pragma unroll
-      for (int j = 0; j < kTileKeys / 16; ++j) {
+      for (int j = 0; j < kKeys / 16; ++j) {
         if (j * 16 >= valid) break;
 #pragma unroll
         for (int d = 0; d < kHeadSize / 16; ++d) {

@@ -14,9 +14,8 @@ struct KeyRange {
   int begin, end;
 
   __device__ bool has(int key) const { return begin <= key && key < end; }
-  __device__ bool meets(int tile) const { return begin < (tile + 1) * kTileKeys && tile * kTileKeys < end; }
+  __device__ bool meets(int first, int count) const { return begin < first + count && first < end; }
   __device__ bool covers(int first, int count) const { return begin <= first && first + count <= end; }
-  __device__ int first_tile() const { return begin / kTileKeys; }
 };
 
 // Every query sees all keys of its sequence. q, k and v lie side by side in qkv [tokens, 3*width], each token is a

@@ -1,8 +1,10 @@
 // Fused attention in FP32 without tensor cores (their TF32 would round the operands to 10 bits).
 //
-// head_size / 32 neighbouring threads own one query: each holds 32 of its elements and 32 of its output, in 16-byte
-// chunks dealt out in turn, so that their reads of a key lie side by side. Keys and values go through shared memory.
+// One to eight neighbouring threads own one query: each holds 32 of its elements at most and as many of its output, in
+// 16-byte chunks dealt out in turn, so that their reads of a key lie side by side. Keys and values go through shared
+// memory.
 #pragma once
+#include <bit>
 #include <cstdint>
 
 #include "kernels/attention/attention_bias.cuh"
@@ -12,7 +14,8 @@ namespace ftbert {
 namespace {
 
 constexpr int kSimtThreads = 128;
-constexpr int kSimtKeys = 32;  // keys in shared memory at a time
+// A power of two, since they add by shuffles.
+constexpr int simt_threads_per_query(int head_size) { return static_cast<int>(std::bit_ceil((head_size + 31) / 32u)); }
 constexpr int kSimtGroup = 8;  // keys between two looks at the running maximum
 
 // qkv [tokens, 3*width], out [tokens, width]; grid: query blocks x heads x batch, query blocks fastest. Parameters:
@@ -23,7 +26,9 @@ __global__ void __launch_bounds__(kSimtThreads)
                    int heads, int query_blocks, float scale_log2, BiasTables<float> bias, float* __restrict__ out,
                    Parameters... parameters) {
   using Seen = SeenKeys<float, Parameters...>;
-  constexpr int kThreadsPerQuery = kHeadSize / 32, kQueries = kSimtThreads / kThreadsPerQuery, kChunks = kHeadSize / 4;
+  constexpr int kThreadsPerQuery = simt_threads_per_query(kHeadSize), kQueries = kSimtThreads / kThreadsPerQuery;
+  constexpr int kChunks = kHeadSize / 4, kOwn = kChunks / kThreadsPerQuery;
+  constexpr int kSimtKeys = kHeadSize > 128 ? 16 : 32;  // in shared memory at a time: 32 KB at most, with their values
   wait_for_inputs();
   const int query_block = blockIdx.x % query_blocks;
   const int head = blockIdx.x / query_blocks % heads;
@@ -40,9 +45,9 @@ __global__ void __launch_bounds__(kSimtThreads)
   const int query = query_block * kQueries + threadIdx.x / kThreadsPerQuery, part = threadIdx.x % kThreadsPerQuery;
   const bool real = query < length;
 
-  float4 q[8], sum[8] = {};
+  float4 q[kOwn], sum[kOwn] = {};
 #pragma unroll
-  for (int i = 0; i < 8; ++i)
+  for (int i = 0; i < kOwn; ++i)
     q[i] = real ? reinterpret_cast<const float4*>(Seen::kWhole
                                                       ? whole + query * stride
                                                       : seen.q + query * seen.q_stride)[i * kThreadsPerQuery + part]
@@ -70,7 +75,7 @@ __global__ void __launch_bounds__(kSimtThreads)
       for (int j = 0; j < kSimtGroup; ++j) {
         float dot = 0;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
+        for (int i = 0; i < kOwn; ++i) {
           const float4 k = keys[group + j][i * kThreadsPerQuery + part];
           dot += q[i].x * k.x + q[i].y * k.y + q[i].z * k.z + q[i].w * k.w;
         }
@@ -85,7 +90,7 @@ __global__ void __launch_bounds__(kSimtThreads)
       running_max = group_max;
       total *= correction;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
+      for (int i = 0; i < kOwn; ++i) {
         sum[i].x *= correction;
         sum[i].y *= correction;
         sum[i].z *= correction;
@@ -96,7 +101,7 @@ __global__ void __launch_bounds__(kSimtThreads)
         const float p = exp2f(score[j] - running_max);
         total += p;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
+        for (int i = 0; i < kOwn; ++i) {
           const float4 v = values[group + j][i * kThreadsPerQuery + part];
           sum[i].x += p * v.x;
           sum[i].y += p * v.y;
@@ -110,7 +115,7 @@ __global__ void __launch_bounds__(kSimtThreads)
   const float inverse = Seen::kWhole || total != 0 ? 1.0f / total : 0.0f;
   float4* o = reinterpret_cast<float4*>(out + (start - first_token + query) * width + head * kHeadSize);
 #pragma unroll
-  for (int i = 0; i < 8; ++i)
+  for (int i = 0; i < kOwn; ++i)
     o[i * kThreadsPerQuery + part] =
         float4{sum[i].x * inverse, sum[i].y * inverse, sum[i].z * inverse, sum[i].w * inverse};
 }

@@ -1,12 +1,14 @@
-// Fused attention on Hopper: warpgroup products, tiles through the tensor memory accelerator; for sequences of more
-// than 128 tokens and heads of 32 or 64 (attention_short.cuh has most of the shorter ones).
+// Fused attention on Hopper: warpgroup products, tiles through the tensor memory accelerator. Of whole sequences with
+// heads of 32 or 64 for those of more than 128 tokens (attention_short.cuh has most of the shorter ones); for all with
+// a window, with shared heads of keys or with larger heads.
 //
 // A warpgroup owns 64 queries. One thread asks for tiles of 64 keys and values, a ring of stages ahead, and the
 // warpgroups of a block go through them each at its own pace. The products of a tile's probabilities and of the next
 // tile's scores, or a step's and the next one's, are started together and waited for once; four to seven warpgroups
 // share a multiprocessor, so that one's softmax runs under another's products. Where there are fewer blocks than
 // multiprocessors, what counts is how long one takes: there several warpgroups own the same 64 queries and take the
-// tiles of keys in turn, and what they found is added at the end.
+// tiles of keys in turn, and what they found is added at the end. With a window a block goes from the first tile that
+// one of its queries sees to the last.
 #pragma once
 #include "device/tma.cuh"
 #include "device/wgmma.cuh"
@@ -225,7 +227,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   if constexpr (kPasses) {
     const int query = block.first_query + group * 64;
     const KeyRange of_group = seen.of(query, min(query + 64, block.length) - 1);
-    first = of_group.first_tile();
+    first = of_group.begin / kTileKeys;
     end = max(first, (of_group.end + kTileKeys - 1) / kTileKeys);
   }
 
