@@ -10,6 +10,8 @@ from torch import Tensor
 from ftbert.checkpoint import activations
 from ftbert.evaluation.text_parity import POOLED
 
+FUSED_SIZES = (32, 64, 80, 96, 128, 256)  # of heads that GPUs have fused attention kernels for
+
 
 def offsets(lengths: list[int], device: str = "cpu") -> Tensor:
     """[batch] -> cu_seqlens int32 [batch+1]"""

@@ -24,9 +24,12 @@ def random(rows: int, cols: int, place: Place, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, cols, generator=torch.Generator().manual_seed(seed)).to(place.dtype).to(place.device)
 
 
+SIZES = reference.FUSED_SIZES
+
+
 def has_fused(place: Place, size: int) -> bool:
     """Of other sizes a GPU has no fused kernel: the general path takes those."""
-    return place.device == "cpu" or size in (32, 64, 128)
+    return place.device == "cpu" or size in SIZES
 
 
 def fused(
@@ -74,16 +77,60 @@ def check(
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 3, 8])
 @pytest.mark.parametrize("ratio", [1, 2, 3, 8])
-@pytest.mark.parametrize("size", [26, 32, 64, 128])
+@pytest.mark.parametrize("size", [26, *SIZES])
 def test_heads_of_keys_serve_several_of_queries(place: Place, size: int, ratio: int, kv_heads: int) -> None:
     check(place, [33, 1, 200, 64], ratio * kv_heads, kv_heads, size, None, (-1, -1))
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
-@pytest.mark.parametrize("size", [26, 32, 64, 128])
+@pytest.mark.parametrize("size", [26, *SIZES])
 @pytest.mark.parametrize("lengths", [[5, 1, 17], [300, 2, 140, 64], [700]], ids=str)
 def test_windows(place: Place, lengths: list[int], size: int, window: tuple[int, int]) -> None:
     check(place, lengths, 2, 1, size, None, window)
+
+
+# Heads, heads of keys, lengths. On Hopper each has kernels of its own: they are chosen by the longest sequence, by whether
+# there is a multiprocessor for each block of 64 queries, and by how many keys those see. Tiles are of 64 keys.
+EDGES = [1, 63, 64, 65, 127, 128, 129, 191, 192, 193]
+CALLS = {
+    "one tile": (4, 2, 12 * [64, 1, 63, 17, 0]),
+    "few blocks": (2, 1, [513]),
+    "few keys": (3, 1, 3 * EDGES),
+    "many keys": (3, 1, [*EDGES, 0, 511, 512, 513, 1000]),
+    "more": (2, 2, [4096, 1, 1000]),
+}
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (64, 64), (0, 500)], ids=str)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("call", CALLS)
+def test_lengths_around_tiles(place: Place, call: str, size: int, window: tuple[int, int]) -> None:
+    heads, kv_heads, lengths = CALLS[call]
+    if place.device == "cpu" and call != "many keys":
+        pytest.skip("a CPU has one kernel")
+    qkv = random(sum(lengths), (heads + 2 * kv_heads) * size, place)
+    want = reference.attention(qkv, lengths, heads, None, kv_heads, None, *window)
+    got = fused(qkv, lengths, heads, kv_heads, None, window)
+    assert_close(got, want, atol=max(6e-6, 4 * place.eps))
+    assert torch.equal(got, fused(qkv, lengths, heads, kv_heads, None, window))
+
+
+@pytest.mark.parametrize("window", [(64, 64), (128, 0), (-1, 0), (0, 65), (3, -1)], ids=str)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("copies", [1, 60])
+def test_a_key_is_seen_up_to_the_windows_edge(place: Place, copies: int, size: int, window: tuple[int, int]) -> None:
+    """One key has a value, and all weigh the same: who sees it has a part of it, however small."""
+    if place.device == "cpu" and copies > 1:
+        pytest.skip("a CPU has one kernel")
+    length = 450
+    left, right = (side if side >= 0 else length for side in window)
+    queries = torch.arange(length, device=place.device)
+    for key in (0, 63, 64, 200, 255, 256, 449):
+        qkv = torch.zeros(length, 3 * size, dtype=place.dtype, device=place.device)
+        qkv[key, 2 * size :] = 1024
+        got = fused(qkv.repeat(copies, 1), copies * [length], 1, 1, None, window)
+        seen = (queries - key <= left) & (key - queries <= right)
+        assert torch.equal(got != 0, seen.repeat(copies)[:, None].expand(-1, size)), key
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.05])
@@ -91,7 +138,7 @@ def test_scale(place: Place, scale: float) -> None:
     check(place, [70, 129], 2, 2, 32, scale, (-1, -1))
 
 
-@pytest.mark.parametrize("size", [32, 64, 128])
+@pytest.mark.parametrize("size", SIZES)
 def test_rows_that_see_nothing_of_their_blocks_first_tile(place: Place, size: int) -> None:
     """Of a block of queries some reach back to a tile of keys in which others see none; their scores are far below."""
     qkv = random(256, 3 * size, place)
@@ -122,7 +169,7 @@ SIDES = st.one_of(st.sampled_from([-1, 0]), st.integers(0, 160))
     lengths=st.lists(st.integers(0, 150), min_size=1, max_size=5),
     kv_heads=st.integers(1, 3),
     ratio=st.sampled_from([1, 2, 3, 8]),
-    size=st.sampled_from([8, 32, 48, 64, 128]),
+    size=st.sampled_from([8, 48, *SIZES]),
     left=SIDES,
     right=SIDES,
     span=st.sampled_from([0, 0, 5, 200]),
@@ -137,7 +184,7 @@ def test_any_shape(place: Place, lengths: list[int], kv_heads: int, ratio: int, 
     lengths=st.lists(st.tuples(st.integers(0, 150), st.integers(0, 150)), min_size=1, max_size=4),
     kv_heads=st.integers(1, 2),
     ratio=st.sampled_from([1, 3]),
-    size=st.sampled_from([32, 64, 128]),
+    size=st.sampled_from(SIZES),
     left=SIDES,
     right=SIDES,
     max_q=st.integers(1, 300),
@@ -159,7 +206,7 @@ def test_queries_and_keys_of_their_own(
         assert_close(mine[:max_q], all_rows[len(all_rows) - n :][:max_q], atol=max(6e-6, 4 * place.eps))
 
 
-@pytest.mark.parametrize("size", [32, 64, 128])
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("keys", [0, 3, 70])
 def test_queries_that_see_no_key_give_zeros(place: Place, keys: int, size: int) -> None:
     q, k = random(200, size, place), random(keys, size, place, seed=1)

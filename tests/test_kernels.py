@@ -96,10 +96,10 @@ def test_activations_of_what_is_no_number(place: Place, activation: str) -> None
 )
 @pytest.mark.parametrize(  # a GPU has room for all blocks of queries at once, or with 24 copies not
     "heads,head_size,copies",
-    [(2, 32, 1), (2, 32, 24), (3, 64, 1), (3, 64, 24), (2, 128, 1), (2, 26, 1), (2, 80, 1), (2, 17, 1)],
+    [(2, 32, 1), (2, 32, 24), (3, 64, 1), (3, 64, 24), (2, 128, 1), (3, 128, 24), (2, 26, 1), (2, 80, 1), (3, 96, 24), (1, 256, 24), (2, 17, 1)],
 )
 def test_attention(place: Place, lengths: list[int], heads: int, head_size: int, copies: int) -> None:
-    if place.device == "cuda" and head_size not in (32, 64, 128):
+    if place.device == "cuda" and head_size not in reference.FUSED_SIZES:
         pytest.skip("no fused kernel on CUDA")
     lengths = copies * lengths
     qkv = random(sum(lengths), 3 * heads * head_size, place=place)
@@ -107,7 +107,7 @@ def test_attention(place: Place, lengths: list[int], heads: int, head_size: int,
     for slack in (0, 70):  # max_seqlen is an upper bound
         longest = max(lengths, default=0) + slack
         out = ops.attention(qkv, cu, longest, heads)
-        assert_close(out, expected, atol=max(2e-6, 2 * place.eps), what=f"slack {slack}")
+        assert_close(out, expected, atol=max(3e-6, 2 * place.eps), what=f"slack {slack}")
         assert torch.equal(out, ops.attention(qkv, cu, longest, heads))
 
 
@@ -127,7 +127,7 @@ def test_attention_of_more_than_a_cache_holds(place: Place) -> None:
     "few", [[330, 1, 65, 0, 97, 129, 64, 33, 32, 31], [200, 193, 160, 161, 200], [128, 1, 65, 0, 97, 33, 32, 64], [128, 97]],
     ids=str,
 )  # fmt: skip
-@pytest.mark.parametrize("heads,head_size", [(6, 32), (6, 64)])
+@pytest.mark.parametrize("heads,head_size", [(6, 32), (6, 64), (6, 128)])
 def test_attention_of_many(place: Place, heads: int, head_size: int, few: list[int], scale: float) -> None:
     """More than eight blocks of queries for each of a GPU's multiprocessors; what the same sequences get is the same."""
     copies, tokens = 1500 // (len(few) * heads * -(-max(few) // 64)), sum(few)
@@ -140,7 +140,7 @@ def test_attention_of_many(place: Place, heads: int, head_size: int, few: list[i
 
 
 @pytest.mark.parametrize("gaps", [False, True])
-@pytest.mark.parametrize("head_size", [26, 32, 64, 128])
+@pytest.mark.parametrize("head_size", [26, 32, 64, 96, 128, 256])
 @pytest.mark.parametrize("lengths", [[40, 1, 130, 9], [17, 60], [300]], ids=str)
 def test_attention_with_relative_bias(place: Place, head_size: int, gaps: bool, lengths: list[int]) -> None:
     if place.device == "cuda" and head_size == 26:
@@ -160,8 +160,8 @@ def test_attention_with_relative_bias(place: Place, head_size: int, gaps: bool, 
 
 
 @pytest.mark.parametrize("copies", [1, 150])  # a GPU has room for all blocks of queries at once, or not
-@pytest.mark.parametrize("length", [31, 100, 190, 200])
-@pytest.mark.parametrize("head_size", [32, 64, 128])
+@pytest.mark.parametrize("length", [31, 100, 190, 200, 300])
+@pytest.mark.parametrize("head_size", [32, 64, 80, 128, 256])
 def test_attention_with_large_scores(place: Place, head_size: int, length: int, copies: int) -> None:
     """The running maximum moves from tile to tile and e^x must not overflow; what that does to one query does nothing
     to the others."""
@@ -188,12 +188,12 @@ def test_attention_with_large_scores(place: Place, head_size: int, length: int, 
 @pytest.mark.parametrize(  # tiles of 64 keys: whole or not, fewer than the longest could have, all resident or not
     "length,longest", [(1, 128), (50, 60), (50, 128), (64, 64), (64, 128), (70, 70), (128, 128), (150, 150), (300, 300), (450, 450)]
 )
-@pytest.mark.parametrize("heads,head_size", [(4, 32), (2, 64), (1, 128)])
+@pytest.mark.parametrize("heads,head_size", [(4, 32), (2, 64), (1, 96), (1, 128), (1, 256)])
 def test_attention_neighbours_do_not_matter(
     place: Place, heads: int, head_size: int, length: int, longest: int, others: int
 ) -> None:
     end = 20 + length
-    qkv = random(end + 60 * others, 3 * 128, place=place)
+    qkv = random(end + 60 * others, 3 * heads * head_size, place=place)
     cu = reference.offsets([20, length, *others * [60]], place.device)
     alone = ops.attention(qkv, cu, longest, heads)[20:end]
     qkv[:20], qkv[end:] = float("nan"), float("inf")
