@@ -2,12 +2,13 @@
 
     python benchmarks/bench_kernels.py --device cuda --dtype fp16 [--out FILE]
 
-Shapes are BERT-base's for 1x128, 32x128 and 32x512 tokens; on a GPU attention comes for more sizes and heads, beside
-cuDNN's. "cold": every call has operands of its own, together more
-than the caches hold, as after other layers' work; "warm": the same operands again and again. On a GPU a CUDA graph of
-many calls is timed, so that launches are not. The floor is the larger of the bytes that must move, at the speed of a
-copy measured here, and the FLOPs, at that of torch's best large product. Results are compared before they are timed: a
-kernel that differs, or raises, is a row that says so, and the exit status is 1.
+Shapes are BERT-base's for 1x128, 32x128 and 32x512 tokens; on a GPU attention comes for more sizes, heads and masks,
+beside cuDNN's and FlashAttention's: --kernel "attention 12x" --rounds 3 is these alone, in less than a minute. "cold":
+every call has operands of its own, together more than the caches hold, as after other layers' work; "warm": the same
+operands again and again. On a GPU a CUDA graph of many calls is timed, so that launches are not. The floor is the
+larger of the bytes that must move, at the speed of a copy measured here, and the FLOPs, at that of torch's best.
+Results are compared before they are timed: a kernel that differs, or raises, is a row that says so, and the exit
+status is 1.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product as every
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,14 @@ SIZE = HIDDEN // HEADS
 SHAPES = ((1, 128), (32, 128), (32, 512))  # batch, seq
 ATTENTION_SHAPES = tuple((batch, seq) for batch in (8, 32, 64) for seq in (128, 384, 512))
 ATTENTION_HEADS = ((12, 64), (16, 64), (12, 32))  # heads, head size
+LONG_HEADS, LONG_TOKENS = ((12, 64), (12, 128)), 16384
+LONG_SHAPES = tuple((LONG_TOKENS // seq, seq) for seq in (128, 256, 512, 1024, 2048, 4096, 8192))
+PEERS = {
+    "cuDNN": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "masked": SDPBackend.EFFICIENT_ATTENTION,
+}
+MASKS = {"full": (-1, -1), "causal": (-1, 0), "window": (64, 64)}  # keys that a query sees on each side
 Make = Callable[[], tuple[Any, ...]]
 
 
@@ -145,22 +155,30 @@ def cases(batch: int, seq: int, device: torch.device, dtype: torch.dtype) -> Ite
             yield product(name, n, k, tokens, random, size)
 
 
-def attention(batch: int, seq: int, heads: int, size: int, device: torch.device, dtype: torch.dtype) -> Case:
-    """Beside cuDNN's, which torch takes by itself for some sizes only."""
+def attention(
+    batch: int, seq: int, heads: int, size: int, device: torch.device, dtype: torch.dtype,
+    mask: str = "full", peer: str = "cuDNN",
+) -> Case:  # fmt: skip
+    """Beside torch's, which takes cuDNN's by itself for some sizes only and for a window wants a mask [seq, seq]."""
+    left, right = MASKS[mask]
+    places = torch.arange(seq, device=device)
+    seen = ((places - places[:, None]).abs() <= left) if mask == "window" else None
+    keys = {"full": seq, "causal": seq / 2, "window": min(seq, left + right + 1)}[mask]
     hidden, tokens, width = heads * size, batch * seq, torch.empty((), dtype=dtype).element_size()
     cu = torch.arange(0, tokens + 1, seq, dtype=torch.int32, device=device)
     generator = torch.Generator(device=device).manual_seed(0)
 
-    def cudnn(qkv: Tensor) -> Tensor:
+    def theirs(qkv: Tensor) -> Tensor:
         q, k, v = qkv.view(batch, seq, 3, heads, size).permute(2, 0, 3, 1, 4)
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            return scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(tokens, hidden)
+        with sdpa_kernel(PEERS[peer]):
+            out = scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=mask == "causal")
+        return out.transpose(1, 2).reshape(tokens, hidden)
 
     return Case(
-        f"attention {heads}x{size}, cuDNN",
+        f"attention {heads}x{size}{'' if mask == 'full' else f' {mask}'}, {peer}",
         lambda: (torch.empty(tokens, 3 * hidden, device=device, dtype=dtype).normal_(generator=generator),),
-        lambda qkv: torch.ops.ftbert.attention(qkv, cu, seq, heads), cudnn,
-        4.0 * tokens * hidden * width, 4.0 * tokens * seq * hidden,
+        lambda qkv: torch.ops.ftbert.attention(qkv, cu, seq, heads, left=left, right=right), theirs,
+        4.0 * tokens * hidden * width, 4.0 * tokens * keys * hidden,
     )  # fmt: skip
 
 
@@ -226,6 +244,9 @@ def all_cases(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[int, i
         for heads, size in ATTENTION_HEADS:
             for batch, seq in ATTENTION_SHAPES:
                 yield batch, seq, attention(batch, seq, heads, size, device, dtype)
+        for (heads, size), (batch, seq), mask in every(LONG_HEADS, LONG_SHAPES, MASKS):
+            for peer in ("masked",) if mask == "window" else ("cuDNN", "flash"):
+                yield batch, seq, attention(batch, seq, heads, size, device, dtype, mask, peer)
 
 
 def compared_and_timed(case: Case, device: torch.device, dtype: torch.dtype, rounds: int) -> dict[str, float]:
