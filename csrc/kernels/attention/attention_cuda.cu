@@ -107,7 +107,7 @@ constexpr int row_tiles(int head_size) { return head_size <= 64 ? 2 : 1; }
 template <int kHeadSize, class... Parameters>
 void launch_simt(const Call& call, const Parameters&... parameters) {
   launch_simple<float>(call, attention_simt<kHeadSize, Parameters...>,
-                       Grid(call, kSimtThreads / simt_threads_per_query(kHeadSize)), kSimtThreads, 0, parameters...);
+                       Grid(call, kSimtThreads / kThreadsPerSimtQuery<kHeadSize>), kSimtThreads, 0, parameters...);
 }
 
 // Of several blocks on a multiprocessor most find the offsets in its cache, if the first have waited for them: 64x64

@@ -14,11 +14,12 @@ namespace ftbert {
 namespace {
 
 // Keys of a tile: of heads above 128 as many as leave room in the 99 KB that every GPU since sm_80 has.
-constexpr int mma_tile_keys(int head_size) { return head_size > 128 ? 32 : kTileKeys; }
+template <int kHeadSize>
+constexpr int kMmaTileKeys = kHeadSize > 128 ? 32 : kTileKeys;
 
 template <int kHeadSize, int kQueries>
 constexpr int attention_shared_bytes() {
-  return (kQueries + 4 * mma_tile_keys(kHeadSize)) * 16 * kRowChunks<kHeadSize>;
+  return (kQueries + 4 * kMmaTileKeys<kHeadSize>)*16 * kRowChunks<kHeadSize>;
 }
 
 // qkv [tokens, 3*width], out [tokens, width]; grid: query blocks x heads x batch, query blocks fastest. Parameters:
@@ -31,7 +32,7 @@ __global__ void __launch_bounds__(32 * kWarps)
                   Parameters... parameters) {
   using Seen = SeenKeys<E, Parameters...>;
   constexpr int kThreads = 32 * kWarps, kRows = 16 * kRowTiles, kQueries = kRows * kWarps;
-  constexpr int kKeys = mma_tile_keys(kHeadSize), kPitch = 16 * kRowChunks<kHeadSize>, kTileBytes = kKeys * kPitch;
+  constexpr int kKeys = kMmaTileKeys<kHeadSize>, kPitch = 16 * kRowChunks<kHeadSize>, kTileBytes = kKeys * kPitch;
   constexpr bool kHoldsQueries = kHeadSize <= 128;  // in registers
   wait_for_inputs();
   const AttentionBlock block(cu_seqlens, heads, query_blocks, kQueries);

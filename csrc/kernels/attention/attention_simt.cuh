@@ -15,7 +15,8 @@ namespace {
 
 constexpr int kSimtThreads = 128;
 // A power of two, since they add by shuffles.
-constexpr int simt_threads_per_query(int head_size) { return static_cast<int>(std::bit_ceil((head_size + 31) / 32u)); }
+template <int kHeadSize>
+constexpr int kThreadsPerSimtQuery = static_cast<int>(std::bit_ceil((kHeadSize + 31) / 32u));
 constexpr int kSimtGroup = 8;  // keys between two looks at the running maximum
 
 // qkv [tokens, 3*width], out [tokens, width]; grid: query blocks x heads x batch, query blocks fastest. Parameters:
@@ -26,7 +27,7 @@ __global__ void __launch_bounds__(kSimtThreads)
                    int heads, int query_blocks, float scale_log2, BiasTables<float> bias, float* __restrict__ out,
                    Parameters... parameters) {
   using Seen = SeenKeys<float, Parameters...>;
-  constexpr int kThreadsPerQuery = simt_threads_per_query(kHeadSize), kQueries = kSimtThreads / kThreadsPerQuery;
+  constexpr int kThreadsPerQuery = kThreadsPerSimtQuery<kHeadSize>, kQueries = kSimtThreads / kThreadsPerQuery;
   constexpr int kChunks = kHeadSize / 4, kOwn = kChunks / kThreadsPerQuery;
   constexpr int kSimtKeys = kHeadSize > 128 ? 16 : 32;  // in shared memory at a time: 32 KB at most, with their values
   wait_for_inputs();
