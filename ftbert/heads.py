@@ -14,7 +14,8 @@ from ftbert.module import EncoderModule
 
 
 class Head(torch.nn.Module):
-    """out(norm(activation(dense(x)))), as ftbert.checkpoint.HeadConfig describes it. weights: by the names there."""
+    """out(norm(activation(dense(x)))), as ftbert.checkpoint.HeadConfig describes it. weights: by the names there, zeros
+    for a bias that there is not."""
 
     dense_weight: Tensor
     dense_bias: Tensor
@@ -22,11 +23,13 @@ class Head(torch.nn.Module):
     norm_bias: Tensor
     out_weight: Tensor
     out_bias: Tensor
+    padding_id: int
 
     def __init__(self, config: HeadConfig, weights: dict[str, Tensor]) -> None:
         super().__init__()
         self.task = config.task
         self.source = config.source
+        self.padding_id = config.padding_id
         self.tied = config.tied
         self.norm_eps = config.norm_eps
         self.activation = config.activation
@@ -70,13 +73,32 @@ def _choices_as_rows(
     return input_ids, attention_mask, token_type_ids, choices
 
 
+def _last_of_padded(ids: Tensor, index: Tensor, padding_id: int) -> Tensor:
+    """ids [batch, seq], index int32 [batch*seq], rows of the packed tokens -> the row of each text's last token whose
+    id is not padding_id, int32 [batch]; without one that of column 0. -1: no token."""
+    index = index.view(ids.shape)
+    columns = torch.arange(1, ids.shape[1] + 1, device=ids.device)
+    column = (columns * ((ids != padding_id) & (index >= 0))).argmax(1, keepdim=True)
+    return index.gather(1, column).squeeze(1)
+
+
+def _last_of_packed(ids: Tensor, cu_seqlens: Tensor, padding_id: int) -> Tensor:
+    """The same of packed ids [tokens]; without such a token each text's first."""
+    starts, ends = cu_seqlens[:-1], cu_seqlens[1:]
+    rows = torch.arange(ids.shape[0], device=ids.device)
+    seen = torch.where(ids != padding_id, rows, -1).cummax(0)[0]
+    last = seen[(ends - 1).clamp(min=0).long()].int()
+    last = torch.where(last >= starts, last, starts)
+    return torch.where(ends > starts, last, -1)
+
+
 class HeadedModule(EncoderModule):
     """An encoder with heads. What is computed for each token is computed for the valid ones only."""
 
     def __init__(self, encoder: Any, heads: List[Head]) -> None:  # noqa: UP006
         super().__init__(encoder)
         self.heads = torch.nn.ModuleList(heads)
-        self.reads_tokens = any(head.source == "tokens" for head in heads)
+        self.reads_tokens = any(head.source not in ("first", "pooler") for head in heads)
 
     def forward(  # type: ignore[override]
         self,
@@ -112,18 +134,23 @@ class HeadedModule(EncoderModule):
         want: List[str],  # noqa: UP006
     ) -> Tuple[Tensor, Tensor, List[Tensor], List[Tensor]]:  # noqa: UP006
         """As `run`, and what else of forward_batch `want` names."""
-        rows = _choices_as_rows(input_ids, attention_mask, token_type_ids)
-        input_ids, attention_mask, token_type_ids, choices = rows
-        want = ["packed_tokens", "packed_index", "first", "pooled"] + want
+        inputs = _choices_as_rows(input_ids, attention_mask, token_type_ids)
+        input_ids, attention_mask, token_type_ids, choices = inputs
+        want = ["packed_tokens", "packed_index", "cu_seqlens", "first", "pooled"] + want
         made = self.forward_batch(input_ids, attention_mask, token_type_ids, None, 0, want, None)
-        packed, index, first, pooled = made[0], made[1], made[2], made[3]
+        packed, index, cu_seqlens, first, pooled = made[0], made[1], made[2], made[3], made[4]
         batch, seq = input_ids.shape[0], input_ids.shape[1]
         hidden = torch.ops.ftbert.restore_padding(packed, index).view(batch, seq, packed.shape[1])
-        logits = self._logits(packed, first, pooled, choices)
+        rows: List[Tensor] = []  # noqa: UP006
+        for head in self.heads:
+            last = head.source == "last" and seq > 0
+            found = _last_of_padded(input_ids, index, head.padding_id) if last else index[:0]  # type: ignore[arg-type]
+            rows.append(found)
+        logits = self._logits(packed, cu_seqlens, first, pooled, rows, choices)
         for i, head in enumerate(self.heads):
             if head.source == "tokens":
                 logits[i] = torch.ops.ftbert.restore_padding(logits[i], index).view(batch, seq, logits[i].shape[1])
-        return hidden, pooled, logits, made[4:]
+        return hidden, pooled, logits, made[5:]
 
     @torch.jit.export
     def run_first(
@@ -139,7 +166,8 @@ class HeadedModule(EncoderModule):
         rows = _choices_as_rows(input_ids, attention_mask, token_type_ids)
         input_ids, attention_mask, token_type_ids, choices = rows
         made = self.forward_batch(input_ids, attention_mask, token_type_ids, None, 0, ["first", "pooled"], None)
-        return made[1], self._logits(made[0], made[0], made[1], choices)
+        none = made[0][:0].int()
+        return made[1], self._logits(made[0], none, made[0], made[1], [none] * len(self.heads), choices)
 
     @torch.jit.export
     def logits_packed(
@@ -153,7 +181,12 @@ class HeadedModule(EncoderModule):
         [batch, outputs] (of choices one output each). No padding anywhere, and no host synchronisation."""
         want = ["first", "pooled", "tokens"] if self.reads_tokens else ["first", "pooled"]
         made = self.forward_batch(input_ids, None, token_type_ids, cu_seqlens, max_seqlen, want, None)
-        return self._logits(made[-1], made[0], made[1], 0)
+        rows: List[Tensor] = []  # noqa: UP006
+        for head in self.heads:
+            last = head.source == "last" and input_ids.shape[0] > 0
+            found = _last_of_packed(input_ids, cu_seqlens, head.padding_id) if last else cu_seqlens[:0]  # type: ignore[arg-type]
+            rows.append(found)
+        return self._logits(made[-1], cu_seqlens, made[0], made[1], rows, 0)
 
     @torch.jit.export
     def logits_at(
@@ -174,18 +207,38 @@ class HeadedModule(EncoderModule):
             raise ValueError("positions: expected valid tokens, got one at padding")
         return self.heads[0](packed[rows], self.encoder.weight("embeddings.word"))  # type: ignore[no-any-return]
 
-    def _logits(self, tokens: Tensor, first: Tensor, pooled: Tensor, choices: int) -> List[Tensor]:  # noqa: UP006
-        """Every head over the rows that it reads; tokens are packed. choices: of a question, one row each; 0: none."""
+    def _logits(
+        self,
+        tokens: Tensor,
+        cu_seqlens: Tensor,
+        first: Tensor,
+        pooled: Tensor,
+        rows: List[Tensor],  # noqa: UP006
+        choices: int,
+    ) -> List[Tensor]:  # noqa: UP006
+        """Every head over what it reads; tokens are packed. rows: of each head, the tokens that it reads, -1 for none.
+        choices: of a question, one row each; 0: none."""
         word = self.encoder.weight("embeddings.word")
         all_logits: List[Tensor] = []  # noqa: UP006
-        for head in self.heads:
+        for i, head in enumerate(self.heads):
             if head.source == "tokens":
                 logits = head(tokens, word)
             elif head.source == "pooler":
                 logits = head(pooled, word)
+            elif head.source == "mean":
+                logits = head(_means(tokens, cu_seqlens), word)
+            elif head.source == "late":
+                logits = _means(head(tokens, word), cu_seqlens)
+            elif head.source == "last":
+                logits = head(torch.ops.ftbert.restore_padding(tokens, rows[i]), word)
             else:
                 logits = head(first, word)
             if head.task == "multiple_choice" and choices > 0:
                 logits = logits.view(-1, choices)
             all_logits.append(logits)
         return all_logits
+
+
+def _means(tokens: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """[tokens, cols] -> [batch, cols], 0 for a text without tokens."""
+    return torch.ops.ftbert.pooling(tokens, cu_seqlens, "mean", False).to(tokens.dtype)  # type: ignore[no-any-return]

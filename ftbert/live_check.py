@@ -77,7 +77,8 @@ def check_loaded(model: Any, live: Any) -> None:
         check_equal(ours.last_hidden_state, theirs.last_hidden_state, name, exact)
         if model.heads and is_transformers_own(live):
             ids = ids[None] if model.tasks[0] == "multiple_choice" else ids
-            theirs, ours = live(input_ids=ids, return_dict=True), model(ids.to(model.device))
+            theirs = live(input_ids=ids, attention_mask=torch.ones_like(ids), return_dict=True)
+            ours = model(ids.to(model.device))
         for field in set(ours) & set(theirs) - {"last_hidden_state", "hidden_states"}:
             if isinstance(theirs[field], Tensor) and isinstance(ours[field], Tensor):
                 check_equal(ours[field], theirs[field], name, exact, least=1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,12 +45,12 @@ def load(
     float sums: all else and the results are float32. "auto": as the weights are stored where the device has
     instructions for that (fp16 on a GPU alone, bf16 there and on some CPUs), else fp32. attention: "auto", or "fused" /
     "general" to force a path. heads: the checkpoint's task heads too; a masked language model then computes logits over
-    the vocabulary in every call; a language model without is_decoder (...ForCausalLM, ...LMHeadModel) is one. What
-    stands outside the encoder and is no head that ftbert knows is left out, with a warning. revision, token: of a hub
-    id; a branch, tag or commit, and what a private model asks for (None: HF_TOKEN, or that of `hf auth login`). Raises
-    FileNotFoundError, PermissionError, ImportError (an .onnx file without the onnx package), ValueError (weights or
-    config do not fit, all problems listed), RuntimeError (a device or dtype that this build or machine cannot serve; a
-    live model that computes something else than its config says), TypeError for what is no such source.
+    the vocabulary in every call; an encoder's ...ForCausalLM or ...LMHeadModel without is_decoder is one, a decoder's
+    is left out. What stands outside the encoder and is no head that ftbert knows is left out, with a warning. revision,
+    token: of a hub id; a branch, tag or commit, and what a private model asks for (None: HF_TOKEN, or that of `hf auth
+    login`). Raises FileNotFoundError, PermissionError, ImportError (an .onnx file without the onnx package), ValueError
+    (weights or config do not fit, all problems listed), RuntimeError (a device or dtype that this build or machine
+    cannot serve; a live model that computes something else than its config says), TypeError for what is no such source.
     """
     place = check_device(device)
     asked = None if dtype == "auto" else parse_dtype(dtype)
@@ -102,8 +103,12 @@ def _load_heads(checkpoint: Checkpoint, place: torch.device, element: torch.dtyp
 
 
 def _load_head(checkpoint: Checkpoint, config: HeadConfig, place: torch.device, element: torch.dtype) -> Head:
-    names = config.shapes(checkpoint.config.encoder.hidden)
-    return Head(config, {name: checkpoint.read(f"heads.{config.task}.{name}", element).to(place) for name in names})
+    hidden = checkpoint.config.encoder.hidden
+    whole = replace(config, dense_bias=True, norm_bias=True, out_bias=True)
+    weights = {name: torch.zeros(shape, dtype=element) for name, shape in whole.shapes(hidden).items()}
+    for name in config.shapes(hidden):
+        weights[name] = checkpoint.read(f"heads.{config.task}.{name}", element)
+    return Head(config, {name: tensor.to(place) for name, tensor in weights.items()})
 
 
 class Model(TextModel):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from ftbert.input_file import named, shown, typed
 
 FORMAT = "ftbert"
 VERSION = 2
+HEAD_SOURCES = ("tokens", "first", "last", "mean", "late", "pooler")
 
 # For who looks here because transformers' AutoModel found no model_type, which would keep AutoTokenizer from reading
 # the folder.
@@ -34,7 +35,8 @@ def activations() -> dict[str, str]:
 class HeadConfig:
     """A head: out(norm(activation(dense(x)))), what is absent left out. Its tensors are heads.<task>.<part>.<kind>.
 
-    source: what x is, the "tokens", the "first" one of each sequence, or the "pooler" output. outputs, width: rows of
+    source: what x is, the "tokens", the "first" one of each sequence, the "last" whose id is not padding_id, their
+    "mean", or the "pooler" output; "late": the tokens, of whose results the mean is taken. outputs, width: rows of
     `out` and of `dense` (0: no dense, no activation). norm_eps 0: no LayerNorm. tied: the weight of `out` is the
     encoder's embeddings.word.
     """
@@ -46,14 +48,23 @@ class HeadConfig:
     activation: str
     norm_eps: float
     tied: bool
+    dense_bias: bool = True
+    norm_bias: bool = True
+    out_bias: bool = True
+    padding_id: int = -1
 
     def shapes(self, hidden: int) -> dict[str, list[int]]:
         """Every tensor's shape, by the last two parts of its name."""
         last = self.width or hidden
-        dense = {"dense.weight": [self.width, hidden], "dense.bias": [self.width]} if self.width else {}
-        norm = {"norm.weight": [last], "norm.bias": [last]} if self.norm_eps else {}
-        out = {} if self.tied else {"out.weight": [self.outputs, last]}
-        return dense | norm | out | {"out.bias": [self.outputs]}
+        shapes = {
+            "dense.weight": [self.width, hidden] if self.width else None,
+            "dense.bias": [self.width] if self.width and self.dense_bias else None,
+            "norm.weight": [last] if self.norm_eps else None,
+            "norm.bias": [last] if self.norm_eps and self.norm_bias else None,
+            "out.weight": None if self.tied else [self.outputs, last],
+            "out.bias": [self.outputs] if self.out_bias else None,
+        }
+        return {name: shape for name, shape in shapes.items() if shape is not None}
 
 
 @dataclass(frozen=True)
@@ -121,7 +132,8 @@ class CheckpointConfig:
 
 def _complaints(head: dict[str, Any]) -> list[str]:
     known = {f.name: str(f.type) for f in fields(HeadConfig)}
-    wrong = [f"missing {key}" for key in sorted(known.keys() - head.keys())]
+    needed = {f.name for f in fields(HeadConfig) if f.default is MISSING}
+    wrong = [f"missing {key}" for key in sorted(needed - head.keys())]
     wrong += [f"unknown {shown(key)}" for key in sorted(head.keys() - known.keys())]
     for key in known.keys() & head.keys():
         try:
@@ -133,7 +145,7 @@ def _complaints(head: dict[str, Any]) -> list[str]:
 
 def _head_complaints(head: dict[str, Any], pooler: bool) -> list[str]:
     wrong = []
-    if head["source"] not in ("tokens", "first", "pooler") or (head["source"] == "pooler" and not pooler):
+    if head["source"] not in HEAD_SOURCES or (head["source"] == "pooler" and not pooler):
         wrong.append(f"head source {shown(head['source'])}")
     if head["width"] and head["activation"] not in activations():
         wrong.append(f"head activation {shown(head['activation'])}")
