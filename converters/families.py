@@ -1,18 +1,18 @@
 """The tables, one for each family. Adding one is adding a table: docs/adding-a-family.md.
 
-Our names are the list in csrc/model/weights.cpp; `{i}` is the layer.
+Families with rotary positions are in rotary_families.py. Our names are the list in csrc/model/weights.cpp; `{i}` is the
+layer.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from ftbert.checkpoint import EncoderConfig, shared_layers, shown
 from ftbert.converters.family import KEYS, LAYER_NORMS, Config, Derived, Family, Keys, Names, entry, norm_keys
 from ftbert.converters.refused import REFUSED
 from ftbert.converters.relative_bias import MPNET_BIAS, SPAN
+from ftbert.converters.rotary_families import ROTARY
 
 _LAYER = "encoder.layer.{i}."
 _ATTENTION = _LAYER + "attention."
@@ -181,10 +181,10 @@ _ALL = (
     ),
 )  # fmt: skip
 
-FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
+FAMILIES: dict[str, Family] = {family.name: family for family in (*_ALL, *ROTARY)}
 
 
-def _task_shapes(encoder: EncoderConfig, config: Config) -> list[list[int]]:
+def _task_shapes(encoder: EncoderConfig, config: Config, ours: list[int]) -> list[list[int]]:
     rows = entry(config, "task_type_vocab_size", "int", 3)
     return [[encoder.token_types, encoder.embedding], [rows, encoder.embedding]]
 
@@ -194,7 +194,7 @@ _FOLDED_TASK_TYPES = Derived(
     ("embeddings.token_type_embeddings.weight", "embeddings.task_type_embeddings.weight"),
     _task_shapes,
     lambda encoder, sources: sources[0] + sources[1][0],
-    lambda encoder, config, ours: [ours, torch.zeros(_task_shapes(encoder, config)[1], dtype=ours.dtype)],
+    lambda encoder, config, ours: [ours, ours.new_zeros(_task_shapes(encoder, config, list(ours.shape))[1])],
 )
 # The same model type with another table, where the config says so.
 _ERNIE_WITH_TASKS = Family(name="ernie", base="ernie", names=_BERT | {"embeddings.token_type": _FOLDED_TASK_TYPES})

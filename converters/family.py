@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,11 +17,12 @@ Config = dict[str, Any]
 class Derived:
     """One of our tensors that is computed from theirs, and back.
 
-    shapes: of `sources`, from our and their config. undo gives tensors that mean the same to transformers.
+    sources: as the names of a table, whole or the stems of .weight and .bias. shapes: of `sources`, from our and their
+    config and the shape of ours. undo gives tensors that mean the same to transformers.
     """
 
     sources: tuple[str, ...]
-    shapes: Callable[[EncoderConfig, Config], list[list[int]]]
+    shapes: Callable[[EncoderConfig, Config, list[int]], list[list[int]]]
     make: Make
     undo: Callable[[EncoderConfig, Config, torch.Tensor], list[torch.Tensor]]
 
@@ -51,7 +52,10 @@ KEYS: Keys = {
     "layer.ffn.activation": ("hidden_act", "gelu"),
     **norm_keys("embedding_norm", *LAYER_NORMS),
 }
-_KINDS = {"eps": "float", "scale": "float", "theta": "float", "activation": "str"}  # of others "int"
+_KINDS = {
+    "eps": "float", "scale": "float", "activation": "str", "bias": "bool", "qkv_bias": "bool", "out_bias": "bool",
+    "up_bias": "bool", "down_bias": "bool",
+}  # fmt: skip
 
 
 def put(description: dict[str, Any], path: str, value: Any) -> None:
@@ -75,7 +79,8 @@ class Family:
     name: transformers' model_type. base: what stands before the encoder's names in a model with a head. keys: see KEYS.
     fixed: entries that no config changes, by their path. adjust: what a table cannot say, over the description read so
     far. buffers: endings of tensors that are no weights. lacks: tasks of head_tables.py for which transformers has no
-    class.
+    class. also: other bases, of some heads. spellings: other tables of names that published files have. positions: what
+    position_embedding_type may say. decoder: each token sees those before it alone, unless is_causal is false.
     """
 
     name: str
@@ -86,10 +91,27 @@ class Family:
     adjust: Callable[[Config, dict[str, Any]], None] | None = None
     buffers: tuple[str, ...] = ("position_ids", "token_type_ids")
     lacks: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    spellings: tuple[Names, ...] = ()
+    positions: tuple[str, ...] = ("absolute",)
+    decoder: bool = False
+
+    @property
+    def bases(self) -> tuple[str, ...]:
+        return (self.base + ".", *(f"{name}." for name in self.also))
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        return ("", self.base + ".")
+        return ("", *self.bases)
+
+    def spelled(self, found: Container[str]) -> Family:
+        """With the names that a file has, by those of its first layer."""
+        for names in self.spellings:
+            other = replace(self, names=names)
+            probe = other.source_names("layers.0.attention.qkv.weight")[0]
+            if any(prefix + probe in found for prefix in self.prefixes):
+                return other
+        return self
 
     def config(self, document: Config) -> EncoderConfig:
         """The encoder that a config.json describes; ValueError says what is missing or cannot be run."""
@@ -97,10 +119,12 @@ class Family:
         missing = [key for key, default in wanted.values() if default is None and document.get(key) is None]
         if missing:
             raise ValueError(f"config.json lacks {', '.join(missing)}")
-        positions = document.get("position_embedding_type", "absolute")
-        if positions not in ("absolute", None):
-            raise ValueError(f"position_embedding_type {shown(positions)} is not supported: only 'absolute'")
-        if any(document.get(key) for key in ("is_decoder", "is_causal", "add_cross_attention")):
+        if (positions := document.get("position_embedding_type")) not in (None, *self.positions):
+            known = " or ".join(map(repr, self.positions))
+            raise ValueError(f"position_embedding_type {shown(positions)} is not supported: only {known}")
+        if self.decoder and document.get("add_cross_attention"):
+            raise ValueError("add_cross_attention: this checkpoint is half of an encoder with a decoder")
+        if not self.decoder and any(document.get(key) for key in ("is_decoder", "is_causal", "add_cross_attention")):
             raise ValueError(
                 "this checkpoint is a decoder (is_decoder, is_causal or add_cross_attention); ftbert runs encoders"
             )
@@ -108,11 +132,13 @@ class Family:
         for path in (*self.fixed, *wanted):
             put(description, path, self.value(document, path))
         attention = description["layer"]["attention"]
-        if "head_size" not in attention:
+        if not attention.get("head_size"):
             hidden, heads = description["hidden"], attention["heads"]
             if heads <= 0 or hidden % heads:
                 raise ValueError(f"hidden size {hidden} is not a multiple of the number of attention heads {heads}")
             attention["head_size"] = hidden // heads
+        if self.decoder and entry(document, "is_causal", "bool", True):
+            attention["causal"] = True
         description.setdefault("embedding", description["hidden"])
         description["layers"] = shared_layers(description["layers"], 0)
         if self.adjust is not None:
@@ -135,10 +161,9 @@ class Family:
         if row is None:
             stem, _, kind = generic.rpartition(".")
             row, ending = self.names[stem], "." + kind
-        if isinstance(row, Derived):
-            return row
-        names = (row,) if isinstance(row, str) else row
-        return tuple(name.replace("{i}", layer) + ending for name in names)
+        names = row.sources if isinstance(row, Derived) else (row,) if isinstance(row, str) else row
+        theirs = tuple(name.replace("{i}", layer) + ending for name in names)
+        return replace(row, sources=theirs) if isinstance(row, Derived) else theirs
 
     def source_names(self, ours: str) -> tuple[str, ...]:
         """Their names of one of our tensors, without prefix."""

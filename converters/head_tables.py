@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ftbert.checkpoint import EncoderConfig, HeadConfig, Shape, activations, shown
 from ftbert.converters.families import FAMILIES
-from ftbert.converters.family import Config, Family
+from ftbert.converters.family import Config, Family, entry
 
 
 @dataclass(frozen=True)
@@ -15,23 +16,39 @@ class HeadRow:
 
     architecture: how the names of transformers' classes with it end. families: model types, () for all that no other
     row of the task names. dense, norm, out: their stems; out_bias: what else the bias of `out` is called. activation:
-    "=hidden_act" is the encoder's.
+    "=" and a key: of the config. source: or the config's key for it and what that may say, the default first. biases:
+    which there may not be, as (dense, norm or out, the config's key for it, its default); "": no key says it.
     """
 
     task: str
     architecture: str
-    source: str
+    source: str | tuple[str, ...]
     out: str
     dense: str = ""
     activation: str = "none"
     norm: str = ""
     out_bias: str = ""
     families: tuple[str, ...] = ()
+    biases: tuple[tuple[str, str, bool], ...] = ()
 
     @property
     def parts(self) -> tuple[str, ...]:
         """What a file must hold; a tied decoder has no weight of its own."""
-        return (*(f"{stem}.weight" for stem in ("dense", "norm") if getattr(self, stem)), "out.bias")
+        out = "out.weight" if any(stem == "out" for stem, _, _ in self.biases) else "out.bias"
+        return (*(f"{stem}.weight" for stem in ("dense", "norm") if getattr(self, stem)), out)
+
+    def reads(self, config: Config) -> str:
+        """The source that the config asks for."""
+        if isinstance(self.source, str):
+            return self.source
+        key, *known = self.source
+        if (said := config.get(key, known[0])) not in known:
+            raise ValueError(f"{key} {shown(said)} of the head for {self.task} is not one of {', '.join(known)}")
+        return "first" if said in ("cls", "bos") else str(said)
+
+    def biased(self, config: Config) -> dict[str, bool]:
+        said = {stem: entry(config, key, "bool", default) if key else default for stem, key, default in self.biases}
+        return {f"{stem}_bias": there for stem, there in said.items()}
 
     def names(self, kind: str) -> tuple[str, ...]:
         """What dense.weight, ..., out.bias may be called in their file, likeliest first."""
@@ -42,12 +59,20 @@ class HeadRow:
 
 _ROBERTAS = ("roberta", "xlm-roberta", "camembert", "data2vec-text", "roberta-prelayernorm", "xlm-roberta-xl")
 _SEQUENCE = ("sequence_classification", "ForSequenceClassification")
+_TOKENS = ("token_classification", "ForTokenClassification")
+_ANSWERS = ("question_answering", "ForQuestionAnswering")
 _MASKED = ("masked_lm", "ForMaskedLM")
 _CHOICE = ("multiple_choice", "ForMultipleChoice")
 _NEXT = ("next_sentence", "ForNextSentencePrediction")
 _CLS = "cls.predictions."
 _ELECTRA = ("electra",)
-# Decoders. Without is_decoder, which is refused, their head is the masked language model's, tensor by tensor.
+# Of encoders. Without is_decoder, which is refused, their head is the masked language model's, tensor by tensor.
+_LLAMAS = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
+_MODERNBERT_HEAD: Any = {
+    "dense": "head.dense", "activation": "=classifier_activation", "norm": "head.norm", "families": ("modernbert",),
+}  # fmt: skip
+_MODERNBERT_BIASES = (("dense", "classifier_bias", False), ("norm", "norm_bias", False))
+_MODERNBERT_POOLING = ("classifier_pooling", "cls", "mean")
 _LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
 
 # Tasks of the ...ForPreTraining classes; a family has two of them, or replaced_token alone.
@@ -55,15 +80,23 @@ _PRETRAINING = ("masked_lm", "next_sentence", "sentence_order", "replaced_token"
 
 ROWS = (
     HeadRow(*_SEQUENCE, "pooler", "classifier"),
-    HeadRow(*_SEQUENCE, "first", "classifier.out_proj", "classifier.dense", "tanh", families=(*_ROBERTAS, "mpnet")),
+    HeadRow(*_SEQUENCE, "first", "classifier.out_proj", "classifier.dense", "tanh",
+            families=(*_ROBERTAS, "mpnet", "jina_embeddings_v3")),
     HeadRow(*_SEQUENCE, "first", "classifier.out_proj", "classifier.dense", "gelu", families=_ELECTRA),
     HeadRow(*_SEQUENCE, "first", "classifier", "pre_classifier", "relu", families=("distilbert",)),
-    HeadRow("token_classification", "ForTokenClassification", "tokens", "classifier"),
-    HeadRow("question_answering", "ForQuestionAnswering", "tokens", "qa_outputs"),
+    HeadRow(*_SEQUENCE, _MODERNBERT_POOLING, "classifier", biases=_MODERNBERT_BIASES, **_MODERNBERT_HEAD),
+    HeadRow(*_SEQUENCE, ("classifier_pooling", "late", "bos", "mean"), "classifier", "dense", "gelu",
+            families=("eurobert",)),
+    HeadRow(*_SEQUENCE, "last", "score", families=_LLAMAS, biases=(("out", "", False),)),
+    HeadRow(*_TOKENS, "tokens", "classifier"),
+    HeadRow(*_TOKENS, "tokens", "classifier", biases=_MODERNBERT_BIASES, **_MODERNBERT_HEAD),
+    HeadRow(*_TOKENS, "tokens", "score", families=_LLAMAS, biases=(("out", "token_classification_bias", True),)),
+    HeadRow(*_ANSWERS, "tokens", "qa_outputs"),
+    HeadRow(*_ANSWERS, "tokens", "classifier", biases=_MODERNBERT_BIASES, **_MODERNBERT_HEAD),
     HeadRow(*_MASKED, "tokens", _CLS + "decoder", _CLS + "transform.dense", "=hidden_act",
             _CLS + "transform.LayerNorm", _CLS + "bias"),
     HeadRow(*_MASKED, "tokens", "lm_head.decoder", "lm_head.dense", "gelu", "lm_head.layer_norm", "lm_head.bias",
-            families=(*_ROBERTAS, "mpnet")),
+            families=(*_ROBERTAS, "mpnet", "jina_embeddings_v3")),
     HeadRow(*_MASKED, "tokens", "vocab_projector", "vocab_transform", "=hidden_act", "vocab_layer_norm",
             families=("distilbert",)),
     HeadRow(*_MASKED, "tokens", "predictions.decoder", "predictions.dense", "=hidden_act", "predictions.LayerNorm",
@@ -72,11 +105,17 @@ ROWS = (
             families=("rembert",)),
     HeadRow(*_MASKED, "tokens", "generator_lm_head", "generator_predictions.dense", "gelu",
             "generator_predictions.LayerNorm", families=_ELECTRA),
+    HeadRow(*_MASKED, "tokens", _CLS + "decoder", _CLS + "transform.dense", "=hidden_act",
+            _CLS + "transform.layer_norm", _CLS + "bias", families=("nomic_bert",)),
+    HeadRow(*_MASKED, "tokens", "decoder", **_MODERNBERT_HEAD,
+            biases=(*_MODERNBERT_BIASES, ("out", "decoder_bias", True))),
+    HeadRow(*_MASKED, "tokens", "lm_head", families=("eurobert",), biases=(("out", "mlp_bias", False),)),
     HeadRow("replaced_token", "ForPreTraining", "tokens", "discriminator_predictions.dense_prediction",
             "discriminator_predictions.dense", "=hidden_act", families=_ELECTRA),
     HeadRow(*_CHOICE, "pooler", "classifier"),
     HeadRow(*_CHOICE, "first", "classifier", "pre_classifier", "relu", families=("distilbert",)),
     HeadRow(*_CHOICE, "first", "classifier", "sequence_summary.summary", "=summary_activation", families=_ELECTRA),
+    HeadRow(*_CHOICE, _MODERNBERT_POOLING, "classifier", biases=_MODERNBERT_BIASES, **_MODERNBERT_HEAD),
     HeadRow(*_NEXT, "pooler", "cls.seq_relationship", families=("bert", "ernie", "megatron-bert")),
     HeadRow("sentence_order", "ForPreTraining", "pooler", "sop_classifier.classifier", families=("albert",)),
 )  # fmt: skip
@@ -127,6 +166,8 @@ def head_config(
         if config.get("summary_type", "first") != "first" or config.get("summary_use_proj", True) is not True:
             raise ValueError("the multiple choice head needs summary_type 'first' and summary_use_proj")
         activation = config.get("summary_activation", "gelu") or "none"
+    if activation == "=classifier_activation":
+        activation = config.get("classifier_activation", "gelu")
     if row.dense and (not isinstance(activation, str) or activation not in activations()):
         known = ", ".join(activations())
         raise ValueError(f"activation {shown(activation)} of the head for {row.task} is not one of {known}")
@@ -137,10 +178,18 @@ def head_config(
 
     return HeadConfig(
         task=row.task,
-        source=row.source,
+        source=row.reads(config),
         outputs=encoder.vocab if row.task == "masked_lm" else rows("out", 1),
         width=rows("dense", encoder.hidden) if row.dense else 0,
         activation=activation,
         norm_eps=family.value(config, "layer.ffn_norm.eps") if row.norm else 0.0,
         tied=tied,
+        padding_id=_padding_id(config) if row.source == "last" else -1,
+        **row.biased(config),
     )
+
+
+def _padding_id(config: Config) -> int:
+    """transformers' decoders read the last token that is no padding by its id."""
+    said = entry(config, "pad_token_id", "int", -1)
+    return int(said)

@@ -34,6 +34,7 @@ def recognise(document: Config, source: TensorSource, folder: Path | None) -> Ch
     found = source.shapes()
     if adapted := next((name for name in found if ".base_layer." in name or ".lora_" in name), None):
         raise ValueError(f"{source.where}: {adapted} belongs to a PEFT adapter; {MERGE}")
+    family = family.spelled(found)
     prefix = _prefix(family, found)
     architecture = _architecture(document)
     rows = find_rows(family.name, architecture, found)
@@ -50,7 +51,7 @@ def recognise(document: Config, source: TensorSource, folder: Path | None) -> Ch
         names[ours] = tuple(theirs)
         if isinstance(row, Derived):
             made[ours] = row.make
-            shapes |= zip(theirs, row.shapes(encoder, document), strict=True)
+            shapes |= zip(theirs, row.shapes(encoder, document, shape), strict=True)
         else:
             counts = encoder.stacked_rows(ours) if len(theirs) > 1 else shape[:1]
             shapes |= {name: [count, *shape[1:]] for name, count in zip(theirs, counts, strict=True)}

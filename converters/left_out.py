@@ -28,7 +28,7 @@ def outside(family: Family, prefix: str, found: dict[str, Shape]) -> set[str]:
     modules = {name.partition(".")[0] for row in family.names.values() for name in _names(row)}
 
     def inside(name: str) -> bool:
-        return name.startswith(family.base + ".") or (not prefix and name.partition(".")[0] in modules)
+        return name.startswith(family.bases) or (not prefix and name.partition(".")[0] in modules)
 
     return {name for name in found if not inside(name)} - silent(family, found)
 

@@ -87,7 +87,7 @@ def open_onnx(path: Path) -> tuple[dict[str, Any], OnnxSource, Path | None]:
     try:
         given = _given_config(home)
         if given is not None:
-            find_family(given)  # its reason goes before what the graph lacks
+            _expect_known(find_family(given))  # its reason goes before what the graph lacks
         encoder = trace(Graph(file))
         config = document(encoder) if given is None else fit(given, encoder)
         family = find_family(config)
@@ -104,6 +104,13 @@ def open_onnx(path: Path) -> tuple[dict[str, Any], OnnxSource, Path | None]:
             f"  The graph ({file.producer or 'producer unknown'}) has {histogram(file.nodes)}."
         ) from error
     return config, source, home
+
+
+def _expect_known(family: Family) -> None:
+    if family.fixed.get("positions.kind") == "none":
+        raise ValueError(
+            f"model type {family.name!r} is read from its own weights, not from an ONNX graph: its positions are rotary"
+        )
 
 
 def _given_config(home: Path | None) -> dict[str, Any] | None:

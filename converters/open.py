@@ -22,6 +22,7 @@ from ftbert.checkpoint import (
 from ftbert.converters.families import find_family
 from ftbert.converters.hub import fetch
 from ftbert.converters.huggingface import MERGE, recognise
+from ftbert.converters.older_keys import todays_words
 from ftbert.converters.onnx_check import check_graph
 from ftbert.converters.onnx_source import onnx_of, open_onnx
 
@@ -50,6 +51,7 @@ def open_checkpoint(
     if document.get("format") == FORMAT:
         return read_checkpoint(folder, document, open_weights(home))
     try:
+        document = todays_words(document)
         find_family(document)  # before its weights are looked for: no other file changes that answer
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,13 +33,14 @@ def build_reference(checkpoint: Checkpoint, with_heads: bool) -> PreTrainedModel
         rows = {row.task: row for row in rows_of(config.architecture)}
         model = _class_of([rows[head.task] for head in config.heads], settings)(settings)
         state = {f"{model.base_model_prefix}.{name}": tensor for name, tensor in state.items()}
-        state |= _head_state(checkpoint, rows, model, state)
+        word = f"{model.base_model_prefix}.{find_family(document).source_names('embeddings.word')[0]}"
+        state |= _head_state(checkpoint, rows, model, state[word])
     else:
-        keywords = {"add_pooling_layer": False} if "pooler" in find_family(document).names else {}
-        model = transformers.AutoModel.from_config(settings, **({} if config.encoder.pooler else keywords))
+        keywords = {"add_pooling_layer": config.encoder.pooler} if "pooler" in find_family(document).names else {}
+        model = transformers.AutoModel.from_config(settings, **keywords)
     result = model.float().eval().load_state_dict(state, strict=False)
     # Classes for single tokens have no pooler, while their checkpoints may keep one.
-    unused = [name for name in result.unexpected_keys if ".pooler" not in name]
+    unused = [name for name in result.unexpected_keys if "pooler." not in name]
     if result.missing_keys or unused:
         raise RuntimeError(f"{type(model).__name__} does not take the weights: {result}")
     return model
@@ -60,24 +62,23 @@ def _to_huggingface(
 
 def _class_of(rows: list[HeadRow], settings: Any) -> Any:
     """transformers' class with these heads, for any class of the family."""
-    import transformers
+    from transformers import AutoModel
 
-    classes: Any = transformers.AutoModel._model_mapping
-    base = classes[type(settings)].__name__.removesuffix("Model")
+    classes: Any = AutoModel._model_mapping
+    base = classes[type(settings)]
     name = "ForPreTraining" if len(rows) > 1 else rows[0].architecture
-    return getattr(transformers, base + name)
+    return getattr(import_module(base.__module__), base.__name__.removesuffix("Model") + name)
 
 
 def _head_state(
-    checkpoint: Checkpoint, rows: dict[str, HeadRow], model: PreTrainedModel, state: dict[str, torch.Tensor]
+    checkpoint: Checkpoint, rows: dict[str, HeadRow], model: PreTrainedModel, word: torch.Tensor
 ) -> dict[str, torch.Tensor]:
     """The heads' tensors under every name that the model knows them by (transformers ties some pairs)."""
     wanted = model.state_dict()
-    word = next(name for name in state if name.endswith("embeddings.word_embeddings.weight"))
     found: dict[str, torch.Tensor] = {}
     for head in checkpoint.config.heads:
         for kind in (*head.shapes(checkpoint.config.encoder.hidden), "out.weight"):
             tied = kind == "out.weight" and head.tied
-            tensor = state[word] if tied else checkpoint.read(f"heads.{head.task}.{kind}")
+            tensor = word if tied else checkpoint.read(f"heads.{head.task}.{kind}")
             found |= {name: tensor for name in rows[head.task].names(kind) if name in wanted}
     return found

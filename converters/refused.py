@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 _DECODER = "it is a decoder: each token attends to those before it alone"
-_LLAMA = "it is a decoder with rotary positions, RMSNorm and gated feed-forward layers"
+_LLAMA = "no table is there yet: it is a decoder with rotary positions, RMSNorm and gated feed-forward layers"
 _TOWERS = "it is two models, one for text and one for images"
-_ROTARY = "its positions are rotary, and its feed-forward layers gated"
+_ROTARY = "no table is there yet: its positions are rotary, and its feed-forward layers gated"
 _RELATIVE = "its attention scores depend on positions through projections of their own"
 _BOXES = "its embeddings take the place of each word on a page"
 _SEQ2SEQ = "it is an encoder with a decoder, of which ftbert runs neither"
@@ -21,9 +21,9 @@ _BY_REASON: dict[str, tuple[str, ...]] = {
         "minimax", "mistral4", "mixtral", "mllama", "modernbert-decoder", "mpt", "nemotron", "opt", "persimmon", "phi",
         "phi3", "qwen2_moe", "qwen3_5", "qwen3_moe", "qwen3_next", "seed_oss", "smollm3", "stablelm", "starcoder2",
     ),
-    _LLAMA: ("gemma", "gemma2", "llama", "ministral", "ministral3", "mistral", "qwen2", "qwen3"),
+    _LLAMA: ("gemma", "ministral", "ministral3"),
     _TOWERS: ("clip", "siglip"),
-    _ROTARY: ("eurobert", "gte", "modernbert", "neobert", "new", "nomic_bert", "ultrabert"),
+    _ROTARY: ("gte", "neobert", "ultrabert"),
     _RELATIVE: ("deberta", "deberta-v2"),
     _BOXES: ("layoutlm", "layoutlmv2", "layoutlmv3"),
     _SEQ2SEQ: ("bart", "mbart", "mvp"),
@@ -48,10 +48,9 @@ REFUSED: dict[str, str] = {
     "esmc": "its positions are rotary, its feed-forward layers gated, its queries and keys normed",
     "fnet": "a Fourier transform stands in place of attention",
     "funnel": "it shortens the sequence from block to block",
-    "gemma3": "its positions are rotary, its norms RMSNorm before and behind each block",
-    "gemma3_text": "its positions are rotary, its norms RMSNorm before and behind each block",
+    "gemma2": "its attention scores have soft caps",
+    "gemma3": "it reads images beside text; its text part alone is gemma3_text, which runs",
     "ibert": "it computes in integers with scales of its own",
-    "jina_embeddings_v3": "its positions are rotary",
     "lilt": "a second stream of layers reads the places of words on a page",
     "longformer": "its attention is a sliding window with global tokens",
     "luke": "its entities have embeddings and queries of their own",
@@ -65,14 +64,14 @@ REFUSED: dict[str, str] = {
     "perceiver": "its attention goes through latent vectors",
     "reformer": "its attention is chosen by hashes",
     "roc_bert": "its embeddings add the shape and the pronunciation of each character",
-    "roformer": "its positions are rotary",
+    "roformer": "no table is there yet: its positions are rotary",
     "sam3_lite_text_text_model": "some of its layers are convolutions",
     "siglip_text_model": "its pooled result is of the last column through a projection; no table is there yet",
     "splinter": "no table is there yet: its layers are BERT's, its head selects spans by question tokens",
     "tipsv2_text_model": "its positions are sinusoids",
     "squeezebert": "grouped convolutions stand in place of its products",
-    "t5gemma": "its positions are rotary, its norms RMSNorm before and behind each block",
-    "t5gemma2": "its positions are rotary, its norms RMSNorm before and behind each block",
+    "t5gemma": "it is an encoder with a decoder, and no table is there yet for its encoder",
+    "t5gemma2": "it is an encoder with a decoder, and no table is there yet for its encoder",
     "tapas": "its token types are seven, for the rows and columns of a table",
     "xlnet": "its attention scores depend on relative positions, and a permutation of the tokens",
     "xmod": "its layers hold an adapter for each language, chosen by lang_ids",

@@ -29,7 +29,7 @@ def buckets(span: int) -> torch.Tensor:
     return side + torch.where(distance < exact, distance, large.clamp(max=half - 1))
 
 
-def _shapes(encoder: EncoderConfig, config: Config) -> list[list[int]]:
+def _shapes(encoder: EncoderConfig, config: Config, ours: list[int]) -> list[list[int]]:
     assert encoder.relative_bias is not None
     return [[entry(config, "relative_attention_num_buckets", "int", _BUCKETS), encoder.relative_bias.heads]]
 
@@ -40,7 +40,7 @@ def _make(encoder: EncoderConfig, sources: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _undo(encoder: EncoderConfig, config: Config, ours: torch.Tensor) -> list[torch.Tensor]:
-    table = torch.zeros(_shapes(encoder, config)[0], dtype=ours.dtype)
+    table = torch.zeros(_shapes(encoder, config, list(ours.shape))[0], dtype=ours.dtype)
     table[buckets((ours.shape[1] + 1) // 2)] = ours.t()  # buckets that no distance reaches are never looked up
     return [table]
 

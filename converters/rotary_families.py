@@ -1,0 +1,332 @@
+"""The tables of families with rotary positions: encoders, and decoders that serve as encoders."""
+
+from __future__ import annotations
+
+from ftbert.checkpoint import shown
+from ftbert.converters.family import KEYS, LAYER_NORMS, Config, Family, Keys, Names, entry, norm_keys
+from ftbert.converters.gated_rows import two_halves, two_matrices
+from ftbert.converters.layer_types import (
+    Description,
+    by_type,
+    group_heads,
+    layer_types,
+    rms,
+    rotary_of_type,
+    slide,
+    turn,
+)
+
+_BUFFERS = ("position_ids", "token_type_ids", "rotary_emb.inv_freq", "original_inv_freq")
+_NO_TABLE = {"positions.kind": "none", "padding_id": 0}
+_NO_TYPES = {"token_types": 0}
+_LAYER = "layers.{i}."
+_ATTENTION = _LAYER + "self_attn."
+_QKV = tuple(_ATTENTION + name for name in ("q_proj", "k_proj", "v_proj"))
+_GATED = two_matrices(_LAYER + "mlp.gate_proj", _LAYER + "mlp.up_proj")
+_NO_FFN_BIAS = {"layer.ffn.up_bias": False, "layer.ffn.down_bias": False}
+_HEAD_DIM: Keys = {"layer.attention.head_size": ("head_dim", 0)}  # 0: hidden / heads
+_NO_BIAS = _NO_FFN_BIAS | {"layer.attention.qkv_bias": False, "layer.attention.out_bias": False}
+
+
+# ---- encoders -------------------------------------------------------------------------------------------------------
+
+
+def _modernbert(config: Config, description: Description) -> None:
+    every = entry(config, "global_attn_every_n_layers", "int", 3)
+    if every < 1:
+        raise ValueError(f"global_attn_every_n_layers {every}: expected at least 1")
+    for key in ("global_rope_theta", "local_rope_theta"):
+        if config.get(key, 1) is None:
+            raise ValueError(f"{key} null is not supported: expected a number")
+    types = layer_types(config, lambda i: bool(i % every))
+    side = entry(config, "local_attention", "int", 128) // 2
+    thetas = {"full_attention": ("global_rope_theta", 160_000.0), "sliding_attention": ("local_rope_theta", 10_000.0)}
+    parts: dict[str, Description] = {
+        kind: {"rotary": rotary_of_type(config, description, kind, *thetas[kind])} for kind in set(types)
+    }
+    if "sliding_attention" in parts:
+        parts["sliding_attention"]["window"] = [side, side]
+    by_type(description, types, parts)
+    if description["layers"]:
+        description["layers"][0]["attention_norm"] = None
+
+
+_MODERNBERT = Family(
+    name="modernbert",
+    base="model",
+    names={
+        "embeddings.word": "embeddings.tok_embeddings.weight",
+        "embeddings.norm": "embeddings.norm",
+        "layers.{i}.attention.qkv": _LAYER + "attn.Wqkv",
+        "layers.{i}.attention.out": _LAYER + "attn.Wo",
+        "layers.{i}.attention.norm": _LAYER + "attn_norm",
+        "layers.{i}.ffn.up": two_halves(_LAYER + "mlp.Wi", gate_first=True),
+        "layers.{i}.ffn.down": _LAYER + "mlp.Wo",
+        "layers.{i}.ffn.norm": _LAYER + "mlp_norm",
+        "final_norm": "final_norm",
+    },
+    keys=KEYS | norm_keys("embedding_norm", *LAYER_NORMS, "final_norm", key="norm_eps", default=1e-5) | {
+        "layer.ffn.activation": ("hidden_activation", "gelu"),
+        **dict.fromkeys(("layer.attention.qkv_bias", "layer.attention.out_bias"), ("attention_bias", False)),
+        **dict.fromkeys(("layer.ffn.up_bias", "layer.ffn.down_bias"), ("mlp_bias", False)),
+        **{f"{norm}.bias": ("norm_bias", False) for norm in ("embedding_norm", *LAYER_NORMS, "final_norm")},
+    },
+    fixed=_NO_TABLE | _NO_TYPES | {"layer.norm_place": "pre", "layer.ffn.gated": True},
+    adjust=_modernbert,
+    buffers=_BUFFERS,
+)  # fmt: skip
+
+_POST_NORMS: Names = {
+    "embeddings.word": "embeddings.word_embeddings.weight",
+    "embeddings.token_type": "embeddings.token_type_embeddings.weight",
+    "embeddings.norm": "embeddings.LayerNorm",
+    "layers.{i}.attention.qkv": _QKV,
+    "layers.{i}.attention.out": _ATTENTION + "o_proj",
+    "layers.{i}.attention.norm": _LAYER + "post_attention_layernorm",
+    "layers.{i}.ffn.norm": _LAYER + "post_mlp_layernorm",
+    "pooler": "pooler.dense",
+}
+# As nomic-embed-text and jina-embeddings-v3 were published; transformers renames them while it loads.
+_PUBLISHED = "encoder.layers.{i}."
+_PUBLISHED_NAMES: Names = _POST_NORMS | {
+    "embeddings.norm": "emb_ln",
+    "layers.{i}.attention.norm": _PUBLISHED + "norm1",
+    "layers.{i}.ffn.down": _PUBLISHED + "mlp.fc2",
+    "layers.{i}.ffn.norm": _PUBLISHED + "norm2",
+}
+
+
+_NOMIC = Family(
+    name="nomic_bert",
+    base="nomic_bert",
+    names=_POST_NORMS | {"layers.{i}.ffn.up": _GATED, "layers.{i}.ffn.down": _LAYER + "mlp.down_proj"},
+    keys=KEYS | _HEAD_DIM | {"layer.ffn.activation": ("hidden_act", "silu")},
+    fixed=_NO_TABLE | _NO_BIAS | {"layer.ffn.gated": True},
+    adjust=turn(1000.0),
+    buffers=_BUFFERS,
+    lacks=("question_answering", "multiple_choice"),
+    spellings=(_PUBLISHED_NAMES | {
+        "layers.{i}.attention.qkv": _PUBLISHED + "attn.Wqkv",
+        "layers.{i}.attention.out": _PUBLISHED + "attn.out_proj",
+        "layers.{i}.ffn.up": two_matrices(_PUBLISHED + "mlp.fc12", _PUBLISHED + "mlp.fc11"),
+    },),
+)  # fmt: skip
+
+_JINA = Family(
+    name="jina_embeddings_v3",
+    base="roberta",
+    names=_POST_NORMS | {"layers.{i}.ffn.up": _LAYER + "mlp.fc1", "layers.{i}.ffn.down": _LAYER + "mlp.fc2"},
+    keys=KEYS | _HEAD_DIM | norm_keys("embedding_norm", *LAYER_NORMS, default=1e-5) | {
+        "token_types": ("type_vocab_size", 1),
+    },
+    fixed=_NO_TABLE,
+    adjust=turn(20_000.0),
+    buffers=_BUFFERS,
+    lacks=("multiple_choice",),
+    spellings=(_PUBLISHED_NAMES | {
+        "layers.{i}.attention.qkv": _PUBLISHED + "mixer.Wqkv",
+        "layers.{i}.attention.out": _PUBLISHED + "mixer.out_proj",
+        "layers.{i}.ffn.up": _PUBLISHED + "mlp.fc1",
+    },),
+)  # fmt: skip
+
+
+def _new(config: Config, description: Description) -> None:
+    for key, only in (("pack_qkv", True), ("layer_norm_type", "layer_norm"), ("logn_attention_scale", False)):
+        if (said := config.get(key, only)) != only:
+            raise ValueError(f"{key} {shown(said)} is not supported: only {shown(only)}")
+    turn(10_000.0, "ntk")(config, description)
+
+
+_NEW_LAYER = "encoder.layer.{i}."
+_NEW = Family(
+    name="new",
+    base="new",
+    names={
+        "embeddings.word": "embeddings.word_embeddings.weight",
+        "embeddings.token_type": "embeddings.token_type_embeddings.weight",
+        "embeddings.norm": "embeddings.LayerNorm",
+        "layers.{i}.attention.qkv": _NEW_LAYER + "attention.qkv_proj",
+        "layers.{i}.attention.out": _NEW_LAYER + "attention.o_proj",
+        "layers.{i}.attention.norm": _NEW_LAYER + "attn_ln",
+        "layers.{i}.ffn.up": two_halves(_NEW_LAYER + "mlp.up_gate_proj", gate_first=False),
+        "layers.{i}.ffn.down": _NEW_LAYER + "mlp.down_proj",
+        "layers.{i}.ffn.norm": _NEW_LAYER + "mlp_ln",
+        "pooler": "pooler.dense",
+    },
+    keys=KEYS | {"token_types": ("type_vocab_size", 1)},
+    fixed=_NO_TABLE | {"layer.ffn.gated": True, "layer.ffn.up_bias": False},
+    adjust=_new,
+    buffers=_BUFFERS,
+    lacks=("question_answering", "masked_lm", "multiple_choice"),
+    positions=("rope",),
+)
+
+# ---- Llama's layers -------------------------------------------------------------------------------------------------
+
+_LLAMA_NAMES: Names = {
+    "embeddings.word": "embed_tokens.weight",
+    "layers.{i}.attention.qkv": _QKV,
+    "layers.{i}.attention.q_norm": _ATTENTION + "q_norm",
+    "layers.{i}.attention.k_norm": _ATTENTION + "k_norm",
+    "layers.{i}.attention.out": _ATTENTION + "o_proj",
+    "layers.{i}.attention.norm": _LAYER + "input_layernorm",
+    "layers.{i}.ffn.up": _GATED,
+    "layers.{i}.ffn.down": _LAYER + "mlp.down_proj",
+    "layers.{i}.ffn.norm": _LAYER + "post_attention_layernorm",
+    "final_norm": "norm",
+}
+_RMS_NORMS = (*LAYER_NORMS, "final_norm")
+_LLAMA_KEYS: Keys = {ours: key for ours, key in KEYS.items() if ours != "embedding_norm.eps"} | _HEAD_DIM | {
+    "layer.ffn.activation": ("hidden_act", "silu"),
+    **norm_keys(*_RMS_NORMS, key="rms_norm_eps", default=1e-6),
+}
+_LLAMA_FIXED = _NO_TABLE | _NO_TYPES | {
+    "layer.norm_place": "pre", "layer.ffn.gated": True, **rms(*_RMS_NORMS, rounding="before_gamma"),
+}  # fmt: skip
+_BIAS_KEYS: Keys = {
+    **dict.fromkeys(("layer.attention.qkv_bias", "layer.attention.out_bias"), ("attention_bias", False)),
+    **dict.fromkeys(("layer.ffn.up_bias", "layer.ffn.down_bias"), ("mlp_bias", False)),
+}
+
+
+def _llama(config: Config, description: Description) -> None:
+    group_heads(config, description, None)
+    turn(10_000.0)(config, description)
+
+
+def _mistral(config: Config, description: Description) -> None:
+    group_heads(config, description, 8)
+    turn(10_000.0)(config, description)
+    if config.get("layer_types") is not None:
+        raise ValueError("layer_types of model type 'mistral' is not supported: transformers' Mistral does not read it")
+    window = entry(config, "sliding_window", "int", 4096) if config.get("sliding_window", 0) is not None else None
+    slide(description, layer_types(config, lambda i: window is not None), window)
+
+
+def _qwen(config: Config, description: Description) -> None:
+    group_heads(config, description, 32)
+    turn(10_000.0)(config, description)
+    slides = entry(config, "use_sliding_window", "bool", False) and config.get("sliding_window", 0) is not None
+    window = entry(config, "sliding_window", "int", 4096) if slides else None
+    first = entry(config, "max_window_layers", "int", 28)
+    slide(description, layer_types(config, lambda i: window is not None and i >= first), window)
+
+
+def _gemma3(config: Config, description: Description) -> None:
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if config.get(key) is not None:
+            raise ValueError(f"{key} {shown(config[key])} is not supported: ftbert has no soft caps")
+    group_heads(config, description, 4)
+    description["embedding_scale"] = description["hidden"] ** 0.5
+    attention = description["layer"]["attention"]
+    scalar = entry(config, "query_pre_attn_scalar", "float", 256)
+    if scalar <= 0:
+        raise ValueError(f"query_pre_attn_scalar {scalar}: expected a number above 0")
+    attention["scale"] = scalar**-0.5
+    pattern = entry(config, "sliding_window_pattern", "int", 6)
+    if pattern < 1:
+        raise ValueError(f"sliding_window_pattern {pattern}: expected at least 1")
+    types = layer_types(config, lambda i: bool((i + 1) % pattern))
+    window = entry(config, "sliding_window", "int", 4096)
+    if entry(config, "use_bidirectional_attention", "bool", False):
+        # transformers' own window is then half of the config's and 1, and one more where is_causal says it, too.
+        window = window // 2 + (0 if attention.pop("causal", False) else 1)
+    slide(description, types, window)
+    thetas = {"full_attention": ("rope_theta", 1_000_000.0), "sliding_attention": ("rope_local_base_freq", 10_000.0)}
+    for layer, kind in zip(description["layers"], types, strict=True):
+        scaled = config if kind == "full_attention" else config | {"rope_scaling": None}
+        layer["attention"] = {"rotary": rotary_of_type(scaled, description, kind, *thetas[kind]), **layer["attention"]}
+
+
+_GEMMA_NORMS = (*LAYER_NORMS, "final_norm", "layer.attention_result_norm", "layer.ffn_result_norm")
+_QK_NORM = "layer.attention.qk_norm"
+_OUTPUTS = ("masked_lm", "multiple_choice")
+
+ROTARY = (
+    _MODERNBERT,
+    _NOMIC,
+    _JINA,
+    _NEW,
+    Family(
+        name="eurobert",
+        base="model",
+        names=_LLAMA_NAMES,
+        keys=_LLAMA_KEYS | _BIAS_KEYS | norm_keys(*_RMS_NORMS, key="rms_norm_eps", default=1e-5),
+        fixed=_LLAMA_FIXED,
+        adjust=_llama,
+        buffers=_BUFFERS,
+        lacks=("question_answering", "multiple_choice"),
+    ),
+    Family(
+        name="llama",
+        base="model",
+        names=_LLAMA_NAMES,
+        keys=_LLAMA_KEYS | _BIAS_KEYS,
+        fixed=_LLAMA_FIXED,
+        adjust=_llama,
+        buffers=_BUFFERS,
+        lacks=_OUTPUTS,
+        also=("transformer",),
+        decoder=True,
+    ),
+    Family(
+        name="mistral",
+        base="model",
+        names=_LLAMA_NAMES,
+        keys=_LLAMA_KEYS,
+        fixed=_LLAMA_FIXED | _NO_BIAS,
+        adjust=_mistral,
+        buffers=_BUFFERS,
+        lacks=_OUTPUTS,
+        decoder=True,
+    ),
+    Family(
+        name="qwen2",
+        base="model",
+        names=_LLAMA_NAMES,
+        keys=_LLAMA_KEYS,
+        fixed=_LLAMA_FIXED | _NO_FFN_BIAS | {"layer.attention.out_bias": False},
+        adjust=_qwen,
+        buffers=_BUFFERS,
+        lacks=_OUTPUTS,
+        also=("transformer",),
+        decoder=True,
+    ),
+    Family(
+        name="qwen3",
+        base="model",
+        names=_LLAMA_NAMES,
+        keys=_LLAMA_KEYS | norm_keys(_QK_NORM, key="rms_norm_eps", default=1e-6) | {
+            "layer.attention.head_size": ("head_dim", 128),
+            **{path: key for path, key in _BIAS_KEYS.items() if "attention" in path},
+        },
+        fixed=_LLAMA_FIXED | _NO_FFN_BIAS | rms(_QK_NORM, rounding="before_gamma"),
+        adjust=_qwen,
+        buffers=_BUFFERS,
+        lacks=_OUTPUTS,
+        also=("transformer",),
+        decoder=True,
+    ),
+    Family(
+        name="gemma3_text",
+        base="model",
+        names=_LLAMA_NAMES | {
+            "layers.{i}.attention.result_norm": _LAYER + "post_attention_layernorm",
+            "layers.{i}.ffn.norm": _LAYER + "pre_feedforward_layernorm",
+            "layers.{i}.ffn.result_norm": _LAYER + "post_feedforward_layernorm",
+        },
+        keys=_LLAMA_KEYS | norm_keys(*_GEMMA_NORMS, _QK_NORM, key="rms_norm_eps", default=1e-6) | {
+            "layer.ffn.activation": ("hidden_activation", "gelu_pytorch_tanh"),
+            "layer.attention.head_size": ("head_dim", 256),
+            **{path: key for path, key in _BIAS_KEYS.items() if "attention" in path},
+        },
+        fixed=_NO_TABLE | _NO_TYPES | _NO_FFN_BIAS | {
+            "layer.norm_place": "pre", "layer.ffn.gated": True, **rms(*_GEMMA_NORMS, _QK_NORM, offset=1.0),
+        },
+        adjust=_gemma3,
+        buffers=_BUFFERS,
+        lacks=(*_OUTPUTS, "token_classification", "question_answering"),
+        decoder=True,
+    ),
+)  # fmt: skip
