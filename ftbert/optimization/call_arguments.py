@@ -77,8 +77,10 @@ def why_original(asked: dict[str, Any], theirs: Any, ours: EncoderConfig, first_
         return "no input_ids"
     if asked.get("output_attentions", theirs.output_attentions):
         return "output_attentions"
-    if getattr(theirs, "is_decoder", False) or getattr(theirs, "is_causal", False):
-        return "a decoder"
+    if reason := _other_masks(theirs, ours):
+        return reason
+    if asked.get("use_cache") and any(layer.attention.causal for layer in ours.layers):
+        return "use_cache"
     if not isinstance(wants_hidden_states(asked, theirs), bool | None):
         return "output_hidden_states of chosen layers"
     if not isinstance(asked.get("return_dict"), bool | None):
@@ -91,6 +93,8 @@ def why_original(asked: dict[str, Any], theirs: Any, ours: EncoderConfig, first_
     if mask is not None:
         if not isinstance(mask, Tensor) or mask.dim() != 2:
             return "an attention_mask that is not [batch, seq]"
+        if _has_holes(mask) and _counts_columns(theirs, ours):
+            return "an attention_mask with holes, in windows that count columns"
         # Most heads read column 0, whatever stands there. ftbert computes nothing at padding.
         if first_column == "read" and starts_with_padding(ids, mask):
             return "padding in column 0 (pad on the right)"
@@ -98,6 +102,26 @@ def why_original(asked: dict[str, Any], theirs: Any, ours: EncoderConfig, first_
     if positions is not None and not _are_default(positions, ids, mask, ours):
         return "position_ids other than the default"
     return None
+
+
+def _has_holes(mask: Tensor) -> bool:
+    """mask: bool [batch, seq] on the CPU"""
+    starts = mask[:, 1:] & ~mask[:, :-1]
+    return mask.shape[1] > 0 and bool((starts.sum(1) + mask[:, 0] > 1).any())
+
+
+def _counts_columns(theirs: Any, ours: EncoderConfig) -> bool:
+    """Whether transformers' windows are of columns; ours, and those of its flash attention, are of kept tokens."""
+    windows = any(layer.attention.window for layer in ours.layers)
+    return windows and "flash" not in str(getattr(theirs, "_attn_implementation", None))
+
+
+def _other_masks(theirs: Any, ours: EncoderConfig) -> str | None:
+    """What the config says now on the tokens that each token sees, if `ours` was built for something else."""
+    causal, said = any(layer.attention.causal for layer in ours.layers), getattr(theirs, "is_causal", None)
+    if causal:
+        return "is_causal, false since" if said is False else None
+    return "a decoder" if said or getattr(theirs, "is_decoder", False) else None
 
 
 def read_packed(asked: dict[str, Any]) -> Packed | None:
@@ -133,7 +157,7 @@ def _are_whole_texts(asked: dict[str, Any], config: EncoderConfig) -> bool:
     if not divided or not torch.equal(cu_seqlens, keys) or lengths.max() > asked["max_length_q"]:
         return False
     starts = cu_seqlens[:-1].repeat_interleave(lengths)
-    if config.positions.kind == "absolute":
+    if config.positions.kind in ("absolute", "none"):
         return torch.equal(positions, torch.arange(len(ids)) - starts)
     if config.positions.kind != "from_padding":
         return False
@@ -154,7 +178,7 @@ def _are_default(positions: Any, ids: Tensor, mask: Tensor | None, config: Encod
     if config.positions.kind == "from_padding":
         counted, kept = _count(ids, config)
         default = counted * kept + config.padding_id
-    elif config.positions.kind == "absolute":
+    elif config.positions.kind in ("absolute", "none"):
         default = torch.arange(ids.shape[1], device=ids.device)[None]
     else:
         return False

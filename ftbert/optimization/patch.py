@@ -43,7 +43,8 @@ def optimize(
 
     Calls that ask for what ftbert does not compute run the original forward, with a warning the first time:
     output_attentions, inputs_embeds, masks that are not [batch, seq], padding in column 0 where a head or another
-    module may read it, position_ids other than the default, offsets that do not fit, anything of decoders. So do all
+    module may read it, position_ids other than the default, offsets that do not fit, a cache of keys and values
+    (past_key_values, use_cache=True; without these a decoder's result has none, whatever its config says). So do all
     calls while a module inside the encoder has forward hooks, under a transform of torch.func, with meta or fake
     tensors, and those with a mask, positions or offsets while the caller records a CUDA graph (warm up
     `encoder.forward.original` for them). The counts are in `encoder.forward.fallbacks`. torch.jit.trace, torch.export,
@@ -117,8 +118,9 @@ def _first_column(part: PreTrainedModel, root: nn.Module) -> str:
         pooled = "pooled" if part is root and getattr(part, "pooler", None) is not None else "unread"
         return pooled if known else "read"
     rows = rows_of(str(part.config.model_type))
-    sources = {row.source for row in rows if type(part).__name__.endswith(row.architecture)}
-    return "unread" if sources == {"tokens"} else "read"
+    config = part.config.to_dict()
+    sources = {row.reads(config) for row in rows if type(part).__name__.endswith(row.architecture)}
+    return "unread" if sources and sources <= {"tokens", "last", "mean", "late"} else "read"
 
 
 def _check(encoder: PreTrainedModel, place: torch.device | None, settings: Settings) -> None:
