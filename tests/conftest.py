@@ -122,7 +122,11 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> Any:
     """Weights, biases and LayerNorms away from 0 and 1, so that nothing cancels and nothing hides."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        norms = {id(part.weight) for part in model.modules() if isinstance(part, torch.nn.LayerNorm)}
+        norms = {
+            id(part.weight)
+            for part in model.modules()
+            if type(part).__name__.endswith(("LayerNorm", "RMSNorm")) and part.weight.any()  # else 1 is added
+        }
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if id(parameter) in norms:

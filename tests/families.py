@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+import new_model  # noqa: F401 (transformers then knows the model type "new")
 import torch
 from conftest import randomise
 
-from ftbert.converters.families import FAMILIES
+from ftbert.converters.families import FAMILIES, find_family
 from ftbert.converters.head_tables import rows_of
 
 # The second size has nothing that a vector of 4 or 8 divides; the third is one that Hopper's own products take.
@@ -28,6 +30,13 @@ _SIZES: list[dict[str, Any]] = [
 ]  # fmt: skip
 SIZES = range(len(_SIZES))
 
+_LINEAR = {"rope_type": "linear", "factor": 1.5}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 500.0}
+_LLAMA3 = {
+    "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 2.0, "rope_theta": 50.0,
+    "original_max_position_embeddings": 24,
+}  # fmt: skip
+
 # What else each family's config says: another choice for the second size where there is one to make.
 _SETTINGS: dict[str, list[dict[str, Any]]] = {
     "albert": [{"num_hidden_groups": 1}, {"num_hidden_layers": 4, "num_hidden_groups": 2}],
@@ -44,7 +53,63 @@ _SETTINGS: dict[str, list[dict[str, Any]]] = {
     "roberta-prelayernorm": [{}, {}],
     "xlm-roberta": [{}, {"type_vocab_size": 1}],
     "xlm-roberta-xl": [{}, {}],
-}
+    # Windows that cut these texts; layers of both kinds; heads of 10 where hidden is no multiple of their width.
+    "modernbert": [
+        {"num_hidden_layers": 4, "local_attention": 6},
+        {
+            "num_hidden_layers": 5, "global_attn_every_n_layers": 2, "local_attention": 9, "norm_bias": True,
+            "attention_bias": True, "mlp_bias": True, "classifier_bias": True, "decoder_bias": False, "norm_eps": 1e-4,
+            "classifier_pooling": "mean", "hidden_activation": "silu", "rope_scaling": _LINEAR,
+        },
+    ],
+    "nomic_bert": [{}, {"head_dim": 10, "type_vocab_size": 1, "rope_parameters": _YARN}],
+    "jina_embeddings_v3": [{}, {"type_vocab_size": 2, "rope_parameters": _LINEAR}],
+    "new": [{"type_vocab_size": 0}, {"type_vocab_size": 2, "rope_scaling": {"type": "ntk", "factor": 2.0}}],
+    "eurobert": [
+        {"num_key_value_heads": 1},
+        {
+            "head_dim": 10, "attention_bias": True, "mlp_bias": True, "classifier_pooling": "mean", "rms_norm_eps": 1e-4,
+            "rope_parameters": _LLAMA3,
+        },
+    ],
+    "llama": [
+        {"num_key_value_heads": 1, "use_cache": False},
+        {
+            "head_dim": 10, "attention_bias": True, "mlp_bias": True, "is_causal": False, "rope_parameters": _LLAMA3,
+            "use_cache": False,
+        },
+    ],
+    "mistral": [
+        {"num_key_value_heads": 1, "sliding_window": 4, "use_cache": False},
+        {"num_key_value_heads": 3, "sliding_window": None, "is_causal": False, "head_dim": 10, "use_cache": False},
+    ],
+    "qwen2": [
+        {"num_key_value_heads": 1, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1, "use_cache": False},
+        {
+            "num_key_value_heads": None, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1,
+            "is_causal": False, "use_cache": False,
+        },
+    ],
+    "qwen3": [
+        {"num_key_value_heads": 1, "head_dim": 16, "use_cache": False},
+        {
+            "num_key_value_heads": 3, "head_dim": 10, "attention_bias": True, "use_sliding_window": True, "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "rope_parameters": _YARN,
+            "use_cache": False,
+        },
+    ],
+    "gemma3_text": [
+        {
+            "num_key_value_heads": 1, "head_dim": 16, "use_bidirectional_attention": True, "sliding_window": 8,
+            "sliding_window_pattern": 2, "query_pre_attn_scalar": 20, "use_cache": False,
+        },
+        {
+            "num_key_value_heads": 3, "head_dim": 10, "sliding_window": 5, "sliding_window_pattern": 2, "attention_bias": True,
+            "rope_scaling": _LINEAR, "use_cache": False,
+        },
+    ],
+}  # fmt: skip
+ROTARY = sorted(family for family, table in FAMILIES.items() if table.fixed.get("positions.kind") == "none")
 _DISTILBERT = {
     "hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
     "intermediate_size": "hidden_dim", "hidden_act": "activation",
@@ -57,7 +122,10 @@ CASES = [(family, task) for family in FAMILIES for task in ["encoder", *(row.tas
 def make_config(family: str, size: int, **overrides: Any) -> Any:
     from transformers import AutoConfig
 
-    settings = {**_SIZES[size], **_SETTINGS[family][size % 2], **overrides}
+    settings = {**_SIZES[size], **_SETTINGS[family][size % 2]}
+    if family in ROTARY:  # pairs of columns: 39 / 3 is odd
+        settings |= {"pad_token_id": 0, "hidden_size": 42 if size == 1 else settings["hidden_size"]}
+    settings |= overrides
     if family == "distilbert":
         settings = {_DISTILBERT.get(key, key): value for key, value in settings.items()}
     return AutoConfig.for_model(family, **settings)
@@ -72,7 +140,8 @@ def make_model(family: str, task: str, size: int, seed: int = 0, **overrides: An
     config = make_config(family, size, **overrides)
     base = transformers.AutoModel._model_mapping[type(config)]
     ending = {row.task: row.architecture for row in rows_of(family)}.get(task)
-    kind = getattr(transformers, base.__name__.removesuffix("Model") + ending) if ending else base
+    home = sys.modules[base.__module__]
+    kind = getattr(home, base.__name__.removesuffix("Model") + ending) if ending else base
     return randomise(kind(config), seed)
 
 
@@ -93,6 +162,13 @@ def make_batch(model: Any, task: str, mask: str, seed: int = 0) -> dict[str, tor
     if getattr(config, "type_vocab_size", 0) > 1 and config.model_type not in ("distilbert", "mpnet"):
         batch["token_type_ids"] = torch.randint(0, config.type_vocab_size, (4, 31), generator=generator)
     return {key: value.view(2, 2, 31) for key, value in batch.items()} if task == "multiple_choice" else batch
+
+
+def masks_of(model: Any) -> tuple[str, ...]:
+    """Without holes where transformers' windows count columns and ours the kept tokens, as its flash attention does."""
+    document = model.config.to_dict()
+    windows = any(layer.attention.window for layer in find_family(document).config(document).layers)
+    return ("right", "left") if windows else ("right", "left", "holes")
 
 
 def packed(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, int, torch.Tensor | None]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from compare import assert_close
 from conftest import VOCAB_WORDS
-from families import make_model
+from families import make_model, masks_of
 
 from ftbert.optimization import PatchedForward
 
@@ -20,11 +20,12 @@ def make(family: str, task: str = "encoder", **overrides: Any) -> Any:
 
 
 def some_inputs(model: Any) -> dict[str, torch.Tensor]:
-    """Ragged, with holes; ids [4, 30], or [4, 2, 30] for multiple choice."""
+    """Ragged, with holes where `masks_of` has them; ids [4, 30], or [4, 2, 30] for multiple choice."""
     seq, generator = 30, torch.Generator().manual_seed(30)
     shape = (4, 2, seq) if "MultipleChoice" in type(model).__name__ else (4, seq)
     mask = (torch.arange(seq) < torch.randint(2, seq + 1, (*shape[:-1], 1), generator=generator)).long()
-    mask[0, ..., 5:9] = 0
+    if "holes" in masks_of(model):
+        mask[0, ..., 5:9] = 0
     return {"input_ids": torch.randint(5, len(VOCAB_WORDS), shape, generator=generator), "attention_mask": mask}
 
 

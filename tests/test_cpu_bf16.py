@@ -15,7 +15,7 @@ import reference
 import torch
 from compare import assert_close, assert_no_worse
 from conftest import make_bert
-from families import make_batch, make_model
+from families import make_batch, make_model, masks_of
 
 import ftbert
 from ftbert._library import build_info, load_library
@@ -39,6 +39,8 @@ def _seeded() -> None:
 @pytest.mark.parametrize("mask", ["right", "left", "holes"])
 def test_no_worse_than_transformers_in_bf16(family: str, mask: str) -> None:
     reference = make_model(family, "encoder", 0)
+    if mask not in masks_of(reference):
+        pytest.skip("windows of columns there, of kept tokens here")
     batch = make_batch(reference, "encoder", mask)
     kept = batch["attention_mask"].bool()
     with torch.inference_mode():

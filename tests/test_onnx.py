@@ -56,6 +56,13 @@ def check(path: Path, limit: float = 2e-5) -> ftbert.Model:
     return model
 
 
+def test_families_with_rotary_positions_are_refused_by_name(small: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(small.read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "modernbert"}))
+    with pytest.raises(ValueError, match="'modernbert' is read from its own weights, not from an ONNX graph"):
+        ftbert.load(tmp_path)
+
+
 def same_weights(model: ftbert.Model, source: Any) -> None:
     """Bit for bit what the exported model had."""
     expected = open_checkpoint(source)

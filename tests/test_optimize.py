@@ -20,6 +20,7 @@ from optimized import TEXTS, check_same, fallbacks, make, run, some_inputs
 
 import ftbert
 from ftbert.converters.families import FAMILIES
+from ftbert.converters.head_tables import rows_of
 from ftbert.optimization import PatchedForward, patched_forward
 
 
@@ -83,6 +84,17 @@ def test_token_types_and_default_positions_are_computed() -> None:
     assert not fallbacks(model)
 
 
+def test_holes_in_windows_that_count_columns() -> None:
+    model = make("modernbert")
+    inputs = some_inputs(model)
+    inputs["attention_mask"][0, 5:9] = 0
+    inputs["attention_mask"][0, 9] = 1
+    expected = run(model, **inputs)
+    with pytest.warns(UserWarning, match="with holes, in windows that count columns"):
+        check_same(run(ftbert.optimize(model), **inputs), expected, None, atol=0)
+    assert list(fallbacks(model).values()) == [1]
+
+
 NOT_COMPUTED: dict[str, dict[str, Any]] = {
     "attentions": {"output_attentions": True},
     "config": {},
@@ -125,7 +137,8 @@ def test_padding_on_the_left(family: str, task: str) -> None:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         got = run(model, **inputs)
-    assert bool(fallbacks(model)) == (task == "sequence_classification")
+    heads = [row.reads(model.config.to_dict()) for row in rows_of(family) if row.task == task]
+    assert bool(fallbacks(model)) == (heads in (["first"], ["pooler"]))
     if "pooler_output" in got:
         hidden = got.last_hidden_state
         first = hidden[torch.arange(4), mask.argmax(1)][:, None]

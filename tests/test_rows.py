@@ -19,8 +19,10 @@ from transformers import BertModel, BertTokenizerFast
 
 import ftbert
 
-# LayerNorm after and before, a relative bias, projected embeddings, shared layers, positions counted from padding.
-FAMILIES = ["bert", "megatron-bert", "xlm-roberta-xl", "mpnet", "electra", "albert", "roberta"]
+# LayerNorm after and before, a relative bias, projected embeddings, shared layers, positions counted from padding,
+# windows, gates, rotary positions, sandwich norms, causal layers.
+FAMILIES = ["bert", "megatron-bert", "xlm-roberta-xl", "mpnet", "electra", "albert", "roberta", "modernbert", "nomic_bert"]
+FAMILIES += ["gemma3_text", "mistral", "qwen3"]
 MASKS = ["full", "right", "left", "holes", "mostly empty"]
 
 

@@ -26,7 +26,8 @@ VOCABULARY = 300
 # Whose files each family's checkpoints have.
 _LIKE = {
     "data2vec-text": "roberta", "roberta-prelayernorm": "roberta", "xlm-roberta-xl": "xlm-roberta", "rembert": "albert",
-    "electra": "bert", "ernie": "bert", "megatron-bert": "bert",
+    "electra": "bert", "ernie": "bert", "megatron-bert": "bert", "nomic_bert": "bert", "new": "bert",
+    "jina_embeddings_v3": "xlm-roberta", "modernbert": "roberta",
 }  # fmt: skip
 
 
@@ -57,6 +58,7 @@ WRITERS: dict[str, tuple[str, Any]] = {
     **{
         family: (family, lambda folder, family=family: tokenizers_offline.write_files(folder, _LIKE.get(family, family)))
         for family in FAMILIES
+        if _LIKE.get(family, family) in tokenizers_offline.FAMILIES
     },
     **{
         f"{family}, vocabulary alone": (
