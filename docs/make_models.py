@@ -76,20 +76,28 @@ def render() -> str:
     for family in families:
         marks = ["\u2713" if (family, task) in cases else "" for task in _TASKS]
         lines.append(f"| {family} | " + " | ".join(marks) + " |")
-    head = "| model type | LayerNorm | positions | token types | pooler | besides |"
+    head = "| model type | norms | positions | token types | pooler | besides |"
     lines += ["", head, "|---" * 6 + "|"]
     for family in families:
         table = find_family(make_config(family, 0).to_dict())
         config = table.config(make_config(family, 0).to_dict())
+        layers = config.layers
         besides = [
             ("embedding projection", "embeddings.projection" in table.names),
-            ("layers share weights", len({layer.weights_of for layer in config.layers}) < config.depth),
+            ("layers share weights", len({layer.weights_of for layer in layers}) < config.depth),
             ("relative position bias", config.relative_bias is not None),
-            ("no LayerNorm over the embeddings", config.embedding_norm is None),
+            ("each token sees those before it", any(layer.attention.causal for layer in layers)),
+            ("windows", any(layer.attention.window for layer in layers)),
+            ("norms of queries and keys", any(layer.attention.qk_norm for layer in layers)),
+            ("gated", any(layer.ffn.gated for layer in layers)),
+            ("no norm over the embeddings", config.embedding_norm is None),
             ("task types, always 0", isinstance(table.names.get("embeddings.token_type"), Derived)),
         ]
-        places = "/".join(sorted({layer.norm_place for layer in config.layers}))
-        positions = {"absolute": "column", "from_padding": "counted from the padding id", "none": "none"}
+        kinds = {norm.kind for layer in layers if (norm := layer.ffn_norm)}
+        between = {"/sandwich" for layer in layers if layer.ffn_result_norm}
+        places = "/".join(sorted({layer.norm_place for layer in layers})) + "".join(between)
+        places += ", RMS" if kinds == {"rms"} else ""
+        positions = {"absolute": "column", "from_padding": "counted from the padding id", "none": "rotary"}
         cells = [
             family, places, positions[config.positions.kind], "yes" if config.token_types else "no",
             "yes" if "pooler" in table.names else "no", "; ".join(text for text, there in besides if there),
@@ -97,14 +105,21 @@ def render() -> str:
         lines.append("| " + " | ".join(cells) + " |")
     lines += [
         "",
-        "Any sizes; hidden must be a multiple of heads.",
+        "Any sizes; hidden must be a multiple of heads where the config has no `head_dim`. Decoders (llama, mistral,",
+        "qwen2, qwen3, gemma3_text) run as encoders, causal or, with `is_causal` false (gemma3_text: or",
+        "`use_bidirectional_attention`), in both directions. Their language model's head is left out. `new` is the",
+        "type of the published GTE models (gte-en-v1.5, gte-multilingual), compared with a model that the tests have.",
         "Activations: gelu (erf), gelu_new and its other spellings (tanh), relu, silu, tanh.",
         "",
         "Refused, with the reason in the error:",
         "",
         *(f"- {', '.join(kinds)}: {reason}" for reason, kinds in _by_reason(REFUSED)),
-        "- decoders (`is_decoder`, `is_causal`, `add_cross_attention`), `position_embedding_type` other than absolute,",
-        "  ALBERT with `inner_group_num` over 1, ELECTRA multiple choice with a `summary_type` other than first",
+        "- encoders with `is_decoder` or `is_causal`, all with `add_cross_attention`, `position_embedding_type` other",
+        "  than the family's own, ALBERT with `inner_group_num` over 1, ELECTRA multiple choice with a `summary_type`",
+        "  other than first",
+        "- rotary positions scaled by another rule than linear, dynamic, llama3 and yarn (`new`: ntk), or of a part of",
+        "  each head; `layer_types` other than full_attention and sliding_attention; soft caps of attention scores",
+        "- ONNX graphs of the families with rotary positions",
         "- every other model type: no table says which of its tensors is which",
         "",
         "Tensors outside the encoder and its head (`fit_denses`, a projection, a CRF) are left out with a warning;",
