@@ -9,6 +9,7 @@ from compare import assert_close
 from conftest import VOCAB_WORDS
 from families import make_model, masks_of
 
+from ftbert.converters.families import FAMILIES
 from ftbert.optimization import PatchedForward
 
 TEXTS = ["word1 word2, word3!", "a", "the quick brown fox word7 word8 word9 word10 jumps", "word30 word31 z"]
@@ -26,7 +27,10 @@ def some_inputs(model: Any) -> dict[str, torch.Tensor]:
     mask = (torch.arange(seq) < torch.randint(2, seq + 1, (*shape[:-1], 1), generator=generator)).long()
     if "holes" in masks_of(model):
         mask[0, ..., 5:9] = 0
-    return {"input_ids": torch.randint(5, len(VOCAB_WORDS), shape, generator=generator), "attention_mask": mask}
+    ids = torch.randint(5, len(VOCAB_WORDS), shape, generator=generator)
+    if FAMILIES[model.config.model_type].decoder:  # their heads go by the ids
+        ids[mask == 0] = model.config.pad_token_id
+    return {"input_ids": ids, "attention_mask": mask}
 
 
 def run(model: Any, **inputs: Any) -> Any:

@@ -95,6 +95,16 @@ def test_holes_in_windows_that_count_columns() -> None:
     assert list(fallbacks(model).values()) == [1]
 
 
+def test_padding_that_a_head_reads_by_its_id() -> None:
+    model = make("llama", "sequence_classification")
+    inputs = some_inputs(model)
+    inputs["input_ids"][1, -1], inputs["attention_mask"][1, -3:] = 7, 0
+    expected = run(model, **inputs)
+    with pytest.warns(UserWarning, match="padding by the mask whose ids are not config.pad_token_id"):
+        check_same(run(ftbert.optimize(model), **inputs), expected, None, atol=0)
+    assert list(fallbacks(model).values()) == [1]
+
+
 NOT_COMPUTED: dict[str, dict[str, Any]] = {
     "attentions": {"output_attentions": True},
     "config": {},

@@ -98,6 +98,8 @@ def why_original(asked: dict[str, Any], theirs: Any, ours: EncoderConfig, first_
         # Most heads read column 0, whatever stands there. ftbert computes nothing at padding.
         if first_column == "read" and starts_with_padding(ids, mask):
             return "padding in column 0 (pad on the right)"
+        if first_column == "last" and _ends_in_padding(ids, mask, getattr(theirs, "pad_token_id", None)):
+            return "padding by the mask whose ids are not config.pad_token_id"
     positions = asked.get("position_ids")
     if positions is not None and not _are_default(positions, ids, mask, ours):
         return "position_ids other than the default"
@@ -108,6 +110,14 @@ def _has_holes(mask: Tensor) -> bool:
     """mask: bool [batch, seq] on the CPU"""
     starts = mask[:, 1:] & ~mask[:, :-1]
     return mask.shape[1] > 0 and bool((starts.sum(1) + mask[:, 0] > 1).any())
+
+
+def _ends_in_padding(ids: Tensor, mask: Tensor, padding_id: int | None) -> bool:
+    """Whether the last id of some row that is not padding_id, which a decoder's head reads, is masked."""
+    if mask.shape != ids.shape or mask.shape[1] == 0 or bool(mask.all()):
+        return False
+    columns = torch.arange(1, ids.shape[1] + 1) * (ids.cpu() != (-1 if padding_id is None else padding_id))
+    return not bool(mask.gather(1, columns.argmax(1, keepdim=True)).all())
 
 
 def _counts_columns(theirs: Any, ours: EncoderConfig) -> bool:

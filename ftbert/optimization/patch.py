@@ -120,7 +120,9 @@ def _first_column(part: PreTrainedModel, root: nn.Module) -> str:
     rows = rows_of(str(part.config.model_type))
     config = part.config.to_dict()
     sources = {row.reads(config) for row in rows if type(part).__name__.endswith(row.architecture)}
-    return "unread" if sources and sources <= {"tokens", "last", "mean", "late"} else "read"
+    if sources == {"last"}:
+        return "last"
+    return "unread" if sources and sources <= {"tokens", "mean", "late"} else "read"
 
 
 def _check(encoder: PreTrainedModel, place: torch.device | None, settings: Settings) -> None:

@@ -62,7 +62,7 @@ class PatchedForward:
     """Callable as the forward of the encoder it was made for; `ftbert.optimize` documents what it computes.
 
     first_column: who reads column 0 of the output, which may be padding: "unread", "pooled" (the encoder's own pooler
-    alone), or "read" (a head or another module may).
+    alone), or "read" (a head or another module may); "last": a head reads the last id that is no padding instead.
     fallbacks: how often the original ran instead, by reason. Thread-safe; a copied or unpickled model builds its own.
     """
 
