@@ -140,7 +140,8 @@ def test_padding_on_the_left(family: str, task: str) -> None:
     """Fast where nobody reads column 0, equal to transformers everywhere; a bare encoder's pooler says what it reads."""
     model = make(family, task)
     inputs = some_inputs(model)
-    inputs["attention_mask"] = mask = inputs["attention_mask"].flip(1)
+    inputs = {name: tensor.flip(1) for name, tensor in inputs.items()}
+    mask = inputs["attention_mask"]
     inputs["input_ids"][mask == 0] = model.config.pad_token_id
     expected = run(model, **inputs)
     ftbert.optimize(model)
