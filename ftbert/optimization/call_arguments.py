@@ -79,8 +79,9 @@ def why_original(asked: dict[str, Any], theirs: Any, ours: EncoderConfig, first_
         return "output_attentions"
     if reason := _other_masks(theirs, ours):
         return reason
-    if asked.get("use_cache") and any(layer.attention.causal for layer in ours.layers):
-        return "use_cache"
+    cached = asked.get("use_cache")
+    if cached is not None and cached is not False and any(layer.attention.rotary for layer in ours.layers):
+        return "use_cache"  # of a decoder, perhaps one that sees both sides
     if not isinstance(wants_hidden_states(asked, theirs), bool | None):
         return "output_hidden_states of chosen layers"
     if not isinstance(asked.get("return_dict"), bool | None):

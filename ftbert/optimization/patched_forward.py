@@ -240,7 +240,8 @@ def compute_dtype(asked: torch.dtype | None, own: torch.dtype, device: torch.dev
 
 
 def _forward(built: _Built, module: Any, asked: dict[str, Any]) -> Any:
-    ids, mask, kinds = asked["input_ids"], asked.get("attention_mask"), asked.get("token_type_ids")
+    ids, mask = asked["input_ids"], asked.get("attention_mask")
+    kinds = asked.get("token_type_ids") if built.config.token_types else None
     config = module.config
     fields: dict[str, Any] = {}
     everything = wants_hidden_states(asked, config)
