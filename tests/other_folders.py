@@ -40,7 +40,7 @@ def bge_m3(folder: Path) -> tuple[Path, dict[str, dict[str, torch.Tensor]]]:
     make_model("xlm-roberta", "encoder", 2, vocab_size=400, max_position_embeddings=68, pad_token_id=1).save_pretrained(made)
     generator = torch.Generator().manual_seed(3)
     layers = {
-        name: {"weight": torch.randn(rows, 64, generator=generator) / 8, "bias": torch.rand(rows, generator=generator)}
+        name: {"weight": torch.randn(rows, 64, generator=generator) / 8, "bias": 1 + torch.rand(rows, generator=generator)}
         for name, rows in (("sparse_linear.pt", 1), ("colbert_linear.pt", 64))
     }
     for name, state in layers.items():
