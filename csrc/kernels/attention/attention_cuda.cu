@@ -177,7 +177,7 @@ void launch_short(const Call& call) {
 template <class E, int kHeadSize, int kGroups, int kStages, int kParts = 1, int kSteps = 1>
 void launch_wgmma(const Call& call) {
   using Shape = WgmmaAttention<kHeadSize, kGroups, kStages, kParts, kSteps>;
-  launch_hopper<E, Shape>(call, attention_wgmma<E, Shape>, call.from.q.stride);
+  launch_hopper<E, Shape>(call, attention_wgmma<E, Shape, NoMaps>, call.from.q.stride, NoMaps());
 }
 
 template <class E, int kHeadSize, int kGroups, int kStages, int kSteps>

@@ -79,7 +79,9 @@ __device__ void add_parts(const PartialRows<Shape::kHeadSize>* parts, int real, 
   }
 }
 
-// A kernel's parameter behind those of whole sequences, whose map then is of q.
+// A kernel's last parameter, for whole sequences.
+struct NoMaps {};
+// For all else; the kernel's map is then of q.
 struct WindowMaps {
   CUtensorMap k, v;  // [rows, kv width]
   int64_t first_k;
@@ -90,11 +92,11 @@ struct WindowMaps {
 };
 
 // The keys that a block's queries see, and where the first one lies in the maps.
-template <class... Parameters>
+template <class Maps>
 struct KeysOfBlock {
   int keys;
 
-  __device__ KeysOfBlock(const AttentionBlock& block, int, int) : keys(block.length) {}
+  __device__ KeysOfBlock(const AttentionBlock& block, int, int, const Maps&) : keys(block.length) {}
 };
 template <>
 struct KeysOfBlock<WindowMaps> : KeysInWindow {
@@ -119,14 +121,14 @@ __device__ inline AttentionBlock last_queries_first(const int32_t* cu_seqlens, i
 }
 
 // map: of qkv [tokens, 3*width] in boxes of [64, head size]; out [tokens, width]; grid: query blocks x heads x batch,
-// query blocks fastest. Parameters: none, for whole sequences; or WindowMaps, and then map is of q [tokens, width].
-template <class E, class Shape, class... Parameters>
+// query blocks fastest. Maps: NoMaps, for whole sequences; or WindowMaps, and then map is of q [tokens, width].
+template <class E, class Shape, class Maps>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     attention_wgmma(const __grid_constant__ CUtensorMap map, int64_t first_token,
                     const int32_t* __restrict__ cu_seqlens, OffsetReads offset_reads, int heads, int query_blocks,
-                    float scale_log2, E* __restrict__ out, const __grid_constant__ Parameters... parameters) {
+                    float scale_log2, E* __restrict__ out, const __grid_constant__ Maps maps) {
 #ifdef FTBERT_WGMMA
-  constexpr bool kWhole = sizeof...(Parameters) == 0;
+  constexpr bool kWhole = std::is_same_v<Maps, NoMaps>;
   static_assert(kWhole || Shape::kParts == 1);  // a part may see no key of a row
   constexpr int kHeadSize = Shape::kHeadSize, kStages = Shape::kStages;
   constexpr int kTileBytes = Shape::kTileBytes, kQueryBytes = Shape::kQueryBytes;
@@ -157,11 +159,13 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   };
   if (threadIdx.x == 0) {
     prefetch_map(map);
-    (prefetch_map(parameters.k), ...);
-    (prefetch_map(parameters.v), ...);
+    if constexpr (!kWhole) {
+      prefetch_map(maps.k);
+      prefetch_map(maps.v);
+    }
     if (Shape::kGroups == 1) init_barriers(1);
   }
-  if (threadIdx.x < Shape::kOnesBytes / 16)
+  if (static_cast<int>(threadIdx.x) < Shape::kOnesBytes / 16)
     reinterpret_cast<uint4*>(memory + (shared_ones - shared_q))[threadIdx.x] = {kOnes<E>, kOnes<E>, kOnes<E>, kOnes<E>};
   fence_shared_for_async();
   const auto block = [&] {
@@ -170,14 +174,14 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
                                         query_blocks, Shape::kQueries);
     } else {
       wait_for_inputs();
-      return last_queries_first(cu_seqlens, heads, query_blocks, Shape::kQueries, parameters.near...);
+      return last_queries_first(cu_seqlens, heads, query_blocks, Shape::kQueries, maps.near);
     }
   }();
   if (block.first_query >= block.length) return;
 
   const int64_t width = static_cast<int64_t>(heads) * kHeadSize;
   const int groups = min(Shape::kGroups, (block.length - block.first_query + 63) / 64);  // those that have queries
-  const KeysOfBlock<Parameters...> seen(block, Shape::kQueries, kHeadSize, parameters...);
+  const KeysOfBlock<Maps> seen(block, Shape::kQueries, kHeadSize, maps);
   // Of one stage one tile, however long sequences are that were said to be short.
   const int all_tiles = (seen.keys + kTileKeys - 1) / kTileKeys, tiles = kStages == 1 ? min(all_tiles, 1) : all_tiles;
   const int row0 = static_cast<int>(block.start - first_token);
@@ -195,7 +199,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     if constexpr (kWhole)
       load(to, map, column + static_cast<int>(width), row0 + tile * kTileKeys, keys_in + 8 * stage);
     else
-      load(to, parameters.k..., seen.column, seen.row + tile * kTileKeys, keys_in + 8 * stage);
+      load(to, maps.k, seen.column, seen.row + tile * kTileKeys, keys_in + 8 * stage);
     if (tile == 0)
       for (int g = 0; g < groups; ++g)
         load(shared_q + g * kQueryBytes, map, column, row0 + block.first_query + g * 64, queries_in);
@@ -203,7 +207,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     if constexpr (kWhole)
       load(to, map, column + 2 * static_cast<int>(width), row0 + tile * kTileKeys, values_in + 8 * stage);
     else
-      load(to, parameters.v..., seen.column, seen.row + tile * kTileKeys, values_in + 8 * stage);
+      load(to, maps.v, seen.column, seen.row + tile * kTileKeys, values_in + 8 * stage);
   };
   if (threadIdx.x == 0) {
     if (Shape::kGroups > 1) init_barriers(groups);
