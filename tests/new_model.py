@@ -33,8 +33,8 @@ def _turn(x: Tensor, config: NewConfig) -> Tensor:
     rope = getattr(config, "rope_parameters", None) or {"rope_theta": config.rope_theta}  # transformers moves it there
     size, factor = x.shape[-1], rope.get("factor", 1.0)
     base = rope["rope_theta"] * factor
-    frequencies = base ** (-torch.arange(0, size, 2).float() / size) / factor ** (2 / size)
-    angles = torch.outer(torch.arange(x.shape[2]).float(), frequencies).repeat(1, 2)
+    frequencies = base ** (-torch.arange(0, size, 2, device=x.device).float() / size) / factor ** (2 / size)
+    angles = torch.outer(torch.arange(x.shape[2], device=x.device).float(), frequencies).repeat(1, 2)
     one, other = x.chunk(2, -1)
     return (x * angles.cos() + torch.cat((-other, one), -1) * angles.sin()).to(x.dtype)
 

@@ -188,7 +188,7 @@ def test_published_shapes(place: Place, family: str, settings: dict[str, Any], s
 def test_each_text_is_alone_and_padding_says_nothing(place: Place, family: str) -> None:
     reference = make_model(family, "encoder", 0)
     model = ftbert.load(reference, device=place.device, dtype=place.dtype)
-    limit = 2e-6 if place.dtype == torch.float32 else 16 * place.eps
+    limit = (2e-6 if place.device == "cpu" else 4e-6) if place.dtype == torch.float32 else 16 * place.eps
     for name in MASKS:
         batch = {key: value.to(place.device) for key, value in make_batch(reference, "encoder", name).items()}
         together = model(**batch).last_hidden_state
