@@ -1,9 +1,10 @@
-"""Order documents by how well they answer a query, with Qwen3-Reranker or any language model that says "yes" or "no".
+"""Order documents by how well they answer a query, with a language model that says "yes" or "no" and the template of
+Qwen3-Reranker.
 
-    python examples/reranking.py Qwen/Qwen3-Reranker-0.6B
+    python examples/reranking.py FOLDER
 
-Takes the folder or hub id of a causal language model with its tokenizer. `ftbert serve` reads the same template from
-chat_template.jinja in the folder.
+FOLDER: a language model with its tokenizer whose head over the vocabulary ftbert reads. Of decoders, Qwen3-Reranker
+among them, that head is left out today. `ftbert serve` reads the same template from chat_template.jinja in the folder.
 """
 
 from __future__ import annotations

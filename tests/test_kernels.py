@@ -104,10 +104,11 @@ def test_attention(place: Place, lengths: list[int], heads: int, head_size: int,
     lengths = copies * lengths
     qkv = random(sum(lengths), 3 * heads * head_size, place=place)
     cu, expected = reference.offsets(lengths, place.device), reference.attention(qkv, lengths, heads)
+    least = 3e-6 if head_size > 80 and copies > 1 else 2e-6  # the largest error of more and longer sums
     for slack in (0, 70):  # max_seqlen is an upper bound
         longest = max(lengths, default=0) + slack
         out = ops.attention(qkv, cu, longest, heads)
-        assert_close(out, expected, atol=max(3e-6, 2 * place.eps), what=f"slack {slack}")
+        assert_close(out, expected, atol=max(least, 2 * place.eps), what=f"slack {slack}")
         assert torch.equal(out, ops.attention(qkv, cu, longest, heads))
 
 

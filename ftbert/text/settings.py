@@ -76,9 +76,8 @@ class TextSettings:
     prompts: by name; default_prompt_name: the one put before every text. truncate_dim: entries kept of a vector.
     similarity: one of `SIMILARITIES`. subfolder: where in the folder the tokenizer is. stated: the folder itself says
     how its vectors are made. logit_score: of a model that scores by what it would say next; scored: of one whose pooled
-    vectors are scores. sparse, multi: how
-    sparse vectors and those of tokens are made, None where there are none. other: why there is no vector a text, ""
-    where there is one.
+    vectors are scores. sparse, multi: how sparse vectors and those of tokens are made, None where there are none.
+    other: why there is no vector a text, "" where there is one.
     """
 
     pooling: str = "mean"
