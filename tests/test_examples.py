@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -94,7 +95,8 @@ def test_examples_of_vectors_and_scores(tmp_path: Path, name: str) -> None:
 
     made = {"matryoshka": sentence_folder, "late_interaction": colbert_folder, "reranking": scored}[name](tmp_path)
     command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), str(made), *(["8", "64"] if name == "matryoshka" else [])]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    here = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=here)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == (2 if name == "reranking" else 3)
 
