@@ -17,7 +17,7 @@ namespace ftbert {
 template <class Device, class T>
 class Encoder {
  public:
-  // With `allocate`, which rotary positions need, products do the work of the LayerNorms between them where they can
+  // With `allocate`, which rotary positions need, products do the work of the norms between them where they can
   // (layers/deferred_norm.h).
   Encoder(const Context<Device>& context, EncoderConfig config, Weights<T> weights,
           std::optional<AttentionPath> attention = std::nullopt, const AllocateFloats& allocate = nullptr);
@@ -42,7 +42,7 @@ class Encoder {
 
   const EncoderConfig& config() const { return config_; }
   const AttentionChoice& attention() const { return attention_; }
-  // Of how many tokens LayerNorms are deferred, or why they are not.
+  // Of how many tokens norms are deferred, or why they are not.
   std::string deferred_state(const Context<Device>& context) const;
 
  private:

@@ -1,5 +1,6 @@
-// LayerNorms without kernels, for up to some 1000 tokens: the products on both sides of a LayerNorm do its work
-// (gemm/own/deferred_norm.h). Hopper alone, 16-bit elements, a LayerNorm after each residual sum. No CUDA header.
+// Norms without kernels, for up to some 1000 tokens: the products on both sides of a norm do its work
+// (gemm/own/deferred_norm.h). Hopper alone, 16-bit elements, a LayerNorm after each residual sum or any norm before
+// each block. No CUDA header.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -13,18 +14,20 @@
 
 namespace ftbert {
 
-// The residual stream of one call while LayerNorms are pending on it. Its products are asked for in the order of the
-// layers.
+// The residual stream of one call while norms are pending on it. Its products are asked for in the order of the layers.
 template <class Device, class T>
 class DeferredCall {
  public:
   virtual ~DeferredCall() = default;
-  // A block's first product, of all rows: out = activation(norm(stream) @ linear^T + bias).
+  // A block's first product, of all rows: out = activation(norm(stream) @ linear^T + bias), with a gate where the
+  // model's feed-forward layers have one.
   virtual Operand project(Context<Device>& context, const Linear<T>& linear, Activation activation,
                           const Operand& out) = 0;
-  // A block's last product: stream = stream + a @ linear^T + bias, on which `norm` is pending.
-  virtual void add(Context<Device>& context, const Linear<T>& linear, const Operand& a, const Norm<T>& norm) = 0;
-  // x [tokens, hidden] = norm(stream)
+  // A block's last product: stream = stream + a @ linear^T + bias, on which one of the norms is pending: `after` of the
+  // stream, or `before_next` of what the next block reads (layers/residual.h).
+  virtual void add(Context<Device>& context, const Linear<T>& linear, const Operand& a, const Norm<T>& after,
+                   const Norm<T>& before_next) = 0;
+  // x [tokens, hidden] and what the next block reads, as if no norm had been deferred.
   virtual void settle(Context<Device>& context, int64_t tokens, T* x) = 0;
 };
 
@@ -38,14 +41,14 @@ class DeferredNorm {
   // The model's first `layers` layers over x [tokens, hidden]; not to outlive this. nullptr where the plans choose
   // another kernel than wgmma_tile for one of a layer's four products.
   virtual std::unique_ptr<DeferredCall<Device, T>> start(const Context<Device>& context, int64_t tokens, int64_t layers,
-                                                         const LayerBuffers<T>& b, const T* x) const = 0;
+                                                         const LayerBuffers<T>& b, T* x) const = 0;
   // For people, the numbers of tokens that it takes: "1 to 320, 385 to 512", or "".
   virtual std::string sizes(const Context<Device>& context) const = 0;
 };
 
 template <class Device, class T>
 struct DeferredNormChoice {
-  std::shared_ptr<const DeferredNorm<Device, T>> maker;   // nullptr: LayerNorms are kernels, or parts of one product
+  std::shared_ptr<const DeferredNorm<Device, T>> maker;   // nullptr: norms are kernels, or parts of one product
   std::string refusal = "only 16-bit elements on a GPU";  // why there is none
 };
 

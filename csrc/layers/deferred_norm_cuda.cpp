@@ -1,4 +1,4 @@
-// Which products of a layer do the work of the LayerNorms between them, and what each hands to the next.
+// Which products of a layer do the work of the norms between them, and what each hands to the next.
 #include <algorithm>
 #include <cstdlib>
 #include <optional>
@@ -16,7 +16,7 @@
 namespace ftbert {
 namespace {
 
-// From more tokens on LayerNorm kernels are faster. $FTBERT_DEFERRED_NORM: "off", "on", or another number.
+// From more tokens on norm kernels are faster. $FTBERT_DEFERRED_NORM: "off", "on", or another number.
 int64_t most_tokens_by_default() {
   const char* value = std::getenv("FTBERT_DEFERRED_NORM");
   if (!value || std::string_view(value) == "on") return 1024;
@@ -28,6 +28,26 @@ int64_t most_tokens_by_default() {
   return std::atoll(value);
 }
 
+// Why the norms of a layer cannot be deferred, or "". first: it is the model's first.
+template <class T>
+std::string refusal(const Layer<T>& layer, bool first) {
+  const BlockNorms<T>&of_attention = layer.attention_norms, &of_ffn = layer.ffn_norms;
+  if (of_attention.result || of_ffn.result) return "a block's result has a norm of its own";
+  if (layer.config.norm_place == NormPlace::pre)
+    return (of_attention.before || first) && of_ffn.before ? "" : "a block has no norm before it";
+  for (const BlockNorms<T>* norms : {&of_attention, &of_ffn})
+    if (!norms->after.is_layernorm_with_beta()) return "a norm is no LayerNorm with gamma and beta";
+  return "";
+}
+
+// Products are chosen for one layer and run in all.
+bool differ(const LayerConfig& one, const LayerConfig& other) {
+  return one.attention.heads.width() != other.attention.heads.width() ||
+         one.attention.heads.kv_width() != other.attention.heads.kv_width() || one.ffn.inter != other.ffn.inter ||
+         one.ffn.activation != other.ffn.activation || one.ffn.gated != other.ffn.gated ||
+         one.norm_place != other.norm_place;
+}
+
 template <class T>
 std::string refusal(const Context<Cuda>& context, const EncoderConfig& c, const Weights<T>& weights,
                     AttentionPath path) {
@@ -35,34 +55,29 @@ std::string refusal(const Context<Cuda>& context, const EncoderConfig& c, const 
   if (context.capability != 90) return "needs a GPU of capability 9.0";
   if (most_tokens_by_default() == 0) return "switched off";
   if (c.layers.empty()) return "there are no layers";
-  for (const LayerConfig& layer : c.layers)
-    if (layer.ffn.gated) return "a feed-forward layer has a gate";
   for (const Layer<T>& layer : weights.layers)
-    for (const BlockNorms<T>* norms : {&layer.attention_norms, &layer.ffn_norms}) {
-      if (norms->before) return "LayerNorm comes first in this model";
-      if (norms->result || !norms->after.is_layernorm_with_beta()) return "a norm is no LayerNorm with gamma and beta";
-    }
-  if (weights.final_norm) return "a norm follows the last layer's";
-  if (c.hidden > kMostColumns) return "hidden is more than " + std::to_string(kMostColumns);
-  // Products are chosen for one layer and run in all.
+    if (const std::string why_not = refusal(layer, &layer == &weights.layers.front()); !why_not.empty()) return why_not;
   const LayerConfig& first = c.layers.front();
+  if (first.norm_place == NormPlace::post && weights.final_norm) return "a norm follows the last layer's";
+  if (c.hidden > kMostColumns) return "hidden is more than " + std::to_string(kMostColumns);
   for (const LayerConfig& layer : c.layers)
-    if (layer.attention.heads.width() != first.attention.heads.width() ||
-        layer.attention.heads.kv_width() != first.attention.heads.kv_width() || layer.ffn.inter != first.ffn.inter ||
-        layer.ffn.activation != first.ffn.activation)
-      return "its layers differ";
+    if (differ(layer, first)) return "its layers differ";
   for (const Layer<T>& layer : weights.layers) {
     if (c.hidden % 8 != 0 || layer.config.attention.heads.width() % 8 != 0 || layer.config.ffn.inter % 8 != 0)
       return "hidden and inter must be multiples of 8";
-    for (const Linear<T>* linear : {&layer.qkv, &layer.out, &layer.up, &layer.down})
-      for (const void* pointer : {linear->weight.data, static_cast<const void*>(linear->bias)})
-        if (!pointer || reinterpret_cast<uintptr_t>(pointer) % 16 != 0)
+    for (const Linear<T>* linear : {&layer.qkv, &layer.out, &layer.up, &layer.down}) {
+      const Matrix& weight = linear->weight;
+      if (weight.dtype != kDType<T> || weight.per != Granularity::none || linear->input)
+        return "a matrix is stored as " + std::string(to_string(weight.dtype)) + " or has scales";
+      for (const void* pointer : {weight.data, static_cast<const void*>(linear->bias)})
+        if (!weight.data || reinterpret_cast<uintptr_t>(pointer) % 16 != 0)
           return "a weight is missing or does not begin at 16 bytes";
+    }
   }
   return "";
 }
 
-// What gammas, betas and biases of the LayerNorms on both sides of a product make of it (gemm/own/deferred_norm.h).
+// What gammas, betas and biases of the norms on both sides of a product make of it (gemm/own/deferred_norm.h).
 struct CorrectionVectors {
   float *add, *slope;
 };
@@ -74,18 +89,21 @@ struct LayerVectors {
   SumVectors out, down, last_down;  // last_down: where this layer is the last to run
 };
 
-// The variant of wgmma_tile that each product of a layer runs.
+// The variant of wgmma_tile that each product of a layer runs, and whether that of `up` has a gate.
 struct Variants {
   int qkv, out, up, down;
+  Gate gate;
 };
 
-// The stream is at x_: the call's input until the first sum, then b.projected, which holds it times the gamma of the
-// norm that is pending.
+// a_ is what a block's first product reads: before the first sum what it would read anyway, then sum_, which holds the
+// stream times the gamma of the norm that is pending. Where norms follow sums that is all there is of the stream. Where
+// they come before blocks, the stream itself is at stream_.
 template <class T>
 class DeferredCallCuda : public DeferredCall<Cuda, T> {
  public:
+  // stream: nullptr where norms follow sums; a: of the first product.
   DeferredCallCuda(const std::vector<LayerVectors>& vectors, const Variants& variants, int64_t layers, int64_t rows,
-                   int64_t cols, const LayerBuffers<T>& b, const T* x)
+                   int64_t cols, const LayerBuffers<T>& b, T* stream, const T* a)
       : vectors_(vectors),
         variants_(variants),
         layers_(layers),
@@ -93,33 +111,49 @@ class DeferredCallCuda : public DeferredCall<Cuda, T> {
         cols_(cols),
         of_attention_{b.deferred_moments},
         of_ffn_{b.deferred_moments + rows * kMomentWords},
-        sum_(b.projected),
-        x_(x) {}
+        stream_(stream),
+        sum_(stream ? b.normed : b.projected),
+        a_(a) {}
 
   Operand project(Context<Cuda>& context, const Linear<T>& linear, Activation activation, const Operand& out) override {
     const LayerVectors& v = vectors_[layer_];
     const CorrectionVectors& vectors = in_ffn_ ? v.up : v.qkv;
-    run_corrected(
-        context, in_ffn_ ? variants_.up : variants_.qkv, product_of(linear, rows_, {.activation = activation}),
-        {.a = x_, .b = linear.weight.data, .c = out.template as<T>()}, vectors.add, vectors.slope, pending_, moments());
+    const Epilogue epilogue{.activation = activation, .gate = in_ffn_ ? variants_.gate : Gate::none};
+    run_corrected(context, in_ffn_ ? variants_.up : variants_.qkv, product_of(linear, rows_, epilogue),
+                  {.a = a_, .b = linear.weight.data, .c = out.template as<T>()}, vectors.add, vectors.slope, pending_,
+                  moments());
     return out;
   }
 
-  void add(Context<Cuda>& context, const Linear<T>& linear, const Operand& a, const Norm<T>& norm) override {
+  void add(Context<Cuda>& context, const Linear<T>& linear, const Operand& a, const Norm<T>& after,
+           const Norm<T>& before_next) override {
     const LayerVectors& v = vectors_[layer_];
     const SumVectors& vectors = !in_ffn_ ? v.out : layer_ + 1 < layers_ ? v.down : v.last_down;
-    run_summing(context, in_ffn_ ? variants_.down : variants_.out, product_of(linear, rows_, {}),
-                {.a = a.template as<T>(), .b = linear.weight.data, .c = sum_}, vectors.add, x_, pending_, vectors.gamma,
-                moments());
-    x_ = sum_;
+    const Norm<T>& norm = after ? after : before_next;
+    const int variant = in_ffn_ ? variants_.down : variants_.out;
+    const Product product = product_of(linear, rows_, {});
+    const ProductData data{.a = a.template as<T>(), .b = linear.weight.data, .c = sum_};
+    if (stream_)
+      run_keeping(context, variant, product, data, vectors.add, stream_, vectors.gamma, norm.kind == NormKind::layer,
+                  moments());
+    else
+      run_summing(context, variant, product, data, vectors.add, a_, pending_, vectors.gamma, moments());
+    a_ = sum_;
     pending_ = {vectors.gamma, vectors.unscale, moments(), norm.eps};
     norm_ = norm;
+    of_stream_ = static_cast<bool>(after);
     layer_ += in_ffn_;
     in_ffn_ = !in_ffn_;
   }
 
   void settle(Context<Cuda>& context, int64_t tokens, T* x) override {
-    add_bias_input_layernorm<Cuda, T>(context, sum_, nullptr, nullptr, norm_, tokens, cols_, {.normed = x});
+    if (!norm_) return;
+    Output<T> out;
+    if (of_stream_)
+      out.normed = x;
+    else
+      out.copy = Operand::of(sum_);
+    add_bias_input_layernorm<Cuda, T>(context, stream_ ? stream_ : sum_, nullptr, nullptr, norm_, tokens, cols_, out);
   }
 
  private:
@@ -129,11 +163,13 @@ class DeferredCallCuda : public DeferredCall<Cuda, T> {
   const Variants variants_;
   const int64_t layers_, rows_, cols_;
   const DeferredMoments of_attention_, of_ffn_;
-  T* const sum_;  // [rows, hidden]
-  const T* x_;
+  T* const stream_;  // [rows, hidden]
+  T* const sum_;     // [rows, hidden]
+  const T* a_;       // [rows, hidden]
   PendingNorm pending_;
-  Norm<T> norm_;       // the same, for a kernel
-  int64_t layer_ = 0;  // whose product comes next
+  Norm<T> norm_;            // the same, for a kernel
+  bool of_stream_ = false;  // it follows the sum, and does not come before the next block alone
+  int64_t layer_ = 0;       // whose product comes next
   bool in_ffn_ = false;
 };
 
@@ -144,35 +180,44 @@ class DeferredNormCuda : public DeferredNorm<Cuda, T> {
                    const AllocateFloats& allocate)
       : config_(config), weights_(weights), most_tokens_(most_tokens_by_default()) {
     const DeviceGuard guard(context.device);
-    // before: what the pending LayerNorm has left; beta: its beta.
-    const auto corrected = [&](const Linear<T>& linear, const SumVectors& before, const T* beta) {
+    // left: by the sum on which a norm is pending; beta: of that norm.
+    const auto corrected = [&](const Linear<T>& linear, const SumVectors& left, const T* beta) {
       const Matrix& w = linear.weight;
       const CorrectionVectors made{allocate(w.n), allocate(w.n)};
-      make_correction_vectors(context, kDType<T>, w.data, linear.bias, before.gamma, beta, w.n, w.k, made.add,
+      make_correction_vectors(context, kDType<T>, w.data, linear.bias, left.gamma, beta, w.n, w.k, made.add,
                               made.slope);
       return made;
     };
-    const auto summing = [&](const Linear<T>& linear, const T* beta, const T* gamma) {
+    // beta: of the norm that is pending on the residual; next: the one that follows.
+    const auto summing = [&](const Linear<T>& linear, const T* beta, const Norm<T>& next) {
       const int64_t n = linear.weight.n;
       const SumVectors made{allocate(n), allocate(n), allocate(1)};
-      make_sum_vectors(context, kDType<T>, linear.bias, beta, gamma, n, made.add, made.gamma, made.unscale);
+      make_sum_vectors(context, kDType<T>, linear.bias, keeps_stream() ? nullptr : beta, next.gamma, next.offset,
+                       keeps_stream(), n, made.add, made.gamma, made.unscale);
       return made;
     };
-    SumVectors before{};
-    const T* beta = nullptr;
-    for (const Layer<T>& layer : weights_.layers) {
+    const Norm<T> kernel;  // what follows the last sum
+    SumVectors left{};
+    Norm<T> pending;
+    for (size_t i = 0; i < weights_.layers.size(); ++i) {
+      const Layer<T>& layer = weights_.layers[i];
+      const bool last = i + 1 == weights_.layers.size();
+      const Norm<T>& behind_attention = keeps_stream() ? layer.ffn_norms.before : layer.attention_norms.after;
+      const Norm<T>& behind_ffn = !keeps_stream() ? layer.ffn_norms.after
+                                  : last          ? kernel
+                                                  : weights_.layers[i + 1].attention_norms.before;
       LayerVectors made;
-      made.qkv = corrected(layer.qkv, before, beta);
-      made.out = summing(layer.out, beta, layer.attention_norms.after.gamma);
-      made.up = corrected(layer.up, made.out, layer.attention_norms.after.beta);
-      made.down = summing(layer.down, layer.attention_norms.after.beta, layer.ffn_norms.after.gamma);
-      made.last_down = summing(layer.down, layer.attention_norms.after.beta, nullptr);
-      before = made.down, beta = layer.ffn_norms.after.beta;
+      made.qkv = corrected(layer.qkv, left, pending.beta);
+      made.out = summing(layer.out, pending.beta, behind_attention);
+      made.up = corrected(layer.up, made.out, behind_attention.beta);
+      made.down = summing(layer.down, behind_attention.beta, behind_ffn);
+      made.last_down = summing(layer.down, behind_attention.beta, kernel);
+      left = made.down, pending = behind_ffn;
       vectors_.push_back(made);
     }
   }
 
-  // The row moments of both of a layer's LayerNorms. Whether a call is deferred may depend on a table that changes
+  // The row moments of both of a layer's norms. Whether a call is deferred may depend on a table that changes
   // between this and the call.
   void carve(Workspace& workspace, int64_t tokens, LayerBuffers<T>& b) const override {
     if (tokens > most_tokens_) return;
@@ -180,11 +225,12 @@ class DeferredNormCuda : public DeferredNorm<Cuda, T> {
   }
 
   std::unique_ptr<DeferredCall<Cuda, T>> start(const Context<Cuda>& context, int64_t tokens, int64_t layers,
-                                               const LayerBuffers<T>& b, const T* x) const override {
+                                               const LayerBuffers<T>& b, T* x) const override {
     const std::optional<Variants> found = variants(context, tokens);
     if (!found) return nullptr;
+    const bool normed = static_cast<bool>(weights_.layers.front().attention_norms.before);
     return std::make_unique<DeferredCallCuda<T>>(vectors_, *found, layers, gemm_rows(context, tokens), config_.hidden,
-                                                 b, x);
+                                                 b, keeps_stream() ? x : nullptr, normed ? b.normed : x);
   }
 
   std::string sizes(const Context<Cuda>& context) const override {
@@ -203,6 +249,9 @@ class DeferredNormCuda : public DeferredNorm<Cuda, T> {
   }
 
  private:
+  // Norms come before blocks.
+  bool keeps_stream() const { return config_.layers.front().norm_place == NormPlace::pre; }
+
   // The first layer speaks for all: their shapes are the same (refusal).
   std::optional<Variants> variants(const Context<Cuda>& context, int64_t tokens) const {
     if (tokens == 0 || tokens > most_tokens_) return std::nullopt;
@@ -211,9 +260,10 @@ class DeferredNormCuda : public DeferredNorm<Cuda, T> {
     const auto variant = [&](const Linear<T>& linear, Epilogue epilogue) {
       return wgmma_tile_variant(context, linear, rows, epilogue);
     };
+    const Gate gate = layer.config.ffn.gated ? Gate::pairs : Gate::none;
     const Variants all{variant(layer.qkv, {.bias = true}), variant(layer.out, {}),
-                       variant(layer.up, {.bias = true, .activation = layer.config.ffn.activation}),
-                       variant(layer.down, {})};
+                       variant(layer.up, {.bias = true, .activation = layer.config.ffn.activation, .gate = gate}),
+                       variant(layer.down, {}), gate};
     if (std::min({all.qkv, all.out, all.up, all.down}) < 0) return std::nullopt;
     return all;
   }

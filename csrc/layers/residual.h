@@ -13,7 +13,8 @@ template <class Device, class T>
 struct Stream {
   T* x = nullptr;  // [rows, hidden] what blocks are added to
   Operand normed;  // [rows, hidden] the norm before the next block of it, where there is one
-  DeferredCall<Device, T>* deferred = nullptr;  // norms wait for the next product; then x holds the first block's input
+  // Norms wait for the next product. Where they follow sums, x then stays the first block's input.
+  DeferredCall<Device, T>* deferred = nullptr;
 
   Stream from(int64_t row, int64_t cols) const {
     Operand part = normed;
@@ -42,7 +43,7 @@ void project_and_add(Context<Device>& context, const BlockEnd<T>& end, const Ope
                      const Stream<Device, T>& stream, LayerBuffers<T>& b) {
   const Linear<T>& block = end.product;
   const int64_t rows = chunk.rows, cols = block.weight.n;
-  if (stream.deferred) return stream.deferred->add(context, block, a, end.after);
+  if (stream.deferred) return stream.deferred->add(context, block, a, end.after, end.before_next);
   if constexpr (kNormInsideProducts<Device, T>)
     if (!end.result && !end.before_next &&
         linear_layernorm<Device, T>(context, block, a, chunk.computed, end.after, rows, b.exchanged_moments, stream.x))

@@ -6,6 +6,12 @@
 
 namespace ftbert {
 
+// Of the two columns that this thread has in a tile's accumulator j.
+template <int kVector, class Shape>
+__device__ float2 pair_of(const float* vectors, int j) {
+  return *reinterpret_cast<const float2*>(vectors + kVector * Shape::kTileN + j * 8 + threadIdx.x % 4 * 2);
+}
+
 // A row's moments are integers, to which any number of blocks add theirs in any order for the same result: the sum in
 // units of kSumUnit; squares in units of kFineUnit, of kFine and more the whole number apart. So the moments of rows
 // with standard deviations from 1e-4 to 1e7 are right to some millionths. Where squares are kTooMany or not numbers, so
