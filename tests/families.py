@@ -145,6 +145,27 @@ def make_model(family: str, task: str, size: int, seed: int = 0, **overrides: An
     return randomise(kind(config), seed)
 
 
+# Widths like those of real models, which Hopper's own products take up to 768 tokens at least.
+WIDE: dict[str, dict[str, Any]] = {
+    # Before blocks: RMSNorm and kv heads, heads wider than hidden; the same with another rounding.
+    "qwen3": {
+        "hidden_size": 768, "num_attention_heads": 12, "num_key_value_heads": 2, "head_dim": 128, "intermediate_size": 1536,
+    },
+    "llama": {"hidden_size": 768, "num_attention_heads": 12, "num_key_value_heads": 4, "intermediate_size": 1536},
+    # LayerNorm without beta and none before the first block; with beta, biases, and no gate.
+    "modernbert": {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 1152, "local_attention": 64},
+    "megatron-bert": {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536},
+    # Behind sums: a gate and no biases.
+    "nomic_bert": {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1024},
+}  # fmt: skip
+
+
+def make_wide(family: str, **overrides: Any) -> Any:
+    """Of ids up to 119 and sequences up to 128."""
+    sizes = {"vocab_size": 120, "max_position_embeddings": 256, "num_hidden_layers": 3}
+    return make_model(family, "encoder", 2, **sizes | WIDE[family] | overrides)
+
+
 def make_batch(model: Any, task: str, mask: str, seed: int = 0) -> dict[str, torch.Tensor]:
     """Ids and mask [4, 31] ([2, 2, 31] for multiple choice), padded with the padding id; holes keep their ids."""
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Layers without LayerNorm kernels (csrc/layers/deferred_norm.h) against those with them, and against float32; more of it in
+"""Layers without norm kernels (csrc/layers/deferred_norm.h) against those with them, and against float32; more of it in
 test_few_tokens.py."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from calls import SHAPES, check_sizes, layernorms, packed
 from compare import assert_close
 from conftest import have_gpu, make_bert
-from families import SIZES, make_model
+from families import SIZES, WIDE, make_model, make_wide
 
 import ftbert
 from ftbert.converters.families import FAMILIES
@@ -56,17 +56,23 @@ def test_equals_transformers(load: Load, shape: str, dtype: torch.dtype) -> None
     check_sizes(reference, lambda i: model, dtype, shape)
 
 
+def norm_kernels(reference: Any, layers_left: int = 0) -> int:
+    """That a call runs beside the embeddings': the last one, one before the first layer, and two of each layer that is not
+    deferred. ModernBERT has none before the first layer, and where norms follow sums there is none."""
+    return 1 + (reference.config.model_type in ("qwen3", "llama", "megatron-bert")) + 2 * layers_left
+
+
 @pytest.mark.parametrize("dtype", [HALF, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_agrees_with_layernorm_kernels(load: Load, shape: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("name", [*SHAPES, *WIDE])
+def test_agrees_with_norm_kernels(load: Load, name: str, dtype: torch.dtype) -> None:
     """Packed calls with empty sequences, all tokens, first and last ones; each call gives the same bits every time."""
-    reference = make_bert(**SHAPES[shape], num_hidden_layers=3)
+    reference = make_wide(name) if name in WIDE else make_bert(**SHAPES[name], num_hidden_layers=3)
     deferred, plain = load(reference, dtype), load(reference, dtype, deferred=False)
     eps = torch.finfo(dtype).eps
     for lengths in ([128], [1], [5, 0, 33, 1, 0, 64, 0], [0, 16, 16], [17] * 7, [1] * 128, [120] * 6, [3, 128] * 5):
         ids, cu, longest = packed(lengths)
-        # What is left: the last one, or of chosen rows alone the two of the last layer too.
-        for call, left in (("tokens", 1), ("first", 3), ("last", 3)):
+        # Of chosen rows the last layer runs alone.
+        for call, left in (("tokens", norm_kernels(reference)), *((one, norm_kernels(reference, 1)) for one in ("first", "last"))):
             want = plain.forward_packed(ids, cu, longest, want=call)
             run = partial(deferred.forward_packed, want=call)
             first = run(ids, cu, longest)
@@ -107,19 +113,26 @@ def check_error(load: Load, reference: Any, dtype: torch.dtype = HALF, what: str
 
 
 def sums(reference: Any) -> list[Any]:
-    """The linear layers before LayerNorms."""
-    return [linear for layer in reference.encoder.layer for linear in (layer.attention.output.dense, layer.output.dense)]
+    """The linear layers whose results are added to the stream."""
+    ends = (".output.dense", ".o_proj", ".down_proj", ".Wo")
+    return [module for name, module in reference.named_modules() if name.endswith(ends)]
+
+
+def tilt(reference: Any, by: float) -> None:
+    """Gives each row of the stream a mean of its own."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for linear in sums(reference):
+            linear.weight += torch.randn(linear.in_features, generator=generator) * (by / linear.in_features**0.5)
 
 
 def test_a_mean_far_from_zero(load: Load) -> None:
     """Where LayerNorm comes after the product, its mean is taken off a sum that was rounded with it."""
     biased, tilted = (make_bert(**SHAPES["base"], num_hidden_layers=2) for _ in range(2))
-    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for i, linear in enumerate(sums(biased)):
             linear.bias += 8 * (-1) ** i
-        for linear in sums(tilted):  # each row has a mean of its own
-            linear.weight += torch.randn(linear.in_features, generator=generator) * (4 / linear.in_features**0.5)
+    tilt(tilted, 4)
     for name, reference in (("bias", biased), ("weights", tilted)):
         check_error(load, reference, what=name)
 
@@ -169,15 +182,67 @@ def test_a_few_large_columns(load: Load) -> None:
     check_error(load, reference)
 
 
+@pytest.mark.parametrize("dtype", [HALF, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", ["modernbert", "megatron-bert", "qwen3"])
+def test_means_of_a_stream_that_is_kept(load: Load, family: str, dtype: torch.dtype) -> None:
+    """LayerNorm takes them off what a product has made of them; RMSNorm leaves them, so they must not be taken off it."""
+    reference = make_wide(family, num_hidden_layers=2)
+    tilt(reference, 2)
+    check_error(load, reference, dtype, family)
+
+
+@pytest.mark.parametrize("eps", [1e-12, 1e-5, 0.5])
+@pytest.mark.parametrize(("family", "key"), [("modernbert", "norm_eps"), ("qwen3", "rms_norm_eps")])
+def test_eps_and_gammas_of_norms_before_blocks(load: Load, family: str, key: str, eps: float) -> None:
+    """Gammas are stored times a power of two, of which eps knows nothing."""
+    reference = make_wide(family, **{key: eps})
+    with torch.no_grad():
+        for name, module in reference.named_modules():
+            factor = 8 if name.endswith(("mlp_norm", "post_attention_layernorm")) else 0.3
+            if name.endswith(("norm", "layernorm")):
+                module.weight *= factor
+    check_error(load, reference)
+
+
+@pytest.mark.parametrize("dtype", [HALF, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("factor", [0.01, 1, 30, 3000], ids=str)
+def test_streams_of_any_size(load: Load, dtype: torch.dtype, factor: float) -> None:
+    """What RMSNorm makes of a row does not depend on its size."""
+    if dtype == HALF and factor > 100:
+        pytest.skip("sums come near the largest number of fp16")
+    reference = make_wide("qwen3", num_hidden_layers=2, rms_norm_eps=1e-12)
+    with torch.no_grad():
+        for module in (reference.get_input_embeddings(), *sums(reference)):
+            module.weight *= factor
+    check_error(load, reference, dtype)
+
+
+@pytest.mark.parametrize("eps", [1e-12, 1e-5])
+@pytest.mark.parametrize(("family", "key"), [("modernbert", "norm_eps"), ("qwen3", "rms_norm_eps")])
+def test_rows_of_zeros_and_rows_that_are_no_numbers(load: Load, family: str, key: str, eps: float) -> None:
+    """Without biases a text of embeddings that are 0 stays 0, and nothing of one text gets into another."""
+    reference = make_wide(family, **{key: eps})
+    with torch.no_grad():
+        reference.get_input_embeddings().weight[7] = 0
+    model = load(reference)
+    model.use_cuda_graphs(False)
+    ids, cu, longest = packed([40, 25, 31])
+    want = model.forward_packed(ids, cu, longest)
+    assert want.isfinite().all()
+    for id_, check in ((7, lambda rows: not rows.any()), (10**9, lambda rows: rows.isnan().all())):
+        ids[40:65] = id_
+        got = model.forward_packed(ids, cu, longest)
+        assert check(got[40:65]), id_
+        assert torch.equal(got[:40], want[:40]) and torch.equal(got[65:], want[65:])
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_which_families_it_takes(family: str) -> None:
     """test_families.py compares them with transformers: the last size is one for this wherever that can be."""
-    model = ftbert.load(make_model(family, "encoder", SIZES[-1]), device="cuda", dtype=HALF)
-    pre = any(layer.norm_place == "pre" for layer in model.config.layers)
-    want = "no: LayerNorm comes first" if pre else "no: attention has a bias" if family == "mpnet" else "of 1 to"
-    if any(layer.ffn.gated for layer in model.config.layers):
-        want = "no: "  # a gate, unless the heads' size already takes the general path
-    assert model.info()["deferred_layernorm"].startswith(want)
+    sizes = {"head_dim": 32} if family in ("qwen3", "gemma3_text") else {}
+    model = ftbert.load(make_model(family, "encoder", SIZES[-1], **sizes), device="cuda", dtype=HALF)
+    refused = {"mpnet": "no: attention has a bias", "gemma3_text": "no: a block's result has a norm of its own"}
+    assert model.info()["deferred_layernorm"].startswith(refused.get(family, "of 1 to"))
 
 
 def test_what_it_does_not_do_says_why(load: Load) -> None:

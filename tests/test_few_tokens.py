@@ -11,10 +11,11 @@ import torch
 from calls import SHAPES, check_against_transformers, check_on_threads, check_sizes, inputs, layernorms, packed
 from compare import assert_close
 from conftest import Place, have_gpu, make_bert
-from own_kernels import VARIANTS
+from families import WIDE, make_wide
+from own_kernels import VARIANTS, WORDS
 
 import ftbert
-from ftbert.tuning import WGMMA_TILE, Bench, Row, choice_of, gemm_table, products_of_shape, without_layernorm
+from ftbert.tuning import WGMMA_TILE, Bench, Row, choice_of, gemm_table, products, without_layernorm
 
 pytestmark = pytest.mark.skipif(
     not have_gpu() or torch.cuda.get_device_capability() != (9, 0), reason="no GPU with warpgroup instructions"
@@ -33,14 +34,12 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
 
     def make(reference: Any, dtype: torch.dtype = HALF, first: int = 0, deferred: bool = False) -> ftbert.Model:
         monkeypatch.setenv("FTBERT_DEFERRED_NORM", "2048" if deferred else "off")
-        config, rows = reference.config, {}
-        name = "fp16" if dtype == HALF else "bf16"
-        products = products_of_shape(config.hidden_size, config.intermediate_size, config.hidden_act, name)
-        for i, product in enumerate(products):
+        model = ftbert.load(reference, device="cuda", dtype=dtype)
+        rows = {}
+        for i, product in enumerate(products(model.config, WORDS[dtype])):
             plain = without_layernorm(product)
             able = [a for a in Bench(plain, 64).own() if a.kernel == WGMMA_TILE]
             rows[plain] = Row(plain, 1, 2048, choice_of(able[(first + i) % len(able)]))
-        model = ftbert.load(reference, device="cuda", dtype=dtype)
         # These and no others: rows without times would give way to the package's.
         gemm_table.put_in_force(device.index, rows.values())
         for row in rows.values():
@@ -69,6 +68,20 @@ def test_every_one_in_a_model(load: Load, first: int, deferred: bool) -> None:
     assert layernorms(lambda: model.forward_packed(*packed([64, 30]))) == (1 if deferred else 4)
     for one in (inputs(3, 50)["right"], inputs(20, 90)["holes"]):
         check_against_transformers(reference, model, one, Place("cuda", HALF))
+
+
+@pytest.mark.parametrize("dtype", [HALF, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("first", range(len(VARIANTS.get(WGMMA_TILE, []))))
+@pytest.mark.parametrize("family", WIDE)
+def test_every_one_in_other_families(load: Load, family: str, first: int, dtype: torch.dtype) -> None:
+    """Against float32: deferred norms have at most 1.5 times the error of norms that are kernels."""
+    reference = make_wide(family)
+    exact = ftbert.load(reference, device="cuda", dtype=torch.float32)
+    models = [load(reference, dtype, first, deferred) for deferred in (True, False)]
+    for lengths in ([64, 30], [7, 128, 120, 128]):
+        want, *got = (model.forward_packed(*packed(lengths)).double() for model in (exact, *models))
+        deferred, plain = ((one - want).square().mean().sqrt().item() for one in got)
+        assert deferred <= 1.5 * plain, f"{lengths}: rms error {deferred:.2g}, with norms as kernels {plain:.2g}"
 
 
 @DEFERRED

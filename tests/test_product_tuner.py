@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from fake_gpu import QKV, FakeAlgorithm, fake_gpu
@@ -51,9 +52,10 @@ def test_what_runs_without_a_table_stays_unless_something_is_2_percent_faster(
 ) -> None:
     runs, other = FakeAlgorithm(3, 9.0, WGMMA_TILE), FakeAlgorithm(4, us, WGMMA_TILE)
     fake_gpu(monkeypatch, [FakeAlgorithm(1, 10.0)], [runs, other], in_force=runs)
-    made, few = ProductTuner(QKV).row(1025, 1088), ProductTuner(QKV).row(961, 1024)
-    assert made.algorithm == Own(WGMMA_TILE, "4" if wins else "3") and made.default_us == (10.0,)
-    assert few.algorithm == Own(WGMMA_TILE, "3")  # other variants are faster in a layer than alone
+    for product in (QKV, replace(QKV, activation="silu", gated=True)):
+        made, few = ProductTuner(product).row(1025, 1088), ProductTuner(product).row(961, 1024)
+        assert made.algorithm == Own(WGMMA_TILE, "4" if wins else "3") and made.default_us == (10.0,)
+        assert few.algorithm == Own(WGMMA_TILE, "3")  # other variants are faster in a layer than alone
 
 
 def test_what_known_rows_run_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:

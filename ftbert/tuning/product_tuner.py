@@ -25,7 +25,7 @@ from ftbert.tuning.gemm_rows import WGMMA_TILE, WITH_LAYERNORM, Own, Product, Ro
 from ftbert.tuning.gemm_table import tuner_module
 from ftbert.tuning.product_bench import Algorithm, Bench, choice_of, is_faster
 
-_DEFERRED_ROWS = 1024  # up to which LayerNorms are deferred: csrc/layers/deferred_norm_cuda.cpp, most_tokens_by_default
+_DEFERRED_ROWS = 1024  # up to which norms are deferred: csrc/layers/deferred_norm_cuda.cpp, most_tokens_by_default
 _FINALISTS = 5
 _ROUNDS = 15  # of the turns that these take
 
@@ -123,9 +123,9 @@ class ProductTuner:
         proposal, and faster than what this process runs for the product by more than the measurement's noise and more
         than 2 %; else the row names that. So no row of this product may be in force.
 
-        Layers without gates whose four products run wgmma_tile defer their LayerNorms, and other variants are the
-        fastest there than alone: BERT-large at 256 tokens takes 0.674 ms, with those that are the fastest one by one
-        0.735 (H200). So where the rule chooses that kernel up to 1024 rows there are no candidates.
+        Layers whose four products run wgmma_tile defer their norms; other variants are the fastest there than alone:
+        BERT-large at 256 tokens takes 0.674 ms, with those that are the fastest one by one 0.735 (H200). So where the
+        rule chooses that kernel up to 1024 rows there are no candidates.
 
         With a LayerNorm the candidates are the kernels that contain it, and what the product without it runs in this
         process, followed by the LayerNorm. Raises NothingProposed.
@@ -140,7 +140,7 @@ class ProductTuner:
             here = [row.algorithm for row in self._known if row.first <= last and first <= row.last]
             known = [bench.algorithm(words) for words in here if isinstance(words, tuple)]
             candidates += [*known, *bench.heuristics(), *self._winners.values()]
-        if runs.kernel == WGMMA_TILE and last <= _DEFERRED_ROWS and not self.product.gated:
+        if runs.kernel == WGMMA_TILE and last <= _DEFERRED_ROWS:
             candidates = []
         new = {choice_of(a): a for a in candidates if all(choice_of(a) != choice_of(rival) for rival in rivals)}
         best = _fastest(bench, list(new.values()), 2, -(-bench.launches // 3))[:_FINALISTS]
