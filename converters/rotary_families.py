@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from ftbert.checkpoint import shown
 from ftbert.converters.family import KEYS, LAYER_NORMS, Config, Family, Keys, Names, entry, norm_keys
 from ftbert.converters.gated_rows import two_halves, two_matrices
@@ -26,6 +29,8 @@ _GATED = two_matrices(_LAYER + "mlp.gate_proj", _LAYER + "mlp.up_proj")
 _NO_FFN_BIAS = {"layer.ffn.up_bias": False, "layer.ffn.down_bias": False}
 _HEAD_DIM: Keys = {"layer.attention.head_size": ("head_dim", 0)}  # 0: hidden / heads
 _NO_BIAS = _NO_FFN_BIAS | {"layer.attention.qkv_bias": False, "layer.attention.out_bias": False}
+_ATTENTION_BIAS: Keys = dict.fromkeys(("layer.attention.qkv_bias", "layer.attention.out_bias"), ("attention_bias", False))
+_FFN_BIAS: Keys = dict.fromkeys(("layer.ffn.up_bias", "layer.ffn.down_bias"), ("mlp_bias", False))
 
 
 # ---- encoders -------------------------------------------------------------------------------------------------------
@@ -65,10 +70,9 @@ _MODERNBERT = Family(
         "layers.{i}.ffn.norm": _LAYER + "mlp_norm",
         "final_norm": "final_norm",
     },
-    keys=KEYS | norm_keys("embedding_norm", *LAYER_NORMS, "final_norm", key="norm_eps", default=1e-5) | {
+    keys=KEYS | norm_keys("embedding_norm", *LAYER_NORMS, "final_norm", key="norm_eps", default=1e-5)
+    | _ATTENTION_BIAS | _FFN_BIAS | {
         "layer.ffn.activation": ("hidden_activation", "gelu"),
-        **dict.fromkeys(("layer.attention.qkv_bias", "layer.attention.out_bias"), ("attention_bias", False)),
-        **dict.fromkeys(("layer.ffn.up_bias", "layer.ffn.down_bias"), ("mlp_bias", False)),
         **{f"{norm}.bias": ("norm_bias", False) for norm in ("embedding_norm", *LAYER_NORMS, "final_norm")},
     },
     fixed=_NO_TABLE | _NO_TYPES | {"layer.norm_place": "pre", "layer.ffn.gated": True},
@@ -177,17 +181,12 @@ _LLAMA_NAMES: Names = {
     "final_norm": "norm",
 }
 _RMS_NORMS = (*LAYER_NORMS, "final_norm")
-_LLAMA_KEYS: Keys = {ours: key for ours, key in KEYS.items() if ours != "embedding_norm.eps"} | _HEAD_DIM | {
-    "layer.ffn.activation": ("hidden_act", "silu"),
-    **norm_keys(*_RMS_NORMS, key="rms_norm_eps", default=1e-6),
-}
-_LLAMA_FIXED = _NO_TABLE | _NO_TYPES | {
-    "layer.norm_place": "pre", "layer.ffn.gated": True, **rms(*_RMS_NORMS, rounding="before_gamma"),
-}  # fmt: skip
-_BIAS_KEYS: Keys = {
-    **dict.fromkeys(("layer.attention.qkv_bias", "layer.attention.out_bias"), ("attention_bias", False)),
-    **dict.fromkeys(("layer.ffn.up_bias", "layer.ffn.down_bias"), ("mlp_bias", False)),
-}
+_QK_NORM = "layer.attention.qk_norm"
+_GEMMA_NORMS = (*_RMS_NORMS, "layer.attention_result_norm", "layer.ffn_result_norm", _QK_NORM)
+_LLAMA_KEYS: Keys = {ours: key for ours, key in KEYS.items() if ours != "embedding_norm.eps"} | _HEAD_DIM
+_LLAMA_KEYS |= {"layer.ffn.activation": ("hidden_act", "silu")}
+_LLAMA_FIXED = _NO_TABLE | _NO_TYPES | {"layer.norm_place": "pre", "layer.ffn.gated": True}
+_BEFORE_GAMMA = {"rounding": "before_gamma"}
 
 
 def _llama(config: Config, description: Description) -> None:
@@ -239,94 +238,60 @@ def _gemma3(config: Config, description: Description) -> None:
         layer["attention"] = {"rotary": rotary_of_type(scaled, description, kind, *thetas[kind]), **layer["attention"]}
 
 
-_GEMMA_NORMS = (*LAYER_NORMS, "final_norm", "layer.attention_result_norm", "layer.ffn_result_norm")
-_QK_NORM = "layer.attention.qk_norm"
-_OUTPUTS = ("masked_lm", "multiple_choice")
+def _like_llama(
+    name: str,
+    adjust: Callable[[Config, Description], None],
+    keys: Keys,
+    fixed: dict[str, Any],
+    *,
+    names: Names | None = None,
+    norms: tuple[str, ...] = _RMS_NORMS,
+    norm: dict[str, Any] = _BEFORE_GAMMA,
+    eps: float = 1e-6,
+    lacks: tuple[str, ...] = ("masked_lm", "multiple_choice"),
+    also: tuple[str, ...] = (),
+    decoder: bool = True,
+) -> Family:
+    """names, keys, fixed: what is other than Llama's. norms: there; norm: what all of them have; eps: their default."""
+    return Family(
+        name=name,
+        base="model",
+        names=_LLAMA_NAMES | (names or {}),
+        keys=_LLAMA_KEYS | norm_keys(*norms, key="rms_norm_eps", default=eps) | keys,
+        fixed=_LLAMA_FIXED | rms(*norms, **norm) | fixed,
+        adjust=adjust,
+        buffers=_BUFFERS,
+        lacks=lacks,
+        also=also,
+        decoder=decoder,
+    )
+
 
 ROTARY = (
     _MODERNBERT,
     _NOMIC,
     _JINA,
     _NEW,
-    Family(
-        name="eurobert",
-        base="model",
-        names=_LLAMA_NAMES,
-        keys=_LLAMA_KEYS | _BIAS_KEYS | norm_keys(*_RMS_NORMS, key="rms_norm_eps", default=1e-5),
-        fixed=_LLAMA_FIXED,
-        adjust=_llama,
-        buffers=_BUFFERS,
-        lacks=("question_answering", "multiple_choice"),
-    ),
-    Family(
-        name="llama",
-        base="model",
-        names=_LLAMA_NAMES,
-        keys=_LLAMA_KEYS | _BIAS_KEYS,
-        fixed=_LLAMA_FIXED,
-        adjust=_llama,
-        buffers=_BUFFERS,
-        lacks=_OUTPUTS,
-        also=("transformer",),
-        decoder=True,
-    ),
-    Family(
-        name="mistral",
-        base="model",
-        names=_LLAMA_NAMES,
-        keys=_LLAMA_KEYS,
-        fixed=_LLAMA_FIXED | _NO_BIAS,
-        adjust=_mistral,
-        buffers=_BUFFERS,
-        lacks=_OUTPUTS,
-        decoder=True,
-    ),
-    Family(
-        name="qwen2",
-        base="model",
-        names=_LLAMA_NAMES,
-        keys=_LLAMA_KEYS,
-        fixed=_LLAMA_FIXED | _NO_FFN_BIAS | {"layer.attention.out_bias": False},
-        adjust=_qwen,
-        buffers=_BUFFERS,
-        lacks=_OUTPUTS,
-        also=("transformer",),
-        decoder=True,
-    ),
-    Family(
-        name="qwen3",
-        base="model",
-        names=_LLAMA_NAMES,
-        keys=_LLAMA_KEYS | norm_keys(_QK_NORM, key="rms_norm_eps", default=1e-6) | {
-            "layer.attention.head_size": ("head_dim", 128),
-            **{path: key for path, key in _BIAS_KEYS.items() if "attention" in path},
+    _like_llama("eurobert", _llama, _ATTENTION_BIAS | _FFN_BIAS, {}, eps=1e-5, decoder=False,
+                lacks=("question_answering", "multiple_choice")),
+    _like_llama("llama", _llama, _ATTENTION_BIAS | _FFN_BIAS, {}, also=("transformer",)),
+    _like_llama("mistral", _mistral, {}, _NO_BIAS),
+    _like_llama("qwen2", _qwen, {}, _NO_FFN_BIAS | {"layer.attention.out_bias": False}, also=("transformer",)),
+    _like_llama("qwen3", _qwen, _ATTENTION_BIAS | {"layer.attention.head_size": ("head_dim", 128)}, _NO_FFN_BIAS,
+                norms=(*_RMS_NORMS, _QK_NORM), also=("transformer",)),
+    _like_llama(
+        "gemma3_text", _gemma3,
+        _ATTENTION_BIAS | {
+            "layer.ffn.activation": ("hidden_activation", "gelu_pytorch_tanh"),
+            "layer.attention.head_size": ("head_dim", 256),
         },
-        fixed=_LLAMA_FIXED | _NO_FFN_BIAS | rms(_QK_NORM, rounding="before_gamma"),
-        adjust=_qwen,
-        buffers=_BUFFERS,
-        lacks=_OUTPUTS,
-        also=("transformer",),
-        decoder=True,
-    ),
-    Family(
-        name="gemma3_text",
-        base="model",
-        names=_LLAMA_NAMES | {
+        _NO_FFN_BIAS,
+        names={
             "layers.{i}.attention.result_norm": _LAYER + "post_attention_layernorm",
             "layers.{i}.ffn.norm": _LAYER + "pre_feedforward_layernorm",
             "layers.{i}.ffn.result_norm": _LAYER + "post_feedforward_layernorm",
         },
-        keys=_LLAMA_KEYS | norm_keys(*_GEMMA_NORMS, _QK_NORM, key="rms_norm_eps", default=1e-6) | {
-            "layer.ffn.activation": ("hidden_activation", "gelu_pytorch_tanh"),
-            "layer.attention.head_size": ("head_dim", 256),
-            **{path: key for path, key in _BIAS_KEYS.items() if "attention" in path},
-        },
-        fixed=_NO_TABLE | _NO_TYPES | _NO_FFN_BIAS | {
-            "layer.norm_place": "pre", "layer.ffn.gated": True, **rms(*_GEMMA_NORMS, _QK_NORM, offset=1.0),
-        },
-        adjust=_gemma3,
-        buffers=_BUFFERS,
-        lacks=(*_OUTPUTS, "token_classification", "question_answering"),
-        decoder=True,
+        norms=_GEMMA_NORMS, norm={"offset": 1.0},
+        lacks=("masked_lm", "multiple_choice", "token_classification", "question_answering"),
     ),
 )  # fmt: skip
