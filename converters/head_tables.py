@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ftbert.checkpoint import EncoderConfig, HeadConfig, Shape, activations, shown
+from ftbert.checkpoint import CAUSAL_LM, VOCABULARY, EncoderConfig, HeadConfig, Shape, activations, shown
 from ftbert.converters.families import FAMILIES
 from ftbert.converters.family import Config, Family, entry
 
@@ -16,8 +16,10 @@ class HeadRow:
 
     architecture: how the names of transformers' classes with it end. families: model types, () for all that no other
     row of the task names. dense, norm, out: their stems; out_bias: what else the bias of `out` is called. activation:
-    "=" and a key: of the config. source: or the config's key for it and what that may say, the default first. biases:
-    which there may not be, as (dense, norm or out, the config's key for it, its default); "": no key says it.
+    or the config's key for it, its default and, where that is another, what null says. source: or the config's key for
+    it and what that may say, the default first. biases: which there may not be, as (dense, norm or out, the config's
+    key for it, its default); "": no key says it. only: keys of the config that nothing here computes with, each with
+    what it may say, the default first. tied: of a head over the vocabulary, the default of tie_word_embeddings.
     """
 
     task: str
@@ -25,11 +27,13 @@ class HeadRow:
     source: str | tuple[str, ...]
     out: str
     dense: str = ""
-    activation: str = "none"
+    activation: str | tuple[str, ...] = "none"
     norm: str = ""
     out_bias: str = ""
     families: tuple[str, ...] = ()
     biases: tuple[tuple[str, str, bool], ...] = ()
+    only: tuple[tuple[Any, ...], ...] = ()
+    tied: bool = True
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -45,6 +49,29 @@ class HeadRow:
         if (said := config.get(key, known[0])) not in known:
             raise ValueError(f"{key} {shown(said)} of the head for {self.task} is not one of {', '.join(known)}")
         return "first" if said in ("cls", "bos") else str(said)
+
+    def activated(self, config: Config) -> str:
+        """The activation that the config asks for."""
+        said: Any = self.activation
+        if isinstance(self.activation, tuple):
+            key, default, *null = self.activation
+            said = config.get(key, default) or (null or [default])[0]
+        if self.dense and (not isinstance(said, str) or said not in activations()):
+            known = ", ".join(activations())
+            raise ValueError(f"activation {shown(said)} of the head for {self.task} is not one of {known}")
+        return str(said)
+
+    def check(self, config: Config) -> None:
+        """ValueError for an entry of the config that makes another head of it."""
+        for key, *known in self.only:
+            if (said := config.get(key, known[0])) not in known:
+                raise ValueError(
+                    f"{key} {shown(said)} is not supported: the head for {self.task} needs {key} {shown(known[0])}"
+                )
+
+    def ties(self, config: Config) -> bool:
+        """Whether the config says that its matrix is the embeddings'."""
+        return self.task in VOCABULARY and bool(entry(config, "tie_word_embeddings", "bool", self.tied))
 
     def biased(self, config: Config) -> dict[str, bool]:
         said = {stem: entry(config, key, "bool", default) if key else default for stem, key, default in self.biases}
@@ -62,18 +89,26 @@ _SEQUENCE = ("sequence_classification", "ForSequenceClassification")
 _TOKENS = ("token_classification", "ForTokenClassification")
 _ANSWERS = ("question_answering", "ForQuestionAnswering")
 _MASKED = ("masked_lm", "ForMaskedLM")
+_CAUSAL = (CAUSAL_LM, "ForCausalLM")
 _CHOICE = ("multiple_choice", "ForMultipleChoice")
 _NEXT = ("next_sentence", "ForNextSentencePrediction")
 _CLS = "cls.predictions."
 _ELECTRA = ("electra",)
-# Of encoders. Without is_decoder, which is refused, their head is the masked language model's, tensor by tensor.
-_LLAMAS = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
+_HIDDEN_ACT = ("hidden_act", "gelu")
+_UNTIED = ("llama", "mistral", "qwen2", "qwen3")
+_LLAMAS = (*_UNTIED, "gemma3_text")
 _MODERNBERT_HEAD: Any = {
-    "dense": "head.dense", "activation": "=classifier_activation", "norm": "head.norm", "families": ("modernbert",),
+    "dense": "head.dense", "activation": ("classifier_activation", "gelu"), "norm": "head.norm",
+    "families": ("modernbert",),
 }  # fmt: skip
 _MODERNBERT_BIASES = (("dense", "classifier_bias", False), ("norm", "norm_bias", False))
 _MODERNBERT_POOLING = ("classifier_pooling", "cls", "mean")
+# transformers' classes of decoders. Of an encoder, which has no is_decoder, the head is its masked language model's.
 _LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
+_LM_HEAD: Any = {
+    "biases": (("out", "", False),),
+    "only": (("final_logit_softcapping", None), ("logit_scale", None, 1), ("logits_scaling", None, 1)),
+}
 
 # Tasks of the ...ForPreTraining classes; a family has two of them, or replaced_token alone.
 _PRETRAINING = ("masked_lm", "next_sentence", "sentence_order", "replaced_token")
@@ -93,28 +128,31 @@ ROWS = (
     HeadRow(*_TOKENS, "tokens", "score", families=_LLAMAS, biases=(("out", "token_classification_bias", True),)),
     HeadRow(*_ANSWERS, "tokens", "qa_outputs"),
     HeadRow(*_ANSWERS, "tokens", "classifier", biases=_MODERNBERT_BIASES, **_MODERNBERT_HEAD),
-    HeadRow(*_MASKED, "tokens", _CLS + "decoder", _CLS + "transform.dense", "=hidden_act",
+    HeadRow(*_MASKED, "tokens", _CLS + "decoder", _CLS + "transform.dense", _HIDDEN_ACT,
             _CLS + "transform.LayerNorm", _CLS + "bias"),
     HeadRow(*_MASKED, "tokens", "lm_head.decoder", "lm_head.dense", "gelu", "lm_head.layer_norm", "lm_head.bias",
             families=(*_ROBERTAS, "mpnet", "jina_embeddings_v3")),
-    HeadRow(*_MASKED, "tokens", "vocab_projector", "vocab_transform", "=hidden_act", "vocab_layer_norm",
+    HeadRow(*_MASKED, "tokens", "vocab_projector", "vocab_transform", ("activation", "gelu"), "vocab_layer_norm",
             families=("distilbert",)),
-    HeadRow(*_MASKED, "tokens", "predictions.decoder", "predictions.dense", "=hidden_act", "predictions.LayerNorm",
-            "predictions.bias", families=("albert",)),
-    HeadRow(*_MASKED, "tokens", _CLS + "decoder", _CLS + "dense", "=hidden_act", _CLS + "LayerNorm",
+    HeadRow(*_MASKED, "tokens", "predictions.decoder", "predictions.dense", ("hidden_act", "gelu_new"),
+            "predictions.LayerNorm", "predictions.bias", families=("albert",)),
+    HeadRow(*_MASKED, "tokens", _CLS + "decoder", _CLS + "dense", _HIDDEN_ACT, _CLS + "LayerNorm",
             families=("rembert",)),
     HeadRow(*_MASKED, "tokens", "generator_lm_head", "generator_predictions.dense", "gelu",
             "generator_predictions.LayerNorm", families=_ELECTRA),
-    HeadRow(*_MASKED, "tokens", _CLS + "decoder", _CLS + "transform.dense", "=hidden_act",
+    HeadRow(*_MASKED, "tokens", _CLS + "decoder", _CLS + "transform.dense", ("hidden_act", "silu"),
             _CLS + "transform.layer_norm", _CLS + "bias", families=("nomic_bert",)),
     HeadRow(*_MASKED, "tokens", "decoder", **_MODERNBERT_HEAD,
             biases=(*_MODERNBERT_BIASES, ("out", "decoder_bias", True))),
     HeadRow(*_MASKED, "tokens", "lm_head", families=("eurobert",), biases=(("out", "mlp_bias", False),)),
+    HeadRow(*_CAUSAL, "tokens", "lm_head", families=_UNTIED, tied=False, **_LM_HEAD),
+    HeadRow(*_CAUSAL, "tokens", "lm_head", families=("gemma3_text",), **_LM_HEAD),
     HeadRow("replaced_token", "ForPreTraining", "tokens", "discriminator_predictions.dense_prediction",
-            "discriminator_predictions.dense", "=hidden_act", families=_ELECTRA),
+            "discriminator_predictions.dense", _HIDDEN_ACT, families=_ELECTRA),
     HeadRow(*_CHOICE, "pooler", "classifier"),
     HeadRow(*_CHOICE, "first", "classifier", "pre_classifier", "relu", families=("distilbert",)),
-    HeadRow(*_CHOICE, "first", "classifier", "sequence_summary.summary", "=summary_activation", families=_ELECTRA),
+    HeadRow(*_CHOICE, "first", "classifier", "sequence_summary.summary", ("summary_activation", "gelu", "none"),
+            families=_ELECTRA, only=(("summary_type", "first"), ("summary_use_proj", True))),
     HeadRow(*_CHOICE, _MODERNBERT_POOLING, "classifier", biases=_MODERNBERT_BIASES, **_MODERNBERT_HEAD),
     HeadRow(*_NEXT, "pooler", "cls.seq_relationship", families=("bert", "ernie", "megatron-bert")),
     HeadRow("sentence_order", "ForPreTraining", "pooler", "sop_classifier.classifier", families=("albert",)),
@@ -133,20 +171,23 @@ def rows_of(family: str) -> list[HeadRow]:
     return [row for row in rows.values() if row.task not in lacks]
 
 
-def find_rows(family: str, architecture: str, found: dict[str, Shape]) -> list[HeadRow]:
+def find_rows(family: str, architecture: str, config: Config, found: dict[str, Shape]) -> list[HeadRow]:
     """The heads of a file with the tensors `found`.
 
     architecture: transformers' class, "" where the config names none. A class whose head is not in the file gives none
-    (sentence encoders often say ...ForMaskedLM). Without a class, tensors that could be several heads give none.
+    (sentence encoders often say ...ForMaskedLM), but a decoder's that is tied has no tensor of its own. Without a
+    class, tensors that could be several heads give none.
     """
-    if architecture.endswith(_LANGUAGE_MODELS):
+    rows = rows_of(family)
+    if architecture.endswith(_LANGUAGE_MODELS) and not any(row.task == CAUSAL_LM for row in rows):
         architecture = "ForMaskedLM"
     if architecture.endswith("ForPreTraining"):
-        tasks = [row for row in rows_of(family) if row.task in _PRETRAINING]
+        tasks = [row for row in rows if row.task in _PRETRAINING]
     else:
-        tasks = [row for row in rows_of(family) if architecture.endswith(row.architecture) or not architecture]
+        tasks = [row for row in rows if architecture.endswith(row.architecture) or not architecture]
     if architecture:
-        return [row for row in tasks if any(_present(row, kind, found) for kind in row.parts)]
+        tied = [row for row in tasks if row.task == CAUSAL_LM and row.ties(config)]
+        return tied or [row for row in tasks if any(_present(row, kind, found) for kind in row.parts)]
     whole = [row for row in tasks if all(_present(row, kind, found) for kind in row.parts)]
     return whole if len(whole) == 1 else []
 
@@ -159,18 +200,7 @@ def head_config(
     row: HeadRow, family: Family, config: Config, encoder: EncoderConfig, found: dict[str, Shape], tied: bool
 ) -> HeadConfig:
     """The head that a file holds; its sizes come from the tensors."""
-    activation = row.activation
-    if activation == "=hidden_act":
-        activation = family.value(config, "layer.ffn.activation")
-    if activation == "=summary_activation":
-        if config.get("summary_type", "first") != "first" or config.get("summary_use_proj", True) is not True:
-            raise ValueError("the multiple choice head needs summary_type 'first' and summary_use_proj")
-        activation = config.get("summary_activation", "gelu") or "none"
-    if activation == "=classifier_activation":
-        activation = config.get("classifier_activation", "gelu")
-    if row.dense and (not isinstance(activation, str) or activation not in activations()):
-        known = ", ".join(activations())
-        raise ValueError(f"activation {shown(activation)} of the head for {row.task} is not one of {known}")
+    row.check(config)
 
     def rows(stem: str, otherwise: int) -> int:
         kinds = (f"{stem}.weight", f"{stem}.bias")
@@ -179,9 +209,9 @@ def head_config(
     return HeadConfig(
         task=row.task,
         source=row.reads(config),
-        outputs=encoder.vocab if row.task == "masked_lm" else rows("out", 1),
+        outputs=encoder.vocab if row.task in VOCABULARY else rows("out", 1),
         width=rows("dense", encoder.hidden) if row.dense else 0,
-        activation=activation,
+        activation=row.activated(config),
         norm_eps=family.value(config, "layer.ffn_norm.eps") if row.norm else 0.0,
         tied=tied,
         padding_id=_padding_id(config) if row.source == "last" else -1,

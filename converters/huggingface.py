@@ -19,7 +19,7 @@ from ftbert.checkpoint import (
     shown,
 )
 from ftbert.converters.families import find_family
-from ftbert.converters.family import Config, Derived, Family, entry
+from ftbert.converters.family import Config, Derived, Family
 from ftbert.converters.head_tables import HeadRow, find_rows, head_config
 from ftbert.converters.left_out import left_out, outside, silent
 
@@ -37,7 +37,7 @@ def recognise(document: Config, source: TensorSource, folder: Path | None) -> Ch
     family = family.spelled(found)
     prefix = _prefix(family, found)
     architecture = _architecture(document)
-    rows = find_rows(family.name, architecture, found)
+    rows = find_rows(family.name, architecture, document, found)
     if "pooler" in family.names:
         pooled = any(prefix + theirs in found for theirs in family.source_names("pooler.weight"))
         encoder = replace(encoder, pooler=pooled or any(row.source == "pooler" for row in rows))
@@ -84,14 +84,12 @@ def _head(
 ) -> HeadConfig:
     found = source.shapes()
     own = next((name for name in row.names("out.weight") if name in found), None)
-    tied = False
-    if row.task == "masked_lm":
-        # A file may hold the decoder although it is the embedding; transformers ties them whatever the config says if
-        # they are equal, and leaves them apart if they differ.
-        same = own is not None and found[own] == found.get(word) and torch.equal(source.read(own), source.read(word))
-        said = entry(document, "tie_word_embeddings", "bool", True)
-        tied = said if own is None else same
-    return head_config(row, family, document, encoder, found, bool(tied))
+    # A file may hold the head's matrix although it is the embeddings'; if they differ, they are apart whatever the
+    # config says, as transformers has it.
+    tied = row.ties(document) and (
+        own is None or (found[own] == found.get(word) and torch.equal(source.read(own), source.read(word)))
+    )
+    return head_config(row, family, document, encoder, found, tied)
 
 
 def _prefix(family: Family, found: dict[str, Any]) -> str:

@@ -29,8 +29,8 @@ _GATED = two_matrices(_LAYER + "mlp.gate_proj", _LAYER + "mlp.up_proj")
 _NO_FFN_BIAS = {"layer.ffn.up_bias": False, "layer.ffn.down_bias": False}
 _HEAD_DIM: Keys = {"layer.attention.head_size": ("head_dim", 0)}  # 0: hidden / heads
 _NO_BIAS = _NO_FFN_BIAS | {"layer.attention.qkv_bias": False, "layer.attention.out_bias": False}
-_ATTENTION_BIAS: Keys = dict.fromkeys(("layer.attention.qkv_bias", "layer.attention.out_bias"), ("attention_bias", False))
-_FFN_BIAS: Keys = dict.fromkeys(("layer.ffn.up_bias", "layer.ffn.down_bias"), ("mlp_bias", False))
+_ATTENTION_BIAS: Keys = {f"layer.attention.{name}_bias": ("attention_bias", False) for name in ("qkv", "out")}
+_FFN_BIAS: Keys = {f"layer.ffn.{name}_bias": ("mlp_bias", False) for name in ("up", "down")}
 
 
 # ---- encoders -------------------------------------------------------------------------------------------------------
@@ -213,9 +213,8 @@ def _qwen(config: Config, description: Description) -> None:
 
 
 def _gemma3(config: Config, description: Description) -> None:
-    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
-        if config.get(key) is not None:
-            raise ValueError(f"{key} {shown(config[key])} is not supported: ftbert has no soft caps")
+    if (cap := config.get("attn_logit_softcapping")) is not None:
+        raise ValueError(f"attn_logit_softcapping {shown(cap)} is not supported: ftbert has no soft caps")
     group_heads(config, description, 4)
     description["embedding_scale"] = description["hidden"] ** 0.5
     attention = description["layer"]["attention"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.modeling_outputs import BaseModelOutputWithPooling
 
+_READING = threading.Lock()  # of heads on demand; of all models, since a model goes through pickle
+
+
 def load(
     source: str | Path | torch.nn.Module,
     device: str | torch.device = "cpu",
@@ -45,8 +49,9 @@ def load(
     float sums: all else and the results are float32. "auto": as the weights are stored where the device has
     instructions for that (fp16 on a GPU alone, bf16 there and on some CPUs), else fp32. attention: "auto", or "fused" /
     "general" to force a path. heads: the checkpoint's task heads too; a masked language model then computes logits over
-    the vocabulary in every call; an encoder's ...ForCausalLM or ...LMHeadModel without is_decoder is one, a decoder's
-    is left out. What stands outside the encoder and is no head that ftbert knows is left out, with a warning. revision,
+    the vocabulary in every call; an encoder's ...ForCausalLM or ...LMHeadModel without is_decoder is one. A decoder's
+    ...ForCausalLM gives hidden states, and its head is read when `predict`, `rerank` or `head` asks for it. What stands
+    outside the encoder and is no head that ftbert knows is left out, with a warning. revision,
     token: of a hub id; a branch, tag or commit, and what a private model asks for (None: HF_TOKEN, or that of `hf auth
     login`). Raises FileNotFoundError, PermissionError, ImportError (an .onnx file without the onnx package), ValueError
     (weights or config do not fit, all problems listed), RuntimeError (a device or dtype that this build or machine
@@ -99,16 +104,19 @@ def _source(source: Any) -> str | Path | torch.nn.Module:
 
 
 def _load_heads(checkpoint: Checkpoint, place: torch.device, element: torch.dtype) -> list[Head]:
-    return [_load_head(checkpoint, config, place, element) for config in checkpoint.config.heads]
+    heads = [config for config in checkpoint.config.heads if not config.on_demand]
+    return [_load_head(checkpoint, config, place, element) for config in heads]
 
 
 def _load_head(checkpoint: Checkpoint, config: HeadConfig, place: torch.device, element: torch.dtype) -> Head:
     hidden = checkpoint.config.encoder.hidden
-    whole = replace(config, dense_bias=True, norm_bias=True, out_bias=True)
-    weights = {name: torch.zeros(shape, dtype=element) for name, shape in whole.shapes(hidden).items()}
-    for name in config.shapes(hidden):
-        weights[name] = checkpoint.read(f"heads.{config.task}.{name}", element)
-    return Head(config, {name: tensor.to(place) for name, tensor in weights.items()})
+    whole, stored = replace(config, dense_bias=True, norm_bias=True, out_bias=True), config.shapes(hidden)
+    weights = {}
+    for name, shape in whole.shapes(hidden).items():
+        there = name in stored
+        tensor = checkpoint.read(f"heads.{config.task}.{name}", element) if there else torch.zeros(shape, dtype=element)
+        weights[name] = tensor.to(place)
+    return Head(config, weights)
 
 
 class Model(TextModel):
@@ -123,7 +131,7 @@ class Model(TextModel):
         self.checkpoint = checkpoint
         self.config: EncoderConfig = checkpoint.config.encoder
         self.folder = checkpoint.folder
-        self._more_heads: dict[str, Head] = {}  # of a model that was loaded without them
+        self._more_heads: dict[str, Head] = {}  # read on demand
 
     def __repr__(self) -> str:
         c = self.config
@@ -204,7 +212,7 @@ class Model(TextModel):
 
     @property
     def tasks(self) -> list[str]:
-        """What the heads are for, empty without one."""
+        """What the heads that a call computes are for, empty without one."""
         return [head.task for head in self.heads]
 
     @property
@@ -212,17 +220,21 @@ class Model(TextModel):
         return list(self.module.heads) if isinstance(self.module, HeadedModule) else []  # type: ignore[arg-type]
 
     def head(self, task: str) -> Head:
-        """The checkpoint's head for `task`, also of a model that was loaded without heads. ValueError where there is
-        none."""
+        """The checkpoint's head for `task`, also one that no call computes: of a model that was loaded without heads,
+        or "causal_lm", a decoder's over its vocabulary. It is read when it is first asked for, and kept. ValueError
+        where there is none."""
         known = {head.task: head for head in self.heads} | self._more_heads
-        if task not in known:
-            config = next((one for one in self.checkpoint.config.heads if one.task == task), None)
-            if config is None:
-                found = ", ".join(one.task for one in self.checkpoint.config.heads) or "none"
-                raise ValueError(f"this model has no head for {task}; its heads: {found}")
-            element = stream_dtype(self.device, self.dtype)
-            known[task] = self._more_heads[task] = _load_head(self.checkpoint, config, self.device, element)
-        return known[task]
+        if task in known:
+            return known[task]
+        config = next((one for one in self.checkpoint.config.heads if one.task == task), None)
+        if config is None:
+            found = ", ".join(one.task for one in self.checkpoint.config.heads) or "none"
+            raise ValueError(f"this model has no head for {task}; its heads: {found}")
+        with _READING:
+            if task not in self._more_heads:
+                element = stream_dtype(self.device, self.dtype)
+                self._more_heads[task] = _load_head(self.checkpoint, config, self.device, element)
+        return self._more_heads[task]
 
     def masked_lm_logits(
         self,
@@ -315,5 +327,6 @@ class Model(TextModel):
         }
 
     def reference(self) -> PreTrainedModel:
-        """The equivalent transformers model, with the same heads: float32, eval, on the CPU, without dropout."""
+        """The equivalent transformers model, with the heads that a call computes: float32, eval, on the CPU, without
+        dropout."""
         return build_reference(self.checkpoint, with_heads=bool(self.heads))

@@ -117,6 +117,8 @@ _DISTILBERT = {
 
 # Heads, and the encoder alone.
 CASES = [(family, task) for family in FAMILIES for task in ["encoder", *(row.task for row in rows_of(family))]]
+# Heads that every call of a model computes.
+HEADS = [case for case in CASES if case[1] not in ("encoder", "causal_lm")]
 
 
 def make_config(family: str, size: int, **overrides: Any) -> Any:
@@ -125,6 +127,8 @@ def make_config(family: str, size: int, **overrides: Any) -> Any:
     settings = {**_SIZES[size], **_SETTINGS[family][size % 2]}
     if family in ROTARY:  # pairs of columns: 39 / 3 is odd
         settings |= {"pad_token_id": 0, "hidden_size": 42 if size == 1 else settings["hidden_size"]}
+    if FAMILIES[family].decoder:
+        settings |= {"tie_word_embeddings": size == 1}
     settings |= overrides
     if family == "distilbert":
         settings = {_DISTILBERT.get(key, key): value for key, value in settings.items()}
@@ -138,6 +142,8 @@ def make_model(family: str, task: str, size: int, seed: int = 0, **overrides: An
     if task == "question_answering":
         overrides["num_labels"] = 2
     config = make_config(family, size, **overrides)
+    if task == "causal_lm":
+        return randomise(transformers.AutoModelForCausalLM.from_config(config), seed)
     base = transformers.AutoModel._model_mapping[type(config)]
     ending = {row.task: row.architecture for row in rows_of(family)}.get(task)
     home = sys.modules[base.__module__]

@@ -48,7 +48,10 @@ def check(reference: Any, model: ftbert.Model, batch: dict[str, torch.Tensor], p
     fp32: absolute. 16 bit: the hidden state no worse than 1.25x transformers' own in that dtype, the rest roughly.
     """
     batch = to(batch, place)
-    got = model(**batch)
+    got = dict(model(**batch))
+    if "causal_lm" in [head.task for head in model.checkpoint.config.heads]:
+        assert "logits" not in got
+        got["logits"] = model.head("causal_lm")(got["last_hidden_state"], model.encoder.weight("embeddings.word"))
     kept = batch["attention_mask"].bool()
     kept = kept.view(-1, kept.shape[-1])
     first = kept[:, 0]
@@ -73,7 +76,7 @@ def check(reference: Any, model: ftbert.Model, batch: dict[str, torch.Tensor], p
         assert_close(ours[rows], want[rows], atol=limit, rtol=0 if fp32 else 64 * place.eps, what=name)
     if not fp32:
         theirs = base.to(place.dtype)(**flat).last_hidden_state[kept]
-        assert_no_worse(got.last_hidden_state[kept], theirs, wanted["last_hidden_state"][kept])
+        assert_no_worse(got["last_hidden_state"][kept], theirs, wanted["last_hidden_state"][kept])
         base.float()
 
 
@@ -82,7 +85,7 @@ def check(reference: Any, model: ftbert.Model, batch: dict[str, torch.Tensor], p
 def test_equals_transformers(place: Place, family: str, task: str, size: int) -> None:
     reference = make_model(family, task, size)
     model = ftbert.load(reference, device=place.device, dtype=place.dtype)
-    assert task in (*model.tasks, "encoder") and len(model.tasks) <= 2
+    assert task in (*model.tasks, "encoder", "causal_lm") and len(model.tasks) <= 2
     reference = copy.deepcopy(reference).to(place.device)
     for mask in masks_of(reference):
         check(reference, model, make_batch(reference, task, mask), place)
@@ -182,7 +185,8 @@ def test_round_trip(tmp_path: Path, family: str, task: str) -> None:
     converted = ftbert.load(convert(tmp_path / "theirs", tmp_path / "ours"))
     check(reference, converted, batch, place)
     back = converted.reference()
-    assert type(back).__name__ == type(reference).__name__ or task in ("masked_lm", "next_sentence", "sentence_order")
+    others = ("masked_lm", "next_sentence", "sentence_order", "causal_lm")
+    assert type(back).__name__ == type(reference).__name__ or task in others
     check(back, converted, batch, place)
 
 

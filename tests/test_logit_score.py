@@ -3,30 +3,27 @@ and against the published recipe of Qwen3-Reranker."""
 
 from __future__ import annotations
 
+import functools
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from other_folders import PAIR_TEMPLATE, scored
+from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder
 from tokenizers import ByteLevelBPETokenizer
 from tokenizers_offline import TEXTS
-from transformers import (
-    AutoTokenizer,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 import ftbert
-from ftbert.checkpoint import HeadConfig
+from ftbert.checkpoint import Checkpoint
 from ftbert.converters import convert
-from ftbert.heads import Head
-from ftbert.text import TextModel
+from ftbert.text import next_logits
 
 PAIRS = [*zip(TEXTS, reversed(TEXTS), strict=True), ("hello " * 30, "world " * 90), ("a", "b " * 200), ("naïve " * 200, "the end")]
 
@@ -96,10 +93,15 @@ def test_a_tokenizer_without_yes_and_no(tmp_path: Path) -> None:
         ftbert.load(tmp_path / "source").predict([("a", "b")])
 
 
-@pytest.mark.parametrize("template", [PAIR_TEMPLATE, None])
-def test_the_server_ranks(tmp_path: Path, template: str | None) -> None:
+@pytest.mark.parametrize("kind", ["LogitScore", "LogitScore, no template", "decoder alone"])
+def test_the_server_ranks(tmp_path: Path, kind: str) -> None:
     served = pytest.importorskip("served")
-    folder = scored(tmp_path, template, prompts={"judge": "Judge this"}, default_prompt_name="judge")
+    template = None if "no template" in kind else PAIR_TEMPLATE
+    if kind == "decoder alone":
+        qwen(folder := tmp_path / "decoder", False)
+        (folder / "chat_template.jinja").write_text(PAIR_TEMPLATE)
+    else:
+        folder = scored(tmp_path, template, prompts={"judge": "Judge this"}, default_prompt_name="judge")
     model, texts = ftbert.load(folder), [text for text in TEXTS if text.strip()]
     want = model.predict([("hello", text) for text in texts])
     with served.in_thread(("m", folder)) as server:
@@ -126,57 +128,153 @@ PREFIX = (
 SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
-class QwenStub(TextModel):
-    """A random Qwen3 of transformers behind the calls that text goes through."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.device, self.dtype = folder, torch.device("cpu"), torch.float32
-        self.reference = Qwen3ForCausalLM.from_pretrained(folder).eval()
-        sizes = self.reference.config
-        self.config = SimpleNamespace(hidden=sizes.hidden_size, max_seq=sizes.max_position_embeddings, vocab=sizes.vocab_size, token_types=0)
-        self.encoder = SimpleNamespace(weight=lambda name: self.reference.model.embed_tokens.weight)
-        self.checkpoint = SimpleNamespace(config=SimpleNamespace(huggingface=sizes.to_dict(), heads=()))
-        config = HeadConfig("masked_lm", "tokens", sizes.vocab_size, 0, "none", 0.0, tied=True)
-        self.heads = [Head(config, {"out.bias": torch.zeros(sizes.vocab_size)})]
-
-    def head(self, task: str) -> Head:
-        return self.heads[0]
-
-    def forward_packed(self, ids: torch.Tensor, cu_seqlens: torch.Tensor, longest: int, types: Any = None, want: str = "tokens") -> torch.Tensor:
-        assert want == "last"
-        return torch.stack([self.reference.model(row[None]).last_hidden_state[0, -1] for row in ids.split(cu_seqlens.diff().tolist())])
-
-
-def qwen(folder: Path) -> Path:
+@functools.cache
+def byte_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(["yes no hello world the end"] * 9, vocab_size=300, min_frequency=1, show_progress=False)
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer._tokenizer, pad_token=special[0], eos_token=special[2], additional_special_tokens=special, padding_side="left", model_max_length=256)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer._tokenizer, pad_token=special[0], eos_token=special[2], additional_special_tokens=special, padding_side="left", model_max_length=256)
+
+
+def qwen(folder: Path, tied: bool) -> Any:
+    """A random Qwen3 as it is published: a language model and its tokenizer."""
+    fast = byte_tokenizer()
     fast.save_pretrained(folder)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
     torch.manual_seed(0)
-    Qwen3ForCausalLM(Qwen3Config(vocab_size=len(fast), **sizes, max_position_embeddings=512, tie_word_embeddings=True)).save_pretrained(folder)
-    return folder
+    config = Qwen3Config(vocab_size=len(fast), **sizes, max_position_embeddings=512, tie_word_embeddings=tied)
+    reference = Qwen3ForCausalLM(config).eval()
+    torch.nn.init.normal_(reference.lm_head.weight, std=0.2)
+    reference.save_pretrained(folder)
+    return reference
 
 
-def test_qwen3_reranker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prefix and suffix ids around the truncated pair, left padding, softmax over "yes" and "no"."""
+TASK = "Given a web search query, retrieve relevant passages"
+QWEN_PAIRS = [("hello world", "the world"), ("the end?", "hello " * 300), ("yes\n no ", "\tno end ")]
+
+
+def published(reference: Any, length: int) -> np.ndarray:
+    """Prefix and suffix ids around the truncated pair, left padding, softmax over "no" and "yes"."""
+    tokenizer = byte_tokenizer()
+    prefix, suffix = (tokenizer.encode(text, add_special_tokens=False) for text in (PREFIX, SUFFIX))
+    texts = [f"<Instruct>: {TASK}\n<Query>: {query}\n<Document>: {document}" for query, document in QWEN_PAIRS]
+    inside = tokenizer(texts, padding=False, truncation="longest_first", return_attention_mask=False, max_length=length - len(prefix) - len(suffix))["input_ids"]
+    batch = tokenizer.pad({"input_ids": [prefix + ids + suffix for ids in inside]}, padding=True, return_tensors="pt")
+    assert not batch["attention_mask"][0, 0] and batch["attention_mask"][:, -1].all()
+    with torch.no_grad():
+        logits = reference(**batch).logits[:, -1]
+    answers = logits[:, [tokenizer.convert_tokens_to_ids(word) for word in ("no", "yes")]]
+    scores: np.ndarray = torch.nn.functional.log_softmax(answers, dim=1)[:, 1].exp().numpy()
+    return scores
+
+
+@pytest.fixture
+def template(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parent.parent / "examples"))
     from reranking import QWEN3_RERANKER
 
-    folder, task, length = qwen(tmp_path), "Given a web search query, retrieve relevant passages", 250
-    tokenizer = AutoTokenizer.from_pretrained(str(folder))
-    model = QwenStub(folder)
-    queries = ["hello world", "the end?", "yes\n no "]
-    documents = ["the world", "hello " * 300, "\tno end "]
-    prefix, suffix = (tokenizer.encode(text, add_special_tokens=False) for text in (PREFIX, SUFFIX))
-    texts = [f"<Instruct>: {task}\n<Query>: {a}\n<Document>: {b}" for a, b in zip(queries, documents, strict=True)]
-    inside = tokenizer(texts, padding=False, truncation="longest_first", return_attention_mask=False, max_length=length - len(prefix) - len(suffix))["input_ids"]
-    batch = tokenizer.pad({"input_ids": [prefix + ids + suffix for ids in inside]}, padding=True, return_tensors="pt")
-    with torch.no_grad():
-        logits = model.reference(**batch).logits[:, -1]
-    answers = logits[:, [tokenizer.convert_tokens_to_ids(word) for word in ("no", "yes")]]
-    want = torch.nn.functional.log_softmax(answers, dim=1)[:, 1].exp().numpy()
-    got = model.predict(list(zip(queries, documents, strict=True)), chat_template=QWEN3_RERANKER, prompt=task, max_length=length)
-    assert_close(got, want)
+    return QWEN3_RERANKER
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_qwen3_reranker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, tied: bool) -> None:
+    """From its own folder, converted or not. The head is read where a score asks for it, once."""
+    reference, length = qwen(tmp_path / "theirs", tied), 250
+    want, read, real = published(reference, length), [], Checkpoint.read
+
+    def counted(self: Checkpoint, ours: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        read.append(ours)
+        return real(self, ours, dtype)
+
+    monkeypatch.setattr(Checkpoint, "read", counted)
+    convert(tmp_path / "theirs", tmp_path / "ours")
+    assert ("heads.causal_lm.out.weight" in load_file(tmp_path / "ours" / "model.safetensors")) != tied
+    for folder, heads in (("theirs", True), ("theirs", False), ("ours", True)):
+        read.clear()
+        model = ftbert.load(tmp_path / folder, heads=heads)
+        assert model.tasks == [] and model(torch.tensor([[3, 4, 5]])).last_hidden_state.shape == (1, 3, 32)
+        model.encode("hello world")
+        assert not [name for name in read if name.startswith("heads.")]
+        options = {"chat_template": template, "prompt": TASK, "max_length": length}
+        got = model.predict(QWEN_PAIRS, **options)
+        assert_close(got, want)
+        assert_close(model.predict(QWEN_PAIRS[::-1], batch_size=1, **options)[::-1], want)
+        assert [name for name in read if name.startswith("heads.")] == ([] if tied else ["heads.causal_lm.out.weight"])
     assert len(set(np.round(got, 6))) == 3
+    ranked = model.rerank(QWEN_PAIRS[0][0], [document for _, document in QWEN_PAIRS], **options)
+    assert ranked[0]["score"] > ranked[-1]["score"] and {one["corpus_id"] for one in ranked} == {0, 1, 2}
+    (tmp_path / "theirs" / "chat_template.jinja").write_text("{{ messages[0].content }}")  # of a chat
+    with pytest.raises(ValueError, match="cannot carry a pair.* or pass chat_template"):
+        ftbert.load(tmp_path / "theirs").predict(QWEN_PAIRS)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_live_language_model(tmp_path: Path, tied: bool) -> None:
+    reference = qwen(tmp_path, tied)
+    model, ids = ftbert.load(reference), torch.randint(5, 200, (17,))
+    with torch.no_grad():
+        want = [reference(ids[start:end][None]).logits[0, -1] for start, end in ((0, 12), (12, 17))]
+    got = next_logits(model, (ids, torch.tensor([0, 12, 17], dtype=torch.int32), 12, None), [7, 9])
+    assert torch.allclose(got[:, 0], torch.stack([one[7] - one[9] for one in want]), atol=1e-5)
+    with pytest.raises(ValueError, match=r"has no head for masked_lm; its heads: causal_lm"):
+        model.head("masked_lm")
+
+
+def test_qwen3_reranker_as_crossencoder(tmp_path: Path, template: str) -> None:
+    """A language model alone, with the template in its folder, and as CrossEncoder saves it."""
+    qwen(tmp_path / "alone", True)
+    (tmp_path / "alone" / "chat_template.jinja").write_text(template)
+    theirs = CrossEncoder(str(tmp_path / "alone"), device="cpu", prompts={"web": TASK}, default_prompt_name="web")
+    theirs.save_pretrained(str(tmp_path / "saved"))
+    assert (tmp_path / "saved" / "modules.json").exists()
+    want = theirs.predict(QWEN_PAIRS)
+    assert_close(ftbert.load(tmp_path / "alone").predict(QWEN_PAIRS, prompt=TASK), want)
+    assert_close(ftbert.load(tmp_path / "saved").predict(QWEN_PAIRS), want)
+    assert_close(ftbert.load(convert(tmp_path / "saved", tmp_path / "ours")).predict(QWEN_PAIRS), want)
+
+
+def test_a_head_is_read_once_by_several_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    qwen(tmp_path, False)
+    model, real, read = ftbert.load(tmp_path), Checkpoint.read, []
+
+    def slow(self: Checkpoint, ours: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        read.append(ours)
+        time.sleep(0.1)
+        return real(self, ours, dtype)
+
+    monkeypatch.setattr(Checkpoint, "read", slow)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: model.head("causal_lm"), range(8)))
+    assert read == ["heads.causal_lm.out.weight"] and all(one is found[0] for one in found)
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"final_logit_softcapping": 30.0}, r"final_logit_softcapping 30.0 is not supported: the head for causal_lm"),
+        ({"logit_scale": 0.5}, r"logit_scale 0.5 is not supported"),
+        ({"logits_scaling": 8}, r"logits_scaling 8 is not supported"),
+    ],
+)
+def test_logits_that_are_scaled_or_capped(tmp_path: Path, entry: dict[str, Any], words: str) -> None:
+    qwen(tmp_path, True)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | entry))
+    with pytest.raises(ValueError, match=words):
+        ftbert.load(tmp_path)
+    path.write_text(json.dumps(config | entry | {"architectures": ["Qwen3Model"]}))
+    with pytest.raises(ValueError, match=r"this model's heads: none"):
+        ftbert.load(tmp_path).predict(QWEN_PAIRS)
+
+
+def test_a_language_model_whose_head_is_not_in_the_file(tmp_path: Path, template: str) -> None:
+    """It says that it has one of its own, and embeds as ever."""
+    qwen(tmp_path, False)
+    state = load_file(tmp_path / "model.safetensors")
+    del state["lm_head.weight"]
+    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    model = ftbert.load(tmp_path)
+    assert model.encode("hello").shape == (32,)
+    with pytest.raises(ValueError, match=r"this model's heads: none"):
+        model.predict(QWEN_PAIRS, chat_template=template)

@@ -1,7 +1,7 @@
 """The format of a checkpoint: its config, its tensors, reading and writing its files."""
 
 from ftbert.checkpoint.checkpoint import Checkpoint, Make, read_checkpoint
-from ftbert.checkpoint.config import FORMAT, VERSION, CheckpointConfig, HeadConfig, activations
+from ftbert.checkpoint.config import CAUSAL_LM, FORMAT, VERSION, VOCABULARY, CheckpointConfig, HeadConfig, activations
 from ftbert.checkpoint.encoder_config import (
     AttentionConfig,
     EncoderConfig,
@@ -40,10 +40,10 @@ from ftbert.sentence_modules import MODULES, Module, read_modules, transformer_f
 from ftbert.staging_folder import StagingFolder
 
 __all__ = [
-    "DTYPES", "FORMAT", "MODULES", "VERSION", "AttentionConfig", "Checkpoint", "CheckpointConfig", "EncoderConfig",
-    "FeedForwardConfig", "HeadConfig", "LayerConfig", "Make", "Module", "NormConfig", "PositionConfig",
-    "RelativeBiasConfig", "RotaryConfig", "Shape", "StagingFolder", "StateDictSource", "TensorSource", "WeightSpec",
-    "activations", "check_shapes", "exists", "expect_file", "expect_inside", "find_weights", "list_folder", "named",
-    "open_bin", "open_weights", "read_checkpoint", "read_json_object", "read_json_value", "read_modules", "shard_names",
-    "shared_layers", "shown", "transformer_folder", "typed",
+    "CAUSAL_LM", "DTYPES", "FORMAT", "MODULES", "VERSION", "VOCABULARY", "AttentionConfig", "Checkpoint",
+    "CheckpointConfig", "EncoderConfig", "FeedForwardConfig", "HeadConfig", "LayerConfig", "Make", "Module",
+    "NormConfig", "PositionConfig", "RelativeBiasConfig", "RotaryConfig", "Shape", "StagingFolder", "StateDictSource",
+    "TensorSource", "WeightSpec", "activations", "check_shapes", "exists", "expect_file", "expect_inside",
+    "find_weights", "list_folder", "named", "open_bin", "open_weights", "read_checkpoint", "read_json_object",
+    "read_json_value", "read_modules", "shard_names", "shared_layers", "shown", "transformer_folder", "typed",
 ]  # fmt: skip

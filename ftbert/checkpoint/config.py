@@ -17,6 +17,9 @@ from ftbert.input_file import named, shown, typed
 
 FORMAT = "ftbert"
 VERSION = 2
+# Tasks of heads over the vocabulary, whose matrix may be the word embeddings: a decoder's, and what else speaks.
+CAUSAL_LM = "causal_lm"
+VOCABULARY = (CAUSAL_LM, "masked_lm")
 HEAD_SOURCES = ("tokens", "first", "last", "mean", "late", "pooler")
 
 # For who looks here because transformers' AutoModel found no model_type, which would keep AutoTokenizer from reading
@@ -52,6 +55,11 @@ class HeadConfig:
     norm_bias: bool = True
     out_bias: bool = True
     padding_id: int = -1
+
+    @property
+    def on_demand(self) -> bool:
+        """Whether no call of the model computes it: it is read when it is asked for."""
+        return self.task == CAUSAL_LM
 
     def shapes(self, hidden: int) -> dict[str, list[int]]:
         """Every tensor's shape, by the last two parts of its name."""

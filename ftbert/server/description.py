@@ -166,10 +166,12 @@ def _templates(tokenizer: Tokenizer, prompts: set[str]) -> dict[str, PairTemplat
 
 def _task(model: Any, folder: Path) -> tuple[str, list[str]]:
     """What it is served for, and the names of the labels of its head; without such a head "embedding"."""
+    from ftbert.text import vocabulary_head
+
     head = next((head for head in model.heads if head.task in (CLASSIFIES, TAGS)), None)
     if head is None:
         text = TextSettings.for_scores(folder)
-        score = text.logit_score if FILLS in model.tasks else None
+        score = None if vocabulary_head(model) is None else text.logit_score
         if not text.scored and (score is None or not (score.stated or _carries_pairs(model, folder))):
             return "embedding", []
     labels = list(model.id2label.values())

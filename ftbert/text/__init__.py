@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ftbert.text.multi_vector import multi_vector_embedding, skipped_ids, token_vectors
     from ftbert.text.pooling import Upload, dense_of, text_vectors
     from ftbert.text.precision import check_ranges, quantized, ranges_of, stored_as
-    from ftbert.text.scoring import ScoreSettings, next_logits, score_ids
+    from ftbert.text.scoring import ScoreSettings, next_logits, score_ids, vocabulary_head
     from ftbert.text.sparse import sparse_embedding, splade_rows, token_weights
     from ftbert.text.text_model import TextModel
 
@@ -39,7 +39,7 @@ __all__ = [
     "compute_windows", "dense_of", "embedding", "entries_of", "joined", "launch", "lexical", "load_tokenizer",
     "multi_vector_embedding", "next_logits", "pack", "quantized", "ranges_of", "score_ids", "skipped_ids",
     "sparse_embedding", "splade_rows", "stored_as", "text_options", "text_vectors", "token_vectors", "token_weights",
-    "tokenizer_of", "tokens_kept", "tokens_of", "unweighted",
+    "tokenizer_of", "tokens_kept", "tokens_of", "unweighted", "vocabulary_head",
 ]  # fmt: skip
 
 _LATE = {
@@ -49,6 +49,7 @@ _LATE = {
     "ranges_of": "precision", "score_ids": "scoring", "skipped_ids": "multi_vector", "sparse_embedding": "sparse",
     "splade_rows": "sparse", "stored_as": "precision", "text_options": "encoding", "text_vectors": "pooling",
     "token_vectors": "multi_vector", "token_weights": "sparse", "tokenizer_of": "encoding",
+    "vocabulary_head": "scoring",
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ftbert.checkpoint import VOCABULARY
 from ftbert.input_file import read_json_object
 from ftbert.progress import Progress
 from ftbert.text.activations import Activation, activation
@@ -134,8 +135,16 @@ def _next_logits(model: Any, batch: Batch, upload: Upload, ids: Sequence[int]) -
 def next_logits(model: Any, packed: Packed, ids: Sequence[int]) -> torch.Tensor:
     """float32 [texts, 1]: of the token behind each text's last the logit of the first id, minus that of the second."""
     last = model.forward_packed(*packed, want="last")
-    logits = model.head("masked_lm").some(last, model.encoder.weight("embeddings.word"), list(ids)).float()
+    head = model.head(vocabulary_head(model))
+    logits = head.some(last, model.encoder.weight("embeddings.word"), list(ids)).float()
     return logits if len(ids) == 1 else logits[:, :1] - logits[:, 1:]
+
+
+def vocabulary_head(model: Any) -> str | None:
+    """The task of the checkpoint's head over the vocabulary, read or not; None without one."""
+    checkpoint = getattr(model, "checkpoint", None)
+    heads = () if checkpoint is None else checkpoint.config.heads
+    return next((head.task for head in heads if head.task in VOCABULARY), None)
 
 
 def score_ids(tokenizer: Tokenizer) -> list[int]:
@@ -248,7 +257,7 @@ def task_of(model: Any) -> tuple[str, int]:
     """The task of the model's head and its number of labels, `LOGIT_SCORE` or `POOLED_SCORE` of a model whose folder
     makes scores of something else; ValueError where it has none that gives scores."""
     heads = getattr(model, "heads", [])
-    speaks = any(head.task == "masked_lm" for head in heads)
+    speaks = vocabulary_head(model) is not None
     if getattr(model, "folder", None) is not None and (speaks or not heads):
         text = TextSettings.for_scores(Path(model.folder))
         if speaks and text.logit_score is not None:
