@@ -1,10 +1,12 @@
-"""Order documents by how well they answer a query, with a language model that says "yes" or "no" and the template of
-Qwen3-Reranker.
+"""Order documents by how well they answer a query, with Qwen3-Reranker: a language model that says "yes" or "no".
 
-    python examples/reranking.py FOLDER
+    python examples/reranking.py Qwen/Qwen3-Reranker-0.6B
 
-FOLDER: a language model with its tokenizer whose head over the vocabulary ftbert reads. Of decoders, Qwen3-Reranker
-among them, that head is left out today. `ftbert serve` reads the same template from chat_template.jinja in the folder.
+The argument: a folder or hub id, of this or another language model. `ftbert serve` takes the template from the folder:
+
+    ftbert convert Qwen/Qwen3-Reranker-0.6B reranker
+    python examples/reranking.py --template > reranker/chat_template.jinja
+    ftbert serve reranker
 """
 
 from __future__ import annotations
@@ -41,4 +43,7 @@ def main(folder: str, query: str = "What is the capital of China?") -> None:
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit(__doc__)
-    main(*sys.argv[1:])
+    if sys.argv[1] == "--template":
+        print(QWEN3_RERANKER)
+    else:
+        main(*sys.argv[1:])

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-_READING = threading.Lock()  # of heads on demand; of all models, since a model goes through pickle
+_READING = threading.Lock()  # heads on demand; one for all models, since none of them could be pickled with its own
 
 
 def load(
@@ -51,11 +51,11 @@ def load(
     "general" to force a path. heads: the checkpoint's task heads too; a masked language model then computes logits over
     the vocabulary in every call; an encoder's ...ForCausalLM or ...LMHeadModel without is_decoder is one. A decoder's
     ...ForCausalLM gives hidden states, and its head is read when `predict`, `rerank` or `head` asks for it. What stands
-    outside the encoder and is no head that ftbert knows is left out, with a warning. revision,
-    token: of a hub id; a branch, tag or commit, and what a private model asks for (None: HF_TOKEN, or that of `hf auth
-    login`). Raises FileNotFoundError, PermissionError, ImportError (an .onnx file without the onnx package), ValueError
-    (weights or config do not fit, all problems listed), RuntimeError (a device or dtype that this build or machine
-    cannot serve; a live model that computes something else than its config says), TypeError for what is no such source.
+    outside the encoder and is no head that ftbert knows is left out, with a warning. revision, token: of a hub id; a
+    branch, tag or commit, and what a private model asks for (None: HF_TOKEN, or that of `hf auth login`). Raises
+    FileNotFoundError, PermissionError, ImportError (an .onnx file without the onnx package), ValueError (weights or
+    config do not fit, all problems listed), RuntimeError (a device or dtype that this build or machine cannot serve; a
+    live model that computes something else than its config says), TypeError for what is no such source.
     """
     place = check_device(device)
     asked = None if dtype == "auto" else parse_dtype(dtype)
@@ -317,7 +317,8 @@ class Model(TextModel):
 
     def info(self) -> dict[str, str]:
         """Device, dtype and which kernels were chosen and why."""
-        heads = ", ".join(self.tasks) or "none"
+        later = [f"{head.task} (on demand)" for head in self.checkpoint.config.heads if head.on_demand]
+        heads = ", ".join([*self.tasks, *later]) or "none"
         table = {"gemm_table": gemm_table.summary(self.device)} if self.device.type == "cuda" else {}
         return {
             "architecture": self.checkpoint.config.architecture,

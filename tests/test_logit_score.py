@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import functools
 import json
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compare import assert_close as close
+from conftest import Place
 from other_folders import PAIR_TEMPLATE, scored
 from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder
@@ -25,6 +29,7 @@ from ftbert.checkpoint import Checkpoint
 from ftbert.converters import convert
 from ftbert.text import next_logits
 
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 PAIRS = [*zip(TEXTS, reversed(TEXTS), strict=True), ("hello " * 30, "world " * 90), ("a", "b " * 200), ("naïve " * 200, "the end")]
 
 
@@ -111,7 +116,7 @@ def test_the_server_ranks(tmp_path: Path, kind: str) -> None:
         assert_close(np.array([one["relevance_score"] for one in sorted(got, key=lambda one: one["index"])], np.float32), want)
         got = server.post("/score", {"queries": "hello", "documents": texts})["data"]
         assert_close(np.array([one["score"] for one in got], np.float32), want)
-        long = {"query": "hello", "texts": ["the end " * 90], "truncate": False}
+        long = {"query": "hello", "texts": ["the end " * 300], "truncate": False}
         assert server.call("POST", "/rerank", long).status == 422
         if template is not None:
             refused = server.call("POST", "/predict", {"inputs": "hello"})
@@ -170,7 +175,7 @@ def published(reference: Any, length: int) -> np.ndarray:
 
 @pytest.fixture
 def template(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parent.parent / "examples"))
+    monkeypatch.syspath_prepend(str(EXAMPLES))
     from reranking import QWEN3_RERANKER
 
     return QWEN3_RERANKER
@@ -192,7 +197,8 @@ def test_qwen3_reranker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, templat
     for folder, heads in (("theirs", True), ("theirs", False), ("ours", True)):
         read.clear()
         model = ftbert.load(tmp_path / folder, heads=heads)
-        assert model.tasks == [] and model(torch.tensor([[3, 4, 5]])).last_hidden_state.shape == (1, 3, 32)
+        assert model.tasks == [] and model.info()["heads"] == "causal_lm (on demand)"
+        assert model(torch.tensor([[3, 4, 5]])).last_hidden_state.shape == (1, 3, 32)
         model.encode("hello world")
         assert not [name for name in read if name.startswith("heads.")]
         options = {"chat_template": template, "prompt": TASK, "max_length": length}
@@ -209,21 +215,25 @@ def test_qwen3_reranker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, templat
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_live_language_model(tmp_path: Path, tied: bool) -> None:
+def test_a_live_language_model(place: Place, tmp_path: Path, tied: bool) -> None:
     reference = qwen(tmp_path, tied)
-    model, ids = ftbert.load(reference), torch.randint(5, 200, (17,))
+    model, ids = ftbert.load(reference, device=place.device, dtype=place.dtype), torch.randint(5, 200, (17,))
     with torch.no_grad():
-        want = [reference(ids[start:end][None]).logits[0, -1] for start, end in ((0, 12), (12, 17))]
-    got = next_logits(model, (ids, torch.tensor([0, 12, 17], dtype=torch.int32), 12, None), [7, 9])
-    assert torch.allclose(got[:, 0], torch.stack([one[7] - one[9] for one in want]), atol=1e-5)
+        logits = torch.cat([reference(part[None]).logits[0, -1:] for part in (ids[:12], ids[12:])])
+    offsets = torch.tensor([0, 12, 17], dtype=torch.int32, device=place.device)
+    got = next_logits(model, (ids.to(place.device), offsets, 12, None), [7, 9])
+    limit = 1e-5 if place.dtype == torch.float32 else 16 * place.eps
+    close(got, logits[:, 7:8] - logits[:, 9:10], atol=limit)
+    close(next_logits(model, (ids.to(place.device), offsets, 12, None), [7]), logits[:, 7:8], atol=limit)
     with pytest.raises(ValueError, match=r"has no head for masked_lm; its heads: causal_lm"):
         model.head("masked_lm")
 
 
-def test_qwen3_reranker_as_crossencoder(tmp_path: Path, template: str) -> None:
-    """A language model alone, with the template in its folder, and as CrossEncoder saves it."""
+def test_qwen3_reranker_as_crossencoder(tmp_path: Path) -> None:
+    """A language model alone, with the example's template in its folder, and as CrossEncoder saves it."""
     qwen(tmp_path / "alone", True)
-    (tmp_path / "alone" / "chat_template.jinja").write_text(template)
+    written = subprocess.run([sys.executable, EXAMPLES / "reranking.py", "--template"], capture_output=True, check=True)
+    (tmp_path / "alone" / "chat_template.jinja").write_bytes(written.stdout)
     theirs = CrossEncoder(str(tmp_path / "alone"), device="cpu", prompts={"web": TASK}, default_prompt_name="web")
     theirs.save_pretrained(str(tmp_path / "saved"))
     assert (tmp_path / "saved" / "modules.json").exists()
