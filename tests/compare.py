@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from typing import Any
 
@@ -10,6 +11,15 @@ from torch import Tensor
 
 # GCC vectorises no loop that AddressSanitizer checks: a norm on the CPU then adds a row in one float, not in one a lane.
 ONE_SUM = 16 if "asan" in os.environ.get("LD_PRELOAD", "") else 1
+
+
+def in_dtype(reference: Any, dtype: torch.dtype) -> Any:
+    """A copy of transformers' model as from_pretrained(dtype=...) makes it: frequencies of rotary positions stay float32."""
+    made = copy.deepcopy(reference).to(dtype)
+    for name, buffer in reference.named_buffers():
+        if "inv_freq" in name:
+            made.get_buffer(name).data = buffer.clone()
+    return made
 
 
 def assert_no_worse(mine: Tensor, theirs: Tensor, exact: Tensor) -> None:

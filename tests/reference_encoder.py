@@ -10,6 +10,8 @@ from torch import Tensor
 
 from ftbert.checkpoint import AttentionConfig, EncoderConfig, NormConfig, RotaryConfig
 
+_QUERIES = 256  # whose scores are there at once
+
 
 def norm(x: Tensor, config: NormConfig | None, weights: dict[str, Tensor], name: str) -> Tensor:
     if config is None:
@@ -36,9 +38,9 @@ def turned(x: Tensor, config: RotaryConfig, positions: Tensor) -> Tensor:
     return torch.cat((made * config.amplitude, rest), -1)
 
 
-def visible(config: AttentionConfig, places: Tensor) -> Tensor:
-    """places [batch, seq] -> bool [batch, queries, keys]"""
-    distance = places[:, None] - places[:, :, None]
+def visible(config: AttentionConfig, places: Tensor, queries: Tensor) -> Tensor:
+    """places [batch, seq], of all tokens; queries: columns -> bool [batch, queries, seq]"""
+    distance = places[:, None] - places[:, queries, None]
     left, right = config.window or (None, None)
     right = 0 if config.causal else right
     seen = torch.ones_like(distance, dtype=torch.bool)
@@ -47,13 +49,28 @@ def visible(config: AttentionConfig, places: Tensor) -> Tensor:
     return seen if right is None else seen & (distance <= right)
 
 
+def attention(config: AttentionConfig, q: Tensor, k: Tensor, v: Tensor, places: Tensor, kept: Tensor, queries: Tensor) -> Tensor:
+    """q [batch, heads, queries, head_size], k and v [batch, heads, seq, head_size] -> as q. Some queries at a time, and of
+    the keys those that one of them sees."""
+    scale = 1 / math.sqrt(config.head_size) if config.scale is None else config.scale
+    found = []
+    for some, columns in zip(q.split(_QUERIES, 2), queries.split(_QUERIES), strict=True):
+        seen = visible(config, places, columns) & kept[:, None]
+        keys = seen.any(1).any(0).nonzero()
+        near = slice(int(keys[0]), int(keys[-1]) + 1) if len(keys) else slice(0, 1)
+        scores = (some @ k[:, :, near].transpose(2, 3) * scale).masked_fill(~seen[:, None, :, near], -math.inf)
+        found.append(torch.softmax(scores, -1).nan_to_num() @ v[:, :, near])
+    return torch.cat(found, 2)
+
+
 def encode(
     config: EncoderConfig, weights: dict[str, Tensor], ids: Tensor, mask: Tensor, types: Tensor | None = None,
-    *, windows_of: str = "tokens",
+    *, windows_of: str = "tokens", rows: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """ids, mask [batch, seq] -> last hidden state [batch, seq, hidden], 0 at padding. Without a table of relative biases.
 
-    windows_of: kept "tokens", as ours, or "columns", as transformers without flash attention."""
+    windows_of: kept "tokens", as ours, or "columns", as transformers without flash attention. rows: the columns whose
+    state is asked for; the last layer computes these alone."""
     weights = {name: tensor.double() for name, tensor in weights.items()}
     kept, columns = mask.bool(), torch.arange(ids.shape[1])
     places = mask.cumsum(1) if windows_of == "tokens" else columns.expand(ids.shape)
@@ -68,24 +85,23 @@ def encode(
     x = norm(x, config.embedding_norm, weights, "embeddings.norm")
     if config.embedding_projection:
         x = linear(x, weights, "embeddings.projection")
-    for layer in config.layers:
+    for depth, layer in enumerate(config.layers, 1):
         name, c, pre = f"layers.{layer.weights_of}.", layer.attention, layer.norm_place == "pre"
+        queries = columns if rows is None or depth < config.depth else rows
 
-        def attend(x: Tensor, name: str = name + "attention", c: AttentionConfig = c) -> Tensor:
+        def attend(x: Tensor, name: str = name + "attention", c: AttentionConfig = c, queries: Tensor = queries) -> Tensor:
             groups = c.kv_heads or c.heads
             sizes = [c.width, c.kv_width, c.kv_width]
             q, k, v = (
                 part.unflatten(-1, (-1, c.head_size)).transpose(1, 2)
                 for part in linear(x, weights, name + ".qkv").split(sizes, -1)
             )
-            q, k = norm(q, c.qk_norm, weights, name + ".q_norm"), norm(k, c.qk_norm, weights, name + ".k_norm")
+            q, k = norm(q[:, :, queries], c.qk_norm, weights, name + ".q_norm"), norm(k, c.qk_norm, weights, name + ".k_norm")
             if c.rotary is not None:
-                q, k = turned(q, c.rotary, columns), turned(k, c.rotary, columns)
+                q, k = turned(q, c.rotary, queries), turned(k, c.rotary, columns)
             k, v = (part.repeat_interleave(c.heads // groups, 1) for part in (k, v))
-            scores = q @ k.transpose(2, 3) * (1 / math.sqrt(c.head_size) if c.scale is None else c.scale)
-            unseen = ~(visible(c, places) & kept[:, None])[:, None]
-            probabilities = torch.softmax(scores.masked_fill(unseen, -math.inf), -1).nan_to_num()
-            return linear((probabilities @ v).transpose(1, 2).flatten(2), weights, name + ".out")
+            found = attention(c, q, k, v, places, kept, queries)
+            return linear(found.transpose(1, 2).flatten(2), weights, name + ".out")
 
         def feed(x: Tensor, name: str = name + "ffn") -> Tensor:
             up = linear(x, weights, name + ".up")
@@ -101,6 +117,6 @@ def encode(
         ):
             outer = f"{name}{part}.norm"
             added = block(norm(x, own, weights, outer) if pre else x)
-            x = x + norm(added, result, weights, f"{name}{part}.result_norm")
+            x = (x[:, queries] if block is attend else x) + norm(added, result, weights, f"{name}{part}.result_norm")
             x = x if pre else norm(x, own, weights, outer)
-    return norm(x, config.final_norm, weights, "final_norm") * kept[..., None]
+    return norm(x, config.final_norm, weights, "final_norm") * kept[:, columns if rows is None else rows, None]
