@@ -167,6 +167,10 @@ def test_three_outputs(tmp_path: Path, copied: bool) -> None:
 
 def test_three_outputs_served_and_in_files(tmp_path: Path) -> None:
     served = pytest.importorskip("served")
+    import msgspec
+
+    from ftbert.server.schemas import PooledList
+
     folder, _ = bge_m3(tmp_path / "a")
     model, texts = ftbert.load(folder), ["hello world the end", "naive cafe hello hello"]
     want = model.encode_sparse(texts).to_dense()
@@ -176,6 +180,17 @@ def test_three_outputs_served_and_in_files(tmp_path: Path) -> None:
         for row, entries in zip(made, server.post("/embed_sparse", {"inputs": texts}), strict=True):
             row[[one["index"] for one in entries]] = torch.tensor([one["value"] for one in entries])
         assert_same(made, want)
+        data = server.post("/pooling", {"input": texts, "task": "token_embed"})["data"]
+        for mine, other in zip(data, model.encode_multi_vector(texts), strict=True):
+            assert_same(np.array(mine["data"], dtype=np.float32), other)
+        states = model.encode(texts, output_value="token_embeddings", convert_to_numpy=False)
+        for mine, other in zip(server.post("/embed_all", {"inputs": texts}), states, strict=True):
+            assert_same(torch.tensor(mine), other)
+        body = server.call("POST", "/pooling", {"input": texts, "task": "token_embed"}).body
+        assert len(msgspec.json.decode(body, type=PooledList).data) == 2
+        few = server.post("/pooling", {"input": texts, "task": "token_embed", "dimensions": 5})["data"]
+        assert np.allclose(np.linalg.norm(few[0]["data"], axis=1), 1, atol=1e-5)
+        assert_same(np.array([one["data"] for one in server.post("/pooling", {"input": texts})["data"]]), model.encode(texts))
     (tmp_path / "in.txt").write_text("\n".join(texts) + "\n")
     for kind, name in (("multi", "m.jsonl"), ("multi", "m.parquet"), ("sparse", "s.parquet"), ("dense", "d.parquet")):
         embed_file(model, tmp_path / "in.txt", tmp_path / name, vectors=kind)

@@ -26,8 +26,9 @@ class Description(msgspec.Struct, frozen=True):
     punctuation. mask_id, mask_token: None where no head predicts masked tokens. sparse: how sparse vectors come about,
     "splade", "lexical" (see ftbert.text.lexical; unweighted: its ids without a weight) or "" where there are none.
     score_ids: of a reranker that scores by the logits of these tokens; templates: by prompts, what its pairs go
-    through. Of "multi_vector": skipped, ids without a vector in texts for "query" or "document"; expands: queries are
-    made longer, which a server does not do.
+    through. skipped: of a model with vectors of tokens to compare, "multi_vector" or beside those of texts (BGE-M3),
+    the ids without one in texts for "query" or "document", else empty; first_token: a text's first token may have one;
+    expands: queries are made longer, which a server does not do.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Description(msgspec.Struct, frozen=True):
     score_ids: list[int] = []
     templates: dict[str, PairTemplate] = {}
     skipped: dict[str, list[int]] = {}
+    first_token: bool = True
     expands: bool = False
 
     @property
@@ -142,7 +144,8 @@ def describe(model: Any, name: str, source: str, settings: Settings) -> Descript
         unweighted=unweighted(loaded).tolist(),
         score_ids=score_ids(checked) if scored else [],
         templates=templates,
-        skipped=_skipped(checked) if task == "multi_vector" else {},
+        skipped={} if text.multi is None else _skipped(checked),
+        first_token=text.multi is None or text.multi.first,
         expands=text.multi is not None and text.multi.expansion is not None,
     )
 

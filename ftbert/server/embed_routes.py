@@ -69,7 +69,7 @@ async def embed_all(asked: Asked[EmbedAll]) -> Made:
         if purpose == "query" and about.expands:
             raise validation("queries of this model are made longer by tokens of their own, which is not served")
         how = replace(how, most=about.query_length if purpose == "query" else about.document_length)
-    done = await _token_vectors(asked, how, purpose)
+    done = await _token_vectors(asked, how, purpose, about.task == "multi_vector")
     found = list[bytes]()
     for rows in _of_texts(done):
         found += [b"," if found else b"[", *await json_matrix(rows)]
@@ -130,7 +130,8 @@ async def pooling(asked: Asked[Pooling]) -> Made:
         raise validation("`task` must be token_embed: this model gives a vector for each token", param="task")
     of_tokens = multi or body.task == "token_embed"
     kept, how = check_dimensions(body.dimensions, model, of_tokens), limited_reading(body, model)
-    done = await (_token_vectors(asked, how, "document") if of_tokens else _vectors(asked, how))
+    compared = bool(model.about.skipped)
+    done = await (_token_vectors(asked, how, "document", compared) if of_tokens else _vectors(asked, how))
     done.rows = _finished(done.rows, kept, body.use_activation is not False)
     return done, await _listed(_of_texts(done) if of_tokens else done.rows, encoding, "pooling", "data", model, done)
 
@@ -142,15 +143,15 @@ def _vectors(asked: Asked[Any], how: Reading, kind: Kind = Kind.EMBED) -> Corout
     return asked.model.compute(asked.request, kind, characters(asked.texts), encode, encoder.inline)
 
 
-async def _token_vectors(asked: Asked[Any], how: Reading, purpose: str) -> Computed:
-    """rows: float32 [tokens, hidden], or of a model of one vector for each token those vectors, without tokens that
-    have none in texts for `purpose`."""
-    about = asked.model.about
-    if about.task != "multi_vector":
+async def _token_vectors(asked: Asked[Any], how: Reading, purpose: str, compared: bool) -> Computed:
+    """rows: float32 [tokens, hidden], or where `compared` the model's vectors of tokens, without tokens that have none
+    in texts for `purpose`."""
+    if not compared:
         return await _vectors(asked, how, Kind.TOKENS)
     done = await _vectors(asked, how, Kind.VECTORS)
-    encoded = done.encoded
-    kept = tokens_kept(encoded.ids, encoded.offsets, np.array(about.skipped[purpose], dtype=np.int64), first=True)
+    about, encoded = asked.model.about, done.encoded
+    skipped = np.array(about.skipped[purpose], dtype=np.int64)
+    kept = tokens_kept(encoded.ids, encoded.offsets, skipped, about.first_token)
     done.rows = done.rows[kept]
     done.rows_of_texts = np.concatenate([[0], np.cumsum(kept)])[encoded.offsets]
     return done

@@ -59,7 +59,7 @@ def all_routes() -> Routes:
         ),
         ("POST", "/pooling"): Route(
             embed_routes.pooling, openai=True, gives=schemas.PooledList,
-            words="vLLM: a vector for each text, or for each token",
+            words="vLLM: a vector for each text, or for each token (ColBERT, BGE-M3)",
         ),
         ("POST", "/tokenize"): Route(
             token_routes.tokenize, counted=False, takes=schemas.Tokenize, gives=list[list[schemas.Token]],
