@@ -38,7 +38,7 @@ from ftbert.tuning import (  # noqa: E402
     products_of_shape,
     put_in_force,
     search,
-    without_layernorm,
+    without_norm,
 )
 
 TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -112,7 +112,7 @@ def whole_models(
     name: str, products: list[Product], dtype: str, last: int, table: list[Row], device: torch.device
 ) -> list[dict[str, Any]]:
     """Milliseconds of a packed call: with cuBLASLt's first proposals, with no table, with the table."""
-    plain = [without_layernorm(product) for product in products]
+    plain = [without_norm(product) for product in products]
     own = [row for row in table if row.product in {*plain, *products}]
     tables = {"first": [Row(product, 1, last, None) for product in {*plain, *products}], "guess": [], "table": own}
     reference = reference_model(name, None).to(device)

@@ -14,7 +14,7 @@ from peers import Call
 # The first whose pattern is in a kernel's name.
 PARTS = {
     "attention": r"attention|flash|fmha|softmax",
-    "products with layernorm": r"wgmma_layernorm",
+    "products with layernorm": r"wgmma_norm",
     "layernorm": r"layer_?norm|bias_input",
     "activation": r"bias_act|bias_gate|gelu",
     "gemm": r"gemm|wgmma_tile|wgmma_persistent|nvjet|cutlass|xmma|splitk|cublas",

@@ -89,6 +89,13 @@ def _add_bias_input_layernorm(
     return torch.empty_like(x), torch.empty_like(x) if total else x.new_empty((0, x.shape[1]))
 
 
+def _linear_norm(
+    a: Tensor, weight: Any, bias: Any, residual: Tensor, gamma: Any, beta: Any, eps: float, variant: str,
+    kind: str = "layer", offset: float = 0, rounding: str = "once", total: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return torch.empty_like(residual), torch.empty_like(residual) if total else a.new_empty((0, residual.shape[1]))
+
+
 # What each op makes of its arguments, which come in the order of its schema (csrc/binding/).
 _FAKES: dict[str, Callable[..., Any]] = {
     "forward_batch": _forward_batch,
@@ -123,7 +130,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
     ),
     "linear": lambda a, weight, bias, activation, gated=False: _linear(a, weight, gated),
     "linear_own": lambda a, weight, bias, activation, kernel, variant, gated=False: _linear(a, weight, gated),
-    "linear_layernorm": lambda a, weight, bias, residual, *_: torch.empty_like(residual),
+    "linear_norm": _linear_norm,
 }
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 # nvcc 13.0: a kernel's architecture, a part of its mangled name, and the most bytes of spill stores and loads.
 KNOWN = [
-    ("sm_90a", r"wgmma_layernorm_kernelI.*NormShapeILi192ELi128ELb0ELi1E", 12, 20),
+    ("sm_90a", r"wgmma_norm_kernelI.*NormShapeILi192ELi128ELb0ELi1E.*ResultMaps", 12, 20),
     ("sm_80", r"attention_simtILi128E", 24, 36),
     ("sm_80", r"attention_simtILi80E", 8, 8),
 ]

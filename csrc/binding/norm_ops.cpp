@@ -3,6 +3,7 @@
 #include <ATen/ops/empty_like.h>
 
 #include "binding/define_op.h"
+#include "binding/norm_words.h"
 #include "binding/op_checks.h"
 #include "kernels/kernels.h"
 
@@ -16,34 +17,6 @@ int64_t table_rows(const char* name, const OptionalTensor& t, const Tensor& x, i
   same(name, t, x, {t->size(0), cols});
   return t->size(0);
 }
-
-// The words of a norm's description (docs/checkpoint.md).
-struct NormWords {
-  NormKind kind;
-  NormRounding rounding;
-  double eps, offset;
-
-  NormWords(const OptionalTensor& gamma, const OptionalTensor& beta, double eps, const std::string& kind, double offset,
-            const std::string& rounding)
-      : kind(!gamma            ? NormKind::none
-             : kind == "layer" ? NormKind::layer
-                               : NormKind::rms),
-        rounding(rounding == "once" ? NormRounding::once : NormRounding::before_gamma),
-        eps(eps),
-        offset(offset) {
-    FTBERT_CHECK(gamma || !beta, "gamma: expected with beta; neither means no norm");
-    FTBERT_CHECK(kind == "layer" || kind == "rms", "kind: expected layer or rms, got ", kind);
-    FTBERT_CHECK(rounding == "once" || rounding == "before_gamma", "rounding: expected once or before_gamma, got ",
-                 rounding);
-    FTBERT_CHECK(kind == "rms" || (offset == 0 && rounding == "once"),
-                 "kind: expected rms beside an offset or before_gamma, got layer");
-  }
-
-  template <class T>
-  Norm<T> of(const OptionalTensor& gamma, const OptionalTensor& beta) const {
-    return {kind, data<T>(gamma), data<T>(beta), static_cast<float>(eps), static_cast<float>(offset), rounding};
-  }
-};
 
 Tensor embeddings(const Tensor& ids, const OptionalTensor& types, const OptionalTensor& token_index, const Tensor& pos,
                   const Tensor& word, const OptionalTensor& position, const OptionalTensor& token_type,

@@ -1,10 +1,12 @@
 // torch.ops.ftbert.*: matrix products, for tests and heads. Fake implementations are in ftbert/_fake.py.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 
 #include "binding/define_op.h"
+#include "binding/norm_words.h"
 #include "binding/op_checks.h"
 #include "gemm/own/own.h"
-#include "gemm/own/wgmma_layernorm.h"
+#include "gemm/own/wgmma_norm.h"
 
 namespace ftbert::binding {
 namespace {
@@ -31,7 +33,8 @@ Tensor linear_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bi
                  bool gated) {
   operands(a, weight, bias);
   const int64_t m = a.size(0), n = weight.size(0), k = weight.size(1);
-  const Epilogue epilogue{bias.has_value(), parse_activation(activation), false, gate_of(gated, weight)};
+  const Epilogue epilogue{
+      .bias = bias.has_value(), .activation = parse_activation(activation), .gate = gate_of(gated, weight)};
   const int64_t cols = epilogue.columns(n);
   // Behind the result of a gate there is room for what it reads.
   Tensor memory = at::empty({m * (gated ? cols + n : n)}, a.options());
@@ -76,21 +79,26 @@ Tensor linear_own(const Tensor& a, const Tensor& weight, const OptionalTensor& b
   return out;
 }
 
-// -> [m, n]; throws where the variant cannot do it
-Tensor linear_layernorm_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bias, const Tensor& input,
-                           const Tensor& gamma, const Tensor& beta, double eps, const std::string& variant) {
+// -> norm [m, n] of the residual sum, and the sum or with keep_sum false nothing; throws where the variant cannot do it
+std::tuple<Tensor, Tensor> linear_norm_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bias,
+                                          const Tensor& input, const Tensor& gamma, const OptionalTensor& beta,
+                                          double eps, const std::string& variant, const std::string& kind,
+                                          double offset, const std::string& rounding, bool keep_sum) {
   operands(a, weight, bias);
   const int64_t m = a.size(0), n = weight.size(0), moments = exchanged_moment_count(m);
   same("input", input, a, {m, n});
   same("gamma", gamma, a, {n});
   same("beta", beta, a, {n});
-  Tensor out = input.clone(), said = at::empty({moments}, a.options().dtype(at::kLong));
-  run_own_on("wgmma_layernorm", variant, a, weight, bias, {.residual_norm = true}, out,
-             {.gamma = gamma.const_data_ptr(),
-              .beta = beta.const_data_ptr(),
-              .eps = static_cast<float>(eps),
+  const NormWords norm(gamma, beta, eps, kind, offset, rounding);
+  Tensor c = input.clone(), said = at::empty({moments}, a.options().dtype(at::kLong));
+  Tensor beside = keep_sum ? at::empty_like(c) : at::empty({0, n}, a.options());
+  run_own_on(keep_sum ? "wgmma_prenorm" : "wgmma_layernorm", variant, a, weight, bias,
+             {.residual_norm = keep_sum ? ResidualNorm::next : ResidualNorm::result}, c,
+             {.norm = {norm.kind, gamma.const_data_ptr(), beta ? beta->const_data_ptr() : nullptr,
+                       static_cast<float>(norm.eps), static_cast<float>(norm.offset), norm.rounding},
+              .copy = keep_sum ? beside.mutable_data_ptr() : nullptr,
               .moments = {static_cast<uint64_t*>(said.mutable_data_ptr()), moments}});
-  return out;
+  return keep_sum ? std::tuple(beside, c) : std::tuple(c, beside);
 }
 
 }  // namespace
@@ -102,9 +110,10 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
                  "gated=False) -> Tensor",
                  &linear_own);
   define_cuda_op(m,
-                 "linear_layernorm(Tensor a, Tensor weight, Tensor? bias, Tensor input, Tensor gamma, Tensor beta, "
-                 "float eps, str variant) -> Tensor",
-                 &linear_layernorm_op);
+                 "linear_norm(Tensor a, Tensor weight, Tensor? bias, Tensor input, Tensor gamma, Tensor? beta, float "
+                 "eps, str variant, str kind='layer', float offset=0, str rounding='once', bool sum=False) -> (Tensor, "
+                 "Tensor)",
+                 &linear_norm_op);
 }
 
 }  // namespace ftbert::binding

@@ -29,9 +29,12 @@ DType stored_type(const std::string& name) {
 
 // types: of a, b and c
 Product linear_product(int64_t m, int64_t n, int64_t k, const std::array<std::string, 3>& types, bool bias,
-                       const std::string& activation, bool layernorm, bool gated) {
+                       const std::string& activation, bool layernorm, bool gated, bool prenorm) {
   const auto [a, b, c] = types;
-  const Epilogue epilogue{bias, parse_activation(activation), layernorm, gated ? Gate::pairs : Gate::none};
+  FTBERT_CHECK(!layernorm || !prenorm, "a product has one norm behind it, of its result or for the next block");
+  Epilogue epilogue{.bias = bias, .activation = parse_activation(activation), .gate = gated ? Gate::pairs : Gate::none};
+  if (layernorm) epilogue.residual_norm = ResidualNorm::result;
+  if (prenorm) epilogue.residual_norm = ResidualNorm::next;
   return {m, n, k, stored_type(a), stored_type(b), stored_type(c), epilogue};
 }
 
@@ -57,7 +60,7 @@ PYBIND11_MODULE(_tuning, m) {
 
   py::class_<Product>(m, "Product")
       .def(py::init(&linear_product), "m"_a, "n"_a, "k"_a, "types"_a, "bias"_a, "activation"_a, "layernorm"_a,
-           "gated"_a);
+           "gated"_a, "prenorm"_a);
 
   // Of ours kernel, variant ("" of cuBLASLt's), tile_rows, tile_columns, split_k; of cuBLASLt's data, id.
   py::class_<Algorithm>(m, "Algorithm")

@@ -49,8 +49,8 @@ template <class Device, class T>
 Operand linear_all(Context<Device>& context, const Linear<T>& linear, const Operand& a, int64_t m, Epilogue epilogue,
                    const Operand& out);
 
-// Memory in which a product's blocks tell each other of their rows' moments (own/wgmma_layernorm.h; nullptr: none), and
-// how many products have used it in this call.
+// Memory in which a product's blocks tell each other of their rows' moments (own/wgmma_norm.h; nullptr: none), and how
+// many products have used it in this call.
 struct ExchangedMoments {
   uint64_t* data = nullptr;
   int64_t count = 0;
@@ -61,12 +61,13 @@ struct ExchangedMoments {
 template <class Device, class T>
 inline constexpr bool kNormInsideProducts = !std::is_same_v<Device, Cpu> && !std::is_same_v<T, float>;
 
-// x [rows, n] = norm(a @ weight^T + bias + x) in one kernel, a [m, k] with m = gemm_rows(rows). False, and nothing
-// runs, where it is no LayerNorm with gamma and beta, there is no memory for moments, or the plan says that a product
-// and a LayerNorm are faster. The kernel directly ahead must not write x (own/wgmma_layernorm.h).
+// x [rows, n] = norm(a @ weight^T + bias + x) in one kernel, a [m, k] with m = gemm_rows(rows): to.normed is x. With
+// to.sum, x = a @ weight^T + bias + x there and its norm at to.copy. False, and nothing runs, where no kernel contains
+// that norm, there is no memory for moments, or the plan says that a product and a norm are faster. The kernel directly
+// ahead must not write x (own/wgmma_norm.h).
 template <class Device, class T>
-bool linear_layernorm(Context<Device>& context, const Linear<T>& linear, const Operand& a, int64_t m,
-                      const Norm<T>& norm, int64_t rows, ExchangedMoments& moments, T* x);
+bool linear_norm(Context<Device>& context, const Linear<T>& linear, const Operand& a, int64_t m, const Norm<T>& norm,
+                 int64_t rows, ExchangedMoments& moments, const Output<T>& to);
 
 // c = a @ b for each of product.batch, without an epilogue. C is T, or float where the next step wants the sums
 // unrounded (attention scores); the types of `product` are those of the arguments.

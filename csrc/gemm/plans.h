@@ -17,7 +17,7 @@
 namespace ftbert {
 
 // Everything an algorithm's fitness depends on, so two products with equal keys may share a plan. With residual_norm it
-// asks for a kernel that contains the LayerNorm, and for nothing else.
+// asks for a kernel that contains the norm, and for nothing else.
 struct PlanKey {
   Product product;
   int64_t workspace = 0;  // bytes that an algorithm may use

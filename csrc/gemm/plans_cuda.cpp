@@ -72,7 +72,7 @@ cudaDataType_t cuda_type(DType dtype) {
 }
 
 // cuBLASLt's GELU is the tanh form with an approximate tanh: good for 16-bit outputs of gelu_tanh models, never for erf
-// or fp32. A LayerNorm behind the product adds its bias.
+// or fp32. A norm behind the product adds its bias.
 CublasEpilogue cublas_epilogue(const Product& product) {
   const auto [bias, activation, residual_norm, gate] = product.epilogue;
   if (residual_norm) return {};
@@ -97,8 +97,9 @@ size_t ProductHash::operator()(const Product& p) const {
   for (const int64_t value : {p.m, p.n, p.k, p.batch}) hash.mix(static_cast<uint64_t>(value));
   const Epilogue& e = p.epilogue;
   hash.mix(static_cast<uint64_t>(e.activation) << 32 | static_cast<uint64_t>(p.a) << 24 |
-           static_cast<uint64_t>(p.b) << 16 | static_cast<uint64_t>(p.c) << 8 | static_cast<uint64_t>(e.gate) << 3 |
-           e.residual_norm << 2 | e.bias << 1 | static_cast<int>(p.b_transposed));
+           static_cast<uint64_t>(p.b) << 16 | static_cast<uint64_t>(p.c) << 8 | static_cast<uint64_t>(e.gate) << 4 |
+           (e.residual_norm ? 1 + static_cast<uint64_t>(*e.residual_norm) : 0) << 2 | e.bias << 1 |
+           static_cast<int>(p.b_transposed));
   return static_cast<size_t>(hash.value);
 }
 
@@ -230,7 +231,7 @@ bool ProductPlans::follows(const PlanKey& key, const TunedRow& row, Plan& plan) 
 Plan ProductPlans::make(const PlanKey& key, const CublasEpilogue& epilogue, const void* bias,
                         const Table& table) const {
   const Product& p = key.product;
-  const bool with_norm = p.epilogue.residual_norm;
+  const bool with_norm = p.epilogue.residual_norm.has_value();
   Plan plan = describe(key, epilogue, bias);
   // Tables are made with aligned memory; a product that is not goes to the heuristic, which knows.
   const bool plain =

@@ -12,11 +12,17 @@ namespace ftbert {
 // activation(column 2i) multiplies. c then has half as many.
 enum class Gate { none, pairs };
 
+// What becomes of the sums and the residual, which is at c, in one kernel. Which norm it is, ProductData says.
+enum class ResidualNorm {
+  result,  // c = norm(sums + bias + c)
+  next,    // c = sums + bias + c, and beside it its norm, for the next block
+};
+
 // What is done to the float sums before they are stored.
 struct Epilogue {
   bool bias = false;
   Activation activation = Activation::none;  // after the bias; with a gate of that alone
-  bool residual_norm = false;                // c = LayerNorm(sums + bias + c) * gamma + beta
+  std::optional<ResidualNorm> residual_norm = {};
   Gate gate = Gate::none;
   bool operator==(const Epilogue&) const = default;
 

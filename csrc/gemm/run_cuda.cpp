@@ -7,6 +7,7 @@
 #include "gemm/gemm.h"
 #include "gemm/own/deferred_norm.h"
 #include "gemm/own/own.h"
+#include "gemm/own/wgmma_norm.h"
 #include "gemm/plans.h"
 #include "kernels/kernels.h"
 
@@ -33,8 +34,8 @@ PlanKey key_of(const Context<Cuda>& context, const Product& product, const Produ
   key.tf32 = product.a == DType::fp32 && context.tf32;
   key.align_a = alignment(data.a);
   key.align_b = alignment(data.b);
-  key.align_c = std::min(
-      {alignment(data.c), alignment(data.sums), alignment(data.bias), alignment(data.gamma), alignment(data.beta)});
+  key.align_c = std::min({alignment(data.c), alignment(data.sums), alignment(data.copy), alignment(data.bias),
+                          alignment(data.norm.gamma), alignment(data.norm.beta)});
   return key;
 }
 
@@ -60,8 +61,9 @@ void check_own(const Context<Cuda>& context, const OwnChoice& own, const Product
   const Epilogue& e = product.epilogue;
   FTBERT_CHECK(own.kernel->supports(gpu_of(context), own.variant, product), "the product ", own.kernel->name, " ",
                own.variant_name(), " cannot do m=", product.m, " n=", product.n, " k=", product.k, " and ",
-               e.residual_norm ? "LayerNorm" : to_string(e.activation), e.gate != Gate::none ? " with a gate" : "");
-  for (const void* p : {data.a, data.b, data.bias, data.gamma, data.beta, static_cast<const void*>(data.c)})
+               e.residual_norm ? "a norm" : to_string(e.activation), e.gate != Gate::none ? " with a gate" : "");
+  for (const void* p : {data.a, data.b, data.bias, data.norm.gamma, data.norm.beta, static_cast<const void*>(data.c),
+                        static_cast<const void*>(data.copy)})
     FTBERT_CHECK(reinterpret_cast<uintptr_t>(p) % 16 == 0,
                  "a product of ftbert's own needs operands aligned to 16 bytes");
 }
@@ -117,18 +119,19 @@ Operand linear_all(Context<Device>& context, const Linear<T>& weights, const Ope
 }
 
 template <class Device, class T>
-bool linear_layernorm(Context<Device>& context, const Linear<T>& weights, const Operand& a, int64_t m,
-                      const Norm<T>& norm, int64_t rows, ExchangedMoments& moments, T* x) {
-  if (!moments.data || !norm.is_layernorm_with_beta() || !weights.bias) return false;
+bool linear_norm(Context<Device>& context, const Linear<T>& weights, const Operand& a, int64_t m, const Norm<T>& norm,
+                 int64_t rows, ExchangedMoments& moments, const Output<T>& to) {
+  const ResidualNorm where = to.sum ? ResidualNorm::next : ResidualNorm::result;
+  if (!moments.data || !contains_norm(where, norm)) return false;
   check_product_exists(DeviceKind::cuda, kDType<T>, weights.weight, weights.input);
-  Product whole = product_of(weights, m, {.bias = true, .residual_norm = true});
+  Product whole = product_of(weights, m, {.bias = true, .residual_norm = where});
+  T* const normed = to.only_norm();
   const ProductData data{.a = a.template as<T>(),
                          .b = weights.weight.data,
                          .bias = weights.bias,
-                         .c = x,
-                         .gamma = norm.gamma,
-                         .beta = norm.beta,
-                         .eps = norm.eps,
+                         .c = to.sum ? to.sum : normed,
+                         .norm = {norm.kind, norm.gamma, norm.beta, norm.eps, norm.offset, norm.rounding},
+                         .copy = to.sum ? normed : nullptr,
                          .moments = moments};
   const PlanKey key = key_of(context, whole, data);
   const OwnChoice own = context.plans->get(key, nullptr).own;
@@ -161,13 +164,13 @@ void gemm(Context<Device>& context, const Product& product, const T* a, const T*
   }
 }
 
-#define FTBERT_INSTANTIATE(T)                                                                                        \
-  template Operand linear(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, Epilogue, const Operand&);      \
-  template Operand wished_by<Cuda, T>(const Linear<T>&, T*);                                                         \
-  template Operand linear_all(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, Epilogue, const Operand&);  \
-  template bool linear_layernorm(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, const Norm<T>&, int64_t, \
-                                 ExchangedMoments&, T*);                                                             \
-  template int wgmma_tile_variant(const Context<Cuda>&, const Linear<T>&, int64_t, Epilogue);                        \
+#define FTBERT_INSTANTIATE(T)                                                                                       \
+  template Operand linear(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, Epilogue, const Operand&);     \
+  template Operand wished_by<Cuda, T>(const Linear<T>&, T*);                                                        \
+  template Operand linear_all(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, Epilogue, const Operand&); \
+  template bool linear_norm(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, const Norm<T>&, int64_t,     \
+                            ExchangedMoments&, const Output<T>&);                                                   \
+  template int wgmma_tile_variant(const Context<Cuda>&, const Linear<T>&, int64_t, Epilogue);                       \
   template void gemm(Context<Cuda>&, const Product&, const T*, const T*, float*);
 FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
 template void gemm(Context<Cuda>&, const Product&, const half_t*, const half_t*, half_t*);

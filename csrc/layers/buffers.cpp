@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "core/dispatch.h"
-#include "gemm/own/wgmma_layernorm.h"
+#include "gemm/own/wgmma_norm.h"
 #include "kernels/kernels.h"
 
 namespace ftbert {
@@ -23,9 +23,10 @@ constexpr bool kAttendedOutlivesInner = std::is_same_v<Device, Cpu>;
 template <class Device, class T>
 LayerBuffers<T> carve_layer_buffers(Workspace& ws, const EncoderConfig& config, const BufferSizes& sizes) {
   int64_t width = 0, qkv_width = 0, inner = 0, heads = 0, head_size = 0;
-  bool behind = false;  // a layer's norms follow its sums
+  bool of_sums = false;  // a norm follows a sum, its own or the next block's
   for (const LayerConfig& layer : config.layers) {
-    behind = behind || layer.norm_place == NormPlace::post;
+    of_sums =
+        of_sums || layer.attention_result_norm.kind == NormKind::none || layer.ffn_result_norm.kind == NormKind::none;
     width = std::max(width, layer.attention.heads.width());
     qkv_width = std::max(qkv_width, layer.attention.heads.qkv_width());
     heads = std::max(heads, layer.attention.heads.count);
@@ -34,7 +35,7 @@ LayerBuffers<T> carve_layer_buffers(Workspace& ws, const EncoderConfig& config, 
   }
   const int64_t most = rows_with_slack<Device>(sizes.rows);
   LayerBuffers<T> b;
-  if (kNormInsideProducts<Device, T> && behind)
+  if (kNormInsideProducts<Device, T> && of_sums)
     b.exchanged_moments = {ws.take<uint64_t>(exchanged_moment_count(most)), exchanged_moment_count(most)};
   b.projected = ws.take<T>(most * config.hidden);
   if (kAttendedOutlivesInner<Device>) b.attended = ws.take<T>(most * width);

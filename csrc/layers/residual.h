@@ -35,18 +35,22 @@ struct BlockEnd {
 };
 
 // stream = after(stream + result(a @ product^T + bias)), normed = before_next(stream). a [chunk.computed, k]; the first
-// chunk.rows rows count. Three ways: the norm is left to the next product (DeferredCall); product and norm are one
-// kernel, where the plan says so and there are exchanged_moments for it; or a product, then the norms. A sum over GPUs
-// would stand behind that product.
+// chunk.rows rows count. Three ways: the norm is left to the next product (DeferredCall); product and the one norm of
+// the sum are one kernel, where the plan says so and there are exchanged_moments for it; or a product, then the norms.
+// A sum over GPUs would stand behind that product.
 template <class Device, class T>
 void project_and_add(Context<Device>& context, const BlockEnd<T>& end, const Operand& a, const Chunk& chunk,
                      const Stream<Device, T>& stream, LayerBuffers<T>& b) {
   const Linear<T>& block = end.product;
   const int64_t rows = chunk.rows, cols = block.weight.n;
   if (stream.deferred) return stream.deferred->add(context, block, a, end.after, end.before_next);
+  // The first norm of the sum; where it is for the next block alone the stream keeps the sum.
+  const bool keep_sum = !end.after && end.before_next, second = end.after && end.before_next;
+  const Norm<T>& first = keep_sum ? end.before_next : end.after;
+  const Output<T> to = keep_sum ? Output<T>{.sum = stream.x, .copy = stream.normed} : Output<T>{.normed = stream.x};
   if constexpr (kNormInsideProducts<Device, T>)
-    if (!end.result && !end.before_next &&
-        linear_layernorm<Device, T>(context, block, a, chunk.computed, end.after, rows, b.exchanged_moments, stream.x))
+    if (!end.result && !second &&
+        linear_norm<Device, T>(context, block, a, chunk.computed, first, rows, b.exchanged_moments, to))
       return;
   const auto norm = [&](const T* x, const T* bias, const T* input, const Norm<T>& norm, const Output<T>& out) {
     add_bias_input_layernorm<Device, T>(context, x, bias, input, norm, rows, cols, out);
@@ -57,11 +61,8 @@ void project_and_add(Context<Device>& context, const BlockEnd<T>& end, const Ope
     norm(y, bias, nullptr, end.result, {.normed = b.projected});
     y = b.projected, bias = nullptr;
   }
-  if (end.after || !end.before_next)
-    norm(y, bias, stream.x, end.after, {.normed = stream.x});
-  else
-    norm(y, bias, stream.x, end.before_next, {.sum = stream.x, .copy = stream.normed});
-  if (end.after && end.before_next) norm(stream.x, nullptr, nullptr, end.before_next, {.copy = stream.normed});
+  norm(y, bias, stream.x, first, to);
+  if (second) norm(stream.x, nullptr, nullptr, end.before_next, {.copy = stream.normed});
 }
 
 }  // namespace ftbert

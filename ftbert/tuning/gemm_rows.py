@@ -12,6 +12,8 @@ from ftbert.dtypes import STORED_DTYPES
 
 WGMMA_TILE = "wgmma_tile"  # the kernel whose products can do without a LayerNorm kernel between them
 WITH_LAYERNORM = "wgmma_layernorm"  # the kernel that contains the LayerNorm behind it
+WITH_PRENORM = "wgmma_prenorm"  # the kernel that contains the residual sum and the norm before the next block
+WITH_NORM = (WITH_LAYERNORM, WITH_PRENORM)
 _MOST = (1 << 31) - 1  # of rows, columns and whatever else is counted
 
 
@@ -21,7 +23,7 @@ class Product:
     "e4m3 e4m3 fp16". activation: by the core's name; what cuBLASLt does not compute exactly follows it as
     add_bias_act. layernorm: with the residual and its LayerNorm, which follow as add_bias_input_layernorm or are
     contained. gated: columns 2i and 2i + 1 become activation(one) * other, so that c is [m, n / 2]; what is not ours is
-    followed by add_bias_gate."""
+    followed by add_bias_gate. prenorm: as layernorm, but c is the residual's sum, and its norm lies beside it."""
 
     dtype: str
     n: int
@@ -30,6 +32,12 @@ class Product:
     activation: str = "none"
     layernorm: bool = False
     gated: bool = False
+    prenorm: bool = False
+
+    @property
+    def normed(self) -> bool:
+        """Whether it comes with a norm."""
+        return self.layernorm or self.prenorm
 
     @property
     def types(self) -> tuple[str, str, str]:
@@ -40,7 +48,7 @@ class Product:
 
     def __str__(self) -> str:
         parts = ["bias"] * self.bias + [self.activation] * (self.activation != "none") + ["gate"] * self.gated
-        parts += ["layernorm"] * self.layernorm
+        parts += ["layernorm"] * self.layernorm + ["prenorm"] * self.prenorm
         epilogue = "+".join(parts) or "no epilogue"
         return f"{self.dtype} n={self.n} k={self.k} {epilogue}"
 
@@ -56,9 +64,9 @@ class Own:
 @dataclass(frozen=True)
 class Row:
     """One product for m from `first` to `last`, both included. algorithm: a kernel of ftbert's own, or
-    cublasLtMatmulAlgo_t as 8 words of 64 bit, or None: with a LayerNorm what the product without it runs was not
+    cublasLtMatmulAlgo_t as 8 words of 64 bit, or None: with a norm what the product without it runs was not
     beaten; without one cuBLASLt's first proposal. us, default_us: microseconds at the m of `timed`, of the algorithm
-    and of cuBLASLt's first proposal, with the LayerNorm that follows the product in a layer, if one does."""
+    and of cuBLASLt's first proposal, with the norm that follows the product in a layer, if one does."""
 
     product: Product
     first: int
@@ -90,7 +98,7 @@ class Row:
     def as_dict(self) -> dict[str, Any]:
         """What stands in the file."""
         product = asdict(self.product)
-        for absent in ("layernorm", "gated"):
+        for absent in ("layernorm", "gated", "prenorm"):
             if not product[absent]:
                 del product[absent]
         if isinstance(self.algorithm, Own):
@@ -107,7 +115,7 @@ class Row:
         try:
             product = Product(
                 values["dtype"], _whole(values["n"]), _whole(values["k"]), bool(values["bias"]), values["activation"],
-                bool(values.get("layernorm", False)), bool(values.get("gated", False)),
+                *(bool(values.get(key, False)) for key in ("layernorm", "gated", "prenorm")),
             )  # fmt: skip
             row = Row(
                 product,
@@ -123,7 +131,7 @@ class Row:
             raise ValueError(f"a row cannot be read ({type(error).__name__}: {error})") from None
         if unknown or product.activation not in activations().values():
             raise ValueError(f"a row makes no sense: dtype {product.dtype!r}, activation {product.activation!r}")
-        if product.gated and (product.layernorm or product.n % 2):
+        if product.gated + product.layernorm + product.prenorm > 1 or (product.gated and product.n % 2):
             raise ValueError(f"a row makes no sense: {product}")
         if not (row.first <= row.last and len(row.timed) == len(row.us) == len(row.default_us)):
             raise ValueError(f"a row makes no sense: {product}, m from {row.first} to {row.last}")

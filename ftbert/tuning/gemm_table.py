@@ -30,7 +30,7 @@ from ftbert.user_cache import cache_folder, locked, make_private, untrusted
 
 FORMAT = 4
 _CHOSEN = "$FTBERT_GEMM_TABLE"
-# To the library: cuBLASLt's first proposal, and where a LayerNorm is asked for, none that contains it.
+# To the library: cuBLASLt's first proposal, and where a norm is asked for, none that contains it.
 _FIRST_PROPOSAL = (0,) * 8
 _SHIPPED = Path(__file__).parent / "gemm_tables"
 
@@ -233,7 +233,7 @@ def put_in_force(device: int | torch.device, rows: Iterable[Row]) -> None:
 def described(product: Product, m: int = 0) -> Any:
     """ftbert.lib._tuning.Product: the same for the library."""
     p = product
-    return tuner_module().Product(m, p.n, p.k, p.types, p.bias, p.activation, p.layernorm, p.gated)
+    return tuner_module().Product(m, p.n, p.k, p.types, p.bias, p.activation, p.layernorm, p.gated, p.prenorm)
 
 
 def summary(device: torch.device) -> str:

@@ -76,8 +76,8 @@ class Bench:
         return tuner_module().Algorithm(words)
 
     def own(self) -> list[Algorithm]:
-        """Variants of ftbert's own kernels that can do it, bias and activation included; kernel WITH_LAYERNORM: the
-        LayerNorm too."""
+        """Variants of ftbert's own kernels that can do it, bias and activation included; kernels WITH_NORM: the norm
+        too."""
         return list(self._tuner.own())
 
     def chosen(self) -> Algorithm:
@@ -94,41 +94,49 @@ class Bench:
 
     def record(self, algorithm: Algorithm, launches: int = 0) -> Recording:
         """This product in a CUDA graph, for `in_turns`."""
-        bias = self._bias.data_ptr() if self.product.bias else 0
-        a, b, c = self._a.data_ptr(), self._b.data_ptr(), self._c.data_ptr()
+        a, b, bias, c = self._a.data_ptr(), self._b.data_ptr(), self._vectors(), self._c.data_ptr()
         return Recording(self, self._tuner.record(algorithm, a, b, launches or self.launches, bias, c))
 
     def microseconds(self, algorithm: Algorithm, rounds: int = 5) -> float:
         """Median time of one product; infinite for an algorithm that cannot run after all."""
         return statistics.median(self.times([algorithm], rounds)[0])
 
+    def _vectors(self) -> int:
+        """The address of bias, gamma and beta; 0 where the product has none of them."""
+        return self._bias.data_ptr() if self.product.bias or self.product.normed else 0
+
     def error(self, algorithm: Algorithm) -> float:
-        """Largest absolute difference to the product in float32, over the size of its largest element."""
+        """Largest absolute difference to the product in float32, over the size of its largest element; of two
+        results the larger one."""
         p = self.product
         a, b = self._a[: self.m * p.k].view(self.m, p.k), self._b[: p.n * p.k].view(p.n, p.k)
         cols = p.n // 2 if p.gated else p.n
         c = self._c[: self.m * cols].view(self.m, cols)
-        norm = None
-        if p.layernorm:
+        made, norm = [c], None
+        if p.normed:
             c.copy_(torch.randn(c.shape, device=self.device, generator=torch.Generator(self.device).manual_seed(1)))
             norm = (c.clone(), self._bias[p.n : 2 * p.n], self._bias[2 * p.n : 3 * p.n])
             self._c[self.m * p.n : self._tuner.c_bytes // c.element_size()].fill_(float("nan"))  # the product's place
+            if p.prenorm:
+                beside = -(-c.nbytes // 256) * 256 // c.element_size()
+                made.append(self._c[beside : beside + c.numel()].view(c.shape))
         else:
             c.fill_(float("nan"))
-        bias = self._bias.data_ptr() if p.bias else 0
-        self._tuner.run(algorithm, a.data_ptr(), b.data_ptr(), bias, c.data_ptr())
-        worst, largest = 0.0, 0.0
+        self._tuner.run(algorithm, a.data_ptr(), b.data_ptr(), self._vectors(), c.data_ptr())
+        worst, largest = [0.0, 0.0], [0.0, 0.0]
         for first in range(0, self.m, 4096):
             want = _reference(a[first : first + 4096], b, self._bias if p.bias else None)
             activated = _activated(want[:, ::2] if p.gated else want, p.activation)
-            want = activated * want[:, 1::2] if p.gated else activated
+            wanted = [activated * want[:, 1::2] if p.gated else activated]
             if norm is not None:
                 residual, gamma, beta = (tensor.float() for tensor in (norm[0][first : first + 4096], *norm[1:]))
-                want = torch.nn.functional.layer_norm(want + residual, (p.n,), gamma, beta, 1e-5)
-            difference = (c[first : first + 4096].float() - want).abs().max().item()
-            worst = max(worst, difference if difference == difference else float("inf"))
-            largest = max(largest, want.abs().max().item())
-        return worst / largest
+                total = wanted[0] + residual
+                wanted = [total] * p.prenorm + [torch.nn.functional.layer_norm(total, (p.n,), gamma, beta, 1e-5)]
+            for i, (got, expected) in enumerate(zip(made, wanted, strict=True)):
+                difference = (got[first : first + 4096].float() - expected).abs().max().item()
+                worst[i] = max(worst[i], difference if difference == difference else float("inf"))
+                largest[i] = max(largest[i], expected.abs().max().item())
+        return max(worst[i] / largest[i] for i in range(len(made)))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from ftbert.checkpoint import (
     activations,
 )
 from ftbert.dtypes import DTYPES
-from ftbert.tuning.gemm_rows import WGMMA_TILE, WITH_LAYERNORM, Own, Product, Row
+from ftbert.tuning.gemm_rows import WGMMA_TILE, WITH_NORM, Own, Product, Row
 from ftbert.tuning.gemm_table import tuner_module
 from ftbert.tuning.product_bench import Algorithm, Bench, choice_of, is_faster
 
@@ -34,33 +34,46 @@ def products(config: EncoderConfig, dtype: str) -> list[Product]:
     """The linear layers that this encoder runs per token, each once."""
     module = tuner_module()  # None: Bench says so
     fused = module is None or all(module.fuses_heads_of(layer.attention.head_size) for layer in config.layers)
-    found = [product for layer in config.layers for product in _of_layer(config.hidden, layer, dtype, fused)]
+    next_norms = [layer.attention_norm if layer.norm_place == "pre" else None for layer in config.layers[1:]]
+    found = [
+        product
+        for layer, next_norm in zip(config.layers, [*next_norms, None], strict=True)
+        for product in _of_layer(config.hidden, layer, next_norm, dtype, fused)
+    ]
     if config.embedding_projection:
         found.append(Product(dtype, config.hidden, config.embedding, bias=True))
     return list(dict.fromkeys(found))
 
 
-def _of_layer(hidden: int, layer: LayerConfig, dtype: str, fused: bool) -> list[Product]:
-    """QKV, attention's output, and the two of the feed-forward block."""
+def _of_layer(
+    hidden: int, layer: LayerConfig, next_norm: NormConfig | None, dtype: str, fused: bool
+) -> list[Product]:
+    """QKV, attention's output, and the two of the feed-forward block. next_norm: before the next layer."""
     attention, ffn = layer.attention, layer.ffn
     if ffn.activation not in activations():
         raise ValueError(f"activation must be one of {', '.join(activations())}; got {ffn.activation!r}")
 
+    post = layer.norm_place == "post"
+
     def to_stream(k: int, bias: bool, norm: NormConfig | None, result_norm: NormConfig | None) -> Product:
-        product = Product(dtype, hidden, k, bias=bias, layernorm=True)
-        # Elsewhere the kernel that follows adds bias and residual, and keeps the sum.
-        follows = layer.norm_place == "post" and norm is not None and result_norm is None
-        return product if follows else without_layernorm(product)
+        """norm: of the residual's sum, or before the block that follows."""
+        product = Product(dtype, hidden, k, bias=bias, layernorm=post, prenorm=not post)
+        # What has another norm behind it, or none, is alone: the kernel that follows adds bias and residual.
+        contained = norm is not None and result_norm is None and not (post and norm.kind == "rms")
+        return product if contained else without_norm(product)
 
     return [
         # The general attention path adds the bias itself.
         Product(dtype, attention.width + 2 * attention.kv_width, hidden, bias=attention.qkv_bias and fused),
-        to_stream(attention.width, attention.out_bias, layer.attention_norm, layer.attention_result_norm),
+        to_stream(
+            attention.width, attention.out_bias, layer.attention_norm if post else layer.ffn_norm,
+            layer.attention_result_norm,
+        ),
         Product(
             dtype, ffn.inter * (1 + ffn.gated), hidden, bias=ffn.up_bias, activation=activations()[ffn.activation],
             gated=ffn.gated,
         ),  # fmt: skip
-        to_stream(ffn.inter, ffn.down_bias, layer.ffn_norm, layer.ffn_result_norm),
+        to_stream(ffn.inter, ffn.down_bias, layer.ffn_norm if post else next_norm, layer.ffn_result_norm),
     ]
 
 
@@ -68,12 +81,12 @@ def products_of_shape(hidden: int, inter: int, activation: str, dtype: str) -> l
     """Of one layer, where LayerNorm follows both blocks. ValueError for an activation that the core does not know."""
     norm, attention = NormConfig(eps=1e-12), AttentionConfig(heads=1, head_size=hidden)
     layer = LayerConfig(attention, FeedForwardConfig(inter, activation), 0, attention_norm=norm, ffn_norm=norm)
-    return _of_layer(hidden, layer, dtype, fused=True)
+    return _of_layer(hidden, layer, None, dtype, fused=True)
 
 
-def without_layernorm(product: Product) -> Product:
-    """The product that runs, the LayerNorm behind it, where none that contains it is faster; itself without one."""
-    return replace(product, bias=False, layernorm=False) if product.layernorm else product
+def without_norm(product: Product) -> Product:
+    """The product that runs, the norm behind it, where none that contains it is faster; itself without one."""
+    return replace(product, bias=False, layernorm=False, prenorm=False) if product.normed else product
 
 
 def search(bench: Bench) -> list[Algorithm]:
@@ -108,7 +121,7 @@ class ProductTuner:
         known: Iterable[Row] = (),
         followed: Product | None = None,
     ) -> None:
-        """known: rows of other tables for this GPU and cuBLASLt. followed: the same product with the LayerNorm that
+        """known: rows of other tables for this GPU and cuBLASLt. followed: the same product with the norm that
         follows it; it is then timed with that behind it: what is fastest without need not be the fastest with it."""
         self.product, self.device = product, device
         self._measured_as = followed or product
@@ -127,15 +140,15 @@ class ProductTuner:
         BERT-large at 256 tokens takes 0.674 ms, with those that are the fastest one by one 0.735 (H200). So where the
         rule chooses that kernel up to 1024 rows there are no candidates.
 
-        With a LayerNorm the candidates are the kernels that contain it, and what the product without it runs in this
-        process, followed by the LayerNorm. Raises NothingProposed.
+        With a norm the candidates are the kernels that contain it, and what the product without it runs in this
+        process, followed by the norm. Raises NothingProposed.
         """
         bench = Bench(self._measured_as, last, self.device)
         runs = Bench(self.product, last, self.device).chosen()
         rivals = list({choice_of(a): a for a in (bench.first_proposal(), runs)}.values())
-        candidates = [a for a in bench.own() if (a.kernel == WITH_LAYERNORM) == self.product.layernorm]
-        if self.product.layernorm:
-            candidates.append(Bench(without_layernorm(self.product), last, self.device).chosen())
+        candidates = [a for a in bench.own() if (a.kernel in WITH_NORM) == self.product.normed]
+        if self.product.normed:
+            candidates.append(Bench(without_norm(self.product), last, self.device).chosen())
         else:
             here = [row.algorithm for row in self._known if row.first <= last and first <= row.last]
             known = [bench.algorithm(words) for words in here if isinstance(words, tuple)]
@@ -153,7 +166,7 @@ class ProductTuner:
         winner = next(able, len(rivals) - 1)
         algorithm = [*rivals, *best][winner]
         self._winners[choice_of(algorithm)] = algorithm
-        contained = not self.product.layernorm or algorithm.kernel == WITH_LAYERNORM
+        contained = not self.product.normed or algorithm.kernel in WITH_NORM
         chosen = choice_of(algorithm) if contained else None
         return Row(self.product, first, last, chosen, (last,), (us[winner],), (us[0],))
 

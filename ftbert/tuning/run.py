@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ftbert.progress import Progress
-from ftbert.tuning.gemm_rows import WITH_LAYERNORM, Product, Row, merge
+from ftbert.tuning.gemm_rows import WITH_NORM, Product, Row, merge
 from ftbert.tuning.gemm_table import (
     Machine,
     add_rows,
@@ -26,7 +26,7 @@ from ftbert.tuning.gemm_table import (
     sources,
 )
 from ftbert.tuning.product_bench import Bench, NothingProposed
-from ftbert.tuning.product_tuner import ProductTuner, buckets, without_layernorm
+from ftbert.tuning.product_tuner import ProductTuner, buckets, without_norm
 
 
 @dataclass
@@ -103,13 +103,13 @@ def tune(
     add_rows(path, machine, [])  # finds out now whether the file can be written
     table = [row for row in read_table(path)[1] if is_known(row)]
     known = merge(table, in_force(machine))
-    with_norm = {without_layernorm(product): product for product in wanted if product.layernorm}
-    plain = list(dict.fromkeys(without_layernorm(product) for product in wanted))
+    with_norm = {without_norm(product): product for product in wanted if product.normed}
+    plain = list(dict.fromkeys(without_norm(product) for product in wanted))
     norms = [product for product in with_norm.values()
-             if any(algorithm.kernel == WITH_LAYERNORM for algorithm in Bench(product, 1, device).own())]  # fmt: skip
+             if any(algorithm.kernel in WITH_NORM for algorithm in Bench(product, 1, device).own())]  # fmt: skip
     tuners = {product: ProductTuner(product, device, known, with_norm.get(product)) for product in (*plain, *norms)}
     timed = set() if force else {(row.product, m) for row in table for m in row.timed}
-    # From many rows to few; what contains a LayerNorm comes when all that it has to beat is made.
+    # From many rows to few; what contains a norm comes when all that it has to beat is made.
     steps = [(product, low, high) for kind in (plain, norms) for low, high in reversed(ranges)
              for product in kind if (product, high) not in timed]  # fmt: skip
     began = written = time.monotonic()
@@ -119,8 +119,8 @@ def tune(
     bar = Progress(len(steps), None, unit=" ranges", label="tune")
 
     def rows_of(product: Product, low: int, high: int) -> list[Row]:
-        # What a row has to beat: the rule's choice, or with a LayerNorm what the product without it runs by now.
-        put_in_force(device, [row for row in known if product.layernorm and not row.product.layernorm])
+        # What a row has to beat: the rule's choice, or with a norm what the product without it runs by now.
+        put_in_force(device, [row for row in known if product.normed and not row.product.normed])
         try:
             return [tuners[product].row(low, high)]
         except NothingProposed as error:
@@ -176,7 +176,7 @@ def show(device: str | torch.device = "cuda") -> dict[str, Any]:
                 "m": f"{min(r.first for r in mine)}..{max(r.last for r in mine)}",
                 "rows": len(mine),
                 "tuned": sum(bool(r.tuned) for r in mine),
-                "default": "the product and then LayerNorm" if product.layernorm else "cuBLASLt's first proposal",
+                "default": "the product and then its norm" if product.normed else "cuBLASLt's first proposal",
             }
             for product in sorted({row.product for row in rows})
             if (mine := [row for row in rows if row.product == product])

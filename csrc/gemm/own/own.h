@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "core/context.h"
+#include "core/norm.h"
 #include "gemm/gemm.h"
 #include "gemm/product.h"
 
@@ -19,11 +20,10 @@ struct ProductData {
   const void* bias = nullptr;  // [n], or nullptr where the epilogue has none
   void* c = nullptr;           // with residual_norm also the residual
   void* sums = nullptr;        // [m, n], room for what add_bias_gate reads where a kernel leaves the gate to it
-  // For residual_norm.
-  const void* gamma = nullptr;  // [n]
-  const void* beta = nullptr;   // [n]
-  float eps = 0;
-  ExchangedMoments moments = {};  // wgmma_layernorm.h
+  // For residual_norm: wgmma_norm.h.
+  Norm<void> norm = {};  // of vectors [n]
+  void* copy = nullptr;  // [m, n] with ResidualNorm::next, the norm of c
+  ExchangedMoments moments = {};
 };
 
 // What a kernel's fitness depends on.
@@ -100,7 +100,8 @@ struct OwnKernel {
 
 extern const OwnKernel wgmma_tile;        // Hopper, up to some thousand rows: a block for each tile
 extern const OwnKernel wgmma_persistent;  // Hopper, many rows: blocks that stay and compute one tile after another
-extern const OwnKernel wgmma_layernorm;   // the same with the residual LayerNorm behind the product: wgmma_layernorm.h
+extern const OwnKernel wgmma_layernorm;   // the same with the residual LayerNorm behind the product: wgmma_norm.h
+extern const OwnKernel wgmma_prenorm;     // the same with the residual sum and the norm before the next block
 std::span<const OwnKernel* const> own_kernels();
 
 // A variant of a kernel of ours; without a kernel: none of them.
@@ -120,8 +121,8 @@ void check_own(const Context<Cuda>& context, const OwnChoice& own, const Product
 void run_own(const Context<Cuda>& context, const OwnChoice& own, const Product& product, const ProductData& data);
 
 // Which kernel runs a product where no table has a row for it, with operands aligned to 16 bytes. Without a kernel:
-// cuBLASLt's first proposal, and with residual_norm a product and then a LayerNorm. On other GPUs than Hopper,
-// for other types than 16-bit ones and where nothing of ours is expected to be faster: none.
+// cuBLASLt's first proposal, and with residual_norm a product and then a norm. On other GPUs than Hopper, for other
+// types than 16-bit ones and where nothing of ours is expected to be faster: none.
 OwnChoice guess_product(const Gpu& gpu, const Product& product);
 
 // 16-bit operands and result of one type, one product, b [n, k]: what all kernels of today ask for.

@@ -1,9 +1,11 @@
-// A tile's float sums in registers with its residual in shared memory: added, and normalised.
+// A tile's float sums in registers with its residual in shared memory: added, normalised, and stored.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
 #include "device/mma.cuh"
 #include "device/vector.cuh"
+#include "kernels/norm/norm_rule.cuh"
 
 namespace ftbert {
 namespace {
@@ -15,8 +17,9 @@ __device__ float2 unpack_pair(uint32_t bits) {
   return pair_to_float(pair);
 }
 
-// sum += residual for 16 rows of a warp, and the mean and the squared deviations of each of a thread's two.
-template <class E, class Shape>
+// sum += residual for 16 rows of a warp, and the mean and the squared deviations of each of a thread's two; of rules
+// that are not centred 0 and the squares.
+template <class E, class Shape, class Rule>
 __device__ void add_residual(float (&sum)[Shape::kTileN / 8][4], uint32_t tile, float (&mean)[2], float (&squares)[2]) {
   constexpr int kTileN = Shape::kTileN;
   const uint32_t row = matrix_row(tile);
@@ -34,29 +37,34 @@ __device__ void add_residual(float (&sum)[Shape::kTileN / 8][4], uint32_t tile, 
       const float2 r = unpack_pair<E>(bits[j / 2 % 2][p]);
       float* const s = sum[j + p / 2] + p % 2 * 2;
       s[0] += r.x, s[1] += r.y;
-      total[p % 2] += s[0] + s[1];
+      total[p % 2] += Rule::kCentred ? s[0] + s[1] : s[0] * s[0] + s[1] * s[1];
     }
   }
+  if constexpr (Rule::kCentred) {
 #pragma unroll
-  for (int r = 0; r < 2; ++r) mean[r] = reduce<4>(total[r], Sum()) * (1.0f / kTileN);
-  float partial[2][2] = {};
+    for (int r = 0; r < 2; ++r) mean[r] = reduce<4>(total[r], Sum()) * (1.0f / kTileN);
+    float partial[2][2] = {};
 #pragma unroll
-  for (int j = 0; j < kTileN / 8; ++j)
+    for (int j = 0; j < kTileN / 8; ++j)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float d = sum[j][i] - mean[i / 2];
-      partial[i / 2][i % 2] += d * d;
-    }
+      for (int i = 0; i < 4; ++i) {
+        const float d = sum[j][i] - mean[i / 2];
+        partial[i / 2][i % 2] += d * d;
+      }
 #pragma unroll
-  for (int r = 0; r < 2; ++r) squares[r] = reduce<4>(partial[r][0] + partial[r][1], Sum());
+    for (int r = 0; r < 2; ++r) squares[r] = reduce<4>(partial[r][0] + partial[r][1], Sum());
+  } else {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) mean[r] = 0, squares[r] = reduce<4>(total[r], Sum());
+  }
 }
 
-// (sum - mean) * scale * gamma + beta, rounded, to shared memory; store(block) when 64 columns are there. vectors: for
-// two columns both gammas, both betas.
-template <class E, class Shape, class Store>
-__device__ void normalize(const float (&sum)[Shape::kHalves][Shape::kTileN / 8][4], const float4* vectors,
-                          const float (&mean)[Shape::kHalves][2], const float (&scale)[Shape::kHalves][2],
-                          uint32_t tile, const Store& store) {
+// What the rule makes of the sums, rounded, to shared memory; of NoRule the sums themselves. store(block) when 64
+// columns are there. vectors: for two columns both gammas, both betas.
+template <class E, class Shape, class Rule, class Store>
+__device__ void normalize(const Rule& rule, const float (&sum)[Shape::kHalves][Shape::kTileN / 8][4],
+                          const float4* vectors, const float (&mean)[Shape::kHalves][2],
+                          const float (&scale)[Shape::kHalves][2], uint32_t tile, const Store& store) {
   constexpr int kHalves = Shape::kHalves;
   const uint32_t row = matrix_row(tile);
   float shift[kHalves][2];
@@ -75,8 +83,14 @@ __device__ void normalize(const float (&sum)[Shape::kHalves][Shape::kTileN / 8][
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const float* const s = sum[half][j + i] + 2 * r;
-          packed[half][2 * i + r] = pack_pair<E>((s[0] * scale[half][r] + shift[half][r]) * v.x + v.z,
-                                                 (s[1] * scale[half][r] + shift[half][r]) * v.y + v.w);
+          if constexpr (std::is_same_v<Rule, NoRule>)
+            packed[half][2 * i + r] = pack_pair<E>(s[0], s[1]);
+          else if constexpr (Rule::kCentred)
+            packed[half][2 * i + r] = pack_pair<E>((s[0] * scale[half][r] + shift[half][r]) * v.x + v.z,
+                                                   (s[1] * scale[half][r] + shift[half][r]) * v.y + v.w);
+          else
+            packed[half][2 * i + r] = pack_pair<E>(rule.template apply<E>(s[0], scale[half][r], v.x, v.z),
+                                                   rule.template apply<E>(s[1], scale[half][r], v.y, v.w));
         }
     }
 #pragma unroll

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "device/vector.cuh"
+#include "kernels/norm/norm_rule.cuh"
 
 namespace ftbert {
 namespace {
@@ -31,10 +32,11 @@ __device__ inline uint64_t look(const uint64_t* from) {
   return moments;
 }
 
-// The mean of two rows of n columns, eight apart, and what LayerNorm multiplies their deviations by, when all tiles of
-// them have told their moments. The four lanes of a row look at one tile in four, up to kLooks each.
-// work: columns (tiles side by side), mark, eps, row_inverse (1 / n).
-template <int kTileN, int kLooks, class Work>
+// The mean of two rows of n columns, eight apart, and what the norm multiplies their deviations by, when all tiles of
+// them have told their moments; of rules that are not centred 0, and what it multiplies the rows by. The four lanes of
+// a row look at one tile in four, up to kLooks each. work: columns (tiles side by side), mark, eps, row_inverse (1 /
+// n).
+template <int kTileN, int kLooks, class Rule, class Work>
 __device__ void row_moments_of(const Work& work, const uint64_t* moments, float (&mean)[2], float (&scale)[2]) {
   const int mine = threadIdx.x % 4;
   uint64_t seen[2][kLooks];
@@ -57,14 +59,14 @@ __device__ void row_moments_of(const Work& work, const uint64_t* moments, float 
 #pragma unroll
     for (int i = 0; i < kLooks; ++i)
       if (mine + 4 * i < work.columns) total += mean_of(seen[r][i]);
-    mean[r] = reduce<4>(total, Sum()) * (kTileN * work.row_inverse);
+    mean[r] = Rule::kCentred ? reduce<4>(total, Sum()) * (kTileN * work.row_inverse) : 0;
 #pragma unroll
     for (int i = 0; i < kLooks; ++i)
       if (mine + 4 * i < work.columns) {
         const float d = mean_of(seen[r][i]) - mean[r];
-        squares += squares_of(seen[r][i]) + kTileN * d * d;
+        squares += Rule::kCentred ? squares_of(seen[r][i]) + kTileN * d * d : squares_of(seen[r][i]);
       }
-    scale[r] = rsqrtf(reduce<4>(squares, Sum()) * work.row_inverse + work.eps);
+    scale[r] = inverse_root_mean<4>(squares, work.row_inverse, work.eps);
   }
 }
 

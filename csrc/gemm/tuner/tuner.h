@@ -39,17 +39,18 @@ class Tuner {
   // What cuBLASLt proposes, its best guess first. At most `most`.
   virtual std::vector<Algorithm> heuristics(int most) = 0;
 
-  // Our kernels that can do this product; with a LayerNorm those that contain it and those that it follows.
+  // Our kernels that can do this product; with a norm those that contain it and those that it follows.
   virtual std::vector<Algorithm> own() = 0;
 
   // What `linear` runs for this product.
   virtual Algorithm chosen() = 0;
 
-  // That the memory at c must have: for c, and behind it with a LayerNorm or a gate for what its kernels need.
+  // That the memory at c must have: for c, and behind it with a norm or a gate for what its kernels need.
   virtual int64_t c_bytes() const = 0;
 
-  // Once, for its result. a [m, k], b [n, k], bias [n] or nullptr, c [m, n] or with a gate [m, n / 2]; with a LayerNorm
-  // bias [3, n]: bias, gamma, beta, and c is the residual too.
+  // Once, for its result. a [m, k], b [n, k], bias [n] or nullptr, c [m, n] or with a gate [m, n / 2]. With a norm bias
+  // is [3, n]: bias, gamma, beta, and c is the residual too; with ResidualNorm::next the norm of c lies behind it, at
+  // the next multiple of 256 bytes.
   virtual void run(const Algorithm& algorithm, const void* a, const void* b, const void* bias, void* c) = 0;
 
   // One product for each of `weights` matrices that lie one behind the other at b, so that a small B does not come out
@@ -60,7 +61,7 @@ class Tuner {
 };
 
 // product: a linear layer's, in types that a kernel computes. An activation that cuBLASLt cannot apply exactly is
-// followed by add_bias_act, a gate by add_bias_gate, a LayerNorm that the kernel does not contain by
+// followed by add_bias_act, a gate by add_bias_gate, a norm that the kernel does not contain by
 // add_bias_input_layernorm. workspace: device memory, gemm_workspace_bytes(device) of it; the caller keeps it alive.
 std::unique_ptr<Tuner> make_tuner(int device, const Product& product, void* workspace);
 

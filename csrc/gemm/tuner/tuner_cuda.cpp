@@ -15,7 +15,7 @@
 #include "core/dispatch.h"
 #include "gemm/cublaslt.h"
 #include "gemm/own/own.h"
-#include "gemm/own/wgmma_layernorm.h"
+#include "gemm/own/wgmma_norm.h"
 #include "gemm/plans.h"
 #include "gemm/tuner/tuner.h"
 #include "kernels/kernels.h"
@@ -41,9 +41,9 @@ class DeviceTuner : public Tuner {
       : device_(device), plans_(*product_plans(device)), workspace_(workspace) {
     FTBERT_CHECK(p.m > 0 && p.n > 0 && p.k > 0, "expected a product with m, n, k > 0, got m=", p.m, " n=", p.n,
                  " k=", p.k);
-    const Epilogue normed{.bias = true, .residual_norm = true};
+    const Epilogue normed{.bias = p.epilogue.bias, .residual_norm = p.epilogue.residual_norm};
     FTBERT_CHECK(!p.epilogue.residual_norm || p.epilogue == normed,
-                 "a product with LayerNorm has a bias, and no activation or gate");
+                 "a product with a norm behind it has no activation or gate");
     FTBERT_CHECK(p.epilogue.gate == Gate::none || p.n % 2 == 0, "a product with a gate has an even n, got ", p.n);
     key_.product = p;
     key_.workspace = static_cast<int64_t>(gemm_workspace_bytes(device));
@@ -83,7 +83,7 @@ class DeviceTuner : public Tuner {
   }
 
   int64_t c_bytes() const override {
-    if (with_norm()) return 2 * round_up(c_size()) + 8 * exchanged_moment_count(product().m);
+    if (with_norm()) return (2 + keeps_sum()) * round_up(c_size()) + 8 * exchanged_moment_count(product().m);
     return gated() ? round_up(c_size()) + size_of(product().n) : c_size();
   }
 
@@ -185,8 +185,9 @@ class DeviceTuner : public Tuner {
   }
 
   const Product& product() const { return key_.product; }
-  bool with_norm() const { return product().epilogue.residual_norm; }
-  // What runs where a kernel does not contain the LayerNorm, which then adds the bias.
+  bool with_norm() const { return product().epilogue.residual_norm.has_value(); }
+  bool keeps_sum() const { return product().epilogue.residual_norm == ResidualNorm::next; }
+  // What runs where a kernel does not contain the norm, which then adds the bias.
   Product before_norm() const {
     Product alone = product();
     if (with_norm()) alone.epilogue = {};
@@ -197,24 +198,28 @@ class DeviceTuner : public Tuner {
   bool gated() const { return product().epilogue.gate != Gate::none; }
   int64_t c_columns() const { return product().epilogue.columns(product().n); }
 
-  // Behind c with a LayerNorm the product, then the moments; with a gate the sums that it is made of.
+  // Behind c with a norm its copy, where c keeps the sum, the product, then the moments; with a gate the sums that it
+  // is made of.
   static int64_t round_up(int64_t bytes) { return (bytes + 255) / 256 * 256; }
   int64_t size_of(int64_t columns) const { return product().m * columns * bytes_of(product().c); }
   int64_t c_size() const { return size_of(c_columns()); }
   char* behind_c(void* c) const { return static_cast<char*>(c) + round_up(c_size()); }
+  char* alone_of(void* c) const { return behind_c(keeps_sum() ? behind_c(c) : c); }
   const void* vector(const void* bias, int i) const {
     return static_cast<const char*>(bias) + i * product().n * bytes_of(product().c);
   }
+  const void* added(const void* bias) const { return product().epilogue.bias ? bias : nullptr; }
 
   void launch(const Algorithm& algorithm, const void* a, const void* b, const void* bias, void* c) {
-    ProductData data{.a = a, .b = b, .bias = bias, .c = c};
+    ProductData data{.a = a, .b = b, .bias = added(bias), .c = c};
     const OwnChoice& own = algorithm.own;
     if (own && with_norm() && own.kernel->supports(gpu_of(context_), own.variant, product())) {
-      data.gamma = vector(bias, 1), data.beta = vector(bias, 2), data.eps = kEps;
-      data.moments = {reinterpret_cast<uint64_t*>(behind_c(behind_c(c))), exchanged_moment_count(product().m), turn_++};
+      data.norm = {NormKind::layer, vector(bias, 1), vector(bias, 2), kEps};
+      if (keeps_sum()) data.copy = behind_c(c);
+      data.moments = {reinterpret_cast<uint64_t*>(behind_c(alone_of(c))), exchanged_moment_count(product().m), turn_++};
       return run_own(context_, own, product(), data);
     }
-    if (with_norm()) data.bias = nullptr, data.c = behind_c(c);
+    if (with_norm()) data.bias = nullptr, data.c = alone_of(c);
     if (gated() && !own) data.c = behind_c(c);
     if (own) {
       run_own(context_, own, before_norm(), data);
@@ -242,8 +247,10 @@ class DeviceTuner : public Tuner {
       return;
     }
     const auto typed = [&](int i) { return static_cast<const T*>(vector(bias, i)); };
-    add_bias_input_layernorm<Cuda, T>(context_, static_cast<const T*>(made), typed(0), x,
-                                      Norm<T>{NormKind::layer, typed(1), typed(2), kEps}, m, n, {.normed = x});
+    Output<T> to{.normed = x};
+    if (keeps_sum()) to = {.sum = x, .copy = Operand::of(reinterpret_cast<const T*>(behind_c(c)))};
+    add_bias_input_layernorm<Cuda, T>(context_, static_cast<const T*>(made), static_cast<const T*>(added(bias)), x,
+                                      Norm<T>{NormKind::layer, typed(1), typed(2), kEps}, m, n, to);
   }
 
   int device_;
@@ -254,7 +261,7 @@ class DeviceTuner : public Tuner {
   Stream stream_;
   Context<Cuda> context_;
   std::unordered_map<int64_t, double> alone_;
-  int turn_ = 0;  // of the next product with LayerNorm
+  int turn_ = 0;  // of the next product with a norm
 };
 
 }  // namespace

@@ -1,0 +1,30 @@
+// What callers of wgmma_layernorm and wgmma_prenorm (own.h) must provide: a product, the residual sum and the norm
+// behind it in one kernel, on Hopper. No CUDA header.
+//
+// wgmma_layernorm: c [m, n] = norm(a [m, k] @ b [n, k]^T + bias + c), rounded once, at the end.
+// wgmma_prenorm: c = a @ b^T + bias + c and copy [m, n] = norm of that before it was rounded.
+//
+// A row is at most kMostNormTiles tiles. Parts of c are read before the kernel ahead has ended, unless Context::overlap
+// is off: like weights, c must be there before that one begins to work. In a layer another product's result at least
+// lies between two sums: what runs directly ahead reads the stream or its norm and writes neither.
+#pragma once
+#include <cstdint>
+
+#include "core/norm.h"
+#include "gemm/product.h"
+
+namespace ftbert {
+
+inline constexpr int64_t kMostNormTiles = 8;  // side by side
+
+// Words of ProductData::moments, through which blocks exchange their rows' moments. Products of one stream may share
+// them if nobody else writes there and their turns are 0, 1, 2, ... in the order in which they run.
+constexpr int64_t exchanged_moment_count(int64_t m) { return (m + 127) / 128 * 128 * kMostNormTiles; }
+
+// Whether there are kernels with this norm: RMSNorm, as models have it, before the next block alone.
+template <class T>
+bool contains_norm(ResidualNorm where, const Norm<T>& norm) {
+  return norm.gamma && (norm.kind == NormKind::layer || (norm.kind == NormKind::rms && where == ResidualNorm::next));
+}
+
+}  // namespace ftbert

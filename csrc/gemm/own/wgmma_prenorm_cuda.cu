@@ -1,0 +1,43 @@
+// A product, the residual sum, which stays, and the norm before the next block in one kernel: pre-norm layers.
+#include "gemm/own/wgmma_norm.cuh"
+
+namespace ftbert {
+namespace {
+
+// Not 128x192 single, which would spill.
+using Shapes = ShapeList<NormShape<192, 64, true, 1>, NormShape<192, 64, false, 2>, NormShape<128, 128, false, 2>,
+                         NormShape<256, 64, true, 1>>;
+
+void run(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
+  FTBERT_CHECK(data.copy && data.copy != data.c, "wgmma_prenorm: expected other memory for the norm than for the sum");
+  run_norm<Shapes>(variant, p, data, [&]<class E, class Shape>() {
+    if (data.norm.kind == NormKind::layer)
+      launch_norm<E, Shape, LayerRule, SumMaps>(context, p, data);
+    else if (data.norm.rounding == NormRounding::once)
+      launch_norm<E, Shape, RmsRule<NormRounding::once>, SumMaps>(context, p, data);
+    else
+      launch_norm<E, Shape, RmsRule<NormRounding::before_gamma>, SumMaps>(context, p, data);
+  });
+}
+
+bool supports(const Gpu& gpu, int variant, const Product& p) {
+  return supports_norm<Shapes>(gpu, variant, p, ResidualNorm::next);
+}
+
+// The lines of wgmma_layernorm, whose kernels move two matrices of m * n elements where these move three: half more for
+// each element. An estimate, no measurement.
+OwnGuess guess(const Gpu& gpu, const Product& p) {
+  static constexpr TimeLine kLines[] = {
+      {0, 0.52, 0.466, 3.51, 0, 1.5 * 0.554},   // 128x192 together
+      {1, 3.01, 0.288, 0.13, 0, 1.5 * 0.927},   // 64x192
+      {2, 3.37, 0.326, 0.28, 0, 1.5 * 0.899},   // 128x128
+      {3, -0.32, 0.632, 3.62, 0, 1.5 * 0.866},  // 128x256 together
+  };
+  return guess_norm<Shapes>(gpu, p, ResidualNorm::next, kLines);
+}
+
+}  // namespace
+
+const OwnKernel wgmma_prenorm{"wgmma_prenorm", Shapes::kVariants, supports, guess, run};
+
+}  // namespace ftbert
