@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from ftbert.tuning import WITH_LAYERNORM, Bench, Product, run
+from ftbert.tuning import WITH_NORM, Bench, Product, run
 from ftbert.tuning import product_tuner as tuning
 
 QKV = Product("fp16", 2304, 768, bias=True)
@@ -57,7 +57,7 @@ def fake_gpu(
             return in_force or algorithms[0]
 
         def own(self) -> list[FakeAlgorithm]:
-            return [a for a in own if a.kernel != WITH_LAYERNORM or self.product.layernorm]
+            return [a for a in own if a.kernel not in WITH_NORM or self.product.normed]
 
         def algorithm(self, words: tuple[int, ...]) -> FakeAlgorithm:
             return FakeAlgorithm(words[0], math.inf)

@@ -63,7 +63,7 @@ def valid(name: str, device: str) -> list[Any]:
         "gather_rows": [x, cu, "any", index[:4]],
         "linear": [x, floats(14, 64), floats(14), "gelu", True],
         "linear_own": [x, floats(64, 64), vector, "gelu", "wgmma_tile", "64x64 pair", False],
-        "linear_layernorm": [x, floats(64, 64), vector, x.clone(), vector, vector, 1e-5, "64x128"],
+        "linear_norm": [x, floats(64, 64), vector, x.clone(), vector, vector, 1e-5, "64x128", "rms", 1.0, "once", True],
         "pack_weight": [floats(7, 64)],
         "padding": [torch.ones_like(ids)],
         "padding_mask": [columns, 5],

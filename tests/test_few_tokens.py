@@ -15,7 +15,7 @@ from families import WIDE, make_wide
 from own_kernels import VARIANTS, WORDS
 
 import ftbert
-from ftbert.tuning import WGMMA_TILE, Bench, Row, choice_of, gemm_table, products, without_layernorm
+from ftbert.tuning import WGMMA_TILE, Bench, Row, choice_of, gemm_table, products, without_norm
 
 pytestmark = pytest.mark.skipif(
     not have_gpu() or torch.cuda.get_device_capability() != (9, 0), reason="no GPU with warpgroup instructions"
@@ -37,7 +37,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
         model = ftbert.load(reference, device="cuda", dtype=dtype)
         rows = {}
         for i, product in enumerate(products(model.config, WORDS[dtype])):
-            plain = without_layernorm(product)
+            plain = without_norm(product)
             able = [a for a in Bench(plain, 64).own() if a.kernel == WGMMA_TILE]
             rows[plain] = Row(plain, 1, 2048, choice_of(able[(first + i) % len(able)]))
         # These and no others: rows without times would give way to the package's.

@@ -45,6 +45,7 @@ def test_rows_survive_a_file(tmp_path: Path) -> None:
         row(33, 48, runs=OURS),
         row(1, 16, Product("bf16", 768, 768, True, "gelu_tanh")),
         row(1, 16, Product("bf16", 768, 768, True, layernorm=True)),
+        row(1, 16, Product("bf16", 768, 768, prenorm=True)),
         row(1, 16, Product("bf16", 768, 768, True, "silu", gated=True)),
         row(1, 16, Product("e4m3 e4m3 bf16", 768, 768)),
     ]

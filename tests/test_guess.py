@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
-from ftbert.tuning import WGMMA_TILE, WITH_LAYERNORM, Bench, Product, Row, choice_of, gemm_table
+from ftbert.tuning import WGMMA_TILE, WITH_LAYERNORM, WITH_PRENORM, Bench, Product, Row, choice_of, gemm_table
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -49,6 +49,9 @@ def _said(words: Sequence[int]) -> list[int]:
         (Product("fp16", 4096, 1024, True, "gelu"), 1024, "wgmma_persistent"),
         (Product("fp16", 768, 768), 1100, WGMMA_TILE),
         (Product("fp16", 768, 768, True, layernorm=True), 4096, WITH_LAYERNORM),
+        (Product("fp16", 768, 1152, layernorm=True), 4096, WITH_LAYERNORM),
+        (Product("fp16", 768, 768, prenorm=True), 4096, WITH_PRENORM),
+        (Product("bf16", 1024, 3072, prenorm=True), 16384, WITH_PRENORM),
         (Product("fp16", 2304, 768, False, "silu", gated=True), 16384, "wgmma_persistent"),
         (Product("fp16", 2304, 768, False, "silu", gated=True), 64, WGMMA_TILE),
         (Product("fp16", 2304, 768, True, "relu"), 4096, ""),  # the persistent one has none: cuBLASLt's
@@ -75,10 +78,12 @@ def test_a_row_that_found_nothing_better_is_followed() -> None:
 
 
 @pytest.mark.parametrize("m", [1025, 1090, 1700, 2048, 2177, 3000, 4500, 9000])
-@pytest.mark.parametrize("behind", ["gelu", "norm", "gate"])
+@pytest.mark.parametrize("behind", ["gelu", "layernorm", "prenorm", "gate"])
 def test_what_is_guessed_is_right(m: int, behind: str) -> None:
     """On every GPU; at m whose last wave is computed in halves, and whose last tile is."""
     for dtype in ("fp16", "bf16"):
         for n, k in ((768, 768), (1536, 192), (1024, 2048)):
-            bench = Bench(Product(dtype, n, k, True, "none" if behind == "norm" else "gelu", behind == "norm", behind == "gate"), m)
+            activation = "none" if behind.endswith("norm") else "gelu"
+            product = Product(dtype, n, k, True, activation, behind == "layernorm", behind == "gate", behind == "prenorm")
+            bench = Bench(product, m)
             assert bench.error(bench.chosen()) <= 2 * bench.error(bench.first_proposal()) + 2**-8

@@ -15,7 +15,7 @@ from own_kernels import VARIANTS, WORDS, supports
 from ftbert._library import load_library
 from ftbert.checkpoint import activations
 from ftbert.text.settings import POOLINGS
-from ftbert.tuning import WITH_LAYERNORM, Product
+from ftbert.tuning import WITH_LAYERNORM, WITH_NORM, WITH_PRENORM, Product
 
 load_library()
 ops = torch.ops.ftbert
@@ -459,89 +459,21 @@ def test_what_own_kernels_support(place: Place) -> None:
     sixteen_bit(place)
     word, all_of_them = WORDS[place.dtype], [(kernel, variant) for kernel in VARIANTS for variant in VARIANTS[kernel]]
     hopper = torch.cuda.get_device_capability() == (9, 0)
-    for m, kernel in ((64, "wgmma_tile"), (8192, "wgmma_persistent"), (8192, WITH_LAYERNORM)):
-        asked = Product(word, 768, 768, True, layernorm=kernel == WITH_LAYERNORM)
+    for m, kernel in ((64, "wgmma_tile"), (8192, "wgmma_persistent"), (8192, WITH_LAYERNORM), (8192, WITH_PRENORM)):
+        norm = {"layernorm": kernel == WITH_LAYERNORM, "prenorm": kernel == WITH_PRENORM}
+        asked = Product(word, 768, 768, True, **norm)
         assert any(supports(kernel, variant, asked, m) for variant in VARIANTS[kernel]) == hopper
         gated = Product(word, 768, 768, True, "silu", gated=True)
-        assert any(supports(kernel, variant, gated, m) for variant in VARIANTS[kernel]) == (hopper and kernel != WITH_LAYERNORM)
+        assert any(supports(kernel, variant, gated, m) for variant in VARIANTS[kernel]) == (hopper and kernel not in WITH_NORM)
     for dtype, (kernel, variant) in itertools.product(("fp32", "e4m3", f"e4m3 e4m3 {word}", f"{word} e4m3 {word}"), all_of_them):
-        assert not supports(kernel, variant, Product(dtype, 768, 768, layernorm=kernel == WITH_LAYERNORM), 64)
+        norm = {"layernorm": kernel == WITH_LAYERNORM, "prenorm": kernel == WITH_PRENORM}
+        assert not supports(kernel, variant, Product(dtype, 768, 768, **norm), 64)
 
 
 def hopper(place: Place) -> None:
     sixteen_bit(place)
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("for Hopper")
-
-
-@pytest.mark.parametrize("m", [1, 63, 64, 130, 1000, 4500])
-@pytest.mark.parametrize("n,k", [(384, 384), (768, 3072), (1024, 136), (128, 64), (192, 8), (1536, 256), (2048, 64)])
-def test_linear_layernorm(place: Place, m: int, n: int, k: int) -> None:
-    hopper(place)
-    a, weight = random(m, k, place=place), random(n, k, place=place, scale=1 / math.sqrt(k), seed=1)
-    residual, bias, beta = (random(*shape, place=place, seed=i + 2) for i, shape in enumerate(((m, n), (n,), (n,))))
-    gamma = 1 + 0.2 * random(n, place=place, seed=5)
-    product = a.double() @ weight.double().T + residual.double()
-    ran = []
-    for variant in VARIANTS[WITH_LAYERNORM]:
-        for b in (bias, None):
-            expected = product + (0 if b is None else b.double())
-            expected = reference.layernorm(expected, gamma.double(), beta.double(), 1e-5)
-            call = (a, weight, b, residual, gamma, beta, 1e-5, variant)
-            asked = Product(WORDS[place.dtype], n, k, b is not None, layernorm=True)
-            if not supports(WITH_LAYERNORM, variant, asked, m):
-                with pytest.raises(RuntimeError, match="cannot do"):
-                    ops.linear_layernorm(*call)
-                continue
-            ran.append(variant)
-            got = ops.linear_layernorm(*call)
-            assert_close(got, expected, atol=3 * place.eps, rtol=2 * place.eps, what=f"variant {variant}")
-            assert torch.equal(got, ops.linear_layernorm(*call)), variant
-    assert ran
-
-
-@pytest.mark.parametrize("variant", VARIANTS.get(WITH_LAYERNORM, []))
-def test_linear_layernorm_far_from_zero_and_with_a_row_that_is_no_number(place: Place, variant: str) -> None:
-    hopper(place)
-    m, n, k = 300, 768, 64
-    a, weight = random(m, k, place=place), random(n, k, place=place, scale=1 / math.sqrt(k), seed=1)
-    residual = random(m, n, place=place, seed=2) * 8 + 256
-    ones, zeros = torch.ones_like(residual[0]), torch.zeros_like(residual[0])
-    expected = reference.layernorm(a.double() @ weight.double().T + residual.double(), ones.double(), zeros.double(), 1e-12)
-    assert_close(
-        ops.linear_layernorm(a, weight, None, residual, ones, zeros, 1e-12, variant), expected, atol=1e-4 + 8 * place.eps
-    )
-    for bad in (float("nan"), float("inf")):
-        broken = residual.clone()
-        broken[77, 5] = bad
-        got = ops.linear_layernorm(a, weight, None, broken, ones, zeros, 1e-12, variant)
-        assert got[77].isnan().all()
-        others = [i for i in range(m) if i != 77]
-        assert_close(got[others], expected[others], atol=1e-4 + 8 * place.eps)
-
-
-def test_linear_layernorm_on_several_streams_at_once(place: Place) -> None:
-    """Its blocks wait for each other: with two such kernels on a GPU all of one must come before the other's."""
-    hopper(place)
-    n, k = 768, 768
-    weight, vector = random(n, k, place=place, scale=1 / math.sqrt(k)), random(n, place=place, seed=1)
-    inputs = [(random(m, k, place=place, seed=m), random(m, n, place=place, seed=m + 1)) for m in (300, 5000, 9000, 64)]
-
-    def call(i: int, variant: str) -> torch.Tensor:
-        a, residual = inputs[i]
-        return ops.linear_layernorm(a, weight, vector, residual, vector, vector, 1e-5, variant)
-
-    alone = [{variant: call(i, variant) for variant in VARIANTS[WITH_LAYERNORM]} for i in range(len(inputs))]
-    streams = [torch.cuda.Stream() for _ in inputs]
-    torch.cuda.synchronize()
-    together = []
-    for _ in range(20):
-        for variant in VARIANTS[WITH_LAYERNORM]:
-            for i, stream in enumerate(streams):
-                with torch.cuda.stream(stream):
-                    together.append((i, variant, call(i, variant)))
-    torch.cuda.synchronize()
-    assert all(torch.equal(got, alone[i][variant]) for i, variant, got in together)
 
 
 def test_linear_own_refuses_operands_that_are_not_aligned(place: Place) -> None:

@@ -10,9 +10,7 @@ from dataclasses import replace
 import pytest
 from fake_gpu import QKV, FakeAlgorithm, fake_gpu
 
-from ftbert.tuning import WGMMA_TILE, WITH_LAYERNORM, Own, Product, ProductTuner, Row, product_tuner
-
-NORM = Product("fp16", 768, 768, bias=True, layernorm=True)
+from ftbert.tuning import WGMMA_TILE, WITH_LAYERNORM, WITH_PRENORM, Own, Product, ProductTuner, Row, product_tuner
 
 
 def test_the_fastest_right_algorithm_wins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,12 +63,15 @@ def test_what_known_rows_run_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ProductTuner(QKV, known=known).row(129, 192).algorithm == (129,) * 8
 
 
-def test_a_layernorm_is_contained_where_that_is_faster_than_what_the_product_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place, kernel", [("layernorm", WITH_LAYERNORM), ("prenorm", WITH_PRENORM)])
+def test_a_norm_is_contained_where_that_is_faster_than_what_the_product_runs(
+    monkeypatch: pytest.MonkeyPatch, place: str, kernel: str
+) -> None:
     runs = FakeAlgorithm(2, lambda m: 8.0 if m < 500 else 6.0)
-    own = [FakeAlgorithm(*one) for one in ((5, 5.0, WGMMA_TILE), (7, 7.0, WITH_LAYERNORM), (8, 9.0, WITH_LAYERNORM))]
+    own = [FakeAlgorithm(*one) for one in ((5, 5.0, WGMMA_TILE), (7, 7.0, kernel), (8, 9.0, kernel))]
     fake_gpu(monkeypatch, [FakeAlgorithm(1, 10.0), runs], own, in_force=runs)
-    tuner = ProductTuner(NORM)
-    # A product of ours without LayerNorm is not asked anew.
+    tuner = ProductTuner(Product("fp16", 768, 768, bias=True, **{place: True}))
+    # A product of ours without its norm is not asked anew.
     contained, two_kernels = tuner.row(129, 192), tuner.row(449, 512)
-    assert contained.algorithm == Own(WITH_LAYERNORM, "7") and contained.default_us == (10.0,)
+    assert contained.algorithm == Own(kernel, "7") and contained.default_us == (10.0,)
     assert two_kernels.algorithm is None and two_kernels.us == (6.0,) and two_kernels.default_us == (10.0,)

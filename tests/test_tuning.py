@@ -18,7 +18,7 @@ from ftbert.checkpoint import AttentionConfig, EncoderConfig, FeedForwardConfig,
 from ftbert.cli import main
 from ftbert.dtypes import DTYPES
 from ftbert.tuning import (
-    WITH_LAYERNORM,
+    WITH_NORM,
     Bench,
     Machine,
     Product,
@@ -64,7 +64,14 @@ def test_products_are_those_that_a_model_runs() -> None:
     up = Product("fp16", 3072, 768, True, "gelu_tanh")
     assert tuning.products(config, "fp16") == products_of_shape(768, 3072, "gelu_new", "fp16") == [QKV, out, up, down]
     pre, narrow = replace(layer, norm_place="pre"), AttentionConfig(8, 64, kv_heads=2, qkv_bias=False)
-    assert not any(product.layernorm for product in tuning.products(replace(config, layers=(pre,)), "fp16"))
+    # Behind the last sum there is no block, and in a sandwich another norm comes first.
+    summed = [replace(product, layernorm=False, prenorm=True) for product in (out, down)]
+    expected = [QKV, summed[0], up, summed[1], tuning.without_norm(down)]
+    assert tuning.products(replace(config, layers=(pre,) * 2), "fp16") == expected
+    sandwich = replace(pre, attention_result_norm=norm, ffn_result_norm=norm)
+    rms = replace(norm, kind="rms")
+    for alone in (sandwich, replace(layer, attention_norm=rms, ffn_norm=rms)):
+        assert not any(product.normed for product in tuning.products(replace(config, layers=(alone,) * 2), "fp16"))
     # The general attention path adds the bias itself.
     small = replace(layer, attention=AttentionConfig(48, 16))
     assert tuning.products(replace(config, layers=(small,)), "fp16")[0] == Product("fp16", 2304, 768)
@@ -221,17 +228,18 @@ def test_without_a_gpu_the_command_says_what_is_missing(capsys: pytest.CaptureFi
 
 
 @on_gpu
-@pytest.mark.parametrize("behind", ["none", "gelu", "gelu_tanh", "silu", "layernorm", "gate"])
+@pytest.mark.parametrize("behind", ["none", "gelu", "gelu_tanh", "silu", "layernorm", "prenorm", "gate"])
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 def test_every_candidate_tried_is_right(dtype: str, behind: str) -> None:
-    norm, gated = behind == "layernorm", behind == "gate"
-    bench = Bench(Product(dtype, 384, 256, True, "silu" if gated else "none" if norm else behind, norm, gated), 200)
+    gated, normed = behind == "gate", behind.endswith("norm")
+    activation = "silu" if gated else "none" if normed else behind
+    bench = Bench(Product(dtype, 384, 256, behind != "prenorm", activation, behind == "layernorm", gated, behind == "prenorm"), 200)
     default = bench.heuristics(1)[0]
     limit = 2 * bench.error(default) + 4 * torch.finfo(DTYPES[dtype]).eps
     own = bench.own()
     assert (len(own) > 8) == (dtype != "fp32" and torch.cuda.get_device_capability()[0] >= 9)
-    contained = norm and dtype != "fp32" and torch.cuda.get_device_capability() == (9, 0)
-    assert any(algorithm.kernel == WITH_LAYERNORM for algorithm in own) == contained
+    contained = normed and dtype != "fp32" and torch.cuda.get_device_capability() == (9, 0)
+    assert any(algorithm.kernel in WITH_NORM for algorithm in own) == contained
     for algorithm in [*bench.heuristics(), *own]:
         if algorithm.kernel or bench.microseconds(algorithm, 1) < float("inf"):
             assert bench.error(algorithm) <= limit
