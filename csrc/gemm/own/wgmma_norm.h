@@ -7,8 +7,8 @@
 // A row is at most kMostNormTiles tiles. Parts of c are read before the kernel ahead has ended, unless Context::overlap
 // is off: like weights, c must be there before that one begins to work. In a model c is the stream, which embeddings,
 // gather_rows or a block's end wrote. Directly ahead runs the other part of a block: attention, a feed-forward's first
-// product or its gate, or gather_rows of attention's result. None writes the stream. The copy is written when the kernel
-// ahead, which may read it, has ended.
+// product or its gate, or gather_rows of attention's result. None writes the stream. The copy is written when the
+// kernel ahead, which may read it, has ended.
 #pragma once
 #include <cstdint>
 
