@@ -66,6 +66,15 @@ void check_columns(const OptionalTensor& columns, const Tensor& cu_seqlens, int6
   check_rising<int32_t>("columns", *columns, cu_seqlens, 0, int64_t{1} << 31);
 }
 
+void operands(const Tensor& a, const Tensor& weight, const OptionalTensor& bias) {
+  elements("a", a, 2);
+  rank("weight", weight, 2);
+  count("n, the rows of weight", weight.size(0), 1);
+  count("k, the columns of a", a.size(1), 1);
+  same("weight", weight, a, {weight.size(0), a.size(1)});
+  same("bias", bias, a, {weight.size(0)});
+}
+
 Heads heads_of(const Tensor& qkv, int64_t heads, int64_t kv_heads, std::optional<double> scale) {
   const int64_t cols = qkv.size(1), kv = kv_heads == 0 ? heads : kv_heads;
   FTBERT_CHECK(heads > 0 && heads <= cols && kv > 0 && kv <= heads && heads % kv == 0 && cols % (heads + 2 * kv) == 0,

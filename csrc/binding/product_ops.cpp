@@ -11,16 +11,6 @@
 namespace ftbert::binding {
 namespace {
 
-// a [m, k], weight [n, k], none of them empty; bias [n]
-void operands(const Tensor& a, const Tensor& weight, const OptionalTensor& bias) {
-  elements("a", a, 2);
-  rank("weight", weight, 2);
-  count("n, the rows of weight", weight.size(0), 1);
-  count("k, the columns of a", a.size(1), 1);
-  same("weight", weight, a, {weight.size(0), a.size(1)});
-  same("bias", bias, a, {weight.size(0)});
-}
-
 // gated: the rows of weight are those of gate and up in turns
 Gate gate_of(bool gated, const Tensor& weight) {
   FTBERT_CHECK(!gated || weight.size(0) % 2 == 0, "weight: expected rows of gate and up in turns, got ",

@@ -1,10 +1,9 @@
-// torch.ops.ftbert.*: the kernels of rotary positions, as kernel_ops.cpp has the others.
+// torch.ops.ftbert.*: the kernels of rotary positions and of norms over heads, as kernel_ops.cpp has the others.
 #include <ATen/ops/empty.h>
-
-#include <map>
 
 #include "binding/define_op.h"
 #include "binding/op_checks.h"
+#include "gemm/own/turned_product.h"
 #include "kernels/kernels.h"
 
 namespace ftbert::binding {
@@ -23,57 +22,96 @@ Tensor table(const Tensor& frequencies, double amplitude, int64_t positions) {
   return out;
 }
 
-// A rotation where there is a table [positions, dims/2, 2], norms where there is a kind: layer or rms.
-Tensor rotate(const Tensor& qkv, const OptionalTensor& positions, const OptionalTensor& angles, int64_t heads,
-              int64_t kv_heads, bool interleaved, const std::string& norm, const OptionalTensor& q_gamma,
+// A rotation where there is a table [positions, dims/2, 2], norms where there are gammas.
+struct HeadWords {
+  const OptionalTensor &positions, &q_gamma, &q_beta, &k_gamma, &k_beta;
+  NormWords q, k;
+  Rotation rotation;
+
+  // qkv: what is turned; stream: of the type of the norms' weights.
+  HeadWords(const Tensor& qkv, const Tensor& stream, const Heads& heads, const OptionalTensor& positions,
+            const OptionalTensor& table, bool interleaved, const std::string& kind, const OptionalTensor& q_gamma,
+            const OptionalTensor& q_beta, const OptionalTensor& k_gamma, const OptionalTensor& k_beta, double eps,
+            double offset, const std::string& rounding)
+      : positions(positions),
+        q_gamma(q_gamma),
+        q_beta(q_beta),
+        k_gamma(k_gamma),
+        k_beta(k_beta),
+        q(q_gamma, q_beta, eps, kind, offset, rounding),
+        k(k_gamma, k_beta, eps, kind, offset, rounding) {
+    FTBERT_CHECK(q_gamma.has_value() == k_gamma.has_value(),
+                 "q_gamma, k_gamma: expected both with a norm, and none "
+                 "without one");
+    for (const auto& [name, weight] : {std::pair("q_gamma", &q_gamma), std::pair("q_beta", &q_beta),
+                                       std::pair("k_gamma", &k_gamma), std::pair("k_beta", &k_beta)})
+      same(name, *weight, stream, {heads.size});
+    if (!table) return;
+    rank("table", *table, 3);
+    FTBERT_CHECK(table->scalar_type() == at::kFloat && table->device() == qkv.device() && table->size(0) > 0 &&
+                     table->size(1) > 0 && 2 * table->size(1) <= heads.size && table->size(2) == 2 &&
+                     reinterpret_cast<uintptr_t>(table->const_data_ptr()) % 16 == 0,
+                 "table: expected Float [positions, up to head_size/2, 2] on ", qkv.device().str(),
+                 " that begins at 16 bytes, got ", describe(*table), " for head_size ", heads.size);
+    FTBERT_CHECK(positions, "positions: expected with a table");
+    integers("positions", *positions, qkv, at::kInt, qkv.size(0));
+    check_range("positions", *positions, qkv.size(0), 0, table->size(0));
+    rotation = {data<float>(*table), table->size(0), 2 * table->size(1), interleaved};
+  }
+
+  template <class T>
+  HeadRules<T> rules() const {
+    return {q.of<T>(q_gamma, q_beta), k.of<T>(k_gamma, k_beta), rotation, data<int32_t>(positions)};
+  }
+};
+
+Tensor rotate(const Tensor& qkv, const OptionalTensor& positions, const OptionalTensor& table, int64_t heads,
+              int64_t kv_heads, bool interleaved, const std::string& kind, const OptionalTensor& q_gamma,
               const OptionalTensor& q_beta, const OptionalTensor& k_gamma, const OptionalTensor& k_beta, double eps,
-              double offset, bool round_before_gamma) {
+              double offset, const std::string& rounding) {
   rank("qkv", qkv, 2);
   const at::ScalarType type = qkv.scalar_type();
   if (!(qkv.is_cpu() && type == at::kBFloat16)) elements("qkv", qkv, 2);
   const Heads h = heads_of(qkv, heads, kv_heads);
   const Tensor stream = at::empty({0}, qkv.options().dtype(qkv.is_cpu() ? at::kFloat : type));
-  const std::map<std::string, NormKind> kinds = {
-      {"none", NormKind::none}, {"layer", NormKind::layer}, {"rms", NormKind::rms}};
-  const auto kind = kinds.find(norm);
-  FTBERT_CHECK(kind != kinds.end(), "norm: expected none, layer or rms, got ", norm);
-  const bool normed = kind->second != NormKind::none;
-  FTBERT_CHECK(normed == q_gamma.has_value() && normed == k_gamma.has_value(),
-               "q_gamma, k_gamma: expected both with a norm, and none without one");
-  for (const auto& [name, weight] : {std::pair("q_gamma", &q_gamma), std::pair("q_beta", &q_beta),
-                                     std::pair("k_gamma", &k_gamma), std::pair("k_beta", &k_beta)})
-    same(name, *weight, stream, {h.size});
-  Rotation rotation;
-  if (angles) {
-    rank("table", *angles, 3);
-    FTBERT_CHECK(angles->scalar_type() == at::kFloat && angles->device() == qkv.device() && angles->size(0) > 0 &&
-                     angles->size(1) > 0 && 2 * angles->size(1) <= h.size && angles->size(2) == 2 &&
-                     reinterpret_cast<uintptr_t>(angles->const_data_ptr()) % 16 == 0,
-                 "table: expected Float [positions, up to head_size/2, 2] on ", qkv.device().str(),
-                 " that begins at 16 bytes, got ", describe(*angles), " for head_size ", h.size);
-    FTBERT_CHECK(positions, "positions: expected with a table");
-    integers("positions", *positions, qkv, at::kInt, qkv.size(0));
-    check_range("positions", *positions, qkv.size(0), 0, angles->size(0));
-    rotation = {data<float>(*angles), angles->size(0), 2 * angles->size(1), interleaved};
-  }
+  const HeadWords words(qkv, stream, h, positions, table, interleaved, kind, q_gamma, q_beta, k_gamma, k_beta, eps,
+                        offset, rounding);
   const Tensor out = qkv.clone();
   run(qkv.device(), dtype_of(stream.scalar_type()),
       [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
         // The positions may have been written just now.
         if constexpr (std::is_same_v<Device, Cuda>) call.context.overlap = false;
-        const auto norm_of = [&](const OptionalTensor& gamma, const OptionalTensor& beta) {
-          return Norm<T>{kind->second,
-                         data<T>(gamma),
-                         data<T>(beta),
-                         static_cast<float>(eps),
-                         static_cast<float>(offset),
-                         round_before_gamma ? NormRounding::before_gamma : NormRounding::once};
-        };
-        const HeadRules<T> rules{norm_of(q_gamma, q_beta), norm_of(k_gamma, k_beta), rotation,
-                                 data<int32_t>(positions)};
-        rotary<Device, T>(call.context, h, rules, qkv.size(0),
+        rotary<Device, T>(call.context, h, words.rules<T>(), qkv.size(0),
                           {.data = out.mutable_data_ptr(), .dtype = dtype_of(type)});
       });
+  return out;
+}
+
+// rotary of a product, by a variant of a kernel of ours that contains it; throws where it cannot
+Tensor linear_turned_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bias,
+                        const OptionalTensor& positions, const OptionalTensor& table, int64_t heads,
+                        const std::string& kernel, const std::string& variant, int64_t kv_heads, bool interleaved,
+                        const std::string& kind, const OptionalTensor& q_gamma, const OptionalTensor& q_beta,
+                        const OptionalTensor& k_gamma, const OptionalTensor& k_beta, double eps, double offset,
+                        const std::string& rounding) {
+  operands(a, weight, bias);
+  const OwnChoice own = find_own(kernel, variant);
+  FTBERT_CHECK(own, "there is no product ", kernel, " ", variant);
+  const Tensor out = at::empty({a.size(0), weight.size(0)}, a.options());
+  const Heads h = heads_of(out, heads, kv_heads);
+  const HeadWords words(out, out, h, positions, table, interleaved, kind, q_gamma, q_beta, k_gamma, k_beta, eps, offset,
+                        rounding);
+  run(a, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
+    if constexpr (kNormInsideProducts<Device, T>) {
+      call.context.overlap = false;  // as above
+      const DType type = kDType<T>;
+      const Product product{a.size(0), weight.size(0), a.size(1), type, type, type, {.bias = bias.has_value()}};
+      const ProductData at{.a = data<T>(a), .b = data<T>(weight), .bias = data<T>(bias), .c = out.mutable_data_ptr()};
+      run_turned(call.context, own, product, at, h, words.rules<T>());
+    } else {
+      fail("linear_turned: expected float16 or bfloat16 on a GPU, got ", describe(a));
+    }
+  });
   return out;
 }
 
@@ -83,9 +121,15 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
   define_op(m, "rotary_table(Tensor frequencies, float amplitude, SymInt positions) -> Tensor", &table);
   define_op(m,
             "rotary(Tensor qkv, Tensor? positions, Tensor? table, int heads, int kv_heads=0, bool interleaved=False, "
-            "str norm=\"none\", Tensor? q_gamma=None, Tensor? q_beta=None, Tensor? k_gamma=None, Tensor? k_beta=None, "
-            "float eps=1e-6, float offset=0., bool round_before_gamma=False) -> Tensor",
+            "str kind='rms', Tensor? q_gamma=None, Tensor? q_beta=None, Tensor? k_gamma=None, Tensor? k_beta=None, "
+            "float eps=1e-6, float offset=0., str rounding='once') -> Tensor",
             &rotate);
+  define_cuda_op(m,
+                 "linear_turned(Tensor a, Tensor weight, Tensor? bias, Tensor? positions, Tensor? table, int heads, "
+                 "str kernel, str variant, int kv_heads=0, bool interleaved=False, str kind='rms', Tensor? "
+                 "q_gamma=None, Tensor? q_beta=None, Tensor? k_gamma=None, Tensor? k_beta=None, float eps=1e-6, float "
+                 "offset=0., str rounding='once') -> Tensor",
+                 &linear_turned_op);
 }
 
 }  // namespace ftbert::binding

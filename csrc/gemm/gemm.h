@@ -8,6 +8,7 @@
 #include "core/context.h"
 #include "core/norm.h"
 #include "gemm/product.h"
+#include "kernels/kernels.h"
 
 namespace ftbert {
 
@@ -57,7 +58,7 @@ struct ExchangedMoments {
   int turn = 0;
 };
 
-// Whether there are products that contain a norm: of 16-bit elements on a GPU.
+// Whether there are products that contain a norm, of rows or of heads: of 16-bit elements on a GPU.
 template <class Device, class T>
 inline constexpr bool kNormInsideProducts = !std::is_same_v<Device, Cpu> && !std::is_same_v<T, float>;
 
@@ -68,6 +69,14 @@ inline constexpr bool kNormInsideProducts = !std::is_same_v<Device, Cpu> && !std
 template <class Device, class T>
 bool linear_norm(Context<Device>& context, const Linear<T>& linear, const Operand& a, int64_t m, const Norm<T>& norm,
                  int64_t rows, ExchangedMoments& moments, const Output<T>& to);
+
+// out [rows, n] = a @ weight^T + bias, its heads of queries and keys as `rotary` leaves them, in one kernel. a and out
+// have room for kGemmRowSlack more rows. False, and nothing runs, where the plan says that a product and then `rotary`
+// are faster, or no product does this to such heads. The positions must be there before the kernel directly ahead
+// begins.
+template <class Device, class T>
+bool linear_turned(Context<Device>& context, const Linear<T>& linear, const Operand& a, int64_t rows,
+                   const Heads& heads, const HeadRules<T>& rules, const Operand& out);
 
 // c = a @ b for each of product.batch, without an epilogue. C is T, or float where the next step wants the sums
 // unrounded (attention scores); the types of `product` are those of the arguments.

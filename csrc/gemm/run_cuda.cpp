@@ -7,6 +7,7 @@
 #include "gemm/gemm.h"
 #include "gemm/own/deferred_norm.h"
 #include "gemm/own/own.h"
+#include "gemm/own/turned_product.h"
 #include "gemm/own/wgmma_norm.h"
 #include "gemm/plans.h"
 #include "kernels/kernels.h"
@@ -142,6 +143,22 @@ bool linear_norm(Context<Device>& context, const Linear<T>& weights, const Opera
   return true;
 }
 
+template <class Device, class T>
+bool linear_turned(Context<Device>& context, const Linear<T>& weights, const Operand& a, int64_t rows,
+                   const Heads& heads, const HeadRules<T>& rules, const Operand& out) {
+  check_product_exists(DeviceKind::cuda, kDType<T>, weights.weight, weights.input);
+  Product product = product_of(weights, gemm_rows(context, rows), a, kDType<T>, {.bias = true});
+  if (rows == 0 || product.m > kMostElements / std::max(product.n, product.k)) return false;  // `linear` cuts it
+  const ProductData data{
+      .a = a.template as<T>(), .b = weights.weight.data, .bias = weights.bias, .c = out.template as<T>()};
+  const OwnChoice chosen = context.plans->get(key_of(context, product, data), data.bias).own;
+  const OwnChoice own = turning(gpu_of(context), chosen, product, heads, rules);
+  if (!own) return false;
+  product.m = rows;
+  run_turned(context, own, product, data, heads, rules);
+  return true;
+}
+
 template <class T>
 int wgmma_tile_variant(const Context<Cuda>& context, const Linear<T>& weights, int64_t m, Epilogue epilogue) {
   const PlanKey key = key_of(context, product_of(weights, m, epilogue), {.b = weights.weight.data});
@@ -173,6 +190,10 @@ void gemm(Context<Device>& context, const Product& product, const T* a, const T*
   template int wgmma_tile_variant(const Context<Cuda>&, const Linear<T>&, int64_t, Epilogue);                       \
   template void gemm(Context<Cuda>&, const Product&, const T*, const T*, float*);
 FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
+template bool linear_turned(Context<Cuda>&, const Linear<half_t>&, const Operand&, int64_t, const Heads&,
+                            const HeadRules<half_t>&, const Operand&);
+template bool linear_turned(Context<Cuda>&, const Linear<bfloat16_t>&, const Operand&, int64_t, const Heads&,
+                            const HeadRules<bfloat16_t>&, const Operand&);
 template void gemm(Context<Cuda>&, const Product&, const half_t*, const half_t*, half_t*);
 template void gemm(Context<Cuda>&, const Product&, const bfloat16_t*, const bfloat16_t*, bfloat16_t*);
 

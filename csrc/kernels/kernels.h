@@ -227,7 +227,8 @@ template <class T>
 struct HeadRules {
   Norm<T> q_norm, k_norm;  // [head_size]
   Rotation rotation;
-  const int32_t* positions = nullptr;  // [rows], with a table; there before the kernel ahead began
+  // [rows], with a table; there before the kernel ahead began, of `rotary` or of the product that contains it
+  const int32_t* positions = nullptr;
 
   explicit operator bool() const { return q_norm || k_norm || rotation; }
 };

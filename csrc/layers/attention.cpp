@@ -56,10 +56,14 @@ void attend(Context<Device>& context, const Layer<T>& layer, const Batch& batch,
   const HeadRules<T> rules{layer.q_norm, layer.k_norm, layer.rotation, batch.turns() + run.first_token};
   // The general path adds the bias itself, in its own order, unless it belongs to what heads become.
   const bool biased = fused || rules;
-  const Operand qkv = stream.deferred ? stream.deferred->project(context, layer.qkv, Activation::none, wished)
-                                      : linear_all(context, layer.qkv, stream.read(layer.attention_norms.before),
-                                                   run.tokens, {.bias = biased}, wished);
-  if (rules) rotary<Device, T>(context, c.heads, rules, run.tokens, qkv);
+  const Operand from = stream.read(layer.attention_norms.before);
+  bool turned = false;
+  if constexpr (kNormInsideProducts<Device, T>)
+    turned = rules && !stream.deferred && linear_turned(context, layer.qkv, from, run.tokens, c.heads, rules, wished);
+  const Operand qkv = turned            ? wished
+                      : stream.deferred ? stream.deferred->project(context, layer.qkv, Activation::none, wished)
+                                        : linear_all(context, layer.qkv, from, run.tokens, {.bias = biased}, wished);
+  if (rules && !turned) rotary<Device, T>(context, c.heads, rules, run.tokens, qkv);
   if (queries == Queries::last)
     last_rows_to_first<Device, T>(context, sequences, qkv.dtype, c.heads.width(), c.heads.qkv_width(), qkv.data);
   if (fused)

@@ -59,56 +59,12 @@ __device__ void bring_bias(const PersistentWork& work, int column0, uint32_t to)
   copy_async_commit();
 }
 
-// 16 rows of a warp: with the bias, unless it is in the sums, and rounded, as cuBLASLt would leave them, in shared
-// memory, so that the activation is a loop. Written out for every register it was 2,200 instructions a tile (erf GELU,
-// 512x3072x768 on an H200: 11.3 us against 9.5). There they are blocks of 64 columns, [16][8] chunks of 16 bytes,
-// xor-ed with the row.
-template <class E, bool kBias = true>
-__device__ void stage_sums(const float (&sum)[kTileN / 8][4], const E* bias, uint32_t shared) {
-  const int lane = threadIdx.x % 32, row = lane % 16;
-#pragma unroll
-  for (int j = 0; j < kTileN / 8; j += 2) {
-    uint32_t packed[4];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float b[2] = {};
-      if constexpr (kBias) Packed<E, 2>::load(bias + (j + i) * 8 + lane % 4 * 2).to_floats(b);
-      const float (&s)[4] = sum[j + i];
-      packed[2 * i] = pack_pair<E>(s[0] + b[0], s[1] + b[1]);
-      packed[2 * i + 1] = pack_pair<E>(s[2] + b[0], s[3] + b[1]);
-    }
-    const int chunk = j + lane / 16;
-    store_matrices(shared + chunk / 8 * (16 * 128) + row * 128 + ((chunk % 8) ^ (row % 8)) * 16, packed[0], packed[1],
-                   packed[2], packed[3]);
-  }
-}
-
-// Of what stage_sums left the activation, to memory: of a block four rows of 128 bytes at a time, twice two of them so
-// that what depends on row % 8 is worked out once.
-template <class E, Activation kActivation>
-__device__ void store_sums(const char* shared, const PersistentWork& work, int64_t row0, int column0) {
-  const int lane = threadIdx.x % 32, rows = static_cast<int>(min(int64_t{16}, work.m - row0));
-  const int64_t n = work.n;
-#pragma unroll 1
-  for (int step = 0; step < kTileN / 32; ++step) {
-    const int row = step % 2 * 8 + lane / 8, block = step / 2;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int chunk = (lane % 8) ^ (lane / 8 + 4 * i), column = column0 + block * 64 + chunk * 8;
-      const auto pack = activate_pack<kActivation>(
-          Packed<E, 8>::load(reinterpret_cast<const E*>(shared + (2 * step + i) * (4 * 128) + lane * 16)));
-      if (row + 4 * i < rows && column < work.n)
-        pack.store(static_cast<E*>(work.c) + (row0 + row + 4 * i) * n + column);
-    }
-  }
-}
-
 // What an Ending has: Work, what it needs, PersistentWork and maybe more; and as an object of a warp that has 16 rows
-// of a tile, or twice 16 with 64 between their beginnings,
+// of a tile, from row0 on, or 16 from row0 + 64 on too,
 //   Ending(work, row0, column0), before the tile's products. The inputs are not waited for;
-//   look_ahead(half), before the wait for the products, or of the half behind that one's stage;
-//   stage(half, sums, bias, shared): rounded, as stage_sums leaves them. It may change the sums;
-//   store(memory, work, row0, column0), static: from there to C.
+//   finish(sums, bias, memory, work, row, column0, half): 16 rows from `row` on, to C. In shared memory of the warp's
+//   own
+//     are the bias of the tile's columns and kSumBytes at `memory`.
 template <class E, class Ending>
 __global__ void __launch_bounds__(kThreads, 1)
     wgmma_persistent_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_half_a,
@@ -207,7 +163,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     named_barrier_arrive(other_turn, 256);
 
-    ending.look_ahead(0);
     warpgroup_wait();
     release(before);
     copy_async_wait<0>();
@@ -215,10 +170,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       warpgroup_keep(sum[half]);
-      ending.stage(half, sum[half], bias, shared_address(out));
-      if (half + 1 < kHalves) ending.look_ahead(half + 1);
-      __syncwarp();
-      Ending::store(out, work, piece.row + half * 64 + warp * 16, piece.column);
+      ending.finish(sum[half], bias, out, work, piece.row + half * 64 + warp * 16, piece.column, half);
       __syncwarp();
     }
   };

@@ -51,8 +51,8 @@ BiasTables<E> bias_of(const Call& call) {
 }
 
 // Whether each token is a query and a key with as many heads, q, k and v lie side by side, and every query sees all
-// keys. The kernels of warpgroups can do nothing else; the others are compiled for this by itself, with the parameters
-// and the machine code that they would have without the rest: with more they were 2.4 % slower.
+// keys. There are kernels compiled for this by itself, with the parameters and the machine code that they would have
+// without the rest: with more they were 2.4 % slower.
 bool whole_sequences(const Call& call) {
   const auto& [dtype, q, k, v] = call.from;
   const int64_t stride = 3 * call.heads.width(), bytes = call.heads.width() * bytes_of(dtype);

@@ -7,103 +7,12 @@
 #include "core/check.h"
 #include "core/dispatch.h"
 #include "device/launch.cuh"
-#include "device/vector.cuh"
-#include "kernels/kernels.h"
+#include "kernels/attention/head_rules.cuh"
 
 namespace ftbert {
 namespace {
 
 constexpr int kThreads = 128;
-
-// Numbers [low, low + W) and [high, high + W) of a head: W pairs, or numbers that pass.
-template <int W>
-struct Unit {
-  int low, high;
-  bool turned, whole;  // whole: not the single last number of an odd head, which W = 1 meets
-
-  // pairs: that are turned, a multiple of W.
-  __device__ Unit(int index, int pairs, bool interleaved, int size) {
-    turned = index * W < pairs;
-    const bool apart = turned && !interleaved;
-    low = apart ? index * W : 2 * index * W;
-    high = apart ? pairs + low : low + W;
-    whole = W > 1 || high < size;
-  }
-
-  template <class E>
-  __device__ void load(const E* head, float (&x)[2 * W]) const {
-    float part[W];
-    Packed<E, W>::load(head + low).to_floats(part);
-#pragma unroll
-    for (int w = 0; w < W; ++w) x[w] = part[w];
-    if (!whole) return;
-    Packed<E, W>::load(head + high).to_floats(part);
-#pragma unroll
-    for (int w = 0; w < W; ++w) x[W + w] = part[w];
-  }
-  template <class E>
-  __device__ void store(const float (&x)[2 * W], E* head) const {
-    float part[W];
-#pragma unroll
-    for (int w = 0; w < W; ++w) part[w] = x[w];
-    Packed<E, W>::from_floats(part).store(head + low);
-    if (!whole) return;
-#pragma unroll
-    for (int w = 0; w < W; ++w) part[w] = x[W + w];
-    Packed<E, W>::from_floats(part).store(head + high);
-  }
-  // f over the numbers that there are.
-  template <class F>
-  __device__ void each(F&& f) const {
-#pragma unroll
-    for (int w = 0; w < 2 * W; ++w)
-      if (w < W || whole) f(w);
-  }
-};
-
-// Cosines and sines of W pairs, (c, s) side by side.
-template <int W>
-__device__ void load_angles(const float* from, float (&to)[2 * W]) {
-  constexpr int kStep = W > 1 ? 4 : 2;
-#pragma unroll
-  for (int i = 0; i < 2 * W; i += kStep) {
-    float part[kStep];
-    Packed<float, kStep>::load(from + i).to_floats(part);
-#pragma unroll
-    for (int j = 0; j < kStep; ++j) to[i + j] = part[j];
-  }
-}
-
-template <int W>
-__device__ void turn(float (&x)[2 * W], const float (&angles)[2 * W], bool interleaved) {
-  float y[2 * W];
-#pragma unroll
-  for (int w = 0; w < 2 * W; ++w) y[w] = x[w];
-#pragma unroll
-  for (int i = 0; i < W; ++i) {
-    const float c = angles[2 * i], s = angles[2 * i + 1];
-    if (interleaved) {
-      x[2 * i] = y[2 * i] * c - y[2 * i + 1] * s;
-      x[2 * i + 1] = y[2 * i + 1] * c + y[2 * i] * s;
-    } else {
-      x[i] = y[i] * c - y[W + i] * s;
-      x[W + i] = y[W + i] * c + y[i] * s;
-    }
-  }
-}
-
-// (x - mean) * scale * (gamma + offset) + beta
-template <int W, class E>
-__device__ void normalise(const Unit<W>& unit, const Norm<E>& norm, float mean, float scale, float (&x)[2 * W]) {
-  float gamma[2 * W] = {}, beta[2 * W] = {};
-  unit.load(norm.gamma, gamma);
-  if (norm.beta != nullptr) unit.load(norm.beta, beta);
-  unit.each([&](int w) {
-    float y = (x[w] - mean) * scale;
-    if (norm.rounding == NormRounding::before_gamma) y = to_float(from_float<E>(y));
-    x[w] = y * (gamma[w] + norm.offset) + beta[w];
-  });
-}
 
 // G threads a head, each with one unit in registers; kLong: with several, which are read again for every pass.
 // heads: of queries and of keys, `queries` of them first.
@@ -178,15 +87,12 @@ void rotary(Context<Device>& context, const Heads& heads, const HeadRules<T>& ru
   const int64_t stride = heads.qkv_width(), turned = heads.count + heads.kv, items = rows * turned;
   FTBERT_CHECK(stride < (1 << 30), "rotary: a row has at most 2^30 elements, got ", stride);
   FTBERT_CHECK(!rotation || positions, "rotary: there is a table, but no positions given");
-  const auto on_device = [](const Norm<T>& n) {
-    return Norm<E>{n.kind, native(n.gamma), native(n.beta), n.eps, n.offset, n.rounding};
-  };
   const auto launch = [&]<int W, int G, bool kLong>() {
     const int64_t blocks = (items + kThreads / G - 1) / (kThreads / G);
     FTBERT_CHECK(blocks <= INT_MAX, "rotary: too many rows, ", rows);
     launch_overlapped(context, "kernel rotary", rotary_kernel<W, G, kLong, E>, dim3(static_cast<unsigned>(blocks)),
-                      kThreads, 0, 1, native(x), stride, items, turned, heads.count, heads.size, on_device(q_norm),
-                      on_device(k_norm), rotation, positions);
+                      kThreads, 0, 1, native(x), stride, items, turned, heads.count, heads.size, native(q_norm),
+                      native(k_norm), rotation, positions);
   };
   const auto launch_width = [&]<int W>() {
     const int64_t units = (heads.size + 2 * W - 1) / (2 * W);
