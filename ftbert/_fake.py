@@ -130,6 +130,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
     ),
     "linear": lambda a, weight, bias, activation, gated=False: _linear(a, weight, gated),
     "linear_own": lambda a, weight, bias, activation, kernel, variant, gated=False: _linear(a, weight, gated),
+    "linear_turned": lambda a, weight, *_: _linear(a, weight, False),
     "linear_norm": _linear_norm,
 }
 

@@ -1,0 +1,120 @@
+"""Products of queries, keys and values that norm and turn heads before they round, by each kernel that contains it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from compare import assert_close
+from conftest import Place
+from heads import NORMS, Norm, as_rotary, frequencies, norm_arguments
+from own_kernels import VARIANTS, WORDS, supports
+from torch import Tensor
+
+from ftbert._library import load_library
+from ftbert.tuning import Product
+
+load_library()
+ops = torch.ops.ftbert
+ALL = [(kernel, variant) for kernel in VARIANTS for variant in VARIANTS[kernel]]
+# Of these a warp has whole rows of a tile.
+WHOLE = [("wgmma_persistent", "128x128")] + [("wgmma_tile", tile) for tile in ("64x64 half", "128x64", "128x128", "128x192")]
+POSITIONS = 50
+
+
+@pytest.fixture
+def hopper(place: Place) -> Place:
+    if place.device == "cpu" or place.dtype == torch.float32 or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("for 16-bit elements on Hopper")
+    return place
+
+
+def able(size: int) -> list[tuple[str, str]]:
+    columns = {one: int(one[1].split()[0].split("x")[1]) for one in WHOLE if one in ALL}
+    return [one for one in columns if size in (64, 128) and columns[one] % size == 0]
+
+
+class Case:
+    """qkv = a @ weight^T + bias, and what becomes of it."""
+
+    def __init__(self, place: Place, m: int, heads: int, kv_heads: int, size: int, dims: int, norm: Norm, k: int = 200) -> None:
+        generator = torch.Generator().manual_seed(m + size)
+
+        def random(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator).to(place.device, place.dtype)
+
+        n = (heads + 2 * kv_heads) * size
+        self.place, self.heads, self.kv_heads, self.dims, self.norm = place, heads, kv_heads, dims, norm
+        self.a, self.weight, self.bias = random(m, k), random(n, k) / math.sqrt(k), random(n)
+        self.weights = [1 + 0.2 * random(size) for _ in range(4)]
+        self.positions = torch.randint(0, POSITIONS, (m,), generator=generator).int().to(place.device)
+        self.table = ops.rotary_table(frequencies(dims).to(place.device), 1.0, POSITIONS) if dims else None
+
+    def run(self, kernel: str, variant: str, bias: Tensor | None, interleaved: bool) -> Any:
+        positions = self.positions if self.dims else None
+        call = (self.a, self.weight, bias, positions, self.table, self.heads, kernel, variant, self.kv_heads, interleaved)
+        return ops.linear_turned(*call, *norm_arguments(self.norm, self.weights))
+
+    def want(self, bias: Tensor | None, interleaved: bool) -> Tensor:
+        qkv = self.a.double() @ self.weight.double().T + (0 if bias is None else bias.double())
+        angles = self.positions.double()[:, None] * frequencies(self.dims).to(self.place.device)
+        return as_rotary(qkv, self.heads, self.kv_heads, angles, interleaved, self.norm, self.weights)
+
+    def check(self, interleaved: bool, with_bias: bool = True) -> None:
+        """By every variant that is able to: one rounding, as if the sums had not been stored in between."""
+        m, (n, k) = self.a.shape[0], self.weight.shape
+        bias = self.bias if with_bias else None
+        want, ran = self.want(bias, interleaved), 0
+        for kernel, variant in able(n // (self.heads + 2 * self.kv_heads)):
+            if not supports(kernel, variant, Product(WORDS[self.place.dtype], n, k, with_bias), m):
+                continue
+            got, ran = self.run(kernel, variant, bias, interleaved), ran + 1
+            # What is rounded before gamma may come out a bit apart.
+            atol = 2e-4 + (4 * self.place.eps if self.norm[3] else 0)
+            assert_close(got, want, atol=atol, rtol=0.6 * self.place.eps, what=f"{kernel} {variant}")
+            assert torch.equal(got, self.run(kernel, variant, bias, interleaved)), (kernel, variant)
+        assert ran
+
+
+@pytest.mark.parametrize("norm", NORMS, ids=str)
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("size,dims", [(64, 64), (64, 32), (64, 24), (64, 8), (64, 0), (128, 128), (128, 64), (128, 72), (128, 0)])
+def test_rules(hopper: Place, size: int, dims: int, interleaved: bool, norm: Norm) -> None:
+    Case(hopper, 70, 3, 1, size, dims, norm).check(interleaved)
+
+
+@pytest.mark.parametrize("heads,kv_heads", [(1, 1), (12, 12), (4, 2), (16, 8), (7, 1)])
+@pytest.mark.parametrize("m", [1, 15, 64, 130, 1000, 2049, 4500])
+@pytest.mark.parametrize("size", [64, 128])
+def test_rows_and_heads(hopper: Place, m: int, heads: int, kv_heads: int, size: int) -> None:
+    """Tiles of queries and keys, of keys and values, and past the last of them; many tiles a block."""
+    Case(hopper, m, heads, kv_heads, size, size, NORMS[3]).check(False)
+    Case(hopper, m, heads, kv_heads, size, size // 2, NORMS[0], k=64).check(True, with_bias=False)
+
+
+def test_a_position_outside_of_the_table(hopper: Place) -> None:
+    for norm in (NORMS[0], NORMS[3]):
+        case = Case(hopper, 90, 2, 1, 64, 32, norm)
+        inside = torch.ones(90, dtype=torch.bool, device=hopper.device)
+        outside = [0, 7, 8, 63, 64, 89]
+        inside[outside] = False
+        case.positions[outside] = torch.tensor([-1, POSITIONS, 2**31 - 1, -(2**31), POSITIONS, -1], dtype=torch.int32, device=hopper.device)
+        for kernel, variant in able(64):
+            got = case.run(kernel, variant, case.bias, False)
+            want = case.want(case.bias, False)
+            assert bool(got[~inside, :192].isnan().all()), (kernel, variant)
+            for rows, columns in ((inside, slice(0, 256)), (~inside, slice(192, 256))):
+                assert_close(got[rows][:, columns], want[rows][:, columns], atol=2e-4, rtol=0.6 * hopper.eps, what=variant)
+
+
+def test_what_they_refuse(hopper: Place) -> None:
+    """Tiles without whole heads, other sizes of heads, pairs whose numbers no unit of four holds."""
+    for size, dims in ((64, 64), (128, 128), (32, 32), (96, 96), (64, 20)):
+        case = Case(hopper, 64, 4, 4, size, dims, NORMS[0])
+        for kernel, variant in ALL:
+            if dims % 8 == 0 and (kernel, variant) in able(size):
+                continue
+            with pytest.raises(RuntimeError, match="cannot"):
+                case.run(kernel, variant, case.bias, False)
