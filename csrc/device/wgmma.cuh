@@ -51,6 +51,15 @@ __device__ void warpgroup_keep(float (&d)[kCount][4]) {
     for (int c = 0; c < 4; ++c) asm volatile("" : "+f"(d[i][c])::"memory");
 }
 
+// Nor give the registers of an operand to something else before it.
+template <int kCount>
+__device__ void warpgroup_keep(uint32_t (&a)[kCount][4]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i)
+#pragma unroll
+    for (int c = 0; c < 4; ++c) asm volatile("" : "+r"(a[i][c])::"memory");
+}
+
 #define FTBERT_R4(d, i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define FTBERT_R16(d, i) FTBERT_R4(d, i), FTBERT_R4(d, i + 1), FTBERT_R4(d, i + 2), FTBERT_R4(d, i + 3)
 #define FTBERT_R64(d, i) FTBERT_R16(d, i), FTBERT_R16(d, i + 4), FTBERT_R16(d, i + 8), FTBERT_R16(d, i + 12)
@@ -114,7 +123,7 @@ __device__ void warpgroup_multiply_nt(float (&d)[kColumns8][4], uint64_t a, uint
 // contiguous.
 template <class E, int kColumns8>
 __device__ void warpgroup_multiply_add_nn(float (&d)[kColumns8][4], const uint32_t (&a)[4], uint64_t b) {
-  static_assert(kColumns8 == 5 || kColumns8 == 9 || kColumns8 == 10 || kColumns8 == 12 || kColumns8 == 16 ||
+  static_assert(kColumns8 == 5 || kColumns8 == 8 || kColumns8 == 9 || kColumns8 == 10 || kColumns8 == 12 || kColumns8 == 16 ||
                 kColumns8 == 32);
 #define FTBERT_NN(type, shape, registers, a_at, b_at, ...)                                                          \
   asm volatile("wgmma.mma_async.sync.aligned." shape "k16.f32." type "." type " {" registers "}, {" a_at "}, " b_at \
@@ -123,6 +132,8 @@ __device__ void warpgroup_multiply_add_nn(float (&d)[kColumns8][4], const uint32
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
   if constexpr (kColumns8 == 5) {
     FTBERT_OF_E(FTBERT_NN, "m64n40", FTBERT_D20, "%20,%21,%22,%23", "%24", FTBERT_R16(d, 0), FTBERT_R4(d, 4));
+  } else if constexpr (kColumns8 == 8) {
+    FTBERT_OF_E(FTBERT_NN, "m64n64", FTBERT_D32, "%32,%33,%34,%35", "%36", FTBERT_R16(d, 0), FTBERT_R16(d, 4));
   } else if constexpr (kColumns8 == 9) {
     FTBERT_OF_E(FTBERT_NN, "m64n72", FTBERT_D36, "%36,%37,%38,%39", "%40", FTBERT_R16(d, 0), FTBERT_R16(d, 4),
                 FTBERT_R4(d, 8));

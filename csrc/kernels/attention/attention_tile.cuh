@@ -113,6 +113,42 @@ struct RowState {
       }
   }
 
+  // In two parts, for one that has the scores while the sums of the tile before are still being made. Brings the row to
+  // its new maximum where a power would be above 2^8, most often nowhere in the warp: settle() waits for the sums.
+  template <class Settle, int kKeys8, int kColumns8>
+  __device__ void follow(const Settle& settle, const float (&score)[kKeys8][4], float (&sum)[kColumns8][4],
+                         float (&total)[2], float scale_log2) {
+    float most[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) most[r] = lane_maximum(score, r) * scale_log2;
+    if (!__any_sync(~0u, most[0] - subtracted[0] > 8 || most[1] - subtracted[1] > 8)) return;
+    settle();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float now = row_maximum(score, r) * scale_log2;
+      const bool larger = now - subtracted[r] > 8;  // of this row alone: others do not depend on it
+      const float correction = larger ? fast_exp2(subtracted[r] - now) : 1.0f;
+      subtracted[r] = larger ? now : subtracted[r];
+#pragma unroll
+      for (int d = 0; d < kColumns8; ++d) {
+        sum[d][2 * r] *= correction;
+        sum[d][2 * r + 1] *= correction;
+      }
+      total[r] *= correction;
+    }
+  }
+  // Scores become their powers, which are added to total.
+  template <int kKeys8>
+  __device__ void raise(float (&score)[kKeys8][4], float (&total)[2], float scale_log2) const {
+#pragma unroll
+    for (int j = 0; j < kKeys8; ++j)
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        score[j][c] = fast_exp2(score[j][c] * scale_log2 - subtracted[c / 2]);
+        total[c / 2] += score[j][c];
+      }
+  }
+
   // The same, before their maximum is known: a larger score than the one subtracted does not matter while its power is
   // far from any limit. Where a power is too large after all, most often nowhere in the warp, the row is brought to its
   // new maximum, its sum so far too. total: of the powers, where sum has no column of it: float[2].
@@ -153,10 +189,15 @@ struct RowState {
 
  private:
   template <int kKeys8>
-  __device__ static float row_maximum(const float (&score)[kKeys8][4], int r) {
+  __device__ static float lane_maximum(const float (&score)[kKeys8][4], int r) {
     float most = fmaxf(score[0][2 * r], score[0][2 * r + 1]);
 #pragma unroll
     for (int j = 1; j < kKeys8; ++j) most = fmaxf(most, fmaxf(score[j][2 * r], score[j][2 * r + 1]));
+    return most;
+  }
+  template <int kKeys8>
+  __device__ static float row_maximum(const float (&score)[kKeys8][4], int r) {
+    float most = lane_maximum(score, r);
     most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
     return fmaxf(most, __shfl_xor_sync(~0u, most, 2));
   }
