@@ -75,34 +75,6 @@ void operands(const Tensor& a, const Tensor& weight, const OptionalTensor& bias)
 // qkv [tokens, (heads + 2*kv_heads) * head_size]; kv_heads 0: as many as heads. scale: 1 / sqrt(head_size) without one.
 Heads heads_of(const Tensor& qkv, int64_t heads, int64_t kv_heads, std::optional<double> scale = std::nullopt);
 
-// The words of a norm's description (docs/checkpoint.md).
-struct NormWords {
-  NormKind kind;
-  NormRounding rounding;
-  double eps, offset;
-
-  NormWords(const OptionalTensor& gamma, const OptionalTensor& beta, double eps, const std::string& kind, double offset,
-            const std::string& rounding)
-      : kind(!gamma            ? NormKind::none
-             : kind == "layer" ? NormKind::layer
-                               : NormKind::rms),
-        rounding(rounding == "once" ? NormRounding::once : NormRounding::before_gamma),
-        eps(eps),
-        offset(offset) {
-    FTBERT_CHECK(gamma || !beta, "gamma: expected with beta; neither means no norm");
-    FTBERT_CHECK(kind == "layer" || kind == "rms", "kind: expected layer or rms, got ", kind);
-    FTBERT_CHECK(rounding == "once" || rounding == "before_gamma", "rounding: expected once or before_gamma, got ",
-                 rounding);
-    FTBERT_CHECK(kind == "rms" || (offset == 0 && rounding == "once"),
-                 "kind: expected rms beside an offset or before_gamma, got layer");
-  }
-
-  template <class T>
-  Norm<T> of(const OptionalTensor& gamma, const OptionalTensor& beta) const {
-    return {kind, data<T>(gamma), data<T>(beta), static_cast<float>(eps), static_cast<float>(offset), rounding};
-  }
-};
-
 // f(Backend<Device, T>{}, the call's CallContext<Device>), T the element type of that DType
 template <class F>
 void run(const at::Device& device, DType dtype, F&& f) {

@@ -2,6 +2,7 @@
 #include <ATen/ops/empty.h>
 
 #include "binding/define_op.h"
+#include "binding/norm_words.h"
 #include "binding/op_checks.h"
 #include "gemm/own/turned_product.h"
 #include "kernels/kernels.h"
