@@ -123,7 +123,7 @@ $(GEMMA3): | $(DEPS)
 
 models: $(MODELS)/.minilm $(MODELS)/.stsb
 
-models-modern: $(MODELS)/.stsb $(MODELS)/.smollm2 $(GEMMA3)  ## fetch real decoders for pytest: SmolLM2, and Gemma 3, which make test leaves out
+models-modern: $(MODELS)/.stsb $(MODELS)/.smollm2 $(GEMMA3)  ## fetch real decoders for pytest: SmolLM2 and Gemma 3, which make test leaves out
 
 $(CHECKPOINT)/config.json: $(MODELS)/.minilm $(wildcard converters/*.py ftbert/checkpoint/*.py)
 	$(FTBERT) convert --force $(MINILM) $(CHECKPOINT)
@@ -148,7 +148,7 @@ run: build models  ## the real thing: fetch MiniLM-L6, convert, embed a text fil
 
 test: build models lint core-test cuda-compile clients-test avx2-test py-test  ## everything that CI runs
 
-py-test: build models $(ONNX) $(MODELS)/.smollm2  ## pytest alone; ARGS="-k softmax"
+py-test: build models $(ONNX)  ## pytest alone; ARGS="-k softmax"
 	@printf '\n== pytest\n'; $(PYTHON) -m pytest $(ARGS)
 
 clients-test: build $(CLIENTS)/.installed  ## other projects' clients against the server

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import subprocess
 import sys
 import time
@@ -232,7 +233,8 @@ def test_a_live_language_model(place: Place, tmp_path: Path, tied: bool) -> None
 def test_qwen3_reranker_as_crossencoder(tmp_path: Path) -> None:
     """A language model alone, with the example's template in its folder, and as CrossEncoder saves it."""
     qwen(tmp_path / "alone", True)
-    written = subprocess.run([sys.executable, EXAMPLES / "reranking.py", "--template"], capture_output=True, check=True)
+    command, here = [sys.executable, EXAMPLES / "reranking.py", "--template"], os.environ | {"PYTHONPATH": str(EXAMPLES.parent)}
+    written = subprocess.run(command, capture_output=True, check=True, env=here)
     (tmp_path / "alone" / "chat_template.jinja").write_bytes(written.stdout)
     theirs = CrossEncoder(str(tmp_path / "alone"), device="cpu", prompts={"web": TASK}, default_prompt_name="web")
     theirs.save_pretrained(str(tmp_path / "saved"))

@@ -123,8 +123,8 @@ __device__ void warpgroup_multiply_nt(float (&d)[kColumns8][4], uint64_t a, uint
 // contiguous.
 template <class E, int kColumns8>
 __device__ void warpgroup_multiply_add_nn(float (&d)[kColumns8][4], const uint32_t (&a)[4], uint64_t b) {
-  static_assert(kColumns8 == 5 || kColumns8 == 8 || kColumns8 == 9 || kColumns8 == 10 || kColumns8 == 12 || kColumns8 == 16 ||
-                kColumns8 == 32);
+  static_assert(kColumns8 == 5 || kColumns8 == 8 || kColumns8 == 9 || kColumns8 == 10 || kColumns8 == 12 ||
+                kColumns8 == 16 || kColumns8 == 32);
 #define FTBERT_NN(type, shape, registers, a_at, b_at, ...)                                                          \
   asm volatile("wgmma.mma_async.sync.aligned." shape "k16.f32." type "." type " {" registers "}, {" a_at "}, " b_at \
                ", 1, 1, 1, 1;"                                                                                      \

@@ -1,6 +1,6 @@
 // The heads of queries and keys in a product's sums, normed and turned (kernels.h: rotary) before they are rounded.
 // Eight rows of a warp at a time go through shared memory as floats, so that this is a loop: written out for the
-// registers in which the sums are it was ten times as many instructions, and spilled.
+// registers in which the sums are, wgmma_persistent spilled.
 #pragma once
 #include <cmath>
 
