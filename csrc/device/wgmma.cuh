@@ -123,8 +123,8 @@ __device__ void warpgroup_multiply_nt(float (&d)[kColumns8][4], uint64_t a, uint
 // contiguous.
 template <class E, int kColumns8>
 __device__ void warpgroup_multiply_add_nn(float (&d)[kColumns8][4], const uint32_t (&a)[4], uint64_t b) {
-  static_assert(kColumns8 == 5 || kColumns8 == 8 || kColumns8 == 9 || kColumns8 == 10 || kColumns8 == 12 ||
-                kColumns8 == 16 || kColumns8 == 32);
+  static_assert(kColumns8 == 5 || kColumns8 == 9 || kColumns8 == 10 || kColumns8 == 12 || kColumns8 == 16 ||
+                kColumns8 == 32);
 #define FTBERT_NN(type, shape, registers, a_at, b_at, ...)                                                          \
   asm volatile("wgmma.mma_async.sync.aligned." shape "k16.f32." type "." type " {" registers "}, {" a_at "}, " b_at \
                ", 1, 1, 1, 1;"                                                                                      \
@@ -132,8 +132,6 @@ __device__ void warpgroup_multiply_add_nn(float (&d)[kColumns8][4], const uint32
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
   if constexpr (kColumns8 == 5) {
     FTBERT_OF_E(FTBERT_NN, "m64n40", FTBERT_D20, "%20,%21,%22,%23", "%24", FTBERT_R16(d, 0), FTBERT_R4(d, 4));
-  } else if constexpr (kColumns8 == 8) {
-    FTBERT_OF_E(FTBERT_NN, "m64n64", FTBERT_D32, "%32,%33,%34,%35", "%36", FTBERT_R16(d, 0), FTBERT_R16(d, 4));
   } else if constexpr (kColumns8 == 9) {
     FTBERT_OF_E(FTBERT_NN, "m64n72", FTBERT_D36, "%36,%37,%38,%39", "%40", FTBERT_R16(d, 0), FTBERT_R16(d, 4),
                 FTBERT_R4(d, 8));

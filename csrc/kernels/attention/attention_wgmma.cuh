@@ -110,11 +110,11 @@ struct KeysOfBlock<WindowMaps> : KeysInWindow {
 
 // Of `near` heads first the last queries, which see the most keys where the mask is causal: such blocks should not be
 // the ones that all others have ended before.
-__device__ inline AttentionBlock last_queries_first(int item, int items, const int32_t* cu_seqlens, int heads,
-                                                    int query_blocks, int queries, int near) {
-  const int first_pair = item / (query_blocks * near) * near;  // of sequence and head
-  const int beside = min(near, items / query_blocks - first_pair);
-  const int at = item - first_pair * query_blocks, pair = first_pair + at % beside;
+__device__ inline AttentionBlock last_queries_first(const int32_t* cu_seqlens, int heads, int query_blocks, int queries,
+                                                    int near) {
+  const int first_pair = static_cast<int>(blockIdx.x) / (query_blocks * near) * near;  // of sequence and head
+  const int beside = min(near, static_cast<int>(gridDim.x) / query_blocks - first_pair);
+  const int at = static_cast<int>(blockIdx.x) - first_pair * query_blocks, pair = first_pair + at % beside;
   const int sequence = pair / heads, start = cu_seqlens[sequence];
   return AttentionBlock(sequence, pair % heads, start, cu_seqlens[sequence + 1] - start,
                         (query_blocks - 1 - at / beside) * queries);
@@ -174,8 +174,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
                                         query_blocks, Shape::kQueries);
     } else {
       wait_for_inputs();
-      return last_queries_first(static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), cu_seqlens, heads,
-                                query_blocks, Shape::kQueries, maps.near);
+      return last_queries_first(cu_seqlens, heads, query_blocks, Shape::kQueries, maps.near);
     }
   }();
   if (block.first_query >= block.length) return;
