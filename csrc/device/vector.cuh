@@ -68,6 +68,13 @@ __device__ inline float fast_exp2(float x) {
   return y;
 }
 
+// 1 / x; relative error 2^-23.
+__device__ inline float fast_reciprocal(float x) {
+  float y;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 __device__ inline float2 pair_to_float(__half2 x) { return __half22float2(x); }
 // An instruction each: __bfloat1622float2 takes each out of the pair before it shifts it.
 __device__ inline float2 pair_to_float(__nv_bfloat162 x) {
