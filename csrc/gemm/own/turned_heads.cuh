@@ -1,6 +1,6 @@
 // The heads of queries and keys in a product's sums, normed and turned (kernels.h: rotary) before they are rounded.
-// Eight rows of a warp at a time go through shared memory as floats, so that this is a loop: written out for the
-// registers in which the sums are, wgmma_persistent spilled.
+// TurnedRows knows all rules: eight rows of a warp at a time go through shared memory as floats, so that each thread
+// has numbers of one head.
 #pragma once
 #include <cmath>
 
@@ -45,16 +45,15 @@ __device__ int angles_of(const HeadTurn<E>& turn, int64_t row, int64_t rows) {
 __device__ inline int rows_left(int64_t rows) { return static_cast<int>(max(int64_t{0}, min(rows, int64_t{8}))); }
 
 // Eight rows of a warp by kColumns, whole heads of kHead numbers: kLanes threads have a head of one row, each a unit of
-// four pairs, and kTurns times all of them have all rows of a head. kHeld: all angles are there before the sums are;
-// otherwise those of one turn, and of the next while it is computed.
-template <class E, int kHead, int kColumns, bool kHeld>
+// four pairs, and kTurns times all of them have all rows of a head. The angles are there before the sums are.
+template <class E, int kHead, int kColumns>
 struct TurnedRows {
   static constexpr int kLanes = kHead / 8, kTurns = kLanes / 4;
   static_assert(kColumns % kHead == 0 && kHead % 32 == 0);
 
-  float angles[kHeld ? kTurns : 1][8] = {};
+  float angles[kTurns][8] = {};
 
-  // The compiler takes nothing that depends on it out of a loop over tiles, where it would cost registers.
+  // The compiler keeps nothing that depends on it in registers, of which some variants then would have too few.
   static __device__ int lane_number() {
     int lane = threadIdx.x % 32;
     asm volatile("" : "+r"(lane));
@@ -72,7 +71,7 @@ struct TurnedRows {
   }
   __device__ void look_ahead(const HeadTurn<E>& turn, int begin, int first) {
 #pragma unroll
-    for (int t = 0; t < (kHeld ? kTurns : 1); ++t) look(turn, begin, first, t, angles[t]);
+    for (int t = 0; t < kTurns; ++t) look(turn, begin, first, t, angles[t]);
   }
 
   // From the registers of a warp. value(j): what is in place of these rows' two columns of accumulator j.
@@ -88,12 +87,8 @@ struct TurnedRows {
   // To rows of n columns at c; `rows` of these eight are there. column0: of the first, at which a head begins.
   __device__ void finish(const HeadTurn<E>& turn, int begin, int first, const float* shared, E* c, int rows, int n,
                          int column0) {
-#pragma unroll(kHeld ? kTurns : 1)
-    for (int t = 0; t < kTurns; ++t) {
-      float now[8];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) now[i] = angles[kHeld ? t : 0][i];
-      if (!kHeld && t + 1 < kTurns) look(turn, begin, first, t + 1, angles[0]);
+    for (int t = 0; t < kTurns; ++t) {
       const int lane = lane_number(), row = row_of(lane, t);
       const bool inside = __shfl_sync(~0u, begin, first + row) >= 0;
 #pragma unroll 1
@@ -110,7 +105,7 @@ struct TurnedRows {
         }
         if (rules) {
           normalise_head(column < turn.query_columns ? turn.q_norm : turn.k_norm, unit, x);
-          if (unit.turned) ftbert::turn<4>(x, now, turn.interleaved);
+          if (unit.turned) ftbert::turn<4>(x, angles[t], turn.interleaved);
           if (!inside) unit.each([&](int w) { x[w] = NAN; });
         }
         if (row < rows) unit.store(x, c + int64_t{row} * n + column);

@@ -22,9 +22,13 @@ template <class T>
 void run_turned(const Context<Cuda>& context, const OwnChoice& own, const Product& product, const ProductData& data,
                 const Heads& heads, const HeadRules<T>& rules);
 
+// Whether wgmma_persistent knows these rules: all numbers of a head in pairs half a head apart, and RMSNorm or no norm.
+template <class T>
+bool turns_in_registers(const Heads& heads, const HeadRules<T>& rules);
+
 // run_turned with a variant of wgmma_persistent.
 template <class T>
-void run_turned_persistent(const Context<Cuda>& context, const Product& product, const ProductData& data,
+void run_turned_persistent(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data,
                            const Heads& heads, const HeadRules<T>& rules);
 
 }  // namespace ftbert

@@ -20,7 +20,7 @@ struct TurnedArguments {
 template <class E, class Shape, int kHead>
 struct Turned {
   using Arguments = TurnedArguments<E>;
-  using Rows = TurnedRows<E, kHead, Shape::kTileN, true>;
+  using Rows = TurnedRows<E, kHead, Shape::kTileN>;
   static constexpr int kVectors = 0;
   static_assert(8 * Shape::kTileN * sizeof(float) <= Shape::kAreaBytes);
 
@@ -89,6 +89,7 @@ bool turns(const OwnChoice& own, const Heads& heads, const HeadRules<T>& rules) 
   const bool whole =
       own.kernel == &wgmma_persistent || (own.kernel == &wgmma_tile && TileShapes::kParts[own.variant] == 1);
   if (!whole || (size != 64 && size != 128) || own.kernel->variants[own.variant].tile.columns % size != 0) return false;
+  if (own.kernel == &wgmma_persistent && !turns_in_registers(heads, rules)) return false;
   const bool turned = !rules.rotation || (dims % 8 == 0 && vectorizable(4, 0, rules.rotation.table) &&
                                           rules.rotation.positions * dims <= INT_MAX);
   const Norm<T>&q = rules.q_norm, &k = rules.k_norm;
@@ -123,7 +124,7 @@ void run_turned(const Context<Cuda>& context, const OwnChoice& own, const Produc
                "the product ", own.kernel->name, " ", own.variant_name(), " cannot turn heads of ", heads.size,
                " in n=", product.n);
   FTBERT_CHECK(!rules.rotation || rules.positions, "rotary: there is a table, but no positions given");
-  if (own.kernel == &wgmma_persistent) return run_turned_persistent(context, product, data, heads, rules);
+  if (own.kernel == &wgmma_persistent) return run_turned_persistent(context, own.variant, product, data, heads, rules);
   const TurnedArguments<native_t<T>> arguments{data.bias, data.c, head_turn(heads, rules)};
   heads.size == 64 ? run_tile_of<64, T>(context, own.variant, product, data, arguments)
                    : run_tile_of<128, T>(context, own.variant, product, data, arguments);
