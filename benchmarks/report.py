@@ -33,18 +33,25 @@ SHOWN_POINTS = (
     "base 32x512 half", "base 128x128 half", "large 1x128 full", "large 32x128 half", "large 32x512 full",
     "minilm 1x128 full", "minilm 32x128 half", "minilm 32x512 full",
 )  # fmt: skip
-# README's two tables: rows and columns.
+# README's tables: rows and columns, by the run where it has its own, else by the device.
 SUMMARY_POINTS = {
     "cuda": (
         "base 1x128 full", "base 32x128 half", "base 32x512 full", "large 32x512 full", "minilm 1x128 full",
         "minilm 32x128 half",
     ),
+    "cuda-bf16-modern": (
+        "modernbert 1x128 full", "modernbert 32x128 half", "modernbert 32x512 full", "modernbert 2x8192 full",
+        "qwen3 1x128 full", "qwen3 32x128 half", "qwen3 32x512 full", "qwen3 8x2048 half",
+    ),
     "cpu": ("base 16x128 ragged", "minilm 32x128 full"),
 }  # fmt: skip
 SUMMARY_PEERS = {
     "cuda": ("ftbert, packed", BASE, "nn.TransformerEncoder fast path", "packed PyTorch, CUDA graph"),
+    "cuda-bf16-modern": (
+        "ftbert, packed", "packed PyTorch, CUDA graph", "packed PyTorch, cuDNN attention, CUDA graph",
+    ),
     "cpu": ("ftbert", BASE, "torch.compile", "onnxruntime", "OpenVINO", "CTranslate2"),
-}
+}  # fmt: skip
 Table = tuple[Sequence[str], list[list[str]]]  # head, rows
 
 
@@ -143,24 +150,25 @@ def machine_line(document: dict[str, Any], page: Path) -> str:
 def summary_table(runs: dict[str, Any]) -> Table:
     """Milliseconds of chosen points and peers; the fastest of each row bold. A column of peers of several types
     ("OpenVINO fp32", "OpenVINO bf16") has one name; what differs in its numbers (int8) is left out."""
-    device = next(iter(runs)).partition("-")[0]
-    rows = []
+    first = next(iter(runs))
+    device = first.partition("-")[0]
+    columns, rows = SUMMARY_PEERS.get(first, SUMMARY_PEERS[device]), []
     for run, document in runs.items():
         by_name = {point_name(result): result for result in document["results"]}
         facts = document["provenance"]
         where = f"{instructions(run, facts)}, {facts['dtype']}, " if device == "cpu" else ""
-        for point in SUMMARY_POINTS[device]:
+        for point in SUMMARY_POINTS.get(run, SUMMARY_POINTS[device]):
             peers = {name: row["ms"] for name, row in by_name[point]["peers"].items() if "ms" in row}
             peers = {name: ms for name, ms in peers.items() if label(document, name) == name}
             column = [
                 next((ms for name, ms in peers.items() if name in (peer, f"{peer} fp32", f"{peer} bf16")), None)
-                for peer in SUMMARY_PEERS[device]
+                for peer in columns
             ]
             best = min(ms for ms in column if ms is not None)
             texts = ["" if ms is None else f"{ms:.3g}" if ms < 100 else f"{ms:.0f}" for ms in column]
             cells = [f"**{text}**" if ms == best else text for ms, text in zip(column, texts, strict=True)]
             rows.append([where + point, *cells])
-    return ["milliseconds", *SUMMARY_PEERS[device]], rows
+    return ["milliseconds", *columns], rows
 
 
 def instructions(run: str, facts: dict[str, Any]) -> str:
