@@ -31,7 +31,7 @@ _REAL = (
     "  same next token for 812 of 812. From float64 3.1e-6 rms, transformers 2.4e-6; in bf16 0.021, transformers 0.041",
     "- Gemma 3 270M (gemma3_text, causal), dequantised from Q4_K_M: entries up to 71, at most 3.0e-4 from",
     "  transformers, the same next token for 824 of 824. From float64 7.1e-6 rms, transformers 2.7e-6; in bf16 0.035,",
-    "  transformers 0.056. Its residual stream reaches 104,000, which fp16 does not hold",
+    "  transformers 0.056. Its residual stream reaches 104,000, which fp16 does not hold: `load` warns",
 )
 
 

@@ -51,6 +51,17 @@ def check_dtype(device: torch.device, dtype: torch.dtype) -> None:
         warnings.warn("this CPU has no instructions for bf16 (AVX512-BF16, AMX): fp32 is faster", stacklevel=3)
 
 
+def check_range(embedding_scale: float, dtype: torch.dtype) -> None:
+    """Warns of fp16 for models that scale their embeddings (Gemma, by sqrt(hidden)): their residual streams outgrow its
+    largest number, 65504; in Gemma 3 270M they reach 104,000."""
+    if dtype == torch.float16 and embedding_scale > 1:
+        warnings.warn(
+            "this model scales its embeddings, as Gemma does, whose numbers outgrow fp16's 65504 and then are no "
+            "numbers any more; use bf16",
+            stacklevel=3,
+        )
+
+
 def stored_dtype(device: torch.device, stored: torch.dtype) -> torch.dtype:
     """What dtype="auto" is for weights that are stored in `stored`: that type where the device has instructions for
     it, else float32, in which nothing of it is lost (float64 aside)."""

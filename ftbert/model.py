@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ftbert.checkpoint import Checkpoint, EncoderConfig, HeadConfig
 from ftbert.converters import build_reference, open_checkpoint
-from ftbert.devices import check_device, check_dtype, stored_dtype, stream_dtype
+from ftbert.devices import check_device, check_dtype, check_range, stored_dtype, stream_dtype
 from ftbert.dtypes import DTYPES, STORED_DTYPES, parse_dtype
 from ftbert.forked import note_fork
 from ftbert.heads import Head, HeadedModule
@@ -66,6 +66,7 @@ def load(
     element = stored_dtype(place, checkpoint.stored_dtype) if asked is None else asked
     if heads and checkpoint.config.left_out:
         warnings.warn(f"{checkpoint.source.where}: {checkpoint.config.left_out}", stacklevel=2)
+    check_range(checkpoint.config.encoder.embedding_scale, element)
     model = _build(checkpoint, place, element, attention, heads)
     if isinstance(source, torch.nn.Module):
         check_loaded(model, source)
@@ -298,6 +299,7 @@ class Model(TextModel):
         place = self.device if device is None else check_device(device)
         element = self.dtype if dtype is None else parse_dtype(dtype)
         check_dtype(place, element)
+        check_range(self.config.embedding_scale, element)
         if self.dtype not in (torch.float32, element):
             if self.folder is not None:
                 asked = self.info()

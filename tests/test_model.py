@@ -17,6 +17,7 @@ from conftest import Place, make_bert
 from safetensors.torch import load_file, save_file
 
 import ftbert
+from ftbert.devices import check_range
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {},
@@ -259,6 +260,15 @@ def test_devices_and_dtypes_that_are_none_are_named() -> None:
     with pytest.raises(TypeError, match=r"to\(dtype=torch.bfloat16\)"):
         model.to(torch.bfloat16)  # type: ignore[arg-type]
     assert "layers of" in repr(model) and "torch.float32 on cpu" in repr(model)
+
+
+def test_fp16_of_a_model_that_outgrows_it_warns() -> None:
+    with pytest.warns(UserWarning, match="65504.*bf16"):
+        check_range(25.3, torch.float16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_range(25.3, torch.bfloat16)
+        check_range(1.0, torch.float16)
 
 
 def test_a_dtype_that_is_wider_again_has_the_checkpoint_s_weights(tmp_path: Path) -> None:
