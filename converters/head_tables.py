@@ -96,7 +96,7 @@ _CLS = "cls.predictions."
 _ELECTRA = ("electra",)
 _HIDDEN_ACT = ("hidden_act", "gelu")
 _UNTIED = ("llama", "mistral", "qwen2", "qwen3")
-_LLAMAS = (*_UNTIED, "gemma3_text")
+_LLAMAS = (*_UNTIED, "gemma2", "gemma3_text")
 _MODERNBERT_HEAD: Any = {
     "dense": "head.dense", "activation": ("classifier_activation", "gelu"), "norm": "head.norm",
     "families": ("modernbert",),
@@ -146,7 +146,7 @@ ROWS = (
             biases=(*_MODERNBERT_BIASES, ("out", "decoder_bias", True))),
     HeadRow(*_MASKED, "tokens", "lm_head", families=("eurobert",), biases=(("out", "mlp_bias", False),)),
     HeadRow(*_CAUSAL, "tokens", "lm_head", families=_UNTIED, tied=False, **_LM_HEAD),
-    HeadRow(*_CAUSAL, "tokens", "lm_head", families=("gemma3_text",), **_LM_HEAD),
+    HeadRow(*_CAUSAL, "tokens", "lm_head", families=("gemma2", "gemma3_text"), **_LM_HEAD),
     HeadRow("replaced_token", "ForPreTraining", "tokens", "discriminator_predictions.dense_prediction",
             "discriminator_predictions.dense", _HIDDEN_ACT, families=_ELECTRA),
     HeadRow(*_CHOICE, "pooler", "classifier"),

@@ -26,6 +26,8 @@ def build_reference(checkpoint: Checkpoint, with_heads: bool) -> PreTrainedModel
     document = dict(config.huggingface)
     if with_heads and any(head.task == "masked_lm" and not head.tied for head in config.heads):
         document["tie_word_embeddings"] = False
+    if any(layer.attention.soft_cap for layer in config.encoder.layers):
+        document["attn_implementation"] = "eager"  # transformers' others leave soft caps out
     settings = transformers.AutoConfig.for_model(**document)
     ours = {name: tensor for name, tensor in checkpoint.items() if not name.startswith("heads.")}
     state = dict(_to_huggingface(document, config.encoder, ours))

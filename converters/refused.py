@@ -48,7 +48,6 @@ REFUSED: dict[str, str] = {
     "esmc": "its positions are rotary, its feed-forward layers gated, its queries and keys normed",
     "fnet": "a Fourier transform stands in place of attention",
     "funnel": "it shortens the sequence from block to block",
-    "gemma2": "its attention scores have soft caps",
     "gemma3": "it reads images beside text; its text part alone is gemma3_text, which runs",
     "ibert": "it computes in integers with scales of its own",
     "lilt": "a second stream of layers reads the places of words on a page",

@@ -182,7 +182,20 @@ _LLAMA_NAMES: Names = {
 }
 _RMS_NORMS = (*LAYER_NORMS, "final_norm")
 _QK_NORM = "layer.attention.qk_norm"
-_GEMMA_NORMS = (*_RMS_NORMS, "layer.attention_result_norm", "layer.ffn_result_norm", _QK_NORM)
+_GEMMA_NORMS = (*_RMS_NORMS, "layer.attention_result_norm", "layer.ffn_result_norm")
+_GEMMA: Any = {
+    "keys": _ATTENTION_BIAS | {
+        "layer.ffn.activation": ("hidden_activation", "gelu_pytorch_tanh"),
+        "layer.attention.head_size": ("head_dim", 256),
+    },
+    "fixed": _NO_FFN_BIAS,
+    "names": {
+        "layers.{i}.attention.result_norm": _LAYER + "post_attention_layernorm",
+        "layers.{i}.ffn.norm": _LAYER + "pre_feedforward_layernorm",
+        "layers.{i}.ffn.result_norm": _LAYER + "post_feedforward_layernorm",
+    },
+    "norm": {"offset": 1.0},
+}  # fmt: skip
 _LLAMA_KEYS: Keys = {ours: key for ours, key in KEYS.items() if ours != "embedding_norm.eps"} | _HEAD_DIM
 _LLAMA_KEYS |= {"layer.ffn.activation": ("hidden_act", "silu")}
 _LLAMA_FIXED = _NO_TABLE | _NO_TYPES | {"layer.norm_place": "pre", "layer.ffn.gated": True}
@@ -212,16 +225,31 @@ def _qwen(config: Config, description: Description) -> None:
     slide(description, layer_types(config, lambda i: window is not None and i >= first), window)
 
 
-def _gemma3(config: Config, description: Description) -> None:
-    if (cap := config.get("attn_logit_softcapping")) is not None:
-        raise ValueError(f"attn_logit_softcapping {shown(cap)} is not supported: ftbert has no soft caps")
+def _gemma(config: Config, description: Description, soft_cap: float) -> Description:
+    """What Gemmas share; the description of attention. soft_cap: where the config says nothing; 0: none."""
     group_heads(config, description, 4)
     description["embedding_scale"] = description["hidden"] ** 0.5
-    attention = description["layer"]["attention"]
-    scalar = entry(config, "query_pre_attn_scalar", "float", 256)
-    if scalar <= 0:
-        raise ValueError(f"query_pre_attn_scalar {scalar}: expected a number above 0")
-    attention["scale"] = scalar**-0.5
+    attention: Description = description["layer"]["attention"]
+    for key in ("query_pre_attn_scalar", "attn_logit_softcapping"):
+        if config.get(key) is not None and entry(config, key, "float", 1) <= 0:
+            raise ValueError(f"{key} {config[key]}: expected a number above 0")
+    attention["scale"] = entry(config, "query_pre_attn_scalar", "float", 256) ** -0.5
+    if config.get("attn_logit_softcapping", soft_cap or None) is not None:
+        attention["soft_cap"] = entry(config, "attn_logit_softcapping", "float", soft_cap)
+    return attention
+
+
+def _gemma2(config: Config, description: Description) -> None:
+    _gemma(config, description, 50.0)
+    if entry(config, "use_bidirectional_attention", "bool", False):
+        raise ValueError("use_bidirectional_attention true is not supported: transformers' own masks stay causal")
+    turn(10_000.0)(config, description)
+    window = entry(config, "sliding_window", "int", 4096) if config.get("sliding_window", 0) is not None else None
+    slide(description, layer_types(config, lambda i: i % 2 == 0), window)
+
+
+def _gemma3(config: Config, description: Description) -> None:
+    attention = _gemma(config, description, 0.0)
     pattern = entry(config, "sliding_window_pattern", "int", 6)
     if pattern < 1:
         raise ValueError(f"sliding_window_pattern {pattern}: expected at least 1")
@@ -278,19 +306,8 @@ ROTARY = (
     _like_llama("qwen2", _qwen, {}, _NO_FFN_BIAS | {"layer.attention.out_bias": False}, also=("transformer",)),
     _like_llama("qwen3", _qwen, _ATTENTION_BIAS | {"layer.attention.head_size": ("head_dim", 128)}, _NO_FFN_BIAS,
                 norms=(*_RMS_NORMS, _QK_NORM), also=("transformer",)),
-    _like_llama(
-        "gemma3_text", _gemma3,
-        _ATTENTION_BIAS | {
-            "layer.ffn.activation": ("hidden_activation", "gelu_pytorch_tanh"),
-            "layer.attention.head_size": ("head_dim", 256),
-        },
-        _NO_FFN_BIAS,
-        names={
-            "layers.{i}.attention.result_norm": _LAYER + "post_attention_layernorm",
-            "layers.{i}.ffn.norm": _LAYER + "pre_feedforward_layernorm",
-            "layers.{i}.ffn.result_norm": _LAYER + "post_feedforward_layernorm",
-        },
-        norms=_GEMMA_NORMS, norm={"offset": 1.0},
-        lacks=("masked_lm", "multiple_choice", "token_classification", "question_answering"),
-    ),
+    _like_llama("gemma2", _gemma2, norms=_GEMMA_NORMS, lacks=("masked_lm", "multiple_choice", "question_answering"),
+                **_GEMMA),
+    _like_llama("gemma3_text", _gemma3, norms=(*_GEMMA_NORMS, _QK_NORM),
+                lacks=("masked_lm", "multiple_choice", "token_classification", "question_answering"), **_GEMMA),
 )  # fmt: skip

@@ -98,6 +98,17 @@ _SETTINGS: dict[str, list[dict[str, Any]]] = {
             "use_cache": False,
         },
     ],
+    "gemma2": [  # transformers leaves soft caps out where its attention is not "eager"
+        {
+            "num_key_value_heads": 1, "head_dim": 16, "sliding_window": 5, "attn_logit_softcapping": None,
+            "final_logit_softcapping": None, "use_cache": False,
+        },
+        {
+            "num_key_value_heads": 3, "head_dim": 10, "sliding_window": 5, "is_causal": False,
+            "attn_logit_softcapping": 0.5, "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "attn_implementation": "eager", "final_logit_softcapping": None, "use_cache": False,
+        },
+    ],
     "gemma3_text": [
         {
             "num_key_value_heads": 1, "head_dim": 16, "use_bidirectional_attention": True, "sliding_window": 8,

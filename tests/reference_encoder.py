@@ -58,7 +58,10 @@ def attention(config: AttentionConfig, q: Tensor, k: Tensor, v: Tensor, places: 
         seen = visible(config, places, columns) & kept[:, None]
         keys = seen.any(1).any(0).nonzero()
         near = slice(int(keys[0]), int(keys[-1]) + 1) if len(keys) else slice(0, 1)
-        scores = (some @ k[:, :, near].transpose(2, 3) * scale).masked_fill(~seen[:, None, :, near], -math.inf)
+        scores = some @ k[:, :, near].transpose(2, 3) * scale
+        if config.soft_cap:
+            scores = config.soft_cap * torch.tanh(scores / config.soft_cap)
+        scores = scores.masked_fill(~seen[:, None, :, near], -math.inf)
         found.append(torch.softmax(scores, -1).nan_to_num() @ v[:, :, near])
     return torch.cat(found, 2)
 

@@ -221,8 +221,9 @@ def test_general_attention_path(place: Place, lengths: list[int], heads: int, he
     assert_close(out, reference.attention(qkv + bias, lengths, heads), atol=max(5e-6, 4 * place.eps))
 
 
+@pytest.mark.parametrize("cap", [0.0, 1.5])
 @pytest.mark.parametrize("seq", [1, 9, 40, 700, 5000])
-def test_softmax_with_relative_bias(place: Place, seq: int) -> None:
+def test_softmax_with_relative_bias(place: Place, seq: int, cap: float) -> None:
     batch, heads, span = 2, 2, 6000
     lengths = [seq, max(0, seq - 3)]
     if seq > 1000:
@@ -233,10 +234,12 @@ def test_softmax_with_relative_bias(place: Place, seq: int) -> None:
     # Columns as a mask with holes leaves them.
     columns = torch.cat([torch.arange(n) + (torch.arange(n) > n // 2) * 7 for n in lengths]).int().to(place.device)
     cu = reference.offsets(lengths, place.device)
-    got = ops.softmax(scores, cu, 0.5, bias, columns, place.dtype)
+    got = ops.softmax(scores, cu, 0.5, bias, columns, place.dtype, soft_cap=cap)
     for b, (length, column) in enumerate(zip(lengths, columns.split(lengths), strict=True)):
         distance = (column[None, :] - column[:, None] + span - 1).long()
-        expected = torch.softmax(scores[b, :, :length, :length].double() * 0.5 + bias.double()[:, distance], -1)
+        capped = scores[b, :, :length, :length].double() * 0.5
+        capped = cap * torch.tanh(capped / cap) if cap else capped
+        expected = torch.softmax(capped + bias.double()[:, distance], -1)
         assert_close(got[b, :, :length, :length], expected, atol=max(4e-7, place.eps), what=f"sequence {b}")
 
 

@@ -121,6 +121,10 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "rope_scaling": None, "rope_theta": 1000000.0, "sliding_window": 512, "use_bidirectional_attention": True,
         "use_cache": True, "vocab_size": 262144,
     },
+    "gemma2": {
+        "model_type": "gemma2", "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 2,
+        "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "vocab_size": 100,
+    },
     "llama": {
         "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 2,
         "max_position_embeddings": 128, "vocab_size": 100,
@@ -320,7 +324,7 @@ def test_config_of_nomic_as_published(tmp_path: Path) -> None:
         ("mistral", {"sliding_window": 0}, "sliding_window 0: expected a number above 0"),
         ("qwen3", {"layer_types": ["full_attention", "linear_attention"] * 14}, "layer_types .* is not supported: one of"),
         ("qwen3", {"layer_types": ["full_attention"]}, "for each layer"),
-        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0 .*soft caps"),
+        ("gemma2", {"attn_logit_softcapping": 0}, "attn_logit_softcapping 0: expected a number above 0"),
         ("gemma3_text", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar 0"),
         ("modernbert", {"global_attn_every_n_layers": 0}, "global_attn_every_n_layers 0"),
         ("modernbert", {"local_rope_theta": None}, "local_rope_theta null"),

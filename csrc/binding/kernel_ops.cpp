@@ -151,7 +151,7 @@ std::tuple<Tensor, Tensor, Tensor> qkv_bias(const Tensor& qkv, const OptionalTen
 }
 
 Tensor softmax_op(const Tensor& scores, const Tensor& cu, double scale, const OptionalTensor& relative_bias,
-                  const OptionalTensor& columns, at::ScalarType type, int64_t left, int64_t right) {
+                  const OptionalTensor& columns, at::ScalarType type, int64_t left, int64_t right, double soft_cap) {
   rank("scores", scores, 4);
   const int64_t batch = scores.size(0), heads = scores.size(1), seq = scores.size(3);
   FTBERT_CHECK(scores.scalar_type() == at::kFloat && scores.size(2) == seq,
@@ -168,7 +168,8 @@ Tensor softmax_op(const Tensor& scores, const Tensor& cu, double scale, const Op
   run(out, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
     softmax<Device, T>(call.context, {.count = heads, .scale = static_cast<float>(scale)}, data<float>(scores),
                        Sequences::of_tokens(data<int32_t>(cu), batch, seq, 0),
-                       {window, {data<T>(relative_bias), data<int32_t>(columns), span}}, data<T>(out));
+                       {window, {data<T>(relative_bias), data<int32_t>(columns), span}, static_cast<float>(soft_cap)},
+                       data<T>(out));
   });
   return out;
 }
@@ -222,7 +223,7 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
             &qkv_bias);
   define_op(m,
             "softmax(Tensor scores, Tensor cu_seqlens, float scale, Tensor? relative_bias, Tensor? columns, "
-            "ScalarType dtype, int left=-1, int right=-1) -> Tensor",
+            "ScalarType dtype, int left=-1, int right=-1, float soft_cap=0.0) -> Tensor",
             &softmax_op);
   define_op(m, "transpose(Tensor x, Tensor cu_seqlens, SymInt tokens) -> Tensor", &transpose_op);
   define_op(m, "pooling(Tensor hidden, Tensor? cu_seqlens, str mode, bool normalize) -> Tensor", &pooling_op);

@@ -201,6 +201,7 @@ template <class T>
 struct ScorePolicy {
   Window window;
   RelativeBias<T> bias;
+  float soft_cap = 0;  // a scaled score s becomes soft_cap * tanh(s / soft_cap) before the bias; 0: stays s
 };
 
 // ---- rotary ------------------------------------------------------------------------------------------------

@@ -35,6 +35,11 @@ AttentionChoice choose_attention(const Context<Device>& context, const EncoderCo
                                  std::optional<AttentionPath> asked) {
   for (const LayerConfig& layer : config.layers) {
     const AttentionConfig& c = layer.attention;
+    if (c.soft_cap > 0) {
+      FTBERT_CHECK(asked != AttentionPath::fused,
+                   "the fused attention path has no soft caps of scores; use the general path");
+      return {AttentionPath::general, asked ? "asked for" : "the fused path has no soft caps of scores"};
+    }
     if (attention_supports<Device, T>(context, c.heads)) continue;
     FTBERT_CHECK(asked != AttentionPath::fused, "the fused attention path does not support head size ", c.heads.size,
                  " in ", to_string(kDType<T>), " on this device; use the general path");
@@ -49,7 +54,7 @@ void attend(Context<Device>& context, const Layer<T>& layer, const Batch& batch,
             const Stream<Device, T>& stream, Queries queries, AttentionPath path, const LayerBuffers<T>& b) {
   const bool fused = path == AttentionPath::fused;
   const AttentionConfig& c = layer.config.attention;
-  const ScorePolicy<T> policy{c.window, {layer.relative_bias, batch.columns, layer.relative_span}};
+  const ScorePolicy<T> policy{c.window, {layer.relative_bias, batch.columns, layer.relative_span}, c.soft_cap};
   Sequences sequences = batch.of(run);
   if (queries != Queries::all) sequences.max_q = 1;
   const Operand wished{b.qkv, fused ? attention_operand<Device, T>(layer.qkv.weight.dtype) : kDType<T>};

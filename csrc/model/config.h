@@ -31,6 +31,7 @@ struct Rotary {
 struct AttentionConfig {
   Heads heads;
   Window window;               // of the keys that a query sees; causal: none behind it
+  float soft_cap = 0;          // of scaled scores; 0: none
   bool relative_bias = false;  // the model's table of biases by distance is added to the scores
   std::optional<Rotary> rotary;
   std::optional<NormConfig> qk_norm;  // over each head of queries and of keys

@@ -52,13 +52,15 @@ class RotaryConfig:
 @dataclass(frozen=True)
 class AttentionConfig:
     """kv_heads: of keys and values, None for as many as of queries. scale: of a score, None for 1 / sqrt(head_size).
-    window: how many keys a query sees to its left and right, None for all. relative_bias: the model's table is added to
-    the scores. qk_norm: over each head of queries and keys."""
+    soft_cap: a scaled score s becomes soft_cap * tanh(s / soft_cap); 0: it stays. window: how many keys a query sees to
+    its left and right, None for all. relative_bias: the model's table is added to the scores. qk_norm: over each head
+    of queries and keys."""
 
     heads: int
     head_size: int
     kv_heads: int | None = None
     scale: float | None = None
+    soft_cap: float = 0.0
     window: tuple[int | None, int | None] | None = None
     causal: bool = False
     relative_bias: bool = False

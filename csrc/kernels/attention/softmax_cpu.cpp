@@ -1,4 +1,5 @@
-// softmax(scale * score + relative bias) over the keys that each row's query sees; 0 at the others.
+// softmax(scale * score, capped, + relative bias) over the keys that each row's query sees; 0 at the others.
+#include <cmath>
 #include <cstring>
 
 #include "kernels/attention/relative_bias_row.h"
@@ -27,6 +28,8 @@ void softmax(Context<Cpu>&, const Heads& heads, const float* scores, const Seque
         }
 #pragma omp simd
         for (int64_t j = 0; j < length; ++j) out[j] = in[j] * scale;
+        if (policy.soft_cap > 0)
+          for (int64_t j = 0; j < length; ++j) out[j] = policy.soft_cap * std::tanh(out[j] / policy.soft_cap);
         if (relative.table) {
           const float* bias = relative.table + h * (2 * relative.span - 1) + relative.span - 1;
           add_relative_bias(bias, relative.span - 1, column, s, length, out);

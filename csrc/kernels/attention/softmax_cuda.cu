@@ -1,4 +1,4 @@
-// probabilities = softmax(scale * scores + relative bias) over the keys that each row's query sees.
+// probabilities = softmax(scale * scores, capped, + relative bias) over the keys that each row's query sees.
 #include <cmath>
 
 #include "core/check.h"
@@ -19,7 +19,7 @@ struct Logits {
   const float* scores;     // [seq], this query's
   const E* bias;           // [2*span-1] of this head, moved so that bias[0] is distance 0; or nullptr
   const int32_t* columns;  // [length] of this sequence, or nullptr
-  float scale;
+  float scale, soft_cap;
   int begin, end;  // of the keys that the query sees
   int query;       // this one's column
   int farthest;    // larger distances are read as this one
@@ -30,10 +30,13 @@ struct Logits {
     pack.to_floats(x);
 #pragma unroll
     for (int w = 0; w < W; ++w) {
+      const auto added = [&] { return to_float(bias[distance(columns ? columns[key + w] : key + w)]); };
       if (key + w < begin || key + w >= end)
         x[w] = -INFINITY;
+      else if (soft_cap > 0)
+        x[w] = soft_cap * tanhf(scale * x[w] / soft_cap) + (bias != nullptr ? added() : 0);
       else if (bias != nullptr)
-        x[w] = scale * x[w] + to_float(bias[distance(columns ? columns[key + w] : key + w)]);
+        x[w] = scale * x[w] + added();
       else
         x[w] *= scale;
     }
@@ -115,8 +118,9 @@ __device__ void softmax_long(const Logits<E>& logits, int seq, int lane, E* out)
 
 template <class Shape, class E>
 __global__ void __launch_bounds__(Shape::kMaxThreads)
-    softmax_kernel(const float* scores, const int32_t* cu_seqlens, float scale, Window window, const E* relative_bias,
-                   const int32_t* columns, int64_t span, int64_t rows, int heads, int seq, E* probabilities) {
+    softmax_kernel(const float* scores, const int32_t* cu_seqlens, float scale, float soft_cap, Window window,
+                   const E* relative_bias, const int32_t* columns, int64_t span, int64_t rows, int heads, int seq,
+                   E* probabilities) {
   for (RowWalk<Shape> walk; walk.row < rows; walk.row += walk.step) {
     const int64_t matrix = walk.row / seq;  // sequence * heads + head
     const int query = static_cast<int>(walk.row % seq);
@@ -132,6 +136,7 @@ __global__ void __launch_bounds__(Shape::kMaxThreads)
                      nullptr,
                      columns ? columns + begin : nullptr,
                      scale,
+                     soft_cap,
                      window.begin(query),
                      window.end(query, length),
                      query,
@@ -161,8 +166,8 @@ void softmax(Context<Device>& context, const Heads& heads, const float* scores, 
     using Shape = decltype(shape);
     const RowLaunch on = row_launch<Shape>(rows, context.sm_count);
     launch_kernel(context, "kernel softmax", softmax_kernel<Shape, native_t<T>>, on.blocks, on.threads, scores,
-                  sequences.cu_q, heads.scale, policy.window, native(bias.table), bias.columns, bias.span, rows,
-                  heads.count, seq, native(probabilities));
+                  sequences.cu_q, heads.scale, policy.soft_cap, policy.window, native(bias.table), bias.columns,
+                  bias.span, rows, heads.count, seq, native(probabilities));
   };
   const bool wide = vectorizable(kSoftmaxWidth, seq, scores) && vectorizable(kSoftmaxWidth, seq, probabilities);
   with_row_shape<kSoftmaxWidth>(wide, seq, launch);
