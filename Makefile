@@ -148,8 +148,11 @@ run: build models  ## the real thing: fetch MiniLM-L6, convert, embed a text fil
 
 test: build models lint core-test cuda-compile clients-test avx2-test py-test  ## everything that CI runs
 
-py-test: build models $(ONNX)  ## pytest alone; ARGS="-k softmax"
-	@printf '\n== pytest\n'; $(PYTHON) -m pytest $(ARGS)
+# Two processes with half of the cores each: what of a test is Python, or one thread, takes half the time.
+WORKERS ?= 2
+py-test: build models $(ONNX)  ## pytest alone; ARGS="-k softmax", WORKERS=0: in one process
+	@printf '\n== pytest\n'; export OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$(( \
+	  (each = $$(nproc) / ($(WORKERS) ? $(WORKERS) : 1)) > 0 ? each : 1 ))}; $(PYTHON) -m pytest -n $(WORKERS) $(ARGS)
 
 clients-test: build $(CLIENTS)/.installed  ## other projects' clients against the server
 	@printf '\n== clients of other projects\n'
