@@ -11,11 +11,11 @@
 
 namespace ftbert {
 
-// A matrix [rows, columns] of 16-bit elements at an address of 16 bytes' alignment, read in boxes of [box_rows, 64]
-// laid out with the 128-byte swizzle, or of [box_rows, 32] with that of 64 bytes. Zeros beyond the edges. stride: from
-// a row to the next, in elements; 0: columns.
+// A matrix [rows, columns] of 8- or 16-bit elements at an address of 16 bytes' alignment, read in boxes whose rows have
+// 128 or 64 bytes, laid out with the swizzle of that name. Zeros beyond the edges. box_columns: 0 are 128 bytes.
+// stride: from a row to the next, in elements, a multiple of 16 bytes; 0: columns.
 inline CUtensorMap tensor_map(const void* data, DType dtype, int64_t rows, int64_t columns, int box_rows,
-                              int box_columns = 64, int64_t stride = 0) {
+                              int box_columns = 0, int64_t stride = 0) {
   static const auto encode = [] {
     void* found = nullptr;
     cudaDriverEntryPointQueryResult result{};
@@ -26,10 +26,14 @@ inline CUtensorMap tensor_map(const void* data, DType dtype, int64_t rows, int64
   }();
   // The innermost dimension first; the stride, in bytes, is the other's.
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t bytes = 2 * static_cast<cuuint64_t>(stride > 0 ? stride : columns);
+  const int64_t size = bytes_of(dtype);
+  if (box_columns == 0) box_columns = static_cast<int>(128 / size);
+  const auto bytes = static_cast<cuuint64_t>(size * (stride > 0 ? stride : columns));
   const cuuint32_t box[] = {static_cast<cuuint32_t>(box_columns), static_cast<cuuint32_t>(box_rows)}, steps[] = {1, 1};
-  const auto type = dtype == DType::fp16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  const auto swizzle = box_columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
+  const auto type = size == 1              ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                    : dtype == DType::fp16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                           : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  const auto swizzle = size * box_columns == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
   CUtensorMap map;
   const CUresult result =
       encode(&map, type, 2, const_cast<void*>(data), sizes, &bytes, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,

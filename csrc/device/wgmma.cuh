@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "device/e4m3.cuh"
+
 // Kernels that use them have a body only where this is defined, elsewhere no_warpgroups().
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define FTBERT_WGMMA
@@ -88,33 +90,39 @@ __device__ void warpgroup_keep(uint32_t (&a)[kCount][4]) {
   else                                \
     instruction("bf16", __VA_ARGS__)
 
-// d [64, 8 * kColumns8] (+)= a [64, 16] @ b [8 * kColumns8, 16]^T, both in shared memory with k contiguous.
+// The same where elements may be E4M3: the steps of k, the types, and what follows the signs of a and b.
+#define FTBERT_NT_OF_E(...)                              \
+  if constexpr (__is_same(E, __half))                    \
+    FTBERT_NT("k16.f32.f16.f16", ", 0, 0", __VA_ARGS__); \
+  else if constexpr (__is_same(E, e4m3_t))               \
+    FTBERT_NT("k32.f32.e4m3.e4m3", "", __VA_ARGS__);     \
+  else                                                   \
+    FTBERT_NT("k16.f32.bf16.bf16", ", 0, 0", __VA_ARGS__)
+
+// d [64, 8 * kColumns8] (+)= a [64, s] @ b [8 * kColumns8, s]^T, both in shared memory with k contiguous; s: 32 bytes.
 template <class E, int kColumns8>
 __device__ void warpgroup_multiply_nt(float (&d)[kColumns8][4], uint64_t a, uint64_t b, bool add) {
   static_assert(kColumns8 == 4 || kColumns8 == 6 || kColumns8 == 8 || kColumns8 == 12 || kColumns8 == 16 ||
                 kColumns8 == 24 || kColumns8 == 32);
-#define FTBERT_NT(type, shape, registers, a_at, b_at, add_at, ...)                                                 \
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, " add_at ", 0; wgmma.mma_async.sync.aligned." shape "k16.f32." type \
-               "." type " {" registers "}, " a_at ", " b_at ", p, 1, 1, 0, 0; }"                                   \
-               : __VA_ARGS__                                                                                       \
+#define FTBERT_NT(types, turns, shape, registers, a_at, b_at, add_at, ...)                               \
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, " add_at ", 0; wgmma.mma_async.sync.aligned." shape types \
+               " {" registers "}, " a_at ", " b_at ", p, 1, 1" turns "; }"                               \
+               : __VA_ARGS__                                                                             \
                : "l"(a), "l"(b), "r"(static_cast<int>(add)))
   if constexpr (kColumns8 == 4) {
-    FTBERT_OF_E(FTBERT_NT, "m64n32", FTBERT_D16, "%16", "%17", "%18", FTBERT_R16(d, 0));
+    FTBERT_NT_OF_E("m64n32", FTBERT_D16, "%16", "%17", "%18", FTBERT_R16(d, 0));
   } else if constexpr (kColumns8 == 6) {
-    FTBERT_OF_E(FTBERT_NT, "m64n48", FTBERT_D24, "%24", "%25", "%26", FTBERT_R16(d, 0), FTBERT_R4(d, 4),
-                FTBERT_R4(d, 5));
+    FTBERT_NT_OF_E("m64n48", FTBERT_D24, "%24", "%25", "%26", FTBERT_R16(d, 0), FTBERT_R4(d, 4), FTBERT_R4(d, 5));
   } else if constexpr (kColumns8 == 8) {
-    FTBERT_OF_E(FTBERT_NT, "m64n64", FTBERT_D32, "%32", "%33", "%34", FTBERT_R16(d, 0), FTBERT_R16(d, 4));
+    FTBERT_NT_OF_E("m64n64", FTBERT_D32, "%32", "%33", "%34", FTBERT_R16(d, 0), FTBERT_R16(d, 4));
   } else if constexpr (kColumns8 == 12) {
-    FTBERT_OF_E(FTBERT_NT, "m64n96", FTBERT_D48, "%48", "%49", "%50", FTBERT_R16(d, 0), FTBERT_R16(d, 4),
-                FTBERT_R16(d, 8));
+    FTBERT_NT_OF_E("m64n96", FTBERT_D48, "%48", "%49", "%50", FTBERT_R16(d, 0), FTBERT_R16(d, 4), FTBERT_R16(d, 8));
   } else if constexpr (kColumns8 == 16) {
-    FTBERT_OF_E(FTBERT_NT, "m64n128", FTBERT_D64, "%64", "%65", "%66", FTBERT_R64(d, 0));
+    FTBERT_NT_OF_E("m64n128", FTBERT_D64, "%64", "%65", "%66", FTBERT_R64(d, 0));
   } else if constexpr (kColumns8 == 32) {
-    FTBERT_OF_E(FTBERT_NT, "m64n256", FTBERT_D128, "%128", "%129", "%130", FTBERT_R64(d, 0), FTBERT_R64(d, 16));
+    FTBERT_NT_OF_E("m64n256", FTBERT_D128, "%128", "%129", "%130", FTBERT_R64(d, 0), FTBERT_R64(d, 16));
   } else {
-    FTBERT_OF_E(FTBERT_NT, "m64n192", FTBERT_D96, "%96", "%97", "%98", FTBERT_R64(d, 0), FTBERT_R16(d, 16),
-                FTBERT_R16(d, 20));
+    FTBERT_NT_OF_E("m64n192", FTBERT_D96, "%96", "%97", "%98", FTBERT_R64(d, 0), FTBERT_R16(d, 16), FTBERT_R16(d, 20));
   }
 #undef FTBERT_NT
 }
@@ -150,6 +158,7 @@ __device__ void warpgroup_multiply_add_nn(float (&d)[kColumns8][4], const uint32
 }
 
 #undef FTBERT_OF_E
+#undef FTBERT_NT_OF_E
 #undef FTBERT_R4
 #undef FTBERT_R16
 #undef FTBERT_R64

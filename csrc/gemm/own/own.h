@@ -20,10 +20,18 @@ struct ProductData {
   const void* bias = nullptr;  // [n], or nullptr where the epilogue has none
   void* c = nullptr;           // with residual_norm also the residual
   void* sums = nullptr;        // [m, n], room for what add_bias_gate reads where a kernel leaves the gate to it
+  // Of E4M3 numbers, each the scale times what is stored. They lie on the device and are known before the call: kernels
+  // read them, as the bias, while the kernel ahead may still be at work.
+  const float* a_scale = nullptr;  // one
+  const float* b_scale = nullptr;  // one, or with Granularity::row [n]
+  const float* c_scale = nullptr;  // one
+  DType stream = DType::fp16;      // fp16 or bf16: of the bias, where c is not
   // For residual_norm: wgmma_norm.h.
   Norm<void> norm = {};  // of vectors [n]
   void* copy = nullptr;  // [m, n] with ResidualNorm::next, the norm of c
   ExchangedMoments moments = {};
+
+  DType bias_type(const Product& p) const { return p.c == DType::e4m3 ? stream : p.c; }
 };
 
 // What a kernel's fitness depends on.
@@ -125,10 +133,17 @@ void run_own(const Context<Cuda>& context, const OwnChoice& own, const Product& 
 // types than 16-bit ones and where nothing of ours is expected to be faster: none.
 OwnChoice guess_product(const Gpu& gpu, const Product& product);
 
-// 16-bit operands and result of one type, one product, b [n, k]: what all kernels of today ask for.
+// 16-bit operands and result of one type, one product, b [n, k]: what most kernels ask for.
 constexpr bool is_16_bit_linear(const Product& p) {
   return (p.a == DType::fp16 || p.a == DType::bf16) && p.b == p.a && p.c == p.a && p.batch == 1 && p.b_transposed &&
          p.m > 0 && p.n > 0 && p.k > 0;
+}
+
+// Operands in E4M3, a with one scale and b with one or one for each row; c of 16 bits, or E4M3 with one scale.
+constexpr bool is_e4m3_linear(const Product& p) {
+  return p.a == DType::e4m3 && p.b == DType::e4m3 && p.a_scales == Granularity::tensor &&
+         p.b_scales != Granularity::none && (p.c == DType::fp16 || p.c == DType::bf16 || p.c == DType::e4m3) &&
+         p.batch == 1 && p.b_transposed && p.m > 0 && p.n > 0 && p.k > 0;
 }
 
 }  // namespace ftbert

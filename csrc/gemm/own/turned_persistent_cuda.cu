@@ -18,6 +18,7 @@ struct TurnedWork : PersistentWork {
 // Rule: of queries' and keys' norms. All numbers of a head are in pairs, half a head apart.
 template <class E, int kHead, class Rule>
 struct Turned {
+  using Element = E;
   using Work = TurnedWork<E>;
   static constexpr int kApart = kHead / 16;  // accumulators between the numbers of a pair
 

@@ -17,15 +17,21 @@
 namespace ftbert {
 namespace {
 
-constexpr int kTileM = 128, kTileN = 128, kStep = 64;  // a row of a stage: 64 elements, 128 bytes
-constexpr int kThreads = 384;                          // a warpgroup that loads, two that multiply
-constexpr int kBytesA = kTileM * kStep * 2, kBytesB = kTileN * kStep * 2, kStageBytes = kBytesA + kBytesB;
-// Of each warp that multiplies: sums of 16 rows, rounded, on their way out, and the tile's columns of the bias. Only
-// what lies in shared memory is near: beside the stages the L1 cache keeps next to nothing.
-constexpr int kSumBytes = 16 * kTileN * 2, kWarpBytes = kSumBytes + kTileN * 2;
-constexpr int kStages = (225 * 1024 - 8 * kWarpBytes) / kStageBytes;
-constexpr int kBytes = 1024 + kStages * kStageBytes + 8 * kWarpBytes + 16 * kStages;
-static_assert(kBytes <= 227 * 1024);
+constexpr int kTileM = 128, kTileN = 128, kStepBytes = 128;  // of k, a row of a stage
+constexpr int kThreads = 384;                                // a warpgroup that loads, two that multiply
+constexpr int kBytesA = kTileM * kStepBytes, kBytesB = kTileN * kStepBytes, kStageBytes = kBytesA + kBytesB;
+constexpr int kSumBytes = 16 * kTileN * 2;
+
+// Shared memory. Of each warp that multiplies: sums of 16 rows, rounded, on their way out, and of the tile's columns
+// the bias, or where A and B are E4M3 scale and bias as floats. Only what lies in shared memory is near: beside the
+// stages the L1 cache keeps next to nothing.
+template <class A>
+struct PersistentMemory {
+  static constexpr int kWarpBytes = kSumBytes + kTileN * (sizeof(A) == 1 ? 8 : 2);
+  static constexpr int kStages = (225 * 1024 - 8 * kWarpBytes) / kStageBytes;
+  static constexpr int kBytes = 1024 + kStages * kStageBytes + 8 * kWarpBytes + 16 * kStages;
+  static_assert(kBytes <= 227 * 1024);
+};
 
 // Tiles of C as wide as a cluster's blocks together, `columns` of them side by side. Groups of `group_columns` columns
 // come after each other, each in the order of rows. The first `whole` are computed one by one, those behind them in
@@ -37,6 +43,14 @@ struct PersistentWork {
   int whole, paired, items;  // items: whole tiles, then `paired` halves of tiles that have two, then single ones
   const void* bias;
   void* c;
+};
+
+// With A and B in E4M3. The scales lie on the device and are read, as the bias, before the kernel ahead has ended.
+struct ScaledWork : PersistentWork {
+  const float* a_scale;  // one
+  const float* b_scale;  // one, or one for each of B's rows
+  bool b_by_rows;
+  const float* c_scale;  // one, where C is E4M3: what is stored is divided by it
 };
 
 struct Piece {
@@ -64,6 +78,39 @@ __device__ void bring_bias(const PersistentWork& work, int column0, uint32_t to)
   if (i < kTileN / 8)
     copy_async16(to + i * 16, static_cast<const E*>(work.bias) + column, work.bias != nullptr && column < work.n);
   copy_async_commit();
+}
+
+// With A and B in E4M3, of kTileN columns from column0 on: what their sums are multiplied by, and the bias. Of two
+// columns (scale, bias, scale, bias) at a time; zeros beyond n.
+template <class E>
+__device__ void bring_factors(const ScaledWork& work, int column0, float4* shared) {
+  const int i = threadIdx.x % 32, column = column0 + i * 4;
+  float scale[4] = {}, bias[4] = {};
+  if (column < work.n) {
+    const float a = *work.a_scale;
+    if (work.b_by_rows) {
+      Packed<float, 4>::load(work.b_scale + column).to_floats(scale);
+    } else {
+      const float b = *work.b_scale;
+#pragma unroll
+      for (int w = 0; w < 4; ++w) scale[w] = b;
+    }
+#pragma unroll
+    for (int w = 0; w < 4; ++w) scale[w] *= a;
+    if (work.bias) Packed<E, 4>::load(static_cast<const E*>(work.bias) + column).to_floats(bias);
+  }
+#pragma unroll
+  for (int w = 0; w < 4; w += 2) shared[i * 2 + w / 2] = {scale[w], bias[w], scale[w + 1], bias[w + 1]};
+}
+
+// The sums of 16 rows with their scales and the bias.
+__device__ inline void apply_factors(float (&sum)[kTileN / 8][4], const float4* shared) {
+#pragma unroll
+  for (int j = 0; j < kTileN / 8; ++j) {
+    const float4 of = shared[j * 4 + threadIdx.x % 4];
+    sum[j][0] = sum[j][0] * of.x + of.y, sum[j][1] = sum[j][1] * of.z + of.w;
+    sum[j][2] = sum[j][2] * of.x + of.y, sum[j][3] = sum[j][3] * of.z + of.w;
+  }
 }
 
 // 16 rows of a warp, rounded as cuBLASLt would leave them, in shared memory, so that the activation is a loop. Written
@@ -107,19 +154,24 @@ __device__ void store_sums(const char* shared, const PersistentWork& work, int64
   }
 }
 
-// What an Ending has: Work, what it needs, PersistentWork and maybe more; and as an object of a warp that has 16 rows
+// What an Ending has: Element, the 16-bit type of the bias; Work, what it needs, PersistentWork, where A and B are E4M3
+// ScaledWork, and maybe more; and as an object of a warp that has 16 rows
 // of a tile, from row0 on, or 16 from row0 + 64 on too,
 //   Ending(work, row0, column0), before the tile's products. The inputs are not waited for;
-//   finish(sums, memory, work, row, column0, half): 16 rows from `row` on, to C. The bias is in the sums, which it may
-//     change; the warp has kSumBytes of shared memory at `memory`.
+//   finish(sums, memory, work, row, column0, half): 16 rows from `row` on, to C. Scales and bias are in the sums, which
+//     it may change; the warp has kSumBytes of shared memory at `memory`.
 //
-// kBlocks: of a cluster, which have tiles side by side. Each loads its share of A's rows, for all of them: 128x128
-// tiles of blocks on their own ask the L2 cache for more than it gives.
-template <class E, int kBlocks, class Ending>
+// A: of A's and B's elements. kBlocks: of a cluster, which have tiles side by side. Each loads its share of A's rows,
+// for all of them: 128x128 tiles of blocks on their own ask the L2 cache for more than it gives.
+template <class A, int kBlocks, class Ending>
 __global__ void __launch_bounds__(kThreads, 1)
     wgmma_persistent_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_half_a,
                             const __grid_constant__ CUtensorMap map_b, const typename Ending::Work work) {
 #ifdef FTBERT_WGMMA
+  using E = typename Ending::Element;
+  constexpr bool kScaled = sizeof(A) == 1;
+  constexpr int kStep = kStepBytes / sizeof(A);
+  constexpr int kStages = PersistentMemory<A>::kStages, kWarpBytes = PersistentMemory<A>::kWarpBytes;
   extern __shared__ char unaligned_memory[];
   char* const memory = unaligned_memory + (1024 - shared_address(unaligned_memory) % 1024) % 1024;
   const uint32_t base = shared_address(memory);
@@ -190,6 +242,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int group = warpgroup - 1, warp = all_warps % 4, lane = threadIdx.x % 32;
   char* const out = memory + kStages * kStageBytes + (group * 4 + warp) * kWarpBytes;
   const E* const bias = reinterpret_cast<const E*>(out + kSumBytes);
+  float4* const factors = reinterpret_cast<float4*>(out + kSumBytes);
   const int turn = 1 + group, other_turn = 2 - group;  // named barriers
   if (group == 1) named_barrier_arrive(other_turn, 256);
   if constexpr (kBlocks > 1) cluster_arrived();
@@ -208,15 +261,18 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
     };
 
-    bring_bias<E>(work, piece.column, shared_address(bias));
+    if constexpr (kScaled)
+      bring_factors<E>(work, piece.column, factors);
+    else
+      bring_bias<E>(work, piece.column, shared_address(bias));
     Ending ending(work, piece.row + warp * 16, piece.column);
     copy_async_wait<0>();
     __syncwarp();
     // While it waits for its turn. Sums that began undefined would be alive through the ending, which then spills.
 #pragma unroll
     for (int j = 0; j < kTileN / 8; ++j) {
-      float b[2];
-      Packed<E, 2>::load(bias + j * 8 + lane % 4 * 2).to_floats(b);
+      float b[2] = {};
+      if constexpr (!kScaled) Packed<E, 2>::load(bias + j * 8 + lane % 4 * 2).to_floats(b);
 #pragma unroll
       for (int half = 0; half < kHalves; ++half)
         sum[half][j][0] = sum[half][j][2] = b[0], sum[half][j][1] = sum[half][j][3] = b[1];
@@ -232,10 +288,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       const uint64_t a = matrix_descriptor<128>(at), b = matrix_descriptor<128>(at + kBytesA);
       warpgroup_fence();
 #pragma unroll
-      for (int d = 0; d < kStep / 16; ++d)
+      for (int d = 0; d < kStepBytes / 32; ++d)
 #pragma unroll
         for (int half = 0; half < kHalves; ++half)
-          warpgroup_multiply_nt<E>(sum[half], a + (half * 64 * 128 + d * 32) / 16, b + d * 32 / 16, true);
+          warpgroup_multiply_nt<A>(sum[half], a + (half * 64 * 128 + d * 32) / 16, b + d * 32 / 16, true);
       warpgroup_commit();
       if (step > 0) {
         warpgroup_wait<1>();
@@ -251,6 +307,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       warpgroup_keep(sum[half]);
+      if constexpr (kScaled) apply_factors(sum[half], factors);
       ending.finish(sum[half], out, work, piece.row + half * 64 + warp * 16, piece.column, half);
       __syncwarp();
     }
@@ -281,7 +338,7 @@ PersistentWork work_of(const Product& p, const ProductData& data, int sm_count, 
   const int group_columns = tiles_of(columns, blocks > 1 ? tiles_of(columns, kPairColumns) : 1);
   PersistentWork work{.m = p.m,
                       .n = static_cast<int>(p.n),
-                      .k_steps = tiles_of(p.k, kStep),
+                      .k_steps = tiles_of(p.k * bytes_of(p.a), kStepBytes),
                       .columns = columns,
                       .group_columns = group_columns,
                       .group_tiles = group_columns * rows,
@@ -307,15 +364,15 @@ struct PersistentShapes : ShapeList<PersistentShape<1>, PersistentShape<2>> {
   static constexpr int kBlocks[] = {1, 2};
 };
 
-// Work: with the PersistentWork of that variant.
-template <class E, class Ending>
+// Work: with the PersistentWork of that variant. A: of A's and B's elements.
+template <class A, class Ending>
 void launch_persistent(const Context<Cuda>& context, const char* name, int variant, const Product& p,
                        const ProductData& data, const typename Ending::Work& work) {
   PersistentShapes::with(variant, [&](auto shape) {
     constexpr int kBlocks = decltype(shape)::kBlocks;
-    launch_overlapped(context, name, wgmma_persistent_kernel<E, kBlocks, Ending>,
-                      std::min(work.items, context.sm_count / kBlocks) * kBlocks, kThreads, kBytes, kBlocks,
-                      tensor_map(data.a, p.a, p.m, p.k, kTileM / kBlocks),
+    launch_overlapped(context, name, wgmma_persistent_kernel<A, kBlocks, Ending>,
+                      std::min(work.items, context.sm_count / kBlocks) * kBlocks, kThreads, PersistentMemory<A>::kBytes,
+                      kBlocks, tensor_map(data.a, p.a, p.m, p.k, kTileM / kBlocks),
                       tensor_map(data.a, p.a, p.m, p.k, kTileM / 2 / kBlocks),
                       tensor_map(data.b, p.b, p.n, p.k, kTileN), work);
   });

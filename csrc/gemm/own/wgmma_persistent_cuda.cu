@@ -6,50 +6,10 @@
 #include <algorithm>
 
 #include "gemm/own/guessed_time.h"
-#include "gemm/own/wgmma_persistent.cuh"
+#include "gemm/own/persistent_endings.cuh"
 
 namespace ftbert {
 namespace {
-
-// With a gate: of two chunks 16 bytes. Eight rows of a block at a time, so that eight lanes that load together have
-// chunks of two rows, in banks of their own.
-template <class E, Activation kActivation>
-__device__ void store_gated_sums(const char* shared, const PersistentWork& work, int64_t row0, int column0) {
-  const int lane = threadIdx.x % 32, rows = static_cast<int>(min(int64_t{16}, work.m - row0));
-  const int64_t cols = work.n / 2;
-#pragma unroll 1
-  for (int step = 0; step < kTileN / 32; ++step) {
-    const int row = step % 2 * 8 + lane / 4, block = step / 2, chunk = lane % 4 * 2;
-    const int column = column0 + block * 64 + chunk * 8;  // of the sums
-    Packed<E, 8> packs[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-      packs[i] = Packed<E, 8>::load(
-          reinterpret_cast<const E*>(shared + block * (16 * 128) + row * 128 + ((chunk + i) ^ (row % 8)) * 16));
-    float v[16];
-    to_floats(packs, v);
-    const auto gated = gate_pairs<kActivation, E, 8>(v);
-    if (row < rows && column < work.n) gated.store(static_cast<E*>(work.c) + (row0 + row) * cols + column / 2);
-  }
-}
-
-// Activation and gate.
-template <class E, Activation kActivation, Gate kGate>
-struct Plain {
-  using Work = PersistentWork;
-
-  __device__ Plain(const Work&, int, int) {}
-
-  __device__ void finish(const float (&sums)[kTileN / 8][4], char* memory, const Work& work, int row, int column0,
-                         int) const {
-    stage_sums<E>(sums, shared_address(memory));
-    __syncwarp();
-    if constexpr (kGate == Gate::pairs)
-      store_gated_sums<E, kActivation>(memory, work, row, column0);
-    else
-      store_sums<E, kActivation>(memory, work, row, column0);
-  }
-};
 
 template <class E, Activation kActivation, Gate kGate = Gate::none>
 void launch(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
@@ -69,23 +29,25 @@ void run_type(const Context<Cuda>& context, int variant, const Product& p, const
 }
 
 void run(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
+  if (p.a == DType::e4m3) return run_persistent_e4m3(context, variant, p, data);
   p.a == DType::fp16 ? run_type<__half>(context, variant, p, data) : run_type<__nv_bfloat16>(context, variant, p, data);
 }
 
 bool supports(const Gpu& gpu, int variant, const Product& p) {
   const Epilogue& e = p.epilogue;
-  const bool gated = e.gate == Gate::pairs;
-  return has_warpgroups(gpu.capability) && is_16_bit_linear(p) && !e.residual_norm &&
+  const bool gated = e.gate == Gate::pairs, e4m3 = is_e4m3_linear(p);
+  return has_warpgroups(gpu.capability) && (e4m3 || is_16_bit_linear(p)) && !e.residual_norm &&
          over(p.n, kTileN) % PersistentShapes::kBlocks[variant] == 0 &&
          (gated || e.activation == Activation::none || e.activation == Activation::gelu_erf) &&
-         p.n % (gated ? 16 : 8) == 0 && p.k % 8 == 0 && std::max({p.m, p.n, p.k}) < (int64_t{1} << 30);
+         p.n % (gated || e4m3 ? 16 : 8) == 0 && p.k % (e4m3 ? 16 : 8) == 0 &&
+         std::max({p.m, p.n, p.k}) < (int64_t{1} << 30);
 }
 
 // From so many columns on pairs take 0.80 to 0.93 of the time of single blocks, with fewer 0.95 to 1.06 (H100, k from
 // 768 to 3072, 2064 to 16384 rows).
 constexpr int64_t kPairsFrom = 4096;
 
-// In waves; half of one counts.
+// In waves; half of one counts. E4M3 is taken to need half the steps of 16 bits and all else as these: an estimate.
 OwnGuess guess(const Gpu& gpu, const Product& p) {
   static constexpr TimeLine kLines[] = {{0, 2.80, 0.350, 0.323, 1.07, 0}, {1, 2.80, 0.325, 0.323, 1.07, 0}};
   const int variant = p.n >= kPairsFrom && supports(gpu, 1, p) ? 1 : 0, blocks = PersistentShapes::kBlocks[variant];
