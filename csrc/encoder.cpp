@@ -42,12 +42,11 @@ Encoder<Device, T>::Encoder(const Context<Device>& context, EncoderConfig config
       weights_(with_rotary_tables(context, config_, std::move(weights), allocate)),
       attention_(choose_attention<Device, T>(context, config_, attention)),
       layers_(config_, weights_, attention_.path) {
-  constexpr DeviceKind kKind = std::is_same_v<Device, Cpu> ? DeviceKind::cpu : DeviceKind::cuda;
   for (const Layer<T>& layer : weights_.layers)
     for (const Linear<T>* linear : {&layer.qkv, &layer.out, &layer.up, &layer.down})
-      check_product_exists(kKind, kDType<T>, linear->weight, linear->input);
+      check_product_exists(context, *linear);
   for (const Linear<T>* linear : {&weights_.embedding_projection, &weights_.pooler})
-    if (linear->weight.n > 0) check_product_exists(kKind, kDType<T>, linear->weight, linear->input);
+    if (linear->weight.n > 0) check_product_exists(context, *linear);
   if (allocate) deferred_ = make_deferred_norm(context, config_, weights_, attention_.path, allocate);
 }
 

@@ -130,6 +130,12 @@ _FAKES: dict[str, Callable[..., Any]] = {
     ),
     "linear": lambda a, weight, bias, activation, gated=False: _linear(a, weight, gated),
     "linear_own": lambda a, weight, bias, activation, kernel, variant, gated=False: _linear(a, weight, gated),
+    "linear_e4m3": lambda a, a_scale, weight, weight_scale, bias, dtype, activation, gated=False, out_scale=None, *_: (
+        a.new_empty(
+            (a.shape[0], weight.shape[0] // (2 if gated else 1)),
+            dtype=dtype if out_scale is None else torch.float8_e4m3fn,
+        )
+    ),
     "linear_turned": lambda a, weight, *_: _linear(a, weight, False),
     "linear_norm": _linear_norm,
 }

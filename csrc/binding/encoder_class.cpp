@@ -31,9 +31,12 @@ at::Tensor find_stream(const std::vector<WeightSpec>& specs, const TensorDict& w
 }
 
 // Why no product takes this matrix, or "".
-std::string why_not_computed(DeviceKind device, DType stream, const at::Tensor& matrix) {
+std::string why_not_computed(const at::Device& device, DType stream, const at::Tensor& matrix) {
   try {
-    check_product_exists(device, stream, {.dtype = stored_dtype(matrix.scalar_type())});
+    const DType stored = stored_dtype(matrix.scalar_type());
+    const bool asks_gpu = device.is_cuda() && stored != stream;
+    check_product_exists(device_kind(device), asks_gpu ? cuda_context(device.index(), nullptr).capability : 0, stream,
+                         {.dtype = stored});
     return "";
   } catch (const Error& error) {
     return error.what();
@@ -43,7 +46,6 @@ std::string why_not_computed(DeviceKind device, DType stream, const at::Tensor& 
 // Every complaint at once: missing, misshapen, of another dtype or device, and left over.
 void check_weights(const std::vector<WeightSpec>& specs, const TensorDict& weights, const at::Tensor& stream) {
   const at::Device device = stream.device();
-  const DeviceKind kind = device_kind(device);
   const DType dtype = dtype_of(stream.scalar_type());
   std::string complaints;
   std::set<std::string> known;
@@ -67,7 +69,7 @@ void check_weights(const std::vector<WeightSpec>& specs, const TensorDict& weigh
     if (tensor.device() != device || (!spec.matrix && tensor.scalar_type() != stream.scalar_type()))
       complain(std::string("expected ") + at::toString(stream.scalar_type()) + " on " + device.str() + ", got " +
                at::toString(tensor.scalar_type()) + " on " + tensor.device().str());
-    else if (const std::string why = spec.matrix ? why_not_computed(kind, dtype, tensor) : ""; !why.empty())
+    else if (const std::string why = spec.matrix ? why_not_computed(device, dtype, tensor) : ""; !why.empty())
       uncomputed[why].push_back(spec.name);
   }
   for (const auto& [why, names] : uncomputed)

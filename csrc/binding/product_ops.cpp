@@ -69,6 +69,79 @@ Tensor linear_own(const Tensor& a, const Tensor& weight, const OptionalTensor& b
   return out;
 }
 
+// One scale, or one for each row. -> which of them
+Granularity scales(const char* name, const Tensor& t, const Tensor& like, int64_t rows) {
+  FTBERT_CHECK(t.dim() == 1 && (t.size(0) == 1 || t.size(0) == rows) && t.scalar_type() == at::kFloat &&
+                   t.device() == like.device() && t.is_contiguous() && has_data(t),
+               name, ": expected contiguous Float [1]", rows > 1 ? " or " + shape_text({rows}) : "", " on ",
+               like.device().str(), ", got ", describe(t));
+  return t.size(0) == 1 ? Granularity::tensor : Granularity::row;
+}
+
+// Matrices in E4M3 with their scales. dtype: of the bias, and of the result without out_scale, with which it is E4M3.
+// kernel, variant: of ours, or "" for what the plans choose. -> [m, n], or with a gate [m, n / 2]
+Tensor linear_e4m3(const Tensor& a, const Tensor& a_scale, const Tensor& weight, const Tensor& weight_scale,
+                   const OptionalTensor& bias, at::ScalarType dtype, const std::string& activation, bool gated,
+                   const OptionalTensor& out_scale, const std::string& kernel, const std::string& variant) {
+  rank("a", a, 2);
+  rank("weight", weight, 2);
+  const int64_t m = a.size(0), n = weight.size(0), k = weight.size(1);
+  count("n, the rows of weight", n, 1);
+  count("k, the columns of a", a.size(1), 1);
+  FTBERT_CHECK(a.scalar_type() == at::kFloat8_e4m3fn, "a: expected float8_e4m3fn, got ", describe(a));
+  same("weight", weight, a, {n, a.size(1)});
+  FTBERT_CHECK(!bias || (bias->dim() == 1 && bias->size(0) == n && bias->scalar_type() == dtype &&
+                         bias->device() == a.device() && bias->is_contiguous() && has_data(*bias)),
+               "bias: expected contiguous ", at::toString(dtype), " ", shape_text({n}), " on ", a.device().str(),
+               ", got ", describe(*bias));
+  const Granularity per = scales("weight_scale", weight_scale, a, n);
+  scales("a_scale", a_scale, a, 1);
+  if (out_scale) scales("out_scale", *out_scale, a, 1);
+  const Epilogue epilogue{
+      .bias = bias.has_value(), .activation = parse_activation(activation), .gate = gate_of(gated, weight)};
+  const int64_t cols = epilogue.columns(n);
+  Tensor out;
+  run(a.device(), dtype_of(dtype), [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
+    Context<Device>& context = call.for_products();
+    const Linear<T> w{{.data = weight.const_data_ptr(),
+                       .dtype = DType::e4m3,
+                       .n = n,
+                       .k = k,
+                       .scale = data<float>(weight_scale),
+                       .per = per},
+                      data<T>(bias),
+                      InputScale{data<float>(a_scale), Granularity::tensor}};
+    check_product_exists(context, w);
+    if constexpr (std::is_same_v<Device, Cuda>) {
+      context.overlap = false;
+      const Operand from{
+          .data = data<void>(a), .dtype = DType::e4m3, .scale = data<float>(a_scale), .per = Granularity::tensor};
+      Tensor memory = at::empty({m * (gated ? cols + n : n)}, a.options().dtype(dtype));  // also for numbers of T
+      Operand to{.data = memory.mutable_data_ptr(), .dtype = kDType<T>};
+      if (out_scale) to.dtype = DType::e4m3, to.scale = data<float>(out_scale), to.per = Granularity::tensor;
+      DType made = to.dtype;
+      if (kernel.empty()) {
+        made = linear(context, w, from, m, epilogue, to).dtype;
+      } else if (m > 0) {
+        const OwnChoice own = find_own(kernel, variant);
+        FTBERT_CHECK(own, "there is no product ", kernel, " ", variant);
+        run_own(context, own, product_of(w, m, from, to.dtype, epilogue),
+                {.a = from.data,
+                 .b = w.weight.data,
+                 .bias = w.bias,
+                 .c = to.data,
+                 .a_scale = from.scale,
+                 .b_scale = w.weight.scale,
+                 .c_scale = to.scale,
+                 .stream = kDType<T>});
+      }
+      const Tensor typed = made == DType::e4m3 ? memory.view(at::kFloat8_e4m3fn) : memory;
+      out = typed.narrow(0, 0, m * cols).view({m, cols});
+    }
+  });
+  return out;
+}
+
 // -> norm [m, n] of the residual sum, and the sum or with keep_sum false nothing; throws where the variant cannot do it
 std::tuple<Tensor, Tensor> linear_norm_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bias,
                                           const Tensor& input, const Tensor& gamma, const OptionalTensor& beta,
@@ -99,6 +172,10 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
                  "linear_own(Tensor a, Tensor weight, Tensor? bias, str activation, str kernel, str variant, bool "
                  "gated=False) -> Tensor",
                  &linear_own);
+  define_op(m,
+            "linear_e4m3(Tensor a, Tensor a_scale, Tensor weight, Tensor weight_scale, Tensor? bias, ScalarType dtype, "
+            "str activation, bool gated=False, Tensor? out_scale=None, str kernel='', str variant='') -> Tensor",
+            &linear_e4m3);
   define_cuda_op(m,
                  "linear_norm(Tensor a, Tensor weight, Tensor? bias, Tensor input, Tensor gamma, Tensor? beta, float "
                  "eps, str variant, str kind='layer', float offset=0, str rounding='once', bool sum=False) -> (Tensor, "

@@ -35,7 +35,10 @@ Product linear_product(int64_t m, int64_t n, int64_t k, const std::array<std::st
   Epilogue epilogue{.bias = bias, .activation = parse_activation(activation), .gate = gated ? Gate::pairs : Gate::none};
   if (layernorm) epilogue.residual_norm = ResidualNorm::result;
   if (prenorm) epilogue.residual_norm = ResidualNorm::next;
-  return {m, n, k, stored_type(a), stored_type(b), stored_type(c), epilogue};
+  Product product{m, n, k, stored_type(a), stored_type(b), stored_type(c), epilogue};
+  if (product.a == DType::e4m3) product.a_scales = Granularity::tensor;
+  if (product.b == DType::e4m3) product.b_scales = Granularity::row;
+  return product;
 }
 
 OwnChoice own_choice(const std::string& kernel, const std::string& variant) {
@@ -77,10 +80,10 @@ PYBIND11_MODULE(_tuning, m) {
       .def("microseconds", &Recording::microseconds, py::call_guard<py::gil_scoped_release>());
 
   py::class_<Tuner>(m, "Tuner")
-      .def(py::init([](int device, const Product& product, uintptr_t workspace) {
-             return make_tuner(device, product, writable(workspace));
+      .def(py::init([](int device, const Product& product, uintptr_t workspace, uintptr_t ones) {
+             return make_tuner(device, product, writable(workspace), static_cast<const float*>(address(ones)));
            }),
-           "device"_a, "product"_a, "workspace"_a)
+           "device"_a, "product"_a, "workspace"_a, "ones"_a)
       .def("heuristics", &Tuner::heuristics, "most"_a, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("c_bytes", &Tuner::c_bytes)
       .def("own", &Tuner::own)

@@ -3,16 +3,36 @@
 #include "gemm/gemm.h"
 
 namespace ftbert {
+namespace {
 
-void check_product_exists(DeviceKind device, DType stream, const Matrix& weight,
+// wgmma_persistent's alone: other kernels and cuBLASLt have no such scales, or no result in E4M3.
+void check_e4m3(int capability, DType stream, const Matrix& weight, const std::optional<InputScale>& input) {
+  constexpr auto kWhat = " by a matrix stored as e4m3", kNone = "no product on cuda multiplies ";
+  FTBERT_CHECK(capability == 90, kNone, to_string(stream), kWhat, " on a GPU of compute capability ", capability / 10,
+               ".", capability % 10, "; expected Hopper's 9.0: load the model in fp16 or bf16");
+  FTBERT_CHECK(stream == DType::fp16 || stream == DType::bf16, kNone, to_string(stream), kWhat,
+               "; expected fp16 or bf16 beside it");
+  FTBERT_CHECK(
+      weight.scale && weight.per != Granularity::none && input && input->scale && input->per == Granularity::tensor,
+      kNone, to_string(stream), kWhat,
+      " without scales; expected one of the matrix or one for each row, and one of its other operand");
+  FTBERT_CHECK(weight.n % 16 == 0 && weight.k % 16 == 0, kNone, to_string(stream), kWhat, " of [", weight.n, ", ",
+               weight.k, "]; expected multiples of 16");
+}
+
+}  // namespace
+
+void check_product_exists(DeviceKind device, int capability, DType stream, const Matrix& weight,
                           const std::optional<InputScale>& input) {
   const bool cpu = device == DeviceKind::cpu;
+  if (!cpu && weight.dtype == DType::e4m3) return check_e4m3(capability, stream, weight, input);
   const bool exists =
       cpu ? stream == DType::fp32 && (weight.dtype == DType::fp32 || weight.dtype == DType::bf16)
           : weight.dtype == stream && (stream == DType::fp32 || stream == DType::fp16 || stream == DType::bf16);
   FTBERT_CHECK(exists, "no product on ", cpu ? "cpu" : "cuda", " multiplies ", to_string(stream),
                " by a matrix stored as ", to_string(weight.dtype), "; expected ",
-               cpu ? "matrices in fp32 or bf16 beside fp32" : "matrices of the same type, fp32, fp16 or bf16");
+               cpu ? "matrices in fp32 or bf16 beside fp32"
+                   : "matrices of the same type, fp32, fp16 or bf16, or e4m3 with scales");
   FTBERT_CHECK(weight.per == Granularity::none && !input, "no product on ", cpu ? "cpu" : "cuda",
                " reads the scales of a matrix in ", to_string(weight.dtype), " or of its other operand");
 }

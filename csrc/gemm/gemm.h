@@ -15,9 +15,11 @@ namespace ftbert {
 // out = epilogue(a @ weight^T), a [m, k]. `out` says where [m, n] numbers of T have room, and in which type the next
 // step wishes to read the result. What comes back says where it is and in which type: the one wished for, or T where no
 // product stores that; at out.data, or in memory of a library, valid until the next product into the same out.data or
-// the end of the call. An activation that the library cannot apply exactly runs as add_bias_act after the product. With
-// a gate the result is [m, n / 2], and `out` has room behind it for the [m, n] numbers of T that add_bias_gate reads
-// where the product does not apply it.
+// the end of the call. An activation that the library cannot apply exactly runs as add_bias_act after the product. A
+// weight in E4M3 is multiplied by an operand in E4M3; the scales of both, of a result in E4M3 too, lie on the device
+// and are known before the call: kernels read them while the one ahead may still be at work. With a gate the result is
+// [m, n / 2], and `out` has room behind it for the [m, n] numbers of T that add_bias_gate reads where the product does
+// not apply it.
 template <class Device, class T>
 Operand linear(Context<Device>& context, const Linear<T>& linear, const Operand& a, int64_t m, Epilogue epilogue,
                const Operand& out);
@@ -106,8 +108,16 @@ CpuProducts& cblas_products();
 std::string cblas_name();
 
 // Error where no product here multiplies operands of the stream's type by a weight stored like this, or with these
-// scales: the one place that knows which storage types are computed on a device.
-void check_product_exists(DeviceKind device, DType stream, const Matrix& weight,
+// scales: the one place that knows which storage types are computed on a device. capability: of a GPU, 10 * major +
+// minor.
+void check_product_exists(DeviceKind device, int capability, DType stream, const Matrix& weight,
                           const std::optional<InputScale>& input = {});
+template <class Device, class T>
+void check_product_exists(const Context<Device>& context, const Linear<T>& linear) {
+  if constexpr (std::is_same_v<Device, Cuda>)
+    check_product_exists(DeviceKind::cuda, context.capability, kDType<T>, linear.weight, linear.input);
+  else
+    check_product_exists(DeviceKind::cpu, 0, kDType<T>, linear.weight, linear.input);
+}
 
 }  // namespace ftbert

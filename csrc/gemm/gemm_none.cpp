@@ -16,7 +16,7 @@ ProductPlans* product_plans(int) { throw Error(kNoCuda); }
 size_t gemm_workspace_bytes(int) { throw Error(kNoCuda); }
 std::string gemm_library_version() { return ""; }
 bool is_known(std::string_view, std::string_view) { return true; }
-std::unique_ptr<Tuner> make_tuner(int, const Product&, void*) { throw Error(kNoCuda); }
+std::unique_ptr<Tuner> make_tuner(int, const Product&, void*, const float*) { throw Error(kNoCuda); }
 void set_table(int, const std::vector<TunedRow>&) { throw Error(kNoCuda); }
 
 }  // namespace ftbert

@@ -1,4 +1,6 @@
 // The kernel whose guess is the shortest time, ours or cuBLASLt.
+#include <limits>
+
 #include "gemm/own/guessed_time.h"
 #include "gemm/own/own.h"
 
@@ -7,7 +9,7 @@ namespace {
 
 double million_elements(const Product& p) { return 1e-6 * static_cast<double>(p.m) * static_cast<double>(p.n); }
 
-// cuBLASLt's first proposal for 16-bit operands. Its wave count is unknown: add 3 %. add_bias_gate writes half of what
+// cuBLASLt's first proposal, for 16-bit operands. Its wave count is unknown: add 3 %. add_bias_gate writes half of what
 // add_bias_act does, and so takes three quarters of its time.
 double cublas_microseconds(const Product& p) {
   const Epilogue& e = p.epilogue;
@@ -37,10 +39,12 @@ OwnChoice fastest(const Gpu& gpu, const Product& product, double& best) {
 }  // namespace
 
 OwnChoice guess_product(const Gpu& gpu, const Product& product) {
-  if (!is_16_bit_linear(product)) return {};  // times are known of these alone
+  const bool e4m3 = is_e4m3_linear(product);
+  if (!e4m3 && !is_16_bit_linear(product)) return {};  // times are known of these alone
   Product alone = product;
   alone.epilogue.residual_norm.reset();
-  double best = cublas_microseconds(product);
+  // `linear` has nothing but ours for E4M3.
+  double best = e4m3 ? std::numeric_limits<double>::infinity() : cublas_microseconds(product);
   const OwnChoice found = fastest(gpu, alone, best);
   if (!product.epilogue.residual_norm) return found;
   best += norm_microseconds(product);

@@ -51,12 +51,17 @@ struct Hash {
   }
 };
 
-// What products share a row: a bias counts where cuBLASLt adds it.
+// What products share a row: a bias counts where cuBLASLt adds it, and how many scales there are does not.
 Product without_m(Product product) {
   product.m = 0;
+  product.a_scales = product.b_scales = Granularity::none;
   product.epilogue.bias = cublas_epilogue(product).bias;
   return product;
 }
+
+// cuBLASLt runs none of these for `linear`: of an operand in E4M3 it takes one scale for both or vectors for both, and
+// leaves the result in 16 bits.
+bool has_scales(const Product& p) { return p.a_scales != Granularity::none || p.b_scales != Granularity::none; }
 
 }  // namespace
 
@@ -153,6 +158,7 @@ Plan ProductPlans::describe(const PlanKey& key, const CublasEpilogue& epilogue, 
   set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N);
   set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue.inside);
   if (epilogue.bias) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+  if (p.a == DType::e4m3) set(plan.operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1});
 
   set_layout(plan.a, cuda_type(p.a), p.m, p.k, p.batch);
   set_layout(plan.b, cuda_type(p.b), p.b_transposed ? p.n : p.k, p.b_transposed ? p.k : p.n, p.batch);
@@ -223,7 +229,7 @@ bool ProductPlans::follows(const PlanKey& key, const TunedRow& row, Plan& plan) 
     plan.own = row.own;
     return true;
   }
-  if (key.product.epilogue.residual_norm) return false;
+  if (key.product.epilogue.residual_norm || has_scales(key.product)) return false;
   std::copy(row.algorithm.begin(), row.algorithm.end(), plan.algorithm.data);
   return accepts(key, plan, plan.algorithm);
 }
@@ -248,7 +254,7 @@ Plan ProductPlans::make(const PlanKey& key, const CublasEpilogue& epilogue, cons
     plan.supported = static_cast<bool>(plan.own);
     if (plan.supported) return plan;
   }
-  if (with_norm) return plan;
+  if (with_norm || has_scales(p)) return plan;
   if (const auto proposed = propose(key, plan, 8); !proposed.empty()) {
     plan.algorithm = proposed.front().algo;
     plan.supported = true;

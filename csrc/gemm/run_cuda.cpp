@@ -1,6 +1,7 @@
 // Running matrix products on CUDA: linear layers with their epilogues, and the strided batches of general attention.
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "core/check.h"
 #include "core/dispatch.h"
@@ -34,7 +35,8 @@ PlanKey key_of(const Context<Cuda>& context, const Product& product, const Produ
   key.workspace = context.gemm_workspace ? static_cast<int64_t>(context.gemm_workspace_bytes) : 0;
   key.tf32 = product.a == DType::fp32 && context.tf32;
   key.align_a = alignment(data.a);
-  key.align_b = alignment(data.b);
+  key.align_b =
+      std::min(alignment(data.b), product.b_scales == Granularity::row ? alignment(data.b_scale) : uint16_t{256});
   key.align_c = std::min({alignment(data.c), alignment(data.sums), alignment(data.copy), alignment(data.bias),
                           alignment(data.norm.gamma), alignment(data.norm.beta)});
   return key;
@@ -45,8 +47,8 @@ PlanKey key_of(const Context<Cuda>& context, const Product& product, const Produ
 Epilogue run(Context<Cuda>& context, const Product& product, ProductData data) {
   const PlanKey key = key_of(context, product, data);
   const Plan plan = context.plans->get(key, data.bias);
-  FTBERT_CHECK(plan.supported, "cuBLASLt has no algorithm for a product of ", to_string(product.a),
-               " with m=", product.m, " n=", product.n, " k=", product.k, " batch=", product.batch);
+  FTBERT_CHECK(plan.supported, "there is no algorithm for a product of ", to_string(product.a), " with m=", product.m,
+               " n=", product.n, " k=", product.k, " batch=", product.batch);
   if (plan.own) {
     run_own(context, plan.own, product, data);
     return {};
@@ -54,6 +56,14 @@ Epilogue run(Context<Cuda>& context, const Product& product, ProductData data) {
   if (plan.epilogue.after.gate != Gate::none) data.c = data.sums;
   context.plans->run(key, plan, data, context.gemm_workspace, context.stream);
   return plan.epilogue.after;
+}
+
+// What of a product no kernel does while it stores the result as wished; `product` becomes one that there is.
+template <class T>
+Epilogue split_off(const Context<Cuda>& context, Product& product) {
+  if (product.a != DType::e4m3 || guess_product(gpu_of(context), product)) return {};
+  product.c = kDType<T>;
+  return guess_product(gpu_of(context), product) ? Epilogue{} : std::exchange(product.epilogue, {});
 }
 
 }  // namespace
@@ -67,6 +77,11 @@ void check_own(const Context<Cuda>& context, const OwnChoice& own, const Product
                         static_cast<const void*>(data.copy)})
     FTBERT_CHECK(reinterpret_cast<uintptr_t>(p) % 16 == 0,
                  "a product of ftbert's own needs operands aligned to 16 bytes");
+  if (product.a != DType::e4m3) return;
+  FTBERT_CHECK(data.a_scale && data.b_scale && (product.c != DType::e4m3 || data.c_scale),
+               "a product of E4M3 needs the scales of its operands, and of a result in E4M3");
+  FTBERT_CHECK(product.b_scales != Granularity::row || reinterpret_cast<uintptr_t>(data.b_scale) % 16 == 0,
+               "a product of ftbert's own needs scales aligned to 16 bytes");
 }
 
 void run_own(const Context<Cuda>& context, const OwnChoice& own, const Product& product, const ProductData& data) {
@@ -77,22 +92,42 @@ void run_own(const Context<Cuda>& context, const OwnChoice& own, const Product& 
 template <class Device, class T>
 Operand linear(Context<Device>& context, const Linear<T>& weights, const Operand& a, int64_t m, Epilogue epilogue,
                const Operand& out) {
-  check_product_exists(DeviceKind::cuda, kDType<T>, weights.weight, weights.input);
-  Product product = product_of(weights, m, a, kDType<T>, epilogue);
-  T* const c = out.template as<T>();
-  const int64_t n = product.n, k = product.k, cols = product.epilogue.columns(n);
-  const bool gated = product.epilogue.gate != Gate::none;
-  if (m == 0 || n == 0) return out;
-  const T* const from = a.template as<T>();
-  const T* const bias = product.epilogue.bias ? weights.bias : nullptr;
+  check_product_exists(context, weights);
+  const bool e4m3 = weights.weight.dtype == DType::e4m3, narrow = e4m3 && out.dtype == DType::e4m3;
+  FTBERT_CHECK(!e4m3 || (a.dtype == DType::e4m3 && a.per == Granularity::tensor && a.scale),
+               "a matrix in e4m3 multiplies operands in e4m3 with one scale, got ", to_string(a.dtype));
+  FTBERT_CHECK(out.dtype != DType::e4m3 || (out.per == Granularity::tensor && out.scale),
+               "a result in e4m3 needs one scale");
+  Operand made = out.dtype == DType::e4m3 && !narrow ? Operand::of(static_cast<T*>(out.data)) : out;
+  if (!narrow) made.template as<T>();
+  const int64_t n = weights.weight.n, k = weights.weight.k;
+  if (m == 0 || n == 0) return made;
+  Product product = product_of(weights, m, a, made.dtype, epilogue);
+  const bool has_bias = product.epilogue.bias, gated = epilogue.gate != Gate::none;
+  const int64_t cols = epilogue.columns(n);
+  const Epilogue split = split_off<T>(context, product);
+  if (product.c != made.dtype) made = Operand::of(static_cast<T*>(out.data));
+  const char* const from = static_cast<const char*>(e4m3 ? a.data : a.template as<T>());
+  char* const c = static_cast<char*>(made.data);
+  const T* const bias = has_bias ? weights.bias : nullptr;
   int64_t step = std::max<int64_t>(1, kMostElements / std::max(n, k));
   if (step > 1024) step -= step % 1024;
   for (int64_t first = 0; first < m; first += step) {
-    T* const to = c + first * cols;
-    T* const sums = gated ? c + m * cols : nullptr;
+    char* const stored = c + first * cols * bytes_of(made.dtype);
+    T* const to = reinterpret_cast<T*>(stored);
+    T* const sums = gated ? static_cast<T*>(out.data) + m * cols : nullptr;
     product.m = std::min(step, m - first);
-    const Epilogue left =
-        run(context, product, {.a = from + first * k, .b = weights.weight.data, .bias = bias, .c = to, .sums = sums});
+    const Epilogue after = run(context, product,
+                               {.a = from + first * k * bytes_of(product.a),
+                                .b = weights.weight.data,
+                                .bias = product.epilogue.bias ? bias : nullptr,
+                                .c = stored,
+                                .sums = sums,
+                                .a_scale = a.scale,
+                                .b_scale = weights.weight.scale,
+                                .c_scale = made.scale,
+                                .stream = kDType<T>});
+    const Epilogue& left = split == Epilogue{} ? after : split;
     const T* const bias_left = left.bias ? bias : nullptr;
     if (left.gate != Gate::none)
       add_bias_gate<Device, T>(context, Operand::of(sums), bias_left, left.activation, product.m, cols,
@@ -100,12 +135,13 @@ Operand linear(Context<Device>& context, const Linear<T>& weights, const Operand
     else if (left != Epilogue{})
       add_bias_act<Device, T>(context, to, bias_left, left.activation, product.m, n);
   }
-  return out;
+  return made;
 }
 
 template <class Device, class T>
-Operand wished_by(const Linear<T>&, T* memory) {
-  return Operand::of(memory);
+Operand wished_by(const Linear<T>& next, T* memory) {
+  if (next.weight.dtype != DType::e4m3 || !next.input) return Operand::of(memory);
+  return {.data = memory, .dtype = DType::e4m3, .scale = next.input->scale, .per = next.input->per};
 }
 
 template <>
@@ -123,8 +159,8 @@ template <class Device, class T>
 bool linear_norm(Context<Device>& context, const Linear<T>& weights, const Operand& a, int64_t m, const Norm<T>& norm,
                  int64_t rows, ExchangedMoments& moments, const Output<T>& to) {
   const ResidualNorm where = to.sum ? ResidualNorm::next : ResidualNorm::result;
-  if (!moments.data || !contains_norm(where, norm)) return false;
-  check_product_exists(DeviceKind::cuda, kDType<T>, weights.weight, weights.input);
+  check_product_exists(context, weights);
+  if (!moments.data || !contains_norm(where, norm) || weights.weight.dtype != kDType<T>) return false;
   Product whole = product_of(weights, m, {.bias = true, .residual_norm = where});
   T* const normed = to.only_norm();
   const ProductData data{.a = a.template as<T>(),
@@ -146,7 +182,8 @@ bool linear_norm(Context<Device>& context, const Linear<T>& weights, const Opera
 template <class Device, class T>
 bool linear_turned(Context<Device>& context, const Linear<T>& weights, const Operand& a, int64_t rows,
                    const Heads& heads, const HeadRules<T>& rules, const Operand& out) {
-  check_product_exists(DeviceKind::cuda, kDType<T>, weights.weight, weights.input);
+  check_product_exists(context, weights);
+  if (weights.weight.dtype != kDType<T>) return false;
   Product product = product_of(weights, gemm_rows(context, rows), a, kDType<T>, {.bias = true});
   if (rows == 0 || product.m > kMostElements / std::max(product.n, product.k)) return false;  // `linear` cuts it
   const ProductData data{

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ftbert.dtypes import DTYPES
+from ftbert.dtypes import DTYPES, STORED_DTYPES
 from ftbert.tuning.gemm_rows import Own, Product
 from ftbert.tuning.gemm_table import described, tuner_module
 
@@ -44,10 +44,10 @@ class Bench:
         device = torch.device(device)
         self.product, self.m = product, m
         self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
-        unknown = [type for type in product.types if type not in DTYPES]
-        if unknown:
+        computed = {*DTYPES} | ({"e4m3"} if product.types[:2] == ("e4m3", "e4m3") else set())
+        if unknown := [type for type in product.types if type not in computed]:
             raise RuntimeError(f"{product}: nothing computes {', '.join(unknown)} yet, so there is nothing to time")
-        index, (of_a, of_b, of_c) = self.device.index, (DTYPES[type] for type in product.types)
+        index, (of_a, of_b, of_c) = self.device.index, (STORED_DTYPES[type] for type in product.types)
         self._workspace = _operand("workspace", module.workspace_bytes(index), torch.uint8, self.device)
         size = of_b.itemsize
         # Products in a timed graph: 250 us of them. Where a product is long, its own operands sweep the L2 cache.
@@ -56,8 +56,10 @@ class Bench:
         self.launches = min(fitting, 128, max(4, round(250 / long)))
         self._b = _operand("b", max(_WEIGHT_BYTES // size, self.launches * product.n * product.k), of_b, self.device)
         self._a = _operand("a", m * product.k, of_a, self.device)
-        self._bias = _operand("bias", 3 * product.n, of_c, self.device)  # and gamma, beta
-        self._tuner = module.Tuner(index, described(product, m), self._workspace.data_ptr())
+        of_bias = torch.float16 if of_c.itemsize == 1 else of_c
+        self._bias = _operand("bias", 3 * product.n, of_bias, self.device)  # and gamma, beta
+        self._ones = torch.ones(product.n, device=self.device)  # scales
+        self._tuner = module.Tuner(index, described(product, m), self._workspace.data_ptr(), self._ones.data_ptr())
         self._c = _operand("c", -(-self._tuner.c_bytes // of_c.itemsize), of_c, self.device)
 
     def heuristics(self, most: int = 8) -> list[Algorithm]:
@@ -106,8 +108,8 @@ class Bench:
         return self._bias.data_ptr() if self.product.bias or self.product.normed else 0
 
     def error(self, algorithm: Algorithm) -> float:
-        """Largest absolute difference to the product in float32, over the size of its largest element; of two
-        results the larger one."""
+        """Largest absolute difference to the product in float32 of what the operands hold, over the size of its largest
+        element; of two results the larger one."""
         p = self.product
         a, b = self._a[: self.m * p.k].view(self.m, p.k), self._b[: p.n * p.k].view(p.n, p.k)
         cols = p.n // 2 if p.gated else p.n
@@ -172,7 +174,10 @@ def _operand(name: str, elements: int, dtype: torch.dtype, device: torch.device)
     if have is None or have.numel() < elements:
         generator = torch.Generator(device=device).manual_seed(0)
         have = torch.empty(elements, dtype=dtype, device=device)
-        if dtype.is_floating_point:
+        if dtype.itemsize == 1 and dtype.is_floating_point:  # its scale is apart from it
+            for part in have.split(1 << 24):
+                part.copy_(torch.empty(part.shape, device=device).normal_(generator=generator))
+        elif dtype.is_floating_point:
             have.normal_(0, 0.05 if name == "b" else 1.0, generator=generator)
         _operands[name, dtype, device] = have
     return have

@@ -18,8 +18,8 @@ inline constexpr int64_t kFewRows = 1024;
 
 constexpr int64_t over(int64_t of, int64_t size) { return (of + size - 1) / size; }
 
-// Microseconds: start + waves * (step * ceil(k's bytes / 128) + wave + gelu, if there is one) + area * m * n / 10^6. A gate
-// takes half of gelu, since it activates half of the sums; that is no measurement.
+// Microseconds: start + waves * (step * ceil(k's bytes / 128) + wave + gelu, if there is one) + area * m * n / 10^6. A
+// gate takes half of gelu, since it activates half of the sums; that is no measurement.
 struct TimeLine {
   int variant;
   double start, step, wave, gelu, area;
@@ -30,7 +30,8 @@ inline double microseconds(const TimeLine& line, double waves, const Product& p)
   const Activation activation = p.epilogue.activation;
   const bool gelu = activation == Activation::gelu_erf || activation == Activation::gelu_tanh;
   const double activating = p.epilogue.gate == Gate::pairs ? line.gelu / 2 : gelu ? line.gelu : 0;
-  return line.start + waves * (line.step * static_cast<double>(over(p.k * bytes_of(p.a), 128)) + line.wave + activating) +
+  return line.start +
+         waves * (line.step * static_cast<double>(over(p.k * bytes_of(p.a), 128)) + line.wave + activating) +
          line.area * million;
 }
 

@@ -45,7 +45,7 @@ class Tuner {
   // What `linear` runs for this product.
   virtual Algorithm chosen() = 0;
 
-  // That the memory at c must have: for c, and behind it with a norm or a gate for what its kernels need.
+  // That the memory at c must have: for c, and behind it with a norm, a gate or 8 bits for what its kernels need.
   virtual int64_t c_bytes() const = 0;
 
   // Once, for its result. a [m, k], b [n, k], bias [n] or nullptr, c [m, n] or with a gate [m, n / 2]. With a norm bias
@@ -62,7 +62,9 @@ class Tuner {
 
 // product: a linear layer's, in types that a kernel computes. An activation that cuBLASLt cannot apply exactly is
 // followed by add_bias_act, a gate by add_bias_gate, a norm that the kernel does not contain by
-// add_bias_input_layernorm. workspace: device memory, gemm_workspace_bytes(device) of it; the caller keeps it alive.
-std::unique_ptr<Tuner> make_tuner(int device, const Product& product, void* workspace);
+// add_bias_input_layernorm. Device memory that the caller keeps alive: workspace, gemm_workspace_bytes(device) of it,
+// and the scales of a product that has any, n ones. The bias of a result in E4M3 is fp16. cuBLASLt's algorithms for
+// E4M3 are there to compare with: `linear` runs none.
+std::unique_ptr<Tuner> make_tuner(int device, const Product& product, void* workspace, const float* ones);
 
 }  // namespace ftbert

@@ -37,8 +37,8 @@ Algorithm describe(const OwnChoice& own) { return {.own = own, .tile = own.kerne
 
 class DeviceTuner : public Tuner {
  public:
-  DeviceTuner(int device, const Product& p, void* workspace)
-      : device_(device), plans_(*product_plans(device)), workspace_(workspace) {
+  DeviceTuner(int device, const Product& p, void* workspace, const float* ones)
+      : device_(device), plans_(*product_plans(device)), workspace_(workspace), ones_(ones) {
     FTBERT_CHECK(p.m > 0 && p.n > 0 && p.k > 0, "expected a product with m, n, k > 0, got m=", p.m, " n=", p.n,
                  " k=", p.k);
     const Epilogue normed{.bias = p.epilogue.bias, .residual_norm = p.epilogue.residual_norm};
@@ -78,12 +78,13 @@ class DeviceTuner : public Tuner {
     PlanKey key = key_;
     key.product = before_norm();
     const Plan plan = plans_.get(key, some_bias());
-    FTBERT_CHECK(plan.supported, "cuBLASLt has no algorithm for this product");
+    FTBERT_CHECK(plan.supported, "there is no algorithm for this product");
     return plan.own ? describe(plan.own) : describe(plan.algorithm);
   }
 
   int64_t c_bytes() const override {
     if (with_norm()) return (2 + keeps_sum()) * round_up(c_size()) + 8 * exchanged_moment_count(product().m);
+    if (product().c != stream()) return 2 * c_size();  // of the neighbour's numbers
     return gated() ? round_up(c_size()) + size_of(product().n) : c_size();
   }
 
@@ -163,7 +164,7 @@ class DeviceTuner : public Tuner {
 
   // What follows a product in a layer, of a size that takes one wave at any m: a LayerNorm of the first rows of c.
   void neighbour(const void* b, void* c) {
-    dispatch(DeviceKind::cuda, product().c, [&](auto backend) {
+    dispatch(DeviceKind::cuda, stream(), [&](auto backend) {
       using T = typename decltype(backend)::T;
       const T* some = static_cast<const T*>(b);  // any numbers
       add_bias_input_layernorm<Cuda, T>(context_, static_cast<T*>(c), nullptr, nullptr,
@@ -185,6 +186,7 @@ class DeviceTuner : public Tuner {
   }
 
   const Product& product() const { return key_.product; }
+  DType stream() const { return product().c == DType::e4m3 ? DType::fp16 : product().c; }
   bool with_norm() const { return product().epilogue.residual_norm.has_value(); }
   bool keeps_sum() const { return product().epilogue.residual_norm == ResidualNorm::next; }
   // What runs where a kernel does not contain the norm, which then adds the bias.
@@ -212,6 +214,8 @@ class DeviceTuner : public Tuner {
 
   void launch(const Algorithm& algorithm, const void* a, const void* b, const void* bias, void* c) {
     ProductData data{.a = a, .b = b, .bias = added(bias), .c = c};
+    data.a_scale = data.b_scale = data.c_scale = ones_;
+    data.stream = stream();
     const OwnChoice& own = algorithm.own;
     if (own && with_norm() && own.kernel->supports(gpu_of(context_), own.variant, product())) {
       data.norm = {NormKind::layer, vector(bias, 1), vector(bias, 2), kEps};
@@ -219,6 +223,8 @@ class DeviceTuner : public Tuner {
       data.moments = {reinterpret_cast<uint64_t*>(behind_c(alone_of(c))), exchanged_moment_count(product().m), turn_++};
       return run_own(context_, own, product(), data);
     }
+    FTBERT_CHECK(own || product().c == stream() || plan_.epilogue.after == Epilogue{},
+                 "nothing follows a product whose result is stored as ", to_string(product().c));
     if (with_norm()) data.bias = nullptr, data.c = alone_of(c);
     if (gated() && !own) data.c = behind_c(c);
     if (own) {
@@ -256,6 +262,7 @@ class DeviceTuner : public Tuner {
   int device_;
   ProductPlans& plans_;
   void* workspace_;
+  const float* ones_;
   PlanKey key_;
   Plan plan_;
   Stream stream_;
@@ -266,8 +273,8 @@ class DeviceTuner : public Tuner {
 
 }  // namespace
 
-std::unique_ptr<Tuner> make_tuner(int device, const Product& product, void* workspace) {
-  return std::make_unique<DeviceTuner>(device, product, workspace);
+std::unique_ptr<Tuner> make_tuner(int device, const Product& product, void* workspace, const float* ones) {
+  return std::make_unique<DeviceTuner>(device, product, workspace, ones);
 }
 
 }  // namespace ftbert
