@@ -121,7 +121,7 @@ def test_exotic_tensors_are_named(device: str, name: str, kind: str) -> None:
     make, words = EXOTIC[kind]
     arguments = valid(name, device)
     for at, given in enumerate(arguments):
-        if isinstance(given, torch.Tensor):
+        if isinstance(given, torch.Tensor) and given.dtype != torch.float8_e4m3fn:  # torch makes nothing of those
             with pytest.raises(RuntimeError, match=f"{words}|runs on a GPU") as error:
                 getattr(ops, name)(*arguments[:at], make(given), *arguments[at + 1 :])
             assert len(str(error.value)) < 300
