@@ -128,13 +128,13 @@ def test_every_activation(hopper: Place, activation: str, gated: bool) -> None:
         case.check(got, activation, gated, True, out_scale if narrow else None)
 
 
-@pytest.mark.parametrize("out_scale", [1.0, 0.03, 1e-4])
+@pytest.mark.parametrize("out_scale", [1.0, 0.02, 1e-4])
 def test_a_result_in_e4m3_is_the_16_bit_one_rounded(hopper: Place, out_scale: float) -> None:
     """To the nearest number, and beyond 448 to that."""
     case = Case(hopper, 777, 784, 768)
     scaled = case.call().float() * (1 / torch.tensor(out_scale)).item()
     wanted = scaled.clamp(-LARGEST, LARGEST).to(E4M3)
-    assert (wanted.float().abs() == LARGEST).any() == (out_scale < 0.01)
+    assert (wanted.float().abs() == LARGEST).any() == (out_scale < 1)
     assert torch.equal(case.call(out_scale=out_scale).view(torch.uint8), wanted.view(torch.uint8))
 
 
@@ -143,7 +143,7 @@ def test_a_result_in_e4m3_is_the_16_bit_one_rounded(hopper: Place, out_scale: fl
 def test_what_is_no_number_stays_where_it_is(hopper: Place, activation: str, gated: bool, out_scale: float | None) -> None:
     case = Case(hopper, 200, 256, 160)
     clean = case.call(activation, gated, out_scale=out_scale).float()
-    case.a[7, 3] = case.weight[20, 100] = math.nan
+    case.a.view(torch.uint8)[7, 3] = case.weight.view(torch.uint8)[20, 100] = 0x7F
     got = case.call(activation, gated, out_scale=out_scale).float()
     lost = torch.zeros_like(clean, dtype=torch.bool)
     lost[7] = lost[:, 10 if gated else 20] = True
@@ -153,7 +153,7 @@ def test_what_is_no_number_stays_where_it_is(hopper: Place, activation: str, gat
 @pytest.mark.parametrize("out_scale", [None, 0.05])
 def test_rows_of_zeros_and_no_rows(hopper: Place, out_scale: float | None) -> None:
     case = Case(hopper, 150, 272, 96)
-    case.a.zero_()
+    case.a = torch.zeros_like(case.a)
     got = case.call(out_scale=out_scale).float() * (out_scale or 1)
     assert (got == got[0]).all() and (got[0] - case.bias.float()).abs().max() <= (2**-4 * 4 if out_scale else 0)
     case.a = case.a[:0]

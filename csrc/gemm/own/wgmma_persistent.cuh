@@ -50,7 +50,7 @@ struct ScaledWork : PersistentWork {
   const float* a_scale;  // one
   const float* b_scale;  // one, or one for each of B's rows
   bool b_by_rows;
-  const float* c_scale;  // one, where C is E4M3: what is stored is divided by it
+  const float* c_scale;  // one, where C is E4M3: what is stored is multiplied by its reciprocal
 };
 
 struct Piece {
