@@ -79,8 +79,9 @@ def _build(checkpoint: Checkpoint, place: torch.device, element: torch.dtype, at
     # One tensor at a time: repacked or moved before the next is read, so that memory peaks at the model's own size.
     weights = {}
     for spec in config.weight_specs():
-        tensor = checkpoint.read(spec.name, element if spec.matrix else stream)
-        packable = place.type == "cpu" and spec.matrix
+        kept = STORED_DTYPES.get(spec.stored)
+        tensor = checkpoint.read(spec.name, kept or (element if spec.matrix else stream))
+        packable = place.type == "cpu" and spec.matrix and kept is None
         weights[spec.name] = torch.ops.ftbert.pack_weight(tensor) if packable else tensor.to(place)
     gemm_table.install(place)
     encoder = torch.classes.ftbert.Encoder(weights, config.text(), attention)

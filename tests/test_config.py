@@ -58,6 +58,8 @@ def rotary(draw: st.DrawFn, head_size: int) -> RotaryConfig:
         amplitude=draw(st.floats(0.1, 2)), interleaved=draw(st.booleans()),
     )  # fmt: skip
 
+types = st.sampled_from(["model", "e4m3"])
+
 
 @st.composite
 def layer_kinds(draw: st.DrawFn) -> dict[str, Any]:
@@ -68,12 +70,13 @@ def layer_kinds(draw: st.DrawFn) -> dict[str, Any]:
         kv_heads=draw(st.just(kv_heads)), scale=draw(st.none() | st.floats(1e-3, 10)), window=window,
         causal=draw(st.booleans()) if window is None or not window[1] else False,
         qkv_bias=draw(st.booleans()), out_bias=draw(st.booleans()), qk_norm=draw(norms),
-        rotary=draw(st.none() | rotary(head_size)) if head_size > 1 else None,
+        rotary=draw(st.none() | rotary(head_size)) if head_size > 1 else None, qkv_type=draw(types), out_type=draw(types),
     )  # fmt: skip
     activation = draw(st.sampled_from(["gelu", "gelu_new", "relu", "silu"]))
     ffn = FeedForwardConfig(
-        draw(st.integers(1, 20)), activation, draw(st.booleans()), up_bias=draw(st.booleans()), down_bias=draw(st.booleans())
-    )
+        draw(st.integers(1, 20)), activation, draw(st.booleans()), up_bias=draw(st.booleans()), down_bias=draw(st.booleans()),
+        up_type=draw(types), down_type=draw(types),
+    )  # fmt: skip
     places = ("attention_norm", "ffn_norm", "attention_result_norm", "ffn_result_norm")
     kind: dict[str, Any] = {"attention": attention, "ffn": ffn, "norm_place": draw(st.sampled_from(["post", "pre"]))}
     return kind | {place: draw(norms) for place in places}
@@ -108,7 +111,12 @@ def test_what_python_writes_the_core_reads(config: EncoderConfig) -> None:
             "ffn.down": [hidden, layer.ffn.inter],
         }  # fmt: skip
         for name, shape in want.items():
-            assert specs[f"{prefix}{name}.weight"] == (f"{prefix}{name}.weight", shape, True)
+            part = layer.ffn if name.startswith("ffn") else layer.attention
+            stored = getattr(part, name.split(".")[1] + "_type")
+            assert specs[f"{prefix}{name}.weight"] == (f"{prefix}{name}.weight", shape, True, stored.replace("model", ""))
+            scales = {f"{prefix}{name}.weight.scale": shape[:1], f"{prefix}{name}.input.scale": [1]}
+            for scale, count in scales.items():
+                assert specs.get(scale) == (None if stored == "model" else (scale, count, False, "fp32"))
         biases = {"attention.qkv": layer.attention.qkv_bias, "attention.out": layer.attention.out_bias}
         biases |= {"ffn.up": layer.ffn.up_bias, "ffn.down": layer.ffn.down_bias}
         of_norms = {"attention.norm": layer.attention_norm, "attention.result_norm": layer.attention_result_norm}

@@ -182,7 +182,7 @@ def forward(
 def test_layers_with_rms(place: Place, of_result: bool) -> None:
     config, generator = sandwich(of_result), torch.Generator().manual_seed(0)
     weights = {}
-    for name, shape, matrix in config.weight_specs():
+    for name, shape, matrix, _ in config.weight_specs():
         tensor = torch.randn(*shape, generator=generator) * (shape[-1] ** -0.5 if matrix else 0.3)
         tensor += "norm" in name and not of_result
         weights[name] = tensor.to(place.dtype).to(place.device)

@@ -21,7 +21,7 @@ std::optional<AttentionPath> parse_path(const std::string& name) {
 at::Tensor find_stream(const std::vector<WeightSpec>& specs, const TensorDict& weights) {
   for (const WeightSpec& spec : specs) {
     const auto it = weights.find(spec.name);
-    if (spec.matrix || it == weights.end()) continue;
+    if (spec.matrix || spec.type || it == weights.end()) continue;
     const at::Tensor tensor = it->value();
     plain(spec.name.c_str(), tensor);
     const at::ScalarType type = tensor.scalar_type();
@@ -66,8 +66,10 @@ void check_weights(const std::vector<WeightSpec>& specs, const TensorDict& weigh
     if (tensor.dim() == 3 && tensor.scalar_type() != at::kFloat)
       complain(std::string("panels are Float, got ") + at::toString(tensor.scalar_type()));
     if (is_packed(tensor) && !(spec.matrix && device.is_cpu())) complain("only matrices on the CPU may be packed");
-    if (tensor.device() != device || (!spec.matrix && tensor.scalar_type() != stream.scalar_type()))
-      complain(std::string("expected ") + at::toString(stream.scalar_type()) + " on " + device.str() + ", got " +
+    const at::ScalarType expected = spec.type ? scalar_type_of(*spec.type) : stream.scalar_type();
+    const bool any = spec.matrix && !spec.type;  // of the types that a product takes
+    if (tensor.device() != device || (!any && tensor.scalar_type() != expected))
+      complain(std::string("expected ") + at::toString(expected) + " on " + device.str() + ", got " +
                at::toString(tensor.scalar_type()) + " on " + tensor.device().str());
     else if (const std::string why = spec.matrix ? why_not_computed(device, dtype, tensor) : ""; !why.empty())
       uncomputed[why].push_back(spec.name);
@@ -172,7 +174,9 @@ c10::intrusive_ptr<EncoderClass> EncoderClass::to(at::Device device, at::ScalarT
   const TensorDict all = weights();
   for (const WeightSpec& spec : weight_specs(config_)) {
     const bool stream = device.is_cpu() && dtype == at::kBFloat16 && !spec.matrix;  // it stays in float
-    moved.insert(spec.name, all.at(spec.name).to(device, stream ? at::kFloat : dtype));
+    moved.insert(spec.name, all.at(spec.name).to(device, spec.type ? scalar_type_of(*spec.type)
+                                                         : stream  ? at::kFloat
+                                                                   : dtype));
   }
   auto other = c10::make_intrusive<EncoderClass>(moved, description_, attention_);
   other->engine().use_cuda_graphs(engine_->uses_cuda_graphs());

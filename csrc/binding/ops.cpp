@@ -54,12 +54,15 @@ std::vector<Tensor> dispatch_forward_batch(const EncoderPtr& encoder, const Tens
   return op.call(encoder, ids, mask, types, cu, max_seqlen, want, rows);
 }
 
-// THE list of weight names, for whoever converts or loads: name, shape, whether it is the operand of a product.
-std::vector<std::tuple<std::string, std::vector<int64_t>, bool>> list_weights(const std::string& config) {
+// THE list of weight names, for whoever converts or loads: name, shape, whether it is the operand of a product, and the
+// type in which it is stored, "" where that is the model's.
+using ListedWeight = std::tuple<std::string, std::vector<int64_t>, bool, std::string>;
+std::vector<ListedWeight> list_weights(const std::string& config) {
   const EncoderConfig parsed = EncoderConfig::parse(config);
   check_layers_exist(parsed);
-  std::vector<std::tuple<std::string, std::vector<int64_t>, bool>> specs;
-  for (const WeightSpec& spec : weight_specs(parsed)) specs.emplace_back(spec.name, spec.shape, spec.matrix);
+  std::vector<ListedWeight> specs;
+  for (const WeightSpec& spec : weight_specs(parsed))
+    specs.emplace_back(spec.name, spec.shape, spec.matrix, spec.type ? std::string(to_string(*spec.type)) : "");
   return specs;
 }
 
@@ -153,7 +156,7 @@ TORCH_LIBRARY(ftbert, m) {
             "Tensor? token_type_ids, Tensor? cu_seqlens, SymInt max_seqlen, str[] want, Tensor? rows=None) -> Tensor[]",
             &forward_batch, {at::Tag::cudagraph_unsafe});
 
-  m.def("weight_specs(str config) -> ((str, int[], bool)[])", &list_weights);
+  m.def("weight_specs(str config) -> ((str, int[], bool, str)[])", &list_weights);
   m.def("build_info() -> Dict(str, str)", &build_info);
   m.def("activations() -> Dict(str, str)", &activations);
   define_op(m, "pack_weight(Tensor weight) -> Tensor", &pack);

@@ -64,8 +64,15 @@ inline DType stored_dtype(at::ScalarType type) {
   return type == at::kFloat8_e4m3fn ? DType::e4m3 : type == at::kChar ? DType::int8 : dtype_of(type);
 }
 
-inline at::ScalarType scalar_type_of(DType dtype) {  // of the residual stream
-  return dtype == DType::fp32 ? at::kFloat : dtype == DType::fp16 ? at::kHalf : at::kBFloat16;
+inline at::ScalarType scalar_type_of(DType dtype) {
+  switch (dtype) {
+    case DType::fp32: return at::kFloat;
+    case DType::fp16: return at::kHalf;
+    case DType::bf16: return at::kBFloat16;
+    case DType::e4m3: return at::kFloat8_e4m3fn;
+    case DType::int8: return at::kChar;
+  }
+  fail("no type of torch is of that number");
 }
 
 template <class T>

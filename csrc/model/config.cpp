@@ -33,6 +33,10 @@ NormConfig read_norm(Section& around, const char* key) {
   return norm;
 }
 
+std::optional<DType> read_type(Section& read, const char* key) {
+  return read.choice<std::optional<DType>>(key, {{"model", {}}, {"e4m3", DType::e4m3}});
+}
+
 Window read_window(Section& read) {
   Window window;
   if (const Json::Array* sides = read.array("window")) {
@@ -90,6 +94,8 @@ AttentionConfig read_attention(Section& read) {
   if (const NormConfig norm = read_norm(read, "qk_norm"); norm.kind != NormKind::none) c.qk_norm = norm;
   c.qkv_bias = read.boolean("qkv_bias", true);
   c.out_bias = read.boolean("out_bias", true);
+  c.qkv_type = read_type(read, "qkv_type");
+  c.out_type = read_type(read, "out_type");
   read.require(heads.count % heads.kv == 0, "kv_heads",
                std::to_string(heads.kv) + " does not divide heads " + std::to_string(heads.count));
   read.require(heads.qkv_width() <= kMostWidth, "heads",
@@ -109,6 +115,8 @@ FeedForwardConfig read_ffn(Section& read) {
   c.gated = read.boolean("gated", false);
   c.up_bias = read.boolean("up_bias", true);
   c.down_bias = read.boolean("down_bias", true);
+  c.up_type = read_type(read, "up_type");
+  c.down_type = read_type(read, "down_type");
   read.finish();
   return c;
 }
@@ -179,7 +187,7 @@ void check_shared(const EncoderConfig& c, Complaints& complaints) {
       complaints.add("layers", name + " is not below the number of layers, " + std::to_string(c.depth()));
     if (one != i && layer_weight_specs(c, c.layers[one]) != layer_weight_specs(c, c.layers[i]))
       complaints.add("layers", std::to_string(one) + " and " + std::to_string(i) + " have " + name +
-                                   ", but tensors of different shapes");
+                                   ", but tensors of different shapes or types");
   }
 }
 

@@ -36,6 +36,7 @@ struct AttentionConfig {
   std::optional<Rotary> rotary;
   std::optional<NormConfig> qk_norm;  // over each head of queries and of keys
   bool qkv_bias = true, out_bias = true;
+  std::optional<DType> qkv_type = {}, out_type = {};  // of the matrices as stored, with scales; without: the model's
 };
 
 struct FeedForwardConfig {
@@ -43,6 +44,7 @@ struct FeedForwardConfig {
   Activation activation = Activation::gelu_erf;
   bool gated = false;  // activation(gate) * up; the rows of both alternate in the matrix up, gate first
   bool up_bias = true, down_bias = true;
+  std::optional<DType> up_type = {}, down_type = {};  // as those of attention
 
   int64_t up_rows() const { return gated ? 2 * inter : inter; }
 };

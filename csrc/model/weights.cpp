@@ -9,29 +9,37 @@ namespace {
 template <class Visit>
 void walk_norm(const std::string& name, const NormConfig& config, int64_t cols, const Visit& visit) {
   if (config.kind == NormKind::none) return;
-  visit(name + ".weight", {cols}, false);
-  if (config.bias) visit(name + ".bias", {cols}, false);
+  visit({name + ".weight", {cols}});
+  if (config.bias) visit({name + ".bias", {cols}});
 }
 
+// A quantized matrix has a scale for each row, and one for the rows that it multiplies.
 template <class Visit>
-void walk_linear(const std::string& name, int64_t n, int64_t k, bool bias, const Visit& visit) {
-  visit(name + ".weight", {n, k}, true);
-  if (bias) visit(name + ".bias", {n}, false);
+void walk_linear(const std::string& name, int64_t n, int64_t k, bool bias, std::optional<DType> type,
+                 const Visit& visit) {
+  visit({name + ".weight", {n, k}, true, type});
+  if (type) {
+    visit({name + ".weight.scale", {n}, false, DType::fp32});
+    visit({name + ".input.scale", {1}, false, DType::fp32});
+  }
+  if (bias) visit({name + ".bias", {n}});
 }
 
 template <class Visit>
 void walk_layer(const EncoderConfig& c, const LayerConfig& l, const Visit& visit) {
   const std::string layer = layer_prefix(l);
-  walk_linear(layer + "attention.qkv", l.attention.heads.qkv_width(), c.hidden, l.attention.qkv_bias, visit);
+  walk_linear(layer + "attention.qkv", l.attention.heads.qkv_width(), c.hidden, l.attention.qkv_bias,
+              l.attention.qkv_type, visit);
   if (l.attention.qk_norm) {
     walk_norm(layer + "attention.q_norm", *l.attention.qk_norm, l.attention.heads.size, visit);
     walk_norm(layer + "attention.k_norm", *l.attention.qk_norm, l.attention.heads.size, visit);
   }
-  walk_linear(layer + "attention.out", c.hidden, l.attention.heads.width(), l.attention.out_bias, visit);
+  walk_linear(layer + "attention.out", c.hidden, l.attention.heads.width(), l.attention.out_bias, l.attention.out_type,
+              visit);
   walk_norm(layer + "attention.norm", l.attention_norm, c.hidden, visit);
   walk_norm(layer + "attention.result_norm", l.attention_result_norm, c.hidden, visit);
-  walk_linear(layer + "ffn.up", l.ffn.up_rows(), c.hidden, l.ffn.up_bias, visit);
-  walk_linear(layer + "ffn.down", c.hidden, l.ffn.inter, l.ffn.down_bias, visit);
+  walk_linear(layer + "ffn.up", l.ffn.up_rows(), c.hidden, l.ffn.up_bias, l.ffn.up_type, visit);
+  walk_linear(layer + "ffn.down", c.hidden, l.ffn.inter, l.ffn.down_bias, l.ffn.down_type, visit);
   walk_norm(layer + "ffn.norm", l.ffn_norm, c.hidden, visit);
   walk_norm(layer + "ffn.result_norm", l.ffn_result_norm, c.hidden, visit);
 }
@@ -39,23 +47,21 @@ void walk_layer(const EncoderConfig& c, const LayerConfig& l, const Visit& visit
 // One walk over the model, used both to list the tensors and to bind them: the two cannot disagree.
 template <class Visit>
 void walk(const EncoderConfig& c, const Visit& visit) {
-  visit("embeddings.word", {c.vocab, c.embedding}, false);
-  if (c.positions != PositionKind::none) visit("embeddings.position", {c.max_positions, c.embedding}, false);
-  if (c.token_types > 0) visit("embeddings.token_type", {c.token_types, c.embedding}, false);
+  visit({"embeddings.word", {c.vocab, c.embedding}});
+  if (c.positions != PositionKind::none) visit({"embeddings.position", {c.max_positions, c.embedding}});
+  if (c.token_types > 0) visit({"embeddings.token_type", {c.token_types, c.embedding}});
   walk_norm("embeddings.norm", c.embedding_norm, c.embedding, visit);
-  if (c.embedding_projection) walk_linear("embeddings.projection", c.hidden, c.embedding, true, visit);
-  if (c.relative_span > 0) visit("attention.relative_bias", {c.relative_heads, 2 * c.relative_span - 1}, false);
+  if (c.embedding_projection) walk_linear("embeddings.projection", c.hidden, c.embedding, true, {}, visit);
+  if (c.relative_span > 0) visit({"attention.relative_bias", {c.relative_heads, 2 * c.relative_span - 1}});
   std::set<int64_t> seen;
   for (const LayerConfig& l : c.layers)
     if (seen.insert(l.weights_of).second) walk_layer(c, l, visit);
   walk_norm("final_norm", c.final_norm, c.hidden, visit);
-  if (c.pooler) walk_linear("pooler", c.hidden, c.hidden, true, visit);
+  if (c.pooler) walk_linear("pooler", c.hidden, c.hidden, true, {}, visit);
 }
 
 auto into(std::vector<WeightSpec>& specs) {
-  return [&specs](const std::string& name, std::vector<int64_t> shape, bool matrix) {
-    specs.push_back({.name = name, .shape = std::move(shape), .matrix = matrix});
-  };
+  return [&specs](WeightSpec spec) { specs.push_back(std::move(spec)); };
 }
 
 }  // namespace
@@ -77,10 +83,10 @@ std::vector<WeightSpec> layer_weight_specs(const EncoderConfig& config, const La
 template <class T>
 Weights<T> bind_weights(const EncoderConfig& config, const WeightSource& source) {
   std::map<std::string, Matrix> found;
-  walk(config, [&](const std::string& name, const std::vector<int64_t>& shape, bool) {
-    Matrix& tensor = found[name] = source(name);
-    tensor.n = shape.front();
-    tensor.k = shape.back();
+  walk(config, [&](const WeightSpec& spec) {
+    Matrix& tensor = found[spec.name] = source(spec.name);
+    tensor.n = spec.shape.front();
+    tensor.k = spec.shape.back();
   });
   const auto matrix = [&](const std::string& name) {
     const auto it = found.find(name);
@@ -96,7 +102,13 @@ Weights<T> bind_weights(const EncoderConfig& config, const WeightSource& source)
                    .rounding = n.rounding};
   };
   const auto linear = [&](const std::string& name) {
-    return Linear<T>{.weight = matrix(name + ".weight"), .bias = data(name + ".bias"), .input = {}};
+    Linear<T> made{.weight = matrix(name + ".weight"), .bias = data(name + ".bias"), .input = {}};
+    if (const void* scales = matrix(name + ".weight.scale").data) {
+      made.weight.scale = static_cast<const float*>(scales);
+      made.weight.per = Granularity::row;
+      made.input = {static_cast<const float*>(matrix(name + ".input.scale").data), Granularity::tensor};
+    }
+    return made;
   };
   const auto norms = [&](const std::string& block, NormPlace place, const NormConfig& of_block,
                          const NormConfig& of_result) {

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,8 @@ struct WeightSpec {
   std::string name;
   std::vector<int64_t> shape;
   bool matrix = false;  // the [n, k] operand of a product (may be repacked); everything else is read by kernels
+  std::optional<DType> type =
+      {};  // as stored, where that is not left to the model: of quantized matrices and of scales
   bool operator==(const WeightSpec&) const = default;
 };
 

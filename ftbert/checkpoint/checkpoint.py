@@ -35,17 +35,19 @@ class Checkpoint:
 
     def read(self, ours: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         if ours in self.made:
-            exact = [self._part(name).float() for name in self.tensors[ours]]
+            exact = [self._part(name, torch.float32).float() for name in self.tensors[ours]]
             return self.made[ours](self.config.encoder, exact).to(dtype)
-        parts = [self._part(name).to(dtype) for name in self.tensors[ours]]
+        parts = [self._part(name, dtype).to(dtype) for name in self.tensors[ours]]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _part(self, name: str) -> torch.Tensor:
+    def _part(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         part = self.source.read(name)
-        if part.dtype not in _REAL:
+        if part.dtype != dtype and not {part.dtype, dtype} <= set(_REAL):
             raise ValueError(
-                f"{self.source.where}: {name} is stored as {part.dtype}; quantized weights need their scales, which "
-                "ftbert does not read: load the model that they were made from"
+                f"{self.source.where}: {name} is stored as {part.dtype}; quantized weights need their scales, and none "
+                f"are read to make {dtype} of it: take the model that they were made from"
+                if part.dtype not in _REAL
+                else f"{self.source.where}: {name} is stored as {part.dtype}, where the config says {dtype}"
             )
         return part
 

@@ -17,11 +17,13 @@ _MOST_RUNS = 1 << 16  # layers; the core says how many it runs
 
 
 class WeightSpec(NamedTuple):
-    """A tensor of an encoder. matrix: the operand [n, k] of a product; everything else is read by kernels."""
+    """A tensor of an encoder. matrix: the operand [n, k] of a product; everything else is read by kernels. stored: the
+    word of STORED_DTYPES in which it has to be, of quantized matrices and their scales; "" where any does."""
 
     name: str
     shape: list[int]
     matrix: bool
+    stored: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class AttentionConfig:
     """kv_heads: of keys and values, None for as many as of queries. scale: of a score, None for 1 / sqrt(head_size).
     soft_cap: a scaled score s becomes soft_cap * tanh(s / soft_cap); 0: it stays. window: how many keys a query sees to
     its left and right, None for all. relative_bias: the model's table is added to the scores. qk_norm: over each head
-    of queries and keys."""
+    of queries and keys. qkv_type, out_type: of the matrices as stored, "e4m3" with scales or that of the "model"."""
 
     heads: int
     head_size: int
@@ -68,6 +70,8 @@ class AttentionConfig:
     qk_norm: NormConfig | None = None
     qkv_bias: bool = True
     out_bias: bool = True
+    qkv_type: str = "model"
+    out_type: str = "model"
 
     @property
     def width(self) -> int:
@@ -83,13 +87,15 @@ class AttentionConfig:
 @dataclass(frozen=True)
 class FeedForwardConfig:
     """activation: as HuggingFace spells it. gated: activation(gate) * up; the rows of both alternate in the matrix
-    ffn.up [2 * inter, hidden], gate first."""
+    ffn.up [2 * inter, hidden], gate first. up_type, down_type: as those of attention."""
 
     inter: int
     activation: str
     gated: bool = False
     up_bias: bool = True
     down_bias: bool = True
+    up_type: str = "model"
+    down_type: str = "model"
 
 
 @dataclass(frozen=True)
