@@ -9,18 +9,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ftbert.converters.from_huggingface import convert
+    from ftbert.converters.from_huggingface import check_target, convert, write_folder
     from ftbert.converters.head_tables import rows_of
     from ftbert.converters.open import open_checkpoint
-    from ftbert.converters.reference import build_reference
+    from ftbert.converters.reference import build_reference, source_modules
 
-__all__ = ["build_reference", "convert", "open_checkpoint", "rows_of"]
+__all__ = [
+    "build_reference", "check_target", "convert", "open_checkpoint", "rows_of", "source_modules", "write_folder",
+]  # fmt: skip
 
 _HOMES = {
     "build_reference": "reference",
+    "check_target": "from_huggingface",
     "convert": "from_huggingface",
     "open_checkpoint": "open",
     "rows_of": "head_tables",
+    "source_modules": "reference",
+    "write_folder": "from_huggingface",
 }
 
 

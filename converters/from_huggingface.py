@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -55,17 +56,30 @@ def convert(
     also `open_checkpoint`), OSError when the target cannot be written.
     """
     target = Path(target)
-    place = Path(os.path.realpath(target))  # a link stays one
-    _check_target(target, source, force)
+    check_target(target, source, force)
     checkpoint = open_checkpoint(source, revision=revision, token=token)
     if checkpoint.config.left_out:
         warnings.warn(f"{checkpoint.source.where}: {checkpoint.config.left_out}", stacklevel=2)
+    write_folder(checkpoint, checkpoint.items(dtype or checkpoint.stored_dtype), source, target, force)
+    return target
+
+
+def write_folder(
+    checkpoint: Checkpoint,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    source: str | Path | torch.nn.Module,
+    target: Path,
+    force: bool,
+) -> None:
+    """A folder of our format, in one step: the config of `checkpoint`, which was opened from `source`, these tensors,
+    and the tokenizer's files. Errors as of `convert`."""
+    place = Path(os.path.realpath(target))  # a link stays one
     if checkpoint.folder is not None:
         _refuse_links(checkpoint.folder)
     place.parent.mkdir(parents=True, exist_ok=True)
     with StagingFolder(place) as staging:
         folder = staging.new_folder()
-        _save_weights(checkpoint, dtype or checkpoint.stored_dtype, folder / "model.safetensors")
+        _save_weights(dict(tensors), folder / "model.safetensors")
         checkpoint.config.write(folder / "config.json")
         if checkpoint.folder is not None:
             _copy_text_files(checkpoint.folder, folder)
@@ -76,26 +90,25 @@ def convert(
         try:
             staging.deliver_folder(lambda found: force and not _not_ours(found))
         except FileExistsError:
-            _check_target(target, source, force)  # the reason, for whoever came in between
+            check_target(target, source, force)  # the reason, for whoever came in between
             raise
-    return target
 
 
-def _save_weights(checkpoint: Checkpoint, dtype: torch.dtype, path: Path) -> None:
-    tensors = {ours: tensor.contiguous() for ours, tensor in checkpoint.items(dtype)}
+def _save_weights(tensors: dict[str, torch.Tensor], path: Path) -> None:
     try:
-        save_file(tensors, path)
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
     except SafetensorError as error:  # a full disk among them
         code = re.search(r"os error (\d+)", str(error))
         raise OSError(int(code[1]) if code else errno.EIO, f"cannot be written ({error})", str(path)) from error
     path.chmod(path.parent.stat().st_mode & 0o666)  # the library gives others no access whatever the umask says
 
 
-def _check_target(target: Path, source: str | Path | torch.nn.Module, force: bool) -> None:
+def check_target(target: Path, source: str | Path | torch.nn.Module, force: bool) -> None:
+    """Whether a folder may be written there; the errors of `convert` say why not."""
     if not isinstance(source, torch.nn.Module) and exists(Path(source)):
         here, there = Path(source).resolve(), target.resolve()
         if here == there or there in here.parents:
-            raise ValueError(f"{target}: holds the source, {source}; convert to another folder")
+            raise ValueError(f"{target}: holds the source, {source}; write to another folder")
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     if not force:

@@ -15,7 +15,7 @@ from ftbert.converters.head_tables import HeadRow, rows_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from ftbert.checkpoint import Checkpoint, EncoderConfig
+    from ftbert.checkpoint import Checkpoint, CheckpointConfig, EncoderConfig
 
 
 def build_reference(checkpoint: Checkpoint, with_heads: bool) -> PreTrainedModel:
@@ -46,6 +46,16 @@ def build_reference(checkpoint: Checkpoint, with_heads: bool) -> PreTrainedModel
     if result.missing_keys or unused:
         raise RuntimeError(f"{type(model).__name__} does not take the weights: {result}")
     return model
+
+
+def source_modules(config: CheckpointConfig) -> dict[str, tuple[str, ...]]:
+    """Of each matrix of the layers, the modules of `build_reference` without heads that compute its product: several
+    where theirs are stacked to make ours. They read the same rows."""
+    family = find_family(config.huggingface)
+    matrices = [spec.name for spec in config.encoder.weight_specs() if spec.matrix and spec.name.startswith("layers.")]
+    return {
+        ours: tuple(name.removesuffix(".weight") for name in family.source_names(ours)) for ours in matrices
+    }
 
 
 def _to_huggingface(

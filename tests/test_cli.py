@@ -67,7 +67,7 @@ def test_help_loads_nothing_heavy() -> None:
         "assert not {'torch', 'numpy', 'transformers', 'pyarrow'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    for name in ("convert", "embed", "check", "bench", "info"):
+    for name in ("convert", "quantize", "embed", "check", "bench", "info"):
         assert name in done.stdout
 
 
@@ -185,7 +185,7 @@ def test_a_folder_that_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture
     failed(capsys, "check", str(tmp_path))
 
 
-@pytest.mark.parametrize("command", ["convert", "embed", "check", "bench", "tune", "info"])
+@pytest.mark.parametrize("command", ["convert", "quantize", "embed", "check", "bench", "tune", "info"])
 def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])

@@ -24,6 +24,7 @@ PYTHON = (
     "evaluation",
     "files",
     "optimization",
+    "quantization",
     "model",
     "outputs",
     "heads",

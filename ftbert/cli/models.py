@@ -1,8 +1,9 @@
-"""`ftbert convert`, `check`, `bench` and `info`: about a model as such."""
+"""`ftbert convert`, `quantize`, `check`, `bench` and `info`: about a model as such."""
 
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from typing import Any
 
 from ftbert.cli import command
@@ -20,6 +21,25 @@ def add_to(commands: command.Commands) -> None:
     parser.add_argument("source", metavar="SRC")
     parser.add_argument("target", metavar="DST")
     parser.add_argument("--dtype", choices=("fp32", "fp16", "bf16"), help="of the stored weights (default: kept)")
+    parser.add_argument("--force", action="store_true", help="replace DST if it is a checkpoint folder of ftbert")
+    command.add_revision(parser)
+
+    parser = command.add(
+        commands,
+        "quantize",
+        "A folder whose matrices are stored in 8 bits, with scales.\n"
+        "Scales of activations come from texts that are like those the model will read.",
+        _quantize,
+        "example: ftbert quantize minilm minilm-fp8 --texts reviews.txt",
+        model=False,
+    )
+    parser.add_argument("model", metavar="MODEL")
+    parser.add_argument("target", metavar="DST")
+    parser.add_argument("--texts", metavar="FILE", help=".txt .jsonl .csv .parquet, 512 are read (default: a few)")
+    parser.add_argument("--column", help='field with the text (default "text")')
+    parser.add_argument("--dtype", choices=("fp8",), default="fp8", help="of matrices and their inputs (default fp8)")
+    left = "matrices that stay as they are: layers.0, layers.3.ffn.down; may be repeated"
+    parser.add_argument("--keep", metavar="NAME", action="append", default=[], help=left)
     parser.add_argument("--force", action="store_true", help="replace DST if it is a checkpoint folder of ftbert")
     command.add_revision(parser)
 
@@ -51,6 +71,27 @@ def _convert(options: argparse.Namespace) -> int:
     return 0
 
 
+def _quantize(options: argparse.Namespace) -> int:
+    from ftbert.evaluation import SAMPLE_TEXTS
+    from ftbert.quantization import MOST_TEXTS, quantize
+
+    texts = SAMPLE_TEXTS if options.texts is None else _texts(options, MOST_TEXTS)
+    result = quantize(
+        options.model, options.target, texts, keep=options.keep, force=options.force, revision=options.revision
+    )
+    command.report(options, result.as_dict(), str(result))
+    return 0
+
+
+def _texts(options: argparse.Namespace, most: int) -> list[str]:
+    """The first ones of the file that --texts names."""
+    from ftbert.files import Position, ReadOptions, open_source, stream_or_file
+
+    read = ReadOptions(options.column or "text", keep="", batch_records=most)
+    chunk = next(iter(open_source(stream_or_file(options.texts), read).chunks(Position())), None)
+    return chunk.texts if chunk is not None else []
+
+
 def _check(options: argparse.Namespace) -> int:
     from ftbert.evaluation import check
 
@@ -60,13 +101,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from ftbert.files import Position, ReadOptions, open_source, stream_or_file
-
-    texts = None
-    if options.texts is not None:
-        read = ReadOptions(options.column or "text", keep="", batch_records=options.batch)
-        chunk = next(iter(open_source(stream_or_file(options.texts), read).chunks(Position())), None)
-        texts = chunk.texts if chunk is not None else []
+    texts = None if options.texts is None else _texts(options, options.batch)
     from ftbert.evaluation import bench
 
     # Without heads, like the peers: what is timed ends at last_hidden_state.
@@ -81,10 +116,26 @@ def _info(options: argparse.Namespace) -> int:
 
     values: dict[str, Any] = {"build": build_info()}
     if options.model is not None:
-        values["model"] = command.load_model(options).info()
+        values["model"] = _model_info(options)
     lines = []
     for part, entries in values.items():
         lines.append(part)
         lines += [f"  {key:<20} {value}" for key, value in entries.items()]
     command.report(options, values, "\n".join(lines))
     return 0
+
+
+def _model_info(options: argparse.Namespace) -> dict[str, str]:
+    """Of a quantized model that this machine cannot run, what is stored and why it does not run."""
+    try:
+        info: dict[str, str] = command.load_model(options).info()
+        return info
+    except RuntimeError as error:
+        from ftbert.converters import open_checkpoint
+
+        config = open_checkpoint(options.model, revision=options.revision).config
+        stored = Counter(spec.stored for spec in config.encoder.weight_specs() if spec.matrix)
+        if not stored.keys() - {""}:
+            raise
+        told = ", ".join(f"{count} {name or 'as the model'}" for name, count in sorted(stored.items(), reverse=True))
+        return {"architecture": config.architecture, "matrices": told, "runs": f"no: {' '.join(str(error).split())}"}

@@ -1,0 +1,69 @@
+"""What the products of a model read: statistics of transformers' equivalent model over calibration texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_SAMPLE = 1024  # rows of each matrix's input that are kept
+
+
+@dataclass
+class Observed:
+    """Of the rows [tokens, k] that a matrix multiplies: their number, the sum of each column, the largest absolute
+    value, and some of the rows themselves."""
+
+    count: int = 0
+    total: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.float64))  # [k]
+    largest: float = 0.0
+    kept: list[Tensor] = field(default_factory=list)
+
+    def add(self, rows: Tensor, share: int) -> None:
+        """share: how many of them to keep, evenly spread."""
+        self.count += len(rows)
+        self.total = self.total + rows.double().sum(0)
+        self.largest = max(self.largest, float(rows.abs().max()))
+        self.kept.append(rows[:: max(1, len(rows) // share)][:share].clone())
+
+    @property
+    def mean(self) -> Tensor:
+        """float32 [k]"""
+        return (self.total / self.count).float()
+
+    @property
+    def sample(self) -> Tensor:
+        """float32 [rows, k]"""
+        return torch.cat(self.kept)
+
+
+@torch.inference_mode()
+def observe(
+    reference: torch.nn.Module, modules: Mapping[str, str], batches: Sequence[tuple[Tensor, Tensor]]
+) -> dict[str, Observed]:
+    """reference: transformers' encoder. modules: its module of each of our matrices, by that one's name. batches: ids
+    and masks, [batch, seq] each. ValueError names the matrix whose input is not finite, or that no batch reached."""
+    found = {ours: Observed() for ours in modules}
+    share = -(-_SAMPLE // max(1, len(batches)))
+    kept = torch.zeros(0, dtype=torch.bool)
+
+    def look(ours: str, _: Any, inputs: tuple[Tensor, ...]) -> None:
+        rows = inputs[0].reshape(-1, inputs[0].shape[-1])[kept.flatten()]
+        if not rows.isfinite().all():
+            raise ValueError(f"{ours}: what it multiplies is not finite for some of the texts")
+        found[ours].add(rows, share)
+
+    with ExitStack() as hooks:
+        for ours, name in modules.items():
+            hooks.callback(reference.get_submodule(name).register_forward_pre_hook(partial(look, ours)).remove)
+        for ids, mask in batches:
+            kept = mask.bool()
+            reference(input_ids=ids, attention_mask=mask)
+    if missed := [ours for ours, seen in found.items() if not seen.count]:
+        raise ValueError(f"{missed[0]}: transformers' model does not compute it by the module {modules[missed[0]]}")
+    return found

@@ -1,0 +1,155 @@
+"""Calibration, and checkpoints whose matrices are E4M3: what is written, what is refused, what is left behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import ftbert
+from ftbert import cli
+from ftbert.converters import build_reference, open_checkpoint, source_modules
+from ftbert.evaluation import SAMPLE_TEXTS, sequences_of
+from ftbert.quantization import LARGEST, observe, quantize, quantize_rows, rounded, to_e4m3
+
+MATRICES = ("attention.qkv", "attention.out", "ffn.up", "ffn.down")
+
+
+def half_steps(stored: torch.Tensor) -> torch.Tensor:
+    """Half the distance from each E4M3 number to the next larger one: 3 bits behind the first, 2^-9 near zero."""
+    return 2.0 ** (stored.float().abs().clamp_min(2.0**-6).log2().floor() - 4)
+
+
+@pytest.mark.parametrize("size", [1e-25, 1.0, 1e30])
+def test_rows_come_back_within_half_a_step(size: float) -> None:
+    matrix = torch.randn(64, 48, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 6, 64)[:, None] * size
+    stored, scale = quantize_rows(matrix)
+    error = (stored.float() - matrix / scale[:, None]).abs()
+    assert (error <= half_steps(stored) * (1 + 1e-5)).all()
+    assert torch.equal(stored.float().abs().amax(1), torch.full((64,), LARGEST))
+
+
+def test_rows_of_zeros_and_of_numbers_below_every_scale() -> None:
+    matrix = torch.zeros(3, 16)
+    matrix[1, 3], matrix[2] = 5.0, 1e-45
+    stored, scale = quantize_rows(matrix)
+    assert scale.isfinite().all() and (scale > 0).all() and stored.float().isfinite().all()
+    assert not stored[0].float().any() and torch.equal(stored[1].float() * scale[1], matrix[1])
+
+
+def test_past_the_largest_number_is_the_largest() -> None:
+    values = torch.tensor([460.0, 1e30, -1e30, 448.0, 0.0])
+    assert to_e4m3(values, torch.tensor(1.0)).float().tolist() == [448.0, 448.0, -448.0, 448.0, 0.0]
+    assert torch.equal(rounded(values / 4, torch.tensor(0.25)), values.clamp(-448, 448) / 4)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tiny_bert: Any) -> Path:
+    path = tmp_path / "source"
+    path.mkdir()
+    return Path(tiny_bert(path))
+
+
+def test_observes_kept_tokens_alone(folder: Path) -> None:
+    checkpoint = open_checkpoint(folder)
+    model, modules = build_reference(checkpoint, with_heads=False), source_modules(checkpoint.config)
+    first = {ours: names[0] for ours, names in modules.items()}
+    ids = torch.randint(5, 20, (3, 12), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[1, 7:] = 0
+    padded = observe(model, first, [(ids, mask)])
+    alone = observe(model, first, [(ids[::2], mask[::2]), (ids[1:2, :7], mask[1:2, :7])])
+    for name, seen in padded.items():
+        assert seen.count == alone[name].count == 31
+        assert seen.largest == pytest.approx(alone[name].largest, rel=1e-5)
+        torch.testing.assert_close(seen.mean, alone[name].mean, atol=1e-5, rtol=1e-4)
+
+
+def test_what_is_written(folder: Path, tmp_path: Path) -> None:
+    result = quantize(folder, tmp_path / "fp8", SAMPLE_TEXTS, keep=["layers.0.ffn.down"])
+    exact, stored = open_checkpoint(folder), load_file(tmp_path / "fp8" / "model.safetensors")
+    read = open_checkpoint(tmp_path / "fp8")
+    specs = {spec.name: spec for spec in read.config.encoder.weight_specs()}
+    depth = read.config.encoder.depth
+    assert result.matrices == 4 * depth - 1 and result.kept == {"layers.0.ffn.down.weight": "asked for"}
+    assert {name for name, spec in specs.items() if spec.stored == "e4m3"} == {
+        f"layers.{i}.{part}.weight" for i in range(depth) for part in MATRICES
+    } - {"layers.0.ffn.down.weight"}
+    for name, spec in specs.items():
+        assert list(stored[name].shape) == spec.shape
+        if name.endswith(".scale"):
+            assert stored[name].dtype == torch.float32 and (stored[name] > 0).all()
+        elif spec.stored:
+            stored_, scale = stored[name], stored[f"{name}.scale"]
+            assert torch.equal(read.read(name, torch.float8_e4m3fn).float(), stored_.float())
+            error = (stored_.float() - exact.read(name) / scale[:, None]).abs()
+            assert (error <= half_steps(stored_) * (1 + 1e-5)).all()
+        else:
+            assert torch.equal(stored[name], exact.read(name, exact.stored_dtype))
+    assert sorted(stored) == sorted(specs)
+
+
+def test_the_largest_entry_of_calibration_is_half_of_what_a_scale_holds(folder: Path, tmp_path: Path) -> None:
+    quantize(folder, tmp_path / "fp8", SAMPLE_TEXTS)
+    scales = load_file(tmp_path / "fp8" / "model.safetensors")
+    texts = sequences_of(ftbert.load(folder), SAMPLE_TEXTS)
+    checkpoint = open_checkpoint(folder)
+    modules = {ours: names[0] for ours, names in source_modules(checkpoint.config).items()}
+    batches = [(row[None], torch.ones_like(row)[None]) for row in texts]
+    for name, seen in observe(build_reference(checkpoint, with_heads=False), modules, batches).items():
+        scale = scales[name.replace(".weight", ".input.scale")]
+        assert float(scale) * LARGEST == pytest.approx(2 * seen.largest, rel=1e-4)
+
+
+def test_no_product_on_the_cpu_yet(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "fp8"
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(SAMPLE_TEXTS), encoding="utf-8")
+    assert cli.main(["quantize", str(folder), str(target), "--texts", str(texts), "--dtype", "fp8", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["dtype"] == "e4m3" and told["kept"] == {} and told["texts"] == len(SAMPLE_TEXTS)
+    with pytest.raises(RuntimeError, match="no product on cpu multiplies fp32 by a matrix stored as e4m3"):
+        ftbert.load(target)
+    assert cli.main(["info", str(target), "--json"]) == 0
+    model = json.loads(capsys.readouterr().out)["model"]
+    assert f"{told['matrices']} e4m3" in model["matrices"] and "no product on cpu" in model["runs"]
+    with pytest.raises(ValueError, match="is quantized already; quantize the model that it was made from"):
+        quantize(target, tmp_path / "again", SAMPLE_TEXTS)
+    with pytest.raises(ValueError, match="take the model that they were made from"):
+        build_reference(open_checkpoint(target), with_heads=False)
+
+
+def test_an_input_that_is_not_finite_is_named(folder: Path, tmp_path: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights[next(name for name in weights if name.endswith("layer.0.intermediate.dense.bias"))][3] = float("nan")
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(ValueError, match="layers.0.ffn.down.weight: what it multiplies is not finite"):
+        quantize(folder, tmp_path / "fp8", SAMPLE_TEXTS)
+    assert not (tmp_path / "fp8").exists()
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_failure_leaves_no_folder(folder: Path, tmp_path: Path, number: float) -> None:
+    def left() -> list[str]:
+        return sorted(path.name for path in tmp_path.iterdir())
+
+    before, target = left(), tmp_path / "fp8"
+    for texts, keep, words in (
+        ([], [], "0 with 0 tokens are too few"),
+        (["one word"], [], "texts: 1 with .* tokens are too few"),
+        (SAMPLE_TEXTS, ["layers.77"], "'layers.77' is no matrix"),
+        (SAMPLE_TEXTS, ["layer"], "'layer' is no matrix"),
+        (SAMPLE_TEXTS, ["layers"], "no matrix is left"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            quantize(folder, target, texts, keep=keep)
+    weights = load_file(folder / "model.safetensors")
+    weights[next(name for name in weights if name.endswith("layer.0.output.dense.weight"))][2, 3] = number
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(ValueError, match="layers.0.ffn.down.weight holds numbers that are not finite"):
+        quantize(folder, target, SAMPLE_TEXTS)
+    assert left() == before
