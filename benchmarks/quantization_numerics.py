@@ -37,12 +37,14 @@ PRODUCTS = ("qkv", "out", "up", "down")
 @dataclass(frozen=True)
 class Recipe:
     """products: in E4M3. centred: those whose input is rounded less its mean per column. corrected: the bias makes up
-    for the mean error of the weights. spare: the layers that stay as they are."""
+    for the mean error of the weights. compensated: later columns of the weights make up for what earlier ones lose.
+    spare: the layers that stay as they are."""
 
     scale: str = "amax"
     products: tuple[str, ...] = PRODUCTS
     centred: tuple[str, ...] = ()
     corrected: bool = False
+    compensated: bool = False
     weights: bool = True
     inputs: bool = True
     spare: tuple[int, ...] = ()
@@ -58,6 +60,10 @@ RECIPES = {
     "weights alone": Recipe(inputs=False),
     "activations alone": Recipe(weights=False),
     "bias corrected": Recipe(corrected=True),
+    "compensated, scale 2 x": Recipe("amax2", compensated=True),
+    "compensated, scale 2 x, mean subtracted: qkv, up": Recipe("amax2", centred=("qkv", "up"), compensated=True),
+    "compensated, least square error": Recipe("mse", compensated=True),
+    "compensated, weights alone": Recipe(inputs=False, compensated=True),
     "mean subtracted: qkv, up": Recipe(centred=("qkv", "up")),
     "mean subtracted: qkv, out, up": Recipe(centred=("qkv", "out", "up")),
     "mean subtracted: all": Recipe(centred=PRODUCTS),
@@ -99,7 +105,7 @@ def quantized(real: Real, seen: dict[str, Observed], recipe: Recipe) -> Iterator
                 undo.callback(partial(setattr, module, "weight", weight))
                 undo.callback(partial(setattr, module, "bias", bias))
                 if recipe.weights:
-                    stored, scales = quantize_rows(weight)
+                    stored, scales = quantize_rows(weight, seen[ours].gram if recipe.compensated else None)
                     module.weight = torch.nn.Parameter(stored.float() * scales[:, None], requires_grad=False)
                     if product in recipe.centred or recipe.corrected:
                         missing = (weight - module.weight) @ mean + (0 if bias is None else bias)

@@ -8,6 +8,9 @@ from torch import Tensor
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0
 
+_DAMPING = 0.01  # of the gram's mean diagonal: few rows say little about most directions
+_BLOCK = 128  # columns, behind which the others follow in one product
+
 
 def to_e4m3(values: Tensor, scale: Tensor) -> Tensor:
     """values / scale in E4M3; past its largest number that number, where torch's conversion gives NaN."""
@@ -19,8 +22,33 @@ def rounded(values: Tensor, scale: Tensor) -> Tensor:
     return to_e4m3(values, scale).to(values.dtype) * scale
 
 
-def quantize_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """float [n, k] -> E4M3 [n, k] and scales float32 [n]: each row's largest number becomes 448; of zeros it is 1."""
+def quantize_rows(matrix: Tensor, gram: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """float [n, k] -> E4M3 [n, k] and scales float32 [n]: each row's largest number becomes 448; of zeros it is 1.
+
+    gram: the sum of x x^T over rows x that the matrix multiplies, float [k, k]. With it columns are rounded one after
+    another, and what each loses the later ones make up for as well as they can on these rows (GPTQ, Frantar et al.
+    2022). Without, each number becomes the nearest.
+    """
     largest = matrix.float().abs().amax(1)
     scale = torch.where(largest > 0, largest / LARGEST, 1.0).clamp_min(torch.finfo(torch.float32).tiny)
-    return to_e4m3(matrix.float(), scale[:, None]), scale
+    scaled = matrix.float() / scale[:, None]
+    return to_e4m3(scaled if gram is None else _compensated(scaled, gram), torch.tensor(1.0)), scale
+
+
+def _compensated(rest: Tensor, gram: Tensor) -> Tensor:
+    """Numbers of E4M3. With U the upper Cholesky factor of the gram's inverse, what column i loses is spread over the
+    columns j > i in proportion to U[i, j] / U[i, i]."""
+    rest, one = rest.clone(), torch.tensor(1.0)
+    damped = gram.double()
+    damped.diagonal().add_(_DAMPING * damped.diagonal().mean().clamp_min(torch.finfo(torch.float32).tiny))
+    upper = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(damped)), upper=True).float()
+    for start in range(0, rest.shape[1], _BLOCK):
+        end = min(start + _BLOCK, rest.shape[1])
+        lost = torch.empty(rest.shape[0], end - start)
+        for i in range(start, end):
+            column = rounded(rest[:, i], one)
+            lost[:, i - start] = (rest[:, i] - column) / upper[i, i]
+            rest[:, i] = column
+            rest[:, i + 1 : end] -= lost[:, i - start, None] * upper[i, i + 1 : end]
+        rest[:, end:] -= lost @ upper[start:end, end:]
+    return rest

@@ -16,11 +16,12 @@ _SAMPLE = 1024  # rows of each matrix's input that are kept
 
 @dataclass
 class Observed:
-    """Of the rows [tokens, k] that a matrix multiplies: their number, the sum of each column, the largest absolute
-    value, and some of the rows themselves."""
+    """Of the rows [tokens, k] that a matrix multiplies: their number, the sum of each column, the sum of x x^T, the
+    largest absolute value, and some of the rows themselves."""
 
     count: int = 0
     total: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.float64))  # [k]
+    gram: Tensor = field(default_factory=lambda: torch.zeros(1, 1))  # [k, k]
     largest: float = 0.0
     kept: list[Tensor] = field(default_factory=list)
 
@@ -28,6 +29,7 @@ class Observed:
         """share: how many of them to keep, evenly spread."""
         self.count += len(rows)
         self.total = self.total + rows.double().sum(0)
+        self.gram = self.gram + rows.T @ rows
         self.largest = max(self.largest, float(rows.abs().max()))
         self.kept.append(rows[:: max(1, len(rows) // share)][:share].clone())
 

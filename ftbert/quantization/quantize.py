@@ -136,7 +136,7 @@ def _quantized(checkpoint: Checkpoint, seen: dict[str, Observed]) -> Iterator[tu
         if name not in seen:
             yield name, checkpoint.read(name, checkpoint.stored_dtype)
             continue
-        stored, scale = quantize_rows(checkpoint.read(name))
+        stored, scale = quantize_rows(checkpoint.read(name), seen[name].gram)
         yield name, stored
         yield f"{name}.scale", scale
         yield f"{name.removesuffix('.weight')}.input.scale", torch.tensor([input_scale(seen[name])])
