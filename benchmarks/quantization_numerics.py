@@ -15,7 +15,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from real_models import Real, real_models  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from ftbert.evaluation import padded  # noqa: E402
-from ftbert.quantization import LARGEST, Observed, observe, quantize_rows, rounded  # noqa: E402
+from ftbert.quantization import LARGEST, Observed, best_scale, observe, quantize_rows, rounded  # noqa: E402
 
 PRODUCTS = ("qkv", "out", "up", "down")
 
@@ -50,9 +50,13 @@ class Recipe:
     spare: tuple[int, ...] = ()
 
 
-ALL = Recipe()
+STORED = Recipe("mse", compensated=True)
 RECIPES = {
-    "scale 448 = largest seen": ALL,
+    "as ftbert quantize stores it": STORED,
+    "... weights alone": replace(STORED, inputs=False),
+    "... all but down": replace(STORED, products=("qkv", "out", "up")),
+    "... mean subtracted: qkv, up": replace(STORED, centred=("qkv", "up")),
+    "scale 448 = largest seen": Recipe(),
     "scale 448 = 2 x largest seen": Recipe("amax2"),
     "scale 448 = 99.99th percentile": Recipe("percentile"),
     "scale of least square error": Recipe("mse"),
@@ -60,10 +64,6 @@ RECIPES = {
     "weights alone": Recipe(inputs=False),
     "activations alone": Recipe(weights=False),
     "bias corrected": Recipe(corrected=True),
-    "compensated, scale 2 x": Recipe("amax2", compensated=True),
-    "compensated, scale 2 x, mean subtracted: qkv, up": Recipe("amax2", centred=("qkv", "up"), compensated=True),
-    "compensated, least square error": Recipe("mse", compensated=True),
-    "compensated, weights alone": Recipe(inputs=False, compensated=True),
     "mean subtracted: qkv, up": Recipe(centred=("qkv", "up")),
     "mean subtracted: qkv, out, up": Recipe(centred=("qkv", "out", "up")),
     "mean subtracted: all": Recipe(centred=PRODUCTS),
@@ -78,8 +78,7 @@ def scale_of(kind: str, seen: Observed, centre: Tensor) -> Tensor:
     if kind == "percentile":
         largest = rows.abs().flatten().kthvalue(int(rows.numel() * 0.9999)).values
     elif kind == "mse":
-        tried = [largest * 2 ** (-i / 4) for i in range(-4, 25)]
-        largest = min(tried, key=lambda one: float((rounded(rows, one / LARGEST) - rows).square().sum()))
+        return torch.tensor(best_scale(rows, float(largest)))
     return largest * (2 if kind == "amax2" else 1) / LARGEST
 
 
@@ -159,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seen = observe(real.model, {ours: names[0] for ours, names in real.modules.items()}, batches)
         exact, rows = real.vectors(), {}
         depth = 1 + max(int(ours.split(".")[1]) for ours in real.modules)
-        alone = {f"layer {i} alone": Recipe(spare=tuple({*range(depth)} - {i})) for i in range(depth)}
+        alone = {f"layer {i} alone": replace(STORED, spare=tuple({*range(depth)} - {i})) for i in range(depth)}
         wanted = {name: RECIPES[name] for name in options.recipes or RECIPES} | (alone if options.layers else {})
         told = [f"\n{real.name}\n| | mean cosine | worst | Spearman | delta |", "|---|---:|---:|---:|---:|"]
         for name, recipe in wanted.items():

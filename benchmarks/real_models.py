@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ftbert.converters import build_reference, open_checkpoint, source_modules
-from ftbert.evaluation import SAMPLE_TEXTS, padded
+from ftbert.evaluation import padded
+from ftbert.quantization import calibration_texts
 
 
 @dataclass
@@ -53,7 +54,7 @@ def sentences(path: Path, pairs: int) -> tuple[list[str], Tensor]:
 def real_models(options: argparse.Namespace) -> Iterator[Callable[[], Real]]:
     """Those that the options of quantization_numerics.py name, each made when it is called."""
     texts, scores = sentences(options.stsb, options.pairs)
-    other: Sequence[str] = SAMPLE_TEXTS
+    other = calibration_texts()
     if options.calibration:
         other, _ = sentences(options.stsb.with_name("sts-train.csv"), options.calibration // 2)
 

@@ -35,7 +35,7 @@ def add_to(commands: command.Commands) -> None:
     )
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("target", metavar="DST")
-    parser.add_argument("--texts", metavar="FILE", help=".txt .jsonl .csv .parquet, 512 are read (default: a few)")
+    parser.add_argument("--texts", metavar="FILE", help=".txt .jsonl .csv .parquet, 512 are read (default: built in)")
     parser.add_argument("--column", help='field with the text (default "text")')
     parser.add_argument("--dtype", choices=("fp8",), default="fp8", help="of matrices and their inputs (default fp8)")
     left = "matrices that stay as they are: layers.0, layers.3.ffn.down; may be repeated"
@@ -72,10 +72,9 @@ def _convert(options: argparse.Namespace) -> int:
 
 
 def _quantize(options: argparse.Namespace) -> int:
-    from ftbert.evaluation import SAMPLE_TEXTS
     from ftbert.quantization import MOST_TEXTS, quantize
 
-    texts = SAMPLE_TEXTS if options.texts is None else _texts(options, MOST_TEXTS)
+    texts = None if options.texts is None else _texts(options, MOST_TEXTS)
     result = quantize(
         options.model, options.target, texts, keep=options.keep, force=options.force, revision=options.revision
     )

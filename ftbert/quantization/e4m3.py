@@ -22,10 +22,19 @@ def rounded(values: Tensor, scale: Tensor) -> Tensor:
     return to_e4m3(values, scale).to(values.dtype) * scale
 
 
+def best_scale(rows: Tensor, largest: float) -> float:
+    """The scale with which `rows` come back with the least square error. largest: of all that there are, which at that
+    scale may be past E4M3's largest number, or far below."""
+    if not largest:
+        return 1.0
+    tried = [largest * 2 ** (step / 4) / LARGEST for step in range(4, -25, -1)]
+    return min(tried, key=lambda scale: float((rounded(rows, torch.tensor(scale)) - rows).square().sum()))
+
+
 def quantize_rows(matrix: Tensor, gram: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """float [n, k] -> E4M3 [n, k] and scales float32 [n]: each row's largest number becomes 448; of zeros it is 1.
 
-    gram: the sum of x x^T over rows x that the matrix multiplies, float [k, k]. With it columns are rounded one after
+    gram: x x^T over rows x that the matrix multiplies, float [k, k]. With it columns are rounded one after
     another, and what each loses the later ones make up for as well as they can on these rows (GPTQ, Frantar et al.
     2022). Without, each number becomes the nearest.
     """

@@ -16,12 +16,12 @@ _SAMPLE = 1024  # rows of each matrix's input that are kept
 
 @dataclass
 class Observed:
-    """Of the rows [tokens, k] that a matrix multiplies: their number, the sum of each column, the sum of x x^T, the
-    largest absolute value, and some of the rows themselves."""
+    """Of the rows x [k] that a matrix multiplies: their number, the sums of x and of x x^T, the largest absolute value,
+    and some of the rows themselves."""
 
     count: int = 0
     total: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.float64))  # [k]
-    gram: Tensor = field(default_factory=lambda: torch.zeros(1, 1))  # [k, k]
+    squares: Tensor = field(default_factory=lambda: torch.zeros(1, 1))  # [k, k]
     largest: float = 0.0
     kept: list[Tensor] = field(default_factory=list)
 
@@ -29,7 +29,7 @@ class Observed:
         """share: how many of them to keep, evenly spread."""
         self.count += len(rows)
         self.total = self.total + rows.double().sum(0)
-        self.gram = self.gram + rows.T @ rows
+        self.squares = self.squares + rows.T @ rows
         self.largest = max(self.largest, float(rows.abs().max()))
         self.kept.append(rows[:: max(1, len(rows) // share)][:share].clone())
 
@@ -37,6 +37,14 @@ class Observed:
     def mean(self) -> Tensor:
         """float32 [k]"""
         return (self.total / self.count).float()
+
+    @property
+    def gram(self) -> Tensor:
+        """float32 [k, k], x x^T on average: of few rows nearer to its diagonal, which they tell better."""
+        cols = len(self.squares)
+        told = self.squares * (self.count / (self.count + cols))
+        told.diagonal().copy_(self.squares.diagonal())
+        return told / self.count
 
     @property
     def sample(self) -> Tensor:

@@ -13,14 +13,12 @@ from torch import Tensor
 
 from ftbert.checkpoint import Checkpoint, EncoderConfig
 from ftbert.converters import build_reference, check_target, open_checkpoint, source_modules, write_folder
-from ftbert.quantization.e4m3 import LARGEST, quantize_rows
+from ftbert.quantization.e4m3 import best_scale, quantize_rows
 from ftbert.quantization.observe import Observed, observe
 from ftbert.text import TextSettings, Tokenizer
 
 MOST_TEXTS = 512
 FEWEST_TOKENS = 256
-# Texts that no calibration has seen have larger entries. A float type loses nothing by room for them.
-_ROOM = 2.0
 _MULTIPLE = 16  # of the columns of a matrix whose products run in E4M3
 _BATCH, _LONGEST = 16, 512  # texts, tokens
 
@@ -47,10 +45,15 @@ class QuantizeResult:
         return "\n".join(lines)
 
 
+def calibration_texts() -> list[str]:
+    """Those that come with the package: of many kinds and some languages, words to paragraphs."""
+    return (Path(__file__).parent / "calibration.txt").read_text(encoding="utf-8").splitlines()
+
+
 def quantize(
     source: str | Path | torch.nn.Module,
     target: str | Path,
-    texts: Sequence[str],
+    texts: Sequence[str] | None = None,
     *,
     keep: Sequence[str] = (),
     force: bool = False,
@@ -60,9 +63,10 @@ def quantize(
     for what the matrix multiplies, which transformers' model in float32 shows on the first 512 texts, 512 tokens of
     each.
 
-    keep: names, or beginnings of names, of matrices that stay as they are: "layers.0", "layers.3.ffn.down". ValueError:
-    texts of fewer than 256 tokens, a name in `keep` that is none, a matrix or an input that is not finite, a model that
-    is quantized already or has no tokenizer; besides what `convert` raises.
+    texts: None for those that come with the package. keep: names, or beginnings of names, of matrices that stay as they
+    are: "layers.0", "layers.3.ffn.down". ValueError: texts of fewer than 256 tokens, a name in `keep` that is none, a
+    matrix or an input that is not finite, a model that is quantized already or has no tokenizer; besides what `convert`
+    raises.
     """
     target = Path(target)
     check_target(target, source, force)
@@ -70,7 +74,7 @@ def quantize(
     if checkpoint.config.left_out:
         warnings.warn(f"{checkpoint.source.where}: {checkpoint.config.left_out}", stacklevel=2)
     wanted, kept = _choose(checkpoint, keep)
-    rows = _ids(checkpoint, texts)
+    rows = _ids(checkpoint, calibration_texts() if texts is None else texts)
     seen = _observe(checkpoint, wanted, rows)
     tensors = _quantized(checkpoint, seen)
     config = replace(checkpoint.config, encoder=_stored(checkpoint.config.encoder, wanted))
@@ -139,11 +143,8 @@ def _quantized(checkpoint: Checkpoint, seen: dict[str, Observed]) -> Iterator[tu
         stored, scale = quantize_rows(checkpoint.read(name), seen[name].gram)
         yield name, stored
         yield f"{name}.scale", scale
-        yield f"{name.removesuffix('.weight')}.input.scale", torch.tensor([input_scale(seen[name])])
-
-
-def input_scale(seen: Observed) -> float:
-    return _ROOM * seen.largest / LARGEST if seen.largest else 1.0
+        found = best_scale(seen[name].sample, seen[name].largest)
+        yield f"{name.removesuffix('.weight')}.input.scale", torch.tensor([found])
 
 
 def _stored(encoder: EncoderConfig, matrices: Sequence[str] | dict[str, str]) -> EncoderConfig:
