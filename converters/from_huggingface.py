@@ -85,7 +85,7 @@ def write_folder(
             _copy_text_files(checkpoint.folder, folder)
             unchecked, tokenizer_class = check_copy(checkpoint.folder, folder)
             if unchecked:
-                warnings.warn(f"{checkpoint.folder}: {unchecked}", stacklevel=2)
+                warnings.warn(f"{checkpoint.folder}: {unchecked}", stacklevel=3)
             checkpoint.config.write(folder / "config.json", tokenizer_class)
         try:
             staging.deliver_folder(lambda found: force and not _not_ours(found))
