@@ -154,6 +154,6 @@ def _stored(encoder: EncoderConfig, matrices: Sequence[str] | dict[str, str]) ->
         ours = {tuple(name.split(".")[2:4]) for name in matrices if name.split(".")[1] == str(layer.weights_of)}
         attention: dict[str, Any] = {f"{part}_type": "e4m3" for block, part in ours if block == "attention"}
         ffn: dict[str, Any] = {f"{part}_type": "e4m3" for block, part in ours if block == "ffn"}
-        changed = {"attention": replace(layer.attention, **attention), "ffn": replace(layer.ffn, **ffn)}
+        changed: dict[str, Any] = {"attention": replace(layer.attention, **attention), "ffn": replace(layer.ffn, **ffn)}
         layers.append(replace(layer, **changed))
     return replace(encoder, layers=tuple(layers))
