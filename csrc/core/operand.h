@@ -37,6 +37,19 @@ struct Operand {
     return static_cast<T*>(data);
   }
 
+  // The rows as E4M3 with one scale for all; Error where they are stored in another way.
+  uint8_t* scaled_e4m3() const {
+    FTBERT_CHECK(dtype == DType::e4m3 && per == Granularity::tensor && scale && !opaque,
+                 "expected an operand in e4m3 with one scale, got ", to_string(dtype),
+                 per == Granularity::none  ? " without scales"
+                 : per == Granularity::row ? " with scales of rows"
+                                           : "");
+    return static_cast<uint8_t*>(data);
+  }
+
+  // Whether numbers are divided by a scale before they are stored.
+  bool scaled() const { return per != Granularity::none; }
+
   explicit operator bool() const { return data != nullptr; }
 };
 
@@ -45,7 +58,7 @@ template <class T>
 struct Output {
   T* sum = nullptr;     // the sum itself: the stream, where a norm stands before the next block alone
   T* normed = nullptr;  // the norm of it: the stream, where a norm stands behind a block
-  Operand copy = {};    // the norm of it in the type of the product that reads it; without data: none
+  Operand copy = {};    // the norm of it as the product that reads it wishes; without data: none
 
   // For kernels that store the norm once, as T.
   T* only_norm() const {

@@ -116,8 +116,9 @@ bool attention_supports<Cpu, float>(const Context<Cpu>&, const Heads&) {
 
 template <>
 void add_bias_act<Cpu, float>(Context<Cpu>& context, float* x, const float* bias, Activation activation, int64_t rows,
-                              int64_t cols) {
-  isa_kernels().add_bias_act(context, x, bias, activation, rows, cols);
+                              int64_t cols, const Operand& out) {
+  FTBERT_CHECK(!out, "add_bias_act on the CPU works in place alone");
+  isa_kernels().add_bias_act(context, x, bias, activation, rows, cols, out);
 }
 
 template <>
@@ -136,6 +137,7 @@ template <>
 void add_bias_input_layernorm<Cpu, float>(Context<Cpu>& context, const float* x, const float* bias, const float* input,
                                           const Norm<float>& norm, int64_t rows, int64_t cols,
                                           const Output<float>& out) {
+  FTBERT_CHECK(!out.copy.scaled(), "norms on the CPU are not copied in ", to_string(out.copy.dtype));
   isa_kernels().add_bias_input_layernorm(context, x, bias, input, norm, rows, cols, {out.sum, out.only_norm(), {}});
 }
 
@@ -164,9 +166,17 @@ size_t attention_scratch_bytes<Cpu, float>(int64_t max_k, int64_t head_size, boo
 template <>
 void embeddings_layernorm<Cpu, float>(Context<Cpu>& context, const EmbeddingTables<float>& tables,
                                       const int64_t* input_ids, const int64_t* token_type_ids, const int64_t* to_padded,
-                                      const int32_t* positions, int64_t tokens, int64_t cols, float* out) {
+                                      const int32_t* positions, int64_t tokens, int64_t cols, float* out,
+                                      const Operand& copy) {
+  FTBERT_CHECK(!copy, "embeddings on the CPU are not copied in ", to_string(copy.dtype));
   isa_kernels().embeddings_layernorm(context, tables, input_ids, token_type_ids, to_padded, positions, tokens, cols,
-                                     out);
+                                     out, copy);
+}
+
+template <>
+void quantise<Cpu, float>(Context<Cpu>& context, const float* x, int64_t rows, int64_t cols, const Operand& out) {
+  out.scaled_e4m3();  // or an error
+  isa_kernels().quantise(context, x, rows, cols, out);
 }
 
 template <>

@@ -16,6 +16,7 @@
   X(attention_scratch_bytes)  \
   X(embeddings_layernorm)     \
   X(pooling)                  \
+  X(quantise)                 \
   X(rotary)                   \
   X(softmax)
 

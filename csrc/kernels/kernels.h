@@ -93,17 +93,20 @@ struct EmbeddingTables {
 
 // out[t] = norm(scale * word[id] + position[p] + token_type[tt]) for each packed token, gathered from padded ids
 // through to_padded (nullptr: ids are packed). token_type_ids == nullptr means type 0. An id or a position outside
-// its table gives a row of NaN on CUDA, where no host may be asked; the CPU's caller has checked them.
+// its table gives a row of NaN on CUDA, where no host may be asked; the CPU's caller has checked them. copy: of out, as
+// the product that reads it wishes, with a scale; without data: none, as on the CPU.
 template <class Device, class T>
 void embeddings_layernorm(Context<Device>& context, const EmbeddingTables<T>& tables, const int64_t* input_ids,
                           const int64_t* token_type_ids, const int64_t* to_padded, const int32_t* positions,
                           int64_t tokens, int64_t cols,
-                          T* out);  // [tokens, cols]
+                          T* out,  // [tokens, cols]
+                          const Operand& copy = {});
 
 // ---- add_bias_input_layernorm ------------------------------------------------------------------------------
 
 // out.sum = x + bias + input; out.normed and out.copy = norm(sum), one of them at least. bias and input may be nullptr
-// (then they are 0), and so may what is not to be stored. What is stored may alias x or input. copy: of T.
+// (then they are 0), and so may what is not to be stored. sum and normed may alias x or input. copy: of T where normed
+// is not stored, and then it may alias them too; or, of 16-bit elements on CUDA, e4m3 with one scale.
 template <class Device, class T>
 void add_bias_input_layernorm(Context<Device>& context, const T* x, const T* bias, const T* input, const Norm<T>& norm,
                               int64_t rows, int64_t cols,
@@ -111,17 +114,27 @@ void add_bias_input_layernorm(Context<Device>& context, const T* x, const T* bia
 
 // ---- add_bias_act ------------------------------------------------------------------------------------------
 
-// x = act(x + bias), in place. bias may be nullptr.
+// x = act(x + bias), in place. bias may be nullptr. out, where given, gets the result instead: of 16-bit elements on
+// CUDA, e4m3 with one scale.
 template <class Device, class T>
-void add_bias_act(Context<Device>& context, T* x, const T* bias, Activation activation, int64_t rows, int64_t cols);
+void add_bias_act(Context<Device>& context, T* x, const T* bias, Activation activation, int64_t rows, int64_t cols,
+                  const Operand& out = {});
 
 // ---- add_bias_gate -----------------------------------------------------------------------------------------
 
 // out[i] = activation(x[2i] + bias[2i]) * (x[2i + 1] + bias[2i + 1]). bias may be nullptr. x and out, which lie apart,
-// are of T; on the CPU they may be bf16, each for itself.
+// are of T; on the CPU they may be bf16, each for itself; of 16-bit elements on CUDA out may be e4m3 with one scale.
 template <class Device, class T>
 void add_bias_gate(Context<Device>& context, const Operand& x, const T* bias, Activation activation, int64_t rows,
                    int64_t cols, const Operand& out);  // x [rows, 2 * cols], bias [2 * cols], out [rows, cols]
+
+// ---- quantise ----------------------------------------------------------------------------------------------
+
+// out = x / scale in e4m3, to nearest, ties to even: 448 of what is more, NaN of NaN. For edges whose producer stores
+// nothing but T.
+template <class Device, class T>
+void quantise(Context<Device>& context, const T* x, int64_t rows, int64_t cols,
+              const Operand& out);  // [rows, cols], e4m3 with one scale; apart from x
 
 // ---- attention: what the kernels of both paths get ---------------------------------------------------------
 

@@ -23,7 +23,8 @@ void run(float* x, const float* bias, int64_t rows, int64_t cols) {
 
 }  // namespace
 
-void add_bias_act(Context<Cpu>&, float* x, const float* bias, Activation activation, int64_t rows, int64_t cols) {
+void add_bias_act(Context<Cpu>&, float* x, const float* bias, Activation activation, int64_t rows, int64_t cols,
+                  const Operand&) {
   with_activation(activation, [&](auto kind) { run<kind()>(x, bias, rows, cols); });
 }
 

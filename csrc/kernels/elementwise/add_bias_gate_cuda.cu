@@ -1,7 +1,9 @@
 // out = act(gate + bias) * (up + bias): gate and up are the even and the odd columns of x.
 #include "core/check.h"
+#include "core/dispatch.h"
 #include "device/activation.cuh"
 #include "device/column_walk.cuh"
+#include "device/e4m3_rows.cuh"
 #include "device/launch.cuh"
 #include "device/vector.cuh"
 #include "kernels/kernels.h"
@@ -12,9 +14,10 @@ namespace {
 constexpr int kRows = 2;  // rows a thread has in flight, each 32 bytes
 
 // A thread has W columns of out, made of 2 * W of x.
-template <Activation kActivation, int W, class E>
+// Out: nothing, or E4m3Rows in the place of out.
+template <Activation kActivation, int W, class E, class... Out>
 __global__ void __launch_bounds__(kColumnThreads)
-    add_bias_gate_kernel(const E* x, const E* bias, int64_t rows, int packs, E* out) {
+    add_bias_gate_kernel(const E* x, const E* bias, int64_t rows, int packs, E* out, Out... e4m3) {
   using Pack = Packed<E, W>;
   wait_for_inputs();
   const ColumnWalk walk(packs);
@@ -27,6 +30,7 @@ __global__ void __launch_bounds__(kColumnThreads)
     load(bias + 2 * column, pack);
     to_floats(pack, b);
   }
+  (e4m3.read_scale(), ...);
   for (int64_t first = walk.row; first < rows; first += kRows * walk.step) {
     Pack pack[kRows][2];
 #pragma unroll
@@ -42,7 +46,11 @@ __global__ void __launch_bounds__(kColumnThreads)
       to_floats(pack[i], v);
 #pragma unroll
       for (int w = 0; w < 2 * W; ++w) v[w] += b[w];
-      gate_pairs<kActivation, E, W>(v).store(out + row * cols + column);
+      float gated[W];
+#pragma unroll
+      for (int w = 0; w < W; ++w) gated[w] = activate<kActivation, E>(v[2 * w]) * v[2 * w + 1];
+      if constexpr (sizeof...(Out) == 0) put(gated, out, row * cols + column);
+      (put(gated, e4m3, row * cols + column), ...);
     }
   }
 }
@@ -55,21 +63,25 @@ void add_bias_gate(Context<Device>& context, const Operand& x, const T* bias, Ac
   if (rows == 0 || cols == 0) return;
   FTBERT_CHECK(cols < (1 << 30), "add_bias_gate: a row has at most 2^30 elements, got ", cols);
   const T* const from = x.template as<T>();
-  T* const to = out.template as<T>();
-  with_width<kWidth<T>>(vectorizable(kWidth<T>, cols, from, bias, to), [&]<int W>() {
+  T* const to = out.scaled() ? nullptr : out.template as<T>();
+  const auto launch = [&]<int W, class... Out>(const Out&... e4m3) {
     const int64_t packs = cols / W;
     const unsigned blocks = column_blocks(rows, packs, kRows, context.sm_count);
     with_activation(activation, [&](auto kind) {
-      launch_overlapped(context, "kernel add_bias_gate", add_bias_gate_kernel<decltype(kind)::value, W, native_t<T>>,
-                        blocks, kColumnThreads, 0, 1, native(from), native(bias), rows, packs, native(to));
+      launch_overlapped(context, "kernel add_bias_gate",
+                        add_bias_gate_kernel<decltype(kind)::value, W, native_t<T>, Out...>, blocks, kColumnThreads, 0,
+                        1, native(from), native(bias), rows, packs, native(to), e4m3...);
     });
+  };
+  const bool wide = vectorizable(kWidth<T>, cols, from, bias, to) &&
+                    vectorizable(kWidth<T>, cols, static_cast<const uint8_t*>(out.data));
+  with_rows<T>(out.scaled() ? out : Operand(), [&](const auto&... e4m3) {
+    with_width<kWidth<T>>(wide, [&]<int W>() { launch.template operator()<W>(e4m3...); });
   });
 }
 
-template void add_bias_gate(Context<Cuda>&, const Operand&, const float*, Activation, int64_t, int64_t, const Operand&);
-template void add_bias_gate(Context<Cuda>&, const Operand&, const half_t*, Activation, int64_t, int64_t,
-                            const Operand&);
-template void add_bias_gate(Context<Cuda>&, const Operand&, const bfloat16_t*, Activation, int64_t, int64_t,
-                            const Operand&);
+#define FTBERT_INSTANTIATE(T) \
+  template void add_bias_gate(Context<Cuda>&, const Operand&, const T*, Activation, int64_t, int64_t, const Operand&);
+FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert

@@ -7,7 +7,7 @@ namespace ftbert::FTBERT_ISA {
 
 void embeddings_layernorm(Context<Cpu>&, const EmbeddingTables<float>& tables, const int64_t* input_ids,
                           const int64_t* token_type_ids, const int64_t* to_padded, const int32_t* positions,
-                          int64_t tokens, int64_t cols, float* out) {
+                          int64_t tokens, int64_t cols, float* out, const Operand&) {
 #pragma omp parallel for schedule(static) if (tokens * cols > kSerialElements)
   for (int64_t t = 0; t < tokens; ++t) {
     const int64_t source = to_padded ? to_padded[t] : t;

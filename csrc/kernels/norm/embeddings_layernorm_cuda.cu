@@ -26,10 +26,12 @@ struct Tables {
   Norm<E> norm;
 };
 
-template <class Shape, class E>
+template <class Shape, class E, class... Copy>
 __global__ void __launch_bounds__(Shape::kMaxThreads)
     embeddings_layernorm_kernel(Tables<E> tables, const int64_t* input_ids, const int64_t* token_type_ids,
-                                const int64_t* to_padded, const int32_t* positions, int64_t tokens, int cols, E* out) {
+                                const int64_t* to_padded, const int32_t* positions, int64_t tokens, int cols, E* out,
+                                Copy... copy) {
+  (copy.read_scale(), ...);
   for (RowWalk<Shape> walk; walk.row < tokens; walk.row += walk.step) {
     const int64_t at = to_padded ? to_padded[walk.row] : walk.row;
     bool inside = true;
@@ -38,13 +40,13 @@ __global__ void __launch_bounds__(Shape::kMaxThreads)
         table_row(tables.token_type, token_type_ids ? token_type_ids[at] : 0, tables.token_types, cols, inside);
     const E* position =
         table_row(tables.position, positions ? int64_t{positions[walk.row]} : 0, tables.max_positions, cols, inside);
-    E* row = out + walk.row * cols;
+    const int64_t row = walk.row * cols;
     if (inside) {
       norm_row<Shape>(word, type, position, tables.norm.gamma, tables.norm.beta, LayerRule{tables.norm.eps, 0}, cols,
-                      walk.lane, static_cast<E*>(nullptr), row);
+                      walk.lane, static_cast<E*>(nullptr), out, row, copy...);
     } else {
       // No host may be asked here; NaN cannot be mistaken for an embedding.
-      for (int col = walk.lane; col < cols; col += Shape::kThreads) row[col] = from_float<E>(NAN);
+      for (int col = walk.lane; col < cols; col += Shape::kThreads) put_norm({NAN}, out, row, col, copy...);
     }
   }
 }
@@ -95,7 +97,7 @@ __global__ void __launch_bounds__(kScaledThreads)
 template <class Device, class T>
 void embeddings_layernorm(Context<Device>& context, const EmbeddingTables<T>& tables, const int64_t* input_ids,
                           const int64_t* token_type_ids, const int64_t* to_padded, const int32_t* positions,
-                          int64_t tokens, int64_t cols, T* out) {
+                          int64_t tokens, int64_t cols, T* out, const Operand& copy) {
   if (tokens == 0 || cols == 0) return;
   FTBERT_CHECK(cols < (1 << 30), "embeddings_layernorm: a row has at most 2^30 elements, got ", cols);
   FTBERT_CHECK(!tables.position || positions,
@@ -118,23 +120,30 @@ void embeddings_layernorm(Context<Device>& context, const EmbeddingTables<T>& ta
                         on_device, tables.scale, input_ids, token_type_ids, to_padded, positions, tokens, cols,
                         native(out));
         });
-    if (norm) add_bias_input_layernorm<Device, T>(context, out, nullptr, nullptr, norm, tokens, cols, {.normed = out});
+    if (norm)
+      add_bias_input_layernorm<Device, T>(context, out, nullptr, nullptr, norm, tokens, cols,
+                                          {.normed = out, .copy = copy});
+    else if (copy)
+      quantise<Device, T>(context, out, tokens, cols, copy);
     return;
   }
-  const auto launch = [&](auto shape) {
-    using Shape = decltype(shape);
+  const auto launch = [&]<class Shape, class... Copy>(Shape, const Copy&... beside) {
     const RowLaunch on = row_launch<Shape>(tokens, context.sm_count);
-    launch_kernel(context, "kernel embeddings_layernorm", embeddings_layernorm_kernel<Shape, E>, on.blocks, on.threads,
-                  on_device, input_ids, token_type_ids, to_padded, positions, tokens, cols, native(out));
+    launch_kernel(context, "kernel embeddings_layernorm", embeddings_layernorm_kernel<Shape, E, Copy...>, on.blocks,
+                  on.threads, on_device, input_ids, token_type_ids, to_padded, positions, tokens, cols, native(out),
+                  beside...);
   };
-  with_row_shape<kWidth<T>>(
-      vectorizable(kWidth<T>, cols, tables.word, tables.position, tables.token_type, norm.gamma, norm.beta, out), cols,
-      launch);
+  const bool wide =
+      vectorizable(kWidth<T>, cols, tables.word, tables.position, tables.token_type, norm.gamma, norm.beta, out) &&
+      vectorizable(kWidth<T>, cols, static_cast<const uint8_t*>(copy.data));
+  with_rows<T>(copy, [&](const auto&... beside) {
+    with_row_shape<kWidth<T>>(wide, cols, [&](auto shape) { launch(shape, beside...); });
+  });
 }
 
 #define FTBERT_INSTANTIATE(T)                                                                                   \
   template void embeddings_layernorm(Context<Cuda>&, const EmbeddingTables<T>&, const int64_t*, const int64_t*, \
-                                     const int64_t*, const int32_t*, int64_t, int64_t, T*);
+                                     const int64_t*, const int32_t*, int64_t, int64_t, T*, const Operand&);
 FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert

@@ -1,6 +1,7 @@
 // out = norm(a + b + c) for one row, by a rule (norm_rule.cuh): the body that the norm kernels share. beta may be null:
 // 0.
 #pragma once
+#include "device/e4m3_rows.cuh"
 #include "device/row_shape.cuh"
 #include "device/vector.cuh"
 #include "kernels/norm/norm_rule.cuh"
@@ -18,15 +19,22 @@ __device__ void load_row(const E* row, int cols, int lane, Packed<E, Shape::kWid
   }
 }
 
+// A part of the row that begins at out + at, from column col on. Copy: nothing, or E4m3Rows, and then out may be null.
+template <class E, int W, class... Copy>
+__device__ void put_norm(const float (&x)[W], E* out, int64_t at, int col, const Copy&... copy) {
+  if (sizeof...(Copy) == 0 || out != nullptr) put(x, out + at, col);
+  (put(x, copy, at + col), ...);
+}
+
 // The row in registers. Two passes for a variance: E[x^2] - mean^2 cancels where a row's mean is large against its
 // spread.
-template <class Shape, class Rule, class E>
+template <class Shape, class Rule, class E, class... Copy>
 __device__ void norm_packs(const Packed<E, Shape::kWidth> (&packs_a)[Shape::kPacks],
                            const Packed<E, Shape::kWidth> (&packs_b)[Shape::kPacks],
                            const Packed<E, Shape::kWidth> (&packs_c)[Shape::kPacks],
                            const Packed<E, Shape::kWidth> (&packs_gamma)[Shape::kPacks],
                            const Packed<E, Shape::kWidth> (&packs_beta)[Shape::kPacks], bool normalize,
-                           const Rule& rule, int cols, int lane, E* sum, E* out) {
+                           const Rule& rule, int cols, int lane, E* sum, E* out, int64_t at, const Copy&... copy) {
   constexpr int W = Shape::kWidth, P = Shape::kPacks;
   using Pack = Packed<E, W>;
   const float inverse = 1.0f / cols;  // while the loads are under way
@@ -81,15 +89,15 @@ __device__ void norm_packs(const Packed<E, Shape::kWidth> (&packs_a)[Shape::kPac
           x[i][w] = rule.template apply<E>(x[i][w], scale, g[w], h[w]);
       }
     }
-    Pack::from_floats(x[i]).store(out + col);
+    put_norm(x[i], out, at, col, copy...);
   }
 }
 
 // A row too long for registers: the same passes, each reading the row again (from L1 or L2). Each element is
 // stored by the thread that read it, after its last read, so that out and sum may alias a or c here too.
-template <class Shape, class Rule, class E>
+template <class Shape, class Rule, class E, class... Copy>
 __device__ void norm_long(const E* a, const E* b, const E* c, const E* gamma, const E* beta, const Rule& rule, int cols,
-                          int lane, E* sum, E* out) {
+                          int lane, E* sum, E* out, int64_t at, const Copy&... copy) {
   constexpr int W = Shape::kWidth;
   using Pack = Packed<E, W>;
   const auto value = [&](int col, float (&x)[W]) {
@@ -146,14 +154,14 @@ __device__ void norm_long(const E* a, const E* b, const E* c, const E* gamma, co
           x[w] = rule.template apply<E>(x[w], scale, g[w], h[w]);
       }
     }
-    Pack::from_floats(x).store(out + col);
+    put_norm(x, out, at, col, copy...);
   }
 }
 
 // a, b, c: one row each, b and c may be null. gamma == nullptr: no norm. sum (may be null): a + b + c is kept.
-template <class Shape, class Rule, class E>
+template <class Shape, class Rule, class E, class... Copy>
 __device__ void norm_row(const E* a, const E* b, const E* c, const E* gamma, const E* beta, const Rule& rule, int cols,
-                         int lane, E* sum, E* out) {
+                         int lane, E* sum, E* out, int64_t at, const Copy&... copy) {
   if constexpr (Shape::kPacks > 0) {
     // All loads are issued before the first reduction, since with few rows the kernel's time is their latency.
     constexpr int P = Shape::kPacks;
@@ -163,9 +171,10 @@ __device__ void norm_row(const E* a, const E* b, const E* c, const E* gamma, con
     load_row<Shape>(c, cols, lane, packs_c);
     load_row<Shape>(gamma, cols, lane, packs_gamma);
     load_row<Shape>(beta, cols, lane, packs_beta);
-    norm_packs<Shape>(packs_a, packs_b, packs_c, packs_gamma, packs_beta, gamma != nullptr, rule, cols, lane, sum, out);
+    norm_packs<Shape>(packs_a, packs_b, packs_c, packs_gamma, packs_beta, gamma != nullptr, rule, cols, lane, sum, out,
+                      at, copy...);
   } else {
-    norm_long<Shape>(a, b, c, gamma, beta, rule, cols, lane, sum, out);
+    norm_long<Shape>(a, b, c, gamma, beta, rule, cols, lane, sum, out, at, copy...);
   }
 }
 
