@@ -16,6 +16,11 @@ struct E4m3Rows {
   explicit E4m3Rows(const Operand& out) : data(out.scaled_e4m3()), scale(out.scale) {}
   // Before numbers are stored, after wait_for_inputs.
   __device__ void read_scale() { inverse = 1.0f / *scale; }
+  __device__ E4m3Rows from(int64_t at) const {
+    E4m3Rows rows = *this;
+    rows.data += at;
+    return rows;
+  }
 };
 
 // W numbers side by side, in one access; `to` begins at a multiple of W.

@@ -286,12 +286,14 @@ void zero_empty_rows(Context<Device>& context, const int32_t* cu_seqlens, int64_
 // ---- attention: the fused path -----------------------------------------------------------------------------
 
 // softmax(scale * q k^T + bias) v within each sequence, on packed tokens; no score matrix in memory. A query that sees
-// no key gives 0.
+// no key gives 0. `out` is of T, or on CUDA e4m3 with one scale, as the next product wishes; there is room for
+// [tokens, width] numbers of T. What comes back says which it has become: T where no kernel for this call stores the
+// other.
 template <class Device, class T>
-void attention(Context<Device>& context, const Heads& heads, const QueriesKeysValues& from, const Sequences& sequences,
-               const ScorePolicy<T>& policy,
-               void* scratch,        // attention_scratch_bytes
-               const Operand& out);  // [tokens, width], of T
+Operand attention(Context<Device>& context, const Heads& heads, const QueriesKeysValues& from,
+                  const Sequences& sequences, const ScorePolicy<T>& policy,
+                  void* scratch,  // attention_scratch_bytes
+                  const Operand& out);
 // The type in which attention takes q, k and v from a product by a weight stored as `weight`: on the CPU bf16 where
 // that product rounds and the CPU has instructions for it, and then attention's own products are of bf16 too; else T.
 template <class Device, class T>

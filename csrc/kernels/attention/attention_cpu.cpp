@@ -235,19 +235,23 @@ size_t attention_scratch_bytes(int64_t max_k, int64_t head_size, bool alone) {
   return (alone ? 1 : omp_get_max_threads()) * Scratch::floats(max_k, head_size) * sizeof(float);
 }
 
-void attention(Context<Cpu>&, const Heads& heads, const QueriesKeysValues& from, const Sequences& sequences,
-               const ScorePolicy<float>& policy, void* scratch, const Operand& to) {
+Operand attention(Context<Cpu>&, const Heads& heads, const QueriesKeysValues& from, const Sequences& sequences,
+                  const ScorePolicy<float>& policy, void* scratch, const Operand& to) {
   auto* const out = static_cast<float*>(to.data);
 #ifdef FTBERT_BF16_PAIRS
   if (from.dtype == DType::bf16) {
 #ifdef FTBERT_AMX
-    if (attention_by_tiles(heads.size))
-      return attend_all<TileFormat, bfloat16_t>(heads, from, sequences, policy, scratch, out);
+    if (attention_by_tiles(heads.size)) {
+      attend_all<TileFormat, bfloat16_t>(heads, from, sequences, policy, scratch, out);
+      return to;
+    }
 #endif
-    return attend_all<Bf16Format, bfloat16_t>(heads, from, sequences, policy, scratch, out);
+    attend_all<Bf16Format, bfloat16_t>(heads, from, sequences, policy, scratch, out);
+    return to;
   }
 #endif
   attend_all<FloatFormat, float>(heads, from, sequences, policy, scratch, out);
+  return to;
 }
 
 }  // namespace ftbert::FTBERT_ISA

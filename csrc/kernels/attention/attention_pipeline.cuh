@@ -30,12 +30,12 @@ struct PipelinedAttention {
 };
 
 // map: of q [tokens, width]; the rest as attention_wgmma has it with WindowMaps, whose boxes here have 128 rows. pairs:
-// of heads and sequences.
-template <class E, class Shape>
+// of heads and sequences. Out: nothing, or E4m3Rows in the place of out.
+template <class E, class Shape, class... Out>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     attention_pipeline(const __grid_constant__ CUtensorMap map, int64_t first_token,
                        const int32_t* __restrict__ cu_seqlens, int pairs, int heads, int query_blocks, float scale_log2,
-                       E* __restrict__ out, const __grid_constant__ WindowMaps maps) {
+                       E* __restrict__ out, const __grid_constant__ WindowMaps maps, Out... e4m3) {
 #ifdef FTBERT_WGMMA
   constexpr int kHeadSize = Shape::kHeadSize, kGroups = Shape::kGroups, kStages = Shape::kStages;
   constexpr int kKeys = Shape::kKeys, kBoxes = Shape::kBoxes, kBox = Shape::kBox, kRowBytes = Shape::kRowBytes;
@@ -231,8 +231,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       named_barrier_wait(1 + group, 128);  // nobody reads the queries any more
       stage_rows<E, kHeadSize, false>(memory + place, warp * 16, lane, sum, total);
       __syncwarp();
-      store_rows<E, kHeadSize, 16>(memory + place, warp * 16, lane, real - warp * 16,
-                                   out + (block.start - first_token + query) * width + block.head * kHeadSize, width);
+      const int64_t at = (block.start - first_token + query) * width + block.head * kHeadSize;
+      store_rows<E, kHeadSize, 16>(memory + place, warp * 16, lane, real - warp * 16, out + at, width,
+                                   e4m3.from(at)...);
       fence_shared_for_async();
       __syncwarp();
     } else {

@@ -25,11 +25,12 @@ struct ShortAttention {
 
 // map: of qkv [tokens, 3*width] in boxes of [64, head size]; out [tokens, width]; grid: query blocks x heads x batch,
 // query blocks fastest.
-template <class E, class Shape>
+// Out: nothing, or E4m3Rows in the place of out.
+template <class E, class Shape, class... Out>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     attention_short(const __grid_constant__ CUtensorMap map, int64_t first_token,
                     const int32_t* __restrict__ cu_seqlens, OffsetReads offset_reads, int heads, int query_blocks,
-                    float scale_log2, E* __restrict__ out) {
+                    float scale_log2, E* __restrict__ out, Out... e4m3) {
 #ifdef FTBERT_WGMMA
   constexpr int kHeadSize = Shape::kHeadSize, kRowBytes = kHeadSize * 2, kTileBytes = Shape::kTileBytes;
   constexpr int kKeys = Shape::kTiles * kTileKeys;
@@ -114,10 +115,11 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
 
   // All warps have passed the barrier above since they waited for their scores: nobody reads the queries any more.
   const int real = block.length - block.first_query;
-  out += (block.start - first_token + block.first_query) * width + block.head * kHeadSize;
+  const int64_t first = (block.start - first_token + block.first_query) * width + block.head * kHeadSize;
+  out += first;
   stage_rows<E, kHeadSize>(memory, warp * 16, lane, sum);
   __syncwarp();
-  store_rows<E, kHeadSize, 16>(memory, warp * 16, lane, real - warp * 16, out, width);
+  store_rows<E, kHeadSize, 16>(memory, warp * 16, lane, real - warp * 16, out, width, e4m3.from(first)...);
 #else
   no_warpgroups();
 #endif

@@ -2,6 +2,7 @@
 // the way out. Accumulators are laid out as mma.m16n8k16 leaves them: lane holds rows lane/4 and lane/4 + 8, columns
 // 8j + 2*(lane%4) and the next.
 #pragma once
+#include "device/e4m3_rows.cuh"
 #include "device/launch.cuh"
 #include "device/mma.cuh"
 #include "device/tile_loader.cuh"
@@ -252,6 +253,19 @@ __device__ void store_rows(const char* memory, int first_row, int lane, int real
     const int row = first_row + i / kChunks, chunk = i % kChunks;
     *reinterpret_cast<uint4*>(out + row * width + chunk * 8) =
         *reinterpret_cast<const uint4*>(memory + swizzled<kHeadSize>(0, row, chunk));
+  }
+}
+// The same to `to`, in E4M3; nothing to out.
+template <class E, int kHeadSize, int kRows>
+__device__ void store_rows(const char* memory, int first_row, int lane, int real, E*, int64_t width, E4m3Rows to) {
+  constexpr int kChunks = kHeadSize / 8;
+  to.read_scale();
+  real = min(real, kRows);
+  for (int i = lane; i < real * kChunks; i += 32) {
+    const int row = first_row + i / kChunks, chunk = i % kChunks;
+    float x[8];
+    Packed<E, 8>{*reinterpret_cast<const uint4*>(memory + swizzled<kHeadSize>(0, row, chunk))}.to_floats(x);
+    put(x, to, row * width + chunk * 8);
   }
 }
 

@@ -54,9 +54,11 @@ struct WgmmaAttention {
   static_assert(kSteps == 1 || kBlocks * (kBytes + 1024) <= 228 * 1024);  // all at once, and what each has besides
 };
 
-// What the parts found, one behind the other at `parts`, added and written to out; by all threads of the block.
-template <class E, class Shape>
-__device__ void add_parts(const PartialRows<Shape::kHeadSize>* parts, int real, E* out, int64_t width) {
+// What the parts found, one behind the other at `parts`, added and written to out; by all threads of the block. Out:
+// nothing, or E4m3Rows in the place of out.
+template <class E, class Shape, class... Out>
+__device__ void add_parts(const PartialRows<Shape::kHeadSize>* parts, int real, E* out, int64_t width, Out... e4m3) {
+  (e4m3.read_scale(), ...);
   constexpr int kParts = Shape::kParts, kColumns = 8;
   constexpr int kInRow = Shape::kHeadSize / kColumns;
   for (int i = threadIdx.x; i < min(real, 64) * kInRow; i += Shape::kThreads) {
@@ -75,7 +77,8 @@ __device__ void add_parts(const PartialRows<Shape::kHeadSize>* parts, int real, 
     const float inverse = 1.0f / total;
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) sum[c] *= inverse;
-    Packed<E, kColumns>::from_floats(sum).store(out + row * width + column);
+    if constexpr (sizeof...(Out) == 0) Packed<E, kColumns>::from_floats(sum).store(out + row * width + column);
+    (put(sum, e4m3, row * width + column), ...);
   }
 }
 
@@ -122,11 +125,12 @@ __device__ inline AttentionBlock last_queries_first(const int32_t* cu_seqlens, i
 
 // map: of qkv [tokens, 3*width] in boxes of [64, head size]; out [tokens, width]; grid: query blocks x heads x batch,
 // query blocks fastest. Maps: NoMaps, for whole sequences; or WindowMaps, and then map is of q [tokens, width].
-template <class E, class Shape, class Maps>
+// Out: nothing, or E4m3Rows in the place of out.
+template <class E, class Shape, class Maps, class... Out>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     attention_wgmma(const __grid_constant__ CUtensorMap map, int64_t first_token,
                     const int32_t* __restrict__ cu_seqlens, OffsetReads offset_reads, int heads, int query_blocks,
-                    float scale_log2, E* __restrict__ out, const __grid_constant__ Maps maps) {
+                    float scale_log2, E* __restrict__ out, const __grid_constant__ Maps maps, Out... e4m3) {
 #ifdef FTBERT_WGMMA
   constexpr bool kWhole = std::is_same_v<Maps, NoMaps>;
   static_assert(kWhole || Shape::kParts == 1);  // a part may see no key of a row
@@ -348,13 +352,14 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   }
 
   const int real = block.length - block.first_query;
-  out += (block.start - first_token + block.first_query) * width + block.head * kHeadSize;
+  const int64_t at = (block.start - first_token + block.first_query) * width + block.head * kHeadSize;
+  out += at;
   if constexpr (kParts > 1) {
     auto* const parts = reinterpret_cast<PartialRows<kHeadSize>*>(memory + Shape::kGroups * kQueryBytes);
     __syncthreads();  // nobody reads keys or values any more
     parts[part].put(warp % 4 * 16, lane, sum, state);
     __syncthreads();
-    add_parts<E, Shape>(parts, real, out, width);
+    add_parts<E, Shape>(parts, real, out, width, e4m3.from(at)...);
   } else {
     named_barrier_wait(1 + group, 128);  // nobody reads the queries any more
     if constexpr (kOnesColumn) {
@@ -368,7 +373,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       stage_rows<E, kHeadSize, kWhole>(memory, warp * 16, lane, sum, total);
     }
     __syncwarp();
-    store_rows<E, kHeadSize, 16>(memory, warp * 16, lane, real - warp * 16, out, width);
+    store_rows<E, kHeadSize, 16>(memory, warp * 16, lane, real - warp * 16, out, width, e4m3.from(at)...);
   }
 #else
   no_warpgroups();
