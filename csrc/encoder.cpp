@@ -78,7 +78,8 @@ auto Encoder<Device, T>::carve(Workspace& ws, const Batch& batch, const Schedule
   const auto carve_run = [&](int64_t most_rows, bool alone) {
     LayerBuffers<T> made = carve_layer_buffers<Device, T>(
         ws, c, {most_rows, batch.sequences.count, batch.sequences.max_k, attention_.path, alone});
-    made.normed = of_batch.normed, made.deferred_moments = of_batch.deferred_moments;
+    made.normed = of_batch.normed, made.scaled_inner = of_batch.scaled_inner;
+    made.deferred_moments = of_batch.deferred_moments;
     return made;
   };
   const size_t shared = ws.mark();
@@ -99,9 +100,9 @@ auto Encoder<Device, T>::plan(const Context<Device>& context, const Batch& batch
   return plan;
 }
 
-// x = what the layers start from
+// x = what the layers start from, and beside it what the first of them reads
 template <class Device, class T>
-void Encoder<Device, T>::embed(Context<Device>& context, const Batch& batch, T* embedded, T* x) const {
+void Encoder<Device, T>::embed(Context<Device>& context, const Batch& batch, const Buffers& b, T* x) const {
   const EncoderConfig& c = config_;
   const EmbeddingTables<T> tables{.word = weights_.word,
                                   .position = weights_.position,
@@ -111,9 +112,15 @@ void Encoder<Device, T>::embed(Context<Device>& context, const Batch& batch, T* 
                                   .token_types = c.token_types,
                                   .norm = weights_.embedding_norm,
                                   .scale = static_cast<float>(c.embedding_scale)};
-  embeddings_layernorm<Device, T>(context, tables, batch.ids, batch.types, batch.to_padded, batch.positions,
-                                  batch.tokens(), c.embedding, embedded ? embedded : x);
-  if (embedded) linear_into(context, weights_.embedding_projection, embedded, batch.tokens(), Activation::none, x);
+  const Operand copy = layers_.read_first(b.layers);
+  const auto sums = [&](T* out, const Operand& beside) {
+    embeddings_layernorm<Device, T>(context, tables, batch.ids, batch.types, batch.to_padded, batch.positions,
+                                    batch.tokens(), c.embedding, out, beside);
+  };
+  if (!b.embedded) return sums(x, copy);
+  sums(b.embedded, {});
+  linear_into(context, weights_.embedding_projection, b.embedded, batch.tokens(), Activation::none, x);
+  if (copy) quantise<Device, T>(context, x, batch.tokens(), c.hidden, copy);
 }
 
 template <class Device, class T>
@@ -126,7 +133,7 @@ void Encoder<Device, T>::forward(Context<Device>& context, const Batch& batch, c
     FTBERT_CHECK(batch.positions, "a batch lacks its positions (layers/positions.h)");
     Buffers b = carve(workspace, batch, plan.schedule);
     T* const x = choose ? b.x : out;
-    embed(context, batch, b.embedded, x);
+    embed(context, batch, b, x);
 
     const int64_t layers = config_.depth() - (choose && config_.depth() > 0);
     if (b.alone.size() > 1 && !hook) {

@@ -48,7 +48,7 @@ class Encoder {
  private:
   struct Buffers;
   Buffers carve(Workspace& workspace, const Batch& batch, const Schedule& schedule) const;
-  void embed(Context<Device>&, const Batch&, T* embedded, T* x) const;
+  void embed(Context<Device>&, const Batch&, const Buffers& b, T* x) const;
 
   const EncoderConfig config_;
   const Weights<T> weights_;

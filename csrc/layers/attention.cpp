@@ -50,8 +50,9 @@ AttentionChoice choose_attention(const Context<Device>& context, const EncoderCo
 }
 
 template <class Device, class T>
-void attend(Context<Device>& context, const Layer<T>& layer, const Batch& batch, const Run& run,
-            const Stream<Device, T>& stream, Queries queries, AttentionPath path, const LayerBuffers<T>& b) {
+Operand attend(Context<Device>& context, const Layer<T>& layer, const Batch& batch, const Run& run,
+               const Stream<Device, T>& stream, Queries queries, AttentionPath path, const LayerBuffers<T>& b,
+               const Operand& out) {
   const bool fused = path == AttentionPath::fused;
   const AttentionConfig& c = layer.config.attention;
   const ScorePolicy<T> policy{c.window, {layer.relative_bias, batch.columns, layer.relative_span}, c.soft_cap};
@@ -61,7 +62,7 @@ void attend(Context<Device>& context, const Layer<T>& layer, const Batch& batch,
   const HeadRules<T> rules{layer.q_norm, layer.k_norm, layer.rotation, batch.turns() + run.first_token};
   // The general path adds the bias itself, in its own order, unless it belongs to what heads become.
   const bool biased = fused || rules;
-  const Operand from = stream.read(layer.attention_norms.before);
+  const Operand from = stream.read(layer.qkv, layer.attention_norms.before);
   bool turned = false;
   if constexpr (kNormInsideProducts<Device, T>)
     turned = rules && !stream.deferred && linear_turned(context, layer.qkv, from, run.tokens, c.heads, rules, wished);
@@ -72,17 +73,17 @@ void attend(Context<Device>& context, const Layer<T>& layer, const Batch& batch,
   if (queries == Queries::last)
     last_rows_to_first<Device, T>(context, sequences, qkv.dtype, c.heads.width(), c.heads.qkv_width(), qkv.data);
   if (fused)
-    attention<Device, T>(context, c.heads, QueriesKeysValues::side_by_side(qkv, c.heads), sequences, policy,
-                         b.attention_scratch, Operand::of(b.attended));
-  else
-    attend_general(context, c.heads, qkv.as<T>(), biased ? nullptr : layer.qkv.bias, sequences, policy, b);
+    return attention<Device, T>(context, c.heads, QueriesKeysValues::side_by_side(qkv, c.heads), sequences, policy,
+                                b.attention_scratch, out);
+  attend_general(context, c.heads, qkv.as<T>(), biased ? nullptr : layer.qkv.bias, sequences, policy, b);
+  return Operand::of(b.attended);
 }
 
-#define FTBERT_INSTANTIATE(D, T)                                                                             \
-  template AttentionChoice choose_attention<D, T>(const Context<D>&, const EncoderConfig&,                   \
-                                                  std::optional<AttentionPath>);                             \
-  template void attend(Context<D>&, const Layer<T>&, const Batch&, const Run&, const Stream<D, T>&, Queries, \
-                       AttentionPath, const LayerBuffers<T>&);
+#define FTBERT_INSTANTIATE(D, T)                                                                                \
+  template AttentionChoice choose_attention<D, T>(const Context<D>&, const EncoderConfig&,                      \
+                                                  std::optional<AttentionPath>);                                \
+  template Operand attend(Context<D>&, const Layer<T>&, const Batch&, const Run&, const Stream<D, T>&, Queries, \
+                          AttentionPath, const LayerBuffers<T>&, const Operand&);
 FTBERT_BACKENDS(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert

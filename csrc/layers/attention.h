@@ -26,10 +26,11 @@ AttentionChoice choose_attention(const Context<Device>& context, const EncoderCo
 // scores do not depend on a query's position, on the fused path.
 enum class Queries { all, first, last };
 
-// b.attended [run.tokens, width] = softmax(scale * q k^T + bias) v of the run's rows of the stream, normed if the layer
-// says so, of these queries at least.
+// softmax(scale * q k^T + bias) v of the run's rows of the stream, normed if the layer says so, of these queries at
+// least: [run.tokens, width] at b.attended, of T or as `out` says, which is there too. What comes back says which.
 template <class Device, class T>
-void attend(Context<Device>& context, const Layer<T>& layer, const Batch& batch, const Run& run,
-            const Stream<Device, T>& stream, Queries queries, AttentionPath path, const LayerBuffers<T>& b);
+Operand attend(Context<Device>& context, const Layer<T>& layer, const Batch& batch, const Run& run,
+               const Stream<Device, T>& stream, Queries queries, AttentionPath path, const LayerBuffers<T>& b,
+               const Operand& out);
 
 }  // namespace ftbert

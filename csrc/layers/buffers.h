@@ -34,7 +34,9 @@ struct LayerBuffers {
   T* probabilities = nullptr;                  // general path, T != float
   int64_t general_sequences = 0;               // that the general path works on at a time
   // The batch's, whatever the run.
-  T* normed = nullptr;                    // pre-norm: [tokens, hidden], what the next block reads
+  T* normed = nullptr;  // [tokens, hidden], what the next block reads where that is not the stream
+  // Room for [tokens, inner] bytes, where `down` reads numbers with a scale and `up` stores none.
+  T* scaled_inner = nullptr;
   long long* deferred_moments = nullptr;  // deferred norm
 };
 

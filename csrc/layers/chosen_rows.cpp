@@ -24,16 +24,17 @@ void LayerStack<Device, T>::run_chosen_rows(Context<Device>& context, const Batc
   if (last < 0) return;
   const Layer<T>& layer = weights_.layers[last];
   const int64_t width = layer.config.attention.heads.width();
-  const Stream<Device, T> stream{x, Operand::of(b.normed)};
+  const Stream<Device, T> stream{x, b.normed};
   const Queries queries = queries_of(batch.rows.kind, layer.config.attention, path_);
   const OutputRows attended = queries == Queries::all ? batch.rows : OutputRows{RowKind::first};
   for (const Run& run : runs) {
-    attend(context, layer, batch, run, stream.from(run.first_token, config_.hidden), queries, path_, b);
+    attend(context, layer, batch, run, stream.from(run.first_token, config_.hidden), queries, path_, b,
+           Operand::of(b.attended));
     // Rows of `any` may come from every run.
     T* const to = chosen + (attended.kind == RowKind::any ? 0 : run.first_sequence * width);
     gather_rows<Device, T>(context, b.attended, batch.of(run), attended, width, to);
   }
-  finish(context, last, chosen, batch.output_rows(), b, {out, Operand::of(b.normed)});
+  finish(context, last, Operand::of(chosen), batch.output_rows(), b, {out, b.normed});
 }
 
 #define FTBERT_INSTANTIATE(D, T)                                                                      \

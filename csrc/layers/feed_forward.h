@@ -7,16 +7,19 @@
 namespace ftbert {
 
 // activation(norm(x) @ up^T + bias) of the stream's first m rows, with a gate activation(its columns) * the others, as
-// the block's last product wishes to read it: [m, inter] at b.inner, or in memory of the product's library.
+// the block's last product wishes to read it: [m, inter] at b.inner or b.scaled_inner, or in memory of the product's
+// library.
 template <class Device, class T>
 Operand feed_forward(Context<Device>& context, const Layer<T>& layer, const Stream<Device, T>& stream, int64_t m,
                      const LayerBuffers<T>& b) {
   const FeedForwardConfig& ffn = layer.config.ffn;
   const Operand inner = wished_by<Device, T>(layer.down, b.inner);
   if (stream.deferred) return stream.deferred->project(context, layer.up, ffn.activation, inner);
-  const Operand x = stream.read(layer.ffn_norms.before);
+  const Operand x = stream.read(layer.up, layer.ffn_norms.before);
   const Gate gate = ffn.gated ? Gate::pairs : Gate::none;
-  return linear(context, layer.up, x, m, {.bias = true, .activation = ffn.activation, .gate = gate}, inner);
+  const Operand made =
+      linear(context, layer.up, x, m, {.bias = true, .activation = ffn.activation, .gate = gate}, inner);
+  return scaled_for<Device, T>(context, layer.down, made, m, b.scaled_inner);
 }
 
 }  // namespace ftbert

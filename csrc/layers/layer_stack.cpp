@@ -10,9 +10,22 @@ namespace ftbert {
 
 template <class Device, class T>
 void LayerStack<Device, T>::carve(Workspace& workspace, int64_t rows, LayerBuffers<T>& b) const {
-  const auto norms_first = [](const Layer<T>& l) { return l.attention_norms.before || l.ffn_norms.before; };
-  if (std::any_of(weights_.layers.begin(), weights_.layers.end(), norms_first))
-    b.normed = workspace.take<T>(rows_with_slack<Device>(rows) * config_.hidden);
+  const auto scaled = [](const Linear<T>& next) { return wished_by<Device, T>(next, nullptr).scaled(); };
+  bool apart = false;
+  int64_t inner = 0;
+  for (const Layer<T>& l : weights_.layers) {
+    apart = apart || l.attention_norms.before || l.ffn_norms.before || scaled(l.qkv) || scaled(l.up);
+    if (scaled(l.down) && !scaled(l.up)) inner = std::max(inner, l.down.weight.k);
+  }
+  const int64_t most = rows_with_slack<Device>(rows);
+  if (apart) b.normed = workspace.take<T>(most * config_.hidden);
+  if (inner > 0) b.scaled_inner = reinterpret_cast<T*>(workspace.take<char>(most * inner));
+}
+
+template <class Device, class T>
+Operand LayerStack<Device, T>::read_first(const LayerBuffers<T>& b) const {
+  if (config_.depth() == 0 || weights_.layers[0].attention_norms.before) return {};
+  return Stream<Device, T>{.normed = b.normed}.read_apart(weights_.layers[0].qkv, {});
 }
 
 template <class Device, class T>
@@ -24,12 +37,12 @@ void LayerStack<Device, T>::begin(Context<Device>& context, int64_t rows, const 
   if (empty)
     out.normed = stream.x;
   else
-    out.copy = stream.normed;
+    out.copy = stream.read(weights_.layers[0].qkv, norm);
   add_bias_input_layernorm<Device, T>(context, stream.x, nullptr, nullptr, norm, rows, config_.hidden, out);
 }
 
 template <class Device, class T>
-void LayerStack<Device, T>::finish(Context<Device>& context, int64_t i, const T* attended, int64_t rows,
+void LayerStack<Device, T>::finish(Context<Device>& context, int64_t i, const Operand& attended, int64_t rows,
                                    LayerBuffers<T>& b, const Stream<Device, T>& stream) const {
   const Norm<T> absent;
   const Layer<T>& layer = weights_.layers[i];
@@ -39,12 +52,16 @@ void LayerStack<Device, T>::finish(Context<Device>& context, int64_t i, const T*
   const Norm<T>& behind = last && !of_ffn.after ? weights_.final_norm : of_ffn.after;
   const bool second = last && of_ffn.after && weights_.final_norm;
   const Norm<T>& next = last ? absent : weights_.layers[i + 1].attention_norms.before;
+  const Linear<T>* const next_product = last ? nullptr : &weights_.layers[i + 1].qkv;
   for (const Chunk& chunk : chunks_of(context, rows)) {
     const Stream<Device, T> part = stream.from(chunk.first, config_.hidden);
-    const Operand a = Operand::of(attended + chunk.first * layer.out.weight.k);
-    project_and_add(context, {layer.out, of_attention.result, of_attention.after, of_ffn.before}, a, chunk, part, b);
+    Operand a = attended;
+    a.data = static_cast<char*>(a.data) + chunk.first * layer.out.weight.k * bytes_of(a.dtype);
+    a = scaled_for<Device, T>(context, layer.out, a, chunk.rows, b.qkv);  // which nobody reads any more
+    project_and_add(context, {layer.out, of_attention.result, of_attention.after, of_ffn.before, &layer.up}, a, chunk,
+                    part, b);
     const Operand inner = feed_forward(context, layer, part, chunk.computed, b);
-    project_and_add(context, {layer.down, of_ffn.result, behind, next}, inner, chunk, part, b);
+    project_and_add(context, {layer.down, of_ffn.result, behind, next, next_product}, inner, chunk, part, b);
     if (second)
       add_bias_input_layernorm<Device, T>(context, part.x, nullptr, nullptr, weights_.final_norm, chunk.rows,
                                           config_.hidden, {.normed = part.x});
@@ -56,15 +73,18 @@ void LayerStack<Device, T>::run(Context<Device>& context, const Batch& batch, co
                                 int64_t layers, LayerBuffers<T>& b, T* x, const HiddenStateHook<T>& hook,
                                 DeferredCall<Device, T>* deferred) const {
   const auto stream = [&](const Run& run) {
-    return Stream<Device, T>{x, Operand::of(b.normed), deferred}.from(run.first_token, config_.hidden);
+    return Stream<Device, T>{x, b.normed, 0, deferred}.from(run.first_token, config_.hidden);
   };
   if (hook && config_.depth() > 0) hook(0, x);
   for (const Run& run : runs) begin(context, run.tokens, stream(run));
   if (hook && config_.depth() == 0) hook(0, x);
   for (int64_t i = 0; i < layers; ++i) {
     for (const Run& run : runs) {
-      attend(context, weights_.layers[i], batch, run, stream(run), Queries::all, path_, b);
-      finish(context, i, b.attended, run.tokens, b, stream(run));
+      const Layer<T>& layer = weights_.layers[i];
+      const Operand wished = wished_by<Device, T>(layer.out, b.attended);
+      const Operand attended = attend(context, layer, batch, run, stream(run), Queries::all, path_, b,
+                                      wished.scaled() ? wished : Operand::of(b.attended));
+      finish(context, i, attended, run.tokens, b, stream(run));
     }
     if (hook) hook(i + 1, x);
   }

@@ -28,6 +28,9 @@ class LayerStack {
   // Takes what it needs of the call's workspace beside carve_layer_buffers, for hidden states of so many rows.
   void carve(Workspace& workspace, int64_t rows, LayerBuffers<T>& b) const;
 
+  // What the first block reads of x where that is neither x nor a norm of it, for who makes x; else without data.
+  Operand read_first(const LayerBuffers<T>& b) const;
+
   // x [tokens, hidden], the embedding's output, becomes what the model's first `layers` layers make of it, in the rows
   // of these runs. With `deferred`, which was started for x, there is one run and no hook.
   void run(Context<Device>& context, const Batch& batch, const std::vector<Run>& runs, int64_t layers,
@@ -43,7 +46,7 @@ class LayerStack {
   // Before the first layer: rows of the stream.
   void begin(Context<Device>& context, int64_t rows, const Stream<Device, T>& stream) const;
   // What follows attention in layer i, on the stream's first `rows` rows; attended [rows, width].
-  void finish(Context<Device>& context, int64_t i, const T* attended, int64_t rows, LayerBuffers<T>& b,
+  void finish(Context<Device>& context, int64_t i, const Operand& attended, int64_t rows, LayerBuffers<T>& b,
               const Stream<Device, T>& stream) const;
 
   const EncoderConfig& config_;

@@ -11,19 +11,38 @@ namespace ftbert {
 // Rows of the stream between two blocks.
 template <class Device, class T>
 struct Stream {
-  T* x = nullptr;  // [rows, hidden] what blocks are added to
-  Operand normed;  // [rows, hidden] the norm before the next block of it, where there is one
+  T* x = nullptr;       // [rows, hidden] what blocks are added to
+  T* normed = nullptr;  // [all rows, hidden] room for what the next block reads, where that is not the stream
+  int64_t first = 0;    // x is this row of all
   // Norms wait for the next product. Where they follow sums, x then stays the first block's input.
   DeferredCall<Device, T>* deferred = nullptr;
 
-  Stream from(int64_t row, int64_t cols) const {
-    Operand part = normed;
-    if (normed) part.data = static_cast<char*>(normed.data) + row * cols * bytes_of(normed.dtype);
-    return {x + row * cols, part, deferred};
+  Stream from(int64_t row, int64_t cols) const { return {x + row * cols, normed, first + row, deferred}; }
+  // What a block's first product reads that has this norm before it. Rows with scales are always apart from the stream.
+  Operand read(const Linear<T>& next, const Norm<T>& before) const {
+    Operand apart = wished_by<Device, T>(next, normed);
+    if (!apart.scaled()) {
+      if (!before) return Operand::of(x);
+      apart = Operand::of(normed);
+    }
+    apart.data = static_cast<char*>(apart.data) + first * next.weight.k * bytes_of(apart.dtype);
+    return apart;
   }
-  // What a block reads that has this norm before it.
-  Operand read(const Norm<T>& before) const { return before ? normed : Operand::of(x); }
+  // The same where it is apart from the stream; else without data.
+  Operand read_apart(const Linear<T>& next, const Norm<T>& before) const {
+    const Operand a = read(next, before);
+    return before || a.scaled() ? a : Operand();
+  }
 };
+
+// a [rows, k]; or what is made of it at `memory`, where `next` wishes to read numbers with a scale and a has none.
+template <class Device, class T>
+Operand scaled_for(Context<Device>& context, const Linear<T>& next, const Operand& a, int64_t rows, T* memory) {
+  const Operand wished = wished_by<Device, T>(next, memory);
+  if (!wished.scaled() || a.scaled()) return a;
+  quantise<Device, T>(context, a.template as<T>(), rows, next.weight.k, wished);
+  return wished;
+}
 
 // A block's end: its last product, and the norms between that and the next block's first.
 template <class T>
@@ -32,12 +51,13 @@ struct BlockEnd {
   const Norm<T>& result;       // of the block's result, before it is added
   const Norm<T>& after;        // of the sum
   const Norm<T>& before_next;  // of the stream, for the next block alone
+  const Linear<T>* next;       // the next block's first product; nullptr: nobody reads on
 };
 
-// stream = after(stream + result(a @ product^T + bias)), normed = before_next(stream). a [chunk.computed, k]; the first
-// chunk.rows rows count. Three ways: the norm is left to the next product (DeferredCall); product and the one norm of
-// the sum are one kernel, where the plan says so and there are exchanged_moments for it; or a product, then the norms.
-// A sum over GPUs would stand behind that product.
+// stream = after(stream + result(a @ product^T + bias)), and before_next(stream) as `next` reads it. a [chunk.computed,
+// k]; the first chunk.rows rows count. Three ways: the norm is left to the next product (DeferredCall); product and the
+// one norm of the sum are one kernel, where the plan says so and there are exchanged_moments for it; or a product, then
+// the norms. A sum over GPUs would stand behind that product.
 template <class Device, class T>
 void project_and_add(Context<Device>& context, const BlockEnd<T>& end, const Operand& a, const Chunk& chunk,
                      const Stream<Device, T>& stream, LayerBuffers<T>& b) {
@@ -47,9 +67,11 @@ void project_and_add(Context<Device>& context, const BlockEnd<T>& end, const Ope
   // The first norm of the sum; where it is for the next block alone the stream keeps the sum.
   const bool keep_sum = !end.after && end.before_next, second = end.after && end.before_next;
   const Norm<T>& first = keep_sum ? end.before_next : end.after;
-  const Output<T> to = keep_sum ? Output<T>{.sum = stream.x, .copy = stream.normed} : Output<T>{.normed = stream.x};
+  const Operand apart = end.next ? stream.read_apart(*end.next, end.before_next) : Operand();
+  Output<T> to{.copy = second ? Operand() : apart};
+  (keep_sum ? to.sum : to.normed) = stream.x;
   if constexpr (kNormInsideProducts<Device, T>)
-    if (!end.result && !second &&
+    if (!end.result && !second && !to.copy.scaled() &&
         linear_norm<Device, T>(context, block, a, chunk.computed, first, rows, b.exchanged_moments, to))
       return;
   const auto norm = [&](const T* x, const T* bias, const T* input, const Norm<T>& norm, const Output<T>& out) {
@@ -62,7 +84,7 @@ void project_and_add(Context<Device>& context, const BlockEnd<T>& end, const Ope
     y = b.projected, bias = nullptr;
   }
   norm(y, bias, stream.x, first, to);
-  if (second) norm(stream.x, nullptr, nullptr, end.before_next, {.copy = stream.normed});
+  if (second) norm(stream.x, nullptr, nullptr, end.before_next, {.copy = apart});
 }
 
 }  // namespace ftbert
