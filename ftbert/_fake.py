@@ -66,9 +66,9 @@ def _padding_stage(ids: Tensor, types: Any, index: Any, cu: Tensor, tokens: int,
 
 def _attention(
     qkv: Tensor, cu: Tensor, max_seqlen: int, heads: int, bias: Any = None, columns: Any = None, bf16: bool = False,
-    kv_heads: int = 0, *_: Any,
+    kv_heads: int = 0, scale: Any = None, left: int = -1, right: int = -1, out_scale: Any = None,
 ) -> Tensor:  # fmt: skip
-    return qkv.new_empty((qkv.shape[0], qkv.shape[1] // (heads + 2 * (kv_heads or heads)) * heads))
+    return _scaled((qkv.shape[0], qkv.shape[1] // (heads + 2 * (kv_heads or heads)) * heads), qkv, out_scale)
 
 
 def _add_qkv_bias(
@@ -84,9 +84,14 @@ def _linear(a: Tensor, weight: Tensor, gated: bool) -> Tensor:
 
 def _add_bias_input_layernorm(
     x: Tensor, bias: Any, residual: Any, gamma: Any, beta: Any, eps: float, kind: str = "layer", offset: float = 0,
-    rounding: str = "once", total: bool = True,
+    rounding: str = "once", total: bool = True, copy: Any = None, *_: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return torch.empty_like(x), torch.empty_like(x) if total else x.new_empty((0, x.shape[1]))
+    absent = x.new_empty((0, x.shape[1]))
+    return absent if total and copy is not None else torch.empty_like(x), torch.empty_like(x) if total else absent
+
+
+def _scaled(shape: tuple[int, ...], x: Tensor, scale: Any) -> Tensor:
+    return x.new_empty(shape, dtype=x.dtype if scale is None else torch.float8_e4m3fn)
 
 
 def _linear_norm(
@@ -113,9 +118,10 @@ _FAKES: dict[str, Callable[..., Any]] = {
         (positions.shape[0], word.shape[1])
     ),
     "add_bias_input_layernorm": _add_bias_input_layernorm,
-    "add_bias_act": lambda x, *_: torch.empty_like(x),
+    "add_bias_act": lambda x, bias, activation, scale=None: _scaled(x.shape, x, scale),
     "add_bias_act_": lambda *_: None,
-    "add_bias_gate": lambda x, *_: x.new_empty((x.shape[0], x.shape[1] // 2)),
+    "add_bias_gate": lambda x, bias, activation, scale=None: _scaled((x.shape[0], x.shape[1] // 2), x, scale),
+    "quantise": lambda x, scale: _scaled(x.shape, x, scale),
     "attention": _attention,
     "attention_apart": lambda q, *_: q.new_empty(q.shape),
     "add_qkv_bias": _add_qkv_bias,

@@ -53,6 +53,7 @@ def valid(name: str, device: str) -> list[Any]:
         "add_bias_act": [x, vector, "gelu"],
         "add_bias_act_": [x, vector, "gelu"],
         "add_bias_gate": [x, vector, "silu"],
+        "quantise": [x, torch.ones(1, device=device)],
         "add_bias_input_layernorm": [x, vector, floats(6, 64), vector, vector, 1e-5, "rms", 1.0, "before_gamma", True],
         "add_qkv_bias": [floats(6, 192), floats(192), cu, 5, 2],
         "attention": [floats(6, 192), cu, 4, 2, bias, columns, False],

@@ -21,25 +21,52 @@ void bias_act_in_place(const Tensor& x, const OptionalTensor& bias, const std::s
   });
 }
 
-Tensor bias_act(const Tensor& x, const OptionalTensor& bias, const std::string& activation) {
+// With a scale in e4m3.
+Tensor bias_act(const Tensor& x, const OptionalTensor& bias, const std::string& activation,
+                const OptionalTensor& scale) {
   rank("x", x, 2);
   const Tensor out = x.clone();
-  bias_act_in_place(out, bias, activation);
+  if (!scale) {
+    bias_act_in_place(out, bias, activation);
+    return out;
+  }
+  elements("x", x, 2);
+  same("bias", bias, x, {x.size(1)});
+  const Activation act = parse_activation(activation);
+  const Tensor made = at::empty(x.sizes(), x.options().dtype(at::kFloat8_e4m3fn));
+  const Operand to = scaled_e4m3("out", made, scale, x, x.sizes());
+  if (x.numel() == 0) return made;
+  run(x, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
+    add_bias_act<Device, T>(call.context, data<T>(out), data<T>(bias), act, x.size(0), x.size(1), to);
+  });
+  return made;
+}
+
+Tensor quantise_op(const Tensor& x, const Tensor& scale) {
+  elements("x", x, 2);
+  const Tensor out = at::empty(x.sizes(), x.options().dtype(at::kFloat8_e4m3fn));
+  const Operand to = scaled_e4m3("out", out, scale, x, x.sizes());
+  if (x.numel() == 0) return out;
+  run(x, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
+    quantise<Device, T>(call.context, data<T>(x), x.size(0), x.size(1), to);
+  });
   return out;
 }
 
-// x [rows, 2 * cols], bias [2 * cols] -> [rows, cols]
-Tensor bias_gate(const Tensor& x, const OptionalTensor& bias, const std::string& activation) {
+// x [rows, 2 * cols], bias [2 * cols] -> [rows, cols], with a scale in e4m3.
+Tensor bias_gate(const Tensor& x, const OptionalTensor& bias, const std::string& activation,
+                 const OptionalTensor& scale) {
   elements("x", x, 2);
   FTBERT_CHECK(x.size(1) % 2 == 0, "x: expected columns of gate and up in turns, got ", describe(x));
   same("bias", bias, x, {x.size(1)});
   const Activation act = parse_activation(activation);
   const int64_t rows = x.size(0), cols = x.size(1) / 2;
-  Tensor out = at::empty({rows, cols}, x.options());
+  const Tensor out = at::empty({rows, cols}, scale ? x.options().dtype(at::kFloat8_e4m3fn) : x.options());
+  const Operand scaled = scale ? scaled_e4m3("out", out, scale, x, {rows, cols}) : Operand();
   if (x.numel() == 0) return out;
   run(x, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
     add_bias_gate<Device, T>(call.context, Operand::of(data<T>(x)), data<T>(bias), act, rows, cols,
-                             Operand::of(data<T>(out)));
+                             scale ? scaled : Operand::of(data<T>(out)));
   });
   return out;
 }
@@ -63,7 +90,7 @@ int64_t span_of(const OptionalTensor& table, const Tensor& like, int64_t heads) 
 
 Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t heads,
               const OptionalTensor& relative_bias, const OptionalTensor& columns, bool bf16, int64_t kv_heads,
-              std::optional<double> scale, int64_t left, int64_t right) {
+              std::optional<double> scale, int64_t left, int64_t right, const OptionalTensor& out_scale) {
   elements("qkv", qkv, 2);
   FTBERT_CHECK(!bf16 || qkv.is_cpu(), "bf16: operands are rounded on the CPU alone; elsewhere qkv itself may be bf16");
   const Heads h = heads_of(qkv, heads, kv_heads, scale);
@@ -74,6 +101,9 @@ Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t h
   const int64_t batch = check_offsets(cu, qkv, qkv.size(0), max_seqlen);
   check_columns(columns, cu, qkv.size(0));
   Tensor out = at::empty({qkv.size(0), h.width()}, qkv.options());
+  // With a scale in e4m3, by whatever kernel: as in layers.
+  const Tensor small = out_scale ? at::empty(out.sizes(), out.options().dtype(at::kFloat8_e4m3fn)) : out;
+  const Operand scaled = out_scale ? scaled_e4m3("out", small, out_scale, qkv, out.sizes()) : Operand();
   run(qkv, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
     FTBERT_CHECK((attention_supports<Device, T>(call.context, h)), "attention: no fused kernel for head size ", h.size,
                  " here; the general path takes any");
@@ -84,11 +114,17 @@ Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t h
     const Operand rows{const_cast<void*>(given.const_data_ptr()), read};
     Sequences sequences = Sequences::of_tokens(data<int32_t>(cu), batch, max_seqlen, qkv.size(0));
     sequences.early = false;  // the offsets may have been written just now
-    attention<Device, T>(call.context, h, QueriesKeysValues::side_by_side(rows, h), sequences,
-                         {window, {data<T>(relative_bias), data<int32_t>(columns), span}}, scratch.data_ptr(),
-                         Operand::of(data<T>(out)));
+    Operand wished = Operand::of(data<T>(out));
+    if (scaled && !out.is_cpu()) wished = scaled, wished.data = out.data_ptr();
+    const Operand made = attention<Device, T>(call.context, h, QueriesKeysValues::side_by_side(rows, h), sequences,
+                                              {window, {data<T>(relative_bias), data<int32_t>(columns), span}},
+                                              scratch.data_ptr(), wished);
+    if (made.scaled())
+      copy_on_device(call.context, made.data, scaled.data, small.nbytes());
+    else if (scaled)
+      quantise<Device, T>(call.context, data<T>(out), out.size(0), out.size(1), scaled);
   });
-  return out;
+  return small;
 }
 
 // q [queries, heads * head_size], k and v [keys, kv_heads * head_size]: tensors of their own, or columns of one. Of
@@ -204,13 +240,14 @@ Tensor pooling_op(const Tensor& hidden, const OptionalTensor& cu, const std::str
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(ftbert, m) {
-  define_op(m, "add_bias_act(Tensor x, Tensor? bias, str activation) -> Tensor", &bias_act);
+  define_op(m, "add_bias_act(Tensor x, Tensor? bias, str activation, Tensor? scale=None) -> Tensor", &bias_act);
   define_op(m, "add_bias_act_(Tensor(a!) x, Tensor? bias, str activation) -> ()", &bias_act_in_place);
-  define_op(m, "add_bias_gate(Tensor x, Tensor? bias, str activation) -> Tensor", &bias_gate);
+  define_op(m, "add_bias_gate(Tensor x, Tensor? bias, str activation, Tensor? scale=None) -> Tensor", &bias_gate);
+  define_op(m, "quantise(Tensor x, Tensor scale) -> Tensor", &quantise_op);
   define_op(m,
             "attention(Tensor qkv, Tensor cu_seqlens, SymInt max_seqlen, int heads, Tensor? relative_bias=None, "
-            "Tensor? columns=None, bool bf16=False, int kv_heads=0, float? scale=None, int left=-1, int right=-1) -> "
-            "Tensor",
+            "Tensor? columns=None, bool bf16=False, int kv_heads=0, float? scale=None, int left=-1, int right=-1, "
+            "Tensor? out_scale=None) -> Tensor",
             &attend);
   define_op(m,
             "attention_apart(Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, SymInt max_q, int heads, int "

@@ -21,7 +21,8 @@ int64_t table_rows(const char* name, const OptionalTensor& t, const Tensor& x, i
 Tensor embeddings(const Tensor& ids, const OptionalTensor& types, const OptionalTensor& token_index, const Tensor& pos,
                   const Tensor& word, const OptionalTensor& position, const OptionalTensor& token_type,
                   const OptionalTensor& gamma, const OptionalTensor& beta, double eps, const std::string& kind,
-                  double offset, const std::string& rounding, double scale) {
+                  double offset, const std::string& rounding, double scale, const OptionalTensor& copy,
+                  const OptionalTensor& copy_scale) {
   elements("word", word, 2);
   const int64_t cols = word.size(1);
   integers("positions", pos, word, at::kInt, 0);
@@ -40,21 +41,22 @@ Tensor embeddings(const Tensor& ids, const OptionalTensor& types, const Optional
   check_range("input_ids", ids, tokens, 0, word.size(0), read);
   if (types && token_type) check_range("token_type_ids", *types, tokens, 0, kinds, read);
   if (position) check_range("positions", pos, tokens, 0, positions);
+  const Operand beside = scaled_e4m3("copy", copy, copy_scale, word, {tokens, cols});
   Tensor out = at::empty({tokens, cols}, word.options());
   run(word, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
     const EmbeddingTables<T> tables{
         data<T>(word), data<T>(position),       data<T>(token_type),      word.size(0), positions,
         kinds,         norm.of<T>(gamma, beta), static_cast<float>(scale)};
     embeddings_layernorm<Device, T>(call.context, tables, data<int64_t>(ids), data<int64_t>(types),
-                                    data<int64_t>(token_index), data<int32_t>(pos), tokens, cols, data<T>(out));
+                                    data<int64_t>(token_index), data<int32_t>(pos), tokens, cols, data<T>(out), beside);
   });
   return out;
 }
 
 std::tuple<Tensor, Tensor> layernorm(const Tensor& x, const OptionalTensor& bias, const OptionalTensor& input,
                                      const OptionalTensor& gamma, const OptionalTensor& beta, double eps,
-                                     const std::string& kind, double offset, const std::string& rounding,
-                                     bool keep_sum) {
+                                     const std::string& kind, double offset, const std::string& rounding, bool keep_sum,
+                                     const OptionalTensor& copy, const OptionalTensor& copy_scale) {
   elements("x", x, 2);
   const int64_t cols = x.size(1);
   same("bias", bias, x, {cols});
@@ -62,12 +64,15 @@ std::tuple<Tensor, Tensor> layernorm(const Tensor& x, const OptionalTensor& bias
   same("gamma", gamma, x, {cols});
   same("beta", beta, x, {cols});
   const NormWords norm(gamma, beta, eps, kind, offset, rounding);
-  Tensor out = at::empty_like(x), sum = keep_sum ? at::empty_like(x) : at::empty({0, cols}, x.options());
+  const Operand beside = scaled_e4m3("copy", copy, copy_scale, x, x.sizes());
+  const auto made_if = [&](bool made) { return made ? at::empty_like(x) : at::empty({0, cols}, x.options()); };
+  Tensor out = made_if(!keep_sum || !beside), sum = made_if(keep_sum);
   if (x.numel() == 0) return {out, sum};
   run(x, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
     // As the layers: with a sum for the next product, alone for the stream.
-    const Output<T> made = keep_sum ? Output<T>{.sum = data<T>(sum), .copy = Operand::of(data<T>(out))}
-                                    : Output<T>{.normed = data<T>(out)};
+    const Output<T> made = keep_sum
+                               ? Output<T>{.sum = data<T>(sum), .copy = beside ? beside : Operand::of(data<T>(out))}
+                               : Output<T>{.normed = data<T>(out), .copy = beside};
     add_bias_input_layernorm<Device, T>(call.context, data<T>(x), data<T>(bias), data<T>(input),
                                         norm.of<T>(gamma, beta), x.size(0), cols, made);
   });
@@ -80,12 +85,14 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
   define_op(m,
             "embeddings_layernorm(Tensor input_ids, Tensor? token_type_ids, Tensor? token_index, Tensor positions, "
             "Tensor word, Tensor? position, Tensor? token_type, Tensor? gamma, Tensor? beta, float eps, str "
-            "kind='layer', float offset=0, str rounding='once', float scale=1) -> Tensor",
+            "kind='layer', float offset=0, str rounding='once', float scale=1, Tensor(a!)? copy=None, Tensor? "
+            "copy_scale=None) -> Tensor",
             &embeddings);
   define_op(
       m,
       "add_bias_input_layernorm(Tensor x, Tensor? bias, Tensor? input, Tensor? gamma, Tensor? beta, float eps, str "
-      "kind='layer', float offset=0, str rounding='once', bool sum=True) -> (Tensor, Tensor)",
+      "kind='layer', float offset=0, str rounding='once', bool sum=True, Tensor(a!)? copy=None, Tensor? "
+      "copy_scale=None) -> (Tensor, Tensor)",
       &layernorm);
 }
 

@@ -66,6 +66,20 @@ void check_columns(const OptionalTensor& columns, const Tensor& cu_seqlens, int6
   check_rising<int32_t>("columns", *columns, cu_seqlens, 0, int64_t{1} << 31);
 }
 
+Operand scaled_e4m3(const char* name, const OptionalTensor& out, const OptionalTensor& scale, const Tensor& like,
+                    at::IntArrayRef shape) {
+  FTBERT_CHECK(out.has_value() == scale.has_value(), name, ": expected with a scale; neither means no result in e4m3");
+  if (!out) return {};
+  FTBERT_CHECK(out->sizes() == shape && out->scalar_type() == at::kFloat8_e4m3fn && out->device() == like.device() &&
+                   out->is_contiguous() && has_data(*out),
+               name, ": expected contiguous Float8_e4m3fn ", shape_text(shape), " on ", like.device().str(), ", got ",
+               describe(*out));
+  FTBERT_CHECK(scale->numel() == 1 && scale->scalar_type() == at::kFloat && scale->device() == like.device() &&
+                   scale->is_contiguous() && has_data(*scale),
+               "scale: expected one Float on ", like.device().str(), ", got ", describe(*scale));
+  return {out->data_ptr(), DType::e4m3, data<float>(scale), Granularity::tensor};
+}
+
 void operands(const Tensor& a, const Tensor& weight, const OptionalTensor& bias) {
   elements("a", a, 2);
   rank("weight", weight, 2);

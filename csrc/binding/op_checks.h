@@ -69,6 +69,10 @@ void check_token_index(const Tensor& token_index, const Tensor& cu_seqlens, int6
 // columns int32, or none: at least so many, not negative and rising within each sequence.
 void check_columns(const OptionalTensor& columns, const Tensor& cu_seqlens, int64_t least);
 
+// What an op stores in e4m3: out / scale, scale one float. Both or neither, of like's device.
+Operand scaled_e4m3(const char* name, const OptionalTensor& out, const OptionalTensor& scale, const Tensor& like,
+                    at::IntArrayRef shape);
+
 // Of a product: a [m, k], weight [n, k], n and k not 0; bias [n].
 void operands(const Tensor& a, const Tensor& weight, const OptionalTensor& bias);
 
