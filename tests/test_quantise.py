@@ -26,9 +26,7 @@ def rounded(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return (x / scale).clamp(-448, 448).float().to(E4M3)
 
 
-def assert_within_a_step(
-    got: torch.Tensor, exact: torch.Tensor, scale: torch.Tensor, seldom: float = 0.02
-) -> None:
+def assert_within_a_step(got: torch.Tensor, exact: torch.Tensor, scale: torch.Tensor, seldom: float = 0.02) -> None:
     """At most one step of E4M3 from the nearest number, and that seldom: where the exact one is near the middle."""
     numbers, expected = got.float(), rounded(exact, scale.double()).float()
     assert torch.equal(numbers.isnan(), expected.isnan())
@@ -160,7 +158,9 @@ def test_activations_and_gates(place: Place, rows: int, cols: int, activation: s
 
 
 @pytest.mark.parametrize(
-    "lengths", [[1], [16, 9, 0, 16], [30] * 500, [5, 1, 0, 17, 64, 2], [128, 100, 3], [190, 70], [512], [300, 511] * 40], ids=str
+    "lengths",
+    [[1], [16, 9, 0, 16], [30] * 500, [5, 1, 0, 17, 64, 2], [128, 100, 3], [190, 70], [512], [300, 511] * 40],
+    ids=lambda lengths: f"{len(lengths)} to {max(lengths)}",
 )
 @pytest.mark.parametrize("heads,head_size", [(3, 32), (2, 64), (2, 128), (2, 80), (1, 256)])
 @pytest.mark.parametrize("left,right", [(-1, -1), (-1, 0), (40, 40)])

@@ -115,7 +115,7 @@ void add_bias_input_layernorm(Context<Device>& context, const T* x, const T* bia
 // ---- add_bias_act ------------------------------------------------------------------------------------------
 
 // x = act(x + bias), in place. bias may be nullptr. out, where given, gets the result instead: of 16-bit elements on
-// CUDA, e4m3 with one scale.
+// CUDA, e4m3 with one scale, apart from x, which then stays as it is.
 template <class Device, class T>
 void add_bias_act(Context<Device>& context, T* x, const T* bias, Activation activation, int64_t rows, int64_t cols,
                   const Operand& out = {});
