@@ -35,7 +35,7 @@ struct LayerBuffers {
   int64_t general_sequences = 0;               // that the general path works on at a time
   // The batch's, whatever the run.
   T* normed = nullptr;  // [tokens, hidden], what the next block reads where that is not the stream
-  // Room for [tokens, inner] bytes, where `down` reads numbers with a scale and `up` stores none.
+  // Room for [tokens, inner] bytes, where `down` reads numbers with a scale, which the product of `up` may not store.
   T* scaled_inner = nullptr;
   long long* deferred_moments = nullptr;  // deferred norm
 };

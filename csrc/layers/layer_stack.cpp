@@ -15,7 +15,7 @@ void LayerStack<Device, T>::carve(Workspace& workspace, int64_t rows, LayerBuffe
   int64_t inner = 0;
   for (const Layer<T>& l : weights_.layers) {
     apart = apart || l.attention_norms.before || l.ffn_norms.before || scaled(l.qkv) || scaled(l.up);
-    if (scaled(l.down) && !scaled(l.up)) inner = std::max(inner, l.down.weight.k);
+    if (scaled(l.down)) inner = std::max(inner, l.down.weight.k);  // `linear` may store T all the same
   }
   const int64_t most = rows_with_slack<Device>(rows);
   if (apart) b.normed = workspace.take<T>(most * config_.hidden);
