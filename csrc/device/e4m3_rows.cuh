@@ -1,6 +1,7 @@
 // Results in E4M3 with one scale for all of them: what kernels get of such an Operand, and how they store it.
 #pragma once
 #include <cstdint>
+#include <string>
 
 #include "core/operand.h"
 #include "device/e4m3.cuh"
@@ -57,8 +58,10 @@ __device__ void put(const float (&x)[W], const E4m3Rows& out, int64_t at) {
 template <class T, class Run>
 void with_rows(const Operand& rows, const Run& run) {
   if (!rows) return run();
-  if constexpr (sizeof(T) == 2) return run(E4m3Rows(rows));
-  FTBERT_CHECK(false, "results of ", to_string(kDType<T>), " are not stored in ", to_string(rows.dtype));
+  if constexpr (sizeof(T) == 2)
+    run(E4m3Rows(rows));
+  else
+    throw Error("results of " + std::string(to_string(kDType<T>)) + " are not stored in e4m3");
 }
 
 }  // namespace ftbert
