@@ -198,5 +198,5 @@ def test_what_has_no_kernel_is_refused() -> None:
         ops.add_bias_input_layernorm(x, None, None, vector, vector, 1e-5, copy=copy)
     with pytest.raises(RuntimeError, match=r"copy: expected contiguous Float8_e4m3fn \[2, 16\]"):
         ops.add_bias_input_layernorm(x, None, None, vector, vector, 1e-5, copy=x, copy_scale=scale)
-    with pytest.raises(RuntimeError, match="scale: expected one Float"):
+    with pytest.raises(RuntimeError, match="scale: expected one contiguous Float"):
         ops.quantise(x, torch.ones(2))

@@ -157,6 +157,17 @@ def test_no_product_on_the_cpu_yet(folder: Path, tmp_path: Path, capsys: pytest.
         build_reference(open_checkpoint(target), with_heads=False)
 
 
+def test_matrices_that_no_product_takes_are_kept(folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModel
+
+    config = AutoConfig.from_pretrained(folder)
+    config.intermediate_size = 40  # the up-product's rows, the down-product's columns
+    AutoModel.from_config(config).save_pretrained(folder)
+    kept = quantize(folder, tmp_path / "fp8", SAMPLE_TEXTS).kept
+    assert len(kept) == 2 * config.num_hidden_layers
+    assert all(".ffn." in name and "multiples of 16" in why for name, why in kept.items())
+
+
 def test_an_input_that_is_not_finite_is_named(folder: Path, tmp_path: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     weights[next(name for name in weights if name.endswith("layer.0.intermediate.dense.bias"))][3] = float("nan")

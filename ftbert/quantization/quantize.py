@@ -19,7 +19,7 @@ from ftbert.text import TextSettings, Tokenizer
 
 MOST_TEXTS = 512
 FEWEST_TOKENS = 256
-_MULTIPLE = 16  # of the columns of a matrix whose products run in E4M3
+_MULTIPLE = 16  # of rows and columns of a matrix whose products run in E4M3
 _BATCH, _LONGEST = 16, 512  # texts, tokens
 
 
@@ -94,8 +94,9 @@ def _choose(checkpoint: Checkpoint, keep: Sequence[str]) -> tuple[dict[str, str]
             like = next(iter(modules), "")
             raise ValueError(f"keep: {one!r} is no matrix of the layers; expected a name like {like}")
     for name in modules.keys() - kept.keys():
-        if shapes[name][1] % _MULTIPLE:
-            kept[name] = f"{shapes[name][1]} columns are no multiple of {_MULTIPLE}"
+        rows, columns = shapes[name]
+        if rows % _MULTIPLE or columns % _MULTIPLE:
+            kept[name] = f"{rows} rows and {columns} columns are not both multiples of {_MULTIPLE}"
     wanted = {name: sources[0] for name, sources in modules.items() if name not in kept}
     if not wanted:
         raise ValueError(f"{checkpoint.source.where}: no matrix is left that could be stored in e4m3")

@@ -20,7 +20,7 @@ template <class E, int kHead, class Rule>
 struct Turned {
   using Element = E;
   using Work = TurnedWork<E>;
-  static constexpr int kApart = kHead / 16;  // accumulators between the numbers of a pair
+  [[maybe_unused]] static constexpr int kApart = kHead / 16;  // accumulators between the numbers of a pair
 
   int begin;  // angles_of the row that has this lane's number
 
