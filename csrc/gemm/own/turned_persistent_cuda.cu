@@ -20,7 +20,8 @@ template <class E, int kHead, class Rule>
 struct Turned {
   using Element = E;
   using Work = TurnedWork<E>;
-  [[maybe_unused]] static constexpr int kApart = kHead / 16;  // accumulators between the numbers of a pair
+  static constexpr int kApart = kHead / 16;  // accumulators between the numbers of a pair
+  static_assert(16 * kApart == kHead);
 
   int begin;  // angles_of the row that has this lane's number
 
