@@ -15,8 +15,7 @@ struct WeightSpec {
   std::string name;
   std::vector<int64_t> shape;
   bool matrix = false;  // the [n, k] operand of a product (may be repacked); everything else is read by kernels
-  std::optional<DType> type =
-      {};  // as stored, where that is not left to the model: of quantized matrices and of scales
+  std::optional<DType> type = {};  // as stored, of quantized matrices and of scales; else the model says
   bool operator==(const WeightSpec&) const = default;
 };
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ftbert.checkpoint import Checkpoint, EncoderConfig
 from ftbert.converters import build_reference, check_target, open_checkpoint, source_modules, write_folder
+from ftbert.evaluation import padded
 from ftbert.quantization.e4m3 import best_scale, quantize_rows
 from ftbert.quantization.observe import Observed, observe
 from ftbert.text import TextSettings, Tokenizer
@@ -128,10 +129,7 @@ def _observe(checkpoint: Checkpoint, wanted: dict[str, str], rows: list[Tensor])
     batches = []
     ordered = sorted(rows, key=len)
     for start in range(0, len(ordered), _BATCH):
-        some = ordered[start : start + _BATCH]
-        ids = torch.nn.utils.rnn.pad_sequence(some, batch_first=True, padding_value=pad)
-        mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(one) for one in some], batch_first=True)
-        batches.append((ids, mask))
+        batches.append(padded(ordered[start : start + _BATCH], "right", pad, torch.device("cpu")))
     return observe(reference, wanted, batches)
 
 

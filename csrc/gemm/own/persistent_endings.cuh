@@ -12,6 +12,17 @@ void run_persistent_e4m3(const Context<Cuda>& context, int variant, const Produc
 
 namespace {
 
+// Chunks `chunk` and the next of a row that stage_sums has staged.
+template <class E>
+__device__ void load_staged(const char* shared, int block, int row, int chunk, float (&v)[16]) {
+  Packed<E, 8> packs[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+    packs[i] = Packed<E, 8>::load(
+        reinterpret_cast<const E*>(shared + block * (16 * 128) + row * 128 + ((chunk + i) ^ (row % 8)) * 16));
+  to_floats(packs, v);
+}
+
 // With a gate: of two chunks 16 bytes. Eight rows of a block at a time, so that eight lanes that load together have
 // chunks of two rows, in banks of their own.
 template <class E, Activation kActivation>
@@ -22,13 +33,8 @@ __device__ void store_gated_sums(const char* shared, const PersistentWork& work,
   for (int step = 0; step < kTileN / 32; ++step) {
     const int row = step % 2 * 8 + lane / 4, block = step / 2, chunk = lane % 4 * 2;
     const int column = column0 + block * 64 + chunk * 8;  // of the sums
-    Packed<E, 8> packs[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-      packs[i] = Packed<E, 8>::load(
-          reinterpret_cast<const E*>(shared + block * (16 * 128) + row * 128 + ((chunk + i) ^ (row % 8)) * 16));
     float v[16];
-    to_floats(packs, v);
+    load_staged<E>(shared, block, row, chunk, v);
     const auto gated = gate_pairs<kActivation, E, 8>(v);
     if (row < rows && column < work.n) gated.store(static_cast<E*>(work.c) + (row0 + row) * cols + column / 2);
   }
@@ -46,13 +52,8 @@ __device__ void store_e4m3_sums(const char* shared, const PersistentWork& work, 
 #pragma unroll 1
   for (int step = 0; step < 4; ++step) {
     const int row = step * 4 + lane / 16 * 2 + lane / 4 % 2;
-    Packed<E, 8> packs[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-      packs[i] = Packed<E, 8>::load(
-          reinterpret_cast<const E*>(shared + block * (16 * 128) + row * 128 + ((chunk + i) ^ (row % 8)) * 16));
     float v[16];
-    to_floats(packs, v);
+    load_staged<E>(shared, block, row, chunk, v);
     Packed<uint32_t, kCount / 4> stored;
     uint32_t* const words = reinterpret_cast<uint32_t*>(&stored.bits);
 #pragma unroll

@@ -43,8 +43,8 @@ bool supports(const Gpu& gpu, int variant, const Product& p) {
          std::max({p.m, p.n, p.k}) < (int64_t{1} << 30);
 }
 
-// From so many columns on pairs take 0.80 to 0.93 of the time of single blocks, with fewer 0.95 to 1.06 (H100, k from
-// 768 to 3072, 2064 to 16384 rows).
+// From so many columns on pairs take 0.88 to 1.00 of the time of single blocks, with fewer 0.90 to 1.07 (H100, k from
+// 384 to 3072, 2064 to 16384 rows).
 constexpr int64_t kPairsFrom = 4096;
 
 // In waves; half of one counts. E4M3 is taken to need half the steps of 16 bits and all else as these: an estimate.
