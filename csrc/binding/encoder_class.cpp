@@ -30,13 +30,26 @@ at::Tensor find_stream(const std::vector<WeightSpec>& specs, const TensorDict& w
   fail("the weights have no tensor in float32, float16 or bfloat16 beside the matrices; expected ", specs.front().name);
 }
 
-// Why no product takes this matrix, or "".
-std::string why_not_computed(const at::Device& device, DType stream, const at::Tensor& matrix) {
+// The data of a tensor of that name, nullptr where there is none.
+const void* data_of(const TensorDict& weights, const std::string& name) {
+  const auto it = weights.find(name);
+  return it == weights.end() ? nullptr : data<void>(it->value());
+}
+
+// Why no product takes the matrix of this name, or "".
+std::string why_not_computed(const at::Device& device, DType stream, const WeightSpec& spec, const TensorDict& weights) {
   try {
-    const DType stored = stored_dtype(matrix.scalar_type());
+    const DType stored = stored_dtype(weights.at(spec.name).scalar_type());
+    Matrix matrix{.dtype = stored, .n = spec.shape[0], .k = spec.shape[1]};
+    std::optional<InputScale> input;
+    if (const WeightScales names = scales_of(spec); spec.type) {
+      matrix.scale = static_cast<const float*>(data_of(weights, names.matrix));
+      matrix.per = Granularity::row;
+      input = {static_cast<const float*>(data_of(weights, names.input)), Granularity::tensor};
+    }
     const bool asks_gpu = device.is_cuda() && stored != stream;
     check_product_exists(device_kind(device), asks_gpu ? cuda_context(device.index(), nullptr).capability : 0, stream,
-                         {.dtype = stored});
+                         matrix, input);
     return "";
   } catch (const Error& error) {
     return error.what();
@@ -71,7 +84,7 @@ void check_weights(const std::vector<WeightSpec>& specs, const TensorDict& weigh
     if (tensor.device() != device || (!any && tensor.scalar_type() != expected))
       complain(std::string("expected ") + at::toString(expected) + " on " + device.str() + ", got " +
                at::toString(tensor.scalar_type()) + " on " + tensor.device().str());
-    else if (const std::string why = spec.matrix ? why_not_computed(device, dtype, tensor) : ""; !why.empty())
+    else if (const std::string why = spec.matrix ? why_not_computed(device, dtype, spec, weights) : ""; !why.empty())
       uncomputed[why].push_back(spec.name);
   }
   for (const auto& [why, names] : uncomputed)
@@ -144,6 +157,7 @@ StringDict EncoderClass::info() const {
   for (const auto& [dtype, matrices] : stored)
     products += (products.empty() ? "" : ", ") + dtype + (stored.size() > 1 ? " " + std::to_string(matrices) : "");
   all.insert("products", products);
+  if (!device_.is_cpu()) return all;  // attention's own products are of the stream's type
   std::set<std::string> attention;
   for (const LayerConfig& layer : config_.layers) {
     const std::string qkv = layer_prefix(layer) + "attention.qkv.weight";
@@ -163,10 +177,11 @@ std::map<std::string, int64_t> EncoderClass::count_matrices() const {
 }
 
 std::string EncoderClass::matrix_dtype() const {
-  const auto fewer = [](const auto& a, const auto& b) { return a.second < b.second; };
-  const std::map<std::string, int64_t> counts = count_matrices();
-  const auto most = std::max_element(counts.begin(), counts.end(), fewer);
-  return most == counts.end() ? std::string(to_string(dtype_of(dtype_))) : most->first;
+  const auto narrower = [](const auto& a, const auto& b) {
+    return at::elementSize(a.second) < at::elementSize(b.second);
+  };
+  const auto found = std::min_element(matrix_dtypes_.begin(), matrix_dtypes_.end(), narrower);
+  return std::string(to_string(found == matrix_dtypes_.end() ? dtype_of(dtype_) : stored_dtype(found->second)));
 }
 
 c10::intrusive_ptr<EncoderClass> EncoderClass::to(at::Device device, at::ScalarType dtype) const {

@@ -39,7 +39,7 @@ class EncoderClass : public torch::CustomClassHolder {
   const EncoderConfig& config() const { return config_; }
   at::Device device() const { return device_; }
   at::ScalarType dtype() const { return dtype_; }  // of the residual stream and of results
-  std::string matrix_dtype() const;                // as most matrices are stored
+  std::string matrix_dtype() const;                // the narrowest in which one is stored
 
   // The weights in their plain layout (those repacked for the GEMM are laid out anew), and what was given.
   TensorDict weights() const;

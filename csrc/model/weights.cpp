@@ -2,6 +2,7 @@
 
 #include <map>
 #include <set>
+#include <string_view>
 
 namespace ftbert {
 namespace {
@@ -17,10 +18,12 @@ void walk_norm(const std::string& name, const NormConfig& config, int64_t cols, 
 template <class Visit>
 void walk_linear(const std::string& name, int64_t n, int64_t k, bool bias, std::optional<DType> type,
                  const Visit& visit) {
-  visit({name + ".weight", {n, k}, true, type});
+  const WeightSpec matrix{name + ".weight", {n, k}, true, type};
+  visit(matrix);
   if (type) {
-    visit({name + ".weight.scale", {n}, false, DType::fp32});
-    visit({name + ".input.scale", {1}, false, DType::fp32});
+    const WeightScales scales = scales_of(matrix);
+    visit({scales.matrix, {n}, false, DType::fp32});
+    visit({scales.input, {1}, false, DType::fp32});
   }
   if (bias) visit({name + ".bias", {n}});
 }
@@ -68,6 +71,11 @@ auto into(std::vector<WeightSpec>& specs) {
 
 std::string layer_prefix(const LayerConfig& layer) { return "layers." + std::to_string(layer.weights_of) + "."; }
 
+WeightScales scales_of(const WeightSpec& matrix) {
+  const std::string& name = matrix.name;
+  return {name + ".scale", name.substr(0, name.size() - std::string_view(".weight").size()) + ".input.scale"};
+}
+
 std::vector<WeightSpec> weight_specs(const EncoderConfig& config) {
   std::vector<WeightSpec> specs;
   walk(config, into(specs));
@@ -103,10 +111,11 @@ Weights<T> bind_weights(const EncoderConfig& config, const WeightSource& source)
   };
   const auto linear = [&](const std::string& name) {
     Linear<T> made{.weight = matrix(name + ".weight"), .bias = data(name + ".bias"), .input = {}};
-    if (const void* scales = matrix(name + ".weight.scale").data) {
+    const WeightScales names = scales_of({.name = name + ".weight"});
+    if (const void* scales = matrix(names.matrix).data) {
       made.weight.scale = static_cast<const float*>(scales);
       made.weight.per = Granularity::row;
-      made.input = {static_cast<const float*>(matrix(name + ".input.scale").data), Granularity::tensor};
+      made.input = {static_cast<const float*>(matrix(names.input).data), Granularity::tensor};
     }
     return made;
   };

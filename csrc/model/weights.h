@@ -19,6 +19,13 @@ struct WeightSpec {
   bool operator==(const WeightSpec&) const = default;
 };
 
+// The names of the scales of a matrix that has a type of its own: [n] of its rows, and [1] of the rows that it
+// multiplies.
+struct WeightScales {
+  std::string matrix, input;
+};
+WeightScales scales_of(const WeightSpec& matrix);
+
 // Every tensor that a model of this config has, in forward order.
 std::vector<WeightSpec> weight_specs(const EncoderConfig& config);
 // "layers.{weights_of}.", before the names of a layer's tensors.
