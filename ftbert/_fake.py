@@ -142,7 +142,9 @@ _FAKES: dict[str, Callable[..., Any]] = {
             dtype=dtype if out_scale is None else torch.float8_e4m3fn,
         )
     ),
-    "linear_turned": lambda a, weight, *_: _linear(a, weight, False),
+    "linear_turned": lambda a, weight, *_, dtype=None, **__: a.new_empty(
+        (a.shape[0], weight.shape[0]), dtype=dtype or a.dtype
+    ),
     "linear_norm": _linear_norm,
 }
 

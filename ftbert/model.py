@@ -153,8 +153,8 @@ class Model(TextModel):
 
     @property
     def dtype(self) -> torch.dtype:
-        """As matrices are stored, the narrowest where they differ; on a GPU the type of everything unless that is E4M3; on
-        the CPU results are float32."""
+        """As matrices are stored, the narrowest where they differ; on a GPU the type of all else too, unless that is
+        E4M3; on the CPU results are float32."""
         return STORED_DTYPES[self.encoder.matrix_dtype()]
 
     def __call__(

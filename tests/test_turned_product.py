@@ -54,11 +54,22 @@ class Case:
         self.weights = [1 + 0.2 * random(size) for _ in range(4)]
         self.positions = torch.randint(0, POSITIONS, (m,), generator=generator).int().to(place.device)
         self.table = ops.rotary_table(frequencies(dims).to(place.device), 1.0, POSITIONS) if dims else None
+        self.e4m3: tuple[Tensor, Tensor, dict[str, Any]] | None = None
+
+    def quantise(self) -> None:
+        """From here on a and weight hold numbers of E4M3, and the kernels read these."""
+        a_scale = torch.tensor([0.013], device=self.place.device)
+        weight_scale = self.weight.float().abs().amax(1) / 448
+        a = (self.a.float() / a_scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+        weight = (self.weight.float() / weight_scale[:, None]).to(torch.float8_e4m3fn)
+        self.e4m3 = a, weight, {"a_scale": a_scale, "weight_scale": weight_scale, "dtype": self.place.dtype}
+        self.a, self.weight = a.double() * a_scale.double(), weight.double() * weight_scale.double()[:, None]
 
     def run(self, kernel: str, variant: str, bias: Tensor | None, interleaved: bool) -> Any:
         positions = self.positions if self.dims else None
-        call = (self.a, self.weight, bias, positions, self.table, self.heads, kernel, variant, self.kv_heads, interleaved)
-        return ops.linear_turned(*call, *norm_arguments(self.norm, self.weights))
+        a, weight, scales = (self.a, self.weight, {}) if self.e4m3 is None else self.e4m3
+        call = (a, weight, bias, positions, self.table, self.heads, kernel, variant, self.kv_heads, interleaved)
+        return ops.linear_turned(*call, *norm_arguments(self.norm, self.weights), **scales)
 
     def want(self, bias: Tensor | None, interleaved: bool) -> Tensor:
         qkv = self.a.double() @ self.weight.double().T + (0 if bias is None else bias.double())
@@ -97,6 +108,32 @@ def test_rows_and_heads(hopper: Place, m: int, heads: int, kv_heads: int, size: 
     Case(hopper, m, heads, kv_heads, size, size, NORMS[0], k=64).check(False, with_bias=False)
     if m < 4096:  # up to there wgmma_tile runs
         Case(hopper, m, heads, kv_heads, size, size // 2, NORMS[0], k=64).check(True, with_bias=False)
+
+
+@pytest.mark.parametrize("heads,kv_heads", [(12, 12), (4, 2), (7, 1)])
+@pytest.mark.parametrize("m", [1, 130, 2049, 4500])
+@pytest.mark.parametrize("size", [64, 128])
+def test_operands_in_e4m3(hopper: Place, m: int, heads: int, kv_heads: int, size: int) -> None:
+    """As of the product and `rotary` behind it, but for the rounding in between: the sums of E4M3 are not exact."""
+    for norm in (NORMS[0], NORMS[3], NORMS[5]):
+        case = Case(hopper, m, heads, kv_heads, size, size, norm, k=208)
+        case.quantise()
+        assert case.e4m3 is not None
+        a, weight, scales = case.e4m3
+        qkv = ops.linear_e4m3(a, scales["a_scale"], weight, scales["weight_scale"], case.bias, hopper.dtype, "none")
+        rest = norm_arguments(norm, case.weights)
+        want = ops.rotary(qkv, case.positions, case.table, heads, kv_heads, False, *rest)
+        ran = 0
+        for variant in VARIANTS["wgmma_persistent"]:
+            asked = Product(f"e4m3 e4m3 {WORDS[hopper.dtype]}", weight.shape[0], 208, True)
+            if not supports("wgmma_persistent", variant, asked, m):
+                continue
+            got, ran = case.run("wgmma_persistent", variant, case.bias, False), ran + 1
+            assert_close(got, want.double(), atol=8 * hopper.eps, rtol=4 * hopper.eps, what=variant)
+            assert torch.equal(got, case.run("wgmma_persistent", variant, case.bias, False)), variant
+        assert ran
+    with pytest.raises(RuntimeError, match="e4m3|cannot"):
+        case.run("wgmma_tile", "128x64", case.bias, False)
 
 
 def test_a_position_outside_of_the_table(hopper: Place) -> None:

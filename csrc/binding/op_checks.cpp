@@ -89,6 +89,31 @@ void operands(const Tensor& a, const Tensor& weight, const OptionalTensor& bias)
   same("bias", bias, a, {weight.size(0)});
 }
 
+Granularity scales(const char* name, const Tensor& t, const Tensor& like, int64_t rows) {
+  FTBERT_CHECK(t.dim() == 1 && (t.size(0) == 1 || t.size(0) == rows) && t.scalar_type() == at::kFloat &&
+                   t.device() == like.device() && t.is_contiguous() && has_data(t),
+               name, ": expected contiguous Float [1]", rows > 1 ? " or " + shape_text({rows}) : "", " on ",
+               like.device().str(), ", got ", describe(t));
+  return t.size(0) == 1 ? Granularity::tensor : Granularity::row;
+}
+
+Granularity e4m3_operands(const Tensor& a, const Tensor& a_scale, const Tensor& weight, const Tensor& weight_scale,
+                          const OptionalTensor& bias, at::ScalarType dtype) {
+  rank("a", a, 2);
+  rank("weight", weight, 2);
+  const int64_t n = weight.size(0);
+  count("n, the rows of weight", n, 1);
+  count("k, the columns of a", a.size(1), 1);
+  FTBERT_CHECK(a.scalar_type() == at::kFloat8_e4m3fn, "a: expected float8_e4m3fn, got ", describe(a));
+  same("weight", weight, a, {n, a.size(1)});
+  FTBERT_CHECK(!bias || (bias->dim() == 1 && bias->size(0) == n && bias->scalar_type() == dtype &&
+                         bias->device() == a.device() && bias->is_contiguous() && has_data(*bias)),
+               "bias: expected contiguous ", at::toString(dtype), " ", shape_text({n}), " on ", a.device().str(),
+               ", got ", describe(*bias));
+  scales("a_scale", a_scale, a, 1);
+  return scales("weight_scale", weight_scale, a, n);
+}
+
 Heads heads_of(const Tensor& qkv, int64_t heads, int64_t kv_heads, std::optional<double> scale) {
   const int64_t cols = qkv.size(1), kv = kv_heads == 0 ? heads : kv_heads;
   FTBERT_CHECK(heads > 0 && heads <= cols && kv > 0 && kv <= heads && heads % kv == 0 && cols % (heads + 2 * kv) == 0,

@@ -69,33 +69,13 @@ Tensor linear_own(const Tensor& a, const Tensor& weight, const OptionalTensor& b
   return out;
 }
 
-// One scale, or one for each row. -> which of them
-Granularity scales(const char* name, const Tensor& t, const Tensor& like, int64_t rows) {
-  FTBERT_CHECK(t.dim() == 1 && (t.size(0) == 1 || t.size(0) == rows) && t.scalar_type() == at::kFloat &&
-                   t.device() == like.device() && t.is_contiguous() && has_data(t),
-               name, ": expected contiguous Float [1]", rows > 1 ? " or " + shape_text({rows}) : "", " on ",
-               like.device().str(), ", got ", describe(t));
-  return t.size(0) == 1 ? Granularity::tensor : Granularity::row;
-}
-
 // Matrices in E4M3 with their scales. dtype: of the bias, and of the result without out_scale, with which it is E4M3.
 // kernel, variant: of ours, or "" for what the plans choose. -> [m, n], or with a gate [m, n / 2]
 Tensor linear_e4m3(const Tensor& a, const Tensor& a_scale, const Tensor& weight, const Tensor& weight_scale,
                    const OptionalTensor& bias, at::ScalarType dtype, const std::string& activation, bool gated,
                    const OptionalTensor& out_scale, const std::string& kernel, const std::string& variant) {
-  rank("a", a, 2);
-  rank("weight", weight, 2);
+  const Granularity per = e4m3_operands(a, a_scale, weight, weight_scale, bias, dtype);
   const int64_t m = a.size(0), n = weight.size(0), k = weight.size(1);
-  count("n, the rows of weight", n, 1);
-  count("k, the columns of a", a.size(1), 1);
-  FTBERT_CHECK(a.scalar_type() == at::kFloat8_e4m3fn, "a: expected float8_e4m3fn, got ", describe(a));
-  same("weight", weight, a, {n, a.size(1)});
-  FTBERT_CHECK(!bias || (bias->dim() == 1 && bias->size(0) == n && bias->scalar_type() == dtype &&
-                         bias->device() == a.device() && bias->is_contiguous() && has_data(*bias)),
-               "bias: expected contiguous ", at::toString(dtype), " ", shape_text({n}), " on ", a.device().str(),
-               ", got ", describe(*bias));
-  const Granularity per = scales("weight_scale", weight_scale, a, n);
-  scales("a_scale", a_scale, a, 1);
   if (out_scale) scales("out_scale", *out_scale, a, 1);
   const Epilogue epilogue{
       .bias = bias.has_value(), .activation = parse_activation(activation), .gate = gate_of(gated, weight)};

@@ -88,26 +88,48 @@ Tensor rotate(const Tensor& qkv, const OptionalTensor& positions, const Optional
   return out;
 }
 
-// rotary of a product, by a variant of a kernel of ours that contains it; throws where it cannot
+// rotary of a product, by a variant of a kernel of ours that contains it; throws where it cannot. With scales a and
+// weight are E4M3, and all else is of that dtype.
 Tensor linear_turned_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bias,
                         const OptionalTensor& positions, const OptionalTensor& table, int64_t heads,
                         const std::string& kernel, const std::string& variant, int64_t kv_heads, bool interleaved,
                         const std::string& kind, const OptionalTensor& q_gamma, const OptionalTensor& q_beta,
                         const OptionalTensor& k_gamma, const OptionalTensor& k_beta, double eps, double offset,
-                        const std::string& rounding) {
-  operands(a, weight, bias);
+                        const std::string& rounding, const OptionalTensor& a_scale, const OptionalTensor& weight_scale,
+                        std::optional<at::ScalarType> dtype) {
+  FTBERT_CHECK(a_scale.has_value() == weight_scale.has_value() && a_scale.has_value() == dtype.has_value(),
+               "a_scale, weight_scale, dtype: expected all of them or none");
+  Granularity per = Granularity::none;
+  if (a_scale)
+    per = e4m3_operands(a, *a_scale, weight, *weight_scale, bias, *dtype);
+  else
+    operands(a, weight, bias);
   const OwnChoice own = find_own(kernel, variant);
   FTBERT_CHECK(own, "there is no product ", kernel, " ", variant);
-  const Tensor out = at::empty({a.size(0), weight.size(0)}, a.options());
+  const Tensor out = at::empty({a.size(0), weight.size(0)}, a.options().dtype(dtype.value_or(a.scalar_type())));
   const Heads h = heads_of(out, heads, kv_heads);
   const HeadWords words(out, out, h, positions, table, interleaved, kind, q_gamma, q_beta, k_gamma, k_beta, eps, offset,
                         rounding);
-  run(a, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
+  run(out, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
     if constexpr (kNormInsideProducts<Device, T>) {
       call.context.overlap = false;  // as above
-      const DType type = kDType<T>;
-      const Product product{a.size(0), weight.size(0), a.size(1), type, type, type, {.bias = bias.has_value()}};
-      const ProductData at{.a = data<T>(a), .b = data<T>(weight), .bias = data<T>(bias), .c = out.mutable_data_ptr()};
+      const DType type = kDType<T>, of_operands = a_scale ? DType::e4m3 : type;
+      const Product product{.m = a.size(0),
+                            .n = weight.size(0),
+                            .k = a.size(1),
+                            .a = of_operands,
+                            .b = of_operands,
+                            .c = type,
+                            .epilogue = {.bias = bias.has_value()},
+                            .a_scales = a_scale ? Granularity::tensor : Granularity::none,
+                            .b_scales = per};
+      const ProductData at{.a = data<void>(a),
+                           .b = data<void>(weight),
+                           .bias = data<T>(bias),
+                           .c = out.mutable_data_ptr(),
+                           .a_scale = data<float>(a_scale),
+                           .b_scale = data<float>(weight_scale),
+                           .stream = type};
       run_turned(call.context, own, product, at, h, words.rules<T>());
     } else {
       fail("linear_turned: expected float16 or bfloat16 on a GPU, got ", describe(a));
@@ -129,7 +151,8 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
                  "linear_turned(Tensor a, Tensor weight, Tensor? bias, Tensor? positions, Tensor? table, int heads, "
                  "str kernel, str variant, int kv_heads=0, bool interleaved=False, str kind='rms', Tensor? "
                  "q_gamma=None, Tensor? q_beta=None, Tensor? k_gamma=None, Tensor? k_beta=None, float eps=1e-6, float "
-                 "offset=0., str rounding='once') -> Tensor",
+                 "offset=0., str rounding='once', Tensor? a_scale=None, Tensor? weight_scale=None, ScalarType? "
+                 "dtype=None) -> Tensor",
                  &linear_turned_op);
 }
 

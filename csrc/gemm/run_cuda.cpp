@@ -66,6 +66,12 @@ Epilogue split_off(const Context<Cuda>& context, Product& product) {
   return guess_product(gpu_of(context), product) ? Epilogue{} : std::exchange(product.epilogue, {});
 }
 
+// The rows of a in the type that this weight multiplies; Error where they are stored in another.
+template <class T>
+const void* operand_of(const Linear<T>& weights, const Operand& a) {
+  return weights.weight.dtype == DType::e4m3 ? a.scaled_e4m3() : static_cast<const void*>(a.template as<T>());
+}
+
 }  // namespace
 
 void check_own(const Context<Cuda>& context, const OwnChoice& own, const Product& product, const ProductData& data) {
@@ -94,8 +100,6 @@ Operand linear(Context<Device>& context, const Linear<T>& weights, const Operand
                const Operand& out) {
   check_product_exists(context, weights);
   const bool e4m3 = weights.weight.dtype == DType::e4m3, narrow = e4m3 && out.dtype == DType::e4m3;
-  FTBERT_CHECK(!e4m3 || (a.dtype == DType::e4m3 && a.per == Granularity::tensor && a.scale),
-               "a matrix in e4m3 multiplies operands in e4m3 with one scale, got ", to_string(a.dtype));
   FTBERT_CHECK(out.dtype != DType::e4m3 || (out.per == Granularity::tensor && out.scale),
                "a result in e4m3 needs one scale");
   Operand made = out.dtype == DType::e4m3 && !narrow ? Operand::of(static_cast<T*>(out.data)) : out;
@@ -107,7 +111,7 @@ Operand linear(Context<Device>& context, const Linear<T>& weights, const Operand
   const int64_t cols = epilogue.columns(n);
   const Epilogue split = split_off<T>(context, product);
   if (product.c != made.dtype) made = Operand::of(static_cast<T*>(out.data));
-  const char* const from = static_cast<const char*>(e4m3 ? a.data : a.template as<T>());
+  const char* const from = static_cast<const char*>(operand_of(weights, a));
   char* const c = static_cast<char*>(made.data);
   const T* const bias = has_bias ? weights.bias : nullptr;
   int64_t step = std::max<int64_t>(1, kMostElements / std::max(n, k));
@@ -183,11 +187,15 @@ template <class Device, class T>
 bool linear_turned(Context<Device>& context, const Linear<T>& weights, const Operand& a, int64_t rows,
                    const Heads& heads, const HeadRules<T>& rules, const Operand& out) {
   check_product_exists(context, weights);
-  if (weights.weight.dtype != kDType<T>) return false;
   Product product = product_of(weights, gemm_rows(context, rows), a, kDType<T>, {.bias = true});
   if (rows == 0 || product.m > kMostElements / std::max(product.n, product.k)) return false;  // `linear` cuts it
-  const ProductData data{
-      .a = a.template as<T>(), .b = weights.weight.data, .bias = weights.bias, .c = out.template as<T>()};
+  const ProductData data{.a = operand_of(weights, a),
+                         .b = weights.weight.data,
+                         .bias = weights.bias,
+                         .c = out.template as<T>(),
+                         .a_scale = a.scale,
+                         .b_scale = weights.weight.scale,
+                         .stream = kDType<T>};
   const OwnChoice chosen = context.plans->get(key_of(context, product, data), data.bias).own;
   const OwnChoice own = turning(gpu_of(context), chosen, product, heads, rules);
   if (!own) return false;

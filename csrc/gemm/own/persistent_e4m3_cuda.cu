@@ -8,10 +8,9 @@ namespace {
 
 template <class E, class C, Activation kActivation, Gate kGate = Gate::none>
 void launch(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
-  const ScaledWork work{work_of(p, data, context.sm_count, PersistentShapes::kBlocks[variant]), data.a_scale,
-                        data.b_scale, p.b_scales == Granularity::row, data.c_scale};
-  launch_persistent<e4m3_t, Plain<E, kActivation, kGate, C, ScaledWork>>(context, "kernel wgmma_persistent", variant, p,
-                                                                         data, work);
+  launch_persistent<e4m3_t, Plain<E, kActivation, kGate, C, ScaledWork>>(
+      context, "kernel wgmma_persistent", variant, p, data,
+      scaled_work_of(p, data, context.sm_count, PersistentShapes::kBlocks[variant]));
 }
 
 template <class E, class C>

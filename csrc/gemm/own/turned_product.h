@@ -1,5 +1,6 @@
 // The product of queries, keys and values whose heads are normed and turned (kernels.h: rotary) before they are stored:
-// endings of wgmma_tile and wgmma_persistent. Hopper alone, 16-bit elements. No CUDA header.
+// endings of wgmma_tile, of 16-bit operands, and of wgmma_persistent, of operands in E4M3 too. Hopper alone, 16-bit results.
+// No CUDA header.
 #pragma once
 #include "gemm/own/own.h"
 #include "kernels/kernels.h"

@@ -99,8 +99,9 @@ bool turns(const OwnChoice& own, const Heads& heads, const HeadRules<T>& rules) 
 template <class T>
 OwnChoice turning(const Gpu& gpu, const OwnChoice& own, const Product& product, const Heads& heads,
                   const HeadRules<T>& rules) {
-  if (!own || turns(own, heads, rules)) return own;
-  if (own.kernel != &wgmma_tile) return {};
+  const bool e4m3 = product.a == DType::e4m3;  // which wgmma_persistent alone turns
+  if (!own || (turns(own, heads, rules) && !(e4m3 && own.kernel == &wgmma_tile))) return own;
+  if (own.kernel != &wgmma_tile || e4m3) return {};
   // The smallest tile of which there are no more than multiprocessors, up to twice as large as that of the plan: the
   // longer steps of k then take less than `rotary` does.
   const auto tile_of = [](int variant) { return wgmma_tile.variants[variant].tile; };
@@ -125,6 +126,7 @@ void run_turned(const Context<Cuda>& context, const OwnChoice& own, const Produc
                " in n=", product.n);
   FTBERT_CHECK(!rules.rotation || rules.positions, "rotary: there is a table, but no positions given");
   if (own.kernel == &wgmma_persistent) return run_turned_persistent(context, own.variant, product, data, heads, rules);
+  FTBERT_CHECK(product.a != DType::e4m3, "the product ", own.kernel->name, " turns no heads of a product of e4m3");
   const TurnedArguments<native_t<T>> arguments{data.bias, data.c, head_turn(heads, rules)};
   heads.size == 64 ? run_tile_of<64, T>(context, own.variant, product, data, arguments)
                    : run_tile_of<128, T>(context, own.variant, product, data, arguments);

@@ -355,6 +355,10 @@ PersistentWork work_of(const Product& p, const ProductData& data, int sm_count, 
   return work;
 }
 
+ScaledWork scaled_work_of(const Product& p, const ProductData& data, int sm_count, int blocks) {
+  return {work_of(p, data, sm_count, blocks), data.a_scale, data.b_scale, p.b_scales == Granularity::row, data.c_scale};
+}
+
 template <int kBlocks_>
 struct PersistentShape {
   static constexpr int kTileM = 128, kTileN = 128, kSplit = 1, kBlocks = kBlocks_;
