@@ -5,7 +5,7 @@
 namespace ftbert {
 namespace {
 
-// wgmma_persistent's alone: other kernels and cuBLASLt have no such scales, or no result in E4M3.
+// What wgmma_tile and wgmma_persistent compute: cuBLASLt has no such scales, or no result in E4M3.
 void check_e4m3(int capability, DType stream, const Matrix& weight, const std::optional<InputScale>& input) {
   constexpr auto kWhat = " by a matrix stored as e4m3", kNone = "no product on cuda multiplies ";
   FTBERT_CHECK(capability == 90, kNone, to_string(stream), kWhat, " on a GPU of compute capability ", capability / 10,

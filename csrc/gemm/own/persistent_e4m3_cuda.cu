@@ -1,6 +1,5 @@
 // wgmma_persistent with A and B in E4M3, whose 128 elements are a row of a stage where 64 of 16 bits are. Sums begin at
 // zero; scales and bias come behind the last step. C is of 16 bits, or E4M3 with a scale.
-#include "core/check.h"
 #include "gemm/own/persistent_endings.cuh"
 
 namespace ftbert {

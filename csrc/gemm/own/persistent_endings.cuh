@@ -2,7 +2,6 @@
 #pragma once
 #include <type_traits>
 
-#include "device/e4m3.cuh"
 #include "gemm/own/wgmma_persistent.cuh"
 
 namespace ftbert {
@@ -54,21 +53,7 @@ __device__ void store_e4m3_sums(const char* shared, const PersistentWork& work, 
     const int row = step * 4 + lane / 16 * 2 + lane / 4 % 2;
     float v[16];
     load_staged<E>(shared, block, row, chunk, v);
-    Packed<uint32_t, kCount / 4> stored;
-    uint32_t* const words = reinterpret_cast<uint32_t*>(&stored.bits);
-#pragma unroll
-    for (int i = 0; i < kCount / 4; ++i) {
-      float x[4];
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const int j = i * 4 + w;
-        if constexpr (kGate == Gate::pairs)
-          x[w] = inverse * (activate<kActivation, E>(v[2 * j]) * v[2 * j + 1]);
-        else
-          x[w] = inverse * activate<kActivation, E>(v[j]);
-      }
-      words[i] = to_e4m3(x[0], x[1], x[2], x[3]);
-    }
+    const auto stored = pack_e4m3<E, kActivation, kGate>(v, inverse);
     if (row < rows && column < work.n)
       stored.store(
           reinterpret_cast<uint32_t*>(static_cast<char*>(work.c) + (row0 + row) * cols + column * kCount / 16));

@@ -11,6 +11,7 @@
 #include "device/tma.cuh"
 #include "device/vector.cuh"
 #include "device/wgmma.cuh"
+#include "gemm/own/e4m3_sums.cuh"
 #include "gemm/own/guessed_time.h"
 #include "gemm/own/own.h"
 
@@ -45,13 +46,8 @@ struct PersistentWork {
   void* c;
 };
 
-// With A and B in E4M3. The scales lie on the device and are read, as the bias, before the kernel ahead has ended.
-struct ScaledWork : PersistentWork {
-  const float* a_scale;  // one
-  const float* b_scale;  // one, or one for each of B's rows
-  bool b_by_rows;
-  const float* c_scale;  // one, where C is E4M3: what is stored is multiplied by its reciprocal
-};
+// With A and B in E4M3.
+struct ScaledWork : PersistentWork, E4m3Scales {};
 
 struct Piece {
   int row, column;  // of C
@@ -87,16 +83,7 @@ __device__ void bring_factors(const ScaledWork& work, int column0, float4* share
   const int i = threadIdx.x % 32, column = column0 + i * 4;
   float scale[4] = {}, bias[4] = {};
   if (column < work.n) {
-    const float a = *work.a_scale;
-    if (work.b_by_rows) {
-      Packed<float, 4>::load(work.b_scale + column).to_floats(scale);
-    } else {
-      const float b = *work.b_scale;
-#pragma unroll
-      for (int w = 0; w < 4; ++w) scale[w] = b;
-    }
-#pragma unroll
-    for (int w = 0; w < 4; ++w) scale[w] *= a;
+    load_scales(work, column, scale);
     if (work.bias) Packed<E, 4>::load(static_cast<const E*>(work.bias) + column).to_floats(bias);
   }
 #pragma unroll
@@ -356,7 +343,7 @@ PersistentWork work_of(const Product& p, const ProductData& data, int sm_count, 
 }
 
 ScaledWork scaled_work_of(const Product& p, const ProductData& data, int sm_count, int blocks) {
-  return {work_of(p, data, sm_count, blocks), data.a_scale, data.b_scale, p.b_scales == Granularity::row, data.c_scale};
+  return {work_of(p, data, sm_count, blocks), scales_of(p, data)};
 }
 
 template <int kBlocks_>

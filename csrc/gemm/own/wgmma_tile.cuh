@@ -14,9 +14,13 @@
 #include "gemm/own/own.h"
 
 namespace ftbert {
+
+// A variant of wgmma_tile with A and B in E4M3.
+void run_tile_e4m3(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data);
+
 namespace {
 
-constexpr int kStep = 64;         // a row of a stage: 64 elements, 128 bytes
+constexpr int kStepBytes = 128;   // of k, a row of a stage
 constexpr int kShareBytes = 512;  // of a warp: its sums of 16 rows by 8 columns
 
 // kGroupsM warpgroups have 64 rows each, kGroupsK share these rows and take steps of k in turns; kSplit blocks of a
@@ -24,7 +28,8 @@ constexpr int kShareBytes = 512;  // of a warp: its sums of 16 rows by 8 columns
 template <int kTileN_, int kGroupsM_, int kGroupsK_, int kSplit_, int kKilobytes>
 struct TileShape {
   static constexpr int kTileN = kTileN_, kGroupsM = kGroupsM_, kGroupsK = kGroupsK_, kSplit = kSplit_;
-  static constexpr int kTileM = 64 * kGroupsM, kBytesA = kTileM * kStep * 2, kStageBytes = kBytesA + kTileN * kStep * 2;
+  static constexpr int kTileM = 64 * kGroupsM, kBytesA = kTileM * kStepBytes,
+                       kStageBytes = kBytesA + kTileN * kStepBytes;
   static constexpr int kGroups = kGroupsM * kGroupsK, kMultiplying = 128 * kGroups, kThreads = kMultiplying + 32;
   static constexpr int kParts = kGroupsK * kSplit;      // of k
   static constexpr int kEights = kTileN / 8 / kParts;   // 8 columns each: those that a part finishes
@@ -74,6 +79,32 @@ __device__ void store_rows(const char* shared, const TileWork& work, void* c, in
   }
 }
 
+// Of a row that stage_rows has staged, what follows its element `first`.
+template <class E, class Shape, int kCount>
+__device__ void load_staged(const char* shared, int row, int first, float (&v)[kCount]) {
+  Packed<E, 8> packs[kCount / 8];
+#pragma unroll
+  for (int i = 0; i < kCount / 8; ++i)
+    packs[i] = Packed<E, 8>::load(reinterpret_cast<const E*>(shared + row * Shape::kRowBytes) + first + i * 8);
+  to_floats(packs, v);
+}
+
+// Half as many columns as store_rows stores: of two packs of sums 16 bytes, or 8 of one where a warp has an odd number.
+template <class E, Activation kActivation, class Shape>
+__device__ void store_gated_rows(const char* shared, const TileWork& work, void* c, int64_t row0, int column0) {
+  constexpr int kSums = Shape::kEights % 2 == 0 ? 16 : 8, kAcross = Shape::kEights * 8 / kSums;
+  __syncwarp();
+#pragma unroll 2
+  for (int i = threadIdx.x % 32; i < 16 * kAcross; i += 32) {
+    const int row = i / kAcross, first = i % kAcross * kSums, column = column0 + first;  // of the sums
+    float v[kSums];
+    load_staged<E, Shape>(shared, row, first, v);
+    const auto gated = gate_pairs<kActivation, E, kSums / 2>(v);
+    if (row0 + row < work.m && column < work.n)
+      gated.store(static_cast<E*>(c) + (row0 + row) * (work.n / 2) + column / 2);
+  }
+}
+
 // What an Ending has: Arguments, what it needs; kVectors, how many vectors [n] of floats; and as an object of a block's
 // threads
 //   vector(i): the vectors. They do not change while a model runs, and a tile's columns of them come to shared memory;
@@ -81,11 +112,14 @@ __device__ void store_rows(const char* shared, const TileWork& work, void* c, in
 //     warp's own. The inputs are not waited for;
 //   finish(sums, vectors, area), of these: the sums of its own; the vectors, Shape::kTileN after each other, from its
 //     own columns on; and shared memory of the warp's own for stage_rows.
-template <class E, class Shape, class Ending>
+//
+// A: of A's and B's elements.
+template <class A, class Shape, class Ending>
 __global__ void __launch_bounds__(Shape::kThreads)
     wgmma_tile_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
                       const TileWork work, const typename Ending::Arguments arguments) {
 #ifdef FTBERT_WGMMA
+  constexpr int kStep = kStepBytes / sizeof(A);
   constexpr int kTileN = Shape::kTileN, kStages = Shape::kStages, kStageBytes = Shape::kStageBytes;
   constexpr int kGroupsM = Shape::kGroupsM, kGroupsK = Shape::kGroupsK, kSplit = Shape::kSplit;
   constexpr int kParts = Shape::kParts, kEights = Shape::kEights, kRound = Shape::kRound;
@@ -166,10 +200,10 @@ __global__ void __launch_bounds__(Shape::kThreads)
       barrier_wait(barrier(full, turn), parity);
       warpgroup_fence();
 #pragma unroll
-      for (int d = 0; d < kStep / 16; ++d) {
+      for (int d = 0; d < kStepBytes / 32; ++d) {
         // A descriptor counts its address in units of 16 bytes.
         const int at = (turn * kGroupsK * kStageBytes + d * 32) / 16;
-        warpgroup_multiply_nt<E>(sum, a + at, b + at, true);
+        warpgroup_multiply_nt<A>(sum, a + at, b + at, true);
       }
       warpgroup_commit();
       if (step > group_k) {
@@ -225,14 +259,14 @@ __global__ void __launch_bounds__(Shape::kThreads)
 #endif
 }
 
-template <class E, class Shape, class Ending>
+template <class A, class Shape, class Ending>
 void launch_tile(const Context<Cuda>& context, const char* name, const Product& p, const ProductData& data,
                  const typename Ending::Arguments& arguments) {
   constexpr int kBytes = Shape::kBytes + Ending::kVectors * 4 * Shape::kTileN;
   static_assert(kBytes <= 227 * 1024);
   const auto blocks = [](int64_t of, int64_t size) { return static_cast<unsigned>((of + size - 1) / size); };
   const dim3 grid(blocks(p.n, Shape::kTileN) * Shape::kSplit, blocks(p.m, Shape::kTileM));
-  launch_overlapped(context, name, wgmma_tile_kernel<E, Shape, Ending>, grid, Shape::kThreads, kBytes, Shape::kSplit,
+  launch_overlapped(context, name, wgmma_tile_kernel<A, Shape, Ending>, grid, Shape::kThreads, kBytes, Shape::kSplit,
                     tensor_map(data.a, p.a, p.m, p.k, Shape::kTileM), tensor_map(data.b, p.b, p.n, p.k, Shape::kTileN),
                     TileWork{p.m, static_cast<int>(p.n), static_cast<int>(p.k)}, arguments);
 }
@@ -262,7 +296,7 @@ using TileShapes = List<InTwos<32, 1>, InTwos<32, 4>, InTwos<48, 1>, InTwos<64, 
                         Single<48, 2>, Single<96, 2>, Single<96, 4>, KShared<32>, KShared<48>, KShared<64>, KShared<96>,
                         Tall<64>, Tall<96>, Tall<128>, Tall<192>>;
 
-// A variant of the kernel with that Ending.
+// A variant of the kernel with that Ending, for A and B of 16 bits.
 template <template <class E, class Shape> class Ending, class Arguments>
 void run_tile(const Context<Cuda>& context, const char* name, int variant, const Product& p, const ProductData& data,
               const Arguments& arguments) {

@@ -1,8 +1,8 @@
 // Products for up to some 4000 rows on Hopper: one tile of C a block, and nothing of such a product takes long but
 // getting started and getting done. One thread asks the tensor memory accelerator for tiles; warpgroups multiply
-// (wgmma), for other rows each or in turns for the next 64 of k. The thread asks for weights while the kernel ahead
-// still runs, and for A as soon as that has ended. Blocks with at most half of a multiprocessor's shared memory come in
-// twos; those with more have one to themselves.
+// (wgmma), for other rows each or in turns for the next 128 bytes of k. The thread asks for weights while the kernel
+// ahead still runs, and for A as soon as that has ended. Blocks with at most half of a multiprocessor's shared memory
+// come in twos; those with more have one to themselves.
 //
 // A warpgroup instruction for few columns takes no longer than the instructions around it: the loop over k is written
 // out for all stages, so that only constants differ between them, with addresses in uniform registers. Where k is
@@ -54,26 +54,6 @@ struct Plain {
   }
 };
 
-// Half as many columns as store_rows stores: of two packs of sums 16 bytes, or 8 of one where a warp has an odd number.
-template <class E, Activation kActivation, class Shape>
-__device__ void store_gated_rows(const char* shared, const TileWork& work, void* c, int64_t row0, int column0) {
-  constexpr int kPacks = Shape::kEights % 2 == 0 ? 2 : 1, kAcross = Shape::kEights / kPacks;
-  __syncwarp();
-#pragma unroll 2
-  for (int i = threadIdx.x % 32; i < 16 * kAcross; i += 32) {
-    const int row = i / kAcross, first = i % kAcross * kPacks * 8, column = column0 + first;  // of the sums
-    Packed<E, 8> packs[kPacks];
-#pragma unroll
-    for (int j = 0; j < kPacks; ++j)
-      packs[j] = Packed<E, 8>::load(reinterpret_cast<const E*>(shared + row * Shape::kRowBytes) + first + j * 8);
-    float v[8 * kPacks];
-    to_floats(packs, v);
-    const auto gated = gate_pairs<kActivation, E, 4 * kPacks>(v);
-    if (row0 + row < work.m && column < work.n)
-      gated.store(static_cast<E*>(c) + (row0 + row) * (work.n / 2) + column / 2);
-  }
-}
-
 // Bias, activation and gate.
 template <class E, class Shape>
 struct Gated : Plain<E, Shape> {
@@ -88,6 +68,7 @@ struct Gated : Plain<E, Shape> {
 };
 
 void run(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
+  if (p.a == DType::e4m3) return run_tile_e4m3(context, variant, p, data);
   const PlainArguments arguments{data.bias, data.c, p.epilogue.activation};
   if (p.epilogue.gate == Gate::pairs) return run_tile<Gated>(context, "kernel wgmma_tile", variant, p, data, arguments);
   run_tile<Plain>(context, "kernel wgmma_tile", variant, p, data, arguments);
@@ -96,9 +77,10 @@ void run(const Context<Cuda>& context, int variant, const Product& p, const Prod
 bool supports(const Gpu& gpu, int variant, const Product& p) {
   if (!has_warpgroups(gpu.capability)) return false;
   const int64_t most_rows = 32 * TileShapes::kVariants[variant].tile.rows;  // from there on wgmma_persistent is faster
-  return is_16_bit_linear(p) && !p.epilogue.residual_norm && p.m <= most_rows &&
-         p.n % (p.epilogue.gate == Gate::none ? 8 : 16) == 0 && p.k % 8 == 0 && std::max(p.n, p.k) < (1 << 24) &&
-         over(p.k, kStep) >= TileShapes::kParts[variant];
+  const bool e4m3 = is_e4m3_linear(p);
+  return (e4m3 ? is_gelu_or_gate(p.epilogue) : is_16_bit_linear(p)) && !p.epilogue.residual_norm && p.m <= most_rows &&
+         p.n % (e4m3 || p.epilogue.gate != Gate::none ? 16 : 8) == 0 && p.k % (e4m3 ? 16 : 8) == 0 &&
+         std::max(p.n, p.k) < (1 << 24) && over(p.k * bytes_of(p.a), kStepBytes) >= TileShapes::kParts[variant];
 }
 
 int64_t blocks_of(int variant, const Product& p) {
@@ -109,18 +91,19 @@ int64_t blocks_of(int variant, const Product& p) {
 // Up to kFewRows, or -1: the narrowest tile with which every block has a multiprocessor of its own, and up to 128 rows
 // leaves some free, on which the next kernel begins; where k is long, first one that divides it. On an H200 layers of
 // BERT-base, BERT-large and MiniLM-L6 in fp16 took 0.96 to 1.07 times as long as with products that were chosen in
-// layers for each size, 1.013 times in the mean of 57 sizes.
+// layers for each size, 1.013 times in the mean of 57 sizes. In E4M3 k counts by its bytes: no measurement.
 int few_rows_variant(const Gpu& gpu, const Product& p) {
   const auto fits = [&](int variant, double share) {
     return supports(gpu, variant, p) && static_cast<double>(blocks_of(variant, p)) <= share * gpu.sm_count;
   };
   if (p.m > kFewRows) return -1;
-  const bool short_k = p.k <= 8 * kStep, long_k = p.k >= 32 * kStep;
+  const int64_t k_bytes = p.k * bytes_of(p.a);
+  const bool short_k = k_bytes <= 8 * kStepBytes, long_k = k_bytes >= 32 * kStepBytes;
   if (p.m <= 256 && (p.k > p.n || (long_k && p.k == p.n))) {
-    const int variant = p.k < 16 * kStep ? -1
-                        : !long_k        ? TileShapes::variant_of<InTwos<64, 4>>()
-                        : p.m <= 128     ? TileShapes::variant_of<Single<96, 4>>()
-                                         : TileShapes::variant_of<Single<48, 2>>();
+    const int variant = k_bytes < 16 * kStepBytes ? -1
+                        : !long_k                 ? TileShapes::variant_of<InTwos<64, 4>>()
+                        : p.m <= 128              ? TileShapes::variant_of<Single<96, 4>>()
+                                                  : TileShapes::variant_of<Single<48, 2>>();
     if (variant >= 0 && fits(variant, 1)) return variant;
   }
   const bool in_twos = short_k && p.m <= 256;
@@ -142,6 +125,10 @@ int few_rows_variant(const Gpu& gpu, const Product& p) {
   return -1;
 }
 
+// A step of 128 numbers in E4M3 has twice the products of one of 64 in 16 bits, and is taken to do them 1.7 times as
+// fast: no measurement.
+constexpr double kE4m3Step = 2 / 1.7;
+
 // In one wave only.
 OwnGuess guess(const Gpu& gpu, const Product& p) {
   static constexpr TimeLine kLines[] = {
@@ -153,8 +140,9 @@ OwnGuess guess(const Gpu& gpu, const Product& p) {
   };
   if (const int variant = few_rows_variant(gpu, p); variant >= 0) return {variant, 0};
   OwnGuess best;
-  for (const TimeLine& line : kLines) {
+  for (TimeLine line : kLines) {
     if (!supports(gpu, line.variant, p) || blocks_of(line.variant, p) > gpu.sm_count) continue;
+    if (p.a == DType::e4m3) line.step *= kE4m3Step;
     if (const double us = microseconds(line, 1, p); us < best.us) best = {line.variant, us};
   }
   return best;
