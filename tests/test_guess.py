@@ -28,10 +28,11 @@ def on_hopper() -> None:
 
 @pytest.mark.parametrize("m", [1, 64, 200, 1024])
 @pytest.mark.parametrize(("n", "k"), [(2304, 768), (768, 3072), (384, 384)])
-def test_few_rows_run_what_can_defer_a_layernorm(n: int, k: int, m: int) -> None:
-    """One wave at most, so that every block has a multiprocessor."""
+@pytest.mark.parametrize("dtype", ["fp16", "e4m3 e4m3 bf16", "e4m3 e4m3 e4m3"])
+def test_few_rows_run_a_block_for_each_tile(dtype: str, n: int, k: int, m: int) -> None:
+    """One wave at most, so that every block has a multiprocessor; in 16 bits what can defer a LayerNorm."""
     on_hopper()
-    chosen = Bench(Product("fp16", n, k), m).chosen()
+    chosen = Bench(Product(dtype, n, k), m).chosen()
     assert chosen.kernel == WGMMA_TILE
     blocks = -(-m // chosen.tile_rows) * -(-n // chosen.tile_columns) * max(1, chosen.split_k)
     assert blocks <= torch.cuda.get_device_properties("cuda").multi_processor_count
@@ -54,6 +55,8 @@ def _said(words: Sequence[int]) -> list[int]:
         (Product("bf16", 1024, 3072, prenorm=True), 16384, WITH_PRENORM),
         (Product("fp16", 2304, 768, False, "silu", gated=True), 16384, "wgmma_persistent"),
         (Product("fp16", 2304, 768, False, "silu", gated=True), 64, WGMMA_TILE),
+        (Product("e4m3 e4m3 fp16", 2304, 768, True), 4096, "wgmma_persistent"),
+        (Product("e4m3 e4m3 e4m3", 3072, 768, True, "gelu"), 16384, "wgmma_persistent"),
         (Product("fp16", 2304, 768, True, "relu"), 4096, ""),  # the persistent one has none: cuBLASLt's
         (Product("fp16", 2300, 768, True), 4096, ""),
         (Product("fp32", 2304, 768, True), 4096, ""),
