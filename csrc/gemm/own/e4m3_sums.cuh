@@ -17,7 +17,7 @@ struct E4m3Scales {
   const float* c_scale;  // one, where C is E4M3: what is stored is multiplied by its reciprocal
 };
 
-E4m3Scales scales_of(const Product& p, const ProductData& data) {
+inline E4m3Scales scales_of(const Product& p, const ProductData& data) {
   return {data.a_scale, data.b_scale, p.b_scales == Granularity::row, data.c_scale};
 }
 

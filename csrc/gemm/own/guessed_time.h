@@ -5,7 +5,7 @@
 // (4 % off in the mean). Layers that run what these lines find the fastest took 1.008 times as long as with a table of
 // measured choices, in the geometric mean of 57 sizes from 1026 to 16384 rows; BERT-large's, whose k of 4096 meets a
 // last wave that cuBLASLt's tiles fill better, 1.015 times. Another Hopper has other clocks, which divide all lines
-// alike; its multiprocessors count. Those of E4M3 have a comment of their own in each kernel's guess.
+// alike; its multiprocessors count. Where lines for E4M3 come from, the kernels' guesses say.
 #pragma once
 #include <cstdint>
 

@@ -146,7 +146,7 @@ constexpr bool is_e4m3_linear(const Product& p) {
          p.batch == 1 && p.b_transposed && p.m > 0 && p.n > 0 && p.k > 0;
 }
 
-// What kernels have an instance of each for: activations behind a gate, and without one erf GELU.
+// The epilogues of kernels that are compiled for each: with a gate any activation, else none or erf GELU.
 constexpr bool is_gelu_or_gate(const Epilogue& e) {
   return e.gate == Gate::pairs || e.activation == Activation::none || e.activation == Activation::gelu_erf;
 }
