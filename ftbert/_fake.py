@@ -101,6 +101,18 @@ def _linear_norm(
     return torch.empty_like(residual), torch.empty_like(residual) if total else a.new_empty((0, residual.shape[1]))
 
 
+def _linear_norm_e4m3(
+    a: Tensor, a_scale: Any, weight: Any, weight_scale: Any, bias: Any, residual: Tensor, gamma: Any, beta: Any, eps: float,
+    variant: str, kind: str = "layer", offset: float = 0, rounding: str = "once", total: bool = False, copy_scale: Any = None,
+    *_: Any,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    none = residual.new_empty((0, residual.shape[1]))
+    copy = none.to(a.dtype) if copy_scale is None else torch.empty_like(residual, dtype=a.dtype)
+    if not total:
+        return torch.empty_like(residual), none, copy
+    return torch.empty_like(residual) if copy_scale is None else none, torch.empty_like(residual), copy
+
+
 # What each op makes of its arguments, which come in the order of its schema (csrc/binding/).
 _FAKES: dict[str, Callable[..., Any]] = {
     "forward_batch": _forward_batch,
@@ -146,6 +158,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
         (a.shape[0], weight.shape[0]), dtype=dtype or a.dtype
     ),
     "linear_norm": _linear_norm,
+    "linear_norm_e4m3": _linear_norm_e4m3,
 }
 
 

@@ -144,6 +144,71 @@ std::tuple<Tensor, Tensor> linear_norm_op(const Tensor& a, const Tensor& weight,
   return keep_sum ? std::tuple(beside, c) : std::tuple(c, beside);
 }
 
+// The same of matrices in E4M3; input: of the stream's type. copy_scale: the norm is stored in E4M3 too, or with
+// keep_sum instead. turn: of products that share `said`, with words for exchanged moments, or with 0 memory of its own.
+// -> norm, sum and that copy, each [m, n] or of no rows
+std::tuple<Tensor, Tensor, Tensor> linear_norm_e4m3(const Tensor& a, const Tensor& a_scale, const Tensor& weight,
+                                                    const Tensor& weight_scale, const OptionalTensor& bias,
+                                                    const Tensor& input, const Tensor& gamma,
+                                                    const OptionalTensor& beta, double eps, const std::string& variant,
+                                                    const std::string& kind, double offset, const std::string& rounding,
+                                                    bool keep_sum, const OptionalTensor& copy_scale,
+                                                    const OptionalTensor& said, int64_t turn) {
+  const Granularity per = e4m3_operands(a, a_scale, weight, weight_scale, bias, input.scalar_type());
+  const int64_t m = a.size(0), n = weight.size(0), moments = exchanged_moment_count(m);
+  elements("input", input, 2);
+  FTBERT_CHECK(
+      input.scalar_type() != at::kFloat && input.device() == a.device() && input.size(0) == m && input.size(1) == n,
+      "input: expected 16-bit elements ", shape_text({m, n}), " on ", a.device().str(), ", got ", describe(input));
+  same("gamma", gamma, input, {n});
+  same("beta", beta, input, {n});
+  if (copy_scale) scales("copy_scale", *copy_scale, a, 1);
+  count("turn", turn, 0);
+  FTBERT_CHECK(said ? said->scalar_type() == at::kLong && said->device() == a.device() && said->is_contiguous() &&
+                          said->numel() >= moments
+                    : turn == 0,
+               "said: expected contiguous Long of at least ", moments, " on ", a.device().str(), ", or turn 0");
+  const NormWords norm(gamma, beta, eps, kind, offset, rounding);
+  const OwnChoice own = find_own(keep_sum ? "wgmma_prenorm" : "wgmma_layernorm", variant);
+  FTBERT_CHECK(own, "there is no product with a norm ", variant);
+  const Tensor shared = said ? *said : at::empty({moments}, a.options().dtype(at::kLong));
+  const auto made_if = [&](bool made, const at::TensorOptions& options) {
+    return at::empty({made ? m : 0, n}, options);
+  };
+  Tensor c = input.clone(), copy = made_if(copy_scale.has_value(), a.options());
+  Tensor beside = made_if(keep_sum && !copy_scale, input.options());
+  const DType type = dtype_of(input.scalar_type());
+  const c10::DeviceGuard guard(a.device());
+  CallContext<Cuda> call(a.device());
+  call.context.overlap = false;
+  const Product product{
+      .m = m,
+      .n = n,
+      .k = a.size(1),
+      .a = DType::e4m3,
+      .b = DType::e4m3,
+      .c = type,
+      .epilogue = {.bias = bias.has_value(), .residual_norm = keep_sum ? ResidualNorm::next : ResidualNorm::result},
+      .a_scales = Granularity::tensor,
+      .b_scales = per};
+  run_own(call.context, own, product,
+          {.a = a.const_data_ptr(),
+           .b = weight.const_data_ptr(),
+           .bias = bias ? bias->const_data_ptr() : nullptr,
+           .c = c.mutable_data_ptr(),
+           .a_scale = data<float>(a_scale),
+           .b_scale = data<float>(weight_scale),
+           .stream = type,
+           .norm = {norm.kind, gamma.const_data_ptr(), beta ? beta->const_data_ptr() : nullptr,
+                    static_cast<float>(norm.eps), static_cast<float>(norm.offset), norm.rounding},
+           .copy = copy_scale ? copy.mutable_data_ptr()
+                   : keep_sum ? beside.mutable_data_ptr()
+                              : nullptr,
+           .copy_scale = copy_scale ? data<float>(*copy_scale) : nullptr,
+           .moments = {static_cast<uint64_t*>(shared.mutable_data_ptr()), shared.numel(), static_cast<int>(turn)}});
+  return keep_sum ? std::tuple(beside, c, copy) : std::tuple(c, beside, copy);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(ftbert, m) {
@@ -161,6 +226,12 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
                  "eps, str variant, str kind='layer', float offset=0, str rounding='once', bool sum=False) -> (Tensor, "
                  "Tensor)",
                  &linear_norm_op);
+  define_cuda_op(m,
+                 "linear_norm_e4m3(Tensor a, Tensor a_scale, Tensor weight, Tensor weight_scale, Tensor? bias, Tensor "
+                 "input, Tensor gamma, Tensor? beta, float eps, str variant, str kind='layer', float offset=0, str "
+                 "rounding='once', bool sum=False, Tensor? copy_scale=None, Tensor(a!)? said=None, int turn=0) -> "
+                 "(Tensor, Tensor, Tensor)",
+                 &linear_norm_e4m3);
 }
 
 }  // namespace ftbert::binding

@@ -60,14 +60,15 @@ struct ExchangedMoments {
   int turn = 0;
 };
 
-// Whether there are products that contain a norm, of rows or of heads: of 16-bit elements on a GPU.
+// Whether there are products that contain a norm, of rows or of heads: beside a stream of 16 bits on a GPU.
 template <class Device, class T>
 inline constexpr bool kNormInsideProducts = !std::is_same_v<Device, Cpu> && !std::is_same_v<T, float>;
 
 // x [rows, n] = norm(a @ weight^T + bias + x) in one kernel, a [m, k] with m = gemm_rows(rows): to.normed is x. With
-// to.sum, x = a @ weight^T + bias + x there and its norm at to.copy. False, and nothing runs, where no kernel contains
-// that norm, there is no memory for moments, or the plan says that a product and a norm are faster. The kernel directly
-// ahead must not write x (own/wgmma_norm.h).
+// to.sum, x = a @ weight^T + bias + x there and its norm at to.copy. With a weight in E4M3 to.copy may be E4M3, and
+// beside to.normed too. False, and nothing runs, where no kernel contains that norm or stores that copy, there is no
+// memory for moments, or the plan says that a product and a norm are faster. The kernel directly ahead must not write x
+// (own/wgmma_norm.h).
 template <class Device, class T>
 bool linear_norm(Context<Device>& context, const Linear<T>& linear, const Operand& a, int64_t m, const Norm<T>& norm,
                  int64_t rows, ExchangedMoments& moments, const Output<T>& to);

@@ -164,15 +164,23 @@ bool linear_norm(Context<Device>& context, const Linear<T>& weights, const Opera
                  int64_t rows, ExchangedMoments& moments, const Output<T>& to) {
   const ResidualNorm where = to.sum ? ResidualNorm::next : ResidualNorm::result;
   check_product_exists(context, weights);
-  if (!moments.data || !contains_norm(where, norm) || weights.weight.dtype != kDType<T>) return false;
-  Product whole = product_of(weights, m, {.bias = true, .residual_norm = where});
-  T* const normed = to.only_norm();
-  const ProductData data{.a = a.template as<T>(),
+  const bool e4m3 = weights.weight.dtype == DType::e4m3, scaled = to.copy.scaled();
+  if (!moments.data || !contains_norm(where, norm) || (!e4m3 && (weights.weight.dtype != kDType<T> || scaled)))
+    return false;
+  Product whole = product_of(weights, m, a, kDType<T>, {.bias = true, .residual_norm = where});
+  T* const normed = scaled ? to.normed : to.only_norm();
+  const void* const from = e4m3 ? static_cast<const void*>(a.scaled_e4m3()) : a.template as<T>();
+  void* const copy = scaled ? static_cast<void*>(to.copy.scaled_e4m3()) : to.sum ? normed : nullptr;
+  const ProductData data{.a = from,
                          .b = weights.weight.data,
                          .bias = weights.bias,
                          .c = to.sum ? to.sum : normed,
+                         .a_scale = a.scale,
+                         .b_scale = weights.weight.scale,
+                         .stream = kDType<T>,
                          .norm = {norm.kind, norm.gamma, norm.beta, norm.eps, norm.offset, norm.rounding},
-                         .copy = to.sum ? normed : nullptr,
+                         .copy = copy,
+                         .copy_scale = scaled ? to.copy.scale : nullptr,
                          .moments = moments};
   const PlanKey key = key_of(context, whole, data);
   const OwnChoice own = context.plans->get(key, nullptr).own;

@@ -71,7 +71,7 @@ void project_and_add(Context<Device>& context, const BlockEnd<T>& end, const Ope
   Output<T> to{.copy = second ? Operand() : apart};
   (keep_sum ? to.sum : to.normed) = stream.x;
   if constexpr (kNormInsideProducts<Device, T>)
-    if (!end.result && !second && !to.copy.scaled() &&
+    if (!end.result && !second &&
         linear_norm<Device, T>(context, block, a, chunk.computed, first, rows, b.exchanged_moments, to))
       return;
   const auto norm = [&](const T* x, const T* bias, const T* input, const Norm<T>& norm, const Output<T>& out) {

@@ -28,7 +28,10 @@ struct ProductData {
   DType stream = DType::fp16;      // fp16 or bf16: of the bias, where c is not
   // For residual_norm: wgmma_norm.h.
   Norm<void> norm = {};  // of vectors [n]
-  void* copy = nullptr;  // [m, n] with ResidualNorm::next, the norm of c
+  // [m, n], the norm: with ResidualNorm::next. In c's type; or, of a product of E4M3, with a scale in E4M3, and then
+  // with ResidualNorm::result too, beside c.
+  void* copy = nullptr;
+  const float* copy_scale = nullptr;  // one
   ExchangedMoments moments = {};
 
   DType bias_type(const Product& p) const { return p.c == DType::e4m3 ? stream : p.c; }
@@ -77,6 +80,7 @@ class OwnVariant {
 // The variants of a kernel by their shapes: kTileM, kTileN and kSplit are the tile, kKind the name's last word.
 template <class... Shapes>
 struct ShapeList {
+  static constexpr int kCount = sizeof...(Shapes);
   static constexpr OwnVariant kVariants[] = {
       OwnVariant({Shapes::kTileM, Shapes::kTileN, Shapes::kSplit}, Shapes::kKind)...};
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "device/e4m3.cuh"
 #include "device/mma.cuh"
 #include "device/vector.cuh"
 #include "kernels/norm/norm_rule.cuh"
@@ -59,6 +60,17 @@ __device__ void add_residual(float (&sum)[Shape::kTileN / 8][4], uint32_t tile, 
   }
 }
 
+// The sums of E4M3 operands with their scales and the bias; factors: of two columns scale, bias, scale, bias.
+template <int kEights>
+__device__ void apply_factors(float (&sum)[kEights][4], const float4* factors) {
+#pragma unroll
+  for (int j = 0; j < kEights; ++j) {
+    const float4 of = factors[j * 4 + threadIdx.x % 4];
+    sum[j][0] = sum[j][0] * of.x + of.y, sum[j][1] = sum[j][1] * of.z + of.w;
+    sum[j][2] = sum[j][2] * of.x + of.y, sum[j][3] = sum[j][3] * of.z + of.w;
+  }
+}
+
 // What the rule makes of the sums, rounded, to shared memory; of NoRule the sums themselves. store(block) when 64
 // columns are there. vectors: for two columns both gammas, both betas.
 template <class E, class Shape, class Rule, class Store>
@@ -99,6 +111,72 @@ __device__ void normalize(const Rule& rule, const float (&sum)[Shape::kHalves][S
                      packed[half][1], packed[half][2], packed[half][3]);
     if (j % 8 == 6) store(j / 8);
   }
+}
+
+// The same in place and not rounded, for results of more than one type.
+template <class E, class Shape, class Rule>
+__device__ void apply_norm(const Rule& rule, float (&sum)[Shape::kHalves][Shape::kTileN / 8][4], const float4* vectors,
+                           const float (&mean)[Shape::kHalves][2], const float (&scale)[Shape::kHalves][2]) {
+#pragma unroll
+  for (int j = 0; j < Shape::kTileN / 8; ++j) {
+    const float4 v = vectors[j * 4 + threadIdx.x % 4];
+#pragma unroll
+    for (int half = 0; half < Shape::kHalves; ++half)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& s = sum[half][j][i];
+        const float factor = scale[half][i / 2], gamma = i % 2 ? v.y : v.x, beta = i % 2 ? v.w : v.z;
+        if constexpr (Rule::kCentred)
+          s = (s * factor - mean[half][i / 2] * factor) * gamma + beta;
+        else
+          s = rule.template apply<E>(s, factor, gamma, beta);
+      }
+  }
+}
+
+// 4x4 words of four neighbouring lanes: word w of lane l goes to lane w as its word l.
+__device__ inline void transpose_words(uint32_t (&word)[4]) {
+#pragma unroll
+  for (int bit = 1; bit <= 2; bit *= 2) {
+    const bool upper = threadIdx.x & bit;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & bit) continue;
+      const uint32_t came = __shfl_xor_sync(~0u, upper ? word[i] : word[i | bit], bit);
+      if (upper)
+        word[i] = came;
+      else
+        word[i | bit] = came;
+    }
+  }
+}
+
+// Norms in E4M3 to memory: `to` is the warp's row lane / 4 at the tile's first column, of n columns a row; from there
+// on there are `rows` rows. inverse: of their scale. Four lanes store 64 columns of a row, 16 bytes each.
+template <class Shape>
+__device__ void store_e4m3_norm(const float (&norm)[Shape::kHalves][Shape::kTileN / 8][4], float inverse, uint8_t* to,
+                                int n, int64_t rows) {
+  const int lane = threadIdx.x % 4;
+#pragma unroll
+  for (int half = 0; half < Shape::kHalves; ++half)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = half * 64 + r * 8;
+#pragma unroll
+      for (int block = 0; block < Shape::kTileN / 64; ++block) {
+        uint32_t word[4];  // 16 columns: of each eight this lane's two
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float* const low = norm[half][block * 8 + 2 * i] + 2 * r;
+          const float* const high = norm[half][block * 8 + 2 * i + 1] + 2 * r;
+          word[i] = to_e4m3(low[0] * inverse, low[1] * inverse, high[0] * inverse, high[1] * inverse);
+        }
+        transpose_words(word);
+        const uint4 stored = {__byte_perm(word[0], word[1], 0x5410), __byte_perm(word[2], word[3], 0x5410),
+                              __byte_perm(word[0], word[1], 0x7632), __byte_perm(word[2], word[3], 0x7632)};
+        if (row < rows) *reinterpret_cast<uint4*>(to + int64_t{row} * n + block * 64 + lane * 16) = stored;
+      }
+    }
 }
 
 }  // namespace

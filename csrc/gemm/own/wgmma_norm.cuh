@@ -7,20 +7,22 @@
 // Where the sum is kept, a tile's shared memory holds the residual, then the sum on its way out while the blocks
 // exchange moments, then the norm.
 //
+// A and B may be E4M3, whose 128 elements are a row of a stage where 64 of 16 bits are. Their sums begin at zero;
+// scales and bias come behind the last step. Bias, residual, sum and norm are of 16 bits; the norm as the next product
+// reads it may be E4M3, and then it goes from registers to memory.
+//
 // Blocks wait for each other, so all must be there at once: the launch is cooperative, a block to a multiprocessor.
 #pragma once
-#include <algorithm>
-#include <span>
 #include <string_view>
+#include <type_traits>
 
-#include "core/check.h"
+#include "device/e4m3.cuh"
 #include "device/launch.cuh"
 #include "device/mma.cuh"
-#include "device/tensor_map.h"
 #include "device/tma.cuh"
 #include "device/vector.cuh"
 #include "device/wgmma.cuh"
-#include "gemm/own/guessed_time.h"
+#include "gemm/own/e4m3_sums.cuh"
 #include "gemm/own/own.h"
 #include "gemm/own/residual_tile.cuh"
 #include "gemm/own/row_moments.cuh"
@@ -30,21 +32,22 @@
 namespace ftbert {
 namespace {
 
-constexpr int kStep = 64;      // a row of a stage: 64 elements, 128 bytes
-constexpr int kThreads = 384;  // a warpgroup that loads, two that multiply
+constexpr int kStepBytes = 128;  // of k, a row of a stage
+constexpr int kThreads = 384;    // a warpgroup that loads, two that multiply
 
 // The two warpgroups that multiply take turns, each with a tile of kRows rows, so that one's epilogue hides behind the
 // other's products; or, together, the two halves of one tile, so that an epilogue is half as long.
-template <int kTileN_, int kRows_, bool kTogether_, int kBuffers_>
+// kScaled: A and B are E4M3.
+template <int kTileN_, int kRows_, bool kTogether_, int kBuffers_, bool kScaled_ = false>
 struct NormShape {
   static constexpr int kTileN = kTileN_, kRows = kRows_, kHalves = kRows / 64, kTileM = kTogether_ ? 2 * kRows : kRows;
   static constexpr int kSplit = 1;
-  static constexpr bool kTogether = kTogether_;
-  static constexpr int kBytesA = kTileM * kStep * 2, kStageBytes = kBytesA + kTileN * kStep * 2;
+  static constexpr bool kTogether = kTogether_, kScaled = kScaled_;
+  static constexpr int kBytesA = kTileM * kStepBytes, kStageBytes = kBytesA + kTileN * kStepBytes;
   // The residual's tile, and then what is stored, on its way out.
   static constexpr int kTileBytes = kTileM * kTileN * 2, kBuffers = kBuffers_;
-  static constexpr int kTurns = kTogether ? 1 : 2;     // a block's tiles belong to its warpgroups in turns
-  static constexpr int kVectorBytes = 3 * kTileN * 4;  // bias, gamma, beta: float
+  static constexpr int kTurns = kTogether ? 1 : 2;  // a block's tiles belong to its warpgroups in turns
+  static constexpr int kVectorBytes = (kScaled ? 4 : 3) * kTileN * 4;  // bias, gamma, beta, scales: float
   static constexpr int kOther = 1024 + kBuffers * kTileBytes + kVectorBytes + 256;
   static constexpr int kStages = (227 * 1024 - kOther) / kStageBytes;
   static constexpr int kBytes = kOther + kStages * kStageBytes;
@@ -54,6 +57,10 @@ struct NormShape {
   static_assert(kHalves * 64 == kRows && kWarps * kTurns == 8);
   static_assert(16 * kStages + 8 * (kBuffers + kTurns) <= 256 && kBytes <= 227 * 1024);
 };
+
+// Of A and B in E4M3, in the order of both kernels' first variants. Not 128x192 single, which would spill.
+using ScaledShapes = ShapeList<NormShape<192, 64, true, 1, true>, NormShape<192, 64, false, 2, true>,
+                               NormShape<128, 128, false, 2, true>, NormShape<256, 64, true, 1, true>>;
 
 struct Work {
   int k_steps, columns, row_tiles;  // tiles of C: `columns` of them side by side
@@ -66,19 +73,33 @@ struct Work {
   float offset;  // NormNumbers
 };
 
+// With A and B in E4M3.
+struct ScaledWork : Work {
+  E4m3Scales scales;
+  uint8_t* copy;  // [rows, n] the norm in E4M3, or nullptr
+  const float* copy_scale;
+  int64_t rows;
+};
+
+template <class Shape>
+using WorkOf = std::conditional_t<Shape::kScaled, ScaledWork, Work>;
+
 // c is read in tiles, in, and written in a warp's rows, out.
 struct ResultMaps {
   static constexpr bool kKeepSum = false;  // c becomes the norm
   CUtensorMap a, b, in, out;
 };
 struct SumMaps : ResultMaps {
-  static constexpr bool kKeepSum = true;  // c becomes the sum, copy the norm
+  static constexpr bool kKeepSum = true;  // c becomes the sum, copy the norm, if it is of 16 bits
   CUtensorMap copy;
 };
 
 template <class E, class Shape, class Rule, class Maps>
-__global__ void __launch_bounds__(kThreads, 1) wgmma_norm_kernel(const __grid_constant__ Maps maps, const Work work) {
+__global__ void __launch_bounds__(kThreads, 1)
+    wgmma_norm_kernel(const __grid_constant__ Maps maps, const WorkOf<Shape> work) {
 #ifdef FTBERT_WGMMA
+  using A = std::conditional_t<Shape::kScaled, e4m3_t, E>;
+  constexpr int kStep = kStepBytes / sizeof(A);
   constexpr int kTileN = Shape::kTileN, kStages = Shape::kStages, kBuffers = Shape::kBuffers;
   constexpr int kTurns = Shape::kTurns;
   constexpr bool kTogether = Shape::kTogether;
@@ -88,6 +109,7 @@ __global__ void __launch_bounds__(kThreads, 1) wgmma_norm_kernel(const __grid_co
   float4* const vectors =
       reinterpret_cast<float4*>(memory + kStages * Shape::kStageBytes + kBuffers * Shape::kTileBytes);
   float2* const bias = reinterpret_cast<float2*>(vectors + kTileN / 2);
+  float4* const factors = vectors + kTileN / 2;
   const uint32_t full = tiles + kBuffers * Shape::kTileBytes + Shape::kVectorBytes, empty = full + 8 * kStages;
   const uint32_t arrived = empty + 8 * kStages, gone = arrived + 8 * kTurns;
   // As the compiler sees, the same for all lanes: what follows from it stays in uniform registers.
@@ -119,7 +141,14 @@ __global__ void __launch_bounds__(kThreads, 1) wgmma_norm_kernel(const __grid_co
     };
     const float2 gamma = pair(work.gamma), beta = pair(work.beta);
     vectors[i] = {gamma.x, gamma.y, beta.x, beta.y};
-    bias[i] = pair(work.bias);
+    if constexpr (Shape::kScaled) {
+      float scale[2];
+      load_scales(work.scales, column + 2 * i, scale);
+      const float2 b = pair(work.bias);
+      factors[i] = {scale[0], b.x, scale[1], b.y};
+    } else {
+      bias[i] = pair(work.bias);
+    }
   }
   __syncthreads();
 
@@ -188,10 +217,14 @@ __global__ void __launch_bounds__(kThreads, 1) wgmma_norm_kernel(const __grid_co
     // While it waits for its turn or the inputs.
 #pragma unroll
     for (int j = 0; j < kTileN / 8; ++j) {
-      const float2 b = bias[j * 4 + lane % 4];
+      const float2 b = Shape::kScaled ? float2{} : bias[j * 4 + lane % 4];
 #pragma unroll
       for (int half = 0; half < kHalves; ++half)
         sum[half][j][0] = sum[half][j][2] = b.x, sum[half][j][1] = sum[half][j][3] = b.y;
+    }
+    if constexpr (Shape::kScaled) {
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) warpgroup_keep(sum[half]);  // or they are made in between the products
     }
     if (!kTogether) named_barrier_wait(turn, 256);
     for (int step = 0; step < work.k_steps; ++step) {
@@ -202,10 +235,10 @@ __global__ void __launch_bounds__(kThreads, 1) wgmma_norm_kernel(const __grid_co
       const uint64_t b = matrix_descriptor<128>(at + Shape::kBytesA);
       warpgroup_fence();
 #pragma unroll
-      for (int d = 0; d < kStep / 16; ++d)
+      for (int d = 0; d < kStepBytes / 32; ++d)
 #pragma unroll
         for (int half = 0; half < kHalves; ++half)
-          warpgroup_multiply_nt<E>(sum[half], a + (half * 64 * 128 + d * 32) / 16, b + d * 32 / 16, true);
+          warpgroup_multiply_nt<A>(sum[half], a + (half * 64 * 128 + d * 32) / 16, b + d * 32 / 16, true);
       warpgroup_commit();
       if (step > 0) {
         warpgroup_wait<1>();
@@ -226,6 +259,7 @@ __global__ void __launch_bounds__(kThreads, 1) wgmma_norm_kernel(const __grid_co
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       warpgroup_keep(sum[half]);
+      if constexpr (Shape::kScaled) apply_factors(sum[half], factors);
       add_residual<E, Shape, Rule>(sum[half], shared + half * (64 * 128), mean[half], scale[half]);
       if (lane % 4 < 2)
         tell(row_moments + (half * 64 + lane % 4 * 8) * work.columns + column_tile,
@@ -250,16 +284,31 @@ __global__ void __launch_bounds__(kThreads, 1) wgmma_norm_kernel(const __grid_co
     for (int half = 0; half < kHalves; ++half)
       row_moments_of<kTileN, kMostNormTiles / 4, Rule>(work, row_moments + half * 64 * work.columns, mean[half],
                                                        scale[half]);
-    if constexpr (Maps::kKeepSum) {
-      if (lane == 0) tma_store_wait_read();  // the sum has left
-      __syncwarp();
-    }
-    normalize<E, Shape>(Rule{work.eps, work.offset}, sum, vectors, mean, scale, shared, [&](int block) {
+    const auto send_norm = [&](int block) {
       if constexpr (Maps::kKeepSum)
         send(maps.copy, block);
       else
         send(maps.out, block);
-    });
+    };
+    const Rule rule{work.eps, work.offset};
+    if constexpr (Maps::kKeepSum) {
+      if (lane == 0) tma_store_wait_read();  // the sum has left
+      __syncwarp();
+    }
+    if constexpr (Shape::kScaled) {
+      apply_norm<E, Shape>(rule, sum, vectors, mean, scale);
+      if (!Maps::kKeepSum || work.copy == nullptr)
+        normalize<E, Shape>(NoRule(), sum, vectors, mean, scale, shared, send_norm);
+    } else {
+      normalize<E, Shape>(rule, sum, vectors, mean, scale, shared, send_norm);
+    }
+    if constexpr (Shape::kScaled) {
+      if (work.copy != nullptr) {
+        const int64_t row = int64_t{tile} * Shape::kTileM + row0 + lane / 4;
+        store_e4m3_norm<Shape>(sum, 1.0f / *work.copy_scale, work.copy + row * (work.columns * kTileN) + column,
+                               work.columns * kTileN, work.rows - row);
+      }
+    }
     if (lane == 0) {
       tma_store_wait_read();
       barrier_arrive(gone + 8 * buffer);
@@ -270,73 +319,6 @@ __global__ void __launch_bounds__(kThreads, 1) wgmma_norm_kernel(const __grid_co
 #else
   no_warpgroups();
 #endif
-}
-
-template <class E, class Shape, class Rule, class Maps>
-void launch_norm(const Context<Cuda>& context, const Product& p, const ProductData& data) {
-  const int columns = static_cast<int>(p.n / Shape::kTileN), row_tiles = static_cast<int>(over(p.m, Shape::kTileM));
-  FTBERT_CHECK(columns <= context.sm_count, "a product with a norm: a row of ", columns,
-               " tiles needs as many multiprocessors");
-  const ExchangedMoments& moments = data.moments;
-  const uint32_t turn = static_cast<uint32_t>(moments.turn) % kMarks, mark = turn + 1;
-  if (turn == 0)
-    FTBERT_CUDA_CHECK(cudaMemsetAsync(moments.data, 0, moments.count * sizeof(*moments.data),
-                                      static_cast<cudaStream_t>(context.stream)));
-  const Work work{static_cast<int>(over(p.k, kStep)),
-                  columns,
-                  row_tiles,
-                  data.norm.eps,
-                  1.0f / static_cast<float>(p.n),
-                  data.bias,
-                  data.norm.gamma,
-                  data.norm.beta,
-                  moments.data,
-                  (mark >> 7) << 31 | (mark & 0x7f),
-                  data.norm.offset};
-  Maps maps;
-  maps.a = tensor_map(data.a, p.a, p.m, p.k, Shape::kTileM);
-  maps.b = tensor_map(data.b, p.b, p.n, p.k, Shape::kTileN);
-  maps.in = tensor_map(data.c, p.c, p.m, p.n, Shape::kTileM);
-  maps.out = tensor_map(data.c, p.c, p.m, p.n, 16);
-  if constexpr (Maps::kKeepSum) maps.copy = tensor_map(data.copy, p.c, p.m, p.n, 16);
-  const int blocks = std::min(row_tiles, context.sm_count / columns) * columns;
-  launch_overlapped(context, "kernel wgmma_norm", wgmma_norm_kernel<E, Shape, Rule, Maps>, blocks, kThreads,
-                    Shape::kBytes, Presence(1, true), maps, work);
-}
-
-// OwnKernel::run: launch.operator()<E, Shape>() of the product's element type and the variant's shape.
-template <class Shapes, class Launch>
-void run_norm(int variant, const Product& p, const ProductData& data, const Launch& launch) {
-  FTBERT_CHECK(data.moments.count >= exchanged_moment_count(p.m), "a product with a norm of ", p.m, " rows needs ",
-               exchanged_moment_count(p.m), " moments, got ", data.moments.count);
-  FTBERT_CHECK(contains_norm(*p.epilogue.residual_norm, data.norm), "a product does not contain this norm");
-  Shapes::with(variant, [&](auto shape) {
-    using Shape = decltype(shape);
-    p.a == DType::fp16 ? launch.template operator()<__half, Shape>()
-                       : launch.template operator()<__nv_bfloat16, Shape>();
-  });
-}
-
-template <class Shapes>
-bool supports_norm(const Gpu& gpu, int variant, const Product& p, ResidualNorm norm) {
-  const int64_t columns = Shapes::kVariants[variant].tile.columns;
-  return has_warpgroups(gpu.capability) && is_16_bit_linear(p) && p.epilogue.residual_norm == norm &&
-         p.epilogue.activation == Activation::none && p.epilogue.gate == Gate::none && p.n % columns == 0 &&
-         p.k % 8 == 0 && p.n / columns <= kMostNormTiles && std::max(p.m, p.k) < (int64_t{1} << 30);
-}
-
-template <class Shapes>
-OwnGuess guess_norm(const Gpu& gpu, const Product& p, ResidualNorm norm, std::span<const TimeLine> lines) {
-  OwnGuess best;
-  for (const TimeLine& line : lines) {
-    if (p.m <= kFewRows || !supports_norm<Shapes>(gpu, line.variant, p, norm)) continue;
-    const Tile tile = Shapes::kVariants[line.variant].tile;
-    const int64_t at_once = gpu.sm_count / (p.n / tile.columns);  // rows of tiles
-    if (at_once == 0) continue;
-    const double us = microseconds(line, static_cast<double>(over(over(p.m, tile.rows), at_once)), p);
-    if (us < best.us) best = {line.variant, us};
-  }
-  return best;
 }
 
 }  // namespace

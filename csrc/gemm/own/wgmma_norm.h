@@ -4,6 +4,9 @@
 // wgmma_layernorm: c [m, n] = norm(a [m, k] @ b [n, k]^T + bias + c), rounded once, at the end.
 // wgmma_prenorm: c = a @ b^T + bias + c and copy [m, n] = norm of that before it was rounded.
 //
+// With a and b in E4M3 both multiply the sums by the scales first, and may store the norm in E4M3 with a scale, rounded
+// once, from float: wgmma_prenorm instead of 16 bits, wgmma_layernorm beside c, at copy.
+//
 // A row is at most kMostNormTiles tiles. Parts of c are read before the kernel ahead has ended, unless Context::overlap
 // is off: like weights, c must be there before that one begins to work. In a model c is the stream, which embeddings,
 // gather_rows or a block's end wrote. Directly ahead runs the other part of a block: attention, a feed-forward's first

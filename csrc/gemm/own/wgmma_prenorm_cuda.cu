@@ -1,15 +1,16 @@
 // A product, the residual sum, which stays, and the norm before the next block in one kernel: pre-norm layers.
-#include "gemm/own/wgmma_norm.cuh"
+#include "gemm/own/wgmma_norm_launch.cuh"
 
 namespace ftbert {
 namespace {
 
-// Not 128x192 single, which would spill.
+// ScaledShapes has the same for E4M3. Not 128x192 single, which would spill.
 using Shapes = ShapeList<NormShape<192, 64, true, 1>, NormShape<192, 64, false, 2>, NormShape<128, 128, false, 2>,
                          NormShape<256, 64, true, 1>>;
 
 void run(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
   FTBERT_CHECK(data.copy && data.copy != data.c, "wgmma_prenorm: expected other memory for the norm than for the sum");
+  if (p.a == DType::e4m3) return run_prenorm_e4m3(context, variant, p, data);
   run_norm<Shapes>(variant, p, data, [&]<class E, class Shape>() {
     if (data.norm.kind == NormKind::layer)
       launch_norm<E, Shape, LayerRule, SumMaps>(context, p, data);
@@ -28,6 +29,7 @@ bool supports(const Gpu& gpu, int variant, const Product& p) {
 // each element. With half more, a product and a norm of its own were chosen where these took 0.90 to 0.96 of the time
 // (2048x768x1152, 2048x1024x2048, 2048x1024x3072; bf16, H100).
 OwnGuess guess(const Gpu& gpu, const Product& p) {
+  if (p.a == DType::e4m3) return guess_scaled_norm(gpu, p, ResidualNorm::next);
   static constexpr TimeLine kLines[] = {
       {0, 0.52, 0.466, 3.51, 0, 1.3 * 0.554},   // 128x192 together
       {1, 3.01, 0.288, 0.13, 0, 1.3 * 0.927},   // 64x192
