@@ -102,9 +102,9 @@ def _linear_norm(
 
 
 def _linear_norm_e4m3(
-    a: Tensor, a_scale: Any, weight: Any, weight_scale: Any, bias: Any, residual: Tensor, gamma: Any, beta: Any, eps: float,
-    variant: str, kind: str = "layer", offset: float = 0, rounding: str = "once", total: bool = False, copy_scale: Any = None,
-    *_: Any,
+    a: Tensor, a_scale: Any, weight: Any, weight_scale: Any, bias: Any, residual: Tensor, gamma: Any, beta: Any,
+    eps: float, variant: str, kind: str = "layer", offset: float = 0, rounding: str = "once", total: bool = False,
+    copy_scale: Any = None, *_: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     none = residual.new_empty((0, residual.shape[1]))
     copy = none.to(a.dtype) if copy_scale is None else torch.empty_like(residual, dtype=a.dtype)
