@@ -222,14 +222,6 @@ def test_on_several_streams_at_once() -> None:
     assert all(same_bits(got, alone[i][each]) for i, each, got in together)
 
 
-def test_one_kernel_where_it_is_expected_to_be_faster() -> None:
-    for n, k in ((768, 768), (768, 3072), (1024, 1024), (1024, 4096)):
-        for m in (4096, 8192, 16384):
-            for pre in (False, True):
-                bench = Bench(Product("e4m3 e4m3 fp16", n, k, True, layernorm=not pre, prenorm=pre), m)
-                assert bench.chosen().kernel == (WITH_PRENORM if pre else WITH_LAYERNORM), (m, n, k)
-
-
 @pytest.mark.parametrize("kernel", WITH_NORM)
 def test_the_tuner_times_it(kernel: str) -> None:
     bench = Bench(Product("e4m3 e4m3 fp16", 768, 512, True, layernorm=kernel == WITH_LAYERNORM, prenorm=kernel == WITH_PRENORM), 2048)

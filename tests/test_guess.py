@@ -56,6 +56,10 @@ def _said(words: Sequence[int]) -> list[int]:
         (Product("fp16", 2304, 768, False, "silu", gated=True), 16384, "wgmma_persistent"),
         (Product("fp16", 2304, 768, False, "silu", gated=True), 64, WGMMA_TILE),
         (Product("e4m3 e4m3 fp16", 2304, 768, True), 4096, "wgmma_persistent"),
+        (Product("e4m3 e4m3 fp16", 768, 768, True, layernorm=True), 4096, WITH_LAYERNORM),
+        (Product("e4m3 e4m3 bf16", 1024, 4096, True, layernorm=True), 16384, WITH_LAYERNORM),
+        (Product("e4m3 e4m3 fp16", 768, 3072, prenorm=True), 16384, WITH_PRENORM),
+        (Product("e4m3 e4m3 bf16", 1024, 1024, prenorm=True), 4096, WITH_PRENORM),
         (Product("e4m3 e4m3 e4m3", 3072, 768, True, "gelu"), 16384, "wgmma_persistent"),
         (Product("fp16", 2304, 768, True, "relu"), 4096, ""),  # the persistent one has none: cuBLASLt's
         (Product("fp16", 2300, 768, True), 4096, ""),
