@@ -42,7 +42,8 @@ from peers import PEERS, Batch, Call, Peer  # noqa: E402
 from runtimes import RUNTIMES  # noqa: E402
 from sustained import sustained  # noqa: E402
 
-from ftbert.evaluation import padded, ragged_lengths, random_sequences  # noqa: E402
+from ftbert.evaluation import ragged_lengths, random_sequences  # noqa: E402
+from ftbert.padded_batches import padded  # noqa: E402
 
 SHAPES: dict[str, dict[str, Any]] = {
     "minilm": {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},

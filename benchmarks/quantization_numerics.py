@@ -28,7 +28,7 @@ from machine import provenance, write  # noqa: E402
 from real_models import Real, real_models  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from ftbert.evaluation import padded  # noqa: E402
+from ftbert.padded_batches import padded  # noqa: E402
 from ftbert.quantization import LARGEST, Observed, best_scale, observe, quantize_rows, rounded  # noqa: E402
 
 PRODUCTS = ("qkv", "out", "up", "down")

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ftbert.converters import build_reference, open_checkpoint, source_modules
-from ftbert.evaluation import padded
+from ftbert.padded_batches import padded
 from ftbert.quantization import calibration_texts
 
 

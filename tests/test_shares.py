@@ -15,7 +15,8 @@ from conftest import first_of, make_bert
 from families import make_model
 
 import ftbert
-from ftbert.evaluation import padded, random_sequences
+from ftbert.evaluation import random_sequences
+from ftbert.padded_batches import padded
 
 SIZES = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128, "num_hidden_layers": 3}
 # Sequences for two threads to share, for more, with empty ones at the cuts, of which one is too long for a fair share of

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from ftbert.evaluation.padded_batches import MASK_KINDS, padded, sequences_of
 from ftbert.evaluation.sample_texts import SAMPLE_TEXTS
+from ftbert.evaluation.sequences import sequences_of
 from ftbert.evaluation.text_parity import TextResult, compare_texts, table_row
+from ftbert.padded_batches import MASK_KINDS, padded
 
 # Largest absolute difference of a valid token's hidden state to transformers in float32.
 _FP32_GATE = {"cpu": 2e-5, "cuda": 5e-5}

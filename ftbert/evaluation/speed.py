@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from ftbert.evaluation.padded_batches import padded, ragged_lengths, random_sequences, sequences_of
 from ftbert.evaluation.parity import base_of, in_dtype, pad_id
+from ftbert.evaluation.sequences import ragged_lengths, random_sequences, sequences_of
+from ftbert.padded_batches import padded
 
 # Loose on purpose: it tells a peer that computes something else from one that rounds elsewhere.
 _SAME_OUTPUT = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ftbert.checkpoint import Checkpoint, EncoderConfig
 from ftbert.converters import build_reference, check_target, open_checkpoint, source_modules, write_folder
-from ftbert.evaluation import padded
+from ftbert.padded_batches import padded
 from ftbert.quantization.e4m3 import best_scale, quantize_rows
 from ftbert.quantization.observe import Observed, observe
 from ftbert.text import TextSettings, Tokenizer
