@@ -13,8 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from real_models import Real, real_models  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from ftbert.padded_batches import padded  # noqa: E402
-from ftbert.quantization import LARGEST, Observed, best_scale, observe, quantize_rows, rounded  # noqa: E402
+from ftbert.quantization import LARGEST, Observed, altered, best_scale, observe, quantize_rows, rounded  # noqa: E402
 
 PRODUCTS = ("qkv", "out", "up", "down")
 
@@ -84,33 +84,31 @@ def scale_of(kind: str, seen: Observed, centre: Tensor) -> Tensor:
 
 @contextmanager
 def quantized(real: Real, seen: dict[str, Observed], recipe: Recipe) -> Iterator[None]:
-    def read(scale: Tensor, centre: Tensor, _: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        moved = inputs[0] - centre
+    def read(scale: Tensor, centre: Tensor, given: Tensor) -> Tensor:
+        moved = given - centre
         if recipe.scale == "token":
             scale = moved.abs().amax(-1, keepdim=True).clamp_min(1e-12) / LARGEST
-        return (rounded(moved, scale) + centre, *inputs[1:])
+        return rounded(moved, scale) + centre
 
-    with ExitStack() as undo:
-        for ours, names in real.modules.items():
-            _, layer, *_, product, _ = ours.split(".")
-            if product not in recipe.products or int(layer) in recipe.spare:
-                continue
-            mean = seen[ours].mean
-            centre = mean if product in recipe.centred else torch.zeros_like(mean)
-            scale = scale_of(recipe.scale, seen[ours], centre)
-            for name in names:
-                module = real.model.get_submodule(name)
-                weight, bias = module.weight, module.bias
-                undo.callback(partial(setattr, module, "weight", weight))
-                undo.callback(partial(setattr, module, "bias", bias))
-                if recipe.weights:
-                    stored, scales = quantize_rows(weight, seen[ours].gram if recipe.compensated else None)
-                    module.weight = torch.nn.Parameter(stored.float() * scales[:, None], requires_grad=False)
-                    if product in recipe.centred or recipe.corrected:
-                        missing = (weight - module.weight) @ mean + (0 if bias is None else bias)
-                        module.bias = torch.nn.Parameter(missing, requires_grad=False)
-                if recipe.inputs:
-                    undo.callback(module.register_forward_pre_hook(partial(read, scale, centre)).remove)
+    parameters, inputs = dict[str, Tensor](), dict[str, Callable[[Tensor], Tensor]]()
+    for ours, names in real.modules.items():
+        _, layer, *_, product, _ = ours.split(".")
+        if product not in recipe.products or int(layer) in recipe.spare:
+            continue
+        mean = seen[ours].mean
+        centre = mean if product in recipe.centred else torch.zeros_like(mean)
+        scale = scale_of(recipe.scale, seen[ours], centre)
+        for name in names:
+            module = real.model.get_submodule(name)
+            if recipe.weights:
+                stored, scales = quantize_rows(module.weight, seen[ours].gram if recipe.compensated else None)
+                parameters[f"{name}.weight"] = weight = stored.float() * scales[:, None]
+                if product in recipe.centred or recipe.corrected:
+                    bias = 0 if module.bias is None else module.bias
+                    parameters[f"{name}.bias"] = (module.weight - weight) @ mean + bias
+            if recipe.inputs:
+                inputs[name] = partial(read, scale, centre)
+    with altered(real.model, parameters, inputs):
         yield
 
 

@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from ftbert.converters.from_huggingface import check_target, convert, write_folder
     from ftbert.converters.head_tables import rows_of
     from ftbert.converters.open import open_checkpoint
-    from ftbert.converters.reference import build_reference, source_modules
+    from ftbert.converters.reference import build_reference, source_modules, source_tensors
 
 __all__ = [
-    "build_reference", "check_target", "convert", "open_checkpoint", "rows_of", "source_modules", "write_folder",
+    "build_reference", "check_target", "convert", "open_checkpoint", "rows_of", "source_modules", "source_tensors",
+    "write_folder",
 ]  # fmt: skip
 
 _HOMES = {
@@ -25,6 +26,7 @@ _HOMES = {
     "open_checkpoint": "open",
     "rows_of": "head_tables",
     "source_modules": "reference",
+    "source_tensors": "reference",
     "write_folder": "from_huggingface",
 }
 

@@ -58,6 +58,11 @@ def source_modules(config: CheckpointConfig) -> dict[str, tuple[str, ...]]:
     }
 
 
+def source_tensors(config: CheckpointConfig, ours: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """One of our tensors as `build_reference` without heads has it, by the names there."""
+    return dict(_to_huggingface(config.huggingface, config.encoder, {ours: tensor}))
+
+
 def _to_huggingface(
     config: Config, encoder: EncoderConfig, weights: dict[str, torch.Tensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ftbert.checkpoint import activations
-from ftbert.evaluation.text_parity import POOLED
+from ftbert.pooled_rows import POOLED
 
 FUSED_SIZES = (32, 64, 80, 96, 128, 256)  # of heads that GPUs have fused attention kernels for
 

@@ -42,6 +42,7 @@ PYTHON = (
     "_fake",
     "dtypes",
     "padded_batches",
+    "pooled_rows",
     "sentence_modules",
     "staging_folder",
     "input_file",

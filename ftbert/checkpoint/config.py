@@ -81,7 +81,7 @@ class CheckpointConfig:
 
     architecture: the family's name in converters/families.py. huggingface: the config.json it was converted from,
     kept so that the equivalent transformers model can be built again. left_out: a sentence on tensors of the source
-    that nothing ftbert computes reads, or "".
+    that nothing ftbert computes reads, or "". quantized: what calibration found, of a folder that `quantize` wrote.
     """
 
     architecture: str
@@ -89,6 +89,7 @@ class CheckpointConfig:
     huggingface: dict[str, Any] = field(default_factory=dict)
     heads: tuple[HeadConfig, ...] = ()
     left_out: str = ""
+    quantized: dict[str, Any] = field(default_factory=dict)
 
     def shapes(self) -> dict[str, list[int]]:
         """Every tensor of the checkpoint with its shape."""
@@ -102,6 +103,8 @@ class CheckpointConfig:
         named_class = {"tokenizer_class": tokenizer_class} if tokenizer_class else {}
         document = {"format": FORMAT, "version": VERSION, "note": _NOTE, **named_class, **asdict(self)}
         document["encoder"] = self.encoder.to_json()
+        if not self.quantized:
+            del document["quantized"]
         with named(path):
             path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
@@ -118,8 +121,11 @@ class CheckpointConfig:
         if not isinstance(encoder, dict) or not isinstance(document.get("architecture"), str):
             raise ValueError(f"{where}: expected 'architecture' and 'encoder'; convert it again")
         heads, huggingface = document.get("heads") or [], document.get("huggingface") or {}
-        if not isinstance(heads, list) or not isinstance(huggingface, dict):
-            raise ValueError(f"{where}: expected a list 'heads' and an object 'huggingface'; convert it again")
+        quantized = document.get("quantized") or {}
+        if not isinstance(heads, list) or not isinstance(huggingface, dict) or not isinstance(quantized, dict):
+            raise ValueError(
+                f"{where}: expected a list 'heads' and objects 'huggingface' and 'quantized'; convert it again"
+            )
         try:
             read = EncoderConfig.from_json(upgraded(encoder) if version == 1 else encoder)
         except ValueError as error:
@@ -134,7 +140,7 @@ class CheckpointConfig:
             raise ValueError(f"{where}: {', '.join(wrong[:20])}; convert it again")
         return cls(
             document["architecture"], read, huggingface, tuple(HeadConfig(**head) for head in heads),
-            typed("str", f"{where}: left_out", document.get("left_out", "")),
+            typed("str", f"{where}: left_out", document.get("left_out", "")), quantized,
         )  # fmt: skip
 
 

@@ -32,9 +32,9 @@ def add(
     added.set_defaults(run=run)
     added.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     if model:
-        device, dtype = defaults
-        more, kind = ("; several with commas share the work", _devices) if several_devices else ("", _device)
-        added.add_argument("--device", type=kind, help=f"cpu, cuda or cuda:N{more} (default {device})")
+        usual, dtype = defaults
+        more, kind = ("; several with commas share the work", _devices) if several_devices else ("", device)
+        added.add_argument("--device", type=kind, help=f"cpu, cuda or cuda:N{more} (default {usual})")
         added.add_argument("--dtype", choices=dtypes, help=f"(default {dtype})")
         add_revision(added)
     return added
@@ -71,7 +71,7 @@ def count(text: str) -> int:
     return int(text)
 
 
-def _device(text: str) -> str:
+def device(text: str) -> str:
     kind, _, index = text.partition(":")
     if kind not in ("cpu", "cuda") or (":" in text and (kind == "cpu" or not index.isdigit())):
         raise argparse.ArgumentTypeError(f"expected cpu, cuda or cuda:N; got {text!r}")
@@ -79,4 +79,4 @@ def _device(text: str) -> str:
 
 
 def _devices(text: str) -> str:
-    return ",".join(map(_device, text.split(",")))
+    return ",".join(map(device, text.split(",")))

@@ -40,6 +40,10 @@ def add_to(commands: command.Commands) -> None:
     parser.add_argument("--dtype", choices=("fp8",), default="fp8", help="of matrices and their inputs (default fp8)")
     left = "matrices that stay as they are: layers.0, layers.3.ffn.down; may be repeated"
     parser.add_argument("--keep", metavar="NAME", action="append", default=[], help=left)
+    loss = "leave no other matrix as it is, however far from float32 the vectors of texts come to be"
+    parser.add_argument("--any-loss", action="store_true", help=loss)
+    where = "that calibrates: cpu, cuda or cuda:N (default cpu)"
+    parser.add_argument("--device", type=command.device, default="cpu", help=where)
     parser.add_argument("--force", action="store_true", help="replace DST if it is a checkpoint folder of ftbert")
     command.add_revision(parser)
 
@@ -76,8 +80,9 @@ def _quantize(options: argparse.Namespace) -> int:
 
     texts = None if options.texts is None else _texts(options, MOST_TEXTS)
     result = quantize(
-        options.model, options.target, texts, keep=options.keep, force=options.force, revision=options.revision
-    )
+        options.model, options.target, texts, keep=options.keep, any_loss=options.any_loss, force=options.force,
+        revision=options.revision, device=options.device,
+    )  # fmt: skip
     command.report(options, result.as_dict(), str(result))
     return 0
 

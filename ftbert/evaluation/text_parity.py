@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from ftbert.input_file import read_json_object
+from ftbert.pooled_rows import pooled
 from ftbert.sentence_modules import transformer_folder
 from ftbert.text import (
     OtherVectors,
@@ -115,17 +116,6 @@ def _ids(folder: Path, settings: TextSettings, texts: Sequence[str], how: TextOp
     return found
 
 
-# By name: of the rows [tokens, hidden] of a text, whose places [tokens, 1] count from 1. A reference for tests too.
-POOLED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "cls": lambda rows, _: rows[0],
-    "last": lambda rows, _: rows[-1],
-    "max": lambda rows, _: rows.max(0).values,
-    "mean": lambda rows, _: rows.mean(0),
-    "mean_sqrt_len": lambda rows, _: rows.sum(0) / len(rows) ** 0.5,
-    "weightedmean": lambda rows, places: (rows * places).sum(0) / places.sum(),
-}
-
-
 def _by_sentence_transformers(model: Any, texts: list[str]) -> Any:
     """None where it is not installed, or the folder is not one that it reads, or not with the ids of tokenizer.json."""
     folder = Path(model.folder)
@@ -145,13 +135,10 @@ def _by_sentence_transformers(model: Any, texts: list[str]) -> Any:
 def _vector(model: Any, reference: Any, ids: list[int], how: TextOptions) -> Any:
     """One text at a time: no padding, so no mask."""
     hidden = reference(input_ids=torch.tensor([ids], device=reference.device)).last_hidden_state[0].float()
-    skip = min(how.unpooled_tokens, len(ids) - 1)
-    weights = torch.arange(1.0, len(ids) + 1, device=hidden.device)[skip:, None]
-    hidden = hidden[skip:]
-    pooled = torch.cat([POOLED[mode](hidden, weights) for mode in how.pooling.split("+")])[None]
+    vector = pooled(hidden, how.pooling, how.unpooled_tokens)[None]
     for dense in dense_of(model):
-        pooled = dense(pooled.to(model.device))
-    return pooled[0, : how.truncate_dim].cpu().numpy()
+        vector = dense(vector.to(model.device))
+    return vector[0, : how.truncate_dim].cpu().numpy()
 
 
 def _unit(vectors: Any) -> Any:

@@ -3,8 +3,10 @@
 from ftbert.quantization.e4m3 import LARGEST, best_scale, quantize_rows, rounded, to_e4m3
 from ftbert.quantization.observe import Observed, observe
 from ftbert.quantization.quantize import MOST_TEXTS, QuantizeResult, calibration_texts, quantize
+from ftbert.quantization.select import MEAN_COSINE, MOST_LEFT_OUT, WORST_COSINE
+from ftbert.quantization.simulate import altered
 
 __all__ = [
-    "LARGEST", "MOST_TEXTS", "Observed", "QuantizeResult", "best_scale", "calibration_texts", "observe", "quantize",
-    "quantize_rows", "rounded", "to_e4m3",
+    "LARGEST", "MEAN_COSINE", "MOST_LEFT_OUT", "MOST_TEXTS", "WORST_COSINE", "Observed", "QuantizeResult", "altered",
+    "best_scale", "calibration_texts", "observe", "quantize", "quantize_rows", "rounded", "to_e4m3",
 ]  # fmt: skip

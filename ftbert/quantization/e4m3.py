@@ -12,12 +12,12 @@ _DAMPING = 0.01  # of the gram's mean diagonal: few rows say little about most d
 _BLOCK = 128  # columns, behind which the others follow in one product
 
 
-def to_e4m3(values: Tensor, scale: Tensor) -> Tensor:
+def to_e4m3(values: Tensor, scale: Tensor | float) -> Tensor:
     """values / scale in E4M3; past its largest number that number, where torch's conversion gives NaN."""
-    return (values / scale).clamp(-LARGEST, LARGEST).to(E4M3)
+    return (values / scale).clamp_(-LARGEST, LARGEST).to(E4M3)
 
 
-def rounded(values: Tensor, scale: Tensor) -> Tensor:
+def rounded(values: Tensor, scale: Tensor | float) -> Tensor:
     """`values` as they come back from E4M3."""
     return to_e4m3(values, scale).to(values.dtype) * scale
 
@@ -28,36 +28,38 @@ def best_scale(rows: Tensor, largest: float) -> float:
     if not largest:
         return 1.0
     tried = [largest * 2 ** (step / 4) / LARGEST for step in range(4, -25, -1)]
-    return min(tried, key=lambda scale: float((rounded(rows, torch.tensor(scale)) - rows).square().sum()))
+    losses = [(rounded(rows, scale) - rows).square().sum() for scale in tried]
+    return tried[int(torch.stack(losses).argmin())]
 
 
 def quantize_rows(matrix: Tensor, gram: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """float [n, k] -> E4M3 [n, k] and scales float32 [n]: each row's largest number becomes 448; of zeros it is 1.
 
-    gram: x x^T over rows x that the matrix multiplies, float [k, k]. With it columns are rounded one after
-    another, and what each loses the later ones make up for as well as they can on these rows (GPTQ, Frantar et al.
-    2022). Without, each number becomes the nearest.
+    gram: x x^T over rows x that the matrix multiplies, float [k, k], on its device. With it columns are rounded one
+    after another, and what each loses the later ones make up for as well as they can on these rows (GPTQ, Frantar et
+    al. 2022). Without, each number becomes the nearest.
     """
     largest = matrix.float().abs().amax(1)
     scale = torch.where(largest > 0, largest / LARGEST, 1.0).clamp_min(torch.finfo(torch.float32).tiny)
     scaled = matrix.float() / scale[:, None]
-    return to_e4m3(scaled if gram is None else _compensated(scaled, gram), torch.tensor(1.0)), scale
+    return to_e4m3(scaled if gram is None else _compensated(scaled, gram), 1.0), scale
 
 
-def _compensated(rest: Tensor, gram: Tensor) -> Tensor:
+def _compensated(matrix: Tensor, gram: Tensor) -> Tensor:
     """Numbers of E4M3. With U the upper Cholesky factor of the gram's inverse, what column i loses is spread over the
     columns j > i in proportion to U[i, j] / U[i, i]."""
-    rest, one = rest.clone(), torch.tensor(1.0)
     damped = gram.double()
     damped.diagonal().add_(_DAMPING * damped.diagonal().mean().clamp_min(torch.finfo(torch.float32).tiny))
-    upper = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(damped)), upper=True).float()
-    for start in range(0, rest.shape[1], _BLOCK):
-        end = min(start + _BLOCK, rest.shape[1])
-        lost = torch.empty(rest.shape[0], end - start)
-        for i in range(start, end):
-            column = rounded(rest[:, i], one)
-            lost[:, i - start] = (rest[:, i] - column) / upper[i, i]
-            rest[:, i] = column
-            rest[:, i + 1 : end] -= lost[:, i - start, None] * upper[i, i + 1 : end]
-        rest[:, end:] -= lost @ upper[start:end, end:]
-    return rest
+    upper = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(damped)), upper=True)
+    share = (upper / upper.diagonal()[:, None]).float()
+    rest = matrix.T.contiguous()  # a column is a row of it
+    for start in range(0, len(rest), _BLOCK):
+        block, behind = rest[start : start + _BLOCK], rest[start + _BLOCK :]
+        lost = torch.empty_like(block)
+        for i, column in enumerate(block):
+            nearest = to_e4m3(column, 1.0).float()
+            torch.sub(column, nearest, out=lost[i])
+            column.copy_(nearest)
+            block[i + 1 :].addr_(share[start + i, start + i + 1 : start + len(block)], lost[i], alpha=-1)
+        behind -= share[start : start + len(block), start + len(block) :].T @ lost
+    return rest.T

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -22,16 +23,24 @@ class Observed:
     count: int = 0
     total: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.float64))  # [k]
     squares: Tensor = field(default_factory=lambda: torch.zeros(1, 1))  # [k, k]
-    largest: float = 0.0
+    most: Tensor = field(default_factory=lambda: torch.zeros(()))
     kept: list[Tensor] = field(default_factory=list)
 
     def add(self, rows: Tensor, share: int) -> None:
         """share: how many of them to keep, evenly spread."""
+        if not self.count:
+            self.total = rows.new_zeros(rows.shape[1], dtype=torch.float64)
+            self.squares, self.most = rows.new_zeros(rows.shape[1], rows.shape[1]), rows.new_zeros(())
         self.count += len(rows)
-        self.total = self.total + rows.double().sum(0)
-        self.squares = self.squares + rows.T @ rows
-        self.largest = max(self.largest, float(rows.abs().max()))
+        self.total += rows.sum(0, dtype=torch.float64)
+        self.squares.addmm_(rows.T, rows)
+        self.most = torch.maximum(self.most, rows.abs().amax())
         self.kept.append(rows[:: max(1, len(rows) // share)][:share].clone())
+
+    @property
+    def largest(self) -> float:
+        """Not finite where any of them is not."""
+        return float(self.most)
 
     @property
     def mean(self) -> Tensor:
@@ -52,28 +61,28 @@ class Observed:
         return torch.cat(self.kept)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def observe(
     reference: torch.nn.Module, modules: Mapping[str, str], batches: Sequence[tuple[Tensor, Tensor]]
 ) -> dict[str, Observed]:
     """reference: transformers' encoder. modules: its module of each of our matrices, by that one's name. batches: ids
-    and masks, [batch, seq] each. ValueError names the matrix whose input is not finite, or that no batch reached."""
+    and masks, [batch, seq] each, on its device. ValueError names the first matrix whose input is not finite, or that no
+    batch reached."""
     found = {ours: Observed() for ours in modules}
     share = -(-_SAMPLE // max(1, len(batches)))
-    kept = torch.zeros(0, dtype=torch.bool)
+    kept = torch.zeros(0, dtype=torch.int64)
 
     def look(ours: str, _: Any, inputs: tuple[Tensor, ...]) -> None:
-        rows = inputs[0].reshape(-1, inputs[0].shape[-1])[kept.flatten()]
-        if not rows.isfinite().all():
-            raise ValueError(f"{ours}: what it multiplies is not finite for some of the texts")
-        found[ours].add(rows, share)
+        found[ours].add(inputs[0].reshape(-1, inputs[0].shape[-1]).index_select(0, kept), share)
 
     with ExitStack() as hooks:
         for ours, name in modules.items():
             hooks.callback(reference.get_submodule(name).register_forward_pre_hook(partial(look, ours)).remove)
         for ids, mask in batches:
-            kept = mask.bool()
+            kept = mask.flatten().nonzero().flatten()
             reference(input_ids=ids, attention_mask=mask)
     if missed := [ours for ours, seen in found.items() if not seen.count]:
         raise ValueError(f"{missed[0]}: transformers' model does not compute it by the module {modules[missed[0]]}")
+    if wrong := [ours for ours, seen in found.items() if not math.isfinite(seen.largest)]:
+        raise ValueError(f"{wrong[0]}: what it multiplies is not finite for some of the texts")
     return found

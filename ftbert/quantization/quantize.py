@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,20 +14,29 @@ from torch import Tensor
 
 from ftbert.checkpoint import Checkpoint, EncoderConfig
 from ftbert.converters import build_reference, check_target, open_checkpoint, source_modules, write_folder
-from ftbert.padded_batches import padded
-from ftbert.quantization.e4m3 import best_scale, quantize_rows
-from ftbert.quantization.observe import Observed, observe
+from ftbert.devices import check_device
+from ftbert.quantization.observe import observe
+from ftbert.quantization.select import MEAN_COSINE, WORST_COSINE, Measured, Simulation, TooFar, choose
+from ftbert.quantization.simulate import Quantized
+from ftbert.quantization.vectors import TextVectors
 from ftbert.text import TextSettings, Tokenizer
 
 MOST_TEXTS = 512
 FEWEST_TOKENS = 256
 _MULTIPLE = 16  # of rows and columns of a matrix whose products run in E4M3
-_BATCH, _LONGEST = 16, 512  # texts, tokens
+_LONGEST = 512  # tokens
+_UNSEEN = 8  # of so many texts one is not calibrated on, where there are twice as many
+_MEASURED = 128  # texts
+_WORST = 5  # texts that a result names
+_GRAM_BYTES = 2 << 30  # of the sums over inputs that are in memory at once
 
 
 @dataclass(frozen=True)
 class QuantizeResult:
-    """matrices: those in E4M3. kept: those of the layers that are not, with the reason."""
+    """matrices: those in E4M3. kept: those of the layers that are not, with the reason. texts, tokens: all that were
+    read, of which calibration leaves out an eighth. mean_cosine, worst_cosine: of
+    texts' vectors with those of float32, simulated; mean_cosine is the lesser one, of `measured` texts and of those of
+    them that calibration left out. worst_texts: which ones, the worst first."""
 
     target: str
     dtype: str
@@ -34,6 +44,10 @@ class QuantizeResult:
     kept: dict[str, str]
     texts: int
     tokens: int
+    measured: int
+    mean_cosine: float
+    worst_cosine: float
+    worst_texts: tuple[int, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -41,6 +55,10 @@ class QuantizeResult:
 
     def __str__(self) -> str:
         lines = [f"kept as they are: {name} ({why})" for name, why in self.kept.items()]
+        lines.append(
+            f"vectors of {self.measured} texts against float32: mean cosine {self.mean_cosine:.5f}, worst "
+            f"{self.worst_cosine:.4f} (text {self.worst_texts[0]})"
+        )
         read = f"calibrated on {self.texts} texts of {self.tokens} tokens"
         lines.append(f"wrote {self.target}: {self.matrices} matrices in {self.dtype}, {read}")
         return "\n".join(lines)
@@ -51,36 +69,62 @@ def calibration_texts() -> list[str]:
     return (Path(__file__).parent / "calibration.txt").read_text(encoding="utf-8").splitlines()
 
 
+@torch.inference_mode(False)
 def quantize(
     source: str | Path | torch.nn.Module,
     target: str | Path,
     texts: Sequence[str] | None = None,
     *,
     keep: Sequence[str] = (),
+    any_loss: bool = False,
     force: bool = False,
     revision: str | None = None,
+    device: str | torch.device = "cpu",
 ) -> QuantizeResult:
     """Writes `target`, a folder as of `convert` whose matrices of the layers are E4M3: a scale for each row, and one
     for what the matrix multiplies, which transformers' model in float32 shows on the first 512 texts, 512 tokens of
     each.
 
+    The model is then simulated as it was quantized. Where the vectors of texts are too far from those of float32, mean
+    cosine below .997 or the worst below .99, the fewest matrices that suffice stay as they are, at most half of the
+    weights.
+
     texts: None for those that come with the package. keep: names, or beginnings of names, of matrices that stay as they
-    are: "layers.0", "layers.3.ffn.down". ValueError: texts of fewer than 256 tokens, a name in `keep` that is none, a
-    matrix or an input that is not finite, a model that is quantized already or has no tokenizer; besides what `convert`
-    raises.
+    are: "layers.0", "layers.3.ffn.down". any_loss: nothing else is kept, however far the vectors are. device: where
+    all of it is computed. ValueError: texts of fewer than 256 tokens, a name in `keep` that is none, a matrix or an
+    input that is not finite, a model that is quantized already or has no tokenizer, or one that stays too far from
+    float32; besides what `convert` raises.
     """
-    target = Path(target)
+    target, where = Path(target), check_device(device)
     check_target(target, source, force)
     checkpoint = open_checkpoint(source, revision=revision)
     if checkpoint.config.left_out:
         warnings.warn(f"{checkpoint.source.where}: {checkpoint.config.left_out}", stacklevel=2)
     wanted, kept = _choose(checkpoint, keep)
-    rows = _ids(checkpoint, calibration_texts() if texts is None else texts)
-    seen = _observe(checkpoint, wanted, rows)
-    tensors = _quantized(checkpoint, seen)
-    config = replace(checkpoint.config, encoder=_stored(checkpoint.config.encoder, wanted))
-    write_folder(replace(checkpoint, config=config), tensors, source, target, force)
-    return QuantizeResult(str(target), "e4m3", len(wanted), kept, len(rows), sum(map(len, rows)))
+    tokenizer = _tokenizer(checkpoint)
+    rows = _ids(tokenizer, calibration_texts() if texts is None else texts)
+    numbers = [i for i, row in enumerate(rows) if len(row)]
+    unseen = numbers[_UNSEEN - 1 :: _UNSEEN] if len(numbers) >= 2 * _UNSEEN else []
+    seen = [i for i in numbers if i not in set(unseen)]
+    with _exact_products():
+        reference: torch.nn.Module = build_reference(checkpoint, with_heads=False)
+        vectors = TextVectors.of(reference.to(where), checkpoint, tokenizer)
+        stored = _quantized(checkpoint, vectors, wanted, [rows[i] for i in seen])
+        measured_on = [*unseen, *seen[:: -(-len(seen) // max(1, _MEASURED - len(unseen)))]]
+        measured_rows = [rows[i] for i in measured_on]
+        exact = vectors(measured_rows)
+        simulation = Simulation(vectors, checkpoint.config, stored, measured_rows, len(unseen), exact)
+        left_out, measured = _gate(simulation, any_loss, checkpoint.source.where)
+    kept |= left_out
+    stored = {name: one for name, one in stored.items() if name not in left_out}
+    result = QuantizeResult(
+        target=str(target), dtype="e4m3", matrices=len(stored), kept=kept, texts=len(numbers),
+        tokens=sum(map(len, rows)), measured=len(measured_on), mean_cosine=measured.mean,
+        worst_cosine=measured.worst, worst_texts=tuple(measured_on[i] for i in measured.order[:_WORST]),
+    )  # fmt: skip
+    config = replace(checkpoint.config, encoder=_stored(checkpoint.config.encoder, stored), quantized=_told(result))
+    write_folder(replace(checkpoint, config=config), _tensors(checkpoint, stored), source, target, force)
+    return result
 
 
 def _choose(checkpoint: Checkpoint, keep: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -104,49 +148,90 @@ def _choose(checkpoint: Checkpoint, keep: Sequence[str]) -> tuple[dict[str, str]
     return wanted, kept
 
 
-def _ids(checkpoint: Checkpoint, texts: Sequence[str]) -> list[Tensor]:
+@contextmanager
+def _exact_products() -> Iterator[None]:
+    """Products of float32 in float32, whatever the process allows (TF32)."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     if checkpoint.folder is None:
         raise ValueError(f"{checkpoint.source.where}: calibration needs a tokenizer, so a folder or a hub id")
     settings = TextSettings.from_folder(checkpoint.folder)
-    tokenizer = Tokenizer(checkpoint.folder, settings, checkpoint.config.encoder.max_seq)
+    return Tokenizer(checkpoint.folder, settings, checkpoint.config.encoder.max_seq)
+
+
+def _ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Tensor]:
+    """Of the texts that are read."""
     longest = min(_LONGEST, tokenizer.max_length)
-    rows = tokenizer.encode_batch(list(texts)[:MOST_TEXTS], settings.default_prompt, longest)
+    rows = tokenizer.encode_batch(list(texts)[:MOST_TEXTS], tokenizer.settings.default_prompt, longest)
     tokens = sum(map(len, rows))
     if tokens < FEWEST_TOKENS:
         raise ValueError(
             f"texts: {len(rows)} with {tokens} tokens are too few to calibrate on; give at least {FEWEST_TOKENS} "
             "tokens, of the kind that the model is for"
         )
-    return [torch.from_numpy(row) for row in rows if len(row)]
+    return [torch.from_numpy(row) for row in rows]
 
 
-def _observe(checkpoint: Checkpoint, wanted: dict[str, str], rows: list[Tensor]) -> dict[str, Observed]:
+def _quantized(
+    checkpoint: Checkpoint, vectors: TextVectors, wanted: Mapping[str, str], rows: Sequence[Tensor]
+) -> dict[str, Quantized]:
+    """The matrices in `wanted`, which names a module of transformers for each. As many passes over the texts as it
+    takes to hold no more sums over inputs than _GRAM_BYTES at once."""
     for name in wanted:
         if not checkpoint.read(name).isfinite().all():
             raise ValueError(f"{checkpoint.source.where}: {name} holds numbers that are not finite")
-    reference = build_reference(checkpoint, with_heads=False)
-    pad = getattr(reference.config, "pad_token_id", None) or 0
-    batches = []
-    ordered = sorted(rows, key=len)
-    for start in range(0, len(ordered), _BATCH):
-        batches.append(padded(ordered[start : start + _BATCH], "right", pad, torch.device("cpu")))
-    return observe(reference, wanted, batches)
+    batches = [(ids, mask) for _, ids, mask in vectors.batches(rows)]
+    shapes, stored, group, held = checkpoint.config.encoder.weight_shapes(), {}, dict[str, str](), 0
+    for place, (name, module) in enumerate(wanted.items()):
+        group[name] = module
+        held += 4 * shapes[name][1] ** 2
+        if held < _GRAM_BYTES and place + 1 < len(wanted):
+            continue
+        for one, seen in observe(vectors.model, group, batches).items():
+            stored[one] = Quantized.of(checkpoint.read(one).to(vectors.device), seen)
+        group, held = {}, 0
+    return stored
 
 
-def _quantized(checkpoint: Checkpoint, seen: dict[str, Observed]) -> Iterator[tuple[str, Tensor]]:
+def _gate(simulation: Simulation, any_loss: bool, where: str) -> tuple[dict[str, str], Measured]:
+    """The matrices that stay, with the reason, and what is measured with them."""
+    if any_loss:
+        return {}, simulation.measure()
+    try:
+        left_out, measured, everything = choose(simulation)
+    except TooFar as error:
+        raise ValueError(
+            f"{where}: vectors of texts in e4m3 are too far from those of float32: {error}; expected are "
+            f"{MEAN_COSINE} and {WORST_COSINE}. Use fp16 or bf16, name more matrices that stay as they are "
+            "(keep=, --keep), or take the loss (any_loss=True, --any-loss)"
+        ) from None
+    return dict.fromkeys(left_out, f"calibration: {everything} with all matrices in e4m3"), measured
+
+
+def _told(result: QuantizeResult) -> dict[str, Any]:
+    """What the checkpoint's config says of it."""
+    return {name: value for name, value in result.as_dict().items() if name not in ("target", "matrices")}
+
+
+def _tensors(checkpoint: Checkpoint, stored: Mapping[str, Quantized]) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of the new checkpoint; what is not quantized in the type in which it was stored."""
     for name in checkpoint.tensors:
-        if name not in seen:
+        if name not in stored:
             yield name, checkpoint.read(name, checkpoint.stored_dtype)
             continue
-        stored, scale = quantize_rows(checkpoint.read(name), seen[name].gram)
-        yield name, stored
-        yield f"{name}.scale", scale
-        found = best_scale(seen[name].sample, seen[name].largest)
-        yield f"{name.removesuffix('.weight')}.input.scale", torch.tensor([found])
+        yield name, stored[name].weight
+        yield f"{name}.scale", stored[name].scale
+        yield f"{name.removesuffix('.weight')}.input.scale", torch.tensor([stored[name].input_scale])
 
 
-def _stored(encoder: EncoderConfig, matrices: Sequence[str] | dict[str, str]) -> EncoderConfig:
+def _stored(encoder: EncoderConfig, matrices: Mapping[str, Any]) -> EncoderConfig:
     """With the types of these matrices."""
     layers = []
     for layer in encoder.layers:
