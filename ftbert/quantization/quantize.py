@@ -16,7 +16,7 @@ from ftbert.checkpoint import Checkpoint, EncoderConfig
 from ftbert.converters import build_reference, check_target, open_checkpoint, source_modules, write_folder
 from ftbert.devices import check_device
 from ftbert.quantization.observe import observe
-from ftbert.quantization.select import MEAN_COSINE, WORST_COSINE, Measured, Simulation, TooFar, choose
+from ftbert.quantization.select import ASKED_MEAN, ASKED_WORST, Measured, Simulation, TooFar, choose
 from ftbert.quantization.simulate import Quantized
 from ftbert.quantization.vectors import TextVectors
 from ftbert.text import TextSettings, Tokenizer
@@ -86,7 +86,7 @@ def quantize(
     each.
 
     The model is then simulated as it was quantized. Where the vectors of texts are too far from those of float32, mean
-    cosine below .997 or the worst below .99, the fewest matrices that suffice stay as they are, at most half of the
+    cosine below .9973 or the worst below .991, the fewest matrices that suffice stay as they are, at most half of the
     weights.
 
     texts: None for those that come with the package. keep: names, or beginnings of names, of matrices that stay as they
@@ -209,7 +209,7 @@ def _gate(simulation: Simulation, any_loss: bool, where: str) -> tuple[dict[str,
     except TooFar as error:
         raise ValueError(
             f"{where}: vectors of texts in e4m3 are too far from those of float32: {error}; expected are "
-            f"{MEAN_COSINE} and {WORST_COSINE}. Use fp16 or bf16, name more matrices that stay as they are "
+            f"{ASKED_MEAN} and {ASKED_WORST}. Use fp16 or bf16, name more matrices that stay as they are "
             "(keep=, --keep), or take the loss (any_loss=True, --any-loss)"
         ) from None
     return dict.fromkeys(left_out, f"calibration: {everything} with all matrices in e4m3"), measured

@@ -17,7 +17,9 @@ from ftbert.quantization.e4m3 import rounded
 from ftbert.quantization.simulate import Quantized, altered, reads
 from ftbert.quantization.vectors import TextVectors
 
-MEAN_COSINE, WORST_COSINE = 0.997, 0.99
+MEAN_COSINE, WORST_COSINE = 0.997, 0.99  # that any texts may come to
+# Those that are measured have to lose a tenth less. SmolLM2's .99778 and .9901 were .99745 and .98999 on STS-B.
+ASKED_MEAN, ASKED_WORST = 0.9973, 0.991
 MOST_LEFT_OUT = 0.5  # of the weights
 _TELLING, _PROBES = 32, 4  # texts and random directions that tell what a matrix costs
 
@@ -47,7 +49,7 @@ class Measured:
 
     @property
     def passed(self) -> bool:
-        return self.mean >= MEAN_COSINE and self.worst >= WORST_COSINE
+        return self.mean >= ASKED_MEAN and self.worst >= ASKED_WORST
 
     def __str__(self) -> str:
         return f"mean cosine {self.mean:.5f}, worst {self.worst:.4f}"
