@@ -50,7 +50,7 @@ def main() -> int:
     parser.add_argument("--concurrency", type=int, default=1, help="actors, each with a model (default 1)")
     parser.add_argument("--num-gpus", type=float, default=0.0, help="of an actor (default 0: the CPU)")
     parser.add_argument("--num-cpus", type=float, default=1.0, help="of an actor; its threads on the CPU (default 1)")
-    parser.add_argument("--dtype", choices=("fp32", "fp16", "bf16"), help="(default fp16 on GPUs, fp32 on CPUs)")
+    parser.add_argument("--dtype", choices=("fp32", "fp16", "bf16", "fp8"), help="(default fp16 on GPUs, fp32 on CPUs)")
     parser.add_argument("--column", help='field with the text (default "text")')
     parser.add_argument("--to", choices=(".npy", ".jsonl", ".jsonl.gz", ".parquet"), default=".npy")
     options = parser.parse_args()

@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=1, help="(default 1)")
     parser.add_argument("--num-gpus", type=float, default=0.0, help="of a replica (default 0: the CPU)")
     parser.add_argument("--num-cpus", type=float, default=1.0, help="of a replica; its threads on the CPU (default 1)")
-    parser.add_argument("--dtype", choices=("fp32", "fp16", "bf16"), help="(default fp16 on GPUs, fp32 on CPUs)")
+    parser.add_argument("--dtype", choices=("fp32", "fp16", "bf16", "fp8"), help="(default fp16 on GPUs, fp32 on CPUs)")
     parser.add_argument("--host", default="127.0.0.1", help="that the proxies listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8080, help="(default 8080)")
     options = parser.parse_args()

@@ -5,13 +5,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ftbert.version import __version__
+
 if TYPE_CHECKING:
     from ftbert._library import library_path, load_library
     from ftbert.checkpoint import EncoderConfig
     from ftbert.model import Model, load
     from ftbert.optimization import optimize, undo
 
-__version__ = "0.1.0"
 __all__ = [
     "EncoderConfig", "Model", "__version__", "library_path", "load", "load_library", "optimize", "undo",
 ]  # fmt: skip

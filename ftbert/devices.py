@@ -9,6 +9,9 @@ from typing import Any
 import torch
 
 from ftbert._library import build_info, load_library
+from ftbert.dtypes import FP8
+
+_FP8_CAPABILITY = (9, 0)
 
 
 def check_device(given: Any) -> torch.device:
@@ -41,6 +44,8 @@ def check_device(given: Any) -> torch.device:
 
 def check_dtype(device: torch.device, dtype: torch.dtype) -> None:
     """ValueError for an element type that ftbert does not compute in on this device."""
+    if dtype == FP8:
+        _check_fp8(device)
     if device.type != "cpu" or dtype == torch.float32:
         return
     if dtype == torch.float16:
@@ -51,14 +56,24 @@ def check_dtype(device: torch.device, dtype: torch.dtype) -> None:
         warnings.warn("this CPU has no instructions for bf16 (AVX512-BF16, AMX): fp32 is faster", stacklevel=3)
 
 
-def check_range(embedding_scale: float, dtype: torch.dtype) -> None:
+def _check_fp8(device: torch.device) -> None:
+    needed = "fp8 needs a GPU of compute capability 9.0 (H100, H200)"
+    if device.type == "cpu":
+        raise ValueError(f"{needed}; on the CPU ftbert computes in fp32, or bf16 for the products")
+    found = torch.cuda.get_device_capability(device)
+    if found != _FP8_CAPABILITY:
+        name, version = torch.cuda.get_device_name(device), ".".join(map(str, found))
+        raise ValueError(f"{needed}; {device}, {name} of {version}, computes in fp16, bf16 or fp32")
+
+
+def check_range(embedding_scale: float, dtype: torch.dtype, stacklevel: int = 3) -> None:
     """Warns of fp16 for models that scale their embeddings (Gemma, by sqrt(hidden)): their residual streams outgrow its
     largest number, 65504; in Gemma 3 270M they reach 104,000."""
     if dtype == torch.float16 and embedding_scale > 1:
         warnings.warn(
             "this model scales its embeddings, as Gemma does, whose numbers outgrow fp16's 65504 and then are no "
             "numbers any more; use bf16",
-            stacklevel=3,
+            stacklevel=stacklevel,
         )
 
 
@@ -76,7 +91,14 @@ def _cpu_has_bf16() -> bool:
     return not x86 or bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-def stream_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+def stream_dtype(
+    device: torch.device, dtype: torch.dtype, stored: torch.dtype = torch.float32, embedding_scale: float = 1.0
+) -> torch.dtype:
     """The element type of the residual stream, of vectors and tables in a model of `dtype`: all but the operands of
-    matrix products."""
-    return torch.float32 if device.type == "cpu" else dtype
+    matrix products. fp8 has 16 bits there, by how the model's weights are `stored`: bf16 for bf16 and where fp16 would
+    not do (see check_range), else fp16."""
+    if device.type == "cpu":
+        return torch.float32
+    if dtype == FP8:
+        return torch.bfloat16 if stored == torch.bfloat16 or embedding_scale > 1 else torch.float16
+    return dtype

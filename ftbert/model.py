@@ -6,6 +6,7 @@ import copy
 import threading
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,12 +17,13 @@ from torch import Tensor
 from ftbert.checkpoint import Checkpoint, EncoderConfig, HeadConfig
 from ftbert.converters import build_reference, open_checkpoint
 from ftbert.devices import check_device, check_dtype, check_range, stored_dtype, stream_dtype
-from ftbert.dtypes import DTYPES, STORED_DTYPES, parse_dtype
+from ftbert.dtypes import DTYPES, FP8, STORED_DTYPES, parse_dtype
 from ftbert.forked import note_fork
 from ftbert.heads import Head, HeadedModule
 from ftbert.live_check import check_loaded
 from ftbert.module import EncoderModule
 from ftbert.outputs import output
+from ftbert.quantization import in_fp8, live_in_fp8
 from ftbert.text import TextModel
 from ftbert.tuning import gemm_table
 
@@ -45,9 +47,13 @@ def load(
     """A model ready to compute.
 
     source: an ftbert or HuggingFace folder, an .onnx file, a hub id, or a live transformers model. device: "cpu",
-    "cuda", "cuda:1". dtype: fp32, fp16 (GPU only), bf16; on the CPU bf16 is that of the matrix products' operands, with
-    float sums: all else and the results are float32. "auto": as the weights are stored where the device has
-    instructions for that (fp16 on a GPU alone, bf16 there and on some CPUs), else fp32. attention: "auto", or "fused" /
+    "cuda", "cuda:1". dtype: fp32, fp16 (GPU only), bf16, fp8 (compute capability 9.0 only); on the CPU bf16 is that of
+    the matrix products' operands, with float sums: all else and the results are float32. "auto": as the weights are
+    stored where the device has instructions for that (fp16 on a GPU alone, bf16 there and on some CPUs), else fp32.
+    fp8 is for the matrices of the layers, all else and the results are fp16 or bf16. They are quantized when the model
+    is first loaded so, and kept in the user's cache (docs/quantization.md); those of a live model each time. Of a
+    folder that `ftbert quantize` wrote fp8 and "auto" are the same, fp16 and bf16 the type of all else.
+    attention: "auto", or "fused" /
     "general" to force a path. heads: the checkpoint's task heads too; a masked language model then computes logits over
     the vocabulary in every call; an encoder's ...ForCausalLM or ...LMHeadModel without is_decoder is one. A decoder's
     ...ForCausalLM gives hidden states, and its head is read when `predict`, `rerank` or `head` asks for it. What stands
@@ -63,29 +69,76 @@ def load(
         check_dtype(place, asked)
     source = _source(source)
     checkpoint = open_checkpoint(source, revision=revision, token=token)
-    element = stored_dtype(place, checkpoint.stored_dtype) if asked is None else asked
     if heads and checkpoint.config.left_out:
         warnings.warn(f"{checkpoint.source.where}: {checkpoint.config.left_out}", stacklevel=2)
-    check_range(checkpoint.config.encoder.embedding_scale, element)
-    model = _build(checkpoint, place, element, attention, heads)
-    if isinstance(source, torch.nn.Module):
-        check_loaded(model, source)
+    live = source if isinstance(source, torch.nn.Module) else None
+    model = _made(checkpoint, place, asked, attention, heads, live)
+    if live is not None:
+        check_loaded(model, live)
     return model
 
 
-def _build(checkpoint: Checkpoint, place: torch.device, element: torch.dtype, attention: str, heads: bool) -> Model:
+def _made(
+    checkpoint: Checkpoint,
+    place: torch.device,
+    asked: torch.dtype | None,
+    attention: str,
+    heads: bool,
+    live: torch.nn.Module | None = None,
+) -> Model:
+    """asked: None for "auto". live: the module that `checkpoint` was opened from."""
+    element, becomes_fp8 = _element(checkpoint, place, asked)
+    check_range(checkpoint.config.encoder.embedding_scale, element, stacklevel=4)
+    if not becomes_fp8:
+        opened: Any = nullcontext(checkpoint)
+    else:
+        opened = in_fp8(checkpoint, place) if live is None else live_in_fp8(checkpoint, place, live)
+    with opened as stored:
+        return _build(checkpoint, stored, place, element, attention, heads)
+
+
+def _element(checkpoint: Checkpoint, place: torch.device, asked: torch.dtype | None) -> tuple[torch.dtype, bool]:
+    """The type of all that the checkpoint does not store in fp8, and whether its matrices are to become fp8 first."""
+    encoder, where = checkpoint.config.encoder, checkpoint.source.where
+    if encoder.has_8_bits:
+        try:
+            check_dtype(place, FP8)
+        except ValueError as error:
+            raise ValueError(f"{where}: stored in fp8. {error}: load the model that it was made from") from None
+        if asked == torch.float32:
+            raise ValueError(
+                f"{where}: stored in fp8; dtype='fp8' or 'auto' loads it, fp16 and bf16 are for what is not fp8 in it. "
+                "For fp32 load the model that it was made from"
+            )
+    elif asked is None:
+        return stored_dtype(place, checkpoint.stored_dtype), False
+    if asked is None or asked == FP8:
+        return stream_dtype(place, FP8, checkpoint.stored_dtype, encoder.embedding_scale), not encoder.has_8_bits
+    return asked, False
+
+
+def _build(
+    checkpoint: Checkpoint,
+    stored: Checkpoint,
+    place: torch.device,
+    element: torch.dtype,
+    attention: str,
+    heads: bool,
+) -> Model:
+    """stored: what the encoder's weights are read from, `checkpoint` or the same model with fp8 matrices. element: of
+    the matrices that are not."""
     note_fork()
-    config, stream = checkpoint.config.encoder, stream_dtype(place, element)
+    config, stream = stored.config.encoder, stream_dtype(place, element)
     # One tensor at a time: repacked or moved before the next is read, so that memory peaks at the model's own size.
     weights = {}
     for spec in config.weight_specs():
         kept = STORED_DTYPES.get(spec.stored)
-        tensor = checkpoint.read(spec.name, kept or (element if spec.matrix else stream))
+        tensor = stored.read(spec.name, kept or (element if spec.matrix else stream))
         packable = place.type == "cpu" and spec.matrix and kept is None
         weights[spec.name] = torch.ops.ftbert.pack_weight(tensor) if packable else tensor.to(place)
     gemm_table.install(place)
     encoder = torch.classes.ftbert.Encoder(weights, config.text(), attention)
-    return Model(encoder, checkpoint, _load_heads(checkpoint, place, stream) if heads else [])
+    return Model(encoder, checkpoint, _load_heads(checkpoint, place, stream) if heads else [], config)
 
 
 def _source(source: Any) -> str | Path | torch.nn.Module:
@@ -124,14 +177,16 @@ def _load_head(checkpoint: Checkpoint, config: HeadConfig, place: torch.device, 
 class Model(TextModel):
     """A loaded encoder with the heads of its checkpoint. Calls are thread-safe.
 
-    module: the scriptable torch module. config: the encoder's numbers. folder: where the tokenizer's files are, or
-    None for a live model.
+    module: the scriptable torch module. config: the encoder's numbers, which say what is fp8 where `checkpoint`, the
+    user's, may be plain. folder: where the tokenizer's files are, or None for a live model.
     """
 
-    def __init__(self, encoder: Any, checkpoint: Checkpoint, heads: Sequence[Head] = ()) -> None:
+    def __init__(
+        self, encoder: Any, checkpoint: Checkpoint, heads: Sequence[Head] = (), config: EncoderConfig | None = None
+    ) -> None:
         self.module = HeadedModule(encoder, list(heads)) if heads else EncoderModule(encoder)
         self.checkpoint = checkpoint
-        self.config: EncoderConfig = checkpoint.config.encoder
+        self.config: EncoderConfig = config or checkpoint.config.encoder
         self.folder = checkpoint.folder
         self._more_heads: dict[str, Head] = {}  # read on demand
 
@@ -235,7 +290,7 @@ class Model(TextModel):
             raise ValueError(f"this model has no head for {task}; its heads: {found}")
         with _READING:
             if task not in self._more_heads:
-                element = stream_dtype(self.device, self.dtype)
+                element = DTYPES[self.encoder.dtype()]
                 self._more_heads[task] = _load_head(self.checkpoint, config, self.device, element)
         return self._more_heads[task]
 
@@ -294,24 +349,27 @@ class Model(TextModel):
         """The same model on another device or in another dtype; this one stays as it is.
 
         Weights that were rounded are read again from the checkpoint where there is one; of a live model they stay
-        rounded, with a warning.
+        rounded, with a warning, and fp8 is refused: `load` makes that of the module.
         """
         if isinstance(device, torch.dtype):
             raise TypeError(f"the first argument is a device; for a dtype write to(dtype={device})")
         place = self.device if device is None else check_device(device)
         element = self.dtype if dtype is None else parse_dtype(dtype)
         check_dtype(place, element)
-        check_range(self.config.embedding_scale, element)
-        if self.dtype not in (torch.float32, element):
+        if element != self.dtype and (self.dtype != torch.float32 or element == FP8):
             if self.folder is not None:
                 asked = self.info()
                 path = asked["attention"] if asked["attention_reason"] == "asked for" else "auto"
-                return _build(self.checkpoint, place, element, path, bool(self.heads))
+                return _made(self.checkpoint, place, element, path, bool(self.heads))
+            if FP8 in (element, self.dtype):
+                raise ValueError("weights of a live model do not become fp8, or cease to be, in here: load it again")
             warnings.warn(f"this model's weights were rounded to {self.dtype} and stay so", stacklevel=2)
+        check_range(self.config.embedding_scale, element)
         names = {value: name for name, value in DTYPES.items()}
         gemm_table.install(place)
-        heads = [copy.deepcopy(head).to(place, stream_dtype(place, element)) for head in self.heads]
-        return Model(self.encoder.to(place, names[element]), self.checkpoint, heads)
+        others = DTYPES[self.encoder.dtype()] if element == FP8 else element  # all but the matrices in fp8
+        heads = [copy.deepcopy(head).to(place, stream_dtype(place, others)) for head in self.heads]
+        return Model(self.encoder.to(place, names[others]), self.checkpoint, heads, self.config)
 
     def use_cuda_graphs(self, on: bool = True) -> None:
         """Whether small calls on a GPU (up to 8192 tokens) are recorded once for their size and then repeated as one

@@ -47,6 +47,7 @@ PYTHON = (
     "staging_folder",
     "input_file",
     "torch_release",
+    "version",
 )
 # The folders of csrc/, and encoder.h and .cpp, from top to bottom.
 CORE = ("binding", "encoder", "layers", "model", "gemm", "kernels", "device", "core")

@@ -357,5 +357,5 @@ def test_the_dtype_that_the_weights_are_stored_in(tmp_path: Path, monkeypatch: p
                 assert ftbert.load(source, dtype="auto").dtype == want
     on_gpu = devices.stored_dtype(torch.device("cuda", 0), stored)
     assert on_gpu == (torch.float32 if stored == torch.float64 else stored)
-    with pytest.raises(ValueError, match="expected fp32, fp16 or bf16"):
-        ftbert.load(tmp_path / "theirs", dtype="fp8")
+    with pytest.raises(ValueError, match="expected fp32, fp16, bf16 or fp8"):
+        ftbert.load(tmp_path / "theirs", dtype="int8")

@@ -158,6 +158,11 @@ class EncoderConfig:
         """Longest sequence in tokens."""
         return self.positions.rows - (self.padding_id + 1 if self.positions.kind == "from_padding" else 0)
 
+    @property
+    def has_8_bits(self) -> bool:
+        """Whether a matrix is stored in 8 bits, with scales."""
+        return any(spec.stored for spec in self.weight_specs())
+
     def to_json(self) -> Json:
         """What all layers have in common once, then each run of equal layers by what else it has."""
         written = _plain(self)

@@ -134,7 +134,7 @@ def _model_info(options: argparse.Namespace) -> dict[str, str]:
     try:
         info: dict[str, str] = command.load_model(options).info()
         return info
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         from ftbert.converters import open_checkpoint
 
         config = open_checkpoint(options.model, revision=options.revision).config

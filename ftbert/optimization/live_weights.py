@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from ftbert.checkpoint import Checkpoint, EncoderConfig
 from ftbert.devices import stream_dtype
+from ftbert.dtypes import FP8, STORED_DTYPES
 from ftbert.live_check import has_hooks, hooks_of
+from ftbert.quantization import live_in_fp8
 from ftbert.tuning import gemm_table
 
 
@@ -54,18 +56,32 @@ class Watch:
 
 
 def build_encoder(
-    module: nn.Module, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, attention: str
+    module: nn.Module,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    dtype: torch.dtype,
+    attention: str,
+    tokenizer: Any = None,
 ) -> tuple[Any, EncoderConfig]:
     """A torch.classes.ftbert.Encoder without pooler, from `checkpoint`, which was opened from `module`.
 
     A tensor that ftbert would hold bit for bit as `module` holds it is shared. What takes memory of its own: the
     stacked query, key and value matrices, on a CPU every matrix of the layers (packed for its GEMM), and everything
-    when device or dtype differ.
+    when device or dtype differ. tokenizer: for fp8, see live_in_fp8.
     """
-    config = replace(checkpoint.config.encoder, pooler=False)
-    theirs = module.state_dict()
-    weights = {}
+    theirs, weights = module.state_dict(), {}
+    if dtype == FP8:
+        dtype = stream_dtype(device, FP8, checkpoint.stored_dtype, checkpoint.config.encoder.embedding_scale)
+        with live_in_fp8(checkpoint, device, module, tokenizer) as stored:
+            config = replace(stored.config.encoder, pooler=False)
+            for spec in config.weight_specs():
+                if spec.stored:
+                    weights[spec.name] = stored.read(spec.name, STORED_DTYPES[spec.stored]).to(device)
+    else:
+        config = replace(checkpoint.config.encoder, pooler=False)
     for spec in config.weight_specs():
+        if spec.name in weights:
+            continue
         tensor = checkpoint.read(spec.name, dtype if spec.matrix else stream_dtype(device, dtype))
         names = checkpoint.tensors[spec.name]
         own = theirs.get(names[0]) if len(names) == 1 else None

@@ -27,9 +27,10 @@ def optimize(
     torch module or object with `.model` that contains such models. It must be in eval mode. Heads and poolers stay
     as they are. Optimizing again changes the settings, or nothing.
 
-    device: where the model is moved first; None leaves it. dtype: what the encoder computes in (fp32, fp16, bf16, as in
-    `ftbert.load`); None is the model's own, and fp32 on a CPU. Results come in the model's own dtype either way.
-    attention: as in `ftbert.load`.
+    device: where the model is moved first; None leaves it. dtype: what the encoder computes in (fp32, fp16, bf16, fp8,
+    as in `ftbert.load`); None is the model's own, and fp32 on a CPU. Results come in the model's own dtype either way.
+    fp8 is made by calibration, which takes seconds, also whenever the weights have changed; it needs the tokenizer that
+    `model` has, or that of the folder or hub id it was loaded from. attention: as in `ftbert.load`.
 
     What differs from the original: at padding the hidden states are 0, and no gradient flows into the encoder (outputs
     are detached from it, also in grad mode; training mode raises RuntimeError). With padding in column 0 the
@@ -68,7 +69,7 @@ def optimize(
     if place is not None:
         _move(model, place)
     fresh = [
-        (encoder, PatchedForward(encoder, settings, reader))
+        (encoder, PatchedForward(encoder, settings, reader, _tokenizer_of(model)))
         for encoder, reader in encoders.items()
         if getattr(encoder.__dict__.get("forward"), "settings", None) != settings
     ]
@@ -109,6 +110,12 @@ def _find_encoders(model: Any) -> dict[PreTrainedModel, str]:
     if not found:
         raise TypeError(f"there is no transformers model in this {type(root).__name__}")
     return found
+
+
+def _tokenizer_of(model: Any) -> Any:
+    """That of a SentenceTransformer, a CrossEncoder or a pipeline; None where there is none that can be saved."""
+    found = getattr(model, "tokenizer", None)
+    return found if hasattr(found, "save_pretrained") else None
 
 
 def _first_column(part: PreTrainedModel, root: nn.Module) -> str:

@@ -20,7 +20,7 @@ from ftbert.converters import open_checkpoint
 from ftbert.devices import check_device, check_dtype
 from ftbert.dtypes import parse_dtype
 from ftbert.forked import note_fork
-from ftbert.live_check import Differs, check_equal, is_exact, sample_ids
+from ftbert.live_check import Differs, check_equal, sample_ids, tolerance
 from ftbert.optimization.call_arguments import (
     CallArguments,
     host_reads,
@@ -63,14 +63,18 @@ class PatchedForward:
 
     first_column: who reads column 0 of the output, which may be padding: "unread", "pooled" (the encoder's own pooler
     alone), or "read" (a head or another module may); "last": a head reads the last id that is no padding instead.
+    tokenizer: transformers' own, for fp8's calibration; None: that of the folder that the config names.
     fallbacks: how often the original ran instead, by reason. Thread-safe; a copied or unpickled model builds its own.
     """
 
-    def __init__(self, encoder: nn.Module, settings: Settings, first_column: str = "read") -> None:
+    def __init__(
+        self, encoder: nn.Module, settings: Settings, first_column: str = "read", tokenizer: Any = None
+    ) -> None:
         # Weak: the model owns this object, and a cycle would keep its memory until the garbage collector comes.
         self._module = weakref.ref(encoder)
         self.settings = settings
         self.first_column = first_column
+        self.tokenizer = tokenizer
         self.fallbacks: dict[str, int] = {}
         self._warned: set[str] = set()
         self._lock = threading.Lock()
@@ -152,7 +156,7 @@ class PatchedForward:
         with self._lock:
             if self._built is None or not self._built.watch.unchanged():
                 self._built = None  # frees the memory before the next is built
-                self._built = _build(self._owner(), self.settings)
+                self._built = _build(self._owner(), self.settings, self.tokenizer)
             return self._built
 
     def info(self) -> dict[str, str]:
@@ -175,10 +179,10 @@ class PatchedForward:
     def __deepcopy__(self, memo: dict[int, Any]) -> PatchedForward:
         # deepcopy has made the copy of the owner, still empty, before it comes to its attributes.
         owner = self._owner()
-        return PatchedForward(memo.get(id(owner), owner), self.settings, self.first_column)
+        return PatchedForward(memo.get(id(owner), owner), self.settings, self.first_column, self.tokenizer)
 
     def __reduce__(self) -> Any:
-        return PatchedForward, (self._owner(), self.settings, self.first_column)
+        return PatchedForward, (self._owner(), self.settings, self.first_column, self.tokenizer)
 
 
 def _is_traced() -> bool:
@@ -206,7 +210,7 @@ def _is_recording(ids: Any) -> bool:
     return isinstance(ids, Tensor) and ids.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-def _build(module: Any, settings: Settings) -> _Built:
+def _build(module: Any, settings: Settings, tokenizer: Any) -> _Built:
     devices = {parameter.device for parameter in module.parameters()}
     if len(devices) != 1:
         raise ValueError(f"the encoder's weights must be on one device; they are on {sorted(map(str, devices))}")
@@ -216,7 +220,8 @@ def _build(module: Any, settings: Settings) -> _Built:
     # Not under the caller's inference_mode: the tensors live on.
     with torch.inference_mode(False), torch.no_grad():
         watch = Watch(module)
-        encoder, config = build_encoder(module, open_checkpoint(module), device, dtype, settings.attention)
+        checkpoint = open_checkpoint(module)
+        encoder, config = build_encoder(module, checkpoint, device, dtype, settings.attention, tokenizer)
         # A few tokens through both: what the original returns, and that the two agree.
         ids = sample_ids(config.vocab, config.max_seq, device)
         mask = torch.ones_like(ids)
@@ -224,15 +229,17 @@ def _build(module: Any, settings: Settings) -> _Built:
         theirs = forward(module, ids, attention_mask=mask, return_dict=True)
         gaps = any(x is None for x in forward(module, ids, attention_mask=mask, return_dict=False))
         ours = torch.ops.ftbert.forward_batch(encoder, ids, None, None, None, 0, ["tokens"])[0]
-        exact = own == torch.float32 and is_exact(encoder)
-        check_equal(ours, theirs.last_hidden_state, type(module).__name__, exact)
+        allowed = tolerance(encoder, own == torch.float32, device)
+        check_equal(ours, theirs.last_hidden_state, type(module).__name__, allowed)
     return _Built(encoder, config, watch, device, own, type(theirs), gaps)
 
 
 def compute_dtype(asked: torch.dtype | None, own: torch.dtype, device: torch.device) -> torch.dtype:
     """What the encoder computes in; ValueError for what ftbert does not compute in there."""
     if device.type != "cpu":
-        return parse_dtype(own if asked is None else asked)
+        wanted = parse_dtype(own if asked is None else asked)
+        check_dtype(device, wanted)
+        return wanted
     # 16 bit models too: fp32 is what the CPU is fast in, and it is nearer to what they mean.
     wanted = torch.float32 if asked is None and own in (torch.float16, torch.bfloat16) else parse_dtype(asked or own)
     check_dtype(device, wanted)

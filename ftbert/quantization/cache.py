@@ -1,0 +1,160 @@
+"""FP8 weights of models that are stored in other types: made when first asked for, and kept in the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from ftbert.checkpoint import Checkpoint, transformer_folder
+from ftbert.converters import open_checkpoint, write_folder
+from ftbert.quantization.quantize import calibration_texts, quantize
+from ftbert.text import TOKENIZER_FILES
+from ftbert.user_cache import cache_folder, locked, make_private, untrusted
+from ftbert.version import __version__
+
+FORMAT = 1  # counts up where `quantize` makes other numbers of the same model and texts
+
+
+@contextmanager
+def in_fp8(checkpoint: Checkpoint, device: torch.device) -> Iterator[Checkpoint]:
+    """`checkpoint` as `quantize` writes it with the package's texts, on `device`; to be read inside the context.
+
+    It is kept in the user's cache, and made again when its source changes. Several processes make it once; where the
+    cache is off or not to be used, it is made each time and removed. Warns when it is made. Errors as of `quantize`.
+    """
+    source = _source(checkpoint)
+    target, why = cached_at(checkpoint), ""
+    if target is None:
+        why = "the cache is switched off"
+    elif found := untrusted(target.parent.parent, target.parent, target):
+        why = found
+    elif kept := _complete(target):
+        yield kept
+        return
+    else:
+        try:
+            make_private(target.parent)
+            (lock := target.with_name(f"{target.name}.lock")).touch()
+        except OSError as error:
+            why = f"the cache cannot be written ({error})"
+    where = checkpoint.source.where
+    if why or target is None:
+        with TemporaryDirectory(prefix="ftbert-fp8-") as folder:
+            _warn(where, f"not kept: {why}")
+            yield _made(source, Path(folder) / "fp8", device)
+        return
+    with locked(lock):
+        found_now = _complete(target)  # by another process, while this one waited
+        if found_now is None:
+            _warn(where, f"kept in {target}")
+            found_now = _made(source, target, device)
+    yield found_now
+
+
+@contextmanager
+def live_in_fp8(
+    checkpoint: Checkpoint, device: torch.device, module: torch.nn.Module, tokenizer: Any = None
+) -> Iterator[Checkpoint]:
+    """The same of a live model, which `checkpoint` was opened from; nothing is kept. tokenizer: transformers' own, None
+    for that of the folder or the hub's snapshot that the module's config names. ValueError where there is none."""
+    with TemporaryDirectory(prefix="ftbert-fp8-") as folder:
+        home, plain = Path(folder) / "tokenizer", Path(folder) / "plain"
+        if tokenizer is None:
+            home = _home_of(module)
+        else:
+            tokenizer.save_pretrained(home)
+        whole = replace(checkpoint, folder=home, config=replace(checkpoint.config, left_out=""))  # `load` warns of that
+        write_folder(whole, checkpoint.items(checkpoint.stored_dtype), module, plain, force=False)
+        _warn(checkpoint.source.where, "not kept, since it is of a live model")
+        yield _made(plain, Path(folder) / "fp8", device)
+
+
+def cached_at(checkpoint: Checkpoint) -> Path | None:
+    """The folder that `in_fp8` keeps; None where the cache is switched off. Its name changes with all that the numbers
+    come from: the source's files, the texts, ftbert."""
+    folder = cache_folder()
+    if folder is None:
+        return None
+    name, identity = _identity(checkpoint)
+    texts = hashlib.sha256("\n".join(calibration_texts()).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps([identity, texts, FORMAT, __version__]).encode()).hexdigest()
+    return folder / "fp8" / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)[-80:]}-{digest[:20]}"
+
+
+def _source(checkpoint: Checkpoint) -> Path:
+    """The folder or file that `checkpoint` was opened from."""
+    found = Path(checkpoint.source.where)
+    if found.suffix == ".onnx":
+        return found
+    if checkpoint.folder is None:
+        raise ValueError(f"{found}: calibration needs a tokenizer, so a folder or a hub id")
+    return checkpoint.folder
+
+
+def _identity(checkpoint: Checkpoint) -> tuple[str, list[Any]]:
+    """A name, and what changes with the weights: the commit of a hub's snapshot, else sizes and times of the files."""
+    source = _source(checkpoint)
+    folder = Path(os.path.realpath(source.parent if source.is_file() else source))
+    name = source.name if source.is_file() else folder.name
+    repository, snapshots, commit = folder.parts[-3:] if len(folder.parts) > 3 else ("", "", "")
+    if snapshots == "snapshots" and repository.startswith("models--"):
+        kept = "" if name == commit else f"-{name}"
+        return repository.removeprefix("models--") + kept, ["hub", repository, commit, name]
+    folders = {folder, *([] if checkpoint.folder is None else [transformer_folder(checkpoint.folder)])}
+    files = sorted(path for one in folders for path in one.iterdir() if path.is_file())
+    stats = [(str(path), stat.st_size, stat.st_mtime_ns) for path in files if (stat := path.stat())]
+    return name, ["files", str(folder), name, stats]
+
+
+def _complete(target: Path) -> Checkpoint | None:
+    try:
+        return open_checkpoint(target)
+    except (OSError, ValueError):  # none, or one that somebody broke, whose place the next takes
+        return None
+
+
+def _made(source: Path, target: Path, device: torch.device) -> Checkpoint:
+    quantize(source, target, device=str(device), force=True)
+    return open_checkpoint(target)
+
+
+def _warn(where: str, kept: str) -> None:
+    warnings.warn(f"{where}: made fp8 by calibration on {len(calibration_texts())} texts, which takes seconds; {kept}",
+                  stacklevel=6)  # fmt: skip
+
+
+def _home_of(module: torch.nn.Module) -> Path:
+    """Where the tokenizer lies of the folder or hub id that transformers loaded the module from; nothing is fetched."""
+    config = getattr(module, "config", None)
+    name = str(getattr(config, "name_or_path", "") or "")
+    found = Path(name).expanduser() if name else None
+    if name and not Path(name).expanduser().is_dir():
+        from huggingface_hub import snapshot_download
+
+        try:
+            commit = getattr(config, "_commit_hash", None)
+            found = Path(snapshot_download(name, revision=commit, local_files_only=True))
+        except (OSError, ValueError):  # those of the hub's client among them
+            found = None
+    if found is None or not _has_tokenizer(found):
+        raise ValueError(
+            f"{type(module).__name__}: fp8 needs the model's tokenizer for calibration, and its config names no folder "
+            f"or model of the hub with one that is here (name_or_path {name!r}). Save model and tokenizer to a folder: "
+            "ftbert.load(folder, 'cuda', 'fp8') and `ftbert quantize` take that"
+        )
+    return found
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any(path for name in TOKENIZER_FILES for path in transformer_folder(folder).glob(name))
