@@ -41,10 +41,13 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calibration takes a fraction of its time."""
-    few = calibration_texts()[:30]
+def few_texts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Calibration takes a fraction of its time: threads wait for each other over such small matrices."""
+    few, threads = calibration_texts()[:30], torch.get_num_threads()
     monkeypatch.setattr(sys.modules["ftbert.quantization.quantize"], "calibration_texts", lambda: few)
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture
