@@ -28,13 +28,16 @@ from ftbert.converters.onnx_source import onnx_of, open_onnx
 
 
 def open_checkpoint(
-    source: str | Path | torch.nn.Module, *, revision: str | None = None, token: str | None = None
+    source: str | Path | torch.nn.Module | Checkpoint, *, revision: str | None = None, token: str | None = None
 ) -> Checkpoint:
-    """An ftbert or HuggingFace folder, an .onnx file or a folder with one, a hub id, or a live transformers model.
+    """An ftbert or HuggingFace folder, an .onnx file or a folder with one, a hub id, or a live transformers model. A
+    checkpoint is one that is open.
 
     revision, token: of a hub id, see `fetch`. ValueError lists every missing and misshapen tensor at once;
     FileNotFoundError says what was looked for, PermissionError whose it is.
     """
+    if isinstance(source, Checkpoint):
+        return source
     if isinstance(source, torch.nn.Module):
         _expect_no_hub(f"a live {type(source).__name__}", revision, token)
         return _from_live(source)

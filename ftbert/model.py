@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ftbert.checkpoint import Checkpoint, EncoderConfig, HeadConfig
+from ftbert.checkpoint import Checkpoint, CheckpointConfig, EncoderConfig, HeadConfig, told_products
 from ftbert.converters import build_reference, open_checkpoint
 from ftbert.devices import check_device, check_dtype, check_range, stored_dtype, stream_dtype
 from ftbert.dtypes import DTYPES, FP8, STORED_DTYPES, parse_dtype
@@ -35,7 +35,7 @@ _READING = threading.Lock()  # heads on demand; one for all models, since none o
 
 
 def load(
-    source: str | Path | torch.nn.Module,
+    source: str | Path | torch.nn.Module | Checkpoint,
     device: str | torch.device = "cpu",
     dtype: str | torch.dtype = "fp32",
     *,
@@ -138,11 +138,13 @@ def _build(
         weights[spec.name] = torch.ops.ftbert.pack_weight(tensor) if packable else tensor.to(place)
     gemm_table.install(place)
     encoder = torch.classes.ftbert.Encoder(weights, config.text(), attention)
-    return Model(encoder, checkpoint, _load_heads(checkpoint, place, stream) if heads else [], config)
+    return Model(encoder, checkpoint, _load_heads(checkpoint, place, stream) if heads else [], stored.config)
 
 
-def _source(source: Any) -> str | Path | torch.nn.Module:
+def _source(source: Any) -> str | Path | torch.nn.Module | Checkpoint:
     """TypeError for what cannot be one, with what the caller may have meant."""
+    if isinstance(source, Checkpoint):
+        return source
     if isinstance(source, torch.nn.Module):
         if type(source).__module__.startswith("sentence_transformers"):
             raise TypeError(
@@ -182,11 +184,12 @@ class Model(TextModel):
     """
 
     def __init__(
-        self, encoder: Any, checkpoint: Checkpoint, heads: Sequence[Head] = (), config: EncoderConfig | None = None
+        self, encoder: Any, checkpoint: Checkpoint, heads: Sequence[Head] = (), stored: CheckpointConfig | None = None
     ) -> None:
         self.module = HeadedModule(encoder, list(heads)) if heads else EncoderModule(encoder)
         self.checkpoint = checkpoint
-        self.config: EncoderConfig = config or checkpoint.config.encoder
+        self._stored = stored or checkpoint.config
+        self.config: EncoderConfig = self._stored.encoder
         self.folder = checkpoint.folder
         self._more_heads: dict[str, Head] = {}  # read on demand
 
@@ -369,7 +372,7 @@ class Model(TextModel):
         gemm_table.install(place)
         others = DTYPES[self.encoder.dtype()] if element == FP8 else element  # all but the matrices in fp8
         heads = [copy.deepcopy(head).to(place, stream_dtype(place, others)) for head in self.heads]
-        return Model(self.encoder.to(place, names[others]), self.checkpoint, heads, self.config)
+        return Model(self.encoder.to(place, names[others]), self.checkpoint, heads, self._stored)
 
     def use_cuda_graphs(self, on: bool = True) -> None:
         """Whether small calls on a GPU (up to 8192 tokens) are recorded once for their size and then repeated as one
@@ -386,6 +389,7 @@ class Model(TextModel):
             "architecture": self.checkpoint.config.architecture,
             "heads": heads,
             **dict(self.encoder.info()),
+            **told_products(self._stored),
             **table,
         }
 

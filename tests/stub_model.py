@@ -7,6 +7,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import reference
 import torch
@@ -45,6 +46,30 @@ class StubModel(TextModel):
         time.sleep(self.delay)
         rows = {"first": cu_seqlens[:-1], "last": cu_seqlens[1:] - 1}
         return self.table[ids if want == "tokens" else ids[rows[want]]]
+
+
+class Mirror:
+    """A model whose forward is transformers' own, spoiled on request: spoil(hidden, mask) of each hidden state."""
+
+    heads: tuple[Any, ...] = ()
+    encoder = SimpleNamespace(dtype=lambda: "fp32")
+
+    def __init__(self, spoil: Any = None, dtype: torch.dtype = torch.float32) -> None:
+        from conftest import make_bert
+
+        self.hf = make_bert(max_position_embeddings=512)
+        self.config = SimpleNamespace(hidden=64, max_seq=512, vocab=120)
+        self.device, self.dtype, self.folder, self.spoil = torch.device("cpu"), dtype, None, spoil
+
+    def reference(self) -> Any:
+        return self.hf
+
+    def __call__(self, ids: torch.Tensor, attention_mask: torch.Tensor, output_hidden_states: bool = False) -> Any:
+        made = self.hf(input_ids=ids, attention_mask=attention_mask, output_hidden_states=True).hidden_states
+        states = [hidden * attention_mask[..., None] for hidden in made]
+        if self.spoil is not None:
+            states = [self.spoil(hidden, attention_mask) for hidden in states]
+        return SimpleNamespace(last_hidden_state=states[-1], hidden_states=states if output_hidden_states else None)
 
 
 def pooling(hidden: torch.Tensor, cu_seqlens: torch.Tensor | None, mode: str, normalize: bool) -> torch.Tensor:

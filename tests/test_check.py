@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from conftest import make_bert
+from stub_model import Mirror
 from tokenizers_offline import sentence_folder
 
 from ftbert.evaluation import bench, check
-
-
-class Mirror:
-    """A model whose forward is transformers' own, spoiled on request."""
-
-    def __init__(self, spoil: Any = None, dtype: torch.dtype = torch.float32) -> None:
-        self.hf = make_bert(max_position_embeddings=512)
-        self.config = SimpleNamespace(hidden=64, max_seq=512, vocab=120)
-        self.device, self.dtype, self.folder, self.spoil = torch.device("cpu"), dtype, None, spoil
-
-    def reference(self) -> Any:
-        return self.hf
-
-    def __call__(self, ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
-        hidden = self.hf(input_ids=ids, attention_mask=attention_mask).last_hidden_state
-        hidden = hidden * attention_mask[..., None]
-        if self.spoil is not None:
-            hidden = self.spoil(hidden, attention_mask)
-        return SimpleNamespace(last_hidden_state=hidden)
 
 
 def add_at_one_token(amount: float) -> Any:

@@ -150,7 +150,7 @@ def test_no_product_on_the_cpu_yet(folder: Path, tmp_path: Path, capsys: pytest.
         ftbert.load(target)
     assert cli.main(["info", str(target), "--json"]) == 0
     model = json.loads(capsys.readouterr().out)["model"]
-    assert f"{told['matrices']} e4m3" in model["matrices"] and "fp8 needs a GPU" in model["runs"]
+    assert model["products"] == "qkv, out, up, down of layers 0-1 in e4m3" and "fp8 needs a GPU" in model["runs"]
     with pytest.raises(ValueError, match="is quantized already; quantize the model that it was made from"):
         quantize(target, tmp_path / "again", SAMPLE_TEXTS)
     with pytest.raises(ValueError, match="take the model that they were made from"):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from typing import Any
 
 from ftbert.cli import command
+
+_CHECKED = 512  # texts
 
 
 def add_to(commands: command.Commands) -> None:
@@ -47,13 +48,24 @@ def add_to(commands: command.Commands) -> None:
     parser.add_argument("--force", action="store_true", help="replace DST if it is a checkpoint folder of ftbert")
     command.add_revision(parser)
 
-    example = "example: ftbert check minilm --dtype bf16"
-    parser = command.add(commands, "check", "Parity with transformers on this machine.", _check, example)
+    parser = command.add(
+        commands,
+        "check",
+        "Parity with transformers on this machine.\nThe exit status is 1 beyond what the dtype allows.",
+        _check,
+        "example: ftbert check minilm --device cuda --dtype fp8 --texts reviews.txt",
+    )
     parser.add_argument("model", metavar="MODEL")
+    parser.add_argument(
+        "--texts", metavar="FILE", help=f".txt .jsonl .csv .parquet, {_CHECKED} are read (default: built in)"
+    )
+    parser.add_argument("--column", help='field with the text (default "text")')
+    _add_against(parser)
 
     example = "example: ftbert bench minilm --texts reviews.txt --batch 64"
     parser = command.add(commands, "bench", "Speed against transformers on this machine.", _bench, example)
     parser.add_argument("model", metavar="MODEL")
+    _add_against(parser)
     parser.add_argument("--texts", metavar="FILE", help=".txt .jsonl .csv .parquet for the ragged batch")
     parser.add_argument("--column", help='field with the text (default "text")')
     parser.add_argument("--batch", type=command.count, default=32, help="texts (default 32)")
@@ -63,6 +75,11 @@ def add_to(commands: command.Commands) -> None:
     example = "example: ftbert info minilm --device cuda"
     parser = command.add(commands, "info", "The build, and what a model runs on and why.", _info, example)
     parser.add_argument("model", metavar="MODEL", nargs="?")
+
+
+def _add_against(parser: argparse.ArgumentParser) -> None:
+    text = "the plain model that MODEL was quantized from, where MODEL is a quantized folder"
+    parser.add_argument("--against", metavar="PLAIN", help=text)
 
 
 def _convert(options: argparse.Namespace) -> int:
@@ -97,9 +114,10 @@ def _texts(options: argparse.Namespace, most: int) -> list[str]:
 
 
 def _check(options: argparse.Namespace) -> int:
+    texts = None if options.texts is None else _texts(options, _CHECKED)
     from ftbert.evaluation import check
 
-    result = check(command.load_model(options))
+    result = check(command.load_model(options), texts=texts, against=options.against)
     command.report(options, result.as_dict(), str(result))
     return 0 if result.passed else 1
 
@@ -110,7 +128,8 @@ def _bench(options: argparse.Namespace) -> int:
 
     # Without heads, like the peers: what is timed ends at last_hidden_state.
     model = command.load_model(options, heads=False)
-    result = bench(model, texts=texts, batch=options.batch, longest=options.longest, rounds=options.rounds)
+    sizes = {"batch": options.batch, "longest": options.longest, "rounds": options.rounds}
+    result = bench(model, texts=texts, against=options.against, **sizes)
     command.report(options, result.as_dict(), str(result))
     return 0
 
@@ -131,15 +150,16 @@ def _info(options: argparse.Namespace) -> int:
 
 def _model_info(options: argparse.Namespace) -> dict[str, str]:
     """Of a quantized model that this machine cannot run, what is stored and why it does not run."""
+    from ftbert.checkpoint import told_products
+    from ftbert.converters import open_checkpoint
+
+    checkpoint = open_checkpoint(options.model, revision=options.revision)
+    opened = argparse.Namespace(**vars(options) | {"model": checkpoint, "revision": None})
     try:
-        info: dict[str, str] = command.load_model(options).info()
+        info: dict[str, str] = command.load_model(opened).info()
         return info
     except (RuntimeError, ValueError) as error:
-        from ftbert.converters import open_checkpoint
-
-        config = open_checkpoint(options.model, revision=options.revision).config
-        stored = Counter(spec.stored for spec in config.encoder.weight_specs() if spec.matrix)
-        if not stored.keys() - {""}:
+        told = told_products(checkpoint.config)
+        if not told:
             raise
-        told = ", ".join(f"{count} {name or 'as the model'}" for name, count in sorted(stored.items(), reverse=True))
-        return {"architecture": config.architecture, "matrices": told, "runs": f"no: {' '.join(str(error).split())}"}
+        return {"architecture": checkpoint.config.architecture, **told, "runs": f"no: {' '.join(str(error).split())}"}

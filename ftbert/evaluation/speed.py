@@ -6,16 +6,16 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from ftbert.evaluation.parity import base_of, in_dtype, pad_id
+from ftbert.evaluation.errors import Difference
+from ftbert.evaluation.gates import GATES
+from ftbert.evaluation.reference_model import base_of, in_dtype, pad_id, peer_dtype, reference_of
 from ftbert.evaluation.sequences import ragged_lengths, random_sequences, sequences_of
 from ftbert.padded_batches import padded
-
-# Loose on purpose: it tells a peer that computes something else from one that rounds elsewhere.
-_SAME_OUTPUT = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
 
 Forward = Callable[[], torch.Tensor]  # -> [valid tokens, hidden], row by row
 
@@ -81,11 +81,13 @@ def bench(
     batch: int = 32,
     longest: int = 128,
     rounds: int = 7,
+    against: str | Path | torch.nn.Module | None = None,
 ) -> BenchResult:
     """Times `model` against transformers (padded, sdpa) and transformers one by one without padding.
 
     texts: the first `batch` of them make the ragged batch; else random ids a third full. The full batch
-    is always random ids. RuntimeError when a peer's output differs from the float32 reference.
+    is always random ids. against: as of `check`. RuntimeError when a peer's output differs from the float32 reference.
+    Beside a model in fp8 transformers computes in 16 bits.
     """
     if batch < 1 or longest < 3 or rounds < 1:
         raise ValueError(f"batch, rounds must be at least 1 and longest 3; got {batch}, {rounds}, {longest}")
@@ -97,8 +99,8 @@ def bench(
             raise ValueError("there is no text to measure with; expected at least one")
         ragged = sequences_of(model, texts[:batch], longest)
     full = random_sequences(model.config.vocab, [longest] * batch)
-    reference = base_of(model.reference()).to(model.device)
-    peer = in_dtype(reference, model.dtype)
+    reference = base_of(reference_of(model, against)).to(model.device)
+    peer = in_dtype(reference, peer_dtype(model))
     batches = tuple(
         _measure(model, reference, peer, name, sequences, rounds)
         for name, sequences in (("ragged", ragged), ("full", full))
@@ -134,11 +136,12 @@ def _measure(
     for way, (run, is_padded) in ways.items():
         if model.device.type == "cuda":
             run()  # the second call of a size may still record
-        got = run()
-        differences[way] = float(((got[valid] if is_padded else got).float() - want).abs().max())
-        if not differences[way] <= _SAME_OUTPUT[model.dtype]:
+        got, found = run(), Difference()
+        found.add(got[valid] if is_padded else got, want)
+        differences[way] = found.largest
+        if not found.relative <= GATES[model.dtype].bench_error:
             raise RuntimeError(
-                f"{way} differs from transformers in float32 by {differences[way]:.1e}, so its time means "
+                f"{way} differs from transformers in float32 by {found.relative:.1e} of its size, so its time means "
                 "nothing; run `ftbert check` on this model"
             )
     times = _interleaved({way: run for way, (run, _) in ways.items()}, rounds, model.device)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ftbert.evaluation.gates import Gate, within
 from ftbert.input_file import read_json_object
 from ftbert.pooled_rows import pooled
 from ftbert.sentence_modules import transformer_folder
@@ -32,27 +33,43 @@ SETTLING_TEXTS = (
 )  # fmt: skip
 
 
+_SHOWN, _LOWEST = 60, 3  # letters of a text, texts
+
+
+@dataclass(frozen=True)
+class LowText:
+    """A text, or which sequence it is, and the cosine of its vector with that of float32."""
+
+    text: str
+    cosine: float
+
+
 @dataclass(frozen=True)
 class TextResult:
     """peer: what was compared with. different_ids: texts whose ids are not AutoTokenizer's. max_abs_diff: of vectors
-    of length 1. worst: the text with the largest difference. reason: why the peer computed nothing, or ""."""
+    of length 1. An allowed number that is None is not asked for. worst: the text with the largest difference. lowest:
+    in fp8, where cosines are of the given texts alone, those with the least. reason: why the peer computed nothing, or
+    ""."""
 
     peer: str
     texts: int
     different_ids: int
     max_abs_diff: float
-    max_abs_diff_allowed: float
+    max_abs_diff_allowed: float | None
+    mean_cosine: float
+    mean_cosine_allowed: float | None
     min_cosine: float
     min_cosine_allowed: float
     worst: str
     passed: bool
+    lowest: tuple[LowText, ...] = ()
     reason: str = ""
 
     @classmethod
     def failed(cls, texts: int, reason: str) -> TextResult:
         """Where the peer cannot be had, or refuses the texts."""
         nan = float("nan")
-        return cls("", texts, 0, nan, nan, nan, nan, "", passed=False, reason=reason)
+        return cls("", texts, 0, nan, None, nan, None, nan, nan, "", passed=False, reason=reason)
 
     def __str__(self) -> str:
         if self.reason:
@@ -62,17 +79,31 @@ class TextResult:
         return f"{line}  (encode against {self.peer}{ids})" + ("" if self.passed else f"; worst: {self.worst!r}")
 
 
+def table_head(result: Any) -> str:
+    """Of the table whose rows are like that of `result`."""
+    mean = "" if result.mean_cosine_allowed is None else f"{'mean cosine':>13}{'allowed':>9}"
+    return f"{'mask':<8}{'tokens':>8}{'max abs diff':>15}{'allowed':>11}{mean}{'min cosine':>13}{'allowed':>9}"
+
+
 def table_row(name: str, count: int, result: Any) -> str:
     """A line of the table that `ftbert check` prints, of a TextResult or a MaskResult."""
+    allowed = "-" if result.max_abs_diff_allowed is None else f"{result.max_abs_diff_allowed:.2e}"
+    mean = ""
+    if result.mean_cosine_allowed is not None:
+        mean = f"{result.mean_cosine:>13.7f}{result.mean_cosine_allowed:>9}"
     return (
-        f"{name:<8}{count:>8}{result.max_abs_diff:>15.2e}{result.max_abs_diff_allowed:>11.2e}"
+        f"{name:<8}{count:>8}{result.max_abs_diff:>15.2e}{allowed:>11}{mean}"
         f"{result.min_cosine:>13.7f}{result.min_cosine_allowed:>9}  {'ok' if result.passed else 'FAILED'}"
     )
 
 
-def compare_texts(
-    model: Any, reference: Any, texts: Sequence[str], allowed: float, cosine: float
-) -> TextResult | None:
+def lowest_of(texts: Sequence[str], cosines: Sequence[float]) -> tuple[LowText, ...]:
+    """The texts with the least cosines, NaN first."""
+    ordered = sorted(zip(texts, cosines, strict=True), key=lambda one: -2.0 if np.isnan(one[1]) else one[1])
+    return tuple(LowText(text[:_SHOWN], cosine) for text, cosine in ordered[:_LOWEST])
+
+
+def compare_texts(model: Any, reference: Any, texts: Sequence[str], gate: Gate) -> TextResult | None:
     """None for a model without a tokenizer, or one that encode is not for. reference: its transformers encoder in
     float32, on its device."""
     try:
@@ -93,7 +124,12 @@ def compare_texts(
         got, wanted = _unit(model.encode(listed, normalize=None, show_progress_bar=False)), _unit(wanted)
     differences = np.abs(got - wanted).max(axis=1)
     cosines = (got.astype(np.float64) * wanted).sum(axis=1)
-    largest, lowest = float(differences.max()), float(cosines.min())
+    judged = cosines if gate.unusual is None else cosines[: len(texts)]
+    largest, least, mean = float(differences.max()), float(judged.min()), float(judged.mean())
+    # Vectors of length 1 have entries far below 1: in less than 32 bits their direction is what counts.
+    allowed = None if gate.max_abs_diff is None else gate.max_abs_diff[model.device.type]
+    near = least >= gate.min_cosine and (gate.mean_cosine is None or mean >= gate.mean_cosine)  # False for NaN as well
+    near = near and (gate.unusual is None or bool(cosines.min() >= gate.unusual[1]))
     worst = listed[int(np.argmax(np.where(np.isnan(differences), np.inf, differences) + 10 * np.array(different)))]
     return TextResult(
         peer=peer,
@@ -101,10 +137,13 @@ def compare_texts(
         different_ids=sum(different),
         max_abs_diff=largest,
         max_abs_diff_allowed=allowed,
-        min_cosine=lowest,
-        min_cosine_allowed=cosine,
-        worst=worst[:60],
-        passed=not any(different) and largest <= allowed and lowest >= cosine,  # False for NaN as well
+        mean_cosine=mean,
+        mean_cosine_allowed=gate.mean_cosine,
+        min_cosine=least,
+        min_cosine_allowed=gate.min_cosine,
+        worst=worst[:_SHOWN],
+        passed=not any(different) and within(largest, allowed) and near,
+        lowest=lowest_of(texts, judged.tolist()) if gate.by_text else (),
     )
 
 
@@ -114,6 +153,26 @@ def _ids(folder: Path, settings: TextSettings, texts: Sequence[str], how: TextOp
     made = load_tokenizer(folder, settings)(whole, truncation=True, max_length=how.max_length)
     found: list[list[int]] = made["input_ids"]
     return found
+
+
+def reads_texts(model: Any) -> bool:
+    """Whether it has a tokenizer, whatever its vectors are."""
+    if model.folder is None:
+        return False
+    try:
+        return tokenizer_of(model, scores=True) is not None
+    except FileNotFoundError:
+        return False
+
+
+def pooling_of(model: Any) -> str:
+    """How encode pools, "mean" where it is not for this model."""
+    if model.folder is None:
+        return "mean"
+    try:
+        return text_options(model).pooling
+    except (FileNotFoundError, OtherVectors):
+        return "mean"
 
 
 def _by_sentence_transformers(model: Any, texts: list[str]) -> Any:

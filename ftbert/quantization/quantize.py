@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ftbert.checkpoint import Checkpoint, EncoderConfig
+from ftbert.checkpoint import Checkpoint, EncoderConfig, fits_e4m3
 from ftbert.converters import build_reference, check_target, open_checkpoint, source_modules, write_folder
 from ftbert.devices import check_device
 from ftbert.quantization.observe import observe
@@ -23,7 +23,6 @@ from ftbert.text import TextSettings, Tokenizer
 
 MOST_TEXTS = 512
 FEWEST_TOKENS = 256
-_MULTIPLE = 16  # of rows and columns of a matrix whose products run in E4M3
 _LONGEST = 512  # tokens
 _UNSEEN = 8  # of so many texts one is not calibrated on, where there are twice as many
 _MEASURED = 128  # texts
@@ -139,9 +138,8 @@ def _choose(checkpoint: Checkpoint, keep: Sequence[str]) -> tuple[dict[str, str]
             like = next(iter(modules), "")
             raise ValueError(f"keep: {one!r} is no matrix of the layers; expected a name like {like}")
     for name in modules.keys() - kept.keys():
-        rows, columns = shapes[name]
-        if rows % _MULTIPLE or columns % _MULTIPLE:
-            kept[name] = f"{rows} rows and {columns} columns are not both multiples of {_MULTIPLE}"
+        if why := fits_e4m3(shapes[name]):
+            kept[name] = why
     wanted = {name: sources[0] for name, sources in modules.items() if name not in kept}
     if not wanted:
         raise ValueError(f"{checkpoint.source.where}: no matrix is left that could be stored in e4m3")

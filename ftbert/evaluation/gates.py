@@ -1,0 +1,53 @@
+"""What `check` and `bench` allow of each element type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ftbert.quantization import MEAN_COSINE, WORST_COSINE
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Everything is measured from transformers in float32. None: the number is shown, and nothing is asked of it.
+
+    max_abs_diff: of a valid token's hidden state, by the kind of device. error_ratio: the same, in errors of
+    transformers' own model in that type. min_cosine: the least, mean_cosine the mean, of tokens; by_text: of whole
+    texts' vectors instead, with the errors layer by layer and what the heads decide. unusual: the mean and the least
+    where the model reads what it is not for: random ids, and positions that a mask moves. agreement: of what heads
+    decide. bench_error: of all hidden states together, as a share of their size; it tells another model from another
+    rounding.
+    """
+
+    min_cosine: float
+    bench_error: float
+    mean_cosine: float | None = None
+    max_abs_diff: Mapping[str, float] | None = None
+    error_ratio: float | None = None
+    by_text: bool = False
+    unusual: tuple[float, float] | None = None
+    agreement: float = 1.0
+
+
+GATES = {
+    torch.float32: Gate(max_abs_diff={"cpu": 2e-5, "cuda": 5e-5}, min_cosine=0.99999, bench_error=1e-3),
+    torch.float16: Gate(error_ratio=1.25, min_cosine=0.9999, bench_error=0.05),
+    torch.bfloat16: Gate(error_ratio=1.25, min_cosine=0.999, bench_error=0.2),
+    torch.float8_e4m3fn: Gate(
+        by_text=True, mean_cosine=MEAN_COSINE, min_cosine=WORST_COSINE, unusual=(0.95, 0.9), agreement=0.99,
+        bench_error=0.5,
+    ),  # fmt: skip
+}
+
+
+def cosines_allowed(gate: Gate, usual: bool) -> tuple[float | None, float]:
+    """The mean and the least."""
+    return (gate.mean_cosine, gate.min_cosine) if usual or gate.unusual is None else gate.unusual
+
+
+def within(value: float, most: float | None) -> bool:
+    """False for NaN."""
+    return value <= (float("inf") if most is None else most)

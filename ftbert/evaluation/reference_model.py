@@ -1,0 +1,72 @@
+"""transformers' model in float32, which everything is compared with."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ftbert.checkpoint import EncoderConfig
+from ftbert.converters import build_reference, open_checkpoint
+from ftbert.dtypes import DTYPES
+
+
+def reference_of(model: Any, against: str | Path | torch.nn.Module | None = None) -> Any:
+    """On the CPU, with the heads that a call of `model` computes. against: the plain model that `model` was quantized
+    from, whose float32 is then the reference. ValueError where it is another model, or is needed and not given."""
+    if against is None:
+        try:
+            return model.reference()
+        except ValueError as error:
+            if not model.config.has_8_bits:
+                raise
+            raise ValueError(
+                f"{model.folder}: is quantized and does not hold the weights that it was made from; name the plain "
+                "model: `ftbert check MODEL --against PLAIN`, or check(model, against=...)"
+            ) from error
+    plain = open_checkpoint(against)
+    ours = model.checkpoint
+    same = plain_config(plain.config.encoder) == plain_config(ours.config.encoder)
+    # No quantization touches the word table.
+    if not same or not torch.equal(plain.read("embeddings.word"), ours.read("embeddings.word")):
+        what = "weights" if same else "layers"
+        raise ValueError(f"against: {plain.source.where} is another model than {ours.source.where}: other {what}")
+    return build_reference(plain, with_heads=bool(model.heads))
+
+
+def plain_config(config: EncoderConfig) -> EncoderConfig:
+    """Without the types in which matrices are stored."""
+    model = "model"
+    layers = tuple(
+        replace(
+            layer,
+            attention=replace(layer.attention, qkv_type=model, out_type=model),
+            ffn=replace(layer.ffn, up_type=model, down_type=model),
+        )
+        for layer in config.layers
+    )
+    return replace(config, layers=layers)
+
+
+def base_of(reference: Any) -> Any:
+    """The encoder of a transformers model, without its head."""
+    return getattr(reference, "base_model", reference)
+
+
+def peer_dtype(model: Any) -> torch.dtype:
+    """In which transformers computes beside `model`: of 8-bit models what is not in 8 bits."""
+    found: torch.dtype = model.dtype
+    return found if found in DTYPES.values() else DTYPES[model.encoder.dtype()]
+
+
+def in_dtype(reference: Any, dtype: torch.dtype) -> Any:
+    """`reference` computing in `dtype`. A copy: .to() changes a module in place, and this one may be the user's."""
+    return reference if dtype == torch.float32 else copy.deepcopy(reference).to(dtype)
+
+
+def pad_id(reference: Any) -> int:
+    """The id that transformers takes for padding; 0 when the config has none."""
+    return int(getattr(reference.config, "pad_token_id", None) or 0)
