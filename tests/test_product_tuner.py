@@ -8,9 +8,21 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
 from fake_gpu import QKV, FakeAlgorithm, fake_gpu
 
-from ftbert.tuning import WGMMA_TILE, WITH_LAYERNORM, WITH_PRENORM, Own, Product, ProductTuner, Row, product_tuner
+from ftbert.dtypes import STORED_DTYPES
+from ftbert.tuning import (
+    WGMMA_TILE,
+    WITH_LAYERNORM,
+    WITH_PRENORM,
+    Own,
+    Product,
+    ProductTuner,
+    Row,
+    product_bench,
+    product_tuner,
+)
 
 
 def test_the_fastest_right_algorithm_wins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,3 +87,31 @@ def test_a_norm_is_contained_where_that_is_faster_than_what_the_product_runs(
     contained, two_kernels = tuner.row(129, 192), tuner.row(449, 512)
     assert contained.algorithm == Own(kernel, "7") and contained.default_us == (10.0,)
     assert two_kernels.algorithm is None and two_kernels.us == (6.0,) and two_kernels.default_us == (10.0,)
+
+
+@pytest.mark.parametrize("c", ["fp16", "e4m3"])
+@pytest.mark.parametrize("us, error, wins", [(9.9, 1e-4, False), (7.0, 1e-4, True), (7.0, 0.1, False)])
+@pytest.mark.parametrize("kernel", [WGMMA_TILE, "wgmma_persistent"])
+def test_of_products_with_scales_only_our_own_kernels_compete(
+    monkeypatch: pytest.MonkeyPatch, c: str, us: float, error: float, wins: bool, kernel: str
+) -> None:
+    """And what the rule chooses is what they are compared with, in time and in error, however few rows there are."""
+    runs, other = FakeAlgorithm(3, 10.0, kernel, 0.05), FakeAlgorithm(4, us, WGMMA_TILE, 0.05 + error)
+    fake_gpu(monkeypatch, [FakeAlgorithm(1, 1.0)], [runs, other], in_force=runs, refused=(192, 64))
+    asked = Product(f"e4m3 e4m3 {c}", 3072, 768, bias=True)
+    known = [Row(asked, 129, 192, (7,) * 8), Row(asked, 129, 192, None)]
+    for first, last in ((129, 192), (49, 64)):
+        made = ProductTuner(asked, known=known).row(first, last)
+        assert made.algorithm == (Own(WGMMA_TILE, "4") if wins else Own(kernel, "3"))
+        assert made.default_us == (10.0,) and made.tuned == wins
+
+
+@pytest.mark.parametrize("word", STORED_DTYPES.keys() - {"int8"})
+def test_operands_fit_every_type(word: str) -> None:
+    """Also where rows of a and b are the same ones: squares would sum up to k."""
+    k, cpu = 4096, torch.device("cpu")
+    a, b = (product_bench._operand(name, 300 * k, STORED_DTYPES[word], cpu).float()[: 300 * k].view(300, k) for name in "ab")
+    sums = a @ b.T
+    assert 2 < sums.std() < 5 and sums.abs().max() < 20
+    gated = torch.nn.functional.silu(sums[:, ::2]) * sums[:, 1::2]
+    assert gated.abs().max() < 448

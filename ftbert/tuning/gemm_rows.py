@@ -46,6 +46,11 @@ class Product:
         b, c = others or (a, a)
         return a, b, c
 
+    @property
+    def scaled(self) -> bool:
+        """Whether its operands have scales: models run kernels of ftbert's own alone."""
+        return self.types[0] == "e4m3"
+
     def __str__(self) -> str:
         parts = ["bias"] * self.bias + [self.activation] * (self.activation != "none") + ["gate"] * self.gated
         parts += ["layernorm"] * self.layernorm + ["prenorm"] * self.prenorm
@@ -66,7 +71,8 @@ class Row:
     """One product for m from `first` to `last`, both included. algorithm: a kernel of ftbert's own, or
     cublasLtMatmulAlgo_t as 8 words of 64 bit, or None: with a norm what the product without it runs was not
     beaten; without one cuBLASLt's first proposal. us, default_us: microseconds at the m of `timed`, of the algorithm
-    and of cuBLASLt's first proposal, with the norm that follows the product in a layer, if one does."""
+    and of cuBLASLt's first proposal, or of a product with scales what the rule chooses, with the norm that follows the
+    product in a layer, if one does."""
 
     product: Product
     first: int
@@ -78,12 +84,12 @@ class Row:
 
     @property
     def gain(self) -> float:
-        """How much faster than cuBLASLt's first proposals: 0.1 is 10 %."""
+        """How much faster than by default: 0.1 is 10 %."""
         return sum(self.default_us) / sum(self.us) - 1 if self.us else 0.0
 
     @property
     def tuned(self) -> int:
-        """At how many of the timed m its own algorithm is faster than those."""
+        """At how many of the timed m its own algorithm is faster than by default."""
         if self.algorithm is None:
             return 0
         return sum(us < default for us, default in zip(self.us, self.default_us, strict=True))

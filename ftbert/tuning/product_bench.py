@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,7 +68,8 @@ class Bench:
         return list(self._tuner.heuristics(most))
 
     def first_proposal(self) -> Algorithm:
-        """What runs without a table, unless a product of ours is guessed to be faster."""
+        """What runs without a table, unless a product of ours is guessed to be faster. Of a product with scales it is
+        there to compare with: models run ours alone."""
         found = self.heuristics(1)
         if not found:
             raise NothingProposed(f"cuBLASLt proposes nothing for {self.product} with m={self.m}")
@@ -169,16 +171,19 @@ def is_faster(ours: Sequence[float], theirs: Sequence[float]) -> bool:
 
 
 def _operand(name: str, elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Random numbers, kept from one Bench to the next: most of a Bench's time would go into making them."""
+    """Random numbers, kept from one Bench to the next: most of a Bench's time would go into making them. Those of b are
+    small, so that no sum, nor a sum times its gate, is past the largest number of any type with a scale of 1."""
     have = _operands.get((name, dtype, device))
     if have is None or have.numel() < elements:
-        generator = torch.Generator(device=device).manual_seed(0)
+        # Of equal rows of a and b the products are squares, and their sums as large as k.
+        generator = torch.Generator(device=device).manual_seed(zlib.crc32(name.encode()))
+        size = 0.05 if name == "b" else 1.0
         have = torch.empty(elements, dtype=dtype, device=device)
-        if dtype.itemsize == 1 and dtype.is_floating_point:  # its scale is apart from it
+        if dtype.itemsize == 1 and dtype.is_floating_point:
             for part in have.split(1 << 24):
-                part.copy_(torch.empty(part.shape, device=device).normal_(generator=generator))
+                part.copy_(torch.empty(part.shape, device=device).normal_(0, size, generator=generator))
         elif dtype.is_floating_point:
-            have.normal_(0, 0.05 if name == "b" else 1.0, generator=generator)
+            have.normal_(0, size, generator=generator)
         _operands[name, dtype, device] = have
     return have
 

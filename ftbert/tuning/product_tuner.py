@@ -28,10 +28,29 @@ from ftbert.tuning.product_bench import Algorithm, Bench, choice_of, is_faster
 _DEFERRED_ROWS = 1024  # up to which norms are deferred: csrc/layers/deferred_norm_cuda.cpp, most_tokens_by_default
 _FINALISTS = 5
 _ROUNDS = 15  # of the turns that these take
+_E4M3_SUMS = 2**-6  # of the largest result: more than sums of E4M3, which keep 14 bits, differ by from kernel to kernel
+_WITH_E4M3 = ("none", "gelu")  # activations that a product of E4M3 applies itself; with a gate all of them
+_MULTIPLE = 16  # of the rows and columns of matrices in E4M3
+
+
+def in_e4m3(config: EncoderConfig) -> EncoderConfig:
+    """The same with every matrix of the layers in E4M3 whose sizes allow it."""
+    return replace(config, layers=tuple(_in_e4m3(config.hidden, layer) for layer in config.layers))
+
+
+def _in_e4m3(hidden: int, layer: LayerConfig) -> LayerConfig:
+    def stored(rows: int, columns: int) -> str:
+        return "model" if rows % _MULTIPLE or columns % _MULTIPLE else "e4m3"
+
+    attention, ffn = layer.attention, layer.ffn
+    qkv, out = stored(attention.width + 2 * attention.kv_width, hidden), stored(hidden, attention.width)
+    up, down = stored(ffn.inter * (1 + ffn.gated), hidden), stored(hidden, ffn.inter)
+    attention = replace(attention, qkv_type=qkv, out_type=out)
+    return replace(layer, attention=attention, ffn=replace(ffn, up_type=up, down_type=down))
 
 
 def products(config: EncoderConfig, dtype: str) -> list[Product]:
-    """The linear layers that this encoder runs per token, each once."""
+    """The linear layers that this encoder runs per token, each once. dtype: of all but the matrices in E4M3."""
     module = tuner_module()  # None: Bench says so
     fused = module is None or all(module.fuses_heads_of(layer.attention.head_size) for layer in config.layers)
     next_norms = [layer.attention_norm if layer.norm_place == "pre" else None for layer in config.layers[1:]]
@@ -55,33 +74,43 @@ def _of_layer(
 
     post = layer.norm_place == "post"
 
-    def to_stream(k: int, bias: bool, norm: NormConfig | None, result_norm: NormConfig | None) -> Product:
+    def types(stored: str, result: str = dtype) -> str:
+        return dtype if stored == "model" else f"{stored} {stored} {result}"
+
+    def to_stream(stored: str, k: int, bias: bool, norm: NormConfig | None, result_norm: NormConfig | None) -> Product:
         """norm: of the residual's sum, or before the block that follows."""
-        product = Product(dtype, hidden, k, bias=bias, layernorm=post, prenorm=not post)
+        product = Product(types(stored), hidden, k, bias=bias, layernorm=post, prenorm=not post)
         # What has another norm behind it, or none, is alone: the kernel that follows adds bias and residual.
         contained = norm is not None and result_norm is None and not (post and norm.kind == "rms")
         return product if contained else without_norm(product)
 
+    activation, narrow = activations()[ffn.activation], ffn.down_type if ffn.down_type != "model" else dtype
+    rows = ffn.inter * (1 + ffn.gated)
+    up = Product(types(ffn.up_type, narrow), rows, hidden, ffn.up_bias, activation, gated=ffn.gated)
+    if up.scaled and not up.gated and activation not in _WITH_E4M3:
+        up = Product(types(ffn.up_type), up.n, up.k)
     return [
         # The general attention path adds the bias itself.
-        Product(dtype, attention.width + 2 * attention.kv_width, hidden, bias=attention.qkv_bias and fused),
+        Product(
+            types(attention.qkv_type), attention.width + 2 * attention.kv_width, hidden, attention.qkv_bias and fused
+        ),
         to_stream(
-            attention.width, attention.out_bias, layer.attention_norm if post else layer.ffn_norm,
+            attention.out_type, attention.width, attention.out_bias, layer.attention_norm if post else layer.ffn_norm,
             layer.attention_result_norm,
         ),
-        Product(
-            dtype, ffn.inter * (1 + ffn.gated), hidden, bias=ffn.up_bias, activation=activations()[ffn.activation],
-            gated=ffn.gated,
-        ),  # fmt: skip
-        to_stream(ffn.inter, ffn.down_bias, layer.ffn_norm if post else next_norm, layer.ffn_result_norm),
-    ]
+        up,
+        to_stream(
+            ffn.down_type, ffn.inter, ffn.down_bias, layer.ffn_norm if post else next_norm, layer.ffn_result_norm
+        ),
+    ]  # fmt: skip
 
 
-def products_of_shape(hidden: int, inter: int, activation: str, dtype: str) -> list[Product]:
-    """Of one layer, where LayerNorm follows both blocks. ValueError for an activation that the core does not know."""
+def products_of_shape(hidden: int, inter: int, activation: str, dtype: str, e4m3: bool = False) -> list[Product]:
+    """Of one layer, where LayerNorm follows both blocks. e4m3: with `in_e4m3`. ValueError for an activation that the
+    core does not know."""
     norm, attention = NormConfig(eps=1e-12), AttentionConfig(heads=1, head_size=hidden)
     layer = LayerConfig(attention, FeedForwardConfig(inter, activation), 0, attention_norm=norm, ffn_norm=norm)
-    return _of_layer(hidden, layer, None, dtype, fused=True)
+    return _of_layer(hidden, _in_e4m3(hidden, layer) if e4m3 else layer, None, dtype, fused=True)
 
 
 def without_norm(product: Product) -> Product:
@@ -134,7 +163,8 @@ class ProductTuner:
         The candidates are ftbert's own kernels, cuBLASLt's proposals, what won before and what known rows of this m
         run; they are timed at `last`, in a quick round first. The winner must be as accurate as cuBLASLt's first
         proposal, and faster than what this process runs for the product by more than the measurement's noise and more
-        than 2 %; else the row names that. So no row of this product may be in force.
+        than 2 %; else the row names that. So no row of this product may be in force. Of a product with scales only
+        ftbert's own kernels are candidates, and what this process runs takes the proposal's place.
 
         Layers whose four products run wgmma_tile defer their norms; other variants are the fastest there than alone:
         BERT-large at 256 tokens takes 0.674 ms, with those that are the fastest one by one 0.735 (H200). So where the
@@ -145,15 +175,16 @@ class ProductTuner:
         """
         bench = Bench(self._measured_as, last, self.device)
         runs = Bench(self.product, last, self.device).chosen()
-        rivals = list({choice_of(a): a for a in (bench.first_proposal(), runs)}.values())
+        scaled = self.product.scaled
+        rivals = list({choice_of(a): a for a in (runs if scaled else bench.first_proposal(), runs)}.values())
         candidates = [a for a in bench.own() if (a.kernel in WITH_NORM) == self.product.normed]
         if self.product.normed:
             candidates.append(Bench(without_norm(self.product), last, self.device).chosen())
-        else:
+        elif not scaled:
             here = [row.algorithm for row in self._known if row.first <= last and first <= row.last]
             known = [bench.algorithm(words) for words in here if isinstance(words, tuple)]
             candidates += [*known, *bench.heuristics(), *self._winners.values()]
-        if runs.kernel == WGMMA_TILE and last <= _DEFERRED_ROWS:
+        if runs.kernel == WGMMA_TILE and last <= _DEFERRED_ROWS and not scaled:
             candidates = []
         new = {choice_of(a): a for a in candidates if all(choice_of(a) != choice_of(rival) for rival in rivals)}
         best = _fastest(bench, list(new.values()), 2, -(-bench.launches // 3))[:_FINALISTS]
@@ -161,7 +192,7 @@ class ProductTuner:
         us = [statistics.median(times) for times in turns]
         able = (
             i for i in sorted(range(len(rivals), len(us)), key=us.__getitem__)
-            if is_faster(turns[i], turns[len(rivals) - 1]) and verified(bench, best[i - len(rivals)])
+            if is_faster(turns[i], turns[len(rivals) - 1]) and verified(bench, best[i - len(rivals)], rivals[0])
         )  # fmt: skip
         winner = next(able, len(rivals) - 1)
         algorithm = [*rivals, *best][winner]
@@ -171,7 +202,7 @@ class ProductTuner:
         return Row(self.product, first, last, chosen, (last,), (us[winner],), (us[0],))
 
 
-def verified(bench: Bench, algorithm: Algorithm) -> bool:
-    """As accurate as cuBLASLt's first proposal: rounding may differ, a wrong sum may not."""
-    limit = 1.25 * bench.error(bench.first_proposal()) + torch.finfo(DTYPES[bench.product.types[2]]).eps
-    return bench.error(algorithm) <= limit
+def verified(bench: Bench, algorithm: Algorithm, default: Algorithm) -> bool:
+    """As accurate as what runs by default: rounding may differ, a wrong sum may not."""
+    rounding = _E4M3_SUMS if bench.product.scaled else torch.finfo(DTYPES[bench.product.types[2]]).eps
+    return bench.error(algorithm) <= 1.25 * bench.error(default) + rounding

@@ -62,7 +62,8 @@ class Tuned:
             timed = sum(len(row.timed) for row in rows)
             better = sum(row.tuned for row in rows)
             lines.append(f"\n{product}: {better} of {timed} m gain")
-            lines.append("  m               cuBLASLt's first      tuned     gain")
+            default = "by the rule" if product.scaled else "cuBLASLt's first"
+            lines.append(f"  m               {default:>16}      tuned     gain")
             for row in rows:
                 count = max(1, len(row.timed))
                 shown = f"{row.gain:8.1%}" if row.tuned else "       -"
@@ -90,10 +91,15 @@ def tune(
     Meanwhile other models of this process run what a rule chooses: make them afterwards. Rows that the table has are
     kept (`force`: made again), new ranges are in the file within a second, and after `minutes` no further row is begun.
     Algorithms of cuBLASLt that it or the tables in force name for these products are candidates.
-    Raises RuntimeError (no GPU, no CUDA in this build, too little memory), ValueError (an empty range), OSError (path).
+    Raises RuntimeError (no GPU, no CUDA in this build, too little memory), ValueError (an empty range, products that
+    this GPU does not compute), OSError (path).
     """
     device = torch.device(device)
     machine = Machine.of(device)
+    if any(product.scaled for product in wanted) and not machine.kind.startswith("sm_90 "):
+        raise ValueError(
+            f"products in fp8 need compute capability 9.0 (Hopper), and this is {machine.gpu}: use fp16 or bf16"
+        )
     if tables_are_off():
         warnings.warn("no model uses these rows while tables are switched off (FTBERT_GEMM_TABLE=off)", stacklevel=2)
     ranges = [(low, high) for low, high in buckets(first, last)
@@ -176,12 +182,19 @@ def show(device: str | torch.device = "cuda") -> dict[str, Any]:
                 "m": f"{min(r.first for r in mine)}..{max(r.last for r in mine)}",
                 "rows": len(mine),
                 "tuned": sum(bool(r.tuned) for r in mine),
-                "default": "the product and then its norm" if product.normed else "cuBLASLt's first proposal",
+                "default": _default(product),
             }
             for product in sorted({row.product for row in rows})
             if (mine := [row for row in rows if row.product == product])
         ],
     }
+
+
+def _default(product: Product) -> str:
+    """What a row whose algorithm is not faster names."""
+    if product.scaled:
+        return "the rule's choice"
+    return "the product and then its norm" if product.normed else "cuBLASLt's first proposal"
 
 
 def show_text(values: dict[str, Any]) -> str:
