@@ -17,10 +17,12 @@ from tables import HERE, row
 from ftbert.checkpoint import AttentionConfig, EncoderConfig, FeedForwardConfig, LayerConfig, NormConfig, PositionConfig
 from ftbert.cli import main
 from ftbert.dtypes import DTYPES
+from ftbert.quantization import quantize
 from ftbert.tuning import (
     WITH_NORM,
     Bench,
     Machine,
+    Own,
     Product,
     ProductTuner,
     Row,
@@ -81,6 +83,31 @@ def test_products_are_those_that_a_model_runs() -> None:
     assert {QKV, Product("fp16", 768, 768), Product("fp16", 768, 512, True, layernorm=True)} < {*mixed}
 
 
+def test_products_of_e4m3_are_those_that_a_model_runs() -> None:
+    """Results are in E4M3 where the next product reads them so; what no kernel applies follows a product alone."""
+    up, down = "e4m3 e4m3 e4m3", "e4m3 e4m3 fp16"
+    assert products_of_shape(768, 3072, "gelu", "fp16", e4m3=True) == [
+        Product(down, 2304, 768, True), Product(down, 768, 768, True, layernorm=True), Product(up, 3072, 768, True, "gelu"),
+        Product(down, 768, 3072, True, layernorm=True),
+    ]  # fmt: skip
+    assert products_of_shape(768, 3072, "gelu_new", "bf16", e4m3=True)[2] == Product("e4m3 e4m3 bf16", 3072, 768)
+    # Matrices of other sizes stay as they are, and hand on what the next one reads or not.
+    odd = products_of_shape(768, 3080, "gelu", "fp16", e4m3=True)
+    assert [product.dtype for product in odd] == [down, down, "fp16", "fp16"]
+    norm, ffn = NormConfig(eps=1e-6, kind="rms", bias=False), FeedForwardConfig(1152, "silu", True, False, False)
+    attention = AttentionConfig(12, 64, qkv_bias=False, out_bias=False)
+    layer = LayerConfig(attention, ffn, 0, attention_norm=norm, ffn_norm=norm, norm_place="pre")
+    config = EncoderConfig(vocab=9, hidden=768, embedding=768, positions=PositionConfig("none", 9), layers=(layer,))
+    stored = tuning.in_e4m3(config)
+    assert sum(spec.stored == "e4m3" for spec in stored.weight_specs()) == 4
+    gated = Product(up, 2304, 768, activation="silu", gated=True)
+    assert gated in tuning.products(stored, "bf16")
+    kept = replace(layer, ffn=replace(ffn, up_type="e4m3"))
+    assert tuning.products(replace(config, layers=(kept,)), "bf16")[2] == replace(gated, dtype="e4m3 e4m3 bf16")
+    kept = replace(layer, ffn=replace(ffn, down_type="e4m3"))
+    assert tuning.products(replace(config, layers=(kept,)), "bf16")[2] == replace(gated, dtype="bf16")
+
+
 @pytest.fixture()
 def installed(user: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """On a machine that `tune` can run on, where 2 is the fastest algorithm: how many rows the user's table had each
@@ -136,6 +163,32 @@ def test_ctrl_c_keeps_the_rows(
     made = itertools.count(3)
     assert main([*SHAPE, "--tokens", "129..256", "--force"]) == 130
     assert "the same command without --force goes on" in capsys.readouterr().err
+
+
+def test_fp8_is_tuned(
+    user: Path, tmp_path: Path, tiny_bert: Callable[..., Path], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of a shape and of a model, quantized or not, where a GPU computes it."""
+    rule = FakeAlgorithm(1, 10.0, "wgmma_persistent")
+    fake_gpu(monkeypatch, [], [rule, FakeAlgorithm(2, 8.0, "wgmma_persistent")], in_force=rule)
+    monkeypatch.setattr(Machine, "of", staticmethod(lambda device: HERE))
+    monkeypatch.setattr(tune, "install", lambda device, again: None)
+    model = tiny_bert(tmp_path)
+    quantize(model, tmp_path / "quantized", ["words of all kinds"] * 99)
+    quantized = str(tmp_path / "quantized")
+    for i, what in enumerate((["--hidden", "64"], [str(model)], [quantized], [quantized, "fp16"], [quantized, ""])):
+        path, dtype = tmp_path / f"{i}.json", what.pop() if len(what) == 2 and i > 2 else "fp8"
+        type = ["--dtype", dtype] if dtype else []
+        assert main(["tune", *what, *type, "--tokens", "129..192", "--out", str(path)]) == 0
+        rows = read_table(path)[1]
+        assert sorted(row.product.dtype for row in rows) == ["e4m3 e4m3 e4m3", *["e4m3 e4m3 fp16"] * 3]
+        assert all(row.algorithm == Own("wgmma_persistent", "2") for row in rows)
+    assert "by the rule" in capsys.readouterr().out
+    other = replace(HERE, gpu="NVIDIA A100", kind="sm_80 x 108")
+    monkeypatch.setattr(Machine, "of", staticmethod(lambda device: other))
+    assert main(["tune", "--hidden", "64", "--dtype", "fp8"]) == 1
+    assert "need compute capability 9.0 (Hopper), and this is NVIDIA A100: use fp16 or bf16" in capsys.readouterr().err
 
 
 def test_where_cublaslt_proposes_nothing_there_is_no_row(

@@ -27,7 +27,7 @@ def add_to(commands: command.Commands) -> None:
         _tune,
         "example: ftbert tune minilm --dtype fp16 --minutes 30",
         defaults=("cuda", "fp16"),
-        dtypes=("fp32", "fp16", "bf16"),
+        dtypes=("fp32", "fp16", "bf16", "fp8"),
     )
     parser.add_argument("model", metavar="MODEL", nargs="?")
     parser.add_argument("--hidden", type=command.count, help="a shape instead of MODEL")
@@ -100,13 +100,24 @@ def _tune(options: argparse.Namespace) -> int:
 
 
 def _products(options: argparse.Namespace, model: Checkpoint | None) -> list[Any]:
-    from ftbert.tuning import products, products_of_shape
+    from ftbert.tuning import in_e4m3, products, products_of_shape
 
     dtype = options.dtype or "fp16"
-    if model is not None:
-        return products(model.config.encoder, dtype)
-    inter, activation = options.inter or 4 * options.hidden, options.activation or "gelu"
-    return products_of_shape(options.hidden, inter, activation, dtype)
+    if model is None:
+        inter, activation, e4m3 = options.inter or 4 * options.hidden, options.activation or "gelu", dtype == "fp8"
+        return products_of_shape(options.hidden, inter, activation, "fp16" if e4m3 else dtype, e4m3)
+    encoder = model.config.encoder
+    quantized = any(spec.stored for spec in encoder.weight_specs())
+    if dtype == "fp8" or (quantized and options.dtype is None):
+        return products(encoder if quantized else in_e4m3(encoder), _beside_e4m3(model))
+    return products(encoder, dtype)
+
+
+def _beside_e4m3(model: Checkpoint) -> str:
+    """The type of the residual stream where matrices are in E4M3."""
+    import torch
+
+    return "bf16" if model.stored_dtype == torch.bfloat16 or model.config.encoder.embedding_scale > 1 else "fp16"
 
 
 def _contradiction(options: argparse.Namespace) -> str:
