@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
-from bench_model import SHAPES, make_batch, reference_model  # noqa: E402
 from machine import provenance, seconds, write  # noqa: E402
+from points import SHAPES, make_batch, reference_model  # noqa: E402
 
 import ftbert  # noqa: E402
 from ftbert.tuning import (  # noqa: E402

@@ -2,19 +2,24 @@
 
     python benchmarks/bench_model.py --threads 2 --point base:16x128:ragged --point minilm:32x128:full
     python benchmarks/bench_model.py --device cuda --dtype fp16 [--model base]
+    python benchmarks/bench_model.py --device cuda --dtype fp8 [--energy]
 
 A point is MODEL:BATCHxLONGEST:FILL with MODEL minilm, base, large, modernbert or qwen3, and FILL "ragged" (a third of
-the padded batch is text, as in real short texts), "half" (lengths drawn around half of the longest) or "full". Without
---point a GPU gets a grid of 108, 36 for each of BERT's; the CPU four; --model modernbert and --model qwen3 have points
-of their own. Peers take turns; times are medians; tokens/s counts valid tokens. Every output is compared with
-transformers in float32 before it is timed. The numbers go to a JSON file that says where they come from, and as
-Markdown to stdout.
+the padded batch is text, as in real short texts), "half" (lengths drawn around half of the longest), "full" or "mlperf"
+(lengths as of MLPerf's BERT: 384 at most, 177 in the mean). Without --point a GPU gets a grid of 108, 36 for each of
+BERT's, in fp8 14; the CPU four; --model modernbert and --model qwen3 have points of their own. Peers take turns; times
+are medians; tokens/s counts valid tokens. Every output is compared with transformers in float32 before it is timed: the
+largest difference, and the square root of the mean squared one over that of the numbers. The numbers go to a JSON file
+that says where they come from, and as Markdown to stdout.
+
+In fp8 models are quantized by plain rounding, with scales from random tokens (quantized.py), and everything else is in
+fp16, of modern models in bf16; the same model without fp8, ours and PyTorch's, takes turns with them.
 
 A GPU at its power limit lowers its clock within some hundredths of a second, and what ran before leaves its mark: where
 the fastest peer takes 0.4 ms or more, each is repeated until that has settled before it is timed. There all are timed
 once more with a GPU that did nothing for a while before (--rest): the times of one that is not always busy. The matrix
 products alone take turns with the peers, in the same state. At some points of the grid each peer then runs for half a
-second at a stretch, with the mean clock and the energy of a token.
+second at a stretch, with --energy at all points for a whole one, with the mean clock and the energy of a token.
 """
 
 from __future__ import annotations
@@ -35,48 +40,16 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
 from floors import GpuProducts, byte_floor, cpu_gemm_floor, split  # noqa: E402
+from fp8_peers import FP8_PEERS  # noqa: E402
 from machine import DTYPES, attempt, log, provenance, results_file, seconds, write  # noqa: E402
 from modern_peers import MODERN_PEERS  # noqa: E402
 from nvml import meter  # noqa: E402
-from peers import PEERS, Batch, Call, Peer  # noqa: E402
+from peers import E4M3, PEERS, Batch, Call, Peer  # noqa: E402
+from points import MODERN, SHAPES, make_batch, parse_point, reference_model, usual_points  # noqa: E402
 from runtimes import RUNTIMES  # noqa: E402
 from sustained import sustained  # noqa: E402
 
-from ftbert.evaluation import ragged_lengths, random_sequences  # noqa: E402
-from ftbert.padded_batches import padded  # noqa: E402
-
-SHAPES: dict[str, dict[str, Any]] = {
-    "minilm": {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},
-    "base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
-    "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
-}
-# Published configurations: ModernBERT-base, Qwen3-Embedding-0.6B.
-MODERN: dict[str, dict[str, Any]] = {
-    "modernbert": {
-        "model_type": "modernbert", "vocab_size": 50368, "hidden_size": 768, "num_hidden_layers": 22,
-        "num_attention_heads": 12, "intermediate_size": 1152, "max_position_embeddings": 8192, "local_attention": 128,
-        "global_attn_every_n_layers": 3, "pad_token_id": 50283,
-    },
-    "qwen3": {
-        "model_type": "qwen3", "vocab_size": 151669, "hidden_size": 1024, "num_hidden_layers": 28,
-        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072,
-        "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "pad_token_id": 151643,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-    },
-}  # fmt: skip
-MODERN_POINTS = {
-    "modernbert": ("1x128:full", "32x128:half", "32x512:full", "8x2048:half", "2x8192:full"),
-    "qwen3": ("1x128:full", "32x128:half", "32x512:full", "8x2048:half"),
-}
-CPU_POINTS = ("base:16x128:ragged", "base:16x128:full", "minilm:32x128:ragged", "minilm:32x128:full")
-# Of a GPU: every model x batch x length x fill.
-GRID = tuple(
-    f"{model}:{batch}x{longest}:{fill}"
-    for model in SHAPES
-    for batch in (1, 8, 32, 64, 128)
-    for longest in (32, 128, 384, 512)
-    for fill in (("full",) if batch == 1 else ("full", "half"))
-)
+RUN_DTYPES = DTYPES | {"fp8": E4M3}
 LONG = 4e-4  # seconds: where the fastest peer takes as long, power may count
 SHORT, SETTLED = 0.02, 0.04  # seconds: what events cost does not count; the clock has settled
 RESTED_ROUNDS = 3  # at most: each costs every peer a rest
@@ -92,23 +65,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", action="append", choices=[*SHAPES, *MODERN], help="its usual points, repeatable")
     parser.add_argument("--minilm", type=Path, help="folder of the real MiniLM-L6 (default: random weights)")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", choices=list(DTYPES), default="fp32")
+    parser.add_argument("--dtype", choices=list(RUN_DTYPES), default="fp32")
     parser.add_argument("--threads", type=int, default=0, help="of the CPU (default: all)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rest", type=float, default=0.2, help="seconds before a timing of a rested GPU (0: none)")
     parser.add_argument("--peer", action="append", help="only peers whose name contains this, repeatable")
+    parser.add_argument("--energy", action="store_true", help="each peer for a second at a stretch, at all points: "
+                        "millijoules a token, where NVML counts them")  # fmt: skip
     parser.add_argument("--all-peers", action="store_true", help="also those that run only on request")
     parser.add_argument("--out", type=Path, help="JSON file (default: benchmarks/results/DEVICE-DTYPE.json; with "
                         "--point, --model or --peer out/bench-DEVICE-DTYPE.json)")  # fmt: skip
     options = parser.parse_args(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)
-    device, dtype = torch.device(options.device), DTYPES[options.dtype]
-    usual = [parse_point(point) for point in (GRID if device.type == "cuda" else CPU_POINTS)]
-    usual += [parse_point(f"{name}:{point}") for name, points in MODERN_POINTS.items() for point in points]
+    device, dtype = torch.device(options.device), RUN_DTYPES[options.dtype]
+    if dtype == E4M3 and (device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0)):
+        parser.error("--dtype fp8 needs --device cuda and a GPU of compute capability 9.0")
+    usual = usual_points(device, options.dtype)
     points = options.point or [point for point in usual if point[0] in (options.model or SHAPES)]
     wanted = [
-        peer for peer in (*PEERS, *MODERN_PEERS, *RUNTIMES)
+        peer for peer in (*PEERS, *MODERN_PEERS, *FP8_PEERS, *RUNTIMES)
         if device.type in peer.devices and dtype in peer.dtypes
         and (any(p in peer.name for p in options.peer) if options.peer else options.all_peers or not peer.on_request)
     ]  # fmt: skip
@@ -134,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     # Every point compiles anew: a compiler that gave up recompiling would be timed in eager mode.
                     torch._dynamo.reset()
                 batch = make_batch(reference.config.vocab_size, batch_size, longest, fill, device)
-                sustain = (batch_size, longest, fill) in SUSTAINED_AT
+                sustain = 1.0 if options.energy else 0.5 * ((batch_size, longest, fill) in SUSTAINED_AT)
                 results.append(
                     {"model": model, "batch": batch_size, "longest": longest, "fill_name": fill}
                     | measure(reference, peers, batch, options.rounds, dtype, rest, sustain)
@@ -161,51 +137,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def parse_point(text: str) -> tuple[str, int, int, str]:
-    try:
-        model, shape, fill = text.split(":")
-        batch, longest = map(int, shape.split("x"))
-    except ValueError:
-        model = fill = ""
-        batch = longest = 0
-    if model not in {*SHAPES, *MODERN} or fill not in ("ragged", "half", "full") or min(batch, longest) < 1:
-        raise argparse.ArgumentTypeError(f"expected e.g. base:16x128:ragged, got {text!r}")
-    return model, batch, longest, fill
-
-
-def reference_model(name: str, minilm: Path | None) -> Any:
-    """transformers, float32. Random weights of that shape, except the real MiniLM where it is given."""
-    from transformers import AutoConfig, AutoModel, BertConfig, BertModel
-
-    if name == "minilm" and minilm:
-        return AutoModel.from_pretrained(minilm).float().eval()
-    torch.manual_seed(0)
-    if name in MODERN:
-        config = dict(MODERN[name])
-        model = AutoModel.from_config(AutoConfig.for_model(config.pop("model_type"), **config), dtype=torch.float32)
-    else:
-        model = BertModel(BertConfig(**SHAPES[name]), add_pooling_layer=False)
-    with torch.no_grad():
-        for parameter_name, parameter in model.named_parameters():
-            # Away from 0 and 1, so that a forgotten bias would show.
-            if parameter.dim() == 1:
-                parameter.normal_(float("norm" in parameter_name.lower() and "weight" in parameter_name), 0.1)
-    return model.eval()
-
-
-def make_batch(vocab: int, batch: int, longest: int, fill: str, device: torch.device) -> Batch:
-    generator = torch.Generator().manual_seed(0)
-    if fill == "full":
-        lengths = [longest] * batch
-    elif fill == "half":
-        lengths = torch.randint(1, longest, (batch,), generator=generator).tolist()
-        lengths[0] = longest
-    else:
-        lengths = ragged_lengths(batch, longest)
-    ids, mask = padded(random_sequences(vocab, lengths), "right", 0, device)
-    return Batch(ids, mask, lengths)
-
-
 def build(kind: type[Peer], reference: Any, device: torch.device, dtype: torch.dtype) -> Peer:
     if not kind.available():
         raise RuntimeError(f"{kind.needs} is not installed")
@@ -221,9 +152,10 @@ def measure(
     rounds: int,
     dtype: torch.dtype,
     rest: float,
-    sustain: bool = False,
+    sustain: float = 0.0,
 ) -> dict[str, Any]:
-    """Median milliseconds of each peer, in turns, after its output was compared; floors."""
+    """Median milliseconds of each peer, in turns, after its output was compared; floors. sustain: for how many seconds
+    each then runs at a stretch."""
     tokens, device = sum(batch.lengths), batch.ids.device
     want = reference(input_ids=batch.ids, attention_mask=batch.mask).last_hidden_state[batch.valid]
     rows: dict[str, dict[str, Any]] = {}
@@ -233,13 +165,13 @@ def measure(
             rows[kind.name] = {"failed": peer}
             continue
         call = attempt(partial(peer.prepare, batch))
-        error = call if isinstance(call, str) else attempt(partial(compare, call, want, batch))
-        if isinstance(error, str):
-            rows[kind.name] = {"failed": error}
+        errors = call if isinstance(call, str) else attempt(partial(compare, call, want, batch))
+        if isinstance(errors, str):
+            rows[kind.name] = {"failed": errors}
             continue
-        rows[kind.name] = {"max_abs_diff": error}
-        if not peer.passes(error):
-            rows[kind.name]["failed"] = f"differs from transformers by {error:.1e}"
+        rows[kind.name] = errors
+        if not peer.passes(errors["max_abs_diff"]):
+            rows[kind.name]["failed"] = f"differs from transformers by {errors['max_abs_diff']:.1e}"
         else:
             calls[kind.name] = call
     result: dict[str, Any] = {"tokens": tokens, "fill": tokens / batch.ids.numel(), "peers": rows}
@@ -260,7 +192,7 @@ def measure(
     if gpu and sustain:
         gauge = meter(device)
         for name, call in calls.items():
-            held = attempt(partial(sustained, call, tokens, device, gauge))
+            held = attempt(partial(sustained, call, tokens, device, gauge, sustain))
             rows[name] |= {"failed": held} if isinstance(held, str) else {"sustained": held}
     floors = [("byte_floor_ms", partial(byte_floor, reference, tokens, device, dtype))]
     floors += [] if gpu else [("gemm_floor_ms", partial(cpu_gemm_floor, reference, tokens, dtype))]
@@ -311,12 +243,14 @@ def host_seconds(call: Callable[[], Any], calls: int = 20, rounds: int = 5) -> f
     return statistics.median(times)
 
 
-def compare(call: Call, want: torch.Tensor, batch: Batch) -> float:
-    """Largest absolute difference at valid tokens."""
+def compare(call: Call, want: torch.Tensor, batch: Batch) -> dict[str, float]:
+    """Differences at valid tokens: the largest one, and all of them over all numbers, root mean squares."""
     for _ in range(2):  # the first calls of some compile or tune
         got = call()
     rows = got[batch.valid] if got.dim() == 3 else got
-    return float((rows.float() - want).abs().max())
+    off = rows.float() - want
+    rms = off.square().mean().sqrt() / want.square().mean().sqrt()
+    return {"max_abs_diff": float(off.abs().max()), "rms_diff": float(rms)}
 
 
 def interleaved(
@@ -367,21 +301,24 @@ def interleaved(
 
 
 def table(result: dict[str, Any]) -> str:
-    base = result["peers"].get("transformers (sdpa)", {}).get("ms")
+    against = next((name for name in ("transformers (sdpa)", "ftbert, packed, 16 bits") if name in result["peers"]), "")
+    base = result["peers"].get(against, {}).get("ms")
     lines = [
         f"\n### {result['model']} {result['batch']}x{result['longest']} {result['fill_name']}: "
         f"{result['tokens']} valid tokens, fill {result['fill']:.2f}\n",
-        "| | ms | after a rest | valid tokens/s | against transformers | max abs diff |",
-        "|---|---:|---:|---:|---:|---:|",
+        f"| | ms | after a rest | valid tokens/s | against {against} | max abs diff | rms diff | mJ a token |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for name, row in result["peers"].items():
         if "ms" in row:
             speed_up = f"{base / row['ms']:.2f}x" if base else ""
             tokens = f"{1e3 * result['tokens'] / row['ms']:,.0f}"
             rested = f"{row['rested_ms']:.2f}" if "rested_ms" in row else ""
-            lines.append(f"| {name} | {row['ms']:.2f} | {rested} | {tokens} | {speed_up} | {row['max_abs_diff']:.1e} |")
+            energy = row.get("sustained", {}).get("mj_per_token")
+            off = f"{row['max_abs_diff']:.1e} | {row['rms_diff']:.1e} | {'' if energy is None else f'{energy:.3f}'}"
+            lines.append(f"| {name} | {row['ms']:.3f} | {rested} | {tokens} | {speed_up} | {off} |")
         else:
-            lines.append(f"| {name} | failed: {row['failed']} | | | | |")
+            lines.append(f"| {name} | failed: {row['failed']} | | | | | | |")
     if "gemm_floor_ms" in result and "byte_floor_ms" in result:
         floors = f"matrix products {result['gemm_floor_ms']:.3f} ms, bytes {result['byte_floor_ms']:.3f} ms"
         lines.append(f"\nFloors: {floors}")

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from machine import DTYPES, bandwidth, cpu_product, gpu_events
-from peers import Call
+from peers import E4M3, Call
+from quantized import beside_e4m3
 
 # The first whose pattern is in a kernel's name.
 PARTS = {
@@ -18,6 +19,7 @@ PARTS = {
     "layernorm": r"layer_?norm|bias_input",
     "activation": r"bias_act|bias_gate|gelu",
     "gemm": r"gemm|wgmma_tile|wgmma_persistent|nvjet|cutlass|xmma|splitk|cublas",
+    "quantise": r"quantise",
     "memory": r"memcpy|memset|restore|stage|copy",
 }
 _bandwidth: dict[torch.device, float] = {}
@@ -26,11 +28,12 @@ _bandwidth: dict[torch.device, float] = {}
 def byte_floor(reference: Any, tokens: int, device: torch.device, dtype: torch.dtype) -> float:
     """Seconds in which every weight is read once, and the tokens' embeddings read and results written, at the speed of
     a copy. What layers hand to each other may stay in a cache and is not counted."""
-    size, c = torch.empty((), dtype=dtype).element_size(), reference.config
+    size, c = dtype.itemsize, reference.config
     weights = sum(p.numel() for name, p in reference.named_parameters() if "embeddings" not in name)
     if device not in _bandwidth:
         _bandwidth[device] = bandwidth(device)
-    return (weights + 2 * tokens * c.hidden_size) * size / _bandwidth[device]
+    rows = 2 * tokens * c.hidden_size * max(size, 2)  # where matrices are in E4M3, what is read and written is not
+    return (weights * size + rows) / _bandwidth[device]
 
 
 def cpu_gemm_floor(reference: Any, tokens: int, dtype: torch.dtype) -> float:
@@ -57,9 +60,13 @@ class GpuProducts:
         c, names = reference.config, {value: name for name, value in DTYPES.items()}
         m = tuner_module().rows(tokens)  # what the encoder runs
         self._layers, self._recordings = c.num_hidden_layers, []
-        for n, k in layer_products(c):
-            bench = Bench(Product(names[dtype], n, k), m)
-            able = [*bench.heuristics(), *bench.own(), bench.chosen()]
+        types = [names[beside_e4m3(reference) if dtype == E4M3 else dtype]] * 4
+        if dtype == E4M3:
+            types = [f"e4m3 e4m3 {type}" for type in types]
+            types[2] = "e4m3 e4m3 e4m3"  # what the last product reads
+        for type, (n, k) in zip(types, layer_products(c), strict=True):
+            bench = Bench(Product(type, n, k), m)
+            able = [*([] if type.endswith("e4m3") else bench.heuristics()), *bench.own(), bench.chosen()]
             times = [statistics.median(of_one) for of_one in bench.times(able, 5)]
             self._recordings.append(bench.record(able[times.index(min(times))]))
 

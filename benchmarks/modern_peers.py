@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from peers import Batch, Call, Peer, RecordedPacked
+from peers import Batch, Call, Peer, RecordedPacked, mark_static
 from torch import Tensor
 
 SDPA = torch.nn.attention.SDPBackend
@@ -41,28 +41,30 @@ class PackedModern(RecordedPacked):
         self.heads, self.kv_heads = c.num_attention_heads, getattr(c, "num_key_value_heads", c.num_attention_heads)
         self.head_size = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
         self.eps = c.rms_norm_eps if self.causal else c.norm_eps
-        self.layers = [self.of_qwen3(one) if self.causal else self.of_modernbert(one) for one in self.model.layers]
-        for layer in self.layers:
-            for tensor in layer:
-                if tensor is not None:
-                    torch._dynamo.mark_static(tensor)
+        of_layer = self.of_qwen3 if self.causal else self.of_modernbert
+        self.layers = [of_layer(one, f"layers.{i}") for i, one in enumerate(self.model.layers)]
+        mark_static(self.layers)
         self.layer_types = list(c.layer_types)
         self.window = c.sliding_window if not self.causal else -1
         self.compile()
 
-    def of_modernbert(self, layer: Any) -> list[Tensor | None]:
-        first = getattr(layer.attn_norm, "weight", None)
-        inner = layer.mlp.Wi.weight
-        return [first, layer.attn.Wqkv.weight, None, None, layer.attn.Wo.weight, layer.mlp_norm.weight, inner,
-                layer.mlp.Wo.weight]  # fmt: skip
+    def of_modernbert(self, layer: Any, name: str) -> list[Any]:
+        first, at, mlp = getattr(layer.attn_norm, "weight", None), layer.attn, layer.mlp
+        return [
+            first, self.matrix(at.Wqkv.weight, f"{name}.attn.Wqkv"), None, None,
+            self.matrix(at.Wo.weight, f"{name}.attn.Wo"), layer.mlp_norm.weight,
+            self.matrix(mlp.Wi.weight, f"{name}.mlp.Wi"), self.matrix(mlp.Wo.weight, f"{name}.mlp.Wo"),
+        ]  # fmt: skip
 
-    def of_qwen3(self, layer: Any) -> list[Tensor | None]:
+    def of_qwen3(self, layer: Any, name: str) -> list[Any]:
         at, mlp = layer.self_attn, layer.mlp
         qkv = torch.cat([at.q_proj.weight, at.k_proj.weight, at.v_proj.weight])
+        inner = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
         return [
-            layer.input_layernorm.weight, qkv, at.q_norm.weight, at.k_norm.weight, at.o_proj.weight,
-            layer.post_attention_layernorm.weight, torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]),
-            mlp.down_proj.weight,
+            layer.input_layernorm.weight, self.matrix(qkv, f"{name}.self_attn.q_proj"), at.q_norm.weight,
+            at.k_norm.weight, self.matrix(at.o_proj.weight, f"{name}.self_attn.o_proj"),
+            layer.post_attention_layernorm.weight, self.matrix(inner, f"{name}.mlp.gate_proj"),
+            self.matrix(mlp.down_proj.weight, f"{name}.mlp.down_proj"),
         ]  # fmt: skip
 
     def compile(self) -> None:
@@ -106,14 +108,14 @@ class PackedModern(RecordedPacked):
         self, x: Tensor, weights: list[Any], cos: Tensor, sin: Tensor, cu: Tensor, longest: int, window: int
     ) -> Tensor:
         first, qkv, q_norm, k_norm, out, second, inner, down = weights
-        linear, functional = torch.nn.functional.linear, torch.nn.functional
+        linear, functional = self.linear, torch.nn.functional
         sizes = [self.heads, self.kv_heads, self.kv_heads]
-        parts = linear(self.norm(x, first), qkv).view(-1, sum(sizes), self.head_size).split(sizes, 1)
+        parts = linear(self.norm(x, first), qkv, None).view(-1, sum(sizes), self.head_size).split(sizes, 1)
         angles = Angles(cos, sin)
         q, k = rotated(self.norm(parts[0], q_norm), angles), rotated(self.norm(parts[1], k_norm), angles)
-        x = x + linear(self.attend(q, k, parts[2], cu, longest, window).flatten(1), out)
-        gate, up = linear(self.norm(x, second), inner).chunk(2, -1)
-        return x + linear((functional.silu(gate) if self.causal else functional.gelu(gate)) * up, down)
+        x = x + linear(self.attend(q, k, parts[2], cu, longest, window).flatten(1), out, None)
+        gate, up = linear(self.norm(x, second), inner, None).chunk(2, -1)
+        return x + linear((functional.silu(gate) if self.causal else functional.gelu(gate)) * up, down, None)
 
     def forward(self, ids: Tensor, positions: Tensor, cu: Tensor, longest: int) -> Tensor:
         x: Tensor = self.embed(ids, positions)

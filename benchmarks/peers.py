@@ -17,8 +17,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 Call = Callable[[], Tensor]
+E4M3 = torch.float8_e4m3fn  # of a run in fp8
+E4M3_LIMIT = 2.0  # of 24 layers of random weights; two unrelated results are 8 apart
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,8 @@ class Batch:
 
 
 class Peer:
-    """One contestant. tolerance: largest error at valid tokens, of 16-bit types 64 roundings; None: any that is finite,
-    which the report then shows."""
+    """One contestant. tolerance: largest error at valid tokens, of 16-bit types 64 roundings, in fp8 E4M3_LIMIT; None:
+    any that is finite, which the report then shows."""
 
     name: ClassVar[str]
     devices: ClassVar[Sequence[str]] = ("cpu",)
@@ -67,7 +70,8 @@ class Peer:
         raise NotImplementedError
 
     def passes(self, error: float) -> bool:
-        most = math.inf if self.tolerance is None else max(self.tolerance, 64 * torch.finfo(self.dtype).eps)
+        rounded = E4M3_LIMIT if self.dtype == E4M3 else 64 * torch.finfo(self.dtype).eps
+        most = math.inf if self.tolerance is None else max(self.tolerance, rounded)
         return math.isfinite(error) and error <= most
 
     @classmethod
@@ -80,11 +84,17 @@ class Ftbert(Peer):
 
     name = "ftbert"
     devices: ClassVar[Sequence[str]] = ("cpu", "cuda")
+    dtypes: ClassVar[Sequence[torch.dtype]] = (*Peer.dtypes, E4M3)
 
     def setup(self, reference: Any) -> None:
         import ftbert
 
-        self.model = ftbert.load(reference, device=self.device, dtype=self.dtype)
+        if self.dtype == E4M3:
+            from quantized import quantized_folder
+
+            self.model = ftbert.load(quantized_folder(reference), device=self.device, dtype="fp8")
+        else:
+            self.model = ftbert.load(reference, device=self.device, dtype=self.dtype)
 
     def prepare(self, batch: Batch) -> Call:
         return lambda: self.model(batch.ids, batch.mask).last_hidden_state
@@ -249,6 +259,13 @@ class RecordedPacked(Peer):
     def compile(self) -> None:
         raise NotImplementedError
 
+    def matrix(self, weight: Tensor, reader: str) -> Any:  # noqa: ARG002
+        """What `linear` gets of a matrix. reader: transformers' module that reads what it multiplies."""
+        return weight
+
+    def linear(self, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
+        return torch.nn.functional.linear(x, weight, bias)
+
     def forward(self, ids: Tensor, positions: Tensor, cu: Tensor, longest: int) -> Tensor:
         raise NotImplementedError
 
@@ -273,6 +290,13 @@ class RecordedPacked(Peer):
         return call
 
 
+def mark_static(weights: Any) -> None:
+    """An argument's shape would be a variable where sizes may change."""
+    for tensor in tree_leaves(weights):
+        if isinstance(tensor, Tensor):
+            torch._dynamo.mark_static(tensor)
+
+
 class PackedGraph(RecordedPacked):
     """What an expert writes in PyTorch for a GPU: tokens packed, QKV fused, FlashAttention varlen, torch.compile,
     replayed from a CUDA graph. One layer is compiled and serves them all: nothing of one fuses with the next."""
@@ -285,14 +309,20 @@ class PackedGraph(RecordedPacked):
     def setup(self, reference: Any) -> None:
         super().setup(reference)
         self.layers = []
-        for layer in self.model.encoder.layer:
-            at, out = layer.attention.self, layer.attention.output
+        for i, layer in enumerate(self.model.encoder.layer):
+            at, out, name = layer.attention.self, layer.attention.output, f"encoder.layer.{i}"
             heads = (at.query, at.key, at.value)
             qkv = torch.cat([h.weight for h in heads]), torch.cat([h.bias for h in heads])
-            rest = (out.dense, out.LayerNorm, layer.intermediate.dense, layer.output.dense, layer.output.LayerNorm)
-            self.layers.append([*qkv, *(tensor for module in rest for tensor in (module.weight, module.bias))])
-            for tensor in self.layers[-1]:  # an argument's shape would be a variable where sizes may change
-                torch._dynamo.mark_static(tensor)
+            up, down = layer.intermediate.dense, layer.output.dense
+            self.layers.append([
+                self.matrix(qkv[0], f"{name}.attention.self.query"), qkv[1],
+                self.matrix(out.dense.weight, f"{name}.attention.output.dense"), out.dense.bias,
+                out.LayerNorm.weight, out.LayerNorm.bias,
+                self.matrix(up.weight, f"{name}.intermediate.dense"), up.bias,
+                self.matrix(down.weight, f"{name}.output.dense"), down.bias,
+                layer.output.LayerNorm.weight, layer.output.LayerNorm.bias,
+            ])  # fmt: skip
+            mark_static(self.layers[-1])
 
     def compile(self) -> None:
         self.embed = torch.compile(self.embeddings, dynamic=self.dynamic)
@@ -305,12 +335,16 @@ class PackedGraph(RecordedPacked):
         )
         return out
 
-    def layer(self, x: Tensor, weights: list[Tensor], cu: Tensor, longest: int) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, cu: Tensor, longest: int) -> Tensor:
+        out: Tensor = torch.ops.aten._flash_attention_forward(q, k, v, cu, cu, longest, longest, 0.0, False, False)[0]
+        return out
+
+    def layer(self, x: Tensor, weights: list[Any], cu: Tensor, longest: int) -> Tensor:
         qkv, qkv_bias, out, out_bias, gamma, beta, up, up_bias, down, down_bias, last_gamma, last_beta = weights
-        c, linear, norm = self.model.config, torch.nn.functional.linear, torch.nn.functional.layer_norm
+        c, linear, norm = self.model.config, self.linear, torch.nn.functional.layer_norm
         heads, hidden, eps = c.num_attention_heads, (c.hidden_size,), c.layer_norm_eps
         q, k, v = linear(x, qkv, qkv_bias).view(-1, 3, heads, c.hidden_size // heads).unbind(1)
-        context = torch.ops.aten._flash_attention_forward(q, k, v, cu, cu, longest, longest, 0.0, False, False)[0]
+        context = self.attend(q, k, v, cu, longest)
         x = norm(linear(context.reshape(-1, c.hidden_size), out, out_bias) + x, hidden, gamma, beta, eps)
         inner = torch.nn.functional.gelu(linear(x, up, up_bias))
         return norm(linear(inner, down, down_bias) + x, hidden, last_gamma, last_beta, eps)

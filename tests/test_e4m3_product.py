@@ -264,7 +264,7 @@ def test_every_product_of_a_layer_has_a_kernel(hopper: Place, activation: str, g
     assert len(asked) == 4 and all(product.scaled for product in asked)
     for product in asked:
         bench = Bench(product, 640)
-        assert bench.chosen().kernel == KERNEL, product
+        assert bench.chosen().kernel in VARIANTS, product
         for one in bench.own():
             assert bench.error(one) < 0.07 and 0 < bench.microseconds(one) < 1000, product
 

@@ -62,7 +62,7 @@ def test_a_peer_that_is_off_or_raises_is_a_row_that_says_so(monkeypatch: pytest.
         peer.tolerance = 1e-4
     result = bench_model.measure(reference, built, bench_model.make_batch(30522, 2, 9, "half", cpu), 3, torch.float32, 0.0)
     rows = result["peers"]
-    assert rows["close"]["ms"] > 0 and "failed" not in rows["close"]
+    assert rows["close"]["ms"] > 0 and 0 < rows["close"]["rms_diff"] < 1e-4 and "failed" not in rows["close"]
     for name, words in (("off", "differs"), ("nowhere", "differs"), ("tired", "RuntimeError: no more")):
         assert words in rows[name]["failed"] and "ms" not in rows[name]
     assert "| tired | failed: RuntimeError: no more |" in bench_model.table(
