@@ -22,8 +22,10 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / name for name in ("benchmarks.md", "speed.md", "serving.md")))
 BASE = "transformers (sdpa)"
-OTHER_TYPE = "ftbert, packed, bf16"  # in a run in fp16
-LIMITS = {"fp32": 1e-3, "fp16": 64 * 2.0**-10, "bf16": 64 * 2.0**-7}  # of errors: those of peers.py, without torch
+PACKED = "ftbert, packed"
+OTHER_TYPES = (f"{PACKED}, bf16", f"{PACKED}, 16 bits")  # in a run in fp16, in fp8
+# Of errors: those of peers.py, without torch.
+LIMITS = {"fp32": 1e-3, "fp16": 64 * 2.0**-10, "bf16": 64 * 2.0**-7, "fp8": 2.0}
 ALIKE = (  # facts of the parts of one run
     "commit", "cpu", "gpu", "driver", "cuda", "gemm_table", "dtype", "packages", "threads", "rest", "rounds",
 )  # fmt: skip
@@ -43,12 +45,20 @@ SUMMARY_POINTS = {
         "modernbert 1x128 full", "modernbert 32x128 half", "modernbert 32x512 full", "modernbert 2x8192 full",
         "qwen3 1x128 full", "qwen3 32x128 half", "qwen3 32x512 full", "qwen3 8x2048 half",
     ),
+    "cuda-fp8": (
+        "base 1x128 full", "base 32x128 half", "base 32x512 full", "large 32x384 full", "large 32x384 half",
+        "large 64x384 mlperf",
+    ),
     "cpu": ("base 16x128 ragged", "minilm 32x128 full"),
 }  # fmt: skip
 SUMMARY_PEERS = {
     "cuda": ("ftbert, packed", BASE, "nn.TransformerEncoder fast path", "packed PyTorch, CUDA graph"),
     "cuda-bf16-modern": (
         "ftbert, packed", "packed PyTorch, CUDA graph", "packed PyTorch, cuDNN attention, CUDA graph",
+    ),
+    "cuda-fp8": (
+        PACKED, f"{PACKED}, 16 bits", "packed PyTorch, fp8 scales of tensors, CUDA graph",
+        "packed PyTorch, fp8 scales of rows, CUDA graph", "packed PyTorch, 16 bits, CUDA graph",
     ),
     "cpu": ("ftbert", BASE, "torch.compile", "onnxruntime", "OpenVINO", "CTranslate2"),
 }  # fmt: skip
@@ -94,16 +104,22 @@ def fill_marks(text: str, page: Path = PAGES[0]) -> str:
     """`<!-- results: NAME -->` ... `<!-- end -->` is replaced by the table of results/NAME.json, between
     `<!-- summary: NAME... -->` and the end come chosen rows of several runs on one kind of device, and between
     `<!-- split: NAME -->` and the end comes where ftbert's time goes at the points that a profiler saw; "served" is for
-    results of bench_serve."""
+    results of bench_serve. Of a run in fp8 that has no file yet nothing is shown."""
+
+    def waits(match: re.Match[str]) -> bool:
+        return "fp8" in match[1] and match[1] not in load_runs(f"{match[1]}*.json")
 
     def table(match: re.Match[str]) -> str:
+        if waits(match):
+            return f"<!-- results: {match[1]} -->\n<!-- end -->"
         document = load_runs(f"{match[1]}*.json")[match[1]]
         line, results = machine_line(document, page), document["results"]
-        tables = [model_table(document, results)]
-        if len(results) > MANY:
-            by_name = {point_name(result): result for result in results}
-            shown = [by_name[name] for name in SHOWN_POINTS if name in by_name]
-            tables = [model_table(document, shown), means_table(document)]
+        by_name = {point_name(result): result for result in results}
+        shown = [by_name[name] for name in SHOWN_POINTS if name in by_name] if len(results) > MANY else results
+        fp8 = document["provenance"]["dtype"] == "fp8"
+        tables = [model_table(document, shown)]
+        tables += [means_table(document)] * (fp8 or len(results) > MANY)
+        tables += [errors_table(document), *energy_tables(document, shown)] if fp8 else []
         body = "\n\n".join(map(markdown, tables))
         return f"<!-- results: {match[1]} -->\n{line}\n\n{body}\n<!-- end -->"
 
@@ -113,8 +129,13 @@ def fill_marks(text: str, page: Path = PAGES[0]) -> str:
         return f"<!-- split: {match[1]} -->\n{machine(document['provenance'])}.\n\n{body}\n<!-- end -->"
 
     def summary(match: re.Match[str]) -> str:
-        names = match[1].split()
-        body = markdown(summary_table({name: load_runs(f"{name}*.json")[name] for name in names}))
+        if waits(match):
+            return f"<!-- summary: {match[1]} -->\n<!-- end -->"
+        runs = {name: load_runs(f"{name}*.json")[name] for name in match[1].split()}
+        body = markdown(summary_table(runs))
+        facts = next(iter(runs.values()))["provenance"]
+        if facts["dtype"] == "fp8":
+            body = f"One {facts['gpu']}, fp8: the layers' products in E4M3, everything else in 16 bits.\n\n{body}"
         return f"<!-- summary: {match[1]} -->\n{body}\n<!-- end -->"
 
     def served(match: re.Match[str]) -> str:
@@ -157,7 +178,8 @@ def summary_table(runs: dict[str, Any]) -> Table:
         by_name = {point_name(result): result for result in document["results"]}
         facts = document["provenance"]
         where = f"{instructions(run, facts)}, {facts['dtype']}, " if device == "cpu" else ""
-        for point in SUMMARY_POINTS.get(run, SUMMARY_POINTS[device]):
+        points = SUMMARY_POINTS.get(run, SUMMARY_POINTS[device])
+        for point in points if run != "cuda-fp8" else [name for name in points if name in by_name]:
             peers = {name: row["ms"] for name, row in by_name[point]["peers"].items() if "ms" in row}
             peers = {name: ms for name, ms in peers.items() if label(document, name) == name}
             column = [
@@ -214,7 +236,11 @@ def peers_of(document: dict[str, Any]) -> list[str]:
 
 def is_ours(peer: str) -> bool:
     """In the run's type."""
-    return peer.startswith("ftbert") and peer != OTHER_TYPE
+    return peer.startswith("ftbert") and peer not in OTHER_TYPES
+
+
+def is_other_type(peer: str) -> bool:
+    return peer in OTHER_TYPES or "16 bits" in peer
 
 
 def has_rested(document: dict[str, Any]) -> bool:
@@ -239,7 +265,7 @@ def model_table(document: dict[str, Any], results: Iterable[dict[str, Any]]) -> 
     rows = []
     for result in results:
         times = {name: result["peers"].get(name, {}).get("ms") for name in names}
-        same = (name for name in names if labels[name] == name and name != OTHER_TYPE)
+        same = (name for name in names if labels[name] == name and not is_other_type(name))
         best = min((ms for name in same if (ms := times[name])), default=None)
         cells = []
         for name, ms in times.items():
@@ -273,7 +299,9 @@ def means_table(document: dict[str, Any]) -> Table:
     alone = [result for result in results if result["batch"] == 1]
     rows, names = [], peers_of(document)
     pairs = [(one, peer) for one in names if is_ours(one) for peer in names if not peer.startswith("ftbert")]
-    pairs += [(OTHER_TYPE, "ftbert, packed")] if OTHER_TYPE in names else []
+    bf16, in_16_bits = OTHER_TYPES
+    pairs += [(bf16, PACKED)] if bf16 in names else []
+    pairs += [(PACKED, in_16_bits)] if in_16_bits in names else []
     for one, peer in pairs:
         for rested in (False, True) if has_rested(document) and is_replayed(peer) else (False,):
             cells = []
@@ -282,6 +310,29 @@ def means_table(document: dict[str, Any]) -> Table:
             rows.append([f"{one}, against {label(document, peer)}" + ", rested" * rested, *cells])
     counts = f"all {len(results)} points", f"{len(half)} half full", f"{len(alone)} of batch 1"
     return ["times as fast, geometric means", *counts], rows
+
+
+def errors_table(document: dict[str, Any]) -> Table:
+    """What each peer is off by from transformers in float32, at the worst of a model's points."""
+    names, results, rows = peers_of(document), document["results"], []
+    for model in dict.fromkeys(result["model"] for result in results):
+        cells = []
+        for name in names:
+            found = [r["peers"][name] for r in results if r["model"] == model and "ms" in r["peers"].get(name, {})]
+            worst = [max((row[key] for row in found), default=None) for key in ("rms_diff", "max_abs_diff")]
+            cells.append("" if worst[0] is None else f"{worst[0]:.2g} ({worst[1]:.2g})")
+        rows.append([model, *cells])
+    return ["root mean square of differences (largest)", *names], rows
+
+
+def energy_tables(document: dict[str, Any], results: Iterable[dict[str, Any]]) -> list[Table]:
+    """Millijoules a token, where a run measured them."""
+    names, rows = peers_of(document), []
+    for result in results:
+        spent = [result["peers"].get(name, {}).get("sustained", {}).get("mj_per_token") for name in names]
+        if any(spent):
+            rows.append([point_name(result), *("" if mj is None else f"{mj:.3g}" for mj in spent)])
+    return [(["millijoules a token", *names], rows)] if rows else []
 
 
 def mean(ratios: Sequence[float | None]) -> str:
@@ -301,7 +352,7 @@ def ratio(result: dict[str, Any], slow: str, fast: str, rested: bool = False) ->
 
 def label(document: dict[str, Any], peer: str) -> str:
     """The peer's name, with its error where it was timed and does not compute what the others do."""
-    limit = LIMITS["bf16" if peer == OTHER_TYPE else document["provenance"]["dtype"]]
+    limit = LIMITS["bf16" if is_other_type(peer) else document["provenance"]["dtype"]]
     rows = [r["peers"].get(peer, {}) for r in document["results"]]
     off = [error for row in rows if "ms" in row and not (error := row.get("max_abs_diff", 0.0)) <= limit]
     return f"{peer} (off by {max(off):.2g})" if off else peer
