@@ -15,16 +15,8 @@ from own_kernels import VARIANTS, WORDS, supports
 from torch import Tensor
 
 from ftbert._library import load_library
-from ftbert.checkpoint import (
-    AttentionConfig,
-    EncoderConfig,
-    FeedForwardConfig,
-    LayerConfig,
-    NormConfig,
-    PositionConfig,
-    activations,
-)
-from ftbert.tuning import Bench, Product, Row, gemm_table, in_e4m3, products, put_in_force
+from ftbert.checkpoint import activations
+from ftbert.tuning import Bench, Product
 
 load_library()
 ops = torch.ops.ftbert
@@ -253,33 +245,6 @@ def test_the_tuner_times_it(hopper: Place, activation: str, m: int, kernel: str)
         assert bench.chosen().kernel == kernel
         for one in bench.own():
             assert bench.error(one) < (0.07 if c == "e4m3" else 0.02) and 0 < bench.microseconds(one) < 1000
-
-
-@pytest.mark.parametrize("activation, gated", [("gelu", False), ("gelu_new", False), ("silu", True), ("gelu", True)])
-def test_every_product_of_a_layer_has_a_kernel(hopper: Place, activation: str, gated: bool) -> None:
-    norm = NormConfig(eps=1e-6)
-    layer = LayerConfig(AttentionConfig(12, 64), FeedForwardConfig(3072, activation, gated), 0, norm, norm)
-    config = EncoderConfig(vocab=9, hidden=768, embedding=768, positions=PositionConfig("none", 9), layers=(layer,))
-    asked = products(in_e4m3(config), WORDS[hopper.dtype])
-    assert len(asked) == 4 and all(product.scaled for product in asked)
-    for product in asked:
-        bench = Bench(product, 640)
-        assert bench.chosen().kernel in VARIANTS, product
-        for one in bench.own():
-            assert bench.error(one) < 0.07 and 0 < bench.microseconds(one) < 1000, product
-
-
-def test_a_row_without_an_algorithm_breaks_nothing(hopper: Place) -> None:
-    """Of cuBLASLt's proposals, which do not run these products, a table may name any."""
-    case, device = Case(hopper, 300, 768, 256), torch.device("cuda", torch.cuda.current_device())
-    asked = Product(f"e4m3 e4m3 {WORDS[hopper.dtype]}", 768, 256, True)
-    want = case.call()
-    try:
-        for algorithm in (None, (1,) * 8):
-            put_in_force(device, [Row(asked, 1, 512, algorithm)])
-            assert torch.equal(case.call(), want)
-    finally:
-        gemm_table.install(device, again=True)
 
 
 def arguments(device: str, dtype: torch.dtype, **others: Any) -> list[Any]:
