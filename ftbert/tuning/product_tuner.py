@@ -119,8 +119,8 @@ def without_norm(product: Product) -> Product:
 
 
 def search(bench: Bench) -> list[Algorithm]:
-    """ftbert's own kernels and cuBLASLt's proposals, the fastest first."""
-    return _fastest(bench, [*bench.own(), *bench.heuristics()])
+    """ftbert's own kernels and cuBLASLt's proposals, of which a model runs any, the fastest first."""
+    return _fastest(bench, [*bench.own(), *([] if bench.product.scaled else bench.heuristics())])
 
 
 def _fastest(bench: Bench, candidates: list[Algorithm], rounds: int = 1, launches: int = 0) -> list[Algorithm]:
