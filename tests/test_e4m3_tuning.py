@@ -1,0 +1,56 @@
+"""The tuner's products in E4M3 on a GPU: those of layers, and tables that name what does not run them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import Place
+from own_kernels import VARIANTS, WORDS
+
+from ftbert._library import load_library
+from ftbert.checkpoint import (
+    AttentionConfig,
+    EncoderConfig,
+    FeedForwardConfig,
+    LayerConfig,
+    NormConfig,
+    PositionConfig,
+)
+from ftbert.tuning import Bench, Product, Row, gemm_table, in_e4m3, products, put_in_force
+
+load_library()
+
+
+@pytest.fixture
+def hopper(place: Place) -> Place:
+    if place.device == "cpu" or place.dtype == torch.float32 or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("for 16-bit streams on Hopper")
+    return place
+
+
+@pytest.mark.parametrize("m", [100, 2048])
+@pytest.mark.parametrize("activation, gated", [("gelu", False), ("gelu_new", False), ("silu", True), ("gelu", True)])
+def test_every_product_of_a_layer_has_right_kernels(hopper: Place, m: int, activation: str, gated: bool) -> None:
+    norm = NormConfig(eps=1e-6)
+    layer = LayerConfig(AttentionConfig(12, 64), FeedForwardConfig(3072, activation, gated), 0, norm, norm)
+    config = EncoderConfig(vocab=9, hidden=768, embedding=768, positions=PositionConfig("none", 9), layers=(layer,))
+    asked = products(in_e4m3(config), WORDS[hopper.dtype])
+    assert len(asked) == 4 and all(product.scaled for product in asked)
+    for product in asked:
+        bench = Bench(product, m)
+        assert bench.chosen().kernel in VARIANTS, product
+        for one in bench.own():
+            assert bench.error(one) < 0.08 and bench.microseconds(one) < 1000, (product, one.variant)
+
+
+def test_a_row_without_an_algorithm_breaks_nothing(hopper: Place) -> None:
+    """Of cuBLASLt's proposals, which do not run these products, a table may name any."""
+    asked = Product(f"e4m3 e4m3 {WORDS[hopper.dtype]}", 768, 256, True)
+    bench, device = Bench(asked, 300), torch.device("cuda", torch.cuda.current_device())
+    rule = bench.chosen()
+    try:
+        for algorithm in (None, (1,) * 8):
+            put_in_force(device, [Row(asked, 1, 512, algorithm)])
+            assert (bench.chosen().kernel, bench.chosen().variant) == (rule.kernel, rule.variant)
+    finally:
+        gemm_table.install(device, again=True)
