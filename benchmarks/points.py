@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from peers import Batch
 
-from ftbert.evaluation import padded, ragged_lengths, random_sequences
+from ftbert.evaluation import ragged_lengths, random_sequences
+from ftbert.padded_batches import padded
 
 SHAPES: dict[str, dict[str, Any]] = {
     "minilm": {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from ftbert.converters import open_checkpoint, source_modules, write_folder
-from ftbert.evaluation import padded, random_sequences
+from ftbert.evaluation import random_sequences
+from ftbert.padded_batches import padded
 from ftbert.quantization import best_scale, quantize_rows
 from ftbert.tuning import in_e4m3
 
