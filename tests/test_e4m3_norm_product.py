@@ -8,8 +8,8 @@ import pytest
 import reference as exact
 import torch
 from conftest import have_gpu
+from norm_rules import LAYER, RULES, Rule
 from own_kernels import VARIANTS, WORDS, supports
-from test_norm_product import DTYPES, LAYER, RULES, Rule
 from torch import Tensor
 
 from ftbert._library import load_library
@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(
 load_library()
 ops = torch.ops.ftbert
 E4M3 = torch.float8_e4m3fn
+DTYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 CASES = pytest.mark.parametrize("kernel,rule", [(kernel, rule) for kernel in WITH_NORM for rule in RULES[kernel]])
 ABLE = ["128x192 together", "64x192", "128x128", "128x256 together"]
 Results = tuple[Tensor, Tensor, Tensor]  # norm, sum, E4M3 copy; of no rows where the kernel makes none
@@ -118,7 +119,7 @@ def assert_near(got: Tensor, want: Tensor, seldom: float) -> None:
     assert (off <= (size / 8).clamp(2.0**-9)).all() and (off > 0).float().mean() <= seldom
 
 
-@pytest.mark.parametrize("m", [1, 63, 64, 130, 1000, 4500])
+@pytest.mark.parametrize("m", [1, 63, 130, 4500])
 @pytest.mark.parametrize(
     "n,k", [(384, 384), (512, 48), (768, 768), (768, 3072), (1024, 144), (1152, 64), (192, 16), (1536, 256), (2048, 64)]
 )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import reference as exact
@@ -24,6 +24,7 @@ from calls import (
 from compare import assert_close
 from conftest import Place, first_of, have_gpu, make_bert
 from families import make_model
+from norm_rules import RMS, RULES, Rule
 from own_kernels import VARIANTS, WORDS, supports
 
 import ftbert
@@ -60,20 +61,6 @@ SHAPES: dict[str, dict[str, Any]] = {
 PRE = ["modernbert", "eurobert", "roberta-prelayernorm"]
 PRE_SHAPE = {"hidden_size": 768, "num_attention_heads": 12, "num_key_value_heads": 12, "intermediate_size": 256, "vocab_size": 120}
 Force = Callable[..., None]
-
-
-class Rule(NamedTuple):
-    """How a norm is told to an op, and whether it has a beta."""
-
-    kind: str = "layer"
-    offset: float = 0.0
-    rounding: str = "once"
-    beta: bool = True
-
-
-LAYER = [Rule(), Rule(beta=False)]
-RMS = [Rule("rms", beta=False), Rule("rms", 0.0, "before_gamma", False), Rule("rms", 1.0, "once"), Rule("rms", -0.5, "before_gamma")]
-RULES = {WITH_LAYERNORM: LAYER, WITH_PRENORM: LAYER + RMS}
 CASES = pytest.mark.parametrize("kernel,rule", [(kernel, rule) for kernel in WITH_NORM for rule in RULES[kernel]])
 
 
