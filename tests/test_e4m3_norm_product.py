@@ -153,7 +153,8 @@ def test_equals_float64(kernel: str, rule: Rule, m: int, n: int, k: int, dtype: 
 @CASES
 @DTYPES
 def test_equals_a_product_and_a_norm(kernel: str, rule: Rule, m: int, n: int, k: int, dtype: torch.dtype) -> None:
-    """Where the product is exact in 16 bits: the same sum, and a norm whose moments were added in another order."""
+    """Where the product is exact in 16 bits: the same sum, and a norm whose blocks told each other squares of 16 bits, so
+    that its scale is off by up to 2^-17."""
     one = Operands(m, n, k, rule, dtype, whole=True)
     want, plain = one.apart(kernel), one.apart(kernel, copied=False)
     for variant in able(kernel, one, m):
@@ -162,8 +163,10 @@ def test_equals_a_product_and_a_norm(kernel: str, rule: Rule, m: int, n: int, k:
         assert_near(got[2], want[2], seldom=0.002)
         step = torch.finfo(dtype).eps
         for a, b in ((got[0], want[0]), (other[0], plain[0])):
-            assert ((a.float() - b.float()).abs() <= step * (b.float().abs() + 2**-6)).all() or rule.rounding != "once"
-            assert a.shape == b.shape and ((a != b).float().mean() < 0.01 if a.numel() else True)
+            before_beta = b.float() - (0 if one.beta is None else one.beta.float())
+            off = step * (b.float().abs() + 2**-6) + 2**-17 * before_beta.abs()
+            assert ((a.float() - b.float()).abs() <= off).all() or rule.rounding != "once"
+            assert a.shape == b.shape and ((a != b).float().mean() < 0.03 if a.numel() else True)
 
 
 @pytest.mark.parametrize("variant", ABLE)

@@ -93,7 +93,7 @@ def check_close(got: Tensor, want: Tensor, mask: Tensor, mean: float = 0.99, wor
 def test_close_to_float32(folders: tuple[Path, Path], hopper: Place) -> None:
     plain, stored = folders
     exact = ftbert.load(plain)
-    for seq in (3, 40, 120):
+    for seq in (3, 40, 50):
         ids, mask = batch(seq=seq)
         want = hidden(exact, ids.cpu(), mask.cpu())
         for dtype in ("fp8", "auto", WORDS[hopper.dtype]):

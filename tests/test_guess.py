@@ -26,12 +26,14 @@ def on_hopper() -> None:
         pytest.skip("the products that are guessed are Hopper's")
 
 
-@pytest.mark.parametrize("m", [1, 64, 200, 1024])
+@pytest.mark.parametrize("m", [1, 64, 200, 512, 1024])
 @pytest.mark.parametrize(("n", "k"), [(2304, 768), (768, 3072), (384, 384)])
 @pytest.mark.parametrize("dtype", ["fp16", "e4m3 e4m3 bf16", "e4m3 e4m3 e4m3"])
 def test_few_rows_run_a_block_for_each_tile(dtype: str, n: int, k: int, m: int) -> None:
     """One wave at most, so that every block has a multiprocessor; in 16 bits what can defer a LayerNorm."""
     on_hopper()
+    if m > 512 and dtype != "fp16":
+        pytest.skip("few rows of E4M3 are fewer")
     chosen = Bench(Product(dtype, n, k), m).chosen()
     assert chosen.kernel == WGMMA_TILE
     blocks = -(-m // chosen.tile_rows) * -(-n // chosen.tile_columns) * max(1, chosen.split_k)
