@@ -1,5 +1,5 @@
 // The product of queries, keys and values whose heads are normed and turned (kernels.h: rotary) before they are stored:
-// endings of wgmma_tile, of 16-bit operands, and of wgmma_persistent, of operands in E4M3 too. Hopper alone, 16-bit results.
+// endings of wgmma_tile, of 16-bit operands, and of wgmma_persistent, of E4M3 too. Hopper alone, 16-bit results.
 // No CUDA header.
 #pragma once
 #include "gemm/own/own.h"
