@@ -246,7 +246,7 @@ def test_wrong_device_is_named(place: Place) -> None:
 def test_devices_and_dtypes_that_are_none_are_named() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"dtype": "fp16"}, "on the CPU ftbert computes in fp32, or bf16 for the products; fp16 needs a GPU"),
-        ({"dtype": "int8"}, "dtype: expected fp32, fp16 or bf16"),
+        ({"dtype": "int8"}, "dtype: expected fp32, fp16, bf16 or fp8"),
         ({"device": "mps"}, "device: expected cpu or cuda"),
         ({"device": "gpu"}, "device: expected cpu, cuda or cuda:N, got 'gpu'"),
     ]

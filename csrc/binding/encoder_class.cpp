@@ -37,7 +37,8 @@ const void* data_of(const TensorDict& weights, const std::string& name) {
 }
 
 // Why no product takes the matrix of this name, or "".
-std::string why_not_computed(const at::Device& device, DType stream, const WeightSpec& spec, const TensorDict& weights) {
+std::string why_not_computed(const at::Device& device, DType stream, const WeightSpec& spec,
+                             const TensorDict& weights) {
   try {
     const DType stored = stored_dtype(weights.at(spec.name).scalar_type());
     Matrix matrix{.dtype = stored, .n = spec.shape[0], .k = spec.shape[1]};
