@@ -93,6 +93,16 @@ Tensor pack(const Tensor& weight) {
   return pack_weight(weight);
 }
 
+// With those of one type as the other: Python's pickle has no storage of E4M3, and no weight is of bytes.
+TensorDict viewed(const TensorDict& weights, at::ScalarType one, at::ScalarType other) {
+  TensorDict all;
+  for (const auto& entry : weights) {
+    const Tensor tensor = entry.value();
+    all.insert(entry.key(), !tensor.is_mkldnn() && tensor.scalar_type() == one ? tensor.view(other) : tensor);
+  }
+  return all;
+}
+
 }  // namespace
 
 TORCH_LIBRARY(ftbert, m) {
@@ -143,10 +153,12 @@ TORCH_LIBRARY(ftbert, m) {
            })
       .def_pickle(
           [](const EncoderPtr& self) {
-            return std::make_tuple(self->weights(), self->description(), self->attention());
+            const TensorDict weights = viewed(self->weights(), at::kFloat8_e4m3fn, at::kByte);
+            return std::make_tuple(weights, self->description(), self->attention());
           },
           [](std::tuple<TensorDict, std::string, std::string> state) {
-            return c10::make_intrusive<EncoderClass>(std::get<0>(state), std::get<1>(state), std::get<2>(state));
+            const TensorDict weights = viewed(std::get<0>(state), at::kByte, at::kFloat8_e4m3fn);
+            return c10::make_intrusive<EncoderClass>(weights, std::get<1>(state), std::get<2>(state));
           });
 
   // Calls record graphs of their own, with memory that outlives the call: inside a graph of torch.compile's there is

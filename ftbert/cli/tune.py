@@ -117,7 +117,11 @@ def _beside_e4m3(model: Checkpoint) -> str:
     """The type of the residual stream where matrices are in E4M3."""
     import torch
 
-    return "bf16" if model.stored_dtype == torch.bfloat16 or model.config.encoder.embedding_scale > 1 else "fp16"
+    from ftbert.devices import stream_dtype
+    from ftbert.dtypes import DTYPES, FP8
+
+    stream = stream_dtype(torch.device("cuda"), FP8, model.stored_dtype, model.config.encoder.embedding_scale)
+    return next(word for word, dtype in DTYPES.items() if dtype == stream)
 
 
 def _contradiction(options: argparse.Namespace) -> str:
