@@ -104,14 +104,9 @@ def fill_marks(text: str, page: Path = PAGES[0]) -> str:
     """`<!-- results: NAME -->` ... `<!-- end -->` is replaced by the table of results/NAME.json, between
     `<!-- summary: NAME... -->` and the end come chosen rows of several runs on one kind of device, and between
     `<!-- split: NAME -->` and the end comes where ftbert's time goes at the points that a profiler saw; "served" is for
-    results of bench_serve. Of a run in fp8 that has no file yet nothing is shown."""
-
-    def waits(match: re.Match[str]) -> bool:
-        return "fp8" in match[1] and match[1] not in load_runs(f"{match[1]}*.json")
+    results of bench_serve."""
 
     def table(match: re.Match[str]) -> str:
-        if waits(match):
-            return f"<!-- results: {match[1]} -->\n<!-- end -->"
         document = load_runs(f"{match[1]}*.json")[match[1]]
         line, results = machine_line(document, page), document["results"]
         by_name = {point_name(result): result for result in results}
@@ -129,8 +124,6 @@ def fill_marks(text: str, page: Path = PAGES[0]) -> str:
         return f"<!-- split: {match[1]} -->\n{machine(document['provenance'])}.\n\n{body}\n<!-- end -->"
 
     def summary(match: re.Match[str]) -> str:
-        if waits(match):
-            return f"<!-- summary: {match[1]} -->\n<!-- end -->"
         runs = {name: load_runs(f"{name}*.json")[name] for name in match[1].split()}
         body = markdown(summary_table(runs))
         facts = next(iter(runs.values()))["provenance"]
@@ -190,7 +183,8 @@ def summary_table(runs: dict[str, Any]) -> Table:
             texts = ["" if ms is None else f"{ms:.3g}" if ms < 100 else f"{ms:.0f}" for ms in column]
             cells = [f"**{text}**" if ms == best else text for ms, text in zip(column, texts, strict=True)]
             rows.append([where + point, *cells])
-    return ["milliseconds", *columns], rows
+    used = [0, *(i for i in range(1, len(columns) + 1) if any(row[i] for row in rows))]
+    return [["milliseconds", *columns][i] for i in used], [[row[i] for i in used] for row in rows]
 
 
 def instructions(run: str, facts: dict[str, Any]) -> str:

@@ -113,6 +113,8 @@ def _linear_norm_e4m3(
     return torch.empty_like(residual) if copy_scale is None else none, torch.empty_like(residual), copy
 
 
+_TURNED_DTYPE = 18  # the place of linear_turned's dtype behind a and weight
+
 # What each op makes of its arguments, which come in the order of its schema (csrc/binding/).
 _FAKES: dict[str, Callable[..., Any]] = {
     "forward_batch": _forward_batch,
@@ -154,8 +156,8 @@ _FAKES: dict[str, Callable[..., Any]] = {
             dtype=dtype if out_scale is None else torch.float8_e4m3fn,
         )
     ),
-    "linear_turned": lambda a, weight, *_, dtype=None, **__: a.new_empty(
-        (a.shape[0], weight.shape[0]), dtype=dtype or a.dtype
+    "linear_turned": lambda a, weight, *rest: a.new_empty(
+        (a.shape[0], weight.shape[0]), dtype=(rest[_TURNED_DTYPE] if len(rest) > _TURNED_DTYPE else None) or a.dtype
     ),
     "linear_norm": _linear_norm,
     "linear_norm_e4m3": _linear_norm_e4m3,

@@ -52,16 +52,16 @@ def load(
     stored where the device has instructions for that (fp16 on a GPU alone, bf16 there and on some CPUs), else fp32.
     fp8 is for the matrices of the layers, all else and the results are fp16 or bf16. They are quantized when the model
     is first loaded so, and kept in the user's cache (docs/quantization.md); those of a live model each time. Of a
-    folder that `ftbert quantize` wrote fp8 and "auto" are the same, fp16 and bf16 the type of all else.
-    attention: "auto", or "fused" /
-    "general" to force a path. heads: the checkpoint's task heads too; a masked language model then computes logits over
-    the vocabulary in every call; an encoder's ...ForCausalLM or ...LMHeadModel without is_decoder is one. A decoder's
-    ...ForCausalLM gives hidden states, and its head is read when `predict`, `rerank` or `head` asks for it. What stands
-    outside the encoder and is no head that ftbert knows is left out, with a warning. revision, token: of a hub id; a
-    branch, tag or commit, and what a private model asks for (None: HF_TOKEN, or that of `hf auth login`). Raises
-    FileNotFoundError, PermissionError, ImportError (an .onnx file without the onnx package), ValueError (weights or
-    config do not fit, all problems listed), RuntimeError (a device or dtype that this build or machine cannot serve; a
-    live model that computes something else than its config says), TypeError for what is no such source.
+    folder that `ftbert quantize` wrote fp8 and "auto" are the same, fp16 and bf16 the type of all else. attention:
+    "auto", or "fused" / "general" to force a path. heads: the checkpoint's task heads too; a masked language model then
+    computes logits over the vocabulary in every call; an encoder's ...ForCausalLM or ...LMHeadModel without is_decoder
+    is one. A decoder's ...ForCausalLM gives hidden states, and its head is read when `predict`, `rerank` or `head` asks
+    for it. What stands outside the encoder and is no head that ftbert knows is left out, with a warning. revision,
+    token: of a hub id; a branch, tag or commit, and what a private model asks for (None: HF_TOKEN, or that of `hf auth
+    login`). Raises FileNotFoundError, PermissionError, ImportError (an .onnx file without the onnx package), ValueError
+    (weights or config do not fit, all problems listed; a device that cannot serve fp8; a model that loses too much in
+    it), RuntimeError (a device or dtype that this build or machine cannot serve; a live model that computes something
+    else than its config says), TypeError for what is no such source.
     """
     place = check_device(device)
     asked = None if dtype == "auto" else parse_dtype(dtype)

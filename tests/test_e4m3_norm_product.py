@@ -112,11 +112,11 @@ def same_bits(one: Results, other: Results) -> bool:
     return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(one, other, strict=True))
 
 
-def assert_near(got: Tensor, want: Tensor, seldom: float) -> None:
-    """E4M3: at most one step apart, and that seldom."""
+def assert_near(got: Tensor, want: Tensor, apart: Tensor, seldom: float) -> None:
+    """E4M3 of numbers that are `apart`: at most one step more, and seldom at all."""
     size = torch.maximum(got.float().abs(), want.float().abs())
     off = (got.float() - want.float()).abs()
-    assert (off <= (size / 8).clamp(2.0**-9)).all() and (off > 0).float().mean() <= seldom
+    assert (off <= (size / 8).clamp(2.0**-9) + apart).all() and (off > 0).float().mean() <= seldom
 
 
 @pytest.mark.parametrize("m", [1, 63, 130, 4500])
@@ -154,19 +154,23 @@ def test_equals_float64(kernel: str, rule: Rule, m: int, n: int, k: int, dtype: 
 @DTYPES
 def test_equals_a_product_and_a_norm(kernel: str, rule: Rule, m: int, n: int, k: int, dtype: torch.dtype) -> None:
     """Where the product is exact in 16 bits: the same sum, and a norm whose blocks told each other squares of 16 bits, so
-    that its scale is off by up to 2^-17."""
+    that its scale is off by up to 2^-17. What is rounded before gamma may then be the next number. Where beta makes a
+    small number of it, that shows."""
     one = Operands(m, n, k, rule, dtype, whole=True)
     want, plain = one.apart(kernel), one.apart(kernel, copied=False)
+    step = torch.finfo(dtype).eps
+    apart = (2**-17 if rule.rounding == "once" else step) * (
+        (plain[0].float() - (0 if one.beta is None else one.beta.float())).abs() + step
+    )
     for variant in able(kernel, one, m):
         got, other = one.run(kernel, variant), one.run(kernel, variant, copied=False)
         assert torch.equal(got[1], want[1]) and torch.equal(other[1], plain[1])
-        assert_near(got[2], want[2], seldom=0.002)
-        step = torch.finfo(dtype).eps
+        assert_near(got[2], want[2], apart / one.copy_scale, seldom=0.002)
         for a, b in ((got[0], want[0]), (other[0], plain[0])):
-            before_beta = b.float() - (0 if one.beta is None else one.beta.float())
-            off = step * (b.float().abs() + 2**-6) + 2**-17 * before_beta.abs()
-            assert ((a.float() - b.float()).abs() <= off).all() or rule.rounding != "once"
-            assert a.shape == b.shape and ((a != b).float().mean() < 0.03 if a.numel() else True)
+            assert a.shape == b.shape
+            if a.numel():
+                assert ((a.float() - b.float()).abs() <= step * (b.float().abs() + 2**-6) + apart).all()
+                assert (a != b).float().mean() < 0.03
 
 
 @pytest.mark.parametrize("variant", ABLE)

@@ -139,6 +139,17 @@ def test_scales_of_inputs_hold_what_calibration_saw(folder: Path, tmp_path: Path
         assert 0.5 * seen.largest <= float(scale) * LARGEST <= 2.1 * seen.largest  # nothing of it stands far out
 
 
+@pytest.mark.parametrize("number", [0.0, -1.0, float("nan"), float("inf")])
+def test_scales_that_are_none_are_named(folder: Path, tmp_path: Path, number: float) -> None:
+    quantize(folder, tmp_path / "fp8", SAMPLE_TEXTS)
+    file, name = tmp_path / "fp8" / "model.safetensors", "layers.0.ffn.up.weight.scale"
+    tensors = load_file(file)
+    tensors[name][3] = number
+    save_file(tensors, file)
+    with pytest.raises(ValueError, match=f"{name}: scales are finite and above 0"):
+        open_checkpoint(tmp_path / "fp8").read(name)
+
+
 def test_no_product_on_the_cpu_yet(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "fp8"
     texts = tmp_path / "texts.txt"

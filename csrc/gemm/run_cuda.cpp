@@ -169,9 +169,8 @@ bool linear_norm(Context<Device>& context, const Linear<T>& weights, const Opera
     return false;
   Product whole = product_of(weights, m, a, kDType<T>, {.bias = true, .residual_norm = where});
   T* const normed = scaled ? to.normed : to.only_norm();
-  const void* const from = e4m3 ? static_cast<const void*>(a.scaled_e4m3()) : a.template as<T>();
   void* const copy = scaled ? static_cast<void*>(to.copy.scaled_e4m3()) : to.sum ? normed : nullptr;
-  const ProductData data{.a = from,
+  const ProductData data{.a = operand_of(weights, a),
                          .b = weights.weight.data,
                          .bias = weights.bias,
                          .c = to.sum ? to.sum : normed,

@@ -38,7 +38,10 @@ class Checkpoint:
             exact = [self._part(name, torch.float32).float() for name in self.tensors[ours]]
             return self.made[ours](self.config.encoder, exact).to(dtype)
         parts = [self._part(name, dtype).to(dtype) for name in self.tensors[ours]]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if ours.endswith(".scale") and not (whole.isfinite() & (whole > 0)).all():
+            raise ValueError(f"{self.source.where}: {ours}: scales are finite and above 0, and not all of these are")
+        return whole
 
     def _part(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         part = self.source.read(name)

@@ -14,12 +14,11 @@ from ftbert.quantization import MEAN_COSINE, WORST_COSINE
 class Gate:
     """Everything is measured from transformers in float32. None: the number is shown, and nothing is asked of it.
 
-    max_abs_diff: of a valid token's hidden state, by the kind of device. error_ratio: the same, in errors of
-    transformers' own model in that type. min_cosine: the least, mean_cosine the mean, of tokens; by_text: of whole
-    texts' vectors instead, with the errors layer by layer and what the heads decide. unusual: the mean and the least
-    where the model reads what it is not for: random ids, and positions that a mask moves. agreement: of what heads
-    decide. bench_error: of all hidden states together, as a share of their size; it tells another model from another
-    rounding.
+    max_abs_diff: of a valid token's hidden state, by the kind of device. error_ratio: the same, as a multiple of the
+    error of transformers' own model in that type. mean_cosine, min_cosine: of tokens, or with by_text of texts'
+    vectors; by_text also shows the errors layer by layer and compares what heads decide. unusual: the mean and the
+    least cosine of random ids, and of masks that move positions. agreement: the share of heads' decisions that must be
+    the same. bench_error: of all hidden states together, as a share of their size.
     """
 
     min_cosine: float

@@ -106,7 +106,7 @@ def quantize(
     unseen = numbers[_UNSEEN - 1 :: _UNSEEN] if len(numbers) >= 2 * _UNSEEN else []
     seen = [i for i in numbers if i not in set(unseen)]
     with _exact_products():
-        reference: torch.nn.Module = build_reference(checkpoint, with_heads=False)
+        reference: torch.nn.Module = build_reference(checkpoint, with_heads=False).requires_grad_(False)
         vectors = TextVectors.of(reference.to(where), checkpoint, tokenizer)
         stored = _quantized(checkpoint, vectors, wanted, [rows[i] for i in seen])
         measured_on = [*unseen, *seen[:: -(-len(seen) // max(1, _MEASURED - len(unseen)))]]
@@ -129,7 +129,7 @@ def quantize(
 def _choose(checkpoint: Checkpoint, keep: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
     """By matrix the module of transformers that shows what it multiplies; of the others why they are none of them."""
     encoder = checkpoint.config.encoder
-    if any(spec.stored for spec in encoder.weight_specs()):
+    if encoder.has_8_bits:
         raise ValueError(f"{checkpoint.source.where}: is quantized already; quantize the model that it was made from")
     modules, shapes = source_modules(checkpoint.config), encoder.weight_shapes()
     kept = {name: "asked for" for name in modules if any(f"{name}.".startswith(f"{one}.") for one in keep)}

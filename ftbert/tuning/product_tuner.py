@@ -19,6 +19,7 @@ from ftbert.checkpoint import (
     LayerConfig,
     NormConfig,
     activations,
+    fits_e4m3,
 )
 from ftbert.dtypes import DTYPES
 from ftbert.tuning.gemm_rows import WGMMA_TILE, WITH_NORM, Own, Product, Row
@@ -30,7 +31,6 @@ _FINALISTS = 5
 _ROUNDS = 15  # of the turns that these take
 _E4M3_SUMS = 2**-6  # of the largest result: more than sums of E4M3, which keep 14 bits, differ by from kernel to kernel
 _WITH_E4M3 = ("none", "gelu")  # activations that a product of E4M3 applies itself; with a gate all of them
-_MULTIPLE = 16  # of the rows and columns of matrices in E4M3
 
 
 def in_e4m3(config: EncoderConfig) -> EncoderConfig:
@@ -40,7 +40,7 @@ def in_e4m3(config: EncoderConfig) -> EncoderConfig:
 
 def _in_e4m3(hidden: int, layer: LayerConfig) -> LayerConfig:
     def stored(rows: int, columns: int) -> str:
-        return "model" if rows % _MULTIPLE or columns % _MULTIPLE else "e4m3"
+        return "model" if fits_e4m3([rows, columns]) else "e4m3"
 
     attention, ffn = layer.attention, layer.ffn
     qkv, out = stored(attention.width + 2 * attention.kv_width, hidden), stored(hidden, attention.width)

@@ -141,9 +141,9 @@ __device__ void store_sums(const char* shared, const PersistentWork& work, int64
   }
 }
 
-// What an Ending has: Element, the 16-bit type of the bias; Work, what it needs, PersistentWork, where A and B are E4M3
-// ScaledWork, and maybe more; and as an object of a warp that has 16 rows
-// of a tile, from row0 on, or 16 from row0 + 64 on too,
+// What an Ending has: Element, the 16-bit type of the bias; Work, what it needs: PersistentWork (of A and B in E4M3
+// ScaledWork), and maybe more. It is an object of a warp, which has 16 rows of a tile from row0 on, and in a whole tile
+// 16 from row0 + 64 on too:
 //   Ending(work, row0, column0), before the tile's products. The inputs are not waited for;
 //   finish(sums, memory, work, row, column0, half): 16 rows from `row` on, to C. Scales and bias are in the sums, which
 //     it may change; the warp has kSumBytes of shared memory at `memory`.
