@@ -36,6 +36,17 @@ __device__ void load_scales(const E4m3Scales& scales, int column, float (&scale)
   for (int w = 0; w < W; ++w) scale[w] *= a;
 }
 
+// The sums of E4M3 operands with their scales and the bias; factors: of two columns scale, bias, scale, bias.
+template <int kEights>
+__device__ void apply_factors(float (&sum)[kEights][4], const float4* factors) {
+#pragma unroll
+  for (int j = 0; j < kEights; ++j) {
+    const float4 of = factors[j * 4 + threadIdx.x % 4];
+    sum[j][0] = sum[j][0] * of.x + of.y, sum[j][1] = sum[j][1] * of.z + of.w;
+    sum[j][2] = sum[j][2] * of.x + of.y, sum[j][3] = sum[j][3] * of.z + of.w;
+  }
+}
+
 // C in E4M3, with a gate half as many as v, which was rounded to E; inverse: what they are multiplied by before they
 // are rounded again.
 template <class E, Activation kActivation, Gate kGate, int kSums>

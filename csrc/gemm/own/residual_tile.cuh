@@ -60,17 +60,6 @@ __device__ void add_residual(float (&sum)[Shape::kTileN / 8][4], uint32_t tile, 
   }
 }
 
-// The sums of E4M3 operands with their scales and the bias; factors: of two columns scale, bias, scale, bias.
-template <int kEights>
-__device__ void apply_factors(float (&sum)[kEights][4], const float4* factors) {
-#pragma unroll
-  for (int j = 0; j < kEights; ++j) {
-    const float4 of = factors[j * 4 + threadIdx.x % 4];
-    sum[j][0] = sum[j][0] * of.x + of.y, sum[j][1] = sum[j][1] * of.z + of.w;
-    sum[j][2] = sum[j][2] * of.x + of.y, sum[j][3] = sum[j][3] * of.z + of.w;
-  }
-}
-
 // What the rule makes of the sums, rounded, to shared memory; of NoRule the sums themselves. store(block) when 64
 // columns are there. vectors: for two columns both gammas, both betas.
 template <class E, class Shape, class Rule, class Store>

@@ -68,6 +68,19 @@ void run_norm(int variant, const Product& p, const ProductData& data, const Laun
   });
 }
 
+// run_norm where the sum stays, with the kernel of the norm's rule.
+template <class Shapes>
+void run_sum_and_norm(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
+  run_norm<Shapes>(variant, p, data, [&]<class E, class Shape>() {
+    if (data.norm.kind == NormKind::layer)
+      launch_norm<E, Shape, LayerRule, SumMaps>(context, p, data);
+    else if (data.norm.rounding == NormRounding::once)
+      launch_norm<E, Shape, RmsRule<NormRounding::once>, SumMaps>(context, p, data);
+    else
+      launch_norm<E, Shape, RmsRule<NormRounding::before_gamma>, SumMaps>(context, p, data);
+  });
+}
+
 template <class Shapes>
 bool supports_norm(const Gpu& gpu, int variant, const Product& p, ResidualNorm norm) {
   const int64_t columns = Shapes::kVariants[variant].tile.columns;

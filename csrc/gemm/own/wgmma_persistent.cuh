@@ -90,16 +90,6 @@ __device__ void bring_factors(const ScaledWork& work, int column0, float4* share
   for (int w = 0; w < 4; w += 2) shared[i * 2 + w / 2] = {scale[w], bias[w], scale[w + 1], bias[w + 1]};
 }
 
-// The sums of 16 rows with their scales and the bias.
-__device__ inline void apply_factors(float (&sum)[kTileN / 8][4], const float4* shared) {
-#pragma unroll
-  for (int j = 0; j < kTileN / 8; ++j) {
-    const float4 of = shared[j * 4 + threadIdx.x % 4];
-    sum[j][0] = sum[j][0] * of.x + of.y, sum[j][1] = sum[j][1] * of.z + of.w;
-    sum[j][2] = sum[j][2] * of.x + of.y, sum[j][3] = sum[j][3] * of.z + of.w;
-  }
-}
-
 // 16 rows of a warp, rounded as cuBLASLt would leave them, in shared memory, so that the activation is a loop. Written
 // out for every register it was 2,200 instructions a tile (erf GELU, 512x3072x768 on an H200: 11.3 us against 9.5).
 // There they are blocks of 64 columns, [16][8] chunks of 16 bytes, xor-ed with the row.

@@ -3,14 +3,7 @@
 
 namespace ftbert {
 void run_prenorm_e4m3(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
-  run_norm<ScaledShapes>(variant, p, data, [&]<class E, class Shape>() {
-    if (data.norm.kind == NormKind::layer)
-      launch_norm<E, Shape, LayerRule, SumMaps>(context, p, data);
-    else if (data.norm.rounding == NormRounding::once)
-      launch_norm<E, Shape, RmsRule<NormRounding::once>, SumMaps>(context, p, data);
-    else
-      launch_norm<E, Shape, RmsRule<NormRounding::before_gamma>, SumMaps>(context, p, data);
-  });
+  run_sum_and_norm<ScaledShapes>(context, variant, p, data);
 }
 
 }  // namespace ftbert
