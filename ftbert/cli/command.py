@@ -50,6 +50,8 @@ def load_model(options: argparse.Namespace, **more: Any) -> Any:
     """The model that a command names, where and in which dtype it says."""
     # What is not given is left to load(), which knows the defaults.
     given = {name: value for name in ("device", "dtype", "revision") if (value := getattr(options, name)) is not None}
+    if getattr(options, "against", None):
+        given.setdefault("dtype", "auto")  # a quantized folder: in the types that it is stored in
     return ftbert.load(options.model, **given, **more)
 
 
