@@ -31,6 +31,19 @@ struct PanelProduct {
   float* gated = nullptr;  // [m, n / 2], what a gate makes of the sums, which then lie at out: Gate::pairs
 };
 
+// out [m, n] = act((a @ weight^T) * scales + bias): `a` in uint8 with a scale and a zero point for each row, the weight
+// in int8, packed by pack_int8. Sums are exact: k is at most kMostInt8Depth.
+struct Int8Product {
+  int64_t m, n, k;
+  const uint8_t* a;  // [m] rows of k bytes: core/byte_rows.h; row 0 begins a cache line
+  const void* panels;
+  const float *scales, *bias;  // [n], of the weight's rows; bias or nullptr
+  Activation activation;
+  float* out;
+  float* gated = nullptr;  // [m, n / 2], what a gate makes of the sums: Gate::pairs; nothing is written to out then
+};
+inline constexpr int64_t kMostInt8Depth = (int64_t{1} << 31) / (255 * 128);
+
 // One set. isa_table_cpu.cpp fills it.
 struct IsaKernels {
 #define FTBERT_MEMBER(name) decltype(&ftbert::name<Cpu, float>) name;
@@ -41,14 +54,21 @@ struct IsaKernels {
                       float* panels);  // [n up to whole panels, k]: panels of [k, panel_width]
   void (*panel_product)(const PanelProduct& product);
   bool bf16;   // has instructions for products of bf16 pairs
-  bool tiles;  // was compiled with AMX
+  bool tiles;  // multiplies by AMX
+  // The instructions of int8 products: avx_vnni, avx512_vnni or amx_int8; nullptr, as all that follows, where there are
+  // none. The panels are the same for all.
+  const char* int8;
+  int64_t (*int8_panel_bytes)(int64_t n, int64_t k);
+  void (*pack_int8)(const int8_t* weight, int64_t n, int64_t k, void* panels);
+  void (*unpack_int8)(const void* panels, int64_t n, int64_t k, int8_t* weight);
+  void (*int8_product)(const Int8Product& product);
 };
 
-// The set for this CPU, or for the lower one that FTBERT_MAX_CPU_ISA names: avx2, avx512, avx512_bf16 or amx. Throws
-// where this CPU has none of them.
+// The set for this CPU, or the highest one up to that which FTBERT_MAX_CPU_ISA names: avx2, avx2_vnni, avx512,
+// avx512_vnni, avx512_bf16 or amx. Throws where this CPU has none of them.
 const IsaKernels& isa_kernels();
 
-// Its name; amx: the set avx512_bf16, with tiles.
+// Its name.
 std::string_view cpu_isa();
 
 }  // namespace ftbert
