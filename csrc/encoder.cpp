@@ -78,7 +78,7 @@ auto Encoder<Device, T>::carve(Workspace& ws, const Batch& batch, const Schedule
   const auto carve_run = [&](int64_t most_rows, bool alone) {
     LayerBuffers<T> made = carve_layer_buffers<Device, T>(
         ws, c, {most_rows, batch.sequences.count, batch.sequences.max_k, attention_.path, alone});
-    made.normed = of_batch.normed, made.scaled_inner = of_batch.scaled_inner;
+    made.normed = of_batch.normed;
     made.deferred_moments = of_batch.deferred_moments;
     return made;
   };

@@ -134,7 +134,7 @@ def _build(
     for spec in config.weight_specs():
         kept = STORED_DTYPES.get(spec.stored)
         tensor = stored.read(spec.name, kept or (element if spec.matrix else stream))
-        packable = place.type == "cpu" and spec.matrix and kept is None
+        packable = place.type == "cpu" and spec.matrix and kept in (None, torch.int8)
         weights[spec.name] = torch.ops.ftbert.pack_weight(tensor) if packable else tensor.to(place)
     gemm_table.install(place)
     encoder = torch.classes.ftbert.Encoder(weights, config.text(), attention)

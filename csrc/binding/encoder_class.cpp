@@ -40,13 +40,13 @@ const void* data_of(const TensorDict& weights, const std::string& name) {
 std::string why_not_computed(const at::Device& device, DType stream, const WeightSpec& spec,
                              const TensorDict& weights) {
   try {
-    const DType stored = stored_dtype(weights.at(spec.name).scalar_type());
+    const DType stored = spec.type ? *spec.type : stored_dtype(weights.at(spec.name).scalar_type());
     Matrix matrix{.dtype = stored, .n = spec.shape[0], .k = spec.shape[1]};
     std::optional<InputScale> input;
     if (const WeightScales names = scales_of(spec); spec.type) {
       matrix.scale = static_cast<const float*>(data_of(weights, names.matrix));
       matrix.per = Granularity::row;
-      input = {static_cast<const float*>(data_of(weights, names.input)), Granularity::tensor};
+      input = input_of(*spec.type, data_of(weights, names.input));
     }
     const bool asks_gpu = device.is_cuda() && stored != stream;
     check_product_exists(device_kind(device), asks_gpu ? cuda_context(device.index(), nullptr).capability : 0, stream,
@@ -77,12 +77,13 @@ void check_weights(const std::vector<WeightSpec>& specs, const TensorDict& weigh
     if (!packed_here) plain(spec.name.c_str(), tensor);
     if (!has_shape(tensor, spec.shape))
       complain("expected " + shape_text(spec.shape) + ", got " + shape_text(tensor.sizes()));
+    const bool bytes = spec.matrix && spec.type == DType::int8 && tensor.scalar_type() == at::kByte;  // its panels
     if (tensor.dim() == 3 && tensor.scalar_type() != at::kFloat)
       complain(std::string("panels are Float, got ") + at::toString(tensor.scalar_type()));
     if (is_packed(tensor) && !(spec.matrix && device.is_cpu())) complain("only matrices on the CPU may be packed");
     const at::ScalarType expected = spec.type ? scalar_type_of(*spec.type) : stream.scalar_type();
     const bool any = spec.matrix && !spec.type;  // of the types that a product takes
-    if (tensor.device() != device || (!any && tensor.scalar_type() != expected))
+    if (tensor.device() != device || (!any && !bytes && tensor.scalar_type() != expected))
       complain(std::string("expected ") + at::toString(expected) + " on " + device.str() + ", got " +
                at::toString(tensor.scalar_type()) + " on " + tensor.device().str());
     else if (const std::string why = spec.matrix ? why_not_computed(device, dtype, spec, weights) : ""; !why.empty())
@@ -113,7 +114,7 @@ EncoderClass::EncoderClass(TensorDict weights, std::string config, std::string a
   dispatch(kind, dtype, [&]<class Device, class T>(Backend<Device, T>) {
     for (const WeightSpec& spec : specs) {
       const at::Tensor given = weights.at(spec.name).detach();
-      if (spec.matrix) matrix_dtypes_[spec.name] = given.scalar_type();
+      if (spec.matrix) matrix_dtypes_[spec.name] = spec.type ? scalar_type_of(*spec.type) : given.scalar_type();
       // A loader may have packed it already, to not hold both layouts.
       if (spec.matrix && kind == DeviceKind::cpu)
         packed_[spec.name] = given.is_mkldnn() ? given : is_packed(given) ? given.contiguous() : pack_weight(given);
@@ -135,7 +136,7 @@ TensorDict EncoderClass::weights() const {
   TensorDict all;
   for (const WeightSpec& spec : weight_specs(config_)) {
     const auto it = packed_.find(spec.name);
-    all.insert(spec.name, it == packed_.end() ? weights_.at(spec.name) : unpack_weight(it->second, spec.shape[0]));
+    all.insert(spec.name, it == packed_.end() ? weights_.at(spec.name) : unpack_weight(it->second, spec.shape));
   }
   return all;
 }

@@ -53,6 +53,21 @@ Tensor quantise_op(const Tensor& x, const Tensor& scale) {
   return out;
 }
 
+// x [rows, cols], smooth [cols] -> byte rows (core/byte_rows.h) of x * smooth.
+Tensor byte_rows_op(const Tensor& x, const OptionalTensor& smooth) {
+  elements("x", x, 2);
+  FTBERT_CHECK(x.is_cpu() && x.scalar_type() == at::kFloat, "x: expected float32 on the CPU, got ", describe(x));
+  same("smooth", smooth, x, {x.size(1)});
+  const Tensor out = at::empty({x.size(0), byte_row_bytes(x.size(1))}, x.options().dtype(at::kByte));
+  Context<Cpu> context;
+  quantise<Cpu, float>(context, data<float>(x), x.size(0), x.size(1),
+                       {.data = out.mutable_data_ptr(),
+                        .dtype = DType::uint8,
+                        .per = Granularity::beside,
+                        .smooth = data<float>(smooth)});
+  return out;
+}
+
 // x [rows, 2 * cols], bias [2 * cols] -> [rows, cols], with a scale in e4m3.
 Tensor bias_gate(const Tensor& x, const OptionalTensor& bias, const std::string& activation,
                  const OptionalTensor& scale) {
@@ -244,6 +259,7 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
   define_op(m, "add_bias_act_(Tensor(a!) x, Tensor? bias, str activation) -> ()", &bias_act_in_place);
   define_op(m, "add_bias_gate(Tensor x, Tensor? bias, str activation, Tensor? scale=None) -> Tensor", &bias_gate);
   define_op(m, "quantise(Tensor x, Tensor scale) -> Tensor", &quantise_op);
+  define_op(m, "byte_rows(Tensor x, Tensor? smooth=None) -> Tensor", &byte_rows_op);
   define_op(m,
             "attention(Tensor qkv, Tensor cu_seqlens, SymInt max_seqlen, int heads, Tensor? relative_bias=None, "
             "Tensor? columns=None, bool bf16=False, int kv_heads=0, float? scale=None, int left=-1, int right=-1, "

@@ -79,6 +79,7 @@ StringDict build_info() {
   info.insert("cuda", cuda ? "yes" : "no");
   if (!cuda) info.insert("cuda_reason", why_not);
   info.insert("cpu_isa", std::string(cpu_isa()));
+  info.insert("cpu_int8", isa_kernels().int8 ? isa_kernels().int8 : "none");
   info.insert("cpu_gemm", torch_products_name());
   if (cuda) info.insert("cuda_gemm", gemm_library_version());
   return info;
@@ -87,9 +88,10 @@ StringDict build_info() {
 // A GEMM operand in the layout that the encoder keeps on the CPU, so that a loader need not hold both.
 Tensor pack(const Tensor& weight) {
   plain("weight", weight);
-  const bool real = weight.scalar_type() == at::kFloat || weight.scalar_type() == at::kBFloat16;
-  FTBERT_CHECK(weight.dim() == 2 && weight.numel() > 0 && weight.is_cpu() && real,
-               "weight: expected float32 or bfloat16 [n, k] on the CPU, got ", describe(weight));
+  const at::ScalarType type = weight.scalar_type();
+  FTBERT_CHECK(weight.dim() == 2 && weight.numel() > 0 && weight.is_cpu() &&
+                   (type == at::kFloat || type == at::kBFloat16 || type == at::kChar),
+               "weight: expected float32, bfloat16 or int8 [n, k] on the CPU, got ", describe(weight));
   return pack_weight(weight);
 }
 

@@ -71,6 +71,7 @@ inline at::ScalarType scalar_type_of(DType dtype) {
     case DType::bf16: return at::kBFloat16;
     case DType::e4m3: return at::kFloat8_e4m3fn;
     case DType::int8: return at::kChar;
+    case DType::uint8: return at::kByte;
   }
   fail("no type of torch is of that number");
 }

@@ -92,6 +92,15 @@ struct OneThread {
 at::Tensor pack_weight(const at::Tensor& weight) {
   one_thread_if_forked();
   const at::Tensor plain = weight.detach().contiguous();
+  if (plain.scalar_type() == at::kChar) {
+    const IsaKernels& isa = isa_kernels();
+    const int64_t n = plain.size(0), k = plain.size(1);
+    FTBERT_CHECK(isa.int8, "this CPU (", cpu_isa(),
+                 ") has no instructions for products of int8; load the model in fp32");
+    at::Tensor panels = at::empty({isa.int8_panel_bytes(n, k)}, plain.options().dtype(at::kByte));
+    isa.pack_int8(plain.const_data_ptr<int8_t>(), n, k, panels.mutable_data_ptr());
+    return panels;
+  }
   if (plain.scalar_type() == at::kFloat && own_products()) {
     const int64_t n = plain.size(0), k = plain.size(1), width = isa_kernels().panel_width;
     at::Tensor panels = at::empty({(n + width - 1) / width, k, width}, plain.options());
@@ -103,18 +112,28 @@ at::Tensor pack_weight(const at::Tensor& weight) {
   return reorder_weight()->call(plain, std::nullopt);
 }
 
-bool is_packed(const at::Tensor& weight) { return weight.is_mkldnn() || weight.dim() == 3; }
+bool is_packed(const at::Tensor& weight) {
+  return weight.is_mkldnn() || weight.dim() == 3 || weight.scalar_type() == at::kByte;
+}
 
 bool has_shape(const at::Tensor& weight, at::IntArrayRef shape) {
+  if (weight.scalar_type() == at::kByte)
+    return shape.size() == 2 && isa_kernels().int8 && weight.dim() == 1 &&
+           weight.numel() == isa_kernels().int8_panel_bytes(shape[0], shape[1]);
   if (weight.dim() != 3) return weight.sizes() == shape;
   return shape.size() == 2 && weight.size(0) == (shape[0] + weight.size(2) - 1) / weight.size(2) &&
          weight.size(1) == shape[1] && weight.size(2) == isa_kernels().panel_width;
 }
 
-at::Tensor unpack_weight(const at::Tensor& packed, int64_t n) {
+at::Tensor unpack_weight(const at::Tensor& packed, at::IntArrayRef shape) {
   one_thread_if_forked();
   if (packed.is_mkldnn()) return packed.to_dense();
-  return packed.transpose(1, 2).flatten(0, 1).narrow(0, 0, n).contiguous();
+  if (packed.scalar_type() == at::kByte) {
+    at::Tensor weight = at::empty(shape, packed.options().dtype(at::kChar));
+    isa_kernels().unpack_int8(packed.const_data_ptr(), shape[0], shape[1], weight.mutable_data_ptr<int8_t>());
+    return weight;
+  }
+  return packed.transpose(1, 2).flatten(0, 1).narrow(0, 0, shape[0]).contiguous();
 }
 
 std::string torch_products_name() {
@@ -204,6 +223,21 @@ Operand TorchProducts::linear(const Linear<float>& linear, const Operand& a, int
   Context<Cpu> context{this};
   const Matrix& w = linear.weight;
   const at::Tensor& weight = *static_cast<const at::Tensor*>(w.packed);
+  if (w.dtype == DType::int8) {
+    const bool gated = epilogue.gate == Gate::pairs;
+    auto* const c = static_cast<float*>(out.data);
+    isa_kernels().int8_product({.m = m,
+                                .n = w.n,
+                                .k = w.k,
+                                .a = a.byte_rows(),
+                                .panels = weight.const_data_ptr(),
+                                .scales = w.scale,
+                                .bias = epilogue.bias ? linear.bias : nullptr,
+                                .activation = epilogue.activation,
+                                .out = gated ? nullptr : c,
+                                .gated = gated ? c : nullptr});
+    return Operand::of(c);
+  }
   if (!weight.is_mkldnn()) {
     const bool gated = epilogue.gate == Gate::pairs;
     auto* const c = static_cast<float*>(out.data);

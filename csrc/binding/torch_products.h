@@ -39,12 +39,12 @@ class TorchProducts : public CpuProducts {
   std::list<std::pair<const void*, Kept>> kept_;  // operands point into it
 };
 
-// weight [n, k], fp32 or bf16 -> what TorchProducts multiplies by: oneDNN's blocked layout, or panels [n / width, k,
-// width].
+// weight [n, k], fp32, bf16 or int8 -> what TorchProducts multiplies by: oneDNN's blocked layout, panels [n / width, k,
+// width] of floats, or the bytes of int8's panels.
 at::Tensor pack_weight(const at::Tensor& weight);
 bool is_packed(const at::Tensor& weight);
 bool has_shape(const at::Tensor& weight, at::IntArrayRef shape);  // packed or not
-at::Tensor unpack_weight(const at::Tensor& packed, int64_t n);    // [n, k]
+at::Tensor unpack_weight(const at::Tensor& packed, at::IntArrayRef shape);  // [n, k]
 std::string torch_products_name();
 
 }  // namespace ftbert::binding

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 
+#include "core/byte_rows.h"
 #include "core/check.h"
 #include "core/types.h"
 
@@ -12,6 +13,7 @@ enum class Granularity {
   none,    // there are no scales
   tensor,  // one scale
   row,     // [rows]
+  beside,  // a scale and a zero point behind the numbers of each row (byte_rows.h)
 };
 
 // A row-major matrix [rows, cols], read or written; who hands it on says how many rows and columns. Its type belongs to
@@ -21,7 +23,8 @@ struct Operand {
   DType dtype = DType::fp32;
   const float* scale = nullptr;
   Granularity per = Granularity::none;
-  bool opaque = false;  // data is a handle of the products' library, which alone reads it, once
+  const float* smooth = nullptr;  // [cols] of byte rows, or none: columns are multiplied by it before they are stored
+  bool opaque = false;            // data is a handle of the products' library, which alone reads it, once
 
   template <class T>
   static Operand of(const T* data) {
@@ -45,6 +48,23 @@ struct Operand {
                  : per == Granularity::row ? " with scales of rows"
                                            : "");
     return static_cast<uint8_t*>(data);
+  }
+
+  // Byte rows; Error where they are stored in another way.
+  uint8_t* byte_rows() const {
+    FTBERT_CHECK(dtype == DType::uint8 && per == Granularity::beside && !opaque,
+                 "expected an operand of byte rows, got ", to_string(dtype));
+    return static_cast<uint8_t*>(data);
+  }
+
+  int64_t row_bytes(int64_t cols) const {
+    return per == Granularity::beside ? byte_row_bytes(cols) : cols * bytes_of(dtype);
+  }
+  // The rows from `row` on.
+  Operand from(int64_t row, int64_t cols) const {
+    Operand rest = *this;
+    rest.data = static_cast<char*>(data) + row * row_bytes(cols);
+    return rest;
   }
 
   // Whether numbers are divided by a scale before they are stored.

@@ -70,6 +70,7 @@ std::string_view to_string(DType dtype) {
     case DType::bf16: return "bf16";
     case DType::e4m3: return "e4m3";
     case DType::int8: return "int8";
+    case DType::uint8: return "uint8";
   }
   return "?";
 }

@@ -23,8 +23,8 @@ struct bfloat16_t {
 };
 
 enum class DeviceKind { cpu, cuda };
-enum class DType { fp32, fp16, bf16, e4m3, int8 };  // e4m3, int8: of stored matrices
-constexpr int64_t bytes_of(DType dtype) {           // an element
+enum class DType { fp32, fp16, bf16, e4m3, int8, uint8 };  // e4m3, int8: of stored matrices; uint8: of byte rows
+constexpr int64_t bytes_of(DType dtype) {                  // an element
   return dtype == DType::fp32 ? 4 : dtype == DType::fp16 || dtype == DType::bf16 ? 2 : 1;
 }
 template <class T>

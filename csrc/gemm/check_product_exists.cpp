@@ -1,6 +1,7 @@
 // Which storage types of weights are computed: the one place that knows.
 #include "core/check.h"
 #include "gemm/gemm.h"
+#include "kernels/isa.h"
 
 namespace ftbert {
 namespace {
@@ -20,18 +21,32 @@ void check_e4m3(int capability, DType stream, const Matrix& weight, const std::o
                weight.k, "]; expected multiples of 16");
 }
 
+// What int8_product computes: sums of byte rows and int8.
+void check_int8(DType stream, const Matrix& weight, const std::optional<InputScale>& input) {
+  constexpr auto kNone = "no product on cpu multiplies ", kWhat = " by a matrix stored as int8";
+  constexpr int64_t kFewestDepth = 16;  // a byte row takes the place of as many floats
+  FTBERT_CHECK(isa_kernels().int8, kNone, to_string(stream), kWhat, " where the CPU has no instructions for it (",
+               cpu_isa(), "); expected AVX-512 VNNI, AVX-VNNI or AMX: load the model in fp32");
+  FTBERT_CHECK(stream == DType::fp32, kNone, to_string(stream), kWhat, "; expected fp32 beside it");
+  FTBERT_CHECK(weight.scale && weight.per == Granularity::row && input && input->per == Granularity::beside, kNone,
+               to_string(stream), kWhat, " without scales; expected one for each row, and byte rows as other operand");
+  FTBERT_CHECK(weight.k >= kFewestDepth && weight.k <= kMostInt8Depth, kNone, to_string(stream), kWhat, " of [",
+               weight.n, ", ", weight.k, "]; expected ", kFewestDepth, " to ", kMostInt8Depth, " columns");
+}
+
 }  // namespace
 
 void check_product_exists(DeviceKind device, int capability, DType stream, const Matrix& weight,
                           const std::optional<InputScale>& input) {
   const bool cpu = device == DeviceKind::cpu;
   if (!cpu && weight.dtype == DType::e4m3) return check_e4m3(capability, stream, weight, input);
+  if (cpu && weight.dtype == DType::int8) return check_int8(stream, weight, input);
   const bool exists =
       cpu ? stream == DType::fp32 && (weight.dtype == DType::fp32 || weight.dtype == DType::bf16)
           : weight.dtype == stream && (stream == DType::fp32 || stream == DType::fp16 || stream == DType::bf16);
   FTBERT_CHECK(exists, "no product on ", cpu ? "cpu" : "cuda", " multiplies ", to_string(stream),
                " by a matrix stored as ", to_string(weight.dtype), "; expected ",
-               cpu ? "matrices in fp32 or bf16 beside fp32"
+               cpu ? "matrices in fp32 or bf16, or int8 with scales, beside fp32"
                    : "matrices of the same type, fp32, fp16 or bf16, or e4m3 with scales");
   FTBERT_CHECK(weight.per == Granularity::none && !input, "no product on ", cpu ? "cpu" : "cuda",
                " reads the scales of a matrix in ", to_string(weight.dtype), " or of its other operand");

@@ -52,10 +52,11 @@ struct Matrix {
   Granularity per = Granularity::none;
 };
 
-// The scales with which a product's other operand is to be made, known before the call.
+// How a product's other operand is to be made: with a scale known before the call, or as byte rows.
 struct InputScale {
   const float* scale = nullptr;
   Granularity per = Granularity::none;
+  const float* smooth = nullptr;  // [k], of byte rows
 };
 
 // A matrix and its bias; T is the residual stream's type.

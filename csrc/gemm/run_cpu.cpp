@@ -12,10 +12,12 @@ Operand linear<Cpu, float>(Context<Cpu>& context, const Linear<float>& linear, c
   return context.products->linear(linear, a, m, epilogue, out, /*in_one_piece=*/false);
 }
 
-// A product in bf16 rounds its operands, so that it reads what was stored in bf16 as it is.
+// A product in bf16 rounds its operands, so that it reads what was stored in bf16 as it is; one of int8 reads byte
+// rows.
 template <>
 Operand wished_by<Cpu, float>(const Linear<float>& next, float* memory) {
-  return {.data = memory, .dtype = next.weight.dtype};
+  if (next.weight.dtype != DType::int8) return {.data = memory, .dtype = next.weight.dtype};
+  return {.data = memory, .dtype = DType::uint8, .per = next.input->per, .smooth = next.input->smooth};
 }
 
 template <>
@@ -26,15 +28,13 @@ int64_t gemm_rows(const Context<Cpu>& context, int64_t rows) {
 template <>
 Operand linear_all<Cpu, float>(Context<Cpu>& context, const Linear<float>& linear, const Operand& a, int64_t m,
                                Epilogue epilogue, const Operand& out) {
-  const float* const from = a.as<float>();
   const int64_t cols = epilogue.columns(linear.weight.n);
   Operand all = out;
   for (int64_t first = 0; first < m;) {
     const int64_t rows = gemm_rows(context, m - first), count = std::min(rows, m - first);
-    Operand part = all;
-    part.data = static_cast<char*>(out.data) + first * cols * bytes_of(all.dtype);
-    const Operand made = context.products->linear(linear, Operand::of(from + first * linear.weight.k), rows, epilogue,
-                                                  part, /*in_one_piece=*/true);
+    Operand part = all.from(first, cols);
+    const Operand made =
+        context.products->linear(linear, a.from(first, linear.weight.k), rows, epilogue, part, /*in_one_piece=*/true);
     if (first == 0 && count == m) return made;
     all.dtype = made.dtype;  // also of the rows that follow
     const int64_t row_bytes = cols * bytes_of(made.dtype);

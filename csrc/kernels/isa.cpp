@@ -137,8 +137,12 @@ template <>
 void add_bias_input_layernorm<Cpu, float>(Context<Cpu>& context, const float* x, const float* bias, const float* input,
                                           const Norm<float>& norm, int64_t rows, int64_t cols,
                                           const Output<float>& out) {
-  FTBERT_CHECK(!out.copy.scaled(), "norms on the CPU are not copied in ", to_string(out.copy.dtype));
-  isa_kernels().add_bias_input_layernorm(context, x, bias, input, norm, rows, cols, {out.sum, out.only_norm(), {}});
+  Output<float> to = out;
+  if (out.copy.scaled())
+    out.copy.byte_rows();  // or an error
+  else
+    to = {.sum = out.sum, .normed = out.only_norm()};
+  isa_kernels().add_bias_input_layernorm(context, x, bias, input, norm, rows, cols, to);
 }
 
 template <>
@@ -168,14 +172,14 @@ void embeddings_layernorm<Cpu, float>(Context<Cpu>& context, const EmbeddingTabl
                                       const int64_t* input_ids, const int64_t* token_type_ids, const int64_t* to_padded,
                                       const int32_t* positions, int64_t tokens, int64_t cols, float* out,
                                       const Operand& copy) {
-  FTBERT_CHECK(!copy, "embeddings on the CPU are not copied in ", to_string(copy.dtype));
+  if (copy) copy.byte_rows();  // or an error
   isa_kernels().embeddings_layernorm(context, tables, input_ids, token_type_ids, to_padded, positions, tokens, cols,
                                      out, copy);
 }
 
 template <>
 void quantise<Cpu, float>(Context<Cpu>& context, const float* x, int64_t rows, int64_t cols, const Operand& out) {
-  out.scaled_e4m3();  // or an error
+  out.dtype == DType::uint8 ? out.byte_rows() : out.scaled_e4m3();  // or an error
   isa_kernels().quantise(context, x, rows, cols, out);
 }
 

@@ -94,7 +94,7 @@ struct EmbeddingTables {
 // out[t] = norm(scale * word[id] + position[p] + token_type[tt]) for each packed token, gathered from padded ids
 // through to_padded (nullptr: ids are packed). token_type_ids == nullptr means type 0. An id or a position outside
 // its table gives a row of NaN on CUDA, where no host may be asked; the CPU's caller has checked them. copy: of out, as
-// the product that reads it wishes, with a scale; without data: none, as on the CPU.
+// the product that reads it wishes, with scales; without data: none.
 template <class Device, class T>
 void embeddings_layernorm(Context<Device>& context, const EmbeddingTables<T>& tables, const int64_t* input_ids,
                           const int64_t* token_type_ids, const int64_t* to_padded, const int32_t* positions,
@@ -106,7 +106,8 @@ void embeddings_layernorm(Context<Device>& context, const EmbeddingTables<T>& ta
 
 // out.sum = x + bias + input; out.normed and out.copy = norm(sum), one of them at least. bias and input may be nullptr
 // (then they are 0), and so may what is not to be stored. sum and normed may alias x or input. copy: of T where normed
-// is not stored, and then it may alias them too; or, of 16-bit elements on CUDA, e4m3 with one scale.
+// is not stored, and then it may alias them too; or, of 16-bit elements on CUDA, e4m3 with one scale; or byte rows on the
+// CPU.
 template <class Device, class T>
 void add_bias_input_layernorm(Context<Device>& context, const T* x, const T* bias, const T* input, const Norm<T>& norm,
                               int64_t rows, int64_t cols,
@@ -130,11 +131,11 @@ void add_bias_gate(Context<Device>& context, const Operand& x, const T* bias, Ac
 
 // ---- quantise ----------------------------------------------------------------------------------------------
 
-// out = x / scale in e4m3, to nearest, ties to even: 448 of what is more, NaN of NaN. For edges whose producer stores
-// nothing but T.
+// out = x / scale in e4m3, to nearest, ties to even: 448 of what is more, NaN of NaN. On the CPU also byte rows
+// (core/byte_rows.h), whose columns are first multiplied by out.smooth. For edges whose producer stores nothing but T.
 template <class Device, class T>
 void quantise(Context<Device>& context, const T* x, int64_t rows, int64_t cols,
-              const Operand& out);  // [rows, cols], e4m3 with one scale; apart from x
+              const Operand& out);  // [rows, cols]; apart from x
 
 // ---- attention: what the kernels of both paths get ---------------------------------------------------------
 

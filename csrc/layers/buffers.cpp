@@ -22,7 +22,7 @@ constexpr bool kAttendedOutlivesInner = std::is_same_v<Device, Cpu>;
 
 template <class Device, class T>
 LayerBuffers<T> carve_layer_buffers(Workspace& ws, const EncoderConfig& config, const BufferSizes& sizes) {
-  int64_t width = 0, qkv_width = 0, inner = 0, heads = 0, head_size = 0;
+  int64_t width = 0, qkv_width = 0, inner = 0, scaled_inner = 0, heads = 0, head_size = 0;
   bool of_sums = false;  // a norm follows a sum, its own or the next block's
   for (const LayerConfig& layer : config.layers) {
     of_sums =
@@ -31,6 +31,7 @@ LayerBuffers<T> carve_layer_buffers(Workspace& ws, const EncoderConfig& config, 
     qkv_width = std::max(qkv_width, layer.attention.heads.qkv_width());
     heads = std::max(heads, layer.attention.heads.count);
     head_size = std::max(head_size, layer.attention.heads.size);
+    if (layer.ffn.down_type) scaled_inner = std::max(scaled_inner, layer.ffn.inter);
     inner = std::max(inner, layer.ffn.inter + (layer.ffn.gated ? layer.ffn.up_rows() : 0));
   }
   const int64_t most = rows_with_slack<Device>(sizes.rows);
@@ -38,6 +39,7 @@ LayerBuffers<T> carve_layer_buffers(Workspace& ws, const EncoderConfig& config, 
   if (kNormInsideProducts<Device, T> && of_sums)
     b.exchanged_moments = {ws.take<uint64_t>(exchanged_moment_count(most)), exchanged_moment_count(most)};
   b.projected = ws.take<T>(most * config.hidden);
+  if (scaled_inner > 0) b.scaled_inner = reinterpret_cast<T*>(ws.take<char>(most * byte_row_bytes(scaled_inner)));
   if (kAttendedOutlivesInner<Device>) b.attended = ws.take<T>(most * width);
   const size_t shared = ws.mark();
   b.qkv = ws.take<T>(most * qkv_width);

@@ -27,6 +27,9 @@ struct LayerBuffers {
   // [rows, inter], and behind it, where there is a gate, the [rows, 2 * inter] that it reads; shares memory with qkv
   // (on a GPU with attended too), dead by then.
   T* inner = nullptr;
+  // Room for [rows, inner] numbers of 8 bits with scales, where `down` reads such, which the product of `up` may not
+  // store.
+  T* scaled_inner = nullptr;
   ExchangedMoments exchanged_moments;
   void* attention_scratch = nullptr;
   T *q = nullptr, *k = nullptr, *v = nullptr;  // general path: [sequences, heads, seq, head_size]
@@ -34,9 +37,7 @@ struct LayerBuffers {
   T* probabilities = nullptr;                  // general path, T != float
   int64_t general_sequences = 0;               // that the general path works on at a time
   // The batch's, whatever the run.
-  T* normed = nullptr;  // [tokens, hidden], what the next block reads where that is not the stream
-  // Room for [tokens, inner] bytes, where `down` reads numbers with a scale, which the product of `up` may not store.
-  T* scaled_inner = nullptr;
+  T* normed = nullptr;                    // [tokens, hidden], what the next block reads where that is not the stream
   long long* deferred_moments = nullptr;  // deferred norm
 };
 

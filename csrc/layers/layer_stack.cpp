@@ -12,14 +12,9 @@ template <class Device, class T>
 void LayerStack<Device, T>::carve(Workspace& workspace, int64_t rows, LayerBuffers<T>& b) const {
   const auto scaled = [](const Linear<T>& next) { return wished_by<Device, T>(next, nullptr).scaled(); };
   bool apart = false;
-  int64_t inner = 0;
-  for (const Layer<T>& l : weights_.layers) {
+  for (const Layer<T>& l : weights_.layers)
     apart = apart || l.attention_norms.before || l.ffn_norms.before || scaled(l.qkv) || scaled(l.up);
-    if (scaled(l.down)) inner = std::max(inner, l.down.weight.k);  // `linear` may store T all the same
-  }
-  const int64_t most = rows_with_slack<Device>(rows);
-  if (apart) b.normed = workspace.take<T>(most * config_.hidden);
-  if (inner > 0) b.scaled_inner = reinterpret_cast<T*>(workspace.take<char>(most * inner));
+  if (apart) b.normed = workspace.take<T>(rows_with_slack<Device>(rows) * config_.hidden);
 }
 
 template <class Device, class T>
@@ -55,9 +50,8 @@ void LayerStack<Device, T>::finish(Context<Device>& context, int64_t i, const Op
   const Linear<T>* const next_product = last ? nullptr : &weights_.layers[i + 1].qkv;
   for (const Chunk& chunk : chunks_of(context, rows)) {
     const Stream<Device, T> part = stream.from(chunk.first, config_.hidden);
-    Operand a = attended;
-    a.data = static_cast<char*>(a.data) + chunk.first * layer.out.weight.k * bytes_of(a.dtype);
-    a = scaled_for<Device, T>(context, layer.out, a, chunk.rows, b.qkv);  // which nobody reads any more
+    const Operand a = scaled_for<Device, T>(context, layer.out, attended.from(chunk.first, layer.out.weight.k),
+                                            chunk.rows, b.qkv);  // which nobody reads any more
     project_and_add(context, {layer.out, of_attention.result, of_attention.after, of_ffn.before, &layer.up}, a, chunk,
                     part, b);
     const Operand inner = feed_forward(context, layer, part, chunk.computed, b);

@@ -25,8 +25,7 @@ struct Stream {
       if (!before) return Operand::of(x);
       apart = Operand::of(normed);
     }
-    apart.data = static_cast<char*>(apart.data) + first * next.weight.k * bytes_of(apart.dtype);
-    return apart;
+    return apart.from(first, next.weight.k);
   }
   // The same where it is apart from the stream; else without data.
   Operand read_apart(const Linear<T>& next, const Norm<T>& before) const {

@@ -14,7 +14,8 @@ void walk_norm(const std::string& name, const NormConfig& config, int64_t cols, 
   if (config.bias) visit({name + ".bias", {cols}});
 }
 
-// A quantized matrix has a scale for each row, and one for the rows that it multiplies.
+// A quantized matrix has a scale for each row; and one for the rows that it multiplies, where they are E4M3, or for
+// byte rows what their columns are multiplied by.
 template <class Visit>
 void walk_linear(const std::string& name, int64_t n, int64_t k, bool bias, std::optional<DType> type,
                  const Visit& visit) {
@@ -23,7 +24,7 @@ void walk_linear(const std::string& name, int64_t n, int64_t k, bool bias, std::
   if (type) {
     const WeightScales scales = scales_of(matrix);
     visit({scales.matrix, {n}, false, DType::fp32});
-    visit({scales.input, {1}, false, DType::fp32});
+    visit({scales.input, {type == DType::int8 ? k : 1}, false, DType::fp32});
   }
   if (bias) visit({name + ".bias", {n}});
 }
@@ -73,7 +74,14 @@ std::string layer_prefix(const LayerConfig& layer) { return "layers." + std::to_
 
 WeightScales scales_of(const WeightSpec& matrix) {
   const std::string& name = matrix.name;
-  return {name + ".scale", name.substr(0, name.size() - std::string_view(".weight").size()) + ".input.scale"};
+  const std::string input = name.substr(0, name.size() - std::string_view("weight").size()) + "input.";
+  return {name + ".scale", input + (matrix.type == DType::int8 ? "smooth" : "scale")};
+}
+
+InputScale input_of(DType type, const void* tensor) {
+  const auto* const numbers = static_cast<const float*>(tensor);
+  if (type == DType::int8) return {.per = Granularity::beside, .smooth = numbers};
+  return {.scale = numbers, .per = Granularity::tensor};
 }
 
 std::vector<WeightSpec> weight_specs(const EncoderConfig& config) {
@@ -111,11 +119,11 @@ Weights<T> bind_weights(const EncoderConfig& config, const WeightSource& source)
   };
   const auto linear = [&](const std::string& name) {
     Linear<T> made{.weight = matrix(name + ".weight"), .bias = data(name + ".bias"), .input = {}};
-    const WeightScales names = scales_of({.name = name + ".weight"});
+    const WeightScales names = scales_of({name + ".weight", {}, true, made.weight.dtype});
     if (const void* scales = matrix(names.matrix).data) {
       made.weight.scale = static_cast<const float*>(scales);
       made.weight.per = Granularity::row;
-      made.input = {static_cast<const float*>(matrix(names.input).data), Granularity::tensor};
+      made.input = input_of(made.weight.dtype, matrix(names.input).data);
     }
     return made;
   };

@@ -19,12 +19,13 @@ struct WeightSpec {
   bool operator==(const WeightSpec&) const = default;
 };
 
-// The names of the scales of a matrix that has a type of its own: [n] of its rows, and [1] of the rows that it
-// multiplies.
+// The names of what goes with a matrix that has a type of its own: scales of its rows [n], and how the rows that it
+// multiplies are stored: the scale of E4M3 [1], or what the columns of byte rows are multiplied by [k].
 struct WeightScales {
   std::string matrix, input;
 };
 WeightScales scales_of(const WeightSpec& matrix);
+InputScale input_of(DType type, const void* tensor);
 
 // Every tensor that a model of this config has, in forward order.
 std::vector<WeightSpec> weight_specs(const EncoderConfig& config);

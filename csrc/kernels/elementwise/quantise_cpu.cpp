@@ -1,8 +1,9 @@
-// out = E4M3 of x / scale.
+// out = E4M3 of x / scale, or byte rows of x.
 #include <algorithm>
 #include <bit>
 
 #include "device/parallel_cpu.h"
+#include "kernels/elementwise/byte_row.h"
 #include "kernels/kernels.h"
 
 namespace ftbert::FTBERT_ISA {
@@ -26,6 +27,11 @@ uint8_t e4m3_bits(float x) {
 
 void quantise(Context<Cpu>&, const float* x, int64_t rows, int64_t cols, const Operand& out) {
   auto* const to = static_cast<uint8_t*>(out.data);
+  if (out.per == Granularity::beside) {
+#pragma omp parallel for schedule(static) if (rows * cols > kSerialElements)
+    for (int64_t r = 0; r < rows; ++r) store_byte_row(x + r * cols, cols, out.smooth, to + r * byte_row_bytes(cols));
+    return;
+  }
   const float scale = *out.scale;
 #pragma omp parallel for schedule(static) if (rows * cols > kSerialElements)
   for (int64_t r = 0; r < rows; ++r) {

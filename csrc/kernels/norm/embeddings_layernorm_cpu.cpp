@@ -1,5 +1,6 @@
-// out[t] = norm(scale * word[id] + position[p] + token_type[tt]) for each packed token.
+// out[t] = norm(scale * word[id] + position[p] + token_type[tt]) for each packed token; beside it byte rows of out.
 #include "device/parallel_cpu.h"
+#include "kernels/elementwise/byte_row.h"
 #include "kernels/kernels.h"
 #include "kernels/norm/norm_row.h"
 
@@ -7,7 +8,7 @@ namespace ftbert::FTBERT_ISA {
 
 void embeddings_layernorm(Context<Cpu>&, const EmbeddingTables<float>& tables, const int64_t* input_ids,
                           const int64_t* token_type_ids, const int64_t* to_padded, const int32_t* positions,
-                          int64_t tokens, int64_t cols, float* out, const Operand&) {
+                          int64_t tokens, int64_t cols, float* out, const Operand& copy) {
 #pragma omp parallel for schedule(static) if (tokens * cols > kSerialElements)
   for (int64_t t = 0; t < tokens; ++t) {
     const int64_t source = to_padded ? to_padded[t] : t;
@@ -27,6 +28,7 @@ void embeddings_layernorm(Context<Cpu>&, const EmbeddingTables<float>& tables, c
       for (int64_t c = 0; c < cols; ++c) row[c] += position[c];
     }
     norm_row(row, tables.norm, cols, row);
+    if (copy) store_byte_row(row, cols, copy.smooth, static_cast<uint8_t*>(copy.data) + t * byte_row_bytes(cols));
   }
 }
 

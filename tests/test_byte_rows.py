@@ -1,0 +1,77 @@
+"""Rows of uint8 with a scale and a zero point each, which the CPU's int8 products read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ftbert._library import load_library
+
+
+load_library()
+
+
+def parts(rows: Tensor, cols: int) -> tuple[Tensor, Tensor, Tensor]:
+    """bytes [rows, cols], scale [rows], zero [rows]"""
+    behind = rows[:, -8:].contiguous()
+    assert not rows[:, cols:-8].any()
+    return rows[:, :cols], behind[:, :4].contiguous().view(torch.float32)[:, 0], behind[:, 4:].contiguous().view(torch.int32)[:, 0]
+
+
+def numbers(rows: Tensor, cols: int) -> Tensor:
+    stored, scale, zero = parts(rows, cols)
+    return (stored.int() - zero[:, None]) * scale[:, None]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(0, 9), cols=st.integers(1, 300), size=st.sampled_from([1e-30, 1e-3, 1.0, 1e30]),
+    shift=st.sampled_from([-5.0, 0.0, 1.0, 40.0]), smoothed=st.booleans(), seed=st.integers(0, 999),
+)  # fmt: skip
+def test_a_number_is_off_by_half_a_step(
+    rows: int, cols: int, size: float, shift: float, smoothed: bool, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = (torch.randn(rows, cols, generator=generator) + shift) * size
+    smooth = torch.rand(cols, generator=generator) + 0.5 if smoothed else None
+    made = torch.ops.ftbert.byte_rows(x, smooth)
+    assert made.shape == (rows, (cols + 8 + 63) // 64 * 64)
+    wanted = x if smooth is None else x * smooth
+    stored, scale, zero = parts(made, cols)
+    least, most = wanted.clamp_max(0).amin(1), wanted.clamp_min(0).amax(1)
+    assert torch.allclose(scale, (most.double() - least).float() / 255, rtol=1e-6)
+    assert ((zero >= 0) & (zero <= 255)).all()
+    # The ends of a row are whole steps but for the zero point's rounding.
+    assert ((numbers(made, cols).double() - wanted).abs() <= scale[:, None] * 1.001).all()
+    inner = (wanted > least[:, None] + scale[:, None]) & (wanted < most[:, None] - scale[:, None])
+    assert ((numbers(made, cols).double() - wanted).abs() <= scale[:, None] * 0.501)[inner].all()
+    if rows:
+        assert torch.equal(torch.ops.ftbert.byte_rows(x[:1], smooth)[0], made[0])  # whatever its neighbours
+
+
+def test_zeros_are_exact() -> None:
+    x = torch.randn(5, 100)
+    x[1] = 0
+    x[:, 7] = 0
+    back = numbers(torch.ops.ftbert.byte_rows(x), 100)
+    assert (back[1] == 0).all() and (back[:, 7] == 0).all()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_stays_in_its_row(bad: float) -> None:
+    x = torch.randn(5, 100)
+    clean = torch.ops.ftbert.byte_rows(x)
+    x[2, 33] = bad
+    made = torch.ops.ftbert.byte_rows(x)
+    assert parts(made, 100)[1].isnan().tolist() == [False, False, True, False, False]
+    assert torch.equal(made[[0, 1, 3, 4]], clean[[0, 1, 3, 4]])
+
+
+def test_what_it_refuses() -> None:
+    with pytest.raises(RuntimeError, match="smooth: expected contiguous Float \\[8\\]"):
+        torch.ops.ftbert.byte_rows(torch.randn(2, 8), torch.ones(7))
+    with pytest.raises(RuntimeError, match="x: expected float32 on the CPU"):
+        torch.ops.ftbert.byte_rows(torch.randn(2, 8).half())
