@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ftbert._library import load_library
 
-
 load_library()
 
 
@@ -18,7 +17,11 @@ def parts(rows: Tensor, cols: int) -> tuple[Tensor, Tensor, Tensor]:
     """bytes [rows, cols], scale [rows], zero [rows]"""
     behind = rows[:, -8:].contiguous()
     assert not rows[:, cols:-8].any()
-    return rows[:, :cols], behind[:, :4].contiguous().view(torch.float32)[:, 0], behind[:, 4:].contiguous().view(torch.int32)[:, 0]
+    return (
+        rows[:, :cols],
+        behind[:, :4].contiguous().view(torch.float32)[:, 0],
+        behind[:, 4:].contiguous().view(torch.int32)[:, 0],
+    )
 
 
 def numbers(rows: Tensor, cols: int) -> Tensor:
