@@ -73,8 +73,31 @@ def test_what_is_not_finite_stays_in_its_row(bad: float) -> None:
     assert torch.equal(made[[0, 1, 3, 4]], clean[[0, 1, 3, 4]])
 
 
+@pytest.mark.parametrize("kind", ["layer", "rms", "none"])
+@pytest.mark.parametrize("keep_sum", [False, True])
+def test_norms_store_them_beside_the_stream(kind: str, keep_sum: bool) -> None:
+    x, input, gamma, smooth = torch.randn(7, 130), torch.randn(7, 130), torch.randn(130), torch.rand(130) + 0.5
+    norm = (None if kind == "none" else gamma, None, 1e-5, kind)
+    copy = torch.empty(7, 192, dtype=torch.uint8)
+    out, total = torch.ops.ftbert.add_bias_input_layernorm(
+        x, None, input, *norm, keep_sum=keep_sum, copy=copy, copy_scale=smooth
+    )
+    wanted, _ = torch.ops.ftbert.add_bias_input_layernorm(x, None, input, *norm)
+    assert torch.equal(copy, torch.ops.ftbert.byte_rows(wanted, smooth))
+    assert torch.equal(total, x + input) if keep_sum else torch.equal(out, wanted)
+
+
+def test_embeddings_store_them_beside_the_stream() -> None:
+    word, ids, gamma = torch.randn(50, 130), torch.arange(9), torch.randn(130)
+    copy = torch.empty(9, 192, dtype=torch.uint8)
+    arguments = (ids, None, None, torch.zeros(9, dtype=torch.int32), word, None, None, gamma, None, 1e-5)
+    out = torch.ops.ftbert.embeddings_layernorm(*arguments, copy=copy)
+    assert torch.equal(out, torch.ops.ftbert.embeddings_layernorm(*arguments))
+    assert torch.equal(copy, torch.ops.ftbert.byte_rows(out))
+
+
 def test_what_it_refuses() -> None:
     with pytest.raises(RuntimeError, match="smooth: expected contiguous Float \\[8\\]"):
         torch.ops.ftbert.byte_rows(torch.randn(2, 8), torch.ones(7))
-    with pytest.raises(RuntimeError, match="x: expected float32 on the CPU"):
+    with pytest.raises(RuntimeError, match="x: expected (float32 on the CPU|contiguous Byte)"):
         torch.ops.ftbert.byte_rows(torch.randn(2, 8).half())

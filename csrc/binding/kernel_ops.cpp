@@ -56,15 +56,10 @@ Tensor quantise_op(const Tensor& x, const Tensor& scale) {
 // x [rows, cols], smooth [cols] -> byte rows (core/byte_rows.h) of x * smooth.
 Tensor byte_rows_op(const Tensor& x, const OptionalTensor& smooth) {
   elements("x", x, 2);
-  FTBERT_CHECK(x.is_cpu() && x.scalar_type() == at::kFloat, "x: expected float32 on the CPU, got ", describe(x));
-  same("smooth", smooth, x, {x.size(1)});
   const Tensor out = at::empty({x.size(0), byte_row_bytes(x.size(1))}, x.options().dtype(at::kByte));
+  const Operand to = byte_rows("x", out, smooth, x, x.size(0), x.size(1));
   Context<Cpu> context;
-  quantise<Cpu, float>(context, data<float>(x), x.size(0), x.size(1),
-                       {.data = out.mutable_data_ptr(),
-                        .dtype = DType::uint8,
-                        .per = Granularity::beside,
-                        .smooth = data<float>(smooth)});
+  quantise<Cpu, float>(context, data<float>(x), x.size(0), x.size(1), to);
   return out;
 }
 

@@ -18,6 +18,14 @@ int64_t table_rows(const char* name, const OptionalTensor& t, const Tensor& x, i
   return t->size(0);
 }
 
+// What is stored beside a norm, if anything: E4M3 with its scale, or byte rows and what their columns are multiplied
+// by.
+Operand copy_of(const OptionalTensor& copy, const OptionalTensor& scale, const Tensor& like, int64_t rows,
+                int64_t cols) {
+  if (copy && copy->scalar_type() == at::kByte) return byte_rows("copy", *copy, scale, like, rows, cols);
+  return scaled_e4m3("copy", copy, scale, like, {rows, cols});
+}
+
 Tensor embeddings(const Tensor& ids, const OptionalTensor& types, const OptionalTensor& token_index, const Tensor& pos,
                   const Tensor& word, const OptionalTensor& position, const OptionalTensor& token_type,
                   const OptionalTensor& gamma, const OptionalTensor& beta, double eps, const std::string& kind,
@@ -41,7 +49,7 @@ Tensor embeddings(const Tensor& ids, const OptionalTensor& types, const Optional
   check_range("input_ids", ids, tokens, 0, word.size(0), read);
   if (types && token_type) check_range("token_type_ids", *types, tokens, 0, kinds, read);
   if (position) check_range("positions", pos, tokens, 0, positions);
-  const Operand beside = scaled_e4m3("copy", copy, copy_scale, word, {tokens, cols});
+  const Operand beside = copy_of(copy, copy_scale, word, tokens, cols);
   Tensor out = at::empty({tokens, cols}, word.options());
   run(word, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
     const EmbeddingTables<T> tables{
@@ -64,7 +72,7 @@ std::tuple<Tensor, Tensor> layernorm(const Tensor& x, const OptionalTensor& bias
   same("gamma", gamma, x, {cols});
   same("beta", beta, x, {cols});
   const NormWords norm(gamma, beta, eps, kind, offset, rounding);
-  const Operand beside = scaled_e4m3("copy", copy, copy_scale, x, x.sizes());
+  const Operand beside = copy_of(copy, copy_scale, x, x.size(0), cols);
   const auto made_if = [&](bool made) { return made ? at::empty_like(x) : at::empty({0, cols}, x.options()); };
   Tensor out = made_if(!keep_sum || !beside), sum = made_if(keep_sum);
   if (x.numel() == 0) return {out, sum};

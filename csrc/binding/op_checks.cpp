@@ -80,6 +80,17 @@ Operand scaled_e4m3(const char* name, const OptionalTensor& out, const OptionalT
   return {out->data_ptr(), DType::e4m3, data<float>(scale), Granularity::tensor};
 }
 
+Operand byte_rows(const char* name, const Tensor& out, const OptionalTensor& smooth, const Tensor& like, int64_t rows,
+                  int64_t cols) {
+  const std::vector<int64_t> shape = {rows, byte_row_bytes(cols)};
+  FTBERT_CHECK(like.is_cpu() && like.scalar_type() == at::kFloat && out.is_cpu() && out.scalar_type() == at::kByte &&
+                   out.sizes() == shape && out.is_contiguous(),
+               name, ": expected contiguous Byte ", shape_text(shape), " on the CPU, beside float32, got ",
+               describe(out));
+  same("smooth", smooth, like, {cols});
+  return {.data = out.data_ptr(), .dtype = DType::uint8, .per = Granularity::beside, .smooth = data<float>(smooth)};
+}
+
 void operands(const Tensor& a, const Tensor& weight, const OptionalTensor& bias) {
   elements("a", a, 2);
   rank("weight", weight, 2);

@@ -73,6 +73,11 @@ void check_columns(const OptionalTensor& columns, const Tensor& cu_seqlens, int6
 Operand scaled_e4m3(const char* name, const OptionalTensor& out, const OptionalTensor& scale, const Tensor& like,
                     at::IntArrayRef shape);
 
+// Where an op stores byte rows of [rows, cols] numbers beside like's: out uint8 [rows, byte_row_bytes(cols)], smooth
+// [cols] or none.
+Operand byte_rows(const char* name, const Tensor& out, const OptionalTensor& smooth, const Tensor& like, int64_t rows,
+                  int64_t cols);
+
 // Of a product: a [m, k], weight [n, k], n and k not 0; bias [n].
 void operands(const Tensor& a, const Tensor& weight, const OptionalTensor& bias);
 
