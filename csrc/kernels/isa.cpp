@@ -15,13 +15,15 @@
 
 namespace ftbert {
 
-#define FTBERT_DECLARE(isa)        \
-  namespace isa {                  \
-  extern const IsaKernels kernels; \
+#define FTBERT_DECLARE(isa)                      \
+  namespace isa {                                \
+  extern const IsaKernels kernels, tile_kernels; \
   }
 #ifdef __x86_64__
 FTBERT_DECLARE(avx2)
+FTBERT_DECLARE(avx2_vnni)
 FTBERT_DECLARE(avx512)
+FTBERT_DECLARE(avx512_vnni)
 FTBERT_DECLARE(avx512_bf16)
 #else
 FTBERT_DECLARE(baseline)
@@ -33,18 +35,31 @@ namespace {
 struct Level {
   std::string_view name;
   const IsaKernels* kernels;
+  bool (*here)();  // whether this CPU has it
 };
 
 #ifdef __x86_64__
-constexpr Level kLevels[] = {{"avx2", &avx2::kernels},
-                             {"avx512", &avx512::kernels},
-                             {"avx512_bf16", &avx512_bf16::kernels},
-                             {"amx", &avx512_bf16::kernels}};
+// The builtin also asks whether the system saves the registers.
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+         __builtin_cpu_supports("bmi2");
+}
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+bool has_avx2_vnni() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return has_avx2() && avx2_vnni::kernels.int8 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+}
+bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
 
 // Linux gives a process the tiles' registers when it asks for them; a sandbox may refuse.
-bool tiles_granted() {
+bool has_amx() {
   unsigned a = 0, b = 0, c = 0, d = 0;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1) || !(d >> 24 & 1)) return false;  // bf16, tiles
+  if (!has_avx512_bf16() || !avx512_bf16::tile_kernels.tiles || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  if (!(d >> 22 & 1) || !(d >> 24 & 1) || !(d >> 25 & 1)) return false;  // bf16, tiles, int8
 #ifdef __linux__
   constexpr long kAsk = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   return syscall(SYS_arch_prctl, kAsk, kTileData) == 0;
@@ -53,39 +68,36 @@ bool tiles_granted() {
 #endif
 }
 
-// How many of kLevels this CPU has. The builtin also asks whether the system saves the registers.
-int levels_here() {
-  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                        __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
-  if (!has_avx2) return 0;
-  const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                          __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-                          __builtin_cpu_supports("avx512vl");
-  if (!has_avx512) return 1;
-  if (!__builtin_cpu_supports("avx512bf16")) return 2;
-  return avx512_bf16::kernels.tiles && tiles_granted() ? 4 : 3;
-}
+// The higher, the better. No level but the first is on all CPUs that have a higher one.
+constexpr Level kLevels[] = {{"avx2", &avx2::kernels, has_avx2},
+                             {"avx2_vnni", &avx2_vnni::kernels, has_avx2_vnni},
+                             {"avx512", &avx512::kernels, has_avx512},
+                             {"avx512_vnni", &avx512_vnni::kernels, has_avx512_vnni},
+                             {"avx512_bf16", &avx512_bf16::kernels, has_avx512_bf16},
+                             {"amx", &avx512_bf16::tile_kernels, has_amx}};
 #else
-constexpr Level kLevels[] = {{"baseline", &baseline::kernels}};
-int levels_here() { return 1; }
+constexpr Level kLevels[] = {{"baseline", &baseline::kernels, [] { return true; }}};
 #endif
 
-const Level& level() {
-  static const Level& chosen = []() -> const Level& {
-    const int here = levels_here();
-    FTBERT_CHECK(here > 0,
-                 "this CPU lacks AVX2 or FMA; on the CPU ftbert needs x86-64-v3, as of Intel Haswell (2013) or "
-                 "AMD Zen (2017)");
-    const char* wish = std::getenv("FTBERT_MAX_CPU_ISA");
-    if (!wish || !*wish) return kLevels[here - 1];
+// The highest level of this CPU up to the one that FTBERT_MAX_CPU_ISA names.
+const Level& choose_level() {
+  constexpr int kCount = static_cast<int>(std::size(kLevels));
+  const char* wish = std::getenv("FTBERT_MAX_CPU_ISA");
+  int most = kCount - 1;
+  if (wish && *wish && kCount > 1) {
     std::string names;
-    for (int i = 0; i < static_cast<int>(std::size(kLevels)); ++i) {
-      if (kLevels[i].name == wish) return kLevels[i < here ? i : here - 1];
-      names += (i ? ", " : "") + std::string(kLevels[i].name);
-    }
-    if (std::size(kLevels) == 1) return kLevels[0];
-    throw Error("FTBERT_MAX_CPU_ISA: expected one of " + names + ", got " + wish);
-  }();
+    for (most = 0; most < kCount && kLevels[most].name != wish; ++most)
+      names += (most ? ", " : "") + std::string(kLevels[most].name);
+    if (most == kCount) throw Error("FTBERT_MAX_CPU_ISA: expected one of " + names + ", got " + wish);
+  }
+  for (; most >= 0; --most)
+    if (kLevels[most].here()) return kLevels[most];
+  throw Error(
+      "this CPU lacks AVX2 or FMA; on the CPU ftbert needs x86-64-v3, as of Intel Haswell (2013) or AMD Zen (2017)");
+}
+
+const Level& level() {
+  static const Level& chosen = choose_level();
   return chosen;
 }
 
@@ -101,7 +113,7 @@ DType attention_operand<Cpu, float>(DType weight) {
 
 bool attention_by_tiles(int64_t head_size) {
   constexpr int64_t kTileColumns = 32;  // two tiles of 16 sums side by side
-  return cpu_isa() == "amx" && head_size % kTileColumns == 0;
+  return isa_kernels().tiles && head_size % kTileColumns == 0;
 }
 
 const char* attention_products(int64_t head_size) {

@@ -53,15 +53,15 @@ struct IsaKernels {
   void (*pack_panels)(const float* weight, int64_t n, int64_t k,
                       float* panels);  // [n up to whole panels, k]: panels of [k, panel_width]
   void (*panel_product)(const PanelProduct& product);
-  bool bf16;   // has instructions for products of bf16 pairs
-  bool tiles;  // multiplies by AMX
+  bool bf16;           // has instructions for products of bf16 pairs
+  bool tiles = false;  // multiplies by AMX
   // The instructions of int8 products: avx_vnni, avx512_vnni or amx_int8; nullptr, as all that follows, where there are
   // none. The panels are the same for all.
-  const char* int8;
-  int64_t (*int8_panel_bytes)(int64_t n, int64_t k);
-  void (*pack_int8)(const int8_t* weight, int64_t n, int64_t k, void* panels);
-  void (*unpack_int8)(const void* panels, int64_t n, int64_t k, int8_t* weight);
-  void (*int8_product)(const Int8Product& product);
+  const char* int8 = nullptr;
+  int64_t (*int8_panel_bytes)(int64_t n, int64_t k) = nullptr;
+  void (*pack_int8)(const int8_t* weight, int64_t n, int64_t k, void* panels) = nullptr;
+  void (*unpack_int8)(const void* panels, int64_t n, int64_t k, int8_t* weight) = nullptr;
+  void (*int8_product)(const Int8Product& product) = nullptr;
 };
 
 // The set for this CPU, or the highest one up to that which FTBERT_MAX_CPU_ISA names: avx2, avx2_vnni, avx512,

@@ -3,13 +3,12 @@
 //
 // A block of kRows rows of `a` stays in the second-level cache while all panels pass; kDepth of a panel stays in the
 // first while the rows of the block pass; a tile of kTall rows and a panel's width stays in registers meanwhile.
-#include <omp.h>
-
 #include <algorithm>
 #include <cstdint>
 
 #include "device/parallel_cpu.h"
 #include "device/simd_math.h"
+#include "gemm/own/panel_tiles.h"
 #include "kernels/isa.h"
 
 namespace ftbert::FTBERT_ISA {
@@ -55,33 +54,9 @@ MultiplyTile tile_of(int64_t rows) {
   return multiply_tile<R>;
 }
 
-template <Activation activation>
-void activate_rows(float* c, int64_t ldc, int64_t rows) {
-  for (int64_t r = 0; r < rows; ++r) {
-#pragma omp simd
-    for (int i = 0; i < kWidth; ++i) c[r * ldc + i] = simd::activate<activation>(c[r * ldc + i]);
-  }
-}
-
 void activate_tile(Activation activation, float* c, int64_t ldc, int64_t rows) {
-  if (activation == Activation::none) return;
-  with_activation(activation, [&](auto kind) { activate_rows<kind()>(c, ldc, rows); });
+  with_activation(activation, [&](auto kind) { activate_rows<kind(), kWidth>(c, ldc, rows); });
 }
-
-// A tile's `pairs` of gate and up.
-template <Activation activation>
-void gate_rows(const float* c, int64_t ldc, int64_t rows, int64_t pairs, float* out, int64_t ld_out) {
-  for (int64_t r = 0; r < rows; ++r) {
-    const float* row = c + r * ldc;
-#pragma omp simd
-    for (int64_t i = 0; i < pairs; ++i) out[r * ld_out + i] = simd::activate<activation>(row[2 * i]) * row[2 * i + 1];
-  }
-}
-
-// What one thread multiplies: rows [row, row_end) of panels [panel, panel_end).
-struct ThreadRange {
-  int64_t row, row_end, panel, panel_end;
-};
 
 // At most kRows rows. Each tile asks for its share of the panel after this one, which comes from far.
 void multiply_block(const PanelProduct& p, const ThreadRange& range) {
@@ -129,18 +104,6 @@ void multiply_block(const PanelProduct& p, const ThreadRange& range) {
   }
 }
 
-// How many threads divide the rows; the others divide the panels. The busiest one then has the least to do.
-int64_t row_threads(int64_t tiles, int64_t panels, int64_t threads) {
-  const auto most = [&](int64_t by_rows) {
-    const int64_t by_panels = threads / by_rows;
-    return (tiles + by_rows - 1) / by_rows * ((panels + by_panels - 1) / by_panels);
-  };
-  int64_t best = 1;
-  for (int64_t count = 2; count <= threads; ++count)
-    if (most(count) < most(best)) best = count;
-  return best;
-}
-
 }  // namespace
 
 void pack_panels(const float* weight, int64_t n, int64_t k, float* panels) {
@@ -155,20 +118,8 @@ void panel_product(const PanelProduct& p) {
   if (p.m == 0) return;
   // Sixteen multiplications take about as long as an element elsewhere.
   const bool alone = p.m * p.n * p.k / 16 <= kSerialElements;
-  const int64_t panels = (p.n + kWidth - 1) / kWidth, tiles = (p.m + kTall - 1) / kTall;
-  const int64_t threads = alone ? 1 : omp_get_max_threads();
-  const int64_t by_rows = row_threads(tiles, panels, threads), by_panels = threads / by_rows;
-#pragma omp parallel for schedule(static) if (threads > 1)
-  for (int64_t thread = 0; thread < by_rows * by_panels; ++thread) {
-    const int64_t r = thread % by_rows, c = thread / by_rows;
-    const int64_t row = tiles * r / by_rows * kTall, end = std::min(tiles * (r + 1) / by_rows * kTall, p.m);
-    const int64_t blocks = (end - row + kRows - 1) / kRows;
-    for (int64_t block = 0; block < blocks; ++block) {
-      const int64_t height = (end - row + blocks - 1) / blocks;
-      multiply_block(p, {row + block * height, std::min(row + (block + 1) * height, end), panels * c / by_panels,
-                         panels * (c + 1) / by_panels});
-    }
-  }
+  divide_product(p.m, (p.n + kWidth - 1) / kWidth, kTall, kRows, alone,
+                 [&](const ThreadRange& range) { multiply_block(p, range); });
 }
 
 }  // namespace ftbert::FTBERT_ISA

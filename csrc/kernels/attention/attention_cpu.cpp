@@ -89,8 +89,8 @@ void multiply([[maybe_unused]] int64_t rows, const typename Format::Operand* a, 
               const typename Format::Operand* b, int64_t ldb, int64_t depth, int64_t columns, float* out, int64_t ldo) {
 #ifdef FTBERT_AMX
   if constexpr (kByTiles<Format>) {
-    const auto by_tiles = rows > amx::kSide ? amx::multiply<2> : amx::multiply<1>;
-    return by_tiles(a, lda, b, ldb, depth, columns, out, ldo);
+    const auto by_tiles = rows > amx::kSide ? amx::multiply<2, float> : amx::multiply<1, float>;
+    return by_tiles(a, lda, b, ldb, depth, columns, out, ldo, /*add=*/false);
   }
 #endif
   for (int64_t c = 0; c < columns; c += kColumns) {

@@ -1,0 +1,207 @@
+// out = act((a @ weight^T) * scales + bias), `a` in uint8 with a scale and a zero point for each row, the weight in
+// int8 panels (int8_panels.h). Sums are exact, so that all instruction sets make the same of them.
+//
+// A block of kRows rows of `a` stays in the second-level cache while all panels pass; kDepth of a panel stays in the
+// first while the rows of the block pass; the sums of a tile of kTall rows and a panel's width stay in registers.
+#include "gemm/own/int8_panels.h"
+#ifdef FTBERT_INT8
+#include <algorithm>
+#include <cstring>
+
+#include "core/byte_rows.h"
+#include "device/amx.h"
+#include "device/parallel_cpu.h"
+#include "device/simd_math.h"
+#include "gemm/own/panel_tiles.h"
+#include "kernels/isa.h"
+
+namespace ftbert::FTBERT_ISA {
+namespace {
+
+using simd::kLanes, simd::load, simd::store, simd::Vector;
+using Integers __attribute__((vector_size(kLanes * sizeof(int32_t)), aligned(4), may_alias)) = int32_t;
+
+constexpr int kWidth = kInt8Width, kVectors = kWidth / kLanes;
+constexpr int64_t kLine = 64;
+
+inline Integers load_integers(const void* p) { return *static_cast<const Integers*>(p); }
+inline void store_integers(int32_t* p, Integers v) { *reinterpret_cast<Integers*>(p) = v; }
+
+// sums + four products of unsigned and signed bytes each
+inline Integers add_products(Integers sums, Integers bytes, Integers weights) {
+#ifdef __AVX512VNNI__
+  return reinterpret_cast<Integers>(_mm512_dpbusd_epi32(
+      reinterpret_cast<__m512i>(sums), reinterpret_cast<__m512i>(bytes), reinterpret_cast<__m512i>(weights)));
+#else
+  return reinterpret_cast<Integers>(_mm256_dpbusd_avx_epi32(
+      reinterpret_cast<__m256i>(sums), reinterpret_cast<__m256i>(bytes), reinterpret_cast<__m256i>(weights)));
+#endif
+}
+
+// c [R, kWidth] = a [R, depth] @ panel [depth, kWidth], or + c
+template <int R>
+void multiply_tile(const uint8_t* a, int64_t lda, const int8_t* panel, int64_t depth, bool add, int32_t* c) {
+  Integers sum[R][kVectors] = {};
+  for (int64_t d = 0; d < depth; d += 4) {
+    Integers weights[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) weights[v] = load_integers(panel + d * kWidth + v * sizeof(Integers));
+#pragma GCC unroll 14
+    for (int r = 0; r < R; ++r) {
+      int32_t four;
+      std::memcpy(&four, a + r * lda + d, sizeof(four));
+      const Integers bytes = Integers{} + four;
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) sum[r][v] = add_products(sum[r][v], bytes, weights[v]);
+    }
+  }
+#pragma GCC unroll 14
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      int32_t* const to = c + r * kWidth + v * kLanes;
+      store_integers(to, add ? sum[r][v] + load_integers(to) : sum[r][v]);
+    }
+  }
+}
+
+using MultiplyTile = decltype(&multiply_tile<1>);
+
+template <int R>
+MultiplyTile tile_of(int64_t rows) {
+  if constexpr (R > 1) {
+    if (rows < R) return tile_of<R - 1>(rows);
+  }
+  return multiply_tile<R>;
+}
+
+// Products by vectors.
+struct ByVectors {
+  static constexpr int kTall = kLanes == 16 ? 14 : 3;  // tiles of 28 sums of 32 registers, 12 of 16
+  static constexpr int64_t kRows = kLanes == 16 ? 196 : 192, kDepth = 1024, kGrain = 4;
+
+  static int64_t tall(int64_t rows) {  // of all tiles but the last: 8 and 8 rows rather than 14 and 2
+    const int64_t tiles = (rows + kTall - 1) / kTall;
+    return (rows + tiles - 1) / tiles;
+  }
+  void multiply(int64_t rows, const uint8_t* a, int64_t lda, const int8_t* panel, int64_t depth, bool add, int32_t* c) {
+    tile_of<kTall>(rows)(a, lda, panel, depth, add, c);
+  }
+};
+
+#ifdef FTBERT_AMX
+// Products by tiles, two by two.
+struct ByTiles {
+  static constexpr int kTall = 2 * amx::kSide;
+  static constexpr int64_t kRows = 256, kDepth = 512, kGrain = kInt8Step;
+
+  static int64_t tall(int64_t) { return kTall; }
+  void multiply(int64_t rows, const uint8_t* a, int64_t lda, const int8_t* panel, int64_t depth, bool add, int32_t* c) {
+    tiles.shape(rows);
+    const auto by_tiles = rows > amx::kSide ? amx::multiply<2, int32_t> : amx::multiply<1, int32_t>;
+    by_tiles(reinterpret_cast<const uint32_t*>(a), lda / 4, reinterpret_cast<const uint32_t*>(panel), kWidth, depth / 4,
+             kWidth, c, kWidth, add);
+  }
+  amx::Tiles tiles;
+};
+#endif
+
+// What the results of a panel's columns need.
+struct Columns {
+  int64_t first, count;
+  const int32_t* weight_sums;
+  alignas(64) float scales[kWidth] = {}, bias[kWidth] = {};
+
+  Columns(const Int8Product& p, int64_t panel, const int8_t* sums)
+      : first(panel * kWidth),
+        count(std::min<int64_t>(kWidth, p.n - first)),
+        weight_sums(reinterpret_cast<const int32_t*>(sums)) {
+    std::copy_n(p.scales + first, count, scales);
+    if (p.bias) std::copy_n(p.bias + first, count, bias);
+  }
+};
+
+// One row of results of its sums [kWidth].
+inline void scale_row(const uint8_t* row_end, const Columns& columns, const int32_t* sums, float* out) {
+  float scale;
+  int32_t zero;
+  std::memcpy(&scale, row_end - 8, sizeof(scale));
+  std::memcpy(&zero, row_end - 4, sizeof(zero));
+#pragma GCC unroll 4
+  for (int i = 0; i < kWidth; i += kLanes) {
+    const Integers sum = load_integers(sums + i) - zero * load_integers(columns.weight_sums + i);
+    store(out + i, __builtin_convertvector(sum, Vector) * (scale * load(columns.scales + i)) + load(columns.bias + i));
+  }
+}
+
+template <Activation activation>
+void finish_tile(const Int8Product& p, int64_t row, int64_t rows, const Columns& columns, const int32_t* sums) {
+  const int64_t stride = byte_row_bytes(p.k), most = p.gated ? p.n / 2 : p.n;
+  float* const out = p.gated ? p.gated + columns.first / 2 : p.out + columns.first;
+  for (int64_t i = 0; i < rows; ++i) {
+    float* const to = out + (row + i) * most;
+    const uint8_t* const end = p.a + (row + i + 1) * stride;
+    if (!p.gated && columns.count == kWidth) {
+      scale_row(end, columns, sums + i * kWidth, to);
+      activate_rows<activation, kWidth>(to, kWidth, 1);
+      continue;
+    }
+    alignas(64) float line[kWidth];
+    scale_row(end, columns, sums + i * kWidth, line);
+    if (p.gated) {
+      gate_rows<activation>(line, kWidth, 1, columns.count / 2, to, most);
+    } else {
+      activate_rows<activation, kWidth>(line, kWidth, 1);
+      std::copy_n(line, columns.count, to);
+    }
+  }
+}
+
+// At most kRows rows. Each tile asks for its share of the cut of panels after this one, which comes from far.
+template <class By>
+void multiply_block(const Int8Product& p, const ThreadRange& range) {
+  By by;
+  alignas(64) int32_t sums[By::kRows * kWidth];  // of a panel's columns, where its depth is cut
+  const int64_t block = range.row_end - range.row, tall = By::tall(block), tiles = (block + tall - 1) / tall;
+  const int64_t stride = byte_row_bytes(p.k), bytes = int8_bytes_of_panel(p.k);
+  const int64_t depth = (p.k + By::kGrain - 1) / By::kGrain * By::kGrain, cuts = (depth + By::kDepth - 1) / By::kDepth;
+  const int64_t cut = int8_depth((depth + cuts - 1) / cuts);
+  for (int64_t j = range.panel; j < range.panel_end; ++j) {
+    const int8_t* const panel = static_cast<const int8_t*>(p.panels) + j * bytes;
+    const Columns columns(p, j, panel + kWidth * int8_depth(p.k));
+    for (int64_t begin = 0; begin < depth; begin += cut) {
+      const int64_t count = std::min(cut, depth - begin);
+      const bool ends = begin + count == depth, last = ends && j + 1 == range.panel_end;
+      const int8_t* const weights = panel + begin * kWidth;
+      const int8_t* ahead = weights + count * kWidth;
+      const int64_t share = last ? 0 : (count * kWidth / kLine + tiles - 1) / tiles;
+      for (int64_t i = range.row; i < range.row_end; i += tall) {
+        const int64_t rows = std::min(tall, range.row_end - i);
+        int32_t* const c = sums + (cuts > 1 ? (i - range.row) * kWidth : 0);
+        for (int64_t line = 0; line < share; ++line, ahead += kLine) __builtin_prefetch(ahead, 0, 2);
+        by.multiply(rows, p.a + i * stride + begin, stride, weights, count, begin > 0, c);
+        if (!ends) continue;
+        with_activation(p.activation, [&](auto kind) { finish_tile<kind()>(p, i, rows, columns, c); });
+      }
+    }
+  }
+}
+
+template <class By>
+void multiply_all(const Int8Product& p) {
+  if (p.m == 0) return;
+  // 64 multiplications take about as long as an element elsewhere.
+  const bool alone = p.m * p.n * p.k / 64 <= kSerialElements;
+  divide_product(p.m, int8_panels(p.n), By::kTall, By::kRows, alone,
+                 [&](const ThreadRange& range) { multiply_block<By>(p, range); });
+}
+
+}  // namespace
+
+void int8_product(const Int8Product& p) { multiply_all<ByVectors>(p); }
+#ifdef FTBERT_AMX
+void int8_product_by_tiles(const Int8Product& p) { multiply_all<ByTiles>(p); }
+#endif
+
+}  // namespace ftbert::FTBERT_ISA
+#endif
