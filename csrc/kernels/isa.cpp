@@ -167,11 +167,12 @@ template <>
 Operand attention<Cpu, float>(Context<Cpu>& context, const Heads& heads, const QueriesKeysValues& from,
                               const Sequences& sequences, const ScorePolicy<float>& policy, void* scratch,
                               const Operand& out) {
-  out.as<float>();  // or an error
+  const Operand to = out.scaled() ? Operand::of(static_cast<const float*>(out.data)) : out;
+  to.as<float>();  // or an error
   FTBERT_CHECK(from.dtype == DType::fp32 || (from.dtype == DType::bf16 && isa_kernels().bf16),
                "attention on this CPU reads fp32", isa_kernels().bf16 ? " or bf16" : "", ", got ",
                to_string(from.dtype));
-  return isa_kernels().attention(context, heads, from, sequences, policy, scratch, out);
+  return isa_kernels().attention(context, heads, from, sequences, policy, scratch, to);
 }
 
 template <>
