@@ -157,6 +157,9 @@ _FAKES: dict[str, Callable[..., Any]] = {
             dtype=dtype if out_scale is None else torch.float8_e4m3fn,
         )
     ),
+    "int8_product": lambda rows, weight, scales, bias, activation, gated=False: scales.new_empty(
+        (rows.shape[0], weight.shape[0] // (2 if gated else 1))
+    ),
     "linear_turned": lambda a, weight, *rest: a.new_empty(
         (a.shape[0], weight.shape[0]), dtype=(rest[_TURNED_DTYPE] if len(rest) > _TURNED_DTYPE else None) or a.dtype
     ),

@@ -62,6 +62,7 @@ def valid(name: str, device: str) -> list[Any]:
         "build_info": [],
         "embeddings_layernorm": [ids.flatten(), ids.flatten() % 2, index[:6], columns, floats(10, 64), floats(10, 64), floats(2, 64), vector, vector, 1e-5, "rms", 1.0, "once", 8.0],
         "gather_rows": [x, cu, "any", index[:4]],
+        "int8_product": [torch.ones(6, 128, dtype=torch.uint8, device=device), torch.ones(14, 64, dtype=torch.int8, device=device), floats(14), floats(14), "gelu", True],
         "linear": [x, floats(14, 64), floats(14), "gelu", True],
         "linear_e4m3": [x.to(torch.float8_e4m3fn), floats(1), floats(32, 64).to(torch.float8_e4m3fn), floats(32), floats(32).half(), torch.float16, "gelu", True, floats(1)],
         "linear_own": [x, floats(64, 64), vector, "gelu", "wgmma_tile", "64x64 pair", False],

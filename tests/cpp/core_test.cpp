@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <functional>
 #include <list>
 #include <map>
@@ -10,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "core/byte_rows.h"
 #include "core/check.h"
 #include "encoder.h"
 #include "gemm/gemm.h"
@@ -577,6 +579,43 @@ void panel_product_matches() {
         }
 }
 
+// Exact sums, which floats hold, of sizes that fill neither panels nor tiles; the weight comes back from its panels.
+void int8_product_matches() {
+  const IsaKernels& kernels = isa_kernels();
+  if (!kernels.int8) {
+    std::printf("  SKIPPED int8 products: %s has none\n", std::string(cpu_isa()).c_str());
+    return;
+  }
+  for (const int64_t m : {1, 33, 300})
+    for (const int64_t n : {1, 34, 96})
+      for (const int64_t k : {17, 64, 1100}) {
+        const int64_t stride = byte_row_bytes(k);
+        std::vector<int8_t> weight(n * k), unpacked(n * k);
+        for (size_t i = 0; i < weight.size(); ++i) weight[i] = static_cast<int8_t>(i * 37 % 11 - 5);
+        std::vector<uint8_t> a(m * stride), panels(kernels.int8_panel_bytes(n, k));
+        const float scale = 1;
+        for (int64_t i = 0; i < m; ++i) {
+          const int32_t zero = static_cast<int32_t>(i * 50 % 256);
+          for (int64_t d = 0; d < k; ++d) a[i * stride + d] = static_cast<uint8_t>((i + d) * 91 % 256);
+          std::memcpy(&a[(i + 1) * stride - 8], &scale, 4);
+          std::memcpy(&a[(i + 1) * stride - 4], &zero, 4);
+        }
+        const std::vector<float> scales(n, 1.0f);
+        std::vector<float> out(m * n + 1, NAN);
+        kernels.pack_int8(weight.data(), n, k, panels.data());
+        kernels.unpack_int8(panels.data(), n, k, unpacked.data());
+        FTBERT_CHECK(weight == unpacked, n, " x ", k, ": the weight does not come back from its panels");
+        kernels.int8_product({m, n, k, a.data(), panels.data(), scales.data(), nullptr, Activation::none, out.data()});
+        for (int64_t i = 0; i < m * n; ++i) {
+          int64_t want = 0;
+          for (int64_t d = 0; d < k; ++d) want += (a[i / n * stride + d] - i / n * 50 % 256) * weight[i % n * k + d];
+          FTBERT_CHECK(out[i] == static_cast<float>(want), m, " x ", n, " x ", k, ": expected ", want, " at ", i,
+                       ", got ", out[i]);
+        }
+        FTBERT_CHECK(std::isnan(out[m * n]), m, " x ", n, " x ", k, ": wrote behind its result");
+      }
+}
+
 }  // namespace
 }  // namespace ftbert
 
@@ -588,6 +627,7 @@ int main() {
       {"what forward cannot run is an error", what_forward_cannot_run_is_an_error},
       {"unread matrices are errors", unread_matrices_are_errors},
       {"panel product matches", panel_product_matches},
+      {"int8 product matches", int8_product_matches},
   };
   for (const auto& [name, path] :
        {std::pair{"fused", AttentionPath::fused}, std::pair{"general", AttentionPath::general}}) {

@@ -1,8 +1,9 @@
 // out = act((a @ weight^T) * scales + bias), `a` in uint8 with a scale and a zero point for each row, the weight in
 // int8 panels (int8_panels.h). Sums are exact, so that all instruction sets make the same of them.
 //
-// A block of kRows rows of `a` stays in the second-level cache while all panels pass; kDepth of a panel stays in the
-// first while the rows of the block pass; the sums of a tile of kTall rows and a panel's width stay in registers.
+// A block of kRows rows of `a` stays in the second-level cache while all panels pass, and kDepth of a panel in the
+// first while the rows of the block pass, in the second where a tile of kTall rows is tall enough for that; the sums of
+// a tile stay in registers.
 #include "gemm/own/int8_panels.h"
 #ifdef FTBERT_INT8
 #include <algorithm>
@@ -78,7 +79,7 @@ MultiplyTile tile_of(int64_t rows) {
 // Products by vectors.
 struct ByVectors {
   static constexpr int kTall = kLanes == 16 ? 14 : 3;  // tiles of 28 sums of 32 registers, 12 of 16
-  static constexpr int64_t kRows = kLanes == 16 ? 196 : 192, kDepth = 1024, kGrain = 4;
+  static constexpr int64_t kRows = kLanes == 16 ? 196 : 192, kDepth = kLanes == 16 ? 4096 : 1024, kGrain = 4;
 
   static int64_t tall(int64_t rows) {  // of all tiles but the last: 8 and 8 rows rather than 14 and 2
     const int64_t tiles = (rows + kTall - 1) / kTall;
@@ -93,7 +94,7 @@ struct ByVectors {
 // Products by tiles, two by two.
 struct ByTiles {
   static constexpr int kTall = 2 * amx::kSide;
-  static constexpr int64_t kRows = 256, kDepth = 512, kGrain = kInt8Step;
+  static constexpr int64_t kRows = 256, kDepth = 1024, kGrain = kInt8Step;
 
   static int64_t tall(int64_t) { return kTall; }
   void multiply(int64_t rows, const uint8_t* a, int64_t lda, const int8_t* panel, int64_t depth, bool add, int32_t* c) {
@@ -134,12 +135,16 @@ inline void scale_row(const uint8_t* row_end, const Columns& columns, const int3
   }
 }
 
+// Where a row's results of a panel go.
+inline float* results(const Int8Product& p, int64_t row, const Columns& columns) {
+  return p.gated ? p.gated + (row * p.n + columns.first) / 2 : p.out + row * p.n + columns.first;
+}
+
 template <Activation activation>
 void finish_tile(const Int8Product& p, int64_t row, int64_t rows, const Columns& columns, const int32_t* sums) {
-  const int64_t stride = byte_row_bytes(p.k), most = p.gated ? p.n / 2 : p.n;
-  float* const out = p.gated ? p.gated + columns.first / 2 : p.out + columns.first;
+  const int64_t stride = byte_row_bytes(p.k);
   for (int64_t i = 0; i < rows; ++i) {
-    float* const to = out + (row + i) * most;
+    float* const to = results(p, row + i, columns);
     const uint8_t* const end = p.a + (row + i + 1) * stride;
     if (!p.gated && columns.count == kWidth) {
       scale_row(end, columns, sums + i * kWidth, to);
@@ -149,7 +154,7 @@ void finish_tile(const Int8Product& p, int64_t row, int64_t rows, const Columns&
     alignas(64) float line[kWidth];
     scale_row(end, columns, sums + i * kWidth, line);
     if (p.gated) {
-      gate_rows<activation>(line, kWidth, 1, columns.count / 2, to, most);
+      gate_rows<activation>(line, kWidth, 1, columns.count / 2, to, 0);
     } else {
       activate_rows<activation, kWidth>(line, kWidth, 1);
       std::copy_n(line, columns.count, to);
@@ -157,12 +162,13 @@ void finish_tile(const Int8Product& p, int64_t row, int64_t rows, const Columns&
   }
 }
 
-// At most kRows rows. Each tile asks for its share of the cut of panels after this one, which comes from far.
+// At most kRows rows. Each tile asks for the lines that its results go to. Panels come in the order of memory, by
+// themselves: to ask for those too took longer.
 template <class By>
 void multiply_block(const Int8Product& p, const ThreadRange& range) {
   By by;
   alignas(64) int32_t sums[By::kRows * kWidth];  // of a panel's columns, where its depth is cut
-  const int64_t block = range.row_end - range.row, tall = By::tall(block), tiles = (block + tall - 1) / tall;
+  const int64_t block = range.row_end - range.row, tall = By::tall(block);
   const int64_t stride = byte_row_bytes(p.k), bytes = int8_bytes_of_panel(p.k);
   const int64_t depth = (p.k + By::kGrain - 1) / By::kGrain * By::kGrain, cuts = (depth + By::kDepth - 1) / By::kDepth;
   const int64_t cut = int8_depth((depth + cuts - 1) / cuts);
@@ -171,15 +177,16 @@ void multiply_block(const Int8Product& p, const ThreadRange& range) {
     const Columns columns(p, j, panel + kWidth * int8_depth(p.k));
     for (int64_t begin = 0; begin < depth; begin += cut) {
       const int64_t count = std::min(cut, depth - begin);
-      const bool ends = begin + count == depth, last = ends && j + 1 == range.panel_end;
-      const int8_t* const weights = panel + begin * kWidth;
-      const int8_t* ahead = weights + count * kWidth;
-      const int64_t share = last ? 0 : (count * kWidth / kLine + tiles - 1) / tiles;
+      const bool ends = begin + count == depth;
       for (int64_t i = range.row; i < range.row_end; i += tall) {
         const int64_t rows = std::min(tall, range.row_end - i);
         int32_t* const c = sums + (cuts > 1 ? (i - range.row) * kWidth : 0);
-        for (int64_t line = 0; line < share; ++line, ahead += kLine) __builtin_prefetch(ahead, 0, 2);
-        by.multiply(rows, p.a + i * stride + begin, stride, weights, count, begin > 0, c);
+        for (int64_t r = 0; ends && r < rows; ++r) {  // else the stores wait for their lines
+          const float* const to = results(p, i + r, columns);
+          __builtin_prefetch(to, 1);
+          __builtin_prefetch(to + kLine / sizeof(float), 1);
+        }
+        by.multiply(rows, p.a + i * stride + begin, stride, panel + begin * kWidth, count, begin > 0, c);
         if (!ends) continue;
         with_activation(p.activation, [&](auto kind) { finish_tile<kind()>(p, i, rows, columns, c); });
       }

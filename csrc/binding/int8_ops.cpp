@@ -1,0 +1,61 @@
+// torch.ops.ftbert.int8_product: the CPU's int8 product by itself, for tests. The fake is in ftbert/_fake.py.
+#include <ATen/ops/empty.h>
+
+#include "binding/define_op.h"
+#include "binding/op_checks.h"
+#include "core/byte_rows.h"
+#include "kernels/isa.h"
+
+namespace ftbert::binding {
+namespace {
+
+// rows uint8 [m, byte_row_bytes(k)]: core/byte_rows.h; weight int8 [n, k], packed here -> float [m, n], or with a gate
+// [m, n / 2]
+Tensor int8_product_op(const Tensor& rows, const Tensor& weight, const Tensor& scales, const OptionalTensor& bias,
+                       const std::string& activation, bool gated) {
+  rank("rows", rows, 2);
+  rank("weight", weight, 2);
+  rank("scales", scales, 1);
+  FTBERT_CHECK(rows.is_cpu() && weight.is_cpu() && scales.is_cpu(), "int8 products are computed on the CPU alone, got ",
+               describe(rows), ", ", describe(weight), ", ", describe(scales));
+  const int64_t m = rows.size(0), n = weight.size(0), k = weight.size(1);
+  FTBERT_CHECK(weight.scalar_type() == at::kChar && n > 0 && k > 0 && k <= kMostInt8Depth,
+               "weight: expected int8 [n, k], k at most ", kMostInt8Depth, ", got ", describe(weight));
+  FTBERT_CHECK(rows.scalar_type() == at::kByte && rows.size(1) == byte_row_bytes(k), "rows: expected uint8 [m, ",
+               byte_row_bytes(k), "] for a k of ", k, ", got ", describe(rows));
+  FTBERT_CHECK(scales.scalar_type() == at::kFloat && scales.size(0) == n, "scales: expected float32 [", n, "], got ",
+               describe(scales));
+  same("bias", bias, scales, {n});
+  FTBERT_CHECK(!gated || n % 2 == 0, "weight: expected rows of gate and up in turns, got ", describe(weight));
+  const Activation act = parse_activation(activation);
+  const IsaKernels& kernels = isa_kernels();
+  FTBERT_CHECK(kernels.int8, "int8 products need AVX-512 VNNI, AVX-VNNI or AMX, but ", cpu_isa(),
+               " is what this CPU has or is held to; float32 works everywhere");
+  const Tensor out = at::empty({m, gated ? n / 2 : n}, scales.options());
+  run(scales, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>&) {
+    const Tensor panels = at::empty({kernels.int8_panel_bytes(n, k)}, rows.options());
+    kernels.pack_int8(data<int8_t>(weight), n, k, panels.mutable_data_ptr());
+    kernels.int8_product({.m = m,
+                          .n = n,
+                          .k = k,
+                          .a = data<uint8_t>(rows),
+                          .panels = panels.const_data_ptr(),
+                          .scales = data<float>(scales),
+                          .bias = data<float>(bias),
+                          .activation = act,
+                          .out = gated ? nullptr : out.mutable_data_ptr<float>(),
+                          .gated = gated ? out.mutable_data_ptr<float>() : nullptr});
+  });
+  return out;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(ftbert, m) {
+  define_op(m,
+            "int8_product(Tensor rows, Tensor weight, Tensor scales, Tensor? bias, str activation, bool gated=False) "
+            "-> Tensor",
+            &int8_product_op);
+}
+
+}  // namespace ftbert::binding
