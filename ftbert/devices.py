@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ftbert._library import build_info, load_library
-from ftbert.dtypes import FP8
+from ftbert.dtypes import EIGHT_BITS, FP8, INT8
 
 _FP8_CAPABILITY = (9, 0)
 
@@ -46,6 +46,9 @@ def check_dtype(device: torch.device, dtype: torch.dtype) -> None:
     """ValueError for an element type that ftbert does not compute in on this device."""
     if dtype == FP8:
         _check_fp8(device)
+    elif dtype == INT8:
+        _check_int8(device)
+        return
     if device.type != "cpu" or dtype == torch.float32:
         return
     if dtype == torch.float16:
@@ -64,6 +67,16 @@ def _check_fp8(device: torch.device) -> None:
     if found != _FP8_CAPABILITY:
         name, version = torch.cuda.get_device_name(device), ".".join(map(str, found))
         raise ValueError(f"{needed}; {device}, {name} of {version}, computes in fp16, bf16 or fp32")
+
+
+def _check_int8(device: torch.device) -> None:
+    if device.type == "cuda":
+        raise ValueError(f"int8 is for the CPU; {device} computes in fp16, bf16 or fp32, on Hopper in fp8 too")
+    if build_info()["cpu_int8"] == "none":
+        raise ValueError(
+            "int8: this CPU has no instructions with which it would be faster than fp32 (VNNI, AVX-VNNI, AMX-INT8); "
+            "use fp32"
+        )
 
 
 def check_range(embedding_scale: float, dtype: torch.dtype, stacklevel: int = 3) -> None:
@@ -95,7 +108,7 @@ def stream_dtype(
     device: torch.device, dtype: torch.dtype, stored: torch.dtype = torch.float32, embedding_scale: float = 1.0
 ) -> torch.dtype:
     """The element type of the residual stream, of vectors and tables in a model of `dtype`: all but the operands of
-    matrix products. fp8 has 16 bits there, by how the model's weights are `stored`: bf16 for bf16 and where fp16 would
+    matrix products; float32 on the CPU. fp8 has 16 bits there, by how the model's weights are `stored`: bf16 for bf16 and where fp16 would
     not do (see check_range), else fp16."""
     if device.type == "cpu":
         return torch.float32

@@ -6,18 +6,24 @@ import torch
 
 # The core's words (csrc/core/types.cpp).
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-FP8 = torch.float8_e4m3fn  # e4m3 to the core, fp8 to users
-STORED_DTYPES = DTYPES | {"e4m3": FP8, "int8": torch.int8}  # of matrices
+FP8, INT8 = torch.float8_e4m3fn, torch.int8
+STORED_DTYPES = DTYPES | {"e4m3": FP8, "int8": INT8}  # of matrices
+EIGHT_BITS = {"fp8": FP8, "int8": INT8}  # users' words
 
-_LOADED = DTYPES | {"fp8": FP8}
+_LOADED = DTYPES | EIGHT_BITS
 _SPELLINGS = {
     "float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8",
 }  # fmt: skip
 
 
 def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
-    """fp32, fp16, bf16, fp8 or the torch dtype itself; ValueError otherwise."""
+    """fp32, fp16, bf16, fp8, int8 or the torch dtype itself; ValueError otherwise."""
     found = _LOADED.get(_SPELLINGS.get(dtype, dtype)) if isinstance(dtype, str) else dtype
     if found is None or found not in _LOADED.values():
-        raise ValueError(f"dtype: expected fp32, fp16, bf16 or fp8, got {dtype!r}")
+        raise ValueError(f"dtype: expected fp32, fp16, bf16, fp8 or int8, got {dtype!r}")
     return found
+
+
+def users_word(dtype: torch.dtype) -> str:
+    """The short name that `parse_dtype` reads."""
+    return next(word for word, one in _LOADED.items() if one == dtype)

@@ -17,13 +17,13 @@ from torch import Tensor
 from ftbert.checkpoint import Checkpoint, CheckpointConfig, EncoderConfig, HeadConfig, told_products
 from ftbert.converters import build_reference, open_checkpoint
 from ftbert.devices import check_device, check_dtype, check_range, stored_dtype, stream_dtype
-from ftbert.dtypes import DTYPES, FP8, STORED_DTYPES, parse_dtype
+from ftbert.dtypes import DTYPES, EIGHT_BITS, FP8, STORED_DTYPES, parse_dtype, users_word
 from ftbert.forked import note_fork
 from ftbert.heads import Head, HeadedModule
 from ftbert.live_check import check_loaded
 from ftbert.module import EncoderModule
 from ftbert.outputs import output
-from ftbert.quantization import in_fp8, live_in_fp8
+from ftbert.quantization import in_8_bits, live_in_8_bits
 from ftbert.text import TextModel
 from ftbert.tuning import gemm_table
 
@@ -47,19 +47,21 @@ def load(
     """A model ready to compute.
 
     source: an ftbert or HuggingFace folder, an .onnx file, a hub id, or a live transformers model. device: "cpu",
-    "cuda", "cuda:1". dtype: fp32, fp16 (GPU only), bf16, fp8 (compute capability 9.0 only); on the CPU bf16 is that of
-    the matrix products' operands, with float sums: all else and the results are float32. "auto": as the weights are
+    "cuda", "cuda:1". dtype: fp32, fp16 (GPU only), bf16, fp8 (compute capability 9.0 only), int8 (CPUs with VNNI,
+    AVX-VNNI or AMX); on the CPU bf16 is that of the matrix products' operands, with float sums: all else and the
+    results are float32. "auto": as the weights are
     stored where the device has instructions for that (fp16 on a GPU alone, bf16 there and on some CPUs), else fp32.
-    fp8 is for the matrices of the layers, all else and the results are fp16 or bf16. They are quantized when the model
-    is first loaded so, and kept in the user's cache (docs/quantization.md); those of a live model each time. Of a
-    folder that `ftbert quantize` wrote fp8 and "auto" are the same, fp16 and bf16 the type of all else. attention:
+    fp8 and int8 are for the matrices of the layers, all else and the results are fp16 or bf16 with fp8, float32 with
+    int8. They are quantized when the model is first loaded so, and kept in the user's cache (docs/quantization.md);
+    those of a live model each time. Of a folder that `ftbert quantize` wrote its type and "auto" are the same, fp16 and
+    bf16 the type of all else beside fp8. attention:
     "auto", or "fused" / "general" to force a path. heads: the checkpoint's task heads too; a masked language model then
     computes logits over the vocabulary in every call; an encoder's ...ForCausalLM or ...LMHeadModel without is_decoder
     is one. A decoder's ...ForCausalLM gives hidden states, and its head is read when `predict`, `rerank` or `head` asks
     for it. What stands outside the encoder and is no head that ftbert knows is left out, with a warning. revision,
     token: of a hub id; a branch, tag or commit, and what a private model asks for (None: HF_TOKEN, or that of `hf auth
     login`). Raises FileNotFoundError, PermissionError, ImportError (an .onnx file without the onnx package), ValueError
-    (weights or config do not fit, all problems listed; a device that cannot serve fp8; a model that loses too much in
+    (weights or config do not fit, all problems listed; a device that cannot serve fp8 or int8; a model that loses too much in
     it), RuntimeError (a device or dtype that this build or machine cannot serve; a live model that computes something
     else than its config says), TypeError for what is no such source.
     """
@@ -87,34 +89,50 @@ def _made(
     live: torch.nn.Module | None = None,
 ) -> Model:
     """asked: None for "auto". live: the module that `checkpoint` was opened from."""
-    element, becomes_fp8 = _element(checkpoint, place, asked)
+    element, quantizes_to = _element(checkpoint, place, asked)
     check_range(checkpoint.config.encoder.embedding_scale, element, stacklevel=4)
-    if not becomes_fp8:
+    if quantizes_to is None:
         opened: Any = nullcontext(checkpoint)
+    elif live is None:
+        opened = in_8_bits(checkpoint, quantizes_to, place)
     else:
-        opened = in_fp8(checkpoint, place) if live is None else live_in_fp8(checkpoint, place, live)
+        opened = live_in_8_bits(checkpoint, quantizes_to, place, live)
     with opened as stored:
         return _build(checkpoint, stored, place, element, attention, heads)
 
 
-def _element(checkpoint: Checkpoint, place: torch.device, asked: torch.dtype | None) -> tuple[torch.dtype, bool]:
-    """The type of all that the checkpoint does not store in fp8, and whether its matrices are to become fp8 first."""
-    encoder, where = checkpoint.config.encoder, checkpoint.source.where
+def _element(
+    checkpoint: Checkpoint, place: torch.device, asked: torch.dtype | None
+) -> tuple[torch.dtype, torch.dtype | None]:
+    """The type of all that the checkpoint does not store in 8 bits, and which such type its matrices become first."""
+    encoder, becomes = checkpoint.config.encoder, None
     if encoder.has_8_bits:
-        try:
-            check_dtype(place, FP8)
-        except ValueError as error:
-            raise ValueError(f"{where}: stored in fp8. {error}: load the model that it was made from") from None
-        if asked == torch.float32:
-            raise ValueError(
-                f"{where}: stored in fp8; dtype='fp8' or 'auto' loads it, fp16 and bf16 are for what is not fp8 in it. "
-                "For fp32 load the model that it was made from"
-            )
+        asked = _beside_8_bits(checkpoint, place, asked)
     elif asked is None:
-        return stored_dtype(place, checkpoint.stored_dtype), False
-    if asked is None or asked == FP8:
-        return stream_dtype(place, FP8, checkpoint.stored_dtype, encoder.embedding_scale), not encoder.has_8_bits
-    return asked, False
+        return stored_dtype(place, checkpoint.stored_dtype), None
+    elif asked in EIGHT_BITS.values():
+        becomes = asked
+    if asked in EIGHT_BITS.values():
+        return stream_dtype(place, asked, checkpoint.stored_dtype, encoder.embedding_scale), becomes
+    return asked, None
+
+
+def _beside_8_bits(checkpoint: Checkpoint, place: torch.device, asked: torch.dtype | None) -> torch.dtype:
+    """`asked` of a quantized folder, its own type for "auto"; ValueError where it cannot be loaded so."""
+    stored = STORED_DTYPES[checkpoint.config.encoder.eight_bits]
+    where, word = checkpoint.source.where, users_word(stored)
+    try:
+        check_dtype(place, stored)
+    except ValueError as error:
+        raise ValueError(f"{where}: stored in {word}. {error}: load the model that it was made from") from None
+    others = (torch.float16, torch.bfloat16) if stored == FP8 else ()
+    if asked not in (None, stored, *others):
+        more = ", fp16 and bf16 are for what is not fp8 in it" if others else ""
+        raise ValueError(
+            f"{where}: stored in {word}; dtype={word!r} or 'auto' loads it{more}. For {users_word(asked)} load the model "
+            "that it was made from"
+        )
+    return stored if asked is None else asked
 
 
 def _build(
@@ -125,7 +143,7 @@ def _build(
     attention: str,
     heads: bool,
 ) -> Model:
-    """stored: what the encoder's weights are read from, `checkpoint` or the same model with fp8 matrices. element: of
+    """stored: what the encoder's weights are read from, `checkpoint` or the same model with 8-bit matrices. element: of
     the matrices that are not."""
     note_fork()
     config, stream = stored.config.encoder, stream_dtype(place, element)
@@ -179,7 +197,7 @@ def _load_head(checkpoint: Checkpoint, config: HeadConfig, place: torch.device, 
 class Model(TextModel):
     """A loaded encoder with the heads of its checkpoint. Calls are thread-safe.
 
-    module: the scriptable torch module. config: the encoder's numbers, which say what is fp8 where `checkpoint`, the
+    module: the scriptable torch module. config: the encoder's numbers, which say what is in 8 bits where `checkpoint`, the
     user's, may be plain. folder: where the tokenizer's files are, or None for a live model.
     """
 
@@ -352,25 +370,26 @@ class Model(TextModel):
         """The same model on another device or in another dtype; this one stays as it is.
 
         Weights that were rounded are read again from the checkpoint where there is one; of a live model they stay
-        rounded, with a warning, and fp8 is refused: `load` makes that of the module.
+        rounded, with a warning, and fp8 and int8 are refused: `load` makes them of the module.
         """
         if isinstance(device, torch.dtype):
             raise TypeError(f"the first argument is a device; for a dtype write to(dtype={device})")
         place = self.device if device is None else check_device(device)
         element = self.dtype if dtype is None else parse_dtype(dtype)
         check_dtype(place, element)
-        if element != self.dtype and (self.dtype != torch.float32 or element == FP8):
+        if element != self.dtype and (self.dtype != torch.float32 or element in EIGHT_BITS.values()):
             if self.folder is not None:
                 asked = self.info()
                 path = asked["attention"] if asked["attention_reason"] == "asked for" else "auto"
                 return _made(self.checkpoint, place, element, path, bool(self.heads))
-            if FP8 in (element, self.dtype):
-                raise ValueError("weights of a live model do not become fp8, or cease to be, in here: load it again")
+            if bits := {element, self.dtype} & {*EIGHT_BITS.values()}:
+                word = users_word(bits.pop())
+                raise ValueError(f"weights of a live model do not become {word}, or cease to be, in here: load it again")
             warnings.warn(f"this model's weights were rounded to {self.dtype} and stay so", stacklevel=2)
         check_range(self.config.embedding_scale, element)
         names = {value: name for name, value in DTYPES.items()}
         gemm_table.install(place)
-        others = DTYPES[self.encoder.dtype()] if element == FP8 else element  # all but the matrices in fp8
+        others = DTYPES[self.encoder.dtype()] if element in EIGHT_BITS.values() else element  # all but those in 8 bits
         heads = [copy.deepcopy(head).to(place, stream_dtype(place, others)) for head in self.heads]
         return Model(self.encoder.to(place, names[others]), self.checkpoint, heads, self._stored)
 

@@ -2,7 +2,7 @@
 
 from ftbert.checkpoint.checkpoint import Checkpoint, Make, read_checkpoint
 from ftbert.checkpoint.config import CAUSAL_LM, FORMAT, VERSION, VOCABULARY, CheckpointConfig, HeadConfig, activations
-from ftbert.checkpoint.eight_bits import fits_e4m3, told_products
+from ftbert.checkpoint.eight_bits import fits_8_bits, told_products
 from ftbert.checkpoint.encoder_config import (
     AttentionConfig,
     EncoderConfig,
@@ -45,7 +45,7 @@ __all__ = [
     "CheckpointConfig", "EncoderConfig", "FeedForwardConfig", "HeadConfig", "LayerConfig", "Make", "Module",
     "NormConfig", "PositionConfig", "RelativeBiasConfig", "RotaryConfig", "Shape", "StagingFolder", "StateDictSource",
     "TensorSource", "WeightSpec", "activations", "check_shapes", "exists", "expect_file", "expect_inside",
-    "find_weights", "fits_e4m3", "list_folder", "named", "open_bin", "open_weights", "read_checkpoint",
+    "find_weights", "fits_8_bits", "list_folder", "named", "open_bin", "open_weights", "read_checkpoint",
     "read_json_object", "read_json_value", "read_modules", "shard_names", "shared_layers", "shown", "told_products",
     "transformer_folder", "typed",
 ]  # fmt: skip

@@ -39,7 +39,7 @@ class Checkpoint:
             return self.made[ours](self.config.encoder, exact).to(dtype)
         parts = [self._part(name, dtype).to(dtype) for name in self.tensors[ours]]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-        if ours.endswith(".scale") and not (whole.isfinite() & (whole > 0)).all():
+        if ours.endswith((".scale", ".input.smooth")) and not (whole.isfinite() & (whole > 0)).all():
             raise ValueError(f"{self.source.where}: {ours}: scales are finite and above 0, and not all of these are")
         return whole
 

@@ -9,15 +9,18 @@ from collections.abc import Iterable
 from ftbert.checkpoint.config import CheckpointConfig
 from ftbert.checkpoint.encoder_config import WeightSpec
 
-E4M3_MULTIPLE = 16  # of rows and columns of a matrix whose products run in E4M3
+_E4M3_MULTIPLE = 16  # of rows and columns of a matrix whose products run in E4M3
+_INT8_COLUMNS = 16  # that such a matrix has at least
 _LEFT = "left as it was when the model was quantized"
 
 
-def fits_e4m3(shape: list[int]) -> str:
-    """Why no product multiplies by such a matrix in E4M3, or ""."""
+def fits_8_bits(word: str, shape: list[int]) -> str:
+    """Why no product multiplies by such a matrix in e4m3 or int8, or ""."""
     rows, columns = shape
-    if rows % E4M3_MULTIPLE or columns % E4M3_MULTIPLE:
-        return f"{rows} rows and {columns} columns are not both multiples of {E4M3_MULTIPLE}"
+    if word == "e4m3" and (rows % _E4M3_MULTIPLE or columns % _E4M3_MULTIPLE):
+        return f"{rows} rows and {columns} columns are not both multiples of {_E4M3_MULTIPLE}"
+    if word == "int8" and columns < _INT8_COLUMNS:
+        return f"{columns} columns are fewer than {_INT8_COLUMNS}"
     return ""
 
 
@@ -25,14 +28,14 @@ def told_products(config: CheckpointConfig) -> dict[str, str]:
     """"products": "qkv, out, up of layers 0-11, down of layers 1-11 in e4m3", and "kept": those that are in the
     model's type, with the reason, that of `quantize` where the config has it; {} for a model without 8 bits."""
     specs = [spec for spec in config.encoder.weight_specs() if spec.matrix]
-    known = config.quantized.get("kept")
+    known, word = config.quantized.get("kept"), config.encoder.eight_bits
     reasons = known if isinstance(known, dict) else {}
     stored, kept = defaultdict[str, list[WeightSpec]](list), defaultdict[str, list[WeightSpec]](list)
     for spec in specs:
         if spec.stored:
             stored[spec.stored].append(spec)
         elif spec.name.startswith("layers."):
-            kept[reasons.get(spec.name) or fits_e4m3(spec.shape) or _LEFT].append(spec)
+            kept[reasons.get(spec.name) or fits_8_bits(word, spec.shape) or _LEFT].append(spec)
     if not stored:
         return {}
     products = "; ".join(f"{_of_layers(found)} in {word}" for word, found in stored.items())

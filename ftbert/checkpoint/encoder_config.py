@@ -56,7 +56,8 @@ class AttentionConfig:
     """kv_heads: of keys and values, None for as many as of queries. scale: of a score, None for 1 / sqrt(head_size).
     soft_cap: a scaled score s becomes soft_cap * tanh(s / soft_cap); 0: it stays. window: how many keys a query sees to
     its left and right, None for all. relative_bias: the model's table is added to the scores. qk_norm: over each head
-    of queries and keys. qkv_type, out_type: of the matrices as stored, "e4m3" with scales or that of the "model"."""
+    of queries and keys. qkv_type, out_type: of the matrices as stored, "e4m3" or "int8", with scales, or that of the
+    "model"."""
 
     heads: int
     head_size: int
@@ -161,7 +162,12 @@ class EncoderConfig:
     @property
     def has_8_bits(self) -> bool:
         """Whether a matrix is stored in 8 bits, with scales."""
-        return any(spec.stored for spec in self.weight_specs())
+        return bool(self.eight_bits)
+
+    @property
+    def eight_bits(self) -> str:
+        """The type of the matrices that are stored in 8 bits, or ""."""
+        return next((spec.stored for spec in self.weight_specs() if spec.matrix and spec.stored), "")
 
     def to_json(self) -> Json:
         """What all layers have in common once, then each run of equal layers by what else it has."""

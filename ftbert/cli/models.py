@@ -31,14 +31,15 @@ def add_to(commands: command.Commands) -> None:
         "A folder whose matrices are stored in 8 bits, with scales.\n"
         "Scales of activations come from texts that are like those the model will read.",
         _quantize,
-        "example: ftbert quantize minilm minilm-fp8 --texts reviews.txt",
+        "examples: ftbert quantize minilm minilm-fp8 --texts reviews.txt\n"
+        "          ftbert quantize minilm minilm-int8 --dtype int8",
         model=False,
     )
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("target", metavar="DST")
     parser.add_argument("--texts", metavar="FILE", help=".txt .jsonl .csv .parquet, 512 are read (default: built in)")
     parser.add_argument("--column", help='field with the text (default "text")')
-    parser.add_argument("--dtype", choices=("fp8",), default="fp8", help="of matrices and their inputs (default fp8)")
+    parser.add_argument("--dtype", choices=("fp8", "int8"), default="fp8", help="fp8 for Hopper, int8 for CPUs (default fp8)")
     left = "matrices that stay as they are: layers.0, layers.3.ffn.down; may be repeated"
     parser.add_argument("--keep", metavar="NAME", action="append", default=[], help=left)
     loss = "leave no other matrix as it is, however far from float32 the vectors of texts come to be"
@@ -97,8 +98,8 @@ def _quantize(options: argparse.Namespace) -> int:
 
     texts = None if options.texts is None else _texts(options, MOST_TEXTS)
     result = quantize(
-        options.model, options.target, texts, keep=options.keep, any_loss=options.any_loss, force=options.force,
-        revision=options.revision, device=options.device,
+        options.model, options.target, texts, dtype=options.dtype, keep=options.keep, any_loss=options.any_loss,
+        force=options.force, revision=options.revision, device=options.device,
     )  # fmt: skip
     command.report(options, result.as_dict(), str(result))
     return 0

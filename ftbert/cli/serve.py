@@ -27,7 +27,9 @@ def add_to(commands: command.Commands) -> None:
         "--device", default="cpu", help="cpu, cuda (every GPU) or a list: cuda:0,cuda:1; one engine each (default cpu)"
     )
     parser.add_argument(
-        "--dtype", choices=("fp32", "fp16", "bf16", "fp8", "auto"), help="(default fp16 on a GPU, fp32 on the CPU)"
+        "--dtype",
+        choices=("fp32", "fp16", "bf16", "fp8", "int8", "auto"),
+        help="(default fp16 on a GPU, fp32 on the CPU)",
     )
     for flag in FLAGS:
         shown = "" if flag.default is None or "default" in flag.text else f" (default {str(flag.default).lower()})"

@@ -107,6 +107,8 @@ def _products(options: argparse.Namespace, model: Checkpoint | None) -> list[Any
         inter, activation, e4m3 = options.inter or 4 * options.hidden, options.activation or "gelu", dtype == "fp8"
         return products_of_shape(options.hidden, inter, activation, "fp16" if e4m3 else dtype, e4m3)
     encoder = model.config.encoder
+    if encoder.eight_bits == "int8":
+        raise ValueError(f"{model.source.where}: stored in int8, for the CPU; tune the model that it was made from")
     quantized = encoder.has_8_bits
     if dtype == "fp8" or (quantized and options.dtype is None):
         return products(encoder if quantized else in_e4m3(encoder), _beside_e4m3(model))

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from ftbert.checkpoint import Checkpoint, EncoderConfig
 from ftbert.devices import stream_dtype
-from ftbert.dtypes import FP8, STORED_DTYPES
+from ftbert.dtypes import EIGHT_BITS, STORED_DTYPES
 from ftbert.live_check import has_hooks, hooks_of
-from ftbert.quantization import live_in_fp8
+from ftbert.quantization import live_in_8_bits
 from ftbert.tuning import gemm_table
 
 
@@ -67,16 +67,16 @@ def build_encoder(
 
     A tensor that ftbert would hold bit for bit as `module` holds it is shared. What takes memory of its own: the
     stacked query, key and value matrices, on a CPU every matrix of the layers (packed for its GEMM), and everything
-    when device or dtype differ. tokenizer: for fp8, see live_in_fp8.
+    when device or dtype differ. tokenizer: for fp8 and int8, see live_in_8_bits.
     """
     theirs, weights = module.state_dict(), {}
-    if dtype == FP8:
-        dtype = stream_dtype(device, FP8, checkpoint.stored_dtype, checkpoint.config.encoder.embedding_scale)
-        with live_in_fp8(checkpoint, device, module, tokenizer) as stored:
+    if dtype in EIGHT_BITS.values():
+        with live_in_8_bits(checkpoint, dtype, device, module, tokenizer) as stored:
             config = replace(stored.config.encoder, pooler=False)
             for spec in config.weight_specs():
                 if spec.stored:
                     weights[spec.name] = stored.read(spec.name, STORED_DTYPES[spec.stored]).to(device)
+        dtype = stream_dtype(device, dtype, checkpoint.stored_dtype, checkpoint.config.encoder.embedding_scale)
     else:
         config = replace(checkpoint.config.encoder, pooler=False)
     for spec in config.weight_specs():

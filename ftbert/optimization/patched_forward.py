@@ -63,7 +63,7 @@ class PatchedForward:
 
     first_column: who reads column 0 of the output, which may be padding: "unread", "pooled" (the encoder's own pooler
     alone), or "read" (a head or another module may); "last": a head reads the last id that is no padding instead.
-    tokenizer: transformers' own, for fp8's calibration; None: that of the folder that the config names.
+    tokenizer: transformers' own, for the calibration of fp8 and int8; None: that of the folder that the config names.
     fallbacks: how often the original ran instead, by reason. Thread-safe; a copied or unpickled model builds its own.
     """
 

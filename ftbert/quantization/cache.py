@@ -1,4 +1,4 @@
-"""FP8 weights of models that are stored in other types: made when first asked for, and kept in the user's cache."""
+"""8-bit weights of models that are stored in other types: made when first asked for, and kept in the user's cache."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import torch
 
 from ftbert.checkpoint import Checkpoint, transformer_folder
 from ftbert.converters import open_checkpoint, write_folder
+from ftbert.dtypes import users_word
 from ftbert.quantization.quantize import calibration_texts, quantize
 from ftbert.text import TOKENIZER_FILES
 from ftbert.user_cache import cache_folder, locked, make_private, untrusted
@@ -27,14 +28,15 @@ FORMAT = 1  # counts up where `quantize` makes other numbers of the same model a
 
 
 @contextmanager
-def in_fp8(checkpoint: Checkpoint, device: torch.device) -> Iterator[Checkpoint]:
-    """`checkpoint` as `quantize` writes it with the package's texts, on `device`; to be read inside the context.
+def in_8_bits(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Iterator[Checkpoint]:
+    """`checkpoint` as `quantize` writes it in `dtype` with the package's texts, on `device`; to be read inside the
+    context.
 
     It is kept in the user's cache, and made again when its source changes. Several processes make it once; where the
     cache is off or not to be used, it is made each time and removed. Warns when it is made. Errors as of `quantize`.
     """
     source = _source(checkpoint)
-    target, why = cached_at(checkpoint), ""
+    target, why = cached_at(checkpoint, dtype), ""
     if target is None:
         why = "the cache is switched off"
     elif found := untrusted(target.parent.parent, target.parent, target):
@@ -50,38 +52,38 @@ def in_fp8(checkpoint: Checkpoint, device: torch.device) -> Iterator[Checkpoint]
             why = f"the cache cannot be written ({error})"
     where = checkpoint.source.where
     if why or target is None:
-        with TemporaryDirectory(prefix="ftbert-fp8-") as folder:
-            _warn(where, f"not kept: {why}")
-            yield _made(source, Path(folder) / "fp8", device)
+        with TemporaryDirectory(prefix="ftbert-8-bits-") as folder:
+            _warn(where, dtype, f"not kept: {why}")
+            yield _made(source, Path(folder) / "stored", dtype, device)
         return
     with locked(lock):
         found_now = _complete(target)  # by another process, while this one waited
         if found_now is None:
-            _warn(where, f"kept in {target}")
-            found_now = _made(source, target, device)
+            _warn(where, dtype, f"kept in {target}")
+            found_now = _made(source, target, dtype, device)
     yield found_now
 
 
 @contextmanager
-def live_in_fp8(
-    checkpoint: Checkpoint, device: torch.device, module: torch.nn.Module, tokenizer: Any = None
+def live_in_8_bits(
+    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, module: torch.nn.Module, tokenizer: Any = None
 ) -> Iterator[Checkpoint]:
     """The same of a live model, which `checkpoint` was opened from; nothing is kept. tokenizer: transformers' own, None
     for that of the folder or the hub's snapshot that the module's config names. ValueError where there is none."""
-    with TemporaryDirectory(prefix="ftbert-fp8-") as folder:
+    with TemporaryDirectory(prefix="ftbert-8-bits-") as folder:
         home, plain = Path(folder) / "tokenizer", Path(folder) / "plain"
         if tokenizer is None:
-            home = _home_of(module)
+            home = _home_of(module, dtype)
         else:
             tokenizer.save_pretrained(home)
         whole = replace(checkpoint, folder=home, config=replace(checkpoint.config, left_out=""))  # `load` warns of that
         write_folder(whole, checkpoint.items(checkpoint.stored_dtype), module, plain, force=False)
-        _warn(checkpoint.source.where, "not kept, since it is of a live model")
-        yield _made(plain, Path(folder) / "fp8", device)
+        _warn(checkpoint.source.where, dtype, "not kept, since it is of a live model")
+        yield _made(plain, Path(folder) / "stored", dtype, device)
 
 
-def cached_at(checkpoint: Checkpoint) -> Path | None:
-    """The folder that `in_fp8` keeps; None where the cache is switched off. Its name changes with all that the numbers
+def cached_at(checkpoint: Checkpoint, dtype: torch.dtype) -> Path | None:
+    """The folder that `in_8_bits` keeps; None where the cache is switched off. Its name changes with all that the numbers
     come from: the source's files, the texts, ftbert."""
     folder = cache_folder()
     if folder is None:
@@ -89,7 +91,7 @@ def cached_at(checkpoint: Checkpoint) -> Path | None:
     name, identity = _identity(checkpoint)
     texts = hashlib.sha256("\n".join(calibration_texts()).encode()).hexdigest()
     digest = hashlib.sha256(json.dumps([identity, texts, FORMAT, __version__]).encode()).hexdigest()
-    return folder / "fp8" / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)[-80:]}-{digest[:20]}"
+    return folder / users_word(dtype) / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)[-80:]}-{digest[:20]}"
 
 
 def _source(checkpoint: Checkpoint) -> Path:
@@ -124,17 +126,17 @@ def _complete(target: Path) -> Checkpoint | None:
         return None
 
 
-def _made(source: Path, target: Path, device: torch.device) -> Checkpoint:
-    quantize(source, target, device=str(device), force=True)
+def _made(source: Path, target: Path, dtype: torch.dtype, device: torch.device) -> Checkpoint:
+    quantize(source, target, dtype=dtype, device=str(device), force=True)
     return open_checkpoint(target)
 
 
-def _warn(where: str, kept: str) -> None:
-    warnings.warn(f"{where}: made fp8 by calibration on {len(calibration_texts())} texts, which takes seconds; {kept}",
-                  stacklevel=6)  # fmt: skip
+def _warn(where: str, dtype: torch.dtype, kept: str) -> None:
+    made = f"made {users_word(dtype)} by calibration on {len(calibration_texts())} texts, which takes seconds"
+    warnings.warn(f"{where}: {made}; {kept}", stacklevel=6)
 
 
-def _home_of(module: torch.nn.Module) -> Path:
+def _home_of(module: torch.nn.Module, dtype: torch.dtype) -> Path:
     """Where the tokenizer lies of the folder or hub id that transformers loaded the module from; nothing is fetched."""
     config = getattr(module, "config", None)
     name = str(getattr(config, "name_or_path", "") or "")
@@ -149,9 +151,9 @@ def _home_of(module: torch.nn.Module) -> Path:
             found = None
     if found is None or not _has_tokenizer(found):
         raise ValueError(
-            f"{type(module).__name__}: fp8 needs the model's tokenizer for calibration, and its config names no folder "
+            f"{type(module).__name__}: {users_word(dtype)} needs the model's tokenizer for calibration, and its config names no folder "
             f"or model of the hub with one that is here (name_or_path {name!r}). Save model and tokenizer to a folder: "
-            "ftbert.load(folder, 'cuda', 'fp8') and `ftbert quantize` take that"
+            "ftbert.load(folder, device, dtype) and `ftbert quantize` take that"
         )
     return found
 

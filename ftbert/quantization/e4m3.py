@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-E4M3 = torch.float8_e4m3fn
+from ftbert.dtypes import FP8
+from ftbert.quantization.observe import Observed
+from ftbert.quantization.stored_type import Limits, Quantized, StoredType
+
 LARGEST = 448.0
 
 _DAMPING = 0.01  # of the gram's mean diagonal: few rows say little about most directions
@@ -14,7 +19,7 @@ _BLOCK = 128  # columns, behind which the others follow in one product
 
 def to_e4m3(values: Tensor, scale: Tensor | float) -> Tensor:
     """values / scale in E4M3; past its largest number that number, where torch's conversion gives NaN."""
-    return (values / scale).clamp_(-LARGEST, LARGEST).to(E4M3)
+    return (values / scale).clamp_(-LARGEST, LARGEST).to(FP8)
 
 
 def rounded(values: Tensor, scale: Tensor | float) -> Tensor:
@@ -63,3 +68,24 @@ def _compensated(matrix: Tensor, gram: Tensor) -> Tensor:
             block[i + 1 :].addr_(share[start + i, start + i + 1 : start + len(block)], lost[i], alpha=-1)
         behind -= share[start : start + len(block), start + len(block) :].T @ lost
     return rest.T
+
+
+@dataclass(frozen=True)
+class E4m3Matrix(Quantized):
+    """input_scale: of what it multiplies, one for all tokens."""
+
+    input_scale: float
+
+    @classmethod
+    def of(cls, matrix: Tensor, seen: Observed) -> E4m3Matrix:
+        weight, scale = quantize_rows(matrix, seen.gram)
+        return cls(weight.cpu(), scale.cpu(), best_scale(seen.sample, seen.largest))
+
+    def reads(self, given: Tensor) -> Tensor:
+        return rounded(given, self.input_scale)
+
+    def of_input(self) -> dict[str, Tensor]:
+        return {"scale": torch.tensor([self.input_scale])}
+
+
+E4M3 = StoredType("e4m3", E4m3Matrix.of, needs_gram=True, limits=Limits(0.997, 0.99), instead="fp16 or bf16")

@@ -17,30 +17,33 @@ _SAMPLE = 1024  # rows of each matrix's input that are kept
 
 @dataclass
 class Observed:
-    """Of the rows x [k] that a matrix multiplies: their number, the sums of x and of x x^T, the largest absolute value,
-    and some of the rows themselves."""
+    """Of the rows x [k] that a matrix multiplies: their number, the sums of x and, if with_gram, of x x^T, the largest
+    absolute value of each column, and some of the rows themselves."""
 
+    with_gram: bool = True
     count: int = 0
     total: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.float64))  # [k]
     squares: Tensor = field(default_factory=lambda: torch.zeros(1, 1))  # [k, k]
-    most: Tensor = field(default_factory=lambda: torch.zeros(()))
+    most: Tensor = field(default_factory=lambda: torch.zeros(1))  # [k]
     kept: list[Tensor] = field(default_factory=list)
 
     def add(self, rows: Tensor, share: int) -> None:
         """share: how many of them to keep, evenly spread."""
         if not self.count:
             self.total = rows.new_zeros(rows.shape[1], dtype=torch.float64)
-            self.squares, self.most = rows.new_zeros(rows.shape[1], rows.shape[1]), rows.new_zeros(())
+            self.most = rows.new_zeros(rows.shape[1])
+            self.squares = rows.new_zeros([rows.shape[1] if self.with_gram else 0] * 2)
         self.count += len(rows)
         self.total += rows.sum(0, dtype=torch.float64)
-        self.squares.addmm_(rows.T, rows)
-        self.most = torch.maximum(self.most, rows.abs().amax())
+        if self.with_gram:
+            self.squares.addmm_(rows.T, rows)
+        self.most = torch.maximum(self.most, rows.abs().amax(0))
         self.kept.append(rows[:: max(1, len(rows) // share)][:share].clone())
 
     @property
     def largest(self) -> float:
         """Not finite where any of them is not."""
-        return float(self.most)
+        return float(self.most.max())
 
     @property
     def mean(self) -> Tensor:
@@ -63,12 +66,15 @@ class Observed:
 
 @torch.no_grad()
 def observe(
-    reference: torch.nn.Module, modules: Mapping[str, str], batches: Sequence[tuple[Tensor, Tensor]]
+    reference: torch.nn.Module,
+    modules: Mapping[str, str],
+    batches: Sequence[tuple[Tensor, Tensor]],
+    with_gram: bool = True,
 ) -> dict[str, Observed]:
     """reference: transformers' encoder. modules: its module of each of our matrices, by that one's name. batches: ids
     and masks, [batch, seq] each, on its device. ValueError names the first matrix whose input is not finite, or that no
     batch reached."""
-    found = {ours: Observed() for ours in modules}
+    found = {ours: Observed(with_gram) for ours in modules}
     share = -(-_SAMPLE // max(1, len(batches)))
     kept = torch.zeros(0, dtype=torch.int64)
 

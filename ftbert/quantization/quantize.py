@@ -1,9 +1,9 @@
-"""A checkpoint whose matrices of the layers are E4M3, from one that is not and from texts."""
+"""A checkpoint whose matrices of the layers are stored in 8 bits, from one that is not and from texts."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ftbert.checkpoint import Checkpoint, EncoderConfig, fits_e4m3
+from ftbert.checkpoint import Checkpoint, EncoderConfig, fits_8_bits
 from ftbert.converters import build_reference, check_target, open_checkpoint, source_modules, write_folder
 from ftbert.devices import check_device
 from ftbert.quantization.observe import observe
-from ftbert.quantization.select import ASKED_MEAN, ASKED_WORST, Measured, Simulation, TooFar, choose
-from ftbert.quantization.simulate import Quantized
+from ftbert.quantization.select import Measured, Simulation, TooFar, choose
+from ftbert.quantization.stored_type import Quantized, StoredType
+from ftbert.quantization.stored_types import stored_type
 from ftbert.quantization.vectors import TextVectors
 from ftbert.text import TextSettings, Tokenizer
 
@@ -32,7 +33,7 @@ _GRAM_BYTES = 2 << 30  # of the sums over inputs that are in memory at once
 
 @dataclass(frozen=True)
 class QuantizeResult:
-    """matrices: those in E4M3. kept: those of the layers that are not, with the reason. texts, tokens: all that were
+    """matrices: those in `dtype`. kept: those of the layers that are not, with the reason. texts, tokens: all that were
     read, of which calibration leaves out an eighth. mean_cosine, worst_cosine: of
     texts' vectors with those of float32, simulated; mean_cosine is the lesser one, of `measured` texts and of those of
     them that calibration left out. worst_texts: which ones, the worst first."""
@@ -74,32 +75,33 @@ def quantize(
     target: str | Path,
     texts: Sequence[str] | None = None,
     *,
+    dtype: str | torch.dtype = "fp8",
     keep: Sequence[str] = (),
     any_loss: bool = False,
     force: bool = False,
     revision: str | None = None,
     device: str | torch.device = "cpu",
 ) -> QuantizeResult:
-    """Writes `target`, a folder as of `convert` whose matrices of the layers are E4M3: a scale for each row, and one
-    for what the matrix multiplies, which transformers' model in float32 shows on the first 512 texts, 512 tokens of
-    each.
+    """Writes `target`, a folder as of `convert` whose matrices of the layers are stored in 8 bits: with a scale for each
+    row, and of what the matrix multiplies in fp8 one scale, in int8 a factor for each column. Those transformers' model
+    in float32 shows on the first 512 texts, 512 tokens of each.
 
     The model is then simulated as it was quantized. Where the vectors of texts are too far from those of float32, mean
-    cosine below .9973 or the worst below .991, the fewest matrices that suffice stay as they are, at most half of the
+    cosine below .9973 or the worst below .991 (int8: .9991, .9955), the fewest matrices that suffice stay as they are, at most half of the
     weights.
 
-    texts: None for those that come with the package. keep: names, or beginnings of names, of matrices that stay as they
+    texts: None for those that come with the package. dtype: "fp8", for Hopper, or "int8", for CPUs. keep: names, or beginnings of names, of matrices that stay as they
     are: "layers.0", "layers.3.ffn.down". any_loss: nothing else is kept, however far the vectors are. device: where
     all of it is computed. ValueError: texts of fewer than 256 tokens, a name in `keep` that is none, a matrix or an
     input that is not finite, a model that is quantized already or has no tokenizer, or one that stays too far from
     float32; besides what `convert` raises.
     """
-    target, where = Path(target), check_device(device)
+    target, where, kind = Path(target), check_device(device), stored_type(dtype)
     check_target(target, source, force)
     checkpoint = open_checkpoint(source, revision=revision)
     if checkpoint.config.left_out:
         warnings.warn(f"{checkpoint.source.where}: {checkpoint.config.left_out}", stacklevel=2)
-    wanted, kept = _choose(checkpoint, keep)
+    wanted, kept = _choose(checkpoint, kind, keep)
     tokenizer = _tokenizer(checkpoint)
     rows = _ids(tokenizer, calibration_texts() if texts is None else texts)
     numbers = [i for i, row in enumerate(rows) if len(row)]
@@ -108,25 +110,27 @@ def quantize(
     with _exact_products():
         reference: torch.nn.Module = build_reference(checkpoint, with_heads=False).requires_grad_(False)
         vectors = TextVectors.of(reference.to(where), checkpoint, tokenizer)
-        stored = _quantized(checkpoint, vectors, wanted, [rows[i] for i in seen])
+        stored = _quantized(checkpoint, kind, vectors, wanted, [rows[i] for i in seen])
         measured_on = [*unseen, *seen[:: -(-len(seen) // max(1, _MEASURED - len(unseen)))]]
         measured_rows = [rows[i] for i in measured_on]
         exact = vectors(measured_rows)
         simulation = Simulation(vectors, checkpoint.config, stored, measured_rows, len(unseen), exact)
-        left_out, measured = _gate(simulation, any_loss, checkpoint.source.where)
+        left_out, measured = _gate(simulation, kind, any_loss, checkpoint.source.where)
     kept |= left_out
     stored = {name: one for name, one in stored.items() if name not in left_out}
     result = QuantizeResult(
-        target=str(target), dtype="e4m3", matrices=len(stored), kept=kept, texts=len(numbers),
+        target=str(target), dtype=kind.word, matrices=len(stored), kept=kept, texts=len(numbers),
         tokens=sum(map(len, rows)), measured=len(measured_on), mean_cosine=measured.mean,
         worst_cosine=measured.worst, worst_texts=tuple(measured_on[i] for i in measured.order[:_WORST]),
     )  # fmt: skip
-    config = replace(checkpoint.config, encoder=_stored(checkpoint.config.encoder, stored), quantized=_told(result))
+    config = replace(checkpoint.config, encoder=_stored(checkpoint.config.encoder, stored, kind), quantized=_told(result))
     write_folder(replace(checkpoint, config=config), _tensors(checkpoint, stored), source, target, force)
     return result
 
 
-def _choose(checkpoint: Checkpoint, keep: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+def _choose(
+    checkpoint: Checkpoint, kind: StoredType, keep: Sequence[str]
+) -> tuple[dict[str, str], dict[str, str]]:
     """By matrix the module of transformers that shows what it multiplies; of the others why they are none of them."""
     encoder = checkpoint.config.encoder
     if encoder.has_8_bits:
@@ -138,11 +142,11 @@ def _choose(checkpoint: Checkpoint, keep: Sequence[str]) -> tuple[dict[str, str]
             like = next(iter(modules), "")
             raise ValueError(f"keep: {one!r} is no matrix of the layers; expected a name like {like}")
     for name in modules.keys() - kept.keys():
-        if why := fits_e4m3(shapes[name]):
+        if why := fits_8_bits(kind.word, shapes[name]):
             kept[name] = why
     wanted = {name: sources[0] for name, sources in modules.items() if name not in kept}
     if not wanted:
-        raise ValueError(f"{checkpoint.source.where}: no matrix is left that could be stored in e4m3")
+        raise ValueError(f"{checkpoint.source.where}: no matrix is left that could be stored in {kind.word}")
     return wanted, kept
 
 
@@ -178,7 +182,11 @@ def _ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Tensor]:
 
 
 def _quantized(
-    checkpoint: Checkpoint, vectors: TextVectors, wanted: Mapping[str, str], rows: Sequence[Tensor]
+    checkpoint: Checkpoint,
+    kind: StoredType,
+    vectors: TextVectors,
+    wanted: Mapping[str, str],
+    rows: Sequence[Tensor],
 ) -> dict[str, Quantized]:
     """The matrices in `wanted`, which names a module of transformers for each. As many passes over the texts as it
     takes to hold no more sums over inputs than _GRAM_BYTES at once."""
@@ -189,28 +197,31 @@ def _quantized(
     shapes, stored, group, held = checkpoint.config.encoder.weight_shapes(), {}, dict[str, str](), 0
     for place, (name, module) in enumerate(wanted.items()):
         group[name] = module
-        held += 4 * shapes[name][1] ** 2
+        held += 4 * shapes[name][1] ** 2 * kind.needs_gram
         if held < _GRAM_BYTES and place + 1 < len(wanted):
             continue
-        for one, seen in observe(vectors.model, group, batches).items():
-            stored[one] = Quantized.of(checkpoint.read(one).to(vectors.device), seen)
+        for one, seen in observe(vectors.model, group, batches, kind.needs_gram).items():
+            stored[one] = kind.store(checkpoint.read(one).to(vectors.device), seen)
         group, held = {}, 0
     return stored
 
 
-def _gate(simulation: Simulation, any_loss: bool, where: str) -> tuple[dict[str, str], Measured]:
+def _gate(
+    simulation: Simulation, kind: StoredType, any_loss: bool, where: str
+) -> tuple[dict[str, str], Measured]:
     """The matrices that stay, with the reason, and what is measured with them."""
     if any_loss:
         return {}, simulation.measure()
+    asked = kind.limits.asked
     try:
-        left_out, measured, everything = choose(simulation)
+        left_out, measured, everything = choose(simulation, asked)
     except TooFar as error:
         raise ValueError(
-            f"{where}: vectors of texts in e4m3 are too far from those of float32: {error}; expected are "
-            f"{ASKED_MEAN} and {ASKED_WORST}. Use fp16 or bf16, name more matrices that stay as they are "
+            f"{where}: vectors of texts in {kind.word} are too far from those of float32: {error}; expected are "
+            f"{asked.mean} and {asked.worst}. Use {kind.instead}, name more matrices that stay as they are "
             "(keep=, --keep), or take the loss (any_loss=True, --any-loss)"
         ) from None
-    return dict.fromkeys(left_out, f"calibration: {everything} with all matrices in e4m3"), measured
+    return dict.fromkeys(left_out, f"calibration: {everything} with all matrices in {kind.word}"), measured
 
 
 def _told(result: QuantizeResult) -> dict[str, Any]:
@@ -221,21 +232,19 @@ def _told(result: QuantizeResult) -> dict[str, Any]:
 def _tensors(checkpoint: Checkpoint, stored: Mapping[str, Quantized]) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of the new checkpoint; what is not quantized in the type in which it was stored."""
     for name in checkpoint.tensors:
-        if name not in stored:
+        if name in stored:
+            yield from stored[name].tensors(name).items()
+        else:
             yield name, checkpoint.read(name, checkpoint.stored_dtype)
-            continue
-        yield name, stored[name].weight
-        yield f"{name}.scale", stored[name].scale
-        yield f"{name.removesuffix('.weight')}.input.scale", torch.tensor([stored[name].input_scale])
 
 
-def _stored(encoder: EncoderConfig, matrices: Mapping[str, Any]) -> EncoderConfig:
-    """With the types of these matrices."""
+def _stored(encoder: EncoderConfig, matrices: Collection[str], kind: StoredType) -> EncoderConfig:
+    """With the type of these matrices."""
     layers = []
     for layer in encoder.layers:
         ours = {tuple(name.split(".")[2:4]) for name in matrices if name.split(".")[1] == str(layer.weights_of)}
-        attention: dict[str, Any] = {f"{part}_type": "e4m3" for block, part in ours if block == "attention"}
-        ffn: dict[str, Any] = {f"{part}_type": "e4m3" for block, part in ours if block == "ffn"}
+        attention: dict[str, Any] = {f"{part}_type": kind.word for block, part in ours if block == "attention"}
+        ffn: dict[str, Any] = {f"{part}_type": kind.word for block, part in ours if block == "ffn"}
         changed: dict[str, Any] = {"attention": replace(layer.attention, **attention), "ffn": replace(layer.ffn, **ffn)}
         layers.append(replace(layer, **changed))
     return replace(encoder, layers=tuple(layers))

@@ -1,4 +1,4 @@
-"""Which matrices stay in 16 bits: the fewest with which the vectors of texts are near enough to those of float32."""
+"""Which matrices stay as they are: the fewest with which the vectors of texts are near enough to those of float32."""
 
 from __future__ import annotations
 
@@ -13,13 +13,10 @@ from torch import Tensor
 
 from ftbert.checkpoint import CheckpointConfig
 from ftbert.converters import source_modules, source_tensors
-from ftbert.quantization.e4m3 import rounded
-from ftbert.quantization.simulate import Quantized, altered, reads
+from ftbert.quantization.simulate import altered
+from ftbert.quantization.stored_type import Limits, Quantized
 from ftbert.quantization.vectors import TextVectors
 
-MEAN_COSINE, WORST_COSINE = 0.997, 0.99  # that any texts may come to
-# Those that are measured have to lose a tenth less. SmolLM2's .99778 and .9901 were .99745 and .98999 on STS-B.
-ASKED_MEAN, ASKED_WORST = 0.9973, 0.991
 MOST_LEFT_OUT = 0.5  # of the weights
 _TELLING, _PROBES = 32, 4  # texts and random directions that tell what a matrix costs
 
@@ -47,9 +44,8 @@ class Measured:
         places: list[int] = self.cosines.argsort(stable=True).tolist()
         return places
 
-    @property
-    def passed(self) -> bool:
-        return self.mean >= ASKED_MEAN and self.worst >= ASKED_WORST
+    def within(self, limits: Limits) -> bool:
+        return self.mean >= limits.mean and self.worst >= limits.worst
 
     def __str__(self) -> str:
         return f"mean cosine {self.mean:.5f}, worst {self.worst:.4f}"
@@ -73,7 +69,7 @@ class Simulation:
         weights, inputs = dict[str, Tensor](), dict[str, Callable[[Tensor], Tensor]]()
         for name in self.stored.keys() - set(kept):
             weights |= self._theirs(name)
-            inputs |= {theirs: reads(self.stored[name].input_scale) for theirs in modules[name]}
+            inputs |= dict.fromkeys(modules[name], self.stored[name].reads)
         with altered(self.vectors.model, weights, inputs):
             cosines = (self.vectors(self.rows).double() * self.exact.double()).sum(1).cpu()
         return Measured(cosines, self.unseen)
@@ -93,7 +89,7 @@ class Simulation:
                 for name in self.stored:
                     for theirs, weight in self._theirs(name).items():
                         module = self.vectors.model.get_submodule(theirs.removesuffix(".weight"))
-                        look = partial(_look, changes, name, weight, self.stored[name].input_scale)
+                        look = partial(_look, changes, name, weight, self.stored[name].reads)
                         hooks.callback(module.register_forward_hook(look).remove)
                 vectors = self.vectors.read(ids, mask, [len(chosen[i]) for i in some])
                 for _ in range(_PROBES):
@@ -110,11 +106,17 @@ class Simulation:
 
 
 def _look(
-    changes: dict[str, Tensor], name: str, weight: Tensor, scale: float, module: Any, given: Any, result: Tensor
+    changes: dict[str, Tensor],
+    name: str,
+    weight: Tensor,
+    reads: Callable[[Tensor], Tensor],
+    module: Any,
+    given: Any,
+    result: Tensor,
 ) -> Tensor:
     """A forward hook: the backward pass adds to `changes` how far the loss of this product moves each text."""
     with torch.no_grad(), altered(module, {"weight": weight}, {}):
-        lost = module.forward(rounded(given[0], scale)) - result
+        lost = module.forward(reads(given[0])) - result
 
     def told(gradient: Tensor) -> None:
         change = (lost * gradient).flatten(1).sum(1)
@@ -130,23 +132,23 @@ class TooFar(ValueError):
     """No choice of matrices that is allowed meets the gate."""
 
 
-def choose(simulation: Simulation) -> tuple[list[str], Measured, Measured]:
+def choose(simulation: Simulation, asked: Limits) -> tuple[list[str], Measured, Measured]:
     """The matrices that stay, what is measured with them and what without. `TooFar` where half of the weights are not
     enough."""
     everything = simulation.measure()
-    if everything.passed:
+    if everything.within(asked):
         return [], everything, everything
     spread = range(0, len(simulation.rows), max(1, 2 * len(simulation.rows) // _TELLING))
     order = simulation.by_loss(list(dict.fromkeys([*everything.order[: _TELLING // 2], *spread]))[:_TELLING])
     sizes = torch.tensor([simulation.stored[name].weight.numel() for name in order]).cumsum(0)
     fails, passes = 0, int((sizes <= MOST_LEFT_OUT * sizes[-1]).sum())
     best = simulation.measure(order[:passes])
-    if not best.passed:
-        raise TooFar(f"{everything} with all matrices in e4m3, {best} with half of the weights in 16 bits")
+    if not best.within(asked):
+        raise TooFar(f"{everything} with all matrices, {best} without half of the weights")
     while passes - fails > 1:
         count = (fails + passes) // 2
         measured = simulation.measure(order[:count])
-        if measured.passed:
+        if measured.within(asked):
             passes, best = count, measured
         else:
             fails = count

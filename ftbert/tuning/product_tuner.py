@@ -19,7 +19,7 @@ from ftbert.checkpoint import (
     LayerConfig,
     NormConfig,
     activations,
-    fits_e4m3,
+    fits_8_bits,
 )
 from ftbert.dtypes import DTYPES
 from ftbert.tuning.gemm_rows import WGMMA_TILE, WITH_NORM, Own, Product, Row
@@ -40,7 +40,7 @@ def in_e4m3(config: EncoderConfig) -> EncoderConfig:
 
 def _in_e4m3(hidden: int, layer: LayerConfig) -> LayerConfig:
     def stored(rows: int, columns: int) -> str:
-        return "model" if fits_e4m3([rows, columns]) else "e4m3"
+        return "model" if fits_8_bits("e4m3", [rows, columns]) else "e4m3"
 
     attention, ffn = layer.attention, layer.ffn
     qkv, out = stored(attention.width + 2 * attention.kv_width, hidden), stored(hidden, attention.width)
