@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ftbert._library import build_info, load_library
-from ftbert.dtypes import EIGHT_BITS, FP8, INT8
+from ftbert.dtypes import FP8, INT8
 
 _FP8_CAPABILITY = (9, 0)
 
@@ -108,8 +108,8 @@ def stream_dtype(
     device: torch.device, dtype: torch.dtype, stored: torch.dtype = torch.float32, embedding_scale: float = 1.0
 ) -> torch.dtype:
     """The element type of the residual stream, of vectors and tables in a model of `dtype`: all but the operands of
-    matrix products; float32 on the CPU. fp8 has 16 bits there, by how the model's weights are `stored`: bf16 for bf16 and where fp16 would
-    not do (see check_range), else fp16."""
+    matrix products. On the CPU it is float32. fp8 has 16 bits there, by how the model's weights are `stored`: bf16 for
+    bf16 and where fp16 would not do (see check_range), else fp16."""
     if device.type == "cpu":
         return torch.float32
     if dtype == FP8:

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from ftbert.checkpoint import Checkpoint, CheckpointConfig, EncoderConfig, HeadConfig, told_products
 from ftbert.converters import build_reference, open_checkpoint
-from ftbert.devices import check_device, check_dtype, check_range, stored_dtype, stream_dtype
-from ftbert.dtypes import DTYPES, EIGHT_BITS, FP8, STORED_DTYPES, parse_dtype, users_word
+from ftbert.devices import check_device, check_dtype, check_range, stream_dtype
+from ftbert.dtypes import DTYPES, EIGHT_BITS, STORED_DTYPES, parse_dtype, users_word
 from ftbert.forked import note_fork
 from ftbert.heads import Head, HeadedModule
 from ftbert.live_check import check_loaded
+from ftbert.loaded_types import types_of
 from ftbert.module import EncoderModule
 from ftbert.outputs import output
 from ftbert.quantization import in_8_bits, live_in_8_bits
@@ -49,19 +50,18 @@ def load(
     source: an ftbert or HuggingFace folder, an .onnx file, a hub id, or a live transformers model. device: "cpu",
     "cuda", "cuda:1". dtype: fp32, fp16 (GPU only), bf16, fp8 (compute capability 9.0 only), int8 (CPUs with VNNI,
     AVX-VNNI or AMX); on the CPU bf16 is that of the matrix products' operands, with float sums: all else and the
-    results are float32. "auto": as the weights are
-    stored where the device has instructions for that (fp16 on a GPU alone, bf16 there and on some CPUs), else fp32.
-    fp8 and int8 are for the matrices of the layers, all else and the results are fp16 or bf16 with fp8, float32 with
-    int8. They are quantized when the model is first loaded so, and kept in the user's cache (docs/quantization.md);
-    those of a live model each time. Of a folder that `ftbert quantize` wrote its type and "auto" are the same, fp16 and
-    bf16 the type of all else beside fp8. attention:
-    "auto", or "fused" / "general" to force a path. heads: the checkpoint's task heads too; a masked language model then
-    computes logits over the vocabulary in every call; an encoder's ...ForCausalLM or ...LMHeadModel without is_decoder
-    is one. A decoder's ...ForCausalLM gives hidden states, and its head is read when `predict`, `rerank` or `head` asks
-    for it. What stands outside the encoder and is no head that ftbert knows is left out, with a warning. revision,
-    token: of a hub id; a branch, tag or commit, and what a private model asks for (None: HF_TOKEN, or that of `hf auth
-    login`). Raises FileNotFoundError, PermissionError, ImportError (an .onnx file without the onnx package), ValueError
-    (weights or config do not fit, all problems listed; a device that cannot serve fp8 or int8; a model that loses too much in
+    results are float32. "auto": as the weights are stored where the device has instructions for that (fp16 on a GPU
+    alone, bf16 there and on some CPUs), else fp32. fp8 and int8 are for the matrices of the layers, all else and the
+    results are fp16 or bf16 with fp8, float32 with int8. They are quantized when the model is first loaded so, and kept
+    in the user's cache (docs/quantization.md); those of a live model each time. Of a folder that `ftbert quantize`
+    wrote its type and "auto" are the same, fp16 and bf16 the type of all else beside fp8. attention: "auto", or "fused"
+    / "general" to force a path. heads: the checkpoint's task heads too; a masked language model then computes logits
+    over the vocabulary in every call; an encoder's ...ForCausalLM or ...LMHeadModel without is_decoder is one. A
+    decoder's ...ForCausalLM gives hidden states, and its head is read when `predict`, `rerank` or `head` asks for it.
+    What stands outside the encoder and is no head that ftbert knows is left out, with a warning. revision, token: of a
+    hub id; a branch, tag or commit, and what a private model asks for (None: HF_TOKEN, or that of `hf auth login`).
+    Raises FileNotFoundError, PermissionError, ImportError (an .onnx file without the onnx package), ValueError (weights
+    or config do not fit, all problems listed; a device that cannot serve fp8 or int8; a model that loses too much in
     it), RuntimeError (a device or dtype that this build or machine cannot serve; a live model that computes something
     else than its config says), TypeError for what is no such source.
     """
@@ -89,7 +89,7 @@ def _made(
     live: torch.nn.Module | None = None,
 ) -> Model:
     """asked: None for "auto". live: the module that `checkpoint` was opened from."""
-    element, quantizes_to = _element(checkpoint, place, asked)
+    element, quantizes_to = types_of(checkpoint, place, asked)
     check_range(checkpoint.config.encoder.embedding_scale, element, stacklevel=4)
     if quantizes_to is None:
         opened: Any = nullcontext(checkpoint)
@@ -99,40 +99,6 @@ def _made(
         opened = live_in_8_bits(checkpoint, quantizes_to, place, live)
     with opened as stored:
         return _build(checkpoint, stored, place, element, attention, heads)
-
-
-def _element(
-    checkpoint: Checkpoint, place: torch.device, asked: torch.dtype | None
-) -> tuple[torch.dtype, torch.dtype | None]:
-    """The type of all that the checkpoint does not store in 8 bits, and which such type its matrices become first."""
-    encoder, becomes = checkpoint.config.encoder, None
-    if encoder.has_8_bits:
-        asked = _beside_8_bits(checkpoint, place, asked)
-    elif asked is None:
-        return stored_dtype(place, checkpoint.stored_dtype), None
-    elif asked in EIGHT_BITS.values():
-        becomes = asked
-    if asked in EIGHT_BITS.values():
-        return stream_dtype(place, asked, checkpoint.stored_dtype, encoder.embedding_scale), becomes
-    return asked, None
-
-
-def _beside_8_bits(checkpoint: Checkpoint, place: torch.device, asked: torch.dtype | None) -> torch.dtype:
-    """`asked` of a quantized folder, its own type for "auto"; ValueError where it cannot be loaded so."""
-    stored = STORED_DTYPES[checkpoint.config.encoder.eight_bits]
-    where, word = checkpoint.source.where, users_word(stored)
-    try:
-        check_dtype(place, stored)
-    except ValueError as error:
-        raise ValueError(f"{where}: stored in {word}. {error}: load the model that it was made from") from None
-    others = (torch.float16, torch.bfloat16) if stored == FP8 else ()
-    if asked not in (None, stored, *others):
-        more = ", fp16 and bf16 are for what is not fp8 in it" if others else ""
-        raise ValueError(
-            f"{where}: stored in {word}; dtype={word!r} or 'auto' loads it{more}. For {users_word(asked)} load the model "
-            "that it was made from"
-        )
-    return stored if asked is None else asked
 
 
 def _build(
@@ -197,8 +163,8 @@ def _load_head(checkpoint: Checkpoint, config: HeadConfig, place: torch.device, 
 class Model(TextModel):
     """A loaded encoder with the heads of its checkpoint. Calls are thread-safe.
 
-    module: the scriptable torch module. config: the encoder's numbers, which say what is in 8 bits where `checkpoint`, the
-    user's, may be plain. folder: where the tokenizer's files are, or None for a live model.
+    module: the scriptable torch module. config: the encoder's numbers, which say what is in 8 bits where `checkpoint`,
+    the user's, may be plain. folder: where the tokenizer's files are, or None for a live model.
     """
 
     def __init__(
@@ -384,7 +350,7 @@ class Model(TextModel):
                 return _made(self.checkpoint, place, element, path, bool(self.heads))
             if bits := {element, self.dtype} & {*EIGHT_BITS.values()}:
                 word = users_word(bits.pop())
-                raise ValueError(f"weights of a live model do not become {word}, or cease to be, in here: load it again")
+                raise ValueError(f"weights of a live model do not become {word}, or cease to be, here: load it again")
             warnings.warn(f"this model's weights were rounded to {self.dtype} and stay so", stacklevel=2)
         check_range(self.config.embedding_scale, element)
         names = {value: name for name, value in DTYPES.items()}

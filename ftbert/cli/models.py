@@ -39,7 +39,8 @@ def add_to(commands: command.Commands) -> None:
     parser.add_argument("target", metavar="DST")
     parser.add_argument("--texts", metavar="FILE", help=".txt .jsonl .csv .parquet, 512 are read (default: built in)")
     parser.add_argument("--column", help='field with the text (default "text")')
-    parser.add_argument("--dtype", choices=("fp8", "int8"), default="fp8", help="fp8 for Hopper, int8 for CPUs (default fp8)")
+    kinds = "fp8 for Hopper, int8 for CPUs (default fp8)"
+    parser.add_argument("--dtype", choices=("fp8", "int8"), default="fp8", help=kinds)
     left = "matrices that stay as they are: layers.0, layers.3.ffn.down; may be repeated"
     parser.add_argument("--keep", metavar="NAME", action="append", default=[], help=left)
     loss = "leave no other matrix as it is, however far from float32 the vectors of texts come to be"

@@ -46,9 +46,9 @@ class LowText:
 
 @dataclass(frozen=True)
 class TextResult:
-    """peer: what was compared with. different_ids: texts whose ids are not AutoTokenizer's. max_abs_diff: of vectors
-    of length 1. An allowed number that is None is not asked for. worst: the text with the largest difference. lowest:
-    in 8 bits, where cosines are of the given texts alone, those with the least. reason: why the peer computed nothing, or
+    """peer: what was compared with. different_ids: texts whose ids are not AutoTokenizer's. max_abs_diff: of vectors of
+    length 1. An allowed number that is None is not asked for. worst: the text with the largest difference. lowest: in 8
+    bits, where cosines are of the given texts alone, those with the least. reason: why the peer computed nothing, or
     ""."""
 
     peer: str

@@ -83,8 +83,8 @@ def live_in_8_bits(
 
 
 def cached_at(checkpoint: Checkpoint, dtype: torch.dtype) -> Path | None:
-    """The folder that `in_8_bits` keeps; None where the cache is switched off. Its name changes with all that the numbers
-    come from: the source's files, the texts, ftbert."""
+    """The folder that `in_8_bits` keeps; None where the cache is switched off. Its name changes with all that the
+    numbers come from: the source's files, the texts, ftbert."""
     folder = cache_folder()
     if folder is None:
         return None
@@ -151,9 +151,9 @@ def _home_of(module: torch.nn.Module, dtype: torch.dtype) -> Path:
             found = None
     if found is None or not _has_tokenizer(found):
         raise ValueError(
-            f"{type(module).__name__}: {users_word(dtype)} needs the model's tokenizer for calibration, and its config names no folder "
-            f"or model of the hub with one that is here (name_or_path {name!r}). Save model and tokenizer to a folder: "
-            "ftbert.load(folder, device, dtype) and `ftbert quantize` take that"
+            f"{type(module).__name__}: {users_word(dtype)} needs the model's tokenizer for calibration, and its config "
+            f"names no folder or model of the hub with one that is here (name_or_path {name!r}). Save model and "
+            "tokenizer to a folder: ftbert.load(folder, device, dtype) and `ftbert quantize` take that"
         )
     return found
 

@@ -82,19 +82,19 @@ def quantize(
     revision: str | None = None,
     device: str | torch.device = "cpu",
 ) -> QuantizeResult:
-    """Writes `target`, a folder as of `convert` whose matrices of the layers are stored in 8 bits: with a scale for each
-    row, and of what the matrix multiplies in fp8 one scale, in int8 a factor for each column. Those transformers' model
-    in float32 shows on the first 512 texts, 512 tokens of each.
+    """Writes `target`, a folder as of `convert` whose matrices of the layers are stored in 8 bits: with a scale for
+    each row, and of what the matrix multiplies in fp8 one scale, in int8 a factor for each column. Those transformers'
+    model in float32 shows on the first 512 texts, 512 tokens of each.
 
     The model is then simulated as it was quantized. Where the vectors of texts are too far from those of float32, mean
-    cosine below .9973 or the worst below .991 (int8: .9991, .9955), the fewest matrices that suffice stay as they are, at most half of the
-    weights.
+    cosine below .9973 or the worst below .991 (int8: .9991, .9955), the fewest matrices that suffice stay as they are,
+    at most half of the weights.
 
-    texts: None for those that come with the package. dtype: "fp8", for Hopper, or "int8", for CPUs. keep: names, or beginnings of names, of matrices that stay as they
-    are: "layers.0", "layers.3.ffn.down". any_loss: nothing else is kept, however far the vectors are. device: where
-    all of it is computed. ValueError: texts of fewer than 256 tokens, a name in `keep` that is none, a matrix or an
-    input that is not finite, a model that is quantized already or has no tokenizer, or one that stays too far from
-    float32; besides what `convert` raises.
+    texts: None for those that come with the package. dtype: "fp8", for Hopper, or "int8", for CPUs. keep: names, or
+    beginnings of names, of matrices that stay as they are: "layers.0", "layers.3.ffn.down". any_loss: nothing else is
+    kept, however far the vectors are. device: where all of it is computed. ValueError: texts of fewer than 256 tokens,
+    a name in `keep` that is none, a matrix or an input that is not finite, a model that is quantized already or has no
+    tokenizer, or one that stays too far from float32; besides what `convert` raises.
     """
     target, where, kind = Path(target), check_device(device), stored_type(dtype)
     check_target(target, source, force)
@@ -123,7 +123,8 @@ def quantize(
         tokens=sum(map(len, rows)), measured=len(measured_on), mean_cosine=measured.mean,
         worst_cosine=measured.worst, worst_texts=tuple(measured_on[i] for i in measured.order[:_WORST]),
     )  # fmt: skip
-    config = replace(checkpoint.config, encoder=_stored(checkpoint.config.encoder, stored, kind), quantized=_told(result))
+    encoder = _stored(checkpoint.config.encoder, stored, kind)
+    config = replace(checkpoint.config, encoder=encoder, quantized=_told(result))
     write_folder(replace(checkpoint, config=config), _tensors(checkpoint, stored), source, target, force)
     return result
 

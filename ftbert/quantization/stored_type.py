@@ -22,8 +22,8 @@ class Limits:
 
     @property
     def asked(self) -> Limits:
-        """Of those that are measured: they have to lose a tenth less. SmolLM2's .99778 and .9901 in E4M3 were .99745 and
-        .98999 on STS-B."""
+        """Of those that are measured: they have to lose a tenth less. SmolLM2's .99778 and .9901 in E4M3 were .99745
+        and .98999 on STS-B."""
         return Limits(*(round(1 - 0.9 * (1 - one), 6) for one in (self.mean, self.worst)))
 
 

@@ -1,0 +1,45 @@
+"""In which types a checkpoint is loaded, by how it is stored and what was asked for."""
+
+from __future__ import annotations
+
+import torch
+
+from ftbert.checkpoint import Checkpoint
+from ftbert.devices import check_dtype, stored_dtype, stream_dtype
+from ftbert.dtypes import EIGHT_BITS, FP8, STORED_DTYPES, users_word
+
+
+def types_of(
+    checkpoint: Checkpoint, place: torch.device, asked: torch.dtype | None
+) -> tuple[torch.dtype, torch.dtype | None]:
+    """The type of all that the checkpoint does not store in 8 bits, and which such type its matrices become first.
+    asked: None for "auto". ValueError where `place` cannot serve it, or the checkpoint holds something else."""
+    encoder, becomes = checkpoint.config.encoder, None
+    if encoder.has_8_bits:
+        asked = _beside_8_bits(checkpoint, place, asked)
+    elif asked is None:
+        return stored_dtype(place, checkpoint.stored_dtype), None
+    elif asked in EIGHT_BITS.values():
+        becomes = asked
+    if asked in EIGHT_BITS.values():
+        return stream_dtype(place, asked, checkpoint.stored_dtype, encoder.embedding_scale), becomes
+    return asked, None
+
+
+def _beside_8_bits(checkpoint: Checkpoint, place: torch.device, asked: torch.dtype | None) -> torch.dtype:
+    """`asked` of a quantized folder, its own type for "auto"; ValueError where it cannot be loaded so."""
+    stored = STORED_DTYPES[checkpoint.config.encoder.eight_bits]
+    word, told = users_word(stored), f"{checkpoint.source.where}: stored in {users_word(stored)}"
+    try:
+        check_dtype(place, stored)
+    except ValueError as error:
+        raise ValueError(f"{told}. {error}: load the model that it was made from") from None
+    if asked is None or asked == stored:
+        return stored
+    others = (torch.float16, torch.bfloat16) if stored == FP8 else ()
+    if asked in others:
+        return asked
+    more = ", fp16 and bf16 are for what is not fp8 in it" if others else ""
+    raise ValueError(
+        f"{told}; dtype={word!r} or 'auto' loads it{more}. For {users_word(asked)} load the model that it was made from"
+    )
