@@ -1,14 +1,16 @@
-"""Calibration, and checkpoints whose matrices are E4M3: what is written, what is refused, what is left behind."""
+"""Calibration, and checkpoints whose matrices are in 8 bits: what is written, what is refused, what is left behind."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 import ftbert
 from ftbert import cli
@@ -23,9 +25,11 @@ from ftbert.quantization import (
     quantize,
     quantize_rows,
     rounded,
+    stored_type,
     to_e4m3,
 )
 
+KINDS = ("fp8", "int8")
 MATRICES = ("attention.qkv", "attention.out", "ffn.up", "ffn.down")
 
 
@@ -104,31 +108,57 @@ def test_observes_kept_tokens_alone(folder: Path) -> None:
         torch.testing.assert_close(seen.mean, alone[name].mean, atol=1e-5, rtol=1e-4)
 
 
-def test_what_is_written(folder: Path, tmp_path: Path) -> None:
-    result = quantize(folder, tmp_path / "fp8", SAMPLE_TEXTS, keep=["layers.0.ffn.down"])
-    exact, stored = open_checkpoint(folder), load_file(tmp_path / "fp8" / "model.safetensors")
-    read = open_checkpoint(tmp_path / "fp8")
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_written(folder: Path, tmp_path: Path, kind: str) -> None:
+    word = stored_type(kind).word
+    result = quantize(folder, tmp_path / kind, SAMPLE_TEXTS, dtype=kind, keep=["layers.0.ffn.down"])
+    exact, stored = open_checkpoint(folder), load_file(tmp_path / kind / "model.safetensors")
+    read = open_checkpoint(tmp_path / kind)
     specs = {spec.name: spec for spec in read.config.encoder.weight_specs()}
-    depth, seen = read.config.encoder.depth, seen_on_texts(folder)
+    depth = read.config.encoder.depth
     assert result.matrices == 4 * depth - 1 and result.kept == {"layers.0.ffn.down.weight": "asked for"}
-    assert {name for name, spec in specs.items() if spec.stored == "e4m3"} == {
+    assert result.dtype == word == read.config.encoder.eight_bits
+    assert {name for name, spec in specs.items() if spec.stored == word} == {
         f"layers.{i}.{part}.weight" for i in range(depth) for part in MATRICES
     } - {"layers.0.ffn.down.weight"}
     for name, spec in specs.items():
         assert list(stored[name].shape) == spec.shape
-        if name.endswith(".scale"):
+        if name.endswith((".scale", ".input.smooth")):
             assert stored[name].dtype == torch.float32 and (stored[name] > 0).all()
         elif spec.stored:
-            stored_, scale = stored[name], stored[f"{name}.scale"]
-            assert torch.equal(read.read(name, torch.float8_e4m3fn).float(), stored_.float())
-            nearest = [part.float() for part in quantize_rows(exact.read(name))]
-            assert torch.equal(scale, nearest[1])
-            off = [one * scale[:, None] - exact.read(name) for one in (stored_.float(), nearest[0])]
-            lost, most = (float(((one @ seen[name].gram) * one).sum()) for one in off)  # of products on these texts
-            assert lost < most
+            assert stored[name].dtype == stored_type(kind).dtype
+            assert torch.equal(read.read(name, stored[name].dtype).float(), stored[name].float())
         else:
             assert torch.equal(stored[name], exact.read(name, exact.stored_dtype))
     assert sorted(stored) == sorted(specs)
+
+
+def stored_and_exact(folder: Path, target: Path) -> Iterator[tuple[str, Tensor, Tensor, dict[str, Tensor]]]:
+    """Of each matrix: its name, what is stored, its numbers before, all tensors."""
+    exact, stored = open_checkpoint(folder), load_file(target / "model.safetensors")
+    for spec in open_checkpoint(target).config.encoder.weight_specs():
+        if spec.matrix and spec.stored:
+            yield spec.name, stored[spec.name], exact.read(spec.name), stored
+
+
+def test_weights_in_fp8_lose_less_than_the_nearest_numbers(folder: Path, tmp_path: Path) -> None:
+    quantize(folder, tmp_path / "fp8", SAMPLE_TEXTS)
+    seen = seen_on_texts(folder)
+    for name, weight, matrix, stored in stored_and_exact(folder, tmp_path / "fp8"):
+        scale, nearest = stored[f"{name}.scale"], [part.float() for part in quantize_rows(matrix)]
+        assert torch.equal(scale, nearest[1])
+        off = [one * scale[:, None] - matrix for one in (weight.float(), nearest[0])]
+        lost, most = (float(((one @ seen[name].gram) * one).sum()) for one in off)  # of products on these texts
+        assert lost < most
+
+
+def test_weights_in_int8_are_the_nearest_numbers_of_smoothed_ones(folder: Path, tmp_path: Path) -> None:
+    quantize(folder, tmp_path / "int8", SAMPLE_TEXTS, dtype="int8")
+    for name, weight, matrix, stored in stored_and_exact(folder, tmp_path / "int8"):
+        smooth, scale = stored[name.replace(".weight", ".input.smooth")], stored[f"{name}.scale"]
+        assert smooth.log().mean().abs() < 1e-4 and smooth.max() / smooth.min() > 2
+        off = (weight.float() * scale[:, None] - matrix / smooth).abs()
+        assert (off <= 0.5001 * scale[:, None]).all() and (weight.abs().amax(1) == 127).all()
 
 
 def test_scales_of_inputs_hold_what_calibration_saw(folder: Path, tmp_path: Path) -> None:
@@ -139,18 +169,19 @@ def test_scales_of_inputs_hold_what_calibration_saw(folder: Path, tmp_path: Path
         assert 0.5 * seen.largest <= float(scale) * LARGEST <= 2.1 * seen.largest  # nothing of it stands far out
 
 
-@pytest.mark.parametrize("number", [0.0, -1.0, float("nan"), float("inf")])
-def test_scales_that_are_none_are_named(folder: Path, tmp_path: Path, number: float) -> None:
-    quantize(folder, tmp_path / "fp8", SAMPLE_TEXTS)
-    file, name = tmp_path / "fp8" / "model.safetensors", "layers.0.ffn.up.weight.scale"
-    tensors = load_file(file)
-    tensors[name][3] = number
-    save_file(tensors, file)
-    with pytest.raises(ValueError, match=f"{name}: scales are finite and above 0"):
-        open_checkpoint(tmp_path / "fp8").read(name)
+@pytest.mark.parametrize(("kind", "name"), [("fp8", "weight.scale"), ("int8", "weight.scale"), ("int8", "input.smooth")])
+def test_scales_that_are_none_are_named(folder: Path, tmp_path: Path, kind: str, name: str) -> None:
+    quantize(folder, tmp_path / kind, SAMPLE_TEXTS, dtype=kind)
+    file, name = tmp_path / kind / "model.safetensors", f"layers.0.ffn.up.{name}"
+    for number in (0.0, -1.0, float("nan"), float("inf")):
+        tensors = load_file(file)
+        tensors[name][3] = number
+        save_file(tensors, file)
+        with pytest.raises(ValueError, match=f"{name}: scales are finite and above 0"):
+            open_checkpoint(tmp_path / kind).read(name)
 
 
-def test_no_product_on_the_cpu_yet(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_product_of_fp8_on_the_cpu(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "fp8"
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(SAMPLE_TEXTS), encoding="utf-8")
@@ -168,15 +199,21 @@ def test_no_product_on_the_cpu_yet(folder: Path, tmp_path: Path, capsys: pytest.
         build_reference(open_checkpoint(target), with_heads=False)
 
 
-def test_matrices_that_no_product_takes_are_kept(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "inter", "parts", "words"),
+    [("fp8", 40, ("up", "down"), "multiples of 16"), ("int8", 40, (), ""), ("int8", 12, ("down",), "fewer than 16")],
+)
+def test_matrices_that_no_product_takes_are_kept(
+    folder: Path, tmp_path: Path, kind: str, inter: int, parts: tuple[str, ...], words: str
+) -> None:
     from transformers import AutoConfig, AutoModel
 
     config = AutoConfig.from_pretrained(folder)
-    config.intermediate_size = 40  # the up-product's rows, the down-product's columns
+    config.intermediate_size = inter  # the up-product's rows, the down-product's columns
     AutoModel.from_config(config).save_pretrained(folder)
-    kept = quantize(folder, tmp_path / "fp8", SAMPLE_TEXTS).kept
-    assert len(kept) == 2 * config.num_hidden_layers
-    assert all(".ffn." in name and "multiples of 16" in why for name, why in kept.items())
+    kept = quantize(folder, tmp_path / kind, SAMPLE_TEXTS, dtype=kind).kept
+    assert kept.keys() == {f"layers.{i}.ffn.{one}.weight" for i in range(config.num_hidden_layers) for one in parts}
+    assert all(words in why for why in kept.values())
 
 
 def test_an_input_that_is_not_finite_is_named(folder: Path, tmp_path: Path) -> None:
@@ -206,8 +243,11 @@ def test_failure_leaves_no_folder(folder: Path, tmp_path: Path, number: float) -
     weights = load_file(folder / "model.safetensors")
     weights[next(name for name in weights if name.endswith("layer.0.output.dense.weight"))][2, 3] = number
     save_file(weights, folder / "model.safetensors")
-    with pytest.raises(ValueError, match="layers.0.ffn.down.weight holds numbers that are not finite"):
-        quantize(folder, target, SAMPLE_TEXTS)
+    for kind in KINDS:
+        with pytest.raises(ValueError, match="layers.0.ffn.down.weight holds numbers that are not finite"):
+            quantize(folder, target, SAMPLE_TEXTS, dtype=kind)
+    with pytest.raises(ValueError, match="dtype: models are quantized to fp8 or int8, got 'bf16'"):
+        quantize(folder, target, SAMPLE_TEXTS, dtype="bf16")
     assert left() == before
 
 

@@ -26,7 +26,7 @@ def uint8_tokens(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """float [..., k] -> whole numbers 0 to 255 as floats [..., k], scales and zero points [..., 1] that stand for
     (number - zero) * scale: 0 and the least and largest of each row are among them. Not finite: its scale is NaN."""
     low, high = rows.amin(-1, keepdim=True).clamp_max(0), rows.amax(-1, keepdim=True).clamp_min(0)
-    scale = (high - low) / 255
+    scale = high / 255 - low / 255
     divisor = torch.where(scale > 0, scale, 1.0)
     zero = (-low / divisor).round_()
     return (rows / divisor).round_().add_(zero).clamp_(0, 255), scale, zero
