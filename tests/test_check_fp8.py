@@ -25,7 +25,7 @@ from ftbert.evaluation.gates import GATES
 from ftbert.evaluation.reference_model import reference_of
 from ftbert.quantization import quantize
 
-FP8 = torch.float8_e4m3fn
+FP8, INT8 = torch.float8_e4m3fn, torch.int8
 
 
 def turned(cosine: float, row: int | None = None) -> Any:
@@ -50,15 +50,19 @@ def on_texts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_dtype_has_a_gate() -> None:
-    assert set(GATES) == {*DTYPES.values(), FP8}
+    assert set(GATES) == {*DTYPES.values(), FP8, INT8}
 
 
 @pytest.mark.parametrize(
-    ("cosine", "row", "passed"), [(0.9971, None, True), (0.9969, None, False), (0.991, 3, True), (0.989, 3, False)]
-)
+    ("dtype", "cosine", "row", "passed"),
+    [
+        (FP8, 0.9971, None, True), (FP8, 0.9969, None, False), (FP8, 0.991, 3, True), (FP8, 0.989, 3, False),
+        (INT8, 0.9991, None, True), (INT8, 0.9989, None, False), (INT8, 0.9955, 3, True), (INT8, 0.9945, 3, False),
+    ],
+)  # fmt: skip
 @pytest.mark.usefixtures("on_texts")
-def test_the_mean_and_the_worst_text_decide(cosine: float, row: int | None, passed: bool) -> None:
-    result = check(Mirror(turned(cosine, row), FP8))
+def test_the_mean_and_the_worst_text_decide(dtype: torch.dtype, cosine: float, row: int | None, passed: bool) -> None:
+    result = check(Mirror(turned(cosine, row), dtype))
     right, left, _ = result.masks
     assert right.passed == result.passed == passed and left.passed
     assert right.min_cosine == pytest.approx(cosine, abs=1e-5) and right.max_abs_diff > 1e-3
@@ -67,9 +71,13 @@ def test_the_mean_and_the_worst_text_decide(cosine: float, row: int | None, pass
     assert json.loads(json.dumps(result.as_dict(), allow_nan=False))["masks"][0]["max_abs_diff_allowed"] is None
 
 
-@pytest.mark.parametrize(("cosine", "passed"), [(0.951, True), (0.949, False)])
-def test_random_ids_may_err_more(cosine: float, passed: bool) -> None:
-    assert check(Mirror(turned(cosine), FP8)).passed == passed
+@pytest.mark.parametrize(
+    ("dtype", "cosine", "passed"), [(FP8, 0.951, True), (FP8, 0.949, False), (INT8, 0.9901, True), (INT8, 0.9899, False)]
+)
+def test_random_ids_may_err_more(dtype: torch.dtype, cosine: float, passed: bool) -> None:
+    result = check(Mirror(turned(cosine), dtype))
+    assert result.passed == passed
+    assert passed or f"--dtype {'int8' if dtype == INT8 else 'fp8'} --keep layers." in result.way_around
 
 
 def test_not_a_number_is_no_pass() -> None:

@@ -58,7 +58,7 @@ def rotary(draw: st.DrawFn, head_size: int) -> RotaryConfig:
         amplitude=draw(st.floats(0.1, 2)), interleaved=draw(st.booleans()),
     )  # fmt: skip
 
-types = st.sampled_from(["model", "e4m3"])
+types = st.sampled_from(["model", "e4m3", "int8"])
 
 
 @st.composite

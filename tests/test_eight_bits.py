@@ -25,13 +25,13 @@ def config_of(depth: int, **sizes: int) -> CheckpointConfig:
     return open_checkpoint(make_bert(num_hidden_layers=depth, **sizes)).config
 
 
-def stored(config: CheckpointConfig, chosen: set[tuple[int, str]]) -> CheckpointConfig:
-    """With these matrices, by layer and name, in E4M3."""
+def stored(config: CheckpointConfig, chosen: set[tuple[int, str]], word: str = "e4m3") -> CheckpointConfig:
+    """With these matrices, by layer and name, in 8 bits."""
     layers = []
     for i, layer in enumerate(config.encoder.layers):
-        words = {f"{part}_type": "e4m3" for part in PARTS if (i, part) in chosen}
-        attention: dict[str, Any] = {key: word for key, word in words.items() if key[:3] in ("qkv", "out")}
-        ffn: dict[str, Any] = {key: word for key, word in words.items() if key not in attention}
+        words = {f"{part}_type": word for part in PARTS if (i, part) in chosen}
+        attention: dict[str, Any] = {key: one for key, one in words.items() if key[:3] in ("qkv", "out")}
+        ffn: dict[str, Any] = {key: one for key, one in words.items() if key not in attention}
         layers.append(replace(layer, attention=replace(layer.attention, **attention), ffn=replace(layer.ffn, **ffn)))
     return replace(config, encoder=replace(config.encoder, layers=tuple(layers)))
 
@@ -51,10 +51,11 @@ def test_every_matrix_is_told_once(seed: int) -> None:
     depth = 13
     drawn = torch.rand(depth, 4, generator=torch.Generator().manual_seed(seed)) < (seed + 1) / 9
     chosen = {(i, part) for i in range(depth) for j, part in enumerate(PARTS) if drawn[i, j]} | {(0, "qkv")}
-    told = told_products(stored(config_of(depth), chosen))
+    word = ("e4m3", "int8")[seed % 2]
+    told = told_products(stored(config_of(depth), chosen, word))
     left = {(i, part) for i in range(depth) for part in PARTS} - chosen
     assert named(told["products"]) == chosen and named(told["kept"]) == left
-    assert told["products"].endswith(" in e4m3") and told["kept"].endswith("pooler, heads (outside the layers)")
+    assert told["products"].endswith(f" in {word}") and told["kept"].endswith("pooler, heads (outside the layers)")
 
 
 def test_why_a_matrix_is_kept() -> None:
@@ -64,6 +65,8 @@ def test_why_a_matrix_is_kept() -> None:
     assert told["products"] == "qkv of layers 0-1, out of layer 1 in e4m3"
     assert "out of layer 0 (its error was too large)" in told["kept"]
     assert "up of layers 0-1 (40 rows and 64 columns are not both multiples of 16)" in told["kept"]
+    config = stored(config_of(2, intermediate_size=12), {(0, "qkv")}, "int8")
+    assert "down of layers 0-1 (12 columns are fewer than 16)" in told_products(config)["kept"]
     plainly = told_products(stored(config_of(1), {(0, "up")}))["kept"]
     assert plainly.startswith("qkv, out, down of layer 0 (left as it was when the model was quantized); ")
 

@@ -1,4 +1,4 @@
-"""load(dtype="fp8"): where it is refused, which types it has, and the cache that holds what calibration made."""
+"""load(dtype="fp8"): where it is refused, which types it has; the cache that holds what calibration made, int8 too."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from ftbert import model as models
 from ftbert.checkpoint import Checkpoint
 from ftbert.converters import open_checkpoint
 from ftbert.devices import check_dtype, stream_dtype
-from ftbert.dtypes import FP8, parse_dtype
-from ftbert.quantization import cache, cached_at, calibration_texts, in_fp8, live_in_fp8, quantize
+from ftbert.dtypes import EIGHT_BITS, FP8, INT8, STORED_DTYPES, parse_dtype, users_word
+from ftbert.quantization import cache, cached_at, calibration_texts, in_8_bits, live_in_8_bits, quantize
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -86,7 +86,10 @@ def built(monkeypatch: pytest.MonkeyPatch, gpu: Any) -> Iterator[list[Any]]:
         seen.append((checkpoint, stored, element))
 
     monkeypatch.setattr(models, "_build", build)
-    monkeypatch.setattr(cache, "quantize", lambda source, target, device, force: quantize(source, target, force=force))
+    def on_the_cpu(source: Path, target: Path, *, dtype: torch.dtype, device: str, force: bool) -> Any:
+        return quantize(source, target, dtype=dtype, force=force)
+
+    monkeypatch.setattr(cache, "quantize", on_the_cpu)
     yield seen
 
 
@@ -96,14 +99,14 @@ def load_quietly(*args: Any, **kwargs: Any) -> Any:
         return ftbert.load(*args, **kwargs)
 
 
-def counts(checkpoint: Checkpoint, device: torch.device = CPU) -> int:
-    """How many matrices are fp8."""
+def counts(checkpoint: Checkpoint, dtype: torch.dtype = FP8) -> int:
+    """How many matrices are in 8 bits."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with in_fp8(checkpoint, device) as stored:
-            specs = [spec for spec in stored.config.encoder.weight_specs() if spec.stored == "e4m3"]
+        with in_8_bits(checkpoint, dtype, CPU) as stored:
+            specs = [spec for spec in stored.config.encoder.weight_specs() if STORED_DTYPES.get(spec.stored) == dtype]
             for spec in specs:
-                assert stored.read(spec.name, FP8).dtype == FP8
+                assert stored.read(spec.name, dtype).dtype == dtype
     return len(specs)
 
 
@@ -113,8 +116,11 @@ def counts(checkpoint: Checkpoint, device: torch.device = CPU) -> int:
 def test_words() -> None:
     for word in ("fp8", "float8_e4m3fn", torch.float8_e4m3fn):
         assert parse_dtype(word) == FP8
-    for word in ("e4m3", "int8", torch.int8, torch.float8_e5m2):
-        with pytest.raises(ValueError, match="expected fp32, fp16, bf16 or fp8"):
+    for word in ("int8", torch.int8):
+        assert parse_dtype(word) == INT8
+    assert all(users_word(dtype) == word for word, dtype in EIGHT_BITS.items())
+    for word in ("e4m3", "uint8", torch.uint8, torch.float8_e5m2):
+        with pytest.raises(ValueError, match="expected fp32, fp16, bf16, fp8 or int8"):
             parse_dtype(word)
 
 
@@ -174,15 +180,20 @@ def test_what_load_builds(folder: Path, tmp_path: Path, cached: Path, built: lis
     assert len(list(cached.glob("*/config.json"))) == 1  # of the plain model alone
 
 
-def test_commands_know_the_word(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("word", EIGHT_BITS)
+def test_commands_know_the_word(folder: Path, word: str) -> None:
     from ftbert.cli.program import _parser
     from ftbert.cli.serve import settings_of
 
-    options = _parser().parse_args(["serve", str(folder), "--device", "cuda:0", "--dtype", "fp8"])
-    assert settings_of(options, {}).dtype == "fp8"
+    options = _parser().parse_args(["serve", str(folder), "--device", "cuda:0", "--dtype", word])
+    assert settings_of(options, {}).dtype == word
     for command in ("embed", "check", "bench", "info"):
         files = [str(folder / "a.txt"), str(folder / "a.npy")] if command == "embed" else []
-        assert _parser().parse_args([command, str(folder), *files, "--dtype", "fp8"]).dtype == "fp8"
+        assert _parser().parse_args([command, str(folder), *files, "--dtype", word]).dtype == word
+    assert _parser().parse_args(["quantize", str(folder), "there", "--dtype", word]).dtype == word
+
+
+def test_the_command_says_what_works(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["info", str(folder), "--dtype", "fp8"]) == 1
     assert "on the CPU ftbert computes in fp32, or bf16" in capsys.readouterr().err
 
@@ -190,17 +201,19 @@ def test_commands_know_the_word(folder: Path, capsys: pytest.CaptureFixture[str]
 # ---- the cache -------------------------------------------------------------------------------------------------------
 
 
-def test_made_once_and_kept(folder: Path, cached: Path, made: list[str]) -> None:
-    told = pytest.warns(UserWarning, match=f"made fp8 by calibration on .* texts, .* kept in {cached}")
-    with told, in_fp8(open_checkpoint(folder), CPU) as stored:
-        first = {name: stored.read(name, FP8) for name in stored.tensors if name.endswith(".ffn.up.weight")}
+@pytest.mark.parametrize("word", EIGHT_BITS)
+def test_made_once_and_kept(folder: Path, cached: Path, made: list[str], word: str) -> None:
+    dtype, cached = EIGHT_BITS[word], cached.with_name(word)
+    told = pytest.warns(UserWarning, match=f"made {word} by calibration on .* texts, .* kept in {cached}")
+    with told, in_8_bits(open_checkpoint(folder), dtype, CPU) as stored:
+        first = {name: stored.read(name, dtype) for name in stored.tensors if name.endswith(".ffn.up.weight")}
     before = sorted(cached.iterdir())
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nothing is said of a hit
-        with in_fp8(open_checkpoint(folder), CPU) as stored:
-            assert all(torch.equal(stored.read(name, FP8).float(), one.float()) for name, one in first.items()) and first
+        with in_8_bits(open_checkpoint(folder), dtype, CPU) as stored:
+            assert all(torch.equal(stored.read(name, dtype).float(), one.float()) for name, one in first.items()) and first
     assert made == [folder.name] and sorted(cached.iterdir()) == before
-    assert [path.name for path in before if path.is_dir()] == [cached_at(open_checkpoint(folder)).name]  # type: ignore[union-attr]
+    assert [path.name for path in before if path.is_dir()] == [cached_at(open_checkpoint(folder), dtype).name]  # type: ignore[union-attr]
 
 
 def test_what_makes_it_anew(folder: Path, cached: Path, made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +223,7 @@ def test_what_makes_it_anew(folder: Path, cached: Path, made: list[str], monkeyp
     def other_words() -> None:
         (folder / "vocab.txt").write_text((folder / "vocab.txt").read_text() + "more\n")
 
-    found = {cached_at(open_checkpoint(folder))}
+    found = {cached_at(open_checkpoint(folder), FP8)}
     assert counts(open_checkpoint(folder)) == 8
     for number, change in enumerate((
         changed_file, other_words, lambda: monkeypatch.setattr(cache, "FORMAT", 1000),
@@ -220,7 +233,7 @@ def test_what_makes_it_anew(folder: Path, cached: Path, made: list[str], monkeyp
     )):  # fmt: skip
         change()
         place = folder if folder.exists() else folder.with_name("moved")
-        found.add(cached_at(open_checkpoint(place)))
+        found.add(cached_at(open_checkpoint(place), FP8))
         assert len(found) == number + 2
     assert counts(open_checkpoint(folder.with_name("moved"))) == 8 and made == [folder.name, "moved"]
 
@@ -233,12 +246,12 @@ def test_a_snapshot_of_the_hub_is_known_by_its_commit(folder: Path, tmp_path: Pa
     first.mkdir()
     for path in folder.iterdir():
         (first / path.name).symlink_to(path.rename(repository / "blobs" / f"{path.name}-blob"))
-    key = cached_at(open_checkpoint(first))
+    key = cached_at(open_checkpoint(first), FP8)
     assert key is not None and key.name.startswith("org--name-")
     os.utime(repository / "blobs" / "model.safetensors-blob", ns=(1, 1))  # fetched again
-    assert cached_at(open_checkpoint(first)) == key
+    assert cached_at(open_checkpoint(first), FP8) == key
     second = first.rename(first.with_name("2c3d"))
-    assert cached_at(open_checkpoint(second)) != key
+    assert cached_at(open_checkpoint(second), FP8) != key
     assert counts(open_checkpoint(second)) == 8
 
 
@@ -256,7 +269,7 @@ def test_without_a_cache_nothing_is_left(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     for _ in range(2):
-        with pytest.warns(UserWarning, match="not kept: "), in_fp8(open_checkpoint(folder), CPU) as stored:
+        with pytest.warns(UserWarning, match="not kept: "), in_8_bits(open_checkpoint(folder), FP8, CPU) as stored:
             assert stored.config.encoder.has_8_bits and stored.folder is not None and stored.folder.exists()
         assert not stored.folder.exists() and not list((tmp_path / "temporary").iterdir())
     assert made == [folder.name] * 2 and not list(cached.glob("*"))
@@ -264,7 +277,7 @@ def test_without_a_cache_nothing_is_left(
 
 def test_one_that_was_broken_is_made_again(folder: Path, cached: Path, made: list[str]) -> None:
     assert counts(open_checkpoint(folder)) == 8
-    kept = cached_at(open_checkpoint(folder))
+    kept = cached_at(open_checkpoint(folder), FP8)
     assert kept is not None
     with (kept / "model.safetensors").open("r+b") as file:
         file.truncate(1000)
@@ -283,7 +296,7 @@ import sys, time, warnings
 warnings.simplefilter("ignore")
 import torch
 from ftbert.converters import open_checkpoint, write_folder
-from ftbert.quantization import cache, in_fp8, quantize as module
+from ftbert.quantization import cache, in_8_bits, quantize as module
 import ftbert.quantization.quantize
 inner = sys.modules["ftbert.quantization.quantize"]
 def slowly(*args):
@@ -291,7 +304,7 @@ def slowly(*args):
     time.sleep(float(sys.argv[2]))
     return write_folder(*args)
 inner.write_folder = slowly
-with in_fp8(open_checkpoint(sys.argv[1]), torch.device("cpu")) as stored:
+with in_8_bits(open_checkpoint(sys.argv[1]), torch.float8_e4m3fn, torch.device("cpu")) as stored:
     print("read", len(stored.tensors), flush=True)
 """
 
@@ -341,7 +354,7 @@ def test_a_live_model_takes_the_tokenizer_of_its_folder(folder: Path, cached: Pa
     name = "layers.1.ffn.down.weight"
     for module, given in ((live, None), (make_bert(vocab_size=len(tokenizer)), tokenizer)):
         told = pytest.warns(UserWarning, match="of a live model")
-        with no_network(monkeypatch), told, live_in_fp8(open_checkpoint(module), CPU, module, given) as stored:
+        with no_network(monkeypatch), told, live_in_8_bits(open_checkpoint(module), FP8, CPU, module, given) as stored:
             back = stored.read(name, FP8).float() * stored.read(f"{name}.scale")[:, None]
         torch.testing.assert_close(back, module.encoder.layer[1].output.dense.weight, atol=0.05, rtol=0.1)
     assert not cached.exists()
@@ -353,7 +366,7 @@ def test_a_live_model_without_a_tokenizer(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "a folder").mkdir()
     live.config.name_or_path = str(tmp_path / name) if name == "a folder" else name
     refused = pytest.raises(ValueError, match="needs the model's tokenizer .* Save model and tokenizer")
-    with no_network(monkeypatch), refused, live_in_fp8(open_checkpoint(live), CPU, live):
+    with no_network(monkeypatch), refused, live_in_8_bits(open_checkpoint(live), FP8, CPU, live):
         pass
 
 
@@ -363,7 +376,7 @@ def test_a_live_model_in_the_hubs_cache(folder: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, revision, local_files_only: str(folder))
     live = make_bert(vocab_size=120)
     live.config.name_or_path = "org/name"
-    with pytest.warns(UserWarning, match="of a live model"), live_in_fp8(open_checkpoint(live), CPU, live) as stored:
+    with pytest.warns(UserWarning, match="of a live model"), live_in_8_bits(open_checkpoint(live), FP8, CPU, live) as stored:
         assert stored.config.encoder.has_8_bits
 
 
