@@ -117,7 +117,7 @@ def test_the_way_around_names_the_layer_that_adds_most() -> None:
     assert costliest(layers(0.0, 0.06, 0.05, 0.07)) == "layers.0"
     assert costliest(layers(0.5)) == ""
     words = check(Mirror(turned(0.9), FP8)).way_around
-    assert "ftbert quantize MODEL DST --keep layers." in words and "--dtype fp16 or bf16" in words
+    assert "ftbert quantize MODEL DST --dtype fp8 --keep layers." in words and "--dtype fp16 or bf16" in words
     assert not check(Mirror(turned(0.9))).way_around
 
 
