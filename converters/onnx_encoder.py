@@ -88,7 +88,10 @@ def trace(graph: Graph) -> Encoder:
     """ValueError says which piece of an encoder is missing."""
     kinds = {node.type for node in graph.nodes}
     if quantised := sorted(kind for kind in kinds if any(part in kind.lower() for part in _QUANTISED)):
-        raise ValueError(f"it is quantised ({', '.join(quantised)}); export it in fp32")
+        raise ValueError(
+            f"it is quantised with {', '.join(quantised)}, which ftbert does not read; give the plain export, or what "
+            "onnxruntime.quantization.quantize_dynamic makes of it"
+        )
     if kinds & _FUSED:
         raise ValueError(f"an optimiser has fused it ({', '.join(sorted(kinds & _FUSED))}); give the plain export")
     pieces = Pieces(graph)

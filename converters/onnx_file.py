@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from ftbert.converters.onnx_quantised import to_floats
+
 # TensorProto.DataType of weights and shapes: numpy's type as stored, and the field that holds values outside raw_data.
 DTYPES: dict[int, tuple[str, str]] = {
     1: ("<f4", "float_data"), 2: ("u1", "int32_data"), 3: ("i1", "int32_data"), 6: ("<i4", "int32_data"),
@@ -96,6 +98,7 @@ class OnnxFile:
     inputs: list[Input]
     outputs: list[str]
     producer: str
+    quantised: bool  # whether it multiplies or stores integers; nodes are then those of floats (onnx_quantised.py)
 
 
 def read_model(path: Path) -> Any:
@@ -130,9 +133,13 @@ def _texts(model: Any) -> Iterator[Any]:
 
 
 def read_onnx(path: Path) -> OnnxFile:
-    """As `read_model`, as plain data."""
+    """As `read_model`, as plain data. ValueError for products of integers that are read as none of floats, too."""
     model = read_model(path)
     graph = model.graph
+    try:
+        quantised = to_floats(model)
+    except (ValueError, IndexError) as error:
+        raise ValueError(f"{path}: {error}") from error
     try:
         nodes = [
             Node(node.op_type, [*node.input], [*node.output], {it.name: _attribute(it, path) for it in node.attribute})
@@ -142,7 +149,8 @@ def read_onnx(path: Path) -> OnnxFile:
         inputs = [_input(one) for one in graph.input if one.name not in constants]
     except (ValueError, OverflowError) as error:
         raise ValueError(f"{path}: not a complete ONNX file ({error})") from error
-    return OnnxFile(path, nodes, constants, inputs, [one.name for one in graph.output], model.producer_name)
+    outputs = [one.name for one in graph.output]
+    return OnnxFile(path, nodes, constants, inputs, outputs, model.producer_name, quantised)
 
 
 def _attribute(entry: Any, path: Path) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ftbert.converters.onnx_file import BFLOAT16, Constant, Node, OnnxFile, computed
 from ftbert.converters.onnx_fold import fold
+from ftbert.converters.onnx_integers import dequantised
 
 # Ops that hand a value on unchanged, as far as structure is concerned.
 _SAME = {"Identity", "Dropout", "Cast", "CastLike"}
@@ -66,7 +67,7 @@ class Graph:
             if value is not None:
                 self.constants[node.outputs[0]] = value
                 return
-        folded = self._fold(node, inputs)
+        folded = self._dequantised(node, inputs) if node.type == "DequantizeLinear" else self._fold(node, inputs)
         if folded is not None:
             self.constants[node.outputs[0]] = folded
             return
@@ -92,6 +93,15 @@ class Graph:
             return None
         self._budget -= values.size + sum(one.size for one, _ in parts)
         return computed(node.outputs[0], values)
+
+    def _dequantised(self, node: Node, inputs: list[str]) -> Constant | None:
+        parts = [self.constants[name] for name in inputs if name in self.constants]
+        if len(parts) != len([name for name in inputs if name]) or not node.outputs:
+            return None
+        try:
+            return dequantised(node.outputs[0], parts, int(node.attributes.get("axis", 1)))
+        except ValueError as error:
+            raise ValueError(f"{node.type} {node.outputs[0]!r}: {error}") from None
 
     def matrix(self, name: str) -> Matrix | None:
         """A two-dimensional float constant, also behind a Transpose."""

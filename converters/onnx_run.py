@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 
 from ftbert.converters.onnx_file import BFLOAT16, TYPES, constant, read_model
+from ftbert.converters.onnx_integers import fold_weights
+from ftbert.converters.onnx_quantised import to_floats
 
 _HALF = (10, BFLOAT16)
 _IN_MEMORY = 1 << 10  # tensors of more bytes are handed over beside the graph, which is limited to 2 GB
@@ -34,7 +36,7 @@ def main(folder: Path) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (job["seconds"], job["seconds"]))
     done: dict[str, Any] = {"error": ""}
     try:
-        done |= _evaluate(folder, Path(job["path"]), job["values"])
+        done |= _evaluate(folder, Path(job["path"]), job["values"], job["floats"])
     except MemoryError:
         done["error"] = f"it needs more than {job['bytes'] / 1e9:.1f} GB"
     except Exception as error:  # noqa: BLE001 (whatever a runtime raises, its first words are the answer)
@@ -42,9 +44,11 @@ def main(folder: Path) -> None:
     (folder / "done.json").write_text(json.dumps(done), encoding="utf-8")
 
 
-def _evaluate(folder: Path, path: Path, values: list[str]) -> dict[str, Any]:
-    """values: what else than the graph's outputs is asked for."""
+def _evaluate(folder: Path, path: Path, values: list[str], floats: bool) -> dict[str, Any]:
+    """values: what else than the graph's outputs is asked for. floats: by products of floats, where it has others."""
     model = read_model(path)
+    if floats and to_floats(model):
+        fold_weights(model, path)
     held = {one.name for one in model.graph.output}
     for name in values:
         if name not in held:

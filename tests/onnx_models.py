@@ -135,6 +135,14 @@ def export(
     return path
 
 
+def quantise(source: Path, target: Path, **how: Any) -> Path:
+    """As onnxruntime does it for vector databases: weights in 8 bits, what they multiply when the graph runs."""
+    quantization = pytest.importorskip("onnxruntime.quantization")
+    kind = getattr(quantization.QuantType, how.pop("kind", "QInt8"))
+    quantization.quantize_dynamic(str(source), str(target), weight_type=kind, **how)
+    return target
+
+
 def ragged(vocab: int, padding_id: int, batch: int = 7, seq: int = 37) -> tuple[torch.Tensor, torch.Tensor]:
     """(ids, mask), int64 [batch, seq], right padded with the padding id."""
     generator = torch.Generator().manual_seed(1)

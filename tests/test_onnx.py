@@ -248,15 +248,6 @@ def test_constants_are_folded(small: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(got.read(key), expected.read(key), atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["MatMulInteger", "MatMulNBits", "DequantizeLinear", "MatMulBnb4"])
-def test_quantised_weights_are_refused_by_name(small: Path, tmp_path: Path, kind: str) -> None:
-    model = onnx.load(str(small))
-    next(node for node in model.graph.node if node.op_type == "MatMul").op_type = kind
-    onnx.save(model, str(tmp_path / "q.onnx"))
-    with pytest.raises(ValueError, match=rf"q.onnx: .*it is quantised \({kind}\); export it in fp32"):
-        ftbert.load(tmp_path / "q.onnx")
-
-
 @pytest.mark.parametrize("variant", NEARLY_BERT)
 def test_nearly_bert_is_refused(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loads with the graph's numbers, or not at all."""
