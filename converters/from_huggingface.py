@@ -49,9 +49,10 @@ def convert(
 ) -> Path:
     """Writes `target` (model.safetensors, config.json, the tokenizer's files) and returns its path.
 
-    dtype: of the stored weights, None keeps the source's. force: replace a checkpoint folder that ftbert wrote; nothing
-    else is ever replaced. revision, token: of a hub id, see `fetch`. The target appears whole, in one step, and with
-    `force` there is one at every moment. Its tokenizer is compared with the source's on a few texts before that.
+    dtype: of the stored weights, None keeps the source's, int8 among them. force: replace a checkpoint folder that
+    ftbert wrote; nothing else is ever replaced. revision, token: of a hub id, see `fetch`. The target appears whole, in
+    one step, and with `force` there is one at every moment. Its tokenizer is compared with the source's on a few texts
+    before that.
     FileExistsError, ValueError (the target holds the source, links that lead out of the source, another tokenizer; see
     also `open_checkpoint`), OSError when the target cannot be written.
     """
@@ -60,7 +61,9 @@ def convert(
     checkpoint = open_checkpoint(source, revision=revision, token=token)
     if checkpoint.config.left_out:
         warnings.warn(f"{checkpoint.source.where}: {checkpoint.config.left_out}", stacklevel=2)
-    write_folder(checkpoint, checkpoint.items(dtype or checkpoint.stored_dtype), source, target, force)
+    if dtype is None and checkpoint.in_int8 is not None:
+        checkpoint = checkpoint.in_int8()
+    write_folder(checkpoint, checkpoint.items(dtype) if dtype else checkpoint.stored_items(), source, target, force)
     return target
 
 

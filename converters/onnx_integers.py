@@ -1,4 +1,4 @@
-"""Weights that an ONNX file stores in 8 bits: the floats that they stand for."""
+"""Weights that an ONNX file stores in 8 bits: the floats that they stand for, and rows of int8 with scales."""
 
 from __future__ import annotations
 
@@ -57,6 +57,36 @@ def _along(one: Constant, integers: Constant, axis: int) -> np.ndarray:
     if not 0 <= axis < rank or values.shape != (integers.shape[axis],):
         raise ValueError(f"{one.name} is {list(one.shape)}, and {integers.name} {list(integers.shape)}")
     return values.reshape([-1 if i == axis else 1 for i in range(rank)])
+
+
+def has_row_scales(one: Dequantised, transposed: bool) -> bool:
+    """Whether the rows of the matrix [n, k], or of [k, n] transposed, have one scale each."""
+    return len(one.shape) == 2 and (one.scale.ndim == 0 or one.scale.shape[0 if transposed else 1] == 1)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """values int8 [n, k] times scale float32 [n]. error: the largest change of a weight by rounding it once more, as a
+    share of the largest weight in its row; 0 where the values are the file's."""
+
+    values: np.ndarray
+    scale: np.ndarray
+    error: float
+
+
+def int8_rows(one: Dequantised, transposed: bool) -> Rows:
+    """Of a matrix as of `has_row_scales`. Where integers less their zero points do not fit int8, all are rounded again.
+    """
+    differences = one.integers.read().astype(np.int16) - one.zero.astype(np.int16)
+    differences = np.ascontiguousarray(differences.T if transposed else differences)
+    scale = np.broadcast_to(one.scale.reshape(-1), len(differences)).copy()
+    if differences.min() >= -128 and differences.max() <= 127:
+        return Rows(differences.astype(np.int8), scale, 0.0)
+    largest = np.maximum(np.abs(differences).max(1, keepdims=True), 1).astype(np.float32)
+    step = largest / np.float32(127)
+    values = np.rint(differences / step)
+    error = float((np.abs(values * step - differences) / largest).max())
+    return Rows(values.astype(np.int8), scale * step[:, 0], error)
 
 
 def fold_weights(model: Any, path: Path) -> None:

@@ -22,6 +22,7 @@ from ftbert.converters.onnx_config import differences, document, fit
 from ftbert.converters.onnx_encoder import Encoder, trace
 from ftbert.converters.onnx_file import BFLOAT16, DTYPES, OnnxFile, computed, read_onnx
 from ftbert.converters.onnx_graph import Graph, Matrix, histogram
+from ftbert.converters.onnx_integers import Dequantised, has_row_scales
 from ftbert.converters.onnx_pieces import Linear, Norm
 
 _TOKENIZER = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer_config.json")
@@ -44,6 +45,13 @@ class OnnxSource(TensorSource):
         found = torch.tensor(matrix.constant.read())
         found = found.view(torch.bfloat16) if matrix.constant.type == BFLOAT16 else found
         return found.t().contiguous() if matrix.transposed else found
+
+    def in_8_bits(self, name: str) -> tuple[Dequantised, bool] | None:
+        """The integers that the file has of a matrix with a scale for each row, and whether they are transposed."""
+        matrix = self._tensors[name]
+        found = matrix.constant
+        fits = isinstance(found, Dequantised) and has_row_scales(found, matrix.transposed)
+        return (found, matrix.transposed) if isinstance(found, Dequantised) and fits else None
 
 
 def onnx_of(source: str | Path) -> Path | None:

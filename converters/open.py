@@ -24,6 +24,7 @@ from ftbert.converters.hub import fetch
 from ftbert.converters.huggingface import MERGE, recognise
 from ftbert.converters.older_keys import todays_words
 from ftbert.converters.onnx_check import check_graph
+from ftbert.converters.onnx_int8 import with_int8
 from ftbert.converters.onnx_source import onnx_of, open_onnx
 
 
@@ -47,7 +48,7 @@ def open_checkpoint(
         document, initialisers, home = open_onnx(onnx)
         checkpoint = _from_huggingface(document, initialisers, home, str(onnx))
         check_graph(initialisers.file, initialisers.encoder, checkpoint)
-        return checkpoint
+        return with_int8(checkpoint, initialisers)
     folder = find_folder(source, revision, token)
     home = transformer_folder(folder)
     document, where = read_json_object(home / "config.json"), str(home / "config.json")

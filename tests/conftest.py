@@ -111,6 +111,14 @@ def minilm_folder() -> Path:
 
 
 @pytest.fixture(scope="session")
+def real_onnx() -> Path:
+    path = os.environ.get("FTBERT_TEST_ONNX")
+    if not path or not Path(path).is_file():
+        pytest.skip("FTBERT_TEST_ONNX does not name the real paraphrase-MiniLM-L3-v2.onnx")
+    return Path(path)
+
+
+@pytest.fixture(scope="session")
 def stsb_test() -> Path:
     path = os.environ.get("FTBERT_TEST_STSB")
     if not path or not Path(path).exists():

@@ -30,14 +30,6 @@ EXPORTERS = {"torchscript": False, "dynamo": True}
 
 
 @pytest.fixture(scope="session")
-def real_file() -> Path:
-    path = os.environ.get("FTBERT_TEST_ONNX")
-    if not path or not Path(path).is_file():
-        pytest.skip("FTBERT_TEST_ONNX does not name the real paraphrase-MiniLM-L3-v2.onnx")
-    return Path(path)
-
-
-@pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One small export that the tests of bad input break."""
     return export(make_bert(num_hidden_layers=1), tmp_path_factory.mktemp("small") / "m.onnx", dynamo=False)
@@ -70,14 +62,14 @@ def same_weights(model: ftbert.Model, source: Any) -> None:
         assert torch.equal(model.checkpoint.read(name), expected.read(name)), name
 
 
-def test_real_file(real_file: Path, tmp_path: Path) -> None:
-    model = check(real_file)
+def test_real_file(real_onnx: Path, tmp_path: Path) -> None:
+    model = check(real_onnx)
     config = model.config
     norm = NormConfig(eps=1e-12)
     layer = LayerConfig(AttentionConfig(12, 32), FeedForwardConfig(1536, "gelu"), 0, attention_norm=norm, ffn_norm=norm)
     assert config.layers == tuple(replace(layer, weights_of=i) for i in range(3))
     assert (config.vocab, config.embedding_norm, config.positions.kind) == (30522, norm, "absolute")
-    same_weights(ftbert.load(anonymous(real_file, tmp_path / "a.onnx")), real_file)
+    same_weights(ftbert.load(anonymous(real_onnx, tmp_path / "a.onnx")), real_onnx)
 
 
 def test_the_current_folder_runs_nothing(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

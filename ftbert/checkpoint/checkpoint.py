@@ -12,6 +12,7 @@ import torch
 from ftbert.checkpoint.config import CheckpointConfig
 from ftbert.checkpoint.encoder_config import EncoderConfig
 from ftbert.checkpoint.tensors import TensorSource, check_shapes
+from ftbert.dtypes import STORED_DTYPES
 
 # Makes one of our tensors from the source's, in float32.
 Make = Callable[[EncoderConfig, list[torch.Tensor]], torch.Tensor]
@@ -24,7 +25,8 @@ class Checkpoint:
     """tensors[ours]: the names in `source` of the tensors that are stacked along the rows to make ours, or from which
     made[ours] makes it.
 
-    Ours are the encoder's (csrc/model/weights.cpp) and the heads' (HeadConfig).
+    Ours are the encoder's (csrc/model/weights.cpp) and the heads' (HeadConfig). in_int8: makes the same model with
+    matrices in int8, where the source holds integers that this one reads as floats.
     """
 
     config: CheckpointConfig
@@ -32,6 +34,7 @@ class Checkpoint:
     tensors: dict[str, tuple[str, ...]]
     folder: Path | None  # where the tokenizer's files are
     made: dict[str, Make] = field(default_factory=dict)
+    in_int8: Callable[[], Checkpoint] | None = None
 
     def read(self, ours: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         if ours in self.made:
@@ -57,6 +60,12 @@ class Checkpoint:
     def items(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, torch.Tensor]]:
         for ours in self.tensors:
             yield ours, self.read(ours, dtype)
+
+    def stored_items(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Each in the type in which it is stored: quantized matrices and their scales, and all else."""
+        kept = {spec.name: STORED_DTYPES.get(spec.stored) for spec in self.config.encoder.weight_specs()}
+        for ours in self.tensors:
+            yield ours, self.read(ours, kept.get(ours) or self.stored_dtype)
 
     @property
     def stored_dtype(self) -> torch.dtype:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import dataclass, fields
+from collections.abc import Collection
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -209,6 +210,17 @@ class EncoderConfig:
         if part[:2] != ["attention", "qkv"]:
             raise KeyError(f"{ours} is not stacked")
         return [layer.attention.width, layer.attention.kv_width, layer.attention.kv_width]
+
+    def stored_as(self, matrices: Collection[str], word: str) -> EncoderConfig:
+        """With that type of these matrices of its layers."""
+        layers = []
+        for layer in self.layers:
+            ours = {tuple(name.split(".")[2:4]) for name in matrices if name.split(".")[1] == str(layer.weights_of)}
+            attention: Json = {f"{part}_type": word for block, part in ours if block == "attention"}
+            ffn: Json = {f"{part}_type": word for block, part in ours if block == "ffn"}
+            changed: Json = {"attention": replace(layer.attention, **attention), "ffn": replace(layer.ffn, **ffn)}
+            layers.append(replace(layer, **changed))
+        return replace(self, layers=tuple(layers))
 
 
 def shared_layers(layers: int, distinct: int) -> list[dict[str, int]]:
