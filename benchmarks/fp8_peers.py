@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from modern_peers import PackedModern
-from peers import E4M3, E4M3_LIMIT, FtbertPacked, PackedGraphAnySize, Peer
+from peers import E4M3, EIGHT_BITS_LIMIT, FtbertPacked, PackedGraphAnySize, Peer
 from quantized import beside_e4m3, input_scales
 from torch import Tensor
 
@@ -56,7 +56,7 @@ class ScaledProducts(In16Bits):
     and for each token, which is found in every call; else one for each matrix and a fixed one for what it multiplies.
     What is multiplied is rounded in the kernel that torch.compile makes for the norm or the activation before it."""
 
-    tolerance = E4M3_LIMIT
+    tolerance = EIGHT_BITS_LIMIT
     by_rows: ClassVar[bool] = False
 
     def setup(self, reference: Any) -> None:

@@ -24,7 +24,7 @@ import torch  # noqa: E402
 
 from ftbert.dtypes import DTYPES as DTYPES  # noqa: E402
 
-PACKAGES = ("torch", "transformers", "sentence-transformers", "onnxruntime", "openvino", "ctranslate2")
+PACKAGES = ("torch", "transformers", "sentence-transformers", "onnxruntime", "openvino", "nncf", "ctranslate2")
 
 
 def provenance(device: torch.device, dtype: str, **more: Any) -> dict[str, Any]:
@@ -170,22 +170,40 @@ def flops(device: torch.device, dtype: torch.dtype) -> float:
 def cpu_product(m: int, n: int, k: int, dtype: torch.dtype, rounds: int = 5) -> float:
     """Seconds of [m, k] @ [n, k]^T at best: weights as they are or packed by oneDNN; all threads at all rows, or each,
     as if nothing else ran, at its share of them."""
-    weight, threads = torch.randn(n, k, dtype=dtype), torch.get_num_threads()
-    found = []
+    threads, found = torch.get_num_threads(), []
     for count, rows in ((threads, m), (1, -(-m // threads))):
-        x = torch.randn(rows, k, dtype=dtype)
-        ways = [partial(torch.nn.functional.linear, x, weight)]
-        if torch.backends.mkldnn.is_available():
-            packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
-            ways.append(partial(torch.ops.mkldnn._linear_pointwise, x, packed, None, "none", [], ""))
+        ways = _int8_ways(rows, n, k) if dtype == torch.int8 else _float_ways(rows, n, k, dtype)
         torch.set_num_threads(count)
         try:
             for way in ways:
                 way()
-                found.append(min(seconds(way, x.device) for _ in range(rounds)))
+                found.append(min(seconds(way, torch.device("cpu")) for _ in range(rounds)))
         finally:
             torch.set_num_threads(threads)
     return min(found)
+
+
+def _float_ways(m: int, n: int, k: int, dtype: torch.dtype) -> list[Callable[[], Any]]:
+    x, weight = torch.randn(m, k, dtype=dtype), torch.randn(n, k, dtype=dtype)
+    ways: list[Callable[[], Any]] = [partial(torch.nn.functional.linear, x, weight)]
+    if torch.backends.mkldnn.is_available():
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, m)
+        ways.append(partial(torch.ops.mkldnn._linear_pointwise, x, packed, None, "none", [], ""))
+    return ways
+
+
+def _int8_ways(m: int, n: int, k: int) -> list[Callable[[], Any]]:
+    """uint8 or int8 by int8; the packed one scales its sums by row of the weights and gives float."""
+    x, weight = (torch.randint(0, 127, shape, dtype=torch.int8) for shape in ((m, k), (n, k)))
+    ways: list[Callable[[], Any]] = [partial(torch._int_mm, x, weight.T)]
+    if torch.backends.mkldnn.is_available():
+        packed, scales = torch.ops.onednn.qlinear_prepack(weight, [m, k]), torch.ones(n)
+        zeros = torch.zeros(n, dtype=torch.int64)
+        ways.append(partial(
+            torch.ops.onednn.qlinear_pointwise, x.to(torch.uint8), 1.0, 0, packed, scales, zeros, None, 1.0, 0,
+            torch.float32, "none", [], "",
+        ))  # fmt: skip
+    return ways
 
 
 def gpu_events(run: Callable[[], Any]) -> list[dict[str, Any]]:

@@ -7,7 +7,8 @@ On the CPU:
 Peak: VmHWM after loading and a 16x128 forward, above that of a process that has imported torch alone; the allowance is
 the weights plus 150 MB. Flat: a small model called with changing shapes, resident memory after 100 calls, when each
 of the CPU GEMM library's few kernels has been compiled (gemm_rows in csrc/gemm/gemm.h), and after 1,000 more
-(at most 16 MiB more: malloc keeps holes between results of changing size).
+(at most 16 MiB more: malloc keeps holes between results of changing size). In int8, from a folder of the benchmark's
+(quantized.py): the peak, and what is resident behind that forward; of a CPU without such products, why not.
 
 On a GPU: what a 32x512 forward allocates above the weights, in buffers of [tokens, hidden], beside transformers.
 """
@@ -20,8 +21,13 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from machine import attempt  # noqa: E402
+
 MIB = 1 << 20
 
 # Each prints bytes. `folder` is a HuggingFace folder; `peak()` and `now()` read /proc/self/status.
@@ -47,6 +53,13 @@ model = ftbert.load(folder)
 with torch.inference_mode():
     model.module(torch.randint(1000, 30000, (16, 128)))
 print(status('VmHWM'))
+"""
+INT8_FORWARD = """
+import ftbert
+model = ftbert.load(folder, dtype="int8")
+with torch.inference_mode():
+    model.module(torch.randint(1000, 30000, (16, 128)))
+print(status('VmRSS'), status('VmHWM'))
 """
 TRANSFORMERS_IMPORT = "import transformers.models.bert.modeling_bert\nprint(status('VmHWM'))"
 TRANSFORMERS_FORWARD = """
@@ -132,6 +145,7 @@ def cpu_memory(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         base, small = Path(folder, "base"), Path(folder, "small")
         make_models(base, small)
+        int8 = attempt(lambda: measure_int8(base))
         weights = (base / "model.safetensors").stat().st_size
         torch_alone = measure(IMPORT_ONLY, base)
         above = {
@@ -141,10 +155,14 @@ def cpu_memory(options: argparse.Namespace) -> int:
             "transformers": measure(TRANSFORMERS_FORWARD, base) - torch_alone,
         }
         rss = measure_all(FLAT, small)
+    in_int8: dict[str, Any] = {"failed": int8}
+    if not isinstance(int8, str):
+        in_int8 = {"weights": int8[0], "resident": int8[1] - torch_alone, "peak": int8[2] - torch_alone}
     growth = rss[-1] - rss[0]
     allowance = weights + 150 * MIB
     if options.json:
         facts = {"weights": weights, "torch_alone": torch_alone, "above_torch": above, "allowed": allowance}
+        facts |= {"int8": in_int8}
         print(json.dumps(facts | {"rss_after_100_600_1100_calls": rss}))
     else:
         print(f"\nBERT-base 16x128, peak memory above a process with torch ({torch_alone / MIB:.0f} MiB):")
@@ -152,6 +170,8 @@ def cpu_memory(options: argparse.Namespace) -> int:
         print(f"  {'allowed: weights + 150 MiB':<40}{allowance / MIB:>7.0f} MiB")
         for name, value in above.items():
             print(f"  {name:<40}{value / MIB:>7.0f} MiB")
+        for name, value in in_int8.items():
+            print(f"  int8, {name + ':':<34}{value if name == 'failed' else f'{value / MIB:>7.0f} MiB'}")
         print("small model, changing shapes, resident after 100, 600 and 1,100 calls:")
         print("  " + ", ".join(f"{value / MIB:.1f}" for value in rss) + " MiB")
     return int(above["ftbert, module alone"] > allowance or growth > 16 * MIB)
@@ -167,6 +187,17 @@ def make_models(base: Path, small: Path) -> None:
     BertModel(tiny, add_pooling_layer=False).save_pretrained(small)
 
 
+def measure_int8(base: Path) -> list[int]:
+    """Of the same model in int8: bytes of its file, and those of a process that computed with it, resident and peak."""
+    import torch
+    from quantized import quantized_folder
+    from transformers import BertModel
+
+    model = BertModel.from_pretrained(base, add_pooling_layer=False).eval()
+    folder = quantized_folder(model, torch.int8)
+    return [(folder / "model.safetensors").stat().st_size, *measure_all(INT8_FORWARD, folder)]
+
+
 def measure(program: str, folder: Path) -> int:
     return measure_all(program, folder)[-1]
 
@@ -175,7 +206,7 @@ def measure_all(program: str, folder: Path) -> list[int]:
     code = PRELUDE.format(root=str(ROOT), folder=str(folder)) + program
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"the measured process failed:\n{done.stderr}")
+        raise RuntimeError(f"the measured process failed: {done.stderr.strip().splitlines()[-1]}\n{done.stderr}")
     return [int(word) for word in done.stdout.split()]
 
 

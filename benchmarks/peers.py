@@ -21,7 +21,8 @@ from torch.utils._pytree import tree_leaves
 
 Call = Callable[[], Tensor]
 E4M3 = torch.float8_e4m3fn  # of a run in fp8
-E4M3_LIMIT = 2.0  # of 24 layers of random weights; two unrelated results are 8 apart
+EIGHT_BITS = {E4M3: "fp8", torch.int8: "int8"}
+EIGHT_BITS_LIMIT = 2.0  # of 24 layers of random weights; two unrelated results are 8 apart
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ class Batch:
 
 
 class Peer:
-    """One contestant. tolerance: largest error at valid tokens, of 16-bit types 64 roundings, in fp8 E4M3_LIMIT; None:
-    any that is finite, which the report then shows."""
+    """One contestant. tolerance: largest error at valid tokens, of 16-bit types 64 roundings, of 8 bits
+    EIGHT_BITS_LIMIT; None: any that is finite, which the report then shows."""
 
     name: ClassVar[str]
     devices: ClassVar[Sequence[str]] = ("cpu",)
@@ -70,7 +71,7 @@ class Peer:
         raise NotImplementedError
 
     def passes(self, error: float) -> bool:
-        rounded = E4M3_LIMIT if self.dtype == E4M3 else 64 * torch.finfo(self.dtype).eps
+        rounded = EIGHT_BITS_LIMIT if self.dtype in EIGHT_BITS else 64 * torch.finfo(self.dtype).eps
         most = math.inf if self.tolerance is None else max(self.tolerance, rounded)
         return math.isfinite(error) and error <= most
 
@@ -84,15 +85,15 @@ class Ftbert(Peer):
 
     name = "ftbert"
     devices: ClassVar[Sequence[str]] = ("cpu", "cuda")
-    dtypes: ClassVar[Sequence[torch.dtype]] = (*Peer.dtypes, E4M3)
+    dtypes: ClassVar[Sequence[torch.dtype]] = (*Peer.dtypes, *EIGHT_BITS)
 
     def setup(self, reference: Any) -> None:
         import ftbert
 
-        if self.dtype == E4M3:
+        if word := EIGHT_BITS.get(self.dtype):
             from quantized import quantized_folder
 
-            self.model = ftbert.load(quantized_folder(reference), device=self.device, dtype="fp8")
+            self.model = ftbert.load(quantized_folder(reference, self.dtype), device=self.device, dtype=word)
         else:
             self.model = ftbert.load(reference, device=self.device, dtype=self.dtype)
 

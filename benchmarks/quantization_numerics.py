@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
 from machine import provenance, write  # noqa: E402
-from real_models import Real, real_models  # noqa: E402
+from real_models import Real, add_options, real_models  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from ftbert.padded_batches import padded  # noqa: E402
@@ -132,18 +132,10 @@ def row(exact: Tensor, vectors: Tensor, scores: Tensor) -> dict[str, float]:
 @torch.inference_mode()
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minilm", type=Path, required=True, help="folder of the real MiniLM-L6, with its tokenizer")
-    parser.add_argument("--stsb", type=Path, required=True, help="sts-test.csv, beside sts-train.csv")
-    parser.add_argument("--onnx", type=Path, nargs="*", default=[], help="more models with MiniLM's tokenizer")
-    parser.add_argument("--gguf", type=Path, nargs="*", default=[], help="decoders; vectors are the last token's")
-    parser.add_argument("--without-minilm", action="store_true", help="the others alone")
-    parser.add_argument("--pairs", type=int, default=1379, help="of STS-B's test set")
-    parser.add_argument("--calibration", type=int, default=512, help="texts of STS-B's training set; 0: ftbert's own")
+    add_options(parser, calibration=512)
     parser.add_argument("--recipes", nargs="*", choices=list(RECIPES), metavar="RECIPE", help="(default: all)")
     parser.add_argument("--layers", action="store_true", help="each layer alone, too")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    parser.add_argument("--threads", type=int, default=0, help="of the CPU (default: all)")
-    parser.add_argument("--out", type=Path, help="JSON file")
     options = parser.parse_args(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)

@@ -1,12 +1,12 @@
-"""The benchmark's models in E4M3: plain rounding, and scales of inputs from some batches of random tokens. Real models
-are quantized by `ftbert quantize`, on texts."""
+"""The benchmark's models in 8 bits: plain rounding, with what is known of inputs from some batches of random tokens.
+Real models are quantized by `ftbert quantize`, on texts."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from ftbert.checkpoint import EncoderConfig
 from ftbert.converters import open_checkpoint, source_modules, write_folder
 from ftbert.evaluation import random_sequences
 from ftbert.padded_batches import padded
@@ -24,6 +25,16 @@ from ftbert.tuning import in_e4m3
 _BATCHES, _TEXTS, _LENGTH = 4, 8, 128
 _ROWS = 64  # of a batch, that a scale is chosen by
 
+
+@dataclass(frozen=True)
+class Seen:
+    """Of what an nn.Linear reads: the largest absolute value of each column [k], some rows [rows, k]."""
+
+    largest: Tensor
+    rows: Tensor
+
+
+_seen: WeakKeyDictionary[torch.nn.Module, dict[str, Seen]] = WeakKeyDictionary()
 _scales: WeakKeyDictionary[torch.nn.Module, dict[str, float]] = WeakKeyDictionary()
 _folders: WeakKeyDictionary[torch.nn.Module, tempfile.TemporaryDirectory[str]] = WeakKeyDictionary()
 
@@ -33,53 +44,99 @@ def beside_e4m3(reference: Any) -> torch.dtype:
     return torch.float16 if reference.config.model_type == "bert" else torch.bfloat16
 
 
-@torch.inference_mode()
-def input_scales(reference: Any) -> dict[str, float]:
-    """Of what each nn.Linear reads, by its name. reference: transformers' model in float32, on any device."""
-    if reference in _scales:
-        return _scales[reference]
+def calibration_batches(reference: Any) -> list[tuple[Tensor, Tensor]]:
+    """Random ids and masks, [batch, seq] each, on the model's device."""
     device = next(reference.parameters()).device
-    largest: dict[str, float] = {}
+    sequences = random_sequences(reference.config.vocab_size, [_LENGTH] * (_BATCHES * _TEXTS))
+    return [padded(sequences[i : i + _TEXTS], "right", 0, device) for i in range(0, len(sequences), _TEXTS)]
+
+
+@torch.inference_mode()
+def seen_inputs(reference: Any) -> dict[str, Seen]:
+    """By the name of the nn.Linear. reference: transformers' model in float32, on any device."""
+    if reference in _seen:
+        return _seen[reference]
+    largest: dict[str, Tensor] = {}
     kept: dict[str, list[Tensor]] = {}
 
     def look(name: str, _: Any, inputs: tuple[Tensor, ...]) -> None:
         rows = inputs[0].reshape(-1, inputs[0].shape[-1])
-        largest[name] = max(largest.get(name, 0.0), float(rows.abs().max()))
+        most = rows.abs().amax(0)
+        largest[name] = torch.maximum(largest.get(name, most), most)
         kept.setdefault(name, []).append(rows[:: max(1, len(rows) // _ROWS)].clone())
 
     with ExitStack() as hooks:
         for name, module in reference.named_modules():
             if isinstance(module, torch.nn.Linear):
                 hooks.callback(module.register_forward_pre_hook(partial(look, name)).remove)
-        sequences = random_sequences(reference.config.vocab_size, [_LENGTH] * (_BATCHES * _TEXTS))
-        for first in range(0, len(sequences), _TEXTS):
-            ids, mask = padded(sequences[first : first + _TEXTS], "right", 0, device)
+        for ids, mask in calibration_batches(reference):
             reference(input_ids=ids, attention_mask=mask)
-    _scales[reference] = {name: best_scale(torch.cat(rows), largest[name]) for name, rows in kept.items()}
+    _seen[reference] = {name: Seen(largest[name], torch.cat(rows)) for name, rows in kept.items()}
+    return _seen[reference]
+
+
+def input_scales(reference: Any) -> dict[str, float]:
+    """Of what each nn.Linear reads, in E4M3."""
+    if reference not in _scales:
+        found = seen_inputs(reference).items()
+        _scales[reference] = {name: best_scale(seen.rows, float(seen.largest.max())) for name, seen in found}
     return _scales[reference]
 
 
 @torch.inference_mode()
-def quantized_folder(reference: Any) -> Path:
-    """A folder as of `ftbert quantize`, written once; it lives as long as the reference."""
+def quantized_folder(reference: Any, dtype: torch.dtype) -> Path:
+    """A folder as of `ftbert quantize`, in E4M3 or int8, written once; it lives as long as the reference."""
     if reference not in _folders:
+        _folders[reference] = tempfile.TemporaryDirectory(prefix="ftbert-8-bits-")
+    folder = Path(_folders[reference].name, str(dtype))
+    if not folder.exists():
         checkpoint = open_checkpoint(reference)
-        encoder = in_e4m3(checkpoint.config.encoder)
-        modules = source_modules(checkpoint.config)
-        device, scales = next(reference.parameters()).device, input_scales(reference)
+        plain = checkpoint.config.encoder
+        encoder = in_int8(plain) if dtype == torch.int8 else in_e4m3(plain)
+        parts = in_parts_of_int8 if dtype == torch.int8 else in_parts_of_e4m3
+        beside = torch.float32 if dtype == torch.int8 else beside_e4m3(reference)
+        modules, device = source_modules(checkpoint.config), next(reference.parameters()).device
         matrices = {spec.name for spec in encoder.weight_specs() if spec.matrix and spec.stored}
 
         def tensors() -> Iterator[tuple[str, Tensor]]:
             for name in checkpoint.tensors:
                 if name not in matrices:
-                    yield name, checkpoint.read(name, beside_e4m3(reference))
+                    yield name, checkpoint.read(name, beside)
                     continue
-                stored, scale = quantize_rows(checkpoint.read(name).to(device))
-                yield name, stored.cpu()
-                yield f"{name}.scale", scale.cpu()
-                yield f"{name.removesuffix('.weight')}.input.scale", torch.tensor([scales[modules[name][0]]])
+                found = parts(checkpoint.read(name).to(device), reference, modules[name][0])
+                for part, tensor in found.items():
+                    yield name.removesuffix("weight") + part, tensor.cpu()
 
-        _folders[reference] = tempfile.TemporaryDirectory(prefix="ftbert-fp8-")
         made = replace(checkpoint, config=replace(checkpoint.config, encoder=encoder))
-        write_folder(made, tensors(), reference, Path(_folders[reference].name, "model"), force=False)
-    return Path(_folders[reference].name, "model")
+        write_folder(made, tensors(), reference, folder, force=False)
+    return folder
+
+
+def in_parts_of_e4m3(matrix: Tensor, reference: Any, reader: str) -> dict[str, Tensor]:
+    """The tensors that stand for a matrix [n, k] that `reader` multiplies by, by the ends of their names."""
+    stored, scale = quantize_rows(matrix)
+    return {"weight": stored, "weight.scale": scale, "input.scale": torch.tensor([input_scales(reference)[reader]])}
+
+
+def in_parts_of_int8(matrix: Tensor, reference: Any, reader: str) -> dict[str, Tensor]:
+    """The square root of how a column of the inputs is larger than that of the matrix goes into the matrix
+    (SmoothQuant, Xiao et al. 2022)."""
+    read, columns = seen_inputs(reference)[reader].largest, matrix.abs().amax(0)
+    smooth = torch.where((read > 0) & (columns > 0), (columns / read).sqrt(), 1.0)
+    moved = matrix / smooth
+    largest = moved.abs().amax(1)
+    scale = torch.where(largest > 0, largest / 127, 1.0)
+    stored = (moved / scale[:, None]).round().to(torch.int8)
+    return {"weight": stored, "weight.scale": scale, "input.smooth": smooth}
+
+
+def in_int8(config: EncoderConfig) -> EncoderConfig:
+    """The same with every matrix of the layers in int8."""
+    layers = [
+        replace(
+            layer, attention=replace(layer.attention, qkv_type="int8", out_type="int8"),
+            ffn=replace(layer.ffn, up_type="int8", down_type="int8"),
+        )
+        for layer in config.layers
+    ]  # fmt: skip
+    return replace(config, layers=tuple(layers))

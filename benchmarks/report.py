@@ -4,7 +4,7 @@
     python benchmarks/report.py --check    says whether the tables are what the results give
 
 Reads benchmarks/results/{cuda,cpu}-*.json of bench_model; NAME-base.json, NAME-large.json, ... are parts of one run, on
-several GPUs of one host.
+several GPUs of one host. int8-accuracy.json is int8_accuracy.py's.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / name for name in ("benchmarks.md", "speed.md", "serving.md")))
 BASE = "transformers (sdpa)"
 PACKED = "ftbert, packed"
-OTHER_TYPES = (f"{PACKED}, bf16", f"{PACKED}, 16 bits")  # in a run in fp16, in fp8
+# Ours in a run of another type, fp16, fp8 or int8, and what it is beside.
+OTHER_TYPES = {
+    f"{PACKED}, bf16": PACKED, f"{PACKED}, 16 bits": PACKED, "ftbert, fp32": "ftbert", "ftbert, bf16": "ftbert",
+}  # fmt: skip
 # Of errors: those of peers.py, without torch.
-LIMITS = {"fp32": 1e-3, "fp16": 64 * 2.0**-10, "bf16": 64 * 2.0**-7, "fp8": 2.0}
+LIMITS = {"fp32": 1e-3, "fp16": 64 * 2.0**-10, "bf16": 64 * 2.0**-7, "fp8": 2.0, "int8": 2.0}
 ALIKE = (  # facts of the parts of one run
     "commit", "cpu", "gpu", "driver", "cuda", "gemm_table", "dtype", "packages", "threads", "rest", "rounds",
 )  # fmt: skip
@@ -104,17 +107,17 @@ def fill_marks(text: str, page: Path = PAGES[0]) -> str:
     """`<!-- results: NAME -->` ... `<!-- end -->` is replaced by the table of results/NAME.json, between
     `<!-- summary: NAME... -->` and the end come chosen rows of several runs on one kind of device, and between
     `<!-- split: NAME -->` and the end comes where ftbert's time goes at the points that a profiler saw; "served" is for
-    results of bench_serve."""
+    results of bench_serve, "accuracy" for those of int8_accuracy."""
 
     def table(match: re.Match[str]) -> str:
         document = load_runs(f"{match[1]}*.json")[match[1]]
         line, results = machine_line(document, page), document["results"]
         by_name = {point_name(result): result for result in results}
         shown = [by_name[name] for name in SHOWN_POINTS if name in by_name] if len(results) > MANY else results
-        fp8 = document["provenance"]["dtype"] == "fp8"
+        dtype = document["provenance"]["dtype"]
         tables = [model_table(document, shown)]
-        tables += [means_table(document)] * (fp8 or len(results) > MANY)
-        tables += [errors_table(document), *energy_tables(document, shown)] if fp8 else []
+        tables += [means_table(document)] * (dtype == "fp8" or len(results) > MANY)
+        tables += [errors_table(document), *energy_tables(document, shown)] if dtype in ("fp8", "int8") else []
         body = "\n\n".join(map(markdown, tables))
         return f"<!-- results: {match[1]} -->\n{line}\n\n{body}\n<!-- end -->"
 
@@ -137,6 +140,12 @@ def fill_marks(text: str, page: Path = PAGES[0]) -> str:
         line = f"{machine_line(document, page)}; client processes: {facts['clients']}"
         return f"<!-- served: {match[1]} -->\n{line}\n\n{markdown(serve_table(document))}\n<!-- end -->"
 
+    def accuracy(match: re.Match[str]) -> str:
+        document = json.loads((RESULTS / f"{match[1]}.json").read_text(encoding="utf-8")) | {"files": [match[1]]}
+        body = markdown(accuracy_table(document["models"]))
+        return f"<!-- accuracy: {match[1]} -->\n{machine_line(document, page)}\n\n{body}\n<!-- end -->"
+
+    text = re.sub(r"<!-- accuracy: (\S+) -->.*?<!-- end -->", accuracy, text, flags=re.S)
     text = re.sub(r"<!-- served: (\S+) -->.*?<!-- end -->", served, text, flags=re.S)
     text = re.sub(r"<!-- summary: (.+?) -->.*?<!-- end -->", summary, text, flags=re.S)
     text = re.sub(r"<!-- results: (\S+) -->.*?<!-- end -->", table, text, flags=re.S)
@@ -163,7 +172,8 @@ def machine_line(document: dict[str, Any], page: Path) -> str:
 
 def summary_table(runs: dict[str, Any]) -> Table:
     """Milliseconds of chosen points and peers; the fastest of each row bold. A column of peers of several types
-    ("OpenVINO fp32", "OpenVINO bf16") has one name; what differs in its numbers (int8) is left out."""
+    ("OpenVINO fp32", "OpenVINO bf16") has one name; what differs in its numbers is left out, so int8
+    but in a run of that."""
     first = next(iter(runs))
     device = first.partition("-")[0]
     columns, rows = SUMMARY_PEERS.get(first, SUMMARY_PEERS[device]), []
@@ -175,8 +185,9 @@ def summary_table(runs: dict[str, Any]) -> Table:
         for point in points if run != "cuda-fp8" else [name for name in points if name in by_name]:
             peers = {name: row["ms"] for name, row in by_name[point]["peers"].items() if "ms" in row}
             peers = {name: ms for name, ms in peers.items() if label(document, name) == name}
+            types = ("int8",) if facts["dtype"] == "int8" else ("fp32", "bf16")
             column = [
-                next((ms for name, ms in peers.items() if name in (peer, f"{peer} fp32", f"{peer} bf16")), None)
+                next((ms for name, ms in peers.items() if name in (peer, *(f"{peer} {type}" for type in types))), None)
                 for peer in columns
             ]
             best = min(ms for ms in column if ms is not None)
@@ -293,9 +304,8 @@ def means_table(document: dict[str, Any]) -> Table:
     alone = [result for result in results if result["batch"] == 1]
     rows, names = [], peers_of(document)
     pairs = [(one, peer) for one in names if is_ours(one) for peer in names if not peer.startswith("ftbert")]
-    bf16, in_16_bits = OTHER_TYPES
-    pairs += [(bf16, PACKED)] if bf16 in names else []
-    pairs += [(PACKED, in_16_bits)] if in_16_bits in names else []
+    for other, mine in OTHER_TYPES.items():
+        pairs += [(other, mine) if document["provenance"]["dtype"] == "fp16" else (mine, other)] * (other in names)
     for one, peer in pairs:
         for rested in (False, True) if has_rested(document) and is_replayed(peer) else (False,):
             cells = []
@@ -327,6 +337,17 @@ def energy_tables(document: dict[str, Any], results: Iterable[dict[str, Any]]) -
         if any(spent):
             rows.append([point_name(result), *("" if mj is None else f"{mj:.3g}" for mj in spent)])
     return [(["millijoules a token", *names], rows)] if rows else []
+
+
+def accuracy_table(models: Iterable[dict[str, Any]]) -> Table:
+    """Of int8_accuracy: vectors of sentences beside those of float32, and what that does to their order."""
+    rows = []
+    for model in models:
+        for name, row in model["rows"].items():
+            if "failed" not in row:
+                cells = f"{row['mean_cosine']:.5f}", f"{row['worst_cosine']:.4f}", f"{row['spearman_delta']:+.4f}"
+                rows.append([f"{model['name']}, {name}", *cells])
+    return ["vectors of STS-B's sentences", "mean cosine", "worst", "Spearman, from float32"], rows
 
 
 def mean(ratios: Sequence[float | None]) -> str:

@@ -45,7 +45,7 @@ class OnnxInt8(OnnxFloat):
     """Dynamic quantisation of every matrix product, int8 weights by channel."""
 
     name = "onnxruntime int8"
-    dtypes = Peer.dtypes
+    dtypes = (*Peer.dtypes, torch.int8)
     tolerance = None
 
     def model_file(self, reference: Any, folder: Path) -> Path:
@@ -69,8 +69,13 @@ class OpenVino(Peer):
 
         with tempfile.TemporaryDirectory() as folder:
             config = {"INFERENCE_PRECISION_HINT": self.precision, "INFERENCE_NUM_THREADS": self.threads}
-            model = openvino.Core().read_model(export_onnx(reference, Path(folder, "model.onnx")))
+            exported = openvino.Core().read_model(export_onnx(reference, Path(folder, "model.onnx")))
+            model = self.network(exported, reference)
             self.compiled = openvino.Core().compile_model(model, "CPU", config | {"PERFORMANCE_HINT": "LATENCY"})
+
+    def network(self, exported: Any, reference: Any) -> Any:  # noqa: ARG002
+        """What is compiled of the exported model."""
+        return exported
 
     def prepare(self, batch: Batch) -> Call:
         feed = {"input_ids": batch.ids.numpy(), "attention_mask": batch.mask.numpy()}
@@ -88,6 +93,7 @@ class CTranslate2(Peer):
 
     name = "CTranslate2 fp32"
     needs = "ctranslate2"
+    computes: ClassVar[str] = "float32"
 
     def setup(self, reference: Any) -> None:
         import ctranslate2
@@ -106,7 +112,7 @@ class CTranslate2(Peer):
             converter = ctranslate2.converters.TransformersConverter(str(Path(folder, "model")))
             converter.convert(str(Path(folder, "ct2")))
             self.encoder = ctranslate2.Encoder(
-                str(Path(folder, "ct2")), device="cpu", compute_type="float32", intra_threads=self.threads
+                str(Path(folder, "ct2")), device="cpu", compute_type=self.computes, intra_threads=self.threads
             )
 
     def prepare(self, batch: Batch) -> Call:

@@ -125,8 +125,8 @@ def test_pytorch_in_fp8_compiles(kind: Any, reference: Any, monkeypatch: pytest.
 
 @torch.inference_mode()
 def test_quantized_models_of_the_benchmark(reference: Any) -> None:
-    folder = quantized.quantized_folder(reference)
-    assert folder == quantized.quantized_folder(reference)  # written once
+    folder = quantized.quantized_folder(reference, peers.E4M3)
+    assert folder == quantized.quantized_folder(reference, peers.E4M3)  # written once
     plain, stored = open_checkpoint(reference), open_checkpoint(folder)
     matrices = [spec.name for spec in stored.config.encoder.weight_specs() if spec.matrix and spec.stored]
     assert len(matrices) == 4 * 3 and stored.stored_dtype == quantized.beside_e4m3(reference)
