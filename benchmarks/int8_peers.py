@@ -48,9 +48,6 @@ class TorchInt8(Peer):
     def setup(self, reference: Any) -> None:
         from torch.ao import quantization
 
-        if "onednn" not in torch.backends.quantized.supported_engines:
-            raise RuntimeError("this torch has no quantized products by oneDNN")
-        torch.backends.quantized.engine = "onednn"  # its own choice, x86, leaves a bit unused and takes longer
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # deprecated, in favour of a package of its own
             self.model = quantization.quantize_dynamic(
