@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ftbert.checkpoint import Checkpoint, CheckpointConfig, EncoderConfig, HeadConfig, told_products
 from ftbert.converters import build_reference, open_checkpoint
-from ftbert.devices import check_device, check_dtype, check_range, stream_dtype
+from ftbert.devices import check_device, check_dtype, check_range, stored_dtype, stream_dtype, told_speed
 from ftbert.dtypes import DTYPES, EIGHT_BITS, STORED_DTYPES, parse_dtype, users_word
 from ftbert.forked import note_fork
 from ftbert.heads import Head, HeadedModule
@@ -50,8 +50,8 @@ def load(
     source: an ftbert or HuggingFace folder, an .onnx file, a hub id, or a live transformers model. device: "cpu",
     "cuda", "cuda:1". dtype: fp32, fp16 (GPU only), bf16, fp8 (compute capability 9.0 only), int8 (CPUs with VNNI,
     AVX-VNNI or AMX); on the CPU bf16 is that of the matrix products' operands, with float sums: all else and the
-    results are float32. "auto": as the weights are stored where the device has instructions for that (fp16 on a GPU
-    alone, bf16 there and on some CPUs), else fp32. fp8 and int8 are for the matrices of the layers, all else and the
+    results are float32. "auto": as the weights are stored; on the CPU fp32, or for weights in bf16 the faster
+    of the two, which is timed once in a process. fp8 and int8 are for the matrices of the layers, all else and the
     results are fp16 or bf16 with fp8, float32 with int8. They are quantized when the model is first loaded so, and kept
     in the user's cache (docs/quantization.md); those of a live model each time. Of a folder that `ftbert quantize`
     wrote its type and "auto" are the same, fp16 and bf16 the type of all else beside fp8. attention: "auto", or "fused"
@@ -375,6 +375,7 @@ class Model(TextModel):
             "heads": heads,
             **dict(self.encoder.info()),
             **told_products(self._stored),
+            **told_speed(self.device, self.checkpoint.stored_dtype, self.dtype),
             **table,
         }
 

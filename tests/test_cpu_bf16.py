@@ -111,14 +111,6 @@ def test_heads_and_optimize() -> None:
     assert not torch.equal(optimized, want)
 
 
-def test_a_cpu_that_gains_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
-        monkeypatch.setattr(torch.cpu, name, lambda: False)
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    with pytest.warns(UserWarning, match="fp32 is faster"):
-        ftbert.load(make_bert(), dtype="bf16")
-
-
 def test_weights_of_two_kinds_only_where_they_belong() -> None:
     encoder = ftbert.load(make_bert()).encoder
     weights, config = dict(encoder.weights()), encoder.config()

@@ -347,10 +347,10 @@ def test_the_dtype_that_the_weights_are_stored_in(tmp_path: Path, monkeypatch: p
     from ftbert import devices
 
     make_bert().to(stored).save_pretrained(tmp_path / "theirs")
-    for has_bf16 in (True, False):
-        monkeypatch.setattr(devices, "_cpu_has_bf16", lambda has=has_bf16: has)
-        computed = torch.ops.mkldnn._is_mkldnn_bf16_supported() and has_bf16
-        want = stored if stored == torch.bfloat16 and computed else torch.float32
+    for speed in (0.5, 1.05, 1.2):
+        monkeypatch.setitem(devices._measured, torch.bfloat16, speed)
+        fast = torch.ops.mkldnn._is_mkldnn_bf16_supported() and speed < 1.1
+        want = stored if stored == torch.bfloat16 and fast else torch.float32
         for source in (tmp_path / "theirs", make_bert().to(stored)):
             with warnings.catch_warnings():
                 warnings.simplefilter("error")

@@ -1,0 +1,64 @@
+// torch.ops.ftbert.time_products: what a product costs on this CPU by the type of its weight, for a choice among types.
+#include <ATen/ops/full.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "binding/tensors.h"
+#include "binding/torch_products.h"
+
+namespace ftbert::binding {
+namespace {
+
+// The seconds that rows of float32 take with a weight in each of `dtypes`, by the way that models go, on one thread:
+// several would wait for each other, and on a busy machine that is all that would be seen. The least of several
+// rounds, each of which times every type.
+std::vector<double> time_products(const std::vector<std::string>& dtypes) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int64_t kRows = 128, kSize = 768;  // 1.4 ms in float32 on a core of Zen 4
+  constexpr int kFewestRounds = 3, kMostRounds = 9;
+  constexpr auto kEnough = std::chrono::milliseconds(15);  // for each type
+  struct Weight {
+    at::Tensor packed;
+    Linear<float> linear;
+    double least = std::numeric_limits<double>::infinity();
+  };
+  const std::vector<float> rows(kRows * kSize, 1.0f);
+  std::vector<float> out(kRows * kSize);
+  std::vector<Weight> weights(dtypes.size());
+  CallContext<Cpu> call(at::kCPU);
+  call.products.each_alone(1, [&](int64_t, CpuProducts& own) {
+    Context<Cpu> context{&own};
+    const auto multiply = [&](const Weight& weight) {
+      linear_all(context, weight.linear, Operand::of(rows.data()), kRows, {}, Operand::of(out.data()));
+    };
+    for (size_t i = 0; i < dtypes.size(); ++i) {
+      Weight& weight = weights[i];
+      weight.linear.weight = {.dtype = parse_dtype(dtypes[i]), .packed = &weight.packed, .n = kSize, .k = kSize};
+      check_product_exists(context, weight.linear);
+      weight.packed = pack_weight(at::full({kSize, kSize}, 1, scalar_type_of(weight.linear.weight.dtype)));
+      multiply(weight);  // its kernel is compiled now
+    }
+    const auto enough = Clock::now() + kEnough * std::ssize(dtypes);
+    for (int round = 0; round < kFewestRounds || (round < kMostRounds && Clock::now() < enough); ++round) {
+      for (Weight& weight : weights) {
+        const auto start = Clock::now();
+        multiply(weight);
+        weight.least = std::min(weight.least, std::chrono::duration<double>(Clock::now() - start).count());
+      }
+    }
+  });
+  std::vector<double> seconds;
+  for (const Weight& weight : weights) seconds.push_back(weight.least);
+  return seconds;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(ftbert, m) { m.def("time_products(str[] dtypes) -> float[]", &time_products); }
+
+}  // namespace ftbert::binding
