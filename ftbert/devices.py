@@ -11,7 +11,8 @@ from ftbert._library import build_info, load_library
 from ftbert.dtypes import FP8, INT8
 
 _FP8_CAPABILITY = (9, 0)
-_COMPARED = {torch.bfloat16: "bf16"}  # what products on the CPU have beside float32, which may be faster or slower
+# What products on the CPU have beside float32, and what is faster where that is.
+_COMPARED = {torch.bfloat16: ("bf16", "dtype='fp32' or 'auto'"), torch.int8: ("int8", "the plain model in fp32")}
 _SLOWER = 1.1  # from here on: less is noise
 _measured: dict[torch.dtype, float] = {}
 _warned: set[torch.dtype] = set()
@@ -56,15 +57,18 @@ def check_dtype(device: torch.device, dtype: torch.dtype) -> None:
         return
     if dtype == torch.float16:
         raise ValueError("on the CPU ftbert computes in fp32, or bf16 for the products; fp16 needs a GPU")
-    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         raise ValueError("dtype: oneDNN computes no products in bf16 on this CPU; use fp32")
+    _warn_where_slow(dtype)
+
+
+def _warn_where_slow(dtype: torch.dtype) -> None:
+    """Once in a process; for `check_dtype`."""
     if _is_slow(dtype) and dtype not in _warned:
         _warned.add(dtype)
-        warnings.warn(
-            f"{_COMPARED[dtype]} products take {products_speed(dtype):.1f} times as long as fp32's on this CPU; "
-            "dtype='fp32' or 'auto' is faster",
-            stacklevel=3,
-        )
+        word, faster = _COMPARED[dtype]
+        times = f"{products_speed(dtype):.1f} times as long as fp32's"
+        warnings.warn(f"{word} products take {times} on this CPU; {faster} is faster", stacklevel=4)
 
 
 def _check_fp8(device: torch.device) -> None:
@@ -112,7 +116,7 @@ def products_speed(dtype: torch.dtype) -> float:
     """How long a product in `dtype` takes on this CPU, where it takes 1 in float32; measured once in a process."""
     if dtype not in _measured:
         load_library()
-        exact, narrow = torch.ops.ftbert.time_products(["fp32", _COMPARED[dtype]])
+        exact, narrow = torch.ops.ftbert.time_products(["fp32", _COMPARED[dtype][0]])
         _measured[dtype] = narrow / exact
     return _measured[dtype]
 
@@ -121,11 +125,10 @@ def _is_slow(dtype: torch.dtype) -> bool:
     return products_speed(dtype) > _SLOWER
 
 
-def told_speed(device: torch.device, *dtypes: torch.dtype) -> dict[str, str]:
-    """For `info`: "products_speed": "bf16 takes 0.52 of fp32's time", of those of `dtypes` that were measured."""
-    found = {dtype: _measured[dtype] for dtype in dtypes if dtype in _measured} if device.type == "cpu" else {}
-    told = ", ".join(f"{_COMPARED[dtype]} takes {speed:.2f} of fp32's time" for dtype, speed in found.items())
-    return {"products_speed": told} if told else {}
+def told_speed(device: torch.device) -> dict[str, str]:
+    """For `info`: {"products_speed": "bf16 takes 0.52 of fp32's time"}, of the types that this process has measured."""
+    told = ", ".join(f"{_COMPARED[dtype][0]} takes {speed:.2f} of fp32's time" for dtype, speed in _measured.items())
+    return {"products_speed": told} if told and device.type == "cpu" else {}
 
 
 def stream_dtype(

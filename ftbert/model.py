@@ -375,7 +375,7 @@ class Model(TextModel):
             "heads": heads,
             **dict(self.encoder.info()),
             **told_products(self._stored),
-            **told_speed(self.device, self.checkpoint.stored_dtype, self.dtype),
+            **told_speed(self.device),
             **table,
         }
 

@@ -1,4 +1,5 @@
 // torch.ops.ftbert.time_products: what a product costs on this CPU by the type of its weight, for a choice among types.
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <torch/library.h>
 
@@ -10,6 +11,8 @@
 
 #include "binding/tensors.h"
 #include "binding/torch_products.h"
+#include "gemm/gemm.h"
+#include "kernels/kernels.h"
 
 namespace ftbert::binding {
 namespace {
@@ -27,18 +30,28 @@ std::vector<double> time_products(const std::vector<std::string>& dtypes) {
     Linear<float> linear;
     double least = std::numeric_limits<double>::infinity();
   };
-  const std::vector<float> rows(kRows * kSize, 1.0f);
-  std::vector<float> out(kRows * kSize);
+  const at::Tensor rows = at::full({kRows, kSize}, 1.0f), read = at::empty_like(rows), out = at::empty_like(rows);
+  const at::Tensor scales = at::full({kSize}, 1.0f);
   std::vector<Weight> weights(dtypes.size());
   CallContext<Cpu> call(at::kCPU);
   call.products.each_alone(1, [&](int64_t, CpuProducts& own) {
     Context<Cpu> context{&own};
     const auto multiply = [&](const Weight& weight) {
-      linear_all(context, weight.linear, Operand::of(rows.data()), kRows, {}, Operand::of(out.data()));
+      Operand from = Operand::of(data<float>(rows));
+      if (weight.linear.input) {
+        from = wished_by<Cpu, float>(weight.linear, data<float>(read));
+        quantise<Cpu, float>(context, data<float>(rows), kRows, kSize, from);
+      }
+      linear_all(context, weight.linear, from, kRows, {}, Operand::of(data<float>(out)));
     };
     for (size_t i = 0; i < dtypes.size(); ++i) {
       Weight& weight = weights[i];
       weight.linear.weight = {.dtype = parse_dtype(dtypes[i]), .packed = &weight.packed, .n = kSize, .k = kSize};
+      if (weight.linear.weight.dtype == DType::int8) {
+        weight.linear.weight.scale = data<float>(scales);
+        weight.linear.weight.per = Granularity::row;
+        weight.linear.input = InputScale{.per = Granularity::beside, .smooth = data<float>(scales)};
+      }
       check_product_exists(context, weight.linear);
       weight.packed = pack_weight(at::full({kSize, kSize}, 1, scalar_type_of(weight.linear.weight.dtype)));
       multiply(weight);  // its kernel is compiled now
