@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ftbert.checkpoint import Checkpoint, CheckpointConfig, EncoderConfig, HeadConfig, told_products
 from ftbert.converters import build_reference, open_checkpoint
-from ftbert.devices import check_device, check_dtype, check_range, stored_dtype, stream_dtype, told_speed
+from ftbert.devices import check_device, check_dtype, check_range, stream_dtype, told_speed
 from ftbert.dtypes import DTYPES, EIGHT_BITS, STORED_DTYPES, parse_dtype, users_word
 from ftbert.forked import note_fork
 from ftbert.heads import Head, HeadedModule

@@ -80,9 +80,9 @@ def test_norms_store_them_beside_the_stream(kind: str, keep_sum: bool) -> None:
     norm = (None if kind == "none" else gamma, None, 1e-5, kind)
     copy = torch.empty(7, 192, dtype=torch.uint8)
     out, total = torch.ops.ftbert.add_bias_input_layernorm(
-        x, None, input, *norm, keep_sum=keep_sum, copy=copy, copy_scale=smooth
+        x, None, input, *norm, sum=keep_sum, copy=copy, copy_scale=smooth
     )
-    wanted, _ = torch.ops.ftbert.add_bias_input_layernorm(x, None, input, *norm)
+    wanted, _ = torch.ops.ftbert.add_bias_input_layernorm(x, None, input, *norm, sum=False)
     assert torch.equal(copy, torch.ops.ftbert.byte_rows(wanted, smooth))
     assert torch.equal(total, x + input) if keep_sum else torch.equal(out, wanted)
 
