@@ -16,14 +16,15 @@ from tokenizers_offline import folder_of, sentence_folder
 
 import ftbert
 from ftbert import cli, evaluation
+from ftbert._library import build_info
 from ftbert.cli import command
 from ftbert.converters import build_reference, open_checkpoint
-from ftbert.dtypes import DTYPES
+from ftbert.dtypes import DTYPES, parse_dtype
 from ftbert.evaluation import SAMPLE_TEXTS, bench, check, parity
 from ftbert.evaluation.errors import Difference, LayerError, costliest, head_agreements
 from ftbert.evaluation.gates import GATES
 from ftbert.evaluation.reference_model import reference_of
-from ftbert.quantization import quantize
+from ftbert.quantization import quantize, stored_type
 
 FP8, INT8 = torch.float8_e4m3fn, torch.int8
 
@@ -226,22 +227,34 @@ def test_without_a_gpu_for_fp8_the_error_says_what_works(
     assert out == "" and "ftbert: error: " in err and "fp8" in err and "bf16" in err
 
 
-@pytest.mark.skipif(
-    not have_gpu() or torch.cuda.get_device_capability() != (9, 0), reason="no GPU with products in fp8"
-)
+def computes(word: str) -> bool:
+    """Whether a device of this machine does."""
+    if word == "int8":
+        return build_info()["cpu_int8"] != "none"
+    return have_gpu() and torch.cuda.get_device_capability() == (9, 0)
+
+
+@pytest.mark.parametrize(("word", "device"), [("fp8", "cuda"), ("int8", "cpu")])
 def test_the_whole_way(
-    minilm_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    minilm_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    word: str,
+    device: str,
 ) -> None:
+    if not computes(word):
+        pytest.skip(f"no device here computes in {word}")
     monkeypatch.setenv("FTBERT_CACHE", str(tmp_path / "cache"))
-    assert cli.main(["check", str(minilm_folder), "--device", "cuda", "--dtype", "fp8", "--json"]) == 0
+    there = ["--device", device, "--dtype", word]
+    assert cli.main(["check", str(minilm_folder), *there, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["dtype"] == "float8_e4m3fn" and told["passed"] and len(told["layers"]) == 7
+    assert told["dtype"] == str(parse_dtype(word)).removeprefix("torch.") and told["passed"] and len(told["layers"]) == 7
     assert 0 < told["layers"][-1]["relative_error"] < 0.2 and told["texts"]["mean_cosine"] < 0.9999
-    quantize(minilm_folder, tmp_path / "fp8")
-    arguments = ["check", str(tmp_path / "fp8"), "--device", "cuda", "--dtype", "fp8"]
-    assert cli.main(arguments) == 1
+    quantize(minilm_folder, tmp_path / word, dtype=word)
+    assert cli.main(["check", str(tmp_path / word), *there]) == 1
     assert "--against PLAIN" in capsys.readouterr().err
-    assert cli.main([*arguments[:-2], "--against", str(minilm_folder)]) == 0
+    assert cli.main(["check", str(tmp_path / word), "--device", device, "--against", str(minilm_folder)]) == 0
     assert "passed" in capsys.readouterr().out
-    assert cli.main(["info", str(tmp_path / "fp8"), "--device", "cuda", "--dtype", "fp8", "--json"]) == 0
-    assert " in e4m3" in json.loads(capsys.readouterr().out)["model"]["products"]
+    assert cli.main(["info", str(tmp_path / word), *there, "--json"]) == 0
+    assert f" in {stored_type(word).word}" in json.loads(capsys.readouterr().out)["model"]["products"]
