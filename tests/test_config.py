@@ -114,9 +114,12 @@ def test_what_python_writes_the_core_reads(config: EncoderConfig) -> None:
             part = layer.ffn if name.startswith("ffn") else layer.attention
             stored = getattr(part, name.split(".")[1] + "_type")
             assert specs[f"{prefix}{name}.weight"] == (f"{prefix}{name}.weight", shape, True, stored.replace("model", ""))
-            scales = {f"{prefix}{name}.weight.scale": shape[:1], f"{prefix}{name}.input.scale": [1]}
-            for scale, count in scales.items():
-                assert specs.get(scale) == (None if stored == "model" else (scale, count, False, "fp32"))
+            of_input = {"e4m3": {"scale": [1]}, "int8": {"smooth": shape[1:]}}.get(stored, {})
+            beside = {f"input.{end}": count for end, count in of_input.items()}
+            beside |= {} if stored == "model" else {"weight.scale": shape[:1]}
+            for end in ("weight.scale", "input.scale", "input.smooth"):
+                one = f"{prefix}{name}.{end}"
+                assert specs.get(one) == ((one, beside[end], False, "fp32") if end in beside else None)
         biases = {"attention.qkv": layer.attention.qkv_bias, "attention.out": layer.attention.out_bias}
         biases |= {"ffn.up": layer.ffn.up_bias, "ffn.down": layer.ffn.down_bias}
         of_norms = {"attention.norm": layer.attention_norm, "attention.result_norm": layer.attention_result_norm}

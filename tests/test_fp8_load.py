@@ -17,7 +17,7 @@ import torch
 from conftest import make_bert
 
 import ftbert
-from ftbert import cli, devices
+from ftbert import cli
 from ftbert import model as models
 from ftbert.checkpoint import Checkpoint
 from ftbert.converters import open_checkpoint
@@ -394,6 +394,6 @@ def test_types_of_live_models(built: list[Any], folder: Path) -> None:
 
 
 def test_weights_of_a_live_model_do_not_become_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "_check_fp8", lambda device: None)
+    monkeypatch.setattr(models, "check_dtype", lambda *_: None)
     with pytest.raises(ValueError, match="of a live model .*: load it again"):
         ftbert.load(make_bert()).to(dtype="fp8")
