@@ -8,11 +8,9 @@ from functools import partial
 
 import torch
 
-from ftbert.checkpoint import Checkpoint, TensorSource
+from ftbert.checkpoint import Checkpoint, TensorSource, fits_8_bits
 from ftbert.converters.onnx_integers import int8_rows
 from ftbert.converters.onnx_source import OnnxSource
-
-_FEWEST_COLUMNS = 16  # of a matrix that is multiplied in int8
 
 
 def with_int8(checkpoint: Checkpoint, source: OnnxSource) -> Checkpoint:
@@ -21,7 +19,7 @@ def with_int8(checkpoint: Checkpoint, source: OnnxSource) -> Checkpoint:
     names = [
         spec.name
         for spec in checkpoint.config.encoder.weight_specs()
-        if spec.matrix and spec.name.startswith("layers.") and spec.shape[1] >= _FEWEST_COLUMNS
+        if spec.matrix and spec.name.startswith("layers.") and not fits_8_bits("int8", spec.shape)
         and all(source.in_8_bits(part) for part in checkpoint.tensors[spec.name])
     ]  # fmt: skip
     return replace(checkpoint, in_int8=partial(_in_int8, checkpoint, source, names)) if names else checkpoint

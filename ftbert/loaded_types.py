@@ -6,7 +6,7 @@ import torch
 
 from ftbert.checkpoint import Checkpoint
 from ftbert.devices import check_dtype, stored_dtype, stream_dtype
-from ftbert.dtypes import EIGHT_BITS, FP8, STORED_DTYPES, users_word
+from ftbert.dtypes import EIGHT_BITS, FP8, INT8, STORED_DTYPES, users_word
 
 
 def types_of(
@@ -15,6 +15,8 @@ def types_of(
     """The type of all that the checkpoint does not store in 8 bits, and which such type its matrices become first.
     asked: None for "auto". ValueError where `place` cannot serve it, or the checkpoint holds something else."""
     encoder, becomes = checkpoint.config.encoder, None
+    if asked is None and checkpoint.in_int8 is not None and _serves(place, INT8):
+        asked = INT8
     if encoder.has_8_bits:
         asked = _beside_8_bits(checkpoint, place, asked)
     elif asked is None:
@@ -24,6 +26,14 @@ def types_of(
     if asked in EIGHT_BITS.values():
         return stream_dtype(place, asked, checkpoint.stored_dtype, encoder.embedding_scale), becomes
     return asked, None
+
+
+def _serves(place: torch.device, dtype: torch.dtype) -> bool:
+    try:
+        check_dtype(place, dtype)
+    except ValueError:
+        return False
+    return True
 
 
 def _beside_8_bits(checkpoint: Checkpoint, place: torch.device, asked: torch.dtype | None) -> torch.dtype:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ftbert.checkpoint import Checkpoint, CheckpointConfig, EncoderConfig, HeadConfig, told_products
 from ftbert.converters import build_reference, open_checkpoint
 from ftbert.devices import check_device, check_dtype, check_range, stream_dtype, told_speed
-from ftbert.dtypes import DTYPES, EIGHT_BITS, STORED_DTYPES, parse_dtype, users_word
+from ftbert.dtypes import DTYPES, EIGHT_BITS, INT8, STORED_DTYPES, parse_dtype, users_word
 from ftbert.forked import note_fork
 from ftbert.heads import Head, HeadedModule
 from ftbert.live_check import check_loaded
@@ -54,16 +54,17 @@ def load(
     of the two, which is timed once in a process. fp8 and int8 are for the matrices of the layers, all else and the
     results are fp16 or bf16 with fp8, float32 with int8. They are quantized when the model is first loaded so, and kept
     in the user's cache (docs/quantization.md); those of a live model each time. Of a folder that `ftbert quantize`
-    wrote its type and "auto" are the same, fp16 and bf16 the type of all else beside fp8. attention: "auto", or "fused"
-    / "general" to force a path. heads: the checkpoint's task heads too; a masked language model then computes logits
-    over the vocabulary in every call; an encoder's ...ForCausalLM or ...LMHeadModel without is_decoder is one. A
-    decoder's ...ForCausalLM gives hidden states, and its head is read when `predict`, `rerank` or `head` asks for it.
-    What stands outside the encoder and is no head that ftbert knows is left out, with a warning. revision, token: of a
-    hub id; a branch, tag or commit, and what a private model asks for (None: HF_TOKEN, or that of `hf auth login`).
-    Raises FileNotFoundError, PermissionError, ImportError (an .onnx file without the onnx package), ValueError (weights
-    or config do not fit, all problems listed; a device that cannot serve fp8 or int8; a model that loses too much in
-    it), RuntimeError (a device or dtype that this build or machine cannot serve; a live model that computes something
-    else than its config says), TypeError for what is no such source.
+    wrote its type and "auto" are the same, fp16 and bf16 the type of all else beside fp8; of an .onnx file that
+    onnxruntime has quantized int8 and "auto" are its own integers. attention: "auto", or "fused" / "general" to force a
+    path. heads: the checkpoint's task heads too; a masked language model then computes logits over the vocabulary in
+    every call; an encoder's ...ForCausalLM or ...LMHeadModel without is_decoder is one. A decoder's ...ForCausalLM
+    gives hidden states, and its head is read when `predict`, `rerank` or `head` asks for it. What stands outside the
+    encoder and is no head that ftbert knows is left out, with a warning. revision, token: of a hub id; a branch, tag or
+    commit, and what a private model asks for (None: HF_TOKEN, or that of `hf auth login`). Raises FileNotFoundError,
+    PermissionError, ImportError (an .onnx file without the onnx package), ValueError (weights or config do not fit, all
+    problems listed; a device that cannot serve fp8 or int8; a model that loses too much in it), RuntimeError (a device
+    or dtype that this build or machine cannot serve; a live model that computes something else than its config says),
+    TypeError for what is no such source.
     """
     place = check_device(device)
     asked = None if dtype == "auto" else parse_dtype(dtype)
@@ -93,6 +94,8 @@ def _made(
     check_range(checkpoint.config.encoder.embedding_scale, element, stacklevel=4)
     if quantizes_to is None:
         opened: Any = nullcontext(checkpoint)
+    elif quantizes_to == INT8 and checkpoint.in_int8 is not None:
+        opened = nullcontext(checkpoint.in_int8())
     elif live is None:
         opened = in_8_bits(checkpoint, quantizes_to, place)
     else:

@@ -17,6 +17,8 @@ from conftest import make_bert
 from onnx_models import MODELS, anonymous, export, export_nearly_bert, onnxruntime_hidden, quantise, ragged
 
 import ftbert
+from ftbert import devices
+from ftbert._library import build_info
 from ftbert.checkpoint import Checkpoint
 from ftbert.converters import convert, onnx_check, onnx_source, open_checkpoint
 
@@ -181,6 +183,26 @@ def test_convert_keeps_the_integers(small: Path, tmp_path: Path) -> None:
     floats = open_checkpoint(convert(small, tmp_path / "floats", dtype=torch.float32))
     assert floats.config.encoder == plain.config.encoder and not floats.config.encoder.has_8_bits
     assert all(torch.equal(floats.read(name), plain.read(name)) for name in plain.tensors)
+
+
+@pytest.mark.skipif(build_info()["cpu_int8"] == "none", reason="this CPU has no instructions for int8")
+def test_load_multiplies_by_the_integers(small: Path, tmp_path: Path) -> None:
+    """Nearer to the products of floats than onnxruntime is, whose range of what is multiplied is a whole batch's."""
+    exact, model = ftbert.load(small), ftbert.load(small, dtype="int8")
+    assert (exact.dtype, model.dtype) == (torch.float32, torch.int8) and model.config.eight_bits == "int8"
+    ids, mask = ragged(model.config.vocab, model.config.padding_id)
+    expected, got = (one(ids, attention_mask=mask).last_hidden_state for one in (exact, model))
+    theirs = onnxruntime_hidden(small, ids, mask)
+    assert 0 < (got - expected).norm() < (theirs * mask[..., None] - expected).norm()
+    for again in (ftbert.load(small, dtype="auto"), ftbert.load(convert(small, tmp_path / "whole"), dtype="int8")):
+        assert torch.equal(again(ids, attention_mask=mask).last_hidden_state, got)
+
+
+def test_auto_is_float32_where_int8_does_not_run(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "build_info", lambda: build_info() | {"cpu_int8": "none"})
+    assert ftbert.load(small, dtype="auto").dtype == torch.float32
+    with pytest.raises(ValueError, match="int8: this CPU has no instructions"):
+        ftbert.load(small, dtype="int8")
 
 
 def test_a_matrix_with_few_columns_stays_as_floats(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ftbert.checkpoint import Checkpoint, EncoderConfig, fits_8_bits
+from ftbert.checkpoint import Checkpoint, fits_8_bits
 from ftbert.converters import build_reference, check_target, open_checkpoint, source_modules, write_folder
 from ftbert.devices import check_device
 from ftbert.quantization.observe import observe
@@ -123,7 +123,7 @@ def quantize(
         tokens=sum(map(len, rows)), measured=len(measured_on), mean_cosine=measured.mean,
         worst_cosine=measured.worst, worst_texts=tuple(measured_on[i] for i in measured.order[:_WORST]),
     )  # fmt: skip
-    encoder = _stored(checkpoint.config.encoder, stored, kind)
+    encoder = checkpoint.config.encoder.stored_as(stored, kind.word)
     config = replace(checkpoint.config, encoder=encoder, quantized=_told(result))
     write_folder(replace(checkpoint, config=config), _tensors(checkpoint, stored), source, target, force)
     return result
@@ -237,15 +237,3 @@ def _tensors(checkpoint: Checkpoint, stored: Mapping[str, Quantized]) -> Iterato
             yield from stored[name].tensors(name).items()
         else:
             yield name, checkpoint.read(name, checkpoint.stored_dtype)
-
-
-def _stored(encoder: EncoderConfig, matrices: Collection[str], kind: StoredType) -> EncoderConfig:
-    """With the type of these matrices."""
-    layers = []
-    for layer in encoder.layers:
-        ours = {tuple(name.split(".")[2:4]) for name in matrices if name.split(".")[1] == str(layer.weights_of)}
-        attention: dict[str, Any] = {f"{part}_type": kind.word for block, part in ours if block == "attention"}
-        ffn: dict[str, Any] = {f"{part}_type": kind.word for block, part in ours if block == "ffn"}
-        changed: dict[str, Any] = {"attention": replace(layer.attention, **attention), "ffn": replace(layer.ffn, **ffn)}
-        layers.append(replace(layer, **changed))
-    return replace(encoder, layers=tuple(layers))
