@@ -96,7 +96,7 @@ class _Rewriting:
         others = [name for name in mul.input if name != cast.output[0]]
         factor = self.maker.get(others[0]) if len(others) == 1 else None
         if factor is None or factor.op_type != "Mul" or len(factor.input) != 2:
-            raise ValueError(f"{told(node)}: expected a Mul by the product of two scales behind its Cast")
+            raise ValueError(f"{_told(node)}: expected a Mul by the product of two scales behind its Cast")
         self.passed |= {cast.output[0], factor.output[0]}
         return mul, list(factor.input)
 
@@ -104,7 +104,7 @@ class _Rewriting:
         found = self.readers.get(name, [])
         if len(found) != 1 or found[0].op_type != kind or not found[0].output:
             kinds = ", ".join(sorted(one.op_type for one in found)) or "nothing"
-            raise ValueError(f"{told(node)}: its result goes to {kinds}, expected Cast and Mul by the scales")
+            raise ValueError(f"{_told(node)}: its result goes to {kinds}, expected Cast and Mul by the scales")
         return found[0]
 
     def _assign(self, node: Any, a: str, b: str, scales: list[str]) -> tuple[str, str]:
@@ -115,10 +115,10 @@ class _Rewriting:
             if one in left:
                 left.remove(one)
             elif one:
-                raise ValueError(f"{told(node)}: its result is not multiplied by {one!r}, the scale of its operand")
+                raise ValueError(f"{_told(node)}: its result is not multiplied by {one!r}, the scale of its operand")
         found = [one or (left.pop() if left else "") for one in known]
         if left or not all(found):
-            raise ValueError(f"{told(node)}: its result is not multiplied by one scale of each operand")
+            raise ValueError(f"{_told(node)}: its result is not multiplied by one scale of each operand")
         return found[0], found[1]
 
     def _dynamic_scale(self, name: str) -> str:
@@ -142,13 +142,13 @@ class _Rewriting:
     def _made_float(self, node: Any, name: str, scale: str, zero: str, moves: int) -> str:
         if name in self.shapes:
             if scale not in self.shapes or (zero and zero not in self.shapes):
-                raise ValueError(f"{told(node)}: the scale or the zero point of {name!r} is no constant")
+                raise ValueError(f"{_told(node)}: the scale or the zero point of {name!r} is no constant")
             # Of a product's weights they are of the columns, which is the last axis.
             shape = self.shapes[name]
             if node.op_type in _PRODUCTS and len(shape) != 2:
-                raise ValueError(f"{told(node)}: {name!r} is {list(shape)}, expected a matrix")
+                raise ValueError(f"{_told(node)}: {name!r} is {list(shape)}, expected a matrix")
             if node.op_type in _PRODUCTS and name != node.input[1] and self._is_vector(scale, zero):
-                raise ValueError(f"{told(node)}: {name!r} has scales for each of its columns, expected one")
+                raise ValueError(f"{_told(node)}: {name!r} has scales for each of its columns, expected one")
             return self._add("DequantizeLinear", [name, scale, *([zero] if zero else [])], self._fresh(name))
         maker = self.maker.get(name)
         if maker is not None and maker.op_type == "DynamicQuantizeLinear" and list(maker.output) == [name, scale, zero]:
@@ -156,9 +156,9 @@ class _Rewriting:
             return str(maker.input[0])
         if maker is None or maker.op_type not in _MOVES or moves == _MOST_MOVES:
             made = f"made by {maker.op_type}" if maker is not None else "an input of the graph"
-            raise ValueError(f"{told(node)}: {name!r} is {made}, expected weights or DynamicQuantizeLinear")
+            raise ValueError(f"{_told(node)}: {name!r} is {made}, expected weights or DynamicQuantizeLinear")
         if self._is_vector(scale, zero):
-            raise ValueError(f"{told(node)}: {name!r} is moved and has scales for each of its columns, expected one")
+            raise ValueError(f"{_told(node)}: {name!r} is moved and has scales for each of its columns, expected one")
         copy = _copy(maker)
         copy.input[0] = self._float(node, maker.input[0], scale, zero, moves + 1)
         copy.output[0] = self._fresh(name)
@@ -211,6 +211,6 @@ def _copy(node: Any) -> Any:
     return copy
 
 
-def told(node: Any) -> str:
+def _told(node: Any) -> str:
     """"MatMulInteger '/encoder/query/MatMul'": by its name or, without one, by its result."""
     return f"{node.op_type} {node.name or (node.output[0] if node.output else '')!r}"
