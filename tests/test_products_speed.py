@@ -16,7 +16,7 @@ from conftest import make_bert
 
 import ftbert
 from ftbert import cli, devices
-from ftbert._library import load_library
+from ftbert._library import build_info, load_library
 
 load_library()
 
@@ -72,6 +72,15 @@ def test_every_type_is_timed_alike() -> None:
     for dtype, words in (("fp16", "no product on cpu multiplies fp32 by a matrix stored as fp16"), ("half of it", "dtype")):
         with pytest.raises(RuntimeError, match=words):
             torch.ops.ftbert.time_products(["fp32", dtype])
+
+
+def test_int8_is_timed_with_the_bytes_that_it_reads() -> None:
+    if build_info()["cpu_int8"] == "none":
+        with pytest.raises(RuntimeError, match="no instructions"):
+            torch.ops.ftbert.time_products(["int8"])
+    else:
+        exact, narrow = torch.ops.ftbert.time_products(["fp32", "int8"])
+        assert 0.02 < narrow / exact < 1
 
 
 @needs_bf16
