@@ -52,7 +52,6 @@ def check_dtype(device: torch.device, dtype: torch.dtype) -> None:
         _check_fp8(device)
     elif dtype == INT8:
         _check_int8(device)
-        return
     if device.type != "cpu" or dtype == torch.float32:
         return
     if dtype == torch.float16:

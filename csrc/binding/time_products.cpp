@@ -46,14 +46,16 @@ std::vector<double> time_products(const std::vector<std::string>& dtypes) {
     };
     for (size_t i = 0; i < dtypes.size(); ++i) {
       Weight& weight = weights[i];
-      weight.linear.weight = {.dtype = parse_dtype(dtypes[i]), .packed = &weight.packed, .n = kSize, .k = kSize};
-      if (weight.linear.weight.dtype == DType::int8) {
+      const bool int8 = dtypes[i] == to_string(DType::int8);
+      const DType dtype = int8 ? DType::int8 : parse_dtype(dtypes[i]);
+      weight.linear.weight = {.dtype = dtype, .packed = &weight.packed, .n = kSize, .k = kSize};
+      if (int8) {
         weight.linear.weight.scale = data<float>(scales);
         weight.linear.weight.per = Granularity::row;
         weight.linear.input = InputScale{.per = Granularity::beside, .smooth = data<float>(scales)};
       }
       check_product_exists(context, weight.linear);
-      weight.packed = pack_weight(at::full({kSize, kSize}, 1, scalar_type_of(weight.linear.weight.dtype)));
+      weight.packed = pack_weight(at::full({kSize, kSize}, 1, scalar_type_of(dtype)));
       multiply(weight);  // its kernel is compiled now
     }
     const auto enough = Clock::now() + kEnough * std::ssize(dtypes);
