@@ -19,7 +19,7 @@ from ftbert.checkpoint import EncoderConfig
 from ftbert.converters import open_checkpoint, source_modules, write_folder
 from ftbert.evaluation import random_sequences
 from ftbert.padded_batches import padded
-from ftbert.quantization import best_scale, quantize_rows
+from ftbert.quantization import best_scale, int8_rows, quantize_rows, smoothing
 from ftbert.tuning import in_e4m3
 
 _BATCHES, _TEXTS, _LENGTH = 4, 8, 128
@@ -119,15 +119,10 @@ def in_parts_of_e4m3(matrix: Tensor, reference: Any, reader: str) -> dict[str, T
 
 
 def in_parts_of_int8(matrix: Tensor, reference: Any, reader: str) -> dict[str, Tensor]:
-    """The square root of how a column of the inputs is larger than that of the matrix goes into the matrix
-    (SmoothQuant, Xiao et al. 2022)."""
-    read, columns = seen_inputs(reference)[reader].largest, matrix.abs().amax(0)
-    smooth = torch.where((read > 0) & (columns > 0), (columns / read).sqrt(), 1.0)
-    moved = matrix / smooth
-    largest = moved.abs().amax(1)
-    scale = torch.where(largest > 0, largest / 127, 1.0)
-    stored = (moved / scale[:, None]).round().to(torch.int8)
-    return {"weight": stored, "weight.scale": scale, "input.smooth": smooth}
+    """As `in_parts_of_e4m3`, smoothed."""
+    s = smoothing(matrix, seen_inputs(reference)[reader].largest)
+    stored, scale = int8_rows(matrix * s)
+    return {"weight": stored, "weight.scale": scale, "input.smooth": 1 / s}
 
 
 def in_int8(config: EncoderConfig) -> EncoderConfig:
