@@ -1,6 +1,6 @@
 // The table of one instruction set's kernels.
 #include "device/amx.h"
-#include "gemm/own/int8_panels.h"
+#include "device/int8_products.h"
 #include "kernels/attention/attention_formats_cpu.h"
 #include "kernels/isa.h"
 

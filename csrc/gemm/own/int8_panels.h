@@ -2,10 +2,6 @@
 // [k up to whole steps / 4][kInt8Width][4], and behind them the rows' sums, int32 [kInt8Width], which the zero points
 // of the other operand need. What is no part of the weight is 0.
 #pragma once
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
-#define FTBERT_INT8
-#endif
-
 #include <cstdint>
 
 namespace ftbert::FTBERT_ISA {

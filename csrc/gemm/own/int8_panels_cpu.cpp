@@ -1,10 +1,11 @@
 // The way of an int8 weight into panels and back.
-#include "gemm/own/int8_panels.h"
+#include "device/int8_products.h"
 #ifdef FTBERT_INT8
 #include <algorithm>
 #include <cstring>
 
 #include "device/parallel_cpu.h"
+#include "gemm/own/int8_panels.h"
 #include "kernels/isa.h"
 
 namespace ftbert::FTBERT_ISA {

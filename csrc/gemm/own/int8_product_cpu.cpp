@@ -4,7 +4,7 @@
 // A block of kRows rows of `a` stays in the second-level cache while all panels pass, and kDepth of a panel in the
 // first while the rows of the block pass, in the second where a tile of kTall rows is tall enough for that; the sums of
 // a tile stay in registers.
-#include "gemm/own/int8_panels.h"
+#include "device/int8_products.h"
 #ifdef FTBERT_INT8
 #include <algorithm>
 #include <cstring>
@@ -13,31 +13,18 @@
 #include "device/amx.h"
 #include "device/parallel_cpu.h"
 #include "device/simd_math.h"
+#include "gemm/own/int8_panels.h"
 #include "gemm/own/panel_tiles.h"
 #include "kernels/isa.h"
 
 namespace ftbert::FTBERT_ISA {
 namespace {
 
+using simd::add_products, simd::Integers, simd::load_integers, simd::store_integers;
 using simd::kLanes, simd::load, simd::store, simd::Vector;
-using Integers __attribute__((vector_size(kLanes * sizeof(int32_t)), aligned(4), may_alias)) = int32_t;
 
 constexpr int kWidth = kInt8Width, kVectors = kWidth / kLanes;
 constexpr int64_t kLine = 64;
-
-inline Integers load_integers(const void* p) { return *static_cast<const Integers*>(p); }
-inline void store_integers(int32_t* p, Integers v) { *reinterpret_cast<Integers*>(p) = v; }
-
-// sums + four products of unsigned and signed bytes each
-inline Integers add_products(Integers sums, Integers bytes, Integers weights) {
-#ifdef __AVX512VNNI__
-  return reinterpret_cast<Integers>(_mm512_dpbusd_epi32(
-      reinterpret_cast<__m512i>(sums), reinterpret_cast<__m512i>(bytes), reinterpret_cast<__m512i>(weights)));
-#else
-  return reinterpret_cast<Integers>(_mm256_dpbusd_avx_epi32(
-      reinterpret_cast<__m256i>(sums), reinterpret_cast<__m256i>(bytes), reinterpret_cast<__m256i>(weights)));
-#endif
-}
 
 // c [R, kWidth] = a [R, depth] @ panel [depth, kWidth], or + c
 template <int R>
