@@ -60,6 +60,7 @@ def valid(name: str, device: str) -> list[Any]:
         "attention_apart": [x, x, x, cu, cu, 4, 2, 2, 0.5],
         "activations": [],
         "build_info": [],
+        "byte_rows": [x, vector],
         "embeddings_layernorm": [ids.flatten(), ids.flatten() % 2, index[:6], columns, floats(10, 64), floats(10, 64), floats(2, 64), vector, vector, 1e-5, "rms", 1.0, "once", 8.0],
         "gather_rows": [x, cu, "any", index[:4]],
         "int8_product": [torch.ones(6, 128, dtype=torch.uint8, device=device), torch.ones(14, 64, dtype=torch.int8, device=device), floats(14), floats(14), "gelu", True],
@@ -80,6 +81,7 @@ def valid(name: str, device: str) -> list[Any]:
         "rotary": [floats(6, 192), columns, floats(10, 16, 2), 2, 2, False, "rms", floats(32), None, floats(32), None, 1e-6, 0.0, "once"],
         "rotary_table": [torch.ones(3, dtype=torch.float64, device=device), 1.0, 5],
         "softmax": [floats(2, 2, 5, 5), cu, 0.5, bias, columns, torch.float32],
+        "time_products": [["fp32"]],
         "transpose": [floats(2, 2, 5, 32), cu, 6],
         "weight_specs": [encoder.config()],
     }  # fmt: skip

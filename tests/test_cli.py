@@ -44,7 +44,7 @@ def failed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ["embed", "m", "in.txt"],
         ["check", "m", "--device", "tpu"],
         ["check", "m", "--device", "cuda:x"],
-        ["check", "m", "--dtype", "int8"],
+        ["check", "m", "--dtype", "int4"],
         ["embed", "m", "in.txt", "out.npy", "--max-tokens", "0"],
         ["embed", "m", "in.txt", "out.npy", "--max-tokens", "many"],
         ["embed", "m", "in.txt", "out.npy", "--pooling", "avg"],

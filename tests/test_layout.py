@@ -29,6 +29,7 @@ PYTHON = (
     "heads",
     "module",
     "live_check",
+    "loaded_types",
     "quantization",
     "converters",
     "text",

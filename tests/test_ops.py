@@ -24,7 +24,7 @@ def test_random_calls() -> None:
 def test_valid_calls_return(device: str, name: str) -> None:
     """What random_calls.py makes wrong is right before."""
     arguments = valid(name, device)
-    if name == "pack_weight" and device == "cuda":
+    if name in ("byte_rows", "pack_weight") and device == "cuda":
         pytest.skip("for the CPU alone")
     getattr(ops, name)(*arguments)
 
@@ -122,7 +122,7 @@ def test_exotic_tensors_are_named(device: str, name: str, kind: str) -> None:
     arguments = valid(name, device)
     for at, given in enumerate(arguments):
         if isinstance(given, torch.Tensor) and given.dtype != torch.float8_e4m3fn:  # torch makes nothing of those
-            with pytest.raises(RuntimeError, match=f"{words}|runs on a GPU") as error:
+            with pytest.raises(RuntimeError, match=f"{words}|runs on a GPU|on the CPU") as error:
                 getattr(ops, name)(*arguments[:at], make(given), *arguments[at + 1 :])
             assert len(str(error.value)) < 300
 

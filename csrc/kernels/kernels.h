@@ -106,8 +106,8 @@ void embeddings_layernorm(Context<Device>& context, const EmbeddingTables<T>& ta
 
 // out.sum = x + bias + input; out.normed and out.copy = norm(sum), one of them at least. bias and input may be nullptr
 // (then they are 0), and so may what is not to be stored. sum and normed may alias x or input. copy: of T where normed
-// is not stored, and then it may alias them too; or, of 16-bit elements on CUDA, e4m3 with one scale; or byte rows on the
-// CPU.
+// is not stored, and then it may alias them too; or, of 16-bit elements on CUDA, e4m3 with one scale; or byte rows on
+// the CPU.
 template <class Device, class T>
 void add_bias_input_layernorm(Context<Device>& context, const T* x, const T* bias, const T* input, const Norm<T>& norm,
                               int64_t rows, int64_t cols,
