@@ -224,7 +224,7 @@ Operand TorchProducts::linear(const Linear<float>& linear, const Operand& a, int
   const Matrix& w = linear.weight;
   const at::Tensor& weight = *static_cast<const at::Tensor*>(w.packed);
   if (w.dtype == DType::int8) {
-    const bool gated = epilogue.gate == Gate::pairs;
+    const bool gated = epilogue.gate == Gate::pairs, rounded = !gated && out.dtype == DType::bf16;
     auto* const c = static_cast<float*>(out.data);
     isa_kernels().int8_product({.m = m,
                                 .n = w.n,
@@ -234,9 +234,10 @@ Operand TorchProducts::linear(const Linear<float>& linear, const Operand& a, int
                                 .scales = w.scale,
                                 .bias = epilogue.bias ? linear.bias : nullptr,
                                 .activation = epilogue.activation,
-                                .out = gated ? nullptr : c,
-                                .gated = gated ? c : nullptr});
-    return Operand::of(c);
+                                .out = gated || rounded ? nullptr : c,
+                                .gated = gated ? c : nullptr,
+                                .rounded = rounded ? static_cast<bfloat16_t*>(out.data) : nullptr});
+    return rounded ? out : Operand::of(c);
   }
   if (!weight.is_mkldnn()) {
     const bool gated = epilogue.gate == Gate::pairs;

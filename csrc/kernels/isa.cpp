@@ -108,7 +108,8 @@ std::string_view cpu_isa() { return level().name; }
 
 template <>
 DType attention_operand<Cpu, float>(DType weight) {
-  return weight == DType::bf16 && isa_kernels().bf16 ? DType::bf16 : DType::fp32;
+  const bool rounds = weight == DType::bf16 || weight == DType::int8;
+  return rounds && isa_kernels().bf16 ? DType::bf16 : DType::fp32;
 }
 
 bool attention_by_tiles(int64_t head_size) {

@@ -39,8 +39,9 @@ struct Int8Product {
   const void* panels;
   const float *scales, *bias;  // [n], of the weight's rows; bias or nullptr
   Activation activation;
-  float* out;
-  float* gated = nullptr;  // [m, n / 2], what a gate makes of the sums: Gate::pairs; nothing is written to out then
+  float* out;                     // or nullptr, where one of these gets the results
+  float* gated = nullptr;         // [m, n / 2], what a gate makes of the sums: Gate::pairs
+  bfloat16_t* rounded = nullptr;  // [m, n]
 };
 inline constexpr int64_t kMostInt8Depth = (int64_t{1} << 31) / (255 * 128);
 

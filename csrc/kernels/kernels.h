@@ -296,7 +296,8 @@ Operand attention(Context<Device>& context, const Heads& heads, const QueriesKey
                   void* scratch,  // attention_scratch_bytes
                   const Operand& out);
 // The type in which attention takes q, k and v from a product by a weight stored as `weight`: on the CPU bf16 where
-// that product rounds and the CPU has instructions for it, and then attention's own products are of bf16 too; else T.
+// that product rounds, to bf16 or 8 bits, and the CPU has instructions for it, and then attention's own products are of
+// bf16 too; else T.
 template <class Device, class T>
 DType attention_operand(DType weight);
 template <class Device, class T>

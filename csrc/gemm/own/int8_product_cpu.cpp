@@ -131,8 +131,17 @@ template <Activation activation>
 void finish_tile(const Int8Product& p, int64_t row, int64_t rows, const Columns& columns, const int32_t* sums) {
   const int64_t stride = byte_row_bytes(p.k);
   for (int64_t i = 0; i < rows; ++i) {
-    float* const to = results(p, row + i, columns);
     const uint8_t* const end = p.a + (row + i + 1) * stride;
+    if (p.rounded) {
+      alignas(64) float line[kWidth];
+      scale_row(end, columns, sums + i * kWidth, line);
+      activate_rows<activation, kWidth>(line, kWidth, 1);
+      bfloat16_t* const to = p.rounded + (row + i) * p.n + columns.first;
+#pragma omp simd
+      for (int64_t c = 0; c < columns.count; ++c) to[c].bits = simd::bf16_bits(line[c]);
+      continue;
+    }
+    float* const to = results(p, row + i, columns);
     if (!p.gated && columns.count == kWidth) {
       scale_row(end, columns, sums + i * kWidth, to);
       activate_rows<activation, kWidth>(to, kWidth, 1);
@@ -168,7 +177,7 @@ void multiply_block(const Int8Product& p, const ThreadRange& range) {
       for (int64_t i = range.row; i < range.row_end; i += tall) {
         const int64_t rows = std::min(tall, range.row_end - i);
         int32_t* const c = sums + (cuts > 1 ? (i - range.row) * kWidth : 0);
-        for (int64_t r = 0; ends && r < rows; ++r) {  // else the stores wait for their lines
+        for (int64_t r = 0; ends && !p.rounded && r < rows; ++r) {  // else the stores wait for their lines
           const float* const to = results(p, i + r, columns);
           __builtin_prefetch(to, 1);
           __builtin_prefetch(to + kLine / sizeof(float), 1);
