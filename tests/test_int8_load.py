@@ -162,11 +162,14 @@ def test_load_computes_what_is_simulated(plain: Path, folder: Path) -> None:
     models = [made, ftbert.load(folder, dtype="int8"), ftbert.load(folder, dtype="auto")]
     with simulated(plain, open_checkpoint(folder)) as simulation:
         want = simulation(input_ids=ids).last_hidden_state
+    # Attention in float32, as it is simulated; the fused path has bf16 pairs behind int8 where the CPU has instructions.
+    got = ftbert.load(folder, dtype="int8", attention="general")(ids).last_hidden_state
+    # A number that lies between two bytes may fall to either, and moves those behind it.
+    assert off(got, want) < 0.25 * off(want, exact) + 0.003
     for model in models:
         got = model(ids).last_hidden_state
         assert model.dtype == INT8 and got.dtype == torch.float32 and torch.equal(got, models[0](ids).last_hidden_state)
-        # A number that lies between two bytes may fall to either, and moves those behind it.
-        assert off(got, want) < 0.25 * off(want, exact) + 0.003 and 1e-4 < off(got, exact) < 0.1
+        assert 1e-4 < off(got, exact) < 0.1
         assert torch.equal(model(ids[1:2, :9]).last_hidden_state[0], model(ids[:, :9]).last_hidden_state[1])
     assert "in int8" in made.info()["products"] and made.to(dtype="fp32").dtype == torch.float32
     for dtype, words in (("fp32", "For fp32 load"), ("bf16", "For bf16 load")):
