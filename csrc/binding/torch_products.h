@@ -43,7 +43,7 @@ class TorchProducts : public CpuProducts {
 // width] of floats, or the bytes of int8's panels.
 at::Tensor pack_weight(const at::Tensor& weight);
 bool is_packed(const at::Tensor& weight);
-bool has_shape(const at::Tensor& weight, at::IntArrayRef shape);  // packed or not
+bool has_shape(const at::Tensor& weight, at::IntArrayRef shape);            // packed or not
 at::Tensor unpack_weight(const at::Tensor& packed, at::IntArrayRef shape);  // [n, k]
 std::string torch_products_name();
 
