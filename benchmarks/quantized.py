@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from ftbert.checkpoint import EncoderConfig
 from ftbert.converters import open_checkpoint, source_modules, write_folder
 from ftbert.evaluation import random_sequences
 from ftbert.padded_batches import padded
@@ -92,10 +91,10 @@ def quantized_folder(reference: Any, dtype: torch.dtype) -> Path:
     if not folder.exists():
         checkpoint = open_checkpoint(reference)
         plain = checkpoint.config.encoder
-        encoder = in_int8(plain) if dtype == torch.int8 else in_e4m3(plain)
+        modules, device = source_modules(checkpoint.config), next(reference.parameters()).device
+        encoder = plain.stored_as(modules, "int8") if dtype == torch.int8 else in_e4m3(plain)
         parts = in_parts_of_int8 if dtype == torch.int8 else in_parts_of_e4m3
         beside = torch.float32 if dtype == torch.int8 else beside_e4m3(reference)
-        modules, device = source_modules(checkpoint.config), next(reference.parameters()).device
         matrices = {spec.name for spec in encoder.weight_specs() if spec.matrix and spec.stored}
 
         def tensors() -> Iterator[tuple[str, Tensor]]:
@@ -123,15 +122,3 @@ def in_parts_of_int8(matrix: Tensor, reference: Any, reader: str) -> dict[str, T
     s = smoothing(matrix, seen_inputs(reference)[reader].largest)
     stored, scale = int8_rows(matrix * s)
     return {"weight": stored, "weight.scale": scale, "input.smooth": 1 / s}
-
-
-def in_int8(config: EncoderConfig) -> EncoderConfig:
-    """The same with every matrix of the layers in int8."""
-    layers = [
-        replace(
-            layer, attention=replace(layer.attention, qkv_type="int8", out_type="int8"),
-            ffn=replace(layer.ffn, up_type="int8", down_type="int8"),
-        )
-        for layer in config.layers
-    ]  # fmt: skip
-    return replace(config, layers=tuple(layers))
