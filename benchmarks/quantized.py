@@ -15,10 +15,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from ftbert.checkpoint import WORD_TABLE
 from ftbert.converters import open_checkpoint, source_modules, write_folder
 from ftbert.evaluation import random_sequences
 from ftbert.padded_batches import padded
-from ftbert.quantization import best_scale, int8_rows, quantize_rows, smoothing
+from ftbert.quantization import best_scale, int8_rows, int8_table, quantize_rows, smoothing
 from ftbert.tuning import in_e4m3
 
 _BATCHES, _TEXTS, _LENGTH = 4, 8, 128
@@ -92,13 +93,16 @@ def quantized_folder(reference: Any, dtype: torch.dtype) -> Path:
         checkpoint = open_checkpoint(reference)
         plain = checkpoint.config.encoder
         modules, device = source_modules(checkpoint.config), next(reference.parameters()).device
-        encoder = plain.stored_as(modules, "int8") if dtype == torch.int8 else in_e4m3(plain)
+        encoder = plain.stored_as([*modules, WORD_TABLE], "int8") if dtype == torch.int8 else in_e4m3(plain)
         parts = in_parts_of_int8 if dtype == torch.int8 else in_parts_of_e4m3
         beside = torch.float32 if dtype == torch.int8 else beside_e4m3(reference)
         matrices = {spec.name for spec in encoder.weight_specs() if spec.matrix and spec.stored}
 
         def tensors() -> Iterator[tuple[str, Tensor]]:
             for name in checkpoint.tensors:
+                if name == WORD_TABLE and encoder.word_type != "model":
+                    yield from int8_table(checkpoint.read(name)).tensors(name).items()
+                    continue
                 if name not in matrices:
                     yield name, checkpoint.read(name, beside)
                     continue

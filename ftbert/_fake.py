@@ -90,6 +90,14 @@ def _add_bias_input_layernorm(
     return absent if total and copy is not None else torch.empty_like(x), torch.empty_like(x) if total else absent
 
 
+def _embeddings_layernorm(
+    ids: Tensor, types: Any, index: Any, positions: Tensor, word: Tensor, position: Any, token_type: Any, gamma: Any,
+    beta: Any, eps: float, kind: str = "layer", offset: float = 0, rounding: str = "once", scale: float = 1,
+    copy: Any = None, copy_scale: Any = None, word_scale: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    return (word if word_scale is None else word_scale).new_empty((positions.shape[0], word.shape[1]))
+
+
 def _scaled(shape: tuple[int, ...], x: Tensor, scale: Any) -> Tensor:
     return x.new_empty(shape, dtype=x.dtype if scale is None else torch.float8_e4m3fn)
 
@@ -128,9 +136,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "padding_stage": _padding_stage,
     "remove_padding": lambda padded, index, tokens: padded.new_empty((tokens, padded.shape[1])),
     "restore_padding": lambda packed, index: packed.new_empty((index.shape[0], packed.shape[1])),
-    "embeddings_layernorm": lambda ids, types, index, positions, word, *_: word.new_empty(
-        (positions.shape[0], word.shape[1])
-    ),
+    "embeddings_layernorm": _embeddings_layernorm,
     "add_bias_input_layernorm": _add_bias_input_layernorm,
     "add_bias_act": lambda x, bias, activation, scale=None: _scaled(x.shape, x, scale),
     "add_bias_act_": lambda *_: None,

@@ -96,7 +96,32 @@ def test_embeddings_store_them_beside_the_stream() -> None:
     assert torch.equal(copy, torch.ops.ftbert.byte_rows(out))
 
 
+@given(st.integers(1, 70), st.integers(1, 40), st.booleans(), st.sampled_from([1.0, 0.3]))
+@settings(deadline=None, max_examples=40)
+def test_embeddings_of_a_table_in_int8(cols: int, vocab: int, with_others: bool, scale: float) -> None:
+    generator = torch.Generator().manual_seed(cols + vocab)
+    stored = torch.randint(-127, 128, (vocab, cols), generator=generator, dtype=torch.int8)
+    scales = torch.rand(vocab, generator=generator) + 0.1
+    ids = torch.randint(0, vocab, (9,), generator=generator)
+    others = torch.randn(3, cols, generator=generator) if with_others else None
+    behind = (torch.zeros(9, dtype=torch.int32), stored, others, others, None, None, 1e-5)
+    got = torch.ops.ftbert.embeddings_layernorm(ids, None, None, *behind, scale=scale, word_scale=scales)
+    want = stored.double()[ids] * scales.double()[ids, None] * scale + (0 if others is None else 2 * others[0].double())
+    torch.testing.assert_close(got.double(), want, rtol=1e-6, atol=1e-5)
+
+
 def test_what_it_refuses() -> None:
+    table = torch.zeros(3, 8, dtype=torch.int8)
+    for word, scale, words in (
+        (table, torch.ones(2), r"word_scale: expected contiguous Float \[3\]"),
+        (table.float(), torch.ones(3), "word: expected Char on the CPU with scales of rows"),
+        (table, None, "word: expected"),
+    ):
+        with pytest.raises(RuntimeError, match=words):
+            torch.ops.ftbert.embeddings_layernorm(
+                torch.zeros(1, dtype=torch.int64), None, None, torch.zeros(1, dtype=torch.int32), word, None, None, None,
+                None, 1e-5, word_scale=scale,
+            )  # fmt: skip
     with pytest.raises(RuntimeError, match="smooth: expected contiguous Float \\[8\\]"):
         torch.ops.ftbert.byte_rows(torch.randn(2, 8), torch.ones(7))
     with pytest.raises(RuntimeError, match="x: expected (float32 on the CPU|contiguous Byte)"):

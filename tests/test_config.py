@@ -94,6 +94,7 @@ def configs(draw: st.DrawFn) -> EncoderConfig:
         positions=PositionConfig(draw(st.sampled_from(["absolute", "from_padding", "none"])), draw(st.integers(9, 99))),
         layers=tuple(layers), padding_id=draw(st.integers(0, 7)), token_types=draw(st.integers(0, 2)),
         embedding_scale=draw(st.floats(1e-3, 100)), embedding_norm=draw(norms), final_norm=draw(norms), embedding_projection=projected, pooler=draw(st.booleans()),
+        word_type=draw(st.sampled_from(["model", "int8"])),
     )  # fmt: skip
 
 
@@ -103,6 +104,8 @@ def test_what_python_writes_the_core_reads(config: EncoderConfig) -> None:
     assert EncoderConfig.from_json(json.loads(config.text())) == config
     specs = {spec.name: spec for spec in config.weight_specs()}
     assert len(specs) == len(config.weight_specs())
+    in_int8 = config.word_type == "int8"
+    assert specs["embeddings.word"].stored == ("int8" if in_int8 else "") and ("embeddings.word.scale" in specs) == in_int8
     for layer in config.layers:
         prefix, hidden = f"layers.{layer.weights_of}.", config.hidden
         want = {
@@ -191,6 +194,7 @@ def merged(path: str, value: Any) -> dict[str, Any]:
         ("relative_bias", {"span": 3, "heads": 2}, "relative_bias: no layer has attention.relative_bias"),
         ("embedding", 4, "embedding: 4 differs from hidden 8: that needs embedding_projection"),
         ("positions", {"kind": "from_padding", "rows": 1}, "no token has a position: they count from padding id 0 + 1"),
+        ("word_type", "e4m3", "word_type: expected one of model, int8, got 'e4m3'"),
         ("pooler", 1, "pooler: expected true or false, got 1"),
         ("layers.0.repeat", 10**12, "layers[0].repeat: 1000000000000 layers are more than ftbert runs (4096)"),
         ("layers.0.repeat", 0, "layers[0].repeat: expected an integer >= 1, got 0"),

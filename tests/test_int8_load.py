@@ -20,7 +20,7 @@ from torch import Tensor
 import ftbert
 from ftbert import devices
 from ftbert._library import build_info
-from ftbert.checkpoint import Checkpoint
+from ftbert.checkpoint import WORD_TABLE, Checkpoint
 from ftbert.converters import build_reference, open_checkpoint, source_modules, source_tensors
 from ftbert.devices import check_dtype, stream_dtype
 from ftbert.evaluation import SAMPLE_TEXTS
@@ -145,6 +145,9 @@ def simulated(plain: Path, stored: Checkpoint) -> Iterator[Any]:
             return (number - zero) * scale
 
         inputs |= dict.fromkeys((name.removesuffix(".weight") for name in names), read)
+    if stored.config.encoder.word_type == "int8":
+        words = stored.read(WORD_TABLE, INT8).float() * stored.read(f"{WORD_TABLE}.scale")[:, None]
+        weights |= source_tensors(exact.config, WORD_TABLE, words)
     with altered(model, weights, inputs), torch.inference_mode():
         yield model
 
@@ -177,6 +180,23 @@ def test_load_computes_what_is_simulated(plain: Path, folder: Path) -> None:
             ftbert.load(folder, dtype=dtype)
     with pytest.raises(ValueError, match="For fp32 load the model that it was made from"):
         models[1].to(dtype="fp32")
+
+
+@has_int8
+def test_the_word_table_is_stored_so_unless_a_head_multiplies_by_it(folder: Path, plain: Path, tmp_path: Path) -> None:
+    from transformers import AutoConfig, BertForMaskedLM
+
+    exact, stored = open_checkpoint(plain).read(WORD_TABLE), open_checkpoint(folder).read(WORD_TABLE, INT8)
+    scale = open_checkpoint(folder).read(f"{WORD_TABLE}.scale")
+    assert ((stored.float() * scale[:, None] - exact).abs() <= 0.5001 * scale[:, None]).all()
+    assert ftbert.load(folder, dtype="int8").info()["word_table"] == "int8"
+    assert quantize(plain, tmp_path / "kept", dtype="int8", keep=[WORD_TABLE]).kept == {WORD_TABLE: "asked for"}
+    torch.manual_seed(0)
+    BertForMaskedLM(AutoConfig.from_pretrained(plain)).eval().save_pretrained(plain)
+    assert quantize(plain, tmp_path / "tied", dtype="int8").kept == {WORD_TABLE: "a head multiplies by it"}
+    ids = torch.randint(5, 70, (2, 9), generator=torch.Generator().manual_seed(0))
+    want, got = (ftbert.load(one, dtype="auto")(ids).logits for one in (plain, tmp_path / "tied"))
+    assert 1e-4 < off(got, want) < 0.1 and "word_table" not in ftbert.load(tmp_path / "tied", dtype="auto").info()
 
 
 @has_int8

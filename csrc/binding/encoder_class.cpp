@@ -86,6 +86,8 @@ void check_weights(const std::vector<WeightSpec>& specs, const TensorDict& weigh
     if (tensor.device() != device || (!any && !bytes && tensor.scalar_type() != expected))
       complain(std::string("expected ") + at::toString(expected) + " on " + device.str() + ", got " +
                at::toString(tensor.scalar_type()) + " on " + tensor.device().str());
+    else if (!spec.matrix && spec.type == DType::int8 && !device.is_cpu())
+      complain("a table in int8 is read on the CPU alone, got " + device.str());
     else if (const std::string why = spec.matrix ? why_not_computed(device, dtype, spec, weights) : ""; !why.empty())
       uncomputed[why].push_back(spec.name);
   }

@@ -30,18 +30,28 @@ Tensor embeddings(const Tensor& ids, const OptionalTensor& types, const Optional
                   const Tensor& word, const OptionalTensor& position, const OptionalTensor& token_type,
                   const OptionalTensor& gamma, const OptionalTensor& beta, double eps, const std::string& kind,
                   double offset, const std::string& rounding, double scale, const OptionalTensor& copy,
-                  const OptionalTensor& copy_scale) {
-  elements("word", word, 2);
+                  const OptionalTensor& copy_scale, const OptionalTensor& word_scale) {
+  if (word_scale) {
+    rank("word", word, 2);
+    FTBERT_CHECK(word.is_cpu() && word.scalar_type() == at::kChar,
+                 "word: expected Char on the CPU with scales of rows, got ", describe(word));
+    plain("word", word);
+    elements("word_scale", *word_scale, 1);
+    same("word_scale", word_scale, *word_scale, {word.size(0)});
+  } else {
+    elements("word", word, 2);
+  }
+  const Tensor& like = word_scale ? *word_scale : word;  // of the result's type
   const int64_t cols = word.size(1);
   integers("positions", pos, word, at::kInt, 0);
   const int64_t tokens = pos.size(0);
   integers("input_ids", ids, word, at::kLong, token_index ? 0 : tokens);
   if (types) integers("token_type_ids", *types, word, at::kLong, ids.size(0));
   if (token_index) integers("token_index", *token_index, word, at::kLong, tokens);
-  const int64_t positions = table_rows("position", position, word, cols);
-  const int64_t kinds = table_rows("token_type", token_type, word, cols);
-  same("gamma", gamma, word, {cols});
-  same("beta", beta, word, {cols});
+  const int64_t positions = table_rows("position", position, like, cols);
+  const int64_t kinds = table_rows("token_type", token_type, like, cols);
+  same("gamma", gamma, like, {cols});
+  same("beta", beta, like, {cols});
   const NormWords norm(gamma, beta, eps, kind, offset, rounding);
   FTBERT_CHECK(!token_type || types || kinds > 0, "token_type: expected a row for type 0, got ", describe(*token_type));
   if (token_index) check_range("token_index", *token_index, tokens, 0, ids.size(0));
@@ -49,12 +59,14 @@ Tensor embeddings(const Tensor& ids, const OptionalTensor& types, const Optional
   check_range("input_ids", ids, tokens, 0, word.size(0), read);
   if (types && token_type) check_range("token_type_ids", *types, tokens, 0, kinds, read);
   if (position) check_range("positions", pos, tokens, 0, positions);
-  const Operand beside = copy_of(copy, copy_scale, word, tokens, cols);
-  Tensor out = at::empty({tokens, cols}, word.options());
-  run(word, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    const EmbeddingTables<T> tables{
-        data<T>(word), data<T>(position),       data<T>(token_type),      word.size(0), positions,
-        kinds,         norm.of<T>(gamma, beta), static_cast<float>(scale)};
+  const Operand beside = copy_of(copy, copy_scale, like, tokens, cols);
+  Tensor out = at::empty({tokens, cols}, like.options());
+  run(like, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
+    const Operand words = word_scale ? Operand{const_cast<int8_t*>(data<int8_t>(word)), DType::int8,
+                                               data<float>(word_scale), Granularity::row}
+                                     : Operand::of(data<T>(word));
+    const EmbeddingTables<T> tables{words, data<T>(position),       data<T>(token_type),      word.size(0), positions,
+                                    kinds, norm.of<T>(gamma, beta), static_cast<float>(scale)};
     embeddings_layernorm<Device, T>(call.context, tables, data<int64_t>(ids), data<int64_t>(types),
                                     data<int64_t>(token_index), data<int32_t>(pos), tokens, cols, data<T>(out), beside);
   });
@@ -94,7 +106,7 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
             "embeddings_layernorm(Tensor input_ids, Tensor? token_type_ids, Tensor? token_index, Tensor positions, "
             "Tensor word, Tensor? position, Tensor? token_type, Tensor? gamma, Tensor? beta, float eps, str "
             "kind='layer', float offset=0, str rounding='once', float scale=1, Tensor(a!)? copy=None, Tensor? "
-            "copy_scale=None) -> Tensor",
+            "copy_scale=None, Tensor? word_scale=None) -> Tensor",
             &embeddings);
   define_op(
       m,

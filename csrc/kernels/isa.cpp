@@ -186,7 +186,8 @@ void embeddings_layernorm<Cpu, float>(Context<Cpu>& context, const EmbeddingTabl
                                       const int64_t* input_ids, const int64_t* token_type_ids, const int64_t* to_padded,
                                       const int32_t* positions, int64_t tokens, int64_t cols, float* out,
                                       const Operand& copy) {
-  if (copy) copy.byte_rows();  // or an error
+  if (tables.word.dtype != DType::int8 || tables.word.per != Granularity::row) tables.word.as<float>();  // or an error
+  if (copy) copy.byte_rows();
   isa_kernels().embeddings_layernorm(context, tables, input_ids, token_type_ids, to_padded, positions, tokens, cols,
                                      out, copy);
 }

@@ -83,7 +83,7 @@ void restore_padding(Context<Device>& context, const T* packed, const int32_t* t
 
 template <class T>
 struct EmbeddingTables {
-  const T* word;        // [vocab, cols]
+  Operand word;         // [vocab, cols] of T; on the CPU also of int8 with a scale for each row
   const T* position;    // [max_positions, cols] or nullptr
   const T* token_type;  // [token_types, cols] or nullptr
   int64_t vocab, max_positions, token_types;

@@ -214,6 +214,7 @@ EncoderConfig EncoderConfig::parse(std::string_view json) {
   c.padding_id = read.integer("padding_id", 0, kMostRows, 0);
   c.token_types = read.integer("token_types", 0, kMostRows, 0);
   c.embedding_scale = read.number("embedding_scale", 0, 1e6, 1);
+  c.word_type = read.choice<std::optional<DType>>("word_type", {{"model", {}}, {"int8", DType::int8}});
   if (std::optional<Section> positions = read.section("positions")) {
     c.positions = positions->choice<PositionKind>("kind", {{"absolute", PositionKind::absolute},
                                                            {"from_padding", PositionKind::from_padding},

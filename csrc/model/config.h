@@ -69,7 +69,8 @@ struct EncoderConfig {
   int64_t max_positions = 0;  // rows of the position table, or of one that there is not: the longest sequence
   int64_t token_types = 0;    // 0: the model has no token type embedding
   int64_t padding_id = 0;
-  double embedding_scale = 1;  // of rows of the word table, rounded to the stream's type (Gemma: sqrt(hidden))
+  std::optional<DType> word_type = {};  // of the word table as stored, with scales of rows; without: the model's
+  double embedding_scale = 1;           // of rows of the word table, rounded to the stream's type (Gemma: sqrt(hidden))
   int64_t relative_span = 0;   // of the table of relative biases: the same from this - 1 on; 0: the model has none
   int64_t relative_heads = 0;  // rows of that table
   PositionKind positions = PositionKind::absolute;

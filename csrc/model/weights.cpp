@@ -7,6 +7,8 @@
 namespace ftbert {
 namespace {
 
+constexpr auto kWordScales = "embeddings.word.scale";
+
 template <class Visit>
 void walk_norm(const std::string& name, const NormConfig& config, int64_t cols, const Visit& visit) {
   if (config.kind == NormKind::none) return;
@@ -51,7 +53,8 @@ void walk_layer(const EncoderConfig& c, const LayerConfig& l, const Visit& visit
 // One walk over the model, used both to list the tensors and to bind them: the two cannot disagree.
 template <class Visit>
 void walk(const EncoderConfig& c, const Visit& visit) {
-  visit({"embeddings.word", {c.vocab, c.embedding}});
+  visit({"embeddings.word", {c.vocab, c.embedding}, false, c.word_type});
+  if (c.word_type) visit({kWordScales, {c.vocab}, false, DType::fp32});
   if (c.positions != PositionKind::none) visit({"embeddings.position", {c.max_positions, c.embedding}});
   if (c.token_types > 0) visit({"embeddings.token_type", {c.token_types, c.embedding}});
   walk_norm("embeddings.norm", c.embedding_norm, c.embedding, visit);
@@ -133,7 +136,12 @@ Weights<T> bind_weights(const EncoderConfig& config, const WeightSource& source)
     return place == NormPlace::pre ? BlockNorms<T>{outer, result, {}} : BlockNorms<T>{{}, result, outer};
   };
   Weights<T> w;
-  w.word = data("embeddings.word");
+  w.word = Operand::of(data("embeddings.word"));
+  if (config.word_type) {
+    w.word.dtype = *config.word_type;
+    w.word.scale = static_cast<const float*>(matrix(kWordScales).data);
+    w.word.per = Granularity::row;
+  }
   w.position = data("embeddings.position");
   w.token_type = data("embeddings.token_type");
   w.embedding_norm = norm("embeddings.norm", config.embedding_norm);

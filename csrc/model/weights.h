@@ -57,7 +57,7 @@ struct Layer {
 
 template <class T>
 struct Weights {
-  const T* word = nullptr;
+  Operand word;
   const T* position = nullptr;
   const T* token_type = nullptr;
   Norm<T> embedding_norm;

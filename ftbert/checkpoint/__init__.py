@@ -4,6 +4,7 @@ from ftbert.checkpoint.checkpoint import Checkpoint, Make, read_checkpoint
 from ftbert.checkpoint.config import CAUSAL_LM, FORMAT, VERSION, VOCABULARY, CheckpointConfig, HeadConfig, activations
 from ftbert.checkpoint.eight_bits import fits_8_bits, told_products
 from ftbert.checkpoint.encoder_config import (
+    WORD_TABLE,
     AttentionConfig,
     EncoderConfig,
     FeedForwardConfig,
@@ -41,7 +42,7 @@ from ftbert.sentence_modules import MODULES, Module, read_modules, transformer_f
 from ftbert.staging_folder import StagingFolder
 
 __all__ = [
-    "CAUSAL_LM", "DTYPES", "FORMAT", "MODULES", "VERSION", "VOCABULARY", "AttentionConfig", "Checkpoint",
+    "CAUSAL_LM", "DTYPES", "FORMAT", "MODULES", "VERSION", "VOCABULARY", "WORD_TABLE", "AttentionConfig", "Checkpoint",
     "CheckpointConfig", "EncoderConfig", "FeedForwardConfig", "HeadConfig", "LayerConfig", "Make", "Module",
     "NormConfig", "PositionConfig", "RelativeBiasConfig", "RotaryConfig", "Shape", "StagingFolder", "StateDictSource",
     "TensorSource", "WeightSpec", "activations", "check_shapes", "exists", "expect_file", "expect_inside",

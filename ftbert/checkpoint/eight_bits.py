@@ -25,8 +25,9 @@ def fits_8_bits(word: str, shape: list[int]) -> str:
 
 
 def told_products(config: CheckpointConfig) -> dict[str, str]:
-    """"products": "qkv, out, up of layers 0-11, down of layers 1-11 in e4m3", and "kept": those that are in the
-    model's type, with the reason, that of `quantize` where the config has it; {} for a model without 8 bits."""
+    """"products": "qkv, out, up of layers 0-11, down of layers 1-11 in e4m3", "kept": those that are in the model's
+    type, with the reason, that of `quantize` where the config has it, and "word_table": its type where that is not the
+    model's; {} for a model without 8 bits."""
     specs = [spec for spec in config.encoder.weight_specs() if spec.matrix]
     known, word = config.quantized.get("kept"), config.encoder.eight_bits
     reasons = known if isinstance(known, dict) else {}
@@ -41,7 +42,8 @@ def told_products(config: CheckpointConfig) -> dict[str, str]:
     products = "; ".join(f"{_of_layers(found)} in {word}" for word, found in stored.items())
     others = [spec.name.removesuffix(".weight") for spec in specs if not spec.name.startswith("layers.")]
     lines = [f"{_of_layers(found)} ({why})" for why, found in kept.items()]
-    return {"products": products, "kept": "; ".join([*lines, f"{', '.join([*others, 'heads'])} (outside the layers)"])}
+    told = {"products": products, "kept": "; ".join([*lines, f"{', '.join([*others, 'heads'])} (outside the layers)"])}
+    return told if config.encoder.word_type == "model" else told | {"word_table": config.encoder.word_type}
 
 
 def _of_layers(specs: Iterable[WeightSpec]) -> str:

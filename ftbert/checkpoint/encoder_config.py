@@ -14,12 +14,14 @@ from ftbert._library import load_library
 
 Json = dict[str, Any]
 
+WORD_TABLE = "embeddings.word"
+
 _MOST_RUNS = 1 << 16  # layers; the core says how many it runs
 
 
 class WeightSpec(NamedTuple):
     """A tensor of an encoder. matrix: the operand [n, k] of a product; everything else is read by kernels. stored: the
-    word of STORED_DTYPES in which it has to be, of quantized matrices and their scales; "" where any does."""
+    word of STORED_DTYPES in which it has to be, of what is quantized and its scales; "" where any does."""
 
     name: str
     shape: list[int]
@@ -135,7 +137,8 @@ class RelativeBiasConfig:
 @dataclass(frozen=True)
 class EncoderConfig:
     """As csrc/model/config.h, which checks the values. embedding: width of the embedding tables, projected to hidden
-    where there is an embedding_projection. embedding_scale: of rows of the word table."""
+    where there is an embedding_projection. embedding_scale: of rows of the word table. word_type: of that table as
+    stored, "int8" with a scale for each row, or that of the "model"."""
 
     vocab: int
     hidden: int
@@ -150,6 +153,7 @@ class EncoderConfig:
     final_norm: NormConfig | None = None
     embedding_projection: bool = False
     pooler: bool = False
+    word_type: str = "model"
 
     @property
     def depth(self) -> int:
@@ -211,16 +215,16 @@ class EncoderConfig:
             raise KeyError(f"{ours} is not stacked")
         return [layer.attention.width, layer.attention.kv_width, layer.attention.kv_width]
 
-    def stored_as(self, matrices: Collection[str], word: str) -> EncoderConfig:
-        """With that type of these matrices of its layers."""
+    def stored_as(self, names: Collection[str], word: str) -> EncoderConfig:
+        """With that type of these: matrices of its layers, or the word table."""
         layers = []
         for layer in self.layers:
-            ours = {tuple(name.split(".")[2:4]) for name in matrices if name.split(".")[1] == str(layer.weights_of)}
+            ours = {tuple(name.split(".")[2:4]) for name in names if name.split(".")[1] == str(layer.weights_of)}
             attention: Json = {f"{part}_type": word for block, part in ours if block == "attention"}
             ffn: Json = {f"{part}_type": word for block, part in ours if block == "ffn"}
             changed: Json = {"attention": replace(layer.attention, **attention), "ffn": replace(layer.ffn, **ffn)}
             layers.append(replace(layer, **changed))
-        return replace(self, layers=tuple(layers))
+        return replace(self, layers=tuple(layers), word_type=word if WORD_TABLE in names else self.word_type)
 
 
 def shared_layers(layers: int, distinct: int) -> list[dict[str, int]]:

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from ftbert.checkpoint import EncoderConfig
+from ftbert.checkpoint import WORD_TABLE, Checkpoint, EncoderConfig
 from ftbert.converters import build_reference, open_checkpoint
 from ftbert.dtypes import DTYPES
+from ftbert.quantization import int8_table
 
 
 def reference_of(model: Any, against: str | Path | torch.nn.Module | None = None) -> Any:
@@ -30,15 +31,21 @@ def reference_of(model: Any, against: str | Path | torch.nn.Module | None = None
     plain = open_checkpoint(against)
     ours = model.checkpoint
     same = plain_config(plain.config.encoder) == plain_config(ours.config.encoder)
-    # No quantization touches the word table.
-    if not same or not torch.equal(plain.read("embeddings.word"), ours.read("embeddings.word")):
+    if not same or not _same_words(plain, ours):
         what = "weights" if same else "layers"
         raise ValueError(f"against: {plain.source.where} is another model than {ours.source.where}: other {what}")
     return build_reference(plain, with_heads=bool(model.heads))
 
 
+def _same_words(plain: Checkpoint, ours: Checkpoint) -> bool:
+    words = plain.read(WORD_TABLE)
+    if ours.config.encoder.word_type == "model":
+        return torch.equal(words, ours.read(WORD_TABLE))
+    return torch.equal(int8_table(words).weight, ours.read(WORD_TABLE, torch.int8))
+
+
 def plain_config(config: EncoderConfig) -> EncoderConfig:
-    """Without the types in which matrices are stored."""
+    """Without the types in which matrices and the word table are stored."""
     model = "model"
     layers = tuple(
         replace(
@@ -48,7 +55,7 @@ def plain_config(config: EncoderConfig) -> EncoderConfig:
         )
         for layer in config.layers
     )
-    return replace(config, layers=layers)
+    return replace(config, layers=layers, word_type=model)
 
 
 def base_of(reference: Any) -> Any:

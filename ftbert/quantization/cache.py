@@ -24,7 +24,7 @@ from ftbert.text import TOKENIZER_FILES
 from ftbert.user_cache import cache_folder, locked, make_private, untrusted
 from ftbert.version import __version__
 
-FORMAT = 1  # counts up where `quantize` makes other numbers of the same model and texts
+FORMAT = 2  # counts up where `quantize` makes other numbers of the same model and texts
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ftbert.dtypes import FP8
 from ftbert.quantization.observe import Observed
-from ftbert.quantization.stored_type import Limits, Quantized, StoredType
+from ftbert.quantization.stored_type import Limits, QuantizedMatrix, StoredType
 
 LARGEST = 448.0
 
@@ -71,7 +71,7 @@ def _compensated(matrix: Tensor, gram: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class E4m3Matrix(Quantized):
+class E4m3Matrix(QuantizedMatrix):
     """input_scale: of what it multiplies, one for all tokens."""
 
     input_scale: float
@@ -88,4 +88,6 @@ class E4m3Matrix(Quantized):
         return {"scale": torch.tensor([self.input_scale])}
 
 
-E4M3 = StoredType("e4m3", E4m3Matrix.of, needs_gram=True, limits=Limits(0.997, 0.99), instead="fp16 or bf16")
+E4M3 = StoredType(
+    "e4m3", E4m3Matrix.of, None, needs_gram=True, limits=Limits(0.997, 0.99), instead="fp16 or bf16"
+)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ftbert.quantization.observe import Observed
-from ftbert.quantization.stored_type import Limits, Quantized, StoredType
+from ftbert.quantization.stored_type import Limits, Quantized, QuantizedMatrix, StoredType
 
 LARGEST_INT8 = 127
 
@@ -45,7 +45,7 @@ def smoothing(matrix: Tensor, most: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Int8Matrix(Quantized):
+class Int8Matrix(QuantizedMatrix):
     """smooth: float32 [k], that the columns of what it multiplies are scaled by before they are stored."""
 
     smooth: Tensor
@@ -64,4 +64,11 @@ class Int8Matrix(Quantized):
         return {"smooth": self.smooth}
 
 
-INT8 = StoredType("int8", Int8Matrix.of, needs_gram=False, limits=Limits(0.999, 0.995), instead="bf16 or fp32")
+def int8_table(table: Tensor) -> Quantized:
+    """Of a table float [rows, k], whose rows are looked up."""
+    return Quantized(*(part.cpu() for part in int8_rows(table)))
+
+
+INT8 = StoredType(
+    "int8", Int8Matrix.of, int8_table, needs_gram=False, limits=Limits(0.999, 0.995), instead="bf16 or fp32"
+)

@@ -12,12 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ftbert.checkpoint import Checkpoint, fits_8_bits
-from ftbert.converters import build_reference, check_target, open_checkpoint, source_modules, write_folder
+from ftbert.checkpoint import WORD_TABLE, Checkpoint, fits_8_bits
+from ftbert.converters import (
+    build_reference,
+    check_target,
+    open_checkpoint,
+    source_modules,
+    source_tensors,
+    write_folder,
+)  # fmt: skip
 from ftbert.devices import check_device
 from ftbert.quantization.observe import observe
 from ftbert.quantization.select import Measured, Simulation, TooFar, choose
-from ftbert.quantization.stored_type import Quantized, StoredType
+from ftbert.quantization.stored_type import Quantized, QuantizedMatrix, StoredType
 from ftbert.quantization.stored_types import stored_type
 from ftbert.quantization.vectors import TextVectors
 from ftbert.text import TextSettings, Tokenizer
@@ -84,7 +91,8 @@ def quantize(
 ) -> QuantizeResult:
     """Writes `target`, a folder as of `convert` whose matrices of the layers are stored in 8 bits: with a scale for
     each row, and of what the matrix multiplies in fp8 one scale, in int8 a factor for each column. Those transformers'
-    model in float32 shows on the first 512 texts, 512 tokens of each.
+    model in float32 shows on the first 512 texts, 512 tokens of each. In int8 the word table is stored so too, unless
+    a head multiplies by it.
 
     The model is then simulated as it was quantized. Where the vectors of texts are too far from those of float32, mean
     cosine below .9973 or the worst below .991 (int8: .9991, .9955), the fewest matrices that suffice stay as they are,
@@ -102,6 +110,9 @@ def quantize(
     if checkpoint.config.left_out:
         warnings.warn(f"{checkpoint.source.where}: {checkpoint.config.left_out}", stacklevel=2)
     wanted, kept = _choose(checkpoint, kind, keep)
+    table = dict[str, Quantized]()
+    if kind.store_table and WORD_TABLE not in kept:
+        table[WORD_TABLE] = kind.store_table(_finite(checkpoint, WORD_TABLE))
     tokenizer = _tokenizer(checkpoint)
     rows = _ids(tokenizer, calibration_texts() if texts is None else texts)
     numbers = [i for i, row in enumerate(rows) if len(row)]
@@ -114,7 +125,12 @@ def quantize(
         measured_on = [*unseen, *seen[:: -(-len(seen) // max(1, _MEASURED - len(unseen)))]]
         measured_rows = [rows[i] for i in measured_on]
         exact = vectors(measured_rows)
-        simulation = Simulation(vectors, checkpoint.config, stored, measured_rows, len(unseen), exact)
+        tables = {
+            theirs: tensor
+            for name, one in table.items()
+            for theirs, tensor in source_tensors(checkpoint.config, name, one.values(vectors.device)).items()
+        }
+        simulation = Simulation(vectors, checkpoint.config, stored, measured_rows, len(unseen), exact, tables)
         left_out, measured = _gate(simulation, kind, any_loss, checkpoint.source.where)
     kept |= left_out
     stored = {name: one for name, one in stored.items() if name not in left_out}
@@ -123,9 +139,9 @@ def quantize(
         tokens=sum(map(len, rows)), measured=len(measured_on), mean_cosine=measured.mean,
         worst_cosine=measured.worst, worst_texts=tuple(measured_on[i] for i in measured.order[:_WORST]),
     )  # fmt: skip
-    encoder = checkpoint.config.encoder.stored_as(stored, kind.word)
+    encoder = checkpoint.config.encoder.stored_as([*stored, *table], kind.word)
     config = replace(checkpoint.config, encoder=encoder, quantized=_told(result))
-    write_folder(replace(checkpoint, config=config), _tensors(checkpoint, stored), source, target, force)
+    write_folder(replace(checkpoint, config=config), _tensors(checkpoint, stored | table), source, target, force)
     return result
 
 
@@ -137,11 +153,14 @@ def _choose(
     if encoder.has_8_bits:
         raise ValueError(f"{checkpoint.source.where}: is quantized already; quantize the model that it was made from")
     modules, shapes = source_modules(checkpoint.config), encoder.weight_shapes()
-    kept = {name: "asked for" for name in modules if any(f"{name}.".startswith(f"{one}.") for one in keep)}
+    names = [*modules, WORD_TABLE] if kind.store_table else [*modules]
+    kept = {name: "asked for" for name in names if any(f"{name}.".startswith(f"{one}.") for one in keep)}
+    if kind.store_table and any(head.tied for head in checkpoint.config.heads):
+        kept.setdefault(WORD_TABLE, "a head multiplies by it")
     for one in keep:
         if not any(f"{name}.".startswith(f"{one}.") for name in kept):
             like = next(iter(modules), "")
-            raise ValueError(f"keep: {one!r} is no matrix of the layers; expected a name like {like}")
+            raise ValueError(f"keep: {one!r} is nothing that would be quantized; expected a name like {like}")
     for name in modules.keys() - kept.keys():
         if why := fits_8_bits(kind.word, shapes[name]):
             kept[name] = why
@@ -188,12 +207,11 @@ def _quantized(
     vectors: TextVectors,
     wanted: Mapping[str, str],
     rows: Sequence[Tensor],
-) -> dict[str, Quantized]:
+) -> dict[str, QuantizedMatrix]:
     """The matrices in `wanted`, which names a module of transformers for each. As many passes over the texts as it
     takes to hold no more sums over inputs than _GRAM_BYTES at once."""
     for name in wanted:
-        if not checkpoint.read(name).isfinite().all():
-            raise ValueError(f"{checkpoint.source.where}: {name} holds numbers that are not finite")
+        _finite(checkpoint, name)
     batches = [(ids, mask) for _, ids, mask in vectors.batches(rows)]
     shapes, stored, group, held = checkpoint.config.encoder.weight_shapes(), {}, dict[str, str](), 0
     for place, (name, module) in enumerate(wanted.items()):
@@ -205,6 +223,13 @@ def _quantized(
             stored[one] = kind.store(checkpoint.read(one).to(vectors.device), seen)
         group, held = {}, 0
     return stored
+
+
+def _finite(checkpoint: Checkpoint, name: str) -> Tensor:
+    tensor = checkpoint.read(name)
+    if not tensor.isfinite().all():
+        raise ValueError(f"{checkpoint.source.where}: {name} holds numbers that are not finite")
+    return tensor
 
 
 def _gate(

@@ -14,7 +14,7 @@ from torch import Tensor
 from ftbert.checkpoint import CheckpointConfig
 from ftbert.converters import source_modules, source_tensors
 from ftbert.quantization.simulate import altered
-from ftbert.quantization.stored_type import Limits, Quantized
+from ftbert.quantization.stored_type import Limits, QuantizedMatrix
 from ftbert.quantization.vectors import TextVectors
 
 MOST_LEFT_OUT = 0.5  # of the weights
@@ -54,19 +54,20 @@ class Measured:
 @dataclass(frozen=True)
 class Simulation:
     """The quantized model on some texts. rows: their ids, the first `unseen` not of calibration. exact: the vectors of
-    float32."""
+    float32. tables: what is quantized whichever matrices are, by transformers' names, float32."""
 
     vectors: TextVectors
     config: CheckpointConfig
-    stored: Mapping[str, Quantized]
+    stored: Mapping[str, QuantizedMatrix]
     rows: Sequence[Tensor]
     unseen: int
     exact: Tensor
+    tables: Mapping[str, Tensor]
 
     def measure(self, kept: Collection[str] = ()) -> Measured:
         """With all matrices in 8 bits but those."""
         modules = source_modules(self.config)
-        weights, inputs = dict[str, Tensor](), dict[str, Callable[[Tensor], Tensor]]()
+        weights, inputs = dict(self.tables), dict[str, Callable[[Tensor], Tensor]]()
         for name in self.stored.keys() - set(kept):
             weights |= self._theirs(name)
             inputs |= dict.fromkeys(modules[name], self.stored[name].reads)

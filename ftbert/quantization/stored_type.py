@@ -28,15 +28,23 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Quantized(ABC):
-    """A matrix as it is stored, on the CPU: 8 bits [n, k], and the scale of each row, float32 [n]."""
+class Quantized:
+    """A matrix or a table as it is stored, on the CPU: 8 bits [n, k], and the scale of each row, float32 [n]."""
 
     weight: Tensor
     scale: Tensor
 
     def values(self, device: torch.device) -> Tensor:
-        """float32 [n, k], of which a product is that with `reads`."""
+        """float32 [n, k]: what is stored stands for."""
         return self.weight.to(device).float() * self.scale.to(device)[:, None]
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """All that is stored, by name. name: of the matrix or table."""
+        return {name: self.weight, f"{name}.scale": self.scale}
+
+
+class QuantizedMatrix(Quantized, ABC):
+    """One that products multiply `reads` of their input by."""
 
     @abstractmethod
     def reads(self, given: Tensor) -> Tensor:
@@ -47,18 +55,20 @@ class Quantized(ABC):
         """What is stored beside it of what it multiplies, by the ends of names: {"scale": ...} is X.input.scale."""
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """All that is stored. name: of the matrix, X.weight."""
+        """All that is stored. name: X.weight."""
         of_input = {f"{name.removesuffix('.weight')}.input.{end}": one for end, one in self.of_input().items()}
-        return {name: self.weight, f"{name}.scale": self.scale, **of_input}
+        return super().tensors(name) | of_input
 
 
 @dataclass(frozen=True)
 class StoredType:
     """word: the core's, in configs. store: of a matrix, float [n, k], and of what it was seen to multiply, on its
-    device. needs_gram: whether it asks for the gram of that. instead: types for a model that loses too much."""
+    device. store_table: of the word table, float [vocab, k], or None where that stays as it is. needs_gram: whether
+    `store` asks for the gram of what it is shown. instead: types for a model that loses too much."""
 
     word: str
-    store: Callable[[Tensor, Observed], Quantized]
+    store: Callable[[Tensor, Observed], QuantizedMatrix]
+    store_table: Callable[[Tensor], Quantized] | None
     needs_gram: bool
     limits: Limits
     instead: str

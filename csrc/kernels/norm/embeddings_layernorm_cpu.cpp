@@ -5,6 +5,23 @@
 #include "kernels/norm/norm_row.h"
 
 namespace ftbert::FTBERT_ISA {
+namespace {
+
+// row = scale * the table's row.
+void read_row(const Operand& table, int64_t index, int64_t cols, float scale, float* row) {
+  if (table.dtype == DType::int8) {
+    const int8_t* stored = static_cast<const int8_t*>(table.data) + index * cols;
+    const float step = table.scale[index] * scale;
+#pragma omp simd
+    for (int64_t c = 0; c < cols; ++c) row[c] = static_cast<float>(stored[c]) * step;
+  } else {
+    const float* stored = static_cast<const float*>(table.data) + index * cols;
+#pragma omp simd
+    for (int64_t c = 0; c < cols; ++c) row[c] = stored[c] * scale;
+  }
+}
+
+}  // namespace
 
 void embeddings_layernorm(Context<Cpu>&, const EmbeddingTables<float>& tables, const int64_t* input_ids,
                           const int64_t* token_type_ids, const int64_t* to_padded, const int32_t* positions,
@@ -13,9 +30,7 @@ void embeddings_layernorm(Context<Cpu>&, const EmbeddingTables<float>& tables, c
   for (int64_t t = 0; t < tokens; ++t) {
     const int64_t source = to_padded ? to_padded[t] : t;
     float* row = out + t * cols;
-    const float* word = tables.word + input_ids[source] * cols;
-#pragma omp simd
-    for (int64_t c = 0; c < cols; ++c) row[c] = word[c] * tables.scale;
+    read_row(tables.word, input_ids[source], cols, tables.scale, row);
     // The order of transformers' BertEmbeddings: word + token type, then + position.
     if (tables.token_type) {
       const float* type = tables.token_type + (token_type_ids ? token_type_ids[source] : 0) * cols;

@@ -104,7 +104,8 @@ void embeddings_layernorm(Context<Device>& context, const EmbeddingTables<T>& ta
                "embeddings_layernorm: the model has a position table, but no positions given");
   using E = native_t<T>;
   const Norm<T>& norm = tables.norm;  // without a gamma: none
-  const Tables<E> on_device{native(tables.word),
+  const T* const word = tables.word.template as<T>();
+  const Tables<E> on_device{native(word),
                             native(tables.position),
                             native(tables.token_type),
                             tables.vocab,
@@ -112,14 +113,13 @@ void embeddings_layernorm(Context<Device>& context, const EmbeddingTables<T>& ta
                             tables.token_types,
                             {norm.kind, native(norm.gamma), native(norm.beta), norm.eps}};
   if (tables.scale != 1 || norm.kind == NormKind::rms) {
-    with_width<kWidth<T>>(
-        vectorizable(kWidth<T>, cols, tables.word, tables.position, tables.token_type, out), [&]<int W>() {
-          const int64_t warps = std::min<int64_t>((cols + 32 * W - 1) / (32 * W), kScaledThreads / 32);
-          launch_kernel(context, "kernel embeddings_layernorm", scaled_embeddings_kernel<W, E>,
-                        static_cast<unsigned>(std::min<int64_t>(tokens, INT_MAX)), static_cast<unsigned>(32 * warps),
-                        on_device, tables.scale, input_ids, token_type_ids, to_padded, positions, tokens, cols,
-                        native(out));
-        });
+    with_width<kWidth<T>>(vectorizable(kWidth<T>, cols, word, tables.position, tables.token_type, out), [&]<int W>() {
+      const int64_t warps = std::min<int64_t>((cols + 32 * W - 1) / (32 * W), kScaledThreads / 32);
+      launch_kernel(context, "kernel embeddings_layernorm", scaled_embeddings_kernel<W, E>,
+                    static_cast<unsigned>(std::min<int64_t>(tokens, INT_MAX)), static_cast<unsigned>(32 * warps),
+                    on_device, tables.scale, input_ids, token_type_ids, to_padded, positions, tokens, cols,
+                    native(out));
+    });
     if (norm)
       add_bias_input_layernorm<Device, T>(context, out, nullptr, nullptr, norm, tokens, cols,
                                           {.normed = out, .copy = copy});
@@ -134,7 +134,7 @@ void embeddings_layernorm(Context<Device>& context, const EmbeddingTables<T>& ta
                   beside...);
   };
   const bool wide =
-      vectorizable(kWidth<T>, cols, tables.word, tables.position, tables.token_type, norm.gamma, norm.beta, out) &&
+      vectorizable(kWidth<T>, cols, word, tables.position, tables.token_type, norm.gamma, norm.beta, out) &&
       vectorizable(kWidth<T>, cols, static_cast<const uint8_t*>(copy.data));
   with_rows<T>(copy, [&](const auto&... beside) {
     with_row_shape<kWidth<T>>(wide, cols, [&](auto shape) { launch(shape, beside...); });
