@@ -23,12 +23,12 @@ void refuse_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack*) {
   fail(op.schema().name(), ": runs on a GPU, got tensors on the CPU");
 }
 
-void define_op(torch::Library& m, const char* schema, torch::CppFunction on_cpu, torch::CppFunction on_cuda,
-               const std::vector<at::Tag>& tags) {
+void define_op(torch::Library& m, const char* schema, std::optional<torch::CppFunction> on_cpu,
+               torch::CppFunction on_cuda, const std::vector<at::Tag>& tags) {
   using Key = c10::DispatchKey;
   const std::string text = schema, name = text.substr(0, text.find('('));
   m.def(schema, tags);
-  m.impl(name.c_str(), torch::dispatch(Key::CPU, std::move(on_cpu)));
+  if (on_cpu) m.impl(name.c_str(), torch::dispatch(Key::CPU, std::move(*on_cpu)));
   m.impl(name.c_str(), torch::dispatch(Key::CUDA, std::move(on_cuda)));
   for (const Key key :
        {Key::SparseCPU, Key::SparseCUDA, Key::SparseCsrCPU, Key::SparseCsrCUDA, Key::QuantizedCPU, Key::QuantizedCUDA,

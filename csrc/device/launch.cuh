@@ -39,13 +39,21 @@ struct Presence {
   Presence(int cluster, bool all = false) : cluster(cluster), all(all) {}
 };
 
+// Bytes of shared memory beside a kernel's own. most: what other launches of the same kernel, of other threads too, may
+// ask for.
+struct SharedBytes {
+  size_t size, most;
+  SharedBytes(size_t size) : SharedBytes(size, size) {}
+  SharedBytes(size_t size, size_t most) : size(size), most(most) {}
+};
+
 // kernel<<<grid, threads, shared, stream>>>(args...), checked under `name`. The kernel must call wait_for_inputs(): its
 // blocks may be there before the kernel ahead has ended.
 template <class... Parameters, class... Arguments>
 void launch_overlapped(const Context<Cuda>& context, const char* name, void (*kernel)(Parameters...), dim3 grid,
-                       unsigned threads, size_t shared, Presence presence, Arguments... arguments) {
-  if (shared > 48 * 1024)  // more than a kernel has unasked
-    cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
+                       unsigned threads, SharedBytes shared, Presence presence, Arguments... arguments) {
+  if (shared.most > 48 * 1024)  // more than a kernel has unasked
+    cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared.most)),
                name, __FILE__, __LINE__);
   cudaLaunchAttribute attributes[4]{};
   unsigned count = 0;
@@ -71,7 +79,7 @@ void launch_overlapped(const Context<Cuda>& context, const char* name, void (*ke
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = shared;
+  config.dynamicSmemBytes = shared.size;
   config.stream = static_cast<cudaStream_t>(context.stream);
   config.attrs = attributes;
   config.numAttrs = count;

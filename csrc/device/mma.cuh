@@ -15,6 +15,11 @@ __device__ inline void copy_async16(uint32_t shared, const void* global, bool va
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid ? 16 : 0)
                : "memory");
 }
+// The same of 8 bytes.
+__device__ inline void copy_async8(uint32_t shared, const void* global, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared), "l"(global), "r"(valid ? 8 : 0)
+               : "memory");
+}
 __device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>
 __device__ void copy_async_wait() {

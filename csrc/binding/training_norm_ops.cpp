@@ -1,0 +1,195 @@
+// torch.ops.ftbert.norm_forward and norm_backward: LayerNorm and RMSNorm of training. CUDA is here; the CPU's
+// implementation, shapes and gradients are registered by ftbert/norm/ops.py.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include "binding/define_op.h"
+#include "binding/op_checks.h"
+#include "kernels/norm/training_norms.h"
+
+namespace ftbert::binding {
+namespace {
+
+bool is_element(at::ScalarType type) { return type == at::kFloat || type == at::kHalf || type == at::kBFloat16; }
+
+// Of like's device, and of a type that kernels read.
+void element_tensor(const char* name, const Tensor& t, const Tensor& like) {
+  plain(name, t);
+  FTBERT_CHECK(is_element(t.scalar_type()) && t.device() == like.device(), name,
+               ": expected float32, float16 or bfloat16 on ", like.device().str(), ", got ", describe(t));
+}
+
+Operand operand(const OptionalTensor& t) {
+  return t ? Operand{t->numel() ? data<void>(*t) : nullptr, dtype_of(t->scalar_type())} : Operand();
+}
+
+// The arguments of both ops that describe the norm. x ends in normalized_shape.
+struct NormArguments {
+  NormKind kind;
+  int64_t rows = 1, cols = 1;
+  float eps, offset;
+  OptionalTensor weight, bias;  // contiguous
+
+  NormArguments(const char* name, const Tensor& x, const OptionalTensor& weight, const OptionalTensor& bias,
+                at::IntArrayRef shape, double eps, const std::string& kind, double offset)
+      : kind(kind == "layer" ? NormKind::layer : NormKind::rms),
+        eps(static_cast<float>(eps)),
+        offset(static_cast<float>(offset)) {
+    FTBERT_CHECK(kind == "layer" || kind == "rms", "kind: expected layer or rms, got ", kind);
+    FTBERT_CHECK(eps > 0, "eps: expected more than 0, got ", eps);
+    element_tensor(name, x, x);
+    const auto outer = static_cast<int64_t>(x.dim()) - static_cast<int64_t>(shape.size());
+    FTBERT_CHECK(!shape.empty() && outer >= 0 && x.sizes().slice(outer) == shape, name,
+                 ": expected a shape that ends in normalized_shape ", shape_text(shape), ", got ", describe(x));
+    for (const int64_t size : x.sizes().slice(0, outer)) rows *= size;
+    for (const int64_t size : shape) cols *= size;
+    FTBERT_CHECK(cols > 0 && cols < (1 << 30), "normalized_shape: expected 1 to 2^30 elements, got ",
+                 shape_text(shape));
+    FTBERT_CHECK(!bias || kind == "layer", "bias: expected none beside kind rms");
+    this->weight = vector("weight", weight, x, shape);
+    this->bias = vector("bias", bias, x, shape);
+  }
+
+  void fill(TrainingNorm& norm) const {
+    norm.kind = kind;
+    norm.rows = rows;
+    norm.cols = cols;
+    norm.eps = eps;
+    norm.offset = offset;
+    norm.gamma = operand(weight);
+    norm.beta = operand(bias);
+  }
+
+ private:
+  static OptionalTensor vector(const char* name, const OptionalTensor& t, const Tensor& x, at::IntArrayRef shape) {
+    if (!t) return std::nullopt;
+    element_tensor(name, *t, x);
+    FTBERT_CHECK(t->sizes() == shape, name, ": expected normalized_shape ", shape_text(shape), ", got ", describe(*t));
+    return t->contiguous();
+  }
+};
+
+// Of x's shape, dense.
+OptionalTensor matrix(const char* name, const OptionalTensor& t, const Tensor& x) {
+  if (!t) return std::nullopt;
+  element_tensor(name, *t, x);
+  FTBERT_CHECK(t->sizes() == x.sizes(), name, ": expected ", shape_text(x.sizes()), ", got ", describe(*t));
+  return t->contiguous();
+}
+
+Tensor row_numbers(const char* name, const OptionalTensor& t, const Tensor& x, int64_t rows) {
+  FTBERT_CHECK(t, name, ": expected float32 ", shape_text({rows}), ", got none");
+  plain(name, *t);
+  FTBERT_CHECK(t->scalar_type() == at::kFloat && t->dim() == 1 && t->size(0) == rows && t->device() == x.device(), name,
+               ": expected float32 ", shape_text({rows}), " on ", x.device().str(), ", got ", describe(*t));
+  return t->contiguous();
+}
+
+// f(the call's Context<Cuda>)
+template <class F>
+void on_gpu(const Tensor& x, F&& f) {
+  run(x, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
+    if constexpr (std::is_same_v<Device, Cuda>)
+      f(call.context);
+    else
+      fail("expected tensors on a GPU, got ", describe(x));
+  });
+}
+
+Tensor dense(const Tensor& like, at::ScalarType type) {
+  return at::empty(like.sizes(), like.options().dtype(type).memory_format(at::MemoryFormat::Contiguous));
+}
+
+// -> y in dtype, x + residual in their common type (without a residual: empty), float32 mean [rows] (of kind rms:
+// empty) and rstd [rows]
+std::tuple<Tensor, Tensor, Tensor, Tensor> norm_forward_op(const Tensor& x_, const OptionalTensor& residual_,
+                                                           const OptionalTensor& weight, const OptionalTensor& bias,
+                                                           at::IntArrayRef shape, double eps, const std::string& kind,
+                                                           double weight_offset, at::ScalarType dtype, bool) {
+  const NormArguments of("x", x_, weight, bias, shape, eps, kind, weight_offset);
+  const OptionalTensor x = x_.contiguous(), residual = matrix("residual", residual_, x_);
+  FTBERT_CHECK(is_element(dtype), "dtype: expected float32, float16 or bfloat16, got ", at::toString(dtype));
+  const auto floats = x->options().dtype(at::kFloat);
+  const Tensor y = dense(*x, dtype);
+  const Tensor sum =
+      residual ? dense(*x, c10::promoteTypes(x->scalar_type(), residual->scalar_type())) : at::empty({0}, x->options());
+  const Tensor mean = at::empty({of.kind == NormKind::layer ? of.rows : 0}, floats),
+               rstd = at::empty({of.rows}, floats);
+  if (of.rows == 0) return {y, sum, mean, rstd};
+  on_gpu(*x, [&](auto& context) {
+    NormForward norm;
+    of.fill(norm);
+    norm.x = operand(x);
+    norm.residual = operand(residual);
+    norm.sum = operand(sum);
+    norm.out = operand(y);
+    norm.mean = of.kind == NormKind::layer ? data<float>(mean) : nullptr;
+    norm.rstd = data<float>(rstd);
+    norm_forward(context, norm);
+  });
+  return {y, sum, mean, rstd};
+}
+
+// -> the gradients of what was normalised, in dtype, of weight and of bias; empty where they are not asked for
+std::tuple<Tensor, Tensor, Tensor> norm_backward_op(const Tensor& grad_, const OptionalTensor& grad_sum_,
+                                                    const Tensor& saved_, bool from_output, const OptionalTensor& mean_,
+                                                    const Tensor& rstd_, const OptionalTensor& weight,
+                                                    const OptionalTensor& bias, at::IntArrayRef shape, double eps,
+                                                    const std::string& kind, double weight_offset, at::ScalarType dtype,
+                                                    bool weight_grad, bool bias_grad) {
+  const NormArguments of("saved", saved_, weight, bias, shape, eps, kind, weight_offset);
+  FTBERT_CHECK(is_element(dtype), "dtype: expected float32, float16 or bfloat16, got ", at::toString(dtype));
+  const OptionalTensor saved = saved_.contiguous(), grad = matrix("grad", grad_, saved_);
+  const OptionalTensor grad_sum = matrix("grad_sum", grad_sum_, saved_);
+  const bool with_mean = of.kind == NormKind::layer && !from_output;
+  const Tensor mean = with_mean ? row_numbers("mean", mean_, saved_, of.rows) : Tensor();
+  const Tensor rstd = row_numbers("rstd", rstd_, saved_, of.rows);
+  FTBERT_CHECK(of.weight || !weight_grad, "weight_grad: expected false without a weight");
+  FTBERT_CHECK(of.bias || !bias_grad, "bias_grad: expected false without a bias");
+  const auto like = [&](const OptionalTensor& t, bool asked) {
+    const auto options = saved->options().dtype(t ? t->scalar_type() : dtype);
+    if (asked && of.rows == 0) return at::zeros(shape, options);
+    return asked ? at::empty(shape, options) : at::empty({0}, options);
+  };
+  const Tensor grad_x = dense(*saved, dtype);
+  const Tensor grad_weight = like(of.weight, weight_grad), grad_bias = like(of.bias, bias_grad);
+  if (of.rows == 0) return {grad_x, grad_weight, grad_bias};
+  on_gpu(*saved, [&](auto& context) {
+    NormBackward norm;
+    of.fill(norm);
+    norm.grad = operand(grad);
+    norm.grad_sum = operand(grad_sum);
+    norm.saved = operand(saved);
+    norm.from_output = from_output;
+    norm.mean = with_mean ? data<float>(mean) : nullptr;
+    norm.rstd = data<float>(rstd);
+    norm.grad_x = operand(grad_x);
+    norm.grad_gamma = operand(grad_weight);
+    norm.grad_beta = operand(grad_bias);
+    Tensor partials;
+    norm.partials = nullptr;
+    if (weight_grad || bias_grad) {
+      partials = at::empty({2, norm_partials(context, of.rows), of.cols}, rstd.options());
+      norm.partials = data<float>(partials);
+    }
+    norm_backward(context, norm);
+  });
+  return {grad_x, grad_weight, grad_bias};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(ftbert, m) {
+  define_op_but_cpu(m,
+                    "norm_forward(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, int[] normalized_shape, "
+                    "float eps, str kind, float weight_offset, ScalarType dtype, bool memory_efficient) -> (Tensor, "
+                    "Tensor, Tensor, Tensor)",
+                    &norm_forward_op);
+  define_op_but_cpu(m,
+                    "norm_backward(Tensor grad, Tensor? grad_sum, Tensor saved, bool from_output, Tensor? mean, Tensor "
+                    "rstd, Tensor? weight, Tensor? bias, int[] normalized_shape, float eps, str kind, float "
+                    "weight_offset, ScalarType dtype, bool weight_grad, bool bias_grad) -> (Tensor, Tensor, Tensor)",
+                    &norm_backward_op);
+}
+
+}  // namespace ftbert::binding

@@ -1,0 +1,313 @@
+// The gradients of y = norm(x): one pass over the rows of grad and of x or y, then the sums over rows of each block.
+#pragma once
+#include "kernels/norm/training_rows.cuh"
+
+namespace ftbert {
+namespace {
+
+template <class Rows>
+struct BackwardArguments {
+  Rows grad, grad_sum, saved, grad_x;
+  Vector gamma, beta;
+  const float *mean, *rstd;
+  float* partials;  // [2, blocks, cols], or nullptr
+  int64_t rows;
+  int cols;
+  float eps, offset;
+
+  explicit BackwardArguments(const NormBackward& norm)
+      : grad(norm.grad),
+        grad_sum(norm.grad_sum),
+        saved(norm.saved),
+        grad_x(norm.grad_x),
+        gamma(norm.gamma),
+        beta(norm.beta),
+        mean(norm.mean),
+        rstd(norm.rstd),
+        partials(norm.partials),
+        rows(norm.rows),
+        cols(static_cast<int>(norm.cols)),
+        eps(norm.eps),
+        offset(norm.offset) {}
+};
+
+// What is read of a row beside its elements, asked for a row ahead.
+template <bool kCentred, bool kFromOutput>
+struct RowNumbers {
+  float mean = 0, rstd = 0;
+  template <class Arguments>
+  __device__ RowNumbers(const Arguments& of, int64_t row) {
+    if (row >= of.rows) return;
+    rstd = of.rstd[row];
+    if constexpr (kCentred && !kFromOutput) mean = of.mean[row];
+  }
+};
+
+// Shared memory: gamma; from the output 1 / gamma, and LayerNorm's beta [kCols]; rows of grad, of saved, of grad_sum.
+//
+// From the output, u = y - beta stands for gamma * x^: mean(a * x^) = mean(grad * u) needs no division, nor does the
+// sum of grad * u over rows, which is divided by gamma when all rows are in it. x^ itself is u * (1 / gamma).
+template <class Rows, bool kCentred, bool kFromOutput, class Shape>
+__global__ void __launch_bounds__(Shape::kBackwardThreads, 1)
+    norm_backward_kernel(const __grid_constant__ BackwardArguments<Rows> of) {
+  constexpr int P = Shape::kPacks, W = Shape::kWidth, kStages = Shape::kStages;
+  constexpr int kVectors = 1 + kFromOutput * (1 + kCentred);
+  using Sum = GroupSum<Shape::kThreads, Shape::kBackwardThreads / Shape::kThreads>;
+  using Shared = SharedVector<Shape>;
+  extern __shared__ uint4 memory[];
+  __shared__ float partial[Sum::kFloats];
+  float* const gamma = reinterpret_cast<float*>(memory);
+  float* const inverse_of_gamma = gamma + Shape::kCols;
+  float* const beta = inverse_of_gamma + Shape::kCols;
+  uint4* const staged = memory + kVectors * Shape::kCols / 4;
+  const int cols = of.cols, groups = blockDim.x / Shape::kThreads, matrix = groups * (Shape::kGroupBytes / 16);
+  const float inverse = 1.0f / cols;
+  GroupWalk<Shape> walk;
+  Sum sum_of_group(partial, walk.group);
+  const RowFeed<Rows, Shape> grad(of.grad, staged, walk), saved(of.saved, staged + matrix, walk);
+  const RowFeed<Rows, Shape> grad_sum(of.grad_sum, staged + 2 * matrix, walk);
+  const auto start = [&](int stage, int64_t row) {
+    grad.start(stage, row, row < of.rows, cols, walk);
+    saved.start(stage, row, row < of.rows, cols, walk);
+    if (of.grad_sum) grad_sum.start(stage, row, row < of.rows, cols, walk);
+    copy_async_commit();
+  };
+
+  wait_for_inputs();
+#pragma unroll
+  for (int stage = 0; stage < kStages; ++stage) start(stage, walk.row + stage * walk.step);
+  RowNumbers<kCentred, kFromOutput> next(of, walk.row);
+  Shared::fill(gamma, cols, [&](int col) { return gamma_at(of.gamma, col, of.offset); });
+  if constexpr (kFromOutput) {
+    Shared::fill(inverse_of_gamma, cols,
+                 [&](int col) { return inverse_gamma(gamma_at(of.gamma, col, of.offset), of.eps); });
+    if constexpr (kCentred) Shared::fill(beta, cols, [&](int col) { return of.beta.at(col, 0); });
+  }
+  __syncthreads();
+
+  float sum_gamma[P][W] = {}, sum_beta[kCentred ? P : 1][W] = {};
+  int stage = 0;
+  for (; walk.warp_row < of.rows; walk.row += walk.step, walk.warp_row += walk.step) {
+    const bool real = walk.row < of.rows;
+    const RowNumbers<kCentred, kFromOutput> now = next;
+    next = RowNumbers<kCentred, kFromOutput>(of, walk.row + walk.step);
+    copy_async_wait<kStages - 1>();
+    // g = grad and u of a pack: x^, or from the output gamma * x^. Both passes read them from shared memory.
+    const auto read = [&](int i, float (&g)[W], float (&u)[W]) {
+      grad.read(stage, i, walk.row, real, cols, walk, g);
+      saved.read(stage, i, walk.row, real, cols, walk, u);
+      if constexpr (!kFromOutput) {
+#pragma unroll
+        for (int w = 0; w < W; ++w) u[w] = (u[w] - now.mean) * now.rstd;
+      } else if constexpr (kCentred) {
+        float b[W];
+        Shared::read(beta, i, walk, b);
+#pragma unroll
+        for (int w = 0; w < W; ++w) u[w] -= b[w];
+      }
+    };
+
+    float sums[1 + kCentred] = {};  // of a * x^ and, of LayerNorm, of a = grad * gamma
+#pragma unroll
+    for (int i = 0; i < P; ++i) {
+      float g[W], u[W], s[W];
+      read(i, g, u);
+      Shared::read(gamma, i, walk, s);
+#pragma unroll
+      for (int w = 0; w < W; ++w) {
+        const float gu = g[w] * u[w], a = g[w] * s[w];
+        sum_gamma[i][w] += gu;
+        sums[0] += kFromOutput ? gu : a * u[w];
+        if constexpr (kCentred) {
+          sum_beta[i][w] += g[w];
+          sums[1] += a;
+        }
+      }
+    }
+    sum_of_group(sums);
+    asm volatile("" ::: "memory");  // read again: kept in registers between the passes, rows of 768 spill
+    const float along = sums[0] * inverse, mean_of_a = kCentred ? sums[kCentred] * inverse : 0;
+#pragma unroll
+    for (int i = 0; i < P; ++i) {
+      float g[W], u[W], s[W];
+      read(i, g, u);
+      Shared::read(gamma, i, walk, s);
+      if constexpr (kFromOutput) {
+        float t[W];
+        Shared::read(inverse_of_gamma, i, walk, t);
+#pragma unroll
+        for (int w = 0; w < W; ++w) u[w] *= t[w];
+      }
+#pragma unroll
+      for (int w = 0; w < W; ++w) g[w] = now.rstd * (g[w] * s[w] - mean_of_a - u[w] * along);
+      if (of.grad_sum) {
+        float t[W];
+        grad_sum.read(stage, i, walk.row, real, cols, walk, t);
+#pragma unroll
+        for (int w = 0; w < W; ++w) g[w] += t[w];
+      }
+      if (real && walk.col(i) < cols) of.grad_x.store(walk.row * cols + walk.col(i), g);
+    }
+    start(stage, walk.row + kStages * walk.step);
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+  }
+
+  copy_async_wait<0>();
+  if (of.partials == nullptr) return;
+  // This block's sums, of its groups in their order.
+  float* const of_groups = reinterpret_cast<float*>(staged);  // [groups, kCols]
+  const auto put = [&](const float (&sums)[P][W], float* to) {
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < P; ++i) Shared::write(of_groups + walk.group * Shape::kCols, i, walk, sums[i]);
+    __syncthreads();
+    for (int col = threadIdx.x; col < cols; col += blockDim.x) {
+      float total = 0;
+      for (int group = 0; group < groups; ++group) total += of_groups[group * Shape::kCols + Shared::index(col)];
+      to[col] = total;
+    }
+  };
+  put(sum_gamma, of.partials + static_cast<int64_t>(blockIdx.x) * cols);
+  if constexpr (kCentred) put(sum_beta, of.partials + static_cast<int64_t>(gridDim.x + blockIdx.x) * cols);
+}
+
+// A row that is read from memory for every pass.
+template <class Rows, bool kCentred>
+struct LongRow {
+  const BackwardArguments<Rows>& of;
+  int64_t row;
+  bool from_output;
+  float mean = 0, rstd;
+
+  __device__ LongRow(const BackwardArguments<Rows>& of, int64_t row, bool from_output)
+      : of(of), row(row), from_output(from_output), rstd(of.rstd[row]) {
+    if (kCentred && !from_output) mean = of.mean[row];
+  }
+  // g = grad and x = x^ of a pack
+  __device__ void read(int col, float (&g)[Rows::kWidth], float (&x)[Rows::kWidth]) const {
+    of.grad.load(row * of.cols + col, g);
+    of.saved.load(row * of.cols + col, x);
+#pragma unroll
+    for (int w = 0; w < Rows::kWidth; ++w) {
+      if (from_output)
+        x[w] = (x[w] - (kCentred ? of.beta.at(col + w, 0) : 0)) *
+               inverse_gamma(gamma_at(of.gamma, col + w, of.offset), of.eps);
+      else
+        x[w] = (x[w] - mean) * rstd;
+    }
+  }
+};
+
+// Rows too long for registers: grad_x, a block a row, each pass reading the row again (from L2).
+template <class Rows, bool kCentred>
+__global__ void __launch_bounds__(kLongThreads)
+    norm_backward_long(const __grid_constant__ BackwardArguments<Rows> of, bool from_output) {
+  constexpr int W = Rows::kWidth;
+  const float inverse = 1.0f / of.cols;
+  wait_for_inputs();
+  for (int64_t row = blockIdx.x; row < of.rows; row += gridDim.x) {
+    const LongRow<Rows, kCentred> values(of, row, from_output);
+    float along = 0, of_a = 0;
+#pragma unroll 1
+    for (int col = threadIdx.x * W; col < of.cols; col += kLongThreads * W) {
+      float g[W], x[W];
+      values.read(col, g, x);
+#pragma unroll
+      for (int w = 0; w < W; ++w) {
+        const float a = g[w] * gamma_at(of.gamma, col + w, of.offset);
+        of_a += a;
+        along += a * x[w];
+      }
+    }
+    along = reduce<kLongThreads>(along, Sum()) * inverse;
+    of_a = kCentred ? reduce<kLongThreads>(of_a, Sum()) * inverse : 0;
+#pragma unroll 1
+    for (int col = threadIdx.x * W; col < of.cols; col += kLongThreads * W) {
+      float g[W], x[W], t[W] = {};
+      values.read(col, g, x);
+      if (of.grad_sum) of.grad_sum.load(row * of.cols + col, t);
+#pragma unroll
+      for (int w = 0; w < W; ++w)
+        g[w] = values.rstd * (g[w] * gamma_at(of.gamma, col + w, of.offset) - of_a - x[w] * along) + t[w];
+      of.grad_x.store(row * of.cols + col, g);
+    }
+  }
+}
+
+// The same rows' sums: a thread a pack of columns, blockIdx.y a part of the rows.
+template <class Rows, bool kCentred>
+__global__ void __launch_bounds__(kLongThreads)
+    norm_backward_columns(const __grid_constant__ BackwardArguments<Rows> of, bool from_output) {
+  constexpr int W = Rows::kWidth;
+  const int64_t col = (static_cast<int64_t>(blockIdx.x) * kLongThreads + threadIdx.x) * W;
+  wait_for_inputs();
+  if (col >= of.cols) return;
+  float sum_gamma[W] = {}, sum_beta[W] = {};
+  for (int64_t row = blockIdx.y; row < of.rows; row += gridDim.y) {
+    const LongRow<Rows, kCentred> values(of, row, from_output);
+    float g[W], x[W];
+    values.read(static_cast<int>(col), g, x);
+#pragma unroll
+    for (int w = 0; w < W; ++w) {
+      sum_gamma[w] += g[w] * x[w];
+      sum_beta[w] += g[w];
+    }
+  }
+#pragma unroll
+  for (int w = 0; w < W; ++w) {
+    of.partials[static_cast<int64_t>(blockIdx.y) * of.cols + col + w] = sum_gamma[w];
+    of.partials[static_cast<int64_t>(gridDim.y + blockIdx.y) * of.cols + col + w] = sum_beta[w];
+  }
+}
+
+template <class Rows, bool kCentred, bool kFromOutput>
+unsigned launch_backward(Context<Cuda>& context, const NormBackward& norm) {
+  const BackwardArguments<Rows> arguments(norm);
+  unsigned blocks = 0;
+  with_training_shape<Rows::kWidth, Rows::kPlain>(norm.cols, [&]<class Shape>(Shape) {
+    constexpr size_t kSums = Shape::kCols * sizeof(float);  // of a group, where its rows were
+    const size_t group = Rows::kStaged ? Shape::kGroupBytes * (norm.grad_sum ? 3 : 2) : kSums;
+    static_assert(!Rows::kStaged || 2 * Shape::kGroupBytes >= kSums);
+    blocks = launch_over_rows<Shape>(context, "kernel norm_backward",
+                                     norm_backward_kernel<Rows, kCentred, kFromOutput, Shape>, Shape::kBackwardThreads,
+                                     norm.rows, group,
+                                     (1 + kFromOutput * (1 + kCentred)) * Shape::kCols * sizeof(float), arguments);
+    return blocks > 0;
+  });
+  return blocks;
+}
+
+template <class Rows, bool kCentred>
+unsigned launch_backward_long(Context<Cuda>& context, const NormBackward& norm) {
+  const BackwardArguments<Rows> arguments(norm);
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(norm.rows, int64_t{4} * context.sm_count));
+  launch_overlapped(context, "kernel norm_backward_long", norm_backward_long<Rows, kCentred>, dim3(blocks),
+                    kLongThreads, 0, 1, arguments, norm.from_output);
+  const auto parts = static_cast<unsigned>(norm_partials(context, norm.rows));
+  const int64_t packs = norm.cols / Rows::kWidth;
+  if (norm.partials)
+    launch_overlapped(context, "kernel norm_backward_columns", norm_backward_columns<Rows, kCentred>,
+                      dim3(static_cast<unsigned>((packs + kLongThreads - 1) / kLongThreads), parts), kLongThreads, 0, 1,
+                      arguments, norm.from_output);
+  return parts;
+}
+
+template <class Rows>
+BackwardParts launch_backward(Context<Cuda>& context, const NormBackward& norm) {
+  if (norm.from_output)
+    return {norm.kind == NormKind::layer ? launch_backward<Rows, true, true>(context, norm)
+                                         : launch_backward<Rows, false, true>(context, norm),
+            true};
+  return {norm.kind == NormKind::layer ? launch_backward<Rows, true, false>(context, norm)
+                                       : launch_backward<Rows, false, false>(context, norm),
+          false};
+}
+
+}  // namespace
+
+template <class T>
+BackwardParts norm_backward_plain(Context<Cuda>& context, const NormBackward& norm) {
+  return launch_backward<PlainRows<native_t<T>>>(context, norm);
+}
+
+}  // namespace ftbert
