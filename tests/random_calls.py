@@ -19,9 +19,7 @@ from families import make_model
 from torch import Tensor
 
 import ftbert
-from ftbert._library import load_library
-
-load_library()  # before the ops are asked for
+import ftbert.norm  # loads the library, before the ops are asked for, and registers what its own compute on the CPU
 INTEGERS = [-(2**63), -(2**31), -2, -1, 0, 1, 2, 3, 5, 8, 2**31 - 1, 2**31, 2**32, 2**40, 2**58, 2**62, 2**63 - 1]
 DTYPES = [value for value in vars(torch).values() if isinstance(value, torch.dtype)]
 WANTS = (
@@ -71,6 +69,8 @@ def valid(name: str, device: str) -> list[Any]:
         "linear_norm_e4m3": [x.to(torch.float8_e4m3fn), floats(1), floats(64, 64).to(torch.float8_e4m3fn), floats(64), vector.half(), x.half(), vector.half(), vector.half(), 1e-5, "64x128", "rms", 1.0, "once", True, floats(1), None, 0],
         "linear_turned": [x, floats(192, 64), floats(192), columns, floats(10, 16, 2), 1, "wgmma_tile", "128x64", 1, False, "rms", vector, None, vector, None, 1e-6, 0.0, "once"],
         "pack_weight": [floats(7, 64)],
+        "norm_backward": [x, floats(6, 64), floats(6, 64), False, floats(6), floats(6), vector, vector, [64], 1e-5, "layer", 0.0, torch.float32, True, True],
+        "norm_forward": [x, floats(6, 64), vector, vector, [64], 1e-5, "layer", 0.0, torch.float32, True],
         "padding": [torch.ones_like(ids)],
         "padding_mask": [columns, 5],
         "padding_positions": [ids, index, cu, 6, "from_padding", 1],

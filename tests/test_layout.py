@@ -34,6 +34,7 @@ PYTHON = (
     "converters",
     "text",
     "tuning",
+    "norm",
     "checkpoint",
     "devices",
     "forked",

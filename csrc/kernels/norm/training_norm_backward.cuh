@@ -43,7 +43,13 @@ struct RowNumbers {
   }
 };
 
-// Shared memory: gamma; from the output 1 / gamma, and LayerNorm's beta [kCols]; rows of grad, of saved, of grad_sum.
+// 1 / gamma stays beside gamma where there is room, else it is made for every row.
+template <class Shape>
+inline constexpr bool kInverseKept = Shape::kCols <= 4096;
+template <class Shape, bool kCentred, bool kFromOutput>
+inline constexpr int kVectorsKept = 1 + kFromOutput * (kCentred + kInverseKept<Shape>);
+
+// Shared memory: gamma; from the output LayerNorm's beta, 1 / gamma [kCols]; rows of grad, of saved, of grad_sum.
 //
 // From the output, u = y - beta stands for gamma * x^: mean(a * x^) = mean(grad * u) needs no division, nor does the
 // sum of grad * u over rows, which is divided by gamma when all rows are in it. x^ itself is u * (1 / gamma).
@@ -51,15 +57,14 @@ template <class Rows, bool kCentred, bool kFromOutput, class Shape>
 __global__ void __launch_bounds__(Shape::kBackwardThreads, 1)
     norm_backward_kernel(const __grid_constant__ BackwardArguments<Rows> of) {
   constexpr int P = Shape::kPacks, W = Shape::kWidth, kStages = Shape::kStages;
-  constexpr int kVectors = 1 + kFromOutput * (1 + kCentred);
   using Sum = GroupSum<Shape::kThreads, Shape::kBackwardThreads / Shape::kThreads>;
   using Shared = SharedVector<Shape>;
   extern __shared__ uint4 memory[];
   __shared__ float partial[Sum::kFloats];
   float* const gamma = reinterpret_cast<float*>(memory);
-  float* const inverse_of_gamma = gamma + Shape::kCols;
-  float* const beta = inverse_of_gamma + Shape::kCols;
-  uint4* const staged = memory + kVectors * Shape::kCols / 4;
+  float* const beta = gamma + Shape::kCols;
+  float* const inverse_of_gamma = beta + (kCentred ? Shape::kCols : 0);
+  uint4* const staged = memory + kVectorsKept<Shape, kCentred, kFromOutput> * Shape::kCols / 4;
   const int cols = of.cols, groups = blockDim.x / Shape::kThreads, matrix = groups * (Shape::kGroupBytes / 16);
   const float inverse = 1.0f / cols;
   GroupWalk<Shape> walk;
@@ -79,8 +84,9 @@ __global__ void __launch_bounds__(Shape::kBackwardThreads, 1)
   RowNumbers<kCentred, kFromOutput> next(of, walk.row);
   Shared::fill(gamma, cols, [&](int col) { return gamma_at(of.gamma, col, of.offset); });
   if constexpr (kFromOutput) {
-    Shared::fill(inverse_of_gamma, cols,
-                 [&](int col) { return inverse_gamma(gamma_at(of.gamma, col, of.offset), of.eps); });
+    if constexpr (kInverseKept<Shape>)
+      Shared::fill(inverse_of_gamma, cols,
+                   [&](int col) { return inverse_gamma(gamma_at(of.gamma, col, of.offset), of.eps); });
     if constexpr (kCentred) Shared::fill(beta, cols, [&](int col) { return of.beta.at(col, 0); });
   }
   __syncthreads();
@@ -123,6 +129,7 @@ __global__ void __launch_bounds__(Shape::kBackwardThreads, 1)
           sums[1] += a;
         }
       }
+      if constexpr (P == 4) asm volatile("" ::: "memory");  // a pack at a time, or registers run out
     }
     sum_of_group(sums);
     asm volatile("" ::: "memory");  // read again: kept in registers between the passes, rows of 768 spill
@@ -134,9 +141,9 @@ __global__ void __launch_bounds__(Shape::kBackwardThreads, 1)
       Shared::read(gamma, i, walk, s);
       if constexpr (kFromOutput) {
         float t[W];
-        Shared::read(inverse_of_gamma, i, walk, t);
+        if constexpr (kInverseKept<Shape>) Shared::read(inverse_of_gamma, i, walk, t);
 #pragma unroll
-        for (int w = 0; w < W; ++w) u[w] *= t[w];
+        for (int w = 0; w < W; ++w) u[w] *= kInverseKept<Shape> ? t[w] : inverse_gamma(s[w], of.eps);
       }
 #pragma unroll
       for (int w = 0; w < W; ++w) g[w] = now.rstd * (g[w] * s[w] - mean_of_a - u[w] * along);
@@ -200,7 +207,7 @@ struct LongRow {
 
 // Rows too long for registers: grad_x, a block a row, each pass reading the row again (from L2).
 template <class Rows, bool kCentred>
-__global__ void __launch_bounds__(kLongThreads)
+__global__ void __launch_bounds__(kLongThreads, 2)
     norm_backward_long(const __grid_constant__ BackwardArguments<Rows> of, bool from_output) {
   constexpr int W = Rows::kWidth;
   const float inverse = 1.0f / of.cols;
@@ -236,7 +243,7 @@ __global__ void __launch_bounds__(kLongThreads)
 
 // The same rows' sums: a thread a pack of columns, blockIdx.y a part of the rows.
 template <class Rows, bool kCentred>
-__global__ void __launch_bounds__(kLongThreads)
+__global__ void __launch_bounds__(kLongThreads, 2)
     norm_backward_columns(const __grid_constant__ BackwardArguments<Rows> of, bool from_output) {
   constexpr int W = Rows::kWidth;
   const int64_t col = (static_cast<int64_t>(blockIdx.x) * kLongThreads + threadIdx.x) * W;
@@ -268,10 +275,10 @@ unsigned launch_backward(Context<Cuda>& context, const NormBackward& norm) {
     constexpr size_t kSums = Shape::kCols * sizeof(float);  // of a group, where its rows were
     const size_t group = Rows::kStaged ? Shape::kGroupBytes * (norm.grad_sum ? 3 : 2) : kSums;
     static_assert(!Rows::kStaged || 2 * Shape::kGroupBytes >= kSums);
-    blocks = launch_over_rows<Shape>(context, "kernel norm_backward",
-                                     norm_backward_kernel<Rows, kCentred, kFromOutput, Shape>, Shape::kBackwardThreads,
-                                     norm.rows, group,
-                                     (1 + kFromOutput * (1 + kCentred)) * Shape::kCols * sizeof(float), arguments);
+    blocks = launch_over_rows<Shape>(
+        context, "kernel norm_backward", norm_backward_kernel<Rows, kCentred, kFromOutput, Shape>,
+        Shape::kBackwardThreads, norm.rows, group,
+        kVectorsKept<Shape, kCentred, kFromOutput> * Shape::kCols * sizeof(float), arguments);
     return blocks > 0;
   });
   return blocks;

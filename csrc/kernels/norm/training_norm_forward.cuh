@@ -120,7 +120,8 @@ __global__ void __launch_bounds__(Shape::kForwardThreads, 1)
 
 // A row too long for registers, a block a row: the same passes, each reading the row again (from L2).
 template <class Rows, bool kCentred>
-__global__ void __launch_bounds__(kLongThreads) norm_forward_long(const __grid_constant__ ForwardArguments<Rows> of) {
+__global__ void __launch_bounds__(kLongThreads, 2)
+    norm_forward_long(const __grid_constant__ ForwardArguments<Rows> of) {
   constexpr int W = Rows::kWidth;
   const float inverse = 1.0f / of.cols;
   wait_for_inputs();

@@ -95,7 +95,7 @@ struct TrainingShape {
   static constexpr int kWidth = kWidth_, kThreads = kThreads_, kPacks = kPacks_;
   static constexpr int kCols = kWidth * kThreads * kPacks;  // the longest row
   static constexpr bool kLongWarps = kThreads == 32 && kPacks == 3;
-  static constexpr int kStages = kPacks == 1 ? 4 : (kPacks == 2 && kThreads < 512) || kLongWarps ? 3 : 2;
+  static constexpr int kStages = kPacks == 1 ? 4 : kPacks == 2 || kLongWarps ? 3 : 2;
   static constexpr int kForwardThreads = kThreads == 64 ? 896 : kPacks == 4 && kWidth == 8 ? 512 : 1024;
   static constexpr int kBackwardThreads = kPacks == 1 ? 768 : kLongWarps ? 384 : 512;
   static constexpr size_t kGroupBytes = 16 * kStages * kThreads * kPacks;  // of a matrix's rows in shared memory
@@ -121,7 +121,8 @@ bool with_training_shape(int64_t cols, const Launch& launch) {
     if constexpr (kMany)
       if (packs <= 128) return launch(TrainingShape<kWidth, 64, 2>());
     if (packs <= 192) return launch(TrainingShape<kWidth, 64, 3>());
-    if (packs <= 256) return launch(TrainingShape<kWidth, 128, 2>());
+    if constexpr (kMany)
+      if (packs <= 256) return launch(TrainingShape<kWidth, 128, 2>());
     if (packs <= 512) return launch(TrainingShape<kWidth, 256, 2>());
     if (packs <= 1024) return launch(TrainingShape<kWidth, 512, 2>());
     if (packs <= 2048) return launch(TrainingShape<kWidth, 512, 4>());
