@@ -51,6 +51,7 @@ def backward(
     if grad_sum is not None:
         _check_like("grad_sum", grad_sum, saved)
     wide, cols = sums_type(saved.dtype), math.prod(shape)
+    _check_rows("rstd", rstd, saved.reshape(-1, cols))
     g, x = (one.to(wide).reshape(-1, cols) for one in (grad, saved))
     gamma = None if weight is None else weight.to(wide).flatten() + weight_offset
     if from_output:
@@ -60,7 +61,8 @@ def backward(
     else:
         if kind == "layer":
             if mean is None:
-                raise ValueError("mean: expected that of each row, got None")
+                raise RuntimeError("mean: expected that of each row, got None")
+            _check_rows("mean", mean, x)
             x = x - mean[:, None]
         x = x * rstd[:, None]
     a = g if gamma is None else g * gamma
@@ -87,32 +89,55 @@ def check(
 ) -> None:
     """The words of csrc/binding/training_norm_ops.cpp."""
     if kind not in ("layer", "rms"):
-        raise ValueError(f"kind: expected layer or rms, got {kind}")
+        raise RuntimeError(f"kind: expected layer or rms, got {kind}")
     if not eps > 0:
-        raise ValueError(f"eps: expected more than 0, got {eps:g}")
+        raise RuntimeError(f"eps: expected more than 0, got {eps:g}")
+    _check_storage(name, x)
     if x.dtype not in FLOATS:
-        raise ValueError(f"{name}: expected float32, float16, bfloat16 or float64, got {_describe(x)}")
+        raise RuntimeError(f"{name}: expected float32, float16, bfloat16 or float64, got {_describe(x)}")
     shape = list(shape)
     if not shape or x.dim() < len(shape) or list(x.shape[x.dim() - len(shape) :]) != shape:
-        raise ValueError(f"{name}: expected a shape that ends in normalized_shape {shape}, got {_describe(x)}")
+        raise RuntimeError(f"{name}: expected a shape that ends in normalized_shape {shape}, got {_describe(x)}")
     if math.prod(shape) == 0:
-        raise ValueError(f"normalized_shape: expected 1 to 2^30 elements, got {shape}")
+        raise RuntimeError(f"normalized_shape: expected 1 to 2^30 elements, got {shape}")
     if bias is not None and kind == "rms":
-        raise ValueError("bias: expected none beside kind rms")
+        raise RuntimeError("bias: expected none beside kind rms")
     for which, vector in (("weight", weight), ("bias", bias)):
         if vector is None:
             continue
+        _check_storage(which, vector)
         if vector.dtype not in FLOATS or vector.device != x.device:
-            raise ValueError(
+            raise RuntimeError(
                 f"{which}: expected float32, float16, bfloat16 or float64 on {x.device}, got {_describe(vector)}"
             )
         if list(vector.shape) != shape:
-            raise ValueError(f"{which}: expected normalized_shape {shape}, got {_describe(vector)}")
+            raise RuntimeError(f"{which}: expected normalized_shape {shape}, got {_describe(vector)}")
 
 
 def _check_like(name: str, t: Tensor, x: Tensor) -> None:
+    _check_storage(name, t)
     if t.dtype not in FLOATS or t.device != x.device or t.shape != x.shape:
-        raise ValueError(f"{name}: expected floats {list(x.shape)} on {x.device}, got {_describe(t)}")
+        raise RuntimeError(f"{name}: expected floats {list(x.shape)} on {x.device}, got {_describe(t)}")
+
+
+def _check_rows(name: str, t: Tensor, rows: Tensor) -> None:
+    _check_storage(name, t)
+    if t.dtype not in (torch.float32, torch.float64) or t.device != rows.device or t.shape != rows.shape[:1]:
+        raise RuntimeError(f"{name}: expected float32 [{rows.shape[0]}] on {rows.device}, got {_describe(t)}")
+
+
+def check_present(name: str, t: Tensor | None) -> None:
+    """The dispatcher lets None through where a tensor is expected."""
+    if t is None:
+        raise RuntimeError(f"{name}: expected a tensor, got None")
+
+
+def _check_storage(name: str, t: Tensor) -> None:
+    """It may have been resized since, and torch would read behind it."""
+    check_present(name, t)
+    reach = t.storage_offset() + 1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+    if t.numel() and t.untyped_storage().nbytes() < reach * t.element_size():
+        raise RuntimeError(f"{name}: expected a dense tensor, got one whose storage is too short for it")
 
 
 def _describe(t: Tensor) -> str:

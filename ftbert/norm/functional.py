@@ -11,7 +11,7 @@ gets no gradient, and one near 0 an inexact one: the row is restored by division
 
 weight_offset: added to the weight (1: Gemma's 1 + w). eps None: that of x's type, as in torch.nn.RMSNorm.
 
-ValueError or RuntimeError say which shape, type or device was expected; eps has to be more than 0.
+RuntimeError says which shape, type or device was expected; eps has to be more than 0.
 """
 
 from __future__ import annotations

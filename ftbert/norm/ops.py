@@ -38,6 +38,7 @@ def _forward_shapes(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, shape: Sequence[int], eps: float,
     kind: str, offset: float, dtype: torch.dtype, memory_efficient: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
+    composition.check_present("x", x)
     rows = math.prod(x.shape[: x.dim() - len(shape)])
     floats = composition.sums_type(x.dtype)
     total = x.new_empty(0)
@@ -54,6 +55,7 @@ def _backward_shapes(
     weight: Tensor | None, bias: Tensor | None, shape: Sequence[int], eps: float, kind: str, offset: float,
     dtype: torch.dtype, weight_grad: bool, bias_grad: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
+    composition.check_present("saved", saved)
     vectors = (
         saved.new_empty(shape, dtype=vector.dtype) if asked and vector is not None else saved.new_empty(0)
         for vector, asked in ((weight, weight_grad), (bias, bias_grad))

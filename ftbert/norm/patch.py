@@ -21,15 +21,15 @@ _EPS_NAMES = ("variance_epsilon", "eps", "epsilon")  # of transformers' RMSNorms
 
 def patch(model: M, memory_efficient: bool | str = "auto") -> M:
     """Lets ftbert compute every nn.LayerNorm, nn.RMSNorm and transformers' *RMSNorm in `model`, in place, and returns
-    it. Classes become subclasses of what they were; parameters, state_dict, hooks and `isinstance` stay as they are, and
-    patched models can be copied and pickled. Patching again changes `memory_efficient` (functional.py says what that
-    is). Training, inference, torch.compile and checkpointing work as before; unpatch before torch.jit.script.
+    it. Classes become subclasses of what they were; parameters, state_dict, hooks and `isinstance` stay, and patched
+    models can be copied and pickled. Patching again changes `memory_efficient`, which functional.py explains. Training,
+    inference, torch.compile and checkpointing work as before; unpatch before torch.jit.script.
 
-    A class of transformers is patched where a trial on its copy shows what it computes: RMSNorm times weight or times
+    A class of transformers is patched where a trial on a copy shows what it computes: RMSNorm times weight or times
     1 + weight. Others stay as they are, and so do subclasses of nn.LayerNorm, which may compute something else.
 
-    What differs: under autocast norms give autocast's type, not float32 (functional.py); of Llama's norms in 16 bits the
-    last bit, since rows are not rounded before they are multiplied by the weight.
+    What differs: under autocast norms give its type, not float32; of Llama's norms in 16 bits the last bit, since rows
+    are not rounded before they are multiplied by the weight.
 
     Weights that are 0 would get no gradient from the result: "auto" saves x there, and True warns. This waits once for
     the GPU. ValueError where there is no norm to patch."""
