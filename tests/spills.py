@@ -19,6 +19,7 @@ KNOWN = [
     ("sm_90a", r"wgmma_norm_kernelI.*NormShapeILi192ELi128ELb0ELi1E.*ResultMaps", 12, 20),
     ("sm_80", r"attention_simtILi128E", 24, 36),
     ("sm_80", r"attention_simtILi80E", 8, 8),
+    ("sm_80", r"norm_backward_kernelI.*TrainingShapeILi8ELi512ELi4E", 16, 12),
 ]
 COMPILER = "13.0"
 OF_PTXAS = re.compile(r"ptxas info|bytes stack frame")

@@ -33,7 +33,7 @@ class FusedLayerNorm(nn.LayerNorm):
         self.memory_efficient = memory_efficient
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.jit.is_scripting():
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
             return torch.ops.ftbert.norm_forward(
                 x, None, self.weight, self.bias, self.normalized_shape, self.eps, "layer", 0.0, x.dtype, False
             )[0]
@@ -68,7 +68,7 @@ class FusedRMSNorm(nn.RMSNorm):
             nn.init.constant_(self.weight, 1 - self.weight_offset)
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.jit.is_scripting():
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
             eps = eps_for(self.eps, x.dtype)
             return torch.ops.ftbert.norm_forward(
                 x, None, self.weight, None, self.normalized_shape, eps, "rms", self.weight_offset, x.dtype, False
@@ -91,7 +91,7 @@ class MixedFusedLayerNorm(FusedLayerNorm):
     """FusedLayerNorm whose result has the weight's type, as in apex."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.jit.is_scripting():
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
             return torch.ops.ftbert.norm_forward(
                 x, None, self.weight, self.bias, self.normalized_shape, self.eps, "layer", 0.0, self.weight.dtype, False
             )[0]
@@ -105,7 +105,7 @@ class MixedFusedRMSNorm(FusedRMSNorm):
     """FusedRMSNorm whose result has the weight's type, as in apex."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.jit.is_scripting():
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
             eps = eps_for(self.eps, x.dtype)
             return torch.ops.ftbert.norm_forward(
                 x, None, self.weight, None, self.normalized_shape, eps, "rms", self.weight_offset, self.weight.dtype,

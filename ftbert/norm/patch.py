@@ -62,7 +62,7 @@ def unpatch(model: M) -> M:
         if _is_patched(module):
             for name in _ADDED:
                 module.__dict__.pop(name, None)
-            module.__class__ = next(kind for kind in type(module).__mro__[1:] if not issubclass(kind, _OURS))
+            module.__class__ = next(kind for kind in type(module).__mro__[1:] if not issubclass(kind, _OURS))  # type: ignore[assignment]
     return model
 
 
@@ -80,7 +80,7 @@ def _patch_one(module: nn.Module) -> bool:
         if kind is nn.RMSNorm:
             module.weight_offset = 0.0  # type: ignore[assignment]
     elif (found := _facts(module)) is not None:
-        module.__class__ = _fused_class(kind)
+        module.__class__ = _fused_class(kind)  # type: ignore[arg-type]
         module.weight_offset, module._ftbert_eps, module._ftbert_promotes = found  # type: ignore[assignment]
     else:
         return False
@@ -120,7 +120,7 @@ def _fused_class(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _made_again(kind: type[nn.Module]) -> nn.Module:
-    fused = _fused_class(kind)
+    fused = _fused_class(kind)  # type: ignore[arg-type]
     return fused.__new__(fused)  # type: ignore[no-any-return]
 
 

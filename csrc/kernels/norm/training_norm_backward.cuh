@@ -154,7 +154,6 @@ __global__ void __launch_bounds__(Shape::kBackwardThreads, 1)
         for (int w = 0; w < W; ++w) g[w] += t[w];
       }
       if (real && walk.col(i) < cols) of.grad_x.store(walk.row * cols + walk.col(i), g);
-      if constexpr (P == 4) asm volatile("" ::: "memory");
     }
     start(stage, walk.row + kStages * walk.step);
     stage = stage + 1 == kStages ? 0 : stage + 1;
