@@ -582,3 +582,80 @@ def test_beyond_2_to_the_31_elements() -> None:
         leaf = x.detach()[part].clone().requires_grad_()
         few = norm.fused_layer_norm(leaf, cols)
         assert torch.equal(y[part], few) and torch.equal(grad[part], torch.autograd.grad(few, leaf, few)[0])
+
+
+# ---- models ---------------------------------------------------------------------------------------------------------
+
+
+def tiny_llama() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(vocab_size=60, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2))
+
+
+def losses(model: nn.Module, ids: Tensor, steps: int = 8) -> list[float]:
+    model = copy.deepcopy(model).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    curve = []
+    for _ in range(steps):
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        curve.append(float(loss.detach()))
+    return curve
+
+
+def test_a_model_is_tuned_alike_and_keeps_less(device: str) -> None:
+    model = tiny_llama().to(device)
+    ids = torch.randint(0, 60, (4, 32), generator=torch.Generator().manual_seed(1)).to(device)
+    wanted = losses(model, ids)
+    patch(model)
+    assert losses(model, ids) == pytest.approx(wanted, rel=2e-4) and wanted[-1] < wanted[0]
+
+    def kept() -> int:
+        """Bytes of activations."""
+        sizes: dict[int, int] = {}
+        held = []
+
+        def pack(t: Tensor) -> Tensor:
+            held.append(t)
+            sizes[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            model(input_ids=ids).logits.sum()
+        return sum(sizes.values())
+
+    patch(model, False)
+    plain = kept()
+    for efficient in (True, "auto"):
+        patch(model, efficient)
+        norms = 2 * 3 + 1
+        assert plain - kept() == pytest.approx(norms * ids.numel() * 64 * 4, rel=0.02)
+
+
+def test_a_model_under_autocast(device: str) -> None:
+    from conftest import make_bert
+
+    model = make_bert().to(device).train()
+    ids = torch.randint(5, 100, (4, 20), generator=torch.Generator().manual_seed(1)).to(device)
+    for part in model.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+
+    def run() -> list[Tensor]:
+        model.zero_grad()
+        with torch.autocast(device, BF16):
+            out = model(input_ids=ids).last_hidden_state
+        out.float().square().mean().backward()
+        return [out.detach().float(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+    model.config._attn_implementation = "eager"
+    wanted = run()
+    patch(model)
+    got = run()
+    assert len(got) == len(wanted)
+    for one, true in zip(got, wanted, strict=True):
+        assert (one - true).norm() <= 0.05 * true.norm() + 1e-4
