@@ -1,0 +1,61 @@
+"""The picture of a result of bench_norm.py: each peer's share of a copy's speed over the columns.
+
+    python benchmarks/norm_chart.py benchmarks/results/norm-h100-bf16.json docs/norm-h100.png
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from norm_tables import DIRECTIONS, shares
+
+OPS = {"layer_norm": "LayerNorm", "rms_norm": "RMSNorm"}
+STYLES = {
+    "ftbert": ("#1762a6", "-"), "ftbert, memory-efficient": ("#1762a6", "--"), "torch": ("#d9952b", "-"),
+    "torch.compile": ("#c4452f", "-"), "Liger": ("#1f9d5c", "-"), "quack": ("#7350cf", "-"), "apex": ("#6b7280", "-"),
+    "apex, memory-efficient": ("#6b7280", "--"), "copy of x": ("#b8bdc5", ":"),
+}  # fmt: skip
+
+
+def draw(document: dict[str, Any], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, grid = plt.subplots(2, 2, figsize=(9.5, 6.4), sharex=True, sharey=True, layout="constrained")
+    for line, (op, title) in zip(grid, OPS.items(), strict=True):
+        for axes, direction in zip(line, DIRECTIONS, strict=True):
+            found = shares(document, op, direction)
+            for name, (color, style) in STYLES.items():
+                if points := found.get(name):
+                    columns = sorted(points)
+                    axes.plot(columns, [100 * points[n] for n in columns], style, color=color, marker=".", label=name)
+            axes.set_title(f"{title}, {direction}", fontsize=9.5)
+            axes.axhline(100, color="#22262b", linewidth=0.7)
+            axes.set(xscale="log", ylim=(0, 110))
+            axes.minorticks_off()
+            axes.grid(alpha=0.25)
+    ticks = sorted({row["shape"][1] for row in document["rows"] if row["op"] in OPS})
+    for axes in grid[1]:
+        axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks], fontsize=7.5, rotation=30)
+        axes.set_xlabel("columns")
+    for axes in grid[:, 0]:
+        axes.set_ylabel("% of a large copy's bytes/s")
+    lines = {line.get_label(): line for axes in grid.flat for line in axes.get_lines() if line.get_label() in STYLES}
+    grid[1, 1].legend(lines.values(), lines, fontsize=7.5, loc="lower right")
+    facts = document["provenance"]
+    rows = {row["shape"][1]: row["shape"][0] for row in document["rows"] if row["op"] in OPS}
+    most = max(rows.values(), default=0)
+    fewer = "".join(f", {count:,} of {n:,}" for n, count in rows.items() if count < most)
+    where = facts.get("gpu") or facts["cpu"]
+    figure.suptitle(f"{most:,} rows{fewer}, {facts['dtype']}, {where}", fontsize=10)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    draw(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2]))
