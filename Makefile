@@ -275,6 +275,8 @@ gpu-test: gpu-build  ## pytest on the GPU, or on all (PYTHON=python3: nothing is
 gpu-bench: gpu-build  ## the benchmark on the GPU, 108 points (PYTHON=python3: nothing is installed); DTYPE=fp16
 	$(PYTHON) benchmarks/bench_model.py --device cuda --dtype $(DTYPE) $(ARGS)
 	$(PYTHON) benchmarks/bench_kernels.py --device cuda --dtype $(DTYPE)
+	$(PYTHON) benchmarks/bench_norm.py --device cuda
+	$(PYTHON) benchmarks/bench_norm_training.py --device cuda
 	@if [ -d "$(FTBERT_TEST_MINILM)" ]; then $(PYTHON) benchmarks/bench_encode.py --device cuda --dtype $(DTYPE) \
 	  --model "$(FTBERT_TEST_MINILM)" --texts "$(FTBERT_TEST_STSB)"; else echo "SKIPPED: no real model to encode with"; fi
 	$(PYTHON) benchmarks/memory.py --device cuda --dtype $(DTYPE)

@@ -1,4 +1,4 @@
-"""Tables of a result of bench_norm.py, for the terminal and for docs.
+"""Tables of a result of bench_norm.py: all of them for the terminal, by report.py a summary for docs.
 
     python benchmarks/norm_tables.py benchmarks/results/norm-h100-bf16.json
 
@@ -38,23 +38,26 @@ def lines_of(row: Row, copy_gbs: float) -> Iterator[str]:
         yield f"  {name:<26} " + "  ".join(cells)
 
 
-def tables(document: dict[str, Any]) -> Iterator[tuple[str, Table]]:
-    """With their titles: a table of each norm of rows, those of BatchNorm and ReLU, and what is kept."""
+def tables(document: dict[str, Any], summary: bool = False) -> Iterator[tuple[str, Table]]:
+    """With their titles: norms of rows, each by itself or in a summary, BatchNorm, ReLU, and what is kept."""
     rows, copy = document["rows"], document["copy_gbs"]
     by_op: dict[str, list[Row]] = {}
     for row in rows:
         by_op.setdefault(row["op"], []).append(row)
-    for op, found in by_op.items():
-        if len(found[0]["shape"]) == 2:
-            for direction in DIRECTIONS:
-                yield f"{op}, {direction}: GB/s (of a copy)", speed_table(found, direction, copy)
+    norms = {op: found for op, found in by_op.items() if len(found[0]["shape"]) == 2}
+    if norms and summary:
+        title = f"Forward / backward, % of the {copy:,.0f} GB/s of a large copy"
+        yield title, shares_table([row for found in norms.values() for row in found], copy)
+    for op, found in norms.items():
+        for direction in () if summary else DIRECTIONS:
+            yield f"{op}, {direction}, GB/s (share of a large copy's)", speed_table(found, direction, copy)
     images = [row for row in rows if row["op"].startswith("batch_norm")]
     if images:
-        yield "BatchNorm, forward / backward: microseconds", microseconds_table(images)
+        yield "BatchNorm, forward / backward, microseconds", microseconds_table(images)
     for row in by_op.get("relu", []):
-        yield "ReLU and its gradient, fp32: microseconds", relu_table(row)
+        yield "ReLU and its gradient in fp32, microseconds", relu_table(row)
     if any("kept_bytes" in found for row in rows for found in row["peers"].values()):
-        yield "held between the passes, in tensors like x", kept_table(by_op)
+        yield "Held between the passes where nobody else holds x, in tensors like x", kept_table(by_op)
 
 
 def speed_table(rows: list[Row], direction: str, copy_gbs: float) -> Table:
@@ -70,6 +73,20 @@ def speed_table(rows: list[Row], direction: str, copy_gbs: float) -> Table:
             cells.append(f"**{text}**" if text and value == best else text)
         body.append(["x".join(map(str, row["shape"])), *cells])
     return ["rows x columns", *names], body
+
+
+def shares_table(rows: list[Row], copy_gbs: float) -> Table:
+    """Both directions in a cell, of those that compute both."""
+    names = [name for name in _peers(rows) if any("backward_gbs" in row["peers"].get(name, {}) for row in rows)]
+    body = []
+    for row in rows:
+        cells = []
+        for name in names:
+            found = row["peers"].get(name, {})
+            both = [f"{100 * found[f'{way}_gbs'] / copy_gbs:.0f}" for way in DIRECTIONS if f"{way}_gbs" in found]
+            cells.append(" / ".join(both))
+        body.append([f"{row['op']} {'x'.join(map(str, row['shape']))}", *cells])
+    return ["", *names], body
 
 
 def microseconds_table(rows: list[Row]) -> Table:
@@ -116,12 +133,12 @@ def shares(document: dict[str, Any], op: str, direction: str) -> dict[str, dict[
     return found
 
 
-def markdown_of(document: dict[str, Any], level: str = "**{}**") -> str:
-    """All tables, each under its title."""
+def markdown_of(document: dict[str, Any], summary: bool = False) -> str:
+    """The tables, each under its title."""
     parts = []
-    for title, (head, rows) in tables(document):
+    for title, (head, rows) in tables(document, summary):
         lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-        parts += [level.format(title), "\n".join("| " + " | ".join(line) + " |" for line in lines)]
+        parts += [f"{title}:", "\n".join("| " + " | ".join(line) + " |" for line in lines)]
     return "\n\n".join(parts)
 
 

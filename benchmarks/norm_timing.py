@@ -129,14 +129,20 @@ def memory(function: Function, operands: Operands, device: torch.device) -> dict
     if device.type != "cuda":
         return {}
     torch.cuda.synchronize(device)
-    before = torch.cuda.memory_allocated(device)
+    before, _ = requested_bytes(device)
     torch.cuda.reset_peak_memory_stats(device)
     wanted = [value for value in operands.inputs if value.requires_grad]
     # A norm's input is another op's result: a sum keeps nothing of it.
     inputs = [value + 0 if value.requires_grad and value.dim() > 1 else value for value in operands.inputs]
     outputs = as_tuple(function(*inputs))
     del inputs
-    kept = torch.cuda.memory_allocated(device) - before
+    kept = requested_bytes(device)[0] - before
     gradients = torch.autograd.grad(outputs, wanted, operands.gradients)
     del outputs, gradients
-    return {"kept_bytes": kept, "peak_bytes": torch.cuda.max_memory_allocated(device) - before}
+    return {"kept_bytes": kept, "peak_bytes": requested_bytes(device)[1] - before}
+
+
+def requested_bytes(device: torch.device) -> tuple[int, int]:
+    """Now and at most since the peak was reset: what was asked for, without what the allocator rounds up."""
+    found = torch.cuda.memory_stats(device)
+    return found["requested_bytes.all.current"], found["requested_bytes.all.peak"]

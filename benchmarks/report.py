@@ -4,7 +4,8 @@
     python benchmarks/report.py --check    says whether the tables are what the results give
 
 Reads benchmarks/results/{cuda,cpu}-*.json of bench_model; NAME-base.json, NAME-large.json, ... are parts of one run, on
-several GPUs of one host. int8-accuracy.json is int8_accuracy.py's.
+several GPUs of one host. int8-accuracy.json is int8_accuracy.py's, norm-*.json bench_norm.py's, norm-training-*.json
+bench_norm_training.py's.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+import norm_tables
+import norm_training_report
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -107,7 +111,8 @@ def fill_marks(text: str, page: Path = PAGES[0]) -> str:
     """`<!-- results: NAME -->` ... `<!-- end -->` is replaced by the table of results/NAME.json, between
     `<!-- summary: NAME... -->` and the end come chosen rows of several runs on one kind of device, and between
     `<!-- split: NAME -->` and the end comes where ftbert's time goes at the points that a profiler saw; "served" is for
-    results of bench_serve, "accuracy" for those of int8_accuracy."""
+    results of bench_serve, "accuracy" for those of int8_accuracy, "norms" and "norm-training" for those of bench_norm
+    and bench_norm_training."""
 
     def table(match: re.Match[str]) -> str:
         document = load_runs(f"{match[1]}*.json")[match[1]]
@@ -145,6 +150,15 @@ def fill_marks(text: str, page: Path = PAGES[0]) -> str:
         body = markdown(accuracy_table(document["models"]))
         return f"<!-- accuracy: {match[1]} -->\n{machine_line(document, page)}\n\n{body}\n<!-- end -->"
 
+    def norms(match: re.Match[str]) -> str:
+        document = json.loads((RESULTS / f"{match[2]}.json").read_text(encoding="utf-8")) | {"files": [match[2]]}
+        if match[1] == "norms":
+            body = norm_tables.markdown_of(document, summary=True)
+        else:
+            body = "\n\n".join("\n".join(norm_training_report.lines_of(result)) for result in document["results"])
+        return f"<!-- {match[1]}: {match[2]} -->\n{machine_line(document, page)}\n\n{body}\n<!-- end -->"
+
+    text = re.sub(r"<!-- (norms|norm-training): (\S+) -->.*?<!-- end -->", norms, text, flags=re.S)
     text = re.sub(r"<!-- accuracy: (\S+) -->.*?<!-- end -->", accuracy, text, flags=re.S)
     text = re.sub(r"<!-- served: (\S+) -->.*?<!-- end -->", served, text, flags=re.S)
     text = re.sub(r"<!-- summary: (.+?) -->.*?<!-- end -->", summary, text, flags=re.S)

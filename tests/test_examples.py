@@ -101,6 +101,17 @@ def test_examples_of_vectors_and_scores(tmp_path: Path, name: str) -> None:
     assert len(done.stdout.splitlines()) == (2 if name == "reranking" else 3)
 
 
+def test_finetuning_with_norms_has_the_same_losses(minilm_folder: Path, stsb_test: Path) -> None:
+    script = ROOT / "examples" / "finetune_norm.py"
+    command = [sys.executable, str(script), str(minilm_folder), str(stsb_test), "2"]
+    here = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=here)
+    assert done.returncode == 0, done.stderr
+    without, first, with_, second, same = done.stdout.splitlines()
+    assert without.startswith("without ftbert.norm") and with_.startswith("with ftbert.norm") and same == "the same losses"
+    assert len(first.split()) == len(second.split()) == 2
+
+
 def test_tracing_meets_every_method(model: ftbert.Model) -> None:
     """torch warns of each that the stand-in lacks, at every trace."""
     from ftbert._fake import _FakeEncoder
