@@ -19,6 +19,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ from norm_cases import (  # noqa: E402
 from norm_peers import COMPILED, EFFICIENT, MAKERS, PLAIN, Functions, available, versions  # noqa: E402
 from norm_relu import relu_row  # noqa: E402
 from norm_tables import lines_of  # noqa: E402
-from norm_timing import Passes, in_turns, memory, operand_sets, record_copies, record_passes  # noqa: E402
+from norm_timing import Passes, in_turns, memory, operand_sets, own_stream, record_copies, record_passes  # noqa: E402
 
 SECTIONS = ("relu", "batch", "rows")
 COMPILED_COLUMNS = (768, 1024, 4096, 8192)  # each width is compiled anew
@@ -123,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--columns", action="append", type=int, help="repeatable (default: 256 to 8,192)")
     parser.add_argument("--peer", action="append", choices=list(MAKERS), help="repeatable (default: all)")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--compile-seconds", type=float, default=80, help="that torch.compile may take in all")
+    parser.add_argument("--compile-seconds", type=float, default=70, help="that torch.compile may take in all")
     parser.add_argument("--quick", action="store_true", help="small shapes, few rounds")
     parser.add_argument("--out", type=Path, help="JSON file (default: benchmarks/results/norm-GPU-DTYPE.json, "
                         "of a part out/bench-norm-GPU-DTYPE.json)")  # fmt: skip
@@ -132,10 +133,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.manual_seed(0)
     began, bench = time.perf_counter(), Bench(options)
     for section in options.section or SECTIONS:
-        with_words = attempt(lambda section=section: run_section(bench, section, options))
-        if isinstance(with_words, str):
-            print(f"{section}: failed: {with_words}")
-            bench.document.setdefault("failed", {})[section] = with_words
+        with own_stream(bench.device):
+            words = attempt(partial(run_section, bench, section, options))
+        if words:
+            print(f"{section}: failed: {words}")
+            bench.document.setdefault("failed", {})[section] = words
         bench.document["seconds"] = time.perf_counter() - began
         write(bench.out, bench.document)
     log(f"wrote {bench.out} after {bench.document['seconds']:.0f} s")

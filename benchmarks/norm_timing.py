@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -31,17 +32,27 @@ def operand_sets(case: Case, device: torch.device) -> list[Operands]:
     return [case.make() for _ in range(count)]
 
 
-def record(calls: Sequence[Run], device: torch.device, stream: Any = None, keep: bool = True) -> Run:
+@contextmanager
+def own_stream(device: torch.device) -> Iterator[None]:
+    """A stream that can be recorded, for everything: autograd's nodes belong to the stream on which they were made, and
+    a recording that waits for another's fails."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+
+
+def record(calls: Sequence[Run], device: torch.device, keep: bool = True) -> Run:
     """All calls, one after another. On a GPU a CUDA graph; where it keeps the results, every call writes memory of its
     own: what is written again and again stays in the cache."""
     if device.type != "cuda":
         return lambda: [call() for call in calls]
-    stream = stream or torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        calls[0]()  # what is compiled or made once
+    calls[0]()  # what is compiled or made once
     graph, results = torch.cuda.CUDAGraph(), []
-    with torch.cuda.graph(graph, stream=stream):
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream(device)):
         for call in calls:
             results.append(call())
             if not keep:
@@ -56,14 +67,10 @@ def record(calls: Sequence[Run], device: torch.device, stream: Any = None, keep:
 
 def record_passes(function: Function, sets: Sequence[Operands], device: torch.device) -> Passes:
     """Forward as in training, with what it keeps; backward of graphs made before."""
-    stream = torch.cuda.Stream() if device.type == "cuda" else None
-    if stream:
-        stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):  # the backward pass runs on its forward's stream
-        made = [as_tuple(function(*operands.inputs)) for operands in sets]
+    made = [as_tuple(function(*operands.inputs)) for operands in sets]
     forward = [partial(function, *operands.inputs) for operands in sets]
     backward = [partial(operands.backward, outputs) for operands, outputs in zip(sets, made, strict=True)]
-    return Passes(record(forward, device, stream), record(backward, device, stream))
+    return Passes(record(forward, device), record(backward, device))
 
 
 def record_copies(sets: Sequence[Operands], device: torch.device) -> Run:
