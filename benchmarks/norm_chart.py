@@ -45,12 +45,12 @@ def draw(document: dict[str, Any], path: Path) -> None:
         axes.set_xlabel("columns")
     for axes in grid[:, 0]:
         axes.set_ylabel("% of a large copy's bytes/s")
-    lines = {line.get_label(): line for axes in grid.flat for line in axes.get_lines() if line.get_label() in STYLES}
-    grid[1, 1].legend(lines.values(), lines, fontsize=7.5, loc="lower right")
+    named = {line.get_label(): line for axes in grid.flat for line in axes.get_lines() if line.get_label() in STYLES}
+    figure.legend(named.values(), named, fontsize=8, loc="outside lower center", ncols=len(named))
     facts = document["provenance"]
     rows = {row["shape"][1]: row["shape"][0] for row in document["rows"] if row["op"] in OPS}
     most = max(rows.values(), default=0)
-    fewer = "".join(f", {count:,} of {n:,}" for n, count in rows.items() if count < most)
+    fewer = "".join(f" ({count:,} of {n:,} columns)" for n, count in rows.items() if count < most)
     where = facts.get("gpu") or facts["cpu"]
     figure.suptitle(f"{most:,} rows{fewer}, {facts['dtype']}, {where}", fontsize=10)
     figure.savefig(path, dpi=110)

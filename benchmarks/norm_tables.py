@@ -15,6 +15,10 @@ from typing import Any
 
 MIB = 1 << 20
 DIRECTIONS = ("forward", "backward")
+ORDER = (
+    "ftbert", "ftbert, memory-efficient", "torch", "torch.compile", "Liger", "quack", "apex", "apex, memory-efficient",
+    "copy of x",
+)  # fmt: skip
 Table = tuple[list[str], list[list[str]]]  # head, rows: as of report.py
 Row = dict[str, Any]
 
@@ -143,7 +147,8 @@ def markdown_of(document: dict[str, Any], summary: bool = False) -> str:
 
 
 def _peers(rows: list[Row]) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in row["peers"]))
+    names = dict.fromkeys(name for row in rows for name in row["peers"])
+    return sorted(names, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
 
 
 def _speed(found: dict[str, float], direction: str, copy_gbs: float) -> str:
