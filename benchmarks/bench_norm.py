@@ -102,7 +102,7 @@ class Bench:
         """What is known of a peer before it is timed, and its recordings; or why it has none."""
         if name == COMPILED and self.compile_seconds <= 0:
             return "not compiled: the run's time for that was spent"
-        began = time.perf_counter()
+        began, sets = time.perf_counter(), [operands.with_own_buffers() for operands in sets]
 
         def prepared() -> tuple[dict[str, Any], Passes]:
             function = functions[case.op]

@@ -26,6 +26,11 @@ class Operands:
     inputs: tuple[Tensor, ...]
     gradients: tuple[Tensor, ...]
 
+    def with_own_buffers(self) -> Operands:
+        """The same values and leaves, other running statistics: a call writes them, which another's graph may hold."""
+        inputs = tuple(value if value.requires_grad else value.clone() for value in self.inputs)
+        return Operands(inputs, self.gradients)
+
     def backward(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Gradients of the inputs; the graph stays, so that a recording of this can be repeated."""
         wanted = [value for value in self.inputs if value.requires_grad]
