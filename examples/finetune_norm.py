@@ -3,7 +3,7 @@
     .venv/bin/python examples/finetune_norm.py .models/minilm-l6 .models/.../sts_b/sts-train.csv
 
 Takes a HuggingFace folder or hub id and STS-B's file (score 0 to 5 in the fifth column, sentences in the next two), and
-the steps (default: 8). On a GPU, where there is one, under bf16 autocast, it also prints the memory of each run.
+the steps (default: 6). On a GPU, where there is one, under bf16 autocast, it also prints the memory of each run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transformers import AutoModel, AutoTokenizer
 from ftbert import norm
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-PAIRS, LONGEST = 8, 48  # pairs of a step, tokens of a text
+PAIRS, LONGEST = 8, 32  # pairs of a step, tokens of a text
 
 
 def losses(folder: str, batches: list[tuple[Any, torch.Tensor]], patched: bool) -> list[float]:
@@ -42,7 +42,7 @@ def losses(folder: str, batches: list[tuple[Any, torch.Tensor]], patched: bool) 
     return found
 
 
-def main(folder: str, pairs_file: str, steps: str = "8") -> None:
+def main(folder: str, pairs_file: str, steps: str = "6") -> None:
     tokenizer, batches = AutoTokenizer.from_pretrained(folder), []
     with open(pairs_file, encoding="utf-8", newline="") as file:
         rows = list(islice(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE), PAIRS * int(steps)))
