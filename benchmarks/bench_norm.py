@@ -15,6 +15,7 @@ is written after every row. Tables of it: norm_tables.py; the picture: norm_char
 from __future__ import annotations
 
 import argparse
+import gc
 import re
 import sys
 import time
@@ -79,6 +80,7 @@ class Bench:
             peers = {name: functions for name, functions in self.peers.items() if case.op in functions}
             if not compiled(case):
                 peers.pop(COMPILED, None)
+            gc.collect()  # recordings of the case before hold gigabytes
             sets = operand_sets(case, self.device)
             rows: dict[str, dict[str, Any]] = {}
             runs = {(COPY, "forward"): record_copies(sets, self.device)}
@@ -87,12 +89,14 @@ class Bench:
                 rows[name] = {"failed": found} if isinstance(found, str) else found[0]
                 if not isinstance(found, str):
                     runs |= {(name, "forward"): found[1].forward, (name, "backward"): found[1].backward}
+                del found
             times = in_turns(runs, self.device, self.rounds)
             for (name, direction), of_all in times.items():
                 each, tensors = of_all / len(sets), 2 if name == COPY else case.passes[direction == "backward"]
                 row = rows.setdefault(name, {})
                 row[f"{direction}_us"] = 1e6 * each
                 row[f"{direction}_gbs"] = tensors * case.tensor / each / 1e9
+            runs.clear()
             self.add({
                 "op": case.op, "shape": case.shape, "dtype": str(sets[0].inputs[0].dtype).removeprefix("torch."),
                 "tensor_bytes": case.tensor, "peers": rows,
@@ -132,6 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.rounds = min(options.rounds, 3) if options.quick else options.rounds
     torch.manual_seed(0)
     began, bench = time.perf_counter(), Bench(options)
+    gc.freeze()  # what was imported need not be looked at again
     for section in options.section or SECTIONS:
         with own_stream(bench.device):
             words = attempt(partial(run_section, bench, section, options))
