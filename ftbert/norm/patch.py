@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ftbert.norm.functional import norm
-from ftbert.norm.modules import FusedLayerNorm, FusedRMSNorm, has_zeros
+from ftbert.norm.modules import FusedLayerNorm, FusedRMSNorm, has_weights_near_0
 
 M = TypeVar("M", bound=nn.Module)
 _TORCHS = {nn.LayerNorm: FusedLayerNorm, nn.RMSNorm: FusedRMSNorm}
@@ -31,26 +31,26 @@ def patch(model: M, memory_efficient: bool | str = "auto") -> M:
     What differs: under autocast norms give its type, not float32; of Llama's norms in 16 bits the last bit, since rows
     are not rounded before they are multiplied by the weight.
 
-    Weights that are 0 would get no gradient from the result: "auto" saves x there, and True warns. This waits once for
-    the GPU. ValueError where there is no norm to patch."""
+    From the result, columns whose weight is 0 or near it (a thousandth of the largest) get no right gradient: "auto"
+    saves x there, and True warns. This waits once a norm for the GPU. ValueError where there is no norm to patch."""
     if memory_efficient not in (True, False, "auto"):
         raise ValueError(f"memory_efficient: expected True, False or 'auto', got {memory_efficient!r}")
-    zeros, found = [], 0
+    lost, found = [], 0
     for name, module in model.named_modules():
         if not (_is_patched(module) or _patch_one(module)):
             continue
         found += 1
         module.memory_efficient = memory_efficient  # type: ignore[assignment]
-        if memory_efficient is not False and has_zeros(module.weight, getattr(module, "weight_offset", 0.0)):  # type: ignore[arg-type]
-            zeros.append(name)
+        if memory_efficient is not False and has_weights_near_0(module.weight, getattr(module, "weight_offset", 0.0)):  # type: ignore[arg-type]
+            lost.append(name)
             if memory_efficient == "auto":
                 module.memory_efficient = False  # type: ignore[assignment]
     if not found:
         raise ValueError("model: expected one with nn.LayerNorm, nn.RMSNorm or transformers' RMSNorm in it, got none")
-    if zeros and memory_efficient is True:
+    if lost and memory_efficient is True:
         warnings.warn(
-            f"patch: {', '.join(zeros)} have weights that are 0, which then stay 0: their gradient is made of the "
-            "result, which no longer shows x there. memory_efficient='auto' trains them",
+            f"patch: {', '.join(lost)} have weights that are 0 or near it, whose gradients are inexact: they are made of "
+            "the result, which no longer shows x there. memory_efficient='auto' trains them",
             stacklevel=2,
         )
     return model
