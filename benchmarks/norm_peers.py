@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import metadata
+from typing import Any
 
 import torch
 from machine import attempt
@@ -26,7 +27,7 @@ def ours(memory_efficient: bool) -> Functions:
             x, mean, var, weight, bias, addend=addend, training=True, momentum=0.1, eps=EPS, activation=activation
         )
 
-    how = {"eps": EPS, "memory_efficient": memory_efficient}
+    how: dict[str, Any] = {"eps": EPS, "memory_efficient": memory_efficient}
     rows: dict[str, Function] = {
         "layer_norm": lambda x, w, b: norm.fused_layer_norm_affine(x, w, b, w.shape, **how),
         "rms_norm": lambda x, w: norm.fused_rms_norm_affine(x, w, w.shape, **how),

@@ -46,8 +46,8 @@ def own_stream(device: torch.device) -> Iterator[None]:
 
 
 def record(calls: Sequence[Run], device: torch.device, keep: bool = True) -> Run:
-    """All calls, one after another. On a GPU a CUDA graph; where it keeps the results, every call writes memory of its
-    own: what is written again and again stays in the cache."""
+    """All calls, one after another. On a GPU a CUDA graph, which lives with what the calls read; where it keeps the
+    results, every call writes memory of its own: what is written again and again stays in the cache."""
     if device.type != "cuda":
         return lambda: [call() for call in calls]
     calls[0]()  # what is compiled or made once
@@ -60,7 +60,7 @@ def record(calls: Sequence[Run], device: torch.device, keep: bool = True) -> Run
 
     def replay() -> None:
         graph.replay()
-        _ = results  # they live as long as the graph
+        _ = results, calls  # their memory has to stay
 
     return replay
 

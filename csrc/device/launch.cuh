@@ -36,7 +36,14 @@ void launch_kernel(const Context<Cuda>& context, const char* name, void (*kernel
 struct Presence {
   int cluster = 1;
   bool all = false;
+  bool large_l1 = false;
   Presence(int cluster, bool all = false) : cluster(cluster), all(all) {}
+  // For kernels that stream tensors larger than the caches: loads in flight wait in L1, which the driver then sizes.
+  static Presence streaming() {
+    Presence presence(1);
+    presence.large_l1 = true;
+    return presence;
+  }
 };
 
 // Bytes of shared memory beside a kernel's own. most: what other launches of the same kernel, of other threads too, may
@@ -60,6 +67,8 @@ void launch_overlapped(const Context<Cuda>& context, const char* name, void (*ke
   if (context.capability >= 90 && context.overlap) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (context.capability >= 90 && context.overlap && !presence.large_l1) {
     // A multiprocessor divides its memory between L1 cache and shared memory, and for another division has to be empty.
     // One for all kernels that overlap, or those that need little shared memory keep the large ones behind them from
     // starting early: 192x768x3072, then LayerNorm, then the next: 12.5 us, 9.8 with one division (H200).

@@ -2,7 +2,7 @@
 // <name>_cpu.cpp and <name>_cuda.cu. Words: batch seq heads head_size hidden inter; tokens = valid tokens;
 // cu_seqlens [batch+1] = offsets of the sequences among the packed tokens; rows, cols inside row-wise kernels.
 // T is float, half_t or bfloat16_t on CUDA and float on the CPU. Nothing here allocates or synchronises.
-// Norms of training, which have no CPU side: norm/training_norms.h.
+// Norms of training, which have no CPU side: norm/training_norms.h, norm/batch_norm.h.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -132,7 +132,9 @@ def has_weights_near_0(weight: Tensor | None, weight_offset: float = 0.0) -> boo
     return bool((sizes <= _NEAR_0 * sizes.max()).any())
 
 
-def warn_of_weights_near_0(module: nn.Module, weight: Tensor | None, memory_efficient: Any, offset: float = 0.0) -> None:
+def warn_of_weights_near_0(
+    module: nn.Module, weight: Tensor | None, memory_efficient: Any, offset: float = 0.0
+) -> None:
     """Once in a process for each class: where weights come from outside, since a training step does not wait for the
     GPU to look at them."""
     kind = type(module).__name__

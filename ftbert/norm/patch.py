@@ -49,7 +49,7 @@ def patch(model: M, memory_efficient: bool | str = "auto") -> M:
         raise ValueError("model: expected one with nn.LayerNorm, nn.RMSNorm or transformers' RMSNorm in it, got none")
     if lost and memory_efficient is True:
         warnings.warn(
-            f"patch: {', '.join(lost)} have weights that are 0 or near it, whose gradients are inexact: they are made of "
+            f"patch: {', '.join(lost)} have weights that are 0 or near it, whose gradients are inexact: made of "
             "the result, which no longer shows x there. memory_efficient='auto' trains them",
             stacklevel=2,
         )

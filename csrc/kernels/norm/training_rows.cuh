@@ -259,11 +259,11 @@ inline size_t room_in_shared_memory(const Context<Cuda>& context) {
   return static_cast<size_t>(most) - 2048;
 }
 
-// kernel(arguments) over rows, kernel being one of Shape; how many blocks, 0 where no group of it has room. group_bytes,
-// block_bytes: of shared memory.
+// kernel(arguments) over rows, kernel being one of Shape; how many blocks, 0 where no group of it has room.
+// group_bytes, block_bytes: of shared memory.
 template <class Shape, class Arguments>
 unsigned launch_over_rows(const Context<Cuda>& context, const char* name, void (*kernel)(Arguments), int most_threads,
-                      int64_t rows, size_t group_bytes, size_t block_bytes, const Arguments& arguments) {
+                          int64_t rows, size_t group_bytes, size_t block_bytes, const Arguments& arguments) {
   constexpr int kAtOnce = Shape::kThreads < 32 ? 32 / Shape::kThreads : 1;  // groups of a warp
   const size_t room = room_in_shared_memory(context);
   if (block_bytes + kAtOnce * group_bytes > room) return 0;
