@@ -46,6 +46,9 @@ DEPS := $(STATE)/installed-$(shell cat requirements.txt requirements-dev.txt | c
 CMAKE_OPTIONS := -G Ninja $(foreach name,FTBERT_CUDA FTBERT_CUDA_ARCHS,$(if $($(name)),"-D$(name)=$($(name))"))
 CXX_FILES = $(shell find csrc tests/cpp examples -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
+# pytest's processes: of two with half of the cores each, what of a test is Python, or one thread, takes half the time.
+WORKERS ?= 2
+
 .PHONY: help run test build bench bench-avx2 int8-accuracy lint clean core-test cuda-compile py-test clients-test ray-test avx2-test fuzz kills \
   serve-soak asan-test gpu-build gpu-test gpu-bench models models-modern
 
@@ -159,8 +162,6 @@ run: build models  ## the real thing: fetch MiniLM-L6, convert, embed a text fil
 
 test: build models lint core-test cuda-compile clients-test avx2-test py-test  ## everything that CI runs
 
-# Two processes with half of the cores each: what of a test is Python, or one thread, takes half the time.
-WORKERS ?= 2
 py-test: build models $(ONNX)  ## pytest alone; ARGS="-k softmax", WORKERS=0: in one process
 	@printf '\n== pytest\n'; export OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$(( \
 	  (each = $$(nproc) / ($(WORKERS) ? $(WORKERS) : 1)) > 0 ? each : 1 ))}; $(PYTHON) -m pytest -n $(WORKERS) $(ARGS)
@@ -178,7 +179,8 @@ avx2-test: build models  ## pytest of the CPU's part, held to AVX2
 	@printf '\n== pytest, held to AVX2\n'
 	@if [ "$$($(PYTHON) -c 'from ftbert._library import build_info; print(build_info()["cpu_isa"])')" = avx2 ]; then \
 	  echo "SKIPPED: this CPU has no more than AVX2, so all of pytest runs so"; exit 0; fi; \
-	FTBERT_MAX_CPU_ISA=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(PYTHON) -m pytest -q $(HELD:%=tests/test_%.py) $(ARGS)
+	FTBERT_MAX_CPU_ISA=avx2 ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=1 \
+	  $(PYTHON) -m pytest -q -n $(WORKERS) $(HELD:%=tests/test_%.py) $(ARGS)
 
 # The package beside the library that is built with AddressSanitizer: links to all but its own library. Python itself
 # leaks by design, and a size that is refused is an answer.
@@ -194,9 +196,12 @@ asan-test: $(DEPS)  ## op and call tests on the CPU, then 20,000 random calls, w
 	@$(ASAN_RUN) -m pytest -q -p no:cacheprovider $(addprefix $(CURDIR)/tests/test_,kernels.py ops.py far_columns.py)
 	@$(ASAN_RUN) $(CURDIR)/tests/fuzz_ops.py $(or $(ARGS),--count 20000)
 
-core-test: $(DEPS)  ## the core's C++ test, without Python or torch; for aarch64 where a cross compiler is
+# Builds beside build/ link its CPU kernels, which are the same in all.
+BUILT_KERNELS := -DFTBERT_KERNELS_OF=$(CURDIR)/build
+core-test: build  ## the core's C++ test, without Python or torch; for aarch64 where a cross compiler is
 	@printf '\n== the core alone, in C++\n'
-	@cmake -S . -B build-core -G Ninja -DFTBERT_TESTS=ON -DFTBERT_TORCH=OFF -DFTBERT_CUDA=OFF --log-level=WARNING
+	@cmake -S . -B build-core -G Ninja -DFTBERT_TESTS=ON -DFTBERT_TORCH=OFF -DFTBERT_CUDA=OFF $(BUILT_KERNELS) \
+	  --log-level=WARNING
 	@cmake --build build-core
 	@grep -q '^FTBERT_HAS_CBLAS:INTERNAL=1' build-core/CMakeCache.txt || \
 	  echo "warning: no CBLAS was found; the core's test runs with plain loops"
@@ -228,12 +233,12 @@ lint: $(DEPS)  ## ruff, mypy, clang-format
 	@clang-format --dry-run -Werror $(CXX_FILES) && echo "clang-format: $(words $(CXX_FILES)) files"
 
 # The library for GPUs, with PyTorch's build for the CPU: a machine without a GPU sees what does not compile or link.
-cuda-compile: $(DEPS)  ## build the library for sm_80 and sm_90a, where nvcc is; no kernel may spill
+cuda-compile: build  ## build the library for sm_80 and sm_90a, where nvcc is; no kernel may spill
 	@printf '\n== CUDA sources\n'
 	@if ! command -v nvcc >/dev/null; then echo "SKIPPED: CUDA sources were not compiled: nvcc was not found"; exit 0; fi; \
 	$(MAKE) $(MODELS)/.cublas; \
 	cmake -S . -B build-cuda -G Ninja -DFTBERT_CUDA=ON '-DFTBERT_CUDA_ARCHS=80;90a' -DFTBERT_TORCH=ON \
-	  -DFTBERT_FIND_LIBSTDCXX=ON \
+	  -DFTBERT_FIND_LIBSTDCXX=ON $(BUILT_KERNELS) \
 	  -DPython3_EXECUTABLE=$(PYTHON) -DFTBERT_LIB_DIR=$(CURDIR)/build-cuda/lib \
 	  -DFTBERT_CUBLAS_DIR=$(CURDIR)/$(CUBLAS) --log-level=WARNING \
 	  "-DCMAKE_CUDA_COMPILER_LAUNCHER=$(PYTHON);$(CURDIR)/tests/spills.py;--compile"; \
