@@ -24,7 +24,7 @@ import norm_training_report
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = (ROOT / "README.md", *(ROOT / "docs" / name for name in ("benchmarks.md", "speed.md", "serving.md")))
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / name for name in ("benchmarks.md", "speed.md", "serving.md", "norm.md")))
 BASE = "transformers (sdpa)"
 PACKED = "ftbert, packed"
 # Ours in a run of another type, fp16, fp8 or int8, and what it is beside.
