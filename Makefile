@@ -46,7 +46,7 @@ DEPS := $(STATE)/installed-$(shell cat requirements.txt requirements-dev.txt | c
 CMAKE_OPTIONS := -G Ninja $(foreach name,FTBERT_CUDA FTBERT_CUDA_ARCHS,$(if $($(name)),"-D$(name)=$($(name))"))
 CXX_FILES = $(shell find csrc tests/cpp examples -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-# pytest's processes: of two with half of the cores each, what of a test is Python, or one thread, takes half the time.
+# Processes of pytest, which share the cores: what runs on one thread then runs twice at a time.
 WORKERS ?= 2
 
 .PHONY: help run test build bench bench-avx2 int8-accuracy lint clean core-test cuda-compile py-test clients-test ray-test avx2-test fuzz kills \
@@ -198,7 +198,7 @@ asan-test: $(DEPS)  ## op and call tests on the CPU, then 20,000 random calls, w
 
 # Builds beside build/ link its CPU kernels, which are the same in all.
 BUILT_KERNELS := -DFTBERT_KERNELS_OF=$(CURDIR)/build
-core-test: build  ## the core's C++ test, without Python or torch; for aarch64 where a cross compiler is
+core-test: build  ## the core's C++ test, linked without Python or torch; for aarch64 where a cross compiler is
 	@printf '\n== the core alone, in C++\n'
 	@cmake -S . -B build-core -G Ninja -DFTBERT_TESTS=ON -DFTBERT_TORCH=OFF -DFTBERT_CUDA=OFF $(BUILT_KERNELS) \
 	  --log-level=WARNING

@@ -519,6 +519,20 @@ def test_patch_keeps_the_types_of_transformers(device: str) -> None:
                 assert_close(got, wanted, atol=2 * unit(dtype, weights), rtol=2 * unit(dtype, weights))
 
 
+def test_patched_norms_are_called_as_torchs_are() -> None:
+    """By the names of torch's arguments; one whose forward a wrapper has replaced stays as it is."""
+    x, model = random(3, 8, device="cpu"), nn.ModuleList([nn.LayerNorm(8), nn.RMSNorm(8), nn.LayerNorm(8)])
+    inner = model[2].forward
+    model[2].forward = lambda x: inner(x) + 1
+    wanted = [model[0](input=x), model[1](x=x), model[2](x)]
+    patch(model)
+    assert [type(one) for one in model] == [FusedLayerNorm, FusedRMSNorm, nn.LayerNorm]
+    for got, want in zip([model[0](input=x), model[1](x=x), model[2](x)], wanted, strict=True):
+        assert_close(got, want, atol=1e-6)
+    meta = patch(nn.Sequential(nn.LayerNorm(8, device="meta")))
+    assert meta(x.to("meta")).shape == (3, 8)
+
+
 def test_patch_and_weights_of_zero() -> None:
     model = nn.Sequential(nn.LayerNorm(8), nn.LayerNorm(8))
     with torch.no_grad():

@@ -102,7 +102,7 @@ def norm(
         eps = torch.finfo(x.dtype).eps
     dtype = dtype or (x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype))
     device = x.device.type
-    if dtype != torch.float64 and torch.is_autocast_enabled(device):
+    if dtype != torch.float64 and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
     if x.is_cuda and torch.float64 in (x.dtype, dtype):
         return composition.forward(x, residual, weight, bias, shape, eps, kind, weight_offset, dtype)[:2]

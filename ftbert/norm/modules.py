@@ -32,14 +32,14 @@ class FusedLayerNorm(nn.LayerNorm):
         super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)  # type: ignore[arg-type]
         self.memory_efficient = memory_efficient
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
             return torch.ops.ftbert.norm_forward(
-                x, None, self.weight, self.bias, self.normalized_shape, self.eps, "layer", 0.0, x.dtype, False
+                input, None, self.weight, self.bias, self.normalized_shape, self.eps, "layer", 0.0, input.dtype, False
             )[0]
         else:  # noqa: RET505 - what is scripted has no other way
             return functional.fused_layer_norm_affine(
-                x, self.weight, self.bias, self.normalized_shape, self.eps, self.memory_efficient
+                input, self.weight, self.bias, self.normalized_shape, self.eps, self.memory_efficient
             )
 
     def extra_repr(self) -> str:
@@ -90,14 +90,15 @@ class FusedRMSNorm(nn.RMSNorm):
 class MixedFusedLayerNorm(FusedLayerNorm):
     """FusedLayerNorm whose result has the weight's type, as in apex."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
             return torch.ops.ftbert.norm_forward(
-                x, None, self.weight, self.bias, self.normalized_shape, self.eps, "layer", 0.0, self.weight.dtype, False
-            )[0]
+                input, None, self.weight, self.bias, self.normalized_shape, self.eps, "layer", 0.0, self.weight.dtype,
+                False,
+            )[0]  # fmt: skip
         else:  # noqa: RET505
             return functional.mixed_dtype_fused_layer_norm_affine(
-                x, self.weight, self.bias, self.normalized_shape, self.eps, self.memory_efficient
+                input, self.weight, self.bias, self.normalized_shape, self.eps, self.memory_efficient
             )
 
 

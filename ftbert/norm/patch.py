@@ -26,7 +26,8 @@ def patch(model: M, memory_efficient: bool | str = "auto") -> M:
     inference, torch.compile and checkpointing work as before; unpatch before torch.jit.script.
 
     A class of transformers is patched where a trial on a copy shows what it computes: RMSNorm times weight or times
-    1 + weight. Others stay as they are, and so do subclasses of nn.LayerNorm, which may compute something else.
+    1 + weight. Others stay as they are, and so do subclasses of nn.LayerNorm, which may compute something else, and
+    modules whose `forward` was replaced.
 
     What differs: under autocast norms give its type, not float32; of Llama's norms in 16 bits the last bit, since rows
     are not rounded before they are multiplied by the weight.
@@ -75,6 +76,8 @@ def _is_patched(module: nn.Module) -> bool:
 
 def _patch_one(module: nn.Module) -> bool:
     kind = type(module)
+    if "forward" in module.__dict__:  # a wrapper's, which would go on calling the class that it wrapped
+        return False
     if kind in _TORCHS:
         module.__class__ = _TORCHS[kind]
         if kind is nn.RMSNorm:
@@ -128,7 +131,7 @@ def _facts(module: nn.Module) -> tuple[float, float, bool] | None:
     """Of a norm of transformers: what is added to the weight, eps, and whether the result takes the weight's type where
     that is wider. None: it is none, or computes something else."""
     kind = type(module)
-    if not kind.__name__.endswith("RMSNorm") or "forward" in module.__dict__ or issubclass(kind, nn.RMSNorm):
+    if not kind.__name__.endswith("RMSNorm") or issubclass(kind, nn.RMSNorm):
         return None
     names = [name for name, _ in module.named_parameters()]
     eps = next((getattr(module, name) for name in _EPS_NAMES if isinstance(getattr(module, name, None), float)), None)

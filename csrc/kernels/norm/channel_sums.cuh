@@ -3,9 +3,8 @@
 //   Inputs             pointers to device memory, `extent` and `layout` among them
 //   kRows, kPacks      loads of a thread in flight; kBlocks: of columns, on a multiprocessor
 //   join(Part&, Part)  of two parts of a channel
-//   Columns            of a thread that has eight columns of [rows, cols]: absorb<K> takes K rows of them, part(w) is
-//   the
-//                      w-th column's, of(e) that of element e alone, in column w
+//   Columns            of a thread that has eight columns of [rows, cols]: absorb<K> takes K rows of them; its members
+//                      are those of the parts, by column
 //   Plane              of a thread that has one channel: absorb<K> takes elements of [begin, end) from K packs of eight
 #pragma once
 #include "kernels/norm/batch_norm.cuh"
