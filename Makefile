@@ -164,7 +164,8 @@ test: build models lint core-test cuda-compile clients-test avx2-test py-test  #
 
 py-test: build models $(ONNX)  ## pytest alone; ARGS="-k softmax", WORKERS=0: in one process
 	@printf '\n== pytest\n'; export OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$(( \
-	  (each = $$(nproc) / ($(WORKERS) ? $(WORKERS) : 1)) > 0 ? each : 1 ))}; $(PYTHON) -m pytest -n $(WORKERS) $(ARGS)
+	  (each = $$(nproc) / ($(WORKERS) ? $(WORKERS) : 1)) > 0 ? each : 1 ))}; \
+	  $(PYTHON) -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 clients-test: build $(CLIENTS)/.installed  ## other projects' clients against the server
 	@printf '\n== clients of other projects\n'
@@ -174,13 +175,13 @@ ray-test: build $(RAY)/.installed  ## the examples for Ray on a cluster of two n
 	@printf '\n== Ray\n'; $(RAY)/bin/python -m pytest tests/test_ray.py $(ARGS)
 
 # What depends on the CPU, once more as on one without AVX-512, whatever this machine has.
-HELD := kernels model shares rows cpu_bf16 families report text
+HELD := kernels model shares rows cpu_bf16
 avx2-test: build models  ## pytest of the CPU's part, held to AVX2
 	@printf '\n== pytest, held to AVX2\n'
 	@if [ "$$($(PYTHON) -c 'from ftbert._library import build_info; print(build_info()["cpu_isa"])')" = avx2 ]; then \
 	  echo "SKIPPED: this CPU has no more than AVX2, so all of pytest runs so"; exit 0; fi; \
 	FTBERT_MAX_CPU_ISA=avx2 ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=1 \
-	  $(PYTHON) -m pytest -q -n $(WORKERS) $(HELD:%=tests/test_%.py) $(ARGS)
+	  $(PYTHON) -m pytest -q -n $(WORKERS) --dist worksteal $(HELD:%=tests/test_%.py) $(ARGS)
 
 # The package beside the library that is built with AddressSanitizer: links to all but its own library. Python itself
 # leaks by design, and a size that is refused is an answer.
@@ -275,7 +276,8 @@ gpu-build:
 
 gpu-test: gpu-build  ## pytest on the GPU, or on all (PYTHON=python3: nothing is installed)
 	FTBERT_TEST_DEVICE=cuda OMP_NUM_THREADS=2 $(PYTHON) -m pytest \
-	  $$($(PYTHON) -c 'import torch, xdist; print("-n", 6 * max(1, torch.cuda.device_count()))' 2>/dev/null) $(ARGS)
+	  $$($(PYTHON) -c 'import torch, xdist; print("--dist worksteal -n", 6 * max(1, torch.cuda.device_count()))' \
+	  2>/dev/null) $(ARGS)
 
 gpu-bench: gpu-build  ## the benchmark on the GPU, 108 points (PYTHON=python3: nothing is installed); DTYPE=fp16
 	$(PYTHON) benchmarks/bench_model.py --device cuda --dtype $(DTYPE) $(ARGS)
