@@ -80,29 +80,26 @@ def speed_table(rows: list[Row], direction: str, copy_gbs: float) -> Table:
 
 
 def shares_table(rows: list[Row], copy_gbs: float) -> Table:
-    """Both directions in a cell, of those that compute both."""
-    names = [name for name in _peers(rows) if any("backward_gbs" in row["peers"].get(name, {}) for row in rows)]
-    body = []
-    for row in rows:
-        cells = []
-        for name in names:
-            found = row["peers"].get(name, {})
-            both = [f"{100 * found[f'{way}_gbs'] / copy_gbs:.0f}" for way in DIRECTIONS if f"{way}_gbs" in found]
-            cells.append(" / ".join(both))
-        body.append([f"{row['op']} {'x'.join(map(str, row['shape']))}", *cells])
-    return ["", *names], body
+    """In % of the copy's bandwidth."""
+    return both_ways(rows, "gbs", 100 / copy_gbs)
 
 
 def microseconds_table(rows: list[Row]) -> Table:
-    names = [name for name in _peers(rows) if any("backward_us" in row["peers"].get(name, {}) for row in rows)]
+    header, body = both_ways(rows, "us")
+    return header, [[f"{first} {row['dtype']}", *cells] for row, (first, *cells) in zip(rows, body, strict=True)]
+
+
+def both_ways(rows: list[Row], unit: str, factor: float = 1.0) -> Table:
+    """Forward and backward in a cell, of the peers that compute both."""
+    names = [name for name in _peers(rows) if any(f"backward_{unit}" in row["peers"].get(name, {}) for row in rows)]
     body = []
     for row in rows:
         cells = []
         for name in names:
             found = row["peers"].get(name, {})
-            both = [f"{found[f'{direction}_us']:.0f}" for direction in DIRECTIONS if f"{direction}_us" in found]
-            cells.append(" / ".join(both))
-        body.append([f"{row['op']} {'x'.join(map(str, row['shape']))} {row['dtype']}", *cells])
+            ways = [f"{way}_{unit}" for way in DIRECTIONS if f"{way}_{unit}" in found]
+            cells.append(" / ".join(f"{factor * found[way]:.0f}" for way in ways))
+        body.append([f"{row['op']} {'x'.join(map(str, row['shape']))}", *cells])
     return ["", *names], body
 
 

@@ -43,7 +43,7 @@ struct NormArguments {
                  ": expected a shape that ends in normalized_shape ", shape_text(shape), ", got ", describe(x));
     for (const int64_t size : x.sizes().slice(0, outer)) rows *= size;
     for (const int64_t size : shape) cols *= size;
-    FTBERT_CHECK(cols > 0 && cols < (1 << 30), "normalized_shape: expected 1 to 2^30 elements, got ",
+    FTBERT_CHECK(cols > 0 && cols < (1 << 30), "normalized_shape: expected 1 to 2^30 - 1 elements, got ",
                  shape_text(shape));
     FTBERT_CHECK(!bias || kind == "layer", "bias: expected none beside kind rms");
     this->weight = vector("weight", weight, x, shape);

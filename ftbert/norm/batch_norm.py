@@ -46,7 +46,8 @@ def _composed(
         if momentum is None:
             share = 1.0 / float(batches)
     mean, var = running_mean, running_var
-    if x.dtype == torch.float64:  # PyTorch's own takes no narrower vectors on a GPU
+    widened = x.dtype == torch.float64  # PyTorch's own takes no narrower vectors on a GPU
+    if widened:
         if weight is not None:
             weight = weight.double()
         if bias is not None:
@@ -54,7 +55,8 @@ def _composed(
         if mean is not None and var is not None:
             mean, var = mean.double(), var.double()
     z = functional.batch_norm(x, mean, var, weight, bias, training, share, eps)
-    if training and running_mean is not None and running_var is not None and mean is not None and var is not None:
+    written = widened and training
+    if written and running_mean is not None and running_var is not None and mean is not None and var is not None:
         running_mean.copy_(mean)
         running_var.copy_(var)
     if addend is not None:

@@ -98,8 +98,8 @@ def check(
     shape = list(shape)
     if not shape or x.dim() < len(shape) or list(x.shape[x.dim() - len(shape) :]) != shape:
         raise RuntimeError(f"{name}: expected a shape that ends in normalized_shape {shape}, got {_describe(x)}")
-    if math.prod(shape) == 0:
-        raise RuntimeError(f"normalized_shape: expected 1 to 2^30 elements, got {shape}")
+    if not 0 < math.prod(shape) < 1 << 30:
+        raise RuntimeError(f"normalized_shape: expected 1 to 2^30 - 1 elements, got {shape}")
     if bias is not None and kind == "rms":
         raise RuntimeError("bias: expected none beside kind rms")
     for which, vector in (("weight", weight), ("bias", bias)):
