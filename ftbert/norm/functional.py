@@ -102,7 +102,8 @@ def norm(
         eps = torch.finfo(x.dtype).eps
     dtype = dtype or (x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype))
     device = x.device.type
-    if dtype != torch.float64 and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    # The meta device has no autocast; torch 2.11 compiles no torch.amp.is_autocast_available, which would say so.
+    if dtype != torch.float64 and device != "meta" and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
     if x.is_cuda and torch.float64 in (x.dtype, dtype):
         return composition.forward(x, residual, weight, bias, shape, eps, kind, weight_offset, dtype)[:2]
