@@ -65,10 +65,11 @@ $(CURDIR)/.venv/bin/python:
 	@python3 -m venv .venv
 	@echo '$(CURDIR)' > "$$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ftbert.pth"
 
+# Without pip's compiling ahead: most of these packages' modules are never imported.
 $(DEPS): | $(PYTHON)
 	@echo "== installing pinned packages into $$($(PYTHON) -c 'import sys; print(sys.prefix)')"
-	@$(PIP) install -qq "$$(grep ^torch== requirements.txt)"
-	@$(PIP) install -qq -r requirements-dev.txt
+	@$(PIP) install -qq --no-compile "$$(grep ^torch== requirements.txt)"
+	@$(PIP) install -qq --no-compile -r requirements-dev.txt
 	@mkdir -p $(@D) && touch $@
 
 # Other projects' clients of the server, in an environment of their own.
