@@ -1,6 +1,6 @@
 // The gradients of y = norm(x): one pass over the rows of grad and of x or y, then the sums over rows of each block.
 #pragma once
-#include "kernels/norm/training_rows.cuh"
+#include "kernels/norm/training_walk.cuh"
 
 namespace ftbert {
 namespace {
@@ -54,10 +54,11 @@ inline constexpr int kVectorsKept = 1 + kFromOutput * (kCentred + kInverseKept<S
 // From the output, u = y - beta stands for gamma * x^: mean(a * x^) = mean(grad * u) needs no division, nor does the
 // sum of grad * u over rows, which is divided by gamma when all rows are in it. x^ itself is u * (1 / gamma).
 template <class Rows, bool kCentred, bool kFromOutput, class Shape>
-__global__ void __launch_bounds__(Shape::kBackwardThreads, 1)
+__global__ void __launch_bounds__(Shape::kMostThreads, 1)
     norm_backward_kernel(const __grid_constant__ BackwardArguments<Rows> of) {
   constexpr int P = Shape::kPacks, W = Shape::kWidth, kStages = Shape::kStages;
-  using Sum = GroupSum<Shape::kThreads, Shape::kBackwardThreads / Shape::kThreads>;
+  constexpr bool kKept = Shape::kKept;
+  using Sum = GroupSum<Shape::kThreads, Shape::kMostThreads / Shape::kThreads>;
   using Shared = SharedVector<Shape>;
   extern __shared__ uint4 memory[];
   __shared__ float partial[Sum::kFloats];
@@ -82,12 +83,12 @@ __global__ void __launch_bounds__(Shape::kBackwardThreads, 1)
 #pragma unroll
   for (int stage = 0; stage < kStages; ++stage) start(stage, walk.row + stage * walk.step);
   RowNumbers<kCentred, kFromOutput> next(of, walk.row);
-  Shared::fill(gamma, cols, [&](int col) { return gamma_at(of.gamma, col, of.offset); });
+  const auto with_offset = [&](float x) { return of.gamma.data ? x + of.offset : 1.0f; };
+  Shared::fill(gamma, of.gamma, cols, with_offset);
   if constexpr (kFromOutput) {
     if constexpr (kInverseKept<Shape>)
-      Shared::fill(inverse_of_gamma, cols,
-                   [&](int col) { return inverse_gamma(gamma_at(of.gamma, col, of.offset), of.eps); });
-    if constexpr (kCentred) Shared::fill(beta, cols, [&](int col) { return of.beta.at(col, 0); });
+      Shared::fill(inverse_of_gamma, of.gamma, cols, [&](float x) { return inverse_gamma(with_offset(x), of.eps); });
+    if constexpr (kCentred) Shared::fill(beta, of.beta, cols, [](float x) { return x; });
   }
   __syncthreads();
 
@@ -98,7 +99,8 @@ __global__ void __launch_bounds__(Shape::kBackwardThreads, 1)
     const RowNumbers<kCentred, kFromOutput> now = next;
     next = RowNumbers<kCentred, kFromOutput>(of, walk.row + walk.step);
     copy_async_wait<kStages - 1>();
-    // g = grad and u of a pack: x^, or from the output gamma * x^. Both passes read them from shared memory.
+    // g = grad and u of a pack: x^, or from the output gamma * x^. Where nothing is kept both passes read them from
+    // shared memory.
     const auto read = [&](int i, float (&g)[W], float (&u)[W]) {
       grad.read(stage, i, walk.row, real, cols, walk, g);
       saved.read(stage, i, walk.row, real, cols, walk, u);
@@ -113,6 +115,17 @@ __global__ void __launch_bounds__(Shape::kBackwardThreads, 1)
       }
     };
 
+    // u becomes x^, s is gamma
+    const auto divide = [&](int i, const float (&s)[W], float (&u)[W]) {
+      if constexpr (kFromOutput) {
+        float t[W];
+        if constexpr (kInverseKept<Shape>) Shared::read(inverse_of_gamma, i, walk, t);
+#pragma unroll
+        for (int w = 0; w < W; ++w) u[w] *= kInverseKept<Shape> ? t[w] : inverse_gamma(s[w], of.eps);
+      }
+    };
+
+    float kept_a[kKept ? P : 1][W], kept_x[kKept ? P : 1][W];
     float sums[1 + kCentred] = {};  // of a * x^ and, of LayerNorm, of a = grad * gamma
 #pragma unroll
     for (int i = 0; i < P; ++i) {
@@ -128,32 +141,41 @@ __global__ void __launch_bounds__(Shape::kBackwardThreads, 1)
           sum_beta[i][w] += g[w];
           sums[1] += a;
         }
+        if constexpr (kKept) kept_a[i][w] = a;
+      }
+      if constexpr (kKept) {
+        divide(i, s, u);
+#pragma unroll
+        for (int w = 0; w < W; ++w) kept_x[i][w] = u[w];
       }
       if constexpr (P == 4) asm volatile("" ::: "memory");  // a pack at a time, or registers run out
     }
     sum_of_group(sums);
-    asm volatile("" ::: "memory");  // read again: kept in registers between the passes, rows of 768 spill
+    if constexpr (!kKept) asm volatile("" ::: "memory");  // or the compiler keeps them all the same
     const float along = sums[0] * inverse, mean_of_a = kCentred ? sums[kCentred] * inverse : 0;
 #pragma unroll
     for (int i = 0; i < P; ++i) {
-      float g[W], u[W], s[W];
-      read(i, g, u);
-      Shared::read(gamma, i, walk, s);
-      if constexpr (kFromOutput) {
-        float t[W];
-        if constexpr (kInverseKept<Shape>) Shared::read(inverse_of_gamma, i, walk, t);
+      float a[W], x[W];
+      if constexpr (kKept) {
 #pragma unroll
-        for (int w = 0; w < W; ++w) u[w] *= kInverseKept<Shape> ? t[w] : inverse_gamma(s[w], of.eps);
+        for (int w = 0; w < W; ++w) a[w] = kept_a[i][w], x[w] = kept_x[i][w];
+      } else {
+        float s[W];
+        read(i, a, x);
+        Shared::read(gamma, i, walk, s);
+        divide(i, s, x);
+#pragma unroll
+        for (int w = 0; w < W; ++w) a[w] *= s[w];
       }
 #pragma unroll
-      for (int w = 0; w < W; ++w) g[w] = now.rstd * (g[w] * s[w] - mean_of_a - u[w] * along);
+      for (int w = 0; w < W; ++w) a[w] = now.rstd * (a[w] - mean_of_a - x[w] * along);
       if (of.grad_sum) {
         float t[W];
         grad_sum.read(stage, i, walk.row, real, cols, walk, t);
 #pragma unroll
-        for (int w = 0; w < W; ++w) g[w] += t[w];
+        for (int w = 0; w < W; ++w) a[w] += t[w];
       }
-      if (real && walk.col(i) < cols) of.grad_x.store(walk.row * cols + walk.col(i), g);
+      if (real && walk.col(i) < cols) of.grad_x.store(walk.row * cols + walk.col(i), a);
     }
     start(stage, walk.row + kStages * walk.step);
     stage = stage + 1 == kStages ? 0 : stage + 1;
@@ -162,20 +184,27 @@ __global__ void __launch_bounds__(Shape::kBackwardThreads, 1)
   copy_async_wait<0>();
   if (of.partials == nullptr) return;
   // This block's sums, of its groups in their order.
-  float* const of_groups = reinterpret_cast<float*>(staged);  // [groups, kCols]
-  const auto put = [&](const float (&sums)[P][W], float* to) {
-    __syncthreads();
+  float* const of_groups = reinterpret_cast<float*>(staged);  // [gamma | beta][groups, kCols]
+  const int plane = groups * Shape::kCols;
+  __syncthreads();
 #pragma unroll
-    for (int i = 0; i < P; ++i) Shared::write(of_groups + walk.group * Shape::kCols, i, walk, sums[i]);
-    __syncthreads();
-    for (int col = threadIdx.x; col < cols; col += blockDim.x) {
-      float total = 0;
-      for (int group = 0; group < groups; ++group) total += of_groups[group * Shape::kCols + Shared::index(col)];
-      to[col] = total;
+  for (int i = 0; i < P; ++i) {
+    float* const to = of_groups + walk.group * Shape::kCols + Shared::place(i, walk);
+    Shared::write(to, sum_gamma[i]);
+    if constexpr (kCentred) Shared::write(to + plane, sum_beta[i]);
+  }
+  __syncthreads();
+  for (int col = threadIdx.x; col < cols; col += blockDim.x) {
+    float of_gamma = 0, of_beta = 0;
+    const float* from = of_groups + Shared::index(col);
+#pragma unroll 4
+    for (int group = 0; group < groups; ++group, from += Shape::kCols) {
+      of_gamma += *from;
+      if constexpr (kCentred) of_beta += from[plane];
     }
-  };
-  put(sum_gamma, of.partials + static_cast<int64_t>(blockIdx.x) * cols);
-  if constexpr (kCentred) put(sum_beta, of.partials + static_cast<int64_t>(gridDim.x + blockIdx.x) * cols);
+    of.partials[static_cast<int64_t>(blockIdx.x) * cols + col] = of_gamma;
+    if constexpr (kCentred) of.partials[static_cast<int64_t>(gridDim.x + blockIdx.x) * cols + col] = of_beta;
+  }
 }
 
 // A row that is read from memory for every pass.
@@ -272,12 +301,11 @@ unsigned launch_backward(Context<Cuda>& context, const NormBackward& norm) {
   const BackwardArguments<Rows> arguments(norm);
   unsigned blocks = 0;
   with_training_shape<Rows::kWidth, Rows::kPlain>(norm.cols, [&]<class Shape>(Shape) {
-    constexpr size_t kSums = Shape::kCols * sizeof(float);  // of a group, where its rows were
+    constexpr size_t kSums = (1 + kCentred) * Shape::kCols * sizeof(float);  // of a group, where its rows were
     const size_t group = Rows::kStaged ? Shape::kGroupBytes * (norm.grad_sum ? 3 : 2) : kSums;
     static_assert(!Rows::kStaged || 2 * Shape::kGroupBytes >= kSums);
     blocks = launch_over_rows<Shape>(
-        context, "kernel norm_backward", norm_backward_kernel<Rows, kCentred, kFromOutput, Shape>,
-        Shape::kBackwardThreads, norm.rows, group,
+        context, "kernel norm_backward", norm_backward_kernel<Rows, kCentred, kFromOutput, Shape>, norm.rows, group,
         kVectorsKept<Shape, kCentred, kFromOutput> * Shape::kCols * sizeof(float), arguments);
     return blocks > 0;
   });

@@ -4,7 +4,7 @@
 namespace ftbert {
 namespace {
 
-constexpr int kSumColumns = 32, kSumParts = 16;  // of a block
+constexpr int kSumColumns = 32, kSumParts = 32;  // of a block
 
 // grad_gamma and grad_beta (blockIdx.y 0 and 1) of partials [2, parts, cols]. times_gamma: the first have to be divided
 // by gamma.
@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kSumColumns* kSumParts)
   if (!to) return;
   float total = 0;
   if (col < cols) {
-#pragma unroll 8
+#pragma unroll 4
     for (int p = part; p < parts; p += kSumParts) total += partials[(int64_t{blockIdx.y} * parts + p) * cols + col];
   }
   shared[part][lane] = total;

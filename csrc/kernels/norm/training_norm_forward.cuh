@@ -1,4 +1,6 @@
-// y = norm(x + residual), with the sum, mean and 1 / deviation of each row for the backward pass.
+// y = norm(x + residual), with the sum, mean and 1 / deviation of each row for the backward pass. A group of threads
+// has a row in its registers; enough blocks are on a multiprocessor that while rows wait for their sums others are on
+// the way.
 #pragma once
 #include "kernels/norm/training_rows.cuh"
 
@@ -29,93 +31,134 @@ struct ForwardArguments {
         offset(norm.offset) {}
 };
 
-// kCentred: LayerNorm. Shared memory: gamma, beta (LayerNorm's) [kCols], rows of x, rows of residual.
-template <class Rows, bool kCentred, class Shape>
-__global__ void __launch_bounds__(Shape::kForwardThreads, 1)
+// kThreads share a row, kPacks accesses each; a block has kRows rows, a multiprocessor kBlocks blocks or more.
+template <int kWidth_, int kThreads_, int kPacks_, int kRows_, int kBlocks_>
+struct ForwardShape {
+  static constexpr int kWidth = kWidth_, kThreads = kThreads_, kPacks = kPacks_, kRows = kRows_, kBlocks = kBlocks_;
+};
+
+// launch(ForwardShape) with the first that holds a row; false: there is none.
+template <int kWidth, bool kMany, class Launch>
+bool with_forward_shape(int64_t cols, const Launch& launch) {
+  const int64_t packs = cols / kWidth;
+  if constexpr (kWidth == 1) {
+    if (cols <= 128) return launch(ForwardShape<1, 32, 4, 8, 4>());
+    if (cols <= 1024) return launch(ForwardShape<1, 256, 4, 1, 4>());
+    if (cols <= 4096) return launch(ForwardShape<1, 512, 8, 1, 2>());
+    return false;
+  } else {
+    if constexpr (kMany)
+      if (packs <= 16) return launch(ForwardShape<kWidth, 16, 1, 16, 6>());
+    if (packs <= 32) return launch(ForwardShape<kWidth, 32, 1, 8, 6>());
+    if constexpr (kMany)
+      if (packs <= 64) return launch(ForwardShape<kWidth, 32, 2, 4, 8>());
+    if (packs <= 96) return launch(ForwardShape<kWidth, 32, 3, 4, 6>());
+    if constexpr (kMany)
+      if (packs <= 128) return launch(ForwardShape<kWidth, 32, 4, 4, 5>());
+    if (packs <= 192) return launch(ForwardShape<kWidth, 64, 3, 4, 3>());
+    if constexpr (kMany)
+      if (packs <= 256) return launch(ForwardShape<kWidth, 256, 1, 2, 3>());
+    if (packs <= 512) return launch(ForwardShape<kWidth, 256, 2, 1, 4>());
+    if (packs <= 1024) return launch(ForwardShape<kWidth, 512, 2, 1, 2>());
+    if (packs <= 2048) return launch(ForwardShape<kWidth, 512, 4, 1, 2>());
+    return false;
+  }
+}
+
+// V: of gamma and beta, each of which may be absent, or void: known when the kernel runs. kCentred: LayerNorm.
+template <class Rows, class V, bool kCentred, bool kResidual, class Shape>
+__global__ void __launch_bounds__(Shape::kThreads* Shape::kRows, Shape::kBlocks)
     norm_forward_kernel(const __grid_constant__ ForwardArguments<Rows> of) {
-  constexpr int P = Shape::kPacks, W = Shape::kWidth, kStages = Shape::kStages;
-  using Sum = GroupSum<Shape::kThreads, Shape::kForwardThreads / Shape::kThreads>;
-  extern __shared__ uint4 memory[];
+  constexpr int P = Shape::kPacks, W = Shape::kWidth;
+  // Vectors of the rows' type are asked for with the row, where registers hold them.
+  constexpr bool kRoom = P < 4 || (Shape::kThreads == 32 && !kResidual);
+  constexpr bool kEarly = kRoom && !std::is_void_v<V> && sizeof(VectorOf<V, W>) <= 16;
+  using Sum = GroupSum<Shape::kThreads, Shape::kRows>;
   __shared__ float partial[Sum::kFloats];
-  float* const gamma = reinterpret_cast<float*>(memory);
-  float* const beta = gamma + Shape::kCols;
-  uint4* const staged = memory + (kCentred ? 2 : 1) * Shape::kCols / 4;
-  const int cols = of.cols;
+  const int group = threadIdx.x / Shape::kThreads, lane = threadIdx.x % Shape::kThreads, cols = of.cols;
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * Shape::kRows + group, at = row * cols;
+  const bool real = Shape::kRows == 1 || row < of.rows;
   const float inverse = 1.0f / cols;
-  GroupWalk<Shape> walk;
-  Sum sum_of_group(partial, walk.group);
-  const int groups = blockDim.x / Shape::kThreads;
-  const RowFeed<Rows, Shape> x(of.x, staged, walk);
-  const RowFeed<Rows, Shape> residual(of.residual, staged + groups * (Shape::kGroupBytes / 16), walk);
-  const auto start = [&](int stage, int64_t row) {
-    x.start(stage, row, row < of.rows, cols, walk);
-    if (of.residual) residual.start(stage, row, row < of.rows, cols, walk);
-    copy_async_commit();
+  Sum sum_of_group(partial, group);
+  const auto col_of = [&](int i) { return (i * Shape::kThreads + lane) * W; };
+  using Pack = typename Rows::Pack;
+  const auto load = [&](const Rows& rows, Pack(&x)[P]) {
+#pragma unroll
+    for (int i = 0; i < P; ++i) x[i] = real && col_of(i) < cols ? rows.load(at + col_of(i)) : Pack::zero();
+  };
+  VectorOf<V, W> gamma[kEarly ? P : 1], beta[kEarly && kCentred ? P : 1];
+  const auto load_vectors = [&](int i, int col) {
+    if (of.gamma.data) gamma[i].load(of.gamma, col);
+    if constexpr (kCentred)
+      if (of.beta.data) beta[i].load(of.beta, col);
   };
 
   wait_for_inputs();
+  Pack x[P], residual[P];
+  load(of.x, x);
+  if constexpr (kResidual) load(of.residual, residual);
+  if constexpr (kEarly)
 #pragma unroll
-  for (int stage = 0; stage < kStages; ++stage) start(stage, walk.row + stage * walk.step);
-  SharedVector<Shape>::fill(gamma, cols, [&](int col) { return gamma_at(of.gamma, col, of.offset); });
-  if constexpr (kCentred) SharedVector<Shape>::fill(beta, cols, [&](int col) { return of.beta.at(col, 0); });
-  __syncthreads();
+    for (int i = 0; i < P; ++i)
+      if (col_of(i) < cols) load_vectors(i, col_of(i));
 
-  int stage = 0;
-  for (; walk.warp_row < of.rows; walk.row += walk.step, walk.warp_row += walk.step) {
-    const bool real = walk.row < of.rows;
-    const int64_t at = walk.row * cols;
-    float v[P][W], total = 0;
-    copy_async_wait<kStages - 1>();
+  float v[P][W], total = 0;
 #pragma unroll
-    for (int i = 0; i < P; ++i) {
-      x.read(stage, i, walk.row, real, cols, walk, v[i]);
-      if (of.residual) {
-        float r[W];
-        residual.read(stage, i, walk.row, real, cols, walk, r);
+  for (int i = 0; i < P; ++i) {
+    x[i].to_floats(v[i]);
+    if constexpr (kResidual) {
+      float r[W];
+      residual[i].to_floats(r);
 #pragma unroll
-        for (int w = 0; w < W; ++w) v[i][w] += r[w];
-        of.sum.round(v[i]);
-        if (real && walk.col(i) < cols) of.sum.store(at + walk.col(i), v[i]);
-      }
-#pragma unroll
-      for (int w = 0; w < W; ++w) total += kCentred ? v[i][w] : v[i][w] * v[i][w];
-    }
-    start(stage, walk.row + kStages * walk.step);
-    stage = stage + 1 == kStages ? 0 : stage + 1;
-
-    // Two passes for a variance: E[x^2] - mean^2 cancels where a row's mean is large against its spread.
-    total = sum_of_group(total);
-    float mean = 0, squares = total;
-    if constexpr (kCentred) {
-      mean = total * inverse;
-      squares = 0;
-#pragma unroll
-      for (int i = 0; i < P; ++i) {
-        if (walk.col(i) < cols) {
-#pragma unroll
-          for (int w = 0; w < W; ++w) squares += (v[i][w] - mean) * (v[i][w] - mean);
-        }
-      }
-      squares = sum_of_group(squares);
-    }
-    const float rstd = rsqrtf(squares * inverse + of.eps);
-    if (!real) continue;
-    if (walk.lane == 0) {
-      if constexpr (kCentred) of.mean[walk.row] = mean;
-      of.rstd[walk.row] = rstd;
+      for (int w = 0; w < W; ++w) v[i][w] += r[w];
+      of.sum.round(v[i]);
+      if (real && col_of(i) < cols) of.sum.store(at + col_of(i), v[i]);
     }
 #pragma unroll
-    for (int i = 0; i < P; ++i) {
-      if (walk.col(i) >= cols) break;
-      float g[W], b[W] = {};
-      SharedVector<Shape>::read(gamma, i, walk, g);
-      if constexpr (kCentred) SharedVector<Shape>::read(beta, i, walk, b);
-#pragma unroll
-      for (int w = 0; w < W; ++w) v[i][w] = (v[i][w] - mean) * rstd * g[w] + b[w];
-      of.out.store(at + walk.col(i), v[i]);
-    }
+    for (int w = 0; w < W; ++w) total += kCentred ? v[i][w] : v[i][w] * v[i][w];
   }
-  copy_async_wait<0>();
+
+  // Two passes for a variance: E[x^2] - mean^2 cancels where a row's mean is large against its spread.
+  total = sum_of_group(total);
+  float mean = 0, squares = total;
+  if constexpr (kCentred) {
+    mean = total * inverse;
+    squares = 0;
+#pragma unroll
+    for (int i = 0; i < P; ++i) {
+      if (col_of(i) < cols) {
+#pragma unroll
+        for (int w = 0; w < W; ++w) squares += (v[i][w] - mean) * (v[i][w] - mean);
+      }
+    }
+    squares = sum_of_group(squares);
+  }
+  if (!real) return;
+  const float rstd = rsqrtf(squares * inverse + of.eps);
+  if (lane == 0) {
+    if constexpr (kCentred) of.mean[row] = mean;
+    of.rstd[row] = rstd;
+  }
+#pragma unroll
+  for (int i = 0; i < P; ++i) {
+    if (col_of(i) >= cols) break;
+    constexpr bool kLate = !kEarly;
+    if constexpr (kLate) load_vectors(0, col_of(i));
+    float g[W], b[W] = {};
+    if (of.gamma.data) {
+      gamma[kLate ? 0 : i].to_floats(g);
+#pragma unroll
+      for (int w = 0; w < W; ++w) g[w] += of.offset;
+    } else {
+#pragma unroll
+      for (int w = 0; w < W; ++w) g[w] = 1;
+    }
+    if constexpr (kCentred)
+      if (of.beta.data) beta[kLate ? 0 : i].to_floats(b);
+#pragma unroll
+    for (int w = 0; w < W; ++w) v[i][w] = (v[i][w] - mean) * rstd * g[w] + b[w];
+    of.out.store(at + col_of(i), v[i]);
+  }
 }
 
 // A row too long for registers, a block a row: the same passes, each reading the row again (from L2).
@@ -173,14 +216,18 @@ __global__ void __launch_bounds__(kLongThreads, 2)
 }
 
 // false: no kernel holds such rows.
-template <class Rows, bool kCentred>
+template <class Rows, class V, bool kCentred>
 bool launch_forward(Context<Cuda>& context, const NormForward& norm) {
   const ForwardArguments<Rows> arguments(norm);
-  return with_training_shape<Rows::kWidth, Rows::kPlain>(norm.cols, [&]<class Shape>(Shape) {
-    const size_t group = Rows::kStaged ? Shape::kGroupBytes * (norm.residual ? 2 : 1) : 0;
-    return 0 < launch_over_rows<Shape>(context, "kernel norm_forward", norm_forward_kernel<Rows, kCentred, Shape>,
-                                       Shape::kForwardThreads, norm.rows, group,
-                                       (kCentred ? 2 : 1) * Shape::kCols * sizeof(float), arguments);
+  return with_forward_shape<Rows::kWidth, Rows::kPlain>(norm.cols, [&]<class Shape>(Shape) {
+    const auto blocks = static_cast<unsigned>((norm.rows + Shape::kRows - 1) / Shape::kRows);
+    const auto launch = [&](auto* kernel) {
+      launch_overlapped(context, "kernel norm_forward", kernel, dim3(blocks), Shape::kThreads * Shape::kRows, 0,
+                        Presence::streaming(), arguments);
+    };
+    norm.residual ? launch(norm_forward_kernel<Rows, V, kCentred, true, Shape>)
+                  : launch(norm_forward_kernel<Rows, V, kCentred, false, Shape>);
+    return true;
   });
 }
 
@@ -195,9 +242,15 @@ void launch_forward_long(Context<Cuda>& context, const NormForward& norm) {
 
 template <class T>
 bool norm_forward_plain(Context<Cuda>& context, const NormForward& norm) {
-  using Rows = PlainRows<native_t<T>>;
-  return norm.kind == NormKind::layer ? launch_forward<Rows, true>(context, norm)
-                                      : launch_forward<Rows, false>(context, norm);
+  using E = native_t<T>;
+  const auto with_vectors = [&]<class V>(V) {
+    return norm.kind == NormKind::layer ? launch_forward<PlainRows<E>, V, true>(context, norm)
+                                        : launch_forward<PlainRows<E>, V, false>(context, norm);
+  };
+  if (vectors_are(kDType<T>, norm)) return with_vectors(E());
+  if constexpr (!std::is_same_v<T, float>)
+    if (vectors_are(DType::fp32, norm)) return with_vectors(float());
+  return false;
 }
 
 }  // namespace ftbert

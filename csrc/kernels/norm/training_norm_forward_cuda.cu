@@ -6,7 +6,7 @@ namespace {
 
 template <class Rows, bool kCentred>
 void forward_any(Context<Cuda>& context, const NormForward& norm) {
-  if (!launch_forward<Rows, kCentred>(context, norm)) launch_forward_long<Rows, kCentred>(context, norm);
+  if (!launch_forward<Rows, void, kCentred>(context, norm)) launch_forward_long<Rows, kCentred>(context, norm);
 }
 
 }  // namespace

@@ -1,0 +1,197 @@
+// How the backward pass of the norms walks over rows: a block a multiprocessor, which keeps sums of columns in
+// registers, several groups of threads in it, a row a group. The next rows are on their way into shared memory while
+// one is computed, so that what is in flight, 64 KB and more a multiprocessor, costs no registers; gamma and beta stay
+// there too, as floats.
+#pragma once
+#include <array>
+#include <atomic>
+
+#include "core/cuda_check.h"
+#include "kernels/norm/training_rows.cuh"
+
+namespace ftbert {
+namespace {
+
+// ---- shapes --------------------------------------------------------------------------------------------------------
+
+// kThreads share a row, kPacks accesses each. kStages: rows of a group that are on their way or in work. kMostThreads:
+// of a block. kKept: what the second pass over a row reads is kept in registers, which else hold the sums alone.
+template <int kWidth_, int kThreads_, int kPacks_>
+struct TrainingShape {
+  static constexpr int kWidth = kWidth_, kThreads = kThreads_, kPacks = kPacks_;
+  static constexpr int kCols = kWidth * kThreads * kPacks;  // the longest row
+  static constexpr bool kLongWarps = kThreads == 32 && kPacks == 3;
+  static constexpr bool kKept = kPacks == 1 || kLongWarps;
+  static constexpr int kStages = kPacks == 1                                     ? (kThreads < 128 ? 4 : 3)
+                                 : kLongWarps || (kPacks == 2 && kThreads < 512) ? 3
+                                                                                 : 2;
+  static constexpr int kMostThreads = kPacks == 1 ? 768 : kLongWarps ? 320 : 512;
+  static constexpr size_t kGroupBytes = 16 * kStages * kThreads * kPacks;  // of a matrix's rows in shared memory
+};
+
+// launch(TrainingShape) with the first that holds a row; false: there is none, or launch has no room for it.
+template <int kWidth, bool kMany, class Launch>
+bool with_training_shape(int64_t cols, const Launch& launch) {
+  if constexpr (kWidth == 1) {
+    if (cols <= 128) return launch(TrainingShape<1, 32, 4>());
+    if (cols <= 1024) return launch(TrainingShape<1, 256, 4>());
+    if (cols <= 4096) return launch(TrainingShape<1, 512, 8>());
+    return false;
+  } else {
+    // Elements of 16 bits that fill one: 128, 256, 512, 768, 1024, 1536, 2048, 4096, 8192 and 16384.
+    const int64_t packs = cols / kWidth;
+    if constexpr (kMany)
+      if (packs <= 16) return launch(TrainingShape<kWidth, 16, 1>());
+    if (packs <= 32) return launch(TrainingShape<kWidth, 32, 1>());
+    if constexpr (kMany)
+      if (packs <= 64) return launch(TrainingShape<kWidth, 32, 2>());
+    if (packs <= 96) return launch(TrainingShape<kWidth, 32, 3>());
+    if constexpr (kMany)
+      if (packs <= 128) return launch(TrainingShape<kWidth, 128, 1>());
+    if (packs <= 192) return launch(TrainingShape<kWidth, 64, 3>());
+    if constexpr (kMany)
+      if (packs <= 256) return launch(TrainingShape<kWidth, 256, 1>());
+    if (packs <= 512) return launch(TrainingShape<kWidth, 256, 2>());
+    if (packs <= 1024) return launch(TrainingShape<kWidth, 512, 2>());
+    if (packs <= 2048) return launch(TrainingShape<kWidth, 512, 4>());
+    return false;
+  }
+}
+
+// ---- the walk ------------------------------------------------------------------------------------------------------
+
+// This thread's group, its number in it, and the rows that it takes part in.
+template <class Shape>
+struct GroupWalk {
+  int group = threadIdx.x / Shape::kThreads, lane = threadIdx.x % Shape::kThreads;
+  int64_t row, step, warp_row;  // warp_row: of the first group in the warp, where it holds several
+
+  __device__ GroupWalk() {
+    const int groups = blockDim.x / Shape::kThreads;
+    row = static_cast<int64_t>(blockIdx.x) * groups + group;
+    step = static_cast<int64_t>(gridDim.x) * groups;
+    warp_row = Shape::kThreads < 32 ? row - group % (32 / Shape::kThreads) : row;
+  }
+  __device__ int col(int pack) const { return (pack * Shape::kThreads + lane) * Shape::kWidth; }
+};
+
+// A matrix's rows on their way through shared memory. Each thread copies and reads its own packs.
+template <class Rows, class Shape>
+struct RowFeed {
+  Rows rows;
+  uint4* slots;  // [kStages, kPacks, kThreads] from this thread's on
+
+  // memory: of all groups, [groups] times kGroupBytes
+  __device__ RowFeed(const Rows& rows, uint4* memory, const GroupWalk<Shape>& walk)
+      : rows(rows), slots(Rows::kStaged ? memory + walk.group * (Shape::kGroupBytes / 16) + walk.lane : nullptr) {}
+
+  static __device__ int slot(int stage, int pack) { return (stage * Shape::kPacks + pack) * Shape::kThreads; }
+
+  // Zeros past the end of a row and for a row that is not.
+  __device__ void start(int stage, int64_t row, bool real, int cols, const GroupWalk<Shape>& walk) const {
+    if constexpr (Rows::kStaged) {
+#pragma unroll
+      for (int i = 0; i < Shape::kPacks; ++i)
+        rows.start(shared_address(slots + stage * slot(1, 0) + slot(0, i)), row * cols + walk.col(i),
+                   real && walk.col(i) < cols);
+    }
+  }
+  __device__ void read(int stage, int pack, int64_t row, bool real, int cols, const GroupWalk<Shape>& walk,
+                       float (&x)[Shape::kWidth]) const {
+    if constexpr (Rows::kStaged) {
+      rows.read(slots[stage * slot(1, 0) + slot(0, pack)], 0, x);
+    } else {
+      x[0] = 0;
+      if (real && walk.col(pack) < cols) rows.read(uint4(), row * cols + walk.col(pack), x);
+    }
+  }
+};
+
+// ---- vectors in shared memory
+// ----------------------------------------------------------------------------------------
+
+// kCols floats in shared memory, in groups of four that lie as a warp reads them: 16 bytes beside 16 bytes.
+template <class Shape>
+struct SharedVector {
+  static constexpr int kQuad = Shape::kWidth < 4 ? 1 : 4, kQuads = Shape::kWidth / kQuad;  // of a pack
+  static constexpr int kPlane = Shape::kCols / kQuads;
+
+  static __device__ int index(int col) {
+    const int pack = col / Shape::kWidth, within = col % Shape::kWidth;
+    return within / kQuad * kPlane + pack * kQuad + within % kQuad;
+  }
+  // value(x) of the vector's numbers, and 0 behind them, by the whole block.
+  template <class Value>
+  static __device__ void fill(float* to, const Vector& vector, int cols, const Value& value) {
+#pragma unroll 2
+    for (int pack = threadIdx.x; pack < Shape::kCols / Shape::kWidth; pack += blockDim.x) {
+      const int col = pack * Shape::kWidth;
+      float x[Shape::kWidth] = {};
+      if (col < cols) {
+        vector.read(col, x);
+#pragma unroll
+        for (int w = 0; w < Shape::kWidth; ++w) x[w] = value(x[w]);
+      }
+      write(to + pack * kQuad, x);
+    }
+  }
+  // Where this thread's pack lies.
+  static __device__ int place(int pack, const GroupWalk<Shape>& walk) {
+    return (pack * Shape::kThreads + walk.lane) * kQuad;
+  }
+  static __device__ void read(const float* from, int pack, const GroupWalk<Shape>& walk, float (&x)[Shape::kWidth]) {
+    const float* const mine = from + place(pack, walk);
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+      if constexpr (kQuad == 1)
+        x[q] = mine[q * kPlane];
+      else
+        Packed<float, 4>::load(mine + q * kPlane).to_floats(*reinterpret_cast<float (*)[4]>(&x[4 * q]));
+    }
+  }
+  // The other way; to: where the pack's first number lies.
+  static __device__ void write(float* to, const float (&x)[Shape::kWidth]) {
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+      if constexpr (kQuad == 1)
+        to[q * kPlane] = x[q];
+      else
+        Packed<float, 4>::from_floats(*reinterpret_cast<const float (*)[4]>(&x[4 * q])).store(to + q * kPlane);
+    }
+  }
+};
+
+// ---- launch --------------------------------------------------------------------------------------------------------
+
+// What a block may have beside a kernel's own shared memory, of which these kernels have less than 2 KB.
+inline size_t room_in_shared_memory(const Context<Cuda>& context) {
+  static std::array<std::atomic<int>, 64> known{};  // by device; 0: not asked yet
+  const auto device = static_cast<size_t>(context.device);
+  int most = device < known.size() ? known[device].load(std::memory_order_relaxed) : 0;
+  if (most == 0) {
+    FTBERT_CUDA_CHECK(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, context.device));
+    if (device < known.size()) known[device].store(most, std::memory_order_relaxed);
+  }
+  return static_cast<size_t>(most) - 2048;
+}
+
+// kernel(arguments) over rows, kernel being one of Shape; how many blocks, 0 where no group of it has room.
+// group_bytes, block_bytes: of shared memory.
+template <class Shape, class Arguments>
+unsigned launch_over_rows(const Context<Cuda>& context, const char* name, void (*kernel)(Arguments), int64_t rows,
+                          size_t group_bytes, size_t block_bytes, const Arguments& arguments) {
+  constexpr int kAtOnce = Shape::kThreads < 32 ? 32 / Shape::kThreads : 1;  // groups of a warp
+  const size_t room = room_in_shared_memory(context);
+  if (block_bytes + kAtOnce * group_bytes > room) return 0;
+  int64_t groups = Shape::kMostThreads / Shape::kThreads;
+  if (group_bytes) groups = std::min<int64_t>(groups, (room - block_bytes) / group_bytes);
+  groups = std::min(groups, (rows + context.sm_count - 1) / context.sm_count);  // few rows: on all multiprocessors
+  groups = std::max<int64_t>(groups / kAtOnce, 1) * kAtOnce;
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(context.sm_count, (rows + groups - 1) / groups));
+  launch_overlapped(context, name, kernel, dim3(blocks), static_cast<unsigned>(groups * Shape::kThreads),
+                    SharedBytes(block_bytes + groups * group_bytes, room), 1, arguments);
+  return blocks;
+}
+
+}  // namespace
+}  // namespace ftbert
