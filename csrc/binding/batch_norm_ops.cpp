@@ -38,15 +38,8 @@ ChannelLayout layout_of(const Tensor& x) {
 
 // ---- checks --------------------------------------------------------------------------------------------------------
 
-void kernel_element(const char* name, const Tensor& x) {
-  plain(name, x);
-  const at::ScalarType type = x.scalar_type();
-  FTBERT_CHECK(type == at::kFloat || type == at::kHalf || type == at::kBFloat16, name,
-               ": expected float32, float16 or bfloat16, got ", describe(x));
-}
-
 void input(const Tensor& x) {
-  kernel_element("x", x);
+  element_tensor("x", x, x);
   FTBERT_CHECK(x.dim() >= 2, "x: expected [batch, channels, ...], got ", describe(x));
 }
 
@@ -113,14 +106,6 @@ struct NormOperands {
     return {channel_vector(weight), channel_vector(bias), channel_vector(mean), channel_vector(var), eps};
   }
 };
-
-// f(context, T{}) on x's GPU.
-template <class F>
-void on_gpu(const Tensor& x, const F& f) {
-  run(x, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    if constexpr (std::is_same_v<Device, Cuda>) f(call.context, T{});
-  });
-}
 
 Tensor partials_of(const Context<Cuda>& context, const Tensor& x, const ChannelLayout& layout) {
   return at::empty({batch_norm_partials(context, layout)}, x.options().dtype(at::kFloat));
@@ -235,7 +220,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& given_dy, cons
 }
 
 std::tuple<Tensor, Tensor> relu(const Tensor& given) {
-  kernel_element("x", given);
+  element_tensor("x", given, given);
   const Tensor x = dense(given), y = at::empty_like(x),
                mask = at::empty({words(x.numel())}, x.options().dtype(at::kInt));
   on_gpu(x, [&]<class T>(Context<Cuda>& context, T) {
@@ -245,7 +230,7 @@ std::tuple<Tensor, Tensor> relu(const Tensor& given) {
 }
 
 Tensor relu_backward(const Tensor& given, const Tensor& mask) {
-  kernel_element("dy", given);
+  element_tensor("dy", given, given);
   mask_of(mask, given);
   const Tensor dy = dense(given), dx = at::empty_like(dy);
   on_gpu(dy, [&]<class T>(Context<Cuda>& context, T) {

@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <type_traits>
 
 #include "binding/tensors.h"
 #include "core/check.h"
@@ -46,10 +47,15 @@ inline void rank(const char* name, const Tensor& t, int64_t rank) {
 // Of this rank, and of a type that a kernel has there.
 inline void elements(const char* name, const Tensor& t, int64_t dims) {
   rank(name, t, dims);
-  const at::ScalarType type = t.scalar_type();
-  FTBERT_CHECK(type == at::kFloat || type == at::kHalf || type == at::kBFloat16, name,
-               ": expected float32, float16 or bfloat16, got ", describe(t));
-  FTBERT_CHECK(type == at::kFloat || !t.is_cpu(), name, ": expected float32 on the CPU, got ", describe(t));
+  FTBERT_CHECK(is_element(t.scalar_type()), name, ": expected float32, float16 or bfloat16, got ", describe(t));
+  FTBERT_CHECK(t.scalar_type() == at::kFloat || !t.is_cpu(), name, ": expected float32 on the CPU, got ", describe(t));
+}
+
+// Of a type that kernels have on GPUs, in any layout, and of like's device.
+inline void element_tensor(const char* name, const Tensor& t, const Tensor& like) {
+  plain(name, t);
+  FTBERT_CHECK(is_element(t.scalar_type()) && t.device() == like.device(), name,
+               ": expected float32, float16 or bfloat16 on ", like.device().str(), ", got ", describe(t));
 }
 
 // What index tensors hold is looked at on the CPU only: elsewhere the host would have to wait for it.
@@ -104,6 +110,17 @@ void run(const at::Device& device, DType dtype, F&& f) {
 template <class F>
 void run(const Tensor& x, F&& f) {
   run(x.device(), dtype_of(x.scalar_type()), f);
+}
+
+// f(the call's Context<Cuda>, T{}), for what has kernels on GPUs alone (define_op_but_cpu).
+template <class F>
+void on_gpu(const Tensor& x, const F& f) {
+  run(x, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
+    if constexpr (std::is_same_v<Device, Cuda>)
+      f(call.context, T{});
+    else
+      fail("expected tensors on a GPU, got ", describe(x));
+  });
 }
 
 }  // namespace ftbert::binding

@@ -53,9 +53,11 @@ inline DeviceKind device_kind(const at::Device& device) {
   return device.is_cpu() ? DeviceKind::cpu : DeviceKind::cuda;
 }
 
+// Whether kernels have elements of this type.
+inline bool is_element(at::ScalarType type) { return type == at::kFloat || type == at::kHalf || type == at::kBFloat16; }
+
 inline DType dtype_of(at::ScalarType type) {
-  FTBERT_CHECK(type == at::kFloat || type == at::kHalf || type == at::kBFloat16,
-               "expected float32, float16 or bfloat16, got ", at::toString(type));
+  FTBERT_CHECK(is_element(type), "expected float32, float16 or bfloat16, got ", at::toString(type));
   return type == at::kFloat ? DType::fp32 : type == at::kHalf ? DType::fp16 : DType::bf16;
 }
 

@@ -10,15 +10,6 @@
 namespace ftbert::binding {
 namespace {
 
-bool is_element(at::ScalarType type) { return type == at::kFloat || type == at::kHalf || type == at::kBFloat16; }
-
-// Of like's device, and of a type that kernels read.
-void element_tensor(const char* name, const Tensor& t, const Tensor& like) {
-  plain(name, t);
-  FTBERT_CHECK(is_element(t.scalar_type()) && t.device() == like.device(), name,
-               ": expected float32, float16 or bfloat16 on ", like.device().str(), ", got ", describe(t));
-}
-
 Operand operand(const OptionalTensor& t) {
   return t ? Operand{t->numel() ? data<void>(*t) : nullptr, dtype_of(t->scalar_type())} : Operand();
 }
@@ -85,17 +76,6 @@ Tensor row_numbers(const char* name, const OptionalTensor& t, const Tensor& x, i
   return t->contiguous();
 }
 
-// f(the call's Context<Cuda>)
-template <class F>
-void on_gpu(const Tensor& x, F&& f) {
-  run(x, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    if constexpr (std::is_same_v<Device, Cuda>)
-      f(call.context);
-    else
-      fail("expected tensors on a GPU, got ", describe(x));
-  });
-}
-
 Tensor dense(const Tensor& like, at::ScalarType type) {
   return at::empty(like.sizes(), like.options().dtype(type).memory_format(at::MemoryFormat::Contiguous));
 }
@@ -116,7 +96,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> norm_forward_op(const Tensor& x_, con
   const Tensor mean = at::empty({of.kind == NormKind::layer ? of.rows : 0}, floats),
                rstd = at::empty({of.rows}, floats);
   if (of.rows == 0) return {y, sum, mean, rstd};
-  on_gpu(*x, [&](auto& context) {
+  on_gpu(*x, [&](auto& context, auto) {
     NormForward norm;
     of.fill(norm);
     norm.x = operand(x);
@@ -154,7 +134,7 @@ std::tuple<Tensor, Tensor, Tensor> norm_backward_op(const Tensor& grad_, const O
   const Tensor grad_x = dense(*saved, dtype);
   const Tensor grad_weight = like(of.weight, weight_grad), grad_bias = like(of.bias, bias_grad);
   if (of.rows == 0) return {grad_x, grad_weight, grad_bias};
-  on_gpu(*saved, [&](auto& context) {
+  on_gpu(*saved, [&](auto& context, auto) {
     NormBackward norm;
     of.fill(norm);
     norm.grad = operand(grad);
