@@ -1,4 +1,4 @@
-"""The library that has CUDA in it, on a machine without a GPU."""
+"""Builds: the library that has CUDA in it on a machine without a GPU, and CPU kernels of another build folder."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -79,3 +80,29 @@ def test_architectures(asked: str, got: set[str] | None, tmp_path: Path) -> None
     assert re.search(rf"compiling for GPUs of capability {named}: about \d+ min on \d+ cores\. FTBERT_CUDA_ARCHS=", done.stderr)
     commands = (tmp_path / "compile_commands.json").read_text()
     assert set(re.findall(r"code=\[(\w+)\]", commands)) == got
+
+
+def test_kernels_of_another_folder_are_those_that_would_be_compiled(tmp_path: Path) -> None:
+    """FTBERT_KERNELS_OF: not where they were compiled of other sources, in another way, or not at all."""
+
+    def configure(name: str, **options: Any) -> str:
+        given = {"FTBERT_TORCH": "OFF", "FTBERT_CUDA": "OFF", **options}
+        command = ["cmake", "-S", ROOT, "-B", tmp_path / name, *(f"-D{key}={value}" for key, value in given.items())]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return "" if done.returncode == 0 else " ".join(done.stderr.split())
+
+    other, foreign, none = tmp_path / "other", tmp_path / "foreign", tmp_path / "none"
+    assert not configure("other")
+    foreign.mkdir()
+    (foreign / "CMakeCache.txt").write_text(f"CMAKE_HOME_DIRECTORY:INTERNAL={foreign}\n")
+    refused: list[tuple[Path, dict[str, str], str]] = [
+        (none, {}, f"expected a build folder of ftbert, got {none}"),
+        (foreign, {}, f"expected a build folder of {ROOT}, got one of {foreign}"),
+        (other, {"CMAKE_CXX_FLAGS": "-O1"}, "expected kernels compiled with CMAKE_CXX_FLAGS=-O1, got some with"),
+        (other, {"FTBERT_ASAN": "ON"}, "expected kernels compiled with FTBERT_ASAN=ON, got some with FTBERT_ASAN=OFF;"),
+        (other, {"CMAKE_BUILD_TYPE": "Debug"}, "CMAKE_BUILD_TYPE=Debug, got some with CMAKE_BUILD_TYPE=Release;"),
+        (other, {}, "_cpu.cpp.o; build that folder first"),
+    ]
+    for at, (folder, options, words) in enumerate(refused):
+        said = configure(str(at), FTBERT_KERNELS_OF=folder, **options)
+        assert "FTBERT_KERNELS_OF: " in said and words in said, said
