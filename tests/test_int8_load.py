@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import make_bert
+from conftest import have_gpu, make_bert
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -107,6 +107,21 @@ def test_smoothing_evens_columns_out(seed: int, dead: bool, unused: bool) -> Non
     ratios = (most / s / (matrix * s).abs().amax(0))[(most > 0) & matrix.any(0)]
     torch.testing.assert_close(ratios, ratios[0].expand_as(ratios), atol=0, rtol=1e-3)
     assert torch.equal(smoothing(matrix * 0, most * 0), torch.ones(40))
+
+
+@pytest.mark.skipif(not have_gpu(), reason="no GPU")
+def test_a_gpu_quantizes_as_the_cpu_does(plain: Path, folder: Path, tmp_path: Path) -> None:
+    """Its sums have another order: a number that lies between two bytes may fall to either."""
+    quantize(plain, tmp_path / "gpu", dtype="int8", device="cuda")
+    got, wanted = (load_file(where / "model.safetensors") for where in (tmp_path / "gpu", folder))
+    assert got.keys() == wanted.keys()
+    for name, want in wanted.items():
+        assert got[name].dtype == want.dtype, name
+        if want.dtype == INT8:
+            apart = (got[name].int() - want.int()).abs()
+            assert apart.max() <= 1 and apart.float().mean() < 0.01, name
+        else:
+            torch.testing.assert_close(got[name], want, rtol=1e-4, atol=0.0, msg=lambda words, name=name: f"{name}: {words}")
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------
