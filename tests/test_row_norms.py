@@ -65,7 +65,7 @@ def test_gradients_through_the_sum(device: str, x: Any, residual: Any, cols: int
 def test_rows_at_the_limits_of_shared_memory(device: str, cols: int, dtype: torch.dtype) -> None:
     """What a call reads, a residual or the sum's gradient too, says whether a row finds room. On GPUs with more rows
     than multiprocessors, so that several of them share one."""
-    rows = 3 if device == "cpu" else 300
+    rows = 3 if device == "cpu" else max(150, (1 << 22) // cols)
     for kind, efficient, (residual, read) in itertools.product(("layer", "rms"), (False, True), ((None, False), (dtype, False), (dtype, True))):
         check_gradients(device, (dtype, dtype, None), rows, cols, kind, efficient, residual=residual, sum_is_read=read)
 
