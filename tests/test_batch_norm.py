@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 import torch
-from norm_cases import ACTIVATIONS, BF16, F16, F32, F64, Case, arranged, layouts, random, same_bits
 from torch import Tensor
+from training_norms import ACTIVATIONS, BF16, F16, F32, F64, Case, arranged, layouts, random, same_bits
 
 from ftbert.norm import FusedBatchNorm1d, FusedBatchNorm2d, FusedBatchNorm3d, fused_batch_norm, masked_relu
 

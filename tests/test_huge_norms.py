@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import have_gpu
-from norm_cases import BF16, F16, random
+from training_norms import BF16, F16, random
 
 from ftbert import norm
 

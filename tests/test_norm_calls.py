@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 from compare import assert_close
-from norm_cases import ACTIVATIONS, BF16, EPS, F16, F32, F64, arranged, leaves, random, same_bits, vectors
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from training_norms import ACTIVATIONS, BF16, EPS, F16, F32, F64, arranged, leaves, random, same_bits, vectors
 
 from ftbert import norm
 from ftbert.norm import (

@@ -11,9 +11,9 @@ import pytest
 import torch
 from compare import assert_close
 from conftest import have_gpu
-from norm_cases import random
 from torch import Tensor, distributed, multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
+from training_norms import random
 
 from ftbert.norm import FusedBatchNorm2d, FusedLayerNorm, FusedRMSNorm
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from norm_cases import leaves, random
+from training_norms import leaves, random
 
 from ftbert import norm
 from ftbert.norm import FusedBatchNorm1d, FusedBatchNorm2d, fused_batch_norm

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from norm_cases import EPS, leaves, random
 from torch import Tensor, nn
+from training_norms import EPS, leaves, random
 
 from ftbert import norm
 from ftbert.norm import FusedBatchNorm1d, FusedBatchNorm2d, FusedBatchNorm3d, FusedLayerNorm

@@ -10,8 +10,8 @@ import pytest
 import torch
 from compare import assert_close
 from conftest import make_bert
-from norm_cases import BF16, F32, random, same_bits, unit
 from torch import Tensor, nn
+from training_norms import BF16, F32, random, same_bits, unit
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm

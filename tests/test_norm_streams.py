@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from conftest import have_gpu
-from norm_cases import BF16, EPS, F16, F32, Case, any_norm, check_gradients, leaves, random, same_bits
 from torch import Tensor, nn
+from training_norms import BF16, EPS, F16, F32, Case, any_norm, check_gradients, leaves, random, same_bits
 
 from ftbert import norm
 from ftbert.norm import FusedBatchNorm2d, FusedLayerNorm, FusedRMSNorm

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from compare import assert_close
-from norm_cases import BF16, EPS, F16, F32, F64, check_gradients, exact, leaves, random
 from torch import Tensor, nn
+from training_norms import BF16, EPS, F16, F32, F64, check_gradients, exact, leaves, random
 
 from ftbert import norm
 
