@@ -103,8 +103,16 @@ class Trained:
         return loss.detach()
 
     def losses(self) -> list[float]:
-        torch.manual_seed(0)  # of dropout
-        return [float(self.step()) for _ in range(LOSSES)]
+        """Of the first steps, without dropout of hidden states: torch draws other masks for bf16 than for the float32
+        that its own LayerNorm gives under autocast."""
+        torch.manual_seed(0)  # of attention's dropout
+        dropouts = [module for module in self.model.modules() if isinstance(module, nn.Dropout)]
+        for module in dropouts:
+            module.eval()
+        found = [float(self.step()) for _ in range(LOSSES)]
+        for module in dropouts:
+            module.train()
+        return found
 
     def seconds(self, steps: int) -> float:
         self.synchronize()

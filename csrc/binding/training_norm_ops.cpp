@@ -1,5 +1,5 @@
 // torch.ops.ftbert.norm_forward and norm_backward: LayerNorm and RMSNorm of training. CUDA is here; the CPU's
-// implementation, shapes and gradients are registered by ftbert/norm/ops.py.
+// implementation and shapes are registered by ftbert/norm/ops.py, gradients in training_norm_autograd.cpp.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 

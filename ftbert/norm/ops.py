@@ -1,6 +1,7 @@
-"""torch.ops.ftbert.norm_forward and norm_backward: the CPU's implementation, shapes and gradients.
+"""torch.ops.ftbert.norm_forward and norm_backward: the CPU's implementation and shapes.
 
-The schemas and the CUDA implementation are in csrc/binding/training_norm_ops.cpp.
+The schemas and the CUDA implementation are in csrc/binding/training_norm_ops.cpp, gradients in
+training_norm_autograd.cpp.
 """
 
 from __future__ import annotations
@@ -61,43 +62,3 @@ def _backward_shapes(
         for vector, asked in ((weight, weight_grad), (bias, bias_grad))
     )
     return saved.new_empty(saved.shape, dtype=dtype), *vectors
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, residual, weight, bias, *ctx.words, _, ctx.from_output = inputs
-    y, total, mean, rstd = output
-    normalised = x if residual is None else total
-    # As many tensors in either mode: activation checkpointing counts them.
-    ctx.save_for_backward(y if ctx.from_output else normalised, mean, rstd, weight, bias)
-    ctx.dtype = normalised.dtype
-    ctx.input_dtypes = x.dtype, None if residual is None else residual.dtype
-    ctx.mark_non_differentiable(mean, rstd, *([] if residual is not None else [total]))
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx: Any, grad: Tensor | None, grad_sum: Tensor | None, *_: Any) -> tuple[Any, ...]:
-    saved, mean, rstd, weight, bias = ctx.saved_tensors
-    _, _, with_weight, with_bias, *_ = ctx.needs_input_grad
-    grad_x, grad_weight, grad_bias = grad_sum, None, None
-    if grad is not None:
-        shape, eps, kind, offset = ctx.words
-        grad_x, grad_weight, grad_bias = torch.ops.ftbert.norm_backward(
-            grad, grad_sum, saved, ctx.from_output, mean, rstd, weight, bias, shape, eps, kind, offset, ctx.dtype,
-            with_weight, with_bias,
-        )  # fmt: skip
-    grads = (
-        grad_x.to(dtype) if grad_x is not None and dtype is not None and needed else None
-        for dtype, needed in zip(ctx.input_dtypes, ctx.needs_input_grad, strict=False)
-    )
-    return *grads, grad_weight if with_weight else None, grad_bias if with_bias else None, *[None] * 6
-
-
-def _refuse_twice(ctx: Any, *grads: Any) -> None:
-    raise RuntimeError(
-        "trying to differentiate ftbert's norms twice, but the gradient of their gradient is not implemented; "
-        "torch.nn.LayerNorm and RMSNorm have it (ftbert.norm.unpatch)"
-    )
-
-
-torch.library.register_autograd("ftbert::norm_forward", _backward, setup_context=_save)
-torch.library.register_autograd("ftbert::norm_backward", _refuse_twice)

@@ -57,9 +57,9 @@ bool with_forward_shape(int64_t cols, const Launch& launch) {
       if (packs <= 128) return launch(ForwardShape<kWidth, 32, 4, 4, 5>());
     if (packs <= 192) return launch(ForwardShape<kWidth, 64, 3, 4, 3>());
     if constexpr (kMany)
-      if (packs <= 256) return launch(ForwardShape<kWidth, 256, 1, 2, 3>());
-    if (packs <= 512) return launch(ForwardShape<kWidth, 256, 2, 1, 4>());
-    if (packs <= 1024) return launch(ForwardShape<kWidth, 512, 2, 1, 2>());
+      if (packs <= 256) return launch(ForwardShape<kWidth, 64, 4, 4, 3>());
+    if (packs <= 512) return launch(ForwardShape<kWidth, 128, 4, 2, 3>());
+    if (packs <= 1024) return launch(ForwardShape<kWidth, 256, 4, 1, 3>());
     if (packs <= 2048) return launch(ForwardShape<kWidth, 512, 4, 1, 2>());
     return false;
   }
