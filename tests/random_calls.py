@@ -56,7 +56,7 @@ def valid(name: str, device: str) -> list[Any]:
         "add_bias_input_layernorm": [x, vector, floats(6, 64), vector, vector, 1e-5, "rms", 1.0, "before_gamma", True],
         "add_qkv_bias": [floats(6, 192), floats(192), cu, 5, 2],
         "attention": [floats(6, 192), cu, 4, 2, bias, columns, False],
-        "attention_apart": [x, x, x, cu, cu, 4, 2, 2, 0.5],
+        "attention_apart": [x, x, x, cu, cu, 4, 2, 2, 0.5, -1, -1, cu[1:].clone()],
         "activations": [],
         "batch_norm_apply": [x, floats(6, 64), vector, vector, vector, vector.square(), 1e-5, "relu", True, True],
         "batch_norm_backward": [x, floats(6, 64), None, columns.new_zeros(12), vector, vector, vector, vector.square(), 1e-5, "relu", True, [True, True, True]],

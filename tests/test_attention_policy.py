@@ -207,6 +207,27 @@ def test_queries_and_keys_of_their_own(
 
 
 @pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("window", [(-1, 0), (40, 0), (-1, -1)])
+@pytest.mark.parametrize("queries", [1, 3, 70])
+def test_keys_lie_in_slots(place: Place, size: int, window: tuple[int, int], queries: int) -> None:
+    """Each sequence's keys are the first of a slot, out of the sequences' order; behind them lies anything."""
+    lengths, slots, positions, heads, kv = [150, queries, 90], [2, 0, 3], 160, 4, 2
+    qkv = [random(n, (heads + 2 * kv) * size, place, seed=n) for n in lengths]
+    cache = torch.full((4 * positions, 2 * kv * size), float("nan"), dtype=place.dtype, device=place.device)
+    for rows, slot in zip(qkv, slots, strict=True):
+        cache[slot * positions :][: len(rows)] = rows[:, heads * size :]
+    q = torch.cat([rows[len(rows) - queries :, : heads * size] for rows in qkv])
+    begin = torch.tensor(slots, dtype=torch.int32, device=place.device) * positions
+    end = begin + torch.tensor(lengths, dtype=torch.int32, device=place.device)
+    k, v = cache.split(kv * size, dim=1)
+    cu = reference.offsets([queries] * 3, place.device)
+    got = ops.attention_apart(q, k, v, cu, begin, queries, heads, kv, 0.1, *window, end)
+    for mine, rows in zip(got.split(queries), qkv, strict=True):
+        want = reference.attention(rows, [len(rows)], heads, None, kv, 0.1, *window)[len(rows) - queries :]
+        assert_close(mine, want, atol=max(6e-6, 4 * place.eps))
+
+
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("keys", [0, 3, 70])
 def test_queries_that_see_no_key_give_zeros(place: Place, keys: int, size: int) -> None:
     q, k = random(200, size, place), random(keys, size, place, seed=1)

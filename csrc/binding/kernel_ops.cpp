@@ -138,9 +138,10 @@ Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t h
 }
 
 // q [queries, heads * head_size], k and v [keys, kv_heads * head_size]: tensors of their own, or columns of one. Of
-// each sequence the first max_q rows are computed.
+// each sequence the first max_q rows are computed. With end_k its keys are the rows [cu_k[i], end_k[i]).
 Tensor attend_apart(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q, const Tensor& cu_k,
-                    int64_t max_q, int64_t heads, int64_t kv_heads, double scale, int64_t left, int64_t right) {
+                    int64_t max_q, int64_t heads, int64_t kv_heads, double scale, int64_t left, int64_t right,
+                    const OptionalTensor& end_k) {
   count("heads", heads, 1);
   count("kv_heads", kv_heads, 1, heads);
   FTBERT_CHECK(q.dim() == 2 && q.size(1) % heads == 0 && heads % kv_heads == 0,
@@ -158,7 +159,8 @@ Tensor attend_apart(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
   const Window window = window_of(left, right);
   count("max_q", max_q, 0);
   const int64_t batch = check_offsets(cu_q, q, q.size(0)), longest = std::max(q.size(0), k.size(0));
-  check_offsets(cu_k, q, k.size(0), kAnyLength, batch);
+  end_k ? check_key_ranges(cu_k, *end_k, q, k.size(0), batch)
+        : void(check_offsets(cu_k, q, k.size(0), kAnyLength, batch));
   Tensor out = at::empty(q.sizes(), q.options());
   run(q, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
     FTBERT_CHECK((attention_supports<Device, T>(call.context, h)), "attention: no fused kernel for head size ", h.size);
@@ -171,7 +173,8 @@ Tensor attend_apart(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
                               .max_k = longest,
                               .rows = q.size(0),
                               .rows_k = k.size(0),
-                              .early = false};
+                              .early = false,
+                              .end_k = data<int32_t>(end_k)};
     attention<Device, T>(call.context, h, {kDType<T>, of_q, of_k, of_v}, sequences, {window, {}}, scratch.data_ptr(),
                          Operand::of(data<T>(out)));
   });
@@ -262,7 +265,7 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
             &attend);
   define_op(m,
             "attention_apart(Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, SymInt max_q, int heads, int "
-            "kv_heads, float scale, int left=-1, int right=-1) -> Tensor",
+            "kv_heads, float scale, int left=-1, int right=-1, Tensor? end_k=None) -> Tensor",
             &attend_apart);
   define_op(m,
             "add_qkv_bias(Tensor qkv, Tensor? bias, Tensor cu_seqlens, SymInt seq, int heads, int kv_heads=0) -> "

@@ -50,6 +50,16 @@ int64_t check_offsets(const Tensor& cu_seqlens, const Tensor& like, int64_t rows
   return batch;
 }
 
+void check_key_ranges(const Tensor& begin, const Tensor& end, const Tensor& like, int64_t rows, int64_t batch) {
+  integers("cu_k", begin, like, at::kInt, batch);
+  integers("end_k", end, like, at::kInt, batch);
+  if (!begin.is_cpu()) return;
+  const int32_t *const from = data<int32_t>(begin), *const to = data<int32_t>(end);
+  for (int64_t b = 0; b < batch; ++b)
+    FTBERT_CHECK(0 <= from[b] && from[b] <= to[b] && to[b] <= rows, "end_k: expected 0 <= cu_k <= end_k <= ", rows,
+                 ", got ", from[b], " and ", to[b], " at [", b, "]");
+}
+
 void check_range(const char* name, const Tensor& indices, int64_t count, int64_t low, int64_t end, const int64_t* at) {
   if (!indices.is_cpu()) return;
   if (indices.scalar_type() == at::kInt) return check_vector(name, data<int32_t>(indices), count, low, end, at);

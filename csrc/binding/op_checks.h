@@ -65,6 +65,9 @@ inline void element_tensor(const char* name, const Tensor& t, const Tensor& like
 int64_t check_offsets(const Tensor& cu_seqlens, const Tensor& like, int64_t rows, int64_t longest = kAnyLength,
                       std::optional<int64_t> expected = std::nullopt);
 
+// begin and end int32 [batch]: of each sequence rows [begin, end) of `rows`; they may overlap.
+void check_key_ranges(const Tensor& begin, const Tensor& end, const Tensor& like, int64_t rows, int64_t batch);
+
 // Elements [0, count) of an int32 or int64 vector, or those that `at` [count] names: low <= x < end.
 void check_range(const char* name, const Tensor& indices, int64_t count, int64_t low, int64_t end,
                  const int64_t* at = nullptr);

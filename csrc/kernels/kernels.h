@@ -171,18 +171,28 @@ struct QueriesKeysValues {
   }
 };
 
-// Sequence i has the queries of tokens [cu_q[i], cu_q[i+1]) and the keys of [cu_k[i], cu_k[i+1]), of which the last
-// query is the last. Both may point at the first of a run of sequences: token t lies in row t - first_q of q and of the
-// result, and in row t - first_k of k and v.
+// Sequence i has the queries of tokens [cu_q[i], cu_q[i+1]) and the keys of [cu_k[i], end_of_keys()[i]), of which the
+// last query is the last. All may point at the first of a run of sequences: token t lies in row t - first_q of q and of
+// the result, and in row t - first_k of k and v.
 struct Sequences {
-  const int32_t *cu_q = nullptr, *cu_k = nullptr;  // [count+1]
+  const int32_t *cu_q = nullptr, *cu_k = nullptr;  // [count+1]; cu_k [count] beside end_k
   int64_t count = 0;
   int64_t max_q = 0;  // of each sequence so many queries at least are computed, the first; others are left as they were
   int64_t max_k = 0;  // upper bound of the longest's keys and queries
   int64_t first_q = 0, first_k = 0;
-  int64_t rows = 0;    // of q; on a GPU an upper bound
-  int64_t rows_k = 0;  // of k and v; on a GPU an upper bound
-  bool early = true;   // the offsets were there before the kernel ahead began (device/launch.cuh)
+  int64_t rows = 0;                // of q; on a GPU an upper bound
+  int64_t rows_k = 0;              // of k and v; on a GPU an upper bound
+  bool early = true;               // the offsets were there before the kernel ahead began (device/launch.cuh)
+  const int32_t* end_k = nullptr;  // [count], where the keys of a sequence end before those of the next begin
+
+  const int32_t* end_of_keys() const { return end_k ? end_k : cu_k + 1; }
+  // Without the first `skipped` sequences.
+  Sequences from(int64_t skipped) const {
+    Sequences rest = *this;
+    rest.cu_q += skipped, rest.cu_k += skipped;
+    if (end_k) rest.end_k += skipped;
+    return rest;
+  }
 
   // Each token is a query and a key.
   static Sequences of_tokens(const int32_t* cu_seqlens, int64_t count, int64_t max_seqlen, int64_t rows) {

@@ -14,9 +14,8 @@ void attend_general(Context<Device>& context, const Heads& heads, const T* qkv, 
                     const Sequences& sequences, const ScorePolicy<T>& policy, const LayerBuffers<T>& b) {
   const int64_t seq = sequences.max_k;
   for (int64_t first = 0; first < sequences.count; first += b.general_sequences) {
-    Sequences some = sequences;
+    Sequences some = sequences.from(first);
     some.count = std::min(b.general_sequences, sequences.count - first);
-    some.cu_q += first, some.cu_k += first;
     const DType t = kDType<T>;
     const Product scores{seq, seq, heads.size, t, t, DType::fp32, {}, some.count * heads.count};
     const Product sums{seq, heads.size, seq, t, t, t, {}, some.count * heads.count, /*b_transposed=*/false};

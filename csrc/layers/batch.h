@@ -34,8 +34,7 @@ struct Batch {
   const int32_t* turns() const { return columns ? columns : positions; }
   int64_t output_rows() const { return rows.of(sequences); }
   Sequences of(const Run& run) const {
-    Sequences some = sequences;
-    some.cu_q += run.first_sequence, some.cu_k += run.first_sequence;
+    Sequences some = sequences.from(run.first_sequence);
     some.count = run.sequences, some.rows = some.rows_k = run.tokens;
     some.first_q = some.first_k = run.first_token;
     return some;

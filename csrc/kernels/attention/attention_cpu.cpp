@@ -167,7 +167,7 @@ template <class Format, class In>
 void attend_all(const Heads& heads, const QueriesKeysValues& from, const Sequences& sequences,
                 const ScorePolicy<float>& policy, void* scratch, float* out) {
   const int64_t width = heads.width(), head_size = heads.size, shared = heads.count / heads.kv;
-  const int32_t *const cu_q = sequences.cu_q, *const cu_k = sequences.cu_k;
+  const int32_t *const cu_q = sequences.cu_q, *const cu_k = sequences.cu_k, *const end_k = sequences.end_of_keys();
   const RelativeBias<float>& bias = policy.bias;
   const int threads = omp_get_max_threads();
   const int64_t query_blocks = (std::min(sequences.max_q, sequences.max_k) + kQueriesPerItem - 1) / kQueriesPerItem;
@@ -184,7 +184,7 @@ void attend_all(const Heads& heads, const QueriesKeysValues& from, const Sequenc
     for (int64_t item = 0; item < items; ++item) {
       const int64_t b = item / (heads.count * query_blocks), h = item / query_blocks % heads.count,
                     query_block = item % query_blocks;
-      const int64_t queries = cu_q[b + 1] - cu_q[b], keys = cu_k[b + 1] - cu_k[b];
+      const int64_t queries = cu_q[b + 1] - cu_q[b], keys = end_k[b] - cu_k[b];
       const int64_t begin = query_block * kQueriesPerItem,
                     end = std::min({queries, sequences.max_q, begin + kQueriesPerItem});
       if (begin >= end) continue;

@@ -68,7 +68,8 @@ bool whole_sequences(const Call& call) {
   const auto* const at = static_cast<const char*>(q.data);
   return call.window == Window() && call.heads.kv == call.heads.count && k.data == at + bytes &&
          v.data == at + 2 * bytes && q.stride == stride && k.stride == stride && v.stride == stride &&
-         call.sequences.cu_q == call.sequences.cu_k && call.sequences.first_q == call.sequences.first_k;
+         call.sequences.cu_q == call.sequences.cu_k && !call.sequences.end_k &&
+         call.sequences.first_q == call.sequences.first_k;
 }
 
 void check_rows(const QueriesKeysValues& from) {
@@ -89,6 +90,7 @@ WindowParameters<E> window_parameters(const Call& call) {
           v.stride,
           call.sequences.first_k,
           call.sequences.cu_k,
+          call.sequences.end_of_keys(),
           static_cast<int>(call.heads.count / call.heads.kv),
           call.window};
 }
@@ -166,6 +168,7 @@ WindowMaps window_maps(const Call& call, int tile_keys = kTileKeys) {
           rows_map<Shape>(call, keys ? v : q, keys ? s.rows_k : s.rows, heads.kv_width(), tile_keys),
           s.first_k,
           s.cu_k,
+          s.end_of_keys(),
           static_cast<int>(shared),
           static_cast<int>(near),
           call.window};

@@ -49,7 +49,7 @@ template <class E>
 struct WindowParameters {
   const E *k, *v;
   int64_t q_stride, k_stride, v_stride, first_k;
-  const int32_t* cu_k;
+  const int32_t *begin_k, *end_k;
   int shared;  // heads of queries that read one of keys and values
   Window window;
 };
@@ -61,10 +61,11 @@ struct KeysInWindow {
   int keys;                          // that the block's queries see
 
   // queries: of a block.
-  __device__ KeysInWindow(const AttentionBlock& block, int queries, const int32_t* cu_k, const Window& window)
-      : window(window), start(cu_k[block.sequence]) {
+  __device__ KeysInWindow(const AttentionBlock& block, int queries, const int32_t* begin_k, const int32_t* end_k,
+                          const Window& window)
+      : window(window), start(begin_k[block.sequence]) {
     const int end_query = min(block.first_query + queries, block.length);
-    length = cu_k[block.sequence + 1] - start;
+    length = end_k[block.sequence] - start;
     ahead = length - block.length;
     before = begin(block.first_query);
     keys = window.end(end_query - 1 + ahead, length) - before;
@@ -103,7 +104,7 @@ struct InWindow : KeysInWindow {
 
   __device__ InWindow(const AttentionBlock& block, int queries, int head_size, const E* all_q, int64_t first_q, int64_t,
                       const WindowParameters<E>& from)
-      : KeysInWindow(block, queries, from.cu_k, from.window),
+      : KeysInWindow(block, queries, from.begin_k, from.end_k, from.window),
         q_stride(from.q_stride),
         k_stride(from.k_stride),
         v_stride(from.v_stride),

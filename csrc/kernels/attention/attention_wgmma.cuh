@@ -88,7 +88,7 @@ struct NoMaps {};
 struct WindowMaps {
   CUtensorMap k, v;  // [rows, kv width]
   int64_t first_k;
-  const int32_t* cu_k;
+  const int32_t *begin_k, *end_k;
   int shared;  // heads of queries that read one of keys and values
   int near;    // heads whose blocks take turns: their keys and values fit in L2
   Window window;
@@ -106,7 +106,7 @@ struct KeysOfBlock<WindowMaps> : KeysInWindow {
   int row, column;
 
   __device__ KeysOfBlock(const AttentionBlock& block, int queries, int head_size, const WindowMaps& from)
-      : KeysInWindow(block, queries, from.cu_k, from.window),
+      : KeysInWindow(block, queries, from.begin_k, from.end_k, from.window),
         row(static_cast<int>(start + before - from.first_k)),
         column(block.head / from.shared * head_size) {}
 };
