@@ -128,7 +128,9 @@ void Encoder<Device, T>::forward(Context<Device>& context, const Batch& batch, c
                                  T* out, const HiddenStateHook<T>& hook) const {
   const bool choose = batch.rows.kind != RowKind::all;
   const Sequences& sequences = batch.sequences;
-  FTBERT_CHECK(!batch.cache && sequences.cu_q == sequences.cu_k, "no layer reads keys of earlier tokens from a cache");
+  FTBERT_CHECK(
+      batch.cache ? batch.cache_rows && attention_.path == AttentionPath::fused : sequences.cu_q == sequences.cu_k,
+      "keys of earlier tokens lie in a cache, which the fused attention path reads");
   if (batch.tokens() > 0 && batch.output_rows() > 0) {
     FTBERT_CHECK(batch.positions, "a batch lacks its positions (layers/positions.h)");
     Buffers b = carve(workspace, batch, plan.schedule);

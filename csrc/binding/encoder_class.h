@@ -25,7 +25,11 @@ struct Engine {
   virtual void use_cuda_graphs(bool on) const = 0;
   virtual bool uses_cuda_graphs() const = 0;
   virtual std::map<std::string, std::string> info() const = 0;
+  virtual AttentionPath attention_path() const = 0;
 };
+// engine.cpp: the core's encoder in an engine of this device and type.
+template <class Device, class T>
+const Encoder<Device, T>& encoder_of(const Engine& engine);
 
 class EncoderClass : public torch::CustomClassHolder {
  public:

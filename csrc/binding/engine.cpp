@@ -65,6 +65,9 @@ class EngineOf : public Engine {
   void use_cuda_graphs(bool on) const override { replay_.enable(on); }
   bool uses_cuda_graphs() const override { return replay_.enabled(); }
 
+  AttentionPath attention_path() const override { return encoder_.attention().path; }
+  const Encoder<Device, T>& encoder() const { return encoder_; }
+
   std::map<std::string, std::string> info() const override {
     const CallContext<Device> on(device_);
     std::map<std::string, std::string> all = {{"attention", is_fused() ? "fused" : "general"},
@@ -132,7 +135,7 @@ class EngineOf : public Engine {
     return is_fused() && !counted ? Wait::last : Wait::first;
   }
 
-  bool is_fused() const { return encoder_.attention().path == AttentionPath::fused; }
+  bool is_fused() const { return attention_path() == AttentionPath::fused; }
 
   // Of all layers, each once: "gelu_erf".
   std::string activations() const {
@@ -273,7 +276,13 @@ std::unique_ptr<Engine> make_engine(const EncoderConfig& config, Weights<T> weig
   return std::make_unique<EngineOf<Device, T>>(config, std::move(weights), device, attention);
 }
 
+template <class Device, class T>
+const Encoder<Device, T>& encoder_of(const Engine& engine) {
+  return dynamic_cast<const EngineOf<Device, T>&>(engine).encoder();
+}
+
 #define FTBERT_INSTANTIATE(D, T)                                                                   \
+  template const Encoder<D, T>& encoder_of<D, T>(const Engine&);                                   \
   template std::unique_ptr<Engine> make_engine<D, T>(const EncoderConfig&, Weights<T>, at::Device, \
                                                      std::optional<AttentionPath>);
 FTBERT_BACKENDS(FTBERT_INSTANTIATE)

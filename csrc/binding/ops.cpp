@@ -1,6 +1,8 @@
-// torch.classes.ftbert.Encoder, and its calls as ops, so that torch.compile and torch.export see one node.
+// torch.classes.ftbert.Encoder and Decoder, and the encoder's calls as ops, so that torch.compile and torch.export see
+// one node.
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include "binding/decoder_class.h"
 #include "binding/define_op.h"
 #include "binding/encoder_class.h"
 #include "binding/tensors.h"
@@ -15,6 +17,7 @@ namespace {
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 using EncoderPtr = c10::intrusive_ptr<EncoderClass>;
+using DecoderPtr = c10::intrusive_ptr<DecoderClass>;
 
 Want parse_want(std::string_view word) {
   static constexpr std::pair<std::string_view, Want> kWords[] = {{"tokens", Want::tokens},
@@ -162,6 +165,17 @@ TORCH_LIBRARY(ftbert, m) {
             const TensorDict weights = viewed(std::get<0>(state), at::kByte, at::kFloat8_e4m3fn);
             return c10::make_intrusive<EncoderClass>(weights, std::get<1>(state), std::get<2>(state));
           });
+
+  m.class_<DecoderClass>("Decoder")
+      .def(torch::init<EncoderPtr, Tensor, OptionalTensor, int64_t, int64_t>(), "",
+           {torch::arg("encoder"), torch::arg("weight"), torch::arg("bias"), torch::arg("slots"),
+            torch::arg("positions")})
+      .def("forward", &DecoderClass::forward, "",
+           {torch::arg("input_ids"), torch::arg("cu_seqlens"), torch::arg("slots"), torch::arg("all_rows") = false})
+      .def("lengths", &DecoderClass::lengths)
+      .def("positions", &DecoderClass::positions)
+      .def("truncate", &DecoderClass::truncate, "", {torch::arg("slot"), torch::arg("length")})
+      .def("copy_prefix", &DecoderClass::copy_prefix, "", {torch::arg("from"), torch::arg("to"), torch::arg("length")});
 
   // Calls record graphs of their own, with memory that outlives the call: inside a graph of torch.compile's there is
   // no room for that.

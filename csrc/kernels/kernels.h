@@ -326,6 +326,33 @@ const char* attention_products(int64_t head_size);
 // Whether heads of this size are multiplied by tiles: they fill them.
 bool attention_by_tiles(int64_t head_size);
 
+// ---- keys and values of earlier tokens: kv_cache_cpu.cpp, kv_cache_cuda.cu ---------------------------------
+
+// Of a cache with `positions` rows a slot: those that a call's sequences are in, no slot twice.
+struct CacheSlots {
+  const int32_t* index;  // [count]
+  int32_t* lengths;      // [all slots] tokens that are there already
+  int64_t positions;
+};
+// Where they come to lie: tokens in rows of the cache, and their positions; which rows are then a sequence's keys.
+struct CachePlaces {
+  int32_t *rows, *positions;  // [tokens]; -1 and 0 past the last token
+  int32_t *begin_k, *end_k;   // [count]
+};
+template <class Device>
+void cache_places(Context<Device>& context, const CacheSlots& slots, const int32_t* cu_seqlens, int64_t count,
+                  int64_t most,  // >= tokens
+                  const CachePlaces& to);
+// The slots' lengths with the call's tokens, after the last layer.
+template <class Device>
+void cache_grow(Context<Device>& context, const CacheSlots& slots, int64_t count, const CachePlaces& places);
+
+// The columns of keys and values in qkv [tokens, qkv_width] -> rows of keys and values [rows of the cache, kv_width],
+// none for a row below 0.
+template <class Device, class T>
+void store_keys_values(Context<Device>& context, const Heads& heads, const T* qkv, const int32_t* rows, int64_t tokens,
+                       T* keys, T* values);
+
 // ---- the general attention path: add_qkv_bias, GEMM, softmax, GEMM, transpose ------------------------------
 
 // seq is sequences.max_k, and every token a query and a key.

@@ -4,9 +4,25 @@
 
 #include "core/check.h"
 #include "core/dispatch.h"
+#include "layers/kv_cache.h"
 
 namespace ftbert {
 namespace {
+
+// Where attention finds the heads of a run: in qkv, or queries there and keys and values in the cache, which those of
+// qkv are added to.
+template <class Device, class T>
+QueriesKeysValues heads_of(Context<Device>& context, const Layer<T>& layer, const Batch& batch, const Run& run,
+                           const Operand& qkv) {
+  const Heads& heads = layer.config.attention.heads;
+  QueriesKeysValues from = QueriesKeysValues::side_by_side(qkv, heads);
+  if (!batch.cache) return from;
+  T *const keys = batch.cache->keys<T>(layer.index), *const values = batch.cache->values<T>(layer.index);
+  store_keys_values<Device, T>(context, heads, qkv.as<T>(), batch.cache_rows + run.first_token, run.tokens, keys,
+                               values);
+  from.k = {keys, heads.kv_width()}, from.v = {values, heads.kv_width()};
+  return from;
+}
 
 // The general path, over as many sequences at a time as the buffers hold.
 template <class Device, class T>
@@ -57,7 +73,7 @@ Operand attend(Context<Device>& context, const Layer<T>& layer, const Batch& bat
   const ScorePolicy<T> policy{c.window, {layer.relative_bias, batch.columns, layer.relative_span}, c.soft_cap};
   Sequences sequences = batch.of(run);
   if (queries != Queries::all) sequences.max_q = 1;
-  const Operand wished{b.qkv, fused ? attention_operand<Device, T>(layer.qkv.weight.dtype) : kDType<T>};
+  const Operand wished{b.qkv, fused && !batch.cache ? attention_operand<Device, T>(layer.qkv.weight.dtype) : kDType<T>};
   const HeadRules<T> rules{layer.q_norm, layer.k_norm, layer.rotation, batch.turns() + run.first_token};
   // The general path adds the bias itself, in its own order, unless it belongs to what heads become.
   const bool biased = fused || rules;
@@ -72,7 +88,7 @@ Operand attend(Context<Device>& context, const Layer<T>& layer, const Batch& bat
   if (queries == Queries::last)
     last_rows_to_first<Device, T>(context, sequences, qkv.dtype, c.heads.width(), c.heads.qkv_width(), qkv.data);
   if (fused)
-    return attention<Device, T>(context, c.heads, QueriesKeysValues::side_by_side(qkv, c.heads), sequences, policy,
+    return attention<Device, T>(context, c.heads, heads_of<Device>(context, layer, batch, run, qkv), sequences, policy,
                                 b.attention_scratch, out);
   attend_general(context, c.heads, qkv.as<T>(), biased ? nullptr : layer.qkv.bias, sequences, policy, b);
   return Operand::of(b.attended);

@@ -14,20 +14,23 @@ struct Run {
   int64_t first_sequence, sequences, first_token, tokens;
 };
 
-struct KvCache;  // keys and values of earlier tokens; Encoder::forward refuses one
+class KvCache;
 
 // What goes through a model: packed tokens of whole sequences, of which token t is row t of the hidden states. Their
 // ids are packed too, or lie in padded rows.
 struct Batch {
-  Sequences sequences;                 // each token a query and a key; on the CPU the offsets are readable by the host
-  const int64_t* ids = nullptr;        // [tokens], or padded [sequences.count, seq]
-  const int64_t* types = nullptr;      // token type ids, like ids; nullptr: all 0
-  const int64_t* to_padded = nullptr;  // [tokens] where a token lies in the padded ids; nullptr: they are packed
-  int64_t seq = 0;                     // columns of the padded ids
-  const int32_t* positions = nullptr;  // [tokens] position ids (layers/positions.h)
-  const int32_t* columns = nullptr;    // [tokens]; nullptr: a token's place in its sequence
-  OutputRows rows;                     // of the last hidden state
-  KvCache* cache = nullptr;
+  // Each token a query and a key, or with a cache a query whose keys are there; on the CPU the offsets are readable by
+  // the host.
+  Sequences sequences;
+  const int64_t* ids = nullptr;         // [tokens], or padded [sequences.count, seq]
+  const int64_t* types = nullptr;       // token type ids, like ids; nullptr: all 0
+  const int64_t* to_padded = nullptr;   // [tokens] where a token lies in the padded ids; nullptr: they are packed
+  int64_t seq = 0;                      // columns of the padded ids
+  const int32_t* positions = nullptr;   // [tokens] position ids (layers/positions.h)
+  const int32_t* columns = nullptr;     // [tokens]; nullptr: a token's place in its sequence
+  OutputRows rows;                      // of the last hidden state
+  const KvCache* cache = nullptr;       // which keys and values are stored in, and read from
+  const int32_t* cache_rows = nullptr;  // [tokens], with a cache: where those of a token go
 
   int64_t tokens() const { return sequences.rows; }  // on a GPU an upper bound
   // [tokens] by which a rotation turns. Positions that are not columns come with these.
@@ -35,8 +38,8 @@ struct Batch {
   int64_t output_rows() const { return rows.of(sequences); }
   Sequences of(const Run& run) const {
     Sequences some = sequences.from(run.first_sequence);
-    some.count = run.sequences, some.rows = some.rows_k = run.tokens;
-    some.first_q = some.first_k = run.first_token;
+    some.count = run.sequences, some.rows = run.tokens, some.first_q = run.first_token;
+    if (!cache) some.rows_k = run.tokens, some.first_k = run.first_token;
     return some;
   }
 };

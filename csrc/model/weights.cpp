@@ -152,6 +152,7 @@ Weights<T> bind_weights(const EncoderConfig& config, const WeightSource& source)
     const NormConfig qk_norm = c.attention.qk_norm.value_or(NormConfig());
     w.layers.push_back(
         {.config = c,
+         .index = static_cast<int64_t>(w.layers.size()),
          .qkv = linear(layer + "attention.qkv"),
          .q_norm = norm(layer + "attention.q_norm", qk_norm),
          .k_norm = norm(layer + "attention.k_norm", qk_norm),

@@ -43,6 +43,7 @@ struct BlockNorms {
 template <class T>
 struct Layer {
   LayerConfig config;
+  int64_t index = 0;                 // among the model's layers
   Linear<T> qkv;                     // [qkv_width, hidden]: query, key, value rows in this order
   Norm<T> q_norm, k_norm;            // [head_size]
   Rotation rotation;                 // its table comes with the device (layers/rotary_tables.h)

@@ -1,0 +1,47 @@
+// torch.classes.ftbert.Decoder: an encoder's layers as a language model, with a cache of keys and values of its own.
+#pragma once
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "binding/encoder_class.h"
+#include "layers/kv_cache.h"
+
+namespace ftbert::binding {
+
+class DecoderClass : public torch::CustomClassHolder {
+ public:
+  // weight [vocab, hidden] of the head, bias [vocab] or none, of the stream's type on the encoder's device; on the CPU
+  // the weight is packed, a copy also where it is the word table. The cache has `slots` of `positions` tokens. Error
+  // where the encoder's attention reads no cache.
+  DecoderClass(c10::intrusive_ptr<EncoderClass> encoder, const at::Tensor& weight, std::optional<at::Tensor> bias,
+               int64_t slots, int64_t positions);
+
+  // input_ids int64 or int32 [tokens] on the model's device, packed; cu_seqlens int32 [batch+1] and slots int32
+  // [batch], no slot twice and no sequence empty, on the CPU. Tokens follow those in the slots, which then hold them
+  // too. -> logits [batch, vocab] of each sequence's last token, or [tokens, vocab] of all. Nothing is computed where a
+  // slot lacks the room. On a GPU an id outside the vocabulary gives NaN.
+  at::Tensor forward(const at::Tensor& input_ids, const at::Tensor& cu_seqlens, const at::Tensor& slots, bool all_rows);
+
+  std::vector<int64_t> lengths() const;  // of tokens, by slot
+  int64_t positions() const { return cache_.positions(); }
+  void truncate(int64_t slot, int64_t length);  // forgets all but the first `length` tokens
+  // `to` becomes the first `length` tokens of `from`.
+  void copy_prefix(int64_t from, int64_t to, int64_t length);
+
+ private:
+  void check_slot(const char* name, int64_t slot) const;
+  void set_length(int64_t slot, int64_t length);
+
+  mutable std::mutex mutex_;  // calls change lengths
+  c10::intrusive_ptr<EncoderClass> encoder_;
+  at::Tensor weight_;
+  std::optional<at::Tensor> bias_;
+  int64_t vocab_;
+  KvCache cache_;
+  at::Tensor memory_;         // of the cache
+  at::Tensor lengths_there_;  // int32 [slots] on the device, as lengths_
+  std::vector<int64_t> lengths_;
+};
+
+}  // namespace ftbert::binding

@@ -1,0 +1,50 @@
+#include "layers/kv_cache.h"
+
+#include <limits>
+#include <string>
+
+#include "core/check.h"
+#include "core/device.h"
+#include "core/dispatch.h"
+
+namespace ftbert {
+namespace {
+
+// What keeps a model from reading keys of earlier tokens; "" for none.
+std::string why_no_cache(const EncoderConfig& config, AttentionPath path) {
+  for (const LayerConfig& layer : config.layers)
+    if (layer.attention.window.right != 0) return "its tokens see those that follow: it is an encoder";
+  if (config.relative_span > 0) return "it adds relative biases to scores";
+  if (config.counts_tokens()) return "its positions depend on padding ids";
+  if (path == AttentionPath::general) return "its attention runs by the general path, which reads no cache";
+  return "";
+}
+
+}  // namespace
+
+KvCache::KvCache(const EncoderConfig& config, AttentionPath path, DType dtype, int64_t slots, int64_t positions)
+    : slots_(slots), positions_(positions), offsets_{0} {
+  const std::string why_not = why_no_cache(config, path);
+  FTBERT_CHECK(why_not.empty(), "this model has no cache of keys and values: ", why_not);
+  FTBERT_CHECK(slots > 0 && positions > 0 && positions <= config.max_seq(), "a cache has at least one slot, of 1 to ",
+               config.max_seq(), " positions, which the model has; got ", slots, " slots of ", positions);
+  FTBERT_CHECK(slots <= std::numeric_limits<int32_t>::max() / positions, "a cache has at most 2^31-1 positions, got ",
+               slots, " slots of ", positions);
+  for (const LayerConfig& layer : config.layers)
+    for (int i = 0; i < 2; ++i)
+      offsets_.push_back(offsets_.back() + rows() * layer.attention.heads.kv_width() * bytes_of(dtype));
+}
+
+template <class Device>
+void KvCache::copy_prefix(const Context<Device>& context, int64_t from, int64_t to, int64_t length) const {
+  for (size_t i = 0; i + 1 < offsets_.size(); ++i) {
+    const int64_t slot_bytes = (offsets_[i + 1] - offsets_[i]) / slots_;
+    char* const plane = memory_ + offsets_[i];
+    copy_on_device(context, plane + from * slot_bytes, plane + to * slot_bytes, slot_bytes / positions_ * length);
+  }
+}
+
+#define FTBERT_INSTANTIATE(D) template void KvCache::copy_prefix(const Context<D>&, int64_t, int64_t, int64_t) const;
+FTBERT_DEVICES(FTBERT_INSTANTIATE)
+
+}  // namespace ftbert

@@ -1,0 +1,48 @@
+// Keys and values of earlier tokens, which attention reads beside those of a call's own.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "layers/buffers.h"
+#include "model/config.h"
+
+namespace ftbert {
+
+// [layer][k | v][slot][position][kv_width] of the stream's type, in memory that its owner holds. A slot has the tokens
+// of one sequence, from position 0 on; how many, its owner counts.
+class KvCache {
+ public:
+  // Error, with the reason, where the model's attention needs more than keys and values of earlier tokens, or has more
+  // positions than the model.
+  KvCache(const EncoderConfig& config, AttentionPath path, DType dtype, int64_t slots, int64_t positions);
+
+  size_t bytes() const { return static_cast<size_t>(offsets_.back()); }
+  void lie_at(void* memory) { memory_ = static_cast<char*>(memory); }  // 16-byte aligned, of bytes()
+
+  int64_t slots() const { return slots_; }
+  int64_t positions() const { return positions_; }  // of a slot
+  int64_t rows() const { return slots_ * positions_; }
+
+  // A layer's, [rows, kv_width]; row slot * positions + position.
+  template <class T>
+  T* keys(int64_t layer) const {
+    return reinterpret_cast<T*>(memory_ + offsets_[2 * layer]);
+  }
+  template <class T>
+  T* values(int64_t layer) const {
+    return reinterpret_cast<T*>(memory_ + offsets_[2 * layer + 1]);
+  }
+
+  // The first `length` positions of one slot over those of another.
+  template <class Device>
+  void copy_prefix(const Context<Device>& context, int64_t from, int64_t to, int64_t length) const;
+
+ private:
+  int64_t slots_, positions_;
+  std::vector<int64_t> offsets_;  // in bytes: of each layer's keys, then its values; the end
+  char* memory_ = nullptr;
+};
+
+}  // namespace ftbert
