@@ -1,0 +1,178 @@
+"""Logits with a cache of keys and values: any cut of a text into calls gives what one call gives."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from conftest import Place
+from families import make_model
+from torch import Tensor
+
+import ftbert
+
+# Grouped heads in all; windows shorter than the texts in Mistral, Qwen2 and Gemma 3. Heads of a size that GPUs fuse.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 6},
+    "qwen2": {},
+    "qwen3": {},
+    "gemma3_text": {"use_bidirectional_attention": False, "sliding_window": 7},
+}
+FAMILIES = list(SETTINGS)
+LENGTHS, POSITIONS, SLOTS = (40, 17, 3), 48, 4
+
+
+@functools.cache
+def made(family: str) -> Any:
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "hidden_size": 128}
+    return make_model(family, "causal_lm", 0, **{"use_cache": True, **heads, **SETTINGS[family]}).eval()
+
+
+@functools.cache
+def texts(family: str) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(3, made(family).config.vocab_size, (n,), generator=generator) for n in LENGTHS]
+
+
+@functools.cache
+def loaded(family: str, place: Place) -> ftbert.Model:
+    return ftbert.load(made(family), device=place.device, dtype=place.dtype)
+
+
+def decoder(family: str, place: Place, slots: int = SLOTS, positions: int = POSITIONS) -> Any:
+    model = loaded(family, place)
+    head = model.head("causal_lm")
+    weight = model.encoder.weight("embeddings.word") if head.tied else head.out_weight
+    return torch.classes.ftbert.Decoder(model.encoder, weight, None, slots, positions)
+
+
+def run(of: Any, place: Place, slots: list[int], ids: list[Tensor], all_rows: bool = True) -> list[Tensor]:
+    """Of each sequence [tokens, vocab] on the CPU in float32."""
+    cu = torch.tensor([0, *(len(one) for one in ids)]).cumsum(0).int()
+    logits = of.forward(torch.cat(ids).to(place.device), cu, torch.tensor(slots, dtype=torch.int32), all_rows)
+    return list(logits.float().cpu().split([len(one) if all_rows else 1 for one in ids]))
+
+
+@functools.cache
+def whole(family: str, place: Place) -> list[Tensor]:
+    """Each text in one call by itself."""
+    of = decoder(family, place)
+    return [run(of, place, [i], [text])[0] for i, text in enumerate(texts(family))]
+
+
+def error(got: Tensor, want: Tensor) -> float:
+    """Of the worst position, the mean square over that of what is expected."""
+    return float(((got - want).square().mean(-1) / want.square().mean(-1)).max())
+
+
+def limit(place: Place) -> float:
+    return 1e-6 if place.dtype == torch.float32 else 64 * place.eps**2
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_one_call_gives_the_logits_of_transformers(place: Place, family: str) -> None:
+    with torch.no_grad():
+        for ids, got in zip(texts(family), whole(family, place), strict=True):
+            want = made(family)(ids[None]).logits[0]
+            assert error(got, want) < (1e-9 if place.dtype == torch.float32 else 1e4 * place.eps**2)
+
+
+@pytest.mark.parametrize("first", [1, 6, 16])
+def test_steps_give_the_logits_of_one_call(place: Place, family: str, first: int) -> None:
+    """The start of a text, then a token a call, of several texts at a time, which end one after another."""
+    of, ids = decoder(family, place), texts(family)
+    order, slots = [1, 0], [3, 1]
+    got = [[part] for part in run(of, place, slots, [ids[i][:first] for i in order])]
+    for at in range(first, max(LENGTHS)):
+        rows = [n for n, i in enumerate(order) if at < LENGTHS[i]]
+        made = run(of, place, [slots[n] for n in rows], [ids[order[n]][at : at + 1] for n in rows], all_rows=False)
+        for n, part in zip(rows, made, strict=True):
+            got[n].append(part)
+    assert of.lengths() == [0, LENGTHS[0], 0, LENGTHS[1]]
+    for n, i in enumerate(order):
+        assert error(torch.cat(got[n]), whole(family, place)[i]) < limit(place)
+
+
+def test_a_batch_is_its_sequences(place: Place, family: str) -> None:
+    got = run(decoder(family, place), place, [2, 0, 1], texts(family))
+    last = run(decoder(family, place), place, [2, 0, 1], texts(family), all_rows=False)
+    for all_rows, one, want in zip(got, last, whole(family, place), strict=True):
+        assert error(all_rows, want) < limit(place)
+        assert error(one, want[-1:]) < limit(place)
+
+
+def test_a_copied_prefix_is_the_prefix(place: Place, family: str) -> None:
+    of, text = decoder(family, place), texts(family)[0]
+    run(of, place, [1], [text])
+    of.copy_prefix(1, 3, 21)
+    assert of.lengths() == [0, 40, 0, 21]
+    (got,) = run(of, place, [3], [text[21:]])
+    assert error(got, whole(family, place)[0][21:]) < limit(place)
+
+
+def test_a_truncated_slot_goes_on_from_there(place: Place, family: str) -> None:
+    of, text = decoder(family, place), texts(family)[0]
+    run(of, place, [0], [texts(family)[1].flip(0)])
+    of.truncate(0, 0)
+    run(of, place, [0], [torch.cat([text[:11], text.flip(0)[:20]])])
+    of.truncate(0, 11)
+    (got,) = run(of, place, [0], [text[11:]])
+    assert error(got, whole(family, place)[0][11:]) < limit(place)
+
+
+def test_a_full_cache_says_so_and_changes_nothing(place: Place) -> None:
+    of, text = decoder("llama", place, slots=2, positions=20), texts("llama")[0]
+    run(of, place, [0], [text[:15]])
+    with pytest.raises(RuntimeError, match="cache is full: it has 20 positions .* sequence 1 with 15 .* gets 6 more"):
+        run(of, place, [1, 0], [text[:20], text[15:21]])
+    assert of.lengths() == [15, 0]
+    (got,) = run(of, place, [0], [text[15:20]])
+    assert error(got, whole("llama", place)[0][15:20]) < limit(place)
+
+
+def test_arguments_that_do_not_fit(place: Place) -> None:
+    of, ids = decoder("llama", place), texts("llama")[0][:4].to(place.device)
+    cu, slots = torch.tensor([0, 2, 4], dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32)
+    for words, arguments in {
+        r"slots: expected 0 to 3, got 4": (ids, cu, slots + 3),
+        r"slots: expected each once, got 0 twice": (ids, cu, slots * 0),
+        r"cu_seqlens: expected it to run from 0 to 3": (ids[:3], cu, slots),
+        r"at least one token a sequence, got 0 of sequence 0": (ids, cu * 0 + cu[2] * (cu == 4), slots),
+        r"cu_seqlens: expected contiguous Int \[3\]": (ids, cu[:2], slots),
+        r"slots: expected contiguous Int \[2\] on cpu, got Long": (ids, cu, slots.long()),
+        r"slots: expected at least one sequence": (ids[:0], cu[:1], slots[:0]),
+    }.items():
+        with pytest.raises(RuntimeError, match=words):
+            of.forward(*arguments)
+    with pytest.raises(RuntimeError, match="length: expected 0 to 0, the tokens that slot 2 has, got 1"):
+        of.truncate(2, 1)
+    with pytest.raises(RuntimeError, match="to: expected another slot than 1"):
+        of.copy_prefix(1, 1, 0)
+    assert of.lengths() == [0] * SLOTS
+    with pytest.raises(RuntimeError, match="of 1 to 64 positions, which the model has; got 1 slots of 65"):
+        decoder("llama", place, 1, 65)
+    model = loaded("llama", place)
+    with pytest.raises(RuntimeError, match=r"weight: expected .* \[vocab, 128\]"):
+        torch.classes.ftbert.Decoder(model.encoder, torch.zeros(7, 5, dtype=place.dtype, device=place.device), None, 1, 9)
+
+
+@pytest.mark.parametrize(
+    ("family", "attention", "words"),
+    [
+        ("bert", "auto", "its tokens see those that follow: it is an encoder"),
+        ("llama", "general", "its attention runs by the general path"),
+    ],
+)
+def test_models_without_a_cache(place: Place, family: str, attention: str, words: str) -> None:
+    task = "encoder" if family == "bert" else "causal_lm"
+    model = ftbert.load(make_model(family, task, 0), device=place.device, dtype=place.dtype, attention=attention)
+    word = model.encoder.weight("embeddings.word")
+    with pytest.raises(RuntimeError, match=f"this model has no cache of keys and values: {words}"):
+        torch.classes.ftbert.Decoder(model.encoder, word, None, 1, 8)
