@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ftbert.checkpoint import Checkpoint, CheckpointConfig, EncoderConfig, HeadConfig, told_products
 from ftbert.converters import build_reference, open_checkpoint
+from ftbert.decoding import LanguageModel
 from ftbert.devices import check_device, check_dtype, check_range, stream_dtype, told_speed
 from ftbert.dtypes import DTYPES, EIGHT_BITS, INT8, STORED_DTYPES, parse_dtype, users_word
 from ftbert.forked import note_fork
@@ -58,13 +59,13 @@ def load(
     onnxruntime has quantized int8 and "auto" are its own integers. attention: "auto", or "fused" / "general" to force a
     path. heads: the checkpoint's task heads too; a masked language model then computes logits over the vocabulary in
     every call; an encoder's ...ForCausalLM or ...LMHeadModel without is_decoder is one. A decoder's ...ForCausalLM
-    gives hidden states, and its head is read when `predict`, `rerank` or `head` asks for it. What stands outside the
-    encoder and is no head that ftbert knows is left out, with a warning. revision, token: of a hub id; a branch, tag or
-    commit, and what a private model asks for (None: HF_TOKEN, or that of `hf auth login`). Raises FileNotFoundError,
-    PermissionError, ImportError (an .onnx file without the onnx package), ValueError (weights or config do not fit, all
-    problems listed; a device that cannot serve fp8 or int8; a model that loses too much in it), RuntimeError (a device
-    or dtype that this build or machine cannot serve; a live model that computes something else than its config says),
-    TypeError for what is no such source.
+    gives hidden states, and its head is read when `predict`, `rerank`, `generate` or `head` asks for it. What stands
+    outside the encoder and is no head that ftbert knows is left out, with a warning. revision, token: of a hub id; a
+    branch, tag or commit, and what a private model asks for (None: HF_TOKEN, or that of `hf auth login`). Raises
+    FileNotFoundError, PermissionError, ImportError (an .onnx file without the onnx package), ValueError (weights or
+    config do not fit, all problems listed; a device that cannot serve fp8 or int8; a model that loses too much in it),
+    RuntimeError (a device or dtype that this build or machine cannot serve; a live model that computes something else
+    than its config says), TypeError for what is no such source.
     """
     place = check_device(device)
     asked = None if dtype == "auto" else parse_dtype(dtype)
@@ -163,7 +164,7 @@ def _load_head(checkpoint: Checkpoint, config: HeadConfig, place: torch.device, 
     return Head(config, weights)
 
 
-class Model(TextModel):
+class Model(TextModel, LanguageModel):
     """A loaded encoder with the heads of its checkpoint. Calls are thread-safe.
 
     module: the scriptable torch module. config: the encoder's numbers, which say what is in 8 bits where `checkpoint`,

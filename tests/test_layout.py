@@ -25,6 +25,7 @@ PYTHON = (
     "files",
     "optimization",
     "model",
+    "decoding",
     "outputs",
     "heads",
     "module",

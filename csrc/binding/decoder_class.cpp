@@ -28,34 +28,45 @@ at::Tensor to_device(const at::Tensor& t, at::Device device) {
 
 }  // namespace
 
-DecoderClass::DecoderClass(c10::intrusive_ptr<EncoderClass> encoder, const at::Tensor& weight,
-                           std::optional<at::Tensor> bias, int64_t slots, int64_t positions)
-    : encoder_(std::move(encoder)),
-      bias_(std::move(bias)),
-      cache_(encoder_->config(), encoder_->engine().attention_path(), dtype_of(encoder_->dtype()), slots, positions) {
-  const at::Device device = encoder_->device();
-  const int64_t hidden = encoder_->config().hidden;
+auto DecoderClass::check_head(const EncoderClass& encoder, const at::Tensor& weight, std::optional<at::Tensor> bias)
+    -> Head {
+  const at::Device device = encoder.device();
+  const int64_t hidden = encoder.config().hidden;
   plain("weight", weight);
   FTBERT_CHECK(weight.dim() == 2 && weight.size(0) > 0 && weight.size(1) == hidden &&
-                   weight.scalar_type() == encoder_->dtype() && weight.device() == device,
-               "weight: expected ", at::toString(encoder_->dtype()), " [vocab, ", hidden, "] on ", device.str(),
-               ", got ", describe(weight));
-  vocab_ = weight.size(0);
-  if (bias_) {
-    plain("bias", *bias_);
-    FTBERT_CHECK(bias_->sizes() == at::IntArrayRef({vocab_}) && bias_->scalar_type() == weight.scalar_type() &&
-                     bias_->device() == device,
-                 "bias: expected ", at::toString(weight.scalar_type()), " [", vocab_, "] on ", device.str(), ", got ",
-                 describe(*bias_));
-    bias_ = bias_->detach().contiguous();
+                   weight.scalar_type() == encoder.dtype() && weight.device() == device,
+               "weight: expected ", at::toString(encoder.dtype()), " [vocab, ", hidden, "] on ", device.str(), ", got ",
+               describe(weight));
+  const int64_t vocab = weight.size(0);
+  if (bias) {
+    plain("bias", *bias);
+    FTBERT_CHECK(bias->sizes() == at::IntArrayRef({vocab}) && bias->scalar_type() == weight.scalar_type() &&
+                     bias->device() == device,
+                 "bias: expected ", at::toString(weight.scalar_type()), " [", vocab, "] on ", device.str(), ", got ",
+                 describe(*bias));
+    bias = bias->detach().contiguous();
   }
-  weight_ = device.is_cpu() ? pack_weight(weight.detach()) : weight.detach().contiguous();
-  const at::TensorOptions there = at::TensorOptions().device(device);
+  return {device.is_cpu() ? pack_weight(weight.detach()) : weight.detach().contiguous(), bias, vocab};
+}
+
+DecoderClass::DecoderClass(c10::intrusive_ptr<EncoderClass> encoder, const at::Tensor& weight,
+                           std::optional<at::Tensor> bias, int64_t slots, int64_t positions)
+    : DecoderClass(encoder, check_head(*encoder, weight, std::move(bias)), slots, positions) {}
+
+DecoderClass::DecoderClass(c10::intrusive_ptr<EncoderClass> encoder, Head head, int64_t slots, int64_t positions)
+    : encoder_(std::move(encoder)),
+      head_(std::move(head)),
+      cache_(encoder_->config(), encoder_->engine().attention_path(), dtype_of(encoder_->dtype()), slots, positions) {
+  const at::TensorOptions there = at::TensorOptions().device(encoder_->device());
   // Zeros: what lies behind a slot's tokens is read beside them, with a weight of 0.
   memory_ = at::zeros({static_cast<int64_t>(cache_.bytes())}, there.dtype(at::kByte));
   cache_.lie_at(memory_.data_ptr());
   lengths_there_ = at::zeros({slots}, there.dtype(at::kInt));
   lengths_.assign(slots, 0);
+}
+
+c10::intrusive_ptr<DecoderClass> DecoderClass::with_cache(int64_t slots, int64_t positions) const {
+  return c10::intrusive_ptr<DecoderClass>::reclaim(new DecoderClass(encoder_, head_, slots, positions));
 }
 
 at::Tensor DecoderClass::forward(const at::Tensor& input_ids, const at::Tensor& cu_seqlens, const at::Tensor& slots,
@@ -92,15 +103,15 @@ at::Tensor DecoderClass::forward(const at::Tensor& input_ids, const at::Tensor& 
     Batch batch = input.batch;
     batch.sequences.max_k = max_k;
     batch.rows = {all_rows ? RowKind::all : RowKind::last};
-    Matrix head{.dtype = kDType<T>, .n = vocab_, .k = encoder.config().hidden};
+    Matrix head{.dtype = kDType<T>, .n = head_.vocab, .k = encoder.config().hidden};
     if (device.is_cpu())
-      head.packed = &weight_;
+      head.packed = &head_.weight;
     else
-      head.data = data<T>(weight_);
-    const Decoder<Device, T> decoder(context, encoder, {.weight = head, .bias = data<T>(bias_)}, cache_);
+      head.data = data<T>(head_.weight);
+    const Decoder<Device, T> decoder(context, encoder, {.weight = head, .bias = data<T>(head_.bias)}, cache_);
     const at::TensorOptions there = at::TensorOptions().device(device);
     const at::Tensor memory = at::empty({static_cast<int64_t>(decoder.bytes(context, batch))}, there.dtype(at::kByte));
-    logits = at::empty({rows_with_slack<Device>(batch.output_rows()), vocab_}, there.dtype(encoder_->dtype()));
+    logits = at::empty({rows_with_slack<Device>(batch.output_rows()), head_.vocab}, there.dtype(encoder_->dtype()));
     const CacheSlots in{data<int32_t>(slots_there), data<int32_t>(lengths_there_), cache_.positions()};
     decoder.forward(context, batch, in, Workspace(memory.data_ptr(), memory.nbytes()), data<T>(logits));
     logits = logits.narrow(0, 0, batch.output_rows());

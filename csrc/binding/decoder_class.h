@@ -17,6 +17,9 @@ class DecoderClass : public torch::CustomClassHolder {
   DecoderClass(c10::intrusive_ptr<EncoderClass> encoder, const at::Tensor& weight, std::optional<at::Tensor> bias,
                int64_t slots, int64_t positions);
 
+  // The same with a cache of its own, empty; the head is shared.
+  c10::intrusive_ptr<DecoderClass> with_cache(int64_t slots, int64_t positions) const;
+
   // input_ids int64 or int32 [tokens] on the model's device, packed; cu_seqlens int32 [batch+1] and slots int32
   // [batch], no slot twice and no sequence empty, on the CPU. Tokens follow those in the slots, which then hold them
   // too. -> logits [batch, vocab] of each sequence's last token, or [tokens, vocab] of all. Nothing is computed where a
@@ -30,14 +33,19 @@ class DecoderClass : public torch::CustomClassHolder {
   void copy_prefix(int64_t from, int64_t to, int64_t length);
 
  private:
+  struct Head {
+    at::Tensor weight;  // packed on the CPU
+    std::optional<at::Tensor> bias;
+    int64_t vocab;
+  };
+  static Head check_head(const EncoderClass& encoder, const at::Tensor& weight, std::optional<at::Tensor> bias);
+  DecoderClass(c10::intrusive_ptr<EncoderClass> encoder, Head head, int64_t slots, int64_t positions);
   void check_slot(const char* name, int64_t slot) const;
   void set_length(int64_t slot, int64_t length);
 
   mutable std::mutex mutex_;  // calls change lengths
   c10::intrusive_ptr<EncoderClass> encoder_;
-  at::Tensor weight_;
-  std::optional<at::Tensor> bias_;
-  int64_t vocab_;
+  Head head_;
   KvCache cache_;
   at::Tensor memory_;         // of the cache
   at::Tensor lengths_there_;  // int32 [slots] on the device, as lengths_

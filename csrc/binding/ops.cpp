@@ -172,6 +172,7 @@ TORCH_LIBRARY(ftbert, m) {
             torch::arg("positions")})
       .def("forward", &DecoderClass::forward, "",
            {torch::arg("input_ids"), torch::arg("cu_seqlens"), torch::arg("slots"), torch::arg("all_rows") = false})
+      .def("with_cache", &DecoderClass::with_cache, "", {torch::arg("slots"), torch::arg("positions")})
       .def("lengths", &DecoderClass::lengths)
       .def("positions", &DecoderClass::positions)
       .def("truncate", &DecoderClass::truncate, "", {torch::arg("slot"), torch::arg("length")})

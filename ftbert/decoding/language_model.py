@@ -1,0 +1,82 @@
+"""The part of Model that continues texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ftbert.decoding.texts import Options, TextPieces, generate, generate_ids
+from ftbert.forked import note_fork
+
+
+class LanguageModel:
+    """What `ftbert.Model` inherits; needs its device, folder, config, checkpoint, encoder and head."""
+
+    def generate(
+        self,
+        prompts: str | Iterable[str],
+        *,
+        max_new_tokens: int = 256,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        chat: bool = False,
+        batch_size: int = 8,
+    ) -> list[str]:
+        """The text that follows each prompt, in input order; of a single str a list of one.
+
+        A text ends at a token that the folder's generation_config.json or config.json names as its end, before a stop
+        string, after max_new_tokens, or where the model's context is full.
+
+        temperature: what logits are divided by before a token is drawn; 0: always the most likely one. top_k: drawn
+        from the most likely k alone; top_p: from the fewest that together are at least as likely as top_p. seed: the
+        same draws each time; the prompt at place i draws as one alone with seed + i. stop: a text ends before the first
+        of these. chat: a prompt is a user's message in the tokenizer's chat template, and the text its answer.
+        batch_size: texts computed at a time, for each of which the cache of keys and values has room.
+
+        Names mean what they mean in transformers' generate, and greedy texts are its texts. ValueError for an option's
+        value, a model without a head for the next token, an empty prompt or one longer than the context, a live model,
+        which has no tokenizer (see generate_ids); RuntimeError for a model that reads in both directions.
+        """
+        note_fork()
+        given = [prompts] if isinstance(prompts, str) else list(prompts)
+        options = Options.of(max_new_tokens, temperature, top_k, top_p, seed, stop, chat, batch_size)
+        return generate(self, given, options)
+
+    def stream(
+        self,
+        prompt: str,
+        *,
+        max_new_tokens: int = 256,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        chat: bool = False,
+    ) -> TextPieces:
+        """The text of `generate` while it comes, an iterator of str: never half a character, nor part of a stop string.
+        Its tokens, prompt_tokens and reason say how far it is and why it ended. Raises what generate does, at once."""
+        note_fork()
+        options = Options.of(max_new_tokens, temperature, top_k, top_p, seed, stop, chat)
+        return TextPieces(self, prompt, options)
+
+    def generate_ids(
+        self,
+        prompts: Iterable[Sequence[int]],
+        *,
+        max_new_tokens: int = 256,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        batch_size: int = 8,
+    ) -> list[list[int]]:
+        """`generate` of token ids: those that follow each prompt's, without the one that ends a text. Needs no
+        tokenizer."""
+        note_fork()
+        rows: list[Any] = [list(ids) for ids in prompts]
+        options = Options.of(max_new_tokens, temperature, top_k, top_p, seed, batch_size=batch_size)
+        return generate_ids(self, rows, options)

@@ -1,0 +1,59 @@
+"""What a model's folder says about prompts: its tokenizer, its chat template, and which tokens end a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ftbert.input_file import is_unicode, read_json_object
+from ftbert.text import load_tokenizer
+
+_tokenizers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by model
+
+
+def tokenizer_for(model: Any) -> Any:
+    """transformers' tokenizer of the model's folder, built once. ValueError for a live model, which has none."""
+    if model not in _tokenizers:
+        if model.folder is None:
+            raise ValueError(
+                "this model has no folder with a tokenizer, so it cannot take text; load it from a folder, or pass "
+                "token ids to generate_ids"
+            )
+        _tokenizers[model] = load_tokenizer(Path(model.folder))
+    return _tokenizers[model]
+
+
+def encoded(model: Any, prompts: Sequence[str], chat: bool) -> list[list[int]]:
+    """chat: as a user's message in the tokenizer's template, with the beginning of an answer. ValueError for a prompt
+    that is empty or not valid Unicode, or a tokenizer without a template."""
+    tokenizer = tokenizer_for(model)
+    if chat and not tokenizer.chat_template:
+        raise ValueError(f"{model.folder}: its tokenizer has no chat template; call without chat")
+    found = []
+    for place, prompt in enumerate(prompts):
+        if not isinstance(prompt, str):
+            raise TypeError(f"prompts must be str; got {type(prompt).__name__}")
+        if not prompt:
+            raise ValueError(f"prompt {place} is empty")
+        if not is_unicode(prompt):
+            raise ValueError(f"prompt {place} is not valid Unicode: it holds a lone surrogate")
+        if chat:
+            message = [{"role": "user", "content": prompt}]
+            prompt = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
+        found.append(list(tokenizer(prompt, add_special_tokens=not chat)["input_ids"]))
+    return found
+
+
+def end_ids(model: Any) -> frozenset[int]:
+    """Tokens after which a text is complete: of generation_config.json, else of the model's config."""
+    stated: Any = None
+    if model.folder is not None and (path := Path(model.folder, "generation_config.json")).is_file():
+        stated = read_json_object(path).get("eos_token_id")
+    if stated is None:
+        stated = model.checkpoint.config.huggingface.get("eos_token_id")
+    listed = stated if isinstance(stated, list) else [] if stated is None else [stated]
+    if not all(isinstance(one, int) for one in listed):
+        raise ValueError(f"{model.folder}: eos_token_id: expected an integer or several; got {stated!r}")
+    return frozenset(listed)

@@ -1,0 +1,68 @@
+"""From logits to the next token: the most likely one, or one drawn as temperature, top_k and top_p say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """temperature: what logits are divided by; 0: the most likely token. top_k: the most likely k alone. top_p: of
+    these the fewest that together are as likely as top_p. seed: None: another text each time."""
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        """ValueError for a value that means nothing."""
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature must be a number of at least 0; got {self.temperature!r}")
+        if self.top_k is not None and (not isinstance(self.top_k, int) or self.top_k < 1):
+            raise ValueError(f"top_k must be a positive integer; got {self.top_k!r}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1; got {self.top_p!r}")
+        if self.seed is not None and (not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 62):
+            raise ValueError(f"seed must be an integer from 0 to 2^62; got {self.seed!r}")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0 or self.top_k == 1
+
+    def generator(self, place: int) -> torch.Generator:
+        """Of the text at this place: each has its own, so that it does not depend on what runs beside it."""
+        made = torch.Generator()
+        if self.seed is None:
+            made.seed()
+        else:
+            made.manual_seed(self.seed + place)
+        return made
+
+    def choose(self, logits: Tensor, generators: Sequence[torch.Generator]) -> list[int]:
+        """logits [texts, vocab] -> an id of each."""
+        if self.greedy:
+            return logits.argmax(-1).tolist()  # type: ignore[no-any-return]
+        likely = self.probabilities(logits.float().cpu())
+        return [
+            int(torch.multinomial(row, 1, generator=generator))
+            for row, generator in zip(likely, generators, strict=True)
+        ]
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """float32 [texts, vocab] of the tokens that may be drawn; 0 of the others."""
+        logits = logits / self.temperature
+        if self.top_k is not None:
+            least = logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:]
+            logits = logits.masked_fill(logits < least, -torch.inf)
+        likely = logits.softmax(-1)
+        if self.top_p is None or self.top_p == 1:
+            return likely
+        falling, places = likely.sort(stable=True, dim=-1, descending=True)
+        before = falling.cumsum(-1) - falling
+        kept = falling.masked_fill(before >= self.top_p, 0)  # never the first
+        return torch.zeros_like(likely).scatter_(-1, places, kept / kept.sum(-1, keepdim=True))

@@ -1,0 +1,147 @@
+"""Prompts in, texts or token ids out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ftbert.decoding.decoder import decoder_of
+from ftbert.decoding.generation import Generation
+from ftbert.decoding.prompts import encoded, end_ids, tokenizer_for
+from ftbert.decoding.sampling import Sampling
+from ftbert.decoding.text_stream import TextStream
+
+
+@dataclass(frozen=True)
+class Options:
+    """As of `ftbert.Model.generate`. ValueError for a value that means nothing."""
+
+    max_new_tokens: int = 256
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: tuple[str, ...] = ()
+    chat: bool = False
+    batch_size: int = 8
+
+    def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "batch_size"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a positive integer; got {value!r}")
+        if not all(isinstance(one, str) and one for one in self.stop):
+            raise ValueError(f"stop must be a str or several, none empty; got {self.stop!r}")
+
+    @classmethod
+    def of(
+        cls, max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None, seed: int | None,
+        stop: str | Sequence[str] | None = None, chat: bool = False, batch_size: int = 8,
+    ) -> Options:  # fmt: skip
+        stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+        return cls(max_new_tokens, Sampling(temperature, top_k, top_p, seed), stops, chat, batch_size)
+
+
+class Started:
+    """Prompts that were checked, and a cache for them: nothing was computed yet."""
+
+    def __init__(self, model: Any, prompts: Sequence[Sequence[int]], options: Options) -> None:
+        """ValueError for a prompt without tokens or longer than the model's context, an id that it does not have."""
+        context, vocab = model.config.max_seq, model.config.vocab
+        for place, ids in enumerate(prompts):
+            if not ids:
+                raise ValueError(f"prompt {place} has no tokens")
+            if len(ids) >= context:
+                raise ValueError(
+                    f"prompt {place} has {len(ids)} tokens; the context of this model is {context}, the generated "
+                    "text included"
+                )
+            if not all(isinstance(one, int) and 0 <= one < vocab for one in ids):
+                raise ValueError(f"prompt {place}: expected token ids from 0 to {vocab - 1}")
+        self._ends = end_ids(model)
+        self._most = [min(options.max_new_tokens, context - len(ids)) for ids in prompts]
+        self.reasons: dict[int, str] = {}  # of texts that have ended: "eos", "stop", "length"
+        self._tokens = [0] * len(prompts)
+        slots = min(len(prompts), options.batch_size)
+        positions = max((len(ids) + most for ids, most in zip(prompts, self._most, strict=True)), default=1)
+        decoder = decoder_of(model, max(slots, 1), positions)
+        self._generation = Generation(decoder, slots, prompts, options.sampling, model.device)
+
+    def tokens(self) -> Iterator[tuple[int, int]]:
+        """(place, token) as they come, without those that end a text. Who has enough of one calls `end`."""
+        while made := self._generation.step():
+            for place, token in made:
+                if token in self._ends:
+                    self.end(place, "eos")
+                    continue
+                yield place, token
+                self._tokens[place] += 1
+                if place not in self.reasons and self._tokens[place] == self._most[place]:
+                    self.end(place, "length")
+
+    def end(self, place: int, reason: str) -> None:
+        self.reasons[place] = reason
+        self._generation.end(place)
+
+
+class TextPieces(Iterator[str]):
+    """The text that follows one prompt, piece by piece.
+
+    tokens: that came so far. prompt_tokens: of the prompt. reason: why the text ended: "eos", its last token said so,
+    "stop", a stop string came, "length", max_new_tokens or the model's context; "" before.
+    """
+
+    def __init__(self, model: Any, prompt: str, options: Options) -> None:
+        if not isinstance(prompt, str):
+            raise TypeError(f"prompt must be a str; got {type(prompt).__name__}")
+        (ids,) = encoded(model, [prompt], options.chat)
+        self._started = Started(model, [ids], options)
+        self._text = _stream(model, ids, options)
+        self.tokens, self.prompt_tokens = 0, len(ids)
+        self._pieces = self._made()
+
+    @property
+    def reason(self) -> str:
+        return self._started.reasons.get(0, "")
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    def _made(self) -> Iterator[str]:
+        for _, token in self._started.tokens():
+            self.tokens += 1
+            piece = self._text.push(token)
+            if self._text.stopped:
+                self._started.end(0, "stop")
+            if piece:
+                yield piece
+        if rest := self._text.end():
+            yield rest
+
+
+def generate(model: Any, prompts: Sequence[str], options: Options) -> list[str]:
+    """The text that follows each prompt."""
+    ids = encoded(model, prompts, options.chat)
+    started = Started(model, ids, options)
+    texts = [_stream(model, row, options) for row in ids]
+    pieces: list[list[str]] = [[] for _ in ids]
+    for place, token in started.tokens():
+        pieces[place].append(texts[place].push(token))
+        if texts[place].stopped:
+            started.end(place, "stop")
+    return ["".join([*parts, text.end()]) for parts, text in zip(pieces, texts, strict=True)]
+
+
+def generate_ids(model: Any, prompts: Sequence[Sequence[int]], options: Options) -> list[list[int]]:
+    """The tokens that follow each prompt's, without those that end a text."""
+    found: list[list[int]] = [[] for _ in prompts]
+    for place, token in Started(model, prompts, options).tokens():
+        found[place].append(token)
+    return found
+
+
+def _stream(model: Any, prompt: Sequence[int], options: Options) -> TextStream:
+    tokenizer = tokenizer_for(model)
+
+    def decode(ids: list[int]) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    return TextStream(decode, prompt, options.stop)

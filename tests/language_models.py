@@ -1,0 +1,41 @@
+"""Random language models of every family that generates, and texts for them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from conftest import Place
+from families import make_model
+from torch import Tensor
+
+import ftbert
+
+# Grouped heads in all; windows shorter than the texts in Mistral, Qwen2 and Gemma 3. Heads of a size that GPUs fuse.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 6},
+    "qwen2": {},
+    "qwen3": {},
+    "gemma3_text": {"use_bidirectional_attention": False, "sliding_window": 7},
+}
+FAMILIES = list(SETTINGS)
+LENGTHS = (40, 17, 3)
+
+
+@functools.cache
+def made(family: str) -> Any:
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "hidden_size": 128}
+    return make_model(family, "causal_lm", 0, **{"use_cache": True, **heads, **SETTINGS[family]}).eval()
+
+
+@functools.cache
+def texts(family: str) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(3, made(family).config.vocab_size, (n,), generator=generator) for n in LENGTHS]
+
+
+@functools.cache
+def loaded(family: str, place: Place) -> ftbert.Model:
+    return ftbert.load(made(family), device=place.device, dtype=place.dtype)

@@ -1,0 +1,291 @@
+"""Texts that a model writes: transformers' tokens, sampling, stop strings, streams, several texts at a time."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Place, randomise
+from families import make_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from language_models import FAMILIES, loaded, made, texts
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+import ftbert
+from ftbert.decoding.sampling import Sampling
+from ftbert.decoding.text_stream import TextStream
+
+SAMPLE = ["hello world, the end. naïve café 中文字符 🙂 two  spaces\nand lines"] * 3
+PROMPTS = ["hello world", "the café 中文", "a"]
+TEMPLATE = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}answer:{% endif %}"
+
+
+@functools.cache
+def tokenizer(kind: str) -> PreTrainedTokenizerFast:
+    """Words of bytes as GPT-2's, or words that begin with a mark and bytes for what is unknown, as Llama's."""
+    special = ["<unk>", "<s>", "</s>"]
+    tokens = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=kind == "mark"))
+    if kind == "bytes":
+        tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokens.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+    else:
+        tokens.pre_tokenizer = pre_tokenizers.Metaspace()
+        tokens.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        )
+        alphabet = []
+        special += [f"<0x{i:02X}>" for i in range(256)]
+    tokens.train_from_iterator(
+        SAMPLE if kind == "bytes" else [SAMPLE[0][:26]],
+        trainers.BpeTrainer(vocab_size=340, special_tokens=special, initial_alphabet=alphabet, show_progress=False),
+    )
+    if kind == "mark":  # bytes are no special tokens, which decoders leave out
+        described = json.loads(tokens.to_str())
+        described["added_tokens"] = described["added_tokens"][:3]
+        tokens = Tokenizer.from_str(json.dumps(described))
+    return PreTrainedTokenizerFast(tokenizer_object=tokens, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama that ends texts by a token of generation_config.json, which its config does not name."""
+    where, words = tmp_path_factory.mktemp("llama"), tokenizer("bytes")
+    reference = make_model("llama", "causal_lm", 0, vocab_size=len(words), eos_token_id=None, use_cache=True)
+    reference.generation_config.eos_token_id = [2, 7]
+    reference.save_pretrained(where)
+    words.chat_template = TEMPLATE
+    words.save_pretrained(where)
+    return where
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> ftbert.Model:
+    return ftbert.load(folder)
+
+
+def theirs(family: str, ids: list[int], **how: Any) -> list[int]:
+    reference = made(family)
+    end = reference.generation_config.eos_token_id
+    found = reference.generate(torch.tensor([ids]), do_sample=False, pad_token_id=0, **how)[0, len(ids) :].tolist()
+    return found[:-1] if found and found[-1] == end else found
+
+
+# ---- tokens ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_are_those_of_transformers(family: str) -> None:
+    """Past windows; two texts at a time, the third in the place of the one that ends first."""
+    lengths, most = (20, 9, 3), 36
+    ids = [text.tolist()[:n] for text, n in zip(texts(family), lengths, strict=True)]
+    got = loaded(family, Place("cpu", torch.float32)).generate_ids(ids, max_new_tokens=most, batch_size=2)
+    assert got == [theirs(family, row, max_new_tokens=most) for row in ids]
+
+
+def test_texts_go_on_to_the_end_of_the_context() -> None:
+    ids = texts("qwen2")[1].tolist()
+    (got,) = loaded("qwen2", Place("cpu", torch.float32)).generate_ids([ids], max_new_tokens=1000)
+    assert len(ids) + len(got) == made("qwen2").config.max_position_embeddings
+    assert got == theirs("qwen2", ids, max_length=made("qwen2").config.max_position_embeddings)
+
+
+def test_a_text_does_not_depend_on_those_beside_it(place: Place) -> None:
+    model, ids = loaded("mistral", place), [text.tolist()[:20] for text in texts("mistral")]
+    how = {"max_new_tokens": 20, "temperature": 1.5, "seed": 3}
+    if place.dtype != torch.float32:
+        pytest.skip("in 16 bits products of other sizes round differently, and a draw may change")
+    alone = [model.generate_ids([row], **{**how, "seed": 3 + i})[0] for i, row in enumerate(ids)]
+    for batch_size in (1, 2, 3):
+        assert model.generate_ids(ids, batch_size=batch_size, **how) == alone
+
+
+def test_many_texts_in_few_slots(place: Place) -> None:
+    model = loaded("llama", place)
+    ids = [torch.randint(3, 90, (1 + i % 7,), generator=torch.Generator().manual_seed(i)).tolist() for i in range(12)]
+    got = model.generate_ids(ids, max_new_tokens=8, batch_size=5)
+    assert [len(one) for one in got] == [8] * 12 or place.dtype != torch.float32
+    if place.dtype == torch.float32:
+        assert got == [model.generate_ids([row], max_new_tokens=8)[0] for row in ids]
+
+
+# ---- sampling -------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    temperature=st.floats(0.1, 3), top_k=st.one_of(st.none(), st.integers(1, 60)), top_p=st.one_of(st.none(), st.floats(0.05, 1)),
+    seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_probabilities_are_those_of_transformers(temperature: float, top_k: int | None, top_p: float | None, seed: int) -> None:
+    logits = 3 * torch.randn(4, 50, generator=torch.Generator().manual_seed(seed))
+    want = TemperatureLogitsWarper(temperature)(None, logits)
+    if top_k is not None:
+        want = TopKLogitsWarper(top_k)(None, want)
+    if top_p is not None and top_p < 1:
+        want = TopPLogitsWarper(top_p)(None, want)
+    torch.testing.assert_close(Sampling(temperature, top_k, top_p).probabilities(logits), want.softmax(-1), atol=1e-6, rtol=1e-5)
+
+
+def test_draws_follow_the_probabilities() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0, -1.0]]).repeat(20_000, 1)
+    sampling = Sampling(temperature=0.7, top_k=3, seed=1)
+    generator = sampling.generator(0)
+    drawn = torch.tensor(sampling.choose(logits, [generator] * len(logits))).bincount(minlength=4) / len(logits)
+    assert float((drawn - sampling.probabilities(logits[:1])[0]).abs().max()) < 0.015 and drawn[3] == 0
+
+
+def test_seeds(model: ftbert.Model) -> None:
+    draw = functools.partial(model.generate, "hello", max_new_tokens=24, temperature=2.0)
+    assert draw(seed=5) == draw(seed=5) != draw(seed=6)
+    assert draw() != draw()
+    assert draw(top_k=1) == draw(temperature=0) == draw(top_p=1e-6)
+
+
+# ---- text -----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    kind=st.sampled_from(["bytes", "mark"]), text=st.text(min_size=0, max_size=30), noise=st.lists(st.integers(3, 330), max_size=12),
+    before=st.integers(0, 8),
+)  # fmt: skip
+def test_pieces_join_to_the_text(kind: str, text: str, noise: list[int], before: int) -> None:
+    words = tokenizer(kind)
+    ids = [one for one in words(text, add_special_tokens=False)["input_ids"] + noise if one < len(words)]
+    prompt = words("hello world, the end.", add_special_tokens=False)["input_ids"][: max(before, 1)]
+    decode = functools.partial(words.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    stream = TextStream(decode, prompt)
+    pieces = [stream.push(one) for one in ids]
+    assert not any(piece.endswith("\ufffd") for piece in pieces)
+    got, want = decode(prompt) + "".join(pieces) + stream.end(), decode(prompt + ids)
+    # In a run of byte tokens that is no UTF-8 as a whole, decoders replace also the characters that were there before.
+    assert got == want or (kind == "mark" and "\ufffd" in want)
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=st.text("abc", max_size=40), stop=st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3), data=st.data())
+def test_stop_strings_across_tokens(text: str, stop: list[str], data: st.DataObject) -> None:
+    """Tokens of any lengths: what is given never holds part of a stop string that comes, and nothing else is lost."""
+    cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(text) - 1)), max_size=8)))
+    tokens = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    stream, got = TextStream(lambda ids: "".join(tokens[one] for one in ids), (), stop), ""
+    for place in range(len(tokens)):
+        got += stream.push(place)
+        if stream.stopped:
+            break
+        assert not any(one in got for one in stop)
+    got += stream.end()
+    seen = "".join(tokens[: place + 1])
+    assert stream.stopped == any(one in seen for one in stop) == any(one in text for one in stop)
+    assert got == seen[: min((at for one in stop if (at := seen.find(one)) >= 0), default=len(seen))]
+
+
+def test_a_stream_is_the_text(model: ftbert.Model) -> None:
+    for how in ({}, {"temperature": 1.5, "seed": 2}, {"chat": True}):
+        stream = model.stream(PROMPTS[0], max_new_tokens=40, **how)
+        pieces = list(stream)
+        assert "".join(pieces) == model.generate(PROMPTS[:1], max_new_tokens=40, **how)[0]
+        assert len(pieces) > 1 and stream.reason in ("eos", "length") and 0 < stream.tokens <= 40
+
+
+def test_stop_strings_end_texts(model: ftbert.Model) -> None:
+    whole = model.generate(PROMPTS, max_new_tokens=40)
+    for text in whole:
+        stop = text[11:14]
+        assert model.generate(PROMPTS, max_new_tokens=40, stop=["never comes", stop]) == [
+            one[: one.find(stop)] if stop in one else one for one in whole
+        ]
+    stream = model.stream(PROMPTS[0], stop=whole[0][11:14], max_new_tokens=40)
+    assert "".join(stream) == whole[0][: whole[0].find(whole[0][11:14])]
+    assert stream.reason == "stop" and stream.tokens < 40
+
+
+def test_the_folder_says_which_tokens_end_a_text(folder: Path, tmp_path: Path) -> None:
+    """Of generation_config.json, which comes before the config."""
+    from transformers import AutoModelForCausalLM
+
+    model, reference = ftbert.load(folder), AutoModelForCausalLM.from_pretrained(folder)
+    ids = tokenizer("bytes")(PROMPTS)["input_ids"]
+    how = {"max_new_tokens": 40, "seed": 1, "temperature": 3.0}
+    free = [row[-1] for row in model.generate_ids(ids, max_new_tokens=5)]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [free[0], 2]}))
+    try:
+        stopped = ftbert.load(folder).generate_ids(ids, max_new_tokens=40)
+    finally:
+        reference.generation_config.save_pretrained(folder)
+    assert len(stopped[0]) <= 4 and not any(free[0] in row or 2 in row for row in stopped)
+    assert not any({2, 7} & set(row) for row in model.generate_ids(ids, **how))
+
+
+def test_chat_goes_through_the_template(model: ftbert.Model, folder: Path) -> None:
+    ids = tokenizer("bytes")("<s>user: hello\nanswer:")["input_ids"]
+    (want,) = model.generate_ids([ids], max_new_tokens=12)
+    decode = functools.partial(tokenizer("bytes").decode, skip_special_tokens=True)
+    assert model.generate("hello", max_new_tokens=12, chat=True) == [decode(want)]
+
+
+# ---- what cannot be -------------------------------------------------------------------------------------------------
+
+
+def test_errors_say_what_is_wrong(model: ftbert.Model, place: Place) -> None:
+    long = "hello world " * 80
+    for words, kind, call in [
+        ("prompt 1 is empty", ValueError, lambda: model.generate(["a", ""])),
+        ("prompts must be str; got int", TypeError, lambda: model.generate([1])),
+        ("prompt must be a str; got list", TypeError, lambda: model.stream(["a"])),
+        (r"prompt 0 has \d+ tokens; the context of this model is 64", ValueError, lambda: model.generate(long)),
+        (r"prompt 0 has \d+ tokens; the context of this model is 64", ValueError, lambda: model.stream(long)),
+        ("prompt 0 is not valid Unicode", ValueError, lambda: model.generate("\ud800")),
+        ("prompt 0: expected token ids from 0 to", ValueError, lambda: model.generate_ids([[1, -1]])),
+        ("prompt 1 has no tokens", ValueError, lambda: model.generate_ids([[1], []])),
+        ("max_new_tokens must be a positive integer; got 0", ValueError, lambda: model.generate("a", max_new_tokens=0)),
+        ("temperature must be a number of at least 0; got -1", ValueError, lambda: model.stream("a", temperature=-1)),
+        ("temperature must be a number of at least 0; got nan", ValueError, lambda: model.stream("a", temperature=float("nan"))),
+        ("top_k must be a positive integer; got 0", ValueError, lambda: model.generate("a", top_k=0)),
+        ("top_p must be above 0 and at most 1; got 2", ValueError, lambda: model.generate("a", top_p=2)),
+        ("stop must be a str or several, none empty", ValueError, lambda: model.generate("a", stop=["b", ""])),
+        ("seed must be an integer", ValueError, lambda: model.generate("a", seed=-1)),
+    ]:
+        with pytest.raises(kind, match=words):
+            call()  # type: ignore[no-untyped-call]
+    assert model.generate([]) == []
+    live = loaded("llama", place)
+    with pytest.raises(ValueError, match="no folder with a tokenizer"):
+        live.generate("a")
+    encoder = ftbert.load(make_model("bert", "masked_lm", 0), device=place.device, dtype=place.dtype)
+    with pytest.raises(ValueError, match=r"generates no text: it has no head for the next token, .* its heads: masked_lm"):
+        encoder.generate_ids([[1]])
+    both_ways = ftbert.load(randomise(make_model("llama", "causal_lm", 0, is_causal=False), 0))
+    with pytest.raises(RuntimeError, match="its tokens see those that follow: it is an encoder"):
+        both_ways.generate_ids([[1]])
+
+
+def test_a_tokenizer_without_a_template(folder: Path, tmp_path: Path) -> None:
+    for file in folder.iterdir():
+        if "template" not in file.name:
+            (tmp_path / file.name).symlink_to(file)
+    with pytest.raises(ValueError, match="no chat template; call without chat"):
+        ftbert.load(tmp_path).generate("a", chat=True)
+    assert ftbert.load(tmp_path).generate("a", max_new_tokens=3) == ftbert.load(folder).generate("a", max_new_tokens=3)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "int8"])
+def test_narrow_products(folder: Path, dtype: str) -> None:
+    """The stream and the cache are float32 there. The first token is that of a call without the cache."""
+    try:
+        model = ftbert.load(folder, dtype=dtype)
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    ids = tokenizer("bytes")(PROMPTS[0])["input_ids"]
+    hidden = model(torch.tensor([ids])).last_hidden_state[0, -1:]
+    logits = model.head("causal_lm")(hidden, model.encoder.weight("embeddings.word"))
+    got = model.generate_ids([ids, ids[:3]], max_new_tokens=6)
+    assert got[0][0] == int(logits.argmax()) and [len(row) for row in got] == [6, 6]
