@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
+import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 import ftbert
+from ftbert import cli
 from ftbert.decoding.sampling import Sampling
 from ftbert.decoding.text_stream import TextStream
 
@@ -278,10 +282,12 @@ def test_a_tokenizer_without_a_template(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "int8"])
-def test_narrow_products(folder: Path, dtype: str) -> None:
+def test_narrow_products(folder: Path, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stream and the cache are float32 there. The first token is that of a call without the cache."""
+    monkeypatch.setenv("FTBERT_CACHE", str(tmp_path))
     try:
-        model = ftbert.load(folder, dtype=dtype)
+        with warnings.catch_warnings(action="ignore"):  # int8: it was calibrated
+            model = ftbert.load(folder, dtype=dtype)
     except RuntimeError as error:
         pytest.skip(str(error))
     ids = tokenizer("bytes")(PROMPTS[0])["input_ids"]
@@ -289,3 +295,37 @@ def test_narrow_products(folder: Path, dtype: str) -> None:
     logits = model.head("causal_lm")(hidden, model.encoder.weight("embeddings.word"))
     got = model.generate_ids([ids, ids[:3]], max_new_tokens=6)
     assert got[0][0] == int(logits.argmax()) and [len(row) for row in got] == [6, 6]
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_the_text(
+    model: ftbert.Model, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (want,) = model.generate("the café", max_new_tokens=20, stop="\x00\x00")
+    usual = ["--max-new-tokens", "20", "--stop", "\x00\x00"]
+    assert cli.main(["generate", str(folder), "the café", *usual]) == 0
+    out, err = capsys.readouterr()
+    assert out == want + "\n" and re.fullmatch(r"ftbert: \d+ tokens after \d+ in [\d.]+ s, [\d.]+/s; (length|eos)\n", err)
+    monkeypatch.setattr("sys.stdin", io.StringIO("the café"))
+    assert cli.main(["generate", str(folder), "-", "--json", *usual]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["text"] == want and 0 < said["tokens"] <= 20 and said["prompt_tokens"] > 0
+    assert cli.main(["generate", str(folder), ""]) == 1
+    assert capsys.readouterr().err == "ftbert: error: prompt 0 is empty\n"
+
+
+def test_ctrl_c_ends_the_text(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    push, seen = TextStream.push, list[int]()
+
+    def interrupted(self: TextStream, token: int) -> str:
+        if len(seen) == 5:
+            raise KeyboardInterrupt
+        seen.append(token)
+        return push(self, token)
+
+    monkeypatch.setattr(TextStream, "push", interrupted)
+    assert cli.main(["generate", str(folder), "hello"]) == 130
+    out, err = capsys.readouterr()
+    assert out.endswith("\n") and err.startswith("ftbert: 6 tokens after") and err.endswith("; interrupted\n")

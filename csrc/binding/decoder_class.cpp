@@ -108,7 +108,8 @@ at::Tensor DecoderClass::forward(const at::Tensor& input_ids, const at::Tensor& 
       head.packed = &head_.weight;
     else
       head.data = data<T>(head_.weight);
-    const Decoder<Device, T> decoder(context, encoder, {.weight = head, .bias = data<T>(head_.bias)}, cache_);
+    const Decoder<Device, T> decoder(context, encoder, {.weight = head, .bias = data<T>(head_.bias), .input = {}},
+                                     cache_);
     const at::TensorOptions there = at::TensorOptions().device(device);
     const at::Tensor memory = at::empty({static_cast<int64_t>(decoder.bytes(context, batch))}, there.dtype(at::kByte));
     logits = at::empty({rows_with_slack<Device>(batch.output_rows()), head_.vocab}, there.dtype(encoder_->dtype()));

@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 import ftbert
 
+INTERRUPTED = 130  # the exit code that a shell reports for Ctrl-C
 Commands = Any  # what add_subparsers returns; its class is private to argparse
 
 

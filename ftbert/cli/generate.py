@@ -1,0 +1,63 @@
+"""`ftbert generate`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import Any
+
+from ftbert.cli import command
+
+_AS_IN_STREAM = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop", "chat")
+
+
+def add_to(commands: command.Commands) -> None:
+    parser = command.add(
+        commands,
+        "generate",
+        "Continue a text with a causal language model; Ctrl-C ends the text.",
+        _generate,
+        'examples: ftbert generate smollm2 "The capital of France is" --max-new-tokens 32\n'
+        "          ftbert generate smollm2 - --chat --temperature 0.7 --top-p 0.9 < question.txt",
+    )
+    parser.add_argument("model", metavar="MODEL")
+    parser.add_argument("prompt", metavar="PROMPT", help="- is standard input, to its end")
+    parser.add_argument(
+        "--max-new-tokens", type=command.count, default=256, metavar="N", help="at most so many (default 256)"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="0: the most likely token each time (default)"
+    )
+    parser.add_argument("--top-k", type=command.count, metavar="K", help="draw from the K most likely tokens")
+    parser.add_argument("--top-p", type=float, metavar="P", help="draw from the fewest that are together as likely as P")
+    parser.add_argument("--seed", type=int, metavar="S", help="the same draws each time")
+    parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this; may be given several times")
+    parser.add_argument("--chat", action="store_true", help="PROMPT is a message, in the model's chat template")
+
+
+def _generate(options: argparse.Namespace) -> int:
+    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    model = command.load_model(options, heads=False)
+    pieces = model.stream(prompt, **{name: getattr(options, name) for name in _AS_IN_STREAM})
+    code, text = 0, []
+    start = time.perf_counter()
+    try:
+        for piece in pieces:
+            text.append(piece)
+            if not options.json:
+                print(piece, end="", flush=True)
+    except KeyboardInterrupt:
+        code = command.INTERRUPTED
+    seconds = time.perf_counter() - start
+    said: dict[str, Any] = {
+        "text": "".join(text), "tokens": pieces.tokens, "prompt_tokens": pieces.prompt_tokens,
+        "reason": pieces.reason or "interrupted", "seconds": seconds, "tokens_per_second": pieces.tokens / seconds,
+    }  # fmt: skip
+    if options.json:
+        command.report(options, said, "")
+        return code
+    print()
+    told = f"{pieces.tokens} tokens after {pieces.prompt_tokens} in {seconds:.2f} s, {said['tokens_per_second']:.1f}/s"
+    print(f"ftbert: {told}; {said['reason']}", file=sys.stderr)
+    return code
