@@ -185,7 +185,7 @@ def test_a_folder_that_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture
     failed(capsys, "check", str(tmp_path))
 
 
-@pytest.mark.parametrize("command", ["convert", "quantize", "embed", "check", "bench", "tune", "info"])
+@pytest.mark.parametrize("command", ["convert", "quantize", "embed", "generate", "check", "bench", "tune", "info"])
 def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])

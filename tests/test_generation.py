@@ -286,7 +286,8 @@ def test_narrow_products(folder: Path, dtype: str, tmp_path: Path, monkeypatch: 
     """The stream and the cache are float32 there. The first token is that of a call without the cache."""
     monkeypatch.setenv("FTBERT_CACHE", str(tmp_path))
     try:
-        with warnings.catch_warnings(action="ignore"):  # int8: it was calibrated
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # int8: it was calibrated
             model = ftbert.load(folder, dtype=dtype)
     except RuntimeError as error:
         pytest.skip(str(error))
