@@ -30,7 +30,7 @@ def add_to(commands: command.Commands) -> None:
         "--temperature", type=float, default=0.0, metavar="T", help="0: the most likely token each time (default)"
     )
     parser.add_argument("--top-k", type=command.count, metavar="K", help="draw from the K most likely tokens")
-    parser.add_argument("--top-p", type=float, metavar="P", help="draw from the fewest that are together as likely as P")
+    parser.add_argument("--top-p", type=float, metavar="P", help="draw from the fewest as likely as P together")
     parser.add_argument("--seed", type=int, metavar="S", help="the same draws each time")
     parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this; may be given several times")
     parser.add_argument("--chat", action="store_true", help="PROMPT is a message, in the model's chat template")
