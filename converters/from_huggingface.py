@@ -1,4 +1,4 @@
-"""HuggingFace folder, hub id or live model -> ftbert checkpoint folder.
+"""HuggingFace folder, hub id, .onnx or .gguf file, or live model -> ftbert checkpoint folder.
 
 python -m ftbert.converters.from_huggingface SRC DST
 """
@@ -156,8 +156,8 @@ def _copy_text_files(source: Path, target: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Convert a HuggingFace or ONNX model to an ftbert checkpoint folder.")
-    parser.add_argument("source", help="folder, .onnx file or hub id")
+    parser = argparse.ArgumentParser(description="Convert a HuggingFace, ONNX or GGUF model to an ftbert folder.")
+    parser.add_argument("source", help="folder, .onnx or .gguf file, or hub id")
     parser.add_argument("target", help="folder to write")
     parser.add_argument("--dtype", choices=list(DTYPES), help="of the stored weights (default: kept)")
     parser.add_argument("--revision", help="of a hub id: branch, tag or commit")

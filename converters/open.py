@@ -1,4 +1,5 @@
-"""Opens whatever a model may be given as: a folder of ours or HuggingFace's, an ONNX file, a hub id, a live model."""
+"""Opens whatever a model may be given as: a folder of ours or HuggingFace's, a file of ONNX or GGUF, a hub id, a live
+model."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from ftbert.checkpoint import (
     transformer_folder,
 )
 from ftbert.converters.families import find_family
+from ftbert.converters.gguf_source import gguf_of, open_gguf
 from ftbert.converters.hub import fetch
 from ftbert.converters.huggingface import MERGE, recognise
 from ftbert.converters.older_keys import todays_words
@@ -31,8 +33,8 @@ from ftbert.converters.onnx_source import onnx_of, open_onnx
 def open_checkpoint(
     source: str | Path | torch.nn.Module | Checkpoint, *, revision: str | None = None, token: str | None = None
 ) -> Checkpoint:
-    """An ftbert or HuggingFace folder, an .onnx file or a folder with one, a hub id, or a live transformers model. A
-    checkpoint is one that is open.
+    """An ftbert or HuggingFace folder, an .onnx or .gguf file or a folder with one, a hub id, or a live transformers
+    model. A checkpoint is one that is open.
 
     revision, token: of a hub id, see `fetch`. ValueError lists every missing and misshapen tensor at once;
     FileNotFoundError says what was looked for, PermissionError whose it is.
@@ -49,6 +51,11 @@ def open_checkpoint(
         checkpoint = _from_huggingface(document, initialisers, home, str(onnx))
         check_graph(initialisers.file, initialisers.encoder, checkpoint)
         return with_int8(checkpoint, initialisers)
+    gguf = gguf_of(source)
+    if gguf is not None:
+        _expect_no_hub(str(gguf), revision, token)
+        document, tensors = open_gguf(gguf)
+        return _from_huggingface(document, tensors, tensors.text.path, str(gguf))
     folder = find_folder(source, revision, token)
     home = transformer_folder(folder)
     document, where = read_json_object(home / "config.json"), str(home / "config.json")

@@ -48,9 +48,9 @@ def load(
 ) -> Model:
     """A model ready to compute.
 
-    source: an ftbert or HuggingFace folder, an .onnx file, a hub id, or a live transformers model. device: "cpu",
-    "cuda", "cuda:1". dtype: fp32, fp16 (GPU only), bf16, fp8 (compute capability 9.0 only), int8 (CPUs with VNNI,
-    AVX-VNNI or AMX); on the CPU bf16 is that of the matrix products' operands, with float sums: all else and the
+    source: an ftbert or HuggingFace folder, an .onnx or .gguf file, a hub id, or a live transformers model. device:
+    "cpu", "cuda", "cuda:1". dtype: fp32, fp16 (GPU only), bf16, fp8 (compute capability 9.0 only), int8 (CPUs with
+    VNNI, AVX-VNNI or AMX); on the CPU bf16 is that of the matrix products' operands, with float sums: all else and the
     results are float32. "auto": as the weights are stored; on the CPU fp32, or for weights in bf16 the faster
     of the two, which is timed once in a process. fp8 and int8 are for the matrices of the layers, all else and the
     results are fp16 or bf16 with fp8, float32 with int8. They are quantized when the model is first loaded so, and kept
@@ -62,10 +62,10 @@ def load(
     gives hidden states, and its head is read when `predict`, `rerank`, `generate` or `head` asks for it. What stands
     outside the encoder and is no head that ftbert knows is left out, with a warning. revision, token: of a hub id; a
     branch, tag or commit, and what a private model asks for (None: HF_TOKEN, or that of `hf auth login`). Raises
-    FileNotFoundError, PermissionError, ImportError (an .onnx file without the onnx package), ValueError (weights or
-    config do not fit, all problems listed; a device that cannot serve fp8 or int8; a model that loses too much in it),
-    RuntimeError (a device or dtype that this build or machine cannot serve; a live model that computes something else
-    than its config says), TypeError for what is no such source.
+    FileNotFoundError, PermissionError, ImportError (an .onnx file without the package onnx, a .gguf file that needs the
+    package gguf), ValueError (weights or config do not fit, all problems listed; a device that cannot serve fp8 or int8;
+    a model that loses too much in it), RuntimeError (a device or dtype that this build or machine cannot serve; a live
+    model that computes something else than its config says), TypeError for what is no such source.
     """
     place = check_device(device)
     asked = None if dtype == "auto" else parse_dtype(dtype)
@@ -141,7 +141,8 @@ def _source(source: Any) -> str | Path | torch.nn.Module | Checkpoint:
             )
         return source
     if not isinstance(source, str | Path):
-        raise TypeError(f"load takes a folder, an .onnx file, a hub id or a transformers model, got {type(source)}")
+        wanted = "a folder, an .onnx or .gguf file, a hub id or a transformers model"
+        raise TypeError(f"load takes {wanted}, got {type(source)}")
     path = Path(source).expanduser()
     if path.suffix in (".safetensors", ".bin") and path.is_file():
         raise ValueError(f"{source}: load takes the folder that holds the weights and config.json: {path.parent}")
@@ -378,6 +379,7 @@ class Model(TextModel, LanguageModel):
             "architecture": self.checkpoint.config.architecture,
             "heads": heads,
             **dict(self.encoder.info()),
+            **self.checkpoint.source.told(),
             **told_products(self._stored),
             **told_speed(self.device),
             **table,

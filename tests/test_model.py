@@ -289,7 +289,7 @@ def test_a_dtype_that_is_wider_again_has_the_checkpoint_s_weights(tmp_path: Path
 @pytest.mark.parametrize(
     "source,error,words",
     [
-        (None, TypeError, "a folder, an .onnx file, a hub id or a transformers model"),
+        (None, TypeError, "a folder, an .onnx or .gguf file, a hub id or a transformers model"),
         (3, TypeError, "got <class 'int'>"),
         ("", FileNotFoundError, "expected a model folder .* got ''"),
         ("model.safetensors", ValueError, "the folder that holds the weights"),

@@ -47,6 +47,10 @@ class TensorSource(ABC):
     def read(self, name: str) -> torch.Tensor:
         """One tensor on the CPU, in the dtype it is stored in; the caller owns it."""
 
+    def told(self) -> dict[str, str]:
+        """What `info` says of how they are read; nothing where they are read as they are stored."""
+        return {}
+
 
 class SafetensorsSource(TensorSource):
     """Read from the file, not mapped: a mapping would count every page ever read as memory in use, and opening one anew

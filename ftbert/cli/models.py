@@ -14,7 +14,7 @@ def add_to(commands: command.Commands) -> None:
     parser = command.add(
         commands,
         "convert",
-        "HuggingFace folder, hub id or .onnx file to an ftbert folder.",
+        "HuggingFace folder, hub id, .onnx or .gguf file to an ftbert folder.",
         _convert,
         "example: ftbert convert sentence-transformers/all-MiniLM-L6-v2 minilm --dtype bf16",
         model=False,

@@ -82,6 +82,9 @@ def live_in_8_bits(
         yield _made(plain, Path(folder) / "stored", dtype, device)
 
 
+_FILES = (".onnx", ".gguf")  # models that are one file
+
+
 def cached_at(checkpoint: Checkpoint, dtype: torch.dtype) -> Path | None:
     """The folder that `in_8_bits` keeps; None where the cache is switched off. Its name changes with all that the
     numbers come from: the source's files, the texts, ftbert."""
@@ -97,7 +100,7 @@ def cached_at(checkpoint: Checkpoint, dtype: torch.dtype) -> Path | None:
 def _source(checkpoint: Checkpoint) -> Path:
     """The folder or file that `checkpoint` was opened from."""
     found = Path(checkpoint.source.where)
-    if found.suffix == ".onnx":
+    if found.suffix in _FILES:
         return found
     if checkpoint.folder is None:
         raise ValueError(f"{found}: calibration needs a tokenizer, so a folder or a hub id")
@@ -115,6 +118,7 @@ def _identity(checkpoint: Checkpoint) -> tuple[str, list[Any]]:
         return repository.removeprefix("models--") + kept, ["hub", repository, commit, name]
     folders = {folder, *([] if checkpoint.folder is None else [transformer_folder(checkpoint.folder)])}
     files = sorted(path for one in folders for path in one.iterdir() if path.is_file())
+    files = [source] if source.suffix == ".gguf" else files  # which has the tokenizer in it
     stats = [(str(path), stat.st_size, stat.st_mtime_ns) for path in files if (stat := path.stat())]
     return name, ["files", str(folder), name, stats]
 

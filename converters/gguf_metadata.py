@@ -1,0 +1,60 @@
+"""The metadata of a GGUF file by the short keys of its architecture, each of the type that it must have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ftbert.checkpoint import typed
+from ftbert.converters.gguf_file import GgufFile
+
+_MISSING: Any = object()
+
+
+class Metadata:
+    """of: the file. `number("rope.freq_base")` is its llama.rope.freq_base."""
+
+    def __init__(self, of: GgufFile) -> None:
+        self.of, self.arch = of, str(of.metadata.get("general.architecture"))
+
+    def __contains__(self, key: str) -> bool:
+        return f"{self.arch}.{key}" in self.of.metadata
+
+    def raw(self, key: str) -> Any:
+        return self.of.metadata.get(f"{self.arch}.{key}")
+
+    def count(self, key: str, default: Any = _MISSING) -> Any:
+        """A whole number, `default` where there is none. ValueError names it."""
+        return self._value("int", key, default)
+
+    def number(self, key: str, default: Any = _MISSING) -> Any:
+        """A number, files have float32, as the shortest decimal that is the same: 1e-5, not 9.999999747378752e-06."""
+        value = self._value("float", key, default)
+        return float(str(np.float32(value))) if isinstance(value, float) and abs(value) < 3e38 else value
+
+    def flag(self, key: str, default: bool) -> bool:
+        return bool(self._value("bool", key, default))
+
+    def text(self, key: str, default: str) -> str:
+        return str(self._value("str", key, default))
+
+    def rows(self, tensor: str) -> int:
+        """Of a tensor, 0 where it is not there."""
+        found = self.of.tensors.get(f"{tensor}.weight")
+        return 0 if found is None else found.shape[0]
+
+    def has(self, tensor: str) -> bool:
+        return tensor in self.of.tensors
+
+    def token(self, name: str) -> int | None:
+        """The id of a special token ("padding"), None where there is none in the vocabulary."""
+        value = self.of.metadata.get(f"tokenizer.ggml.{name}_token_id")
+        return value if type(value) is int and 0 <= value < self.rows("token_embd") else None
+
+    def _value(self, kind: str, key: str, default: Any) -> Any:
+        full = f"{self.arch}.{key}"
+        value = self.of.metadata.get(full, default)
+        if value is _MISSING:
+            raise ValueError(f"its metadata lack {full}")
+        return value if value is default else typed(kind, full, value)

@@ -1,0 +1,78 @@
+"""Rotary positions of a GGUF file as transformers' rope_parameters."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ftbert.checkpoint import shown
+from ftbert.converters.gguf_metadata import Metadata
+
+_FACTORS = "rope_freqs.weight"
+_TOLERANCE = 1e-5  # of a factor, which is stored as float32
+_YARN = {
+    "factor": "factor", "original_max_position_embeddings": "original_context_length",
+    "attention_factor": "yarn_attn_factor", "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow",
+}  # fmt: skip
+
+
+def rope(said: Metadata, head_size: int, theta: float) -> dict[str, Any]:
+    """theta: where the file has none, as llama.cpp's converter leaves out a default of the model's own config."""
+    base = said.number("rope.freq_base", theta)
+    kind = said.text("rope.scaling.type", "none")
+    if said.has(_FACTORS):
+        factors = said.of.read(_FACTORS).float().numpy().astype(np.float64)
+        if factors.shape != (head_size // 2,):
+            raise ValueError(f"{_FACTORS}: {list(factors.shape)} factors for heads of {head_size}")
+        if not np.allclose(factors, 1, atol=_TOLERANCE):
+            return {"rope_theta": base, **llama3(factors, base)}
+    if kind == "none":
+        return {"rope_type": "default", "rope_theta": base}
+    if kind not in ("linear", "yarn"):
+        raise ValueError(f"{said.arch}.rope.scaling.type {shown(kind)} is not supported: only none, linear, yarn")
+    keys = _YARN if kind == "yarn" else {"factor": "factor"}
+    found = {ours: said.number(f"rope.scaling.{key}", None) for ours, key in keys.items()}
+    if found["factor"] is None:
+        raise ValueError(f"its metadata lack {said.arch}.rope.scaling.factor")
+    return {"rope_type": kind, "rope_theta": base, **{key: value for key, value in found.items() if value is not None}}
+
+
+def rope_by_type(said: Metadata, head_size: int, theta: float) -> dict[str, Any]:
+    """Of models whose layers of sliding attention have a theta of their own, and no scaling."""
+    local = {"rope_type": "default", "rope_theta": said.number("rope.freq_base_swa", 10_000.0)}
+    return {"full_attention": rope(said, head_size, theta), "sliding_attention": local}
+
+
+def llama3(factors: NDArray[np.float64], theta: float) -> dict[str, Any]:
+    """Llama 3's rule from what it comes to: the numbers by which each frequency is divided, one for each pair.
+
+    The rule leaves fast pairs, divides slow ones by `factor`, and between them takes a share s of the plain frequency
+    that is linear in it: s = (original / 2 pi * frequency - low) / (high - low). Only ratios of original, low and high
+    can be seen, so low is taken to be 1, as in all of Meta's models. ValueError for factors of another rule.
+    """
+    if not (np.isfinite(factors).all() and factors.min() > 0.5 and theta > 0):
+        raise ValueError(f"{_FACTORS}: factors from {factors.min():g} to {factors.max():g} with theta {theta:g}")
+    frequencies = theta ** (-np.arange(len(factors)) / len(factors))
+    factor = float(f"{factors.max():.6g}")
+    between = (factors > 1 + _TOLERANCE) & (factors < factor * (1 - _TOLERANCE))
+    if factor > 1 and between.sum() >= 2:
+        shares = (1 / factors[between] - 1 / factor) / (1 - 1 / factor)
+        slope, start = np.polyfit(frequencies[between], shares, 1)
+        if slope > 0 > start:
+            found = {
+                "rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0,
+                "high_freq_factor": float(f"{1 - 1 / start:.4g}"),
+                "original_max_position_embeddings": round(2 * math.pi * slope / -start),
+            }  # fmt: skip
+            if np.allclose(_llama3_factors(found, frequencies), factors, rtol=_TOLERANCE):
+                return found
+    raise ValueError(f"{_FACTORS}: factors from 1 to {factor:g} that are none of Llama 3's rule")
+
+
+def _llama3_factors(rule: dict[str, Any], frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
+    turns = rule["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    shares = np.clip((turns - 1) / (rule["high_freq_factor"] - 1), 0, 1)
+    return 1 / (shares + (1 - shares) / rule["factor"])

@@ -1,0 +1,114 @@
+"""A GGUF file of llama.cpp as a source of tensors under transformers' names, with the config.json that fits them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ftbert.checkpoint import TensorSource, exists, list_folder
+from ftbert.converters.gguf_file import GgufFile, GgufTensor, read_gguf
+from ftbert.converters.gguf_metadata import Metadata
+from ftbert.converters.gguf_q8_0 import Q8Planes
+from ftbert.converters.gguf_tables import Architecture, find_architecture, names_of
+from ftbert.converters.gguf_text import TextFolder, write_text_folder
+
+_OTHERS = ("*.safetensors", "*.safetensors.index*.json", "pytorch_model*.bin", "pytorch_model.bin.index*.json")
+
+
+class GgufSource(TensorSource):
+    """Tensors as transformers has them. text: the folder of the tokenizer's files, which lives as long as this."""
+
+    def __init__(
+        self, file: GgufFile, kind: Architecture, names: dict[str, str], config: dict[str, Any], text: TextFolder
+    ) -> None:
+        self.where = str(file.path)
+        self.file, self.text = file, text
+        self._kind, self._names = kind, names
+        self._heads = {"q_proj": config["num_attention_heads"], "k_proj": config.get("num_key_value_heads", 0)}
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: self._tensor(name).shape for name in self._names}
+
+    def read(self, name: str) -> torch.Tensor:
+        found = self.file.read(self._names[name])
+        if self._kind.is_norm(name):
+            return found.float() - self._kind.shift
+        rows = self._rows(name)
+        return found if rows is None else found[torch.from_numpy(rows)]
+
+    def planes(self, name: str) -> Q8Planes | None:
+        """As the file has it: values int8 [n, k] and scales fp16 [n, k/32] of a matrix in Q8_0, its rows in the order
+        of `read`; None for other types."""
+        found, rows = self.file.planes(self._names[name]), self._rows(name)
+        return found if found is None or rows is None else Q8Planes(found.values[rows], found.scales[rows])
+
+    def told(self) -> dict[str, str]:
+        types = Counter(self._tensor(name).type for name in self._names)
+        parts = [f"{count} of {kind.name}" for kind, count in types.most_common() if not kind.is_float]
+        return {"dequantised": f"to fp32: {', '.join(parts)} (of {len(self._names)} tensors)"} if parts else {}
+
+    def _tensor(self, name: str) -> GgufTensor:
+        return self.file.tensors[self._names[name]]
+
+    def _rows(self, name: str) -> Any:
+        """Where transformers' rows of a matrix or bias are in the file; None where in the same places.
+
+        llama.cpp turns neighbours, transformers a row of a head's first half with one of its second: its converter has
+        put rows (half, pair) of each head as (pair, half)."""
+        if not self._kind.pairs(name):
+            return None
+        rows, heads = self._tensor(name).shape[0], self._heads[name.split(".")[-2]]
+        if heads < 1 or rows % (2 * heads):
+            raise ValueError(f"{self.where}: {self._names[name]}: {rows} rows for {heads} heads")
+        return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
+
+
+def gguf_of(source: str | Path) -> Path | None:
+    """The .gguf file, or the only one in a folder without weights that are read directly. Else None."""
+    path = Path(source)
+    if not exists(path):
+        return None
+    if path.is_file():
+        return path if path.suffix == ".gguf" else None
+    names = list_folder(path)
+    if any(fnmatch(name, pattern) for name in names for pattern in _OTHERS):
+        return None
+    found = sorted(name for name in names if name.endswith(".gguf"))
+    if len(found) > 1:
+        raise ValueError(f"{path}: several GGUF files ({', '.join(found[:20])}); name one of them")
+    return path / found[0] if found else None
+
+
+def open_gguf(path: Path) -> tuple[dict[str, Any], GgufSource]:
+    """(transformers' config, tensors). ValueError names the file and says what was found."""
+    file = read_gguf(path)
+    try:
+        _expect_whole(file)
+        said = Metadata(file)
+        architecture = find_architecture(file.metadata.get("general.architecture"))
+        names = names_of(architecture, file.tensors)
+        _expect_layers(said, file)
+        config = architecture.config(said)
+    except ValueError as error:
+        raise error if str(error).startswith(str(path)) else ValueError(f"{path}: {error}") from error
+    return config, GgufSource(file, architecture, names, config, write_text_folder(file, said, config))
+
+
+def _expect_whole(file: GgufFile) -> None:
+    if file.metadata.get("general.type", "model") != "model":
+        raise ValueError(f"it is of type {file.metadata['general.type']!r}, no model")
+    parts = file.metadata.get("split.count", 0)
+    if type(parts) is int and parts > 1:
+        raise ValueError(f"it is one of {parts} parts of a model; merge them with llama.cpp's llama-gguf-split --merge")
+
+
+def _expect_layers(said: Metadata, file: GgufFile) -> None:
+    layers = {match[1] for name in file.tensors if (match := re.match(r"blk\.(\d+)\.", name))}
+    if (count := said.count("block_count")) != len(layers):
+        raise ValueError(f"{said.arch}.block_count {count}, and tensors of {len(layers)} layers")

@@ -1,0 +1,67 @@
+"""The files beside a model's weights, made of a GGUF file's metadata: the tokenizer, the pooling, the config.
+
+They lie in a temporary folder, which goes when nobody needs it. It is the folder that `convert` would write, without
+weights: what reads texts, serves, checks and converts then finds what it finds beside any model.
+
+transformers reads such a tokenizer, too (`gguf_file=`); not used, since of SmolLM2's it takes 12 s, gives the
+end-of-text token for the first one, and knows no "tokenizer.ggml.pre", without which digits are split otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import warnings
+import weakref
+from pathlib import Path
+from typing import Any
+
+from ftbert.checkpoint import MODULES, named
+from ftbert.converters.gguf_file import GgufFile
+from ftbert.converters.gguf_metadata import Metadata
+from ftbert.converters.gguf_tokenizer import tokenizer_files
+
+_POOLINGS = {1: "pooling_mode_mean_tokens", 2: "pooling_mode_cls_token", 3: "pooling_mode_lasttoken"}
+_NOTE = "made by ftbert of a GGUF file's metadata"
+
+
+class TextFolder:
+    """A temporary folder, whose name says of which file; removed with this object, by the process that made it."""
+
+    def __init__(self, file: str) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=f"ftbert-{file[-80:]}-"))
+        self._end = weakref.finalize(self, _remove, self.path, os.getpid())
+
+
+def _remove(folder: Path, maker: int) -> None:
+    if os.getpid() == maker:  # a forked child ends with the same objects
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_text_folder(file: GgufFile, said: Metadata, config: dict[str, Any]) -> TextFolder:
+    """Warns where the file's tokenizer is not known: such a model takes ids alone."""
+    folder = TextFolder(file.path.name)
+    stat = file.path.stat()
+    documents: dict[str, Any] = {
+        "config.json": {"note": _NOTE, "huggingface": config},
+        # Of a model's folder `embed` looks at the files, to know whether it is still the same one.
+        "source.json": {"path": str(file.path.resolve()), "size": stat.st_size, "time": stat.st_mtime_ns},
+    }
+    if (flag := _POOLINGS.get(said.raw("pooling_type"))) is not None:
+        documents["1_Pooling/config.json"] = {"word_embedding_dimension": config["hidden_size"], flag: True}
+        documents[MODULES] = [
+            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for i, (path, kind) in enumerate((("", "Transformer"), ("1_Pooling", "Pooling")))
+        ]
+    try:
+        documents |= tokenizer_files(file, said, config["max_position_embeddings"])
+    except ValueError as error:
+        warnings.warn(f"{file.path}: takes ids, but no texts: {error}", stacklevel=3)
+    for name, document in documents.items():
+        path = folder.path / name
+        path.parent.mkdir(exist_ok=True)
+        with named(path):
+            path.write_text(json.dumps(document), encoding="utf-8", errors="replace")
+    return folder

@@ -1,0 +1,87 @@
+"""The vocabulary in a GGUF file: tokens, what kind each is, and which are special."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ftbert.converters.gguf_file import GgufFile
+from ftbert.converters.gguf_metadata import Metadata
+
+NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # types of tokens
+SPACE = "\u2581"
+_SPECIAL = {
+    "bos": "bos", "eos": "eos", "unknown": "unk", "seperator": "sep", "padding": "pad", "cls": "cls", "mask": "mask",
+}  # fmt: skip
+_PREFIX = "tokenizer.ggml."
+
+
+class Vocabulary:
+    """tokens by id; types: of each; special: ids by transformers' names ("bos"). ValueError where they do not fit."""
+
+    def __init__(self, file: GgufFile, said: Metadata) -> None:
+        self.said = {k.removeprefix(_PREFIX): v for k, v in file.metadata.items() if k.startswith(_PREFIX)}
+        self.tokens: list[str] = self.listed("tokens")
+        if not self.tokens or not all(isinstance(token, str) for token in self.tokens):
+            raise ValueError(f"{_PREFIX}tokens is no list of texts")
+        self.types: list[int] = self.listed("token_type") or [NORMAL] * len(self.tokens)
+        if len(self.types) != len(self.tokens):
+            raise ValueError(f"{len(self.tokens)} tokens, and types of {len(self.types)}")
+        ids = {name: said.token(key) for key, name in _SPECIAL.items()}
+        self.special = {name: i for name, i in ids.items() if i is not None and i < len(self.tokens)}
+
+    def listed(self, key: str) -> list[Any]:
+        value: Any = self.said.get(key)
+        return list(value.tolist()) if hasattr(value, "tolist") else value if isinstance(value, list) else []
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.said.get(key)
+        return value if isinstance(value, bool) else default
+
+    def scores(self) -> list[float]:
+        found = self.listed("scores")
+        if len(found) != len(self.tokens):
+            raise ValueError(f"{len(self.tokens)} tokens, and scores of {len(found)}")
+        return [float(score) for score in found]
+
+    def name(self, name: str, usual: str) -> None:
+        """Where the file does not say which token is special as `name`: the one that is spelled `usual`, if any."""
+        if name not in self.special and usual in self.tokens:
+            self.special[name] = self.tokens.index(usual)
+
+    def token(self, name: str) -> str | None:
+        return self.tokens[self.special[name]] if name in self.special else None
+
+    def ids(self) -> dict[str, int]:
+        """Of used tokens, of equal ones the first."""
+        found = dict[str, int]()
+        for i, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True)):
+            if kind != UNUSED:
+                found.setdefault(token, i)
+        return found
+
+    def added(self) -> list[dict[str, Any]]:
+        """Tokens that are found in a text before all else."""
+        special = {CONTROL: True, UNKNOWN: True, USER: False}
+        return [
+            {"id": i, "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+             "special": special[kind]}
+            for i, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True)) if kind in special and token
+        ]  # fmt: skip
+
+    def around(self, before: str, after: str, between: str, second: int = 0) -> dict[str, Any]:
+        """A post-processor that puts special tokens around a text, and `between` before the second of two. Names as in
+        `special`; those without a token are left out. second: the token type of the other text."""
+
+        def mark(name: str, kind: int = 0) -> list[dict[str, Any]]:
+            token = self.token(name)
+            return [] if token is None else [{"SpecialToken": {"id": token, "type_id": kind}}]
+
+        single = [*mark(before), {"Sequence": {"id": "A", "type_id": 0}}, *mark(after)]
+        other = [*mark(between, second), {"Sequence": {"id": "B", "type_id": second}}, *mark(after, second)]
+        used = {token: self.special[name] for name in (before, after, between) if (token := self.token(name))}
+        return {
+            "type": "TemplateProcessing",
+            "single": single,
+            "pair": single + other,
+            "special_tokens": {token: {"id": token, "ids": [i], "tokens": [token]} for token, i in used.items()},
+        }
