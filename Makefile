@@ -49,7 +49,7 @@ CXX_FILES = $(shell find csrc tests/cpp examples -name '*.cpp' -o -name '*.h' -o
 # Processes of pytest, which share the cores: what runs on one thread then runs twice at a time.
 WORKERS ?= 2
 
-.PHONY: help run test build bench bench-avx2 int8-accuracy lint clean core-test cuda-compile py-test clients-test ray-test avx2-test fuzz kills \
+.PHONY: help run test build bench bench-avx2 int8-accuracy lint clean core-test cuda-compile py-test clients-test ray-test avx2-test fuzz fuzz-gguf kills \
   serve-soak asan-test gpu-build gpu-test gpu-bench models models-modern
 
 # One thing after another, also under -j: pytest's closing line comes last.
@@ -221,6 +221,9 @@ SEED ?= 0
 fuzz: build  ## mutated files and random calls against every reader and op (COUNT=3000 SEED=0)
 	@$(foreach script,$(FUZZ),printf '\n== $(script)\n' && \
 	  PYTHONPATH=. $(PYTHON) $(script) --count $(COUNT) --seed $(SEED) &&) true
+
+fuzz-gguf: build  ## 5,000 mutated .gguf files against load; half an hour
+	PYTHONPATH=. $(PYTHON) tests/fuzz_gguf.py --count 5000 --seed $(SEED)
 
 kills: build  ## SIGKILL at 200 random moments of convert and embed
 	PYTHONPATH=. $(PYTHON) tests/kills.py --count 200 --seed $(SEED)

@@ -33,14 +33,14 @@ def tokenizer_files(file: GgufFile, said: Metadata, longest: int) -> dict[str, A
     whole = file.metadata.get("tokenizer.huggingface.json")
     usual = {"normalizer": None, "pre_tokenizer": None, "post_processor": None, "decoder": None}
     made = json.loads(whole) if isinstance(whole, str) else usual | _KINDS[kind](words)
+    types = ["token_type_ids"] if said.rows("token_types") > 1 else []
     stated: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": longest,
         "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", *types, "attention_mask"],
         **{f"{name}_token": words.token(name) for name in words.special},
     }
-    if not said.rows("token_types"):
-        stated["model_input_names"] = ["input_ids", "attention_mask"]
     if isinstance(template := file.metadata.get("tokenizer.chat_template"), str):
         stated["chat_template"] = template
     begin = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": words.added()}

@@ -78,13 +78,13 @@ def judge(outcome: tuple[str, Any], path: Path) -> tuple[str, str]:
     return kind, str(what)[:300]
 
 
-def count_cases(cases: Iterable[Case], tell: Tell, seconds: float = SECONDS) -> Counter[str]:
+def count_cases(cases: Iterable[Case], tell: Tell, seconds: float = SECONDS, memory: int = BYTES) -> Counter[str]:
     """Counts by class; `tell` gets a line for each case that was neither read rightly nor refused."""
     found: Counter[str] = Counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name, path, read in cases:
-            verdict, words = judge(run(read, seconds), path)
+            verdict, words = judge(run(read, seconds, memory), path)
             found[verdict] += 1
             if verdict not in GOOD:
                 tell(f"{name}: {verdict}: {words}")

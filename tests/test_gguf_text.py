@@ -1,0 +1,180 @@
+"""Tokenizers of GGUF files against those that their vocabularies were taken from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers_offline
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+import ftbert
+from ftbert.text import load_tokenizer
+
+gguf = pytest.importorskip("gguf")
+from gguf_models import make, vocabulary, write  # noqa: E402
+
+# Without what a text holds as a special token: whether these are found in it, no GGUF file says.
+TEXTS = [text for text in tokenizers_offline.TEXTS if "[" not in text] + ["In 2024, 3.14159 wasn't \r\n\n 12345  a\u0301 don't", "x\u00a0y"]
+PAIR = ("hello world", "the end")
+
+
+def read(arch: str, extra: dict[str, Any], path: Path) -> Any:
+    """transformers' tokenizer of the file, and what keeps its folder."""
+    model = ftbert.load(write(make(arch, vocab_size=700), path, arch, extra=extra))
+    return load_tokenizer(Path(model.folder)), model  # type: ignore[arg-type]
+
+
+def same(found: Any, wanted: Tokenizer, types: bool = False) -> None:
+    for text in [*TEXTS, ""]:
+        assert found(text)["input_ids"] == wanted.encode(text).ids, text
+    pair, theirs = found(*PAIR), wanted.encode(*PAIR)
+    assert pair["input_ids"] == theirs.ids
+    assert not types or pair["token_type_ids"] == theirs.type_ids
+    assert types == ("token_type_ids" in pair)
+
+
+@pytest.mark.parametrize("lower", [True, False])
+def test_wordpiece(lower: bool, tmp_path: Path) -> None:
+    """Upper case counts where the vocabulary has some."""
+    wanted = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    wanted.normalizer = normalizers.BertNormalizer(lowercase=lower)
+    wanted.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    wanted.train_from_iterator(tokenizers_offline._SAMPLE, trainers.WordPieceTrainer(vocab_size=300, min_frequency=1, special_tokens=special, show_progress=False))
+    marks = [(token, wanted.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    wanted.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", marks)
+    wanted.save(str(tmp_path / "tokenizer.json"))
+    ids = {"cls": "[CLS]", "seperator": "[SEP]", "unknown": "[UNK]", "padding": "[PAD]", "mask": "[MASK]"}
+    for given in (ids, {}):  # old files do not say which tokens are special
+        found, _ = read("bert", vocabulary(tmp_path, "bert", **given), tmp_path / "m.gguf")
+        same(found, wanted, types=True)
+        assert (found.cls_token, found.sep_token, found.unk_token) == ("[CLS]", "[SEP]", "[UNK]")
+        assert (found.pad_token, found.mask_token) == ("[PAD]", "[MASK]" if given else None)
+        assert found.model_max_length == 64
+
+
+# The expression of each model's own tokenizer.json, by the architecture that has it.
+WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def split(expression: str) -> Any:
+    parts = [pre_tokenizers.Split(Regex(expression), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+    return pre_tokenizers.Sequence(parts)
+
+
+BYTE_LEVEL = {
+    "gpt-2": ("bert", pre_tokenizers.ByteLevel(False), None, ("$A", "$A $B")),
+    "modern-bert": ("modern-bert", pre_tokenizers.ByteLevel(False), normalizers.NFC(), ("<s> $A </s>", "<s> $A </s> $B </s>")),
+    "smollm": ("llama", pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)]), None, None),
+    "llama-bpe": ("llama", split(WORDS % "{1,3}"), None, ("<s> $A", "<s> $A <s> $B")),
+    "qwen2": ("qwen3", split(WORDS % ""), normalizers.NFC(), ("$A </s>", "$A </s> $B </s>")),
+}
+FLAGS: dict[str, dict[str, bool]] = {
+    "modern-bert": {"add_bos_token": True, "add_eos_token": True, "add_sep_token": True}, "qwen2": {"add_eos_token": True},
+}
+
+
+@pytest.mark.parametrize("pre", BYTE_LEVEL)
+def test_byte_level(pre: str, tmp_path: Path) -> None:
+    arch, before, normalizer, around = BYTE_LEVEL[pre]
+    wanted = Tokenizer(models.BPE(ignore_merges=pre == "llama-bpe"))
+    wanted.pre_tokenizer = before
+    if normalizer is not None:
+        wanted.normalizer = normalizer
+    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=["<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    wanted.train_from_iterator([*tokenizers_offline._SAMPLE, "12345 2024 1415 wasn't don't"] * 3, trainer)
+    wanted.save(str(tmp_path / "tokenizer.json"))
+    if around is not None:
+        wanted.post_processor = processors.TemplateProcessing(*around, [("<s>", 0), ("</s>", 1)])
+    extra = vocabulary(tmp_path, "gpt2", bos="<s>", eos="</s>") | {"tokenizer.ggml.pre": pre}
+    extra |= {f"tokenizer.ggml.{key}": flag for key, flag in FLAGS.get(pre, {}).items()}
+    found, _ = read(arch, extra, tmp_path / "m.gguf")
+    same(found, wanted, types=arch == "bert")
+    assert found.decode(found(TEXTS[0])["input_ids"], skip_special_tokens=True) == TEXTS[0]
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_sentencepiece_merges(prefix: bool, tmp_path: Path) -> None:
+    """Llama 2's kind with a space before a text, Gemma's without; bytes stand for characters that no token has."""
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    wanted = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    spaces = normalizers.Replace(" ", "\u2581")
+    wanted.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), spaces] if prefix else [spaces])
+    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=special, show_progress=False, max_token_length=9)
+    wanted.train_from_iterator(tokenizers_offline._SAMPLE[0].split(" ") * 3 + ["the end", "hello world", "two  spaces"], trainer)
+    wanted.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    wanted.post_processor = processors.TemplateProcessing("<s> $A", "<s> $A <s> $B", [("<s>", 1)])
+    size = wanted.get_vocab_size()
+    tokens = [wanted.id_to_token(i) for i in range(size)]
+    types = [2, 3, 3] + [6] * 256 + [1] * (size - 259)
+    extra = {
+        "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.scores": [0.0] * 259 + [-float(i) for i in range(size - 259)],
+        "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.unknown_token_id": 0, "tokenizer.ggml.add_space_prefix": prefix,
+    }  # fmt: skip
+    # The bytes are no special tokens of the model's own tokenizer.json.
+    whole = json.loads(wanted.to_str())
+    whole["added_tokens"] = whole["added_tokens"][:3]
+    found, _ = read("llama" if prefix else "gemma3", extra, tmp_path / "m.gguf")
+    same(found, Tokenizer.from_str(json.dumps(whole)))
+
+
+def test_unigrams(tmp_path: Path) -> None:
+    """XLM-RoBERTa's kind: spaces are collapsed, two texts have two marks between them."""
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    wanted = Tokenizer(models.Unigram())
+    wanted.normalizer = normalizers.Sequence([normalizers.Replace(Regex(" {2,}"), " ")])
+    wanted.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    trainer = trainers.UnigramTrainer(vocab_size=120, special_tokens=special, unk_token="<unk>", show_progress=False)
+    wanted.train_from_iterator(tokenizers_offline._SAMPLE, trainer)
+    marks = [("<s>", 0), ("</s>", 2)]
+    wanted.post_processor = processors.TemplateProcessing("<s> $A </s>", "<s> $A </s> </s> $B </s>", marks)
+    wanted.save(str(tmp_path / "tokenizer.json"))
+    extra = vocabulary(tmp_path, "t5", bos="<s>", eos="</s>", unknown="<unk>", padding="<pad>")
+    found, _ = read("bert", extra, tmp_path / "m.gguf")
+    same(found, wanted, types=True)
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ({"model": "rwkv"}, "tokenizer.ggml.model 'rwkv' is not known; known: bert, gpt2, llama, t5"),
+        ({"model": "gpt2", "pre": "viking"}, "tokenizer.ggml.pre 'viking' is not known; known: gpt-2, jina"),
+        ({"model": "gpt2", "tokens": [1, 2]}, "tokenizer.ggml.tokens is no list of texts"),
+        ({"model": "gpt2", "tokens": None}, "tokenizer.ggml.tokens is no list of texts"),
+        ({"model": "llama", "scores": [0.5]}, "3 tokens, and scores of 1"),
+        ({"model": "bert", "token_type": [1]}, "3 tokens, and types of 1"),
+        ({"model": "bert"}, r"its vocabulary has no \[CLS\]"),
+    ],
+    ids=str,
+)
+def test_what_is_no_known_tokenizer_leaves_a_model_of_ids(extra: dict[str, Any], words: str, tmp_path: Path) -> None:
+    said = {"tokens": ["a", "b", "c"], "pre": "gpt-2", **extra}
+    path = write(make("bert"), tmp_path / "m.gguf", "bert", extra={f"tokenizer.ggml.{key}": value for key, value in said.items()})
+    with pytest.warns(UserWarning, match=f"m.gguf: takes ids, but no texts: {words}"):
+        model = ftbert.load(path)
+    with pytest.raises(FileNotFoundError, match="no tokenizer here"):
+        model.encode("hello")
+
+
+@pytest.mark.parametrize(("kind", "name"), [(1, "mean"), (2, "cls"), (3, "last"), (0, "mean"), (None, "mean")])
+def test_pooling(kind: int | None, name: str, tmp_path: Path) -> None:
+    extra = vocabulary(tokenizers_offline.write(tmp_path / "t", "bert"), "bert") | {"bert.pooling_type": kind}
+    model = ftbert.load(write(make("bert", vocab_size=300), tmp_path / "m.gguf", "bert", extra=extra))
+    np.testing.assert_array_equal(model.encode(["hello world"]), model.encode(["hello world"], pooling=name))
+    assert len({model.encode("hello world", pooling=one).tobytes() for one in ("mean", "cls", "last")}) == 3
+
+
+def test_a_chat_template_and_a_whole_tokenizer_json(tmp_path: Path) -> None:
+    folder = tokenizers_offline.write(tmp_path / "t", "roberta")
+    extra = vocabulary(folder, "gpt2", bos="<s>", eos="</s>") | {
+        "tokenizer.ggml.pre": "unheard of", "tokenizer.chat_template": "{{ messages[0].content }}!",
+        "tokenizer.huggingface.json": (folder / "tokenizer.json").read_text(),
+    }  # fmt: skip
+    found, _ = read("llama", extra, tmp_path / "m.gguf")
+    same(found, Tokenizer.from_file(str(folder / "tokenizer.json")))
+    assert found.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi!"
