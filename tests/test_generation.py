@@ -115,8 +115,8 @@ def test_many_texts_in_few_slots(place: Place) -> None:
     model = loaded("llama", place)
     ids = [torch.randint(3, 90, (1 + i % 7,), generator=torch.Generator().manual_seed(i)).tolist() for i in range(12)]
     got = model.generate_ids(ids, max_new_tokens=8, batch_size=5)
-    assert [len(one) for one in got] == [8] * 12 or place.dtype != torch.float32
-    if place.dtype == torch.float32:
+    assert len(got) == 12 and all(0 < len(one) <= 8 for one in got)
+    if place.dtype == torch.float32:  # in 16 bits products of other sizes round differently
         assert got == [model.generate_ids([row], max_new_tokens=8)[0] for row in ids]
 
 

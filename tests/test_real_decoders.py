@@ -141,7 +141,7 @@ def _on(batch: dict[str, Tensor], device: str) -> dict[str, Tensor]:
 @torch.no_grad()
 def test_greedy_tokens_are_those_of_transformers(place: Place, decoder: Decoder) -> None:
     """Of every token its logit by transformers, which reads the same text without a cache: the largest, or within 1e-4
-    of it (16 bits: within what a rounding of logits is)."""
+    of it (16 bits: a few roundings of logits of 40)."""
     if place.dtype == torch.float16 and decoder.of.config.model_type == "gemma3_text":
         pytest.skip("entries of the residual stream are larger than fp16 holds")
     model = ftbert.load(decoder.of, device=place.device, dtype=place.dtype)
@@ -149,4 +149,4 @@ def test_greedy_tokens_are_those_of_transformers(place: Place, decoder: Decoder)
     for ids, made in zip(prompts, model.generate_ids(prompts, max_new_tokens=24, batch_size=2), strict=True):
         logits = decoder.of(torch.tensor([ids + made]), use_cache=False).logits[0, len(ids) - 1 : -1]
         behind = logits.amax(-1) - logits.gather(1, torch.tensor(made)[:, None])[:, 0]
-        assert len(made) > 8 and float(behind.max()) <= (1e-4 if place.dtype == torch.float32 else 32 * place.eps * 40)
+        assert len(made) > 8 and float(behind.max()) <= (1e-4 if place.dtype == torch.float32 else 4 * 40 * place.eps)
