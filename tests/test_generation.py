@@ -23,6 +23,8 @@ from transformers.generation.logits_process import TemperatureLogitsWarper, TopK
 
 import ftbert
 from ftbert import cli
+from ftbert.converters import convert
+from ftbert.decoding.prompts import end_ids
 from ftbert.decoding.sampling import Sampling
 from ftbert.decoding.text_stream import TextStream
 
@@ -227,6 +229,12 @@ def test_the_folder_says_which_tokens_end_a_text(folder: Path, tmp_path: Path) -
         reference.generation_config.save_pretrained(folder)
     assert len(stopped[0]) <= 4 and not any(free[0] in row or 2 in row for row in stopped)
     assert not any({2, 7} & set(row) for row in model.generate_ids(ids, **how))
+
+
+def test_a_converted_folder_writes_the_same(model: ftbert.Model, folder: Path, tmp_path: Path) -> None:
+    copy = ftbert.load(convert(folder, tmp_path / "copy"))
+    assert end_ids(copy) == end_ids(model) == {2, 7}
+    assert copy.generate(PROMPTS, max_new_tokens=12, chat=True) == model.generate(PROMPTS, max_new_tokens=12, chat=True)
 
 
 def test_chat_goes_through_the_template(model: ftbert.Model, folder: Path) -> None:
