@@ -26,7 +26,7 @@ LENGTHS = (40, 17, 3)
 
 @functools.cache
 def made(family: str) -> Any:
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "hidden_size": 128}
+    heads = {"max_position_embeddings": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "hidden_size": 128}
     return make_model(family, "causal_lm", 0, **{"use_cache": True, **heads, **SETTINGS[family]}).eval()
 
 

@@ -131,8 +131,8 @@ def test_arguments_that_do_not_fit(place: Place) -> None:
     with pytest.raises(RuntimeError, match="to: expected another slot than 1"):
         of.copy_prefix(1, 1, 0)
     assert of.lengths() == [0] * SLOTS
-    with pytest.raises(RuntimeError, match="of 1 to 64 positions, which the model has; got 1 slots of 65"):
-        decoder("llama", place, 1, 65)
+    with pytest.raises(RuntimeError, match="of 1 to 96 positions, which the model has; got 1 slots of 97"):
+        decoder("llama", place, 1, 97)
     model = loaded("llama", place)
     with pytest.raises(RuntimeError, match=r"weight: expected .* \[vocab, 128\]"):
         torch.classes.ftbert.Decoder(model.encoder, torch.zeros(7, 5, dtype=place.dtype, device=place.device), None, 1, 9)
