@@ -63,9 +63,9 @@ def load(
     outside the encoder and is no head that ftbert knows is left out, with a warning. revision, token: of a hub id; a
     branch, tag or commit, and what a private model asks for (None: HF_TOKEN, or that of `hf auth login`). Raises
     FileNotFoundError, PermissionError, ImportError (an .onnx file without the package onnx, a .gguf file that needs the
-    package gguf), ValueError (weights or config do not fit, all problems listed; a device that cannot serve fp8 or int8;
-    a model that loses too much in it), RuntimeError (a device or dtype that this build or machine cannot serve; a live
-    model that computes something else than its config says), TypeError for what is no such source.
+    package gguf), ValueError (weights or config do not fit, all problems listed; a device that cannot serve fp8 or
+    int8; a model that loses too much in it), RuntimeError (a device or dtype that this build or machine cannot serve; a
+    live model that computes something else than its config says), TypeError for what is no such source.
     """
     place = check_device(device)
     asked = None if dtype == "auto" else parse_dtype(dtype)
