@@ -119,3 +119,25 @@ def test_a_peer_that_refuses_the_texts_is_a_row(tmp_path: Path, monkeypatch: pyt
     result = check(ftbert.load(sentence_folder(tmp_path / "a")))
     assert not result.passed
     assert "FAILED: its words" in str(result)
+
+
+def test_a_text_without_a_token(tmp_path: Path) -> None:
+    """As of decoders, whose tokenizers add none: its vector is 0 on both sides."""
+    import json
+
+    import ftbert
+
+    folder = sentence_folder(tmp_path / "a")
+    path = folder / "tokenizer.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    document["post_processor"] = None
+    path.write_text(json.dumps(document), encoding="utf-8")
+    settings = folder / "tokenizer_config.json"
+    settings.write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}), encoding="utf-8")
+    (folder / "modules.json").unlink()  # so that the peer is transformers
+    model = ftbert.load(folder)
+    assert not model.encode([""]).any()
+    result = check(model)
+    assert result.passed, str(result)
+    assert result.texts is not None
+    assert result.texts.peer == "transformers"

@@ -124,6 +124,7 @@ def compare_texts(model: Any, reference: Any, texts: Sequence[str], gate: Gate) 
         got, wanted = _unit(model.encode(listed, normalize=None, show_progress_bar=False)), _unit(wanted)
     differences = np.abs(got - wanted).max(axis=1)
     cosines = (got.astype(np.float64) * wanted).sum(axis=1)
+    cosines[~got.any(axis=1) & ~wanted.any(axis=1)] = 1.0  # of texts without a token
     judged = cosines if gate.unusual is None else cosines[: len(texts)]
     largest, least, mean = float(differences.max()), float(judged.min()), float(judged.mean())
     # Vectors of length 1 have entries far below 1: in less than 32 bits their direction is what counts.
@@ -192,7 +193,9 @@ def _by_sentence_transformers(model: Any, texts: list[str]) -> Any:
 
 
 def _vector(model: Any, reference: Any, ids: list[int], how: TextOptions) -> Any:
-    """One text at a time: no padding, so no mask."""
+    """One text at a time: no padding, so no mask. A text without a token has zeros, which no model computes."""
+    if not ids:
+        return np.zeros(how.width, np.float32)
     hidden = reference(input_ids=torch.tensor([ids], device=reference.device)).last_hidden_state[0].float()
     vector = pooled(hidden, how.pooling, how.unpooled_tokens)[None]
     for dense in dense_of(model):
