@@ -40,9 +40,9 @@ class Metadata:
         return str(self._value("str", key, default))
 
     def rows(self, tensor: str) -> int:
-        """Of a tensor, 0 where it is not there."""
+        """Of a table, 0 where it is not there. ggml writes no last side that is 1: a row alone is a vector."""
         found = self.of.tensors.get(f"{tensor}.weight")
-        return 0 if found is None else found.shape[0]
+        return 0 if found is None else found.shape[0] if len(found.shape) > 1 else 1
 
     def has(self, tensor: str) -> bool:
         return tensor in self.of.tensors

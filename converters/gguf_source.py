@@ -33,10 +33,10 @@ class GgufSource(TensorSource):
         self._heads = {"q_proj": config["num_attention_heads"], "k_proj": config.get("num_key_value_heads", 0)}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: self._tensor(name).shape for name in self._names}
+        return {name: self._shape(name) for name in self._names}
 
     def read(self, name: str) -> torch.Tensor:
-        found = self.file.read(self._names[name])
+        found = self.file.read(self._names[name]).view(self._shape(name))
         if self._kind.is_norm(name):
             return found.float() - self._kind.shift
         rows = self._rows(name)
@@ -52,6 +52,11 @@ class GgufSource(TensorSource):
         types = Counter(self._tensor(name).type for name in self._names)
         parts = [f"{count} of {kind.name}" for kind, count in types.most_common() if not kind.is_float]
         return {"dequantised": f"to fp32: {', '.join(parts)} (of {len(self._names)} tensors)"} if parts else {}
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        """A table of one row is a vector in the file (Metadata.rows)."""
+        shape = self._tensor(name).shape
+        return (1, *shape) if len(shape) == 1 and name.endswith("_embeddings.weight") else shape
 
     def _tensor(self, name: str) -> GgufTensor:
         return self.file.tensors[self._names[name]]

@@ -178,7 +178,7 @@ def _tensors(model: Any, arch: str) -> Any:
             tensor = _interleaved(tensor, config.num_key_value_heads)
         if arch.startswith("gemma") and name.endswith("norm.weight"):
             tensor = tensor + 1
-        yield name, tensor
+        yield name, tensor[0] if tensor.shape[0] == 1 else tensor  # ggml has no side of 1 there
 
 
 def _interleaved(tensor: torch.Tensor, heads: int) -> torch.Tensor:

@@ -67,6 +67,12 @@ def test_a_file_is_the_model_that_it_was_written_from(arch: str, which: int, tmp
     assert layers | {"pooler": None} == others | {"pooler": None}
 
 
+@pytest.mark.parametrize("arch", ["bert", "nomic-bert"])
+def test_a_table_of_one_row_is_a_vector_in_the_file(arch: str, tmp_path: Path) -> None:
+    reference = make(arch, type_vocab_size=1)
+    check(ftbert.load(write(reference, tmp_path / "m.gguf", arch)), reference, 3e-5)
+
+
 # The rms of what a type rounds off these models' results, of that of the results, and some more.
 ROUNDING = {"F16": 2e-3, "BF16": 1.5e-2, "Q8_0": 2.5e-2, "Q5_1": 0.25, "Q4_0": 0.4}
 
