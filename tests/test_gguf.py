@@ -181,6 +181,14 @@ def test_commands(embedder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     np.testing.assert_allclose(vectors[0], first / np.linalg.norm(first), atol=1e-6)
 
 
+def test_a_decoder_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its tokenizer puts nothing around a text, so that an empty one has no token."""
+    extra = vocabulary(write_tokenizer(tmp_path / "tokenizer", "roberta"), "gpt2") | {"tokenizer.ggml.pre": "qwen2"}
+    path = write(make("qwen3", vocab_size=400), tmp_path / "m.gguf", "qwen3", all_as("Q4_0"), extra)
+    status, result = told(capsys, "check", path)
+    assert status == 0 and result["texts"]["texts"] > 0 and result["texts"]["different_ids"] == 0
+
+
 def test_folders_and_what_is_written_beside(embedder: Path, tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(embedder.read_bytes())
     model = ftbert.load(tmp_path)

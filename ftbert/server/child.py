@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -23,6 +24,7 @@ def main() -> int:
     told = json.loads(sys.stdin.buffer.readline())
     settings, folder = Settings.from_json(told["settings"]), Path(told["folder"])
     set_up(settings.json_output)
+    tempfile.tempdir = str(folder)  # what a model keeps in files goes with the server, however its processes end
     threading.Thread(target=_follow_parent, args=(folder,), name="ftbert-parent", daemon=True).start()
     if told["role"] == "engine":
         # Blocked in every thread, so that the main one can wait for them.
