@@ -60,9 +60,9 @@ void Decoder<Device, T>::forward(Context<Device>& context, const Batch& tokens, 
   batch.sequences.first_k = 0;
   batch.sequences.rows_k = cache_.rows();
   encoder_.forward(context, batch, b.plan, Workspace(b.of_encoder, b.plan.bytes), b.hidden);
-  cache_grow(context, slots, count, b.places);
   const Operand made = linear_all(context, head_, Operand::of(b.hidden), rows, {.bias = true}, Operand::of(logits));
   if (made.data != logits) copy_on_device(context, made.as<T>(), logits, rows * head_.weight.n * sizeof(T));
+  cache_grow(context, slots, count, b.places);  // last: after an error the slots hold what they held
 }
 
 #define FTBERT_INSTANTIATE(D, T) template class Decoder<D, T>;

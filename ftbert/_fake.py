@@ -150,6 +150,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "rotary_table": lambda frequencies, amplitude, positions: frequencies.new_empty(
         (positions, frequencies.shape[0], 2), dtype=torch.float32
     ),
+    "store_keys_values": lambda *_: None,
     "softmax": lambda scores, cu, scale, bias, columns, dtype, *_: torch.empty_like(scores, dtype=dtype),
     "transpose": lambda x, cu, tokens: x.new_empty((tokens, x.shape[1] * x.shape[3])),
     "pooling": lambda hidden, cu, *_: hidden.new_empty(

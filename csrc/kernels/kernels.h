@@ -347,11 +347,11 @@ void cache_places(Context<Device>& context, const CacheSlots& slots, const int32
 template <class Device>
 void cache_grow(Context<Device>& context, const CacheSlots& slots, int64_t count, const CachePlaces& places);
 
-// The columns of keys and values in qkv [tokens, qkv_width] -> rows of keys and values [rows of the cache, kv_width],
-// none for a row below 0.
+// The columns of keys and values in qkv [tokens, qkv_width] -> rows of keys and values [cache_rows, kv_width], none for
+// a row outside them.
 template <class Device, class T>
 void store_keys_values(Context<Device>& context, const Heads& heads, const T* qkv, const int32_t* rows, int64_t tokens,
-                       T* keys, T* values);
+                       int64_t cache_rows, T* keys, T* values);
 
 // ---- the general attention path: add_qkv_bias, GEMM, softmax, GEMM, transpose ------------------------------
 

@@ -18,8 +18,8 @@ QueriesKeysValues heads_of(Context<Device>& context, const Layer<T>& layer, cons
   QueriesKeysValues from = QueriesKeysValues::side_by_side(qkv, heads);
   if (!batch.cache) return from;
   T *const keys = batch.cache->keys<T>(layer.index), *const values = batch.cache->values<T>(layer.index);
-  store_keys_values<Device, T>(context, heads, qkv.as<T>(), batch.cache_rows + run.first_token, run.tokens, keys,
-                               values);
+  store_keys_values<Device, T>(context, heads, qkv.as<T>(), batch.cache_rows + run.first_token, run.tokens,
+                               batch.cache->rows(), keys, values);
   from.k = {keys, heads.kv_width()}, from.v = {values, heads.kv_width()};
   return from;
 }

@@ -46,10 +46,10 @@ __global__ void __launch_bounds__(kThreads) cache_grow_kernel(CacheSlots slots, 
 // A block a token. Widths in 16 bytes: from `first` on in a row of qkv there are keys, then values.
 __global__ void __launch_bounds__(kThreads)
     store_keys_values_kernel(const uint4* qkv, int64_t stride, int64_t first, int width, const int32_t* rows,
-                             uint4* keys, uint4* values) {
+                             int64_t cache_rows, uint4* keys, uint4* values) {
   wait_for_inputs();
   const int64_t token = blockIdx.x, row = rows[token];
-  if (row < 0) return;
+  if (row < 0 || row >= cache_rows) return;
   const uint4* const from = qkv + token * stride + first;
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < width; i += kThreads) {
@@ -77,20 +77,24 @@ void cache_grow<Cuda>(Context<Cuda>& context, const CacheSlots& slots, int64_t c
 
 template <class Device, class T>
 void store_keys_values(Context<Device>& context, const Heads& heads, const T* qkv, const int32_t* rows, int64_t tokens,
-                       T* keys, T* values) {
+                       int64_t cache_rows, T* keys, T* values) {
   if (tokens == 0) return;
   constexpr int64_t kInVector = sizeof(uint4) / sizeof(T);
-  FTBERT_CHECK(heads.width() % kInVector == 0 && heads.kv_width() % kInVector == 0,
-               "a cache of keys and values on a GPU is written 16 bytes at a time: rows must be multiples of that");
+  const auto aligned = [](const T* at) { return reinterpret_cast<uintptr_t>(at) % sizeof(uint4) == 0; };
+  FTBERT_CHECK(
+      heads.width() % kInVector == 0 && heads.kv_width() % kInVector == 0 && aligned(qkv) && aligned(keys) &&
+          aligned(values),
+      "a cache of keys and values on a GPU is written 16 bytes at a time: rows must begin at multiples of that");
   FTBERT_CHECK(tokens <= INT_MAX, "store_keys_values: too many tokens, ", tokens);
   launch_overlapped(context, "kernel store_keys_values", store_keys_values_kernel, dim3(static_cast<unsigned>(tokens)),
                     kThreads, 0, 1, reinterpret_cast<const uint4*>(qkv), heads.qkv_width() / kInVector,
-                    heads.width() / kInVector, static_cast<int>(heads.kv_width() / kInVector), rows,
+                    heads.width() / kInVector, static_cast<int>(heads.kv_width() / kInVector), rows, cache_rows,
                     reinterpret_cast<uint4*>(keys), reinterpret_cast<uint4*>(values));
 }
 
-#define FTBERT_INSTANTIATE(T) \
-  template void store_keys_values<Cuda, T>(Context<Cuda>&, const Heads&, const T*, const int32_t*, int64_t, T*, T*);
+#define FTBERT_INSTANTIATE(T)                                                                                        \
+  template void store_keys_values<Cuda, T>(Context<Cuda>&, const Heads&, const T*, const int32_t*, int64_t, int64_t, \
+                                           T*, T*);
 FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert

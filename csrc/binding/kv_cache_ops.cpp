@@ -1,0 +1,35 @@
+// torch.ops.ftbert.*: the kernel that fills a cache of keys and values, as kernel_ops.cpp has the others.
+#include "binding/define_op.h"
+#include "binding/op_checks.h"
+#include "kernels/kernels.h"
+
+namespace ftbert::binding {
+namespace {
+
+// rows int32 [tokens]: where those of a token go in keys and values [cache_rows, kv_heads * head_size]; none for a row
+// outside them.
+void store(const Tensor& qkv, const Tensor& rows, int64_t heads, int64_t kv_heads, const Tensor& keys,
+           const Tensor& values) {
+  elements("qkv", qkv, 2);
+  const Heads h = heads_of(qkv, heads, kv_heads);
+  integers("rows", rows, qkv, at::kInt, qkv.size(0));
+  rank("keys", keys, 2);
+  same("keys", keys, qkv, {keys.size(0), h.kv_width()});
+  same("values", values, qkv, {keys.size(0), h.kv_width()});
+  if (qkv.numel() == 0) return;
+  run(qkv, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
+    store_keys_values<Device, T>(call.context, h, data<T>(qkv), data<int32_t>(rows), qkv.size(0), keys.size(0),
+                                 data<T>(keys), data<T>(values));
+  });
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(ftbert, m) {
+  define_op(m,
+            "store_keys_values(Tensor qkv, Tensor rows, int heads, int kv_heads, Tensor(a!) keys, Tensor(b!) values) "
+            "-> ()",
+            &store);
+}
+
+}  // namespace ftbert::binding
