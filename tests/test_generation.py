@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import Place, randomise
@@ -19,13 +20,11 @@ from hypothesis import strategies as st
 from language_models import FAMILIES, loaded, made, texts
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
-from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 import ftbert
 from ftbert import cli
 from ftbert.converters import convert
 from ftbert.decoding.prompts import end_ids
-from ftbert.decoding.sampling import Sampling
 from ftbert.decoding.text_stream import TextStream
 
 SAMPLE = ["hello world, the end. naïve café 中文字符 🙂 two  spaces\nand lines"] * 3
@@ -125,27 +124,12 @@ def test_many_texts_in_few_slots(place: Place) -> None:
 # ---- sampling -------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    temperature=st.floats(0.1, 3), top_k=st.one_of(st.none(), st.integers(1, 60)), top_p=st.one_of(st.none(), st.floats(0.05, 1)),
-    seed=st.integers(0, 1000),
-)  # fmt: skip
-def test_probabilities_are_those_of_transformers(temperature: float, top_k: int | None, top_p: float | None, seed: int) -> None:
-    logits = 3 * torch.randn(4, 50, generator=torch.Generator().manual_seed(seed))
-    want = TemperatureLogitsWarper(temperature)(None, logits)
-    if top_k is not None:
-        want = TopKLogitsWarper(top_k)(None, want)
-    if top_p is not None and top_p < 1:
-        want = TopPLogitsWarper(top_p)(None, want)
-    torch.testing.assert_close(Sampling(temperature, top_k, top_p).probabilities(logits), want.softmax(-1), atol=1e-6, rtol=1e-5)
-
-
-def test_draws_follow_the_probabilities() -> None:
-    logits = torch.tensor([[0.0, 1.0, 2.0, -1.0]]).repeat(20_000, 1)
-    sampling = Sampling(temperature=0.7, top_k=3, seed=1)
-    generator = sampling.generator(0)
-    drawn = torch.tensor(sampling.choose(logits, [generator] * len(logits))).bincount(minlength=4) / len(logits)
-    assert float((drawn - sampling.probabilities(logits[:1])[0]).abs().max()) < 0.015 and drawn[3] == 0
+def test_ids_of_numpy_and_torch(model: ftbert.Model) -> None:
+    want = model.generate_ids([[3, 4, 5]], max_new_tokens=4)
+    assert model.generate_ids([np.array([3, 4, 5])], max_new_tokens=4) == want
+    assert model.generate_ids(torch.tensor([[3, 4, 5]]), max_new_tokens=4) == want
+    with pytest.raises(TypeError, match="integer"):
+        model.generate_ids([[3.5]])
 
 
 def test_seeds(model: ftbert.Model) -> None:

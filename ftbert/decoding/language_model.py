@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import index
 from typing import Any
 
 from ftbert.decoding.texts import Options, TextPieces, generate, generate_ids
@@ -38,7 +39,8 @@ class LanguageModel:
 
         Names mean what they mean in transformers' generate, and greedy texts are its texts. ValueError for an option's
         value, a model without a head for the next token, an empty prompt or one longer than the context, a live model,
-        which has no tokenizer (see generate_ids); RuntimeError for a model that reads in both directions.
+        which has no tokenizer (see generate_ids); RuntimeError for a model that reads in both directions, and where
+        logits are not finite.
         """
         note_fork()
         given = [prompts] if isinstance(prompts, str) else list(prompts)
@@ -75,8 +77,8 @@ class LanguageModel:
         batch_size: int = 8,
     ) -> list[list[int]]:
         """`generate` of token ids: those that follow each prompt's, without the one that ends a text. Needs no
-        tokenizer."""
+        tokenizer. Ids are int, or integers of numpy and torch; TypeError for others."""
         note_fork()
-        rows: list[Any] = [list(ids) for ids in prompts]
+        rows: list[Any] = [[index(one) for one in ids] for ids in prompts]
         options = Options.of(max_new_tokens, temperature, top_k, top_p, seed, batch_size=batch_size)
         return generate_ids(self, rows, options)

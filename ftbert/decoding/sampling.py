@@ -44,18 +44,25 @@ class Sampling:
         return made
 
     def choose(self, logits: Tensor, generators: Sequence[torch.Generator]) -> list[int]:
-        """logits [texts, vocab] -> an id of each."""
-        if self.greedy:
-            return logits.argmax(-1).tolist()  # type: ignore[no-any-return]
-        likely = self.probabilities(logits.float().cpu())
-        return [
-            int(torch.multinomial(row, 1, generator=generator))
-            for row, generator in zip(likely, generators, strict=True)
-        ]
+        """logits [texts, vocab] -> an id of each, found where they lie: the host reads the ids alone. RuntimeError for
+        NaN, or a largest logit that is infinite."""
+        largest, ids = logits.max(-1)
+        if not self.greedy:
+            # The host's generators, so that a seed draws alike on every device; a number a text is all that is sent.
+            drawn = torch.stack([torch.rand((), dtype=torch.float64, generator=one) for one in generators])
+            ids = draw(self.probabilities(logits), drawn.to(logits.device, non_blocking=True))
+        found: list[int] = ids.where(largest.isfinite(), -1).tolist()
+        if -1 in found:
+            raise RuntimeError(
+                f"logits of the next token are not finite in {logits.dtype}: weights that are not, or numbers larger "
+                "than the dtype holds; another dtype may hold them"
+            )
+        return found
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """float32 [texts, vocab] of the tokens that may be drawn; 0 of the others."""
-        logits = logits / self.temperature
+        """float64 [texts, vocab] of the tokens that may be drawn; 0 of the others."""
+        logits = logits.double()
+        logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature  # no overflow by small temperatures
         if self.top_k is not None:
             least = logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:]
             logits = logits.masked_fill(logits < least, -torch.inf)
@@ -66,3 +73,10 @@ class Sampling:
         before = falling.cumsum(-1) - falling
         kept = falling.masked_fill(before >= self.top_p, 0)  # never the first
         return torch.zeros_like(likely).scatter_(-1, places, kept / kept.sum(-1, keepdim=True))
+
+
+def draw(likely: Tensor, numbers: Tensor) -> Tensor:
+    """likely float64 [texts, ids], numbers float64 [texts] in [0, 1) -> of each text the first id up to which the sum
+    of probabilities passes the number: never one of probability 0."""
+    sums = likely.cumsum(-1)
+    return torch.searchsorted(sums, (numbers * sums[:, -1])[:, None], right=True)[:, 0]

@@ -54,7 +54,7 @@ class Started:
                     f"prompt {place} has {len(ids)} tokens; the context of this model is {context}, the generated "
                     "text included"
                 )
-            if not all(isinstance(one, int) and 0 <= one < vocab for one in ids):
+            if not all(0 <= one < vocab for one in ids):
                 raise ValueError(f"prompt {place}: expected token ids from 0 to {vocab - 1}")
         self._ends = end_ids(model)
         self._most = [min(options.max_new_tokens, context - len(ids)) for ids in prompts]

@@ -1,0 +1,85 @@
+"""From logits to tokens: transformers' probabilities, draws that follow them, logits that are no numbers."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from conftest import Place
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from language_models import made
+from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+import ftbert
+from ftbert.decoding.sampling import Sampling, draw
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    temperature=st.floats(0.1, 3), top_k=st.one_of(st.none(), st.integers(1, 60)), top_p=st.one_of(st.none(), st.floats(0.05, 1)),
+    seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_probabilities_are_those_of_transformers(temperature: float, top_k: int | None, top_p: float | None, seed: int) -> None:
+    logits = 3 * torch.randn(4, 50, generator=torch.Generator().manual_seed(seed))
+    want = TemperatureLogitsWarper(temperature)(None, logits)
+    if top_k is not None:
+        want = TopKLogitsWarper(top_k)(None, want)
+    if top_p is not None and top_p < 1:
+        want = TopPLogitsWarper(top_p)(None, want)
+    got = Sampling(temperature, top_k, top_p).probabilities(logits)
+    torch.testing.assert_close(got.float(), want.softmax(-1), atol=1e-6, rtol=1e-5)
+
+
+def test_draws_follow_the_probabilities() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0, -1.0]]).repeat(20_000, 1)
+    sampling = Sampling(temperature=0.7, top_k=3, seed=1)
+    generator = sampling.generator(0)
+    drawn = torch.tensor(sampling.choose(logits, [generator] * len(logits))).bincount(minlength=4) / len(logits)
+    assert float((drawn - sampling.probabilities(logits[:1])[0]).abs().max()) < 0.015 and drawn[3] == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    weights=st.lists(st.one_of(st.just(0.0), st.floats(1e-300, 1e3)), min_size=1, max_size=12).filter(any),
+    number=st.one_of(st.floats(0, 1, exclude_max=True), st.sampled_from([0.0, 1 - 2**-53])),
+)
+def test_a_draw_is_where_the_sum_passes_the_number(weights: list[float], number: float) -> None:
+    likely = torch.tensor([weights], dtype=torch.float64)
+    (found,) = draw(likely, torch.tensor([number], dtype=torch.float64)).tolist()
+    sums = likely.cumsum(-1)[0]
+    assert weights[found] > 0 and sums[found] > number * sums[-1] and (found == 0 or sums[found - 1] <= number * sums[-1])
+
+
+@settings(max_examples=30, deadline=None)
+@given(temperature=st.sampled_from([5e-324, 1e-300, 1e-40, 1e-9]), seed=st.integers(0, 99))
+def test_the_smallest_temperatures_take_the_most_likely_token(temperature: float, seed: int) -> None:
+    logits, sampling = torch.randn(3, 40, generator=torch.Generator().manual_seed(seed)), Sampling(temperature, seed=seed)
+    assert sampling.choose(logits, [sampling.generator(i) for i in range(3)]) == logits.argmax(-1).tolist()
+
+
+def test_a_seed_draws_alike_on_every_device(place: Place) -> None:
+    logits = 2 * torch.randn(64, 300, generator=torch.Generator().manual_seed(0)).to(place.dtype)
+    sampling = Sampling(0.8, top_k=50, top_p=0.9, seed=4)
+    drawn = [sampling.choose(logits.to(where), [sampling.generator(i) for i in range(64)]) for where in ("cpu", place.device)]
+    assert drawn[0] == drawn[1] and len(set(drawn[0])) > 20
+
+
+def test_a_logit_of_minus_infinity_is_never_chosen(place: Place) -> None:
+    logits = torch.full((200, 3), -torch.inf, dtype=place.dtype, device=place.device)
+    logits[:, 1:] = 0
+    sampling = Sampling(2.0, seed=0)
+    assert set(sampling.choose(logits, [sampling.generator(i) for i in range(200)])) == {1, 2}
+
+
+@pytest.mark.parametrize("how", [{}, {"temperature": 0.7, "seed": 0}, {"temperature": 0.7, "top_k": 5, "top_p": 0.5}])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+def test_logits_that_are_not_finite(place: Place, how: dict[str, Any], wrong: float) -> None:
+    of = copy.deepcopy(made("llama"))
+    with torch.no_grad():
+        of.lm_head.weight[5:7] = wrong
+    model = ftbert.load(of, device=place.device, dtype=place.dtype)
+    with pytest.raises(RuntimeError, match=f"logits of the next token are not finite in {place.dtype}"):
+        model.generate_ids([[3, 4], [5]], max_new_tokens=2, **how)
