@@ -527,7 +527,7 @@ void what_forward_cannot_run_is_an_error() {
   refused(bad, 1, "lacks its positions");
   bad = good;
   bad.cache = reinterpret_cast<KvCache*>(hidden.data());
-  refused(bad, 1, "from a cache");
+  refused(bad, 1, "keys of earlier tokens");
 }
 
 // Of each size one tile and more, whole and not, in one cut of the depth and several.
