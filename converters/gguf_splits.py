@@ -64,7 +64,8 @@ def merges_of(scores: Mapping[str, float], ids: Mapping[str, int]) -> list[tuple
     transformers' `generate_merges` has them."""
     found: list[tuple[float, tuple[str, str]]] = []
     for token, score in scores.items():
-        pairs = [(token[:at], token[at:]) for at in range(1, len(token))]
+        # Parts of a token are not kept: of a long one that is none they would be its length, squared.
+        pairs = ((token[:at], token[at:]) for at in range(1, len(token)))
         known = [(left, right) for left, right in pairs if left in scores and right in scores]
         found += [(score, pair) for pair in sorted(known, key=lambda pair: (ids[pair[0]], ids[pair[1]]))]
     found.sort(key=lambda one: -one[0])

@@ -33,6 +33,8 @@ def tokenizer_files(file: GgufFile, said: Metadata, longest: int) -> dict[str, A
     whole = file.metadata.get("tokenizer.huggingface.json")
     usual = {"normalizer": None, "pre_tokenizer": None, "post_processor": None, "decoder": None}
     made = json.loads(whole) if isinstance(whole, str) else usual | _KINDS[kind](words)
+    if not isinstance(made, dict):
+        raise ValueError("tokenizer.huggingface.json is no object")
     types = ["token_type_ids"] if said.rows("token_types") > 1 else []
     stated: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -84,7 +86,7 @@ def _byte_level(words: Vocabulary) -> Parts:
     after = "eos" if words.flag("add_eos_token", False) else ""
     pairs = "" if words.flag("add_sep_token", False) else before  # [CLS] a [SEP] b [SEP]
     vocabulary = words.ids()
-    merges = [merge.split(" ", 1) for merge in words.listed("merges") if isinstance(merge, str) and " " in merge]
+    merges = [merge.split(" ", 1) for merge in words.listed("merges", str) if " " in merge]
     return {
         "normalizer": split.normalizer,
         "pre_tokenizer": split.pre_tokenizer,
@@ -134,7 +136,7 @@ def _unigram(words: Vocabulary) -> Parts:
         words.name(name, usual)
     before, after = ("bos" if words.flag("add_bos_token", True) else ""), "eos"
     normalizers: list[Any] = []
-    if charsmap := bytes(byte & 255 for byte in words.listed("precompiled_charsmap")):
+    if charsmap := bytes(byte & 255 for byte in words.listed("precompiled_charsmap", int)):
         text = base64.b64encode(charsmap).decode("ascii")
         normalizers.append({"type": "Precompiled", "precompiled_charsmap": text})
     if words.flag("remove_extra_whitespaces", True):

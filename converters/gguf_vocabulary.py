@@ -20,25 +20,29 @@ class Vocabulary:
 
     def __init__(self, file: GgufFile, said: Metadata) -> None:
         self.said = {k.removeprefix(_PREFIX): v for k, v in file.metadata.items() if k.startswith(_PREFIX)}
-        self.tokens: list[str] = self.listed("tokens")
-        if not self.tokens or not all(isinstance(token, str) for token in self.tokens):
+        self.tokens: list[str] = self.listed("tokens", str)
+        if not self.tokens:
             raise ValueError(f"{_PREFIX}tokens is no list of texts")
-        self.types: list[int] = self.listed("token_type") or [NORMAL] * len(self.tokens)
+        self.types: list[int] = self.listed("token_type", int) or [NORMAL] * len(self.tokens)
         if len(self.types) != len(self.tokens):
             raise ValueError(f"{len(self.tokens)} tokens, and types of {len(self.types)}")
         ids = {name: said.token(key) for key, name in _SPECIAL.items()}
         self.special = {name: i for name, i in ids.items() if i is not None and i < len(self.tokens)}
 
-    def listed(self, key: str) -> list[Any]:
+    def listed(self, key: str, *kinds: type) -> list[Any]:
+        """The list of that name, empty where there is none. ValueError where something in it is not of these kinds."""
         value: Any = self.said.get(key)
-        return list(value.tolist()) if hasattr(value, "tolist") else value if isinstance(value, list) else []
+        found = list(value.tolist()) if hasattr(value, "tolist") else value if isinstance(value, list) else []
+        if not all(isinstance(one, kinds) for one in found):
+            raise ValueError(f"{_PREFIX}{key}: expected {' or '.join(kind.__name__ for kind in kinds)} alone")
+        return found
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.said.get(key)
         return value if isinstance(value, bool) else default
 
     def scores(self) -> list[float]:
-        found = self.listed("scores")
+        found = self.listed("scores", int, float)
         if len(found) != len(self.tokens):
             raise ValueError(f"{len(self.tokens)} tokens, and scores of {len(found)}")
         return [float(score) for score in found]

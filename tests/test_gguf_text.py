@@ -144,7 +144,7 @@ def test_unigrams(tmp_path: Path) -> None:
     [
         ({"model": "rwkv"}, "tokenizer.ggml.model 'rwkv' is not known; known: bert, gpt2, llama, t5"),
         ({"model": "gpt2", "pre": "viking"}, "tokenizer.ggml.pre 'viking' is not known; known: gpt-2, jina"),
-        ({"model": "gpt2", "tokens": [1, 2]}, "tokenizer.ggml.tokens is no list of texts"),
+        ({"model": "gpt2", "tokens": [1, 2]}, "tokenizer.ggml.tokens: expected str alone"),
         ({"model": "gpt2", "tokens": None}, "tokenizer.ggml.tokens is no list of texts"),
         ({"model": "llama", "scores": [0.5]}, "3 tokens, and scores of 1"),
         ({"model": "bert", "token_type": [1]}, "3 tokens, and types of 1"),
@@ -178,3 +178,32 @@ def test_a_chat_template_and_a_whole_tokenizer_json(tmp_path: Path) -> None:
     found, _ = read("llama", extra, tmp_path / "m.gguf")
     same(found, Tokenizer.from_file(str(folder / "tokenizer.json")))
     assert found.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi!"
+
+
+def test_an_answer_ends_at_the_end_of_a_turn(tmp_path: Path) -> None:
+    """As of Gemma's chat models, whose turns do not end with the token that ends a text."""
+    from ftbert.decoding.prompts import end_ids
+
+    said = {"tokenizer.ggml.eos_token_id": 1, "tokenizer.ggml.eot_token_id": 106}
+    model = ftbert.load(write(make("gemma3", vocab_size=700), tmp_path / "m.gguf", "gemma3", extra=said))
+    assert end_ids(model) == {1, 106}
+
+
+@pytest.mark.parametrize("key, value", [
+    ("scores", [["0.5"]]), ("token_type", [["1"]]), ("merges", [1, 2]), ("precompiled_charsmap", [0.5, 1.5]),
+    ("../huggingface.json", "[]"),
+])  # fmt: skip
+def test_metadata_of_other_types_leave_a_model_of_ids(key: str, value: Any, tmp_path: Path) -> None:
+    from ftbert.converters.gguf_file import read_gguf
+    from ftbert.converters.gguf_metadata import Metadata
+    from ftbert.converters.gguf_text import write_text_folder
+
+    path = write(make("bert", vocab_size=700), tmp_path / "m.gguf", "bert")
+    file = read_gguf(path)
+    kind = "bert" if key.startswith("..") else "gpt2" if key == "merges" else "t5"
+    name = "tokenizer.huggingface.json" if key.startswith("..") else f"tokenizer.ggml.{key}"
+    tokens = ["[UNK]", "a", "b"]
+    file.metadata.update({"tokenizer.ggml.model": kind, "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": tokens,
+                          "tokenizer.ggml.scores": [0.0] * 3, name: value})  # fmt: skip
+    with pytest.warns(UserWarning, match="takes ids, but no texts"):
+        write_text_folder(file, Metadata(file), {"max_position_embeddings": 64, "hidden_size": 96})

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 _LEAST_SAVED = 0.25
 # Of a cache. Texts go through it in groups; a layer's products need no more rows than this holds of any model.
 _CACHE_BYTES = 1 << 28
-_ROWS = 8  # of a head: products on GPUs store 16 bytes at least
 
 
 def shared_tokens(batch: Batch) -> int:
@@ -49,8 +48,7 @@ def logits_behind(model: Any, batch: Batch, upload: Upload, shared: int, ids: Se
     """[texts, ids]: of the token behind each text's last the logits of `ids`. shared: of `shared_tokens`."""
     head = model.head(CAUSAL_LM)
     weight = model.encoder.weight("embeddings.word") if head.tied else head.out_weight
-    some_ids = [*ids, *([ids[-1]] * (_ROWS - len(ids)))]
-    rows, bias = (torch.stack([of[i] for i in some_ids]) for of in (weight, head.out_bias))
+    rows, bias = weight[list(ids)], head.out_bias[list(ids)]
     bytes_a_token = sum(2 * one.attention.kv_width for one in model.config.layers) * rows.element_size()
     texts = len(batch.rows)
     slots = 1 + min(texts, max(1, _CACHE_BYTES // (bytes_a_token * batch.longest) - 1))
@@ -65,7 +63,7 @@ def logits_behind(model: Any, batch: Batch, upload: Upload, shared: int, ids: Se
             decoder.copy_prefix(0, place, shared)
         offsets = _offsets([len(row) for row in own])
         found.append(decoder.forward(upload(np.concatenate(own)), offsets, _int32(places), False))
-    return torch.cat(found)[:, : len(ids)]
+    return torch.cat(found)
 
 
 def _offsets(lengths: Sequence[int]) -> Tensor:

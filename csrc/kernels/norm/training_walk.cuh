@@ -107,8 +107,7 @@ struct RowFeed {
   }
 };
 
-// ---- vectors in shared memory
-// ----------------------------------------------------------------------------------------
+// ---- vectors in shared memory ---------------------------------------------------------------------------------------
 
 // kCols floats in shared memory, in groups of four that lie as a warp reads them: 16 bytes beside 16 bytes.
 template <class Shape>
