@@ -59,6 +59,13 @@ def _padding(mask: Tensor) -> tuple[Tensor, ...]:
     return tuple(mask.new_empty(size, dtype=dtype) for size, dtype in sizes)
 
 
+def _pack_q8_0(values: Tensor, scales: Tensor) -> Tensor:
+    rows, columns = values.shape
+    if values.device.type == "cpu":
+        rows = (rows + 31) // 32 * 32  # of whole panels
+    return values.new_empty(rows * columns * 34 // 32, dtype=torch.uint8)
+
+
 def _padding_stage(ids: Tensor, types: Any, index: Any, cu: Tensor, tokens: int, most: int, batch: int) -> Any:
     staged = ids.new_empty(most)
     return staged, torch.empty_like(staged), cu.new_empty(most), cu.new_empty(batch + 1)
@@ -129,6 +136,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "gather_rows": lambda packed, cu, kind, rows=None: packed.new_empty(
         (cu.shape[0] - 1 if rows is None else rows.shape[0], packed.shape[1])
     ),
+    "pack_q8_0": _pack_q8_0,
     "pack_weight": torch.empty_like,
     "padding": _padding,
     "padding_mask": lambda lengths, seq: lengths.new_empty((lengths.shape[0], seq), dtype=torch.uint8),

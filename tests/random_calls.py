@@ -72,6 +72,7 @@ def valid(name: str, device: str) -> list[Any]:
         "linear_norm": [x, floats(64, 64), vector, x.clone(), vector, vector, 1e-5, "64x128", "rms", 1.0, "once", True],
         "linear_norm_e4m3": [x.to(torch.float8_e4m3fn), floats(1), floats(64, 64).to(torch.float8_e4m3fn), floats(64), vector.half(), x.half(), vector.half(), vector.half(), 1e-5, "64x128", "rms", 1.0, "once", True, floats(1), None, 0],
         "linear_turned": [x, floats(192, 64), floats(192), columns, floats(10, 16, 2), 1, "wgmma_tile", "128x64", 1, False, "rms", vector, None, vector, None, 1e-6, 0.0, "once"],
+        "pack_q8_0": [floats(16, 64).to(torch.int8), floats(16, 2).half()],
         "pack_weight": [floats(7, 64)],
         "norm_backward": [x, floats(6, 64), floats(6, 64), False, floats(6), floats(6), vector, vector, [64], 1e-5, "layer", 0.0, torch.float32, True, True],
         "norm_forward": [x, floats(6, 64), vector, vector, [64], 1e-5, "layer", 0.0, torch.float32, True],

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "binding/padding.h"
+#include "binding/q8_0.h"
 #include "binding/torch_products.h"
 #include "decoder.h"
 
@@ -28,30 +29,40 @@ at::Tensor to_device(const at::Tensor& t, at::Device device) {
 
 }  // namespace
 
-auto DecoderClass::check_head(const EncoderClass& encoder, const at::Tensor& weight, std::optional<at::Tensor> bias)
-    -> Head {
+auto DecoderClass::check_head(const EncoderClass& encoder, const at::Tensor& weight, std::optional<at::Tensor> bias,
+                              const std::optional<at::Tensor>& scale) -> Head {
   const at::Device device = encoder.device();
   const int64_t hidden = encoder.config().hidden;
+  const at::ScalarType type = scale ? at::kChar : encoder.dtype();
   plain("weight", weight);
-  FTBERT_CHECK(weight.dim() == 2 && weight.size(0) > 0 && weight.size(1) == hidden &&
-                   weight.scalar_type() == encoder.dtype() && weight.device() == device,
-               "weight: expected ", at::toString(encoder.dtype()), " [vocab, ", hidden, "] on ", device.str(), ", got ",
+  FTBERT_CHECK(weight.dim() == 2 && weight.size(0) > 0 && weight.size(1) == hidden && weight.scalar_type() == type &&
+                   weight.device() == device,
+               "weight: expected ", at::toString(type), " [vocab, ", hidden, "] on ", device.str(), ", got ",
                describe(weight));
   const int64_t vocab = weight.size(0);
   if (bias) {
     plain("bias", *bias);
-    FTBERT_CHECK(bias->sizes() == at::IntArrayRef({vocab}) && bias->scalar_type() == weight.scalar_type() &&
-                     bias->device() == device,
-                 "bias: expected ", at::toString(weight.scalar_type()), " [", vocab, "] on ", device.str(), ", got ",
-                 describe(*bias));
+    FTBERT_CHECK(
+        bias->sizes() == at::IntArrayRef({vocab}) && bias->scalar_type() == encoder.dtype() && bias->device() == device,
+        "bias: expected ", at::toString(encoder.dtype()), " [", vocab, "] on ", device.str(), ", got ",
+        describe(*bias));
     bias = bias->detach().contiguous();
   }
-  return {device.is_cpu() ? pack_weight(weight.detach()) : weight.detach().contiguous(), bias, vocab};
+  if (scale) {
+    plain("scale", *scale);
+    FTBERT_CHECK(scale->sizes() == at::IntArrayRef({vocab, hidden / kQ8Block}) && scale->scalar_type() == at::kHalf &&
+                     scale->device() == device,
+                 "scale: expected Half [", vocab, ", ", hidden / kQ8Block, "] on ", device.str(), ", got ",
+                 describe(*scale));
+    return {pack_q8_0(weight, *scale), DType::q8_0, bias, vocab};
+  }
+  return {device.is_cpu() ? pack_weight(weight.detach()) : weight.detach().contiguous(), dtype_of(type), bias, vocab};
 }
 
 DecoderClass::DecoderClass(c10::intrusive_ptr<EncoderClass> encoder, const at::Tensor& weight,
-                           std::optional<at::Tensor> bias, int64_t slots, int64_t positions)
-    : DecoderClass(encoder, check_head(*encoder, weight, std::move(bias)), slots, positions) {}
+                           std::optional<at::Tensor> bias, int64_t slots, int64_t positions,
+                           std::optional<at::Tensor> scale)
+    : DecoderClass(encoder, check_head(*encoder, weight, std::move(bias), scale), slots, positions) {}
 
 DecoderClass::DecoderClass(c10::intrusive_ptr<EncoderClass> encoder, Head head, int64_t slots, int64_t positions)
     : encoder_(std::move(encoder)),
@@ -103,11 +114,12 @@ at::Tensor DecoderClass::forward(const at::Tensor& input_ids, const at::Tensor& 
     Batch batch = input.batch;
     batch.sequences.max_k = max_k;
     batch.rows = {all_rows ? RowKind::all : RowKind::last};
-    Matrix head{.dtype = kDType<T>, .n = head_.vocab, .k = encoder.config().hidden};
+    Matrix head{.dtype = head_.dtype, .n = head_.vocab, .k = encoder.config().hidden};
+    if (head.dtype == DType::q8_0) head.per = granularity_of(head.dtype);
     if (device.is_cpu())
       head.packed = &head_.weight;
     else
-      head.data = data<T>(head_.weight);
+      head.data = data<void>(head_.weight);
     const Decoder<Device, T> decoder(context, encoder, {.weight = head, .bias = data<T>(head_.bias), .input = {}},
                                      cache_);
     const at::TensorOptions there = at::TensorOptions().device(device);

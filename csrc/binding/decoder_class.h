@@ -11,11 +11,12 @@ namespace ftbert::binding {
 
 class DecoderClass : public torch::CustomClassHolder {
  public:
-  // weight [vocab, hidden] of the head, bias [vocab] or none, of the stream's type on the encoder's device; on the CPU
-  // the weight is packed, a copy also where it is the word table. The cache has `slots` of `positions` tokens. Error
-  // where the encoder's attention reads no cache.
+  // weight [vocab, hidden] of the head, bias [vocab] or none, of the stream's type on the encoder's device; with scale
+  // fp16 [vocab, hidden / 32] the weight is int8, in q8_0. On the CPU, and in q8_0, the weight is packed, a copy also
+  // where it is the word table. The cache has `slots` of `positions` tokens. Error where the encoder's attention reads
+  // no cache.
   DecoderClass(c10::intrusive_ptr<EncoderClass> encoder, const at::Tensor& weight, std::optional<at::Tensor> bias,
-               int64_t slots, int64_t positions);
+               int64_t slots, int64_t positions, std::optional<at::Tensor> scale);
 
   // The same with a cache of its own, empty; the head is shared.
   c10::intrusive_ptr<DecoderClass> with_cache(int64_t slots, int64_t positions) const;
@@ -34,11 +35,13 @@ class DecoderClass : public torch::CustomClassHolder {
 
  private:
   struct Head {
-    at::Tensor weight;  // packed on the CPU
+    at::Tensor weight;  // packed on the CPU, and in q8_0
+    DType dtype;
     std::optional<at::Tensor> bias;
     int64_t vocab;
   };
-  static Head check_head(const EncoderClass& encoder, const at::Tensor& weight, std::optional<at::Tensor> bias);
+  static Head check_head(const EncoderClass& encoder, const at::Tensor& weight, std::optional<at::Tensor> bias,
+                         const std::optional<at::Tensor>& scale);
   DecoderClass(c10::intrusive_ptr<EncoderClass> encoder, Head head, int64_t slots, int64_t positions);
   void check_slot(const char* name, int64_t slot) const;
   void set_length(int64_t slot, int64_t length);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "binding/q8_0.h"
 #include "binding/tensors.h"
 #include "binding/torch_products.h"
 #include "layers/check_layers_exist.h"
@@ -45,7 +46,7 @@ std::string why_not_computed(const at::Device& device, DType stream, const Weigh
     std::optional<InputScale> input;
     if (const WeightScales names = scales_of(spec); spec.type) {
       matrix.scale = static_cast<const float*>(data_of(weights, names.matrix));
-      matrix.per = Granularity::row;
+      matrix.per = granularity_of(*spec.type);
       input = input_of(*spec.type, data_of(weights, names.input));
     }
     const bool asks_gpu = device.is_cuda() && stored != stream;
@@ -57,15 +58,29 @@ std::string why_not_computed(const at::Device& device, DType stream, const Weigh
   }
 }
 
+// Names of the tensors of scales that there are none of, since they lie in packed matrices.
+std::set<std::string> packed_scales(const std::vector<WeightSpec>& specs, const TensorDict& weights) {
+  std::set<std::string> names;
+  for (const WeightSpec& spec : specs) {
+    const auto it = weights.find(spec.name);
+    if (spec.matrix && spec.type == DType::q8_0 && it != weights.end() &&
+        at::Tensor(it->value()).scalar_type() == at::kByte)
+      names.insert(scales_of(spec).matrix);
+  }
+  return names;
+}
+
 // Every complaint at once: missing, misshapen, of another dtype or device, and left over.
 void check_weights(const std::vector<WeightSpec>& specs, const TensorDict& weights, const at::Tensor& stream) {
   const at::Device device = stream.device();
   const DType dtype = dtype_of(stream.scalar_type());
   std::string complaints;
   std::set<std::string> known;
+  const std::set<std::string> no_tensors = packed_scales(specs, weights);
   std::map<std::string, std::vector<std::string>> uncomputed;  // matrices, by the reason
   for (const WeightSpec& spec : specs) {
     const auto complain = [&](const std::string& words) { complaints += "\n  " + spec.name + ": " + words; };
+    if (no_tensors.count(spec.name)) continue;
     known.insert(spec.name);
     const auto it = weights.find(spec.name);
     if (it == weights.end()) {
@@ -75,15 +90,17 @@ void check_weights(const std::vector<WeightSpec>& specs, const TensorDict& weigh
     const at::Tensor tensor = it->value();
     const bool packed_here = device.is_cpu() && spec.matrix && tensor.is_mkldnn();
     if (!packed_here) plain(spec.name.c_str(), tensor);
-    if (!has_shape(tensor, spec.shape))
+    const bool blocks = spec.matrix && spec.type == DType::q8_0 && is_packed_q8_0(tensor, spec.shape);
+    if (!blocks && !has_shape(tensor, spec.shape))
       complain("expected " + shape_text(spec.shape) + ", got " + shape_text(tensor.sizes()));
-    const bool bytes = spec.matrix && spec.type == DType::int8 && tensor.scalar_type() == at::kByte;  // its panels
+    const bool panels = spec.matrix && spec.type == DType::int8 && tensor.scalar_type() == at::kByte;
     if (tensor.dim() == 3 && tensor.scalar_type() != at::kFloat)
       complain(std::string("panels are Float, got ") + at::toString(tensor.scalar_type()));
-    if (is_packed(tensor) && !(spec.matrix && device.is_cpu())) complain("only matrices on the CPU may be packed");
+    if (!blocks && is_packed(tensor) && !(spec.matrix && device.is_cpu()))
+      complain("only matrices on the CPU may be packed");
     const at::ScalarType expected = spec.type ? scalar_type_of(*spec.type) : stream.scalar_type();
     const bool any = spec.matrix && !spec.type;  // of the types that a product takes
-    if (tensor.device() != device || (!any && !bytes && tensor.scalar_type() != expected))
+    if (tensor.device() != device || (!any && !panels && !blocks && tensor.scalar_type() != expected))
       complain(std::string("expected ") + at::toString(expected) + " on " + device.str() + ", got " +
                at::toString(tensor.scalar_type()) + " on " + tensor.device().str());
     else if (!spec.matrix && spec.type == DType::int8 && !device.is_cpu())
@@ -114,21 +131,29 @@ EncoderClass::EncoderClass(TensorDict weights, std::string config, std::string a
   const std::optional<AttentionPath> path = parse_path(attention_);
 
   dispatch(kind, dtype, [&]<class Device, class T>(Backend<Device, T>) {
+    std::set<std::string> in_blocks;  // scales; the tensors follow their matrices
     for (const WeightSpec& spec : specs) {
+      if (const auto it = weights.find(spec.name); it == weights.end() || in_blocks.count(spec.name)) continue;
       const at::Tensor given = weights.at(spec.name).detach();
-      if (spec.matrix) matrix_dtypes_[spec.name] = spec.type ? scalar_type_of(*spec.type) : given.scalar_type();
+      if (spec.matrix) matrix_dtypes_[spec.name] = spec.type ? *spec.type : stored_dtype(given.scalar_type());
       // A loader may have packed it already, to not hold both layouts.
-      if (spec.matrix && kind == DeviceKind::cpu)
+      if (spec.matrix && spec.type == DType::q8_0) {
+        const std::string scales = scales_of(spec).matrix;
+        in_blocks.insert(scales);
+        packed_[spec.name] =
+            given.scalar_type() == at::kByte ? given.contiguous() : pack_q8_0(given, weights.at(scales));
+      } else if (spec.matrix && kind == DeviceKind::cpu)
         packed_[spec.name] = given.is_mkldnn() ? given : is_packed(given) ? given.contiguous() : pack_weight(given);
       else
         weights_.insert(spec.name, given.contiguous());
     }
     const Weights<T> bound = bind_weights<T>(config_, [&](const std::string& name) -> Matrix {
       const auto stored = matrix_dtypes_.find(name);
-      const DType dtype = stored == matrix_dtypes_.end() ? kDType<T> : stored_dtype(stored->second);
+      const DType dtype = stored == matrix_dtypes_.end() ? kDType<T> : stored->second;
       const auto it = packed_.find(name);
-      if (it != packed_.end()) return {.dtype = dtype, .packed = &it->second};
-      return {.data = data<T>(weights_.at(name)), .dtype = dtype};
+      if (it != packed_.end() && kind == DeviceKind::cpu) return {.dtype = dtype, .packed = &it->second};
+      if (it != packed_.end()) return {.data = data<void>(it->second), .dtype = dtype};
+      return {.data = data_of(weights_, name), .dtype = dtype};
     });
     engine_ = make_engine<Device, T>(config_, bound, device_, path);
   });
@@ -138,7 +163,15 @@ TensorDict EncoderClass::weights() const {
   TensorDict all;
   for (const WeightSpec& spec : weight_specs(config_)) {
     const auto it = packed_.find(spec.name);
-    all.insert(spec.name, it == packed_.end() ? weights_.at(spec.name) : unpack_weight(it->second, spec.shape));
+    if (it != packed_.end() && spec.type == DType::q8_0) {
+      const auto [values, scales] = unpack_q8_0(it->second, spec.shape);
+      all.insert(spec.name, values);
+      all.insert(scales_of(spec).matrix, scales);
+    } else if (it != packed_.end()) {
+      all.insert(spec.name, unpack_weight(it->second, spec.shape));
+    } else if (const auto plain = weights_.find(spec.name); plain != weights_.end()) {
+      all.insert(spec.name, plain->value());
+    }
   }
   return all;
 }
@@ -165,7 +198,8 @@ StringDict EncoderClass::info() const {
   std::set<std::string> attention;
   for (const LayerConfig& layer : config_.layers) {
     const std::string qkv = layer_prefix(layer) + "attention.qkv.weight";
-    const bool narrow = all.at("attention") == "fused" && matrix_dtypes_.at(qkv) != dtype_;
+    const bool narrow =
+        all.at("attention") == "fused" && attention_operand<Cpu, float>(matrix_dtypes_.at(qkv)) != DType::fp32;
     attention.insert(narrow ? attention_products(layer.attention.heads.size) : "fp32");
   }
   std::string words;
@@ -176,16 +210,14 @@ StringDict EncoderClass::info() const {
 
 std::map<std::string, int64_t> EncoderClass::count_matrices() const {
   std::map<std::string, int64_t> counts;
-  for (const auto& [name, type] : matrix_dtypes_) ++counts[std::string(to_string(stored_dtype(type)))];
+  for (const auto& [name, type] : matrix_dtypes_) ++counts[std::string(to_string(type))];
   return counts;
 }
 
 std::string EncoderClass::matrix_dtype() const {
-  const auto narrower = [](const auto& a, const auto& b) {
-    return at::elementSize(a.second) < at::elementSize(b.second);
-  };
+  const auto narrower = [](const auto& a, const auto& b) { return bytes_of(a.second) < bytes_of(b.second); };
   const auto found = std::min_element(matrix_dtypes_.begin(), matrix_dtypes_.end(), narrower);
-  return std::string(to_string(found == matrix_dtypes_.end() ? dtype_of(dtype_) : stored_dtype(found->second)));
+  return std::string(to_string(found == matrix_dtypes_.end() ? dtype_of(dtype_) : found->second));
 }
 
 c10::intrusive_ptr<EncoderClass> EncoderClass::to(at::Device device, at::ScalarType dtype) const {

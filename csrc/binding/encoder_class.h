@@ -36,7 +36,8 @@ class EncoderClass : public torch::CustomClassHolder {
   // config: JSON (EncoderConfig::parse). attention: "auto", "fused" or "general". All weights on one device; those that
   // are no matrices of one dtype, the stream's, each matrix as it is stored; missing, extra, misshapen and otherwise
   // unfit ones are all listed in the error. On the CPU a matrix may come packed (torch.ops.ftbert.pack_weight), and in
-  // bf16: then its product is computed in bf16 with float sums.
+  // bf16: then its product is computed in bf16 with float sums. One in q8_0 may come packed on any device, with its
+  // scales (torch.ops.ftbert.pack_q8_0), which then are no tensor of their own.
   EncoderClass(TensorDict weights, std::string config, std::string attention);
 
   const Engine& engine() const { return *engine_; }
@@ -59,8 +60,8 @@ class EncoderClass : public torch::CustomClassHolder {
   std::map<std::string, int64_t> count_matrices() const;  // by the name of their type
 
   TensorDict weights_;                        // plain tensors that kernels read
-  std::map<std::string, at::Tensor> packed_;  // GEMM operands in the CPU library's layout, instead of plain
-  std::map<std::string, at::ScalarType> matrix_dtypes_;
+  std::map<std::string, at::Tensor> packed_;  // GEMM operands in the CPU library's layout or q8_0's, instead of plain
+  std::map<std::string, DType> matrix_dtypes_;
   std::string description_, attention_;
   EncoderConfig config_;
   at::Device device_{at::kCPU};

@@ -5,9 +5,11 @@
 #include "binding/decoder_class.h"
 #include "binding/define_op.h"
 #include "binding/encoder_class.h"
+#include "binding/q8_0.h"
 #include "binding/tensors.h"
 #include "binding/torch_products.h"
 #include "core/device.h"
+#include "core/q8_0.h"
 #include "kernels/isa.h"
 #include "layers/check_layers_exist.h"
 
@@ -98,6 +100,18 @@ Tensor pack(const Tensor& weight) {
   return pack_weight(weight);
 }
 
+// The same of a matrix in q8_0, on any device.
+Tensor pack_blocks(const Tensor& values, const Tensor& scales) {
+  plain("values", values);
+  plain("scales", scales);
+  FTBERT_CHECK(values.dim() == 2 && values.numel() > 0 && values.scalar_type() == at::kChar,
+               "values: expected int8 [n, k], got ", describe(values));
+  FTBERT_CHECK(scales.sizes() == at::IntArrayRef({values.size(0), values.size(1) / kQ8Block}) &&
+                   scales.scalar_type() == at::kHalf && scales.device() == values.device(),
+               "scales: expected float16 [n, k / 32] beside values ", describe(values), ", got ", describe(scales));
+  return pack_q8_0(values, scales);
+}
+
 // With those of one type as the other: Python's pickle has no storage of E4M3, and no weight is of bytes.
 TensorDict viewed(const TensorDict& weights, at::ScalarType one, at::ScalarType other) {
   TensorDict all;
@@ -167,9 +181,9 @@ TORCH_LIBRARY(ftbert, m) {
           });
 
   m.class_<DecoderClass>("Decoder")
-      .def(torch::init<EncoderPtr, Tensor, OptionalTensor, int64_t, int64_t>(), "",
+      .def(torch::init<EncoderPtr, Tensor, OptionalTensor, int64_t, int64_t, OptionalTensor>(), "",
            {torch::arg("encoder"), torch::arg("weight"), torch::arg("bias"), torch::arg("slots"),
-            torch::arg("positions")})
+            torch::arg("positions"), torch::arg("scale") = torch::arg::none()})
       .def("forward", &DecoderClass::forward, "",
            {torch::arg("input_ids"), torch::arg("cu_seqlens"), torch::arg("slots"), torch::arg("all_rows") = false})
       .def("with_cache", &DecoderClass::with_cache, "", {torch::arg("slots"), torch::arg("positions")})
@@ -189,6 +203,7 @@ TORCH_LIBRARY(ftbert, m) {
   m.def("build_info() -> Dict(str, str)", &build_info);
   m.def("activations() -> Dict(str, str)", &activations);
   define_op(m, "pack_weight(Tensor weight) -> Tensor", &pack);
+  define_op(m, "pack_q8_0(Tensor values, Tensor scales) -> Tensor", &pack_blocks);
 }
 
 }  // namespace ftbert::binding

@@ -22,7 +22,7 @@ void* writable(uintptr_t pointer) { return reinterpret_cast<void*>(pointer); }
 using Row = std::tuple<Product, int64_t, int64_t, std::string, std::string, std::array<uint64_t, 8>>;
 
 DType stored_type(const std::string& name) {
-  for (const DType only_stored : {DType::e4m3, DType::int8})
+  for (const DType only_stored : {DType::e4m3, DType::int8, DType::q8_0})
     if (to_string(only_stored) == name) return only_stored;
   return parse_dtype(name);
 }
@@ -38,6 +38,7 @@ Product linear_product(int64_t m, int64_t n, int64_t k, const std::array<std::st
   Product product{m, n, k, stored_type(a), stored_type(b), stored_type(c), epilogue};
   if (product.a == DType::e4m3) product.a_scales = Granularity::tensor;
   if (product.b == DType::e4m3) product.b_scales = Granularity::row;
+  if (product.b == DType::q8_0) product.b_scales = Granularity::block;
   return product;
 }
 

@@ -14,6 +14,7 @@ enum class Granularity {
   tensor,  // one scale
   row,     // [rows]
   beside,  // a scale and a zero point behind the numbers of each row (byte_rows.h)
+  block,   // of 32 neighbours in a row, in memory with the numbers (q8_0.h)
 };
 
 // A row-major matrix [rows, cols], read or written; who hands it on says how many rows and columns. Its type belongs to

@@ -23,8 +23,9 @@ struct bfloat16_t {
 };
 
 enum class DeviceKind { cpu, cuda };
-enum class DType { fp32, fp16, bf16, e4m3, int8, uint8 };  // e4m3, int8: of stored matrices; uint8: of byte rows
-constexpr int64_t bytes_of(DType dtype) {                  // an element
+// e4m3, int8, q8_0: of stored matrices, the last with its scales among them (core/q8_0.h); uint8: of byte rows
+enum class DType { fp32, fp16, bf16, e4m3, int8, uint8, q8_0 };
+constexpr int64_t bytes_of(DType dtype) {  // an element
   return dtype == DType::fp32 ? 4 : dtype == DType::fp16 || dtype == DType::bf16 ? 2 : 1;
 }
 template <class T>

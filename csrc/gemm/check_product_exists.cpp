@@ -1,4 +1,6 @@
 // Which storage types of weights are computed: the one place that knows.
+#include <string>
+
 #include "core/check.h"
 #include "gemm/gemm.h"
 #include "kernels/isa.h"
@@ -34,11 +36,30 @@ void check_int8(DType stream, const Matrix& weight, const std::optional<InputSca
                weight.n, ", ", weight.k, "]; expected ", kFewestDepth, " to ", kMostInt8Depth, " columns");
 }
 
+// Numbers in blocks with scales, beside a stream of which blocks are stored alike on the CPU (q8_0_product), or as they
+// are on a GPU (dp4a and tiles of 16 bits, from Ampere on).
+void check_q8_0(DeviceKind device, int capability, DType stream, const Matrix& weight,
+                const std::optional<InputScale>& input) {
+  constexpr int kAmpere = 80;
+  constexpr auto kWhat = " by a matrix stored as q8_0";
+  const bool cpu = device == DeviceKind::cpu;
+  const std::string none = std::string("no product on ") + (cpu ? "cpu" : "cuda") + " multiplies ";
+  FTBERT_CHECK(cpu || capability >= kAmpere, none, to_string(stream), kWhat, " on a GPU of compute capability ",
+               capability / 10, ".", capability % 10, "; expected 8.0 or above: load the model in fp16");
+  FTBERT_CHECK(cpu ? stream == DType::fp32 : stream == DType::fp16 || stream == DType::bf16, none, to_string(stream),
+               kWhat, "; expected ", cpu ? "fp32" : "fp16 or bf16", " beside it");
+  FTBERT_CHECK(weight.per == Granularity::block && !input, none, to_string(stream), kWhat,
+               " without scales of blocks, or with one of its other operand");
+  FTBERT_CHECK(weight.n % kQ8TileRows == 0 && weight.k % kQ8TileDepth == 0, none, to_string(stream), kWhat, " of [",
+               weight.n, ", ", weight.k, "]; expected multiples of ", kQ8TileRows, " and ", kQ8TileDepth);
+}
+
 }  // namespace
 
 void check_product_exists(DeviceKind device, int capability, DType stream, const Matrix& weight,
                           const std::optional<InputScale>& input) {
   const bool cpu = device == DeviceKind::cpu;
+  if (weight.dtype == DType::q8_0) return check_q8_0(device, capability, stream, weight, input);
   if (!cpu && weight.dtype == DType::e4m3) return check_e4m3(capability, stream, weight, input);
   if (cpu && weight.dtype == DType::int8) return check_int8(stream, weight, input);
   const bool exists =

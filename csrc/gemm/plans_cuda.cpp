@@ -73,6 +73,7 @@ cudaDataType_t cuda_type(DType dtype) {
     case DType::e4m3: return CUDA_R_8F_E4M3;
     case DType::int8: return CUDA_R_8I;
     case DType::uint8: return CUDA_R_8U;
+    case DType::q8_0: break;
   }
   fail("cuBLASLt has no such type");
 }

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "core/operand.h"
+#include "core/q8_0.h"
 #include "core/types.h"
 
 namespace ftbert {
@@ -44,13 +45,15 @@ struct Product {
 
 // A weight [n, k], stored as it is stored.
 struct Matrix {
-  const void* data = nullptr;    // [n, k] row-major; nullptr where only `packed` is kept
+  const void* data = nullptr;    // [n, k] row-major, or tiles of q8_0; nullptr where only `packed` is kept
   DType dtype = DType::fp32;     // of data, or of what was packed
   const void* packed = nullptr;  // the layout of a CPU library (CpuProducts)
   int64_t n = 0, k = 0;
-  const float* scale = nullptr;  // by `per`: of the matrix, or of each row [n]
+  const float* scale = nullptr;  // by `per`: of the matrix, or of each row [n]; of blocks they lie behind the numbers
   Granularity per = Granularity::none;
 };
+// Of a matrix in q8_0 on a GPU.
+inline const half_t* q8_0_scales(const Matrix& matrix) { return q8_0_scales(matrix.data, matrix.n, matrix.k); }
 
 // How a product's other operand is to be made: with a scale known before the call, or as byte rows.
 struct InputScale {

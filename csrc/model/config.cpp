@@ -34,7 +34,8 @@ NormConfig read_norm(Section& around, const char* key) {
 }
 
 std::optional<DType> read_type(Section& read, const char* key) {
-  return read.choice<std::optional<DType>>(key, {{"model", {}}, {"e4m3", DType::e4m3}, {"int8", DType::int8}});
+  return read.choice<std::optional<DType>>(
+      key, {{"model", {}}, {"e4m3", DType::e4m3}, {"int8", DType::int8}, {"q8_0", DType::q8_0}});
 }
 
 Window read_window(Section& read) {

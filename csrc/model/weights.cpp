@@ -16,14 +16,16 @@ void walk_norm(const std::string& name, const NormConfig& config, int64_t cols, 
   if (config.bias) visit({name + ".bias", {cols}});
 }
 
-// A quantized matrix has a scale for each row; and one for the rows that it multiplies, where they are E4M3, or for
-// byte rows what their columns are multiplied by.
+// A quantized matrix has a scale for each row or block; and one for the rows that it multiplies, where they are E4M3,
+// or for byte rows what their columns are multiplied by.
 template <class Visit>
 void walk_linear(const std::string& name, int64_t n, int64_t k, bool bias, std::optional<DType> type,
                  const Visit& visit) {
   const WeightSpec matrix{name + ".weight", {n, k}, true, type};
   visit(matrix);
-  if (type) {
+  if (type == DType::q8_0) {
+    visit({scales_of(matrix).matrix, {n, k / kQ8Block}, false, DType::fp16});
+  } else if (type) {
     const WeightScales scales = scales_of(matrix);
     visit({scales.matrix, {n}, false, DType::fp32});
     visit({scales.input, {type == DType::int8 ? k : 1}, false, DType::fp32});
@@ -81,10 +83,13 @@ WeightScales scales_of(const WeightSpec& matrix) {
   return {name + ".scale", input + (matrix.type == DType::int8 ? "smooth" : "scale")};
 }
 
-InputScale input_of(DType type, const void* tensor) {
+Granularity granularity_of(DType type) { return type == DType::q8_0 ? Granularity::block : Granularity::row; }
+
+std::optional<InputScale> input_of(DType type, const void* tensor) {
   const auto* const numbers = static_cast<const float*>(tensor);
-  if (type == DType::int8) return {.per = Granularity::beside, .smooth = numbers};
-  return {.scale = numbers, .per = Granularity::tensor};
+  if (type == DType::q8_0) return std::nullopt;
+  if (type == DType::int8) return InputScale{.per = Granularity::beside, .smooth = numbers};
+  return InputScale{.scale = numbers, .per = Granularity::tensor};
 }
 
 std::vector<WeightSpec> weight_specs(const EncoderConfig& config) {
@@ -123,7 +128,9 @@ Weights<T> bind_weights(const EncoderConfig& config, const WeightSource& source)
   const auto linear = [&](const std::string& name) {
     Linear<T> made{.weight = matrix(name + ".weight"), .bias = data(name + ".bias"), .input = {}};
     const WeightScales names = scales_of({name + ".weight", {}, true, made.weight.dtype});
-    if (const void* scales = matrix(names.matrix).data) {
+    if (made.weight.dtype == DType::q8_0) {
+      made.weight.per = granularity_of(DType::q8_0);
+    } else if (const void* scales = matrix(names.matrix).data) {
       made.weight.scale = static_cast<const float*>(scales);
       made.weight.per = Granularity::row;
       made.input = input_of(made.weight.dtype, matrix(names.input).data);

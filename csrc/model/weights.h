@@ -20,12 +20,14 @@ struct WeightSpec {
 };
 
 // The names of what goes with a matrix that has a type of its own: scales of its rows [n], and how the rows that it
-// multiplies are stored: the scale of E4M3 [1], or what the columns of byte rows are multiplied by [k].
+// multiplies are stored: the scale of E4M3 [1], or what the columns of byte rows are multiplied by [k]. In q8_0 the
+// scales are those of blocks, fp16 [n, k / 32], and there is no input.
 struct WeightScales {
   std::string matrix, input;
 };
 WeightScales scales_of(const WeightSpec& matrix);
-InputScale input_of(DType type, const void* tensor);
+Granularity granularity_of(DType type);  // of those scales
+std::optional<InputScale> input_of(DType type, const void* tensor);
 
 // Every tensor that a model of this config has, in forward order.
 std::vector<WeightSpec> weight_specs(const EncoderConfig& config);

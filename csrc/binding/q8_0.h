@@ -1,0 +1,16 @@
+// Matrices in q8_0 (core/q8_0.h) as torch holds them: plain, and as the products of a device read them.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <utility>
+
+namespace ftbert::binding {
+
+// values int8 [n, k], scales fp16 [n, k / 32] -> uint8 [bytes], on their device: panels on the CPU, tiles on a GPU.
+// Error where n is no multiple of 8, or k of 64.
+at::Tensor pack_q8_0(const at::Tensor& values, const at::Tensor& scales);
+// And back: values, scales.
+std::pair<at::Tensor, at::Tensor> unpack_q8_0(const at::Tensor& packed, at::IntArrayRef shape);
+bool is_packed_q8_0(const at::Tensor& tensor, at::IntArrayRef shape);  // of a matrix of that shape
+
+}  // namespace ftbert::binding
