@@ -1,5 +1,7 @@
 // A causal model's logits: the encoder's layers over a cache of keys and values, then the head over the vocabulary.
 #pragma once
+#include <algorithm>
+
 #include "encoder.h"
 #include "layers/kv_cache.h"
 
@@ -16,6 +18,12 @@ class Decoder {
   // Of workspace for this batch: packed tokens, all of whose rows or the last of each sequence are read. Its max_k is
   // an upper bound of a sequence's tokens with those in its slot.
   size_t bytes(const Context<Device>& context, const Batch& batch) const;
+
+  // Of Context::weight_scratch.
+  size_t weight_scratch_bytes(const Context<Device>& context, const Batch& batch) const {
+    return std::max(encoder_.weight_scratch_bytes(context, batch.tokens()),
+                    ftbert::weight_scratch_bytes(context, head_, batch.output_rows()));
+  }
 
   // Tokens that follow those in the slots, which then hold them too -> logits [rows_with_slack(output_rows), vocab].
   void forward(Context<Device>& context, const Batch& batch, const CacheSlots& slots, Workspace workspace,

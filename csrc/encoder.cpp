@@ -47,7 +47,17 @@ Encoder<Device, T>::Encoder(const Context<Device>& context, EncoderConfig config
       check_product_exists(context, *linear);
   for (const Linear<T>* linear : {&weights_.embedding_projection, &weights_.pooler})
     if (linear->weight.n > 0) check_product_exists(context, *linear);
+  few_rows_ = make_few_rows(context, config_, weights_, attention_.path);
   if (allocate) deferred_ = make_deferred_norm(context, config_, weights_, attention_.path, allocate);
+}
+
+template <class Device, class T>
+size_t Encoder<Device, T>::weight_scratch_bytes(const Context<Device>& context, int64_t tokens) const {
+  size_t most = 0;
+  for (const Layer<T>& layer : weights_.layers)
+    for (const Linear<T>* linear : {&layer.qkv, &layer.out, &layer.up, &layer.down})
+      most = std::max(most, ftbert::weight_scratch_bytes(context, *linear, tokens));
+  return most;
 }
 
 template <class Device, class T>
@@ -144,7 +154,8 @@ void Encoder<Device, T>::forward(Context<Device>& context, const Batch& batch, c
       });
     } else {
       std::unique_ptr<DeferredCall<Device, T>> deferred;
-      if (deferred_.maker && !hook && layers > 0)
+      if (few_rows_ && !hook && layers > 0) deferred = few_rows_->start(context, batch.tokens(), layers, b.layers, x);
+      if (!deferred && deferred_.maker && !hook && layers > 0)
         deferred = deferred_.maker->start(context, batch.tokens(), layers, b.layers, x);
       layers_.run(context, batch, plan.schedule.together, layers, b.layers, x, hook, deferred.get());
     }

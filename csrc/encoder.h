@@ -6,6 +6,7 @@
 #include "core/workspace.h"
 #include "layers/attention.h"
 #include "layers/deferred_norm.h"
+#include "layers/few_rows.h"
 #include "layers/layer_stack.h"
 #include "layers/schedule.h"
 #include "model/config.h"
@@ -41,6 +42,8 @@ class Encoder {
   void pooler(Context<Device>& context, const T* first, const int32_t* cu_seqlens, int64_t batch, T* out) const;
 
   const EncoderConfig& config() const { return config_; }
+  // Of Context::weight_scratch that a call of so many tokens needs.
+  size_t weight_scratch_bytes(const Context<Device>& context, int64_t tokens) const;
   const AttentionChoice& attention() const { return attention_; }
   // Of how many tokens norms are deferred, or why they are not.
   std::string deferred_state(const Context<Device>& context) const;
@@ -55,6 +58,7 @@ class Encoder {
   const AttentionChoice attention_;
   const LayerStack<Device, T> layers_;
   DeferredNormChoice<Device, T> deferred_;
+  std::shared_ptr<const DeferredNorm<Device, T>> few_rows_;  // asked before deferred_
 };
 
 }  // namespace ftbert

@@ -178,6 +178,8 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "linear_turned": lambda a, weight, *rest: a.new_empty(
         (a.shape[0], weight.shape[0]), dtype=(rest[_TURNED_DTYPE] if len(rest) > _TURNED_DTYPE else None) or a.dtype
     ),
+    "linear_few_rows": lambda a, weight, scales, bias, activation="none", gated=False, *_: _linear(a, weight, gated),
+    "mul_mat_vec_q8_0": lambda a, values, scales, bias=None, activation="none", gated=False: _linear(a, values, gated),
     "linear_norm": _linear_norm,
     "linear_norm_e4m3": _linear_norm_e4m3,
 }

@@ -69,6 +69,8 @@ def valid(name: str, device: str) -> list[Any]:
         "linear": [x, floats(14, 64), floats(14), "gelu", True],
         "linear_e4m3": [x.to(torch.float8_e4m3fn), floats(1), floats(32, 64).to(torch.float8_e4m3fn), floats(32), floats(32).half(), torch.float16, "gelu", True, floats(1)],
         "linear_own": [x, floats(64, 64), vector, "gelu", "wgmma_tile", "64x64 pair", False],
+        "linear_few_rows": [x, floats(64, 64).to(torch.int8), floats(64, 2).half(), vector, "gelu", True, None, vector, vector, 1e-5, "rms", 1.0, "once"],
+        "mul_mat_vec_q8_0": [x, floats(16, 64).to(torch.int8), floats(16, 2).half(), floats(16), "gelu", True],
         "linear_norm": [x, floats(64, 64), vector, x.clone(), vector, vector, 1e-5, "64x128", "rms", 1.0, "once", True],
         "linear_norm_e4m3": [x.to(torch.float8_e4m3fn), floats(1), floats(64, 64).to(torch.float8_e4m3fn), floats(64), vector.half(), x.half(), vector.half(), vector.half(), 1e-5, "64x128", "rms", 1.0, "once", True, floats(1), None, 0],
         "linear_turned": [x, floats(192, 64), floats(192), columns, floats(10, 16, 2), 1, "wgmma_tile", "128x64", 1, False, "rms", vector, None, vector, None, 1e-6, 0.0, "once"],

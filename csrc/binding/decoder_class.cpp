@@ -122,6 +122,7 @@ at::Tensor DecoderClass::forward(const at::Tensor& input_ids, const at::Tensor& 
       head.data = data<void>(head_.weight);
     const Decoder<Device, T> decoder(context, encoder, {.weight = head, .bias = data<T>(head_.bias), .input = {}},
                                      cache_);
+    call.for_products(decoder.weight_scratch_bytes(context, batch));
     const at::TensorOptions there = at::TensorOptions().device(device);
     const at::Tensor memory = at::empty({static_cast<int64_t>(decoder.bytes(context, batch))}, there.dtype(at::kByte));
     logits = at::empty({rows_with_slack<Device>(batch.output_rows()), head_.vocab}, there.dtype(encoder_->dtype()));

@@ -47,7 +47,9 @@ class EngineOf : public Engine {
 
     using Lease = typename Replay<Device, T>::Lease;
     const bool states = asks_for(wants, Want::hidden_states);
-    const Lease replayed = states ? Lease() : replay_.run(on.context, r.input.batch);  // its memory, until this returns
+    // Its memory, until this returns. A recording has no scratch for weights.
+    const bool direct = states || encoder_.weight_scratch_bytes(on.context, r.input.batch.tokens()) > 0;
+    const Lease replayed = direct ? Lease() : replay_.run(on.context, r.input.batch);
     if (replayed) {
       r.hidden = replayed.hidden();
     } else {
@@ -153,7 +155,7 @@ class EngineOf : public Engine {
   // [rows_with_slack(output_rows), hidden]
   at::Tensor run(CallContext<Device>& call, const CheckedInput& input, const HiddenStateHook<T>& hook) const {
     const EncoderConfig& c = encoder_.config();
-    Context<Device>& context = call.for_products();
+    Context<Device>& context = call.for_products(encoder_.weight_scratch_bytes(call.context, input.batch.tokens()));
     Batch batch = input.batch;
     const at::Tensor hidden = empty({rows_with_slack<Device>(batch.output_rows()), c.hidden});
     const auto plan = encoder_.plan(context, batch);

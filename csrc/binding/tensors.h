@@ -101,7 +101,7 @@ struct CallContext<Cpu> {
     one_thread_if_forked();
     context.products = &products;
   }
-  Context<Cpu>& for_products() { return context; }
+  Context<Cpu>& for_products(size_t = 0) { return context; }
   TorchProducts products;
   Context<Cpu> context;
 };
@@ -116,15 +116,23 @@ struct CallContext<Cuda> {
     context.tf32 = allows_tf32();
   }
   // Before products: the call's own, so that threads and streams cannot meet in it; torch's allocator makes it cheap.
-  Context<Cuda>& for_products() {
+  // weight_scratch: bytes that this call's weights in Q8_0 need.
+  Context<Cuda>& for_products(size_t weight_scratch = 0) {
     if (!workspace.defined()) {
-      const at::Device device(at::kCUDA, static_cast<at::DeviceIndex>(context.device));
-      workspace = at::empty({static_cast<int64_t>(context.gemm_workspace_bytes)}, at::device(device).dtype(at::kByte));
+      workspace = bytes(context.gemm_workspace_bytes);
       context.gemm_workspace = workspace.data_ptr();
+    }
+    if (weight_scratch > context.weight_scratch_bytes) {
+      scratch = bytes(weight_scratch);
+      context.weight_scratch = scratch.data_ptr(), context.weight_scratch_bytes = weight_scratch;
     }
     return context;
   }
-  at::Tensor workspace;
+  at::Tensor bytes(size_t count) const {
+    const at::Device device(at::kCUDA, static_cast<at::DeviceIndex>(context.device));
+    return at::empty({static_cast<int64_t>(count)}, at::device(device).dtype(at::kByte));
+  }
+  at::Tensor workspace, scratch;
   Context<Cuda> context;
 };
 

@@ -29,6 +29,8 @@ struct Context<Cuda> {
   bool tf32 = false;               // asks for fp32 products with operands rounded to 10 bits (TF32)
   void* gemm_workspace = nullptr;  // one call's own
   size_t gemm_workspace_bytes = 0;
+  void* weight_scratch = nullptr;  // one call's own: a weight in Q8_0 made 16-bit, for products of many rows
+  size_t weight_scratch_bytes = 0;
   bool overlap = true;  // kernels may start while the one ahead of them ends (device/launch.cuh)
 };
 

@@ -18,7 +18,7 @@ inline constexpr int64_t kQ8TileRows = 8, kQ8TileDepth = 64;
 constexpr int64_t q8_0_bytes(int64_t n, int64_t k) {
   return n * k + n * (k / kQ8Block) * static_cast<int64_t>(sizeof(half_t));
 }
-inline const half_t* q8_0_scales(const void* data, int64_t n, int64_t k) {
+FTBERT_HOST_DEVICE const half_t* q8_0_scales(const void* data, int64_t n, int64_t k) {
   return reinterpret_cast<const half_t*>(static_cast<const int8_t*>(data) + n * k);
 }
 

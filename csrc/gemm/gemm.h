@@ -24,6 +24,15 @@ template <class Device, class T>
 Operand linear(Context<Device>& context, const Linear<T>& linear, const Operand& a, int64_t m, Epilogue epilogue,
                const Operand& out);
 
+// Of Context::weight_scratch that such a product of so many rows needs: a GPU multiplies more than some rows by weights
+// in 16 bits.
+template <class Device, class T>
+size_t weight_scratch_bytes(const Context<Device>&, const Linear<T>&, int64_t) {
+  return 0;
+}
+template <class T>
+size_t weight_scratch_bytes(const Context<Cuda>& context, const Linear<T>& linear, int64_t rows);
+
 // An operand at `memory` as the product `next` wishes to read it: in the type that it does not convert first, with the
 // scales that it knows.
 template <class Device, class T>

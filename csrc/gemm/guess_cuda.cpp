@@ -44,12 +44,12 @@ OwnChoice fastest(const Gpu& gpu, const Product& product, double& best) {
 }  // namespace
 
 OwnChoice guess_product(const Gpu& gpu, const Product& product) {
-  const bool e4m3 = is_e4m3_linear(product);
-  if (!e4m3 && !is_16_bit_linear(product)) return {};  // times are known of these alone
+  const bool ours_alone = is_e4m3_linear(product) || is_q8_0_linear(product);
+  if (!ours_alone && !is_16_bit_linear(product)) return {};  // times are known of these alone
   Product alone = product;
   alone.epilogue.residual_norm.reset();
-  // `linear` has nothing but ours for E4M3.
-  double best = e4m3 ? std::numeric_limits<double>::infinity() : cublas_microseconds(product);
+  // `linear` has nothing but ours for E4M3 and Q8_0.
+  double best = ours_alone ? std::numeric_limits<double>::infinity() : cublas_microseconds(product);
   const OwnChoice found = fastest(gpu, alone, best);
   if (!product.epilogue.residual_norm) return found;
   best += norm_microseconds(product);

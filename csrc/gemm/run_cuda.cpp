@@ -7,6 +7,7 @@
 #include "core/dispatch.h"
 #include "gemm/gemm.h"
 #include "gemm/own/deferred_norm.h"
+#include "gemm/own/few_rows.h"
 #include "gemm/own/own.h"
 #include "gemm/own/turned_product.h"
 #include "gemm/own/wgmma_norm.h"
@@ -72,6 +73,21 @@ const void* operand_of(const Linear<T>& weights, const Operand& a) {
   return weights.weight.dtype == DType::e4m3 ? a.scaled_e4m3() : static_cast<const void*>(a.template as<T>());
 }
 
+// A weight in Q8_0 that few_rows does not multiply by as it is.
+template <class T>
+Operand linear_dequantised(const Context<Cuda>& context, const Linear<T>& weights, const Operand& a, int64_t m,
+                           Epilogue epilogue, const Operand& out) {
+  const size_t bytes = weight_scratch_bytes(context, weights, m);
+  FTBERT_CHECK(context.weight_scratch && context.weight_scratch_bytes >= bytes, "a product of ", m,
+               " rows by a matrix in q8_0 needs ", bytes, " bytes of Context::weight_scratch");
+  dequantise_q8_0(context, weights.weight, kDType<T>, context.weight_scratch);
+  Linear<T> plain = weights;
+  plain.weight = {.data = context.weight_scratch, .dtype = kDType<T>, .n = weights.weight.n, .k = weights.weight.k};
+  Context<Cuda> behind = context;
+  behind.overlap = false;
+  return linear(behind, plain, a, m, epilogue, out);
+}
+
 }  // namespace
 
 void check_own(const Context<Cuda>& context, const OwnChoice& own, const Product& product, const ProductData& data) {
@@ -99,6 +115,7 @@ template <class Device, class T>
 Operand linear(Context<Device>& context, const Linear<T>& weights, const Operand& a, int64_t m, Epilogue epilogue,
                const Operand& out) {
   check_product_exists(context, weights);
+  if (weight_scratch_bytes(context, weights, m) > 0) return linear_dequantised(context, weights, a, m, epilogue, out);
   const bool e4m3 = weights.weight.dtype == DType::e4m3, narrow = e4m3 && out.dtype == DType::e4m3;
   FTBERT_CHECK(out.dtype != DType::e4m3 || (out.per == Granularity::tensor && out.scale),
                "a result in e4m3 needs one scale");
@@ -156,7 +173,8 @@ int64_t gemm_rows(const Context<Cuda>&, int64_t rows) {
 template <class Device, class T>
 Operand linear_all(Context<Device>& context, const Linear<T>& weights, const Operand& a, int64_t m, Epilogue epilogue,
                    const Operand& out) {
-  return linear(context, weights, a, gemm_rows(context, m), epilogue, out);
+  const bool exact = weights.weight.dtype == DType::q8_0 && m <= kMostFewRows;
+  return linear(context, weights, a, exact ? m : gemm_rows(context, m), epilogue, out);
 }
 
 template <class Device, class T>
@@ -195,7 +213,8 @@ bool linear_turned(Context<Device>& context, const Linear<T>& weights, const Ope
                    const Heads& heads, const HeadRules<T>& rules, const Operand& out) {
   check_product_exists(context, weights);
   Product product = product_of(weights, gemm_rows(context, rows), a, kDType<T>, {.bias = true});
-  if (rows == 0 || product.m > kMostElements / std::max(product.n, product.k)) return false;  // `linear` cuts it
+  if (rows == 0 || weights.weight.dtype == DType::q8_0 || product.m > kMostElements / std::max(product.n, product.k))
+    return false;  // `linear` cuts it
   const ProductData data{.a = operand_of(weights, a),
                          .b = weights.weight.data,
                          .bias = weights.bias,
@@ -209,6 +228,13 @@ bool linear_turned(Context<Device>& context, const Linear<T>& weights, const Ope
   product.m = rows;
   run_turned(context, own, product, data, heads, rules);
   return true;
+}
+
+template <class T>
+size_t weight_scratch_bytes(const Context<Cuda>& context, const Linear<T>& linear, int64_t rows) {
+  const Matrix& w = linear.weight;
+  if (w.dtype != DType::q8_0 || rows == 0 || few_rows_supports(gpu_of(context), kDType<T>, rows, w)) return 0;
+  return static_cast<size_t>(w.n * w.k) * sizeof(half_t);
 }
 
 template <class T>
@@ -239,6 +265,7 @@ void gemm(Context<Device>& context, const Product& product, const T* a, const T*
   template Operand linear_all(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, Epilogue, const Operand&); \
   template bool linear_norm(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, const Norm<T>&, int64_t,     \
                             ExchangedMoments&, const Output<T>&);                                                   \
+  template size_t weight_scratch_bytes(const Context<Cuda>&, const Linear<T>&, int64_t);                            \
   template int wgmma_tile_variant(const Context<Cuda>&, const Linear<T>&, int64_t, Epilogue);                       \
   template void gemm(Context<Cuda>&, const Product&, const T*, const T*, float*);
 FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)

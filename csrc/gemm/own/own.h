@@ -114,6 +114,7 @@ extern const OwnKernel wgmma_tile;        // Hopper, up to some thousand rows: a
 extern const OwnKernel wgmma_persistent;  // Hopper, many rows: blocks that stay and compute one tile after another
 extern const OwnKernel wgmma_layernorm;   // the same with the residual LayerNorm behind the product: wgmma_norm.h
 extern const OwnKernel wgmma_prenorm;     // the same with the residual sum and the norm before the next block
+extern const OwnKernel few_rows;          // Hopper, up to eight rows, a weight in Q8_0 too: few_rows.h
 std::span<const OwnKernel* const> own_kernels();
 
 // A variant of a kernel of ours; without a kernel: none of them.
@@ -148,6 +149,12 @@ constexpr bool is_e4m3_linear(const Product& p) {
   return p.a == DType::e4m3 && p.b == DType::e4m3 && p.a_scales == Granularity::tensor &&
          p.b_scales != Granularity::none && (p.c == DType::fp16 || p.c == DType::bf16 || p.c == DType::e4m3) &&
          p.batch == 1 && p.b_transposed && p.m > 0 && p.n > 0 && p.k > 0;
+}
+
+// b in Q8_0, all else of one 16-bit type.
+constexpr bool is_q8_0_linear(const Product& p) {
+  return (p.a == DType::fp16 || p.a == DType::bf16) && p.b == DType::q8_0 && p.c == p.a && p.batch == 1 &&
+         p.b_transposed && p.m > 0 && p.n > 0 && p.k > 0;
 }
 
 // The epilogues of kernels that are compiled for each: with a gate any activation, else none or erf GELU.

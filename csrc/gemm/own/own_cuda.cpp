@@ -4,7 +4,8 @@
 namespace ftbert {
 
 std::span<const OwnKernel* const> own_kernels() {
-  static constexpr const OwnKernel* kKernels[] = {&wgmma_persistent, &wgmma_tile, &wgmma_layernorm, &wgmma_prenorm};
+  static constexpr const OwnKernel* kKernels[] = {&wgmma_persistent, &wgmma_tile, &wgmma_layernorm, &wgmma_prenorm,
+                                                  &few_rows};
   return kKernels;
 }
 

@@ -1,0 +1,114 @@
+// torch.ops.ftbert.*: products by weights in Q8_0, and of few rows, for tests. Fakes are in ftbert/_fake.py.
+#include <ATen/ops/empty.h>
+
+#include "binding/define_op.h"
+#include "binding/norm_words.h"
+#include "binding/op_checks.h"
+#include "binding/q8_0.h"
+#include "gemm/own/few_rows.h"
+
+namespace ftbert::binding {
+namespace {
+
+// values int8 [n, k], scales fp16 [n, k / 32], beside a [m, k].
+void check_q8_0_planes(const Tensor& a, const Tensor& values, const Tensor& scales) {
+  elements("a", a, 2);
+  rank("values", values, 2);
+  const int64_t n = values.size(0), k = a.size(1);
+  const auto lies = [&](const Tensor& t, at::ScalarType type, int64_t columns) {
+    return t.dim() == 2 && t.size(0) == n && t.size(1) == columns && t.scalar_type() == type &&
+           t.device() == a.device() && has_data(t);
+  };
+  FTBERT_CHECK(n > 0 && n % kQ8TileRows == 0 && k > 0 && k % kQ8TileDepth == 0 && lies(values, at::kChar, k),
+               "values: expected int8 [n, k] on ", a.device().str(), ", n a multiple of ", kQ8TileRows, " and k of ",
+               kQ8TileDepth, ", got ", describe(values), " beside a ", describe(a));
+  FTBERT_CHECK(lies(scales, at::kHalf, k / kQ8Block), "scales: expected float16 ", shape_text({n, k / kQ8Block}),
+               " on ", a.device().str(), ", got ", describe(scales));
+}
+
+// activation(a @ (values * scales)^T + bias), packed here -> [m, n], or with a gate [m, n / 2]
+Tensor mul_mat_vec_q8_0(const Tensor& a, const Tensor& values, const Tensor& scales, const OptionalTensor& bias,
+                        const std::string& activation, bool gated) {
+  check_q8_0_planes(a, values, scales);
+  const int64_t m = a.size(0), n = values.size(0), k = a.size(1);
+  same("bias", bias, a, {n});
+  const Epilogue epilogue{
+      .bias = bias.has_value(), .activation = parse_activation(activation), .gate = gated ? Gate::pairs : Gate::none};
+  const int64_t cols = epilogue.columns(n);
+  const Tensor memory = at::empty({m * (gated ? cols + n : n)}, a.options());
+  const Tensor out = memory.narrow(0, 0, m * cols).view({m, cols});
+  const Tensor packed = pack_q8_0(values, scales);
+  run(a, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
+    Matrix weight{.dtype = DType::q8_0, .n = n, .k = k, .per = Granularity::block};
+    if (a.is_cpu())
+      weight.packed = &packed;
+    else
+      weight.data = packed.const_data_ptr();
+    const Linear<T> w{weight, data<T>(bias), {}};
+    Context<Device>& context = call.for_products(weight_scratch_bytes(call.context, w, m));
+    if constexpr (std::is_same_v<Device, Cuda>) context.overlap = false;  // the weight has been packed just now
+    const Operand made = linear(context, w, Operand::of(data<T>(a)), m, epilogue, Operand::of(data<T>(out)));
+    if (made.data != data<T>(out)) copy_on_device(context, made.as<T>(), data<T>(out), out.nbytes());
+  });
+  return out;
+}
+
+// activation(norm(a) @ weight^T + bias), with a residual plus that. weight [n, k] of a's type; or int8 [n, k] with
+// scales fp16 [n, k / 32]. -> [m, n], or with a gate [m, n / 2]
+Tensor linear_few_rows(const Tensor& a, const Tensor& weight, const OptionalTensor& scales, const OptionalTensor& bias,
+                       const std::string& activation, bool gated, const OptionalTensor& residual,
+                       const OptionalTensor& gamma, const OptionalTensor& beta, double eps, const std::string& kind,
+                       double offset, const std::string& rounding) {
+  if (scales)
+    check_q8_0_planes(a, weight, *scales);
+  else
+    operands(a, weight, bias);
+  const int64_t m = a.size(0), n = weight.size(0), k = a.size(1);
+  same("bias", bias, a, {n});
+  same("residual", residual, a, {m, n});
+  same("gamma", gamma, a, {k});
+  same("beta", beta, a, {k});
+  FTBERT_CHECK(!gated || n % 2 == 0, "weight: expected rows of gate and up in turns, got ", describe(weight));
+  const NormWords norm(gamma, beta, eps, kind, offset, rounding);
+  const Tensor stored = scales ? pack_q8_0(weight, *scales) : weight;
+  const DType type = dtype_of(a.scalar_type());
+  const Product product{.m = m,
+                        .n = n,
+                        .k = k,
+                        .a = type,
+                        .b = scales ? DType::q8_0 : type,
+                        .c = type,
+                        .epilogue = {.bias = bias.has_value(),
+                                     .activation = parse_activation(activation),
+                                     .gate = gated ? Gate::pairs : Gate::none}};
+  Tensor out = residual ? residual->clone() : at::empty({m, product.epilogue.columns(n)}, a.options());
+  const c10::DeviceGuard guard(a.device());
+  CallContext<Cuda> call(a.device());
+  Context<Cuda>& context = call.for_products();
+  context.overlap = false;
+  run_few_rows(context, product,
+               {.a = a.const_data_ptr(),
+                .b = stored.const_data_ptr(),
+                .bias = bias ? bias->const_data_ptr() : nullptr,
+                .c = out.mutable_data_ptr()},
+               {norm.kind, gamma ? gamma->const_data_ptr() : nullptr, beta ? beta->const_data_ptr() : nullptr,
+                static_cast<float>(norm.eps), static_cast<float>(norm.offset), norm.rounding},
+               residual.has_value());
+  return out;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(ftbert, m) {
+  define_op(m,
+            "mul_mat_vec_q8_0(Tensor a, Tensor values, Tensor scales, Tensor? bias=None, str activation='none', bool "
+            "gated=False) -> Tensor",
+            &mul_mat_vec_q8_0);
+  define_cuda_op(m,
+                 "linear_few_rows(Tensor a, Tensor weight, Tensor? scales, Tensor? bias, str activation='none', bool "
+                 "gated=False, Tensor? residual=None, Tensor? gamma=None, Tensor? beta=None, float eps=1e-05, str "
+                 "kind='rms', float offset=0, str rounding='once') -> Tensor",
+                 &linear_few_rows);
+}
+
+}  // namespace ftbert::binding

@@ -1,0 +1,150 @@
+// Products of up to eight rows: which there are, and their launches.
+#include <algorithm>
+
+#include "core/check.h"
+#include "gemm/own/few_rows.cuh"
+#include "gemm/own/few_rows.h"
+#include "kernels/kernels.h"
+
+namespace ftbert {
+namespace {
+
+constexpr int kHalfOfMultiprocessor = 108 * 1024, kWholeMultiprocessor = 222 * 1024;  // bytes, less what kernels have
+constexpr int kMostLaidRows = 2;                                                      // by each block
+constexpr int kFewestStages = 2, kEnoughStages = 4;                                   // of the ring
+
+// Of a row of a in shared memory: eight of them begin in different banks.
+int row_bytes(DType b, int64_t k) {
+  return static_cast<int>(b == DType::q8_0 ? (k + 127) / 128 * 128 + 16 : (2 * k + 127) / 128 * 128 + 64);
+}
+// Of all m, and of the scales behind them.
+int64_t rows_bytes(DType b, int64_t m, int64_t k) {
+  const int64_t scales = b == DType::q8_0 ? Q8Tiles<__half>::scale_bytes(static_cast<int>(m), static_cast<int>(k)) : 0;
+  return m * row_bytes(b, k) + scales;
+}
+
+bool fits(const Gpu& gpu, DType stream, DType b, int64_t m, int64_t n, int64_t k) {
+  const bool q8 = b == DType::q8_0;
+  const int chunk = q8 ? Q8Tiles<__half>::kChunk : PlainRows<__half>::kChunk;
+  return has_warpgroups(gpu.capability) && (stream == DType::fp16 || stream == DType::bf16) && (q8 || b == stream) &&
+         m > 0 && m <= kMostFewRows && n > 0 && n % kTileRows == 0 && k > 0 &&
+         k % (q8 ? Q8Tiles<__half>::kStep : PlainRows<__half>::kStep) == 0 && n * k <= INT32_MAX &&
+         k <= kMostPreparedColumns && rows_bytes(b, m, k) + kFewestStages * chunk <= kWholeMultiprocessor;
+}
+
+bool supports(const Gpu& gpu, int, const Product& p) {
+  return p.c == p.a && p.batch == 1 && p.b_transposed && !p.epilogue.residual_norm &&
+         fits(gpu, p.a, p.b, p.m, p.n, p.k);
+}
+
+// Of Q8_0 there is no other. Of 16 bits cuBLASLt's kernels for few rows are as fast where L2 holds what they read.
+OwnGuess guess(const Gpu& gpu, const Product& p) {
+  constexpr int64_t kLarge = 1 << 24;  // numbers
+  if (!supports(gpu, 0, p) || (p.b != DType::q8_0 && p.n * p.k < kLarge)) return {};
+  return {0, 0};
+}
+
+// How rows of a come to the blocks: as they are; or each block lays them out itself, one or two where they fit its
+// registers; or a kernel prepares them. Prepared, 8 rows of a layer of Llama-2-7B take 112 us in Q8_0, laid out 167.
+template <class E, class Storage>
+void prepare(const Context<Cuda>& context, FewRows<E>& work) {
+  constexpr bool kQ8 = std::is_same_v<Storage, Q8Tiles<E>>;
+  if (!kQ8 && work.norm == NormKind::none) {
+    work.prepared = reinterpret_cast<const char*>(work.a), work.prepared_bytes = work.k * static_cast<int>(sizeof(E));
+    return;
+  }
+  if (work.m <= kMostLaidRows && work.m * work.k <= kMostLaidColumns) return;
+  FTBERT_CHECK(work.k <= kMostPreparedColumns, "few_rows: rows of ", work.k, " numbers, expected at most ",
+               kMostPreparedColumns);
+  FTBERT_CHECK(
+      context.gemm_workspace && context.gemm_workspace_bytes >= kMostFewRows * kMostPreparedColumns * sizeof(E),
+      "few_rows needs Context::gemm_workspace");
+  work.prepared = static_cast<const char*>(context.gemm_workspace);
+  if constexpr (kQ8) {
+    work.prepared_bytes = work.k;
+    launch_overlapped(context, "kernel few_rows", prepare_q8_kernel<E>, static_cast<unsigned>(work.m), kPrepareThreads,
+                      size_t{0}, 1, work);
+  } else {
+    using T = std::conditional_t<std::is_same_v<E, __half>, half_t, bfloat16_t>;
+    work.prepared_bytes = work.k * static_cast<int>(sizeof(E));
+    const Norm<T> norm{.kind = work.norm,
+                       .gamma = reinterpret_cast<const T*>(work.gamma),
+                       .beta = reinterpret_cast<const T*>(work.beta),
+                       .eps = work.eps,
+                       .offset = work.offset,
+                       .rounding = work.round_before_gamma ? NormRounding::before_gamma : NormRounding::once};
+    Context<Cuda> same = context;
+    add_bias_input_layernorm<Cuda, T>(same, reinterpret_cast<const T*>(work.a), nullptr, nullptr, norm, work.m, work.k,
+                                      {.copy = Operand::of(static_cast<T*>(context.gemm_workspace))});
+  }
+}
+
+template <class E, class Storage>
+void launch(const Context<Cuda>& context, const Product& p, FewRows<E> work) {
+  const int64_t rows = rows_bytes(p.b, p.m, p.k);
+  const auto stages = [&](int64_t room) { return std::min<int64_t>(kMostStages, (room - rows) / Storage::kChunk); };
+  int64_t count = stages(kHalfOfMultiprocessor);
+  if (count < kEnoughStages) count = stages(kWholeMultiprocessor);
+  work.stages = static_cast<int>(count);
+  work.lead = Storage::kLead;
+  prepare<E, Storage>(context, work);
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(p.n / kTileRows, context.sm_count));
+  launch_overlapped(context, "kernel few_rows", few_rows_kernel<E, Storage>, blocks, kFewRowsThreads,
+                    SharedBytes(count * Storage::kChunk + rows, kWholeMultiprocessor), 1, work);
+}
+
+template <class E>
+void run_type(const Context<Cuda>& context, const Product& p, const ProductData& data, const Norm<void>& norm,
+              bool add) {
+  const FewRows<E> work{.a = static_cast<const E*>(data.a),
+                        .b = data.b,
+                        .bias = static_cast<const E*>(data.bias),
+                        .c = static_cast<E*>(data.c),
+                        .norm = norm.kind,
+                        .gamma = static_cast<const E*>(norm.gamma),
+                        .beta = static_cast<const E*>(norm.beta),
+                        .eps = norm.eps,
+                        .offset = norm.offset,
+                        .round_before_gamma = norm.rounding == NormRounding::before_gamma,
+                        .add = add,
+                        .activation = p.epilogue.activation,
+                        .gate = p.epilogue.gate,
+                        .m = static_cast<int>(p.m),
+                        .n = static_cast<int>(p.n),
+                        .k = static_cast<int>(p.k),
+                        .stages = 0,
+                        .row_bytes = row_bytes(p.b, p.k),
+                        .lead = 0,
+                        .prepared = nullptr,
+                        .prepared_bytes = 0};
+  p.b == DType::q8_0 ? launch<E, Q8Tiles<E>>(context, p, work) : launch<E, PlainRows<E>>(context, p, work);
+}
+
+void run(const Context<Cuda>& context, int, const Product& p, const ProductData& data) {
+  run_few_rows(context, p, data, {}, false);
+}
+
+struct Shape {
+  static constexpr int kTileM = kMostFewRows, kTileN = kTileRows, kSplit = 1;
+  static constexpr std::string_view kKind = {};
+};
+
+}  // namespace
+
+const OwnKernel few_rows{"few_rows", ShapeList<Shape>::kVariants, supports, guess, run};
+
+bool few_rows_supports(const Gpu& gpu, DType stream, int64_t m, const Matrix& weight) {
+  return weight.data && fits(gpu, stream, weight.dtype, m, weight.n, weight.k);
+}
+
+void run_few_rows(const Context<Cuda>& context, const Product& p, const ProductData& data, const Norm<void>& norm,
+                  bool add) {
+  FTBERT_CHECK(supports(gpu_of(context), 0, p) &&
+                   !(add && (p.epilogue.gate != Gate::none || p.epilogue.activation != Activation::none)),
+               "few_rows cannot do m=", p.m, " n=", p.n, " k=", p.k);
+  FTBERT_CHECK(!norm || norm.gamma, "few_rows: a norm without gamma");
+  p.a == DType::fp16 ? run_type<__half>(context, p, data, norm, add)
+                     : run_type<__nv_bfloat16>(context, p, data, norm, add);
+}
+
+}  // namespace ftbert

@@ -1,0 +1,162 @@
+"""Products of up to eight rows with the norm before and the sum behind them, and products by weights in Q8_0 of any
+number of rows, on a GPU."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from conftest import have_gpu
+from torch import Tensor
+from torch.nn.functional import silu
+
+from ftbert._library import load_library
+
+pytestmark = pytest.mark.skipif(
+    not have_gpu() or torch.cuda.get_device_capability() != (9, 0), reason="no GPU with bulk copies"
+)
+
+load_library()
+ops = torch.ops.ftbert
+DTYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+STORED = pytest.mark.parametrize("q8", [False, True], ids=["16", "q8_0"])
+EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class Rule:
+    kind: str
+    offset: float = 0
+    rounding: str = "once"
+    beta: bool = False
+
+
+RULES = {
+    "none": None,
+    "layer": Rule("layer"),
+    "layer with beta": Rule("layer", beta=True),
+    "llama": Rule("rms", rounding="before_gamma"),
+    "gemma": Rule("rms", offset=1.0),
+}
+
+
+def random(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+class Weight:
+    """values and scales, or one tensor of dtype; what they stand for in float64"""
+
+    def __init__(self, n: int, k: int, q8: bool, dtype: torch.dtype) -> None:
+        self.scales: Tensor | None = None
+        if q8:
+            generator = torch.Generator().manual_seed(n + k)
+            self.stored = torch.randint(-127, 128, (n, k), generator=generator).to(torch.int8).cuda()
+            self.scales = ((1 + torch.rand(n, k // 32, generator=generator)) / (127 * math.sqrt(k))).half().cuda()
+            self.exact = self.stored.cpu().double() * self.scales.cpu().double().repeat_interleave(32, 1)
+        else:
+            self.stored = (random(n, k, seed=1) / math.sqrt(k)).to(dtype).cuda()
+            self.exact = self.stored.cpu().double()
+
+
+def normed(x: Tensor, rule: Rule | None, gamma: Tensor | None, beta: Tensor | None, dtype: torch.dtype) -> Tensor:
+    if rule is None or gamma is None:
+        return x
+    centred = x - x.mean(1, keepdim=True) if rule.kind == "layer" else x
+    y = centred / (centred.square().mean(1, keepdim=True) + EPS).sqrt()
+    if rule.rounding == "before_gamma":
+        y = y.to(dtype).double()
+    y = y * (gamma.cpu().double() + rule.offset)
+    return y if beta is None else y + beta.cpu().double()
+
+
+def as_q8_1(x: Tensor) -> Tensor:
+    blocks = x.view(x.shape[0], -1, 32)
+    scale = blocks.abs().amax(2, keepdim=True) / 127
+    return (torch.where(scale > 0, blocks / scale, 0).round() * scale).view(x.shape)
+
+
+def assert_near(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    """By the result's rounding, and by a few numbers of Q8_1 that a different rounding of the norm puts elsewhere."""
+    error = (got.cpu().double() - expected).square().mean() / expected.square().mean()
+    assert error < (4e-6 if dtype == torch.bfloat16 else 1e-6), f"normalised mean square error {error:.2e}"
+
+
+@DTYPES
+@STORED
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("m,n,k", [(1, 8, 64), (1, 2048, 4096), (2, 320, 576), (3, 1056, 1088), (5, 24, 12288), (8, 1536, 704)])
+def test_norm_product_and_sum(m: int, n: int, k: int, rule: str, q8: bool, dtype: torch.dtype) -> None:
+    found, weight = RULES[rule], Weight(n, k, q8, dtype)
+    a = (random(m, k, seed=2) * 2 + 0.3).to(dtype).cuda()
+    gamma = (1 + 0.2 * random(k, seed=3)).to(dtype).cuda() if found else None
+    beta = random(k, seed=4).to(dtype).cuda() if found and found.beta else None
+    bias, residual = random(n, seed=5).to(dtype).cuda(), random(m, n, seed=6).to(dtype).cuda()
+    about: list[Any] = [gamma, beta, EPS]
+    if found:
+        about += [found.kind, found.offset, found.rounding]
+    x = normed(a.cpu().double(), found, gamma, beta, dtype)
+    x = as_q8_1(x) if q8 else x.to(dtype).double()
+    sums = x @ weight.exact.T
+
+    def run(*args: Any) -> Tensor:
+        out: Tensor = ops.linear_few_rows(a, weight.stored, weight.scales, *args, *about)
+        assert torch.equal(out, ops.linear_few_rows(a, weight.stored, weight.scales, *args, *about))
+        return out
+
+    assert_near(run(None, "none", False, None), sums, dtype)
+    biased = sums + bias.cpu().double()
+    assert_near(run(bias, "none", False, residual), biased + residual.cpu().double(), dtype)
+    assert_near(run(bias, "silu", True, None), silu(biased[:, ::2]) * biased[:, 1::2], dtype)
+    assert_near(run(bias, "silu", False, None), silu(biased), dtype)
+
+
+@DTYPES
+@STORED
+def test_a_row_alone_is_the_row_among_others(q8: bool, dtype: torch.dtype) -> None:
+    weight, gamma = Weight(512, 1024, q8, dtype), torch.ones(1024, dtype=dtype, device="cuda")
+    a = random(8, 1024, seed=7).to(dtype).cuda()
+
+    def run(rows: Tensor) -> Tensor:
+        out: Tensor = ops.linear_few_rows(rows, weight.stored, weight.scales, None, "none", False, None, gamma)
+        return out
+
+    together = run(a)
+    for i in range(8):
+        assert_near(run(a[i : i + 1].clone())[0], together[i].cpu().double(), dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("m,n,k", [(1, 64, 64), (8, 512, 576), (9, 512, 576), (200, 1536, 1024)])
+def test_any_number_of_rows_by_a_weight_in_q8_0(m: int, n: int, k: int, gated: bool, dtype: torch.dtype) -> None:
+    weight, bias = Weight(n, k, True, dtype), random(n, seed=5).to(dtype).cuda()
+    a = random(m, k, seed=2).to(dtype).cuda()
+    few = m <= 8
+    exact = weight.exact if few else weight.exact.to(dtype).double()
+    sums = (as_q8_1(a.cpu().double()) if few else a.cpu().double()) @ exact.T + bias.cpu().double()
+    expected = silu(sums[:, ::2]) * sums[:, 1::2] if gated else sums
+    got = ops.mul_mat_vec_q8_0(a, weight.stored, weight.scales, bias, "silu" if gated else "none", gated)
+    assert_near(got, expected, dtype)
+
+
+def test_what_it_cannot_do_is_refused() -> None:
+    weight = Weight(64, 64, False, torch.float16)
+    rows = torch.ones(9, 64, dtype=torch.float16, device="cuda")
+    with pytest.raises(RuntimeError, match="few_rows cannot do m=9"):
+        ops.linear_few_rows(rows, weight.stored, None, None)
+    with pytest.raises(RuntimeError, match="few_rows cannot do m=1"):
+        ops.linear_few_rows(rows[:1, :40].clone(), weight.stored[:, :40].clone(), None, None)
+    with pytest.raises(RuntimeError, match="few_rows cannot do m=1"):  # a sum and an activation
+        ops.linear_few_rows(rows[:1], weight.stored, None, None, "silu", False, rows[:1])
+
+
+def test_a_row_that_is_not_finite_stays_so_and_alone() -> None:
+    weight = Weight(64, 64, True, torch.float16)
+    rows = torch.ones(3, 64, dtype=torch.float16, device="cuda")
+    rows[1, 5] = float("nan")
+    got = ops.mul_mat_vec_q8_0(rows, weight.stored, weight.scales)
+    assert got[1].isnan().all() and got[[0, 2]].isfinite().all()
