@@ -18,8 +18,8 @@ void store(const Tensor& qkv, const Tensor& rows, int64_t heads, int64_t kv_head
   same("values", values, qkv, {keys.size(0), h.kv_width()});
   if (qkv.numel() == 0) return;
   run(qkv, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    store_keys_values<Device, T>(call.context, h, data<T>(qkv), data<int32_t>(rows), qkv.size(0), keys.size(0),
-                                 data<T>(keys), data<T>(values));
+    store_keys_values<Device, T>(call.context, h, data<T>(qkv), qkv.size(0),
+                                 {data<int32_t>(rows), keys.size(0), data<T>(keys), data<T>(values)});
   });
 }
 

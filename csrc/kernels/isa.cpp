@@ -206,9 +206,9 @@ void pooling<Cpu, float>(Context<Cpu>& context, const float* hidden, const int32
 
 template <>
 void rotary<Cpu, float>(Context<Cpu>& context, const Heads& heads, const HeadRules<float>& rules, int64_t rows,
-                        const Operand& qkv) {
-  if (qkv.dtype != DType::bf16) qkv.as<float>();  // or an error
-  isa_kernels().rotary(context, heads, rules, rows, qkv);
+                        const Operand& qkv, const CacheRows<float>& cache) {
+  if (qkv.dtype != DType::bf16 || cache) qkv.as<float>();  // or an error
+  isa_kernels().rotary(context, heads, rules, rows, qkv, cache);
 }
 
 template <>

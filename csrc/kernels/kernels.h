@@ -259,11 +259,24 @@ struct HeadRules {
   explicit operator bool() const { return q_norm || k_norm || rotation; }
 };
 
-// In place over the heads of queries and keys in qkv [rows, qkv_width], computed in float. T is the type of the norms'
+// Where keys and values of a call's tokens go in a cache of them; those whose row is not in it go nowhere.
+template <class T>
+struct CacheRows {
+  const int32_t* rows = nullptr;  // [tokens], or nullptr: there is no cache
+  int64_t count = 0;              // of the cache's rows
+  T* keys = nullptr;              // [count, kv_width]
+  T* values = nullptr;            // [count, kv_width]
+
+  explicit operator bool() const { return rows != nullptr; }
+};
+
+// In place over the heads of queries and keys in qkv [rows, qkv_width], computed in float; or those of keys, and values
+// as they are, go to `cache` alone. T is the type of the norms'
 // weights; on the CPU qkv may be bf16. A position outside the table gives heads of NaN on CUDA, where no host may be
 // asked; the CPU's caller has checked them.
 template <class Device, class T>
-void rotary(Context<Device>& context, const Heads& heads, const HeadRules<T>& rules, int64_t rows, const Operand& qkv);
+void rotary(Context<Device>& context, const Heads& heads, const HeadRules<T>& rules, int64_t rows, const Operand& qkv,
+            const CacheRows<T>& cache = {});
 
 // ---- rows that are read: padding_cpu.cpp, padding_rows_cuda.cu ---------------------------------------------
 
@@ -347,11 +360,10 @@ void cache_places(Context<Device>& context, const CacheSlots& slots, const int32
 template <class Device>
 void cache_grow(Context<Device>& context, const CacheSlots& slots, int64_t count, const CachePlaces& places);
 
-// The columns of keys and values in qkv [tokens, qkv_width] -> rows of keys and values [cache_rows, kv_width], none for
-// a row outside them.
+// The columns of keys and values in qkv [tokens, qkv_width] -> the cache.
 template <class Device, class T>
-void store_keys_values(Context<Device>& context, const Heads& heads, const T* qkv, const int32_t* rows, int64_t tokens,
-                       int64_t cache_rows, T* keys, T* values);
+void store_keys_values(Context<Device>& context, const Heads& heads, const T* qkv, int64_t tokens,
+                       const CacheRows<T>& cache);
 
 // ---- the general attention path: add_qkv_bias, GEMM, softmax, GEMM, transpose ------------------------------
 

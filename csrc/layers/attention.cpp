@@ -9,19 +9,12 @@
 namespace ftbert {
 namespace {
 
-// Where attention finds the heads of a run: in qkv, or queries there and keys and values in the cache, which those of
-// qkv are added to.
-template <class Device, class T>
-QueriesKeysValues heads_of(Context<Device>& context, const Layer<T>& layer, const Batch& batch, const Run& run,
-                           const Operand& qkv) {
-  const Heads& heads = layer.config.attention.heads;
-  QueriesKeysValues from = QueriesKeysValues::side_by_side(qkv, heads);
-  if (!batch.cache) return from;
-  T *const keys = batch.cache->keys<T>(layer.index), *const values = batch.cache->values<T>(layer.index);
-  store_keys_values<Device, T>(context, heads, qkv.as<T>(), batch.cache_rows + run.first_token, run.tokens,
-                               batch.cache->rows(), keys, values);
-  from.k = {keys, heads.kv_width()}, from.v = {values, heads.kv_width()};
-  return from;
+// Where keys and values of a run go, beside those of earlier tokens.
+template <class T>
+CacheRows<T> cache_rows_of(const Layer<T>& layer, const Batch& batch, const Run& run) {
+  if (!batch.cache) return {};
+  return {batch.cache_rows + run.first_token, batch.cache->rows(), batch.cache->template keys<T>(layer.index),
+          batch.cache->template values<T>(layer.index)};
 }
 
 // The general path, over as many sequences at a time as the buffers hold.
@@ -84,12 +77,16 @@ Operand attend(Context<Device>& context, const Layer<T>& layer, const Batch& bat
   const Operand qkv = turned            ? wished
                       : stream.deferred ? stream.deferred->project(context, layer.qkv, Activation::none, wished)
                                         : linear_all(context, layer.qkv, from, run.tokens, {.bias = biased}, wished);
-  if (rules && !turned) rotary<Device, T>(context, c.heads, rules, run.tokens, qkv);
+  const CacheRows<T> cache = cache_rows_of(layer, batch, run);
+  if (rules && !turned)
+    rotary<Device, T>(context, c.heads, rules, run.tokens, qkv, cache);
+  else if (cache)
+    store_keys_values<Device, T>(context, c.heads, qkv.as<T>(), run.tokens, cache);
   if (queries == Queries::last)
     last_rows_to_first<Device, T>(context, sequences, qkv.dtype, c.heads.width(), c.heads.qkv_width(), qkv.data);
-  if (fused)
-    return attention<Device, T>(context, c.heads, heads_of<Device>(context, layer, batch, run, qkv), sequences, policy,
-                                b.attention_scratch, out);
+  QueriesKeysValues found = QueriesKeysValues::side_by_side(qkv, c.heads);
+  if (cache) found.k = {cache.keys, c.heads.kv_width()}, found.v = {cache.values, c.heads.kv_width()};
+  if (fused) return attention<Device, T>(context, c.heads, found, sequences, policy, b.attention_scratch, out);
   attend_general(context, c.heads, qkv.as<T>(), biased ? nullptr : layer.qkv.bias, sequences, policy, b);
   return Operand::of(b.attended);
 }

@@ -28,14 +28,15 @@ void cache_grow<Cpu>(Context<Cpu>&, const CacheSlots& slots, int64_t count, cons
 }
 
 template <>
-void store_keys_values<Cpu, float>(Context<Cpu>&, const Heads& heads, const float* qkv, const int32_t* rows,
-                                   int64_t tokens, int64_t cache_rows, float* keys, float* values) {
+void store_keys_values<Cpu, float>(Context<Cpu>&, const Heads& heads, const float* qkv, int64_t tokens,
+                                   const CacheRows<float>& cache) {
   const int64_t width = heads.kv_width();
   for (int64_t t = 0; t < tokens; ++t) {
-    if (rows[t] < 0 || rows[t] >= cache_rows) continue;
+    const int64_t row = cache.rows[t];
+    if (row < 0 || row >= cache.count) continue;
     const float* const k = qkv + t * heads.qkv_width() + heads.width();
-    std::memcpy(keys + rows[t] * width, k, width * sizeof(float));
-    std::memcpy(values + rows[t] * width, k + width, width * sizeof(float));
+    std::memcpy(cache.keys + row * width, k, width * sizeof(float));
+    std::memcpy(cache.values + row * width, k + width, width * sizeof(float));
   }
 }
 

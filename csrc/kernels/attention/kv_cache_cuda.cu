@@ -76,25 +76,24 @@ void cache_grow<Cuda>(Context<Cuda>& context, const CacheSlots& slots, int64_t c
 }
 
 template <class Device, class T>
-void store_keys_values(Context<Device>& context, const Heads& heads, const T* qkv, const int32_t* rows, int64_t tokens,
-                       int64_t cache_rows, T* keys, T* values) {
+void store_keys_values(Context<Device>& context, const Heads& heads, const T* qkv, int64_t tokens,
+                       const CacheRows<T>& cache) {
   if (tokens == 0) return;
   constexpr int64_t kInVector = sizeof(uint4) / sizeof(T);
   const auto aligned = [](const T* at) { return reinterpret_cast<uintptr_t>(at) % sizeof(uint4) == 0; };
   FTBERT_CHECK(
-      heads.width() % kInVector == 0 && heads.kv_width() % kInVector == 0 && aligned(qkv) && aligned(keys) &&
-          aligned(values),
+      heads.width() % kInVector == 0 && heads.kv_width() % kInVector == 0 && aligned(qkv) && aligned(cache.keys) &&
+          aligned(cache.values),
       "a cache of keys and values on a GPU is written 16 bytes at a time: rows must begin at multiples of that");
   FTBERT_CHECK(tokens <= INT_MAX, "store_keys_values: too many tokens, ", tokens);
   launch_overlapped(context, "kernel store_keys_values", store_keys_values_kernel, dim3(static_cast<unsigned>(tokens)),
                     kThreads, 0, 1, reinterpret_cast<const uint4*>(qkv), heads.qkv_width() / kInVector,
-                    heads.width() / kInVector, static_cast<int>(heads.kv_width() / kInVector), rows, cache_rows,
-                    reinterpret_cast<uint4*>(keys), reinterpret_cast<uint4*>(values));
+                    heads.width() / kInVector, static_cast<int>(heads.kv_width() / kInVector), cache.rows, cache.count,
+                    reinterpret_cast<uint4*>(cache.keys), reinterpret_cast<uint4*>(cache.values));
 }
 
-#define FTBERT_INSTANTIATE(T)                                                                                        \
-  template void store_keys_values<Cuda, T>(Context<Cuda>&, const Heads&, const T*, const int32_t*, int64_t, int64_t, \
-                                           T*, T*);
+#define FTBERT_INSTANTIATE(T) \
+  template void store_keys_values<Cuda, T>(Context<Cuda>&, const Heads&, const T*, int64_t, const CacheRows<T>&);
 FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert

@@ -76,11 +76,13 @@ void rotate(const Heads& heads, const HeadRules<float>& rules, int64_t rows, In*
 
 }  // namespace
 
-void rotary(Context<Cpu>&, const Heads& heads, const HeadRules<float>& rules, int64_t rows, const Operand& qkv) {
+void rotary(Context<Cpu>& context, const Heads& heads, const HeadRules<float>& rules, int64_t rows, const Operand& qkv,
+            const CacheRows<float>& cache) {
   if (qkv.dtype == DType::bf16)
     rotate(heads, rules, rows, static_cast<bfloat16_t*>(qkv.data));
   else
     rotate(heads, rules, rows, static_cast<float*>(qkv.data));
+  if (cache) store_keys_values<Cpu, float>(context, heads, static_cast<const float*>(qkv.data), rows, cache);
 }
 
 }  // namespace ftbert::FTBERT_ISA
