@@ -85,18 +85,21 @@ auto Encoder<Device, T>::carve(Workspace& ws, const Batch& batch, const Schedule
   layers_.carve(ws, std::max(tokens, chosen), of_batch);
   if (deferred_.maker) deferred_.maker->carve(ws, tokens, of_batch);
 
-  const auto carve_run = [&](int64_t most_rows, bool alone) {
+  const auto carve_run = [&](int64_t most_rows, AttentionUse use) {
     LayerBuffers<T> made = carve_layer_buffers<Device, T>(
-        ws, c, {most_rows, batch.sequences.count, batch.sequences.max_k, attention_.path, alone});
+        ws, c, {most_rows, batch.sequences.count, batch.sequences.max_k, attention_.path, use});
     made.normed = of_batch.normed;
     made.deferred_moments = of_batch.deferred_moments;
     return made;
   };
   const size_t shared = ws.mark();
-  for (const std::vector<Run>& runs : schedule.alone) b.alone.push_back(carve_run(Schedule::most_tokens(runs), true));
+  for (const std::vector<Run>& runs : schedule.alone)
+    b.alone.push_back(carve_run(Schedule::most_tokens(runs), AttentionUse::alone));
   const size_t alone_end = ws.bytes();
   ws.release(shared);
-  b.layers = carve_run(std::max(Schedule::most_tokens(schedule.together), chosen), false);
+  const bool decode = batch.cache && batch.sequences.max_q == 1;
+  b.layers = carve_run(std::max(Schedule::most_tokens(schedule.together), chosen),
+                       decode ? AttentionUse::decode : AttentionUse::together);
   if (ws.bytes() < alone_end) ws.release(alone_end);
   return b;
 }
@@ -145,6 +148,8 @@ void Encoder<Device, T>::forward(Context<Device>& context, const Batch& batch, c
     FTBERT_CHECK(batch.positions, "a batch lacks its positions (layers/positions.h)");
     Buffers b = carve(workspace, batch, plan.schedule);
     T* const x = choose ? b.x : out;
+    if (int32_t* const arrivals = b.layers.attention_scratch.arrivals)
+      clear_on_device(context, arrivals, attention_arrivals<Device>() * sizeof(int32_t));
     embed(context, batch, b, x);
 
     const int64_t layers = config_.depth() - (choose && config_.depth() > 0);

@@ -2,6 +2,7 @@
 // padding in padding_ops.cpp, of rotary positions in rotary_ops.cpp, products in product_ops.cpp. Fake implementations
 // are in ftbert/_fake.py.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include "binding/define_op.h"
 #include "binding/op_checks.h"
@@ -117,8 +118,9 @@ Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t h
   run(qkv, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
     FTBERT_CHECK((attention_supports<Device, T>(call.context, h)), "attention: no fused kernel for head size ", h.size,
                  " here; the general path takes any");
-    const Tensor scratch = at::empty({static_cast<int64_t>(attention_scratch_bytes<Device, T>(max_seqlen, h.size))},
-                                     qkv.options().dtype(at::kByte));
+    const Tensor scratch =
+        at::empty({static_cast<int64_t>(attention_scratch_bytes<Device, T>(h, max_seqlen, AttentionUse::together))},
+                  qkv.options().dtype(at::kByte));
     const DType read = attention_operand<Device, T>(bf16 ? DType::bf16 : kDType<T>);
     const Tensor given = read == kDType<T> ? qkv : qkv.to(at::kBFloat16);
     const Operand rows{const_cast<void*>(given.const_data_ptr()), read};
@@ -128,7 +130,7 @@ Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t h
     if (scaled && !out.is_cpu()) wished = scaled, wished.data = out.data_ptr();
     const Operand made = attention<Device, T>(call.context, h, QueriesKeysValues::side_by_side(rows, h), sequences,
                                               {window, {data<T>(relative_bias), data<int32_t>(columns), span}},
-                                              scratch.data_ptr(), wished);
+                                              {scratch.data_ptr()}, wished);
     if (made.scaled())
       copy_on_device(call.context, made.data, scaled.data, small.nbytes());
     else if (scaled)
@@ -164,8 +166,11 @@ Tensor attend_apart(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
   Tensor out = at::empty(q.sizes(), q.options());
   run(q, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
     FTBERT_CHECK((attention_supports<Device, T>(call.context, h)), "attention: no fused kernel for head size ", h.size);
-    const Tensor scratch = at::empty({static_cast<int64_t>(attention_scratch_bytes<Device, T>(longest, h.size))},
+    const AttentionUse use = max_q == 1 && end_k ? AttentionUse::decode : AttentionUse::together;
+    const Tensor scratch = at::empty({static_cast<int64_t>(attention_scratch_bytes<Device, T>(h, longest, use))},
                                      q.options().dtype(at::kByte));
+    const int64_t arrivals = use == AttentionUse::decode ? attention_arrivals<Device>() : 0;
+    const Tensor counted = at::zeros({arrivals}, q.options().dtype(at::kInt));
     const Sequences sequences{.cu_q = data<int32_t>(cu_q),
                               .cu_k = data<int32_t>(cu_k),
                               .count = batch,
@@ -175,7 +180,8 @@ Tensor attend_apart(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
                               .rows_k = k.size(0),
                               .early = false,
                               .end_k = data<int32_t>(end_k)};
-    attention<Device, T>(call.context, h, {kDType<T>, of_q, of_k, of_v}, sequences, {window, {}}, scratch.data_ptr(),
+    attention<Device, T>(call.context, h, {kDType<T>, of_q, of_k, of_v}, sequences, {window, {}},
+                         {scratch.data_ptr(), arrivals > 0 ? counted.mutable_data_ptr<int32_t>() : nullptr},
                          Operand::of(data<T>(out)));
   });
   return out;

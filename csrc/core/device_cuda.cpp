@@ -74,4 +74,8 @@ void copy_on_device(const Context<Cuda>& context, const void* from, void* to, si
       cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(context.stream)));
 }
 
+void clear_on_device(const Context<Cuda>& context, void* at, size_t bytes) {
+  FTBERT_CUDA_CHECK(cudaMemsetAsync(at, 0, bytes, static_cast<cudaStream_t>(context.stream)));
+}
+
 }  // namespace ftbert

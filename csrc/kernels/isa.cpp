@@ -166,8 +166,8 @@ void add_qkv_bias<Cpu, float>(Context<Cpu>& context, const Heads& heads, const f
 
 template <>
 Operand attention<Cpu, float>(Context<Cpu>& context, const Heads& heads, const QueriesKeysValues& from,
-                              const Sequences& sequences, const ScorePolicy<float>& policy, void* scratch,
-                              const Operand& out) {
+                              const Sequences& sequences, const ScorePolicy<float>& policy,
+                              const AttentionScratch& scratch, const Operand& out) {
   const Operand to = out.scaled() ? Operand::of(static_cast<const float*>(out.data)) : out;
   to.as<float>();  // or an error
   FTBERT_CHECK(from.dtype == DType::fp32 || (from.dtype == DType::bf16 && isa_kernels().bf16),
@@ -177,8 +177,13 @@ Operand attention<Cpu, float>(Context<Cpu>& context, const Heads& heads, const Q
 }
 
 template <>
-size_t attention_scratch_bytes<Cpu, float>(int64_t max_k, int64_t head_size, bool alone) {
-  return isa_kernels().attention_scratch_bytes(max_k, head_size, alone);
+size_t attention_scratch_bytes<Cpu, float>(const Heads& heads, int64_t max_k, AttentionUse use) {
+  return isa_kernels().attention_scratch_bytes(heads, max_k, use);
+}
+
+template <>
+int64_t attention_arrivals<Cpu>() {
+  return 0;
 }
 
 template <>

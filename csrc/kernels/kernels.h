@@ -310,14 +310,22 @@ void zero_empty_rows(Context<Device>& context, const int32_t* cu_seqlens, int64_
 
 // ---- attention: the fused path -----------------------------------------------------------------------------
 
+// What attention works in. With arrivals one query a sequence (max_q) runs by a kernel of its own on a GPU: its blocks
+// share a sequence's keys, and count there who is done.
+struct AttentionScratch {
+  void* memory = nullptr;       // attention_scratch_bytes
+  int32_t* arrivals = nullptr;  // [attention_arrivals] zeros, and afterwards zeros again
+};
+// Sequences by all of the CPU's threads, by one with sequences of its own, or one query of each with arrivals.
+enum class AttentionUse { together, alone, decode };
+
 // softmax(scale * q k^T + bias) v within each sequence, on packed tokens; no score matrix in memory. A query that sees
 // no key gives 0. `out` is of T, or on CUDA e4m3 with one scale, as the next product wishes; there is room for
 // [tokens, width] numbers of T. What comes back says which it has become: T where no kernel for this call stores the
 // other.
 template <class Device, class T>
 Operand attention(Context<Device>& context, const Heads& heads, const QueriesKeysValues& from,
-                  const Sequences& sequences, const ScorePolicy<T>& policy,
-                  void* scratch,  // attention_scratch_bytes
+                  const Sequences& sequences, const ScorePolicy<T>& policy, const AttentionScratch& scratch,
                   const Operand& out);
 // The type in which attention takes q, k and v from a product by a weight stored as `weight`: on the CPU bf16 where
 // that product rounds, to bf16 or 8 bits, and the CPU has instructions for it, and then attention's own products are of
@@ -325,8 +333,9 @@ Operand attention(Context<Device>& context, const Heads& heads, const QueriesKey
 template <class Device, class T>
 DType attention_operand(DType weight);
 template <class Device, class T>
-size_t attention_scratch_bytes(int64_t max_k, int64_t head_size,
-                               bool alone = false);  // on the CPU: for a thread with sequences of its own
+size_t attention_scratch_bytes(const Heads& heads, int64_t max_k, AttentionUse use);
+template <class Device>
+int64_t attention_arrivals();  // 0: none are needed
 // Heads that the fused kernels of GPUs are compiled for.
 constexpr bool cuda_fuses_heads_of(int64_t size) {
   return size == 32 || size == 64 || size == 80 || size == 96 || size == 128 || size == 256;

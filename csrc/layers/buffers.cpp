@@ -6,7 +6,6 @@
 
 #include "core/dispatch.h"
 #include "gemm/own/wgmma_norm.h"
-#include "kernels/kernels.h"
 
 namespace ftbert {
 namespace {
@@ -22,7 +21,8 @@ constexpr bool kAttendedOutlivesInner = std::is_same_v<Device, Cpu>;
 
 template <class Device, class T>
 LayerBuffers<T> carve_layer_buffers(Workspace& ws, const EncoderConfig& config, const BufferSizes& sizes) {
-  int64_t width = 0, qkv_width = 0, inner = 0, scaled_inner = 0, heads = 0, head_size = 0;
+  int64_t width = 0, qkv_width = 0, inner = 0, scaled_inner = 0, heads = 0;
+  size_t scratch = 0;
   bool of_sums = false;  // a norm follows a sum, its own or the next block's
   for (const LayerConfig& layer : config.layers) {
     of_sums =
@@ -30,7 +30,7 @@ LayerBuffers<T> carve_layer_buffers(Workspace& ws, const EncoderConfig& config, 
     width = std::max(width, layer.attention.heads.width());
     qkv_width = std::max(qkv_width, layer.attention.heads.qkv_width());
     heads = std::max(heads, layer.attention.heads.count);
-    head_size = std::max(head_size, layer.attention.heads.size);
+    scratch = std::max(scratch, attention_scratch_bytes<Device, T>(layer.attention.heads, sizes.max_seqlen, sizes.use));
     if (layer.ffn.down_type) scaled_inner = std::max(scaled_inner, layer.ffn.inter);
     inner = std::max(inner, layer.ffn.inter + (layer.ffn.gated ? layer.ffn.up_rows() : 0));
   }
@@ -41,11 +41,13 @@ LayerBuffers<T> carve_layer_buffers(Workspace& ws, const EncoderConfig& config, 
   b.projected = ws.take<T>(most * config.hidden);
   if (scaled_inner > 0) b.scaled_inner = reinterpret_cast<T*>(ws.take<char>(most * byte_row_bytes(scaled_inner)));
   if (kAttendedOutlivesInner<Device>) b.attended = ws.take<T>(most * width);
+  if (sizes.use == AttentionUse::decode && attention_arrivals<Device>() > 0)
+    b.attention_scratch.arrivals = ws.take<int32_t>(attention_arrivals<Device>());
   const size_t shared = ws.mark();
   b.qkv = ws.take<T>(most * qkv_width);
   if (!kAttendedOutlivesInner<Device>) b.attended = ws.take<T>(most * width);
   if (sizes.path == AttentionPath::fused) {
-    b.attention_scratch = ws.take<char>(attention_scratch_bytes<Device, T>(sizes.max_seqlen, head_size, sizes.alone));
+    b.attention_scratch.memory = ws.take<char>(static_cast<int64_t>(scratch));
   } else {
     const int64_t per_sequence = std::max<int64_t>(1, heads * sizes.max_seqlen * sizes.max_seqlen);
     b.general_sequences =

@@ -4,6 +4,7 @@
 
 #include "core/workspace.h"
 #include "gemm/gemm.h"
+#include "kernels/kernels.h"
 #include "model/config.h"
 
 namespace ftbert {
@@ -31,7 +32,7 @@ struct LayerBuffers {
   // store.
   T* scaled_inner = nullptr;
   ExchangedMoments exchanged_moments;
-  void* attention_scratch = nullptr;
+  AttentionScratch attention_scratch;          // who runs the layers clears its arrivals first
   T *q = nullptr, *k = nullptr, *v = nullptr;  // general path: [sequences, heads, seq, head_size]
   float* scores = nullptr;                     // general path: [sequences, heads, seq, seq]
   T* probabilities = nullptr;                  // general path, T != float
@@ -46,7 +47,7 @@ struct BufferSizes {
   int64_t sequences = 0;   // of the batch
   int64_t max_seqlen = 0;  // of the batch
   AttentionPath path = AttentionPath::fused;
-  bool alone = false;  // for a thread with sequences of its own
+  AttentionUse use = AttentionUse::together;
 };
 
 template <class Device, class T>

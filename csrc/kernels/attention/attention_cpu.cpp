@@ -231,26 +231,27 @@ void attend_all(const Heads& heads, const QueriesKeysValues& from, const Sequenc
 
 }  // namespace
 
-size_t attention_scratch_bytes(int64_t max_k, int64_t head_size, bool alone) {
-  return (alone ? 1 : omp_get_max_threads()) * Scratch::floats(max_k, head_size) * sizeof(float);
+size_t attention_scratch_bytes(const Heads& heads, int64_t max_k, AttentionUse use) {
+  const int threads = use == AttentionUse::alone ? 1 : omp_get_max_threads();
+  return threads * Scratch::floats(max_k, heads.size) * sizeof(float);
 }
 
 Operand attention(Context<Cpu>&, const Heads& heads, const QueriesKeysValues& from, const Sequences& sequences,
-                  const ScorePolicy<float>& policy, void* scratch, const Operand& to) {
+                  const ScorePolicy<float>& policy, const AttentionScratch& scratch, const Operand& to) {
   auto* const out = static_cast<float*>(to.data);
 #ifdef FTBERT_BF16_PAIRS
   if (from.dtype == DType::bf16) {
 #ifdef FTBERT_AMX
     if (attention_by_tiles(heads.size)) {
-      attend_all<TileFormat, bfloat16_t>(heads, from, sequences, policy, scratch, out);
+      attend_all<TileFormat, bfloat16_t>(heads, from, sequences, policy, scratch.memory, out);
       return to;
     }
 #endif
-    attend_all<Bf16Format, bfloat16_t>(heads, from, sequences, policy, scratch, out);
+    attend_all<Bf16Format, bfloat16_t>(heads, from, sequences, policy, scratch.memory, out);
     return to;
   }
 #endif
-  attend_all<FloatFormat, float>(heads, from, sequences, policy, scratch, out);
+  attend_all<FloatFormat, float>(heads, from, sequences, policy, scratch.memory, out);
   return to;
 }
 

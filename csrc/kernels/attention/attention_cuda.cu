@@ -51,7 +51,8 @@ void launch(const Call& call) {
 
 template <class Device, class T>
 Operand attention(Context<Device>& context, const Heads& heads, const QueriesKeysValues& from,
-                  const Sequences& sequences, const ScorePolicy<T>& policy, void*, const Operand& out) {
+                  const Sequences& sequences, const ScorePolicy<T>& policy, const AttentionScratch& scratch,
+                  const Operand& out) {
   if (sequences.count == 0 || sequences.max_k == 0) return out;
   FTBERT_CHECK((attention_supports<Device, T>(context, heads)), "attention: no fused kernel for head size ",
                heads.size);
@@ -68,6 +69,7 @@ Operand attention(Context<Device>& context, const Heads& heads, const QueriesKey
                   to,
                   static_cast<float>(M_LOG2E * static_cast<double>(heads.scale)),
                   has_warpgroups(context.capability)};
+  if (attention_decode<T>(call, scratch)) return Operand::of(to);
   if constexpr (sizeof(T) == 2)
     if (out.scaled() && attention_e4m3<T>(call, out)) return out;
   switch (heads.size) {
@@ -88,20 +90,14 @@ DType attention_operand(DType) {
 }
 
 template <class Device, class T>
-size_t attention_scratch_bytes(int64_t, int64_t, bool) {
-  return 0;
-}
-
-template <class Device, class T>
 bool attention_supports(const Context<Device>&, const Heads& heads) {
   return cuda_fuses_heads_of(heads.size);
 }
 
 #define FTBERT_INSTANTIATE(T)                                                                          \
   template Operand attention(Context<Cuda>&, const Heads&, const QueriesKeysValues&, const Sequences&, \
-                             const ScorePolicy<T>&, void*, const Operand&);                            \
+                             const ScorePolicy<T>&, const AttentionScratch&, const Operand&);          \
   template DType attention_operand<Cuda, T>(DType);                                                    \
-  template size_t attention_scratch_bytes<Cuda, T>(int64_t, int64_t, bool);                            \
   template bool attention_supports<Cuda, T>(const Context<Cuda>&, const Heads&);
 FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
 

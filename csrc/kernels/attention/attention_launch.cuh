@@ -35,6 +35,10 @@ struct AttentionCall {
 template <class T>
 bool attention_e4m3(const AttentionCall& call, const Operand& out);
 
+// attention_decode_cuda.cu: the call by the kernel for one query a sequence. False, and nothing runs, where it is none.
+template <class T>
+bool attention_decode(const AttentionCall& call, const AttentionScratch& scratch);
+
 namespace {
 
 using Call = AttentionCall;

@@ -1,0 +1,295 @@
+// Attention of one query a sequence, as a text that grows has: the keys, which lie in a cache, are divided among
+// blocks, for what takes time is to read them. Sums of probabilities times values are merged in float by the block of a
+// sequence and head that arrives last, in the order of the keys: the same bits every time.
+#pragma once
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+#include "device/launch.cuh"
+#include "device/vector.cuh"
+#include "kernels/kernels.h"
+
+namespace ftbert {
+namespace {
+
+constexpr int kDecodeWarps = 4, kDecodeThreads = 32 * kDecodeWarps;
+// Heads of queries that a block takes, at most, side by side over the same keys: eight do not fit the registers beside
+// enough loads in flight. Blocks of further heads find the keys in L2.
+constexpr int kMostDecodeHeads = 4;
+constexpr int kMostSplits = 32;              // of a sequence's keys: a lane each, where they are merged
+constexpr int kMostDecodeSequences = 65535;  // a grid's third dimension
+constexpr int kMostSplitBlocks = 512;        // where keys are split: about as many blocks as a large GPU has at once
+
+// A block's sums over its keys, of each head: [head_size] sums, then the largest score, then the total.
+constexpr int kBesideSums = 4;  // with room to the next 16 bytes
+
+// Neighbouring lanes own a key, 16 bytes each (of heads of 80 and 96 some lanes have none; of 256 numbers in float each
+// has twice as much).
+template <class E, int kHeadSize, int kHeads>
+struct DecodeShape {
+  static constexpr int kInChunk = kWidth<E>, kChunks = kHeadSize / kInChunk;
+  static constexpr int kLanes = std::min(32, static_cast<int>(std::bit_ceil(static_cast<unsigned>(kChunks))));
+  static constexpr int kOwn = (kChunks + kLanes - 1) / kLanes;
+  static constexpr int kKeysInWarp = 32 / kLanes;
+  // Keys of a lane whose loads are in flight together.
+  static constexpr int kAtOnce = (kHeads <= 2 ? 8 : 4) / kOwn;
+  static constexpr int kStep = kDecodeWarps * kKeysInWarp * kAtOnce;  // keys of a block
+  // Threads that share the splits of four columns, where these are few.
+  static constexpr int kParts = std::clamp(4 * kDecodeThreads / (kHeads * kHeadSize), 1, kDecodeWarps);
+};
+
+template <class E>
+struct DecodeParameters {
+  const E *q, *k, *v;
+  int64_t q_stride, k_stride, v_stride, out_stride;
+  const int32_t *cu_q, *begin_k, *end_k;
+  int64_t first_q, first_k;
+  Window window;
+  float scale_log2;
+  int shared;         // heads of queries that read one of keys and values
+  int blocks_a_head;  // of keys: kHeads of those heads each
+  float* splits;      // [sequence][head block][split][kHeads][kHeadSize + kBesideSums]
+  int32_t* arrivals;  // [sequence][head block] zeros
+  E* out;             // [queries, out_stride]
+};
+
+// 2^x. Of 16-bit elements subnormal results do not count.
+template <class E>
+__device__ float decode_exp2(float x) {
+  return sizeof(E) == 2 ? fast_exp2(x) : exp2f(x);
+}
+
+// Columns [4 * column, 4 * column + 4) of a row of results.
+template <class E>
+__device__ void store_four(const float (&sum)[4], float factor, E* row, int column) {
+  float scaled[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) scaled[i] = sum[i] * factor;
+  Packed<E, 4>::from_floats(scaled).store(row + 4 * column);
+}
+
+// One query's running softmax over the keys that a lane has seen.
+template <int kNumbers>
+struct RunningSum {
+  float largest = -1e30f, total = 0, sum[kNumbers] = {};
+
+  __device__ void scale(float factor) {
+    total *= factor;
+#pragma unroll
+    for (int i = 0; i < kNumbers; ++i) sum[i] *= factor;
+  }
+};
+
+// grid: heads of keys * blocks_a_head, splits, sequences. A sequence's keys are divided evenly among its splits, in
+// steps; those that get none leave, and nobody waits for them.
+template <class E, int kHeadSize, int kHeads>
+__global__ void __launch_bounds__(kDecodeThreads) attention_decode_kernel(const DecodeParameters<E> p) {
+  using Shape = DecodeShape<E, kHeadSize, kHeads>;
+  using Chunk = Packed<E, Shape::kInChunk>;
+  constexpr int kAtOnce = Shape::kAtOnce, kOwn = Shape::kOwn, kLanes = Shape::kLanes, kInChunk = Shape::kInChunk;
+  constexpr int kNumbers = kOwn * kInChunk, kFours = kHeadSize / 4, kItems = kHeads * kFours;
+  __shared__ __align__(16) float sums[kDecodeWarps][kHeads][kHeadSize];
+  __shared__ float largest[kDecodeWarps][kHeads], totals[kDecodeWarps][kHeads];
+  __shared__ float weights[kHeads][kMostSplits];
+  __shared__ bool last;
+  wait_for_inputs();
+
+  const int sequence = static_cast<int>(blockIdx.z), split = static_cast<int>(blockIdx.y);
+  const int splits = static_cast<int>(gridDim.y), thread = static_cast<int>(threadIdx.x);
+  const int warp = thread / 32, lane = thread % 32, part = lane % kLanes, sub = lane / kLanes;
+  const int kv_head = static_cast<int>(blockIdx.x) / p.blocks_a_head;
+  const int first_head = static_cast<int>(blockIdx.x) % p.blocks_a_head * kHeads;  // of those that share keys
+  const int heads = min(kHeads, p.shared - first_head);
+  const int query = p.cu_q[sequence], queries = p.cu_q[sequence + 1] - query;
+  if (queries <= 0) return;
+  const int keys = p.end_k[sequence] - p.begin_k[sequence], position = keys - queries;
+  const int begin_seen = p.window.begin(max(position, 0)), seen = p.window.end(position, keys) - begin_seen;
+  // Of the same for all blocks of the sequence and head.
+  const int step_keys = ((max(seen, 1) + splits - 1) / splits + Shape::kStep - 1) / Shape::kStep * Shape::kStep;
+  const int live = (max(seen, 1) + step_keys - 1) / step_keys;
+  if (split >= live) return;
+  const int begin = split * step_keys, end = min(begin + step_keys, seen);  // of those seen
+
+  const int64_t head = static_cast<int64_t>(kv_head) * p.shared + first_head;
+  const E* const q = p.q + (query - p.first_q) * p.q_stride + head * kHeadSize;
+  E* const out = p.out + (query - p.first_q) * p.out_stride + head * kHeadSize;
+  const int64_t first_row = p.begin_k[sequence] - p.first_k + begin_seen;
+  const E* const k = p.k + first_row * p.k_stride + kv_head * kHeadSize;
+  const E* const v = p.v + first_row * p.v_stride + kv_head * kHeadSize;
+
+  const auto load = [&](const E* row, int own) {
+    const int chunk = own * kLanes + part;
+    if (kLanes * kOwn != Shape::kChunks && chunk >= Shape::kChunks) return Chunk::zero();
+    return Chunk{__ldcg(reinterpret_cast<const uint4*>(row) + chunk)};
+  };
+  float query_of[kHeads][kNumbers];
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    Chunk chunks[kOwn];
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) chunks[i] = h < heads ? load(q + h * kHeadSize, i) : Chunk::zero();
+    to_floats(chunks, query_of[h]);
+  }
+
+  RunningSum<kNumbers> running[kHeads];
+#pragma unroll 1
+  for (int first = begin + warp * Shape::kKeysInWarp * kAtOnce; first < end; first += Shape::kStep) {
+    Chunk keys_at[kAtOnce][kOwn], values_at[kAtOnce][kOwn];
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      const int64_t key = min(first + u * Shape::kKeysInWarp + sub, end - 1);  // past the end one that is there
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) keys_at[u][i] = load(k + key * p.k_stride, i);
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) values_at[u][i] = load(v + key * p.v_stride, i);
+    }
+    float score[kHeads][kAtOnce];
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      float numbers[kNumbers];
+      to_floats(keys_at[u], numbers);
+      const bool real = first + u * Shape::kKeysInWarp + sub < end;
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+        float dot = 0;
+#pragma unroll
+        for (int i = 0; i < kNumbers; ++i) dot += query_of[h][i] * numbers[i];
+#pragma unroll
+        for (int offset = kLanes / 2; offset > 0; offset /= 2) dot += __shfl_xor_sync(0xffffffffu, dot, offset);
+        score[h][u] = real ? dot * p.scale_log2 : -INFINITY;
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      float most = running[h].largest;
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u) most = fmaxf(most, score[h][u]);
+      running[h].scale(decode_exp2<E>(running[h].largest - most));
+      running[h].largest = most;
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u) {
+        score[h][u] = decode_exp2<E>(score[h][u] - most);
+        running[h].total += score[h][u];
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      float numbers[kNumbers];
+      to_floats(values_at[u], numbers);
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h)
+#pragma unroll
+        for (int i = 0; i < kNumbers; ++i) running[h].sum[i] += score[h][u] * numbers[i];
+    }
+  }
+
+  // The keys of a warp, then the warps of a block.
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    RunningSum<kNumbers>& mine = running[h];
+    float most = mine.largest;
+#pragma unroll
+    for (int offset = kLanes; offset < 32; offset *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, offset));
+    mine.scale(decode_exp2<E>(mine.largest - most));
+#pragma unroll
+    for (int offset = kLanes; offset < 32; offset *= 2) {
+      mine.total += __shfl_xor_sync(0xffffffffu, mine.total, offset);
+#pragma unroll
+      for (int i = 0; i < kNumbers; ++i) mine.sum[i] += __shfl_xor_sync(0xffffffffu, mine.sum[i], offset);
+    }
+#pragma unroll
+    for (int i = 0; i < kNumbers; ++i) {
+      const int column = (i / kInChunk * kLanes + part) * kInChunk + i % kInChunk;
+      if (sub == 0 && column < kHeadSize) sums[warp][h][column] = mine.sum[i];
+    }
+    if (lane == 0) largest[warp][h] = most, totals[warp][h] = mine.total;
+  }
+  __syncthreads();
+
+  const int64_t pair = static_cast<int64_t>(sequence) * gridDim.x + blockIdx.x;
+  constexpr int kHeadFloats = kHeadSize + kBesideSums, kSplitFloats = kHeads * kHeadFloats;
+  float* const all_splits = p.splits + pair * splits * kSplitFloats;
+#pragma unroll 1
+  for (int item = thread; item < kItems; item += kDecodeThreads) {
+    const int h = item / kFours, column = item % kFours;
+    float most = largest[0][h], total = 0, sum[4] = {};
+#pragma unroll
+    for (int w = 1; w < kDecodeWarps; ++w) most = fmaxf(most, largest[w][h]);
+#pragma unroll
+    for (int w = 0; w < kDecodeWarps; ++w) {
+      const float weight = decode_exp2<E>(largest[w][h] - most);
+      const float4 four = reinterpret_cast<const float4*>(sums[w][h])[column];
+      total += weight * totals[w][h];
+      sum[0] += weight * four.x, sum[1] += weight * four.y, sum[2] += weight * four.z, sum[3] += weight * four.w;
+    }
+    if (live == 1) {
+      if (h < heads) store_four(sum, total != 0 ? 1 / total : 0, out + h * kHeadSize, column);
+    } else {
+      float* const to = all_splits + split * kSplitFloats + h * kHeadFloats;
+      reinterpret_cast<float4*>(to)[column] = float4{sum[0], sum[1], sum[2], sum[3]};
+      if (column == 0) to[kHeadSize] = most, to[kHeadSize + 1] = total;
+    }
+  }
+  if (live == 1) return;
+
+  __threadfence();
+  __syncthreads();
+  if (thread == 0) last = atomicAdd(p.arrivals + pair, 1) == live - 1;
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  if (thread == 0) p.arrivals[pair] = 0;  // all that count have
+#pragma unroll 1
+  for (int h = warp; h < kHeads; h += kDecodeWarps) {
+    const float* const of = all_splits + lane * kSplitFloats + h * kHeadFloats + kHeadSize;
+    const float mine = lane < live ? __ldcg(of) : -1e30f, total = lane < live ? __ldcg(of + 1) : 0.0f;
+    float most = mine;
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, offset));
+    const float weight = decode_exp2<E>(mine - most);
+    float all = weight * total;
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) all += __shfl_xor_sync(0xffffffffu, all, offset);
+    weights[h][lane] = all != 0 ? weight / all : 0;
+  }
+  __syncthreads();  // and `sums` are free
+  constexpr int kParts = Shape::kParts, kLoads = 8;
+  float4* const parts = reinterpret_cast<float4*>(&sums[0][0][0]);  // [kParts][kItems]
+#pragma unroll 1
+  for (int task = thread; task < kParts * kItems; task += kDecodeThreads) {
+    const int first = task / kItems, item = task % kItems, h = item / kFours;
+    const float* const from = all_splits + h * kHeadFloats + item % kFours * 4;
+    float4 sum{};
+#pragma unroll 1
+    for (int s = first; s < live; s += kParts * kLoads) {
+      float4 four[kLoads];
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i)
+        four[i] = s + i * kParts < live
+                      ? __ldcg(reinterpret_cast<const float4*>(from + (s + i * kParts) * int64_t{kSplitFloats}))
+                      : float4{};
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const float weight = s + i * kParts < live ? weights[h][s + i * kParts] : 0;
+        sum.x += weight * four[i].x, sum.y += weight * four[i].y;
+        sum.z += weight * four[i].z, sum.w += weight * four[i].w;
+      }
+    }
+    parts[task] = sum;
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int item = thread; item < heads * kFours; item += kDecodeThreads) {
+    float sum[4] = {};
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      const float4 four = parts[i * kItems + item];
+      sum[0] += four.x, sum[1] += four.y, sum[2] += four.z, sum[3] += four.w;
+    }
+    store_four(sum, 1, out + item / kFours * kHeadSize, item % kFours);
+  }
+}
+
+}  // namespace
+}  // namespace ftbert

@@ -1,0 +1,95 @@
+// One query a sequence over keys in a cache.
+#include "core/dispatch.h"
+#include "kernels/attention/attention_decode.cuh"
+#include "kernels/attention/attention_launch.cuh"
+
+namespace ftbert {
+namespace {
+
+int heads_a_block(int64_t shared) {
+  return static_cast<int>(std::min<int64_t>(kMostDecodeHeads, std::bit_ceil(static_cast<uint64_t>(shared))));
+}
+
+template <class E, int kHeadSize, int kHeads>
+void launch_decode(const Call& call, const AttentionScratch& scratch) {
+  const auto& [dtype, q, k, v] = call.from;
+  const Sequences& s = call.sequences;
+  const int64_t shared = call.heads.count / call.heads.kv, blocks_a_head = (shared + kHeads - 1) / kHeads;
+  const int64_t pairs = call.heads.kv * blocks_a_head * s.count;
+  // Of the keys that a query sees, at most.
+  const int64_t reach = std::min(s.max_k, int64_t{1} + call.window.left + call.window.right);
+  const int64_t steps =
+      (reach + DecodeShape<E, kHeadSize, kHeads>::kStep - 1) / DecodeShape<E, kHeadSize, kHeads>::kStep;
+  const int64_t splits = std::max<int64_t>(1, std::min({steps, int64_t{kMostSplits}, kMostSplitBlocks / pairs,
+                                                        (4 * call.context.sm_count + pairs - 1) / pairs}));
+  const DecodeParameters<E> parameters{static_cast<const E*>(q.data),
+                                       static_cast<const E*>(k.data),
+                                       static_cast<const E*>(v.data),
+                                       q.stride,
+                                       k.stride,
+                                       v.stride,
+                                       call.heads.width(),
+                                       s.cu_q,
+                                       s.cu_k,
+                                       s.end_of_keys(),
+                                       s.first_q,
+                                       s.first_k,
+                                       call.window,
+                                       call.scale_log2,
+                                       static_cast<int>(shared),
+                                       static_cast<int>(blocks_a_head),
+                                       static_cast<float*>(scratch.memory),
+                                       scratch.arrivals,
+                                       static_cast<E*>(call.out)};
+  launch_overlapped(call.context, "kernel attention_decode", attention_decode_kernel<E, kHeadSize, kHeads>,
+                    dim3(static_cast<unsigned>(call.heads.kv * blocks_a_head), static_cast<unsigned>(splits),
+                         static_cast<unsigned>(s.count)),
+                    kDecodeThreads, 0, 1, parameters);
+}
+
+template <class E, int kHeadSize>
+void launch_heads(const Call& call, const AttentionScratch& scratch) {
+  switch (heads_a_block(call.heads.count / call.heads.kv)) {
+    case 1: return launch_decode<E, kHeadSize, 1>(call, scratch);
+    case 2: return launch_decode<E, kHeadSize, 2>(call, scratch);
+    default: launch_decode<E, kHeadSize, 4>(call, scratch);
+  }
+}
+
+}  // namespace
+
+template <class T>
+bool attention_decode(const AttentionCall& call, const AttentionScratch& scratch) {
+  using E = native_t<T>;
+  const Sequences& s = call.sequences;
+  if (!scratch.arrivals || s.max_q != 1 || call.bias_table || s.count > kMostDecodeSequences) return false;
+  check_rows(call.from);
+  switch (call.heads.size) {
+    case 32: launch_heads<E, 32>(call, scratch); return true;
+    case 64: launch_heads<E, 64>(call, scratch); return true;
+    case 80: launch_heads<E, 80>(call, scratch); return true;
+    case 96: launch_heads<E, 96>(call, scratch); return true;
+    case 128: launch_heads<E, 128>(call, scratch); return true;
+    case 256: launch_heads<E, 256>(call, scratch); return true;
+    default: return false;
+  }
+}
+
+template <class Device>
+int64_t attention_arrivals() {
+  return kMostSplitBlocks;
+}
+
+template <class Device, class T>
+size_t attention_scratch_bytes(const Heads& heads, int64_t, AttentionUse use) {
+  if (use != AttentionUse::decode) return 0;
+  return kMostSplitBlocks * heads_a_block(heads.count / heads.kv) * (heads.size + kBesideSums) * sizeof(float);
+}
+
+#define FTBERT_INSTANTIATE(T)                                                       \
+  template bool attention_decode<T>(const AttentionCall&, const AttentionScratch&); \
+  template size_t attention_scratch_bytes<Cuda, T>(const Heads&, int64_t, AttentionUse);
+FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
+template int64_t attention_arrivals<Cuda>();
+
+}  // namespace ftbert
