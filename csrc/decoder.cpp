@@ -11,7 +11,6 @@ template <class Device, class T>
 struct Decoder<Device, T>::Buffers {
   CachePlaces places;
   T* hidden;  // [rows_with_slack(output_rows), hidden]
-  typename Encoder<Device, T>::Plan plan;
   char* of_encoder;
 };
 
@@ -24,42 +23,52 @@ Decoder<Device, T>::Decoder(const Context<Device>& context, const Encoder<Device
   check_product_exists(context, head_);
 }
 
+// With the cache; a sequence's only row is its last.
 template <class Device, class T>
-auto Decoder<Device, T>::carve(const Context<Device>& context, Workspace& ws, const Batch& batch) const -> Buffers {
+Batch Decoder<Device, T>::cached(const Batch& batch) const {
+  Batch made = batch;
+  made.cache = &cache_;
+  if (batch.tokens() == batch.sequences.count && batch.rows.kind == RowKind::last) made.rows = {RowKind::all};
+  return made;
+}
+
+template <class Device, class T>
+auto Decoder<Device, T>::carve(Workspace& ws, const Batch& batch,
+                               const typename Encoder<Device, T>::Plan& encoder) const -> Buffers {
   Buffers b{};
   b.places = {.rows = ws.take<int32_t>(batch.tokens()),
               .positions = ws.take<int32_t>(batch.tokens()),
               .begin_k = ws.take<int32_t>(batch.sequences.count),
               .end_k = ws.take<int32_t>(batch.sequences.count)};
   b.hidden = ws.take<T>(rows_with_slack<Device>(batch.output_rows()) * encoder_.config().hidden);
-  b.plan = encoder_.plan(context, batch);
-  b.of_encoder = ws.take<char>(static_cast<int64_t>(b.plan.bytes));
+  b.of_encoder = ws.take<char>(static_cast<int64_t>(encoder.bytes));
   return b;
 }
 
 template <class Device, class T>
-size_t Decoder<Device, T>::bytes(const Context<Device>& context, const Batch& batch) const {
+auto Decoder<Device, T>::plan(const Context<Device>& context, const Batch& tokens) const -> Plan {
+  const Batch batch = cached(tokens);
+  Plan plan{encoder_.plan(context, batch)};
   Workspace measure;
-  carve(context, measure, batch);
-  return measure.bytes();
+  carve(measure, batch, plan.encoder);
+  plan.bytes = measure.bytes();
+  return plan;
 }
 
 template <class Device, class T>
 void Decoder<Device, T>::forward(Context<Device>& context, const Batch& tokens, const CacheSlots& slots,
-                                 Workspace workspace, T* logits) const {
-  const Buffers b = carve(context, workspace, tokens);
-  const int64_t count = tokens.sequences.count, rows = tokens.output_rows();
-  cache_places(context, slots, tokens.sequences.cu_q, count, tokens.tokens(), b.places);
-
-  Batch batch = tokens;
+                                 const Plan& plan, Workspace workspace, T* logits) const {
+  Batch batch = cached(tokens);
+  const Buffers b = carve(workspace, batch, plan.encoder);
+  const int64_t count = batch.sequences.count, rows = batch.output_rows();
+  cache_places(context, slots, batch.sequences.cu_q, count, batch.tokens(), b.places);
   batch.positions = b.places.positions;
-  batch.cache = &cache_;
   batch.cache_rows = b.places.rows;
   batch.sequences.cu_k = b.places.begin_k;
   batch.sequences.end_k = b.places.end_k;
   batch.sequences.first_k = 0;
   batch.sequences.rows_k = cache_.rows();
-  encoder_.forward(context, batch, b.plan, Workspace(b.of_encoder, b.plan.bytes), b.hidden);
+  encoder_.forward(context, batch, plan.encoder, Workspace(b.of_encoder, plan.encoder.bytes), b.hidden);
   const Operand made = linear_all(context, head_, Operand::of(b.hidden), rows, {.bias = true}, Operand::of(logits));
   if (made.data != logits) copy_on_device(context, made.as<T>(), logits, rows * head_.weight.n * sizeof(T));
   cache_grow(context, slots, count, b.places);  // last: after an error the slots hold what they held

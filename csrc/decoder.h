@@ -15,23 +15,31 @@ class Decoder {
   Decoder(const Context<Device>& context, const Encoder<Device, T>& encoder, const Linear<T>& head,
           const KvCache& cache);
 
-  // Of workspace for this batch: packed tokens, all of whose rows or the last of each sequence are read. Its max_k is
-  // an upper bound of a sequence's tokens with those in its slot.
-  size_t bytes(const Context<Device>& context, const Batch& batch) const;
+  // How forward runs a batch: packed tokens, at least one of each sequence, all of whose rows or the last of each
+  // sequence are read. Its max_k is an upper bound of a sequence's tokens with those in its slot.
+  struct Plan {
+    typename Encoder<Device, T>::Plan encoder;
+    size_t bytes = 0;  // of workspace
+  };
+  Plan plan(const Context<Device>& context, const Batch& batch) const;
 
   // Of Context::weight_scratch.
-  size_t weight_scratch_bytes(const Context<Device>& context, const Batch& batch) const {
-    return std::max(encoder_.weight_scratch_bytes(context, batch.tokens()),
-                    ftbert::weight_scratch_bytes(context, head_, batch.output_rows()));
+  size_t weight_scratch_bytes(const Context<Device>& context, int64_t tokens, int64_t output_rows) const {
+    return std::max(encoder_.weight_scratch_bytes(context, tokens),
+                    ftbert::weight_scratch_bytes(context, head_, output_rows));
   }
 
   // Tokens that follow those in the slots, which then hold them too -> logits [rows_with_slack(output_rows), vocab].
-  void forward(Context<Device>& context, const Batch& batch, const CacheSlots& slots, Workspace workspace,
-               T* logits) const;
+  // What is launched depends on the batch's sizes alone: ids, slots and lengths are read on the device.
+  void forward(Context<Device>& context, const Batch& batch, const CacheSlots& slots, const Plan& plan,
+               Workspace workspace, T* logits) const;
+
+  int64_t vocab() const { return head_.weight.n; }
 
  private:
   struct Buffers;
-  Buffers carve(const Context<Device>& context, Workspace& workspace, const Batch& batch) const;
+  Batch cached(const Batch& batch) const;
+  Buffers carve(Workspace& workspace, const Batch& batch, const typename Encoder<Device, T>::Plan& encoder) const;
 
   const Encoder<Device, T>& encoder_;
   const Linear<T> head_;

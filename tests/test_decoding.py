@@ -86,7 +86,7 @@ def test_a_batch_is_its_sequences(place: Place, family: str) -> None:
 def test_a_copied_prefix_is_the_prefix(place: Place, family: str) -> None:
     of, text = decoder(family, place), texts(family)[0]
     run(of, place, [1], [text])
-    of.copy_prefix(1, 3, 21)
+    of.copy_prefix(1, [3], 21)
     assert of.lengths() == [0, 40, 0, 21]
     (got,) = run(of, place, [3], [text[21:]])
     assert error(got, whole(family, place)[0][21:]) < limit(place)
@@ -128,8 +128,8 @@ def test_arguments_that_do_not_fit(place: Place) -> None:
             of.forward(*arguments)
     with pytest.raises(RuntimeError, match="length: expected 0 to 0, the tokens that slot 2 has, got 1"):
         of.truncate(2, 1)
-    with pytest.raises(RuntimeError, match="to: expected another slot than 1"):
-        of.copy_prefix(1, 1, 0)
+    with pytest.raises(RuntimeError, match="to: expected other slots than 1"):
+        of.copy_prefix(1, [2, 1], 0)
     assert of.lengths() == [0] * SLOTS
     with pytest.raises(RuntimeError, match="of 1 to 96 positions, which the model has; got 1 slots of 97"):
         decoder("llama", place, 1, 97)

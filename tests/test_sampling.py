@@ -37,7 +37,7 @@ def test_draws_follow_the_probabilities() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0, -1.0]]).repeat(20_000, 1)
     sampling = Sampling(temperature=0.7, top_k=3, seed=1)
     generator = sampling.generator(0)
-    drawn = torch.tensor(sampling.choose(logits, [generator] * len(logits))).bincount(minlength=4) / len(logits)
+    drawn = torch.tensor(sampling.choose(logits, [generator] * len(logits)).read()).bincount(minlength=4) / len(logits)
     assert float((drawn - sampling.probabilities(logits[:1])[0]).abs().max()) < 0.015 and drawn[3] == 0
 
 
@@ -57,13 +57,13 @@ def test_a_draw_is_where_the_sum_passes_the_number(weights: list[float], number:
 @given(temperature=st.sampled_from([5e-324, 1e-300, 1e-40, 1e-9]), seed=st.integers(0, 99))
 def test_the_smallest_temperatures_take_the_most_likely_token(temperature: float, seed: int) -> None:
     logits, sampling = torch.randn(3, 40, generator=torch.Generator().manual_seed(seed)), Sampling(temperature, seed=seed)
-    assert sampling.choose(logits, [sampling.generator(i) for i in range(3)]) == logits.argmax(-1).tolist()
+    assert sampling.choose(logits, [sampling.generator(i) for i in range(3)]).read() == logits.argmax(-1).tolist()
 
 
 def test_a_seed_draws_alike_on_every_device(place: Place) -> None:
     logits = 2 * torch.randn(64, 300, generator=torch.Generator().manual_seed(0)).to(place.dtype)
     sampling = Sampling(0.8, top_k=50, top_p=0.9, seed=4)
-    drawn = [sampling.choose(logits.to(where), [sampling.generator(i) for i in range(64)]) for where in ("cpu", place.device)]
+    drawn = [sampling.choose(logits.to(where), [sampling.generator(i) for i in range(64)]).read() for where in ("cpu", place.device)]
     assert drawn[0] == drawn[1] and len(set(drawn[0])) > 20
 
 
@@ -71,7 +71,7 @@ def test_a_logit_of_minus_infinity_is_never_chosen(place: Place) -> None:
     logits = torch.full((200, 3), -torch.inf, dtype=place.dtype, device=place.device)
     logits[:, 1:] = 0
     sampling = Sampling(2.0, seed=0)
-    assert set(sampling.choose(logits, [sampling.generator(i) for i in range(200)])) == {1, 2}
+    assert set(sampling.choose(logits, [sampling.generator(i) for i in range(200)]).read()) == {1, 2}
 
 
 @pytest.mark.parametrize("how", [{}, {"temperature": 0.7, "seed": 0}, {"temperature": 0.7, "top_k": 5, "top_p": 0.5}])

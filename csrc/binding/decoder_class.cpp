@@ -1,15 +1,13 @@
 #include "binding/decoder_class.h"
 
-#include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 #include <set>
 
-#include "binding/padding.h"
 #include "binding/q8_0.h"
+#include "binding/tensors.h"
 #include "binding/torch_products.h"
-#include "decoder.h"
 
 namespace ftbert::binding {
 namespace {
@@ -22,15 +20,10 @@ const int32_t* host_integers(const char* name, const at::Tensor& t, int64_t coun
   return data<int32_t>(t);
 }
 
-// Pinned, so that the copy does not wait for the GPU.
-at::Tensor to_device(const at::Tensor& t, at::Device device) {
-  return device.is_cpu() ? t : t.pin_memory().to(device, /*non_blocking=*/true);
-}
-
 }  // namespace
 
 auto DecoderClass::check_head(const EncoderClass& encoder, const at::Tensor& weight, std::optional<at::Tensor> bias,
-                              const std::optional<at::Tensor>& scale) -> Head {
+                              const std::optional<at::Tensor>& scale) -> DecoderHead {
   const at::Device device = encoder.device();
   const int64_t hidden = encoder.config().hidden;
   const at::ScalarType type = scale ? at::kChar : encoder.dtype();
@@ -64,17 +57,14 @@ DecoderClass::DecoderClass(c10::intrusive_ptr<EncoderClass> encoder, const at::T
                            std::optional<at::Tensor> scale)
     : DecoderClass(encoder, check_head(*encoder, weight, std::move(bias), scale), slots, positions) {}
 
-DecoderClass::DecoderClass(c10::intrusive_ptr<EncoderClass> encoder, Head head, int64_t slots, int64_t positions)
+DecoderClass::DecoderClass(c10::intrusive_ptr<EncoderClass> encoder, DecoderHead head, int64_t slots, int64_t positions)
     : encoder_(std::move(encoder)),
       head_(std::move(head)),
-      cache_(encoder_->config(), encoder_->engine().attention_path(), dtype_of(encoder_->dtype()), slots, positions) {
-  const at::TensorOptions there = at::TensorOptions().device(encoder_->device());
-  // Zeros: what lies behind a slot's tokens is read beside them, with a weight of 0.
-  memory_ = at::zeros({static_cast<int64_t>(cache_.bytes())}, there.dtype(at::kByte));
-  cache_.lie_at(memory_.data_ptr());
-  lengths_there_ = at::zeros({slots}, there.dtype(at::kInt));
-  lengths_.assign(slots, 0);
-}
+      memory_(KvCache(encoder_->config(), encoder_->engine().attention_path(), dtype_of(encoder_->dtype()),
+                      encoder_->device().is_cuda() ? kCudaRowBytes : 1, slots, positions),
+              encoder_->device()),
+      lengths_(slots, 0),
+      engine_(make_decoder_engine(*encoder_, head_, memory_)) {}
 
 c10::intrusive_ptr<DecoderClass> DecoderClass::with_cache(int64_t slots, int64_t positions) const {
   return c10::intrusive_ptr<DecoderClass>::reclaim(new DecoderClass(encoder_, head_, slots, positions));
@@ -83,7 +73,6 @@ c10::intrusive_ptr<DecoderClass> DecoderClass::with_cache(int64_t slots, int64_t
 at::Tensor DecoderClass::forward(const at::Tensor& input_ids, const at::Tensor& cu_seqlens, const at::Tensor& slots,
                                  bool all_rows) {
   const std::lock_guard lock(mutex_);
-  const at::Device device = encoder_->device();
   const int64_t count = slots.numel();
   const int32_t* const index = host_integers("slots", slots, count);
   const int32_t* const cu = host_integers("cu_seqlens", cu_seqlens, count + 1);
@@ -97,39 +86,14 @@ at::Tensor DecoderClass::forward(const at::Tensor& input_ids, const at::Tensor& 
     FTBERT_CHECK(seen.insert(index[i]).second, "slots: expected each once, got ", index[i], " twice");
     const int64_t tokens = cu[i + 1] - cu[i], there = lengths_[index[i]];
     FTBERT_CHECK(tokens > 0, "cu_seqlens: expected at least one token a sequence, got ", tokens, " of sequence ", i);
-    FTBERT_CHECK(there + tokens <= cache_.positions(), "the cache is full: it has ", cache_.positions(),
+    FTBERT_CHECK(there + tokens <= memory_.cache.positions(), "the cache is full: it has ", memory_.cache.positions(),
                  " positions a sequence, and sequence ", i, " with ", there, " tokens there gets ", tokens, " more");
     max_q = std::max(max_q, tokens), max_k = std::max(max_k, there + tokens);
   }
 
-  const c10::DeviceGuard guard(device);
-  const at::Tensor cu_there = to_device(cu_seqlens, device), slots_there = to_device(slots, device);
-  at::Tensor logits;
-  dispatch(device_kind(device), dtype_of(encoder_->dtype()), [&]<class Device, class T>(Backend<Device, T>) {
-    CallContext<Device> call(device);
-    Context<Device>& context = call.for_products();
-    const Encoder<Device, T>& encoder = encoder_of<Device, T>(encoder_->engine());
-    const CheckedInput input =
-        check_packed<Device>(context, device, encoder.config(), input_ids, cu_there, max_q, std::nullopt);
-    Batch batch = input.batch;
-    batch.sequences.max_k = max_k;
-    batch.rows = {all_rows ? RowKind::all : RowKind::last};
-    Matrix head{.dtype = head_.dtype, .n = head_.vocab, .k = encoder.config().hidden};
-    if (head.dtype == DType::q8_0) head.per = granularity_of(head.dtype);
-    if (device.is_cpu())
-      head.packed = &head_.weight;
-    else
-      head.data = data<void>(head_.weight);
-    const Decoder<Device, T> decoder(context, encoder, {.weight = head, .bias = data<T>(head_.bias), .input = {}},
-                                     cache_);
-    call.for_products(decoder.weight_scratch_bytes(context, batch));
-    const at::TensorOptions there = at::TensorOptions().device(device);
-    const at::Tensor memory = at::empty({static_cast<int64_t>(decoder.bytes(context, batch))}, there.dtype(at::kByte));
-    logits = at::empty({rows_with_slack<Device>(batch.output_rows()), head_.vocab}, there.dtype(encoder_->dtype()));
-    const CacheSlots in{data<int32_t>(slots_there), data<int32_t>(lengths_there_), cache_.positions()};
-    decoder.forward(context, batch, in, Workspace(memory.data_ptr(), memory.nbytes()), data<T>(logits));
-    logits = logits.narrow(0, 0, batch.output_rows());
-  });
+  const c10::DeviceGuard guard(encoder_->device());
+  const StreamOrder::Turn turn(memory_.order);
+  at::Tensor logits = engine_->forward({input_ids, cu_seqlens, slots, max_q, max_k, all_rows});
   for (int64_t i = 0; i < count; ++i) lengths_[index[i]] += cu[i + 1] - cu[i];
   return logits;
 }
@@ -139,35 +103,52 @@ std::vector<int64_t> DecoderClass::lengths() const {
   return lengths_;
 }
 
+int64_t DecoderClass::recorded() const {
+  const std::lock_guard lock(mutex_);
+  return engine_->recorded();
+}
+
 void DecoderClass::truncate(int64_t slot, int64_t length) {
   const std::lock_guard lock(mutex_);
   check_slot("slot", slot);
-  FTBERT_CHECK(length >= 0 && length <= lengths_[slot], "length: expected 0 to ", lengths_[slot],
-               ", the tokens that slot ", slot, " has, got ", length);
+  check_length(slot, length);
+  const c10::DeviceGuard guard(encoder_->device());
+  const StreamOrder::Turn turn(memory_.order);
   set_length(slot, length);
 }
 
-void DecoderClass::copy_prefix(int64_t from, int64_t to, int64_t length) {
+void DecoderClass::copy_prefix(int64_t from, const std::vector<int64_t>& to, int64_t length) {
   const std::lock_guard lock(mutex_);
   check_slot("from", from);
-  check_slot("to", to);
-  FTBERT_CHECK(from != to, "to: expected another slot than ", from);
-  FTBERT_CHECK(length >= 0 && length <= lengths_[from], "length: expected 0 to ", lengths_[from],
-               ", the tokens that slot ", from, " has, got ", length);
+  for (const int64_t one : to) {
+    check_slot("to", one);
+    FTBERT_CHECK(from != one, "to: expected other slots than ", from);
+  }
+  check_length(from, length);
   const c10::DeviceGuard guard(encoder_->device());
-  dispatch(device_kind(encoder_->device()), dtype_of(encoder_->dtype()),
-           [&]<class Device, class T>(Backend<Device, T>) {
-             cache_.copy_prefix(CallContext<Device>(encoder_->device()).context, from, to, length);
-           });
-  set_length(to, length);
+  const StreamOrder::Turn turn(memory_.order);
+  for (const int64_t one : to) {
+    set_length(one, 0);
+    dispatch(device_kind(encoder_->device()), dtype_of(encoder_->dtype()),
+             [&]<class Device, class T>(Backend<Device, T>) {
+               memory_.cache.copy_prefix(CallContext<Device>(encoder_->device()).context, from, one, length);
+             });
+    set_length(one, length);
+  }
 }
 
 void DecoderClass::check_slot(const char* name, int64_t slot) const {
-  FTBERT_CHECK(slot >= 0 && slot < cache_.slots(), name, ": expected 0 to ", cache_.slots() - 1, ", got ", slot);
+  FTBERT_CHECK(slot >= 0 && slot < memory_.cache.slots(), name, ": expected 0 to ", memory_.cache.slots() - 1, ", got ",
+               slot);
+}
+
+void DecoderClass::check_length(int64_t slot, int64_t length) const {
+  FTBERT_CHECK(length >= 0 && length <= lengths_[slot], "length: expected 0 to ", lengths_[slot],
+               ", the tokens that slot ", slot, " has, got ", length);
 }
 
 void DecoderClass::set_length(int64_t slot, int64_t length) {
-  lengths_there_.select(0, slot).fill_(length);
+  memory_.lengths.select(0, slot).fill_(length);
   lengths_[slot] = length;
 }
 

@@ -4,8 +4,8 @@
 #include <optional>
 #include <vector>
 
+#include "binding/decoder_engine.h"
 #include "binding/encoder_class.h"
-#include "layers/kv_cache.h"
 
 namespace ftbert::binding {
 
@@ -24,35 +24,30 @@ class DecoderClass : public torch::CustomClassHolder {
   // input_ids int64 or int32 [tokens] on the model's device, packed; cu_seqlens int32 [batch+1] and slots int32
   // [batch], no slot twice and no sequence empty, on the CPU. Tokens follow those in the slots, which then hold them
   // too. -> logits [batch, vocab] of each sequence's last token, or [tokens, vocab] of all. Nothing is computed where a
-  // slot lacks the room. On a GPU an id outside the vocabulary gives NaN.
+  // slot lacks the room. On a GPU an id outside the vocabulary gives NaN. Calls of different streams follow each other.
   at::Tensor forward(const at::Tensor& input_ids, const at::Tensor& cu_seqlens, const at::Tensor& slots, bool all_rows);
 
   std::vector<int64_t> lengths() const;  // of tokens, by slot
-  int64_t positions() const { return cache_.positions(); }
+  int64_t positions() const { return memory_.cache.positions(); }
+  int64_t recorded() const;                     // CUDA graphs of steps so far
   void truncate(int64_t slot, int64_t length);  // forgets all but the first `length` tokens
-  // `to` becomes the first `length` tokens of `from`.
-  void copy_prefix(int64_t from, int64_t to, int64_t length);
+  // Each of `to` becomes the first `length` tokens of `from`; after an error within the copy it is empty.
+  void copy_prefix(int64_t from, const std::vector<int64_t>& to, int64_t length);
 
  private:
-  struct Head {
-    at::Tensor weight;  // packed on the CPU, and in q8_0
-    DType dtype;
-    std::optional<at::Tensor> bias;
-    int64_t vocab;
-  };
-  static Head check_head(const EncoderClass& encoder, const at::Tensor& weight, std::optional<at::Tensor> bias,
-                         const std::optional<at::Tensor>& scale);
-  DecoderClass(c10::intrusive_ptr<EncoderClass> encoder, Head head, int64_t slots, int64_t positions);
+  static DecoderHead check_head(const EncoderClass& encoder, const at::Tensor& weight, std::optional<at::Tensor> bias,
+                                const std::optional<at::Tensor>& scale);
+  DecoderClass(c10::intrusive_ptr<EncoderClass> encoder, DecoderHead head, int64_t slots, int64_t positions);
   void check_slot(const char* name, int64_t slot) const;
+  void check_length(int64_t slot, int64_t length) const;
   void set_length(int64_t slot, int64_t length);
 
-  mutable std::mutex mutex_;  // calls change lengths
+  mutable std::mutex mutex_;  // calls change lengths, and are turns of the memory's order
   c10::intrusive_ptr<EncoderClass> encoder_;
-  Head head_;
-  KvCache cache_;
-  at::Tensor memory_;         // of the cache
-  at::Tensor lengths_there_;  // int32 [slots] on the device, as lengths_
-  std::vector<int64_t> lengths_;
+  DecoderHead head_;
+  CacheMemory memory_;
+  std::vector<int64_t> lengths_;  // as those on the device
+  std::unique_ptr<DecoderEngine> engine_;
 };
 
 }  // namespace ftbert::binding

@@ -189,6 +189,7 @@ TORCH_LIBRARY(ftbert, m) {
       .def("with_cache", &DecoderClass::with_cache, "", {torch::arg("slots"), torch::arg("positions")})
       .def("lengths", &DecoderClass::lengths)
       .def("positions", &DecoderClass::positions)
+      .def("recorded", &DecoderClass::recorded)
       .def("truncate", &DecoderClass::truncate, "", {torch::arg("slot"), torch::arg("length")})
       .def("copy_prefix", &DecoderClass::copy_prefix, "", {torch::arg("from"), torch::arg("to"), torch::arg("length")});
 

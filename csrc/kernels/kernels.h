@@ -369,6 +369,9 @@ void cache_places(Context<Device>& context, const CacheSlots& slots, const int32
 template <class Device>
 void cache_grow(Context<Device>& context, const CacheSlots& slots, int64_t count, const CachePlaces& places);
 
+// A GPU reads and writes keys and values 16 bytes at a time: rows begin at multiples of that.
+inline constexpr int64_t kCudaRowBytes = 16;
+
 // The columns of keys and values in qkv [tokens, qkv_width] -> the cache.
 template <class Device, class T>
 void store_keys_values(Context<Device>& context, const Heads& heads, const T* qkv, int64_t tokens,

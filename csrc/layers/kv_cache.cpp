@@ -11,20 +11,24 @@ namespace ftbert {
 namespace {
 
 // What keeps a model from reading keys of earlier tokens; "" for none.
-std::string why_no_cache(const EncoderConfig& config, AttentionPath path) {
+std::string why_no_cache(const EncoderConfig& config, AttentionPath path, DType dtype, int64_t row_bytes) {
   for (const LayerConfig& layer : config.layers)
     if (layer.attention.window.right != 0) return "its tokens see those that follow: it is an encoder";
   if (config.relative_span > 0) return "it adds relative biases to scores";
   if (config.counts_tokens()) return "its positions depend on padding ids";
   if (path == AttentionPath::general) return "its attention runs by the general path, which reads no cache";
+  for (const LayerConfig& layer : config.layers)
+    if (const int64_t bytes = layer.attention.heads.kv_width() * bytes_of(dtype); bytes % row_bytes != 0)
+      return "a row of its keys has " + std::to_string(bytes) + " bytes, no multiple of " + std::to_string(row_bytes);
   return "";
 }
 
 }  // namespace
 
-KvCache::KvCache(const EncoderConfig& config, AttentionPath path, DType dtype, int64_t slots, int64_t positions)
+KvCache::KvCache(const EncoderConfig& config, AttentionPath path, DType dtype, int64_t row_bytes, int64_t slots,
+                 int64_t positions)
     : slots_(slots), positions_(positions), offsets_{0} {
-  const std::string why_not = why_no_cache(config, path);
+  const std::string why_not = why_no_cache(config, path, dtype, row_bytes);
   FTBERT_CHECK(why_not.empty(), "this model has no cache of keys and values: ", why_not);
   FTBERT_CHECK(slots > 0 && positions > 0 && positions <= config.max_seq(), "a cache has at least one slot, of 1 to ",
                config.max_seq(), " positions, which the model has; got ", slots, " slots of ", positions);

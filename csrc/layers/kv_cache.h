@@ -14,9 +14,10 @@ namespace ftbert {
 // of one sequence, from position 0 on; how many, its owner counts.
 class KvCache {
  public:
-  // Error, with the reason, where the model's attention needs more than keys and values of earlier tokens, or has more
-  // positions than the model.
-  KvCache(const EncoderConfig& config, AttentionPath path, DType dtype, int64_t slots, int64_t positions);
+  // Error, with the reason, where the model's attention needs more than keys and values of earlier tokens, there are
+  // more positions than the model's, or rows do not begin at multiples of row_bytes.
+  KvCache(const EncoderConfig& config, AttentionPath path, DType dtype, int64_t row_bytes, int64_t slots,
+          int64_t positions);
 
   size_t bytes() const { return static_cast<size_t>(offsets_.back()); }
   void lie_at(void* memory) { memory_ = static_cast<char*>(memory); }  // 16-byte aligned, of bytes()

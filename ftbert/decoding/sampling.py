@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ftbert.decoding.chosen import Chosen, sent
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -43,21 +45,15 @@ class Sampling:
             made.manual_seed(self.seed + place)
         return made
 
-    def choose(self, logits: Tensor, generators: Sequence[torch.Generator]) -> list[int]:
-        """logits [texts, vocab] -> an id of each, found where they lie: the host reads the ids alone. RuntimeError for
-        NaN, or a largest logit that is infinite."""
+    def choose(self, logits: Tensor, generators: Sequence[torch.Generator]) -> Chosen:
+        """logits [texts, vocab] -> an id of each, found where they lie. generators: one a text, none where greedy. Who
+        reads the ids gets the error where logits are not finite."""
         largest, ids = logits.max(-1)
         if not self.greedy:
             # The host's generators, so that a seed draws alike on every device; a number a text is all that is sent.
             drawn = torch.stack([torch.rand((), dtype=torch.float64, generator=one) for one in generators])
-            ids = draw(self.probabilities(logits), drawn.to(logits.device, non_blocking=True))
-        found: list[int] = ids.where(largest.isfinite(), -1).tolist()
-        if -1 in found:
-            raise RuntimeError(
-                f"logits of the next token are not finite in {logits.dtype}: weights that are not, or numbers larger "
-                "than the dtype holds; another dtype may hold them"
-            )
-        return found
+            ids = draw(self.probabilities(logits), sent(drawn, logits.device))
+        return Chosen(ids, largest.isfinite(), logits.dtype)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """float64 [texts, vocab] of the tokens that may be drawn; 0 of the others."""

@@ -63,7 +63,7 @@ class Started:
         slots = min(len(prompts), options.batch_size)
         positions = max((len(ids) + most for ids, most in zip(prompts, self._most, strict=True)), default=1)
         decoder = decoder_of(model, max(slots, 1), positions)
-        self._generation = Generation(decoder, slots, prompts, options.sampling, model.device)
+        self._generation = Generation(decoder, slots, prompts, self._most, options.sampling, model.device)
 
     def tokens(self) -> Iterator[tuple[int, int]]:
         """(place, token) as they come, without those that end a text. Who has enough of one calls `end`."""

@@ -59,8 +59,7 @@ def logits_behind(model: Any, batch: Batch, upload: Upload, shared: int, ids: Se
         some = range(first, min(first + slots - 1, texts))
         own = [batch.ids[batch.cu_seqlens[i] + shared : batch.cu_seqlens[i + 1]] for i in some]
         places = list(range(1, len(some) + 1))
-        for place in places:
-            decoder.copy_prefix(0, place, shared)
+        decoder.copy_prefix(0, places, shared)
         offsets = _offsets([len(row) for row in own])
         found.append(decoder.forward(upload(np.concatenate(own)), offsets, _int32(places), False))
     return torch.cat(found)
