@@ -15,6 +15,7 @@ from torch import Tensor
 import ftbert
 
 POSITIONS, SLOTS = 48, 4
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "hidden_size": 128}
 
 
 def decoder(family: str, place: Place, slots: int = SLOTS, positions: int = POSITIONS) -> Any:
@@ -86,10 +87,10 @@ def test_a_batch_is_its_sequences(place: Place, family: str) -> None:
 def test_a_copied_prefix_is_the_prefix(place: Place, family: str) -> None:
     of, text = decoder(family, place), texts(family)[0]
     run(of, place, [1], [text])
-    of.copy_prefix(1, [3], 21)
-    assert of.lengths() == [0, 40, 0, 21]
-    (got,) = run(of, place, [3], [text[21:]])
-    assert error(got, whole(family, place)[0][21:]) < limit(place)
+    of.copy_prefix(1, [3, 0], 21)
+    assert of.lengths() == [21, 40, 0, 21]
+    for got in run(of, place, [3, 0], [text[21:]] * 2):
+        assert error(got, whole(family, place)[0][21:]) < limit(place)
 
 
 def test_a_truncated_slot_goes_on_from_there(place: Place, family: str) -> None:
@@ -151,3 +152,76 @@ def test_models_without_a_cache(place: Place, family: str, attention: str, words
     word = model.encoder.weight("embeddings.word")
     with pytest.raises(RuntimeError, match=f"this model has no cache of keys and values: {words}"):
         torch.classes.ftbert.Decoder(model.encoder, word, None, 1, 8)
+
+
+def test_steps_of_every_range_of_lengths(place: Place) -> None:
+    """Recorded steps serve lengths up to a power of two: past 256 another recording, then the first again."""
+    model = ftbert.load(make_model("llama", "causal_lm", 0, max_position_embeddings=300, **HEADS), device=place.device, dtype=place.dtype)
+    of = torch.classes.ftbert.Decoder(model.encoder, model.head("causal_lm").out_weight, None, 3, 300)
+    ids = torch.randint(3, model.config.vocab, (266,), generator=torch.Generator().manual_seed(0))
+    (want,) = run(of, place, [0], [ids])
+    run(of, place, [1, 2], [ids[:250], ids[:9]])
+    got = [run(of, place, [1], [ids[at : at + 1]], all_rows=False)[0] for at in range(250, 266)]
+    short = [run(of, place, [2], [ids[at : at + 1]], all_rows=False)[0] for at in range(9, 13)]
+    assert error(torch.cat(got), want[250:]) < limit(place)
+    assert error(torch.cat(short), want[9:13]) < limit(place)
+    assert of.recorded() == (2 if place.device == "cuda" else 0)
+
+
+def test_recorded_steps_are_those_that_are_not(place: Place) -> None:
+    """The same bits, in slots that change, and logits that later steps leave alone."""
+    model, text = loaded("llama", place), texts("llama")[0]
+    slots = [[2, 0], [0, 2], [0, 2], [2, 0], [1, 3], [3, 1]]
+    of = [decoder("llama", place), decoder("llama", place)]
+    got: list[list[Tensor]] = [[], []]
+    for one, graphs, logits in zip(of, (True, False), got, strict=True):
+        model.encoder.use_cuda_graphs(graphs)
+        try:
+            run(one, place, [0, 1, 2, 3], [text[:5], text[:9], text[:3], text[:20]])
+            for at, where in enumerate(slots):
+                ids = text[20 + at : 22 + at].to(place.device).int()
+                cu, index = (torch.tensor(x, dtype=torch.int32) for x in ([0, 1, 2], where))
+                logits.append(one.forward(ids, cu, index, False))
+        finally:
+            model.encoder.use_cuda_graphs(True)
+    assert of[0].lengths() == of[1].lengths() == [9, 11, 7, 22]
+    assert all(torch.equal(*pair) for pair in zip(*got, strict=True))
+    assert [one.recorded() for one in of] == ([1, 0] if place.device == "cuda" else [0, 0])
+
+
+def test_inference_mode_changes_nothing(place: Place) -> None:
+    """A cache that was made in it works outside, and the other way round."""
+    with torch.inference_mode():
+        of = decoder("llama", place)
+        run(of, place, [0], [texts("llama")[0][:11]])
+    text = texts("llama")[0]
+    of.truncate(0, 9)
+    of.copy_prefix(0, [1, 2], 9)
+    with torch.inference_mode():
+        got = [run(of, place, [2, 0], [text[at : at + 1]] * 2, all_rows=False) for at in (9, 10)]
+    got += [run(of, place, [2, 0], [text[at : at + 1]] * 2, all_rows=False) for at in (11, 12)]
+    of.truncate(2, 0)
+    for slot in (0, 1):
+        assert error(torch.cat([both[slot] for both in got]), whole("llama", place)[0][9:13]) < limit(place)
+    assert of.lengths() == [13, 9, 0, 0]
+
+
+def test_a_cache_is_used_on_other_streams(place: Place) -> None:
+    """Calls follow each other, and their memory is not given away meanwhile."""
+    if place.device == "cpu":
+        pytest.skip("streams are a GPU's")
+    text, streams = texts("llama")[0], [torch.cuda.Stream() for _ in range(3)]
+    torch.cuda.synchronize()
+    with torch.cuda.stream(streams[0]):
+        torch.cuda._sleep(10_000_000)  # what is launched here is late
+        of = decoder("llama", place)
+    got = []
+    for at in range(0, 40):
+        with torch.cuda.stream(streams[at % 3]):
+            if at % 5 == 0:
+                torch.cuda._sleep(3_000_000)
+            cu, slots = torch.tensor([0, 1], dtype=torch.int32), torch.tensor([1], dtype=torch.int32)
+            got.append(of.forward(text[at : at + 1].to(place.device), cu, slots, False))
+    del of
+    torch.cuda.synchronize()
+    assert error(torch.cat(got).float().cpu(), whole("llama", place)[0]) < limit(place)

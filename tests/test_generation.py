@@ -24,7 +24,10 @@ from transformers import PreTrainedTokenizerFast
 import ftbert
 from ftbert import cli
 from ftbert.converters import convert
-from ftbert.decoding.prompts import end_ids
+from ftbert.decoding.decoder import decoder_of
+from ftbert.decoding.generation import Generation
+from ftbert.decoding.prompts import end_ids, spelled_ends, tokenizer_for
+from ftbert.decoding.sampling import Sampling
 from ftbert.decoding.text_stream import TextStream
 
 SAMPLE = ["hello world, the end. naïve café 中文字符 🙂 two  spaces\nand lines"] * 3
@@ -121,6 +124,54 @@ def test_many_texts_in_few_slots(place: Place) -> None:
         assert got == [model.generate_ids([row], max_new_tokens=8)[0] for row in ids]
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(("slots", "step_tokens"), [(1, 8192), (3, 8192), (5, 12), (2, 5), (3, 1)])
+def test_steps_ahead_and_pieces_of_prompts_change_no_token(place: Place, ahead: bool, slots: int, step_tokens: int) -> None:
+    """Texts that end at a token, at a length, in the step of another's prompt; no step has more tokens than allowed."""
+    if place.dtype != torch.float32:
+        pytest.skip("in 16 bits products of other sizes round differently")
+    model, generator = loaded("llama", place), torch.Generator().manual_seed(2)
+    prompts = [torch.randint(3, 90, (n,), generator=generator).tolist() for n in (30, 1, 7, 12, 2, 25, 3)]
+    most, sampling = [9, 1, 4, 12, 2, 7, 12], Sampling(1.0, seed=4)
+    alone = [model.generate_ids([row], max_new_tokens=n, temperature=1.0, seed=4 + i)[0] for i, (row, n) in enumerate(zip(prompts, most, strict=True))]
+    ends = {alone[3][5], alone[6][2]}
+    want = [row[: next((i for i, one in enumerate(row) if one in ends), len(row))] for row in alone]
+    decoder = Counted(decoder_of(model, slots, 48))
+    generation = Generation(decoder, slots, prompts, most, sampling, model.device, ahead, step_tokens)
+    got: list[list[int]] = [[] for _ in prompts]
+    while made := generation.step():
+        for place_of, token in made:
+            if token not in ends:
+                got[place_of].append(token)
+            if token in ends or len(got[place_of]) == most[place_of]:
+                generation.end(place_of)
+    assert got == want and decoder.lengths() == [0] * slots
+    assert max(decoder.sizes) <= max(step_tokens, slots)
+    assert sum(decoder.sizes) >= sum(map(len, prompts)) + sum(len(row) - 1 for row in want)
+
+
+class Counted:
+    """A decoder, and the tokens of its calls."""
+
+    def __init__(self, decoder: Any) -> None:
+        self._decoder, self.sizes = decoder, list[int]()
+
+    def forward(self, ids: torch.Tensor, *rest: Any) -> Any:
+        self.sizes.append(len(ids))
+        return self._decoder.forward(ids, *rest)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._decoder, name)
+
+
+def test_a_stream_goes_on_where_inference_mode_has_ended(model: ftbert.Model) -> None:
+    (want,) = model.generate(PROMPTS[:1], max_new_tokens=9)
+    with torch.inference_mode():
+        stream = model.stream(PROMPTS[0], max_new_tokens=9)
+        first = next(stream)
+    assert first + "".join(stream) == want and stream.reason
+
+
 # ---- sampling -------------------------------------------------------------------------------------------------------
 
 
@@ -158,6 +209,27 @@ def test_pieces_join_to_the_text(kind: str, text: str, noise: list[int], before:
     got, want = decode(prompt) + "".join(pieces) + stream.end(), decode(prompt + ids)
     # In a run of byte tokens that is no UTF-8 as a whole, decoders replace also the characters that were there before.
     assert got == want or (kind == "mark" and "\ufffd" in want)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "mark"])
+def test_bytes_that_are_no_text_do_not_pile_up(kind: str) -> None:
+    """A thousand of them come soon, each looked at a few times; a character behind them comes whole."""
+    words, longest = tokenizer(kind), 0
+
+    def decode(ids: list[int]) -> str:
+        nonlocal longest
+        longest = max(longest, len(ids))
+        return str(words.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    byte = words.convert_tokens_to_ids("\u0142" if kind == "bytes" else "<0x80>")  # a byte that begins no character
+    assert decode([byte]) == "\ufffd"
+    stream = TextStream(decode, [5, 6])
+    got = ""
+    for at in range(1000):
+        got += stream.push(byte)
+        assert len(got) >= at - 20
+    got += "".join(stream.push(one) for one in words("a é z", add_special_tokens=False)["input_ids"]) + stream.end()
+    assert got.count("\ufffd") >= 1000 and got.endswith("z") and longest < 40
 
 
 @settings(max_examples=150, deadline=None)
@@ -213,6 +285,33 @@ def test_the_folder_says_which_tokens_end_a_text(folder: Path, tmp_path: Path) -
         reference.generation_config.save_pretrained(folder)
     assert len(stopped[0]) <= 4 and not any(free[0] in row or 2 in row for row in stopped)
     assert not any({2, 7} & set(row) for row in model.generate_ids(ids, **how))
+
+
+def test_special_tokens_that_are_spelled_as_ends_end_a_text(folder: Path, tmp_path: Path) -> None:
+    """Whatever the config names; ids without a tokenizer end by the config alone."""
+    for file in folder.iterdir():
+        if file.name not in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+            (tmp_path / file.name).symlink_to(file)
+    for name in ("config.json", "generation_config.json"):
+        described = json.loads((folder / name).read_text())
+        (tmp_path / name).write_text(json.dumps({**described, "eos_token_id": None}))
+    ids = tokenizer("bytes")("hello")["input_ids"]
+    free = ftbert.load(tmp_path).generate_ids([ids], max_new_tokens=30)[0]
+    end = next(one for one in free[3:] if one > 2 and one not in [*ids, *free[:3]])
+    # That token's spelling becomes that of the end of a turn.
+    described = json.loads(tokenizer("bytes").backend_tokenizer.to_str())
+    vocab, spelled = described["model"]["vocab"], tokenizer("bytes").convert_ids_to_tokens(end)
+    described["model"]["vocab"] = {"<|im_end|>" if word == spelled else word: place for word, place in vocab.items()}
+    described["model"]["merges"] = [pair for pair in described["model"]["merges"] if spelled not in (*pair, "".join(pair))]
+    described["added_tokens"].append({**described["added_tokens"][2], "id": end, "content": "<|im_end|>"})
+    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(described)), unk_token="<unk>", eos_token="</s>")
+    words.save_pretrained(tmp_path)
+    model = ftbert.load(tmp_path)
+    assert end_ids(model) == set() and spelled_ends(tokenizer_for(model)) == {2, end}
+    text = model.stream("hello", max_new_tokens=30)
+    assert "".join(text) == model.generate("hello", max_new_tokens=30)[0]
+    assert text.reason == "eos" and text.tokens == next(i for i, one in enumerate(free) if one in (2, end))
+    assert model.generate_ids([ids], max_new_tokens=30) == [free]
 
 
 def test_a_converted_folder_writes_the_same(model: ftbert.Model, folder: Path, tmp_path: Path) -> None:

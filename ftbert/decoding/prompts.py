@@ -46,8 +46,26 @@ def encoded(model: Any, prompts: Sequence[str], chat: bool) -> list[list[int]]:
     return found
 
 
+# How tokens that end a turn or a text are spelled in the vocabularies of common models. Files and configs often name
+# one of them alone, as that of texts where a chat's turns end with another.
+_ENDS = frozenset(
+    {
+        "</s>", "<eos>", "<EOT>", "<|EOT|>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>",
+        "<|eom_id|>", "<|end|>", "<|return|>", "<end_of_turn>", "<|end_of_turn|>",
+    }
+)  # fmt: skip
+
+
+def spelled_ends(tokenizer: Any) -> frozenset[int]:
+    """The tokenizer's special tokens that are spelled as ends of turns and texts are."""
+    return frozenset(
+        place for place, token in tokenizer.added_tokens_decoder.items() if token.special and token.content in _ENDS
+    )
+
+
 def end_ids(model: Any) -> frozenset[int]:
-    """Tokens after which a text is complete: of generation_config.json, else of the model's config."""
+    """Tokens after which a text is complete: of generation_config.json, else of the model's config. Of a model with a
+    tokenizer there are more: spelled_ends."""
     stated: Any = None
     if model.folder is not None and (path := Path(model.folder, "generation_config.json")).is_file():
         stated = read_json_object(path).get("eos_token_id")

@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 
 # Tokens of the prompt that are decoded beside the first new ones, for the space between them.
 _BEFORE = 6
+# Tokens whose text may be held back as the beginning of a character, which has four bytes at most, a token each: more
+# are no character, or a model that writes none.
+_MOST_HELD = 16
 _INCOMPLETE = "\ufffd"  # what decoders make of bytes that are no whole character, or not yet
 
 
@@ -33,7 +36,7 @@ class TextStream:
         self._ids.append(token)
         found = self._new_text()
         if found.endswith(_INCOMPLETE):
-            return ""
+            return self._certain(self._cut(found)) if len(self._ids) - self._read > _MOST_HELD else ""
         self._advance()
         return self._certain(found)
 
@@ -50,6 +53,20 @@ class TextStream:
     def _new_text(self) -> str:
         known = self._decode(self._ids[self._start : self._read])
         return self._decode(self._ids[self._start :])[len(known) :]
+
+    def _cut(self, found: str) -> str:
+        """Of text that is held for too long all but what may begin a character; its tokens are not decoded again."""
+        end = len(self._ids)
+        known = self._decode(self._ids[self._start : self._read])
+        for cut in range(end - 3, end - 7, -1):
+            rest = self._decode(self._ids[cut:])
+            sure = self._decode(self._ids[self._start : cut])[len(known) :]
+            if sure + rest == found:
+                break
+        else:
+            cut, sure = end, found
+        self._start = self._read = cut
+        return sure
 
     def _advance(self) -> None:
         if len(self._ids) > self._read:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ftbert.decoding.decoder import decoder_of
 from ftbert.decoding.generation import Generation
-from ftbert.decoding.prompts import encoded, end_ids, tokenizer_for
+from ftbert.decoding.prompts import encoded, end_ids, spelled_ends, tokenizer_for
 from ftbert.decoding.sampling import Sampling
 from ftbert.decoding.text_stream import TextStream
 
@@ -43,8 +43,11 @@ class Options:
 class Started:
     """Prompts that were checked, and a cache for them: nothing was computed yet."""
 
-    def __init__(self, model: Any, prompts: Sequence[Sequence[int]], options: Options) -> None:
-        """ValueError for a prompt without tokens or longer than the model's context, an id that it does not have."""
+    def __init__(
+        self, model: Any, prompts: Sequence[Sequence[int]], options: Options, ends: frozenset[int] = frozenset()
+    ) -> None:
+        """ends: tokens that end a text beside those that the model's config names. ValueError for a prompt without
+        tokens or longer than the model's context, an id that it does not have."""
         context, vocab = model.config.max_seq, model.config.vocab
         for place, ids in enumerate(prompts):
             if not ids:
@@ -56,7 +59,7 @@ class Started:
                 )
             if not all(0 <= one < vocab for one in ids):
                 raise ValueError(f"prompt {place}: expected token ids from 0 to {vocab - 1}")
-        self._ends = end_ids(model)
+        self._ends = end_ids(model) | ends
         self._most = [min(options.max_new_tokens, context - len(ids)) for ids in prompts]
         self.reasons: dict[int, str] = {}  # of texts that have ended: "eos", "stop", "length"
         self._tokens = [0] * len(prompts)
@@ -93,7 +96,7 @@ class TextPieces(Iterator[str]):
         if not isinstance(prompt, str):
             raise TypeError(f"prompt must be a str; got {type(prompt).__name__}")
         (ids,) = encoded(model, [prompt], options.chat)
-        self._started = Started(model, [ids], options)
+        self._started = Started(model, [ids], options, spelled_ends(tokenizer_for(model)))
         self._text = _stream(model, ids, options)
         self.tokens, self.prompt_tokens = 0, len(ids)
         self._pieces = self._made()
@@ -120,7 +123,7 @@ class TextPieces(Iterator[str]):
 def generate(model: Any, prompts: Sequence[str], options: Options) -> list[str]:
     """The text that follows each prompt."""
     ids = encoded(model, prompts, options.chat)
-    started = Started(model, ids, options)
+    started = Started(model, ids, options, spelled_ends(tokenizer_for(model)) if ids else frozenset())
     texts = [_stream(model, row, options) for row in ids]
     pieces: list[list[str]] = [[] for _ in ids]
     for place, token in started.tokens():
