@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 
 from ftbert.checkpoint import expect_file, shown
-from ftbert.converters.gguf_q8_0 import Q8Planes, unpack_q8_0
 from ftbert.converters.gguf_types import TYPES, GgufType, to_torch
 
 _MAGIC = b"GGUF"
@@ -54,13 +53,6 @@ class GgufFile:
             return to_torch(self._bytes(tensor), tensor.type, tensor.shape)
         except (ValueError, ImportError) as error:
             raise type(error)(f"{self.path}: {name}: {error}") from error
-
-    def planes(self, name: str) -> Q8Planes | None:
-        """What is stored of a tensor in Q8_0, values [..., k] and scales [..., k/32]; None for other types."""
-        tensor = self.tensors[name]
-        if tensor.type.name != "Q8_0":
-            return None
-        return unpack_q8_0(self._bytes(tensor).reshape(*tensor.shape[:-1], -1))
 
     def _bytes(self, tensor: GgufTensor) -> NDArray[np.uint8]:
         return np.frombuffer(self._data, np.uint8, tensor.size, tensor.start)

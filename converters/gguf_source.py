@@ -14,7 +14,6 @@ import torch
 from ftbert.checkpoint import TensorSource, exists, list_folder
 from ftbert.converters.gguf_file import GgufFile, GgufTensor, read_gguf
 from ftbert.converters.gguf_metadata import Metadata
-from ftbert.converters.gguf_q8_0 import Q8Planes
 from ftbert.converters.gguf_tables import Architecture, find_architecture, names_of
 from ftbert.converters.gguf_text import TextFolder, write_text_folder
 
@@ -42,11 +41,8 @@ class GgufSource(TensorSource):
         rows = self._rows(name)
         return found if rows is None else found[torch.from_numpy(rows)]
 
-    def planes(self, name: str) -> Q8Planes | None:
-        """As the file has it: values int8 [n, k] and scales fp16 [n, k/32] of a matrix in Q8_0, its rows in the order
-        of `read`; None for other types."""
-        found, rows = self.file.planes(self._names[name]), self._rows(name)
-        return found if found is None or rows is None else Q8Planes(found.values[rows], found.scales[rows])
+    def in_blocks(self, name: str) -> bool:
+        return self._tensor(name).type.name == "Q8_0"
 
     def told(self) -> dict[str, str]:
         types = Counter(self._tensor(name).type for name in self._names)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ftbert.converters.gguf_q8_0 import dequantise_q8_0, unpack_q8_0
+from ftbert.converters.gguf_q8_0 import dequantise_q8_0
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def to_torch(data: NDArray[np.uint8], kind: GgufType, shape: tuple[int, ...]) ->
     if kind.is_float:
         return torch.from_numpy(data.copy()).view(FLOATS[kind.name]).view(shape)
     rows = data.reshape(*shape[:-1], shape[-1] // kind.block * kind.bytes)
-    found = dequantise_q8_0(unpack_q8_0(rows)) if kind.name == "Q8_0" else _by_package(rows, kind)
+    found = dequantise_q8_0(rows) if kind.name == "Q8_0" else _by_package(rows, kind)
     return torch.from_numpy(np.ascontiguousarray(found, dtype=np.float32)).view(shape)
 
 

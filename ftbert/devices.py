@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from ftbert._library import build_info, load_library
-from ftbert.dtypes import FP8, INT8
+from ftbert.dtypes import FP8, INT8, Q8_0
 
-_FP8_CAPABILITY = (9, 0)
+_FP8_CAPABILITY, _LEAST_Q8_0_CAPABILITY = (9, 0), (8, 0)
 # What products on the CPU have beside float32, and what is faster where that is.
 _COMPARED = {torch.bfloat16: ("bf16", "dtype='fp32' or 'auto'"), torch.int8: ("int8", "the plain model in fp32")}
 _SLOWER = 1.1  # from here on: less is noise
@@ -52,7 +52,9 @@ def check_dtype(device: torch.device, dtype: torch.dtype) -> None:
         _check_fp8(device)
     elif dtype == INT8:
         _check_int8(device)
-    if device.type != "cpu" or dtype == torch.float32:
+    elif dtype == Q8_0:
+        _check_q8_0(device)
+    if device.type != "cpu" or dtype in (torch.float32, Q8_0):
         return
     if dtype == torch.float16:
         raise ValueError("on the CPU ftbert computes in fp32, or bf16 for the products; fp16 needs a GPU")
@@ -87,6 +89,18 @@ def _check_int8(device: torch.device) -> None:
         raise ValueError(
             "int8: this CPU has no instructions with which it would be faster than fp32 (VNNI, AVX-VNNI, AMX-INT8); "
             "use fp32"
+        )
+
+
+def _check_q8_0(device: torch.device) -> None:
+    if device.type != "cuda":
+        return
+    found = torch.cuda.get_device_capability(device)
+    if found < _LEAST_Q8_0_CAPABILITY:
+        name, version = torch.cuda.get_device_name(device), ".".join(map(str, found))
+        raise ValueError(
+            f"q8_0 needs a GPU of compute capability 8.0 or above; {device}, {name} of {version}, computes in fp16, "
+            "bf16 or fp32"
         )
 
 
@@ -134,10 +148,10 @@ def stream_dtype(
     device: torch.device, dtype: torch.dtype, stored: torch.dtype = torch.float32, embedding_scale: float = 1.0
 ) -> torch.dtype:
     """The element type of the residual stream, of vectors and tables in a model of `dtype`: all but the operands of
-    matrix products. On the CPU it is float32. fp8 has 16 bits there, by how the model's weights are `stored`: bf16 for
-    bf16 and where fp16 would not do (see check_range), else fp16."""
+    matrix products. On the CPU it is float32. fp8 and q8_0 have 16 bits there, by how the model's weights are `stored`:
+    bf16 for bf16 and where fp16 would not do (see check_range), else fp16."""
     if device.type == "cpu":
         return torch.float32
-    if dtype == FP8:
+    if dtype in (FP8, Q8_0):
         return torch.bfloat16 if stored == torch.bfloat16 or embedding_scale > 1 else torch.float16
     return dtype

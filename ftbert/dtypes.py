@@ -7,8 +7,10 @@ import torch
 # The core's words (csrc/core/types.cpp).
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 FP8, INT8 = torch.float8_e4m3fn, torch.int8
-STORED_DTYPES = DTYPES | {"e4m3": FP8, "int8": INT8}  # of matrices
-EIGHT_BITS = {"fp8": FP8, "int8": INT8}  # users' words
+Q8_0 = torch.qint8  # stands for int8 in blocks with a scale each, of which torch has no tensors
+MATRIX_DTYPES = DTYPES | {"e4m3": FP8, "int8": INT8, "q8_0": Q8_0}
+STORED_DTYPES = MATRIX_DTYPES | {"q8_0": INT8}  # of the tensor with a matrix's numbers
+EIGHT_BITS = {"fp8": FP8, "int8": INT8, "q8_0": Q8_0}  # users' words
 
 _LOADED = DTYPES | EIGHT_BITS
 _SPELLINGS = {
@@ -17,10 +19,10 @@ _SPELLINGS = {
 
 
 def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
-    """fp32, fp16, bf16, fp8, int8 or the torch dtype itself; ValueError otherwise."""
+    """fp32, fp16, bf16, fp8, int8, q8_0 or the torch dtype itself; ValueError otherwise."""
     found = _LOADED.get(_SPELLINGS.get(dtype, dtype)) if isinstance(dtype, str) else dtype
     if found is None or found not in _LOADED.values():
-        raise ValueError(f"dtype: expected fp32, fp16, bf16, fp8 or int8, got {dtype!r}")
+        raise ValueError(f"dtype: expected fp32, fp16, bf16, fp8, int8 or q8_0, got {dtype!r}")
     return found
 
 

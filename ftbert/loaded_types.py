@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ftbert.checkpoint import Checkpoint
+from ftbert.checkpoint import CAUSAL_LM, Checkpoint
 from ftbert.devices import check_dtype, stored_dtype, stream_dtype
-from ftbert.dtypes import EIGHT_BITS, FP8, INT8, STORED_DTYPES, users_word
+from ftbert.dtypes import EIGHT_BITS, FP8, INT8, MATRIX_DTYPES, Q8_0, users_word
 
 
 def types_of(
@@ -17,6 +17,8 @@ def types_of(
     encoder, becomes = checkpoint.config.encoder, None
     if asked is None and checkpoint.in_int8 is not None and _serves(place, INT8):
         asked = INT8
+    if asked is None and _mostly_in_blocks(checkpoint) and _serves(place, Q8_0):
+        asked = Q8_0
     if encoder.has_8_bits:
         asked = _beside_8_bits(checkpoint, place, asked)
     elif asked is None:
@@ -26,6 +28,18 @@ def types_of(
     if asked in EIGHT_BITS.values():
         return stream_dtype(place, asked, checkpoint.stored_dtype, encoder.embedding_scale), becomes
     return asked, None
+
+
+def _mostly_in_blocks(checkpoint: Checkpoint) -> bool:
+    """Of a model that generates text, whether most of its layers' weights are stored in Q8_0."""
+    if all(head.task != CAUSAL_LM for head in checkpoint.config.heads):
+        return False
+    weights = {True: 0, False: 0}
+    for spec in checkpoint.config.encoder.weight_specs():
+        if spec.matrix and spec.name.startswith("layers."):
+            blocks = all(checkpoint.source.in_blocks(name) for name in checkpoint.tensors[spec.name])
+            weights[blocks] += spec.shape[0] * spec.shape[1]
+    return weights[True] > weights[False]
 
 
 def _serves(place: torch.device, dtype: torch.dtype) -> bool:
@@ -38,7 +52,7 @@ def _serves(place: torch.device, dtype: torch.dtype) -> bool:
 
 def _beside_8_bits(checkpoint: Checkpoint, place: torch.device, asked: torch.dtype | None) -> torch.dtype:
     """`asked` of a quantized folder, its own type for "auto"; ValueError where it cannot be loaded so."""
-    stored = STORED_DTYPES[checkpoint.config.encoder.eight_bits]
+    stored = MATRIX_DTYPES[checkpoint.config.encoder.eight_bits]
     word, told = users_word(stored), f"{checkpoint.source.where}: stored in {users_word(stored)}"
     try:
         check_dtype(place, stored)

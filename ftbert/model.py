@@ -18,7 +18,7 @@ from ftbert.checkpoint import Checkpoint, CheckpointConfig, EncoderConfig, HeadC
 from ftbert.converters import build_reference, open_checkpoint
 from ftbert.decoding import LanguageModel
 from ftbert.devices import check_device, check_dtype, check_range, stream_dtype, told_speed
-from ftbert.dtypes import DTYPES, EIGHT_BITS, INT8, STORED_DTYPES, parse_dtype, users_word
+from ftbert.dtypes import DTYPES, EIGHT_BITS, INT8, MATRIX_DTYPES, STORED_DTYPES, parse_dtype, users_word
 from ftbert.forked import note_fork
 from ftbert.heads import Head, HeadedModule
 from ftbert.live_check import check_loaded
@@ -50,11 +50,13 @@ def load(
 
     source: an ftbert or HuggingFace folder, an .onnx or .gguf file, a hub id, or a live transformers model. device:
     "cpu", "cuda", "cuda:1". dtype: fp32, fp16 (GPU only), bf16, fp8 (compute capability 9.0 only), int8 (CPUs with
-    VNNI, AVX-VNNI or AMX); on the CPU bf16 is that of the matrix products' operands, with float sums: all else and the
-    results are float32. "auto": as the weights are stored; on the CPU fp32, or for weights in bf16 the faster
-    of the two, which is timed once in a process. fp8 and int8 are for the matrices of the layers, all else and the
-    results are fp16 or bf16 with fp8, float32 with int8. They are quantized when the model is first loaded so, and kept
-    in the user's cache (docs/quantization.md); those of a live model each time. Of a folder that `ftbert quantize`
+    VNNI, AVX-VNNI or AMX), q8_0 (GPUs from compute capability 8.0 on, CPUs); on the CPU bf16 is that of the matrix
+    products' operands, with float sums: all else and the results are float32. "auto": as the weights are stored, q8_0
+    where a GGUF file of a decoder has most of them in Q8_0; on the CPU fp32, or for weights in bf16 the faster of the
+    two, which is timed once in a process. fp8, int8 and q8_0 are for the matrices of the layers, all else and the
+    results are fp16 or bf16 on a GPU, float32 on the CPU. fp8 and int8 are quantized when the model is first loaded so,
+    and kept in the user's cache (docs/quantization.md); those of a live model each time. q8_0 is llama.cpp's Q8_0, made
+    at each load, without calibration; the head that `generate` reads is in it too. Of a folder that `ftbert quantize`
     wrote its type and "auto" are the same, fp16 and bf16 the type of all else beside fp8; of an .onnx file that
     onnxruntime has quantized int8 and "auto" are its own integers. attention: "auto", or "fused" / "general" to force a
     path. heads: the checkpoint's task heads too; a masked language model then computes logits over the vocabulary in
@@ -119,7 +121,14 @@ def _build(
     config, stream = stored.config.encoder, stream_dtype(place, element)
     # One tensor at a time: repacked or moved before the next is read, so that memory peaks at the model's own size.
     weights = {}
-    for spec in config.weight_specs():
+    specs = config.weight_specs()
+    in_blocks = {spec.name for spec in specs if spec.matrix and spec.stored == "q8_0"}
+    for spec in specs:
+        if spec.name.removesuffix(".scale") in in_blocks:
+            if spec.matrix:
+                parts = [stored.read(spec.name, torch.int8), stored.read(f"{spec.name}.scale", torch.float16)]
+                weights[spec.name] = torch.ops.ftbert.pack_q8_0(*(part.to(place) for part in parts))
+            continue
         kept = STORED_DTYPES.get(spec.stored)
         tensor = stored.read(spec.name, kept or (element if spec.matrix else stream))
         packable = place.type == "cpu" and spec.matrix and kept in (None, torch.int8)
@@ -202,7 +211,7 @@ class Model(TextModel, LanguageModel):
     def dtype(self) -> torch.dtype:
         """As matrices are stored, the narrowest where they differ; on a GPU the type of all else too, unless that is
         E4M3; on the CPU results are float32."""
-        return STORED_DTYPES[self.encoder.matrix_dtype()]
+        return MATRIX_DTYPES[self.encoder.matrix_dtype()]
 
     def __call__(
         self,

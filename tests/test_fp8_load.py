@@ -120,7 +120,7 @@ def test_words() -> None:
         assert parse_dtype(word) == INT8
     assert all(users_word(dtype) == word for word, dtype in EIGHT_BITS.items())
     for word in ("e4m3", "uint8", torch.uint8, torch.float8_e5m2):
-        with pytest.raises(ValueError, match="expected fp32, fp16, bf16, fp8 or int8"):
+        with pytest.raises(ValueError, match="expected fp32, fp16, bf16, fp8, int8 or q8_0"):
             parse_dtype(word)
 
 

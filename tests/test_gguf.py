@@ -19,7 +19,6 @@ from tokenizers_offline import write as write_tokenizer
 import ftbert
 from ftbert.cli import main
 from ftbert.converters import open_checkpoint
-from ftbert.converters.gguf_q8_0 import dequantise_q8_0
 from ftbert.text import load_tokenizer
 
 gguf = pytest.importorskip("gguf")
@@ -89,18 +88,6 @@ def test_other_types_are_rounded_and_nothing_else(arch: str, kind: str, tmp_path
     assert 0 < float((got - wanted).norm() / wanted.norm()) < ROUNDING[kind]
     told = model.info().get("dequantised", "")
     assert f" of {kind}" in told and "to fp32" in told if kind.startswith("Q") else told == ""
-
-
-@pytest.mark.parametrize("arch", ["llama", "qwen3", "bert"])
-def test_q8_0_is_there_as_it_is_stored(arch: str, tmp_path: Path) -> None:
-    """Also of queries and keys, whose rows llama.cpp stores in another order."""
-    model = make(arch)
-    source: Any = open_checkpoint(write(model, tmp_path / "m.gguf", arch, all_as("Q8_0"))).source
-    stored = {name: planes for name in source.shapes() if (planes := source.planes(name)) is not None}
-    assert len(stored) == sum(len(shape) == 2 for shape in source.shapes().values())
-    for name, planes in stored.items():
-        assert planes.scales.shape == (planes.values.shape[0], planes.values.shape[1] // 32)
-        np.testing.assert_array_equal(dequantise_q8_0(planes), source.read(name).numpy())
 
 
 def test_what_stands_behind_the_encoder(tmp_path: Path) -> None:

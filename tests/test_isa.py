@@ -24,7 +24,10 @@ from ftbert._library import build_info
 ids = torch.arange(5, 95).view(3, 30)
 mask = (torch.arange(30) < torch.tensor([[30], [17], [1]])).long()
 print(build_info()["cpu_isa"])
-torch.save(ftbert.load(sys.argv[1])(ids, mask).last_hidden_state, sys.argv[2])
+random = torch.Generator().manual_seed(0)
+x, values = torch.randn(11, 192, generator=random), torch.randint(-128, 128, (40, 192), generator=random).to(torch.int8)
+blocks = torch.ops.ftbert.q8_0_product(x, values, torch.rand(40, 6, generator=random).half(), None, "none")
+torch.save((ftbert.load(sys.argv[1])(ids, mask).last_hidden_state, blocks), sys.argv[2])
 """
 x86 = pytest.mark.skipif(build_info()["cpu_isa"] not in SETS, reason="the sets are those of x86-64")
 
@@ -45,10 +48,11 @@ def test_each_set_gives_the_same(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         used = done.stdout.strip()
         assert SETS.index(used) <= SETS.index(name)  # this CPU may have less
-        made.setdefault(used, torch.load(tmp_path / name).numpy())
+        made.setdefault(used, torch.load(tmp_path / name))
     assert "avx2" in made
-    for vectors in made.values():
-        np.testing.assert_allclose(vectors, made["avx2"], atol=1e-5)
+    for vectors, blocks in made.values():
+        np.testing.assert_allclose(vectors.numpy(), made["avx2"][0].numpy(), atol=1e-5)
+        assert torch.equal(blocks, made["avx2"][1])
 
 
 @x86

@@ -246,7 +246,7 @@ def test_wrong_device_is_named(place: Place) -> None:
 def test_devices_and_dtypes_that_are_none_are_named() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"dtype": "fp16"}, "on the CPU ftbert computes in fp32, or bf16 for the products; fp16 needs a GPU"),
-        ({"dtype": "int4"}, "dtype: expected fp32, fp16, bf16, fp8 or int8"),
+        ({"dtype": "int4"}, "dtype: expected fp32, fp16, bf16, fp8, int8 or q8_0"),
         ({"device": "mps"}, "device: expected cpu or cuda"),
         ({"device": "gpu"}, "device: expected cpu, cuda or cuda:N, got 'gpu'"),
     ]
@@ -357,5 +357,5 @@ def test_the_dtype_that_the_weights_are_stored_in(tmp_path: Path, monkeypatch: p
                 assert ftbert.load(source, dtype="auto").dtype == want
     on_gpu = devices.stored_dtype(torch.device("cuda", 0), stored)
     assert on_gpu == (torch.float32 if stored == torch.float64 else stored)
-    with pytest.raises(ValueError, match="expected fp32, fp16, bf16, fp8 or int8"):
+    with pytest.raises(ValueError, match="expected fp32, fp16, bf16, fp8, int8 or q8_0"):
         ftbert.load(tmp_path / "theirs", dtype="int4")

@@ -230,7 +230,7 @@ def test_weights_of_other_dtypes_on_the_cpu() -> None:
     ftbert.optimize(model)
     expected = run(model, **inputs).logits
     model.double()
-    with pytest.warns(UserWarning, match="expected fp32, fp16, bf16, fp8 or int8"):
+    with pytest.warns(UserWarning, match="expected fp32, fp16, bf16, fp8, int8 or q8_0"):
         got = run(model, **inputs).logits
     assert got.dtype == torch.float64 and list(fallbacks(model).values()) == [1]
     assert_close(got[kept], expected[kept], atol=1e-4)
@@ -238,7 +238,7 @@ def test_weights_of_other_dtypes_on_the_cpu() -> None:
     got = run(model.bfloat16(), **inputs).logits
     assert got.dtype == torch.bfloat16 and list(fallbacks(model).values()) == [1]
     assert_close(got[kept], rounded[kept], atol=0.05, rtol=0.02)
-    with pytest.raises(ValueError, match="dtype: expected fp32, fp16, bf16, fp8 or int8, got torch.float64"):
+    with pytest.raises(ValueError, match="dtype: expected fp32, fp16, bf16, fp8, int8 or q8_0, got torch.float64"):
         ftbert.optimize(ftbert.undo(model).double())
 
 

@@ -239,6 +239,20 @@ Operand TorchProducts::linear(const Linear<float>& linear, const Operand& a, int
                                 .rounded = rounded ? static_cast<bfloat16_t*>(out.data) : nullptr});
     return rounded ? out : Operand::of(c);
   }
+  if (w.dtype == DType::q8_0) {
+    const bool gated = epilogue.gate == Gate::pairs;
+    auto* const c = static_cast<float*>(out.data);
+    isa_kernels().q8_0_product({.m = m,
+                                .n = w.n,
+                                .k = w.k,
+                                .a = a.as<float>(),
+                                .panels = weight.const_data_ptr(),
+                                .bias = epilogue.bias ? linear.bias : nullptr,
+                                .activation = epilogue.activation,
+                                .out = gated ? nullptr : c,
+                                .gated = gated ? c : nullptr});
+    return Operand::of(c);
+  }
   if (!weight.is_mkldnn()) {
     const bool gated = epilogue.gate == Gate::pairs;
     auto* const c = static_cast<float*>(out.data);

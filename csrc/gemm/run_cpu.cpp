@@ -13,9 +13,10 @@ Operand linear<Cpu, float>(Context<Cpu>& context, const Linear<float>& linear, c
 }
 
 // A product in bf16 rounds its operands, so that it reads what was stored in bf16 as it is; one of int8 reads byte
-// rows.
+// rows, and one of q8_0 stores blocks itself.
 template <>
 Operand wished_by<Cpu, float>(const Linear<float>& next, float* memory) {
+  if (next.weight.dtype == DType::q8_0) return Operand::of(memory);
   if (next.weight.dtype != DType::int8) return {.data = memory, .dtype = next.weight.dtype};
   return {.data = memory, .dtype = DType::uint8, .per = next.input->per, .smooth = next.input->smooth};
 }

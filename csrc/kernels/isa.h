@@ -45,6 +45,19 @@ struct Int8Product {
 };
 inline constexpr int64_t kMostInt8Depth = (int64_t{1} << 31) / (255 * 128);
 
+// out [m, n] = act(a @ weight^T + bias), the weight in q8_0, packed by pack_q8_0 (gemm/own/q8_0_panels.h). Rows of `a`
+// are stored as Q8_1 first: int8 with a scale for each 32 neighbours (kernels/elementwise/q8_1_row.h). Sums of a block
+// are exact, and added up in float in one order, so that all instruction sets, and all m, make the same of a row.
+struct Q8Product {
+  int64_t m, n, k;
+  const float* a;
+  const void* panels;
+  const float* bias;  // [n] or nullptr
+  Activation activation;
+  float* out;              // or nullptr, where `gated` gets the results
+  float* gated = nullptr;  // [m, n / 2], what a gate makes of the sums: Gate::pairs
+};
+
 // One set. isa_table_cpu.cpp fills it.
 struct IsaKernels {
 #define FTBERT_MEMBER(name) decltype(&ftbert::name<Cpu, float>) name;
@@ -54,6 +67,8 @@ struct IsaKernels {
   void (*pack_panels)(const float* weight, int64_t n, int64_t k,
                       float* panels);  // [n up to whole panels, k]: panels of [k, panel_width]
   void (*panel_product)(const PanelProduct& product);
+  void (*q8_0_product)(const Q8Product& product);
+  void (*quantise_q8_1)(const float* x, int64_t rows, int64_t cols, int8_t* numbers, float* scales);
   bool bf16;           // has instructions for products of bf16 pairs
   bool tiles = false;  // multiplies by AMX
   // The instructions of int8 products: avx_vnni, avx512_vnni or amx_int8; nullptr, as all that follows, where there are

@@ -10,6 +10,8 @@ namespace ftbert::FTBERT_ISA {
 FTBERT_ISA_KERNELS(FTBERT_DECLARE)
 void pack_panels(const float* weight, int64_t n, int64_t k, float* panels);
 void panel_product(const PanelProduct& product);
+void q8_0_product(const Q8Product& product);
+void quantise_q8_1(const float* x, int64_t rows, int64_t cols, int8_t* numbers, float* scales);
 int64_t int8_panel_bytes(int64_t n, int64_t k);
 void pack_int8(const int8_t* weight, int64_t n, int64_t k, void* panels);
 void unpack_int8(const void* panels, int64_t n, int64_t k, int8_t* weight);
@@ -24,6 +26,8 @@ constexpr IsaKernels plain_kernels() {
       FTBERT_ISA_KERNELS(FTBERT_ENTRY).panel_width = kPanelWidth,
       .pack_panels = pack_panels,
       .panel_product = panel_product,
+      .q8_0_product = q8_0_product,
+      .quantise_q8_1 = quantise_q8_1,
       .bf16 = kBf16Pairs,
 #ifdef FTBERT_INT8
       .int8 = simd::kLanes == 16 ? "avx512_vnni" : "avx_vnni",

@@ -59,8 +59,8 @@ class AttentionConfig:
     """kv_heads: of keys and values, None for as many as of queries. scale: of a score, None for 1 / sqrt(head_size).
     soft_cap: a scaled score s becomes soft_cap * tanh(s / soft_cap); 0: it stays. window: how many keys a query sees to
     its left and right, None for all. relative_bias: the model's table is added to the scores. qk_norm: over each head
-    of queries and keys. qkv_type, out_type: of the matrices as stored, "e4m3" or "int8", with scales, or that of the
-    "model"."""
+    of queries and keys. qkv_type, out_type: of the matrices as stored, "e4m3", "int8" or "q8_0", with scales, or that
+    of the "model"."""
 
     heads: int
     head_size: int

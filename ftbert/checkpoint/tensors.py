@@ -47,6 +47,10 @@ class TensorSource(ABC):
     def read(self, name: str) -> torch.Tensor:
         """One tensor on the CPU, in the dtype it is stored in; the caller owns it."""
 
+    def in_blocks(self, name: str) -> bool:
+        """Whether it is stored in Q8_0, from which `read` dequantises it."""
+        return False
+
     def told(self) -> dict[str, str]:
         """What `info` says of how they are read; nothing where they are read as they are stored."""
         return {}

@@ -18,7 +18,8 @@ import torch
 
 from ftbert.checkpoint import Checkpoint, transformer_folder
 from ftbert.converters import open_checkpoint, write_folder
-from ftbert.dtypes import users_word
+from ftbert.dtypes import Q8_0, users_word
+from ftbert.quantization.q8_0 import in_q8_0
 from ftbert.quantization.quantize import calibration_texts, quantize
 from ftbert.text import TOKENIZER_FILES
 from ftbert.user_cache import cache_folder, locked, make_private, untrusted
@@ -33,8 +34,12 @@ def in_8_bits(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) 
     context.
 
     It is kept in the user's cache, and made again when its source changes. Several processes make it once; where the
-    cache is off or not to be used, it is made each time and removed. Warns when it is made. Errors as of `quantize`.
+    cache is off or not to be used, it is made each time and removed. Warns when it is made. q8_0 asks no texts, and is
+    made as it is read. Errors as of `quantize`.
     """
+    if dtype == Q8_0:
+        yield in_q8_0(checkpoint)
+        return
     source = _source(checkpoint)
     target, why = cached_at(checkpoint, dtype), ""
     if target is None:
@@ -70,6 +75,9 @@ def live_in_8_bits(
 ) -> Iterator[Checkpoint]:
     """The same of a live model, which `checkpoint` was opened from; nothing is kept. tokenizer: transformers' own, None
     for that of the folder or the hub's snapshot that the module's config names. ValueError where there is none."""
+    if dtype == Q8_0:
+        yield in_q8_0(checkpoint)
+        return
     with TemporaryDirectory(prefix="ftbert-8-bits-") as folder:
         home, plain = Path(folder) / "tokenizer", Path(folder) / "plain"
         if tokenizer is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ftbert.dtypes import EIGHT_BITS, parse_dtype
+from ftbert.dtypes import parse_dtype
 from ftbert.quantization.e4m3 import E4M3
 from ftbert.quantization.int8 import INT8
 from ftbert.quantization.stored_type import StoredType
@@ -16,5 +16,6 @@ def stored_type(dtype: str | torch.dtype) -> StoredType:
     """By a user's word or torch's; ValueError for one that is not of 8 bits."""
     found = STORED_TYPES.get(parse_dtype(dtype))
     if found is None:
-        raise ValueError(f"dtype: models are quantized to {' or '.join(EIGHT_BITS)}, got {dtype!r}")
+        names = " or ".join(one.name for one in STORED_TYPES.values())
+        raise ValueError(f"dtype: models are quantized to {names}, got {dtype!r}")
     return found

@@ -1,0 +1,89 @@
+// torch.ops.ftbert.*: q8_0 and Q8_1 by themselves, for tests. The fakes are in ftbert/_fake.py.
+#include <ATen/ops/empty.h>
+
+#include "binding/define_op.h"
+#include "binding/op_checks.h"
+#include "binding/q8_0.h"
+#include "core/device.h"
+#include "core/q8_0.h"
+#include "gemm/gemm.h"
+#include "kernels/elementwise/quantise_q8_1.h"
+
+namespace ftbert::binding {
+namespace {
+
+void blocks(const Tensor& values, const Tensor& scales) {
+  rank("values", values, 2);
+  rank("scales", scales, 2);
+  FTBERT_CHECK(values.scalar_type() == at::kChar && values.size(1) % kQ8Block == 0,
+               "values: expected int8 [n, k], k a multiple of ", kQ8Block, ", got ", describe(values));
+  FTBERT_CHECK(scales.sizes() == at::IntArrayRef({values.size(0), values.size(1) / kQ8Block}) &&
+                   scales.scalar_type() == at::kHalf && scales.device() == values.device(),
+               "scales: expected float16 [n, k / ", kQ8Block, "] beside values ", describe(values), ", got ",
+               describe(scales));
+}
+
+// x [rows, k] -> int8 [rows, k], scales float [rows, k / 32]
+std::tuple<Tensor, Tensor> quantize_q8_1(const Tensor& x) {
+  elements("x", x, 2);
+  FTBERT_CHECK(x.size(1) % kQ8Block == 0, "x: expected [rows, k], k a multiple of ", kQ8Block, ", got ", describe(x));
+  const int64_t rows = x.size(0), cols = x.size(1);
+  const Tensor numbers = at::empty({rows, cols}, x.options().dtype(at::kChar));
+  const Tensor scales = at::empty({rows, cols / kQ8Block}, x.options().dtype(at::kFloat));
+  run(x, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
+    quantise_q8_1(call.context, data<T>(x), rows, cols, data<int8_t>(numbers), data<float>(scales));
+  });
+  return {numbers, scales};
+}
+
+// -> [n, k], each number times its scale in float, rounded to dtype
+Tensor dequantize_q8_0(const Tensor& values, const Tensor& scales, at::ScalarType dtype) {
+  blocks(values, scales);
+  FTBERT_CHECK(is_element(dtype), "dtype: expected float32, float16 or bfloat16, got ", at::toString(dtype));
+  const int64_t n = values.size(0), k = values.size(1);
+  const Tensor numbers = values.view({n, k / kQ8Block, kQ8Block}).to(at::kFloat);
+  return (numbers * scales.to(at::kFloat).unsqueeze(2)).view({n, k}).to(dtype);
+}
+
+// x [m, k] of the stream's type -> [m, n], or with a gate [m, n / 2]
+Tensor q8_0_product(const Tensor& x, const Tensor& values, const Tensor& scales, const OptionalTensor& bias,
+                    const std::string& activation, bool gated) {
+  elements("x", x, 2);
+  blocks(values, scales);
+  const int64_t m = x.size(0), n = values.size(0), k = values.size(1);
+  FTBERT_CHECK(x.size(1) == k && x.device() == values.device(), "x: expected [m, ", k, "] on ", values.device().str(),
+               ", got ", describe(x));
+  same("bias", bias, x, {n});
+  const Epilogue epilogue{
+      .bias = bias.has_value(), .activation = parse_activation(activation), .gate = gated ? Gate::pairs : Gate::none};
+  const int64_t cols = epilogue.columns(n);
+  const Tensor memory = at::empty({m * (gated ? cols + n : n)}, x.options());
+  const Tensor out = memory.narrow(0, 0, m * cols).view({m, cols});
+  run(x, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
+    Context<Device>& context = call.for_products();
+    if constexpr (std::is_same_v<Device, Cuda>) context.overlap = false;  // the weights were written just now
+    const Tensor packed = pack_q8_0(values, scales);
+    Linear<T> w{{.dtype = DType::q8_0, .n = n, .k = k, .per = Granularity::block}, data<T>(bias), {}};
+    if constexpr (std::is_same_v<Device, Cpu>)
+      w.weight.packed = &packed;
+    else
+      w.weight.data = data<void>(packed);
+    check_product_exists(context, w);
+    const Operand made = linear(context, w, Operand::of(data<T>(x)), m, epilogue, Operand::of(data<T>(out)));
+    if (made.data != data<T>(out)) copy_on_device(context, made.as<T>(), data<T>(out), out.nbytes());
+  });
+  return out;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(ftbert, m) {
+  define_op(m, "quantize_q8_1(Tensor x) -> (Tensor, Tensor)", &quantize_q8_1);
+  define_op(m, "dequantize_q8_0(Tensor values, Tensor scales, ScalarType dtype) -> Tensor", &dequantize_q8_0);
+  define_op(m,
+            "q8_0_product(Tensor x, Tensor values, Tensor scales, Tensor? bias, str activation, bool gated=False) -> "
+            "Tensor",
+            &q8_0_product);
+}
+
+}  // namespace ftbert::binding

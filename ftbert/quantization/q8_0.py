@@ -1,0 +1,79 @@
+"""Matrices in q8_0: int8 with a scale in fp16 for each 32 neighbours of a row. No texts are asked: what a product reads
+is stored in blocks as it comes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from ftbert.checkpoint import Checkpoint, EncoderConfig, Make, fits_8_bits
+from ftbert.dtypes import Q8_0, users_word
+
+BLOCK = 32
+_LARGEST = 127
+
+
+def q8_0_blocks(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """float32 [n, k] -> numbers int8 [n, k] and scales fp16 [n, k / 32], as llama.cpp makes them: a block's largest
+    magnitude over 127, with which, before it is rounded to fp16, the others are divided and rounded, half away from
+    0. ValueError where a number is not finite or too large for a scale."""
+    rows, columns = matrix.shape
+    blocks = matrix.view(rows, columns // BLOCK, BLOCK)
+    scale = blocks.abs().amax(2, keepdim=True) / _LARGEST
+    scales = scale.half()
+    if not scales.isfinite().all():
+        raise ValueError("holds numbers that are not finite, or too large for scales in fp16")
+    inverse = torch.where(scale > 0, 1 / scale, 0.0).nan_to_num_(0.0, 0.0)  # of scales that fp16 rounds to 0
+    scaled = blocks * inverse
+    whole = scaled.trunc()
+    # |x| + 0.5 would round 0.49999997 up; the rest is exact.
+    whole += (scaled - whole).mul_(2).trunc_()
+    return whole.to(torch.int8).view(rows, columns), scales.view(rows, columns // BLOCK)
+
+
+@dataclass
+class _Blocks:
+    """Both tensors of a matrix that `whole` makes; the scales are kept until they are read behind the numbers."""
+
+    ours: str
+    whole: Make
+    _scales: list[Tensor] = field(default_factory=list)
+
+    def numbers(self, config: EncoderConfig, parts: list[Tensor]) -> Tensor:
+        made, scales = self._made(config, parts)
+        self._scales[:] = [scales]
+        return made
+
+    def scales(self, config: EncoderConfig, parts: list[Tensor]) -> Tensor:
+        return self._scales.pop() if self._scales else self._made(config, parts)[1]
+
+    def _made(self, config: EncoderConfig, parts: list[Tensor]) -> tuple[Tensor, Tensor]:
+        try:
+            return q8_0_blocks(self.whole(config, parts))
+        except ValueError as error:
+            raise ValueError(f"{self.ours} {error}") from None
+
+
+def _stacked(_: EncoderConfig, parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts)
+
+
+def in_q8_0(checkpoint: Checkpoint) -> Checkpoint:
+    """`checkpoint` with the matrices of its layers in q8_0, made as they are read. ValueError where none can be."""
+    encoder = checkpoint.config.encoder
+    names = [
+        spec.name
+        for spec in encoder.weight_specs()
+        if spec.matrix and spec.name.startswith("layers.") and not fits_8_bits("q8_0", spec.shape)
+    ]
+    if not names:
+        raise ValueError(f"{checkpoint.source.where}: no matrix of its layers could be stored in {users_word(Q8_0)}")
+    made, tensors = dict(checkpoint.made), dict(checkpoint.tensors)
+    for name in names:
+        blocks = _Blocks(f"{checkpoint.source.where}: {name}", checkpoint.made.get(name, _stacked))
+        made |= {name: blocks.numbers, f"{name}.scale": blocks.scales}
+        tensors[f"{name}.scale"] = checkpoint.tensors[name]
+    config = replace(checkpoint.config, encoder=encoder.stored_as(names, "q8_0"))
+    return replace(checkpoint, config=config, tensors=tensors, made=made)
