@@ -61,6 +61,11 @@ class Shape:
         """That a token's products read: of the word table one row, unless the head is tied to it."""
         return self.layers * sum(n * k for n, k in self.matrices) + self.vocab * self.hidden
 
+    def step_bytes(self, context: float, texts: int, weight: float, cached: float) -> float:
+        """That one token of each text has to read: weights once, of each text the keys and values. weight, cached:
+        bytes of a number."""
+        return self.weights * weight + 2 * self.layers * self.kv_width * context * texts * cached
+
 
 SHAPES = {
     "llama-2-7b": Shape(32, 4096, 32, 32, 11008, 32000),
