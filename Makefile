@@ -49,7 +49,7 @@ CXX_FILES = $(shell find csrc tests/cpp examples -name '*.cpp' -o -name '*.h' -o
 # Processes of pytest, which share the cores: what runs on one thread then runs twice at a time.
 WORKERS ?= 2
 
-.PHONY: help run test build bench bench-avx2 int8-accuracy lint clean core-test cuda-compile py-test clients-test ray-test avx2-test fuzz fuzz-gguf kills \
+.PHONY: help run test build bench bench-avx2 bench-decode soak-generation int8-accuracy lint clean core-test cuda-compile py-test clients-test ray-test avx2-test fuzz fuzz-gguf kills \
   serve-soak asan-test gpu-build gpu-test gpu-bench models models-modern
 
 # One thing after another, also under -j: pytest's closing line comes last.
@@ -260,6 +260,24 @@ bench: build models  ## against transformers, onnxruntime, OpenVINO, ... on the 
 	$(PYTHON) benchmarks/bench_encode.py --threads 2 --model $(MINILM) --texts $(STSB)
 	$(PYTHON) benchmarks/memory.py
 	$(PYTHON) benchmarks/report.py
+
+# llama.cpp for this machine, from the sdist of llama-cpp-python; and a real model in the type that both read.
+LLAMA_CPP := build-llama-cpp
+SMOLLM2_Q8_0 := $(MODELS)/SmolLM2-135M-Instruct.Q8_0.gguf
+$(LLAMA_CPP)/llama.tgz: benchmarks/build_llama_cpp.sh | $(DEPS)
+	@echo "== fetching llama.cpp's source (77 MB)"
+	@mkdir -p $(@D) && benchmarks/build_llama_cpp.sh source $@
+$(LLAMA_CPP)/bin/llama-bench: $(LLAMA_CPP)/llama.tgz
+	@echo "== building llama-bench"
+	@benchmarks/build_llama_cpp.sh cpu $< $(LLAMA_CPP)
+$(SMOLLM2_Q8_0): $(MODELS)/.smollm2
+	$(PYTHON) benchmarks/decode_models.py $(SMOLLM2) $@
+
+bench-decode: build $(LLAMA_CPP)/bin/llama-bench $(SMOLLM2_Q8_0)  ## generation against llama.cpp and transformers on the CPU with 2 threads
+	$(PYTHON) benchmarks/bench_decode.py --threads 2 --gguf $(SMOLLM2_Q8_0) --llama-cpp $(LLAMA_CPP)/bin
+
+soak-generation: build  ## whether memory stays over 1,000 prompts and 10,000 tokens; ARGS="--device cuda"
+	$(PYTHON) benchmarks/soak_generation.py $(ARGS)
 
 int8-accuracy: build models $(ONNX) $(MPNET)/config.json  ## what int8 costs on three real models, ours and that of others
 	$(PYTHON) benchmarks/int8_accuracy.py --minilm $(MINILM) --stsb $(STSB) --onnx $(ONNX) --folder $(MPNET)

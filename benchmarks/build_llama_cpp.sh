@@ -52,6 +52,10 @@ build() { # cpu|cuda FILE FOLDER
     # FlashAttention and graphs are on; of FlashAttention's kernels only those for caches in 16 bits and alike.
     options+=(-DGGML_CUDA=ON "-DCMAKE_CUDA_ARCHITECTURES=${CUDA_ARCH:-90}" -DGGML_CUDA_FA=ON -DGGML_CUDA_GRAPHS=ON
       -DGGML_CUDA_FA_ALL_QUANTS=OFF -DGGML_CUDA_NCCL=OFF)
+    # The driver's library, whose name for the linker machines without its development files lack; else without VMM.
+    local driver; driver=$({ ldconfig -p; ls /usr/local/cuda/lib64/stubs/* /usr/local/cuda/targets/*/lib/stubs/*; } \
+      2> /dev/null | grep -o '/[^ ]*libcuda\.so[.0-9]*$' | head -1 || true)
+    if [ -n "$driver" ]; then options+=("-DCUDA_cuda_driver_LIBRARY=$driver"); else options+=(-DGGML_CUDA_NO_VMM=ON); fi
     if [ -n "${CUBLAS:-}" ]; then
       options+=("-DCMAKE_CUDA_FLAGS=-isystem $CUBLAS/include"
         "-DCUDA_cublas_LIBRARY=$(ls "$CUBLAS"/lib/libcublas.so* | head -1)"
