@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,6 +112,23 @@ def test_a_full_cache_says_so_and_changes_nothing(place: Place) -> None:
     assert of.lengths() == [15, 0]
     (got,) = run(of, place, [0], [text[15:20]])
     assert error(got, whole("llama", place)[0][15:20]) < limit(place)
+
+
+def test_a_cache_goes_with_its_decoder(place: Place) -> None:
+    """As after each call of generate: 32 caches of 6 MiB, one at a time."""
+    of = decoder("llama", place, slots=1, positions=1)
+
+    def held() -> int:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return pages << 12 if place.device == "cpu" else torch.cuda.memory_allocated()
+
+    size = sum(2 * one.attention.kv_width for one in loaded("llama", place).config.layers) * place.dtype.itemsize
+    slots = 1 + (6 << 20) // (size * 96)
+    of.with_cache(slots, 96)
+    before = held()
+    for _ in range(32):
+        of.with_cache(slots, 96)
+    assert held() - before < 32 << 20
 
 
 def test_arguments_that_do_not_fit(place: Place) -> None:

@@ -67,7 +67,7 @@ DecoderClass::DecoderClass(c10::intrusive_ptr<EncoderClass> encoder, DecoderHead
       engine_(make_decoder_engine(*encoder_, head_, memory_)) {}
 
 c10::intrusive_ptr<DecoderClass> DecoderClass::with_cache(int64_t slots, int64_t positions) const {
-  return c10::intrusive_ptr<DecoderClass>::reclaim(new DecoderClass(encoder_, head_, slots, positions));
+  return c10::intrusive_ptr<DecoderClass>::unsafe_steal_from_new(new DecoderClass(encoder_, head_, slots, positions));
 }
 
 at::Tensor DecoderClass::forward(const at::Tensor& input_ids, const at::Tensor& cu_seqlens, const at::Tensor& slots,
