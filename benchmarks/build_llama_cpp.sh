@@ -7,13 +7,14 @@
 #     benchmarks/build_llama_cpp.sh cuda llama.tgz FOLDER     with a CUDA backend beside it; 5 minutes on 16 cores
 #
 # Builds read nothing but the archive: no network. JOBS: processes (default: one a core). CUDA_ARCH: default 90.
-# CUBLAS: a folder with include/ and lib/ of cuBLAS, where the CUDA toolkit has none.
+# CUBLAS: a folder with include/ and lib/ of cuBLAS, where the CUDA toolkit has none. CXXFLAGS=-mno-amx-int8: for virtual
+# machines that show AMX and end llama.cpp's first product of several rows with "illegal instruction".
 set -euo pipefail
 
 VERSION=0.3.36
 SUM=832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
 
-usage() { sed -n '2,12s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n '2,13s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 
 write_source() { # FILE
   local work; work=$(mktemp -d); trap "rm -rf '$work'" EXIT
