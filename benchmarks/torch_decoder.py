@@ -87,8 +87,11 @@ class TorchTexts:
 
     def __init__(self, decoder: TorchDecoder, batch: int, positions: int) -> None:
         self.decoder, device = decoder, decoder.words.device
-        shape = (len(decoder.layers), 2, batch, decoder.kv_heads, positions, decoder.size)
-        self.cache = decoder.words.new_zeros(shape)
+        shape = (batch, decoder.kv_heads, positions, decoder.size)
+        # Apart: of views of one tensor, which are written, a compiled layer would take the whole.
+        self.cache: list[Cache] = [
+            (decoder.words.new_zeros(shape), decoder.words.new_zeros(shape)) for _ in decoder.layers
+        ]
         self.places = torch.arange(positions, device=device)
         self.next = torch.zeros(batch, 1, dtype=torch.long, device=device)
         self.at = torch.zeros(1, dtype=torch.long, device=device)  # of the next token
@@ -121,7 +124,7 @@ class TorchTexts:
         x = F.embedding(ids, decoder.words)
         cos, sin = decoder.cos[places], decoder.sin[places]
         for weights, cache in zip(decoder.layers, self.cache, strict=True):
-            x = layer(x, weights, (cache[0], cache[1]), places, cos, sin, mask)
+            x = layer(x, weights, cache, places, cos, sin, mask)
         self.found.copy_(logits(x))
         self.next.copy_(self.found.argmax(-1, keepdim=True))
 
