@@ -177,9 +177,6 @@ _FAKES: dict[str, Callable[..., Any]] = {
         x.new_empty((x.shape[0], x.shape[1] // 32), dtype=torch.float32),
     ),
     "dequantize_q8_0": lambda values, scales, dtype: torch.empty_like(values, dtype=dtype),
-    "q8_0_product": lambda x, values, scales, bias, activation, gated=False: x.new_empty(
-        (x.shape[0], values.shape[0] // (2 if gated else 1))
-    ),
     "int8_product": lambda rows, weight, scales, bias, activation, gated=False: scales.new_empty(
         (rows.shape[0], weight.shape[0] // (2 if gated else 1))
     ),

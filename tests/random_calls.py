@@ -67,7 +67,6 @@ def valid(name: str, device: str) -> list[Any]:
         "gather_rows": [x, cu, "any", index[:4]],
         "quantize_q8_1": [floats(6, 64).float()],
         "dequantize_q8_0": [floats(16, 64).to(torch.int8), floats(16, 2).half(), torch.float32],
-        "q8_0_product": [x, torch.ones(16, 64, dtype=torch.int8, device=device), torch.ones(16, 2, dtype=torch.float16, device=device), floats(16), "silu", True],
         "int8_product": [torch.ones(6, 128, dtype=torch.uint8, device=device), torch.ones(14, 64, dtype=torch.int8, device=device), floats(14), floats(14), "gelu", True],
         "linear": [x, floats(14, 64), floats(14), "gelu", True],
         "linear_e4m3": [x.to(torch.float8_e4m3fn), floats(1), floats(32, 64).to(torch.float8_e4m3fn), floats(32), floats(32).half(), torch.float16, "gelu", True, floats(1)],

@@ -26,7 +26,7 @@ mask = (torch.arange(30) < torch.tensor([[30], [17], [1]])).long()
 print(build_info()["cpu_isa"])
 random = torch.Generator().manual_seed(0)
 x, values = torch.randn(11, 192, generator=random), torch.randint(-128, 128, (40, 192), generator=random).to(torch.int8)
-blocks = torch.ops.ftbert.q8_0_product(x, values, torch.rand(40, 6, generator=random).half(), None, "none")
+blocks = torch.ops.ftbert.mul_mat_vec_q8_0(x, values, torch.rand(40, 6, generator=random).half(), None, "none")
 torch.save((ftbert.load(sys.argv[1])(ids, mask).last_hidden_state, blocks), sys.argv[2])
 """
 x86 = pytest.mark.skipif(build_info()["cpu_isa"] not in SETS, reason="the sets are those of x86-64")

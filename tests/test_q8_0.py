@@ -130,14 +130,14 @@ def test_sums_are_exact(n: int, k: int) -> None:
     values, scales = weights(n, k, whole=True)
     for m in (*range(1, 20), 70, 300):
         x = rows(m, k, whole=True)
-        assert torch.equal(ops.q8_0_product(x, values, scales, None, "none").double(), exact(x, values, scales)), m
+        assert torch.equal(ops.mul_mat_vec_q8_0(x, values, scales, None, "none").double(), exact(x, values, scales)), m
 
 
 @pytest.mark.parametrize("weight", [-128, -127, 127])
 @pytest.mark.parametrize("x", [-127.0, 127.0])
 def test_the_largest_sums_do_not_overflow(x: float, weight: int) -> None:
     values, scales = torch.full((40, 256), weight, dtype=torch.int8), torch.ones(40, 8).half()
-    got = ops.q8_0_product(torch.full((3, 256), x), values, scales, None, "none")
+    got = ops.mul_mat_vec_q8_0(torch.full((3, 256), x), values, scales, None, "none")
     assert torch.equal(got, torch.full((3, 40), 256 * x * weight))
 
 
@@ -151,7 +151,7 @@ def test_what_follows_the_sums(place: Place, m: int, n: int, k: int, activation:
         sums = exact(x.float(), values, scales) + (0 if bias is None else bias.double())
         expected = reference.gate(sums, activation) if gated else reference.activation(sums, activation)
         there = [None if one is None else one.to(place.device) for one in (x, values, scales, bias)]
-        got = ops.q8_0_product(*there, activation, gated).double().cpu()
+        got = ops.mul_mat_vec_q8_0(*there, activation, gated).double().cpu()
         if place.device == "cpu":
             assert_close(got, expected, atol=3e-6, rtol=3e-6)
         else:
@@ -160,9 +160,9 @@ def test_what_follows_the_sums(place: Place, m: int, n: int, k: int, activation:
 
 def test_a_row_is_the_same_in_any_batch() -> None:
     x, (values, scales) = rows(300, 576), weights(136, 576)
-    whole = ops.q8_0_product(x, values, scales, None, "none")
+    whole = ops.mul_mat_vec_q8_0(x, values, scales, None, "none")
     for first, last in ((0, 1), (5, 7), (9, 12), (100, 105), (30, 47), (290, 300)):
-        part = ops.q8_0_product(x[first:last].contiguous(), values, scales, None, "none")
+        part = ops.mul_mat_vec_q8_0(x[first:last].contiguous(), values, scales, None, "none")
         assert torch.equal(part, whole[first:last])
 
 
@@ -172,7 +172,7 @@ def test_threads_change_nothing(m: int, n: int, k: int) -> None:
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            made.append(ops.q8_0_product(x, values, scales, None, "gelu"))
+            made.append(ops.mul_mat_vec_q8_0(x, values, scales, None, "gelu"))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(made[0], made[1]) and torch.equal(made[0], made[2])
@@ -180,15 +180,15 @@ def test_threads_change_nothing(m: int, n: int, k: int) -> None:
 
 def test_a_row_that_is_no_number_stays_alone() -> None:
     x, (values, scales) = rows(11, 128), weights(40, 128)
-    before = ops.q8_0_product(x, values, scales, None, "none")
+    before = ops.mul_mat_vec_q8_0(x, values, scales, None, "none")
     x[3, 100] = math.inf
-    after = ops.q8_0_product(x, values, scales, None, "none")
+    after = ops.mul_mat_vec_q8_0(x, values, scales, None, "none")
     assert after[3].isnan().all()
     assert torch.equal(after[[*range(3), *range(4, 11)]], before[[*range(3), *range(4, 11)]])
 
 
 def test_no_rows() -> None:
-    assert ops.q8_0_product(torch.zeros(0, 64), *weights(8, 64), None, "none").shape == (0, 8)
+    assert ops.mul_mat_vec_q8_0(torch.zeros(0, 64), *weights(8, 64), None, "none").shape == (0, 8)
 
 
 @pytest.mark.parametrize("place,value,words", [
@@ -201,13 +201,13 @@ def test_no_rows() -> None:
 ])  # fmt: skip
 def test_what_is_wrong_is_named(place: int, value: Any, words: str) -> None:
     arguments: list[Any] = [torch.zeros(2, 64), *weights(8, 64), None, "none"]
-    assert ops.q8_0_product(*arguments).shape == (2, 8)
+    assert ops.mul_mat_vec_q8_0(*arguments).shape == (2, 8)
     arguments[place] = value
     with pytest.raises(RuntimeError, match=words):
-        ops.q8_0_product(*arguments)
+        ops.mul_mat_vec_q8_0(*arguments)
 
 
 @pytest.mark.parametrize("n,k", [(7, 64), (8, 96)])
 def test_other_sizes_are_refused(n: int, k: int) -> None:
     with pytest.raises(RuntimeError, match=rf"rows in multiples of 8 and columns of 64, got \[{n}, {k}\]"):
-        ops.q8_0_product(torch.zeros(1, k), *weights(n, k), None, "none")
+        ops.mul_mat_vec_q8_0(torch.zeros(1, k), *weights(n, k), None, "none")

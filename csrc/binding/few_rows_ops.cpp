@@ -1,4 +1,4 @@
-// torch.ops.ftbert.*: products by weights in Q8_0, and of few rows, for tests. Fakes are in ftbert/_fake.py.
+// torch.ops.ftbert.*: products of few rows, for tests. Fakes are in ftbert/_fake.py.
 #include <ATen/ops/empty.h>
 
 #include "binding/define_op.h"
@@ -24,33 +24,6 @@ void check_q8_0_planes(const Tensor& a, const Tensor& values, const Tensor& scal
                kQ8TileDepth, ", got ", describe(values), " beside a ", describe(a));
   FTBERT_CHECK(lies(scales, at::kHalf, k / kQ8Block), "scales: expected float16 ", shape_text({n, k / kQ8Block}),
                " on ", a.device().str(), ", got ", describe(scales));
-}
-
-// activation(a @ (values * scales)^T + bias), packed here -> [m, n], or with a gate [m, n / 2]
-Tensor mul_mat_vec_q8_0(const Tensor& a, const Tensor& values, const Tensor& scales, const OptionalTensor& bias,
-                        const std::string& activation, bool gated) {
-  check_q8_0_planes(a, values, scales);
-  const int64_t m = a.size(0), n = values.size(0), k = a.size(1);
-  same("bias", bias, a, {n});
-  const Epilogue epilogue{
-      .bias = bias.has_value(), .activation = parse_activation(activation), .gate = gated ? Gate::pairs : Gate::none};
-  const int64_t cols = epilogue.columns(n);
-  const Tensor memory = at::empty({m * (gated ? cols + n : n)}, a.options());
-  const Tensor out = memory.narrow(0, 0, m * cols).view({m, cols});
-  const Tensor packed = pack_q8_0(values, scales);
-  run(a, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    Matrix weight{.dtype = DType::q8_0, .n = n, .k = k, .per = Granularity::block};
-    if (a.is_cpu())
-      weight.packed = &packed;
-    else
-      weight.data = packed.const_data_ptr();
-    const Linear<T> w{weight, data<T>(bias), {}};
-    Context<Device>& context = call.for_products(weight_scratch_bytes(call.context, w, m));
-    if constexpr (std::is_same_v<Device, Cuda>) context.overlap = false;  // the weight has been packed just now
-    const Operand made = linear(context, w, Operand::of(data<T>(a)), m, epilogue, Operand::of(data<T>(out)));
-    if (made.data != data<T>(out)) copy_on_device(context, made.as<T>(), data<T>(out), out.nbytes());
-  });
-  return out;
 }
 
 // activation(norm(a) @ weight^T + bias), with a residual plus that. weight [n, k] of a's type; or int8 [n, k] with
@@ -100,10 +73,6 @@ Tensor linear_few_rows(const Tensor& a, const Tensor& weight, const OptionalTens
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(ftbert, m) {
-  define_op(m,
-            "mul_mat_vec_q8_0(Tensor a, Tensor values, Tensor scales, Tensor? bias=None, str activation='none', bool "
-            "gated=False) -> Tensor",
-            &mul_mat_vec_q8_0);
   define_cuda_op(m,
                  "linear_few_rows(Tensor a, Tensor weight, Tensor? scales, Tensor? bias, str activation='none', bool "
                  "gated=False, Tensor? residual=None, Tensor? gamma=None, Tensor? beta=None, float eps=1e-05, str "

@@ -1,5 +1,6 @@
 // torch.ops.ftbert.*: q8_0 and Q8_1 by themselves, for tests. The fakes are in ftbert/_fake.py.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/mul.h>
 
 #include "binding/define_op.h"
 #include "binding/op_checks.h"
@@ -42,12 +43,12 @@ Tensor dequantize_q8_0(const Tensor& values, const Tensor& scales, at::ScalarTyp
   FTBERT_CHECK(is_element(dtype), "dtype: expected float32, float16 or bfloat16, got ", at::toString(dtype));
   const int64_t n = values.size(0), k = values.size(1);
   const Tensor numbers = values.view({n, k / kQ8Block, kQ8Block}).to(at::kFloat);
-  return (numbers * scales.to(at::kFloat).unsqueeze(2)).view({n, k}).to(dtype);
+  return at::mul(numbers, scales.to(at::kFloat).unsqueeze(2)).view({n, k}).to(dtype);
 }
 
 // x [m, k] of the stream's type -> [m, n], or with a gate [m, n / 2]
-Tensor q8_0_product(const Tensor& x, const Tensor& values, const Tensor& scales, const OptionalTensor& bias,
-                    const std::string& activation, bool gated) {
+Tensor mul_mat_vec_q8_0(const Tensor& x, const Tensor& values, const Tensor& scales, const OptionalTensor& bias,
+                        const std::string& activation, bool gated) {
   elements("x", x, 2);
   blocks(values, scales);
   const int64_t m = x.size(0), n = values.size(0), k = values.size(1);
@@ -60,14 +61,14 @@ Tensor q8_0_product(const Tensor& x, const Tensor& values, const Tensor& scales,
   const Tensor memory = at::empty({m * (gated ? cols + n : n)}, x.options());
   const Tensor out = memory.narrow(0, 0, m * cols).view({m, cols});
   run(x, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    Context<Device>& context = call.for_products();
-    if constexpr (std::is_same_v<Device, Cuda>) context.overlap = false;  // the weights were written just now
     const Tensor packed = pack_q8_0(values, scales);
     Linear<T> w{{.dtype = DType::q8_0, .n = n, .k = k, .per = Granularity::block}, data<T>(bias), {}};
     if constexpr (std::is_same_v<Device, Cpu>)
       w.weight.packed = &packed;
     else
       w.weight.data = data<void>(packed);
+    Context<Device>& context = call.for_products(weight_scratch_bytes(call.context, w, m));
+    if constexpr (std::is_same_v<Device, Cuda>) context.overlap = false;  // the weights were written just now
     check_product_exists(context, w);
     const Operand made = linear(context, w, Operand::of(data<T>(x)), m, epilogue, Operand::of(data<T>(out)));
     if (made.data != data<T>(out)) copy_on_device(context, made.as<T>(), data<T>(out), out.nbytes());
@@ -81,9 +82,9 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
   define_op(m, "quantize_q8_1(Tensor x) -> (Tensor, Tensor)", &quantize_q8_1);
   define_op(m, "dequantize_q8_0(Tensor values, Tensor scales, ScalarType dtype) -> Tensor", &dequantize_q8_0);
   define_op(m,
-            "q8_0_product(Tensor x, Tensor values, Tensor scales, Tensor? bias, str activation, bool gated=False) -> "
-            "Tensor",
-            &q8_0_product);
+            "mul_mat_vec_q8_0(Tensor x, Tensor values, Tensor scales, Tensor? bias=None, str activation='none', bool "
+            "gated=False) -> Tensor",
+            &mul_mat_vec_q8_0);
 }
 
 }  // namespace ftbert::binding
