@@ -26,7 +26,7 @@ from ftbert.dtypes import Q8_0
 from ftbert.quantization import in_q8_0, q8_0_blocks
 
 Q8_0_PLACES = [place for place in PLACES if place.device == "cpu" or place.dtype == torch.float16]
-MOST_ERROR = 5e-4  # of logits: what a product multiplies is stored in blocks too
+MOST_ERROR = 1e-3  # of logits of random weights: what a product multiplies is stored in blocks too
 
 
 def dequantised(values: Tensor, scales: Tensor) -> Tensor:
@@ -49,6 +49,25 @@ def reference(family: str) -> Any:
         if isinstance(module, torch.nn.Linear):
             module.weight.data = dequantised(*q8_0_blocks(module.weight.data))
     return model
+
+
+@functools.cache
+def rounding_reference(family: str) -> Any:
+    """The same, which rounds what is multiplied as products on the CPU do."""
+    model = copy.deepcopy(reference(family))
+
+    def rounds(_: Any, inputs: tuple[Tensor, ...]) -> Tensor:
+        numbers, scales = torch.ops.ftbert.quantize_q8_1(inputs[0].flatten(0, -2).contiguous())
+        return (numbers.float() * scales.repeat_interleave(32, 1)).view_as(inputs[0])
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(rounds)
+    return model
+
+
+def mean_error(got: Tensor, want: Tensor) -> float:
+    return float((got - want).square().mean() / want.square().mean())
 
 
 @functools.cache
@@ -78,8 +97,19 @@ def test_logits_are_those_of_the_stored_weights(place: Place, family: str) -> No
     of = decoder_of(loaded(family, place), 3, 48)
     with torch.no_grad():
         for slot, ids in enumerate(texts()):
-            want = reference(family)(ids[None]).logits[0]
-            assert error(run(of, place, [slot], [ids])[0], want) < MOST_ERROR
+            got = run(of, place, [slot], [ids])[0]
+            assert mean_error(got, reference(family)(ids[None]).logits[0]) < MOST_ERROR
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nothing_is_lost_beside_what_rounding_loses(family: str) -> None:
+    """A number next to a half may be rounded the other way, which changes some positions a little; others are equal."""
+    of = decoder_of(loaded(family, PLACES[0]), 3, 48)
+    with torch.no_grad():
+        for slot, ids in enumerate(texts()):
+            got, want = run(of, PLACES[0], [slot], [ids])[0], rounding_reference(family)(ids[None]).logits[0]
+            errors = (got - want).square().mean(-1) / want.square().mean(-1)
+            assert errors.median() < 1e-10 and errors.mean() < MOST_ERROR / 4
 
 
 def test_any_cut_gives_what_one_call_gives(place: Place) -> None:
@@ -87,11 +117,11 @@ def test_any_cut_gives_what_one_call_gives(place: Place) -> None:
     alone, together = decoder_of(model, 3, 48), decoder_of(model, 3, 48)
     whole = [run(alone, place, [slot], [ids])[0] for slot, ids in enumerate(texts())]
     for got, want in zip(run(together, place, [2, 0, 1], texts()), whole, strict=True):
-        assert error(got, want) < MOST_ERROR
+        assert mean_error(got, want) < MOST_ERROR / 2
     steps = decoder_of(model, 1, 48)
     first, *rest = texts()[0].split([9, *[1] * 31])
     parts = [run(steps, place, [0], [first])[0], *(run(steps, place, [0], [one])[0] for one in rest)]
-    assert error(torch.cat(parts), whole[0]) < MOST_ERROR
+    assert mean_error(torch.cat(parts), whole[0]) < MOST_ERROR / 2
 
 
 def test_a_text_is_generated_alone_as_in_a_batch() -> None:
@@ -113,7 +143,7 @@ def test_encoders_too(place: Place) -> None:
     with torch.no_grad():
         want = stored(ids).last_hidden_state
     got = ftbert.load(exact, device=place.device, dtype="q8_0")(ids.to(place.device)).last_hidden_state
-    assert error(got.float().cpu().flatten(0, 1), want.flatten(0, 1)) < MOST_ERROR
+    assert mean_error(got.float().cpu(), want) < MOST_ERROR
 
 
 # ---- what is stored --------------------------------------------------------------------------------------------------
@@ -219,8 +249,8 @@ def test_torchscript_and_pickle(place: Place, tmp_path: Path) -> None:
     want = model.module(ids)[0]
     torch.jit.script(model.module).save(str(tmp_path / "q8_0.pt"))
     assert torch.equal(torch.jit.load(str(tmp_path / "q8_0.pt"))(ids)[0], want)
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert other.dtype == Q8_0 and torch.equal(other.module(ids)[0], want)
+    for other in (copy.deepcopy(model.module), pickle.loads(pickle.dumps(model.module))):
+        assert other.encoder.matrix_dtype() == "q8_0" and torch.equal(other(ids)[0], want)
 
 
 def test_a_head_in_blocks(place: Place) -> None:
