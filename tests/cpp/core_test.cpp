@@ -17,6 +17,7 @@
 #include "gemm/gemm.h"
 #include "kernels/isa.h"
 #include "kernels/kernels.h"
+#include "layers/kv_cache.h"
 #include "layers/positions.h"
 
 namespace ftbert {
@@ -530,6 +531,25 @@ void what_forward_cannot_run_is_an_error() {
   refused(bad, 1, "keys of earlier tokens");
 }
 
+// Before anything is computed.
+void a_cache_has_rows_that_a_gpu_reads() {
+  EncoderConfig config = make_config(30, 2, "gelu");
+  for (LayerConfig& layer : config.layers) layer.attention.window.right = 0;
+  const int64_t bytes = config.layers[0].attention.heads.kv_width() * bytes_of(DType::fp16);
+  const auto make = [&](int64_t row_bytes) {
+    return KvCache(config, AttentionPath::fused, DType::fp16, row_bytes, 1, config.max_seq());
+  };
+  expect(bytes % kCudaRowBytes != 0, "rows of " + std::to_string(bytes) + " bytes are no example");
+  expect(make(1).bytes() > 0, "rows that begin anywhere");
+  std::string said;
+  try {
+    make(kCudaRowBytes);
+  } catch (const Error& error) {
+    said = error.what();
+  }
+  expect(said.find("bytes, no multiple of 16") != std::string::npos, "a cache said '" + said + "'");
+}
+
 // Of each size one tile and more, whole and not, in one cut of the depth and several.
 void panel_product_matches() {
   std::mt19937 engine(0);
@@ -626,6 +646,7 @@ int main() {
       {"more sequences than tokens, pre", [] { more_sequences_than_tokens(NormPlace::pre); }},
       {"what forward cannot run is an error", what_forward_cannot_run_is_an_error},
       {"unread matrices are errors", unread_matrices_are_errors},
+      {"a cache has rows that a GPU reads", a_cache_has_rows_that_a_gpu_reads},
       {"panel product matches", panel_product_matches},
       {"int8 product matches", int8_product_matches},
   };

@@ -101,9 +101,10 @@ __global__ void __launch_bounds__(kDecodeThreads) attention_decode_kernel(const 
   const int kv_head = static_cast<int>(blockIdx.x) / p.blocks_a_head;
   const int first_head = static_cast<int>(blockIdx.x) % p.blocks_a_head * kHeads;  // of those that share keys
   const int heads = min(kHeads, p.shared - first_head);
-  const int query = p.cu_q[sequence], queries = p.cu_q[sequence + 1] - query;
+  const int query = __ldcg(p.cu_q + sequence), queries = __ldcg(p.cu_q + sequence + 1) - query;
   if (queries <= 0) return;
-  const int keys = p.end_k[sequence] - p.begin_k[sequence], position = keys - queries;
+  const int first_key = __ldcg(p.begin_k + sequence), keys = __ldcg(p.end_k + sequence) - first_key;
+  const int position = keys - queries;
   const int begin_seen = p.window.begin(max(position, 0)), seen = p.window.end(position, keys) - begin_seen;
   // Of the same for all blocks of the sequence and head.
   const int step_keys = ((max(seen, 1) + splits - 1) / splits + Shape::kStep - 1) / Shape::kStep * Shape::kStep;
@@ -114,7 +115,7 @@ __global__ void __launch_bounds__(kDecodeThreads) attention_decode_kernel(const 
   const int64_t head = static_cast<int64_t>(kv_head) * p.shared + first_head;
   const E* const q = p.q + (query - p.first_q) * p.q_stride + head * kHeadSize;
   E* const out = p.out + (query - p.first_q) * p.out_stride + head * kHeadSize;
-  const int64_t first_row = p.begin_k[sequence] - p.first_k + begin_seen;
+  const int64_t first_row = first_key - p.first_k + begin_seen;
   const E* const k = p.k + first_row * p.k_stride + kv_head * kHeadSize;
   const E* const v = p.v + first_row * p.v_stride + kv_head * kHeadSize;
 

@@ -22,6 +22,10 @@ void launch_decode(const Call& call, const AttentionScratch& scratch) {
       (reach + DecodeShape<E, kHeadSize, kHeads>::kStep - 1) / DecodeShape<E, kHeadSize, kHeads>::kStep;
   const int64_t splits = std::max<int64_t>(1, std::min({steps, int64_t{kMostSplits}, kMostSplitBlocks / pairs,
                                                         (4 * call.context.sm_count + pairs - 1) / pairs}));
+  // More keys than wait in a multiprocessor's smallest L1 several times over: then it pays to empty it for a larger
+  // one.
+  const bool streams =
+      2 * reach * s.count * call.heads.kv_width() * int64_t{sizeof(E)} > 128 * 1024 * call.context.sm_count;
   const DecodeParameters<E> parameters{static_cast<const E*>(q.data),
                                        static_cast<const E*>(k.data),
                                        static_cast<const E*>(v.data),
@@ -44,7 +48,7 @@ void launch_decode(const Call& call, const AttentionScratch& scratch) {
   launch_overlapped(call.context, "kernel attention_decode", attention_decode_kernel<E, kHeadSize, kHeads>,
                     dim3(static_cast<unsigned>(call.heads.kv * blocks_a_head), static_cast<unsigned>(splits),
                          static_cast<unsigned>(s.count)),
-                    kDecodeThreads, 0, 1, parameters);
+                    kDecodeThreads, 0, streams ? Presence::streaming() : Presence(1), parameters);
 }
 
 template <class E, int kHeadSize>
