@@ -185,6 +185,9 @@ _FAKES: dict[str, Callable[..., Any]] = {
     ),
     "linear_few_rows": lambda a, weight, scales, bias, activation="none", gated=False, *_: _linear(a, weight, gated),
     "mul_mat_vec_q8_0": lambda a, values, scales, bias=None, activation="none", gated=False: _linear(a, values, gated),
+    "rms_norm": lambda x, *_: torch.empty_like(x),
+    "rope": lambda x, *_: torch.empty_like(x),
+    "silu_mul": lambda x: x.new_empty((x.shape[0], x.shape[1] // 2)),
     "linear_norm": _linear_norm,
     "linear_norm_e4m3": _linear_norm_e4m3,
 }
