@@ -64,9 +64,14 @@ DecoderClass::DecoderClass(c10::intrusive_ptr<EncoderClass> encoder, DecoderHead
                       encoder_->device().is_cuda() ? kCudaRowBytes : 1, slots, positions),
               encoder_->device()),
       lengths_(slots, 0),
-      engine_(make_decoder_engine(*encoder_, head_, memory_)) {}
+      engine_(make_decoder_engine(*encoder_, head_, memory_)) {
+  if (encoder_->device().is_cuda()) memory_.order.keep(head_.weight);
+}
 
-c10::intrusive_ptr<DecoderClass> DecoderClass::with_cache(int64_t slots, int64_t positions) const {
+c10::intrusive_ptr<DecoderClass> DecoderClass::with_cache(int64_t slots, int64_t positions) {
+  const std::lock_guard lock(mutex_);
+  const c10::DeviceGuard guard(encoder_->device());
+  const StreamOrder::Turn turn(memory_.order);  // the head was made in those before
   return c10::intrusive_ptr<DecoderClass>::unsafe_steal_from_new(new DecoderClass(encoder_, head_, slots, positions));
 }
 

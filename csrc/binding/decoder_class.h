@@ -19,7 +19,7 @@ class DecoderClass : public torch::CustomClassHolder {
                int64_t slots, int64_t positions, std::optional<at::Tensor> scale);
 
   // The same with a cache of its own, empty; the head is shared.
-  c10::intrusive_ptr<DecoderClass> with_cache(int64_t slots, int64_t positions) const;
+  c10::intrusive_ptr<DecoderClass> with_cache(int64_t slots, int64_t positions);
 
   // input_ids int64 or int32 [tokens] on the model's device, packed; cu_seqlens int32 [batch+1] and slots int32
   // [batch], no slot twice and no sequence empty, on the CPU. Tokens follow those in the slots, which then hold them

@@ -45,6 +45,7 @@ struct DecodeParameters {
   int64_t q_stride, k_stride, v_stride, out_stride;
   const int32_t *cu_q, *begin_k, *end_k;
   int64_t first_q, first_k;
+  bool early;  // the offsets were there before the kernel ahead began
   Window window;
   float scale_log2;
   int shared;         // heads of queries that read one of keys and values
@@ -93,7 +94,6 @@ __global__ void __launch_bounds__(kDecodeThreads) attention_decode_kernel(const 
   __shared__ float largest[kDecodeWarps][kHeads], totals[kDecodeWarps][kHeads];
   __shared__ float weights[kHeads][kMostSplits];
   __shared__ bool last;
-  wait_for_inputs();
 
   const int sequence = static_cast<int>(blockIdx.z), split = static_cast<int>(blockIdx.y);
   const int splits = static_cast<int>(gridDim.y), thread = static_cast<int>(threadIdx.x);
@@ -101,9 +101,15 @@ __global__ void __launch_bounds__(kDecodeThreads) attention_decode_kernel(const 
   const int kv_head = static_cast<int>(blockIdx.x) / p.blocks_a_head;
   const int first_head = static_cast<int>(blockIdx.x) % p.blocks_a_head * kHeads;  // of those that share keys
   const int heads = min(kHeads, p.shared - first_head);
-  const int query = __ldcg(p.cu_q + sequence), queries = __ldcg(p.cu_q + sequence + 1) - query;
+  int query, queries, first_key, keys;
+  const auto read_offsets = [&] {  // past this multiprocessor's cache, which may have older ones
+    query = __ldcg(p.cu_q + sequence), queries = __ldcg(p.cu_q + sequence + 1) - query;
+    first_key = __ldcg(p.begin_k + sequence), keys = __ldcg(p.end_k + sequence) - first_key;
+  };
+  if (p.early) read_offsets();  // while the kernel ahead ends
+  wait_for_inputs();
+  if (!p.early) read_offsets();
   if (queries <= 0) return;
-  const int first_key = __ldcg(p.begin_k + sequence), keys = __ldcg(p.end_k + sequence) - first_key;
   const int position = keys - queries;
   const int begin_seen = p.window.begin(max(position, 0)), seen = p.window.end(position, keys) - begin_seen;
   // Of the same for all blocks of the sequence and head.

@@ -38,6 +38,7 @@ void launch_decode(const Call& call, const AttentionScratch& scratch) {
                                        s.end_of_keys(),
                                        s.first_q,
                                        s.first_k,
+                                       s.early,
                                        call.window,
                                        call.scale_log2,
                                        static_cast<int>(shared),
