@@ -1,4 +1,4 @@
-"""Random language models of every family that generates, and texts for them."""
+"""Random language models of every family that generates, texts for them, and what a decoder makes of those."""
 
 from __future__ import annotations
 
@@ -39,3 +39,15 @@ def texts(family: str) -> list[Tensor]:
 @functools.cache
 def loaded(family: str, place: Place) -> ftbert.Model:
     return ftbert.load(made(family), device=place.device, dtype=place.dtype)
+
+
+def run(of: Any, place: Place, slots: list[int], ids: list[Tensor], all_rows: bool = True) -> list[Tensor]:
+    """Of each sequence [tokens, vocab] on the CPU in float32."""
+    cu = torch.tensor([0, *(len(one) for one in ids)]).cumsum(0).int()
+    logits = of.forward(torch.cat(ids).to(place.device), cu, torch.tensor(slots, dtype=torch.int32), all_rows)
+    return list(logits.float().cpu().split([len(one) if all_rows else 1 for one in ids]))
+
+
+def error(got: Tensor, want: Tensor) -> float:
+    """Of the worst position, the mean square over that of what is expected."""
+    return float(((got - want).square().mean(-1) / want.square().mean(-1)).max())

@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import Place
 from families import make_model
-from language_models import FAMILIES, LENGTHS, loaded, made, texts
+from language_models import FAMILIES, LENGTHS, error, loaded, made, run, texts
 from torch import Tensor
 
 import ftbert
@@ -26,23 +26,11 @@ def decoder(family: str, place: Place, slots: int = SLOTS, positions: int = POSI
     return torch.classes.ftbert.Decoder(model.encoder, weight, None, slots, positions)
 
 
-def run(of: Any, place: Place, slots: list[int], ids: list[Tensor], all_rows: bool = True) -> list[Tensor]:
-    """Of each sequence [tokens, vocab] on the CPU in float32."""
-    cu = torch.tensor([0, *(len(one) for one in ids)]).cumsum(0).int()
-    logits = of.forward(torch.cat(ids).to(place.device), cu, torch.tensor(slots, dtype=torch.int32), all_rows)
-    return list(logits.float().cpu().split([len(one) if all_rows else 1 for one in ids]))
-
-
 @functools.cache
 def whole(family: str, place: Place) -> list[Tensor]:
     """Each text in one call by itself."""
     of = decoder(family, place)
     return [run(of, place, [i], [text])[0] for i, text in enumerate(texts(family))]
-
-
-def error(got: Tensor, want: Tensor) -> float:
-    """Of the worst position, the mean square over that of what is expected."""
-    return float(((got - want).square().mean(-1) / want.square().mean(-1)).max())
 
 
 def limit(place: Place) -> float:

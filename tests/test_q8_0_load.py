@@ -15,8 +15,7 @@ import torch
 from conftest import PLACES, Place, make_bert
 from families import make_model
 from gguf_models import all_as, make, write
-from language_models import FAMILIES, SETTINGS
-from test_decoding import error, run
+from language_models import FAMILIES, SETTINGS, error, run
 from torch import Tensor
 
 import ftbert
