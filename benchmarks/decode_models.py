@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from gguf_writer import F32, Q8_0, Entry, floats, write_gguf  # noqa: E402
+from gguf_writer import F32, Q8_0, Entry, floats, pack_q8_0, write_gguf  # noqa: E402
 
 from ftbert.converters.gguf_file import read_gguf  # noqa: E402
-from ftbert.converters.gguf_q8_0 import Q8Planes, pack_q8_0  # noqa: E402
 from ftbert.converters.gguf_source import open_gguf  # noqa: E402
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ def write_random(path: Path, shape: Shape, seed: int = 0) -> Path:
         if (n, k) not in made:
             values = random.integers(-127, 128, (n, k), dtype=np.int8)  # times the scales: about 0.02
             scales = random.uniform(1.4e-4, 4.1e-4, (n, k // 32)).astype(np.float16)
-            made[n, k] = pack_q8_0(Q8Planes(values, scales))
+            made[n, k] = pack_q8_0(values, scales)
         return made[n, k]
 
     def matrix(name: str, n: int, k: int) -> Entry:
@@ -132,7 +131,7 @@ def shape_of(path: Path) -> Shape:
 
 
 def transformers_model(path: Path, device: torch.device, dtype: torch.dtype) -> Any:
-    """LlamaForCausalLM with a file's weights, dequantised on the device."""
+    """LlamaForCausalLM with a file's weights, dequantised."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -146,11 +145,7 @@ def transformers_model(path: Path, device: torch.device, dtype: torch.dtype) -> 
         torch.set_default_dtype(before)
     state = model.state_dict()
     for name in source.shapes():
-        if (planes := source.planes(name)) is None:
-            state[name].copy_(source.read(name))
-            continue
-        values, scales = (torch.from_numpy(part).to(device) for part in (planes.values, planes.scales))
-        state[name].copy_((values.unflatten(-1, (-1, 32)).float() * scales[..., None].float()).flatten(-2))
+        state[name].copy_(source.read(name))
     return model
 
 

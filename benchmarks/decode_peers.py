@@ -63,13 +63,15 @@ class FtbertTexts:
 
     def __init__(self, peer: Ftbert, batch: int, positions: int) -> None:
         self.decoder, self.device, self.batch = decoder_of(peer.model, batch, positions), peer.device, batch
+        self.positions = positions
         self.generation: Generation | None = None
 
     def start(self, prompts: list[list[int]]) -> None:
         if self.generation is not None:
             for place in range(self.batch):
                 self.generation.end(place)
-        self.generation = Generation(self.decoder, self.batch, prompts, Sampling(), self.device)
+        most = [self.positions - len(prompt) for prompt in prompts]
+        self.generation = Generation(self.decoder, self.batch, prompts, most, Sampling(), self.device)
         self.generation.step()
 
     def step(self) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from ftbert.converters.gguf_q8_0 import pack_q8_0, quantise_q8_0
+from ftbert.quantization.q8_0 import q8_0_blocks
 
 ALIGNMENT = 32
 F32, Q8_0 = 0, 8  # ggml's numbers
@@ -40,7 +41,18 @@ def floats(name: str, values: NDArray[np.float32]) -> Entry:
     """In Q8_0 where it is a matrix, as llama.cpp's quantize has them."""
     if values.ndim == 1:
         return Entry(name, values.shape, F32, lambda: values)
-    return Entry(name, values.shape, Q8_0, lambda: pack_q8_0(quantise_q8_0(values)))
+    return Entry(name, values.shape, Q8_0, lambda: packed(values))
+
+
+def packed(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    numbers, scales = q8_0_blocks(torch.from_numpy(values))
+    return pack_q8_0(numbers.numpy(), scales.numpy())
+
+
+def pack_q8_0(values: NDArray[np.int8], scales: NDArray[np.float16]) -> NDArray[np.uint8]:
+    """int8 [n, k] and a scale for 32 of them [n, k / 32] -> uint8 [n, k / 32 * 34], blocks as a file holds them."""
+    whole = values.reshape(*scales.shape, 32).view(np.uint8)
+    return np.concatenate([scales[..., None].view(np.uint8), whole], axis=-1).reshape(len(values), -1)
 
 
 def write_gguf(path: Path, metadata: dict[str, Any], tensors: Iterable[Entry]) -> Path:

@@ -82,7 +82,7 @@ def as_q8_1(x: Tensor) -> Tensor:
 def assert_near(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
     """By the result's rounding, and by a few numbers of Q8_1 that a different rounding of the norm puts elsewhere."""
     error = (got.cpu().double() - expected).square().mean() / expected.square().mean()
-    assert error < (4e-6 if dtype == torch.bfloat16 else 1e-6), f"normalised mean square error {error:.2e}"
+    assert error < (2e-5 if dtype == torch.bfloat16 else 1e-6), f"normalised mean square error {error:.2e}"
 
 
 @DTYPES

@@ -24,8 +24,8 @@ def test_random_calls() -> None:
 def test_valid_calls_return(device: str, name: str) -> None:
     """What random_calls.py makes wrong is right before."""
     arguments = valid(name, device)
-    if name in ("byte_rows", "pack_weight") and device == "cuda":
-        pytest.skip("for the CPU alone")
+    if name in ("byte_rows", "mul_mat_vec_q8_0", "pack_weight") and device == "cuda":
+        pytest.skip("on float32 for the CPU alone")
     getattr(ops, name)(*arguments)
 
 

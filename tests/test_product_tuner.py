@@ -106,7 +106,7 @@ def test_of_products_with_scales_only_our_own_kernels_compete(
         assert made.default_us == (10.0,) and made.tuned == wins
 
 
-@pytest.mark.parametrize("word", [word for word in STORED_DTYPES if word != "int8"])
+@pytest.mark.parametrize("word", [word for word in STORED_DTYPES if word not in ("int8", "q8_0")])
 def test_operands_fit_every_type(word: str) -> None:
     """Also where rows of a and b are the same ones: squares would sum up to k."""
     k, cpu = 4096, torch.device("cpu")

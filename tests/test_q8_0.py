@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import reference
@@ -46,6 +45,7 @@ def q8_1(x: Tensor) -> tuple[Tensor, Tensor]:
 @given(FLOATS)
 @settings(max_examples=150, deadline=None)
 def test_weights_are_rounded_as_llama_cpp_does(rows: np.ndarray) -> None:
+    gguf = pytest.importorskip("gguf")
     values, scales = q8_0_blocks(torch.from_numpy(rows))
     with np.errstate(all="ignore"):
         blocks = gguf.quants.quantize(rows, gguf.GGMLQuantizationType.Q8_0).reshape(*scales.shape, 34)
@@ -193,9 +193,9 @@ def test_no_rows() -> None:
 
 @pytest.mark.parametrize("place,value,words", [
     (0, torch.zeros(2, 32), r"x: expected \[m, 64\] on cpu, got Float \[2, 32\]"),
-    (1, torch.zeros(8, 64), r"values: expected int8 \[n, k\], k a multiple of 32, got Float"),
-    (2, torch.ones(8, 2), r"scales: expected float16 \[n, k / 32\] beside values .*, got Float"),
-    (2, torch.ones(8, 4).half(), r"scales: expected float16"),
+    (1, torch.zeros(8, 64), r"values: expected contiguous int8 \[n, k\], k a multiple of 32, got Float"),
+    (2, torch.ones(8, 2), r"scales: expected contiguous float16 \[n, k / 32\] beside values .*, got Float"),
+    (2, torch.ones(8, 4).half(), r"scales: expected contiguous float16"),
     (3, torch.zeros(7), r"bias: expected contiguous Float \[8\]"),
     (4, "mish", "unknown activation 'mish'"),
 ])  # fmt: skip

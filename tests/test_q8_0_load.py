@@ -8,13 +8,11 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import torch
 from conftest import PLACES, Place, make_bert
 from families import make_model
-from gguf_models import all_as, make, write
 from language_models import FAMILIES, SETTINGS, error, run
 from torch import Tensor
 
@@ -151,6 +149,9 @@ def test_encoders_too(place: Place) -> None:
 @pytest.mark.parametrize("arch", ["llama", "qwen3", "bert"])
 def test_the_blocks_of_a_file_of_llama_cpp_are_kept(arch: str, tmp_path: Path) -> None:
     """To the byte, also of queries and keys, whose rows stand there in another order."""
+    gguf = pytest.importorskip("gguf")
+    from gguf_models import all_as, make, write
+
     sizes = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 2 if arch == "bert" else 4}
     path = write(make(arch, **sizes), tmp_path / "m.gguf", arch, all_as("Q8_0"))
     file = {tensor.name: tensor.data for tensor in gguf.GGUFReader(path).tensors}
@@ -171,6 +172,9 @@ def test_the_blocks_of_a_file_of_llama_cpp_are_kept(arch: str, tmp_path: Path) -
 
 
 def test_auto_keeps_what_a_decoders_file_is_mostly_in(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    from gguf_models import all_as, make, write
+
     sizes = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 4}
 
     def auto(arch: str, kind: Any) -> torch.dtype:

@@ -20,10 +20,10 @@ void check_q8_0_planes(const Tensor& a, const Tensor& values, const Tensor& scal
            t.device() == a.device() && has_data(t);
   };
   FTBERT_CHECK(n > 0 && n % kQ8TileRows == 0 && k > 0 && k % kQ8TileDepth == 0 && lies(values, at::kChar, k),
-               "values: expected int8 [n, k] on ", a.device().str(), ", n a multiple of ", kQ8TileRows, " and k of ",
-               kQ8TileDepth, ", got ", describe(values), " beside a ", describe(a));
-  FTBERT_CHECK(lies(scales, at::kHalf, k / kQ8Block), "scales: expected float16 ", shape_text({n, k / kQ8Block}),
-               " on ", a.device().str(), ", got ", describe(scales));
+               "values: expected contiguous int8 [n, k] on ", a.device().str(), ", n a multiple of ", kQ8TileRows,
+               " and k of ", kQ8TileDepth, ", got ", describe(values), " beside a ", describe(a));
+  FTBERT_CHECK(lies(scales, at::kHalf, k / kQ8Block), "scales: expected contiguous float16 ",
+               shape_text({n, k / kQ8Block}), " on ", a.device().str(), ", got ", describe(scales));
 }
 
 // activation(norm(a) @ weight^T + bias), with a residual plus that. weight [n, k] of a's type; or int8 [n, k] with

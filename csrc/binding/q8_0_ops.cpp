@@ -17,10 +17,10 @@ void blocks(const Tensor& values, const Tensor& scales) {
   rank("values", values, 2);
   rank("scales", scales, 2);
   FTBERT_CHECK(values.scalar_type() == at::kChar && values.size(1) % kQ8Block == 0,
-               "values: expected int8 [n, k], k a multiple of ", kQ8Block, ", got ", describe(values));
+               "values: expected contiguous int8 [n, k], k a multiple of ", kQ8Block, ", got ", describe(values));
   FTBERT_CHECK(scales.sizes() == at::IntArrayRef({values.size(0), values.size(1) / kQ8Block}) &&
                    scales.scalar_type() == at::kHalf && scales.device() == values.device(),
-               "scales: expected float16 [n, k / ", kQ8Block, "] beside values ", describe(values), ", got ",
+               "scales: expected contiguous float16 [n, k / ", kQ8Block, "] beside values ", describe(values), ", got ",
                describe(scales));
 }
 

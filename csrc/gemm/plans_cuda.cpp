@@ -240,6 +240,12 @@ Plan ProductPlans::make(const PlanKey& key, const CublasEpilogue& epilogue, cons
                         const Table& table) const {
   const Product& p = key.product;
   const bool with_norm = p.epilogue.residual_norm.has_value();
+  if (p.b == DType::q8_0) {  // which cuBLASLt cannot be told of
+    Plan ours;
+    ours.own = guess_product(gpu_, p);
+    ours.supported = static_cast<bool>(ours.own);
+    return ours;
+  }
   Plan plan = describe(key, epilogue, bias);
   // Tables are made with aligned memory; a product that is not goes to the heuristic, which knows.
   const bool plain =
