@@ -21,7 +21,8 @@ class DecodeSteps {
   ~DecodeSteps();
 
   // Logits [count, vocab] of a call with one token for each sequence. Undefined, and nothing ran: too many sequences,
-  // the caller is recording, no memory, weights that need scratch. A size runs directly the first time, is recorded the second, then repeated.
+  // weights that need scratch, the caller is recording, no memory. A size runs directly the first time, is recorded the
+  // second, then repeated.
   at::Tensor run(Context<Device>& context, const DecoderCall& call);
   void clear();  // forgets all recordings
   int64_t recorded() const { return recorded_; }
