@@ -49,7 +49,7 @@ CXX_FILES = $(shell find csrc tests/cpp examples -name '*.cpp' -o -name '*.h' -o
 # Processes of pytest, which share the cores: what runs on one thread then runs twice at a time.
 WORKERS ?= 2
 
-.PHONY: help run test build bench bench-avx2 bench-decode soak-generation int8-accuracy lint clean core-test cuda-compile py-test clients-test ray-test avx2-test fuzz fuzz-gguf kills \
+.PHONY: help run test build bench bench-avx2 bench-decode soak-generation int8-accuracy lint clean core-test cuda-compile cuda-spills build-for-gpus py-test clients-test ray-test avx2-test fuzz fuzz-gguf kills \
   serve-soak asan-test gpu-build gpu-test gpu-bench models models-modern
 
 # One thing after another, also under -j: pytest's closing line comes last.
@@ -238,17 +238,24 @@ lint: $(DEPS)  ## ruff, mypy, clang-format
 	@clang-format --dry-run -Werror $(CXX_FILES) && echo "clang-format: $(words $(CXX_FILES)) files"
 
 # The library for GPUs, with PyTorch's build for the CPU: a machine without a GPU sees what does not compile or link.
-cuda-compile: build  ## build the library for sm_80 and sm_90a, where nvcc is; no kernel may spill
+# nvcc's passes take half as long where it optimises less (13.0 on).
+QUICKLY = $(shell nvcc --help 2>/dev/null | grep -q Ofast-compile && echo -Ofc=max)
+cuda-compile: build  ## build the library for sm_80 and sm_90a, optimised little, where nvcc is
 	@printf '\n== CUDA sources\n'
 	@if ! command -v nvcc >/dev/null; then echo "SKIPPED: CUDA sources were not compiled: nvcc was not found"; exit 0; fi; \
-	$(MAKE) $(MODELS)/.cublas; \
-	cmake -S . -B build-cuda -G Ninja -DFTBERT_CUDA=ON '-DFTBERT_CUDA_ARCHS=80;90a' -DFTBERT_TORCH=ON \
+	$(MAKE) build-for-gpus FOLDER=build-cuda CUDA_OPTIONS='"-DCMAKE_CUDA_FLAGS=$(QUICKLY)"'
+
+cuda-spills: build  ## the same as it is installed; no kernel may spill. For whoever changes CUDA code
+	@$(MAKE) build-for-gpus FOLDER=build-spills \
+	  CUDA_OPTIONS='"-DCMAKE_CUDA_COMPILER_LAUNCHER=$(PYTHON);$(CURDIR)/tests/spills.py;--compile"'
+	@$(PYTHON) tests/spills.py build-spills
+
+build-for-gpus: $(MODELS)/.cublas
+	@cmake -S . -B $(FOLDER) -G Ninja -DFTBERT_CUDA=ON '-DFTBERT_CUDA_ARCHS=80;90a' -DFTBERT_TORCH=ON \
 	  -DFTBERT_FIND_LIBSTDCXX=ON $(BUILT_KERNELS) \
-	  -DPython3_EXECUTABLE=$(PYTHON) -DFTBERT_LIB_DIR=$(CURDIR)/build-cuda/lib \
-	  -DFTBERT_CUBLAS_DIR=$(CURDIR)/$(CUBLAS) --log-level=WARNING \
-	  "-DCMAKE_CUDA_COMPILER_LAUNCHER=$(PYTHON);$(CURDIR)/tests/spills.py;--compile"; \
-	cmake --build build-cuda; \
-	$(PYTHON) tests/spills.py build-cuda
+	  -DPython3_EXECUTABLE=$(PYTHON) -DFTBERT_LIB_DIR=$(CURDIR)/$(FOLDER)/lib \
+	  -DFTBERT_CUBLAS_DIR=$(CURDIR)/$(CUBLAS) --log-level=WARNING $(CUDA_OPTIONS)
+	@cmake --build $(FOLDER)
 
 bench: build models  ## against transformers, onnxruntime, OpenVINO, ... on the CPU with 2 threads; 35 minutes
 	$(PYTHON) benchmarks/bench_model.py --threads 2 --minilm $(MINILM)
