@@ -243,18 +243,18 @@ QUICKLY = $(shell nvcc --help 2>/dev/null | grep -q Ofast-compile && echo -Ofc=m
 cuda-compile: build  ## build the library for sm_80 and sm_90a, optimised little, where nvcc is
 	@printf '\n== CUDA sources\n'
 	@if ! command -v nvcc >/dev/null; then echo "SKIPPED: CUDA sources were not compiled: nvcc was not found"; exit 0; fi; \
-	$(MAKE) build-for-gpus FOLDER=build-cuda CUDA_OPTIONS='"-DCMAKE_CUDA_FLAGS=$(QUICKLY)"'
+	$(MAKE) build-for-gpus FOLDER=build-cuda CUDA_FLAGS='$(QUICKLY)'
 
 cuda-spills: build  ## the same as it is installed; no kernel may spill. For whoever changes CUDA code
-	@$(MAKE) build-for-gpus FOLDER=build-spills \
-	  CUDA_OPTIONS='"-DCMAKE_CUDA_COMPILER_LAUNCHER=$(PYTHON);$(CURDIR)/tests/spills.py;--compile"'
+	@$(MAKE) build-for-gpus FOLDER=build-spills
 	@$(PYTHON) tests/spills.py build-spills
 
 build-for-gpus: $(MODELS)/.cublas
 	@cmake -S . -B $(FOLDER) -G Ninja -DFTBERT_CUDA=ON '-DFTBERT_CUDA_ARCHS=80;90a' -DFTBERT_TORCH=ON \
 	  -DFTBERT_FIND_LIBSTDCXX=ON $(BUILT_KERNELS) \
 	  -DPython3_EXECUTABLE=$(PYTHON) -DFTBERT_LIB_DIR=$(CURDIR)/$(FOLDER)/lib \
-	  -DFTBERT_CUBLAS_DIR=$(CURDIR)/$(CUBLAS) --log-level=WARNING $(CUDA_OPTIONS)
+	  -DFTBERT_CUBLAS_DIR=$(CURDIR)/$(CUBLAS) --log-level=WARNING "-DCMAKE_CUDA_FLAGS=$(CUDA_FLAGS)" \
+	  "-DCMAKE_CUDA_COMPILER_LAUNCHER=$(PYTHON);$(CURDIR)/tests/spills.py;--compile"
 	@cmake --build $(FOLDER)
 
 bench: build models  ## against transformers, onnxruntime, OpenVINO, ... on the CPU with 2 threads; 35 minutes
