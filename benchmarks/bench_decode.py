@@ -92,7 +92,6 @@ class Bench:
     def __init__(self, options: argparse.Namespace, path: Path, shape: Shape) -> None:
         self.options, self.shape, self.device = options, shape, torch.device(options.device)
         self.cases, self.times = cases_of(options), dict[tuple[str, Case], list[float]]()
-        self.most = max(case.tokens for case in self.cases) + WARM + options.steps + 1
         self.peers: dict[str, Peer] = {}
         self.rows: dict[str, dict[str, Any]] = {}  # by peer
         self.generator = torch.Generator().manual_seed(0)
@@ -140,8 +139,9 @@ class Bench:
             self.rows[name]["failed"] = f"logits differ from transformers': {error:.1e}, at most {limit:.0e}"
 
     def room(self, tokens: int) -> int:
-        """Positions of a cache."""
-        return max(tokens, 1) + WARM + self.options.steps
+        """Positions of a cache: for the step that `start` takes too, and one that ftbert has launched and not read, so
+        that as many are launched between the clock's two readings as are counted."""
+        return max(tokens, 1) + WARM + self.options.steps + 2
 
     def prompts(self, case: Case) -> list[list[int]]:
         """No text is empty: behind 0 tokens a text begins with its first."""

@@ -81,6 +81,7 @@ def write_random(path: Path, shape: Shape, seed: int = 0) -> Path:
     def blocks(n: int, k: int) -> NDArray[np.uint8]:
         if (n, k) not in made:
             values = random.integers(-127, 128, (n, k), dtype=np.int8)  # times the scales: about 0.02
+            values[:, ::32] = 127  # as each block of llama.cpp's has a number of that size
             scales = random.uniform(1.4e-4, 4.1e-4, (n, k // 32)).astype(np.float16)
             made[n, k] = pack_q8_0(values, scales)
         return made[n, k]

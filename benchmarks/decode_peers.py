@@ -76,7 +76,8 @@ class FtbertTexts:
 
     def step(self) -> None:
         assert self.generation is not None
-        self.generation.step()
+        if len(self.generation.step()) != self.batch:
+            raise RuntimeError("a text has ended: its cache has too few positions")
 
 
 class Transformers(Peer):

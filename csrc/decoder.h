@@ -25,7 +25,7 @@ class Decoder {
 
   // Of Context::weight_scratch.
   size_t weight_scratch_bytes(const Context<Device>& context, int64_t tokens, int64_t output_rows) const {
-    return std::max(encoder_.weight_scratch_bytes(context, tokens),
+    return std::max(encoder_.weight_scratch_bytes(context, std::max(tokens, output_rows)),
                     ftbert::weight_scratch_bytes(context, head_, output_rows));
   }
 

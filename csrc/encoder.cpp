@@ -52,11 +52,11 @@ Encoder<Device, T>::Encoder(const Context<Device>& context, EncoderConfig config
 }
 
 template <class Device, class T>
-size_t Encoder<Device, T>::weight_scratch_bytes(const Context<Device>& context, int64_t tokens) const {
+size_t Encoder<Device, T>::weight_scratch_bytes(const Context<Device>& context, int64_t rows) const {
   size_t most = 0;
   for (const Layer<T>& layer : weights_.layers)
     for (const Linear<T>* linear : {&layer.qkv, &layer.out, &layer.up, &layer.down})
-      most = std::max(most, ftbert::weight_scratch_bytes(context, *linear, tokens));
+      most = std::max(most, ftbert::weight_scratch_bytes(context, *linear, rows));
   return most;
 }
 

@@ -42,8 +42,8 @@ class Encoder {
   void pooler(Context<Device>& context, const T* first, const int32_t* cu_seqlens, int64_t batch, T* out) const;
 
   const EncoderConfig& config() const { return config_; }
-  // Of Context::weight_scratch that a call of so many tokens needs.
-  size_t weight_scratch_bytes(const Context<Device>& context, int64_t tokens) const;
+  // Of Context::weight_scratch that a call needs that has so many tokens, or whose chosen rows are more.
+  size_t weight_scratch_bytes(const Context<Device>& context, int64_t rows) const;
   const AttentionChoice& attention() const { return attention_; }
   // Of how many tokens norms are deferred, or why they are not.
   std::string deferred_state(const Context<Device>& context) const;

@@ -104,6 +104,11 @@ def _check_q8_0(device: torch.device) -> None:
         )
 
 
+def q8_0_is_fast(device: torch.device) -> bool:
+    """Whether products of few rows read q8_0 as it is. GPUs but Hopper make 16-bit weights of it at each of them."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) == _FP8_CAPABILITY
+
+
 def check_range(embedding_scale: float, dtype: torch.dtype, stacklevel: int = 3) -> None:
     """Warns of fp16 for models that scale their embeddings (Gemma, by sqrt(hidden)): their residual streams outgrow its
     largest number, 65504; in Gemma 3 270M they reach 104,000."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ftbert.checkpoint import CAUSAL_LM, Checkpoint
-from ftbert.devices import check_dtype, stored_dtype, stream_dtype
+from ftbert.checkpoint import CAUSAL_LM, Checkpoint, fits_8_bits
+from ftbert.devices import check_dtype, q8_0_is_fast, stored_dtype, stream_dtype
 from ftbert.dtypes import EIGHT_BITS, FP8, INT8, MATRIX_DTYPES, Q8_0, users_word
 
 
@@ -17,7 +17,7 @@ def types_of(
     encoder, becomes = checkpoint.config.encoder, None
     if asked is None and checkpoint.in_int8 is not None and _serves(place, INT8):
         asked = INT8
-    if asked is None and _mostly_in_blocks(checkpoint) and _serves(place, Q8_0):
+    if asked is None and _mostly_in_blocks(checkpoint) and q8_0_is_fast(place):
         asked = Q8_0
     if encoder.has_8_bits:
         asked = _beside_8_bits(checkpoint, place, asked)
@@ -31,13 +31,14 @@ def types_of(
 
 
 def _mostly_in_blocks(checkpoint: Checkpoint) -> bool:
-    """Of a model that generates text, whether most of its layers' weights are stored in Q8_0."""
+    """Of a model that generates text, whether most of its layers' weights are stored in Q8_0, as products read it."""
     if all(head.task != CAUSAL_LM for head in checkpoint.config.heads):
         return False
     weights = {True: 0, False: 0}
     for spec in checkpoint.config.encoder.weight_specs():
         if spec.matrix and spec.name.startswith("layers."):
-            blocks = all(checkpoint.source.in_blocks(name) for name in checkpoint.tensors[spec.name])
+            stored = all(checkpoint.source.in_blocks(name) for name in checkpoint.tensors[spec.name])
+            blocks = stored and not fits_8_bits("q8_0", spec.shape)
             weights[blocks] += spec.shape[0] * spec.shape[1]
     return weights[True] > weights[False]
 

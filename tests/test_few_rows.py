@@ -13,7 +13,9 @@ from conftest import have_gpu
 from torch import Tensor
 from torch.nn.functional import silu
 
+import ftbert
 from ftbert._library import load_library
+from ftbert.decoding.decoder import decoder_of
 
 pytestmark = pytest.mark.skipif(
     not have_gpu() or torch.cuda.get_device_capability() != (9, 0), reason="no GPU with bulk copies"
@@ -141,6 +143,51 @@ def test_any_number_of_rows_by_a_weight_in_q8_0(m: int, n: int, k: int, gated: b
     expected = silu(sums[:, ::2]) * sums[:, 1::2] if gated else sums
     got = ops.mul_mat_vec_q8_0(a, weight.stored, weight.scales, bias, "silu" if gated else "none", gated)
     assert_near(got, expected, dtype)
+
+
+@pytest.fixture(scope="module")
+def large() -> Any:
+    """A decoder whose products have more tiles than the GPU multiprocessors, and rings that are filled several times."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(hidden_size=4096, intermediate_size=11008, num_hidden_layers=3, num_attention_heads=32,
+                         num_key_value_heads=8, vocab_size=2048, max_position_embeddings=512)  # fmt: skip
+    with torch.device("cuda"):
+        return LlamaForCausalLM(config).half().eval()
+
+
+@pytest.mark.parametrize("dtype,most", [("fp16", 1e-4), ("q8_0", 2e-3)])
+@pytest.mark.parametrize("texts", [1, 2, 8])
+def test_steps_of_a_large_decoder(large: Any, texts: int, dtype: str, most: float) -> None:
+    """Kernels that start while the one ahead still runs, also from graphs: what steps give is what one call gives, and
+    again to the bit."""
+    steps, model = 40, ftbert.load(large, device="cuda", dtype=dtype)
+    ids = torch.randint(2048, (texts, 12 + steps), generator=torch.Generator().manual_seed(texts)).cuda()
+    slots, rows = torch.arange(texts, dtype=torch.int32), torch.arange(texts + 1, dtype=torch.int32)
+
+    def stepped() -> Tensor:
+        decoder = decoder_of(model, texts, 64)
+        decoder.forward(ids[:, :12].flatten(), rows * 12, slots, False)
+        found = [decoder.forward(ids[:, 12 + i].contiguous(), rows, slots, False).clone() for i in range(steps)]
+        assert decoder.recorded() > 0
+        return torch.stack(found, 1)
+
+    whole = decoder_of(model, texts, 64).forward(ids.flatten(), rows * (12 + steps), slots, True)
+    want = whole.view(texts, 12 + steps, -1)[:, 12:].double()
+    got = stepped()
+    assert (got.double() - want).square().mean() / want.square().mean() < most
+    assert torch.equal(got, stepped())
+
+
+def test_more_chosen_rows_than_tokens() -> None:
+    """Of a model in q8_0, whose last layer then multiplies more rows than the others."""
+    from conftest import make_bert
+
+    model = ftbert.load(make_bert(hidden_size=128, intermediate_size=256), device="cuda", dtype="q8_0")
+    ids, cu = torch.tensor([5, 6, 7]).cuda(), torch.tensor([0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 3, 3]).int().cuda()
+    want = model.forward_packed(ids, cu, 2)[[0, 1]]
+    got = model.module.forward_batch(ids, None, None, cu, 2, ["first"])[0]
+    assert (got[[0, 9]].double() - want.double()).square().mean() / want.double().square().mean() < 1e-3
 
 
 def test_what_it_cannot_do_is_refused() -> None:

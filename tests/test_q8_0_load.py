@@ -183,6 +183,8 @@ def test_auto_keeps_what_a_decoders_file_is_mostly_in(tmp_path: Path) -> None:
 
     assert auto("llama", all_as("Q8_0")) == Q8_0
     assert auto("llama", lambda name, data: "F32" if data.ndim == 1 or "attn" in name else "Q8_0") == Q8_0
+    odd = write(make("llama", hidden_size=96, intermediate_size=160, num_attention_heads=4), tmp_path / "odd.gguf", "llama", all_as("Q8_0"))
+    assert ftbert.load(odd, dtype="auto").dtype == torch.float32  # no product takes blocks of such matrices
     assert auto("llama", all_as("Q4_0")) == auto("bert", all_as("Q8_0")) == torch.float32
 
 

@@ -71,9 +71,10 @@ void DecodeSteps<Device, T>::stage(Context<Device>& context, const DecoderCall& 
   if (!ids_.defined()) {
     const at::TensorOptions there = at::TensorOptions().device(device_);
     const int64_t most = std::min(kMostSequences, memory_.cache.slots());
-    ids_ = at::empty({most}, there.dtype(at::kLong));
-    slots_ = at::empty({most}, there.dtype(at::kInt));
-    offsets_ = at::arange(most + 1, there.dtype(at::kInt));
+    const at::Tensor slots = at::empty({most}, there.dtype(at::kInt));
+    const at::Tensor offsets = at::arange(most + 1, there.dtype(at::kInt));
+    ids_ = at::empty({most}, there.dtype(at::kLong));  // last: what is defined here says that all are
+    slots_ = slots, offsets_ = offsets;
     for (const at::Tensor& one : {ids_, slots_, offsets_}) memory_.order.keep(one);
   }
   const int64_t count = call.count();

@@ -65,7 +65,11 @@ DecoderClass::DecoderClass(c10::intrusive_ptr<EncoderClass> encoder, DecoderHead
               encoder_->device()),
       lengths_(slots, 0),
       engine_(make_decoder_engine(*encoder_, head_, memory_)) {
-  if (encoder_->device().is_cuda()) memory_.order.keep(head_.weight);
+  if (!encoder_->device().is_cuda()) return;
+  const c10::DeviceGuard guard(encoder_->device());
+  const StreamOrder::Turn turn(memory_.order);
+  memory_.order.keep(head_.weight);
+  if (head_.bias) memory_.order.keep(*head_.bias);
 }
 
 c10::intrusive_ptr<DecoderClass> DecoderClass::with_cache(int64_t slots, int64_t positions) {

@@ -48,7 +48,7 @@ class EngineOf : public Engine {
     using Lease = typename Replay<Device, T>::Lease;
     const bool states = asks_for(wants, Want::hidden_states);
     // Its memory, until this returns. A recording has no scratch for weights.
-    const bool direct = states || encoder_.weight_scratch_bytes(on.context, r.input.batch.tokens()) > 0;
+    const bool direct = states || weight_scratch(on.context, r.input.batch) > 0;
     const Lease replayed = direct ? Lease() : replay_.run(on.context, r.input.batch);
     if (replayed) {
       r.hidden = replayed.hidden();
@@ -137,6 +137,10 @@ class EngineOf : public Engine {
     return is_fused() && !counted ? Wait::last : Wait::first;
   }
 
+  size_t weight_scratch(const Context<Device>& context, const Batch& batch) const {
+    return encoder_.weight_scratch_bytes(context, std::max(batch.tokens(), batch.output_rows()));
+  }
+
   bool is_fused() const { return attention_path() == AttentionPath::fused; }
 
   // Of all layers, each once: "gelu_erf".
@@ -155,7 +159,7 @@ class EngineOf : public Engine {
   // [rows_with_slack(output_rows), hidden]
   at::Tensor run(CallContext<Device>& call, const CheckedInput& input, const HiddenStateHook<T>& hook) const {
     const EncoderConfig& c = encoder_.config();
-    Context<Device>& context = call.for_products(encoder_.weight_scratch_bytes(call.context, input.batch.tokens()));
+    Context<Device>& context = call.for_products(weight_scratch(call.context, input.batch));
     Batch batch = input.batch;
     const at::Tensor hidden = empty({rows_with_slack<Device>(batch.output_rows()), c.hidden});
     const auto plan = encoder_.plan(context, batch);

@@ -17,6 +17,7 @@ namespace ftbert {
 // moves none in these kernels.)
 //
 // As each lets the next one start only after its own wait, all before the kernel ahead have ended when a kernel starts.
+// gemm/own/few_rows.cuh does both by itself: it lets go later, and a warp that reads weights alone never waits.
 __device__ inline void wait_for_inputs() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -48,6 +48,14 @@ inline constexpr int64_t kGemmRowSlack<Cuda> = 63;
 template <class Device>
 int64_t gemm_rows(const Context<Device>& context, int64_t rows);
 
+// The same of the products by this weight: of few rows by one in Q8_0 just them, whose kernel has no tile to fill.
+template <class Device, class T>
+int64_t product_rows(const Context<Device>& context, const Linear<T>&, int64_t rows) {
+  return gemm_rows(context, rows);
+}
+template <class T>
+int64_t product_rows(const Context<Cuda>& context, const Linear<T>& linear, int64_t rows);
+
 // Packed tokens give every m. Padding m is nearly free where tiles have 64 rows, except below 32 rows (19 that ran as
 // 32 were up to 5.5 % behind) and where there are many: at most 1.6 % more of them from 1024 on.
 inline int64_t cuda_gemm_rows(int64_t rows) {

@@ -173,8 +173,7 @@ int64_t gemm_rows(const Context<Cuda>&, int64_t rows) {
 template <class Device, class T>
 Operand linear_all(Context<Device>& context, const Linear<T>& weights, const Operand& a, int64_t m, Epilogue epilogue,
                    const Operand& out) {
-  const bool exact = weights.weight.dtype == DType::q8_0 && m <= kMostFewRows;
-  return linear(context, weights, a, exact ? m : gemm_rows(context, m), epilogue, out);
+  return linear(context, weights, a, product_rows(context, weights, m), epilogue, out);
 }
 
 template <class Device, class T>
@@ -231,6 +230,11 @@ bool linear_turned(Context<Device>& context, const Linear<T>& weights, const Ope
 }
 
 template <class T>
+int64_t product_rows(const Context<Cuda>& context, const Linear<T>& linear, int64_t rows) {
+  return linear.weight.dtype == DType::q8_0 && rows <= kMostFewRows ? rows : gemm_rows(context, rows);
+}
+
+template <class T>
 size_t weight_scratch_bytes(const Context<Cuda>& context, const Linear<T>& linear, int64_t rows) {
   const Matrix& w = linear.weight;
   if (w.dtype != DType::q8_0 || rows == 0 || few_rows_supports(gpu_of(context), kDType<T>, rows, w)) return 0;
@@ -265,6 +269,7 @@ void gemm(Context<Device>& context, const Product& product, const T* a, const T*
   template Operand linear_all(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, Epilogue, const Operand&); \
   template bool linear_norm(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, const Norm<T>&, int64_t,     \
                             ExchangedMoments&, const Output<T>&);                                                   \
+  template int64_t product_rows(const Context<Cuda>&, const Linear<T>&, int64_t);                                   \
   template size_t weight_scratch_bytes(const Context<Cuda>&, const Linear<T>&, int64_t);                            \
   template int wgmma_tile_variant(const Context<Cuda>&, const Linear<T>&, int64_t, Epilogue);                       \
   template void gemm(Context<Cuda>&, const Product&, const T*, const T*, float*);

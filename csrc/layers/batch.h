@@ -50,11 +50,12 @@ struct Chunk {
   int64_t first, rows, computed;
 };
 
-template <class Device>
-std::vector<Chunk> chunks_of(const Context<Device>& context, int64_t rows) {
+// of: the first of those products.
+template <class Device, class T>
+std::vector<Chunk> chunks_of(const Context<Device>& context, const Linear<T>& of, int64_t rows) {
   std::vector<Chunk> all;
   for (int64_t first = 0; first < rows;) {
-    const int64_t left = rows - first, computed = gemm_rows(context, left);
+    const int64_t left = rows - first, computed = product_rows(context, of, left);
     all.push_back({first, std::min(left, computed), computed});
     first += all.back().rows;
   }

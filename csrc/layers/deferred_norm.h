@@ -14,6 +14,10 @@
 
 namespace ftbert {
 
+// Up to how many tokens norms are deferred, from which on norm kernels are faster. $FTBERT_DEFERRED_NORM: "off" (0),
+// "on", or another number; Error for other words. Of a build with CUDA.
+int64_t most_deferred_tokens();
+
 // The residual stream of one call while norms are pending on it. Its products are asked for in the order of the layers.
 template <class Device, class T>
 class DeferredCall {

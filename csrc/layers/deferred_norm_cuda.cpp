@@ -14,10 +14,7 @@
 #include "layers/deferred_norm.h"
 
 namespace ftbert {
-namespace {
-
-// From more tokens on norm kernels are faster. $FTBERT_DEFERRED_NORM: "off", "on", or another number.
-int64_t most_tokens_by_default() {
+int64_t most_deferred_tokens() {
   const char* value = std::getenv("FTBERT_DEFERRED_NORM");
   if (!value || std::string_view(value) == "on") return 1024;
   const std::string_view words = value;
@@ -27,6 +24,8 @@ int64_t most_tokens_by_default() {
                "\"; expected off, on, or up to how many tokens LayerNorms are deferred");
   return std::atoll(value);
 }
+
+namespace {
 
 // Why the norms of a layer cannot be deferred, or "". first: it is the model's first.
 template <class T>
@@ -53,7 +52,7 @@ std::string refusal(const Context<Cuda>& context, const EncoderConfig& c, const 
                     AttentionPath path) {
   if (path != AttentionPath::fused || c.relative_span > 0) return "attention has a bias or takes the general path";
   if (context.capability != 90) return "needs a GPU of capability 9.0";
-  if (most_tokens_by_default() == 0) return "switched off";
+  if (most_deferred_tokens() == 0) return "switched off";
   if (c.layers.empty()) return "there are no layers";
   for (const Layer<T>& layer : weights.layers)
     if (const std::string why_not = refusal(layer, &layer == &weights.layers.front()); !why_not.empty()) return why_not;
@@ -178,7 +177,7 @@ class DeferredNormCuda : public DeferredNorm<Cuda, T> {
  public:
   DeferredNormCuda(const Context<Cuda>& context, const EncoderConfig& config, const Weights<T>& weights,
                    const AllocateFloats& allocate)
-      : config_(config), weights_(weights), most_tokens_(most_tokens_by_default()) {
+      : config_(config), weights_(weights), most_tokens_(most_deferred_tokens()) {
     const DeviceGuard guard(context.device);
     // left: by the sum on which a norm is pending; beta: of that norm.
     const auto corrected = [&](const Linear<T>& linear, const SumVectors& left, const T* beta) {

@@ -8,7 +8,8 @@
 
 namespace ftbert {
 
-// nullptr where a layer has other norms or weights. config and weights must outlive it.
+// nullptr where a layer has other norms or weights, and with FTBERT_DEFERRED_NORM=off. config and weights must outlive
+// it.
 template <class Device, class T>
 std::shared_ptr<const DeferredNorm<Device, T>> make_few_rows(const Context<Device>&, const EncoderConfig&,
                                                              const Weights<T>&, AttentionPath) {

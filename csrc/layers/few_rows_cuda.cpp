@@ -76,12 +76,18 @@ bool has_a_product(const Context<Cuda>& context, const Linear<T>& linear, int64_
          few_rows_supports(gpu_of(context), kDType<T>, rows, linear.weight);
 }
 
+template <class T>
+bool is_read(const Norm<T>& norm) {
+  const auto aligned = [](const T* vector) { return reinterpret_cast<uintptr_t>(vector) % 16 == 0; };
+  return norm.gamma && aligned(norm.gamma) && aligned(norm.beta);
+}
+
 // Before each block one norm with a gamma, or none before the first, and none behind its result.
 template <class T>
 bool norms_fit(const Layer<T>& layer, bool first) {
   const Norm<T>&before = layer.attention_norms.before, &between = layer.ffn_norms.before;
   return layer.config.norm_place == NormPlace::pre && !layer.attention_norms.result && !layer.ffn_norms.result &&
-         (before || first) && between && (!before || before.gamma) && between.gamma;
+         (before ? is_read(before) : first) && between && is_read(between);
 }
 
 template <class T>
@@ -113,7 +119,7 @@ template <class T>
 std::shared_ptr<const DeferredNorm<Cuda, T>> make_few_rows(const Context<Cuda>& context, const EncoderConfig& config,
                                                            const Weights<T>& weights, AttentionPath path) {
   if constexpr (sizeof(T) != 2) return nullptr;
-  if (path != AttentionPath::fused || weights.layers.empty()) return nullptr;
+  if (path != AttentionPath::fused || weights.layers.empty() || most_deferred_tokens() == 0) return nullptr;
   int64_t most = kMostFewRows;
   for (const Layer<T>& layer : weights.layers) {
     if (!norms_fit(layer, &layer == &weights.layers.front())) return nullptr;

@@ -48,7 +48,7 @@ void LayerStack<Device, T>::finish(Context<Device>& context, int64_t i, const Op
   const bool second = last && of_ffn.after && weights_.final_norm;
   const Norm<T>& next = last ? absent : weights_.layers[i + 1].attention_norms.before;
   const Linear<T>* const next_product = last ? nullptr : &weights_.layers[i + 1].qkv;
-  for (const Chunk& chunk : chunks_of(context, rows)) {
+  for (const Chunk& chunk : chunks_of(context, layer.out, rows)) {
     const Stream<Device, T> part = stream.from(chunk.first, config_.hidden);
     const Operand a = scaled_for<Device, T>(context, layer.out, attended.from(chunk.first, layer.out.weight.k),
                                             chunk.rows, b.qkv);  // which nobody reads any more

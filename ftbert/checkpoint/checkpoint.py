@@ -43,10 +43,10 @@ class Checkpoint:
         parts = [self._part(name, dtype).to(dtype) for name in self.tensors[ours]]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)
         if ours.endswith((".scale", ".input.smooth")):
-            above = whole >= 0 if dtype == torch.float16 else whole > 0  # that of a block of zeros is 0
-            if not (whole.isfinite() & above).all():
-                told = f"{self.source.where}: {ours}"
-                raise ValueError(f"{told}: scales are finite and above 0, and not all of these are")
+            of_blocks = dtype == torch.float16  # that of a block of zeros is 0
+            if not (whole.isfinite() & (whole >= 0 if of_blocks else whole > 0)).all():
+                kind = "finite and not below 0" if of_blocks else "finite and above 0"
+                raise ValueError(f"{self.source.where}: {ours}: scales are {kind}, and not all of these are")
         return whole
 
     def _part(self, name: str, dtype: torch.dtype) -> torch.Tensor:

@@ -175,10 +175,9 @@ struct Q8Tiles {
   }
 };
 
-// Of the threads that share a row of a, `threads` of the block's readers, which all come here.
+// Of the threads that share a row of a, `threads` (64 or more) of the block's readers, which all come here.
 __device__ inline float sum_of_row(float x, int threads, float* partial) {
   for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
-  if (threads == 32) return x;
   const int warp = threadIdx.x / 32, warps = threads / 32, first = warp / warps * warps;
   named_barrier_wait(1, kFewRowsReaders);  // who reads the sums before these
   if (threadIdx.x % 32 == 0) partial[warp] = x;
@@ -189,10 +188,10 @@ __device__ inline float sum_of_row(float x, int threads, float* partial) {
 }
 
 // A row of a and a norm's gamma in a thread's registers.
-constexpr int kMostPacks = 6;
+constexpr int kMostPacks = 6, kMostLaidRows = 2;
 constexpr int kMostLaidColumns = kFewRowsReaders * 8 * kMostPacks;  // of the rows that a block lays out itself
 
-// What lay_rows reads that no kernel ahead writes.
+// The rows that a block lays out; before any kernel ahead has ended it reads what none writes.
 template <class E>
 struct LaidRows {
   using Pack = Packed<E, 8>;
@@ -200,9 +199,8 @@ struct LaidRows {
   Pack gamma[kMostPacks];
 
   __device__ explicit LaidRows(const FewRows<E>& work) {
-    int groups = 1;
-    while (groups < work.m) groups *= 2;
-    threads = kFewRowsReaders / groups, row = threadIdx.x / threads, lane = threadIdx.x % threads;
+    threads = work.m == 1 ? kFewRowsReaders : kFewRowsReaders / 2, row = threadIdx.x / threads,
+    lane = threadIdx.x % threads;
 #pragma unroll
     for (int i = 0; i < kMostPacks; ++i)
       gamma[i] = work.gamma && column(i) < work.k ? Pack::load(work.gamma + column(i)) : Pack::zero();

@@ -10,7 +10,6 @@ namespace ftbert {
 namespace {
 
 constexpr int kHalfOfMultiprocessor = 108 * 1024, kWholeMultiprocessor = 222 * 1024;  // bytes, less what kernels have
-constexpr int kMostLaidRows = 2;                                                      // by each block
 constexpr int kFewestStages = 2, kEnoughStages = 4;                                   // of the ring
 
 // Of a row of a in shared memory: eight of them begin in different banks.
@@ -54,8 +53,6 @@ void prepare(const Context<Cuda>& context, FewRows<E>& work) {
     return;
   }
   if (work.m <= kMostLaidRows && work.m * work.k <= kMostLaidColumns) return;
-  FTBERT_CHECK(work.k <= kMostPreparedColumns, "few_rows: rows of ", work.k, " numbers, expected at most ",
-               kMostPreparedColumns);
   FTBERT_CHECK(
       context.gemm_workspace && context.gemm_workspace_bytes >= kMostFewRows * kMostPreparedColumns * sizeof(E),
       "few_rows needs Context::gemm_workspace");
@@ -143,6 +140,8 @@ void run_few_rows(const Context<Cuda>& context, const Product& p, const ProductD
                    !(add && (p.epilogue.gate != Gate::none || p.epilogue.activation != Activation::none)),
                "few_rows cannot do m=", p.m, " n=", p.n, " k=", p.k);
   FTBERT_CHECK(!norm || norm.gamma, "few_rows: a norm without gamma");
+  for (const void* p : {data.a, data.b, data.bias, static_cast<const void*>(data.c), norm.gamma, norm.beta})
+    FTBERT_CHECK(reinterpret_cast<uintptr_t>(p) % 16 == 0, "few_rows needs operands aligned to 16 bytes");
   p.a == DType::fp16 ? run_type<__half>(context, p, data, norm, add)
                      : run_type<__nv_bfloat16>(context, p, data, norm, add);
 }
