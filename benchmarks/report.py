@@ -5,7 +5,7 @@
 
 Reads benchmarks/results/{cuda,cpu}-*.json of bench_model; NAME-base.json, NAME-large.json, ... are parts of one run, on
 several GPUs of one host. int8-accuracy.json is int8_accuracy.py's, norm-*.json bench_norm.py's, norm-training-*.json
-bench_norm_training.py's.
+bench_norm_training.py's, decode-*.json bench_decode.py's.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import decode_report
 import norm_tables
 import norm_training_report
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = (ROOT / "README.md", *(ROOT / "docs" / name for name in ("benchmarks.md", "speed.md", "serving.md", "norm.md")))
+_DOCS = ("benchmarks.md", "speed.md", "serving.md", "norm.md", "generation.md")
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / name for name in _DOCS))
 BASE = "transformers (sdpa)"
 PACKED = "ftbert, packed"
 # Ours in a run of another type, fp16, fp8 or int8, and what it is beside.
@@ -112,7 +114,7 @@ def fill_marks(text: str, page: Path = PAGES[0]) -> str:
     `<!-- summary: NAME... -->` and the end come chosen rows of several runs on one kind of device, and between
     `<!-- split: NAME -->` and the end comes where ftbert's time goes at the points that a profiler saw; "served" is for
     results of bench_serve, "accuracy" for those of int8_accuracy, "norms" and "norm-training" for those of bench_norm
-    and bench_norm_training."""
+    and bench_norm_training, "decode" for bench_decode's."""
 
     def table(match: re.Match[str]) -> str:
         document = load_runs(f"{match[1]}*.json")[match[1]]
@@ -158,6 +160,13 @@ def fill_marks(text: str, page: Path = PAGES[0]) -> str:
             body = "\n\n".join("\n".join(norm_training_report.lines_of(result)) for result in document["results"])
         return f"<!-- {match[1]}: {match[2]} -->\n{machine_line(document, page)}\n\n{body}\n<!-- end -->"
 
+    def decode(match: re.Match[str]) -> str:
+        document = json.loads((RESULTS / f"{match[1]}.json").read_text(encoding="utf-8")) | {"files": [match[1]]}
+        said = [*decode_report.lines_of(document), "", *(f"- {line}" for line in decode_report.gates(document))]
+        body = "\n".join([machine_line(document, page), "", *said])
+        return f"<!-- decode: {match[1]} -->\n{body}\n<!-- end -->"
+
+    text = re.sub(r"<!-- decode: (\S+) -->.*?<!-- end -->", decode, text, flags=re.S)
     text = re.sub(r"<!-- (norms|norm-training): (\S+) -->.*?<!-- end -->", norms, text, flags=re.S)
     text = re.sub(r"<!-- accuracy: (\S+) -->.*?<!-- end -->", accuracy, text, flags=re.S)
     text = re.sub(r"<!-- served: (\S+) -->.*?<!-- end -->", served, text, flags=re.S)

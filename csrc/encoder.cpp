@@ -159,7 +159,8 @@ void Encoder<Device, T>::forward(Context<Device>& context, const Batch& batch, c
       });
     } else {
       std::unique_ptr<DeferredCall<Device, T>> deferred;
-      if (few_rows_ && !hook && layers > 0) deferred = few_rows_->start(context, batch.tokens(), layers, b.layers, x);
+      if (few_rows_ && batch.cache && layers > 0)
+        deferred = few_rows_->start(context, batch.tokens(), layers, b.layers, x);
       if (!deferred && deferred_.maker && !hook && layers > 0)
         deferred = deferred_.maker->start(context, batch.tokens(), layers, b.layers, x);
       layers_.run(context, batch, plan.schedule.together, layers, b.layers, x, hook, deferred.get());

@@ -58,7 +58,7 @@ class Encoder {
   const AttentionChoice attention_;
   const LayerStack<Device, T> layers_;
   DeferredNormChoice<Device, T> deferred_;
-  std::shared_ptr<const DeferredNorm<Device, T>> few_rows_;  // asked before deferred_
+  std::shared_ptr<const DeferredNorm<Device, T>> few_rows_;  // of calls with a cache, before deferred_
 };
 
 }  // namespace ftbert

@@ -190,7 +190,8 @@ def test_commands_know_the_word(folder: Path, word: str) -> None:
     for command in ("embed", "check", "bench", "info"):
         files = [str(folder / "a.txt"), str(folder / "a.npy")] if command == "embed" else []
         assert _parser().parse_args([command, str(folder), *files, "--dtype", word]).dtype == word
-    assert _parser().parse_args(["quantize", str(folder), "there", "--dtype", word]).dtype == word
+    if word != "q8_0":  # which no texts calibrate
+        assert _parser().parse_args(["quantize", str(folder), "there", "--dtype", word]).dtype == word
 
 
 def test_the_command_says_what_works(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,7 +202,7 @@ def test_the_command_says_what_works(folder: Path, capsys: pytest.CaptureFixture
 # ---- the cache -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("word", EIGHT_BITS)
+@pytest.mark.parametrize("word", ["fp8", "int8"])
 def test_made_once_and_kept(folder: Path, cached: Path, made: list[str], word: str) -> None:
     dtype, cached = EIGHT_BITS[word], cached.with_name(word)
     told = pytest.warns(UserWarning, match=f"made {word} by calibration on .* texts, .* kept in {cached}")

@@ -146,6 +146,8 @@ def test_the_largest_sums_do_not_overflow(x: float, weight: int) -> None:
 @pytest.mark.parametrize("m,n,k", [(1, 40, 64), (5, 96, 576), (70, 136, 1536)])
 def test_what_follows_the_sums(place: Place, m: int, n: int, k: int, activation: str, gated: bool) -> None:
     """On a GPU of rows as they are or in blocks: which, the plan says."""
+    if place.device == "cuda" and place.dtype == torch.float32:
+        pytest.skip("no product on a GPU takes float32 beside q8_0")
     x, (values, scales) = rows(m, k).to(place.dtype), weights(n, k)
     for bias in (torch.randn(n).to(place.dtype), None):
         sums = exact(x.float(), values, scales) + (0 if bias is None else bias.double())

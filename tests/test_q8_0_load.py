@@ -22,6 +22,7 @@ from ftbert.decoding.decoder import decoder_of
 from ftbert.dtypes import Q8_0
 from ftbert.quantization import in_q8_0, q8_0_blocks
 
+CPU = Place("cpu", torch.float32)
 Q8_0_PLACES = [place for place in PLACES if place.device == "cpu" or place.dtype == torch.float16]
 MOST_ERROR = 1e-3  # of logits of random weights: what a product multiplies is stored in blocks too
 
@@ -101,10 +102,10 @@ def test_logits_are_those_of_the_stored_weights(place: Place, family: str) -> No
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nothing_is_lost_beside_what_rounding_loses(family: str) -> None:
     """A number next to a half may be rounded the other way, which changes some positions a little; others are equal."""
-    of = decoder_of(loaded(family, PLACES[0]), 3, 48)
+    of = decoder_of(loaded(family, CPU), 3, 48)
     with torch.no_grad():
         for slot, ids in enumerate(texts()):
-            got, want = run(of, PLACES[0], [slot], [ids])[0], rounding_reference(family)(ids[None]).logits[0]
+            got, want = run(of, CPU, [slot], [ids])[0], rounding_reference(family)(ids[None]).logits[0]
             errors = (got - want).square().mean(-1) / want.square().mean(-1)
             assert errors.median() < 1e-10 and errors.mean() < MOST_ERROR / 4
 
@@ -123,10 +124,9 @@ def test_any_cut_gives_what_one_call_gives(place: Place) -> None:
 
 def test_a_text_is_generated_alone_as_in_a_batch() -> None:
     """On the CPU to the bit: sums of a row do not hang on how many there are."""
-    cpu = PLACES[0]
-    model = loaded("qwen3", cpu)
-    made = [run(decoder_of(model, 3, 48), cpu, [slot], [ids], all_rows=False)[0] for slot, ids in enumerate(texts())]
-    both = run(decoder_of(model, 3, 48), cpu, [0, 1, 2], texts(), all_rows=False)
+    model = loaded("qwen3", CPU)
+    made = [run(decoder_of(model, 3, 48), CPU, [slot], [ids], all_rows=False)[0] for slot, ids in enumerate(texts())]
+    both = run(decoder_of(model, 3, 48), CPU, [0, 1, 2], texts(), all_rows=False)
     assert [int(one.argmax()) for one in both] == [int(one.argmax()) for one in made]
 
 

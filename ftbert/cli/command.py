@@ -24,7 +24,7 @@ def add(
     model: bool = True,
     defaults: tuple[str, str] = ("cpu", "fp32"),
     several_devices: bool = False,
-    dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16", "fp8", "int8", "auto"),
+    dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16", "fp8", "int8", "q8_0", "auto"),
 ) -> argparse.ArgumentParser:
     """A command with --json and, where it computes with a model, --device and --dtype. text: what it does."""
     added: argparse.ArgumentParser = commands.add_parser(

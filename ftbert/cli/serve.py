@@ -28,7 +28,7 @@ def add_to(commands: command.Commands) -> None:
     )
     parser.add_argument(
         "--dtype",
-        choices=("fp32", "fp16", "bf16", "fp8", "int8", "auto"),
+        choices=("fp32", "fp16", "bf16", "fp8", "int8", "q8_0", "auto"),
         help="(default fp16 on a GPU, fp32 on the CPU)",
     )
     for flag in FLAGS:
