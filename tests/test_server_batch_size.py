@@ -98,6 +98,15 @@ def test_the_start_does_not_take_long() -> None:
         assert quiet.now - 1000.0 < 8.0
 
 
+def test_a_size_that_is_given_takes_a_second() -> None:
+    """Though no two timings are the same: no other size is compared with it."""
+    for seconds in MODELS[:4]:
+        slowing = Machine(seconds, lambda now: 1.0 + 3 * (now - 1000.0))
+        size, rate = slowing.choose(256)
+        assert size == 256 and rate == pytest.approx(256 / seconds(256), rel=0.5)
+        assert slowing.now - 1000.0 < 2.0
+
+
 def test_a_model_is_timed_with_batches_of_its_own() -> None:
     tokens = []
     compute = SimpleNamespace(launch=lambda batch: tokens.append((batch.tokens, batch.kind)) or (lambda: None))

@@ -30,8 +30,9 @@ from ftbert.text import TextSettings
 # this, in seconds, since the most urgent newcomer waits for it.
 ENOUGH, LONGEST = 0.95, 0.25
 _SMALLEST = 256
-# Seconds of a timing at least, and after which no other round begins.
-_SPAN, _SECONDS = 0.04, 5.0
+# Seconds of a timing at least, and after which no other round begins: of sizes to choose from, and of one that is given,
+# for which only tokens/s are wanted.
+_SPAN, _SECONDS, _SECONDS_OF_ONE = 0.04, 5.0, 1.0
 # Two timings are the same within this share. Rounds at least.
 _SAME, _ROUNDS = 0.02, 3
 # So often is a size timed again that took too long, before larger ones are given up.
@@ -117,7 +118,7 @@ def batch_size(
 ) -> tuple[int, float]:
     """(tokens, tokens/s at that size). run: computes a batch of so many tokens. given: the size, where it is chosen."""
     sizes = [min(given, most)] if given else [*(_SMALLEST << k for k in range(20) if _SMALLEST << k < most), most]
-    until = clock() + _SECONDS
+    until = clock() + (_SECONDS if len(sizes) > 1 else _SECONDS_OF_ONE)
     timings = _first(run, sizes, clock, until)
     while clock() < until and not all(map(_settled, timings.values())):
         for size, found in timings.items():
