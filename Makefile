@@ -198,7 +198,7 @@ asan-test: $(DEPS)  ## op and call tests on the CPU, then 20,000 random calls, w
 	@$(ASAN_RUN) -m pytest -q -p no:cacheprovider $(addprefix $(CURDIR)/tests/test_,kernels.py ops.py far_columns.py)
 	@$(ASAN_RUN) $(CURDIR)/tests/fuzz_ops.py $(or $(ARGS),--count 20000)
 
-# Builds beside build/ link its CPU kernels, which are the same in all.
+# Builds beside build/ link its CPU kernels, which are the same in all, and without CUDA its core.
 BUILT_KERNELS := -DFTBERT_KERNELS_OF=$(CURDIR)/build
 core-test: build  ## the core's C++ test, linked without Python or torch; for aarch64 where a cross compiler is
 	@printf '\n== the core alone, in C++\n'

@@ -80,7 +80,7 @@ def test_scripted_module_in_cpp(model: ftbert.Model, tmp_path: Path) -> None:
 
 def test_core_example_in_cpp(tmp_path: Path) -> None:
     source, built = ROOT / "examples" / "core_cpp", ROOT / "build"
-    # The CPU's kernels are those of `make build`, where that is how the library was built.
+    # The core's objects are those of `make build`, where that is how the library was built.
     options = [f"-DFTBERT_KERNELS_OF={built}"] if list(built.glob("CMakeFiles/ftbert_*.dir/csrc")) else []
     for command in (["cmake", "-S", str(source), "-B", str(tmp_path), *options], ["cmake", "--build", str(tmp_path), "-j", "2"]):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
