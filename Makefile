@@ -251,7 +251,7 @@ cuda-spills: build  ## the same as it is installed; no kernel may spill. For who
 
 build-for-gpus: $(MODELS)/.cublas
 	@cmake -S . -B $(FOLDER) -G Ninja -DFTBERT_CUDA=ON '-DFTBERT_CUDA_ARCHS=80;90a' -DFTBERT_TORCH=ON \
-	  -DFTBERT_FIND_LIBSTDCXX=ON $(BUILT_KERNELS) \
+	  -DFTBERT_FIND_LIBSTDCXX=ON -DFTBERT_BINDING_FLAGS=-O0 $(BUILT_KERNELS) \
 	  -DPython3_EXECUTABLE=$(PYTHON) -DFTBERT_LIB_DIR=$(CURDIR)/$(FOLDER)/lib \
 	  -DFTBERT_CUBLAS_DIR=$(CURDIR)/$(CUBLAS) --log-level=WARNING "-DCMAKE_CUDA_FLAGS=$(CUDA_FLAGS)" \
 	  "-DCMAKE_CUDA_COMPILER_LAUNCHER=$(PYTHON);$(CURDIR)/tests/spills.py;--compile"
