@@ -176,7 +176,7 @@ ray-test: build $(RAY)/.installed  ## the examples for Ray on a cluster of two n
 	@printf '\n== Ray\n'; $(RAY)/bin/python -m pytest tests/test_ray.py $(ARGS)
 
 # What depends on the CPU, once more as on one without AVX-512, whatever this machine has.
-HELD := kernels model shares rows cpu_bf16
+HELD := kernels model rows
 avx2-test: build models  ## pytest of the CPU's part, held to AVX2
 	@printf '\n== pytest, held to AVX2\n'
 	@if [ "$$($(PYTHON) -c 'from ftbert._library import build_info; print(build_info()["cpu_isa"])')" = avx2 ]; then \
