@@ -239,7 +239,7 @@ lint: $(DEPS)  ## ruff, mypy, clang-format
 
 # The library for GPUs, with PyTorch's build for the CPU: a machine without a GPU sees what does not compile or link.
 # nvcc's passes take half as long where it optimises less (13.0 on).
-QUICKLY = $(shell nvcc --help 2>/dev/null | grep -q Ofast-compile && echo -Ofc=max)
+QUICKLY = $(shell nvcc --help 2>/dev/null | grep Ofast-compile >/dev/null && echo -Ofc=max)
 cuda-compile: build  ## build the library for sm_80 and sm_90a, optimised little, where nvcc is
 	@printf '\n== CUDA sources\n'
 	@if ! command -v nvcc >/dev/null; then echo "SKIPPED: CUDA sources were not compiled: nvcc was not found"; exit 0; fi; \
