@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ftbert.checkpoint import EncoderConfig
+from ftbert.checkpoint import EncoderConfig, RowOrder
 from ftbert.converters.family import Config, Derived
 
 
@@ -29,7 +29,7 @@ def two_matrices(gate: str, up: str) -> Derived:
     return Derived(
         (gate, up),
         _two_shapes,
-        lambda encoder, sources: _alternate(*sources),
+        RowOrder(lambda sources: _alternate(*sources)),
         lambda encoder, config, ours: _apart(ours),
     )
 
@@ -40,6 +40,6 @@ def two_halves(name: str, *, gate_first: bool) -> Derived:
     return Derived(
         (name,),
         _one_shape,
-        lambda encoder, sources: _alternate(*sources[0].chunk(2)[::order]),
+        RowOrder(lambda sources: _alternate(*sources[0].chunk(2)[::order])),
         lambda encoder, config, ours: [torch.cat(_apart(ours)[::order])],
     )

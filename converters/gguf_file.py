@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from ftbert.checkpoint import expect_file, shown
+from ftbert.converters.gguf_q8_0 import q8_0_planes
 from ftbert.converters.gguf_types import TYPES, GgufType, to_torch
 
 _MAGIC = b"GGUF"
@@ -53,6 +54,11 @@ class GgufFile:
             return to_torch(self._bytes(tensor), tensor.type, tensor.shape)
         except (ValueError, ImportError) as error:
             raise type(error)(f"{self.path}: {name}: {error}") from error
+
+    def read_blocks(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of a matrix [n, k] in Q8_0 numbers int8 [n, k] and scales fp16 [n, k / 32]."""
+        tensor = self.tensors[name]
+        return q8_0_planes(self._bytes(tensor).reshape(tensor.shape[0], -1))
 
     def _bytes(self, tensor: GgufTensor) -> NDArray[np.uint8]:
         return np.frombuffer(self._data, np.uint8, tensor.size, tensor.start)

@@ -17,7 +17,13 @@ def dequantise_q8_0(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     all of torch's threads. ValueError where a row is no whole number of blocks."""
     if blocks.dtype != np.uint8 or blocks.shape[-1] % BLOCK_BYTES:
         raise ValueError(f"Q8_0: expected uint8 rows of blocks of {BLOCK_BYTES}, got {blocks.dtype} {blocks.shape}")
-    whole = np.ascontiguousarray(blocks).reshape(*blocks.shape[:-1], -1, BLOCK_BYTES)
-    found = torch.from_numpy(np.ascontiguousarray(whole[..., 2:]).view(np.int8)).float()
-    found *= torch.from_numpy(np.ascontiguousarray(whole[..., :2]).view(np.float16)).float()
+    numbers, scales = q8_0_planes(blocks.reshape(-1, blocks.shape[-1]))
+    found = numbers.view(-1, 32).float().mul_(scales.view(-1, 1))
     return found.numpy().reshape(*blocks.shape[:-1], -1)
+
+
+def q8_0_planes(rows: NDArray[np.uint8]) -> tuple[torch.Tensor, torch.Tensor]:
+    """rows: uint8 [n, k/32*34] -> numbers int8 [n, k], scales fp16 [n, k/32]."""
+    blocks = torch.from_numpy(rows.copy()).view(len(rows), -1, BLOCK_BYTES)
+    numbers, scales = blocks[..., 2:].contiguous(), blocks[..., :2].contiguous()
+    return numbers.view(torch.int8).flatten(1), scales.view(torch.float16).flatten(1)

@@ -8,7 +8,6 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from ftbert.checkpoint import TensorSource, exists, list_folder
@@ -39,10 +38,14 @@ class GgufSource(TensorSource):
         if self._kind.is_norm(name):
             return found.float() - self._kind.shift
         rows = self._rows(name)
-        return found if rows is None else found[torch.from_numpy(rows)]
+        return found if rows is None else found[rows]
 
     def in_blocks(self, name: str) -> bool:
         return self._tensor(name).type.name == "Q8_0"
+
+    def read_blocks(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        found, rows = self.file.read_blocks(self._names[name]), self._rows(name)
+        return found if rows is None else (found[0][rows], found[1][rows])
 
     def told(self) -> dict[str, str]:
         types = Counter(self._tensor(name).type for name in self._names)
@@ -57,7 +60,7 @@ class GgufSource(TensorSource):
     def _tensor(self, name: str) -> GgufTensor:
         return self.file.tensors[self._names[name]]
 
-    def _rows(self, name: str) -> Any:
+    def _rows(self, name: str) -> torch.Tensor | None:
         """Where transformers' rows of a matrix or bias are in the file; None where in the same places.
 
         llama.cpp turns neighbours, transformers a row of a head's first half with one of its second: its converter has
@@ -67,7 +70,7 @@ class GgufSource(TensorSource):
         rows, heads = self._tensor(name).shape[0], self._heads[name.split(".")[-2]]
         if heads < 1 or rows % (2 * heads):
             raise ValueError(f"{self.where}: {self._names[name]}: {rows} rows for {heads} heads")
-        return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
+        return torch.arange(rows).view(heads, rows // heads // 2, 2).transpose(1, 2).reshape(-1)
 
 
 def gguf_of(source: str | Path) -> Path | None:

@@ -19,6 +19,8 @@ from tokenizers_offline import write as write_tokenizer
 import ftbert
 from ftbert.cli import main
 from ftbert.converters import open_checkpoint
+from ftbert.converters.gguf_file import read_gguf
+from ftbert.quantization import in_q8_0
 from ftbert.text import load_tokenizer
 
 gguf = pytest.importorskip("gguf")
@@ -70,6 +72,40 @@ def test_a_file_is_the_model_that_it_was_written_from(arch: str, which: int, tmp
 def test_a_table_of_one_row_is_a_vector_in_the_file(arch: str, tmp_path: Path) -> None:
     reference = make(arch, type_vocab_size=1)
     check(ftbert.load(write(reference, tmp_path / "m.gguf", arch)), reference, 3e-5)
+
+
+@pytest.mark.parametrize("arch", ["bert", "llama", "qwen3"])
+def test_blocks_stay_as_they_are_stored(arch: str, tmp_path: Path) -> None:
+    """Made anew of the dequantised numbers, blocks without a 127 would get other scales; only those that q8_0_blocks
+    could not have made are: with a -128, or a scale below 0."""
+    config = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "head_dim": 32}
+    path = write(make(arch, **config), tmp_path / "m.gguf", arch, all_as("Q8_0"))
+    tensors = read_gguf(path).tensors
+    with path.open("r+b") as writable:
+        for name, tensor in tensors.items():
+            if tensor.type.name != "Q8_0":
+                continue
+            blocks = np.fromfile(path, np.uint8, tensor.size, offset=tensor.start).reshape(-1, 34)
+            blocks[:, 2:] = (blocks[:, 2:].view(np.int8) // 2).view(np.uint8)
+            if "blk.1." in name:
+                blocks[0, :2] ^= np.array([0, 128], np.uint8)
+                blocks[1, 2] = 128
+            writable.seek(tensor.start)
+            writable.write(blocks.tobytes())
+    checkpoint = open_checkpoint(path)
+    stored = in_q8_0(checkpoint)
+    names = [spec.name for spec in stored.config.encoder.weight_specs() if spec.matrix and spec.stored == "q8_0"]
+    assert len(names) == 4 * stored.config.encoder.depth
+    for name in names:
+        numbers, scales = stored.read(name, torch.int8), stored.read(f"{name}.scale", torch.float16)
+        again = numbers.float() * scales.float().repeat_interleave(32, 1)
+        whole = checkpoint.read(name)
+        if name.startswith("layers.1."):
+            assert scales.min() >= 0 and numbers.min() >= -127
+            assert_close(again, whole, atol=float(whole.abs().max()) / 100, what=name)
+        else:
+            assert numbers.abs().max() < 127 and torch.equal(again, whole), name
+
 
 
 # The rms of what a type rounds off these models' results, of that of the results, and some more.

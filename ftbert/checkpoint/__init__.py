@@ -1,6 +1,6 @@
 """The format of a checkpoint: its config, its tensors, reading and writing its files."""
 
-from ftbert.checkpoint.checkpoint import Checkpoint, Make, read_checkpoint
+from ftbert.checkpoint.checkpoint import Checkpoint, Make, RowOrder, read_checkpoint
 from ftbert.checkpoint.config import CAUSAL_LM, FORMAT, VERSION, VOCABULARY, CheckpointConfig, HeadConfig, activations
 from ftbert.checkpoint.eight_bits import fits_8_bits, told_products
 from ftbert.checkpoint.encoder_config import (
@@ -42,11 +42,11 @@ from ftbert.sentence_modules import MODULES, Module, read_modules, transformer_f
 from ftbert.staging_folder import StagingFolder
 
 __all__ = [
-    "CAUSAL_LM", "DTYPES", "FORMAT", "MODULES", "VERSION", "VOCABULARY", "WORD_TABLE", "AttentionConfig", "Checkpoint",
-    "CheckpointConfig", "EncoderConfig", "FeedForwardConfig", "HeadConfig", "LayerConfig", "Make", "Module",
-    "NormConfig", "PositionConfig", "RelativeBiasConfig", "RotaryConfig", "Shape", "StagingFolder", "StateDictSource",
-    "TensorSource", "WeightSpec", "activations", "check_shapes", "exists", "expect_file", "expect_inside",
-    "find_weights", "fits_8_bits", "list_folder", "named", "open_bin", "open_weights", "read_checkpoint",
-    "read_json_object", "read_json_value", "read_modules", "shard_names", "shared_layers", "shown", "told_products",
-    "transformer_folder", "typed",
+    "CAUSAL_LM", "DTYPES", "FORMAT", "MODULES", "VERSION", "VOCABULARY", "WORD_TABLE", "AttentionConfig",
+    "Checkpoint", "CheckpointConfig", "EncoderConfig", "FeedForwardConfig", "HeadConfig", "LayerConfig", "Make",
+    "Module", "NormConfig", "PositionConfig", "RelativeBiasConfig", "RotaryConfig", "RowOrder", "Shape",
+    "StagingFolder", "StateDictSource", "TensorSource", "WeightSpec", "activations", "check_shapes", "exists",
+    "expect_file", "expect_inside", "find_weights", "fits_8_bits", "list_folder", "named", "open_bin",
+    "open_weights", "read_checkpoint", "read_json_object", "read_json_value", "read_modules", "shard_names",
+    "shared_layers", "shown", "told_products", "transformer_folder", "typed",
 ]  # fmt: skip

@@ -17,6 +17,17 @@ from ftbert.dtypes import STORED_DTYPES
 # Makes one of our tensors from the source's, in float32.
 Make = Callable[[EncoderConfig, list[torch.Tensor]], torch.Tensor]
 
+
+class RowOrder:
+    """A Make whose rows are the source's in another order, whatever their type and width."""
+
+    def __init__(self, of: Callable[[list[torch.Tensor]], torch.Tensor]) -> None:
+        self.of = of
+
+    def __call__(self, config: EncoderConfig, parts: list[torch.Tensor]) -> torch.Tensor:
+        return self.of(parts)
+
+
 _REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -48,6 +59,17 @@ class Checkpoint:
                 kind = "finite and not below 0" if of_blocks else "finite and above 0"
                 raise ValueError(f"{self.source.where}: {ours}: scales are {kind}, and not all of these are")
         return whole
+
+    def read_blocks(self, ours: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """A matrix [n, k] as the source has it in Q8_0: numbers int8 [n, k], scales fp16 [n, k / 32]. None where a part
+        is stored otherwise, or more than its rows' order changes."""
+        make = self.made.get(ours, RowOrder(torch.cat))
+        names = self.tensors[ours]
+        if not isinstance(make, RowOrder) or not all(map(self.source.in_blocks, names)):
+            return None
+        numbers, scales = zip(*map(self.source.read_blocks, names), strict=True)
+        config = self.config.encoder
+        return make(config, list(numbers)), make(config, list(scales))
 
     def _part(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         part = self.source.read(name)

@@ -51,6 +51,10 @@ class TensorSource(ABC):
         """Whether it is stored in Q8_0, from which `read` dequantises it."""
         return False
 
+    def read_blocks(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of a matrix [n, k] in Q8_0 numbers int8 [n, k] and scales fp16 [n, k / 32] as they are stored."""
+        raise NotImplementedError(name)
+
     def told(self) -> dict[str, str]:
         """What `info` says of how they are read; nothing where they are read as they are stored."""
         return {}

@@ -6,7 +6,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ftbert.checkpoint import CAUSAL_LM, WORD_TABLE, fits_8_bits
-from ftbert.quantization import q8_0_blocks
+from ftbert.quantization import read_q8_0
 
 _decoders: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by model, with the least of caches
 
@@ -26,10 +26,7 @@ def decoder_of(model: Any, slots: int, positions: int) -> Any:
         bias = head.out_bias if bool(head.out_bias.any()) else None
         table = WORD_TABLE if head.tied else f"heads.{CAUSAL_LM}.out.weight"
         if model.config.eight_bits == "q8_0" and not fits_8_bits("q8_0", [model.config.vocab, model.config.hidden]):
-            try:
-                weight, scale = (part.to(model.device) for part in q8_0_blocks(model.checkpoint.read(table)))
-            except ValueError as error:
-                raise ValueError(f"{model.checkpoint.source.where}: {table} {error}") from None
+            weight, scale = (part.to(model.device) for part in read_q8_0(model.checkpoint, table))
         else:
             weight, scale = model.encoder.weight(WORD_TABLE) if head.tied else head.out_weight, None
         _decoders[model] = _of_torch(model.encoder, weight, bias, scale)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ftbert.checkpoint import Checkpoint, EncoderConfig, Make, fits_8_bits
+from ftbert.checkpoint import Checkpoint, EncoderConfig, fits_8_bits
 from ftbert.dtypes import Q8_0, users_word
 
 BLOCK = 32
@@ -33,31 +33,38 @@ def q8_0_blocks(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return whole.to(torch.int8).view(rows, columns), scales.view(rows, columns // BLOCK)
 
 
+def read_q8_0(checkpoint: Checkpoint, name: str) -> tuple[Tensor, Tensor]:
+    """The matrix `name` [n, k], as `q8_0_blocks` makes it: as it is stored where it is stored so. ValueError as there,
+    naming it."""
+    stored = checkpoint.read_blocks(name)
+    if stored is not None and _is_usual(*stored):
+        return stored
+    try:
+        return q8_0_blocks(checkpoint.read(name))
+    except ValueError as error:
+        raise ValueError(f"{checkpoint.source.where}: {name} {error}") from None
+
+
+def _is_usual(numbers: Tensor, scales: Tensor) -> bool:
+    """Whether `q8_0_blocks` can have made these."""
+    return bool((scales.isfinite() & (scales >= 0)).all()) and int(numbers.min()) >= -_LARGEST
+
+
 @dataclass
 class _Blocks:
-    """Both tensors of a matrix that `whole` makes; the scales are kept until they are read behind the numbers."""
+    """Both tensors of a matrix of `plain`; the scales are kept until they are read behind the numbers."""
 
-    ours: str
-    whole: Make
+    plain: Checkpoint
+    name: str
     _scales: list[Tensor] = field(default_factory=list)
 
     def numbers(self, config: EncoderConfig, parts: list[Tensor]) -> Tensor:
-        made, scales = self._made(config, parts)
+        made, scales = read_q8_0(self.plain, self.name)
         self._scales[:] = [scales]
         return made
 
     def scales(self, config: EncoderConfig, parts: list[Tensor]) -> Tensor:
-        return self._scales.pop() if self._scales else self._made(config, parts)[1]
-
-    def _made(self, config: EncoderConfig, parts: list[Tensor]) -> tuple[Tensor, Tensor]:
-        try:
-            return q8_0_blocks(self.whole(config, parts))
-        except ValueError as error:
-            raise ValueError(f"{self.ours} {error}") from None
-
-
-def _stacked(_: EncoderConfig, parts: list[Tensor]) -> Tensor:
-    return torch.cat(parts)
+        return self._scales.pop() if self._scales else read_q8_0(self.plain, self.name)[1]
 
 
 def in_q8_0(checkpoint: Checkpoint) -> Checkpoint:
@@ -72,8 +79,8 @@ def in_q8_0(checkpoint: Checkpoint) -> Checkpoint:
         raise ValueError(f"{checkpoint.source.where}: no matrix of its layers could be stored in {users_word(Q8_0)}")
     made, tensors = dict(checkpoint.made), dict(checkpoint.tensors)
     for name in names:
-        blocks = _Blocks(f"{checkpoint.source.where}: {name}", checkpoint.made.get(name, _stacked))
+        blocks = _Blocks(checkpoint, name)
         made |= {name: blocks.numbers, f"{name}.scale": blocks.scales}
-        tensors[f"{name}.scale"] = checkpoint.tensors[name]
+        tensors |= {name: (), f"{name}.scale": ()}  # `blocks` reads them
     config = replace(checkpoint.config, encoder=encoder.stored_as(names, "q8_0"))
     return replace(checkpoint, config=config, tensors=tensors, made=made)
