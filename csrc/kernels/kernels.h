@@ -11,6 +11,7 @@
 #include "core/norm.h"
 #include "core/operand.h"
 #include "core/types.h"
+#include "kernels/attention/attention_input.h"
 
 namespace ftbert {
 
@@ -138,97 +139,6 @@ template <class Device, class T>
 void quantise(Context<Device>& context, const T* x, int64_t rows, int64_t cols,
               const Operand& out);  // [rows, cols]; apart from x
 
-// ---- attention: what the kernels of both paths get ---------------------------------------------------------
-
-// A layer's heads: `count` of queries, `kv` of keys and values, each of which serves count / kv query heads side by
-// side.
-struct Heads {
-  int64_t count = 0, kv = 0, size = 0;
-  float scale = 0;  // of a score, before a bias is added
-
-  FTBERT_HOST_DEVICE int64_t width() const { return count * size; }  // columns of q and of the result
-  FTBERT_HOST_DEVICE int64_t kv_width() const { return kv * size; }  // of k, and of v
-  FTBERT_HOST_DEVICE int64_t qkv_width() const { return width() + 2 * kv_width(); }
-};
-
-// Row i begins at data + i * stride, in elements.
-struct Rows {
-  const void* data = nullptr;
-  int64_t stride = 0;
-};
-
-// q [rows, width], k and v [rows, kv_width], of one type: columns of one matrix, tensors of their own, a cache.
-struct QueriesKeysValues {
-  DType dtype = DType::fp32;
-  Rows q, k, v;
-
-  // Side by side in the rows of qkv [rows, qkv_width].
-  static QueriesKeysValues side_by_side(const Operand& qkv, const Heads& heads) {
-    const int64_t stride = heads.qkv_width(), bytes = bytes_of(qkv.dtype);
-    const auto* q = static_cast<const char*>(qkv.data);
-    const auto *k = q + heads.width() * bytes, *v = k + heads.kv_width() * bytes;
-    return {qkv.dtype, {q, stride}, {k, stride}, {v, stride}};
-  }
-};
-
-// Sequence i has the queries of tokens [cu_q[i], cu_q[i+1]) and the keys of [cu_k[i], end_of_keys()[i]), of which the
-// last query is the last. All may point at the first of a run of sequences: token t lies in row t - first_q of q and of
-// the result, and in row t - first_k of k and v.
-struct Sequences {
-  const int32_t *cu_q = nullptr, *cu_k = nullptr;  // [count+1]; cu_k [count] beside end_k
-  int64_t count = 0;
-  int64_t max_q = 0;  // of each sequence so many queries at least are computed, the first; others are left as they were
-  int64_t max_k = 0;  // upper bound of the longest's keys and queries
-  int64_t first_q = 0, first_k = 0;
-  int64_t rows = 0;                // of q; on a GPU an upper bound
-  int64_t rows_k = 0;              // of k and v; on a GPU an upper bound
-  bool early = true;               // the offsets were there before the kernel ahead began (device/launch.cuh)
-  const int32_t* end_k = nullptr;  // [count], where the keys of a sequence end before those of the next begin
-
-  const int32_t* end_of_keys() const { return end_k ? end_k : cu_k + 1; }
-  // Without the first `skipped` sequences.
-  Sequences from(int64_t skipped) const {
-    Sequences rest = *this;
-    rest.cu_q += skipped, rest.cu_k += skipped;
-    if (end_k) rest.end_k += skipped;
-    return rest;
-  }
-
-  // Each token is a query and a key.
-  static Sequences of_tokens(const int32_t* cu_seqlens, int64_t count, int64_t max_seqlen, int64_t rows) {
-    return {cu_seqlens, cu_seqlens, count, max_seqlen, max_seqlen, 0, 0, rows, rows};
-  }
-};
-
-// The keys that the query at `position` of its sequence sees: those from position - left to position + right.
-struct Window {
-  static constexpr int kAll = INT32_MAX;
-  int left = kAll, right = kAll;  // causal: right 0
-
-  bool operator==(const Window&) const = default;
-  FTBERT_HOST_DEVICE int begin(int position) const { return position > left ? position - left : 0; }
-  FTBERT_HOST_DEVICE int end(int position, int keys) const {
-    return right < keys - 1 - position ? position + right + 1 : keys;
-  }
-};
-
-// What is added to a score before the softmax: table[head][column(key) - column(query) + span-1]. Distances outside
-// the table are read as its first and last.
-template <class T>
-struct RelativeBias {
-  const T* table = nullptr;          // [heads, 2*span-1], or nullptr: nothing is added
-  const int32_t* columns = nullptr;  // [all tokens, from token 0] columns in the padded input; nullptr: in the sequence
-  int64_t span = 0;
-};
-
-// What becomes of a score before the softmax.
-template <class T>
-struct ScorePolicy {
-  Window window;
-  RelativeBias<T> bias;
-  float soft_cap = 0;  // a scaled score s becomes soft_cap * tanh(s / soft_cap) before the bias; 0: stays s
-};
-
 // ---- rotary ------------------------------------------------------------------------------------------------
 
 // How heads are turned: the first `dims` numbers of each in pairs, (i, i + dims/2) or interleaved (2i, 2i + 1), pair i
@@ -271,9 +181,8 @@ struct CacheRows {
 };
 
 // In place over the heads of queries and keys in qkv [rows, qkv_width], computed in float; or those of keys, and values
-// as they are, go to `cache` alone. T is the type of the norms'
-// weights; on the CPU qkv may be bf16. A position outside the table gives heads of NaN on CUDA, where no host may be
-// asked; the CPU's caller has checked them.
+// as they are, go to `cache` alone. T is the type of the norms' weights; on the CPU qkv may be bf16. A position outside
+// the table gives heads of NaN on CUDA, where no host may be asked; the CPU's caller has checked them.
 template <class Device, class T>
 void rotary(Context<Device>& context, const Heads& heads, const HeadRules<T>& rules, int64_t rows, const Operand& qkv,
             const CacheRows<T>& cache = {});
