@@ -13,8 +13,8 @@ inline constexpr int kMostFewRows = 8;  // of a: the narrow side of a tensor cor
 bool few_rows_supports(const Gpu& gpu, DType stream, int64_t m, const Matrix& weight);
 
 // data.c = epilogue(norm(data.a) @ data.b^T + bias); with `add`, which excludes activation and gate, + data.c. data.c
-// and data.a lie apart. The
-// weight, bias and vectors of the norm are read before the kernel ahead has ended. product.m is at most kMostFewRows.
+// and data.a lie apart. The weight, bias and vectors of the norm are read before the kernel ahead has ended. product.m
+// is at most kMostFewRows.
 void run_few_rows(const Context<Cuda>& context, const Product& product, const ProductData& data, const Norm<void>& norm,
                   bool add);
 

@@ -4,6 +4,7 @@
 #include "core/check.h"
 #include "gemm/own/few_rows.cuh"
 #include "gemm/own/few_rows.h"
+#include "gemm/own/few_rows_prepare.cuh"
 #include "kernels/kernels.h"
 
 namespace ftbert {
