@@ -195,9 +195,9 @@ def test_no_rows() -> None:
 
 @pytest.mark.parametrize("place,value,words", [
     (0, torch.zeros(2, 32), r"x: expected \[m, 64\] on cpu, got Float \[2, 32\]"),
-    (1, torch.zeros(8, 64), r"values: expected contiguous int8 \[n, k\], k a multiple of 32, got Float"),
-    (2, torch.ones(8, 2), r"scales: expected contiguous float16 \[n, k / 32\] beside values .*, got Float"),
-    (2, torch.ones(8, 4).half(), r"scales: expected contiguous float16"),
+    (1, torch.zeros(8, 64), r"values: expected int8 \[n, k\], k a multiple of 32, got Float"),
+    (2, torch.ones(8, 2), r"scales: expected float16 \[n, k / 32\] beside values .*, got Float"),
+    (2, torch.ones(8, 4).half(), r"scales: expected float16"),
     (3, torch.zeros(7), r"bias: expected contiguous Float \[8\]"),
     (4, "mish", "unknown activation 'mish'"),
 ])  # fmt: skip

@@ -42,11 +42,7 @@ auto DecoderClass::check_head(const EncoderClass& encoder, const at::Tensor& wei
     bias = bias->detach().contiguous();
   }
   if (scale) {
-    plain("scale", *scale);
-    FTBERT_CHECK(scale->sizes() == at::IntArrayRef({vocab, hidden / kQ8Block}) && scale->scalar_type() == at::kHalf &&
-                     scale->device() == device,
-                 "scale: expected Half [", vocab, ", ", hidden / kQ8Block, "] on ", device.str(), ", got ",
-                 describe(*scale));
+    check_q8_0(weight, *scale, "weight", "scale");
     return {pack_q8_0(weight, *scale), DType::q8_0, bias, vocab};
   }
   return {device.is_cpu() ? pack_weight(weight.detach()) : weight.detach().contiguous(), dtype_of(type), bias, vocab};

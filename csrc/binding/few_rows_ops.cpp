@@ -10,32 +10,20 @@
 namespace ftbert::binding {
 namespace {
 
-// values int8 [n, k], scales fp16 [n, k / 32], beside a [m, k].
-void check_q8_0_planes(const Tensor& a, const Tensor& values, const Tensor& scales) {
-  elements("a", a, 2);
-  rank("values", values, 2);
-  const int64_t n = values.size(0), k = a.size(1);
-  const auto lies = [&](const Tensor& t, at::ScalarType type, int64_t columns) {
-    return t.dim() == 2 && t.size(0) == n && t.size(1) == columns && t.scalar_type() == type &&
-           t.device() == a.device() && has_data(t);
-  };
-  FTBERT_CHECK(n > 0 && n % kQ8TileRows == 0 && k > 0 && k % kQ8TileDepth == 0 && lies(values, at::kChar, k),
-               "values: expected contiguous int8 [n, k] on ", a.device().str(), ", n a multiple of ", kQ8TileRows,
-               " and k of ", kQ8TileDepth, ", got ", describe(values), " beside a ", describe(a));
-  FTBERT_CHECK(lies(scales, at::kHalf, k / kQ8Block), "scales: expected contiguous float16 ",
-               shape_text({n, k / kQ8Block}), " on ", a.device().str(), ", got ", describe(scales));
-}
-
 // activation(norm(a) @ weight^T + bias), with a residual plus that. weight [n, k] of a's type; or int8 [n, k] with
 // scales fp16 [n, k / 32]. -> [m, n], or with a gate [m, n / 2]
 Tensor linear_few_rows(const Tensor& a, const Tensor& weight, const OptionalTensor& scales, const OptionalTensor& bias,
                        const std::string& activation, bool gated, const OptionalTensor& residual,
                        const OptionalTensor& gamma, const OptionalTensor& beta, double eps, const std::string& kind,
                        double offset, const std::string& rounding) {
-  if (scales)
-    check_q8_0_planes(a, weight, *scales);
-  else
+  if (scales) {
+    elements("a", a, 2);
+    check_q8_0(weight, *scales, "weight");
+    FTBERT_CHECK(weight.size(1) == a.size(1) && weight.device() == a.device(), "weight: expected int8 [n, ", a.size(1),
+                 "] on ", a.device().str(), ", got ", describe(weight));
+  } else {
     operands(a, weight, bias);
+  }
   const int64_t m = a.size(0), n = weight.size(0), k = a.size(1);
   same("bias", bias, a, {n});
   same("residual", residual, a, {m, n});

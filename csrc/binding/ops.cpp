@@ -9,7 +9,6 @@
 #include "binding/tensors.h"
 #include "binding/torch_products.h"
 #include "core/device.h"
-#include "core/q8_0.h"
 #include "kernels/isa.h"
 #include "layers/check_layers_exist.h"
 
@@ -102,13 +101,7 @@ Tensor pack(const Tensor& weight) {
 
 // The same of a matrix in q8_0, on any device.
 Tensor pack_blocks(const Tensor& values, const Tensor& scales) {
-  plain("values", values);
-  plain("scales", scales);
-  FTBERT_CHECK(values.dim() == 2 && values.numel() > 0 && values.scalar_type() == at::kChar,
-               "values: expected int8 [n, k], got ", describe(values));
-  FTBERT_CHECK(scales.sizes() == at::IntArrayRef({values.size(0), values.size(1) / kQ8Block}) &&
-                   scales.scalar_type() == at::kHalf && scales.device() == values.device(),
-               "scales: expected float16 [n, k / 32] beside values ", describe(values), ", got ", describe(scales));
+  check_q8_0(values, scales);
   return pack_q8_0(values, scales);
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 
 #include "binding/forked.h"
+#include "binding/tensors.h"
 #include "core/check.h"
 #include "core/q8_0.h"
 #include "gemm/own/q8_0_panels.h"
@@ -28,6 +29,18 @@ std::pair<at::Tensor, at::Tensor> matrix_of(const at::Tensor& tiles, int64_t n, 
 }
 
 }  // namespace
+
+void check_q8_0(const at::Tensor& values, const at::Tensor& scales, const char* values_name, const char* scales_name) {
+  plain(values_name, values);
+  plain(scales_name, scales);
+  FTBERT_CHECK(
+      values.dim() == 2 && values.numel() > 0 && values.scalar_type() == at::kChar && values.size(1) % kQ8Block == 0,
+      values_name, ": expected int8 [n, k], k a multiple of ", kQ8Block, ", got ", describe(values));
+  FTBERT_CHECK(scales.sizes() == at::IntArrayRef({values.size(0), values.size(1) / kQ8Block}) &&
+                   scales.scalar_type() == at::kHalf && scales.device() == values.device(),
+               scales_name, ": expected float16 [n, k / ", kQ8Block, "] beside ", values_name, " ", describe(values),
+               ", got ", describe(scales));
+}
 
 at::Tensor pack_q8_0(const at::Tensor& values, const at::Tensor& scales) {
   const int64_t n = values.size(0), k = values.size(1);

@@ -13,17 +13,6 @@
 namespace ftbert::binding {
 namespace {
 
-void blocks(const Tensor& values, const Tensor& scales) {
-  rank("values", values, 2);
-  rank("scales", scales, 2);
-  FTBERT_CHECK(values.scalar_type() == at::kChar && values.size(1) % kQ8Block == 0,
-               "values: expected contiguous int8 [n, k], k a multiple of ", kQ8Block, ", got ", describe(values));
-  FTBERT_CHECK(scales.sizes() == at::IntArrayRef({values.size(0), values.size(1) / kQ8Block}) &&
-                   scales.scalar_type() == at::kHalf && scales.device() == values.device(),
-               "scales: expected contiguous float16 [n, k / ", kQ8Block, "] beside values ", describe(values), ", got ",
-               describe(scales));
-}
-
 // x [rows, k] -> int8 [rows, k], scales float [rows, k / 32]
 std::tuple<Tensor, Tensor> quantize_q8_1(const Tensor& x) {
   elements("x", x, 2);
@@ -39,10 +28,10 @@ std::tuple<Tensor, Tensor> quantize_q8_1(const Tensor& x) {
 
 // -> [n, k], each number times its scale in float, rounded to dtype
 Tensor dequantize_q8_0(const Tensor& values, const Tensor& scales, at::ScalarType dtype) {
-  blocks(values, scales);
+  check_q8_0(values, scales);
   FTBERT_CHECK(is_element(dtype), "dtype: expected float32, float16 or bfloat16, got ", at::toString(dtype));
   const int64_t n = values.size(0), k = values.size(1);
-  const Tensor numbers = values.view({n, k / kQ8Block, kQ8Block}).to(at::kFloat);
+  const Tensor numbers = values.reshape({n, k / kQ8Block, kQ8Block}).to(at::kFloat);
   return at::mul(numbers, scales.to(at::kFloat).unsqueeze(2)).view({n, k}).to(dtype);
 }
 
@@ -50,7 +39,7 @@ Tensor dequantize_q8_0(const Tensor& values, const Tensor& scales, at::ScalarTyp
 Tensor mul_mat_vec_q8_0(const Tensor& x, const Tensor& values, const Tensor& scales, const OptionalTensor& bias,
                         const std::string& activation, bool gated) {
   elements("x", x, 2);
-  blocks(values, scales);
+  check_q8_0(values, scales);
   const int64_t m = x.size(0), n = values.size(0), k = values.size(1);
   FTBERT_CHECK(x.size(1) == k && x.device() == values.device(), "x: expected [m, ", k, "] on ", values.device().str(),
                ", got ", describe(x));
