@@ -172,9 +172,9 @@ class Bench:
         """Seconds of a prompt, or of a step. A cache is made for the case alone: those of all would fill a GPU."""
         steps = self.options.steps
         texts: Texts = peer.texts(case.batch, self.room(case.tokens))
-        texts.start(prompts)
+        texts.start(prompts, alone=not case.generate)
         if not case.generate:
-            return seconds(lambda: texts.start(prompts), self.device)
+            return seconds(lambda: texts.start(prompts, alone=True), self.device)
         for _ in range(WARM):
             texts.step()
 

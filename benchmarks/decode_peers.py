@@ -1,5 +1,6 @@
 """Who generates in bench_decode.py, in this process: ftbert, transformers, compiled PyTorch. One text or several of one
-length; `start` computes the prompts, each `step` one more token of every text, the most likely one."""
+length; `start` computes the prompts, each `step` one more token of every text, the most likely one. alone: no step
+follows."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ Q8_0_BYTES = 34 / 32  # of a weight
 
 
 class Texts(Protocol):
-    def start(self, prompts: list[list[int]]) -> None: ...
+    def start(self, prompts: list[list[int]], alone: bool = False) -> None: ...
 
     def step(self) -> None: ...
 
@@ -66,11 +67,12 @@ class FtbertTexts:
         self.positions = positions
         self.generation: Generation | None = None
 
-    def start(self, prompts: list[list[int]]) -> None:
+    def start(self, prompts: list[list[int]], alone: bool = False) -> None:
         if self.generation is not None:
             for place in range(self.batch):
                 self.generation.end(place)
-        most = [self.positions - len(prompt) for prompt in prompts]
+        # With a token to follow, the next step is launched before this one's are read.
+        most = [1 if alone else self.positions - len(prompt) for prompt in prompts]
         self.generation = Generation(self.decoder, self.batch, prompts, most, Sampling(), self.device)
         self.generation.step()
 
@@ -103,7 +105,7 @@ class TransformersTexts:
     def __init__(self, peer: Transformers) -> None:
         self.model, self.device = peer.model, peer.device
 
-    def start(self, prompts: list[list[int]]) -> None:
+    def start(self, prompts: list[list[int]], alone: bool = False) -> None:
         self.cache: Any = None
         self._forward(torch.tensor(prompts, device=self.device))
 
@@ -143,7 +145,7 @@ class PlainTorchTexts:
     def __init__(self, peer: PlainTorch, batch: int, positions: int) -> None:
         self.made, self.device = TorchTexts(peer.decoder, batch, positions), peer.device
 
-    def start(self, prompts: list[list[int]]) -> None:
+    def start(self, prompts: list[list[int]], alone: bool = False) -> None:
         self.made.start(torch.tensor(prompts, device=self.device))
 
     def step(self) -> None:
