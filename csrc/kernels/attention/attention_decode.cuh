@@ -55,6 +55,14 @@ struct DecodeParameters {
   E* out;             // [queries, out_stride]
 };
 
+// Of so many bytes, a multiple of 16, as their address is.
+template <size_t kBytes>
+__device__ void prefetch_to_l2(const void* from) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "n"(kBytes) : "memory");
+#endif
+}
+
 // 2^x. Of 16-bit elements subnormal results do not count.
 template <class E>
 __device__ float decode_exp2(float x) {
@@ -106,25 +114,29 @@ __global__ void __launch_bounds__(kDecodeThreads) attention_decode_kernel(const 
     query = __ldcg(p.cu_q + sequence), queries = __ldcg(p.cu_q + sequence + 1) - query;
     first_key = __ldcg(p.begin_k + sequence), keys = __ldcg(p.end_k + sequence) - first_key;
   };
-  if (p.early) read_offsets();  // while the kernel ahead ends
-  wait_for_inputs();
-  if (!p.early) read_offsets();
-  if (queries <= 0) return;
+  if (!p.early) wait_for_inputs();
+  read_offsets();
   const int position = keys - queries;
   const int begin_seen = p.window.begin(max(position, 0)), seen = p.window.end(position, keys) - begin_seen;
   // Of the same for all blocks of the sequence and head.
   const int step_keys = ((max(seen, 1) + splits - 1) / splits + Shape::kStep - 1) / Shape::kStep * Shape::kStep;
   const int live = (max(seen, 1) + step_keys - 1) / step_keys;
-  if (split >= live) return;
   const int begin = split * step_keys, end = min(begin + step_keys, seen);  // of those seen
+  const int64_t first_row = first_key - p.first_k + begin_seen;
+  const E* const k = p.k + first_row * p.k_stride + kv_head * kHeadSize;
+  const E* const v = p.v + first_row * p.v_stride + kv_head * kHeadSize;
+  if (p.early) {
+    // What the block reads first comes to L2 while the kernel ahead, which may still write the last of it, ends.
+    for (int i = thread; queries > 0 && i < 2 * min(end - begin, Shape::kStep); i += kDecodeThreads)
+      prefetch_to_l2<kHeadSize * sizeof(E)>(i % 2 == 0 ? k + (begin + i / 2) * p.k_stride
+                                                       : v + (begin + i / 2) * p.v_stride);
+    wait_for_inputs();
+  }
+  if (queries <= 0 || split >= live) return;
 
   const int64_t head = static_cast<int64_t>(kv_head) * p.shared + first_head;
   const E* const q = p.q + (query - p.first_q) * p.q_stride + head * kHeadSize;
   E* const out = p.out + (query - p.first_q) * p.out_stride + head * kHeadSize;
-  const int64_t first_row = first_key - p.first_k + begin_seen;
-  const E* const k = p.k + first_row * p.k_stride + kv_head * kHeadSize;
-  const E* const v = p.v + first_row * p.v_stride + kv_head * kHeadSize;
-
   const auto load = [&](const E* row, int own) {
     const int chunk = own * kLanes + part;
     if (kLanes * kOwn != Shape::kChunks && chunk >= Shape::kChunks) return Chunk::zero();
