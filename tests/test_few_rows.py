@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 from conftest import have_gpu
+from own_kernels import VARIANTS
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import gelu, silu
 
 import ftbert
 from ftbert._library import load_library
@@ -145,6 +146,31 @@ def test_any_number_of_rows_by_a_weight_in_q8_0(m: int, n: int, k: int, gated: b
     assert_near(got, expected, dtype)
 
 
+@DTYPES
+@pytest.mark.parametrize("variant", VARIANTS.get("wgmma_q8_0", []))
+@pytest.mark.parametrize("m,n,k", [(1, 16, 64), (37, 272, 704), (300, 1040, 1088), (513, 2048, 4096)])
+def test_each_tile_of_a_product_by_q8_0(m: int, n: int, k: int, variant: str, dtype: torch.dtype) -> None:
+    """Weights rounded to the stream's type, as without q8_0. A row is the same to the bit whichever rows are beside it,
+    and NaN and infinity stay in their row."""
+    weight, bias = Weight(n, k, True, dtype), random(n, seed=5).to(dtype).cuda()
+    a = random(m, k, seed=2).to(dtype).cuda()
+    sums = a.cpu().double() @ weight.exact.to(dtype).double().T
+
+    def run(a: Tensor, *args: Any) -> Tensor:
+        out: Tensor = ops.linear_own(a, weight.stored, *args, scales=weight.scales)
+        return out
+
+    of_bias, tile = sums + bias.cpu().double(), ("wgmma_q8_0", variant)
+    assert_near(run(a, bias, "silu", *tile, True), silu(of_bias[:, ::2]) * of_bias[:, 1::2], dtype)
+    assert_near(run(a, bias, "gelu", *tile), gelu(of_bias), dtype)
+    whole = run(a, None, "none", *tile)
+    assert_near(whole, sums, dtype)
+    assert torch.equal(run(a[m // 3 :].clone(), None, "none", *tile), whole[m // 3 :])
+    a[0, 0], a[0, 1] = math.nan, math.inf
+    broken = run(a, None, "none", *tile)
+    assert broken[0].isnan().all() and torch.equal(broken[1:], whole[1:])
+
+
 @pytest.fixture(scope="module")
 def large() -> Any:
     """A decoder whose products have more tiles than the GPU multiprocessors, and rings that are filled several times."""
@@ -157,7 +183,7 @@ def large() -> Any:
 
 
 @pytest.mark.parametrize("dtype,most", [("fp16", 1e-4), ("q8_0", 2e-3)])
-@pytest.mark.parametrize("texts", [1, 2, 8])
+@pytest.mark.parametrize("texts", [1, 2, 8, 24])
 def test_steps_of_a_large_decoder(large: Any, texts: int, dtype: str, most: float) -> None:
     """Kernels that start while the one ahead still runs, also from graphs: what steps give is what one call gives, and
     again to the bit."""
@@ -197,6 +223,9 @@ def test_what_it_cannot_do_is_refused() -> None:
         ops.linear_few_rows(rows, weight.stored, None, None)
     with pytest.raises(RuntimeError, match="few_rows cannot do m=1"):
         ops.linear_few_rows(rows[:1, :40].clone(), weight.stored[:, :40].clone(), None, None)
+    q8 = Weight(40, 64, True, torch.float16)
+    with pytest.raises(RuntimeError, match="wgmma_q8_0 16x64 cannot do m=9 n=40 k=64"):
+        ops.linear_own(rows, q8.stored, None, "none", "wgmma_q8_0", "16x64", scales=q8.scales)
     with pytest.raises(RuntimeError, match="few_rows cannot do m=1"):  # a sum and an activation
         ops.linear_few_rows(rows[:1], weight.stored, None, None, "silu", False, rows[:1])
 

@@ -16,14 +16,10 @@ Tensor linear_few_rows(const Tensor& a, const Tensor& weight, const OptionalTens
                        const std::string& activation, bool gated, const OptionalTensor& residual,
                        const OptionalTensor& gamma, const OptionalTensor& beta, double eps, const std::string& kind,
                        double offset, const std::string& rounding) {
-  if (scales) {
-    elements("a", a, 2);
-    check_q8_0(weight, *scales, "weight");
-    FTBERT_CHECK(weight.size(1) == a.size(1) && weight.device() == a.device(), "weight: expected int8 [n, ", a.size(1),
-                 "] on ", a.device().str(), ", got ", describe(weight));
-  } else {
+  if (scales)
+    q8_0_operands(a, weight, *scales, bias);
+  else
     operands(a, weight, bias);
-  }
   const int64_t m = a.size(0), n = weight.size(0), k = a.size(1);
   same("bias", bias, a, {n});
   same("residual", residual, a, {m, n});

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "binding/q8_0.h"
+
 namespace ftbert::binding {
 namespace {
 
@@ -107,6 +109,14 @@ void operands(const Tensor& a, const Tensor& weight, const OptionalTensor& bias)
   count("n, the rows of weight", weight.size(0), 1);
   count("k, the columns of a", a.size(1), 1);
   same("weight", weight, a, {weight.size(0), a.size(1)});
+  same("bias", bias, a, {weight.size(0)});
+}
+
+void q8_0_operands(const Tensor& a, const Tensor& weight, const Tensor& scales, const OptionalTensor& bias) {
+  elements("a", a, 2);
+  check_q8_0(weight, scales, "weight");
+  FTBERT_CHECK(weight.size(1) == a.size(1) && weight.device() == a.device(), "weight: expected int8 [n, ", a.size(1),
+               "] on ", a.device().str(), ", got ", describe(weight));
   same("bias", bias, a, {weight.size(0)});
 }
 

@@ -90,6 +90,9 @@ Operand byte_rows(const char* name, const Tensor& out, const OptionalTensor& smo
 // Of a product: a [m, k], weight [n, k], n and k not 0; bias [n].
 void operands(const Tensor& a, const Tensor& weight, const OptionalTensor& bias);
 
+// The same of a weight in q8_0: int8 [n, k] with scales fp16 [n, k / 32].
+void q8_0_operands(const Tensor& a, const Tensor& weight, const Tensor& scales, const OptionalTensor& bias);
+
 // One scale, or one for each row. -> which of them
 Granularity scales(const char* name, const Tensor& t, const Tensor& like, int64_t rows);
 // The same of matrices in E4M3 with their scales, a bias in dtype. -> how many scales the weight has

@@ -5,6 +5,7 @@
 #include "binding/define_op.h"
 #include "binding/norm_words.h"
 #include "binding/op_checks.h"
+#include "binding/q8_0.h"
 #include "gemm/own/own.h"
 #include "gemm/own/wgmma_norm.h"
 
@@ -42,8 +43,9 @@ Tensor linear_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bi
   return out;
 }
 
-// c = a variant of a kernel of ours on operands of one type; overlap as above. `data`: what the epilogue reads.
-void run_own_on(const std::string& kernel, const std::string& variant, const Tensor& a, const Tensor& weight,
+// c = a variant of a kernel of ours on operands of one type, or by a weight that is packed in q8_0; overlap as above.
+// `data`: what the epilogue reads.
+void run_own_on(const std::string& kernel, const std::string& variant, const Tensor& a, const Tensor& weight, int64_t n,
                 const OptionalTensor& bias, Epilogue epilogue, const Tensor& c, ProductData data = {}) {
   const OwnChoice own = find_own(kernel, variant);
   FTBERT_CHECK(own, "there is no product ", kernel, " ", variant);
@@ -56,16 +58,21 @@ void run_own_on(const std::string& kernel, const std::string& variant, const Ten
   data.b = weight.const_data_ptr();
   data.bias = bias ? bias->const_data_ptr() : nullptr;
   data.c = c.mutable_data_ptr();
-  run_own(call.context, own, {a.size(0), weight.size(0), a.size(1), type, type, type, epilogue}, data);
+  const DType stored = weight.scalar_type() == at::kByte ? DType::q8_0 : type;
+  run_own(call.context, own, {a.size(0), n, a.size(1), type, stored, type, epilogue}, data);
 }
 
-// -> [m, n], or with a gate [m, n / 2]; throws where the variant cannot do it
+// With scales weight is int8, and both stand for a matrix in q8_0. -> [m, n], or with a gate [m, n / 2]; throws where
+// the variant cannot do it
 Tensor linear_own(const Tensor& a, const Tensor& weight, const OptionalTensor& bias, const std::string& activation,
-                  const std::string& kernel, const std::string& variant, bool gated) {
-  operands(a, weight, bias);
+                  const std::string& kernel, const std::string& variant, bool gated, const OptionalTensor& scales) {
+  if (scales)
+    q8_0_operands(a, weight, *scales, bias);
+  else
+    operands(a, weight, bias);
   const Epilogue epilogue{.activation = parse_activation(activation), .gate = gate_of(gated, weight)};
   Tensor out = at::empty({a.size(0), epilogue.columns(weight.size(0))}, a.options());
-  run_own_on(kernel, variant, a, weight, bias, epilogue, out);
+  run_own_on(kernel, variant, a, scales ? pack_q8_0(weight, *scales) : weight, weight.size(0), bias, epilogue, out);
   return out;
 }
 
@@ -135,7 +142,7 @@ std::tuple<Tensor, Tensor> linear_norm_op(const Tensor& a, const Tensor& weight,
   const NormWords norm(gamma, beta, eps, kind, offset, rounding);
   Tensor c = input.clone(), said = at::empty({moments}, a.options().dtype(at::kLong));
   Tensor beside = keep_sum ? at::empty_like(c) : at::empty({0, n}, a.options());
-  run_own_on(keep_sum ? "wgmma_prenorm" : "wgmma_layernorm", variant, a, weight, bias,
+  run_own_on(keep_sum ? "wgmma_prenorm" : "wgmma_layernorm", variant, a, weight, n, bias,
              {.residual_norm = keep_sum ? ResidualNorm::next : ResidualNorm::result}, c,
              {.norm = {norm.kind, gamma.const_data_ptr(), beta ? beta->const_data_ptr() : nullptr,
                        static_cast<float>(norm.eps), static_cast<float>(norm.offset), norm.rounding},
@@ -215,7 +222,7 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
   define_op(m, "linear(Tensor a, Tensor weight, Tensor? bias, str activation, bool gated=False) -> Tensor", &linear_op);
   define_cuda_op(m,
                  "linear_own(Tensor a, Tensor weight, Tensor? bias, str activation, str kernel, str variant, bool "
-                 "gated=False) -> Tensor",
+                 "gated=False, Tensor? scales=None) -> Tensor",
                  &linear_own);
   define_op(m,
             "linear_e4m3(Tensor a, Tensor a_scale, Tensor weight, Tensor weight_scale, Tensor? bias, ScalarType dtype, "

@@ -66,7 +66,15 @@ __device__ inline void tma_load(uint32_t shared, const CUtensorMap& map, int col
       "l"(&map), "r"(column), "r"(row), "r"(barrier)
       : "memory");
 }
-// The same to the first `blocks` of the cluster, at the same address in each, where each one's barrier counts the
+// The same of a tensor of three dimensions, the innermost first.
+__device__ inline void tma_load(uint32_t shared, const CUtensorMap& map, int x, int y, int z, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
+          "r"(shared),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+      : "memory");
+}
+// A matrix's box to the first `blocks` of the cluster, at the same address in each, where each one's barrier counts the
 // bytes.
 __device__ inline void tma_load_to_all(uint32_t shared, const CUtensorMap& map, int column, int row, uint32_t barrier,
                                        int blocks) {
@@ -114,6 +122,12 @@ __device__ inline void named_barrier_arrive(int id, int threads) {
 __device__ inline void store_matrices(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0), "r"(r1),
                "r"(r2), "r"(r3));
+}
+
+// The same, each of them turned.
+__device__ inline void store_matrices_turned(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0),
+               "r"(r1), "r"(r2), "r"(r3));
 }
 
 // How many registers a warpgroup's threads may have from here on.

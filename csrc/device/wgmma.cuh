@@ -65,8 +65,9 @@ __device__ void warpgroup_keep(uint32_t (&a)[kCount][4]) {
 #define FTBERT_R4(d, i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define FTBERT_R16(d, i) FTBERT_R4(d, i), FTBERT_R4(d, i + 1), FTBERT_R4(d, i + 2), FTBERT_R4(d, i + 3)
 #define FTBERT_R64(d, i) FTBERT_R16(d, i), FTBERT_R16(d, i + 4), FTBERT_R16(d, i + 8), FTBERT_R16(d, i + 12)
-// What an instruction calls the first 16, 20, ... of them.
-#define FTBERT_D16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+// What an instruction calls the first 8, 16, 20, ... of them.
+#define FTBERT_D8 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define FTBERT_D16 FTBERT_D8 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define FTBERT_D20 FTBERT_D16 ",%16,%17,%18,%19"
 #define FTBERT_D24 FTBERT_D20 ",%20,%21,%22,%23"
 #define FTBERT_D32 FTBERT_D24 ",%24,%25,%26,%27,%28,%29,%30,%31"
@@ -157,11 +158,35 @@ __device__ void warpgroup_multiply_add_nn(float (&d)[kColumns8][4], const uint32
 #undef FTBERT_NN
 }
 
+// The same with b [8 * kColumns8, 16], k contiguous: d += a @ b^T.
+template <class E, int kColumns8>
+__device__ void warpgroup_multiply_add_nt(float (&d)[kColumns8][4], const uint32_t (&a)[4], uint64_t b) {
+  static_assert(kColumns8 == 2 || kColumns8 == 4 || kColumns8 == 8 || kColumns8 == 16 || kColumns8 == 32);
+#define FTBERT_NT(type, shape, registers, a_at, b_at, ...)                                                          \
+  asm volatile("wgmma.mma_async.sync.aligned." shape "k16.f32." type "." type " {" registers "}, {" a_at "}, " b_at \
+               ", 1, 1, 1, 0;"                                                                                      \
+               : __VA_ARGS__                                                                                        \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+  if constexpr (kColumns8 == 2) {
+    FTBERT_OF_E(FTBERT_NT, "m64n16", FTBERT_D8, "%8,%9,%10,%11", "%12", FTBERT_R4(d, 0), FTBERT_R4(d, 1));
+  } else if constexpr (kColumns8 == 4) {
+    FTBERT_OF_E(FTBERT_NT, "m64n32", FTBERT_D16, "%16,%17,%18,%19", "%20", FTBERT_R16(d, 0));
+  } else if constexpr (kColumns8 == 8) {
+    FTBERT_OF_E(FTBERT_NT, "m64n64", FTBERT_D32, "%32,%33,%34,%35", "%36", FTBERT_R16(d, 0), FTBERT_R16(d, 4));
+  } else if constexpr (kColumns8 == 16) {
+    FTBERT_OF_E(FTBERT_NT, "m64n128", FTBERT_D64, "%64,%65,%66,%67", "%68", FTBERT_R64(d, 0));
+  } else {
+    FTBERT_OF_E(FTBERT_NT, "m64n256", FTBERT_D128, "%128,%129,%130,%131", "%132", FTBERT_R64(d, 0), FTBERT_R64(d, 16));
+  }
+#undef FTBERT_NT
+}
+
 #undef FTBERT_OF_E
 #undef FTBERT_NT_OF_E
 #undef FTBERT_R4
 #undef FTBERT_R16
 #undef FTBERT_R64
+#undef FTBERT_D8
 #undef FTBERT_D16
 #undef FTBERT_D20
 #undef FTBERT_D24

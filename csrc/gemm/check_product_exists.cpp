@@ -37,7 +37,7 @@ void check_int8(DType stream, const Matrix& weight, const std::optional<InputSca
 }
 
 // Numbers in blocks with scales, beside a stream of which blocks are stored alike on the CPU (q8_0_product), or as they
-// are on a GPU (few_rows on Hopper; else, and for more rows, made 16-bit before each product).
+// are on a GPU (few_rows and wgmma_q8_0 on Hopper; else made 16-bit before each product).
 void check_q8_0(DeviceKind device, int capability, DType stream, const Matrix& weight,
                 const std::optional<InputScale>& input) {
   constexpr int kAmpere = 80;

@@ -24,8 +24,8 @@ template <class Device, class T>
 Operand linear(Context<Device>& context, const Linear<T>& linear, const Operand& a, int64_t m, Epilogue epilogue,
                const Operand& out);
 
-// Of Context::weight_scratch that such a product of so many rows needs: a GPU multiplies more than some rows by weights
-// in 16 bits.
+// Of Context::weight_scratch that such a product of so many rows needs: a GPU without a kernel for weights in Q8_0
+// makes 16-bit ones of them first.
 template <class Device, class T>
 size_t weight_scratch_bytes(const Context<Device>&, const Linear<T>&, int64_t) {
   return 0;

@@ -11,6 +11,7 @@
 #include "gemm/own/own.h"
 #include "gemm/own/turned_product.h"
 #include "gemm/own/wgmma_norm.h"
+#include "gemm/own/wgmma_q8_0.h"
 #include "gemm/plans.h"
 #include "kernels/kernels.h"
 
@@ -73,7 +74,7 @@ const void* operand_of(const Linear<T>& weights, const Operand& a) {
   return weights.weight.dtype == DType::e4m3 ? a.scaled_e4m3() : static_cast<const void*>(a.template as<T>());
 }
 
-// A weight in Q8_0 that few_rows does not multiply by as it is.
+// A weight in Q8_0 that no kernel multiplies by as it is.
 template <class T>
 Operand linear_dequantised(const Context<Cuda>& context, const Linear<T>& weights, const Operand& a, int64_t m,
                            Epilogue epilogue, const Operand& out) {
@@ -237,7 +238,9 @@ int64_t product_rows(const Context<Cuda>& context, const Linear<T>& linear, int6
 template <class T>
 size_t weight_scratch_bytes(const Context<Cuda>& context, const Linear<T>& linear, int64_t rows) {
   const Matrix& w = linear.weight;
-  if (w.dtype != DType::q8_0 || rows == 0 || few_rows_supports(gpu_of(context), kDType<T>, rows, w)) return 0;
+  if (w.dtype != DType::q8_0 || rows == 0 || few_rows_supports(gpu_of(context), kDType<T>, rows, w) ||
+      wgmma_q8_0_supports(gpu_of(context), kDType<T>, w))
+    return 0;
   return static_cast<size_t>(w.n * w.k) * sizeof(half_t);
 }
 

@@ -115,6 +115,7 @@ extern const OwnKernel wgmma_persistent;  // Hopper, many rows: blocks that stay
 extern const OwnKernel wgmma_layernorm;   // the same with the residual LayerNorm behind the product: wgmma_norm.h
 extern const OwnKernel wgmma_prenorm;     // the same with the residual sum and the norm before the next block
 extern const OwnKernel few_rows;          // Hopper, up to eight rows, a weight in Q8_0 too: few_rows.h
+extern const OwnKernel wgmma_q8_0;        // Hopper, any number of rows by a weight in Q8_0
 std::span<const OwnKernel* const> own_kernels();
 
 // A variant of a kernel of ours; without a kernel: none of them.

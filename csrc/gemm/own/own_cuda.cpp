@@ -4,8 +4,8 @@
 namespace ftbert {
 
 std::span<const OwnKernel* const> own_kernels() {
-  static constexpr const OwnKernel* kKernels[] = {&wgmma_persistent, &wgmma_tile, &wgmma_layernorm, &wgmma_prenorm,
-                                                  &few_rows};
+  static constexpr const OwnKernel* kKernels[] = {&wgmma_persistent, &wgmma_tile, &wgmma_layernorm,
+                                                  &wgmma_prenorm,    &few_rows,   &wgmma_q8_0};
   return kKernels;
 }
 
