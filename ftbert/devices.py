@@ -13,6 +13,7 @@ from ftbert.dtypes import FP8, INT8, Q8_0
 _FP8_CAPABILITY, _LEAST_Q8_0_CAPABILITY = (9, 0), (8, 0)
 # What products on the CPU have beside float32, and what is faster where that is.
 _COMPARED = {torch.bfloat16: ("bf16", "dtype='fp32' or 'auto'"), torch.int8: ("int8", "the plain model in fp32")}
+_LISTS = "; several GPUs are a list, or 'cuda:*' for all"
 _SLOWER = 1.1  # from here on: less is noise
 _measured: dict[torch.dtype, float] = {}
 _warned: set[torch.dtype] = set()
@@ -24,7 +25,7 @@ def check_device(given: Any) -> torch.device:
     try:
         device = torch.device(given)
     except (RuntimeError, TypeError):
-        raise ValueError(f"device: expected cpu, cuda or cuda:N, got {given!r}") from None
+        raise ValueError(f"device: expected cpu, cuda or cuda:N, got {given!r}{_LISTS}") from None
     if device.type == "cpu":
         return device
     if device.type != "cuda":
@@ -44,6 +45,27 @@ def check_device(given: Any) -> torch.device:
     if index >= torch.cuda.device_count():
         raise RuntimeError(f"device={str(device)!r}: there are {torch.cuda.device_count()} GPUs")
     return torch.device("cuda", index)
+
+
+def check_devices(given: Any) -> tuple[torch.device, ...]:
+    """Of one device as in `check_device`, "cuda:*" for every GPU that torch sees, or a list of different GPUs. Raises
+    what `check_device` does, ValueError for an empty list, one that names a device twice, or the CPU beside others."""
+    if isinstance(given, str) and given == "cuda:*":
+        check_device("cuda")
+        return tuple(torch.device("cuda", index) for index in range(torch.cuda.device_count()))
+    if not isinstance(given, list | tuple):
+        return (check_device(given),)
+    if not given:
+        raise ValueError("device: expected at least one device, got an empty list")
+    named = [str(one) for one in given]
+    if len(named) > 1 and any(one.partition(":")[0] == "cpu" for one in named):
+        raise ValueError(
+            f"device: several devices are GPUs, since one model uses all cores of a CPU; got {', '.join(named)}"
+        )
+    places = tuple(check_device(one) for one in given)
+    if len(set(places)) < len(places):
+        raise ValueError(f"device: each GPU holds one replica; got {', '.join(map(str, places))}")
+    return places
 
 
 def check_dtype(device: torch.device, dtype: torch.dtype) -> None:

@@ -6,26 +6,24 @@ import copy
 import threading
 import warnings
 from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ftbert.checkpoint import Checkpoint, CheckpointConfig, EncoderConfig, HeadConfig, told_products
+from ftbert.building import build, load_head
+from ftbert.checkpoint import Checkpoint, CheckpointConfig, EncoderConfig, told_products
 from ftbert.converters import build_reference, open_checkpoint
 from ftbert.decoding import LanguageModel
-from ftbert.devices import check_device, check_dtype, check_range, stream_dtype, told_speed
-from ftbert.dtypes import DTYPES, EIGHT_BITS, INT8, MATRIX_DTYPES, STORED_DTYPES, parse_dtype, users_word
+from ftbert.devices import check_devices, check_dtype, check_range, stream_dtype, told_speed
+from ftbert.dtypes import DTYPES, EIGHT_BITS, MATRIX_DTYPES, parse_dtype, users_word
 from ftbert.forked import note_fork
 from ftbert.heads import Head, HeadedModule
 from ftbert.live_check import check_loaded
-from ftbert.loaded_types import types_of
 from ftbert.module import EncoderModule
 from ftbert.outputs import output
-from ftbert.quantization import in_8_bits, live_in_8_bits
+from ftbert.replicas import Replicated, replicate, where_the_ids_are
 from ftbert.text import TextModel
 from ftbert.tuning import gemm_table
 
@@ -38,7 +36,7 @@ _READING = threading.Lock()  # heads on demand; one for all models, since none o
 
 def load(
     source: str | Path | torch.nn.Module | Checkpoint,
-    device: str | torch.device = "cpu",
+    device: str | torch.device | Sequence[str | torch.device] = "cpu",
     dtype: str | torch.dtype = "fp32",
     *,
     attention: str = "auto",
@@ -49,7 +47,8 @@ def load(
     """A model ready to compute.
 
     source: an ftbert or HuggingFace folder, an .onnx or .gguf file, a hub id, or a live transformers model. device:
-    "cpu", "cuda", "cuda:1". dtype: fp32, fp16 (GPU only), bf16, fp8 (compute capability 9.0 only), int8 (CPUs with
+    "cpu", "cuda", "cuda:1"; several GPUs, as a list or "cuda:*" for all, have a replica each, and the calls that take
+    texts share their batches among them (docs/several_gpus.md). dtype: fp32, fp16 (GPU only), bf16, fp8 (compute capability 9.0 only), int8 (CPUs with
     VNNI, AVX-VNNI or AMX), q8_0 (GPUs from compute capability 8.0 on, CPUs); on the CPU bf16 is that of the matrix
     products' operands, with float sums: all else and the results are float32. "auto": as the weights are stored, q8_0
     where a GGUF file of a decoder has most of them in Q8_0; on the CPU fp32, or for weights in bf16 the faster of the
@@ -69,73 +68,19 @@ def load(
     int8; a model that loses too much in it), RuntimeError (a device or dtype that this build or machine cannot serve; a
     live model that computes something else than its config says), TypeError for what is no such source.
     """
-    place = check_device(device)
+    places = check_devices(device)
     asked = None if dtype == "auto" else parse_dtype(dtype)
-    if asked is not None:
+    for place in places if asked is not None else ():
         check_dtype(place, asked)
     source = _source(source)
     checkpoint = open_checkpoint(source, revision=revision, token=token)
     if heads and checkpoint.config.left_out:
         warnings.warn(f"{checkpoint.source.where}: {checkpoint.config.left_out}", stacklevel=2)
     live = source if isinstance(source, torch.nn.Module) else None
-    model = _made(checkpoint, place, asked, attention, heads, live)
+    model = Model(*build(checkpoint, places[0], asked, attention, heads, live))
     if live is not None:
         check_loaded(model, live)
-    return model
-
-
-def _made(
-    checkpoint: Checkpoint,
-    place: torch.device,
-    asked: torch.dtype | None,
-    attention: str,
-    heads: bool,
-    live: torch.nn.Module | None = None,
-) -> Model:
-    """asked: None for "auto". live: the module that `checkpoint` was opened from."""
-    element, quantizes_to = types_of(checkpoint, place, asked)
-    check_range(checkpoint.config.encoder.embedding_scale, element, stacklevel=4)
-    if quantizes_to is None:
-        opened: Any = nullcontext(checkpoint)
-    elif quantizes_to == INT8 and checkpoint.in_int8 is not None:
-        opened = nullcontext(checkpoint.in_int8())
-    elif live is None:
-        opened = in_8_bits(checkpoint, quantizes_to, place)
-    else:
-        opened = live_in_8_bits(checkpoint, quantizes_to, place, live)
-    with opened as stored:
-        return _build(checkpoint, stored, place, element, attention, heads)
-
-
-def _build(
-    checkpoint: Checkpoint,
-    stored: Checkpoint,
-    place: torch.device,
-    element: torch.dtype,
-    attention: str,
-    heads: bool,
-) -> Model:
-    """stored: what the encoder's weights are read from, `checkpoint` or the same model with 8-bit matrices. element: of
-    the matrices that are not."""
-    note_fork()
-    config, stream = stored.config.encoder, stream_dtype(place, element)
-    # One tensor at a time: repacked or moved before the next is read, so that memory peaks at the model's own size.
-    weights = {}
-    specs = config.weight_specs()
-    in_blocks = {spec.name for spec in specs if spec.matrix and spec.stored == "q8_0"}
-    for spec in specs:
-        if spec.name.removesuffix(".scale") in in_blocks:
-            if spec.matrix:
-                parts = [stored.read(spec.name, torch.int8), stored.read(f"{spec.name}.scale", torch.float16)]
-                weights[spec.name] = torch.ops.ftbert.pack_q8_0(*(part.to(place) for part in parts))
-            continue
-        kept = STORED_DTYPES.get(spec.stored)
-        tensor = stored.read(spec.name, kept or (element if spec.matrix else stream))
-        packable = place.type == "cpu" and spec.matrix and kept in (None, torch.int8)
-        weights[spec.name] = torch.ops.ftbert.pack_weight(tensor) if packable else tensor.to(place)
-    gemm_table.install(place)
-    encoder = torch.classes.ftbert.Encoder(weights, config.text(), attention)
-    return Model(encoder, checkpoint, _load_heads(checkpoint, place, stream) if heads else [], stored.config)
+    return replicate(model, places[1:])
 
 
 def _source(source: Any) -> str | Path | torch.nn.Module | Checkpoint:
@@ -158,23 +103,7 @@ def _source(source: Any) -> str | Path | torch.nn.Module | Checkpoint:
     return path if str(source).startswith("~") else source
 
 
-def _load_heads(checkpoint: Checkpoint, place: torch.device, element: torch.dtype) -> list[Head]:
-    heads = [config for config in checkpoint.config.heads if not config.on_demand]
-    return [_load_head(checkpoint, config, place, element) for config in heads]
-
-
-def _load_head(checkpoint: Checkpoint, config: HeadConfig, place: torch.device, element: torch.dtype) -> Head:
-    hidden = checkpoint.config.encoder.hidden
-    whole, stored = replace(config, dense_bias=True, norm_bias=True, out_bias=True), config.shapes(hidden)
-    weights = {}
-    for name, shape in whole.shapes(hidden).items():
-        there = name in stored
-        tensor = checkpoint.read(f"heads.{config.task}.{name}", element) if there else torch.zeros(shape, dtype=element)
-        weights[name] = tensor.to(place)
-    return Head(config, weights)
-
-
-class Model(TextModel, LanguageModel):
+class Model(Replicated, TextModel, LanguageModel):
     """A loaded encoder with the heads of its checkpoint. Calls are thread-safe.
 
     module: the scriptable torch module. config: the encoder's numbers, which say what is in 8 bits where `checkpoint`,
@@ -196,7 +125,7 @@ class Model(TextModel, LanguageModel):
         heads = f", heads {self.tasks}" if self.heads else ""
         return (
             f"<ftbert.Model {self.checkpoint.config.architecture}: {c.depth} layers of {c.hidden}, {self.dtype} on "
-            f"{self.device}{heads}>"
+            f"{', '.join(map(str, self.devices))}{heads}>"
         )
 
     @property
@@ -213,6 +142,7 @@ class Model(TextModel, LanguageModel):
         E4M3; on the CPU results are float32."""
         return MATRIX_DTYPES[self.encoder.matrix_dtype()]
 
+    @where_the_ids_are
     def __call__(
         self,
         input_ids: Tensor,
@@ -292,9 +222,10 @@ class Model(TextModel, LanguageModel):
         with _READING:
             if task not in self._more_heads:
                 element = DTYPES[self.encoder.dtype()]
-                self._more_heads[task] = _load_head(self.checkpoint, config, self.device, element)
+                self._more_heads[task] = load_head(self.checkpoint, config, self.device, element)
         return self._more_heads[task]
 
+    @where_the_ids_are
     def masked_lm_logits(
         self,
         input_ids: Tensor,
@@ -314,6 +245,7 @@ class Model(TextModel, LanguageModel):
             raise TypeError(f"positions: expected a torch tensor [batch, seq], got {type(positions).__name__}")
         return self.module.logits_at(positions, input_ids, attention_mask, token_type_ids)
 
+    @where_the_ids_are
     def forward_packed(
         self,
         input_ids: Tensor,
@@ -335,6 +267,7 @@ class Model(TextModel, LanguageModel):
         note_fork()
         return self.module.forward_packed(input_ids, cu_seqlens, max_seqlen, token_type_ids, want, rows)
 
+    @where_the_ids_are
     def logits_packed(
         self, input_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int, token_type_ids: Tensor | None = None
     ) -> list[Tensor]:
@@ -346,44 +279,56 @@ class Model(TextModel, LanguageModel):
             raise ValueError("this model has no head: load a checkpoint with one, with heads=True")
         return self.module.logits_packed(input_ids, cu_seqlens, max_seqlen, token_type_ids)
 
-    def to(self, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None) -> Model:
-        """The same model on another device or in another dtype; this one stays as it is.
+    def to(
+        self,
+        device: str | torch.device | Sequence[str | torch.device] | None = None,
+        dtype: str | torch.dtype | None = None,
+    ) -> Model:
+        """The same model on another device, or on several, or in another dtype; this one stays as it is.
 
         Weights that were rounded are read again from the checkpoint where there is one; of a live model they stay
         rounded, with a warning, and fp8 and int8 are refused: `load` makes them of the module.
         """
         if isinstance(device, torch.dtype):
             raise TypeError(f"the first argument is a device; for a dtype write to(dtype={device})")
-        place = self.device if device is None else check_device(device)
+        places = self.devices if device is None else check_devices(device)
         element = self.dtype if dtype is None else parse_dtype(dtype)
-        check_dtype(place, element)
+        for place in places:
+            check_dtype(place, element)
         if element != self.dtype and (self.dtype != torch.float32 or element in EIGHT_BITS.values()):
             if self.folder is not None:
                 asked = self.info()
                 path = asked["attention"] if asked["attention_reason"] == "asked for" else "auto"
-                return _made(self.checkpoint, place, element, path, bool(self.heads))
+                made = Model(*build(self.checkpoint, places[0], element, path, bool(self.heads)))
+                return replicate(made, places[1:])
             if bits := {element, self.dtype} & {*EIGHT_BITS.values()}:
                 word = users_word(bits.pop())
                 raise ValueError(f"weights of a live model do not become {word}, or cease to be, here: load it again")
             warnings.warn(f"this model's weights were rounded to {self.dtype} and stay so", stacklevel=2)
         check_range(self.config.embedding_scale, element)
+        return replicate(self.copy_to(places[0], element), places[1:])
+
+    def copy_to(self, place: torch.device, element: torch.dtype | None = None) -> Model:
+        """This replica's weights at `place`, in `element`, the dtype of all but those in 8 bits (None: as they are),
+        from device to device."""
+        if element is None or element in EIGHT_BITS.values():
+            element = DTYPES[self.encoder.dtype()]
         names = {value: name for name, value in DTYPES.items()}
         gemm_table.install(place)
-        others = DTYPES[self.encoder.dtype()] if element in EIGHT_BITS.values() else element  # all but those in 8 bits
-        heads = [copy.deepcopy(head).to(place, stream_dtype(place, others)) for head in self.heads]
-        return Model(self.encoder.to(place, names[others]), self.checkpoint, heads, self._stored)
+        heads = [copy.deepcopy(head).to(place, stream_dtype(place, element)) for head in self.heads]
+        return Model(self.encoder.to(place, names[element]), self.checkpoint, heads, self._stored)
 
     def use_cuda_graphs(self, on: bool = True) -> None:
         """Whether small calls on a GPU (up to 8192 tokens) are recorded once for their size and then repeated as one
         launch. On unless $FTBERT_CUDA_GRAPHS is "off"; nothing on the CPU. Results agree to rounding: a recording
         may run another attention kernel, chosen for the longest length that it serves."""
-        self.encoder.use_cuda_graphs(on)
+        for replica in self.replicas:
+            replica.encoder.use_cuda_graphs(on)
 
     def info(self) -> dict[str, str]:
-        """Device, dtype and which kernels were chosen and why."""
+        """Device, dtype and which kernels were chosen and why; of several replicas where each lies."""
         later = [f"{head.task} (on demand)" for head in self.checkpoint.config.heads if head.on_demand]
         heads = ", ".join([*self.tasks, *later]) or "none"
-        table = {"gemm_table": gemm_table.summary(self.device)} if self.device.type == "cuda" else {}
         return {
             "architecture": self.checkpoint.config.architecture,
             "heads": heads,
@@ -391,7 +336,7 @@ class Model(TextModel, LanguageModel):
             **self.checkpoint.source.told(),
             **told_products(self._stored),
             **told_speed(self.device),
-            **table,
+            **self.told_replicas(),
         }
 
     def reference(self) -> PreTrainedModel:

@@ -25,6 +25,8 @@ PYTHON = (
     "files",
     "optimization",
     "model",
+    "replicas",
+    "building",
     "decoding",
     "outputs",
     "heads",

@@ -1,7 +1,7 @@
 """Packed batches through a model: results in input order, whatever is computed.
 
-Three stages run at the same time: threads that read and tokenise, the caller's thread that feeds the device, and (on
-CUDA) the device itself, whose results are fetched a few batches later.
+Three stages run at the same time: threads that read and tokenise, the caller's thread that feeds the model's workers, and
+(on CUDA) the devices, whose results are fetched a few batches later.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -22,8 +21,8 @@ from ftbert.text.ahead import ahead, in_background, in_turn, is_small
 from ftbert.text.batching import Batch, Window, batches_of, windows_of
 from ftbert.text.long_texts import Average
 from ftbert.text.pooling import Upload
-from ftbert.text.replicas import BATCHES_EACH, taking_turns
 from ftbert.text.tokens import Text, Tokens
+from ftbert.text.workers import Workers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,8 +32,7 @@ _log = logging.getLogger("ftbert")
 T = TypeVar("T")
 B = TypeVar("B")
 
-# Tokenised batches waiting for the device, and results of the device waiting to be fetched.
-_BATCHES_AHEAD, _RESULTS_BEHIND = 4, 3
+_BATCHES_AHEAD = 4  # tokenised, waiting to be computed
 
 
 @dataclass(frozen=True)
@@ -62,6 +60,9 @@ class Done(Generic[T]):
     results: Any
     tokens: int
     cut: int = 0
+
+
+_Job: TypeAlias = tuple[Batch, Window[T], Done[T]]
 
 
 def compute_all(model: Any, texts: Sequence[Text], work: Work, show_progress_bar: bool | None) -> Any:
@@ -92,25 +93,21 @@ def compute_windows(
 ) -> Generator[Done[T], None, None]:
     """Computes a stream of (item, texts) windows, in order; memory is that of three or four windows.
 
-    model: several are copies of one, which take batches in turn.
     `windows` is drawn from in a background thread, so reading a file overlaps with computing too. threads: False does
     all of it in the caller's. `on_batch(texts, tokens)` is called as batches are done. Close the generator to stop
     early.
     """
     source = _batches(windows, work, threads)
-    models = model if isinstance(model, list | tuple) else [model]
-    behind = BATCHES_EACH * len(models) if len(models) > 1 else _RESULTS_BEHIND * (models[0].device.type == "cuda")
     width = work.width if work.merge is None else work.merge.width
-    waiting: deque[tuple[Callable[[], NDArray[np.float32]], Batch, Window[T], Done[T]]] = deque()
     open_windows: deque[tuple[Window[T], Done[T]]] = deque()
 
-    def fetch_oldest() -> None:
-        fetch, batch, window, done = waiting.popleft()
-        _place(done.results, batch, fetch(), work)
-        done.tokens += len(batch.ids)
-        window.batches -= 1
-        if on_batch is not None:
-            on_batch(len(batch.rows), len(batch.ids))
+    def place(computed: Iterable[tuple[_Job[T], NDArray[np.float32]]]) -> None:
+        for (batch, window, done), found in computed:
+            _place(done.results, batch, found, work)
+            done.tokens += len(batch.ids)
+            window.batches -= 1
+            if on_batch is not None:
+                on_batch(len(batch.rows), len(batch.ids))
 
     def finished() -> Iterator[Done[T]]:
         while open_windows and open_windows[0][0].batches == 0:
@@ -119,24 +116,27 @@ def compute_windows(
                 done.results = work.merge(done.results, window.pieces)
             yield done
 
+    def start(model: Any, job: _Job[T]) -> Callable[[], NDArray[np.float32]]:
+        return launch(model, job[0], work.compute)
+
     with contextlib.ExitStack() as stack:
         arriving = stack.enter_context(
             contextlib.closing(in_background(source, _BATCHES_AHEAD) if threads else source)
         )
-        start: Callable[[Batch], Callable[[], NDArray[np.float32]]] = partial(launch, models[0], compute=work.compute)
-        if len(models) > 1:
-            start = stack.enter_context(taking_turns(models, partial(launch, compute=work.compute)))
+        workers: Workers[_Job[T], NDArray[np.float32]] = stack.enter_context(model.workers(start))
         for piece in arriving:
             if isinstance(piece, Window):
                 results = _empty(piece.texts, width, work.parts is not None)
                 open_windows.append((piece, Done(piece.item, results, 0, piece.cut)))
             else:
-                waiting.append((start(piece), piece, *open_windows[-1]))
-            while len(waiting) > behind:
-                fetch_oldest()
+                place(workers.put((piece, *open_windows[-1])))
             yield from finished()
-        while waiting:
-            fetch_oldest()
+            while len(open_windows) > workers.most:  # a slow replica holds up the first of them
+                place(workers.rest())
+                yield from finished()
+        while computed := workers.rest():
+            place(computed)
+            yield from finished()
         yield from finished()
 
 

@@ -19,6 +19,7 @@ from ftbert.text.similarity import similarity, similarity_pairwise
 from ftbert.text.sparse import as_tensor, sparse_embedding
 from ftbert.text.token_classification import IGNORED
 from ftbert.text.tokens import check_texts, has_pairs, is_single, listed
+from ftbert.text.workers import CallersThread, Job, Launch, Result, Workers
 
 
 class TextModel:
@@ -26,6 +27,11 @@ class TextModel:
 
     device: Any
     folder: Any
+
+    def workers(self, launch: Launch[Job, Result]) -> Workers[Job, Result]:
+        """Who computes jobs of this model: `launch(replica, job)` starts one, and what it returns waits for the result.
+        Each call of `encode` and its kin enters workers of its own."""
+        return CallersThread(self, launch)
 
     def encode(
         self,
