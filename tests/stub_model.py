@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import reference
 import torch
 
-from ftbert.text import TextModel
+from ftbert.text import Job, Launch, ReplicaThreads, Result, TextModel
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "c", "d", "e", "f", "g", "h", "the", "cat", "dog", "sat", "on", "mat", "über", "A"]
 
@@ -48,6 +49,17 @@ class StubModel(TextModel):
         return self.table[ids if want == "tokens" else ids[rows[want]]]
 
 
+class StubSet(StubModel):
+    """Replicas that share the work of a call, in threads."""
+
+    def __init__(self, replicas: Sequence[StubModel]) -> None:
+        super().__init__(replicas[0].folder)
+        self.replicas = replicas
+
+    def workers(self, launch: Launch[Job, Result]) -> ReplicaThreads[Job, Result]:
+        return ReplicaThreads(self.replicas, launch)
+
+
 class Mirror:
     """A model whose forward is transformers' own, spoiled on request: spoil(hidden, mask) of each hidden state."""
 
@@ -80,7 +92,7 @@ def pooling(hidden: torch.Tensor, cu_seqlens: torch.Tensor | None, mode: str, no
 
 def threads_left() -> int:
     """Background threads of encode that still run; none should."""
-    return sum(thread.name.startswith("ftbert-tokenise") for thread in threading.enumerate())
+    return sum(thread.name.startswith(("ftbert-tokenise", "ftbert-replica")) for thread in threading.enumerate())
 
 
 def use_stub_pooling() -> None:

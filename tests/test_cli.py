@@ -49,7 +49,9 @@ def failed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ["embed", "m", "in.txt", "out.npy", "--max-tokens", "many"],
         ["embed", "m", "in.txt", "out.npy", "--pooling", "avg"],
         ["embed", "m", "in.txt", "out.npy", "--device", "cpu,tpu"],
-        ["check", "m", "--device", "cpu,cpu"],
+        ["embed", "m", "in.txt", "out.npy", "--device", "cuda:*,cuda:1"],
+        ["check", "m", "--device", "cuda:0,cuda:1"],
+        ["check", "m", "--device", "cuda:*"],
     ],
 )
 def test_wrong_usage_is_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +82,6 @@ def test_help_loads_nothing_heavy() -> None:
         (["--prompt-name", "document"], {"prompt_name": "document"}),
         (["--max-length", "3", "--long-texts", "mean"], {"max_length": 3, "long_texts": "mean"}),
         (["--precision", "ubinary"], {"precision": "ubinary"}),
-        (["--device", "cpu,cpu"], {}),
     ],
 )
 def test_embed_takes_the_options_of_encode(stub: StubModel, arguments: list[str], options: dict[str, Any]) -> None:

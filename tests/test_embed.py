@@ -17,7 +17,7 @@ import pytest
 import torch
 from conftest import full_disk
 from sentence_transformers.util import quantize_embeddings
-from stub_model import WORDS, StubModel, threads_left
+from stub_model import WORDS, StubModel, StubSet, threads_left
 
 from ftbert import progress
 from ftbert.files import embed_file, staging_path
@@ -491,25 +491,22 @@ def test_wrong_ranges(
     assert before == {p: p.read_bytes() for p in tmp_path.iterdir() if p.is_file()} and stub.calls == []
 
 
-def test_copies_of_a_model_share_the_work(tmp_path: Path, stub: StubModel) -> None:
+def test_replicas_share_the_work(tmp_path: Path, stub: StubModel) -> None:
     path, out = write_source(tmp_path / "in.jsonl", TEXTS), tmp_path / "out.jsonl"
-    models = [StubModel(stub.folder, delay) for delay in (0.0, 0.004, 0.001)]
+    replicas = [StubModel(stub.folder, delay) for delay in (0.0, 0.004, 0.001)]
     embed_file(stub, path, tmp_path / "whole.jsonl", batch_records=7)
     for _ in range(2):
-        embed_file(models, path, out, max_tokens=16384, batch_records=7)
+        embed_file(StubSet(replicas), path, out, max_tokens=16384, batch_records=7)
         assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-    assert all(model.calls for model in models) and threads_left() == 0
+    assert all(model.calls for model in replicas) and threads_left() == 0
     stub.calls.clear()
     stub.fail_at, stub.error = 4, RuntimeError("stub failed")
     out.unlink()
-    with pytest.raises(RuntimeError, match="stub failed"):
-        embed_file([stub, models[1]], path, out, batch_records=7)
-    assert not out.exists() and not any(thread.name.startswith("ftbert-replica") for thread in threading.enumerate())
-    stats = embed_file(models[0], path, out, batch_records=7)  # one alone goes on
+    with pytest.raises(RuntimeError, match="cpu: stub failed"):
+        embed_file(StubSet([stub, replicas[1]]), path, out, batch_records=7)
+    assert not out.exists() and threads_left() == 0
+    stats = embed_file(replicas[0], path, out, batch_records=7)  # one alone goes on
     assert stats.resumed > 0 and out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-    models[1].dtype = torch.bfloat16
-    with pytest.raises(ValueError, match="must be copies of one"):
-        embed_file(models, path, out)
 
 
 def test_a_line_from_time_to_time_off_a_terminal(

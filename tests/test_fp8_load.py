@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ import torch
 from conftest import make_bert
 
 import ftbert
-from ftbert import cli
+from ftbert import building, cli, devices
 from ftbert import model as models
 from ftbert.checkpoint import Checkpoint
 from ftbert.converters import open_checkpoint
@@ -68,7 +69,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     """gpu(capability): this machine seems to have such a GPU, until something is to be computed there."""
 
     def seem(capability: tuple[int, int]) -> None:
-        monkeypatch.setattr(models, "check_device", torch.device)
+        monkeypatch.setattr(devices, "check_device", torch.device)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA Fake")
 
@@ -82,10 +83,12 @@ def built(monkeypatch: pytest.MonkeyPatch, gpu: Any) -> Iterator[list[Any]]:
     gpu((9, 0))
     seen: list[Any] = []
 
-    def build(checkpoint: Checkpoint, stored: Checkpoint, _: Any, element: torch.dtype, *__: Any) -> None:
+    def build(checkpoint: Checkpoint, stored: Checkpoint, _: Any, element: torch.dtype, *__: Any) -> tuple[()]:
         seen.append((checkpoint, stored, element))
+        return ()
 
-    monkeypatch.setattr(models, "_build", build)
+    monkeypatch.setattr(building, "_build", build)
+    monkeypatch.setattr(models, "Model", SimpleNamespace)
     def on_the_cpu(source: Path, target: Path, *, dtype: torch.dtype, device: str, force: bool) -> Any:
         return quantize(source, target, dtype=dtype, force=force)
 

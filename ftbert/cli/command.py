@@ -34,7 +34,8 @@ def add(
     added.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     if model:
         usual, dtype = defaults
-        more, kind = ("; several with commas share the work", _devices) if several_devices else ("", device)
+        more = "; several GPUs, with commas or cuda:* for all, share the work" if several_devices else ""
+        kind = devices if several_devices else device
         added.add_argument("--device", type=kind, help=f"cpu, cuda or cuda:N{more} (default {usual})")
         added.add_argument("--dtype", choices=dtypes, help=f"(default {dtype})")
         add_revision(added)
@@ -56,12 +57,6 @@ def load_model(options: argparse.Namespace, **more: Any) -> Any:
     return ftbert.load(options.model, **given, **more)
 
 
-def load_models(options: argparse.Namespace, **more: Any) -> list[Any]:
-    """One on each of the devices that a command names."""
-    devices = [None] if options.device is None else options.device.split(",")
-    return [load_model(argparse.Namespace(**vars(options) | {"device": device}), **more) for device in devices]
-
-
 def report(options: argparse.Namespace, values: dict[str, Any], text: str, where: TextIO | None = None) -> None:
     """Prints `values` as JSON where --json is given, else `text`."""
     print(json.dumps(values, ensure_ascii=False, default=str) if options.json else text, file=where or sys.stdout)
@@ -81,5 +76,9 @@ def device(text: str) -> str:
     return text
 
 
-def _devices(text: str) -> str:
-    return ",".join(map(device, text.split(",")))
+def devices(text: str) -> str | list[str]:
+    """One, or several with commas between them, as `ftbert.load` takes them."""
+    if text == "cuda:*":
+        return text
+    several = [device(one) for one in text.split(",")]
+    return several if len(several) > 1 else several[0]

@@ -19,7 +19,7 @@ def add_to(commands: command.Commands) -> None:
         "embed",
         "Embed a file: .txt .jsonl .csv .tsv (also .gz) .parquet to .npy .jsonl .jsonl.gz .parquet.",
         _embed,
-        "examples: ftbert embed minilm 'texts/*.txt' vectors.npy --device cuda:0,cuda:1\n"
+        "examples: ftbert embed minilm 'texts/*.txt' vectors.npy --device 'cuda:*' --dtype fp16\n"
         "          ftbert embed minilm reviews.jsonl.gz vectors.npy --column body --skip-bad\n"
         "          sort -u queries.txt | ftbert embed minilm - - > vectors.jsonl",
         several_devices=True,
@@ -96,7 +96,7 @@ def _embed(options: argparse.Namespace) -> int:
     check_request(options.source, options.target, **how)
     try:
         stats = embed_file(
-            command.load_models(options, heads=False),
+            command.load_model(options, heads=False),
             options.source,
             options.target,
             normalize=not options.no_normalize,

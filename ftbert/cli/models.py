@@ -65,7 +65,8 @@ def add_to(commands: command.Commands) -> None:
     _add_against(parser)
 
     example = "example: ftbert bench minilm --texts reviews.txt --batch 64"
-    parser = command.add(commands, "bench", "Speed against transformers on this machine.", _bench, example)
+    text = "Speed against transformers on this machine; with several GPUs also what all of them compute together."
+    parser = command.add(commands, "bench", text, _bench, example, several_devices=True)
     parser.add_argument("model", metavar="MODEL")
     _add_against(parser)
     parser.add_argument("--texts", metavar="FILE", help=".txt .jsonl .csv .parquet for the ragged batch")
@@ -75,7 +76,8 @@ def add_to(commands: command.Commands) -> None:
     parser.add_argument("--rounds", type=command.count, default=7, help="repetitions (default 7)")
 
     example = "example: ftbert info minilm --device cuda"
-    parser = command.add(commands, "info", "The build, and what a model runs on and why.", _info, example)
+    text = "The build, and what a model runs on and why."
+    parser = command.add(commands, "info", text, _info, example, several_devices=True)
     parser.add_argument("model", metavar="MODEL", nargs="?")
 
 

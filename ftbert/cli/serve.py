@@ -24,7 +24,8 @@ def add_to(commands: command.Commands) -> None:
     )
     parser.add_argument("model", metavar="[NAME=]MODEL", nargs="+", help="requests that name none: the first that fits")
     parser.add_argument(
-        "--device", default="cpu", help="cpu, cuda (every GPU) or a list: cuda:0,cuda:1; one engine each (default cpu)"
+        "--device", default="cpu",
+        help="cpu, cuda or cuda:* (every GPU), or a list: cuda:0,cuda:1; one engine each (default cpu)",
     )
     parser.add_argument(
         "--dtype",
@@ -86,7 +87,7 @@ def _models(given: list[str], served: str | None) -> tuple[tuple[str, str], ...]
 
 
 def _devices(text: str) -> tuple[str, ...]:
-    devices = [one.strip() for one in text.split(",")]
+    devices = ["cuda"] if text.strip() == "cuda:*" else [one.strip() for one in text.split(",")]
     for one in devices:
         kind, _, index = one.partition(":")
         if kind not in ("cpu", "cuda") or (":" in one and (kind == "cpu" or not index.isdigit())):

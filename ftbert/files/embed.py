@@ -107,8 +107,6 @@ def embed_file(
     .parquet). Several sources, or a pattern such as texts/*.txt, are read in turn. "-" is standard input, of lines of
     `kind` (.txt .jsonl .csv .tsv), and standard output, of JSON lines written as they are computed.
 
-    model: one, or a list of copies of it on several devices, which take batches in turn.
-
     column: the one with the text, "text" by default. skip_bad: leave out records that cannot be read, count them and
     list them in `<target>.skipped.jsonl` (standard error where the target is "-"); ValueError where no record is
     good. By default the first bad one is an error (`records.BadRecord`) naming its line.
@@ -134,13 +132,12 @@ def embed_file(
     # torch only once the request is known to be sound
     from ftbert.text import compute_windows, quantized, stored_as
 
-    models = model if isinstance(model, list | tuple) else [model]
     given = {"prompt": prompt, "prompt_name": prompt_name, "max_length": max_length, "max_tokens": max_tokens}
     shape = {"normalize": normalize, "pooling": pooling, "truncate_dim": truncate_dim, "long_texts": long_texts}
-    kind_of_vectors, work, how = vectors_of(models[0], vectors, given, shape, precision, target)
+    kind_of_vectors, work, how = vectors_of(model, vectors, given, shape, precision, target)
     dtype, entries = stored_as(precision, work.width)
     dense = kind_of_vectors == "dense"
-    made_with = _sources_identity(sources) | _models_identity(models)
+    made_with = _sources_identity(sources) | _model_identity(model)
     made_with |= {"column": column or "text", "batch_records": batch_records, "precision": precision} | asdict(how)
     made_with |= {} if dense else {"vectors": kind_of_vectors}
     del made_with["width"], made_with["whole_width"]  # follow from truncate_dim and the model
@@ -152,7 +149,7 @@ def embed_file(
         staging = stack.enter_context(StagingFolder(beside))
         limits = None
         if ranges is not None:
-            measured = (done.results for done in compute_windows(models, first_texts(reader), work))
+            measured = (done.results for done in compute_windows(model, first_texts(reader), work))
             limits = ranges_in(output_file(ranges), precision, work.width, measured)
             made_with["ranges"] = hashlib.sha256(limits.tobytes()).hexdigest()
         if not resume or piped:
@@ -169,7 +166,7 @@ def embed_file(
         progress = Progress(reader.end, show_progress_bar, label="embed", lines=True, begin=consumed)
         stack.callback(progress.close)
         read = _windows(reader, position, progress, consumed)
-        windows = compute_windows(models, read, work, on_batch=progress.add_expected)
+        windows = compute_windows(model, read, work, on_batch=progress.add_expected)
         with contextlib.closing(windows), _told_of_changes(staging):
             for done in windows:
                 _check_finite(done.results, done.item)
@@ -287,12 +284,8 @@ def _sources_identity(sources: Sequence[Path]) -> dict[str, Any]:
     return found
 
 
-def _models_identity(models: Sequence[Any]) -> dict[str, Any]:
-    """Changes when anything changes that a vector depends on. ValueError where the models may differ in that."""
-    model = models[0]
-    if len({(str(one.folder), one.device.type, str(getattr(one, "dtype", ""))) for one in models}) > 1:
-        kinds = ", ".join(sorted({one.device.type for one in models}))
-        raise ValueError(f"several models must be copies of one, all on GPUs or all on CPUs; got some on {kinds}")
+def _model_identity(model: Any) -> dict[str, Any]:
+    """Changes when anything changes that a vector depends on."""
     digest = hashlib.sha256()
     for path in sorted(Path(model.folder).rglob("*")):
         if path.is_file() and path.suffix in _READ:
