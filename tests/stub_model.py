@@ -72,6 +72,7 @@ class Mirror:
         self.hf = make_bert(max_position_embeddings=512)
         self.config = SimpleNamespace(hidden=64, max_seq=512, vocab=120)
         self.device, self.dtype, self.folder, self.spoil = torch.device("cpu"), dtype, None, spoil
+        self.replicas = (self,)
 
     def reference(self) -> Any:
         return self.hf

@@ -6,8 +6,9 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,7 +18,16 @@ from ftbert.evaluation.reference_model import base_of, in_dtype, pad_id, peer_dt
 from ftbert.evaluation.sequences import ragged_lengths, random_sequences, sequences_of
 from ftbert.padded_batches import padded
 
-Forward = Callable[[], torch.Tensor]  # -> [valid tokens, hidden], row by row
+_EACH = 8  # batches of a replica in one run of all of them, so that threads and the last batch count little
+
+
+class _Way(NamedTuple):
+    """One way of computing a batch, or several that are alike. run: some of the results, [batch, seq, hidden] where
+    padded, else [valid tokens, hidden], row by row."""
+
+    run: Callable[[], list[torch.Tensor]]
+    padded: bool = True
+    batches: int = 1
 
 
 @dataclass(frozen=True)
@@ -64,9 +74,9 @@ class BenchResult:
         ]
         for b in self.batches:
             lines.append(f"\n{b.name}: {b.batch} x {b.longest}, {b.tokens} valid tokens, fill {b.fill:.2f}")
-            lines.append(f"  {'':<28}{'ms':>10}{'tokens/s':>12}{'speed-up':>10}{'max diff':>11}")
+            lines.append(f"  {'':<32}{'ms':>10}{'tokens/s':>12}{'speed-up':>10}{'max diff':>11}")
             lines += [
-                f"  {t.name:<28}{t.milliseconds:>10.2f}{t.tokens_per_second:>12,.0f}{t.speed_up:>9.2f}x"
+                f"  {t.name:<32}{t.milliseconds:>10.2f}{t.tokens_per_second:>12,.0f}{t.speed_up:>9.2f}x"
                 f"{t.max_abs_diff:>11.1e}"
                 for t in b.timings
             ]
@@ -83,7 +93,8 @@ def bench(
     rounds: int = 7,
     against: str | Path | torch.nn.Module | None = None,
 ) -> BenchResult:
-    """Times `model` against transformers (padded, sdpa) and transformers one by one without padding.
+    """Times `model` against transformers (padded, sdpa) and transformers one by one without padding. One call of a model
+    with several replicas runs on the first; what all of them compute together is a row of its own.
 
     texts: the first `batch` of them make the ragged batch; else random ids a third full. The full batch
     is always random ids. against: as of `check`. RuntimeError when a peer's output differs from the float32 reference.
@@ -106,7 +117,7 @@ def bench(
         for name, sequences in (("ragged", ragged), ("full", full))
     )
     return BenchResult(
-        device=str(model.device),
+        device=", ".join(str(one.device) for one in model.replicas),
         dtype=str(model.dtype).removeprefix("torch."),
         threads=torch.get_num_threads(),
         torch=torch.__version__,
@@ -122,29 +133,35 @@ def _measure(
     valid = mask.bool()
     alone = [sequence[None].to(model.device) for sequence in sequences]
 
-    def one_by_one() -> torch.Tensor:
-        return torch.cat([peer(input_ids=one).last_hidden_state[0] for one in alone])
+    def one_by_one() -> list[torch.Tensor]:
+        return [torch.cat([peer(input_ids=one).last_hidden_state[0] for one in alone])]
 
     # What is timed ends at last_hidden_state; taking the valid rows out is part of the check only.
-    ways: dict[str, tuple[Forward, bool]] = {
-        "transformers": (lambda: peer(input_ids=ids, attention_mask=mask).last_hidden_state, True),
-        "transformers, one by one": (one_by_one, False),
-        "ftbert": (lambda: model(ids, attention_mask=mask).last_hidden_state, True),
+    ways = {
+        "transformers": _Way(lambda: [peer(input_ids=ids, attention_mask=mask).last_hidden_state]),
+        "transformers, one by one": _Way(one_by_one, padded=False),
+        "ftbert": _Way(lambda: [model(ids, attention_mask=mask).last_hidden_state]),
     }
+    if (count := len(model.replicas)) > 1:
+        places = {one.device: (ids.to(one.device), mask.to(one.device)) for one in model.replicas}
+        together = partial(_on_replicas, model, places, _EACH * count)
+        ways[f"ftbert, {count} replicas, per batch"] = _Way(together, batches=_EACH * count)
     want = reference(input_ids=ids, attention_mask=mask).last_hidden_state[valid]
     differences = {}
-    for way, (run, is_padded) in ways.items():
+    for name_of_way, way in ways.items():
         if model.device.type == "cuda":
-            run()  # the second call of a size may still record
-        got, found = run(), Difference()
-        found.add(got[valid] if is_padded else got, want)
-        differences[way] = found.largest
+            way.run()  # the second call of a size may still record
+        found = Difference()
+        for got in way.run():
+            got = got.to(model.device)
+            found.add(got[valid] if way.padded else got, want)
+        differences[name_of_way] = found.largest
         if not found.relative <= GATES[model.dtype].bench_error:
             raise RuntimeError(
-                f"{way} differs from transformers in float32 by {found.relative:.1e} of its size, so its time means "
-                "nothing; run `ftbert check` on this model"
+                f"{name_of_way} differs from transformers in float32 by {found.relative:.1e} of its size, so its time "
+                "means nothing; run `ftbert check` on this model"
             )
-    times = _interleaved({way: run for way, (run, _) in ways.items()}, rounds, model.device)
+    times = _interleaved(ways, rounds, model.device)
     tokens = int(valid.sum())
     base = times["transformers"]
     return BatchResult(
@@ -154,22 +171,49 @@ def _measure(
         tokens=tokens,
         fill=tokens / valid.numel(),
         timings=tuple(
-            Timing(way, 1e3 * t, tokens / t, base / t, differences[way]) for way, t in times.items()
+            Timing(one, 1e3 * t, tokens / t, base / t, differences[one]) for one, t in times.items()
         ),
     )
 
 
-def _interleaved(ways: dict[str, Forward], rounds: int, device: torch.device) -> dict[str, float]:
-    """Median seconds of each. Taking turns gives every way the same share of whatever disturbs."""
-    seconds: dict[str, list[float]] = {way: [] for way in ways}
+def _on_replicas(
+    model: Any, places: dict[torch.device, tuple[torch.Tensor, torch.Tensor]], batches: int
+) -> list[torch.Tensor]:
+    """Computes so many batches, each by whichever replica is free; one last_hidden_state of each device. places: ids and
+    mask there."""
+
+    @torch.inference_mode()
+    def launch(replica: Any, _: int) -> Callable[[], torch.Tensor]:
+        made: torch.Tensor = replica(*places[replica.device]).last_hidden_state
+        done = torch.cuda.current_stream(replica.device).record_event() if made.is_cuda else None
+
+        def fetch() -> torch.Tensor:
+            if done is not None:
+                done.synchronize()
+            return made
+
+        return fetch
+
+    found: dict[torch.device, torch.Tensor] = {}
+    with model.workers(launch) as workers:
+        for number in range(batches):
+            found |= {made.device: made for _, made in workers.put(number)}
+        while computed := workers.rest():
+            found |= {made.device: made for _, made in computed}
+    return list(found.values())
+
+
+def _interleaved(ways: dict[str, _Way], rounds: int, device: torch.device) -> dict[str, float]:
+    """Median seconds a batch of each. Taking turns gives every way the same share of whatever disturbs."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
-        for way, run in ways.items():
+        for name, way in ways.items():
             _wait(device)
             began = time.perf_counter()
-            run()
+            way.run()
             _wait(device)
-            seconds[way].append(time.perf_counter() - began)
-    return {way: statistics.median(taken) for way, taken in seconds.items()}
+            seconds[name].append((time.perf_counter() - began) / way.batches)
+    return {name: statistics.median(taken) for name, taken in seconds.items()}
 
 
 def _wait(device: torch.device) -> None:
