@@ -309,10 +309,10 @@ class Model(Replicated, TextModel, LanguageModel):
         return replicate(self.copy_to(places[0], element), places[1:])
 
     def copy_to(self, place: torch.device, element: torch.dtype | None = None) -> Model:
-        """This replica's weights at `place`, in `element`, the dtype of all but those in 8 bits (None: as they are),
-        from device to device."""
-        if element is None or element in EIGHT_BITS.values():
-            element = DTYPES[self.encoder.dtype()]
+        """This replica's weights at `place`, in `element` (None: as they are), from device to device."""
+        element = self.dtype if element is None else element
+        if element in EIGHT_BITS.values():
+            element = DTYPES[self.encoder.dtype()]  # of all but those in 8 bits
         names = {value: name for name, value in DTYPES.items()}
         gemm_table.install(place)
         heads = [copy.deepcopy(head).to(place, stream_dtype(place, element)) for head in self.heads]
