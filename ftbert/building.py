@@ -35,7 +35,7 @@ def build(
     heads: bool,
     live: torch.nn.Module | None = None,
 ) -> Built:
-    """asked: None for "auto". live: the module that `checkpoint` was opened from. Raises what `load` does of weights."""
+    """asked: None for "auto". live: the module that `checkpoint` was opened from. Raises what `ftbert.load` does."""
     element, quantizes_to = types_of(checkpoint, place, asked)
     check_range(checkpoint.config.encoder.embedding_scale, element, stacklevel=4)
     if quantizes_to is None:

@@ -77,8 +77,8 @@ Set = TypeVar("Set", bound=Replicated)
 
 
 def replicate(model: Set, places: Sequence[torch.device]) -> Set:
-    """`model` itself, from now on with a replica at each of `places` too, copied from device to device. ValueError where
-    one of these does not compute in its dtype."""
+    """`model` itself, from now on with a replica at each of `places` too, copied from device to device. ValueError
+    where one of these does not compute in its dtype."""
     for place in places:
         check_dtype(place, model.dtype)
     model._others = tuple(model.copy_to(place) for place in places)

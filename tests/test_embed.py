@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from conftest import full_disk
 from sentence_transformers.util import quantize_embeddings
 from stub_model import WORDS, StubModel, StubSet, threads_left

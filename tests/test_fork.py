@@ -92,6 +92,34 @@ def test_a_forked_child_computes_the_same(family: str) -> None:
         assert threads == 1 and parent == (2, []), f"{how}: the parent keeps its threads"
 
 
+def test_replicas_in_a_forked_child() -> None:
+    """Their threads are the child's own."""
+    error, warned = run(
+        """
+        from ftbert.replicas import replicate
+
+        model = replicate(ftbert.load(model), [torch.device("cpu")])
+        cu = torch.tensor([0, 50], dtype=torch.int32)
+        def launch(replica, row):
+            made = replica.forward_packed(ids[row], cu, 50)
+            return lambda: made
+        def call():
+            found = []
+            with torch.inference_mode(), model.workers(launch) as workers:
+                for row in range(len(ids)):
+                    found += workers.put(row)
+                while more := workers.rest():
+                    found += more
+            return torch.stack([made for _, made in sorted(found, key=lambda one: one[0])]).numpy().copy()
+        mine = call()
+        theirs, warned, _ = in_child(call)
+        result = (abs(mine - theirs).max() if not isinstance(theirs, str) else theirs, warned)
+        """
+    )
+    assert not isinstance(error, str) and error <= 1e-5, error
+    assert [one for one in warned if "forked" in one] == warned and len(warned) <= 1, warned
+
+
 def test_workers_of_a_data_loader() -> None:
     """Each is a fork that torch itself holds to one thread, so that nothing need be warned of."""
     error, warned = run(

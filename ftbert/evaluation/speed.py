@@ -93,8 +93,8 @@ def bench(
     rounds: int = 7,
     against: str | Path | torch.nn.Module | None = None,
 ) -> BenchResult:
-    """Times `model` against transformers (padded, sdpa) and transformers one by one without padding. One call of a model
-    with several replicas runs on the first; what all of them compute together is a row of its own.
+    """Times `model` against transformers (padded, sdpa) and transformers one by one without padding. Of several
+    replicas the first is timed so; what all of them compute together is a row of its own.
 
     texts: the first `batch` of them make the ragged batch; else random ids a third full. The full batch
     is always random ids. against: as of `check`. RuntimeError when a peer's output differs from the float32 reference.
@@ -179,8 +179,8 @@ def _measure(
 def _on_replicas(
     model: Any, places: dict[torch.device, tuple[torch.Tensor, torch.Tensor]], batches: int
 ) -> list[torch.Tensor]:
-    """Computes so many batches, each by whichever replica is free; one last_hidden_state of each device. places: ids and
-    mask there."""
+    """Computes so many batches, each by whichever replica is free; one last_hidden_state of each device. places: ids
+    and mask there."""
 
     @torch.inference_mode()
     def launch(replica: Any, _: int) -> Callable[[], torch.Tensor]:

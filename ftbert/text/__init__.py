@@ -34,13 +34,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "IGNORED", "MULTI_LINEAR", "SPARSE_LINEAR", "STRATEGIES", "TOKENIZER_FILES", "TOKENIZER_SUFFIXES", "Batch",
-    "CallersThread", "FastTokenizer", "Job", "Launch", "LimitedPairs", "MultiSettings", "OtherVectors", "PairTemplate", "ReplicaThreads", "Result", "ScoreSettings",
-    "SparseSettings", "SparseVector", "TemplateEncoder", "TextModel", "TextOptions", "TextSettings", "TokenLabels",
-    "Tokenizer", "Tokens", "Upload", "Window", "Workers", "batches_of", "by_token_budget", "check_pooling", "check_ranges",
-    "compute_windows", "dense_of", "embedding", "entries_of", "joined", "launch", "lexical", "load_tokenizer",
-    "multi_vector_embedding", "next_logits", "pack", "quantized", "ranges_of", "score_ids", "skipped_ids",
-    "sparse_embedding", "splade_rows", "stored_as", "text_options", "text_vectors", "token_vectors", "token_weights",
-    "tokenizer_of", "tokens_kept", "tokens_of", "unweighted", "vocabulary_head",
+    "CallersThread", "FastTokenizer", "Job", "Launch", "LimitedPairs", "MultiSettings", "OtherVectors", "PairTemplate",
+    "ReplicaThreads", "Result", "ScoreSettings", "SparseSettings", "SparseVector", "TemplateEncoder", "TextModel",
+    "TextOptions", "TextSettings", "TokenLabels", "Tokenizer", "Tokens", "Upload", "Window", "Workers", "batches_of",
+    "by_token_budget", "check_pooling", "check_ranges", "compute_windows", "dense_of", "embedding", "entries_of",
+    "joined", "launch", "lexical", "load_tokenizer", "multi_vector_embedding", "next_logits", "pack", "quantized",
+    "ranges_of", "score_ids", "skipped_ids", "sparse_embedding", "splade_rows", "stored_as", "text_options",
+    "text_vectors", "token_vectors", "token_weights", "tokenizer_of", "tokens_kept", "tokens_of", "unweighted",
+    "vocabulary_head",
 ]  # fmt: skip
 
 _LATE = {

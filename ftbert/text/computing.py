@@ -1,7 +1,7 @@
 """Packed batches through a model: results in input order, whatever is computed.
 
-Three stages run at the same time: threads that read and tokenise, the caller's thread that feeds the model's workers, and
-(on CUDA) the devices, whose results are fetched a few batches later.
+Three stages run at the same time: threads that read and tokenise, the caller's thread that feeds the model's workers,
+and (on CUDA) the devices, whose results are fetched a few batches later.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def compute_windows(
     on_batch: Callable[[int, int], None] | None = None,
     threads: bool = True,
 ) -> Generator[Done[T], None, None]:
-    """Computes a stream of (item, texts) windows, in order; memory is that of three or four windows.
+    """Computes a stream of (item, texts) windows, in order; memory is that of a few windows.
 
     `windows` is drawn from in a background thread, so reading a file overlaps with computing too. threads: False does
     all of it in the caller's. `on_batch(texts, tokens)` is called as batches are done. Close the generator to stop

@@ -123,7 +123,7 @@ class ReplicaThreads(Generic[Job, Result]):
     def _work(self, model: Any) -> None:
         try:
             self._compute(model)
-        except BaseException as error:  # the caller's, whatever it is
+        except BaseException as error:  # noqa: BLE001 - the caller's, whatever it is
             self._stopped.set()
             self._done.put(_naming(error, model.device))
 
