@@ -315,6 +315,8 @@ gpu-bench: gpu-build  ## the benchmark on the GPU, 108 points (PYTHON=python3: n
 	$(PYTHON) benchmarks/bench_norm_training.py --device cuda
 	@if [ -d "$(FTBERT_TEST_MINILM)" ]; then $(PYTHON) benchmarks/bench_encode.py --device cuda --dtype $(DTYPE) \
 	  --model "$(FTBERT_TEST_MINILM)" --texts "$(FTBERT_TEST_STSB)"; else echo "SKIPPED: no real model to encode with"; fi
+	@if [ "$$($(PYTHON) -c 'import torch; print(torch.cuda.device_count() > 1)')" = True ]; then \
+	  $(PYTHON) benchmarks/bench_replicas.py --dtype $(DTYPE); else echo "SKIPPED: several GPUs, of which there is one"; fi
 	$(PYTHON) benchmarks/memory.py --device cuda --dtype $(DTYPE)
 	$(PYTHON) benchmarks/report.py
 

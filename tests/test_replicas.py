@@ -6,7 +6,9 @@ On the CPU two replicas share it, which `load` refuses: it shows all but the cop
 from __future__ import annotations
 
 import copy
+import importlib
 import io
+import json
 import pickle
 import threading
 from collections.abc import Callable, Iterator
@@ -242,6 +244,20 @@ def test_bench(both: Any) -> None:
     for batch in result.batches:
         assert [one.name for one in batch.timings][2:] == ["ftbert", "ftbert, 2 replicas, per batch"]
         assert batch.timings[3].max_abs_diff == pytest.approx(batch.timings[2].max_abs_diff, abs=1e-6)
+
+
+def test_the_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its texts have as many tokens as asked for, and their vectors differ, so that a wrong order would show."""
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parent.parent / "benchmarks"))
+    bench_replicas = importlib.import_module("bench_replicas")
+    bench_replicas.make_folder(tmp_path / "model", bench_replicas.SMALL)
+    vectors = ftbert.load(tmp_path / "model").encode(texts := bench_replicas.make_texts(9, 50))
+    assert np.triu(vectors @ vectors.T, 1).max() < 0.995 and all(len(text.split()) == 48 for text in texts)
+    out = tmp_path / "out.json"
+    assert bench_replicas.main(["--quick", "--texts", "40", "--tokens", "50", "--out", str(out)]) == 0
+    document = json.loads(out.read_text())
+    assert document["tokens"] == 40 * 50 and [row["name"] for row in document["rows"]][:2] == ["one", "all 2"]
+    assert sum(document["batches"].values()) > 0 and document["least_cosine"] > 0.999
 
 
 # ---- lists of devices ------------------------------------------------------------------------------------------------
