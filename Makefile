@@ -315,10 +315,10 @@ gpu-bench: gpu-build  ## the benchmark on the GPU, 108 points (PYTHON=python3: n
 	$(PYTHON) benchmarks/bench_norm_training.py --device cuda
 	@if [ -d "$(FTBERT_TEST_MINILM)" ]; then $(PYTHON) benchmarks/bench_encode.py --device cuda --dtype $(DTYPE) \
 	  --model "$(FTBERT_TEST_MINILM)" --texts "$(FTBERT_TEST_STSB)"; else echo "SKIPPED: no real model to encode with"; fi
-	@if [ "$$($(PYTHON) -c 'import torch; print(torch.cuda.device_count() > 1)')" = True ]; then \
-	  $(PYTHON) benchmarks/bench_replicas.py --dtype $(DTYPE); else echo "SKIPPED: several GPUs, of which there is one"; fi
 	$(PYTHON) benchmarks/memory.py --device cuda --dtype $(DTYPE)
 	$(PYTHON) benchmarks/report.py
+	@if [ "$$($(PYTHON) -c 'import torch; print(torch.cuda.device_count() > 1)')" = True ]; then \
+	  $(PYTHON) benchmarks/bench_replicas.py --dtype $(DTYPE); else echo "SKIPPED: replicas, since there is one GPU"; fi
 
 clean:  ## builds and outputs; keeps .venv and .models
 	rm -rf build build-* dist out ftbert/lib *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -41,7 +41,7 @@ WORDS = 20000
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", default="cuda:*", help="with commas (default: every GPU)")
-    parser.add_argument("--dtype", choices=("fp16", "bf16", "fp8"), default="fp16")
+    parser.add_argument("--dtype", choices=("fp32", "fp16", "bf16", "fp8"), default="fp16")
     parser.add_argument("--texts", type=int, default=40000)
     parser.add_argument("--tokens", type=int, default=200, help="of a text, special ones included (default 200)")
     parser.add_argument("--rounds", type=int, default=5)
@@ -143,7 +143,7 @@ def word(number: int) -> str:
 
 def make_folder(folder: Path, sizes: dict[str, Any]) -> None:
     """A random BERT with a tokenizer whose words are made up."""
-    from transformers import BertConfig, BertModel, BertTokenizerFast
+    from transformers import BertConfig, BertModel, BertTokenizerFast  # type: ignore[attr-defined]
 
     vocabulary = [*SPECIAL, *dict.fromkeys(word(number) for number in range(WORDS))]
     torch.manual_seed(0)
