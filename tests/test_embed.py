@@ -496,15 +496,16 @@ def test_replicas_share_the_work(tmp_path: Path, stub: StubModel) -> None:
     for _ in range(2):
         embed_file(StubSet(replicas), path, out, max_tokens=16384, batch_records=7)
         assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-    assert all(model.calls for model in replicas) and threads_left() == 0
-    stub.calls.clear()
-    stub.fail_at, stub.error = 4, RuntimeError("stub failed")
+    assert sum(len(model.calls) for model in replicas) == 2 * len(stub.calls) and threads_left() == 0
+    for model in replicas:
+        model.calls.clear()
+        model.fail_at, model.error = 2, RuntimeError("stub failed")  # six of eight batches are computed at most
     out.unlink()
-    with pytest.raises(RuntimeError, match="cpu: stub failed"):
-        embed_file(StubSet([stub, replicas[1]]), path, out, batch_records=7)
+    with pytest.raises(RuntimeError, match="^cpu: stub failed$"):
+        embed_file(StubSet(replicas), path, out, batch_records=7)
     assert not out.exists() and threads_left() == 0
-    stats = embed_file(replicas[0], path, out, batch_records=7)  # one alone goes on
-    assert stats.resumed > 0 and out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    embed_file(stub, path, out, batch_records=7)  # one alone goes on
+    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
 
 def test_a_line_from_time_to_time_off_a_terminal(

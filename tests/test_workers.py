@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,14 +135,17 @@ def test_one_job_is_one_thread() -> None:
 
 
 def test_a_slow_replica_gets_less() -> None:
-    """It ends its first job when the other one has done most of them."""
-    replicas, done, most = [Replica(), Replica()], threading.Event(), 30
+    """It ends its first job when the other one has done most of them, which began once it had that job."""
+    replicas, began, done, most = [Replica(), Replica()], threading.Event(), threading.Event(), 30
 
     def work(replica: Any, job: int) -> Callable[[], int]:
         replica.jobs.append(job)
         if replica is replicas[0]:
+            began.set()
             assert done.wait(SECONDS)
-        elif len(replica.jobs) == most:
+        else:
+            assert began.wait(SECONDS)
+        if len(replica.jobs) == most:
             done.set()
         return lambda: job
 
@@ -219,16 +223,20 @@ def test_a_replica_that_hangs_holds_up_a_few_windows(pooled: None, folder: Path)
     """What is read meanwhile does not pile up in memory."""
     replicas = [StubModel(folder) for _ in range(2)]
     model, drawn, seen = StubSet(replicas), list[int](), list[int]()
-    forward, waited = replicas[0].forward_packed, threading.Event()
+    forward, began = StubModel.forward_packed, threading.Event()
 
     def hanging(*args: Any, **given: Any) -> torch.Tensor:
-        if not waited.is_set():
-            waited.wait(0.5)
+        if not began.is_set():
+            began.set()
+            time.sleep(0.5)
             seen.append(len(drawn))
-            waited.set()
-        return forward(*args, **given)
+        return forward(replicas[0], *args, **given)
 
-    replicas[0].forward_packed = hanging  # type: ignore[method-assign]
+    def waiting(*args: Any, **given: Any) -> torch.Tensor:
+        assert began.wait(SECONDS)
+        return forward(replicas[1], *args, **given)
+
+    replicas[0].forward_packed, replicas[1].forward_packed = hanging, waiting  # type: ignore[method-assign]
 
     def source() -> Iterator[tuple[int, list[str]]]:
         for place in range(200):
