@@ -136,13 +136,15 @@ def test_the_command_line_goes_before_the_environment() -> None:
     assert Settings.from_json(found.to_json()) == found
 
 
-def test_models_and_devices() -> None:
+def test_models_and_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     found = parsed("a/b/minilm", "rank=c/d", "--device", "cuda:0,cuda:1")
     assert found.models == (("minilm", "a/b/minilm"), ("rank", "c/d"))
     assert (found.devices, found.dtype) == (("cuda:0", "cuda:1"), "fp16")
     assert parsed("a", "--served-model-name", "x").models == (("x", "a"),)
     assert parsed("a", "--dtype", "auto").dtype == "auto"
-    for bad in ("a b/a", "a b --served-model-name x", "a --device tpu", "a --device cpu:1"):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert parsed("a", "--device", "cuda:*").devices == parsed("a", "--device", "cuda").devices == ("cuda:0", "cuda:1")
+    for bad in ("a b/a", "a b --served-model-name x", "a --device tpu", "a --device cpu:1", "a --device cuda:*,cuda:1"):
         with pytest.raises(ValueError, match=r"name|--device"):
             parsed(*bad.split())
 
