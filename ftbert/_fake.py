@@ -165,7 +165,9 @@ _FAKES: dict[str, Callable[..., Any]] = {
         (hidden.shape[0] if cu is None else cu.shape[0] - 1, hidden.shape[1]), dtype=torch.float32
     ),
     "linear": lambda a, weight, bias, activation, gated=False: _linear(a, weight, gated),
-    "linear_own": lambda a, weight, bias, activation, kernel, variant, gated=False, scales=None: _linear(a, weight, gated),
+    "linear_own": lambda a, weight, bias, activation, kernel, variant, gated=False, scales=None: _linear(
+        a, weight, gated
+    ),
     "linear_e4m3": lambda a, a_scale, weight, weight_scale, bias, dtype, activation, gated=False, out_scale=None, *_: (
         a.new_empty(
             (a.shape[0], weight.shape[0] // (2 if gated else 1)),
