@@ -228,11 +228,11 @@ def test_folders_and_what_is_written_beside(embedder: Path, tmp_path: Path) -> N
 
 def test_another_file_is_another_model_to_embed(embedder: Path, tmp_path: Path) -> None:
     """A file that is embedded in part is not gone on with by another quantisation of the same weights."""
-    from ftbert.files.embed import _models_identity
+    from ftbert.files.embed import _model_identity
 
     other = tmp_path / embedder.name
     other.write_bytes(embedder.read_bytes())
-    one, same, another = (_models_identity([ftbert.load(path)]) for path in (embedder, embedder, other))
+    one, same, another = (_model_identity(ftbert.load(path)) for path in (embedder, embedder, other))
     assert one == same != another
 
 
