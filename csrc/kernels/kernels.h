@@ -236,6 +236,17 @@ template <class Device, class T>
 Operand attention(Context<Device>& context, const Heads& heads, const QueriesKeysValues& from,
                   const Sequences& sequences, const ScorePolicy<T>& policy, const AttentionScratch& scratch,
                   const Operand& out);
+// The same of one query a sequence whose tokens are not in the cache yet: `rotary` into the cache, then attention, in
+// one kernel. qkv [tokens, qkv_width] is left as it is. False, and nothing runs, where there is no such kernel.
+template <class Device, class T>
+bool attention_of_new_tokens(Context<Device>&, const Heads&, const HeadRules<T>&, const T*, const Sequences&,
+                             const CacheRows<T>&, const ScorePolicy<T>&, const AttentionScratch&, T*) {
+  return false;
+}
+template <class T>
+bool attention_of_new_tokens(Context<Cuda>& context, const Heads& heads, const HeadRules<T>& rules, const T* qkv,
+                             const Sequences& sequences, const CacheRows<T>& cache, const ScorePolicy<T>& policy,
+                             const AttentionScratch& scratch, T* out);
 // The type in which attention takes q, k and v from a product by a weight stored as `weight`: on the CPU bf16 where
 // that product rounds, to bf16 or 8 bits, and the CPU has instructions for it, and then attention's own products are of
 // bf16 too; else T.

@@ -65,6 +65,7 @@ Operand attend(Context<Device>& context, const Layer<T>& layer, const Batch& bat
   const AttentionConfig& c = layer.config.attention;
   const ScorePolicy<T> policy{c.window, {layer.relative_bias, batch.columns, layer.relative_span}, c.soft_cap};
   Sequences sequences = batch.of(run);
+  const bool one_each = sequences.max_q == 1;
   if (queries != Queries::all) sequences.max_q = 1;
   const Operand wished{b.qkv, fused && !batch.cache ? attention_operand<Device, T>(layer.qkv.weight.dtype) : kDType<T>};
   const HeadRules<T> rules{layer.q_norm, layer.k_norm, layer.rotation, batch.turns() + run.first_token};
@@ -78,6 +79,10 @@ Operand attend(Context<Device>& context, const Layer<T>& layer, const Batch& bat
                       : stream.deferred ? stream.deferred->project(context, layer.qkv, Activation::none, wished)
                                         : linear_all(context, layer.qkv, from, run.tokens, {.bias = biased}, wished);
   const CacheRows<T> cache = cache_rows_of(layer, batch, run);
+  if (fused && one_each && !turned && qkv.dtype == kDType<T> &&
+      attention_of_new_tokens(context, c.heads, rules, qkv.as<T>(), sequences, cache, policy, b.attention_scratch,
+                              static_cast<T*>(out.data)))
+    return Operand::of(static_cast<T*>(out.data));
   if (rules && !turned)
     rotary<Device, T>(context, c.heads, rules, run.tokens, qkv, cache);
   else if (cache)

@@ -8,6 +8,7 @@
 
 #include "device/launch.cuh"
 #include "device/vector.cuh"
+#include "kernels/attention/new_tokens.cuh"
 #include "kernels/kernels.h"
 
 namespace ftbert {
@@ -48,11 +49,12 @@ struct DecodeParameters {
   bool early;  // the offsets were there before the kernel ahead began
   Window window;
   float scale_log2;
-  int shared;         // heads of queries that read one of keys and values
-  int blocks_a_head;  // of keys: kHeads of those heads each
-  float* splits;      // [sequence][head block][split][kHeads][kHeadSize + kBesideSums]
-  int32_t* arrivals;  // [sequence][head block] zeros
-  E* out;             // [queries, out_stride]
+  int shared;          // heads of queries that read one of keys and values
+  int blocks_a_head;   // of keys: kHeads of those heads each
+  float* splits;       // [sequence][head block][split][kHeads][kHeadSize + kBesideSums]
+  int32_t* arrivals;   // [sequence][head block] zeros
+  NewTokens<E> added;  // whose queries are at q
+  E* out;              // [queries, out_stride]
 };
 
 // Of so many bytes, a multiple of 16, as their address is.
@@ -90,6 +92,17 @@ struct RunningSum {
   }
 };
 
+// Of two vectors that neighbouring lanes hold.
+template <int kLanes, int kNumbers>
+__device__ float dot_of_lanes(const float (&x)[kNumbers], const float (&y)[kNumbers]) {
+  float dot = 0;
+#pragma unroll
+  for (int i = 0; i < kNumbers; ++i) dot += x[i] * y[i];
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) dot += __shfl_xor_sync(0xffffffffu, dot, offset);
+  return dot;
+}
+
 // grid: heads of keys * blocks_a_head, splits, sequences. A sequence's keys are divided evenly among its splits, in
 // steps; those that get none leave, and nobody waits for them.
 template <class E, int kHeadSize, int kHeads>
@@ -101,6 +114,7 @@ __global__ void __launch_bounds__(kDecodeThreads) attention_decode_kernel(const 
   __shared__ __align__(16) float sums[kDecodeWarps][kHeads][kHeadSize];
   __shared__ float largest[kDecodeWarps][kHeads], totals[kDecodeWarps][kHeads];
   __shared__ float weights[kHeads][kMostSplits];
+  __shared__ __align__(16) E fresh[kHeads + 2][kHeadSize];  // of the new token: queries, key, value
   __shared__ bool last;
 
   const int sequence = static_cast<int>(blockIdx.z), split = static_cast<int>(blockIdx.y);
@@ -116,6 +130,9 @@ __global__ void __launch_bounds__(kDecodeThreads) attention_decode_kernel(const 
   };
   if (!p.early) wait_for_inputs();
   read_offsets();
+  const bool adds = p.added.keys != nullptr;
+  const int place =
+      adds && p.added.rotation.table != nullptr && queries > 0 ? __ldcg(p.added.positions + query - p.first_q) : 0;
   const int position = keys - queries;
   const int begin_seen = p.window.begin(max(position, 0)), seen = p.window.end(position, keys) - begin_seen;
   // Of the same for all blocks of the sequence and head.
@@ -142,22 +159,59 @@ __global__ void __launch_bounds__(kDecodeThreads) attention_decode_kernel(const 
     if (kLanes * kOwn != Shape::kChunks && chunk >= Shape::kChunks) return Chunk::zero();
     return Chunk{__ldcg(reinterpret_cast<const uint4*>(row) + chunk)};
   };
+  const auto load_fresh = [&](int which, int own) {
+    const int chunk = own * kLanes + part;
+    if (kLanes * kOwn != Shape::kChunks && chunk >= Shape::kChunks) return Chunk::zero();
+    return Chunk::load(fresh[which] + chunk * kInChunk);
+  };
+  // The block of the last keys has the new token's, and of those that share a head of keys the first stores them.
+  const bool newest = adds && end == seen;
+  if (adds) {
+    const int64_t row = first_key - p.first_k + keys - 1;
+    make_fresh<kDecodeThreads>(p.added, q, p.q + (query - p.first_q) * p.q_stride + kv_head * kHeadSize, place, heads,
+                               newest, first_head == 0 && row < p.added.rows,
+                               (row * (gridDim.x / p.blocks_a_head) + kv_head) * kHeadSize, fresh);
+    __syncthreads();
+  }
   float query_of[kHeads][kNumbers];
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
     Chunk chunks[kOwn];
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) chunks[i] = h < heads ? load(q + h * kHeadSize, i) : Chunk::zero();
+    for (int i = 0; i < kOwn; ++i)
+      chunks[i] = h >= heads ? Chunk::zero() : adds ? load_fresh(h, i) : load(q + h * kHeadSize, i);
     to_floats(chunks, query_of[h]);
   }
 
   RunningSum<kNumbers> running[kHeads];
+  if (newest && warp == 0) {
+    Chunk chunks[kOwn];
+    float numbers[kNumbers];
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) chunks[i] = load_fresh(kHeads, i);
+    to_floats(chunks, numbers);
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      const float score = dot_of_lanes<kLanes>(query_of[h], numbers) * p.scale_log2;
+      if (sub != 0) continue;
+      running[h].largest = fmaxf(running[h].largest, score);
+      running[h].total = decode_exp2<E>(score - running[h].largest);
+    }
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) chunks[i] = load_fresh(kHeads + 1, i);
+    to_floats(chunks, numbers);
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h)
+#pragma unroll
+      for (int i = 0; i < kNumbers; ++i) running[h].sum[i] = running[h].total * numbers[i];
+  }
+  const int stored_end = newest ? end - 1 : end;  // of the keys that are in the cache
 #pragma unroll 1
-  for (int first = begin + warp * Shape::kKeysInWarp * kAtOnce; first < end; first += Shape::kStep) {
+  for (int first = begin + warp * Shape::kKeysInWarp * kAtOnce; first < stored_end; first += Shape::kStep) {
     Chunk keys_at[kAtOnce][kOwn], values_at[kAtOnce][kOwn];
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
-      const int64_t key = min(first + u * Shape::kKeysInWarp + sub, end - 1);  // past the end one that is there
+      const int64_t key = min(first + u * Shape::kKeysInWarp + sub, stored_end - 1);  // past the end one that is there
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) keys_at[u][i] = load(k + key * p.k_stride, i);
 #pragma unroll
@@ -168,15 +222,10 @@ __global__ void __launch_bounds__(kDecodeThreads) attention_decode_kernel(const 
     for (int u = 0; u < kAtOnce; ++u) {
       float numbers[kNumbers];
       to_floats(keys_at[u], numbers);
-      const bool real = first + u * Shape::kKeysInWarp + sub < end;
+      const bool real = first + u * Shape::kKeysInWarp + sub < stored_end;
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
-        float dot = 0;
-#pragma unroll
-        for (int i = 0; i < kNumbers; ++i) dot += query_of[h][i] * numbers[i];
-#pragma unroll
-        for (int offset = kLanes / 2; offset > 0; offset /= 2) dot += __shfl_xor_sync(0xffffffffu, dot, offset);
-        score[h][u] = real ? dot * p.scale_log2 : -INFINITY;
+        score[h][u] = real ? dot_of_lanes<kLanes>(query_of[h], numbers) * p.scale_log2 : -INFINITY;
       }
     }
 #pragma unroll

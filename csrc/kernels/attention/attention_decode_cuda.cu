@@ -1,4 +1,6 @@
 // One query a sequence over keys in a cache.
+#include <cmath>
+
 #include "core/dispatch.h"
 #include "kernels/attention/attention_decode.cuh"
 #include "kernels/attention/attention_launch.cuh"
@@ -11,7 +13,7 @@ int heads_a_block(int64_t shared) {
 }
 
 template <class E, int kHeadSize, int kHeads>
-void launch_decode(const Call& call, const AttentionScratch& scratch) {
+void launch_decode(const Call& call, const AttentionScratch& scratch, const NewTokens<E>& added) {
   const auto& [dtype, q, k, v] = call.from;
   const Sequences& s = call.sequences;
   const int64_t shared = call.heads.count / call.heads.kv, blocks_a_head = (shared + kHeads - 1) / kHeads;
@@ -45,6 +47,7 @@ void launch_decode(const Call& call, const AttentionScratch& scratch) {
                                        static_cast<int>(blocks_a_head),
                                        static_cast<float*>(scratch.memory),
                                        scratch.arrivals,
+                                       added,
                                        static_cast<E*>(call.out)};
   launch_overlapped(call.context, "kernel attention_decode", attention_decode_kernel<E, kHeadSize, kHeads>,
                     dim3(static_cast<unsigned>(call.heads.kv * blocks_a_head), static_cast<unsigned>(splits),
@@ -53,11 +56,27 @@ void launch_decode(const Call& call, const AttentionScratch& scratch) {
 }
 
 template <class E, int kHeadSize>
-void launch_heads(const Call& call, const AttentionScratch& scratch) {
+void launch_heads(const Call& call, const AttentionScratch& scratch, const NewTokens<E>& added) {
   switch (heads_a_block(call.heads.count / call.heads.kv)) {
-    case 1: return launch_decode<E, kHeadSize, 1>(call, scratch);
-    case 2: return launch_decode<E, kHeadSize, 2>(call, scratch);
-    default: launch_decode<E, kHeadSize, 4>(call, scratch);
+    case 1: return launch_decode<E, kHeadSize, 1>(call, scratch, added);
+    case 2: return launch_decode<E, kHeadSize, 2>(call, scratch, added);
+    default: launch_decode<E, kHeadSize, 4>(call, scratch, added);
+  }
+}
+
+template <class E>
+bool launch(const Call& call, const AttentionScratch& scratch, const NewTokens<E>& added) {
+  const Sequences& s = call.sequences;
+  if (!scratch.arrivals || s.max_q != 1 || call.bias_table || s.count > kMostDecodeSequences) return false;
+  check_rows(call.from);
+  switch (call.heads.size) {
+    case 32: launch_heads<E, 32>(call, scratch, added); return true;
+    case 64: launch_heads<E, 64>(call, scratch, added); return true;
+    case 80: launch_heads<E, 80>(call, scratch, added); return true;
+    case 96: launch_heads<E, 96>(call, scratch, added); return true;
+    case 128: launch_heads<E, 128>(call, scratch, added); return true;
+    case 256: launch_heads<E, 256>(call, scratch, added); return true;
+    default: return false;
   }
 }
 
@@ -65,19 +84,44 @@ void launch_heads(const Call& call, const AttentionScratch& scratch) {
 
 template <class T>
 bool attention_decode(const AttentionCall& call, const AttentionScratch& scratch) {
-  using E = native_t<T>;
-  const Sequences& s = call.sequences;
-  if (!scratch.arrivals || s.max_q != 1 || call.bias_table || s.count > kMostDecodeSequences) return false;
-  check_rows(call.from);
-  switch (call.heads.size) {
-    case 32: launch_heads<E, 32>(call, scratch); return true;
-    case 64: launch_heads<E, 64>(call, scratch); return true;
-    case 80: launch_heads<E, 80>(call, scratch); return true;
-    case 96: launch_heads<E, 96>(call, scratch); return true;
-    case 128: launch_heads<E, 128>(call, scratch); return true;
-    case 256: launch_heads<E, 256>(call, scratch); return true;
-    default: return false;
-  }
+  return launch<native_t<T>>(call, scratch, {});
+}
+
+template <class T>
+bool attention_of_new_tokens(Context<Cuda>& context, const Heads& heads, const HeadRules<T>& rules, const T* qkv,
+                             const Sequences& sequences, const CacheRows<T>& cache, const ScorePolicy<T>& policy,
+                             const AttentionScratch& scratch, T* out) {
+  constexpr int kUnit = 2 * kWidth<T>;
+  const auto& [q_norm, k_norm, rotation, positions] = rules;
+  if (!cache || sequences.count == 0 || sequences.max_k == 0 || policy.soft_cap > 0 || policy.bias.table ||
+      (rotation && rotation.dims % kUnit != 0) ||
+      !vectorizable(kWidth<T>, heads.size, q_norm.gamma, q_norm.beta, k_norm.gamma, k_norm.beta) ||
+      !vectorizable(4, 0, rotation.table))
+    return false;
+  FTBERT_CHECK(!rotation || positions, "attention: there is a table of rotations, but no positions given");
+  QueriesKeysValues from = QueriesKeysValues::side_by_side(Operand::of(qkv), heads);
+  from.k = {cache.keys, heads.kv_width()}, from.v = {cache.values, heads.kv_width()};
+  const NewTokens<native_t<T>> added{.q_norm = native(q_norm),
+                                     .k_norm = native(k_norm),
+                                     .rotation = rotation,
+                                     .positions = positions,
+                                     .keys_at = heads.width(),
+                                     .values_at = heads.width() + heads.kv_width(),
+                                     .rows = cache.count,
+                                     .keys = native(cache.keys),
+                                     .values = native(cache.values)};
+  const AttentionCall call{.context = context,
+                           .heads = heads,
+                           .from = from,
+                           .sequences = sequences,
+                           .window = policy.window,
+                           .bias_table = nullptr,
+                           .bias_columns = nullptr,
+                           .bias_span = 0,
+                           .out = out,
+                           .scale_log2 = static_cast<float>(M_LOG2E * static_cast<double>(heads.scale)),
+                           .hopper = false};
+  return launch<native_t<T>>(call, scratch, added);
 }
 
 template <class Device>
@@ -91,8 +135,10 @@ size_t attention_scratch_bytes(const Heads& heads, int64_t, AttentionUse use) {
   return kMostSplitBlocks * heads_a_block(heads.count / heads.kv) * (heads.size + kBesideSums) * sizeof(float);
 }
 
-#define FTBERT_INSTANTIATE(T)                                                       \
-  template bool attention_decode<T>(const AttentionCall&, const AttentionScratch&); \
+#define FTBERT_INSTANTIATE(T)                                                                                          \
+  template bool attention_decode<T>(const AttentionCall&, const AttentionScratch&);                                    \
+  template bool attention_of_new_tokens(Context<Cuda>&, const Heads&, const HeadRules<T>&, const T*, const Sequences&, \
+                                        const CacheRows<T>&, const ScorePolicy<T>&, const AttentionScratch&, T*);      \
   template size_t attention_scratch_bytes<Cuda, T>(const Heads&, int64_t, AttentionUse);
 FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
 template int64_t attention_arrivals<Cuda>();

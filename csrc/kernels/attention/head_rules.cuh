@@ -90,6 +90,27 @@ __device__ void turn(float (&x)[2 * W], const float (&angles)[2 * W], bool inter
   }
 }
 
+// What a head's norm needs to know of it: x mean, y scale. G neighbouring threads have its numbers; all threads of a
+// warp come, those without a head too. centred, normed: whether any head's norm is a LayerNorm, or a norm at all.
+// each_unit(f): f of each unit that the thread has, whose numbers are then in `held`.
+template <int G, class E, int kCount, class EachUnit>
+__device__ float2 moments_of_head(const Norm<E>& norm, bool centred, bool normed, int size, const float (&held)[kCount],
+                                  const EachUnit& each_unit) {
+  float mean = 0, scale = 1;
+  if (centred) {
+    float total = 0;
+    each_unit([&](const auto& unit) { unit.each([&](int w) { total += held[w]; }); });
+    total = reduce<G>(total, Sum());
+    if (norm.kind == NormKind::layer) mean = total / size;
+  }
+  if (normed) {
+    float squares = 0;
+    each_unit([&](const auto& unit) { unit.each([&](int w) { squares += (held[w] - mean) * (held[w] - mean); }); });
+    scale = rsqrtf(reduce<G>(squares, Sum()) / size + norm.eps);
+  }
+  return {mean, scale};
+}
+
 // A norm's result, of numbers whose mean and scale are known. LayerNorm is RmsRule of distances from the mean, with an
 // offset of 0.
 template <int W, class E>

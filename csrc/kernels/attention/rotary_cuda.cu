@@ -64,21 +64,11 @@ __global__ void __launch_bounds__(kThreads)
   };
 
   const Norm<E> norm = value ? Norm<E>() : head < queries ? q_norm : k_norm;
-  float mean = 0, scale = 1;
-  // All threads of a warp meet in reductions, those without a head too.
-  if (q_norm.kind == NormKind::layer || k_norm.kind == NormKind::layer) {
-    float total = 0;
-    each_unit([&](const Unit<W>& unit) { unit.each([&](int w) { total += held[w]; }); });
-    total = reduce<G>(total, Sum());
-    if (norm.kind == NormKind::layer) mean = total / size;
-  }
-  if (q_norm.kind != NormKind::none || k_norm.kind != NormKind::none) {
-    float squares = 0;
-    each_unit([&](const Unit<W>& unit) { unit.each([&](int w) { squares += (held[w] - mean) * (held[w] - mean); }); });
-    scale = rsqrtf(reduce<G>(squares, Sum()) / size + norm.eps);
-  }
+  const bool centred = q_norm.kind == NormKind::layer || k_norm.kind == NormKind::layer;
+  const bool normed = q_norm.kind != NormKind::none || k_norm.kind != NormKind::none;
+  const float2 moments = moments_of_head<G>(norm, centred, normed, size, held, each_unit);
   each_unit([&](const Unit<W>& unit) {
-    if (norm.kind != NormKind::none) normalise(unit, norm, mean, scale, held);
+    if (norm.kind != NormKind::none) normalise(unit, norm, moments.x, moments.y, held);
     if (unit.turned) turn<W>(held, angles, rotation.interleaved);
     if (!inside && !value) unit.each([&](int w) { held[w] = NAN; });
     if (to != nullptr) unit.store(held, to);
