@@ -106,7 +106,9 @@ auto Encoder<Device, T>::carve(Workspace& ws, const Batch& batch, const Schedule
 
 template <class Device, class T>
 auto Encoder<Device, T>::plan(const Context<Device>& context, const Batch& batch) const -> Plan {
-  Plan plan{make_schedule(context, batch.sequences, attention_.path == AttentionPath::fused)};
+  // Behind a shared prefix a sequence's layer follows the prefix's.
+  const bool may_work_alone = attention_.path == AttentionPath::fused && batch.shared_prefix == 0;
+  Plan plan{make_schedule(context, batch.sequences, may_work_alone)};
   Workspace measure;
   carve(measure, batch, plan.schedule);
   plan.bytes = measure.bytes();

@@ -32,6 +32,7 @@ def _forward_batch(
     max_seqlen: int,
     want: list[str],
     rows: Tensor | None = None,
+    shared_prefix: int = 0,
 ) -> list[Tensor]:
     facts = _facts(encoder)
     batch = input_ids.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -158,6 +159,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "rotary_table": lambda frequencies, amplitude, positions: frequencies.new_empty(
         (positions, frequencies.shape[0], 2), dtype=torch.float32
     ),
+    "repeat_prefix": lambda *_: None,
     "store_keys_values": lambda *_: None,
     "softmax": lambda scores, cu, scale, bias, columns, dtype, *_: torch.empty_like(scores, dtype=dtype),
     "transpose": lambda x, cu, tokens: x.new_empty((tokens, x.shape[1] * x.shape[3])),

@@ -43,7 +43,7 @@ class EncoderModule(torch.nn.Module):
         token_type_ids: Optional[Tensor] = None,  # noqa: UP045
     ) -> Tuple[Tensor, Tensor]:  # noqa: UP006
         """int [batch, seq] -> last hidden state [batch, seq, hidden] (0 at padding), pooled [batch, hidden or 0]."""
-        made = self.forward_batch(input_ids, attention_mask, token_type_ids, None, 0, ["tokens", "pooled"], None)
+        made = self.forward_batch(input_ids, attention_mask, token_type_ids, None, 0, ["tokens", "pooled"], None, 0)
         return made[0], made[1]
 
     @torch.jit.export
@@ -55,9 +55,14 @@ class EncoderModule(torch.nn.Module):
         token_type_ids: Optional[Tensor] = None,  # noqa: UP045
         want: str = "tokens",
         rows: Optional[Tensor] = None,  # noqa: UP045
+        shared_prefix: int = 0,
     ) -> Tensor:
-        """int [tokens], int32 [batch+1] -> [tokens, hidden], or what `want` names; no host synchronisation."""
-        return self.forward_batch(input_ids, None, token_type_ids, cu_seqlens, max_seqlen, [want], rows)[0]
+        """int [tokens], int32 [batch+1] -> [tokens, hidden], or what `want` names; no host synchronisation. rows,
+        shared_prefix: of forward_batch."""
+        made = self.forward_batch(
+            input_ids, None, token_type_ids, cu_seqlens, max_seqlen, [want], rows, shared_prefix
+        )
+        return made[0]
 
     @torch.jit.export
     def forward_batch(
@@ -69,6 +74,7 @@ class EncoderModule(torch.nn.Module):
         max_seqlen: int,
         want: List[str],  # noqa: UP006
         rows: Optional[Tensor] = None,  # noqa: UP045
+        shared_prefix: int = 0,
     ) -> List[Tensor]:  # noqa: UP006
         """Every call: padded ids [batch, seq] with a mask, or packed ids [tokens] with the offsets of the sequences.
 
@@ -84,12 +90,15 @@ class EncoderModule(torch.nn.Module):
                         where there is no such token, on CUDA NaN
         pooled          tanh(pooler(first)), [batch, hidden]; [batch, 0] where the model has no pooler
         hidden_states   the embedding's output, then every layer's, [layers+1, ...] over the shape of `tokens`
+        shared_prefix: of packed ids the number of tokens of the first sequence, where all others begin with those and
+        are given without them; max_seqlen is of the longest with them. On CUDA it is not compared with cu_seqlens. An
+        error for a model whose tokens see those that follow, or whose attention takes the general path.
         """
         # The same op, called from C++: torch.ops would take half as long again on the host.
         if not torch.jit.is_scripting() and not torch.compiler.is_compiling():  # type: ignore[attr-defined]
             return self.encoder.forward_batch(
-                input_ids, attention_mask, token_type_ids, cu_seqlens, max_seqlen, want, rows
+                input_ids, attention_mask, token_type_ids, cu_seqlens, max_seqlen, want, rows, shared_prefix
             )
         return torch.ops.ftbert.forward_batch(
-            self.encoder, input_ids, attention_mask, token_type_ids, cu_seqlens, max_seqlen, want, rows
+            self.encoder, input_ids, attention_mask, token_type_ids, cu_seqlens, max_seqlen, want, rows, shared_prefix
         )

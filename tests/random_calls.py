@@ -92,6 +92,7 @@ def valid(name: str, device: str) -> list[Any]:
         "relu_with_mask": [x],
         "remove_padding": [floats(10, 64), index, 6],
         "restore_padding": [x, torch.tensor([0, 1, -1, 5], dtype=torch.int32, device=device)],
+        "repeat_prefix": [torch.tensor([2, 4], dtype=torch.int32, device=device), 2, floats(8, 32), floats(8, 32)],
         "rotary": [floats(6, 192), columns, floats(10, 16, 2), 2, 2, False, "rms", floats(32), None, floats(32), None, 1e-6, 0.0, "once"],
         "rotary_table": [torch.ones(3, dtype=torch.float64, device=device), 1.0, 5],
         "store_keys_values": [floats(6, 128), torch.tensor([4, 0, -1, 9, 2, 7], dtype=torch.int32, device=device), 2, 1, floats(8, 32), floats(8, 32)],
@@ -110,15 +111,15 @@ def valid(name: str, device: str) -> list[Any]:
     want = list(WANTS[int(ids.sum()) % len(WANTS)])
     rows = index[:3] if "rows" in want else None
     if int(ids[0, 0]) % 2:
-        return [encoder, flat, None, flat % 2, cu, 4, [one for one in want if one != "packed_index"], rows]
-    return [encoder, ids, torch.ones_like(ids), ids % 2, None, 0, want, rows]
+        return [encoder, flat, None, flat % 2, cu, 4, [one for one in want if one != "packed_index"], rows, 0]
+    return [encoder, ids, torch.ones_like(ids), ids % 2, None, 0, want, rows, 0]
 
 
 @cache
 def models(device: str) -> list[ftbert.Model]:
-    """Every way to positions, both paths of attention; few positions, so that they run out."""
+    """Every way to positions, both paths of attention, causal; few positions, so that they run out."""
     made = [("bert", "encoder", "auto"), ("roberta", "sequence_classification", "auto"), ("mpnet", "encoder", "auto"), ("mpnet", "encoder", "general")]
-    made += [("bert", "masked_lm", "general")]
+    made += [("bert", "masked_lm", "general"), ("qwen3", "encoder", "auto")]
     return [
         ftbert.load(make_model(family, task, 2, max_position_embeddings=22), device=device, attention=path)
         for family, task, path in made
@@ -301,8 +302,9 @@ def _model(rng: random.Random, device: str) -> Call:
         return name, model, [ids, rng.choice([mask, mask.long(), mask.float(), None]), rng.choice([ids % 2, None])]
     cu = torch.tensor([0, columns, 2 * columns], dtype=torch.int32, device=device)
     if name == "forward_packed" and rng.random() < 0.5:
-        return name, lambda *given: model.forward_packed(*given[:4], want=given[4]), [
-            ids.flatten(), cu, columns, None, rng.choice(["first", "last", "pooled", "hidden_states"])]  # fmt: skip
+        model, shared = rng.choice([(model, 0), (models(device)[5], columns)])
+        return name, lambda *given: model.forward_packed(*given[:4], want=given[4], shared_prefix=given[5]), [
+            ids.flatten(), cu, columns + shared, None, rng.choice(["first", "last", "pooled", "hidden_states"]), shared]  # fmt: skip
     return name, getattr(model, name), [ids.flatten(), cu, columns, None]
 
 

@@ -14,6 +14,8 @@ struct Call {
   std::optional<at::Tensor> cu_seqlens;      // int32 [batch+1]: the ids are packed
   int64_t max_seqlen = 0;                    // of packed input: at least the longest sequence
   std::optional<at::Tensor> rows = {};       // int64 or int32 [n], packed tokens: of Want::rows
+  // Of packed input: tokens of the first sequence, behind which all others go on; max_seqlen counts them with each.
+  int64_t shared_prefix = 0;
 };
 
 enum class Want {

@@ -13,6 +13,7 @@
 #include "gemm/cublaslt.h"
 #include "kernels/kernels.h"
 #include "layers/positions.h"
+#include "layers/shared_prefix.h"
 
 namespace ftbert::binding {
 namespace {
@@ -41,14 +42,15 @@ class EngineOf : public Engine {
                                                     call.max_seqlen, call.token_type_ids)
                              : unpad<Device>(on.context, device_, c, call.input_ids, call.attention_mask,
                                              call.token_type_ids, wait(wants))};
+    if (call.shared_prefix != 0) share_prefix(r.input, call.shared_prefix, call.max_seqlen);
     if (asks_for(wants, Want::rows)) choose_rows(r.input, call.rows);
     r.named = r.input.batch.rows;
     r.input.batch.rows = r.rows_of(rows_read(wants));
 
     using Lease = typename Replay<Device, T>::Lease;
     const bool states = asks_for(wants, Want::hidden_states);
-    // Its memory, until this returns. A recording has no scratch for weights.
-    const bool direct = states || weight_scratch(on.context, r.input.batch) > 0;
+    // Its memory, until this returns. A recording has no scratch for weights, and serves no shared prefix.
+    const bool direct = states || call.shared_prefix > 0 || weight_scratch(on.context, r.input.batch) > 0;
     const Lease replayed = direct ? Lease() : replay_.run(on.context, r.input.batch);
     if (replayed) {
       r.hidden = replayed.hidden();
@@ -164,14 +166,27 @@ class EngineOf : public Engine {
     const at::Tensor hidden = empty({rows_with_slack<Device>(batch.output_rows()), c.hidden});
     const auto plan = encoder_.plan(context, batch);
     Workspace measure;
-    Positions::take(measure, c, batch.tokens(), input.padded());
+    const auto shares = [&](Workspace& of) {
+      return SharedPrefix<Device>::take(of, c, attention_path(), kDType<T>, input.batch);
+    };
+    const bool shared = batch.shared_prefix > 0;
+    if (shared)
+      shares(measure);
+    else
+      Positions::take(measure, c, batch.tokens(), input.padded());
     const size_t bytes = measure.bytes() + plan.bytes;
     const at::Tensor memory = at::empty({static_cast<int64_t>(bytes)}, options(at::kByte));
     Workspace workspace(memory.data_ptr(), bytes);
-    const Positions positions = Positions::take(workspace, c, batch.tokens(), input.padded());
-    find_positions(context, c, batch, batch.tokens(), positions);
-    batch.positions = positions.ids;
-    batch.columns = positions.columns;
+    std::optional<SharedPrefix<Device>> prefix;
+    if (shared) {
+      prefix = shares(workspace);
+      prefix->begin(context, batch);
+    } else {
+      const Positions positions = Positions::take(workspace, c, batch.tokens(), input.padded());
+      find_positions(context, c, batch, batch.tokens(), positions);
+      batch.positions = positions.ids;
+      batch.columns = positions.columns;
+    }
     const Workspace rest(workspace.take<char>(static_cast<int64_t>(plan.bytes)), plan.bytes);
     encoder_.forward(context, batch, plan, rest, data<T>(hidden), hook);
     return hidden;

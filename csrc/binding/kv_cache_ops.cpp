@@ -1,4 +1,4 @@
-// torch.ops.ftbert.*: the kernel that fills a cache of keys and values, as kernel_ops.cpp has the others.
+// torch.ops.ftbert.*: the kernels that fill a cache of keys and values, as kernel_ops.cpp has the others.
 #include "binding/define_op.h"
 #include "binding/op_checks.h"
 #include "kernels/kernels.h"
@@ -23,6 +23,20 @@ void store(const Tensor& qkv, const Tensor& rows, int64_t heads, int64_t kv_head
   });
 }
 
+// begins int32 [n]: rows from which on those of a prefix stand again in keys and values [rows, width].
+void repeat(const Tensor& begins, int64_t prefix, const Tensor& keys, const Tensor& values) {
+  elements("keys", keys, 2);
+  same("values", values, keys, keys.sizes());
+  FTBERT_CHECK(begins.dim() == 1, "begins: expected int32 [n], got ", describe(begins));
+  integers("begins", begins, keys, at::kInt, begins.size(0));
+  FTBERT_CHECK(prefix >= 0 && prefix <= keys.size(0), "prefix: expected 0 to ", keys.size(0), " rows, got ", prefix);
+  if (keys.numel() == 0 || begins.numel() == 0) return;
+  run(keys, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
+    repeat_prefix<Device, T>(call.context, keys.size(1), prefix, data<int32_t>(begins), begins.size(0), keys.size(0),
+                             data<T>(keys), data<T>(values));
+  });
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(ftbert, m) {
@@ -30,6 +44,7 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
             "store_keys_values(Tensor qkv, Tensor rows, int heads, int kv_heads, Tensor(a!) keys, Tensor(b!) values) "
             "-> ()",
             &store);
+  define_op(m, "repeat_prefix(Tensor begins, int prefix, Tensor(a!) keys, Tensor(b!) values) -> ()", &repeat);
 }
 
 }  // namespace ftbert::binding

@@ -40,22 +40,24 @@ Want parse_want(std::string_view word) {
 
 std::vector<Tensor> forward_batch(const EncoderPtr& encoder, const Tensor& ids, const OptionalTensor& mask,
                                   const OptionalTensor& types, const OptionalTensor& cu, int64_t max_seqlen,
-                                  const c10::List<std::string>& want, const OptionalTensor& rows) {
+                                  const c10::List<std::string>& want, const OptionalTensor& rows,
+                                  int64_t shared_prefix) {
   FTBERT_CHECK(!cu || !mask, "attention_mask: packed ids (with cu_seqlens) have none");
   std::vector<Want> wants;
   for (size_t i = 0; i < want.size(); ++i) wants.push_back(parse_want(want.get(i)));
-  return encoder->engine().forward({ids, mask, types, cu, max_seqlen, rows}, wants);
+  return encoder->engine().forward({ids, mask, types, cu, max_seqlen, rows, shared_prefix}, wants);
 }
 
 // The op, called from C++: half of a small call from Python is what torch.ops makes of its arguments.
 std::vector<Tensor> dispatch_forward_batch(const EncoderPtr& encoder, const Tensor& ids, const OptionalTensor& mask,
                                            const OptionalTensor& types, const OptionalTensor& cu, int64_t max_seqlen,
-                                           const c10::List<std::string>& want, const OptionalTensor& rows) {
-  using Op =
-      std::vector<Tensor>(const EncoderPtr&, const Tensor&, const OptionalTensor&, const OptionalTensor&,
-                          const OptionalTensor&, c10::SymInt, const c10::List<std::string>&, const OptionalTensor&);
+                                           const c10::List<std::string>& want, const OptionalTensor& rows,
+                                           int64_t shared_prefix) {
+  using Op = std::vector<Tensor>(const EncoderPtr&, const Tensor&, const OptionalTensor&, const OptionalTensor&,
+                                 const OptionalTensor&, c10::SymInt, const c10::List<std::string>&,
+                                 const OptionalTensor&, int64_t);
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("ftbert::forward_batch", "").typed<Op>();
-  return op.call(encoder, ids, mask, types, cu, max_seqlen, want, rows);
+  return op.call(encoder, ids, mask, types, cu, max_seqlen, want, rows, shared_prefix);
 }
 
 // THE list of weight names, for whoever converts or loads: name, shape, whether it is the operand of a product, and the
@@ -139,7 +141,8 @@ TORCH_LIBRARY(ftbert, m) {
             torch::arg("token_type_ids") = at::IValue()})
       .def("forward_batch", &dispatch_forward_batch, "",
            {torch::arg("input_ids"), torch::arg("attention_mask"), torch::arg("token_type_ids"),
-            torch::arg("cu_seqlens"), torch::arg("max_seqlen"), torch::arg("want"), torch::arg("rows") = at::IValue()})
+            torch::arg("cu_seqlens"), torch::arg("max_seqlen"), torch::arg("want"), torch::arg("rows") = at::IValue(),
+            torch::arg("shared_prefix") = 0})
       .def("weights", [](const EncoderPtr& self) { return self->weights(); })
       .def("config", [](const EncoderPtr& self) { return self->description(); })
       .def("use_cuda_graphs", [](const EncoderPtr& self, bool on) { self->engine().use_cuda_graphs(on); })
@@ -190,7 +193,8 @@ TORCH_LIBRARY(ftbert, m) {
   // no room for that.
   define_op(m,
             "forward_batch(__torch__.torch.classes.ftbert.Encoder encoder, Tensor input_ids, Tensor? attention_mask, "
-            "Tensor? token_type_ids, Tensor? cu_seqlens, SymInt max_seqlen, str[] want, Tensor? rows=None) -> Tensor[]",
+            "Tensor? token_type_ids, Tensor? cu_seqlens, SymInt max_seqlen, str[] want, Tensor? rows=None, "
+            "int shared_prefix=0) -> Tensor[]",
             &forward_batch, {at::Tag::cudagraph_unsafe});
 
   m.def("weight_specs(str config) -> ((str, int[], bool, str)[])", &list_weights);

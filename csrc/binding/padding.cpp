@@ -220,6 +220,24 @@ CheckedInput check_packed(Context<Device>& context, at::Device device, const Enc
   return out;
 }
 
+void share_prefix(CheckedInput& input, int64_t prefix, int64_t max_seqlen) {
+  FTBERT_CHECK(!input.padded(), "shared_prefix: expected packed ids, with cu_seqlens");
+  Sequences& s = input.batch.sequences;
+  FTBERT_CHECK(prefix > 0 && prefix <= s.rows && s.count > 0,
+               "shared_prefix: expected the number of tokens of the first sequence, which all others begin with, got ",
+               prefix);
+  if (input.input_ids.is_cpu()) {
+    FTBERT_CHECK(s.cu_q[1] == prefix, "shared_prefix: expected the ", s.cu_q[1],
+                 " tokens of the first sequence, which all others begin with, got ", prefix);
+    for (int64_t b = 1; b < s.count; ++b)
+      FTBERT_CHECK(s.cu_q[b + 1] - s.cu_q[b] <= max_seqlen - prefix, "max_seqlen: expected at least the longest ",
+                   "sequence with the prefix of ", prefix, " tokens, got ", max_seqlen, " for sequence ", b, " of ",
+                   s.cu_q[b + 1] - s.cu_q[b], " more");
+  }
+  input.batch.shared_prefix = prefix;
+  s.max_q = std::max(prefix, s.max_k - prefix);
+}
+
 void choose_rows(CheckedInput& input, const std::optional<at::Tensor>& rows) {
   FTBERT_CHECK(rows, "want: rows needs the argument rows, indices of packed tokens");
   input.rows = ids_tensor("rows", *rows, 1, input.input_ids.device(), "[n]");

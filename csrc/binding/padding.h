@@ -90,6 +90,10 @@ CheckedInput unpad(Context<Device>& context, at::Device device, const EncoderCon
 // at.
 void choose_rows(CheckedInput& input, const std::optional<at::Tensor>& rows);
 
+// The first sequence, of `prefix` tokens, is what the others of packed input go on behind; on the CPU the offsets are
+// looked at. max_seqlen: at least the longest sequence with the prefix.
+void share_prefix(CheckedInput& input, int64_t prefix, int64_t max_seqlen);
+
 // input_ids [tokens] int32/int64, cu_seqlens [batch+1] int32. No device sync: on CUDA the contents are not looked at.
 template <class Device>
 CheckedInput check_packed(Context<Device>& context, at::Device device, const EncoderConfig& config,

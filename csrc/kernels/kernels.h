@@ -297,6 +297,22 @@ template <class Device, class T>
 void store_keys_values(Context<Device>& context, const Heads& heads, const T* qkv, int64_t tokens,
                        const CacheRows<T>& cache);
 
+// ---- sequences behind a common prefix: shared_prefix_cpu.cpp, shared_prefix_cuda.cu ------------------------
+
+// The first sequence is the prefix of all others, whose own tokens follow it. Of a call's keys, token t of sequence i
+// has row i * prefix + t; before the own ones of each sequence but the first there is room for the prefix's.
+template <class Device>
+void shared_prefix_places(Context<Device>& context, const int32_t* cu_seqlens, int64_t count,
+                          int64_t prefix,  // tokens
+                          int64_t most,    // >= tokens
+                          const CachePlaces& to);
+
+// The first `prefix` rows of keys, and of values, [rows, width] over those from each of `begins` [count] on; not where
+// that is among the first, or would go past the last.
+template <class Device, class T>
+void repeat_prefix(Context<Device>& context, int64_t width, int64_t prefix, const int32_t* begins, int64_t count,
+                   int64_t rows, T* keys, T* values);
+
 // ---- the general attention path: add_qkv_bias, GEMM, softmax, GEMM, transpose ------------------------------
 
 // seq is sequences.max_k, and every token a query and a key.

@@ -87,6 +87,9 @@ Operand attend(Context<Device>& context, const Layer<T>& layer, const Batch& bat
     rotary<Device, T>(context, c.heads, rules, run.tokens, qkv, cache);
   else if (cache)
     store_keys_values<Device, T>(context, c.heads, qkv.as<T>(), run.tokens, cache);
+  if (batch.shared_prefix > 0)
+    repeat_prefix<Device, T>(context, c.heads.kv_width(), batch.shared_prefix, sequences.cu_k, sequences.count,
+                             cache.count, cache.keys, cache.values);
   if (queries == Queries::last)
     last_rows_to_first<Device, T>(context, sequences, qkv.dtype, c.heads.width(), c.heads.qkv_width(), qkv.data);
   QueriesKeysValues found = QueriesKeysValues::side_by_side(qkv, c.heads);

@@ -1,5 +1,6 @@
 #include "layers/kv_cache.h"
 
+#include <algorithm>
 #include <limits>
 #include <string>
 
@@ -23,28 +24,51 @@ std::string why_no_cache(const EncoderConfig& config, AttentionPath path, DType 
   return "";
 }
 
+void check_cache(const EncoderConfig& config, AttentionPath path, DType dtype, int64_t row_bytes) {
+  const std::string why_not = why_no_cache(config, path, dtype, row_bytes);
+  FTBERT_CHECK(why_not.empty(), "this model has no cache of keys and values: ", why_not);
+}
+
 }  // namespace
+
+KvCache::KvCache(const EncoderConfig& config, DType dtype, int64_t slots, int64_t positions)
+    : slots_(slots), positions_(positions) {
+  for (const LayerConfig& layer : config.layers)
+    row_bytes_.push_back(layer.attention.heads.kv_width() * bytes_of(dtype));
+}
 
 KvCache::KvCache(const EncoderConfig& config, AttentionPath path, DType dtype, int64_t row_bytes, int64_t slots,
                  int64_t positions)
-    : slots_(slots), positions_(positions), offsets_{0} {
-  const std::string why_not = why_no_cache(config, path, dtype, row_bytes);
-  FTBERT_CHECK(why_not.empty(), "this model has no cache of keys and values: ", why_not);
+    : KvCache(config, dtype, slots, positions) {
+  check_cache(config, path, dtype, row_bytes);
   FTBERT_CHECK(slots > 0 && positions > 0 && positions <= config.max_seq(), "a cache has at least one slot, of 1 to ",
                config.max_seq(), " positions, which the model has; got ", slots, " slots of ", positions);
   FTBERT_CHECK(slots <= std::numeric_limits<int32_t>::max() / positions, "a cache has at most 2^31-1 positions, got ",
                slots, " slots of ", positions);
-  for (const LayerConfig& layer : config.layers)
-    for (int i = 0; i < 2; ++i)
-      offsets_.push_back(offsets_.back() + rows() * layer.attention.heads.kv_width() * bytes_of(dtype));
+  for (const int64_t bytes : row_bytes_)
+    for (int i = 0; i < 2; ++i) offsets_.push_back(bytes_), bytes_ += rows() * bytes;
+}
+
+KvCache KvCache::of_one_layer(const EncoderConfig& config, AttentionPath path, DType dtype, int64_t row_bytes,
+                              int64_t rows) {
+  check_cache(config, path, dtype, row_bytes);
+  FTBERT_CHECK(rows <= std::numeric_limits<int32_t>::max(), "at most 2^31-1 keys in one call, got ", rows);
+  KvCache made(config, dtype, 1, rows);
+  for (const int64_t bytes : made.row_bytes_) {
+    // Values begin where a GPU can read them.
+    const int64_t plane = (rows * bytes + Workspace::kAlignment - 1) / Workspace::kAlignment * Workspace::kAlignment;
+    made.offsets_.insert(made.offsets_.end(), {0, plane});
+    made.bytes_ = std::max(made.bytes_, 2 * plane);
+  }
+  return made;
 }
 
 template <class Device>
 void KvCache::copy_prefix(const Context<Device>& context, int64_t from, int64_t to, int64_t length) const {
-  for (size_t i = 0; i + 1 < offsets_.size(); ++i) {
-    const int64_t slot_bytes = (offsets_[i + 1] - offsets_[i]) / slots_;
+  for (size_t i = 0; i < offsets_.size(); ++i) {
+    const int64_t row = row_bytes_[i / 2], slot = positions_ * row;
     char* const plane = memory_ + offsets_[i];
-    copy_on_device(context, plane + from * slot_bytes, plane + to * slot_bytes, slot_bytes / positions_ * length);
+    copy_on_device(context, plane + from * slot, plane + to * slot, row * length);
   }
 }
 

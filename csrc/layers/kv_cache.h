@@ -19,7 +19,11 @@ class KvCache {
   KvCache(const EncoderConfig& config, AttentionPath path, DType dtype, int64_t row_bytes, int64_t slots,
           int64_t positions);
 
-  size_t bytes() const { return static_cast<size_t>(offsets_.back()); }
+  // For a single call: so many rows, without slots, which each layer writes over those of the one before.
+  static KvCache of_one_layer(const EncoderConfig& config, AttentionPath path, DType dtype, int64_t row_bytes,
+                              int64_t rows);
+
+  size_t bytes() const { return static_cast<size_t>(bytes_); }
   void lie_at(void* memory) { memory_ = static_cast<char*>(memory); }  // 16-byte aligned, of bytes()
 
   int64_t slots() const { return slots_; }
@@ -41,8 +45,11 @@ class KvCache {
   void copy_prefix(const Context<Device>& context, int64_t from, int64_t to, int64_t length) const;
 
  private:
-  int64_t slots_, positions_;
-  std::vector<int64_t> offsets_;  // in bytes: of each layer's keys, then its values; the end
+  KvCache(const EncoderConfig& config, DType dtype, int64_t slots, int64_t positions);
+
+  int64_t slots_, positions_, bytes_ = 0;
+  std::vector<int64_t> offsets_;    // in bytes: of each layer's keys, then its values
+  std::vector<int64_t> row_bytes_;  // of each layer
   char* memory_ = nullptr;
 };
 
