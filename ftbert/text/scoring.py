@@ -23,7 +23,7 @@ from ftbert.text.encoding import tokenise, tokenizer_of
 from ftbert.text.options import choose_prompt
 from ftbert.text.pooling import Upload, text_vectors
 from ftbert.text.settings import TextSettings
-from ftbert.text.shared_prefix import logits_behind, shared_tokens, worth_sharing
+from ftbert.text.shared_prefix import apart, shared_tokens, worth_sharing
 from ftbert.text.token_classification import IGNORED, STRATEGIES, TokenLabels
 from ftbert.text.tokenizer import Tokenizer
 from ftbert.text.tokens import Text, Tokens, check_texts, is_single, tokens_of
@@ -131,20 +131,16 @@ def _pooled_logits(model: Any, batch: Batch, upload: Upload, pooling: str) -> to
 
 def _next_logits(model: Any, batch: Batch, upload: Upload, ids: Sequence[int]) -> torch.Tensor:
     if worth_sharing(model, batch, shared := shared_tokens(batch)):
-        return _difference(logits_behind(model, batch, upload, shared, ids))
+        return next_logits(model, _packed(apart(batch, shared), upload), ids, shared)
     return next_logits(model, _packed(batch, upload), ids)
 
 
-def next_logits(model: Any, packed: Packed, ids: Sequence[int]) -> torch.Tensor:
-    """float32 [texts, 1]: of the token behind each text's last the logit of the first id, minus that of the second."""
-    last = model.forward_packed(*packed, want="last")
+def next_logits(model: Any, packed: Packed, ids: Sequence[int], shared: int = 0) -> torch.Tensor:
+    """float32 [texts, 1]: of the token behind each text's last the logit of the first id, minus that of the second.
+    shared: tokens of the first sequence, which is no text, but what all begin with."""
+    last = model.forward_packed(*packed, want="last", shared_prefix=shared)[1 if shared else 0 :]
     head = model.head(vocabulary_head(model))
-    return _difference(head.some(last, model.encoder.weight("embeddings.word"), list(ids)))
-
-
-def _difference(logits: torch.Tensor) -> torch.Tensor:
-    """[texts, 1 or 2] -> float32 [texts, 1]: the first, minus the second where there is one."""
-    logits = logits.float()
+    logits = head.some(last, model.encoder.weight("embeddings.word"), list(ids)).float()
     return logits if logits.shape[1] == 1 else logits[:, :1] - logits[:, 1:]
 
 
