@@ -28,7 +28,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 import ftbert
 from ftbert.checkpoint import Checkpoint
 from ftbert.converters import convert
-from ftbert.text import next_logits
+from ftbert.text import next_logits, shared_prefix
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 PAIRS = [*zip(TEXTS, reversed(TEXTS), strict=True), ("hello " * 30, "world " * 90), ("a", "b " * 200), ("naïve " * 200, "the end")]
@@ -100,8 +100,11 @@ def test_a_tokenizer_without_yes_and_no(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["LogitScore", "LogitScore, no template", "decoder alone"])
-def test_the_server_ranks(tmp_path: Path, kind: str) -> None:
+def test_the_server_ranks(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What texts begin with is computed once where the model is causal and it is said to be faster."""
     served = pytest.importorskip("served")
+    sharing, shared = [], shared_prefix.apart
+    monkeypatch.setattr(shared_prefix, "apart", lambda batch, tokens: sharing.append(tokens) or shared(batch, tokens))
     template = None if "no template" in kind else PAIR_TEMPLATE
     if kind == "decoder alone":
         qwen(folder := tmp_path / "decoder", False)
@@ -109,7 +112,10 @@ def test_the_server_ranks(tmp_path: Path, kind: str) -> None:
     else:
         folder = scored(tmp_path, template, prompts={"judge": "Judge this"}, default_prompt_name="judge")
     model, texts = ftbert.load(folder), [text for text in TEXTS if text.strip()]
+    monkeypatch.setitem(shared_prefix.LEAST, "cpu", shared_prefix.Least(1000, 0))
     want = model.predict([("hello", text) for text in texts])
+    assert not sharing
+    monkeypatch.setitem(shared_prefix.LEAST, "cpu", shared_prefix.Least(1, 0))
     with served.in_thread(("m", folder)) as server:
         got = server.post("/rerank", {"query": "hello", "texts": texts})
         assert_close(np.array([one["score"] for one in sorted(got, key=lambda one: one["index"])], np.float32), want)
@@ -124,6 +130,7 @@ def test_the_server_ranks(tmp_path: Path, kind: str) -> None:
             assert refused.status == 422 and b"must be pairs" in refused.body
             refused = server.call("POST", "/v1/rerank", {"query": "hello", "documents": texts, "max_tokens_per_doc": 3})
             assert refused.status == 422 and b"go through a template" in refused.body
+    assert bool(sharing) == (kind == "decoder alone")
 
 
 # The published recipe: https://huggingface.co/Qwen/Qwen3-Reranker-0.6B

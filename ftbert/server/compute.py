@@ -11,10 +11,12 @@ import torch
 from ftbert.server.batcher import Batch
 from ftbert.server.description import CLASSIFIES, FILLS, TAGS
 from ftbert.server.job import BEST, ENTRIES, Kind
+from ftbert.text import Batch as Texts
 from ftbert.text import (
     TextSettings,
     launch,
     next_logits,
+    sharing,
     splade_rows,
     text_vectors,
     token_vectors,
@@ -56,12 +58,19 @@ class Compute:
 
     def _rows(self, model: Any, batch: Batch, upload: Upload) -> torch.Tensor:
         """float32, on the model's device."""
-        ids = upload(_joined([span.job.ids[_tokens(span)] for span in batch.spans]).astype(np.int64))
+        tokens = _joined([span.job.ids[_tokens(span)] for span in batch.spans]).astype(np.int64)
         lengths = _joined([_lengths(span) for span in batch.spans])
         texts, longest = len(lengths), int(lengths.max())
         cu_seqlens = np.zeros(_padded(texts, model.device) + 1, dtype=np.int32)
         np.cumsum(lengths, out=cu_seqlens[1 : texts + 1])
         cu_seqlens[texts + 1 :] = cu_seqlens[texts]  # empty sequences, for few kinds of CUDA graphs
+        if batch.kind == Kind.LOGITS and self.score_ids:
+            types = _joined_types(batch)
+            some, shared = sharing(model, Texts(tokens, cu_seqlens[: texts + 1], longest, np.arange(texts), types))
+            offsets = upload(some.cu_seqlens if shared else cu_seqlens)
+            kinds = None if types is None else upload(types)
+            return next_logits(model, (upload(some.ids), offsets, longest, kinds), self.score_ids, shared)[:texts]
+        ids = upload(tokens)
         if batch.kind == Kind.EMBED:
             skip: Any = 0
             if any(span.job.skip is not None for span in batch.spans):
@@ -80,17 +89,14 @@ class Compute:
         if batch.kind in (Kind.TOKENS, Kind.FILLED):
             hidden: torch.Tensor = model.forward_packed(ids, offsets, longest)
             return self._filled(batch, hidden, upload) if batch.kind == Kind.FILLED else hidden.float()
-        types = None
-        if any(span.job.types is not None for span in batch.spans):
-            types = upload(_joined([_types(span) for span in batch.spans]).astype(np.int64))
-        if batch.kind == Kind.LOGITS and self.score_ids:
-            return next_logits(model, (ids, offsets, longest, types), self.score_ids)[:texts]
+        types = _joined_types(batch)
+        kinds = None if types is None else upload(types)
         if batch.kind == Kind.LOGITS and self.pooled_scores:
             return text_vectors(
-                model, ids, cu_seqlens, longest, upload, pooling=self.pooling, types=types, layers="scores"
+                model, ids, cu_seqlens, longest, upload, pooling=self.pooling, types=kinds, layers="scores"
             )[:texts]
         task = CLASSIFIES if batch.kind == Kind.LOGITS else TAGS
-        logits: torch.Tensor = model.logits_packed(ids, offsets, longest, types)[self.heads[task]].float()
+        logits: torch.Tensor = model.logits_packed(ids, offsets, longest, kinds)[self.heads[task]].float()
         return logits[:texts] if batch.kind == Kind.LOGITS else logits
 
     def _filled(self, batch: Batch, hidden: torch.Tensor, upload: Upload) -> torch.Tensor:
@@ -135,6 +141,13 @@ def _marked(spans: list[Any], width: int) -> tuple[NDArray[np.int64], NDArray[np
         targets.append(np.broadcast_to(wanted, (len(mine), width)))
         at += span.tokens
     return np.concatenate(rows).astype(np.int64), np.concatenate(targets)
+
+
+def _joined_types(batch: Batch) -> NDArray[np.int64] | None:
+    """[tokens] of the batch; None: all 0."""
+    if all(span.job.types is None for span in batch.spans):
+        return None
+    return _joined([_types(span) for span in batch.spans]).astype(np.int64)
 
 
 def _types(span: Any) -> NDArray[np.uint8]:

@@ -23,7 +23,7 @@ from ftbert.text.encoding import tokenise, tokenizer_of
 from ftbert.text.options import choose_prompt
 from ftbert.text.pooling import Upload, text_vectors
 from ftbert.text.settings import TextSettings
-from ftbert.text.shared_prefix import apart, shared_tokens, worth_sharing
+from ftbert.text.shared_prefix import sharing
 from ftbert.text.token_classification import IGNORED, STRATEGIES, TokenLabels
 from ftbert.text.tokenizer import Tokenizer
 from ftbert.text.tokens import Text, Tokens, check_texts, is_single, tokens_of
@@ -130,9 +130,8 @@ def _pooled_logits(model: Any, batch: Batch, upload: Upload, pooling: str) -> to
 
 
 def _next_logits(model: Any, batch: Batch, upload: Upload, ids: Sequence[int]) -> torch.Tensor:
-    if worth_sharing(model, batch, shared := shared_tokens(batch)):
-        return next_logits(model, _packed(apart(batch, shared), upload), ids, shared)
-    return next_logits(model, _packed(batch, upload), ids)
+    some, shared = sharing(model, batch)
+    return next_logits(model, _packed(some, upload), ids, shared)
 
 
 def next_logits(model: Any, packed: Packed, ids: Sequence[int], shared: int = 0) -> torch.Tensor:

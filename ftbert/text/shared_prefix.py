@@ -23,7 +23,7 @@ class Least(NamedTuple):
 # By kind of device. "cuda" is an estimate, to be measured by benchmarks/bench_shared_prefix.py: a kernel more in each
 # layer, and in a batch of fewer tokens all kernels launched one by one, since no CUDA graph has them (about 1 ms, in
 # which an H100 computes 500 tokens of a model of 0.6e9 weights).
-LEAST = {"cpu": Least(0, 0.1), "cuda": Least(1024, 0.1)}
+LEAST = {"cpu": Least(0, 0.2), "cuda": Least(1024, 0.1)}
 
 
 def shared_tokens(batch: Batch) -> int:
@@ -35,6 +35,13 @@ def shared_tokens(batch: Batch) -> int:
     rows: NDArray[np.int64] = batch.ids[starts[:, None] + np.arange(most)]
     differs = (rows != rows[0]).any(axis=0)
     return int(differs.argmax()) if differs.any() else most
+
+
+def sharing(model: Any, batch: Batch) -> tuple[Batch, int]:
+    """What to compute of the batch, and how many tokens its first sequence then has that is no text of it: as `apart`
+    where that is faster, else the batch and 0."""
+    shared = shared_tokens(batch)
+    return (apart(batch, shared), shared) if worth_sharing(model, batch, shared) else (batch, 0)
 
 
 def worth_sharing(model: Any, batch: Batch, shared: int) -> bool:
