@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import PLACES, Place, have_gpu
 from families import make_model
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from language_models import FAMILIES, error, loaded
 from torch import Tensor
@@ -70,6 +70,9 @@ def test_apart(prefix: list[int], rows: Rows) -> None:
 
 
 @settings(max_examples=60, deadline=None)
+@example(place=HERE[-1], family="llama", prefix=1, spare=0, lengths=[1, 0, 1], seed=0)  # one query each: a step
+@example(place=HERE[-1], family="qwen3", prefix=60, spare=0, lengths=[0], seed=0)
+@example(place=HERE[-1], family="mistral", prefix=3, spare=9, lengths=[], seed=0)
 @given(
     place=st.sampled_from(HERE), family=st.sampled_from(FAMILIES), prefix=st.integers(1, 60), spare=st.integers(0, 9),
     lengths=st.lists(st.one_of(st.integers(0, 2), st.integers(0, 36)), max_size=9), seed=st.integers(0, 3),

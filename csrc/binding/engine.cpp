@@ -164,25 +164,23 @@ class EngineOf : public Engine {
     Context<Device>& context = call.for_products(weight_scratch(call.context, input.batch));
     Batch batch = input.batch;
     const at::Tensor hidden = empty({rows_with_slack<Device>(batch.output_rows()), c.hidden});
+    std::optional<SharedPrefix<Device>> prefix;
+    if (batch.shared_prefix > 0) prefix.emplace(c, attention_path(), kDType<T>, batch);
     const auto plan = encoder_.plan(context, batch);
-    Workspace measure;
-    const auto shares = [&](Workspace& of) {
-      return SharedPrefix<Device>::take(of, c, attention_path(), kDType<T>, input.batch);
+    const auto take = [&](Workspace& from) -> Positions {
+      if (!prefix) return Positions::take(from, c, batch.tokens(), input.padded());
+      prefix->take(from, batch);
+      return {};
     };
-    const bool shared = batch.shared_prefix > 0;
-    if (shared)
-      shares(measure);
-    else
-      Positions::take(measure, c, batch.tokens(), input.padded());
+    Workspace measure;
+    take(measure);
     const size_t bytes = measure.bytes() + plan.bytes;
     const at::Tensor memory = at::empty({static_cast<int64_t>(bytes)}, options(at::kByte));
     Workspace workspace(memory.data_ptr(), bytes);
-    std::optional<SharedPrefix<Device>> prefix;
-    if (shared) {
-      prefix = shares(workspace);
-      prefix->begin(context, batch);
+    const Positions positions = take(workspace);
+    if (prefix) {
+      prefix->find_places(context, batch);
     } else {
-      const Positions positions = Positions::take(workspace, c, batch.tokens(), input.padded());
       find_positions(context, c, batch, batch.tokens(), positions);
       batch.positions = positions.ids;
       batch.columns = positions.columns;

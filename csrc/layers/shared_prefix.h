@@ -8,18 +8,24 @@
 
 namespace ftbert {
 
-// What such a call needs beside other memory; the rows of one layer's keys and values.
+// Of one call.
 template <class Device>
-struct SharedPrefix {
-  KvCache keys_values;
-  CachePlaces places;
+class SharedPrefix {
+ public:
+  // batch: with its shared_prefix; it becomes one with a cache, this one's, which must outlive it. Before the call is
+  // planned. Error where the model has no cache.
+  SharedPrefix(const EncoderConfig& config, AttentionPath path, DType dtype, Batch& batch);
+  SharedPrefix(const SharedPrefix&) = delete;
+  SharedPrefix& operator=(const SharedPrefix&) = delete;
 
-  // Error where the model has no cache. batch: with its shared_prefix; of the result the pointers count.
-  static SharedPrefix take(Workspace& workspace, const EncoderConfig& config, AttentionPath path, DType dtype,
-                           const Batch& batch);
+  // What it needs of the call's workspace: places, and rows for the keys and values of a layer.
+  void take(Workspace& workspace, const Batch& batch);
+  // Finds where the tokens stand, and their keys lie.
+  void find_places(Context<Device>& context, Batch& batch) const;
 
-  // Finds the tokens' positions and rows, and lets the batch, which must not outlive this, know all of it.
-  void begin(Context<Device>& context, Batch& batch) const;
+ private:
+  KvCache keys_values_;
+  CachePlaces places_{};
 };
 
 }  // namespace ftbert
