@@ -65,7 +65,7 @@ Operand attend(Context<Device>& context, const Layer<T>& layer, const Batch& bat
   const AttentionConfig& c = layer.config.attention;
   const ScorePolicy<T> policy{c.window, {layer.relative_bias, batch.columns, layer.relative_span}, c.soft_cap};
   Sequences sequences = batch.of(run);
-  const bool one_each = sequences.max_q == 1;
+  const bool one_each = sequences.max_q == 1 && batch.shared_prefix == 0;
   if (queries != Queries::all) sequences.max_q = 1;
   const Operand wished{b.qkv, fused && !batch.cache ? attention_operand<Device, T>(layer.qkv.weight.dtype) : kDType<T>};
   const HeadRules<T> rules{layer.q_norm, layer.k_norm, layer.rotation, batch.turns() + run.first_token};
