@@ -88,7 +88,7 @@ def measure(model: Any, texts: int, prefix: int, options: argparse.Namespace) ->
     whole = Scores(model, batch, 0)
     once = Scores(model, apart(batch, prefix), prefix) if prefix else whole
     difference = float((whole() - once()).abs().max() / whole().abs().max())
-    repeats = 20 if model.device.type == "cuda" else 1
+    repeats = 10 if model.device.type == "cuda" else 1
     times = [[seconds(one, model.device, repeats) for one in (whole, once)] for _ in range(options.rounds)]
     whole_s, once_s = np.median(times, axis=0).tolist()
     tokens = (texts - 1) * prefix
