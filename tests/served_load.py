@@ -17,8 +17,11 @@ class Load(threading.Thread):
     """A client on a connection of its own: asks for random texts and checks every answer. lost: connections that ended
     without an answer to a request. refused: attempts to connect that were refused."""
 
-    def __init__(self, port: int, vectors: np.ndarray, seed: int, most: int = 1 << 30) -> None:
+    def __init__(
+        self, port: int, vectors: np.ndarray, seed: int, most: int = 1 << 30, key: str | None = None
+    ) -> None:
         super().__init__(daemon=True)
+        self._headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
         self._port, self._vectors, self._random, self._most = port, vectors, np.random.default_rng(seed), most
         self.statuses: dict[int, int] = {}
         self.lost, self.wrong, self.refused = 0, 0, 0
@@ -39,7 +42,7 @@ class Load(threading.Thread):
             rows = self._random.integers(0, len(TEXTS), self._random.integers(1, 5)).tolist()
             body = json.dumps({"inputs": [TEXTS[row] for row in rows]})
             try:
-                connection.request("POST", "/embed", body, {"content-type": "application/json"})
+                connection.request("POST", "/embed", body, self._headers)
                 answer = connection.getresponse()
                 got = json.loads(answer.read())
             except (OSError, http.client.HTTPException):

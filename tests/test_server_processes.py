@@ -34,10 +34,26 @@ def vectors(folder: Path) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the servers of this file make their folders."""
+    places = tmp_path_factory.mktemp("places")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(places))
+        yield places
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, places: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Two workers, two engines on one device."""
     arguments = [str(folder), "--workers", "2", "--device", "cpu,cpu", "--batch-tokens", "256"]
     with as_command(tmp_path_factory.mktemp("log"), *arguments) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def small(folder: Path, places: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A worker and an engine."""
+    with as_command(tmp_path_factory.mktemp("log"), str(folder), "--workers", "1", "--batch-tokens", "256") as one:
         yield one
 
 
@@ -53,7 +69,7 @@ def children(server: Served, role: str) -> list[Any]:
 
 
 def start(server: Served, vectors: np.ndarray, clients: int = 4, most: int = 1 << 30) -> list[Load]:
-    load = [Load(server.port, vectors, seed, most) for seed in range(clients)]
+    load = [Load(server.port, vectors, seed, most, server.key) for seed in range(clients)]
     for one in load:
         one.start()
     return load
@@ -124,94 +140,85 @@ def test_a_killed_engine_is_503_at_once_and_comes_back(server: Served, vectors: 
         time.sleep(0.2)
 
 
-def test_health_with_a_stopped_engine(folder: Path, tmp_path: Path, vectors: np.ndarray) -> None:
-    """One that answers no more is noticed; /live is not about it. Going on is not a reason to end."""
-    with as_command(tmp_path, str(folder), "--workers", "1", "--batch-tokens", "256") as server:
-        (engine,) = children(server, "engine")
-        engine.suspend()
-        time.sleep(2.5)
-        assert server.call("GET", "/health").status == 503
-        assert server.call("GET", "/live").status == 200
-        reply = server.call("POST", "/embed", {"inputs": "a"})
-        assert reply.status == 503 and reply.headers["retry-after"]
-        assert server.process is not None
-        supervisor = psutil.Process(server.process.pid)
-        supervisor.suspend()
-        time.sleep(0.3)
-        supervisor.resume()
-        engine.resume()
-        server.wait_ready(10)
-        assert children(server, "engine") == [engine]
-        family = supervisor.children()  # they go with it
-        server.process.kill()
-        server.process.wait()
-        assert not psutil.wait_procs(family, timeout=10)[1]
-
-
-def test_a_stopped_process_is_replaced(folder: Path, tmp_path: Path) -> None:
+def test_a_stopped_process_is_replaced(small: Served) -> None:
     """Its connections would wait for ever; one that is stopped for seconds goes on."""
-    with as_command(tmp_path, str(folder), "--workers", "1", "--batch-tokens", "256") as server:
-        assert server.log is not None
-        for ended, role in enumerate(("worker", "engine")):
-            (victim,) = children(server, role)
-            victim.suspend()
-            time.sleep(2.0)
-            victim.resume()
-            server.wait_ready()
-            assert victim.is_running() and server.log.read_text().count("ending it") == ended
-            victim.suspend()
-            with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
-                client.sendall(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n")
-                if role == "worker":
-                    with contextlib.suppress(ConnectionError):
-                        assert client.recv(1) == b""  # closed, not kept waiting
-            assert not psutil.wait_procs([victim], timeout=60)[1]
-            server.wait_ready()
-            assert server.post("/embed", {"inputs": "word1"})
-            assert server.log.read_text().count("ending it") == ended + 1
+    assert small.log is not None
+    for ended, role in enumerate(("worker", "engine")):
+        (victim,) = children(small, role)
+        victim.suspend()
+        time.sleep(2.0)
+        victim.resume()
+        small.wait_ready()
+        assert victim.is_running() and small.log.read_text().count("ending it") == ended
+        victim.suspend()
+        with socket.create_connection(("127.0.0.1", small.port), timeout=60) as client:
+            client.sendall(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n")
+            if role == "worker":
+                with contextlib.suppress(ConnectionError):
+                    assert client.recv(1) == b""  # closed, not kept waiting
+        assert not psutil.wait_procs([victim], timeout=60)[1]
+        small.wait_ready()
+        assert small.post("/embed", {"inputs": "word1"})
+        assert small.log.read_text().count("ending it") == ended + 1
 
 
-def test_no_folder_stays(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a server that was killed the children remove it, of one whose children were killed too the next server; not
-    what is not theirs."""
-    places = tmp_path / "places"
-    places.mkdir()
-    monkeypatch.setenv("TMPDIR", str(places))
+def test_health_with_a_stopped_engine(small: Served) -> None:
+    """One that answers no more is noticed; /live is not about it. Going on is not a reason to end."""
+    (engine,) = children(small, "engine")
+    engine.suspend()
+    time.sleep(2.5)
+    assert small.call("GET", "/health").status == 503
+    assert small.call("GET", "/live").status == 200
+    reply = small.call("POST", "/embed", {"inputs": "a"})
+    assert reply.status == 503 and reply.headers["retry-after"]
+    assert small.process is not None
+    supervisor = psutil.Process(small.process.pid)
+    supervisor.suspend()
+    time.sleep(0.3)
+    supervisor.resume()
+    engine.resume()
+    small.wait_ready(10)
+    assert children(small, "engine") == [engine]
+
+
+def test_no_folder_stays(folder: Path, small: Served, places: Path, tmp_path: Path) -> None:
+    """Of a server that was killed the children, which go with it, remove it, of one whose children were killed too the
+    next server; not what is not theirs. The last test of `small`, which it ends."""
     (elsewhere := tmp_path / "elsewhere").mkdir()
     (elsewhere / "supervisor.lock").touch()
     (places / "ftbert-serve-link").symlink_to(elsewhere)
     (other := places / "ftbert-serve-other").mkdir()  # nothing says that it is ours
-    kept = {"ftbert-serve-link", "ftbert-serve-other"}
+    before = set(places.iterdir())  # also that of `server`, which lives
 
-    def there() -> set[str]:
-        return {path.name for path in places.iterdir()} - kept
-
-    with as_command(tmp_path, str(folder), "--workers", "1", "--batch-tokens", "256") as one:
-        (mine,) = there()
-        with as_command(tmp_path, str(folder), "--workers", "1", "--batch-tokens", "256") as two:
-            assert mine in there() and len(there()) == 2  # that of a server that lives is left alone
-            assert one.post("/embed", {"inputs": "word1"}) and two.post("/embed", {"inputs": "word1"})
-            assert one.process is not None and two.process is not None
-            family = psutil.Process(one.process.pid).children()
-            one.process.kill()
-            assert not psutil.wait_procs(family, timeout=10)[1]
-            assert len(there()) == 1
-            family = psutil.Process(two.process.pid).children()
-            for child in family:
-                child.suspend()  # so that none removes it
-            two.process.kill()
-            for child in family:
-                child.kill()
-            psutil.wait_procs(family, timeout=10)
-            assert len(there()) == 1
+    with as_command(tmp_path, str(folder), "--workers", "1", "--batch-tokens", "256") as two:
+        assert before < (both := set(places.iterdir())) and len(both) == len(before) + 1  # who lives is left alone
+        assert small.post("/embed", {"inputs": "word1"}) and two.post("/embed", {"inputs": "word1"})
+        assert small.process is not None and two.process is not None
+        family = psutil.Process(small.process.pid).children()
+        small.process.kill()
+        small.process.wait()
+        assert not psutil.wait_procs(family, timeout=10)[1]
+        kept = before & (left := set(places.iterdir()))
+        assert len(kept) == len(before) - 1 and len(left) == len(before)
+        family = psutil.Process(two.process.pid).children()
+        for child in family:
+            child.suspend()  # so that none removes it
+        two.process.kill()
+        for child in family:
+            child.kill()
+        psutil.wait_procs(family, timeout=10)
+        assert set(places.iterdir()) == left
     with as_command(tmp_path, str(folder), "--workers", "1", "--batch-tokens", "256", ready=False):
-        assert len(there()) == 1
-    assert not there() and elsewhere.exists() and (elsewhere / "supervisor.lock").exists() and other.exists()
+        (third,) = set(places.iterdir()) - kept
+        assert third not in both
+    assert set(places.iterdir()) == kept
+    assert elsewhere.exists() and (elsewhere / "supervisor.lock").exists() and other.exists()
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])
-def test_the_log_says_what_happens(folder: Path, tmp_path: Path, workers: str) -> None:
-    """A line for a start, a signal, an end, an error of ours; on request one for each answer. Never a text or a key."""
+def test_the_log_says_what_happens(folder: Path, tmp_path: Path, vectors: np.ndarray, workers: str) -> None:
+    """A line for a start, a signal, an end, an error of ours; on request one for each answer. Never a text or a key.
+    SIGTERM loses no accepted request."""
     arguments = ["--workers", workers, "--batch-tokens", "256", "--access-log", "--json-output", "--api-key", "geheim"]
     with as_command(tmp_path, f"tiny={folder}", *arguments, ready=False) as server:
         assert server.call("GET", "/live").status == 200  # "listening" is said when it listens
@@ -222,9 +229,8 @@ def test_the_log_says_what_happens(folder: Path, tmp_path: Path, workers: str) -
         assert server.call("POST", "/secretless", {"inputs": "secret"}).status == 404
         late = server.call("POST", "/tokenize", {"inputs": "secret " * 1000}, {"x-request-timeout": "0.000001"})
         assert late.status == 503
-        assert server.process is not None and server.log is not None
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(40) == 0
+        sigterm(server, vectors)
+        assert server.log is not None
         text = server.log.read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     embed = next(one for one in lines if one.get("path") == "/embed")
@@ -394,11 +400,6 @@ def sigterm(server: Served, vectors: np.ndarray) -> None:
     assert set(finish(load)) == {200}
     assert sum(one.lost for one in load) == 0
     assert "Traceback" not in server.log.read_text()
-
-
-def test_sigterm_to_one_process_loses_nothing(folder: Path, tmp_path: Path, vectors: np.ndarray) -> None:
-    with as_command(tmp_path, str(folder), "--workers", "0", "--batch-tokens", "256") as server:
-        sigterm(server, vectors)
 
 
 def test_sigterm_loses_no_accepted_request(server: Served, vectors: np.ndarray) -> None:
