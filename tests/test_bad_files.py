@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -212,34 +212,55 @@ def test_convert_follows_the_links_of_the_hubs_cache(folder: Path, tmp_path: Pat
 
 # ---- files of somebody else -----------------------------------------------------------------------------------------
 
-# Loads argv[1] as the user nobody, who may read what torch and ftbert are made of, and prints the error.
+# For each line [source, scratch, kind] loads the source as the user nobody, who may read what torch and ftbert are made
+# of, in a fork of its own, and prints the errors; then the exit code.
 _AS_NOBODY = """
-import os, sys, tempfile
-import ftbert, transformers, ftbert.model
+import json, multiprocessing, os, sys
+import ftbert, ftbert.model
 from ftbert.converters import convert
 from ftbert.text import load_tokenizer
 from pathlib import Path
-if os.geteuid() == 0:
-    os.setgroups([])
-    os.setgid(65534)
-    os.setuid(65534)
-for call in (ftbert.load, lambda folder: convert(folder, Path(sys.argv[2]) / "out")) + (
-    (lambda folder: load_tokenizer(Path(folder)),) if sys.argv[3] == "text" else ()
-):
-    try:
-        call(sys.argv[1])
-    except Exception as error:
-        print(f"{type(error).__name__}: {error}")
-    else:
-        print("loaded")
+from transformers import AutoConfig, AutoTokenizer
+def as_nobody(source, scratch, kind):
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+    for call in (ftbert.load, lambda folder: convert(folder, Path(scratch) / "out")) + (
+        (lambda folder: load_tokenizer(Path(folder)),) if kind == "text" else ()
+    ):
+        try:
+            call(source)
+        except Exception as error:
+            print(f"{type(error).__name__}: {error}")
+        else:
+            print("loaded")
+for line in sys.stdin:
+    child = multiprocessing.get_context("fork").Process(target=as_nobody, args=json.loads(line))
+    child.start()
+    child.join()
+    print("exit code", child.exitcode, flush=True)
 """
 
 
-def as_nobody(source: Path, scratch: Path, kind: str = "") -> list[str]:
-    command = [sys.executable, "-c", _AS_NOBODY, str(source), str(scratch), kind]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+@pytest.fixture(scope="module")
+def nobody() -> Iterator[Callable[..., list[str]]]:
+    """nobody(source, scratch, kind) -> what as_nobody prints."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", _AS_NOBODY], stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+
+        def ask(source: Path, scratch: Path, kind: str = "") -> list[str]:
+            print(json.dumps([str(source), str(scratch), kind]), file=process.stdin, flush=True)
+            said = []
+            while (line := process.stdout.readline()) and not line.startswith("exit code"):
+                said.append(line.rstrip("\n"))
+            assert line == "exit code 0\n" and said, (line, said)
+            return said
+
+        yield ask
+        process.stdin.close()
+    assert process.returncode == 0
 
 
 @pytest.fixture
@@ -257,7 +278,7 @@ def shared(folder: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "config.json", "shard", "tokenizer.json"])
-def test_a_file_that_may_not_be_read(shared: Path, name: str) -> None:
+def test_a_file_that_may_not_be_read(shared: Path, nobody: Callable[..., list[str]], name: str) -> None:
     kind = "text" if name == "tokenizer.json" else ""
     if name == "shard":
         name = "model-00001-of-00001.safetensors"
@@ -272,7 +293,7 @@ def test_a_file_that_may_not_be_read(shared: Path, name: str) -> None:
     if owner:
         (shared / name).chmod(0)
         mode = "0"
-    said = as_nobody(shared, shared.parent / "out", kind)
+    said = nobody(shared, shared.parent / "out", kind)
     want = rf"PermissionError: \[Errno 13\] no permission to read it for uid \d+; .*{name} belongs to uid {owner} and has mode {mode}: "
     assert all(re.match(want, one) for one in (said[1:] if kind else said)), said
 
@@ -280,14 +301,16 @@ def test_a_file_that_may_not_be_read(shared: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("where", "mode"), [("folder", 0o700), ("folder", 0o744), ("folder", 0o711), ("above", 0o700), ("above", 0o711)]
 )
-def test_a_folder_that_may_not_be_looked_into(shared: Path, where: str, mode: int) -> None:
+def test_a_folder_that_may_not_be_looked_into(
+    shared: Path, nobody: Callable[..., list[str]], where: str, mode: int
+) -> None:
     """Without x no file opens, without r the names cannot be read; above the folder x is enough."""
     closed = shared if where == "folder" else shared.parent
     if os.geteuid():
         pytest.skip("as another user than root the owner's own bits count")
     closed.chmod(mode)
     try:
-        said = as_nobody(shared, shared.parent / "out")
+        said = nobody(shared, shared.parent / "out")
     finally:
         closed.chmod(0o755)
     if where == "above" and mode == 0o711:
