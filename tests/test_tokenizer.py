@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +19,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers_offline import FAMILIES, TEXTS, unfit, write
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from ftbert.text import TextSettings, Tokenizer
+from ftbert.text import TextSettings, Tokenizer, load_tokenizer
 from ftbert.text.token_ids import check_token_ids
 
 CASES: list[dict[str, Any]] = [
@@ -56,6 +58,38 @@ def test_the_ids_are_those_of_autotokenizer(tmp_path: Path, family: str) -> None
 def test_a_folder_with_a_vocabulary_alone(tmp_path: Path, family: str) -> None:
     for number, settings in enumerate(CASES[:12]):
         assert compare(write(tmp_path / str(number), family, tokenizer_json=False, **settings), settings)
+
+
+def test_a_tokenizer_that_names_berts_class_is_the_one_of_autotokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In all that it holds, though AutoTokenizer is not asked."""
+
+    def held(folder: Path) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            one = load_tokenizer(folder)
+        parts = {key: str(value) for key, value in vars(one).items() if key != "_tokenizer"}
+        return type(one), one.backend_tokenizer.to_str(), one.special_tokens_map, parts
+
+    for number, case in enumerate(CASES):
+        name = ("BertTokenizer", "BertTokenizerFast")[number % 2]
+        folder = write(tmp_path / str(number), "bert", **case | {"tokenizer_class": name})
+        ours = held(folder)
+        with monkeypatch.context() as patch:
+            patch.setattr("ftbert.text.auto_tokenizer._is_of_bert", lambda *_: False)
+            assert ours == held(folder)
+
+
+def test_a_tokenizer_of_bert_comes_without_generation(tmp_path: Path) -> None:
+    """Which AutoTokenizer imports, with PyTorch's compiler and scikit-learn: two thirds of a start."""
+    folder = write(tmp_path, "bert", tokenizer_class="BertTokenizer")
+    script = (
+        "import sys; from pathlib import Path; from ftbert.text import load_tokenizer; load_tokenizer(Path(sys.argv[1]))\n"
+        "found = {'torch._dynamo', 'sklearn', 'transformers.generation'} & set(sys.modules)\n"
+        "assert not found, found"
+    )
+    subprocess.run([sys.executable, "-c", script, str(folder)], check=True)
 
 
 # A class that is not made for a family's tokenizer.json, and what the file says of its own.

@@ -59,7 +59,7 @@ def load_engine(
     """
     with _IMPORTING:
         import torch
-        from transformers import AutoConfig, AutoTokenizer, modeling_outputs  # noqa: F401 - what load comes to
+        from transformers import activations, modeling_outputs  # noqa: F401 - what load comes to
 
         from ftbert.model import load
         from ftbert.server.compute import Compute

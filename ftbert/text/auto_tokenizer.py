@@ -63,11 +63,11 @@ def load_tokenizer(folder: Path, settings: TextSettings | None = None) -> Any:
         if path.suffix in TOKENIZER_SUFFIXES:
             expect_file(path)  # a pipe in the place of a file would hold it for ever
     check_token_ids(folder)
-    from transformers import AutoTokenizer
-
     given = {"local_files_only": True, "trust_remote_code": False, **settings.tokenizer_arguments}
+    of_bert = _is_of_bert(folder, settings)
+    chosen = _class(of_bert)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), **_config(folder), **given)
+        tokenizer = chosen.from_pretrained(str(folder), **({} if of_bert else _config(folder)), **given)
         tokenizer = _by_the_file(folder, tokenizer, given)
     except Exception as error:
         raise ValueError(f"{_culprit(folder)}: cannot be used as a tokenizer ({explain(error)})") from error
@@ -79,6 +79,32 @@ def load_tokenizer(folder: Path, settings: TextSettings | None = None) -> Any:
             raise ValueError(f"{folder}: do_lower_case is not supported for {type(tokenizer).__name__}")
         _lower_first(fast)
     return tokenizer
+
+
+def _class(of_bert: bool) -> Any:
+    """Importing AutoTokenizer takes more than all else of a start: it comes with generation, PyTorch's compiler and
+    scikit-learn. BERT's class, which it would choose, comes without."""
+    if of_bert:
+        from transformers import BertTokenizerFast  # type: ignore[attr-defined]  # an alias since release 5
+
+        return BertTokenizerFast
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
+
+
+def _is_of_bert(folder: Path, settings: TextSettings) -> bool:
+    """Whether config.json and tokenizer_config.json both name BERT's, and nothing names another class."""
+    try:
+        config, stated = (read_json_object(folder / name) for name in ("config.json", "tokenizer_config.json"))
+    except (OSError, ValueError):
+        return False  # AutoTokenizer finds what is wrong
+    model = config.get("huggingface", config)
+    classes = ("BertTokenizer", "BertTokenizerFast")
+    return (
+        isinstance(model, dict) and model.get("model_type") == "bert" and stated.get("tokenizer_class") in classes
+        and "auto_map" not in stated and not settings.tokenizer_arguments
+    )  # fmt: skip
 
 
 def _keep_markers_whole(tokenizer: Any, markers: Sequence[str]) -> None:
