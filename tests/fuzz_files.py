@@ -164,7 +164,10 @@ def _read_checkpoint(folder: Path, kind: str) -> str:
 
 
 def cases(root: Path, count: int, seed: int) -> Iterator[isolated.Case]:
+    """A folder that is not mutated is read here first, with all that reading imports: children then need not."""
     seeds = make_seeds(root / "seeds")
+    if (found := _read_checkpoint(root / "seeds" / "config", "config")) != "right":
+        raise AssertionError(f"not mutated, {found}")
     for number in range(count):
         rng = random.Random(f"{seed} {number}")
         seed_folder, folder = seeds[number % len(seeds)], root / f"case-{number}-"
