@@ -20,6 +20,8 @@ MAKEFLAGS += --no-print-directory
 # cmake, ninja, ruff, ... that pip installed lie beside the Python.
 export PATH := $(patsubst %/,%,$(dir $(PYTHON))):$(PATH)
 export HF_HUB_DISABLE_TELEMETRY := 1
+# Packages are installed uncompiled (below). Where nothing may be written each process would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(PYTHON) -m pip --disable-pip-version-check
 FTBERT := $(PYTHON) -m ftbert
 
