@@ -68,6 +68,12 @@ def answer(seed: int, device: str) -> tuple[str, str]:
     return "returned", name
 
 
+def _bound(device: str) -> None:
+    if "asan" not in os.environ.get("LD_PRELOAD", "") and device == "cpu":
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
 def child(first: int, calls: int, device: str) -> None:
     import torch
     from random_calls import make_call, models, without_positions
@@ -75,11 +81,10 @@ def child(first: int, calls: int, device: str) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     models(device), without_positions(device)
+    _bound(device)  # a wild tensor of gigabytes is none
     for seed in range(64):  # what is imported late
         make_call(seed, device)
-    if "asan" not in os.environ.get("LD_PRELOAD", "") and device == "cpu":
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    _bound(device)
     for seed in range(first, first + calls):
         kind, text = answer(seed, device)
         sys.stdout.write(f"{seed} = {kind} {text[:200]!r}\n")
