@@ -175,7 +175,8 @@ test: | $(PYTHON)  ## everything that CI runs
 	wait $$fetches && failed= || failed=1; \
 	printf '\n== fetched meanwhile\n'; cat build/fetches.log; [ -z "$$failed" ]; \
 	trap - EXIT; \
-	$(MAKE) cuda-compile clients-test avx2-test py-test
+	$(MAKE) cuda-compile avx2-test; \
+	FTBERT_TEST_CLIENTS_PYTHON=$(CLIENTS)/bin/python $(MAKE) py-test
 
 py-test: build models $(ONNX)  ## pytest alone; ARGS="-k softmax", WORKERS=0: in one process
 	@printf '\n== pytest\n'; export OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$(( \
