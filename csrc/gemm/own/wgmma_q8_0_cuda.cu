@@ -55,7 +55,8 @@ void run(const Context<Cuda>& context, int variant, const Product& p, const Prod
 
 // Up to eight rows are few_rows'.
 OwnGuess guess(const Gpu& gpu, const Product& p) {
-  // Microseconds of a step of k, of a multiprocessor's blocks together, and of what is around a tile's steps.
+  // Microseconds of a step of k, of a multiprocessor's blocks together, and of what is around a tile's steps. From the
+  // rate of the tensor cores and of memory, not fitted to measurements.
   static constexpr struct {
     int variant, blocks;
     double step, tile;
