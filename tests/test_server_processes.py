@@ -7,6 +7,8 @@ import json
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -302,6 +304,24 @@ def test_what_cannot_be_done_in_time_is_refused_at_once(folder: Path) -> None:
         fit = int(reply.json()["error"].split("at most ")[1].split(" texts")[0])
         assert 200 < fit < 2048 // 4 + 1
         assert len(server.post("/embed", {"inputs": [[5] * 126] * (fit // 4)}, **{"x-request-timeout": seconds})) == fit // 4
+
+
+_SEES_IMPORTS = """
+import sys
+from types import SimpleNamespace
+from ftbert.server import loading, worker
+there = lambda *_: ("transformers.models.auto.tokenization_auto" in sys.modules,)
+print(*there())
+loading.load_engine = there
+link = SimpleNamespace(attach=print)
+worker._load_all(SimpleNamespace(devices=["cpu"]), [[link], [link]], [None] * 3, None)
+"""
+
+
+def test_threads_that_load_models_find_whole_modules() -> None:
+    """Two that import the same one of transformers' at once may find half of it."""
+    done = subprocess.run([sys.executable, "-c", _SEES_IMPORTS], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True", "True"]
 
 
 def test_models_are_loaded_at_once_and_timed_in_turn(folder: Path) -> None:

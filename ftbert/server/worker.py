@@ -120,6 +120,9 @@ def _load_all(settings: Settings, links: list[list[LocalLink]], rows: Any, load:
     """All at the same time; timed one after the other. Raises what the first that fails raises."""
     from ftbert.server.loading import load_engine
 
+    if load is None and len(links) * len(settings.devices) > 1:
+        # Before there are threads, of which two that import them at once find half of a module.
+        from transformers import AutoConfig, AutoTokenizer  # noqa: F401
     one_at_a_time = threading.Lock()
 
     def make(number: int) -> None:
