@@ -238,12 +238,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path = write_random(options.folder / f"{options.shape}.Q8_0.gguf", shape)
     name = f"decode-{device.type}-{'real' if options.gguf else options.shape}"
     out = options.out or results_file(name, not options.quick and options.llama_cpp is not None)
-    facts, copy = provenance(device, "+".join(options.dtype), rounds=options.rounds), bandwidth(device)
+    facts, copy = provenance(device, "+".join(options.dtype)), bandwidth(device)
     log(f"copy {copy / 1e9:,.0f} GB/s")
     bench = Bench(options, path, shape)
     products = bench.products()
     for count in range(options.rounds):
         bench.round()
+        facts["rounds"] = count + 1  # done: the run may be ended before the last
         write(out, bench.document(facts, copy, products))
         log(f"round {count + 1} of {options.rounds}")
     document = bench.document(facts, copy, products)
