@@ -148,6 +148,9 @@ def cases(batch: int, seq: int, device: torch.device, dtype: torch.dtype) -> Ite
         "pooling (mean, normalised)", lambda: (random(tokens, HIDDEN),), lambda x: ops.pooling(x, cu, "mean", True),
         lambda x: normalize(x.view(batch, seq, HIDDEN).float().mean(1)), activations,
     )  # fmt: skip
+    yield Case(
+        "argmax of 128256", lambda: (random(batch, 128256),), ops.argmax, lambda x: x.max(-1)[1], batch * 128256 * size,
+    )  # fmt: skip
     if device.type == "cuda":  # on the CPU the op repacks the weights in every call
         for name, n, k in (
             ("qkv", 3 * HIDDEN, HIDDEN), ("out", HIDDEN, HIDDEN), ("up", INTER, HIDDEN), ("down", HIDDEN, INTER)

@@ -152,6 +152,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "add_bias_gate": lambda x, bias, activation, scale=None: _scaled((x.shape[0], x.shape[1] // 2), x, scale),
     "quantise": lambda x, scale: _scaled(x.shape, x, scale),
     "byte_rows": lambda x, smooth=None: x.new_empty((x.shape[0], (x.shape[1] + 71) // 64 * 64), dtype=torch.uint8),
+    "argmax": lambda logits: logits.new_empty(logits.shape[0], dtype=torch.int64),
     "attention": _attention,
     "attention_apart": lambda q, *_: q.new_empty(q.shape),
     "add_qkv_bias": _add_qkv_bias,

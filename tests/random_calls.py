@@ -55,6 +55,7 @@ def valid(name: str, device: str) -> list[Any]:
         "quantise": [x, torch.ones(1, device=device)],
         "add_bias_input_layernorm": [x, vector, floats(6, 64), vector, vector, 1e-5, "rms", 1.0, "before_gamma", True],
         "add_qkv_bias": [floats(6, 192), floats(192), cu, 5, 2],
+        "argmax": [x],
         "attention": [floats(6, 192), cu, 4, 2, bias, columns, False],
         "attention_apart": [x, x, x, cu, cu, 4, 2, 2, 0.5, -1, -1, cu[1:].clone()],
         "activations": [],

@@ -50,6 +50,8 @@ WRONG: list[tuple[str, int, Any, str]] = [
     ("add_bias_input_layernorm", 6, "batch", "kind: expected layer or rms, got batch"),
     ("add_bias_input_layernorm", 6, "layer", "kind: expected rms beside an offset or before_gamma"),
     ("add_bias_input_layernorm", 8, "twice", "rounding: expected once or before_gamma, got twice"),
+    ("argmax", 0, torch.zeros(6, 0), "vocab: expected 1 to 2147483647, got 0"),
+    ("argmax", 0, torch.zeros(64, 6).t(), "logits: expected a contiguous tensor of rank 2"),
     ("attention", 1, i32(0, 4, 7), r"end by 6 .* got 4 then 7 at \[2\]"),
     ("attention", 1, i32(0, 5, 4), "never fall"),
     ("attention", 1, i32(1, 4, 6), r"offsets from 0 on, got 1 at \[0\]"),
@@ -195,7 +197,7 @@ def test_every_dtype_of_ids_and_mask(dtype: torch.dtype) -> None:
         assert "attention_mask" in str(error) or "not implemented" in str(error)
 
 
-TRACED = "add_bias_act add_bias_act_ add_bias_input_layernorm attention attention_apart gather_rows padding padding_stage pooling rotary"
+TRACED = "add_bias_act add_bias_act_ add_bias_input_layernorm argmax attention attention_apart gather_rows padding padding_stage pooling rotary"
 
 
 @pytest.mark.parametrize("name", TRACED.split())

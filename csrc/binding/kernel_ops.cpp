@@ -256,6 +256,19 @@ Tensor pooling_op(const Tensor& hidden, const OptionalTensor& cu, const std::str
   return out;
 }
 
+// logits [rows, vocab] -> int64 [rows], -1 where a row's largest number is no finite one.
+Tensor argmax_op(const Tensor& logits) {
+  elements("logits", logits, 2);
+  const int64_t rows = logits.size(0), vocab = logits.size(1);
+  count("vocab", vocab, 1);
+  const Tensor ids = at::empty({rows}, logits.options().dtype(at::kLong));
+  if (rows == 0) return ids;
+  run(logits, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
+    argmax<Device, T>(call.context, data<T>(logits), rows, vocab, data<int64_t>(ids));
+  });
+  return ids;
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(ftbert, m) {
@@ -284,6 +297,7 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
             &softmax_op);
   define_op(m, "transpose(Tensor x, Tensor cu_seqlens, SymInt tokens) -> Tensor", &transpose_op);
   define_op(m, "pooling(Tensor hidden, Tensor? cu_seqlens, str mode, bool normalize) -> Tensor", &pooling_op);
+  define_op(m, "argmax(Tensor logits) -> Tensor", &argmax_op);
 }
 
 }  // namespace ftbert::binding

@@ -166,6 +166,11 @@ void add_qkv_bias<Cpu, float>(Context<Cpu>& context, const Heads& heads, const f
 }
 
 template <>
+void argmax<Cpu, float>(Context<Cpu>& context, const float* logits, int64_t rows, int64_t cols, int64_t* ids) {
+  isa_kernels().argmax(context, logits, rows, cols, ids);
+}
+
+template <>
 Operand attention<Cpu, float>(Context<Cpu>& context, const Heads& heads, const QueriesKeysValues& from,
                               const Sequences& sequences, const ScorePolicy<float>& policy,
                               const AttentionScratch& scratch, const Operand& out) {

@@ -12,6 +12,7 @@
   X(add_bias_gate)            \
   X(add_bias_input_layernorm) \
   X(add_qkv_bias)             \
+  X(argmax)                   \
   X(attention)                \
   X(attention_scratch_bytes)  \
   X(embeddings_layernorm)     \

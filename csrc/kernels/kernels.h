@@ -342,4 +342,12 @@ void pooling(Context<Device>& context, const T* hidden, const int32_t* cu_seqlen
              PoolingMode mode, bool normalize,
              float* out);  // [batch, cols]
 
+// ---- argmax ------------------------------------------------------------------------------------------------
+
+// ids[row]: the column of the row's largest number, the first of equal ones; -1 where the row holds NaN, or its largest
+// number is infinite (all may be -inf). cols is at least 1.
+template <class Device, class T>
+void argmax(Context<Device>& context, const T* logits, int64_t rows, int64_t cols,
+            int64_t* ids);  // logits [rows, cols], ids [rows]
+
 }  // namespace ftbert
