@@ -14,7 +14,10 @@ from language_models import made
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 import ftbert
+from ftbert._library import load_library
 from ftbert.decoding.sampling import Sampling, draw
+
+load_library()
 
 
 @settings(max_examples=60, deadline=None)
@@ -63,7 +66,7 @@ def test_the_smallest_temperatures_take_the_most_likely_token(temperature: float
 def test_a_seed_draws_alike_on_every_device(place: Place) -> None:
     logits = 2 * torch.randn(64, 300, generator=torch.Generator().manual_seed(0)).to(place.dtype)
     sampling = Sampling(0.8, top_k=50, top_p=0.9, seed=4)
-    drawn = [sampling.choose(logits.to(where), [sampling.generator(i) for i in range(64)]).read() for where in ("cpu", place.device)]
+    drawn = [sampling.choose(one, [sampling.generator(i) for i in range(64)]).read() for one in (logits.float().cpu(), logits.to(place.device))]
     assert drawn[0] == drawn[1] and len(set(drawn[0])) > 20
 
 

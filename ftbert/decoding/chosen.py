@@ -7,16 +7,15 @@ from torch import Tensor
 
 
 class Chosen:
-    """ids: int64 [texts] on the device of the logits."""
+    """ids: int64 [texts] on the device of the logits; -1 where these are no choice, as they are not finite."""
 
-    def __init__(self, ids: Tensor, finite: Tensor, dtype: torch.dtype) -> None:
-        """finite: bool [texts], whether a text's logits are a choice. dtype: theirs. On a GPU nothing waits."""
+    def __init__(self, ids: Tensor, dtype: torch.dtype) -> None:
+        """dtype: of the logits. On a GPU nothing waits: a decoder makes NaN of -1, until the host reads it."""
         self.ids, self._dtype = ids, dtype
         self._copied: torch.cuda.Event | None = None
-        self._told = ids.where(finite, -1)
+        self._told = ids
         if ids.is_cuda:
-            there = self._told
-            self._told = torch.empty(there.shape, dtype=there.dtype, pin_memory=True).copy_(there, non_blocking=True)
+            self._told = torch.empty(ids.shape, dtype=ids.dtype, pin_memory=True).copy_(ids, non_blocking=True)
             self._copied = torch.cuda.Event()
             self._copied.record(torch.cuda.current_stream(ids.device))
 

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -96,7 +97,7 @@ class Generation:
         if rows:
             parts.append(sent(torch.tensor([one for row in rows for one in row]), self._device))
         ids = parts[0] if len(parts) == 1 else torch.cat(parts)
-        offsets = torch.tensor([0, *(1 for _ in growing), *map(len, rows)]).cumsum(0).int()
+        offsets = torch.tensor([*accumulate([*(1 for _ in growing), *map(len, rows)], initial=0)], dtype=torch.int32)
         slots = torch.tensor([one.slot for one in [*growing, *(one for one, _ in begun)]], dtype=torch.int32)
         logits = self._decoder.forward(ids, offsets, slots, False)
         for one, count in begun:
