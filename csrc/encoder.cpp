@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/communicator.h"
 #include "core/device.h"
 #include "core/dispatch.h"
 #include "gemm/gemm.h"
@@ -106,8 +107,9 @@ auto Encoder<Device, T>::carve(Workspace& ws, const Batch& batch, const Schedule
 
 template <class Device, class T>
 auto Encoder<Device, T>::plan(const Context<Device>& context, const Batch& batch) const -> Plan {
-  // Behind a shared prefix a sequence's layer follows the prefix's.
-  const bool may_work_alone = attention_.path == AttentionPath::fused && batch.shared_prefix == 0;
+  // Behind a shared prefix a sequence's layer follows the prefix's, and ranks add up the same rows in the same order.
+  const bool may_work_alone =
+      attention_.path == AttentionPath::fused && batch.shared_prefix == 0 && config_.shard.whole();
   Plan plan{make_schedule(context, batch.sequences, may_work_alone)};
   Workspace measure;
   carve(measure, batch, plan.schedule);
@@ -146,6 +148,9 @@ void Encoder<Device, T>::forward(Context<Device>& context, const Batch& batch, c
   FTBERT_CHECK(
       batch.cache ? batch.cache_rows && attention_.path == AttentionPath::fused : sequences.cu_q == sequences.cu_k,
       "keys of earlier tokens lie in a cache, which the fused attention path reads");
+  FTBERT_CHECK(config_.shard.whole() || (context.communicator && context.communicator->shard() == config_.shard),
+               "these weights are rank ", config_.shard.rank, "'s of ", config_.shard.size,
+               ", which compute together alone: load them with parallel=\"tensor\"");
   if (batch.tokens() > 0 && batch.output_rows() > 0) {
     FTBERT_CHECK(batch.positions, "a batch lacks its positions (layers/positions.h)");
     Buffers b = carve(workspace, batch, plan.schedule);

@@ -9,13 +9,16 @@ namespace ftbert {
 
 struct CpuProducts;   // gemm/gemm.h
 struct ProductPlans;  // gemm/plans.h
+template <class Device>
+class Communicator;  // core/communicator.h
 
 template <class Device>
 struct Context;
 
 template <>
 struct Context<Cpu> {
-  CpuProducts* products = nullptr;  // outlives the call
+  CpuProducts* products = nullptr;            // outlives the call
+  Communicator<Cpu>* communicator = nullptr;  // of a model of several ranks
 };
 
 template <>
@@ -31,7 +34,8 @@ struct Context<Cuda> {
   size_t gemm_workspace_bytes = 0;
   void* weight_scratch = nullptr;  // one call's own: a weight in Q8_0 made 16-bit, for products of many rows
   size_t weight_scratch_bytes = 0;
-  bool overlap = true;  // kernels may start while the one ahead of them ends (device/launch.cuh)
+  bool overlap = true;                         // kernels may start while the one ahead of them ends (device/launch.cuh)
+  Communicator<Cuda>* communicator = nullptr;  // of a model of several ranks
 };
 
 }  // namespace ftbert

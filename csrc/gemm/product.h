@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "core/communicator.h"
 #include "core/operand.h"
 #include "core/q8_0.h"
 #include "core/types.h"
@@ -68,6 +69,7 @@ struct Linear {
   Matrix weight;
   const T* bias = nullptr;  // [n] or nullptr
   std::optional<InputScale> input;
+  Shard shard = {};  // not whole: its results are this rank's part of a sum over ranks
 };
 
 // A layer's product over m rows of a, stored as c. The bias counts where the layer has one.

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/communicator.h"
 #include "core/context.h"
 #include "core/norm.h"
 #include "core/operand.h"
@@ -114,6 +115,31 @@ template <class Device, class T>
 void add_bias_input_layernorm(Context<Device>& context, const T* x, const T* bias, const T* input, const Norm<T>& norm,
                               int64_t rows, int64_t cols,
                               const Output<T>& out);  // all [rows, cols]; vectors [cols]
+
+// Whether norms add up the parts of a sum over ranks.
+template <class Device>
+inline constexpr bool kNormsAddParts = std::is_same_v<Device, Cuda>;
+
+// x [rows, cols] as its parts of T, one of each rank.
+template <class T>
+struct PartialSums : PeerParts {};
+
+// Whether the kernel below has such rows.
+template <class T>
+constexpr bool adds_parts(int64_t cols) {
+  constexpr int64_t kWidth = 16 / sizeof(T);
+  return cols % kWidth == 0 && cols <= 1024 * kWidth;
+}
+
+// The same of the sum over ranks, which every rank adds up by itself, in one order: an all-reduce, bias, residual and
+// norm in one kernel. It waits for the kernels ahead of it on every rank. Nothing that is stored lies in a part.
+template <class T>
+void add_bias_input_layernorm(Context<Cuda>& context, const PartialSums<T>& x, const T* bias, const T* input,
+                              const Norm<T>& norm, int64_t rows, int64_t cols, const Output<T>& out);
+
+// x [count] = the sum over ranks, which lies in no part.
+template <class T>
+void all_reduce(Context<Cuda>& context, const PeerParts& parts, int64_t count, T* x);
 
 // ---- add_bias_act ------------------------------------------------------------------------------------------
 

@@ -54,6 +54,7 @@ std::string refusal(const Context<Cuda>& context, const EncoderConfig& c, const 
   if (context.capability != 90) return "needs a GPU of capability 9.0";
   if (most_deferred_tokens() == 0) return "switched off";
   if (c.layers.empty()) return "there are no layers";
+  if (!c.shard.whole()) return "products are parts of sums over several ranks";
   for (const Layer<T>& layer : weights.layers)
     if (const std::string why_not = refusal(layer, &layer == &weights.layers.front()); !why_not.empty()) return why_not;
   const LayerConfig& first = c.layers.front();

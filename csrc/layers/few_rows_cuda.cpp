@@ -120,6 +120,7 @@ std::shared_ptr<const DeferredNorm<Cuda, T>> make_few_rows(const Context<Cuda>& 
                                                            const Weights<T>& weights, AttentionPath path) {
   if constexpr (sizeof(T) != 2) return nullptr;
   if (path != AttentionPath::fused || weights.layers.empty() || most_deferred_tokens() == 0) return nullptr;
+  if (!config.shard.whole()) return nullptr;  // a part of a sum is no result to add to the stream
   int64_t most = kMostFewRows;
   for (const Layer<T>& layer : weights.layers) {
     if (!norms_fit(layer, &layer == &weights.layers.front())) return nullptr;

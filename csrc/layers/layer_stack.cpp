@@ -52,10 +52,10 @@ void LayerStack<Device, T>::finish(Context<Device>& context, int64_t i, const Op
     const Stream<Device, T> part = stream.from(chunk.first, config_.hidden);
     const Operand a = scaled_for<Device, T>(context, layer.out, attended.from(chunk.first, layer.out.weight.k),
                                             chunk.rows, b.qkv);  // which nobody reads any more
-    project_and_add(context, {layer.out, of_attention.result, of_attention.after, of_ffn.before, &layer.up}, a, chunk,
-                    part, b);
+    project_and_add(context, {layer.out, of_attention.result, of_attention.after, of_ffn.before, &layer.up, 0}, a,
+                    chunk, part, b);
     const Operand inner = feed_forward(context, layer, part, chunk.computed, b);
-    project_and_add(context, {layer.down, of_ffn.result, behind, next, next_product}, inner, chunk, part, b);
+    project_and_add(context, {layer.down, of_ffn.result, behind, next, next_product, 1}, inner, chunk, part, b);
     if (second)
       add_bias_input_layernorm<Device, T>(context, part.x, nullptr, nullptr, weights_.final_norm, chunk.rows,
                                           config_.hidden, {.normed = part.x});

@@ -1,5 +1,7 @@
 // The residual stream, and the only place where a block's result meets it.
 #pragma once
+#include "core/communicator.h"
+#include "core/device.h"
 #include "kernels/kernels.h"
 #include "layers/batch.h"
 #include "layers/buffers.h"
@@ -51,12 +53,14 @@ struct BlockEnd {
   const Norm<T>& after;        // of the sum
   const Norm<T>& before_next;  // of the stream, for the next block alone
   const Linear<T>* next;       // the next block's first product; nullptr: nobody reads on
+  int turn;                    // 0 for a layer's first block, 1 for its second
 };
 
 // stream = after(stream + result(a @ product^T + bias)), and before_next(stream) as `next` reads it. a [chunk.computed,
 // k]; the first chunk.rows rows count. Three ways: the norm is left to the next product (DeferredCall); product and the
 // one norm of the sum are one kernel, where the plan says so and there are exchanged_moments for it; or a product, then
-// the norms. A sum over GPUs would stand behind that product.
+// the norms. The product of a shard is summed over ranks behind it: by the first norm's kernel, which reads the parts
+// of all ranks, or by the communicator.
 template <class Device, class T>
 void project_and_add(Context<Device>& context, const BlockEnd<T>& end, const Operand& a, const Chunk& chunk,
                      const Stream<Device, T>& stream, LayerBuffers<T>& b) {
@@ -70,20 +74,37 @@ void project_and_add(Context<Device>& context, const BlockEnd<T>& end, const Ope
   Output<T> to{.copy = second ? Operand() : apart};
   (keep_sum ? to.sum : to.normed) = stream.x;
   if constexpr (kNormInsideProducts<Device, T>)
-    if (!end.result && !second &&
+    if (!end.result && !second && block.shard.whole() &&
         linear_norm<Device, T>(context, block, a, chunk.computed, first, rows, b.exchanged_moments, to))
       return;
-  const auto norm = [&](const T* x, const T* bias, const T* input, const Norm<T>& norm, const Output<T>& out) {
-    add_bias_input_layernorm<Device, T>(context, x, bias, input, norm, rows, cols, out);
+  const auto norm = [&](const auto& x, const T* bias, const T* input, const Norm<T>& norm, const Output<T>& out) {
+    add_bias_input_layernorm(context, x, bias, input, norm, rows, cols, out);
   };
-  const T* y = linear(context, block, a, chunk.computed, {}, Operand::of(b.projected)).template as<T>();
-  const T* bias = block.bias;
-  if (end.result) {
-    norm(y, bias, nullptr, end.result, {.normed = b.projected});
-    y = b.projected, bias = nullptr;
-  }
-  norm(y, bias, stream.x, first, to);
-  if (second) norm(stream.x, nullptr, nullptr, end.before_next, {.copy = apart});
+  const auto norms = [&](const auto& y) {
+    if (end.result) {
+      norm(y, block.bias, nullptr, end.result, {.normed = b.projected});
+      norm(b.projected, nullptr, stream.x, first, to);
+    } else {
+      norm(y, block.bias, stream.x, first, to);
+    }
+    if (second) norm(stream.x, nullptr, nullptr, end.before_next, {.copy = apart});
+  };
+  const auto product = [&](T* at) -> const T* {
+    return linear(context, block, a, chunk.computed, {}, Operand::of(at)).template as<T>();
+  };
+  if (block.shard.whole()) return norms(product(b.projected));
+  Communicator<Device>& ranks = *context.communicator;
+  if constexpr (kNormsAddParts<Device>)
+    if (const PeerParts all = ranks.parts(chunk.computed * cols * sizeof(T), end.turn)) {
+      product(static_cast<T*>(all.parts[all.rank]));
+      if (adds_parts<T>(cols)) return norms(PartialSums<T>{all});
+      all_reduce(context, all, rows * cols, b.projected);
+      return norms(b.projected);
+    }
+  const T* const part = product(b.projected);
+  if (part != b.projected) copy_on_device(context, part, b.projected, rows * cols * sizeof(T));
+  ranks.all_reduce(context, kDType<T>, b.projected, rows * cols);
+  norms(b.projected);
 }
 
 }  // namespace ftbert

@@ -233,6 +233,11 @@ EncoderConfig EncoderConfig::parse(std::string_view json) {
     c.relative_heads = bias->integer("heads", 1, 1 << 16);
     bias->finish();
   }
+  if (std::optional<Section> shard = read.section("shard")) {
+    c.shard.size = shard->integer("size", 1, 1 << 16);
+    c.shard.rank = shard->integer("rank", 0, c.shard.size - 1);
+    shard->finish();
+  }
   c.embedding_norm = read_norm(read, "embedding_norm");
   c.final_norm = read_norm(read, "final_norm");
   c.embedding_projection = read.boolean("embedding_projection", false);

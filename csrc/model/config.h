@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/communicator.h"
 #include "core/types.h"
 #include "kernels/kernels.h"
 
@@ -79,6 +80,7 @@ struct EncoderConfig {
   bool embedding_projection = false;  // embedding -> hidden, a linear layer after that norm
   bool pooler = false;                // dense + tanh over the first token
   std::vector<LayerConfig> layers;
+  Shard shard;  // heads, kv_heads, relative_heads and inter above are this rank's
 
   int64_t depth() const { return static_cast<int64_t>(layers.size()); }
   // Whether padding takes no position: then a token's position is not its column.

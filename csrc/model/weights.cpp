@@ -125,8 +125,8 @@ Weights<T> bind_weights(const EncoderConfig& config, const WeightSource& source)
                    .offset = static_cast<float>(n.offset),
                    .rounding = n.rounding};
   };
-  const auto linear = [&](const std::string& name) {
-    Linear<T> made{.weight = matrix(name + ".weight"), .bias = data(name + ".bias"), .input = {}};
+  const auto linear = [&](const std::string& name, const Shard& shard = {}) {
+    Linear<T> made{.weight = matrix(name + ".weight"), .bias = data(name + ".bias"), .input = {}, .shard = shard};
     const WeightScales names = scales_of({name + ".weight", {}, true, made.weight.dtype});
     if (made.weight.dtype == DType::q8_0) {
       made.weight.per = granularity_of(DType::q8_0);
@@ -166,10 +166,10 @@ Weights<T> bind_weights(const EncoderConfig& config, const WeightSource& source)
          .rotation = {},
          .relative_bias = c.attention.relative_bias ? relative_bias : nullptr,
          .relative_span = c.attention.relative_bias ? config.relative_span : 0,
-         .out = linear(layer + "attention.out"),
+         .out = linear(layer + "attention.out", config.shard),
          .attention_norms = norms(layer + "attention", c.norm_place, c.attention_norm, c.attention_result_norm),
          .up = linear(layer + "ffn.up"),
-         .down = linear(layer + "ffn.down"),
+         .down = linear(layer + "ffn.down", config.shard),
          .ffn_norms = norms(layer + "ffn", c.norm_place, c.ffn_norm, c.ffn_result_norm)});
   }
   w.final_norm = norm("final_norm", config.final_norm);

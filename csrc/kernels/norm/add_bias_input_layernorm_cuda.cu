@@ -34,7 +34,9 @@ __global__ void __launch_bounds__(Shape::kMaxThreads)
       Packed<E, Shape::kWidth> a[Shape::kPacks], c[Shape::kPacks];
       load_row<Shape>(x + at, cols, walk.lane, a);
       load_row<Shape>(input ? input + at : nullptr, cols, walk.lane, c);
-      norm_packs<Shape>(a, b, c, g, h, kNormalize, rule, cols, walk.lane, sum ? sum + at : nullptr, out, at, copy...);
+      const auto first = [&](int i, float (&of_x)[Shape::kWidth]) { a[i].to_floats(of_x); };
+      norm_packs<Shape>(first, b, c, g, h, kNormalize, rule, cols, walk.lane, sum ? sum + at : nullptr, out, at,
+                        copy...);
     }
   } else {
     for (; walk.row < rows; walk.row += walk.step) {

@@ -26,11 +26,10 @@ __device__ void put_norm(const float (&x)[W], E* out, int64_t at, int col, const
   (put(x, copy, at + col), ...);
 }
 
-// The row in registers. Two passes for a variance: E[x^2] - mean^2 cancels where a row's mean is large against its
-// spread.
-template <class Shape, class Rule, class E, class... Copy>
-__device__ void norm_packs(const Packed<E, Shape::kWidth> (&packs_a)[Shape::kPacks],
-                           const Packed<E, Shape::kWidth> (&packs_b)[Shape::kPacks],
+// The row in registers; first(i, x): a's part of pack i. Two passes for a variance: E[x^2] - mean^2 cancels where a
+// row's mean is large against its spread.
+template <class Shape, class First, class Rule, class E, class... Copy>
+__device__ void norm_packs(const First& first, const Packed<E, Shape::kWidth> (&packs_b)[Shape::kPacks],
                            const Packed<E, Shape::kWidth> (&packs_c)[Shape::kPacks],
                            const Packed<E, Shape::kWidth> (&packs_gamma)[Shape::kPacks],
                            const Packed<E, Shape::kWidth> (&packs_beta)[Shape::kPacks], bool normalize,
@@ -43,7 +42,7 @@ __device__ void norm_packs(const Packed<E, Shape::kWidth> (&packs_a)[Shape::kPac
 #pragma unroll
   for (int i = 0; i < P; ++i) {
     float y[W], z[W];
-    packs_a[i].to_floats(x[i]);
+    first(i, x[i]);
     packs_b[i].to_floats(y);
     packs_c[i].to_floats(z);
 #pragma unroll
@@ -171,7 +170,8 @@ __device__ void norm_row(const E* a, const E* b, const E* c, const E* gamma, con
     load_row<Shape>(c, cols, lane, packs_c);
     load_row<Shape>(gamma, cols, lane, packs_gamma);
     load_row<Shape>(beta, cols, lane, packs_beta);
-    norm_packs<Shape>(packs_a, packs_b, packs_c, packs_gamma, packs_beta, gamma != nullptr, rule, cols, lane, sum, out,
+    const auto first = [&](int i, float (&x)[Shape::kWidth]) { packs_a[i].to_floats(x); };
+    norm_packs<Shape>(first, packs_b, packs_c, packs_gamma, packs_beta, gamma != nullptr, rule, cols, lane, sum, out,
                       at, copy...);
   } else {
     norm_long<Shape>(a, b, c, gamma, beta, rule, cols, lane, sum, out, at, copy...);

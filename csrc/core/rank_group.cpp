@@ -1,0 +1,79 @@
+#include "core/rank_group.h"
+
+#include "core/context.h"
+
+namespace ftbert {
+
+void MeetingPoint::meet() {
+  std::unique_lock lock(mutex_);
+  if (stopped_) throw RankFailed();
+  const int64_t before = times_;
+  if (++here_ == threads_) {
+    here_ = 0, ++times_;
+    passed_.notify_all();
+    return;
+  }
+  passed_.wait(lock, [&] { return times_ != before || stopped_; });
+  if (times_ == before) throw RankFailed();
+}
+
+void MeetingPoint::stop() {
+  const std::lock_guard lock(mutex_);
+  stopped_ = true;
+  passed_.notify_all();
+}
+
+void MeetingPoint::reset() {
+  const std::lock_guard lock(mutex_);
+  here_ = 0, stopped_ = false;
+}
+
+namespace {
+
+class CpuRanks : public RankGroup<Cpu> {
+ public:
+  explicit CpuRanks(int64_t size) : meeting_(size), addends_(size) {
+    for (int64_t rank = 0; rank < size; ++rank) ranks_.push_back(std::make_unique<Rank>(*this, Shard{rank, size}));
+  }
+  Communicator<Cpu>& at(int64_t rank) override { return *ranks_.at(rank); }
+  void stop() override { meeting_.stop(); }
+  void reset() override { meeting_.reset(); }
+
+ private:
+  struct Rank : Communicator<Cpu> {
+    Rank(CpuRanks& group, Shard shard) : group(group), mine(shard) {}
+    Shard shard() const override { return mine; }
+    bool records() const override { return false; }
+    void meet() override { group.meeting_.meet(); }
+
+    // Each rank adds up a piece, by rank, and stores it on all.
+    void all_reduce(Context<Cpu>&, DType dtype, void* x, int64_t count) override {
+      FTBERT_CHECK(dtype == DType::fp32, "ranks on the CPU add up float32, got ", to_string(dtype));
+      group.addends_[mine.rank] = static_cast<float*>(x);
+      meet();
+      const int64_t first = count * mine.rank / mine.size, end = count * (mine.rank + 1) / mine.size;
+      for (int64_t i = first; i < end; ++i) {
+        float sum = group.addends_[0][i];
+        for (int64_t rank = 1; rank < mine.size; ++rank) sum += group.addends_[rank][i];
+        for (float* const of_rank : group.addends_) of_rank[i] = sum;
+      }
+      meet();
+    }
+
+    CpuRanks& group;
+    const Shard mine;
+  };
+
+  MeetingPoint meeting_;
+  std::vector<float*> addends_;  // of each rank's present sum
+  std::vector<std::unique_ptr<Rank>> ranks_;
+};
+
+}  // namespace
+
+template <>
+std::unique_ptr<RankGroup<Cpu>> make_rank_group<Cpu>(const std::vector<int>& devices) {
+  return std::make_unique<CpuRanks>(static_cast<int64_t>(devices.size()));
+}
+
+}  // namespace ftbert

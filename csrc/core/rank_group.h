@@ -1,0 +1,56 @@
+// Ranks of one process: a thread each, that add up through memory which they share. No CUDA header: rank_group.cpp,
+// and rank_group_cuda.cpp or device_none.cpp.
+#pragma once
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "core/check.h"
+#include "core/communicator.h"
+
+namespace ftbert {
+
+// Another rank's failure ended this one's work.
+struct RankFailed : Error {
+  RankFailed() : Error("another rank has failed") {}
+};
+
+// A point that a number of threads pass together, again and again.
+class MeetingPoint {
+ public:
+  explicit MeetingPoint(int64_t threads) : threads_(threads) {}
+  // Returns when all have come. RankFailed where `stop` was called, also while it waits.
+  void meet();
+  void stop();
+  void reset();  // nobody waits
+
+ private:
+  const int64_t threads_;
+  std::mutex mutex_;
+  std::condition_variable passed_;
+  int64_t here_ = 0, times_ = 0;
+  bool stopped_ = false;
+};
+
+template <class Device>
+class RankGroup {
+ public:
+  virtual ~RankGroup() = default;
+  virtual Communicator<Device>& at(int64_t rank) = 0;
+  // A rank has failed: the others, host threads and kernels, stop waiting for it, in the middle of whatever they do.
+  virtual void stop() = 0;
+  // After `stop`, when no thread is in a call any more: waits for the kernels, and makes the group usable again.
+  virtual void reset() = 0;
+};
+
+// devices: of each rank; on the CPU their number counts. Error for GPUs that do not read each other's memory, or
+// differ.
+template <class Device>
+std::unique_ptr<RankGroup<Device>> make_rank_group(const std::vector<int>& devices);
+template <>
+std::unique_ptr<RankGroup<Cpu>> make_rank_group<Cpu>(const std::vector<int>& devices);
+template <>
+std::unique_ptr<RankGroup<Cuda>> make_rank_group<Cuda>(const std::vector<int>& devices);
+
+}  // namespace ftbert

@@ -1,0 +1,155 @@
+// GPUs that read each other's memory.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <bit>
+#include <map>
+#include <string_view>
+
+#include "core/check.h"
+#include "core/context.h"
+#include "core/cuda_check.h"
+#include "core/device_guard.h"
+#include "core/rank_group.h"
+
+namespace ftbert {
+namespace {
+
+constexpr size_t kMostBlocks = 8192;            // of a kernel whose blocks are all there at once
+constexpr size_t kLeastPart = size_t{1} << 20;  // bytes
+constexpr size_t kArrivalBytes = kMostBlocks * 2 * PeerParts::kMostRanks * sizeof(uint32_t);
+
+void check_equal(int one, int other) {
+  cudaDeviceProp a{}, b{};
+  FTBERT_CUDA_CHECK(cudaGetDeviceProperties(&a, one));
+  FTBERT_CUDA_CHECK(cudaGetDeviceProperties(&b, other));
+  FTBERT_CHECK(std::string_view(a.name) == b.name && a.multiProcessorCount == b.multiProcessorCount,
+               "the ranks of a model must be equal GPUs; cuda:", one, " is ", a.name, " with ", a.multiProcessorCount,
+               " multiprocessors, cuda:", other, " is ", b.name, " with ", b.multiProcessorCount);
+}
+
+void enable_access(int from, int to) {
+  int can = 0;
+  FTBERT_CUDA_CHECK(cudaDeviceCanAccessPeer(&can, from, to));
+  FTBERT_CHECK(can, "cuda:", from, " cannot read the memory of cuda:", to,
+               ": start a process for each GPU with torchrun, whose sums go through NCCL");
+  const DeviceGuard guard(from);
+  const cudaError_t error = cudaDeviceEnablePeerAccess(to, 0);
+  if (error == cudaErrorPeerAccessAlreadyEnabled)
+    cudaGetLastError();
+  else
+    FTBERT_CUDA_CHECK(error);
+}
+
+// Memory of one GPU that all read.
+class PeerMemory {
+ public:
+  PeerMemory(int device, size_t bytes) : device_(device) {
+    const DeviceGuard guard(device);
+    FTBERT_CUDA_CHECK(cudaMalloc(&data_, bytes));
+  }
+  PeerMemory(const PeerMemory&) = delete;
+  PeerMemory& operator=(const PeerMemory&) = delete;
+  ~PeerMemory() {
+    const DeviceGuard guard(device_);
+    cudaFree(data_);
+  }
+  void* data() const { return data_; }
+
+ private:
+  int device_;
+  void* data_ = nullptr;
+};
+
+class CudaRanks : public RankGroup<Cuda> {
+ public:
+  explicit CudaRanks(const std::vector<int>& devices)
+      : devices_(devices), meeting_(static_cast<int64_t>(devices.size())) {
+    const auto size = static_cast<int64_t>(devices.size());
+    FTBERT_CHECK(size <= PeerParts::kMostRanks, "at most ", PeerParts::kMostRanks, " GPUs of a process are ranks, got ",
+                 size);
+    for (const int one : devices)
+      for (const int other : devices) {
+        if (one == other) continue;
+        check_equal(one, other);
+        enable_access(one, other);
+      }
+    FTBERT_CUDA_CHECK(
+        cudaHostAlloc(reinterpret_cast<void**>(&stop_), sizeof(int32_t), cudaHostAllocPortable | cudaHostAllocMapped));
+    for (int64_t rank = 0; rank < size; ++rank) {
+      arrivals_.push_back(std::make_unique<PeerMemory>(devices[rank], kArrivalBytes));
+      ranks_.push_back(std::make_unique<Rank>(*this, Shard{rank, size}));
+    }
+    CudaRanks::reset();
+  }
+  ~CudaRanks() override { cudaFreeHost(stop_); }
+
+  Communicator<Cuda>& at(int64_t rank) override { return *ranks_.at(rank); }
+
+  void stop() override {
+    *stop_ = 1;
+    meeting_.stop();
+  }
+
+  void reset() override {
+    for (const int device : devices_) {
+      const DeviceGuard guard(device);
+      FTBERT_CUDA_CHECK(cudaDeviceSynchronize());
+    }
+    for (size_t rank = 0; rank < devices_.size(); ++rank) {
+      const DeviceGuard guard(devices_[rank]);
+      FTBERT_CUDA_CHECK(cudaMemset(arrivals_[rank]->data(), 0, kArrivalBytes));
+      FTBERT_CUDA_CHECK(cudaDeviceSynchronize());
+    }
+    *stop_ = 0;
+    meeting_.reset();
+  }
+
+ private:
+  struct Rank : Communicator<Cuda> {
+    Rank(CudaRanks& group, Shard shard) : group(group), mine(shard) {}
+    Shard shard() const override { return mine; }
+    bool records() const override { return true; }
+    void meet() override { group.meeting_.meet(); }
+    PeerParts parts(size_t bytes, int turn) override { return group.parts(mine.rank, bytes, turn); }
+
+    void all_reduce(Context<Cuda>&, DType, void*, int64_t) override { throw Error("kernels add up these parts"); }
+
+    CudaRanks& group;
+    const Shard mine;
+  };
+
+  // Memory of a power of two is there for each size of part, and stays: recorded launches know where it lies, and all
+  // ranks take the same.
+  PeerParts parts(int64_t rank, size_t bytes, int turn) {
+    const size_t room = std::max(kLeastPart, std::bit_ceil(bytes));
+    PeerParts all;
+    all.rank = static_cast<int>(rank), all.size = static_cast<int>(devices_.size()), all.stop = stop_;
+    const std::lock_guard lock(mutex_);
+    std::vector<std::unique_ptr<PeerMemory>>& lies = parts_[room];
+    if (lies.empty())
+      for (const int device : devices_) lies.push_back(std::make_unique<PeerMemory>(device, 2 * room));
+    for (size_t one = 0; one < devices_.size(); ++one) {
+      all.parts[one] = static_cast<char*>(lies[one]->data()) + turn * room;
+      all.arrivals[one] = static_cast<uint32_t*>(arrivals_[one]->data());
+    }
+    return all;
+  }
+
+  const std::vector<int> devices_;
+  MeetingPoint meeting_;
+  int32_t* stop_ = nullptr;
+  std::vector<std::unique_ptr<PeerMemory>> arrivals_;
+  std::mutex mutex_;
+  std::map<size_t, std::vector<std::unique_ptr<PeerMemory>>> parts_;  // by bytes of a part, of each rank two
+  std::vector<std::unique_ptr<Rank>> ranks_;
+};
+
+}  // namespace
+
+template <>
+std::unique_ptr<RankGroup<Cuda>> make_rank_group<Cuda>(const std::vector<int>& devices) {
+  return std::make_unique<CudaRanks>(devices);
+}
+
+}  // namespace ftbert
