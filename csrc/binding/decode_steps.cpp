@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "binding/padding.h"
+#include "core/communicator.h"
 #include "core/device.h"
 #include "core/dispatch.h"
 #include "core/graph.h"
@@ -125,6 +126,7 @@ template <class Device, class T>
 at::Tensor DecodeSteps<Device, T>::run(Context<Device>& context, const DecoderCall& call) {
   const int64_t count = call.count();
   if (count > kMostSequences || is_recording(context.stream)) return {};
+  if (context.communicator && !context.communicator->records()) return {};
   if (decoder_.weight_scratch_bytes(context, count, count) > 0) return {};  // recordings have none
   Recording* found = nullptr;
   at::Tensor logits;
@@ -153,6 +155,7 @@ at::Tensor DecodeSteps<Device, T>::run(Context<Device>& context, const DecoderCa
       step.refused = true;
     }
   }
+  if (context.communicator) context.communicator->meet();
   if (step.graph)
     step.graph->launch(mine.stream);
   else

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "binding/q8_0.h"
+#include "binding/rank_runner.h"
 #include "binding/tensors.h"
 #include "binding/torch_products.h"
 
@@ -18,6 +19,12 @@ const int32_t* host_integers(const char* name, const at::Tensor& t, int64_t coun
   FTBERT_CHECK(t.dim() == 1 && t.size(0) == count && t.scalar_type() == at::kInt && t.is_cpu() && t.is_contiguous(),
                name, ": expected contiguous Int [", count, "] on cpu, got ", describe(t));
   return data<int32_t>(t);
+}
+
+constexpr int64_t kUnreadRows = 8;  // of a head whose logits nobody reads; as few as a product by q8_0 has
+
+c10::intrusive_ptr<EncoderClass> first_rank(const c10::intrusive_ptr<EncoderClass>& encoder) {
+  return encoder->shards().empty() ? encoder : encoder->shards().front();
 }
 
 }  // namespace
@@ -51,7 +58,21 @@ auto DecoderClass::check_head(const EncoderClass& encoder, const at::Tensor& wei
 DecoderClass::DecoderClass(c10::intrusive_ptr<EncoderClass> encoder, const at::Tensor& weight,
                            std::optional<at::Tensor> bias, int64_t slots, int64_t positions,
                            std::optional<at::Tensor> scale)
-    : DecoderClass(encoder, check_head(*encoder, weight, std::move(bias), scale), slots, positions) {}
+    : DecoderClass(first_rank(encoder), check_head(*first_rank(encoder), weight, bias, scale), slots, positions) {
+  runner_ = encoder->engine().runner();
+  for (size_t rank = 1; rank < encoder->shards().size(); ++rank) {
+    const c10::intrusive_ptr<EncoderClass>& shard = encoder->shards()[rank];
+    const auto rows = [&](const at::Tensor& of_all) {
+      return of_all.narrow(0, 0, std::min(kUnreadRows, of_all.size(0))).to(shard->device());
+    };
+    const auto some = [&](const std::optional<at::Tensor>& of_all) -> std::optional<at::Tensor> {
+      if (!of_all) return of_all;
+      return rows(*of_all);
+    };
+    others_.push_back(
+        c10::make_intrusive<DecoderClass>(shard, rows(weight), some(bias), slots, positions, some(scale)));
+  }
+}
 
 DecoderClass::DecoderClass(c10::intrusive_ptr<EncoderClass> encoder, DecoderHead head, int64_t slots, int64_t positions)
     : encoder_(std::move(encoder)),
@@ -72,7 +93,12 @@ c10::intrusive_ptr<DecoderClass> DecoderClass::with_cache(int64_t slots, int64_t
   const std::lock_guard lock(mutex_);
   const c10::DeviceGuard guard(encoder_->device());
   const StreamOrder::Turn turn(memory_.order);  // the head was made in those before
-  return c10::intrusive_ptr<DecoderClass>::unsafe_steal_from_new(new DecoderClass(encoder_, head_, slots, positions));
+  auto made =
+      c10::intrusive_ptr<DecoderClass>::unsafe_steal_from_new(new DecoderClass(encoder_, head_, slots, positions));
+  made->runner_ = runner_;
+  for (const c10::intrusive_ptr<DecoderClass>& other : others_)
+    made->others_.push_back(other->with_cache(slots, positions));
+  return made;
 }
 
 at::Tensor DecoderClass::forward(const at::Tensor& input_ids, const at::Tensor& cu_seqlens, const at::Tensor& slots,
@@ -96,11 +122,47 @@ at::Tensor DecoderClass::forward(const at::Tensor& input_ids, const at::Tensor& 
     max_q = std::max(max_q, tokens), max_k = std::max(max_k, there + tokens);
   }
 
-  const c10::DeviceGuard guard(encoder_->device());
-  const StreamOrder::Turn turn(memory_.order);
-  at::Tensor logits = engine_->forward({input_ids, cu_seqlens, slots, max_q, max_k, all_rows});
+  const DecoderCall call{input_ids, cu_seqlens, slots, max_q, max_k, all_rows};
+  at::Tensor logits = runner_ ? forward_on_ranks(call) : forward_here(call);
   for (int64_t i = 0; i < count; ++i) lengths_[index[i]] += cu[i + 1] - cu[i];
   return logits;
+}
+
+at::Tensor DecoderClass::forward_here(const DecoderCall& call) {
+  const c10::DeviceGuard guard(encoder_->device());
+  const StreamOrder::Turn turn(memory_.order);
+  return engine_->forward(call);
+}
+
+at::Tensor DecoderClass::forward_on_ranks(const DecoderCall& call) {
+  std::vector<at::Tensor> ids{call.input_ids};
+  for (size_t rank = 1; rank <= others_.size(); ++rank)
+    ids.push_back(runner_->at_rank(call.input_ids, static_cast<int64_t>(rank)));
+  at::Tensor logits;
+  try {
+    runner_->run([&](int64_t rank) {
+      if (rank == 0)
+        logits = forward_here(call);
+      else
+        others_[rank - 1]->forward(ids[rank], call.cu_seqlens, call.slots, call.all_rows);
+    });
+  } catch (...) {
+    // Some ranks may have stored the tokens.
+    const auto* const index = data<int32_t>(call.slots);
+    for (int64_t i = 0; i < call.count(); ++i) restore_length(index[i], lengths_[index[i]]);
+    throw;
+  }
+  return logits;
+}
+
+void DecoderClass::restore_length(int64_t slot, int64_t length) {
+  const c10::DeviceGuard guard(encoder_->device());
+  const StreamOrder::Turn turn(memory_.order);
+  set_length(slot, length);
+  for (const c10::intrusive_ptr<DecoderClass>& other : others_) {
+    const std::lock_guard lock(other->mutex_);
+    other->restore_length(slot, length);
+  }
 }
 
 std::vector<int64_t> DecoderClass::lengths() const {
@@ -117,9 +179,7 @@ void DecoderClass::truncate(int64_t slot, int64_t length) {
   const std::lock_guard lock(mutex_);
   check_slot("slot", slot);
   check_length(slot, length);
-  const c10::DeviceGuard guard(encoder_->device());
-  const StreamOrder::Turn turn(memory_.order);
-  set_length(slot, length);
+  restore_length(slot, length);
 }
 
 void DecoderClass::copy_prefix(int64_t from, const std::vector<int64_t>& to, int64_t length) {
@@ -130,6 +190,7 @@ void DecoderClass::copy_prefix(int64_t from, const std::vector<int64_t>& to, int
     FTBERT_CHECK(from != one, "to: expected other slots than ", from);
   }
   check_length(from, length);
+  for (const c10::intrusive_ptr<DecoderClass>& other : others_) other->copy_prefix(from, to, length);
   const c10::DeviceGuard guard(encoder_->device());
   const StreamOrder::Turn turn(memory_.order);
   for (const int64_t one : to) {

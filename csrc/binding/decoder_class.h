@@ -35,9 +35,13 @@ class DecoderClass : public torch::CustomClassHolder {
   void copy_prefix(int64_t from, const std::vector<int64_t>& to, int64_t length);
 
  private:
+  // Of an encoder of several ranks that of the first, whose logits are read; the heads of the others have few rows.
   static DecoderHead check_head(const EncoderClass& encoder, const at::Tensor& weight, std::optional<at::Tensor> bias,
                                 const std::optional<at::Tensor>& scale);
   DecoderClass(c10::intrusive_ptr<EncoderClass> encoder, DecoderHead head, int64_t slots, int64_t positions);
+  at::Tensor forward_here(const DecoderCall& call);
+  at::Tensor forward_on_ranks(const DecoderCall& call);
+  void restore_length(int64_t slot, int64_t length);  // on every rank
   void check_slot(const char* name, int64_t slot) const;
   void check_length(int64_t slot, int64_t length) const;
   void set_length(int64_t slot, int64_t length);
@@ -48,6 +52,9 @@ class DecoderClass : public torch::CustomClassHolder {
   CacheMemory memory_;
   std::vector<int64_t> lengths_;  // as those on the device
   std::unique_ptr<DecoderEngine> engine_;
+  // Where the encoder has several ranks this is the first's.
+  std::shared_ptr<RankRunner> runner_;
+  std::vector<c10::intrusive_ptr<DecoderClass>> others_;
 };
 
 }  // namespace ftbert::binding

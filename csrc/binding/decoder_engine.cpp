@@ -7,6 +7,7 @@
 
 #include "binding/decode_steps.h"
 #include "binding/padding.h"
+#include "binding/ranks.h"
 #include "decoder.h"
 
 namespace ftbert::binding {
@@ -41,6 +42,8 @@ class DecoderEngineOf : public DecoderEngine {
   at::Tensor forward(const DecoderCall& call) override {
     const at::Device device = encoder_.device();
     CallContext<Device> on(device);
+    const std::shared_ptr<Communicator<Device>> communicator = encoder_.engine().communicator().of<Device>();
+    on.context.communicator = communicator.get();
     if (!encoder_.engine().uses_cuda_graphs())
       steps_.clear();
     else if (call.is_step())
@@ -59,6 +62,7 @@ class DecoderEngineOf : public DecoderEngine {
     const at::Tensor logits =
         at::empty({rows_with_slack<Device>(batch.output_rows()), decoder_.vocab()}, there.dtype(encoder_.dtype()));
     const CacheSlots in{data<int32_t>(slots), data<int32_t>(memory_.lengths), memory_.cache.positions()};
+    if (communicator) communicator->meet();
     decoder_.forward(context, batch, in, plan, Workspace(workspace.data_ptr(), plan.bytes), data<T>(logits));
     return logits.narrow(0, 0, batch.output_rows());
   }

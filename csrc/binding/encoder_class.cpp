@@ -4,6 +4,7 @@
 #include <set>
 
 #include "binding/q8_0.h"
+#include "binding/ranks.h"
 #include "binding/tensors.h"
 #include "binding/torch_products.h"
 #include "layers/check_layers_exist.h"
@@ -159,7 +160,18 @@ EncoderClass::EncoderClass(TensorDict weights, std::string config, std::string a
   });
 }
 
+EncoderClass::EncoderClass(std::vector<c10::intrusive_ptr<EncoderClass>> shards)
+    : shards_(std::move(shards)), engine_(make_engine_of_ranks(shards_)) {
+  const EncoderClass& first = *shards_.front();
+  weights_ = first.weights_, matrix_dtypes_ = first.matrix_dtypes_;
+  description_ = first.description_, attention_ = first.attention_, config_ = first.config_;
+  device_ = first.device_, dtype_ = first.dtype_;
+}
+
 TensorDict EncoderClass::weights() const {
+  FTBERT_CHECK(shards_.empty(),
+               "the weights of this model lie on several devices, as shards: load it on one to save "
+               "or move it");
   TensorDict all;
   for (const WeightSpec& spec : weight_specs(config_)) {
     const auto it = packed_.find(spec.name);

@@ -16,6 +16,9 @@ namespace ftbert::binding {
 using TensorDict = c10::Dict<std::string, at::Tensor>;
 using StringDict = c10::Dict<std::string, std::string>;
 
+struct AnyCommunicator;  // binding/ranks.h
+class RankRunner;        // binding/rank_runner.h
+
 // What differs between (device, dtype) pairs, behind one virtual call.
 struct Engine {
   virtual ~Engine() = default;
@@ -26,6 +29,11 @@ struct Engine {
   virtual bool uses_cuda_graphs() const = 0;
   virtual std::map<std::string, std::string> info() const = 0;
   virtual AttentionPath attention_path() const = 0;
+  // Of a shard, before its first call: with whom it adds up.
+  virtual void join(AnyCommunicator communicator) = 0;
+  virtual AnyCommunicator communicator() const = 0;
+  // Of several ranks in this process: what runs them.
+  virtual std::shared_ptr<RankRunner> runner() const { return nullptr; }
 };
 // engine.cpp: the core's encoder in an engine of this device and type.
 template <class Device, class T>
@@ -40,7 +48,11 @@ class EncoderClass : public torch::CustomClassHolder {
   // scales (torch.ops.ftbert.pack_q8_0), which then are no tensor of their own.
   EncoderClass(TensorDict weights, std::string config, std::string attention);
 
+  // The ranks of one process: each shard, in their order, on a device of its own (binding/ranks.h).
+  explicit EncoderClass(std::vector<c10::intrusive_ptr<EncoderClass>> shards);
+
   const Engine& engine() const { return *engine_; }
+  Engine& engine() { return *engine_; }
   const EncoderConfig& config() const { return config_; }
   at::Device device() const { return device_; }
   at::ScalarType dtype() const { return dtype_; }  // of the residual stream and of results
@@ -52,6 +64,7 @@ class EncoderClass : public torch::CustomClassHolder {
   at::Tensor weight(const std::string& name) const;
   std::string description() const { return description_; }  // the config as it was given
   std::string attention() const { return attention_; }
+  const std::vector<c10::intrusive_ptr<EncoderClass>>& shards() const { return shards_; }  // empty: this is one
   StringDict info() const;
   // bf16 on the CPU: the matrices alone.
   c10::intrusive_ptr<EncoderClass> to(at::Device device, at::ScalarType dtype) const;
@@ -66,6 +79,7 @@ class EncoderClass : public torch::CustomClassHolder {
   EncoderConfig config_;
   at::Device device_{at::kCPU};
   at::ScalarType dtype_ = at::kFloat;
+  std::vector<c10::intrusive_ptr<EncoderClass>> shards_;
   std::unique_ptr<Engine> engine_;
 };
 

@@ -7,6 +7,7 @@
 
 #include "binding/encoder_class.h"
 #include "binding/padding.h"
+#include "binding/ranks.h"
 #include "binding/replay.h"
 #include "binding/tensors.h"
 #include "core/device.h"
@@ -36,6 +37,7 @@ class EngineOf : public Engine {
   std::vector<at::Tensor> forward(const Call& call, const std::vector<Want>& wants) const override {
     const c10::DeviceGuard guard(device_);
     CallContext<Device> on(device_);
+    on.context.communicator = communicator_.get();
     const EncoderConfig& c = encoder_.config();
     FTBERT_CHECK(!call.rows || asks_for(wants, Want::rows), "rows: nothing of `want` reads them");
     Result r{call.cu_seqlens ? check_packed<Device>(on.context, device_, c, call.input_ids, *call.cu_seqlens,
@@ -50,7 +52,8 @@ class EngineOf : public Engine {
     using Lease = typename Replay<Device, T>::Lease;
     const bool states = asks_for(wants, Want::hidden_states);
     // Its memory, until this returns. A recording has no scratch for weights, and serves no shared prefix.
-    const bool direct = states || call.shared_prefix > 0 || weight_scratch(on.context, r.input.batch) > 0;
+    const bool direct = states || call.shared_prefix > 0 || weight_scratch(on.context, r.input.batch) > 0 ||
+                        (communicator_ && !communicator_->records());
     const Lease replayed = direct ? Lease() : replay_.run(on.context, r.input.batch);
     if (replayed) {
       r.hidden = replayed.hidden();
@@ -70,6 +73,13 @@ class EngineOf : public Engine {
   bool uses_cuda_graphs() const override { return replay_.enabled(); }
 
   AttentionPath attention_path() const override { return encoder_.attention().path; }
+  void join(AnyCommunicator communicator) override { communicator_ = communicator.of<Device>(); }
+  AnyCommunicator communicator() const override {
+    if constexpr (std::is_same_v<Device, Cpu>)
+      return {communicator_, nullptr};
+    else
+      return {nullptr, communicator_};
+  }
   const Encoder<Device, T>& encoder() const { return encoder_; }
 
   std::map<std::string, std::string> info() const override {
@@ -186,6 +196,7 @@ class EngineOf : public Engine {
       batch.columns = positions.columns;
     }
     const Workspace rest(workspace.take<char>(static_cast<int64_t>(plan.bytes)), plan.bytes);
+    if (communicator_) communicator_->meet();
     encoder_.forward(context, batch, plan, rest, data<T>(hidden), hook);
     return hidden;
   }
@@ -284,7 +295,8 @@ class EngineOf : public Engine {
   at::Device device_;
   std::vector<at::Tensor> kept_;  // what encoder_ has made of config and weights
   Encoder<Device, T> encoder_;
-  mutable Replay<Device, T> replay_;  // locks itself
+  std::shared_ptr<Communicator<Device>> communicator_;  // of a shard
+  mutable Replay<Device, T> replay_;                    // locks itself
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "binding/define_op.h"
 #include "binding/encoder_class.h"
 #include "binding/q8_0.h"
+#include "binding/ranks.h"
 #include "binding/tensors.h"
 #include "binding/torch_products.h"
 #include "core/device.h"
@@ -143,6 +144,14 @@ TORCH_LIBRARY(ftbert, m) {
            {torch::arg("input_ids"), torch::arg("attention_mask"), torch::arg("token_type_ids"),
             torch::arg("cu_seqlens"), torch::arg("max_seqlen"), torch::arg("want"), torch::arg("rows") = at::IValue(),
             torch::arg("shared_prefix") = 0})
+      // One encoder over the ranks of this process, each with its shard.
+      .def_static("tensor_parallel",
+                  [](const c10::List<EncoderPtr>& shards) { return c10::make_intrusive<EncoderClass>(shards.vec()); })
+      .def("join",
+           [](const EncoderPtr& self, const std::string& process_group) {
+             self->engine().join(join_process_group(process_group, self->config().shard, self->device()));
+           },
+           "", {torch::arg("process_group")})
       .def("weights", [](const EncoderPtr& self) { return self->weights(); })
       .def("config", [](const EncoderPtr& self) { return self->description(); })
       .def("use_cuda_graphs", [](const EncoderPtr& self, bool on) { self->engine().use_cuda_graphs(on); })

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "core/check.h"
+#include "core/communicator.h"
 #include "core/device.h"
 #include "core/dispatch.h"
 #include "core/workspace.h"
@@ -249,6 +250,7 @@ auto Replay<Device, T>::run(const Context<Device>& context, const Batch& batch) 
       refusal_ = error.what();
     }
   }
+  if (context.communicator) context.communicator->meet();
   if (recording.graph)
     recording.graph->launch(mine.stream);
   else

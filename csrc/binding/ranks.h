@@ -1,0 +1,36 @@
+// The ranks of a model that lies on several devices: how an engine gets its communicator, and the engine of all of
+// them.
+#pragma once
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "binding/encoder_class.h"
+#include "core/communicator.h"
+
+namespace ftbert::binding {
+
+// One of the two, or neither.
+struct AnyCommunicator {
+  std::shared_ptr<Communicator<Cpu>> cpu;
+  std::shared_ptr<Communicator<Cuda>> cuda;
+
+  template <class Device>
+  const std::shared_ptr<Communicator<Device>>& of() const {
+    if constexpr (std::is_same_v<Device, Cpu>)
+      return cpu;
+    else
+      return cuda;
+  }
+};
+
+// Sums through a process group of torch.distributed, registered there under this name: gloo's of the CPU, NCCL's of
+// GPUs. Its ranks are the processes. Error where the group is not `shard.size` processes, or this one is another rank.
+AnyCommunicator join_process_group(const std::string& name, const Shard& shard, at::Device device);
+
+// The ranks of one process, one on each shard's device: a call runs on all of them, and gives what the first makes.
+// Calls follow each other, whatever streams they come on. An exception of one rank ends the call on all.
+std::unique_ptr<Engine> make_engine_of_ranks(const std::vector<c10::intrusive_ptr<EncoderClass>>& shards);
+
+}  // namespace ftbert::binding
