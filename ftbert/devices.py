@@ -47,9 +47,10 @@ def check_device(given: Any) -> torch.device:
     return torch.device("cuda", index)
 
 
-def check_devices(given: Any) -> tuple[torch.device, ...]:
+def check_devices(given: Any, several_cpus: bool = False) -> tuple[torch.device, ...]:
     """Of one device as in `check_device`, "cuda:*" for every GPU that torch sees, or a list of different GPUs. Raises
-    what `check_device` does, ValueError for an empty list, one that names a device twice, or the CPU beside others."""
+    what `check_device` does, ValueError for an empty list, one that names a device twice, or the CPU beside others.
+    several_cpus: a list may also name the CPU again and again: each time a part of its cores."""
     if isinstance(given, str) and given == "cuda:*":
         check_device("cuda")
         return tuple(torch.device("cuda", index) for index in range(torch.cuda.device_count()))
@@ -58,6 +59,8 @@ def check_devices(given: Any) -> tuple[torch.device, ...]:
     if not given:
         raise ValueError("device: expected at least one device, got an empty list")
     named = [str(one) for one in given]
+    if several_cpus and len(named) > 1 and set(named) == {"cpu"}:
+        return tuple(check_device(one) for one in given)
     if len(named) > 1 and any(one.partition(":")[0] == "cpu" for one in named):
         raise ValueError(
             f"device: several devices are GPUs, since one model uses all cores of a CPU; got {', '.join(named)}"

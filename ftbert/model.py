@@ -23,6 +23,7 @@ from ftbert.heads import Head, HeadedModule
 from ftbert.live_check import check_loaded
 from ftbert.module import EncoderModule
 from ftbert.outputs import output
+from ftbert.parallel import find_ranks
 from ftbert.replicas import Replicated, replicate, where_the_ids_are
 from ftbert.text import TextModel
 from ftbert.tuning import gemm_table
@@ -39,6 +40,7 @@ def load(
     device: str | torch.device | Sequence[str | torch.device] = "cpu",
     dtype: str | torch.dtype = "fp32",
     *,
+    parallel: str | None = None,
     attention: str = "auto",
     heads: bool = True,
     revision: str | None = None,
@@ -48,28 +50,30 @@ def load(
 
     source: an ftbert or HuggingFace folder, an .onnx or .gguf file, a hub id, or a live transformers model. device:
     "cpu", "cuda", "cuda:1"; several GPUs, as a list or "cuda:*" for all, have a replica each, and the calls that take
-    texts share their batches among them (docs/several_gpus.md). dtype: fp32, fp16 (GPU only), bf16, fp8 (compute
-    capability 9.0 only), int8 (CPUs with VNNI, AVX-VNNI or AMX), q8_0 (GPUs from compute capability 8.0 on, CPUs); on
-    the CPU bf16 is that of the matrix products' operands, with float sums: all else and the results are float32.
-    "auto": as the weights are stored, q8_0 where a GGUF file of a decoder has most of them in Q8_0; on the CPU fp32, or
-    for weights in bf16 the faster of the two, which is timed once in a process. fp8, int8 and q8_0 are for the matrices
-    of the layers, all else and the results are fp16 or bf16 on a GPU, float32 on the CPU. fp8 and int8 are quantized
-    when the model is first loaded so, and kept in the user's cache (docs/quantization.md); those of a live model each
-    time. q8_0 is llama.cpp's Q8_0, made at each load, without calibration; the head that `generate` reads is in it too.
-    Of a folder that `ftbert quantize` wrote its type and "auto" are the same, fp16 and bf16 the type of all else beside
-    fp8; of an .onnx file that onnxruntime has quantized int8 and "auto" are its own integers. attention: "auto", or
-    "fused" / "general" to force a path. heads: the checkpoint's task heads too; a masked language model then computes
-    logits over the vocabulary in every call; an encoder's ...ForCausalLM or ...LMHeadModel without is_decoder is one. A
-    decoder's ...ForCausalLM gives hidden states, and its head is read when `predict`, `rerank`, `generate` or `head`
-    asks for it. What stands outside the encoder and is no head that ftbert knows is left out, with a warning. revision,
-    token: of a hub id; a branch, tag or commit, and what a private model asks for (None: HF_TOKEN, or that of `hf auth
-    login`). Raises FileNotFoundError, PermissionError, ImportError (an .onnx file without the package onnx, a .gguf
-    file that needs the package gguf), ValueError (weights or config do not fit, all problems listed; a device that
-    cannot serve fp8 or int8; a model that loses too much in it), RuntimeError (a device or dtype that this build or
-    machine cannot serve; a live model that computes something else than its config says), TypeError for what is no such
-    source.
+    texts share their batches among them (docs/several_gpus.md). parallel: "tensor": one model instead, of whose layers
+    each device has a share, or each process of torch.distributed's default group, on its own device. dtype: fp32, fp16
+    (GPU only), bf16, fp8 (compute capability 9.0 only), int8 (CPUs with VNNI, AVX-VNNI or AMX), q8_0 (GPUs from compute
+    capability 8.0 on, CPUs); on the CPU bf16 is that of the matrix products' operands, with float sums: all else and
+    the results are float32. "auto": as the weights are stored, q8_0 where a GGUF file of a decoder has most of them in
+    Q8_0; on the CPU fp32, or for weights in bf16 the faster of the two, which is timed once in a process. fp8, int8 and
+    q8_0 are for the matrices of the layers, all else and the results are fp16 or bf16 on a GPU, float32 on the CPU. fp8
+    and int8 are quantized when the model is first loaded so, and kept in the user's cache (docs/quantization.md); those
+    of a live model each time. q8_0 is llama.cpp's Q8_0, made at each load, without calibration; the head that
+    `generate` reads is in it too. Of a folder that `ftbert quantize` wrote its type and "auto" are the same, fp16 and
+    bf16 the type of all else beside fp8; of an .onnx file that onnxruntime has quantized int8 and "auto" are its own
+    integers. attention: "auto", or "fused" / "general" to force a path. heads: the checkpoint's task heads too; a
+    masked language model then computes logits over the vocabulary in every call; an encoder's ...ForCausalLM or
+    ...LMHeadModel without is_decoder is one. A decoder's ...ForCausalLM gives hidden states, and its head is read when
+    `predict`, `rerank`, `generate` or `head` asks for it. What stands outside the encoder and is no head that ftbert
+    knows is left out, with a warning. revision, token: of a hub id; a branch, tag or commit, and what a private model
+    asks for (None: HF_TOKEN, or that of `hf auth login`). Raises FileNotFoundError, PermissionError, ImportError (an
+    .onnx file without the package onnx, a .gguf file that needs the package gguf), ValueError (weights or config do not
+    fit, all problems listed; a device that cannot serve fp8 or int8; a model that loses too much in it), RuntimeError
+    (a device or dtype that this build or machine cannot serve; a live model that computes something else than its
+    config says), TypeError for what is no such source.
     """
-    places = check_devices(device)
+    places = check_devices(device, several_cpus=parallel is not None)
+    ranks = find_ranks(parallel, places)
     asked = None if dtype == "auto" else parse_dtype(dtype)
     if asked is not None:
         for place in places:
@@ -79,10 +83,11 @@ def load(
     if heads and checkpoint.config.left_out:
         warnings.warn(f"{checkpoint.source.where}: {checkpoint.config.left_out}", stacklevel=2)
     live = source if isinstance(source, torch.nn.Module) else None
-    model = Model(*build(checkpoint, places[0], asked, attention, heads, live))
+    together = places if ranks.size > 1 else places[:1]
+    model = Model(*build(checkpoint, together, asked, attention, heads, live, ranks))
     if live is not None:
         check_loaded(model, live)
-    return replicate(model, places[1:])
+    return replicate(model, places[len(together) :])
 
 
 def _source(source: Any) -> str | Path | torch.nn.Module | Checkpoint:
@@ -307,7 +312,7 @@ class Model(Replicated, TextModel, LanguageModel):
             if self.folder is not None:
                 asked = self.info()
                 path = asked["attention"] if asked["attention_reason"] == "asked for" else "auto"
-                made = Model(*build(self.checkpoint, places[0], element, path, bool(self.heads)))
+                made = Model(*build(self.checkpoint, places[:1], element, path, bool(self.heads)))
                 return replicate(made, places[1:])
             if bits := {element, self.dtype} & {*EIGHT_BITS.values()}:
                 word = users_word(bits.pop())

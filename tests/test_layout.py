@@ -26,6 +26,7 @@ PYTHON = (
     "optimization",
     "model",
     "replicas",
+    "parallel",
     "building",
     "decoding",
     "outputs",

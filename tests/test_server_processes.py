@@ -314,7 +314,7 @@ there = lambda *_: ("transformers.models.auto.tokenization_auto" in sys.modules,
 print(*there())
 loading.load_engine = there
 link = SimpleNamespace(attach=print)
-worker._load_all(SimpleNamespace(devices=["cpu"]), [[link], [link]], [None] * 3, None)
+worker._load_all(SimpleNamespace(engines=["cpu"]), [[link], [link]], [None] * 3, None)
 """
 
 

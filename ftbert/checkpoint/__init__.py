@@ -13,9 +13,11 @@ from ftbert.checkpoint.encoder_config import (
     PositionConfig,
     RelativeBiasConfig,
     RotaryConfig,
+    ShardConfig,
     WeightSpec,
     shared_layers,
 )
+from ftbert.checkpoint.shards import cut, shard_of
 from ftbert.checkpoint.tensors import (
     Shape,
     StateDictSource,
@@ -44,9 +46,9 @@ from ftbert.staging_folder import StagingFolder
 __all__ = [
     "CAUSAL_LM", "DTYPES", "FORMAT", "MODULES", "VERSION", "VOCABULARY", "WORD_TABLE", "AttentionConfig",
     "Checkpoint", "CheckpointConfig", "EncoderConfig", "FeedForwardConfig", "HeadConfig", "LayerConfig", "Make",
-    "Module", "NormConfig", "PositionConfig", "RelativeBiasConfig", "RotaryConfig", "RowOrder", "Shape",
-    "StagingFolder", "StateDictSource", "TensorSource", "WeightSpec", "activations", "check_shapes", "exists",
+    "Module", "NormConfig", "PositionConfig", "RelativeBiasConfig", "RotaryConfig", "RowOrder", "Shape", "ShardConfig",
+    "StagingFolder", "StateDictSource", "TensorSource", "WeightSpec", "activations", "check_shapes", "cut", "exists",
     "expect_file", "expect_inside", "find_weights", "fits_8_bits", "list_folder", "named", "open_bin",
-    "open_weights", "read_checkpoint", "read_json_object", "read_json_value", "read_modules", "shard_names",
+    "open_weights", "read_checkpoint", "read_json_object", "read_json_value", "read_modules", "shard_names", "shard_of",
     "shared_layers", "shown", "told_products", "transformer_folder", "typed",
 ]  # fmt: skip

@@ -135,10 +135,18 @@ class RelativeBiasConfig:
 
 
 @dataclass(frozen=True)
+class ShardConfig:
+    """This rank of so many."""
+
+    rank: int
+    size: int
+
+
+@dataclass(frozen=True)
 class EncoderConfig:
     """As csrc/model/config.h, which checks the values. embedding: width of the embedding tables, projected to hidden
     where there is an embedding_projection. embedding_scale: of rows of the word table. word_type: of that table as
-    stored, "int8" with a scale for each row, or that of the "model"."""
+    stored, "int8" with a scale for each row, or that of the "model". shard: heads, kv_heads and inter are a rank's."""
 
     vocab: int
     hidden: int
@@ -154,6 +162,7 @@ class EncoderConfig:
     embedding_projection: bool = False
     pooler: bool = False
     word_type: str = "model"
+    shard: ShardConfig | None = None
 
     @property
     def depth(self) -> int:
@@ -259,7 +268,7 @@ def _said(values: Json) -> Json:
 
 _NESTED: dict[str, Any] = {
     "attention": AttentionConfig, "ffn": FeedForwardConfig, "rotary": RotaryConfig, "positions": PositionConfig,
-    "relative_bias": RelativeBiasConfig,
+    "relative_bias": RelativeBiasConfig, "shard": ShardConfig,
 }  # fmt: skip
 
 

@@ -38,8 +38,15 @@ def add(
         kind = devices if several_devices else device
         added.add_argument("--device", type=kind, help=f"cpu, cuda or cuda:N{more} (default {usual})")
         added.add_argument("--dtype", choices=dtypes, help=f"(default {dtype})")
+        if several_devices:
+            add_parallel(added)
         add_revision(added)
     return added
+
+
+def add_parallel(parser: argparse.ArgumentParser) -> None:
+    text = "one model over all devices, of whose layers each has a share"
+    parser.add_argument("--parallel", choices=("tensor",), help=text)
 
 
 def add_revision(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +58,8 @@ def add_revision(parser: argparse.ArgumentParser) -> None:
 def load_model(options: argparse.Namespace, **more: Any) -> Any:
     """The model that a command names, where and in which dtype it says."""
     # What is not given is left to load(), which knows the defaults.
-    given = {name: value for name in ("device", "dtype", "revision") if (value := getattr(options, name)) is not None}
+    names = ("device", "dtype", "parallel", "revision")
+    given = {name: value for name in names if (value := getattr(options, name, None)) is not None}
     if getattr(options, "against", None):
         given.setdefault("dtype", "auto")  # a quantized folder: in the types that it is stored in
     return ftbert.load(options.model, **given, **more)

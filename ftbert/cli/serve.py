@@ -27,6 +27,7 @@ def add_to(commands: command.Commands) -> None:
         "--device", default="cpu",
         help="cpu, cuda or cuda:* (every GPU), or a list: cuda:0,cuda:1; one engine each (default cpu)",
     )
+    command.add_parallel(parser)
     parser.add_argument(
         "--dtype",
         choices=("fp32", "fp16", "bf16", "fp8", "int8", "q8_0", "auto"),
@@ -66,7 +67,10 @@ def settings_of(options: argparse.Namespace, environment: dict[str, str]) -> Set
     devices = _devices(options.device)
     dtype = options.dtype or ("fp32" if devices[0] == "cpu" else "fp16")
     name = options.served_model_name or environment.get("SERVED_MODEL_NAME")
-    return Settings(models=_models(options.model, name), devices=devices, dtype=dtype, **given)
+    if options.parallel is not None and len(devices) < 2:
+        raise ValueError(f"--parallel {options.parallel} is over several devices; got --device {options.device}")
+    models = _models(options.model, name)
+    return Settings(models=models, devices=devices, dtype=dtype, parallel=options.parallel, **given)
 
 
 def _models(given: list[str], served: str | None) -> tuple[tuple[str, str], ...]:

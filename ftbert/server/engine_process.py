@@ -44,7 +44,7 @@ def run_engine(
     """index: its row of metrics. Returns the exit code; raises what loading raises."""
     row = Row(open_rows(folder / "metrics", rows)[index])
     row.reset_gauges()
-    engine, about = load_engine(settings, model, settings.devices[device], threads, row, lambda on: _alone(folder, on))
+    engine, about = load_engine(settings, model, settings.engines[device], threads, row, lambda on: _alone(folder, on))
     sys.setswitchinterval(_SWITCH)
     gc.collect()
     gc.freeze()  # PyTorch's objects stay: to look at them again takes 250 ms, in which nothing is served

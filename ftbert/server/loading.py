@@ -52,7 +52,8 @@ def load_engine(
     row: Row,
     alone: Alone = lambda device: nullcontext(),
 ) -> tuple[Engine, Description]:
-    """The engine of settings.models[which] on `device`. Raises what ftbert.load does, ValueError as `describe`.
+    """The engine of settings.models[which] on `device`, one of settings.engines. Raises what ftbert.load does,
+    ValueError as `describe`.
 
     threads: of the CPU, None as torch has them. alone(device): a context in which no other engine is timed there;
     models are loaded at the same time.
@@ -69,7 +70,8 @@ def load_engine(
     name, source = settings.models[which]
     LOG.info("%s is loaded on %s", name, device)
     began = time.monotonic()
-    model = load(source, device, settings.dtype, revision=settings.revision)
+    places = device.split(",") if settings.parallel is not None else device
+    model = load(source, places, settings.dtype, parallel=settings.parallel, revision=settings.revision)
     with _IMPORTING:
         about = describe(model, name, source, settings)
     embeds = about.task in ("embedding", "sparse", "multi_vector")

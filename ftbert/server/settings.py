@@ -13,7 +13,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Settings:
-    """Every choice made. models: (name, folder or hub id), the first is the default one. devices: an engine for each.
+    """Every choice made. models: (name, folder or hub id), the first is the default one. devices: an engine for each,
+    or with `parallel` (as of ftbert.load) one over all.
 
     None: chosen when the server starts. See FLAGS for the meaning of the others.
     """
@@ -21,6 +22,7 @@ class Settings:
     models: tuple[tuple[str, str], ...]
     devices: tuple[str, ...] = ("cpu",)
     dtype: str = "fp32"
+    parallel: str | None = None
     revision: str | None = None
     hostname: str = "0.0.0.0"
     port: int = 3000
@@ -49,6 +51,11 @@ class Settings:
     tokenization_workers: int = 2
     json_output: bool = False
     access_log: bool = False
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Where each engine of a model computes: a device, or several with commas."""
+        return self.devices if self.parallel is None else (",".join(self.devices),)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

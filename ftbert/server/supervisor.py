@@ -51,7 +51,7 @@ def serve(settings: Settings) -> int:
 def _workers(settings: Settings) -> int:
     if settings.workers is not None:
         return settings.workers
-    if all(device == "cpu" for device in settings.devices):
+    if all(device == "cpu" for device in settings.engines):
         return 0
     return min(max(1, len(os.sched_getaffinity(0)) - 2), 8)
 
@@ -87,15 +87,15 @@ class _Supervisor:
         self._made = ServerFolder()
         self._folder = self._made.path
         self._listens = False
-        workers, models, devices = settings.workers or 1, len(settings.models), len(settings.devices)
+        workers, models, devices = settings.workers or 1, len(settings.models), len(settings.engines)
         rows = workers + models * devices
         common = {"settings": settings.to_json(), "folder": str(self._folder), "rows": rows}
-        on_cpu = models * settings.devices.count("cpu")
+        on_cpu = models * settings.engines.count("cpu")
         threads = max(1, len(os.sched_getaffinity(0)) // on_cpu) if on_cpu > 1 else None
         self._workers = [_Child({**common, "role": "worker", "index": i}) for i in range(workers)]
         self._engines = [
             _Child({**common, "role": "engine", "index": workers + model * devices + device, "model": model,
-                    "device": device, "threads": threads if settings.devices[device] == "cpu" else None})  # fmt: skip
+                    "device": device, "threads": threads if settings.engines[device] == "cpu" else None})  # fmt: skip
             for model in range(models)
             for device in range(devices)
         ]

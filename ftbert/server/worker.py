@@ -48,7 +48,7 @@ def run_worker(settings: Settings, index: int, folder: Path, rows: int) -> int:
 
 async def _run(settings: Settings, index: int, folder: Path, count: int) -> int:
     links = [
-        [SocketLink(str(socket_path(folder, which, device))) for device in range(len(settings.devices))]
+        [SocketLink(str(socket_path(folder, which, device))) for device in range(len(settings.engines))]
         for which in range(len(settings.models))
     ]
     rows = open_rows(folder / "metrics", count)
@@ -92,8 +92,8 @@ async def serve_here(
     settings: Settings, bound: socket.socket, stop: asyncio.Event | None = None, load: Callable[..., Any] | None = None
 ) -> int:
     """stop: set to end it, instead of signals. load: instead of loading.load_engine."""
-    links = [[LocalLink() for _ in settings.devices] for _ in settings.models]
-    rows = open_rows(None, 1 + len(settings.models) * len(settings.devices))
+    links = [[LocalLink() for _ in settings.engines] for _ in settings.models]
+    rows = open_rows(None, 1 + len(settings.models) * len(settings.engines))
     app = App(settings, links, rows, Row(rows[0]), all_routes())
     server = HttpServer(app, bound)
     await server.start()
@@ -120,20 +120,20 @@ def _load_all(settings: Settings, links: list[list[LocalLink]], rows: Any, load:
     """All at the same time; timed one after the other. Raises what the first that fails raises."""
     from ftbert.server.loading import load_engine
 
-    if load is None and len(links) * len(settings.devices) > 1:
+    if load is None and len(links) * len(settings.engines) > 1:
         # Before there are threads, of which two that import them at once find half of a module.
         from transformers import AutoConfig, AutoTokenizer  # noqa: F401
     one_at_a_time = threading.Lock()
 
     def make(number: int) -> None:
-        which, device = divmod(number, len(settings.devices))
+        which, device = divmod(number, len(settings.engines))
         made = (load or load_engine)(
-            settings, which, settings.devices[device], None, Row(rows[1 + number]), lambda _: one_at_a_time
+            settings, which, settings.engines[device], None, Row(rows[1 + number]), lambda _: one_at_a_time
         )
         links[which][device].attach(*made)
 
     with ThreadPoolExecutor(4, thread_name_prefix="ftbert-load") as threads:
-        for made in [threads.submit(make, number) for number in range(len(links) * len(settings.devices))]:
+        for made in [threads.submit(make, number) for number in range(len(links) * len(settings.engines))]:
             made.result()
 
 

@@ -1,0 +1,32 @@
+"""Who shares a model: several devices of this process, or the processes of torch.distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import distributed
+
+from ftbert.building import ALONE, Ranks
+
+WORDS = ("tensor",)
+
+
+def find_ranks(parallel: str | None, places: Sequence[torch.device]) -> Ranks:
+    """With several `places` each is a rank; with one, each process of the default process group, of which this process
+    is one. ValueError for other words, and where there is no such group."""
+    if parallel is None:
+        return ALONE
+    if parallel not in WORDS:
+        raise ValueError(f"parallel: expected {' or '.join(map(repr, WORDS))}, got {parallel!r}")
+    if len(places) > 1:
+        return Ranks(size=len(places))
+    if not distributed.is_available() or not distributed.is_initialized():
+        raise ValueError(
+            f"parallel={parallel!r} shares a model among several devices, and got {places[0]} alone: name them "
+            '(device=["cuda:0", "cuda:1"]), or call torch.distributed.init_process_group in each of several processes '
+            "(torchrun starts them)"
+        )
+    group = distributed.group.WORLD
+    assert group is not None
+    return Ranks(group.rank(), group.size(), group.group_name)

@@ -1,0 +1,233 @@
+"""A model whose heads and inner columns several ranks share against the same model on one device.
+
+Here the ranks are in one process: GPUs, or on the CPU threads. Those of several processes: test_process_ranks.py.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compare import assert_close
+from conftest import Place, make_bert
+from families import make_batch, masks_of
+from language_models import FAMILIES as DECODERS
+from language_models import made, run, texts
+from ranks import FAMILIES, places_of, shared_model, task_of
+
+import ftbert
+from ftbert._library import build_info
+from ftbert.checkpoint import EncoderConfig, cut, shard_of
+from ftbert.converters import open_checkpoint
+from ftbert.decoding.decoder import decoder_of
+from ftbert.quantization import quantize
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def limit(place: Place) -> float:
+    return 2e-5 if place.dtype == torch.float32 else 64 * place.eps
+
+
+def both(source: Any, place: Place, ranks: int, **given: Any) -> tuple[ftbert.Model, ftbert.Model]:
+    places = places_of(place, ranks)
+    given = {"dtype": place.dtype, **given}
+    return ftbert.load(source, places[0], **given), ftbert.load(source, places, parallel="tensor", **given)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_and_mask(place: Place, family: str, ranks: int) -> None:
+    reference = shared_model(family)
+    alone, shared = both(reference, place, ranks)
+    assert shared.info()["parallel"].startswith("tensor") and shared.tasks == alone.tasks
+    for mask in masks_of(reference):
+        batch = {key: value.to(place.device) for key, value in make_batch(reference, task_of(family), mask).items()}
+        want, got = alone(**batch), shared(**batch)
+        assert got.keys() == want.keys()
+        for name, value in want.items():
+            assert_close(got[name], value, atol=limit(place), rtol=limit(place), what=name)
+        assert_close(shared(**batch).last_hidden_state, got.last_hidden_state, atol=0, what="run to run")
+
+
+@pytest.mark.parametrize("want", ["first", "last", "pooled", "hidden_states", "tokens"])
+def test_packed_calls(place: Place, want: str) -> None:
+    reference = make_bert(hidden_size=128, num_attention_heads=4, num_hidden_layers=3)
+    alone, shared = both(reference, place, 2)
+    lengths = [7, 1, 40, 0, 128, 3]
+    ids = torch.randint(5, 120, (sum(lengths),)).to(place.device)
+    cu = torch.tensor([0, *lengths]).cumsum(0).int().to(place.device)
+    for _recorded in range(3):
+        got, wanted = (one.forward_packed(ids, cu, 128, want=want) for one in (shared, alone))
+        assert_close(got, wanted, atol=limit(place), rtol=limit(place))
+
+
+def assert_near(got: Any, want: Any) -> None:
+    """Rows of half as many columns have scales of their own."""
+    assert (got.last_hidden_state - want.last_hidden_state).norm() <= 0.03 * want.last_hidden_state.norm()
+
+
+@pytest.mark.parametrize("family", ["bert", "qwen3"])
+def test_q8_0(place: Place, family: str) -> None:
+    heads = {"head_dim": 64} if family == "qwen3" else {}
+    reference = shared_model(family, hidden_size=256, intermediate_size=256, **heads)
+    alone, shared = both(reference, place, 2, dtype="q8_0")
+    batch = {key: value.to(place.device) for key, value in make_batch(reference, task_of(family), "right").items()}
+    assert_near(shared(**batch), alone(**batch))
+
+
+def test_calibrated_folders(device: str, tiny_bert: Callable[..., Path], tmp_path: Path) -> None:
+    """int8 of the CPU, fp8 of Hopper."""
+    word = "int8" if device == "cpu" else "fp8"
+    if build_info()["cpu_int8"] == "none" if device == "cpu" else torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip(f"nothing here computes in {word}")
+    quantize(tiny_bert(tmp_path), tmp_path / word, dtype=word, device=device, any_loss=True)
+    place = Place(device, torch.float32)
+    alone, shared = both(tmp_path / word, place, 2, dtype=word)
+    ids = torch.randint(5, 80, (3, 40), device=device)
+    assert_near(shared(ids), alone(ids))
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_decoders(place: Place, family: str) -> None:
+    """Prompts and steps, several texts at a time, a copied prefix and a forgotten end."""
+    alone, shared = both(made(family), place, 2)
+    of, ours = decoder_of(alone, 3, 64), decoder_of(shared, 3, 64)
+    ids = texts(family)
+    bound = 1e-9 if place.dtype == torch.float32 else 256 * place.eps**2
+
+    def same(slots: list[int], parts: list[torch.Tensor]) -> None:
+        got, want = run(ours, place, slots, parts), run(of, place, slots, parts)
+        for mine, other in zip(got, want, strict=True):
+            assert ((mine - other).square().mean() / other.square().mean()) <= bound
+        assert ours.lengths() == of.lengths()
+
+    same([0, 2], [ids[0][:16], ids[1][:9]])
+    for at in range(16, 22):
+        same([0, 2], [ids[0][at : at + 1], ids[1][at - 7 : at - 6]])
+    for one in (of, ours):
+        one.copy_prefix(0, [1], 10)
+        one.truncate(0, 12)
+    same([1, 0], [ids[2], ids[0][12:20]])
+
+
+def test_generation(place: Place) -> None:
+    alone, shared = both(made("qwen3"), place, 2)
+    prompts = [one.tolist() for one in texts("qwen3")]
+    if place.dtype == torch.float32:
+        assert shared.generate_ids(prompts, max_new_tokens=12) == alone.generate_ids(prompts, max_new_tokens=12)
+    assert shared.generate_ids(prompts, max_new_tokens=12) == shared.generate_ids(prompts, max_new_tokens=12)
+
+
+def test_threads_take_turns(place: Place) -> None:
+    alone, shared = both(make_bert(), place, 2)
+    ids = [torch.randint(5, 120, (3, 20 + 5 * i)) for i in range(4)]
+    want = [alone(one.to(place.device)).last_hidden_state for one in ids]
+    wrong: list[BaseException] = []
+
+    def work(i: int) -> None:
+        try:
+            for _ in range(8):
+                assert_close(
+                    shared(ids[i].to(place.device)).last_hidden_state, want[i], atol=limit(place), rtol=limit(place)
+                )
+        except BaseException as error:  # noqa: BLE001 - shown below
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_rank_that_fails_ends_the_call(place: Place, failing: int) -> None:
+    """One that takes shorter texts than the others; then the ranks go on."""
+    places = places_of(place, 2)
+    checkpoint = open_checkpoint(make_bert())
+    whole = checkpoint.config.encoder
+    configs = [shard_of(whole, rank, 2).to_json() for rank in range(2)]
+    configs[failing]["positions"]["rows"] = 10
+    shards = []
+    for device, document in zip(places, configs, strict=True):
+        config = EncoderConfig.from_json(document)
+        shapes = config.weight_shapes()
+        weights = {}
+        for name, shape in shapes.items():
+            tensor = checkpoint.read(name, place.dtype)
+            tensor = tensor[: shape[0]] if name == "embeddings.position" else cut(name, tensor, whole, shapes, config)
+            weights[name] = tensor.to(device)
+        shards.append(torch.classes.ftbert.Encoder(weights, config.text(), "auto"))
+    encoder = torch.classes.ftbert.Encoder.tensor_parallel(shards)
+    short, long = (torch.randint(5, 120, (2, n), device=place.device) for n in (9, 30))
+    before = encoder.forward(short)[0]
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="10") as caught:
+            encoder.forward(long)
+        assert ("rank 1, on" in str(caught.value)) == (failing == 1)
+        assert_close(encoder.forward(short)[0], before, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_attention_heads": 2}, "2 heads do not divide among 4 ranks"),
+        ({"intermediate_size": 90}, "90 inner columns"),
+        ({}, ""),
+    ],
+)
+def test_numbers_that_do_not_divide(change: dict[str, int], words: str) -> None:
+    source = make_bert(**{"num_attention_heads": 4, **change})
+    if not words:
+        ftbert.load(source, ["cpu"] * 4, parallel="tensor")
+        return
+    with pytest.raises(ValueError, match=words):
+        ftbert.load(source, ["cpu"] * 4, parallel="tensor")
+
+
+def test_what_load_refuses() -> None:
+    source = make_bert()
+    with pytest.raises(ValueError, match="init_process_group"):
+        ftbert.load(source, "cpu", parallel="tensor")
+    with pytest.raises(ValueError, match="'tensor'"):
+        ftbert.load(source, ["cpu", "cpu"], parallel="both")
+    with pytest.raises(ValueError, match="several devices are GPUs"):
+        ftbert.load(source, ["cpu", "cpu"])
+
+
+def test_shards_are_not_saved_or_moved() -> None:
+    shared = ftbert.load(make_bert(), ["cpu", "cpu"], parallel="tensor")
+    for use in (
+        shared.encoder.weights,
+        lambda: shared.to("cpu", "bf16"),
+        lambda: torch.jit.script(shared.module).save("m.pt"),
+    ):
+        with pytest.raises(RuntimeError, match="several devices, as shards"):
+            use()
+
+
+def test_a_shard_alone_computes_nothing() -> None:
+    checkpoint = open_checkpoint(make_bert())
+    whole = checkpoint.config.encoder
+    config = shard_of(whole, 1, 2)
+    shapes = config.weight_shapes()
+    weights = {name: cut(name, checkpoint.read(name, torch.float32), whole, shapes, config) for name in shapes}
+    encoder = torch.classes.ftbert.Encoder(weights, config.text(), "auto")
+    assert json.loads(encoder.config())["shard"] == {"rank": 1, "size": 2}
+    with pytest.raises(RuntimeError, match='rank 1\'s of 2.*parallel="tensor"'):
+        encoder.forward(torch.ones(1, 3, dtype=torch.int64))
+    with pytest.raises(RuntimeError, match="expected rank 0's shard"):
+        torch.classes.ftbert.Encoder.tensor_parallel([encoder, encoder])
