@@ -24,8 +24,8 @@ from ftbert.files import embed_file
 class Embedder:
     """What an actor holds: a model."""
 
-    def __init__(self, model: str, device: str, dtype: str, column: str | None) -> None:
-        self.model, self.column = ftbert.load(model, device, dtype, heads=False), column
+    def __init__(self, model: str, device: str | list[str], dtype: str, column: str | None, parallel: str | None) -> None:
+        self.model, self.column = ftbert.load(model, device, dtype, parallel=parallel, heads=False), column
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         """One file. A file that cannot be embedded is told of, and the others go on."""
@@ -50,6 +50,7 @@ def main() -> int:
     parser.add_argument("--concurrency", type=int, default=1, help="actors, each with a model (default 1)")
     parser.add_argument("--num-gpus", type=float, default=0.0, help="of an actor (default 0: the CPU)")
     parser.add_argument("--num-cpus", type=float, default=1.0, help="of an actor; its threads on the CPU (default 1)")
+    parser.add_argument("--parallel", choices=("tensor",), help="one model over all GPUs of an actor")
     parser.add_argument("--dtype", choices=("fp32", "fp16", "bf16", "fp8"), help="(default fp16 on GPUs, fp32 on CPUs)")
     parser.add_argument("--column", help='field with the text (default "text")')
     parser.add_argument("--to", choices=(".npy", ".jsonl", ".jsonl.gz", ".parquet"), default=".npy")
@@ -66,12 +67,15 @@ def main() -> int:
         return 0
 
     ray.init(address=options.address)
-    device = "cuda" if options.num_gpus else "cpu"
+    device: str | list[str] = "cuda" if options.num_gpus else "cpu"
+    if options.parallel:
+        device = [f"cuda:{gpu}" for gpu in range(int(options.num_gpus))]  # those that Ray lets the actor see
     files = ray.data.from_items(rows, override_num_blocks=len(rows))  # a file is what is handed out, and repeated
     done = files.map(
         Embedder,
         fn_constructor_args=(
-            options.model, device, options.dtype or ("fp16" if options.num_gpus else "fp32"), options.column
+            options.model, device, options.dtype or ("fp16" if options.num_gpus else "fp32"), options.column,
+            options.parallel,
         ),
         compute=ray.data.ActorPoolStrategy(size=options.concurrency, max_tasks_in_flight_per_actor=1),
         num_gpus=options.num_gpus,

@@ -36,7 +36,7 @@ class Encoder:
 
         rows = open_rows(None, 2)  # of requests, of the engine
         link = LocalLink()
-        link.attach(*await asyncio.to_thread(load_engine, settings, 0, settings.devices[0], None, Row(rows[1])))
+        link.attach(*await asyncio.to_thread(load_engine, settings, 0, settings.engines[0], None, Row(rows[1])))
         self.app = App(settings, [[link]], rows, Row(rows[0]), all_routes())
         await self.app.models[0].prepare()
 
@@ -70,6 +70,7 @@ def main() -> None:
     parser.add_argument("--address", help="of a Ray cluster: auto, HOST:PORT (default: this machine's, or a new one)")
     parser.add_argument("--replicas", type=int, default=1, help="(default 1)")
     parser.add_argument("--num-gpus", type=float, default=0.0, help="of a replica (default 0: the CPU)")
+    parser.add_argument("--parallel", choices=("tensor",), help="one model over all GPUs of a replica")
     parser.add_argument("--num-cpus", type=float, default=1.0, help="of a replica; its threads on the CPU (default 1)")
     parser.add_argument("--dtype", choices=("fp32", "fp16", "bf16", "fp8"), help="(default fp16 on GPUs, fp32 on CPUs)")
     parser.add_argument("--host", default="127.0.0.1", help="that the proxies listen on (default 127.0.0.1)")
@@ -78,8 +79,10 @@ def main() -> None:
 
     ray.init(address=options.address)
     serve.start(http_options={"host": options.host, "port": options.port})
+    gpus = [f"cuda:{gpu}" for gpu in range(int(options.num_gpus))] if options.parallel else ["cuda"]
     settings = Settings(
-        models=((options.model, options.model),), devices=("cuda" if options.num_gpus else "cpu",),
+        models=((options.model, options.model),), devices=tuple(gpus) if options.num_gpus else ("cpu",),
+        parallel=options.parallel,
         dtype=options.dtype or ("fp16" if options.num_gpus else "fp32"), **from_environment(os.environ),
     )  # fmt: skip
     deployment = serve.deployment(

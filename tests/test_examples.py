@@ -103,6 +103,23 @@ def test_examples_of_vectors_and_scores(tmp_path: Path, name: str) -> None:
     assert len(done.stdout.splitlines()) == (2 if name == "reranking" else 3)
 
 
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_model_over_several_ranks(tmp_path: Path, processes: int) -> None:
+    from tokenizers_offline import sentence_folder
+
+    made = sentence_folder(tmp_path)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] if processes else []
+    command = [sys.executable, *launcher, str(ROOT / "examples" / "tensor_parallel.py"), str(made)]
+    command += ["one text", "another", "--dtype", "fp32", "--device", "cpu" if processes else "cpu,cpu"]
+    here = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=here)
+    assert done.returncode == 0, done.stderr
+    vectors = ftbert.load(made).encode(["one text", "another"])
+    lines = done.stdout.splitlines()
+    assert [line[7:] for line in lines] == ["one text", "another"]
+    assert abs(float(lines[1][:6]) - float(vectors[0] @ vectors[1])) < 1e-3
+
+
 def test_finetuning_with_norms_has_the_same_losses(minilm_folder: Path, stsb_test: Path) -> None:
     script = ROOT / "examples" / "finetune_norm.py"
     command = [sys.executable, str(script), str(minilm_folder), str(stsb_test), "2"]

@@ -318,6 +318,12 @@ worker._load_all(SimpleNamespace(engines=["cpu"]), [[link], [link]], [None] * 3,
 """
 
 
+def test_one_engine_over_several_ranks(folder: Path) -> None:
+    with in_thread(("one", folder), devices=("cpu", "cpu"), parallel="tensor") as server:
+        got = server.post("/embed", {"inputs": TEXTS})
+    assert np.allclose(got, ftbert.load(folder).encode(TEXTS), atol=1e-5)
+
+
 def test_threads_that_load_models_find_whole_modules() -> None:
     """Two that import the same one of transformers' at once may find half of it."""
     done = subprocess.run([sys.executable, "-c", _SEES_IMPORTS], capture_output=True, text=True, check=True)

@@ -20,7 +20,8 @@ __device__ inline void meet_peers(const PeerParts& peers) {
     uint32_t* const waits = peers.arrivals[peers.rank] + block + kRanks + other;
     const uint32_t count = *waits + 1;
     *waits = count;
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(peers.arrivals[other] + block + peers.rank), "r"(count)
+    // Relaxed: what others read was written by kernels that have ended, and a release would wait for nothing else.
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(peers.arrivals[other] + block + peers.rank), "r"(count)
                  : "memory");
     const uint32_t* const here = peers.arrivals[peers.rank] + block + other;
     for (uint32_t tries = 1;; ++tries) {
