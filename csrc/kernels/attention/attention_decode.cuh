@@ -206,6 +206,14 @@ __global__ void __launch_bounds__(kDecodeThreads) attention_decode_kernel(const 
       for (int i = 0; i < kNumbers; ++i) running[h].sum[i] = running[h].total * numbers[i];
   }
   const int stored_end = newest ? end - 1 : end;  // of the keys that are in the cache
+  // A warp's rows of one step, a lane each, and those of values behind them. Without this memory rests while the rows
+  // that have come are multiplied.
+  const auto prefetch_step = [&](int first) {
+    constexpr int kKeys = Shape::kKeysInWarp * kAtOnce;
+    for (int i = lane; i < 2 * kKeys; i += 32)
+      if (const int key = first + i % kKeys; key < stored_end)
+        prefetch_to_l2<kHeadSize * sizeof(E)>(i < kKeys ? k + key * p.k_stride : v + key * p.v_stride);
+  };
 #pragma unroll 1
   for (int first = begin + warp * Shape::kKeysInWarp * kAtOnce; first < stored_end; first += Shape::kStep) {
     Chunk keys_at[kAtOnce][kOwn], values_at[kAtOnce][kOwn];
@@ -217,6 +225,7 @@ __global__ void __launch_bounds__(kDecodeThreads) attention_decode_kernel(const 
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) values_at[u][i] = load(v + key * p.v_stride, i);
     }
+    prefetch_step(first + Shape::kStep);
     float score[kHeads][kAtOnce];
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
