@@ -61,6 +61,21 @@ def test_every_family_and_mask(place: Place, family: str, ranks: int) -> None:
         assert_close(shared(**batch).last_hidden_state, got.last_hidden_state, atol=0, what="run to run")
 
 
+def test_gpus_that_do_not_read_each_others_memory(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    if place.device == "cpu":
+        pytest.skip("ranks of the CPU share its memory")
+    monkeypatch.setenv("FTBERT_PEER_MEMORY", "off")
+    alone, shared = both(make_bert(), place, 2)
+    assert "by NCCL" in shared.info()["parallel"]
+    ids = torch.randint(5, 120, (3, 40), device=place.device)
+    want, got = alone(ids).last_hidden_state, shared(ids).last_hidden_state
+    assert_close(got, want, atol=limit(place), rtol=limit(place))
+    assert_close(shared(ids).last_hidden_state, got, atol=0, what="run to run")
+    with pytest.raises(RuntimeError, match="token"):
+        shared(torch.ones(1, 1000, dtype=torch.int64, device=place.device))
+    assert_close(shared(ids).last_hidden_state, got, atol=0, what="after an error")
+
+
 @pytest.mark.parametrize("want", ["first", "last", "pooled", "hidden_states", "tokens"])
 def test_packed_calls(place: Place, want: str) -> None:
     reference = make_bert(hidden_size=128, num_attention_heads=4, num_hidden_layers=3)

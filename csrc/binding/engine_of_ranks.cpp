@@ -56,7 +56,7 @@ class EngineOfRanks : public Engine {
     std::map<std::string, std::string> all = first().info();
     std::string places;
     for (const at::Device& device : runner_->devices()) places += (places.empty() ? "" : ", ") + device.str();
-    all["parallel"] = "tensor, a share of heads and of inter on each of " + places;
+    all["parallel"] = "tensor, a share of heads and of inter on each of " + places + "; sums " + runner_->way();
     return all;
   }
 

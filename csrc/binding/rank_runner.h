@@ -28,6 +28,7 @@ class RankRunner {
 
   const std::vector<at::Device>& devices() const { return devices_; }
   AnyCommunicator communicator(int64_t rank) const;
+  const char* way() const { return cpu_ ? cpu_->way() : cuda_->way(); }  // of adding up
 
   // work(rank) on every rank at once, each on its device and on the stream that is the caller's current one there.
   // Calls follow each other. After an exception the ranks can be used again, and the exception is the caller's: the

@@ -38,6 +38,7 @@ class CpuRanks : public RankGroup<Cpu> {
   Communicator<Cpu>& at(int64_t rank) override { return *ranks_.at(rank); }
   void stop() override { meeting_.stop(); }
   void reset() override { meeting_.reset(); }
+  const char* way() const override { return "in memory"; }
 
  private:
   struct Rank : Communicator<Cpu> {

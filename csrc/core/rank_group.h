@@ -42,10 +42,11 @@ class RankGroup {
   virtual void stop() = 0;
   // After `stop`, when no thread is in a call any more: waits for the kernels, and makes the group usable again.
   virtual void reset() = 0;
+  virtual const char* way() const = 0;  // of adding up, in words
 };
 
-// devices: of each rank; on the CPU their number counts. Error for GPUs that do not read each other's memory, or
-// differ.
+// devices: of each rank; on the CPU their number counts. GPUs that do not read each other's memory add up through NCCL,
+// all do with FTBERT_PEER_MEMORY=off. Error for GPUs that differ.
 template <class Device>
 std::unique_ptr<RankGroup<Device>> make_rank_group(const std::vector<int>& devices);
 template <>
