@@ -7,6 +7,7 @@
 // shared-memory stages. A CTA is as small as the longest sequence allows, warps past the end of a sequence only help
 // to load, and 16-key blocks past it are not multiplied: short sequences do not pay for the tile's size.
 #pragma once
+#include "device/wgmma.cuh"
 #include "kernels/attention/attention_bias.cuh"
 #include "kernels/attention/attention_policy.cuh"
 
@@ -22,6 +23,11 @@ constexpr int attention_shared_bytes() {
   return (kQueries + 4 * kMmaTileKeys<kHeadSize>)*16 * kRowChunks<kHeadSize>;
 }
 
+// Whether a GPU with warpgroup instructions is ever given the kernel (attention_cuda.cu, launch_whole_hopper): those
+// with a bias, and whole sequences of up to 32 keys with heads of up to 64. The others have no body in code for it.
+template <int kHeadSize, int kWarps, bool kBias>
+constexpr bool kMmaOnHopper = kBias || (kHeadSize <= 64 && kWarps <= 2);
+
 // qkv [tokens, 3*width], out [tokens, width]; grid: query blocks x heads x batch, query blocks fastest. Parameters:
 // none, for whole sequences; or WindowParameters, and qkv is q. A bias that depends on q and k would be another
 // policy's.
@@ -34,6 +40,9 @@ __global__ void __launch_bounds__(32 * kWarps)
   constexpr int kThreads = 32 * kWarps, kRows = 16 * kRowTiles, kQueries = kRows * kWarps;
   constexpr int kKeys = kMmaTileKeys<kHeadSize>, kPitch = 16 * kRowChunks<kHeadSize>, kTileBytes = kKeys * kPitch;
   constexpr bool kHoldsQueries = kHeadSize <= 128;  // in registers
+#ifdef FTBERT_WGMMA
+  if constexpr (!kMmaOnHopper<kHeadSize, kWarps, kBias>) return __trap();
+#endif
   wait_for_inputs();
   const AttentionBlock block(cu_seqlens, heads, query_blocks, kQueries);
   const int length = block.length, first_query = block.first_query;
